@@ -1,0 +1,169 @@
+"""What a person sees of a chat: the answer on standard output, and the progress bar, the footer and notes on standard error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from edgekv.cli.chat_client import Piece, Timings
+from edgekv.cli.chat_kv import KvStatus, size
+from edgekv.cli.chat_session import Answer
+from edgekv.errors import ContextOverflow
+
+BAR_FROM_TOKENS = 512
+"""Prompts with fewer tokens to read get no progress bar: it would only flicker."""
+
+# What a model writes must not steer the terminal.
+_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\n\t"} | {0x0D: None}
+
+
+class Renderer:
+    """Shows one turn after the other. Plain text where a stream is no terminal; no styles with NO_COLOR."""
+
+    def __init__(self, kv_status: Callable[[int], KvStatus], footer: bool):
+        self._kv_status = kv_status
+        self._footer = footer
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        if self.console.no_color:
+            self.console = Console(stderr=True, highlight=False, soft_wrap=True, color_system=None)
+        self._out = sys.stdout
+        self._out_is_terminal = self._out.isatty()
+        if hasattr(self._out, "reconfigure"):
+            self._out.reconfigure(errors="replace")  # an answer with an emoji must not end a chat in a plain ASCII locale
+
+    @property
+    def styled(self) -> bool:
+        """Whether colours and weights are wanted."""
+        return self.console.color_system is not None
+
+    @contextmanager
+    def turn(self) -> Iterator[Callable[[Piece], None]]:
+        """Gives the function that shows pieces; leaves the cursor at the start of a line, whatever happens inside."""
+        turn = _Turn(self)
+        try:
+            yield turn.show
+        finally:
+            turn.end()
+
+    @contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """A spinner for work of unknown length; nothing where standard error is no terminal."""
+        with self._progress(SpinnerColumn(), TextColumn("{task.description}", markup=False)) as progress:
+            progress.add_task(text)
+            yield
+
+    def footer(self, answer: Answer) -> None:
+        if not self._footer or answer.timings is None:
+            return
+        timings = answer.timings
+        kv = self._kv_status(timings.n_context)
+        parts = [
+            f"context {timings.n_context:,}/{kv.n_ctx:,}",
+            f"KV {kv.mode} {size(kv.used_bytes)} of {size(kv.total_bytes)}",
+            *([f"prefill {timings.prefill_tps:.0f} t/s"] if timings.prefill_tps else []),
+            *([f"decode {timings.decode_tps:.1f} t/s"] if timings.decode_tps else []),
+            *_ending(answer, timings, kv.n_ctx),
+        ]
+        self.note(" · ".join(parts))
+
+    def note(self, text: str) -> None:
+        self.console.print(Text(text, style="dim"))
+
+    def error(self, text: str) -> None:
+        self.console.print(Text(text, style="red"))
+
+    def table(self, rows: list[tuple[str, str]]) -> None:
+        width = max(len(name) for name, _ in rows)
+        for name, value in rows:
+            self.console.print(Text(f"  {name:<{width}}  ", style="bold").append(value, style="not bold"))
+
+    def _progress(self, *columns: SpinnerColumn | TextColumn | BarColumn | TimeRemainingColumn) -> Progress:
+        # Rich must leave sys.stderr alone: the server's log swaps it while the model loads.
+        return Progress(
+            *columns, console=self.console, transient=True, redirect_stdout=False, redirect_stderr=False,
+            disable=not self.console.is_terminal,
+        )
+
+
+class _Turn:
+    def __init__(self, renderer: Renderer):
+        self._renderer = renderer
+        self._out, self._plain = renderer._out, not renderer._out_is_terminal
+        self._bar: Progress | None = None
+        self._thinking = False
+        self._at_line_start = True
+
+    def show(self, piece: Piece) -> None:
+        if piece.text or piece.thought or piece.finish_reason:
+            self._close_bar()
+        elif piece.progress:
+            progress = piece.progress
+            self._show_bar(progress.n_total - progress.n_cached, progress.n_processed - progress.n_cached)
+        if piece.thought and not self._plain:
+            self._switch(thinking=True)
+            self._write(piece.thought)
+        if piece.text:
+            self._switch(thinking=False)
+            self._write(piece.text)
+
+    def end(self) -> None:
+        self._close_bar()
+        self._switch(thinking=False)
+        if not self._at_line_start:
+            self._write("\n")
+
+    def _switch(self, thinking: bool) -> None:
+        if thinking == self._thinking:
+            return
+        self._thinking = thinking
+        if not thinking and not self._at_line_start:
+            self._write("\n")
+        self._write("(thinking)\n" if thinking else "(answer)\n")
+
+    def _write(self, text: str) -> None:
+        self._out.write(text if self._plain else text.translate(_CONTROLS))
+        self._out.flush()
+        self._at_line_start = text.endswith("\n")
+
+    def _show_bar(self, n_total: int, n_done: int) -> None:
+        if n_total < BAR_FROM_TOKENS:
+            return
+        if self._bar is None:
+            self._bar = self._renderer._progress(
+                TextColumn("reading"), BarColumn(), TextColumn("{task.completed:,.0f}/{task.total:,.0f} tokens"), TimeRemainingColumn(),
+            )
+            self._bar.add_task("reading", total=n_total)
+            self._bar.start()
+        self._bar.update(self._bar.task_ids[0], completed=n_done, refresh=True)
+
+    def _close_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def _ending(answer: Answer, timings: Timings, n_ctx: int) -> list[str]:
+    if answer.interrupted:
+        return ["stopped by you"]
+    if answer.finish_reason != "length":
+        return []
+    # One cell short: the last token was never fed back.
+    return ["cut: the context is full"] if timings.n_context >= n_ctx - 1 else ["cut at --max-tokens"]
+
+
+def overflow_advice(error: ContextOverflow, n_ctx_train: int, in_session: bool) -> str:
+    """The error with what to do about it: shorten, or open a larger context where the model has one."""
+    wanted = -(-((error.n_prompt_tokens or 0) + 256) // 1024) * 1024
+    advice = "shorten the message (it is kept), or /clear the conversation" if in_session else "shorten the prompt"
+    if wanted <= n_ctx_train:
+        advice += f", or start with --ctx {wanted} or more"
+    elif error.n_ctx is not None and error.n_ctx < n_ctx_train:
+        advice += f"; even the largest --ctx of this model, {n_ctx_train}, would leave no room"
+    else:
+        advice += "; the model has no longer context"
+    return f"{error}: {advice}"

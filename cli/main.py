@@ -1,0 +1,88 @@
+"""The `edgekv` command: a group that imports a command only when it runs, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUNTIME, EdgeKVError
+
+# name: (module, attribute, help); the help stands here so that `--help` imports nothing.
+COMMANDS = {
+    "chat": ("edgekv.cli.chat", "chat", "Chat with a model, or answer one prompt."),
+    "serve": ("edgekv.cli.serve", "serve", "Serve a model to OpenAI-compatible clients."),
+    "doctor": ("edgekv.cli.doctor", "doctor", "Say what works on this machine, what does not, and why."),
+    "heads": ("edgekv.cli.heads", "heads", "Show what each attention head looked at after a prompt."),
+    "bench": ("edgekv.cli.bench", "bench", "Measure speed and fidelity against stock llama.cpp."),
+}
+
+
+class LazyGroup(click.Group):
+    """Knows its commands by name and help, and imports the module of the one that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[name]
+        return getattr(importlib.import_module(module), attribute)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+
+
+def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        click.echo(f"edgekv {importlib.metadata.version('edgekv')}")
+        ctx.exit()
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show the version and exit.")
+def cli() -> None:
+    """Run GGUF models with a tiered KV cache.
+
+    `edgekv chat` starts at once with the default model. Every option can also be set by the environment variable that its help
+    names.
+    """
+
+
+def main() -> NoReturn:
+    """Run the command line; leave with 0, or the exit code of the error (see edgekv.errors)."""
+    _leave(_run())
+
+
+def _run() -> int:
+    try:
+        code: Any = cli.main(prog_name="edgekv", standalone_mode=False)
+        return code if isinstance(code, int) else EXIT_OK
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except EdgeKVError as error:
+        click.echo(f"edgekv: {error}", err=True)
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("edgekv: interrupted", err=True)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of a pipe has left, e.g. `| head`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - or Python complains again when it flushes
+        return EXIT_RUNTIME
+
+
+def _leave(code: int) -> NoReturn:
+    server = sys.modules.get("edgekv.server")
+    if server is not None and server.active() is not None:
+        # A model is still being loaded, or the server does not stop: nothing may wait for it, and its thread dies with the process.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

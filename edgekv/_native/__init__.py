@@ -1,0 +1,97 @@
+"""The door to native code: the only package that touches ffi, a library handle or a pointer.
+
+`prepare()` comes first: it points llama-cpp-python at our libllama and checks that all versions fit.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from edgekv.errors import AbiMismatch, NativeError
+
+LLAMA_CPP_PYTHON = "0.3.36"
+"""The llama-cpp-python whose structs and functions match our libllama (patches/UPSTREAM)."""
+
+_prepared = False
+
+
+def lib_dir() -> Path:
+    """Folder of our shared libraries inside the installed package."""
+    # an editable install keeps the libraries beside the compiled module, not beside the sources
+    core = _import_core()
+    for folder in (Path(core.__file__).resolve().parent.parent / "lib", Path(__file__).resolve().parent.parent / "lib"):
+        if folder.is_dir():
+            return folder
+    raise NativeError("EdgeKV's libraries are missing from the installed package; reinstall it: pip install --force-reinstall edgekv")
+
+
+def prepare() -> None:
+    """Load our libraries and put llama-cpp-python on them. Idempotent.
+
+    Raises AbiMismatch where llama-cpp-python is of another version or already runs on other libraries, ConfigError for a bad
+    EDGEKV_ISA, NativeError where the libraries cannot be loaded.
+    """
+    global _prepared
+    if _prepared:
+        return
+    folder = lib_dir()
+    _check_llama_cpp(folder)
+    os.environ["LLAMA_CPP_LIB_PATH"] = str(folder)
+
+    from edgekv import __version__
+    from edgekv._native import core
+
+    if core.version() != __version__:
+        raise AbiMismatch(f"libedgekv is version {core.version()}, the Python package {__version__}; reinstall edgekv")
+    core.init()
+    _prepared = True
+
+
+def _import_core():
+    try:
+        from edgekv._native import _core
+    except ImportError as error:
+        raise NativeError(f"EdgeKV's native module cannot be loaded ({error}); build it with `pip install .` in the project") from None
+    return _core
+
+
+def _check_llama_cpp(folder: Path) -> None:
+    """Refuse a llama_cpp that was imported before us on other libraries, or that is of another version."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = version("llama-cpp-python")
+    except PackageNotFoundError:
+        raise AbiMismatch(f"llama-cpp-python is not installed; EdgeKV needs llama-cpp-python=={LLAMA_CPP_PYTHON}") from None
+    if found != LLAMA_CPP_PYTHON:
+        raise AbiMismatch(f"llama-cpp-python {found} is installed, EdgeKV is built for {LLAMA_CPP_PYTHON}; "
+                          f"pip install llama-cpp-python=={LLAMA_CPP_PYTHON}")
+    loaded = sys.modules.get("llama_cpp.llama_cpp")
+    if loaded is not None:
+        path = Path(str(getattr(loaded._lib, "_name", "")))
+        if path.resolve().parent != folder.resolve():
+            raise AbiMismatch(f"llama_cpp was imported before edgekv and runs on {path.parent}; import edgekv first, "
+                              f"or set LLAMA_CPP_LIB_PATH={folder}")
+
+
+def info() -> dict:
+    """What is loaded: versions, instruction sets, backends, library paths."""
+    prepare()
+    from edgekv._native import core
+
+    import llama_cpp
+
+    folder = lib_dir()
+    return {
+        "version": core.version(),
+        "upstream": core.upstream(),
+        "enabled": core.enabled(),
+        "llama_cpp_python": llama_cpp.__version__,
+        "isa": core.isa(),
+        "isa_available": core.isa_available(),
+        "system": llama_cpp.llama_print_system_info().decode().strip(),
+        "libraries": {path.name: str(path) for path in sorted(folder.iterdir()) if path.suffix in (".so", ".dylib", ".dll")},
+    }
+

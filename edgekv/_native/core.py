@@ -1,0 +1,295 @@
+"""libedgekv through cffi: contexts, layers, observation, cells. Everything returned is a plain Python value or a NumPy view."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgekv._native._core import ffi, lib
+from edgekv.errors import AbiMismatch, ConfigError, DoesNotFit, NativeError
+from edgekv.vocab import KvMode
+
+log = logging.getLogger("edgekv")
+
+_MODES = {KvMode.OFF: lib.EDGEKV_MODE_OFF, KvMode.EXACT: lib.EDGEKV_MODE_EXACT}
+_MODE_OF = {number: mode for mode, number in _MODES.items()}
+_ERRORS = {
+    lib.EDGEKV_INVALID: ConfigError,
+    lib.EDGEKV_ABI: AbiMismatch,
+    lib.EDGEKV_UNSUPPORTED: NativeError,
+    lib.EDGEKV_DISABLED: ConfigError,
+    lib.EDGEKV_NO_MEMORY: DoesNotFit,
+}
+GGML_TYPES = {0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0", 20: "iq4_nl", 30: "bf16"}
+"""Names of the `enum ggml_type` values a cache can have."""
+
+Handle = object
+"""An `edgekv_context *`: opaque outside this package, hashable, valid until its `detached` callback."""
+
+
+def _check(status: int) -> None:
+    """The one place where a status becomes an exception."""
+    if status != lib.EDGEKV_OK:
+        raise _ERRORS.get(status, NativeError)(ffi.string(lib.edgekv_last_error()).decode())
+
+
+# ---- the library ----------------------------------------------------------------------------------------------------------------
+
+
+def version() -> str:
+    return ffi.string(lib.edgekv_version()).decode()
+
+
+def upstream() -> str:
+    return ffi.string(lib.edgekv_upstream()).decode()
+
+
+def init() -> None:
+    _check(lib.edgekv_init())
+    callbacks = ffi.new("edgekv_callbacks *", {
+        "attached": lib.edgekv_py_attached, "detached": lib.edgekv_py_detached, "step": lib.edgekv_py_step, "user": ffi.NULL})
+    _check(lib.edgekv_set_callbacks(callbacks))
+
+
+def enabled() -> bool:
+    """False with EDGEKV=0 in the environment: every context runs stock."""
+    return bool(lib.edgekv_enabled())
+
+
+def isa() -> str:
+    return ffi.string(lib.edgekv_isa_name(lib.edgekv_isa())).decode()
+
+
+def isa_available() -> list[str]:
+    names, number = [], 0
+    while (name := lib.edgekv_isa_name(number)) != ffi.NULL:
+        if lib.edgekv_isa_supported(number):
+            names.append(ffi.string(name).decode())
+        number += 1
+    return names
+
+
+# ---- callbacks ------------------------------------------------------------------------------------------------------------------
+
+_on_attached: Callable[[Handle], None] | None = None
+_on_detached: Callable[[Handle], None] | None = None
+_on_step: Callable[[Handle], None] | None = None
+
+
+def set_callbacks(attached: Callable[[Handle], None], detached: Callable[[Handle], None], step: Callable[[Handle], None]) -> None:
+    """Functions called with a handle on the thread that creates, frees or decodes a context. What they raise is logged, not passed
+    on: there is nobody above them to catch it."""
+    global _on_attached, _on_detached, _on_step
+    _on_attached, _on_detached, _on_step = attached, detached, step
+
+
+def _call(function: Callable[[Handle], None] | None, handle: Handle) -> None:
+    if function is not None:
+        try:
+            function(handle)
+        except Exception:
+            log.exception("an EdgeKV callback failed")
+
+
+@ffi.def_extern()
+def edgekv_py_attached(handle, _user):
+    _call(_on_attached, handle)
+
+
+@ffi.def_extern()
+def edgekv_py_detached(handle, _user):
+    _call(_on_detached, handle)
+
+
+@ffi.def_extern()
+def edgekv_py_step(handle, _user):
+    _call(_on_step, handle)
+
+
+# ---- contexts -------------------------------------------------------------------------------------------------------------------
+
+
+def _params(mode: KvMode, page_tokens: int, observe: bool):
+    return ffi.new("edgekv_params *", {"mode": _MODES[mode], "page_tokens": page_tokens, "observe": observe})
+
+
+def set_defaults(mode: KvMode, page_tokens: int, observe: bool) -> None:
+    """What contexts created from now on are attached with."""
+    _check(lib.edgekv_set_defaults(_params(mode, page_tokens, observe)))
+
+
+def clear_defaults() -> None:
+    """Contexts created from now on are not attached."""
+    _check(lib.edgekv_set_defaults(ffi.NULL))
+
+
+def attach(address: int, mode: KvMode, page_tokens: int, observe: bool) -> Handle:
+    """Attach the llama_context at `address`."""
+    out = ffi.new("edgekv_context **")
+    _check(lib.edgekv_attach(ffi.cast("struct llama_context *", address), _params(mode, page_tokens, observe), out))
+    return out[0]
+
+
+def detach(handle: Handle) -> None:
+    lib.edgekv_detach(handle)
+
+
+def find(address: int) -> Handle | None:
+    handle = lib.edgekv_find(ffi.cast("struct llama_context *", address))
+    return None if handle == ffi.NULL else handle
+
+
+def llama_address(handle: Handle) -> int:
+    return int(ffi.cast("uintptr_t", lib.edgekv_llama(handle)))
+
+
+def get_params(handle: Handle) -> tuple[KvMode, int, bool]:
+    """(mode, page_tokens, observe) as they will be at the next step."""
+    params = lib.edgekv_get_params(handle)
+    return _MODE_OF[params.mode], params.page_tokens, bool(params.observe)
+
+
+def set_mode(handle: Handle, mode: KvMode) -> None:
+    _check(lib.edgekv_set_mode(handle, _MODES[mode]))
+
+
+def set_observe(handle: Handle, observe: bool) -> None:
+    _check(lib.edgekv_set_observe(handle, observe))
+
+
+@dataclass(frozen=True)
+class NativeLayer:
+    il: int
+    hooked: bool
+    reason: str
+    row: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    type_k: str
+    type_v: str
+
+
+def layers(handle: Handle) -> list[NativeLayer]:
+    out, found = ffi.new("edgekv_layer *"), []
+    for il in range(lib.edgekv_n_layer(handle)):
+        _check(lib.edgekv_get_layer(handle, il, out))
+        found.append(NativeLayer(
+            il, out.state == lib.EDGEKV_LAYER_HOOKED, ffi.string(lib.edgekv_layer_state_text(out.state)).decode(), out.row,
+            out.n_head, out.n_head_kv, out.head_dim, _type_name(out.k_type), _type_name(out.v_type)))
+    return found
+
+
+def _type_name(number: int) -> str:
+    return "-" if number < 0 else GGML_TYPES.get(number, f"type {number}")
+
+
+# ---- views ----------------------------------------------------------------------------------------------------------------------
+
+
+def _view(pointer, dtype, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> np.ndarray:
+    """A read-only array over native memory."""
+    dtype = np.dtype(dtype)
+    if 0 in shape:
+        return np.zeros(shape, dtype)
+    if strides is None:
+        n_bytes = int(np.prod(shape)) * dtype.itemsize
+    else:
+        n_bytes = sum((n - 1) * stride for n, stride in zip(shape, strides)) + dtype.itemsize
+    view = np.ndarray(shape, dtype, ffi.buffer(pointer, n_bytes), strides=strides)
+    view.flags.writeable = False
+    return view
+
+
+@dataclass(frozen=True)
+class NativeObservation:
+    mass_max: np.ndarray
+    mass_sum: np.ndarray
+    pages_per_stream: int
+    page_tokens: int
+    n_tokens: int
+    hooked: bool
+
+
+def observation(handle: Handle) -> NativeObservation:
+    """Attention mass of the last ubatch: float32 [row, kv_head, page] views that live until the step callback returns."""
+    out = ffi.new("edgekv_observation *")
+    _check(lib.edgekv_get_observation(handle, out))
+    shape = (out.n_rows, out.n_heads, out.n_pages)
+    return NativeObservation(_view(out.mass_max, np.float32, shape), _view(out.mass_sum, np.float32, shape),
+                             out.pages_per_stream, out.page_tokens, out.n_tokens, bool(out.hooked))
+
+
+@dataclass(frozen=True)
+class NativeCells:
+    n_cells: int
+    n_stream: int
+    n_used: int
+    used_end: int
+    positions: np.ndarray
+    sequence_bits: np.ndarray
+    changed: np.ndarray
+    now: int
+
+
+def cells(handle: Handle, stream: int) -> NativeCells:
+    out = ffi.new("edgekv_cells *")
+    _check(lib.edgekv_get_cells(handle, stream, out))
+    return NativeCells(
+        out.n_cells, out.n_stream, out.n_used, out.used_end, _view(out.pos, np.int32, (out.n_cells,)),
+        _view(out.seq, np.uint64, (out.n_cells, out.n_seq_words)), _view(out.changed, np.uint64, (out.n_cells,)), out.now)
+
+
+def stream_of(handle: Handle, seq_id: int) -> int:
+    return lib.edgekv_stream_of(handle, seq_id)
+
+
+Q8_0_BLOCK = np.dtype([("scale", np.float16), ("codes", np.int8, 32)])
+"""One q8_0 block: 32 values as scale * codes."""
+
+
+def rows(handle: Handle, il: int, value: bool) -> np.ndarray:
+    """K or V of a layer in place: [stream, cell, kv_head, head_dim] float16, or [stream, cell, kv_head, head_dim / 32] of Q8_0_BLOCK."""
+    out = ffi.new("edgekv_rows *")
+    _check(lib.edgekv_get_rows(handle, il, value, out))
+    kind = GGML_TYPES.get(out.type)
+    if kind == "f16":
+        dtype, per_row = np.dtype(np.float16), out.head_dim
+    elif kind == "f32":
+        dtype, per_row = np.dtype(np.float32), out.head_dim
+    elif kind == "q8_0":
+        dtype, per_row = Q8_0_BLOCK, out.head_dim // 32
+    else:
+        raise NativeError(f"rows of type {_type_name(out.type)} cannot be seen as an array; f16, f32 and q8_0 can")
+    return _view(out.data, dtype, (out.n_stream, out.n_cells, out.n_heads, per_row),
+                 (out.stride_stream, out.stride_cell, out.stride_head, dtype.itemsize))
+
+
+@dataclass(frozen=True)
+class NativeMemory:
+    home_bytes: int
+    observation_bytes: int
+    workspace_bytes: int
+    n_cells: int
+    n_cells_used: int
+
+
+def memory(handle: Handle) -> NativeMemory:
+    out = lib.edgekv_get_memory(handle)
+    return NativeMemory(out.home_bytes, out.observation_bytes, out.workspace_bytes, out.n_cells, out.n_cells_used)
+
+
+@dataclass(frozen=True)
+class NativeCounters:
+    n_ubatches: int
+    n_hooked: int
+    n_tokens: int
+    n_tokens_hooked: int
+
+
+def counters(handle: Handle) -> NativeCounters:
+    out = lib.edgekv_get_counters(handle)
+    return NativeCounters(out.n_ubatches, out.n_hooked, out.n_tokens, out.n_tokens_hooked)

@@ -1,0 +1,62 @@
+"""Feeds chosen tokens to a context at chosen positions and times each decode: llama_cpp's low-level API under `edgekv.Llama`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import llama_cpp
+import numpy as np
+
+from edgekv.errors import EdgeKVError
+from edgekv.llama import Llama
+
+
+class Decoder:
+    """One sequence of a context, decoded token by token; `position` is where the next token goes."""
+
+    def __init__(self, llama: Llama):
+        self.llama = llama
+        self.position = 0
+        self._ctx = llama.ctx
+        self._memory = llama_cpp.llama_get_memory(self._ctx)
+        self._n_vocab = llama.n_vocab()
+        self._batch = llama_cpp.llama_batch_init(llama.n_batch, 0, 1)
+
+    def close(self) -> None:
+        llama_cpp.llama_batch_free(self._batch)
+
+    def set_threads(self, n_threads: int) -> None:
+        llama_cpp.llama_set_n_threads(self._ctx, n_threads, n_threads)
+
+    def decode(self, tokens: Sequence[int]) -> float:
+        """Decode up to `n_batch` tokens in one call and return its seconds. Only the last one gets logits."""
+        n = len(tokens)
+        batch = self._batch
+        batch.n_tokens = n
+        for i, token in enumerate(tokens):
+            batch.token[i] = token
+            batch.pos[i] = self.position + i
+            batch.n_seq_id[i] = 1
+            batch.seq_id[i][0] = 0
+            batch.logits[i] = i == n - 1
+        start = time.perf_counter()
+        status = llama_cpp.llama_decode(self._ctx, batch)
+        llama_cpp.llama_synchronize(self._ctx)
+        seconds = time.perf_counter() - start
+        if status != 0:
+            raise EdgeKVError(f"llama_decode failed with status {status} for {n} tokens at position {self.position}")
+        self.position += n
+        return seconds
+
+    def logits(self) -> np.ndarray:
+        """A copy of the last decoded token's logits, float32 [n_vocab]."""
+        return np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self._ctx, -1), (self._n_vocab,)).copy()
+
+    def rewind(self, position: int) -> None:
+        """Forget every token from `position` on."""
+        if position == self.position:
+            return
+        if not llama_cpp.llama_memory_seq_rm(self._memory, 0, position, -1):
+            raise EdgeKVError("this model's memory cannot be rewound (it has recurrent layers), so modes cannot alternate on the same tokens")
+        self.position = position

@@ -1,0 +1,63 @@
+"""`Llama`: llama_cpp.Llama with KV options. Same methods, same results."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from edgekv import runtime  # first: it puts llama_cpp on our libraries
+from edgekv.config import KvOptions
+from edgekv.errors import EdgeKVError, ModelError
+from edgekv.runtime import Runtime
+from edgekv.vocab import CacheType, KvMode
+
+import llama_cpp
+
+
+class Llama(llama_cpp.Llama):
+    """A drop-in `llama_cpp.Llama` whose decode attention runs in EdgeKV.
+
+    Args:
+        model_path: a GGUF file.
+        kv: KV mode, "exact" or "off" (default: EDGEKV_KV, else exact).
+        kv_page_tokens: cells per page, a multiple of 16.
+        kv_observe: keep attention mass for observers.
+        type_k, type_v: cache types, "f16", "q8_0" or an `enum ggml_type` number.
+        flash_attn: on by default, unlike in llama_cpp: without it V is stored transposed and the layers run stock.
+        Everything else as in llama_cpp.Llama.
+
+    `kv` is then the context's Runtime (mode, layers, cells, memory, observers).
+
+    Raises ConfigError for a bad option, ModelError where the file cannot be loaded, EdgeKVError where the context cannot be created.
+    """
+
+    def __init__(self, model_path: str, *, kv: KvMode | str | None = None, kv_page_tokens: int | None = None,
+                 kv_observe: bool | None = None, type_k: CacheType | str | int | None = None,
+                 type_v: CacheType | str | int | None = None, flash_attn: bool = True, **options: Any):
+        self._kv_options = KvOptions.from_env(mode=kv, page_tokens=kv_page_tokens, observe=kv_observe,
+                                              type_k=_cache_name(type_k), type_v=_cache_name(type_v))
+        kinds = {name: given if isinstance(given, int) else chosen.ggml_type
+                 for name, given, chosen in (("type_k", type_k, self._kv_options.type_k), ("type_v", type_v, self._kv_options.type_v))}
+        try:
+            with runtime.defaults(self._kv_options):
+                super().__init__(str(model_path), flash_attn=flash_attn, **kinds, **options)
+        except ValueError as error:
+            if "context" in str(error):
+                raise EdgeKVError(f"llama.cpp could not create a context of {options.get('n_ctx', 512)} tokens for {model_path}; "
+                                  "ask for a smaller one") from error
+            raise ModelError(f"llama.cpp could not load {model_path}: {error}") from error
+
+    @property
+    def kv(self) -> Runtime:
+        """The Runtime of this model's context."""
+        found = runtime.find(ctypes.cast(self.ctx, ctypes.c_void_p).value or 0)
+        if found is None:
+            raise EdgeKVError("this Llama has no attached context: it was closed, or loaded with vocab_only")
+        return found
+
+
+def _cache_name(value: CacheType | str | int | None) -> CacheType | str | None:
+    """Numbers other than those of f16 and q8_0 are llama_cpp's business: the layers run stock and say so."""
+    if isinstance(value, int):
+        return next((kind for kind in CacheType if kind.ggml_type == value), None)
+    return value

@@ -1,0 +1,205 @@
+"""llama.cpp's own HTTP server, inside this process, on a thread of its own."""
+
+from __future__ import annotations
+
+import atexit
+import http.client
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from edgekv.errors import ConfigError, EdgeKVError, NativeError
+from edgekv.fit import ContextChoice, choose_context
+from edgekv.models import Geometry, geometry
+from edgekv.server_log import ServerLog
+from edgekv.server_options import LOOPBACK, ServerOptions, check_extra, free_port
+
+BATCH_TOKENS = 512
+"""Prompt tokens between two looks at the outside world: a cancelled request stops, and progress is told, this often."""
+
+_POLL_S = 0.02
+_STOP_S = 60.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Server:
+    """One llama.cpp server in this process; also a context manager. Only one can run at a time, one after the other is fine.
+
+    Start and stop it from the main thread: the server installs its own SIGINT and SIGTERM handlers, and Python lets only the main
+    thread put its own back. KV tiering attaches to the server's context by itself, with `options.kv`.
+    """
+
+    def __init__(self, options: ServerOptions):
+        self.options = options
+        self.model: Geometry = geometry(options.model)
+        self.context: ContextChoice = choose_context(
+            self.model, options.kv.n_ctx, options.kv.type_k, options.kv.type_v, options.parallel
+        )
+        self.port = options.port
+        self._thread: threading.Thread | None = None
+        self._log: ServerLog | None = None
+        self._exit: int | BaseException | None = None
+        self._ready = False
+
+    @property
+    def alias(self) -> str:
+        return self.options.alias or self.options.model.stem
+
+    @property
+    def url(self) -> str:
+        """Base address, without a path; an address that listens everywhere is reached through the loopback."""
+        host = {"0.0.0.0": LOOPBACK, "::": "[::1]"}.get(self.options.host, self.options.host)
+        return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{self.port}"
+
+    @property
+    def alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def log_path(self) -> Path | None:
+        return self._log.path if self._log else None
+
+    def start(self) -> Server:
+        """Load the model and return when requests are answered.
+
+        Raises ConfigError for a busy port or an option that is not allowed, EdgeKVError when the server gives up while it starts. An
+        interrupt while the model loads cannot stop the load: `stop()` then waits for its end.
+        """
+        global _active
+        if threading.current_thread() is not threading.main_thread():
+            raise NativeError("the server can only be started from the main thread, because it replaces signal handlers")
+        if _active is not None:
+            raise NativeError("a server is already running in this process, and there can be only one; stop it first")
+        check_extra(self.options.extra)
+        self.port = free_port(self.options.host, self.options.port)
+        from edgekv import _native, runtime
+
+        _native.prepare()
+        runtime.set_defaults(self.options.kv)
+        handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+        self._log = ServerLog(self.options.log_file)
+        try:
+            self._log.open()
+        except OSError as error:
+            raise ConfigError(f"the log file {self.options.log_file} cannot be written: {error.strerror}; name another") from None
+        self._exit, self._ready = None, False
+        self._thread = threading.Thread(target=self._run, args=(self._argv(),), name="llama-server", daemon=True)
+        _active = self
+        self._thread.start()
+        self._wait_until_ready()
+        for number, handler in handlers.items():
+            if handler is not None:  # None: it was not Python's
+                signal.signal(number, handler)
+        return self
+
+    def stop(self) -> None:
+        """Stop and wait for the end of it; safe to call twice, and after a server that failed."""
+        global _active
+        if _active is not self:
+            return
+        if not self._ready and self.alive:
+            self._wait_until_ready()  # before that there is nothing to tell it to stop
+        if self.alive:
+            from edgekv._native import server as native
+
+            native.terminate()
+            self._thread.join(_STOP_S)
+            if self.alive:
+                raise EdgeKVError(f"the server did not stop within {_STOP_S:.0f} s")
+        self._release(failed=self._exit != 0)
+
+    def wait(self) -> None:
+        """Block until the server ends by itself, which it should not. Raises EdgeKVError with the reason. Interruptible."""
+        while self.alive:
+            self._thread.join(0.5)
+        raise EdgeKVError(self.why_stopped())
+
+    def why_stopped(self) -> str:
+        """One sentence about a server that ended without being told to."""
+        if isinstance(self._exit, EdgeKVError):
+            return str(self._exit)
+        if isinstance(self._exit, BaseException):
+            return f"llama.cpp's server ended: {self._exit or type(self._exit).__name__}"
+        return self._log.explain()
+
+    def __enter__(self) -> Server:
+        return self if _active is self else self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def _argv(self) -> list[str]:
+        options, kv = self.options, self.options.kv
+        argv = [
+            "llama-server", "--model", str(options.model), "--alias", self.alias,
+            "--host", options.host, "--port", str(self.port), "--parallel", str(options.parallel),
+            "--ctx-size", str(self.context.n_ctx * options.parallel), "--batch-size", str(BATCH_TOKENS),
+            "--cache-type-k", kv.type_k.value, "--cache-type-v", kv.type_v.value,
+            "--flash-attn", "on",  # the attention hook needs it, and quantised V does too
+            "--fit", "off",  # what was asked for, or an error: never fewer layers or tokens
+            "--cache-ram", "0",  # up to 8 GiB of old prompts otherwise
+            "--offline", "--no-ui", "--no-warmup", "--cors-origins", "localhost",
+        ]
+        if kv.n_threads is not None:
+            argv += ["--threads", str(kv.n_threads)]
+        if options.api_key is not None:
+            argv += ["--api-key", options.api_key]
+        return [*argv, *options.extra]
+
+    def _run(self, argv: list[str]) -> None:
+        from edgekv._native import server as native
+
+        try:
+            self._exit = native.run(argv)
+        except BaseException as error:  # noqa: BLE001 - told by why_stopped()
+            self._exit = error
+
+    def _wait_until_ready(self) -> None:
+        while not self._ready:
+            if not self.alive:
+                sentence = self.why_stopped()
+                self._release(failed=True)
+                raise EdgeKVError(sentence)
+            # /health answers before the handlers are set and the task loop runs; the second request passes through that loop.
+            self._ready = self._answers("/health") and self._answers("/lora-adapters")
+            time.sleep(0 if self._ready else _POLL_S)
+
+    def _answers(self, path: str) -> bool:
+        try:
+            return self.get(path) is not None
+        except (OSError, http.client.HTTPException, ValueError):
+            return False
+
+    def get(self, path: str) -> Any:
+        """The JSON of a GET; None where the server answers with an error."""
+        address = self.url.removeprefix("http://").rsplit(":", 1)[0].strip("[]")
+        connection = http.client.HTTPConnection(address, self.port, timeout=10)
+        try:
+            connection.request("GET", path, headers={"Authorization": f"Bearer {self.options.api_key}"} if self.options.api_key else {})
+            response = connection.getresponse()
+            return json.loads(response.read()) if response.status == http.HTTPStatus.OK else None
+        finally:
+            connection.close()
+
+    def _release(self, failed: bool) -> None:
+        global _active
+        self._log.close(keep=failed)
+        self._thread, _active = None, None
+
+
+_active: Server | None = None
+
+
+def active() -> Server | None:
+    """The server of this process, if one runs or is being loaded."""
+    return _active
+
+
+@atexit.register
+def _stop_active() -> None:
+    if _active is not None:
+        _active.stop()

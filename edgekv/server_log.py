@@ -1,0 +1,112 @@
+"""Where llama.cpp's server writes while it runs inside this process, and what its last words mean.
+
+The server has one log, which always goes to file descriptor 2. So that it stays off the screen, the descriptor points to a file
+while the server lives, and Python's `sys.stderr` writes to a copy of the old one.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+_STDERR = 2
+_TAIL_BYTES = 16384
+_PREFIX = re.compile(r"^(?:[\d.]+ )?(?P<level>[EWID]) (?P<text>.*)$")
+_MEANINGS = [
+    # (what the log says, what a person should read)
+    (r"couldn't bind HTTP server socket|couldn't start HTTP listener", "the port or host cannot be used: {line}"),
+    (r"failed to allocate|unable to allocate|out of memory|bad_alloc|cudaMalloc failed",
+     "the model and its context do not fit in memory; use a smaller --ctx or --type-k q8_0 --type-v q8_0"),
+    (r"unknown model architecture: '([^']*)'", "llama.cpp does not know this model's architecture ({0}); it is newer than this EdgeKV"),
+    (r"unknown pre-tokenizer type: '([^']*)'", "llama.cpp does not know this model's tokenizer ({0}); it is newer than this EdgeKV"),
+    (r"chat template parsing error: (.*)", "the model's chat template cannot be used: {0}"),
+]
+
+
+class ServerLog:
+    """The log of one server. `path` None: a temporary file, which `close(keep=False)` removes; "-": leave it on standard error."""
+
+    def __init__(self, path: Path | None):
+        self._redirects = path is None or str(path) != "-"
+        self._temporary = path is None
+        self.path: Path | None = None
+        self._saved_fd: int | None = None
+        self._saved_stderr: io.TextIOBase | None = None
+        if path is None:
+            fd, name = tempfile.mkstemp(prefix="edgekv-server-", suffix=".log")
+            os.close(fd)
+            self.path = Path(name)
+        elif self._redirects:
+            self.path = path
+
+    def open(self) -> None:
+        """Point descriptor 2 to the file. Raises OSError if the file cannot be written."""
+        if not self._redirects:
+            return
+        fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
+        sys.stderr.flush()
+        self._saved_fd = os.dup(_STDERR)
+        os.dup2(fd, _STDERR)
+        os.close(fd)
+        if _descriptor(sys.stderr) == _STDERR:
+            self._saved_stderr = sys.stderr
+            sys.stderr = open(self._saved_fd, "w", encoding=sys.stderr.encoding, errors="backslashreplace", buffering=1, closefd=False)
+
+    def close(self, keep: bool) -> None:
+        """Give descriptor 2 and `sys.stderr` back; a temporary log stays only if `keep`."""
+        if self._saved_fd is not None:
+            sys.stderr.flush()
+            if self._saved_stderr is not None:
+                sys.stderr = self._saved_stderr
+            os.dup2(self._saved_fd, _STDERR)
+            os.close(self._saved_fd)
+            self._saved_fd = self._saved_stderr = None
+        if self._temporary and not keep:
+            self.path.unlink(missing_ok=True)
+
+    def explain(self) -> str:
+        """One sentence from the end of the log: why the server did not start, or stopped."""
+        lines = self._tail()
+        text = "\n".join(lines)
+        for pattern, meaning in _MEANINGS:
+            match = None
+            for match in re.finditer(pattern, text):
+                pass
+            if match:
+                line = text[text.rfind("\n", 0, match.start()) + 1:].split("\n", 1)[0]
+                return meaning.format(*match.groups(), line=bare_message(line)) + self._where()
+        errors = [bare_message(line) for line in lines if (m := _PREFIX.match(line)) and m["level"] == "E"]
+        if errors:
+            return f"llama.cpp's server gave up: {errors[0]}" + self._where()
+        return (f"llama.cpp's server gave up: {lines[-1]}" if lines else "llama.cpp's server gave up without a word") + self._where()
+
+    def _tail(self) -> list[str]:
+        if self.path is None:
+            return []
+        try:
+            with self.path.open("rb") as file:
+                file.seek(max(0, self.path.stat().st_size - _TAIL_BYTES))
+                text = file.read().decode("utf-8", "replace")
+        except OSError:
+            return []
+        return [line for line in text.splitlines() if line.strip()]
+
+    def _where(self) -> str:
+        return f" (its log: {self.path})" if self.path is not None else " (its log is above)"
+
+
+def bare_message(line: str) -> str:
+    """A log line without its time, level, and the names of the part and function that wrote it."""
+    match = _PREFIX.match(line)
+    return re.sub(r"^(\w+\s+)?\w+: ", "", match["text"]) if match else line
+
+
+def _descriptor(stream: io.TextIOBase) -> int | None:
+    try:
+        return stream.fileno()
+    except (AttributeError, OSError, ValueError):
+        return None

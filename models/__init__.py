@@ -1,0 +1,8 @@
+"""What is known about a model before it is loaded: where the default one is, and what a GGUF file says about its shape."""
+
+from __future__ import annotations
+
+from edgekv.models.default import default_model
+from edgekv.models.geometry import Geometry, geometry
+
+__all__ = ["Geometry", "default_model", "geometry"]

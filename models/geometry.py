@@ -1,0 +1,218 @@
+"""The shape of a model, read from its GGUF metadata without loading it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+from gguf.constants import GGML_QUANT_SIZES
+
+from edgekv.errors import ModelError
+from edgekv.models.reader import MetadataReader, open_gguf
+
+ENCODERS = frozenset({
+    "bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert", "modern-bert",
+    "gemma-embedding", "llama-embed", "t5encoder",
+})
+"""Architectures that turn text into vectors and cannot continue it."""
+
+_NOT_A_MODEL = {
+    "adapter": "a LoRA adapter",
+    "mmproj": "a multimodal projector",
+    "imatrix": "an importance matrix",
+}
+
+# Sliding-window layers where the file does not list them: the pattern llama.cpp gives each architecture, as (period, which layer
+# of each period attends everything: the last, or the first).
+_SWA_PATTERNS = {
+    "gemma2": (2, "last"), "gpt-oss": (2, "last"), "gemma3": (6, "last"), "gemma3n": (5, "last"), "cohere2": (4, "last"),
+    "cohere2moe": (4, "first"), "exaone4": (4, "last"), "exaone-moe": (4, "last"), "llama4": (4, "last"), "olmo2": (4, "last"),
+    "plamo3": (8, "last"), "afmoe": (4, "last"), "mellum": (4, "last"), "laguna": (4, "first"), "smallthinker": (4, "first"),
+}
+
+
+_MAX_LAYERS = 512  # llama.cpp's own limit
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What a model file says about itself. Tuples have one entry for each layer."""
+
+    path: Path
+    architecture: str
+    name: str | None
+    file_type: str  # e.g. "Q4_1", "F16"
+    file_bytes: int  # all parts of a split model together
+    n_params: int
+    tensor_bytes: int
+    n_layer: int
+    n_embd: int
+    n_head: tuple[int, ...]  # 0: a layer without attention (recurrent)
+    n_head_kv: tuple[int, ...]
+    head_dim_k: int
+    head_dim_v: int
+    n_ctx_train: int
+    n_vocab: int
+    rope_freq_base: float | None  # None: no RoPE
+    rope_scaling: str | None  # e.g. "yarn"
+    rope_scaling_factor: float | None
+    rope_dim: int
+    sliding_window: int  # tokens; 0: none
+    swa: tuple[bool, ...]  # layers that attend only the window
+    mla: bool  # one latent row in place of K and V
+    chat_template: bool
+
+    @property
+    def n_layer_kv(self) -> int:
+        """Layers that have a KV cache."""
+        return sum(n > 0 for n in self.n_head_kv)
+
+    def kv_bytes_per_token(self, type_k: str = "f16", type_v: str = "f16") -> int:
+        """KV cache bytes of one token over all layers, sliding-window layers included. Types are ggml names, e.g. "f16", "q8_0"."""
+        return sum(self._layer_kv_bytes(il, type_k, type_v) for il in range(self.n_layer))
+
+    def kv_bytes(self, n_ctx: int, type_k: str = "f16", type_v: str = "f16") -> int:
+        """KV cache bytes of one sequence of `n_ctx` tokens; a sliding-window layer keeps its window only."""
+        return sum(
+            self._layer_kv_bytes(il, type_k, type_v) * (min(n_ctx, self.sliding_window) if self.swa[il] else n_ctx)
+            for il in range(self.n_layer)
+        )
+
+    def _layer_kv_bytes(self, il: int, type_k: str, type_v: str) -> int:
+        k = _row_bytes(self.n_head_kv[il] * self.head_dim_k, type_k)
+        return k if self.mla else k + _row_bytes(self.n_head_kv[il] * self.head_dim_v, type_v)
+
+
+def _row_bytes(n_elements: int, type_name: str) -> int:
+    block, block_bytes = GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name.upper()]]
+    return n_elements * block_bytes // block
+
+
+def geometry(path: str | Path) -> Geometry:
+    """Read the geometry of a model that can chat.
+
+    Raises ModelError, with one sentence, if the file is missing, no GGUF, damaged or incomplete, or of a kind that cannot generate
+    text: a vocabulary without weights, an embedding model, an adapter, a projector.
+    """
+    path = Path(path)
+    reader = open_gguf(path)
+    readers = [reader, *_other_parts(path, reader)]
+    _check_kind(path, reader)
+    try:
+        return _describe(path, readers)
+    except (TypeError, ValueError, KeyError, OverflowError):
+        raise ModelError(f"{path} does not say, or not sensibly, what layers, heads and positions its model has; it is damaged") from None
+
+
+def _describe(path: Path, readers: list[MetadataReader]) -> Geometry:
+    reader = readers[0]
+    arch = reader.value("general.architecture")
+
+    def get(key: str, default: Any = None) -> Any:
+        return reader.value(f"{arch}.{key}", default)
+
+    n_layer, n_embd, n_ctx_train = int(get("block_count")), int(get("embedding_length")), int(get("context_length"))
+    if not 0 < n_layer <= _MAX_LAYERS:
+        raise ValueError
+    n_head = _per_layer(get("attention.head_count", 0), n_layer)
+    # Recurrent layers of hybrids have zero KV heads; a model without heads has no attention at all.
+    n_head_kv = _per_layer(get("attention.head_count_kv", n_head), n_layer)
+    default_dim = n_embd // max(n_head) if max(n_head) else 0
+    head_dim_k = int(get("attention.key_length", default_dim))
+    window = _largest(get("attention.sliding_window", 0))
+    tensors = [tensor for part in readers for tensor in part.tensor_infos]
+    scaling = get("rope.scaling.type")
+    has_rope = default_dim > 0 and (get("rope.freq_base") is not None or get("rope.dimension_count") is not None)
+    return Geometry(
+        path=path,
+        architecture=arch,
+        name=reader.value("general.name"),
+        file_type=_file_type(reader, tensors),
+        file_bytes=sum(len(part.data) for part in readers),
+        n_params=sum(tensor.n_elements for tensor in tensors),
+        tensor_bytes=sum(tensor.n_bytes for tensor in tensors),
+        n_layer=n_layer,
+        n_embd=n_embd,
+        n_head=n_head,
+        n_head_kv=n_head_kv,
+        head_dim_k=head_dim_k,
+        head_dim_v=int(get("attention.value_length", default_dim)),
+        n_ctx_train=n_ctx_train,
+        n_vocab=reader.length("tokenizer.ggml.tokens") or int(get("vocab_size", 0)),
+        rope_freq_base=float(get("rope.freq_base", 10000.0)) if has_rope else None,
+        rope_scaling=None if scaling == "none" else scaling,
+        rope_scaling_factor=get("rope.scaling.factor", get("rope.scale_linear")),
+        rope_dim=int(get("rope.dimension_count", head_dim_k)) if has_rope else 0,
+        sliding_window=window,
+        swa=_swa_layers(arch, get("attention.sliding_window_pattern"), window, n_layer),
+        mla=get("attention.key_length_mla") is not None,
+        chat_template=reader.value("tokenizer.chat_template") is not None,
+    )
+
+
+def _check_kind(path: Path, reader: MetadataReader) -> None:
+    kind = _NOT_A_MODEL.get(reader.value("general.type", "model"))
+    arch = reader.value("general.architecture")
+    if kind is None and arch == "clip":
+        kind = _NOT_A_MODEL["mmproj"]
+    if kind is not None:
+        raise ModelError(f"{path} is {kind}, not a model; give the GGUF file of the model itself")
+    if not isinstance(arch, str):
+        raise ModelError(f"{path} does not name its architecture (general.architecture); it is not a model llama.cpp can load")
+    if not reader.tensor_infos:
+        raise ModelError(f"{path} holds only a vocabulary (no weights); give the GGUF file of the whole model")
+    if arch in ENCODERS or reader.value(f"{arch}.pooling_type", 0) != 0:
+        raise ModelError(f"{path} is an embedding model ({arch}): it makes vectors and cannot chat; give a text-generation model")
+    if not reader.value(f"{arch}.attention.causal", True):
+        raise ModelError(f"{path} is a {arch} model that attends in both directions and cannot chat; give a text-generation model")
+
+
+def _other_parts(path: Path, reader: MetadataReader) -> list[MetadataReader]:
+    """The other files of a model that was split; llama.cpp loads them from the first one's name."""
+    n_parts = int(reader.value("split.count", 0) or 0)
+    if n_parts <= 1:
+        return []
+    match = re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})\.gguf", path.name)
+    if match is None:
+        raise ModelError(f"{path} is one of {n_parts} parts of a model, but is not named NAME-00001-of-{n_parts:05}.gguf; rename it")
+    names = [path.with_name(f"{match[1]}-{i:05}-of-{n_parts:05}.gguf") for i in range(1, n_parts + 1)]
+    if int(reader.value("split.no", 0)) != 0:
+        raise ModelError(f"{path} is a later part of a split model; give the first one, {names[0]}")
+    return [open_gguf(name) for name in names[1:]]
+
+
+def _per_layer(value: Any, n_layer: int) -> tuple[int, ...]:
+    if not isinstance(value, (list, tuple)):
+        return (int(value),) * n_layer
+    if len(value) < n_layer:
+        raise ValueError
+    return tuple(int(v) for v in value[:n_layer])
+
+
+def _largest(value: Any) -> int:
+    return max(map(int, value), default=0) if isinstance(value, list) else int(value)
+
+
+def _swa_layers(arch: str, listed: Any, window: int, n_layer: int) -> tuple[bool, ...]:
+    if window == 0:
+        return (False,) * n_layer
+    if isinstance(listed, list):
+        return tuple(bool(v) for v in listed[:n_layer])
+    period, full = _SWA_PATTERNS.get(arch, (0, "last"))
+    period = int(listed) if listed is not None else period
+    if period == 0:  # a window that llama.cpp does not apply to this architecture, e.g. phi3
+        return (False,) * n_layer
+    return tuple(il % period != (0 if full == "first" else period - 1) for il in range(n_layer))
+
+
+def _file_type(reader: MetadataReader, tensors: list) -> str:
+    try:
+        return gguf.LlamaFileType(reader.value("general.file_type")).name.removeprefix("ALL_").removeprefix("MOSTLY_")
+    except ValueError:  # not said, or newer than the library: the type of most weights
+        by_type: dict[str, int] = {}
+        for tensor in tensors:
+            by_type[tensor.type.name] = by_type.get(tensor.type.name, 0) + tensor.n_bytes
+        return max(by_type, key=lambda name: by_type[name])

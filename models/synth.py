@@ -1,0 +1,330 @@
+"""Tiny models with random weights, written as GGUF files that llama.cpp loads: for tests and benchmarks, never for their prose.
+
+Each is a function of its path, its `Shape` and a seed; the same three give the same bytes. Weights are scaled so that attention
+is far from uniform and the best token is far from the second, which makes a wrong kernel visible in the logits.
+"""
+
+from __future__ import annotations
+
+import inspect
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+_CONTROL, _UNKNOWN, _NORMAL, _BYTE = (
+    gguf.TokenType.CONTROL, gguf.TokenType.UNKNOWN, gguf.TokenType.NORMAL, gguf.TokenType.BYTE,
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a synthetic model. `n_head` is a multiple of `n_head_kv`; `head_dim` is free of `n_embd`."""
+
+    n_layer: int = 2
+    n_head: int = 4
+    n_head_kv: int = 2
+    head_dim: int = 64
+    n_embd: int = 128
+    n_ff: int = 192
+    n_vocab: int = 384  # at least 355: 3 control tokens, 256 bytes, 96 printable ones
+    n_ctx_train: int = 4096
+    rope_base: float = 10000.0
+    sliding_window: int = 64  # tokens; only for the architectures that have one
+    attn_softcap: float = 10.0  # only gemma2
+    attn_gain: float = 1.5  # standard deviation of a query's and a key's entries: 1 is nearly uniform attention
+    dtype: str = "f16"  # of the matrices: f16 or f32
+
+
+class _Model:
+    """A GGUF file under construction."""
+
+    def __init__(self, path: Path, arch: str, shape: Shape, seed: int):
+        self.shape, self.seed, self.path, self.arch = shape, seed, path, arch
+        self.gguf = gguf.GGUFWriter(path, arch)
+        self.gguf.add_type("model")
+        self.gguf.add_name(f"EdgeKV synthetic {arch}")
+        self.gguf.add_file_type(gguf.LlamaFileType.MOSTLY_F16 if shape.dtype == "f16" else gguf.LlamaFileType.ALL_F32)
+        self.gguf.add_context_length(shape.n_ctx_train)
+        self.gguf.add_embedding_length(shape.n_embd)
+        self.gguf.add_block_count(shape.n_layer)
+        self.gguf.add_feed_forward_length(shape.n_ff)
+        self.gguf.add_vocab_size(shape.n_vocab)
+
+    def attention(self, n_head_kv: int | list[int] | None = None) -> None:
+        s = self.shape
+        self.gguf.add_head_count(s.n_head)
+        self.gguf.add_head_count_kv(s.n_head_kv if n_head_kv is None else n_head_kv)
+        self.gguf.add_key_length(s.head_dim)
+        self.gguf.add_value_length(s.head_dim)
+        self.gguf.add_layer_norm_rms_eps(1e-5)
+        self.gguf.add_rope_dimension_count(s.head_dim)
+        self.gguf.add_rope_freq_base(s.rope_base)
+
+    def matrix(self, name: str, n_out: int, n_in: int, gain: float = 1.0, dtype: str | None = None) -> None:
+        """Maps unit-variance input to outputs of standard deviation `gain`."""
+        self.tensor(name, self._normal(name, n_out, n_in) * (gain / np.sqrt(n_in)), dtype or self.shape.dtype)
+
+    def embedding(self, name: str, gain: float) -> None:
+        """One row for each token. Control tokens and bytes that are no text get small rows, so that they are hardly ever sampled."""
+        s = self.shape
+        rows = self._normal(name, s.n_vocab, s.n_embd) * (gain / np.sqrt(s.n_embd))
+        rows[:_FIRST_PRINTABLE] *= 0.1
+        self.tensor(name, rows, s.dtype)
+
+    def norm(self, name: str, n: int, bias: bool = False, gain: float = 1.0) -> None:
+        self.tensor(f"{name}.weight", gain * (1 + 0.1 * self._normal(name, n)), "f32")
+        if bias:
+            self.vector(f"{name}.bias", n)
+
+    def vector(self, name: str, *shape: int, gain: float = 0.1) -> None:
+        self.tensor(name, gain * self._normal(name, *shape), "f32")
+
+    def tensor(self, name: str, values: np.ndarray, dtype: str) -> None:
+        self.gguf.add_tensor(name, np.ascontiguousarray(values, dtype={"f16": np.float16, "f32": np.float32}[dtype]))
+
+    def qkv(self, block: str, bias: bool = False) -> None:
+        s = self.shape
+        for part, n_head in (("q", s.n_head), ("k", s.n_head_kv), ("v", s.n_head_kv)):
+            self.matrix(f"{block}.attn_{part}.weight", n_head * s.head_dim, s.n_embd, s.attn_gain if part != "v" else 1.0)
+            if bias:
+                self.vector(f"{block}.attn_{part}.bias", n_head * s.head_dim)
+        self.matrix(f"{block}.attn_output.weight", s.n_embd, s.n_head * s.head_dim)
+
+    def ffn(self, block: str) -> None:
+        s = self.shape
+        self.matrix(f"{block}.ffn_gate.weight", s.n_ff, s.n_embd)
+        self.matrix(f"{block}.ffn_up.weight", s.n_ff, s.n_embd)
+        self.matrix(f"{block}.ffn_down.weight", s.n_embd, s.n_ff)
+
+    def text_tokenizer(self, chat_template: bool = True) -> None:
+        """SentencePiece with byte fallback: any text is one token for each printable ASCII character, one for each byte otherwise."""
+        tokens, types = ["<unk>", "<s>", "</s>"], [_UNKNOWN, _CONTROL, _CONTROL]
+        tokens += [f"<0x{byte:02X}>" for byte in range(256)]
+        types += [_BYTE] * 256
+        printable = ["▁", "\n", *(chr(c) for c in range(33, 127))]
+        filler = [f"word{i}" for i in range(self.shape.n_vocab - len(tokens) - len(printable))]
+        types += [_NORMAL] * (len(printable) + len(filler))
+        tokens += printable + filler
+        if len(tokens) != self.shape.n_vocab:
+            raise ValueError(f"n_vocab is {self.shape.n_vocab}; a synthetic tokenizer needs at least {len(tokens)} tokens")
+        self.gguf.add_tokenizer_model("llama")
+        self.gguf.add_tokenizer_pre("default")
+        self.gguf.add_token_list(tokens)
+        self.gguf.add_token_scores([0.0] * len(tokens))
+        self.gguf.add_token_types(types)
+        self.gguf.add_bos_token_id(1)
+        self.gguf.add_eos_token_id(2)
+        self.gguf.add_unk_token_id(0)
+        self.gguf.add_add_bos_token(True)
+        self.gguf.add_add_space_prefix(False)
+        if chat_template:
+            self.gguf.add_chat_template(CHAT_TEMPLATE)
+
+    def finish(self) -> Path:
+        self.gguf.write_header_to_file()
+        self.gguf.write_kv_data_to_file()
+        self.gguf.write_tensors_to_file()
+        self.gguf.close()
+        return self.path
+
+    def _normal(self, name: str, *shape: int) -> np.ndarray:
+        # A stream for each tensor: changing one size leaves the other tensors as they were.
+        return np.random.default_rng([self.seed, zlib.crc32(name.encode())]).standard_normal(shape, dtype=np.float32)
+
+
+_FIRST_PRINTABLE = 3 + 256
+
+
+def llama(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
+    """Plain attention in every layer."""
+    m = _decoder(path, "llama", shape, seed)
+    for il in range(shape.n_layer):
+        block = f"blk.{il}"
+        m.norm(f"{block}.attn_norm", shape.n_embd)
+        m.qkv(block)
+        m.norm(f"{block}.ffn_norm", shape.n_embd)
+        m.ffn(block)
+    return m.finish()
+
+
+def qwen3(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
+    """Queries and keys are normalised per head before RoPE."""
+    m = _decoder(path, "qwen3", shape, seed)
+    for il in range(shape.n_layer):
+        block = f"blk.{il}"
+        m.norm(f"{block}.attn_norm", shape.n_embd)
+        m.qkv(block)
+        m.norm(f"{block}.attn_q_norm", shape.head_dim)
+        m.norm(f"{block}.attn_k_norm", shape.head_dim)
+        m.norm(f"{block}.ffn_norm", shape.n_embd)
+        m.ffn(block)
+    return m.finish()
+
+
+def gemma2(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
+    """Soft-capped attention logits; even layers see a sliding window, odd ones everything (two caches, iSWA)."""
+    m = _decoder(path, "gemma2", replace(shape, attn_gain=2 * shape.attn_gain), seed, output=False)
+    m.gguf.add_sliding_window(shape.sliding_window)
+    m.gguf.add_attn_logit_softcapping(shape.attn_softcap)
+    m.gguf.add_final_logit_softcapping(30.0)
+    for il in range(shape.n_layer):
+        block = f"blk.{il}"
+        m.norm(f"{block}.attn_norm", shape.n_embd)
+        m.qkv(block)
+        # The head is tied to the embedding: without the gain each token would only predict itself.
+        m.norm(f"{block}.post_attention_norm", shape.n_embd, gain=8.0)
+        m.norm(f"{block}.ffn_norm", shape.n_embd)
+        m.ffn(block)
+        m.norm(f"{block}.post_ffw_norm", shape.n_embd, gain=8.0)
+    return m.finish()
+
+
+def gpt_oss(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
+    """Attention sinks (a learnt logit for each head that takes weight and gives nothing), iSWA, two experts of which one is used."""
+    m = _decoder(path, "gpt-oss", shape, seed)
+    m.gguf.add_sliding_window(shape.sliding_window)
+    m.gguf.add_expert_count(2)
+    m.gguf.add_expert_used_count(1)
+    m.gguf.add_expert_feed_forward_length(shape.n_ff)
+    for il in range(shape.n_layer):
+        block = f"blk.{il}"
+        m.norm(f"{block}.attn_norm", shape.n_embd)
+        m.qkv(block, bias=True)
+        m.vector(f"{block}.attn_output.bias", shape.n_embd)
+        m.vector(f"{block}.attn_sinks.weight", shape.n_head, gain=2.0)
+        m.norm(f"{block}.post_attention_norm", shape.n_embd)
+        m.matrix(f"{block}.ffn_gate_inp.weight", 2, shape.n_embd, dtype="f32")
+        m.vector(f"{block}.ffn_gate_inp.bias", 2)
+        for part, n_out, n_in in (("gate", shape.n_ff, shape.n_embd), ("up", shape.n_ff, shape.n_embd),
+                                  ("down", shape.n_embd, shape.n_ff)):
+            name = f"{block}.ffn_{part}_exps"
+            m.tensor(f"{name}.weight", m._normal(name, 2, n_out, n_in) / np.sqrt(n_in), shape.dtype)
+            m.vector(f"{name}.bias", 2, n_out)
+    return m.finish()
+
+
+def mamba(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
+    """Recurrent: no attention and no KV cache."""
+    m = _Model(path, "mamba", shape, seed)
+    inner, state, rank, kernel = 2 * shape.n_embd, 8, 8, 4
+    m.gguf.add_head_count(0)
+    m.gguf.add_layer_norm_rms_eps(1e-5)
+    m.gguf.add_ssm_conv_kernel(kernel)
+    m.gguf.add_ssm_inner_size(inner)
+    m.gguf.add_ssm_state_size(state)
+    m.gguf.add_ssm_time_step_rank(rank)
+    m.text_tokenizer()
+    m.embedding("token_embd.weight", 4.0)
+    m.norm("output_norm", shape.n_embd)
+    m.embedding("output.weight", 4.0)
+    for il in range(shape.n_layer):
+        block = f"blk.{il}"
+        m.norm(f"{block}.attn_norm", shape.n_embd)
+        m.matrix(f"{block}.ssm_in.weight", 2 * inner, shape.n_embd)
+        m.vector(f"{block}.ssm_conv1d.weight", inner, kernel, gain=0.5)
+        m.vector(f"{block}.ssm_conv1d.bias", inner)
+        m.matrix(f"{block}.ssm_x.weight", rank + 2 * state, inner)
+        m.matrix(f"{block}.ssm_dt.weight", inner, rank, dtype="f32")
+        m.vector(f"{block}.ssm_dt.bias", inner)
+        m.tensor(f"{block}.ssm_a", -np.tile(np.arange(1, state + 1, dtype=np.float32), (inner, 1)), "f32")
+        m.vector(f"{block}.ssm_d", inner, gain=1.0)
+        m.matrix(f"{block}.ssm_out.weight", shape.n_embd, inner)
+    return m.finish()
+
+
+def lfm2(path: Path, shape: Shape = Shape(n_layer=4, n_head=2, n_head_kv=1), seed: int = 0) -> Path:
+    """Hybrid: even layers are short convolutions (no KV), odd ones attend. Needs n_head * head_dim = n_embd."""
+    attends = [il % 2 == 1 for il in range(shape.n_layer)]
+    m = _decoder(path, "lfm2", shape, seed, n_head_kv=[shape.n_head_kv * a for a in attends], norm="token_embd_norm")
+    m.gguf.add_shortconv_l_cache(3)
+    for il in range(shape.n_layer):
+        block = f"blk.{il}"
+        m.norm(f"{block}.attn_norm", shape.n_embd)
+        if attends[il]:
+            m.qkv(block)
+            m.norm(f"{block}.attn_q_norm", shape.head_dim)
+            m.norm(f"{block}.attn_k_norm", shape.head_dim)
+        else:
+            m.vector(f"{block}.shortconv.conv.weight", shape.n_embd, 3, gain=0.5)
+            m.matrix(f"{block}.shortconv.in_proj.weight", 3 * shape.n_embd, shape.n_embd)
+            m.matrix(f"{block}.shortconv.out_proj.weight", shape.n_embd, shape.n_embd)
+        m.norm(f"{block}.ffn_norm", shape.n_embd)
+        m.ffn(block)
+    return m.finish()
+
+
+def bert(path: Path, shape: Shape = Shape(n_head=2, n_head_kv=2, n_ctx_train=512), seed: int = 0) -> Path:
+    """An embedding model: attends in both directions, makes vectors, cannot chat. Needs n_head * head_dim = n_embd."""
+    m = _Model(path, "bert", shape, seed)
+    m.gguf.add_head_count(shape.n_head)
+    m.gguf.add_layer_norm_eps(1e-12)
+    m.gguf.add_causal_attention(False)
+    m.gguf.add_pooling_type(gguf.PoolingType.MEAN)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] + [f"▁{chr(c)}" for c in range(33, 127)] + [chr(c) for c in range(33, 127)]
+    words += [f"▁word{i}" for i in range(shape.n_vocab - len(words))]
+    m.gguf.add_tokenizer_model("bert")
+    m.gguf.add_tokenizer_pre("default")
+    m.gguf.add_token_list(words)
+    m.gguf.add_token_types([_CONTROL] * 5 + [_NORMAL] * (len(words) - 5))
+    m.gguf.add_token_type_count(2)
+    for name, token in (("bos", 2), ("eos", 3), ("unk", 1), ("sep", 3), ("pad", 0), ("mask", 4)):
+        getattr(m.gguf, f"add_{name}_token_id")(token)
+    m.matrix("token_embd.weight", shape.n_vocab, shape.n_embd)
+    m.matrix("token_types.weight", 2, shape.n_embd, dtype="f32")
+    m.matrix("position_embd.weight", shape.n_ctx_train, shape.n_embd, dtype="f32")
+    m.norm("token_embd_norm", shape.n_embd, bias=True)
+    for il in range(shape.n_layer):
+        block = f"blk.{il}"
+        m.qkv(block, bias=True)
+        m.norm(f"{block}.attn_output_norm", shape.n_embd, bias=True)
+        m.matrix(f"{block}.ffn_up.weight", shape.n_ff, shape.n_embd)
+        m.matrix(f"{block}.ffn_down.weight", shape.n_embd, shape.n_ff)
+        m.norm(f"{block}.layer_output_norm", shape.n_embd, bias=True)
+    return m.finish()
+
+
+def vocabulary(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
+    """A tokenizer and sizes, but no weights."""
+    m = _Model(path, "llama", shape, seed)
+    m.attention()
+    m.text_tokenizer()
+    return m.finish()
+
+
+def _decoder(
+    path: Path, arch: str, shape: Shape, seed: int, output: bool = True, n_head_kv: list[int] | None = None, norm: str = "output_norm"
+) -> _Model:
+    """What every attending architecture here has: metadata, tokenizer, embeddings, last norm, head (tied where `output` is off)."""
+    m = _Model(path, arch, shape, seed)
+    m.attention(n_head_kv)
+    m.text_tokenizer()
+    m.embedding("token_embd.weight", 4.0)
+    m.norm(norm, shape.n_embd)
+    if output:
+        m.embedding("output.weight", 4.0)
+    return m
+
+
+KINDS: dict[str, Callable[..., Path]] = {
+    "llama": llama, "qwen3": qwen3, "gemma2": gemma2, "gpt-oss": gpt_oss, "lfm2": lfm2, "mamba": mamba, "bert": bert,
+    "vocabulary": vocabulary,
+}
+"""Every kind by name."""
+
+GENERATES_TEXT = ("llama", "qwen3", "gemma2", "gpt-oss", "lfm2", "mamba")
+
+
+def write(kind: str, path: Path, seed: int = 0, **sizes: object) -> Path:
+    """Write a model of one of the `KINDS`; `sizes` are fields of `Shape` that differ from the kind's default."""
+    function = KINDS[kind]
+    default = inspect.signature(function).parameters["shape"].default
+    return function(path, replace(default, **sizes), seed)

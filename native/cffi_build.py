@@ -1,0 +1,47 @@
+"""Writes the C source of the cffi modules (API mode) from the headers' declarations: cffi_build.py core|server OUTPUT.c
+
+The declarations are read from the header itself, between its `cffi: begin` and `cffi: end` marks, so that the compiler and cffi see
+one text, and the compiler checks every type cffi assumes.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from cffi import FFI
+
+HEADERS = Path(__file__).resolve().parent / "include"
+
+# Python functions that the native side may call; see edgekv/_native/core.py
+CALLBACKS = """
+extern "Python" void edgekv_py_attached(edgekv_context *, void *);
+extern "Python" void edgekv_py_detached(edgekv_context *, void *);
+extern "Python" void edgekv_py_step(edgekv_context *, void *);
+"""
+
+MODULES = {
+    "core": ("edgekv._native._core", "edgekv.h", CALLBACKS),
+    "server": ("edgekv._native._server", "edgekv_server.h", ""),
+}
+
+
+def declarations(header: str) -> str:
+    text = (HEADERS / header).read_text()
+    found = re.search(r"/\* cffi: begin \*/(.*)/\* cffi: end \*/", text, re.S)
+    if not found:
+        raise SystemExit(f"{header} lost its cffi marks")
+    return found[1].replace("EDGEKV_API ", "")
+
+
+def main(which: str, output: str) -> None:
+    name, header, callbacks = MODULES[which]
+    ffi = FFI()
+    ffi.cdef(declarations(header) + callbacks)
+    ffi.set_source(name, f'#include "{header}"')
+    ffi.emit_c_code(output)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

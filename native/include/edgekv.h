@@ -1,0 +1,207 @@
+/* libedgekv: the KV cache of a llama.cpp context, attended and observed by EdgeKV.
+ *
+ * Roles. libllama (patched, see patches/) owns contexts, cells and the K/V tensors: the home of every page. libedgekv owns what
+ * hangs on a context: the graph nodes that store and attend, the workspace they need, the observation buffer. The caller (the
+ * Python layer) decides what to attach, reads the observation after each step, and changes the mode.
+ *
+ * Life. edgekv_init() once; then every llama_context that is created gets an edgekv_context with the current defaults (none after
+ * edgekv_set_defaults(NULL)); edgekv_attach() does the same for a context that already exists. The handle dies with its
+ * llama_context, or earlier by edgekv_detach(). Nothing is ever freed by the caller except through these two.
+ *
+ * Ownership. Every pointer handed out points into memory of libedgekv or libllama, is to be read only, and says how long it lives:
+ * "step": until the step callback returns; "context": until the detached callback of its handle.
+ *
+ * Threads. A llama_context is decoded by one thread at a time, as upstream demands. Callbacks run on that thread (or on the one that
+ * creates or frees the context). edgekv_set_mode() and edgekv_set_observe() may be called from any thread and take effect at the
+ * next ubatch. Every other function that takes a handle belongs to the decoding thread, or to any thread while nothing decodes.
+ * The graph nodes run on the threads of ggml's compute pool and touch no caller.
+ *
+ * Errors. A function that can fail returns an edgekv_status; edgekv_last_error() then gives the sentence, per thread. Nothing throws,
+ * nothing prints, nothing aborts.
+ *
+ * Words. A page is page_tokens consecutive cells of one layer and one KV head. Attention mass is the softmax weight that falls on a
+ * page, summed over the query tokens of a step; per KV head the maximum and the sum over the query heads of its group are kept.
+ *
+ * EDGEKV=0 in the environment: edgekv_init() registers nothing, every context runs stock, handles can still be attached to look at
+ * cells. EDGEKV_ISA=portable|avx2|avx512 selects the kernels; the best one is the default.
+ */
+#ifndef EDGEKV_H
+#define EDGEKV_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#    ifdef EDGEKV_BUILD
+#        define EDGEKV_API __declspec(dllexport)
+#    else
+#        define EDGEKV_API __declspec(dllimport)
+#    endif
+#else
+#    define EDGEKV_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* cffi reads the declarations between these two marks; they are plain C without preprocessor lines */
+/* cffi: begin */
+
+struct llama_context;
+typedef struct edgekv_context edgekv_context;
+
+typedef enum {
+    EDGEKV_OK          = 0,
+    EDGEKV_INVALID     = 1, /* an argument is not allowed */
+    EDGEKV_ABI         = 2, /* the loaded libllama is not the one this library was built with */
+    EDGEKV_UNSUPPORTED = 3, /* the machine or the context cannot do this */
+    EDGEKV_DISABLED    = 4, /* EDGEKV=0 */
+    EDGEKV_NO_MEMORY   = 5,
+} edgekv_status;
+
+typedef enum {
+    EDGEKV_MODE_OFF   = 0, /* stock nodes */
+    EDGEKV_MODE_EXACT = 1, /* every visible page each step */
+} edgekv_mode;
+
+/* why a layer runs on the stock path */
+typedef enum {
+    EDGEKV_LAYER_HOOKED       = 0,
+    EDGEKV_LAYER_DISABLED     = 1,  /* EDGEKV=0 */
+    EDGEKV_LAYER_NO_CACHE     = 2,  /* no KV cache of a known kind */
+    EDGEKV_LAYER_SWA          = 3,  /* sliding window: its cache is short already */
+    EDGEKV_LAYER_RECURRENT    = 4,
+    EDGEKV_LAYER_MLA          = 5,
+    EDGEKV_LAYER_SHARED       = 6,  /* reads another layer's cache */
+    EDGEKV_LAYER_V_TRANSPOSED = 7,  /* flash attention is off */
+    EDGEKV_LAYER_ALIBI        = 8,
+    EDGEKV_LAYER_HEAD_DIM     = 9,  /* no kernel for this head size */
+    EDGEKV_LAYER_CACHE_TYPE   = 10, /* no kernel for this cache type */
+    EDGEKV_LAYER_DEVICE       = 11, /* K and V do not lie in host memory */
+    EDGEKV_LAYER_GRAPH        = 12, /* its attention has an input the kernel does not serve; seen when its graph is built */
+} edgekv_layer_state;
+
+typedef struct {
+    edgekv_mode mode;
+    int page_tokens; /* a multiple of 16 */
+    bool observe;    /* keep attention mass */
+} edgekv_params;
+
+typedef struct {
+    edgekv_layer_state state;
+    int row;          /* this layer's row in the observation, -1 if not hooked */
+    int n_head;
+    int n_head_kv;
+    int head_dim;     /* of K */
+    int k_type;       /* enum ggml_type, -1 without a cache */
+    int v_type;
+} edgekv_layer;
+
+/* [n_rows][n_heads][n_pages] floats, rows in the order of the hooked layers, zero where nothing was attended. Lives a step. */
+typedef struct {
+    const float * mass_max;
+    const float * mass_sum;
+    int n_rows;
+    int n_heads;          /* the most KV heads of any hooked layer */
+    int n_pages;          /* of all streams: stream s begins at page s * pages_per_stream */
+    int pages_per_stream;
+    int page_tokens;
+    int n_tokens;         /* tokens of the ubatch */
+    bool hooked;          /* false: the ubatch ran on the stock nodes and mass is all zero */
+} edgekv_observation;
+
+/* The cells of one stream in place; contents change with every decode and llama_memory_* call. Lives as long as the context. */
+typedef struct {
+    int n_cells;
+    int n_stream;
+    int n_used;
+    int used_end;             /* the last used cell + 1 */
+    int n_seq_words;
+    const int32_t * pos;      /* [n_cells], -1: empty */
+    const uint64_t * seq;     /* [n_cells][n_seq_words] */
+    const uint64_t * changed; /* [n_cells], clock time of the last change of position, sequences or K/V data */
+    uint64_t now;             /* clock time */
+} edgekv_cells;
+
+/* K or V rows of one layer, in place: element (stream, cell, head) at data + strides. Lives as long as the context. */
+typedef struct {
+    const void * data;
+    int type;              /* enum ggml_type */
+    int n_stream;
+    int n_cells;
+    int n_heads;
+    int head_dim;
+    size_t stride_stream;  /* bytes */
+    size_t stride_cell;
+    size_t stride_head;
+} edgekv_rows;
+
+typedef struct {
+    size_t home_bytes;        /* K and V of all layers the seam knows */
+    size_t observation_bytes;
+    size_t workspace_bytes;
+    int n_cells;              /* of all streams */
+    int n_cells_used;
+} edgekv_memory;
+
+typedef struct {
+    uint64_t n_ubatches;      /* computed to their end */
+    uint64_t n_hooked;        /* of these, attended by the hook */
+    uint64_t n_tokens;
+    uint64_t n_tokens_hooked;
+} edgekv_counters;
+
+/* Called with `user` as last argument. They must not throw and must not free the context. */
+typedef struct {
+    void (*attached)(edgekv_context * ctx, void * user);
+    void (*detached)(edgekv_context * ctx, void * user); /* the handle is gone when this returns */
+    void (*step)(edgekv_context * ctx, void * user);     /* after each ubatch that was computed to its end */
+    void * user;
+} edgekv_callbacks;
+
+EDGEKV_API const char * edgekv_version(void);
+EDGEKV_API const char * edgekv_upstream(void); /* of the loaded libllama */
+EDGEKV_API const char * edgekv_last_error(void);
+
+/* Checks that the loaded libllama fits, reads EDGEKV and EDGEKV_ISA, registers the hooks. Again: no-op. */
+EDGEKV_API edgekv_status edgekv_init(void);
+EDGEKV_API bool edgekv_enabled(void); /* false before edgekv_init() and with EDGEKV=0 */
+
+/* What contexts created from now on are attached with; null: they are not. */
+EDGEKV_API edgekv_status edgekv_set_defaults(const edgekv_params * params);
+EDGEKV_API edgekv_status edgekv_set_callbacks(const edgekv_callbacks * callbacks);
+
+EDGEKV_API edgekv_status edgekv_attach(struct llama_context * lctx, const edgekv_params * params, edgekv_context ** out);
+EDGEKV_API void edgekv_detach(edgekv_context * ctx);
+EDGEKV_API edgekv_context * edgekv_find(const struct llama_context * lctx); /* null: not attached */
+EDGEKV_API struct llama_context * edgekv_llama(const edgekv_context * ctx);
+
+EDGEKV_API edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode);
+EDGEKV_API edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe);
+EDGEKV_API edgekv_params edgekv_get_params(const edgekv_context * ctx);
+
+EDGEKV_API int edgekv_n_layer(const edgekv_context * ctx);
+EDGEKV_API edgekv_status edgekv_get_layer(const edgekv_context * ctx, int il, edgekv_layer * out);
+EDGEKV_API const char * edgekv_layer_state_text(edgekv_layer_state state);
+
+EDGEKV_API edgekv_status edgekv_get_observation(const edgekv_context * ctx, edgekv_observation * out);
+EDGEKV_API edgekv_status edgekv_get_cells(const edgekv_context * ctx, int stream, edgekv_cells * out);
+EDGEKV_API int edgekv_stream_of(const edgekv_context * ctx, int seq_id); /* -1: no cache */
+EDGEKV_API edgekv_status edgekv_get_rows(const edgekv_context * ctx, int il, bool value, edgekv_rows * out);
+EDGEKV_API edgekv_memory edgekv_get_memory(const edgekv_context * ctx);
+EDGEKV_API edgekv_counters edgekv_get_counters(const edgekv_context * ctx);
+
+/* Instruction sets by number, portable first; the name is null past the last. */
+EDGEKV_API const char * edgekv_isa_name(int isa);
+EDGEKV_API bool edgekv_isa_supported(int isa);
+EDGEKV_API int edgekv_isa(void); /* in use */
+
+/* cffi: end */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

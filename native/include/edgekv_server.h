@@ -1,0 +1,31 @@
+/* libedgekv-server: llama.cpp's HTTP server, run inside this process.
+ *
+ * edgekv_server_run() blocks until the server ends; argv[0] is a program name, the rest are llama-server's options. One server at a
+ * time. It installs handlers for SIGINT and SIGTERM: who wants their own back installs them after the server has started.
+ * edgekv_server_terminate() asks a running server to end and may be called from any thread, once the server has answered a request.
+ */
+#ifndef EDGEKV_SERVER_H
+#define EDGEKV_SERVER_H
+
+#include "edgekv.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* cffi: begin */
+
+/* the server's exit code; EDGEKV_SERVER_THREW where it ended by an exception, and edgekv_server_error() says which */
+EDGEKV_API int edgekv_server_run(int argc, char ** argv);
+EDGEKV_API void edgekv_server_terminate(void);
+EDGEKV_API const char * edgekv_server_error(void);
+
+/* cffi: end */
+
+#define EDGEKV_SERVER_THREW 70
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

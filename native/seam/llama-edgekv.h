@@ -1,0 +1,156 @@
+// The seam between llama.cpp and EdgeKV. It is compiled into libllama; the patches in patches/ only add calls of what stands here.
+//
+//   libllama (patched call sites) --> this seam --> the hook table --> libedgekv
+//
+// libllama knows nothing of libedgekv: until somebody registers a table with llama_edgekv_set_hooks() every call below is a
+// no-op and the stock path runs. Hooks run on the thread that calls llama_decode(), or creates or frees the context.
+#pragma once
+
+#include "ggml.h"
+#include "llama.h"
+
+#include <stdint.h>
+
+// raised whenever a struct or function of this header changes; both sides compare it before they talk
+#define LLAMA_EDGEKV_ABI 1
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---- what the hooks are told -------------------------------------------------------------------------------------------------
+
+// store the ubatch's K and V rows in the cache of layer il
+struct llama_edgekv_store {
+    struct ggml_context * ctx;
+    struct ggml_cgraph  * gf;
+    int il;
+    struct ggml_tensor * k_cur;  // f32 [head_dim, n_head_kv, n_tokens]
+    struct ggml_tensor * v_cur;
+    struct ggml_tensor * k_idxs; // i64 [n_tokens]: row in the cache, counted through all streams
+    struct ggml_tensor * v_idxs;
+    struct ggml_tensor * k;      // the cache as attention will see it: [head_dim, n_head_kv, n_kv, n_stream], a view
+    struct ggml_tensor * v;
+};
+
+// attend the cache of layer il
+struct llama_edgekv_attend {
+    struct ggml_context * ctx;
+    struct ggml_cgraph  * gf;
+    int il;
+    struct ggml_tensor * q;     // f32 [head_dim, n_head, n_tokens]
+    struct ggml_tensor * k;     // the view given to the store
+    struct ggml_tensor * v;
+    struct ggml_tensor * mask;  // f16 or f32 [n_kv, n_tokens/n_stream, 1, n_stream]
+    struct ggml_tensor * sinks; // f32 [n_head] or null
+    float scale;
+    float softcap;              // 0: none
+    bool plain;                 // false: there is a bias, MLA values or a top-k that these arguments do not show
+};
+
+struct llama_edgekv_hooks {
+    void (*context_created)(struct llama_context * lctx);
+    void (*context_freed)(struct llama_context * lctx);
+
+    // around one ubatch; ok is false where it was not computed to its end
+    void (*ubatch_begin)(struct llama_context * lctx, int n_tokens);
+    void (*ubatch_end)(struct llama_context * lctx, bool ok);
+
+    // while the graph of a ubatch is built; false/null: the stock nodes serve
+    bool                 (*build_store) (struct llama_context * lctx, const struct llama_edgekv_store  * args);
+    struct ggml_tensor * (*build_attend)(struct llama_context * lctx, const struct llama_edgekv_attend * args);
+};
+
+// ---- what libllama exports to libedgekv --------------------------------------------------------------------------------------
+
+LLAMA_API int          llama_edgekv_abi(void);      // LLAMA_EDGEKV_ABI of the libllama that is loaded
+LLAMA_API const char * llama_edgekv_upstream(void); // the upstream version it was built from
+
+// the table must outlive its use; null removes it
+LLAMA_API void llama_edgekv_set_hooks(const struct llama_edgekv_hooks * hooks);
+
+// the next ubatch of the context builds its graph anew; call it on the thread that decodes, or while nothing is decoding
+LLAMA_API void llama_edgekv_invalidate_graph(struct llama_context * lctx);
+
+enum llama_edgekv_layer_kind {
+    LLAMA_EDGEKV_LAYER_ATTENTION = 0, // has a plain KV cache of its own
+    LLAMA_EDGEKV_LAYER_SWA       = 1, // sliding window
+    LLAMA_EDGEKV_LAYER_RECURRENT = 2,
+    LLAMA_EDGEKV_LAYER_MLA       = 3, // compressed K without V
+    LLAMA_EDGEKV_LAYER_SHARED    = 4, // reads the cache of another layer
+    LLAMA_EDGEKV_LAYER_NONE      = 5, // no KV cache, or a kind the seam does not know
+};
+
+struct llama_edgekv_layer {
+    enum llama_edgekv_layer_kind kind;
+    int n_head;
+    int n_head_kv;
+    int head_dim_k;
+    int head_dim_v;
+    bool v_transposed;
+    bool alibi;
+    bool host;                 // K and V lie in host memory
+    struct ggml_tensor * k;    // the whole cache: [n_embd_k, n_cells, n_stream]; null where the kind has none
+    struct ggml_tensor * v;
+};
+
+LLAMA_API int  llama_edgekv_n_layer(const struct llama_context * lctx);
+LLAMA_API bool llama_edgekv_get_layer(const struct llama_context * lctx, int il, struct llama_edgekv_layer * out);
+
+// The cells of one stream, seen in place: the pointers stay valid until the context is freed, what they point to changes with
+// every decode and every llama_memory_* call.
+struct llama_edgekv_cells {
+    uint32_t n_cells;
+    uint32_t n_stream;
+    uint32_t n_used;
+    uint32_t used_end;           // the last used cell + 1
+    uint32_t n_seq_words;        // 64-bit words of sequence bits per cell
+    const int32_t  * pos;        // [n_cells], -1: empty
+    const uint64_t * seq;        // [n_cells][n_seq_words], bit s: the cell belongs to sequence s
+    const uint64_t * changed;    // [n_cells] clock time of the last change
+    uint64_t now;                // clock time
+};
+
+// false: the context has no KV cache the seam knows, or no such stream
+LLAMA_API bool llama_edgekv_get_cells(const struct llama_context * lctx, uint32_t stream, struct llama_edgekv_cells * out);
+
+// the stream that holds the cells of a sequence, -1 without a cache
+LLAMA_API int llama_edgekv_stream_of(const struct llama_context * lctx, int seq_id);
+
+#ifdef __cplusplus
+}
+
+// ---- what the patched call sites use -----------------------------------------------------------------------------------------
+
+struct llm_graph_context;
+struct llama_ubatch;
+class  llama_kv_cache_context;
+
+void llama_edgekv_context_created(llama_context * lctx);
+void llama_edgekv_context_freed(llama_context * lctx);
+
+bool llama_edgekv_build_store(
+        const llm_graph_context & graph, const llama_kv_cache_context * mctx,
+        ggml_tensor * k_cur, ggml_tensor * v_cur, ggml_tensor * k_idxs, ggml_tensor * v_idxs, int il);
+
+ggml_tensor * llama_edgekv_build_attend(
+        const llm_graph_context & graph, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * kq_b,
+        ggml_tensor * mask, ggml_tensor * sinks, ggml_tensor * v_mla, int64_t n_kv_max, float scale, int il);
+
+// lives as long as one ubatch is built and computed; names its context to the build hooks below it on the stack
+class llama_edgekv_ubatch {
+public:
+    llama_edgekv_ubatch(llama_context * lctx, const llama_ubatch & ubatch);
+    ~llama_edgekv_ubatch();
+
+    llama_edgekv_ubatch(const llama_edgekv_ubatch &) = delete;
+    llama_edgekv_ubatch & operator=(const llama_edgekv_ubatch &) = delete;
+
+    void computed() { ok = true; }
+
+private:
+    llama_context * lctx;
+    llama_context * outer;
+    bool ok = false;
+};
+#endif

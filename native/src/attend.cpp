@@ -1,0 +1,145 @@
+// Dispatch, workspace layout and the hand-over from the last thread to the merge.
+#include "attend.h"
+
+#include <atomic>
+#include <cassert>
+#include <cstring>
+
+#include "attend_internal.h"
+
+#if defined(__x86_64__) || defined(_M_X64)
+#define EDGEKV_X86 1
+#else
+#define EDGEKV_X86 0
+#endif
+
+namespace edgekv {
+namespace {
+
+constexpr size_t kHeaderBytes = 64;
+
+size_t align64(size_t n) { return (n + 63) / 64 * 64; }
+
+AttendPlan make_plan(const AttendProblem & p, int n_threads) {
+    AttendPlan plan{};
+    plan.n_threads = n_threads;
+    plan.group = p.n_head / p.n_head_kv;
+    plan.rows_per_kv = plan.group * p.n_tokens;
+    plan.n_rows = plan.rows_per_kv * p.n_head_kv;
+    plan.n_strips = (p.n_cells + kStripCells - 1) / kStripCells;
+
+    // Large tiles cost less; small ones when there would be too few for the threads to share out evenly.
+    plan.tile_strips = kTileStrips;
+    const auto units = [&] { return (plan.n_strips + plan.tile_strips - 1) / plan.tile_strips * p.n_head_kv; };
+    while (n_threads > 1 && plan.tile_strips > 1 && units() < 8 * n_threads) {
+        plan.tile_strips /= 2;
+    }
+    plan.n_tiles = (plan.n_strips + plan.tile_strips - 1) / plan.tile_strips;
+    plan.n_units = units();
+
+    const size_t rows = static_cast<size_t>(plan.n_rows);
+    const size_t head_dim = static_cast<size_t>(p.head_dim);
+    plan.q_row_bytes = align64(head_dim) * sizeof(float) + 64;  // room for the quantised form too
+    plan.sum_offset = align64(rows * sizeof(float));
+    plan.acc_offset = 2 * plan.sum_offset;
+    plan.q_offset = plan.acc_offset + align64(rows * head_dim * sizeof(float));
+    plan.partial_bytes = plan.q_offset + rows * plan.q_row_bytes;
+
+    plan.strip_stride = align64(static_cast<size_t>(plan.n_strips) * sizeof(float)) / sizeof(float);
+    const bool observed = p.mass_max != nullptr || p.mass_sum != nullptr;
+    plan.strip_sum_offset = kHeaderBytes;
+    plan.strip_max_offset = plan.strip_sum_offset + (observed ? rows * plan.strip_stride * sizeof(float) : 0);
+    plan.partial_offset = plan.strip_max_offset + (observed ? rows * plan.strip_stride * sizeof(float) : 0);
+    return plan;
+}
+
+const AttendKernels & kernels(Isa isa) {
+#if EDGEKV_X86
+    static const bool vnni = __builtin_cpu_supports("avx512vnni");
+    switch (isa) {
+        case Isa::avx512: return vnni ? kAttendAvx512Vnni : kAttendAvx512;
+        case Isa::avx2: return kAttendAvx2;
+        case Isa::portable: break;
+    }
+#endif
+    (void) isa;
+    return kAttendPortable;
+}
+
+}  // namespace
+
+size_t attend_workspace_bytes(const AttendProblem & problem, int n_threads) {
+    const AttendPlan plan = make_plan(problem, n_threads);
+    return plan.partial_offset + static_cast<size_t>(n_threads) * plan.partial_bytes;
+}
+
+void attend_run_with(const AttendKernels & kernels, const AttendProblem & problem, void * workspace, int ith, int nth) {
+    assert(attend_supports(problem.head_dim, problem.k_type, problem.v_type));
+    static_assert(sizeof(std::atomic<uint32_t>) <= kHeaderBytes, "the arrival counter fills the header");
+    const AttendPlan plan = make_plan(problem, nth);
+    char * bytes = static_cast<char *>(workspace);
+    kernels.process(problem, plan, bytes, ith);
+
+    std::atomic<uint32_t> & arrived = *reinterpret_cast<std::atomic<uint32_t> *>(bytes);
+    if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(nth)) {
+        arrived.store(0, std::memory_order_relaxed);  // the caller's own barrier orders this before the next run
+        kernels.merge(problem, plan, bytes);
+    }
+}
+
+void attend_run(const AttendProblem & problem, void * workspace, int ith, int nth, Isa isa) {
+    attend_run_with(kernels(isa), problem, workspace, ith, nth);
+}
+
+const AttendKernels * attend_kernels(const char * name) {
+    if (std::strcmp(name, "portable") == 0) {
+        return &kAttendPortable;
+    }
+#if EDGEKV_X86
+    if (std::strcmp(name, "avx2") == 0 && isa_supported(Isa::avx2)) {
+        return &kAttendAvx2;
+    }
+    if (std::strcmp(name, "avx512") == 0 && isa_supported(Isa::avx512)) {
+        return &kAttendAvx512;
+    }
+    if (std::strcmp(name, "avx512vnni") == 0 && isa_supported(Isa::avx512) && __builtin_cpu_supports("avx512vnni")) {
+        return &kAttendAvx512Vnni;
+    }
+#endif
+    return nullptr;
+}
+
+bool isa_supported(Isa isa) {
+    switch (isa) {
+        case Isa::portable: return true;
+#if EDGEKV_X86
+        case Isa::avx2:
+            return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+        case Isa::avx512:
+            return isa_supported(Isa::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+#endif
+        default: return false;
+    }
+}
+
+Isa isa_best() {
+    return isa_supported(Isa::avx512) ? Isa::avx512 : isa_supported(Isa::avx2) ? Isa::avx2 : Isa::portable;
+}
+
+const char * isa_name(Isa isa) {
+    switch (isa) {
+        case Isa::portable: return "portable";
+        case Isa::avx2: return "avx2";
+        case Isa::avx512: return "avx512";
+    }
+    return "?";
+}
+
+bool attend_supports(int head_dim, CellType k_type, CellType v_type) {
+    const bool known = head_dim == 64 || head_dim == 80 || head_dim == 96 || head_dim == 128 || head_dim == 256;
+    const bool quantised = k_type == CellType::q8_0 || v_type == CellType::q8_0;
+    return known && !(quantised && head_dim % 32 != 0);
+}
+
+}  // namespace edgekv

@@ -1,0 +1,10 @@
+#include "simd_avx512.h"
+// the headers below use its Simd
+#include "attend_kernel.h"
+#include "attend_merge.h"
+
+namespace edgekv {
+
+const AttendKernels kAttendAvx512 = {process, merge};
+
+}  // namespace edgekv

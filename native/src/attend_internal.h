@@ -1,0 +1,51 @@
+// What attend.cpp shares with the per-ISA kernels: the layout of the workspace and the kernel table. Declarations and plain
+// data only: an inline function here would be compiled under several instruction sets and merged by the linker.
+#pragma once
+
+#include "attend.h"
+
+namespace edgekv {
+
+// Cells are processed in strips of 16 and tiles of up to 4 strips. A strip is addressed by its own base pointers, so that
+// strips need not be consecutive in memory.
+constexpr int kStripCells = 16;
+constexpr int kTileStrips = 4;
+constexpr int kTileCells = kStripCells * kTileStrips;
+
+// The same on every thread of a run. Row (kv head h, token t, head g of the group) has index h*rows_per_kv + t*group + g.
+struct AttendPlan {
+    int group;
+    int rows_per_kv;
+    int n_rows;
+    int n_strips;
+    int tile_strips;
+    int n_tiles;
+    int n_units;  // unit u: tile u / n_head_kv, KV head u % n_head_kv
+    int n_threads;
+
+    // Per thread: running max and sum [n_rows], output accumulators [n_rows][head_dim], prepared queries [n_rows].
+    size_t partial_offset, partial_bytes;
+    size_t sum_offset, acc_offset, q_offset;  // within a partial; the max comes first
+    size_t q_row_bytes;
+
+    // Per row and strip, if mass is observed: the sum of the weights and the running max that they refer to.
+    size_t strip_sum_offset, strip_max_offset;
+    size_t strip_stride;  // floats per row
+};
+
+struct AttendKernels {
+    void (*process)(const AttendProblem & problem, const AttendPlan & plan, char * workspace, int ith);
+    void (*merge)(const AttendProblem & problem, const AttendPlan & plan, char * workspace);
+};
+
+extern const AttendKernels kAttendPortable;
+extern const AttendKernels kAttendAvx2;
+extern const AttendKernels kAttendAvx512;
+extern const AttendKernels kAttendAvx512Vnni;
+
+// By name, "avx512vnni" apart from "avx512"; null if not compiled in or not usable on this CPU.
+const AttendKernels * attend_kernels(const char * name);
+
+void attend_run_with(const AttendKernels & kernels, const AttendProblem & problem, void * workspace, int ith, int nth);
+
+}  // namespace edgekv

@@ -1,0 +1,281 @@
+// A thread's share of an attention run: walks its (tile, KV head) units and keeps an online softmax per query row.
+#pragma once
+
+#include <string.h>
+
+#include "attend_softmax.h"
+
+namespace edgekv {
+namespace {
+
+using QkFn = void (*)(const Unit &, const char * const * q, float (*scores)[kTileCells]);
+using PvFn = void (*)(const Unit &, const float (*p)[kTileCells], float * const * acc, const float * factor);
+
+// By number of rows in the register block; blocks larger than the ISA's kRows do not occur.
+template <int D>
+struct Products {
+    static constexpr int rows(int n) { return n < Simd::kRows ? n : Simd::kRows; }
+    static constexpr QkFn kQkF16[] = {qk_f16<D, rows(1)>, qk_f16<D, rows(2)>, qk_f16<D, rows(3)>, qk_f16<D, rows(4)>};
+    static constexpr PvFn kPvF16[] = {pv<CellType::f16, D, rows(1)>, pv<CellType::f16, D, rows(2)>,
+                                      pv<CellType::f16, D, rows(3)>, pv<CellType::f16, D, rows(4)>};
+
+    static const QkFn * qk(CellType type) {
+        if constexpr (D % kBlock == 0) {
+            static constexpr QkFn q8[] = {qk_q8<D, rows(1)>, qk_q8<D, rows(2)>, qk_q8<D, rows(3)>, qk_q8<D, rows(4)>};
+            return type == CellType::q8_0 ? q8 : kQkF16;
+        } else {
+            return kQkF16;
+        }
+    }
+    static const PvFn * pv_of(CellType type) {
+        if constexpr (D % kBlock == 0) {
+            static constexpr PvFn q8[] = {pv<CellType::q8_0, D, rows(1)>, pv<CellType::q8_0, D, rows(2)>,
+                                          pv<CellType::q8_0, D, rows(3)>, pv<CellType::q8_0, D, rows(4)>};
+            return type == CellType::q8_0 ? q8 : kPvF16;
+        } else {
+            return kPvF16;
+        }
+    }
+};
+
+// What the heads of a tile share.
+struct Tile {
+    int first_cell;
+    int n_cells;
+    uint8_t visible[kTileCells];
+    int n_visible;
+    int tokens[kMaxQueryTokens];  // those that see any of the tile
+    int n_tokens;
+    alignas(64) float bias[kMaxQueryTokens][kTileCells];  // -inf from n_cells on
+};
+
+inline void fill_bias(const AttendProblem & p, const Tile & tile, int token, float * bias) {
+    const int whole = tile.n_cells / kLanes * kLanes;
+    const char * mask = p.mask + static_cast<size_t>(token) * p.mask_stride_token;
+    if (p.mask_type == MaskType::f16) {
+        mask += static_cast<size_t>(tile.first_cell) * 2;
+        for (int c = 0; c < whole; c += kLanes) {
+            Simd::store(bias + c, Simd::load_f16(mask + c * 2));
+        }
+        if (whole < tile.n_cells) {
+            alignas(64) char tail[kLanes * 2] = {};
+            alignas(64) float values[kLanes];
+            memcpy(tail, mask + whole * 2, static_cast<size_t>(tile.n_cells - whole) * 2);
+            Simd::store(values, Simd::load_f16(tail));
+            memcpy(bias + whole, values, static_cast<size_t>(tile.n_cells - whole) * sizeof(float));
+        }
+    } else if (p.mask_type == MaskType::f32) {
+        memcpy(bias, mask + static_cast<size_t>(tile.first_cell) * 4, static_cast<size_t>(tile.n_cells) * 4);
+    } else {
+        memset(bias, 0, static_cast<size_t>(tile.n_cells) * 4);
+    }
+    for (int c = tile.n_cells; c < kTileCells; ++c) {
+        bias[c] = -INFINITY;
+    }
+}
+
+inline void prepare_tile(const AttendProblem & p, const AttendPlan & plan, int index, Tile & tile) {
+    const int tile_cells = plan.tile_strips * kStripCells;
+    tile.first_cell = index * tile_cells;
+    tile.n_cells = p.n_cells - tile.first_cell < tile_cells ? p.n_cells - tile.first_cell : tile_cells;
+    tile.n_tokens = 0;
+    tile.n_visible = 0;
+    uint64_t seen = 0;
+    for (int t = 0; t < p.n_tokens; ++t) {
+        fill_bias(p, tile, t, tile.bias[t]);
+        uint64_t bits = 0;
+        for (int c = 0; c < kTileCells; c += kLanes) {
+            bits |= static_cast<uint64_t>(Simd::visible_bits(Simd::load(tile.bias[t] + c))) << c;
+        }
+        if (bits != 0) {
+            tile.tokens[tile.n_tokens++] = t;
+            seen |= bits;
+        }
+    }
+    for (int c = 0; c < tile.n_cells; ++c) {
+        tile.visible[tile.n_visible] = static_cast<uint8_t>(c);
+        tile.n_visible += static_cast<int>(seen >> c & 1);
+    }
+}
+
+// The f16 scales of the unit's q8_0 rows, as floats by block and cell.
+inline void load_scales(const Unit & unit, const char * const * strips, size_t stride, int n_blocks, float (*scale)[kTileCells]) {
+    alignas(64) uint16_t halves[kMaxBlocks][kStripCells];
+    for (int s = 0; s < unit.n_strips; ++s) {
+        const StripRows rows{strips[s], stride, unit.cells[s] - 1};
+        for (int c = 0; c < kStripCells; ++c) {
+            const char * row = rows[c];
+            for (int b = 0; b < n_blocks; ++b) {
+                memcpy(&halves[b][c], row + static_cast<size_t>(b) * kBlockBytes, 2);
+            }
+        }
+        for (int b = 0; b < n_blocks; ++b) {
+            for (int c = 0; c < kStripCells; c += kLanes) {
+                Simd::store(scale[b] + s * kStripCells + c, Simd::load_f16(reinterpret_cast<const char *>(halves[b] + c)));
+            }
+        }
+    }
+}
+
+inline void prepare_unit(const AttendProblem & p, const Tile & tile, int head, Unit & unit) {
+    unit.n_strips = (tile.n_cells + kStripCells - 1) / kStripCells;
+    unit.k_stride = p.k_stride_cell;
+    unit.v_stride = p.v_stride_cell;
+    unit.visible = tile.visible;
+    unit.n_visible = tile.n_visible;
+    for (int s = 0; s < unit.n_strips; ++s) {
+        const size_t cell = static_cast<size_t>(tile.first_cell + s * kStripCells);
+        const int left = tile.n_cells - s * kStripCells;
+        unit.k[s] = p.k + cell * p.k_stride_cell + static_cast<size_t>(head) * p.k_stride_head;
+        unit.v[s] = p.v + cell * p.v_stride_cell + static_cast<size_t>(head) * p.v_stride_head;
+        unit.cells[s] = left < kStripCells ? left : kStripCells;
+    }
+    if (p.k_type == CellType::q8_0) {
+        load_scales(unit, unit.k, unit.k_stride, p.head_dim / kBlock, unit.k_scale);
+    }
+    if (p.v_type == CellType::q8_0) {
+        load_scales(unit, unit.v, unit.v_stride, p.head_dim / kBlock, unit.v_scale);
+    }
+}
+
+// Quantises a query row by block to int8 (scale = amax / 127, round to nearest even), in the order that dot4() meets it.
+template <int D>
+void quantise_query(const float * q, float scale, char * row) {
+    int8_t values[q8_vectors<D>() * sizeof(I)] = {};
+    float * scales = reinterpret_cast<float *>(row + q8_scales_offset<D>());
+    int32_t * excess = reinterpret_cast<int32_t *>(scales + D / kBlock);
+    for (int b = 0; b < D / kBlock; ++b) {
+        float amax = 0.0f;
+        for (int i = 0; i < kBlock; ++i) {
+            const float a = fabsf(q[b * kBlock + i]);
+            amax = a > amax ? a : amax;
+        }
+        const float inverse = amax > 0.0f ? 127.0f / amax : 0.0f;
+        int sum = 0;
+        for (int i = 0; i < kBlock; ++i) {
+            const int x = static_cast<int>(rintf(q[b * kBlock + i] * inverse));
+            values[b * kBlock + i] = static_cast<int8_t>(x);
+            sum += x;
+        }
+        scales[b] = amax / 127.0f * scale;
+        excess[b] = 128 * sum;
+    }
+    for (size_t v = 0; v < q8_vectors<D>(); ++v) {
+        for (int j = 0; j < 4; ++j) {
+            for (int lane = 0; lane < kLanes; ++lane) {
+                const int dword = lane / 4 * 4 + j;  // the 4 lanes of a 128-bit group are 4 cells
+                memcpy(row + ((v * 4 + j) * kLanes + lane) * 4, values + (v * kLanes + dword) * 4, 4);
+            }
+        }
+    }
+}
+
+template <int D>
+void prepare_query(const AttendProblem & p, int token, int head, char * row) {
+    const char * src = p.q + static_cast<size_t>(token) * p.q_stride_token + static_cast<size_t>(head) * p.q_stride_head;
+    alignas(64) float q[D];
+    memcpy(q, src, sizeof(q));
+    if constexpr (D % kBlock == 0) {
+        if (p.k_type == CellType::q8_0) {
+            quantise_query<D>(q, p.scale, row);
+            return;
+        }
+    }
+    for (int i = 0; i < D; i += kLanes) {
+        Simd::store(row + i * 4, Simd::mul(Simd::load(q + i), Simd::set1(p.scale)));
+    }
+}
+
+inline void clear_strips(const AttendPlan & plan, char * workspace, int row, int strip, int n_strips) {
+    float * sums = reinterpret_cast<float *>(workspace + plan.strip_sum_offset);
+    float * tops = reinterpret_cast<float *>(workspace + plan.strip_max_offset);
+    for (int s = strip; s < strip + n_strips; ++s) {
+        sums[row * plan.strip_stride + s] = 0.0f;
+        tops[row * plan.strip_stride + s] = -INFINITY;
+    }
+}
+
+template <int D>
+void process_rows(const AttendProblem & p, const AttendPlan & plan, char * workspace, int ith) {
+    const int begin = static_cast<int>(static_cast<int64_t>(plan.n_units) * ith / plan.n_threads);
+    const int end = static_cast<int>(static_cast<int64_t>(plan.n_units) * (ith + 1) / plan.n_threads);
+    char * partial = workspace + plan.partial_offset + static_cast<size_t>(ith) * plan.partial_bytes;
+    float * max = reinterpret_cast<float *>(partial);
+    float * sum = reinterpret_cast<float *>(partial + plan.sum_offset);
+    float * acc = reinterpret_cast<float *>(partial + plan.acc_offset);
+    char * queries = partial + plan.q_offset;
+    float * strip_sum = reinterpret_cast<float *>(workspace + plan.strip_sum_offset);
+    float * strip_max = reinterpret_cast<float *>(workspace + plan.strip_max_offset);
+    const bool observed = p.mass_max != nullptr || p.mass_sum != nullptr;
+
+    for (int row = 0; row < plan.n_rows; ++row) {
+        max[row] = -INFINITY;
+        sum[row] = 0.0f;
+        const int in_head = row % plan.rows_per_kv;
+        prepare_query<D>(p, in_head / plan.group, row / plan.rows_per_kv * plan.group + in_head % plan.group,
+                         queries + static_cast<size_t>(row) * plan.q_row_bytes);
+    }
+    memset(acc, 0, static_cast<size_t>(plan.n_rows) * D * sizeof(float));
+
+    const QkFn * qk = Products<D>::qk(p.k_type);
+    const PvFn * weigh = Products<D>::pv_of(p.v_type);
+    Tile tile;
+    Unit unit;
+    alignas(64) float scores[Simd::kRows][kTileCells];
+    int tile_index = -1;
+    for (int u = begin; u < end; ++u) {
+        const int head = u % p.n_head_kv;
+        if (u / p.n_head_kv != tile_index) {
+            tile_index = u / p.n_head_kv;
+            prepare_tile(p, plan, tile_index, tile);
+        }
+        const int first_strip = tile_index * plan.tile_strips;
+        if (observed && tile.n_tokens < p.n_tokens) {
+            for (int i = 0; i < plan.rows_per_kv; ++i) {
+                clear_strips(plan, workspace, head * plan.rows_per_kv + i, first_strip,
+                             (tile.n_cells + kStripCells - 1) / kStripCells);
+            }
+        }
+        if (tile.n_tokens == 0) {
+            continue;
+        }
+        prepare_unit(p, tile, head, unit);
+
+        const int n_rows = tile.n_tokens * plan.group;
+        const int n_blocks = (n_rows + Simd::kRows - 1) / Simd::kRows;
+        for (int block = 0, done = 0; block < n_blocks; ++block) {
+            const int count = (n_rows - done + n_blocks - block - 1) / (n_blocks - block);  // as even as it gets
+            const char * q[Simd::kRows];
+            const float * bias[Simd::kRows];
+            float * out[Simd::kRows];
+            float factor[Simd::kRows];
+            RowState state[Simd::kRows];
+            for (int r = 0; r < count; ++r) {
+                const int token = tile.tokens[(done + r) / plan.group];
+                const size_t row = static_cast<size_t>(head * plan.rows_per_kv + token * plan.group + (done + r) % plan.group);
+                const size_t strip = row * plan.strip_stride + static_cast<size_t>(first_strip);
+                q[r] = queries + row * plan.q_row_bytes;
+                bias[r] = tile.bias[token];
+                out[r] = acc + row * D;
+                state[r] = {max + row, sum + row, observed ? strip_sum + strip : nullptr, observed ? strip_max + strip : nullptr};
+            }
+            qk[count - 1](unit, q, scores);
+            softmax_tile(count, unit.n_strips, p.softcap, scores, bias, state, factor);
+            weigh[count - 1](unit, scores, out, factor);
+            done += count;
+        }
+    }
+}
+
+inline void process(const AttendProblem & problem, const AttendPlan & plan, char * workspace, int ith) {
+    switch (problem.head_dim) {
+        case 64: return process_rows<64>(problem, plan, workspace, ith);
+        case 80: return process_rows<80>(problem, plan, workspace, ith);
+        case 96: return process_rows<96>(problem, plan, workspace, ith);
+        case 128: return process_rows<128>(problem, plan, workspace, ith);
+        case 256: return process_rows<256>(problem, plan, workspace, ith);
+    }
+}
+
+}  // namespace
+}  // namespace edgekv

@@ -1,0 +1,226 @@
+// The two matrix products of a tile, written once over the Simd of the translation unit that includes this.
+#pragma once
+
+#include <math.h>
+
+#include "attend_internal.h"
+
+#define EDGEKV_UNROLL _Pragma("GCC unroll 16")
+
+namespace edgekv {
+namespace {
+
+using F = Simd::F;
+using I = Simd::I;
+
+constexpr int kLanes = Simd::kLanes;
+constexpr int kBlock = 32;        // values of a q8_0 block
+constexpr int kBlockBytes = 34;
+constexpr int kMaxBlocks = 256 / kBlock;
+
+// One tile of one KV head.
+struct Unit {
+    const char * k[kTileStrips];  // first cell of each strip
+    const char * v[kTileStrips];
+    int cells[kTileStrips];  // cells of the strip that exist, at least 1
+    int n_strips;
+    size_t k_stride, v_stride;
+    const uint8_t * visible;  // the tile's cells that some query token sees
+    int n_visible;
+    // q8_0 scales by block and cell of the tile
+    float k_scale[kMaxBlocks][kTileCells];
+    float v_scale[kMaxBlocks][kTileCells];
+};
+
+// The rows of a strip; past the last cell that exists it repeats that cell, whose score the bias then hides.
+struct StripRows {
+    const char * base;
+    size_t stride;
+    int last;
+    const char * operator[](int c) const { return base + static_cast<size_t>(c < last ? c : last) * stride; }
+};
+
+template <int D>
+constexpr size_t q8_vectors() {
+    return (D / 4 + kLanes - 1) / kLanes;
+}
+// A q8_0 query row is its int8 values in dot4() order, then a scale per block, then the sum that a biased K adds per block.
+template <int D>
+constexpr size_t q8_scales_offset() {
+    return q8_vectors<D>() * 4 * sizeof(I);
+}
+
+// scores[r][cell] = q[r] . k[cell] for the NR rows
+template <int D, int NR>
+void qk_f16(const Unit & unit, const char * const * q, float (*scores)[kTileCells]) {
+    for (int s = 0; s < unit.n_strips; ++s) {
+        const StripRows rows{unit.k[s], unit.k_stride, unit.cells[s] - 1};
+        F part[NR][4];
+        EDGEKV_UNROLL
+        for (int g = 0; g < 4; ++g) {
+            const char * k[4];
+            F acc[NR][4];
+            EDGEKV_UNROLL
+            for (int c = 0; c < 4; ++c) {
+                k[c] = rows[4 * g + c];
+                EDGEKV_UNROLL
+                for (int r = 0; r < NR; ++r) {
+                    acc[r][c] = Simd::zero();
+                }
+            }
+            for (int i = 0; i < D; i += kLanes) {
+                EDGEKV_UNROLL
+                for (int c = 0; c < 4; ++c) {
+                    const F x = Simd::load_f16(k[c] + i * 2);
+                    EDGEKV_UNROLL
+                    for (int r = 0; r < NR; ++r) {
+                        acc[r][c] = Simd::fma(x, Simd::load(q[r] + i * 4), acc[r][c]);
+                    }
+                }
+            }
+            EDGEKV_UNROLL
+            for (int r = 0; r < NR; ++r) {
+                part[r][g] = Simd::quad(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
+            }
+        }
+        EDGEKV_UNROLL
+        for (int r = 0; r < NR; ++r) {
+            EDGEKV_UNROLL
+            for (int i = 0; i < kStripCells / kLanes; ++i) {
+                Simd::store(scores[r] + s * kStripCells + i * kLanes, Simd::join(part[r] + i * kLanes / 4));
+            }
+        }
+    }
+}
+
+// As qk_f16, by integer dot products with the query quantised per block.
+template <int D, int NR>
+void qk_q8(const Unit & unit, const char * const * q, float (*scores)[kTileCells]) {
+    constexpr int n_blocks = D / kBlock;
+    constexpr int per_vector = kLanes / 8;  // blocks in a vector of int8
+    constexpr int quads = kLanes / 4;
+    for (int s = 0; s < unit.n_strips; ++s) {
+        const StripRows rows{unit.k[s], unit.k_stride, unit.cells[s] - 1};
+        for (int c0 = 0; c0 < kStripCells; c0 += kLanes) {
+            F score[NR];
+            EDGEKV_UNROLL
+            for (int r = 0; r < NR; ++r) {
+                score[r] = Simd::zero();
+            }
+            for (int v = 0; v < static_cast<int>(q8_vectors<D>()); ++v) {
+                I acc[NR][quads];
+                EDGEKV_UNROLL
+                for (int g = 0; g < quads; ++g) {
+                    I k[4];
+                    EDGEKV_UNROLL
+                    for (int c = 0; c < 4; ++c) {
+                        k[c] = Simd::load_q8(rows[c0 + 4 * g + c], v, n_blocks);
+                    }
+                    Simd::transpose4(k);
+                    EDGEKV_UNROLL
+                    for (int r = 0; r < NR; ++r) {
+                        acc[r][g] = Simd::izero();
+                        EDGEKV_UNROLL
+                        for (int j = 0; j < 4; ++j) {
+                            acc[r][g] = Simd::dot4(acc[r][g], k[j], Simd::iload(q[r] + (v * 4 + j) * sizeof(I)));
+                        }
+                    }
+                }
+                EDGEKV_UNROLL
+                for (int r = 0; r < NR; ++r) {
+                    const float * q_scale = reinterpret_cast<const float *>(q[r] + q8_scales_offset<D>());
+                    const int32_t * excess = reinterpret_cast<const int32_t *>(q_scale + n_blocks);
+                    I sums[per_vector];
+                    Simd::block_sums(acc[r], sums);
+                    EDGEKV_UNROLL
+                    for (int i = 0; i < per_vector; ++i) {
+                        const int b = v * per_vector + i;
+                        if (b < n_blocks) {
+                            const I dot = Simd::kBiasedK ? Simd::isub(sums[i], excess[b]) : sums[i];
+                            const F scale = Simd::mul(Simd::load(unit.k_scale[b] + s * kStripCells + c0), Simd::set1(q_scale[b]));
+                            score[r] = Simd::fma(Simd::to_float(dot), scale, score[r]);
+                        }
+                    }
+                }
+            }
+            EDGEKV_UNROLL
+            for (int r = 0; r < NR; ++r) {
+                Simd::store(scores[r] + s * kStripCells + c0, score[r]);
+            }
+        }
+    }
+}
+
+template <CellType T>
+F load_value(const char * row, int i) {
+    if constexpr (T == CellType::f16) {
+        return Simd::load_f16(row + i * 2);
+    } else {
+        return Simd::load_i8(row + static_cast<size_t>(i / kBlock) * kBlockBytes + 2 + i % kBlock);
+    }
+}
+
+// acc[r] = acc[r] * factor[r] + sum over cells of weight * v[cell], for dimensions i0 .. i0 + NV*kLanes.
+// weights: [NR][kTileCells] or, with the block scale folded in, [NR][D/32][kTileCells]
+template <CellType T, int D, int NR, int NV>
+void pv_block(const Unit & unit, const float * weights, float * const * acc, const float * factor, int i0) {
+    constexpr int per_row = T == CellType::f16 ? 1 : D / kBlock;
+    F sum[NR][NV];
+    EDGEKV_UNROLL
+    for (int r = 0; r < NR; ++r) {
+        EDGEKV_UNROLL
+        for (int j = 0; j < NV; ++j) {
+            sum[r][j] = Simd::mul(Simd::load(acc[r] + i0 + j * kLanes), Simd::set1(factor[r]));
+        }
+    }
+    for (int n = 0; n < unit.n_visible; ++n) {
+        const int c = unit.visible[n];
+        const char * row = unit.v[c / kStripCells] + static_cast<size_t>(c % kStripCells) * unit.v_stride;
+        EDGEKV_UNROLL
+        for (int j = 0; j < NV; ++j) {
+            const F x = load_value<T>(row, i0 + j * kLanes);
+            EDGEKV_UNROLL
+            for (int r = 0; r < NR; ++r) {
+                const int b = T == CellType::f16 ? 0 : (i0 + j * kLanes) / kBlock;
+                sum[r][j] = Simd::fma(x, Simd::set1(weights[(r * per_row + b) * kTileCells + c]), sum[r][j]);
+            }
+        }
+    }
+    EDGEKV_UNROLL
+    for (int r = 0; r < NR; ++r) {
+        EDGEKV_UNROLL
+        for (int j = 0; j < NV; ++j) {
+            Simd::store(acc[r] + i0 + j * kLanes, sum[r][j]);
+        }
+    }
+}
+
+template <CellType T, int D, int NR>
+void pv(const Unit & unit, const float (*p)[kTileCells], float * const * acc, const float * factor) {
+    constexpr int vectors = D / kLanes;
+    constexpr int whole = vectors / Simd::kPvVectors;
+    constexpr int rest = vectors % Simd::kPvVectors;
+    const float * weights = p[0];
+    alignas(64) float scaled[T == CellType::q8_0 ? NR * (D / kBlock) * kTileCells : 1];
+    if constexpr (T == CellType::q8_0) {
+        for (int r = 0; r < NR; ++r) {
+            for (int b = 0; b < D / kBlock; ++b) {
+                for (int c = 0; c < unit.n_strips * kStripCells; c += kLanes) {
+                    Simd::store(scaled + (r * (D / kBlock) + b) * kTileCells + c,
+                                Simd::mul(Simd::load(p[r] + c), Simd::load(unit.v_scale[b] + c)));
+                }
+            }
+        }
+        weights = scaled;
+    }
+    EDGEKV_UNROLL
+    for (int i = 0; i < whole; ++i) {
+        pv_block<T, D, NR, Simd::kPvVectors>(unit, weights, acc, factor, i * Simd::kPvVectors * kLanes);
+    }
+    if constexpr (rest > 0) {
+        pv_block<T, D, NR, rest>(unit, weights, acc, factor, whole * Simd::kPvVectors * kLanes);
+    }
+}
+
+}  // namespace
+}  // namespace edgekv

@@ -1,0 +1,188 @@
+#include "nodes.h"
+
+#include "ggml-cpu.h"
+
+namespace edgekv {
+
+// ---- store -------------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+enum StoreSource { STORE_K_CUR, STORE_V_CUR, STORE_K_IDXS, STORE_V_IDXS, STORE_K, STORE_V, N_STORE_SOURCES };
+
+enum AttendSource { ATTEND_Q, ATTEND_K, ATTEND_V, ATTEND_MASK, ATTEND_SINKS };
+
+// the same conversion as ggml_set_rows, so that the cache holds the same bits as with the stock nodes
+void store_row(const ggml_tensor * cur, const ggml_tensor * idxs, const ggml_tensor * view, int64_t token) {
+    const ggml_tensor * cache = view->view_src;
+    const int64_t row         = static_cast<const int64_t *>(idxs->data)[token];
+    const int64_t n           = cur->ne[0]*cur->ne[1];
+
+    char *        dst = static_cast<char *>(cache->data) + row*cache->nb[1];
+    const float * src = reinterpret_cast<const float *>(static_cast<const char *>(cur->data) + token*cur->nb[2]);
+
+    ggml_get_type_traits_cpu(cache->type)->from_float(src, dst, n);
+}
+
+void run_store(ggml_tensor * dst, int ith, int nth, void *) {
+    const int64_t n_tokens = dst->src[STORE_K_CUR]->ne[2];
+
+    for (int64_t unit = ith; unit < 2*n_tokens; unit += nth) {
+        if (unit < n_tokens) {
+            store_row(dst->src[STORE_K_CUR], dst->src[STORE_K_IDXS], dst->src[STORE_K], unit);
+        } else {
+            store_row(dst->src[STORE_V_CUR], dst->src[STORE_V_IDXS], dst->src[STORE_V], unit - n_tokens);
+        }
+    }
+}
+
+bool storable(const ggml_tensor * cur, const ggml_tensor * idxs, const ggml_tensor * view) {
+    const ggml_tensor * cache = view->view_src;
+
+    // heads of a token lie side by side, and streams behind each other, as the row index assumes
+    return cur->type == GGML_TYPE_F32 && cur->nb[0] == sizeof(float) && cur->nb[1] == cur->ne[0]*sizeof(float) &&
+           idxs->type == GGML_TYPE_I64 && cur->ne[0]*cur->ne[1] == cache->ne[0] &&
+           cache->nb[2] == cache->ne[1]*cache->nb[1];
+}
+
+// ---- attend ------------------------------------------------------------------------------------------------------------------
+
+const char * at(const ggml_tensor * t, size_t offset) {
+    return static_cast<const char *>(t->data) + offset;
+}
+
+// the problem of one stream; tensors without data (while the graph is built) give null pointers, which only size the workspace
+AttendProblem make_problem(const Layer & layer, const ggml_tensor * dst, int64_t s) {
+    const ggml_tensor * q     = dst->src[ATTEND_Q];
+    const ggml_tensor * k     = dst->src[ATTEND_K];
+    const ggml_tensor * v     = dst->src[ATTEND_V];
+    const ggml_tensor * mask  = dst->src[ATTEND_MASK];
+    const ggml_tensor * sinks = dst->src[ATTEND_SINKS];
+
+    const int64_t n_stream = k->ne[3];
+    const int64_t n_tokens = q->ne[2]/n_stream;
+
+    AttendProblem p = {};
+    p.head_dim    = (int) k->ne[0];
+    p.n_head      = (int) q->ne[1];
+    p.n_head_kv   = (int) k->ne[1];
+    p.n_tokens    = (int) n_tokens;
+    p.n_cells     = (int) k->ne[2];
+    p.page_tokens = layer.owner->params.page_tokens;
+
+    p.q_stride_token = q->nb[2];
+    p.q_stride_head  = q->nb[1];
+
+    p.k_type        = k->type == GGML_TYPE_Q8_0 ? CellType::q8_0 : CellType::f16;
+    p.k_stride_cell = k->nb[2];
+    p.k_stride_head = k->nb[1];
+    p.v_type        = v->type == GGML_TYPE_Q8_0 ? CellType::q8_0 : CellType::f16;
+    p.v_stride_cell = v->nb[2];
+    p.v_stride_head = v->nb[1];
+
+    p.mask_type         = mask->type == GGML_TYPE_F16 ? MaskType::f16 : MaskType::f32;
+    p.mask_stride_token = mask->nb[1];
+
+    p.scale   = layer.scale;
+    p.softcap = layer.softcap;
+
+    p.out_stride_head  = p.head_dim*sizeof(float);
+    p.out_stride_token = p.n_head*p.out_stride_head;
+
+    if (dst->data) {
+        p.q    = at(q, s*n_tokens*q->nb[2]);
+        p.k    = at(k, s*k->nb[3]);
+        p.v    = at(v, s*v->nb[3]);
+        p.mask = at(mask, s*mask->nb[3]);
+        p.out  = static_cast<char *>(dst->data) + s*n_tokens*p.out_stride_token;
+
+        p.sinks = sinks ? static_cast<const float *>(sinks->data) : nullptr;
+
+        // the view may begin at a later stream than the cache
+        const int stream = (int) (s + k->view_offs/k->nb[3]);
+        p.mass_max    = layer.owner->mass_max(layer, stream);
+        p.mass_sum    = layer.owner->mass_sum(layer, stream);
+        p.mass_stride = layer.owner->n_pages;
+    }
+
+    return p;
+}
+
+void run_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    const Layer &    layer = *static_cast<const Layer *>(userdata);
+    edgekv_context & ctx   = *layer.owner;
+
+    const int64_t n_stream = dst->src[ATTEND_K]->ne[3];
+
+    for (int64_t s = 0; s < n_stream; ++s) {
+        // no barrier between streams, so each has a workspace of its own
+        attend_run(make_problem(layer, dst, s), ctx.workspaces[s].data(), ith, nth, selected_isa());
+    }
+
+    if (ith == 0) {
+        ctx.attended.store(true, std::memory_order_relaxed);
+    }
+}
+
+bool attendable(const llama_edgekv_attend & args) {
+    const auto & [ctx, gf, il, q, k, v, mask, sinks, scale, softcap, plain] = args;
+
+    return plain && q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0] && v->ne[0] == k->ne[0] &&
+           v->ne[2] == k->ne[2] && q->ne[1] % k->ne[1] == 0 &&
+           (mask->type == GGML_TYPE_F16 || mask->type == GGML_TYPE_F32) && mask->ne[0] == k->ne[2] &&
+           (!sinks || sinks->type == GGML_TYPE_F32);
+}
+
+}  // namespace
+
+bool build_store(edgekv_context & ctx, const llama_edgekv_store & args) {
+    Layer * layer = ctx.served_layer(args.il, args.k, (int) args.k_cur->ne[2]);
+    if (!layer) {
+        return false;
+    }
+    if (!storable(args.k_cur, args.k_idxs, args.k) || !storable(args.v_cur, args.v_idxs, args.v)) {
+        layer->info.state = EDGEKV_LAYER_GRAPH;
+        return false;
+    }
+
+    ggml_tensor * sources[N_STORE_SOURCES] = { args.k_cur, args.v_cur, args.k_idxs, args.v_idxs, args.k, args.v };
+
+    // the node's own value is not used; it exists for its place in the graph
+    ggml_tensor * node =
+        ggml_custom_4d(args.ctx, GGML_TYPE_F32, 1, 1, 1, 1, sources, N_STORE_SOURCES, run_store, GGML_N_TASKS_MAX, layer);
+    ggml_format_name(node, "edgekv_store-%d", args.il);
+    ggml_build_forward_expand(args.gf, node);
+
+    return true;
+}
+
+ggml_tensor * build_attend(edgekv_context & ctx, const llama_edgekv_attend & args) {
+    Layer * layer = ctx.served_layer(args.il, args.k, (int) args.q->ne[2]);
+    if (!layer) {
+        return nullptr;
+    }
+    if (!attendable(args)) {
+        layer->info.state = EDGEKV_LAYER_GRAPH;
+        return nullptr;
+    }
+
+    layer->scale   = args.scale;
+    layer->softcap = args.softcap;
+
+    ggml_tensor * sources[] = { args.q, args.k, args.v, args.mask, args.sinks };
+    const int n_sources = args.sinks ? 5 : 4;
+
+    ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.q->ne[0]*args.q->ne[1], args.q->ne[2], 1, 1,
+                                        sources, n_sources, run_attend, GGML_N_TASKS_MAX, layer);
+    ggml_format_name(node, "edgekv_attend-%d", args.il);
+
+    if (!ctx.reserve_workspace(make_problem(*layer, node, 0), (int) args.k->ne[3])) {
+        return nullptr;  // the stock nodes need none
+    }
+
+    ggml_build_forward_expand(args.gf, node);
+
+    return node;
+}
+
+}  // namespace edgekv

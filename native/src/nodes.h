@@ -1,0 +1,12 @@
+// The graph nodes: store K and V, attend. Two nodes and not one, because a node has no barrier inside and every thread that attends
+// must see the rows stored by all of them.
+#pragma once
+
+#include "context.h"
+
+namespace edgekv {
+
+bool build_store(edgekv_context & ctx, const llama_edgekv_store & args);
+ggml_tensor * build_attend(edgekv_context & ctx, const llama_edgekv_attend & args);
+
+}  // namespace edgekv

@@ -1,0 +1,92 @@
+// AVX2 + FMA + F16C. Included by attend_avx2.cpp only.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace edgekv {
+namespace {
+
+// The comments on the operations are in simd_avx512.h.
+struct Simd {
+    static constexpr int kLanes = 8;
+    static constexpr int kRows = 3;
+    static constexpr int kPvVectors = 4;
+    static constexpr bool kBiasedK = false;
+
+    using F = __m256;
+    using I = __m256i;
+
+    static F zero() { return _mm256_setzero_ps(); }
+    static F set1(float x) { return _mm256_set1_ps(x); }
+    static F load(const void * p) { return _mm256_loadu_ps(static_cast<const float *>(p)); }
+    static void store(void * p, F a) { _mm256_storeu_ps(static_cast<float *>(p), a); }
+    static F add(F a, F b) { return _mm256_add_ps(a, b); }
+    static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+    static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+    static F div(F a, F b) { return _mm256_div_ps(a, b); }
+    static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+    static F fnma(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
+    static F min(F a, F b) { return _mm256_min_ps(a, b); }
+    static F max(F a, F b) { return _mm256_max_ps(a, b); }
+    static float reduce_max(F a) {
+        __m128 m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+        m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+        return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+    }
+
+    static F load_f16(const char * p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))); }
+    static F load_i8(const char * p) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
+    }
+
+    static F round(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+    static F scale2(F a, F n) {
+        return mul(a, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23)));
+    }
+    static F zero_below(F a, F x, F limit) { return _mm256_and_ps(a, _mm256_cmp_ps(x, limit, _CMP_GE_OQ)); }
+
+    static unsigned visible_bits(F bias) {
+        return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(bias, set1(-__builtin_inff()), _CMP_GT_OQ)));
+    }
+    static F add_bias(F s, F bias) {
+        return _mm256_blendv_ps(bias, add(s, bias), _mm256_cmp_ps(bias, set1(-__builtin_inff()), _CMP_GT_OQ));
+    }
+
+    static F quad(F a, F b, F c, F d) {
+        const F ab = add(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+        const F cd = add(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+        return add(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+    }
+    static F join(const F * x) {
+        return add(_mm256_permute2f128_ps(x[0], x[1], 0x20), _mm256_permute2f128_ps(x[0], x[1], 0x31));
+    }
+
+    static I izero() { return _mm256_setzero_si256(); }
+    static I iload(const void * p) { return _mm256_loadu_si256(static_cast<const __m256i *>(p)); }
+    static F to_float(I a) { return _mm256_cvtepi32_ps(a); }
+    static I isub(I a, int b) { return _mm256_sub_epi32(a, _mm256_set1_epi32(b)); }
+
+    static I load_q8(const char * row, int v, int) { return iload(row + static_cast<size_t>(v) * 34 + 2); }
+    static void transpose4(I * k) {
+        const I ab0 = _mm256_unpacklo_epi32(k[0], k[1]), ab1 = _mm256_unpackhi_epi32(k[0], k[1]);
+        const I cd0 = _mm256_unpacklo_epi32(k[2], k[3]), cd1 = _mm256_unpackhi_epi32(k[2], k[3]);
+        k[0] = _mm256_unpacklo_epi64(ab0, cd0);
+        k[1] = _mm256_unpackhi_epi64(ab0, cd0);
+        k[2] = _mm256_unpacklo_epi64(ab1, cd1);
+        k[3] = _mm256_unpackhi_epi64(ab1, cd1);
+    }
+    static I dot4(I acc, I k, I q) {
+        const I pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(k), _mm256_sign_epi8(q, k));
+        return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+    static void block_sums(const I * acc, I * out) {
+        out[0] = _mm256_add_epi32(_mm256_permute2x128_si256(acc[0], acc[1], 0x20),
+                                  _mm256_permute2x128_si256(acc[0], acc[1], 0x31));
+    }
+};
+
+}  // namespace
+}  // namespace edgekv

@@ -1,0 +1,116 @@
+// AVX-512 (F, BW, VL, DQ; VNNI where the translation unit has it). Included by the attend_avx512*.cpp only.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace edgekv {
+namespace {
+
+struct Simd {
+    static constexpr int kLanes = 16;
+    static constexpr int kRows = 4;       // query rows per register block
+    static constexpr int kPvVectors = 4;  // output vectors per row and register block
+#ifdef __AVX512VNNI__
+    static constexpr bool kBiasedK = true;  // dot4() sees k + 128
+#else
+    static constexpr bool kBiasedK = false;
+#endif
+
+    using F = __m512;
+    using I = __m512i;
+
+    static F zero() { return _mm512_setzero_ps(); }
+    static F set1(float x) { return _mm512_set1_ps(x); }
+    static F load(const void * p) { return _mm512_loadu_ps(p); }
+    static void store(void * p, F a) { _mm512_storeu_ps(p, a); }
+    static F add(F a, F b) { return _mm512_add_ps(a, b); }
+    static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+    static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+    static F div(F a, F b) { return _mm512_div_ps(a, b); }
+    static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+    static F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
+    static F min(F a, F b) { return _mm512_min_ps(a, b); }
+    static F max(F a, F b) { return _mm512_max_ps(a, b); }
+    static float reduce_max(F a) { return _mm512_reduce_max_ps(a); }
+
+    static F load_f16(const char * p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))); }
+    static F load_i8(const char * p) {
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
+    }
+
+    static F round(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+    static F scale2(F a, F n) { return _mm512_scalef_ps(a, n); }  // a * 2^n
+    static F zero_below(F a, F x, F limit) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_GE_OQ), a); }
+
+    // Bits of the lanes whose bias lets the cell be seen.
+    static unsigned visible_bits(F bias) { return _mm512_cmp_ps_mask(bias, set1(-__builtin_inff()), _CMP_GT_OQ); }
+    // s + bias, but -inf where the bias is, whatever s holds.
+    static F add_bias(F s, F bias) {
+        return _mm512_mask_add_ps(bias, _mm512_cmp_ps_mask(bias, set1(-__builtin_inff()), _CMP_GT_OQ), s, bias);
+    }
+
+    // Every 128-bit group of the result is [sum a, sum b, sum c, sum d] over that group of the inputs.
+    static F quad(F a, F b, F c, F d) {
+        const F ab = add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+        const F cd = add(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+        return add(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+    }
+    // Sums the 128-bit groups of x[i] into group i.
+    static F join(const F * x) {
+        const F lo = add(_mm512_shuffle_f32x4(x[0], x[1], 0x88), _mm512_shuffle_f32x4(x[0], x[1], 0xdd));
+        const F hi = add(_mm512_shuffle_f32x4(x[2], x[3], 0x88), _mm512_shuffle_f32x4(x[2], x[3], 0xdd));
+        return add(_mm512_shuffle_f32x4(lo, hi, 0x88), _mm512_shuffle_f32x4(lo, hi, 0xdd));
+    }
+
+    static I izero() { return _mm512_setzero_si512(); }
+    static I iload(const void * p) { return _mm512_loadu_si512(p); }
+    static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
+    static I isub(I a, int b) { return _mm512_sub_epi32(a, _mm512_set1_epi32(b)); }
+
+    // The int8 values of blocks 2v and 2v+1 of a q8_0 row; zeros for a block that the row does not have.
+    static I load_q8(const char * row, int v, int n_blocks) {
+        const char * p = row + static_cast<size_t>(2 * v) * 34 + 2;
+        const __m256i lo = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
+        if (2 * v + 1 >= n_blocks) {
+            return _mm512_zextsi256_si512(lo);
+        }
+        return _mm512_inserti64x4(_mm512_castsi256_si512(lo), _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p + 34)), 1);
+    }
+    // Transposes 4 x 4 dwords in every 128-bit group, into the form that dot4() takes.
+    static void transpose4(I * k) {
+        const I ab0 = _mm512_unpacklo_epi32(k[0], k[1]), ab1 = _mm512_unpackhi_epi32(k[0], k[1]);
+        const I cd0 = _mm512_unpacklo_epi32(k[2], k[3]), cd1 = _mm512_unpackhi_epi32(k[2], k[3]);
+        k[0] = _mm512_unpacklo_epi64(ab0, cd0);
+        k[1] = _mm512_unpackhi_epi64(ab0, cd0);
+        k[2] = _mm512_unpacklo_epi64(ab1, cd1);
+        k[3] = _mm512_unpackhi_epi64(ab1, cd1);
+#ifdef __AVX512VNNI__
+        for (int i = 0; i < 4; ++i) {
+            k[i] = _mm512_xor_si512(k[i], _mm512_set1_epi8(-128));
+        }
+#endif
+    }
+    // acc + the dot products of 4 int8 in every dword.
+    static I dot4(I acc, I k, I q) {
+#ifdef __AVX512VNNI__
+        return _mm512_dpbusd_epi32(acc, k, q);
+#else
+        const I signed_q = _mm512_mask_sub_epi8(q, _mm512_movepi8_mask(k), izero(), q);
+        const I pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(k), signed_q);
+        return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+#endif
+    }
+    // acc[g] holds 4 cells with partial sums in its 128-bit groups; out[b] becomes the 16 cells' sums over block b.
+    static void block_sums(const I * acc, I * out) {
+        const I lo = _mm512_add_epi32(_mm512_shuffle_i32x4(acc[0], acc[1], 0x88), _mm512_shuffle_i32x4(acc[0], acc[1], 0xdd));
+        const I hi = _mm512_add_epi32(_mm512_shuffle_i32x4(acc[2], acc[3], 0x88), _mm512_shuffle_i32x4(acc[2], acc[3], 0xdd));
+        out[0] = _mm512_shuffle_i32x4(lo, hi, 0x88);
+        out[1] = _mm512_shuffle_i32x4(lo, hi, 0xdd);
+    }
+};
+
+}  // namespace
+}  // namespace edgekv

@@ -1,0 +1,184 @@
+// Plain C++17, any architecture: vectors of 8 as loops that a compiler can map to what it has.
+#pragma once
+
+#include <math.h>
+#include <string.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace edgekv {
+namespace {
+
+// The comments on the operations are in simd_avx512.h.
+struct Simd {
+    static constexpr int kLanes = 8;
+    static constexpr int kRows = 2;
+    static constexpr int kPvVectors = 2;
+    static constexpr bool kBiasedK = false;
+
+    struct F {
+        float x[8];
+    };
+    struct I {
+        int32_t x[8];
+    };
+
+    template <class Op>
+    static F map(Op op) {
+        F r;
+        for (int i = 0; i < 8; ++i) {
+            r.x[i] = op(i);
+        }
+        return r;
+    }
+
+    static F zero() { return set1(0.0f); }
+    static F set1(float x) {
+        return map([&](int) { return x; });
+    }
+    static F load(const void * p) {
+        F r;
+        memcpy(&r, p, sizeof(r));
+        return r;
+    }
+    static void store(void * p, const F & a) { memcpy(p, &a, sizeof(a)); }
+    static F add(const F & a, const F & b) {
+        return map([&](int i) { return a.x[i] + b.x[i]; });
+    }
+    static F sub(const F & a, const F & b) {
+        return map([&](int i) { return a.x[i] - b.x[i]; });
+    }
+    static F mul(const F & a, const F & b) {
+        return map([&](int i) { return a.x[i] * b.x[i]; });
+    }
+    static F div(const F & a, const F & b) {
+        return map([&](int i) { return a.x[i] / b.x[i]; });
+    }
+    static F fma(const F & a, const F & b, const F & c) {
+        return map([&](int i) { return a.x[i] * b.x[i] + c.x[i]; });
+    }
+    static F fnma(const F & a, const F & b, const F & c) {
+        return map([&](int i) { return c.x[i] - a.x[i] * b.x[i]; });
+    }
+    static F min(const F & a, const F & b) {
+        return map([&](int i) { return a.x[i] < b.x[i] ? a.x[i] : b.x[i]; });
+    }
+    static F max(const F & a, const F & b) {
+        return map([&](int i) { return a.x[i] > b.x[i] ? a.x[i] : b.x[i]; });
+    }
+    static float reduce_max(const F & a) {
+        float m = a.x[0];
+        for (int i = 1; i < 8; ++i) {
+            m = a.x[i] > m ? a.x[i] : m;
+        }
+        return m;
+    }
+
+    static F load_f16(const char * p) {
+        uint16_t h[8];
+        memcpy(h, p, sizeof(h));
+        return map([&](int i) {
+            // Shifted into place the exponent is too small by 112, which a multiplication repairs, subnormals included.
+            const uint32_t bits = (h[i] & 0x7fffu) << 13;
+            float x;
+            memcpy(&x, &bits, sizeof(x));
+            x *= 0x1p112f;
+            uint32_t u;
+            memcpy(&u, &x, sizeof(u));
+            u |= (bits >= 0x0f800000u ? 0x7f800000u : 0u) | (h[i] & 0x8000u) << 16;
+            memcpy(&x, &u, sizeof(x));
+            return x;
+        });
+    }
+    static F load_i8(const char * p) {
+        int8_t c[8];
+        memcpy(c, p, sizeof(c));
+        return map([&](int i) { return static_cast<float>(c[i]); });
+    }
+
+    static F round(const F & a) {
+        // Adding and subtracting 1.5 * 2^23 rounds to nearest for the |a| < 2^22 that matter here.
+        return map([&](int i) { return (a.x[i] + 12582912.0f) - 12582912.0f; });
+    }
+    static F scale2(const F & a, const F & n) {
+        return map([&](int i) {
+            const float clamped = n.x[i] > -126.0f ? n.x[i] : -126.0f;
+            const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(clamped) + 127) << 23;
+            float power;
+            memcpy(&power, &bits, sizeof(power));
+            return a.x[i] * power;
+        });
+    }
+    static F zero_below(const F & a, const F & x, const F & limit) {
+        return map([&](int i) { return x.x[i] >= limit.x[i] ? a.x[i] : 0.0f; });
+    }
+
+    static unsigned visible_bits(const F & bias) {
+        unsigned bits = 0;
+        for (int i = 0; i < 8; ++i) {
+            bits |= (bias.x[i] > -INFINITY ? 1u : 0u) << i;
+        }
+        return bits;
+    }
+    static F add_bias(const F & s, const F & bias) {
+        return map([&](int i) { return bias.x[i] > -INFINITY ? s.x[i] + bias.x[i] : bias.x[i]; });
+    }
+
+    static F quad(const F & a, const F & b, const F & c, const F & d) {
+        const F * in[4] = {&a, &b, &c, &d};
+        return map([&](int i) {
+            const float * x = in[i % 4]->x + i / 4 * 4;
+            return (x[0] + x[2]) + (x[1] + x[3]);
+        });
+    }
+    static F join(const F * x) {
+        return map([&](int i) { return x[i / 4].x[i % 4] + x[i / 4].x[i % 4 + 4]; });
+    }
+
+    static I izero() { return I{}; }
+    static I iload(const void * p) {
+        I r;
+        memcpy(&r, p, sizeof(r));
+        return r;
+    }
+    static F to_float(const I & a) {
+        return map([&](int i) { return static_cast<float>(a.x[i]); });
+    }
+    static I isub(const I & a, int b) {
+        I r;
+        for (int i = 0; i < 8; ++i) {
+            r.x[i] = a.x[i] - b;
+        }
+        return r;
+    }
+
+    static I load_q8(const char * row, int v, int) { return iload(row + static_cast<size_t>(v) * 34 + 2); }
+    static void transpose4(I * k) {
+        const I in[4] = {k[0], k[1], k[2], k[3]};
+        for (int j = 0; j < 4; ++j) {
+            for (int i = 0; i < 8; ++i) {
+                k[j].x[i] = in[i % 4].x[i / 4 * 4 + j];
+            }
+        }
+    }
+    static I dot4(const I & acc, const I & k, const I & q) {
+        int8_t a[32], b[32];
+        memcpy(a, &k, sizeof(a));
+        memcpy(b, &q, sizeof(b));
+        I r;
+        for (int i = 0; i < 8; ++i) {
+            r.x[i] = acc.x[i] + a[4 * i] * b[4 * i] + a[4 * i + 1] * b[4 * i + 1] + a[4 * i + 2] * b[4 * i + 2] +
+                     a[4 * i + 3] * b[4 * i + 3];
+        }
+        return r;
+    }
+    static void block_sums(const I * acc, I * out) {
+        for (int i = 0; i < 8; ++i) {
+            out[0].x[i] = acc[i / 4].x[i % 4] + acc[i / 4].x[i % 4 + 4];
+        }
+    }
+};
+
+}  // namespace
+}  // namespace edgekv

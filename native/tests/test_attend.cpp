@@ -1,0 +1,366 @@
+// Checks the attention kernels against attend_reference().
+//   test_attend [portable|avx2|avx512|avx512vnni]
+//
+// Tolerances. With u = 2^-24 and rounding errors taken as independent, a sum of n terms is off by at most
+// 6 * sqrt(n) * u * (sum of magnitudes), six standard deviations. For a logit that gives
+//   d = u * (6 * sqrt(head_dim) * S + 4 * (S + |bias| + softcap) + 8),   S = max over cells of scale * sum |q_i k_i|,
+// (8 covers the exponential). A weight is then off by a relative e = 2 * d + 6 * sqrt(n_cells) * u, so that an output is off by
+// at most 2 * e * max |v|, and the mass of a page by 2 * e per query row.
+#include <algorithm>
+#include <cstdio>
+#include <limits>
+#include <string>
+#include <thread>
+
+#include "attend_cases.h"
+#include "attend_internal.h"
+
+using namespace edgekv;
+
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+enum class Mask { none, causal_f16, causal_f32, interleaved, biased, first_row_hidden, all_hidden, huge_bias, sparse };
+constexpr int kMaskKinds = 9;
+
+struct Case {
+    int head_dim, group, n_head_kv, n_tokens, n_cells, page_tokens;
+    CellType k_type, v_type;
+    Mask mask;
+    float softcap;
+    bool sinks, gaps;
+    int observe;  // bit 0: mass_max, bit 1: mass_sum
+    std::string name() const {
+        char s[256];
+        std::snprintf(s, sizeof(s), "d%d group %d kv %d tokens %d cells %d page %d k%d v%d mask %d softcap %g sinks %d gaps %d obs %d",
+                      head_dim, group, n_head_kv, n_tokens, n_cells, page_tokens, static_cast<int>(k_type),
+                      static_cast<int>(v_type), static_cast<int>(mask), softcap, sinks, gaps, observe);
+        return s;
+    }
+};
+
+// The additive mask as float, before it is stored in its type.
+std::vector<float> mask_values(const Case & c, cases::Random & rng) {
+    std::vector<float> m(static_cast<size_t>(c.n_tokens) * c.n_cells);
+    for (int t = 0; t < c.n_tokens; ++t) {
+        for (int i = 0; i < c.n_cells; ++i) {
+            const int position = c.n_cells * 3 / 4 - c.n_tokens + t;  // the last quarter is padding
+            const bool causal = i <= std::max(position, 0);
+            float x = 0.0f;
+            switch (c.mask) {
+                case Mask::none: break;
+                case Mask::causal_f16:
+                case Mask::causal_f32: x = causal ? 0.0f : -kInf; break;
+                case Mask::interleaved: x = causal && i * 7 / 3 % 2 == t % 2 ? 0.0f : -kInf; break;
+                case Mask::biased: x = rng.uniform() < 0.1f ? -kInf : rng.uniform() * 10.0f - 8.0f; break;
+                case Mask::first_row_hidden: x = t == 0 ? -kInf : 0.0f; break;
+                case Mask::all_hidden: x = -kInf; break;
+                case Mask::huge_bias: x = t == 0 || i % 5 == 0 ? -1e30f : i % 7 == 0 ? -3e38f : 0.0f; break;
+                case Mask::sparse: x = i / 16 % 9 == 4 && (i + t) % 3 != 0 ? 0.0f : -kInf; break;
+            }
+            m[static_cast<size_t>(t) * c.n_cells + i] = x;
+        }
+    }
+    return m;
+}
+
+// A problem with buffers that end where the last element does, so that a sanitizer sees any overrun.
+struct Instance {
+    AttendProblem p{};
+    std::vector<char> q, k, v, mask;
+    std::vector<float> sinks;
+    double tolerance = 0.0;
+    double v_max = 0.0;
+    int visible_rows = 0;  // tokens that see anything
+
+    Instance(const Case & c, uint64_t seed) {
+        cases::Random rng(seed);
+        const int n_head = c.group * c.n_head_kv;
+        p.head_dim = c.head_dim;
+        p.n_head = n_head;
+        p.n_head_kv = c.n_head_kv;
+        p.n_tokens = c.n_tokens;
+        p.n_cells = c.n_cells;
+        p.page_tokens = c.page_tokens;
+        p.k_type = c.k_type;
+        p.v_type = c.v_type;
+        p.scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
+        p.softcap = c.softcap;
+        const std::vector<float> bias = mask_values(c, rng);
+        const auto hidden = [&](int cell) {
+            for (int t = 0; t < c.n_tokens; ++t) {
+                if (bias[static_cast<size_t>(t) * c.n_cells + cell] != -kInf) {
+                    return false;
+                }
+            }
+            return true;
+        };
+
+        p.q_stride_head = static_cast<size_t>(c.head_dim) * 4 + (c.gaps ? 20 : 0);
+        p.q_stride_token = p.q_stride_head * n_head + (c.gaps ? 12 : 0);
+        q.resize(p.q_stride_token * (c.n_tokens - 1) + p.q_stride_head * (n_head - 1) + static_cast<size_t>(c.head_dim) * 4);
+        double q_norm = 0.0;
+        for (int t = 0; t < c.n_tokens; ++t) {
+            for (int h = 0; h < n_head; ++h) {
+                double norm = 0.0;
+                for (int i = 0; i < c.head_dim; ++i) {
+                    const float x = (h == 1 && i < 32) ? 0.0f : 2.0f * rng.normal();  // a block of zeros to quantise
+                    std::memcpy(q.data() + t * p.q_stride_token + h * p.q_stride_head + 4 * i, &x, 4);
+                    norm += x * x;
+                }
+                q_norm = std::max(q_norm, std::sqrt(norm));
+            }
+        }
+        double k_norm = 0.0;
+        const auto fill = [&](std::vector<char> & buffer, CellType type, size_t & stride_cell, size_t & stride_head, double & largest,
+                              double & norm_max) {
+            const size_t bytes = cases::row_bytes(type, c.head_dim);
+            stride_head = bytes + (c.gaps ? 6 : 0);
+            stride_cell = stride_head * c.n_head_kv + (c.gaps ? 10 : 0);
+            buffer.resize(stride_cell * (c.n_cells - 1) + stride_head * (c.n_head_kv - 1) + bytes);
+            std::vector<float> row(static_cast<size_t>(c.head_dim));
+            for (int cell = 0; cell < c.n_cells; ++cell) {
+                for (int h = 0; h < c.n_head_kv; ++h) {
+                    char * dst = buffer.data() + cell * stride_cell + h * stride_head;
+                    double norm = 0.0;
+                    for (float & x : row) {
+                        x = rng.normal();
+                        norm += x * x;
+                        largest = std::max(largest, std::fabs(static_cast<double>(x)));
+                    }
+                    norm_max = std::max(norm_max, std::sqrt(norm));
+                    cases::store_row(type, row, dst);
+                    if (hidden(cell)) {  // must not matter: NaN for f16 and for the block scales
+                        std::memset(dst, 0xff, bytes);
+                    }
+                }
+            }
+        };
+        double ignored = 0.0;
+        fill(k, c.k_type, p.k_stride_cell, p.k_stride_head, ignored, k_norm);
+        fill(v, c.v_type, p.v_stride_cell, p.v_stride_head, v_max, ignored);
+
+        const bool f32 = c.mask == Mask::causal_f32 || c.mask == Mask::first_row_hidden || c.mask == Mask::huge_bias;
+        p.mask_type = c.mask == Mask::none ? MaskType::none : f32 ? MaskType::f32 : MaskType::f16;
+        const size_t size = f32 ? 4 : 2;
+        p.mask_stride_token = (static_cast<size_t>(c.n_cells) + (c.gaps ? 5 : 0)) * size;
+        if (c.mask != Mask::none) {
+            mask.resize(p.mask_stride_token * (c.n_tokens - 1) + static_cast<size_t>(c.n_cells) * size);
+        }
+        for (int t = 0; t < c.n_tokens; ++t) {
+            bool any = false;
+            for (int i = 0; i < c.n_cells; ++i) {
+                const float x = bias[static_cast<size_t>(t) * c.n_cells + i];
+                any = any || x != -kInf;
+                const uint16_t h = f32 ? 0 : cases::to_half(x);
+                if (c.mask != Mask::none) {
+                    std::memcpy(mask.data() + t * p.mask_stride_token + i * size, f32 ? static_cast<const void *>(&x) : &h, size);
+                }
+            }
+            visible_rows += any ? 1 : 0;
+        }
+        for (int h = 0; c.sinks && h < n_head; ++h) {
+            sinks.push_back(2.0f * rng.normal() + 3.0f);
+        }
+        p.q = q.data();
+        p.k = k.data();
+        p.v = v.data();
+        p.mask = mask.data();
+        p.sinks = c.sinks ? sinks.data() : nullptr;
+
+        const double u = 0x1p-24;
+        const double s = p.scale * q_norm * k_norm;  // bounds sum |q_i k_i|
+        const double logit = u * (6 * std::sqrt(c.head_dim) * s + 4 * (s + 10.0 + c.softcap) + 8);
+        tolerance = 2 * (2 * logit + 6 * std::sqrt(c.n_cells) * u);
+    }
+};
+
+// Where a run writes, with gaps and margins that must keep their filling.
+struct Results {
+    static constexpr float kFill = 12345.0f;
+    static constexpr float kMassBase = 0.5f;
+    std::vector<float> out, mass_max, mass_sum;
+
+    Results(const Case & c, AttendProblem & p, float out_fill) {
+        const size_t gap = c.gaps ? 3 : 0;
+        const size_t pages = (static_cast<size_t>(c.n_cells) + c.page_tokens - 1) / c.page_tokens;
+        p.out_stride_head = (static_cast<size_t>(c.head_dim) + gap) * 4;
+        p.out_stride_token = p.out_stride_head * p.n_head + gap * 4;
+        p.mass_stride = pages + 2;
+        out.assign(p.out_stride_token / 4 * c.n_tokens + 1, kFill);
+        mass_max.assign(p.mass_stride * c.n_head_kv, kFill);
+        mass_sum.assign(p.mass_stride * c.n_head_kv, kFill);
+        for (int t = 0; t < c.n_tokens; ++t) {
+            for (int h = 0; h < p.n_head; ++h) {
+                float * row = out.data() + (t * p.out_stride_token + h * p.out_stride_head) / 4;
+                std::fill(row, row + c.head_dim, out_fill);
+            }
+        }
+        for (int h = 0; h < c.n_head_kv; ++h) {
+            std::fill_n(mass_max.data() + h * p.mass_stride, pages, kMassBase);
+            std::fill_n(mass_sum.data() + h * p.mass_stride, pages, kMassBase);
+        }
+        p.out = reinterpret_cast<char *>(out.data());
+        p.mass_max = c.observe & 1 ? mass_max.data() : nullptr;
+        p.mass_sum = c.observe & 2 ? mass_sum.data() : nullptr;
+    }
+};
+
+int failures = 0;
+double worst = 0.0;  // error in units of the tolerance
+
+void fail(const Case & c, const char * kernels, int n_threads, const char * what, double got, double want) {
+    if (++failures <= 20) {
+        std::printf("FAIL %s x%d: %s: got %g, want %g [%s]\n", kernels, n_threads, what, got, want, c.name().c_str());
+    }
+}
+
+void compare(const Case & c, const char * kernels, int n_threads, const char * what, const std::vector<float> & got,
+             const std::vector<float> & want, double tolerance) {
+    for (size_t i = 0; i < want.size(); ++i) {
+        const double error = std::fabs(static_cast<double>(got[i]) - want[i]);
+        if (!(error <= tolerance)) {
+            return fail(c, kernels, n_threads, what, got[i], want[i]);
+        }
+        worst = std::max(worst, error / tolerance);
+    }
+}
+
+void run(const char * kernels, const AttendProblem & p, char * workspace, int n_threads, bool threads) {
+    const AttendKernels & table = *attend_kernels(kernels);
+    if (!threads) {  // nothing waits inside a run, so the shares may also come one after the other
+        for (int i = 0; i < n_threads; ++i) {
+            attend_run_with(table, p, workspace, (i + 1) % n_threads, n_threads);
+        }
+        return;
+    }
+    std::vector<std::thread> pool;
+    for (int i = 0; i < n_threads; ++i) {
+        pool.emplace_back([&, i] { attend_run_with(table, p, workspace, i, n_threads); });
+    }
+    for (std::thread & t : pool) {
+        t.join();
+    }
+}
+
+void check_case(const Case & c, uint64_t seed, const std::vector<const char *> & all_kernels) {
+    Instance instance(c, seed);
+    AttendProblem p = instance.p;
+    Results want(c, p, 0.0f);
+    attend_reference(p);
+
+    const int pages = (c.n_cells + c.page_tokens - 1) / c.page_tokens;
+    const double mass_tolerance = instance.tolerance * c.group * c.n_tokens;
+    const int thread_counts[] = {1, 2, 3, 5};
+    for (size_t variant = 0; variant < 2; ++variant) {
+        const int n_threads = thread_counts[(seed + 2 * variant + seed / 4) % 4];
+        for (const char * kernels : all_kernels) {
+            Results got(c, p, kNan);
+            const size_t bytes = attend_workspace_bytes(p, n_threads);
+            std::vector<float> raw(bytes / 4 + 64, kNan);
+            char * workspace = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(raw.data()) + 63) / 64 * 64);
+            std::memset(workspace, 0, 64);
+            run(kernels, p, workspace, n_threads, seed % 4 == 0);
+
+            compare(c, kernels, n_threads, "out", got.out, want.out, instance.tolerance * instance.v_max);
+            compare(c, kernels, n_threads, "mass_max", got.mass_max, want.mass_max, mass_tolerance);
+            compare(c, kernels, n_threads, "mass_sum", got.mass_sum, want.mass_sum, mass_tolerance);
+            for (int h = 0; c.observe == 3 && h < c.n_head_kv; ++h) {
+                double total = 0.0;
+                for (int i = 0; i < pages; ++i) {
+                    const float top = got.mass_max[h * p.mass_stride + i] - Results::kMassBase;
+                    const float sum = got.mass_sum[h * p.mass_stride + i] - Results::kMassBase;
+                    total += sum;
+                    if (!(top <= sum + 0x1p-20f)) {
+                        fail(c, kernels, n_threads, "mass_max <= mass_sum", top, sum);
+                    }
+                }
+                // base + mass is rounded to 2^-24 per page, token and array
+                const double allowed = mass_tolerance + 0x1p-24 * pages * c.n_tokens * 4;
+                if (!c.sinks && !(std::fabs(total - instance.visible_rows * c.group) <= allowed)) {
+                    fail(c, kernels, n_threads, "total mass", total, instance.visible_rows * c.group);
+                }
+            }
+            for (int i = 0; i < 64; ++i) {
+                if (workspace[i] != 0) {
+                    return fail(c, kernels, n_threads, "workspace header left zero", workspace[i], 0);
+                }
+            }
+            for (float * x = reinterpret_cast<float *>(workspace + bytes); x < raw.data() + raw.size(); ++x) {
+                if (!std::isnan(*x)) {
+                    return fail(c, kernels, n_threads, "write past the workspace", *x, kNan);
+                }
+            }
+            Results again(c, p, kNan);  // with what the first run left in the workspace
+            run(kernels, p, workspace, n_threads, false);
+            compare(c, kernels, n_threads, "out of a second run", again.out, want.out, instance.tolerance * instance.v_max);
+            compare(c, kernels, n_threads, "mass_sum of a second run", again.mass_sum, want.mass_sum, mass_tolerance);
+        }
+    }
+}
+
+// Walks lists of different lengths side by side; `random` decides what the lengths do not decorrelate.
+void check_all(const std::vector<const char *> & kernels) {
+    const int dims[] = {64, 80, 96, 128, 256};
+    const int groups[] = {1, 2, 3, 4, 5, 7, 8};
+    const int tokens[] = {1, 2, 3, 5, 16};
+    const int cells[] = {1, 15, 16, 17, 27, 61, 113, 482, 577, 1110, 2047};
+    const float softcaps[] = {0.0f, 0.0f, 30.0f, 2.0f};
+    const int pages[] = {16, 32, 48};
+    cases::Random rng(7);
+    uint64_t n = 0;
+    for (int dim : dims) {
+        for (int types = 0; types < 4; ++types) {
+            Case c{};
+            c.head_dim = dim;
+            c.k_type = types & 1 ? CellType::q8_0 : CellType::f16;
+            c.v_type = types & 2 ? CellType::q8_0 : CellType::f16;
+            if (!attend_supports(dim, c.k_type, c.v_type)) {
+                continue;
+            }
+            for (int i = 0; i < 77; ++i, ++n) {
+                c.group = groups[i % 7];
+                c.n_cells = cells[i % 11];
+                c.n_tokens = tokens[rng.next() % 5];
+                c.mask = static_cast<Mask>(n % kMaskKinds);
+                c.n_head_kv = 1 + static_cast<int>(rng.next() % 3);
+                c.page_tokens = pages[rng.next() % 3];
+                c.softcap = softcaps[rng.next() % 4];
+                c.sinks = rng.next() % 3 == 0;
+                c.gaps = rng.next() % 2 == 0;
+                c.observe = rng.next() % 2 == 0 ? 3 : static_cast<int>(rng.next() % 4);
+                // the reference is slow: bound its work
+                while (static_cast<double>(c.group) * c.n_head_kv * c.n_tokens * c.n_cells * dim > 1e6 &&
+                       (c.n_head_kv > 1 || c.n_tokens > 1)) {
+                    (c.n_head_kv > 1 ? c.n_head_kv : c.n_tokens) -= 1;
+                }
+                check_case(c, n, kernels);
+            }
+        }
+    }
+    std::printf("%llu cases, largest error %.3f of the tolerance\n", static_cast<unsigned long long>(n), worst);
+}
+
+}  // namespace
+
+int main(int argc, char ** argv) {
+    std::vector<const char *> kernels;
+    for (const char * name : {"portable", "avx2", "avx512", "avx512vnni"}) {
+        if ((argc < 2 || std::strcmp(argv[1], name) == 0) && attend_kernels(name) != nullptr) {
+            kernels.push_back(name);
+        }
+    }
+    if (kernels.empty()) {
+        std::printf("no such kernels on this machine\n");
+        return 77;
+    }
+    for (const char * name : kernels) {
+        std::printf("%s ", name);
+    }
+    std::printf("(attend_run: %s)\n", isa_name(isa_best()));
+    check_all(kernels);
+    std::printf(failures == 0 ? "ok\n" : "%d failures\n", failures);
+    return failures == 0 ? 0 : 1;
+}

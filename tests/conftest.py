@@ -1,0 +1,38 @@
+"""Fixtures that several test modules share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`synthetic(kind="llama", seed=0, **shape)`: path of a tiny model (edgekv.models.synth), written once for each set of arguments."""
+    from edgekv.models import synth
+
+    folder = tmp_path_factory.mktemp("synthetic")
+    written: dict[tuple, Path] = {}
+
+    def write(kind: str = "llama", seed: int = 0, **shape: object) -> Path:
+        key = (kind, seed, *sorted(shape.items()))
+        if key not in written:
+            path = folder / f"{kind}-{len(written)}.gguf"
+            written[key] = synth.write(kind, path, seed=seed, **shape)
+        return written[key]
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def default_model() -> Path:
+    """The real default model; tests that need it are skipped where the extra `demo` is not installed."""
+    from edgekv.errors import ModelError
+    from edgekv.models import default_model
+
+    try:
+        return default_model()
+    except ModelError as error:
+        pytest.skip(str(error))

@@ -63,21 +63,22 @@ def bench() -> None:
 @bench.command()
 @model_argument
 @option("-d", "--depths", type=_COUNTS, default="512,4096,7680", show_default=True,
-              help="Tokens in the cache when decoding starts.")
+        help="Tokens in the cache when decoding starts.")
 @option("-t", "--threads", type=_COUNTS, default="1", show_default=True,
-              help="CPU threads.")
+        help="CPU threads.")
 @option("--text", "texts", type=click.Path(path_type=Path), multiple=True, metavar="FILE",
-              help="Text to read and predict, several times for several texts; by default the Python language reference.")
+        help="Text to read and predict, several times for several texts; by default the Python language reference.")
 @option("--type-k", type=_TYPES, default="f16", show_default=True,
-              help="Types of the K cache.")
+        help="Types of the K cache.")
 @option("--type-v", type=_TYPES, default="f16", show_default=True,
-              help="Types of the V cache; as many as --type-k, or one.")
-@option("--modes", type=_NAMES, default="off,exact", show_default=True,
-              help="off (stock; always measured), exact, exact-unobserved (exact, attention mass not measured).")
+        help="Types of the V cache; as many as --type-k, or one.")
+@option("--modes", type=_NAMES, default="off,off-noflash,exact", show_default=True,
+        help="off (stock; always measured), off-noflash (stock without flash attention, predictions only: how far apart two "
+             "correct kernels are on this model), exact, exact-unobserved (attention mass not measured).")
 @option("-n", "--steps", type=click.IntRange(1), default=64, show_default=True,
-              help="Timed decode steps of each mode.")
+        help="Timed decode steps of each mode.")
 @option("--prefill/--no-prefill", default=True, show_default=True,
-              help="Compare prefill too; the text is then read once for each mode.")
+        help="Compare prefill too; the text is then read once for each mode.")
 @output_option("json", "csv", "md")
 def kv(
     model: Path | None, depths: tuple[int, ...], threads: tuple[int, ...], texts: tuple[Path, ...], type_k: tuple[str, ...],
@@ -85,15 +86,16 @@ def kv(
 ) -> None:
     """Compare decode time and predictions of KV modes with stock llama.cpp, on the same tokens of a text.
 
-    The modes take turns, a few tokens at a time, so that all of them meet the same machine. "ms/token" is the median time of a
-    decode step, with its 10th and 90th percentile; "x stock" says how many times as fast as stock it is; "KLD" is the mean divergence of the
-    predicted distribution from stock's, "same top" how often both find the same token most likely. JSON and CSV have more columns.
+    The modes take turns, a few tokens at a time, so that all of them meet the same machine. "ms/token" is the median time of
+    a decode step, with its 10th and 90th percentile; "x stock" says how many times as fast as stock it is; "KLD" is the mean
+    divergence of the predicted distribution from stock's, "same top" how often both find the same token most likely. JSON
+    and CSV have more columns.
 
     MODEL is a GGUF file; without it the default model is used.
     """
     from edgekv.bench.kv import KvBench, run
     from edgekv.bench.text import read_text, standard_text
-    
+
     request = KvBench(
         model=model_path(model),
         texts=tuple(read_text(path) for path in texts) or (standard_text(),),
@@ -105,7 +107,8 @@ def kv(
         prefill=prefill,
     )
     with _progress() as progress:
-        rows = [row for group in run(request, progress, warn=lambda text: click.echo(f"warning: {text}", err=True)) for row in group]
+        groups = run(request, progress, warn=lambda text: click.echo(f"warning: {text}", err=True))
+        rows = [row for group in groups for row in group]
     if output in ("table", "md"):
         rows = [{**row, "kv": f"{row['type_k']}/{row['type_v']}"} for row in rows]
     print_rows(rows, _used(KV_COLUMNS, rows), output)
@@ -122,7 +125,7 @@ def _pairs(type_k: tuple[str, ...], type_v: tuple[str, ...]) -> tuple[tuple[Cach
 def _used(columns: list[Column], rows: list[dict[str, Any]]) -> list[Column]:
     """Without the columns that no row fills, nor the text's name where there is only one."""
     several_texts = len({row["text"] for row in rows}) > 1
-    return [c for c in columns if any(row[c.key] is not None for row in rows) and (c.key != "text" or several_texts)]
+    return [c for c in columns if any(row.get(c.key) is not None for row in rows) and (c.key != "text" or several_texts)]
 
 
 @contextmanager
@@ -135,5 +138,5 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
+        task = bar.add_task("load", total=None)
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import secrets
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.cli.options import kv_options, make_kv_options, model_argument, model_path, option
-from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, ContextOverflow
+from edgekv.cli.options import kv_options, model_argument, model_path, option, split_kv_options
+from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, ContextOverflow, EdgeKVError
+
+if TYPE_CHECKING:
+    from edgekv.cli.chat_render import Renderer
+    from edgekv.cli.chat_session import Conversation
+    from edgekv.server import Server
 
 _MODELS_OWN = "[default: the model's own, or llama.cpp's]"
 
@@ -20,7 +25,8 @@ _MODELS_OWN = "[default: the model's own, or llama.cpp's]"
 @option("-p", "--prompt", metavar="TEXT", help="Answer this and leave; text on standard input is put after it.")
 @option("-s", "--system", metavar="TEXT", help="The system prompt.")
 @kv_options
-@option("-n", "--max-tokens", type=click.IntRange(min=1), metavar="N", help="Longest answer.  [default: to the end of the context]")
+@option("-n", "--max-tokens", type=click.IntRange(min=1), metavar="TOKENS",
+        help="Longest answer.  [default: until the context is full]")
 @option("--temp", type=click.FloatRange(min=0), help=f"Sampling temperature; 0 always takes the best token.  {_MODELS_OWN}")
 @option("--top-p", type=click.FloatRange(0, 1), help=f"Sample from the best tokens with this probability in all.  {_MODELS_OWN}")
 @option("--top-k", type=click.IntRange(min=0), help=f"Sample from this many tokens; 0 for all.  {_MODELS_OWN}")
@@ -29,7 +35,9 @@ _MODELS_OWN = "[default: the model's own, or llama.cpp's]"
 @option("--seed", type=click.IntRange(0, 2**32 - 2), help="Seed of the sampler.  [default: another each time]")
 @option("--footer/--no-footer", default=None, help="Figures after each answer, on standard error.  [default: on a terminal]")
 @option("--log-file", type=click.Path(path_type=Path), help="Where llama.cpp's server writes its log; - for standard error.")
-def chat(model: Path | None, prompt: str | None, system: str | None, footer: bool | None, log_file: Path | None, **settings: Any) -> int:
+def chat(
+    model: Path | None, prompt: str | None, system: str | None, footer: bool | None, log_file: Path | None, **settings: Any
+) -> int:
     """Chat with MODEL, a GGUF file; without one, with the default model.
 
     With --prompt, or text on standard input, it answers once and leaves: the answer goes to standard output, everything else to
@@ -38,7 +46,6 @@ def chat(model: Path | None, prompt: str | None, system: str | None, footer: boo
     question = _question(prompt)
     if question is None and not sys.stdout.isatty():
         raise click.UsageError("a conversation needs a terminal; use --prompt TEXT, or give the text on standard input")
-    kv = make_kv_options(**{name: settings.pop(name) for name in ("ctx", "kv", "threads", "type_k", "type_v")})
     from edgekv.cli.chat_client import ChatClient
     from edgekv.cli.chat_kv import kv_status
     from edgekv.cli.chat_render import Renderer
@@ -46,22 +53,24 @@ def chat(model: Path | None, prompt: str | None, system: str | None, footer: boo
     from edgekv.server import Server, ServerOptions
 
     # The key keeps other users of this machine out: they could read the conversation.
-    server = Server(ServerOptions(model_path(model), kv, api_key=secrets.token_urlsafe(), log_file=log_file))
+    server = Server(ServerOptions(
+        model_path(model), **split_kv_options(settings), api_key=secrets.token_urlsafe(), log_file=log_file,
+    ))
     renderer = Renderer(lambda n_used: kv_status(server, n_used), footer=sys.stderr.isatty() if footer is None else footer)
     if server.context.note:
         renderer.note(f"note: {server.context.note}")
     with renderer.waiting(f"loading {server.alias}"):
         server.start()
     with server:
-        client = ChatClient(server.url, server.options.api_key, _sampling(settings))
-        conversation = Conversation(client, system)
-        if question is not None:
-            return _answer_once(question, conversation, renderer, server.model.n_ctx_train)
-        from edgekv.cli.chat_loop import ChatLoop
-
-        renderer.note(f"{server.alias}: context {server.context.n_ctx:,}, KV {kv_status(server, 0).mode}. /help for help, Ctrl-D leaves")
-        ChatLoop(server, conversation, renderer).run()
-        return EXIT_OK
+        conversation = Conversation(ChatClient(server.url, server.options.api_key, _sampling(settings)), system)
+        try:
+            if question is not None:
+                return _answer_once(question, conversation, renderer, server.model.n_ctx_train)
+            return _converse(server, conversation, renderer)
+        except EdgeKVError:
+            if server.alive:
+                raise
+            raise EdgeKVError(server.why_stopped()) from None
 
 
 def _question(prompt: str | None) -> str | None:
@@ -82,7 +91,17 @@ def _sampling(settings: dict[str, Any]) -> dict[str, Any]:
     return {names.get(name, name): value for name, value in settings.items() if value is not None}
 
 
-def _answer_once(question: str, conversation: Any, renderer: Any, n_ctx_train: int) -> int:
+def _converse(server: Server, conversation: Conversation, renderer: Renderer) -> int:
+    from edgekv.cli.chat_kv import kv_status
+    from edgekv.cli.chat_loop import ChatLoop
+
+    status = kv_status(server, 0)
+    renderer.note(f"{server.alias}: context {status.n_ctx:,}, KV {status.mode}. /help for help, Ctrl-D leaves")
+    ChatLoop(server, conversation, renderer).run()
+    return EXIT_OK
+
+
+def _answer_once(question: str, conversation: Conversation, renderer: Renderer, n_ctx_train: int) -> int:
     from edgekv.cli.chat_render import overflow_advice
 
     conversation.draft.text = question

@@ -1,4 +1,4 @@
-"""The HTTP side of a chat: messages go out, pieces of the answer come in. Any llama.cpp server will do, in this process or not."""
+"""The HTTP side of a chat: messages go out, pieces of the answer come in. Any llama.cpp server will do, in any process."""
 
 from __future__ import annotations
 

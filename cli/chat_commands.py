@@ -1,4 +1,4 @@
-"""The slash commands of the chat. Each is a function of the session and the text after its name; its first docstring line is its help."""
+"""The slash commands of the chat. Each is a function of the session and the text after its name; its docstring is its help."""
 
 from __future__ import annotations
 
@@ -72,9 +72,8 @@ def regen(loop: ChatLoop, _: str) -> None:
 
 @_command()
 def undo(loop: ChatLoop, _: str) -> None:
-    """Take the last question and its answer back."""
-    question = loop.conversation.undo()
-    first = question.strip().split("\n", 1)[0]
+    """Take the last question and its answer back, or the files that wait to be sent."""
+    first = loop.conversation.undo().strip().split("\n", 1)[0]
     loop.renderer.note(f"taken back: {first if len(first) <= 60 else first[:60] + '...'}")
 
 
@@ -114,14 +113,17 @@ def read(loop: ChatLoop, name: str) -> None:
 @_command()
 def stats(loop: ChatLoop, _: str) -> None:
     """Show the model, the length and speed of the conversation, and how attention is computed."""
-    last, server = loop.conversation.last, loop.server
-    rows = [("model", f"{server.model.name or server.alias} ({server.model.file_type}, {server.model.n_params / 1e6:,.0f} M parameters)")]
-    rows.append(("messages", str(len(loop.conversation.messages))))
+    last, server, model = loop.conversation.last, loop.server, loop.server.model
+    rows = [
+        ("model", f"{model.name or server.alias} ({model.file_type}, {model.n_params / 1e6:,.0f} M parameters)"),
+        ("messages", str(len(loop.conversation.messages))),
+    ]
     if last is not None and last.timings is not None:
         timings = last.timings
         rows.append(("context", f"{timings.n_context:,} of {server.context.n_ctx:,} tokens"))
         if timings.prefill_tps:
-            rows.append(("prefill", f"{timings.n_prompt:,} tokens at {timings.prefill_tps:.0f} t/s, {timings.n_cached:,} from the cache"))
+            known = f", {timings.n_cached:,} known from before" if timings.n_cached else ""
+            rows.append(("prefill", f"{timings.n_prompt:,} tokens at {timings.prefill_tps:.0f} t/s{known}"))
         if timings.decode_tps:
             rows.append(("decode", f"{timings.n_predicted:,} tokens at {timings.decode_tps:.1f} t/s"))
     loop.renderer.table([*rows, *layer_rows()])

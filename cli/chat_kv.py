@@ -31,7 +31,7 @@ def kv_status(server: Server, n_used: int) -> KvStatus:
     mode = live[0].mode.value
     if mode != "off" and n_hooked < len(layers):
         mode += f" on {n_hooked} of {len(layers)} layers"
-    return KvStatus(mode, memory.home_bytes * memory.n_cells_used // max(memory.n_cells, 1), memory.home_bytes, context.n_ctx)
+    return KvStatus(mode, memory.used_bytes, memory.home_bytes, context.n_ctx)
 
 
 def memory_rows(server: Server) -> list[tuple[str, str]]:

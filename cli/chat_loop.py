@@ -41,7 +41,7 @@ class ChatLoop:
                 self.renderer.error(overflow_advice(error, self.server.model.n_ctx_train, in_session=True))
             except EdgeKVError as error:
                 if not self.server.alive:
-                    raise EdgeKVError(self.server.why_stopped()) from None
+                    raise
                 self.renderer.error(str(error))
             except KeyboardInterrupt:  # between the answer and the prompt
                 continue
@@ -51,7 +51,7 @@ class ChatLoop:
         with self.renderer.turn() as show:
             answer = answer_with(show)
         if answer.interrupted and not answer.text:
-            self.renderer.note("stopped before the answer began; the message is kept")
+            self.renderer.note("stopped before the answer began; nothing is lost")
         else:
             self.renderer.footer(answer)
         self.renderer.note("")

@@ -6,6 +6,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+try:
+    import termios
+except ImportError:  # Windows
+    termios = None  # type: ignore[assignment]
+
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
@@ -18,8 +23,10 @@ from edgekv.errors import ContextOverflow
 BAR_FROM_TOKENS = 512
 """Prompts with fewer tokens to read get no progress bar: it would only flicker."""
 
+_LFLAG = 3  # of termios.tcgetattr()
+
 # What a model writes must not steer the terminal.
-_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\n\t"} | {0x0D: None}
+_CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)], "\N{REPLACEMENT CHARACTER}") | {0x09: "\t", 0x0A: "\n", 0x0D: None}
 
 
 class Renderer:
@@ -45,15 +52,16 @@ class Renderer:
     def turn(self) -> Iterator[Callable[[Piece], None]]:
         """Gives the function that shows pieces; leaves the cursor at the start of a line, whatever happens inside."""
         turn = _Turn(self)
-        try:
-            yield turn.show
-        finally:
-            turn.end()
+        with _unseen_keys():
+            try:
+                yield turn.show
+            finally:
+                turn.end()
 
     @contextmanager
     def waiting(self, text: str) -> Iterator[None]:
         """A spinner for work of unknown length; nothing where standard error is no terminal."""
-        with self._progress(SpinnerColumn(), TextColumn("{task.description}", markup=False)) as progress:
+        with _unseen_keys(), self._progress(SpinnerColumn(), TextColumn("{task.description}", markup=False)) as progress:
             progress.add_task(text)
             yield
 
@@ -135,7 +143,8 @@ class _Turn:
             return
         if self._bar is None:
             self._bar = self._renderer._progress(
-                TextColumn("reading"), BarColumn(), TextColumn("{task.completed:,.0f}/{task.total:,.0f} tokens"), TimeRemainingColumn(),
+                TextColumn("reading"), BarColumn(), TextColumn("{task.completed:,.0f}/{task.total:,.0f} tokens"),
+                TimeRemainingColumn(),
             )
             self._bar.add_task("reading", total=n_total)
             self._bar.start()
@@ -145,6 +154,22 @@ class _Turn:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+@contextmanager
+def _unseen_keys() -> Iterator[None]:
+    """Keys typed meanwhile, Ctrl-C too, do not print themselves into the answer; they wait for the next prompt."""
+    if termios is None or not sys.stdin.isatty():
+        yield
+        return
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    silent = [*before[:_LFLAG], before[_LFLAG] & ~termios.ECHO, *before[_LFLAG + 1:]]
+    try:
+        termios.tcsetattr(fd, termios.TCSANOW, silent)
+        yield
+    finally:
+        termios.tcsetattr(fd, termios.TCSANOW, before)
 
 
 def _ending(answer: Answer, timings: Timings, n_ctx: int) -> list[str]:
@@ -159,7 +184,7 @@ def _ending(answer: Answer, timings: Timings, n_ctx: int) -> list[str]:
 def overflow_advice(error: ContextOverflow, n_ctx_train: int, in_session: bool) -> str:
     """The error with what to do about it: shorten, or open a larger context where the model has one."""
     wanted = -(-((error.n_prompt_tokens or 0) + 256) // 1024) * 1024
-    advice = "shorten the message (it is kept), or /clear the conversation" if in_session else "shorten the prompt"
+    advice = "shorten the message (it is kept), /undo or /clear" if in_session else "shorten the prompt"
     if wanted <= n_ctx_train:
         advice += f", or start with --ctx {wanted} or more"
     elif error.n_ctx is not None and error.n_ctx < n_ctx_train:

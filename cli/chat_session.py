@@ -58,35 +58,39 @@ class Conversation:
         An answer that is interrupted stays as far as it came. If there is none yet, or the prompt does not fit, the message goes
         back into the draft and the conversation is as before: ContextOverflow and EdgeKVError pass through.
         """
-        draft, self.draft = self.draft, Draft()
-        self.turns.append({"role": "user", "content": draft.content})
+        before, draft = list(self.turns), self.draft
         try:
+            self.draft = Draft()
+            self.turns.append({"role": "user", "content": draft.content})
             answer = self._answer(show)
         except BaseException:
-            self.turns.pop()
-            self.draft = draft
+            self.turns, self.draft = before, draft
             raise
-        if not answer.text and answer.interrupted:
-            self.turns.pop()
-            self.draft = draft
+        if answer.interrupted and not answer.text:
+            self.turns, self.draft = before, draft
         return answer
 
     def regenerate(self, show: Callable[[Piece], None]) -> Answer:
         """Answer the last question again; the old answer stays if nothing new comes."""
         if not self.turns:
             raise EdgeKVError("there is no answer yet to make again")
-        old = self.turns.pop()
+        before = list(self.turns)
         try:
+            self.turns.pop()
             answer = self._answer(show)
         except BaseException:
-            self.turns.append(old)
+            self.turns = before
             raise
-        if not answer.text and answer.interrupted:
-            self.turns.append(old)
+        if answer.interrupted and not answer.text:
+            self.turns = before
         return answer
 
     def undo(self) -> str:
-        """Take the last question and its answer back; returns the question."""
+        """Take the files of the draft back, or else the last question and its answer; returns the names or the question."""
+        if self.draft.files:
+            names = ", ".join(name for name, _ in self.draft.files)
+            self.draft.files.clear()
+            return names
         if not self.turns:
             raise EdgeKVError("there is nothing to undo")
         self.turns.pop()
@@ -131,9 +135,9 @@ class Conversation:
         text = json.dumps(self.messages, ensure_ascii=False, indent=1) + "\n"
         temporary = None
         try:
-            with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
                 temporary = Path(file.name)
-                file.write(text)
+                file.write(text.encode())
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)

@@ -29,8 +29,8 @@ LAYER_COLUMNS = [
 def doctor(ctx: click.Context, model: Path | None, output: str) -> None:
     """Tell what is installed, which libraries and instructions are used, and whether there is a GPU.
 
-    With MODEL (a GGUF file) also its shape, what its KV cache takes, and which layers EdgeKV's attention serves; a small context is
-    opened for that. The exit code is 5 if the libraries cannot be used.
+    With MODEL (a GGUF file) also its shape, what its KV cache takes, and which layers EdgeKV's attention serves; a small
+    context is opened for that. The exit code is 5 if the libraries cannot be used.
     """
     from edgekv.diagnosis import diagnose
 
@@ -45,16 +45,17 @@ def doctor(ctx: click.Context, model: Path | None, output: str) -> None:
 
 def _print(report: dict[str, Any]) -> None:
     if report["libraries_error"] is None:
-        _line("EdgeKV", f"{report['version']}, llama.cpp {report['llama_commit']}, llama-cpp-python {report['llama_cpp_version']}")
+        _line("EdgeKV", f"{report['version']}, built from {report['upstream']}; llama-cpp-python {report['llama_cpp_python']}")
     else:
         _line("EdgeKV", f"CANNOT BE USED: {report['libraries_error']}")
     _line("python", f"{report['python']} on {report['platform']}")
     _line("cpu", f"{report['cpu']['name']}, {report['cpu']['cores']} cores")
     if report["libraries_error"] is None:
-        _line("instructions", f"{report['isa']} (this build and machine have {', '.join(report['isa_available'])}; EDGEKV_ISA chooses)")
+        _line("instructions", f"{report['isa']} (available: {', '.join(report['isa_available'])}; EDGEKV_ISA chooses)")
         _line("backends", ", ".join(report["backends"]))
-        for name, path in report["libraries"].items():
-            _line(name, path)
+        _line("compiled with", report["system"].rstrip("| "))
+        for folder, names in _by_folder(report["libraries"]):
+            _line("libraries", f"{folder}: {', '.join(names)}")
     if not report["enabled"]:
         _line("attention", "EDGEKV=0 is set: every context runs stock llama.cpp attention")
     gpu = report["gpu"]
@@ -69,10 +70,12 @@ def _print(report: dict[str, Any]) -> None:
 
 def _print_model(model: dict[str, Any]) -> None:
     _line("model", model["path"])
-    _line("name", f"{model['name'] or '(no name)'}: {model['architecture']}, {model['n_params'] / 1e6:,.0f}M parameters, {model['file_type']}")
-    _line("size", f"{_mib(model['file_bytes'])}")
-    _line("layers", f"{model['n_layer']}, {_span(model['n_head'])} query and {_span(model['n_head_kv'])} KV heads "
-                    f"of {model['head_dim_k']}" + (f" (K) and {model['head_dim_v']} (V)" if model["head_dim_k"] != model["head_dim_v"] else ""))
+    _line("name", model["name"] or "(none)")
+    _line("kind", f"{model['architecture']}, {model['n_params'] / 1e6:,.1f}M parameters, {model['file_type']}")
+    _line("size", _size(model["file_bytes"]))
+    dims = sorted({model["head_dim_k"], model["head_dim_v"]}, reverse=True)
+    _line("layers", f"{model['n_layer']}, with {_span(model['n_head'])} query and {_span(model['n_head_kv'])} KV heads "
+                    f"of {' (K) and '.join(map(str, dims))}{' (V)' * (len(dims) > 1)}")
     _line("context", f"trained for {model['n_ctx_train']:,} tokens; vocabulary {model['n_vocab']:,}")
     if model["rope_freq_base"] is not None:
         scaling = f", {model['rope_scaling']} x {model['rope_scaling_factor'] or 1:g}" if model["rope_scaling"] else ""
@@ -81,12 +84,19 @@ def _print_model(model: dict[str, Any]) -> None:
         _line("sliding window", f"{model['sliding_window']:,} tokens in {sum(model['swa'])} of {model['n_layer']} layers")
     _line("chat template", "yes" if model["chat_template"] else "no")
     for kind, n_bytes in model["kv_bytes_per_token"].items():
-        _line(f"KV {kind}", f"{n_bytes:,} bytes a token, {_mib(model['kv_bytes_trained'][kind])} at the trained context")
+        _line(f"KV {kind}", f"{n_bytes:,} bytes a token, {_size(model['kv_bytes_trained'][kind])} at the trained context")
     if model["layers_error"] is not None:
         _line("attention", f"not known: {model['layers_error']}")
     else:
         click.echo()
         print_rows(_grouped(model["layers"]), LAYER_COLUMNS, "table")
+
+
+def _by_folder(libraries: dict[str, str]) -> list[tuple[Path, list[str]]]:
+    folders: dict[Path, list[str]] = {}
+    for path in map(Path, libraries.values()):
+        folders.setdefault(path.parent, []).append(path.name)
+    return list(folders.items())
 
 
 def _grouped(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -119,5 +129,5 @@ def _span(values: list[int]) -> str:
     return f"{low}" if low == high else f"{low}-{high}"
 
 
-def _mib(n_bytes: int) -> str:
+def _size(n_bytes: int) -> str:
     return f"{n_bytes / (1 << 20):,.1f} MiB" if n_bytes < 10 << 30 else f"{n_bytes / (1 << 30):,.1f} GiB"

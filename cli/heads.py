@@ -39,25 +39,24 @@ COLUMNS = [
 @click.command()
 @model_argument
 @option("-p", "--prompt", help="The text to read; without it, standard input.")
-@option("-n", "--last", type=click.IntRange(1, MAX_QUERY_TOKENS), default=1, show_default=True, help="How many of the prompt's last tokens are decoded one by one and observed.")
-@option("--recent", type=click.IntRange(0), default=4, show_default=True,
-              help="How many pages at the end count as recent.")
-@option("-l", "--layers", metavar="LIST",
-              help="Show only these layers, e.g. 0,4-7.")
-@option("-c", "--ctx", type=click.IntRange(1),
-              help="Tokens of context; by default what the prompt needs.")
+@option("-n", "--last", type=click.IntRange(1, MAX_QUERY_TOKENS), default=1, show_default=True,
+        help="How many of the prompt's last tokens are decoded one by one and observed.")
+@option("--recent", type=click.IntRange(0), default=4, show_default=True, help="How many pages at the end count as recent.")
+@option("-l", "--layers", metavar="LIST", help="Show only these layers, e.g. 0,4-7.")
+@option("-c", "--ctx", type=click.IntRange(1), metavar="TOKENS", help="Context length.  [default: what the prompt needs]")
 @threads_option
 @output_option("json", "csv", "md")
 def heads(
-    model: Path | None, prompt: str | None, last: int, recent: int, layers: str | None, ctx: int | None, threads: int | None, output: str
+    model: Path | None, prompt: str | None, last: int, recent: int, layers: str | None, ctx: int | None, threads: int | None,
+    output: str,
 ) -> None:
     """Read a prompt and show where each head's attention went: on the first page (where models park attention they do not need),
     on the last pages, or in between.
 
     The prompt is taken as it is, without a chat template. Its last tokens are decoded one by one, and their attention
-    is summed; the tokens before them are read in batches, which are not observed. A page is 16 tokens. One line is one KV head: its
-    query heads are added up. "eff. pages" is the number of pages that an evenly spread head with the same entropy would use; "top page" is
-    the strongest page that is neither the first nor recent.
+    is summed; the tokens before them are read in batches, which are not observed. A page is 16 tokens. One line is one KV
+    head: its query heads are added up. "eff. pages" is the number of pages that an evenly spread head with the same entropy
+    would use; "top page" is the strongest page that is neither the first nor recent.
 
     MODEL is a GGUF file; without it the default model is used.
     """
@@ -113,9 +112,13 @@ def _rows(mass: HeadMass, texts: list[str], chosen: list[int]) -> list[dict[str,
 
 def _full(mass: HeadMass, model: Path, texts: list[str], chosen: list[int]) -> dict[str, Any]:
     return {
-        "model": model.name, "n_tokens": len(mass.tokens), "n_steps": mass.n_steps, "page_tokens": mass.page_tokens, "n_pages": mass.n_pages,
+        "model": model.name,
+        "n_tokens": len(mass.tokens),
+        "n_steps": mass.n_steps,
+        "page_tokens": mass.page_tokens,
+        "n_pages": mass.n_pages,
         "recent_pages": mass.recent_pages,
-        "layers": [{"layer": layer.il, "hooked": layer.hooked, "reason": layer.reason} for layer in mass.layers if layer.il in chosen],
+        "layers": [{"layer": il, "hooked": mass.layers[il].hooked, "reason": mass.layers[il].reason} for il in chosen],
         "heads": _rows(mass, texts, chosen),
         "pages": {"axes": ["layer", "kv_head", "page"], "layers": chosen, "share": mass.pages[chosen].tolist(), "text": texts},
     }

@@ -46,7 +46,9 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show the version and exit.")
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show the version and exit."
+)
 def cli() -> None:
     """Run GGUF models with a tiered KV cache.
 
@@ -81,7 +83,8 @@ def _run() -> int:
 def _leave(code: int) -> NoReturn:
     server = sys.modules.get("edgekv.server")
     if server is not None and server.active() is not None:
-        # A model is still being loaded, or the server does not stop: nothing may wait for it, and its thread dies with the process.
+        # A model is still being loaded, or the server does not stop: its thread can only die with the process.
+        server.active().abandon()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from edgekv.vocab import CacheType, KvMode
-
-if TYPE_CHECKING:
-    from edgekv.config import KvOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,22 +36,13 @@ def model_path(model: Path | None) -> Path:
     return default_model()
 
 
-def json_option(function: F) -> F:
-    """`-o json`, as `output`: "table" or "json"."""
-    return option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="How to print.")(function)
-
-
 threads_option = option("-t", "--threads", type=click.IntRange(min=1), help="CPU threads.  [default: one for each core]")
-
-ctx_option = option(
-    "-c", "--ctx", type=click.IntRange(min=1), metavar="TOKENS",
-    help="Context length.  [default: what the model was trained for, as far as memory allows]",
-)
 
 _TYPES = click.Choice([t.value for t in CacheType])
 
 _KV_OPTIONS = [
-    ctx_option,
+    option("-c", "--ctx", type=click.IntRange(min=1), metavar="TOKENS",
+           help="Context length.  [default: what the model was trained for, as far as memory allows]"),
     option("--kv", type=click.Choice([mode.value for mode in KvMode]), default=KvMode.EXACT.value, show_default=True,
            help="; ".join(f"{mode.value}: {mode.description}" for mode in KvMode) + "."),
     threads_option,
@@ -64,18 +52,15 @@ _KV_OPTIONS = [
 
 
 def kv_options(function: F) -> F:
-    """--ctx, --kv, --threads, --type-k, --type-v, as parameters ctx, kv, threads, type_k, type_v: see `make_kv_options()`."""
+    """--ctx, --kv, --threads, --type-k, --type-v, as parameters ctx, kv, threads, type_k, type_v: see `split_kv_options()`."""
     for decorate in reversed(_KV_OPTIONS):
         function = decorate(function)
     return function
 
 
-def make_kv_options(ctx: int | None, kv: str, threads: int | None, type_k: str, type_v: str, **more: Any) -> KvOptions:
-    """The values of `kv_options()` as a KvOptions; an option that was not given keeps the default."""
+def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
+    """Take the values of `kv_options()` out of `settings`, as the fields kv, n_ctx and n_threads of ServerOptions."""
     from edgekv.config import KvOptions
 
-    given = {"n_ctx": ctx, "n_threads": threads, **more}
-    return KvOptions.from_env(
-        mode=KvMode(kv), type_k=CacheType(type_k), type_v=CacheType(type_v),
-        **{name: value for name, value in given.items() if value is not None},
-    )
+    kv = KvOptions.from_env(mode=settings.pop("kv"), type_k=settings.pop("type_k"), type_v=settings.pop("type_v"))
+    return {"kv": kv, "n_ctx": settings.pop("ctx"), "n_threads": settings.pop("threads")}

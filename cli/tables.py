@@ -34,7 +34,7 @@ class Column:
 def output_option(*formats: str) -> Callable[[Callable], Callable]:
     """`-o/--output`, with "table" first and as default."""
     choices = ("table", *formats)
-    return option("-o", "--output", type=click.Choice(choices), default="table", show_default=True, help="How to print the answer.")
+    return option("-o", "--output", type=click.Choice(choices), default="table", show_default=True, help="How to print.")
 
 
 def print_rows(rows: list[Row], columns: list[Column], output: str) -> None:

@@ -37,17 +37,20 @@ def diagnose(model: Path | None = None) -> dict[str, Any]:
 
 
 def _libraries() -> dict[str, Any]:
-    keys = ("version", "llama_commit", "isa", "isa_available", "backends", "libraries")
+    keys = ("version", "upstream", "llama_cpp_python", "isa", "isa_available", "system", "libraries")
     try:
         from edgekv import _native
 
-        _native.prepare()
         info = _native.info()
-        import llama_cpp
+    except (NativeError, ImportError, OSError, RuntimeError) as error:  # the last three: llama_cpp's, for what it cannot load
+        return {**dict.fromkeys(keys), "backends": None, "libraries_error": str(error)}
+    return {**{key: info[key] for key in keys}, "backends": _backends(info["libraries"]), "libraries_error": None}
 
-        return {**{key: info[key] for key in keys}, "llama_cpp_version": llama_cpp.__version__, "libraries_error": None}
-    except (NativeError, ImportError, OSError, RuntimeError) as error:  # llama_cpp raises the last three for a library it cannot load
-        return {**dict.fromkeys(keys), "llama_cpp_version": None, "libraries_error": str(error)}
+
+def _backends(libraries: dict[str, str]) -> list[str]:
+    """ggml builds each backend as a library of its own: libggml-cpu, libggml-cuda, ..."""
+    names = {name.partition(".")[0].removeprefix("lib").removeprefix("ggml-") for name in libraries if "ggml-" in name}
+    return sorted(names - {"base"})
 
 
 def _default_model() -> dict[str, Any]:
@@ -62,7 +65,7 @@ def _default_model() -> dict[str, Any]:
 def _gpu(backends: list[str]) -> dict[str, Any]:
     """Which NVIDIA GPUs there are, whether they are used, and a sentence that says why not."""
     devices, problem = _nvidia_devices()
-    built = any("CUDA" in backend.upper() for backend in backends)
+    built = "cuda" in backends
     if devices and built:
         reason = "in use"
     elif devices:

@@ -1,4 +1,4 @@
-"""Which context fits in this machine's memory: asked before a model is loaded, because Linux grants memory it does not have and kills later."""
+"""Which context fits in memory: asked before a model is loaded, because Linux grants memory it does not have and kills later."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def choose_context(
     """The context to open, in tokens for each of `n_sequences` sequences.
 
     `n_ctx` None means what the model was trained for, as far as half of the free memory allows. A larger one than the model was
-    trained for is cut to that. Raises DoesNotFit if the cache of the context asked for is larger than the free memory
-    (`available` bytes; None: ask the machine).
+    trained for is cut to that. Raises DoesNotFit if the cache of the context asked for, before any cut, is larger than the free
+    memory (`available` bytes; None: ask the machine).
     """
     available = available_bytes() if available is None else available
 
@@ -75,18 +75,17 @@ def choose_context(
             note = (f"the context is {n:,} tokens of the {model.n_ctx_train:,} the model was trained for, "
                     f"to leave half of the free {_gib(available)} alone (--ctx sets another)")
         return ContextChoice(n, kv_bytes(n), note)
-    n, note = n_ctx, None
-    if n > model.n_ctx_train:
-        n = model.n_ctx_train
-        note = f"the model was trained for {n:,} tokens; the context is that, not {n_ctx:,}"
-    if kv_bytes(_rounded(n)) + COMPUTE_BYTES > available:
-        best = largest(available - COMPUTE_BYTES)
+    if kv_bytes(_rounded(n_ctx)) + COMPUTE_BYTES > available:
+        best = min(largest(available - COMPUTE_BYTES), model.n_ctx_train)
+        needed = _gib(kv_bytes(_rounded(n_ctx)))
         raise DoesNotFit(
-            f"a context of {n_ctx:,} tokens needs {_gib(kv_bytes(_rounded(n)))} for its KV cache and {_gib(available)} are free; "
+            f"a context of {n_ctx:,} tokens needs {needed} for its KV cache and {_gib(available)} are free; "
             + (f"use --ctx {best} or less" if best else "close other programs")
-            + (", or --type-k q8_0 --type-v q8_0" if (type_k, type_v) == (CacheType.F16, CacheType.F16) else "")
         )
-    return ContextChoice(n, kv_bytes(n), note)
+    if n_ctx > model.n_ctx_train:
+        n = model.n_ctx_train
+        return ContextChoice(n, kv_bytes(n), f"the model was trained for {n:,} tokens; the context is that, not {n_ctx:,}")
+    return ContextChoice(n_ctx, kv_bytes(n_ctx))
 
 
 def _rounded(n: int) -> int:

@@ -57,7 +57,7 @@ class HeadMass:
 
     @property
     def top_page(self) -> np.ndarray:
-        """The page with most mass, among those between the first and the recent ones where there are such; -1 where not observed."""
+        """The page with most mass between the first and the recent ones, or of all where there are none; -1: not observed."""
         middle = self._middle if self._middle.stop > self._middle.start else slice(0, self.n_pages)
         observed = ~np.isnan(self.pages[:, :, 0])
         top = np.argmax(np.nan_to_num(self.pages[:, :, middle], nan=-1.0), axis=2) + middle.start
@@ -76,21 +76,22 @@ def observe(llama: Llama, tokens: list[int], n_steps: int = 1, recent_pages: int
     """Read `tokens` into an empty context, the last `n_steps` of them as decode steps, whose attention is observed.
 
     Attention of the tokens before them is not: they are read in batches, which run on the stock nodes.
-    Raises ConfigError if `n_steps` is not between 1 and 16, ContextOverflow if the tokens do not fit, EdgeKVError if no layer is hooked.
+    Raises ConfigError if `n_steps` is not between 1 and 16, ContextOverflow if the tokens do not fit, EdgeKVError if no layer
+    is hooked.
     """
     if not 1 <= n_steps <= MAX_QUERY_TOKENS:
         raise ConfigError(f"the number of observed tokens is {n_steps}; it can be 1 to {MAX_QUERY_TOKENS}")
     if not tokens:
         raise ConfigError("the prompt is empty; give a text to read")
     if len(tokens) > llama.n_ctx():
-        raise ContextOverflow(
-            f"the prompt has {len(tokens)} tokens and the context {llama.n_ctx()}; shorten it or open a larger context", len(tokens), llama.n_ctx()
-        )
+        n_ctx = llama.n_ctx()
+        message = f"the prompt has {len(tokens)} tokens and the context {n_ctx}; shorten it or open a larger context"
+        raise ContextOverflow(message, len(tokens), n_ctx)
     n_steps = min(n_steps, len(tokens))
     runtime: Runtime = llama.kv
-    runtime.mode = KvMode.EXACT
+    runtime.mode, runtime.observe = KvMode.EXACT, True
     if not any(layer.hooked for layer in runtime.layers):
-        raise EdgeKVError(f"no layer of this model is served by EdgeKV's attention, so nothing can be observed: {runtime.layers[0].reason}")
+        raise EdgeKVError(f"EdgeKV's attention serves no layer of this model, so it observes nothing: {runtime.layers[0].reason}")
     llama.reset()
     if len(tokens) > n_steps:
         llama.eval(tokens[:-n_steps])
@@ -102,25 +103,28 @@ def observe(llama: Llama, tokens: list[int], n_steps: int = 1, recent_pages: int
     finally:
         runtime.observers.remove(total.add)
     if total.mass is None:
-        raise EdgeKVError("the decode steps were not observed; attention observation is switched off")
-    page_tokens = runtime.page_tokens
-    mass = total.mass[:, :, : -(-len(tokens) // page_tokens)].astype(np.float64)
-    for il, layer in enumerate(runtime.layers):
-        mass[il, layer.n_head_kv if layer.hooked else 0 :] = np.nan
-    with np.errstate(invalid="ignore"):
-        share = mass / mass.sum(axis=2, keepdims=True)
-    return HeadMass(tokens, n_steps, page_tokens, recent_pages, runtime.layers, share)
+        raise EdgeKVError("the decode steps did not run in EdgeKV's attention, so nothing was observed; is EDGEKV=0 set?")
+    layers = runtime.layers
+    n_pages = -(-len(tokens) // runtime.page_tokens)
+    share = np.full((len(layers), max(layer.n_head_kv for layer in layers), n_pages), np.nan)
+    rows = {layer.il: row for row, layer in enumerate(layers)}
+    for il, mass in zip(total.layers, total.mass[:, :, :n_pages].astype(np.float64)):
+        n_head_kv = layers[rows[il]].n_head_kv
+        share[rows[il], :n_head_kv] = mass[:n_head_kv] / mass[:n_head_kv].sum(axis=1, keepdims=True)
+    return HeadMass(tokens, n_steps, runtime.page_tokens, recent_pages, layers, share)
 
 
 class _Total:
     """Adds up the mass of observed steps; the views of a step are valid only while it is reported."""
 
     def __init__(self) -> None:
+        self.layers: tuple[int, ...] = ()
         self.mass: np.ndarray | None = None
 
     def add(self, step: Step) -> None:
-        if step.n_tokens == 0:
+        if not step.hooked:
             return
         if self.mass is None:
+            self.layers = step.layers
             self.mass = np.zeros_like(step.mass_sum)
         self.mass += step.mass_sum

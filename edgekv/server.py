@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import atexit
 import http.client
+import ipaddress
 import json
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from edgekv.errors import ConfigError, EdgeKVError, NativeError
+from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.fit import ContextChoice, choose_context
 from edgekv.models import Geometry, geometry
 from edgekv.server_log import ServerLog
@@ -23,6 +25,7 @@ BATCH_TOKENS = 512
 
 _POLL_S = 0.02
 _STOP_S = 60.0
+_INTERRUPTIBLE_S = 0.5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -37,11 +40,14 @@ class Server:
         self.options = options
         self.model: Geometry = geometry(options.model)
         self.context: ContextChoice = choose_context(
-            self.model, options.kv.n_ctx, options.kv.type_k, options.kv.type_v, options.parallel
+            self.model, options.n_ctx, options.kv.type_k, options.kv.type_v, options.parallel
         )
         self.port = options.port
-        self._thread: threading.Thread | None = None
+        # An event, not the thread: an interrupt during Thread.join() makes Python believe that the thread has ended (bpo-45274).
+        self._ended = threading.Event()
+        self._ended.set()
         self._log: ServerLog | None = None
+        self._handlers: dict[int, Any] = {}
         self._exit: int | BaseException | None = None
         self._ready = False
 
@@ -56,8 +62,16 @@ class Server:
         return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{self.port}"
 
     @property
+    def is_public(self) -> bool:
+        """Whether other machines can reach it."""
+        try:
+            return not ipaddress.ip_address(socket.gethostbyname(self.options.host)).is_loopback
+        except (OSError, ValueError):  # an IPv6 address
+            return self.options.host not in ("::1", "[::1]")
+
+    @property
     def alive(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return not self._ended.is_set()
 
     @property
     def log_path(self) -> Path | None:
@@ -66,34 +80,31 @@ class Server:
     def start(self) -> Server:
         """Load the model and return when requests are answered.
 
-        Raises ConfigError for a busy port or an option that is not allowed, EdgeKVError when the server gives up while it starts. An
-        interrupt while the model loads cannot stop the load: `stop()` then waits for its end.
+        Raises ConfigError for a busy port or an option that is not allowed, EdgeKVError when the server gives up while it starts.
+        An interrupt while the model loads cannot stop the load: `stop()` then waits for its end.
         """
         global _active
         if threading.current_thread() is not threading.main_thread():
-            raise NativeError("the server can only be started from the main thread, because it replaces signal handlers")
+            raise EdgeKVError("the server can only be started from the main thread, because it replaces signal handlers")
         if _active is not None:
-            raise NativeError("a server is already running in this process, and there can be only one; stop it first")
+            raise EdgeKVError("a server is already running in this process, and there can be only one; stop it first")
         check_extra(self.options.extra)
         self.port = free_port(self.options.host, self.options.port)
         from edgekv import _native, runtime
 
         _native.prepare()
         runtime.set_defaults(self.options.kv)
-        handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+        self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
         self._log = ServerLog(self.options.log_file)
         try:
             self._log.open()
         except OSError as error:
             raise ConfigError(f"the log file {self.options.log_file} cannot be written: {error.strerror}; name another") from None
         self._exit, self._ready = None, False
-        self._thread = threading.Thread(target=self._run, args=(self._argv(),), name="llama-server", daemon=True)
+        self._ended.clear()
         _active = self
-        self._thread.start()
+        threading.Thread(target=self._run, args=(self._argv(),), name="llama-server", daemon=True).start()
         self._wait_until_ready()
-        for number, handler in handlers.items():
-            if handler is not None:  # None: it was not Python's
-                signal.signal(number, handler)
         return self
 
     def stop(self) -> None:
@@ -107,15 +118,18 @@ class Server:
             from edgekv._native import server as native
 
             native.terminate()
-            self._thread.join(_STOP_S)
-            if self.alive:
+            if not self._ended.wait(_STOP_S):
                 raise EdgeKVError(f"the server did not stop within {_STOP_S:.0f} s")
         self._release(failed=self._exit != 0)
 
+    def abandon(self) -> None:
+        """For a process that leaves and cannot wait for `stop()`: give standard error back and remove a temporary log."""
+        self._log.close(keep=False)
+
     def wait(self) -> None:
         """Block until the server ends by itself, which it should not. Raises EdgeKVError with the reason. Interruptible."""
-        while self.alive:
-            self._thread.join(0.5)
+        while not self._ended.wait(_INTERRUPTIBLE_S):
+            pass
         raise EdgeKVError(self.why_stopped())
 
     def why_stopped(self) -> str:
@@ -144,8 +158,8 @@ class Server:
             "--cache-ram", "0",  # up to 8 GiB of old prompts otherwise
             "--offline", "--no-ui", "--no-warmup", "--cors-origins", "localhost",
         ]
-        if kv.n_threads is not None:
-            argv += ["--threads", str(kv.n_threads)]
+        if options.n_threads is not None:
+            argv += ["--threads", str(options.n_threads)]
         if options.api_key is not None:
             argv += ["--api-key", options.api_key]
         return [*argv, *options.extra]
@@ -157,6 +171,8 @@ class Server:
             self._exit = native.run(argv)
         except BaseException as error:  # noqa: BLE001 - told by why_stopped()
             self._exit = error
+        finally:
+            self._ended.set()
 
     def _wait_until_ready(self) -> None:
         while not self._ready:
@@ -167,6 +183,9 @@ class Server:
             # /health answers before the handlers are set and the task loop runs; the second request passes through that loop.
             self._ready = self._answers("/health") and self._answers("/lora-adapters")
             time.sleep(0 if self._ready else _POLL_S)
+        for number, handler in self._handlers.items():
+            if handler is not None:  # None: it was not Python's
+                signal.signal(number, handler)
 
     def _answers(self, path: str) -> bool:
         try:
@@ -178,8 +197,9 @@ class Server:
         """The JSON of a GET; None where the server answers with an error."""
         address = self.url.removeprefix("http://").rsplit(":", 1)[0].strip("[]")
         connection = http.client.HTTPConnection(address, self.port, timeout=10)
+        key = self.options.api_key
         try:
-            connection.request("GET", path, headers={"Authorization": f"Bearer {self.options.api_key}"} if self.options.api_key else {})
+            connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
             response = connection.getresponse()
             return json.loads(response.read()) if response.status == http.HTTPStatus.OK else None
         finally:
@@ -188,7 +208,7 @@ class Server:
     def _release(self, failed: bool) -> None:
         global _active
         self._log.close(keep=failed)
-        self._thread, _active = None, None
+        _active = None
 
 
 _active: Server | None = None

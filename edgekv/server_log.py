@@ -21,14 +21,14 @@ _MEANINGS = [
     (r"couldn't bind HTTP server socket|couldn't start HTTP listener", "the port or host cannot be used: {line}"),
     (r"failed to allocate|unable to allocate|out of memory|bad_alloc|cudaMalloc failed",
      "the model and its context do not fit in memory; use a smaller --ctx or --type-k q8_0 --type-v q8_0"),
-    (r"unknown model architecture: '([^']*)'", "llama.cpp does not know this model's architecture ({0}); it is newer than this EdgeKV"),
-    (r"unknown pre-tokenizer type: '([^']*)'", "llama.cpp does not know this model's tokenizer ({0}); it is newer than this EdgeKV"),
+    (r"unknown model architecture: '([^']*)'", "the model's architecture ({0}) is newer than this EdgeKV"),
+    (r"unknown pre-tokenizer type: '([^']*)'", "the model's tokenizer ({0}) is newer than this EdgeKV"),
     (r"chat template parsing error: (.*)", "the model's chat template cannot be used: {0}"),
 ]
 
 
 class ServerLog:
-    """The log of one server. `path` None: a temporary file, which `close(keep=False)` removes; "-": leave it on standard error."""
+    """The log of one server. `path` None: a temporary file, which `close(keep=False)` removes; "-": standard error, as it was."""
 
     def __init__(self, path: Path | None):
         self._redirects = path is None or str(path) != "-"
@@ -54,7 +54,9 @@ class ServerLog:
         os.close(fd)
         if _descriptor(sys.stderr) == _STDERR:
             self._saved_stderr = sys.stderr
-            sys.stderr = open(self._saved_fd, "w", encoding=sys.stderr.encoding, errors="backslashreplace", buffering=1, closefd=False)
+            sys.stderr = os.fdopen(
+                self._saved_fd, "w", buffering=1, encoding=sys.stderr.encoding, errors="backslashreplace", closefd=False
+            )
 
     def close(self, keep: bool) -> None:
         """Give descriptor 2 and `sys.stderr` back; a temporary log stays only if `keep`."""
@@ -73,16 +75,13 @@ class ServerLog:
         lines = self._tail()
         text = "\n".join(lines)
         for pattern, meaning in _MEANINGS:
-            match = None
-            for match in re.finditer(pattern, text):
-                pass
-            if match:
+            if match := re.search(pattern, text):
                 line = text[text.rfind("\n", 0, match.start()) + 1:].split("\n", 1)[0]
                 return meaning.format(*match.groups(), line=bare_message(line)) + self._where()
         errors = [bare_message(line) for line in lines if (m := _PREFIX.match(line)) and m["level"] == "E"]
         if errors:
             return f"llama.cpp's server gave up: {errors[0]}" + self._where()
-        return (f"llama.cpp's server gave up: {lines[-1]}" if lines else "llama.cpp's server gave up without a word") + self._where()
+        return f"llama.cpp's server gave up: {bare_message(lines[-1]) if lines else 'it says nothing'}" + self._where()
 
     def _tail(self) -> list[str]:
         if self.path is None:

@@ -17,7 +17,7 @@ LOOPBACK = "127.0.0.1"
 
 # Options that the server object sets itself, and needs to be as it set them; the right-hand side says what to use.
 _OWNED = {
-    **dict.fromkeys(("-m", "--model", "-mu", "--model-url", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"), "the MODEL argument"),
+    **dict.fromkeys(("-m", "--model", "-mu", "--model-url", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"), "MODEL"),
     "--host": "--host before the --", "--port": "--port before the --",
     "--api-key": "--api-key before the --", "--api-key-file": "--api-key before the --",
     "-c": "--ctx", "--ctx-size": "--ctx", "-np": "--parallel", "--parallel": "--parallel",
@@ -30,6 +30,7 @@ _OWNED = {
 _LIVES = "the process outlived llama_server()"
 _TRIAL = f"""
 import sys
+sys.path[:] = {{}}
 from edgekv import _native
 from edgekv._native import server
 _native.prepare()
@@ -40,10 +41,12 @@ print({_LIVES!r})
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What to serve, and where. `port` 0 picks a free one; `kv.n_ctx` is the context of each of the `parallel` slots."""
+    """What to serve, and where. `port` 0 picks a free one; `n_ctx` is the context of each of the `parallel` slots."""
 
     model: Path
     kv: KvOptions = field(default_factory=KvOptions)
+    n_ctx: int | None = None  # tokens; None: see edgekv.fit.choose_context
+    n_threads: int | None = None  # None: one for each core
     alias: str | None = None  # the name clients see; None: the file's
     host: str = LOOPBACK
     port: int = 0
@@ -63,7 +66,7 @@ def check_extra(extra: tuple[str, ...]) -> None:
         return
     trial = try_extra(extra)
     said = [bare_message(line) for line in trial.stderr.splitlines() if line.strip()]
-    refusals = [line for line in said if line.startswith("error")]
+    refusals = [line for line in said if line.startswith(("error: ", "error while handling "))]
     if _LIVES not in trial.stdout or refusals:
         reason = (refusals or said or ["it gives no reason"])[0].removeprefix("error: ")
         raise ConfigError(f"llama.cpp's server does not take {' '.join(extra)}: {reason}")
@@ -72,7 +75,8 @@ def check_extra(extra: tuple[str, ...]) -> None:
 def try_extra(extra: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     """Let a child process parse the options: some make llama.cpp's server print something, or complain, and call exit()."""
     argv = ["llama-server", "--model", "no such file", "--host", LOOPBACK, "--port", "0", "--offline", "--no-ui", *extra]
-    return subprocess.run([sys.executable, "-c", _TRIAL, *argv], capture_output=True, text=True, errors="replace", check=False)
+    command = [sys.executable, "-c", _TRIAL.format(sys.path), *argv]
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
 
 
 def free_port(host: str, port: int) -> int:
@@ -80,7 +84,7 @@ def free_port(host: str, port: int) -> int:
     no_address = f"{host} is no address of this machine; use --host {LOOPBACK}, or 0.0.0.0 for all of its addresses"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):
         raise ConfigError(no_address) from None
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -71,7 +71,7 @@ class Geometry:
         return sum(n > 0 for n in self.n_head_kv)
 
     def kv_bytes_per_token(self, type_k: str = "f16", type_v: str = "f16") -> int:
-        """KV cache bytes of one token over all layers, sliding-window layers included. Types are ggml names, e.g. "f16", "q8_0"."""
+        """KV cache bytes of one token over all layers, sliding-window ones included. Types are ggml names, e.g. "f16", "q8_0"."""
         return sum(self._layer_kv_bytes(il, type_k, type_v) for il in range(self.n_layer))
 
     def kv_bytes(self, n_ctx: int, type_k: str = "f16", type_v: str = "f16") -> int:
@@ -94,8 +94,8 @@ def _row_bytes(n_elements: int, type_name: str) -> int:
 def geometry(path: str | Path) -> Geometry:
     """Read the geometry of a model that can chat.
 
-    Raises ModelError, with one sentence, if the file is missing, no GGUF, damaged or incomplete, or of a kind that cannot generate
-    text: a vocabulary without weights, an embedding model, an adapter, a projector.
+    Raises ModelError, with one sentence, if the file is missing, no GGUF, damaged or incomplete, or of a kind that cannot
+    generate text: a vocabulary without weights, an embedding model, an adapter, a projector.
     """
     path = Path(path)
     reader = open_gguf(path)
@@ -104,7 +104,7 @@ def geometry(path: str | Path) -> Geometry:
     try:
         return _describe(path, readers)
     except (TypeError, ValueError, KeyError, OverflowError):
-        raise ModelError(f"{path} does not say, or not sensibly, what layers, heads and positions its model has; it is damaged") from None
+        raise ModelError(f"{path} does not say sensibly what layers, heads and positions its model has; it is damaged") from None
 
 
 def _describe(path: Path, readers: list[MetadataReader]) -> Geometry:
@@ -167,7 +167,7 @@ def _check_kind(path: Path, reader: MetadataReader) -> None:
     if arch in ENCODERS or reader.value(f"{arch}.pooling_type", 0) != 0:
         raise ModelError(f"{path} is an embedding model ({arch}): it makes vectors and cannot chat; give a text-generation model")
     if not reader.value(f"{arch}.attention.causal", True):
-        raise ModelError(f"{path} is a {arch} model that attends in both directions and cannot chat; give a text-generation model")
+        raise ModelError(f"{path} is a {arch} model that attends in both directions and cannot chat; give another model")
 
 
 def _other_parts(path: Path, reader: MetadataReader) -> list[MetadataReader]:
@@ -177,7 +177,7 @@ def _other_parts(path: Path, reader: MetadataReader) -> list[MetadataReader]:
         return []
     match = re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})\.gguf", path.name)
     if match is None:
-        raise ModelError(f"{path} is one of {n_parts} parts of a model, but is not named NAME-00001-of-{n_parts:05}.gguf; rename it")
+        raise ModelError(f"{path} is one of {n_parts} parts of a model and must be named *-00001-of-{n_parts:05}.gguf; rename it")
     names = [path.with_name(f"{match[1]}-{i:05}-of-{n_parts:05}.gguf") for i in range(1, n_parts + 1)]
     if int(reader.value("split.no", 0)) != 0:
         raise ModelError(f"{path} is a later part of a split model; give the first one, {names[0]}")

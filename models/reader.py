@@ -83,7 +83,9 @@ class MetadataReader(gguf.GGUFReader):
             raise _Truncated
         return super()._get(offset, dtype, count, override_order)
 
-    def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[np.ndarray], list[int], list[gguf.GGUFValueType]]:
+    def _get_field_parts(
+        self, orig_offs: int, raw_type: int
+    ) -> tuple[int, list[np.ndarray], list[int], list[gguf.GGUFValueType]]:
         if raw_type != gguf.GGUFValueType.ARRAY:
             return super()._get_field_parts(orig_offs, raw_type)
         item_type, n_items = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
@@ -129,8 +131,8 @@ def open_gguf(path: Path) -> MetadataReader:
         raise ModelError(f"there is no file {path}; give the path of a GGUF model")
     if path.is_dir():
         files = sorted(p.name for p in path.glob("*.gguf"))
-        found = f"it contains {', '.join(files[:4])}{' and more' if len(files) > 4 else ''}" if files else "it contains no GGUF file"
-        raise ModelError(f"{path} is a directory, not a GGUF file; {found}")
+        found = ", ".join(files[:4]) + " and more" * (len(files) > 4) if files else "no GGUF file"
+        raise ModelError(f"{path} is a directory, not a GGUF file; it contains {found}")
     n_bytes = path.stat().st_size
     if n_bytes == 0:
         raise ModelError(f"{path} is empty (zero bytes); download it again")
@@ -143,7 +145,7 @@ def open_gguf(path: Path) -> MetadataReader:
     try:
         reader = MetadataReader(path)
     except _Truncated:
-        raise ModelError(f"{path} is truncated: it ends inside its own header, after {n_bytes} bytes; download it again") from None
+        raise ModelError(f"{path} is truncated: it ends in its header, after {n_bytes} bytes; download it again") from None
     except Exception as error:  # the library raises ValueError, KeyError, IndexError, UnicodeDecodeError and more on damage
         raise ModelError(f"{path} is a damaged GGUF file, or of a newer kind ({error}); download it again") from None
     missing = max((tensor.end for tensor in reader.tensor_infos), default=0) - n_bytes

@@ -74,7 +74,7 @@ class _Model:
         self.tensor(name, self._normal(name, n_out, n_in) * (gain / np.sqrt(n_in)), dtype or self.shape.dtype)
 
     def embedding(self, name: str, gain: float) -> None:
-        """One row for each token. Control tokens and bytes that are no text get small rows, so that they are hardly ever sampled."""
+        """One row for each token. Control tokens and bytes that are no text get small rows: they are hardly ever sampled."""
         s = self.shape
         rows = self._normal(name, s.n_vocab, s.n_embd) * (gain / np.sqrt(s.n_embd))
         rows[:_FIRST_PRINTABLE] *= 0.1
@@ -106,7 +106,7 @@ class _Model:
         self.matrix(f"{block}.ffn_down.weight", s.n_embd, s.n_ff)
 
     def text_tokenizer(self, chat_template: bool = True) -> None:
-        """SentencePiece with byte fallback: any text is one token for each printable ASCII character, one for each byte otherwise."""
+        """SentencePiece with byte fallback: a token for each printable ASCII character of a text, one for each byte otherwise."""
         tokens, types = ["<unk>", "<s>", "</s>"], [_UNKNOWN, _CONTROL, _CONTROL]
         tokens += [f"<0x{byte:02X}>" for byte in range(256)]
         types += [_BYTE] * 256
@@ -189,7 +189,7 @@ def gemma2(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
 
 
 def gpt_oss(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
-    """Attention sinks (a learnt logit for each head that takes weight and gives nothing), iSWA, two experts of which one is used."""
+    """Attention sinks (a logit for each head that takes weight and gives nothing), iSWA, two experts of which one is used."""
     m = _decoder(path, "gpt-oss", shape, seed)
     m.gguf.add_sliding_window(shape.sliding_window)
     m.gguf.add_expert_count(2)
@@ -269,7 +269,8 @@ def bert(path: Path, shape: Shape = Shape(n_head=2, n_head_kv=2, n_ctx_train=512
     m.gguf.add_layer_norm_eps(1e-12)
     m.gguf.add_causal_attention(False)
     m.gguf.add_pooling_type(gguf.PoolingType.MEAN)
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] + [f"▁{chr(c)}" for c in range(33, 127)] + [chr(c) for c in range(33, 127)]
+    printable = [chr(c) for c in range(33, 127)]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"▁{c}" for c in printable), *printable]
     words += [f"▁word{i}" for i in range(shape.n_vocab - len(words))]
     m.gguf.add_tokenizer_model("bert")
     m.gguf.add_tokenizer_pre("default")
@@ -301,9 +302,10 @@ def vocabulary(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
 
 
 def _decoder(
-    path: Path, arch: str, shape: Shape, seed: int, output: bool = True, n_head_kv: list[int] | None = None, norm: str = "output_norm"
+    path: Path, arch: str, shape: Shape, seed: int, output: bool = True, n_head_kv: list[int] | None = None,
+    norm: str = "output_norm",
 ) -> _Model:
-    """What every attending architecture here has: metadata, tokenizer, embeddings, last norm, head (tied where `output` is off)."""
+    """What every attending architecture has: metadata, tokenizer, embeddings, last norm, head (tied where `output` is off)."""
     m = _Model(path, arch, shape, seed)
     m.attention(n_head_kv)
     m.text_tokenizer()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+# `python -m pytest` puts the repository first on the path, and its edgekv/ is only a part of the installed package.
+_ROOT = Path(__file__).resolve().parent.parent
+sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _ROOT]
+
 
 @pytest.fixture(scope="session")
 def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`synthetic(kind="llama", seed=0, **shape)`: path of a tiny model (edgekv.models.synth), written once for each set of arguments."""
+    """`synthetic(kind="llama", seed=0, **shape)`: path of a tiny model (edgekv.models.synth), written once for all tests."""
     from edgekv.models import synth
 
     folder = tmp_path_factory.mktemp("synthetic")

@@ -120,7 +120,8 @@ def test_directory(tmp_path):
     assert "it contains model.gguf" in _refusal(tmp_path)
 
 
-SAFETENSORS = struct.pack("<Q", 300) + json.dumps({"weight": {"dtype": "F32", "shape": [75], "data_offsets": [0, 300]}}).encode().ljust(300)
+SAFETENSORS_HEADER = json.dumps({"weight": {"dtype": "F32", "shape": [75], "data_offsets": [0, 300]}}).encode().ljust(300)
+SAFETENSORS = struct.pack("<Q", 300) + SAFETENSORS_HEADER
 
 
 @pytest.mark.parametrize(("content", "said"), [

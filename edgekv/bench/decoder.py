@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from edgekv.llama import Llama  # first: it puts llama_cpp on our libraries
+from edgekv.errors import EdgeKVError
+
 import llama_cpp
 import numpy as np
-
-from edgekv.errors import EdgeKVError
-from edgekv.llama import Llama
 
 
 class Decoder:
@@ -21,7 +21,8 @@ class Decoder:
         self._ctx = llama.ctx
         self._memory = llama_cpp.llama_get_memory(self._ctx)
         self._n_vocab = llama.n_vocab()
-        self._batch = llama_cpp.llama_batch_init(llama.n_batch, 0, 1)
+        self._capacity = llama.n_batch
+        self._batch = llama_cpp.llama_batch_init(self._capacity, 0, 1)
 
     def close(self) -> None:
         llama_cpp.llama_batch_free(self._batch)
@@ -32,6 +33,8 @@ class Decoder:
     def decode(self, tokens: Sequence[int]) -> float:
         """Decode up to `n_batch` tokens in one call and return its seconds. Only the last one gets logits."""
         n = len(tokens)
+        if not 0 < n <= self._capacity:
+            raise ValueError(f"{n} tokens for a batch of {self._capacity}")
         batch = self._batch
         batch.n_tokens = n
         for i, token in enumerate(tokens):
@@ -58,5 +61,5 @@ class Decoder:
         if position == self.position:
             return
         if not llama_cpp.llama_memory_seq_rm(self._memory, 0, position, -1):
-            raise EdgeKVError("this model's memory cannot be rewound (it has recurrent layers), so modes cannot alternate on the same tokens")
+            raise EdgeKVError("this model has recurrent layers and cannot be rewound, so modes cannot take turns on its tokens")
         self.position = position

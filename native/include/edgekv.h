@@ -22,8 +22,7 @@
  * Words. A page is page_tokens consecutive cells of one layer and one KV head. Attention mass is the softmax weight that falls on a
  * page, summed over the query tokens of a step; per KV head the maximum and the sum over the query heads of its group are kept.
  *
- * EDGEKV=0 in the environment: edgekv_init() registers nothing, every context runs stock, handles can still be attached to look at
- * cells. EDGEKV_ISA=portable|avx2|avx512 selects the kernels; the best one is the default.
+ * EDGEKV=0 in the environment: every context runs stock and no step is reported; handles are still attached, to look at cells. EDGEKV_ISA=portable|avx2|avx512 selects the kernels; the best one is the default.
  */
 #ifndef EDGEKV_H
 #define EDGEKV_H

@@ -116,13 +116,14 @@ void on_freed(llama_context * lctx) {
 }
 
 void on_ubatch_begin(llama_context * lctx, int n_tokens) {
-    if (edgekv_context * ctx = find(lctx)) {
+    edgekv_context * ctx = hooks_enabled() ? find(lctx) : nullptr;
+    if (ctx) {
         ctx->begin_ubatch(n_tokens);
     }
 }
 
 void on_ubatch_end(llama_context * lctx, bool ok) {
-    edgekv_context * ctx = find(lctx);
+    edgekv_context * ctx = hooks_enabled() ? find(lctx) : nullptr;
     if (!ctx) {
         return;
     }
@@ -136,13 +137,13 @@ void on_ubatch_end(llama_context * lctx, bool ok) {
 }
 
 bool on_build_store(llama_context * lctx, const llama_edgekv_store * args) {
-    edgekv_context * ctx = find(lctx);
+    edgekv_context * ctx = hooks_enabled() ? find(lctx) : nullptr;
 
     return ctx && build_store(*ctx, *args);
 }
 
 ggml_tensor * on_build_attend(llama_context * lctx, const llama_edgekv_attend * args) {
-    edgekv_context * ctx = find(lctx);
+    edgekv_context * ctx = hooks_enabled() ? find(lctx) : nullptr;
 
     return ctx ? build_attend(*ctx, *args) : nullptr;
 }
@@ -196,10 +197,8 @@ edgekv_status edgekv_init(void) {
     }
 
     const char * enabled = std::getenv("EDGEKV");
-    if (!enabled || std::strcmp(enabled, "0") != 0) {
-        g_enabled.store(true, std::memory_order_release);
-        llama_edgekv_set_hooks(&kHooks);
-    }
+    g_enabled.store(!enabled || std::strcmp(enabled, "0") != 0, std::memory_order_release);
+    llama_edgekv_set_hooks(&kHooks);
     lib.initialised = true;
 
     return EDGEKV_OK;

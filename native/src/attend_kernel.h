@@ -98,22 +98,46 @@ inline void prepare_tile(const AttendProblem & p, const AttendPlan & plan, int i
     }
 }
 
-// The f16 scales of the unit's q8_0 rows, as floats by block and cell.
+// The f16 scales of the unit's q8_0 rows, as floats by block and cell; 0 for cells that do not exist.
 inline void load_scales(const Unit & unit, const char * const * strips, size_t stride, int n_blocks, float (*scale)[kTileCells]) {
-    alignas(64) uint16_t halves[kMaxBlocks][kStripCells];
     for (int s = 0; s < unit.n_strips; ++s) {
-        const StripRows rows{strips[s], stride, unit.cells[s] - 1};
-        for (int c = 0; c < kStripCells; ++c) {
-            const char * row = rows[c];
-            for (int b = 0; b < n_blocks; ++b) {
-                memcpy(&halves[b][c], row + static_cast<size_t>(b) * kBlockBytes, 2);
-            }
-        }
         for (int b = 0; b < n_blocks; ++b) {
+            const char * first = strips[s] + static_cast<size_t>(b) * kBlockBytes;
+            float * dst = scale[b] + s * kStripCells;
+            if (unit.cells[s] == kStripCells) {
+                for (int c = 0; c < kStripCells; c += kLanes) {
+                    Simd::store(dst + c, Simd::gather_f16(first + static_cast<size_t>(c) * stride, stride));
+                }
+                continue;
+            }
+            alignas(64) char halves[kStripCells * 2] = {};
+            for (int c = 0; c < unit.cells[s]; ++c) {
+                memcpy(halves + 2 * c, first + static_cast<size_t>(c) * stride, 2);
+            }
             for (int c = 0; c < kStripCells; c += kLanes) {
-                Simd::store(scale[b] + s * kStripCells + c, Simd::load_f16(reinterpret_cast<const char *>(halves[b] + c)));
+                Simd::store(dst + c, Simd::load_f16(halves + 2 * c));
             }
         }
+    }
+}
+
+// Points the unit's prefetches at its share of the next tile. Memory is best fetched in address order, so where the heads of
+// a cell lie side by side, each unit fetches a stretch of cells with all their heads instead of its own rows.
+inline const char * prefetch_start(const char * cell, size_t stride_cell, size_t stride_head, int head, int step) {
+    return cell + (stride_head < stride_cell ? static_cast<size_t>(head * kStripCells * step) : head * stride_head);
+}
+
+inline int prefetch_step(size_t stride_cell, size_t stride_head, int n_heads) {
+    return static_cast<int>(stride_head < stride_cell ? stride_cell / static_cast<size_t>(n_heads) : stride_cell);
+}
+
+inline void prepare_prefetch(const AttendProblem & p, const AttendPlan & plan, int tile, int head, Unit & unit) {
+    for (int s = 0; s < unit.n_strips; ++s) {
+        const int wanted = tile * plan.tile_strips + s;
+        const int strip = wanted < plan.n_strips ? wanted : plan.n_strips - 1;
+        const size_t cell = static_cast<size_t>(strip) * kStripCells;
+        unit.next_k[s] = prefetch_start(p.k + cell * p.k_stride_cell, p.k_stride_cell, p.k_stride_head, head, unit.next_k_step);
+        unit.next_v[s] = prefetch_start(p.v + cell * p.v_stride_cell, p.v_stride_cell, p.v_stride_head, head, unit.next_v_step);
     }
 }
 
@@ -222,11 +246,16 @@ void process_rows(const AttendProblem & p, const AttendPlan & plan, char * works
     Tile tile;
     Unit unit;
     alignas(64) float scores[Simd::kRows][kTileCells];
-    int tile_index = -1;
+    unit.next_k_step = prefetch_step(p.k_stride_cell, p.k_stride_head, p.n_head_kv);
+    unit.next_v_step = prefetch_step(p.v_stride_cell, p.v_stride_head, p.n_head_kv);
+    int tile_index = begin / p.n_head_kv;
+    int head = begin % p.n_head_kv - 1;
     for (int u = begin; u < end; ++u) {
-        const int head = u % p.n_head_kv;
-        if (u / p.n_head_kv != tile_index) {
-            tile_index = u / p.n_head_kv;
+        if (++head == p.n_head_kv) {
+            head = 0;
+            ++tile_index;
+        }
+        if (head == 0 || u == begin) {
             prepare_tile(p, plan, tile_index, tile);
         }
         const int first_strip = tile_index * plan.tile_strips;
@@ -240,6 +269,7 @@ void process_rows(const AttendProblem & p, const AttendPlan & plan, char * works
             continue;
         }
         prepare_unit(p, tile, head, unit);
+        prepare_prefetch(p, plan, tile_index + 1, head, unit);
 
         const int n_rows = tile.n_tokens * plan.group;
         const int n_blocks = (n_rows + Simd::kRows - 1) / Simd::kRows;

@@ -25,6 +25,9 @@ struct Unit {
     int cells[kTileStrips];  // cells of the strip that exist, at least 1
     int n_strips;
     size_t k_stride, v_stride;
+    const char * next_k[kTileStrips];  // what to prefetch meanwhile, per strip: next_*_lines cache lines per cell
+    const char * next_v[kTileStrips];
+    int next_k_step, next_v_step;  // bytes per cell of the strip
     const uint8_t * visible;  // the tile's cells that some query token sees
     int n_visible;
     // q8_0 scales by block and cell of the tile
@@ -32,13 +35,14 @@ struct Unit {
     float v_scale[kMaxBlocks][kTileCells];
 };
 
-// The rows of a strip; past the last cell that exists it repeats that cell, whose score the bias then hides.
-struct StripRows {
-    const char * base;
-    size_t stride;
-    int last;
-    const char * operator[](int c) const { return base + static_cast<size_t>(c < last ? c : last) * stride; }
-};
+// Rows c to c+3 of a strip; past the last cell that exists it repeats that cell, whose score the bias then hides.
+inline void four_rows(const char * strip, size_t stride, int cells, int c, const char ** rows) {
+    const int last = cells - 1;
+    rows[0] = strip + static_cast<size_t>(c < last ? c : last) * stride;
+    rows[1] = rows[0] + (c < last ? stride : 0);
+    rows[2] = rows[1] + (c + 1 < last ? stride : 0);
+    rows[3] = rows[2] + (c + 2 < last ? stride : 0);
+}
 
 template <int D>
 constexpr size_t q8_vectors() {
@@ -50,19 +54,26 @@ constexpr size_t q8_scales_offset() {
     return q8_vectors<D>() * 4 * sizeof(I);
 }
 
+// Every cache line of `bytes` bytes at p.
+inline void prefetch(const char * p, int bytes) {
+    for (int i = 0; i < bytes; i += 64) {
+        Simd::prefetch(p + i);
+    }
+}
+
 // scores[r][cell] = q[r] . k[cell] for the NR rows
 template <int D, int NR>
 void qk_f16(const Unit & unit, const char * const * q, float (*scores)[kTileCells]) {
     for (int s = 0; s < unit.n_strips; ++s) {
-        const StripRows rows{unit.k[s], unit.k_stride, unit.cells[s] - 1};
         F part[NR][4];
-        EDGEKV_UNROLL
+        UG
         for (int g = 0; g < 4; ++g) {
             const char * k[4];
             F acc[NR][4];
+            prefetch(unit.next_k[s] + 4 * g * unit.next_k_step, 4 * unit.next_k_step);
+            four_rows(unit.k[s], unit.k_stride, unit.cells[s], 4 * g, k);
             EDGEKV_UNROLL
             for (int c = 0; c < 4; ++c) {
-                k[c] = rows[4 * g + c];
                 EDGEKV_UNROLL
                 for (int r = 0; r < NR; ++r) {
                     acc[r][c] = Simd::zero();
@@ -100,7 +111,6 @@ void qk_q8(const Unit & unit, const char * const * q, float (*scores)[kTileCells
     constexpr int per_vector = kLanes / 8;  // blocks in a vector of int8
     constexpr int quads = kLanes / 4;
     for (int s = 0; s < unit.n_strips; ++s) {
-        const StripRows rows{unit.k[s], unit.k_stride, unit.cells[s] - 1};
         for (int c0 = 0; c0 < kStripCells; c0 += kLanes) {
             F score[NR];
             EDGEKV_UNROLL
@@ -111,10 +121,15 @@ void qk_q8(const Unit & unit, const char * const * q, float (*scores)[kTileCells
                 I acc[NR][quads];
                 EDGEKV_UNROLL
                 for (int g = 0; g < quads; ++g) {
+                    const char * rows[4];
                     I k[4];
+                    four_rows(unit.k[s], unit.k_stride, unit.cells[s], c0 + 4 * g, rows);
+                    if (v == 0) {
+                        prefetch(unit.next_k[s] + (c0 + 4 * g) * unit.next_k_step, 4 * unit.next_k_step);
+                    }
                     EDGEKV_UNROLL
                     for (int c = 0; c < 4; ++c) {
-                        k[c] = Simd::load_q8(rows[c0 + 4 * g + c], v, n_blocks);
+                        k[c] = Simd::load_q8(rows[c], v, n_blocks);
                     }
                     Simd::transpose4(k);
                     EDGEKV_UNROLL
@@ -176,6 +191,9 @@ void pv_block(const Unit & unit, const float * weights, float * const * acc, con
     for (int n = 0; n < unit.n_visible; ++n) {
         const int c = unit.visible[n];
         const char * row = unit.v[c / kStripCells] + static_cast<size_t>(c % kStripCells) * unit.v_stride;
+        if (i0 == 0) {
+            prefetch(unit.next_v[c / kStripCells] + (c % kStripCells) * unit.next_v_step, unit.next_v_step);
+        }
         EDGEKV_UNROLL
         for (int j = 0; j < NV; ++j) {
             const F x = load_value<T>(row, i0 + j * kLanes);

@@ -8,18 +8,19 @@
 namespace edgekv {
 namespace {
 
-// exp(x) to about 1 ulp for x <= 88; 0 for what would be subnormal, and for -inf.
+// exp(x) for x <= 88, off by about 1 ulp + |x| * 2^-25; 0 for what would be subnormal, and for -inf.
 inline F vector_exp(F x) {
-    const F n = Simd::round(Simd::mul(x, Simd::set1(1.44269504f)));
-    F r = Simd::fnma(n, Simd::set1(0.693359375f), x);  // ln 2 in two parts
-    r = Simd::fnma(n, Simd::set1(-2.12194440e-4f), r);
-    // (exp(r) - 1 - r) / r^2, minimax over |r| <= ln(2)/2
-    F poly = Simd::set1(0.00138145906f);
-    poly = Simd::fma(poly, r, Simd::set1(0.00836871751f));
-    poly = Simd::fma(poly, r, Simd::set1(0.0416683890f));
-    poly = Simd::fma(poly, r, Simd::set1(0.166665211f));
-    poly = Simd::fma(poly, r, Simd::set1(0.499999940f));
-    const F e = Simd::add(Simd::fma(poly, Simd::mul(r, r), r), Simd::set1(1.0f));
+    const F y = Simd::mul(x, Simd::set1(1.44269504f));
+    const F n = Simd::round(y);
+    const F r = Simd::sub(y, n);
+    // (2^r - 1) / r, minimax over |r| <= 1/2
+    F poly = Simd::set1(0.000153533576f);
+    poly = Simd::fma(poly, r, Simd::set1(0.00133988785f));
+    poly = Simd::fma(poly, r, Simd::set1(0.00961843785f));
+    poly = Simd::fma(poly, r, Simd::set1(0.0555033237f));
+    poly = Simd::fma(poly, r, Simd::set1(0.240226477f));
+    poly = Simd::fma(poly, r, Simd::set1(0.693147182f));
+    const F e = Simd::fma(poly, r, Simd::set1(1.0f));
     return Simd::zero_below(Simd::scale2(e, n), x, Simd::set1(-87.0f));
 }
 

@@ -177,7 +177,10 @@ Layer * edgekv_context::served_layer(int il, const ggml_tensor * k, int n_tokens
     return layer;
 }
 
-bool edgekv_context::reserve_workspace(const AttendProblem & problem, int n_stream_graph) {
+bool edgekv_context::reserve_workspace(AttendProblem problem, int n_stream_graph) {
+    // observing can be switched on while the graph stays
+    problem.mass_max = problem.mass_sum = reinterpret_cast<float *>(observation.data());
+
     const size_t n_bytes = attend_workspace_bytes(problem, n_threads);
 
     for (int s = 0; s < n_stream_graph; ++s) {

@@ -56,7 +56,7 @@ struct edgekv_context {
 
     // decoding thread, while the graph is built
     edgekv::Layer * served_layer(int il, const ggml_tensor * k, int n_tokens);
-    bool reserve_workspace(const edgekv::AttendProblem & problem, int n_stream_graph);
+    bool reserve_workspace(edgekv::AttendProblem problem, int n_stream_graph);
 
     // compute threads
     float * mass_max(const edgekv::Layer & layer, int stream) const;

@@ -75,6 +75,13 @@ struct Simd {
         return m;
     }
 
+    static void prefetch(const char * p) {
+#if defined(__GNUC__)
+        __builtin_prefetch(p, 0, 2);
+#else
+        (void) p;
+#endif
+    }
     static F load_f16(const char * p) {
         uint16_t h[8];
         memcpy(h, p, sizeof(h));
@@ -90,6 +97,13 @@ struct Simd {
             memcpy(&x, &u, sizeof(x));
             return x;
         });
+    }
+    static F gather_f16(const char * p, size_t stride) {
+        char halves[16];
+        for (int i = 0; i < 8; ++i) {
+            memcpy(halves + 2 * i, p + static_cast<size_t>(i) * stride, 2);
+        }
+        return load_f16(halves);
     }
     static F load_i8(const char * p) {
         int8_t c[8];

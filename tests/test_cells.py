@@ -1,0 +1,184 @@
+"""KV cells as Python sees them, against a model of what seq_rm, seq_cp, shift, state save and load do to them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from contexts import Context, attached
+
+import llama_cpp
+
+PAGE = 16
+
+
+class Model:
+    """What should be in the cache: for each sequence the positions it holds."""
+
+    def __init__(self, n_seq: int):
+        self.sequences: list[set[int]] = [set() for _ in range(n_seq)]
+
+    def next(self, seq: int) -> int:
+        return max(self.sequences[seq], default=-1) + 1
+
+
+def snapshot(run) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+    """Per stream copies of positions, sequence bits, and the K and V rows of every layer."""
+    keys = [np.array(run.cells.keys(layer.il)) for layer in run.layers]
+    values = [np.array(run.cells.values(layer.il)) for layer in run.layers]
+    found = []
+    for s in range(run.cells.n_stream):
+        view = run.cells.stream(s)
+        found.append((view.positions.copy(), view.sequence_bits.copy(), np.stack([k[s] for k in keys], 1), np.stack([v[s] for v in values], 1)))
+    return found
+
+
+def differing(before, after) -> np.ndarray:
+    """Cells whose position, sequences or bytes of K or V are not the same any more."""
+    n = len(before[0])
+    return np.flatnonzero(np.any([(a.reshape(n, -1).view(np.uint8) != b.reshape(n, -1).view(np.uint8)).any(axis=1)
+                                  for a, b in zip(before, after)], axis=0))
+
+
+def check_contents(run, model: Model) -> None:
+    for seq, positions in enumerate(model.sequences):
+        view = run.cells.stream(run.cells.stream_of(seq))
+        mine = view.in_sequence(seq)
+        assert sorted(view.positions[mine]) == sorted(positions)
+        for cell in np.flatnonzero(mine)[:3]:
+            assert seq in view.sequences(cell)
+    n_used = sum(run.cells.stream(s).n_used for s in range(run.cells.n_stream))
+    assert run.memory().n_cells_used == n_used
+    for s in range(run.cells.n_stream):
+        view = run.cells.stream(s)
+        used = np.flatnonzero(view.positions >= 0)
+        assert view.n_used == len(used) and view.used_end == (used[-1] + 1 if len(used) else 0)
+
+
+def act(rng: np.random.Generator, context: Context, model: Model, saved: list) -> None:
+    """One random event, on the cache and on the model of it."""
+    n_seq = len(model.sequences)
+    seq, other = (int(s) for s in rng.choice(n_seq, 2, replace=False))
+    here = model.sequences[seq]
+    event = rng.choice(["decode", "decode", "decode", "rm", "cp", "shift", "keep", "save", "load"])
+    if event == "decode" or not here:
+        n = int(rng.integers(1, 25))
+        start = model.next(seq)
+        if sum(map(len, model.sequences)) + n > 200:
+            event = "rm"
+        else:
+            context.decode(rng.integers(260, 350, n), range(start, start + n), [seq] * n)
+            here.update(range(start, start + n))
+            return
+    if event == "rm":
+        low = int(rng.integers(0, model.next(seq) + 1))
+        high = int(rng.choice([-1, low + int(rng.integers(1, 30))]))
+        assert llama_cpp.llama_memory_seq_rm(context.memory, seq, low, high)
+        here -= {p for p in here if p >= low and (high < 0 or p < high)}
+    elif event == "cp":
+        llama_cpp.llama_memory_seq_rm(context.memory, other, -1, -1)
+        llama_cpp.llama_memory_seq_cp(context.memory, seq, other, -1, -1)
+        model.sequences[other] = set(here)
+    elif event == "shift":
+        # what a context shift does: drop some at the front, move the rest down
+        n = int(rng.integers(1, 20))
+        shared = any(here & model.sequences[s] for s in range(n_seq) if s != seq)
+        if shared and context.unified:
+            return  # cells in several sequences move for all of them
+        llama_cpp.llama_memory_seq_rm(context.memory, seq, 0, n)
+        llama_cpp.llama_memory_seq_add(context.memory, seq, n, -1, -n)
+        model.sequences[seq] = {p - n for p in here if p >= n}
+    elif event == "keep" and rng.random() < 0.2 and context.unified:
+        llama_cpp.llama_memory_seq_keep(context.memory, seq)
+        for s in range(n_seq):
+            if s != seq:
+                model.sequences[s] = set()
+    elif event == "save":
+        saved[:] = [context.save(), [set(s) for s in model.sequences]]
+    elif event == "load" and saved:
+        context.load(saved[0])
+        model.sequences = [set(s) for s in saved[1]]
+
+
+@pytest.mark.parametrize("unified", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_cells_follow_every_event(synthetic, unified: bool, seed: int):
+    rng = np.random.default_rng(seed)
+    with attached(synthetic("llama"), n_ctx=256 if unified else 4 * 256, unified=unified) as (context, run):
+        context.unified = unified
+        model, saved = Model(4), []
+        for _ in range(60 if unified else 30):
+            clocks = [run.cells.stream(s).now for s in range(run.cells.n_stream)]
+            before = snapshot(run)
+            act(rng, context, model, saved)
+            check_contents(run, model)
+            for s, (old, new, clock) in enumerate(zip(before, snapshot(run), clocks)):
+                view = run.cells.stream(s)
+                changed = view.changed_since(clock)
+                assert set(differing(old, new)) <= set(changed), "a cell changed and its clock did not"
+                assert set(view.pages_changed_since(clock, PAGE)) == {cell // PAGE for cell in changed}
+
+
+def test_only_what_was_touched_is_marked(synthetic):
+    with attached(synthetic("llama"), n_ctx=256) as (context, run):
+        context.decode(range(260, 300), range(40), [0] * 40)
+        view = run.cells.stream()
+        start = view.now
+        assert view.changed_since(0).tolist()[:40] == list(range(40))
+
+        context.decode([270], [40], [0])
+        assert run.cells.stream().changed_since(start).tolist() == [40]
+
+        now = run.cells.stream().now
+        llama_cpp.llama_memory_seq_rm(context.memory, 0, 20, 30)
+        assert run.cells.stream().changed_since(now).tolist() == list(range(20, 30))
+
+        now = run.cells.stream().now
+        llama_cpp.llama_memory_seq_cp(context.memory, 0, 1, 0, 5)
+        assert run.cells.stream().changed_since(now).tolist() == list(range(5))
+
+        # a shift is marked when it is queued, and again when the next decode has applied it to K
+        now = run.cells.stream().now
+        llama_cpp.llama_memory_seq_add(context.memory, 0, 30, -1, -10)
+        queued = run.cells.stream()
+        assert queued.changed_since(now).tolist() == list(range(30, 41))
+        keys = np.array(run.cells.keys(0)[0, 30:41])
+        context.decode([271], [31], [0])
+        applied = run.cells.stream()
+        assert set(range(30, 41)) <= set(applied.changed_since(queued.now).tolist())
+        assert (run.cells.keys(0)[0, 30:41] != keys).any()
+
+
+def test_a_failed_placement_leaves_no_mark(synthetic):
+    with attached(synthetic("llama"), n_ctx=256) as (context, run):
+        context.decode(range(260, 300), range(40), [0] * 40)
+        now, positions = run.cells.stream().now, run.cells.stream().positions.copy()
+        with pytest.raises(AssertionError, match="llama_decode returned 1"):
+            context.decode([270] * 230, range(40, 270), [0] * 230)
+        assert run.cells.stream().changed_since(now).size == 0
+        assert (run.cells.stream().positions == positions).all()
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_rows_are_the_cache_itself(synthetic, kind: str):
+    """Rows read from Python are what the attention of a later step reads: overwriting a copy changes nothing, the view is read-only."""
+    types = {"type_k": 8, "type_v": 8} if kind == "q8_0" else {}
+    with attached(synthetic("llama"), **types) as (context, run):
+        context.decode(range(260, 280), range(20), [0] * 20)
+        keys = run.cells.keys(1)
+        assert keys.shape == ((1, 512, 2, 64) if kind == "f16" else (1, 512, 2, 2))
+        values = keys["scale"][..., None] * keys["codes"].astype(np.float32) if kind == "q8_0" else keys.astype(np.float32)
+        assert np.abs(values[0, :20]).max() > 0.1 and not values[0, 20:256].any()
+        with pytest.raises(ValueError, match="read-only"):
+            keys[0, 0, 0, 0] = keys[0, 1, 0, 0]
+        context.decode([300], [20], [0])
+        assert np.any(keys["codes"][0, 20] if kind == "q8_0" else keys[0, 20]), "the view shows the row stored since"
+
+
+def test_views_are_refused_after_the_context_is_gone(synthetic):
+    from edgekv.errors import EdgeKVError
+
+    with attached(synthetic("llama")) as (_, run):
+        assert run.cells.stream().n_used == 0
+    assert run.closed
+    with pytest.raises(EdgeKVError, match="freed"):
+        run.cells.stream()

@@ -1,0 +1,510 @@
+"""`edgekv chat`: what the client side does with any server, and the whole of it on the real one, through a terminal and without."""
+
+from __future__ import annotations
+
+import http.server
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from edgekv.cli import chat_commands
+from edgekv.cli.chat_client import ChatClient, Piece, Progress, Timings
+from edgekv.cli.chat_kv import KvStatus, size
+from edgekv.cli.chat_render import Renderer, overflow_advice
+from edgekv.cli.chat_session import Answer, Conversation
+from edgekv.errors import (
+    EXIT_DOES_NOT_FIT, EXIT_INTERRUPTED, EXIT_MODEL, EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, ContextOverflow, EdgeKVError,
+)
+
+# ---- the client, against a server made of paper -----------------------------------------------------------------------------
+
+
+class PaperServer(http.server.ThreadingHTTPServer):
+    """Answers each request with the next entry of `script`: (status, body) or a list of events."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _PaperHandler)
+        self.script: list = []
+        self.requests: list[dict] = []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class _PaperHandler(http.server.BaseHTTPRequestHandler):
+    server: PaperServer
+
+    def do_POST(self) -> None:
+        self.server.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        entry = self.server.script.pop(0)
+        if isinstance(entry, tuple):
+            status, body = entry
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        for event in entry:
+            self.wfile.write(event.encode() if isinstance(event, str) else f"data: {json.dumps(event)}\n\n".encode())
+            self.wfile.flush()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+TIMINGS = {"cache_n": 3, "prompt_n": 10, "prompt_ms": 50.0, "predicted_n": 5, "predicted_ms": 100.0}
+
+
+def text(content: str, **more: object) -> dict:
+    return {"choices": [{"delta": {"content": content}, "finish_reason": more.pop("finish_reason", None)}], **more}
+
+
+@pytest.fixture
+def paper() -> Iterator[PaperServer]:
+    server = PaperServer()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def conversation(paper: PaperServer) -> Conversation:
+    client = ChatClient(f"http://127.0.0.1:{paper.server_port}", "key", {"temperature": 0.0})
+    return Conversation(client, system="be nice")
+
+
+def say(conversation: Conversation, words: str, show: Callable[[Piece], None] = lambda piece: None) -> Answer:
+    conversation.draft.text = words
+    return conversation.send(show)
+
+
+def roles(conversation: Conversation) -> str:
+    return "".join(message["role"][0] for message in conversation.messages)
+
+
+def test_an_answer_in_pieces(paper, conversation):
+    paper.script = [[
+        text("", prompt_progress={"total": 13, "cache": 3, "processed": 8, "time_ms": 9}),
+        ": a comment, as the server sends while it is busy\n\n",
+        {"choices": [{"delta": {"reasoning_content": "hm"}}]},
+        text("Hel"), text("lo [bold]x[/bold]"), text("", finish_reason="stop", timings=TIMINGS), "data: [DONE]\n\n",
+    ]]
+    pieces: list[Piece] = []
+    answer = say(conversation, "hi", pieces.append)
+    assert answer == Answer("Hello [bold]x[/bold]", Timings(3, 10, 50.0, 5, 100.0), False, "stop")
+    assert pieces[0].progress == Progress(13, 3, 8) and pieces[1].thought == "hm"
+    assert answer.timings.n_context == 18 and answer.timings.prefill_tps == 200 and answer.timings.decode_tps == 40
+    sent = paper.requests[0]
+    assert sent["temperature"] == 0.0 and sent["stream"] and sent["return_progress"]
+    assert sent["messages"] == [{"role": "system", "content": "be nice"}, {"role": "user", "content": "hi"}]
+    assert roles(conversation) == "sua" and not conversation.draft.content
+
+
+def refuse(type_: str, **more: object) -> tuple[int, bytes]:
+    return 400, json.dumps({"error": {"code": 400, "message": "no", "type": type_, **more}}).encode()
+
+
+@pytest.mark.parametrize(("entry", "error", "sentence"), [
+    (refuse("exceed_context_size_error", n_prompt_tokens=9160, n_ctx=2048), ContextOverflow, "9,160 tokens .* holds 2,048"),
+    (refuse("invalid_request_error"), EdgeKVError, "refused the request: no"),
+    ((500, b"<html>oops"), EdgeKVError, "<html>oops"),
+    ((500, b""), EdgeKVError, "no reason"),
+    ([text("Hel"), {"error": {"message": "out of paper"}}], EdgeKVError, "out of paper"),
+    ([text("Hel"), "data: {half\n\n"], EdgeKVError, "in the middle of an answer"),
+])
+def test_a_refused_message_is_kept(paper, conversation, entry, error, sentence):
+    paper.script = [entry, [text("fine")]]
+    with pytest.raises(error, match=sentence):
+        say(conversation, "hi")
+    assert conversation.turns == [] and conversation.draft.content == "hi"
+    assert conversation.send(lambda piece: None).text == "fine" and roles(conversation) == "sua"
+
+
+def test_a_server_that_is_gone(paper, conversation):
+    paper.shutdown()
+    paper.server_close()
+    with pytest.raises(EdgeKVError):
+        say(conversation, "hi")
+
+
+def interrupt_at(word: str) -> Callable[[Piece], None]:
+    def show(piece: Piece) -> None:
+        if piece.text == word or (word == "" and piece.progress):
+            raise KeyboardInterrupt
+
+    return show
+
+
+def test_an_interrupted_answer_stays_as_far_as_it_came(paper, conversation):
+    paper.script = [[text("one "), text("two "), text("three")], [text("fine")]]
+    answer = say(conversation, "count", interrupt_at("two "))
+    assert answer.interrupted and answer.text == "one two " and roles(conversation) == "sua"
+    assert say(conversation, "more").text == "fine"
+    assert [message["content"] for message in paper.requests[1]["messages"]][1:] == ["count", "one two ", "more"]
+
+
+def test_an_interrupted_prefill_gives_the_message_back(paper, conversation):
+    progress = text("", prompt_progress={"total": 9, "cache": 0, "processed": 1, "time_ms": 9})
+    paper.script = [[progress, text("x")], [text("fine")]]
+    conversation.draft.files.append(("a.txt", "contents\n"))
+    assert say(conversation, "read", interrupt_at("")).interrupted
+    assert conversation.turns == [] and conversation.draft.content == "a.txt:\n\ncontents\n\nread"
+    assert conversation.send(lambda piece: None).text == "fine"
+
+
+def test_regenerate_and_undo(paper, conversation):
+    paper.script = [[text("one")], [text("two")], refuse("x"), [text("three")]]
+    with pytest.raises(EdgeKVError):
+        conversation.regenerate(lambda piece: None)
+    with pytest.raises(EdgeKVError):
+        conversation.undo()
+    say(conversation, "q")
+    assert conversation.regenerate(lambda piece: None).text == "two" and roles(conversation) == "sua"
+    with pytest.raises(EdgeKVError):
+        conversation.regenerate(lambda piece: None)
+    assert conversation.turns[-1]["content"] == "two"
+    assert conversation.undo() == "q" and roles(conversation) == "s"
+
+
+def test_save_and_load(paper, conversation, tmp_path):
+    path = tmp_path / "talk.json"
+    with pytest.raises(EdgeKVError, match="nothing to save"):
+        conversation.save(path)
+    paper.script = [[text("grüß [b]Gott[/b]")]]
+    say(conversation, "hi")
+    assert conversation.save(path) == 3 and conversation.save(path) == 3  # its own file may be written again
+    assert [p.name for p in tmp_path.iterdir()] == ["talk.json"], "no temporary file is left"
+    other = Conversation(conversation.client)
+    assert other.load(path) == 3 and other.messages == conversation.messages and other.system == "be nice"
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(EdgeKVError, match="choose another name"):
+        conversation.save(tmp_path / "notes.txt")
+    with pytest.raises(EdgeKVError, match="cannot be written: No such file"):
+        conversation.save(tmp_path / "no" / "talk.json")
+
+
+def test_save_on_a_full_disk(paper, conversation, tmp_path, monkeypatch):
+    paper.script = [[text("x")]]
+    say(conversation, "hi")
+    path = tmp_path / "talk.json"
+    conversation.save(path)
+    before = path.read_bytes()
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(EdgeKVError, match="No space left on device; nothing was saved"):
+        conversation.save(path)
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["talk.json"]
+
+
+@pytest.mark.parametrize(("content", "sentence"), [
+    ("{", "no JSON"), ("{}", "a list"), ('["x"]', "message 1"), ('[{"role": "user"}]', "message 1"),
+    ('[{"role": "user", "content": "x"}]', "take turns"),
+    ('[{"role": "assistant", "content": "x"}, {"role": "user", "content": "x"}]', "take turns"),
+    ("a\0b", "not a text file"), (None, "No such file"),
+])
+def test_load_refuses(conversation, tmp_path, content, sentence):
+    path = tmp_path / "talk.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(EdgeKVError, match=sentence):
+        conversation.load(path)
+    assert conversation.system == "be nice"
+
+
+# ---- what is shown ----------------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def render(monkeypatch: pytest.MonkeyPatch, out: io.StringIO, pieces: list[Piece]) -> str:
+    monkeypatch.setattr(sys, "stdout", out)
+    with Renderer(lambda n: KvStatus("exact", n, 100, 64), footer=True).turn() as show:
+        for piece in pieces:
+            show(piece)
+    return out.getvalue()
+
+
+def test_text_is_shown_as_it_is(monkeypatch):
+    pieces = [Piece(thought="secret"), Piece(text="[bold]x[/bold] :smile: "), Piece(text="\x1b[31mred\r\n\tend")]
+    assert render(monkeypatch, io.StringIO(), pieces) == "[bold]x[/bold] :smile: \x1b[31mred\r\n\tend\n"
+    on_terminal = render(monkeypatch, Terminal(), pieces)
+    assert "\x1b" not in on_terminal and "\r" not in on_terminal, "a model must not steer the terminal"
+    assert on_terminal == "(thinking)\nsecret\n(answer)\n[bold]x[/bold] :smile: \N{REPLACEMENT CHARACTER}[31mred\n\tend\n"
+
+
+@pytest.mark.parametrize(("answer", "footer"), [
+    (Answer("x", Timings(3, 10, 50.0, 5, 100.0), False, "stop"), "context 18/64 · KV exact 18 B of 100 B · prefill 200 t/s · decode 40.0 t/s"),
+    (Answer("x", Timings(3, 1, 9.0, 1, 0.001), True, None), "context 5/64 · KV exact 5 B of 100 B · stopped by you"),
+    (Answer("x", Timings(0, 59, 59.0, 5, 0.0), False, "length"), "prefill 1000 t/s · cut: the context is full"),
+    (Answer("x", Timings(0, 1, 1.0, 5, 0.0), False, "length"), "cut at --max-tokens"),
+])
+def test_footer(capsys, answer, footer):
+    Renderer(lambda n: KvStatus("exact", n, 100, 64), footer=True).footer(answer)
+    out, err = capsys.readouterr()
+    assert footer in err and not out and "\x1b" not in err
+
+
+def test_overflow_advice():
+    error = ContextOverflow("too long", 3000, 2048)
+    assert "start with --ctx 4096 or more" in overflow_advice(error, 8192, in_session=False)
+    assert "/undo" in overflow_advice(error, 8192, in_session=True)
+    assert "no longer context" in overflow_advice(ContextOverflow("too long", 9000, 8192), 8192, in_session=False)
+    assert "8192, would leave no room" in overflow_advice(ContextOverflow("too long", 9000, 2048), 8192, in_session=False)
+
+
+def test_sizes():
+    assert [size(n) for n in (0, 1023, 1024, 180 << 20, 3 << 41)] == ["0 B", "1023 B", "1.0 KiB", "180.0 MiB", "6.0 TiB"]
+
+
+@pytest.mark.parametrize(("line", "sentence"), [
+    ("/hlep", "did you mean /help"), ("/xyzzy", "/help lists them"), ("/save", "/save FILE"), ("/clear all", "takes nothing"),
+])
+def test_command_mistakes(line, sentence):
+    with pytest.raises(EdgeKVError, match=sentence):
+        chat_commands.run(None, line)
+
+
+# ---- the whole, without a terminal ------------------------------------------------------------------------------------------
+
+EDGEKV = [sys.executable, "-c", "from edgekv.cli.main import main; main()"]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("EDGEKV_", "NO_COLOR"))}
+    return {**clean, "XDG_STATE_HOME": str(tmp_path / "state"), "HOME": str(tmp_path), "TERM": "xterm-256color"}
+
+
+@pytest.fixture
+def edgekv(environment: dict[str, str], tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    def run(*arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*EDGEKV, *arguments], input=stdin, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False,
+            env={**environment, **variables},
+        )
+
+    return run
+
+
+SHORT = ("--temp", "0", "-n", "8", "--ctx", "512")
+
+
+def test_one_shot(edgekv, default_model):
+    whole = edgekv("chat", "-p", "Say hello.", *SHORT)
+    assert whole.returncode == EXIT_OK and whole.stdout.strip() and whole.stdout.endswith("\n")
+    assert whole.stderr == "", "nothing beside the answer where nobody watches"
+    assert "\x1b" not in whole.stdout
+    piped = edgekv("chat", str(default_model), *SHORT, stdin="Say hello.")
+    assert piped.stdout == whole.stdout
+    both = edgekv("chat", "-p", "Say", "--footer", *SHORT, stdin="hello.", EDGEKV_TYPE_K="q8_0", EDGEKV_KV="off")
+    assert both.returncode == EXIT_OK and "KV off" in both.stderr and "context" not in both.stdout and "\x1b" not in both.stderr
+
+
+def test_every_setting_reaches_the_sampler(edgekv, default_model):
+    first, second = (edgekv("chat", "-p", "Tell me a story.", "-n", "12", "--ctx", "512", "--seed", seed).stdout for seed in "12")
+    again = edgekv("chat", "-n", "12", EDGEKV_PROMPT="Tell me a story.", EDGEKV_CTX="512", EDGEKV_SEED="1",
+                   EDGEKV_MODEL=str(default_model)).stdout
+    assert first == again != second
+
+
+@pytest.mark.parametrize(("arguments", "stdin", "code", "sentence"), [
+    (["chat"], "  \n", EXIT_USAGE, "prompt is empty"),
+    (["chat", "--kv", "fast", "-p", "x"], "", EXIT_USAGE, "'exact', 'off'"),
+    (["chat", "none.gguf", "-p", "x"], "", EXIT_MODEL, "there is no file none.gguf"),
+    (["chat", "-p", "x", "--ctx", "100000000"], "", EXIT_DOES_NOT_FIT, "use --ctx 8192 or less"),
+    (["chat", "--ctx", "256"], "word " * 500, EXIT_RUNTIME, r"tokens and the context holds 256: .* --ctx 1024 or more"),
+    (["serve", "--host", "1.2.3.4"], "", EXIT_USAGE, "no address of this machine"),
+    (["serve", "--", "--no-such-option"], "", EXIT_USAGE, "--no-such-option"),
+    (["nonsense"], "", EXIT_USAGE, "No such command"),
+])
+def test_mistakes_get_a_sentence(edgekv, default_model, arguments, stdin, code, sentence):
+    result = edgekv(*arguments, stdin=stdin)
+    assert result.returncode == code and re.search(sentence, result.stderr), result.stderr
+    assert not result.stdout and "Traceback" not in result.stderr
+
+
+def test_version(edgekv):
+    assert re.fullmatch(r"edgekv \d+\.\d+.*\n", edgekv("--version").stdout)
+
+
+def test_a_reader_that_leaves(environment, default_model):
+    result = subprocess.run(
+        ["bash", "-c", '"$0" "$@" | head -c 1; exit ${PIPESTATUS[0]}', *EDGEKV, "chat", "-p", "Say hello.", "-n", "40", "--ctx", "256"],
+        env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120, check=False,
+    )
+    assert result.returncode == EXIT_RUNTIME and "Traceback" not in result.stderr and "Exception" not in result.stderr
+
+
+# ---- the whole, through a terminal ------------------------------------------------------------------------------------------
+
+
+CONTROL = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|[()][A-Z0-9]|[=>])")
+
+
+class Screen:
+    """A chat in a pseudo-terminal, read without the terminal's control sequences."""
+
+    def __init__(self, environment: dict[str, str], *arguments: str):
+        self.child = pexpect.spawn(
+            EDGEKV[0], [*EDGEKV[1:], "chat", *arguments], encoding="utf-8", dimensions=(40, 200),
+            env={**environment, "PROMPT_TOOLKIT_NO_CPR": "1"},
+        )
+        self._raw, self._seen = "", 0
+
+    def until(self, pattern: str, timeout: float = 90) -> str:
+        """What was shown since the last call, up to and with `pattern`."""
+        end = time.monotonic() + timeout
+        while True:
+            shown = CONTROL.sub("", self._raw)
+            if match := re.compile(pattern, re.DOTALL).search(shown, self._seen):
+                new, self._seen = shown[self._seen:match.end()], match.end()
+                return new
+            assert time.monotonic() < end, f"{pattern!r} does not come; the screen shows:\n{shown[self._seen:]}"
+            try:
+                self._raw += self.child.read_nonblocking(4096, timeout=0.2)
+            except pexpect.TIMEOUT:
+                continue
+            except pexpect.EOF:
+                pytest.fail(f"{pattern!r} does not come, the chat has ended:\n{shown[self._seen:]}")
+
+    def type(self, text: str) -> None:
+        self.child.send(text)
+
+    def ends(self) -> int:
+        self.child.expect(pexpect.EOF, timeout=60)
+        self.child.close()
+        return self.child.exitstatus
+
+
+@pytest.fixture
+def screen(environment, default_model) -> Iterator[Callable[..., Screen]]:
+    opened: list[Screen] = []
+
+    def start(*arguments: str, **variables: str) -> Screen:
+        opened.append(Screen({**environment, **variables}, *arguments))
+        opened[-1].until("Ctrl-D leaves")
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.child.close(force=True)
+
+
+ENDLESS = "Write a very long story about a river.\r"
+
+
+def test_a_session(screen, tmp_path):
+    chat = screen("--ctx", "1024", "--temp", "0", "-n", "12", "-s", "Be brief.", NO_COLOR="1")
+    chat.type("Say hello.\r")
+    footer = chat.until(r"decode [\d.]+ t/s")
+    assert re.search(r"context \d+/1,024 · KV exact [\d.]+ KiB of 22.5 MiB", footer)
+    chat.type("/hlep\r")
+    chat.until("did you mean /help")
+    chat.type("first\\\rsecond\x1b\rthird\r")  # both ways to start a new line
+    chat.until(r"decode [\d.]+ t/s")
+    chat.type(f"/save {tmp_path}/talk.json\r")
+    chat.until("saved 5 messages")
+    messages = json.loads((tmp_path / "talk.json").read_text())
+    assert messages[0] == {"role": "system", "content": "Be brief."} and messages[3]["content"] == "first\nsecond\nthird"
+    chat.type("/undo\r")
+    chat.until("taken back: first")
+    chat.type("/regen\r")
+    chat.until(r"decode [\d.]+ t/s")
+    chat.type("/stats\r")
+    chat.until("30 served by our kernel")
+    chat.type("/memory\r")
+    chat.until("22.5 MiB for 1,024 tokens")
+    (tmp_path / "fact.txt").write_text("The sky is green.")
+    chat.type(f"/read {tmp_path}/fact.txt\r")
+    chat.until("17 characters")
+    chat.type("/clear\r")
+    chat.until("new conversation")
+    chat.type(f"/load {tmp_path}/talk.json\r")
+    chat.until("loaded 5 messages")
+    chat.type("/system\r")
+    chat.until("Be brief.")
+    chat.type("/exit\r")
+    assert chat.ends() == EXIT_OK
+    history = (tmp_path / "state" / "edgekv" / "chat_history").read_text()
+    assert "+Say hello." in history and "+second" in history
+
+
+def test_ctrl_c_stops_the_answer_only(screen):
+    chat = screen("--ctx", "2048", "--temp", "0")
+    chat.type(ENDLESS)
+    chat.until(r"\w+ \w+ \w+ \w+")
+    chat.child.sendintr()
+    chat.until("stopped by you")
+    chat.type("/stats\r")
+    chat.until(r"messages\s+2")
+    chat.type("Say hello.\r")
+    chat.until(r"\w+")
+    chat.child.sendintr()
+    chat.type("\x04")
+    assert chat.ends() == EXIT_OK
+
+
+def test_ctrl_c_while_the_prompt_is_read(screen, tmp_path):
+    import pydoc_data.topics
+
+    (tmp_path / "long.txt").write_text("\n".join(pydoc_data.topics.topics.values())[:25000])
+    chat = screen("--temp", "0", "-n", "8")
+    chat.type(f"/read {tmp_path}/long.txt\r")
+    chat.until("25,000 characters")
+    chat.type("Summarise.\r")
+    chat.until(r"reading.*/[\d,]+ tokens")
+    chat.child.sendintr()
+    chat.until("stopped before the answer began; nothing is lost")
+    chat.until(r"\[long.txt\] > Summarise\.")
+    chat.child.sendintr()  # clears the line
+    chat.until("Ctrl-C again or Ctrl-D leaves")
+    chat.type("/undo\r")
+    chat.until("taken back: long.txt")
+    chat.type("Say hello.\r")
+    chat.until(r"decode [\d.]+ t/s")
+    chat.child.sendintr()
+    chat.until("Ctrl-C again")
+    chat.child.sendintr()
+    assert chat.ends() == EXIT_OK
+
+
+def test_a_prompt_that_does_not_fit_is_kept(screen):
+    chat = screen("--ctx", "256", "-n", "4")
+    chat.type("word " * 300 + "end\r")
+    chat.until(r"the context holds 256.*it is kept.*--ctx 1024")
+    chat.until("end")
+    chat.type("\x01\x0b" + "Say hello.\r")
+    chat.until(r"context \d+/256")
+    chat.type("\x04")
+    assert chat.ends() == EXIT_OK
+
+
+def test_an_unwritable_history_is_said(screen, tmp_path, environment):
+    (tmp_path / "state").write_text("not a folder")
+    chat = screen("--ctx", "256")
+    chat.until("the history is not kept")
+    chat.type("\x04")
+    assert chat.ends() == EXIT_OK
+
+
+def test_ctrl_c_in_one_shot(environment, default_model):
+    chat = Screen(environment, "-p", ENDLESS, "--temp", "0")
+    chat.until(r"\w+ \w+ \w+")
+    chat.child.sendintr()
+    assert chat.ends() == EXIT_INTERRUPTED

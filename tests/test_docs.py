@@ -1,0 +1,132 @@
+"""The README and the program agree: what one names, the other has."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from edgekv.cli.main import cli
+from edgekv.vocab import CacheType, KvMode
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SOURCES = [path for folder in ("edgekv", "cli", "models", "patches", "native") for path in sorted((ROOT / folder).rglob("*"))]
+
+
+def commands(command: click.Command = cli, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command with its words, e.g. ("bench", "kv"); groups too, except the root."""
+    if path:
+        yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            yield from commands(command.get_command(context, name), (*path, name))
+
+
+COMMANDS = dict(commands())
+
+
+def options(command: click.Command) -> list[click.Option]:
+    return [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+
+
+def code_fragments() -> Iterator[str]:
+    """Lines of fenced blocks, and inline code."""
+    fenced = re.findall(r"^```[^\n]*\n(.*?)^```", README, re.M | re.S)
+    for block in fenced:
+        yield from block.replace("\\\n", " ").splitlines()
+    yield from re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", README, flags=re.M | re.S))
+
+
+def invocations() -> list[str]:
+    """What follows each `edgekv` in the README's code, up to the end of the shell command."""
+    found = []
+    for fragment in code_fragments():
+        match = re.match(r"(?:[$>] )?(?:.*?[|;&] *)?(?:[A-Z_]+=\S* )*edgekv(?= |$)(.*)", fragment.strip())
+        if match:
+            found.append(re.split(r"[|;#]|&&|(?<!\S)[<>]", match[1])[0].strip())
+    return found
+
+
+def environment_variables() -> set[str]:
+    """Every EDGEKV or EDGEKV_... that the program or its build reads."""
+    found = {name for command in COMMANDS.values() for option in command.params for name in _names(option.envvar)}
+    for path in SOURCES:
+        if path.suffix == ".py":
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                value = node.value if isinstance(node, ast.Constant) else None
+                if isinstance(value, str) and re.fullmatch(r"EDGEKV(_[A-Z0-9]+)*", value):
+                    found.add(value)
+        elif path.suffix in (".cpp", ".h", ".txt", ".cmake"):
+            found |= set(re.findall(r'(?:getenv\("|ENV\{)(EDGEKV\w*)', path.read_text(encoding="utf-8")))
+    return found
+
+
+def _names(envvar: object) -> list[str]:
+    return [envvar] if isinstance(envvar, str) else list(envvar or [])
+
+
+def test_the_readme_has_examples():
+    assert len(invocations()) >= 5
+
+
+@pytest.mark.parametrize("line", sorted(set(invocations())))
+def test_named_command_lines_exist(line):
+    """The command of each example exists, and each of its options."""
+    words = shlex.split(line)
+    if "--" in words:  # what follows is llama.cpp's own
+        words = words[: words.index("--")]
+    command: click.Command = cli
+    known = {"-h", "--help", "--version"}
+    while words and isinstance(command, click.Group) and not words[0].startswith("-") and not words[0].isupper():  # COMMAND
+        assert words[0] in command.list_commands(click.Context(command)), f"there is no command `edgekv {line}`"
+        command = command.get_command(click.Context(command), words.pop(0))
+    known |= {flag for option in options(command) for flag in (*option.opts, *option.secondary_opts)}
+    for word in words:
+        if re.match(r"--?[A-Za-z]", word):
+            assert word.split("=")[0] in known, f"`edgekv {line}`: there is no {word}"
+
+
+def test_named_variables_exist():
+    named = set(re.findall(r"\bEDGEKV_[A-Z0-9_]+\b", README))
+    assert named <= environment_variables() | {"EDGEKV_"}
+
+
+def test_every_variable_is_named():
+    """Options say theirs in their help; all others stand in the README."""
+    from_options = {name for command in COMMANDS.values() for option in options(command) for name in _names(option.envvar)}
+    missing = {name for name in environment_variables() - from_options if not re.search(rf"\b{name}\b", README)}
+    assert not missing
+
+
+@pytest.mark.parametrize("path", sorted(COMMANDS), ids=" ".join)
+def test_every_command_is_documented(path):
+    """In the README by name, in its help with a sentence; each option with help and an environment variable that it names."""
+    command = COMMANDS[path]
+    assert f"edgekv {' '.join(path)}" in README
+    assert command.help
+    for option in options(command):
+        assert option.help, f"{option.opts} has no help"
+        if option.is_eager:  # --help, --version
+            continue
+        assert option.envvar and option.show_envvar, f"{option.opts} has no environment variable"
+        assert all(name.startswith("EDGEKV_") for name in _names(option.envvar))
+
+
+@pytest.mark.parametrize("value", [member.value for kind in (KvMode, CacheType) for member in kind])
+def test_every_choice_is_named(value):
+    assert re.search(rf"`[^`\n]*\b{value}\b", README), f"the README does not say what {value} is"
+
+
+def test_exit_codes_are_named():
+    import edgekv.errors as errors
+
+    codes = [value for name, value in vars(errors).items() if name.startswith("EXIT_")]
+    section = README[README.lower().find("exit code") :]
+    assert all(re.search(rf"\b{code}\b", section) for code in codes)

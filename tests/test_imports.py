@@ -1,0 +1,139 @@
+"""The house rules of DESIGN section 4: imports point down, native code has one door, and `--help` costs nothing."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# From the lowest to the highest: a module imports only from entries before its own. Modules of one package may import each other.
+ORDER = [
+    "errors", "vocab", "registry", "config", "stats",
+    "models", "fit",
+    "kernels", "codecs", "pages", "trace", "policies", "prefetch", "planner", "sim",
+    "_native", "cells", "tiers", "migrator",
+    "runtime", "llama", "server_log", "server_options", "server", "heads", "diagnosis",
+    "bench", "cli",
+]
+PURE = {"policies", "prefetch", "planner"}
+"""These see arrays and a read-only view: the same file runs live and in `sim`."""
+
+TERMINAL = {"click", "rich", "prompt_toolkit"}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """Every Python module of the wheel: its name without the leading `edgekv.`, and its file."""
+    for folder, prefix in (("edgekv", ""), ("cli", "cli."), ("models", "models.")):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            name = prefix + ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            if name.strip("."):
+                yield name.strip("."), path
+
+
+MODULES = dict(modules())
+TOP = {name.split(".")[0] for name in MODULES}
+
+
+def imported(path: Path) -> set[str]:
+    """Full names of what a file imports, also inside functions and under TYPE_CHECKING. `from a import b` gives a.b."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide the layer; write edgekv.…"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def edgekv_imports(path: Path) -> set[str]:
+    """First components below `edgekv.` of a file's imports."""
+    return {name.split(".")[1] for name in imported(path) if name.startswith("edgekv.")} & (TOP | set(ORDER))
+
+
+def test_every_module_has_a_layer():
+    assert TOP <= set(ORDER), f"say in tests/test_imports.py which layer {sorted(TOP - set(ORDER))} belong to"
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_imports_point_down(name):
+    own = name.split(".")[0]
+    rank = ORDER.index(own)
+    upward = {other for other in edgekv_imports(MODULES[name]) if other != own and ORDER.index(other) > rank}
+    assert not upward, f"edgekv.{name} is below {sorted(upward)} and must not import them"
+
+
+def test_decisions_are_pure():
+    """Policies, prefetch and planner never touch native code or tiers."""
+    for name, path in MODULES.items():
+        if name.split(".")[0] in PURE:
+            assert not edgekv_imports(path) & {"_native", "tiers", "runtime"}, name
+
+
+def test_native_code_has_one_door():
+    for name, path in MODULES.items():
+        roots = {full.split(".")[0] for full in imported(path)}
+        compiled = {full for full in imported(path) if full.startswith(("edgekv._native._core", "edgekv._native._server"))}
+        if not name.startswith("_native"):
+            assert "cffi" not in roots and not compiled, f"edgekv.{name}: only edgekv._native touches ffi"
+        # ctypes only where llama_cpp's own low-level functions are called; ctypes.util looks libraries up and calls nothing.
+        uses_ctypes = {full for full in imported(path) if full.split(".")[0] == "ctypes" and not full.startswith("ctypes.util")}
+        if name.split(".")[0] not in ("_native", "llama", "bench"):
+            assert not uses_ctypes, f"edgekv.{name}: ctypes is for _native, llama and bench"
+        if name.split(".")[0] not in ("_native", "llama", "bench"):
+            assert "llama_cpp" not in roots, f"edgekv.{name}: llama_cpp is a detail of edgekv.llama and bench"
+
+
+def test_only_the_command_line_knows_a_terminal():
+    for name, path in MODULES.items():
+        if not name.startswith("cli"):
+            assert not {full.split(".")[0] for full in imported(path)} & TERMINAL, f"edgekv.{name} is below cli"
+
+
+def test_the_package_itself_imports_nothing():
+    """`import edgekv` is on the path of `--help`."""
+    tree = ast.parse((ROOT / "edgekv" / "__init__.py").read_text())
+    top = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    assert {getattr(node, "module", None) or node.names[0].name for node in top} <= {"__future__", "importlib.metadata", "typing"}
+
+
+HELP = """
+import json, sys
+from edgekv.cli.main import cli
+try:
+    cli.main(sys.argv[1:], prog_name="edgekv")
+finally:
+    print("\\n" + json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
+"""
+
+
+@pytest.mark.parametrize("command", [[], ["chat"], ["serve"], ["doctor"], ["heads"], ["bench"], ["bench", "kv"]], ids=" ".join)
+def test_help_imports_nothing_heavy(command, tmp_path):
+    result = _python(tmp_path, "-c", HELP, *command, "--help")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("Usage: edgekv")
+    loaded = json.loads(result.stdout.splitlines()[-1])
+    assert not {"numpy", "llama_cpp", "gguf", "cffi", "httpx", "prompt_toolkit"} & set(loaded)
+
+
+def test_help_is_quick(tmp_path):
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        assert _python(tmp_path, "-c", "from edgekv.cli.main import main; main()", "--help").returncode == 0
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.3
+
+
+def _python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    # From an empty folder: with -c, the current one comes first on the path, and this repository's edgekv/ is not the package.
+    return subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=60, check=False)

@@ -1,0 +1,277 @@
+"""The in-process server: its life, what it says when it cannot live, and the clients it was made for."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import openai
+import pytest
+
+from edgekv.config import KvOptions
+from edgekv.errors import EXIT_DOES_NOT_FIT, EXIT_MODEL, ConfigError, DoesNotFit, EdgeKVError, ModelError
+from edgekv.fit import choose_context
+from edgekv.models import geometry
+from edgekv.server import Server, ServerOptions, active
+from edgekv.server_log import ServerLog
+from edgekv.vocab import CacheType, KvMode
+
+F16 = CacheType.F16
+
+
+@pytest.fixture
+def tiny(synthetic) -> Path:
+    return synthetic("llama")
+
+
+def options(model: Path, **more) -> ServerOptions:
+    return ServerOptions(model, n_ctx=more.pop("n_ctx", 512), n_threads=1, **more)
+
+
+# ---- life ---------------------------------------------------------------------------------------------------------------
+
+
+def test_starts_and_stops_again_and_again(tiny, capfd):
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for _ in range(3):
+        server = Server(options(tiny))
+        with server:
+            assert server.alive and active() is server
+            assert server.get("/health") == {"status": "ok"}
+            assert {number: signal.getsignal(number) for number in before} == before
+            log = server.log_path
+            assert log.exists()
+        assert not server.alive and active() is None and not log.exists()
+        server.stop()  # twice is fine
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", ""), "the server's log belongs into its file"
+
+
+def test_standard_error_comes_back(tiny, capfd):
+    with Server(options(tiny)):
+        os.write(2, b"native words\n")
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "after\n"
+
+
+def test_log_file_of_ones_own_stays(tiny, tmp_path):
+    with Server(options(tiny, log_file=tmp_path / "server.log")):
+        pass
+    assert "model loaded" in (tmp_path / "server.log").read_text()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        Server(options(tiny, log_file=tmp_path / "no" / "server.log")).start()
+
+
+def test_one_at_a_time(tiny):
+    with Server(options(tiny)) as first:
+        with pytest.raises(EdgeKVError, match="already running"):
+            Server(options(tiny)).start()
+        assert first.get("/health")
+
+
+def test_ctrl_c_belongs_to_python(tiny):
+    """The server's own SIGINT handler would stop it."""
+    with Server(options(tiny)) as server:
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        with pytest.raises(KeyboardInterrupt):  # also inside wait(), and the thread must still count as alive
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            old = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+            try:
+                server.wait()
+            finally:
+                signal.signal(signal.SIGALRM, old)
+        assert server.alive and server.get("/health")
+    assert not server.alive
+
+
+@pytest.mark.parametrize("mode", KvMode)
+def test_its_context_is_tiered(tiny, mode):
+    from edgekv import runtime
+
+    with Server(options(tiny, kv=KvOptions(mode=mode))):
+        attached = [live for live in runtime.live() if live.memory().n_cells == 512]
+        assert [live.mode for live in attached] == [mode]
+    assert not [live for live in runtime.live() if live in attached]
+
+
+# ---- what can go wrong ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def native(monkeypatch):
+    """`native(run)` puts a function in the place of llama_server()."""
+    module = importlib.import_module("edgekv._native.server")
+    return lambda run: monkeypatch.setattr(module, "run", run)
+
+
+def test_busy_port_is_refused_before_the_model_is_read(tiny, native):
+    native(lambda argv: pytest.fail("the server was started"))
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use; choose another"):
+            Server(options(tiny, port=port)).start()
+    assert active() is None
+
+
+@pytest.mark.parametrize("host", ["1.2.3.4", "no.such.host.invalid", "..x"])
+def test_foreign_host(tiny, host):
+    with pytest.raises(ConfigError, match="no address of this machine"):
+        Server(options(tiny, host=host)).start()
+
+
+LOGS = [
+    ("0.00.1 E srv start: couldn't bind HTTP server socket, hostname: h, port: 1", "the port or host cannot be used"),
+    ("E ggml_backend_cpu_buffer_type_alloc_buffer: failed to allocate buffer of size 9", "do not fit in memory"),
+    ("E llama_model_load: error loading model: unknown model architecture: 'wow'", r"architecture \(wow\) is newer"),
+    ("I fine\n0.00.2 E srv    load_model: failed to load model, 'x'\nI more", "gave up: failed to load model, 'x'"),
+    ("I only this", "gave up: only this"),
+    ("", "it says nothing"),
+]
+
+
+@pytest.mark.parametrize(("log", "sentence"), LOGS)
+def test_a_failed_start_says_why(tiny, native, log, sentence):
+    native(lambda argv: os.write(2, log.encode()) and 1)
+    server = Server(options(tiny))
+    with pytest.raises(EdgeKVError, match=sentence) as caught:
+        server.start()
+    assert "\n" not in str(caught.value) and str(server.log_path) in str(caught.value)
+    assert server.log_path.read_text() == log, "the log of a failure is kept"
+    assert active() is None
+    server.log_path.unlink()
+
+
+def test_a_thread_that_dies_is_noticed(tiny, native):
+    def fail(argv):
+        raise RuntimeError("out of luck")
+
+    native(fail)
+    with pytest.raises(EdgeKVError, match="out of luck"):
+        Server(options(tiny)).start()
+    assert active() is None
+
+
+def test_a_server_that_ends_by_itself(tiny):
+    from edgekv._native import server as native_server
+
+    server = Server(options(tiny)).start()
+    native_server.terminate()  # as if it had failed
+    with pytest.raises(EdgeKVError, match="gave up"):
+        server.wait()
+    server.stop()
+    assert active() is None
+    with Server(options(tiny)) as again:
+        assert again.get("/health")
+
+
+BROKEN = {
+    "zero bytes": b"",
+    "text": b"hello, I am no model\n" * 9,
+    "cut": b"GGUF\x03\0\0\0",
+}
+
+
+@pytest.mark.parametrize("kind", [*BROKEN, "missing", "directory", "truncated", "vocabulary", "embedding"])
+def test_models_that_cannot_chat(kind, tmp_path, synthetic):
+    path = tmp_path / "model.gguf"
+    if kind in BROKEN:
+        path.write_bytes(BROKEN[kind])
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "truncated":
+        path.write_bytes(synthetic("llama").read_bytes()[:-100])
+    elif kind in ("vocabulary", "embedding"):
+        path = synthetic({"vocabulary": "vocabulary", "embedding": "bert"}[kind])
+    with pytest.raises(ModelError) as caught:
+        Server(options(path))
+    assert caught.value.exit_code == EXIT_MODEL and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("extra", [
+    ("--port", "1"), ("--model", "x"), ("-c", "5"), ("--api_key", "k"), ("--hf-repo", "a/b"),  # ours
+    ("--no-such-option",), ("--numa", "x"),  # refused by llama.cpp
+    ("--chat-template", "{% if"), ("--version",),  # llama.cpp calls exit()
+])
+def test_extra_options_that_cannot_be(tiny, extra, native):
+    native(lambda argv: pytest.fail("the server was started"))
+    with pytest.raises(ConfigError) as caught:
+        Server(options(tiny, extra=extra)).start()
+    assert "\n" not in str(caught.value)
+
+
+def test_extra_options_are_passed_on(tiny):
+    with Server(options(tiny, extra=("--metrics", "--alias", "mine"), alias="ours")) as server:
+        assert [model["id"] for model in server.get("/v1/models")["data"]] == ["mine"]
+        assert server.get("/slots") is not None
+
+
+# ---- does it fit ------------------------------------------------------------------------------------------------------------
+
+
+def test_context_choice(synthetic):
+    model = geometry(synthetic("llama", n_ctx_train=4096))
+    per_token = model.kv_bytes_per_token()
+    mib = 1 << 20
+    assert choose_context(model, None, F16, F16, available=1 << 40).n_ctx == 4096
+    assert choose_context(model, 300, F16, F16, available=1 << 40) == choose_context(model, 300, F16, F16, 1, 1 << 40)
+    assert choose_context(model, 300, F16, F16, available=1 << 40).kv_bytes == 300 * per_token
+    cut = choose_context(model, 9000, F16, F16, available=1 << 40)
+    assert cut.n_ctx == 4096 and "4,096" in cut.note and "9,000" in cut.note
+    scarce = choose_context(model, None, F16, F16, available=256 * mib + 2 * 1024 * per_token)
+    assert scarce.n_ctx == 1024 and "--ctx" in scarce.note
+    with pytest.raises(DoesNotFit) as caught:
+        choose_context(model, 4096, F16, F16, available=256 * mib + 1024 * per_token)
+    assert caught.value.exit_code == EXIT_DOES_NOT_FIT and "use --ctx 1024 or less" in str(caught.value)
+    with pytest.raises(DoesNotFit, match="use --ctx 4096 or less"):
+        choose_context(model, 10**9, F16, F16, available=1 << 30)
+    with pytest.raises(DoesNotFit, match="close other programs"):
+        choose_context(model, None, F16, F16, available=0)
+    half = choose_context(model, None, F16, F16, n_sequences=2, available=256 * mib + 4 * 1024 * per_token)
+    assert half.n_ctx == 1024 and half.kv_bytes == 2 * 1024 * per_token
+
+
+# ---- clients ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def served(default_model):
+    with Server(ServerOptions(default_model, n_ctx=512, n_threads=2, alias="smol", api_key="secret")) as server:
+        yield server
+
+
+HELLO = [{"role": "user", "content": "Say hello."}]
+
+
+def test_openai_client(served):
+    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="secret", max_retries=0)
+    assert [model.id for model in client.models.list()] == ["smol"]
+    whole = client.chat.completions.create(model="smol", messages=HELLO, max_tokens=12, temperature=0)
+    text = whole.choices[0].message.content
+    assert text and whole.usage.completion_tokens <= 12
+    chunks = client.chat.completions.create(model="smol", messages=HELLO, max_tokens=12, temperature=0, stream=True)
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(pieces) == text and len(pieces) > 3
+
+
+def test_openai_client_overflow_and_key(served):
+    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="secret", max_retries=0)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="smol", messages=[{"role": "user", "content": "word " * 2000}])
+    assert caught.value.status_code == 400 and caught.value.body["n_ctx"] == 512
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{served.url}/v1", api_key="wrong", max_retries=0).models.list()
+
+
+def test_log_to_standard_error_can_be_asked_for(tiny, capfd):
+    log = ServerLog(Path("-"))
+    log.open()
+    log.close(keep=False)
+    assert log.path is None and "above" in log.explain()

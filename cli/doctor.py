@@ -56,7 +56,7 @@ def _print(report: dict[str, Any]) -> None:
         _line("compiled with", report["system"].rstrip("| "))
         for folder, names in _by_folder(report["libraries"]):
             _line("libraries", f"{folder}: {', '.join(names)}")
-    if not report["enabled"]:
+    if report["enabled"] is False:
         _line("attention", "EDGEKV=0 is set: every context runs stock llama.cpp attention")
     gpu = report["gpu"]
     for device in gpu["devices"]:

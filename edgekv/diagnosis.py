@@ -26,7 +26,6 @@ def diagnose(model: Path | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": {"name": _cpu_name(), "cores": os.cpu_count()},
-        "enabled": os.environ.get("EDGEKV") != "0",
     }
     report |= _libraries()
     report["gpu"] = _gpu(report.get("backends") or [])
@@ -37,7 +36,7 @@ def diagnose(model: Path | None = None) -> dict[str, Any]:
 
 
 def _libraries() -> dict[str, Any]:
-    keys = ("version", "upstream", "llama_cpp_python", "isa", "isa_available", "system", "libraries")
+    keys = ("version", "upstream", "llama_cpp_python", "enabled", "isa", "isa_available", "system", "libraries")
     try:
         from edgekv import _native
 

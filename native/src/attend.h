@@ -68,7 +68,8 @@ Isa isa_best();
 const char * isa_name(Isa isa);
 bool attend_supports(int head_dim, CellType k_type, CellType v_type);
 
-// The specification: double precision, plain loops, single thread.
+// The specification: double precision, plain loops, single thread. With K in q8_0 a query is part of the specification in its
+// quantised form: per block of 32 int8 values, scale = max |q| / 127, rounded to nearest even (the blocks' scales stay float).
 void attend_reference(const AttendProblem & problem);
 
 }  // namespace edgekv

@@ -61,37 +61,49 @@ inline void prefetch(const char * p, int bytes) {
     }
 }
 
+// The scores of four cells with NR query rows, still spread over the 128-bit groups: see Simd::quad().
+template <int D, int NR>
+inline void four_scores(const char * const * k, const char * const * q, F (*part)[4], int group) {
+    F acc[NR][4];
+    EDGEKV_UNROLL
+    for (int r = 0; r < NR; ++r) {
+        acc[r][0] = acc[r][1] = acc[r][2] = acc[r][3] = Simd::zero();
+    }
+    for (int i = 0; i < D; i += kLanes) {
+        EDGEKV_UNROLL
+        for (int c = 0; c < 4; ++c) {
+            const F x = Simd::load_f16(k[c] + i * 2);
+            EDGEKV_UNROLL
+            for (int r = 0; r < NR; ++r) {
+                acc[r][c] = Simd::fma(x, Simd::load(q[r] + i * 4), acc[r][c]);
+            }
+        }
+    }
+    EDGEKV_UNROLL
+    for (int r = 0; r < NR; ++r) {
+        part[r][group] = Simd::quad(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
+    }
+}
+
 // scores[r][cell] = q[r] . k[cell] for the NR rows
 template <int D, int NR>
 void qk_f16(const Unit & unit, const char * const * q, float (*scores)[kTileCells]) {
     for (int s = 0; s < unit.n_strips; ++s) {
         F part[NR][4];
-        UG
-        for (int g = 0; g < 4; ++g) {
+        const auto group = [&](int g) {
             const char * k[4];
-            F acc[NR][4];
-            prefetch(unit.next_k[s] + 4 * g * unit.next_k_step, 4 * unit.next_k_step);
             four_rows(unit.k[s], unit.k_stride, unit.cells[s], 4 * g, k);
+            prefetch(unit.next_k[s] + 4 * g * unit.next_k_step, 4 * unit.next_k_step);
+            four_scores<D, NR>(k, q, part, g);
+        };
+        if constexpr (NR < 4) {
             EDGEKV_UNROLL
-            for (int c = 0; c < 4; ++c) {
-                EDGEKV_UNROLL
-                for (int r = 0; r < NR; ++r) {
-                    acc[r][c] = Simd::zero();
-                }
+            for (int g = 0; g < 4; ++g) {
+                group(g);
             }
-            for (int i = 0; i < D; i += kLanes) {
-                EDGEKV_UNROLL
-                for (int c = 0; c < 4; ++c) {
-                    const F x = Simd::load_f16(k[c] + i * 2);
-                    EDGEKV_UNROLL
-                    for (int r = 0; r < NR; ++r) {
-                        acc[r][c] = Simd::fma(x, Simd::load(q[r] + i * 4), acc[r][c]);
-                    }
-                }
-            }
-            EDGEKV_UNROLL
-            for (int r = 0; r < NR; ++r) {
-                part[r][g] = Simd::quad(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
+        } else {  // too many registers to keep all parts there
+            for (int g = 0; g < 4; ++g) {
+                group(g);
             }
         }
         EDGEKV_UNROLL

@@ -1,0 +1,34 @@
+"""The attention kernels against the double-precision reference: native/tests/test_attend, built and run for every instruction set."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from edgekv import _native
+
+SOURCE = Path(__file__).resolve().parent.parent / "native" / "tests"
+
+
+@pytest.fixture(scope="session")
+def checker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not shutil.which("cmake") or not any(shutil.which(compiler) for compiler in ("c++", "g++", "clang++")):
+        pytest.skip("cmake and a C++ compiler are needed to build the kernel tests")
+    build = tmp_path_factory.mktemp("kernels")
+    for command in (["cmake", "-S", str(SOURCE), "-B", str(build)], ["cmake", "--build", str(build), "--parallel", "2", "--target", "test_attend"]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return build / "test_attend"
+
+
+def test_every_instruction_set_here_is_one_we_know():
+    assert _native.info()["isa_available"][0] == "portable"
+
+
+@pytest.mark.parametrize("isa", _native.info()["isa_available"])
+def test_kernel_matrix(checker: Path, isa: str):
+    done = subprocess.run([str(checker), isa], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

@@ -47,7 +47,10 @@ class ChatInput:
                 if was_empty and self._armed:
                     return None
                 self._armed = True
-                self._note("Ctrl-C again or Ctrl-D leaves")
+                try:
+                    self._note("Ctrl-C again or Ctrl-D leaves")
+                except KeyboardInterrupt:  # again, before the prompt was back
+                    return None
                 continue
             self._armed = False
             if message.strip():

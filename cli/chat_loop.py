@@ -26,25 +26,29 @@ class ChatLoop:
         """Until the person leaves. Raises EdgeKVError when the server is gone."""
         keyboard = ChatInput(list(chat_commands.COMMANDS), self.renderer.note, self.renderer.styled)
         while not self.leaving:
-            draft = self.conversation.draft
-            message = keyboard.read("".join(f"[{name}] " for name, _ in draft.files) + "> ", draft.text)
-            if message is None:
-                return
-            draft.text = ""
             try:
-                if message.startswith("/") and not message.startswith("//"):
-                    chat_commands.run(self, message)
-                else:
-                    draft.text = message[1:] if message.startswith("//") else message
-                    self.turn(self.conversation.send)
+                self._step(keyboard)
             except ContextOverflow as error:
                 self.renderer.error(overflow_advice(error, self.server.model.n_ctx_train, in_session=True))
             except EdgeKVError as error:
                 if not self.server.alive:
                     raise
                 self.renderer.error(str(error))
-            except KeyboardInterrupt:  # between the answer and the prompt
+            except KeyboardInterrupt:  # between an answer and the prompt: there is nothing to stop
                 continue
+
+    def _step(self, keyboard: ChatInput) -> None:
+        draft = self.conversation.draft
+        message = keyboard.read("".join(f"[{name}] " for name, _ in draft.files) + "> ", draft.text)
+        if message is None:
+            self.leaving = True
+            return
+        draft.text = ""
+        if message.startswith("/") and not message.startswith("//"):
+            chat_commands.run(self, message)
+        else:
+            draft.text = message[1:] if message.startswith("//") else message
+            self.turn(self.conversation.send)
 
     def turn(self, answer_with: Callable[[Callable[[Piece], None]], Answer]) -> None:
         """Show one answer and its footer; `answer_with` is the conversation's send or regenerate."""

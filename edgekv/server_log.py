@@ -11,10 +11,16 @@ import os
 import re
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 _STDERR = 2
 _TAIL_BYTES = 16384
+_NAME = "edgekv-server-"
+_ORPHAN_S = 24 * 3600
 _PREFIX = re.compile(r"^(?:[\d.]+ )?(?P<level>[EWID]) (?P<text>.*)$")
 _MEANINGS = [
     # (what the log says, what a person should read)
@@ -37,7 +43,8 @@ class ServerLog:
         self._saved_fd: int | None = None
         self._saved_stderr: io.TextIOBase | None = None
         if path is None:
-            fd, name = tempfile.mkstemp(prefix="edgekv-server-", suffix=".log")
+            _remove_orphans()
+            fd, name = tempfile.mkstemp(prefix=f"{_NAME}{os.getpid()}-", suffix=".log")
             os.close(fd)
             self.path = Path(name)
         elif self._redirects:
@@ -96,6 +103,15 @@ class ServerLog:
 
     def _where(self) -> str:
         return f" (its log: {self.path})" if self.path is not None else " (its log is above)"
+
+
+def _remove_orphans() -> None:
+    """Temporary logs of processes that were killed; a day is left to read why."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_NAME}*.log"):
+        with suppress(OSError, ValueError):  # another user's, gone meanwhile, or not ours
+            pid = int(path.name.removeprefix(_NAME).split("-")[0])
+            if not psutil.pid_exists(pid) and time.time() - path.stat().st_mtime > _ORPHAN_S:
+                path.unlink()
 
 
 def bare_message(line: str) -> str:

@@ -481,13 +481,14 @@ def test_ctrl_c_while_the_prompt_is_read(screen, tmp_path):
     chat.until("stopped before the answer began; nothing is lost")
     chat.until(r"\[long.txt\] > Summarise\.")
     chat.child.sendintr()  # clears the line
-    chat.until("Ctrl-C again or Ctrl-D leaves")
+    chat.until("Ctrl-C again or Ctrl-D leaves.*\n.*>")
     chat.type("/undo\r")
     chat.until("taken back: long.txt")
     chat.type("Say hello.\r")
     chat.until(r"decode [\d.]+ t/s")
+    chat.until(r"\n>")
     chat.child.sendintr()
-    chat.until("Ctrl-C again")
+    chat.until("Ctrl-C again.*\n>")
     chat.child.sendintr()
     assert chat.ends() == EXIT_OK
 

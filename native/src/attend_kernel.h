@@ -122,8 +122,8 @@ inline void load_scales(const Unit & unit, const char * const * strips, size_t s
     }
 }
 
-// Points the unit's prefetches at its share of the next tile. Memory is best fetched in address order, so where the heads of
-// a cell lie side by side, each unit fetches a stretch of cells with all their heads instead of its own rows.
+// Memory is best fetched in address order. So where the heads of a cell lie side by side, a unit prefetches a stretch of the
+// next tile's cells with all their heads (its share of the tile), and its own rows only where the cells of a head do.
 inline const char * prefetch_start(const char * cell, size_t stride_cell, size_t stride_head, int head, int step) {
     return cell + (stride_head < stride_cell ? static_cast<size_t>(head * kStripCells * step) : head * stride_head);
 }

@@ -25,9 +25,9 @@ struct Unit {
     int cells[kTileStrips];  // cells of the strip that exist, at least 1
     int n_strips;
     size_t k_stride, v_stride;
-    const char * next_k[kTileStrips];  // what to prefetch meanwhile, per strip: next_*_lines cache lines per cell
+    const char * next_k[kTileStrips];  // what to prefetch meanwhile, by strip, ...
     const char * next_v[kTileStrips];
-    int next_k_step, next_v_step;  // bytes per cell of the strip
+    int next_k_step, next_v_step;  // ... and how many bytes of it per cell
     const uint8_t * visible;  // the tile's cells that some query token sees
     int n_visible;
     // q8_0 scales by block and cell of the tile

@@ -36,9 +36,9 @@ struct Case {
     std::string name() const {
         char s[256];
         std::snprintf(s, sizeof(s),
-                      "d%d group %d kv %d tokens %d cells %d page %d k%d v%d mask %d softcap %g sinks %d gaps %d obs %d", head_dim,
-                      group, n_head_kv, n_tokens, n_cells, page_tokens, static_cast<int>(k_type), static_cast<int>(v_type),
-                      static_cast<int>(mask), softcap, sinks, gaps, observe);
+                      "d%d group %d kv %d tokens %d cells %d page %d k%d v%d mask %d softcap %g sinks %d gaps %d obs %d",
+                      head_dim, group, n_head_kv, n_tokens, n_cells, page_tokens, static_cast<int>(k_type),
+                      static_cast<int>(v_type), static_cast<int>(mask), softcap, sinks, gaps, observe);
         return s;
     }
 };

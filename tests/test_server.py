@@ -6,6 +6,7 @@ import importlib
 import os
 import signal
 import socket
+import tempfile
 import time
 from pathlib import Path
 
@@ -21,6 +22,13 @@ from edgekv.server_log import ServerLog
 from edgekv.vocab import CacheType, KvMode
 
 F16 = CacheType.F16
+
+
+@pytest.fixture(autouse=True)
+def logs(monkeypatch, tmp_path) -> Path:
+    """Temporary logs of servers that fail stay: not in the machine's folder."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
 
 
 @pytest.fixture

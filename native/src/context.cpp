@@ -6,33 +6,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
-#include <set>
-
-#if defined(__linux__)
-#    include <sys/mman.h>
-#    include <unistd.h>
-#    ifndef MADV_COLLAPSE
-#        define MADV_COLLAPSE 25
-#    endif
-#endif
 
 namespace edgekv {
-
-// Home in large pages: a step walks all of it, and with 4 KiB pages about a sixth of the time goes to the TLB (LOG.md). A hint only:
-// where the kernel declines, nothing changes.
-static void advise_large_pages(ggml_backend_buffer_t buffer) {
-#if defined(__linux__)
-    const uintptr_t page  = (uintptr_t) sysconf(_SC_PAGESIZE);
-    const uintptr_t base  = (uintptr_t) ggml_backend_buffer_get_base(buffer);
-    const uintptr_t begin = (base + page - 1)/page*page;
-    const uintptr_t end   = (base + ggml_backend_buffer_get_size(buffer))/page*page;
-    if (begin < end && madvise((void *) begin, end - begin, MADV_HUGEPAGE) == 0) {
-        madvise((void *) begin, end - begin, MADV_COLLAPSE);
-    }
-#else
-    (void) buffer;
-#endif
-}
 
 void Buffer::Free::operator()(char * p) const {
     std::free(p);
@@ -140,17 +115,6 @@ edgekv_context::edgekv_context(llama_context * lctx, const edgekv_params & param
         }
 
         layers.push_back(std::move(layer));
-    }
-
-    std::set<ggml_backend_buffer_t> homes;
-    for (const auto & layer : layers) {
-        if (layer->info.state == EDGEKV_LAYER_HOOKED) {
-            homes.insert(layer->seam.k->buffer);
-            homes.insert(layer->seam.v->buffer);
-        }
-    }
-    for (const auto & buffer : homes) {
-        advise_large_pages(buffer);
     }
 
     workspaces.resize(n_stream);

@@ -47,6 +47,11 @@ class Llama(llama_cpp.Llama):
                                   "ask for a smaller one") from error
             raise ModelError(f"llama.cpp could not load {model_path}: {error}") from error
 
+    def close(self) -> None:
+        # llama_cpp closes in __del__ too, also where an option was refused before anything was opened
+        if hasattr(self, "_stack"):
+            super().close()
+
     @property
     def kv(self) -> Runtime:
         """The Runtime of this model's context."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,15 @@ import pytest
 # `python -m pytest` puts the repository first on the path, and its edgekv/ is only a part of the installed package.
 _ROOT = Path(__file__).resolve().parent.parent
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _ROOT]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _outside_the_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The same for the Python processes that tests start: they look for modules in the current folder first."""
+    before = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("work"))
+    yield
+    os.chdir(before)
 
 
 @pytest.fixture(scope="session")

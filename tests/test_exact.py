@@ -30,8 +30,8 @@ def tokens_and_steps(sizes=STEP_SIZES, seed: int = 0):
 
 
 def compare(path, **options) -> Llama:
-    """Both modes over the same steps. The bound is the project's promise: KLD against stock at most 1e-4 on a real model; weights
-    drawn at random spread further, with stock itself (flash attention on against off) as the yardstick."""
+    """Both modes over the same steps, with stock itself as the yardstick: for f16 twice the KLD of flash attention on against off, for a
+    quantised cache what quantising it costs stock."""
     prompt, steps = tokens_and_steps()
     llama = open_model(path, **options)
     stock = step_logits(llama, prompt, steps, "off")
@@ -39,21 +39,16 @@ def compare(path, **options) -> Llama:
     assert stats.n_steps_hooked == 0
     ours = step_logits(llama, prompt, steps, "exact")
     assert stats.n_steps_hooked == len(steps), "every decode-sized step is attended by the hook, the prompt is not"
-    spread = stock_spread(path) if options.get("type_k") is None and options.get("type_v") is None else 1e-3
-    assert kld(stock, ours).max() <= max(spread, 1e-4)
+    if options:
+        spread = kld(step_logits(open_model(path), prompt, steps, "off"), stock).max()
+    else:
+        spread = 2 * kld(stock, step_logits(open_model(path, flash_attn=False), prompt, steps, "off")).max()
+    assert kld(stock, ours).max() <= spread
     assert np.abs(stock - ours).max() <= 0.2 and stock.std() > 1
     # where the best token is clear, it is the same
     clear = top_gap(stock) > 0.2
     assert (stock.argmax(1) == ours.argmax(1))[clear].all() and clear.mean() > 0.5
     return llama
-
-
-def stock_spread(path) -> float:
-    """KLD between two kernels of stock llama.cpp on the same steps, the maximum over tokens, times two."""
-    prompt, steps = tokens_and_steps()
-    on = step_logits(open_model(path), prompt, steps, "off")
-    off = step_logits(open_model(path, flash_attn=False), prompt, steps, "off")
-    return 2 * float(kld(on, off).max())
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])

@@ -53,7 +53,11 @@ def _import_core():
     try:
         from edgekv._native import _core
     except ImportError as error:
-        raise NativeError(f"EdgeKV's native module cannot be loaded ({error}); build it with `pip install .` in the project") from None
+        source = Path(__file__).resolve().parent.parent.parent
+        if (source / "pyproject.toml").is_file():
+            raise NativeError(f"edgekv was imported from the source tree {source}, which holds no compiled module; start Python in "
+                              "another folder to use the installed package, or install with `pip install -e .`") from None
+        raise NativeError(f"EdgeKV's native module cannot be loaded ({error}); reinstall it") from None
     return _core
 
 

@@ -49,7 +49,8 @@ AttendPlan make_plan(const AttendProblem & p, int n_threads) {
     const bool observed = p.mass_max != nullptr || p.mass_sum != nullptr;
     plan.strip_sum_offset = kHeaderBytes;
     plan.strip_max_offset = plan.strip_sum_offset + (observed ? rows * plan.strip_stride * sizeof(float) : 0);
-    plan.partial_offset = plan.strip_max_offset + (observed ? rows * plan.strip_stride * sizeof(float) : 0);
+    plan.final_offset = plan.strip_max_offset + (observed ? rows * plan.strip_stride * sizeof(float) : 0);
+    plan.partial_offset = plan.final_offset + (observed ? align64(2 * rows * sizeof(float)) : 0);
     return plan;
 }
 
@@ -89,6 +90,14 @@ void attend_run_with(const AttendKernels & kernels, const AttendProblem & proble
 
 void attend_run(const AttendProblem & problem, void * workspace, int ith, int nth, Isa isa) {
     attend_run_with(kernels(isa), problem, workspace, ith, nth);
+}
+
+void attend_observe_with(const AttendKernels & kernels, const AttendProblem & problem, const void * workspace, int ith, int nth) {
+    kernels.observe(problem, make_plan(problem, nth), static_cast<const char *>(workspace), ith);
+}
+
+void attend_observe(const AttendProblem & problem, const void * workspace, int ith, int nth, Isa isa) {
+    attend_observe_with(kernels(isa), problem, workspace, ith, nth);
 }
 
 const AttendKernels * attend_kernels(const char * name) {

@@ -2,8 +2,9 @@
 //
 // One call serves one layer and one stream. All threads of the compute pool call attend_run() with the same problem and
 // workspace and their own `ith`; each handles a contiguous share of the (tile, KV head) units and leaves a partial softmax
-// (max, sum, out) in the workspace; the thread that arrives last merges the partials into `out` and the mass arrays. There
-// is no barrier inside and no allocation.
+// (max, sum, out) in the workspace; the thread that arrives last merges the partials into `out`. Where mass is observed, all
+// threads then call attend_observe(), behind a barrier of the caller's and before the workspace is used again: each turns the
+// weights of the pages it walked itself, still in its cache, into mass. There is no barrier inside and no allocation.
 //
 // Nothing here knows ggml, llama.cpp or Python.
 #pragma once
@@ -62,6 +63,7 @@ struct AttendProblem {
 size_t attend_workspace_bytes(const AttendProblem & problem, int n_threads);
 
 void attend_run(const AttendProblem & problem, void * workspace, int ith, int nth, Isa isa);
+void attend_observe(const AttendProblem & problem, const void * workspace, int ith, int nth, Isa isa);
 
 bool isa_supported(Isa isa);  // compiled in and present on this CPU
 Isa isa_best();

@@ -2,9 +2,10 @@
 // the headers below use its Simd
 #include "attend_kernel.h"
 #include "attend_merge.h"
+#include "attend_observe.h"
 
 namespace edgekv {
 
-const AttendKernels kAttendAvx512 = {process, merge};
+const AttendKernels kAttendAvx512 = {process, merge, observe};
 
 }  // namespace edgekv

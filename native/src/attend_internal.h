@@ -31,11 +31,13 @@ struct AttendPlan {
     // Per row and strip, if mass is observed: the sum of the weights and the running max that they refer to.
     size_t strip_sum_offset, strip_max_offset;
     size_t strip_stride;  // floats per row
+    size_t final_offset;  // per row, if mass is observed: the final max and 1 / sum, left by the merge
 };
 
 struct AttendKernels {
     void (*process)(const AttendProblem & problem, const AttendPlan & plan, char * workspace, int ith);
     void (*merge)(const AttendProblem & problem, const AttendPlan & plan, char * workspace);
+    void (*observe)(const AttendProblem & problem, const AttendPlan & plan, const char * workspace, int ith);
 };
 
 extern const AttendKernels kAttendPortable;
@@ -47,5 +49,6 @@ extern const AttendKernels kAttendAvx512Vnni;
 const AttendKernels * attend_kernels(const char * name);
 
 void attend_run_with(const AttendKernels & kernels, const AttendProblem & problem, void * workspace, int ith, int nth);
+void attend_observe_with(const AttendKernels & kernels, const AttendProblem & problem, const void * workspace, int ith, int nth);
 
 }  // namespace edgekv

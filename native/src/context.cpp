@@ -136,8 +136,8 @@ void edgekv_context::begin_ubatch(int n_tokens_ubatch) {
     const bool        observe = wanted_observe.load(std::memory_order_relaxed);
     const int         threads = std::max(llama_n_threads(lctx), llama_n_threads_batch(lctx));
 
-    // the graph depends on the mode, the workspace on the number of threads
-    if (mode != params.mode || threads > n_threads) {
+    // the graph depends on the mode and on what is observed, the workspace on the number of threads
+    if (mode != params.mode || observe != params.observe || threads > n_threads) {
         llama_edgekv_invalidate_graph(lctx);
     }
 
@@ -178,8 +178,9 @@ Layer * edgekv_context::served_layer(int il, const ggml_tensor * k, int n_tokens
 }
 
 bool edgekv_context::reserve_workspace(AttendProblem problem, int n_stream_graph) {
-    // observing can be switched on while the graph stays
-    problem.mass_max = problem.mass_sum = reinterpret_cast<float *>(observation.data());
+    if (params.observe) {
+        problem.mass_max = problem.mass_sum = reinterpret_cast<float *>(observation.data());
+    }
 
     const size_t n_bytes = attend_workspace_bytes(problem, n_threads);
 

@@ -124,6 +124,16 @@ void run_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
     }
 }
 
+// follows its attend node before anything else uses the workspace
+void run_observe(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    const Layer &       layer = *static_cast<const Layer *>(userdata);
+    const ggml_tensor * node  = dst->src[0];
+
+    for (int64_t s = 0; s < node->src[ATTEND_K]->ne[3]; ++s) {
+        attend_observe(make_problem(layer, node, s), layer.owner->workspaces[s].data(), ith, nth, selected_isa());
+    }
+}
+
 bool attendable(const llama_edgekv_attend & args) {
     const auto & [ctx, gf, il, q, k, v, mask, sinks, scale, softcap, plain] = args;
 
@@ -181,6 +191,13 @@ ggml_tensor * build_attend(edgekv_context & ctx, const llama_edgekv_attend & arg
     }
 
     ggml_build_forward_expand(args.gf, node);
+
+    if (ctx.params.observe) {
+        ggml_tensor * observe =
+            ggml_custom_4d(args.ctx, GGML_TYPE_F32, 1, 1, 1, 1, &node, 1, run_observe, GGML_N_TASKS_MAX, layer);
+        ggml_format_name(observe, "edgekv_observe-%d", args.il);
+        ggml_build_forward_expand(args.gf, observe);
+    }
 
     return node;
 }

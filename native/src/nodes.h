@@ -1,5 +1,5 @@
-// The graph nodes: store K and V, attend. Two nodes and not one, because a node has no barrier inside and every thread that attends
-// must see the rows stored by all of them.
+// The graph nodes: store K and V, attend, observe. Not one node, because a node has no barrier inside: every thread that attends must
+// see the rows stored by all of them, and mass is known only when all have attended.
 #pragma once
 
 #include "context.h"

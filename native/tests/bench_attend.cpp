@@ -55,10 +55,19 @@ std::vector<char> fill_cache(CellType type, const Shape & shape, int n_cells, ui
 double run_token(const std::vector<AttendProblem> & layers, char * workspace, const Config & config) {
     std::atomic<int> arrived{0};
     const auto work = [&](int ith) {
-        for (size_t i = 0; i < layers.size(); ++i) {
-            attend_run(layers[i], workspace, ith, config.n_threads, config.isa);
+        int expected = 0;
+        const auto meet = [&] {
+            expected += config.n_threads;
             arrived.fetch_add(1);
-            while (arrived.load() < static_cast<int>(i + 1) * config.n_threads) {
+            while (arrived.load() < expected) {
+            }
+        };
+        for (const AttendProblem & layer : layers) {
+            attend_run(layer, workspace, ith, config.n_threads, config.isa);
+            meet();
+            if (layer.mass_max != nullptr) {
+                attend_observe(layer, workspace, ith, config.n_threads, config.isa);
+                meet();
             }
         }
     };

@@ -232,20 +232,29 @@ void compare(const Case & c, const char * kernels, int n_threads, const char * w
     }
 }
 
-void run(const char * kernels, const AttendProblem & p, char * workspace, int n_threads, bool threads) {
-    const AttendKernels & table = *attend_kernels(kernels);
-    if (!threads) {  // nothing waits inside a run, so the shares may also come one after the other
+// Every share once; nothing waits inside a call, so the shares may also come one after the other, from any first one.
+template <typename Share>
+void in_shares(int n_threads, bool threads, const Share & share) {
+    if (!threads) {
         for (int i = 0; i < n_threads; ++i) {
-            attend_run_with(table, p, workspace, (i + 1) % n_threads, n_threads);
+            share((i + 1) % n_threads);
         }
         return;
     }
     std::vector<std::thread> pool;
     for (int i = 0; i < n_threads; ++i) {
-        pool.emplace_back([&, i] { attend_run_with(table, p, workspace, i, n_threads); });
+        pool.emplace_back([&, i] { share(i); });
     }
     for (std::thread & t : pool) {
         t.join();
+    }
+}
+
+void run(const char * kernels, const AttendProblem & p, char * workspace, int n_threads, bool threads) {
+    const AttendKernels & table = *attend_kernels(kernels);
+    in_shares(n_threads, threads, [&](int i) { attend_run_with(table, p, workspace, i, n_threads); });
+    if (p.mass_max != nullptr || p.mass_sum != nullptr) {
+        in_shares(n_threads, threads, [&](int i) { attend_observe_with(table, p, workspace, i, n_threads); });
     }
 }
 

@@ -1,0 +1,90 @@
+// Turns the strips' weights into attention mass per page: each thread the pages it walked itself, so that what it reads is in its cache.
+#pragma once
+
+#include "attend_softmax.h"
+
+namespace edgekv {
+namespace {
+
+constexpr int kChunkPages = 64;  // a multiple of every kLanes; results of a chunk stay in L1
+
+// The softmax weights of pages [first, first + n) of one row.
+inline void page_masses(const AttendPlan & plan, int per_page, int first, int n, const float * sums, const float * tops, float max,
+                        float inverse, float * mass) {
+    if (per_page == 1) {
+        // rows are padded to whole vectors; what lies behind the last page is never added to anything
+        for (int i = 0; i < n; i += kLanes) {
+            const F factor = Simd::mul(vector_exp(Simd::sub(Simd::load(tops + first + i), Simd::set1(max))), Simd::set1(inverse));
+            Simd::store(mass + i, Simd::mul(Simd::load(sums + first + i), factor));
+        }
+        return;
+    }
+    for (int i = 0; i < n; ++i) {
+        const int begin = (first + i) * per_page;
+        const int end = begin + per_page < plan.n_strips ? begin + per_page : plan.n_strips;
+        mass[i] = 0.0f;
+        for (int s = begin; s < end; ++s) {
+            mass[i] += sums[s] * expf(tops[s] - max) * inverse;
+        }
+    }
+}
+
+// Adds a chunk to an array that is observed.
+inline void add_chunk(float * array, const float * chunk, int n) {
+    if (array == nullptr) {
+        return;
+    }
+    int i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+        Simd::store(array + i, Simd::add(Simd::load(array + i), Simd::load(chunk + i)));
+    }
+    for (; i < n; ++i) {
+        array[i] += chunk[i];
+    }
+}
+
+inline void observe(const AttendProblem & p, const AttendPlan & plan, const char * workspace, int ith) {
+    const float * strip_sum = reinterpret_cast<const float *>(workspace + plan.strip_sum_offset);
+    const float * strip_max = reinterpret_cast<const float *>(workspace + plan.strip_max_offset);
+    const float * final_of_row = reinterpret_cast<const float *>(workspace + plan.final_offset);
+    const int per_page = p.page_tokens / kStripCells;
+    const int n_pages = (p.n_cells + p.page_tokens - 1) / p.page_tokens;
+
+    // about the pages of the thread's tiles; whole cache lines, so that no two threads write to the same one
+    const auto border = [&](int i) {
+        return i == plan.n_threads ? n_pages : static_cast<int>(static_cast<int64_t>(n_pages) * i / plan.n_threads / 16 * 16);
+    };
+    const int end = border(ith + 1);
+
+    alignas(64) float mass[kChunkPages], top[kChunkPages], sum[kChunkPages];
+    for (int first = border(ith); first < end; first += kChunkPages) {
+        const int n = end - first < kChunkPages ? end - first : kChunkPages;
+        for (int kv = 0; kv < p.n_head_kv; ++kv) {
+            for (int t = 0; t < p.n_tokens; ++t) {
+                const int first_row = kv * plan.rows_per_kv + t * plan.group;
+                if (final_of_row[2 * first_row + 1] == 0.0f) {
+                    continue;  // the heads of a token share its mask: none of them saw anything
+                }
+                for (int g = 0; g < plan.group; ++g) {
+                    const size_t strip = static_cast<size_t>(first_row + g) * plan.strip_stride;
+                    float * into = g == 0 ? sum : mass;
+                    page_masses(plan, per_page, first, n, strip_sum + strip, strip_max + strip, final_of_row[2 * (first_row + g)],
+                                final_of_row[2 * (first_row + g) + 1], into);
+                    for (int i = 0; i < n; i += kLanes) {
+                        const F x = Simd::load(into + i);
+                        Simd::store(top + i, g == 0 ? x : Simd::max(Simd::load(top + i), x));
+                        if (g > 0) {
+                            Simd::store(sum + i, Simd::add(Simd::load(sum + i), x));
+                        }
+                    }
+                }
+                const size_t at = static_cast<size_t>(kv) * p.mass_stride + static_cast<size_t>(first);
+                add_chunk(p.mass_max != nullptr ? p.mass_max + at : nullptr, top, n);
+                add_chunk(p.mass_sum != nullptr ? p.mass_sum + at : nullptr, sum, n);
+            }
+        }
+    }
+}
+
+}  // namespace
+}  // namespace edgekv

@@ -13,8 +13,14 @@ inline void page_masses(const AttendPlan & plan, int per_page, int first, int n,
                         float inverse, float * mass) {
     if (per_page == 1) {
         // rows are padded to whole vectors; what lies behind the last page is never added to anything
+        F factor = Simd::zero();
+        float factor_of = NAN;  // the running max seldom changes, so its factor mostly serves the next vector too
         for (int i = 0; i < n; i += kLanes) {
-            const F factor = Simd::mul(vector_exp(Simd::sub(Simd::load(tops + first + i), Simd::set1(max))), Simd::set1(inverse));
+            const F at = Simd::load(tops + first + i);
+            if (tops[first + i] != factor_of || !Simd::all_same(at)) {
+                factor = Simd::mul(vector_exp(Simd::sub(at, Simd::set1(max))), Simd::set1(inverse));
+                factor_of = Simd::all_same(at) ? tops[first + i] : NAN;
+            }
             Simd::store(mass + i, Simd::mul(Simd::load(sums + first + i), factor));
         }
         return;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <math.h>
+#include <string.h>
 
 #include "attend_qkpv.h"
 
@@ -91,9 +92,14 @@ inline void softmax_tile(int n_rows, int n_strips, float softcap, float (*scores
         const float * s = strip_sums[r];
         *state[r].sum = *state[r].sum * factor[r] + ((s[0] + s[1]) + (s[2] + s[3]));
         if (state[r].strip_sum != nullptr) {
-            for (int i = 0; i < n_strips; ++i) {
-                state[r].strip_sum[i] = s[i];
-                state[r].strip_max[i] = *state[r].max;
+            const float top = *state[r].max;
+            const float tops[kTileStrips] = {top, top, top, top};
+            if (n_strips == kTileStrips) {  // sizes the compiler knows become one store each
+                memcpy(state[r].strip_sum, s, sizeof(tops));
+                memcpy(state[r].strip_max, tops, sizeof(tops));
+            } else {
+                memcpy(state[r].strip_sum, s, static_cast<size_t>(n_strips) * sizeof(float));
+                memcpy(state[r].strip_max, tops, static_cast<size_t>(n_strips) * sizeof(float));
             }
         }
     }

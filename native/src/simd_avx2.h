@@ -65,6 +65,9 @@ struct Simd {
     }
     static F zero_below(F a, F x, F limit) { return _mm256_and_ps(a, _mm256_cmp_ps(x, limit, _CMP_GE_OQ)); }
 
+    static bool all_same(F x) {
+        return _mm256_movemask_ps(_mm256_cmp_ps(x, _mm256_broadcastss_ps(_mm256_castps256_ps128(x)), _CMP_NEQ_UQ)) == 0;
+    }
     static unsigned visible_bits(F bias) {
         return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(bias, set1(-__builtin_inff()), _CMP_GT_OQ)));
     }

@@ -67,6 +67,9 @@ struct Simd {
     static F zero_below(F a, F x, F limit) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_GE_OQ), a); }
 
     // Bits of the lanes whose bias lets the cell be seen.
+    static bool all_same(F x) {
+        return _mm512_cmp_ps_mask(x, _mm512_broadcastss_ps(_mm512_castps512_ps128(x)), _CMP_NEQ_UQ) == 0;
+    }
     static unsigned visible_bits(F bias) { return _mm512_cmp_ps_mask(bias, set1(-__builtin_inff()), _CMP_GT_OQ); }
     // s + bias, but -inf where the bias is, whatever s holds.
     static F add_bias(F s, F bias) {

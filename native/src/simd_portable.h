@@ -128,6 +128,13 @@ struct Simd {
         return map([&](int i) { return x.x[i] >= limit.x[i] ? a.x[i] : 0.0f; });
     }
 
+    static bool all_same(const F & x) {
+        bool same = true;
+        for (int i = 1; i < 8; ++i) {
+            same = same && x.x[i] == x.x[0];
+        }
+        return same;
+    }
     static unsigned visible_bits(const F & bias) {
         unsigned bits = 0;
         for (int i = 0; i < 8; ++i) {

@@ -87,6 +87,8 @@ class Runtime:
     def __init__(self, handle: core.Handle):
         self._handle: core.Handle | None = handle
         self.page_tokens: int = core.get_params(handle)[1]
+        # the rows of the observation are fixed when the context is attached
+        self._rows = tuple(layer.il for layer in core.layers(handle) if layer.row >= 0)
         self.cells = Cells(self._native_handle)
         self.observers: list[Observer] = []
         self.stats = Stats()
@@ -162,14 +164,8 @@ class Runtime:
 
     def _observe(self) -> Step:
         native = core.observation(self._native_handle())
-        return Step(self._hooked_layers(), native.mass_max, native.mass_sum, native.n_tokens, native.hooked, native.page_tokens,
+        return Step(self._rows, native.mass_max, native.mass_sum, native.n_tokens, native.hooked, native.page_tokens,
                     native.pages_per_stream)
-
-    def _hooked_layers(self) -> tuple[int, ...]:
-        # rows are fixed when the context is attached
-        if not hasattr(self, "_rows"):
-            self._rows = tuple(layer.il for layer in core.layers(self._native_handle()) if layer.row >= 0)
-        return self._rows
 
     def _record(self, seen: Step, seconds: float) -> None:
         stats = self.stats

@@ -44,14 +44,10 @@ def series() -> list[Path]:
 
 
 def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha256_slow(file)
-
-
-def _sha256_slow(file) -> str:
     digest = hashlib.sha256()
-    while block := file.read(1 << 20):
-        digest.update(block)
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
     return digest.hexdigest()
 
 

@@ -18,7 +18,9 @@ def checker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not shutil.which("cmake") or not any(shutil.which(compiler) for compiler in ("c++", "g++", "clang++")):
         pytest.skip("cmake and a C++ compiler are needed to build the kernel tests")
     build = tmp_path_factory.mktemp("kernels")
-    for command in (["cmake", "-S", str(SOURCE), "-B", str(build)], ["cmake", "--build", str(build), "--parallel", "2", "--target", "test_attend"]):
+    configure = ["cmake", "-S", str(SOURCE), "-B", str(build)]
+    compile_ = ["cmake", "--build", str(build), "--parallel", "2", "--target", "test_attend"]
+    for command in (configure, compile_):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     return build / "test_attend"

@@ -119,9 +119,9 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess:
 
 def test_llama_cpp_on_other_libraries_is_refused(tmp_path):
     """llama_cpp imported first, on libraries of its own: one sentence, not two llama.cpps in one process."""
-    fake = "import sys, types; m = types.ModuleType('llama_cpp.llama_cpp'); m._lib = types.SimpleNamespace(_name='/elsewhere/libllama.so'); " \
-           "sys.modules['llama_cpp.llama_cpp'] = m; import edgekv.runtime"
-    done = python(fake)
+    done = python("import sys, types; m = types.ModuleType('llama_cpp.llama_cpp'); "
+                  "m._lib = types.SimpleNamespace(_name='/elsewhere/libllama.so'); "
+                  "sys.modules['llama_cpp.llama_cpp'] = m; import edgekv.runtime")
     assert done.returncode != 0 and "AbiMismatch: llama_cpp was imported before edgekv and runs on /elsewhere" in done.stderr
 
 

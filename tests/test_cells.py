@@ -28,7 +28,8 @@ def snapshot(run) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]
     found = []
     for s in range(run.cells.n_stream):
         view = run.cells.stream(s)
-        found.append((view.positions.copy(), view.sequence_bits.copy(), np.stack([k[s] for k in keys], 1), np.stack([v[s] for v in values], 1)))
+        rows = np.stack([k[s] for k in keys], 1), np.stack([v[s] for v in values], 1)
+        found.append((view.positions.copy(), view.sequence_bits.copy(), *rows))
     return found
 
 

@@ -349,10 +349,10 @@ def test_version(edgekv):
 
 
 def test_a_reader_that_leaves(environment, default_model):
-    command = [*EDGEKV, "chat", "-p", "Say hello.", "-n", "40", "--ctx", "256"]
+    command = [*EDGEKV, "chat", "-p", "Tell me a story.", "--temp", "0", "-n", "40", "--ctx", "256"]
     result = subprocess.run(
         ["bash", "-c", '"$0" "$@" | head -c 1; exit ${PIPESTATUS[0]}', *command],
-        env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120, check=False,
+        env=environment, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, timeout=120, check=False,
     )
     assert result.returncode == EXIT_RUNTIME and "Traceback" not in result.stderr and "Exception" not in result.stderr
 

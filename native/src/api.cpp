@@ -85,6 +85,11 @@ edgekv_context * find(const llama_context * lctx) {
     return it == lib.contexts.end() ? nullptr : it->second.get();
 }
 
+// null with EDGEKV=0 too: what runs around and inside a ubatch is a no-op then
+edgekv_context * find_active(const llama_context * lctx) {
+    return hooks_enabled() ? find(lctx) : nullptr;
+}
+
 edgekv_callbacks current_callbacks() {
     auto & lib = library();
     std::lock_guard<std::mutex> lock(lib.mutex);
@@ -116,14 +121,13 @@ void on_freed(llama_context * lctx) {
 }
 
 void on_ubatch_begin(llama_context * lctx, int n_tokens) {
-    edgekv_context * ctx = hooks_enabled() ? find(lctx) : nullptr;
-    if (ctx) {
+    if (edgekv_context * ctx = find_active(lctx)) {
         ctx->begin_ubatch(n_tokens);
     }
 }
 
 void on_ubatch_end(llama_context * lctx, bool ok) {
-    edgekv_context * ctx = hooks_enabled() ? find(lctx) : nullptr;
+    edgekv_context * ctx = find_active(lctx);
     if (!ctx) {
         return;
     }
@@ -137,13 +141,13 @@ void on_ubatch_end(llama_context * lctx, bool ok) {
 }
 
 bool on_build_store(llama_context * lctx, const llama_edgekv_store * args) {
-    edgekv_context * ctx = hooks_enabled() ? find(lctx) : nullptr;
+    edgekv_context * ctx = find_active(lctx);
 
     return ctx && build_store(*ctx, *args);
 }
 
 ggml_tensor * on_build_attend(llama_context * lctx, const llama_edgekv_attend * args) {
-    edgekv_context * ctx = hooks_enabled() ? find(lctx) : nullptr;
+    edgekv_context * ctx = find_active(lctx);
 
     return ctx ? build_attend(*ctx, *args) : nullptr;
 }

@@ -1,7 +1,7 @@
 // AVX2 + FMA + F16C. Included by attend_avx2.cpp only.
 #pragma once
 
-#include <immintrin.h>
+#include "simd_gather.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -40,19 +40,7 @@ struct Simd {
     static void prefetch(const char * p) { _mm_prefetch(p, _MM_HINT_T1); }
     static F load_f16(const char * p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))); }
     static F gather_f16(const char * p, size_t stride) {
-        __m128i x = _mm_cvtsi32_si128(half_bits(p));
-        x = _mm_insert_epi16(x, half_bits(p + stride), 1);
-        x = _mm_insert_epi16(x, half_bits(p + 2 * stride), 2);
-        x = _mm_insert_epi16(x, half_bits(p + 3 * stride), 3);
-        x = _mm_insert_epi16(x, half_bits(p + 4 * stride), 4);
-        x = _mm_insert_epi16(x, half_bits(p + 5 * stride), 5);
-        x = _mm_insert_epi16(x, half_bits(p + 6 * stride), 6);
-        return _mm256_cvtph_ps(_mm_insert_epi16(x, half_bits(p + 7 * stride), 7));
-    }
-    static short half_bits(const char * p) {
-        short bits;
-        __builtin_memcpy(&bits, p, 2);
-        return bits;
+        return _mm256_cvtph_ps(gather_8_halves(p, stride));
     }
     static F load_i8(const char * p) {
         return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));

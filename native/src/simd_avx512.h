@@ -1,7 +1,7 @@
 // AVX-512 (F, BW, VL, DQ; VNNI where the translation unit has it). Included by the attend_avx512*.cpp only.
 #pragma once
 
-#include <immintrin.h>
+#include "simd_gather.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -42,21 +42,6 @@ struct Simd {
     static F gather_f16(const char * p, size_t stride) {
         const __m128i lo = gather_8_halves(p, stride), hi = gather_8_halves(p + 8 * stride, stride);
         return _mm512_cvtph_ps(_mm256_set_m128i(hi, lo));
-    }
-    static __m128i gather_8_halves(const char * p, size_t stride) {
-        __m128i x = _mm_cvtsi32_si128(half_bits(p));
-        x = _mm_insert_epi16(x, half_bits(p + stride), 1);
-        x = _mm_insert_epi16(x, half_bits(p + 2 * stride), 2);
-        x = _mm_insert_epi16(x, half_bits(p + 3 * stride), 3);
-        x = _mm_insert_epi16(x, half_bits(p + 4 * stride), 4);
-        x = _mm_insert_epi16(x, half_bits(p + 5 * stride), 5);
-        x = _mm_insert_epi16(x, half_bits(p + 6 * stride), 6);
-        return _mm_insert_epi16(x, half_bits(p + 7 * stride), 7);
-    }
-    static short half_bits(const char * p) {
-        short bits;
-        __builtin_memcpy(&bits, p, 2);
-        return bits;
     }
     static F load_i8(const char * p) {
         return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));

@@ -45,7 +45,9 @@ AttendPlan make_plan(const AttendProblem & p, int n_threads) {
     plan.q_offset = plan.acc_offset + align64(rows * head_dim * sizeof(float));
     plan.partial_bytes = plan.q_offset + rows * plan.q_row_bytes;
 
-    plan.strip_stride = align64(static_cast<size_t>(plan.n_strips) * sizeof(float)) / sizeof(float);
+    const int per_page = p.page_tokens / kStripCells;
+    const size_t whole_pages = static_cast<size_t>((plan.n_strips + per_page - 1) / per_page * per_page);
+    plan.strip_stride = align64(whole_pages * sizeof(float)) / sizeof(float);
     const bool observed = p.mass_max != nullptr || p.mass_sum != nullptr;
     plan.strip_sum_offset = kHeaderBytes;
     plan.strip_max_offset = plan.strip_sum_offset + (observed ? rows * plan.strip_stride * sizeof(float) : 0);
@@ -84,7 +86,7 @@ void attend_run_with(const AttendKernels & kernels, const AttendProblem & proble
     std::atomic<uint32_t> & arrived = *reinterpret_cast<std::atomic<uint32_t> *>(bytes);
     if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(nth)) {
         arrived.store(0, std::memory_order_relaxed);  // the caller's own barrier orders this before the next run
-        kernels.merge(problem, plan, bytes);
+        kernels.finish(problem, plan, bytes);
     }
 }
 
@@ -93,6 +95,9 @@ void attend_run(const AttendProblem & problem, void * workspace, int ith, int nt
 }
 
 void attend_observe_with(const AttendKernels & kernels, const AttendProblem & problem, const void * workspace, int ith, int nth) {
+    if (problem.selection.pages != nullptr) {
+        return;
+    }
     kernels.observe(problem, make_plan(problem, nth), static_cast<const char *>(workspace), ith);
 }
 

@@ -22,6 +22,28 @@ enum class MaskType : int { none = 0, f16 = 1, f32 = 2 };
 
 constexpr int kMaxQueryTokens = 16;
 
+// The pages to attend, for each query token and KV head: ascending, inside the view, each at most once.
+struct AttendSelection {
+    const int32_t * pages;    // [n_tokens][n_head_kv][stride]; null: every page
+    const int32_t * n_pages;  // [n_tokens][n_head_kv]
+    size_t stride;
+    const float * coverage;  // [n_tokens][n_head]: what observed mass is multiplied with, or null
+};
+
+// Copies of pages in faster or denser memory: slot s holds page_tokens rows of K, and of V at `v_offset`, without gaps.
+struct AttendArena {
+    const char * data;  // null: all pages are read from home, which is `k` and `v`
+    size_t slot_bytes, v_offset;
+    const int32_t * slots;  // [n_head_kv][slots_stride], -1: home
+    size_t slots_stride;
+};
+
+// What one KV head's selected pages came to in a run; added to, never overwritten.
+struct AttendHits {
+    double n_selected, n_hits;   // pages, summed over query tokens
+    double mass, mass_hits;      // sum over the query heads; only counted where mass is observed
+};
+
 // All strides are in bytes. Rows of one head are contiguous; everything else goes through a stride.
 struct AttendProblem {
     int head_dim;     // 64, 80, 96, 128 or 256 (q8_0: a multiple of 32)
@@ -56,6 +78,11 @@ struct AttendProblem {
     float * mass_max;
     float * mass_sum;
     size_t mass_stride;  // in floats
+
+    // With a selection the arena is used, mass and hits are written by attend_run() itself, and attend_observe() does nothing.
+    AttendSelection selection;
+    AttendArena arena;
+    AttendHits * hits;  // [n_head_kv], or null
 };
 
 // Bytes of workspace that attend_run() needs for up to `n_threads` threads. The workspace must be 64-byte aligned and its first
@@ -70,7 +97,7 @@ Isa isa_best();
 const char * isa_name(Isa isa);
 bool attend_supports(int head_dim, CellType k_type, CellType v_type);
 
-// The specification: double precision, plain loops, single thread. With K in q8_0 a query is part of the specification in its
+// The specification: double precision, plain loops, single thread; reads home only and counts no hits. With K in q8_0 a query is part of the specification in its
 // quantised form: per block of 32 int8 values, scale = max |q| / 127, rounded to nearest even (the blocks' scales stay float).
 void attend_reference(const AttendProblem & problem);
 

@@ -1,11 +1,9 @@
 #include "simd_avx512.h"
 // the headers below use its Simd
-#include "attend_kernel.h"
-#include "attend_merge.h"
-#include "attend_observe.h"
+#include "attend_selected.h"
 
 namespace edgekv {
 
-const AttendKernels kAttendAvx512Vnni = {process, merge, observe};
+const AttendKernels kAttendAvx512Vnni = {process, finish, observe};
 
 }  // namespace edgekv

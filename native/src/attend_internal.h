@@ -20,7 +20,7 @@ struct AttendPlan {
     int n_strips;
     int tile_strips;
     int n_tiles;
-    int n_units;  // unit u: tile u / n_head_kv, KV head u % n_head_kv
+    int n_units;  // unit u: tile u / n_head_kv, KV head u % n_head_kv; with a selection counted in each run instead
     int n_threads;
 
     // Per thread: running max and sum [n_rows], output accumulators [n_rows][head_dim], prepared queries [n_rows].
@@ -28,7 +28,8 @@ struct AttendPlan {
     size_t sum_offset, acc_offset, q_offset;  // within a partial; the max comes first
     size_t q_row_bytes;
 
-    // Per row and strip, if mass is observed: the sum of the weights and the running max that they refer to.
+    // Per row and strip (with a selection: strip of the row's list), if mass is observed: the sum of the weights and the running
+    // max that they refer to.
     size_t strip_sum_offset, strip_max_offset;
     size_t strip_stride;  // floats per row
     size_t final_offset;  // per row, if mass is observed: the final max and 1 / sum, left by the merge
@@ -36,7 +37,7 @@ struct AttendPlan {
 
 struct AttendKernels {
     void (*process)(const AttendProblem & problem, const AttendPlan & plan, char * workspace, int ith);
-    void (*merge)(const AttendProblem & problem, const AttendPlan & plan, char * workspace);
+    void (*finish)(const AttendProblem & problem, const AttendPlan & plan, char * workspace);
     void (*observe)(const AttendProblem & problem, const AttendPlan & plan, const char * workspace, int ith);
 };
 

@@ -50,27 +50,28 @@ struct Tile {
     alignas(64) float bias[kMaxQueryTokens][kTileCells];  // -inf from n_cells on
 };
 
-inline void fill_bias(const AttendProblem & p, const Tile & tile, int token, float * bias) {
-    const int whole = tile.n_cells / kLanes * kLanes;
+// The mask of cells [first, first + n) for one token, -inf up to `padded`.
+inline void fill_bias(const AttendProblem & p, int token, int first, int n, int padded, float * bias) {
+    const int whole = n / kLanes * kLanes;
     const char * mask = p.mask + static_cast<size_t>(token) * p.mask_stride_token;
     if (p.mask_type == MaskType::f16) {
-        mask += static_cast<size_t>(tile.first_cell) * 2;
+        mask += static_cast<size_t>(first) * 2;
         for (int c = 0; c < whole; c += kLanes) {
             Simd::store(bias + c, Simd::load_f16(mask + c * 2));
         }
-        if (whole < tile.n_cells) {
+        if (whole < n) {
             alignas(64) char tail[kLanes * 2] = {};
             alignas(64) float values[kLanes];
-            memcpy(tail, mask + whole * 2, static_cast<size_t>(tile.n_cells - whole) * 2);
+            memcpy(tail, mask + whole * 2, static_cast<size_t>(n - whole) * 2);
             Simd::store(values, Simd::load_f16(tail));
-            memcpy(bias + whole, values, static_cast<size_t>(tile.n_cells - whole) * sizeof(float));
+            memcpy(bias + whole, values, static_cast<size_t>(n - whole) * sizeof(float));
         }
     } else if (p.mask_type == MaskType::f32) {
-        memcpy(bias, mask + static_cast<size_t>(tile.first_cell) * 4, static_cast<size_t>(tile.n_cells) * 4);
+        memcpy(bias, mask + static_cast<size_t>(first) * 4, static_cast<size_t>(n) * 4);
     } else {
-        memset(bias, 0, static_cast<size_t>(tile.n_cells) * 4);
+        memset(bias, 0, static_cast<size_t>(n) * 4);
     }
-    for (int c = tile.n_cells; c < kTileCells; ++c) {
+    for (int c = n; c < padded; ++c) {
         bias[c] = -INFINITY;
     }
 }
@@ -83,7 +84,7 @@ inline void prepare_tile(const AttendProblem & p, const AttendPlan & plan, int i
     tile.n_visible = 0;
     uint64_t seen = 0;
     for (int t = 0; t < p.n_tokens; ++t) {
-        fill_bias(p, tile, t, tile.bias[t]);
+        fill_bias(p, t, tile.first_cell, tile.n_cells, kTileCells, tile.bias[t]);
         uint64_t bits = 0;
         for (int c = 0; c < kTileCells; c += kLanes) {
             bits |= static_cast<uint64_t>(Simd::visible_bits(Simd::load(tile.bias[t] + c))) << c;
@@ -100,8 +101,10 @@ inline void prepare_tile(const AttendProblem & p, const AttendPlan & plan, int i
 }
 
 // The f16 scales of the unit's q8_0 rows, as floats by block and cell; 0 for cells that do not exist.
-inline void load_scales(const Unit & unit, const char * const * strips, size_t stride, int n_blocks, float (*scale)[kTileCells]) {
+inline void load_scales(const Unit & unit, const char * const * strips, const size_t * strides, int n_blocks,
+                        float (*scale)[kTileCells]) {
     for (int s = 0; s < unit.n_strips; ++s) {
+        const size_t stride = strides[s];
         for (int b = 0; b < n_blocks; ++b) {
             const char * first = strips[s] + static_cast<size_t>(b) * kBlockBytes;
             float * dst = scale[b] + s * kStripCells;
@@ -124,12 +127,12 @@ inline void load_scales(const Unit & unit, const char * const * strips, size_t s
 
 // Memory is best fetched in address order. So where the heads of a cell lie side by side, a unit prefetches a stretch of the
 // next tile's cells with all their heads (its share of the tile), and its own rows only where the cells of a head do.
-inline const char * prefetch_start(const char * cell, size_t stride_cell, size_t stride_head, int head, int step) {
-    return cell + (stride_head < stride_cell ? static_cast<size_t>(head * kStripCells * step) : head * stride_head);
-}
-
-inline int prefetch_step(size_t stride_cell, size_t stride_head, int n_heads) {
-    return static_cast<int>(stride_head < stride_cell ? stride_cell / static_cast<size_t>(n_heads) : stride_cell);
+inline Ahead ahead_of(const char * cell, size_t stride_cell, size_t stride_head, int head, int n_heads) {
+    if (stride_head < stride_cell) {
+        const int step = static_cast<int>(stride_cell / static_cast<size_t>(n_heads));
+        return {cell + static_cast<size_t>(head * kStripCells) * static_cast<size_t>(step), step, step};
+    }
+    return {cell + static_cast<size_t>(head) * stride_head, static_cast<int>(stride_cell), static_cast<int>(stride_cell)};
 }
 
 inline void prepare_prefetch(const AttendProblem & p, const AttendPlan & plan, int tile, int head, Unit & unit) {
@@ -137,15 +140,13 @@ inline void prepare_prefetch(const AttendProblem & p, const AttendPlan & plan, i
         const int wanted = tile * plan.tile_strips + s;
         const int strip = wanted < plan.n_strips ? wanted : plan.n_strips - 1;
         const size_t cell = static_cast<size_t>(strip) * kStripCells;
-        unit.next_k[s] = prefetch_start(p.k + cell * p.k_stride_cell, p.k_stride_cell, p.k_stride_head, head, unit.next_k_step);
-        unit.next_v[s] = prefetch_start(p.v + cell * p.v_stride_cell, p.v_stride_cell, p.v_stride_head, head, unit.next_v_step);
+        unit.next_k[s] = ahead_of(p.k + cell * p.k_stride_cell, p.k_stride_cell, p.k_stride_head, head, p.n_head_kv);
+        unit.next_v[s] = ahead_of(p.v + cell * p.v_stride_cell, p.v_stride_cell, p.v_stride_head, head, p.n_head_kv);
     }
 }
 
 inline void prepare_unit(const AttendProblem & p, const Tile & tile, int head, Unit & unit) {
     unit.n_strips = (tile.n_cells + kStripCells - 1) / kStripCells;
-    unit.k_stride = p.k_stride_cell;
-    unit.v_stride = p.v_stride_cell;
     unit.visible = tile.visible;
     unit.n_visible = tile.n_visible;
     for (int s = 0; s < unit.n_strips; ++s) {
@@ -153,6 +154,8 @@ inline void prepare_unit(const AttendProblem & p, const Tile & tile, int head, U
         const int left = tile.n_cells - s * kStripCells;
         unit.k[s] = p.k + cell * p.k_stride_cell + static_cast<size_t>(head) * p.k_stride_head;
         unit.v[s] = p.v + cell * p.v_stride_cell + static_cast<size_t>(head) * p.v_stride_head;
+        unit.k_stride[s] = p.k_stride_cell;
+        unit.v_stride[s] = p.v_stride_cell;
         unit.cells[s] = left < kStripCells ? left : kStripCells;
     }
     if (p.k_type == CellType::q8_0) {
@@ -172,58 +175,32 @@ inline void clear_strips(const AttendPlan & plan, char * workspace, int row, int
     }
 }
 
+// One thread's share of a run: its partial softmax in the workspace, and the products of the tiles it walks.
 template <int D>
-void process_rows(const AttendProblem & p, const AttendPlan & plan, char * workspace, int ith) {
-    const int begin = static_cast<int>(static_cast<int64_t>(plan.n_units) * ith / plan.n_threads);
-    const int end = static_cast<int>(static_cast<int64_t>(plan.n_units) * (ith + 1) / plan.n_threads);
-    char * partial = workspace + plan.partial_offset + static_cast<size_t>(ith) * plan.partial_bytes;
-    float * max = reinterpret_cast<float *>(partial);
-    float * sum = reinterpret_cast<float *>(partial + plan.sum_offset);
-    float * acc = reinterpret_cast<float *>(partial + plan.acc_offset);
-    char * queries = partial + plan.q_offset;
-    float * strip_sum = reinterpret_cast<float *>(workspace + plan.strip_sum_offset);
-    float * strip_max = reinterpret_cast<float *>(workspace + plan.strip_max_offset);
-    const bool observed = p.mass_max != nullptr || p.mass_sum != nullptr;
-
-    for (int row = 0; row < plan.n_rows; ++row) {
-        max[row] = -INFINITY;
-        sum[row] = 0.0f;
-        const int in_head = row % plan.rows_per_kv;
-        prepare_query<D>(p, in_head / plan.group, row / plan.rows_per_kv * plan.group + in_head % plan.group,
-                         queries + static_cast<size_t>(row) * plan.q_row_bytes);
+class Share {
+public:
+    Share(const AttendProblem & p, const AttendPlan & plan, char * workspace, int ith) :
+        p(p), plan(plan), observed(p.mass_max != nullptr || p.mass_sum != nullptr), qk(Products<D>::qk(p.k_type)),
+        weigh(Products<D>::pv_of(p.v_type)) {
+        char * partial = workspace + plan.partial_offset + static_cast<size_t>(ith) * plan.partial_bytes;
+        max = reinterpret_cast<float *>(partial);
+        sum = reinterpret_cast<float *>(partial + plan.sum_offset);
+        acc = reinterpret_cast<float *>(partial + plan.acc_offset);
+        queries = partial + plan.q_offset;
+        strip_sum = reinterpret_cast<float *>(workspace + plan.strip_sum_offset);
+        strip_max = reinterpret_cast<float *>(workspace + plan.strip_max_offset);
+        for (int row = 0; row < plan.n_rows; ++row) {
+            max[row] = -INFINITY;
+            sum[row] = 0.0f;
+            const int in_head = row % plan.rows_per_kv;
+            prepare_query<D>(p, in_head / plan.group, row / plan.rows_per_kv * plan.group + in_head % plan.group,
+                             queries + static_cast<size_t>(row) * plan.q_row_bytes);
+        }
+        memset(acc, 0, static_cast<size_t>(plan.n_rows) * D * sizeof(float));
     }
-    memset(acc, 0, static_cast<size_t>(plan.n_rows) * D * sizeof(float));
 
-    const QkFn * qk = Products<D>::qk(p.k_type);
-    const PvFn * weigh = Products<D>::pv_of(p.v_type);
-    Tile tile;
-    Unit unit;
-    alignas(64) float scores[Simd::kRows][kTileCells];
-    unit.next_k_step = prefetch_step(p.k_stride_cell, p.k_stride_head, p.n_head_kv);
-    unit.next_v_step = prefetch_step(p.v_stride_cell, p.v_stride_head, p.n_head_kv);
-    int tile_index = begin / p.n_head_kv;
-    int head = begin % p.n_head_kv - 1;
-    for (int u = begin; u < end; ++u) {
-        if (++head == p.n_head_kv) {
-            head = 0;
-            ++tile_index;
-        }
-        if (head == 0 || u == begin) {
-            prepare_tile(p, plan, tile_index, tile);
-        }
-        const int first_strip = tile_index * plan.tile_strips;
-        if (observed && tile.n_tokens < p.n_tokens) {
-            for (int i = 0; i < plan.rows_per_kv; ++i) {
-                clear_strips(plan, workspace, head * plan.rows_per_kv + i, first_strip,
-                             (tile.n_cells + kStripCells - 1) / kStripCells);
-            }
-        }
-        if (tile.n_tokens == 0) {
-            continue;
-        }
-        prepare_unit(p, tile, head, unit);
-        prepare_prefetch(p, plan, tile_index + 1, head, unit);
-
+    // `first_strip`: where the tile's strips stand in the strip sums of its rows.
+    void attend(const Tile & tile, const Unit & unit, int head, int first_strip) {
         const int n_rows = tile.n_tokens * plan.group;
         const int n_blocks = (n_rows + Simd::kRows - 1) / Simd::kRows;
         for (int block = 0, done = 0; block < n_blocks; ++block) {
@@ -248,15 +225,50 @@ void process_rows(const AttendProblem & p, const AttendPlan & plan, char * works
             done += count;
         }
     }
-}
 
-inline void process(const AttendProblem & problem, const AttendPlan & plan, char * workspace, int ith) {
-    switch (problem.head_dim) {
-        case 64: return process_rows<64>(problem, plan, workspace, ith);
-        case 80: return process_rows<80>(problem, plan, workspace, ith);
-        case 96: return process_rows<96>(problem, plan, workspace, ith);
-        case 128: return process_rows<128>(problem, plan, workspace, ith);
-        case 256: return process_rows<256>(problem, plan, workspace, ith);
+    const AttendProblem & p;
+    const AttendPlan & plan;
+    const bool observed;
+
+private:
+    const QkFn * qk;
+    const PvFn * weigh;
+    float *max, *sum, *acc, *strip_sum, *strip_max;
+    char * queries;
+    alignas(64) float scores[Simd::kRows][kTileCells];
+};
+
+template <int D>
+void process_rows(const AttendProblem & p, const AttendPlan & plan, char * workspace, int ith) {
+    const int begin = static_cast<int>(static_cast<int64_t>(plan.n_units) * ith / plan.n_threads);
+    const int end = static_cast<int>(static_cast<int64_t>(plan.n_units) * (ith + 1) / plan.n_threads);
+
+    Share<D> share(p, plan, workspace, ith);
+    Tile tile;
+    Unit unit;
+    int tile_index = begin / p.n_head_kv;
+    int head = begin % p.n_head_kv - 1;
+    for (int u = begin; u < end; ++u) {
+        if (++head == p.n_head_kv) {
+            head = 0;
+            ++tile_index;
+        }
+        if (head == 0 || u == begin) {
+            prepare_tile(p, plan, tile_index, tile);
+        }
+        const int first_strip = tile_index * plan.tile_strips;
+        if (share.observed && tile.n_tokens < p.n_tokens) {
+            for (int i = 0; i < plan.rows_per_kv; ++i) {
+                clear_strips(plan, workspace, head * plan.rows_per_kv + i, first_strip,
+                             (tile.n_cells + kStripCells - 1) / kStripCells);
+            }
+        }
+        if (tile.n_tokens == 0) {
+            continue;
+        }
+        prepare_unit(p, tile, head, unit);
+        prepare_prefetch(p, plan, tile_index + 1, head, unit);
+        share.attend(tile, unit, head, first_strip);
     }
 }
 

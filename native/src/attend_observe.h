@@ -8,8 +8,8 @@ namespace {
 
 constexpr int kChunkPages = 64;  // a multiple of every kLanes; results of a chunk stay in L1
 
-// The softmax weights of pages [first, first + n) of one row.
-inline void page_masses(const AttendPlan & plan, int per_page, int first, int n, const float * sums, const float * tops, float max,
+// The softmax weights of pages [first, first + n) of one row of `n_strips` strips.
+inline void page_masses(int per_page, int n_strips, int first, int n, const float * sums, const float * tops, float max,
                         float inverse, float * mass) {
     if (per_page == 1) {
         // rows are padded to whole vectors; what lies behind the last page is never added to anything
@@ -27,7 +27,7 @@ inline void page_masses(const AttendPlan & plan, int per_page, int first, int n,
     }
     for (int i = 0; i < n; ++i) {
         const int begin = (first + i) * per_page;
-        const int end = begin + per_page < plan.n_strips ? begin + per_page : plan.n_strips;
+        const int end = begin + per_page < n_strips ? begin + per_page : n_strips;
         mass[i] = 0.0f;
         for (int s = begin; s < end; ++s) {
             mass[i] += sums[s] * expf(tops[s] - max) * inverse;
@@ -74,7 +74,7 @@ inline void observe(const AttendProblem & p, const AttendPlan & plan, const char
                 for (int g = 0; g < plan.group; ++g) {
                     const size_t strip = static_cast<size_t>(first_row + g) * plan.strip_stride;
                     float * into = g == 0 ? sum : mass;
-                    page_masses(plan, per_page, first, n, strip_sum + strip, strip_max + strip, final_of_row[2 * (first_row + g)],
+                    page_masses(per_page, plan.n_strips, first, n, strip_sum + strip, strip_max + strip, final_of_row[2 * (first_row + g)],
                                 final_of_row[2 * (first_row + g) + 1], into);
                     for (int i = 0; i < n; i += kLanes) {
                         const F x = Simd::load(into + i);

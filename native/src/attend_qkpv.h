@@ -18,16 +18,20 @@ constexpr int kBlock = 32;        // values of a q8_0 block
 constexpr int kBlockBytes = 34;
 constexpr int kMaxBlocks = 256 / kBlock;
 
+// What to prefetch while a strip is processed: `bytes` at `first` + c * `stride` for each of its cells c.
+struct Ahead {
+    const char * first;
+    int stride, bytes;
+};
+
 // One tile of one KV head.
 struct Unit {
     const char * k[kTileStrips];  // first cell of each strip
     const char * v[kTileStrips];
     int cells[kTileStrips];  // cells of the strip that exist, at least 1
     int n_strips;
-    size_t k_stride, v_stride;
-    const char * next_k[kTileStrips];  // what to prefetch meanwhile, by strip, ...
-    const char * next_v[kTileStrips];
-    int next_k_step, next_v_step;  // ... and how many bytes of it per cell
+    size_t k_stride[kTileStrips], v_stride[kTileStrips];
+    Ahead next_k[kTileStrips], next_v[kTileStrips];
     const uint8_t * visible;  // the tile's cells that some query token sees
     int n_visible;
     // q8_0 scales by block and cell of the tile
@@ -54,9 +58,10 @@ constexpr size_t q8_scales_offset() {
     return q8_vectors<D>() * 4 * sizeof(I);
 }
 
-// Every cache line of `bytes` bytes at p.
-inline void prefetch(const char * p, int bytes) {
-    for (int i = 0; i < bytes; i += 64) {
+// The cache lines of one cell.
+inline void prefetch(const Ahead & ahead, int c) {
+    const char * p = ahead.first + c * ahead.stride;
+    for (int i = 0; i < ahead.bytes; i += 64) {
         Simd::prefetch(p + i);
     }
 }
@@ -92,8 +97,10 @@ void qk_f16(const Unit & unit, const char * const * q, float (*scores)[kTileCell
         F part[NR][4];
         const auto group = [&](int g) {
             const char * k[4];
-            four_rows(unit.k[s], unit.k_stride, unit.cells[s], 4 * g, k);
-            prefetch(unit.next_k[s] + 4 * g * unit.next_k_step, 4 * unit.next_k_step);
+            four_rows(unit.k[s], unit.k_stride[s], unit.cells[s], 4 * g, k);
+            for (int c = 0; c < 4; ++c) {
+                prefetch(unit.next_k[s], 4 * g + c);
+            }
             four_scores<D, NR>(k, q, part, g);
         };
         if constexpr (NR < 4) {
@@ -135,9 +142,11 @@ void qk_q8(const Unit & unit, const char * const * q, float (*scores)[kTileCells
                 for (int g = 0; g < quads; ++g) {
                     const char * rows[4];
                     I k[4];
-                    four_rows(unit.k[s], unit.k_stride, unit.cells[s], c0 + 4 * g, rows);
+                    four_rows(unit.k[s], unit.k_stride[s], unit.cells[s], c0 + 4 * g, rows);
                     if (v == 0) {
-                        prefetch(unit.next_k[s] + (c0 + 4 * g) * unit.next_k_step, 4 * unit.next_k_step);
+                        for (int c = 0; c < 4; ++c) {
+                            prefetch(unit.next_k[s], c0 + 4 * g + c);
+                        }
                     }
                     EDGEKV_UNROLL
                     for (int c = 0; c < 4; ++c) {
@@ -202,9 +211,10 @@ void pv_block(const Unit & unit, const float * weights, float * const * acc, con
     }
     for (int n = 0; n < unit.n_visible; ++n) {
         const int c = unit.visible[n];
-        const char * row = unit.v[c / kStripCells] + static_cast<size_t>(c % kStripCells) * unit.v_stride;
+        const int s = c / kStripCells;
+        const char * row = unit.v[s] + static_cast<size_t>(c % kStripCells) * unit.v_stride[s];
         if (i0 == 0) {
-            prefetch(unit.next_v[c / kStripCells] + (c % kStripCells) * unit.next_v_step, unit.next_v_step);
+            prefetch(unit.next_v[s], c % kStripCells);
         }
         EDGEKV_UNROLL
         for (int j = 0; j < NV; ++j) {

@@ -1,4 +1,5 @@
 // The specification of decode attention, in double precision.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -62,6 +63,15 @@ std::vector<double> query(const AttendProblem & p, int token, int head) {
     return q;
 }
 
+bool selected(const AttendProblem & p, int token, int kv, int page) {
+    if (p.selection.pages == nullptr) {
+        return true;
+    }
+    const size_t list = static_cast<size_t>(token * p.n_head_kv + kv);
+    const int32_t * pages = p.selection.pages + list * p.selection.stride;
+    return std::find(pages, pages + p.selection.n_pages[list], page) != pages + p.selection.n_pages[list];
+}
+
 }  // namespace
 
 void attend_reference(const AttendProblem & p) {
@@ -77,7 +87,7 @@ void attend_reference(const AttendProblem & p) {
                 for (int c = 0; c < p.n_cells; ++c) {
                     const double bias = mask_value(p, t, c);
                     logit[c] = -INFINITY;
-                    if (bias == -INFINITY) {
+                    if (bias == -INFINITY || !selected(p, t, kv, c / p.page_tokens)) {
                         continue;
                     }
                     const char * row = p.k + static_cast<size_t>(c) * p.k_stride_cell + static_cast<size_t>(kv) * p.k_stride_head;
@@ -111,7 +121,9 @@ void attend_reference(const AttendProblem & p) {
                     const float x = static_cast<float>(out[i]);
                     std::memcpy(dst + 4 * i, &x, 4);
                 }
+                const double covered = p.selection.coverage != nullptr ? p.selection.coverage[t * p.n_head + head] : 1.0;
                 for (int page = 0; page < n_pages; ++page) {
+                    mass[page] *= covered;
                     page_max[page] = std::fmax(page_max[page], mass[page]);
                     page_sum[page] += mass[page];
                 }

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <limits>
+#include <memory>
 #include <string>
 #include <thread>
 
@@ -33,12 +34,13 @@ struct Case {
     float softcap;
     bool sinks, gaps;
     int observe;  // bit 0: mass_max, bit 1: mass_sum
+    int select;   // 0: no lists, 1: random lists, 2: lists of every page; from 1 on some pages have a slot
     std::string name() const {
         char s[256];
         std::snprintf(s, sizeof(s),
-                      "d%d group %d kv %d tokens %d cells %d page %d k%d v%d mask %d softcap %g sinks %d gaps %d obs %d",
+                      "d%d group %d kv %d tokens %d cells %d page %d k%d v%d mask %d softcap %g sinks %d gaps %d obs %d select %d",
                       head_dim, group, n_head_kv, n_tokens, n_cells, page_tokens, static_cast<int>(k_type),
-                      static_cast<int>(v_type), static_cast<int>(mask), softcap, sinks, gaps, observe);
+                      static_cast<int>(v_type), static_cast<int>(mask), softcap, sinks, gaps, observe, select);
         return s;
     }
 };
@@ -181,6 +183,78 @@ struct Instance {
     }
 };
 
+// Lists, slots and an arena for an instance; the home rows of pages that have a slot are spoilt in a copy.
+struct Pages {
+    std::vector<int32_t> pages, n_pages, slots;
+    std::vector<float> coverage;
+    std::vector<char> k, v, arena;
+    std::vector<AttendHits> hits;
+    std::vector<AttendHits> want;  // mass is left out
+
+    Pages(const Case & c, Instance & instance, AttendProblem & p, uint64_t seed) {
+        cases::Random rng(seed + 77);
+        const int n = (c.n_cells + c.page_tokens - 1) / c.page_tokens;
+        const size_t k_row = cases::row_bytes(c.k_type, c.head_dim), v_row = cases::row_bytes(c.v_type, c.head_dim);
+        const size_t stride = static_cast<size_t>(n) + 1;
+        pages.assign(stride * c.n_tokens * c.n_head_kv, -7);
+        n_pages.assign(static_cast<size_t>(c.n_tokens) * c.n_head_kv, 0);
+        slots.assign(static_cast<size_t>(n) * c.n_head_kv, -1);
+        hits.assign(static_cast<size_t>(c.n_head_kv), AttendHits{});
+        want = hits;
+        for (int i = 0; i < c.n_tokens * p.n_head; ++i) {
+            coverage.push_back(seed % 2 == 0 ? 1.0f : rng.uniform());
+        }
+
+        k = instance.k;
+        v = instance.v;
+        p.arena.slot_bytes = (k_row + v_row) * static_cast<size_t>(c.page_tokens);
+        p.arena.v_offset = k_row * static_cast<size_t>(c.page_tokens);
+        int n_slots = 0;
+        for (int h = 0; h < c.n_head_kv; ++h) {
+            for (int page = 0; page < n; ++page) {
+                if (rng.next() % 3 != 0) {
+                    continue;
+                }
+                slots[static_cast<size_t>(h * n + page)] = n_slots++;
+                arena.resize(p.arena.slot_bytes * static_cast<size_t>(n_slots));
+                char * slot = arena.data() + p.arena.slot_bytes * static_cast<size_t>(n_slots - 1);
+                for (int i = 0; i < c.page_tokens && page * c.page_tokens + i < c.n_cells; ++i) {
+                    const size_t cell = static_cast<size_t>(page * c.page_tokens + i);
+                    char * from_k = k.data() + cell * p.k_stride_cell + static_cast<size_t>(h) * p.k_stride_head;
+                    char * from_v = v.data() + cell * p.v_stride_cell + static_cast<size_t>(h) * p.v_stride_head;
+                    std::memcpy(slot + static_cast<size_t>(i) * k_row, from_k, k_row);
+                    std::memcpy(slot + p.arena.v_offset + static_cast<size_t>(i) * v_row, from_v, v_row);
+                    std::memset(from_k, 0xff, k_row);
+                    std::memset(from_v, 0xff, v_row);
+                }
+            }
+        }
+        for (int t = 0; t < c.n_tokens; ++t) {
+            for (int h = 0; h < c.n_head_kv; ++h) {
+                const size_t list = static_cast<size_t>(t * c.n_head_kv + h);
+                const uint64_t share = rng.next() % 4;  // some lists are empty
+                for (int page = 0; page < n; ++page) {
+                    if (c.select == 2 || rng.next() % 4 < share) {
+                        pages[list * stride + static_cast<size_t>(n_pages[list]++)] = page;
+                        want[static_cast<size_t>(h)].n_selected += 1;
+                        want[static_cast<size_t>(h)].n_hits += slots[static_cast<size_t>(h * n + page)] >= 0 ? 1 : 0;
+                    }
+                }
+            }
+        }
+        p.selection = {pages.data(), n_pages.data(), stride, coverage.data()};
+        p.arena.slots_stride = static_cast<size_t>(n);
+    }
+
+    void use(AttendProblem & p) {
+        p.k = k.data();
+        p.v = v.data();
+        p.arena.data = arena.data();
+        p.arena.slots = slots.data();
+        p.hits = hits.data();
+    }
+};
+
 // Where a run writes, with gaps and margins that must keep their filling.
 struct Results {
     static constexpr float kFill = 12345.0f;
@@ -261,8 +335,15 @@ void run(const char * kernels, const AttendProblem & p, char * workspace, int n_
 void check_case(const Case & c, uint64_t seed, const std::vector<const char *> & all_kernels) {
     Instance instance(c, seed);
     AttendProblem p = instance.p;
+    std::unique_ptr<Pages> lists;
+    if (c.select != 0) {
+        lists = std::make_unique<Pages>(c, instance, p, seed);
+    }
     Results want(c, p, 0.0f);
     attend_reference(p);
+    if (lists) {
+        lists->use(p);
+    }
 
     const int pages = (c.n_cells + c.page_tokens - 1) / c.page_tokens;
     const double mass_tolerance = instance.tolerance * c.group * c.n_tokens;
@@ -275,7 +356,29 @@ void check_case(const Case & c, uint64_t seed, const std::vector<const char *> &
             std::vector<float> raw(bytes / 4 + 64, kNan);
             char * workspace = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(raw.data()) + 63) / 64 * 64);
             std::memset(workspace, 0, 64);
+            if (lists) {
+                std::fill(lists->hits.begin(), lists->hits.end(), AttendHits{});
+            }
             run(kernels, p, workspace, n_threads, seed % 4 == 0);
+            for (int h = 0; lists && h < c.n_head_kv; ++h) {
+                const AttendHits & hits = lists->hits[static_cast<size_t>(h)];
+                if (hits.n_selected != lists->want[static_cast<size_t>(h)].n_selected) {
+                    fail(c, kernels, n_threads, "n_selected", hits.n_selected, lists->want[static_cast<size_t>(h)].n_selected);
+                }
+                if (hits.n_hits != lists->want[static_cast<size_t>(h)].n_hits) {
+                    fail(c, kernels, n_threads, "n_hits", hits.n_hits, lists->want[static_cast<size_t>(h)].n_hits);
+                }
+                double mass = 0.0;
+                for (int i = 0; i < pages; ++i) {
+                    mass += want.mass_sum[h * p.mass_stride + i] - Results::kMassBase;
+                }
+                if (c.observe == 3 && !(std::fabs(hits.mass - mass) <= mass_tolerance + 0x1p-22 * pages * c.n_tokens)) {
+                    fail(c, kernels, n_threads, "mass of the hits", hits.mass, mass);
+                }
+                if (!(hits.mass_hits <= hits.mass + 1e-6)) {
+                    fail(c, kernels, n_threads, "mass in the arena", hits.mass_hits, hits.mass);
+                }
+            }
 
             compare(c, kernels, n_threads, "out", got.out, want.out, instance.tolerance * instance.v_max);
             compare(c, kernels, n_threads, "mass_max", got.mass_max, want.mass_max, mass_tolerance);
@@ -292,7 +395,7 @@ void check_case(const Case & c, uint64_t seed, const std::vector<const char *> &
                 }
                 // base + mass is rounded to 2^-24 per page, token and array
                 const double allowed = mass_tolerance + 0x1p-24 * pages * c.n_tokens * 4;
-                if (!c.sinks && !(std::fabs(total - instance.visible_rows * c.group) <= allowed)) {
+                if (!c.sinks && c.select == 0 && !(std::fabs(total - instance.visible_rows * c.group) <= allowed)) {
                     fail(c, kernels, n_threads, "total mass", total, instance.visible_rows * c.group);
                 }
             }
@@ -343,6 +446,7 @@ void check_all(const std::vector<const char *> & kernels) {
                 c.softcap = softcaps[rng.next() % 4];
                 c.sinks = rng.next() % 3 == 0;
                 c.gaps = rng.next() % 2 == 0;
+                c.select = static_cast<int>(n / 2 % 3);
                 c.observe = rng.next() % 2 == 0 ? 3 : static_cast<int>(rng.next() % 4);
                 // the reference is slow: bound its work
                 while (static_cast<double>(c.group) * c.n_head_kv * c.n_tokens * c.n_cells * dim > 4e5 &&

@@ -3,14 +3,42 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import TypeVar
 
 from edgekv.errors import ConfigError
-from edgekv.vocab import PAGE_TOKENS, CacheType, KvMode
+from edgekv.vocab import PAGE_TOKENS, CacheType, KvMode, SketchKind, Split
 
 E = TypeVar("E", bound=Enum)
+
+
+@dataclass(frozen=True)
+class Attend:
+    """The page budget of a decode step in mode sparse: a share of the visible pages, or a number of tokens."""
+
+    share: float = 0.125
+    tokens: int = 0
+    """Counts instead of the share where it is not 0."""
+
+    @classmethod
+    def parse(cls, value: Attend | str | float) -> Attend:
+        """ "12.5%" is a share, "1024" a number of tokens. Raises ConfigError."""
+        if isinstance(value, Attend):
+            return value
+        text = str(value).strip()
+        try:
+            if text.endswith("%") and 0 < float(text[:-1]) <= 100:
+                return cls(share=float(text[:-1]) / 100)
+            if not text.endswith("%") and int(text) >= 1:
+                return cls(tokens=int(text))
+        except ValueError:
+            pass
+        raise ConfigError(f"the page budget is {text!r}; it must be a share of the context such as 12.5%, or a number of tokens")
+
+    def __str__(self) -> str:
+        return f"{self.tokens}" if self.tokens else f"{100 * self.share:g}%"
 
 
 @dataclass(frozen=True)
@@ -22,18 +50,56 @@ class KvOptions:
     observe: bool = True
     type_k: CacheType = CacheType.F16
     type_v: CacheType = CacheType.F16
+    attend: Attend = Attend()
+    """Page budget of mode sparse, an average over steps and heads."""
+    coverage: float = 0.0
+    """Stop selecting where the estimated coverage of a head reaches this; 0: use the whole budget."""
+    coverage_floor: float = 0.0
+    """A head whose estimated coverage would be lower attends everything in that step."""
+    split: Split = Split.POOLED
+    sketch: SketchKind = SketchKind.B2
+    blend: float = 0.5
+    """Weight of the policy's score against the sketch's estimate."""
+    min_tokens: int = 512
+    """The page budget is never less than so many tokens: contexts up to this are attended whole."""
+    recent_tokens: int = 64
+    """The newest tokens, always attended."""
+    sink_tokens: int = 16
+    """The first tokens, always attended."""
+    n_dense: int = 0
+    """The first so many layers attend everything."""
+    reselect: int = 1
+    """A head scans its sketches every so many steps; the heads take turns."""
+    feed: bool = True
+    """The policy sees the sketch's estimate for pages that were not attended; otherwise nothing."""
+    policy: str = "ema+anchor+recent"
+    prefetch: str = "none"
+    kv_budget: int | None = None
+    """Bytes of the arena; 0: none, None: twice what a step attends."""
+    plan_every: int = 16
+    """Steps between two migration plans."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mode", choice(KvMode, self.mode, "KV mode"))
-        object.__setattr__(self, "type_k", choice(CacheType, self.type_k, "K cache type"))
-        object.__setattr__(self, "type_v", choice(CacheType, self.type_v, "V cache type"))
+        for name, kind, noun in (("mode", KvMode, "KV mode"), ("type_k", CacheType, "K cache type"),
+                                 ("type_v", CacheType, "V cache type"), ("split", Split, "budget split"),
+                                 ("sketch", SketchKind, "sketch")):
+            object.__setattr__(self, name, choice(kind, getattr(self, name), noun))
+        object.__setattr__(self, "attend", Attend.parse(self.attend))
+        for name in ("coverage", "coverage_floor", "blend"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be a number from 0 to 1")
+        for name, least in (("min_tokens", 0), ("recent_tokens", 0), ("sink_tokens", 0), ("n_dense", 0), ("reselect", 1),
+                            ("plan_every", 1)):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be a whole number from {least}")
+        if self.kv_budget is not None and (not isinstance(self.kv_budget, int) or self.kv_budget < 0):
+            raise ConfigError(f"the KV budget is {self.kv_budget!r}; it must be a number of bytes, 0 for none, or auto")
         if not isinstance(self.page_tokens, int) or self.page_tokens < 16 or self.page_tokens % 16 or self.page_tokens > 4096:
             raise ConfigError(f"page_tokens is {self.page_tokens!r}; it must be a multiple of 16 from 16 to 4096")
 
     @classmethod
     def from_env(cls, **overrides) -> KvOptions:
-        """Defaults, then EDGEKV_KV, EDGEKV_PAGE_TOKENS, EDGEKV_OBSERVE, EDGEKV_TYPE_K and EDGEKV_TYPE_V, then every override that
-        is not None."""
+        """Defaults, then the EDGEKV_* variables of `_VARIABLES`, then every override that is not None."""
         values: dict = {}
         for name, variable, convert in _VARIABLES:
             if text := os.environ.get(variable):
@@ -71,8 +137,29 @@ def _boolean(text: str, variable: str) -> bool:
         raise ConfigError(f"{variable}={text} is neither on nor off") from None
 
 
+def _number(text: str, variable: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{variable}={text} is not a number") from None
+
+
 def _text(text: str, variable: str) -> str:
     return text
+
+
+def parse_bytes(text: str, noun: str = "the size") -> int | None:
+    """ "512MiB", "1.5G" (both powers of 1024), "4096" as bytes; "auto" is None. Raises ConfigError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE)
+    if text.strip().lower() == "auto":
+        return None
+    if match is None:
+        raise ConfigError(f"{noun} is {text!r}; write bytes such as 512MiB or 2GiB, or auto")
+    return int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))
+
+
+def _bytes(text: str, variable: str) -> int | None:
+    return parse_bytes(text, variable)
 
 
 _VARIABLES = (
@@ -81,4 +168,12 @@ _VARIABLES = (
     ("observe", "EDGEKV_OBSERVE", _boolean),
     ("type_k", "EDGEKV_TYPE_K", _text),
     ("type_v", "EDGEKV_TYPE_V", _text),
+    ("attend", "EDGEKV_ATTEND", _text),
+    ("coverage", "EDGEKV_COVERAGE", _number),
+    ("coverage_floor", "EDGEKV_COVERAGE_FLOOR", _number),
+    ("split", "EDGEKV_SPLIT", _text),
+    ("sketch", "EDGEKV_SKETCH", _text),
+    ("policy", "EDGEKV_POLICY", _text),
+    ("prefetch", "EDGEKV_PREFETCH", _text),
+    ("kv_budget", "EDGEKV_KV_BUDGET", _bytes),
 )

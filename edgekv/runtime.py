@@ -99,7 +99,7 @@ class Runtime:
         options = options or KvOptions.from_env()
         handle = core.find(address)
         if handle is None:
-            handle = core.attach(address, _effective(options), options.page_tokens, options.observe)
+            handle = core.attach(address, _effective(options))
         elif core.enabled():
             core.set_mode(handle, options.mode)
         with _lock:
@@ -202,7 +202,7 @@ def set_defaults(options: KvOptions | None) -> None:
     if options is None:
         core.clear_defaults()
     else:
-        core.set_defaults(_effective(options), options.page_tokens, options.observe)
+        core.set_defaults(_effective(options))
 
 
 @contextlib.contextmanager
@@ -215,9 +215,9 @@ def defaults(options: KvOptions) -> Iterator[None]:
         set_defaults(None)
 
 
-def _effective(options: KvOptions) -> KvMode:
+def _effective(options: KvOptions) -> KvOptions:
     """With EDGEKV=0 everything is stock, whatever was asked for."""
-    return options.mode if core.enabled() else KvMode.OFF
+    return options if core.enabled() else options.with_(mode=KvMode.OFF)
 
 
 def _attached(handle: core.Handle) -> None:

@@ -15,6 +15,7 @@ class KvMode(str, enum.Enum):
     """What each step attends, and what it promises."""
 
     EXACT = "exact"
+    SPARSE = "sparse"
     OFF = "off"
 
     @property
@@ -24,7 +25,46 @@ class KvMode(str, enum.Enum):
 
 _MODE_DESCRIPTIONS = {
     KvMode.EXACT: "every visible page each step, in our kernel: the answers of stock llama.cpp, faster",
+    KvMode.SPARSE: "the pages that matter to each token, chosen by sketches of all of them; nothing is lost, coverage is reported",
     KvMode.OFF: "stock llama.cpp attention",
+}
+
+
+class SketchKind(str, enum.Enum):
+    """The summary of a page's keys that selection estimates its attention from."""
+
+    B2 = "b2"
+    B1 = "b1"
+    BOX = "box"
+    NONE = "none"
+
+    @property
+    def description(self) -> str:
+        return _SKETCH_DESCRIPTIONS[self]
+
+
+_SKETCH_DESCRIPTIONS = {
+    SketchKind.B2: "2 bits for each key channel between the page's minimum and maximum",
+    SketchKind.B1: "the page's mean, and the sign of each key channel's distance from it",
+    SketchKind.BOX: "minimum and maximum of each channel: a bound on the largest logit",
+    SketchKind.NONE: "no summary: pages are chosen by the policy's score alone",
+}
+
+
+class Split(str, enum.Enum):
+    """How the page budget is divided."""
+
+    POOLED = "pooled"
+    UNIFORM = "uniform"
+
+    @property
+    def description(self) -> str:
+        return _SPLIT_DESCRIPTIONS[self]
+
+
+_SPLIT_DESCRIPTIONS = {
+    Split.POOLED: "one budget for all layers and heads: each gets what its attention is worth",
+    Split.UNIFORM: "the same number of pages for each layer and head",
 }
 
 

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgekv._native._core import ffi, lib
+from edgekv.config import KvOptions
 from edgekv.errors import AbiMismatch, ConfigError, DoesNotFit, NativeError
-from edgekv.vocab import KvMode
+from edgekv.vocab import KvMode, SketchKind, Split
 
 log = logging.getLogger("edgekv")
 
-_MODES = {KvMode.OFF: lib.EDGEKV_MODE_OFF, KvMode.EXACT: lib.EDGEKV_MODE_EXACT}
+_MODES = {KvMode.OFF: lib.EDGEKV_MODE_OFF, KvMode.EXACT: lib.EDGEKV_MODE_EXACT, KvMode.SPARSE: lib.EDGEKV_MODE_SPARSE}
 _MODE_OF = {number: mode for mode, number in _MODES.items()}
+_SKETCHES = {SketchKind.NONE: lib.EDGEKV_SKETCH_NONE, SketchKind.BOX: lib.EDGEKV_SKETCH_BOX, SketchKind.B1: lib.EDGEKV_SKETCH_B1,
+             SketchKind.B2: lib.EDGEKV_SKETCH_B2}
 _ERRORS = {
     lib.EDGEKV_INVALID: ConfigError,
     lib.EDGEKV_ABI: AbiMismatch,
@@ -112,13 +115,24 @@ def edgekv_py_step(handle, _user):
 # ---- contexts -------------------------------------------------------------------------------------------------------------------
 
 
-def _params(mode: KvMode, page_tokens: int, observe: bool):
-    return ffi.new("edgekv_params *", {"mode": _MODES[mode], "page_tokens": page_tokens, "observe": observe})
+def selection(options: KvOptions) -> dict:
+    """The fields of an edgekv_selection."""
+    return {
+        "sketch": _SKETCHES[options.sketch], "share": options.attend.share, "tokens": options.attend.tokens,
+        "pooled": options.split is Split.POOLED, "min_tokens": options.min_tokens, "sink_tokens": options.sink_tokens,
+        "recent_tokens": options.recent_tokens, "coverage": options.coverage, "floor": options.coverage_floor,
+        "blend": options.blend, "reselect": options.reselect, "n_dense": options.n_dense, "feed": options.feed,
+    }
 
 
-def set_defaults(mode: KvMode, page_tokens: int, observe: bool) -> None:
+def _params(options: KvOptions):
+    return ffi.new("edgekv_params *", {"mode": _MODES[options.mode], "page_tokens": options.page_tokens,
+                                       "observe": options.observe, "selection": selection(options)})
+
+
+def set_defaults(options: KvOptions) -> None:
     """What contexts created from now on are attached with."""
-    _check(lib.edgekv_set_defaults(_params(mode, page_tokens, observe)))
+    _check(lib.edgekv_set_defaults(_params(options)))
 
 
 def clear_defaults() -> None:
@@ -126,10 +140,10 @@ def clear_defaults() -> None:
     _check(lib.edgekv_set_defaults(ffi.NULL))
 
 
-def attach(address: int, mode: KvMode, page_tokens: int, observe: bool) -> Handle:
+def attach(address: int, options: KvOptions) -> Handle:
     """Attach the llama_context at `address`."""
     out = ffi.new("edgekv_context **")
-    _check(lib.edgekv_attach(ffi.cast("struct llama_context *", address), _params(mode, page_tokens, observe), out))
+    _check(lib.edgekv_attach(ffi.cast("struct llama_context *", address), _params(options), out))
     return out[0]
 
 
@@ -212,6 +226,8 @@ class NativeObservation:
     page_tokens: int
     n_tokens: int
     hooked: bool
+    changed: np.ndarray
+    newest: int
 
 
 def observation(handle: Handle) -> NativeObservation:
@@ -220,7 +236,8 @@ def observation(handle: Handle) -> NativeObservation:
     _check(lib.edgekv_get_observation(handle, out))
     shape = (out.n_rows, out.n_heads, out.n_pages)
     return NativeObservation(_view(out.mass_max, np.float32, shape), _view(out.mass_sum, np.float32, shape),
-                             out.pages_per_stream, out.page_tokens, out.n_tokens, bool(out.hooked))
+                             out.pages_per_stream, out.page_tokens, out.n_tokens, bool(out.hooked),
+                             _view(out.changed, np.int32, (out.n_changed,)), out.newest)
 
 
 @dataclass(frozen=True)
@@ -273,13 +290,17 @@ class NativeMemory:
     home_bytes: int
     observation_bytes: int
     workspace_bytes: int
+    sketch_bytes: int
+    arena_bytes: int
+    table_bytes: int
     n_cells: int
     n_cells_used: int
 
 
 def memory(handle: Handle) -> NativeMemory:
     out = lib.edgekv_get_memory(handle)
-    return NativeMemory(out.home_bytes, out.observation_bytes, out.workspace_bytes, out.n_cells, out.n_cells_used)
+    return NativeMemory(out.home_bytes, out.observation_bytes, out.workspace_bytes, out.sketch_bytes, out.arena_bytes,
+                        out.table_bytes, out.n_cells, out.n_cells_used)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,12 @@
  * Errors. A function that can fail returns an edgekv_status; edgekv_last_error() then gives the sentence, per thread. Nothing throws,
  * nothing prints, nothing aborts.
  *
+ * The memory hierarchy. Home is llama.cpp's own K/V. In mode sparse a step attends, for each layer, KV head and query token, the pages
+ * that selection takes: what is pinned, what is recent, and the best of the others by a value blended from the sketch's estimate
+ * and from `priority`, which the caller writes between steps. Sketches are kept true by the nodes that store K. The arena is a
+ * second place for copies of pages: the caller decides which (edgekv_copy_pages, edgekv_publish_pages, edgekv_release_pages), the page table
+ * says which slot holds which page, and a page whose cells change leaves the table at once, before the ubatch that changes them is computed.
+ *
  * Words. A page is page_tokens consecutive cells of one layer and one KV head. Attention mass is the softmax weight that falls on a
  * page, summed over the query tokens of a step; per KV head the maximum and the sum over the query heads of its group are kept.
  *
@@ -63,7 +69,32 @@ typedef enum {
 typedef enum {
     EDGEKV_MODE_OFF   = 0, /* stock nodes */
     EDGEKV_MODE_EXACT = 1, /* every visible page each step */
+    EDGEKV_MODE_SPARSE = 2, /* the selected pages, in ubatches small enough for the hook */
 } edgekv_mode;
+
+typedef enum {
+    EDGEKV_SKETCH_NONE = 0,
+    EDGEKV_SKETCH_BOX  = 1,
+    EDGEKV_SKETCH_B1   = 2,
+    EDGEKV_SKETCH_B2   = 3,
+} edgekv_sketch;
+
+/* What mode sparse attends. */
+typedef struct {
+    edgekv_sketch sketch;
+    float share;        /* the page budget: a share of the visible pages, ... */
+    int tokens;         /* ... or where not 0, a number of tokens */
+    bool pooled;        /* one budget for all heads of all layers, kept on average; false: each head the same, in each step */
+    int min_tokens;     /* the page budget is never less than so many tokens */
+    int sink_tokens;    /* pages with a position below this are always taken, ... */
+    int recent_tokens;  /* ... and those with one of the newest so many */
+    float coverage;     /* stop where the estimated coverage reaches this; 0: no target */
+    float floor;        /* a head whose estimated coverage would be lower attends everything */
+    float blend;        /* weight of priority against the sketch's estimate */
+    int reselect;       /* a head scans its sketches every so many steps, the heads in turn; 1: in each */
+    int n_dense;        /* the first so many layers attend everything */
+    bool feed;          /* in the observation, pages that were not attended have the estimate in place of zero */
+} edgekv_selection;
 
 /* why a layer runs on the stock path */
 typedef enum {
@@ -86,6 +117,7 @@ typedef struct {
     edgekv_mode mode;
     int page_tokens; /* a multiple of 16 */
     bool observe;    /* keep attention mass */
+    edgekv_selection selection;
 } edgekv_params;
 
 typedef struct {
@@ -109,7 +141,43 @@ typedef struct {
     int page_tokens;
     int n_tokens;         /* tokens of the ubatch */
     bool hooked;          /* false: the ubatch ran on the stock nodes and mass is all zero */
+    const int32_t * changed; /* [n_changed] pages with a cell that changed since the ubatch before, ascending; the stored ones are among them */
+    int n_changed;
+    int newest;           /* the newest position stored in this ubatch, -1: none */
 } edgekv_observation;
+
+/* What selection came to in one KV head, summed up since the context was attached; steps of mode sparse only. */
+typedef struct {
+    double n_steps;      /* query tokens */
+    double n_visible;    /* pages */
+    double n_selected;
+    double n_hits;       /* selected pages that were read from the arena */
+    double mass;         /* attention mass on the selected pages, where it is observed */
+    double mass_hits;
+    double coverage;     /* estimated before fallbacks; sum over steps */
+    double n_fallbacks;
+} edgekv_selected;
+
+/* The caller's side of the hierarchy. Arrays are [n_rows][n_heads][n_pages], as in the observation, and live until the arena or the
+   sketches are set anew or the context is freed. The caller writes priority and pinned, between steps; the library writes the others. */
+typedef struct {
+    float * priority;          /* what the policy says a page is worth, in units of attention mass a step */
+    uint8_t * pinned;          /* not zero: always selected */
+    const int32_t * slots;     /* the page table; -1: only in home */
+    const int32_t * newest;    /* [n_pages] newest position in the page, -1: empty */
+    int n_rows;
+    int n_heads;
+    int n_pages;
+    int n_slots;
+    size_t slot_bytes;
+} edgekv_hierarchy;
+
+typedef struct {
+    int row;
+    int head;
+    int page;
+    int slot;
+} edgekv_move;
 
 /* The cells of one stream in place; contents change with every decode and llama_memory_* call. Lives as long as the context. */
 typedef struct {
@@ -141,6 +209,9 @@ typedef struct {
     size_t home_bytes;        /* K and V of all layers the seam knows */
     size_t observation_bytes;
     size_t workspace_bytes;
+    size_t sketch_bytes;
+    size_t arena_bytes;
+    size_t table_bytes;       /* priority, pins, page table, selection */
     int n_cells;              /* of all streams */
     int n_cells_used;
 } edgekv_memory;
@@ -180,6 +251,24 @@ EDGEKV_API struct llama_context * edgekv_llama(const edgekv_context * ctx);
 EDGEKV_API edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode);
 EDGEKV_API edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe);
 EDGEKV_API edgekv_params edgekv_get_params(const edgekv_context * ctx);
+
+/* Takes effect at the next ubatch, which then also builds the sketches of a kind that is new. Decoding thread. */
+EDGEKV_API edgekv_status edgekv_set_selection(edgekv_context * ctx, const edgekv_selection * selection);
+
+/* The arena: n_slots slots, 0 for none. Pages in slots that remain stay where they are; the caller has released the others. */
+EDGEKV_API edgekv_status edgekv_set_arena(edgekv_context * ctx, int n_slots);
+EDGEKV_API edgekv_status edgekv_get_hierarchy(const edgekv_context * ctx, edgekv_hierarchy * out);
+EDGEKV_API void edgekv_get_selected(const edgekv_context * ctx, edgekv_selected * out); /* [n_rows][n_heads] */
+
+/* Copies pages from home into their slots; nobody reads them there yet. */
+EDGEKV_API edgekv_status edgekv_copy_pages(edgekv_context * ctx, const edgekv_move * moves, int n);
+/* Enters copied pages in the table, from the next ubatch on; ok[i] is false for a page that changed since it was copied. */
+EDGEKV_API edgekv_status edgekv_publish_pages(edgekv_context * ctx, const edgekv_move * moves, int n, bool * ok);
+/* Takes pages out of the table; their slots may then be used again. */
+EDGEKV_API edgekv_status edgekv_release_pages(edgekv_context * ctx, const edgekv_move * moves, int n);
+
+/* The pages of the last step: of one row, KV head and query token; at most `capacity` are written, their number is returned. */
+EDGEKV_API int edgekv_last_pages(const edgekv_context * ctx, int row, int head, int token, int32_t * pages, int capacity);
 
 EDGEKV_API int edgekv_n_layer(const edgekv_context * ctx);
 EDGEKV_API edgekv_status edgekv_get_layer(const edgekv_context * ctx, int il, edgekv_layer * out);

@@ -4,6 +4,7 @@
 #include "context.h"
 #include "nodes.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -43,16 +44,32 @@ Isa g_isa = Isa::portable;
 constexpr Isa kAllIsa[] = { Isa::portable, Isa::avx2, Isa::avx512 };
 constexpr int kNumIsa   = sizeof(kAllIsa)/sizeof(kAllIsa[0]);
 
+edgekv_status check_selection(const edgekv_selection & s) {
+    if (s.sketch < EDGEKV_SKETCH_NONE || s.sketch > EDGEKV_SKETCH_B2) {
+        return fail(EDGEKV_INVALID, "there is no sketch number " + std::to_string((int) s.sketch));
+    }
+
+    const auto share = [](float x) { return x >= 0.0f && x <= 1.0f; };
+    if (!share(s.share) || !share(s.coverage) || !share(s.floor) || !share(s.blend)) {
+        return fail(EDGEKV_INVALID, "the share, the coverage, its floor and the blend of a selection must lie between 0 and 1");
+    }
+    if (s.tokens < 0 || s.min_tokens < 0 || s.sink_tokens < 0 || s.recent_tokens < 0 || s.n_dense < 0 || s.reselect < 1) {
+        return fail(EDGEKV_INVALID, "the counts of a selection must not be negative, and reselect must be at least 1");
+    }
+
+    return EDGEKV_OK;
+}
+
 edgekv_status check_params(const edgekv_params & params) {
     if (params.page_tokens < 16 || params.page_tokens % 16 != 0 || params.page_tokens > 4096) {
         return fail(EDGEKV_INVALID, "page_tokens is " + std::to_string(params.page_tokens) +
                                     "; it must be a multiple of 16 from 16 to 4096");
     }
-    if (params.mode != EDGEKV_MODE_OFF && params.mode != EDGEKV_MODE_EXACT) {
+    if (params.mode < EDGEKV_MODE_OFF || params.mode > EDGEKV_MODE_SPARSE) {
         return fail(EDGEKV_INVALID, "there is no KV mode number " + std::to_string((int) params.mode));
     }
 
-    return EDGEKV_OK;
+    return check_selection(params.selection);
 }
 
 edgekv_status choose_isa() {
@@ -310,7 +327,10 @@ edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode) {
     if (mode != EDGEKV_MODE_OFF && !hooks_enabled()) {
         return fail(EDGEKV_DISABLED, "EDGEKV=0 is set: only the stock path can run");
     }
-    ctx->wanted_mode.store(mode, std::memory_order_relaxed);
+    if (mode == EDGEKV_MODE_SPARSE && ctx->wanted_mode.load(std::memory_order_relaxed) != mode && !ctx->reserve_sparse()) {
+        return fail(EDGEKV_NO_MEMORY, "there is no memory for the sketches of this context");
+    }
+    ctx->wanted_mode.store(mode, std::memory_order_release);
 
     return EDGEKV_OK;
 }
@@ -323,7 +343,145 @@ edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe) {
 
 edgekv_params edgekv_get_params(const edgekv_context * ctx) {
     return { ctx->wanted_mode.load(std::memory_order_relaxed), ctx->params.page_tokens,
-             ctx->wanted_observe.load(std::memory_order_relaxed) };
+             ctx->wanted_observe.load(std::memory_order_relaxed), ctx->params.selection };
+}
+
+// ---- the memory hierarchy ----------------------------------------------------------------------------------------------------
+
+edgekv_status edgekv_set_selection(edgekv_context * ctx, const edgekv_selection * selection) {
+    if (const edgekv_status status = check_selection(*selection); status != EDGEKV_OK) {
+        return status;
+    }
+    if (ctx->set_selection(*selection) != EDGEKV_OK) {
+        return fail(EDGEKV_NO_MEMORY, "there is no memory for the sketches of this context");
+    }
+
+    return EDGEKV_OK;
+}
+
+edgekv_status edgekv_set_arena(edgekv_context * ctx, int n_slots) {
+    if (n_slots < 0) {
+        return fail(EDGEKV_INVALID, "an arena cannot have " + std::to_string(n_slots) + " slots");
+    }
+    if (!ctx->hierarchy.set_arena(n_slots)) {
+        return fail(EDGEKV_NO_MEMORY, "there is no memory for an arena of " + std::to_string(n_slots*ctx->hierarchy.dims.slot_bytes) + " bytes");
+    }
+
+    return EDGEKV_OK;
+}
+
+edgekv_status edgekv_get_hierarchy(const edgekv_context * ctx, edgekv_hierarchy * out) {
+    auto & tiers = const_cast<edgekv_context *>(ctx)->hierarchy;
+
+    *out = { tiers.priority(0, 0, 0), tiers.pinned(0, 0, 0), tiers.slots(0, 0, 0), tiers.newest(0),
+             ctx->n_rows, ctx->n_heads, ctx->n_pages, tiers.n_slots(), tiers.dims.slot_bytes };
+
+    return EDGEKV_OK;
+}
+
+void edgekv_get_selected(const edgekv_context * ctx, edgekv_selected * out) {
+    std::memset(out, 0, sizeof(*out)*ctx->n_rows*ctx->n_heads);
+    for (const auto & layer : ctx->layers) {
+        for (size_t head = 0; layer->info.row >= 0 && head < layer->hits.size(); ++head) {
+            edgekv_selected & sum = out[(size_t) layer->info.row*ctx->n_heads + head];
+            sum            = layer->selected[head];
+            sum.n_selected = layer->hits[head].n_selected;
+            sum.n_hits     = layer->hits[head].n_hits;
+            sum.mass       = layer->hits[head].mass;
+            sum.mass_hits  = layer->hits[head].mass_hits;
+        }
+    }
+}
+
+namespace {
+
+edgekv_status check_moves(const edgekv_context * ctx, const edgekv_move * moves, int n, bool slots) {
+    for (int i = 0; i < n; ++i) {
+        const edgekv_move & move = moves[i];
+        if (move.row < 0 || move.row >= ctx->n_rows || move.head < 0 || move.head >= ctx->n_heads || move.page < 0 ||
+            move.page >= ctx->n_pages || (slots && (move.slot < 0 || move.slot >= ctx->hierarchy.n_slots()))) {
+            return fail(EDGEKV_INVALID, "move " + std::to_string(i) + " names a page or a slot that does not exist");
+        }
+    }
+
+    return EDGEKV_OK;
+}
+
+void copy_page(edgekv_context * ctx, const Layer & layer, const edgekv_move & move) {
+    const int  stream = move.page/ctx->pages_per_stream;
+    const int  first  = move.page%ctx->pages_per_stream*ctx->params.page_tokens;
+    const int  end    = std::min(first + ctx->params.page_tokens, ctx->n_cells);
+    const auto copy   = [&](const ggml_tensor * cache, int head_dim, char * dst) {
+        const size_t row_bytes = ggml_row_size(cache->type, head_dim);
+        const char * src = static_cast<const char *>(cache->data) + stream*cache->nb[2] + move.head*row_bytes;
+        for (int c = first; c < end; ++c, dst += row_bytes) {
+            std::memcpy(dst, src + c*cache->nb[1], row_bytes);
+        }
+    };
+
+    char * slot = ctx->hierarchy.slot(move.slot);
+    copy(layer.seam.k, layer.seam.head_dim_k, slot);
+    copy(layer.seam.v, layer.seam.head_dim_v, slot + ctx->params.page_tokens*ggml_row_size(layer.seam.k->type, layer.seam.head_dim_k));
+    ctx->hierarchy.copied(move);
+}
+
+}  // namespace
+
+edgekv_status edgekv_copy_pages(edgekv_context * ctx, const edgekv_move * moves, int n) {
+    if (const edgekv_status status = check_moves(ctx, moves, n, true); status != EDGEKV_OK) {
+        return status;
+    }
+    std::vector<const Layer *> layers(ctx->n_rows);
+    for (const auto & layer : ctx->layers) {
+        if (layer->info.row >= 0) {
+            layers[layer->info.row] = layer.get();
+        }
+    }
+    for (int i = 0; i < n; ++i) {
+        if (moves[i].head < layers[moves[i].row]->info.n_head_kv) {
+            copy_page(ctx, *layers[moves[i].row], moves[i]);
+        }
+    }
+
+    return EDGEKV_OK;
+}
+
+edgekv_status edgekv_publish_pages(edgekv_context * ctx, const edgekv_move * moves, int n, bool * ok) {
+    if (const edgekv_status status = check_moves(ctx, moves, n, true); status != EDGEKV_OK) {
+        return status;
+    }
+    for (int i = 0; i < n; ++i) {
+        ok[i] = ctx->hierarchy.publish(ctx->lctx, moves[i]);
+    }
+
+    return EDGEKV_OK;
+}
+
+edgekv_status edgekv_release_pages(edgekv_context * ctx, const edgekv_move * moves, int n) {
+    if (const edgekv_status status = check_moves(ctx, moves, n, false); status != EDGEKV_OK) {
+        return status;
+    }
+    for (int i = 0; i < n; ++i) {
+        ctx->hierarchy.release(moves[i]);
+    }
+
+    return EDGEKV_OK;
+}
+
+int edgekv_last_pages(const edgekv_context * ctx, int row, int head, int token, int32_t * pages, int capacity) {
+    for (const auto & layer : ctx->layers) {
+        if (layer->info.row != row || row < 0 || layer->lists[0].n_tokens <= token || head >= layer->info.n_head_kv) {
+            continue;
+        }
+        const auto & lists = layer->lists[0];
+        const int    list  = token*layer->info.n_head_kv + head;
+        const int    n     = reinterpret_cast<const int32_t *>(lists.n_pages.data())[list];
+        std::memcpy(pages, lists.pages.data() + (size_t) list*ctx->pages_per_stream*sizeof(int32_t),
+                    std::min(n, capacity)*sizeof(int32_t));
+        return n;
+    }
+
+    return 0;
 }
 
 // ---- what can be seen --------------------------------------------------------------------------------------------------------
@@ -375,6 +533,12 @@ edgekv_status edgekv_get_observation(const edgekv_context * ctx, edgekv_observat
     out->page_tokens      = ctx->params.page_tokens;
     out->n_tokens         = ctx->n_tokens;
     out->hooked           = ctx->attended.load(std::memory_order_relaxed);
+    out->changed          = ctx->hierarchy.changed_pages().data();
+    out->n_changed        = (int) ctx->hierarchy.changed_pages().size();
+    out->newest           = -1;
+    for (const int32_t page : ctx->hierarchy.changed_pages()) {
+        out->newest = std::max(out->newest, ctx->hierarchy.newest(0)[page]);
+    }
 
     return EDGEKV_OK;
 }
@@ -426,7 +590,18 @@ edgekv_memory edgekv_get_memory(const edgekv_context * ctx) {
     for (const auto & workspace : ctx->workspaces) {
         out.workspace_bytes += workspace.size();
     }
+    for (const auto & workspace : ctx->select_workspaces) {
+        out.workspace_bytes += workspace.size();
+    }
+    for (const auto & layer : ctx->layers) {
+        for (const auto & lists : layer->lists) {
+            out.workspace_bytes += lists.pages.size() + lists.n_pages.size() + lists.covered.size();
+        }
+    }
     out.observation_bytes = ctx->observation.size();
+    out.sketch_bytes      = ctx->hierarchy.sketch_bytes();
+    out.arena_bytes       = ctx->hierarchy.arena_bytes();
+    out.table_bytes       = ctx->hierarchy.table_bytes();
     out.n_cells           = ctx->n_stream*ctx->n_cells;
     for (int s = 0; s < ctx->n_stream; ++s) {
         llama_edgekv_cells cells;

@@ -3,37 +3,10 @@
 #include "ggml-backend.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <new>
 
 namespace edgekv {
-
-void Buffer::Free::operator()(char * p) const {
-    std::free(p);
-}
-
-bool Buffer::reserve(size_t n_bytes) {
-    if (n_bytes <= n) {
-        return true;
-    }
-
-    const size_t rounded = (n_bytes + 63)/64*64;
-    char * p = static_cast<char *>(std::aligned_alloc(64, rounded));
-    if (!p) {
-        return false;
-    }
-
-    std::memset(p, 0, rounded);
-    ptr.reset(p);
-    n = rounded;
-
-    return true;
-}
-
-void Buffer::zero(size_t offset, size_t n_bytes) {
-    std::memset(ptr.get() + offset, 0, n_bytes);
-}
 
 static bool cell_type(ggml_type type, CellType & out) {
     switch (type) {
@@ -85,7 +58,7 @@ static edgekv_layer_state classify(const llama_edgekv_layer & seam) {
 using namespace edgekv;
 
 edgekv_context::edgekv_context(llama_context * lctx, const edgekv_params & params) :
-    lctx(lctx), params(params), wanted_mode(params.mode), wanted_observe(params.observe), attended(false) {
+    lctx(lctx), params(params), wanted_mode(params.mode), wanted_observe(params.observe), sketched(false), attended(false) {
     llama_edgekv_cells cells;
     if (llama_edgekv_get_cells(lctx, 0, &cells)) {
         n_stream         = (int) cells.n_stream;
@@ -118,21 +91,79 @@ edgekv_context::edgekv_context(llama_context * lctx, const edgekv_params & param
     }
 
     workspaces.resize(n_stream);
+    select_workspaces.resize(n_stream);
+    standings.resize(n_stream);
+
+    HierarchyShape shape = { n_rows, n_heads, n_stream, n_cells, params.page_tokens, pages_per_stream, n_pages, 0 };
+    for (const auto & layer : layers) {
+        if (layer->info.row >= 0) {
+            const auto & seam = layer->seam;
+            const size_t rows = ggml_row_size(seam.k->type, seam.head_dim_k) + ggml_row_size(seam.v->type, seam.head_dim_v);
+            shape.slot_bytes = std::max(shape.slot_bytes, (rows*params.page_tokens + 63)/64*64);
+            layer->lists.resize(n_stream);
+            layer->hits.resize(layer->info.n_head_kv);
+            layer->selected.resize(layer->info.n_head_kv);
+        }
+    }
+    hierarchy.shape(shape);
+    if (params.mode == EDGEKV_MODE_SPARSE && !reserve_sparse()) {
+        throw std::bad_alloc();
+    }
 
     if (!observation.reserve(2*sizeof(float)*n_rows*n_heads*n_pages)) {
         throw std::bad_alloc();
     }
 }
 
+bool edgekv_context::reserve_sparse() {
+    for (const auto & layer : layers) {
+        const int row = layer->info.row;
+        if (row < 0) {
+            continue;
+        }
+        if (row < params.selection.n_dense) {
+            hierarchy.drop_sketches(row);
+        } else if (!hierarchy.reserve_sketches(row, (SketchKind) params.selection.sketch, layer->info.head_dim, layer->info.n_head_kv)) {
+            return false;
+        }
+    }
+
+    return true;
+}
+
+edgekv_status edgekv_context::set_selection(const edgekv_selection & selection) {
+    const edgekv_selection before = params.selection;
+
+    params.selection = selection;
+    if (wanted_mode.load(std::memory_order_relaxed) == EDGEKV_MODE_SPARSE && !reserve_sparse()) {
+        params.selection = before;
+        return EDGEKV_NO_MEMORY;
+    }
+    hierarchy.forget_threshold();
+    kept_scans = false;
+    llama_edgekv_invalidate_graph(lctx);
+
+    return EDGEKV_OK;
+}
+
+bool edgekv_context::selects(const Layer & layer, int n_cells_view) const {
+    return params.mode == EDGEKV_MODE_SPARSE && layer.k_idxs && layer.info.row >= params.selection.n_dense &&
+           n_cells_view > params.selection.min_tokens;
+}
+
 void edgekv_context::begin_ubatch(int n_tokens_ubatch) {
     n_tokens = n_tokens_ubatch;
+    n_ubatch += 1;
+    leader_built = false;
+    sketched.store(false, std::memory_order_relaxed);
+    hierarchy.sync(lctx);
 
     if (observation_dirty) {
         clear_observation();
     }
     attended.store(false, std::memory_order_relaxed);
 
-    const edgekv_mode mode    = wanted_mode.load(std::memory_order_relaxed);
+    const edgekv_mode mode    = wanted_mode.load(std::memory_order_acquire);
     const bool        observe = wanted_observe.load(std::memory_order_relaxed);
     const int         threads = std::max(llama_n_threads(lctx), llama_n_threads_batch(lctx));
 
@@ -141,13 +172,30 @@ void edgekv_context::begin_ubatch(int n_tokens_ubatch) {
         llama_edgekv_invalidate_graph(lctx);
     }
 
+    scans_all      = !kept_scans || mode != params.mode || !hierarchy.only_tail_changed();
     params.mode    = mode;
     params.observe = observe;
     n_threads      = std::max(n_threads, threads);
+
+    tallies.resize(n_threads);
+    count_values = params.selection.pooled && (hierarchy.threshold() == 0.0f || n_ubatch%4 == 0);
+    for (auto & tally : tallies) {
+        tally.buckets.assign(kValueBuckets, 0);
+        tally.n_budget = tally.n_pinned = 0.0;
+    }
 }
 
 void edgekv_context::end_ubatch(bool ok) {
     observation_dirty = attended.load(std::memory_order_relaxed);
+
+    if (ok && sketched.load(std::memory_order_relaxed)) {
+        hierarchy.sketches_are_true();
+    }
+    if (ok) {
+        hierarchy.changes_delivered();
+        steer();
+    }
+    kept_scans = ok && observation_dirty && n_tokens == 1 && params.mode == EDGEKV_MODE_SPARSE;
 
     if (ok) {
         counters.n_ubatches += 1;
@@ -159,7 +207,24 @@ void edgekv_context::end_ubatch(bool ok) {
     }
 }
 
-Layer * edgekv_context::served_layer(int il, const ggml_tensor * k, int n_tokens_graph) {
+// the pooled budget of the next steps, from what this one would have taken at any threshold
+void edgekv_context::steer() {
+    std::vector<uint32_t> buckets(kValueBuckets, 0);
+    double n_budget = 0.0, n_pinned = 0.0;
+
+    for (const auto & tally : tallies) {
+        n_budget += tally.n_budget;
+        n_pinned += tally.n_pinned;
+        for (int b = 0; count_values && b < kValueBuckets; ++b) {
+            buckets[b] += tally.buckets[b];
+        }
+    }
+    if (count_values && n_budget > 0.0) {
+        hierarchy.steer(buckets, n_budget, n_pinned);
+    }
+}
+
+Layer * edgekv_context::served_layer(int il, const ggml_tensor * k) {
     if (params.mode == EDGEKV_MODE_OFF || il < 0 || il >= (int) layers.size()) {
         return nullptr;
     }
@@ -169,12 +234,18 @@ Layer * edgekv_context::served_layer(int il, const ggml_tensor * k, int n_tokens
         return nullptr;
     }
 
-    const int64_t n_stream_graph = k->ne[3];
-    if (n_tokens_graph % n_stream_graph != 0 || n_tokens_graph/n_stream_graph > kMaxQueryTokens) {
-        return nullptr;
-    }
-
     return layer;
+}
+
+bool edgekv_context::attends(const ggml_tensor * k, int64_t n_tokens_graph) const {
+    const int64_t n_stream_graph = k->ne[3];
+
+    return n_tokens_graph%n_stream_graph == 0 && n_tokens_graph/n_stream_graph <= kMaxQueryTokens;
+}
+
+bool edgekv_context::sketches(const Layer & layer) const {
+    return params.mode == EDGEKV_MODE_SPARSE && layer.info.row >= params.selection.n_dense &&
+           params.selection.sketch != EDGEKV_SKETCH_NONE;
 }
 
 bool edgekv_context::reserve_workspace(AttendProblem problem, int n_stream_graph) {

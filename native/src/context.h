@@ -2,7 +2,9 @@
 #pragma once
 
 #include "attend.h"
+#include "buffer.h"
 #include "edgekv.h"
+#include "hierarchy.h"
 #include "llama-edgekv.h"
 
 #include <atomic>
@@ -11,24 +13,6 @@
 #include <vector>
 
 namespace edgekv {
-
-// 64-byte aligned, zeroed; grows, never shrinks
-class Buffer {
-public:
-    bool reserve(size_t n_bytes);  // contents are lost when it grows; false: out of memory, nothing changed
-    void zero(size_t offset, size_t n_bytes);
-
-    char * data() const { return ptr.get(); }
-    size_t size() const { return n; }
-
-private:
-    struct Free {
-        void operator()(char * p) const;
-    };
-
-    std::unique_ptr<char, Free> ptr;
-    size_t n = 0;
-};
 
 // One model layer. Its address is the userdata of its graph nodes.
 struct Layer {
@@ -40,6 +24,23 @@ struct Layer {
     // of the graph that is built last
     float scale   = 0.0f;
     float softcap = 0.0f;
+    const ggml_tensor * k_idxs = nullptr;
+    bool leads = false;  // the first layer that selects: it finds out what each token sees
+
+    // Mode sparse, one a stream. Lists: [n_tokens][n_head_kv] pages, their numbers, and the coverage of each query head.
+    struct Lists {
+        Buffer pages, n_pages, covered;
+        int n_tokens = 0;
+    };
+    std::vector<Lists> lists;
+    std::vector<AttendHits> hits;          // [n_head_kv]
+    std::vector<edgekv_selected> selected; // [n_head_kv], without what is in hits
+};
+
+// What the threads of a selection count, each for itself, over a ubatch.
+struct SelectTally {
+    std::vector<uint32_t> buckets;
+    double n_budget = 0.0, n_pinned = 0.0;
 };
 
 Isa selected_isa();
@@ -55,8 +56,16 @@ struct edgekv_context {
     void end_ubatch(bool ok);
 
     // decoding thread, while the graph is built
-    edgekv::Layer * served_layer(int il, const ggml_tensor * k, int n_tokens);
+    edgekv::Layer * served_layer(int il, const ggml_tensor * k);
+    bool attends(const ggml_tensor * k, int64_t n_tokens) const;  // decode-sized
     bool reserve_workspace(edgekv::AttendProblem problem, int n_stream_graph);
+    bool selects(const edgekv::Layer & layer, int n_cells_view) const;
+
+    bool sketches(const edgekv::Layer & layer) const;
+
+    // decoding thread, between ubatches
+    edgekv_status set_selection(const edgekv_selection & selection);
+    bool reserve_sparse();  // false: out of memory
 
     // compute threads
     float * mass_max(const edgekv::Layer & layer, int stream) const;
@@ -78,6 +87,16 @@ struct edgekv_context {
     int n_pages          = 0;
 
     std::vector<edgekv::Buffer> workspaces;  // one a stream
+    std::vector<edgekv::Buffer> select_workspaces;
+    std::vector<edgekv::Buffer> standings;   // [n_tokens][pages_per_stream] of the ubatch, written by the layer that leads
+    std::vector<edgekv::SelectTally> tallies;  // one a thread
+    edgekv::Hierarchy hierarchy;
+    uint64_t n_ubatch = 0;
+    bool leader_built = false;
+    bool scans_all    = true;     // in this ubatch no head may use what an earlier scan found
+    bool kept_scans   = false;    // the ubatch before left scans of every head that may be used
+    bool count_values = false;    // in this ubatch, for the pooled budget
+    std::atomic<bool> sketched;   // all of the stale strips, in this ubatch
     edgekv::Buffer observation;              // mass_max, then mass_sum
 
     int n_tokens = 0;             // of the ubatch
@@ -87,6 +106,7 @@ struct edgekv_context {
     edgekv_counters counters = {};
 
 private:
+    void steer();
     float * mass(int which, const edgekv::Layer & layer, int stream) const;
     void clear_observation();
 

@@ -1,22 +1,23 @@
-# Sources of the attention kernels, each instruction set in its own translation unit with its own flags.
-set(EDGEKV_KERNEL_SOURCES
-    ${CMAKE_CURRENT_LIST_DIR}/attend.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/attend_portable.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/attend_reference.cpp)
+# Sources of the kernels, each instruction set in its own translation unit with its own flags.
+set(here ${CMAKE_CURRENT_LIST_DIR})
+set(EDGEKV_KERNEL_SOURCES ${here}/attend_reference.cpp ${here}/sketch_reference.cpp)
+set(edgekv_kernels attend select sketch)
+# Every instruction set must build the same sketch from the same keys, so a multiplication and an addition stay two operations.
+set(edgekv_sketch_flags $<$<CXX_COMPILER_ID:GNU,Clang,AppleClang>:-ffp-contract=off>)
 
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
-    list(APPEND EDGEKV_KERNEL_SOURCES
-        ${CMAKE_CURRENT_LIST_DIR}/attend_avx2.cpp
-        ${CMAKE_CURRENT_LIST_DIR}/attend_avx512.cpp
-        ${CMAKE_CURRENT_LIST_DIR}/attend_avx512vnni.cpp)
-    # gcc 12 takes the undefined vectors in its own AVX-512 headers for uses of uninitialised variables.
-    set(edgekv_avx512_quiet $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
-    set(edgekv_avx2_flags -mavx2 -mfma -mf16c)
-    set(edgekv_avx512_flags ${edgekv_avx2_flags} -mavx512f -mavx512bw -mavx512vl -mavx512dq)
-    set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/attend_avx2.cpp
-        PROPERTIES COMPILE_OPTIONS "${edgekv_avx2_flags}")
-    set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/attend_avx512.cpp
-        PROPERTIES COMPILE_OPTIONS "${edgekv_avx512_flags};${edgekv_avx512_quiet}")
-    set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/attend_avx512vnni.cpp
-        PROPERTIES COMPILE_OPTIONS "${edgekv_avx512_flags};${edgekv_avx512_quiet};-mavx512vnni")
-endif()
+set(edgekv_avx2_flags -mavx2 -mfma -mf16c)
+# gcc 12 takes the undefined vectors in its own AVX-512 headers for uses of uninitialised variables.
+set(edgekv_avx512_flags ${edgekv_avx2_flags} -mavx512f -mavx512bw -mavx512vl -mavx512dq
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+set(edgekv_avx512vnni_flags ${edgekv_avx512_flags} -mavx512vnni)
+foreach(kernel IN LISTS edgekv_kernels)
+    list(APPEND EDGEKV_KERNEL_SOURCES ${here}/${kernel}.cpp ${here}/${kernel}_portable.cpp)
+    foreach(isa avx2 avx512 avx512vnni)
+        set(source ${here}/${kernel}_${isa}.cpp)
+        if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND EXISTS ${source})
+            list(APPEND EDGEKV_KERNEL_SOURCES ${source})
+            set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${edgekv_${isa}_flags};${edgekv_${kernel}_flags}")
+        endif()
+    endforeach()
+    set_source_files_properties(${here}/${kernel}_portable.cpp PROPERTIES COMPILE_OPTIONS "${edgekv_${kernel}_flags}")
+endforeach()

@@ -10,29 +10,58 @@ namespace {
 
 enum StoreSource { STORE_K_CUR, STORE_V_CUR, STORE_K_IDXS, STORE_V_IDXS, STORE_K, STORE_V, N_STORE_SOURCES };
 
-enum AttendSource { ATTEND_Q, ATTEND_K, ATTEND_V, ATTEND_MASK, ATTEND_SINKS };
+enum AttendSource { ATTEND_Q, ATTEND_K, ATTEND_V, ATTEND_MASK, ATTEND_SINKS, ATTEND_SELECTED, N_ATTEND_SOURCES };
 
-// the same conversion as ggml_set_rows, so that the cache holds the same bits as with the stock nodes
-void store_row(const ggml_tensor * cur, const ggml_tensor * idxs, const ggml_tensor * view, int64_t token) {
+// one head of one token; the same conversion as ggml_set_rows, so that the cache holds the same bits as with the stock nodes
+void store_head(const ggml_tensor * cur, const ggml_tensor * idxs, const ggml_tensor * view, int64_t token, int64_t head) {
     const ggml_tensor * cache = view->view_src;
     const int64_t row         = static_cast<const int64_t *>(idxs->data)[token];
-    const int64_t n           = cur->ne[0]*cur->ne[1];
+    const int64_t n           = cur->ne[0];
 
-    char *        dst = static_cast<char *>(cache->data) + row*cache->nb[1];
-    const float * src = reinterpret_cast<const float *>(static_cast<const char *>(cur->data) + token*cur->nb[2]);
+    char *        dst = static_cast<char *>(cache->data) + row*cache->nb[1] + head*ggml_row_size(cache->type, n);
+    const float * src = reinterpret_cast<const float *>(static_cast<const char *>(cur->data) + token*cur->nb[2] + head*cur->nb[1]);
 
     ggml_get_type_traits_cpu(cache->type)->from_float(src, dst, n);
 }
 
-void run_store(ggml_tensor * dst, int ith, int nth, void *) {
-    const int64_t n_tokens = dst->src[STORE_K_CUR]->ne[2];
+void sketch_head(const Layer & layer, const ggml_tensor * view, int head) {
+    const ggml_tensor * cache = view->view_src;
+    const Hierarchy &   tiers = layer.owner->hierarchy;
 
-    for (int64_t unit = ith; unit < 2*n_tokens; unit += nth) {
-        if (unit < n_tokens) {
-            store_row(dst->src[STORE_K_CUR], dst->src[STORE_K_IDXS], dst->src[STORE_K], unit);
+    SketchKeys keys = {};
+    keys.type        = cache->type == GGML_TYPE_Q8_0 ? CellType::q8_0 : CellType::f16;
+    keys.stride_cell = cache->nb[1];
+    keys.stride_head = ggml_row_size(cache->type, layer.info.head_dim);
+
+    for (const StaleStrip & strip : tiers.stale_strips()) {
+        keys.k = static_cast<const char *>(cache->data) + strip.stream*cache->nb[2];
+        sketch_build(tiers.sketch(layer.info.row, strip.stream), keys, head, strip.strip, strip.valid, selected_isa());
+    }
+}
+
+// A head's K is stored and sketched by one thread: the sketch needs the rows of all tokens, and there is no barrier between.
+void run_store(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    const Layer & layer    = *static_cast<const Layer *>(userdata);
+    const int64_t n_heads  = dst->src[STORE_K_CUR]->ne[1];
+    const int64_t n_tokens = dst->src[STORE_K_CUR]->ne[2];
+    const bool    sketched = layer.owner->sketches(layer);
+
+    for (int64_t unit = ith; unit < n_heads + n_tokens; unit += nth) {
+        if (unit < n_heads) {
+            for (int64_t token = 0; token < n_tokens; ++token) {
+                store_head(dst->src[STORE_K_CUR], dst->src[STORE_K_IDXS], dst->src[STORE_K], token, unit);
+            }
+            if (sketched) {
+                sketch_head(layer, dst->src[STORE_K], (int) unit);
+            }
         } else {
-            store_row(dst->src[STORE_V_CUR], dst->src[STORE_V_IDXS], dst->src[STORE_V], unit - n_tokens);
+            for (int64_t head = 0; head < n_heads; ++head) {
+                store_head(dst->src[STORE_V_CUR], dst->src[STORE_V_IDXS], dst->src[STORE_V], unit - n_heads, head);
+            }
         }
+    }
+    if (ith == 0 && layer.owner->params.mode == EDGEKV_MODE_SPARSE) {
+        layer.owner->sketched.store(true, std::memory_order_relaxed);
     }
 }
 
@@ -108,15 +137,39 @@ AttendProblem make_problem(const Layer & layer, const ggml_tensor * dst, int64_t
     return p;
 }
 
+// the pages that the node before this one selected, and where they lie
+void add_selection(Layer & layer, const ggml_tensor * dst, int64_t s, AttendProblem & p) {
+    edgekv_context & ctx    = *layer.owner;
+    const int        stream = (int) (s + dst->src[ATTEND_K]->view_offs/dst->src[ATTEND_K]->nb[3]);
+    const auto &     lists  = layer.lists[s];
+
+    p.selection.pages    = reinterpret_cast<const int32_t *>(lists.pages.data());
+    p.selection.n_pages  = reinterpret_cast<const int32_t *>(lists.n_pages.data());
+    p.selection.stride   = ctx.pages_per_stream;
+    p.selection.coverage = ctx.params.selection.feed ? reinterpret_cast<const float *>(lists.covered.data()) : nullptr;
+
+    p.arena.data         = ctx.hierarchy.arena_data();
+    p.arena.slot_bytes   = ctx.hierarchy.dims.slot_bytes;
+    p.arena.v_offset     = p.page_tokens*ggml_row_size(layer.seam.k->type, p.head_dim);
+    p.arena.slots        = ctx.hierarchy.slots(layer.info.row, stream, 0);
+    p.arena.slots_stride = ctx.n_pages;
+
+    p.hits = layer.hits.data();
+}
+
 void run_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
-    const Layer &    layer = *static_cast<const Layer *>(userdata);
+    Layer &          layer = *static_cast<Layer *>(userdata);
     edgekv_context & ctx   = *layer.owner;
 
     const int64_t n_stream = dst->src[ATTEND_K]->ne[3];
 
     for (int64_t s = 0; s < n_stream; ++s) {
+        AttendProblem problem = make_problem(layer, dst, s);
+        if (dst->src[ATTEND_SELECTED]) {
+            add_selection(layer, dst, s, problem);
+        }
         // no barrier between streams, so each has a workspace of its own
-        attend_run(make_problem(layer, dst, s), ctx.workspaces[s].data(), ith, nth, selected_isa());
+        attend_run(problem, ctx.workspaces[s].data(), ith, nth, selected_isa());
     }
 
     if (ith == 0) {
@@ -146,8 +199,9 @@ bool attendable(const llama_edgekv_attend & args) {
 }  // namespace
 
 bool build_store(edgekv_context & ctx, const llama_edgekv_store & args) {
-    Layer * layer = ctx.served_layer(args.il, args.k, (int) args.k_cur->ne[2]);
-    if (!layer) {
+    Layer * layer = ctx.served_layer(args.il, args.k);
+    // longer ubatches are stored here only for their sketches
+    if (!layer || (!ctx.attends(args.k, args.k_cur->ne[2]) && ctx.params.mode != EDGEKV_MODE_SPARSE)) {
         return false;
     }
     if (!storable(args.k_cur, args.k_idxs, args.k) || !storable(args.v_cur, args.v_idxs, args.v)) {
@@ -162,13 +216,14 @@ bool build_store(edgekv_context & ctx, const llama_edgekv_store & args) {
         ggml_custom_4d(args.ctx, GGML_TYPE_F32, 1, 1, 1, 1, sources, N_STORE_SOURCES, run_store, GGML_N_TASKS_MAX, layer);
     ggml_format_name(node, "edgekv_store-%d", args.il);
     ggml_build_forward_expand(args.gf, node);
+    layer->k_idxs = args.k_idxs;
 
     return true;
 }
 
 ggml_tensor * build_attend(edgekv_context & ctx, const llama_edgekv_attend & args) {
-    Layer * layer = ctx.served_layer(args.il, args.k, (int) args.q->ne[2]);
-    if (!layer) {
+    Layer * layer = ctx.served_layer(args.il, args.k);
+    if (!layer || !ctx.attends(args.k, args.q->ne[2])) {
         return nullptr;
     }
     if (!attendable(args)) {
@@ -179,11 +234,17 @@ ggml_tensor * build_attend(edgekv_context & ctx, const llama_edgekv_attend & arg
     layer->scale   = args.scale;
     layer->softcap = args.softcap;
 
-    ggml_tensor * sources[] = { args.q, args.k, args.v, args.mask, args.sinks };
-    const int n_sources = args.sinks ? 5 : 4;
+    ggml_tensor * sources[N_ATTEND_SOURCES] = { args.q, args.k, args.v, args.mask, args.sinks, nullptr };
+    if (ctx.selects(*layer, (int) args.k->ne[2])) {
+        sources[ATTEND_SELECTED] = build_select(ctx, *layer, args);
+        if (!sources[ATTEND_SELECTED]) {
+            return nullptr;
+        }
+    }
+    layer->k_idxs = nullptr;  // belongs to this graph
 
     ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.q->ne[0]*args.q->ne[1], args.q->ne[2], 1, 1,
-                                        sources, n_sources, run_attend, GGML_N_TASKS_MAX, layer);
+                                        sources, N_ATTEND_SOURCES, run_attend, GGML_N_TASKS_MAX, layer);
     ggml_format_name(node, "edgekv_attend-%d", args.il);
 
     if (!ctx.reserve_workspace(make_problem(*layer, node, 0), (int) args.k->ne[3])) {
@@ -192,7 +253,7 @@ ggml_tensor * build_attend(edgekv_context & ctx, const llama_edgekv_attend & arg
 
     ggml_build_forward_expand(args.gf, node);
 
-    if (ctx.params.observe) {
+    if (ctx.params.observe && !sources[ATTEND_SELECTED]) {
         ggml_tensor * observe =
             ggml_custom_4d(args.ctx, GGML_TYPE_F32, 1, 1, 1, 1, &node, 1, run_observe, GGML_N_TASKS_MAX, layer);
         ggml_format_name(observe, "edgekv_observe-%d", args.il);

@@ -1,5 +1,6 @@
-// The graph nodes: store K and V, attend, observe. Not one node, because a node has no barrier inside: every thread that attends must
-// see the rows stored by all of them, and mass is known only when all have attended.
+// The graph nodes: store K and V and sketch them, select pages, attend, observe. Not one node, because a node has no barrier inside:
+// every thread that attends must see the rows stored and the pages selected by all of them, and where every page is attended, mass
+// is known only when all have attended.
 #pragma once
 
 #include "context.h"
@@ -8,5 +9,8 @@ namespace edgekv {
 
 bool build_store(edgekv_context & ctx, const llama_edgekv_store & args);
 ggml_tensor * build_attend(edgekv_context & ctx, const llama_edgekv_attend & args);
+
+// the node that fills the lists of `layer`; null: out of memory
+ggml_tensor * build_select(edgekv_context & ctx, Layer & layer, const llama_edgekv_attend & args);
 
 }  // namespace edgekv

@@ -51,6 +51,9 @@ struct Simd {
         const I biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
         return mul(a, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)));
     }
+    static unsigned at_least(F x, F limit) {
+        return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(x, limit, _CMP_GE_OQ)));
+    }
     static F zero_below(F a, F x, F limit) { return _mm256_and_ps(a, _mm256_cmp_ps(x, limit, _CMP_GE_OQ)); }
 
     static bool all_same(F x) {
@@ -94,6 +97,54 @@ struct Simd {
         out[0] = _mm256_add_epi32(_mm256_permute2x128_si256(acc[0], acc[1], 0x20),
                                   _mm256_permute2x128_si256(acc[0], acc[1], 0x31));
     }
+
+    static void istore(void * p, I a) { _mm256_storeu_si256(static_cast<__m256i *>(p), a); }
+    static I iset1(int x) { return _mm256_set1_epi32(x); }
+    static I idup4(const char * p) {
+        int x;
+        __builtin_memcpy(&x, p, 4);
+        return _mm256_set1_epi32(x);
+    }
+    static I idup8(const char * p) {
+        long long x;
+        __builtin_memcpy(&x, p, 8);
+        return _mm256_set1_epi64x(x);
+    }
+    static I imax(I a, I b) { return _mm256_max_epi32(a, b); }
+    static I select(I mask, I a, I b) { return _mm256_or_si256(_mm256_and_si256(mask, a), _mm256_andnot_si256(mask, b)); }
+    static I as_int(F a) { return _mm256_castps_si256(a); }
+    static F as_float(I a) { return _mm256_castsi256_ps(a); }
+    static I to_int(F a) { return _mm256_cvtps_epi32(a); }
+    static F where_positive(F x, F a, F b) { return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, zero(), _CMP_GT_OQ)); }
+    static void store_low_bytes(void * p, I a) {
+        const I low = _mm256_shuffle_epi8(a, _mm256_set1_epi32(0x0c080400));
+        _mm_storel_epi64(static_cast<__m128i *>(p),
+                         _mm_unpacklo_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
+    }
+    template <int N>
+    static I code_bits(I a, I mask) {
+        return _mm256_and_si256(N == 0 ? a : _mm256_srli_epi32(a, N), mask);
+    }
+    static I code_dot(I acc, I codes, I q) { return _mm256_add_epi16(acc, _mm256_maddubs_epi16(codes, q)); }
+    static I code_sums(I total, I acc) {
+        return _mm256_add_epi32(total, _mm256_madd_epi16(acc, _mm256_set1_epi16(1)));
+    }
+    struct Products {
+        I lo, hi;
+    };
+    static void add_products(Products & acc, I a, I q) {
+        acc.lo = _mm256_add_epi32(acc.lo, _mm256_madd_epi16(_mm256_unpacklo_epi8(a, izero()), q));
+        acc.hi = _mm256_add_epi32(acc.hi, _mm256_madd_epi16(_mm256_unpackhi_epi8(a, izero()), q));
+    }
+    static I join_products(const Products & acc) {
+        const F lo = as_float(acc.lo), hi = as_float(acc.hi);
+        return _mm256_add_epi32(as_int(_mm256_shuffle_ps(lo, hi, 0x88)), as_int(_mm256_shuffle_ps(lo, hi, 0xdd)));
+    }
+    static I scale_bytes(I a, I q) {
+        const I lo = _mm256_mulhrs_epi16(_mm256_unpacklo_epi8(a, izero()), q);
+        return _mm256_packs_epi16(lo, _mm256_mulhrs_epi16(_mm256_unpackhi_epi8(a, izero()), q));
+    }
+    static F dup_f16(const char * p) { return _mm256_cvtph_ps(_mm_set1_epi16(half_bits(p))); }
 };
 
 }  // namespace

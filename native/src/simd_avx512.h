@@ -49,6 +49,7 @@ struct Simd {
 
     static F round(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
     static F scale2(F a, F n) { return _mm512_scalef_ps(a, n); }  // a * 2^n
+    static unsigned at_least(F x, F limit) { return _mm512_cmp_ps_mask(x, limit, _CMP_GE_OQ); }  // a bit for each lane
     static F zero_below(F a, F x, F limit) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_GE_OQ), a); }
 
     // Bits of the lanes whose bias lets the cell be seen.
@@ -119,6 +120,75 @@ struct Simd {
         out[0] = _mm512_shuffle_i32x4(lo, hi, 0x88);
         out[1] = _mm512_shuffle_i32x4(lo, hi, 0xdd);
     }
+
+    // ---- sketches: a lane is a strip and holds 4 channels of it ----
+
+    static void istore(void * p, I a) { _mm512_storeu_si512(p, a); }
+    static I iset1(int x) { return _mm512_set1_epi32(x); }
+    static I idup4(const char * p) {  // 4 bytes, to every lane
+        int x;
+        __builtin_memcpy(&x, p, 4);
+        return _mm512_set1_epi32(x);
+    }
+    static I idup8(const char * p) {  // 8 bytes, to every pair of lanes
+        long long x;
+        __builtin_memcpy(&x, p, 8);
+        return _mm512_set1_epi64(x);
+    }
+    static I imax(I a, I b) { return _mm512_max_epi32(a, b); }
+    static I select(I mask, I a, I b) { return _mm512_ternarylogic_epi32(mask, a, b, 0xca); }  // bitwise mask ? a : b
+    static I as_int(F a) { return _mm512_castps_si512(a); }
+    static F as_float(I a) { return _mm512_castsi512_ps(a); }
+    static I to_int(F a) { return _mm512_cvtps_epi32(a); }  // nearest, ties to even
+    static F where_positive(F x, F a, F b) {                // x > 0 ? a : b
+        return _mm512_mask_mov_ps(b, _mm512_cmp_ps_mask(x, zero(), _CMP_GT_OQ), a);
+    }
+    static void store_low_bytes(void * p, I a) {
+        _mm_storeu_si128(static_cast<__m128i *>(p), _mm512_cvtepi32_epi8(a));
+    }
+    template <int N>
+    static I code_bits(I a, I mask) {  // (a >> N) & mask
+        return _mm512_and_si512(N == 0 ? a : _mm512_srli_epi32(a, N), mask);
+    }
+    // Four u8 codes <= 3 times four i8, summed up in a form that code_sums() brings to one int per lane. At most 32 in a row.
+    static I code_dot(I acc, I codes, I q) {
+#ifdef __AVX512VNNI__
+        return _mm512_dpbusd_epi32(acc, codes, q);
+#else
+        return _mm512_add_epi16(acc, _mm512_maddubs_epi16(codes, q));
+#endif
+    }
+    static I code_sums(I total, I acc) {
+#ifdef __AVX512VNNI__
+        return _mm512_add_epi32(total, acc);
+#else
+        return _mm512_add_epi32(total, _mm512_madd_epi16(acc, _mm512_set1_epi16(1)));
+#endif
+    }
+    // u8 times i16, for a q that holds 4 values twice: products summed up by lane (join_products), ...
+    struct Products {
+        I lo, hi;
+    };
+    static void add_products(Products & acc, I a, I q) {
+        const I lo = _mm512_unpacklo_epi8(a, izero()), hi = _mm512_unpackhi_epi8(a, izero());
+#ifdef __AVX512VNNI__
+        acc.lo = _mm512_dpwssd_epi32(acc.lo, lo, q);
+        acc.hi = _mm512_dpwssd_epi32(acc.hi, hi, q);
+#else
+        acc.lo = _mm512_add_epi32(acc.lo, _mm512_madd_epi16(lo, q));
+        acc.hi = _mm512_add_epi32(acc.hi, _mm512_madd_epi16(hi, q));
+#endif
+    }
+    static I join_products(const Products & acc) {
+        const F lo = as_float(acc.lo), hi = as_float(acc.hi);
+        return _mm512_add_epi32(as_int(_mm512_shuffle_ps(lo, hi, 0x88)), as_int(_mm512_shuffle_ps(lo, hi, 0xdd)));
+    }
+    // ... or each / 2^15, rounded, as i8.
+    static I scale_bytes(I a, I q) {
+        const I lo = _mm512_mulhrs_epi16(_mm512_unpacklo_epi8(a, izero()), q);
+        return _mm512_packs_epi16(lo, _mm512_mulhrs_epi16(_mm512_unpackhi_epi8(a, izero()), q));
+    }
+    static F dup_f16(const char * p) { return _mm512_cvtph_ps(_mm256_set1_epi16(half_bits(p))); }
 };
 
 }  // namespace

@@ -124,6 +124,13 @@ struct Simd {
             return a.x[i] * power;
         });
     }
+    static unsigned at_least(const F & x, const F & limit) {
+        unsigned bits = 0;
+        for (int i = 0; i < 8; ++i) {
+            bits |= static_cast<unsigned>(x.x[i] >= limit.x[i]) << i;
+        }
+        return bits;
+    }
     static F zero_below(const F & a, const F & x, const F & limit) {
         return map([&](int i) { return x.x[i] >= limit.x[i] ? a.x[i] : 0.0f; });
     }
@@ -199,6 +206,95 @@ struct Simd {
             out[0].x[i] = acc[i / 4].x[i % 4] + acc[i / 4].x[i % 4 + 4];
         }
     }
+
+    static void istore(void * p, const I & a) { memcpy(p, &a, sizeof(a)); }
+    template <class Op>
+    static I imap(Op op) {
+        I r;
+        for (int i = 0; i < 8; ++i) {
+            r.x[i] = op(i);
+        }
+        return r;
+    }
+    static I iset1(int x) {
+        return imap([&](int) { return x; });
+    }
+    static I idup4(const char * p) {
+        int32_t x;
+        memcpy(&x, p, 4);
+        return iset1(x);
+    }
+    static I idup8(const char * p) {
+        int32_t x[2];
+        memcpy(x, p, 8);
+        return imap([&](int i) { return x[i % 2]; });
+    }
+    static I imax(const I & a, const I & b) {
+        return imap([&](int i) { return a.x[i] > b.x[i] ? a.x[i] : b.x[i]; });
+    }
+    static I select(const I & mask, const I & a, const I & b) {
+        return imap([&](int i) { return (mask.x[i] & a.x[i]) | (~mask.x[i] & b.x[i]); });
+    }
+    static I as_int(const F & a) {
+        I r;
+        memcpy(&r, &a, sizeof(r));
+        return r;
+    }
+    static F as_float(const I & a) {
+        F r;
+        memcpy(&r, &a, sizeof(r));
+        return r;
+    }
+    static I to_int(const F & a) {
+        return imap([&](int i) {
+            // Beyond 2^22 the trick of round() would lose the last bits, and from 2^23 on there is nothing to round.
+            const float x = a.x[i];
+            return static_cast<int32_t>(x < 4194304.0f && x > -4194304.0f ? (x + 12582912.0f) - 12582912.0f : rintf(x));
+        });
+    }
+    static F where_positive(const F & x, const F & a, const F & b) {
+        return map([&](int i) { return x.x[i] > 0.0f ? a.x[i] : b.x[i]; });
+    }
+    static void store_low_bytes(void * p, const I & a) {
+        uint8_t b[8];
+        for (int i = 0; i < 8; ++i) {
+            b[i] = static_cast<uint8_t>(a.x[i]);
+        }
+        memcpy(p, b, sizeof(b));
+    }
+    template <int N>
+    static I code_bits(const I & a, const I & mask) {
+        return imap([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(a.x[i]) >> N) & mask.x[i]; });
+    }
+    static I code_dot(const I & acc, const I & codes, const I & q) { return dot4(acc, codes, q); }
+    static I code_sums(const I & total, const I & acc) {
+        return imap([&](int i) { return total.x[i] + acc.x[i]; });
+    }
+    struct Products {
+        I lo, hi;
+    };
+    static void add_products(Products & acc, const I & a, const I & q) {
+        uint8_t u[32];
+        int16_t f[4];
+        memcpy(u, &a, sizeof(u));
+        memcpy(f, &q, sizeof(f));
+        for (int i = 0; i < 8; ++i) {
+            acc.lo.x[i] += u[4 * i] * f[0] + u[4 * i + 1] * f[1] + u[4 * i + 2] * f[2] + u[4 * i + 3] * f[3];
+        }
+    }
+    static I join_products(const Products & acc) { return acc.lo; }
+    static I scale_bytes(const I & a, const I & q) {
+        uint8_t u[32];
+        int8_t out[32];
+        int16_t f[4];
+        memcpy(u, &a, sizeof(u));
+        memcpy(f, &q, sizeof(f));
+        for (int i = 0; i < 32; ++i) {
+            out[i] = static_cast<int8_t>((u[i] * f[i % 4] + 16384) >> 15);
+        }
+        return iload(out);
+    }
+    static F dup_f16(const char * p) { return gather_f16(p, 0); }
 };
 
 }  // namespace

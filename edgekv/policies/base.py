@@ -1,0 +1,64 @@
+"""What every policy does alike: allocating, forgetting. A policy itself only says what a page is worth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgekv.errors import ConfigError
+from edgekv.observation import Observation, Shape
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The numbers policies are made with."""
+
+    alpha: float = 0.1
+    """ema: weight of the newest step."""
+    sink_tokens: int = 16
+    """anchor: pages that begin before this position are pinned."""
+    recent_tokens: int = 64
+    """recent: pages with one of so many newest positions are pinned."""
+    access_mass: float = 0.01
+    """lru: a page with more attention mass than this, per token, was accessed."""
+    seed: int = 0
+    """random."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha <= 1:
+            raise ConfigError(f"alpha is {self.alpha!r}; it must be above 0 and at most 1")
+        for name in ("sink_tokens", "recent_tokens", "access_mass", "seed"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must not be negative")
+
+
+class Policy:
+    """What pages are worth (`scores`) and which must stay (`pins`); either may be None."""
+
+    scoring = False
+    """The policy has scores."""
+
+    def __init__(self, shape: Shape, settings: Settings):
+        self.shape = shape
+        self.settings = settings
+        self._scores = np.zeros(shape.axes, np.float32) if self.scoring else None
+
+    @property
+    def scores(self) -> np.ndarray | None:
+        """float32 [row, head, page], higher = keep, on the scale of attention mass per token: selection blends it with the sketch's
+        estimate. From n_used_end of the last observation on, it is zero or not yet of meaning."""
+        return self._scores
+
+    @property
+    def pins(self) -> np.ndarray | None:
+        """bool, [page] (all rows and heads) or [row, head, page]: never demoted, always attended."""
+        return None
+
+    def update(self, observation: Observation) -> None:
+        """Take in a step. Called in each, also where no mass was observed."""
+
+    def forget(self, pages: np.ndarray) -> None:
+        """The cells of these pages (int [n], of all rows and heads) hold other tokens now, or none."""
+        if self._scores is not None:
+            self._scores[:, :, pages] = 0

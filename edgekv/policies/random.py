@@ -1,0 +1,28 @@
+"""A fixed random order: what any policy has to beat."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgekv.observation import Observation, Shape
+from edgekv.policies.base import Policy, Settings
+
+
+class Random(Policy):
+    """Scores uniform between 0 and twice the mean mass of a page in use; a page keeps its place in the order until it is forgotten."""
+
+    scoring = True
+
+    def __init__(self, shape: Shape, settings: Settings):
+        super().__init__(shape, settings)
+        self._random = np.random.default_rng(settings.seed)
+        self._draws = self._random.random(shape.axes, np.float32)
+
+    def update(self, observation: Observation) -> None:
+        end = observation.n_used_end
+        if end:
+            np.multiply(self._draws[:, :, :end], np.float32(2 / end), out=self._scores[:, :, :end])
+
+    def forget(self, pages: np.ndarray) -> None:
+        super().forget(pages)
+        self._draws[:, :, pages] = self._random.random((*self.shape.axes[:2], len(pages)), np.float32)

@@ -1,0 +1,240 @@
+#include "hierarchy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace edgekv {
+
+void Hierarchy::shape(const HierarchyShape & shape) {
+    dims = shape;
+
+    const size_t n = (size_t) dims.n_rows*dims.n_heads*dims.n_pages;
+    prior.assign(n, 0.0f);
+    estimated.assign(n, 0.0f);
+    pins.assign(n, 0);
+    table.assign(n, -1);
+
+    sketches.resize(dims.n_rows);
+    now.assign(dims.n_stream, 0);
+    stream_positions.assign(dims.n_stream, nullptr);
+    page_newest.assign(dims.n_pages, -1);
+    page_oldest.assign(dims.n_pages, std::numeric_limits<int32_t>::max());
+    stale_bits.assign((size_t) dims.n_pages*(dims.page_tokens/kSketchStripCells), 0);
+}
+
+// ---- sketches ----------------------------------------------------------------------------------------------------------------
+
+bool Hierarchy::reserve_sketches(int row, SketchKind kind, int head_dim, int n_head_kv) {
+    RowSketch & s = sketches[row];
+    if (s.kind == kind) {
+        return true;
+    }
+
+    const int    n_strips     = dims.pages_per_stream*(dims.page_tokens/kSketchStripCells);
+    const size_t stream_bytes = kind == SketchKind::none ? 0 : edgekv::sketch_bytes(kind, head_dim, n_head_kv, n_strips);
+
+    Buffer fresh;
+    if (!fresh.reserve(stream_bytes*dims.n_stream)) {
+        return false;
+    }
+
+    s.kind         = kind;
+    s.head_dim     = head_dim;
+    s.n_head_kv    = n_head_kv;
+    s.stream_bytes = stream_bytes;
+    s.data         = std::move(fresh);
+    mark_all_stale();
+
+    return true;
+}
+
+void Hierarchy::drop_sketches(int row) {
+    sketches[row] = RowSketch{};
+}
+
+Sketch Hierarchy::sketch(int row, int stream) const {
+    const RowSketch & s = sketches[row];
+
+    return { s.kind, s.head_dim, s.n_head_kv, dims.pages_per_stream*(dims.page_tokens/kSketchStripCells),
+             s.data.data() ? s.data.data() + stream*s.stream_bytes : nullptr };
+}
+
+void Hierarchy::mark_all_stale() {
+    stale_bits.assign(stale_bits.size(), 1);
+}
+
+void Hierarchy::sync(const llama_context * lctx) {
+    if (delivered) {
+        changed.clear();
+        delivered = false;
+    }
+
+    const size_t n_before   = changed.size();
+    const int    per_page   = dims.page_tokens/kSketchStripCells;
+    const int    per_stream = dims.pages_per_stream*per_page;
+
+    stale.clear();
+    for (int s = 0; s < dims.n_stream; ++s) {
+        llama_edgekv_cells cells;
+        if (!llama_edgekv_get_cells(lctx, (uint32_t) s, &cells)) {
+            continue;
+        }
+        stream_positions[s] = cells.pos;
+
+        const int n_cells = (int) cells.n_cells;
+        for (int page = 0; now[s] != cells.now && page < dims.pages_per_stream; ++page) {
+            const int first = page*dims.page_tokens;
+            const int end   = std::min(first + dims.page_tokens, n_cells);
+
+            uint64_t last = 0;
+            for (int c = first; c < end; ++c) {
+                last = std::max(last, cells.changed[c]);
+            }
+            if (last <= now[s]) {
+                continue;
+            }
+
+            int32_t newest = -1;
+            int32_t oldest = std::numeric_limits<int32_t>::max();
+            for (int c = first; c < end; ++c) {
+                if (cells.pos[c] >= 0) {
+                    newest = std::max(newest, cells.pos[c]);
+                    oldest = std::min(oldest, cells.pos[c]);
+                }
+                if (cells.changed[c] > now[s]) {
+                    stale_bits[(size_t) s*per_stream + c/kSketchStripCells] = 1;
+                }
+            }
+            page_newest[s*dims.pages_per_stream + page] = newest;
+            page_oldest[s*dims.pages_per_stream + page] = oldest;
+            changed.push_back(s*dims.pages_per_stream + page);
+        }
+        now[s] = cells.now;
+
+        for (int strip = 0; strip < per_stream; ++strip) {
+            if (!stale_bits[(size_t) s*per_stream + strip]) {
+                continue;
+            }
+            uint32_t valid = 0;
+            for (int i = 0; i < kSketchStripCells; ++i) {
+                const int c = strip*kSketchStripCells + i;
+                valid |= c < n_cells && cells.pos[c] >= 0 ? 1u << i : 0;
+            }
+            stale.push_back({ s, strip, valid });
+        }
+    }
+
+    if (n_published > 0) {
+        for (size_t i = n_before; i < changed.size(); ++i) {
+            for (int row = 0; row < dims.n_rows*dims.n_heads; ++row) {
+                int32_t & slot = table[(size_t) row*dims.n_pages + changed[i]];
+                n_published -= slot >= 0;
+                slot = -1;
+            }
+        }
+    }
+    if (n_before > 0) {
+        std::sort(changed.begin(), changed.end());
+        changed.erase(std::unique(changed.begin(), changed.end()), changed.end());
+    }
+}
+
+// ---- arena -------------------------------------------------------------------------------------------------------------------
+
+bool Hierarchy::set_arena(int n_slots) {
+    Buffer fresh;
+    if (!fresh.reserve((size_t) n_slots*dims.slot_bytes)) {
+        return false;
+    }
+
+    const int n_kept = std::min(n_slots, this->n_slots());
+    if (n_kept > 0) {
+        std::memcpy(fresh.data(), arena.data(), (size_t) n_kept*dims.slot_bytes);
+    }
+    for (int32_t & slot : table) {
+        if (slot >= n_slots) {
+            slot = -1;
+            n_published -= 1;
+        }
+    }
+    arena = std::move(fresh);
+    slot_copied.resize(n_slots);
+
+    return true;
+}
+
+bool Hierarchy::page_changed_since(const llama_context * lctx, int page, uint64_t time) const {
+    llama_edgekv_cells cells;
+    if (!llama_edgekv_get_cells(lctx, (uint32_t) (page/dims.pages_per_stream), &cells)) {
+        return true;
+    }
+
+    const int first = page%dims.pages_per_stream*dims.page_tokens;
+    for (int c = first; c < std::min(first + dims.page_tokens, (int) cells.n_cells); ++c) {
+        if (cells.changed[c] > time) {
+            return true;
+        }
+    }
+
+    return false;
+}
+
+bool Hierarchy::publish(const llama_context * lctx, const edgekv_move & move) {
+    const Copied & copy = slot_copied[move.slot];
+    if (copy.id != id(move) || page_changed_since(lctx, move.page, copy.time)) {
+        return false;
+    }
+
+    int32_t & slot = table[id(move)];
+    n_published += slot < 0;
+    slot = move.slot;
+
+    return true;
+}
+
+void Hierarchy::release(const edgekv_move & move) {
+    int32_t & slot = table[id(move)];
+    n_published -= slot >= 0;
+    slot = -1;
+}
+
+// ---- selection ---------------------------------------------------------------------------------------------------------------
+
+void Hierarchy::steer(const std::vector<uint32_t> & buckets, double n_budget, double n_pinned) {
+    // the largest value that leaves no more pages above it than the budget allows; even inside the bucket where it lies
+    double left = n_budget - n_pinned;
+    int    b    = kValueBuckets - 1;
+    for (; b >= 0 && left >= buckets[b]; --b) {
+        left -= buckets[b];
+    }
+    if (b < 0) {
+        pooled_threshold = 0.0f;
+        return;
+    }
+
+    const float  low    = bucket_value(b);
+    const float  high   = b + 1 < kValueBuckets ? bucket_value(b + 1) : low;
+    const double inside = std::max(0.0, left)/buckets[b];
+    const float  wanted = std::max(high - (float) inside*(high - low), std::numeric_limits<float>::min());
+
+    // half way, on a log scale: steps differ, and the budget is kept on average
+    pooled_threshold = pooled_threshold > 0.0f ? std::sqrt(pooled_threshold*wanted) : wanted;
+}
+
+size_t Hierarchy::sketch_bytes() const {
+    size_t n = 0;
+    for (const auto & s : sketches) {
+        n += s.data.size();
+    }
+
+    return n;
+}
+
+size_t Hierarchy::table_bytes() const {
+    return prior.size()*sizeof(float) + estimated.size()*sizeof(float) + pins.size() + table.size()*sizeof(int32_t) +
+           (page_newest.size() + page_oldest.size())*sizeof(int32_t) + stale_bits.size() + slot_copied.size()*sizeof(Copied);
+}
+
+}  // namespace edgekv

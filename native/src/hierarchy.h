@@ -1,0 +1,120 @@
+// The memory hierarchy of one context: sketches of every page, the page table and its arena, and what selection needs and leaves.
+#pragma once
+
+#include "attend.h"
+#include "buffer.h"
+#include "edgekv.h"
+#include "llama-edgekv.h"
+#include "select.h"
+#include "sketch.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace edgekv {
+
+// Cells whose K is not what the sketch was built from.
+struct StaleStrip {
+    int stream;
+    int strip;
+    uint32_t valid;  // a bit for each cell that holds a key
+};
+
+struct HierarchyShape {
+    int n_rows, n_heads;
+    int n_stream, n_cells;  // cells of a stream
+    int page_tokens;
+    int pages_per_stream, n_pages;
+    size_t slot_bytes;  // of the largest row
+};
+
+class Hierarchy {
+public:
+    // throws std::bad_alloc
+    void shape(const HierarchyShape & shape);
+
+    // Buffers of a sketch kind for `row`; strips are empty and stale where the kind or the row is new. false: out of memory
+    bool reserve_sketches(int row, SketchKind kind, int head_dim, int n_head_kv);
+    void drop_sketches(int row);
+    Sketch sketch(int row, int stream) const;
+
+    // Decoding thread, before a ubatch is computed: what changed since the call before. Pages that changed leave the table.
+    void sync(const llama_context * lctx);
+    void mark_all_stale();
+    const std::vector<StaleStrip> & stale_strips() const { return stale; }
+    void sketches_are_true() { stale_bits.assign(stale_bits.size(), 0); }
+    const std::vector<int32_t> & changed_pages() const { return changed; }
+    void changes_delivered() { delivered = true; }
+    bool only_tail_changed() const { return changed.size() <= 2; }
+
+    const int32_t * positions(int stream) const { return stream_positions[stream]; }
+    const int32_t * newest(int stream) const { return page_newest.data() + (size_t) stream*dims.pages_per_stream; }
+    const int32_t * oldest(int stream) const { return page_oldest.data() + (size_t) stream*dims.pages_per_stream; }
+
+    float * priority(int row, int stream, int head) { return row_of(prior, row, stream, head); }
+    uint8_t * pinned(int row, int stream, int head) { return row_of(pins, row, stream, head); }
+    int32_t * slots(int row, int stream, int head) { return row_of(table, row, stream, head); }
+    float * known(int row, int stream, int head) { return row_of(estimated, row, stream, head); }
+
+    // the arena
+    bool set_arena(int n_slots);  // false: out of memory, nothing changed
+    int n_slots() const { return (int) slot_copied.size(); }
+    char * slot(int i) { return arena.data() + (size_t) i*dims.slot_bytes; }
+    const char * arena_data() const { return n_slots() > 0 ? arena.data() : nullptr; }
+    void copied(const edgekv_move & move) { slot_copied[move.slot] = {now[move.page/dims.pages_per_stream], id(move)}; }
+    bool publish(const llama_context * lctx, const edgekv_move & move);
+    void release(const edgekv_move & move);
+
+    // pooled budget: the value from which pages are taken, steered so that the steps attend the budget on average
+    float threshold() const { return pooled_threshold; }
+    void steer(const std::vector<uint32_t> & buckets, double n_budget, double n_pinned);
+    void forget_threshold() { pooled_threshold = 0.0f; }
+
+    size_t sketch_bytes() const;
+    size_t arena_bytes() const { return arena.size(); }
+    size_t table_bytes() const;
+
+    HierarchyShape dims = {};
+
+private:
+    template <class T>
+    T * row_of(std::vector<T> & array, int row, int stream, int head) {
+        return array.data() + ((size_t) row*dims.n_heads + head)*dims.n_pages + (size_t) stream*dims.pages_per_stream;
+    }
+
+    struct RowSketch {
+        SketchKind kind = SketchKind::none;
+        int head_dim = 0, n_head_kv = 0;
+        size_t stream_bytes = 0;
+        Buffer data;
+    };
+
+    struct Copied {
+        uint64_t time = 0;
+        int64_t id    = -1;
+    };
+
+    int64_t id(const edgekv_move & move) const { return ((int64_t) move.row*dims.n_heads + move.head)*dims.n_pages + move.page; }
+    bool page_changed_since(const llama_context * lctx, int page, uint64_t time) const;
+
+    std::vector<RowSketch> sketches;
+    std::vector<uint8_t> stale_bits;  // [stream][strip]
+    std::vector<StaleStrip> stale;
+
+    std::vector<uint64_t> now;        // [stream] clock time of the last sync
+    std::vector<const int32_t *> stream_positions;
+    std::vector<int32_t> page_newest, page_oldest;
+    std::vector<int32_t> changed;
+    bool delivered = true;
+
+    std::vector<float> prior, estimated;
+    std::vector<uint8_t> pins;
+    std::vector<int32_t> table;
+    int n_published = 0;
+
+    Buffer arena;
+    std::vector<Copied> slot_copied;
+    float pooled_threshold = 0.0f;
+};
+
+}  // namespace edgekv

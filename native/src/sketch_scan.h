@@ -1,0 +1,407 @@
+// Estimates the strips of a head for its query group, kLanes strips at a time, with a strip in each lane.
+#pragma once
+
+#include "sketch_query.h"
+
+namespace edgekv {
+namespace {
+
+constexpr int kKeys = 4;  // keys of a strip that share the loads of the factors
+
+// What one scan of some rows needs to know; the rows are consecutive in the prepared query.
+struct Scan {
+    const char * rows;
+    size_t row_bytes;
+    float softcap;
+    float * estimates;  // of the first row and strip
+    size_t stride;
+};
+
+// Fetches a part of the next block while this one is worked on.
+struct NextBlock {
+    const char * next;
+    int bytes;
+    void fetch() {
+        for (int i = 0; i < bytes; i += 64) {
+            Simd::prefetch(next + i);
+        }
+        next += bytes;
+    }
+};
+
+// ln(x) for x > 0, off by less than 1e-4 + 1e-6 |ln x|.
+inline F vector_log(F x) {
+    // The bits of a float, as an integer, are 2^23 * (127 + log2 x) but for a function of the fraction alone.
+    const F y = Simd::fma(Simd::to_float(Simd::as_int(x)), Simd::set1(0x1p-23f), Simd::set1(-127.0f));
+    const F f = Simd::sub(y, Simd::round(Simd::sub(y, Simd::set1(0.5f))));
+    F p = Simd::fma(Simd::set1(0.0821306446f), f, Simd::set1(-0.239058182f));
+    p = Simd::fma(p, f, Simd::set1(0.438725733f));
+    p = Simd::mul(p, Simd::mul(f, Simd::sub(Simd::set1(1.0f), f)));
+    return Simd::mul(Simd::add(y, p), Simd::set1(0.693147181f));
+}
+
+// Three things take turns, so that the multipliers never wait: while the codes of one vector of strips are multiplied, the factors
+// of the next vector are made and the exponentials of the last one are summed up.
+template <int D, int Bits, int NR>
+struct CodeScan {
+    static constexpr int kQuads = D / 4;
+    static constexpr int kPerDword = 8 / Bits;  // quads
+    static constexpr int kKeyVectors = (kQuads + kPerDword - 1) / kPerDword;
+    static constexpr int kTurns = kSketchStripCells / kKeys * kKeyVectors;
+    static constexpr int kTurnQuads = (kQuads + kTurns - 1) / kTurns;
+    static constexpr int kMask = Bits == 2 ? 0x03030303 : 0x01010101;
+    static constexpr int kFlush = 32 / kPerDword;  // vectors after which code_dot() must be summed up
+
+    struct Stage {
+        const char * block;
+        float * estimates;
+        alignas(64) char factors[kQuads][NR][sizeof(I)];  // query times step, as i8
+        alignas(64) int32_t dots[kSketchStripCells][NR][kLanes];
+        F base[NR];  // the logit of code 0 everywhere
+        I top[NR];
+    };
+
+    const Scan & scan;
+    const char * q[NR];
+    SketchRow header[NR];
+    Stage stages[3];
+
+    explicit CodeScan(const Scan & s) : scan(s) {
+        for (int r = 0; r < NR; ++r) {
+            const char * row = scan.rows + static_cast<size_t>(r) * scan.row_bytes;
+            header[r] = row_header(row);
+            q[r] = row + kRowQ;
+        }
+    }
+
+    void make_factor(Stage & stage, int quad, Simd::Products * sums) {
+        const char * params = stage.block + (3 + 2 * quad) * kVectorBytes;
+        const I low = Simd::iload(params);
+        const I step = Simd::iload(params + kVectorBytes);
+        EDGEKV_UNROLL
+        for (int r = 0; r < NR; ++r) {
+            const I factor = Simd::idup8(q[r] + 8 * quad);
+            Simd::add_products(sums[r], low, factor);
+            Simd::istore(stage.factors[quad][r], Simd::scale_bytes(step, factor));
+        }
+    }
+
+    void make_base(Stage & stage, const Simd::Products * sums) {
+        const F scale = Simd::load(stage.block + kVectorBytes);
+        EDGEKV_UNROLL
+        for (int r = 0; r < NR; ++r) {
+            const I sum = Simd::isub(Simd::join_products(sums[r]), header[r].excess);
+            stage.base[r] = Simd::mul(Simd::to_float(sum), Simd::mul(scale, Simd::set1(header[r].unit)));
+        }
+    }
+
+    template <int S>
+    static void dot_quad(const I * codes, const char (*factor)[sizeof(I)], I (*acc)[NR]) {
+        const I mask = Simd::iset1(kMask);
+        I c[kKeys];
+        EDGEKV_UNROLL
+        for (int t = 0; t < kKeys; ++t) {
+            c[t] = Simd::template code_bits<Bits * S>(codes[t], mask);
+        }
+        EDGEKV_UNROLL
+        for (int r = 0; r < NR; ++r) {
+            const I f = Simd::iload(factor[r]);
+            EDGEKV_UNROLL
+            for (int t = 0; t < kKeys; ++t) {
+                acc[t][r] = Simd::code_dot(acc[t][r], c[t], f);
+            }
+        }
+    }
+
+    template <int S = 0>
+    static void dot_vector(const I * codes, int v, const char (*factors)[NR][sizeof(I)], I (*acc)[NR]) {
+        if constexpr (S < kPerDword) {
+            if (kQuads % kPerDword == 0 || v * kPerDword + S < kQuads) {
+                dot_quad<S>(codes, factors[v * kPerDword + S], acc);
+                dot_vector<S + 1>(codes, v, factors, acc);
+            }
+        }
+    }
+
+    F slope(const Stage & stage, int r) const { return Simd::mul(Simd::load(stage.block), Simd::set1(header[r].unit * 32768.0f)); }
+
+    // Sums up exp(scale * (dot - top)) over the keys t0 .. t0 + kKeys. The exponential is the one that reading an integer as a
+    // float gives: 2^n * (1 + f) for 2^(n + f), too large by up to 6.15 %; centred, that leaves an error of 0.0304 at most.
+    static void add_exps(const Stage & stage, int t0, const F * rate, const F * start, F * sums) {
+        EDGEKV_UNROLL
+        for (int t = 0; t < kKeys; ++t) {
+            EDGEKV_UNROLL
+            for (int r = 0; r < NR; ++r) {
+                const F bits = Simd::fma(Simd::to_float(Simd::iload(stage.dots[t0 + t][r])), rate[r], start[r]);
+                sums[r] = Simd::add(sums[r], Simd::as_float(Simd::to_int(Simd::max(bits, Simd::zero()))));
+            }
+        }
+    }
+
+    void store(const Stage & stage, int r, F x) {
+        const F share = Simd::load(stage.block + 2 * kVectorBytes);
+        Simd::store(stage.estimates + static_cast<size_t>(r) * scan.stride, Simd::where_positive(share, x, Simd::set1(-INFINITY)));
+    }
+
+    // One round: dots of `now`, meanwhile factors of `next` and exponentials of `last`; either may be missing.
+    template <bool Next, bool Last>
+    void turn(Stage & last, Stage & now, Stage & next, NextBlock & ahead) {
+        Simd::Products products[NR];
+        F rate[NR], start[NR], sums[NR];
+        EDGEKV_UNROLL
+        for (int r = 0; r < NR; ++r) {
+            products[r] = {Simd::izero(), Simd::izero()};
+            now.top[r] = Simd::iset1(INT32_MIN);
+            if constexpr (Last) {
+                rate[r] = Simd::mul(slope(last, r), Simd::set1(1.44269504f * 0x1p23f));
+                start[r] = Simd::fnma(Simd::to_float(last.top[r]), rate[r], Simd::set1(127.0f * 0x1p23f));
+                sums[r] = Simd::zero();
+            }
+        }
+        const char * codes = now.block + (3 + 2 * kQuads) * kVectorBytes;
+        int quad = 0;
+        for (int t0 = 0; t0 < kSketchStripCells; t0 += kKeys) {
+            if constexpr (Last) {
+                add_exps(last, t0, rate, start, sums);
+            }
+            I acc[kKeys][NR], total[kKeys][NR];
+            EDGEKV_UNROLL
+            for (int t = 0; t < kKeys; ++t) {
+                EDGEKV_UNROLL
+                for (int r = 0; r < NR; ++r) {
+                    acc[t][r] = total[t][r] = Simd::izero();
+                }
+            }
+            for (int v = 0; v < kKeyVectors; ++v) {
+                I c[kKeys];
+                EDGEKV_UNROLL
+                for (int t = 0; t < kKeys; ++t) {
+                    c[t] = Simd::iload(codes + ((t0 + t) * kKeyVectors + v) * kVectorBytes);
+                }
+                dot_vector(c, v, now.factors, acc);
+                if (v % kFlush == kFlush - 1 && v != kKeyVectors - 1) {
+                    EDGEKV_UNROLL
+                    for (int t = 0; t < kKeys; ++t) {
+                        EDGEKV_UNROLL
+                        for (int r = 0; r < NR; ++r) {
+                            total[t][r] = Simd::code_sums(total[t][r], acc[t][r]);
+                            acc[t][r] = Simd::izero();
+                        }
+                    }
+                }
+                if constexpr (Next) {
+                    for (int i = 0; i < kTurnQuads; ++i, ++quad) {
+                        if (kTurns * kTurnQuads == kQuads || quad < kQuads) {
+                            make_factor(next, quad, products);
+                        }
+                    }
+                }
+            }
+            EDGEKV_UNROLL
+            for (int t = 0; t < kKeys; ++t) {
+                EDGEKV_UNROLL
+                for (int r = 0; r < NR; ++r) {
+                    const I dot = Simd::code_sums(total[t][r], acc[t][r]);
+                    Simd::istore(now.dots[t0 + t][r], dot);
+                    now.top[r] = Simd::imax(now.top[r], dot);
+                }
+            }
+            ahead.fetch();
+        }
+        if constexpr (Next) {
+            make_base(next, products);
+        }
+        if constexpr (Last) {
+            finish(last, sums);
+        }
+    }
+
+    void finish(const Stage & last, const F * sums) {
+        const F share = Simd::load(last.block + 2 * kVectorBytes);
+        EDGEKV_UNROLL
+        for (int r = 0; r < NR; ++r) {
+            const F tail = Simd::add(vector_log(Simd::mul(sums[r], share)), Simd::set1(-0.0298f));
+            store(last, r, Simd::add(Simd::fma(Simd::to_float(last.top[r]), slope(last, r), last.base[r]), tail));
+        }
+    }
+
+    void first(Stage & stage) {
+        Simd::Products products[NR];
+        for (int r = 0; r < NR; ++r) {
+            products[r] = {Simd::izero(), Simd::izero()};
+        }
+        for (int quad = 0; quad < kQuads; ++quad) {
+            make_factor(stage, quad, products);
+        }
+        make_base(stage, products);
+    }
+
+    void exps(Stage & last) {
+        F rate[NR], start[NR], sums[NR];
+        for (int r = 0; r < NR; ++r) {
+            rate[r] = Simd::mul(slope(last, r), Simd::set1(1.44269504f * 0x1p23f));
+            start[r] = Simd::fnma(Simd::to_float(last.top[r]), rate[r], Simd::set1(127.0f * 0x1p23f));
+            sums[r] = Simd::zero();
+        }
+        for (int t = 0; t < kSketchStripCells; t += kKeys) {
+            add_exps(last, t, rate, start, sums);
+        }
+        finish(last, sums);
+    }
+
+    void capped(const Stage & stage) {
+        const F share = Simd::load(stage.block + 2 * kVectorBytes);
+        for (int r = 0; r < NR; ++r) {
+            const F scale = slope(stage, r);
+            F logit[kSketchStripCells];
+            F top = Simd::set1(-INFINITY);
+            for (int t = 0; t < kSketchStripCells; ++t) {
+                logit[t] = Simd::fma(Simd::to_float(Simd::iload(stage.dots[t][r])), scale, stage.base[r]);
+                logit[t] = vector_softcap(logit[t], scan.softcap);
+                top = Simd::max(top, logit[t]);
+            }
+            F sum = Simd::zero();
+            for (int t = 0; t < kSketchStripCells; ++t) {
+                sum = Simd::add(sum, vector_exp(Simd::sub(logit[t], top)));
+            }
+            store(stage, r, Simd::add(top, vector_log(Simd::mul(sum, share))));
+        }
+    }
+
+    void run(const char * block, int block_bytes, int n_blocks) {
+        constexpr int passes = kSketchBlockStrips / kLanes;
+        const int n = n_blocks * passes;
+        if (n == 0) {
+            return;
+        }
+        const auto enter = [&](int i) {
+            Stage & stage = stages[i % 3];
+            stage.block = block + i / passes * static_cast<size_t>(block_bytes) + i % passes * kLanes * 4;
+            stage.estimates = scan.estimates + static_cast<size_t>(i) * kLanes;
+        };
+        enter(0);
+        first(stages[0]);
+        NextBlock ahead{block + 2 * block_bytes, (block_bytes / 64 + 4 * passes - 1) / (4 * passes) * 64};
+        for (int i = 0; i < n; ++i) {
+            Stage & last = stages[(i + 2) % 3], & now = stages[i % 3], & next = stages[(i + 1) % 3];
+            const bool has_next = i + 1 < n, has_last = i > 0 && scan.softcap == 0.0f;
+            if (has_next) {
+                enter(i + 1);
+            }
+            if (has_next) {
+                has_last ? turn<true, true>(last, now, next, ahead) : turn<true, false>(last, now, next, ahead);
+            } else {
+                has_last ? turn<false, true>(last, now, next, ahead) : turn<false, false>(last, now, next, ahead);
+            }
+            if (scan.softcap != 0.0f) {
+                capped(now);
+            }
+        }
+        if (scan.softcap == 0.0f) {
+            exps(stages[(n - 1) % 3]);
+        }
+    }
+};
+
+// The bound of a box: each channel of the query meets the end that makes more of it.
+template <int D, int NR>
+struct BoxScan {
+    const Scan & scan;
+    const char * q[NR];
+    SketchRow header[NR];
+
+    explicit BoxScan(const Scan & s) : scan(s) {
+        for (int r = 0; r < NR; ++r) {
+            const char * row = scan.rows + static_cast<size_t>(r) * scan.row_bytes;
+            header[r] = row_header(row);
+            q[r] = row + kRowQ;
+        }
+    }
+
+    void run(const char * block, size_t strip, NextBlock & ahead) {
+        const char * params = block + 2 * kVectorBytes;
+        Simd::Products products[NR];
+        EDGEKV_UNROLL
+        for (int r = 0; r < NR; ++r) {
+            products[r] = {Simd::izero(), Simd::izero()};
+        }
+        for (int i = 0; i < D / 4; ++i) {
+            if (i % (D / 16) == 0) {
+                ahead.fetch();
+            }
+            const I least = Simd::iload(params + 2 * i * kVectorBytes);
+            const I most = Simd::iload(params + (2 * i + 1) * kVectorBytes);
+            EDGEKV_UNROLL
+            for (int r = 0; r < NR; ++r) {
+                const I k = Simd::select(Simd::idup4(q[r] + 2 * D + 4 * i), most, least);
+                Simd::add_products(products[r], k, Simd::idup8(q[r] + 8 * i));
+            }
+        }
+        const F scale = Simd::load(block);
+        const F reach = Simd::load(block + kVectorBytes);
+        for (int r = 0; r < NR; ++r) {
+            const F sum = Simd::to_float(Simd::isub(Simd::join_products(products[r]), header[r].excess));
+            F x = Simd::mul(sum, Simd::mul(scale, Simd::set1(header[r].unit)));
+            x = Simd::fma(reach, Simd::set1(header[r].slack), x);
+            if (scan.softcap != 0.0f) {
+                x = Simd::add(vector_softcap(x, scan.softcap), Simd::set1(scan.softcap * 0x1p-18f));
+            }
+            Simd::store(scan.estimates + static_cast<size_t>(r) * scan.stride + strip,
+                        Simd::where_positive(scale, x, Simd::set1(-INFINITY)));
+        }
+    }
+
+    void run(const char * block, int block_bytes, int n_blocks) {
+        constexpr int passes = kSketchBlockStrips / kLanes;
+        for (int b = 0; b < n_blocks; ++b, block += block_bytes) {
+            // up to 3 lines too many a block, which are those of the block after it
+            NextBlock ahead{block + block_bytes, (block_bytes / 64 + 4 * passes - 1) / (4 * passes) * 64};
+            for (int pass = 0; pass < passes; ++pass) {
+                run(block + pass * kLanes * 4, static_cast<size_t>(b) * kSketchBlockStrips + pass * kLanes, ahead);
+            }
+        }
+    }
+};
+
+template <int D, int NR>
+void scan_kind(SketchKind kind, const Scan & scan, const char * block, int block_bytes, int n_blocks) {
+    switch (kind) {
+        case SketchKind::none: return;
+        case SketchKind::box: return BoxScan<D, NR>(scan).run(block, block_bytes, n_blocks);
+        case SketchKind::b1: return CodeScan<D, 1, NR>(scan).run(block, block_bytes, n_blocks);
+        case SketchKind::b2: return CodeScan<D, 2, NR>(scan).run(block, block_bytes, n_blocks);
+    }
+}
+
+template <int D>
+void scan_head(SketchKind kind, const Scan & whole, int group, const char * block, int block_bytes, int n_blocks) {
+    constexpr auto rows = [](int n) { return n < Simd::kRows ? n : Simd::kRows; };
+    constexpr void (*by_rows[])(SketchKind, const Scan &, const char *, int, int) = {
+        scan_kind<D, rows(1)>, scan_kind<D, rows(2)>, scan_kind<D, rows(3)>, scan_kind<D, rows(4)>};
+    const int n_parts = (group + Simd::kRows - 1) / Simd::kRows;
+    for (int part = 0, done = 0; part < n_parts; ++part) {
+        const int count = (group - done + n_parts - part - 1) / (n_parts - part);  // as even as it gets
+        Scan scan = whole;
+        scan.rows += static_cast<size_t>(done) * scan.row_bytes;
+        scan.estimates += static_cast<size_t>(done) * scan.stride;
+        by_rows[count - 1](kind, scan, block, block_bytes, n_blocks);
+        done += count;
+    }
+}
+
+inline void scan(const Sketch & sketch, const SketchLayout & layout, const SketchQuery & query, const char * prepared, int head,
+                 int first_block, int n_blocks, float * estimates, size_t stride) {
+    const Scan whole{prepared, row_bytes(sketch.kind, sketch.head_dim), query.softcap, estimates, stride};
+    const char * block =
+        sketch.data + (static_cast<size_t>(head) * layout.n_blocks + first_block) * static_cast<size_t>(layout.block_bytes);
+    switch (sketch.head_dim) {
+        case 64: return scan_head<64>(sketch.kind, whole, query.group, block, layout.block_bytes, n_blocks);
+        case 80: return scan_head<80>(sketch.kind, whole, query.group, block, layout.block_bytes, n_blocks);
+        case 96: return scan_head<96>(sketch.kind, whole, query.group, block, layout.block_bytes, n_blocks);
+        case 128: return scan_head<128>(sketch.kind, whole, query.group, block, layout.block_bytes, n_blocks);
+        case 256: return scan_head<256>(sketch.kind, whole, query.group, block, layout.block_bytes, n_blocks);
+    }
+}
+
+}  // namespace
+}  // namespace edgekv

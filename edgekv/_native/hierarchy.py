@@ -9,6 +9,7 @@ import numpy as np
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import Handle, _check, _view, selection
 from edgekv.config import KvOptions
+from edgekv.kernels.select import Selection
 
 MOVE = np.dtype([("row", np.int32), ("head", np.int32), ("page", np.int32), ("slot", np.int32)])
 """One edgekv_move."""
@@ -88,3 +89,37 @@ def last_pages(handle: Handle, row: int, head: int, token: int = 0) -> np.ndarra
     pages = np.zeros(n, np.int32)
     lib.edgekv_last_pages(handle, row, head, token, ffi.from_buffer("int32_t *", pages), n)
     return pages
+
+
+@dataclass(frozen=True)
+class NativeCheck:
+    n_strips_wrong: int
+    n_strips: int
+    n_slots_wrong: int
+    n_slots: int
+
+
+def check(handle: Handle) -> NativeCheck:
+    """Compare every sketch with one built anew, and every slot in the page table with home."""
+    out = lib.edgekv_check(handle)
+    return NativeCheck(out.n_strips_wrong, out.n_strips, out.n_slots_wrong, out.n_slots)
+
+
+def select(estimates: np.ndarray | None, standing: np.ndarray, priority: np.ndarray, pinned: np.ndarray, n_budget: int,
+           threshold: float = -1.0, coverage: float = 0.0, floor: float = 0.0, blend: float = 0.5, isa: int = 0) -> Selection:
+    """`edgekv.kernels.select.select`, by the kernel of an instruction set."""
+    arrays = [np.ascontiguousarray(a, t) for a, t in ((standing, np.float32), (priority, np.float32), (pinned, np.uint8))]
+    scores = None if estimates is None else np.ascontiguousarray(estimates, np.float32)
+    group, n = 1 if scores is None else len(scores), len(standing)
+    pages, covered, missed = np.zeros(n, np.int32), np.zeros(group, np.float32), np.zeros(n, np.float32)
+
+    def pointer(kind: str, array: np.ndarray | None):
+        return ffi.NULL if array is None else ffi.from_buffer(f"{kind} *", array)
+
+    args = ffi.new("edgekv_select_args *", {
+        "n_pages": n, "group": group, "estimates": pointer("float", scores), "standing": pointer("float", arrays[0]),
+        "priority": pointer("float", arrays[1]), "pinned": pointer("uint8_t", arrays[2]), "n_budget": n_budget,
+        "threshold": threshold, "coverage": coverage, "floor": floor, "blend": blend, "pages": pointer("int32_t", pages),
+        "covered": pointer("float", covered), "missed": pointer("float", missed)})
+    _check(lib.edgekv_select(args, isa))
+    return Selection(pages[: args.n_taken], covered, missed, bool(args.fell_back))

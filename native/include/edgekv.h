@@ -281,6 +281,38 @@ EDGEKV_API edgekv_status edgekv_get_rows(const edgekv_context * ctx, int il, boo
 EDGEKV_API edgekv_memory edgekv_get_memory(const edgekv_context * ctx);
 EDGEKV_API edgekv_counters edgekv_get_counters(const edgekv_context * ctx);
 
+/* What must always hold: the sketch of every strip that is not about to be rebuilt equals one built from the keys in home, and every
+   slot in the page table holds the bytes of its page. Slow; between ubatches. Returns how many do not. */
+typedef struct {
+    int n_strips_wrong;
+    int n_strips;      /* compared */
+    int n_slots_wrong;
+    int n_slots;
+} edgekv_check_result;
+EDGEKV_API edgekv_check_result edgekv_check(const edgekv_context * ctx);
+
+/* Selection as a function of arrays, for one query token and KV head: what mode sparse runs in each layer. Fields as in the selection
+   of a context; `estimates` [group][n_pages] are the natural log of each page's sum of exponentials; null: none. */
+typedef struct {
+    int n_pages;
+    int group;
+    const float * estimates;
+    const float * standing;   /* [n_pages] -inf: invisible, +inf: always taken, otherwise 0 */
+    const float * priority;   /* [n_pages] or null */
+    const uint8_t * pinned;   /* [n_pages] or null */
+    int n_budget;
+    float threshold;          /* pooled: the value from which a page is taken; -1: by budget */
+    float coverage;
+    float floor;
+    float blend;
+    int32_t * pages;          /* out [n_pages] */
+    float * covered;          /* out [group] */
+    float * missed;           /* out [n_pages]: estimated mass of the pages not taken, otherwise 0 */
+    int n_taken;              /* out */
+    bool fell_back;           /* out */
+} edgekv_select_args;
+EDGEKV_API edgekv_status edgekv_select(edgekv_select_args * args, int isa);
+
 /* Instruction sets by number, portable first; the name is null past the last. */
 EDGEKV_API const char * edgekv_isa_name(int isa);
 EDGEKV_API bool edgekv_isa_supported(int isa);

@@ -617,6 +617,90 @@ edgekv_counters edgekv_get_counters(const edgekv_context * ctx) {
     return ctx->counters;
 }
 
+edgekv_check_result edgekv_check(const edgekv_context * ctx) {
+    edgekv_check_result out = {};
+    auto & tiers = const_cast<edgekv_context *>(ctx)->hierarchy;
+
+    for (const auto & layer : ctx->layers) {
+        const int row = layer->info.row;
+        if (row < 0) {
+            continue;
+        }
+
+        const ggml_tensor * k = layer->seam.k;
+        const ggml_tensor * v = layer->seam.v;
+        const size_t k_row = ggml_row_size(k->type, layer->seam.head_dim_k);
+        const size_t v_row = ggml_row_size(v->type, layer->seam.head_dim_v);
+
+        std::vector<SketchKeys> keys;
+        for (int s = 0; s < ctx->n_stream; ++s) {
+            keys.push_back({ k->type == GGML_TYPE_Q8_0 ? CellType::q8_0 : CellType::f16,
+                             static_cast<const char *>(k->data) + s*k->nb[2], k->nb[1], k_row });
+        }
+        out.n_strips_wrong += tiers.count_wrong(ctx->lctx, row, keys, out.n_strips);
+
+        for (int head = 0; head < layer->info.n_head_kv; ++head) {
+            for (int page = 0; page < ctx->n_pages; ++page) {
+                const int slot = tiers.slots(row, 0, head)[page];
+                if (slot < 0) {
+                    continue;
+                }
+                out.n_slots += 1;
+                const char * copy   = tiers.slot(slot);
+                const int    stream = page/ctx->pages_per_stream;
+                const int    first  = page%ctx->pages_per_stream*ctx->params.page_tokens;
+                for (int i = 0; i < ctx->params.page_tokens && first + i < ctx->n_cells; ++i) {
+                    const char * home_k = static_cast<const char *>(k->data) + stream*k->nb[2] + (first + i)*k->nb[1] + head*k_row;
+                    const char * home_v = static_cast<const char *>(v->data) + stream*v->nb[2] + (first + i)*v->nb[1] + head*v_row;
+                    if (std::memcmp(copy + i*k_row, home_k, k_row) != 0 ||
+                        std::memcmp(copy + ctx->params.page_tokens*k_row + i*v_row, home_v, v_row) != 0) {
+                        out.n_slots_wrong += 1;
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    return out;
+}
+
+edgekv_status edgekv_select(edgekv_select_args * args, int isa) {
+    if (isa < 0 || isa >= kNumIsa || !isa_supported(kAllIsa[isa])) {
+        return fail(EDGEKV_UNSUPPORTED, "this instruction set is not available on this machine or in this build");
+    }
+
+    Buffer scratch;
+    if (!scratch.reserve(select_scratch_bytes(args->n_pages, 1, args->group))) {
+        return fail(EDGEKV_NO_MEMORY, "there is no memory to select pages");
+    }
+
+    SelectProblem p = {};
+    p.n_pages   = args->n_pages;
+    p.per_page  = 1;
+    p.group     = args->group;
+    p.estimates = args->estimates;
+    p.stride    = args->n_pages;
+    p.standing  = args->standing;
+    p.priority  = args->priority;
+    p.pinned    = args->pinned;
+    p.n_budget  = args->n_budget;
+    p.threshold = args->threshold;
+    p.coverage  = args->coverage;
+    p.floor     = args->floor;
+    p.blend     = args->blend;
+    p.pages     = args->pages;
+    p.covered   = args->covered;
+    p.mass_sum  = args->missed;
+    p.scratch   = scratch.data();
+
+    const SelectResult result = select_pages(p, kAllIsa[isa]);
+    args->n_taken   = result.n_taken;
+    args->fell_back = result.fell_back;
+
+    return EDGEKV_OK;
+}
+
 // ---- instruction sets --------------------------------------------------------------------------------------------------------
 
 const char * edgekv_isa_name(int isa) {

@@ -50,6 +50,51 @@ bool Hierarchy::reserve_sketches(int row, SketchKind kind, int head_dim, int n_h
     return true;
 }
 
+int Hierarchy::count_wrong(const llama_context * lctx, int row, const std::vector<SketchKeys> & keys, int & n_compared) const {
+    const RowSketch & s = sketches[row];
+    if (s.kind == SketchKind::none) {
+        return 0;
+    }
+
+    const int per_stream = dims.pages_per_stream*(dims.page_tokens/kSketchStripCells);
+    int n_wrong = 0;
+
+    Buffer before;
+    if (!before.reserve(s.stream_bytes)) {
+        return -1;
+    }
+    for (int stream = 0; stream < dims.n_stream; ++stream) {
+        llama_edgekv_cells cells;
+        if (!llama_edgekv_get_cells(lctx, (uint32_t) stream, &cells)) {
+            continue;
+        }
+        Sketch own = sketch(row, stream);
+        for (int strip = 0; strip < per_stream; ++strip) {
+            const int first = strip*kSketchStripCells;
+            bool stale = stale_bits[(size_t) stream*per_stream + strip];
+            uint32_t valid = 0;
+            for (int c = first; c < std::min(first + kSketchStripCells, (int) cells.n_cells); ++c) {
+                stale  = stale || cells.changed[c] > now[stream];
+                valid |= cells.pos[c] >= 0 ? 1u << (c - first) : 0;
+            }
+            if (stale) {
+                continue;
+            }
+            // rebuilt in a copy, which must not change by it
+            std::memcpy(before.data(), own.data, s.stream_bytes);
+            Sketch copy = own;
+            copy.data   = before.data();
+            for (int head = 0; head < s.n_head_kv; ++head) {
+                sketch_build(copy, keys[stream], head, strip, valid, Isa::portable);
+            }
+            n_compared += 1;
+            n_wrong    += std::memcmp(before.data(), own.data, s.stream_bytes) != 0;
+        }
+    }
+
+    return n_wrong;
+}
+
 void Hierarchy::drop_sketches(int row) {
     sketches[row] = RowSketch{};
 }

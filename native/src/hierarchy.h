@@ -38,6 +38,9 @@ public:
     void drop_sketches(int row);
     Sketch sketch(int row, int stream) const;
 
+    // The strips of a row that differ from a rebuild out of `keys`, [stream]; those that are stale now are left out.
+    int count_wrong(const llama_context * lctx, int row, const std::vector<SketchKeys> & keys, int & n_compared) const;
+
     // Decoding thread, before a ubatch is computed: what changed since the call before. Pages that changed leave the table.
     void sync(const llama_context * lctx);
     void mark_all_stale();

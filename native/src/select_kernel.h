@@ -155,6 +155,18 @@ float largest_threshold(Enough enough) {
     return x;
 }
 
+constexpr float kNotTaken = -1.0f;  // the value of a visible page that loses a tie
+
+// Of the pages whose value is the threshold itself, the `excess` oldest are not taken.
+inline void drop_ties(float * value, int n, float threshold, int excess) {
+    for (int i = 0; excess > 0 && i < n; ++i) {
+        if (value[i] == threshold) {
+            value[i] = kNotTaken;
+            excess -= 1;
+        }
+    }
+}
+
 inline void take_pinned(const SelectProblem & p, float * value) {
     for (int i = 0; p.pinned != nullptr && i < p.n_pages; i += 8) {
         uint64_t any = 0;
@@ -212,29 +224,26 @@ inline SelectResult select(const SelectProblem & p) {
 
     const int budget = p.n_budget > result.n_pinned ? p.n_budget : result.n_pinned;
     float threshold = p.threshold;
-    int n_ties = r.padded;  // of the pages whose value is the threshold itself, how many may be taken
     if (threshold < 0.0f) {
         threshold = 0.0f;
-        if (budget < result.n_visible) {
-            threshold = budget == result.n_pinned ? INFINITY : largest_threshold([&](float x) { return count_from(r.value, r.padded, x) >= budget; });
-            float above = threshold == INFINITY ? INFINITY : nextafterf(threshold, INFINITY);
-            n_ties = budget - count_from(r.value, r.padded, above);
+        if (budget == result.n_pinned) {
+            threshold = INFINITY;
+        } else if (budget < result.n_visible) {
+            threshold = largest_threshold([&](float x) { return count_from(r.value, r.padded, x) >= budget; });
+            drop_ties(r.value, p.n_pages, threshold, count_from(r.value, r.padded, threshold) - budget);
         }
     }
     if (p.coverage > 0.0f && estimated) {
-        const float wanted = p.coverage * sum_from(r.value, r.sum, r.padded, 0.0f);
+        const float wanted = p.coverage * sum_from(r.value, r.sum, r.padded, kNotTaken);
         const float reached = largest_threshold([&](float x) { return sum_from(r.value, r.sum, r.padded, x) >= wanted; });
-        if (reached > threshold) {
-            threshold = reached;
-            n_ties = r.padded;
-        }
+        threshold = reached > threshold ? reached : threshold;
     }
 
     const auto cover = [&] {
         float sum = 0.0f;
         for (int g = 0; g < p.group; ++g) {
             const float * mass = p.estimates != nullptr ? r.row(g) : r.sum;
-            const float all = estimated ? sum_from(r.value, mass, r.padded, 0.0f) : 0.0f;
+            const float all = estimated ? sum_from(r.value, mass, r.padded, kNotTaken) : 0.0f;
             p.covered[g] = all > 0.0f ? fminf(sum_from(r.value, mass, r.padded, threshold) / all, 1.0f) : 1.0f;
             sum += p.covered[g];
         }
@@ -243,17 +252,10 @@ inline SelectResult select(const SelectProblem & p) {
     result.coverage = cover();
     if (result.coverage < p.floor) {
         result.fell_back = true;
-        threshold = 0.0f;
-        n_ties = r.padded;
+        threshold = kNotTaken;
         cover();
     }
 
-    // ties go to the newer pages
-    for (int i = p.n_pages - 1, ties = n_ties; n_ties < r.padded && i >= 0; --i) {
-        if (r.value[i] == threshold && threshold != INFINITY && --ties < 0) {
-            r.value[i] = -1.0f;
-        }
-    }
     const bool feed = estimated && (p.mass_max != nullptr || p.mass_sum != nullptr);
     for (int i = 0; i < r.padded; i += kLanes) {
         const unsigned taken = Simd::at_least(Simd::load(r.value + i), Simd::set1(threshold));

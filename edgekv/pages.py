@@ -6,82 +6,12 @@ A settled page can have a slot besides: MOVING while the copy is under way, RESI
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import IntEnum
-
 import numpy as np
 
 from edgekv.errors import TierError
+from edgekv.kernels.topk import smallest
 from edgekv.observation import Shape
-
-
-class State(IntEnum):
-    """Where a page is in its life."""
-
-    FREE = 0
-    FILLING = 1
-    HOME = 2
-    RESIDENT = 3
-    MOVING = 4
-
-
-class Reason(IntEnum):
-    """Why a page came to the state it is in."""
-
-    EMPTY = 0
-    STORED = 1
-    SETTLED = 2
-    HOT = 3
-    PINNED = 4
-    WANTED = 5
-    OUTRANKED = 6
-    BUDGET = 7
-    CHANGED = 8
-    FAILED = 9
-
-    @property
-    def description(self) -> str:
-        return _REASONS[self]
-
-
-_REASONS = {
-    Reason.EMPTY: "holds no tokens",
-    Reason.STORED: "tokens are being stored in it",
-    Reason.SETTLED: "no policy asked for it yet",
-    Reason.HOT: "its score is high",
-    Reason.PINNED: "it is pinned",
-    Reason.WANTED: "prefetch expects it to be wanted",
-    Reason.OUTRANKED: "another page is worth more",
-    Reason.BUDGET: "the budget became smaller",
-    Reason.CHANGED: "its tokens changed while it was being copied",
-    Reason.FAILED: "its copy failed",
-}
-
-
-@dataclass(frozen=True)
-class Residency:
-    """A read-only view of a PageTable, current while the table is."""
-
-    shape: Shape
-    state: np.ndarray
-    """uint8 State [row, head, page]."""
-    slot: np.ndarray
-    """int32 [row, head, page]: the slot a RESIDENT page has or a MOVING one will have; -1: none."""
-    owner: np.ndarray
-    """int64 [slot]: flat id of the page in it or on the way to it; -1: free."""
-    n_free: int
-    n_used_end: int
-    """From this page on all are FREE."""
-
-    @property
-    def n_slots(self) -> int:
-        return len(self.owner)
-
-    @property
-    def resident(self) -> np.ndarray:
-        """int64 [n]: ids of the RESIDENT pages, in the order of their slots."""
-        held = self.owner[self.owner >= 0]
-        return held[self.state.reshape(-1)[held] == State.RESIDENT]
+from edgekv.residency import Reason, Residency, State, pins_of
 
 
 class PageTable:
@@ -91,6 +21,8 @@ class PageTable:
         self.shape = shape
         self.reasons = np.zeros(len(Reason), np.int64)
         """Transitions so far, by reason."""
+        self.n_invalidated = 0
+        """Resident pages so far that lost their slot because their cells changed."""
         self.n_used_end = 0
         self._base = np.zeros(shape.n_pages, np.uint8)
         self._filling = np.empty(0, np.int64)
@@ -126,6 +58,10 @@ class PageTable:
         """uint8 [n]: State of pages."""
         return self._flat_state[ids]
 
+    def in_use(self, pages: np.ndarray) -> np.ndarray:
+        """bool [n]: the pages (of all rows and heads) hold tokens."""
+        return self._base[pages] != State.FREE
+
     def counts(self) -> dict[State, int]:
         """Pages by state, over the heads that exist."""
         return {state: int(row.sum()) for state, row in zip(State, self.why())}
@@ -146,26 +82,180 @@ class PageTable:
         """Cells of these pages (int [n], ascending, each once) changed in this step; empty (bool [n]) ones hold no token now.
 
         They leave their slots and are FILLING until a step does not change them. A MOVING one keeps its slot until its copy ends, and
-        is then dropped. Returns the pages (int [n]) whose earlier contents are gone: those that were settled, or are empty.
+        is dropped then. Returns the pages (int [n]) whose earlier contents are gone: those that were settled, or are empty.
         """
         any_empty = bool(empty.any())
         if not any_empty and np.array_equal(pages, self._filling):
-            return pages[:0]
+            return pages[:0]  # most steps: the same tail page
         settled = self._filling[np.isin(self._filling, pages, invert=True)]
-        self._base[settled] = State.HOME
         self._rebase(settled, State.HOME, Reason.SETTLED)
-
         before = self._base[pages]
-        forgotten = pages[(before == State.HOME) | (before == State.FILLING) & empty]
-        if (before == State.HOME).any():
-            self._evict(pages[before == State.HOME])
-        filling = pages[~empty] if any_empty else pages
-        self._base[filling] = State.FILLING
-        self._rebase(filling[self._base_differs(filling, State.FILLING)], State.FILLING, Reason.STORED)
-        if any_empty:
-            self._base[pages[empty]] = State.FREE
-            self._rebase(pages[empty], State.FREE, Reason.EMPTY)
-        self._filling = np.array(filling, np.int64)
+        self._evict(pages[before == State.HOME])
+        self._rebase(pages[~empty & (before != State.FILLING)], State.FILLING, Reason.STORED)
+        self._rebase(pages[empty & (before != State.FREE)], State.FREE, Reason.EMPTY)
+        self._filling = np.array(pages[~empty], np.int64)
         used = np.flatnonzero(self._base)
         self.n_used_end = int(used[-1]) + 1 if len(used) else 0
-        return forgotten
+        return pages[(before == State.HOME) | (before == State.FILLING) & empty]
+
+    def _rebase(self, pages: np.ndarray, state: State, reason: Reason) -> None:
+        """A new base for pages of which none is RESIDENT."""
+        self._base[pages] = state
+        stays = self._state[:, :, pages] == State.MOVING
+        self._state[:, :, pages] = np.where(stays, State.MOVING, self._exists * np.uint8(state))
+        self._why[:, :, pages] = np.where(stays, self._why[:, :, pages], self._exists * np.uint8(reason))
+        self.reasons[reason] += len(pages) * self.shape.n_existing_heads
+
+    def _evict(self, pages: np.ndarray) -> None:
+        """Settled pages lose their slots, or where a copy is under way, the prospect of one."""
+        part = self._state[:, :, pages]
+        rows, heads, at = np.nonzero(part == State.MOVING)
+        self._stale[self._slot[rows, heads, pages[at]]] = True
+        rows, heads, at = np.nonzero(part == State.RESIDENT)
+        ids = self.shape.ids(rows, heads, pages[at])
+        self.n_invalidated += len(ids)
+        self._vacate(ids)
+
+    # ---- pages move ----------------------------------------------------------------------------------------------------------
+
+    def reserve(self, ids: np.ndarray, reason: Reason | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """HOME -> MOVING for as many of these pages as there are free slots, the first of them. `reason`: one, or one for each.
+
+        Returns (ids int64 [m], slots int32 [m]) with m <= n: not fitting is an answer. Raises TierError for a page that is not HOME.
+        """
+        self._require(ids, State.HOME, "get a slot")
+        m = min(len(ids), self._n_free)
+        ids = ids[:m]
+        slots = self._free[self._n_free - m : self._n_free][::-1].copy()
+        self._n_free -= m
+        self._owner[slots] = ids
+        self._stale[slots] = False
+        self._flat_slot[ids] = slots
+        self._enter(ids, State.MOVING, reason if isinstance(reason, Reason) else reason[:m])
+        return ids, slots
+
+    def commit(self, ids: np.ndarray) -> np.ndarray:
+        """MOVING -> RESIDENT, their copies being complete; a page that changed under its copy is cancelled instead.
+        bool [n]: which became resident."""
+        self._require(ids, State.MOVING, "become resident")
+        fresh = ~self._stale[self._flat_slot[ids]]
+        done = ids[fresh]
+        self._flat_state[done] = State.RESIDENT
+        self._count(self._flat_why[done])
+        self._abandon(ids[~fresh], Reason.CHANGED)
+        return fresh
+
+    def cancel(self, ids: np.ndarray, reason: Reason = Reason.FAILED) -> None:
+        """MOVING -> where the page's cells are, its copy having ended without success."""
+        self._require(ids, State.MOVING, "be cancelled")
+        stale = self._stale[self._flat_slot[ids]]
+        self._abandon(ids[stale], Reason.CHANGED)
+        self._abandon(ids[~stale], reason)
+
+    def _abandon(self, ids: np.ndarray, reason: Reason) -> None:
+        self._vacate(ids)
+        self._enter(ids, self._base[ids % self.shape.n_pages], reason)
+
+    def release(self, ids: np.ndarray, reason: Reason = Reason.OUTRANKED) -> None:
+        """RESIDENT -> HOME; the slots are free at once."""
+        self._require(ids, State.RESIDENT, "be demoted")
+        self._vacate(ids)
+        self._enter(ids, State.HOME, reason)
+
+    def resize(self, n_slots: int, scores: np.ndarray | None, pinned: np.ndarray | None = None) -> tuple[np.ndarray, bool]:
+        """A new number of slots: 0 .. n_slots - 1. Returns (ids int64 [n] that were demoted, whether the arena has its new size now).
+
+        Growing adds free slots. Shrinking demotes the pages with the lowest scores (float32 [row, head, page]; pinned ids, bool as in
+        `Policy.pins`, go last: a budget is a hard bound), then those left in slots that go: such a page finds a slot again at the
+        next plan. While a copy is under way into a slot that goes, the answer is False: nothing new moves into it, and the same
+        call is due again once copies have ended.
+        """
+        if n_slots < 0:
+            raise TierError(f"the arena cannot have {n_slots} slots; give 0 for none, or more")
+        demoted = np.empty(0, np.int64)
+        if n_slots < self.n_slots:
+            resident = self.residency.resident
+            n_over = len(resident) - n_slots
+            if n_over > 0:
+                values = np.zeros(len(resident)) if scores is None else scores.reshape(-1)[resident].astype(np.float64)
+                if pinned is not None:
+                    values[pins_of(pinned, resident, self.shape.n_pages)] += np.inf
+                last = np.zeros(len(resident), bool)
+                last[smallest(values, n_over)] = True
+                last |= self._flat_slot[resident] >= n_slots
+            else:
+                last = self._flat_slot[resident] >= n_slots
+            demoted = resident[last]
+            self.release(demoted, Reason.BUDGET)
+        self._limit = n_slots
+        size = max(n_slots, int(np.flatnonzero(self._owner >= 0)[-1]) + 1 if (self._owner >= 0).any() else 0)
+        if size > self.n_slots:
+            more = size - self.n_slots
+            self._owner = np.concatenate((self._owner, np.full(more, -1, np.int64)))
+            self._stale = np.concatenate((self._stale, np.zeros(more, bool)))
+        else:
+            self._owner, self._stale = self._owner[:size].copy(), self._stale[:size].copy()
+        free = np.flatnonzero(self._owner[:n_slots] < 0).astype(np.int32)[::-1]  # the lowest is handed out first
+        self._free = np.empty(size, np.int32)
+        self._n_free = len(free)
+        self._free[: self._n_free] = free
+        return demoted, size == n_slots
+
+    # ---- the mechanics -------------------------------------------------------------------------------------------------------
+
+    def _enter(self, ids: np.ndarray, state: State | np.ndarray, reason: Reason | np.ndarray) -> None:
+        self._flat_state[ids] = state
+        self._flat_why[ids] = reason
+        if not isinstance(state, State) or state != State.MOVING:  # a reservation is counted when it is kept
+            self._count(self._flat_why[ids])
+
+    def _count(self, reasons: np.ndarray) -> None:
+        self.reasons += np.bincount(reasons, minlength=len(Reason))
+
+    def _vacate(self, ids: np.ndarray) -> None:
+        slots = self._flat_slot[ids]
+        self._flat_slot[ids] = -1
+        self._owner[slots] = -1
+        slots = slots[slots < self._limit]  # the others go with the arena's shrinking
+        self._free[self._n_free : self._n_free + len(slots)] = slots
+        self._n_free += len(slots)
+
+    def _require(self, ids: np.ndarray, state: State, what: str) -> None:
+        states = self._flat_state[ids]
+        if (states != state).any():
+            at = int(np.flatnonzero(states != state)[0])
+            row, head, page = (int(n) for n in self.shape.places(ids[at]))
+            raise TierError(f"page {page} of row {row}, head {head} cannot {what}: it is {State(states[at]).name}, not {state.name}")
+
+    def check(self) -> None:
+        """The invariants of DESIGN section 4. Raises TierError with the first that is broken."""
+        state, slot = self._flat_state, self._flat_slot
+        holds = (state == State.RESIDENT) | (state == State.MOVING)
+        base = (self._exists * self._base).reshape(-1)
+        held = np.flatnonzero(self._owner >= 0)
+        owners = self._owner[held]
+        free = self._free[: self._n_free]
+        stale_state = (state == State.MOVING) & (base != State.HOME)
+        claims = (
+            ((slot >= 0) == holds).all(), "a page has a slot if and only if it is RESIDENT or MOVING",
+            (slot < self.n_slots).all(), "every slot is inside the arena",
+            (slot[owners] == held).all() and len(owners) == holds.sum(), "a page and the slot it has name each other",
+            (state[~holds] == base[~holds]).all(), "a page without a slot is where its cells are",
+            (base[state == State.RESIDENT] == State.HOME).all(), "only a settled page is RESIDENT",
+            not self._state[~self.shape.exists].any(), "a head that does not exist has no pages",
+            self._stale[slot[stale_state]].all(), "a MOVING page whose cells changed is marked",
+            len(np.unique(free)) == len(free) and (self._owner[free] < 0).all(), "a free slot is free, and listed once",
+            len(free) == (self._owner[: self._limit] < 0).sum(), "every slot without an owner is free",
+            len(held) + len(free) <= max(self._limit, self.n_slots), "used and reserved slots are within the budget",
+            np.array_equal(np.flatnonzero(self._base == State.FILLING), self._filling), "the pages being filled are known",
+            not self._base[self.n_used_end :].any(), "no page is in use past the end",
+        )
+        for holds_true, claim in zip(claims[::2], claims[1::2]):
+            if not holds_true:
+                raise TierError(f"the page table is broken: it is not true that {claim}")
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    view = array.view()
+    view.flags.writeable = False
+    return view

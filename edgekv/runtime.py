@@ -16,46 +16,16 @@ import numpy as np
 
 from edgekv import _native
 from edgekv.config import KvOptions, choice
-from edgekv.errors import EdgeKVError
+from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.reports import LayerReport, MemoryReport, SelectionReport, TierReport
 from edgekv.stats import Stats
 from edgekv.vocab import KvMode
 
 _native.prepare()
 
-from edgekv._native import core  # noqa: E402  (the libraries must be in place first)
+from edgekv._native import core, hierarchy  # noqa: E402  (the libraries must be in place first)
 from edgekv.cells import Cells  # noqa: E402
-
-
-@dataclass(frozen=True)
-class LayerReport:
-    """How one layer of the model is attended."""
-
-    il: int
-    hooked: bool
-    reason: str
-    """Why it is or is not."""
-    n_head: int
-    n_head_kv: int
-    head_dim: int
-    type_k: str
-    type_v: str
-
-
-@dataclass(frozen=True)
-class MemoryReport:
-    """Bytes and cells of one context."""
-
-    home_bytes: int
-    """K and V of the layers with a plain KV cache, allocated."""
-    observation_bytes: int
-    workspace_bytes: int
-    n_cells: int
-    n_cells_used: int
-
-    @property
-    def used_bytes(self) -> int:
-        """Home bytes of the cells in use."""
-        return self.home_bytes * self.n_cells_used // max(1, self.n_cells)
+from edgekv.tiering import Tiering, selection_report  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -79,31 +49,44 @@ Observer = Callable[[Step], None]
 
 _lock = threading.Lock()
 _live: dict[core.Handle, Runtime] = {}
+_options: KvOptions | None = None
+"""The defaults in force."""
+_attaching = threading.local()
+"""`options` of the context that this thread attaches."""
 
 
 class Runtime:
-    """The KV cache of one context: its mode, layers, cells, memory, and the observers called after each step."""
+    """The KV cache of one context: its mode, layers, cells, memory and hierarchy, and the observers called after each step."""
 
-    def __init__(self, handle: core.Handle):
+    def __init__(self, handle: core.Handle, options: KvOptions):
         self._handle: core.Handle | None = handle
+        self._options = options
         self.page_tokens: int = core.get_params(handle)[1]
         # the rows of the observation are fixed when the context is attached
         self._rows = tuple(layer.il for layer in core.layers(handle) if layer.row >= 0)
+        self._n_heads = core.observation(handle).mass_sum.shape[1]
         self.cells = Cells(self._native_handle)
         self.observers: list[Observer] = []
         self.stats = Stats()
+        self._pins: list[tuple[int, int]] = []
+        self._tiering: Tiering | None = None
+        if self.mode is KvMode.SPARSE:
+            self._tiering = Tiering(handle, options, self.stats)
 
     @classmethod
     def attach(cls, address: int, options: KvOptions | None = None) -> Runtime:
-        """Attach the llama_context at `address`, or return its Runtime if it has one already (the options then only set the mode)."""
+        """Attach the llama_context at `address`, or return its Runtime if it has one already, configured anew."""
         options = options or KvOptions.from_env()
         handle = core.find(address)
         if handle is None:
-            handle = core.attach(address, _effective(options))
-        elif core.enabled():
-            core.set_mode(handle, options.mode)
-        with _lock:
-            return _live[handle]
+            _attaching.options = options
+            try:
+                return _of(core.attach(address, _effective(options)))
+            finally:
+                _attaching.options = None
+        found = _of(handle)
+        found.configure(options.with_(page_tokens=found.page_tokens))
+        return found
 
     # ---- what it is ---------------------------------------------------------------------------------------------------------
 
@@ -123,12 +106,16 @@ class Runtime:
 
     @property
     def mode(self) -> KvMode:
-        """How the next step attends; setting it is allowed from any thread."""
+        """How the next step attends. Setting it to exact or off is allowed from any thread, to sparse only while nothing decodes."""
         return core.get_params(self._native_handle())[0]
 
     @mode.setter
     def mode(self, mode: KvMode | str) -> None:
-        core.set_mode(self._native_handle(), choice(KvMode, mode, "KV mode"))
+        mode = choice(KvMode, mode, "KV mode")
+        core.set_mode(self._native_handle(), mode)
+        self._options = self._options.with_(mode=mode)
+        if mode is KvMode.SPARSE and self._tiering is None:
+            self._tiering = Tiering(self._native_handle(), self._options, self.stats)
 
     @property
     def observe(self) -> bool:
@@ -144,9 +131,81 @@ class Runtime:
         return [LayerReport(layer.il, layer.hooked, layer.reason, layer.n_head, layer.n_head_kv, layer.head_dim, layer.type_k,
                             layer.type_v) for layer in core.layers(self._native_handle())]
 
+    @property
+    def options(self) -> KvOptions:
+        """What is in force; the cache types are those asked for when the context was made."""
+        return self._options.with_(mode=self.mode, observe=self.observe)
+
+    def configure(self, options: KvOptions) -> None:
+        """Change everything but the page size and the cache types, from the next step on. The policy begins anew where it, what it
+        is fed or the prefetch changes. Only while nothing decodes. Raises ConfigError, or DoesNotFit where there is no memory."""
+        handle, before = self._native_handle(), self._options
+        if options.page_tokens != self.page_tokens:
+            raise ConfigError(f"the pages of this context have {self.page_tokens} tokens; only a new context can have {options.page_tokens}")
+        hierarchy.set_selection(handle, options)
+        core.set_mode(handle, _effective(options).mode)
+        core.set_observe(handle, options.observe)
+        self._options = options
+        anew = [name for name in ("policy", "prefetch", "feed", "sketch", "sink_tokens", "recent_tokens", "plan_every")
+                if getattr(options, name) != getattr(before, name)]
+        if self._tiering is not None and not anew:
+            self._tiering.resize(options)
+        elif self._tiering is not None or self.mode is KvMode.SPARSE:
+            self._tiering = Tiering(handle, options, self.stats)
+            self._pin_again()
+
     def memory(self) -> MemoryReport:
         native = core.memory(self._native_handle())
-        return MemoryReport(native.home_bytes, native.observation_bytes, native.workspace_bytes, native.n_cells, native.n_cells_used)
+        return MemoryReport(native.home_bytes, native.observation_bytes, native.workspace_bytes, native.sketch_bytes,
+                            native.arena_bytes, native.table_bytes, native.n_cells, native.n_cells_used)
+
+    def selection(self) -> SelectionReport:
+        """What mode sparse attended so far."""
+        return selection_report(self._native_handle(), len(self._rows), self._n_heads)
+
+    def tiers(self) -> TierReport:
+        """Which pages live where; empty where the context never was in mode sparse."""
+        return TierReport() if self._tiering is None else self._tiering.tiers()
+
+    def layer_selection(self) -> np.ndarray:
+        """What mode sparse attended so far, by layer and KV head: `edgekv._native.hierarchy.SELECTED` [layer, kv_head], a copy."""
+        return hierarchy.selected(self._native_handle(), len(self._rows), self._n_heads)
+
+    # ---- pins ---------------------------------------------------------------------------------------------------------------
+
+    @property
+    def pins(self) -> list[tuple[int, int]]:
+        """(first, last) position of each pinned span."""
+        return list(self._pins)
+
+    def pin(self, first_token: int, last_token: int, seq_id: int = 0) -> int:
+        """Pin the pages that hold positions first_token to last_token of a sequence: always attended, never demoted, until unpinned or
+        emptied. Returns their number. Only while nothing decodes. Raises ConfigError where the mode has no hierarchy or the sequence
+        no such tokens."""
+        if self._tiering is None:
+            raise ConfigError(f"mode {self.mode.value} attends everything, so there is nothing to pin; use mode sparse")
+        n = self._pin(first_token, last_token, seq_id)
+        if not n:
+            raise ConfigError(f"no tokens stand at positions {first_token} to {last_token}")
+        self._pins.append((first_token, last_token))
+        return n
+
+    def unpin_all(self) -> None:
+        """Take every pin back."""
+        self._pins.clear()
+        if self._tiering is not None:
+            self._tiering.hierarchy.unpin(0, self._tiering.shape.n_pages - 1)
+
+    def _pin(self, first_token: int, last_token: int, seq_id: int) -> int:
+        stream = self.cells.stream_of(seq_id)
+        cells = self.cells.stream(stream)
+        inside = cells.in_sequence(seq_id) & (cells.positions >= first_token) & (cells.positions <= last_token)
+        pages = np.unique(np.flatnonzero(inside) // self.page_tokens) + stream * self._tiering.shape.pages_per_stream
+        return sum(self._tiering.hierarchy.pin(int(page), int(page)) for page in pages)
+
+    def _pin_again(self) -> None:
+        for first, last in self._pins:
+            self._pin(first, last, 0)
 
     def detach(self) -> None:
         """Leave the context to the stock path. Only while nothing decodes."""
@@ -155,19 +214,18 @@ class Runtime:
     # ---- the step -----------------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """After each ubatch, on the thread that decoded it: observe, tell the observers, record."""
+        """After each ubatch, on the thread that decoded it: the hierarchy's phases, the observers, the counters."""
         began = time.perf_counter()
-        seen = self._observe()
-        for observer in list(self.observers):
-            observer(seen)
+        seen = core.observation(self._native_handle())
+        if self._tiering is not None:
+            self._tiering.step(seen)
+        if self.observers:
+            step = Step(self._rows, seen.mass_max, seen.mass_sum, seen.n_tokens, seen.hooked, seen.page_tokens, seen.pages_per_stream)
+            for observer in list(self.observers):
+                observer(step)
         self._record(seen, time.perf_counter() - began)
 
-    def _observe(self) -> Step:
-        native = core.observation(self._native_handle())
-        return Step(self._rows, native.mass_max, native.mass_sum, native.n_tokens, native.hooked, native.page_tokens,
-                    native.pages_per_stream)
-
-    def _record(self, seen: Step, seconds: float) -> None:
+    def _record(self, seen: core.NativeObservation, seconds: float) -> None:
         stats = self.stats
         stats.n_steps += 1
         stats.n_tokens += seen.n_tokens
@@ -190,6 +248,11 @@ def live() -> list[Runtime]:
         return list(_live.values())
 
 
+def _of(handle: core.Handle) -> Runtime:
+    with _lock:
+        return _live[handle]
+
+
 def find(address: int) -> Runtime | None:
     """The Runtime of the llama_context at `address`, or None."""
     handle = core.find(address)
@@ -199,6 +262,8 @@ def find(address: int) -> Runtime | None:
 
 def set_defaults(options: KvOptions | None) -> None:
     """How contexts created from now on are attached; None: they are not."""
+    global _options
+    _options = options
     if options is None:
         core.clear_defaults()
     else:
@@ -221,8 +286,9 @@ def _effective(options: KvOptions) -> KvOptions:
 
 
 def _attached(handle: core.Handle) -> None:
+    made = Runtime(handle, _effective(getattr(_attaching, "options", None) or _options or KvOptions()))
     with _lock:
-        _live[handle] = Runtime(handle)
+        _live[handle] = made
 
 
 def _detached(handle: core.Handle) -> None:

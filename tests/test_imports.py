@@ -16,11 +16,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # From the lowest to the highest: a module imports only from entries before its own. Modules of one package may import each other.
 ORDER = [
-    "errors", "vocab", "registry", "config", "stats",
+    "errors", "vocab", "registry", "config", "stats", "reports",
     "models", "fit",
-    "kernels", "codecs", "pages", "trace", "policies", "prefetch", "planner", "sim",
-    "_native", "cells", "tiers", "migrator",
-    "runtime", "llama", "server_log", "server_options", "server", "heads", "diagnosis",
+    "observation", "residency", "kernels", "codecs", "pages", "trace", "policies", "prefetch", "planner", "sim",
+    "_native", "cells", "tiers", "migrator", "hierarchy",
+    "tiering", "runtime", "llama", "server_log", "server_options", "server", "heads", "diagnosis",
     "bench", "cli",
 ]
 PURE = {"policies", "prefetch", "planner"}

@@ -166,6 +166,14 @@ def get_params(handle: Handle) -> tuple[KvMode, int, bool]:
     return _MODE_OF[params.mode], params.page_tokens, bool(params.observe)
 
 
+def rope(handle: Handle) -> tuple[int, float, float] | None:
+    """(channels turned, base, linear scaling factor) of the rotary embedding; None where the model has none."""
+    n_rot, base, scale = ffi.new("int *"), ffi.new("float *"), ffi.new("float *")
+    if not lib.edgekv_get_rope(handle, n_rot, base, scale):
+        return None
+    return n_rot[0], base[0], 1.0 / scale[0] if scale[0] else 1.0
+
+
 def set_mode(handle: Handle, mode: KvMode) -> None:
     _check(lib.edgekv_set_mode(handle, _MODES[mode]))
 

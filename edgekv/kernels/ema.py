@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+
+BLOCK = 1 << 16
+"""Elements that are worked on at a time: they stay in the processor's cache between the passes."""
 
 
 def ema(scores: np.ndarray, mass: np.ndarray, alpha: float, n_tokens: int, scratch: np.ndarray) -> None:
     """scores = a * mass / n_tokens + (1 - a) * scores, with a = 1 - (1 - alpha) ^ n_tokens.
 
     For one token that is DESIGN section 1's EMA. A step of several tokens holds the sum of their masses: it counts as n_tokens steps of
-    its mean, so that scores stay on the scale of one token's attention. All arrays float32 of one shape; scratch is overwritten.
+    its mean, so that scores stay on the scale of one token's attention. All float32; scores and mass are [row, ...], scratch is flat
+    with at least `scratch_elements` and is overwritten.
     """
     a = alpha if n_tokens == 1 else 1.0 - (1.0 - alpha) ** n_tokens
-    np.multiply(mass, np.float32(a / n_tokens), out=scratch)
-    scores *= np.float32(1.0 - a)
-    scores += scratch
+    new, old = np.float32(a / n_tokens), np.float32(1.0 - a)
+    step = _rows_of_block(scores.shape)
+    for start in range(0, len(scores), step):
+        part = scores[start : start + step]
+        weighted = np.multiply(mass[start : start + step], new, out=scratch[: part.size].reshape(part.shape))
+        part *= old
+        part += weighted
+
+
+def scratch_elements(shape: tuple[int, ...]) -> int:
+    """What `ema` needs for arrays of this shape, or of a part of it."""
+    return min(math.prod(shape), max(BLOCK, math.prod(shape[1:])))
+
+
+def _rows_of_block(shape: tuple[int, ...]) -> int:
+    return max(1, min(shape[0], BLOCK // max(1, math.prod(shape[1:]))))
+
+
+def flush(scores: np.ndarray, least: float) -> None:
+    """Scores below `least` become 0. What only decays ends in denormal numbers, which take a processor a hundred times longer."""
+    np.copyto(scores, 0, where=scores < least)

@@ -17,6 +17,7 @@ class Lru(Policy):
     def __init__(self, shape: Shape, settings: Settings):
         super().__init__(shape, settings)
         self._accessed = np.empty(shape.axes, bool)
+        self._scratch = np.empty(shape.axes, np.float32)
         self._weight = np.float32(settings.access_mass)
 
     def update(self, observation: Observation) -> None:
@@ -25,6 +26,8 @@ class Lru(Policy):
         end, n = observation.n_used_end, observation.n_tokens
         scores, accessed = self._scores[:, :, :end], self._accessed[:, :, :end]
         # w / (1 + age + n) from s = w / (1 + age): s / (1 + n s / w), which keeps 0 at 0 and needs no clock that grows
-        scores /= 1 + scores * np.float32(n / max(self._weight, 1e-30))
+        aged = np.multiply(scores, np.float32(n / max(self._weight, 1e-30)), out=self._scratch[:, :, :end])
+        aged += 1
+        scores /= aged
         np.greater(observation.mass_sum[:, :, :end], self._weight * np.float32(n), out=accessed)
         np.copyto(scores, self._weight, where=accessed)

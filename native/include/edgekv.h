@@ -252,6 +252,9 @@ EDGEKV_API edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode)
 EDGEKV_API edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe);
 EDGEKV_API edgekv_params edgekv_get_params(const edgekv_context * ctx);
 
+/* Rotary position embedding as the context applies it; false: the model has none. */
+EDGEKV_API bool edgekv_get_rope(const edgekv_context * ctx, int * n_rot, float * freq_base, float * freq_scale);
+
 /* Takes effect at the next ubatch, which then also builds the sketches of a kind that is new. Decoding thread. */
 EDGEKV_API edgekv_status edgekv_set_selection(edgekv_context * ctx, const edgekv_selection * selection);
 

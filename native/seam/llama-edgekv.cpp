@@ -234,6 +234,15 @@ bool llama_edgekv_get_cells(const llama_context * lctx, uint32_t stream, llama_e
     return true;
 }
 
+bool llama_edgekv_get_rope(const llama_context * lctx, llama_edgekv_rope * out) {
+    const auto & hparams = lctx->get_model().hparams;
+    const auto & cparams = lctx->get_cparams();
+
+    *out = { (int) hparams.n_rot(), cparams.rope_freq_base, cparams.rope_freq_scale };
+
+    return hparams.rope_type != LLAMA_ROPE_TYPE_NONE;
+}
+
 int llama_edgekv_stream_of(const llama_context * lctx, int seq_id) {
     const auto * kv = llama_edgekv_access::cache(lctx);
     if (!kv || seq_id < 0 || seq_id >= (int) kv->get_n_seq_max()) {

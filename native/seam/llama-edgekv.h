@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 // raised whenever a struct or function of this header changes; both sides compare it before they talk
-#define LLAMA_EDGEKV_ABI 1
+#define LLAMA_EDGEKV_ABI 2
 
 #ifdef __cplusplus
 extern "C" {
@@ -113,6 +113,16 @@ struct llama_edgekv_cells {
 
 // false: the context has no KV cache the seam knows, or no such stream
 LLAMA_API bool llama_edgekv_get_cells(const struct llama_context * lctx, uint32_t stream, struct llama_edgekv_cells * out);
+
+// rotary position embedding as the context applies it
+struct llama_edgekv_rope {
+    int   n_rot;      // channels that are turned
+    float freq_base;
+    float freq_scale; // positions are multiplied with it
+};
+
+// false: the model has none
+LLAMA_API bool llama_edgekv_get_rope(const struct llama_context * lctx, struct llama_edgekv_rope * out);
 
 // the stream that holds the cells of a sequence, -1 without a cache
 LLAMA_API int llama_edgekv_stream_of(const struct llama_context * lctx, int seq_id);

@@ -359,6 +359,16 @@ edgekv_status edgekv_set_selection(edgekv_context * ctx, const edgekv_selection 
     return EDGEKV_OK;
 }
 
+bool edgekv_get_rope(const edgekv_context * ctx, int * n_rot, float * freq_base, float * freq_scale) {
+    llama_edgekv_rope rope;
+    const bool has = llama_edgekv_get_rope(ctx->lctx, &rope);
+    *n_rot      = rope.n_rot;
+    *freq_base  = rope.freq_base;
+    *freq_scale = rope.freq_scale;
+
+    return has;
+}
+
 edgekv_status edgekv_set_arena(edgekv_context * ctx, int n_slots) {
     if (n_slots < 0) {
         return fail(EDGEKV_INVALID, "an arena cannot have " + std::to_string(n_slots) + " slots");

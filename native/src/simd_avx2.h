@@ -98,6 +98,7 @@ struct Simd {
                                   _mm256_permute2x128_si256(acc[0], acc[1], 0x31));
     }
 
+    static void in_register(I & a) { asm("" : "+x"(a)); }
     static void istore(void * p, I a) { _mm256_storeu_si256(static_cast<__m256i *>(p), a); }
     static I iset1(int x) { return _mm256_set1_epi32(x); }
     static I idup4(const char * p) {
@@ -129,6 +130,7 @@ struct Simd {
     static I code_sums(I total, I acc) {
         return _mm256_add_epi32(total, _mm256_madd_epi16(acc, _mm256_set1_epi16(1)));
     }
+    static I dot4_stored(I acc, I k, I q) { return dot4(acc, _mm256_xor_si256(k, _mm256_set1_epi8(-128)), q); }
     struct Products {
         I lo, hi;
     };

@@ -123,6 +123,7 @@ struct Simd {
 
     // ---- sketches: a lane is a strip and holds 4 channels of it ----
 
+    static void in_register(I & a) { asm("" : "+v"(a)); }  // one load for several uses, where the compiler would load anew
     static void istore(void * p, I a) { _mm512_storeu_si512(p, a); }
     static I iset1(int x) { return _mm512_set1_epi32(x); }
     static I idup4(const char * p) {  // 4 bytes, to every lane
@@ -163,6 +164,14 @@ struct Simd {
         return _mm512_add_epi32(total, acc);
 #else
         return _mm512_add_epi32(total, _mm512_madd_epi16(acc, _mm512_set1_epi16(1)));
+#endif
+    }
+    // Like dot4(), but of values stored as value + 128: where kBiasedK, each call adds 128 * (sum of q).
+    static I dot4_stored(I acc, I k, I q) {
+#ifdef __AVX512VNNI__
+        return _mm512_dpbusd_epi32(acc, k, q);
+#else
+        return dot4(acc, _mm512_xor_si512(k, _mm512_set1_epi8(-128)), q);
 #endif
     }
     // u8 times i16, for a q that holds 4 values twice: products summed up by lane (join_products), ...

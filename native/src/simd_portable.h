@@ -207,6 +207,7 @@ struct Simd {
         }
     }
 
+    static void in_register(I &) {}
     static void istore(void * p, const I & a) { memcpy(p, &a, sizeof(a)); }
     template <class Op>
     static I imap(Op op) {
@@ -269,6 +270,9 @@ struct Simd {
     static I code_dot(const I & acc, const I & codes, const I & q) { return dot4(acc, codes, q); }
     static I code_sums(const I & total, const I & acc) {
         return imap([&](int i) { return total.x[i] + acc.x[i]; });
+    }
+    static I dot4_stored(const I & acc, const I & k, const I & q) {
+        return dot4(acc, imap([&](int i) { return k.x[i] ^ static_cast<int32_t>(0x80808080u); }), q);
     }
     struct Products {
         I lo, hi;

@@ -55,8 +55,8 @@ void sketch_build(const Sketch & sketch, const SketchKeys & keys, int head, int 
     kernels(isa).build(sketch, layout, keys, head, strip, valid);
 }
 
-size_t sketch_query_bytes(SketchKind kind, int head_dim, int group) {
-    return static_cast<size_t>(group) * (kRowQ + head_dim * (kind == SketchKind::box ? 3 : 2));
+size_t sketch_query_bytes(SketchKind, int head_dim, int group) {
+    return static_cast<size_t>(group) * (kRowQ + head_dim * 3);
 }
 
 void sketch_query_prepare(const Sketch & sketch, const SketchQuery & query, char * prepared, Isa isa) {

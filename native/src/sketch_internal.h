@@ -26,16 +26,17 @@ struct SketchLayout {
     int n_blocks;      // of one head
 };
 
-// A prepared query is, per row of the group, this header, then i16 q per channel and, for a box, a byte per channel that is 0xff
-// where q >= 0.
+// A prepared query is, per row of the group, this header, then per channel the query as i16, and as i8 or, for a box, a byte that
+// is 0xff where it is not negative.
 struct SketchRow {
-    float unit;      // q times this is the query times the attention scale
-    int32_t excess;  // what storing a value + 128 adds to the sum of q * value
+    float fine;      // the i16 times this is the query times the attention scale
+    float coarse;    // the same for the i8
+    int32_t excess;  // what storing a value + 128 adds to the sum of products: of the i8 or, for a box, of the i16
     float slack;     // times the reach of a strip: what rounding the query may hide, for a box
-    int32_t unused;
 };
 constexpr int kRowQ = 16;
-constexpr int kQueryMax = 16256;  // times a step of 255 and / 2^15 it still fits i8
+constexpr int kFineMax = 16256;  // times a step of 255 and / 2^15 it still fits i8
+constexpr int kCoarseMax = 127;
 
 struct SketchKernels {
     void (*build)(const Sketch &, const SketchLayout &, const SketchKeys &, int head, int strip, uint32_t valid);

@@ -6,7 +6,14 @@
 namespace edgekv {
 namespace {
 
-constexpr int kKeys = 4;  // keys of a strip that share the loads of the factors
+// The compiler must not weigh the size of what belongs in one loop.
+#if defined(__GNUC__)
+#define EDGEKV_INLINE __attribute__((always_inline)) inline
+#else
+#define EDGEKV_INLINE inline
+#endif
+
+constexpr int kKeys = 2;  // keys of a strip that share the loads of the factors
 
 // What one scan of some rows needs to know; the rows are consecutive in the prepared query.
 struct Scan {
@@ -47,8 +54,6 @@ struct CodeScan {
     static constexpr int kQuads = D / 4;
     static constexpr int kPerDword = 8 / Bits;  // quads
     static constexpr int kKeyVectors = (kQuads + kPerDword - 1) / kPerDword;
-    static constexpr int kTurns = kSketchStripCells / kKeys * kKeyVectors;
-    static constexpr int kTurnQuads = (kQuads + kTurns - 1) / kTurns;
     static constexpr int kMask = Bits == 2 ? 0x03030303 : 0x01010101;
     static constexpr int kFlush = 32 / kPerDword;  // vectors after which code_dot() must be summed up
 
@@ -74,29 +79,28 @@ struct CodeScan {
         }
     }
 
-    void make_factor(Stage & stage, int quad, Simd::Products * sums) {
+    static EDGEKV_INLINE void make_factor(Stage & stage, const char * const * q, int quad, I * sums) {
         const char * params = stage.block + (3 + 2 * quad) * kVectorBytes;
         const I low = Simd::iload(params);
         const I step = Simd::iload(params + kVectorBytes);
         EDGEKV_UNROLL
         for (int r = 0; r < NR; ++r) {
-            const I factor = Simd::idup8(q[r] + 8 * quad);
-            Simd::add_products(sums[r], low, factor);
-            Simd::istore(stage.factors[quad][r], Simd::scale_bytes(step, factor));
+            sums[r] = Simd::dot4_stored(sums[r], low, Simd::idup4(q[r] + 2 * D + 4 * quad));
+            Simd::istore(stage.factors[quad][r], Simd::scale_bytes(step, Simd::idup8(q[r] + 8 * quad)));
         }
     }
 
-    void make_base(Stage & stage, const Simd::Products * sums) {
+    EDGEKV_INLINE void make_base(Stage & stage, const I * sums) {
         const F scale = Simd::load(stage.block + kVectorBytes);
         EDGEKV_UNROLL
         for (int r = 0; r < NR; ++r) {
-            const I sum = Simd::isub(Simd::join_products(sums[r]), header[r].excess);
-            stage.base[r] = Simd::mul(Simd::to_float(sum), Simd::mul(scale, Simd::set1(header[r].unit)));
+            const F sum = Simd::to_float(Simd::isub(sums[r], Simd::kBiasedK ? header[r].excess : 0));
+            stage.base[r] = Simd::mul(sum, Simd::mul(scale, Simd::set1(header[r].coarse)));
         }
     }
 
     template <int S>
-    static void dot_quad(const I * codes, const char (*factor)[sizeof(I)], I (*acc)[NR]) {
+    static EDGEKV_INLINE void dot_quad(const I * codes, const char (*factor)[sizeof(I)], I (*acc)[NR]) {
         const I mask = Simd::iset1(kMask);
         I c[kKeys];
         EDGEKV_UNROLL
@@ -105,7 +109,8 @@ struct CodeScan {
         }
         EDGEKV_UNROLL
         for (int r = 0; r < NR; ++r) {
-            const I f = Simd::iload(factor[r]);
+            I f = Simd::iload(factor[r]);
+            Simd::in_register(f);
             EDGEKV_UNROLL
             for (int t = 0; t < kKeys; ++t) {
                 acc[t][r] = Simd::code_dot(acc[t][r], c[t], f);
@@ -114,7 +119,7 @@ struct CodeScan {
     }
 
     template <int S = 0>
-    static void dot_vector(const I * codes, int v, const char (*factors)[NR][sizeof(I)], I (*acc)[NR]) {
+    static EDGEKV_INLINE void dot_vector(const I * codes, int v, const char (*factors)[NR][sizeof(I)], I (*acc)[NR]) {
         if constexpr (S < kPerDword) {
             if (kQuads % kPerDword == 0 || v * kPerDword + S < kQuads) {
                 dot_quad<S>(codes, factors[v * kPerDword + S], acc);
@@ -123,11 +128,11 @@ struct CodeScan {
         }
     }
 
-    F slope(const Stage & stage, int r) const { return Simd::mul(Simd::load(stage.block), Simd::set1(header[r].unit * 32768.0f)); }
+    F slope(const Stage & stage, int r) const { return Simd::mul(Simd::load(stage.block), Simd::set1(header[r].fine * 32768.0f)); }
 
     // Sums up exp(scale * (dot - top)) over the keys t0 .. t0 + kKeys. The exponential is the one that reading an integer as a
     // float gives: 2^n * (1 + f) for 2^(n + f), too large by up to 6.15 %; centred, that leaves an error of 0.0304 at most.
-    static void add_exps(const Stage & stage, int t0, const F * rate, const F * start, F * sums) {
+    static EDGEKV_INLINE void add_exps(const Stage & stage, int t0, const F * rate, const F * start, F * sums) {
         EDGEKV_UNROLL
         for (int t = 0; t < kKeys; ++t) {
             EDGEKV_UNROLL
@@ -143,26 +148,33 @@ struct CodeScan {
         Simd::store(stage.estimates + static_cast<size_t>(r) * scan.stride, Simd::where_positive(share, x, Simd::set1(-INFINITY)));
     }
 
-    // One round: dots of `now`, meanwhile factors of `next` and exponentials of `last`; either may be missing.
-    template <bool Next, bool Last>
-    void turn(Stage & last, Stage & now, Stage & next, NextBlock & ahead) {
-        Simd::Products products[NR];
-        F rate[NR], start[NR], sums[NR];
+    EDGEKV_INLINE void start_exps(const Stage & last, F * rate, F * start, F * sums) const {
         EDGEKV_UNROLL
         for (int r = 0; r < NR; ++r) {
-            products[r] = {Simd::izero(), Simd::izero()};
-            now.top[r] = Simd::iset1(INT32_MIN);
-            if constexpr (Last) {
-                rate[r] = Simd::mul(slope(last, r), Simd::set1(1.44269504f * 0x1p23f));
-                start[r] = Simd::fnma(Simd::to_float(last.top[r]), rate[r], Simd::set1(127.0f * 0x1p23f));
-                sums[r] = Simd::zero();
-            }
+            rate[r] = Simd::mul(slope(last, r), Simd::set1(1.44269504f * 0x1p23f));
+            start[r] = Simd::fnma(Simd::to_float(last.top[r]), rate[r], Simd::set1(127.0f * 0x1p23f));
+            sums[r] = Simd::zero();
         }
+    }
+
+    // The dots of `now`, meanwhile the factors of `next` and the exponentials of `last`.
+    void turn(Stage & last, Stage & now, Stage & next, NextBlock & ahead) {
+        I lows[NR], top[NR];
+        F rate[NR], start[NR], sums[NR];
+        const char * rows[NR];
+        EDGEKV_UNROLL
+        for (int r = 0; r < NR; ++r) {
+            rows[r] = q[r];
+            lows[r] = Simd::izero();
+            top[r] = Simd::iset1(INT32_MIN);
+        }
+        start_exps(last, rate, start, sums);
         const char * codes = now.block + (3 + 2 * kQuads) * kVectorBytes;
         int quad = 0;
         for (int t0 = 0; t0 < kSketchStripCells; t0 += kKeys) {
-            if constexpr (Last) {
-                add_exps(last, t0, rate, start, sums);
+            add_exps(last, t0, rate, start, sums);
+            for (const int end = kQuads * (t0 + kKeys) / kSketchStripCells; quad < end; ++quad) {
+                make_factor(next, rows, quad, lows);
             }
             I acc[kKeys][NR], total[kKeys][NR];
             EDGEKV_UNROLL
@@ -189,13 +201,6 @@ struct CodeScan {
                         }
                     }
                 }
-                if constexpr (Next) {
-                    for (int i = 0; i < kTurnQuads; ++i, ++quad) {
-                        if (kTurns * kTurnQuads == kQuads || quad < kQuads) {
-                            make_factor(next, quad, products);
-                        }
-                    }
-                }
             }
             EDGEKV_UNROLL
             for (int t = 0; t < kKeys; ++t) {
@@ -203,20 +208,20 @@ struct CodeScan {
                 for (int r = 0; r < NR; ++r) {
                     const I dot = Simd::code_sums(total[t][r], acc[t][r]);
                     Simd::istore(now.dots[t0 + t][r], dot);
-                    now.top[r] = Simd::imax(now.top[r], dot);
+                    top[r] = Simd::imax(top[r], dot);
                 }
             }
             ahead.fetch();
         }
-        if constexpr (Next) {
-            make_base(next, products);
+        EDGEKV_UNROLL
+        for (int r = 0; r < NR; ++r) {
+            now.top[r] = top[r];
         }
-        if constexpr (Last) {
-            finish(last, sums);
-        }
+        make_base(next, lows);
+        finish(last, sums);
     }
 
-    void finish(const Stage & last, const F * sums) {
+    EDGEKV_INLINE void finish(const Stage & last, const F * sums) {
         const F share = Simd::load(last.block + 2 * kVectorBytes);
         EDGEKV_UNROLL
         for (int r = 0; r < NR; ++r) {
@@ -226,23 +231,19 @@ struct CodeScan {
     }
 
     void first(Stage & stage) {
-        Simd::Products products[NR];
+        I lows[NR];
         for (int r = 0; r < NR; ++r) {
-            products[r] = {Simd::izero(), Simd::izero()};
+            lows[r] = Simd::izero();
         }
         for (int quad = 0; quad < kQuads; ++quad) {
-            make_factor(stage, quad, products);
+            make_factor(stage, q, quad, lows);
         }
-        make_base(stage, products);
+        make_base(stage, lows);
     }
 
     void exps(Stage & last) {
         F rate[NR], start[NR], sums[NR];
-        for (int r = 0; r < NR; ++r) {
-            rate[r] = Simd::mul(slope(last, r), Simd::set1(1.44269504f * 0x1p23f));
-            start[r] = Simd::fnma(Simd::to_float(last.top[r]), rate[r], Simd::set1(127.0f * 0x1p23f));
-            sums[r] = Simd::zero();
-        }
+        start_exps(last, rate, start, sums);
         for (int t = 0; t < kSketchStripCells; t += kKeys) {
             add_exps(last, t, rate, start, sums);
         }
@@ -274,32 +275,27 @@ struct CodeScan {
         if (n == 0) {
             return;
         }
-        const auto enter = [&](int i) {
-            Stage & stage = stages[i % 3];
+        const auto enter = [&](int i, int at) {
+            Stage & stage = stages[at];
             stage.block = block + i / passes * static_cast<size_t>(block_bytes) + i % passes * kLanes * 4;
             stage.estimates = scan.estimates + static_cast<size_t>(i) * kLanes;
         };
-        enter(0);
+        enter(0, 0);
         first(stages[0]);
-        NextBlock ahead{block + 2 * block_bytes, (block_bytes / 64 + 4 * passes - 1) / (4 * passes) * 64};
+        // The first turn's exponentials and the last one's factors are of no use; the next turn overwrites what they leave.
+        memset(&stages[2], 0, sizeof(stages[2]));
+        stages[2].block = stages[0].block;
+        stages[2].estimates = stages[0].estimates;
+        NextBlock ahead{block + 2 * block_bytes, (block_bytes / 64 + 8 * passes - 1) / (8 * passes) * 64};
         for (int i = 0; i < n; ++i) {
-            Stage & last = stages[(i + 2) % 3], & now = stages[i % 3], & next = stages[(i + 1) % 3];
-            const bool has_next = i + 1 < n, has_last = i > 0 && scan.softcap == 0.0f;
-            if (has_next) {
-                enter(i + 1);
-            }
-            if (has_next) {
-                has_last ? turn<true, true>(last, now, next, ahead) : turn<true, false>(last, now, next, ahead);
-            } else {
-                has_last ? turn<false, true>(last, now, next, ahead) : turn<false, false>(last, now, next, ahead);
-            }
+            enter(i + 1 < n ? i + 1 : 0, (i + 1) % 3);
+            Stage & last = stages[(i + 2) % 3];
+            turn(last, stages[i % 3], stages[(i + 1) % 3], ahead);
             if (scan.softcap != 0.0f) {
-                capped(now);
+                capped(last);
             }
         }
-        if (scan.softcap == 0.0f) {
-            exps(stages[(n - 1) % 3]);
-        }
+        scan.softcap != 0.0f ? capped(stages[(n - 1) % 3]) : exps(stages[(n - 1) % 3]);
     }
 };
 
@@ -341,7 +337,7 @@ struct BoxScan {
         const F reach = Simd::load(block + kVectorBytes);
         for (int r = 0; r < NR; ++r) {
             const F sum = Simd::to_float(Simd::isub(Simd::join_products(products[r]), header[r].excess));
-            F x = Simd::mul(sum, Simd::mul(scale, Simd::set1(header[r].unit)));
+            F x = Simd::mul(sum, Simd::mul(scale, Simd::set1(header[r].fine)));
             x = Simd::fma(reach, Simd::set1(header[r].slack), x);
             if (scan.softcap != 0.0f) {
                 x = Simd::add(vector_softcap(x, scan.softcap), Simd::set1(scan.softcap * 0x1p-18f));
@@ -391,7 +387,7 @@ void scan_head(SketchKind kind, const Scan & whole, int group, const char * bloc
 
 inline void scan(const Sketch & sketch, const SketchLayout & layout, const SketchQuery & query, const char * prepared, int head,
                  int first_block, int n_blocks, float * estimates, size_t stride) {
-    const Scan whole{prepared, row_bytes(sketch.kind, sketch.head_dim), query.softcap, estimates, stride};
+    const Scan whole{prepared, row_bytes(sketch.head_dim), query.softcap, estimates, stride};
     const char * block =
         sketch.data + (static_cast<size_t>(head) * layout.n_blocks + first_block) * static_cast<size_t>(layout.block_bytes);
     switch (sketch.head_dim) {

@@ -1,0 +1,219 @@
+"""The memory hierarchy of one context: who decides, who owns, who moves - and the phases of a step, in order."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgekv import planner, policies, prefetch
+from edgekv.errors import ConfigError
+from edgekv.migrator import Migrator
+from edgekv.observation import Observation, Shape
+from edgekv.pages import PageTable
+from edgekv.planner import Limits
+from edgekv.policies import Anchor, Settings
+from edgekv.prefetch import Rope
+from edgekv.residency import Reason, State
+from edgekv.stats import Stats
+from edgekv.tiers import Transport
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where one page lives, and why."""
+
+    state: State
+    reason: Reason
+    slot: int
+    """-1: none."""
+    score: float
+    pinned: bool
+
+    def __str__(self) -> str:
+        place = {State.FREE: "empty", State.FILLING: "in home, being filled", State.HOME: "in home",
+                 State.RESIDENT: f"in the arena, slot {self.slot}", State.MOVING: f"on its way to slot {self.slot}"}[self.state]
+        return f"{place}: {self.reason.description} (score {self.score:.2g}{', pinned' if self.pinned else ''})"
+
+
+class Hierarchy:
+    """Page table, policy, prefetch, planner and migrator of one context. `step` is its phases; nothing here is thread-safe.
+
+    priority (float32) and pinned (uint8), both [row, head, page], are written in place after each step: selection reads them. The arena
+    begins without slots; `resize` gives it some.
+    """
+
+    def __init__(self, shape: Shape, transport: Transport, priority: np.ndarray, pinned: np.ndarray, *, page_bytes: int,
+                 policy: str = "ema+anchor+recent", prefetch_name: str = "none", settings: Settings | None = None, rope: Rope | None = None,
+                 limits: Limits | None = None, plan_every: int = 16, bytes_per_step: int = 1 << 20, stats: Stats | None = None):
+        if plan_every < 1 or page_bytes < 1 or bytes_per_step < 1:
+            raise ConfigError(f"plan_every is {plan_every}, page_bytes {page_bytes} and bytes_per_step {bytes_per_step}; each must be at least 1")
+        if priority.shape != shape.axes or pinned.shape != shape.axes:
+            raise ConfigError(f"priority is {priority.shape} and pinned {pinned.shape}; both must be {shape.axes}")
+        self.shape = shape
+        self.stats = stats or Stats()
+        self.table = PageTable(shape)
+        self.policy = policies.make(policy, shape, settings)
+        self.prefetcher = prefetch.make(prefetch_name, shape, rope)
+        self.migrator = Migrator(self.table, transport, bytes_per_step // page_bytes, page_bytes, self.stats)
+        self.limits = limits or Limits()
+        self.plan_every = plan_every
+        self.transport = transport
+        self.last_plan: planner.MigrationPlan | None = None
+        self._priority, self._pinned = priority, pinned
+        self._user_pins = np.zeros(shape.n_pages, bool)
+        self._pins: np.ndarray | None = None  # of the policy and the user
+        self._written_pins: np.ndarray | None = None
+        self._observation: Observation | None = None
+        self._wanted_slots = 0
+        self._until_plan = plan_every
+        self._priority[...] = 0
+        self._pinned[...] = 0
+
+    # ---- a step --------------------------------------------------------------------------------------------------------------
+
+    def step(self, observation: Observation) -> None:
+        """All phases, after a ubatch."""
+        began = time.perf_counter()
+        self.collect()
+        self.observe(observation)
+        self.score()
+        self.plan()
+        self.migrate()
+        self.record()
+        self.stats.hierarchy_seconds += time.perf_counter() - began
+
+    def collect(self) -> None:
+        """Finished copies become resident."""
+        self.migrator.collect()
+        if self.table.n_slots != self._wanted_slots:
+            self._resize_arena()
+
+    def observe(self, observation: Observation) -> None:
+        """What changed leaves its slots and is forgotten; what was attended is learned."""
+        self._observation = observation
+        changed = observation.changed
+        empty = observation.page_positions[changed] < 0
+        forgotten = self.table.change(changed, empty)
+        if len(forgotten):
+            self.policy.forget(forgotten)
+            self._priority[:, :, forgotten] = 0
+            self._user_pins[changed[empty]] = False
+        self.policy.update(observation)
+
+    def score(self) -> None:
+        """Hand scores and pins to selection."""
+        part = np.s_[:, :, : self.table.n_used_end]
+        if (scores := self.policy.scores) is not None:
+            np.copyto(self._priority[part], scores[part])
+        pins = self.policy.pins
+        self._pins = self._user_pins.copy() if pins is None else np.logical_or(self._user_pins, pins)
+        if self._written_pins is None or not np.array_equal(self._pins, self._written_pins):
+            self._pinned[...] = self._pins
+            self._written_pins = self._pins
+
+    def plan(self) -> None:
+        """Every `plan_every` steps: what should move."""
+        self._until_plan -= 1
+        if self._until_plan > 0:
+            return
+        self._until_plan = self.plan_every
+        if not self.table.n_slots or self.table.n_slots != self._wanted_slots:
+            return
+        began = time.perf_counter()
+        residency = self.table.residency
+        wanted = self.prefetcher.wanted(self._observation, residency, self.limits.max_wanted)
+        self.last_plan = planner.plan(self.policy.scores, self._pins, wanted, residency, self.limits)
+        self.migrator.submit(self.last_plan)
+        self.stats.n_plans += 1
+        self.stats.n_unplaced = self.last_plan.n_unplaced
+        self.stats.plan_seconds += time.perf_counter() - began
+
+    def migrate(self) -> None:
+        """Begin the copies this step may begin."""
+        self.migrator.advance(self._pins)
+
+    def record(self) -> None:
+        """Counters that the table keeps."""
+        self.stats.n_invalidated = self.table.n_invalidated
+        self._observation = None  # its arrays are valid during the step only
+
+    # ---- what a person asks for ------------------------------------------------------------------------------------------------
+
+    def resize(self, n_slots: int) -> None:
+        """A new number of slots, at once, or where copies are still under way into slots that go, as soon as they end. The coldest pages
+        leave first. Raises TierError where the arena cannot have so many; it then stays as it is."""
+        if n_slots > self.table.n_slots:
+            self.transport.resize(n_slots)  # may not have the memory
+        self._wanted_slots = n_slots
+        self.migrator.drop()
+        self._resize_arena()
+        self._until_plan = 1
+
+    def _resize_arena(self) -> None:
+        shrinking = self._wanted_slots < self.table.n_slots
+        demoted, done = self.table.resize(self._wanted_slots, self.policy.scores, self._pins)
+        if len(demoted):
+            self.transport.release(demoted)
+            self.stats.n_demoted += len(demoted)
+        if shrinking and done:
+            self.transport.resize(self._wanted_slots)
+            self._until_plan = 1
+
+    def pin(self, first_page: int, last_page: int) -> int:
+        """Keep these pages (both included) attended and in the arena, for all rows and heads, until they are unpinned or emptied.
+        Returns how many of them hold tokens: only these are pinned. Raises ConfigError."""
+        pages = self._range(first_page, last_page)
+        in_use = self.table.in_use(pages)
+        self._user_pins[pages[in_use]] = True
+        self._until_plan = 1
+        return int(np.count_nonzero(in_use))
+
+    def unpin(self, first_page: int, last_page: int) -> int:
+        """Take back `pin` for these pages; returns how many were pinned by it. Raises ConfigError."""
+        pages = self._range(first_page, last_page)
+        n = int(np.count_nonzero(self._user_pins[pages]))
+        self._user_pins[pages] = False
+        return n
+
+    def pin_system(self, n_tokens: int) -> None:
+        """Anchor the system prompt, the first n_tokens positions. Raises ConfigError where the policy has no anchors."""
+        anchors = [member for member in self.policy.members if isinstance(member, Anchor)]
+        if not anchors:
+            raise ConfigError("the policy has no anchors to hold the system prompt; add anchor to it, as in ema+anchor")
+        anchors[0].system_tokens = n_tokens
+
+    def _range(self, first_page: int, last_page: int) -> np.ndarray:
+        if not 0 <= first_page <= last_page < self.shape.n_pages:
+            raise ConfigError(f"there are no pages {first_page} to {last_page}; the context has pages 0 to {self.shape.n_pages - 1}")
+        return np.arange(first_page, last_page + 1)
+
+    @property
+    def user_pins(self) -> np.ndarray:
+        """int64 [n]: pages pinned with `pin`."""
+        return np.flatnonzero(self._user_pins)
+
+    # ---- what it says --------------------------------------------------------------------------------------------------------
+
+    def tiers(self) -> dict[State, int]:
+        """Pages in each state, over all rows and heads."""
+        return self.table.counts()
+
+    def why(self) -> list[tuple[State, Reason, int]]:
+        """Which pages live where and why: (state, reason, pages), the most first within a state. FREE pages are left out."""
+        table = self.table.why()
+        return [(state, Reason(reason), int(table[state, reason])) for state in State if state != State.FREE
+                for reason in np.argsort(-table[state], kind="stable") if table[state, reason]]
+
+    def explain(self, row: int, head: int, page: int) -> Whereabouts:
+        """One page. Raises ConfigError where there is none."""
+        if not (0 <= row < self.shape.n_rows and 0 <= head < self.shape.n_heads and self.shape.exists[row, head]):
+            raise ConfigError(f"there is no KV head {head} in row {row}")
+        self._range(page, page)
+        state, reason, slot = self.table.explain(row, head, page)
+        return Whereabouts(state, reason, slot, float(self._priority[row, head, page]), bool(self._pinned[row, head, page]))
+
+    def check(self) -> None:
+        """All invariants of DESIGN section 4 that can be seen from here. Raises TierError."""
+        self.table.check()

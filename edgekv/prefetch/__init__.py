@@ -1,0 +1,24 @@
+"""What will be wanted next. A prefetcher = one file, one line here, one row in tests/test_prefetch.py."""
+
+from __future__ import annotations
+
+from edgekv.observation import Shape
+from edgekv.prefetch.base import Prefetcher, Rope
+from edgekv.prefetch.neighbour import Neighbour
+from edgekv.prefetch.none import NoPrefetch
+from edgekv.prefetch.previous import Previous
+from edgekv.prefetch.random import RandomPages
+from edgekv.prefetch.rope import RopeDistance
+from edgekv.registry import Registry
+
+PREFETCHERS: Registry[type[Prefetcher]] = Registry("prefetch")
+PREFETCHERS.add("none", NoPrefetch, "pages move on their scores alone")
+PREFETCHERS.add("previous", Previous, "what the last step attended")
+PREFETCHERS.add("neighbour", Neighbour, "the pages beside the hottest")
+PREFETCHERS.add("rope", RopeDistance, "a prior by distance, from the model's rotary embedding")
+PREFETCHERS.add("random", RandomPages, "any pages")
+
+
+def make(name: str, shape: Shape, rope: Rope | None = None) -> Prefetcher:
+    """The prefetcher of that name. `rope`: None where the model has no rotary embedding. Raises ConfigError."""
+    return PREFETCHERS.get(name)(shape, rope)

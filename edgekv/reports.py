@@ -1,0 +1,111 @@
+"""What a context says about itself: its layers, its memory, its selection, its tiers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """How one layer of the model is attended."""
+
+    il: int
+    hooked: bool
+    reason: str
+    """Why it is or is not."""
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    type_k: str
+    type_v: str
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Bytes and cells of one context."""
+
+    home_bytes: int
+    """K and V of the layers with a plain KV cache, allocated."""
+    observation_bytes: int
+    workspace_bytes: int
+    sketch_bytes: int
+    arena_bytes: int
+    table_bytes: int
+    """Page table, scores, pins and what selection keeps."""
+    n_cells: int
+    n_cells_used: int
+
+    @property
+    def used_bytes(self) -> int:
+        """Home bytes of the cells in use."""
+        return self.home_bytes * self.n_cells_used // max(1, self.n_cells)
+
+    @property
+    def extra_bytes(self) -> int:
+        """What this context needs above stock llama.cpp, allocated natively."""
+        return self.observation_bytes + self.workspace_bytes + self.sketch_bytes + self.arena_bytes + self.table_bytes
+
+
+@dataclass(frozen=True)
+class SelectionReport:
+    """What mode sparse attended: sums since the context was attached, over all layers, KV heads and query tokens."""
+
+    n_selections: int = 0
+    """One for each layer, KV head and query token."""
+    n_visible: int = 0
+    """Pages, as all counts below."""
+    n_selected: int = 0
+    n_hits: int = 0
+    """Selected pages that were read from the arena."""
+    mass: float = 0.0
+    """Attention mass on the selected pages, where it is observed."""
+    mass_hits: float = 0.0
+    coverage_sum: float = 0.0
+    """Estimated before fallbacks."""
+    n_fallbacks: int = 0
+    """Selections that attended everything because their estimated coverage was below the floor."""
+
+    def since(self, before: SelectionReport) -> SelectionReport:
+        """What came after an earlier report of the same context."""
+        return SelectionReport(*(getattr(self, field.name) - getattr(before, field.name) for field in fields(self)))
+
+    @property
+    def attended(self) -> float:
+        """Selected pages / visible pages; 0 where nothing was selected, as the rates below."""
+        return self.n_selected / self.n_visible if self.n_visible else 0.0
+
+    @property
+    def coverage(self) -> float:
+        """Mean estimated coverage."""
+        return self.coverage_sum / self.n_selections if self.n_selections else 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """By access."""
+        return self.n_hits / self.n_selected if self.n_selected else 0.0
+
+    @property
+    def hit_rate_mass(self) -> float:
+        """By attention mass."""
+        return self.mass_hits / self.mass if self.mass else 0.0
+
+
+@dataclass(frozen=True)
+class TierReport:
+    """Which pages live where, and what moved. A page is one of a layer and KV head."""
+
+    n_resident: int = 0
+    n_home: int = 0
+    n_filling: int = 0
+    n_moving: int = 0
+    n_free: int = 0
+    n_slots: int = 0
+    slot_bytes: int = 0
+    moved_bytes: int = 0
+    n_promotions: int = 0
+    n_demotions: int = 0
+    n_invalidated: int = 0
+    """Pages that left the arena because their cells changed."""
+    n_failed: int = 0
+    reasons: tuple[tuple[str, str, int], ...] = ()
+    """(where, why, pages), the most first."""

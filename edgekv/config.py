@@ -76,7 +76,7 @@ class KvOptions:
     prefetch: str = "none"
     kv_budget: int | None = None
     """Bytes of the arena; 0: none, None: twice what a step attends."""
-    plan_every: int = 16
+    plan_every: int = 32
     """Steps between two migration plans."""
 
     def __post_init__(self) -> None:

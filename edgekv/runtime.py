@@ -25,7 +25,7 @@ _native.prepare()
 
 from edgekv._native import core, hierarchy  # noqa: E402  (the libraries must be in place first)
 from edgekv.cells import Cells  # noqa: E402
-from edgekv.tiering import Tiering, selection_report  # noqa: E402
+from edgekv.tiering import STEP_EVERY, Tiering, selection_report  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,26 @@ _attaching = threading.local()
 """`options` of the context that this thread attaches."""
 
 
+class Observers(list[Observer]):
+    """Functions called after each step; `changed` is called when they become some or none."""
+
+    def __init__(self, changed: Callable[[], None]):
+        super().__init__()
+        self._changed = changed
+
+    def append(self, observer: Observer) -> None:
+        super().append(observer)
+        self._changed()
+
+    def remove(self, observer: Observer) -> None:
+        super().remove(observer)
+        self._changed()
+
+    def clear(self) -> None:
+        super().clear()
+        self._changed()
+
+
 class Runtime:
     """The KV cache of one context: its mode, layers, cells, memory and hierarchy, and the observers called after each step."""
 
@@ -64,14 +84,16 @@ class Runtime:
         self.page_tokens: int = core.get_params(handle)[1]
         # the rows of the observation are fixed when the context is attached
         self._rows = tuple(layer.il for layer in core.layers(handle) if layer.row >= 0)
-        self._n_heads = core.observation(handle).mass_sum.shape[1]
+        self._observation = core.ObservationReader(handle)
+        self._n_heads = self._observation.read().mass_sum.shape[1]
         self.cells = Cells(self._native_handle)
-        self.observers: list[Observer] = []
+        self.observers = Observers(self._set_step_every)
         self.stats = Stats()
         self._pins: list[tuple[int, int]] = []
         self._tiering: Tiering | None = None
         if self.mode is KvMode.SPARSE:
             self._tiering = Tiering(handle, options, self.stats)
+            self._set_step_every()
 
     @classmethod
     def attach(cls, address: int, options: KvOptions | None = None) -> Runtime:
@@ -116,6 +138,7 @@ class Runtime:
         self._options = self._options.with_(mode=mode)
         if mode is KvMode.SPARSE and self._tiering is None:
             self._tiering = Tiering(self._native_handle(), self._options, self.stats)
+            self._set_step_every()
 
     @property
     def observe(self) -> bool:
@@ -153,6 +176,7 @@ class Runtime:
         elif self._tiering is not None or self.mode is KvMode.SPARSE:
             self._tiering = Tiering(handle, options, self.stats)
             self._pin_again()
+            self._set_step_every()
 
     def memory(self) -> MemoryReport:
         native = core.memory(self._native_handle())
@@ -216,22 +240,26 @@ class Runtime:
     def step(self) -> None:
         """After each ubatch, on the thread that decoded it: the hierarchy's phases, the observers, the counters."""
         began = time.perf_counter()
-        seen = core.observation(self._native_handle())
+        seen = self._observation.read()
         if self._tiering is not None:
             self._tiering.step(seen)
         if self.observers:
-            step = Step(self._rows, seen.mass_max, seen.mass_sum, seen.n_tokens, seen.hooked, seen.page_tokens, seen.pages_per_stream)
+            step = Step(self._rows, seen.mass_max, seen.mass_sum, seen.n_tokens, seen.n_tokens_hooked > 0, seen.page_tokens,
+                        seen.pages_per_stream)
             for observer in list(self.observers):
                 observer(step)
         self._record(seen, time.perf_counter() - began)
 
+    def _set_step_every(self) -> None:
+        if self._handle is not None:
+            core.set_step_every(self._handle, 1 if self.observers or self._tiering is None else STEP_EVERY)
+
     def _record(self, seen: core.NativeObservation, seconds: float) -> None:
         stats = self.stats
-        stats.n_steps += 1
+        stats.n_steps += seen.n_steps
         stats.n_tokens += seen.n_tokens
-        if seen.hooked:
-            stats.n_steps_hooked += 1
-            stats.n_tokens_hooked += seen.n_tokens
+        stats.n_steps_hooked += seen.n_steps_hooked
+        stats.n_tokens_hooked += seen.n_tokens_hooked
         stats.python_seconds += seconds
 
     def _close(self) -> None:

@@ -18,6 +18,12 @@ from edgekv.residency import State
 from edgekv.stats import Stats
 from edgekv.tiers.arena import HostArena
 
+STEP_EVERY = 8
+"""Decode steps that share one run of the policy where nobody observes each: their attention mass adds up meanwhile."""
+
+BYTES_PER_STEP = 1 << 20
+"""Bytes that one run of the policy may move: a small share of the time between two runs."""
+
 AUTO_ARENA = 2.0
 """Slots of an automatic arena for each page that a step attends: a pool no larger than the attended set thrashes."""
 
@@ -51,7 +57,8 @@ class Tiering:
         self.hierarchy = Hierarchy(
             self.shape, transport, view.priority, view.pinned, page_bytes=max(1, self.slot_bytes), policy=options.policy,
             prefetch_name=options.prefetch, settings=Settings(sink_tokens=options.sink_tokens, recent_tokens=options.recent_tokens),
-            rope=Rope(head_dim, *rope) if rope and head_dim else None, plan_every=options.plan_every, stats=stats)
+            rope=Rope(head_dim, *rope) if rope and head_dim else None, plan_every=max(1, options.plan_every // STEP_EVERY),
+            bytes_per_step=BYTES_PER_STEP, stats=stats)
         self.resize(options)
 
     def resize(self, options: KvOptions) -> None:
@@ -68,7 +75,7 @@ class Tiering:
         """After a ubatch: all phases of the hierarchy."""
         used = np.flatnonzero(self._newest >= 0)
         self.hierarchy.step(Observation(
-            seen.mass_sum, seen.mass_max, seen.n_tokens, seen.hooked, seen.changed, self._newest, seen.newest,
+            seen.mass_sum, seen.mass_max, seen.n_tokens_hooked or seen.n_tokens, seen.n_tokens_hooked > 0, seen.changed, self._newest, seen.newest,
             int(used[-1]) + 1 if len(used) else 0))
 
     # ---- reports ------------------------------------------------------------------------------------------------------------

@@ -174,6 +174,10 @@ def rope(handle: Handle) -> tuple[int, float, float] | None:
     return n_rot[0], base[0], 1.0 / scale[0] if scale[0] else 1.0
 
 
+def set_step_every(handle: Handle, n_ubatches: int) -> None:
+    _check(lib.edgekv_set_step_every(handle, n_ubatches))
+
+
 def set_mode(handle: Handle, mode: KvMode) -> None:
     _check(lib.edgekv_set_mode(handle, _MODES[mode]))
 
@@ -232,20 +236,40 @@ class NativeObservation:
     mass_sum: np.ndarray
     pages_per_stream: int
     page_tokens: int
+    n_steps: int
+    n_steps_hooked: int
     n_tokens: int
-    hooked: bool
+    n_tokens_hooked: int
     changed: np.ndarray
     newest: int
 
 
+class ObservationReader:
+    """Reads the observation of one context; the arrays over its mass are made once, for they stay where they are."""
+
+    def __init__(self, handle: Handle):
+        self._handle = handle
+        self._out = ffi.new("edgekv_observation *")
+        _check(lib.edgekv_get_observation(handle, self._out))
+        out = self._out
+        shape = (out.n_rows, out.n_heads, out.n_pages)
+        self._mass = _view(out.mass_max, np.float32, shape), _view(out.mass_sum, np.float32, shape)
+
+    def read(self) -> NativeObservation:
+        """Attention mass since the last step callback: float32 [row, kv_head, page] views that live until the next one returns."""
+        out = self._out
+        _check(lib.edgekv_get_observation(self._handle, out))
+        changed = np.frombuffer(ffi.buffer(out.changed, 4 * out.n_changed), np.int32) if out.n_changed else _NO_PAGES
+        return NativeObservation(*self._mass, out.pages_per_stream, out.page_tokens, out.n_ubatches, out.n_ubatches_hooked, out.n_tokens,
+                                 out.n_tokens_hooked, changed, out.newest)
+
+
+_NO_PAGES = np.empty(0, np.int32)
+
+
 def observation(handle: Handle) -> NativeObservation:
-    """Attention mass of the last ubatch: float32 [row, kv_head, page] views that live until the step callback returns."""
-    out = ffi.new("edgekv_observation *")
-    _check(lib.edgekv_get_observation(handle, out))
-    shape = (out.n_rows, out.n_heads, out.n_pages)
-    return NativeObservation(_view(out.mass_max, np.float32, shape), _view(out.mass_sum, np.float32, shape),
-                             out.pages_per_stream, out.page_tokens, out.n_tokens, bool(out.hooked),
-                             _view(out.changed, np.int32, (out.n_changed,)), out.newest)
+    """The observation of a context, once."""
+    return ObservationReader(handle).read()
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,8 @@ typedef struct {
     int v_type;
 } edgekv_layer;
 
-/* [n_rows][n_heads][n_pages] floats, rows in the order of the hooked layers, zero where nothing was attended. Lives a step. */
+/* What the ubatches since the last step callback came to: one, unless edgekv_set_step_every() says otherwise. Mass is
+   [n_rows][n_heads][n_pages] floats, rows in the order of the hooked layers, zero where nothing was attended. Lives a step. */
 typedef struct {
     const float * mass_max;
     const float * mass_sum;
@@ -139,11 +140,13 @@ typedef struct {
     int n_pages;          /* of all streams: stream s begins at page s * pages_per_stream */
     int pages_per_stream;
     int page_tokens;
-    int n_tokens;         /* tokens of the ubatch */
-    bool hooked;          /* false: the ubatch ran on the stock nodes and mass is all zero */
-    const int32_t * changed; /* [n_changed] pages with a cell that changed since the ubatch before, ascending; the stored ones are among them */
+    int n_ubatches;
+    int n_ubatches_hooked;
+    int n_tokens;
+    int n_tokens_hooked;  /* the tokens whose mass this is; 0: all ran on the stock nodes and mass is all zero */
+    const int32_t * changed; /* [n_changed] pages with a cell that changed since the last step callback, ascending; the stored ones are among them */
     int n_changed;
-    int newest;           /* the newest position stored in this ubatch, -1: none */
+    int newest;           /* the newest position in a changed page, -1: none */
 } edgekv_observation;
 
 /* What selection came to in one KV head, summed up since the context was attached; steps of mode sparse only. */
@@ -227,7 +230,7 @@ typedef struct {
 typedef struct {
     void (*attached)(edgekv_context * ctx, void * user);
     void (*detached)(edgekv_context * ctx, void * user); /* the handle is gone when this returns */
-    void (*step)(edgekv_context * ctx, void * user);     /* after each ubatch that was computed to its end */
+    void (*step)(edgekv_context * ctx, void * user);     /* after ubatches that were computed to their end */
     void * user;
 } edgekv_callbacks;
 
@@ -250,6 +253,8 @@ EDGEKV_API struct llama_context * edgekv_llama(const edgekv_context * ctx);
 
 EDGEKV_API edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode);
 EDGEKV_API edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe);
+/* The step callback comes after every so many ubatches that the hook attended, and after each other one; 1 at first. */
+EDGEKV_API edgekv_status edgekv_set_step_every(edgekv_context * ctx, int n_ubatches);
 EDGEKV_API edgekv_params edgekv_get_params(const edgekv_context * ctx);
 
 /* Rotary position embedding as the context applies it; false: the model has none. */

@@ -149,10 +149,10 @@ void on_ubatch_end(llama_context * lctx, bool ok) {
         return;
     }
 
-    ctx->end_ubatch(ok);
-
-    const auto callbacks = current_callbacks();
-    if (ok && callbacks.step) {
+    if (!ctx->end_ubatch(ok)) {
+        return;
+    }
+    if (const auto callbacks = current_callbacks(); callbacks.step) {
         callbacks.step(ctx, callbacks.user);
     }
 }
@@ -337,6 +337,15 @@ edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode) {
 
 edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe) {
     ctx->wanted_observe.store(observe, std::memory_order_relaxed);
+
+    return EDGEKV_OK;
+}
+
+edgekv_status edgekv_set_step_every(edgekv_context * ctx, int n_ubatches) {
+    if (n_ubatches < 1) {
+        return fail(EDGEKV_INVALID, "the step callback cannot come after every " + std::to_string(n_ubatches) + " ubatches");
+    }
+    ctx->step_every = n_ubatches;
 
     return EDGEKV_OK;
 }
@@ -541,8 +550,10 @@ edgekv_status edgekv_get_observation(const edgekv_context * ctx, edgekv_observat
     out->n_pages          = ctx->n_pages;
     out->pages_per_stream = ctx->pages_per_stream;
     out->page_tokens      = ctx->params.page_tokens;
-    out->n_tokens         = ctx->n_tokens;
-    out->hooked           = ctx->attended.load(std::memory_order_relaxed);
+    out->n_ubatches        = ctx->pending.n_ubatches;
+    out->n_ubatches_hooked = ctx->pending.n_ubatches_hooked;
+    out->n_tokens          = ctx->pending.n_tokens;
+    out->n_tokens_hooked   = ctx->pending.n_tokens_hooked;
     out->changed          = ctx->hierarchy.changed_pages().data();
     out->n_changed        = (int) ctx->hierarchy.changed_pages().size();
     out->newest           = -1;

@@ -158,8 +158,12 @@ void edgekv_context::begin_ubatch(int n_tokens_ubatch) {
     sketched.store(false, std::memory_order_relaxed);
     hierarchy.sync(lctx);
 
-    if (observation_dirty) {
-        clear_observation();
+    if (step_delivered) {
+        if (observation_dirty) {
+            clear_observation();
+        }
+        pending        = {};
+        step_delivered = false;
     }
     attended.store(false, std::memory_order_relaxed);
 
@@ -185,26 +189,36 @@ void edgekv_context::begin_ubatch(int n_tokens_ubatch) {
     }
 }
 
-void edgekv_context::end_ubatch(bool ok) {
-    observation_dirty = attended.load(std::memory_order_relaxed);
+bool edgekv_context::end_ubatch(bool ok) {
+    const bool hooked = attended.load(std::memory_order_relaxed);
+    observation_dirty = observation_dirty || hooked;
 
     if (ok && sketched.load(std::memory_order_relaxed)) {
         hierarchy.sketches_are_true();
     }
     if (ok) {
-        hierarchy.changes_delivered();
         steer();
     }
-    kept_scans = ok && observation_dirty && n_tokens == 1 && params.mode == EDGEKV_MODE_SPARSE;
+    kept_scans = ok && hooked && n_tokens == 1 && params.mode == EDGEKV_MODE_SPARSE;
 
     if (ok) {
         counters.n_ubatches += 1;
         counters.n_tokens   += n_tokens;
-        if (observation_dirty) {
-            counters.n_hooked        += 1;
-            counters.n_tokens_hooked += n_tokens;
+        pending.n_ubatches  += 1;
+        pending.n_tokens    += n_tokens;
+        if (hooked) {
+            counters.n_hooked         += 1;
+            counters.n_tokens_hooked  += n_tokens;
+            pending.n_ubatches_hooked += 1;
+            pending.n_tokens_hooked   += n_tokens;
         }
     }
+    step_delivered = ok && (!hooked || pending.n_ubatches_hooked >= step_every);
+    if (step_delivered) {
+        hierarchy.changes_delivered();
+    }
+
+    return step_delivered;
 }
 
 // the pooled budget of the next steps, from what this one would have taken at any threshold

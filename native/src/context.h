@@ -53,7 +53,7 @@ struct edgekv_context {
 
     // decoding thread, at the begin and end of a ubatch
     void begin_ubatch(int n_tokens);
-    void end_ubatch(bool ok);
+    bool end_ubatch(bool ok);  // whether the step callback is due
 
     // decoding thread, while the graph is built
     edgekv::Layer * served_layer(int il, const ggml_tensor * k);
@@ -100,6 +100,11 @@ struct edgekv_context {
     edgekv::Buffer observation;              // mass_max, then mass_sum
 
     int n_tokens = 0;             // of the ubatch
+    int step_every = 1;
+    // since the last step callback
+    struct {
+        int n_ubatches = 0, n_ubatches_hooked = 0, n_tokens = 0, n_tokens_hooked = 0;
+    } pending;
     std::atomic<bool> attended;   // by the hook, in this ubatch
     int n_threads = 0;            // the workspace is sized for
 
@@ -111,4 +116,5 @@ private:
     void clear_observation();
 
     bool observation_dirty = false;
+    bool step_delivered    = true;
 };

@@ -15,7 +15,7 @@ size_t align64(size_t n) {
     return (n + 63)/64*64;
 }
 
-// The sizes of one stream's selection and its workspace: arrivals [list], estimates [token][query head][stride], then for each
+// The sizes of one stream's selection and its workspace: arrivals [KV head], estimates [token][query head][stride], then for each
 // thread a prepared query, the scratch of select_pages() and what a token sees.
 struct SelectPlan {
     SelectPlan(const Layer & layer, const ggml_tensor * q, const ggml_tensor * k, int n_threads) {
@@ -31,7 +31,7 @@ struct SelectPlan {
         kind      = (SketchKind) ctx.params.selection.sketch;
 
         stride           = (size_t) n_blocks*kSketchBlockStrips;
-        estimates_offset = align64((size_t) n_tokens*n_head_kv*sizeof(std::atomic<int>));
+        estimates_offset = align64((size_t) n_head_kv*sizeof(std::atomic<int>));
         threads_offset   = estimates_offset + align64((size_t) n_tokens*n_head_kv*group*stride*sizeof(float));
         scratch_offset   = kind == SketchKind::none ? 0 : align64(sketch_query_bytes(kind, layer.info.head_dim, group));
         standing_offset  = scratch_offset + align64(select_scratch_bytes(n_pages, per_page, group));
@@ -108,7 +108,7 @@ struct SelectRun {
     const int ith;
 
     char * workspace() const { return ctx.select_workspaces[s].data(); }
-    std::atomic<int> & arrivals(int list) const { return reinterpret_cast<std::atomic<int> *>(workspace())[list]; }
+    std::atomic<int> & arrivals(int head) const { return reinterpret_cast<std::atomic<int> *>(workspace())[head]; }
     float * estimates(int list) const {
         return reinterpret_cast<float *>(workspace() + plan.estimates_offset) + (size_t) list*plan.group*plan.stride;
     }
@@ -129,6 +129,17 @@ struct SelectRun {
 
         return { static_cast<const char *>(q->data) + (s*plan.n_tokens + token)*q->nb[2] + (size_t) head*plan.group*q->nb[1],
                  q->nb[1], plan.group, layer.scale, layer.softcap };
+    }
+
+    void scan(int token, int head, int first, int last) const {
+        if (first >= last) {
+            return;
+        }
+        const Sketch      sketch = ctx.hierarchy.sketch(layer.info.row, stream);
+        const SketchQuery q      = query(token, head);
+        float * const     out    = estimates(token*plan.n_head_kv + head) + (size_t) first*kSketchBlockStrips;
+        sketch_query_prepare(sketch, q, own(), selected_isa());
+        sketch_scan(sketch, q, own(), head, first, last - first, out, plan.stride, selected_isa());
     }
 
     const float * standing(int token) const {
@@ -206,45 +217,37 @@ struct SelectRun {
         sum.n_fallbacks += result.fell_back ? 1 : 0;
     }
 
-    // this thread's share of the units; the thread that completes a list selects
+    // This thread's share of the units, which are blocks to scan, head by head. Who completes a head selects for all of its tokens:
+    // counters and mass of a head are written by one thread.
     void run(int nth) const {
-        const int n_lists = plan.n_tokens*plan.n_head_kv;
-        const auto units_of = [&](int list) { return scans(list%plan.n_head_kv) ? plan.n_blocks : 1; };
+        const auto units_of = [&](int head) { return plan.n_tokens*(scans(head) ? plan.n_blocks : 1); };
 
         int n_units = 0;
-        for (int list = 0; list < n_lists; ++list) {
-            n_units += units_of(list);
+        for (int head = 0; head < plan.n_head_kv; ++head) {
+            n_units += units_of(head);
         }
         const int begin = (int) ((int64_t) n_units*ith/nth);
         const int end   = (int) ((int64_t) n_units*(ith + 1)/nth);
 
-        const float * seen  = nullptr;
-        int           token = -1;
-        for (int list = 0, u = 0; list < n_lists && u < end; ++list) {
-            const int  head    = list%plan.n_head_kv;
+        for (int head = 0, u = 0; head < plan.n_head_kv && u < end; ++head) {
             const bool scanned = scans(head);
-            const int  n       = units_of(list);
+            const int  n       = units_of(head);
             const int  first   = std::max(begin - u, 0);
             const int  last    = std::min(end - u, n);
             u += n;
             if (first >= last) {
                 continue;
             }
-            if (scanned) {
-                const Sketch      sketch = ctx.hierarchy.sketch(layer.info.row, stream);
-                const SketchQuery q      = query(list/plan.n_head_kv, head);
-                sketch_query_prepare(sketch, q, own(), selected_isa());
-                sketch_scan(sketch, q, own(), head, first, last - first, estimates(list), plan.stride, selected_isa());
+            for (int token = 0; scanned && token < plan.n_tokens; ++token) {
+                scan(token, head, std::max(first - token*plan.n_blocks, 0), std::min(last - token*plan.n_blocks, plan.n_blocks));
             }
-            if (arrivals(list).fetch_add(last - first, std::memory_order_acq_rel) + last - first < n) {
+            if (arrivals(head).fetch_add(last - first, std::memory_order_acq_rel) + last - first < n) {
                 continue;
             }
-            arrivals(list).store(0, std::memory_order_relaxed);
-            if (list/plan.n_head_kv != token) {
-                token = list/plan.n_head_kv;
-                seen  = standing(token);
+            arrivals(head).store(0, std::memory_order_relaxed);
+            for (int token = 0; token < plan.n_tokens; ++token) {
+                select(token, head, standing(token), scanned);
             }
-            select(token, head, seen, scanned);
         }
         if (layer.leads && ith == 0) {  // for the layers to come, whoever selected here
             for (int t = 0; t < plan.n_tokens; ++t) {

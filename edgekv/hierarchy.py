@@ -40,15 +40,17 @@ class Whereabouts:
 class Hierarchy:
     """Page table, policy, prefetch, planner and migrator of one context. `step` is its phases; nothing here is thread-safe.
 
-    priority (float32) and pinned (uint8), both [row, head, page], are written in place after each step: selection reads them. The arena
-    begins without slots; `resize` gives it some.
+    priority (float32) and pinned (uint8), both [row, head, page], are written in place after each step: selection reads them. The
+    arena begins without slots; `resize` gives it some.
     """
 
     def __init__(self, shape: Shape, transport: Transport, priority: np.ndarray, pinned: np.ndarray, *, page_bytes: int,
-                 policy: str = "ema+anchor+recent", prefetch_name: str = "none", settings: Settings | None = None, rope: Rope | None = None,
-                 limits: Limits | None = None, plan_every: int = 16, bytes_per_step: int = 1 << 20, stats: Stats | None = None):
+                 policy: str = "ema+anchor+recent", prefetch_name: str = "none", settings: Settings | None = None,
+                 rope: Rope | None = None, limits: Limits | None = None, plan_every: int = 16, bytes_per_step: int = 1 << 20,
+                 stats: Stats | None = None):
         if plan_every < 1 or page_bytes < 1 or bytes_per_step < 1:
-            raise ConfigError(f"plan_every is {plan_every}, page_bytes {page_bytes} and bytes_per_step {bytes_per_step}; each must be at least 1")
+            raise ConfigError(f"plan_every is {plan_every}, page_bytes {page_bytes} and bytes_per_step {bytes_per_step}; each "
+                              "must be at least 1")
         if priority.shape != shape.axes or pinned.shape != shape.axes:
             raise ConfigError(f"priority is {priority.shape} and pinned {pinned.shape}; both must be {shape.axes}")
         self.shape = shape
@@ -66,8 +68,9 @@ class Hierarchy:
         self._pins: np.ndarray | None = None  # of the policy and the user
         self._written_pins: np.ndarray | None = None
         self._observation: Observation | None = None
-        self._wanted_slots = 0
+        self._wanted_slots = self._arena_slots = 0  # what was asked for, and what the transport has
         self._until_plan = plan_every
+        self._new = True
         self._priority[...] = 0
         self._pinned[...] = 0
 
@@ -87,13 +90,16 @@ class Hierarchy:
     def collect(self) -> None:
         """Finished copies become resident."""
         self.migrator.collect()
-        if self.table.n_slots != self._wanted_slots:
+        if self._arena_slots != self._wanted_slots:
             self._resize_arena()
 
     def observe(self, observation: Observation) -> None:
         """What changed leaves its slots and is forgotten; what was attended is learned."""
         self._observation = observation
         changed = observation.changed
+        if self._new:  # the context may have been in use before
+            changed = np.flatnonzero(observation.page_positions >= 0)
+            self._new = False
         empty = observation.page_positions[changed] < 0
         forgotten = self.table.change(changed, empty)
         if len(forgotten):
@@ -119,7 +125,7 @@ class Hierarchy:
         if self._until_plan > 0:
             return
         self._until_plan = self.plan_every
-        if not self.table.n_slots or self.table.n_slots != self._wanted_slots:
+        if not self._wanted_slots or self._arena_slots != self._wanted_slots:
             return
         began = time.perf_counter()
         residency = self.table.residency
@@ -142,23 +148,28 @@ class Hierarchy:
     # ---- what a person asks for ------------------------------------------------------------------------------------------------
 
     def resize(self, n_slots: int) -> None:
-        """A new number of slots, at once, or where copies are still under way into slots that go, as soon as they end. The coldest pages
-        leave first. Raises TierError where the arena cannot have so many; it then stays as it is."""
-        if n_slots > self.table.n_slots:
+        """A new number of slots, at once, or where copies are still under way into slots that go, as soon as they end. The
+        coldest pages leave first. Raises ConfigError, or TierError where the arena cannot have so many; it then stays as it
+        is."""
+        if n_slots < 0:
+            raise ConfigError(f"the arena cannot have {n_slots} slots; give 0 for none, or more")
+        if n_slots > self._arena_slots:
             self.transport.resize(n_slots)  # may not have the memory
+            self._arena_slots = n_slots
         self._wanted_slots = n_slots
         self.migrator.drop()
+        self.migrator.collect()  # a copy that has ended is no reason to wait
         self._resize_arena()
         self._until_plan = 1
 
     def _resize_arena(self) -> None:
-        shrinking = self._wanted_slots < self.table.n_slots
         demoted, done = self.table.resize(self._wanted_slots, self.policy.scores, self._pins)
         if len(demoted):
             self.transport.release(demoted)
             self.stats.n_demoted += len(demoted)
-        if shrinking and done:
+        if done and self._arena_slots != self._wanted_slots:
             self.transport.resize(self._wanted_slots)
+            self._arena_slots = self._wanted_slots
             self._until_plan = 1
 
     def pin(self, first_page: int, last_page: int) -> int:
@@ -186,7 +197,8 @@ class Hierarchy:
 
     def _range(self, first_page: int, last_page: int) -> np.ndarray:
         if not 0 <= first_page <= last_page < self.shape.n_pages:
-            raise ConfigError(f"there are no pages {first_page} to {last_page}; the context has pages 0 to {self.shape.n_pages - 1}")
+            raise ConfigError(f"there are no pages {first_page} to {last_page}; the context has pages 0 to "
+                              f"{self.shape.n_pages - 1}")
         return np.arange(first_page, last_page + 1)
 
     @property

@@ -15,10 +15,12 @@ _NO_IDS = np.empty(0, np.int64)
 
 
 class Migrator:
-    """Moves at most `pages_per_step` pages a step; what a plan has left waits for the next step, until a new plan takes its place.
+    """Moves at most `pages_per_step` pages a step; what a plan has left waits for the next step, until a new plan takes its
+    place.
 
-    A page moves in two phases: its slot is reserved and the copy begun, and when that is complete the page becomes resident. The slot of
-    a page to demote is taken only in the step that needs it. A copy that fails leaves its page at home until another plan names it.
+    A page moves in two phases: its slot is reserved and the copy begun, and when that is complete the page becomes resident. The
+    slot of a page to demote is taken only in the step that needs it. A copy that fails leaves its page at home until another plan
+    names it.
     """
 
     def __init__(self, table: PageTable, transport: Transport, pages_per_step: int, page_bytes: int, stats: Stats):
@@ -64,10 +66,12 @@ class Migrator:
             return
         try:
             ticket = self.transport.start(ids, slots)
-        except TierError as error:
-            self.last_error = str(error)
+        except Exception as error:
             self.table.cancel(ids)
             self.stats.n_failed_copies += len(ids)
+            if not isinstance(error, TierError):
+                raise
+            self.last_error = str(error)
             return
         self._moving[ticket] = ids
         self.stats.moved_bytes += len(ids) * self.page_bytes

@@ -11,7 +11,8 @@ from edgekv.errors import ConfigError
 
 @dataclass(frozen=True)
 class Shape:
-    """The axes [row, kv_head, page] of every per-page array. A row is a hooked layer; the pages of all streams follow each other."""
+    """The axes [row, kv_head, page] of every per-page array. A row is a hooked layer; the pages of all streams follow each
+    other."""
 
     n_rows: int
     n_heads: int
@@ -26,8 +27,8 @@ class Shape:
         if self.pages_per_stream == 0:
             object.__setattr__(self, "pages_per_stream", self.n_pages)
         if min(self.n_rows, self.n_heads, self.n_pages) < 0 or self.n_pages % max(1, self.pages_per_stream):
-            raise ConfigError(f"{self.n_rows} rows, {self.n_heads} heads and {self.n_pages} pages in streams of {self.pages_per_stream}"
-                              " are no shape: the numbers must not be negative, and streams must fill the pages")
+            raise ConfigError(f"{self.n_rows} rows, {self.n_heads} heads and {self.n_pages} pages in streams of "
+                              f"{self.pages_per_stream} are no shape: no number may be negative, and streams must fill the pages")
         exists = np.ones((self.n_rows, self.n_heads), bool) if self.exists is None else np.array(self.exists, bool)
         if exists.shape != (self.n_rows, self.n_heads):
             raise ConfigError(f"exists is {exists.shape}; it must be [{self.n_rows} rows, {self.n_heads} heads]")
@@ -68,8 +69,8 @@ class Observation:
     """One ubatch. Arrays are views that stay valid during the call."""
 
     mass_sum: np.ndarray
-    """float32 [row, head, page]: attention mass, summed over the query heads of the group and over the query tokens. A page that was
-    not attended has the sketch's estimate, or zero."""
+    """float32 [row, head, page]: attention mass, summed over the query heads of the group and over the query tokens. A page that
+    was not attended has the sketch's estimate, or zero."""
     mass_max: np.ndarray
     """The same, the maximum over the query heads."""
     n_tokens: int

@@ -1,7 +1,7 @@
 """PageTable: the sole owner of where each page lives. Metadata only; the bytes are the tiers' business.
 
-A page's base is the state of its cells, the same for all rows and heads: FREE, FILLING (cells changed in the last step) or HOME (settled).
-A settled page can have a slot besides: MOVING while the copy is under way, RESIDENT when it is complete.
+A page's base is the state of its cells, the same for all rows and heads: FREE, FILLING (cells changed in the last step) or HOME
+(settled). A settled page can have a slot besides: MOVING while the copy is under way, RESIDENT when it is complete.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from edgekv.residency import Reason, Residency, State, pins_of
 
 
 class PageTable:
-    """State, slot and reason of every page; slots and who has them. Methods take arrays of flat ids (`Shape.ids`), each id once."""
+    """State, slot and reason of every page; slots and who has them. Methods take arrays of flat ids (`Shape.ids`), each id
+    once."""
 
     def __init__(self, shape: Shape, n_slots: int = 0):
         self.shape = shape
@@ -81,8 +82,8 @@ class PageTable:
     def change(self, pages: np.ndarray, empty: np.ndarray) -> np.ndarray:
         """Cells of these pages (int [n], ascending, each once) changed in this step; empty (bool [n]) ones hold no token now.
 
-        They leave their slots and are FILLING until a step does not change them. A MOVING one keeps its slot until its copy ends, and
-        is dropped then. Returns the pages (int [n]) whose earlier contents are gone: those that were settled, or are empty.
+        They leave their slots and are FILLING until a step does not change them. A MOVING one keeps its slot until its copy ends,
+        and is dropped then. Returns the pages (int [n]) whose earlier contents are gone: those that were settled, or are empty.
         """
         any_empty = bool(empty.any())
         if not any_empty and np.array_equal(pages, self._filling):
@@ -121,7 +122,8 @@ class PageTable:
     def reserve(self, ids: np.ndarray, reason: Reason | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """HOME -> MOVING for as many of these pages as there are free slots, the first of them. `reason`: one, or one for each.
 
-        Returns (ids int64 [m], slots int32 [m]) with m <= n: not fitting is an answer. Raises TierError for a page that is not HOME.
+        Returns (ids int64 [m], slots int32 [m]) with m <= n: not fitting is an answer. Raises TierError for a page that is not
+        HOME.
         """
         self._require(ids, State.HOME, "get a slot")
         m = min(len(ids), self._n_free)
@@ -163,12 +165,13 @@ class PageTable:
         self._enter(ids, State.HOME, reason)
 
     def resize(self, n_slots: int, scores: np.ndarray | None, pinned: np.ndarray | None = None) -> tuple[np.ndarray, bool]:
-        """A new number of slots: 0 .. n_slots - 1. Returns (ids int64 [n] that were demoted, whether the arena has its new size now).
+        """A new number of slots: 0 .. n_slots - 1. Returns (ids int64 [n] that were demoted, whether the arena has its new size
+        now).
 
-        Growing adds free slots. Shrinking demotes the pages with the lowest scores (float32 [row, head, page]; pinned ids, bool as in
-        `Policy.pins`, go last: a budget is a hard bound), then those left in slots that go: such a page finds a slot again at the
-        next plan. While a copy is under way into a slot that goes, the answer is False: nothing new moves into it, and the same
-        call is due again once copies have ended.
+        Growing adds free slots. Shrinking demotes the pages with the lowest scores (float32 [row, head, page]; pinned ids, bool
+        as in `Policy.pins`, go last: a budget is a hard bound), then those left in slots that go: such a page finds a slot again
+        at the next plan. While a copy is under way into a slot that goes, the answer is False: nothing new moves into it, and the
+        same call is due again once copies have ended.
         """
         if n_slots < 0:
             raise TierError(f"the arena cannot have {n_slots} slots; give 0 for none, or more")
@@ -225,7 +228,8 @@ class PageTable:
         if (states != state).any():
             at = int(np.flatnonzero(states != state)[0])
             row, head, page = (int(n) for n in self.shape.places(ids[at]))
-            raise TierError(f"page {page} of row {row}, head {head} cannot {what}: it is {State(states[at]).name}, not {state.name}")
+            raise TierError(f"page {page} of row {row}, head {head} cannot {what}: it is {State(states[at]).name}, "
+                            f"not {state.name}")
 
     def check(self) -> None:
         """The invariants of DESIGN section 4. Raises TierError with the first that is broken."""

@@ -25,7 +25,8 @@ class Limits:
     gain: float = 1e-4
     """... plus this, in attention mass per token: a copy has to pay."""
     cold: float = 0.1
-    """A prefetched page may take the slot of a page whose score is below this share of the mean over residents that are not pinned."""
+    """A prefetched page may take the slot of a page whose score is below this share of the mean over residents that are not
+    pinned."""
 
     def __post_init__(self) -> None:
         if min(self.max_moves, self.max_wanted, self.gain, self.cold) < 0 or self.margin < 1:
@@ -34,7 +35,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class MigrationPlan:
-    """Pages to move, the most urgent first. A promotion uses a free slot while there is one, then that of the next page of `demote`."""
+    """Pages to move, the most urgent first. A promotion uses a free slot while there is one, then that of the next page of
+    `demote`."""
 
     promote: np.ndarray
     """int64 ids of HOME pages."""
@@ -52,11 +54,12 @@ class MigrationPlan:
 _NO_IDS = np.empty(0, np.int64)
 
 
-def plan(scores: np.ndarray | None, pinned: np.ndarray | None, wanted: np.ndarray, residency: Residency, limits: Limits) -> MigrationPlan:
+def plan(scores: np.ndarray | None, pinned: np.ndarray | None, wanted: np.ndarray, residency: Residency,
+         limits: Limits) -> MigrationPlan:
     """All rows and heads compete for one pool of slots; MOVING pages are neither promoted nor demoted, pinned ones not demoted.
 
-    scores: float32 [row, head, page], None: all zero. pinned: bool [page] or [row, head, page], or None. wanted: int64 ids, the most
-    wanted first. Three classes of HOME pages, in this order, each taking what slots the one before leaves:
+    scores: float32 [row, head, page], None: all zero. pinned: bool [page] or [row, head, page], or None. wanted: int64 ids, the
+    most wanted first. Three classes of HOME pages, in this order, each taking what slots the one before leaves:
 
     1. pinned: free slots, then those of the coldest residents;
     2. wanted: free slots, then those of clearly colder residents (`Limits.cold`);
@@ -95,9 +98,11 @@ def plan(scores: np.ndarray | None, pinned: np.ndarray | None, wanted: np.ndarra
     return MigrationPlan(promote, reasons, resident[coldest], n_unplaced)
 
 
-def _swap(scores: np.ndarray, values: np.ndarray, n_free: int, n_done: int, n_left: int, limits: Limits) -> tuple[np.ndarray, np.ndarray]:
-    """(indices of the candidates to promote, by falling score; indices of the residents to demote, by rising value), n_done promotions
-    before them included. The i-th candidate beyond the free slots goes against the i-th resident beyond those that had to go."""
+def _swap(scores: np.ndarray, values: np.ndarray, n_free: int, n_done: int, n_left: int,
+          limits: Limits) -> tuple[np.ndarray, np.ndarray]:
+    """(indices of the candidates to promote, by falling score; indices of the residents to demote, by rising value), n_done
+    promotions before them included. The i-th candidate beyond the free slots goes against the i-th resident beyond those that had
+    to go."""
     n_free_left, n_gone = max(0, n_free - n_done), max(0, n_done - n_free)
     n_swaps = 256  # most plans move few pages: put more in order only where all of these swap
     while True:

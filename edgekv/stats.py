@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass
 class Stats:
-    """What the steps of a context came to. A step is one ubatch; an access is one selected page of one row, KV head and query token."""
+    """What the steps of a context came to. A step is one ubatch. Selection counts for itself: `SelectionReport`."""
 
     n_steps: int = 0
     n_steps_hooked: int = 0
@@ -16,21 +16,6 @@ class Stats:
     n_tokens_hooked: int = 0
     python_seconds: float = 0.0
     """Time spent in the Python layer after steps, observers included."""
-
-    n_accesses: int = 0
-    n_hits: int = 0
-    """Accesses that were read from the arena."""
-    n_visible: int = 0
-    """Pages that could have been accessed."""
-    mass: float = 0.0
-    """Attention mass on the accessed pages, where it is observed."""
-    mass_hits: float = 0.0
-    n_selections: int = 0
-    """One for each row, KV head and query token of mode sparse."""
-    coverage_sum: float = 0.0
-    """Estimated coverage of the selections, before fallbacks."""
-    n_fallbacks: int = 0
-    """Selections that attended everything because their estimated coverage was below the floor."""
 
     n_plans: int = 0
     n_promoted: int = 0
@@ -49,27 +34,5 @@ class Stats:
     plan_seconds: float = 0.0
     """The plans' part of hierarchy_seconds."""
 
-    @property
-    def hit_rate(self) -> float | None:
-        """By access; None before the first."""
-        return self.n_hits / self.n_accesses if self.n_accesses else None
-
-    @property
-    def mass_hit_rate(self) -> float | None:
-        """By attention mass."""
-        return self.mass_hits / self.mass if self.mass else None
-
-    @property
-    def coverage(self) -> float | None:
-        """Mean estimated coverage of a selection."""
-        return self.coverage_sum / self.n_selections if self.n_selections else None
-
-    @property
-    def attended_share(self) -> float | None:
-        """Accessed pages out of the visible ones."""
-        return self.n_accesses / self.n_visible if self.n_visible else None
-
-    def as_dict(self) -> dict[str, int | float | None]:
-        """Every counter, and the rates made of them (None where nothing was counted)."""
-        rates = ("hit_rate", "mass_hit_rate", "coverage", "attended_share")
-        return asdict(self) | {name: getattr(self, name) for name in rates}
+    def as_dict(self) -> dict[str, int | float]:
+        return asdict(self)

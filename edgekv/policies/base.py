@@ -46,8 +46,8 @@ class Policy:
 
     @property
     def scores(self) -> np.ndarray | None:
-        """float32 [row, head, page], higher = keep, on the scale of attention mass per token: selection blends it with the sketch's
-        estimate. From n_used_end of the last observation on, it is zero or not yet of meaning."""
+        """float32 [row, head, page], higher = keep, on the scale of attention mass per token: selection blends it with the
+        sketch's estimate. From n_used_end of the last observation on, it is zero or not yet of meaning."""
         return self._scores
 
     @property

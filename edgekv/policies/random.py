@@ -9,7 +9,8 @@ from edgekv.policies.base import Policy, Settings
 
 
 class Random(Policy):
-    """Scores uniform between 0 and twice the mean mass of a page in use; a page keeps its place in the order until it is forgotten."""
+    """Scores uniform between 0 and twice the mean mass of a page in use; a page keeps its place in the order until it is
+    forgotten."""
 
     scoring = True
 

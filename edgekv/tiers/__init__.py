@@ -8,14 +8,15 @@ import numpy as np
 
 
 class Transport(Protocol):
-    """Copies pages between home and the arena, and keeps the native page table: ids are `Shape.ids`, int64 [n]; slots are int32 [n]."""
+    """Copies pages between home and the arena, and keeps the native page table: ids are `Shape.ids`, int64 [n]; slots are int32
+    [n]."""
 
     def start(self, ids: np.ndarray, slots: np.ndarray) -> int:
         """Begin to copy pages from home into slots; returns a ticket. Raises TierError where nothing was begun."""
 
     def finished(self) -> list[tuple[int, np.ndarray]]:
-        """Tickets whose copies ended since the call before, in any order, with bool [n]: which pages are complete and stand in the
-        page table now. A page that changed since its copy began is not among them."""
+        """Tickets whose copies ended since the call before, in any order, with bool [n]: which pages are complete and stand in
+        the page table now. A page that changed since its copy began is not among them."""
 
     def release(self, ids: np.ndarray) -> None:
         """Take pages out of the page table. Nothing is copied: home always has the bytes."""

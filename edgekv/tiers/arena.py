@@ -10,10 +10,11 @@ from edgekv.tiers import Transport
 
 
 class HostArena(Transport):
-    """A transport that copies at once, on the calling thread, and publishes at the next `finished`: two phases, as a stream has them.
+    """A transport that copies at once, on the calling thread, and publishes at the next `finished`: two phases, as a stream has
+    them.
 
-    copy(ids, slots) copies bytes and raises TierError where it cannot; publish(ids, slots) enters copied pages in the page table and
-    returns bool [n], False for those that changed since; release(ids) takes them out; resize(n_slots).
+    copy(ids, slots) copies bytes and raises TierError where it cannot; publish(ids, slots) enters copied pages in the page table
+    and returns bool [n], False for those that changed since; release(ids) takes them out; resize(n_slots).
     """
 
     def __init__(self, copy: Callable[[np.ndarray, np.ndarray], None], publish: Callable[[np.ndarray, np.ndarray], np.ndarray],

@@ -1,0 +1,171 @@
+"""Every policy against a plain loop, alone and composed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from tiers import observation
+
+from edgekv.errors import ConfigError
+from edgekv.kernels.ema import BLOCK, ema, scratch_elements
+from edgekv.observation import Shape
+from edgekv.policies import POLICIES, Settings, make
+
+SHAPE = Shape(2, 3, 10)
+
+
+def masses(rng: np.random.Generator, shape: Shape = SHAPE) -> np.ndarray:
+    mass = rng.gamma(0.3, 1.0, shape.axes).astype(np.float32)
+    return mass / mass.sum(axis=2, keepdims=True)
+
+
+def plain_ema(steps, alpha: float) -> np.ndarray:
+    score = np.zeros(SHAPE.axes)
+    for mass, n_tokens in steps:
+        for at in np.ndindex(SHAPE.axes):
+            for _ in range(n_tokens):
+                score[at] = alpha * (mass[at] / n_tokens) + (1 - alpha) * score[at]
+    return score
+
+
+@pytest.mark.parametrize("alpha", [0.02, 0.1, 1.0])
+def test_ema(alpha: float):
+    rng = np.random.default_rng(0)
+    policy = make("ema", SHAPE, Settings(alpha=alpha))
+    steps = [(n * masses(rng), n) for n in (1, 1, 3, 1, 2)]
+    for mass, n in steps:
+        policy.update(observation(SHAPE, 10, mass, n_tokens=n))
+    np.testing.assert_allclose(policy.scores, plain_ema(steps, alpha), rtol=1e-5, atol=1e-8)
+    assert policy.pins is None
+
+
+def test_ema_in_blocks():
+    """Rows in blocks are the rows at once."""
+    rng = np.random.default_rng(0)
+    shape = (5, 2, BLOCK // 4)
+    scores, mass = rng.random(shape, np.float32), rng.random(shape, np.float32)
+    expected = np.float32(0.1) * mass + np.float32(0.9) * scores
+    ema(scores, mass, 0.1, 1, np.empty(scratch_elements(shape), np.float32))
+    np.testing.assert_allclose(scores, expected, rtol=1e-6)
+
+
+def test_steps_without_observation_teach_nothing():
+    rng = np.random.default_rng(0)
+    for name in ("ema", "lru"):
+        policy = make(name, SHAPE)
+        policy.update(observation(SHAPE, 10, masses(rng)))
+        before = policy.scores.copy()
+        policy.update(observation(SHAPE, 10, observed=False, n_tokens=512))
+        np.testing.assert_array_equal(policy.scores, before)
+
+
+def test_scores_never_become_denormal():
+    policy = make("ema", SHAPE)
+    policy.update(observation(SHAPE, 10, np.ones(SHAPE.axes)))
+    nothing = observation(SHAPE, 10)
+    for _ in range(1000):
+        policy.update(nothing)
+        assert ((policy.scores == 0) | (policy.scores > np.finfo(np.float32).tiny)).all()
+    assert not policy.scores.any()
+
+
+def test_lru():
+    rng = np.random.default_rng(1)
+    policy, threshold = make("lru", SHAPE, Settings(access_mass=0.1)), 0.1
+    age = np.full(SHAPE.axes, np.inf)
+    for _ in range(30):
+        mass = masses(rng)
+        policy.update(observation(SHAPE, 10, mass))
+        for at in np.ndindex(SHAPE.axes):
+            age[at] = 0 if mass[at] > np.float32(threshold) else age[at] + 1
+    np.testing.assert_allclose(policy.scores, threshold / (1 + age), rtol=1e-4)
+
+
+@pytest.mark.parametrize("n_used, sinks, system, pinned", [
+    (10, 16, 0, [0]), (10, 17, 0, [0, 1]), (10, 0, 0, []), (10, 16, 40, [0, 1, 2]), (1, 64, 0, [0]), (0, 16, 0, [])])
+def test_anchor(n_used: int, sinks: int, system: int, pinned: list[int]):
+    policy = make("anchor", SHAPE, Settings(sink_tokens=sinks))
+    policy.update(observation(SHAPE, 10))
+    policy.members[0].system_tokens = system
+    policy.update(observation(SHAPE, n_used))
+    assert np.flatnonzero(policy.pins).tolist() == pinned and policy.scores is None
+
+
+@pytest.mark.parametrize("n_used, recent, pinned", [
+    (10, 64, [6, 7, 8, 9]), (10, 65, [5, 6, 7, 8, 9]), (10, 1, [9]), (10, 0, []), (2, 64, [0, 1]), (0, 64, [])])
+def test_recent(n_used: int, recent: int, pinned: list[int]):
+    policy = make("recent", SHAPE, Settings(recent_tokens=recent))
+    policy.update(observation(SHAPE, 10))
+    policy.update(observation(SHAPE, n_used))
+    assert np.flatnonzero(policy.pins).tolist() == pinned
+
+
+def test_streams_are_separate():
+    """Two streams of different lengths: each has its own newest and its own first pages."""
+    shape = Shape(1, 1, 10, pages_per_stream=5)
+    positions = np.array([15, 31, 47, -1, -1, 15, 18, -1, -1, -1], np.int32)
+    seen = dataclasses.replace(observation(shape, 7), page_positions=positions, position=47)
+    policy = make("anchor+recent", shape, Settings(sink_tokens=16, recent_tokens=3))
+    policy.update(seen)
+    assert np.flatnonzero(policy.members[0].pins).tolist() == [0, 5, 6], "page 6 may have begun before position 16"
+    assert np.flatnonzero(policy.members[1].pins).tolist() == [2, 6]
+    assert np.flatnonzero(policy.pins).tolist() == [0, 2, 5, 6]
+
+
+def test_random_is_seeded_and_stays():
+    one, same, other = (make("random", SHAPE, Settings(seed=seed)) for seed in (1, 1, 2))
+    for policy in (one, same, other):
+        policy.update(observation(SHAPE, 10))
+    before = one.scores.copy()
+    np.testing.assert_array_equal(before, same.scores)
+    assert (before != other.scores).any()
+    assert 0 <= before.min() and before.max() <= 2 / 10 and before.mean() == pytest.approx(1 / 10, rel=0.3)
+    one.forget(np.array([3]))
+    one.update(observation(SHAPE, 10))
+    assert (np.flatnonzero((one.scores != before).any(axis=(0, 1))) == [3]).all()
+
+
+def test_composition():
+    rng = np.random.default_rng(0)
+    parts = [make(name, SHAPE) for name in ("ema", "lru")]
+    both = make("ema + lru+anchor+recent", SHAPE)
+    for _ in range(4):
+        seen = observation(SHAPE, 9, masses(rng))
+        for policy in (*parts, both):
+            policy.update(seen)
+    np.testing.assert_allclose(both.scores[:, :, :9], (parts[0].scores + parts[1].scores)[:, :, :9], rtol=1e-6)
+    assert np.flatnonzero(both.pins).tolist() == [0, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("spec", [*POLICIES, "ema+anchor+recent", "ema+lru", "random+recent"])
+def test_every_policy(spec: str):
+    """The policy matrix: scores stay finite and not negative on the pages in use, and what is forgotten is forgotten."""
+    rng = np.random.default_rng(0)
+    policy = make(spec, SHAPE)
+    for n_used in (0, 1, 4, 10, 6, 10):
+        policy.update(observation(SHAPE, n_used, masses(rng)))
+        if policy.scores is not None:
+            assert policy.scores.dtype == np.float32 and policy.scores.shape == SHAPE.axes
+            assert np.isfinite(policy.scores).all() and (policy.scores >= 0).all()
+        if policy.pins is not None:
+            assert policy.pins.dtype == bool and not policy.pins[n_used:].any()
+    policy.forget(np.array([2, 5]))
+    if policy.scores is not None:
+        assert not policy.scores[:, :, [2, 5]].any() and policy.scores.any()
+    if spec == "none":
+        assert policy.scores is None and policy.pins is None
+
+
+@pytest.mark.parametrize("spec, said", [("emma", "no policy 'emma'.*ema, anchor"), ("ema+", "no policy ''"),
+                                        ("ema+ema", "twice")])
+def test_mistakes(spec: str, said: str):
+    with pytest.raises(ConfigError, match=said):
+        make(spec, SHAPE)
+
+
+@pytest.mark.parametrize("wrong", [{"alpha": 0.0}, {"alpha": 1.5}, {"sink_tokens": -1}, {"recent_tokens": -1}])
+def test_settings_are_checked(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        Settings(**wrong)

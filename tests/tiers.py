@@ -1,0 +1,107 @@
+"""A context without a model: cells that fill and change, and an arena that holds bytes and delays, reorders and fails its
+copies."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgekv.errors import TierError
+from edgekv.observation import Observation, Shape
+from edgekv.pages import PageTable
+from edgekv.residency import Reason, State
+
+
+def settled(shape: Shape, n_slots: int, pages: range | int) -> PageTable:
+    """A page table with these pages at home."""
+    table = PageTable(shape, n_slots)
+    pages = np.arange(pages) if isinstance(pages, int) else np.array(pages)
+    table.change(pages, np.zeros(len(pages), bool))
+    table.change(pages[:0], np.zeros(0, bool))
+    table.check()
+    return table
+
+
+def promote(table: PageTable, ids, reason: Reason = Reason.HOT) -> np.ndarray:
+    """Pages into slots, at once; returns the slots."""
+    ids, slots = table.reserve(np.array(ids, np.int64), reason)
+    table.commit(ids)
+    return slots
+
+
+def observation(shape: Shape, n_used: int, mass: np.ndarray | None = None, changed=(), observed: bool = True,
+                n_tokens: int = 1) -> Observation:
+    """Pages 0 .. n_used - 1 of the only stream, full of consecutive positions."""
+    pages = np.arange(shape.n_pages)
+    positions = np.where(pages < n_used, (pages + 1) * shape.page_tokens - 1, -1).astype(np.int32)
+    mass = np.zeros(shape.axes, np.float32) if mass is None else mass.astype(np.float32)
+    return Observation(mass, mass, n_tokens, observed, np.array(changed, np.int64), positions,
+                       int(positions.max(initial=-1)), n_used)
+
+
+class FakeArena:
+    """A transport over versions in place of bytes: a page's contents are a number that changes when its cells do.
+
+    Like native code it takes a page out of its table at once when its cells change, and does not publish one that changed under
+    its copy.
+    """
+
+    def __init__(self, shape: Shape, seed: int = 0, delay: float = 0.0, fail: float = 0.0, refuse: float = 0.0):
+        self.shape = shape
+        self.home = np.arange(np.prod(shape.axes)).astype(np.int64) * 1000
+        self.arena = np.empty(0, np.int64)
+        self.table: dict[int, int] = {}
+        self.delay, self.fail, self.refuse = delay, fail, refuse
+        self.n_copied = 0
+        self.most_published = 0
+        self._random = np.random.default_rng(seed)
+        self._copies: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        self._n_tickets = 0
+
+    def change(self, pages: np.ndarray) -> None:
+        """Cells of these pages change, for all rows and heads."""
+        ids = (np.arange(self.shape.n_rows * self.shape.n_heads)[:, None] * self.shape.n_pages + np.asarray(pages)).reshape(-1)
+        self.home[ids] += 1
+        for i in ids:
+            self.table.pop(int(i), None)
+
+    def start(self, ids: np.ndarray, slots: np.ndarray) -> int:
+        if self._random.random() < self.refuse:
+            raise TierError("the copy engine is out of order")
+        assert not set(slots.tolist()) & set(self.table.values()), "a slot that is read was given away"
+        assert (slots < len(self.arena)).all(), "a slot outside the arena"
+        self.arena[slots] = self.home[ids]
+        self.n_copied += len(ids)
+        self._n_tickets += 1
+        self._copies[self._n_tickets] = ids, slots, self.home[ids].copy()
+        return self._n_tickets
+
+    def finished(self) -> list[tuple[int, np.ndarray]]:
+        tickets = [ticket for ticket in self._copies if self._random.random() >= self.delay]
+        self._random.shuffle(tickets)
+        done = []
+        for ticket in tickets:
+            ids, slots, copied = self._copies.pop(ticket)
+            ok = (self.home[ids] == copied) & (self._random.random(len(ids)) >= self.fail)
+            self.table.update(zip(ids[ok].tolist(), slots[ok].tolist()))
+            self.most_published = max(self.most_published, len(self.table))
+            done.append((ticket, ok))
+        return done
+
+    def release(self, ids: np.ndarray) -> None:
+        for i in ids:
+            self.table.pop(int(i), None)
+
+    def resize(self, n_slots: int) -> None:
+        assert all(slot < n_slots for slot in self.table.values()), "a page in a slot that goes"
+        assert all((slots < n_slots).all() for _, slots, _ in self._copies.values()), "a copy into a slot that goes"
+        self.arena = np.concatenate((self.arena[:n_slots], np.zeros(max(0, n_slots - len(self.arena)), np.int64)))
+
+    def check(self, table: PageTable) -> None:
+        """The page table is native's, and each slot has its page's bytes."""
+        table.check()
+        residency = table.residency
+        slots = residency.slot.reshape(-1)
+        assert self.table == {int(i): int(slots[i]) for i in residency.resident}
+        for i, slot in self.table.items():
+            assert self.arena[slot] == self.home[i], f"slot {slot} does not hold page {i}"
+        assert (residency.state[~self.shape.exists] == State.FREE).all()

@@ -54,7 +54,7 @@ class KvOptions:
     """Page budget of mode sparse, an average over steps and heads."""
     coverage: float = 0.0
     """Stop selecting where the estimated coverage of a head reaches this; 0: use the whole budget."""
-    coverage_floor: float = 0.0
+    coverage_floor: float = 0.5
     """A head whose estimated coverage would be lower attends everything in that step."""
     split: Split = Split.POOLED
     sketch: SketchKind = SketchKind.B2

@@ -121,7 +121,8 @@ def test_several_sequences(synthetic, unified: bool):
 @pytest.mark.parametrize("split", ["uniform", "pooled"])
 def test_the_budget_is_kept(synthetic, split: str):
     llama = open_model(synthetic("llama"), n_ctx=2048)
-    options = llama.kv.options.with_(mode="sparse", attend="25%", min_tokens=0, recent_tokens=16, split=split)
+    options = llama.kv.options.with_(mode="sparse", attend="25%", min_tokens=0, recent_tokens=16, split=split,
+                                    coverage_floor=0.0)
     logits_of(llama, (1,) * 8, options)  # the pooled budget finds its level
     before = llama.kv.selection()
     for token in range(40):
@@ -133,7 +134,8 @@ def test_the_budget_is_kept(synthetic, split: str):
 
 def test_what_is_always_attended(synthetic):
     llama = open_model(synthetic("llama"))
-    options = llama.kv.options.with_(mode="sparse", attend="64", min_tokens=0, recent_tokens=40, sink_tokens=20, split="uniform")
+    options = llama.kv.options.with_(mode="sparse", attend="64", min_tokens=0, recent_tokens=40, sink_tokens=20, split="uniform",
+                                    coverage_floor=0.0)
     logits_of(llama, (1,), options)
     assert llama.kv.pin(300, 335) == 3
     assert llama.kv.pins == [(300, 335)]
@@ -242,7 +244,7 @@ def test_a_failed_decode_leaves_them_true(synthetic):
 
 def test_two_thousand_tokens_without_drift(synthetic):
     llama = open_model(synthetic("llama"), n_ctx=3072, logits_all=False)
-    options = llama.kv.options.with_(mode="sparse", attend="12.5%", min_tokens=256, kv_budget=1 << 18)
+    options = llama.kv.options.with_(mode="sparse", attend="12.5%", min_tokens=256, kv_budget=1 << 18, coverage_floor=0.0)
     logits_of_nothing = np.random.default_rng(0).integers(260, 350, 800).tolist()
     llama.kv.configure(options)
     llama.eval(logits_of_nothing)
@@ -275,7 +277,7 @@ def test_estimated_coverage_is_near_the_true_one(default_model):
     llama.kv.observers.append(lambda step: mass.append(step.mass_sum.copy()))
     errors = []
     for i in range(6):
-        llama.kv.configure(llama.kv.options.with_(mode="sparse", attend="15%", min_tokens=0, split="uniform"))
+        llama.kv.configure(llama.kv.options.with_(mode="sparse", attend="15%", min_tokens=0, split="uniform", coverage_floor=0.0))
         before = llama.kv.layer_selection()["coverage"]
         decoder.decode([tokens[1280 + i]])
         estimated = llama.kv.layer_selection()["coverage"] - before

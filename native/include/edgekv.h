@@ -13,7 +13,7 @@
  *
  * Threads. A llama_context is decoded by one thread at a time, as upstream demands. Callbacks run on that thread (or on the one that
  * creates or frees the context). edgekv_set_mode() and edgekv_set_observe() may be called from any thread and take effect at the
- * next ubatch. Every other function that takes a handle belongs to the decoding thread, or to any thread while nothing decodes.
+ * next ubatch, except that the first change to mode sparse allocates and belongs to the decoding thread. Every other function that takes a handle belongs to the decoding thread, or to any thread while nothing decodes.
  * The graph nodes run on the threads of ggml's compute pool and touch no caller.
  *
  * Errors. A function that can fail returns an edgekv_status; edgekv_last_error() then gives the sentence, per thread. Nothing throws,

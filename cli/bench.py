@@ -27,14 +27,47 @@ class CommaList(click.ParamType):
         return tuple(self.item.convert(part.strip(), param, ctx) for part in value.split(","))
 
 
+class ModeList(click.ParamType):
+    """A list of bench modes; changes of a mode may contain commas themselves."""
+
+    name = "MODE,MODE,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        from edgekv.bench.modes import split_modes
+
+        return split_modes(value) if isinstance(value, str) else tuple(value)
+
+
 _COUNTS = CommaList(click.IntRange(1), "N,N,...")
-_TYPES = CommaList(click.Choice([t.value for t in CacheType]), "TYPE,...")
-_NAMES = CommaList(click.STRING, "NAME,...")
+_TYPE_NAMES = [t.value for t in CacheType]
+_TYPES = CommaList(click.Choice(_TYPE_NAMES), "TYPE,...")
+
+_MODES_HELP = (
+    "off (stock; always measured), exact, exact-unobserved (attention mass not measured), off-noflash (stock without flash "
+    "attention, predictions only: how far apart two correct kernels are on this model), sparse and its variants sparse-uniform, "
+    "sparse-b1, sparse-b2, sparse-box, and for comparison ema (no sketches) and streaming (the first and the newest tokens). "
+    "A mode can be changed: sparse:attend=10%,blend=0.7."
+)
+_TEXT_HELP = "prose, code or dialogue (made from Python's standard library), or a file"
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
+
+def _signed_percent(share: float) -> str:
+    return f"{100 * share:+.2f}"
+
+
+def _mebibytes(n: float) -> str:
+    return f"{n / (1 << 20):.1f}"
+
+
+_COVERAGE_COLUMNS = [
+    Column("attended_fraction", "attended %", _percent),
+    Column("coverage", "coverage %", _percent),
+    Column("hit_rate", "hits %", _percent),
+]
 
 KV_COLUMNS = [
     Column("text", "text", right=False),
@@ -43,14 +76,28 @@ KV_COLUMNS = [
     Column("threads", "threads"),
     Column("kv", "K/V", right=False),
     Column("decode_ms_p50", "ms/token", lambda ms: f"{ms:.2f}"),
-    Column("decode_ms_p10", "p10", lambda ms: f"{ms:.2f}"),
-    Column("decode_ms_p90", "p90", lambda ms: f"{ms:.2f}"),
     Column("ratio_vs_stock", "x stock", lambda ratio: f"{ratio:.2f}"),
+    Column("growth_fraction", "growth %", lambda share: f"{100 * share:.0f}"),
     Column("prefill_tps", "prefill t/s", lambda tps: f"{tps:.0f}"),
-    Column("nll", "NLL", lambda nll: f"{nll:.4f}"),
-    Column("kld_mean", "KLD", lambda kld: f"{kld:.1e}"),
-    Column("same_top", "same top %", _percent),
+    Column("nll_vs_exact", "NLL +%", _signed_percent),
+    Column("kld_stock", "KLD stock", lambda kld: f"{kld:.1e}"),
+    Column("kld_exact", "KLD exact", lambda kld: f"{kld:.1e}"),
+    Column("same_top_exact", "same top %", _percent),
+    *_COVERAGE_COLUMNS,
     Column("overhead_fraction", "overhead %", _percent),
+    Column("arena_bytes", "arena MiB", _mebibytes),
+    Column("note", "note", right=False),
+]
+
+RECALL_COLUMNS = [
+    Column("mode", "mode", right=False),
+    Column("depth", "depth"),
+    Column("asked", "asked"),
+    Column("found", "found"),
+    Column("kept_of", "found of full's"),
+    Column("marks", "answers", right=False),
+    Column("decode_ms_p50", "ms/token", lambda ms: f"{ms:.2f}"),
+    *_COVERAGE_COLUMNS,
     Column("note", "note", right=False),
 ]
 
@@ -66,44 +113,54 @@ def bench() -> None:
         help="Tokens in the cache when decoding starts.")
 @option("-t", "--threads", type=_COUNTS, default="1", show_default=True,
         help="CPU threads.")
-@option("--text", "texts", type=click.Path(path_type=Path), multiple=True, metavar="FILE",
-        help="Text to read and predict, several times for several texts; by default the Python language reference.")
+@option("--text", "texts", multiple=True, metavar="TEXT", default=("prose",), show_default=True,
+        help=f"Text to read and predict: {_TEXT_HELP}. Several times for several texts.")
 @option("--type-k", type=_TYPES, default="f16", show_default=True,
         help="Types of the K cache.")
 @option("--type-v", type=_TYPES, default="f16", show_default=True,
         help="Types of the V cache; as many as --type-k, or one.")
-@option("--modes", type=_NAMES, default="off,off-noflash,exact", show_default=True,
-        help="off (stock; always measured), off-noflash (stock without flash attention, predictions only: how far apart two "
-             "correct kernels are on this model), exact, exact-unobserved (attention mass not measured).")
+@option("--page-tokens", type=click.IntRange(1), help="Cells per page.  [default: 16]")
+@option("--modes", type=ModeList(), default="off,exact,sparse", show_default=True, help=_MODES_HELP)
 @option("-n", "--steps", type=click.IntRange(1), default=64, show_default=True,
-        help="Timed decode steps of each mode.")
-@option("--prefill/--no-prefill", default=True, show_default=True,
-        help="Compare prefill too; the text is then read once for each mode.")
+        help="Timed decode steps of a pass.")
+@option("-r", "--rounds", type=click.IntRange(1), default=3, show_default=True,
+        help="Passes of each mode, in turns.")
+@option("--warmup", type=click.IntRange(1), default=16, show_default=True,
+        help="Steps of full attention before each pass, not measured: a mode's policy begins with what it saw in them.")
+@option("--prefill/--no-prefill", default=False, show_default=True,
+        help="Compare prefill too; the text is then read from its start for each mode and depth.")
 @output_option("json", "csv", "md")
 def kv(
-    model: Path | None, depths: tuple[int, ...], threads: tuple[int, ...], texts: tuple[Path, ...], type_k: tuple[str, ...],
-    type_v: tuple[str, ...], modes: tuple[str, ...], steps: int, prefill: bool, output: str,
+    model: Path | None, depths: tuple[int, ...], threads: tuple[int, ...], texts: tuple[str, ...], type_k: tuple[str, ...],
+    type_v: tuple[str, ...], page_tokens: int | None, modes: tuple[str, ...], steps: int, rounds: int, warmup: int, prefill: bool,
+    output: str,
 ) -> None:
     """Compare decode time and predictions of KV modes with stock llama.cpp, on the same tokens of a text.
 
-    The modes take turns, a few tokens at a time, so that all of them meet the same machine. "ms/token" is the median time of
-    a decode step, with its 10th and 90th percentile; "x stock" says how many times as fast as stock it is; "KLD" is the mean
-    divergence of the predicted distribution from stock's, "same top" how often both find the same token most likely. JSON
-    and CSV have more columns.
+    The text is read in once; then the modes take turns, each decoding the same tokens in passes of its own. "ms/token" is the
+    median time of a decode step; "x stock" says how many times as fast as stock it is,
+    "growth" how much longer a step takes than at the smallest depth. "KLD stock" and "KLD exact" are the mean divergence of the
+    predicted distribution from stock's and from that of full attention in our kernel; "NLL +%" and "same top" compare with the
+    latter: by how much the text has become less likely, and how often both find the same token most likely. "attended" is the
+    part of the visible pages that was attended, "coverage" the estimated part of the attention mass on them, "hits" what of them
+    was read from the arena, "overhead" the Python layer's part of the time. JSON and CSV have more columns.
 
     MODEL is a GGUF file; without it the default model is used.
     """
     from edgekv.bench.kv import KvBench, run
-    from edgekv.bench.text import read_text, standard_text
+    from edgekv.bench.text import find_text
 
     request = KvBench(
         model=model_path(model),
-        texts=tuple(read_text(path) for path in texts) or (standard_text(),),
+        texts=tuple(find_text(name) for name in texts),
         depths=depths,
         threads=threads,
         cache_types=_pairs(type_k, type_v),
         modes=modes,
         n_steps=steps,
+        n_rounds=rounds,
+        n_warmup=warmup,
+        page_tokens=page_tokens,
         prefill=prefill,
     )
     with _progress() as progress:
@@ -112,6 +169,61 @@ def kv(
     if output in ("table", "md"):
         rows = [{**row, "kv": f"{row['type_k']}/{row['type_v']}"} for row in rows]
     print_rows(rows, _used(KV_COLUMNS, rows), output)
+
+
+@bench.command()
+@model_argument
+@option("-d", "--depths", type=_COUNTS, default="4096", show_default=True,
+        help="Tokens that the facts are planted in.")
+@option("-t", "--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads.")
+@option("--text", default="prose", show_default=True, metavar="TEXT", help=f"Text around the facts: {_TEXT_HELP}.")
+@option("--type-k", type=click.Choice(_TYPE_NAMES), default="f16", show_default=True, help="Type of the K cache.")
+@option("--type-v", type=click.Choice(_TYPE_NAMES), default="f16", show_default=True, help="Type of the V cache.")
+@option("--page-tokens", type=click.IntRange(1), help="Cells per page.  [default: 16]")
+@option("--modes", type=ModeList(), default="off,exact,sparse", show_default=True,
+        help="As in `edgekv bench kv`, but for off-noflash.")
+@option("-q", "--questions", type=click.IntRange(1), default=16, show_default=True, help="Questions to ask, 16 at most.")
+@option("--facts", type=click.IntRange(1), default=4, show_default=True,
+        help="Facts in one context; each context is read in anew.")
+@option("--cold", type=click.IntRange(1), default=256, show_default=True,
+        help="Tokens decoded in the mode under test before the first question, so that the context goes cold.")
+@option("--seed", type=int, default=0, show_default=True, help="Chooses the numbers in the facts.")
+@output_option("json", "csv", "md")
+def recall(
+    model: Path | None, depths: tuple[int, ...], threads: int, text: str, type_k: str, type_v: str, page_tokens: int | None,
+    modes: tuple[str, ...], questions: int, facts: int, cold: int, seed: int, output: str,
+) -> None:
+    """Ask for facts from a context that went cold, and compare KV modes with full attention.
+
+    Facts ("The lucky number of Maria is 4711.") are planted in a text, evenly spread. The text is read in; then the mode under
+    test decodes further text, and only then a question and the beginning of its answer, token by token. "found" counts right
+    answers, "found of full's" those that full attention finds too. Each letter of "answers" is a question: + found, - lost,
+    x lost and not found by full attention either (it says nothing about the cache), * found by this mode only. JSON and CSV have
+    the wrong answers.
+
+    MODEL is a GGUF file; without it the default model is used.
+    """
+    from edgekv.bench.passes import Caches
+    from edgekv.bench.recall import RecallBench, run
+    from edgekv.bench.text import find_text
+
+    request = RecallBench(
+        model=model_path(model),
+        text=find_text(text),
+        depths=depths,
+        modes=modes,
+        n_questions=questions,
+        n_facts=facts,
+        n_cold=cold,
+        n_threads=threads,
+        caches=Caches(CacheType(type_k), CacheType(type_v), page_tokens),
+        seed=seed,
+    )
+    with _progress() as progress:
+        rows = [row for group in run(request, progress) for row in group]
+    if output in ("table", "md"):
+        rows = [{**row, "kept_of": f"{row['kept']} of {row['full_found']}"} for row in rows]
+    print_rows(rows, _used(RECALL_COLUMNS, rows), output)
 
 
 def _pairs(type_k: tuple[str, ...], type_v: tuple[str, ...]) -> tuple[tuple[CacheType, CacheType], ...]:
@@ -123,9 +235,12 @@ def _pairs(type_k: tuple[str, ...], type_v: tuple[str, ...]) -> tuple[tuple[Cach
 
 
 def _used(columns: list[Column], rows: list[dict[str, Any]]) -> list[Column]:
-    """Without the columns that no row fills, nor the text's name where there is only one."""
-    several_texts = len({row["text"] for row in rows}) > 1
-    return [c for c in columns if any(row.get(c.key) is not None for row in rows) and (c.key != "text" or several_texts)]
+    """Without the columns that no row fills, nor the text and cache types where there is only one kind."""
+    def needed(key: str) -> bool:
+        values = {row.get(key) for row in rows}
+        return len(values) > 1 if key in ("text", "kv") else values != {None}
+
+    return [column for column in columns if needed(column.key)]
 
 
 @contextmanager

@@ -1,49 +1,57 @@
-"""`edgekv bench kv`: its arithmetic and its rows. No speed is asserted."""
+"""`edgekv bench kv`: its modes, its texts, its arithmetic and its rows. No speed is asserted."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import re
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from edgekv.bench import kv
-from edgekv.bench.kv import BLOCK_TOKENS, KvBench
+from edgekv.bench.kv import KvBench
 from edgekv.bench.measured import Measured, log_softmax
-from edgekv.bench.modes import MODES
-from edgekv.bench.text import Text, read_text, standard_text
+from edgekv.bench.modes import MODES, find_mode, in_order, split_modes
+from edgekv.bench.text import TEXTS, Text, find_text, read_text, standard_text
 from edgekv.cli.bench import bench as command
+from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, EdgeKVError
-from edgekv.vocab import CacheType
+from edgekv.vocab import CacheType, KvMode, SketchKind
 
 KEYS = {
-    "mode", "depth", "threads", "decode_ms_p50", "decode_ms_p10", "decode_ms_p90", "ratio_vs_stock", "prefill_tps", "nll",
-    "kld_mean", "same_top", "hit_rate", "coverage", "attended_fraction", "arena_bytes", "overhead_fraction", "type_k", "type_v",
-    "text", "n_steps", "model", "isa", "version",
+    "mode", "depth", "threads", "decode_ms_p50", "decode_ms_p10", "decode_ms_p90", "ratio_vs_stock", "growth_fraction",
+    "prefill_tps", "nll", "nll_vs_stock", "nll_vs_exact", "kld_stock", "kld_exact", "same_top_stock", "same_top_exact",
+    "hit_rate", "hit_rate_mass", "coverage", "attended_fraction", "fallback_fraction", "moved_bytes_per_step", "sketch_bytes",
+    "arena_bytes", "overhead_fraction", "type_k", "type_v", "text", "n_steps", "n_rounds", "model", "isa", "version",
 }
 
 
 def run(path, **settings) -> list[dict]:
-    settings = {"depths": (40,), "n_steps": 12, "texts": (standard_text(),), "modes": ("off", "exact"), **settings}
+    settings = {"depths": (40,), "n_steps": 12, "n_rounds": 2, "texts": (standard_text(),), "modes": ("off", "exact"), **settings}
     return [row for group in kv.run(KvBench(path, **settings)) for row in group]
 
 
 def test_rows(synthetic):
-    rows = run(synthetic(), depths=(200, 40), modes=("exact", "exact-unobserved"),
+    rows = run(synthetic(), depths=(200, 40), modes=("exact", "exact-unobserved"), prefill=True,
                cache_types=((CacheType.F16, CacheType.F16), (CacheType.Q8_0, CacheType.Q8_0)))
     assert [row["mode"] for row in rows] == ["off", "exact", "exact-unobserved"] * 4
     assert all(KEYS <= set(row) and row["note"] is None for row in rows)
     assert [(row["type_k"], row["depth"]) for row in rows[::3]] == [("f16", 40), ("f16", 200), ("q8_0", 40), ("q8_0", 200)]
     for off, exact, unobserved in zip(rows[::3], rows[1::3], rows[2::3]):
-        assert off["ratio_vs_stock"] == 1 and {off[key] for key in ("kld_mean", "same_top", "overhead_fraction")} == {None}
+        assert off["ratio_vs_stock"] == 1 and {off[key] for key in ("kld_stock", "same_top_stock", "overhead_fraction")} == {None}
         assert exact["ratio_vs_stock"] == off["decode_ms_p50"] / exact["decode_ms_p50"]
         assert exact["attended_fraction"] == 1 and exact["arena_bytes"] is None and isinstance(exact["overhead_fraction"], float)
+        assert exact["kld_exact"] is None and off["kld_exact"] == pytest.approx(exact["kld_stock"], rel=0.5, abs=1e-6)
+        assert unobserved["kld_exact"] == 0 == unobserved["nll_vs_exact"], "passes begin alike: the same kernel says the same"
         for row in (exact, unobserved):
             assert 0 < row["decode_ms_p10"] <= row["decode_ms_p50"] <= row["decode_ms_p90"] and row["prefill_tps"] > 0
-            assert -1e-9 < row["kld_mean"] < 1e-2 and row["same_top"] > 0.8 and row["nll"] == pytest.approx(off["nll"], abs=0.1)
+            assert -1e-9 < row["kld_stock"] < 1e-2 and row["same_top_stock"] > 0.8
+            assert row["nll"] == pytest.approx(off["nll"], abs=0.1)
+            assert row["nll"] == pytest.approx(off["nll"] * (1 + row["nll_vs_stock"]))
+    assert {row["growth_fraction"] for row in rows if row["depth"] == 40} == {0}
 
 
 def test_threads_repeat_the_depths(synthetic):
@@ -54,11 +62,11 @@ def test_threads_repeat_the_depths(synthetic):
 
 def test_two_stock_kernels_are_the_measure(synthetic):
     """Exact is as close to stock as stock without flash attention is, which has predictions and no times."""
-    off, noflash, exact = run(synthetic(), depths=(100, 300), modes=("off-noflash", "exact"), n_steps=32)[3:]
+    off, exact, noflash = run(synthetic(), depths=(100, 300), modes=("off-noflash", "exact"), n_steps=32)[3:]
     assert noflash["decode_ms_p50"] is None and noflash["ratio_vs_stock"] is None and noflash["note"] is None
-    assert 0 < exact["kld_mean"] < 5 * noflash["kld_mean"] + 1e-6
-    off, noflash, exact = run(synthetic(), modes=("off-noflash", "exact"), cache_types=((CacheType.Q8_0, CacheType.Q8_0),))
-    assert "needs flash attention" in noflash["note"] and noflash["kld_mean"] is None and exact["kld_mean"] is not None
+    assert 0 < exact["kld_stock"] < 5 * noflash["kld_stock"] + 1e-6
+    off, exact, noflash = run(synthetic(), modes=("off-noflash", "exact"), cache_types=((CacheType.Q8_0, CacheType.Q8_0),))
+    assert "needs flash attention" in noflash["note"] and noflash["kld_stock"] is None and exact["kld_stock"] is not None
 
 
 def test_likelihood_is_that_of_the_text(synthetic):
@@ -67,13 +75,14 @@ def test_likelihood_is_that_of_the_text(synthetic):
 
     from edgekv.llama import Llama
 
-    off = run(synthetic(), n_steps=BLOCK_TOKENS, prefill=False)[0]
+    off = run(synthetic(), n_steps=8, n_warmup=4)[0]
     assert off["prefill_tps"] is None
     llama = Llama(str(synthetic()), kv="off", n_ctx=256, n_threads=1, verbose=False)
     tokens = llama.tokenize(standard_text().content[:500].encode())
     llama.eval(tokens[:40])
     nll = []
-    for position in range(40, 40 + BLOCK_TOKENS + 1):
+    llama.eval(tokens[40:44])
+    for position in range(44, 44 + 9):
         llama.eval([tokens[position]])
         logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(llama.ctx, -1), (llama.n_vocab(),))
         nll.append(-log_softmax(logits)[tokens[position + 1]])
@@ -89,18 +98,18 @@ def test_every_mode_gets_every_turn():
     assert [kv._rotated(("a", "b"), turn) for turn in range(3)] == [("a", "b"), ("b", "a"), ("a", "b")]
 
 
-@pytest.mark.parametrize("n_steps", [1, 8, 9, 16, 17])
-def test_number_of_timed_steps(synthetic, monkeypatch, n_steps):
+@pytest.mark.parametrize(("n_steps", "n_rounds"), [(1, 1), (8, 1), (9, 3)])
+def test_number_of_timed_steps(synthetic, monkeypatch, n_steps, n_rounds):
     counted = []
     figures = Measured.figures
 
     def counting(self, *rest):
-        counted.append(len(self.milliseconds))
+        counted.append((len(self.milliseconds), len(self.nll)))
         return figures(self, *rest)
 
     monkeypatch.setattr(Measured, "figures", counting)
-    run(synthetic(), n_steps=n_steps, prefill=False)
-    assert counted == [n_steps, n_steps]
+    run(synthetic(), n_steps=n_steps, n_rounds=n_rounds)
+    assert counted == [(n_steps * n_rounds, n_steps + 1)] * 2, "the first step of a pass is compared and not timed"
 
 
 def test_what_does_not_fit_is_a_row(synthetic):
@@ -142,13 +151,84 @@ def test_bad_requests(synthetic, tmp_path):
         read_text(tmp_path / "binary")
 
 
+def test_every_mode_runs(synthetic):
+    """A sparse mode attends less than everything; the figures that a table of modes needs are there."""
+    modes = tuple(name for name in MODES if name != "off-noflash")
+    rows = {row["mode"]: row for row in run(synthetic(), depths=(1200,), modes=(*modes, "sparse:attend=50%,min_tokens=0"))}
+    for name in modes[3:]:
+        row = rows[name]
+        assert find_mode(name).changes["mode"] is KvMode.SPARSE and row["note"] is None
+        assert 0 < row["attended_fraction"] < 1 and 0 <= row["hit_rate"] <= 1 and 0 <= row["hit_rate_mass"] <= 1 + 1e-6
+        assert (row["coverage"] is None) == (name in ("ema", "streaming"))
+        assert row["fallback_fraction"] == 0 and row["moved_bytes_per_step"] >= 0 and row["overhead_fraction"] > 0
+        assert row["kld_exact"] > 0 and row["kld_stock"] > 0 and row["arena_bytes"] > 0
+    assert rows["sparse"]["sketch_bytes"] > rows["sparse-box"]["sketch_bytes"] > 0
+    assert rows["sparse:attend=50%,min_tokens=0"]["attended_fraction"] == pytest.approx(0.5, abs=0.05)
+    assert rows["off"]["arena_bytes"] is None is rows["exact"]["arena_bytes"]
+
+
+def test_passes_do_not_know_of_each_other(synthetic):
+    """What a mode predicts does not depend on the modes before it: its policy begins anew, and residency changes nothing."""
+    settings = {"depths": (1200,), "n_rounds": 1, "n_steps": 11}  # 16 + 1 + 11 steps: the policy runs after every fourth
+    alone = run(synthetic(), modes=("exact", "sparse"), **settings)[-1]
+    after = run(synthetic(), modes=("exact", "sparse-uniform", "ema", "sparse"), **settings)[-1]
+    assert after["mode"] == alone["mode"] == "sparse"
+    assert (after["nll"], after["kld_exact"]) == pytest.approx((alone["nll"], alone["kld_exact"]), rel=1e-4)
+
+
+def test_modes_can_be_changed():
+    mode = find_mode("sparse:attend=10%,blend=0.7,feed=off,kv_budget=2MiB,n_dense=2,sketch=b1")
+    options = mode.options(KvOptions(), 4096)
+    assert str(options.attend) == "10%" and (options.blend, options.feed, options.n_dense) == (0.7, False, 2)
+    assert options.kv_budget == 2 << 20 and options.sketch is SketchKind.B1 and options.mode is KvMode.SPARSE
+    assert find_mode("sparse:kv_budget=auto").options(KvOptions(), 4096).kv_budget is None
+    assert find_mode("streaming").options(KvOptions(), 8000).recent_tokens == 1000 - KvOptions().sink_tokens
+    assert find_mode("sparse:sketch=none").figures == {"coverage": None}
+
+
+@pytest.mark.parametrize(("name", "sentence"), [
+    ("fish", "choose one of: off, "), ("sparse:fins=2", "with one of the options mode, observe, attend, "),
+    ("sparse:blend", "write OPTION=VALUE"), ("sparse:blend=much", "blend is 'much'; it must be a number"),
+    ("sparse:feed=perhaps", "it must be on or off"), ("sparse:n_dense=0.5", "a whole number"), ("sparse:blend=2", "from 0 to 1"),
+    ("sparse:sketch=b7", "use one of: b2"), ("sparse:kv_budget=much", "write bytes"), ("sparse:page_tokens=32", "is no change"),
+    ("sparse:policy=ema+fish", "there is no policy 'fish'"), ("sparse:prefetch=fish", "there is no prefetch 'fish'")])
+def test_modes_that_are_none(name, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        find_mode(name)
+
+
+def test_lists_of_modes():
+    assert split_modes("off, exact") == ("off", "exact")
+    changed = ("sparse:attend=10%,blend=0.7", "ema", "streaming:attend=5%")
+    assert split_modes(",".join(changed)) == changed
+    assert in_order(("sparse", "exact", "sparse")) == ("off", "exact", "sparse") and in_order(("ema",)) == ("off", "ema")
+
+
 def test_help_names_every_mode():
-    words = invoke("--help").stdout.replace("-\n", "-").replace(",", " ").replace(";", " ").split()
+    words = re.sub(r"-\n\s+", "-", invoke("--help").stdout).replace(",", " ").replace(";", " ").split()
     assert set(MODES) <= set(words)
 
 
-def test_standard_text_is_long():
-    assert len(standard_text().content) > 400_000
+def test_texts_are_long():
+    assert all(len(find_text(name).content) > 250_000 for name in TEXTS)
+    assert find_text("code").content == find_text("code").content
+    with pytest.raises(ConfigError, match="one of: prose, code, dialogue"):
+        find_text("missing.txt")
+
+
+def test_dialogue_is_read_in_the_models_own_template(default_model, synthetic):
+    from edgekv.llama import Llama
+
+    dialogue = find_text("dialogue")
+    llama = Llama(str(default_model), n_ctx=64, vocab_only=True, verbose=False)
+    tokens = dialogue.tokens(llama, 3000)
+    assert len(tokens) == 3000 and tokens[:1000] == dialogue.tokens(llama, 1000)
+    turn_end = llama.tokenize(b"<|im_end|>", add_bos=False, special=True)[0]
+    assert tokens.count(turn_end) > 30
+    llama.close()
+    plain = Llama(str(synthetic()), n_ctx=64, verbose=False)
+    assert plain.detokenize(dialogue.tokens(plain, 200)).decode().lstrip().lower().startswith("user: ")
+    plain.close()
 
 
 def invoke(*arguments: str):
@@ -158,7 +238,8 @@ def invoke(*arguments: str):
 def test_command(synthetic, tmp_path):
     text = tmp_path / "own.txt"
     text.write_text("The cat sat on the mat. " * 40)
-    common = (str(synthetic()), "-d", "64,128", "-n", "4", "--text", str(text), "--type-k", "f16,q8_0", "--modes", "off,exact")
+    common = (str(synthetic()), "-d", "64,128", "-n", "4", "-r", "1", "--text", str(text), "--type-k", "f16,q8_0",
+              "--modes", "off,exact", "--prefill")
     result = invoke(*common, "-o", "json")
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)
@@ -167,7 +248,7 @@ def test_command(synthetic, tmp_path):
     rows = list(csv.DictReader(io.StringIO(invoke(*common, "-o", "csv", "--no-prefill").stdout)))
     assert len(rows) == 8 and rows[0]["prefill_tps"] == ""
     table = invoke(*common).stdout.splitlines()
-    assert table[0].split()[:3] == ["mode", "depth", "threads"] and len(table) == 9
+    assert table[0].split()[:4] == ["mode", "depth", "threads", "K/V"] and len(table) == 9
 
 
 def test_command_refuses(synthetic):

@@ -1,16 +1,14 @@
-"""Decode speed and exactness of KV modes against stock llama.cpp, alternating in one run on the same tokens.
+"""Decode speed and fidelity of KV modes, in one run on the same tokens.
 
 For each context the text is read in once, up to each depth in turn. From there on every mode decodes the same tokens of the text
-(teacher-forced), block by block: a mode decodes a block, the block is forgotten, the next mode decodes it; the order rotates.
-So all modes see the same machine, warm or busy. The first token of a block is decoded but not timed, because a change of mode
-rebuilds the graph. Prefill is compared the same way, one batch at a time.
+(teacher-forced) in passes of its own (edgekv.bench.passes); the passes take turns, so that all modes see the same machine, warm
+or busy. Predictions are compared on the first round: with stock's, and with those of full attention in our kernel.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,26 +17,25 @@ import numpy as np
 
 from edgekv import _native
 from edgekv.bench.decoder import Decoder
-from edgekv.bench.measured import Measured, log_softmax
-from edgekv.bench.modes import MODES, STOCK
+from edgekv.bench.measured import Measured
+from edgekv.bench.modes import FULL, STOCK, BenchMode, find_mode, in_order
+from edgekv.bench.passes import (
+    BATCH_TOKENS, WARMUP_TOKENS, Caches, ContextError, decode, hooked_note, memory_figures, n_cores, opened, read, warm_up,
+)
 from edgekv.bench.text import Text
-from edgekv.errors import ConfigError, EdgeKVError, ModelError
-from edgekv.fit import COMPUTE_BYTES, available_bytes
-from edgekv.llama import Llama
+from edgekv.config import KvOptions
+from edgekv.errors import ConfigError
 from edgekv.models import Geometry, geometry
-from edgekv.runtime import Runtime
 from edgekv.vocab import CacheType
 
-BLOCK_TOKENS = 8
-"""Timed decode steps of one mode before the next one's turn."""
-
-BATCH_TOKENS = 512
-
 FIGURES = (
-    "decode_ms_p50", "decode_ms_p10", "decode_ms_p90", "ratio_vs_stock", "ratio_paired", "prefill_tps", "nll", "kld_mean",
-    "same_top", "hit_rate", "coverage", "attended_fraction", "arena_bytes", "overhead_fraction",
+    "decode_ms_p50", "decode_ms_p10", "decode_ms_p90", "ratio_vs_stock", "ratio_paired", "growth_fraction", "prefill_tps", "nll",
+    "nll_vs_stock", "nll_vs_exact", "kld_stock", "kld_exact", "same_top_stock", "same_top_exact", "attended_fraction", "coverage",
+    "hit_rate", "hit_rate_mass", "fallback_fraction", "moved_bytes_per_step", "overhead_fraction", "sketch_bytes", "arena_bytes",
 )
-"""What is measured. ratio_vs_stock divides the medians; ratio_paired is the median of the ratios at each position."""
+"""What is measured. ratio_vs_stock divides the medians; ratio_paired is the median of the ratios at each position;
+growth_fraction says how much longer a step takes than at the smallest depth. attended_fraction, hit_rate and the like are over
+all timed steps, as the runtime counts them; coverage is its estimate; overhead_fraction is the Python layer's part of a step."""
 
 Row = dict[str, Any]
 Progress = Callable[[str, int, int], None]
@@ -54,26 +51,31 @@ class KvBench:
     depths: tuple[int, ...] = (512, 4096, 7680)
     threads: tuple[int, ...] = (1,)
     cache_types: tuple[tuple[CacheType, CacheType], ...] = ((CacheType.F16, CacheType.F16),)
-    modes: tuple[str, ...] = (STOCK, "off-noflash", "exact")
-    n_steps: int = 64  # timed decode steps for each mode
-    prefill: bool = True  # compare prefill too; it then runs once for each mode
+    modes: tuple[str, ...] = (STOCK, FULL)
+    n_steps: int = 64  # timed decode steps of a pass
+    n_rounds: int = 3  # passes of each mode
+    n_warmup: int = WARMUP_TOKENS
+    page_tokens: int | None = None
+    prefill: bool = False  # compare prefill too; the text is then read from its start for each mode and depth
 
     def __post_init__(self) -> None:
         for mode in self.modes:
-            MODES.get(mode)
-        for name, values in (("depth", self.depths), ("thread count", self.threads), ("number of steps", (self.n_steps,))):
+            find_mode(mode)
+        for name, values in (("depth", self.depths), ("thread count", self.threads), ("number of steps", (self.n_steps,)),
+                             ("number of rounds", (self.n_rounds,)), ("number of steps before", (self.n_warmup,))):
             if not values or min(values) < 1:
                 raise ConfigError(f"a {name} must be 1 or more")
 
     @property
-    def all_modes(self) -> tuple[str, ...]:
-        """Stock first."""
-        return tuple(dict.fromkeys((STOCK, *self.modes)))
+    def all_modes(self) -> dict[str, BenchMode]:
+        """Stock first, then full attention."""
+        return {name: find_mode(name) for name in in_order(self.modes)}
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of text after the depth: the decoded ones and the last one's successor, which only the likelihood needs."""
-        return self.n_steps + -(-self.n_steps // BLOCK_TOKENS) + 1
+        """Tokens of text after the depth: those before the pass, its first step, the timed ones, and the last one's successor,
+        which only the likelihood needs."""
+        return self.n_warmup + 1 + self.n_steps + 1
 
 
 def run(
@@ -90,21 +92,22 @@ def run(
         warn(f"{model.path.name} was trained for {model.n_ctx_train} tokens: beyond them only the times mean something")
     for text in bench.texts:
         for type_k, type_v in bench.cache_types:
-            yield from _Run(bench, model, text, type_k, type_v, progress).rows()
+            yield from _Run(bench, model, text, Caches(type_k, type_v, bench.page_tokens), progress).rows()
 
 
 class _Run:
     """One text and one pair of cache types: a context for the modes that alternate, and one for each mode that does not."""
 
-    def __init__(self, bench: KvBench, model: Geometry, text: Text, type_k: CacheType, type_v: CacheType, progress: Progress):
-        self.bench, self.model, self.text, self.type_k, self.type_v, self.progress = bench, model, text, type_k, type_v, progress
-        self.modes = tuple(mode for mode in bench.all_modes if MODES.get(mode).alternates)
+    def __init__(self, bench: KvBench, model: Geometry, text: Text, caches: Caches, progress: Progress):
+        self.bench, self.model, self.text, self.caches, self.progress = bench, model, text, caches, progress
+        self.modes = {name: mode for name, mode in bench.all_modes.items() if mode.alternates}
         self.apart: dict[str, dict[int, list[np.ndarray]]] = {}  # mode that does not alternate -> depth -> logits of each step
+        self.shallow: dict[tuple[int, str], float] = {}  # (threads, mode) -> median time at the smallest depth
 
     def rows(self) -> Iterator[list[Row]]:
         fitting = []
         for depth in sorted(set(self.bench.depths)):
-            note = self._does_not_fit(depth)
+            note = self.caches.does_not_fit(self.model, depth + self.bench.n_tokens)
             if note is None:
                 fitting.append(depth)
             else:
@@ -113,136 +116,123 @@ class _Run:
             return
         try:
             yield from self._measure(fitting)
-        except _ContextError as error:  # an answer, not a failure of the benchmark
+        except ContextError as error:  # an answer, not a failure of the benchmark
             for n_threads in self.bench.threads:
                 yield from (self._rows(n_threads, depth, note=str(error)) for depth in fitting)
 
     def _measure(self, depths: list[int]) -> Iterator[list[Row]]:
         notes = {}
-        for mode in self.bench.all_modes:
-            if mode not in self.modes:
+        for name, mode in self.bench.all_modes.items():
+            if name not in self.modes:
                 try:
-                    self.apart[mode] = self._logits_of(mode, depths)
-                except _ContextError as error:
-                    notes[mode] = str(error)
-        with self._decoder(depths[-1], flash_attn=True) as decoder:
-            tokens = self._tokens(decoder, depths[-1])
-            if tokens:
-                decoder.decode(tokens[: min(BATCH_TOKENS, depths[0])])  # brings the weights into memory; not measured
-            for n_threads in self.bench.threads:
+                    self.apart[name] = self._logits_of(mode, depths)
+                except ContextError as error:
+                    notes[name] = str(error)
+        n_ctx = depths[-1] + self.bench.n_tokens
+        with opened(self.bench.model, self.caches, n_ctx, max(self.bench.threads)) as decoder:
+            base = decoder.llama.kv.options
+            tokens = self.text.tokens(decoder.llama, n_ctx)
+            if tokens:  # brings the weights into memory; not measured
+                decoder.decode(tokens[: min(BATCH_TOKENS, depths[0])])
                 decoder.rewind(0)
-                prefill_s = dict.fromkeys(self.modes, 0.0)
+            for n_threads in self.bench.threads:
                 for depth in depths:
                     if depth + self.bench.n_tokens > len(tokens):
                         yield self._rows(n_threads, depth, note=f"the text has only {len(tokens)} tokens; give a longer one")
                         continue
-                    self._prefill(decoder, tokens[decoder.position : depth], n_threads, prefill_s)
-                    results = self._decode(decoder, tokens[depth : depth + self.bench.n_tokens])
-                    if self.bench.prefill:
-                        for mode in self.modes:
-                            results[mode]["prefill_tps"] = depth / prefill_s[mode]
-                    yield self._rows(n_threads, depth, results, note=_hooked_note(decoder.llama.kv), notes=notes)
+                    prefill = self._prefill(decoder, base, tokens[:depth], n_threads)
+                    results = self._decode(decoder, base, tokens[depth : depth + self.bench.n_tokens], n_threads)
+                    for name, seconds in prefill.items():
+                        results[name]["prefill_tps"] = depth / seconds
+                    yield self._rows(n_threads, depth, results, note=hooked_note(decoder.llama.kv), notes=notes)
 
-    def _prefill(self, decoder: Decoder, tokens: list[int], n_threads: int, seconds: dict[str, float]) -> None:
-        """Read `tokens`, adding to each mode's `seconds`. Without comparison stock alone reads them, on all cores."""
-        compared = self.modes if self.bench.prefill else (STOCK,)
-        decoder.set_threads(n_threads if self.bench.prefill else os.cpu_count() or n_threads)
-        start, end = decoder.position, decoder.position + len(tokens)
-        for turn, first in enumerate(range(0, len(tokens), BATCH_TOKENS)):
-            batch = tokens[first : first + BATCH_TOKENS]
-            for mode in _rotated(compared, turn):
-                decoder.rewind(start + first)
-                MODES.get(mode).select(decoder.llama.kv)
-                seconds[mode] += decoder.decode(batch)
-            self.progress("prefill", decoder.position, end)
-        decoder.set_threads(n_threads)
+    def _prefill(self, decoder: Decoder, base: KvOptions, tokens: list[int], n_threads: int) -> dict[str, float]:
+        """Read `tokens`. Seconds of each mode if prefill is compared; else stock reads on all cores what is not there yet."""
+        runtime = decoder.llama.kv
+        if not self.bench.prefill:
+            runtime.configure(find_mode(STOCK).options(base, len(tokens)))
+            decoder.rewind(min(decoder.position, len(tokens)))
+            for position in read(decoder, tokens[decoder.position :], n_cores()):
+                self.progress("prefill", position, len(tokens))
+            return {}
+        seconds = {}
+        for name, mode in self.modes.items():
+            decoder.rewind(0)
+            runtime.configure(mode.options(base, len(tokens)))
+            began = time.perf_counter()
+            for position in read(decoder, tokens, n_threads):
+                self.progress(f"{name}: prefill", position, len(tokens))
+            seconds[name] = time.perf_counter() - began
+        return seconds
 
-    def _decode(self, decoder: Decoder, tokens: list[int]) -> dict[str, dict[str, Any]]:
+    def _decode(self, decoder: Decoder, base: KvOptions, tokens: list[int], n_threads: int) -> dict[str, dict[str, Any]]:
         """Figures of each mode over the same tokens, from the decoder's position on; leaves the decoder where it was."""
-        depth, n_decoded = decoder.position, len(tokens) - 1
-        measured = {mode: Measured() for mode in (*self.modes, *self.apart)}
-        for turn, first in enumerate(range(0, n_decoded, BLOCK_TOKENS + 1)):
-            end = min(first + BLOCK_TOKENS + 1, n_decoded)
-            logits: dict[str, list[np.ndarray]] = {mode: known[depth][first:end] for mode, known in self.apart.items()}
-            for mode in _rotated(self.modes, turn):
-                decoder.rewind(depth + first)
-                MODES.get(mode).select(decoder.llama.kv)
-                logits[mode] = []
-                for i in range(first, end):
-                    seconds = decoder.decode(tokens[i : i + 1])
-                    logits[mode].append(decoder.logits())
-                    if i > first:
-                        measured[mode].milliseconds.append(1000 * seconds)
-            stock = [log_softmax(row) for row in logits[STOCK]]
-            for mode, rows in logits.items():
-                measured[mode].compare(stock, rows, tokens[first + 1 : end + 1])
-            self.progress("decode", end, n_decoded)
-        decoder.rewind(depth)
-        results = {mode: {**one.figures(measured[STOCK]), **MODES.get(mode).figures} for mode, one in measured.items()}
-        if {"exact", "exact-unobserved"} <= set(self.modes):
-            ratios = np.array(measured["exact"].milliseconds) / measured["exact-unobserved"].milliseconds
-            results["exact"]["overhead_fraction"] = float(np.median(ratios)) - 1
-        return results
+        depth, n_warmup, n_passes = decoder.position, self.bench.n_warmup, self.bench.n_rounds * len(self.modes)
+        targets = tokens[n_warmup + 1 :]
+        measured = {name: Measured() for name in (*self.modes, *self.apart)}
+        bytes_kept: dict[str, dict[str, int]] = {}
+        references: dict[str, list[np.ndarray]] = {}
+        decoder.set_threads(n_threads)
+        for turn in range(self.bench.n_rounds):
+            for i, name in enumerate(_rotated(tuple(self.modes), turn)):
+                warm_up(decoder, self.modes[name], base, tokens[:n_warmup])
+                done = decode(decoder, tokens[n_warmup:-1], keep_logits=turn == 0)
+                measured[name].time(done.seconds, done.stats, done.selection)
+                bytes_kept[name] = memory_figures(decoder.llama.kv)
+                decoder.rewind(depth)
+                if turn == 0 and name in _REFERENCES:
+                    references[_REFERENCES[name]] = done.logits
+                elif turn == 0:  # the references came before
+                    measured[name].compare(references, done.logits, targets)
+                self.progress(f"decode at {depth}", turn * len(self.modes) + i + 1, n_passes)
+        for name, reference in _REFERENCES.items():
+            if reference in references:
+                others = {other: logits for other, logits in references.items() if other != reference}
+                measured[name].compare(others, references[reference], targets)
+        for name, known in self.apart.items():
+            measured[name].compare(references, known[depth], targets)
+        return {name: {**self._figures(name, depth, n_threads, measured), **bytes_kept.get(name, {})} for name in measured}
 
-    def _logits_of(self, mode: str, depths: list[int]) -> dict[int, list[np.ndarray]]:
-        """What a mode with a context of its own predicts at each decoded position. Its times are not taken: it has no partner."""
-        if not MODES.get(mode).flash_attn and self.type_v != CacheType.F16:
-            raise _ContextError(f"llama.cpp needs flash attention for a {self.type_v.value} V cache")
+    def _figures(self, name: str, depth: int, n_threads: int, measured: Mapping[str, Measured]) -> dict[str, Any]:
+        one = measured[name]
+        figures = {**one.figures(), **one.speed(measured[STOCK]), **self.bench.all_modes[name].figures}
+        for other, reference in _REFERENCES.items():
+            if other in measured and other != name:
+                figures |= one.against(reference, measured[other])
+        if "decode_ms_p50" in figures:
+            shallow = self.shallow.setdefault((n_threads, name), figures["decode_ms_p50"])
+            figures["growth_fraction"] = figures["decode_ms_p50"] / shallow - 1
+        return figures
+
+    def _logits_of(self, mode: BenchMode, depths: list[int]) -> dict[int, list[np.ndarray]]:
+        """What a mode with a context of its own predicts at each compared position. Nobody takes turns with it, so no times."""
+        if not mode.flash_attn and self.caches.type_v != CacheType.F16:
+            raise ContextError(f"llama.cpp needs flash attention for a {self.caches.type_v.value} V cache")
         logits: dict[int, list[np.ndarray]] = {}
-        with self._decoder(depths[-1], MODES.get(mode).flash_attn) as decoder:
-            decoder.set_threads(os.cpu_count() or 1)
-            MODES.get(mode).select(decoder.llama.kv)
-            tokens = self._tokens(decoder, depths[-1])
+        n_ctx, n_threads = depths[-1] + self.bench.n_tokens, n_cores()
+        with opened(self.bench.model, self.caches, n_ctx, n_threads, mode.flash_attn) as decoder:
+            tokens = self.text.tokens(decoder.llama, n_ctx)
             for depth in depths:
-                if depth + self.bench.n_tokens > len(tokens):
+                end = depth + self.bench.n_tokens
+                if end > len(tokens):
                     break
-                for first in range(decoder.position, depth, BATCH_TOKENS):
-                    decoder.decode(tokens[first : min(first + BATCH_TOKENS, depth)])
-                    self.progress(f"{mode}: prefill", decoder.position, depth)
-                logits[depth] = []
-                for token in tokens[depth : depth + self.bench.n_tokens - 1]:
+                for position in read(decoder, tokens[decoder.position : depth], n_threads):
+                    self.progress("prefill of a context of its own", position, depth)
+                for token in tokens[depth : depth + self.bench.n_warmup]:
                     decoder.decode([token])
-                    logits[depth].append(decoder.logits())
+                logits[depth] = decode(decoder, tokens[depth + self.bench.n_warmup : end - 1], keep_logits=True).logits
                 decoder.rewind(depth)
         return logits
 
-    @contextmanager
-    def _decoder(self, depth: int, flash_attn: bool) -> Iterator[Decoder]:
-        try:
-            llama = Llama(str(self.bench.model), kv="exact", type_k=self.type_k, type_v=self.type_v, flash_attn=flash_attn,
-                          n_ctx=depth + self.bench.n_tokens, n_batch=BATCH_TOKENS, n_ubatch=BATCH_TOKENS,
-                          n_threads=max(self.bench.threads), verbose=False)
-        except ModelError:
-            raise
-        except EdgeKVError as error:
-            raise _ContextError(f"does not fit: {error}") from error
-        decoder = Decoder(llama)
-        try:
-            yield decoder
-        finally:
-            decoder.close()
-            llama.close()
-
-    def _tokens(self, decoder: Decoder, depth: int) -> list[int]:
-        # The tokenizer is only asked for as much text as could be needed: 16 bytes a token is far above any language's mean.
-        return decoder.llama.tokenize(self.text.content[: 16 * (depth + self.bench.n_tokens)].encode())
-
-    def _does_not_fit(self, depth: int) -> str | None:
-        needed = self.model.kv_bytes(depth + self.bench.n_tokens, self.type_k.value, self.type_v.value) + COMPUTE_BYTES
-        free = available_bytes()
-        if needed <= free:
-            return None
-        return f"does not fit: it needs {needed / (1 << 30):.1f} GiB and {free / (1 << 30):.1f} GiB are free"
-
     def _rows(
-        self, n_threads: int, depth: int, results: dict[str, dict[str, Any]] | None = None, note: str | None = None,
-        notes: dict[str, str] | None = None,
+        self, n_threads: int, depth: int, results: Mapping[str, dict[str, Any]] | None = None, note: str | None = None,
+        notes: Mapping[str, str] | None = None,
     ) -> list[Row]:
         """One row for each mode; `notes` of a mode go before the common `note`."""
         info = _native.info()
         common = {
-            "depth": depth, "threads": n_threads, "type_k": self.type_k.value, "type_v": self.type_v.value,
-            "text": self.text.name, "n_steps": self.bench.n_steps, "model": self.model.path.name,
+            "depth": depth, "threads": n_threads, "type_k": self.caches.type_k.value, "type_v": self.caches.type_v.value,
+            "text": self.text.name, "n_steps": self.bench.n_steps, "n_rounds": self.bench.n_rounds, "model": self.model.path.name,
             "isa": info["isa"], "version": info["version"],
         }
         results, notes = results or {}, notes or {}
@@ -252,14 +242,8 @@ class _Run:
         ]
 
 
-class _ContextError(Exception):
-    """A context that cannot be had; the message goes into the rows."""
-
-
-def _hooked_note(runtime: Runtime) -> str | None:
-    layers = runtime.layers
-    stock = [layer for layer in layers if not layer.hooked]
-    return f"{len(stock)} of {len(layers)} layers run stock in every mode: {stock[0].reason}" if stock else None
+_REFERENCES = {STOCK: "stock", FULL: "exact"}
+"""The modes that predictions are compared with, and what they are called in the figures."""
 
 
 def _rotated(modes: tuple[str, ...], turn: int) -> tuple[str, ...]:

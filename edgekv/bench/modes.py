@@ -1,41 +1,143 @@
-"""The ways to run a context that `bench kv` compares."""
+"""The ways to run a context that benchmarks compare: each is a set of changes to the KV options.
+
+A mode is a registered name, or a name with changes of its own, such as `sparse:attend=10%,blend=0.7`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_args, get_type_hints
 
+from edgekv.config import KvOptions, parse_bytes
+from edgekv.errors import ConfigError
+from edgekv.policies import POLICIES
+from edgekv.prefetch import PREFETCHERS
 from edgekv.registry import Registry
-from edgekv.runtime import Runtime
-from edgekv.vocab import KvMode
+from edgekv.vocab import KvMode, SketchKind, Split
 
 
 @dataclass(frozen=True)
 class BenchMode:
-    """A KV mode with its options; `figures` are those it has by its nature, e.g. attended_fraction."""
+    """Changes to the KV options of the context."""
 
-    kv: KvMode
-    observe: bool = False
+    changes: Mapping[str, Any]
     flash_attn: bool = True
-    figures: dict[str, float] = field(default_factory=dict)
+    newest: bool = False
+    """The whole page budget goes to the first and the newest tokens."""
 
     @property
     def alternates(self) -> bool:
         """Whether a context can switch to it. One that cannot has a context of its own, and only its predictions are compared."""
         return self.flash_attn
 
-    def select(self, runtime: Runtime) -> None:
-        runtime.mode, runtime.observe = self.kv, self.observe
+    @property
+    def figures(self) -> Mapping[str, float | None]:
+        """What it has by its nature: full attention covers everything, and without sketches nobody knows."""
+        if self.changes["mode"] is KvMode.EXACT:
+            return {"coverage": 1.0, "attended_fraction": 1.0}
+        return {"coverage": None} if self.changes.get("sketch") in (SketchKind.NONE, SketchKind.NONE.value) else {}
+
+    def options(self, base: KvOptions, n_visible: int) -> KvOptions:
+        """The options in force where `n_visible` tokens are attended in full."""
+        options = base.with_(**self.changes)
+        if self.newest:
+            budget = options.attend.tokens or round(options.attend.share * n_visible)
+            options = options.with_(recent_tokens=max(0, budget - options.sink_tokens))
+        return options
 
 
 STOCK = "off"
-"""What all others are compared with."""
+"""What the times are compared with."""
+
+FULL = "exact"
+"""Full attention in our kernel: what the predictions of a sparse mode are compared with, besides stock."""
 
 MODES: Registry[BenchMode] = Registry("bench mode")
 
-_ALL_PAGES = {"coverage": 1.0, "attended_fraction": 1.0}
+_NO_HIERARCHY = {"policy": "none", "kv_budget": 0}
+"""So that what a sparse mode left behind costs the others nothing."""
 
-MODES.add(STOCK, BenchMode(KvMode.OFF), "stock llama.cpp with flash attention, always measured for comparison")
-MODES.add("off-noflash", BenchMode(KvMode.OFF, flash_attn=False),
+
+def _add(name: str, mode: KvMode, description: str, newest: bool = False, **changes: Any) -> None:
+    changes = {"mode": mode, "observe": mode is not KvMode.OFF, **(_NO_HIERARCHY if mode is not KvMode.SPARSE else {}), **changes}
+    MODES.add(name, BenchMode(changes, newest=newest), description)
+
+
+_add(STOCK, KvMode.OFF, "stock llama.cpp with flash attention, always measured for comparison")
+MODES.add("off-noflash", BenchMode({"mode": KvMode.OFF, "observe": False, **_NO_HIERARCHY}, flash_attn=False),
           "stock without flash attention, its predictions only: how far apart two correct kernels are on this model")
-MODES.add("exact", BenchMode(KvMode.EXACT, observe=True, figures=_ALL_PAGES), KvMode.EXACT.description)
-MODES.add("exact-unobserved", BenchMode(KvMode.EXACT, figures=_ALL_PAGES), "exact without measuring attention mass")
+_add(FULL, KvMode.EXACT, "every visible page")
+_add("exact-unobserved", KvMode.EXACT, "exact without measuring attention mass", observe=False)
+_add("sparse", KvMode.SPARSE, "the pages that sketches and policy choose, with the options' defaults")
+_add("sparse-uniform", KvMode.SPARSE, "the same number of pages for each head", split=Split.UNIFORM)
+_add("sparse-b1", KvMode.SPARSE, "1-bit sketches in place of 2-bit ones", sketch=SketchKind.B1)
+_add("sparse-b2", KvMode.SPARSE, "2-bit sketches alone, without the policy's score", sketch=SketchKind.B2, blend=0.0)
+_add("sparse-box", KvMode.SPARSE, "bounds from each channel's minimum and maximum alone, without the policy's score",
+     sketch=SketchKind.BOX, blend=0.0)
+_add("ema", KvMode.SPARSE, "what was attended lately alone, no sketches", sketch=SketchKind.NONE, blend=1.0, feed=False,
+     policy="ema+anchor+recent")
+_add("streaming", KvMode.SPARSE, "the first and the newest pages alone", newest=True, sketch=SketchKind.NONE, blend=1.0,
+     feed=False, policy="anchor+recent", split=Split.UNIFORM)
+
+
+def find_mode(name: str) -> BenchMode:
+    """A registered mode, with the changes after the colon if there are any. Raises ConfigError."""
+    base, colon, text = name.partition(":")
+    mode = MODES.get(base)
+    if not colon:
+        return mode
+    changes = dict(mode.changes)
+    for change in text.split(","):
+        key, equals, value = (part.strip() for part in change.partition("="))
+        if not equals or key not in CHANGEABLE:
+            raise ConfigError(f"bench mode {name!r}: {change!r} is no change; write OPTION=VALUE, with one of the options "
+                              f"{', '.join(CHANGEABLE)}")
+        changes[key] = _value(name, key, value)
+    try:
+        options = KvOptions(**changes)
+        changes["mode"] = options.mode
+        for policy in options.policy.split("+"):
+            POLICIES.get(policy)
+        PREFETCHERS.get(options.prefetch)
+    except ConfigError as error:
+        raise ConfigError(f"bench mode {name!r}: {error}") from None
+    return replace(mode, changes=changes)
+
+
+def split_modes(text: str) -> tuple[str, ...]:
+    """The modes of a comma-separated list; a part such as `blend=0.7` belongs to the mode before it."""
+    names: list[str] = []
+    for part in text.split(","):
+        if names and ":" in names[-1] and "=" in part and ":" not in part:
+            names[-1] += f",{part.strip()}"
+        else:
+            names.append(part.strip())
+    return tuple(names)
+
+
+def in_order(modes: Sequence[str]) -> tuple[str, ...]:
+    """The modes in order, each once, stock before all others and full attention before the sparse ones."""
+    first = (STOCK, FULL) if FULL in modes else (STOCK,)
+    return tuple(dict.fromkeys((*first, *modes)))
+
+
+_FIXED = {"page_tokens", "type_k", "type_v"}
+CHANGEABLE = tuple(option.name for option in fields(KvOptions) if option.name not in _FIXED)
+"""Options that a mode may change: all but those that are fixed when a context is created."""
+
+_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def _value(mode: str, key: str, text: str) -> Any:
+    """`text` as the type of that option."""
+    kind = get_type_hints(KvOptions)[key]
+    try:
+        if kind is bool:
+            return _WORDS[text.lower()]
+        if int in get_args(kind):  # bytes, or none for auto
+            return parse_bytes(text, key)
+        return kind(text) if kind in (int, float) else text
+    except (KeyError, ValueError):
+        allowed = {bool: "on or off", int: "a whole number", float: "a number"}[kind]
+        raise ConfigError(f"bench mode {mode!r}: {key} is {text!r}; it must be {allowed}") from None

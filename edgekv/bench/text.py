@@ -1,12 +1,35 @@
-"""The texts that benchmarks read: natural ones, without a download."""
+"""The texts that benchmarks read: prose, code and dialogue out of Python's own standard library, without a download, or a file.
+
+They are the same wherever the Python version is. `content` is plain text; a Text also knows how a given model reads it.
+"""
 
 from __future__ import annotations
 
+import ast
+import doctest
 import pydoc_data.topics
+import sysconfig
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 
 from edgekv.errors import ConfigError
+from edgekv.llama import Llama
+from edgekv.registry import Registry
+
+from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+BYTES_PER_TOKEN = 16
+"""Text handed to the tokenizer for each token that is wanted: far above any language's mean, and it bounds the work."""
+
+SOURCES = (
+    "collections/__init__", "statistics", "heapq", "argparse", "difflib", "fractions", "textwrap", "random", "configparser",
+    "csv", "dataclasses", "datetime", "_pydecimal", "functools", "http/client", "inspect", "json/decoder", "logging/__init__",
+    "mailbox", "optparse", "pathlib", "pdb", "pickle", "shutil", "subprocess", "tarfile", "threading", "turtle", "typing",
+    "zipfile", "email/message", "asyncio/base_events", "unittest/mock", "xml/dom/minidom", "ast", "enum", "ipaddress", "locale",
+)
+"""Modules of the standard library that code and dialogue are made from; those a Python version does not have are left out."""
 
 
 @dataclass(frozen=True)
@@ -14,11 +37,71 @@ class Text:
     name: str
     content: str
 
+    def tokens(self, llama: Llama, n: int) -> list[int]:
+        """The first `n` tokens as this model reads them; fewer where the text is shorter."""
+        return llama.tokenize(self.content[: BYTES_PER_TOKEN * n].encode())[:n]
+
+
+@dataclass(frozen=True)
+class Dialogue(Text):
+    """Many short turns, read in the model's chat template; a model without one reads `content`."""
+
+    turns: tuple[tuple[str, str], ...]
+    """(question, answer)"""
+
+    def tokens(self, llama: Llama, n: int) -> list[int]:
+        template = llama.metadata.get("tokenizer.chat_template")
+        if template is None:
+            return super().tokens(llama, n)
+        bos, eos = (llama.detokenize([token], special=True).decode() for token in (llama.token_bos(), llama.token_eos()))
+        chat = Jinja2ChatFormatter(template=template, bos_token=bos, eos_token=eos, add_generation_prompt=False)
+        n_turns = n // 64 + 1
+        while True:  # how many tokens a turn comes to is only known afterwards
+            messages = [{"role": role, "content": said} for turn in self.turns[:n_turns]
+                        for role, said in zip(("user", "assistant"), turn)]
+            read = chat(messages=messages)
+            tokens = llama.tokenize(read.prompt.encode(), add_bos=not read.added_special, special=True)
+            if len(tokens) >= n or n_turns >= len(self.turns):
+                return tokens[:n]
+            n_turns *= 2
+
+
+@cache
+def _prose() -> Text:
+    topics = pydoc_data.topics.topics
+    paragraphs = [*_paragraphs(topics[name] for name in sorted(topics)), *_paragraphs(text for _, text in _docstrings())]
+    return Text("prose", "\n\n".join(dict.fromkeys(paragraphs)))
+
+
+@cache
+def _code() -> Text:
+    return Text("code", "\n\n".join(source for _, source in _sources()))
+
+
+@cache
+def _dialogue() -> Text:
+    turns = tuple(_turns())
+    return Dialogue("dialogue", "\n\n".join(f"User: {asked}\n\nAssistant: {answered}" for asked, answered in turns), turns)
+
+
+TEXTS: Registry[Callable[[], Text]] = Registry("text")
+
+TEXTS.add("prose", _prose, "paragraphs of the Python language reference and of the library's documentation")
+TEXTS.add("code", _code, "modules of Python's standard library")
+TEXTS.add("dialogue", _dialogue, "a chat about the library: what a function does, and what an example of its documentation gives")
+
 
 def standard_text() -> Text:
-    """The Python language reference as the standard library carries it for `help()`: several hundred KB of prose."""
-    topics = pydoc_data.topics.topics
-    return Text("pydoc-topics", "\n\n".join(topics[name] for name in sorted(topics)))
+    return TEXTS.get("prose")()
+
+
+def find_text(name: str) -> Text:
+    """The text of that name (TEXTS), else the file at that path. Raises ConfigError."""
+    if name in TEXTS:
+        return TEXTS.get(name)()
+    if not Path(name).exists():
+        raise ConfigError(f"there is no text or file {name!r}; name a file, or one of: {', '.join(TEXTS)}")
+    return read_text(Path(name))
 
 
 def read_text(path: Path) -> Text:
@@ -29,3 +112,76 @@ def read_text(path: Path) -> Text:
         raise ConfigError(f"{path} is not UTF-8 text; give a text file to read from") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+
+
+# ---- what they are made from --------------------------------------------------------------------------------------------------
+
+
+def _sources() -> Iterator[tuple[str, str]]:
+    """(dotted name, source) of each module in SOURCES."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    for name in SOURCES:
+        path = folder / f"{name}.py"
+        if path.exists():
+            yield name.removesuffix("/__init__").replace("/", ".").lstrip("_"), path.read_text(encoding="utf-8")
+
+
+def _docstrings() -> Iterator[tuple[str, str]]:
+    """(dotted name, docstring) of each public class, function and method of the sources."""
+    for module, source in _sources():
+        todo: list[tuple[str, ast.AST]] = [(module, ast.parse(source))]
+        while todo:
+            name, node = todo.pop(0)
+            if text := ast.get_docstring(node):
+                yield name, text
+            inner = node.body if isinstance(node, (ast.Module, ast.ClassDef)) else []
+            todo[:0] = [(f"{name}.{child.name}", child) for child in inner
+                        if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and child.name[0] != "_"]
+
+
+def _paragraphs(texts: Iterator[str]) -> Iterator[str]:
+    """Those that are sentences: not indented (code), no grammar, no heading, no item of a list."""
+    for text in texts:
+        for paragraph in text.split("\n\n"):
+            lines = paragraph.strip("\n").splitlines()
+            plain = " ".join(lines).strip()
+            if lines and not any(line[:1].isspace() for line in lines) and plain[0].isupper() and plain[-1] in ".:!?" \
+                    and "::=" not in plain and ">>>" not in plain and len(plain.split()) >= 12:
+                yield "\n".join(line.rstrip() for line in lines)
+
+
+@dataclass(frozen=True)
+class _Documented:
+    """A name of the library and its docstring, as turns of a chat about it."""
+
+    name: str
+    docstring: str
+
+    @cached_property
+    def explanation(self) -> str:
+        """The paragraphs up to the first example, 120 words at most."""
+        words: list[str] = []
+        for paragraph in self.docstring.split("\n\n"):
+            if ">>>" in paragraph or words and len(words) + len(paragraph.split()) > 120:
+                break
+            words += paragraph.split()
+        return " ".join(words)
+
+    def turns(self, form: int) -> Iterator[tuple[str, str]]:
+        if len(self.explanation.split()) < 6:
+            return
+        asked = (f"What does {self.name} do?", f"Tell me about {self.name}, please.", f"And {self.name}? What is it good for?",
+                 f"I have seen {self.name} in a program. What is that?")
+        yield asked[form % len(asked)], self.explanation
+        try:
+            examples = doctest.DocTestParser().get_examples(self.docstring)
+        except ValueError:  # not meant to be run
+            return
+        for example in examples[:4]:
+            gives = f"It gives {example.want.strip()}" if example.want.strip() else "That prints nothing."
+            yield f"What does this give?\n\n{example.source.strip()}", gives
+
+
+def _turns() -> Iterator[tuple[str, str]]:
+    for i, (name, text) in enumerate(_docstrings()):
+        yield from _Documented(name, text).turns(i)

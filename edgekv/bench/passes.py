@@ -1,0 +1,142 @@
+"""A pass: one mode decodes some tokens from the cache as it is, from a state of its own that starts the same way for every mode.
+
+Modes have memory (what was attended lately, which pages are in the arena), so they cannot take turns token by token. Each pass
+begins with a few steps of full attention, not measured, in which the mode's policy sees the same attention as every other mode's;
+what it learned in an earlier pass is forgotten first. The first step of the mode itself is not timed: a change of mode rebuilds
+the graph.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from edgekv.bench.decoder import Decoder
+from edgekv.bench.measured import added
+from edgekv.bench.modes import BenchMode
+from edgekv.config import KvOptions
+from edgekv.errors import EdgeKVError, ModelError
+from edgekv.fit import COMPUTE_BYTES, available_bytes
+from edgekv.llama import Llama
+from edgekv.models import Geometry
+from edgekv.reports import SelectionReport
+from edgekv.runtime import Runtime
+from edgekv.stats import Stats
+from edgekv.vocab import CacheType, KvMode
+
+BATCH_TOKENS = 512
+
+WARMUP_TOKENS = 16
+"""Steps of full attention before the mode's own: the half-life of the moving average is about 6.6 steps."""
+
+
+class ContextError(Exception):
+    """A context that cannot be had; the message goes into the rows."""
+
+
+@dataclass(frozen=True)
+class Caches:
+    """The type and page size of a context's K and V."""
+
+    type_k: CacheType = CacheType.F16
+    type_v: CacheType = CacheType.F16
+    page_tokens: int | None = None
+    """None: as EDGEKV_PAGE_TOKENS says, else the default."""
+
+    def does_not_fit(self, model: Geometry, n_ctx: int) -> str | None:
+        """Why a context of `n_ctx` tokens cannot be had, or None."""
+        needed = model.kv_bytes(n_ctx, self.type_k.value, self.type_v.value) + COMPUTE_BYTES
+        free = available_bytes()
+        if needed <= free:
+            return None
+        return f"does not fit: it needs {needed / (1 << 30):.1f} GiB and {free / (1 << 30):.1f} GiB are free"
+
+
+@contextmanager
+def opened(model: Path, caches: Caches, n_ctx: int, n_threads: int, flash_attn: bool = True) -> Iterator[Decoder]:
+    """An empty context. Raises ContextError where it cannot be created, ModelError where the model cannot be loaded."""
+    try:
+        llama = Llama(str(model), kv=KvMode.OFF, kv_page_tokens=caches.page_tokens, type_k=caches.type_k, type_v=caches.type_v,
+                      flash_attn=flash_attn, n_ctx=n_ctx, n_batch=BATCH_TOKENS, n_ubatch=BATCH_TOKENS, n_threads=n_threads,
+                      verbose=False)
+    except ModelError:
+        raise
+    except EdgeKVError as error:
+        raise ContextError(f"does not fit: {error}") from error
+    decoder = Decoder(llama)
+    try:
+        yield decoder
+    finally:
+        decoder.close()
+        llama.close()
+
+
+def n_cores() -> int:
+    """Cores this process may use: for what is not timed."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def read(decoder: Decoder, tokens: Sequence[int], n_threads: int) -> Iterator[int]:
+    """Decode `tokens` in batches on `n_threads`, yielding the position after each batch."""
+    decoder.set_threads(n_threads)
+    for first in range(0, len(tokens), BATCH_TOKENS):
+        decoder.decode(tokens[first : first + BATCH_TOKENS])
+        yield decoder.position
+
+
+def warm_up(decoder: Decoder, mode: BenchMode, base: KvOptions, tokens: Sequence[int]) -> None:
+    """Put the context in `mode`, from the state that `tokens` leave when they are decoded one by one with full attention."""
+    runtime = decoder.llama.kv
+    options = mode.options(base, decoder.position + len(tokens))
+    runtime.configure(options.with_(policy="none"))  # a policy begins anew when it changes
+    runtime.configure(options)
+    runtime.configure(options.with_(mode=KvMode.EXACT, observe=True))
+    for token in tokens:
+        decoder.decode([token])
+    runtime.configure(options)
+
+
+@dataclass
+class Pass:
+    """What a mode did: logits of every step [n_vocab], seconds and counters of the timed ones (all but the first)."""
+
+    logits: list[np.ndarray] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    stats: Stats = field(default_factory=Stats)
+    selection: SelectionReport = SelectionReport()
+
+
+def decode(decoder: Decoder, tokens: Sequence[int], keep_logits: bool) -> Pass:
+    """Decode `tokens` one by one in the mode that is in force."""
+    done = Pass()
+    runtime = decoder.llama.kv
+    stats, selection = replace(runtime.stats), runtime.selection()
+    for i, token in enumerate(tokens):
+        if i == 1:
+            stats, selection = replace(runtime.stats), runtime.selection()
+        seconds = decoder.decode([token])
+        if i:
+            done.seconds.append(seconds)
+        if keep_logits:
+            done.logits.append(decoder.logits())
+    done.stats = added(runtime.stats, stats, -1)
+    done.selection = added(runtime.selection(), selection, -1)
+    return done
+
+
+def memory_figures(runtime: Runtime) -> dict[str, int]:
+    """Bytes of what mode sparse keeps besides the cache, of that which there is."""
+    memory = runtime.memory()
+    kept = {"sketch_bytes": memory.sketch_bytes, "arena_bytes": memory.arena_bytes}
+    return {name: n for name, n in kept.items() if n}
+
+
+def hooked_note(runtime: Runtime) -> str | None:
+    layers = runtime.layers
+    stock = [layer for layer in layers if not layer.hooked]
+    return f"{len(stock)} of {len(layers)} layers run stock in every mode: {stock[0].reason}" if stock else None

@@ -176,7 +176,7 @@ class Runtime:
         elif self._tiering is not None or self.mode is KvMode.SPARSE:
             self._tiering = Tiering(handle, options, self.stats)
             self._pin_again()
-            self._set_step_every()
+        self._set_step_every()
 
     def memory(self) -> MemoryReport:
         native = core.memory(self._native_handle())

@@ -253,7 +253,8 @@ EDGEKV_API struct llama_context * edgekv_llama(const edgekv_context * ctx);
 
 EDGEKV_API edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode);
 EDGEKV_API edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe);
-/* The step callback comes after every so many ubatches that the hook attended, and after each other one; 1 at first. */
+/* The step callback comes after every so many ubatches that the hook attended, and after each other one; 1 at first. Counting and
+   summing up begin anew. Decoding thread. */
 EDGEKV_API edgekv_status edgekv_set_step_every(edgekv_context * ctx, int n_ubatches);
 EDGEKV_API edgekv_params edgekv_get_params(const edgekv_context * ctx);
 

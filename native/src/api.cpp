@@ -345,7 +345,7 @@ edgekv_status edgekv_set_step_every(edgekv_context * ctx, int n_ubatches) {
     if (n_ubatches < 1) {
         return fail(EDGEKV_INVALID, "the step callback cannot come after every " + std::to_string(n_ubatches) + " ubatches");
     }
-    ctx->step_every = n_ubatches;
+    ctx->count_steps(n_ubatches);
 
     return EDGEKV_OK;
 }

@@ -146,6 +146,11 @@ edgekv_status edgekv_context::set_selection(const edgekv_selection & selection) 
     return EDGEKV_OK;
 }
 
+void edgekv_context::count_steps(int every) {
+    step_every     = every;
+    step_delivered = true;  // what was summed up so far is not asked for any more
+}
+
 bool edgekv_context::selects(const Layer & layer, int n_cells_view) const {
     return params.mode == EDGEKV_MODE_SPARSE && layer.k_idxs && layer.info.row >= params.selection.n_dense &&
            n_cells_view > params.selection.min_tokens;

@@ -65,6 +65,7 @@ struct edgekv_context {
 
     // decoding thread, between ubatches
     edgekv_status set_selection(const edgekv_selection & selection);
+    void count_steps(int every);
     bool reserve_sparse();  // false: out of memory
 
     // compute threads

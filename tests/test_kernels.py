@@ -1,4 +1,4 @@
-"""The attention kernels against the double-precision reference: native/tests/test_attend, built and run for every instruction set."""
+"""The native kernels against their double-precision references: native/tests/test_*, built and run for every instruction set."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ SOURCE = Path(__file__).resolve().parent.parent / "native" / "tests"
 
 
 @pytest.fixture(scope="session")
-def checker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not shutil.which("cmake") or not any(shutil.which(compiler) for compiler in ("c++", "g++", "clang++")):
         pytest.skip("cmake and a C++ compiler are needed to build the kernel tests")
     build = tmp_path_factory.mktemp("kernels")
     configure = ["cmake", "-S", str(SOURCE), "-B", str(build)]
-    compile_ = ["cmake", "--build", str(build), "--parallel", "2", "--target", "test_attend"]
+    compile_ = ["cmake", "--build", str(build), "--parallel", "2", "--target", "test_attend", "test_sketch"]
     for command in (configure, compile_):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-    return build / "test_attend"
+    return build
 
 
 def test_every_instruction_set_here_is_one_we_know():
@@ -31,6 +31,11 @@ def test_every_instruction_set_here_is_one_we_know():
 
 
 @pytest.mark.parametrize("isa", _native.info()["isa_available"])
-def test_kernel_matrix(checker: Path, isa: str):
-    done = subprocess.run([str(checker), isa], capture_output=True, text=True)
+def test_kernel_matrix(checkers: Path, isa: str):
+    done = subprocess.run([str(checkers / "test_attend"), isa], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+def test_sketches_of_all_instruction_sets(checkers: Path):
+    done = subprocess.run([str(checkers / "test_sketch")], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

@@ -111,6 +111,7 @@ struct Simd {
         __builtin_memcpy(&x, p, 8);
         return _mm256_set1_epi64x(x);
     }
+    static I idiff(I a, I b) { return _mm256_sub_epi32(a, b); }
     static I imax(I a, I b) { return _mm256_max_epi32(a, b); }
     static I select(I mask, I a, I b) { return _mm256_or_si256(_mm256_and_si256(mask, a), _mm256_andnot_si256(mask, b)); }
     static I as_int(F a) { return _mm256_castps_si256(a); }

@@ -136,6 +136,7 @@ struct Simd {
         __builtin_memcpy(&x, p, 8);
         return _mm512_set1_epi64(x);
     }
+    static I idiff(I a, I b) { return _mm512_sub_epi32(a, b); }
     static I imax(I a, I b) { return _mm512_max_epi32(a, b); }
     static I select(I mask, I a, I b) { return _mm512_ternarylogic_epi32(mask, a, b, 0xca); }  // bitwise mask ? a : b
     static I as_int(F a) { return _mm512_castps_si512(a); }

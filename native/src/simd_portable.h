@@ -230,6 +230,9 @@ struct Simd {
         memcpy(x, p, 8);
         return imap([&](int i) { return x[i % 2]; });
     }
+    static I idiff(const I & a, const I & b) {
+        return imap([&](int i) { return a.x[i] - b.x[i]; });
+    }
     static I imax(const I & a, const I & b) {
         return imap([&](int i) { return a.x[i] > b.x[i] ? a.x[i] : b.x[i]; });
     }
@@ -267,7 +270,23 @@ struct Simd {
     static I code_bits(const I & a, const I & mask) {
         return imap([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(a.x[i]) >> N) & mask.x[i]; });
     }
-    static I code_dot(const I & acc, const I & codes, const I & q) { return dot4(acc, codes, q); }
+    static I code_dot(const I & acc, const I & codes, const I & q) {
+        // 16-bit products of the even and the odd bytes, which compilers know instructions for; codes are positive
+        int16_t c[16], f[16], odd_c[16], odd_f[16];
+        memcpy(c, &codes, sizeof(c));
+        memcpy(f, &q, sizeof(f));
+        for (int i = 0; i < 16; ++i) {
+            odd_c[i] = static_cast<int16_t>(c[i] >> 8);
+            odd_f[i] = static_cast<int16_t>(f[i] >> 8);
+            c[i] = static_cast<int16_t>(c[i] & 0xff);
+            f[i] = static_cast<int16_t>(static_cast<int16_t>(static_cast<uint16_t>(f[i]) << 8) >> 8);
+        }
+        int16_t sums[16];
+        for (int i = 0; i < 16; ++i) {
+            sums[i] = static_cast<int16_t>(c[i] * f[i] + odd_c[i] * odd_f[i]);
+        }
+        return imap([&](int i) { return acc.x[i] + sums[2 * i] + sums[2 * i + 1]; });
+    }
     static I code_sums(const I & total, const I & acc) {
         return imap([&](int i) { return total.x[i] + acc.x[i]; });
     }

@@ -42,8 +42,9 @@ struct SketchKeys {
 };
 
 // (Re)builds one strip of one head from the cells whose bit is set in `valid` (bit c: cell 16*strip + c holds a key); what the
-// other cells hold does not matter. valid == 0: the strip becomes empty. Strips and heads may be built by different threads at
-// the same time: one writes no byte that belongs to another.
+// other cells hold does not matter: the valid ones take their places in turn, and the estimate counts n valid of 16. valid == 0:
+// the strip becomes empty, all its bytes zero. The same keys give the same bytes under every instruction set. Strips and heads
+// may be built by different threads at the same time: one writes no byte that belongs to another. Keys must be finite.
 void sketch_build(const Sketch & sketch, const SketchKeys & keys, int head, int strip, uint32_t valid, Isa isa);
 
 // The query heads of one KV head's group, of one token: f32 [group][head_dim].
@@ -59,7 +60,8 @@ struct SketchQuery {
 size_t sketch_query_bytes(SketchKind kind, int head_dim, int group);
 void sketch_query_prepare(const Sketch & sketch, const SketchQuery & query, char * prepared, Isa isa);
 
-// estimates[g * stride + s] = the estimate for strip s in natural-log units (box: the bound), -inf where the strip is empty;
+// estimates[g * stride + s] = the estimate for strip 16 * first_block + s in natural-log units (box: the bound), -inf where the
+// strip is empty;
 // for blocks [first_block, first_block + n_blocks), rows padded to whole blocks (entries past n_strips: -inf).
 void sketch_scan(const Sketch & sketch, const SketchQuery & query, const char * prepared, int head, int first_block, int n_blocks,
                  float * estimates, size_t stride, Isa isa);

@@ -194,7 +194,8 @@ void build_codes(const SketchLayout & layout, const Strip<D> & strip, float shar
 }
 
 template <int D>
-void build_strip(const Sketch & sketch, const SketchLayout & layout, const SketchKeys & keys, int head, int index, uint32_t valid) {
+void build_strip(const Sketch & sketch, const SketchLayout & layout, const SketchKeys & keys, int head, int index,
+                 uint32_t valid) {
     Strip<D> strip;
     strip.block = sketch.data + (static_cast<size_t>(head) * layout.n_blocks + index / kSketchBlockStrips) * layout.block_bytes +
                   index % kSketchBlockStrips * 4;
@@ -215,7 +216,8 @@ void build_strip(const Sketch & sketch, const SketchLayout & layout, const Sketc
     }
 }
 
-inline void build(const Sketch & sketch, const SketchLayout & layout, const SketchKeys & keys, int head, int strip, uint32_t valid) {
+inline void build(const Sketch & sketch, const SketchLayout & layout, const SketchKeys & keys, int head, int strip,
+                  uint32_t valid) {
     switch (sketch.head_dim) {
         case 64: return build_strip<64>(sketch, layout, keys, head, strip, valid);
         case 80: return build_strip<80>(sketch, layout, keys, head, strip, valid);

@@ -3,9 +3,9 @@
 // The kernels differ from it by what their bytes round. Per channel, with s the channel's exact step (b2: a third of its range,
 // b1: twice the mean |residual|), S the step scale (the strip's largest step / 255) and L the low scale (largest |low| / 127), a
 // kernel's key differs by at most s + S + L / 2: both are within half a step of the key or, for b1, on either side of the mean.
-// Query times step is rounded to i8, which adds at most 0.504 * unit * 2^15 * S per channel and code, the query itself is
-// rounded to `unit` = its largest channel / 16256, and the exponential and logarithm are off by 0.031. For the sums see
-// tests/test_sketch.cpp, which checks them.
+// Query times step is rounded to i8, which adds at most 0.504 * fine * 2^15 * S per channel and code, where fine = the query's
+// largest channel / 16256; times low the query is rounded to coarse = its largest channel / 127; and the exponential and
+// logarithm are off by 0.031. For the sums see tests/test_sketch.cpp, which checks them.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

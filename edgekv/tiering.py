@@ -18,7 +18,7 @@ from edgekv.residency import State
 from edgekv.stats import Stats
 from edgekv.tiers.arena import HostArena
 
-STEP_EVERY = 8
+STEP_EVERY = 16
 """Decode steps that share one run of the policy where nobody observes each: their attention mass adds up meanwhile."""
 
 BYTES_PER_STEP = 1 << 20

@@ -86,19 +86,50 @@ bool prepare_selected(const AttendProblem & p, const PageList & list, int index,
     return tile.n_visible > 0;
 }
 
-// The rows of the tile that comes next; nothing sensible to fetch: the same rows again.
+// Walks the tiles of all lists, one list after the other.
+class TileCursor {
+public:
+    TileCursor(const AttendProblem & p, int64_t tile) : p(p), n_lists(p.n_tokens * p.n_head_kv), pages(list_of(p, 0, 0)) {
+        for (index = static_cast<int>(tile); i < n_lists && index >= tiles_of(pages); index -= tiles_of(pages), next_list()) {
+        }
+    }
+
+    bool done() const { return i == n_lists; }
+
+    void advance() {
+        for (++index; i < n_lists && index >= tiles_of(pages); index = 0) {
+            next_list();
+        }
+    }
+
+private:
+    void next_list() {
+        if (++i < n_lists) {
+            pages = list_of(p, i / p.n_head_kv, i % p.n_head_kv);
+        }
+    }
+
+    const AttendProblem & p;
+    int n_lists, i = 0;
+
+public:
+    PageList pages;
+    int index;
+};
+
+// What to prefetch meanwhile: the rows of a tile further on; where there is none, the tile's own rows again.
 template <int D>
-void prefetch_selected(const AttendProblem & p, const PageList & list, int index, Unit & unit) {
+void prefetch_selected(const AttendProblem & p, const TileCursor & ahead, Unit & unit) {
     const int row_bytes_k = static_cast<int>(p.k_type == CellType::q8_0 ? D / kBlock * kBlockBytes : 2 * D);
     const int row_bytes_v = static_cast<int>(p.v_type == CellType::q8_0 ? D / kBlock * kBlockBytes : 2 * D);
     for (int s = 0; s < unit.n_strips; ++s) {
-        const int strip = index * kTileStrips + s;
-        if (strip >= list.n_strips) {
+        const int strip = ahead.index * kTileStrips + s;
+        if (ahead.done() || strip >= ahead.pages.n_strips) {
             unit.next_k[s] = {unit.k[s], 0, row_bytes_k};
             unit.next_v[s] = {unit.v[s], 0, row_bytes_v};
             continue;
         }
-        const Place place = place_of<D>(p, list, strip);
+        const Place place = place_of<D>(p, ahead.pages, strip);
         unit.next_k[s] = {place.k, static_cast<int>(place.k_stride), row_bytes_k};
         unit.next_v[s] = {place.v, static_cast<int>(place.v_stride), row_bytes_v};
     }
@@ -106,39 +137,44 @@ void prefetch_selected(const AttendProblem & p, const PageList & list, int index
 
 template <int D>
 void process_selected(const AttendProblem & p, const AttendPlan & plan, char * workspace, int ith) {
-    const int n_lists = p.n_tokens * p.n_head_kv;
-    const auto list = [&](int i) { return list_of(p, i / p.n_head_kv, i % p.n_head_kv); };
+    constexpr int kTilesAhead = 2;  // pages lie apart, so that each of their rows is waited for in full
     int64_t n_tiles = 0;
-    for (int i = 0; i < n_lists; ++i) {
-        n_tiles += tiles_of(list(i));
+    for (int i = 0; i < p.n_tokens * p.n_head_kv; ++i) {
+        n_tiles += tiles_of(list_of(p, i / p.n_head_kv, i % p.n_head_kv));
     }
-    const int begin = static_cast<int>(n_tiles * ith / plan.n_threads);
-    const int end = static_cast<int>(n_tiles * (ith + 1) / plan.n_threads);
+    const int64_t begin = n_tiles * ith / plan.n_threads;
+    const int64_t end = n_tiles * (ith + 1) / plan.n_threads;
 
     Share<D> share(p, plan, workspace, ith);
     Tile tile;
     Unit unit;
-    for (int i = 0, u = 0; i < n_lists && u < end; ++i) {
-        const PageList pages = list(i);
-        const int n = tiles_of(pages);
-        for (int index = u < begin ? begin - u : 0; index < n && u + index < end; ++index) {
-            const bool seen = prepare_selected<D>(p, pages, index, tile, unit);
-            const int first_strip = index * kTileStrips;
-            if (!seen) {
-                for (int g = 0; share.observed && g < plan.group; ++g) {
-                    clear_strips(plan, workspace, pages.head * plan.rows_per_kv + pages.token * plan.group + g, first_strip,
-                                 unit.n_strips);
-                }
-                continue;
+    TileCursor ahead(p, begin);
+    unit.n_strips = kTileStrips;
+    for (int s = 0; s < kTileStrips; ++s) {
+        unit.k[s] = p.k;
+        unit.v[s] = p.v;
+    }
+    for (int i = 0; i < kTilesAhead && begin + i < end; ++i, ahead.advance()) {
+        prefetch_selected<D>(p, ahead, unit);
+        for (int s = 0; s < kTileStrips; ++s) {
+            for (int c = 0; c < kStripCells; ++c) {
+                prefetch(unit.next_k[s], c);
+                prefetch(unit.next_v[s], c);
             }
-            if (index + 1 < n || i + 1 == n_lists) {
-                prefetch_selected<D>(p, pages, index + 1, unit);
-            } else {
-                prefetch_selected<D>(p, list(i + 1), 0, unit);
-            }
-            share.attend(tile, unit, pages.head, first_strip);
         }
-        u += n;
+    }
+    TileCursor at(p, begin);
+    for (int64_t u = begin; u < end; ++u, at.advance(), ahead.advance()) {
+        const int first_strip = at.index * kTileStrips;
+        const bool seen = prepare_selected<D>(p, at.pages, at.index, tile, unit);
+        if (seen) {
+            prefetch_selected<D>(p, ahead, unit);
+            share.attend(tile, unit, at.pages.head, first_strip);
+            continue;
+        }
+        for (int g = 0; share.observed && g < plan.group; ++g) {
+            clear_strips(plan, workspace, at.pages.head * plan.rows_per_kv + at.pages.token * plan.group + g, first_strip, unit.n_strips);
+        }
     }
 }
 

@@ -1,6 +1,5 @@
 // The C functions of edgekv.h and the hooks registered in libllama.
-#include "edgekv.h"
-
+#include "api_internal.h"
 #include "context.h"
 #include "nodes.h"
 
@@ -17,11 +16,6 @@ using namespace edgekv;
 namespace {
 
 thread_local std::string t_error;
-
-edgekv_status fail(edgekv_status status, const std::string & sentence) {
-    t_error = sentence;
-    return status;
-}
 
 // What the library knows. Contexts come and go on any thread; a context's own state belongs to its decoding thread.
 struct Library {
@@ -40,25 +34,6 @@ Library & library() {
 
 std::atomic<bool> g_enabled{false};
 Isa g_isa = Isa::portable;
-
-constexpr Isa kAllIsa[] = { Isa::portable, Isa::avx2, Isa::avx512 };
-constexpr int kNumIsa   = sizeof(kAllIsa)/sizeof(kAllIsa[0]);
-
-edgekv_status check_selection(const edgekv_selection & s) {
-    if (s.sketch < EDGEKV_SKETCH_NONE || s.sketch > EDGEKV_SKETCH_B2) {
-        return fail(EDGEKV_INVALID, "there is no sketch number " + std::to_string((int) s.sketch));
-    }
-
-    const auto share = [](float x) { return x >= 0.0f && x <= 1.0f; };
-    if (!share(s.share) || !share(s.coverage) || !share(s.floor) || !share(s.blend)) {
-        return fail(EDGEKV_INVALID, "the share, the coverage, its floor and the blend of a selection must lie between 0 and 1");
-    }
-    if (s.tokens < 0 || s.min_tokens < 0 || s.sink_tokens < 0 || s.recent_tokens < 0 || s.n_dense < 0 || s.reselect < 1) {
-        return fail(EDGEKV_INVALID, "the counts of a selection must not be negative, and reselect must be at least 1");
-    }
-
-    return EDGEKV_OK;
-}
 
 edgekv_status check_params(const edgekv_params & params) {
     if (params.page_tokens < 16 || params.page_tokens % 16 != 0 || params.page_tokens > 4096) {
@@ -176,6 +151,11 @@ const llama_edgekv_hooks kHooks = {
 }  // namespace
 
 namespace edgekv {
+
+edgekv_status fail(edgekv_status status, const std::string & sentence) {
+    t_error = sentence;
+    return status;
+}
 
 Isa selected_isa() {
     return g_isa;
@@ -355,154 +335,6 @@ edgekv_params edgekv_get_params(const edgekv_context * ctx) {
              ctx->wanted_observe.load(std::memory_order_relaxed), ctx->params.selection };
 }
 
-// ---- the memory hierarchy ----------------------------------------------------------------------------------------------------
-
-edgekv_status edgekv_set_selection(edgekv_context * ctx, const edgekv_selection * selection) {
-    if (const edgekv_status status = check_selection(*selection); status != EDGEKV_OK) {
-        return status;
-    }
-    if (ctx->set_selection(*selection) != EDGEKV_OK) {
-        return fail(EDGEKV_NO_MEMORY, "there is no memory for the sketches of this context");
-    }
-
-    return EDGEKV_OK;
-}
-
-bool edgekv_get_rope(const edgekv_context * ctx, int * n_rot, float * freq_base, float * freq_scale) {
-    llama_edgekv_rope rope;
-    const bool has = llama_edgekv_get_rope(ctx->lctx, &rope);
-    *n_rot      = rope.n_rot;
-    *freq_base  = rope.freq_base;
-    *freq_scale = rope.freq_scale;
-
-    return has;
-}
-
-edgekv_status edgekv_set_arena(edgekv_context * ctx, int n_slots) {
-    if (n_slots < 0) {
-        return fail(EDGEKV_INVALID, "an arena cannot have " + std::to_string(n_slots) + " slots");
-    }
-    if (!ctx->hierarchy.set_arena(n_slots)) {
-        return fail(EDGEKV_NO_MEMORY, "there is no memory for an arena of " + std::to_string(n_slots*ctx->hierarchy.dims.slot_bytes) + " bytes");
-    }
-
-    return EDGEKV_OK;
-}
-
-edgekv_status edgekv_get_hierarchy(const edgekv_context * ctx, edgekv_hierarchy * out) {
-    auto & tiers = const_cast<edgekv_context *>(ctx)->hierarchy;
-
-    *out = { tiers.priority(0, 0, 0), tiers.pinned(0, 0, 0), tiers.slots(0, 0, 0), tiers.newest(0),
-             ctx->n_rows, ctx->n_heads, ctx->n_pages, tiers.n_slots(), tiers.dims.slot_bytes };
-
-    return EDGEKV_OK;
-}
-
-void edgekv_get_selected(const edgekv_context * ctx, edgekv_selected * out) {
-    std::memset(out, 0, sizeof(*out)*ctx->n_rows*ctx->n_heads);
-    for (const auto & layer : ctx->layers) {
-        for (size_t head = 0; layer->info.row >= 0 && head < layer->hits.size(); ++head) {
-            edgekv_selected & sum = out[(size_t) layer->info.row*ctx->n_heads + head];
-            sum            = layer->selected[head];
-            sum.n_selected = layer->hits[head].n_selected;
-            sum.n_hits     = layer->hits[head].n_hits;
-            sum.mass       = layer->hits[head].mass;
-            sum.mass_hits  = layer->hits[head].mass_hits;
-        }
-    }
-}
-
-namespace {
-
-edgekv_status check_moves(const edgekv_context * ctx, const edgekv_move * moves, int n, bool slots) {
-    for (int i = 0; i < n; ++i) {
-        const edgekv_move & move = moves[i];
-        if (move.row < 0 || move.row >= ctx->n_rows || move.head < 0 || move.head >= ctx->n_heads || move.page < 0 ||
-            move.page >= ctx->n_pages || (slots && (move.slot < 0 || move.slot >= ctx->hierarchy.n_slots()))) {
-            return fail(EDGEKV_INVALID, "move " + std::to_string(i) + " names a page or a slot that does not exist");
-        }
-    }
-
-    return EDGEKV_OK;
-}
-
-void copy_page(edgekv_context * ctx, const Layer & layer, const edgekv_move & move) {
-    const int  stream = move.page/ctx->pages_per_stream;
-    const int  first  = move.page%ctx->pages_per_stream*ctx->params.page_tokens;
-    const int  end    = std::min(first + ctx->params.page_tokens, ctx->n_cells);
-    const auto copy   = [&](const ggml_tensor * cache, int head_dim, char * dst) {
-        const size_t row_bytes = ggml_row_size(cache->type, head_dim);
-        const char * src = static_cast<const char *>(cache->data) + stream*cache->nb[2] + move.head*row_bytes;
-        for (int c = first; c < end; ++c, dst += row_bytes) {
-            std::memcpy(dst, src + c*cache->nb[1], row_bytes);
-        }
-    };
-
-    char * slot = ctx->hierarchy.slot(move.slot);
-    copy(layer.seam.k, layer.seam.head_dim_k, slot);
-    copy(layer.seam.v, layer.seam.head_dim_v, slot + ctx->params.page_tokens*ggml_row_size(layer.seam.k->type, layer.seam.head_dim_k));
-    ctx->hierarchy.copied(move);
-}
-
-}  // namespace
-
-edgekv_status edgekv_copy_pages(edgekv_context * ctx, const edgekv_move * moves, int n) {
-    if (const edgekv_status status = check_moves(ctx, moves, n, true); status != EDGEKV_OK) {
-        return status;
-    }
-    std::vector<const Layer *> layers(ctx->n_rows);
-    for (const auto & layer : ctx->layers) {
-        if (layer->info.row >= 0) {
-            layers[layer->info.row] = layer.get();
-        }
-    }
-    for (int i = 0; i < n; ++i) {
-        if (moves[i].head < layers[moves[i].row]->info.n_head_kv) {
-            copy_page(ctx, *layers[moves[i].row], moves[i]);
-        }
-    }
-
-    return EDGEKV_OK;
-}
-
-edgekv_status edgekv_publish_pages(edgekv_context * ctx, const edgekv_move * moves, int n, bool * ok) {
-    if (const edgekv_status status = check_moves(ctx, moves, n, true); status != EDGEKV_OK) {
-        return status;
-    }
-    for (int i = 0; i < n; ++i) {
-        ok[i] = ctx->hierarchy.publish(ctx->lctx, moves[i]);
-    }
-
-    return EDGEKV_OK;
-}
-
-edgekv_status edgekv_release_pages(edgekv_context * ctx, const edgekv_move * moves, int n) {
-    if (const edgekv_status status = check_moves(ctx, moves, n, false); status != EDGEKV_OK) {
-        return status;
-    }
-    for (int i = 0; i < n; ++i) {
-        ctx->hierarchy.release(moves[i]);
-    }
-
-    return EDGEKV_OK;
-}
-
-int edgekv_last_pages(const edgekv_context * ctx, int row, int head, int token, int32_t * pages, int capacity) {
-    for (const auto & layer : ctx->layers) {
-        if (layer->info.row != row || row < 0 || layer->lists[0].n_tokens <= token || head >= layer->info.n_head_kv) {
-            continue;
-        }
-        const auto & lists = layer->lists[0];
-        const int    list  = token*layer->info.n_head_kv + head;
-        const int    n     = reinterpret_cast<const int32_t *>(lists.n_pages.data())[list];
-        std::memcpy(pages, lists.pages.data() + (size_t) list*ctx->pages_per_stream*sizeof(int32_t),
-                    std::min(n, capacity)*sizeof(int32_t));
-        return n;
-    }
-
-    return 0;
-}
-
 // ---- what can be seen --------------------------------------------------------------------------------------------------------
 
 int edgekv_n_layer(const edgekv_context * ctx) {
@@ -636,90 +468,6 @@ edgekv_memory edgekv_get_memory(const edgekv_context * ctx) {
 
 edgekv_counters edgekv_get_counters(const edgekv_context * ctx) {
     return ctx->counters;
-}
-
-edgekv_check_result edgekv_check(const edgekv_context * ctx) {
-    edgekv_check_result out = {};
-    auto & tiers = const_cast<edgekv_context *>(ctx)->hierarchy;
-
-    for (const auto & layer : ctx->layers) {
-        const int row = layer->info.row;
-        if (row < 0) {
-            continue;
-        }
-
-        const ggml_tensor * k = layer->seam.k;
-        const ggml_tensor * v = layer->seam.v;
-        const size_t k_row = ggml_row_size(k->type, layer->seam.head_dim_k);
-        const size_t v_row = ggml_row_size(v->type, layer->seam.head_dim_v);
-
-        std::vector<SketchKeys> keys;
-        for (int s = 0; s < ctx->n_stream; ++s) {
-            keys.push_back({ k->type == GGML_TYPE_Q8_0 ? CellType::q8_0 : CellType::f16,
-                             static_cast<const char *>(k->data) + s*k->nb[2], k->nb[1], k_row });
-        }
-        out.n_strips_wrong += tiers.count_wrong(ctx->lctx, row, keys, out.n_strips);
-
-        for (int head = 0; head < layer->info.n_head_kv; ++head) {
-            for (int page = 0; page < ctx->n_pages; ++page) {
-                const int slot = tiers.slots(row, 0, head)[page];
-                if (slot < 0) {
-                    continue;
-                }
-                out.n_slots += 1;
-                const char * copy   = tiers.slot(slot);
-                const int    stream = page/ctx->pages_per_stream;
-                const int    first  = page%ctx->pages_per_stream*ctx->params.page_tokens;
-                for (int i = 0; i < ctx->params.page_tokens && first + i < ctx->n_cells; ++i) {
-                    const char * home_k = static_cast<const char *>(k->data) + stream*k->nb[2] + (first + i)*k->nb[1] + head*k_row;
-                    const char * home_v = static_cast<const char *>(v->data) + stream*v->nb[2] + (first + i)*v->nb[1] + head*v_row;
-                    if (std::memcmp(copy + i*k_row, home_k, k_row) != 0 ||
-                        std::memcmp(copy + ctx->params.page_tokens*k_row + i*v_row, home_v, v_row) != 0) {
-                        out.n_slots_wrong += 1;
-                        break;
-                    }
-                }
-            }
-        }
-    }
-
-    return out;
-}
-
-edgekv_status edgekv_select(edgekv_select_args * args, int isa) {
-    if (isa < 0 || isa >= kNumIsa || !isa_supported(kAllIsa[isa])) {
-        return fail(EDGEKV_UNSUPPORTED, "this instruction set is not available on this machine or in this build");
-    }
-
-    Buffer scratch;
-    if (!scratch.reserve(select_scratch_bytes(args->n_pages, 1, args->group))) {
-        return fail(EDGEKV_NO_MEMORY, "there is no memory to select pages");
-    }
-
-    SelectProblem p = {};
-    p.n_pages   = args->n_pages;
-    p.per_page  = 1;
-    p.group     = args->group;
-    p.estimates = args->estimates;
-    p.stride    = args->n_pages;
-    p.standing  = args->standing;
-    p.priority  = args->priority;
-    p.pinned    = args->pinned;
-    p.n_budget  = args->n_budget;
-    p.threshold = args->threshold;
-    p.coverage  = args->coverage;
-    p.floor     = args->floor;
-    p.blend     = args->blend;
-    p.pages     = args->pages;
-    p.covered   = args->covered;
-    p.mass_sum  = args->missed;
-    p.scratch   = scratch.data();
-
-    const SelectResult result = select_pages(p, kAllIsa[isa]);
-    args->n_taken   = result.n_taken;
-    args->fell_back = result.fell_back;
-
-    return EDGEKV_OK;
 }
 
 // ---- instruction sets --------------------------------------------------------------------------------------------------------

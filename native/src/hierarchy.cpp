@@ -7,6 +7,8 @@
 
 namespace edgekv {
 
+static constexpr int kMaxQueryHeads = 1024;  // of one KV head: the most attention mass that a page can have
+
 void Hierarchy::shape(const HierarchyShape & shape) {
     dims = shape;
 
@@ -250,7 +252,7 @@ void Hierarchy::release(const edgekv_move & move) {
 void Hierarchy::steer(const std::vector<uint32_t> & buckets, double n_budget, double n_pinned) {
     // the largest value that leaves no more pages above it than the budget allows; even inside the bucket where it lies
     double left = n_budget - n_pinned;
-    int    b    = kValueBuckets - 1;
+    int    b    = kValueBuckets - 2;
     for (; b >= 0 && left >= buckets[b]; --b) {
         left -= buckets[b];
     }
@@ -259,10 +261,13 @@ void Hierarchy::steer(const std::vector<uint32_t> & buckets, double n_budget, do
         return;
     }
 
-    const float  low    = bucket_value(b);
-    const float  high   = b + 1 < kValueBuckets ? bucket_value(b + 1) : low;
-    const double inside = std::max(0.0, left)/buckets[b];
-    const float  wanted = std::max(high - (float) inside*(high - low), std::numeric_limits<float>::min());
+    // no page that is not pinned is worth this much; it must stay finite for the steps in which the pins leave room again
+    float wanted = (float) kMaxQueryHeads;
+    if (left > 0.0) {
+        const float low  = bucket_value(b);
+        const float high = bucket_value(b + 1);
+        wanted = std::clamp(high - (float) (left/buckets[b])*(high - low), std::numeric_limits<float>::min(), wanted);
+    }
 
     // half way, on a log scale: steps differ, and the budget is kept on average
     pooled_threshold = pooled_threshold > 0.0f ? std::sqrt(pooled_threshold*wanted) : wanted;

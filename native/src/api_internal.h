@@ -1,0 +1,19 @@
+// What the files of the C API share.
+#pragma once
+
+#include "attend.h"
+#include "edgekv.h"
+
+#include <string>
+
+namespace edgekv {
+
+constexpr Isa kAllIsa[] = { Isa::portable, Isa::avx2, Isa::avx512 };
+constexpr int kNumIsa   = sizeof(kAllIsa)/sizeof(kAllIsa[0]);
+
+// keeps the sentence for edgekv_last_error() of this thread, and returns the status
+edgekv_status fail(edgekv_status status, const std::string & sentence);
+
+edgekv_status check_selection(const edgekv_selection & s);
+
+}  // namespace edgekv

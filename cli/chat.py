@@ -47,7 +47,7 @@ def chat(
     if question is None and not sys.stdout.isatty():
         raise click.UsageError("a conversation needs a terminal; use --prompt TEXT, or give the text on standard input")
     from edgekv.cli.chat_client import ChatClient
-    from edgekv.cli.chat_kv import kv_status
+    from edgekv.cli.chat_kv import KvWatch
     from edgekv.cli.chat_render import Renderer
     from edgekv.cli.chat_session import Conversation
     from edgekv.server import Server, ServerOptions
@@ -56,7 +56,7 @@ def chat(
     server = Server(ServerOptions(
         model_path(model), **split_kv_options(settings), api_key=secrets.token_urlsafe(), log_file=log_file,
     ))
-    renderer = Renderer(lambda n_used: kv_status(server, n_used), footer=sys.stderr.isatty() if footer is None else footer)
+    renderer = Renderer(KvWatch(server), footer=sys.stderr.isatty() if footer is None else footer)
     if server.context.note:
         renderer.note(f"note: {server.context.note}")
     with renderer.waiting(f"loading {server.alias}"):
@@ -92,11 +92,10 @@ def _sampling(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _converse(server: Server, conversation: Conversation, renderer: Renderer) -> int:
-    from edgekv.cli.chat_kv import kv_status
+    from edgekv.cli.chat_kv import mode_summary
     from edgekv.cli.chat_loop import ChatLoop
 
-    status = kv_status(server, 0)
-    renderer.note(f"{server.alias}: context {status.n_ctx:,}, KV {status.mode}. /help for help, Ctrl-D leaves")
+    renderer.note(f"{server.alias}: context {server.context.n_ctx:,}, KV {mode_summary(server)}. /help for help, Ctrl-D leaves")
     ChatLoop(server, conversation, renderer).run()
     return EXIT_OK
 

@@ -16,6 +16,8 @@ from edgekv.errors import ContextOverflow, EdgeKVError
 Message = dict[str, str]
 """{"role": "system" | "user" | "assistant", "content": text}"""
 
+_QUICK_S = 60.0  # for what is no more than text processing
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -91,6 +93,23 @@ class ChatClient:
                     yield _piece(json.loads(event.data))
         except (httpx.TransportError, json.JSONDecodeError) as error:
             raise EdgeKVError(f"the server stopped in the middle of an answer ({error or type(error).__name__})") from None
+
+    def prompt(self, messages: list[Message]) -> str:
+        """The text that the model's chat template makes of `messages`. Raises EdgeKVError where the template refuses them."""
+        return self._post("/apply-template", {"messages": messages})["prompt"]
+
+    def n_tokens(self, text: str) -> int:
+        """How many tokens a prompt that begins with `text` begins with."""
+        return len(self._post("/tokenize", {"content": text, "add_special": True})["tokens"])
+
+    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            response = self._http.post(path, json=body, timeout=_QUICK_S)
+        except httpx.TransportError as error:
+            raise EdgeKVError(f"the server does not answer ({error or type(error).__name__})") from None
+        if response.status_code != HTTPStatus.OK:
+            raise _refusal(response.content)
+        return response.json()
 
     def close(self) -> None:
         self._http.close()

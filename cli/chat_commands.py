@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekv.cli.chat_kv import layer_rows, memory_rows
+from edgekv.cli.chat_pins import SYSTEM
 from edgekv.cli.chat_session import read_text
 from edgekv.errors import EdgeKVError
 
@@ -131,8 +132,40 @@ def stats(loop: ChatLoop, _: str) -> None:
 
 @_command()
 def memory(loop: ChatLoop, _: str) -> None:
-    """Show what the KV cache and the model occupy."""
+    """Show what the KV cache and the model occupy; in mode sparse also which pages live where and why."""
     loop.renderer.table(memory_rows(loop.server))
+
+
+@_command("[N|last|system]")
+def pin(loop: ChatLoop, which: str) -> None:
+    """Mode sparse: always attend a message and keep it in the arena; without a name, list the messages and what is pinned."""
+    loop.sparse_runtime()
+    if which:
+        loop.pins.add(which)
+    spans = loop.apply_pins()
+    messages = loop.conversation.messages
+    if not messages:
+        raise EdgeKVError("there is no message to pin yet")
+    first = 0 if messages[0]["role"] == SYSTEM else 1
+    rows = []
+    for index, message in enumerate(messages):
+        text = " ".join(message["content"].split())
+        line = text if len(text) <= 60 else f"{text[:60]}..."
+        if index in spans:
+            span = spans[index]
+            state = f"pinned, tokens {span[0]:,} to {span[1]:,}" if span else "pinned as soon as it is in the context"
+            line = f"{line}  ({state})"
+        rows.append((SYSTEM if message["role"] == SYSTEM else str(index + first), f"{message['role']}: {line}"))
+    loop.renderer.table(rows)
+
+
+@_command()
+def unpin(loop: ChatLoop, _: str) -> None:
+    """Take all pins back, that of the system prompt too."""
+    loop.sparse_runtime()
+    loop.pins.clear()
+    loop.apply_pins()
+    loop.renderer.note("nothing is pinned")
 
 
 @_command()

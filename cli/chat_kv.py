@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from edgekv.reports import MemoryReport, SelectionReport, TierReport
 from edgekv.server import Server
+from edgekv.vocab import KvMode
+
+if TYPE_CHECKING:
+    from edgekv.runtime import Runtime
+
+Row = tuple[str, str]
+"""Name and value of a line."""
 
 
 @dataclass(frozen=True)
@@ -15,54 +24,138 @@ class KvStatus:
     used_bytes: int
     total_bytes: int
     n_ctx: int
+    selection: SelectionReport | None = None
+    """Mode sparse: what the last answer attended."""
+    tiers: TierReport = TierReport()
 
 
-def kv_status(server: Server, n_used: int) -> KvStatus:
-    """The state of the cache with `n_used` tokens in it."""
-    from edgekv import runtime
+class KvWatch:
+    """Follows the cache from answer to answer."""
 
-    context, kv = server.context, server.options.kv
-    per_token = server.model.kv_bytes_per_token(kv.type_k.value, kv.type_v.value)
-    live = runtime.live()
-    if not live:
-        return KvStatus("off", per_token * n_used, context.kv_bytes, context.n_ctx)
-    memory, layers = live[0].memory(), live[0].layers
-    n_hooked = sum(layer.hooked for layer in layers)
-    mode = live[0].mode.value
-    if mode != "off" and n_hooked < len(layers):
-        mode += f" on {n_hooked} of {len(layers)} layers"
-    return KvStatus(mode, memory.used_bytes, memory.home_bytes, context.n_ctx)
+    def __init__(self, server: Server):
+        self._server = server
+        self._before = SelectionReport()
 
+    def begin(self) -> None:
+        """An answer begins."""
+        attached = attached_runtime()
+        self._before = SelectionReport() if attached is None else attached.selection()
 
-def memory_rows(server: Server) -> list[tuple[str, str]]:
-    """Name and size of everything that the KV cache occupies."""
-    from edgekv import runtime
-
-    rows = []
-    for attached in runtime.live():
+    def status(self, n_used: int) -> KvStatus:
+        """The state of the cache with `n_used` tokens in it, after an answer."""
+        context, kv = self._server.context, self._server.options.kv
+        attached = attached_runtime()
+        if attached is None:
+            per_token = self._server.model.kv_bytes_per_token(kv.type_k.value, kv.type_v.value)
+            return KvStatus("off", per_token * n_used, context.kv_bytes, context.n_ctx)
         memory = attached.memory()
-        rows += [
-            ("K and V", f"{size(memory.home_bytes)} for {memory.n_cells:,} tokens, {memory.n_cells_used:,} in use"),
-            ("attention mass", size(memory.observation_bytes)),
-            ("work space", size(memory.workspace_bytes)),
-        ]
-    if not rows:
-        rows.append(("K and V", f"{size(server.context.kv_bytes)} for {server.context.n_ctx:,} tokens (stock llama.cpp)"))
-    return [*rows, ("model", size(server.model.tensor_bytes))]
+        status = KvStatus(mode_text(attached), memory.used_bytes, memory.home_bytes, context.n_ctx)
+        if attached.mode is not KvMode.SPARSE:
+            return status
+        return KvStatus(status.mode, status.used_bytes, status.total_bytes, status.n_ctx,
+                        attached.selection().since(self._before), attached.tiers())
 
 
-def layer_rows() -> list[tuple[str, str]]:
-    """Which layers our kernel serves, and why it does not serve the others, grouped by the reason."""
+def attached_runtime() -> Runtime | None:
+    """The Runtime of this process's server; None where its context is not attached."""
     from edgekv import runtime
 
+    return next(iter(runtime.live()), None)
+
+
+def mode_text(attached: Runtime) -> str:
+    """The mode in force, with the layers where not all are served."""
+    layers = attached.layers
+    n_hooked = sum(layer.hooked for layer in layers)
+    mode = attached.mode
+    if mode is KvMode.OFF or n_hooked == len(layers):
+        return mode.value
+    return f"{mode.value} on {n_hooked} of {len(layers)} layers"
+
+
+def mode_summary(server: Server) -> str:
+    """The mode with its budget, for a line that says what was started."""
+    attached = attached_runtime()
+    if attached is None:
+        return KvMode.OFF.value
+    if attached.mode is not KvMode.SPARSE:
+        return mode_text(attached)
+    options, arena = attached.options, attached.memory().arena_bytes
+    amount = f"{options.attend.tokens:,} tokens" if options.attend.tokens else str(options.attend)
+    return f"{mode_text(attached)}: {amount} attended, {f'arena {size(arena)}' if arena else 'no arena'}"
+
+
+# ---- /memory ------------------------------------------------------------------------------------------------------------------
+
+
+def memory_rows(server: Server) -> list[Row]:
+    """What the KV cache and the model occupy; in mode sparse also which pages live where and why."""
+    attached = attached_runtime()
+    model = ("model", _bytes(server.model.tensor_bytes))
+    if attached is None:
+        return [("home", f"{_bytes(server.context.kv_bytes)}  {server.context.n_ctx:,} tokens (stock llama.cpp)"), model]
+    rows = [*tier_rows(attached.memory(), attached.tiers(), attached.options.sketch.value), model]
+    if attached.mode is KvMode.SPARSE:
+        rows += [("", ""), *page_rows(attached.tiers()), ("", ""), *selection_rows(attached.selection(), attached.tiers())]
+    return rows
+
+
+def tier_rows(memory: MemoryReport, tiers: TierReport, sketch: str) -> list[Row]:
+    """Bytes of each tier: allocated, and for arena and home how much of it holds pages."""
     rows = []
-    for attached in runtime.live():
-        rows.append(("mode", f"{attached.mode.value}: {attached.mode.description}"))
-        by_reason: dict[str, list[int]] = {}
-        for layer in attached.layers:
-            by_reason.setdefault("served by our kernel" if layer.hooked else layer.reason, []).append(layer.il)
-        rows += [("layers", f"{len(layers)} {reason}") for reason, layers in by_reason.items()]
-    return rows or [("mode", "off: stock llama.cpp attention")]
+    if tiers.n_slots:
+        n_taken = tiers.n_resident + tiers.n_moving
+        rows.append(("arena", f"{_bytes(memory.arena_bytes)}  {_bytes(n_taken * tiers.slot_bytes).strip()} used: "
+                              f"{n_taken:,} of {tiers.n_slots:,} slots of {size(tiers.slot_bytes)}"))
+    rows.append(("home", f"{_bytes(memory.home_bytes)}  {size(memory.used_bytes)} used: "
+                         f"{memory.n_cells_used:,} of {memory.n_cells:,} tokens"))
+    if memory.sketch_bytes:
+        rows.append(("sketches", f"{_bytes(memory.sketch_bytes)}  {sketch}, for every page"))
+    rows.append(("tables", f"{_bytes(memory.table_bytes + memory.observation_bytes)}  page table, scores, attention mass"))
+    rows.append(("work space", _bytes(memory.workspace_bytes)))
+    rows.append(("above stock", f"{_bytes(memory.extra_bytes)}  all of these but home"))
+    return rows
+
+
+def page_rows(tiers: TierReport) -> list[Row]:
+    """Pages by the tier they live in, and why they are there; a page is one of a layer and KV head."""
+    places = (("resident", "in the arena", tiers.n_resident), ("moving", "on the way there", tiers.n_moving),
+              ("home", "only at home", tiers.n_home), ("filling", "being filled", tiers.n_filling))
+    rows = []
+    for where, label, n_pages in places:
+        reasons = [f"{why} ({n:,})" if n < n_pages else why for place, why, n in tiers.reasons if place == where]
+        if n_pages:
+            rows.append((label, f"{n_pages:>10,}  {'; '.join(reasons)}".rstrip()))
+    return [("pages", f"{sum(n for _, _, n in places):>10,}  of 1 layer and KV head each"), *rows]
+
+
+def selection_rows(selection: SelectionReport, tiers: TierReport) -> list[Row]:
+    """What was attended since the start, and what moved."""
+    moved = (f"{size(tiers.moved_bytes)}: {tiers.n_promotions:,} pages into the arena, {tiers.n_demotions:,} out, "
+             f"{tiers.n_invalidated:,} out because they changed, {tiers.n_failed:,} copies failed")
+    if not selection.n_selections:
+        return [("attended", "everything so far: the context is short"), ("moved", moved)]
+    by_mass = f", {_percent(selection.hit_rate_mass)} of the attention mass" if selection.mass else ""
+    rows = [
+        ("attended", f"{_percent(selection.attended)} of the pages in view"),
+        ("coverage", f"{_percent(selection.coverage)} of the attention (estimated)"),
+        ("fallbacks", f"{selection.n_fallbacks:,} of {selection.n_selections:,} selections attended everything"),
+    ]
+    if tiers.n_slots:
+        rows.append(("arena hits", f"{_percent(selection.hit_rate)} of the attended pages{by_mass}"))
+    return [*rows, ("moved", moved)]
+
+
+def layer_rows() -> list[Row]:
+    """Which layers our kernel serves, and why it does not serve the others, grouped by the reason."""
+    attached = attached_runtime()
+    if attached is None:
+        return [("mode", "off: stock llama.cpp attention")]
+    by_reason: dict[str, list[int]] = {}
+    for layer in attached.layers:
+        by_reason.setdefault("served by our kernel" if layer.hooked else layer.reason, []).append(layer.il)
+    return [("mode", f"{attached.mode.value}: {attached.mode.description}"),
+            *(("layers", f"{len(layers)} {reason}") for reason, layers in by_reason.items())]
 
 
 def size(n_bytes: int) -> str:
@@ -73,3 +166,19 @@ def size(n_bytes: int) -> str:
             break
         value, unit = value / 1024, larger
     return f"{value:.1f} {unit}" if unit != "B" else f"{n_bytes} B"
+
+
+def size_of(used: int, total: int) -> str:
+    """ "22.5 of 45.0 MiB"; each with its unit where they differ."""
+    used_text, total_text = size(used), size(total)
+    number, unit = used_text.split()
+    return f"{number if unit == total_text.split()[1] else used_text} of {total_text}"
+
+
+def _bytes(n_bytes: int) -> str:
+    """For a column of sizes."""
+    return f"{size(n_bytes):>10}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}%"

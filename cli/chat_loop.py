@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from edgekv.cli import chat_commands
 from edgekv.cli.chat_client import Piece
 from edgekv.cli.chat_input import ChatInput
+from edgekv.cli.chat_kv import attached_runtime
+from edgekv.cli.chat_pins import Pins
 from edgekv.cli.chat_render import Renderer, overflow_advice
 from edgekv.cli.chat_session import Answer, Conversation
 from edgekv.errors import ContextOverflow, EdgeKVError
 from edgekv.server import Server
+from edgekv.vocab import KvMode
+
+if TYPE_CHECKING:
+    from edgekv.runtime import Runtime
 
 
 class ChatLoop:
@@ -20,6 +27,7 @@ class ChatLoop:
         self.server = server
         self.conversation = conversation
         self.renderer = renderer
+        self.pins = Pins(conversation)
         self.leaving = False
 
     def run(self) -> None:
@@ -58,4 +66,18 @@ class ChatLoop:
             self.renderer.note("stopped before the answer began; nothing is lost")
         else:
             self.renderer.footer(answer)
+        self.apply_pins()
         self.renderer.note("")
+
+    def sparse_runtime(self) -> Runtime:
+        """The Runtime in mode sparse. Raises EdgeKVError in the other modes, in which there is nothing to pin."""
+        attached = attached_runtime()
+        if attached is None or attached.mode is not KvMode.SPARSE:
+            mode = KvMode.OFF if attached is None else attached.mode
+            raise EdgeKVError(f"mode {mode.value} attends every message whole, so there is nothing to pin; --kv sparse chooses")
+        return attached
+
+    def apply_pins(self) -> dict[int, tuple[int, int] | None]:
+        """Bring the pins in the cache up to date, between two answers: see `Pins.apply`."""
+        attached = attached_runtime()
+        return {} if attached is None or attached.mode is not KvMode.SPARSE else self.pins.apply(attached)

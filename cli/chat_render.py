@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 try:
     import termios
@@ -16,7 +17,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRe
 from rich.text import Text
 
 from edgekv.cli.chat_client import Piece, Timings
-from edgekv.cli.chat_kv import KvStatus, size
+from edgekv.cli.chat_kv import KvStatus, size, size_of
 from edgekv.cli.chat_session import Answer
 from edgekv.errors import ContextOverflow
 
@@ -29,11 +30,25 @@ _LFLAG = 3  # of termios.tcgetattr()
 _CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)], "\N{REPLACEMENT CHARACTER}") | {0x09: "\t", 0x0A: "\n", 0x0D: None}
 
 
+Part = list[tuple[int, str]]
+"""Forms of a part of the footer, the longest first, each with a rank: on a narrow terminal the lowest gives way first."""
+
+_LAST = 9
+
+
+class KvSource(Protocol):
+    """Where the footer's figures of the KV cache come from: `edgekv.cli.chat_kv.KvWatch`."""
+
+    def begin(self) -> None: ...
+
+    def status(self, n_used: int) -> KvStatus: ...
+
+
 class Renderer:
     """Shows one turn after the other. Plain text where a stream is no terminal; no styles with NO_COLOR."""
 
-    def __init__(self, kv_status: Callable[[int], KvStatus], footer: bool):
-        self._kv_status = kv_status
+    def __init__(self, kv: KvSource, footer: bool):
+        self._kv = kv
         self._footer = footer
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
         if self.console.no_color:
@@ -52,6 +67,7 @@ class Renderer:
     def turn(self) -> Iterator[Callable[[Piece], None]]:
         """Gives the function that shows pieces; leaves the cursor at the start of a line, whatever happens inside."""
         turn = _Turn(self)
+        self._kv.begin()
         with _unseen_keys():
             try:
                 yield turn.show
@@ -69,15 +85,15 @@ class Renderer:
         if not self._footer or answer.timings is None:
             return
         timings = answer.timings
-        kv = self._kv_status(timings.n_context)
-        parts = [
-            f"context {timings.n_context:,}/{kv.n_ctx:,}",
-            f"KV {kv.mode} {size(kv.used_bytes)} of {size(kv.total_bytes)}",
-            *([f"prefill {timings.prefill_tps:.0f} t/s"] if timings.prefill_tps else []),
-            *([f"decode {timings.decode_tps:.1f} t/s"] if timings.decode_tps else []),
-            *_ending(answer, timings, kv.n_ctx),
+        kv = self._kv.status(timings.n_context)
+        parts: list[Part] = [
+            [(_LAST, f"context {timings.n_context:,}/{kv.n_ctx:,}")],
+            *_kv_parts(kv),
+            *([[(0, f"prefill {timings.prefill_tps:.0f} t/s"), (_LAST, "")]] if timings.prefill_tps else []),
+            *([[(_LAST, f"decode {timings.decode_tps:.1f} t/s")]] if timings.decode_tps else []),
+            *([(_LAST, ending)] for ending in _ending(answer, timings, kv.n_ctx)),
         ]
-        self.note(" · ".join(parts))
+        self.note(one_line(parts, self.console.width if self.console.is_terminal else None))
 
     def note(self, text: str) -> None:
         self.console.print(Text(text, style="dim"))
@@ -88,7 +104,7 @@ class Renderer:
     def table(self, rows: list[tuple[str, str]]) -> None:
         width = max(len(name) for name, _ in rows)
         for name, value in rows:
-            self.console.print(Text(f"  {name:<{width}}  ", style="bold").append(value, style="not bold"))
+            self.console.print(Text(f"  {name:<{width}}  " if value else name, style="bold").append(value, style="not bold"))
 
     def _progress(self, *columns: SpinnerColumn | TextColumn | BarColumn | TimeRemainingColumn) -> Progress:
         # Rich must leave sys.stderr alone: the server's log swaps it while the model loads.
@@ -170,6 +186,37 @@ def _unseen_keys() -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(fd, termios.TCSANOW, before)
+
+
+def one_line(parts: list[Part], width: int | None) -> str:
+    """The parts side by side, as long as `width` characters allow; None: each in its longest form."""
+    while True:
+        line = " · ".join(forms[0][1] for forms in parts if forms[0][1])
+        long = [forms for forms in parts if len(forms) > 1]
+        if width is None or len(line) <= width or not long:
+            return line
+        shrinking = min(long, key=lambda forms: forms[0][0])
+        parts = [forms[1:] if forms is shrinking else forms for forms in parts]
+
+
+def _kv_parts(kv: KvStatus) -> list[Part]:
+    chosen = kv.selection
+    if chosen is None:
+        return [[(_LAST, f"KV {kv.mode} {size(kv.used_bytes)} of {size(kv.total_bytes)}")]]
+    attended = f"{100 * chosen.attended if chosen.n_selections else 100:.1f}%"
+    parts: list[Part] = [[(2, f"KV {kv.mode} {attended} attended"), (_LAST, f"KV {kv.mode} {attended}")]]
+    if chosen.n_selections:
+        parts.append([(4, f"coverage {100 * chosen.coverage:.1f}%"), (_LAST, "")])
+    if kv.tiers.n_slots:
+        arena = f"arena {size_of(kv.tiers.n_resident * kv.tiers.slot_bytes, kv.tiers.n_slots * kv.tiers.slot_bytes)}"
+        if chosen.n_selections:
+            hit = f"hit {100 * chosen.hit_rate:.0f}%"
+            parts.append([(1, f"{arena}, {hit}"), (3, f"arena {hit}"), (_LAST, "")])
+        else:
+            parts.append([(1, arena), (_LAST, "")])
+    if chosen.n_fallbacks:
+        parts.append([(5, f"{chosen.n_fallbacks:,} fallbacks"), (_LAST, "")])
+    return parts
 
 
 def _ending(answer: Answer, timings: Timings, n_ctx: int) -> list[str]:

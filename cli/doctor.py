@@ -85,6 +85,9 @@ def _print_model(model: dict[str, Any]) -> None:
     _line("chat template", "yes" if model["chat_template"] else "no")
     for kind, n_bytes in model["kv_bytes_per_token"].items():
         _line(f"KV {kind}", f"{n_bytes:,} bytes a token, {_size(model['kv_bytes_trained'][kind])} at the trained context")
+    if sparse := model["sparse_bytes_trained"]:
+        _line("--kv sparse", f"besides, at the trained context: sketches {_size(sparse['sketches'])}, arena "
+                             f"{_size(sparse['arena'])} (--kv-budget sets another), tables {_size(sparse['tables'])}")
     if model["layers_error"] is not None:
         _line("attention", f"not known: {model['layers_error']}")
     else:

@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 
 import click
 
-from edgekv.vocab import CacheType, KvMode
+from edgekv.config import Attend, KvOptions, parse_bytes, parse_share
+from edgekv.errors import ConfigError
+from edgekv.vocab import CacheType, KvMode, SketchKind
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,29 +40,119 @@ def model_path(model: Path | None) -> Path:
 
 threads_option = option("-t", "--threads", type=click.IntRange(min=1), help="CPU threads.  [default: one for each core]")
 
-_TYPES = click.Choice([t.value for t in CacheType])
+
+# ---- how the KV cache is kept and attended --------------------------------------------------------------------------------------
+
+
+class _Parsed(click.ParamType):
+    """A value that a function of edgekv.config or of this module reads; its ConfigError is the message."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]):
+        self.name, self._parse = name, parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except ConfigError as error:
+            self.fail(f"{error}.", param, ctx)
+
+
+class _KvOption(click.Option):
+    """Its variable is read by `KvOptions.from_env`, for library and command line alike; here it only stands in the help."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        return None
+
+
+AUTO = "auto"
+
+
+def _budget(text: str) -> int | str:
+    n_bytes = parse_bytes(text, "the KV budget")
+    return AUTO if n_bytes is None else n_bytes
+
+
+def _share(text: str) -> float:
+    return parse_share(text, "the coverage")
+
+
+def _kv_option(*names: str, **settings: Any) -> Callable[[F], F]:
+    return option(*names, cls=_KvOption, **settings)
+
+
+def _choices(kind: type) -> click.Choice:
+    return click.Choice([member.value for member in kind])
+
+
+_KV_FIELDS = {
+    "kv": "mode", "attend": "attend", "coverage": "coverage", "sketch": "sketch", "kv_budget": "kv_budget", "policy": "policy",
+    "prefetch": "prefetch", "page_tokens": "page_tokens", "type_k": "type_k", "type_v": "type_v",
+}
+"""Parameter: field of KvOptions."""
+
+_SPARSE_ONLY = ("attend", "coverage", "sketch", "kv_budget", "policy", "prefetch")
 
 _KV_OPTIONS = [
     option("-c", "--ctx", type=click.IntRange(min=1), metavar="TOKENS",
            help="Context length.  [default: what the model was trained for, as far as memory allows]"),
-    option("--kv", type=click.Choice([mode.value for mode in KvMode]), default=KvMode.EXACT.value, show_default=True,
-           help="; ".join(f"{mode.value}: {mode.description}" for mode in KvMode) + "."),
+    _kv_option("--kv", type=_choices(KvMode),
+               help="; ".join(f"{mode.value}: {mode.description}" for mode in KvMode) + f".  [default: {KvOptions.mode.value}]"),
+    _kv_option("--attend", type=_Parsed("attend", Attend.parse), metavar="PERCENT|TOKENS",
+               help="Mode sparse: how much of the context a token attends, on average over tokens and heads, e.g. 10% or 1024; "
+                    f"never less than {KvOptions.min_tokens} tokens.  [default: {KvOptions.attend}]"),
+    _kv_option("--coverage", type=_Parsed("coverage", _share), metavar="SHARE",
+               help="Mode sparse: attend less where that much of the attention, e.g. 95%, is covered already.  "
+                    "[default: no target]"),
+    _kv_option("--kv-budget", type=_Parsed("kv_budget", _budget), metavar=f"BYTES|{AUTO}",
+               help="Mode sparse: size of the arena, fast memory for copies of hot pages, e.g. 512MiB; 0 for none.  "
+                    f"[default: {AUTO}, twice what a token attends]"),
+    _kv_option("--sketch", type=_choices(SketchKind),
+               help="Mode sparse: the summary of each page that pages are chosen by. "
+                    + "; ".join(f"{kind.value}: {kind.description}" for kind in SketchKind)
+                    + f".  [default: {KvOptions.sketch.value}]"),
+    _kv_option("--policy", metavar="NAME+...",
+               help="Mode sparse: what a page is worth, one or several of ema, anchor, recent, lru, random, none.  "
+                    f"[default: {KvOptions.policy}]"),
+    _kv_option("--prefetch", metavar="NAME",
+               help="Mode sparse: which pages are expected to be wanted next; one of none, previous, neighbour, rope, random.  "
+                    f"[default: {KvOptions.prefetch}]"),
+    _kv_option("--page-tokens", type=int, metavar="TOKENS",
+               help=f"Tokens of a page, a multiple of 16.  [default: {KvOptions.page_tokens}]"),
     threads_option,
-    option("--type-k", type=_TYPES, default=CacheType.F16.value, show_default=True, help="Element type of the K cache."),
-    option("--type-v", type=_TYPES, default=CacheType.F16.value, show_default=True, help="Element type of the V cache."),
+    _kv_option("--type-k", type=_choices(CacheType), help=f"Element type of the K cache.  [default: {KvOptions.type_k.value}]"),
+    _kv_option("--type-v", type=_choices(CacheType), help=f"Element type of the V cache.  [default: {KvOptions.type_v.value}]"),
 ]
 
 
 def kv_options(function: F) -> F:
-    """--ctx, --kv, --threads, --type-k, --type-v, as parameters ctx, kv, threads, type_k, type_v: see `split_kv_options()`."""
+    """--ctx, --threads and what KvOptions has, as parameters: see `split_kv_options()`."""
     for decorate in reversed(_KV_OPTIONS):
         function = decorate(function)
     return function
 
 
 def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
-    """Take the values of `kv_options()` out of `settings`, as the fields kv, n_ctx and n_threads of ServerOptions."""
-    from edgekv.config import KvOptions
+    """Take the values of `kv_options()` out of `settings`, as the fields kv, n_ctx and n_threads of ServerOptions.
 
-    kv = KvOptions.from_env(mode=settings.pop("kv"), type_k=settings.pop("type_k"), type_v=settings.pop("type_v"))
+    What the command line does not say comes from the environment, and then from the defaults of KvOptions. Raises ConfigError.
+    """
+    from edgekv.policies import POLICIES
+    from edgekv.prefetch import PREFETCHERS
+
+    given = {field: value for name, field in _KV_FIELDS.items() if (value := settings.pop(name)) is not None}
+    useless = [name for name in _SPARSE_ONLY if name in given]
+    automatic = given.get("kv_budget") == AUTO
+    if automatic:
+        del given["kv_budget"]
+    kv = KvOptions.from_env(**given)
+    if automatic:  # None, which from_env() takes for an option that was not given
+        kv = kv.with_(kv_budget=None)
+    if kv.mode is not KvMode.SPARSE and useless:
+        raise ConfigError(f"--{useless[0].replace('_', '-')} works in mode sparse only, and the mode is {kv.mode.value}; "
+                          "add --kv sparse")
+    for name in kv.policy.split("+"):
+        POLICIES.get(name.strip())
+    PREFETCHERS.get(kv.prefetch)
     return {"kv": kv, "n_ctx": settings.pop("ctx"), "n_threads": settings.pop("threads")}

@@ -63,8 +63,8 @@ def serve(
     signal.signal(signal.SIGTERM, _interrupt)
     server.start()
     with server:
-        _announce(server)
         try:
+            _announce(server)
             server.wait()
         except KeyboardInterrupt:
             click.echo("stopping", err=True)
@@ -80,11 +80,10 @@ def _announce(server: Server) -> None:
         click.echo(f"note: {server.context.note}", err=True)
     if server.options.api_key is None and server.is_public:
         click.echo("warning: anybody who reaches this machine can use the server; --api-key KEY keeps others out", err=True)
-    from edgekv.cli.chat_kv import kv_status
+    from edgekv.cli.chat_kv import mode_summary
 
     context = f"{server.context.n_ctx:,} tokens of context" + (f" for each of {n}" if (n := server.options.parallel) > 1 else "")
-    mode = kv_status(server, 0).mode
-    click.echo(f"serving {server.alias} at {server.url}/v1 ({context}, KV {mode}); Ctrl-C stops it", err=True)
+    click.echo(f"serving {server.alias} at {server.url}/v1 ({context}, KV {mode_summary(server)}); Ctrl-C stops it", err=True)
     key = "..." if server.options.api_key else "none"
     click.echo(
         f"try: {Path(sys.executable).name} -c 'from openai import OpenAI; "

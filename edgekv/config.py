@@ -58,7 +58,7 @@ class KvOptions:
     """A head whose estimated coverage would be lower attends everything in that step."""
     split: Split = Split.POOLED
     sketch: SketchKind = SketchKind.B2
-    blend: float = 0.5
+    blend: float = 0.1
     """Weight of the policy's score against the sketch's estimate."""
     min_tokens: int = 512
     """The page budget is never less than so many tokens: contexts up to this are attended whole."""
@@ -102,7 +102,7 @@ class KvOptions:
         """Defaults, then the EDGEKV_* variables of `_VARIABLES`, then every override that is not None."""
         values: dict = {}
         for name, variable, convert in _VARIABLES:
-            if text := os.environ.get(variable):
+            if overrides.get(name) is None and (text := os.environ.get(variable)):
                 values[name] = convert(text, variable)
         values.update({name: value for name, value in overrides.items() if value is not None})
         if unknown := set(values) - {field.name for field in fields(cls)}:
@@ -137,15 +137,20 @@ def _boolean(text: str, variable: str) -> bool:
         raise ConfigError(f"{variable}={text} is neither on nor off") from None
 
 
-def _number(text: str, variable: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(f"{variable}={text} is not a number") from None
-
-
 def _text(text: str, variable: str) -> str:
     return text
+
+
+def parse_share(text: str, noun: str = "the share") -> float:
+    """ "95%" and "0.95" are the same share. Raises ConfigError."""
+    number, percent, rest = text.strip().partition("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+        if not rest and 0 <= share <= 1:
+            return share
+    except ValueError:
+        pass
+    raise ConfigError(f"{noun} is {text!r}; it must be a share such as 95% or 0.95, or 0 for none")
 
 
 def parse_bytes(text: str, noun: str = "the size") -> int | None:
@@ -169,8 +174,8 @@ _VARIABLES = (
     ("type_k", "EDGEKV_TYPE_K", _text),
     ("type_v", "EDGEKV_TYPE_V", _text),
     ("attend", "EDGEKV_ATTEND", _text),
-    ("coverage", "EDGEKV_COVERAGE", _number),
-    ("coverage_floor", "EDGEKV_COVERAGE_FLOOR", _number),
+    ("coverage", "EDGEKV_COVERAGE", parse_share),
+    ("coverage_floor", "EDGEKV_COVERAGE_FLOOR", parse_share),
     ("split", "EDGEKV_SPLIT", _text),
     ("sketch", "EDGEKV_SKETCH", _text),
     ("policy", "EDGEKV_POLICY", _text),

@@ -106,13 +106,17 @@ def _cpu_name() -> str:
 
 
 def _model(path: Path, usable: bool) -> dict[str, Any]:
+    from edgekv.config import KvOptions
+    from edgekv.fit import kv_bytes, sparse_layers
     from edgekv.models import geometry
 
     g = geometry(path)
+    sparse = KvOptions(mode=KvMode.SPARSE)
     facts = asdict(g) | {
         "path": str(path),
         "kv_bytes_per_token": {kind: g.kv_bytes_per_token(kind, kind) for kind in ("f16", "q8_0")},
         "kv_bytes_trained": {kind: g.kv_bytes(g.n_ctx_train, kind, kind) for kind in ("f16", "q8_0")},
+        "sparse_bytes_trained": asdict(kv_bytes(g, g.n_ctx_train, sparse)) if sparse_layers(g) else None,
     }
     layers, problem = _layers(path) if usable else ([], "the libraries cannot be used")
     return facts | {"layers": layers, "layers_error": problem}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from edgekv.errors import DoesNotFit
+from edgekv.config import KvOptions
+from edgekv.errors import ConfigError, DoesNotFit
 from edgekv.models import Geometry
-from edgekv.vocab import CacheType
+from edgekv.vocab import KvMode, SketchKind
 
 CONTEXT_STEP = 256
 """llama.cpp rounds a context up to a multiple of this many tokens."""
@@ -17,14 +19,48 @@ CONTEXT_STEP = 256
 COMPUTE_BYTES = 256 << 20
 """Set aside for llama.cpp's work buffers; they grow with the vocabulary, not with the context."""
 
+TABLE_BYTES = 48
+"""Of one page of one layer and KV head: priority, pin, slot, mass and score, in the library and in Python."""
+
+AUTO_ARENA = 2.0
+"""Slots of an automatic arena for each page that a step attends: a pool no larger than the attended set thrashes."""
+
+_HEAD_DIMS = (64, 80, 96, 128, 256)  # the kernels there are; the library has the last word
+_SKETCH_BLOCK = 256  # cells; sketches are laid out in blocks of 16 strips of 16 cells
+_VECTOR_BYTES = 64
+
+
+@dataclass(frozen=True)
+class KvBytes:
+    """What the KV cache takes: home for every layer; the rest, in mode sparse, for the layers that are attended sparsely."""
+
+    home: int
+    sketches: int = 0
+    tables: int = 0
+    arena: int = 0
+
+    @property
+    def fixed(self) -> int:
+        """All but the arena, which could be smaller."""
+        return self.home + self.sketches + self.tables
+
+    @property
+    def total(self) -> int:
+        return self.fixed + self.arena
+
 
 @dataclass(frozen=True)
 class ContextChoice:
-    """Tokens of context of one sequence, the bytes of its KV cache, and a sentence where it is not what was asked for."""
+    """Tokens of context of one sequence, the bytes of the KV cache of all, and a sentence where it is not what was asked for."""
 
     n_ctx: int
-    kv_bytes: int
+    bytes: KvBytes
     note: str | None = None
+
+    @property
+    def kv_bytes(self) -> int:
+        """K and V alone."""
+        return self.bytes.home
 
 
 def available_bytes() -> int:
@@ -40,57 +76,119 @@ def available_bytes() -> int:
     return available
 
 
+def sparse_layers(model: Geometry) -> list[int]:
+    """Layers that mode sparse can serve, as far as the file tells: a plain KV cache, and a head size there is a kernel for."""
+    if model.mla or model.head_dim_k != model.head_dim_v or model.head_dim_k not in _HEAD_DIMS:
+        return []
+    return [il for il in range(model.n_layer) if model.n_head_kv[il] and not model.swa[il]]
+
+
+def page_bytes(model: Geometry, kv: KvOptions) -> int:
+    """Bytes of one page in the arena, of a model that has `sparse_layers`."""
+    per_token = model.kv_bytes_per_token(kv.type_k.value, kv.type_v.value)
+    return -(-(per_token // sum(model.n_head_kv) * kv.page_tokens) // _VECTOR_BYTES) * _VECTOR_BYTES
+
+
+def kv_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1) -> KvBytes:
+    """Bytes of the KV cache of `n_sequences` sequences of `n_ctx` tokens each."""
+    home = n_sequences * model.kv_bytes(n_ctx, kv.type_k.value, kv.type_v.value)
+    layers = sparse_layers(model) if kv.mode is KvMode.SPARSE else []
+    if not layers:
+        return KvBytes(home)
+    n_heads = sum(model.n_head_kv[il] for il in layers)
+    n_sketched = sum(model.n_head_kv[il] for il in layers[kv.n_dense:])
+    n_pages = -(-n_ctx // kv.page_tokens)  # of a sequence
+    n_blocks = -(-n_pages * kv.page_tokens // _SKETCH_BLOCK)
+    return KvBytes(
+        home,
+        sketches=n_sequences * n_sketched * n_blocks * _sketch_block_bytes(kv.sketch, model.head_dim_k),
+        tables=n_sequences * n_heads * n_pages * TABLE_BYTES,
+        arena=_arena_bytes(model, n_sequences * n_pages, n_heads, kv),
+    )
+
+
+def _sketch_block_bytes(kind: SketchKind, head_dim: int) -> int:
+    """Of one head: scales, two parameters for each channel, and for each cell its codes (native/src/sketch.cpp)."""
+    if kind is SketchKind.NONE:
+        return 0
+    n_scales = 2 if kind is SketchKind.BOX else 3
+    channels = {SketchKind.BOX: 0, SketchKind.B1: 32, SketchKind.B2: 16}[kind]  # that a dword of codes holds
+    n_codes = 16 * -(-head_dim // channels) if channels else 0
+    return _VECTOR_BYTES * (n_scales + head_dim // 2 + n_codes)
+
+
+def _arena_bytes(model: Geometry, n_pages: int, n_heads: int, kv: KvOptions) -> int:
+    """Whole slots. `n_pages` of each of `n_heads` KV heads are all there are (those of several sequences together)."""
+    page = page_bytes(model, kv)
+    return arena_bytes(kv, n_pages * n_heads * page, n_pages * kv.page_tokens) // page * page
+
+
+def arena_bytes(kv: KvOptions, kv_bytes: int, n_tokens: int) -> int:
+    """Bytes that the options allow the arena of a context of `n_tokens` tokens whose K and V take `kv_bytes`."""
+    if kv.kv_budget is not None:
+        return min(kv.kv_budget, kv_bytes)
+    n_tokens = max(1, n_tokens)
+    attended = max(kv.attend.tokens / n_tokens if kv.attend.tokens else kv.attend.share, kv.min_tokens / n_tokens)
+    return math.ceil(min(1.0, AUTO_ARENA * attended) * kv_bytes)
+
+
 def choose_context(
-    model: Geometry,
-    n_ctx: int | None,
-    type_k: CacheType,
-    type_v: CacheType,
-    n_sequences: int = 1,
-    available: int | None = None,
+    model: Geometry, n_ctx: int | None, kv: KvOptions, n_sequences: int = 1, available: int | None = None
 ) -> ContextChoice:
     """The context to open, in tokens for each of `n_sequences` sequences.
 
     `n_ctx` None means what the model was trained for, as far as half of the free memory allows. A larger one than the model was
     trained for is cut to that. Raises DoesNotFit if the cache of the context asked for, before any cut, is larger than the free
-    memory (`available` bytes; None: ask the machine).
+    memory (`available` bytes; None: ask the machine), ConfigError if the arena's budget holds no page.
     """
     available = available_bytes() if available is None else available
+    _check_budget(model, kv)
 
-    def kv_bytes(n: int) -> int:
-        return n_sequences * model.kv_bytes(n, type_k.value, type_v.value)
+    def needed(n: int) -> KvBytes:
+        return kv_bytes(model, n, kv, n_sequences)
 
     def largest(budget: int) -> int:
         low, high = 0, _rounded(model.n_ctx_train) // CONTEXT_STEP
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if kv_bytes(middle * CONTEXT_STEP) <= budget else (low, middle - 1)
+            low, high = (middle, high) if needed(middle * CONTEXT_STEP).total <= budget else (low, middle - 1)
         return low * CONTEXT_STEP
 
     if n_ctx is None:
         n = min(model.n_ctx_train, largest(max(available - COMPUTE_BYTES, 0) // 2))
         if n < min(model.n_ctx_train, CONTEXT_STEP):
-            raise DoesNotFit(f"there is no memory for a context: {_gib(available)} are free; close other programs")
+            raise DoesNotFit(f"there is no memory for a context: {_size(available)} are free; close other programs")
         note = None
         if n < model.n_ctx_train:
             note = (f"the context is {n:,} tokens of the {model.n_ctx_train:,} the model was trained for, "
-                    f"to leave half of the free {_gib(available)} alone (--ctx sets another)")
-        return ContextChoice(n, kv_bytes(n), note)
-    if kv_bytes(_rounded(n_ctx)) + COMPUTE_BYTES > available:
-        best = min(largest(available - COMPUTE_BYTES), model.n_ctx_train)
-        needed = _gib(kv_bytes(_rounded(n_ctx)))
-        raise DoesNotFit(
-            f"a context of {n_ctx:,} tokens needs {needed} for its KV cache and {_gib(available)} are free; "
-            + (f"use --ctx {best} or less" if best else "close other programs")
-        )
+                    f"to leave half of the free {_size(available)} alone (--ctx sets another)")
+        return ContextChoice(n, needed(n), note)
+    wanted, room = needed(_rounded(n_ctx)), available - COMPUTE_BYTES
+    if wanted.total > room:
+        free = f"{_size(available)} are free"
+        if wanted.fixed <= room and kv.kv_budget is not None:
+            raise DoesNotFit(f"a KV budget of {_size(kv.kv_budget)} does not fit beside the {_size(wanted.fixed)} that a context "
+                             f"of {n_ctx:,} tokens takes anyway, and {free}; "
+                             f"use --kv-budget {(room - wanted.fixed) >> 20}MiB or less")
+        best = min(largest(room), model.n_ctx_train)
+        what = "KV cache, its sketches and arena" if kv.mode is KvMode.SPARSE else "KV cache"
+        raise DoesNotFit(f"a context of {n_ctx:,} tokens needs {_size(wanted.total)} for its {what} and {free}; "
+                         + (f"use --ctx {best} or less" if best else "close other programs"))
     if n_ctx > model.n_ctx_train:
         n = model.n_ctx_train
-        return ContextChoice(n, kv_bytes(n), f"the model was trained for {n:,} tokens; the context is that, not {n_ctx:,}")
-    return ContextChoice(n_ctx, kv_bytes(n_ctx))
+        return ContextChoice(n, needed(n), f"the model was trained for {n:,} tokens; the context is that, not {n_ctx:,}")
+    return ContextChoice(n_ctx, needed(n_ctx))
+
+
+def _check_budget(model: Geometry, kv: KvOptions) -> None:
+    if kv.mode is KvMode.SPARSE and kv.kv_budget and sparse_layers(model) and kv.kv_budget < page_bytes(model, kv):
+        raise ConfigError(f"the KV budget is {kv.kv_budget:,} bytes, and one page of this model takes {page_bytes(model, kv):,}; "
+                          "give more, auto, or 0 for no arena")
 
 
 def _rounded(n: int) -> int:
     return -(-n // CONTEXT_STEP) * CONTEXT_STEP
 
 
-def _gib(n_bytes: int) -> str:
-    return f"{n_bytes / (1 << 30):.1f} GiB"
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / (1 << 30):.1f} GiB" if n_bytes >= 1 << 30 else f"{n_bytes / (1 << 20):.1f} MiB"

@@ -19,23 +19,29 @@ class Llama(llama_cpp.Llama):
 
     Args:
         model_path: a GGUF file.
-        kv: KV mode, "exact" or "off" (default: EDGEKV_KV, else exact).
+        kv: KV mode, "exact", "sparse" or "off" (default: EDGEKV_KV, else exact).
+        kv_options: every KV option at once, e.g. KvOptions(mode="sparse", attend="10%", kv_budget=64 << 20); what is named besides
+            goes first. None: the EDGEKV_* variables, then the defaults.
         kv_page_tokens: cells per page, a multiple of 16.
         kv_observe: keep attention mass for observers.
         type_k, type_v: cache types, "f16", "q8_0" or an `enum ggml_type` number.
         flash_attn: on by default, unlike in llama_cpp: without it V is stored transposed and the layers run stock.
         Everything else as in llama_cpp.Llama.
 
-    `kv` is then the context's Runtime (mode, layers, cells, memory, observers).
+    `kv` is then the context's Runtime (mode, layers, cells, memory, observers); `kv.configure(options)` changes it while it runs.
 
     Raises ConfigError for a bad option, ModelError where the file cannot be loaded, EdgeKVError where the context cannot be created.
     """
 
-    def __init__(self, model_path: str, *, kv: KvMode | str | None = None, kv_page_tokens: int | None = None,
-                 kv_observe: bool | None = None, type_k: CacheType | str | int | None = None,
+    def __init__(self, model_path: str, *, kv: KvMode | str | None = None, kv_options: KvOptions | None = None,
+                 kv_page_tokens: int | None = None, kv_observe: bool | None = None, type_k: CacheType | str | int | None = None,
                  type_v: CacheType | str | int | None = None, flash_attn: bool = True, **options: Any):
-        self._kv_options = KvOptions.from_env(mode=kv, page_tokens=kv_page_tokens, observe=kv_observe,
-                                              type_k=_cache_name(type_k), type_v=_cache_name(type_v))
+        named = {"mode": kv, "page_tokens": kv_page_tokens, "observe": kv_observe, "type_k": _cache_name(type_k),
+                 "type_v": _cache_name(type_v)}
+        if kv_options is None:
+            self._kv_options = KvOptions.from_env(**named)
+        else:
+            self._kv_options = kv_options.with_(**{name: value for name, value in named.items() if value is not None})
         kinds = {name: given if isinstance(given, int) else chosen.ggml_type
                  for name, given, chosen in (("type_k", type_k, self._kv_options.type_k), ("type_v", type_v, self._kv_options.type_v))}
         try:

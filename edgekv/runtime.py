@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgekv import _native
+from edgekv import _native, policies, prefetch
 from edgekv.config import KvOptions, choice
 from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.reports import LayerReport, MemoryReport, SelectionReport, TierReport
@@ -165,8 +165,9 @@ class Runtime:
         handle, before = self._native_handle(), self._options
         if options.page_tokens != self.page_tokens:
             raise ConfigError(f"the pages of this context have {self.page_tokens} tokens; only a new context can have {options.page_tokens}")
+        effective = _effective(options)
         hierarchy.set_selection(handle, options)
-        core.set_mode(handle, _effective(options).mode)
+        core.set_mode(handle, effective.mode)
         core.set_observe(handle, options.observe)
         self._options = options
         anew = [name for name in ("policy", "prefetch", "feed", "sketch", "sink_tokens", "recent_tokens", "plan_every")
@@ -309,7 +310,10 @@ def defaults(options: KvOptions) -> Iterator[None]:
 
 
 def _effective(options: KvOptions) -> KvOptions:
-    """With EDGEKV=0 everything is stock, whatever was asked for."""
+    """With EDGEKV=0 everything is stock, whatever was asked for. Raises ConfigError for a policy or a prefetch that there is not:
+    here, because nobody could catch it when a context is attached."""
+    policies.kinds(options.policy)
+    prefetch.PREFETCHERS.get(options.prefetch)
     return options if core.enabled() else options.with_(mode=KvMode.OFF)
 
 

@@ -39,9 +39,7 @@ class Server:
     def __init__(self, options: ServerOptions):
         self.options = options
         self.model: Geometry = geometry(options.model)
-        self.context: ContextChoice = choose_context(
-            self.model, options.n_ctx, options.kv.type_k, options.kv.type_v, options.parallel
-        )
+        self.context: ContextChoice = choose_context(self.model, options.n_ctx, options.kv, options.parallel)
         self.port = options.port
         # An event, not the thread: an interrupt during Thread.join() makes Python believe that the thread has ended (bpo-45274).
         self._ended = threading.Event()

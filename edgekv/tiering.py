@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from edgekv._native import core, hierarchy as native
 from edgekv.config import KvOptions
 from edgekv.errors import DoesNotFit, TierError
+from edgekv.fit import arena_bytes
 from edgekv.hierarchy import Hierarchy
 from edgekv.observation import Observation, Shape
 from edgekv.policies import Settings
@@ -23,17 +22,6 @@ STEP_EVERY = 16
 
 BYTES_PER_STEP = 1 << 20
 """Bytes that one run of the policy may move: a small share of the time between two runs."""
-
-AUTO_ARENA = 2.0
-"""Slots of an automatic arena for each page that a step attends: a pool no larger than the attended set thrashes."""
-
-
-def arena_bytes(options: KvOptions, kv_bytes: int, n_tokens: int) -> int:
-    """Bytes of the arena for a context of `n_tokens` tokens whose K and V take kv_bytes."""
-    if options.kv_budget is not None:
-        return min(options.kv_budget, kv_bytes)
-    wanted = options.attend.tokens / max(1, n_tokens) if options.attend.tokens else options.attend.share
-    return math.ceil(min(1.0, AUTO_ARENA * max(wanted, options.min_tokens / max(1, n_tokens))) * kv_bytes)
 
 
 class Tiering:

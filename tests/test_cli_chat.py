@@ -15,17 +15,21 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pexpect
 import pytest
+from rich.console import Console
 
 from edgekv.cli import chat_commands
 from edgekv.cli.chat_client import ChatClient, Piece, Progress, Timings
-from edgekv.cli.chat_kv import KvStatus, size
+from edgekv.cli.chat_kv import KvStatus, page_rows, selection_rows, size, size_of, tier_rows
+from edgekv.cli.chat_pins import Pins, message_span
 from edgekv.cli.chat_render import Renderer, overflow_advice
 from edgekv.cli.chat_session import Answer, Conversation
 from edgekv.errors import (
     EXIT_DOES_NOT_FIT, EXIT_INTERRUPTED, EXIT_MODEL, EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, ContextOverflow, EdgeKVError,
 )
+from edgekv.reports import MemoryReport, SelectionReport, TierReport
 
 # ---- the client, against a server made of paper -----------------------------------------------------------------------------
 
@@ -228,6 +232,20 @@ def test_load_refuses(conversation, tmp_path, content, sentence):
 # ---- what is shown ----------------------------------------------------------------------------------------------------------
 
 
+class PaperKv:
+    """A cache of 100 bytes and 64 tokens; with a selection, in mode sparse."""
+
+    def __init__(self, selection: SelectionReport | None = None, tiers: TierReport = TierReport()):
+        self.selection, self.tiers = selection, tiers
+        self.n_begun = 0
+
+    def begin(self) -> None:
+        self.n_begun += 1
+
+    def status(self, n_used: int) -> KvStatus:
+        return KvStatus("exact" if self.selection is None else "sparse", n_used, 100, 64, self.selection, self.tiers)
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -235,9 +253,11 @@ class Terminal(io.StringIO):
 
 def render(monkeypatch: pytest.MonkeyPatch, out: io.StringIO, pieces: list[Piece]) -> str:
     monkeypatch.setattr(sys, "stdout", out)
-    with Renderer(lambda n: KvStatus("exact", n, 100, 64), footer=True).turn() as show:
+    kv = PaperKv()
+    with Renderer(kv, footer=True).turn() as show:
         for piece in pieces:
             show(piece)
+    assert kv.n_begun == 1
     return out.getvalue()
 
 
@@ -257,9 +277,66 @@ def test_text_is_shown_as_it_is(monkeypatch):
     (Answer("x", Timings(0, 1, 1.0, 5, 0.0), False, "length"), "cut at --max-tokens"),
 ])
 def test_footer(capsys, answer, footer):
-    Renderer(lambda n: KvStatus("exact", n, 100, 64), footer=True).footer(answer)
+    Renderer(PaperKv(), footer=True).footer(answer)
     out, err = capsys.readouterr()
     assert footer in err and not out and "\x1b" not in err
+
+
+MIB = 1 << 20
+CHOSEN = SelectionReport(n_selections=9000, n_visible=100_000, n_selected=12_400, n_hits=11_284, mass=80.0, mass_hits=76.0,
+                         coverage_sum=8739.0, n_fallbacks=3)
+TIERS = TierReport(n_resident=5760, n_home=17_000, n_filling=90, n_moving=10, n_slots=11_520, slot_bytes=4096,
+                   moved_bytes=30 * MIB, n_promotions=7000, n_demotions=1230, reasons=(("resident", "hot", 5000), ("resident", "pinned", 760),
+                                                                 ("home", "cold", 17_000)))
+
+
+def test_footer_of_mode_sparse(capsys):
+    answer = Answer("x", Timings(3, 10, 50.0, 5, 100.0), False, "stop")
+    whole = ("context 18/64 · KV sparse 12.4% attended · coverage 97.1% · arena 22.5 of 45.0 MiB, hit 91% · 3 fallbacks"
+             " · prefill 200 t/s · decode 40.0 t/s")
+
+    def footer(kv: PaperKv, width: int | None = None) -> str:
+        renderer = Renderer(kv, footer=True)
+        if width:
+            renderer.console = Console(stderr=True, highlight=False, soft_wrap=True, force_terminal=True, width=width)
+        renderer.footer(answer)
+        return CONTROL.sub("", capsys.readouterr().err).rstrip("\n")
+
+    assert footer(PaperKv(CHOSEN, TIERS)) == whole == footer(PaperKv(CHOSEN, TIERS), len(whole))
+    narrow = [footer(PaperKv(CHOSEN, TIERS), width) for width in (150, 100, 80, 50)]
+    assert all(len(line) <= width for line, width in zip(narrow, (150, 100, 80, 50)))
+    assert "prefill" not in narrow[1] and "arena hit 91%" in narrow[1]
+    assert all("context" in line and "decode" in line and "12.4%" in line for line in narrow)
+    assert "KV sparse 100.0% attended · decode" in footer(PaperKv(SelectionReport()), 70), "a short context is attended whole"
+
+
+def lines(rows: list[tuple[str, str]]) -> str:
+    return "\n".join(f"{name}: {' '.join(value.split())}" for name, value in rows)
+
+
+def test_memory_of_mode_sparse():
+    memory = MemoryReport(home_bytes=180 * MIB, observation_bytes=MIB, workspace_bytes=1024, sketch_bytes=17 * MIB,
+                          arena_bytes=45 * MIB, table_bytes=MIB, n_cells=8192, n_cells_used=4096)
+    shown = lines([*tier_rows(memory, TIERS, "b2"), *page_rows(TIERS), *selection_rows(CHOSEN, TIERS)])
+    assert shown.splitlines() == [
+        "arena: 45.0 MiB 22.5 MiB used: 5,770 of 11,520 slots of 4.0 KiB",
+        "home: 180.0 MiB 90.0 MiB used: 4,096 of 8,192 tokens",
+        "sketches: 17.0 MiB b2, for every page",
+        "tables: 2.0 MiB page table, scores, attention mass",
+        "work space: 1.0 KiB",
+        "above stock: 64.0 MiB all of these but home",
+        "pages: 22,860 of 1 layer and KV head each",
+        "in the arena: 5,760 hot (5,000); pinned (760)",
+        "on the way there: 10",
+        "only at home: 17,000 cold",
+        "being filled: 90",
+        "attended: 12.4% of the pages in view",
+        "coverage: 97.1% of the attention (estimated)",
+        "fallbacks: 3 of 9,000 selections attended everything",
+        "arena hits: 91.0% of the attended pages, 95.0% of the attention mass",
+        "moved: 30.0 MiB: 7,000 pages into the arena, 1,230 out, 0 out because they changed, 0 copies failed",
+    ]
+    assert "attended: everything so far" in lines(selection_rows(SelectionReport(), TierReport()))
 
 
 def test_overflow_advice():
@@ -271,6 +348,7 @@ def test_overflow_advice():
 
 
 def test_sizes():
+    assert (size_of(MIB, 3 * MIB), size_of(1024, MIB)) == ("1.0 of 3.0 MiB", "1.0 KiB of 1.0 MiB")
     assert [size(n) for n in (0, 1023, 1024, 180 << 20, 3 << 41)] == ["0 B", "1023 B", "1.0 KiB", "180.0 MiB", "6.0 TiB"]
 
 
@@ -280,6 +358,80 @@ def test_sizes():
 def test_command_mistakes(line, sentence):
     with pytest.raises(EdgeKVError, match=sentence):
         chat_commands.run(None, line)
+
+
+# ---- pins -------------------------------------------------------------------------------------------------------------------
+
+
+class PaperTemplate:
+    """A client whose tokens are characters, and whose template marks roles and trims contents."""
+
+    def prompt(self, messages: list[dict[str, str]]) -> str:
+        return "".join(f"<{m['role'][0]}>{m['content'].strip()}</>" for m in messages) + "<a>"
+
+    def n_tokens(self, text: str) -> int:
+        return 1 + len(text)  # one at the beginning
+
+
+class PaperRuntime:
+    def __init__(self, n_positions: int):
+        self.cells = self
+        self.positions = np.arange(n_positions)
+        self.pins: list[tuple[int, int]] = []
+
+    def stream(self) -> PaperRuntime:
+        return self
+
+    def unpin_all(self) -> None:
+        self.pins.clear()
+
+    def pin(self, first: int, last: int) -> None:
+        self.pins.append((first, last))
+
+
+@pytest.fixture
+def pinned() -> Pins:
+    conversation = Conversation(PaperTemplate(), system="be nice")
+    said = (("user", " one "), ("assistant", "two"), ("user", "one"), ("assistant", "four"))
+    conversation.turns = [{"role": role, "content": text} for role, text in said]
+    return Pins(conversation)
+
+
+def test_spans_are_where_the_tokens_stand(pinned):
+    messages = pinned._conversation.messages
+    prompt = "^" + PaperTemplate().prompt(messages)
+    for index, message in enumerate(messages):
+        first, last = message_span(PaperTemplate(), messages, index)
+        assert prompt[first : last + 1] == message["content"].strip()
+    assert message_span(PaperTemplate(), [{"role": "user", "content": ""}], 0) is None
+
+
+def test_pins_follow_the_conversation(pinned):
+    conversation, runtime = pinned._conversation, PaperRuntime(1000)
+    assert list(pinned.apply(runtime)) == [0], "the system prompt is pinned from the start"
+    pinned.add("3")
+    pinned.add("last")
+    before = pinned.apply(runtime)
+    assert list(before) == [0, 3, 4] and runtime.pins == list(before.values())
+    conversation.turns[-1] = {"role": "assistant", "content": "anew"}  # as /regen does
+    assert list(pinned.apply(runtime)) == [0, 3] and runtime.pins == list(before.values())[:2]
+    short = PaperRuntime(before[3][0] + 1)  # the tokens of the message are not all there yet
+    assert pinned.apply(short)[3] == (before[3][0],) * 2 and pinned.apply(PaperRuntime(5)) == {0: (4, 4), 3: None}
+    pinned.clear()
+    assert pinned.apply(runtime) == {} and runtime.pins == []
+
+
+@pytest.mark.parametrize(("which", "sentence"), [
+    ("0", "use 1 to 4, last or system"), ("5", "no message 5"), ("first", "no message first"),
+])
+def test_pins_that_cannot_be(pinned, which, sentence):
+    with pytest.raises(EdgeKVError, match=sentence):
+        pinned.add(which)
+    pinned._conversation.clear()
+    pinned._conversation.system = None
+    for name in ("system", "last"):
+        with pytest.raises(EdgeKVError, match="there is no"):
+            pinned.add(name)
 
 
 # ---- the whole, without a terminal ------------------------------------------------------------------------------------------
@@ -330,7 +482,14 @@ def test_every_setting_reaches_the_sampler(edgekv, default_model):
 
 @pytest.mark.parametrize(("arguments", "stdin", "code", "sentence"), [
     (["chat"], "  \n", EXIT_USAGE, "prompt is empty"),
-    (["chat", "--kv", "fast", "-p", "x"], "", EXIT_USAGE, "'exact', 'off'"),
+    (["chat", "--kv", "fast", "-p", "x"], "", EXIT_USAGE, "'exact', 'sparse', 'off'"),
+    (["chat", "--kv", "exact", "--attend", "10%", "-p", "x"], "", EXIT_USAGE, "--attend works in mode sparse only"),
+    (["chat", "--kv", "sparse", "--attend", "0", "-p", "x"], "", EXIT_USAGE, "a share of the context such as 12.5%, or a number"),
+    (["chat", "--kv", "sparse", "--coverage", "95", "-p", "x"], "", EXIT_USAGE, "a share such as 95% or 0.95"),
+    (["chat", "--kv", "sparse", "--policy", "ema+luck", "-p", "x"], "", EXIT_USAGE, "no policy 'luck'; choose one of: ema"),
+    (["chat", "--kv", "sparse", "--prefetch", "x", "-p", "x"], "", EXIT_USAGE, "no prefetch 'x'"),
+    (["chat", "--kv", "sparse", "--kv-budget", "100", "-p", "x"], "", EXIT_USAGE, "one page of this model takes 4,096"),
+    (["chat", "--page-tokens", "17", "-p", "x"], "", EXIT_USAGE, "a multiple of 16"),
     (["chat", "none.gguf", "-p", "x"], "", EXIT_MODEL, "there is no file none.gguf"),
     (["chat", "-p", "x", "--ctx", "100000000"], "", EXIT_DOES_NOT_FIT, "use --ctx 8192 or less"),
     (["chat", "--ctx", "256"], "word " * 500, EXIT_RUNTIME, r"tokens and the context holds 256: .* --ctx 1024 or more"),
@@ -435,7 +594,9 @@ def test_a_session(screen, tmp_path):
     chat.type("/stats\r")
     chat.until("30 served by our kernel")
     chat.type("/memory\r")
-    chat.until("22.5 MiB for 1,024 tokens")
+    chat.until(r"home +22.5 MiB .* of 1,024 tokens")
+    chat.type("/pin last\r")
+    chat.until("mode exact attends every message whole, so there is nothing to pin")
     (tmp_path / "fact.txt").write_text("The sky is green.")
     chat.type(f"/read {tmp_path}/fact.txt\r")
     chat.until("17 characters")
@@ -449,6 +610,38 @@ def test_a_session(screen, tmp_path):
     assert chat.ends() == EXIT_OK
     history = (tmp_path / "state" / "edgekv" / "chat_history").read_text()
     assert "+Say hello." in history and "+second" in history
+
+
+def test_a_session_in_mode_sparse(screen, tmp_path):
+    import pydoc_data.topics
+
+    (tmp_path / "long.txt").write_text("\n".join(pydoc_data.topics.topics.values())[:3500])
+    chat = screen("--kv", "sparse", "--attend", "20%", "--ctx", "2048", "--temp", "0", "-n", "48", "-s", "Be brief.",
+                  NO_COLOR="1", EDGEKV_KV_BUDGET="1MiB")
+    chat.type(f"/read {tmp_path}/long.txt\r")
+    chat.until("3,500 characters")
+    chat.type("Summarise.\r")
+    footer = chat.until(r"decode [\d.]+ t/s")
+    attended = re.search(r"KV sparse ([\d.]+)% attended · coverage [\d.]+% · arena [\d.]+ (\w+ )?of 1.0 MiB, hit \d+%", footer)
+    assert 20 < float(attended[1]) < 90, footer
+    chat.type("/pin last\r")
+    shown = chat.until(r"2\s+assistant: .*\(pinned, tokens [\d,]+ to [\d,]+\)")
+    assert re.search(r"system: Be brief\.  \(pinned, tokens \d+ to \d+\)", shown)
+    chat.type("/regen\r")
+    chat.until(r"decode [\d.]+ t/s")
+    chat.type("/pin\r")
+    assert "pinned" not in chat.until(r"2\s+assistant: .*\n>").split("assistant")[1], "another answer is another message"
+    chat.type("/pin 7\r")
+    chat.until("use 1 to 2, last or system")
+    chat.type("/unpin\r")
+    chat.until("nothing is pinned")
+    chat.type("/memory\r")
+    shown = chat.until("copies failed")
+    for expected in (r"arena +1.0 MiB", r"home +45.0 MiB", r"sketches +4.4 MiB +b2", r"in the arena +\d+ ",
+                     r"only at home +[\d,]+ ", r"attended +[\d.]+%", r"coverage +[\d.]+%", r"arena hits +[\d.]+% of the attended pages, [\d.]+% of"):
+        assert re.search(expected, shown), shown
+    chat.type("/exit\r")
+    assert chat.ends() == EXIT_OK
 
 
 def test_ctrl_c_stops_the_answer_only(screen):
@@ -541,6 +734,19 @@ def test_serve(environment, edgekv, default_model, number):
         server.send_signal(number)
         out, err = server.communicate(timeout=60)
         assert (server.returncode, out, err) == (EXIT_OK, "", "stopping\n")
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_serve_says_what_mode_sparse_has(environment, default_model):
+    server = subprocess.Popen([*EDGEKV, "serve", "--port", "0", "--ctx", "1024", "--kv-budget", "2MiB", "--parallel", "2"],
+                              env={**environment, "EDGEKV_KV": "sparse", "EDGEKV_ATTEND": "10%"}, stderr=subprocess.PIPE,
+                              text=True)
+    try:
+        assert "(1,024 tokens of context for each of 2, KV sparse: 10% attended, arena 2.0 MiB)" in server.stderr.readline()
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(timeout=60) == EXIT_OK
     finally:
         server.kill()
         server.wait()

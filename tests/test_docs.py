@@ -12,7 +12,9 @@ import click
 import pytest
 
 from edgekv.cli.main import cli
-from edgekv.vocab import CacheType, KvMode
+from edgekv.policies import POLICIES
+from edgekv.prefetch import PREFETCHERS
+from edgekv.vocab import CacheType, KvMode, SketchKind, Split
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -119,9 +121,20 @@ def test_every_command_is_documented(path):
         assert all(name.startswith("EDGEKV_") for name in _names(option.envvar))
 
 
-@pytest.mark.parametrize("value", [member.value for kind in (KvMode, CacheType) for member in kind])
+CHOICES = {*(member.value for kind in (KvMode, CacheType, SketchKind, Split) for member in kind), *POLICIES, *PREFETCHERS}
+
+
+@pytest.mark.parametrize("value", sorted(CHOICES))
 def test_every_choice_is_named(value):
     assert re.search(rf"`[^`\n]*\b{value}\b", README), f"the README does not say what {value} is"
+
+
+def test_chat_commands_are_named():
+    from edgekv.cli.chat_commands import COMMANDS as slash
+
+    named = set(re.findall(r"`(/[a-z]+)", README))
+    assert named - {"/health", "/slots", "/tokenize"} <= set(slash)
+    assert set(slash) - {"/help", "/quit"} <= named
 
 
 def test_exit_codes_are_named():

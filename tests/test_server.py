@@ -8,20 +8,17 @@ import signal
 import socket
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import openai
 import pytest
 
 from edgekv.config import KvOptions
-from edgekv.errors import EXIT_DOES_NOT_FIT, EXIT_MODEL, ConfigError, DoesNotFit, EdgeKVError, ModelError
-from edgekv.fit import choose_context
-from edgekv.models import geometry
+from edgekv.errors import EXIT_MODEL, ConfigError, EdgeKVError, ModelError
 from edgekv.server import Server, ServerOptions, active
 from edgekv.server_log import ServerLog
-from edgekv.vocab import CacheType, KvMode
-
-F16 = CacheType.F16
+from edgekv.vocab import KvMode
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +103,27 @@ def test_its_context_is_tiered(tiny, mode):
         attached = [live for live in runtime.live() if live.memory().n_cells == 512]
         assert [live.mode for live in attached] == [mode]
     assert not [live for live in runtime.live() if live in attached]
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_mode_sparse_answers_each_client_from_its_own_context(default_model, parallel):
+    from edgekv import runtime
+
+    sparse = KvOptions(mode=KvMode.SPARSE, attend="50%", min_tokens=64, coverage_floor=0)
+    numbers = {"Maria": "4711", "Peter": "8256"}
+    with Server(options(default_model, n_ctx=1024, kv=sparse, parallel=parallel)) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+        def ask(name: str) -> str:
+            fact = f"The lucky number of {name} is"
+            text = f"{fact} {numbers[name]}. {'The weather is fine today, and the river is calm. ' * 25} {fact}"
+            return client.completions.create(model="any", prompt=text, max_tokens=8, temperature=0).choices[0].text
+
+        with ThreadPoolExecutor(2) as pool:  # with one slot they wait for each other
+            answers = list(pool.map(ask, numbers))
+        attached = runtime.live()[0]
+        assert 0.4 < attached.selection().attended < 0.7 and attached.memory().arena_bytes > 0
+    assert [number in answer for number, answer in zip(numbers.values(), answers)] == [True, True], answers
 
 
 # ---- what can go wrong ------------------------------------------------------------------------------------------------------
@@ -219,31 +237,6 @@ def test_extra_options_are_passed_on(tiny):
     with Server(options(tiny, extra=("--metrics", "--alias", "mine"), alias="ours")) as server:
         assert [model["id"] for model in server.get("/v1/models")["data"]] == ["mine"]
         assert server.get("/slots") is not None
-
-
-# ---- does it fit ------------------------------------------------------------------------------------------------------------
-
-
-def test_context_choice(synthetic):
-    model = geometry(synthetic("llama", n_ctx_train=4096))
-    per_token = model.kv_bytes_per_token()
-    mib = 1 << 20
-    assert choose_context(model, None, F16, F16, available=1 << 40).n_ctx == 4096
-    assert choose_context(model, 300, F16, F16, available=1 << 40) == choose_context(model, 300, F16, F16, 1, 1 << 40)
-    assert choose_context(model, 300, F16, F16, available=1 << 40).kv_bytes == 300 * per_token
-    cut = choose_context(model, 9000, F16, F16, available=1 << 40)
-    assert cut.n_ctx == 4096 and "4,096" in cut.note and "9,000" in cut.note
-    scarce = choose_context(model, None, F16, F16, available=256 * mib + 2 * 1024 * per_token)
-    assert scarce.n_ctx == 1024 and "--ctx" in scarce.note
-    with pytest.raises(DoesNotFit) as caught:
-        choose_context(model, 4096, F16, F16, available=256 * mib + 1024 * per_token)
-    assert caught.value.exit_code == EXIT_DOES_NOT_FIT and "use --ctx 1024 or less" in str(caught.value)
-    with pytest.raises(DoesNotFit, match="use --ctx 4096 or less"):
-        choose_context(model, 10**9, F16, F16, available=1 << 30)
-    with pytest.raises(DoesNotFit, match="close other programs"):
-        choose_context(model, None, F16, F16, available=0)
-    half = choose_context(model, None, F16, F16, n_sequences=2, available=256 * mib + 4 * 1024 * per_token)
-    assert half.n_ctx == 1024 and half.kv_bytes == 2 * 1024 * per_token
 
 
 # ---- clients ----------------------------------------------------------------------------------------------------------------

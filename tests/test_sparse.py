@@ -154,6 +154,30 @@ def test_what_is_always_attended(synthetic):
         llama.kv.pin(900, 950)
 
 
+@pytest.mark.parametrize("split", ["uniform", "pooled"])
+def test_more_pins_than_budget_are_attended_and_nothing_else(synthetic, split: str):
+    llama = open_model(synthetic("llama"))
+    options = llama.kv.options.with_(mode="sparse", attend="10%", min_tokens=0, recent_tokens=16, split=split, coverage_floor=0.0)
+    logits_of(llama, (1,) * 12, options)
+    n_pages = llama.kv.pin(0, 400)
+    for token in range(24):
+        llama.eval([260 + token])
+    pages = set(hierarchy.last_pages(llama.kv._native_handle(), 1, 1).tolist())
+    assert set(range(n_pages)) <= pages and len(pages) <= n_pages + 3
+    llama.kv.unpin_all()
+    for token in range(40):
+        llama.eval([260 + token])
+    assert len(hierarchy.last_pages(llama.kv._native_handle(), 1, 1)) < 15
+
+
+def test_a_policy_that_there_is_not_is_refused(synthetic):
+    with pytest.raises(ConfigError, match="there is no policy 'emma'; choose one of: ema"):
+        Llama(str(synthetic("llama")), kv_options=KvOptions(policy="ema+emma"), n_ctx=256, verbose=False)
+    llama = open_model(synthetic("llama"))
+    with pytest.raises(ConfigError, match="there is no prefetch 'soon'"):
+        llama.kv.configure(llama.kv.options.with_(prefetch="soon"))
+
+
 def test_mass_of_what_was_not_attended_is_the_estimate(synthetic):
     llama = open_model(synthetic("llama"))
     group = 2
@@ -233,7 +257,8 @@ def test_sketches_and_arena_follow_every_event(synthetic, sketch: str, unified: 
 
 
 def test_a_failed_decode_leaves_them_true(synthetic):
-    with attached(synthetic("llama"), KvOptions(**ALL, kv_budget=1 << 20), n_ctx=256) as (context, run):
+    with attached(synthetic("llama"), KvOptions(**ALL, kv_budget=1 << 20, plan_every=1), n_ctx=256) as (context, run):
+        run.observers.append(lambda step: None)  # a plan after each step
         context.decode(range(260, 300), range(40), [0] * 40)
         with pytest.raises(AssertionError, match="llama_decode returned 1"):
             context.decode([270] * 230, range(40, 270), [0] * 230)

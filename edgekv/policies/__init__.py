@@ -23,11 +23,15 @@ POLICIES.add("random", Random, "a fixed random order")
 POLICIES.add("none", NoPolicy, "no opinion: sketches alone decide")
 
 
-def make(spec: str, shape: Shape, settings: Settings | None = None) -> Composed:
-    """The policy named by `spec`, one or several names joined by "+": their scores add, their pins unite. Raises ConfigError."""
+def kinds(spec: str) -> list[type[Policy]]:
+    """The parts of a policy's name, joined by "+". Raises ConfigError."""
     names = [name.strip() for name in spec.split("+")]
-    kinds = [POLICIES.get(name) for name in names]
     if len(set(names)) < len(names):
         raise ConfigError(f"the policy {spec!r} names a part twice; name each once")
+    return [POLICIES.get(name) for name in names]
+
+
+def make(spec: str, shape: Shape, settings: Settings | None = None) -> Composed:
+    """The policy named by `spec`, one or several names joined by "+": their scores add, their pins unite. Raises ConfigError."""
     settings = settings or Settings()
-    return Composed(shape, settings, [kind(shape, settings) for kind in kinds])
+    return Composed(shape, settings, [kind(shape, settings) for kind in kinds(spec)])

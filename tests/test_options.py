@@ -1,0 +1,86 @@
+"""How the shared options become KvOptions: from the command line, else from the environment, else by default."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from edgekv.cli.options import kv_options, split_kv_options
+from edgekv.config import Attend, KvOptions
+from edgekv.errors import ConfigError
+from edgekv.policies import POLICIES
+from edgekv.prefetch import PREFETCHERS
+from edgekv.vocab import CacheType, KvMode, SketchKind
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("EDGEKV_"):
+            monkeypatch.delenv(name)
+
+
+def parse(*arguments: str, **environment: str) -> dict[str, Any]:
+    """What `split_kv_options` makes of a command line."""
+    found: dict[str, Any] = {}
+
+    @click.command()
+    @kv_options
+    def command(**settings: Any) -> None:
+        found.update(split_kv_options(settings))
+        assert not settings
+
+    result = CliRunner().invoke(command, arguments, env=environment, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return found
+
+
+def test_defaults_are_those_of_the_library():
+    assert parse() == {"kv": KvOptions(), "n_ctx": None, "n_threads": None}
+
+
+def test_every_option_arrives():
+    kv = parse("--kv", "sparse", "--attend", "1024", "--coverage", "95%", "--kv-budget", "1.5GiB", "--sketch", "b1",
+               "--policy", "lru+anchor", "--prefetch", "rope", "--page-tokens", "32", "--type-k", "q8_0", "--type-v", "q8_0", "-t", "3", "-c", "99")
+    assert kv == {"n_ctx": 99, "n_threads": 3, "kv": KvOptions(
+        mode=KvMode.SPARSE, attend=Attend(tokens=1024), coverage=0.95, kv_budget=3 << 29, sketch=SketchKind.B1,
+        policy="lru+anchor", prefetch="rope", page_tokens=32, type_k=CacheType.Q8_0, type_v=CacheType.Q8_0)}
+    assert parse("--kv", "sparse", "--coverage", "0.95")["kv"].coverage == 0.95
+
+
+def test_the_command_line_goes_before_the_environment():
+    variables = {"EDGEKV_KV": "sparse", "EDGEKV_ATTEND": "5%", "EDGEKV_KV_BUDGET": "1MiB", "EDGEKV_COVERAGE": "0.5",
+                 "EDGEKV_SPLIT": "uniform"}
+    kv = parse(**variables)["kv"]
+    assert kv == KvOptions.from_env(mode="sparse", attend="5%", kv_budget=1 << 20, coverage=0.5, split="uniform")
+    kv = parse("--attend", "50%", "--kv-budget", "auto", **variables)["kv"]
+    assert (kv.attend.share, kv.kv_budget, kv.coverage) == (0.5, None, 0.5)
+    assert parse("--kv-budget", "0", **variables)["kv"].kv_budget == 0
+    assert parse("--kv", "exact", **variables)["kv"].mode is KvMode.EXACT, "variables for mode sparse do not disturb the others"
+
+
+@pytest.mark.parametrize("name", ["attend", "coverage", "sketch", "kv-budget", "policy", "prefetch"])
+def test_options_without_effect_are_refused(name):
+    value = {"attend": "5%", "coverage": "0.9", "sketch": "b1", "kv-budget": "auto", "policy": "ema", "prefetch": "none"}[name]
+    with pytest.raises(ConfigError, match=f"--{name} works in mode sparse only, and the mode is off; add --kv sparse"):
+        parse("--kv", "off", f"--{name}", value)
+
+
+def test_the_help_names_what_there_is():
+    """It is written by hand: the registries would take NumPy into every `--help`."""
+    @click.command()
+    @kv_options
+    def command(**_: Any) -> None:
+        pass
+
+    text = {option.name: option.help for option in command.params}
+    for name in POLICIES:
+        assert name in text["policy"]
+    for name in PREFETCHERS:
+        assert name in text["prefetch"]
+    for option, default in (("kv", KvOptions.mode.value), ("attend", str(KvOptions.attend)), ("policy", KvOptions.policy)):
+        assert f"[default: {default}]" in text[option]

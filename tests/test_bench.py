@@ -155,7 +155,8 @@ def test_every_mode_runs(synthetic, monkeypatch):
     """A sparse mode attends less than everything; the figures that a table of modes needs are there."""
     monkeypatch.setenv("EDGEKV_COVERAGE_FLOOR", "0")  # the attention of random weights is diffuse
     modes = tuple(name for name in MODES if name != "off-noflash")
-    rows = {row["mode"]: row for row in run(synthetic(), depths=(1200,), modes=(*modes, "sparse:attend=50%,min_tokens=0"))}
+    rows = {row["mode"]: row for row in run(synthetic(), depths=(1200,), modes=(*modes, "sparse:attend=50%,min_tokens=0"),
+                                          n_steps=40)}
     for name in modes[3:]:
         row = rows[name]
         assert find_mode(name).changes["mode"] is KvMode.SPARSE and row["note"] is None

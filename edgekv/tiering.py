@@ -20,7 +20,7 @@ from edgekv.tiers.arena import HostArena
 STEP_EVERY = 16
 """Decode steps that share one run of the policy where nobody observes each: their attention mass adds up meanwhile."""
 
-BYTES_PER_STEP = 1 << 20
+BYTES_PER_STEP = 1 << 21
 """Bytes that one run of the policy may move: a small share of the time between two runs."""
 
 

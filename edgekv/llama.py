@@ -30,7 +30,7 @@ class Llama(llama_cpp.Llama):
 
     `kv` is then the context's Runtime (mode, layers, cells, memory, observers); `kv.configure(options)` changes it while it runs.
 
-    Raises ConfigError for a bad option, ModelError where the file cannot be loaded, EdgeKVError where the context cannot be created.
+    Raises ConfigError for a bad option, DoesNotFit where there is no memory for sketches or arena, ModelError where the file cannot be loaded, EdgeKVError where the context cannot be created.
     """
 
     def __init__(self, model_path: str, *, kv: KvMode | str | None = None, kv_options: KvOptions | None = None,
@@ -52,6 +52,11 @@ class Llama(llama_cpp.Llama):
                 raise EdgeKVError(f"llama.cpp could not create a context of {options.get('n_ctx', 512)} tokens for {model_path}; "
                                   "ask for a smaller one") from error
             raise ModelError(f"llama.cpp could not load {model_path}: {error}") from error
+        try:
+            runtime.raise_failure()
+        except EdgeKVError:
+            self.close()
+            raise
 
     def close(self) -> None:
         # llama_cpp closes in __del__ too, also where an option was refused before anything was opened

@@ -7,6 +7,7 @@ in-process server's included; `Runtime.attach` takes one that already exists.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -48,6 +49,8 @@ class Step:
 Observer = Callable[[Step], None]
 
 _lock = threading.Lock()
+log = logging.getLogger("edgekv")
+
 _live: dict[core.Handle, Runtime] = {}
 _options: KvOptions | None = None
 """The defaults in force."""
@@ -103,9 +106,11 @@ class Runtime:
         if handle is None:
             _attaching.options = options
             try:
-                return _of(core.attach(address, _effective(options)))
+                handle = core.attach(address, _effective(options))
             finally:
                 _attaching.options = None
+            raise_failure()
+            return _of(handle)
         found = _of(handle)
         found.configure(options.with_(page_tokens=found.page_tokens))
         return found
@@ -282,6 +287,13 @@ def _of(handle: core.Handle) -> Runtime:
         return _live[handle]
 
 
+def raise_failure() -> None:
+    """Raise what kept the context that this thread created last from being attached; nothing where it is."""
+    error, _attaching.error = getattr(_attaching, "error", None), None
+    if error is not None:
+        raise error
+
+
 def find(address: int) -> Runtime | None:
     """The Runtime of the llama_context at `address`, or None."""
     handle = core.find(address)
@@ -318,7 +330,13 @@ def _effective(options: KvOptions) -> KvOptions:
 
 
 def _attached(handle: core.Handle) -> None:
-    made = Runtime(handle, _effective(getattr(_attaching, "options", None) or _options or KvOptions()))
+    try:
+        made = Runtime(handle, _effective(getattr(_attaching, "options", None) or _options or KvOptions()))
+    except EdgeKVError as error:  # nobody above this call can catch it
+        core.set_mode(handle, KvMode.OFF)
+        _attaching.error = error
+        log.error("a context runs on stock llama.cpp attention: %s", error)
+        return
     with _lock:
         _live[handle] = made
 

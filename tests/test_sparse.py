@@ -178,6 +178,20 @@ def test_a_policy_that_there_is_not_is_refused(synthetic):
         llama.kv.configure(llama.kv.options.with_(prefetch="soon"))
 
 
+def test_an_arena_that_cannot_be_had_is_refused(synthetic, monkeypatch):
+    from edgekv.errors import DoesNotFit
+
+    def refuse(handle, n_slots):
+        if n_slots:
+            raise DoesNotFit("there is no memory for an arena")
+
+    monkeypatch.setattr(hierarchy, "set_arena", refuse)
+    with pytest.raises(DoesNotFit, match="no memory for an arena"):
+        Llama(str(synthetic("llama")), kv="sparse", n_ctx=256, verbose=False)
+    monkeypatch.undo()
+    assert Llama(str(synthetic("llama")), kv="sparse", n_ctx=256, verbose=False).kv.mode == "sparse"
+
+
 def test_mass_of_what_was_not_attended_is_the_estimate(synthetic):
     llama = open_model(synthetic("llama"))
     group = 2

@@ -60,7 +60,7 @@ class KvOptions:
     sketch: SketchKind = SketchKind.B2
     blend: float = 0.1
     """Weight of the policy's score against the sketch's estimate."""
-    min_tokens: int = 512
+    min_tokens: int = 768
     """The page budget is never less than so many tokens: contexts up to this are attended whole."""
     recent_tokens: int = 64
     """The newest tokens, always attended."""

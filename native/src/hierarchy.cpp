@@ -249,28 +249,45 @@ void Hierarchy::release(const edgekv_move & move) {
 
 // ---- selection ---------------------------------------------------------------------------------------------------------------
 
+void Hierarchy::forget_threshold() {
+    std::fill(values.begin(), values.end(), 0.0);
+    value_budget = value_pinned = last_budget = 0.0;
+    pooled_threshold = 0.0f;
+}
+
+// The mean number of pages above a value, over the latest steps, is a fact about their values together; the mean of what each step
+// alone would have needed is not: where many pages are attended, it lies orders of magnitude apart from step to step.
 void Hierarchy::steer(const std::vector<uint32_t> & buckets, double n_budget, double n_pinned) {
-    // the largest value that leaves no more pages above it than the budget allows; even inside the bucket where it lies
-    double left = n_budget - n_pinned;
+    constexpr double kKeep = 0.8;
+    if (std::fabs(n_budget - last_budget) > 0.25*last_budget) {
+        forget_threshold();  // another context: what was seen says nothing about it
+    }
+
+    last_budget  = n_budget;
+    value_budget = kKeep*value_budget + n_budget;
+    value_pinned = kKeep*value_pinned + n_pinned;
+    for (int b = 0; b < kValueBuckets; ++b) {
+        values[b] = kKeep*values[b] + buckets[b];
+    }
+
+    // the smallest value that leaves no more pages above it than the budget allows; even inside the bucket where it lies
+    double left = value_budget - value_pinned;
     int    b    = kValueBuckets - 2;
-    for (; b >= 0 && left >= buckets[b]; --b) {
-        left -= buckets[b];
+    for (; b >= 0 && left >= values[b]; --b) {
+        left -= values[b];
     }
     if (b < 0) {
         pooled_threshold = 0.0f;
         return;
     }
 
-    // no page that is not pinned is worth this much; it must stay finite for the steps in which the pins leave room again
-    float wanted = (float) kMaxQueryHeads;
+    // no page that is not pinned is worth this much
+    pooled_threshold = (float) kMaxQueryHeads;
     if (left > 0.0) {
         const float low  = bucket_value(b);
         const float high = bucket_value(b + 1);
-        wanted = std::clamp(high - (float) (left/buckets[b])*(high - low), std::numeric_limits<float>::min(), wanted);
+        pooled_threshold = std::clamp(high - (float) (left/values[b])*(high - low), std::numeric_limits<float>::min(), pooled_threshold);
     }
-
-    // half way, on a log scale: steps differ, and the budget is kept on average
-    pooled_threshold = pooled_threshold > 0.0f ? std::sqrt(pooled_threshold*wanted) : wanted;
 }
 
 size_t Hierarchy::sketch_bytes() const {

@@ -71,7 +71,7 @@ public:
     // pooled budget: the value from which pages are taken, steered so that the steps attend the budget on average
     float threshold() const { return pooled_threshold; }
     void steer(const std::vector<uint32_t> & buckets, double n_budget, double n_pinned);
-    void forget_threshold() { pooled_threshold = 0.0f; }
+    void forget_threshold();
 
     size_t sketch_bytes() const;
     size_t arena_bytes() const { return arena.size(); }
@@ -118,6 +118,10 @@ private:
     Buffer arena;
     std::vector<Copied> slot_copied;
     float pooled_threshold = 0.0f;
+
+    // of the latest steps, with falling weight
+    std::vector<double> values = std::vector<double>(kValueBuckets);
+    double value_budget = 0.0, value_pinned = 0.0, last_budget = 0.0;
 };
 
 }  // namespace edgekv

@@ -271,7 +271,7 @@ void Hierarchy::steer(const std::vector<uint32_t> & buckets, double n_budget, do
     }
 
     // the smallest value that leaves no more pages above it than the budget allows; even inside the bucket where it lies
-    double left = value_budget - value_pinned;
+    double left = value_budget*(1.0 + 1e-9) - value_pinned;  // rounding must not cost the last page
     int    b    = kValueBuckets - 2;
     for (; b >= 0 && left >= values[b]; --b) {
         left -= values[b];

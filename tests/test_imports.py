@@ -116,7 +116,7 @@ finally:
 """
 
 
-@pytest.mark.parametrize("command", [[], ["chat"], ["serve"], ["doctor"], ["heads"], ["bench"], ["bench", "kv"]], ids=" ".join)
+@pytest.mark.parametrize("command", [[], ["chat"], ["serve"], ["doctor"], ["heads"], ["bench"], ["bench", "kv"], ["bench", "recall"]], ids=" ".join)
 def test_help_imports_nothing_heavy(command, tmp_path):
     result = _python(tmp_path, "-c", HELP, *command, "--help")
     assert result.returncode == 0, result.stderr

@@ -615,11 +615,11 @@ def test_a_session(screen, tmp_path):
 def test_a_session_in_mode_sparse(screen, tmp_path):
     import pydoc_data.topics
 
-    (tmp_path / "long.txt").write_text("\n".join(pydoc_data.topics.topics.values())[:3500])
+    (tmp_path / "long.txt").write_text("\n".join(pydoc_data.topics.topics.values())[:6000])
     chat = screen("--kv", "sparse", "--attend", "20%", "--ctx", "2048", "--temp", "0", "-n", "48", "-s", "Be brief.",
                   NO_COLOR="1", EDGEKV_KV_BUDGET="1MiB")
     chat.type(f"/read {tmp_path}/long.txt\r")
-    chat.until("3,500 characters")
+    chat.until("6,000 characters")
     chat.type("Summarise.\r")
     footer = chat.until(r"decode [\d.]+ t/s")
     attended = re.search(r"KV sparse ([\d.]+)% attended · coverage [\d.]+% · arena [\d.]+ (\w+ )?of 1.0 MiB, hit \d+%", footer)

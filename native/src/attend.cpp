@@ -6,12 +6,7 @@
 #include <cstring>
 
 #include "attend_internal.h"
-
-#if defined(__x86_64__) || defined(_M_X64)
-#define EDGEKV_X86 1
-#else
-#define EDGEKV_X86 0
-#endif
+#include "isa_dispatch.h"
 
 namespace edgekv {
 namespace {
@@ -58,15 +53,11 @@ AttendPlan make_plan(const AttendProblem & p, int n_threads) {
 
 const AttendKernels & kernels(Isa isa) {
 #if EDGEKV_X86
-    static const bool vnni = __builtin_cpu_supports("avx512vnni");
-    switch (isa) {
-        case Isa::avx512: return vnni ? kAttendAvx512Vnni : kAttendAvx512;
-        case Isa::avx2: return kAttendAvx2;
-        case Isa::portable: break;
-    }
-#endif
+    return kernels_for(isa, kAttendPortable, kAttendAvx2, kAttendAvx512, kAttendAvx512Vnni);
+#else
     (void) isa;
     return kAttendPortable;
+#endif
 }
 
 }  // namespace
@@ -106,21 +97,11 @@ void attend_observe(const AttendProblem & problem, const void * workspace, int i
 }
 
 const AttendKernels * attend_kernels(const char * name) {
-    if (std::strcmp(name, "portable") == 0) {
-        return &kAttendPortable;
-    }
 #if EDGEKV_X86
-    if (std::strcmp(name, "avx2") == 0 && isa_supported(Isa::avx2)) {
-        return &kAttendAvx2;
-    }
-    if (std::strcmp(name, "avx512") == 0 && isa_supported(Isa::avx512)) {
-        return &kAttendAvx512;
-    }
-    if (std::strcmp(name, "avx512vnni") == 0 && isa_supported(Isa::avx512) && __builtin_cpu_supports("avx512vnni")) {
-        return &kAttendAvx512Vnni;
-    }
+    return kernels_by_name(name, kAttendPortable, kAttendAvx2, kAttendAvx512, kAttendAvx512Vnni);
+#else
+    return std::strcmp(name, "portable") == 0 ? &kAttendPortable : nullptr;
 #endif
-    return nullptr;
 }
 
 bool isa_supported(Isa isa) {

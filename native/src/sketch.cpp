@@ -4,28 +4,19 @@
 #include <cassert>
 #include <cstring>
 
+#include "isa_dispatch.h"
 #include "sketch_internal.h"
-
-#if defined(__x86_64__) || defined(_M_X64)
-#define EDGEKV_X86 1
-#else
-#define EDGEKV_X86 0
-#endif
 
 namespace edgekv {
 namespace {
 
 const SketchKernels & kernels(Isa isa) {
 #if EDGEKV_X86
-    static const bool vnni = __builtin_cpu_supports("avx512vnni");
-    switch (isa) {
-        case Isa::avx512: return vnni ? kSketchAvx512Vnni : kSketchAvx512;
-        case Isa::avx2: return kSketchAvx2;
-        case Isa::portable: break;
-    }
-#endif
+    return kernels_for(isa, kSketchPortable, kSketchAvx2, kSketchAvx512, kSketchAvx512Vnni);
+#else
     (void) isa;
     return kSketchPortable;
+#endif
 }
 
 }  // namespace
@@ -70,21 +61,11 @@ void sketch_scan(const Sketch & sketch, const SketchQuery & query, const char * 
 }
 
 const SketchKernels * sketch_kernels(const char * name) {
-    if (std::strcmp(name, "portable") == 0) {
-        return &kSketchPortable;
-    }
 #if EDGEKV_X86
-    if (std::strcmp(name, "avx2") == 0 && isa_supported(Isa::avx2)) {
-        return &kSketchAvx2;
-    }
-    if (std::strcmp(name, "avx512") == 0 && isa_supported(Isa::avx512)) {
-        return &kSketchAvx512;
-    }
-    if (std::strcmp(name, "avx512vnni") == 0 && isa_supported(Isa::avx512) && __builtin_cpu_supports("avx512vnni")) {
-        return &kSketchAvx512Vnni;
-    }
+    return kernels_by_name(name, kSketchPortable, kSketchAvx2, kSketchAvx512, kSketchAvx512Vnni);
+#else
+    return std::strcmp(name, "portable") == 0 ? &kSketchPortable : nullptr;
 #endif
-    return nullptr;
 }
 
 }  // namespace edgekv

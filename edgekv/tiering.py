@@ -68,9 +68,6 @@ class Tiering:
 
     # ---- reports ------------------------------------------------------------------------------------------------------------
 
-    def selection(self) -> SelectionReport:
-        return selection_report(self._handle, self.shape.n_rows, self.shape.n_heads)
-
     def tiers(self) -> TierReport:
         counts, stats = self.hierarchy.tiers(), self.hierarchy.stats
         return TierReport(

@@ -189,8 +189,10 @@ void edgekv_context::begin_ubatch(int n_tokens_ubatch) {
     tallies.resize(n_threads);
     count_values = params.selection.pooled && (hierarchy.threshold() == 0.0f || n_ubatch%4 == 0);
     for (auto & tally : tallies) {
-        tally.buckets.assign(kValueBuckets, 0);
-        tally.n_budget = tally.n_pinned = 0.0;
+        if (count_values) {
+            tally.buckets.assign(kValueBuckets, 0);
+            tally.n_budget = tally.n_pinned = 0.0;
+        }
     }
 }
 
@@ -228,17 +230,21 @@ bool edgekv_context::end_ubatch(bool ok) {
 
 // the pooled budget of the next steps, from what this one would have taken at any threshold
 void edgekv_context::steer() {
+    if (!count_values) {
+        return;
+    }
+
     std::vector<uint32_t> buckets(kValueBuckets, 0);
     double n_budget = 0.0, n_pinned = 0.0;
 
     for (const auto & tally : tallies) {
         n_budget += tally.n_budget;
         n_pinned += tally.n_pinned;
-        for (int b = 0; count_values && b < kValueBuckets; ++b) {
+        for (int b = 0; b < kValueBuckets; ++b) {
             buckets[b] += tally.buckets[b];
         }
     }
-    if (count_values && n_budget > 0.0) {
+    if (n_budget > 0.0) {
         hierarchy.steer(buckets, n_budget, n_pinned);
     }
 }

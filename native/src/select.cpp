@@ -25,12 +25,6 @@ SelectResult select_pages(const SelectProblem & problem, Isa isa) {
     return kSelectPortable(problem);
 }
 
-int value_bucket(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof(bits));
-    return static_cast<int>(bits >> 20);
-}
-
 float bucket_value(int bucket) {
     const uint32_t bits = static_cast<uint32_t>(bucket) << 20;
     float value;

@@ -55,8 +55,7 @@ struct SelectResult {
 size_t select_scratch_bytes(int n_pages, int per_page, int group);
 SelectResult select_pages(const SelectProblem & problem, Isa isa);
 
-// Bucket of a value >= 0 and the smallest value of a bucket: the same on every instruction set.
-int value_bucket(float value);
+// The smallest value of a bucket: the same on every instruction set.
 float bucket_value(int bucket);
 
 }  // namespace edgekv

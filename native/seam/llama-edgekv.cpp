@@ -66,6 +66,21 @@ struct llama_edgekv_access {
     }
 
     static void invalidate_graph(llama_context * lctx) { lctx->gf_res_prev_active = nullptr; }
+
+    static ggml_backend_t backend(llama_context * lctx, ggml_backend_dev_t device) {
+        for (const auto & backend : lctx->backends) {
+            if (ggml_backend_get_device(backend.get()) == device) {
+                return backend.get();
+            }
+        }
+
+        return nullptr;
+    }
+
+    static void reserve(llama_context * lctx) {
+        lctx->sched_need_reserve = true;
+        lctx->sched_reserve();
+    }
 };
 
 //
@@ -103,6 +118,43 @@ llama_edgekv_ubatch::~llama_edgekv_ubatch() {
     t_current = outer;
 }
 
+llama_edgekv_planning::llama_edgekv_planning(llama_context * lctx) : outer(t_current) {
+    const auto * hooks = g_hooks.load(std::memory_order_acquire);
+
+    t_current = hooks && hooks->plans(lctx) ? lctx : nullptr;
+}
+
+llama_edgekv_planning::~llama_edgekv_planning() {
+    t_current = outer;
+}
+
+// a layer whose K and V stand in a plain cache of its own
+static bool plain_cache(const llama_hparams & hparams, int il) {
+    return hparams.has_kv(il) && !hparams.is_recr(il) && !hparams.is_mla() && !hparams.is_swa(il) && !hparams.use_alibi;
+}
+
+ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, bool v_trans, ggml_backend_buffer_type_t buft) {
+    const auto * hooks   = g_hooks.load(std::memory_order_acquire);
+    const auto & hparams = model.hparams;
+    auto *       device  = model.dev_layer(il);
+    if (!hooks || v_trans || !plain_cache(hparams, il) || ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU) {
+        return buft;
+    }
+    for (int other = 0; other < (int) hparams.n_layer(); ++other) {
+        if (plain_cache(hparams, other) && model.dev_layer(other) != device) {
+            return buft;
+        }
+    }
+    if (!hooks->home_on_host(device)) {
+        return buft;
+    }
+
+    // pinned, where the device's backend has such memory
+    auto * host = ggml_backend_dev_host_buffer_type(device);
+
+    return host ? host : ggml_backend_cpu_buffer_type();
+}
+
 bool llama_edgekv_build_store(
         const llm_graph_context & graph, const llama_kv_cache_context * mctx,
         ggml_tensor * k_cur, ggml_tensor * v_cur, ggml_tensor * k_idxs, ggml_tensor * v_idxs, int il) {
@@ -127,7 +179,7 @@ bool llama_edgekv_build_store(
 }
 
 ggml_tensor * llama_edgekv_build_attend(
-        const llm_graph_context & graph, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * kq_b,
+        const llm_graph_context & graph, ggml_tensor * q, ggml_tensor *& k, ggml_tensor *& v, ggml_tensor * kq_b,
         ggml_tensor * mask, ggml_tensor * sinks, ggml_tensor * v_mla, int64_t n_kv_max, float scale, int il) {
     const auto * hooks = g_hooks.load(std::memory_order_acquire);
     if (!hooks || !t_current || !mask || !k->view_src || !v->view_src) {
@@ -141,6 +193,8 @@ ggml_tensor * llama_edgekv_build_attend(
         /*.q       =*/ q,
         /*.k       =*/ k,
         /*.v       =*/ v,
+        /*.k_stock =*/ &k,
+        /*.v_stock =*/ &v,
         /*.mask    =*/ mask,
         /*.sinks   =*/ sinks,
         /*.scale   =*/ scale,
@@ -171,6 +225,20 @@ void llama_edgekv_invalidate_graph(llama_context * lctx) {
     llama_edgekv_access::invalidate_graph(lctx);
 }
 
+ggml_backend_t llama_edgekv_backend(llama_context * lctx, ggml_backend_dev_t device) {
+    return llama_edgekv_access::backend(lctx, device);
+}
+
+bool llama_edgekv_reserve(llama_context * lctx) {
+    try {
+        llama_edgekv_access::reserve(lctx);
+    } catch (const std::exception &) {
+        return false;
+    }
+
+    return true;
+}
+
 int llama_edgekv_n_layer(const llama_context * lctx) {
     return (int) lctx->get_model().hparams.n_layer();
 }
@@ -187,6 +255,7 @@ bool llama_edgekv_get_layer(const llama_context * lctx, int il, llama_edgekv_lay
     out->n_head_kv  = (int) hparams.n_head_kv(il);
     out->head_dim_k = (int) hparams.n_embd_head_k(il);
     out->head_dim_v = (int) hparams.n_embd_head_v(il);
+    out->device     = lctx->get_model().dev_layer(il);
     out->alibi      = hparams.use_alibi;
 
     if (hparams.is_recr(il)) {

@@ -6,13 +6,14 @@
 // no-op and the stock path runs. Hooks run on the thread that calls llama_decode(), or creates or frees the context.
 #pragma once
 
+#include "ggml-backend.h"
 #include "ggml.h"
 #include "llama.h"
 
 #include <stdint.h>
 
 // raised whenever a struct or function of this header changes; both sides compare it before they talk
-#define LLAMA_EDGEKV_ABI 2
+#define LLAMA_EDGEKV_ABI 3
 
 #ifdef __cplusplus
 extern "C" {
@@ -41,6 +42,8 @@ struct llama_edgekv_attend {
     struct ggml_tensor * q;     // f32 [head_dim, n_head, n_tokens]
     struct ggml_tensor * k;     // the view given to the store
     struct ggml_tensor * v;
+    struct ggml_tensor ** k_stock; // what the stock nodes will read, if they serve: may be set to other tensors of the same shape
+    struct ggml_tensor ** v_stock;
     struct ggml_tensor * mask;  // f16 or f32 [n_kv, n_tokens/n_stream, 1, n_stream]
     struct ggml_tensor * sinks; // f32 [n_head] or null
     float scale;
@@ -59,6 +62,14 @@ struct llama_edgekv_hooks {
     // while the graph of a ubatch is built; false/null: the stock nodes serve
     bool                 (*build_store) (struct llama_context * lctx, const struct llama_edgekv_store  * args);
     struct ggml_tensor * (*build_attend)(struct llama_context * lctx, const struct llama_edgekv_attend * args);
+
+    // While a KV cache is made: whether a layer's K and V, which all lie on `device` by default, shall lie in host memory instead,
+    // because the hooks will serve them from there on the device. Asked only for layers with a plain cache, and only where all
+    // of these are on one device.
+    bool (*home_on_host)(ggml_backend_dev_t device);
+
+    // whether the buffers of a context are to be reserved for graphs with the hooks' nodes
+    bool (*plans)(struct llama_context * lctx);
 };
 
 // ---- what libllama exports to libedgekv --------------------------------------------------------------------------------------
@@ -71,6 +82,13 @@ LLAMA_API void llama_edgekv_set_hooks(const struct llama_edgekv_hooks * hooks);
 
 // the next ubatch of the context builds its graph anew; call it on the thread that decodes, or while nothing is decoding
 LLAMA_API void llama_edgekv_invalidate_graph(struct llama_context * lctx);
+
+// the backend that runs a context's nodes on a device, null: it has none
+LLAMA_API ggml_backend_t llama_edgekv_backend(struct llama_context * lctx, ggml_backend_dev_t device);
+
+// Reserves the context's compute buffers anew, now, for graphs with the hooks' nodes where hooks->plans() says so. false: out of
+// memory; the context can then not be used. Call it while nothing is decoding.
+LLAMA_API bool llama_edgekv_reserve(struct llama_context * lctx);
 
 enum llama_edgekv_layer_kind {
     LLAMA_EDGEKV_LAYER_ATTENTION = 0, // has a plain KV cache of its own
@@ -90,6 +108,7 @@ struct llama_edgekv_layer {
     bool v_transposed;
     bool alibi;
     bool host;                 // K and V lie in host memory
+    ggml_backend_dev_t device; // that the layer's nodes run on
     struct ggml_tensor * k;    // the whole cache: [n_embd_k, n_cells, n_stream]; null where the kind has none
     struct ggml_tensor * v;
 };
@@ -133,6 +152,7 @@ LLAMA_API int llama_edgekv_stream_of(const struct llama_context * lctx, int seq_
 // ---- what the patched call sites use -----------------------------------------------------------------------------------------
 
 struct llm_graph_context;
+struct llama_model;
 struct llama_ubatch;
 class  llama_kv_cache_context;
 
@@ -144,8 +164,24 @@ bool llama_edgekv_build_store(
         ggml_tensor * k_cur, ggml_tensor * v_cur, ggml_tensor * k_idxs, ggml_tensor * v_idxs, int il);
 
 ggml_tensor * llama_edgekv_build_attend(
-        const llm_graph_context & graph, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * kq_b,
+        const llm_graph_context & graph, ggml_tensor * q, ggml_tensor *& k, ggml_tensor *& v, ggml_tensor * kq_b,
         ggml_tensor * mask, ggml_tensor * sinks, ggml_tensor * v_mla, int64_t n_kv_max, float scale, int il);
+
+// the buffer type of layer il's K and V, which would be `buft`
+ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, bool v_trans, ggml_backend_buffer_type_t buft);
+
+// lives while buffers are reserved for a graph; names its context to the build hooks, where they plan
+class llama_edgekv_planning {
+public:
+    explicit llama_edgekv_planning(llama_context * lctx);
+    ~llama_edgekv_planning();
+
+    llama_edgekv_planning(const llama_edgekv_planning &) = delete;
+    llama_edgekv_planning & operator=(const llama_edgekv_planning &) = delete;
+
+private:
+    llama_context * outer;
+};
 
 // lives as long as one ubatch is built and computed; names its context to the build hooks below it on the stack
 class llama_edgekv_ubatch {

@@ -1,0 +1,121 @@
+// The device as the data plane sees it: memory, streams, events, launches. Two builds of one source stand behind it: the CUDA runtime
+// (gpu_cuda.cu, compiled by nvcc), and an emulated device (emulator.*, compiled by the host's C++ compiler), on which every kernel of
+// this folder runs thread by thread, so that arithmetic and stream order are tested on machines without a GPU.
+//
+// Kernels are written in CUDA C++ and include this header only. What differs between the builds stands here and in emulator.h:
+//   dynamic shared memory  shared_memory(), in place of `extern __shared__`
+//   launches               launch(kernel, grid, threads, shared_bytes, stream, arguments...), in place of <<< >>>
+// The emulated device knows blockIdx, gridDim (x, y, z), threadIdx.x, blockDim.x, static __shared__ variables, __syncthreads,
+// __syncwarp, __shfl_sync, __shfl_xor_sync, __shfl_down_sync, __ballot_sync, __any_sync, __all_sync, atomicAdd/Max/Min/Or/CAS/Exch,
+// __threadfence, __half and its conversions, __dp4a, __popc, __clz, __ffs, __ldg, __float_as_int and its kin, the _rn intrinsics that
+// forbid contraction (__fmul_rn, __fadd_rn, __fsub_rn, __fdiv_rn, __fsqrt_rn) and __expf/__logf. Warps have 32 threads; blocks are one-dimensional.
+//
+// Errors. Functions that can fail return false and leave the sentence in last_error() (per thread). Launches report at the next
+// stream_sync() or check(). Nothing throws.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#if defined(__CUDACC__)
+#    include <cuda_fp16.h>
+#    include <cuda_runtime.h>
+#else
+#    include "emulator.h"
+#endif
+
+namespace edgekv::gpu {
+
+struct Grid {
+    unsigned x = 1, y = 1, z = 1;
+};
+
+using Stream = void *;  // cudaStream_t
+using Event  = void *;  // cudaEvent_t
+
+constexpr int kWarp = 32;
+
+// ---- launches ----------------------------------------------------------------------------------------------------------------
+
+// arguments are copied to the device byte by byte; CUDA takes 4 KiB of them everywhere
+template <class... P>
+constexpr bool launchable = (std::is_trivially_copyable_v<P> && ...) && (sizeof(P) + ... + 0) <= 4096;
+
+#if defined(__CUDACC__)
+extern __shared__ __align__(16) char edgekv_shared_memory[];
+__device__ inline char * shared_memory() { return edgekv_shared_memory; }
+
+// more than 48 KiB of dynamic shared memory has to be asked for once; false: this card has not so much
+bool allow_shared(const void * kernel, size_t n_bytes);
+
+template <class... P, class... A>
+void launch(void (*kernel)(P...), Grid grid, unsigned threads, size_t shared_bytes, Stream stream, A... arguments) {
+    static_assert(launchable<P...>, "plain structs and numbers, 4 KiB at most");
+    if (shared_bytes > 48*1024) {
+        allow_shared(reinterpret_cast<const void *>(kernel), shared_bytes);
+    }
+    kernel<<<dim3(grid.x, grid.y, grid.z), threads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(static_cast<P>(arguments)...);
+}
+#else
+template <class... P, class... A>
+void launch(void (*kernel)(P...), Grid grid, unsigned threads, size_t shared_bytes, Stream stream, A... arguments) {
+    static_assert(launchable<P...>, "plain structs and numbers, 4 KiB at most");
+    emulator::enqueue(stream, { grid.x, grid.y, grid.z }, threads, shared_bytes,
+                      [kernel, arguments...] { kernel(static_cast<P>(arguments)...); });
+}
+#endif
+
+// ---- the device --------------------------------------------------------------------------------------------------------------
+
+struct Device {
+    std::string name;
+    int arch      = 0;   // 89: compute capability 8.9; 0: emulated
+    int n_sm      = 0;
+    int driver    = 0;   // CUDA version that the driver supports, as 13000; 0: emulated
+    int runtime   = 0;
+    size_t total_bytes = 0;
+    size_t free_bytes  = 0;
+    bool maps_host   = false;  // kernels may read and write pinned host memory
+    bool has_kernels = false;  // this build has code for its architecture; else last_error() says what to do
+};
+
+int device_count();
+bool device(int index, Device & out);
+bool use_device(int index);  // for this thread
+const char * last_error();
+bool check();                // false: an earlier launch or copy failed; clears it
+
+// ---- memory ------------------------------------------------------------------------------------------------------------------
+
+bool alloc(void ** out, size_t n_bytes);         // device memory, zeroed
+void free_device(void * p);
+bool alloc_pinned(void ** out, size_t n_bytes);  // host memory that copies and kernels reach
+void free_pinned(void * p);
+bool pin(void * host, size_t n_bytes);           // memory that exists already; false: refused
+void unpin(void * host);
+bool is_pinned(const void * host);               // kernels may use the pointer as it stands
+
+bool copy(void * dst, const void * src, size_t n_bytes);  // in any direction; waits
+bool copy_async(void * dst, const void * src, size_t n_bytes, Stream stream);
+bool copy_rows_async(void * dst, size_t dst_stride, const void * src, size_t src_stride, size_t row_bytes, size_t n_rows, Stream stream);
+bool zero_async(void * dst, size_t n_bytes, Stream stream);
+
+// ---- order -------------------------------------------------------------------------------------------------------------------
+
+bool stream_create(Stream * out, bool urgent = false);  // does not wait for the default stream
+void stream_destroy(Stream stream);
+bool stream_sync(Stream stream);
+// whether the stream records a CUDA graph now, and which: the same number for what one graph holds
+bool stream_capturing(Stream stream, uint64_t * id);
+
+bool event_create(Event * out, bool timed = false);
+void event_destroy(Event event);
+bool event_record(Event event, Stream stream);
+bool event_wait(Stream stream, Event event);  // what comes later on the stream waits; an event never recorded is over
+bool event_done(Event event);                 // asks, does not wait; true also when the device failed before (check() says so)
+bool event_sync(Event event);
+float event_ms(Event from, Event to);         // both timed and over
+
+}  // namespace edgekv::gpu

@@ -64,6 +64,7 @@ typedef enum {
     EDGEKV_UNSUPPORTED = 3, /* the machine or the context cannot do this */
     EDGEKV_DISABLED    = 4, /* EDGEKV=0 */
     EDGEKV_NO_MEMORY   = 5,
+    EDGEKV_NOT_PINNED  = 6, /* host memory that a device should read was not pinned */
 } edgekv_status;
 
 typedef enum {
@@ -113,11 +114,25 @@ typedef enum {
     EDGEKV_LAYER_GRAPH        = 12, /* its attention has an input the kernel does not serve; seen when its graph is built */
 } edgekv_layer_state;
 
+/* Where the data plane of a context runs. */
+typedef enum {
+    EDGEKV_DEVICE_HOST     = 0, /* on the processor's cores */
+    EDGEKV_DEVICE_CUDA     = 1,
+    EDGEKV_DEVICE_EMULATED = 2, /* the CUDA plane's own kernels on an emulated device, for tests */
+} edgekv_device_kind;
+
+typedef struct {
+    edgekv_device_kind kind;
+    int index;
+    size_t vram_bytes; /* for all of ours on the device: sketches, tables, attention mass, staging, arena; 0: what is free, less a margin */
+} edgekv_placement;
+
 typedef struct {
     edgekv_mode mode;
     int page_tokens; /* a multiple of 16 */
     bool observe;    /* keep attention mass */
     edgekv_selection selection;
+    edgekv_placement placement;
 } edgekv_params;
 
 typedef struct {
@@ -166,7 +181,7 @@ typedef struct {
 typedef struct {
     float * priority;          /* what the policy says a page is worth, in units of attention mass a step */
     uint8_t * pinned;          /* not zero: always selected */
-    const int32_t * slots;     /* the page table; -1: only in home */
+    const int32_t * slots;     /* the page table; -1: only in home. On a device the pages being filled have slots behind the caller's */
     const int32_t * newest;    /* [n_pages] newest position in the page, -1: empty */
     int n_rows;
     int n_heads;
@@ -181,6 +196,62 @@ typedef struct {
     int page;
     int slot;
 } edgekv_move;
+
+/* Home of one row, as the device addresses it: stream 0, cell 0, head 0. Strides in bytes; row bytes are of one head of one cell. */
+typedef struct {
+    uint64_t k;
+    uint64_t v;
+    uint64_t k_stride_stream;
+    uint64_t k_stride_cell;
+    uint64_t k_stride_head;
+    uint64_t v_stride_stream;
+    uint64_t v_stride_cell;
+    uint64_t v_stride_head;
+    uint64_t k_row_bytes;
+    uint64_t v_row_bytes;
+    uint64_t v_offset; /* of V in a slot */
+    uint64_t n_heads;
+} edgekv_device_row;
+
+/* A context's data plane on a device. Addresses are the device's (emulated: host memory), and live as long as the context. */
+typedef struct {
+    edgekv_device_kind kind;
+    int index;
+    void * stream;       /* of the step (cudaStream_t): kernels on observation, priority and pins belong there */
+    char * arena;
+    size_t slot_bytes;
+    int n_slots;         /* in use: edgekv_set_arena() */
+    int n_slots_max;     /* what the budget has room for; the memory is there from the start */
+    int n_cells;         /* of a stream: rows of a last page behind it do not exist */
+    const edgekv_device_row * rows; /* [n_rows] in device memory */
+    size_t budget_bytes;  /* what vram_bytes came to */
+    size_t fixed_bytes;   /* of it: everything but the arena */
+    size_t staging_bytes; /* of that: K and V of one layer, or of two, for prompts */
+} edgekv_device;
+
+typedef struct {
+    edgekv_device_kind kind;
+    int index;
+    char name[128];
+    int arch;    /* 89: compute capability 8.9 */
+    int driver;  /* 13000: supports CUDA 13.0 */
+    int runtime;
+    int n_sm;
+    size_t total_bytes;
+    size_t free_bytes;
+    bool usable;
+    char problem[256]; /* why not */
+} edgekv_device_info;
+
+/* Bytes per second. */
+typedef struct {
+    double link_copy;     /* from pinned host memory, one large copy */
+    double link_gather;   /* the same page by page, by a kernel that reads host memory in place */
+    double link_pageable; /* one large copy from memory that is not pinned */
+    double vram;          /* device memory, read */
+    double dram;          /* host memory, read by the processor's cores */
+    double launch_us;     /* microseconds from launch to launch */
+} edgekv_rates;
 
 /* The cells of one stream in place; contents change with every decode and llama_memory_* call. Lives as long as the context. */
 typedef struct {
@@ -215,6 +286,8 @@ typedef struct {
     size_t sketch_bytes;
     size_t arena_bytes;
     size_t table_bytes;       /* priority, pins, page table, selection */
+    size_t device_bytes;      /* of observation, workspace, sketches, arena and tables: on the device; with the staging buffer */
+    bool pinned;              /* home is pinned memory */
     int n_cells;              /* of all streams */
     int n_cells_used;
 } edgekv_memory;
@@ -275,6 +348,21 @@ EDGEKV_API edgekv_status edgekv_copy_pages(edgekv_context * ctx, const edgekv_mo
 EDGEKV_API edgekv_status edgekv_publish_pages(edgekv_context * ctx, const edgekv_move * moves, int n, bool * ok);
 /* Takes pages out of the table; their slots may then be used again. */
 EDGEKV_API edgekv_status edgekv_release_pages(edgekv_context * ctx, const edgekv_move * moves, int n);
+
+/* ---- devices ----
+   On a device the observation's mass and the hierarchy's priority and pinned are device addresses; slots and newest stay on the host.
+   The caller copies pages itself, with kernels of its own on a side stream: it tells edgekv_begin_copies(), lets the side stream wait for
+   what is on the step's stream (a step in flight may still read a slot that was released), copies, and publishes when the copies are
+   complete. edgekv_copy_pages() is refused. */
+EDGEKV_API bool edgekv_get_device(const edgekv_context * ctx, edgekv_device * out); /* false: the host plane */
+EDGEKV_API edgekv_status edgekv_begin_copies(edgekv_context * ctx, const edgekv_move * moves, int n);
+/* Why a context that was to be placed on a device is not, and runs on the host plane or stock; EDGEKV_OK and empty where it is, or was
+   not to be. */
+EDGEKV_API edgekv_status edgekv_device_problem(const edgekv_context * ctx, const char ** sentence);
+
+EDGEKV_API int edgekv_device_count(edgekv_device_kind kind); /* 0 where the build has no such devices */
+EDGEKV_API edgekv_status edgekv_get_device_info(edgekv_device_kind kind, int index, edgekv_device_info * out);
+EDGEKV_API edgekv_status edgekv_measure_rates(edgekv_device_kind kind, int index, edgekv_rates * out); /* about a second */
 
 /* The pages of the last step: of one row, KV head and query token; at most `capacity` are written, their number is returned. */
 EDGEKV_API int edgekv_last_pages(const edgekv_context * ctx, int row, int head, int token, int32_t * pages, int capacity);

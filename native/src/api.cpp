@@ -1,6 +1,7 @@
 // The C functions of edgekv.h and the hooks registered in libllama.
 #include "api_internal.h"
 #include "context.h"
+#include "device_library.h"
 #include "nodes.h"
 
 #include <algorithm>
@@ -36,6 +37,10 @@ std::atomic<bool> g_enabled{false};
 Isa g_isa = Isa::portable;
 
 edgekv_status check_params(const edgekv_params & params) {
+    if (params.placement.kind < EDGEKV_DEVICE_HOST || params.placement.kind > EDGEKV_DEVICE_EMULATED || params.placement.index < 0) {
+        return fail(EDGEKV_INVALID, "there is no device number " + std::to_string(params.placement.index) + " of kind " +
+                                    std::to_string((int) params.placement.kind));
+    }
     if (params.page_tokens < 16 || params.page_tokens % 16 != 0 || params.page_tokens > 4096) {
         return fail(EDGEKV_INVALID, "page_tokens is " + std::to_string(params.page_tokens) +
                                     "; it must be a multiple of 16 from 16 to 4096");
@@ -144,8 +149,23 @@ ggml_tensor * on_build_attend(llama_context * lctx, const llama_edgekv_attend * 
     return ctx ? build_attend(*ctx, *args) : nullptr;
 }
 
+// asked while a context's cache is made: only the defaults can know
+bool on_home(ggml_backend_dev_t) {
+    auto & lib = library();
+    std::lock_guard<std::mutex> lock(lib.mutex);
+
+    return hooks_enabled() && lib.have_defaults && lib.defaults.mode != EDGEKV_MODE_OFF &&
+           lib.defaults.placement.kind == EDGEKV_DEVICE_CUDA && open_device_library(EDGEKV_DEVICE_CUDA);
+}
+
+bool on_plans(llama_context * lctx) {
+    const edgekv_context * ctx = find_active(lctx);
+
+    return ctx && ctx->plane;
+}
+
 const llama_edgekv_hooks kHooks = {
-    on_created, on_freed, on_ubatch_begin, on_ubatch_end, on_build_store, on_build_attend,
+    on_created, on_freed, on_ubatch_begin, on_ubatch_end, on_build_store, on_build_attend, on_home, on_plans,
 };
 
 }  // namespace
@@ -267,6 +287,9 @@ edgekv_status edgekv_attach(llama_context * lctx, const edgekv_params * params, 
             return fail(EDGEKV_NO_MEMORY, "there is no memory for the observation buffer of this context");
         }
     }
+    if (hooks_enabled()) {
+        ctx->place();  // where it fails, edgekv_device_problem() says why
+    }
 
     llama_edgekv_invalidate_graph(lctx);
     *out = ctx;
@@ -308,7 +331,10 @@ edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode) {
         return fail(EDGEKV_DISABLED, "EDGEKV=0 is set: only the stock path can run");
     }
     if (mode == EDGEKV_MODE_SPARSE && ctx->wanted_mode.load(std::memory_order_relaxed) != mode && !ctx->reserve_sparse()) {
-        return fail(EDGEKV_NO_MEMORY, "there is no memory for the sketches of this context");
+        return fail(EDGEKV_NO_MEMORY, ctx->plane ? ctx->plane_error() : "there is no memory for the sketches of this context");
+    }
+    if (mode == EDGEKV_MODE_EXACT && ctx->plane && !ctx->plane->reserve_ring()) {
+        return fail(EDGEKV_NO_MEMORY, ctx->plane_error());
     }
     ctx->wanted_mode.store(mode, std::memory_order_release);
 
@@ -332,7 +358,7 @@ edgekv_status edgekv_set_step_every(edgekv_context * ctx, int n_ubatches) {
 
 edgekv_params edgekv_get_params(const edgekv_context * ctx) {
     return { ctx->wanted_mode.load(std::memory_order_relaxed), ctx->params.page_tokens,
-             ctx->wanted_observe.load(std::memory_order_relaxed), ctx->params.selection };
+             ctx->wanted_observe.load(std::memory_order_relaxed), ctx->params.selection, ctx->params.placement };
 }
 
 // ---- what can be seen --------------------------------------------------------------------------------------------------------
@@ -375,8 +401,8 @@ edgekv_status edgekv_get_observation(const edgekv_context * ctx, edgekv_observat
     const float * base = reinterpret_cast<const float *>(ctx->observation.data());
 
     *out = {};
-    out->mass_max         = base;
-    out->mass_sum         = base + n;
+    out->mass_max         = ctx->plane ? ctx->plane->mass_max() : base;
+    out->mass_sum         = ctx->plane ? ctx->plane->mass_sum() : base + n;
     out->n_rows           = ctx->n_rows;
     out->n_heads          = ctx->n_heads;
     out->n_pages          = ctx->n_pages;
@@ -455,6 +481,16 @@ edgekv_memory edgekv_get_memory(const edgekv_context * ctx) {
     out.sketch_bytes      = ctx->hierarchy.sketch_bytes();
     out.arena_bytes       = ctx->hierarchy.arena_bytes();
     out.table_bytes       = ctx->hierarchy.table_bytes();
+    if (ctx->plane) {
+        const PlaneBytes device = ctx->plane->bytes();
+        out.observation_bytes = device.mass;
+        out.workspace_bytes   = device.workspace + ctx->staging.bytes();
+        out.sketch_bytes      = device.sketches;
+        out.arena_bytes       = device.arena;
+        out.table_bytes      += device.tables;
+        out.device_bytes      = device.fixed + device.arena;
+        out.pinned            = ctx->params.placement.kind == EDGEKV_DEVICE_CUDA;
+    }
     out.n_cells           = ctx->n_stream*ctx->n_cells;
     for (int s = 0; s < ctx->n_stream; ++s) {
         llama_edgekv_cells cells;

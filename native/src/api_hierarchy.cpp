@@ -33,7 +33,7 @@ edgekv_status edgekv_set_selection(edgekv_context * ctx, const edgekv_selection 
         return status;
     }
     if (ctx->set_selection(*selection) != EDGEKV_OK) {
-        return fail(EDGEKV_NO_MEMORY, "there is no memory for the sketches of this context");
+        return fail(EDGEKV_NO_MEMORY, ctx->plane ? ctx->plane_error() : "there is no memory for the sketches of this context");
     }
 
     return EDGEKV_OK;
@@ -53,6 +53,9 @@ edgekv_status edgekv_set_arena(edgekv_context * ctx, int n_slots) {
     if (n_slots < 0) {
         return fail(EDGEKV_INVALID, "an arena cannot have " + std::to_string(n_slots) + " slots");
     }
+    if (ctx->plane && !ctx->plane->set_slots(n_slots)) {
+        return fail(EDGEKV_NO_MEMORY, ctx->plane_error());
+    }
     if (!ctx->hierarchy.set_arena(n_slots)) {
         return fail(EDGEKV_NO_MEMORY, "there is no memory for an arena of " + std::to_string(n_slots*ctx->hierarchy.dims.slot_bytes) + " bytes");
     }
@@ -63,7 +66,8 @@ edgekv_status edgekv_set_arena(edgekv_context * ctx, int n_slots) {
 edgekv_status edgekv_get_hierarchy(const edgekv_context * ctx, edgekv_hierarchy * out) {
     auto & tiers = const_cast<edgekv_context *>(ctx)->hierarchy;
 
-    *out = { tiers.priority(0, 0, 0), tiers.pinned(0, 0, 0), tiers.slots(0, 0, 0), tiers.newest(0),
+    *out = { ctx->plane ? ctx->plane->priority() : tiers.priority(0, 0, 0), ctx->plane ? ctx->plane->pinned() : tiers.pinned(0, 0, 0),
+             tiers.slots(0, 0, 0), tiers.newest(0),
              ctx->n_rows, ctx->n_heads, ctx->n_pages, tiers.n_slots(), tiers.dims.slot_bytes };
 
     return EDGEKV_OK;
@@ -71,6 +75,10 @@ edgekv_status edgekv_get_hierarchy(const edgekv_context * ctx, edgekv_hierarchy 
 
 void edgekv_get_selected(const edgekv_context * ctx, edgekv_selected * out) {
     std::memset(out, 0, sizeof(*out)*ctx->n_rows*ctx->n_heads);
+    if (ctx->plane) {
+        ctx->plane->selected(out, 0, ctx->n_rows);
+        return;
+    }
     for (const auto & layer : ctx->layers) {
         for (size_t head = 0; layer->info.row >= 0 && head < layer->hits.size(); ++head) {
             edgekv_selected & sum = out[(size_t) layer->info.row*ctx->n_heads + head];
@@ -121,6 +129,9 @@ edgekv_status edgekv_copy_pages(edgekv_context * ctx, const edgekv_move * moves,
     if (const edgekv_status status = check_moves(ctx, moves, n, true); status != EDGEKV_OK) {
         return status;
     }
+    if (ctx->plane) {
+        return fail(EDGEKV_UNSUPPORTED, "on a device pages are copied by kernels of the caller's");
+    }
     std::vector<const Layer *> layers(ctx->n_rows);
     for (const auto & layer : ctx->layers) {
         if (layer->info.row >= 0) {
@@ -131,6 +142,17 @@ edgekv_status edgekv_copy_pages(edgekv_context * ctx, const edgekv_move * moves,
         if (moves[i].head < layers[moves[i].row]->info.n_head_kv) {
             copy_page(ctx, *layers[moves[i].row], moves[i]);
         }
+    }
+
+    return EDGEKV_OK;
+}
+
+edgekv_status edgekv_begin_copies(edgekv_context * ctx, const edgekv_move * moves, int n) {
+    if (const edgekv_status status = check_moves(ctx, moves, n, true); status != EDGEKV_OK) {
+        return status;
+    }
+    for (int i = 0; i < n; ++i) {
+        ctx->hierarchy.copied(moves[i]);
     }
 
     return EDGEKV_OK;
@@ -159,6 +181,17 @@ edgekv_status edgekv_release_pages(edgekv_context * ctx, const edgekv_move * mov
 }
 
 int edgekv_last_pages(const edgekv_context * ctx, int row, int head, int token, int32_t * pages, int capacity) {
+    if (ctx->plane && row >= 0 && row < ctx->n_rows) {
+        for (const auto & layer : ctx->layers) {
+            if (layer->info.row == row && head < layer->info.n_head_kv) {
+                int n = 0;
+                const int32_t * found = ctx->plane->last_pages(row, token*layer->info.n_head_kv + head, n);
+                std::memcpy(pages, found, found ? std::min(n, capacity)*sizeof(int32_t) : 0);
+                return n;
+            }
+        }
+        return 0;
+    }
     for (const auto & layer : ctx->layers) {
         if (layer->info.row != row || row < 0 || layer->lists[0].n_tokens <= token || head >= layer->info.n_head_kv) {
             continue;
@@ -176,9 +209,65 @@ int edgekv_last_pages(const edgekv_context * ctx, int row, int head, int token, 
 
 // ---- checks ------------------------------------------------------------------------------------------------------------------
 
+namespace {
+
+// A row's sketches and slots in host memory, wherever the plane is.
+class Looker {
+public:
+    Looker(const edgekv_context * ctx) : ctx(ctx), tiers(const_cast<edgekv_context *>(ctx)->hierarchy) {}
+
+    std::vector<Sketch> sketches(const Layer & layer) {
+        std::vector<Sketch> out;
+        copies.resize(ctx->n_stream);
+        for (int s = 0; s < ctx->n_stream; ++s) {
+            Sketch own = tiers.sketch(layer.info.row, s);
+            if (ctx->plane) {
+                const char * there = ctx->plane->sketches(layer.info.row, s);
+                const auto   kind  = there ? (SketchKind) ctx->params.selection.sketch : SketchKind::none;
+                copies[s].resize(there ? ctx->plane->sketch_stream_bytes(layer.info.row) : 0);
+                ctx->plane->read(copies[s].data(), there, copies[s].size());
+                own = { kind, layer.info.head_dim, layer.info.n_head_kv, ctx->pages_per_stream*(ctx->params.page_tokens/kSketchStripCells),
+                        copies[s].data() };
+            }
+            out.push_back(own);
+        }
+
+        return out;
+    }
+
+    const char * slot(int i) {
+        if (!ctx->plane) {
+            return tiers.slot(i);
+        }
+        page.resize(tiers.dims.slot_bytes);
+        ctx->plane->read(page.data(), ctx->plane->arena() + i*tiers.dims.slot_bytes, page.size());
+
+        return page.data();
+    }
+
+private:
+    const edgekv_context * ctx;
+    Hierarchy & tiers;
+    std::vector<std::vector<char>> copies;
+    std::vector<char> page;
+};
+
+}  // namespace
+
 edgekv_check_result edgekv_check(const edgekv_context * ctx) {
     edgekv_check_result out = {};
     auto & tiers = const_cast<edgekv_context *>(ctx)->hierarchy;
+    Looker looker(ctx);
+    if (ctx->plane) {
+        ctx->plane->wait();
+    }
+    std::vector<const int32_t *> positions(ctx->n_stream, nullptr);
+    for (int s = 0; s < ctx->n_stream; ++s) {
+        llama_edgekv_cells cells;
+        if (llama_edgekv_get_cells(ctx->lctx, (uint32_t) s, &cells)) {
+            positions[s] = cells.pos;
+        }
+    }
 
     for (const auto & layer : ctx->layers) {
         const int row = layer->info.row;
@@ -196,7 +285,7 @@ edgekv_check_result edgekv_check(const edgekv_context * ctx) {
             keys.push_back({ k->type == GGML_TYPE_Q8_0 ? CellType::q8_0 : CellType::f16,
                              static_cast<const char *>(k->data) + s*k->nb[2], k->nb[1], k_row });
         }
-        out.n_strips_wrong += tiers.count_wrong(ctx->lctx, row, keys, out.n_strips);
+        out.n_strips_wrong += tiers.count_wrong(ctx->lctx, looker.sketches(*layer), keys, out.n_strips);
 
         for (int head = 0; head < layer->info.n_head_kv; ++head) {
             for (int page = 0; page < ctx->n_pages; ++page) {
@@ -205,10 +294,13 @@ edgekv_check_result edgekv_check(const edgekv_context * ctx) {
                     continue;
                 }
                 out.n_slots += 1;
-                const char * copy   = tiers.slot(slot);
+                const char * copy   = looker.slot(slot);
                 const int    stream = page/ctx->pages_per_stream;
                 const int    first  = page%ctx->pages_per_stream*ctx->params.page_tokens;
                 for (int i = 0; i < ctx->params.page_tokens && first + i < ctx->n_cells; ++i) {
+                    if (positions[stream] && positions[stream][first + i] < 0) {
+                        continue;  // whatever is there, no token is
+                    }
                     const char * home_k = static_cast<const char *>(k->data) + stream*k->nb[2] + (first + i)*k->nb[1] + head*k_row;
                     const char * home_v = static_cast<const char *>(v->data) + stream*v->nb[2] + (first + i)*v->nb[1] + head*v_row;
                     if (std::memcmp(copy + i*k_row, home_k, k_row) != 0 ||

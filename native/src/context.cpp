@@ -106,16 +106,24 @@ edgekv_context::edgekv_context(llama_context * lctx, const edgekv_params & param
         }
     }
     hierarchy.shape(shape);
-    if (params.mode == EDGEKV_MODE_SPARSE && !reserve_sparse()) {
-        throw std::bad_alloc();
-    }
-
-    if (!observation.reserve(2*sizeof(float)*n_rows*n_heads*n_pages)) {
+    if (params.placement.kind == EDGEKV_DEVICE_HOST && !reserve_host()) {
         throw std::bad_alloc();
     }
 }
 
+bool edgekv_context::reserve_host() {
+    return (params.mode != EDGEKV_MODE_SPARSE || reserve_sparse()) && observation.reserve(2*sizeof(float)*n_rows*n_heads*n_pages);
+}
+
 bool edgekv_context::reserve_sparse() {
+    if (plane) {
+        const auto kind = (SketchKind) params.selection.sketch;
+        if (!plane->sparse_ready(kind)) {
+            hierarchy.mark_all_stale();
+        }
+        return plane->reserve_sketches(kind, params.selection.n_dense) && (params.selection.reselect == 1 || plane->reserve_known());
+    }
+
     for (const auto & layer : layers) {
         const int row = layer->info.row;
         if (row < 0) {
@@ -140,6 +148,9 @@ edgekv_status edgekv_context::set_selection(const edgekv_selection & selection) 
         return EDGEKV_NO_MEMORY;
     }
     hierarchy.forget_threshold();
+    if (plane) {
+        plane->forget_values();
+    }
     kept_scans = false;
     llama_edgekv_invalidate_graph(lctx);
 
@@ -161,14 +172,17 @@ void edgekv_context::begin_ubatch(int n_tokens_ubatch) {
     n_ubatch += 1;
     leader_built = false;
     sketched.store(false, std::memory_order_relaxed);
-    hierarchy.sync(lctx);
+    hierarchy.sync(lctx, plane && wanted_mode.load(std::memory_order_acquire) != EDGEKV_MODE_OFF ? n_tokens : 0);
 
+    bool clear = false;
     if (step_delivered) {
-        if (observation_dirty) {
+        clear = observation_dirty;
+        if (clear && !plane) {
             clear_observation();
         }
-        pending        = {};
-        step_delivered = false;
+        observation_dirty = observation_dirty && !clear;
+        pending           = {};
+        step_delivered    = false;
     }
     attended.store(false, std::memory_order_relaxed);
 
@@ -179,6 +193,7 @@ void edgekv_context::begin_ubatch(int n_tokens_ubatch) {
     // the graph depends on the mode and on what is observed, the workspace on the number of threads
     if (mode != params.mode || observe != params.observe || threads > n_threads) {
         llama_edgekv_invalidate_graph(lctx);
+        graph = {};
     }
 
     scans_all      = !kept_scans || mode != params.mode || !hierarchy.only_tail_changed();
@@ -187,23 +202,32 @@ void edgekv_context::begin_ubatch(int n_tokens_ubatch) {
     n_threads      = std::max(n_threads, threads);
 
     tallies.resize(n_threads);
-    count_values = params.selection.pooled && (hierarchy.threshold() == 0.0f || n_ubatch%4 == 0);
+    count_values = params.selection.pooled && (hierarchy.threshold() == 0.0f || n_ubatch%4 == 0) && !(plane && plane->counting());
     for (auto & tally : tallies) {
         if (count_values) {
             tally.buckets.assign(kValueBuckets, 0);
             tally.n_budget = tally.n_pinned = 0.0;
         }
     }
+    graph.built = false;
+    if (plane) {
+        begin_plane(clear);
+    }
 }
 
 bool edgekv_context::end_ubatch(bool ok) {
+    if (plane) {
+        attended.store(graph.attends, std::memory_order_relaxed);
+        sketched.store(graph.sketches, std::memory_order_relaxed);
+        plane->end(count_values && graph.attends);
+    }
     const bool hooked = attended.load(std::memory_order_relaxed);
     observation_dirty = observation_dirty || hooked;
 
     if (ok && sketched.load(std::memory_order_relaxed)) {
         hierarchy.sketches_are_true();
     }
-    if (ok) {
+    if (ok && !plane) {
         steer();
     }
     kept_scans = ok && hooked && n_tokens == 1 && params.mode == EDGEKV_MODE_SPARSE;
@@ -309,5 +333,4 @@ float * edgekv_context::mass_sum(const Layer & layer, int stream) const {
 
 void edgekv_context::clear_observation() {
     observation.zero(0, 2*sizeof(float)*n_rows*n_heads*n_pages);
-    observation_dirty = false;
 }

@@ -6,10 +6,13 @@
 #include "edgekv.h"
 #include "hierarchy.h"
 #include "llama-edgekv.h"
+#include "plane.h"
+#include "staging.h"
 
 #include <atomic>
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace edgekv {
@@ -26,6 +29,7 @@ struct Layer {
     float softcap = 0.0f;
     const ggml_tensor * k_idxs = nullptr;
     bool leads = false;  // the first layer that selects: it finds out what each token sees
+    ggml_tensor * staged = nullptr;  // on a plane: the node that left K of all cells in the staging buffer
 
     // Mode sparse, one a stream. Lists: [n_tokens][n_head_kv] pages, their numbers, and the coverage of each query head.
     struct Lists {
@@ -66,7 +70,14 @@ struct edgekv_context {
     // decoding thread, between ubatches
     edgekv_status set_selection(const edgekv_selection & selection);
     void count_steps(int every);
-    bool reserve_sparse();  // false: out of memory
+    bool reserve_sparse();  // false: out of memory, or on a plane: plane_error()
+    bool reserve_host();    // what the host plane needs in the mode; false: out of memory
+
+    // Puts the data plane where params.placement says, once, after the context is known to the hooks. false: `problem` says why, and
+    // the context stays on the host plane.
+    bool place();
+    const char * plane_error() const { return library->last_error(); }
+    int next_row(const edgekv::Layer & layer) const;  // that is hooked, -1: none
 
     // compute threads
     float * mass_max(const edgekv::Layer & layer, int stream) const;
@@ -111,7 +122,21 @@ struct edgekv_context {
 
     edgekv_counters counters = {};
 
+    // on a device
+    const edgekv::DeviceLibrary * library = nullptr;
+    std::unique_ptr<edgekv::Plane> plane;
+    edgekv::Staging staging;
+    std::string problem;
+    edgekv_status problem_status = EDGEKV_OK;
+    // of the graph that runs: recorded CUDA graphs are replayed without calling the nodes
+    struct {
+        bool built = false, attends = false, sketches = false, leads_all = false;
+    } graph;
+
 private:
+    void begin_plane(bool clear);
+    edgekv::PlaneShape plane_shape() const;
+    std::string why_not_placed(edgekv_status & status) const;
     void steer();
     float * mass(int which, const edgekv::Layer & layer, int stream) const;
     void clear_observation();

@@ -19,11 +19,38 @@ void Hierarchy::shape(const HierarchyShape & shape) {
     table.assign(n, -1);
 
     sketches.resize(dims.n_rows);
+    tails.assign(dims.n_stream, {});
+    tail_first = 0;
     now.assign(dims.n_stream, 0);
     stream_positions.assign(dims.n_stream, nullptr);
     page_newest.assign(dims.n_pages, -1);
     page_oldest.assign(dims.n_pages, std::numeric_limits<int32_t>::max());
     stale_bits.assign((size_t) dims.n_pages*(dims.page_tokens/kSketchStripCells), 0);
+}
+
+void Hierarchy::leave_to_plane() {
+    mirrored = true;
+    prior     = {};
+    estimated = {};
+    pins      = {};
+}
+
+void Hierarchy::return_from_plane() {
+    if (mirrored) {
+        mirrored = false;
+        mirror_updates.clear();
+        shape(dims);
+    }
+}
+
+const std::vector<MirrorUpdate> & Hierarchy::updates() {
+    for (MirrorUpdate & update : mirror_updates) {
+        if (update.array == Mirror::slots) {  // published, and dropped again
+            update.value = table[update.index];
+        }
+    }
+
+    return mirror_updates;
 }
 
 // ---- sketches ----------------------------------------------------------------------------------------------------------------
@@ -52,25 +79,22 @@ bool Hierarchy::reserve_sketches(int row, SketchKind kind, int head_dim, int n_h
     return true;
 }
 
-int Hierarchy::count_wrong(const llama_context * lctx, int row, const std::vector<SketchKeys> & keys, int & n_compared) const {
-    const RowSketch & s = sketches[row];
-    if (s.kind == SketchKind::none) {
-        return 0;
-    }
-
+int Hierarchy::count_wrong(const llama_context * lctx, const std::vector<Sketch> & own, const std::vector<SketchKeys> & keys,
+                           int & n_compared) const {
     const int per_stream = dims.pages_per_stream*(dims.page_tokens/kSketchStripCells);
     int n_wrong = 0;
 
-    Buffer before;
-    if (!before.reserve(s.stream_bytes)) {
-        return -1;
-    }
+    Buffer rebuilt;
     for (int stream = 0; stream < dims.n_stream; ++stream) {
         llama_edgekv_cells cells;
-        if (!llama_edgekv_get_cells(lctx, (uint32_t) stream, &cells)) {
+        const Sketch & mine = own[stream];
+        if (mine.kind == SketchKind::none || !llama_edgekv_get_cells(lctx, (uint32_t) stream, &cells)) {
             continue;
         }
-        Sketch own = sketch(row, stream);
+        const size_t n_bytes = edgekv::sketch_bytes(mine.kind, mine.head_dim, mine.n_head_kv, mine.n_strips);
+        if (!rebuilt.reserve(n_bytes)) {
+            return -1;
+        }
         for (int strip = 0; strip < per_stream; ++strip) {
             const int first = strip*kSketchStripCells;
             bool stale = stale_bits[(size_t) stream*per_stream + strip];
@@ -83,14 +107,14 @@ int Hierarchy::count_wrong(const llama_context * lctx, int row, const std::vecto
                 continue;
             }
             // rebuilt in a copy, which must not change by it
-            std::memcpy(before.data(), own.data, s.stream_bytes);
-            Sketch copy = own;
-            copy.data   = before.data();
-            for (int head = 0; head < s.n_head_kv; ++head) {
+            std::memcpy(rebuilt.data(), mine.data, n_bytes);
+            Sketch copy = mine;
+            copy.data   = rebuilt.data();
+            for (int head = 0; head < mine.n_head_kv; ++head) {
                 sketch_build(copy, keys[stream], head, strip, valid, Isa::portable);
             }
             n_compared += 1;
-            n_wrong    += std::memcmp(before.data(), own.data, s.stream_bytes) != 0;
+            n_wrong    += std::memcmp(rebuilt.data(), mine.data, n_bytes) != 0;
         }
     }
 
@@ -112,7 +136,37 @@ void Hierarchy::mark_all_stale() {
     stale_bits.assign(stale_bits.size(), 1);
 }
 
-void Hierarchy::sync(const llama_context * lctx) {
+// The page that this ubatch fills, if all of its rows are, or were, written through.
+void Hierarchy::follow_tail(int stream, bool all_stored) {
+    Tail &    tail = tails[stream];
+    const int page = tail.newest;
+    if (page < 0 || !all_stored) {
+        return;
+    }
+
+    int & held = tail.page[page%2];
+    if (held != page && !tail.whole) {
+        return;
+    }
+    for (int row = 0; row < dims.n_rows*dims.n_heads; ++row) {
+        int32_t * slots = table.data() + (size_t) row*dims.n_pages;
+        if (held >= 0 && held != page && slots[held] == tail_slot(row, held)) {
+            drop_slot(slots[held]);
+        }
+        n_published += slots[page] < 0;
+        slots[page] = tail_slot(row, page);
+        mirror(Mirror::slots, slots + page - table.data(), slots[page]);
+    }
+    held = page;
+}
+
+void Hierarchy::drop_page(int page) {
+    for (int row = 0; row < dims.n_rows*dims.n_heads; ++row) {
+        drop_slot(table[(size_t) row*dims.n_pages + page]);
+    }
+}
+
+void Hierarchy::sync(const llama_context * lctx, int n_stored) {
     if (delivered) {
         changed.clear();
         delivered = false;
@@ -122,9 +176,11 @@ void Hierarchy::sync(const llama_context * lctx) {
     const int    per_page   = dims.page_tokens/kSketchStripCells;
     const int    per_stream = dims.pages_per_stream*per_page;
 
+    int n_cells_changed = 0;
     stale.clear();
     for (int s = 0; s < dims.n_stream; ++s) {
         llama_edgekv_cells cells;
+        tails[s].newest = -1;
         if (!llama_edgekv_get_cells(lctx, (uint32_t) s, &cells)) {
             continue;
         }
@@ -145,18 +201,32 @@ void Hierarchy::sync(const llama_context * lctx) {
 
             int32_t newest = -1;
             int32_t oldest = std::numeric_limits<int32_t>::max();
+            bool    whole  = true;
             for (int c = first; c < end; ++c) {
                 if (cells.pos[c] >= 0) {
                     newest = std::max(newest, cells.pos[c]);
                     oldest = std::min(oldest, cells.pos[c]);
+                    whole  = whole && cells.changed[c] > now[s];
                 }
                 if (cells.changed[c] > now[s]) {
                     stale_bits[(size_t) s*per_stream + c/kSketchStripCells] = 1;
+                    n_cells_changed += 1;
                 }
             }
-            page_newest[s*dims.pages_per_stream + page] = newest;
-            page_oldest[s*dims.pages_per_stream + page] = oldest;
-            changed.push_back(s*dims.pages_per_stream + page);
+            Tail & tail = tails[s];
+            if (tail.newest < 0 || newest > page_newest[tail.newest]) {
+                tail.newest = s*dims.pages_per_stream + page;
+                tail.whole  = whole;
+            }
+            const int id = s*dims.pages_per_stream + page;
+            page_newest[id] = newest;
+            page_oldest[id] = oldest;
+            changed.push_back(id);
+            mirror(Mirror::newest, id, newest);
+            mirror(Mirror::oldest, id, oldest);
+            for (int c = first; mirrored && c < end; ++c) {
+                mirror(Mirror::positions, (int64_t) s*dims.n_cells + c, cells.pos[c]);
+            }
         }
         now[s] = cells.now;
 
@@ -175,11 +245,21 @@ void Hierarchy::sync(const llama_context * lctx) {
 
     if (n_published > 0) {
         for (size_t i = n_before; i < changed.size(); ++i) {
-            for (int row = 0; row < dims.n_rows*dims.n_heads; ++row) {
-                int32_t & slot = table[(size_t) row*dims.n_pages + changed[i]];
-                n_published -= slot >= 0;
-                slot = -1;
+            drop_page(changed[i]);
+        }
+    }
+    if (tail_first > 0) {
+        // any other change among them may be one of contents
+        const bool all_stored = n_cells_changed == n_stored;
+        for (size_t i = n_before; i < changed.size(); ++i) {
+            Tail & tail = tails[changed[i]/dims.pages_per_stream];
+            int &  held = tail.page[changed[i]%2];
+            if (held == changed[i] && !(all_stored && tail.newest == held)) {
+                held = -1;  // it left the table with the others
             }
+        }
+        for (int s = 0; s < dims.n_stream; ++s) {
+            follow_tail(s, all_stored);
         }
     }
     if (n_before > 0) {
@@ -190,20 +270,28 @@ void Hierarchy::sync(const llama_context * lctx) {
 
 // ---- arena -------------------------------------------------------------------------------------------------------------------
 
+void Hierarchy::drop_slot(int32_t & slot) {
+    if (slot < 0) {
+        return;
+    }
+    slot = -1;
+    n_published -= 1;
+    mirror(Mirror::slots, &slot - table.data(), -1);
+}
+
 bool Hierarchy::set_arena(int n_slots) {
     Buffer fresh;
-    if (!fresh.reserve((size_t) n_slots*dims.slot_bytes)) {
+    if (!mirrored && !fresh.reserve((size_t) n_slots*dims.slot_bytes)) {
         return false;
     }
 
     const int n_kept = std::min(n_slots, this->n_slots());
-    if (n_kept > 0) {
+    if (!mirrored && n_kept > 0) {
         std::memcpy(fresh.data(), arena.data(), (size_t) n_kept*dims.slot_bytes);
     }
     for (int32_t & slot : table) {
-        if (slot >= n_slots) {
-            slot = -1;
-            n_published -= 1;
+        if (slot >= n_slots && (tail_first == 0 || slot < tail_first)) {
+            drop_slot(slot);
         }
     }
     arena = std::move(fresh);
@@ -237,14 +325,13 @@ bool Hierarchy::publish(const llama_context * lctx, const edgekv_move & move) {
     int32_t & slot = table[id(move)];
     n_published += slot < 0;
     slot = move.slot;
+    mirror(Mirror::slots, id(move), move.slot);
 
     return true;
 }
 
 void Hierarchy::release(const edgekv_move & move) {
-    int32_t & slot = table[id(move)];
-    n_published -= slot >= 0;
-    slot = -1;
+    drop_slot(table[id(move)]);
 }
 
 // ---- selection ---------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 #include "buffer.h"
 #include "edgekv.h"
 #include "llama-edgekv.h"
+#include "plane.h"
 #include "select.h"
 #include "sketch.h"
 
@@ -33,16 +34,25 @@ public:
     // throws std::bad_alloc
     void shape(const HierarchyShape & shape);
 
+    // From now on sketches, arena, priority and pins are a plane's, and what it has to mirror is kept for it.
+    void leave_to_plane();
+    void return_from_plane();  // throws std::bad_alloc
+    bool on_plane() const { return mirrored; }
+    const std::vector<MirrorUpdate> & updates();  // an entry named twice has the same value in both
+    void updates_delivered() { mirror_updates.clear(); }
+
     // Buffers of a sketch kind for `row`; strips are empty and stale where the kind or the row is new. false: out of memory
     bool reserve_sketches(int row, SketchKind kind, int head_dim, int n_head_kv);
     void drop_sketches(int row);
     Sketch sketch(int row, int stream) const;
 
-    // The strips of a row that differ from a rebuild out of `keys`, [stream]; those that are stale now are left out.
-    int count_wrong(const llama_context * lctx, int row, const std::vector<SketchKeys> & keys, int & n_compared) const;
+    // The strips of `own`, a row's sketches [stream] in host memory, that differ from a rebuild out of `keys`, [stream]; those that
+    // are stale now are left out. -1: out of memory.
+    int count_wrong(const llama_context * lctx, const std::vector<Sketch> & own, const std::vector<SketchKeys> & keys, int & n_compared) const;
 
-    // Decoding thread, before a ubatch is computed: what changed since the call before. Pages that changed leave the table.
-    void sync(const llama_context * lctx);
+    // Decoding thread, before a ubatch is computed: what changed since the call before. Pages that changed leave the table. `n_stored`:
+    // tokens whose rows nodes of ours will store, also in the arena where the table says so.
+    void sync(const llama_context * lctx, int n_stored);
     void mark_all_stale();
     const std::vector<StaleStrip> & stale_strips() const { return stale; }
     void sketches_are_true() { stale_bits.assign(stale_bits.size(), 0); }
@@ -60,8 +70,13 @@ public:
     float * known(int row, int stream, int head) { return row_of(estimated, row, stream, head); }
 
     // the arena
-    bool set_arena(int n_slots);  // false: out of memory, nothing changed
+    bool set_arena(int n_slots);  // false: out of memory, nothing changed; on a plane only the number is kept
     int n_slots() const { return (int) slot_copied.size(); }
+
+    // On a plane: the page that a stream fills, and the one before it, have slots of their own, behind the caller's: they are written
+    // through, so that the newest tokens need no copy. 0: none.
+    int n_tail_slots() const { return dims.n_rows*dims.n_heads*dims.n_stream*2; }
+    void set_tail(int first_slot) { tail_first = first_slot; }
     char * slot(int i) { return arena.data() + (size_t) i*dims.slot_bytes; }
     const char * arena_data() const { return n_slots() > 0 ? arena.data() : nullptr; }
     void copied(const edgekv_move & move) { slot_copied[move.slot] = {now[move.page/dims.pages_per_stream], id(move)}; }
@@ -103,6 +118,28 @@ private:
     std::vector<RowSketch> sketches;
     std::vector<uint8_t> stale_bits;  // [stream][strip]
     std::vector<StaleStrip> stale;
+
+    void drop_slot(int32_t & slot);
+    void drop_page(int page);
+    void follow_tail(int stream, bool all_stored);
+    int tail_slot(int row_head, int page) const {
+        return tail_first + (row_head*dims.n_stream + page/dims.pages_per_stream)*2 + page%2;
+    }
+    void mirror(Mirror array, int64_t index, int32_t value) {
+        if (mirrored) {
+            mirror_updates.push_back({ array, index, value });
+        }
+    }
+
+    bool mirrored = false;
+    int tail_first = 0;
+    struct Tail {
+        int page[2] = { -1, -1 };   // in the slots of even and odd pages
+        int newest  = -1;           // of the pages that changed
+        bool whole  = false;        // it has no cell from before
+    };
+    std::vector<Tail> tails;        // [stream]
+    std::vector<MirrorUpdate> mirror_updates;
 
     std::vector<uint64_t> now;        // [stream] clock time of the last sync
     std::vector<const int32_t *> stream_positions;

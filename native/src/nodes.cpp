@@ -188,25 +188,31 @@ void run_observe(ggml_tensor * dst, int ith, int nth, void * userdata) {
 }
 
 bool attendable(const llama_edgekv_attend & args) {
-    const auto & [ctx, gf, il, q, k, v, mask, sinks, scale, softcap, plain] = args;
+    const ggml_tensor * q    = args.q;
+    const ggml_tensor * k    = args.k;
+    const ggml_tensor * v    = args.v;
+    const ggml_tensor * mask = args.mask;
 
-    return plain && q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0] && v->ne[0] == k->ne[0] &&
+    return args.plain && q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0] && v->ne[0] == k->ne[0] &&
            v->ne[2] == k->ne[2] && q->ne[1] % k->ne[1] == 0 &&
            (mask->type == GGML_TYPE_F16 || mask->type == GGML_TYPE_F32) && mask->ne[0] == k->ne[2] &&
-           (!sinks || sinks->type == GGML_TYPE_F32);
+           (!args.sinks || args.sinks->type == GGML_TYPE_F32);
 }
 
 }  // namespace
 
 bool build_store(edgekv_context & ctx, const llama_edgekv_store & args) {
     Layer * layer = ctx.served_layer(args.il, args.k);
-    // longer ubatches are stored here only for their sketches
-    if (!layer || (!ctx.attends(args.k, args.k_cur->ne[2]) && ctx.params.mode != EDGEKV_MODE_SPARSE)) {
+    // longer ubatches are stored here only for their sketches, or for a device to read
+    if (!layer || (!ctx.plane && !ctx.attends(args.k, args.k_cur->ne[2]) && ctx.params.mode != EDGEKV_MODE_SPARSE)) {
         return false;
     }
     if (!storable(args.k_cur, args.k_idxs, args.k) || !storable(args.v_cur, args.v_idxs, args.v)) {
         layer->info.state = EDGEKV_LAYER_GRAPH;
         return false;
+    }
+    if (ctx.plane) {
+        return build_store_device(ctx, *layer, args);
     }
 
     ggml_tensor * sources[N_STORE_SOURCES] = { args.k_cur, args.v_cur, args.k_idxs, args.v_idxs, args.k, args.v };
@@ -223,12 +229,18 @@ bool build_store(edgekv_context & ctx, const llama_edgekv_store & args) {
 
 ggml_tensor * build_attend(edgekv_context & ctx, const llama_edgekv_attend & args) {
     Layer * layer = ctx.served_layer(args.il, args.k);
-    if (!layer || !ctx.attends(args.k, args.q->ne[2])) {
+    if (!layer || (!ctx.plane && !ctx.attends(args.k, args.q->ne[2]))) {
         return nullptr;
+    }
+    if (ctx.plane && layer->staged) {
+        return build_attend_device(ctx, *layer, args);  // leaves the rest to the stock nodes
     }
     if (!attendable(args)) {
         layer->info.state = EDGEKV_LAYER_GRAPH;
         return nullptr;
+    }
+    if (ctx.plane) {
+        return build_attend_device(ctx, *layer, args);
     }
 
     layer->scale   = args.scale;

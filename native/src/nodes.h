@@ -13,4 +13,12 @@ ggml_tensor * build_attend(edgekv_context & ctx, const llama_edgekv_attend & arg
 // the node that fills the lists of `layer`; null: out of memory
 ggml_tensor * build_select(edgekv_context & ctx, Layer & layer, const llama_edgekv_attend & args);
 
+// on a plane: the same nodes, run by the device
+bool build_store_device(edgekv_context & ctx, Layer & layer, const llama_edgekv_store & args);
+ggml_tensor * build_attend_device(edgekv_context & ctx, Layer & layer, const llama_edgekv_attend & args);
+
+// what the CUDA backend asks and calls
+bool device_node_supported(int device, const ggml_tensor * node);
+void device_node_compute(int device, ggml_tensor * node, void * stream);
+
 }  // namespace edgekv

@@ -1,0 +1,189 @@
+// The data plane of one context on a device, as libedgekv sees it. libedgekv itself knows no CUDA: it opens libedgekv-cuda (or
+// libedgekv-emulated, the same sources on an emulated device) at run time and finds there one function, edgekv_device_library().
+//
+// A plane owns all device memory of its context but the staging buffer, which is a ggml buffer: arena, sketches, mirrors of the page
+// table and of the cells' positions, priority, pins, attention mass, lists and workspaces. Home stays llama.cpp's. Node calls come while a
+// graph is computed or recorded; they enqueue on the stream they are given and never wait. Everything else comes from the decoding
+// thread between ubatches.
+#pragma once
+
+#include "attend.h"
+#include "edgekv.h"
+#include "select.h"
+#include "sketch.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace edgekv {
+
+constexpr int kPlaneAbi = 1;
+
+// A hooked layer. Home as the device addresses it: stream 0, cell 0, head 0. Strides in bytes.
+struct PlaneRow {
+    int n_head, n_head_kv, head_dim;
+    CellType k_type, v_type;
+    char * k;
+    char * v;
+    size_t k_stride_stream, k_stride_cell, k_stride_head;
+    size_t v_stride_stream, v_stride_cell, v_stride_head;
+    size_t k_row_bytes, v_row_bytes;  // of one head of one cell
+    size_t v_offset;                  // of V in a slot
+};
+
+struct PlaneShape {
+    int n_heads;            // the most of any row
+    int n_stream, n_cells;  // cells of a stream
+    int page_tokens;
+    int pages_per_stream, n_pages;
+    size_t slot_bytes;
+    size_t staging_bytes;   // what the caller took on the device already, counts against the budget
+    size_t budget_bytes;    // 0: what is free, less a margin
+    std::vector<PlaneRow> rows;
+};
+
+struct PlaneBytes {
+    size_t budget, fixed, sketches, arena, tables, mass, workspace;
+    int n_slots, n_slots_max;
+    int tail_slot;  // the first of them, 0: none
+};
+
+// Host arrays that kernels read: entry `index` of the array is now `value`.
+enum class Mirror : int { newest, oldest, positions, slots };
+struct MirrorUpdate {
+    Mirror array;
+    int64_t index;  // newest, oldest: [page]; positions: [stream][cell]; slots: [row][head][page]
+    int32_t value;
+};
+
+struct PlaneStale {
+    int32_t stream, strip;
+    uint32_t valid;
+};
+
+// What changes between ubatches without changing the graph.
+struct PlaneStep {
+    const MirrorUpdate * updates;
+    size_t n_updates;
+    const PlaneStale * stale;
+    int n_stale;
+    uint32_t n_ubatch;
+    float threshold;
+    bool scans_all, count_values;
+    bool clear_observation;
+};
+
+// What a node's graph shows of the cache. Part of the node's parameters, so that a recorded CUDA graph is not replayed for another.
+struct PlaneView {
+    int32_t n_cells;    // of each stream, in view
+    int32_t n_streams, first_stream;
+    int32_t n_tokens;   // of each stream
+    int32_t leads;      // the first node of the graph that needs to know what each token sees
+    int32_t generation; // of the plane's buffers
+};
+
+// Tensors are device addresses with ggml's strides in bytes.
+struct PlaneStore {
+    const char * k;  // f32 [n_tokens of all streams][n_head_kv][head_dim]
+    const char * v;
+    size_t k_stride_token, k_stride_head, v_stride_token, v_stride_head;
+    const int64_t * k_idxs;  // counted through all streams
+    const int64_t * v_idxs;
+    bool sketch;
+
+    // Prompts: all cells in view are copied to the staging buffer, which the stock attention then reads. null: no prompt.
+    char * k_staging;  // of the cache's layout
+    char * v_staging;
+    char * k_next;     // where the next row will be staged, which is begun now; null: it waits for its turn
+    char * v_next;
+    int next_row;      // -1: none
+};
+
+struct PlaneQuery {
+    const char * q;  // f32 [n_tokens of all streams][n_head][head_dim]
+    size_t q_stride_token, q_stride_head;
+    MaskType mask_type;
+    const char * mask;
+    size_t mask_stride_token, mask_stride_stream;
+    const int64_t * k_idxs;
+    const float * sinks;  // [n_head] or null
+    float scale, softcap;
+};
+
+struct PlaneAttend {
+    PlaneQuery query;
+    char * out;  // f32 [n_tokens of all streams][n_head][head_dim], contiguous
+    bool selected;  // the pages of the lists; otherwise every page, through the ring where there is one
+    bool observe, feed;
+    int next_row;  // that will be attended next in this graph without lists; -1: none
+};
+
+class Plane {
+public:
+    virtual ~Plane() = default;  // waits for what is under way
+
+    // ---- memory ----
+    // Sketches of rows from n_dense on; false: last_error()
+    virtual bool reserve_sketches(SketchKind kind, int n_dense) = 0;
+    virtual bool reserve_ring() = 0;   // mode exact
+    virtual bool reserve_known() = 0;  // reselect > 1
+    // What the budget has left; once. n_tail further slots are for the pages that are being filled, if they are a small part of it.
+    virtual bool reserve_arena(int n_tail) = 0;
+    // Workspaces for graphs of this view and row; false: last_error(). They may move: see generation().
+    virtual bool reserve_workspace(int row, const PlaneView & view, SketchKind kind, bool lists) = 0;
+    virtual int generation() const = 0;
+    virtual bool set_slots(int n_slots) = 0;  // in use
+    virtual PlaneBytes bytes() const = 0;
+    virtual bool sparse_ready(SketchKind kind) const = 0;
+
+    virtual float * priority() = 0;  // [row][head][page]
+    virtual uint8_t * pinned() = 0;
+    virtual float * mass_max() = 0;
+    virtual float * mass_sum() = 0;
+    virtual char * arena() = 0;
+    virtual const edgekv_device_row * rows() = 0;
+    virtual void * stream() = 0;
+
+    // ---- around a ubatch ----
+    virtual bool begin(const PlaneStep & step) = 0;
+    virtual void end(bool counted) = 0;  // counted: values were
+    // The values counted in a ubatch, once they have arrived; false: none since the call before
+    virtual bool values(std::vector<uint32_t> & buckets, double & n_budget, double & n_pinned) = 0;
+    virtual bool counting() const = 0;  // counts of an earlier ubatch are still on their way
+    virtual void forget_values() = 0;   // of steps so far; may wait
+    virtual bool selected(edgekv_selected * out, int first_row, int n_rows) = 0;  // [row][head]; waits
+
+    // ---- nodes ----
+    virtual void store(int row, const PlaneView & view, const PlaneStore & args, void * stream) = 0;
+    virtual void select(int row, const PlaneView & view, const PlaneQuery & args, const edgekv_selection & options, bool feed, int dense_heads, void * stream) = 0;
+    virtual void attend(int row, const PlaneView & view, const PlaneAttend & args, void * stream) = 0;
+
+    // ---- looking closer ----
+    virtual bool wait() = 0;  // for everything; false: something failed, last_error()
+    virtual bool wait_for_step() = 0;  // for the stream of the step
+    virtual bool read(void * dst, const void * src, size_t n_bytes) = 0;  // device to host; waits
+    virtual const char * sketches(int row, int stream) = 0;  // device address
+    virtual size_t sketch_stream_bytes(int row) = 0;
+    virtual const int32_t * last_pages(int row, int list, int & n_pages) = 0;  // of the layer that attended last; waits
+};
+
+struct DeviceLibrary {
+    int abi;
+    edgekv_device_kind kind;
+    int (*count)();
+    bool (*info)(int index, edgekv_device_info * out);
+    bool (*rates)(int index, edgekv_rates * out);
+    // null: last_error(). `stream`: that the nodes will be given; null: the plane makes one of its own
+    Plane * (*make)(int index, const PlaneShape & shape, void * stream);
+    bool (*is_pinned)(const void * host);
+    bool (*pin)(void * host, size_t n_bytes);
+    void (*unpin)(void * host);
+    const char * (*last_error)();
+};
+
+}  // namespace edgekv
+
+extern "C" EDGEKV_API const edgekv::DeviceLibrary * edgekv_device_library();

@@ -1,0 +1,184 @@
+// The plane of plane.h over gpu.h: memory (plane_memory.cu), what surrounds a ubatch (plane_step.cu), nodes (plane_nodes.cu).
+#pragma once
+
+#include "attend_device.h"
+#include "move_device.h"
+#include "plane.h"
+#include "select_device.h"
+#include "sketch_device.h"
+#include "standing_device.h"
+#include "step_state.h"
+#include "store_device.h"
+
+#include <deque>
+
+namespace edgekv::gpu {
+
+// sets the sentence that the library's last_error() gives; returns false
+bool fail_with(const std::string & sentence);
+std::string mebibytes(size_t n_bytes);
+
+constexpr int kUpdates = 1 << 14;  // that one upload carries
+
+// Device memory, zeroed; grows, never shrinks.
+class DeviceBuffer {
+public:
+    DeviceBuffer() = default;
+    DeviceBuffer(DeviceBuffer && other) noexcept { *this = std::move(other); }
+    DeviceBuffer & operator=(DeviceBuffer && other) noexcept;
+    ~DeviceBuffer() { release(); }
+
+    bool reserve(size_t n_bytes);  // contents are lost when it grows, which waits for the device
+    void release();
+
+    template <class T>
+    T * as() const {
+        return static_cast<T *>(ptr);
+    }
+    char * data() const { return static_cast<char *>(ptr); }
+    size_t size() const { return n; }
+
+private:
+    void * ptr = nullptr;
+    size_t n   = 0;
+};
+
+struct PinnedBuffer {
+    PinnedBuffer() = default;
+    PinnedBuffer(const PinnedBuffer &) = delete;
+    PinnedBuffer & operator=(const PinnedBuffer &) = delete;
+    ~PinnedBuffer() { free_pinned(ptr); }
+    bool reserve(size_t n_bytes) { return alloc_pinned(&ptr, n_bytes); }  // once
+
+    char * data() const { return static_cast<char *>(ptr); }
+
+private:
+    void * ptr = nullptr;
+};
+
+class DevicePlane final : public Plane {
+public:
+    DevicePlane(int index, const PlaneShape & shape, Stream stream);
+    ~DevicePlane() override;
+    bool init();  // false: last_error()
+
+    bool reserve_sketches(SketchKind kind, int n_dense) override;
+    bool reserve_ring() override;
+    bool reserve_known() override;
+    bool reserve_arena(int n_tail) override;
+    bool reserve_workspace(int row, const PlaneView & view, SketchKind kind, bool lists) override;
+    int generation() const override { return n_generations; }
+    bool set_slots(int n_slots) override;
+    PlaneBytes bytes() const override;
+    bool sparse_ready(SketchKind kind) const override { return sketch_kind == kind; }
+
+    float * priority() override { return prior.as<float>(); }
+    uint8_t * pinned() override { return pins.as<uint8_t>(); }
+    float * mass_max() override { return mass.as<float>(); }
+    float * mass_sum() override { return mass.as<float>() + n_entries(); }
+    char * arena() override { return slots_memory.data(); }
+    const edgekv_device_row * rows() override { return row_table.as<edgekv_device_row>(); }
+    void * stream() override { return main; }
+
+    bool begin(const PlaneStep & step) override;
+    void end(bool counted) override;
+    bool values(std::vector<uint32_t> & buckets, double & n_budget, double & n_pinned) override;
+    bool counting() const override { return counts_pending; }
+    void forget_values() override;
+    bool selected(edgekv_selected * out, int first_row, int n_rows) override;
+
+    void store(int row, const PlaneView & view, const PlaneStore & args, void * stream) override;
+    void select(int row, const PlaneView & view, const PlaneQuery & args, const edgekv_selection & options, bool feed, int dense_heads,
+                void * stream) override;
+    void attend(int row, const PlaneView & view, const PlaneAttend & args, void * stream) override;
+
+    bool wait() override;
+    bool wait_for_step() override { return stream_sync(main); }
+    bool read(void * dst, const void * src, size_t n_bytes) override;
+    const char * sketches(int row, int stream) override;
+    size_t sketch_stream_bytes(int row) override { return row_sketches[row].stream_bytes; }
+    const int32_t * last_pages(int row, int list, int & n_pages) override;
+
+private:
+    // Host arrays as the kernels see them: one array of numbers, the mirrors behind each other.
+    struct Mirrors {
+        size_t newest, oldest, positions, slots, end;
+    };
+    struct RowSketches {
+        SketchKind kind = SketchKind::none;
+        size_t stream_bytes = 0;
+        DeviceBuffer data;
+    };
+    // What a step uploads; two, so that the host fills one while the other is still being read.
+    struct Upload {
+        PinnedBuffer host;
+        DeviceBuffer updates;
+        Event done = nullptr;
+    };
+    // Pages of the ring: which half they fill, and what they are.
+    struct Fill {
+        int row, stream, chunk;
+        bool operator==(const Fill & other) const { return row == other.row && stream == other.stream && chunk == other.chunk; }
+    };
+
+    size_t n_entries() const { return shape.rows.size()*shape.n_heads*shape.n_pages; }
+    size_t n_row_entries() const { return (size_t) shape.n_heads*shape.n_pages; }
+    int32_t * mirror(size_t offset) const { return mirrored.as<int32_t>() + offset; }
+    int32_t * slots_of(int row, int stream) const {
+        return mirror(mirrors.slots) + row*n_row_entries() + (size_t) stream*shape.pages_per_stream;
+    }
+    size_t used_bytes() const;
+    bool grow(DeviceBuffer & buffer, size_t n_bytes);
+    bool upload_updates(const PlaneStep & step);
+
+    SketchArray sketch_array(int row, int first_stream) const;
+    AttendProblem problem(int row, const PlaneView & view, const PlaneAttend & args, int s) const;
+    int pages_in_view(const PlaneView & view) const { return (view.n_cells + shape.page_tokens - 1)/shape.page_tokens; }
+    int ring_pages(int row) const;  // of all heads, that half of the ring holds
+    int n_chunks(int row, const PlaneView & view) const;
+    size_t standing_stride() const { return (size_t) shape.pages_per_stream + 16; }
+
+    void mark_fresh(const PlaneView & view, const int64_t * k_idxs, Stream stream);
+    void fill_ring(const Fill & fill, const PlaneView & view, Stream stream);
+    Ring ring_of(int row, int half, const PlaneView & view, int chunk) const;
+    void attend_lists(int row, const PlaneView & view, const PlaneAttend & args, int s, Stream stream);
+    void attend_all(int row, const PlaneView & view, const PlaneAttend & args, int s, Stream stream);
+
+    const int index;
+    const PlaneShape shape;
+    Device card;
+    Stream main = nullptr, side = nullptr;
+    bool owns_main = false;
+    Mirrors mirrors = {};
+
+    DeviceBuffer mirrored, prior, pins, mass, row_table, slots_memory, totals, hits, counts, state, stale;
+    DeviceBuffer known_mass, ring_memory, ring_held, fresh;
+    DeviceBuffer estimates, lists, list_lengths, covered, select_scratch, standing, attend_workspace;
+    std::vector<RowSketches> row_sketches;
+    SketchKind sketch_kind = SketchKind::none;
+    int n_slots = 0, n_slots_max = 0, n_tail_slots = 0;
+    size_t budget = 0, list_stride = 0, estimate_stride = 0;
+    int n_generations = 1;
+
+    Upload uploads[2];
+    int turn = 0;
+    PinnedBuffer host_counts;
+    Event counts_copied = nullptr;
+    bool counts_pending = false;
+
+    // prompts: the row whose cells are on their way to the staging buffer
+    Event fork = nullptr, staged = nullptr;
+    int staged_row = -1;
+
+    // the ring
+    Event half_filled[2] = {}, half_free[2] = {};
+    bool side_joined = false;  // the side stream follows the main one in this graph
+    bool half_used[2] = {};    // in this graph
+    int n_fills = 0;
+    std::deque<std::pair<Fill, int>> filling;  // and the half
+
+    int last_row = -1;
+    std::vector<int32_t> last_list;
+};
+
+}  // namespace edgekv::gpu

@@ -1,0 +1,323 @@
+// What a plane holds on the device, and how much of it.
+#include "plane_device.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+namespace edgekv::gpu {
+
+namespace {
+
+constexpr size_t kMinMargin   = 256u << 20;  // of VRAM that is left to others
+constexpr size_t kMaxHalfRing = 128u << 20;
+
+size_t align256(size_t n) {
+    return (n + 255)/256*256;
+}
+
+}  // namespace
+
+// ---- buffers -----------------------------------------------------------------------------------------------------------------
+
+DeviceBuffer & DeviceBuffer::operator=(DeviceBuffer && other) noexcept {
+    std::swap(ptr, other.ptr);
+    std::swap(n, other.n);
+
+    return *this;
+}
+
+bool DeviceBuffer::reserve(size_t n_bytes) {
+    if (n_bytes <= n) {
+        return true;
+    }
+    void * fresh;
+    if (!alloc(&fresh, align256(n_bytes))) {
+        return false;
+    }
+    release();
+    ptr = fresh;
+    n   = align256(n_bytes);
+
+    return true;
+}
+
+void DeviceBuffer::release() {
+    if (ptr) {
+        free_device(ptr);
+    }
+    ptr = nullptr;
+    n   = 0;
+}
+
+// ---- life --------------------------------------------------------------------------------------------------------------------
+
+DevicePlane::DevicePlane(int index, const PlaneShape & shape, Stream stream) : index(index), shape(shape), main(stream) {
+    row_sketches.resize(shape.rows.size());
+    mirrors.oldest    = shape.n_pages;
+    mirrors.positions = mirrors.oldest + shape.n_pages;
+    mirrors.slots     = mirrors.positions + (size_t) shape.n_stream*shape.n_cells;
+    mirrors.end       = mirrors.slots + n_entries();
+}
+
+bool DevicePlane::init() {
+    if (!use_device(index) || !device(index, card)) {
+        return false;
+    }
+    owns_main = main == nullptr;
+    if ((owns_main && !stream_create(&main)) || !stream_create(&side)) {
+        return false;
+    }
+    for (Event * event : { &fork, &staged, &counts_copied, &half_filled[0], &half_filled[1], &half_free[0], &half_free[1],
+                           &uploads[0].done, &uploads[1].done }) {
+        if (!event_create(event)) {
+            return false;
+        }
+    }
+
+    PlaneView view = {};
+    view.n_cells   = shape.n_cells;
+    view.n_streams = view.n_tokens = 1;
+    for (size_t r = 0; r < shape.rows.size(); ++r) {
+        if (const PlaneRow & row = shape.rows[r]; !attend_device_supports(problem((int) r, view, {}, 0))) {
+            return fail_with("the GPU's kernels do not serve this model: " + std::to_string(row.n_head/row.n_head_kv) +
+                             " query heads of size " + std::to_string(row.head_dim) + " share a KV head (at most " + std::to_string(kMaxGroup) +
+                             " are served); --device cpu runs its attention on the processor");
+        }
+    }
+
+    const size_t n_rows   = shape.rows.size();
+    const size_t n_strips = (size_t) shape.n_pages*(shape.page_tokens/kSketchStripCells);
+    if (!mirrored.reserve(mirrors.end*sizeof(int32_t)) || !prior.reserve(n_entries()*sizeof(float)) || !pins.reserve(n_entries()) ||
+        !mass.reserve(2*n_entries()*sizeof(float)) || !row_table.reserve(n_rows*sizeof(edgekv_device_row)) ||
+        !totals.reserve(n_rows*shape.n_heads*sizeof(SelectTotals)) || !hits.reserve(n_rows*shape.n_heads*sizeof(AttendHits)) ||
+        !counts.reserve(sizeof(ValueCounts)) || !state.reserve(sizeof(StepState)) || !stale.reserve(n_strips*sizeof(PlaneStale)) ||
+        !fresh.reserve(shape.n_pages) || !host_counts.reserve(sizeof(ValueCounts))) {
+        return false;
+    }
+    for (auto & upload : uploads) {
+        if (!upload.host.reserve(kUpdates*sizeof(int2) + sizeof(StepState) + n_strips*sizeof(PlaneStale)) ||
+            !upload.updates.reserve(kUpdates*sizeof(int2))) {
+            return false;
+        }
+    }
+
+    // empty cells and pages, none in a slot
+    std::vector<int32_t> empty(std::min(mirrors.end, (size_t) 1 << 20), -1);
+    for (size_t i = 0; i < mirrors.end; i += empty.size()) {
+        if (!copy(mirror(i), empty.data(), std::min(empty.size(), mirrors.end - i)*sizeof(int32_t))) {
+            return false;
+        }
+    }
+    std::vector<int32_t> never(shape.n_pages, std::numeric_limits<int32_t>::max());
+    std::vector<edgekv_device_row> table;
+    for (const PlaneRow & row : shape.rows) {
+        table.push_back({ (uint64_t) (uintptr_t) row.k, (uint64_t) (uintptr_t) row.v, row.k_stride_stream, row.k_stride_cell,
+                          row.k_stride_head, row.v_stride_stream, row.v_stride_cell, row.v_stride_head, row.k_row_bytes,
+                          row.v_row_bytes, row.v_offset, (uint64_t) row.n_head_kv });
+    }
+
+    return copy(mirror(mirrors.oldest), never.data(), never.size()*sizeof(int32_t)) &&
+           copy(row_table.data(), table.data(), table.size()*sizeof(edgekv_device_row));
+}
+
+DevicePlane::~DevicePlane() {
+    use_device(index);
+    wait();
+    for (Event event : { fork, staged, counts_copied, half_filled[0], half_filled[1], half_free[0], half_free[1], uploads[0].done,
+                         uploads[1].done }) {
+        if (event) {
+            event_destroy(event);
+        }
+    }
+    if (side) {
+        stream_destroy(side);
+    }
+    if (owns_main && main) {
+        stream_destroy(main);
+    }
+}
+
+bool DevicePlane::wait() {
+    const bool main_ok = !main || stream_sync(main);
+
+    return (!side || stream_sync(side)) && main_ok;
+}
+
+bool DevicePlane::read(void * dst, const void * src, size_t n_bytes) {
+    return use_device(index) && stream_sync(main) && copy(dst, src, n_bytes);
+}
+
+// ---- what a mode needs -------------------------------------------------------------------------------------------------------
+
+bool DevicePlane::grow(DeviceBuffer & buffer, size_t n_bytes) {
+    if (n_bytes > buffer.size()) {
+        n_generations += 1;  // recorded graphs know the address of the old one
+        use_device(index);
+    }
+
+    return buffer.reserve(n_bytes);
+}
+
+bool DevicePlane::reserve_sketches(SketchKind kind, int n_dense) {
+    const int n_strips = shape.pages_per_stream*(shape.page_tokens/kSketchStripCells);
+    for (size_t r = 0; r < shape.rows.size(); ++r) {
+        RowSketches & s = row_sketches[r];
+        const SketchKind wanted = (int) r < n_dense ? SketchKind::none : kind;
+        if (s.kind == wanted) {
+            continue;
+        }
+        // kinds differ in size: a smaller one that came after a larger one must begin as zeros too
+        wait();
+        s.data.release();
+        s.kind         = SketchKind::none;
+        s.stream_bytes = wanted == SketchKind::none ? 0 : sketch_bytes(wanted, shape.rows[r].head_dim, shape.rows[r].n_head_kv, n_strips);
+        if (wanted != SketchKind::none && !grow(s.data, s.stream_bytes*shape.n_stream)) {
+            return false;
+        }
+        s.kind = wanted;
+    }
+    sketch_kind = kind;
+
+    return true;
+}
+
+bool DevicePlane::reserve_ring() {
+    size_t widest = 0;
+    for (const PlaneRow & row : shape.rows) {
+        widest = std::max(widest, row.n_head_kv*shape.slot_bytes);
+    }
+    if (ring_memory.size() || widest == 0) {
+        return true;
+    }
+
+    Device now;
+    if (!device(index, now)) {
+        return false;
+    }
+    const size_t pages  = (size_t) shape.pages_per_stream;
+    const size_t allowed = (shape.budget_bytes ? shape.budget_bytes : now.free_bytes)/8;
+    const size_t fit     = std::min({ pages, allowed/widest, kMaxHalfRing/widest });
+    const size_t half    = std::max<size_t>(fit, 1);  // pages
+
+    return grow(ring_memory, 2*half*widest) && grow(ring_held, 2*half*shape.n_heads);
+}
+
+bool DevicePlane::reserve_known() {
+    return grow(known_mass, n_entries()*sizeof(float));
+}
+
+size_t DevicePlane::used_bytes() const {
+    size_t n = shape.staging_bytes;
+    for (const DeviceBuffer * b : { &mirrored, &prior, &pins, &mass, &row_table, &slots_memory, &totals, &hits, &counts, &state, &stale,
+                                    &known_mass, &ring_memory, &ring_held, &fresh, &estimates, &lists, &list_lengths, &covered,
+                                    &select_scratch, &standing, &attend_workspace, &uploads[0].updates, &uploads[1].updates }) {
+        n += b->size();
+    }
+    for (const auto & s : row_sketches) {
+        n += s.data.size();
+    }
+
+    return n;
+}
+
+bool DevicePlane::reserve_arena(int n_tail) {
+    Device now;
+    if (!use_device(index) || !device(index, now)) {
+        return false;
+    }
+
+    const size_t used   = used_bytes();
+    const size_t margin = std::max(kMinMargin, now.total_bytes/20);
+    size_t room = now.free_bytes > margin ? now.free_bytes - margin : 0;
+    if (shape.budget_bytes) {
+        if (shape.budget_bytes < used) {
+            return fail_with("the KV budget of " + mebibytes(shape.budget_bytes) + " on the GPU is too small: sketches, tables and buffers "
+                             "for prompts take " + mebibytes(used) + " at this context; give --kv-vram at least that, a smaller context, or a "
+                             "q8_0 cache");
+        }
+        room = shape.budget_bytes - used;
+        if (room > now.free_bytes) {
+            return fail_with("the GPU has " + mebibytes(now.free_bytes) + " free where the KV budget needs " + mebibytes(room) +
+                             " more; lower --kv-vram by " + mebibytes(room - now.free_bytes) + ", offload fewer layers, or use auto");
+        }
+    }
+
+    size_t n_pages = 0;
+    for (const PlaneRow & row : shape.rows) {
+        n_pages += (size_t) row.n_head_kv*shape.n_pages;
+    }
+    n_tail_slots = n_tail*shape.slot_bytes <= room/4 ? n_tail : 0;
+    room        -= n_tail_slots*shape.slot_bytes;
+    n_slots_max  = (int) std::min({ n_pages, room/shape.slot_bytes, (size_t) std::numeric_limits<int>::max()/2 });
+    if (!slots_memory.reserve(((size_t) n_slots_max + n_tail_slots)*shape.slot_bytes)) {
+        n_slots_max = n_tail_slots = 0;
+        return false;
+    }
+    budget = shape.budget_bytes ? shape.budget_bytes : used_bytes();
+
+    return true;
+}
+
+bool DevicePlane::set_slots(int n) {
+    if (n > n_slots_max) {
+        return fail_with("the arena on the GPU has room for " + std::to_string(n_slots_max) + " pages, not for " + std::to_string(n));
+    }
+    n_slots = n;
+
+    return true;
+}
+
+PlaneBytes DevicePlane::bytes() const {
+    PlaneBytes out = {};
+    for (const auto & s : row_sketches) {
+        out.sketches += s.data.size();
+    }
+    out.arena       = slots_memory.size();
+    out.mass        = mass.size();
+    out.tables      = mirrored.size() + prior.size() + pins.size() + known_mass.size();
+    out.fixed       = used_bytes() - out.arena;
+    out.workspace   = out.fixed - shape.staging_bytes - out.sketches - out.mass - out.tables;
+    out.budget      = budget;
+    out.n_slots     = n_slots;
+    out.n_slots_max = n_slots_max;
+    out.tail_slot   = n_tail_slots > 0 ? n_slots_max : 0;
+
+    return out;
+}
+
+// ---- workspaces --------------------------------------------------------------------------------------------------------------
+
+bool DevicePlane::reserve_workspace(int row, const PlaneView & view, SketchKind kind, bool has_lists) {
+    const PlaneRow & r       = shape.rows[row];
+    const size_t     group   = r.n_head/r.n_head_kv;
+    const size_t     n_lists = (size_t) view.n_streams*view.n_tokens*r.n_head_kv;
+
+    if (has_lists) {
+        list_stride     = (size_t) shape.pages_per_stream;
+        estimate_stride = (size_t) (shape.pages_per_stream*(shape.page_tokens/kSketchStripCells) + 15)/16*16;
+        if ((kind != SketchKind::none && !grow(estimates, n_lists*group*estimate_stride*sizeof(float))) ||
+            !grow(lists, n_lists*list_stride*sizeof(int32_t)) || !grow(list_lengths, n_lists*sizeof(int32_t)) ||
+            !grow(covered, n_lists*group*sizeof(float)) ||
+            !grow(select_scratch, select_device_scratch_bytes((int) n_lists, shape.pages_per_stream, (int) group)) ||
+            !grow(standing, (size_t) view.n_streams*view.n_tokens*standing_stride()*sizeof(float))) {
+            return false;
+        }
+    }
+
+    // for the whole context, so that it need not grow with it
+    PlaneView whole = view;
+    whole.n_cells = shape.n_cells;
+    PlaneAttend args = {};
+    args.selected = has_lists;
+    const AttendProblem p = problem(row, whole, args, 0);
+    if (!attend_device_supports(p)) {
+        return fail_with("the kernels do not serve this graph");
+    }
+    const int n_chunk_pages = has_lists ? pages_in_view(whole) : std::min(pages_in_view(whole), ring_pages(row));
+    const int n_partials    = (has_lists ? 1 : n_chunks(row, whole))*attend_device_splits(p, n_chunk_pages, card.n_sm);
+
+    return grow(attend_workspace, attend_device_workspace_bytes(p, n_partials, true));
+}
+
+}  // namespace edgekv::gpu

@@ -1,0 +1,413 @@
+// The nodes of a graph: what each enqueues. May run while a CUDA graph is recorded, and then only then: arguments and launch shapes
+// depend on the view and on addresses that live as long as the plane (its generation is among the node's parameters).
+#include "plane_device.h"
+
+#include <algorithm>
+
+namespace edgekv::gpu {
+
+namespace {
+
+// fresh[page of the cache] = 1 for pages with a token of this ubatch
+__global__ void mark_pages(const int64_t * cells, int n, int n_cells, int page_tokens, int pages_per_stream, uint8_t * fresh) {
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        const int64_t cell = cells[i];
+        fresh[cell/n_cells*pages_per_stream + cell%n_cells/page_tokens] = 1;
+    }
+}
+
+}  // namespace
+
+// ---- store -------------------------------------------------------------------------------------------------------------------
+
+void DevicePlane::store(int row, const PlaneView & view, const PlaneStore & args, void * stream) {
+    const PlaneRow & r = shape.rows[row];
+    use_device(index);
+
+    const auto stage = [&](int which, char * k, char * v, Stream on) {
+        const PlaneRow & what = shape.rows[which];
+        EdgekvDeviceRow home = {};
+        home.k = (uint64_t) (uintptr_t) what.k;
+        home.v = (uint64_t) (uintptr_t) what.v;
+        home.k_stride_stream = what.k_stride_stream;
+        home.k_stride_cell   = what.k_stride_cell;
+        home.k_stride_head   = what.k_stride_head;
+        home.v_stride_stream = what.v_stride_stream;
+        home.v_stride_cell   = what.v_stride_cell;
+        home.v_stride_head   = what.v_stride_head;
+        home.k_row_bytes     = what.k_row_bytes;
+        home.v_row_bytes     = what.v_row_bytes;
+        home.v_offset        = what.v_offset;
+        home.n_heads         = what.n_head_kv;
+        for (int s = 0; s < view.n_streams; ++s) {
+            const int which_stream = view.first_stream + s;
+            stage_rows(k + which_stream*what.k_stride_stream, v + which_stream*what.v_stride_stream, home, which_stream, view.n_cells, on);
+        }
+    };
+
+    if (args.k_staging) {
+        if (staged_row == row) {
+            event_wait(stream, staged);
+        } else {
+            stage(row, args.k_staging, args.v_staging, stream);
+        }
+        staged_row = -1;
+    }
+
+    StoreArgs store = {};
+    store.head_dim  = r.head_dim;
+    store.n_head_kv = r.n_head_kv;
+    store.n_tokens  = view.n_tokens*view.n_streams;
+    store.k = { args.k, args.k_stride_token, args.k_stride_head, args.k_idxs, r.k_type, r.k, r.k_stride_cell, r.k_stride_head, args.k_staging };
+    store.v = { args.v, args.v_stride_token, args.v_stride_head, args.v_idxs, r.v_type, r.v, r.v_stride_cell, r.v_stride_head, args.v_staging };
+    if (slots_memory.size()) {
+        store.arena = { slots_memory.data(), shape.slot_bytes, r.v_offset, slots_of(row, 0), (size_t) shape.n_pages, shape.page_tokens, shape.n_cells,
+                        shape.pages_per_stream };
+    }
+    launch_store(store, stream);
+
+    if (args.sketch) {
+        SketchBuildArgs build = {};
+        build.sketches      = sketch_array(row, 0);
+        build.k_type        = r.k_type;
+        build.k             = args.k_staging && view.n_streams == shape.n_stream ? args.k_staging : r.k;
+        build.stride_cell   = r.k_stride_cell;
+        build.stride_head   = r.k_stride_head;
+        build.stride_stream = r.k_stride_stream;
+        build.stale         = stale.as<StaleStrip>();
+        build.n_stale       = &state.as<StepState>()->n_stale;
+        build.n_expected    = view.n_streams*(view.n_tokens/kSketchStripCells + 1);
+        build.arena            = slots_memory.data();
+        build.slot_bytes       = shape.slot_bytes;
+        build.slots            = slots_of(row, 0);
+        build.slots_stride     = shape.n_pages;
+        build.page_tokens      = shape.page_tokens;
+        build.pages_per_stream = shape.pages_per_stream;
+        launch_sketch_build(build, stream);
+    }
+
+    // the next row's cells travel while this one is attended; its half of the staging buffer was last read before `fork`
+    if (args.k_next) {
+        event_record(fork, stream);
+        event_wait(side, fork);
+        stage(args.next_row, args.k_next, args.v_next, side);
+        event_record(staged, side);
+        staged_row = args.next_row;
+    }
+}
+
+SketchArray DevicePlane::sketch_array(int row, int first_stream) const {
+    const RowSketches & s = row_sketches[row];
+    const PlaneRow &    r = shape.rows[row];
+
+    return { s.kind, r.head_dim, r.n_head_kv, shape.pages_per_stream*(shape.page_tokens/kSketchStripCells),
+             s.data.data() + first_stream*s.stream_bytes, s.stream_bytes };
+}
+
+// ---- select ------------------------------------------------------------------------------------------------------------------
+
+void DevicePlane::select(int row, const PlaneView & view, const PlaneQuery & args, const edgekv_selection & options, bool feed,
+                         int dense_heads, void * stream) {
+    const PlaneRow & r        = shape.rows[row];
+    const int        per_page = shape.page_tokens/kSketchStripCells;
+    const int        n_pages  = pages_in_view(view);
+    const bool       sketched = row_sketches[row].kind != SketchKind::none;
+    const bool       one      = view.n_tokens == 1 && view.n_streams == 1;
+    const bool       keeps    = options.reselect > 1 && one && sketched;
+    use_device(index);
+
+    if (view.leads) {
+        StandingProblem seen = {};
+        seen.n_streams          = view.n_streams;
+        seen.first_stream       = view.first_stream;
+        seen.n_tokens           = view.n_tokens;
+        seen.n_cells            = view.n_cells;
+        seen.page_tokens        = shape.page_tokens;
+        seen.pages_per_stream   = shape.pages_per_stream;
+        seen.n_cells_stream     = shape.n_cells;
+        seen.mask_type          = args.mask_type;
+        seen.mask               = args.mask;
+        seen.mask_stride_token  = args.mask_stride_token;
+        seen.mask_stride_stream = args.mask_stride_stream;
+        seen.newest             = mirror(mirrors.newest);
+        seen.oldest             = mirror(mirrors.oldest);
+        seen.positions          = mirror(mirrors.positions);
+        seen.k_idxs             = args.k_idxs;
+        seen.sink_tokens        = options.sink_tokens;
+        seen.recent_tokens      = options.recent_tokens;
+        seen.standing           = standing.as<float>();
+        seen.stride             = standing_stride();
+        launch_standing(seen, stream);
+    }
+
+    if (sketched) {
+        SketchScanArgs scan = {};
+        scan.sketches       = sketch_array(row, view.first_stream);
+        scan.n_streams      = view.n_streams;
+        scan.n_tokens       = view.n_tokens;
+        scan.group          = r.n_head/r.n_head_kv;
+        scan.n_blocks       = (n_pages*per_page + kSketchBlockStrips - 1)/kSketchBlockStrips;
+        scan.q              = args.q;
+        scan.q_stride_token = args.q_stride_token;
+        scan.q_stride_head  = args.q_stride_head;
+        scan.scale          = args.scale;
+        scan.softcap        = args.softcap;
+        scan.estimates      = estimates.as<float>();
+        scan.stride         = estimate_stride;
+        scan.state          = state.as<StepState>();
+        scan.reselect       = keeps ? options.reselect : 1;
+        scan.first_turn     = (uint32_t) (row*shape.n_heads);
+        launch_sketch_scan(scan, stream);
+    }
+
+    SelectBatch batch = {};
+    batch.n_streams        = view.n_streams;
+    batch.first_stream     = view.first_stream;
+    batch.n_tokens         = view.n_tokens;
+    batch.n_head_kv        = r.n_head_kv;
+    batch.group            = r.n_head/r.n_head_kv;
+    batch.n_pages          = n_pages;
+    batch.per_page         = per_page;
+    batch.page_tokens      = shape.page_tokens;
+    batch.pages_per_stream = shape.pages_per_stream;
+    batch.head_stride      = shape.n_pages;
+    batch.estimates        = sketched ? estimates.as<float>() : nullptr;
+    batch.estimate_stride  = estimate_stride;
+    batch.known            = keeps ? known_mass.as<float>() + row*n_row_entries() : nullptr;
+    batch.sinks            = args.sinks;
+    batch.standing         = standing.as<float>();
+    batch.standing_stride  = standing_stride();
+    batch.priority         = prior.as<float>() + row*n_row_entries();
+    batch.pinned           = pins.as<uint8_t>() + row*n_row_entries();
+    batch.reselect         = keeps ? options.reselect : 1;
+    batch.first_turn       = (uint64_t) row*shape.n_heads;
+    batch.share            = options.share;
+    batch.tokens           = options.tokens;
+    batch.min_tokens       = options.min_tokens;
+    batch.pooled           = options.pooled;
+    batch.coverage         = options.coverage;
+    batch.floor            = options.floor;
+    batch.blend            = options.blend;
+    batch.dense_heads      = view.leads ? dense_heads : 0;
+    batch.pages            = lists.as<int32_t>();
+    batch.list_stride      = list_stride;
+    batch.n_pages_taken    = list_lengths.as<int32_t>();
+    batch.covered          = covered.as<float>();
+    batch.mass_max         = feed ? mass_max() + row*n_row_entries() : nullptr;
+    batch.mass_sum         = feed ? mass_sum() + row*n_row_entries() : nullptr;
+    batch.totals           = totals.as<SelectTotals>() + (size_t) row*shape.n_heads;
+    batch.counts           = counts.as<ValueCounts>();
+    batch.scratch          = select_scratch.data();
+    launch_select(batch, state.as<StepState>(), stream);
+    last_row = row;
+}
+
+// ---- attend ------------------------------------------------------------------------------------------------------------------
+
+AttendProblem DevicePlane::problem(int row, const PlaneView & view, const PlaneAttend & args, int s) const {
+    const PlaneRow & r      = shape.rows[row];
+    const int        stream = view.first_stream + s;
+    const int        group  = r.n_head/r.n_head_kv;
+    const size_t     first  = (size_t) s*view.n_tokens;
+
+    AttendProblem p = {};
+    p.head_dim    = r.head_dim;
+    p.n_head      = r.n_head;
+    p.n_head_kv   = r.n_head_kv;
+    p.n_tokens    = view.n_tokens;
+    p.n_cells     = view.n_cells;
+    p.page_tokens = shape.page_tokens;
+
+    p.q              = args.query.q ? args.query.q + first*args.query.q_stride_token : nullptr;
+    p.q_stride_token = args.query.q ? args.query.q_stride_token : (size_t) r.n_head*r.head_dim*sizeof(float);
+    p.q_stride_head  = args.query.q ? args.query.q_stride_head : r.head_dim*sizeof(float);
+
+    p.k_type        = r.k_type;
+    p.k             = r.k + stream*r.k_stride_stream;
+    p.k_stride_cell = r.k_stride_cell;
+    p.k_stride_head = r.k_stride_head;
+    p.v_type        = r.v_type;
+    p.v             = r.v + stream*r.v_stride_stream;
+    p.v_stride_cell = r.v_stride_cell;
+    p.v_stride_head = r.v_stride_head;
+
+    p.mask_type         = args.query.mask_type;
+    p.mask              = args.query.mask ? args.query.mask + s*args.query.mask_stride_stream : nullptr;
+    p.mask_stride_token = args.query.mask_stride_token;
+    p.sinks             = args.query.sinks;
+    p.scale             = args.query.scale;
+    p.softcap           = args.query.softcap;
+
+    p.out_stride_head  = r.head_dim*sizeof(float);
+    p.out_stride_token = r.n_head*p.out_stride_head;
+    p.out              = args.out ? args.out + first*p.out_stride_token : nullptr;
+
+    const size_t entries = row*n_row_entries() + (size_t) stream*shape.pages_per_stream;
+    if (args.observe) {
+        p.mass_max = mass.as<float>() + entries;
+        p.mass_sum = mass.as<float>() + n_entries() + entries;
+    }
+    p.mass_stride = shape.n_pages;
+
+    if (args.selected) {
+        const size_t list = first*r.n_head_kv;
+        p.selection.pages    = lists.as<int32_t>() + list*list_stride;
+        p.selection.n_pages  = list_lengths.as<int32_t>() + list;
+        p.selection.stride   = list_stride;
+        p.selection.coverage = args.feed ? covered.as<float>() + list*group : nullptr;
+        p.hits               = hits.as<AttendHits>() + (size_t) row*shape.n_heads;
+    }
+
+    p.arena.data         = slots_memory.data();
+    p.arena.slot_bytes   = shape.slot_bytes;
+    p.arena.v_offset     = r.v_offset;
+    p.arena.slots        = slots_of(row, stream);
+    p.arena.slots_stride = shape.n_pages;
+
+    return p;
+}
+
+int DevicePlane::ring_pages(int row) const {
+    const size_t half = ring_memory.size()/2;
+
+    return half ? (int) std::min<size_t>(half/(shape.rows[row].n_head_kv*shape.slot_bytes), ring_held.size()/2/shape.rows[row].n_head_kv)
+                : std::max(1, shape.pages_per_stream);
+}
+
+int DevicePlane::n_chunks(int row, const PlaneView & view) const {
+    return (pages_in_view(view) + ring_pages(row) - 1)/ring_pages(row);
+}
+
+void DevicePlane::mark_fresh(const PlaneView & view, const int64_t * k_idxs, Stream stream) {
+    zero_async(fresh.data(), fresh.size(), stream);
+    launch(mark_pages, { 1 }, 64, 0, stream, k_idxs, view.n_tokens*view.n_streams, shape.n_cells, shape.page_tokens, shape.pages_per_stream,
+           fresh.as<uint8_t>());
+}
+
+Ring DevicePlane::ring_of(int row, int half, const PlaneView & view, int chunk) const {
+    const int    first = chunk*ring_pages(row);
+    const int    end   = std::min(first + ring_pages(row), pages_in_view(view));
+
+    return { ring_memory.data() + half*(ring_memory.size()/2), first, end, shape.rows[row].n_head_kv,
+             ring_held.as<uint8_t>() + half*(ring_held.size()/2) };
+}
+
+// On the side stream, as soon as nobody reads that half of the ring any more.
+void DevicePlane::fill_ring(const Fill & fill, const PlaneView & view, Stream stream) {
+    const PlaneRow & r    = shape.rows[fill.row];
+    const int        half = n_fills++%2;
+    const Ring       ring = ring_of(fill.row, half, view, fill.chunk);
+
+    if (!side_joined) {
+        event_record(fork, stream);
+        event_wait(side, fork);
+        side_joined = true;
+    }
+    if (half_used[half]) {
+        event_wait(side, half_free[half]);
+    }
+    half_used[half] = true;
+
+    RingProblem p = {};
+    p.row.k               = (uint64_t) (uintptr_t) r.k;
+    p.row.v               = (uint64_t) (uintptr_t) r.v;
+    p.row.k_stride_stream = r.k_stride_stream;
+    p.row.k_stride_cell   = r.k_stride_cell;
+    p.row.k_stride_head   = r.k_stride_head;
+    p.row.v_stride_stream = r.v_stride_stream;
+    p.row.v_stride_cell   = r.v_stride_cell;
+    p.row.v_stride_head   = r.v_stride_head;
+    p.row.k_row_bytes     = r.k_row_bytes;
+    p.row.v_row_bytes     = r.v_row_bytes;
+    p.row.v_offset        = r.v_offset;
+    p.row.n_heads         = r.n_head_kv;
+    p.stream       = fill.stream;
+    p.n_cells      = shape.n_cells;
+    p.page_tokens  = shape.page_tokens;
+    p.first        = ring.first_page;
+    p.end          = ring.end_page;
+    p.slots        = slots_of(fill.row, fill.stream);
+    p.slots_stride = shape.n_pages;
+    p.newest       = mirror(mirrors.newest) + (size_t) fill.stream*shape.pages_per_stream;
+    p.fresh        = fresh.as<uint8_t>() + (size_t) fill.stream*shape.pages_per_stream;
+    p.ring         = ring.data;
+    p.slot_bytes   = shape.slot_bytes;
+    p.held         = const_cast<uint8_t *>(ring.held);
+    launch_gather_ring(p, side);
+
+    event_record(half_filled[half], side);
+    filling.push_back({ fill, half });
+}
+
+void DevicePlane::attend_lists(int row, const PlaneView & view, const PlaneAttend & args, int s, Stream stream) {
+    const AttendProblem p = problem(row, view, args, s);
+    AttendPart part = {};
+    part.n_splits = attend_device_splits(p, pages_in_view(view), card.n_sm);
+    launch_attend(p, part, attend_workspace.data(), part.n_splits, stream);
+    launch_attend_merge(p, 0, 0, attend_workspace.data(), part.n_splits, stream);
+}
+
+void DevicePlane::attend_all(int row, const PlaneView & view, const PlaneAttend & args, int s, Stream stream) {
+    const AttendProblem p        = problem(row, view, args, s);
+    const int           n_parts  = n_chunks(row, view);
+    const int           n_splits = attend_device_splits(p, std::min(pages_in_view(view), ring_pages(row)), card.n_sm);
+    const int           of_cache = view.first_stream + s;
+    const bool          streams  = ring_memory.size() > 0;
+
+    for (int chunk = 0; chunk < n_parts; ++chunk) {
+        AttendPart part = {};
+        part.first_page    = chunk*ring_pages(row);
+        part.end_page      = std::min(part.first_page + ring_pages(row), pages_in_view(view));
+        part.first_partial = chunk*n_splits;
+        part.n_splits      = n_splits;
+
+        int half = 0;
+        if (streams) {
+            const Fill wanted = { row, of_cache, chunk };
+            while (!filling.empty() && !(filling.front().first == wanted)) {  // a layer that was announced and did not come
+                event_wait(stream, half_filled[filling.front().second]);
+                event_record(half_free[filling.front().second], stream);
+                filling.pop_front();
+            }
+            if (filling.empty()) {
+                fill_ring(wanted, view, stream);
+            }
+            half = filling.front().second;
+            filling.pop_front();
+            // the other half fills meanwhile
+            if (filling.empty() && chunk + 1 < n_parts) {
+                fill_ring({ row, of_cache, chunk + 1 }, view, stream);
+            }
+            event_wait(stream, half_filled[half]);
+            part.ring = ring_of(row, half, view, chunk);
+        }
+        launch_attend(p, part, attend_workspace.data(), n_parts*n_splits, stream);
+        if (streams) {
+            event_record(half_free[half], stream);
+        }
+    }
+    launch_attend_merge(p, 0, pages_in_view(view), attend_workspace.data(), n_parts*n_splits, stream);
+}
+
+void DevicePlane::attend(int row, const PlaneView & view, const PlaneAttend & args, void * stream) {
+    use_device(index);
+    if (!args.selected && view.leads && ring_memory.size()) {
+        mark_fresh(view, args.query.k_idxs, stream);
+    }
+    for (int s = 0; s < view.n_streams; ++s) {
+        if (args.selected) {
+            attend_lists(row, view, args, s, stream);
+        } else {
+            attend_all(row, view, args, s, stream);
+        }
+    }
+    // what the next layer reads first travels while the rest of this one computes
+    if (!args.selected && args.next_row >= 0 && ring_memory.size()) {
+        fill_ring({ args.next_row, view.first_stream, 0 }, view, stream);
+        if (n_chunks(args.next_row, view) > 1) {
+            fill_ring({ args.next_row, view.first_stream, 1 }, view, stream);
+        }
+    }
+}
+
+}  // namespace edgekv::gpu

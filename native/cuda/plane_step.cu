@@ -1,0 +1,145 @@
+// What surrounds a ubatch: the host's arrays go to the device, counts come back. All of it on the stream of the step, so that a graph
+// in flight sees the arrays as they were; nothing waits unless two uploads are still under way.
+#include "plane_device.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace edgekv::gpu {
+
+bool DevicePlane::upload_updates(const PlaneStep & step) {
+    const size_t offsets[] = { mirrors.newest, mirrors.oldest, mirrors.positions, mirrors.slots };
+
+    // the last part is left in `uploads[turn]`, whose event the caller records
+    for (size_t i = 0; i < step.n_updates; i += kUpdates) {
+        if (i > 0 && !event_record(uploads[turn].done, main)) {
+            return false;
+        }
+        turn = 1 - turn;
+        Upload & upload = uploads[turn];
+        if (!event_sync(upload.done)) {
+            return false;
+        }
+        const int n = (int) std::min(step.n_updates - i, (size_t) kUpdates);
+        int2 * packed = reinterpret_cast<int2 *>(upload.host.data());
+        for (int j = 0; j < n; ++j) {
+            const MirrorUpdate & u = step.updates[i + j];
+            packed[j] = make_int2((int) (offsets[(int) u.array] + u.index), u.value);
+        }
+        if (!copy_async(upload.updates.data(), packed, n*sizeof(int2), main)) {
+            return false;
+        }
+        launch_scatter32(mirrored.as<int32_t>(), upload.updates.as<int2>(), n, nullptr, main);
+    }
+
+    return true;
+}
+
+bool DevicePlane::begin(const PlaneStep & step) {
+    if (!use_device(index)) {
+        return false;
+    }
+
+    // a ubatch that was given up may have left its copies behind
+    if (staged_row >= 0 && !event_wait(main, staged)) {
+        return false;
+    }
+    for (const auto & [fill, half] : filling) {
+        if (!event_wait(main, half_filled[half])) {
+            return false;
+        }
+    }
+    staged_row = -1;
+    filling.clear();
+    side_joined  = false;
+    half_used[0] = half_used[1] = false;
+    n_fills      = 0;
+
+    if (step.n_updates == 0) {
+        turn = 1 - turn;
+        if (!event_sync(uploads[turn].done)) {
+            return false;
+        }
+    } else if (!upload_updates(step)) {
+        return false;
+    }
+    Upload & upload = uploads[turn];
+
+    char * at = upload.host.data() + kUpdates*sizeof(int2);
+    const StepState numbers = { step.n_ubatch, step.n_stale, step.threshold, step.scans_all, step.count_values, 0 };
+    std::memcpy(at, &numbers, sizeof(numbers));
+    std::memcpy(at + sizeof(numbers), step.stale, step.n_stale*sizeof(PlaneStale));
+
+    return copy_async(state.data(), at, sizeof(numbers), main) &&
+           (step.n_stale == 0 || copy_async(stale.data(), at + sizeof(numbers), step.n_stale*sizeof(PlaneStale), main)) &&
+           (!step.clear_observation || zero_async(mass.data(), 2*n_entries()*sizeof(float), main)) && event_record(upload.done, main);
+}
+
+void DevicePlane::end(bool counted) {
+    if (!counted) {
+        return;
+    }
+    counts_pending = use_device(index) && copy_async(host_counts.data(), counts.data(), sizeof(ValueCounts), main) &&
+                     zero_async(counts.data(), sizeof(ValueCounts), main) && event_record(counts_copied, main);
+}
+
+bool DevicePlane::values(std::vector<uint32_t> & buckets, double & n_budget, double & n_pinned) {
+    if (!counts_pending || !use_device(index) || !event_done(counts_copied)) {
+        return false;
+    }
+    counts_pending = false;
+
+    const ValueCounts & seen = *reinterpret_cast<const ValueCounts *>(host_counts.data());
+    buckets.assign(seen.buckets, seen.buckets + kValueBuckets);
+    n_budget = seen.n_budget;
+    n_pinned = seen.n_pinned;
+
+    return true;
+}
+
+void DevicePlane::forget_values() {
+    if (use_device(index) && counts_pending) {
+        event_sync(counts_copied);
+    }
+    counts_pending = false;
+}
+
+bool DevicePlane::selected(edgekv_selected * out, int first_row, int n_rows) {
+    const size_t n = (size_t) n_rows*shape.n_heads;
+    std::vector<SelectTotals> of_selection(n);
+    std::vector<AttendHits>   of_attention(n);
+    if (!read(of_selection.data(), totals.as<SelectTotals>() + (size_t) first_row*shape.n_heads, n*sizeof(SelectTotals)) ||
+        !read(of_attention.data(), hits.as<AttendHits>() + (size_t) first_row*shape.n_heads, n*sizeof(AttendHits))) {
+        return false;
+    }
+    for (size_t i = 0; i < n; ++i) {
+        const auto & s = of_selection[i];
+        const auto & a = of_attention[i];
+        out[i] = { s.n_steps, s.n_visible, a.n_selected, a.n_hits, a.mass, a.mass_hits, s.coverage, s.n_fallbacks };
+    }
+
+    return true;
+}
+
+const char * DevicePlane::sketches(int row, int stream) {
+    const RowSketches & s = row_sketches[row];
+
+    return s.kind == SketchKind::none ? nullptr : s.data.data() + stream*s.stream_bytes;
+}
+
+const int32_t * DevicePlane::last_pages(int row, int list, int & n_pages) {
+    n_pages = 0;
+    int32_t n = 0;
+    if (row != last_row || !read(&n, list_lengths.as<int32_t>() + list, sizeof(n))) {
+        return nullptr;
+    }
+    last_list.resize(n);
+    if (!read(last_list.data(), lists.as<int32_t>() + list*list_stride, n*sizeof(int32_t))) {
+        return nullptr;
+    }
+    n_pages = n;
+
+    return last_list.data();
+}
+
+}  // namespace edgekv::gpu

@@ -1,0 +1,81 @@
+#include "device_library.h"
+
+#include "ggml-edgekv-cuda.h"
+#include "llama-edgekv.h"
+#include "nodes.h"
+
+#include <mutex>
+#include <string>
+
+#if defined(_WIN32)
+#    include <windows.h>
+#else
+#    include <dlfcn.h>
+#endif
+
+namespace edgekv {
+
+namespace {
+
+using Entry = const DeviceLibrary * (*)();
+
+// beside this library
+const DeviceLibrary * open_beside(const char * name) {
+#if defined(_WIN32)
+    HMODULE module = LoadLibraryA((std::string(name) + ".dll").c_str());
+    auto entry = module ? reinterpret_cast<Entry>(GetProcAddress(module, "edgekv_device_library")) : nullptr;
+#else
+#    if defined(__APPLE__)
+    const char * suffix = ".dylib";
+#    else
+    const char * suffix = ".so";
+#    endif
+    Dl_info self;
+    if (!dladdr(reinterpret_cast<const void *>(&open_device_library), &self)) {
+        return nullptr;
+    }
+    const std::string own = self.dli_fname;
+    const std::string dir = own.substr(0, own.find_last_of('/') + 1);
+    void * module = dlopen((dir + "lib" + name + suffix).c_str(), RTLD_NOW | RTLD_LOCAL);
+    auto entry = module ? reinterpret_cast<Entry>(dlsym(module, "edgekv_device_library")) : nullptr;
+#endif
+    const DeviceLibrary * library = entry ? entry() : nullptr;
+
+    return library && library->abi == kPlaneAbi ? library : nullptr;
+}
+
+const ggml_edgekv_cuda_custom kCustomNodes = { device_node_supported, device_node_compute };
+
+}  // namespace
+
+const DeviceLibrary * open_device_library(edgekv_device_kind kind) {
+    static std::mutex mutex;
+    static const DeviceLibrary * libraries[3] = {};
+    static bool tried[3] = {};
+
+    std::lock_guard<std::mutex> lock(mutex);
+    if (kind != EDGEKV_DEVICE_CUDA && kind != EDGEKV_DEVICE_EMULATED) {
+        return nullptr;
+    }
+    if (!tried[kind]) {
+        tried[kind]     = true;
+        libraries[kind] = open_beside(kind == EDGEKV_DEVICE_CUDA ? "edgekv-cuda" : "edgekv-emulated");
+    }
+
+    return libraries[kind];
+}
+
+void * cuda_stream(llama_context * lctx, ggml_backend_dev_t device) {
+    ggml_backend_reg_t reg     = ggml_backend_dev_backend_reg(device);
+    ggml_backend_t     backend = llama_edgekv_backend(lctx, device);
+    auto set    = reinterpret_cast<ggml_edgekv_cuda_set_custom_t>(ggml_backend_reg_get_proc_address(reg, GGML_EDGEKV_CUDA_SET_CUSTOM));
+    auto stream = reinterpret_cast<ggml_edgekv_cuda_stream_t>(ggml_backend_reg_get_proc_address(reg, GGML_EDGEKV_CUDA_STREAM));
+    if (!set || !stream || !backend) {
+        return nullptr;
+    }
+    set(&kCustomNodes);
+
+    return stream(backend);
+}
+
+}  // namespace edgekv

@@ -63,3 +63,7 @@ class AbiMismatch(NativeError):
 
 class CudaUnavailable(NativeError):
     """A GPU was asked for and cannot be used."""
+
+
+class NotPinned(CudaUnavailable):
+    """The KV cache was not pinned in host memory, so that the GPU cannot read it."""

@@ -9,6 +9,9 @@ import numpy as np
 
 from edgekv import planner, policies, prefetch
 from edgekv.errors import ConfigError
+from edgekv.kernels.ops import Array, Ops
+from edgekv.kernels.order import Later, both
+from edgekv.kernels.rank import Ranking
 from edgekv.migrator import Migrator
 from edgekv.observation import Observation, Shape
 from edgekv.pages import PageTable
@@ -40,11 +43,14 @@ class Whereabouts:
 class Hierarchy:
     """Page table, policy, prefetch, planner and migrator of one context. `step` is its phases; nothing here is thread-safe.
 
-    priority (float32) and pinned (uint8), both [row, head, page], are written in place after each step: selection reads them. The
+    priority (float32) and pinned (uint8), both [row, head, page], are written in place after each step: selection reads them, and
+    the policy keeps its scores in priority. They and the mass live where `ops` works; residency and pins by page are NumPy arrays.
+    A plan has two halves, a question to the scores and a decision. On the host one follows the other at once; a device answers
+    while it computes the next steps, and the decision is made in the first step that finds the answer: nobody waits for it. The
     arena begins without slots; `resize` gives it some.
     """
 
-    def __init__(self, shape: Shape, transport: Transport, priority: np.ndarray, pinned: np.ndarray, *, page_bytes: int,
+    def __init__(self, shape: Shape, transport: Transport, priority: Array, pinned: Array, *, page_bytes: int, ops: Ops | None = None,
                  policy: str = "ema+anchor+recent", prefetch_name: str = "none", settings: Settings | None = None,
                  rope: Rope | None = None, limits: Limits | None = None, plan_every: int = 16, bytes_per_step: int = 1 << 20,
                  stats: Stats | None = None):
@@ -54,10 +60,14 @@ class Hierarchy:
         if priority.shape != shape.axes or pinned.shape != shape.axes:
             raise ConfigError(f"priority is {priority.shape} and pinned {pinned.shape}; both must be {shape.axes}")
         self.shape = shape
+        self.ops = ops or Ops()
         self.stats = stats or Stats()
         self.table = PageTable(shape)
-        self.policy = policies.make(policy, shape, settings)
-        self.prefetcher = prefetch.make(prefetch_name, shape, rope)
+        with self.ops:
+            priority[...] = 0
+            pinned[...] = 0
+            self.policy = policies.make(policy, shape, settings, self.ops, priority)
+        self.prefetcher = prefetch.make(prefetch_name, shape, rope, self.ops)
         self.migrator = Migrator(self.table, transport, bytes_per_step // page_bytes, page_bytes, self.stats)
         self.limits = limits or Limits()
         self.plan_every = plan_every
@@ -68,23 +78,23 @@ class Hierarchy:
         self._pins: np.ndarray | None = None  # of the policy and the user
         self._written_pins: np.ndarray | None = None
         self._observation: Observation | None = None
+        self._question: Later[tuple[np.ndarray, Ranking]] | None = None  # of the plan that is due
         self._wanted_slots = self._arena_slots = 0  # what was asked for, and what the transport has
         self._until_plan = plan_every
         self._new = True
-        self._priority[...] = 0
-        self._pinned[...] = 0
 
     # ---- a step --------------------------------------------------------------------------------------------------------------
 
     def step(self, observation: Observation) -> None:
         """All phases, after a ubatch."""
         began = time.perf_counter()
-        self.collect()
-        self.observe(observation)
-        self.score()
-        self.plan()
-        self.migrate()
-        self.record()
+        with self.ops:
+            self.collect()
+            self.observe(observation)
+            self.score()
+            self.plan()
+            self.migrate()
+            self.record()
         self.stats.hierarchy_seconds += time.perf_counter() - began
 
     def collect(self) -> None:
@@ -104,37 +114,46 @@ class Hierarchy:
         forgotten = self.table.change(changed, empty)
         if len(forgotten):
             self.policy.forget(forgotten)
-            self._priority[:, :, forgotten] = 0
             self._user_pins[changed[empty]] = False
         self.policy.update(observation)
 
     def score(self) -> None:
-        """Hand scores and pins to selection."""
-        part = np.s_[:, :, : self.table.n_used_end]
-        if (scores := self.policy.scores) is not None:
-            np.copyto(self._priority[part], scores[part])
+        """Hand the pins to selection; the scores are in priority already."""
         pins = self.policy.pins
         self._pins = self._user_pins.copy() if pins is None else np.logical_or(self._user_pins, pins)
         if self._written_pins is None or not np.array_equal(self._pins, self._written_pins):
-            self._pinned[...] = self._pins
+            self._pinned[...] = self.ops.upload(self._pins)
             self._written_pins = self._pins
 
     def plan(self) -> None:
         """Every `plan_every` steps: what should move."""
         self._until_plan -= 1
-        if self._until_plan > 0:
-            return
-        self._until_plan = self.plan_every
-        if not self._wanted_slots or self._arena_slots != self._wanted_slots:
-            return
         began = time.perf_counter()
+        if self._question is None and self._until_plan <= 0:
+            self._until_plan = self.plan_every
+            self._question = self._ask()
+        if self._question is None:
+            return
+        if self._question.done():
+            wanted, ranking = self._question.get()
+            self._question = None
+            self.last_plan = planner.decide(ranking, self._pins, wanted, self.table.residency, self.limits)
+            self.migrator.submit(self.last_plan)
+            self.stats.n_plans += 1
+            self.stats.n_unplaced = self.last_plan.n_unplaced
+        elif self._until_plan <= 0:
+            self.stats.n_late_answers += 1
+        self.stats.plan_seconds += time.perf_counter() - began
+
+    def _ask(self) -> Later[tuple[np.ndarray, Ranking]] | None:
+        """What a plan needs to know of scores and mass; None where there is nothing to plan."""
+        if not self._wanted_slots or self._arena_slots != self._wanted_slots:
+            return None
         residency = self.table.residency
         wanted = self.prefetcher.wanted(self._observation, residency, self.limits.max_wanted)
-        self.last_plan = planner.plan(self.policy.scores, self._pins, wanted, residency, self.limits)
-        self.migrator.submit(self.last_plan)
-        self.stats.n_plans += 1
-        self.stats.n_unplaced = self.last_plan.n_unplaced
-        self.stats.plan_seconds += time.perf_counter() - began
+        # where no page gives way to another, nobody has to know which are better
+        scores = self.policy.scores if self.limits.swap else None
+        return both(wanted, self.ops.rank(scores, self._pins, residency, self.limits.n_ranked))
 
     def migrate(self) -> None:
         """Begin the copies this step may begin."""
@@ -144,6 +163,10 @@ class Hierarchy:
         """Counters that the table keeps."""
         self.stats.n_invalidated = self.table.n_invalidated
         self._observation = None  # its arrays are valid during the step only
+
+    def pace(self, bytes_per_step: int) -> None:
+        """From now on a step begins copies of at most so many bytes; of one page at least."""
+        self.migrator.pages_per_step = max(1, bytes_per_step // self.migrator.page_bytes)
 
     # ---- what a person asks for ------------------------------------------------------------------------------------------------
 
@@ -157,13 +180,17 @@ class Hierarchy:
             self.transport.resize(n_slots)  # may not have the memory
             self._arena_slots = n_slots
         self._wanted_slots = n_slots
+        self._question = None
         self.migrator.drop()
         self.migrator.collect()  # a copy that has ended is no reason to wait
         self._resize_arena()
         self._until_plan = 1
 
     def _resize_arena(self) -> None:
-        demoted, done = self.table.resize(self._wanted_slots, self.policy.scores, self._pins)
+        scores = self.policy.scores
+        if scores is not None and self._wanted_slots < self.table.n_slots:
+            scores = self.ops.download(scores)  # waits for the device: budgets change rarely
+        demoted, done = self.table.resize(self._wanted_slots, scores, self._pins)
         if len(demoted):
             self.transport.release(demoted)
             self.stats.n_demoted += len(demoted)
@@ -224,7 +251,14 @@ class Hierarchy:
             raise ConfigError(f"there is no KV head {head} in row {row}")
         self._range(page, page)
         state, reason, slot = self.table.explain(row, head, page)
-        return Whereabouts(state, reason, slot, float(self._priority[row, head, page]), bool(self._pinned[row, head, page]))
+        score, pinned = (float(self.ops.download(array[row, head, page : page + 1])[0]) for array in (self._priority, self._pinned))
+        return Whereabouts(state, reason, slot, score, bool(pinned))
+
+    def close(self) -> None:
+        """Wait for the copies under way. Nothing may be asked of it afterwards but what it says."""
+        self._question = None
+        self.migrator.drop()
+        self.transport.close()
 
     def check(self) -> None:
         """All invariants of DESIGN section 4 that can be seen from here. Raises TierError."""

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from typing import Any
 
 from edgekv import runtime  # first: it puts llama_cpp on our libraries
+from edgekv import devices
 from edgekv.config import KvOptions
 from edgekv.errors import EdgeKVError, ModelError
 from edgekv.runtime import Runtime
-from edgekv.vocab import CacheType, KvMode
+from edgekv.vocab import CacheType, DeviceKind, KvMode
 
 import llama_cpp
+
+log = logging.getLogger("edgekv")
+
+ALL_LAYERS = -1
+"""llama_cpp's n_gpu_layers for a model that lies on the GPU as a whole."""
 
 
 class Llama(llama_cpp.Llama):
@@ -26,11 +33,13 @@ class Llama(llama_cpp.Llama):
         kv_observe: keep attention mass for observers.
         type_k, type_v: cache types, "f16", "q8_0" or an `enum ggml_type` number.
         flash_attn: on by default, unlike in llama_cpp: without it V is stored transposed and the layers run stock.
+        n_gpu_layers: on a GPU that is used (`KvOptions.device`), all by default, unlike in llama_cpp.
         Everything else as in llama_cpp.Llama.
 
     `kv` is then the context's Runtime (mode, layers, cells, memory, observers); `kv.configure(options)` changes it while it runs.
 
-    Raises ConfigError for a bad option, DoesNotFit where there is no memory for sketches or arena, ModelError where the file cannot be loaded, EdgeKVError where the context cannot be created.
+    Raises ConfigError for a bad option, CudaUnavailable where a GPU was asked for and cannot be used, DoesNotFit where there is no
+    memory for sketches or arena, ModelError where the file cannot be loaded, EdgeKVError where the context cannot be created.
     """
 
     def __init__(self, model_path: str, *, kv: KvMode | str | None = None, kv_options: KvOptions | None = None,
@@ -44,6 +53,11 @@ class Llama(llama_cpp.Llama):
             self._kv_options = kv_options.with_(**{name: value for name, value in named.items() if value is not None})
         kinds = {name: given if isinstance(given, int) else chosen.ggml_type
                  for name, given, chosen in (("type_k", type_k, self._kv_options.type_k), ("type_v", type_v, self._kv_options.type_v))}
+        placement = devices.place(self._kv_options)
+        if placement.warning:
+            log.warning("%s", placement.warning)
+        if placement.kind is DeviceKind.CUDA:
+            options.setdefault("n_gpu_layers", ALL_LAYERS)
         try:
             with runtime.defaults(self._kv_options):
                 super().__init__(str(model_path), flash_attn=flash_attn, **kinds, **options)

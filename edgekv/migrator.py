@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 from edgekv.errors import TierError
@@ -54,6 +56,7 @@ class Migrator:
 
     def advance(self, pinned: np.ndarray | None = None) -> None:
         """Begin the next moves. Pages that changed since the plan was made, and demotions of pages pinned since, are left out."""
+        self.stats.moved_bytes_last = 0
         if not len(self._promote):
             return
         ids, self._promote = self._promote[: self.pages_per_step], self._promote[self.pages_per_step :]
@@ -64,6 +67,7 @@ class Migrator:
         ids, slots = self.table.reserve(ids, reasons)
         if not len(ids):
             return
+        began = time.perf_counter()
         try:
             ticket = self.transport.start(ids, slots)
         except Exception as error:
@@ -74,7 +78,9 @@ class Migrator:
             self.last_error = str(error)
             return
         self._moving[ticket] = ids
-        self.stats.moved_bytes += len(ids) * self.page_bytes
+        self.stats.stall_seconds += time.perf_counter() - began
+        self.stats.moved_bytes_last = len(ids) * self.page_bytes
+        self.stats.moved_bytes += self.stats.moved_bytes_last
 
     def _make_room(self, n_slots: int, pinned: np.ndarray | None) -> None:
         if n_slots <= 0:
@@ -94,7 +100,10 @@ class Migrator:
 
     def collect(self) -> None:
         """Take in the copies that ended."""
-        for ticket, ok in self.transport.finished():
+        began = time.perf_counter()
+        finished = self.transport.finished()
+        self.stats.stall_seconds += time.perf_counter() - began
+        for ticket, ok in finished:
             ids = self._moving.pop(ticket)
             if ok.all():
                 done = ids

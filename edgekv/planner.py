@@ -1,4 +1,4 @@
-"""What should move: scores + pins + wanted + residency + limits -> MigrationPlan. Pure; it changes nothing."""
+"""What should move: a ranking by score + pins + wanted + residency + limits -> MigrationPlan. Pure; it changes nothing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgekv.errors import ConfigError
-from edgekv.kernels.topk import largest, smallest
-from edgekv.observation import Shape
+from edgekv.kernels.rank import HostRanking, Ranking
 from edgekv.residency import Reason, Residency, State
 
 
@@ -27,10 +26,19 @@ class Limits:
     cold: float = 0.1
     """A prefetched page may take the slot of a page whose score is below this share of the mean over residents that are not
     pinned."""
+    swap: bool = True
+    """False: a page that has a slot keeps it. Where every page is read in each step, a swap costs a copy and gains nothing."""
+    fill: bool = False
+    """Slots that nobody asked for get any pages: those of all layers and heads alike, from the first page on."""
 
     def __post_init__(self) -> None:
         if min(self.max_moves, self.max_wanted, self.gain, self.cold) < 0 or self.margin < 1:
             raise ConfigError(f"{self} is not a plan's limits: no number may be negative, and the margin must be at least 1")
+
+    @property
+    def n_ranked(self) -> int:
+        """How many pages of each kind a plan looks at: so many can move, and so many wanted pages can take slots."""
+        return self.max_moves + self.max_wanted
 
 
 @dataclass(frozen=True)
@@ -56,25 +64,29 @@ _NO_IDS = np.empty(0, np.int64)
 
 def plan(scores: np.ndarray | None, pinned: np.ndarray | None, wanted: np.ndarray, residency: Residency,
          limits: Limits) -> MigrationPlan:
+    """`decide` by scores in host memory: float32 [row, head, page], None: all zero."""
+    return decide(HostRanking(scores, pinned, residency), pinned, wanted, residency, limits)
+
+
+def decide(ranking: Ranking, pinned: np.ndarray | None, wanted: np.ndarray, residency: Residency, limits: Limits) -> MigrationPlan:
     """All rows and heads compete for one pool of slots; MOVING pages are neither promoted nor demoted, pinned ones not demoted.
 
-    scores: float32 [row, head, page], None: all zero. pinned: bool [page] or [row, head, page], or None. wanted: int64 ids, the
-    most wanted first. Three classes of HOME pages, in this order, each taking what slots the one before leaves:
+    ranking: by score, of this residency or one some steps ago. pinned: bool [page] or [row, head, page], or None. wanted: int64
+    ids, the most wanted first. Four classes of HOME pages, in this order, each taking what slots the one before leaves:
 
     1. pinned: free slots, then those of the coldest residents;
     2. wanted: free slots, then those of clearly colder residents (`Limits.cold`);
-    3. score above zero, the highest first: free slots, then the i-th best of them against the i-th coldest resident, by a margin.
+    3. score above zero, the highest first: free slots, then the i-th best of them against the i-th coldest resident, by a margin;
+    4. with `Limits.fill`, any: free slots.
+
+    Without `Limits.swap` there are free slots only.
     """
     end = residency.n_used_end
-    if not residency.n_slots or not end:
+    if not residency.n_slots or not end or not (limits.swap or residency.n_free):
         return MigrationPlan(_NO_IDS, np.empty(0, np.uint8), _NO_IDS)
-    held = residency.state == State.RESIDENT
-    if pinned is not None:  # few pages, where they are the same for all heads: look only at these
-        held[np.s_[:, :, np.flatnonzero(pinned)] if pinned.ndim == 1 else pinned] = False
-    resident = np.flatnonzero(held)
-    values = np.zeros(len(resident), np.float32) if scores is None else scores.reshape(-1)[resident]
-    mean = float(values.mean()) if len(values) else 0.0
-    n_free, n_room = residency.n_free, residency.n_free + len(resident)
+    ranking = ranking.fresh(residency, pinned)
+    n_free, n_held = residency.n_free, ranking.n if limits.swap else 0
+    n_room = n_free + n_held
 
     home = _Home(residency, end)
     pins = home.pinned(pinned)
@@ -82,51 +94,43 @@ def plan(scores: np.ndarray | None, pinned: np.ndarray | None, wanted: np.ndarra
     pins = pins[: min(n_room, limits.max_moves)]
     home.strike(pins)
 
-    n_clear = min(n_room, n_free + int(np.count_nonzero(values < limits.cold * mean))) - len(pins)
+    n_colder = min(n_held, ranking.n_below(limits.cold * ranking.mean)) if len(wanted) else 0
+    n_clear = min(n_room, n_free + n_colder) - len(pins)
     asked = home.still(wanted)[: max(0, min(limits.max_wanted, n_clear, limits.max_moves - len(pins)))]
     home.strike(asked)
 
     n_done = len(pins) + len(asked)
-    n_left = min(n_room, limits.max_moves) - n_done
-    least = limits.margin * float(values.min()) + limits.gain if len(values) and n_free <= n_done else 0.0
-    candidates = home.above(least, scores if n_left > 0 else None)
-    hot, coldest = _swap(candidates.scores, values, n_free, n_done, n_left, limits)
-    hot = candidates.ids(hot)
+    hot, cold = _swap(ranking, home, n_free, n_held, n_done, limits)
 
-    promote = np.concatenate((pins, asked, hot))
-    reasons = np.repeat(np.array([Reason.PINNED, Reason.WANTED, Reason.HOT], np.uint8), [len(pins), len(asked), len(hot)])
-    return MigrationPlan(promote, reasons, resident[coldest], n_unplaced)
+    room = _NO_IDS
+    if limits.fill:
+        home.strike(hot)
+        room = home.first(min(n_free, limits.max_moves) - n_done - len(hot))
+
+    promote = np.concatenate((pins, asked, hot, room))
+    reasons = np.repeat(np.array([Reason.PINNED, Reason.WANTED, Reason.HOT, Reason.ROOM], np.uint8),
+                        [len(pins), len(asked), len(hot), len(room)])
+    return MigrationPlan(promote, reasons, cold, n_unplaced)
 
 
-def _swap(scores: np.ndarray, values: np.ndarray, n_free: int, n_done: int, n_left: int,
-          limits: Limits) -> tuple[np.ndarray, np.ndarray]:
-    """(indices of the candidates to promote, by falling score; indices of the residents to demote, by rising value), n_done
-    promotions before them included. The i-th candidate beyond the free slots goes against the i-th resident beyond those that had
-    to go."""
+def _swap(ranking: Ranking, home: _Home, n_free: int, n_held: int, n_done: int, limits: Limits) -> tuple[np.ndarray, np.ndarray]:
+    """(ids to promote, by falling score; ids to demote, by rising score), n_done promotions before them included. The i-th candidate
+    beyond the free slots goes against the i-th resident beyond those that had to go."""
+    n_left = min(n_free + n_held, limits.max_moves) - n_done
     n_free_left, n_gone = max(0, n_free - n_done), max(0, n_done - n_free)
-    n_swaps = 256  # most plans move few pages: put more in order only where all of these swap
+    least = 0.0
+    if n_held and not n_free_left and len(coldest := ranking.coldest(1)):
+        least = limits.margin * float(coldest.values[0]) + limits.gain
+    n_swaps = min(256, n_held)  # most plans move few pages: put more in order only where all of these swap
     while True:
-        coldest = smallest(values, n_gone + n_swaps)
-        needs = values[coldest[n_gone:]] * np.float32(limits.margin) + np.float32(limits.gain)
-        needs = np.concatenate((np.zeros(n_free_left, np.float32), needs))[:n_left]
-        best = largest(scores, len(needs))
-        best = best[scores[best] > needs[: len(best)]]
-        if len(best) == n_left or len(best) < n_free_left + n_swaps:
-            return best, coldest[: max(0, n_done + len(best) - n_free)]
-        n_swaps *= 8
-
-
-@dataclass(frozen=True)
-class _Candidates:
-    scores: np.ndarray
-    """float32 [n]"""
-    _at: np.ndarray
-    _end: int
-    _shape: Shape
-
-    def ids(self, chosen: np.ndarray) -> np.ndarray:
-        """Flat ids of some of them: they are few, and the divisions slow."""
-        return self._shape.widen(self._at[chosen], self._end)
+        cold = ranking.coldest(min(n_held, n_gone + n_swaps))
+        needs = cold.values[n_gone:] * np.float32(limits.margin) + np.float32(limits.gain)
+        needs = np.concatenate((np.zeros(n_free_left, np.float32), needs))[: max(0, n_left)]
+        best = ranking.hottest(len(needs), least, home)
+        best = best[best.values > needs[: len(best)]]
+        if len(best) == n_left or len(best) < n_free_left + n_swaps or n_swaps >= n_held:
+            return best.ids, cold.ids[: max(0, n_done + len(best) - n_free)]
+        n_swaps = min(8 * n_swaps, n_held)
 
 
 class _Home:
@@ -134,32 +138,35 @@ class _Home:
 
     def __init__(self, residency: Residency, end: int):
         self._shape = residency.shape
-        self._end = end
-        self._mask = residency.state[:, :, :end] == State.HOME
+        self.end = end
+        self.mask = residency.state[:, :, :end] == State.HOME
 
     def pinned(self, pins: np.ndarray | None) -> np.ndarray:
         if pins is None:
             return _NO_IDS
         if pins.ndim == 1:
-            pages = np.flatnonzero(pins[: self._end])
-            rows, heads, at = np.nonzero(self._mask[:, :, pages])
+            pages = np.flatnonzero(pins[: self.end])
+            rows, heads, at = np.nonzero(self.mask[:, :, pages])
             return self._shape.ids(rows, heads, pages[at])
-        return self._shape.widen(np.flatnonzero(self._mask & pins[:, :, : self._end]), self._end)
+        return self._shape.widen(np.flatnonzero(self.mask & pins[:, :, : self.end]), self.end)
+
+    def holds(self, ids: np.ndarray) -> np.ndarray:
+        rows, heads, pages = self._shape.places(ids)
+        inside = pages < self.end
+        return inside & self.mask[rows, heads, np.where(inside, pages, 0)]
 
     def still(self, ids: np.ndarray) -> np.ndarray:
         """Those of the ids that are HOME, in the same order."""
-        rows, heads, pages = self._shape.places(ids)
-        inside = pages < self._end
-        return ids[inside][self._mask[rows[inside], heads[inside], pages[inside]]]
+        return ids[self.holds(ids)]
+
+    def first(self, n: int) -> np.ndarray:
+        """n of them, page by page, each of all rows and heads: layers keep equal shares."""
+        if n <= 0:
+            return _NO_IDS
+        end = int(np.searchsorted(np.cumsum(np.count_nonzero(self.mask, axis=(0, 1))), n)) + 1  # so many pages have enough
+        pages, rows, heads = np.nonzero(self.mask[:, :, :end].transpose(2, 0, 1))
+        return self._shape.ids(rows[:n], heads[:n], pages[:n])
 
     def strike(self, ids: np.ndarray) -> None:
         if len(ids):
-            self._mask[self._shape.places(ids)] = False
-
-    def above(self, least: float, scores: np.ndarray | None) -> _Candidates:
-        """The pages whose score is above `least`."""
-        if scores is None:
-            return _Candidates(np.empty(0, np.float32), _NO_IDS, self._end, self._shape)
-        scores = scores[:, :, : self._end]
-        found = (scores > least) & self._mask
-        return _Candidates(scores[found], np.flatnonzero(found), self._end, self._shape)
+            self.mask[self._shape.places(ids)] = False

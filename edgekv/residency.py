@@ -33,6 +33,7 @@ class Reason(IntEnum):
     BUDGET = 7
     CHANGED = 8
     FAILED = 9
+    ROOM = 10
 
     @property
     def description(self) -> str:
@@ -50,6 +51,7 @@ _REASONS = {
     Reason.BUDGET: "the budget became smaller",
     Reason.CHANGED: "its tokens changed while it was being copied",
     Reason.FAILED: "its copy failed",
+    Reason.ROOM: "there was room for it",
 }
 
 

@@ -15,18 +15,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgekv import _native, policies, prefetch
-from edgekv.config import KvOptions, choice
-from edgekv.errors import ConfigError, EdgeKVError
+from edgekv import _native, calibration, policies, prefetch
+from edgekv.calibration import ColdPage, ship_or_read
+from edgekv.config import AUTO_DEVICE, KvOptions, choice
+from edgekv.errors import ConfigError, EdgeKVError, NotPinned
 from edgekv.reports import LayerReport, MemoryReport, SelectionReport, TierReport
 from edgekv.stats import Stats
-from edgekv.vocab import KvMode
+from edgekv.vocab import DeviceKind, KvMode
 
 _native.prepare()
 
-from edgekv._native import core, hierarchy  # noqa: E402  (the libraries must be in place first)
+from edgekv._native import core, device, hierarchy  # noqa: E402  (the libraries must be in place first)
 from edgekv.cells import Cells  # noqa: E402
-from edgekv.tiering import STEP_EVERY, Tiering, selection_report  # noqa: E402
+from edgekv.tiering import STEP_EVERY, Tiering, has_tiers, operations, selection_report  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -87,16 +88,24 @@ class Runtime:
         self.page_tokens: int = core.get_params(handle)[1]
         # the rows of the observation are fixed when the context is attached
         self._rows = tuple(layer.il for layer in core.layers(handle) if layer.row >= 0)
-        self._observation = core.ObservationReader(handle)
+        self._ops = operations(handle)
+        self._observation = core.ObservationReader(handle, self._ops.view if self._ops.on_device else None)
         self._n_heads = self._observation.read().mass_sum.shape[1]
         self.cells = Cells(self._native_handle)
         self.observers = Observers(self._set_step_every)
         self.stats = Stats()
         self._pins: list[tuple[int, int]] = []
         self._tiering: Tiering | None = None
-        if self.mode is KvMode.SPARSE:
-            self._tiering = Tiering(handle, options, self.stats)
+        if has_tiers(handle, self.mode):
+            self._tiering = self._make_tiering(handle, options)
             self._set_step_every()
+
+    def _make_tiering(self, handle: core.Handle, options: KvOptions) -> Tiering:
+        plane = device.plane(handle)
+        rates = _rates(plane.kind, plane.index) if plane is not None and plane.kind is DeviceKind.CUDA else None
+        if rates is not None and ship_or_read(plane.slot_bytes, options.plan_every, rates) is ColdPage.READ:
+            options = options.with_(kv_budget=0)  # the link is as fast as the device's memory: copies gain nothing
+        return Tiering(handle, options, self.stats, self._ops, rates.link_gather if rates is not None else None)
 
     @classmethod
     def attach(cls, address: int, options: KvOptions | None = None) -> Runtime:
@@ -141,8 +150,10 @@ class Runtime:
         mode = choice(KvMode, mode, "KV mode")
         core.set_mode(self._native_handle(), mode)
         self._options = self._options.with_(mode=mode)
-        if mode is KvMode.SPARSE and self._tiering is None:
-            self._tiering = Tiering(self._native_handle(), self._options, self.stats)
+        if self._tiering is not None:
+            self._tiering.set_mode(self._options)
+        elif has_tiers(self._native_handle(), mode):
+            self._tiering = self._make_tiering(self._native_handle(), self._options)
             self._set_step_every()
 
     @property
@@ -178,16 +189,19 @@ class Runtime:
         anew = [name for name in ("policy", "prefetch", "feed", "sketch", "sink_tokens", "recent_tokens", "plan_every")
                 if getattr(options, name) != getattr(before, name)]
         if self._tiering is not None and not anew:
+            self._tiering.set_mode(effective)
             self._tiering.resize(options)
-        elif self._tiering is not None or self.mode is KvMode.SPARSE:
-            self._tiering = Tiering(handle, options, self.stats)
+        elif self._tiering is not None or has_tiers(handle, self.mode):
+            if self._tiering is not None:
+                self._tiering.close()
+            self._tiering = self._make_tiering(handle, effective)
             self._pin_again()
         self._set_step_every()
 
     def memory(self) -> MemoryReport:
         native = core.memory(self._native_handle())
         return MemoryReport(native.home_bytes, native.observation_bytes, native.workspace_bytes, native.sketch_bytes,
-                            native.arena_bytes, native.table_bytes, native.n_cells, native.n_cells_used)
+                            native.arena_bytes, native.table_bytes, native.n_cells, native.n_cells_used, native.device_bytes, native.pinned)
 
     def selection(self) -> SelectionReport:
         """What mode sparse attended so far."""
@@ -250,7 +264,9 @@ class Runtime:
         if self._tiering is not None:
             self._tiering.step(seen)
         if self.observers:
-            step = Step(self._rows, seen.mass_max, seen.mass_sum, seen.n_tokens, seen.n_tokens_hooked > 0, seen.page_tokens,
+            # on a device this waits for it: who observes wants to see
+            mass_max, mass_sum = self._ops.download(seen.mass_max), self._ops.download(seen.mass_sum)
+            step = Step(self._rows, mass_max, mass_sum, seen.n_tokens, seen.n_tokens_hooked > 0, seen.page_tokens,
                         seen.pages_per_stream)
             for observer in list(self.observers):
                 observer(step)
@@ -269,6 +285,8 @@ class Runtime:
         stats.python_seconds += seconds
 
     def _close(self) -> None:
+        if self._tiering is not None:
+            self._tiering.close()
         self._handle = None
         self.observers.clear()
 
@@ -329,9 +347,26 @@ def _effective(options: KvOptions) -> KvOptions:
     return options if core.enabled() else options.with_(mode=KvMode.OFF)
 
 
-def _attached(handle: core.Handle) -> None:
+def _rates(kind: DeviceKind, index: int = 0) -> device.Rates | None:
+    """What the device was measured to do; None where it cannot be measured."""
     try:
-        made = Runtime(handle, _effective(getattr(_attaching, "options", None) or _options or KvOptions()))
+        return calibration.calibrate(kind, index)
+    except EdgeKVError as error:
+        log.warning("the rates of the GPU cannot be measured, so that pages move at the least pace: %s", error)
+        return None
+
+
+def _attached(handle: core.Handle) -> None:
+    options = _effective(getattr(_attaching, "options", None) or _options or KvOptions())
+    try:
+        if (problem := core.device_problem(handle)) is not None:
+            if options.device != AUTO_DEVICE:
+                raise problem
+            if isinstance(problem, NotPinned):
+                log.warning("%s", calibration.pinning_refused(str(problem), _rates(DeviceKind.CUDA)))
+            else:
+                log.warning("attention runs on the processor, not on the GPU: %s", problem)
+        made = Runtime(handle, options)
     except EdgeKVError as error:  # nobody above this call can catch it
         core.set_mode(handle, KvMode.OFF)
         _attaching.error = error

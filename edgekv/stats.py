@@ -29,10 +29,17 @@ class Stats:
     """Pinned pages that had no slot at the last plan: the budget is smaller than the pins."""
     moved_bytes: int = 0
     """Bytes of the copies begun."""
+    moved_bytes_last: int = 0
+    """Of these, in the last run of the policy."""
     hierarchy_seconds: float = 0.0
     """Time spent on policy, plan and migration; part of python_seconds."""
     plan_seconds: float = 0.0
     """The plans' part of hierarchy_seconds."""
+    stall_seconds: float = 0.0
+    """Time that steps waited for the arena: in host memory for the copies themselves, on a device for beginning and collecting them,
+    and for what a plan asked it. Part of hierarchy_seconds."""
+    n_late_answers: int = 0
+    """Runs of the policy in which a plan was due and the device had not answered yet."""
 
     def as_dict(self) -> dict[str, int | float]:
         return asdict(self)

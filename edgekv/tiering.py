@@ -2,69 +2,148 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
+
 import numpy as np
 
-from edgekv._native import core, hierarchy as native
+from edgekv._native import core, device
+from edgekv._native import hierarchy as native
 from edgekv.config import KvOptions
 from edgekv.errors import DoesNotFit, TierError
 from edgekv.fit import arena_bytes
 from edgekv.hierarchy import Hierarchy
+from edgekv.kernels import backend
+from edgekv.kernels.move import MOVE, Places
+from edgekv.kernels.ops import Ops
+from edgekv.kernels.order import Stream
 from edgekv.observation import Observation, Shape
+from edgekv.planner import Limits
 from edgekv.policies import Settings
 from edgekv.prefetch import Rope
 from edgekv.reports import SelectionReport, TierReport
 from edgekv.residency import State
 from edgekv.stats import Stats
+from edgekv.tiers import Transport
 from edgekv.tiers.arena import HostArena
+from edgekv.tiers.device import DeviceArena
+from edgekv.vocab import DeviceKind, KvMode
 
 STEP_EVERY = 16
 """Decode steps that share one run of the policy where nobody observes each: their attention mass adds up meanwhile."""
 
 BYTES_PER_STEP = 1 << 21
-"""Bytes that one run of the policy may move: a small share of the time between two runs."""
+"""Bytes that one run of the policy may move: a small share of the time between two runs. The least where the link's rate is known."""
+
+LINK_SHARE = 0.1
+"""Of what the link carries between two runs of the policy: the steps themselves read their misses over it."""
+
+DEVICE_MOVES = 16384
+"""Promotions in one plan for a device: its arena fills while the prompt is read."""
+
+
+def operations(handle: core.Handle) -> Ops:
+    """Array operations for the data plane of a context. Raises CudaUnavailable where it runs on a GPU that CuPy cannot use."""
+    plane = device.plane(handle)
+    if plane is None or plane.kind is not DeviceKind.CUDA:
+        return backend.choose()
+    return backend.choose(plane.kind, plane.index, plane.stream, plane.runtime)
+
+
+def has_tiers(handle: core.Handle, mode: KvMode) -> bool:
+    """Whether a context keeps pages in an arena in this mode: in mode sparse, and on a device in mode exact too."""
+    return mode is KvMode.SPARSE or mode is KvMode.EXACT and device.plane(handle) is not None
+
+
+def limits(mode: KvMode, on_device: bool) -> Limits:
+    """How eager plans are. On a device an empty slot is memory that was paid for and earns nothing, so that any page fills it; and in
+    mode exact, where each step reads every page, a page that has a slot keeps it: a swap would cost the link two pages' time and
+    save none."""
+    if not on_device:
+        return Limits()
+    return Limits(max_moves=DEVICE_MOVES, swap=mode is not KvMode.EXACT, fill=True)
+
+
+def bytes_per_run(link: float | None, seconds: float | None) -> int:
+    """Bytes that one run of the policy may move over a link of `link` bytes per second, where runs are `seconds` apart; None: not
+    known."""
+    return BYTES_PER_STEP if link is None or seconds is None else max(BYTES_PER_STEP, int(LINK_SHARE * link * seconds))
 
 
 class Tiering:
-    """Makes the Hierarchy of an attached context and feeds it with the context's steps."""
+    """Makes the Hierarchy of an attached context and feeds it with the context's steps.
 
-    def __init__(self, handle: core.Handle, options: KvOptions, stats: Stats):
+    ops: `operations` of the context. link: bytes per second that pages come over the link with, as measured; None: not known.
+    """
+
+    def __init__(self, handle: core.Handle, options: KvOptions, stats: Stats, ops: Ops, link: float | None = None):
         self._handle = handle
+        self._ops = ops
+        self._link = link
+        self._intervals: deque[float] = deque(maxlen=8)
+        self._last_step = 0.0
         native.set_arena(handle, 0)
         view = native.hierarchy(handle)
         observed = core.observation(handle)
         layers = [layer for layer in core.layers(handle) if layer.row >= 0]
-        exists = np.zeros(view.priority.shape[:2], bool)
+        exists = np.zeros(view.shape[:2], bool)
         for layer in layers:
             exists[layer.row, : layer.n_head_kv] = True
-        self.shape = Shape(*view.priority.shape, page_tokens=observed.page_tokens, pages_per_stream=observed.pages_per_stream, exists=exists)
+        self.shape = Shape(*view.shape, page_tokens=observed.page_tokens, pages_per_stream=observed.pages_per_stream, exists=exists)
         self.slot_bytes = view.slot_bytes
         self._newest = view.newest
+        self._plane = device.plane(handle)
         rope = core.rope(handle)
         head_dim = layers[0].head_dim if layers else 0
-        transport = HostArena(self._copy, self._publish, self._release, self._resize)
         self.hierarchy = Hierarchy(
-            self.shape, transport, view.priority, view.pinned, page_bytes=max(1, self.slot_bytes), policy=options.policy,
+            self.shape, self._transport(), ops.view(view.priority, np.float32, view.shape), ops.view(view.pinned, np.uint8, view.shape),
+            ops=ops, page_bytes=max(1, self.slot_bytes), policy=options.policy,
             prefetch_name=options.prefetch, settings=Settings(sink_tokens=options.sink_tokens, recent_tokens=options.recent_tokens),
-            rope=Rope(head_dim, *rope) if rope and head_dim else None, plan_every=max(1, options.plan_every // STEP_EVERY),
-            bytes_per_step=BYTES_PER_STEP, stats=stats)
+            rope=Rope(head_dim, *rope) if rope and head_dim else None, limits=limits(options.mode, self._plane is not None),
+            plan_every=max(1, options.plan_every // STEP_EVERY), bytes_per_step=BYTES_PER_STEP, stats=stats)
         self.resize(options)
 
     def resize(self, options: KvOptions) -> None:
-        """The arena that these options ask for. Raises DoesNotFit."""
+        """The arena that these options ask for, as far as a device has room for it. Raises DoesNotFit."""
         n_pages = self.shape.n_existing_heads * self.shape.n_pages
         kv_bytes = n_pages * self.slot_bytes
-        n_slots = arena_bytes(options, kv_bytes, self.shape.n_pages * self.shape.page_tokens) // max(1, self.slot_bytes)
+        if self._plane is None:
+            n_slots = arena_bytes(options, kv_bytes, self.shape.n_pages * self.shape.page_tokens) // max(1, self.slot_bytes)
+        else:
+            self._plane = device.plane(self._handle)  # sketches of another kind leave room for other slots
+            budget = kv_bytes if options.kv_budget is None else options.kv_budget
+            n_slots = min(n_pages, budget // max(1, self.slot_bytes), self._plane.n_slots_max)
         try:
             self.hierarchy.resize(n_slots)
         except TierError as error:
             raise DoesNotFit(str(error)) from error
 
+    def set_mode(self, options: KvOptions) -> None:
+        """What the steps attend from now on; pages stay where they are. To sparse on a device only while nothing decodes: its
+        sketches take room from the arena. Raises DoesNotFit."""
+        self.hierarchy.limits = limits(options.mode, self._plane is not None)
+        if self._plane is not None and options.mode is KvMode.SPARSE:
+            self.resize(options)
+
     def step(self, seen: core.NativeObservation) -> None:
         """After a ubatch: all phases of the hierarchy."""
+        if self._link is not None:
+            self._measure()
         used = np.flatnonzero(self._newest >= 0)
         self.hierarchy.step(Observation(
             seen.mass_sum, seen.mass_max, seen.n_tokens_hooked or seen.n_tokens, seen.n_tokens_hooked > 0, seen.changed, self._newest, seen.newest,
             int(used[-1]) + 1 if len(used) else 0))
+
+    def _measure(self) -> None:
+        now = time.perf_counter()
+        if self._last_step:
+            self._intervals.append(now - self._last_step)
+            self.hierarchy.pace(bytes_per_run(self._link, min(self._intervals)))  # the least: nobody knows how long a person thinks
+        self._last_step = now
+
+    def close(self) -> None:
+        """Wait for the copies under way: before the context is freed, or tiered anew."""
+        self.hierarchy.close()
 
     # ---- reports ------------------------------------------------------------------------------------------------------------
 
@@ -78,14 +157,28 @@ class Tiering:
 
     # ---- transport ------------------------------------------------------------------------------------------------------------
 
+    def _transport(self) -> Transport:
+        if self._plane is None:
+            return HostArena(self._copy, self._publish, self._release, self._resize)
+        return DeviceArena(self._ops.step_stream, self._ops.side_stream(), self._begin, self._gather, self._publish, self._release,
+                           self._resize, self._ops.errors)
+
     def _moves(self, ids: np.ndarray, slots: np.ndarray | int = -1) -> np.ndarray:
-        moves = np.empty(len(ids), native.MOVE)
+        moves = np.empty(len(ids), MOVE)
         moves["row"], moves["head"], moves["page"] = self.shape.places(ids)
         moves["slot"] = slots
         return moves
 
     def _copy(self, ids: np.ndarray, slots: np.ndarray) -> None:
         native.copy_pages(self._handle, self._moves(ids, slots))
+
+    def _begin(self, ids: np.ndarray, slots: np.ndarray) -> None:
+        native.begin_copies(self._handle, self._moves(ids, slots))
+
+    def _gather(self, ids: np.ndarray, slots: np.ndarray, stream: Stream) -> None:
+        plane, shape = self._plane, self.shape
+        places = Places(plane.rows, shape.n_rows, plane.arena, self.slot_bytes, shape.page_tokens, shape.pages_per_stream, plane.n_cells)
+        self._ops.gather(places, self._moves(ids, slots), stream)
 
     def _publish(self, ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
         return native.publish_pages(self._handle, self._moves(ids, slots))

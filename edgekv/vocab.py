@@ -30,6 +30,15 @@ _MODE_DESCRIPTIONS = {
 }
 
 
+class DeviceKind(str, enum.Enum):
+    """Where the data plane of a context runs; the values are those of EDGEKV_DEVICE."""
+
+    HOST = "cpu"
+    CUDA = "cuda"
+    EMULATED = "emulated"
+    """A device whose memory is host memory: every kernel runs on the processor, for tests."""
+
+
 class SketchKind(str, enum.Enum):
     """The summary of a page's keys that selection estimates its attention from."""
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiers import FakeArena
+from tiers import FakeArena, FakeDevice
 
 from edgekv.errors import ConfigError, TierError
 from edgekv.hierarchy import Hierarchy
+from edgekv.kernels.ops import Ops
 from edgekv.observation import Observation, Shape
 from edgekv.planner import Limits
 from edgekv.policies import POLICIES, Settings
@@ -24,21 +25,32 @@ SHAPE = Shape(3, 2, 16, page_tokens=4)
 class World:
     """One sequence that grows and is cut, what it attends, and the hierarchy over it."""
 
-    def __init__(self, shape: Shape = SHAPE, n_slots: int = 20, seed: int = 0, hot: list[int] | None = None, **options):
-        arena = {name: options.pop(name) for name in ("delay", "fail", "refuse") if name in options}
+    def __init__(self, shape: Shape = SHAPE, n_slots: int = 20, seed: int = 0, hot: list[int] | None = None, ops: Ops | None = None,
+                 device: bool = False, **options):
+        """ops: where scores and mass live; device: copies go over a fake device's streams."""
+        faults = {name: options.pop(name) for name in ("delay", "fail", "refuse") if name in options}
         self.shape = shape
-        self.arena = FakeArena(shape, seed, **arena)
-        self.priority = np.full(shape.axes, 7, np.float32)
-        self.pinned = np.full(shape.axes, 7, np.uint8)
+        self.ops = ops or Ops()
+        self.arena = (FakeDevice if device else FakeArena)(shape, seed, **faults)
+        with self.ops:
+            self.there = [self.ops.upload(np.full(shape.axes, 7, kind)) for kind in (np.float32, np.uint8)]
         options = {"page_bytes": 100, "bytes_per_step": 1200, "plan_every": 4, "rope": Rope(8, 8),
                    "settings": Settings(sink_tokens=4, recent_tokens=8)} | options
-        self.hierarchy = Hierarchy(shape, self.arena, self.priority, self.pinned, **options)
+        self.hierarchy = Hierarchy(shape, self.arena.transport if device else self.arena, *self.there, ops=self.ops, **options)
         self.hierarchy.resize(n_slots)
         self.rng = np.random.default_rng(seed)
         self.positions = np.full(shape.n_pages, -1, np.int32)
         self.n_tokens = 0
         self.changed: set[int] = set()
         self.hot = hot
+
+    @property
+    def priority(self) -> np.ndarray:
+        return self.ops.download(self.there[0])
+
+    @property
+    def pinned(self) -> np.ndarray:
+        return self.ops.download(self.there[1])
 
     def cut(self, n_tokens: int) -> None:
         """seq_rm from a position on."""
@@ -65,7 +77,11 @@ class World:
         self.changed.clear()
         self.arena.change(changed)
         mass = self.mass() if observed else np.zeros(self.shape.axes, np.float32)
+        with self.ops:
+            mass = self.ops.upload(mass)
         self.hierarchy.step(Observation(mass, mass, n, observed, changed, self.positions, self.n_tokens - 1, end))
+        if isinstance(self.arena, FakeDevice):
+            self.arena.step()
         self.check()
 
     def check(self) -> None:
@@ -73,6 +89,8 @@ class World:
         hierarchy.check()
         self.arena.check(hierarchy.table)
         assert len(self.arena.table) <= hierarchy.table.n_slots
+        if self.ops.on_device:  # to look would be to wait
+            return
         end = -(-self.n_tokens // self.shape.page_tokens)
         assert not self.priority[:, :, end:].any() and not self.pinned[:, :, end:].any()
         assert np.isfinite(self.priority).all() and set(np.unique(self.pinned)) <= {0, 1}

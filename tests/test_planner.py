@@ -28,7 +28,7 @@ def pages(*which: int) -> np.ndarray:
     return np.isin(np.arange(8), which)
 
 
-PINNED, WANTED, HOT = Reason.PINNED, Reason.WANTED, Reason.HOT
+PINNED, WANTED, HOT, ROOM = Reason.PINNED, Reason.WANTED, Reason.HOT, Reason.ROOM
 
 # resident, slots, scores, pinned, wanted, limits -> promote, reasons, demote
 TABLE = {
@@ -55,6 +55,11 @@ TABLE = {
     "wanted twice named counts once": ([1], 6, {}, pages(5), [5, 1, 3], {}, [5, 13, 21, 29, 3], [PINNED] * 4 + [WANTED], []),
     "in order of urgency": ([0], 6, {0: 0.1, 9: 0.5, 10: 0.3, 11: 0.15}, pages(5), [17], {}, [5, 13, 21, 29, 17, 9],
                             [PINNED] * 4 + [WANTED, HOT], [0]),
+    "no swaps": ([0, 1], 2, {0: 0.1, 9: 0.5}, pages(5), [17], {"swap": False}, [], [], []),
+    "no swaps, but free slots": ([0], 3, {0: 0.1, 9: 0.5, 10: 0.4}, None, [17], {"swap": False}, [17, 9], [WANTED, HOT], []),
+    "any pages into free slots": ([0], 5, {9: 0.5}, None, [], {"fill": True}, [9, 8, 16, 24], [HOT] + [ROOM] * 3, []),
+    "any pages, boundedly": ([], 5, {}, pages(1), [], {"fill": True, "max_moves": 6}, [1, 9, 17, 25, 0], [PINNED] * 4 + [ROOM], []),
+    "any pages over nothing": ([0, 1], 2, {}, None, [], {"fill": True}, [], [], []),
     "moves are bounded": ([], 4, {1: 0.1, 9: 0.5, 17: 0.3}, None, [5], {"max_moves": 2}, [5, 9], [WANTED, HOT], []),
 }
 

@@ -9,7 +9,7 @@ import pytest
 from tiers import observation
 
 from edgekv.errors import ConfigError
-from edgekv.kernels.ema import BLOCK, ema, scratch_elements
+from edgekv.kernels.ema import BLOCK, ema, scratch_elements, weights
 from edgekv.observation import Shape
 from edgekv.policies import POLICIES, Settings, make
 
@@ -47,7 +47,7 @@ def test_ema_in_blocks():
     shape = (5, 2, BLOCK // 4)
     scores, mass = rng.random(shape, np.float32), rng.random(shape, np.float32)
     expected = np.float32(0.1) * mass + np.float32(0.9) * scores
-    ema(scores, mass, 0.1, 1, np.empty(scratch_elements(shape), np.float32))
+    ema(scores, mass, *weights(0.1, 1), np.empty(scratch_elements(shape), np.float32))
     np.testing.assert_allclose(scores, expected, rtol=1e-6)
 
 

@@ -25,7 +25,7 @@ def mass(values: dict[int, float]) -> np.ndarray:
 
 
 def wanted(name: str, table, values: dict[int, float], limit: int = 10, n_used: int = 6) -> list[int]:
-    return make(name, table.shape, ROPE).wanted(observation(table.shape, n_used, mass(values)), table.residency, limit).tolist()
+    return make(name, table.shape, ROPE).wanted(observation(table.shape, n_used, mass(values)), table.residency, limit).get().tolist()
 
 
 def test_previous():
@@ -48,7 +48,7 @@ def test_neighbours_keep_to_their_stream():
     shape = Shape(1, 1, 8, pages_per_stream=4)
     table = settled(shape, 4, 8)
     seen = observation(shape, 8, np.eye(8, dtype=np.float32)[[[3]]] + 0.5 * np.eye(8, dtype=np.float32)[[[4]]])
-    assert make("neighbour", shape).wanted(seen, table.residency, 10).tolist() == [2, 5]
+    assert make("neighbour", shape).wanted(seen, table.residency, 10).get().tolist() == [2, 5]
 
 
 def test_rope_prior():
@@ -73,7 +73,7 @@ def test_rope_by_distance():
     shape = Shape(1, 1, 64)
     table = settled(shape, 0, 64)
     prefetcher = make("rope", shape, Rope(head_dim=8, n_rot=4, base=100.0))
-    ids = prefetcher.wanted(observation(shape, 64), table.residency, 64)
+    ids = prefetcher.wanted(observation(shape, 64), table.residency, 64).get()
     np.testing.assert_array_equal(ids, sorted(range(64), key=lambda page: (-prefetcher.prior[63 - page], page)))
 
 
@@ -92,18 +92,18 @@ def test_every_prefetcher(name: str):
     table.reserve(np.array([3]), Reason.HOT)
     prefetcher = make(name, shape, ROPE)
     for limit in (0, 1, 5, 100):
-        ids = prefetcher.wanted(observation(shape, 6, rng.random(shape.axes)), table.residency, limit)
+        ids = prefetcher.wanted(observation(shape, 6, rng.random(shape.axes)), table.residency, limit).get()
         assert ids.dtype == np.int64 and len(ids) <= limit and len(set(ids.tolist())) == len(ids)
         assert (table.states(ids) == State.HOME).all()
     assert bool(len(ids)) == (name != "none")
     empty = settled(shape, 8, 0)
-    assert not len(prefetcher.wanted(observation(shape, 0), empty.residency, 5))
+    assert not len(prefetcher.wanted(observation(shape, 0), empty.residency, 5).get())
 
 
 def test_unobserved_steps_want_nothing():
     table = settled(SHAPE, 0, 6)
     for name in ("previous", "neighbour"):
-        assert not len(make(name, SHAPE).wanted(observation(SHAPE, 6, observed=False), table.residency, 5))
+        assert not len(make(name, SHAPE).wanted(observation(SHAPE, 6, observed=False), table.residency, 5).get())
 
 
 def test_mistake():

@@ -3,12 +3,15 @@ copies."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from edgekv.errors import TierError
 from edgekv.observation import Observation, Shape
 from edgekv.pages import PageTable
 from edgekv.residency import Reason, State
+from edgekv.tiers.device import DeviceArena
 
 
 def settled(shape: Shape, n_slots: int, pages: range | int) -> PageTable:
@@ -96,6 +99,9 @@ class FakeArena:
         assert all((slots < n_slots).all() for _, slots, _ in self._copies.values()), "a copy into a slot that goes"
         self.arena = np.concatenate((self.arena[:n_slots], np.zeros(max(0, n_slots - len(self.arena)), np.int64)))
 
+    def close(self) -> None:
+        self._copies.clear()
+
     def check(self, table: PageTable) -> None:
         """The page table is native's, and each slot has its page's bytes."""
         table.check()
@@ -105,3 +111,107 @@ class FakeArena:
         for i, slot in self.table.items():
             assert self.arena[slot] == self.home[i], f"slot {slot} does not hold page {i}"
         assert (residency.state[~self.shape.exists] == State.FREE).all()
+
+
+class CopyError(Exception):
+    """What the fake device raises."""
+
+
+class FakeStream:
+    """Work that runs when the device gets to it."""
+
+    def __init__(self, device: FakeDevice):
+        self.device = device
+        self.work: list[Callable[[], bool]] = []  # each says whether it is over
+
+    def push(self, work: Callable[[], object]) -> None:
+        self.work.append(lambda: (work(), True)[1])
+
+    def run(self, n: int) -> None:
+        while self.work and n and self.work[0]():
+            self.work.pop(0)
+            n -= 1
+
+    def record(self) -> FakeEvent:
+        event = FakeEvent(self)
+        self.push(lambda: setattr(event, "over", True))
+        return event
+
+    def wait_for(self, event: FakeEvent) -> None:
+        self.work.append(lambda: event.over)
+
+    def synchronize(self) -> None:
+        while self.work:
+            self.device.advance(1 << 30)
+
+
+class FakeEvent:
+    def __init__(self, stream: FakeStream):
+        self.stream, self.over, self.lost = stream, False, False
+
+    def done(self) -> bool:
+        device = self.stream.device
+        device.advance(int(device.random.integers(0, 4)))
+        if self.over and not self.lost and device.random.random() < device.fail:
+            self.lost = True  # for good, as a device error is
+        if self.over and self.lost:
+            raise CopyError("an illegal address")
+        return self.over and device.random.random() >= device.delay  # what is over may be heard of late, and after later copies
+
+    def wait(self) -> None:
+        self.stream.synchronize()
+
+
+class FakeDevice(FakeArena):
+    """The same behind a step's stream and a side stream, for `DeviceArena`: `step` queues a step, which reads, when the device gets
+    to it, the slots of the page table as it was when the step was queued, and finds its pages' bytes in them."""
+
+    def __init__(self, shape: Shape, seed: int = 0, delay: float = 0.0, fail: float = 0.0, refuse: float = 0.0):
+        super().__init__(shape, seed, delay, fail, refuse)
+        self.random = np.random.default_rng(seed)
+        self.steps, self.side = FakeStream(self), FakeStream(self)
+        self.begun: dict[int, tuple[int, int]] = {}
+        self.n_read = 0
+        self.transport = DeviceArena(self.steps, self.side, self.begin, self.gather, self.publish, self.release, self.resize,
+                                     (CopyError,))
+
+    def advance(self, n: int) -> None:
+        """Either stream goes on, by n operations at most."""
+        for stream in (self.steps, self.side) if self.random.random() < 0.5 else (self.side, self.steps):
+            stream.run(n)
+
+    def step(self) -> None:
+        slots = np.array(list(self.table.values()), np.int64)
+        pages = self.home[list(self.table)].copy()
+
+        def read() -> None:
+            np.testing.assert_array_equal(self.arena[slots], pages, "a slot was written while a step could still read it")
+            self.n_read += len(slots)
+
+        self.steps.push(read)
+
+    def begin(self, ids: np.ndarray, slots: np.ndarray) -> None:
+        assert not set(slots.tolist()) & set(self.table.values()), "a slot that is in the page table was given away"
+        self.begun.update((int(slot), (int(i), int(self.home[i]))) for i, slot in zip(ids, slots))
+
+    def gather(self, ids: np.ndarray, slots: np.ndarray, stream: FakeStream) -> None:
+        if self.random.random() < self.refuse:
+            raise CopyError("out of memory")
+        assert stream is self.side and all(self.begun[int(slot)][0] == i for i, slot in zip(ids, slots)), "begin comes first"
+        self.n_copied += len(ids)
+
+        def copy() -> None:
+            self.arena[slots] = self.home[ids]
+
+        stream.push(copy)
+
+    def publish(self, ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        ok = np.array([self.begun.pop(int(slot)) == (int(i), int(self.home[i])) for i, slot in zip(ids, slots)], bool)
+        self.table.update(zip(ids[ok].tolist(), slots[ok].tolist()))
+        self.most_published = max(self.most_published, len(self.table))
+        return ok
+
+    def resize(self, n_slots: int) -> None:
+        assert all(slot < n_slots for slot in self.table.values()), "a page in a slot that goes"
+        self.steps.synchronize()  # native waits for what runs
+        self.arena = np.concatenate((self.arena[:n_slots], np.zeros(max(0, n_slots - len(self.arena)), np.int64)))

@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from edgekv._native._core import ffi, lib
-from edgekv.config import KvOptions
-from edgekv.errors import AbiMismatch, ConfigError, DoesNotFit, NativeError
-from edgekv.vocab import KvMode, SketchKind, Split
+from edgekv.config import AUTO_DEVICE, KvOptions
+from edgekv.errors import AbiMismatch, ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError, NativeError, NotPinned
+from edgekv.vocab import DeviceKind, KvMode, SketchKind, Split
 
 log = logging.getLogger("edgekv")
 
+_DEVICES = {DeviceKind.HOST: lib.EDGEKV_DEVICE_HOST, DeviceKind.CUDA: lib.EDGEKV_DEVICE_CUDA,
+            DeviceKind.EMULATED: lib.EDGEKV_DEVICE_EMULATED}
 _MODES = {KvMode.OFF: lib.EDGEKV_MODE_OFF, KvMode.EXACT: lib.EDGEKV_MODE_EXACT, KvMode.SPARSE: lib.EDGEKV_MODE_SPARSE}
 _MODE_OF = {number: mode for mode, number in _MODES.items()}
 _SKETCHES = {SketchKind.NONE: lib.EDGEKV_SKETCH_NONE, SketchKind.BOX: lib.EDGEKV_SKETCH_BOX, SketchKind.B1: lib.EDGEKV_SKETCH_B1,
@@ -125,9 +128,28 @@ def selection(options: KvOptions) -> dict:
     }
 
 
+def _placement(options: KvOptions) -> dict:
+    """auto: a GPU where this build and this machine have one; a context whose model stays on the CPU then stays there too."""
+    kind = DeviceKind.HOST if options.device == AUTO_DEVICE else DeviceKind(options.device)
+    if options.device == AUTO_DEVICE and lib.edgekv_device_count(_DEVICES[DeviceKind.CUDA]):
+        kind = DeviceKind.CUDA
+    return {"kind": _DEVICES[kind], "index": 0, "vram_bytes": options.kv_vram or 0}
+
+
 def _params(options: KvOptions):
     return ffi.new("edgekv_params *", {"mode": _MODES[options.mode], "page_tokens": options.page_tokens,
-                                       "observe": options.observe, "selection": selection(options)})
+                                       "observe": options.observe, "selection": selection(options), "placement": _placement(options)})
+
+
+def device_problem(handle: Handle) -> EdgeKVError | None:
+    """Why a context that was to be placed on a device is not: DoesNotFit, NotPinned or CudaUnavailable; None where it is, or was not to
+    be."""
+    sentence = ffi.new("char const **")
+    status = lib.edgekv_device_problem(handle, sentence)
+    if status == lib.EDGEKV_OK:
+        return None
+    kind = {lib.EDGEKV_NO_MEMORY: DoesNotFit, lib.EDGEKV_NOT_PINNED: NotPinned}.get(status, CudaUnavailable)
+    return kind(ffi.string(sentence[0]).decode())
 
 
 def set_defaults(options: KvOptions) -> None:
@@ -245,15 +267,19 @@ class NativeObservation:
 
 
 class ObservationReader:
-    """Reads the observation of one context; the arrays over its mass are made once, for they stay where they are."""
+    """Reads the observation of one context; the arrays over its mass are made once, for they stay where they are: by `view(address,
+    dtype, shape)`, where they lie on a device."""
 
-    def __init__(self, handle: Handle):
+    def __init__(self, handle: Handle, view: Callable[[int, type, tuple[int, ...]], Any] | None = None):
         self._handle = handle
         self._out = ffi.new("edgekv_observation *")
         _check(lib.edgekv_get_observation(handle, self._out))
         out = self._out
         shape = (out.n_rows, out.n_heads, out.n_pages)
-        self._mass = _view(out.mass_max, np.float32, shape), _view(out.mass_sum, np.float32, shape)
+        if view is None:
+            self._mass = _view(out.mass_max, np.float32, shape), _view(out.mass_sum, np.float32, shape)
+        else:
+            self._mass = tuple(view(int(ffi.cast("uintptr_t", mass)), np.float32, shape) for mass in (out.mass_max, out.mass_sum))
 
     def read(self) -> NativeObservation:
         """Attention mass since the last step callback: float32 [row, kv_head, page] views that live until the next one returns."""
@@ -327,12 +353,14 @@ class NativeMemory:
     table_bytes: int
     n_cells: int
     n_cells_used: int
+    device_bytes: int
+    pinned: bool
 
 
 def memory(handle: Handle) -> NativeMemory:
     out = lib.edgekv_get_memory(handle)
     return NativeMemory(out.home_bytes, out.observation_bytes, out.workspace_bytes, out.sketch_bytes, out.arena_bytes,
-                        out.table_bytes, out.n_cells, out.n_cells_used)
+                        out.table_bytes, out.n_cells, out.n_cells_used, out.device_bytes, bool(out.pinned))
 
 
 @dataclass(frozen=True)

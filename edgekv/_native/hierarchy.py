@@ -9,10 +9,8 @@ import numpy as np
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import Handle, _check, _view, selection
 from edgekv.config import KvOptions
+from edgekv.kernels.move import MOVE
 from edgekv.kernels.select import Selection
-
-MOVE = np.dtype([("row", np.int32), ("head", np.int32), ("page", np.int32), ("slot", np.int32)])
-"""One edgekv_move."""
 
 SELECTED = np.dtype([(name, np.float64) for name in ("n_steps", "n_visible", "n_selected", "n_hits", "mass", "mass_hits", "coverage",
                                                      "n_fallbacks")])
@@ -23,10 +21,13 @@ SELECTED = np.dtype([(name, np.float64) for name in ("n_steps", "n_visible", "n_
 class NativeHierarchy:
     """Arrays live until the context is freed."""
 
-    priority: np.ndarray
-    """float32 [row, kv_head, page], writable between steps: what the policy says a page is worth."""
-    pinned: np.ndarray
-    """uint8 [row, kv_head, page], writable between steps."""
+    shape: tuple[int, int, int]
+    """[row, kv_head, page] of the arrays by page."""
+    priority: int
+    """Address, on the device that the data plane runs on, of float32 [shape], writable between steps: what the policy says a page
+    is worth."""
+    pinned: int
+    """The same of uint8 [shape]."""
     slots: np.ndarray
     """int32 [row, kv_head, page]: the page table, -1 where a page is only in home."""
     newest: np.ndarray
@@ -39,10 +40,8 @@ def hierarchy(handle: Handle) -> NativeHierarchy:
     out = ffi.new("edgekv_hierarchy *")
     _check(lib.edgekv_get_hierarchy(handle, out))
     shape = (out.n_rows, out.n_heads, out.n_pages)
-    priority, pinned = (_view(pointer, dtype, shape) for pointer, dtype in ((out.priority, np.float32), (out.pinned, np.uint8)))
-    for array in (priority, pinned):
-        array.flags.writeable = True
-    return NativeHierarchy(priority, pinned, _view(out.slots, np.int32, shape), _view(out.newest, np.int32, (out.n_pages,)),
+    priority, pinned = (int(ffi.cast("uintptr_t", pointer)) for pointer in (out.priority, out.pinned))
+    return NativeHierarchy(shape, priority, pinned, _view(out.slots, np.int32, shape), _view(out.newest, np.int32, (out.n_pages,)),
                            out.n_slots, out.slot_bytes)
 
 
@@ -69,6 +68,11 @@ def _moves(moves: np.ndarray):
 def copy_pages(handle: Handle, moves: np.ndarray) -> None:
     """Copy pages (MOVE [n]) from home into their slots; nobody reads them there yet."""
     _check(lib.edgekv_copy_pages(handle, *_moves(moves)))
+
+
+def begin_copies(handle: Handle, moves: np.ndarray) -> None:
+    """Tell that pages (MOVE [n]) are copied from now on, by the caller's own kernels: `publish_pages` then knows which changed."""
+    _check(lib.edgekv_begin_copies(handle, *_moves(moves)))
 
 
 def publish_pages(handle: Handle, moves: np.ndarray) -> np.ndarray:

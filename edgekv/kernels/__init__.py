@@ -1,1 +1,1 @@
-"""Array maths of policies and planner: NumPy is the truth that any faster version is tested against."""
+"""Array maths of policies, planner and migration: NumPy is the truth (`ops`), CuPy overrides it on a GPU (`cupy_ops`)."""

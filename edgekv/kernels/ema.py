@@ -10,15 +10,20 @@ BLOCK = 1 << 16
 """Elements that are worked on at a time: they stay in the processor's cache between the passes."""
 
 
-def ema(scores: np.ndarray, mass: np.ndarray, alpha: float, n_tokens: int, scratch: np.ndarray) -> None:
-    """scores = a * mass / n_tokens + (1 - a) * scores, with a = 1 - (1 - alpha) ^ n_tokens.
+def weights(alpha: float, n_tokens: int) -> tuple[np.float32, np.float32]:
+    """What `ema` multiplies mass and scores with, for a step of n_tokens tokens.
 
-    For one token that is DESIGN section 1's EMA. A step of several tokens holds the sum of their masses: it counts as n_tokens
-    steps of its mean, so that scores stay on the scale of one token's attention. All float32; scores and mass are [row, ...],
-    scratch is flat with at least `scratch_elements` and is overwritten.
+    scores = a * mass / n_tokens + (1 - a) * scores, with a = 1 - (1 - alpha) ^ n_tokens: for one token DESIGN section 1's EMA. A
+    step of several tokens holds the sum of their masses: it counts as n_tokens steps of its mean, so that scores stay on the scale
+    of one token's attention.
     """
     a = alpha if n_tokens == 1 else 1.0 - (1.0 - alpha) ** n_tokens
-    new, old = np.float32(a / n_tokens), np.float32(1.0 - a)
+    return np.float32(a / n_tokens), np.float32(1.0 - a)
+
+
+def ema(scores: np.ndarray, mass: np.ndarray, new: np.float32, old: np.float32, scratch: np.ndarray) -> None:
+    """scores = new * mass + old * scores, each product and the sum rounded to float32. scores and mass are float32 [row, ...],
+    scratch is flat float32 with at least `scratch_elements` and is overwritten."""
     step = _rows_of_block(scores.shape)
     for start in range(0, len(scores), step):
         part = scores[start : start + step]

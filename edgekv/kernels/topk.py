@@ -24,3 +24,11 @@ def largest(values: np.ndarray, k: int) -> np.ndarray:
 def smallest(values: np.ndarray, k: int) -> np.ndarray:
     """The k smallest, smallest first, like `largest`."""
     return largest(-values, k)
+
+
+def listed_largest(values: np.ndarray, ids: np.ndarray, k: int) -> np.ndarray:
+    """int64 [min(k, n)]: indices of the k largest of `values` [n], largest first; of equal values the lower of `ids` comes first."""
+    chosen = np.arange(len(values))
+    if 0 < k < len(values):
+        chosen = np.flatnonzero(values >= np.partition(values, len(values) - k)[len(values) - k])
+    return chosen[np.lexsort((ids[chosen], -values[chosen]))][: max(0, k)]

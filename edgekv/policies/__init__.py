@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgekv.errors import ConfigError
+from edgekv.kernels.ops import Array, Ops
 from edgekv.observation import Shape
 from edgekv.policies.anchor import Anchor
 from edgekv.policies.base import Policy, Settings
@@ -31,7 +32,11 @@ def kinds(spec: str) -> list[type[Policy]]:
     return [POLICIES.get(name) for name in names]
 
 
-def make(spec: str, shape: Shape, settings: Settings | None = None) -> Composed:
-    """The policy named by `spec`, one or several names joined by "+": their scores add, their pins unite. Raises ConfigError."""
-    settings = settings or Settings()
-    return Composed(shape, settings, [kind(shape, settings) for kind in kinds(spec)])
+def make(spec: str, shape: Shape, settings: Settings | None = None, ops: Ops | None = None, scores: Array | None = None) -> Composed:
+    """The policy named by `spec`, one or several names joined by "+": their scores add, their pins unite. ops: where scores and
+    mass live, None: in host memory; scores: zeros, the array to keep the scores in, None: one of its own. Raises ConfigError."""
+    settings, ops = settings or Settings(), ops or Ops()
+    parts = kinds(spec)
+    alone = sum(part.scoring for part in parts) == 1
+    members = [part(shape, settings, ops, scores if alone else None) for part in parts]
+    return Composed(shape, settings, ops, members, None if alone else scores)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from edgekv.kernels.ops import Array, Ops
 from edgekv.observation import Observation, Shape
 from edgekv.policies.base import Policy, Settings
 
@@ -12,8 +13,8 @@ class Anchor(Policy):
     """Pins the pages that begin with the sinks (the first tokens, on which heads rest when nothing else matters: StreamingLLM,
     arXiv:2309.17453) or with the system prompt (`system_tokens`), by position, in every sequence."""
 
-    def __init__(self, shape: Shape, settings: Settings):
-        super().__init__(shape, settings)
+    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+        super().__init__(shape, settings, ops, scores)
         self.system_tokens = 0
         self._pins = np.zeros(shape.n_pages, bool)
 

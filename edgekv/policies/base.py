@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgekv.errors import ConfigError
+from edgekv.kernels.ops import Array, Ops
 from edgekv.observation import Observation, Shape
 
 
@@ -34,18 +35,21 @@ class Settings:
 
 
 class Policy:
-    """What pages are worth (`scores`) and which must stay (`pins`); either may be None."""
+    """What pages are worth (`scores`) and which must stay (`pins`); either may be None. Scores live where `ops` works, as the mass
+    does; pins by page are NumPy arrays."""
 
     scoring = False
     """The policy has scores."""
 
-    def __init__(self, shape: Shape, settings: Settings):
+    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+        """scores: zeros to keep them in; None: the policy makes its own."""
         self.shape = shape
         self.settings = settings
-        self._scores = np.zeros(shape.axes, np.float32) if self.scoring else None
+        self.ops = ops
+        self._scores = (ops.zeros(shape.axes, np.float32) if scores is None else scores) if self.scoring else None
 
     @property
-    def scores(self) -> np.ndarray | None:
+    def scores(self) -> Array | None:
         """float32 [row, head, page], higher = keep, on the scale of attention mass per token: selection blends it with the
         sketch's estimate. From n_used_end of the last observation on, it is zero or not yet of meaning."""
         return self._scores
@@ -61,4 +65,4 @@ class Policy:
     def forget(self, pages: np.ndarray) -> None:
         """The cells of these pages (int [n], of all rows and heads) hold other tokens now, or none."""
         if self._scores is not None:
-            self._scores[:, :, pages] = 0
+            self.ops.clear(self._scores, pages)

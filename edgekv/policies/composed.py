@@ -6,6 +6,7 @@ from functools import reduce
 
 import numpy as np
 
+from edgekv.kernels.ops import Array, Ops
 from edgekv.observation import Observation, Shape
 from edgekv.policies.base import Policy, Settings
 
@@ -13,14 +14,14 @@ from edgekv.policies.base import Policy, Settings
 class Composed(Policy):
     """Scores add, pins unite."""
 
-    def __init__(self, shape: Shape, settings: Settings, members: list[Policy]):
-        super().__init__(shape, settings)
+    def __init__(self, shape: Shape, settings: Settings, ops: Ops, members: list[Policy], scores: Array | None = None):
+        super().__init__(shape, settings, ops)
         self.members = members
         scoring = [member for member in members if member.scoring]
-        self._added = scoring if len(scoring) > 1 else []
         self.scoring = bool(scoring)
+        self._added = scoring if len(scoring) > 1 else []
         if self._added:
-            self._scores = np.zeros(shape.axes, np.float32)
+            self._scores = ops.zeros(shape.axes, np.float32) if scores is None else scores
         elif scoring:
             self._scores = scoring[0].scores  # the same array: nothing to add up
 
@@ -34,11 +35,13 @@ class Composed(Policy):
             member.update(observation)
         if self._added:
             part = np.s_[:, :, : observation.n_used_end]
-            np.copyto(self._scores[part], self._added[0].scores[part])
-            for member in self._added[1:]:
-                self._scores[part] += member.scores[part]
+            total, first, *others = self._scores[part], *(member.scores[part] for member in self._added)
+            self.ops.xp.add(first, others[0], out=total)
+            for scores in others[1:]:
+                total += scores
 
     def forget(self, pages: np.ndarray) -> None:
-        super().forget(pages)
+        if self._added:
+            super().forget(pages)
         for member in self.members:
             member.forget(pages)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
-from edgekv.kernels.ema import ema, flush, scratch_elements
+from edgekv.kernels.ema import weights
+from edgekv.kernels.ops import Array, Ops
 from edgekv.observation import Observation, Shape
 from edgekv.policies.base import Policy, Settings
 
@@ -21,9 +20,8 @@ class Ema(Policy):
 
     scoring = True
 
-    def __init__(self, shape: Shape, settings: Settings):
-        super().__init__(shape, settings)
-        self._scratch = np.empty(scratch_elements(shape.axes), np.float32)
+    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+        super().__init__(shape, settings, ops, scores)
         alpha = settings.alpha
         self._flush_tokens = 1 if alpha == 1 else max(1, int(math.log(_DECAY) / math.log(1 - alpha)))
         self._n_tokens = 0
@@ -31,10 +29,9 @@ class Ema(Policy):
     def update(self, observation: Observation) -> None:
         if not observation.observed:
             return
-        end = observation.n_used_end
-        scores = self._scores[:, :, :end]
-        ema(scores, observation.mass_sum[:, :, :end], self.settings.alpha, observation.n_tokens, self._scratch)
         self._n_tokens += observation.n_tokens
-        if self._n_tokens >= self._flush_tokens:
+        look = self._n_tokens >= self._flush_tokens
+        if look:
             self._n_tokens = 0
-            flush(scores, _LEAST)
+        self.ops.ema(self._scores, observation.mass_sum, observation.n_used_end, *weights(self.settings.alpha, observation.n_tokens),
+                     least=_LEAST if look else 0.0)

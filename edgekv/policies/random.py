@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from edgekv.kernels.ops import Array, Ops
 from edgekv.observation import Observation, Shape
 from edgekv.policies.base import Policy, Settings
 
@@ -14,16 +15,17 @@ class Random(Policy):
 
     scoring = True
 
-    def __init__(self, shape: Shape, settings: Settings):
-        super().__init__(shape, settings)
+    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+        super().__init__(shape, settings, ops, scores)
         self._random = np.random.default_rng(settings.seed)
-        self._draws = self._random.random(shape.axes, np.float32)
+        self._draws = ops.upload(self._random.random(shape.axes, np.float32))
 
     def update(self, observation: Observation) -> None:
         end = observation.n_used_end
         if end:
-            np.multiply(self._draws[:, :, :end], np.float32(2 / end), out=self._scores[:, :, :end])
+            self.ops.xp.multiply(self._draws[:, :, :end], np.float32(2 / end), out=self._scores[:, :, :end])
 
     def forget(self, pages: np.ndarray) -> None:
         super().forget(pages)
-        self._draws[:, :, pages] = self._random.random((*self.shape.axes[:2], len(pages)), np.float32)
+        anew = self._random.random((*self.shape.axes[:2], len(pages)), np.float32)
+        self._draws[:, :, self.ops.upload(pages)] = self.ops.upload(anew)

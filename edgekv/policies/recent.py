@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from edgekv.kernels.ops import Array, Ops
 from edgekv.observation import Observation, Shape
 from edgekv.policies.base import Policy, Settings
 
@@ -11,8 +12,8 @@ from edgekv.policies.base import Policy, Settings
 class Recent(Policy):
     """Pins the pages with one of the `recent_tokens` newest positions of their stream."""
 
-    def __init__(self, shape: Shape, settings: Settings):
-        super().__init__(shape, settings)
+    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+        super().__init__(shape, settings, ops, scores)
         self._pins = np.zeros(shape.n_pages, bool)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgekv.kernels.ops import Ops
 from edgekv.observation import Shape
 from edgekv.prefetch.base import Prefetcher, Rope
 from edgekv.prefetch.neighbour import Neighbour
@@ -19,6 +20,7 @@ PREFETCHERS.add("rope", RopeDistance, "a prior by distance, from the model's rot
 PREFETCHERS.add("random", RandomPages, "any pages")
 
 
-def make(name: str, shape: Shape, rope: Rope | None = None) -> Prefetcher:
-    """The prefetcher of that name. `rope`: None where the model has no rotary embedding. Raises ConfigError."""
-    return PREFETCHERS.get(name)(shape, rope)
+def make(name: str, shape: Shape, rope: Rope | None = None, ops: Ops | None = None) -> Prefetcher:
+    """The prefetcher of that name. rope: None where the model has no rotary embedding; ops: where the mass lives, None: in host
+    memory. Raises ConfigError."""
+    return PREFETCHERS.get(name)(shape, rope, ops or Ops())

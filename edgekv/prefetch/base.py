@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgekv.kernels.ops import Ops
+from edgekv.kernels.order import Later
 from edgekv.observation import Observation, Shape
 from edgekv.residency import Residency, State
 
@@ -23,15 +25,20 @@ class Rope:
 
 
 class Prefetcher:
-    """Says which pages will be wanted next, before any score says so."""
+    """Says which pages will be wanted next, before any score says so. The mass it sees lives where `ops` works."""
 
-    def __init__(self, shape: Shape, rope: Rope | None):
+    def __init__(self, shape: Shape, rope: Rope | None, ops: Ops):
         self.shape = shape
         self.rope = rope
+        self.ops = ops
 
-    def wanted(self, observation: Observation, residency: Residency, limit: int) -> np.ndarray:
-        """int64 [<= limit]: ids of HOME pages, the most wanted first, each once."""
+    def wanted(self, observation: Observation, residency: Residency, limit: int) -> Later[np.ndarray]:
+        """int64 [<= limit]: ids of HOME pages, the most wanted first, each once. On a device the answer comes later; pages may
+        have left home by then."""
         raise NotImplementedError
+
+
+NOTHING = Later.now(np.empty(0, np.int64))
 
 
 def only_home(ids: np.ndarray, residency: Residency, limit: int) -> np.ndarray:

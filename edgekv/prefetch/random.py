@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from edgekv.kernels.ops import Ops
+from edgekv.kernels.order import Later
 from edgekv.observation import Observation, Shape
 from edgekv.prefetch.base import Prefetcher, Rope
 from edgekv.residency import Residency, State
@@ -12,10 +14,10 @@ from edgekv.residency import Residency, State
 class RandomPages(Prefetcher):
     """HOME pages drawn evenly, without repetition, from a seed of its own."""
 
-    def __init__(self, shape: Shape, rope: Rope | None):
-        super().__init__(shape, rope)
+    def __init__(self, shape: Shape, rope: Rope | None, ops: Ops):
+        super().__init__(shape, rope, ops)
         self._random = np.random.default_rng(0)
 
-    def wanted(self, observation: Observation, residency: Residency, limit: int) -> np.ndarray:
+    def wanted(self, observation: Observation, residency: Residency, limit: int) -> Later[np.ndarray]:
         home = np.flatnonzero(residency.state == State.HOME)
-        return self._random.choice(home, min(limit, len(home)), replace=False)
+        return Later.now(self._random.choice(home, min(limit, len(home)), replace=False))

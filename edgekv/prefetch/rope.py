@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from edgekv.errors import ConfigError
+from edgekv.kernels.ops import Ops
+from edgekv.kernels.order import Later
 from edgekv.kernels.rope import distance_prior
 from edgekv.kernels.topk import largest
 from edgekv.observation import Observation, Shape
@@ -16,8 +18,8 @@ class RopeDistance(Prefetcher):
     """Pages in the order of their distance's prior (`kernels.rope.distance_prior`, averaged over a page's positions), the same
     for all rows and heads. It knows nothing of the text: a prior for the cold start and for ties."""
 
-    def __init__(self, shape: Shape, rope: Rope | None):
-        super().__init__(shape, rope)
+    def __init__(self, shape: Shape, rope: Rope | None, ops: Ops):
+        super().__init__(shape, rope, ops)
         if rope is None:
             raise ConfigError("prefetch rope needs a model with rotary position embedding; use previous, neighbour or none")
         n = shape.page_tokens
@@ -25,11 +27,11 @@ class RopeDistance(Prefetcher):
         self.prior = prior.reshape(-1, n).mean(axis=1)
         """float32 [k]: prior of a page whose newest token is k * page_tokens to (k + 1) * page_tokens - 1 away."""
 
-    def wanted(self, observation: Observation, residency: Residency, limit: int) -> np.ndarray:
+    def wanted(self, observation: Observation, residency: Residency, limit: int) -> Later[np.ndarray]:
         positions = observation.page_positions[: observation.n_used_end]
         # a page of which no head has anything at home would only take the place of one that has
         pages = np.flatnonzero((positions >= 0) & (residency.state[:, :, : len(positions)] == State.HOME).any(axis=(0, 1)))
         distance = np.maximum(observation.position - positions[pages], 0) // self.shape.page_tokens
         best = pages[largest(self.prior[np.minimum(distance, len(self.prior) - 1)], min(limit, len(pages)))]
         rows, heads = np.nonzero(self.shape.exists)
-        return only_home(self.shape.ids(rows, heads, best[:, None]).reshape(-1), residency, limit)
+        return Later.now(only_home(self.shape.ids(rows, heads, best[:, None]).reshape(-1), residency, limit))

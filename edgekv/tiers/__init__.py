@@ -23,3 +23,6 @@ class Transport(Protocol):
 
     def resize(self, n_slots: int) -> None:
         """Give the arena so many slots; pages in slots that stay are kept. No page and no copy is in a slot that goes."""
+
+    def close(self) -> None:
+        """Wait for the copies under way and forget them: the slots may be taken away afterwards."""

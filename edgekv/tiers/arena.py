@@ -41,3 +41,6 @@ class HostArena(Transport):
 
     def resize(self, n_slots: int) -> None:
         self._resize(n_slots)
+
+    def close(self) -> None:
+        self._copied.clear()

@@ -1,0 +1,115 @@
+"""Devices, their rates, and where a context's data plane runs, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgekv._native._core import ffi, lib
+from edgekv._native.core import _DEVICES, Handle, _check
+from edgekv.vocab import DeviceKind
+
+_KIND_OF = {number: kind for kind, number in _DEVICES.items()}
+
+
+def _address(pointer) -> int:
+    return int(ffi.cast("uintptr_t", pointer))
+
+
+# ---- devices --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """One device of this machine."""
+
+    kind: DeviceKind
+    index: int
+    name: str
+    arch: int
+    """89: compute capability 8.9."""
+    driver: int
+    """The newest CUDA version that the driver supports, 13000: 13.0; `runtime`: that of our build."""
+    runtime: int
+    n_sm: int
+    total_bytes: int
+    free_bytes: int
+    usable: bool
+    problem: str
+    """The sentence where it is not usable."""
+
+
+def count(kind: DeviceKind) -> int:
+    """Devices of a kind; 0 where this build has no library for it."""
+    return lib.edgekv_device_count(_DEVICES[kind])
+
+
+def info(kind: DeviceKind, index: int = 0) -> DeviceInfo:
+    """One device. Raises NativeError or ConfigError where there is none."""
+    out = ffi.new("edgekv_device_info *")
+    _check(lib.edgekv_get_device_info(_DEVICES[kind], index, out))
+    return DeviceInfo(_KIND_OF[out.kind], out.index, ffi.string(out.name).decode(), out.arch, out.driver, out.runtime, out.n_sm,
+                      out.total_bytes, out.free_bytes, bool(out.usable), ffi.string(out.problem).decode())
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device was measured to do: bytes per second."""
+
+    link_copy: float
+    """Pinned host memory to the device, in one large copy."""
+    link_gather: float
+    """The same page by page, by a kernel that reads host memory in place."""
+    link_pageable: float
+    """One large copy from memory that is not pinned."""
+    vram: float
+    """Device memory, read."""
+    dram: float
+    """Host memory, read by the processor."""
+    launch_us: float
+    """Microseconds from launch to launch."""
+
+
+def rates(kind: DeviceKind, index: int = 0) -> Rates:
+    """Measure a device; takes about a second. Raises NativeError where it cannot be used."""
+    out = ffi.new("edgekv_rates *")
+    _check(lib.edgekv_measure_rates(_DEVICES[kind], index, out))
+    return Rates(out.link_copy, out.link_gather, out.link_pageable, out.vram, out.dram, out.launch_us)
+
+
+# ---- the plane of a context -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Where a context's data plane runs. Addresses are the device's: of an emulated one, host memory."""
+
+    kind: DeviceKind
+    index: int
+    stream: int
+    """Address of the step's stream; 0 on an emulated device."""
+    arena: int
+    slot_bytes: int
+    n_slots: int
+    n_slots_max: int
+    n_cells: int
+    """Of a stream."""
+    rows: int
+    """Address of one edgekv_device_row for each row (`edgekv.kernels.move.ROW`)."""
+    budget_bytes: int
+    fixed_bytes: int
+    """Of these: sketches, tables, observation and `staging_bytes`, what prompts are staged in."""
+    staging_bytes: int
+
+    @property
+    def runtime(self) -> int:
+        """CUDA version of the native library, 13000: 13.0."""
+        return info(self.kind, self.index).runtime
+
+
+def plane(handle: Handle) -> Plane | None:
+    """The device that a context's data plane runs on; None: the host."""
+    out = ffi.new("edgekv_device *")
+    if not lib.edgekv_get_device(handle, out):
+        return None
+    return Plane(_KIND_OF[out.kind], out.index, _address(out.stream), _address(out.arena), out.slot_bytes, out.n_slots,
+                 out.n_slots_max, out.n_cells, _address(out.rows), out.budget_bytes, out.fixed_bytes, out.staging_bytes)

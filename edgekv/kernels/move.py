@@ -1,0 +1,54 @@
+"""Gather: pages from home into slots. The specification of edgekv_gather_pages in move_pages.cuh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+ROW = np.dtype([(name, np.uint64) for name in (
+    "k", "v", "k_stride_stream", "k_stride_cell", "k_stride_head", "v_stride_stream", "v_stride_cell", "v_stride_head",
+    "k_row_bytes", "v_row_bytes", "v_offset", "n_heads")])
+"""One edgekv_device_row: where the home of a row lies, as the device addresses it, and how its pages lie in a slot."""
+
+MOVE = np.dtype([("row", np.int32), ("head", np.int32), ("page", np.int32), ("slot", np.int32)])
+"""One edgekv_move."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the pages of a context lie; addresses are the device's."""
+
+    rows: int
+    """Of ROW [n_rows]."""
+    n_rows: int
+    arena: int
+    slot_bytes: int
+    page_tokens: int
+    pages_per_stream: int
+    n_cells: int
+    """Of a stream: its last page may have fewer than page_tokens."""
+
+
+def gather_pages(view, places: Places, moves: np.ndarray) -> None:
+    """Copy pages (MOVE [n]) from home into their slots: K rows of a head without gaps, V rows at v_offset; behind the cells that the
+    stream has, a slot keeps what it held. Moves of a head that the row has not are left out.
+
+    `view(address, dtype, shape)`: a writable array over memory.
+    """
+    rows = view(places.rows, ROW, (places.n_rows,))
+    for move in moves:
+        row = {name: int(rows[move["row"]][name]) for name in ROW.names}
+        if move["head"] >= row["n_heads"]:
+            continue
+        stream, page = divmod(int(move["page"]), places.pages_per_stream)
+        first = page * places.page_tokens
+        n = min(places.page_tokens, places.n_cells - first)
+        slot = places.arena + int(move["slot"]) * places.slot_bytes
+        for kind, offset in (("k", 0), ("v", row["v_offset"])):
+            stride, row_bytes = row[f"{kind}_stride_cell"], row[f"{kind}_row_bytes"]
+            home = row[kind] + stream * row[f"{kind}_stride_stream"] + int(move["head"]) * row[f"{kind}_stride_head"] + first * stride
+            if n > 0:
+                cells = view(home, np.uint8, ((n - 1) * stride + row_bytes,))
+                cells = np.lib.stride_tricks.as_strided(cells, (n, row_bytes), (stride, 1))
+                view(slot + offset, np.uint8, (n * row_bytes,)).reshape(n, row_bytes)[...] = cells

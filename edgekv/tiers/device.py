@@ -1,0 +1,87 @@
+"""The arena in device memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgekv.errors import TierError
+from edgekv.kernels.order import Event, Stream
+from edgekv.tiers import Transport
+
+
+@dataclass(frozen=True)
+class _Copy:
+    ticket: int
+    ids: np.ndarray
+    slots: np.ndarray
+    event: Event
+
+
+class DeviceArena(Transport):
+    """A transport that copies on a side stream and publishes what has arrived: nothing here waits but `close`.
+
+    Two orders keep the bytes right. A copy begins after all that stands in the step's stream when it is queued: that step may still
+    read a slot that was released before, and what it stored in home must have arrived there. And a page is published only when the
+    event behind its copy is over.
+
+    begin(ids, slots) tells the native side which copies come now, so that it can say later which pages changed meanwhile;
+    gather(ids, slots, stream) queues them; publish(ids, slots) enters copied pages in the page table and returns bool [n], False for
+    those that changed since begin; release(ids) takes them out; resize(n_slots). `errors`: what the device raises when it fails.
+    """
+
+    def __init__(self, step: Stream, side: Stream, begin: Callable[[np.ndarray, np.ndarray], None],
+                 gather: Callable[[np.ndarray, np.ndarray, Stream], None], publish: Callable[[np.ndarray, np.ndarray], np.ndarray],
+                 release: Callable[[np.ndarray], None], resize: Callable[[int], None], errors: tuple[type[Exception], ...] = ()):
+        self._step, self._side = step, side
+        self._begin, self._gather = begin, gather
+        self._publish, self._release, self._resize = publish, release, resize
+        self._errors = errors
+        self._copies: list[_Copy] = []
+        self._n_tickets = 0
+        self.last_error = ""
+        """The sentence of the last copy that the device lost."""
+
+    def start(self, ids: np.ndarray, slots: np.ndarray) -> int:
+        try:
+            self._begin(ids, slots)
+            self._side.wait_for(self._step.record())
+            self._gather(ids, slots, self._side)
+            event = self._side.record()
+        except self._errors as error:
+            raise TierError(f"the device refused to copy {len(ids)} pages: {error}") from error
+        self._n_tickets += 1
+        self._copies.append(_Copy(self._n_tickets, ids, slots, event))
+        return self._n_tickets
+
+    def finished(self) -> list[tuple[int, np.ndarray]]:
+        ended, under_way = [], []
+        for copy in self._copies:
+            try:
+                done, arrived = copy.event.done(), True
+            except self._errors as error:
+                self.last_error = f"the device lost the copies of {len(copy.ids)} pages: {error}"
+                done, arrived = True, False
+            if not done:
+                under_way.append(copy)
+            elif arrived:
+                ended.append((copy.ticket, self._publish(copy.ids, copy.slots)))
+            else:
+                ended.append((copy.ticket, np.zeros(len(copy.ids), bool)))
+        self._copies = under_way
+        return ended
+
+    def release(self, ids: np.ndarray) -> None:
+        self._release(ids)
+
+    def resize(self, n_slots: int) -> None:
+        self._resize(n_slots)
+
+    def close(self) -> None:
+        try:
+            self._side.synchronize()
+        except self._errors as error:
+            self.last_error = f"the device failed with copies under way: {error}"
+        self._copies.clear()

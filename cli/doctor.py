@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from edgekv.cli.options import model_argument
+from edgekv.cli.options import model_argument, option
 from edgekv.cli.tables import Column, output_option, print_json, print_rows
 from edgekv.errors import EXIT_LIBRARY
 
@@ -21,20 +21,50 @@ LAYER_COLUMNS = [
     Column("reason", "why", right=False),
 ]
 
+RATE_COLUMNS = [
+    Column("what", "rate", right=False),
+    Column("value", "measured", right=False),
+]
+
+_RATES = {
+    "link_copy": "host to GPU, one large copy of pinned memory",
+    "link_gather": "host to GPU, page by page, read in place by a kernel",
+    "link_pageable": "host to GPU, one large copy of memory that is not pinned",
+    "vram": "GPU memory, read",
+    "dram": "host memory, read by the processor",
+}
+
+
+def _gibibytes(n_bytes: float) -> str:
+    return f"{n_bytes / (1 << 30):.2f}"
+
+
+PLAN_COLUMNS = [
+    Column("mode", "mode", lambda mode: getattr(mode, "value", mode), right=False),
+    Column("n_ctx", "context", lambda n: f"{n:,}"),
+    Column("home", "host: pages", _gibibytes),
+    Column("budget", "GPU: KV budget", _gibibytes),
+    *(Column(name, name, _gibibytes) for name in ("sketches", "tables", "staging", "ring", "arena")),
+    Column("hot_tokens", "hot tokens", lambda n: f"{n:,}"),
+    Column("fits", "fits", right=False),
+]
+
 
 @click.command()
 @model_argument
+@option("--recalibrate", is_flag=True, help="Measure the rates of the GPU again; they are kept after the first time.")
 @output_option("json")
 @click.pass_context
-def doctor(ctx: click.Context, model: Path | None, output: str) -> None:
-    """Tell what is installed, which libraries and instructions are used, and whether there is a GPU.
+def doctor(ctx: click.Context, model: Path | None, recalibrate: bool, output: str) -> None:
+    """Tell what is installed, which libraries and instructions are used, whether there is a GPU, and how fast it is.
 
-    With MODEL (a GGUF file) also its shape, what its KV cache takes, and which layers EdgeKV's attention serves; a small
-    context is opened for that. The exit code is 5 if the libraries cannot be used.
+    With MODEL (a GGUF file) also its shape, what its KV cache takes, which layers EdgeKV's attention serves (a small context is
+    opened for that), and with a GPU how its memory would be used, at the context the model was trained for and at four times that.
+    The exit code is 5 if the libraries cannot be used.
     """
     from edgekv.diagnosis import diagnose
 
-    report = diagnose(model)
+    report = diagnose(model, recalibrate)
     if output == "json":
         print_json(report)
     else:
@@ -58,14 +88,68 @@ def _print(report: dict[str, Any]) -> None:
             _line("libraries", f"{folder}: {', '.join(names)}")
     if report["enabled"] is False:
         _line("attention", "EDGEKV=0 is set: every context runs stock llama.cpp attention")
-    gpu = report["gpu"]
-    for device in gpu["devices"]:
-        _line("gpu", device)
-    _line("gpu", gpu["reason"])
+    _print_gpu(report["gpu"])
+    for device in report["devices"]:
+        _print_device(device)
     _line("default model", report["default_model"] or report["default_model_error"])
     if "model" in report:
         click.echo()
         _print_model(report["model"])
+
+
+def _print_gpu(gpu: dict[str, Any]) -> None:
+    for device in gpu["devices"]:
+        _line("gpu", device)
+    _line("gpu", gpu["reason"])
+    _line("device library", "libedgekv-cuda" if gpu["device_library"] else
+          "none: attention runs on the processor (EDGEKV_CUDA=on builds the one for NVIDIA GPUs)")
+    if gpu["devices"]:
+        from edgekv.devices import cupy_install
+
+        limit = gpu["pinned"]["limit"]
+        _line("cupy", gpu["cupy"] or f"not installed; {cupy_install(None)}")
+        _line("pinned memory", f"up to {_size(gpu['pinned']['available'])}, what is free; locked memory (ulimit -l): "
+                               + ("no limit" if limit is None else _size(limit)))
+
+
+def _print_device(device: dict[str, Any]) -> None:
+    free = f"{_size(device['free_bytes'])} of {_size(device['total_bytes'])} free"
+    label = f"device {device['index']}"
+    if device["arch"]:  # an emulated device has none
+        _line(label, f"{device['name']}, compute capability {device['arch'] // 10}.{device['arch'] % 10}, {device['n_sm']} multiprocessors")
+        _line("", f"driver for CUDA {_cuda(device['driver'])}, this build is of CUDA {_cuda(device['runtime'])}; {free}")
+    else:
+        _line(label, f"{device['name']}; {free}")
+    _line("", "this build has code for it" if device["usable"] else f"CANNOT BE USED: {device['problem']}")
+    if device["rates"] is not None:
+        click.echo()
+        print_rows(_rate_rows(device["rates"]), RATE_COLUMNS, "table")
+        click.echo()
+    elif device["usable"]:
+        _line("rates", f"could not be measured: {device['rates_error']}")
+
+
+def _cuda(version: int) -> str:
+    """13010: 13.1."""
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _rate_rows(rates: dict[str, float]) -> list[dict[str, str]]:
+    rows = [{"what": label, "value": f"{rates[name] / 1e9:,.1f} GB/s"} for name, label in _RATES.items()]
+    return [*rows, {"what": "from one launch to the next", "value": f"{rates['launch_us']:.1f} us"},
+            {"what": "without pinning copies take", "value": f"{max(1.0, rates['link_copy'] / rates['link_pageable']):.1f}x as long"}]
+
+
+def _print_plans(plans: list[dict[str, Any]]) -> None:
+    for name, group in groupby(plans, key=lambda plan: plan["device"]):
+        rows = list(group)
+        click.echo()
+        click.echo(f"on {name}, in GiB (weights {_gibibytes(rows[0]['weights'])}; host memory free {_gibibytes(rows[0]['available'])}):")
+        print_rows([{**row, "staging": row["staging"] + row["scratch"], "fits": "no" if row["problem"] else "yes"} for row in rows],
+                   PLAN_COLUMNS, "table")
+        for row in rows:
+            if row["problem"]:
+                click.echo(f"{row['mode'].value} at {row['n_ctx']:,} tokens does not fit: {row['problem']}")
 
 
 def _print_model(model: dict[str, Any]) -> None:
@@ -93,6 +177,7 @@ def _print_model(model: dict[str, Any]) -> None:
     else:
         click.echo()
         print_rows(_grouped(model["layers"]), LAYER_COLUMNS, "table")
+    _print_plans(model["device_plans"])
 
 
 def _by_folder(libraries: dict[str, str]) -> list[tuple[Path, list[str]]]:

@@ -19,6 +19,7 @@ COMMANDS = {
     "doctor": ("edgekv.cli.doctor", "doctor", "Say what works on this machine, what does not, and why."),
     "heads": ("edgekv.cli.heads", "heads", "Show what each attention head looked at after a prompt."),
     "bench": ("edgekv.cli.bench", "bench", "Measure speed and fidelity against stock llama.cpp."),
+    "models": ("edgekv.cli.models", "models", "Write model files of random weights in known shapes, to measure with."),
 }
 
 

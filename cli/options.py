@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import click
 
-from edgekv.config import Attend, KvOptions, parse_bytes, parse_share
+from edgekv.config import AUTO_DEVICE, DEVICES, Attend, KvOptions, parse_bytes, parse_share
 from edgekv.errors import ConfigError
-from edgekv.vocab import CacheType, KvMode, SketchKind
+from edgekv.vocab import CacheType, DeviceKind, KvMode, SketchKind
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -74,6 +74,11 @@ def _budget(text: str) -> int | str:
     return AUTO if n_bytes is None else n_bytes
 
 
+def _vram(text: str) -> int | str:
+    n_bytes = parse_bytes(text, "the KV budget in GPU memory")
+    return AUTO if n_bytes is None else n_bytes
+
+
 def _share(text: str) -> float:
     return parse_share(text, "the coverage")
 
@@ -88,7 +93,8 @@ def _choices(kind: type) -> click.Choice:
 
 _KV_FIELDS = {
     "kv": "mode", "attend": "attend", "coverage": "coverage", "sketch": "sketch", "kv_budget": "kv_budget", "policy": "policy",
-    "prefetch": "prefetch", "page_tokens": "page_tokens", "type_k": "type_k", "type_v": "type_v",
+    "prefetch": "prefetch", "page_tokens": "page_tokens", "type_k": "type_k", "type_v": "type_v", "device": "device",
+    "kv_vram": "kv_vram",
 }
 """Parameter: field of KvOptions."""
 
@@ -106,8 +112,18 @@ _KV_OPTIONS = [
                help="Mode sparse: attend less where that much of the attention, e.g. 95%, is covered already.  "
                     "[default: no target]"),
     _kv_option("--kv-budget", type=_Parsed("kv_budget", _budget), metavar=f"BYTES|{AUTO}",
-               help="Mode sparse: size of the arena, fast memory for copies of hot pages, e.g. 512MiB; 0 for none.  "
-                    f"[default: {AUTO}, twice what a token attends]"),
+               help="Mode sparse: size of the arena, fast memory for copies of hot pages, e.g. 512MiB; 0 for none; on a GPU "
+                    f"--kv-vram sets it.  [default: {AUTO}, twice what a token attends]"),
+    _kv_option("--device", type=click.Choice(DEVICES),
+               help="Where attention runs. cuda: on the GPU, or an error that says why not; cpu: everything on the processor, the "
+                    f"weights too; {AUTO_DEVICE}: on the GPU where there is one that can be used.  [default: {KvOptions.device}]"),
+    _kv_option("--kv-vram", type=_Parsed("kv_vram", _vram), metavar=f"BYTES|{AUTO}",
+               help="GPU memory for the KV cache, e.g. 2GiB: sketches and tables of the whole context, what prompts are staged in, and "
+                    "copies of hot pages in the rest; all pages stay in host memory.  "
+                    f"[default: {AUTO}, what is free beside the weights, less a margin]"),
+    option("--gpu-layers", type=click.IntRange(min=0), metavar="N",
+           help="Layers of the model in GPU memory, for a model that does not fit; with fewer than all of them attention runs on the "
+                "processor.  [default: all of them where there is a GPU]"),
     _kv_option("--sketch", type=_choices(SketchKind),
                help="Mode sparse: the summary of each page that pages are chosen by. "
                     + "; ".join(f"{kind.value}: {kind.description}" for kind in SketchKind)
@@ -134,25 +150,43 @@ def kv_options(function: F) -> F:
 
 
 def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
-    """Take the values of `kv_options()` out of `settings`, as the fields kv, n_ctx and n_threads of ServerOptions.
+    """Take the values of `kv_options()` out of `settings`, as the fields kv, n_ctx, n_threads and n_gpu_layers of ServerOptions.
 
-    What the command line does not say comes from the environment, and then from the defaults of KvOptions. Raises ConfigError.
+    What the command line does not say comes from the environment, and then from the defaults of KvOptions. A GPU that is there and
+    will not be used is told on standard error. Raises ConfigError, and CudaUnavailable where a GPU was asked for in vain.
     """
+    from edgekv.devices import place
     from edgekv.policies import POLICIES
     from edgekv.prefetch import PREFETCHERS
 
     given = {field: value for name, field in _KV_FIELDS.items() if (value := settings.pop(name)) is not None}
-    useless = [name for name in _SPARSE_ONLY if name in given]
-    automatic = given.get("kv_budget") == AUTO
-    if automatic:
-        del given["kv_budget"]
+    named = set(given)
+    automatic = [name for name in ("kv_budget", "kv_vram") if given.get(name) == AUTO]
+    for name in automatic:
+        del given[name]
     kv = KvOptions.from_env(**given)
     if automatic:  # None, which from_env() takes for an option that was not given
-        kv = kv.with_(kv_budget=None)
-    if kv.mode is not KvMode.SPARSE and useless:
-        raise ConfigError(f"--{useless[0].replace('_', '-')} works in mode sparse only, and the mode is {kv.mode.value}; "
-                          "add --kv sparse")
+        kv = kv.with_(**dict.fromkeys(automatic))
+    _refuse_useless(kv, named)
     for name in kv.policy.split("+"):
         POLICIES.get(name.strip())
     PREFETCHERS.get(kv.prefetch)
-    return {"kv": kv, "n_ctx": settings.pop("ctx"), "n_threads": settings.pop("threads")}
+    if (warning := place(kv).warning) is not None:
+        click.echo(f"warning: {warning}", err=True)
+    return {"kv": kv, "n_ctx": settings.pop("ctx"), "n_threads": settings.pop("threads"), "n_gpu_layers": settings.pop("gpu_layers")}
+
+
+def _refuse_useless(kv: KvOptions, named: set[str]) -> None:
+    """ConfigError for an option on the command line that the others leave without effect; variables may say what they like."""
+    for name in _SPARSE_ONLY:
+        if name in named and kv.mode is not KvMode.SPARSE:
+            raise ConfigError(f"--{name.replace('_', '-')} works in mode sparse only, and the mode is {kv.mode.value}; "
+                              "add --kv sparse")
+    if "kv_vram" in named and kv.mode is KvMode.OFF:
+        raise ConfigError("--kv-vram is for EdgeKV's attention, and the mode is off: llama.cpp then keeps all of the KV cache in GPU "
+                          "memory; leave it out, or use --kv exact or --kv sparse")
+    if "kv_vram" in named and kv.device == DeviceKind.HOST.value:
+        raise ConfigError("--kv-vram is GPU memory, and the device is cpu; leave it out (--kv-budget sizes the arena in host memory), "
+                          "or use --device cuda")
+    if "kv_budget" in named and kv.device == DeviceKind.CUDA.value:
+        raise ConfigError("--kv-budget sizes the arena in host memory, and the device is cuda; use --kv-vram")

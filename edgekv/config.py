@@ -9,9 +9,13 @@ from enum import Enum
 from typing import TypeVar
 
 from edgekv.errors import ConfigError
-from edgekv.vocab import PAGE_TOKENS, CacheType, KvMode, SketchKind, Split
+from edgekv.vocab import PAGE_TOKENS, CacheType, DeviceKind, KvMode, SketchKind, Split
 
 E = TypeVar("E", bound=Enum)
+
+AUTO_DEVICE = "auto"
+DEVICES = (AUTO_DEVICE, DeviceKind.HOST.value, DeviceKind.CUDA.value)
+"""What a person can ask for; the emulated device is for tests and can be had besides."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,12 @@ class KvOptions:
     policy: str = "ema+anchor+recent"
     prefetch: str = "none"
     kv_budget: int | None = None
-    """Bytes of the arena; 0: none, None: twice what a step attends."""
+    """Bytes of the arena in host memory; 0: none, None: twice what a step attends. On a GPU `kv_vram` counts instead."""
+    device: str = AUTO_DEVICE
+    """Where attention runs: one of DEVICES. auto: a GPU where there is one that can be used."""
+    kv_vram: int | None = None
+    """Bytes of GPU memory for everything of ours: sketches, tables, what prompts are staged in, arena. None: what is free, less a
+    margin."""
     plan_every: int = 32
     """Steps between two migration plans."""
 
@@ -94,6 +103,12 @@ class KvOptions:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be a whole number from {least}")
         if self.kv_budget is not None and (not isinstance(self.kv_budget, int) or self.kv_budget < 0):
             raise ConfigError(f"the KV budget is {self.kv_budget!r}; it must be a number of bytes, 0 for none, or auto")
+        if self.kv_vram is not None and (not isinstance(self.kv_vram, int) or self.kv_vram < 1):
+            raise ConfigError(f"the KV budget in GPU memory is {self.kv_vram!r}; it must be a number of bytes, or auto; "
+                              "--device cpu does without a GPU")
+        object.__setattr__(self, "device", str(getattr(self.device, "value", self.device)))
+        if self.device not in (*DEVICES, DeviceKind.EMULATED.value):
+            raise ConfigError(f"there is no device {self.device!r}; use one of: {', '.join(DEVICES)}")
         if not isinstance(self.page_tokens, int) or self.page_tokens < 16 or self.page_tokens % 16 or self.page_tokens > 4096:
             raise ConfigError(f"page_tokens is {self.page_tokens!r}; it must be a multiple of 16 from 16 to 4096")
 
@@ -181,4 +196,6 @@ _VARIABLES = (
     ("policy", "EDGEKV_POLICY", _text),
     ("prefetch", "EDGEKV_PREFETCH", _text),
     ("kv_budget", "EDGEKV_KV_BUDGET", _bytes),
+    ("kv_vram", "EDGEKV_KV_VRAM", _bytes),
+    ("device", "EDGEKV_DEVICE", _text),
 )

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import ctypes.util
 import os
 import platform
-import shutil
-import subprocess
+import resource
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edgekv.errors import EdgeKVError, ModelError, NativeError
-from edgekv.vocab import KvMode
+from edgekv import devices
+from edgekv.errors import DoesNotFit, EdgeKVError, ModelError, NativeError
+from edgekv.vocab import DeviceKind, KvMode
+
+if TYPE_CHECKING:
+    from edgekv.models import Geometry
 
 N_CTX = 512  # of the context that is opened to see which layers are hooked
 
+CONTEXTS = (1, 4)
+"""Plans for a GPU are made for the context that a model was trained for, times these."""
 
-def diagnose(model: Path | None = None) -> dict[str, Any]:
+
+def diagnose(model: Path | None = None, recalibrate: bool = False) -> dict[str, Any]:
     """The report, ready for JSON. `libraries_error` and `default_model_error` are sentences, or None.
 
-    With a model: its geometry, KV bytes and layers under `model`. Raises ModelError if it is no model that can chat.
+    With a model: its geometry, KV bytes, layers and device plans under `model`. `recalibrate` measures the rates of devices again.
+    Raises ModelError if it is no model that can chat.
     """
     report: dict[str, Any] = {
         "python": platform.python_version(),
@@ -28,7 +34,8 @@ def diagnose(model: Path | None = None) -> dict[str, Any]:
         "cpu": {"name": _cpu_name(), "cores": os.cpu_count()},
     }
     report |= _libraries()
-    report["gpu"] = _gpu(report.get("backends") or [])
+    report["gpu"] = _gpu(report["backends"])
+    report["devices"] = _devices(recalibrate) if report["backends"] is not None else []
     report |= _default_model()
     if model is not None:
         report["model"] = _model(model, usable=report["libraries_error"] is None)
@@ -61,38 +68,52 @@ def _default_model() -> dict[str, Any]:
         return {"default_model": None, "default_model_error": str(error)}
 
 
-def _gpu(backends: list[str]) -> dict[str, Any]:
-    """Which NVIDIA GPUs there are, whether they are used, and a sentence that says why not."""
-    devices, problem = _nvidia_devices()
-    built = "cuda" in backends
-    if devices and built:
-        reason = "in use"
-    elif devices:
-        reason = "not used: this build has no CUDA backend; install with EDGEKV_CUDA=on"
+def _gpu(backends: list[str] | None) -> dict[str, Any]:
+    """Which NVIDIA GPUs there are, whether they are used, and a sentence that says why not. `backends` None: no library works."""
+    listed, problem = devices.nvidia_gpus()
+    if backends is None:
+        problem = problem or "EdgeKV's libraries cannot be used"
+    elif (why := devices.why_no_gpu()) is not None:
+        problem = why
+    elif "cuda" not in backends:
+        problem = "this build of llama.cpp has no CUDA backend; install it again with EDGEKV_CUDA=on"
     else:
-        reason = f"not used: {problem}"
-    return {"devices": devices, "used": bool(devices and built), "reason": reason}
+        problem = ""
+    return {
+        "devices": listed,
+        "used": not problem,
+        "reason": f"not used: {problem}" if problem else "in use",
+        "device_library": backends is not None and devices.has_cuda_build(),
+        "cupy": devices.cupy_version(),
+        "pinned": _pinned(),
+    }
 
 
-def _nvidia_devices() -> tuple[list[str], str]:
-    command = shutil.which("nvidia-smi")
-    driver = ctypes.util.find_library("cuda")
-    if command is None:
-        if driver is None:
-            return [], "no NVIDIA driver is installed (neither nvidia-smi nor libcuda is there)"
-        return [], "libcuda is there, but not nvidia-smi, which tells the GPUs"
+def _pinned() -> dict[str, int | None]:
+    """Bytes of host memory that could be pinned: what is free, and the limit of locked memory (None: no limit)."""
+    from edgekv.fit import available_bytes
+
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    return {"available": available_bytes(), "limit": None if limit == resource.RLIM_INFINITY else limit}
+
+
+def _devices(recalibrate: bool) -> list[dict[str, Any]]:
+    """Devices that libedgekv finds, with their rates; an emulated one only where EDGEKV_DEVICE asks for it."""
+    kinds = [DeviceKind.CUDA]
+    if os.environ.get("EDGEKV_DEVICE") == DeviceKind.EMULATED.value:
+        kinds.append(DeviceKind.EMULATED)
+    return [asdict(info) | _rates(info, recalibrate) for kind in kinds for info in devices.devices(kind)]
+
+
+def _rates(info: Any, recalibrate: bool) -> dict[str, Any]:
+    from edgekv.calibration import calibrate
+
+    if not info.usable:
+        return {"rates": None, "rates_error": info.problem}
     try:
-        query = [command, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-        result = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return [], f"nvidia-smi does not answer ({error})"
-    lines = [line.strip() for line in result.stdout.splitlines() if line.strip()]
-    if result.returncode != 0 or not lines:
-        said = (result.stderr.strip() or result.stdout.strip() or "it lists no GPU").splitlines()[0]
-        return [], f"nvidia-smi finds no GPU: {said}"
-    if driver is None:
-        return [], f"nvidia-smi lists {lines[0]}, but the driver library libcuda is missing"
-    return [f"{name}, {memory}, driver {version}" for name, memory, version in (line.split(", ") for line in lines)], ""
+        return {"rates": asdict(calibrate(info.kind, info.index, recalibrate)), "rates_error": None}
+    except EdgeKVError as error:
+        return {"rates": None, "rates_error": str(error)}
 
 
 def _cpu_name() -> str:
@@ -118,8 +139,33 @@ def _model(path: Path, usable: bool) -> dict[str, Any]:
         "kv_bytes_trained": {kind: g.kv_bytes(g.n_ctx_train, kind, kind) for kind in ("f16", "q8_0")},
         "sparse_bytes_trained": asdict(kv_bytes(g, g.n_ctx_train, sparse)) if sparse_layers(g) else None,
     }
+    facts["device_plans"] = _device_plans(g) if usable else []
     layers, problem = _layers(path) if usable else ([], "the libraries cannot be used")
     return facts | {"layers": layers, "layers_error": problem}
+
+
+def _device_plans(g: Geometry) -> list[dict[str, Any]]:
+    """What a context would take of each usable device, of the modes that run there, and how much of it would be hot."""
+    from edgekv.config import KvOptions
+    from edgekv.device_fit import check_device, device_plan
+    from edgekv.fit import available_bytes, size_text
+
+    available, plans = available_bytes(), []
+    for found in devices.devices(DeviceKind.CUDA):
+        room = devices.Placement(found.kind, found.index, found).room
+        for mode in (KvMode.EXACT, KvMode.SPARSE) if found.usable else ():
+            for times in CONTEXTS:
+                kv, n_ctx = KvOptions.from_env(mode=mode), times * g.n_ctx_train
+                plan = device_plan(g, n_ctx, kv, room)
+                try:
+                    check_device(g, n_ctx, kv, room)
+                    problem = None if plan.home <= available else (
+                        f"the pages take {size_text(plan.home)} of host memory, and {size_text(available)} are free")
+                except DoesNotFit as error:
+                    problem = str(error)
+                plans.append({"device": found.name, "mode": mode, "hot_tokens": plan.hot_tokens, "available": available,
+                              **asdict(plan), "problem": problem})
+    return plans
 
 
 def _layers(path: Path) -> tuple[list[dict[str, Any]], str | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,12 +51,71 @@ class KvBytes:
 
 
 @dataclass(frozen=True)
+class DevicePlan:
+    """What a context takes of a device's memory, in bytes, as far as it can be told before anything is loaded."""
+
+    n_ctx: int
+    """Tokens of each of `n_sequences` sequences."""
+    n_sequences: int
+    free: int
+    """Before the model is loaded."""
+    weights: int
+    compute: int
+    """llama.cpp's work buffers."""
+    others: int
+    """KV caches that llama.cpp keeps on the device: sliding windows, and all of them in mode off."""
+    budget: int
+    """For all that follows."""
+    sketches: int
+    tables: int
+    """Page table, priority, pins, attention mass."""
+    scratch: int
+    """What selection and attention write between them, once for all layers."""
+    staging: int
+    """Prompts are attended in it: K and V of one layer, `n_staged` times."""
+    n_staged: int
+    ring: int
+    """Mode exact: what cold pages stream through."""
+    arena: int
+    home: int
+    """Of the pages, in host memory."""
+    slot_bytes: int
+    n_heads: int
+    """KV heads of all layers whose pages it holds."""
+    page_tokens: int
+
+    @property
+    def room(self) -> int:
+        """What the model leaves free; negative where it does not fit itself."""
+        return self.free - self.weights - self.compute - self.others
+
+    @property
+    def fixed(self) -> int:
+        """All of the budget that is not arena."""
+        return self.sketches + self.tables + self.scratch + self.staging + self.ring
+
+    @property
+    def missing(self) -> int:
+        """By how much the budget is too small: it must hold one page of each head besides."""
+        return max(0, self.fixed + self.n_heads * self.slot_bytes - self.budget)
+
+    @property
+    def hot_tokens(self) -> int:
+        """Tokens of context whose pages the arena holds, of all layers and heads alike."""
+        if not self.n_heads:
+            return 0
+        return min(self.n_ctx * self.n_sequences, self.arena // (self.slot_bytes * self.n_heads) * self.page_tokens)
+
+
+@dataclass(frozen=True)
 class ContextChoice:
     """Tokens of context of one sequence, the bytes of the KV cache of all, and a sentence where it is not what was asked for."""
 
     n_ctx: int
     bytes: KvBytes
     note: str | None = None
+    device: DevicePlan | None = None
+    """None: all of it is in host memory."""
 
     @property
     def kv_bytes(self) -> int:
@@ -85,8 +145,12 @@ def sparse_layers(model: Geometry) -> list[int]:
 
 def page_bytes(model: Geometry, kv: KvOptions) -> int:
     """Bytes of one page in the arena, of a model that has `sparse_layers`."""
-    per_token = model.kv_bytes_per_token(kv.type_k.value, kv.type_v.value)
-    return -(-(per_token // sum(model.n_head_kv) * kv.page_tokens) // _VECTOR_BYTES) * _VECTOR_BYTES
+    return -(-(head_row_bytes(model, kv) * kv.page_tokens) // _VECTOR_BYTES) * _VECTOR_BYTES
+
+
+def head_row_bytes(model: Geometry, kv: KvOptions) -> int:
+    """Bytes of K and V of one token in one KV head, of a model that has KV heads; those of all layers are alike."""
+    return model.kv_bytes_per_token(kv.type_k.value, kv.type_v.value) // sum(model.n_head_kv)
 
 
 def kv_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1) -> KvBytes:
@@ -148,36 +212,41 @@ def choose_context(
         return kv_bytes(model, n, kv, n_sequences)
 
     def largest(budget: int) -> int:
-        low, high = 0, _rounded(model.n_ctx_train) // CONTEXT_STEP
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if needed(middle * CONTEXT_STEP).total <= budget else (low, middle - 1)
-        return low * CONTEXT_STEP
+        return largest_context(lambda n: needed(n).total <= budget, model.n_ctx_train)
 
     if n_ctx is None:
         n = min(model.n_ctx_train, largest(max(available - COMPUTE_BYTES, 0) // 2))
         if n < min(model.n_ctx_train, CONTEXT_STEP):
-            raise DoesNotFit(f"there is no memory for a context: {_size(available)} are free; close other programs")
+            raise DoesNotFit(f"there is no memory for a context: {size_text(available)} are free; close other programs")
         note = None
         if n < model.n_ctx_train:
             note = (f"the context is {n:,} tokens of the {model.n_ctx_train:,} the model was trained for, "
-                    f"to leave half of the free {_size(available)} alone (--ctx sets another)")
+                    f"to leave half of the free {size_text(available)} alone (--ctx sets another)")
         return ContextChoice(n, needed(n), note)
-    wanted, room = needed(_rounded(n_ctx)), available - COMPUTE_BYTES
+    wanted, room = needed(rounded(n_ctx)), available - COMPUTE_BYTES
     if wanted.total > room:
-        free = f"{_size(available)} are free"
+        free = f"{size_text(available)} are free"
         if wanted.fixed <= room and kv.kv_budget is not None:
-            raise DoesNotFit(f"a KV budget of {_size(kv.kv_budget)} does not fit beside the {_size(wanted.fixed)} that a context "
+            raise DoesNotFit(f"a KV budget of {size_text(kv.kv_budget)} does not fit beside the {size_text(wanted.fixed)} that a context "
                              f"of {n_ctx:,} tokens takes anyway, and {free}; "
                              f"use --kv-budget {(room - wanted.fixed) >> 20}MiB or less")
         best = min(largest(room), model.n_ctx_train)
         what = "KV cache, its sketches and arena" if kv.mode is KvMode.SPARSE else "KV cache"
-        raise DoesNotFit(f"a context of {n_ctx:,} tokens needs {_size(wanted.total)} for its {what} and {free}; "
+        raise DoesNotFit(f"a context of {n_ctx:,} tokens needs {size_text(wanted.total)} for its {what} and {free}; "
                          + (f"use --ctx {best} or less" if best else "close other programs"))
     if n_ctx > model.n_ctx_train:
         n = model.n_ctx_train
         return ContextChoice(n, needed(n), f"the model was trained for {n:,} tokens; the context is that, not {n_ctx:,}")
     return ContextChoice(n_ctx, needed(n_ctx))
+
+
+def largest_context(fits: Callable[[int], bool], most: int) -> int:
+    """The largest context, in tokens, up to `most` rounded, of which `fits(n)` holds; 0 for none. What fits one fits smaller ones."""
+    low, high = 0, rounded(most) // CONTEXT_STEP
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle * CONTEXT_STEP) else (low, middle - 1)
+    return low * CONTEXT_STEP
 
 
 def _check_budget(model: Geometry, kv: KvOptions) -> None:
@@ -186,9 +255,11 @@ def _check_budget(model: Geometry, kv: KvOptions) -> None:
                           "give more, auto, or 0 for no arena")
 
 
-def _rounded(n: int) -> int:
+def rounded(n: int) -> int:
+    """Tokens of the context that llama.cpp makes of `n`."""
     return -(-n // CONTEXT_STEP) * CONTEXT_STEP
 
 
-def _size(n_bytes: int) -> str:
+def size_text(n_bytes: int) -> str:
+    """ "1.5 GiB", "300.0 MiB"."""
     return f"{n_bytes / (1 << 30):.1f} GiB" if n_bytes >= 1 << 30 else f"{n_bytes / (1 << 20):.1f} MiB"

@@ -34,6 +34,10 @@ class MemoryReport:
     """Page table, scores, pins and what selection keeps."""
     n_cells: int
     n_cells_used: int
+    device_bytes: int = 0
+    """Of these, in the device's memory; 0: the context runs on the host."""
+    pinned: bool = False
+    """Whether home is memory that the device reads at the link's full speed."""
 
     @property
     def used_bytes(self) -> int:
@@ -44,6 +48,28 @@ class MemoryReport:
     def extra_bytes(self) -> int:
         """What this context needs above stock llama.cpp, allocated natively."""
         return self.observation_bytes + self.workspace_bytes + self.sketch_bytes + self.arena_bytes + self.table_bytes
+
+
+@dataclass(frozen=True)
+class DeviceReport:
+    """The device that a context's data plane runs on, and what was set aside there, in bytes."""
+
+    kind: str
+    """"cuda" or "emulated"."""
+    index: int
+    name: str
+    budget_bytes: int
+    """What --kv-vram came to; `fixed_bytes` of it are sketches, tables, scratch and `staging_bytes`, where prompts are read in."""
+    fixed_bytes: int
+    staging_bytes: int
+    n_slots: int
+    """Of the arena, in use; `n_slots_max` are there."""
+    n_slots_max: int
+    slot_bytes: int
+
+    @property
+    def arena_bytes(self) -> int:
+        return self.n_slots * self.slot_bytes
 
 
 @dataclass(frozen=True)

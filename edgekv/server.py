@@ -14,11 +14,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from edgekv import devices
+from edgekv.device_fit import choose_device_context
 from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.fit import ContextChoice, choose_context
 from edgekv.models import Geometry, geometry
 from edgekv.server_log import ServerLog
 from edgekv.server_options import LOOPBACK, ServerOptions, check_extra, free_port
+from edgekv.vocab import DeviceKind
 
 BATCH_TOKENS = 512
 """Prompt tokens between two looks at the outside world: a cancelled request stops, and progress is told, this often."""
@@ -39,7 +42,7 @@ class Server:
     def __init__(self, options: ServerOptions):
         self.options = options
         self.model: Geometry = geometry(options.model)
-        self.context: ContextChoice = choose_context(self.model, options.n_ctx, options.kv, options.parallel)
+        self.context = self._choose_context()
         self.port = options.port
         # An event, not the thread: an interrupt during Thread.join() makes Python believe that the thread has ended (bpo-45274).
         self._ended = threading.Event()
@@ -48,6 +51,14 @@ class Server:
         self._handlers: dict[int, Any] = {}
         self._exit: int | BaseException | None = None
         self._ready = False
+
+    def _choose_context(self) -> ContextChoice:
+        """Raises DoesNotFit, and CudaUnavailable where a GPU was asked for in vain."""
+        options, room = self.options, devices.place(self.options.kv).room
+        all_layers = options.n_gpu_layers is None or options.n_gpu_layers > self.model.n_layer
+        if room is not None and all_layers:
+            return choose_device_context(self.model, options.n_ctx, options.kv, room, options.parallel)
+        return choose_context(self.model, options.n_ctx, options.kv, options.parallel)
 
     @property
     def alias(self) -> str:
@@ -158,6 +169,10 @@ class Server:
         ]
         if options.n_threads is not None:
             argv += ["--threads", str(options.n_threads)]
+        if kv.device == DeviceKind.HOST.value:
+            argv += ["--device", "none"]
+        if options.n_gpu_layers is not None:
+            argv += ["--gpu-layers", str(options.n_gpu_layers)]
         if options.api_key is not None:
             argv += ["--api-key", options.api_key]
         return [*argv, *options.extra]

@@ -22,6 +22,8 @@ _OWNED = {
     "--api-key": "--api-key before the --", "--api-key-file": "--api-key before the --",
     "-c": "--ctx", "--ctx-size": "--ctx", "-np": "--parallel", "--parallel": "--parallel",
     **dict.fromkeys(("-ctk", "--cache-type-k"), "--type-k"), **dict.fromkeys(("-ctv", "--cache-type-v"), "--type-v"),
+    **dict.fromkeys(("-ngl", "--gpu-layers", "--n-gpu-layers"), "--gpu-layers before the --"),
+    **dict.fromkeys(("-dev", "--device"), "--device before the --, and CUDA_VISIBLE_DEVICES to choose one of several GPUs"),
     **dict.fromkeys(("--api-prefix", "--ssl-key-file", "--ssl-cert-file", "--reuse-port"), "a reverse proxy in front of EdgeKV"),
     **dict.fromkeys(("--models-dir", "--models-preset"), "one EdgeKV for each model"),
     **dict.fromkeys(("--log-disable", "--log-file"), "--log-file before the --"),
@@ -47,6 +49,7 @@ class ServerOptions:
     kv: KvOptions = field(default_factory=KvOptions)
     n_ctx: int | None = None  # tokens; None: see edgekv.fit.choose_context
     n_threads: int | None = None  # None: one for each core
+    n_gpu_layers: int | None = None  # layers in GPU memory; None: all where there is a GPU
     alias: str | None = None  # the name clients see; None: the file's
     host: str = LOOPBACK
     port: int = 0

@@ -77,7 +77,7 @@ class _Model:
         """One row for each token. Control tokens and bytes that are no text get small rows: they are hardly ever sampled."""
         s = self.shape
         rows = self._normal(name, s.n_vocab, s.n_embd) * (gain / np.sqrt(s.n_embd))
-        rows[:_FIRST_PRINTABLE] *= 0.1
+        rows[:FIRST_PRINTABLE] *= 0.1
         self.tensor(name, rows, s.dtype)
 
     def norm(self, name: str, n: int, bias: bool = False, gain: float = 1.0) -> None:
@@ -105,29 +105,8 @@ class _Model:
         self.matrix(f"{block}.ffn_up.weight", s.n_ff, s.n_embd)
         self.matrix(f"{block}.ffn_down.weight", s.n_embd, s.n_ff)
 
-    def text_tokenizer(self, chat_template: bool = True) -> None:
-        """SentencePiece with byte fallback: a token for each printable ASCII character of a text, one for each byte otherwise."""
-        tokens, types = ["<unk>", "<s>", "</s>"], [_UNKNOWN, _CONTROL, _CONTROL]
-        tokens += [f"<0x{byte:02X}>" for byte in range(256)]
-        types += [_BYTE] * 256
-        printable = ["▁", "\n", *(chr(c) for c in range(33, 127))]
-        filler = [f"word{i}" for i in range(self.shape.n_vocab - len(tokens) - len(printable))]
-        types += [_NORMAL] * (len(printable) + len(filler))
-        tokens += printable + filler
-        if len(tokens) != self.shape.n_vocab:
-            raise ValueError(f"n_vocab is {self.shape.n_vocab}; a synthetic tokenizer needs at least {len(tokens)} tokens")
-        self.gguf.add_tokenizer_model("llama")
-        self.gguf.add_tokenizer_pre("default")
-        self.gguf.add_token_list(tokens)
-        self.gguf.add_token_scores([0.0] * len(tokens))
-        self.gguf.add_token_types(types)
-        self.gguf.add_bos_token_id(1)
-        self.gguf.add_eos_token_id(2)
-        self.gguf.add_unk_token_id(0)
-        self.gguf.add_add_bos_token(True)
-        self.gguf.add_add_space_prefix(False)
-        if chat_template:
-            self.gguf.add_chat_template(CHAT_TEMPLATE)
+    def text_tokenizer(self) -> None:
+        add_text_tokenizer(self.gguf, self.shape.n_vocab)
 
     def finish(self) -> Path:
         self.gguf.write_header_to_file()
@@ -141,7 +120,35 @@ class _Model:
         return np.random.default_rng([self.seed, zlib.crc32(name.encode())]).standard_normal(shape, dtype=np.float32)
 
 
-_FIRST_PRINTABLE = 3 + 256
+FIRST_PRINTABLE = 3 + 256
+"""Tokens before this one are control tokens and bytes."""
+
+
+def add_text_tokenizer(writer: gguf.GGUFWriter, n_vocab: int) -> None:
+    """SentencePiece with byte fallback: a token for each printable ASCII character of a text, one for each byte otherwise.
+
+    The rest of the vocabulary are words that no text holds. A chat template comes with it.
+    """
+    tokens, types = ["<unk>", "<s>", "</s>"], [_UNKNOWN, _CONTROL, _CONTROL]
+    tokens += [f"<0x{byte:02X}>" for byte in range(256)]
+    types += [_BYTE] * 256
+    printable = ["▁", "\n", *(chr(c) for c in range(33, 127))]
+    filler = [f"word{i}" for i in range(n_vocab - len(tokens) - len(printable))]
+    types += [_NORMAL] * (len(printable) + len(filler))
+    tokens += printable + filler
+    if len(tokens) != n_vocab:
+        raise ValueError(f"n_vocab is {n_vocab}; a synthetic tokenizer needs at least {len(tokens)} tokens")
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * len(tokens))
+    writer.add_token_types(types)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_bos_token(True)
+    writer.add_add_space_prefix(False)
+    writer.add_chat_template(CHAT_TEMPLATE)
 
 
 def llama(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from fake_gpus import CARD, gpus  # noqa: F401 - a fixture
 
-from edgekv import _native, diagnosis
+from edgekv import _native, devices, diagnosis
 from edgekv.cli.doctor import doctor
 from edgekv.errors import EXIT_LIBRARY, ModelError, NativeError
+from edgekv.vocab import DeviceKind
 
 
 def run(*arguments: str):
@@ -85,21 +88,92 @@ def _nvidia_smi(folder: Path, script: str, monkeypatch) -> None:
 LISTED = "echo 'NVIDIA H100 80GB HBM3, 81559 MiB, 550.54'"
 
 
-@pytest.mark.parametrize(("script", "libcuda", "backends", "used", "said"), [
-    (None, None, ["cpu"], False, "no NVIDIA driver"),
-    (None, "libcuda.so.1", ["cpu"], False, "not nvidia-smi"),
-    (LISTED, "libcuda.so.1", ["cpu"], False, "EDGEKV_CUDA=on"),
-    (LISTED, "libcuda.so.1", ["cpu", "cuda"], True, "in use"),
-    (LISTED, None, ["cpu", "cuda"], False, "libcuda is missing"),
-    ("echo 'No devices were found'; exit 6", "libcuda.so.1", ["cpu", "cuda"], False, "No devices were found"),
+@pytest.mark.parametrize(("script", "libcuda", "said"), [
+    (None, None, "no NVIDIA driver"),
+    (None, "libcuda.so.1", "not nvidia-smi"),
+    (LISTED, "libcuda.so.1", "EDGEKV_CUDA=on"),
+    (LISTED, None, "libcuda is missing"),
+    ("echo 'No devices were found'; exit 6", "libcuda.so.1", "No devices were found"),
 ])
-def test_gpu_in_words(tmp_path, monkeypatch, script, libcuda, backends, used, said):
+def test_gpu_in_words(tmp_path, monkeypatch, gpus, script, libcuda, said):  # noqa: F811
+    gpus()
     if script is None:
-        monkeypatch.setattr(diagnosis.shutil, "which", lambda name: None)
+        monkeypatch.setattr(devices.shutil, "which", lambda name: None)
     else:
         _nvidia_smi(tmp_path, script, monkeypatch)
-    monkeypatch.setattr(diagnosis.ctypes.util, "find_library", lambda name: libcuda)
-    gpu = diagnosis._gpu(backends)
-    assert gpu["used"] is used and said in gpu["reason"]
-    if used:
+    monkeypatch.setattr(devices.ctypes.util, "find_library", lambda name: libcuda)
+    monkeypatch.setattr(devices, "has_cuda_build", lambda: False)
+    gpu = diagnosis._gpu(["cpu"])
+    assert gpu["used"] is False and said in gpu["reason"]
+    if script == LISTED and libcuda:
         assert gpu["devices"] == ["NVIDIA H100 80GB HBM3, 81559 MiB, driver 550.54"]
+
+
+@pytest.fixture
+def machine(gpus, monkeypatch):  # noqa: F811
+    """A machine with a GPU, and a build for it."""
+    monkeypatch.setattr(devices, "nvidia_gpus", lambda: (["GeForce RTX 4070, 12282 MiB, driver 580.65"], ""))
+    monkeypatch.setattr(devices, "has_cuda_build", lambda: True)
+    monkeypatch.setattr(devices, "cupy_version", lambda: "13.6.0")
+    monkeypatch.setattr(diagnosis, "_backends", lambda libraries: ["cpu", "cuda"])
+    return gpus(CARD)
+
+
+def test_with_a_gpu(machine):
+    text = run().stdout
+    assert "gpu             in use" in text and "libedgekv-cuda" in text and "13.6.0" in text and "ulimit -l" in text
+    assert "GeForce RTX 4070, compute capability 8.9, 46 multiprocessors" in text
+    assert "driver for CUDA 13.0, this build is of CUDA 13.0; 11.7 GiB of 12.0 GiB free" in text
+    assert "25.0 GB/s" in text and "450.0 GB/s" in text and "2.3x as long" in text and "this build has code for it" in text
+    report = json.loads(run("-o", "json").stdout)
+    assert report["gpu"]["used"] and report["devices"][0]["rates"]["link_gather"] == 22e9
+    assert machine.n_measured == 1
+    run("--recalibrate")
+    assert machine.n_measured == 2
+
+
+def test_a_gpu_that_cannot_be_used(machine):
+    machine.change(usable=False, problem="this build has no code for sm_75")
+    text = run().stdout
+    assert "not used: this build has no code for sm_75" in text and "CANNOT BE USED: this build has no code for sm_75" in text
+    assert "GB/s" not in text and machine.n_measured == 0
+
+
+def test_a_gpu_without_cupy(machine, monkeypatch):
+    monkeypatch.setattr(devices, "cupy_version", lambda: None)
+    text = run().stdout
+    assert 'not used: CuPy is not installed; pip install "edgekv[cuda13]"' in text and "cupy            not installed" in text
+
+
+def test_rates_that_cannot_be_measured(machine):
+    machine.rates = None
+    result = run()
+    assert result.exit_code == 0 and "could not be measured: the device was lost" in result.stdout
+
+
+def test_the_emulated_device_is_shown_where_it_is_asked_for(machine, monkeypatch):
+    machine.infos.append(replace(CARD, kind=DeviceKind.EMULATED, name="emulated", arch=0, driver=0, runtime=0))
+    assert [device["name"] for device in json.loads(run("-o", "json").stdout)["devices"]] == [CARD.name]
+    monkeypatch.setenv("EDGEKV_DEVICE", "emulated")
+    assert [device["name"] for device in json.loads(run("-o", "json").stdout)["devices"]] == [CARD.name, "emulated"]
+
+
+def test_device_plans(machine, synthetic, monkeypatch):
+    path = str(synthetic(n_ctx_train=8192))
+    plans = json.loads(run(path, "-o", "json").stdout)["model"]["device_plans"]
+    assert [(plan["mode"], plan["n_ctx"]) for plan in plans] == [
+        (mode, n) for mode in ("exact", "sparse") for n in (8192, 32768)]
+    assert all(plan["problem"] is None and plan["hot_tokens"] == plan["n_ctx"] for plan in plans), "all of it fits the card"
+    assert [plan["home"] for plan in plans] == [8192 * 1024, 32768 * 1024] * 2
+    monkeypatch.setenv("EDGEKV_KV_VRAM", "24MiB")
+    text = run(path).stdout
+    assert "on GeForce RTX 4070, in GiB" in text and "hot tokens" in text
+    assert "exact at 32,768 tokens does not fit: a context of 32,768 tokens needs" in text and "use --kv-vram" in text
+    rows = [line.split() for line in text.splitlines() if line.startswith(("exact  ", "sparse  "))]
+    assert [row[-1] for row in rows] == ["yes", "no", "yes", "yes"], "mode sparse has no ring"
+
+
+def test_pages_need_host_memory(machine, synthetic, monkeypatch):
+    monkeypatch.setattr("edgekv.fit.available_bytes", lambda: 16 << 20)
+    plans = json.loads(run(str(synthetic(n_ctx_train=8192)), "-o", "json").stdout)["model"]["device_plans"]
+    assert [plan["problem"] for plan in plans][:2] == [None, "the pages take 32.0 MiB of host memory, and 16.0 MiB are free"]

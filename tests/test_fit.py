@@ -1,14 +1,20 @@
-"""What fits in memory: contexts, and in mode sparse their sketches and arena."""
+"""What fits in memory: contexts, in mode sparse their sketches and arena, and all of it on a device."""
 
 from __future__ import annotations
+
+import re
+from dataclasses import replace
 
 import pytest
 from contexts import attached
 
 from edgekv.config import KvOptions
+from edgekv.device_fit import (
+    DeviceRoom, check_device, choose_device_context, compute_bytes, device_plan, margin_bytes, ring_bytes, scratch_bytes, table_bytes,
+)
 from edgekv.errors import EXIT_DOES_NOT_FIT, ConfigError, DoesNotFit
-from edgekv.fit import TABLE_BYTES, choose_context, kv_bytes, page_bytes
-from edgekv.models import geometry
+from edgekv.fit import TABLE_BYTES, choose_context, kv_bytes, largest_context, page_bytes
+from edgekv.models import Geometry, geometry
 from edgekv.vocab import KvMode, SketchKind
 
 EXACT = KvOptions(mode=KvMode.EXACT)
@@ -89,3 +95,140 @@ def test_the_estimate_is_what_is_allocated(synthetic, changes, n_sequences, head
         memory = runtime.memory()
         assert (memory.home_bytes, memory.sketch_bytes, memory.arena_bytes) == (expected.home, expected.sketches, expected.arena)
         assert memory.table_bytes + memory.observation_bytes <= expected.tables
+
+
+# ---- on a device ------------------------------------------------------------------------------------------------------------------
+
+GIB = 1 << 30
+CARD = DeviceRoom("GeForce RTX 4070", 12 * GIB, 12 * GIB - 300 * MIB)
+
+
+@pytest.fixture
+def large(synthetic) -> Geometry:
+    """Llama 3 8B with weights of 4 bits, as far as memory goes."""
+    small = geometry(synthetic("llama"))
+    return replace(small, n_layer=32, n_embd=4096, n_head=(32,) * 32, n_head_kv=(8,) * 32, head_dim_k=128, head_dim_v=128,
+                   swa=(False,) * 32, n_vocab=128_256, n_ctx_train=131_072, tensor_bytes=4_517_000_000)
+
+
+def test_device_formulas(large):
+    """By hand, for 32,768 tokens: 2,048 pages of each of 256 KV heads."""
+    plan = device_plan(large, 32768, SPARSE.with_(kv_vram=2 * GIB), CARD)
+    assert plan.home == 32768 * 131072 and plan.slot_bytes == 16 * 2 * 128 * 2
+    assert plan.sketches == kv_bytes(large, 32768, SPARSE).sketches
+    assert plan.tables == 256 * 2048 * 21 + 32768 * 4 == table_bytes(256, 2048, 32768)
+    assert plan.scratch == 16 * 8 * 2048 * (4 + 4 * 4 * 2) == scratch_bytes(large, 2048)
+    assert (plan.n_staged, plan.staging, plan.ring) == (2, 2 * 32768 * 8 * 512, 0)
+    assert plan.arena == (2 * GIB - plan.fixed) // 8192 * 8192 and plan.hot_tokens == plan.arena // (8192 * 256) * 16
+    assert plan.compute == compute_bytes(large, 32768) and plan.room == CARD.free - large.tensor_bytes - plan.compute
+    small = device_plan(large, 32768, SPARSE.with_(kv_vram=512 * MIB), CARD)
+    assert (small.n_staged, small.staging) == (1, 32768 * 8 * 512), "a small budget stages one layer at a time"
+    two = device_plan(large, 16384, SPARSE.with_(kv_vram=2 * GIB), CARD, n_sequences=2)
+    assert (two.home, two.staging, two.sketches, two.tables) == (plan.home, plan.staging, plan.sketches, plan.tables)
+
+
+def test_automatic_budget(large):
+    plan = device_plan(large, 8192, EXACT, CARD)
+    assert margin_bytes(4 * GIB) == 256 * MIB and margin_bytes(CARD.total) == int(0.05 * CARD.total)
+    assert plan.budget == plan.room - margin_bytes(CARD.total)
+    assert plan.arena == plan.home and plan.hot_tokens == 8192, "never more than there are pages"
+    assert plan.sketches == 0 and plan.ring == ring_bytes(plan.budget, 8192 * 8 * 512) == 64 * MIB
+    assert ring_bytes(64 * MIB, GIB) == 16 * MIB and ring_bytes(GIB, GIB) == 128 * MIB
+
+
+def test_what_stays_with_llama_cpp(synthetic):
+    """Sliding-window layers, and everything in mode off, keep their caches on the device beside the budget."""
+    model = geometry(synthetic("gemma2"))
+    plan = device_plan(model, 1024, EXACT, CARD)
+    assert plan.n_heads == 2 and plan.home + plan.others == model.kv_bytes(1024) and plan.others == 64 * 512
+    off = device_plan(model, 1024, EXACT.with_(mode="off"), CARD)
+    assert (off.home, off.others, off.fixed, off.arena, off.missing) == (0, model.kv_bytes(1024), 0, 0, 0)
+    recurrent = device_plan(geometry(synthetic("mamba")), 1024, SPARSE, CARD)
+    assert recurrent.fixed == recurrent.home == recurrent.hot_tokens == 0
+
+
+def test_an_emulated_device_holds_no_model(large):
+    plan = device_plan(large, 4096, EXACT, replace(CARD, holds_model=False))
+    assert plan.weights == plan.compute == plan.others == 0 and plan.room == CARD.free
+
+
+SHORT = [
+    (SPARSE.with_(kv_vram=512 * MIB), 32768, ["--kv-vram", "--ctx", "--type-k q8_0 --type-v q8_0", "--sketch b1"]),
+    (SPARSE.with_(kv_vram=GIB), 131072, ["--kv-vram", "--ctx"]),
+    (SPARSE.with_(kv_vram=2 * GIB), 131072, ["--kv-vram", "--ctx", "--type-k", "--sketch b1"]),
+    (EXACT.with_(kv_vram=512 * MIB), 131072, ["--kv-vram", "--ctx", "--type-k"]),
+    (EXACT.with_(kv_vram=64 * MIB), 16384, ["--kv-vram", "--ctx", "--type-k"]),
+    (EXACT.with_(kv_vram=MIB), 4096, ["--kv-vram"]),
+    (SPARSE, 524288, ["--ctx", "--sketch box"]),
+]
+
+
+@pytest.mark.parametrize(("kv", "n_ctx", "ways"), SHORT, ids=lambda value: str(value) if isinstance(value, int) else "")
+def test_what_is_proposed_fits(large, kv, n_ctx, ways):
+    """Each proposal of the refusal, followed alone, is accepted; the next smaller budget and the next larger context are not."""
+    large = replace(large, n_ctx_train=n_ctx)
+    with pytest.raises(DoesNotFit, match="are missing; use ") as caught:
+        check_device(large, n_ctx, kv, CARD)
+    said = str(caught.value)
+    proposed = said.partition("missing; use ")[2].split(", or ")
+    assert len(proposed) == len(ways) and all(text.startswith(way) for text, way in zip(proposed, ways)), said
+    if match := re.search(r"use --kv-vram (\d+)MiB or more", said):
+        least = int(match[1]) * MIB
+        assert check_device(large, n_ctx, kv.with_(kv_vram=least), CARD)
+        with pytest.raises(DoesNotFit):
+            check_device(large, n_ctx, kv.with_(kv_vram=least - MIB), CARD)
+    if match := re.search(r"--ctx (\d+) or less", said):
+        assert check_device(large, int(match[1]), kv, CARD)
+        with pytest.raises(DoesNotFit):
+            check_device(large, int(match[1]) + 256, kv, CARD)
+    if "q8_0" in said:
+        assert check_device(large, n_ctx, kv.with_(type_k="q8_0", type_v="q8_0"), CARD)
+    if match := re.search(r"--sketch (\w+)", said):
+        assert check_device(large, n_ctx, kv.with_(sketch=match[1]), CARD)
+
+
+def test_more_than_the_card_has(large):
+    with pytest.raises(DoesNotFit, match=r"are missing; use --kv-vram (\d+)MiB or less, or auto") as caught:
+        check_device(large, 32768, SPARSE.with_(kv_vram=11 * GIB), CARD)
+    most = int(re.search(r"use --kv-vram (\d+)MiB", str(caught.value))[1]) * MIB
+    assert check_device(large, 32768, SPARSE.with_(kv_vram=most), CARD)
+    with pytest.raises(DoesNotFit, match="--kv-vram .* is more than"):
+        check_device(large, 32768, SPARSE.with_(kv_vram=most + MIB), CARD)
+
+
+@pytest.mark.parametrize(("free", "layers"), [(4 * GIB, True), (300 * MIB, False)])
+def test_the_weights_do_not_fit(large, free, layers):
+    with pytest.raises(DoesNotFit, match="are missing; ") as caught:
+        check_device(large, 4096, SPARSE, DeviceRoom("small card", 4 * GIB, free))
+    assert "--device cpu" in str(caught.value) and ("--gpu-layers" in str(caught.value)) is layers
+    assert caught.value.exit_code == EXIT_DOES_NOT_FIT
+
+
+def test_another_program_has_the_memory(large):
+    """Free memory counts, not what the card has."""
+    with pytest.raises(DoesNotFit, match=r"\d MiB of GeForce RTX 4070 are to be had beside the weights"):
+        check_device(large, 131072, SPARSE, replace(CARD, free=6 * GIB))
+
+
+def test_device_context_choice(large):
+    whole = choose_device_context(large, None, EXACT, CARD, available=64 * GIB)
+    assert whole.n_ctx == 131072 and whole.note is None and whole.device.hot_tokens > 30_000 and whole.kv_bytes == 16 * GIB
+    by_host = choose_device_context(large, None, SPARSE, CARD, available=9 * GIB)
+    assert by_host.kv_bytes <= 4.5 * GIB and "--ctx" in by_host.note and by_host.n_ctx % 256 == 0
+    by_card = choose_device_context(large, None, SPARSE.with_(kv_vram=GIB), CARD, available=64 * GIB)
+    assert 32768 < by_card.n_ctx < 65536 and by_card.device.hot_tokens >= 768 and "1.0 GiB on GeForce RTX 4070" in by_card.note
+    cut = choose_device_context(large, 200_000, EXACT, CARD, available=64 * GIB)
+    assert cut.n_ctx == 131072 and "200,000" in cut.note
+    with pytest.raises(DoesNotFit, match=r"host memory for its pages.* use --ctx (\d+) or less") as caught:
+        choose_device_context(large, 131072, EXACT, CARD, available=12 * GIB)
+    best = int(re.search(r"--ctx (\d+)", str(caught.value))[1])
+    assert choose_device_context(large, best, EXACT, CARD, available=12 * GIB).n_ctx == best
+    with pytest.raises(DoesNotFit, match="the weights"):
+        choose_device_context(large, None, EXACT, replace(CARD, free=GIB), available=64 * GIB)
+    with pytest.raises(DoesNotFit, match="are free on the host"):
+        choose_device_context(large, None, EXACT, CARD, available=0)
+
+
+def test_the_largest_context():
+    assert largest_context(lambda n: n <= 5000, 131072) == 4864
+    assert largest_context(lambda n: True, 1000) == 1024 and largest_context(lambda n: False, 1000) == 0

@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # From the lowest to the highest: a module imports only from entries before its own. Modules of one package may import each other.
 ORDER = [
     "errors", "vocab", "registry", "config", "stats", "reports",
-    "models", "fit",
+    "models", "fit", "device_fit",
     "observation", "residency", "kernels", "codecs", "pages", "trace", "policies", "prefetch", "planner", "sim",
-    "_native", "cells", "tiers", "migrator", "hierarchy",
+    "_native", "devices", "calibration", "cells", "tiers", "migrator", "hierarchy",
     "tiering", "runtime", "llama", "server_log", "server_options", "server", "heads", "diagnosis",
     "bench", "cli",
 ]
@@ -116,7 +116,8 @@ finally:
 """
 
 
-@pytest.mark.parametrize("command", [[], ["chat"], ["serve"], ["doctor"], ["heads"], ["bench"], ["bench", "kv"], ["bench", "recall"]], ids=" ".join)
+@pytest.mark.parametrize("command", [[], ["chat"], ["serve"], ["doctor"], ["heads"], ["bench"], ["bench", "kv"], ["bench", "recall"], ["models"], ["models", "list"],
+                                     ["models", "synth"]], ids=" ".join)
 def test_help_imports_nothing_heavy(command, tmp_path):
     result = _python(tmp_path, "-c", HELP, *command, "--help")
     assert result.returncode == 0, result.stderr

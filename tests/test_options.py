@@ -9,9 +9,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from edgekv import devices
 from edgekv.cli.options import kv_options, split_kv_options
 from edgekv.config import Attend, KvOptions
-from edgekv.errors import ConfigError
+from edgekv.errors import ConfigError, CudaUnavailable
 from edgekv.policies import POLICIES
 from edgekv.prefetch import PREFETCHERS
 from edgekv.vocab import CacheType, KvMode, SketchKind
@@ -40,15 +41,17 @@ def parse(*arguments: str, **environment: str) -> dict[str, Any]:
 
 
 def test_defaults_are_those_of_the_library():
-    assert parse() == {"kv": KvOptions(), "n_ctx": None, "n_threads": None}
+    assert parse() == {"kv": KvOptions(), "n_ctx": None, "n_threads": None, "n_gpu_layers": None}
 
 
 def test_every_option_arrives():
     kv = parse("--kv", "sparse", "--attend", "1024", "--coverage", "95%", "--kv-budget", "1.5GiB", "--sketch", "b1",
-               "--policy", "lru+anchor", "--prefetch", "rope", "--page-tokens", "32", "--type-k", "q8_0", "--type-v", "q8_0", "-t", "3", "-c", "99")
-    assert kv == {"n_ctx": 99, "n_threads": 3, "kv": KvOptions(
+               "--policy", "lru+anchor", "--prefetch", "rope", "--page-tokens", "32", "--type-k", "q8_0", "--type-v", "q8_0",
+               "-t", "3", "-c", "99", "--gpu-layers", "7", "--kv-vram", "2GiB")
+    assert kv == {"n_ctx": 99, "n_threads": 3, "n_gpu_layers": 7, "kv": KvOptions(
         mode=KvMode.SPARSE, attend=Attend(tokens=1024), coverage=0.95, kv_budget=3 << 29, sketch=SketchKind.B1,
-        policy="lru+anchor", prefetch="rope", page_tokens=32, type_k=CacheType.Q8_0, type_v=CacheType.Q8_0)}
+        policy="lru+anchor", prefetch="rope", page_tokens=32, type_k=CacheType.Q8_0, type_v=CacheType.Q8_0, kv_vram=2 << 30)}
+    assert parse("--device", "cpu")["kv"].device == "cpu"
     assert parse("--kv", "sparse", "--coverage", "0.95")["kv"].coverage == 0.95
 
 
@@ -68,6 +71,59 @@ def test_options_without_effect_are_refused(name):
     value = {"attend": "5%", "coverage": "0.9", "sketch": "b1", "kv-budget": "auto", "policy": "ema", "prefetch": "none"}[name]
     with pytest.raises(ConfigError, match=f"--{name} works in mode sparse only, and the mode is off; add --kv sparse"):
         parse("--kv", "off", f"--{name}", value)
+
+
+def test_gpu_memory_from_the_environment():
+    variables = {"EDGEKV_KV_VRAM": "1GiB", "EDGEKV_DEVICE": "cpu"}
+    kv = parse(**variables)["kv"]
+    assert (kv.kv_vram, kv.device) == (1 << 30, "cpu")
+    assert parse("--kv-vram", "auto", "--device", "auto", **variables)["kv"] == KvOptions()
+    assert parse("--kv", "off", **variables)["kv"].kv_vram == 1 << 30, "a variable may be without effect"
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (("--kv", "off", "--kv-vram", "1GiB"), "the mode is off"),
+    (("--device", "cpu", "--kv-vram", "auto"), "the device is cpu; leave it out .--kv-budget"),
+    (("--kv", "sparse", "--device", "cuda", "--kv-budget", "1GiB"), "use --kv-vram"),
+])
+def test_gpu_options_without_effect_are_refused(arguments, said):
+    with pytest.raises(ConfigError, match=said):
+        parse(*arguments)
+
+
+@pytest.mark.parametrize("values", [{"kv_vram": 0}, {"kv_vram": -1}, {"kv_vram": 1.5}, {"device": "gpu"}, {"device": "CUDA"}], ids=str)
+def test_values_that_are_not_allowed(values):
+    with pytest.raises(ConfigError, match="must be a number of bytes, or auto|use one of: auto, cpu, cuda"):
+        KvOptions(**values)
+
+
+def test_a_gpu_in_vain(monkeypatch):
+    """Asked for: an error with its exit code. Not asked for, and there: a warning that cannot be overlooked."""
+    monkeypatch.setattr(devices, "nvidia_gpus", lambda: (["Card, 1 MiB, driver 580.1"], ""))
+    monkeypatch.setattr(devices, "devices", lambda kind: [])
+    monkeypatch.setattr(devices, "has_cuda_build", lambda: False)
+    with pytest.raises(CudaUnavailable, match="EDGEKV_CUDA=on; --device cpu does without it"):
+        parse("--device", "cuda")
+    with pytest.raises(CudaUnavailable, match="libedgekv-emulated"):
+        parse(EDGEKV_DEVICE="emulated")
+
+    @click.command()
+    @kv_options
+    def command(**settings: Any) -> None:
+        split_kv_options(settings)
+
+    assert "warning: THE GPU IS NOT USED (Card, 1 MiB, driver 580.1)" in CliRunner().invoke(command, []).stderr
+    assert CliRunner().invoke(command, ["--device", "cpu"]).output == ""
+
+
+def test_the_emulated_device_is_for_tests_only():
+    @click.command()
+    @kv_options
+    def command(**_: Any) -> None:
+        pass
+
+    assert CliRunner().invoke(command, ["--device", "emulated"]).exit_code == 2
+    assert KvOptions.from_env(device="emulated").device == "emulated"
 
 
 def test_the_help_names_what_there_is():

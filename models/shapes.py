@@ -1,0 +1,140 @@
+"""Shapes of known models, for files of random weights (`edgekv models synth`): what costs time and memory is the shape alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import gguf
+from gguf.constants import GGML_QUANT_SIZES
+
+from edgekv.errors import ConfigError
+
+WEIGHT_TYPES = ("q4_0", "q8_0", "f16")
+"""Types of the matrices, the default first."""
+
+# What makes random weights behave like trained ones where it matters to measurements (tried on the shape of qwen3-0.6b, 12 layers, 4,096
+# tokens: two correct kernels 1e-3 apart in KL divergence, an eighth of the pages 93 % of the attention):
+_ATTENTION_GAIN = 2.25  # standard deviation of a query's and a key's entries; logits have its square. Less: attention is nearly uniform
+_EMBEDDING_STD = 1.0    # all layers together add about as much. Much less: rounding errors grow from layer to layer into other answers
+_SHARED = 0.7           # of each token's embedding, the same for all: queries of successive steps have something in common
+_LOGIT_STD = 4.0
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One tensor: `n_out` rows of `n_in` numbers of a standard deviation; a vector of `n_in` numbers around `mean` for `n_out` 0."""
+
+    name: str
+    n_out: int
+    n_in: int
+    std: float
+    mean: float = 0.0
+    shared: float = 0.0
+    """Of a matrix: the share of each row, in blocks, that all rows have alike."""
+    any_sign: bool = False
+    """Of a vector: half of its numbers, at random, are negative."""
+
+    @property
+    def is_vector(self) -> bool:
+        return self.n_out == 0
+
+    @property
+    def n_elements(self) -> int:
+        return max(1, self.n_out) * self.n_in
+
+    def n_bytes(self, weight_type: str) -> int:
+        """Bytes in a file whose matrices are of `weight_type`; vectors are f32."""
+        return row_bytes(self.n_elements, "f32" if self.is_vector else weight_type)
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of one model. Each row of a matrix is a multiple of 32 numbers, a block of the quantised types."""
+
+    name: str
+    architecture: str  # of llama.cpp: llama or qwen3
+    n_layer: int
+    n_embd: int
+    n_ff: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_vocab: int
+    n_ctx_train: int  # tokens
+    rope_base: float
+    norm_epsilon: float = 1e-5
+    tied: bool = False  # the head is the embedding
+
+    @property
+    def n_params(self) -> int:
+        return sum(weights.n_elements for weights in self.weights())
+
+    def file_bytes(self, weight_type: str) -> int:
+        """Of all tensors; the vocabulary comes on top, some 20 bytes a token."""
+        return sum(weights.n_bytes(weight_type) for weights in self.weights())
+
+    def kv_bytes_per_token(self, type_k: str = "f16", type_v: str = "f16") -> int:
+        """KV cache bytes of one token over all layers."""
+        return self.n_layer * sum(row_bytes(self.n_head_kv * self.head_dim, kind) for kind in (type_k, type_v))
+
+    def weights(self) -> Iterator[Weights]:
+        """Every tensor in the order of the file. Matrices map inputs of unit variance to outputs of unit variance, but for those that
+        end in the residual stream: there all layers together have it."""
+        yield Weights("token_embd.weight", self.n_vocab, self.n_embd, _EMBEDDING_STD, shared=_SHARED)
+        # Any sign: a head that is the embedding would otherwise predict the token it has just seen.
+        gain = _LOGIT_STD / (_EMBEDDING_STD * self.n_embd ** 0.5)
+        yield Weights("output_norm.weight", 0, self.n_embd, 0.1 * gain, mean=gain, any_sign=True)
+        if not self.tied:
+            yield Weights("output.weight", self.n_vocab, self.n_embd, _EMBEDDING_STD)
+        for il in range(self.n_layer):
+            yield from self._layer(f"blk.{il}")
+
+    def _layer(self, block: str) -> Iterator[Weights]:
+        n_q, n_kv = self.n_head * self.head_dim, self.n_head_kv * self.head_dim
+        normed = self.architecture == "qwen3"  # queries and keys are, per head: the gain is in that norm
+        gain = 1.0 if normed else _ATTENTION_GAIN
+        residual = self.n_layer ** -0.5
+        yield _norm(f"{block}.attn_norm.weight", self.n_embd)
+        yield _matrix(f"{block}.attn_q.weight", n_q, self.n_embd, gain)
+        yield _matrix(f"{block}.attn_k.weight", n_kv, self.n_embd, gain)
+        yield _matrix(f"{block}.attn_v.weight", n_kv, self.n_embd)
+        if normed:
+            yield _norm(f"{block}.attn_q_norm.weight", self.head_dim, _ATTENTION_GAIN)
+            yield _norm(f"{block}.attn_k_norm.weight", self.head_dim, _ATTENTION_GAIN)
+        yield _matrix(f"{block}.attn_output.weight", self.n_embd, n_q, residual)
+        yield _norm(f"{block}.ffn_norm.weight", self.n_embd)
+        yield _matrix(f"{block}.ffn_gate.weight", self.n_ff, self.n_embd)
+        yield _matrix(f"{block}.ffn_up.weight", self.n_ff, self.n_embd)
+        yield _matrix(f"{block}.ffn_down.weight", self.n_embd, self.n_ff, residual)
+
+
+def _matrix(name: str, n_out: int, n_in: int, gain: float = 1.0) -> Weights:
+    return Weights(name, n_out, n_in, gain / n_in ** 0.5)
+
+
+def _norm(name: str, n: int, gain: float = 1.0) -> Weights:
+    return Weights(name, 0, n, 0.1 * gain, mean=gain)
+
+
+def row_bytes(n_elements: int, type_name: str) -> int:
+    """Bytes of `n_elements` numbers of a ggml type; a multiple of its block."""
+    block, block_bytes = GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name.upper()]]
+    return n_elements * block_bytes // block
+
+
+SHAPES = {shape.name: shape for shape in (
+    ModelShape("tiny", "llama", 2, 128, 192, 4, 2, 64, 384, 4096, 10_000.0),
+    ModelShape("qwen3-0.6b", "qwen3", 28, 1024, 3072, 16, 8, 128, 151_936, 40_960, 1e6, norm_epsilon=1e-6, tied=True),
+    ModelShape("llama-3.2-3b", "llama", 28, 3072, 8192, 24, 8, 128, 128_256, 131_072, 500_000.0, tied=True),
+    ModelShape("llama-3-8b", "llama", 32, 4096, 14_336, 32, 8, 128, 128_256, 131_072, 500_000.0),
+)}
+"""Every shape by name. The context of llama-3-8b is that of Llama 3.1, and RoPE is not scaled: random weights do not mind."""
+
+
+def find_shape(name: str) -> ModelShape:
+    """Raises ConfigError, which names the shapes there are."""
+    try:
+        return SHAPES[name]
+    except KeyError:
+        raise ConfigError(f"there is no shape {name!r}; use one of: {', '.join(SHAPES)}") from None

@@ -1,0 +1,164 @@
+"""Writes a model of a known shape with random weights: streamed, so that its size does not matter, and all of it or nothing.
+
+A matrix is made of blocks of 32 numbers, drawn from a bank of `_N_BLOCKS` blocks that were quantised once. That is as fast as a disk
+writes, and no two rows are alike. The bank holds normally distributed numbers of mean zero: blocks of evenly random bits have another
+mean, which would grow from layer to layer.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
+from edgekv.models.shapes import WEIGHT_TYPES, ModelShape, Weights
+from edgekv.models.synth import FIRST_PRINTABLE, add_text_tokenizer
+
+Progress = Callable[[int, int], None]
+"""Bytes written, and in all."""
+
+_BLOCK = 32  # numbers
+_N_BLOCKS = 1 << 16
+_CHUNK_BLOCKS = 1 << 18  # gathered at once: 4.5 to 16 MiB
+_RARE = 0.1  # scale of the rows of control tokens and bytes that are no text: they are hardly ever sampled
+
+_FILE_TYPES = {"q4_0": gguf.LlamaFileType.MOSTLY_Q4_0, "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0, "f16": gguf.LlamaFileType.MOSTLY_F16}
+_PART = ".part"
+
+
+def write_model(shape: ModelShape, path: Path, weight_type: str = WEIGHT_TYPES[0], seed: int = 0,
+                progress: Progress = lambda done, total: None) -> Path:
+    """Write a GGUF file of `shape` whose matrices are of `weight_type`; the same arguments give the same bytes.
+
+    It grows as `<path>.part` and gets its name when it is complete; an interrupt or an error removes it. Raises ConfigError for a
+    type or path that cannot be, DoesNotFit where the disk has no room for it.
+    """
+    if weight_type not in WEIGHT_TYPES:
+        raise ConfigError(f"there is no weight type {weight_type!r}; use one of: {', '.join(WEIGHT_TYPES)}")
+    if path.exists():
+        raise ConfigError(f"{path} exists; remove it, or name another file with -o")
+    if not path.parent.is_dir():
+        raise ConfigError(f"there is no folder {path.parent} for {path.name}; make it, or name another with -o")
+    part = path.with_name(path.name + _PART)
+    writer = gguf.GGUFWriter(part, shape.architecture)
+    try:
+        part.unlink(missing_ok=True)  # of a process that was killed
+        _write(writer, shape, path, weight_type, seed, progress)
+        writer.close()
+        part.rename(path)
+    except BaseException as error:
+        writer.close()
+        part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DoesNotFit(f"{path} could not be written: its disk is full; name a file on another with -o") from error
+        if isinstance(error, OSError):
+            raise EdgeKVError(f"{path} could not be written: {error.strerror or error}; nothing of it was kept") from error
+        raise
+    return path
+
+
+def _write(writer: gguf.GGUFWriter, shape: ModelShape, path: Path, weight_type: str, seed: int, progress: Progress) -> None:
+    _add_metadata(writer, shape, weight_type)
+    tensors = list(shape.weights())
+    for tensor in tensors:
+        kind = gguf.GGMLQuantizationType["F32" if tensor.is_vector else weight_type.upper()]
+        dims = (tensor.n_in,) if tensor.is_vector else (tensor.n_out, tensor.n_in)
+        writer.add_tensor_info(tensor.name, dims, np.dtype(np.float32), tensor.n_bytes(weight_type), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    file = writer.fout[0]
+    total = shape.file_bytes(weight_type) + len(tensors) * writer.data_alignment
+    _check_room(path, total)
+    bank = _Bank(weight_type, seed)
+    done = 0
+    writer.write_padding(file, file.tell())
+    for tensor in tensors:
+        n_bytes = 0
+        for chunk in _chunks(tensor, bank, seed):
+            chunk.tofile(file)
+            n_bytes += chunk.nbytes
+            progress(done + n_bytes, total)
+        writer.write_padding(file, n_bytes)
+        done += writer.ggml_pad(n_bytes, writer.data_alignment)
+    progress(total, total)
+
+
+def _check_room(path: Path, n_bytes: int) -> None:
+    free = shutil.disk_usage(path.parent).free
+    if n_bytes > free:
+        raise DoesNotFit(f"{path.name} takes {_size(n_bytes)}, and {_size(free)} are free on its disk: {_size(n_bytes - free)} are "
+                         "missing; name a file on another disk with -o, or ask for fewer --layers")
+
+
+def _add_metadata(writer: gguf.GGUFWriter, shape: ModelShape, weight_type: str) -> None:
+    writer.add_type("model")
+    writer.add_name(f"EdgeKV synthetic {shape.name}")
+    writer.add_description("random weights in the shape of a model, for measurements; it has nothing to say")
+    writer.add_file_type(_FILE_TYPES[weight_type])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_context_length(shape.n_ctx_train)
+    writer.add_embedding_length(shape.n_embd)
+    writer.add_block_count(shape.n_layer)
+    writer.add_feed_forward_length(shape.n_ff)
+    writer.add_head_count(shape.n_head)
+    writer.add_head_count_kv(shape.n_head_kv)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_layer_norm_rms_eps(shape.norm_epsilon)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_freq_base(shape.rope_base)
+    writer.add_vocab_size(shape.n_vocab)
+    add_text_tokenizer(writer, shape.n_vocab)
+
+
+class _Bank:
+    """Blocks of `_BLOCK` normally distributed numbers of unit variance, in the bytes of a weight type."""
+
+    def __init__(self, weight_type: str, seed: int):
+        values = np.random.default_rng([seed, _N_BLOCKS]).standard_normal((_N_BLOCKS, _BLOCK), dtype=np.float32)
+        if weight_type == "f16":
+            self._blocks = values.astype(np.float16).view([("scaled", np.float16, _BLOCK)])[:, 0]
+        else:
+            quantised = gguf.quants.quantize(values, gguf.GGMLQuantizationType[weight_type.upper()])
+            codes = quantised.shape[1] - 2
+            self._blocks = quantised.view([("scaled", np.float16), ("codes", np.uint8, codes)])[:, 0]
+
+    def scaled(self, std: float) -> np.ndarray:
+        """Blocks [_N_BLOCKS] of numbers with this standard deviation; both quantised types have their scale in front."""
+        blocks = self._blocks.copy()
+        blocks["scaled"] = blocks["scaled"].astype(np.float32) * std
+        return blocks.view(f"V{blocks.dtype.itemsize}")  # bytes that NumPy gathers without looking at their fields
+
+
+def _chunks(tensor: Weights, bank: _Bank, seed: int) -> Iterator[np.ndarray]:
+    """The bytes of a tensor, a few MiB at a time. A stream of random numbers for each tensor: changing one leaves the others."""
+    random = np.random.default_rng([seed, zlib.crc32(tensor.name.encode())])
+    if tensor.is_vector:
+        values = tensor.mean + tensor.std * random.standard_normal(tensor.n_in, dtype=np.float32)
+        yield values * random.choice(np.float32([-1, 1]), tensor.n_in) if tensor.any_sign else values
+        return
+    per_row = tensor.n_in // _BLOCK
+    common = random.integers(0, _N_BLOCKS, per_row, dtype=np.uint16)
+    n_rare = FIRST_PRINTABLE if tensor.name in ("token_embd.weight", "output.weight") else 0
+    for n_rows, std in ((n_rare, _RARE * tensor.std), (tensor.n_out - n_rare, tensor.std)):
+        blocks, left = bank.scaled(std), n_rows
+        while left:
+            n = min(left, max(1, _CHUNK_BLOCKS // per_row))
+            chosen = random.integers(0, _N_BLOCKS, (n, per_row), dtype=np.uint16)
+            if tensor.shared:
+                common_here = random.random((n, per_row), dtype=np.float32) < tensor.shared
+                common_here[:, 0] = False  # or short rows would be alike altogether
+                chosen = np.where(common_here, common, chosen)
+            yield blocks.take(chosen.ravel(), mode="clip")
+            left -= n
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / (1 << 30):.2f} GiB" if n_bytes >= 1 << 30 else f"{n_bytes / (1 << 20):.1f} MiB"

@@ -1,0 +1,54 @@
+"""GPUs that a test makes up: what edgekv._native.device says about them, with no library behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from edgekv._native import device
+from edgekv._native.device import DeviceInfo, Rates
+from edgekv.errors import NativeError
+from edgekv.vocab import DeviceKind
+
+GIB = 1 << 30
+
+CARD = DeviceInfo(DeviceKind.CUDA, 0, "GeForce RTX 4070", 89, 13000, 13000, 46, 12 * GIB, 12 * GIB - (300 << 20), True, "")
+RATES = Rates(link_copy=25e9, link_gather=22e9, link_pageable=11e9, vram=450e9, dram=40e9, launch_us=5.0)
+
+
+class Gpus:
+    """The devices of this machine, and how often each of them was measured."""
+
+    def __init__(self, *infos: DeviceInfo):
+        self.infos = list(infos)
+        self.rates: Rates | None = RATES
+        self.n_measured = 0
+
+    def change(self, **fields: object) -> None:
+        self.infos = [replace(info, **fields) for info in self.infos]
+
+    def of(self, kind: DeviceKind) -> list[DeviceInfo]:
+        return [info for info in self.infos if info.kind is kind]
+
+    def measure(self, kind: DeviceKind, index: int = 0) -> Rates:
+        self.n_measured += 1
+        if self.rates is None:
+            raise NativeError("the device was lost while it was measured")
+        return self.rates
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Callable[..., Gpus]:
+    """`gpus(*infos)` puts these in place of the machine's devices; rates are kept in a folder of the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def install(*infos: DeviceInfo) -> Gpus:
+        found = Gpus(*infos)
+        monkeypatch.setattr(device, "count", lambda kind: len(found.of(kind)))
+        monkeypatch.setattr(device, "info", lambda kind, index=0: found.of(kind)[index])
+        monkeypatch.setattr(device, "rates", found.measure)
+        return found
+
+    return install

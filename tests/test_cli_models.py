@@ -1,0 +1,154 @@
+"""`edgekv models`: files of random weights have the shape they claim, are whole or not there, and decode."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import gguf
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from edgekv.cli.models import WEIGHT_TYPES, models, synth
+from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
+from edgekv.llama import Llama
+from edgekv.models import geometry, shapes, writer
+from edgekv.models.shapes import SHAPES
+from edgekv.models.writer import write_model
+
+TINY = SHAPES["tiny"]
+
+
+def run(*arguments: str, **environment: str):
+    return CliRunner().invoke(models, arguments, env=environment)
+
+
+def test_list():
+    rows = {row["shape"]: row for row in json.loads(run("list", "-o", "json").stdout)}
+    assert list(rows) == list(SHAPES)
+    assert rows["llama-3-8b"]["kv_bytes_per_token"] == 2 * 32 * 8 * 128 * 2 and rows["llama-3-8b"]["heads"] == "32/8"
+    assert rows["llama-3-8b"]["file_bytes_f16"] == pytest.approx(2 * 8.03e9, rel=1e-3)
+    text = run("list").stdout
+    assert all(name in text for name in SHAPES) and "q4_0 GiB" in text
+
+
+@pytest.mark.parametrize(("name", "n_params"), [  # those of the published models, without their norms' biases or RoPE factors
+    ("qwen3-0.6b", 596_049_920), ("llama-3.2-3b", 3_212_749_824), ("llama-3-8b", 8_030_261_248)])
+def test_sizes_are_those_of_the_real_models(name, n_params):
+    assert SHAPES[name].n_params == n_params
+
+
+def test_what_is_written_by_hand_agrees():
+    """The help names shapes and types without importing what knows them."""
+    assert WEIGHT_TYPES == shapes.WEIGHT_TYPES and all(name in synth.help for name in SHAPES)
+
+
+@pytest.mark.parametrize("weight_type", WEIGHT_TYPES)
+def test_written_model(tmp_path, weight_type):
+    path = tmp_path / "model.gguf"
+    result = run("synth", "tiny", "-o", str(path), "--type", weight_type, "--layers", "3", "--ctx-train", "512", "--seed", "5")
+    assert result.exit_code == 0 and result.stdout == f"{path}\n" and [p.name for p in tmp_path.iterdir()] == ["model.gguf"]
+    g = geometry(path)
+    shape = replace(TINY, n_layer=3)
+    assert (g.n_layer, g.n_ctx_train, g.n_vocab, g.file_type) == (3, 512, 384, weight_type.upper())
+    assert (g.n_head[0], g.n_head_kv[0], g.head_dim_k, g.rope_freq_base, g.chat_template) == (4, 2, 64, 10000.0, True)
+    assert g.tensor_bytes == shape.file_bytes(weight_type) and g.n_params == shape.n_params
+    assert g.kv_bytes_per_token() == shape.kv_bytes_per_token()
+    for tensor, weights in zip(gguf.GGUFReader(path).tensors, shape.weights()):
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        assert tensor.name == weights.name and np.isfinite(values).all()
+        if not weights.is_vector:
+            rows = values[-100:]  # the first ones of the embedding are small on purpose
+            assert rows.std() == pytest.approx(weights.std, rel=0.06)
+            # what rows have in common is 96 numbers here: their own mean is within three of its deviations
+            assert abs(rows.mean()) < (3 * weights.shared * 96 ** -0.5 if weights.shared else 0.03) * weights.std
+            assert len(np.unique(rows, axis=0)) == len(rows)
+
+
+def test_the_same_arguments_give_the_same_bytes(tmp_path):
+    first, again, other = (write_model(TINY, tmp_path / name, seed=seed) for name, seed in (("a", 1), ("b", 1), ("c", 2)))
+    assert first.read_bytes() == again.read_bytes() != other.read_bytes()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+@pytest.mark.parametrize("weight_type", WEIGHT_TYPES)
+def test_llama_cpp_decodes_it(tmp_path, architecture, weight_type):
+    shape = replace(TINY, architecture=architecture, tied=architecture == "qwen3")
+    llama = Llama(str(write_model(shape, tmp_path / "model.gguf", weight_type)), n_ctx=256, n_threads=1, verbose=False, logits_all=True)
+    try:
+        tokens = llama.tokenize(b"The quick brown fox jumps over the lazy dog.")
+        llama.eval(tokens)
+        logits = llama.scores[: len(tokens)]
+        assert len(tokens) == 45 and np.isfinite(logits).all() and 2 < logits[:, 259:].std() < 6
+        assert (logits.argmax(axis=1) == tokens).mean() < 0.5, "it does not only repeat its input"
+    finally:
+        llama.close()
+
+
+def test_the_chat_takes_it(tmp_path):
+    path = write_model(TINY, tmp_path / "model.gguf")
+    command = [sys.executable, "-c", "from edgekv.cli.main import main; main()"]
+    result = subprocess.run([*command, "chat", str(path), "-p", "Hello", "-n", "4", "-c", "256", "-t", "1"], capture_output=True,
+                            text=True, errors="replace", stdin=subprocess.DEVNULL, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_default_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("synth", "tiny").stdout == "synthetic-tiny-q4_0.gguf\n"
+    assert run("synth", "tiny", "--layers", "1", EDGEKV_SYNTH_TYPE="f16").stdout == "synthetic-tiny-1-layers-f16.gguf\n"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["synthetic-tiny-1-layers-f16.gguf", "synthetic-tiny-q4_0.gguf"]
+    assert run("synth", "tiny", "-o", "c.gguf", EDGEKV_OUTPUT="json", EDGEKV_LAYERS="0,4-7").exit_code == 0, "those are others' variables"
+
+
+def test_bad_arguments(tmp_path):
+    existing = tmp_path / "there.gguf"
+    existing.write_text("precious")
+    for arguments, said in ((("gpt-5",), "there is no shape 'gpt-5'; use one of: tiny, qwen3-0.6b"),
+                            (("tiny", "-o", str(existing)), "exists; remove it"),
+                            (("tiny", "-o", str(tmp_path / "no" / "model.gguf")), "there is no folder")):
+        error = run("synth", *arguments).exception
+        assert isinstance(error, ConfigError) and said in str(error)
+    assert existing.read_text() == "precious" and run("synth", "tiny", "--type", "q2_k").exit_code == 2
+    with pytest.raises(ConfigError, match="there is no weight type 'q2_k'"):
+        write_model(TINY, tmp_path / "model.gguf", "q2_k")
+
+
+def test_a_disk_too_small(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(writer.shutil, "disk_usage", lambda folder: usage._replace(free=100_000))
+    with pytest.raises(DoesNotFit, match=r"model.gguf takes 0\.2 MiB, and 0\.1 MiB are free on its disk: 0\.1 MiB are missing"):
+        write_model(TINY, tmp_path / "model.gguf")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("error", "raised", "said"), [
+    (OSError(errno.ENOSPC, "No space left on device"), DoesNotFit, "its disk is full"),
+    (OSError(errno.EIO, "Input/output error"), EdgeKVError, "Input/output error; nothing of it was kept"),
+    (KeyboardInterrupt(), KeyboardInterrupt, "^$"),
+], ids=["full", "broken", "interrupted"])
+def test_nothing_is_left_half_written(tmp_path, error, raised, said):
+    def stop(done: int, total: int) -> None:
+        assert (tmp_path / "model.gguf.part").exists() and 0 < done <= total
+        raise error
+
+    with pytest.raises(raised, match=said):
+        write_model(TINY, tmp_path / "model.gguf", progress=stop)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_process_left_is_replaced(tmp_path):
+    (tmp_path / "model.gguf.part").write_bytes(bytes(1 << 20))
+    write_model(TINY, tmp_path / "model.gguf")
+    assert [p.name for p in tmp_path.iterdir()] == ["model.gguf"] and geometry(tmp_path / "model.gguf").n_layer == 2
+
+
+def test_progress_ends_at_the_total(tmp_path):
+    seen: list[tuple[int, int]] = []
+    write_model(TINY, tmp_path / "model.gguf", progress=lambda done, total: seen.append((done, total)))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen) and seen[-1][0] == seen[-1][1]

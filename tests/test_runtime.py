@@ -152,4 +152,5 @@ def test_the_patch_series_is_sound(monkeypatch, capsys):
     if not kept.is_file():
         pytest.skip("the pinned sdist is not in the cache folder")
     done = subprocess.run([sys.executable, str(ROOT / "patches" / "apply.py"), "--check"], capture_output=True, text=True)
-    assert done.returncode == 0 and "4 patches apply, reverse and apply again" in done.stdout, done.stderr
+    n_patches = len((ROOT / "patches" / "series").read_text().split())
+    assert done.returncode == 0 and f"{n_patches} patches apply, reverse and apply again" in done.stdout, done.stderr

@@ -1,0 +1,215 @@
+"""The device plane, end to end on the emulated device: the very kernels, buffers, streams and graph nodes that run on a GPU, under
+llama.cpp's CPU backend. The host plane and stock llama.cpp are the yardstick."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from contexts import attached
+from decoding import kld
+from test_cells import Model, act
+from test_sparse import check
+
+from edgekv import Llama
+from edgekv.config import KvOptions
+from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
+
+from edgekv._native import core, device
+
+N_PROMPT = 150
+STEPS = (1, 1, 2, 5, 16, 1)
+ALL = dict(mode="sparse", attend="100%", min_tokens=0)
+
+
+def open_model(path, device: str = "emulated", *, n_ctx: int = 256, **options) -> Llama:
+    return Llama(str(path), kv_options=KvOptions(device=device, **options), n_ctx=n_ctx, n_threads=1, n_threads_batch=1, n_ubatch=64,
+                 verbose=False, logits_all=True)
+
+
+def plane_of(llama: Llama) -> device.Plane:
+    found = device.plane(llama.kv._native_handle())
+    assert found is not None, core.device_problem(llama.kv._native_handle())
+    return found
+
+
+def logits_of(llama: Llama, steps=STEPS, n_prompt: int = N_PROMPT, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    llama.reset()
+    llama._ctx.kv_cache_clear()
+    llama.eval(rng.integers(260, 350, n_prompt).tolist())
+    first = llama.n_tokens
+    for n in steps:
+        llama.eval(rng.integers(260, 350, n).tolist())
+    return np.array(llama.scores[first : llama.n_tokens])
+
+
+def spread(path, exact: np.ndarray, **options) -> float:
+    """What the host plane's logits are from stock's: two orders of the same sums, which activations in 8 bits make visible. For a
+    quantised cache, whose queries the host plane quantises and the device does not, what quantising it costs."""
+    types = {name for name in options if name.startswith("type")}
+    stock = logits_of(open_model(path, "cpu", **{name: value for name, value in options.items() if name not in types} | {"mode": "off"}))
+    return max((1 if types else 4) * kld(exact, stock).max(), 1e-6)
+
+
+@pytest.mark.parametrize(("kind", "shape", "types"), [
+    ("llama", {}, {}), ("llama", {"head_dim": 80}, {}), ("llama", {"head_dim": 128, "n_head": 5, "n_head_kv": 1}, {}),
+    ("llama", {"head_dim": 256}, {"type_k": "q8_0", "type_v": "q8_0"}), ("llama", {"head_dim": 96}, {"type_k": "q8_0"}),
+    ("qwen3", {}, {}), ("gemma2", {}, {}), ("gpt-oss", {}, {}), ("lfm2", {}, {})])
+@pytest.mark.parametrize("mode", ["exact", "sparse"])
+def test_logits_are_those_of_the_host_plane(synthetic, kind, shape, types, mode):
+    path, options = synthetic(kind, **shape), types | (ALL if mode == "sparse" else {"mode": "exact"})
+    exact = logits_of(open_model(path, "cpu", **types))
+    llama = open_model(path, **options)
+    plane_of(llama)
+    before = core.counters(llama.kv._native_handle()).n_hooked
+    ours = logits_of(llama)
+    assert core.counters(llama.kv._native_handle()).n_hooked - before == len(STEPS)
+    assert kld(exact, ours).max() <= spread(path, exact, **types)
+    check(llama.kv)
+
+
+def test_a_sparse_step_takes_the_pages_that_the_host_takes(synthetic):
+    path, options = synthetic("llama"), dict(mode="sparse", attend="25%", min_tokens=0, recent_tokens=16, coverage_floor=0.0, split="uniform")
+    seen = {}
+    for where in ("cpu", "emulated"):
+        llama = open_model(path, where, **options)
+        logits_of(llama, (1,) * 20)
+        seen[where] = llama.kv.selection()
+        check(llama.kv)
+    assert seen["emulated"].n_selections == seen["cpu"].n_selections and seen["emulated"].n_selected == seen["cpu"].n_selected
+    assert seen["emulated"].coverage == pytest.approx(seen["cpu"].coverage, abs=0.01)
+    assert seen["emulated"].mass == pytest.approx(seen["cpu"].mass, rel=1e-3)
+
+
+def test_the_pooled_budget_finds_its_level(synthetic):
+    llama = open_model(synthetic("llama"), n_ctx=1024, mode="sparse", attend="25%", min_tokens=0, recent_tokens=16, coverage_floor=0.0)
+    logits_of(llama, (1,) * 12, n_prompt=400)
+    before = llama.kv.selection()
+    for token in range(24):
+        llama.eval([260 + token])
+    assert llama.kv.selection().since(before).attended == pytest.approx(0.25, abs=0.06)
+
+
+def test_pages_migrate_and_are_hit(synthetic):
+    llama = open_model(synthetic("llama"), **ALL)
+    logits_of(llama, (1,) * 60)
+    assert check(llama.kv).n_slots > 0
+    seen, tiers = llama.kv.selection(), llama.kv.tiers()
+    assert seen.hit_rate > 0.1 and tiers.moved_bytes >= tiers.n_promotions * tiers.slot_bytes > 0
+
+
+def test_cold_pages_come_through_the_ring(synthetic):
+    """A budget with room for almost nothing: mode exact streams all but the newest pages, in several fills a layer."""
+    path = synthetic("llama")
+    exact = logits_of(open_model(path, "cpu", n_ctx=512), n_prompt=300)
+    llama = open_model(path, n_ctx=512, mode="exact")
+    plenty = plane_of(llama)
+    small = open_model(path, n_ctx=512, mode="exact", kv_vram=plenty.fixed_bytes + 4 * plenty.slot_bytes)
+    assert plane_of(small).n_slots_max < plenty.n_slots_max
+    for opened in (llama, small):
+        assert kld(exact, logits_of(opened, n_prompt=300)).max() < 1e-4
+
+
+@pytest.mark.parametrize("unified", [True, False])
+@pytest.mark.parametrize("mode", ["exact", "sparse"])
+def test_several_sequences(synthetic, unified: bool, mode: str):
+    logits = {}
+    for where in ("cpu", "emulated"):
+        rng = np.random.default_rng(1)
+        with attached(synthetic("llama", n_head=6), KvOptions(**ALL | {"mode": mode}, device=where), n_ctx=512 if unified else 3 * 256,
+                      n_seq=3, unified=unified, n_threads=1) as (context, run):
+            ends = [60, 90, 120]
+            for seq, n in enumerate(ends):
+                context.decode(rng.integers(260, 350, n), range(n), [seq] * n)
+            rows = []
+            for _ in range(4):
+                rows.append(context.decode(rng.integers(260, 350, 3), ends, [0, 1, 2]))
+                ends = [end + 1 for end in ends]
+            logits[where] = np.concatenate(rows)
+            check(run)
+    assert kld(logits["cpu"], logits["emulated"]).max() < 1e-5
+
+
+@pytest.mark.parametrize(("sketch", "unified", "page_tokens"), [("b2", True, 16), ("b2", False, 16), ("box", True, 32)])
+def test_sketches_and_arena_follow_every_event(synthetic, sketch: str, unified: bool, page_tokens: int):
+    """Removed, copied, shifted, saved and restored cells: always as if built anew."""
+    rng = np.random.default_rng(5)
+    options = KvOptions(mode="sparse", attend="50%", min_tokens=0, recent_tokens=0, sketch=sketch, page_tokens=page_tokens, plan_every=1,
+                        device="emulated")
+    with attached(synthetic("llama"), options, n_ctx=256 if unified else 4 * 256, unified=unified, n_threads=1) as (context, run):
+        run.observers.append(lambda step: None)  # a plan after each step
+        context.unified = unified
+        model, saved, compared, resident = Model(4), [], 0, 0
+        for _ in range(40 if unified else 20):
+            act(rng, context, model, saved)
+            start = model.next(0)
+            if start < 120:  # sketches are rebuilt behind the next ubatch
+                context.decode([270], [start], [0])
+                model.sequences[0].add(start)
+                found = check(run)
+                compared, resident = compared + found.n_strips, resident + found.n_slots
+        assert compared > 200 and resident > 20
+
+
+def test_everything_may_change_while_it_runs(synthetic):
+    path = synthetic("llama")
+    llama = open_model(path, mode="exact", n_ctx=512)
+    options = llama.kv.options
+    logits_of(llama)
+    for changes in ({"mode": "sparse", "attend": "25%", "min_tokens": 0}, {"sketch": "box"}, {"mode": "off"}, {"mode": "sparse"},
+                    {"policy": "lru", "prefetch": "rope"}, {"mode": "exact"}, {"mode": "sparse", "reselect": 3, "n_dense": 1},
+                    {"sketch": "none"}, {"policy": "none", "prefetch": "none"}):
+        options = options.with_(**changes)
+        llama.kv.configure(options)
+        for token in range(6):
+            llama.eval([260 + token])
+        check(llama.kv)
+    exact = logits_of(open_model(path, "cpu", n_ctx=512))
+    llama.kv.configure(options.with_(**ALL, sketch="b2", n_dense=0, reselect=1))
+    assert kld(exact, logits_of(llama)).max() <= spread(path, exact, n_ctx=512)
+
+
+# ---- what can go wrong ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_budget_that_is_too_small_is_refused(synthetic):
+    with pytest.raises(DoesNotFit, match="KV budget .* on the GPU is too small"):
+        open_model(synthetic("llama"), kv_vram=1000)
+
+
+def test_a_model_that_cannot_be_served_is_refused(synthetic):
+    with pytest.raises(EdgeKVError, match="none of its layers can be served"):
+        open_model(synthetic("mamba"))
+
+
+def test_two_contexts_share_a_device(synthetic):
+    path = synthetic("llama")
+    one, other = open_model(path, **ALL), open_model(path, mode="exact")
+    alone = logits_of(one)
+    for _ in range(3):
+        one.eval([270])
+        other.eval([270])
+    assert np.array_equal(logits_of(one), alone)
+    one.close()
+    other.eval([271])
+    assert plane_of(other).n_slots_max > 0
+
+
+def test_a_context_is_freed_while_pages_are_on_their_way(synthetic):
+    llama = open_model(synthetic("llama"), plan_every=1, **ALL)
+    llama.kv.observers.append(lambda step: None)
+    logits_of(llama)
+    for token in range(40):  # until a page is full and its copy begins
+        llama.eval([260 + token])
+        if llama.kv.tiers().n_moving:
+            break
+    assert llama.kv.tiers().n_moving > 0
+    llama.close()
+
+
+def test_more_slots_than_there_are_is_refused(synthetic):
+    from edgekv._native import hierarchy
+
+    llama = open_model(synthetic("llama"), **ALL)
+    with pytest.raises((ConfigError, DoesNotFit), match="has room for"):
+        hierarchy.set_arena(llama.kv._native_handle(), plane_of(llama).n_slots_max + 1)

@@ -1,0 +1,297 @@
+// A plane without llama.cpp: two of them decode the same tokens, one told every step what to do, the other by a recorded graph that
+// is only replayed. What they leave - outputs, home, sketches, mass, counters - must be the same bytes: nothing that a node enqueues
+// may depend on what changes from step to step. Outputs of mode exact are compared with attend_reference() too.
+#include "../plane_device.h"
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <random>
+
+#include "attend_cases.h"
+#include "device_array.h"
+#include "graph.h"
+
+using namespace edgekv;
+using test::DeviceArray;
+using test::Recording;
+
+namespace {
+
+constexpr int kRows = 3, kHeads = 2, kGroup = 2, kDim = 64, kCells = 640, kPage = 16, kPages = kCells/kPage;
+constexpr size_t kRowBytes = kDim*2, kCellBytes = kHeads*kRowBytes, kQuery = (size_t) kHeads*kGroup*kDim;
+
+struct Options {
+    bool sparse;
+    size_t budget;   // 0: whatever there is
+    int reselect;
+    bool migrates;
+    const char * name;
+};
+
+// One context: home, what a graph has as tensors, and the plane.
+class Decoder {
+public:
+    Decoder(const Options & options) : options(options), home(2*kRows*kCells*kCellBytes, true) {
+        shape.n_heads          = kHeads;
+        shape.n_stream         = 1;
+        shape.n_cells          = kCells;
+        shape.page_tokens      = kPage;
+        shape.pages_per_stream = shape.n_pages = kPages;
+        shape.slot_bytes       = 2*kPage*kRowBytes;
+        shape.budget_bytes     = options.budget;
+        for (int row = 0; row < kRows; ++row) {
+            PlaneRow r = { kHeads*kGroup, kHeads, kDim, CellType::f16, CellType::f16, k(row), v(row), kCells*kCellBytes, kCellBytes, kRowBytes,
+                           kCells*kCellBytes, kCellBytes, kRowBytes, kRowBytes, kRowBytes, kPage*kRowBytes };
+            shape.rows.push_back(r);
+        }
+        gpu::Stream main = nullptr;
+        test::must(gpu::stream_create(&main));
+        stream = main;
+        plane = std::make_unique<gpu::DevicePlane>(0, shape, main);
+        test::must(plane->init() && (options.sparse ? plane->reserve_sketches(SketchKind::b2, 0) && plane->reserve_known() : plane->reserve_ring()));
+        for (int row = 0; row < kRows; ++row) {
+            test::must(plane->reserve_workspace(row, view(), SketchKind::b2, options.sparse));
+        }
+        test::must(plane->reserve_arena(0) && plane->set_slots(plane->bytes().n_slots_max));
+        selection = { EDGEKV_SKETCH_B2, 0.25f, 0, false, 0, 16, 32, 0.0f, 0.0f, 0.1f, options.reselect, 0, true };
+    }
+    ~Decoder() {
+        plane.reset();
+        gpu::stream_destroy(stream);
+    }
+
+    char * k(int row) const { return home.data() + (size_t) 2*row*kCells*kCellBytes; }
+    char * v(int row) const { return k(row) + kCells*kCellBytes; }
+    PlaneView view() const { return { n_view, 1, 0, 1, 0, plane ? plane->generation() : 0 }; }
+
+    // K, V and Q of every row, the mask and the cell: the tensors that llama.cpp sets before the graph
+    void set_inputs(int token) {
+        std::mt19937 rng(token);
+        std::normal_distribution<float> normal;
+        std::vector<float> values(kRows*(2*kHeads*kDim + kQuery));
+        for (float & x : values) {
+            x = normal(rng);
+        }
+        inputs.set(values);
+        cell.set({ (int64_t) token });
+        std::vector<uint16_t> bias(n_view, 0xfc00);
+        std::fill(bias.begin(), bias.begin() + token + 1, 0);
+        mask.set(bias);
+    }
+
+    void begin(int token) {
+        std::vector<MirrorUpdate> updates;
+        const int page = token/kPage;
+        updates.push_back({ Mirror::newest, page, token });
+        updates.push_back({ Mirror::oldest, page, page*kPage });
+        updates.push_back({ Mirror::positions, token, token });
+        // a page that is full gets a slot, and gives it up again some pages later
+        if (options.migrates && token%kPage == 0 && page > 0) {
+            for (int head = 0; head < kRows*kHeads; ++head) {
+                const int slot = (page - 1)%3*kRows*kHeads + head;
+                copy_page(head, page - 1, slot);
+                updates.push_back({ Mirror::slots, (int64_t) head*kPages + page - 1, slot });
+                if (page > 3) {
+                    updates.push_back({ Mirror::slots, (int64_t) head*kPages + page - 4, -1 });
+                }
+            }
+        }
+        const PlaneStale stale = { 0, page, (1u << (token%kPage + 1)) - 1 };
+        PlaneStep step = {};
+        step.updates           = updates.data();
+        step.n_updates         = updates.size();
+        step.stale             = &stale;
+        step.n_stale           = 1;
+        step.n_ubatch          = (uint32_t) token;
+        step.threshold         = 0.01f;
+        step.scans_all         = token%kPage == 0;
+        step.count_values      = token%4 == 0;
+        step.clear_observation = token%8 == 0;
+        test::must(plane->begin(step));
+    }
+
+    void nodes() {
+        const float * at = inputs.data();
+        for (int row = 0; row < kRows; ++row, at += 2*kHeads*kDim + kQuery) {
+            const int next = row + 1 < kRows ? row + 1 : -1;
+            PlaneView here = view();
+            PlaneStore store = {};
+            store.k = (const char *) at;
+            store.v = (const char *) (at + kHeads*kDim);
+            store.k_stride_token = store.v_stride_token = kHeads*kDim*sizeof(float);
+            store.k_stride_head  = store.v_stride_head  = kDim*sizeof(float);
+            store.k_idxs = store.v_idxs = cell.data();
+            store.sketch   = options.sparse;
+            store.next_row = -1;
+            plane->store(row, here, store, stream);
+
+            here.leads = row == 0;
+            PlaneAttend attend = {};
+            attend.query = { (const char *) (at + 2*kHeads*kDim), kQuery*sizeof(float), kDim*sizeof(float), MaskType::f16,
+                             (const char *) mask.data(), n_view*2u, n_view*2u, cell.data(), nullptr, 0.125f, 0.0f };
+            if (options.sparse) {
+                plane->select(row, here, attend.query, selection, true, 0, stream);
+                here.leads = 0;
+            }
+            attend.out      = (char *) (out.data() + row*kQuery);
+            attend.selected = options.sparse;
+            attend.observe  = true;
+            attend.feed     = options.sparse;
+            attend.next_row = options.sparse ? -1 : next;
+            plane->attend(row, here, attend, stream);
+        }
+    }
+
+    // the outputs of a step, recorded once for each view
+    std::vector<float> step(int token, bool replays) {
+        if (const int wanted = (token/256 + 1)*256; wanted != n_view) {
+            n_view = wanted;
+            recording.reset();
+        }
+        set_inputs(token);
+        begin(token);
+        if (!replays) {
+            nodes();
+        } else {
+            if (!recording) {
+                recording = std::make_unique<Recording>(stream);
+                nodes();
+                CHECK(recording->end(), "%s: a node did what cannot be recorded: %s", options.name, gpu::last_error());
+            }
+            CHECK(recording->launch(), "%s: %s", options.name, gpu::last_error());
+        }
+        plane->end(token%4 == 0);
+        test::must(plane->wait_for_step());
+
+        return out.get();
+    }
+
+    std::vector<float> reference(int token, int row) const {
+        std::vector<float> q = inputs.get();
+        std::vector<float> expected(kQuery);
+        std::vector<uint16_t> bias = mask.get();
+        AttendProblem p = {};
+        p.head_dim    = kDim;
+        p.n_head      = kHeads*kGroup;
+        p.n_head_kv   = kHeads;
+        p.n_tokens    = 1;
+        p.n_cells     = token + 1;
+        p.page_tokens = kPage;
+        p.q = (const char *) (q.data() + row*(2*kHeads*kDim + kQuery) + 2*kHeads*kDim);
+        p.q_stride_token = kQuery*sizeof(float);
+        p.q_stride_head  = kDim*sizeof(float);
+        p.k = k(row);
+        p.v = v(row);
+        p.k_stride_cell = p.v_stride_cell = kCellBytes;
+        p.k_stride_head = p.v_stride_head = kRowBytes;
+        p.mask_type = MaskType::f16;
+        p.mask = (const char *) bias.data();
+        p.mask_stride_token = n_view*2;
+        p.scale = 0.125f;
+        p.out = (char *) expected.data();
+        p.out_stride_token = p.q_stride_token;
+        p.out_stride_head  = p.q_stride_head;
+        attend_reference(p);
+
+        return expected;
+    }
+
+    template <class T>
+    std::vector<T> read(const T * at, size_t n) const {
+        std::vector<T> values(n);
+        test::must(plane->read(values.data(), at, n*sizeof(T)));
+        return values;
+    }
+    std::vector<float> mass() const { return read(plane->mass_max(), 2*(size_t) kRows*kHeads*kPages); }
+    std::vector<char> sketches(int row) const { return read(plane->sketches(row, 0), plane->sketch_stream_bytes(row)); }
+    std::vector<edgekv_selected> selected() const {
+        std::vector<edgekv_selected> values(kRows*kHeads);
+        test::must(plane->selected(values.data(), 0, kRows));
+        return values;
+    }
+
+    const Options options;
+    PlaneShape shape = {};
+    std::unique_ptr<gpu::DevicePlane> plane;
+    DeviceArray<char> home;
+
+private:
+    void copy_page(int row_head, int page, int slot) {
+        const int row = row_head/kHeads, head = row_head%kHeads;
+        char * at = plane->arena() + slot*shape.slot_bytes;
+        for (int i = 0; i < kPage; ++i) {
+            const size_t from = (size_t) (page*kPage + i)*kCellBytes + head*kRowBytes;
+            test::must(gpu::copy(at + i*kRowBytes, k(row) + from, kRowBytes) && gpu::copy(at + (kPage + i)*kRowBytes, v(row) + from, kRowBytes));
+        }
+    }
+
+    gpu::Stream stream = nullptr;
+    int n_view = 256;
+    edgekv_selection selection = {};
+    DeviceArray<float> inputs{(size_t) kRows*(2*kHeads*kDim + kQuery)}, out{kRows*kQuery};
+    DeviceArray<uint16_t> mask{kCells + 256};
+    DeviceArray<int64_t> cell{1};
+    std::unique_ptr<Recording> recording;
+};
+
+template <class T>
+bool same(const std::vector<T> & a, const std::vector<T> & b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()*sizeof(T)) == 0;
+}
+
+void check(const Options & options, int n_tokens) {
+    Decoder told(options), replayed(options);
+    for (int token = 0; token < n_tokens; ++token) {
+        const std::vector<float> a = told.step(token, false), b = replayed.step(token, true);
+        CHECK(same(a, b), "%s: token %d differs when it is replayed", options.name, token);
+        if (options.sparse || token%7 != 0) {
+            continue;
+        }
+        for (int row = 0; row < kRows; ++row) {
+            const std::vector<float> expected = told.reference(token, row);
+            float worst = 0.0f;
+            for (size_t i = 0; i < kQuery; ++i) {
+                worst = std::fmax(worst, std::fabs(expected[i] - a[row*kQuery + i]));
+            }
+            CHECK(worst < 1e-3f, "%s: token %d row %d is off by %g", options.name, token, row, worst);
+        }
+    }
+    CHECK(same(told.mass(), replayed.mass()), "%s: attention mass", options.name);
+    CHECK(same(told.selected(), replayed.selected()), "%s: counters", options.name);
+    CHECK(std::memcmp(told.k(0), replayed.k(0), 2*kRows*kCells*kCellBytes) == 0, "%s: home", options.name);
+    for (int row = 0; options.sparse && row < kRows; ++row) {
+        CHECK(same(told.sketches(row), replayed.sketches(row)), "%s: sketches of row %d", options.name, row);
+    }
+    if (options.sparse) {
+        double n_steps = 0.0, n_hits = 0.0;
+        for (const auto & s : replayed.selected()) {
+            n_steps += s.n_steps;
+            n_hits  += s.n_hits;
+        }
+        CHECK(n_steps == (double) n_tokens*kRows*kHeads, "%s: %g selections were counted", options.name, n_steps);
+        CHECK((n_hits > 0.0) == options.migrates, "%s: %g hits", options.name, n_hits);
+    }
+}
+
+}  // namespace
+
+int main(int argc, char **) {
+    gpu::Device card;
+    if (gpu::device_count() == 0 || !gpu::device(0, card)) {
+        std::printf("there is no device: %s\n", gpu::last_error());
+        return 77;
+    }
+    test::must(gpu::use_device(0));
+    const bool all = argc > 1;
+    const auto tokens = [all](int n) { return all ? kCells : n; };
+    check({ false, 0, 1, true, "exact" }, tokens(264));  // over one change of the view
+    check({ false, 0, 1, false, "exact, nothing in the arena" }, tokens(40));
+    check({ false, 600u << 10, 1, true, "exact, a ring of few pages" }, tokens(120));
+    check({ true, 0, 1, true, "sparse" }, tokens(264));
+    check({ true, 0, 3, true, "sparse, heads take turns" }, tokens(100));
+    check({ true, 0, 1, false, "sparse, nothing in the arena" }, tokens(60));
+    std::printf("%s\n", test::failures ? "FAILED" : "ok");
+
+    return test::failures != 0;
+}

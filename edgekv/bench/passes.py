@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -57,13 +58,18 @@ class Caches:
         return f"does not fit: it needs {needed / (1 << 30):.1f} GiB and {free / (1 << 30):.1f} GiB are free"
 
 
+def opened(model: Path, caches: Caches, n_ctx: int, n_threads: int, flash_attn: bool = True) -> AbstractContextManager[Decoder]:
+    """`decoder_of` an empty context of these caches, stock until a mode is set."""
+    return decoder_of(model, kv=KvMode.OFF, kv_page_tokens=caches.page_tokens, type_k=caches.type_k, type_v=caches.type_v,
+                      flash_attn=flash_attn, n_ctx=n_ctx, n_batch=BATCH_TOKENS, n_ubatch=BATCH_TOKENS, n_threads=n_threads)
+
+
 @contextmanager
-def opened(model: Path, caches: Caches, n_ctx: int, n_threads: int, flash_attn: bool = True) -> Iterator[Decoder]:
-    """An empty context. Raises ContextError where it cannot be created, ModelError where the model cannot be loaded."""
+def decoder_of(model: Path, **options: Any) -> Iterator[Decoder]:
+    """An empty context with these options of `Llama`. Raises ContextError where it cannot be created, ModelError where the model cannot
+    be loaded."""
     try:
-        llama = Llama(str(model), kv=KvMode.OFF, kv_page_tokens=caches.page_tokens, type_k=caches.type_k, type_v=caches.type_v,
-                      flash_attn=flash_attn, n_ctx=n_ctx, n_batch=BATCH_TOKENS, n_ubatch=BATCH_TOKENS, n_threads=n_threads,
-                      verbose=False)
+        llama = Llama(str(model), verbose=False, **options)
     except ModelError:
         raise
     except EdgeKVError as error:

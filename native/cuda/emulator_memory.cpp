@@ -170,11 +170,10 @@ size_t memory_bytes(Kind kind) {
 }
 
 void memory_check() {
-    memory_open();
+    const Opened opened;
     for (const auto & [p, a] : memory().live) {
         check(p, a);
     }
-    memory_close();
 }
 
 Range memory_range(const void * p, size_t n_bytes) {

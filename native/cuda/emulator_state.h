@@ -65,8 +65,15 @@ void memory_check();
 enum class Range { device, pinned, pageable, bad };
 Range memory_range(const void * p, size_t n_bytes);    // bad: it leaves its allocation
 std::string memory_explain(const void * address);      // "" where the address is not near our memory
-void memory_open();                                    // strict: operations run
+void memory_open();                                    // strict: operations run; nests
 void memory_close();
+
+struct Opened {
+    Opened() { memory_open(); }
+    ~Opened() { memory_close(); }
+    Opened(const Opened &) = delete;
+    Opened & operator=(const Opened &) = delete;
+};
 
 // ---- streams -----------------------------------------------------------------------------------------------------------------
 

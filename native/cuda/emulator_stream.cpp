@@ -42,9 +42,8 @@ void run_first(StreamState & s) {
             return;
         }
         limits().operations_left -= limits().operations_left > 0;
-        memory_open();
+        const Opened opened;
         operation.run();
-        memory_close();
     }
 }
 
@@ -87,6 +86,7 @@ bool run_any() {
 }
 
 void run_towards(const std::function<bool()> & reached, StreamState * s) {
+    const Opened opened;  // once for all of them
     while (!reached()) {
         if (random().below(3) == 0) {
             run_any();
@@ -192,6 +192,7 @@ void queue(void * stream, std::function<void()> run) {
 }
 
 void drain() {
+    const Opened opened;
     while (run_any()) {
     }
 }

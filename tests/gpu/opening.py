@@ -1,0 +1,29 @@
+"""Opening a model on the device under test; for the files that run inside the installed package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from edgekv.config import KvOptions
+from edgekv.llama import Llama
+from edgekv.runtime import Runtime
+
+
+def open_model(path: Path | str, device: str, mode: str, vram: int | None = None, n_ctx: int = 4096, **more: Any) -> Llama:
+    """All layers on the device. `vram` is the KV budget there, in bytes; on the processor that of the arena."""
+    options = {name: more.pop(name) for name in ("type_k", "type_v", "observe", "attend", "coverage_floor") if name in more}
+    budget = {} if vram is None else {"kv_budget" if device == "cpu" else "kv_vram": vram}
+    kv = KvOptions(mode=mode, device=device, **budget, **options)
+    settings = {"n_batch": 2048, "n_ubatch": 512, "verbose": False, "n_gpu_layers": 0 if device == "cpu" else -1, **more}
+    return Llama(str(path), kv_options=kv, n_ctx=n_ctx, **settings)
+
+
+def check(runtime: Runtime) -> None:
+    """Every sketch and every slot of the page table is what home says, and the table agrees with itself."""
+    from edgekv._native import hierarchy
+
+    found = hierarchy.check(runtime._native_handle())
+    assert found.n_strips_wrong == 0 and found.n_slots_wrong == 0, found
+    if runtime._tiering is not None:
+        runtime._tiering.hierarchy.check()

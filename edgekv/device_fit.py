@@ -29,7 +29,7 @@ MARGIN_BYTES = 256 * MIB
 MARGIN_SHARE = 0.05
 """What `--kv-vram auto` leaves free of a card: the larger of both."""
 
-LEAST_RING_BYTES = 2 * 8 * MIB
+MOST_RING_BYTES = 256 * MIB
 RING_SHARE = 1 / 8
 STAGING_SHARE = 1 / 4
 """Of the budget: what prompts are staged in is there twice where both fit in so much."""
@@ -77,8 +77,8 @@ def scratch_bytes(model: Geometry, n_pages: int) -> int:
 
 
 def ring_bytes(budget: int, layer: int) -> int:
-    """What the cold pages of mode exact stream through: two layers of `layer` bytes, at most an eighth of the budget, at least 16 MiB."""
-    return max(LEAST_RING_BYTES, min(2 * layer, int(budget * RING_SHARE)))
+    """What the cold pages of mode exact stream through: two layers of `layer` bytes, at most an eighth of the budget and 256 MiB."""
+    return min(2 * layer, int(budget * RING_SHARE), MOST_RING_BYTES)
 
 
 def device_plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int = 1) -> DevicePlan:

@@ -133,7 +133,7 @@ def test_automatic_budget(large):
     assert plan.budget == plan.room - margin_bytes(CARD.total)
     assert plan.arena == plan.home and plan.hot_tokens == 8192, "never more than there are pages"
     assert plan.sketches == 0 and plan.ring == ring_bytes(plan.budget, 8192 * 8 * 512) == 64 * MIB
-    assert ring_bytes(64 * MIB, GIB) == 16 * MIB and ring_bytes(GIB, GIB) == 128 * MIB
+    assert ring_bytes(64 * MIB, GIB) == 8 * MIB and ring_bytes(GIB, GIB) == 128 * MIB and ring_bytes(8 * GIB, GIB) == 256 * MIB
 
 
 def test_what_stays_with_llama_cpp(synthetic):

@@ -56,6 +56,25 @@ private:
     void * ptr = nullptr;
 };
 
+// a row's home as the kernels take it
+inline EdgekvDeviceRow home_of(const PlaneRow & r) {
+    EdgekvDeviceRow home = {};
+    home.k               = (uint64_t) (uintptr_t) r.k;
+    home.v               = (uint64_t) (uintptr_t) r.v;
+    home.k_stride_stream = r.k_stride_stream;
+    home.k_stride_cell   = r.k_stride_cell;
+    home.k_stride_head   = r.k_stride_head;
+    home.v_stride_stream = r.v_stride_stream;
+    home.v_stride_cell   = r.v_stride_cell;
+    home.v_stride_head   = r.v_stride_head;
+    home.k_row_bytes     = r.k_row_bytes;
+    home.v_row_bytes     = r.v_row_bytes;
+    home.v_offset        = r.v_offset;
+    home.n_heads         = r.n_head_kv;
+
+    return home;
+}
+
 class DevicePlane final : public Plane {
 public:
     DevicePlane(int index, const PlaneShape & shape, Stream stream);

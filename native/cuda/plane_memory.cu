@@ -110,15 +110,13 @@ bool DevicePlane::init() {
         }
     }
     std::vector<int32_t> never(shape.n_pages, std::numeric_limits<int32_t>::max());
-    std::vector<edgekv_device_row> table;
+    std::vector<EdgekvDeviceRow> table;  // edgekv_device_row, see move_device.cu
     for (const PlaneRow & row : shape.rows) {
-        table.push_back({ (uint64_t) (uintptr_t) row.k, (uint64_t) (uintptr_t) row.v, row.k_stride_stream, row.k_stride_cell,
-                          row.k_stride_head, row.v_stride_stream, row.v_stride_cell, row.v_stride_head, row.k_row_bytes,
-                          row.v_row_bytes, row.v_offset, (uint64_t) row.n_head_kv });
+        table.push_back(home_of(row));
     }
 
     return copy(mirror(mirrors.oldest), never.data(), never.size()*sizeof(int32_t)) &&
-           copy(row_table.data(), table.data(), table.size()*sizeof(edgekv_device_row));
+           copy(row_table.data(), table.data(), table.size()*sizeof(EdgekvDeviceRow));
 }
 
 DevicePlane::~DevicePlane() {
@@ -195,8 +193,8 @@ bool DevicePlane::reserve_ring() {
     if (!device(index, now)) {
         return false;
     }
-    const size_t pages  = (size_t) shape.pages_per_stream;
-    const size_t allowed = (shape.budget_bytes ? shape.budget_bytes : now.free_bytes)/8;
+    const size_t pages   = (size_t) shape.pages_per_stream;
+    const size_t allowed = (shape.budget_bytes ? shape.budget_bytes : now.free_bytes)/16;  // for each half
     const size_t fit     = std::min({ pages, allowed/widest, kMaxHalfRing/widest });
     const size_t half    = std::max<size_t>(fit, 1);  // pages
 

@@ -26,22 +26,10 @@ void DevicePlane::store(int row, const PlaneView & view, const PlaneStore & args
 
     const auto stage = [&](int which, char * k, char * v, Stream on) {
         const PlaneRow & what = shape.rows[which];
-        EdgekvDeviceRow home = {};
-        home.k = (uint64_t) (uintptr_t) what.k;
-        home.v = (uint64_t) (uintptr_t) what.v;
-        home.k_stride_stream = what.k_stride_stream;
-        home.k_stride_cell   = what.k_stride_cell;
-        home.k_stride_head   = what.k_stride_head;
-        home.v_stride_stream = what.v_stride_stream;
-        home.v_stride_cell   = what.v_stride_cell;
-        home.v_stride_head   = what.v_stride_head;
-        home.k_row_bytes     = what.k_row_bytes;
-        home.v_row_bytes     = what.v_row_bytes;
-        home.v_offset        = what.v_offset;
-        home.n_heads         = what.n_head_kv;
         for (int s = 0; s < view.n_streams; ++s) {
             const int which_stream = view.first_stream + s;
-            stage_rows(k + which_stream*what.k_stride_stream, v + which_stream*what.v_stride_stream, home, which_stream, view.n_cells, on);
+            stage_rows(k + which_stream*what.k_stride_stream, v + which_stream*what.v_stride_stream, home_of(what), which_stream, view.n_cells,
+                       on);
         }
     };
 
@@ -309,18 +297,7 @@ void DevicePlane::fill_ring(const Fill & fill, const PlaneView & view, Stream st
     half_used[half] = true;
 
     RingProblem p = {};
-    p.row.k               = (uint64_t) (uintptr_t) r.k;
-    p.row.v               = (uint64_t) (uintptr_t) r.v;
-    p.row.k_stride_stream = r.k_stride_stream;
-    p.row.k_stride_cell   = r.k_stride_cell;
-    p.row.k_stride_head   = r.k_stride_head;
-    p.row.v_stride_stream = r.v_stride_stream;
-    p.row.v_stride_cell   = r.v_stride_cell;
-    p.row.v_stride_head   = r.v_stride_head;
-    p.row.k_row_bytes     = r.k_row_bytes;
-    p.row.v_row_bytes     = r.v_row_bytes;
-    p.row.v_offset        = r.v_offset;
-    p.row.n_heads         = r.n_head_kv;
+    p.row          = home_of(r);
     p.stream       = fill.stream;
     p.n_cells      = shape.n_cells;
     p.page_tokens  = shape.page_tokens;

@@ -529,6 +529,7 @@ class Screen:
         self.child = pexpect.spawn(
             EDGEKV[0], [*EDGEKV[1:], "chat", *arguments], encoding="utf-8", dimensions=(40, 200),
             env={**environment, "PROMPT_TOOLKIT_NO_CPR": "1"},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore Ctrl-C, and hand that on
         )
         self._raw, self._seen = "", 0
 

@@ -72,8 +72,13 @@ Plane * make(int index, const PlaneShape & shape, void * stream) {
     return plane->init() ? plane.release() : nullptr;
 }
 
+// a sentence of ours is told once: what fails after it may be the device's
 const char * error() {
-    return t_error.empty() ? last_error() : t_error.c_str();
+    static thread_local std::string told;
+    told = t_error.empty() ? last_error() : t_error;
+    t_error.clear();
+
+    return told.c_str();
 }
 
 }  // namespace

@@ -32,19 +32,24 @@ struct Options {
 // One context: home, what a graph has as tensors, and the plane.
 class Decoder {
 public:
-    Decoder(const Options & options) : options(options), home(2*kRows*kCells*kCellBytes, true) {
+    static PlaneShape shape_over(char * home, size_t budget) {
+        PlaneShape shape = {};
         shape.n_heads          = kHeads;
         shape.n_stream         = 1;
         shape.n_cells          = kCells;
         shape.page_tokens      = kPage;
         shape.pages_per_stream = shape.n_pages = kPages;
         shape.slot_bytes       = 2*kPage*kRowBytes;
-        shape.budget_bytes     = options.budget;
+        shape.budget_bytes     = budget;
         for (int row = 0; row < kRows; ++row) {
-            PlaneRow r = { kHeads*kGroup, kHeads, kDim, CellType::f16, CellType::f16, k(row), v(row), kCells*kCellBytes, kCellBytes, kRowBytes,
-                           kCells*kCellBytes, kCellBytes, kRowBytes, kRowBytes, kRowBytes, kPage*kRowBytes };
-            shape.rows.push_back(r);
+            char * k = home + (size_t) 2*row*kCells*kCellBytes;
+            shape.rows.push_back({ kHeads*kGroup, kHeads, kDim, CellType::f16, CellType::f16, k, k + kCells*kCellBytes, kCells*kCellBytes,
+                                   kCellBytes, kRowBytes, kCells*kCellBytes, kCellBytes, kRowBytes, kRowBytes, kRowBytes, kPage*kRowBytes });
         }
+        return shape;
+    }
+    Decoder(const Options & options) : options(options), home(2*kRows*kCells*kCellBytes, true) {
+        shape = shape_over(home.data(), options.budget);
         gpu::Stream main = nullptr;
         test::must(gpu::stream_create(&main));
         stream = main;
@@ -274,6 +279,34 @@ void check(const Options & options, int n_tokens) {
     }
 }
 
+#if !defined(__CUDACC__)
+// A device that refuses the n-th allocation, copy or pin, for every n until a plane comes to be: each time a sentence, and nothing kept.
+void check_refusals() {
+    std::vector<char> home(2*kRows*kCells*kCellBytes);
+    const auto make = [&]() -> std::string {
+        gpu::DevicePlane plane(0, Decoder::shape_over(home.data(), 0), nullptr);
+        const PlaneView view = { 256, 1, 0, 1, 0, 0 };
+        const bool made = plane.init() && plane.reserve_sketches(SketchKind::b2, 0) && plane.reserve_known() && plane.reserve_ring() &&
+                          plane.reserve_workspace(0, view, SketchKind::b2, true) && plane.reserve_arena(4);
+        return made ? "" : edgekv_device_library()->last_error();
+    };
+    for (int what = 0; what < 3; ++what) {
+        int n = 0;
+        for (std::string sentence = "none"; !sentence.empty() && n < 200; ++n) {
+            gpu::emulator::Limits limits;
+            (what == 0 ? limits.allocs_left : limits.copies_left) = what == 2 ? gpu::emulator::Limits().copies_left : n;
+            limits.pins = what != 2 || n > 0;
+            gpu::emulator::set_limits(limits);
+            sentence = make();
+            CHECK(!sentence.empty() || n > 0, "what %d: nothing was refused", what);
+        }
+        CHECK(n > (what == 2 ? 1 : 2) && n < 200, "what %d: %d refusals", what, n);
+    }
+    gpu::emulator::set_limits({});
+    CHECK(make().empty(), "it comes to be afterwards");
+}
+#endif
+
 }  // namespace
 
 int main(int argc, char **) {
@@ -291,6 +324,9 @@ int main(int argc, char **) {
     check({ true, 0, 1, true, "sparse" }, tokens(264));
     check({ true, 0, 3, true, "sparse, heads take turns" }, tokens(100));
     check({ true, 0, 1, false, "sparse, nothing in the arena" }, tokens(60));
+#if !defined(__CUDACC__)
+    check_refusals();
+#endif
     std::printf("%s\n", test::failures ? "FAILED" : "ok");
 
     return test::failures != 0;

@@ -82,7 +82,7 @@ struct PlaneView {
     int32_t n_streams, first_stream;
     int32_t n_tokens;   // of each stream
     int32_t leads;      // the first node of the graph that needs to know what each token sees
-    int32_t generation; // of the plane's buffers
+    int32_t generation; // of the plane's buffers and of the selection's numbers
 };
 
 // Tensors are device addresses with ggml's strides in bytes.
@@ -135,6 +135,8 @@ public:
     // Workspaces for graphs of this view and row; false: last_error(). They may move: see generation().
     virtual bool reserve_workspace(int row, const PlaneView & view, SketchKind kind, bool lists) = 0;
     virtual int generation() const = 0;
+    // Numbers that are given to nodes besides what the graph shows have changed (edgekv_selection): recorded graphs know the old ones.
+    virtual void renew() = 0;
     virtual bool set_slots(int n_slots) = 0;  // in use
     virtual PlaneBytes bytes() const = 0;
     virtual bool sparse_ready(SketchKind kind) const = 0;

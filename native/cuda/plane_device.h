@@ -87,6 +87,7 @@ public:
     bool reserve_arena(int n_tail) override;
     bool reserve_workspace(int row, const PlaneView & view, SketchKind kind, bool lists) override;
     int generation() const override { return n_generations; }
+    void renew() override { n_generations += 1; }
     bool set_slots(int n_slots) override;
     PlaneBytes bytes() const override;
     bool sparse_ready(SketchKind kind) const override { return sketch_kind == kind; }

@@ -150,6 +150,7 @@ edgekv_status edgekv_context::set_selection(const edgekv_selection & selection) 
     hierarchy.forget_threshold();
     if (plane) {
         plane->forget_values();
+        plane->renew();
     }
     kept_scans = false;
     llama_edgekv_invalidate_graph(lctx);

@@ -150,9 +150,16 @@ public:
 
     // the outputs of a step, recorded once for each view
     std::vector<float> step(int token, bool replays) {
-        if (const int wanted = (token/256 + 1)*256; wanted != n_view) {
-            n_view = wanted;
+        n_view = (token/256 + 1)*256;
+        if (token == 45) {  // as when a person changes the budget
+            selection.share = 0.75f;
+            plane->renew();
+        }
+        // ggml's rule: a node with other parameters is recorded again
+        const PlaneView now = view();
+        if (std::memcmp(&now, &recorded, sizeof(now)) != 0) {
             recording.reset();
+            recorded = now;
         }
         set_inputs(token);
         begin(token);
@@ -238,6 +245,7 @@ private:
     DeviceArray<uint16_t> mask{kCells + 256};
     DeviceArray<int64_t> cell{1};
     std::unique_ptr<Recording> recording;
+    PlaneView recorded = {};
 };
 
 template <class T>

@@ -365,7 +365,7 @@ def _attached(handle: core.Handle) -> None:
             if isinstance(problem, NotPinned):
                 log.warning("%s", calibration.pinning_refused(str(problem), _rates(DeviceKind.CUDA)))
             else:
-                log.warning("attention runs on the processor, not on the GPU: %s", problem)
+                log.warning("EdgeKV does not serve this context on the GPU: %s", problem)
         made = Runtime(handle, options)
     except EdgeKVError as error:  # nobody above this call can catch it
         core.set_mode(handle, KvMode.OFF)

@@ -150,12 +150,12 @@ ggml_tensor * on_build_attend(llama_context * lctx, const llama_edgekv_attend * 
 }
 
 // asked while a context's cache is made: only the defaults can know
-bool on_home(ggml_backend_dev_t) {
+bool on_home(ggml_backend_dev_t device) {
     auto & lib = library();
     std::lock_guard<std::mutex> lock(lib.mutex);
 
     return hooks_enabled() && lib.have_defaults && lib.defaults.mode != EDGEKV_MODE_OFF &&
-           lib.defaults.placement.kind == EDGEKV_DEVICE_CUDA && open_device_library(EDGEKV_DEVICE_CUDA);
+           lib.defaults.placement.kind == EDGEKV_DEVICE_CUDA && cuda_usable(device);
 }
 
 bool on_plans(llama_context * lctx) {

@@ -65,6 +65,23 @@ const DeviceLibrary * open_device_library(edgekv_device_kind kind) {
     return libraries[kind];
 }
 
+int cuda_index(ggml_backend_dev_t device) {
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device);
+    int i = 0;
+    while (i < (int) ggml_backend_reg_dev_count(reg) - 1 && ggml_backend_reg_dev_get(reg, i) != device) {
+        i += 1;
+    }
+
+    return i;
+}
+
+bool cuda_usable(ggml_backend_dev_t device) {
+    const DeviceLibrary * library = open_device_library(EDGEKV_DEVICE_CUDA);
+    edgekv_device_info info;
+
+    return library && library->info(cuda_index(device), &info) && info.usable;
+}
+
 void * cuda_stream(llama_context * lctx, ggml_backend_dev_t device) {
     ggml_backend_reg_t reg     = ggml_backend_dev_backend_reg(device);
     ggml_backend_t     backend = llama_edgekv_backend(lctx, device);

@@ -12,6 +12,9 @@ namespace edgekv {
 // null: this installation has none for such devices
 const DeviceLibrary * open_device_library(edgekv_device_kind kind);
 
+int cuda_index(ggml_backend_dev_t device);    // CUDA's number of it
+bool cuda_usable(ggml_backend_dev_t device);  // this installation has kernels that run there
+
 // the stream of a context's graphs on a CUDA device, on whose backend custom nodes are served from now on; null: it cannot be had
 void * cuda_stream(llama_context * lctx, ggml_backend_dev_t device);
 

@@ -12,15 +12,8 @@ CellType cell_type(const ggml_tensor * cache) {
     return cache->type == GGML_TYPE_Q8_0 ? CellType::q8_0 : CellType::f16;
 }
 
-// CUDA's number of the device
-int index_of(ggml_backend_dev_t device) {
-    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device);
-    int i = 0;
-    while (i < (int) ggml_backend_reg_dev_count(reg) - 1 && ggml_backend_reg_dev_get(reg, i) != device) {
-        i += 1;
-    }
-
-    return i;
+bool on_gpu(const Layer & layer) {
+    return ggml_backend_dev_type(layer.seam.device) != GGML_BACKEND_DEVICE_TYPE_CPU;
 }
 
 std::string mebibytes(size_t n_bytes) {
@@ -85,8 +78,7 @@ std::string edgekv_context::why_not_placed(edgekv_status & status) const {
         if (layer->info.row < 0) {
             continue;
         }
-        const bool on_gpu = ggml_backend_dev_type(layer->seam.device) != GGML_BACKEND_DEVICE_TYPE_CPU;
-        if (on_gpu == emulated) {
+        if (on_gpu(*layer) == emulated) {
             return emulated ? "the emulated device serves models on the CPU only"
                             : "its layers run on the CPU: offload them to the GPU (--gpu-layers)";
         }
@@ -125,22 +117,14 @@ bool edgekv_context::place() {
     if (!library) {
         return refuse("this build of EdgeKV has no CUDA kernels: install it with EDGEKV_CUDA=on");
     }
-    edgekv_status status = EDGEKV_UNSUPPORTED;
-    if (const std::string why = why_not_placed(status); !why.empty()) {
-        return refuse(why, status);
-    }
-
-    // the widest layer; two buffers where they are cheap, so that one fills while the other is read
-    const Layer * widest = nullptr;
-    ggml_backend_dev_t device = nullptr;
+    ggml_backend_dev_t device = nullptr;  // where the model lies
     for (const auto & layer : layers) {
-        if (layer->info.row >= 0 && (!widest || Staging::bytes(layer->seam.k, layer->seam.v, 1) > Staging::bytes(widest->seam.k, widest->seam.v, 1))) {
-            widest = layer.get();
+        if (!device && (params.placement.kind != EDGEKV_DEVICE_CUDA || on_gpu(*layer))) {
+            device = layer->seam.device;
         }
-        device = layer->info.row >= 0 ? layer->seam.device : device;
     }
-    if (params.placement.kind == EDGEKV_DEVICE_CUDA) {
-        params.placement.index = index_of(device);
+    if (params.placement.kind == EDGEKV_DEVICE_CUDA && device) {
+        params.placement.index = cuda_index(device);
     }
     edgekv_device_info info;
     if (!library->info(params.placement.index, &info)) {
@@ -148,6 +132,18 @@ bool edgekv_context::place() {
     }
     if (!info.usable) {
         return refuse(info.problem);
+    }
+    edgekv_status status = EDGEKV_UNSUPPORTED;
+    if (const std::string why = why_not_placed(status); !why.empty()) {
+        return refuse(why, status);
+    }
+
+    // the widest layer; two buffers where they are cheap, so that one fills while the other is read
+    const Layer * widest = nullptr;
+    for (const auto & layer : layers) {
+        if (layer->info.row >= 0 && (!widest || Staging::bytes(layer->seam.k, layer->seam.v, 1) > Staging::bytes(widest->seam.k, widest->seam.v, 1))) {
+            widest = layer.get();
+        }
     }
     const size_t budget  = params.placement.vram_bytes ? params.placement.vram_bytes : info.free_bytes;
     const size_t twice   = Staging::bytes(widest->seam.k, widest->seam.v, 2);

@@ -169,6 +169,14 @@ def test_everything_may_change_while_it_runs(synthetic):
     assert kld(exact, logits_of(llama)).max() <= spread(path, exact, n_ctx=512)
 
 
+def test_a_layer_that_was_dense_gets_sketches_of_what_is_there(synthetic):
+    llama = open_model(synthetic("llama"), **ALL | {"n_dense": 1})
+    logits_of(llama)
+    llama.kv.configure(llama.kv.options.with_(n_dense=0))
+    llama.eval([270])
+    assert check(llama.kv).n_strips == 2 * 16  # both layers
+
+
 # ---- what can go wrong ----------------------------------------------------------------------------------------------------------
 
 

@@ -126,8 +126,8 @@ public:
     virtual ~Plane() = default;  // waits for what is under way
 
     // ---- memory ----
-    // Sketches of rows from n_dense on; false: last_error()
-    virtual bool reserve_sketches(SketchKind kind, int n_dense) = 0;
+    // Sketches of rows from n_dense on; false: last_error(). made: some are new, and empty until they are built
+    virtual bool reserve_sketches(SketchKind kind, int n_dense, bool & made) = 0;
     virtual bool reserve_ring() = 0;   // mode exact
     virtual bool reserve_known() = 0;  // reselect > 1
     // What the budget has left; once. n_tail further slots are for the pages that are being filled, if they are a small part of it.
@@ -139,7 +139,6 @@ public:
     virtual void renew() = 0;
     virtual bool set_slots(int n_slots) = 0;  // in use
     virtual PlaneBytes bytes() const = 0;
-    virtual bool sparse_ready(SketchKind kind) const = 0;
 
     virtual float * priority() = 0;  // [row][head][page]
     virtual uint8_t * pinned() = 0;

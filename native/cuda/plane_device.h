@@ -81,7 +81,7 @@ public:
     ~DevicePlane() override;
     bool init();  // false: last_error()
 
-    bool reserve_sketches(SketchKind kind, int n_dense) override;
+    bool reserve_sketches(SketchKind kind, int n_dense, bool & made) override;
     bool reserve_ring() override;
     bool reserve_known() override;
     bool reserve_arena(int n_tail) override;
@@ -90,7 +90,6 @@ public:
     void renew() override { n_generations += 1; }
     bool set_slots(int n_slots) override;
     PlaneBytes bytes() const override;
-    bool sparse_ready(SketchKind kind) const override { return sketch_kind == kind; }
 
     float * priority() override { return prior.as<float>(); }
     uint8_t * pinned() override { return pins.as<uint8_t>(); }
@@ -175,7 +174,6 @@ private:
     DeviceBuffer known_mass, ring_memory, ring_held, fresh;
     DeviceBuffer estimates, lists, list_lengths, covered, select_scratch, standing, attend_workspace;
     std::vector<RowSketches> row_sketches;
-    SketchKind sketch_kind = SketchKind::none;
     int n_slots = 0, n_slots_max = 0, n_tail_slots = 0;
     size_t budget = 0, list_stride = 0, estimate_stride = 0;
     int n_generations = 1;

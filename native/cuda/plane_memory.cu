@@ -157,7 +157,8 @@ bool DevicePlane::grow(DeviceBuffer & buffer, size_t n_bytes) {
     return buffer.reserve(n_bytes);
 }
 
-bool DevicePlane::reserve_sketches(SketchKind kind, int n_dense) {
+bool DevicePlane::reserve_sketches(SketchKind kind, int n_dense, bool & made) {
+    made = false;
     const int n_strips = shape.pages_per_stream*(shape.page_tokens/kSketchStripCells);
     for (size_t r = 0; r < shape.rows.size(); ++r) {
         RowSketches & s = row_sketches[r];
@@ -174,8 +175,8 @@ bool DevicePlane::reserve_sketches(SketchKind kind, int n_dense) {
             return false;
         }
         s.kind = wanted;
+        made   = made || wanted != SketchKind::none;
     }
-    sketch_kind = kind;
 
     return true;
 }

@@ -117,11 +117,12 @@ bool edgekv_context::reserve_host() {
 
 bool edgekv_context::reserve_sparse() {
     if (plane) {
-        const auto kind = (SketchKind) params.selection.sketch;
-        if (!plane->sparse_ready(kind)) {
+        bool       made = false;
+        const bool had  = plane->reserve_sketches((SketchKind) params.selection.sketch, params.selection.n_dense, made);
+        if (made) {
             hierarchy.mark_all_stale();
         }
-        return plane->reserve_sketches(kind, params.selection.n_dense) && (params.selection.reselect == 1 || plane->reserve_known());
+        return had && (params.selection.reselect == 1 || plane->reserve_known());
     }
 
     for (const auto & layer : layers) {

@@ -53,8 +53,9 @@ public:
         gpu::Stream main = nullptr;
         test::must(gpu::stream_create(&main));
         stream = main;
+        bool made;
         plane = std::make_unique<gpu::DevicePlane>(0, shape, main);
-        test::must(plane->init() && (options.sparse ? plane->reserve_sketches(SketchKind::b2, 0) && plane->reserve_known() : plane->reserve_ring()));
+        test::must(plane->init() && (options.sparse ? plane->reserve_sketches(SketchKind::b2, 0, made) && plane->reserve_known() : plane->reserve_ring()));
         for (int row = 0; row < kRows; ++row) {
             test::must(plane->reserve_workspace(row, view(), SketchKind::b2, options.sparse));
         }
@@ -294,9 +295,10 @@ void check_refusals() {
     const auto make = [&]() -> std::string {
         gpu::DevicePlane plane(0, Decoder::shape_over(home.data(), 0), nullptr);
         const PlaneView view = { 256, 1, 0, 1, 0, 0 };
-        const bool made = plane.init() && plane.reserve_sketches(SketchKind::b2, 0) && plane.reserve_known() && plane.reserve_ring() &&
+        bool made;
+        const bool all = plane.init() && plane.reserve_sketches(SketchKind::b2, 0, made) && plane.reserve_known() && plane.reserve_ring() &&
                           plane.reserve_workspace(0, view, SketchKind::b2, true) && plane.reserve_arena(4);
-        return made ? "" : edgekv_device_library()->last_error();
+        return all ? "" : edgekv_device_library()->last_error();
     };
     for (int what = 0; what < 3; ++what) {
         int n = 0;

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_hierarchy import World
+from test_hierarchy import World, act
 from test_ops import emulated_kernels  # noqa: F401  (a fixture)
 from tiers import CopyError, FakeDevice, settled
 
@@ -203,21 +203,7 @@ def test_any_events_over_streams(seed: int):
                   prefetch_name=str(rng.choice(list(PREFETCHERS))), bytes_per_step=int(rng.choice([100, 500, 5000])),
                   limits=Limits(max_moves=int(rng.integers(1, 30)), swap=bool(rng.random() < 0.7), fill=bool(rng.random() < 0.5)))
     for _ in range(60):
-        event = rng.choice(["step", "step", "step", "step", "many", "cut", "pin", "unpin", "resize", "pace"])
-        room = shape.n_pages * 4 - world.n_tokens
-        first, last = sorted(rng.integers(0, shape.n_pages, 2).tolist())
-        if event == "cut" or room < 1:
-            world.cut(int(rng.integers(0, max(1, world.n_tokens))))
-            room = shape.n_pages * 4 - world.n_tokens
-        elif event == "pin":
-            world.hierarchy.pin(first, last)
-        elif event == "unpin":
-            world.hierarchy.unpin(first, last)
-        elif event == "resize":
-            world.hierarchy.resize(int(rng.integers(0, 40)))
-        elif event == "pace":
-            world.hierarchy.pace(int(rng.choice([1, 300, 9000])))
-        world.step(int(rng.integers(1, min(room, 20) + 1)) if event == "many" else 1, observed=event != "many")
+        act(rng, world, "pace")
     world.hierarchy.close()
     world.arena.steps.synchronize()
 

@@ -287,6 +287,26 @@ def test_matrix(policy: str, prefetch_name: str):
     assert bool(world.hierarchy.stats.n_promoted) == fills
 
 
+def act(rng: np.random.Generator, world: World, *more: str) -> None:
+    """One random event, or one of `more`, and a step."""
+    n_tokens = world.shape.n_pages * world.shape.page_tokens
+    event = rng.choice(["step", "step", "step", "step", "many", "cut", "pin", "unpin", "resize", *more])
+    room = n_tokens - world.n_tokens
+    first, last = sorted(rng.integers(0, world.shape.n_pages, 2).tolist())
+    if event == "cut" or room < 1:
+        world.cut(int(rng.integers(0, max(1, world.n_tokens))))
+        room = n_tokens - world.n_tokens
+    elif event == "pin":
+        world.hierarchy.pin(first, last)
+    elif event == "unpin":
+        world.hierarchy.unpin(first, last)
+    elif event == "resize":
+        world.hierarchy.resize(int(rng.integers(0, 40)))
+    elif event == "pace":
+        world.hierarchy.pace(int(rng.choice([1, 300, 9000])))
+    world.step(int(rng.integers(1, min(room, 20) + 1)) if event == "many" else 1, observed=event != "many")
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_any_events(seed: int):
@@ -298,19 +318,7 @@ def test_any_events(seed: int):
                   prefetch_name=str(rng.choice(list(PREFETCHERS))), bytes_per_step=int(rng.choice([100, 500, 5000])),
                   limits=Limits(max_moves=int(rng.integers(1, 30))))
     for _ in range(50):
-        event = rng.choice(["step", "step", "step", "step", "many", "cut", "pin", "unpin", "resize"])
-        room = shape.n_pages * 4 - world.n_tokens
-        first, last = sorted(rng.integers(0, shape.n_pages, 2).tolist())
-        if event == "cut" or room < 1:
-            world.cut(int(rng.integers(0, max(1, world.n_tokens))))
-            room = shape.n_pages * 4 - world.n_tokens
-        elif event == "pin":
-            world.hierarchy.pin(first, last)
-        elif event == "unpin":
-            world.hierarchy.unpin(first, last)
-        elif event == "resize":
-            world.hierarchy.resize(int(rng.integers(0, 40)))
-        world.step(int(rng.integers(1, min(room, 20) + 1)) if event == "many" else 1, observed=event != "many")
+        act(rng, world)
     world.arena.delay = 0.0
     world.cut(10)
     for _ in range(3):

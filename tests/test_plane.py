@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from contexts import attached
 from decoding import kld
-from test_cells import Model, act
-from test_sparse import check
+from test_sparse import check, follow_events
 
 from edgekv import Llama
 from edgekv.config import KvOptions
@@ -133,22 +132,8 @@ def test_several_sequences(synthetic, unified: bool, mode: str):
 @pytest.mark.parametrize(("sketch", "unified", "page_tokens"), [("b2", True, 16), ("b2", False, 16), ("box", True, 32)])
 def test_sketches_and_arena_follow_every_event(synthetic, sketch: str, unified: bool, page_tokens: int):
     """Removed, copied, shifted, saved and restored cells: always as if built anew."""
-    rng = np.random.default_rng(5)
-    options = KvOptions(mode="sparse", attend="50%", min_tokens=0, recent_tokens=0, sketch=sketch, page_tokens=page_tokens, plan_every=1,
-                        device="emulated")
-    with attached(synthetic("llama"), options, n_ctx=256 if unified else 4 * 256, unified=unified, n_threads=1) as (context, run):
-        run.observers.append(lambda step: None)  # a plan after each step
-        context.unified = unified
-        model, saved, compared, resident = Model(4), [], 0, 0
-        for _ in range(40 if unified else 20):
-            act(rng, context, model, saved)
-            start = model.next(0)
-            if start < 120:  # sketches are rebuilt behind the next ubatch
-                context.decode([270], [start], [0])
-                model.sequences[0].add(start)
-                found = check(run)
-                compared, resident = compared + found.n_strips, resident + found.n_slots
-        assert compared > 200 and resident > 20
+    compared, resident = follow_events(synthetic("llama"), 40 if unified else 20, sketch, unified, page_tokens, n_threads=1, device="emulated")
+    assert compared > 200 and resident > 20
 
 
 def test_everything_may_change_while_it_runs(synthetic):

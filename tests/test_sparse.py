@@ -253,17 +253,15 @@ def test_everything_may_change_while_it_runs(synthetic):
         llama.kv.configure(options.with_(page_tokens=32))
 
 
-@pytest.mark.parametrize(("sketch", "unified", "page_tokens"), [("b2", True, 16), ("b2", False, 16), ("b1", True, 32), ("box", True, 16)])
-def test_sketches_and_arena_follow_every_event(synthetic, sketch: str, unified: bool, page_tokens: int):
-    """Removed, copied, shifted, saved and restored cells: always as if built anew."""
+def follow_events(path, n_events: int, sketch: str, unified: bool, page_tokens: int, n_threads: int = 2, **options) -> tuple[int, int]:
+    """Random events on a context with plans after each step, `check`ed after each decode. Returns the strips and slots compared."""
     rng = np.random.default_rng(5)
-    options = KvOptions(mode="sparse", attend="50%", min_tokens=0, recent_tokens=0, sketch=sketch, page_tokens=page_tokens,
-                        kv_budget=1 << 20, plan_every=1)
-    with attached(synthetic("llama"), options, n_ctx=256 if unified else 4 * 256, unified=unified) as (context, run):
+    kv = KvOptions(mode="sparse", attend="50%", min_tokens=0, recent_tokens=0, sketch=sketch, page_tokens=page_tokens, plan_every=1, **options)
+    with attached(path, kv, n_ctx=256 if unified else 4 * 256, unified=unified, n_threads=n_threads) as (context, run):
         run.observers.append(lambda step: None)  # a plan after each step
         context.unified = unified
         model, saved, compared, resident = Model(4), [], 0, 0
-        for _ in range(70 if unified else 30):
+        for _ in range(n_events):
             act(rng, context, model, saved)
             start = model.next(0)
             if start < 120:  # sketches are rebuilt behind the next ubatch
@@ -271,7 +269,14 @@ def test_sketches_and_arena_follow_every_event(synthetic, sketch: str, unified: 
                 model.sequences[0].add(start)
                 found = check(run)
                 compared, resident = compared + found.n_strips, resident + found.n_slots
-        assert compared > 1000 and resident > 100
+        return compared, resident
+
+
+@pytest.mark.parametrize(("sketch", "unified", "page_tokens"), [("b2", True, 16), ("b2", False, 16), ("b1", True, 32), ("box", True, 16)])
+def test_sketches_and_arena_follow_every_event(synthetic, sketch: str, unified: bool, page_tokens: int):
+    """Removed, copied, shifted, saved and restored cells: always as if built anew."""
+    compared, resident = follow_events(synthetic("llama"), 70 if unified else 30, sketch, unified, page_tokens, kv_budget=1 << 20)
+    assert compared > 1000 and resident > 100
 
 
 def test_a_failed_decode_leaves_them_true(synthetic):

@@ -52,12 +52,13 @@ def place(kv: KvOptions) -> Placement:
         return Placement(DeviceKind.HOST)
     kind = DeviceKind.CUDA if kv.device == AUTO_DEVICE else DeviceKind(kv.device)
     found = devices(kind)
-    why = _why_not(kind, found, needs_cupy=kv.mode is not KvMode.OFF)
+    listed = nvidia_gpus() if kind is DeviceKind.CUDA and not found else ([], "")
+    why = _why_not(kind, found, listed, needs_cupy=kv.mode is not KvMode.OFF)
     if why is None:
         return Placement(kind, found[0].index, found[0])
     if kv.device != AUTO_DEVICE:
         raise CudaUnavailable(f"device {kv.device} was asked for and cannot be used: {why}; --device cpu does without it")
-    seen = found[0].name if found else next(iter(nvidia_gpus()[0]), None)
+    seen = found[0].name if found else next(iter(listed[0]), None)
     warning = f"THE GPU IS NOT USED ({seen}): {why}; --device cpu runs without it and without this warning" if seen else None
     return Placement(DeviceKind.HOST, warning=warning)
 
@@ -81,17 +82,18 @@ def native_devices() -> Any | None:
 
 def why_no_gpu() -> str | None:
     """Why attention cannot run on a GPU here, as a clause; None: it can."""
-    return _why_not(DeviceKind.CUDA, devices(DeviceKind.CUDA), needs_cupy=True)
+    return _why_not(DeviceKind.CUDA, devices(DeviceKind.CUDA), nvidia_gpus(), needs_cupy=True)
 
 
-def _why_not(kind: DeviceKind, found: list[DeviceInfo], needs_cupy: bool) -> str | None:
+def _why_not(kind: DeviceKind, found: list[DeviceInfo], listed: tuple[list[str], str], needs_cupy: bool) -> str | None:
+    """`listed`: what `nvidia_gpus` says, which counts where none is found."""
     if kind is DeviceKind.EMULATED:
         return None if found else "this build has no emulated device (libedgekv-emulated is missing); reinstall edgekv"
     if found and not found[0].usable:
         return found[0].problem
     if found:
         return _cupy_problem(found[0]) if needs_cupy else None
-    seen, problem = nvidia_gpus()
+    seen, problem = listed
     if not seen:
         return problem
     if not has_cuda_build():

@@ -76,6 +76,8 @@ class KvOptions:
     """A head scans its sketches every so many steps; the heads take turns."""
     feed: bool = True
     """The policy sees the sketch's estimate for pages that were not attended; otherwise nothing."""
+    keep_estimates: bool = False
+    """What the sketches estimated for every page can be read after each step (`Runtime.estimates`); not on a GPU."""
     policy: str = "ema+anchor+recent"
     prefetch: str = "none"
     kv_budget: int | None = None

@@ -84,3 +84,7 @@ class Observation:
     """The newest position stored in this ubatch; -1: none."""
     n_used_end: int
     """From this page on all are empty."""
+    n_budget: int = 0
+    """Pages that a head may keep or attend on average, those always taken included; 0: nobody knows."""
+    key_norms: np.ndarray | None = None
+    """float32 [row, head, page]: mean L2 norm of the page's keys, zero where it is empty; None where no policy needs it."""

@@ -15,12 +15,13 @@ class Registry(Generic[T]):
 
     def __init__(self, noun: str):
         self.noun = noun
-        self._entries: dict[str, tuple[T, str]] = {}
+        self._entries: dict[str, tuple[T, str, str]] = {}
 
-    def add(self, name: str, thing: T, description: str) -> T:
+    def add(self, name: str, thing: T, description: str, source: str = "") -> T:
+        """source: where the idea comes from, in a few words."""
         if name in self._entries:
             raise ValueError(f"{self.noun} {name!r} is registered twice")
-        self._entries[name] = (thing, description)
+        self._entries[name] = (thing, description, source)
         return thing
 
     def get(self, name: str) -> T:
@@ -32,6 +33,10 @@ class Registry(Generic[T]):
     def describe(self, name: str) -> str:
         self.get(name)
         return self._entries[name][1]
+
+    def source(self, name: str) -> str:
+        self.get(name)
+        return self._entries[name][2]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

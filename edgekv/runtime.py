@@ -215,6 +215,11 @@ class Runtime:
         """What mode sparse attended so far, by layer and KV head: `edgekv._native.hierarchy.SELECTED` [layer, kv_head], a copy."""
         return hierarchy.selected(self._native_handle(), len(self._rows), self._n_heads)
 
+    def estimates(self) -> np.ndarray | None:
+        """Attention mass that the sketches estimated in the last step, summed over the query heads of the group: float32 [layer, kv_head,
+        page], a view. None on a GPU. Zero without `KvOptions.keep_estimates`, sketches, or outside mode sparse."""
+        return hierarchy.hierarchy(self._native_handle()).estimates
+
     # ---- pins ---------------------------------------------------------------------------------------------------------------
 
     @property

@@ -70,6 +70,12 @@ def bytes_per_run(link: float | None, seconds: float | None) -> int:
     return BYTES_PER_STEP if link is None or seconds is None else max(BYTES_PER_STEP, int(LINK_SHARE * link * seconds))
 
 
+def budget_pages(options: KvOptions, n_visible: int, page_tokens: int) -> int:
+    """The pages that a head attends on average, of `n_visible`: what native selection is told."""
+    wanted = -(-options.attend.tokens // page_tokens) if options.attend.tokens else round(options.attend.share * n_visible)
+    return min(n_visible, max(wanted, options.min_tokens // page_tokens))
+
+
 class Tiering:
     """Makes the Hierarchy of an attached context and feeds it with the context's steps.
 
@@ -78,6 +84,7 @@ class Tiering:
 
     def __init__(self, handle: core.Handle, options: KvOptions, stats: Stats, ops: Ops, link: float | None = None):
         self._handle = handle
+        self._options = options
         self._ops = ops
         self._link = link
         self._intervals: deque[float] = deque(maxlen=8)
@@ -105,6 +112,7 @@ class Tiering:
 
     def resize(self, options: KvOptions) -> None:
         """The arena that these options ask for, as far as a device has room for it. Raises DoesNotFit."""
+        self._options = options
         n_pages = self.shape.n_existing_heads * self.shape.n_pages
         kv_bytes = n_pages * self.slot_bytes
         if self._plane is None:
@@ -132,7 +140,7 @@ class Tiering:
         used = np.flatnonzero(self._newest >= 0)
         self.hierarchy.step(Observation(
             seen.mass_sum, seen.mass_max, seen.n_tokens_hooked or seen.n_tokens, seen.n_tokens_hooked > 0, seen.changed, self._newest, seen.newest,
-            int(used[-1]) + 1 if len(used) else 0))
+            int(used[-1]) + 1 if len(used) else 0, budget_pages(self._options, len(used), self.shape.page_tokens)))
 
     def _measure(self) -> None:
         now = time.perf_counter()

@@ -65,6 +65,8 @@ class Split(str, enum.Enum):
 
     POOLED = "pooled"
     UNIFORM = "uniform"
+    LAYER = "layer"
+    PYRAMID = "pyramid"
 
     @property
     def description(self) -> str:
@@ -74,6 +76,8 @@ class Split(str, enum.Enum):
 _SPLIT_DESCRIPTIONS = {
     Split.POOLED: "one budget for all layers and heads: each gets what its attention is worth",
     Split.UNIFORM: "the same number of pages for each layer and head",
+    Split.LAYER: "the same number of pages for each layer, shared by its heads as their pages are worth",
+    Split.PYRAMID: "fewer pages for each further layer, the same for each head of one",
 }
 
 

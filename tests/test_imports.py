@@ -18,12 +18,12 @@ ROOT = Path(__file__).resolve().parent.parent
 ORDER = [
     "errors", "vocab", "registry", "config", "stats", "reports",
     "models", "fit", "device_fit",
-    "observation", "residency", "kernels", "codecs", "pages", "trace", "policies", "prefetch", "planner", "sim",
+    "observation", "residency", "kernels", "codecs", "pages", "budgets", "trace", "roles", "policies", "prefetch", "planner", "sim",
     "_native", "devices", "calibration", "cells", "tiers", "migrator", "hierarchy",
-    "tiering", "runtime", "llama", "server_log", "server_options", "server", "heads", "diagnosis",
-    "bench", "cli",
+    "tiering", "runtime", "llama", "server_log", "server_options", "server", "eviction", "heads", "diagnosis",
+    "bench", "report", "cli",
 ]
-PURE = {"policies", "prefetch", "planner"}
+PURE = {"budgets", "roles", "policies", "prefetch", "planner", "sim"}
 """These see arrays and a read-only view: the same file runs live and in `sim`."""
 
 TERMINAL = {"click", "rich", "prompt_toolkit"}

@@ -125,6 +125,7 @@ def selection(options: KvOptions) -> dict:
         "pooled": options.split is Split.POOLED, "min_tokens": options.min_tokens, "sink_tokens": options.sink_tokens,
         "recent_tokens": options.recent_tokens, "coverage": options.coverage, "floor": options.coverage_floor,
         "blend": options.blend, "reselect": options.reselect, "n_dense": options.n_dense, "feed": options.feed,
+        "keep_estimates": options.keep_estimates,
     }
 
 

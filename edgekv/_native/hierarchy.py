@@ -32,6 +32,9 @@ class NativeHierarchy:
     """int32 [row, kv_head, page]: the page table, -1 where a page is only in home."""
     newest: np.ndarray
     """int32 [page]: newest position in the page, -1 where it is empty."""
+    estimates: np.ndarray | None
+    """float32 [shape]: attention mass that the sketches estimated in the last step, summed over the query heads; with
+    `KvOptions.keep_estimates`. None on a device."""
     n_slots: int
     slot_bytes: int
 
@@ -42,6 +45,7 @@ def hierarchy(handle: Handle) -> NativeHierarchy:
     shape = (out.n_rows, out.n_heads, out.n_pages)
     priority, pinned = (int(ffi.cast("uintptr_t", pointer)) for pointer in (out.priority, out.pinned))
     return NativeHierarchy(shape, priority, pinned, _view(out.slots, np.int32, shape), _view(out.newest, np.int32, (out.n_pages,)),
+                           _view(out.estimates, np.float32, shape) if out.estimates != ffi.NULL else None,
                            out.n_slots, out.slot_bytes)
 
 

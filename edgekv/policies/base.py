@@ -9,6 +9,7 @@ import numpy as np
 from edgekv.errors import ConfigError
 from edgekv.kernels.ops import Array, Ops
 from edgekv.observation import Observation, Shape
+from edgekv.vocab import Split
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,12 @@ class Policy:
 
     scoring = False
     """The policy has scores."""
+    split: Split | None = None
+    """How its source divides the page budget; None: it leaves that open."""
+    needs_keys = False
+    """It wants `Observation.key_norms`."""
+    clairvoyant = False
+    """It wants to see a step's mass before it is attended: only a simulator can do that."""
 
     def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
         """scores: zeros to keep them in; None: the policy makes its own."""
@@ -61,6 +68,10 @@ class Policy:
 
     def update(self, observation: Observation) -> None:
         """Take in a step. Called in each, also where no mass was observed."""
+
+    def most(self, n_budget: int) -> int:
+        """How many pages of a budget of so many for each head it would keep, where its source fixes that."""
+        return n_budget
 
     def forget(self, pages: np.ndarray) -> None:
         """The cells of these pages (int [n], of all rows and heads) hold other tokens now, or none."""

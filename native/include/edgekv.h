@@ -95,6 +95,7 @@ typedef struct {
     int reselect;       /* a head scans its sketches every so many steps, the heads in turn; 1: in each */
     int n_dense;        /* the first so many layers attend everything */
     bool feed;          /* in the observation, pages that were not attended have the estimate in place of zero */
+    bool keep_estimates; /* edgekv_hierarchy's estimates are those of the last step; host plane only */
 } edgekv_selection;
 
 /* why a layer runs on the stock path */
@@ -183,6 +184,7 @@ typedef struct {
     uint8_t * pinned;          /* not zero: always selected */
     const int32_t * slots;     /* the page table; -1: only in home. On a device the pages being filled have slots behind the caller's */
     const int32_t * newest;    /* [n_pages] newest position in the page, -1: empty */
+    const float * estimates;   /* what the sketches estimated, as mass_sum; see edgekv_selection. Null on a device */
     int n_rows;
     int n_heads;
     int n_pages;

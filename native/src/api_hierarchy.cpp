@@ -67,7 +67,7 @@ edgekv_status edgekv_get_hierarchy(const edgekv_context * ctx, edgekv_hierarchy 
     auto & tiers = const_cast<edgekv_context *>(ctx)->hierarchy;
 
     *out = { ctx->plane ? ctx->plane->priority() : tiers.priority(0, 0, 0), ctx->plane ? ctx->plane->pinned() : tiers.pinned(0, 0, 0),
-             tiers.slots(0, 0, 0), tiers.newest(0),
+             tiers.slots(0, 0, 0), tiers.newest(0), ctx->plane ? nullptr : tiers.known(0, 0, 0),
              ctx->n_rows, ctx->n_heads, ctx->n_pages, tiers.n_slots(), tiers.dims.slot_bytes };
 
     return EDGEKV_OK;

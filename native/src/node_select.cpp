@@ -189,7 +189,7 @@ struct SelectRun {
         p.blend     = options.blend;
         p.pages     = reinterpret_cast<int32_t *>(lists.pages.data()) + (size_t) list*ctx.pages_per_stream;
         p.covered   = reinterpret_cast<float *>(lists.covered.data()) + (size_t) list*plan.group;
-        p.mass      = scanned && keeps ? ctx.hierarchy.known(row, stream, head) : nullptr;
+        p.mass      = scanned && (keeps || options.keep_estimates) ? ctx.hierarchy.known(row, stream, head) : nullptr;
         p.buckets   = ctx.count_values ? tally.buckets.data() : nullptr;
         p.scratch   = own() + plan.scratch_offset;
         if (options.feed && ctx.params.observe) {

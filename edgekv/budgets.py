@@ -1,0 +1,100 @@
+"""How a page budget is divided over layers and heads: from what pages are worth to which of them are taken."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgekv.errors import ConfigError
+from edgekv.registry import Registry
+from edgekv.vocab import Split
+
+SPLITS: Registry[Split] = Registry("budget split")
+SPLITS.add("uniform", Split.UNIFORM, Split.UNIFORM.description, "StreamingLLM, H2O, SnapKV, Quest")
+SPLITS.add("layer", Split.LAYER, Split.LAYER.description, "AdaKV, arXiv:2407.11550")
+SPLITS.add("pyramid", Split.PYRAMID, Split.PYRAMID.description, "PyramidKV, arXiv:2406.02069")
+SPLITS.add("pooled", Split.POOLED, Split.POOLED.description, "EdgeKV")
+
+LAYER_FLOOR = 0.2
+"""Of its even share, what each head has at least where a layer's heads share a budget: the safeguard of AdaKV."""
+
+PYRAMID_STEEPNESS = 20
+"""PyramidKV's beta: the last layer has 1 / beta of the mean budget."""
+
+
+def layer_weights(split: Split, n_rows: int) -> np.ndarray:
+    """float64 [row], 1 on average: a layer's budget for each head, in units of the mean one. Pyramid (section 3.2 of its source): from
+    2 - 1/beta in the first layer falling evenly to 1/beta in the last."""
+    if split is not Split.PYRAMID or n_rows < 2:
+        return np.ones(n_rows)
+    last = 1 / PYRAMID_STEEPNESS
+    return np.linspace(2 - last, last, n_rows)
+
+
+def divide(split: Split, scores: np.ndarray, always: np.ndarray, visible: np.ndarray, n_budget: float,
+           exists: np.ndarray | None = None) -> np.ndarray:
+    """bool [row, head, page]: the pages taken; n_budget for each head on average, where so many are visible.
+
+    Args:
+        scores: float [row, head, page], higher = keep.
+        always: bool, broadcasts: taken first, where visible; they count, and may exceed the budget.
+        visible: bool, broadcasts: nothing else is taken.
+        exists: bool [row, head]; None: every row has every head.
+
+    Of equal scores the higher page is taken, as native selection does.
+    """
+    if n_budget < 0:
+        raise ConfigError(f"the page budget is {n_budget}; it must not be negative")
+    n_rows, n_heads, n_pages = scores.shape
+    visible = np.broadcast_to(visible, scores.shape)
+    if exists is not None:
+        visible = visible & exists[:, :, None]
+    values = np.where(visible, np.where(always, np.inf, scores), -np.inf)
+    n_in_row = np.full(n_rows, n_heads) if exists is None else exists.sum(axis=1)
+    a_head = n_budget * layer_weights(split, n_rows)
+    if split in (Split.UNIFORM, Split.PYRAMID):
+        counts = np.rint(np.repeat(a_head, n_heads)).astype(np.int64)
+        return _best(values.reshape(-1, n_pages), counts).reshape(values.shape)
+    if split is Split.LAYER:
+        least = np.full(n_rows * n_heads, round(LAYER_FLOOR * n_budget))
+        values[_best(values.reshape(-1, n_pages), least).reshape(values.shape)] = np.inf
+        counts = np.rint(a_head * n_in_row).astype(np.int64)
+        return _best(values.reshape(n_rows, -1), counts).reshape(values.shape)
+    return _best(values.reshape(1, -1), np.array([round(n_budget * n_in_row.sum())])).reshape(values.shape)
+
+
+def cover(scores: np.ndarray, always: np.ndarray, visible: np.ndarray, target: float) -> np.ndarray:
+    """bool [row, head, page]: for each head the fewest pages, best first, whose scores sum to `target` of its visible pages' scores.
+    Arguments as for `divide`; scores must not be negative (estimated or expected attention mass)."""
+    visible = np.broadcast_to(visible, scores.shape)
+    worth = np.where(visible, scores, 0.0)
+    order = np.argsort(-np.where(visible, np.where(always, np.inf, scores), -np.inf), axis=-1, kind="stable")
+    ranked = np.take_along_axis(worth, order, axis=-1)
+    before = np.cumsum(ranked, axis=-1) - ranked
+    wanted = before < target * worth.sum(axis=-1, keepdims=True)
+    taken = np.zeros(scores.shape, bool)
+    np.put_along_axis(taken, order, wanted, axis=-1)
+    return (taken | always) & visible
+
+
+def _best(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """bool [group, n]: the counts[group] largest values of each group, infinite ones besides, minus infinity never; of equal values
+    the later ones."""
+    n = values.shape[1]
+    always = values == np.inf
+    counts = np.minimum(np.maximum(counts, always.sum(axis=1)), (values > -np.inf).sum(axis=1))
+    if n == 0 or not counts.any():
+        return np.zeros(values.shape, bool)
+    if len(np.unique(counts)) == 1:
+        at = n - int(counts[0])
+        least = np.partition(values, at, axis=1)[:, at] if at < n else np.full(len(values), np.inf)
+    else:
+        ranked = np.sort(values, axis=1)
+        least = np.where(counts > 0, np.take_along_axis(ranked, np.minimum(n - counts, n - 1)[:, None], axis=1)[:, 0], np.inf)
+    above = values > least[:, None]
+    tied = values == least[:, None]
+    left = np.where(counts > 0, counts - above.sum(axis=1), 0)
+    crowded = tied.sum(axis=1) > left
+    if crowded.any():
+        later = np.cumsum(tied[crowded, ::-1], axis=1)[:, ::-1]
+        tied[crowded] &= later <= left[crowded, None]
+    return above | tied

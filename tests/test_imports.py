@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 ORDER = [
     "errors", "vocab", "registry", "config", "stats", "reports",
     "models", "fit", "device_fit",
-    "observation", "residency", "kernels", "codecs", "pages", "budgets", "trace", "roles", "policies", "prefetch", "planner", "sim",
+    "observation", "residency", "kernels", "codecs", "pages", "budgets", "trace_format", "trace", "roles", "policies", "prefetch", "planner", "sim",
     "_native", "devices", "calibration", "cells", "tiers", "migrator", "hierarchy",
-    "tiering", "runtime", "llama", "server_log", "server_options", "server", "eviction", "heads", "diagnosis",
+    "key_norms", "tiering", "runtime", "llama", "server_log", "server_options", "server", "eviction", "heads", "diagnosis",
     "bench", "report", "cli",
 ]
 PURE = {"budgets", "roles", "policies", "prefetch", "planner", "sim"}

@@ -140,3 +140,9 @@ def test_the_help_names_what_there_is():
         assert name in text["prefetch"]
     for option, default in (("kv", KvOptions.mode.value), ("attend", str(KvOptions.attend)), ("policy", KvOptions.policy)):
         assert f"[default: {default}]" in text[option]
+
+
+@pytest.mark.parametrize("split", ["layer", "pyramid"])
+def test_sparse_refuses_splits_it_does_not_know(split: str):
+    with pytest.raises(ConfigError, match="pooled or uniform"):
+        KvOptions(mode="sparse", split=split)

@@ -1,0 +1,100 @@
+"""`edgekv trace`: record a model's attention, and say what a recording holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgekv.cli.lists import CommaList
+from edgekv.cli.options import model_argument, model_path, option, threads_option
+from edgekv.cli.progress import progress_bar
+from edgekv.cli.tables import output_option, print_json
+from edgekv.errors import ConfigError
+from edgekv.vocab import CacheType, SketchKind
+
+_TYPE_NAMES = [kind.value for kind in CacheType]
+_KINDS = [kind.value for kind in SketchKind]
+
+
+@click.group()
+def trace() -> None:
+    """Record where a model's attention goes, to replay it with `edgekv sim`."""
+
+
+@trace.command()
+@model_argument
+@option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE",
+        help="The file to write.", envvar="EDGEKV_TRACE")
+@option("--text", default="prose", show_default=True, metavar="TEXT",
+        help="What is read: prose, code or dialogue (made from Python's standard library), or a file.")
+@option("-d", "--depth", type=click.IntRange(min=2), default=7168, show_default=True,
+        help="Tokens before the steps that count, those of the window among them.")
+@option("-n", "--steps", type=click.IntRange(min=1), default=1024, show_default=True, help="Decode steps that count.")
+@option("--window", type=click.IntRange(min=0), default=32, show_default=True,
+        help="The last tokens before them, decoded one by one: every policy sees their attention in full.")
+@option("--sketches", type=CommaList(click.Choice(_KINDS), "KIND,..."), default=SketchKind.B2.value, show_default=True,
+        help=f"Whose estimates are recorded, of {', '.join(_KINDS[:-1])}; each further kind is another pass over the steps. "
+             f"{_KINDS[-1]}: attention alone.")
+@option("--type-k", type=click.Choice(_TYPE_NAMES), default="f16", show_default=True, help="Type of the K cache.")
+@option("--type-v", type=click.Choice(_TYPE_NAMES), default="f16", show_default=True, help="Type of the V cache.")
+@option("--page-tokens", type=click.IntRange(1), help="Cells per page.  [default: 16]")
+@threads_option
+def record(
+    model: Path | None, output: Path, text: str, depth: int, steps: int, window: int, sketches: tuple[str, ...], type_k: str,
+    type_v: str, page_tokens: int | None, threads: int | None,
+) -> None:
+    """Record the attention of a model that reads a text with full attention.
+
+    The text is read in up to the window, and then decoded token by token. For each step the file has the attention mass on every
+    page of every layer and KV head, summed over the query heads of the group and as their maximum, and what the sketches of the
+    page estimated beside it; the format stands in edgekv/trace_format.py. Only layers that EdgeKV's attention serves are
+    recorded. The file is there when the recording is complete; one that is interrupted leaves nothing.
+
+    MODEL is a GGUF file; without it the default model is used.
+    """
+    from edgekv.bench.passes import Caches, n_cores
+    from edgekv.bench.record import Recording
+    from edgekv.bench.record import record as run
+    from edgekv.bench.text import find_text
+
+    if _KINDS[-1] in sketches and len(sketches) > 1:
+        raise ConfigError(f"--sketches {_KINDS[-1]} records attention alone; name no other kind beside it")
+    recording = Recording(
+        model=model_path(model), text=find_text(text), depth=depth, n_steps=steps, n_warmup=window,
+        sketches=() if sketches == (_KINDS[-1],) else sketches, n_threads=threads or n_cores(),
+        caches=Caches(CacheType(type_k), CacheType(type_v), page_tokens))
+    with progress_bar() as progress:
+        run(recording, output, progress, warn=lambda text: click.echo(f"warning: {text}", err=True))
+    click.echo(f"{output}: {depth} tokens and {steps} steps, {output.stat().st_size / (1 << 20):.1f} MiB", err=True)
+
+
+@trace.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@output_option("json")
+def info(file: Path, output: str) -> None:
+    """Say what a trace is of."""
+    from edgekv.trace import Trace
+
+    with Trace.open(file) as opened:
+        header = opened.header
+    facts = {
+        "version": header.version, "model": header.model, "text": header.text, "depth": header.depth, "n_warmup": header.n_warmup,
+        "n_steps": header.n_steps, "n_pages": header.n_pages, "page_tokens": header.page_tokens, "layers": list(header.layers),
+        "n_heads": header.n_heads, "groups": list(header.groups), "sketches": list(header.sketches), "type_k": header.type_k,
+        "type_v": header.type_v, "file_bytes": file.stat().st_size,
+    }
+    if output == "json":
+        print_json(facts)
+        return
+    heads, groups = sum(map(sum, header.exists)), sorted(set(header.groups))
+    lines = {
+        "model": header.model, "text": header.text,
+        "tokens": f"{header.depth} before the steps ({header.n_warmup} of them the window), {header.n_steps} steps",
+        "pages": f"{header.n_pages} of {header.page_tokens} tokens",
+        "heads": f"{heads} KV heads in {header.n_rows} layers, {' or '.join(map(str, groups))} query heads each",
+        "cache": f"{header.type_k}/{header.type_v}", "sketches": ", ".join(header.sketches) or "none",
+        "file": f"version {header.version}, {facts['file_bytes'] / (1 << 20):.1f} MiB",
+    }
+    for name, line in lines.items():
+        click.echo(f"{name:9} {line}")

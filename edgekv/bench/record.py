@@ -1,0 +1,249 @@
+"""Records a trace: what full attention gives each page, step by step, and what the sketches estimate beside it.
+
+A text is read in batches, then decoded token by token (teacher-forced) in mode sparse with a budget of 100 %: everything is
+attended, and the sketches of every page are scanned. Each further kind of sketch is a pass of its own over the same tokens.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edgekv import _native
+from edgekv.bench.decoder import Decoder
+from edgekv.bench.passes import BATCH_TOKENS, Caches, decoder_of, read
+from edgekv.bench.text import Text
+from edgekv.config import KvOptions, choice
+from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.kernels.norms import page_norms
+from edgekv.models import geometry
+from edgekv.runtime import Runtime, Step
+from edgekv.trace_format import CHUNK_STEPS, MASS_MAX, MASS_SUM, Header, TraceWriter, estimate_of
+from edgekv.vocab import DeviceKind, KvMode, SketchKind
+
+from edgekv._native import core  # after edgekv.runtime, which puts the libraries in place
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, the tokens done so far and their number."""
+
+@dataclass(frozen=True)
+class Recording:
+    """What to record."""
+
+    model: Path
+    text: Text
+    depth: int = 7168
+    """Tokens in the cache when the first measured step begins; the last n_warmup of them are decoded one by one."""
+    n_steps: int = 1024
+    n_warmup: int = 32
+    sketches: tuple[str, ...] = (SketchKind.B2.value,)
+    n_threads: int = 1
+    caches: Caches = Caches()
+
+    def __post_init__(self) -> None:
+        if self.n_warmup < 0 or min(self.n_steps, self.n_threads) < 1 or self.depth <= self.n_warmup:
+            raise ConfigError(f"{self.n_steps} steps on {self.n_threads} threads after {self.depth} tokens, {self.n_warmup} of them "
+                              "the window, cannot be recorded; steps and threads must be at least 1, and the depth above the window")
+        kinds = [choice(SketchKind, sketch, "sketch") for sketch in self.sketches]
+        if SketchKind.NONE in kinds or len(set(kinds)) < len(kinds):
+            raise ConfigError(f"the sketches are {', '.join(self.sketches)}; name each kind once, and none of them `none`: without "
+                              "any, attention alone is recorded")
+        object.__setattr__(self, "sketches", tuple(kind.value for kind in kinds))
+
+    @property
+    def n_tokens(self) -> int:
+        return self.depth + self.n_steps
+
+
+def record(recording: Recording, path: Path, progress: Progress = lambda what, done, total: None,
+           warn: Callable[[str], None] = lambda text: None) -> Header:
+    """Write the trace to `path`; where it does not come to an end, nothing is left of it.
+
+    Raises ConfigError where the text is too short, EDGEKV=0 is set or the file cannot be created, ModelError where the model
+    cannot be loaded, EdgeKVError where no layer is served, the model cannot be rewound for a second kind of sketch, or the disk
+    is full.
+    """
+    if not _native.info()["enabled"]:
+        raise ConfigError("EDGEKV=0 is set, so there is no attention to observe; unset it")
+    model = geometry(recording.model)
+    if recording.n_tokens > model.n_ctx_train:
+        warn(f"{model.path.name} was trained for {model.n_ctx_train} tokens: beyond them its attention is not what it learned")
+    caches = recording.caches
+    options = _options(recording.sketches[0] if recording.sketches else None).with_(
+        page_tokens=caches.page_tokens or KvOptions.from_env().page_tokens)
+    with decoder_of(recording.model, kv_options=options, type_k=caches.type_k, type_v=caches.type_v, n_ctx=recording.n_tokens,
+                    n_batch=BATCH_TOKENS, n_ubatch=BATCH_TOKENS, n_threads=recording.n_threads) as decoder:
+        tokens = recording.text.tokens(decoder.llama, recording.n_tokens)
+        if len(tokens) < recording.n_tokens:
+            raise ConfigError(f"the text {recording.text.name} has {len(tokens)} tokens and {recording.n_tokens} are needed; give a "
+                              "longer text, or record fewer")
+        header = _header(recording, decoder, model.path.name)
+        with TraceWriter(path, header) as writer:
+            if writer.replaced:
+                warn(f"{path}.part, left over from a recording that did not end, is replaced")
+            _Run(recording, decoder, tokens, writer, progress).run()
+    return header
+
+
+def _options(sketch: str | None) -> KvOptions:
+    """Full attention and, with a sketch, its estimates. On the processor: a device keeps no estimates."""
+    common = KvOptions(device=DeviceKind.HOST.value, policy="none", prefetch="none", kv_budget=0, observe=True, feed=False)
+    if sketch is None:
+        return common.with_(mode=KvMode.EXACT)
+    return common.with_(mode=KvMode.SPARSE, attend="100%", min_tokens=0, coverage_floor=0.0, blend=0.0, split="uniform",
+                        sketch=sketch, keep_estimates=True)
+
+
+def _header(recording: Recording, decoder: Decoder, model: str) -> Header:
+    runtime = decoder.llama.kv
+    layers = [layer for layer in runtime.layers if layer.hooked]
+    if not layers:
+        raise EdgeKVError(f"EdgeKV's attention serves no layer of this model, so there is nothing to record: "
+                          f"{runtime.layers[0].reason}")
+    n_heads = max(layer.n_head_kv for layer in layers)
+    rope = core.rope(core.find(runtime.address))
+    page_tokens = runtime.page_tokens
+    return Header(
+        model=model, text=recording.text.name, depth=recording.depth, n_warmup=recording.n_warmup, n_steps=recording.n_steps,
+        n_heads=n_heads, n_pages=(recording.n_tokens - 1) // page_tokens + 1, page_tokens=page_tokens,
+        layers=tuple(layer.il for layer in layers), groups=tuple(layer.n_head // layer.n_head_kv for layer in layers),
+        exists=tuple(tuple(head < layer.n_head_kv for head in range(n_heads)) for layer in layers),
+        rope=None if rope is None else (layers[0].head_dim, *rope), sketches=recording.sketches,
+        type_k=recording.caches.type_k.value, type_v=recording.caches.type_v.value)
+
+
+class _Run:
+    """Reads the text, and makes a pass for each kind of sketch; the first one keeps the attention too."""
+
+    def __init__(self, recording: Recording, decoder: Decoder, tokens: list[int], writer: TraceWriter, progress: Progress):
+        self.recording, self.decoder, self.tokens, self.writer, self.progress = recording, decoder, tokens, writer, progress
+        self.header = writer.header
+        self.runtime = decoder.llama.kv
+
+    def run(self) -> None:
+        with _Watch() as watch:
+            prompt = self.tokens[: self.header.n_prompt]
+            for position in read(self.decoder, prompt, self.recording.n_threads):
+                watch.check()
+                self.progress("read the text", position, len(prompt))
+            if len(self.recording.sketches) > 1:
+                self._try_to_rewind()
+            for i, sketch in enumerate(self.recording.sketches or (None,)):
+                if i:
+                    self.decoder.rewind(self.header.n_prompt)
+                    self.runtime.configure(self.runtime.options.with_(sketch=sketch))
+                self._pass(sketch, i == 0, watch)
+        self._check_order()
+        self.writer.key_norms(_key_norms(self.runtime, self.header))
+
+    def _try_to_rewind(self) -> None:
+        """Before the first pass, which takes long."""
+        self.decoder.decode(self.tokens[self.header.n_prompt :][:1])
+        try:
+            self.decoder.rewind(self.header.n_prompt)
+        except EdgeKVError:
+            raise EdgeKVError("this model has recurrent layers and cannot be rewound, so that only one kind of sketch can be "
+                              "recorded; name one with --sketches") from None
+
+    def _pass(self, sketch: str | None, with_mass: bool, watch: _Watch) -> None:
+        header, runtime = self.header, self.runtime
+        part = np.s_[:, :, : header.n_pages]
+        kinds = ((MASS_SUM, MASS_MAX) if with_mass else ()) + ((estimate_of(sketch),) if sketch else ())
+        chunks = _Chunks(self.writer, header, kinds)
+
+        def seen(step: Step) -> None:
+            if not step.hooked or step.layers != header.layers:
+                raise EdgeKVError("a decode step did not run in EdgeKV's attention, so that it cannot be recorded")
+            arrays = (step.mass_sum[part], step.mass_max[part]) if with_mass else ()
+            chunks.add(*arrays, *((runtime.estimates()[part],) if sketch else ()))
+
+        doing = "record " + " and ".join(["attention"] * with_mass + [f"sketch {sketch}"] * bool(sketch))
+        observer = watch.guard(seen)
+        runtime.observers.append(observer)
+        try:
+            for i, token in enumerate(self.tokens[header.n_prompt :]):
+                self.decoder.decode([token])
+                watch.check()
+                self.progress(doing, i + 1, header.n_total)
+        finally:
+            runtime.observers.remove(observer)
+        chunks.flush()
+
+    def _check_order(self) -> None:
+        """A trace says that page p holds the positions from p * page_tokens on."""
+        n = len(self.tokens)
+        if not np.array_equal(self.runtime.cells.stream(0).positions[:n], np.arange(n)):
+            raise EdgeKVError("llama.cpp did not store the tokens in the order of their positions, so that they make no trace")
+
+
+class _Watch:
+    """Raises, between two decodes, what happened in one: native code calls Python after each step, with nobody above who could
+    catch an observer's error, or Ctrl-C, which is noticed there."""
+
+    def __init__(self) -> None:
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> _Watch:
+        self._main = threading.current_thread() is threading.main_thread()
+        if self._main:
+            self._before = signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._main:
+            signal.signal(signal.SIGINT, signal.SIG_DFL if self._before is None else self._before)
+
+    def _interrupt(self, *_: object) -> None:
+        self._error = KeyboardInterrupt()
+
+    def guard(self, observer: Callable[[Step], None]) -> Callable[[Step], None]:
+        def guarded(step: Step) -> None:
+            try:
+                observer(step)
+            except Exception as error:  # noqa: BLE001 - check() raises it again
+                self._error = self._error or error
+
+        return guarded
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+class _Chunks:
+    """Collects steps and writes them when a chunk is full."""
+
+    def __init__(self, writer: TraceWriter, header: Header, kinds: tuple[str, ...]):
+        self._writer, self._header, self._kinds = writer, header, kinds
+        self._buffers = [np.zeros((CHUNK_STEPS, *header.shape.axes), np.float16) for _ in kinds]
+        self._start = self._n = 0
+
+    def add(self, *arrays: np.ndarray) -> None:
+        for buffer, array in zip(self._buffers, arrays, strict=True):
+            buffer[self._n] = array
+        self._n += 1
+        if self._n == CHUNK_STEPS:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._n:
+            return
+        end = self._header.n_used_end(self._start + self._n - 1)
+        for kind, buffer in zip(self._kinds, self._buffers):
+            self._writer.chunk(kind, self._start, buffer[: self._n, :, :, :end])
+        self._start, self._n = self._start + self._n, 0
+
+
+def _key_norms(runtime: Runtime, header: Header) -> np.ndarray:
+    """float32 [row, head, page]: mean L2 norm of the keys of each page."""
+    norms = np.zeros(header.shape.axes, np.float32)
+    valid = np.ones(header.depth + header.n_steps, bool)
+    for row, layer in enumerate(header.layers):
+        keys = runtime.cells.keys(layer)[0, : len(valid)]
+        norms[row, : keys.shape[1]] = page_norms(keys, valid, header.page_tokens).T
+    return norms

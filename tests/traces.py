@@ -1,0 +1,40 @@
+"""Traces out of random numbers, for tests that need no model."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgekv.trace import Header, Trace
+
+
+def header(n_rows: int = 3, n_heads: int = 2, depth: int = 300, n_warmup: int = 5, n_steps: int = 40, group: int = 2,
+           lacking: bool = True) -> Header:
+    """lacking: the last row has one head less."""
+    exists = np.ones((n_rows, n_heads), bool)
+    exists[-1, -1] = not lacking
+    return Header("random.gguf", "noise", depth, n_warmup, n_steps, n_heads, (depth + n_steps - 1) // 16 + 1, 16,
+                  tuple(range(1, n_rows + 1)), (group,) * n_rows, tuple(map(tuple, exists.tolist())), rope=(64, 64, 10000.0, 1.0))
+
+
+def masses(header: Header, seed: int = 0, noise: float = 0.0) -> np.ndarray:
+    """float32 [step, row, head, page]: some pages matter for long, some for a few steps; each head's mass is its group size."""
+    rng = np.random.default_rng(seed)
+    axes = (header.n_total, *header.shape.axes)
+    slow = rng.gamma(0.2, 1.0, (1, *axes[1:]))
+    burst = np.repeat(rng.gamma(0.1, 1.0, (-(-axes[0] // 8), *axes[1:])), 8, axis=0)[: axes[0]]
+    mass = (slow + burst + 1e-3) * rng.gamma(2.0, 0.5, axes)
+    mass *= np.exp(noise * np.random.default_rng(seed + 1).normal(size=axes))
+    for step in range(axes[0]):
+        mass[step, ..., header.n_used_end(step) :] = 0
+    mass *= np.array(header.exists)[None, :, :, None]
+    total = mass.sum(axis=-1, keepdims=True)
+    mass = np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
+    return (mass * np.array(header.groups)[None, :, None, None]).astype(np.float32)
+
+
+def random_trace(seed: int = 0, **shape) -> Trace:
+    """With estimates of b2 that are near the truth, and of box that are not."""
+    of = header(**shape)
+    mass = masses(of, seed)
+    norms = np.random.default_rng(seed).random(of.shape.axes, np.float32)
+    return Trace.of(of, mass, mass * np.float32(0.75), {"b2": masses(of, seed, 0.3), "box": masses(of, seed, 1.5)}, norms)

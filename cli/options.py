@@ -129,7 +129,8 @@ _KV_OPTIONS = [
                     + "; ".join(f"{kind.value}: {kind.description}" for kind in SketchKind)
                     + f".  [default: {KvOptions.sketch.value}]"),
     _kv_option("--policy", metavar="NAME+...",
-               help="Mode sparse: what a page is worth, one or several of ema, anchor, recent, lru, random, none.  "
+               help="Mode sparse: what a page is worth, one or several of ema, anchor, recent, h2o, snapkv, ...: `edgekv policies` "
+                    "lists them.  "
                     f"[default: {KvOptions.policy}]"),
     _kv_option("--prefetch", metavar="NAME",
                help="Mode sparse: which pages are expected to be wanted next; one of none, previous, neighbour, rope, random.  "
@@ -156,7 +157,7 @@ def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
     will not be used is told on standard error. Raises ConfigError, and CudaUnavailable where a GPU was asked for in vain.
     """
     from edgekv.devices import place
-    from edgekv.policies import POLICIES
+    from edgekv import policies
     from edgekv.prefetch import PREFETCHERS
 
     given = {field: value for name, field in _KV_FIELDS.items() if (value := settings.pop(name)) is not None}
@@ -168,8 +169,7 @@ def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
     if automatic:  # None, which from_env() takes for an option that was not given
         kv = kv.with_(**dict.fromkeys(automatic))
     _refuse_useless(kv, named)
-    for name in kv.policy.split("+"):
-        POLICIES.get(name.strip())
+    policies.check_live(kv.policy)
     PREFETCHERS.get(kv.prefetch)
     if (warning := place(kv).warning) is not None:
         click.echo(f"warning: {warning}", err=True)

@@ -347,7 +347,7 @@ def defaults(options: KvOptions) -> Iterator[None]:
 def _effective(options: KvOptions) -> KvOptions:
     """With EDGEKV=0 everything is stock, whatever was asked for. Raises ConfigError for a policy or a prefetch that there is not:
     here, because nobody could catch it when a context is attached."""
-    policies.kinds(options.policy)
+    policies.check_live(options.policy)
     prefetch.PREFETCHERS.get(options.prefetch)
     return options if core.enabled() else options.with_(mode=KvMode.OFF)
 

@@ -44,6 +44,15 @@ class DeviceError(RuntimeError):
 # ---- streams ------------------------------------------------------------------------------------------------------------------
 
 
+class Batch(list):
+    """Work that is done at once."""
+
+    def __call__(self) -> bool:
+        for work in self:
+            work()
+        return True
+
+
 class Stream:
     current: list[Stream] = []
 
@@ -64,6 +73,17 @@ class Stream:
         self.queue.append(lambda: (work(), True)[1])
         if self.device.eager:
             self.synchronize()
+
+    def push_small(self, work: Callable[[], object]) -> None:
+        """Array arithmetic, of which a policy has dozens in a step: all that follows each other is one operation."""
+        self.append_small(work)
+        if self.device.eager:
+            self.synchronize()
+
+    def append_small(self, work: Callable[[], object]) -> None:
+        if not self.queue or not isinstance(self.queue[-1], Batch):
+            self.queue.append(Batch())
+        self.queue[-1].append(work)
 
     def run(self, n: int) -> None:
         """n operations at most."""
@@ -153,7 +173,7 @@ class Allocation:
         self.memory, self.stream = memory, Stream.now()
 
     def __del__(self) -> None:
-        self.stream.queue.append(lambda memory=self.memory: True)
+        self.stream.append_small(lambda memory=self.memory: None)
 
 
 class Array:
@@ -174,7 +194,7 @@ class Array:
 
     def __setitem__(self, index: object, value: object) -> None:
         index, value = _index(index), _value(value)
-        Stream.now().push(lambda: self.memory.__setitem__(index, value))
+        Stream.now().push_small(lambda: self.memory.__setitem__(index, value))
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -182,11 +202,8 @@ class Array:
     def view(self, dtype: type) -> Array:
         return Array(self.memory.view(dtype), self.owner)
 
-    def __iadd__(self, other: object) -> Array:
-        return ufunc(np.add)(self, other, out=self)
-
-    def __itruediv__(self, other: object) -> Array:
-        return ufunc(np.true_divide)(self, other, out=self)
+    def astype(self, dtype: type) -> Array:
+        return lazily(lambda memory: memory.astype(dtype), self)
 
     def get(self, out: np.ndarray | None = None, blocking: bool = True) -> np.ndarray:
         stream = Stream.now()
@@ -202,16 +219,43 @@ class Array:
     def _host(self, *_: object, **__: object):
         raise AssertionError("an array of the device was read by the host")
 
-    __array__ = __array_function__ = __bool__ = __float__ = __int__ = __iter__ = __index__ = __eq__ = __lt__ = __gt__ = _host
+    __array__ = __array_function__ = __bool__ = __float__ = __int__ = __iter__ = __index__ = __eq__ = _host
+
+
+def lazily(function: Callable, *inputs: object) -> Array:
+    """A new array of what the function makes of the inputs, when the stream gets to it. Its shape is told by zeros in their place."""
+    values = [_value(x) for x in inputs]
+    with np.errstate(all="ignore"):
+        like = function(*(np.zeros_like(value) if isinstance(value, np.ndarray) else value for value in values))
+    memory = np.full(like.shape, 85, like.dtype)
+    Stream.now().push_small(lambda: np.copyto(memory, function(*values)))
+    return Array(memory, Allocation(memory))
 
 
 def ufunc(function: Callable) -> Callable:
-    def call(*inputs: object, out: Array) -> Array:
+    def call(*inputs: object, out: Array | None = None, **options: object) -> Array:
+        if out is None:
+            return lazily(lambda *values: function(*values, **options), *inputs)
         values = [_value(x) for x in inputs]
-        Stream.now().push(lambda: function(*values, out=out.memory))
+        Stream.now().push_small(lambda: function(*values, out=out.memory, **options))
         return out
 
     return call
+
+
+def _operators() -> None:
+    """a + b, b + a and a += b for arrays of the device, and so on."""
+    for name, function in {"add": np.add, "sub": np.subtract, "mul": np.multiply, "truediv": np.true_divide, "floordiv": np.floor_divide,
+                           "mod": np.remainder, "and": np.logical_and, "or": np.logical_or}.items():
+        setattr(Array, f"__{name}__", lambda self, other, do=ufunc(function): do(self, other))
+        setattr(Array, f"__r{name}__", lambda self, other, do=ufunc(function): do(other, self))
+        setattr(Array, f"__i{name}__", lambda self, other, do=ufunc(function): do(self, other, out=self))
+    for name, function in {"gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal}.items():
+        setattr(Array, f"__{name}__", lambda self, other, do=ufunc(function): do(self, other))
+    Array.__invert__ = ufunc(np.logical_not)
+
+
+_operators()
 
 
 # ---- the module ---------------------------------------------------------------------------------------------------------------
@@ -274,11 +318,13 @@ def module(library: Path, device: Device) -> SimpleNamespace:
         return Array(memory, Allocation(memory))
 
     def copyto(out: Array, value: np.generic, where: Array) -> None:
-        Stream.now().push(lambda: np.copyto(out.memory, value, where=where.memory))
+        Stream.now().push_small(lambda: np.copyto(out.memory, value, where=where.memory))
 
     return SimpleNamespace(
         __version__="0", ndarray=lambda shape, dtype, memory: over(memory, shape, dtype), asarray=asarray, zeros=zeros, copyto=copyto,
-        add=ufunc(np.add), multiply=ufunc(np.multiply), greater=ufunc(np.greater),
+        **{name: ufunc(getattr(np, name)) for name in (
+            "add", "multiply", "true_divide", "greater", "minimum", "maximum", "exp", "floor", "log2", "sum", "max", "cumsum", "where",
+            "sort", "partition", "take_along_axis")},
         RawModule=lambda code, options: SimpleNamespace(get_function=lambda name: Kernel(native, device, code, name)),
         cuda=SimpleNamespace(
             Device=lambda index: device, Event=Event, Stream=lambda non_blocking: Stream(device),

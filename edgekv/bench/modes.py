@@ -5,13 +5,14 @@ A mode is a registered name, or a name with changes of its own, such as `sparse:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args, get_type_hints
 
+from edgekv import policies
 from edgekv.config import KvOptions, parse_bytes
 from edgekv.errors import ConfigError
-from edgekv.policies import POLICIES
 from edgekv.prefetch import PREFETCHERS
 from edgekv.registry import Registry
 from edgekv.vocab import KvMode, SketchKind, Split
@@ -25,6 +26,8 @@ class BenchMode:
     flash_attn: bool = True
     newest: bool = False
     """The whole page budget goes to the first and the newest tokens."""
+    destructive: bool = False
+    """It drops cells: what it has decoded cannot be taken back by a rewind, only by `Decoder.restore`."""
 
     @property
     def alternates(self) -> bool:
@@ -88,7 +91,7 @@ def find_mode(name: str) -> BenchMode:
     if not colon:
         return mode
     changes = dict(mode.changes)
-    for change in text.split(","):
+    for change in _items(text):
         key, equals, value = (part.strip() for part in change.partition("="))
         if not equals or key not in CHANGEABLE:
             raise ConfigError(f"bench mode {name!r}: {change!r} is no change; write OPTION=VALUE, with one of the options "
@@ -97,8 +100,7 @@ def find_mode(name: str) -> BenchMode:
     try:
         options = KvOptions(**changes)
         changes["mode"] = options.mode
-        for policy in options.policy.split("+"):
-            POLICIES.get(policy)
+        policies.check_live(options.policy)
         PREFETCHERS.get(options.prefetch)
     except ConfigError as error:
         raise ConfigError(f"bench mode {name!r}: {error}") from None
@@ -108,7 +110,7 @@ def find_mode(name: str) -> BenchMode:
 def split_modes(text: str) -> tuple[str, ...]:
     """The modes of a comma-separated list; a part such as `blend=0.7` belongs to the mode before it."""
     names: list[str] = []
-    for part in text.split(","):
+    for part in _items(text):
         if names and ":" in names[-1] and "=" in part and ":" not in part:
             names[-1] += f",{part.strip()}"
         else:
@@ -120,6 +122,11 @@ def in_order(modes: Sequence[str]) -> tuple[str, ...]:
     """The modes in order, each once, stock before all others and full attention before the sparse ones."""
     first = (STOCK, FULL) if FULL in modes else (STOCK,)
     return tuple(dict.fromkeys((*first, *modes)))
+
+
+def _items(text: str) -> list[str]:
+    """What commas part; those inside brackets belong to a policy's settings."""
+    return re.split(r",(?![^(]*\))", text)
 
 
 _FIXED = {"page_tokens", "type_k", "type_v"}

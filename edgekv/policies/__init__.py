@@ -1,42 +1,122 @@
-"""What a page is worth. A policy = one file, one line here, one row in tests/test_policies.py."""
+"""What a page is worth. A policy = one file, one line here, one row in tests/test_policies.py.
+
+A policy is named by its parts, joined by "+"; a part may have settings of its own: "ema(alpha=0.02)+anchor+recent".
+"""
 
 from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
 
 from edgekv.errors import ConfigError
 from edgekv.kernels.ops import Array, Ops
 from edgekv.observation import Shape
+from edgekv.policies.adakv import AdaKv
 from edgekv.policies.anchor import Anchor
 from edgekv.policies.base import Policy, Settings
 from edgekv.policies.composed import Composed
 from edgekv.policies.ema import Ema
+from edgekv.policies.ema_any import EmaAny
+from edgekv.policies.h2o import H2O
+from edgekv.policies.hierarchical import Hierarchical
+from edgekv.policies.knorm import KNorm
+from edgekv.policies.lfu import Lfu
 from edgekv.policies.lru import Lru
+from edgekv.policies.mlfq import Mlfq
+from edgekv.policies.morphkv import MorphKv
+from edgekv.policies.nacl import Nacl
 from edgekv.policies.none import NoPolicy
+from edgekv.policies.oracle import Oracle
+from edgekv.policies.pyramidkv import PyramidKv
 from edgekv.policies.random import Random
 from edgekv.policies.recent import Recent
+from edgekv.policies.s3fifo import S3Fifo
+from edgekv.policies.snapkv import SnapKv
+from edgekv.policies.streaming import Streaming, Streaming288
+from edgekv.policies.tova import Tova
+from edgekv.policies.treekv import TreeKv
 from edgekv.registry import Registry
 
 POLICIES: Registry[type[Policy]] = Registry("policy")
-POLICIES.add("ema", Ema, "moving average of the attention mass, for each head")
-POLICIES.add("anchor", Anchor, "pins the first tokens and the system prompt")
-POLICIES.add("recent", Recent, "pins the newest tokens")
-POLICIES.add("lru", Lru, "what was attended last")
-POLICIES.add("random", Random, "a fixed random order")
-POLICIES.add("none", NoPolicy, "no opinion: sketches alone decide")
+POLICIES.add("ema", Ema, "moving average of the attention mass, for each head", "EdgeKV")
+POLICIES.add("ema-any", EmaAny, "one moving average for each layer, of the head that attends a page most", "EdgeKV")
+POLICIES.add("anchor", Anchor, "pins the first tokens and the system prompt", "StreamingLLM, arXiv:2309.17453")
+POLICIES.add("recent", Recent, "pins the newest tokens", "StreamingLLM, arXiv:2309.17453")
+POLICIES.add("lru", Lru, "what was accessed last", "classic")
+POLICIES.add("lfu", Lfu, "what was accessed most often", "classic")
+POLICIES.add("mlfq", Mlfq, "levels by the number of accesses, sinking without them", "MQ, USENIX 2001")
+POLICIES.add("s3fifo", S3Fifo, "small, main and ghost queue, first in first out", "S3-FIFO, SOSP 2023")
+POLICIES.add("streaming", Streaming, "the first tokens and the newest", "StreamingLLM, arXiv:2309.17453")
+POLICIES.add("streaming-288", Streaming288, "the first 32 tokens and the newest 256, whatever the budget",
+             "StreamingLLM, arXiv:2309.17453")
+POLICIES.add("h2o", H2O, "most attention accumulated, and half of the budget for the newest tokens", "H2O, arXiv:2306.14048")
+POLICIES.add("tova", Tova, "what the newest token attends, the same for all heads of a layer", "TOVA, arXiv:2401.06104")
+POLICIES.add("snapkv", SnapKv, "what the end of the prompt attended, and all that is newer", "SnapKV, arXiv:2404.14469")
+POLICIES.add("pyramidkv", PyramidKv, "snapkv with fewer pages for each further layer", "PyramidKV, arXiv:2406.02069")
+POLICIES.add("adakv", AdaKv, "snapkv with a budget that the heads of a layer share", "Ada-KV, arXiv:2407.11550")
+POLICIES.add("nacl", Nacl, "what the end of the prompt attended, and some pages drawn at random", "NaCl, arXiv:2408.03675")
+POLICIES.add("hierarchical", Hierarchical, "four levels by how often a page was among the best of a window",
+             "popularity levels in a 40-token window")
+POLICIES.add("morphkv", MorphKv, "what the newest tokens together attend", "MorphKV, arXiv:2503.00979")
+POLICIES.add("treekv", TreeKv, "neighbours compared in turn: sparse at the beginning, dense at the end", "TreeKV, arXiv:2501.04987")
+POLICIES.add("knorm", KNorm, "keys of low norm", "L2 norm, arXiv:2406.11430")
+POLICIES.add("oracle", Oracle, "what the step itself attends: the ceiling, in the simulator only", "classic")
+POLICIES.add("random", Random, "a fixed random order: the least to beat", "classic")
+POLICIES.add("none", NoPolicy, "no opinion: sketches alone decide", "EdgeKV")
+
+_PART = re.compile(r"(?P<name>[^()]*?)\s*(?:\((?P<changes>[^()]*)\))?")
+_KINDS = {field.name: type(field.default) for field in fields(Settings)}
 
 
 def kinds(spec: str) -> list[type[Policy]]:
     """The parts of a policy's name, joined by "+". Raises ConfigError."""
-    names = [name.strip() for name in spec.split("+")]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"the policy {spec!r} names a part twice; name each once")
-    return [POLICIES.get(name) for name in names]
+    return [kind for kind, _ in _parts(spec, Settings())]
+
+
+def check_live(spec: str) -> None:
+    """Raises ConfigError where a live context cannot run the policy, or there is none of that name."""
+    if any(kind.clairvoyant for kind in kinds(spec)):
+        raise ConfigError(f"the policy {spec!r} needs to see a step's attention before the step, so only `edgekv sim` can run it; "
+                          "choose another")
 
 
 def make(spec: str, shape: Shape, settings: Settings | None = None, ops: Ops | None = None, scores: Array | None = None) -> Composed:
-    """The policy named by `spec`, one or several names joined by "+": their scores add, their pins unite. ops: where scores and
-    mass live, None: in host memory; scores: zeros, the array to keep the scores in, None: one of its own. Raises ConfigError."""
+    """The policy named by `spec`, one or several names joined by "+": their scores add, their pins unite. settings: for the parts
+    that do not say otherwise; ops: where scores and mass live, None: in host memory; scores: zeros, the array to keep the scores in,
+    None: one of its own. Raises ConfigError."""
     settings, ops = settings or Settings(), ops or Ops()
-    parts = kinds(spec)
-    alone = sum(part.scoring for part in parts) == 1
-    members = [part(shape, settings, ops, scores if alone else None) for part in parts]
+    parts = _parts(spec, settings)
+    alone = sum(kind.scoring for kind, _ in parts) == 1
+    members = [kind(shape, its, ops, scores if alone else None) for kind, its in parts]
     return Composed(shape, settings, ops, members, None if alone else scores)
+
+
+def _parts(spec: str, settings: Settings) -> list[tuple[type[Policy], Settings]]:
+    """Kind and settings of each part. Raises ConfigError."""
+    parts = {}
+    for text in re.split(r"\+(?![^(]*\))", spec):  # a plus in brackets belongs to a number
+        match = _PART.fullmatch(text.strip())
+        if match is None:
+            raise ConfigError(f"the policy {spec!r} has brackets in the wrong place; write NAME(SETTING=VALUE,...)+NAME")
+        name = match["name"]
+        if name in parts:
+            raise ConfigError(f"the policy {spec!r} names a part twice; name each once")
+        kind = POLICIES.get(name)
+        parts[name] = kind, settings if match["changes"] is None else replace(settings, **_changes(spec, match["changes"]))
+    return list(parts.values())
+
+
+def _changes(spec: str, text: str) -> dict[str, int | float]:
+    """The settings between brackets."""
+    changes: dict[str, int | float] = {}
+    for change in text.split(","):
+        key, equals, value = (piece.strip() for piece in change.partition("="))
+        if not equals or key not in _KINDS:
+            raise ConfigError(f"the policy {spec!r}: {change.strip()!r} is no setting; write SETTING=VALUE, with one of "
+                              f"{', '.join(_KINDS)}")
+        try:
+            changes[key] = _KINDS[key](value)
+        except ValueError:
+            kind = "a whole number" if _KINDS[key] is int else "a number"
+            raise ConfigError(f"the policy {spec!r}: {key} is {value!r}; it must be {kind}") from None
+    return changes

@@ -23,16 +23,36 @@ class Settings:
     recent_tokens: int = 64
     """recent: pages with one of so many newest positions are pinned."""
     access_mass: float = 0.01
-    """lru: a page with more attention mass than this, per token, was accessed."""
+    """lru, lfu, mlfq, s3fifo: a page with more attention mass than this, per token, was accessed."""
     seed: int = 0
-    """random."""
+    """random, nacl."""
+    n_window: int = 32
+    """snapkv, pyramidkv, adakv, nacl, anchor: so many tokens after a prompt say what of it matters. morphkv: so many newest tokens do.
+    SnapKV's and MorphKV's default."""
+    kernel_tokens: int = 5
+    """snapkv, pyramidkv, adakv: width of the pooling along the sequence, an odd number. SnapKV's default."""
+    window_tokens: int = 40
+    """hierarchical: tokens between two changes of level. mlfq: tokens without an access after which a page sinks."""
+    n_top: int = 16
+    """hierarchical: so many pages with most mass of a head are popular."""
+    random_share: float = 0.37
+    """nacl: share of the budget that is drawn. Its source's defaults: 7 % of the tokens drawn beside 12 % by score."""
+    n_heavy: int = 0
+    """anchor: pages of each head that are pinned for their mass right after the prompt. None: measured not to pay."""
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha <= 1:
             raise ConfigError(f"alpha is {self.alpha!r}; it must be above 0 and at most 1")
-        for name in ("sink_tokens", "recent_tokens", "access_mass", "seed"):
+        for name in ("sink_tokens", "recent_tokens", "access_mass", "seed", "n_heavy"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must not be negative")
+        for name in ("n_window", "kernel_tokens", "window_tokens", "n_top"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be at least 1")
+        if self.kernel_tokens % 2 == 0:
+            raise ConfigError(f"kernel_tokens is {self.kernel_tokens}; it must be odd, so that the kernel has a middle")
+        if not 0 <= self.random_share <= 1:
+            raise ConfigError(f"random_share is {self.random_share!r}; it must be from 0 to 1")
 
 
 class Policy:

@@ -12,13 +12,16 @@ from edgekv.policies.base import Policy, Settings
 
 
 class Composed(Policy):
-    """Scores add, pins unite."""
+    """Scores add, pins unite. The split is that of the first member which has one, and what one member needs, all get."""
 
     def __init__(self, shape: Shape, settings: Settings, ops: Ops, members: list[Policy], scores: Array | None = None):
         super().__init__(shape, settings, ops)
         self.members = members
         scoring = [member for member in members if member.scoring]
         self.scoring = bool(scoring)
+        self.split = next((member.split for member in members if member.split is not None), None)
+        self.needs_keys = any(member.needs_keys for member in members)
+        self.clairvoyant = any(member.clairvoyant for member in members)
         self._added = scoring if len(scoring) > 1 else []
         if self._added:
             self._scores = ops.zeros(shape.axes, np.float32) if scores is None else scores
@@ -39,6 +42,10 @@ class Composed(Policy):
             self.ops.xp.add(first, others[0], out=total)
             for scores in others[1:]:
                 total += scores
+
+    def most(self, n_budget: int) -> int:
+        """The most that one of the members with scores would keep; pins come on top of no budget."""
+        return max((member.most(n_budget) for member in self.members if member.scoring), default=n_budget)
 
     def forget(self, pages: np.ndarray) -> None:
         if self._added:

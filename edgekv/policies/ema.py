@@ -27,11 +27,13 @@ class Ema(Policy):
         self._n_tokens = 0
 
     def update(self, observation: Observation) -> None:
-        if not observation.observed:
-            return
-        self._n_tokens += observation.n_tokens
+        if observation.observed:
+            self.take(observation.mass_sum, observation.n_used_end, observation.n_tokens)
+
+    def take(self, mass: Array, end: int, n_tokens: int) -> None:
+        """Mass of a step of n_tokens, on the pages before `end`."""
+        self._n_tokens += n_tokens
         look = self._n_tokens >= self._flush_tokens
         if look:
             self._n_tokens = 0
-        self.ops.ema(self._scores, observation.mass_sum, observation.n_used_end, *weights(self.settings.alpha, observation.n_tokens),
-                     least=_LEAST if look else 0.0)
+        self.ops.ema(self._scores, mass, end, *weights(self.settings.alpha, n_tokens), least=_LEAST if look else 0.0)

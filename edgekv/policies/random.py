@@ -23,7 +23,8 @@ class Random(Policy):
     def update(self, observation: Observation) -> None:
         end = observation.n_used_end
         if end:
-            self.ops.xp.multiply(self._draws[:, :, :end], np.float32(2 / end), out=self._scores[:, :, :end])
+            means = np.where(observation.page_positions[:end] >= 0, np.float32(2 / end), np.float32(0))
+            self.ops.xp.multiply(self._draws[:, :, :end], self.ops.upload(means), out=self._scores[:, :, :end])
 
     def forget(self, pages: np.ndarray) -> None:
         super().forget(pages)

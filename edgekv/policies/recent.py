@@ -6,6 +6,7 @@ import numpy as np
 
 from edgekv.kernels.ops import Array, Ops
 from edgekv.observation import Observation, Shape
+from edgekv.policies.age import within
 from edgekv.policies.base import Policy, Settings
 
 
@@ -21,12 +22,4 @@ class Recent(Policy):
         return self._pins
 
     def update(self, observation: Observation) -> None:
-        recent = self.settings.recent_tokens
-        streams = observation.page_positions.reshape(self.shape.n_streams, -1)
-        if self.shape.n_streams == 1:
-            streams = streams[:, : observation.n_used_end]
-            self._pins[observation.n_used_end :] = False
-        if streams.size:
-            newest = streams.max(axis=1, keepdims=True)
-            # an empty page is at -1: it is never newer than a stream's start
-            np.greater(streams, np.maximum(newest - recent, -1), out=self._pins[: streams.size].reshape(streams.shape))
+        self._pins = within(self.shape, observation, self.settings.recent_tokens)

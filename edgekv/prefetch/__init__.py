@@ -13,11 +13,12 @@ from edgekv.prefetch.rope import RopeDistance
 from edgekv.registry import Registry
 
 PREFETCHERS: Registry[type[Prefetcher]] = Registry("prefetch")
-PREFETCHERS.add("none", NoPrefetch, "pages move on their scores alone")
-PREFETCHERS.add("previous", Previous, "what the last step attended")
-PREFETCHERS.add("neighbour", Neighbour, "the pages beside the hottest")
-PREFETCHERS.add("rope", RopeDistance, "a prior by distance, from the model's rotary embedding")
-PREFETCHERS.add("random", RandomPages, "any pages")
+PREFETCHERS.add("none", NoPrefetch, "pages move on their scores alone", "EdgeKV")
+PREFETCHERS.add("previous", Previous, "what the last step attended", "EdgeKV")
+PREFETCHERS.add("neighbour", Neighbour, "the pages beside the hottest", "classic: read-ahead")
+PREFETCHERS.add("rope", RopeDistance, "a prior by distance, from the model's rotary embedding",
+                "from RoFormer, arXiv:2104.09864")
+PREFETCHERS.add("random", RandomPages, "any pages: the least to beat", "classic")
 
 
 def make(name: str, shape: Shape, rope: Rope | None = None, ops: Ops | None = None) -> Prefetcher:

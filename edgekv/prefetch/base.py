@@ -21,7 +21,8 @@ class Rope:
     """Channels that are turned."""
     base: float = 10000.0
     factor: float = 1.0
-    """Linear scaling: positions are divided by it."""
+    """Linear scaling: positions are divided by it. What YaRN does beyond that, turning the fast channels as if there were none, is left
+    out: these say little at distances of many pages."""
 
 
 class Prefetcher:

@@ -1,0 +1,44 @@
+"""`edgekv policies`: what can be chosen to decide which pages are worth their place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from edgekv.cli.options import option
+from edgekv.cli.tables import Column, output_option, print_rows
+
+COLUMNS = [
+    Column("kind", "kind", right=False),
+    Column("name", "name", right=False),
+    Column("description", "what it does", right=False),
+    Column("source", "source", right=False),
+]
+
+KINDS = ("policy", "prefetch", "budget")
+
+
+@click.command()
+@option("--kind", type=click.Choice(KINDS), help="List only these.")
+@output_option("json", "csv", "md")
+def policies(kind: str | None, output: str) -> None:
+    """List what decides which pages are worth their place.
+
+    A policy says what a page is worth (--policy), several joined by a plus: ema+anchor+recent. A part may have settings of its own,
+    ema(alpha=0.02)+anchor. A prefetcher says which pages will be wanted next (--prefetch). A budget scheme says how the pages of a
+    budget are divided over layers and heads.
+    """
+    print_rows([row for row in _rows() if kind in (None, row["kind"])], COLUMNS, output)
+
+
+def _rows() -> list[dict[str, Any]]:
+    from edgekv.budgets import SPLITS
+    from edgekv.policies import POLICIES
+    from edgekv.prefetch import PREFETCHERS
+
+    rows = [{"kind": kind, "name": name, "description": registry.describe(name), "source": registry.source(name)}
+            for kind, registry in zip(KINDS, (POLICIES, PREFETCHERS, SPLITS)) for name in registry]
+    rows.append({"kind": "budget", "name": "coverage", "source": "top-p as in Twilight, arXiv:2502.02770",
+                 "description": "with any of these: the fewest pages of a head whose estimated attention reaches a target (--coverage)"})
+    return rows

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
+from edgekv.cli.ladder import ladder
+from edgekv.cli.lists import CommaList
 from edgekv.cli.options import model_argument, model_path, option
+from edgekv.cli.progress import progress_bar
 from edgekv.cli.tables import Column, output_option, print_rows
 from edgekv.vocab import CacheType
-
-
-class CommaList(click.ParamType):
-    """A list such as "512,4096", each item of another parameter type."""
-
-    def __init__(self, item: click.ParamType, name: str):
-        self.item, self.name = item, name
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
-        if not isinstance(value, str):
-            return tuple(value)
-        return tuple(self.item.convert(part.strip(), param, ctx) for part in value.split(","))
 
 
 class ModeList(click.ParamType):
@@ -107,6 +95,9 @@ def bench() -> None:
     """Measure, against stock llama.cpp in the same run."""
 
 
+bench.add_command(ladder)
+
+
 @bench.command()
 @model_argument
 @option("-d", "--depths", type=_COUNTS, default="512,4096,7680", show_default=True,
@@ -163,7 +154,7 @@ def kv(
         page_tokens=page_tokens,
         prefill=prefill,
     )
-    with _progress() as progress:
+    with progress_bar() as progress:
         groups = run(request, progress, warn=lambda text: click.echo(f"warning: {text}", err=True))
         rows = [row for group in groups for row in group]
     if output in ("table", "md"):
@@ -219,7 +210,7 @@ def recall(
         caches=Caches(CacheType(type_k), CacheType(type_v), page_tokens),
         seed=seed,
     )
-    with _progress() as progress:
+    with progress_bar() as progress:
         rows = [row for group in run(request, progress) for row in group]
     if output in ("table", "md"):
         rows = [{**row, "kept_of": f"{row['kept']} of {row['full_found']}"} for row in rows]
@@ -241,17 +232,3 @@ def _used(columns: list[Column], rows: list[dict[str, Any]]) -> list[Column]:
         return len(values) > 1 if key in ("text", "kv") else values != {None}
 
     return [column for column in columns if needed(column.key)]
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on standard error where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda what, done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("load", total=None)
-        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)

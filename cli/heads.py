@@ -1,7 +1,9 @@
-"""`edgekv heads`: what each head attends after a prompt."""
+"""`edgekv heads`: what each head attends after a prompt, and its role."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +13,6 @@ import click
 from edgekv.cli.options import model_argument, model_path, option, threads_option
 from edgekv.cli.tables import Column, output_option, print_json, print_rows
 from edgekv.errors import ConfigError
-from edgekv.vocab import MAX_QUERY_TOKENS
 
 if TYPE_CHECKING:
     from edgekv.heads import HeadMass
@@ -26,9 +27,12 @@ def _percent(share: float) -> str:
 COLUMNS = [
     Column("layer", "layer"),
     Column("head", "head"),
+    Column("role", "role", right=False),
     Column("sink", "first %", _percent),
     Column("recent", "recent %", _percent),
     Column("rest", "rest %", _percent),
+    Column("concentration", "on few %", _percent),
+    Column("change", "change %", _percent),
     Column("effective_pages", "eff. pages", lambda n: f"{n:.1f}"),
     Column("top_page", "top page"),
     Column("top_share", "its %", _percent),
@@ -39,27 +43,71 @@ COLUMNS = [
 @click.command()
 @model_argument
 @option("-p", "--prompt", help="The text to read; without it, standard input.")
-@option("-n", "--last", type=click.IntRange(1, MAX_QUERY_TOKENS), default=1, show_default=True,
-        help="How many of the prompt's last tokens are decoded one by one and observed.")
+@option("--trace", type=click.Path(path_type=Path), metavar="FILE",
+        help="Read a recorded trace (edgekv trace record) in place of running the model; it has no text.")
+@option("-n", "--last", type=click.IntRange(1), default=32, show_default=True,
+        help="How many of the prompt's last tokens are decoded one by one and observed; roles need two, and some tens to be "
+             "sure.")
 @option("--recent", type=click.IntRange(0), default=4, show_default=True, help="How many pages at the end count as recent.")
 @option("-l", "--layers", metavar="LIST", help="Show only these layers, e.g. 0,4-7.")
+@option("--picture", type=click.Path(path_type=Path), metavar="FILE",
+        help="Also draw the map of roles, as .png or .svg; needs matplotlib (pip install \"edgekv[report]\").")
 @option("-c", "--ctx", type=click.IntRange(1), metavar="TOKENS", help="Context length.  [default: what the prompt needs]")
 @threads_option
 @output_option("json", "csv", "md")
 def heads(
-    model: Path | None, prompt: str | None, last: int, recent: int, layers: str | None, ctx: int | None, threads: int | None,
-    output: str,
+    model: Path | None, prompt: str | None, trace: Path | None, last: int, recent: int, layers: str | None, picture: Path | None,
+    ctx: int | None, threads: int | None, output: str,
 ) -> None:
     """Read a prompt and show where each head's attention went: on the first page (where models park attention they do not need),
-    on the last pages, or in between.
+    on the last pages, or in between; and what role that makes of the head.
 
     The prompt is taken as it is, without a chat template. Its last tokens are decoded one by one, and their attention
     is summed; the tokens before them are read in batches, which are not observed. A page is 16 tokens. One line is one KV
     head: its query heads are added up. "eff. pages" is the number of pages that an evenly spread head with the same entropy
-    would use; "top page" is the strongest page that is neither the first nor recent.
+    would use; "on few" the part of the rest that lies on its best twentieth of the pages, "change" the part that moves to other
+    pages from token to token; "top page" is the strongest page that is neither the first nor recent.
+
+    The roles: retrieval (a fifth or more of its mass in the middle, on few pages, others in each step), anchor (most of its mass
+    on the first page), recency (most on the last pages), other (none of these: diffuse, or always the same pages). Below the
+    table stands the map of all layers.
 
     MODEL is a GGUF file; without it the default model is used.
     """
+    if picture is not None:
+        from edgekv.report.drawing import check_picture
+
+        check_picture(picture)
+    name, mass, texts = _replayed(trace, recent) if trace is not None else _observed(model, prompt, last, recent, ctx, threads)
+    chosen = _layer_list(layers, len(mass.layers))
+    if output == "json":
+        print_json(_full(mass, name, texts, chosen))
+    else:
+        if output == "table":
+            click.echo(f"{name}: {mass.n_tokens} tokens, {mass.n_pages} pages of {mass.page_tokens}, "
+                       f"attention of the last {mass.n_steps} token{'s' * (mass.n_steps > 1)}", err=True)
+        print_rows(_rows(mass, texts, chosen), COLUMNS if texts else COLUMNS[:-1], output)
+        if output == "table":
+            _print_map(mass, chosen)
+        for layer in mass.layers:
+            if layer.il in chosen and not layer.hooked:
+                click.echo(f"layer {layer.il} is not observed: {layer.reason}", err=True)
+    if picture is not None:
+        _draw(mass, name, picture)
+
+
+def _replayed(path: Path, recent: int) -> tuple[str, HeadMass, list[str]]:
+    from edgekv.heads import replay
+    from edgekv.trace import Trace
+
+    trace = Trace.open(path)
+    return f"{trace.header.model}, {path.name}", replay(trace, recent), []
+
+
+def _observed(
+    model: Path | None, prompt: str | None, last: int, recent: int, ctx: int | None, threads: int | None
+) -> tuple[str, HeadMass, list[str]]:
+    """The model's name, what its heads attended, and the text of each page."""
     if prompt is None:
         if sys.stdin.isatty():
             raise ConfigError("there is no prompt; give one with -p TEXT or on standard input")
@@ -70,10 +118,8 @@ def heads(
     from edgekv.vocab import KvMode
 
     model = model_path(model)
-    shape = geometry(model)
-    chosen = _layer_list(layers, shape.n_layer)
     # Never more than a token for each byte, plus the one at the start; the context is only as large as it has to be.
-    n_ctx = ctx or min(shape.n_ctx_train, len(prompt.encode()) + 8)
+    n_ctx = ctx or min(geometry(model).n_ctx_train, len(prompt.encode()) + 8)
     options: dict[str, Any] = {} if threads is None else {"n_threads": threads, "n_threads_batch": threads}
     llama = Llama(str(model), kv=KvMode.EXACT, kv_observe=True, n_ctx=n_ctx, verbose=False, **options)
     try:
@@ -81,20 +127,59 @@ def heads(
         texts = [llama.detokenize(mass.page_slice(page)).decode(errors="replace") for page in range(mass.n_pages)]
     finally:
         llama.close()
-    if output == "json":
-        print_json(_full(mass, model, texts, chosen))
-    else:
-        if output == "table":
-            click.echo(f"{model.name}: {len(mass.tokens)} tokens, {mass.n_pages} pages of {mass.page_tokens}, "
-                       f"attention of the last {mass.n_steps} token{'s' * (mass.n_steps > 1)}", err=True)
-        print_rows(_rows(mass, texts, chosen), COLUMNS, output)
-        for layer in mass.layers:
-            if layer.il in chosen and not layer.hooked:
-                click.echo(f"layer {layer.il} is not observed: {layer.reason}", err=True)
+    return model.name, mass, texts
+
+
+def _print_map(mass: HeadMass, chosen: list[int]) -> None:
+    """A line for each head with a letter for each layer, as many layers as the terminal is wide."""
+    from edgekv.roles import ROLES, UNKNOWN
+
+    known = mass.profile.roles()[chosen]
+    if (known == UNKNOWN).all():
+        click.echo("\nroles need two observed tokens or more (-n)")
+        return
+    styled = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+    def cell(role: int) -> str:
+        letter = "." if role == UNKNOWN else ROLES[role].letter
+        return click.style(letter, fg=_COLOURS[ROLES[role].value]) if styled and role != UNKNOWN else letter
+
+    counts = ", ".join(f"{cell(i)} {role.value} {int((known == i).sum())}" for i, role in enumerate(ROLES))
+    click.echo(f"\nroles: {counts}")
+    label = max(len("layer"), len(f"head {known.shape[1] - 1}"))
+    per_line = max(10, shutil.get_terminal_size().columns - label - 2)
+    for first in range(0, len(chosen), per_line):
+        part = chosen[first : first + per_line]
+        click.echo(f"{'layer':>{label}}  {_ruler(part)}")
+        for head in range(known.shape[1]):
+            line = "".join(cell(role) for role in known[first : first + per_line, head])
+            click.echo(f"{f'head {head}':>{label}}  {line}")
+
+
+_COLOURS = {"retrieval": "red", "anchor": "blue", "recency": "green", "other": "bright_black"}
+
+
+def _ruler(layers: list[int]) -> str:
+    """Numbers above the letters of the first layer and of each tenth, where they have room."""
+    line = ""
+    for column, il in enumerate(layers):
+        if (column == 0 or il % 10 == 0) and len(line) <= max(0, column - 1):
+            line = line.ljust(column) + str(il)
+    return line
+
+
+def _draw(mass: HeadMass, name: str, picture: Path) -> None:
+    from edgekv.report import drawing
+    from edgekv.report.maps import role_map
+
+    title = f"Head roles of {name}: {mass.n_tokens} tokens, the last {mass.n_steps} observed"
+    drawing.save(role_map(mass.profile, title), picture)
+    click.echo(f"the map is in {picture}", err=True)
 
 
 def _rows(mass: HeadMass, texts: list[str], chosen: list[int]) -> list[dict[str, Any]]:
     sink, recent, rest, effective, top = mass.sink, mass.recent, mass.rest, mass.effective_pages, mass.top_page
+    roles, profile = mass.profile.names(), mass.profile
     rows = []
     for layer in mass.layers:
         if layer.il not in chosen or not layer.hooked:
@@ -102,18 +187,21 @@ def _rows(mass: HeadMass, texts: list[str], chosen: list[int]) -> list[dict[str,
         for head in range(layer.n_head_kv):
             page = int(top[layer.il, head])
             rows.append({
-                "layer": layer.il, "head": head, "sink": float(sink[layer.il, head]), "recent": float(recent[layer.il, head]),
-                "rest": float(rest[layer.il, head]), "effective_pages": float(effective[layer.il, head]), "top_page": page,
+                "layer": layer.il, "head": head, "role": roles[layer.il][head],
+                "sink": float(sink[layer.il, head]), "recent": float(recent[layer.il, head]),
+                "rest": float(rest[layer.il, head]), "concentration": float(profile.concentration[layer.il, head]),
+                "change": float(profile.change[layer.il, head]),
+                "effective_pages": float(effective[layer.il, head]), "top_page": page,
                 "top_share": float(mass.pages[layer.il, head, page]) if page >= 0 else None,
-                "top_text": _snippet(texts[page]) if page >= 0 else None,
+                "top_text": _snippet(texts[page]) if texts and page >= 0 else None,
             })
     return rows
 
 
-def _full(mass: HeadMass, model: Path, texts: list[str], chosen: list[int]) -> dict[str, Any]:
+def _full(mass: HeadMass, model: str, texts: list[str], chosen: list[int]) -> dict[str, Any]:
     return {
-        "model": model.name,
-        "n_tokens": len(mass.tokens),
+        "model": model,
+        "n_tokens": mass.n_tokens,
         "n_steps": mass.n_steps,
         "page_tokens": mass.page_tokens,
         "n_pages": mass.n_pages,

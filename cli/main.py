@@ -18,7 +18,12 @@ COMMANDS = {
     "serve": ("edgekv.cli.serve", "serve", "Serve a model to OpenAI-compatible clients."),
     "doctor": ("edgekv.cli.doctor", "doctor", "Say what works on this machine, what does not, and why."),
     "heads": ("edgekv.cli.heads", "heads", "Show what each attention head looked at after a prompt."),
+    "policies": ("edgekv.cli.policies", "policies", "List the policies, prefetchers and budgets, with their sources."),
+    "quality": ("edgekv.cli.quality", "quality", "Say what a KV mode costs in predictions and answers."),
     "bench": ("edgekv.cli.bench", "bench", "Measure speed and fidelity against stock llama.cpp."),
+    "trace": ("edgekv.cli.trace", "trace", "Record where a model's attention goes, step by step."),
+    "sim": ("edgekv.cli.sim", "sim", "Replay recorded attention against policies, without a model."),
+    "report": ("edgekv.cli.report", "report", "Make one HTML page of measured results, with pictures."),
     "models": ("edgekv.cli.models", "models", "Write model files of random weights in known shapes, to measure with."),
 }
 

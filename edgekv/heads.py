@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgekv.errors import ConfigError, ContextOverflow, EdgeKVError
 from edgekv.llama import Llama
-from edgekv.runtime import LayerReport, Runtime, Step
-from edgekv.vocab import MAX_QUERY_TOKENS, KvMode
+from edgekv.roles import RECENT_PAGES, Profile, RoleMeter
+from edgekv.runtime import Runtime, Step
+from edgekv.vocab import KvMode
 
-RECENT_PAGES = 4
+if TYPE_CHECKING:
+    from edgekv.trace import Trace
+
+
+@dataclass(frozen=True)
+class HeadLayer:
+    """A layer of the model. `reason` says why it was observed or not."""
+
+    il: int
+    hooked: bool
+    reason: str
+    n_head_kv: int
 
 
 @dataclass(frozen=True)
@@ -23,11 +36,15 @@ class HeadMass:
     """
 
     tokens: list[int]
+    """Empty where a trace was read, which has none."""
+    n_tokens: int
     n_steps: int  # decode steps summed
     page_tokens: int
     recent_pages: int
-    layers: list[LayerReport]
+    layers: list[HeadLayer]
     pages: np.ndarray  # share [layer, kv_head, page]
+    profile: Profile
+    """What roles are told by; its rows are layers."""
 
     @property
     def n_pages(self) -> int:
@@ -36,17 +53,17 @@ class HeadMass:
     @property
     def sink(self) -> np.ndarray:
         """Share of the first page."""
-        return self.pages[:, :, 0]
+        return self.profile.sink
 
     @property
     def recent(self) -> np.ndarray:
-        """Share of the last `recent_pages` pages, never the first one."""
-        return self.pages[:, :, self._middle.stop :].sum(axis=2)
+        """Share of the pages that were the last `recent_pages` in their step, never the first one."""
+        return self.profile.recent
 
     @property
     def rest(self) -> np.ndarray:
         """Share of the pages between the first and the recent ones."""
-        return self.pages[:, :, self._middle].sum(axis=2)
+        return self.profile.middle
 
     @property
     def effective_pages(self) -> np.ndarray:
@@ -57,15 +74,15 @@ class HeadMass:
 
     @property
     def top_page(self) -> np.ndarray:
-        """The page with most mass between the first and the recent ones, or of all where there are none; -1: not observed."""
-        middle = self._middle if self._middle.stop > self._middle.start else slice(0, self.n_pages)
+        """The page with most mass that was neither the first nor recent in any step, or of all where there is none; -1: not
+        observed."""
+        first_end = -(-(self.n_tokens - self.n_steps + 1) // self.page_tokens)
+        middle = slice(1, max(1, first_end - self.recent_pages))
+        if middle.stop == middle.start:
+            middle = slice(0, self.n_pages)
         observed = ~np.isnan(self.pages[:, :, 0])
         top = np.argmax(np.nan_to_num(self.pages[:, :, middle], nan=-1.0), axis=2) + middle.start
         return np.where(observed, top, -1)
-
-    @property
-    def _middle(self) -> slice:
-        return slice(1, max(1, self.n_pages - self.recent_pages))
 
     def page_slice(self, page: int) -> list[int]:
         """The tokens of a page."""
@@ -76,11 +93,10 @@ def observe(llama: Llama, tokens: list[int], n_steps: int = 1, recent_pages: int
     """Read `tokens` into an empty context, the last `n_steps` of them as decode steps, whose attention is observed.
 
     Attention of the tokens before them is not: they are read in batches, which run on the stock nodes.
-    Raises ConfigError if `n_steps` is not between 1 and 16, ContextOverflow if the tokens do not fit, EdgeKVError if no layer
-    is hooked.
+    Raises ConfigError if `n_steps` is less than 1, ContextOverflow if the tokens do not fit, EdgeKVError if no layer is hooked.
     """
-    if not 1 <= n_steps <= MAX_QUERY_TOKENS:
-        raise ConfigError(f"the number of observed tokens is {n_steps}; it can be 1 to {MAX_QUERY_TOKENS}")
+    if n_steps < 1:
+        raise ConfigError(f"the number of observed tokens is {n_steps}; it must be 1 or more")
     if not tokens:
         raise ConfigError("the prompt is empty; give a text to read")
     if len(tokens) > llama.n_ctx():
@@ -90,41 +106,64 @@ def observe(llama: Llama, tokens: list[int], n_steps: int = 1, recent_pages: int
     n_steps = min(n_steps, len(tokens))
     runtime: Runtime = llama.kv
     runtime.mode, runtime.observe = KvMode.EXACT, True
-    if not any(layer.hooked for layer in runtime.layers):
-        raise EdgeKVError(f"EdgeKV's attention serves no layer of this model, so it observes nothing: {runtime.layers[0].reason}")
+    layers = [HeadLayer(layer.il, layer.hooked, layer.reason, layer.n_head_kv) for layer in runtime.layers]
+    hooked = [layer for layer in layers if layer.hooked]
+    if not hooked:
+        raise EdgeKVError(f"EdgeKV's attention serves no layer of this model, so it observes nothing: {layers[0].reason}")
     llama.reset()
     if len(tokens) > n_steps:
         llama.eval(tokens[:-n_steps])
-    total = _Total()
-    runtime.observers.append(total.add)
+    n_used_ends = iter(-(-n // runtime.page_tokens) for n in range(len(tokens) - n_steps + 1, len(tokens) + 1))
+    total = _Total(RoleMeter(len(hooked), max(layer.n_head_kv for layer in layers), recent_pages=recent_pages))
+
+    def add(step: Step) -> None:
+        if step.hooked:
+            total.add(step.mass_sum, next(n_used_ends))
+
+    runtime.observers.append(add)
     try:
         for token in tokens[-n_steps:]:
             llama.eval([token])
     finally:
-        runtime.observers.remove(total.add)
+        runtime.observers.remove(add)
     if total.mass is None:
         raise EdgeKVError("the decode steps did not run in EdgeKV's attention, so nothing was observed; is EDGEKV=0 set?")
-    layers = runtime.layers
-    n_pages = -(-len(tokens) // runtime.page_tokens)
-    share = np.full((len(layers), max(layer.n_head_kv for layer in layers), n_pages), np.nan)
-    rows = {layer.il: row for row, layer in enumerate(layers)}
-    for il, mass in zip(total.layers, total.mass[:, :, :n_pages].astype(np.float64)):
-        n_head_kv = layers[rows[il]].n_head_kv
-        share[rows[il], :n_head_kv] = mass[:n_head_kv] / mass[:n_head_kv].sum(axis=1, keepdims=True)
-    return HeadMass(tokens, n_steps, runtime.page_tokens, recent_pages, layers, share)
+    return total.result(layers, tokens, len(tokens), runtime.page_tokens)
+
+
+def replay(trace: Trace, recent_pages: int = RECENT_PAGES) -> HeadMass:
+    """The same from a recorded trace: all its steps, those before the measured ones too."""
+    header = trace.header
+    total = _Total(RoleMeter(header.n_rows, header.n_heads, recent_pages=recent_pages))
+    for step in trace.steps():
+        total.add(step.mass_sum, step.n_used_end)
+    n_heads = dict(zip(header.layers, np.sum(header.exists, axis=1)))
+    layers = [HeadLayer(il, il in n_heads, "recorded" if il in n_heads else "not in the trace", int(n_heads.get(il, 0)))
+              for il in range(max(header.layers) + 1)]
+    return total.result(layers, [], header.depth + header.n_steps, header.page_tokens)
 
 
 class _Total:
-    """Adds up the mass of observed steps; the views of a step are valid only while it is reported."""
+    """Adds up the mass of steps, [row, kv_head, page], and what roles are told by; rows are the hooked layers."""
 
-    def __init__(self) -> None:
-        self.layers: tuple[int, ...] = ()
+    def __init__(self, meter: RoleMeter):
+        self.meter = meter
         self.mass: np.ndarray | None = None
+        self.n_used_end = 0
 
-    def add(self, step: Step) -> None:
-        if not step.hooked:
-            return
+    def add(self, mass: np.ndarray, n_used_end: int) -> None:
         if self.mass is None:
-            self.layers = step.layers
-            self.mass = np.zeros_like(step.mass_sum)
-        self.mass += step.mass_sum
+            self.mass = np.zeros(mass.shape)
+        self.mass += mass
+        self.n_used_end = n_used_end
+        self.meter.add(mass, n_used_end)
+
+    def result(self, layers: list[HeadLayer], tokens: list[int], n_tokens: int, page_tokens: int) -> HeadMass:
+        mass = self.mass[:, :, : self.n_used_end]
+        whole = mass.sum(axis=2, keepdims=True)
+        share = np.full((len(layers), max(layer.n_head_kv for layer in layers), mass.shape[2]), np.nan)
+        hooked = [row for row, layer in enumerate(layers) if layer.hooked]
+        n_heads = share.shape[1]
+        share[hooked, : mass.shape[1]] = np.where(whole > 0, mass / np.where(whole > 0, whole, 1.0), np.nan)[:, :n_heads]
+        profile = self.meter.profile().spread(hooked, len(layers), n_heads)
+        return HeadMass(tokens, n_tokens, self.meter.n_steps, page_tokens, self.meter.recent_pages, layers, share, profile)

@@ -1,0 +1,105 @@
+"""`edgekv bench ladder`: what each idea adds, on recorded attention and live."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgekv.cli.lists import BUDGETS, NAMES
+from edgekv.cli.options import model_argument, model_path, option
+from edgekv.cli.progress import progress_bar
+from edgekv.cli.tables import Column, output_option, print_rows
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:+.1f}"
+
+
+COLUMNS = [
+    Column("budget", "budget %", lambda share: f"{100 * share:g}"),
+    Column("rung", "rung", right=False),
+    Column("published", "published", _percent),
+    Column("hit_rate", "hits %", _percent),
+    Column("gain", "gain", _points),
+    Column("hit_rate_mass", "by mass %", _percent),
+    Column("gain_mass", "gain", _points),
+    Column("coverage", "coverage %", _percent),
+    Column("fetched", "fetched", lambda pages: f"{pages:.2f}"),
+    Column("observe", "sees", right=False),
+    Column("kld", "KLD", lambda kld: f"{kld:.1e}"),
+    Column("same_top", "same top %", _percent),
+    Column("ms_ratio", "x exact ms", lambda ratio: f"{ratio:.2f}"),
+    Column("overhead", "overhead %", _percent),
+]
+
+
+@click.command()
+@model_argument
+@option("--trace", "traces", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
+        help="A recorded trace (edgekv trace record) in place of --text, -d and -n. Several times for several.")
+@option("-d", "--depth", type=click.IntRange(64), default=7168, show_default=True,
+        help="Tokens in the cache when the measured steps begin.")
+@option("-n", "--steps", type=click.IntRange(1), default=1024, show_default=True,
+        help="Decode steps that are recorded and simulated.")
+@option("--text", "texts", type=NAMES, default="prose,code,dialogue", show_default=True,
+        help="Texts to read and predict: prose, code or dialogue (made from Python's standard library), or files.")
+@option("--budgets", type=BUDGETS, default="5%,10%,20%,30%", show_default=True,
+        help="Shares of the visible pages that a head attends on average.")
+@option("--live/--no-live", default=True, show_default=True,
+        help="Also decode in the KV modes that rungs stand for: divergence from full attention and time per token.")
+@option("--live-steps", type=click.IntRange(2), default=128, show_default=True, help="Steps that each live mode decodes.")
+@option("-r", "--rounds", type=click.IntRange(1), default=1, show_default=True,
+        help="Passes of each live mode, in turns; the times are medians.")
+@option("-t", "--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads.")
+@option("--save", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+        help="Keep the rows and the recorded traces in this folder, for edgekv report; a trace that is there already is used "
+             "again.")
+@output_option("json", "csv", "md")
+def ladder(
+    model: Path | None, traces: tuple[Path, ...], depth: int, steps: int, texts: tuple[str, ...], budgets: tuple[float, ...],
+    live: bool, live_steps: int, rounds: int, threads: int, save: Path | None, output: str,
+) -> None:
+    """Climb the ladder of ideas that keep pages, from LRU to one budget pooled over all heads, on real attention.
+
+    A trace of each text is recorded and every rung is simulated on it, at each budget. "hits" are the 8 pages a head wants most
+    that were in fast memory, "by mass" the attention on pages in fast memory, "coverage" that on attended pages; "gain" is to the
+    rung without the idea: for each prefetch to "+ per head", for "ema, all seen" to "+ recent pins". "fetched" are pages moved
+    per step and head. "sees" says what the policy observes: honest is what was attended, full is every page, as only a recording
+    has it. "published" is what the design's source gives for the rung. KLD, "same top" and "x exact ms" (below 1 is faster than
+    full attention) are live, for rungs that a KV mode stands for. With several texts the means are shown; JSON and CSV have each
+    text.
+
+    MODEL is a GGUF file; without it the default model is used.
+    """
+    from edgekv.bench.ladder import MEAN, LadderBench, of_traces, prepare, run, save as save_rows
+    from edgekv.bench.text import find_text
+
+    if traces:
+        request = of_traces(model_path(model) if live else None, traces, budgets=budgets, live=live, n_live_steps=live_steps,
+                            n_rounds=rounds, n_threads=threads)
+    else:
+        request = LadderBench(model_path(model), tuple(find_text(name) for name in texts), (), depth, steps, budgets, live,
+                              live_steps, rounds, threads)
+    click.echo(f"this will take about {_minutes(request.estimated_seconds())}", err=True)
+    with tempfile.TemporaryDirectory(prefix="edgekv-ladder-") as temporary, progress_bar() as progress:
+        def warn(text: str) -> None:
+            click.echo(f"warning: {text}", err=True)
+
+        rows = run(request, prepare(request, save or Path(temporary), progress, warn), progress)
+    if save is not None:
+        click.echo(f"the rows are in {save_rows(rows, save)}", err=True)
+    shown: list[dict[str, Any]] = rows
+    if output in ("table", "md"):
+        shown = [row for row in rows if row["text"] == MEAN] or rows
+    print_rows(shown, [column for column in COLUMNS if any(row[column.key] is not None for row in shown)], output)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{round(seconds)} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"

@@ -1,0 +1,34 @@
+"""`edgekv report`: what was measured, as one HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgekv.cli.options import option
+from edgekv.cli.progress import progress_bar
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", envvar="EDGEKV_DIR", type=click.Path(path_type=Path))
+@option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE",
+        help="Where the page goes.  [default: report.html in DIR]")
+@option("-n", "--steps", type=click.IntRange(1), default=256, show_default=True,
+        help="Decode steps of each trace that are simulated for the pictures.")
+def report(folder: Path, out: Path | None, steps: int) -> None:
+    """Make one self-contained HTML page of the results in DIR.
+
+    DIR holds what other commands wrote: ladder.json (edgekv bench ladder --save DIR), rows of `edgekv sim -o json` and
+    `edgekv quality -o json` as *.json, and traces *.npz (edgekv trace record), which are simulated for the pictures; that takes
+    minutes the first time and is kept in DIR. What is not there is left out of the page and named at its end.
+
+    Needs matplotlib: pip install "edgekv[report]".
+    """
+    from edgekv.report.page import write
+
+    with progress_bar() as progress:
+        written = write(folder, out, progress, steps)
+    for section in written.missing:
+        click.echo(f"left out: {section.title}; it needs {section.missing}", err=True)
+    click.echo(written.path)

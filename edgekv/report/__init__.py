@@ -1,0 +1,1 @@
+"""What was measured, as pictures and as one self-contained HTML page."""

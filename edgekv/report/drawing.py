@@ -1,0 +1,167 @@
+"""How every picture looks, and how it gets into a page or a file.
+
+Colours of an SVG inside a page are CSS variables, so that one picture serves light and dark; a file of its own is drawn on white.
+matplotlib is an extra: it is imported when the first picture is drawn.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import re
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from edgekv.errors import EXIT_LIBRARY, ConfigError, EdgeKVError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+INK, MUTED, GRID, PAPER = "#1b1f24", "#5b6470", "#d5dae0", "#ffffff"
+BLUE, RED, GREEN, ORANGE, PURPLE, SKY = "#0072b2", "#d55e00", "#009e73", "#b87d00", "#b0518a", "#3a97cf"
+SERIES = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY)
+"""Lines and bars, told apart with any colour vision: after Okabe and Ito, the yellows darkened to be seen on white."""
+
+VARIABLES = {
+    "ink": (INK, "#e8eaed"), "muted": (MUTED, "#a3abb5"), "grid": (GRID, "#3a4048"), "paper": (PAPER, "#16191d"),
+    "blue": (BLUE, "#5ab4f0"), "red": (RED, "#ff8f4a"), "green": (GREEN, "#2fc79b"), "orange": (ORANGE, "#f0b840"),
+    "purple": (PURPLE, "#e08abb"), "sky": (SKY, "#8fd0f5"),
+}
+"""CSS variable: its colour in light and in dark; the light ones are what pictures are drawn with."""
+
+MAP_COLOURS = "viridis"
+FORMATS = (".png", ".svg")
+WIDTH = 9.0
+"""Inches of a picture across the page; the page scales it down on narrow screens."""
+
+
+class MissingLibrary(EdgeKVError):
+    """A Python library of an extra is not installed."""
+
+    exit_code = EXIT_LIBRARY
+
+
+def require(*libraries: str) -> None:
+    """Raises MissingLibrary."""
+    for library in libraries:
+        if importlib.util.find_spec(library) is None:
+            raise MissingLibrary(f'pictures and reports need {library}, which is not installed; pip install "edgekv[report]"')
+
+
+def check_picture(path: Path) -> None:
+    """Before anything is computed for it. Raises ConfigError where a picture cannot be written there, MissingLibrary."""
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError(f"the picture is {path.name}; its name must end in {' or '.join(FORMATS)}")
+    if path.is_dir() or not path.parent.is_dir():
+        why = "that is a folder" if path.is_dir() else "there is no such folder"
+        raise ConfigError(f"the picture {path} cannot be written: {why}")
+    require("matplotlib")
+
+
+def drawn(function: F) -> F:
+    """A function that draws, with the style of all pictures in force and nothing of it left afterwards."""
+
+    @wraps(function)
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        require("matplotlib")
+        import matplotlib
+
+        with matplotlib.rc_context(_STYLE):
+            return function(*args, **kwargs)
+
+    return draw  # type: ignore[return-value]
+
+
+_STYLE = {
+    "font.family": "sans-serif", "font.size": 10,
+    "axes.titlesize": 10.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "axes.labelsize": 10, "xtick.labelsize": 9, "ytick.labelsize": 9, "legend.fontsize": 9, "legend.frameon": False,
+    "text.color": INK, "axes.labelcolor": MUTED, "axes.titlecolor": INK, "xtick.color": MUTED, "ytick.color": MUTED,
+    "axes.edgecolor": MUTED, "axes.linewidth": 0.8, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": False,
+    "grid.color": GRID, "grid.linewidth": 0.7, "axes.axisbelow": True, "lines.linewidth": 1.8, "lines.markersize": 4.5,
+    "figure.facecolor": PAPER, "axes.facecolor": "none", "savefig.facecolor": PAPER, "svg.fonttype": "none",
+    "text.parse_math": False,  # a $ in a name is a $
+}
+
+
+def canvas(width: float, height: float, n_rows: int = 1, n_columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
+    """A figure of that many inches and its axes, row by row."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(n_rows, n_columns, squeeze=False, **options)
+    return figure, list(axes.flat)
+
+
+def end_labels(ax: Axes, ends: list[tuple[float, float, str, str]], gap_points: float = 11.0) -> None:
+    """Names of lines beside their ends (x, y, name, colour), moved apart where they would overlap. Limits of the axes must be
+    set."""
+    ax.figure.draw_without_rendering()
+    to_pixels, points = ax.transData, ax.figure.dpi / 72
+    places = sorted(((to_pixels.transform(end[:2])[1], *end) for end in ends), key=lambda place: place[0])
+    heights = [place[0] for place in places]
+    for _ in range(100):  # push neighbours apart until none is too close
+        for i in range(len(heights) - 1):
+            overlap = gap_points * points - (heights[i + 1] - heights[i])
+            if overlap > 0.01:
+                heights[i] -= overlap / 2
+                heights[i + 1] += overlap / 2
+    for height, (before, x, y, name, colour) in zip(heights, places):
+        moved = (height - before) / points
+        leader = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 3} if abs(moved) > 3 else None
+        ax.annotate(name, (x, y), xytext=(16 if leader else 8, moved), textcoords="offset points", va="center", color=colour,
+                    fontsize=9, annotation_clip=False, arrowprops=leader)
+
+
+def percent_axis(axis: Any) -> None:
+    """Shares as percent, with no more digits than they need."""
+    from matplotlib.ticker import FuncFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda share, _: f"{round(100 * share, 6):g} %"))
+
+
+def plain_log_axis(axis: Any) -> None:
+    """Numbers such as 0.02 in place of powers, at 1, 2 and 5 of each decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Raises ConfigError where it cannot be written."""
+    check_picture(path)
+    import matplotlib
+
+    try:
+        with matplotlib.rc_context(_STYLE):
+            figure.savefig(path, dpi=144)
+    except OSError as error:
+        raise ConfigError(f"the picture {path} cannot be written: {error.strerror}") from None
+
+
+def svg(figure: Figure, name: str) -> str:
+    """An <svg> element for a page, its colours as the CSS variables of VARIABLES. `name` keeps ids of several pictures apart."""
+    import matplotlib
+
+    buffer = io.StringIO()
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+    text = buffer.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.S)
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
+    text = re.sub(r' id="([^"]*)"', lambda found: f' id="{name}-{found[1]}"' if found[1] in used else "", text)
+    text = re.sub(r'(href="#|url\(#)', rf"\1{name}-", text)
+    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text))
+    text = text.replace("<svg ", f'<svg role="img" style="max-width:{figure.get_figwidth() * 100:.0f}px" ', 1)
+    for variable, (light, _) in VARIABLES.items():
+        text = text.replace(light, f"var(--{variable})")
+    return text

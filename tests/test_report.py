@@ -1,0 +1,291 @@
+"""edgekv.report and `edgekv report`: a folder of results as one page."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from edgekv.cli.report import report as command
+from edgekv.errors import ConfigError
+from edgekv.report import charts, drawing, page, study
+from edgekv.report.folder import CACHE_FILE, read
+from edgekv.report.study import Study
+
+from traces import random_trace
+
+HOSTILE = "<script>alert('x')</script> & $x_1$ \"q\""
+
+
+def ladder_rows(text: str = "prose", live: bool = True, model: str = "tiny.gguf") -> list[dict]:
+    return [
+        {"kind": "ladder", "model": model, "text": text, "depth": 300, "n_steps": 40, "version": "1", "rung": rung, "base": None,
+         "published": published, "budget": budget, "policy": rung, "observe": "honest", "hit_rate": 0.6 + budget + i / 20,
+         "hit_rate_mass": 0.7, "coverage": 0.7, "fetched": 0.5, "gain": None, "gain_mass": None,
+         "kld": 0.1 / (i + 1) * (1 - budget) if live else None, "same_top": 0.8 + i / 20 if live else None,
+         "ms_ratio": 0.5 if live else None, "overhead": 0.01 if live else None}
+        for budget in (0.1, 0.3) for i, (rung, published) in enumerate((("lru", 0.7), ("+ anchors", 0.78), ("+ one pool", None)))
+    ]
+
+
+def quality_rows(mode: str = "sparse") -> list[dict]:
+    task = {"kind": "task", "model": "tiny.gguf", "mode": mode, "length": None, "asked": 10, "full_found": 8, "kept": 6,
+            "retention": 0.75, "retention_low": 0.41, "retention_high": 0.93, "says_nothing": False}
+    silent = {**task, "task": "uuid", "full_found": 0, "kept": 0, "retention": None, "retention_low": None,
+              "retention_high": None, "says_nothing": True}
+    text = {"kind": "text", "model": "tiny.gguf", "text": "prose", "mode": mode, "kld_exact": 0.006, "same_top_exact": 0.96}
+    full = [{**text, "mode": "exact", "kld_exact": None, "same_top_exact": None}, {**task, "task": "passkey", "mode": "exact"}]
+    return [{**task, "task": "passkey"}, {**task, "task": "passkey", "length": 1024, "kept": 1}, silent, *full,
+            {**text, "mode": "off", "kld_exact": 0.004, "same_top_exact": 0.98}, text]
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory) -> tuple[Path, str]:
+    """A folder with everything, and its page."""
+    folder = tmp_path_factory.mktemp("full")
+    (folder / "ladder.json").write_text(json.dumps(ladder_rows()))
+    (folder / "quality.json").write_text(json.dumps(quality_rows()))
+    (folder / "notes.json").write_text('{"a": 1}')
+    random_trace(depth=600, n_steps=20).write(folder / "noise.npz")
+    result = CliRunner().invoke(command, [str(folder)])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.strip() == str(folder / "report.html")
+    return folder, (folder / "report.html").read_text(encoding="utf-8")
+
+
+class Reader(HTMLParser):
+    """Titles of sections, figures in each, and every address that a page loads or leads to."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.sections: dict[str, int] = {}
+        self.addresses: list[str] = []
+        self.tags: set[str] = set()
+        self.ids: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        self.tags.add(tag)
+        if tag == "section":
+            self.sections[values["id"]] = 0
+        if tag == "svg":
+            self.sections[list(self.sections)[-1]] += 1
+        self.ids += [values["id"]] if "id" in values else []
+        self.addresses += [values[name] for name in ("src", "href", "xlink:href") if name in values]
+
+
+def test_every_section(full):
+    found = Reader(full[1]).sections
+    assert list(found) == ["ladder", "budget", "heads", "time", "size", "quality", "retention", "roles", "missing"]
+    assert found == {**dict.fromkeys(found, 1), "time": 2, "missing": 0}
+    assert "notes.json" in full[1]  # named, since nothing of it is shown
+
+
+def test_needs_nothing_from_elsewhere(full):
+    reader = Reader(full[1])
+    assert reader.addresses and all(address.startswith(("#", "data:image/png;base64,")) for address in reader.addresses)
+    assert not re.search(r"@import|url\((?!#)|<metadata", full[1])
+    assert not reader.tags & {"script", "link", "iframe", "object"}
+
+
+def test_ids_of_pictures_do_not_meet(full):
+    ids = Reader(full[1]).ids
+    assert len(set(ids)) == len(ids)
+
+
+def test_colours_follow_the_reader(full):
+    """What is drawn has no colour of its own, but for maps' pixels."""
+    pictures = re.findall(r"<svg.*?</svg>", full[1], re.S)
+    assert all("var(--ink)" in picture for picture in pictures)
+    for light, dark in drawing.VARIABLES.values():
+        assert light in full[1] and dark in full[1]
+        assert not any(light in picture for picture in pictures)
+
+
+def test_what_is_said(full):
+    text = re.sub(r"\s+", " ", full[1])
+    assert "At 10 % of the pages the hit rate by access is: lru 70.0 % (published 70), + anchors 75.0 % (published 78)" in text
+    assert "The model itself cannot do uuid" in text
+    assert "41 to 93" in text
+    assert "random.gguf; noise; 600 tokens deep; 20 decode steps" in text
+
+
+def test_figures_are_those_of_the_simulator(full):
+    """The table of curves has what simulate() gives."""
+    from edgekv.sim import Setting, simulate
+    from edgekv.trace import Trace
+
+    with Trace.open(full[0] / "noise.npz") as trace:
+        expected = [simulate(trace, Setting(policy="lru", budget=budget)).coverage for budget in study.BUDGETS]
+    row = re.search(r"<tr><td[^>]*>lru</td>(.*?)</tr>", full[1][full[1].index('id="budget"') :])
+    assert re.findall(r">([\d.]+)</td>", row[1]) == [f"{100 * value:.1f}" for value in expected]
+
+
+def test_again_from_the_cache(full, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("simulated again")
+
+    folder, before = full
+    assert (folder / CACHE_FILE).exists()
+    monkeypatch.setattr(study, "simulate", refuse)
+    written = page.write(folder, folder.parent / "again.html")
+    assert written.missing == [] and written.path.read_text(encoding="utf-8") == before
+    with pytest.raises(AssertionError, match="simulated again"):  # other settings are not in it
+        page.write(folder, folder.parent / "fewer.html", n_steps=10)
+
+
+def test_cache_knows_the_trace(tmp_path):
+    random_trace(1).write(tmp_path / "noise.npz")
+    first = study.identity(tmp_path / "noise.npz")
+    random_trace(2).write(tmp_path / "noise.npz")
+    assert study.identity(tmp_path / "noise.npz") != first
+    random_trace(1).write(tmp_path / "other.npz")
+    assert study.identity(tmp_path / "other.npz") == first
+
+
+def test_broken_cache_is_made_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "subjects", lambda sketches: {study.EMA: {"policy": study.EMA}})
+    random_trace(n_rows=1, n_heads=1, n_steps=8, lacking=False).write(tmp_path / "noise.npz")
+    (tmp_path / CACHE_FILE).write_text("{")
+    page.write(tmp_path)
+    assert json.loads((tmp_path / CACHE_FILE).read_text())
+
+
+def test_what_is_missing_is_named(tmp_path):
+    (tmp_path / "ladder.json").write_text(json.dumps(ladder_rows(live=False)))
+    result = CliRunner().invoke(command, [str(tmp_path), "-o", str(tmp_path / "page.html")])
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "page.html").read_text()
+    assert list(Reader(text).sections) == ["ladder", "missing"]
+    missing = text[text.index('id="missing"') :]
+    for title in ("Hit rate by mass over the budget", "Coverage of each head", "Popularity over time", "Effective size",
+                  "Quality over", "Retention by task", "Head roles"):
+        assert title in missing and f"left out: {title}" in result.stderr
+    assert "edgekv trace record" in missing and "edgekv quality" in missing
+
+
+def test_rows_of_the_simulator(tmp_path):
+    rows = [{"policy": policy, "budget": budget, "split": "uniform", "observe": "honest", "sketch": None, "prefetch": "none",
+             "coverage": 0.5 + budget + gain, "hit_rate_mass": 0.5 + budget}
+            for policy, gain in (("lru", 0.0), ("lfu", 0.01)) for budget in (0.1, 0.2)]
+    (tmp_path / "sim.json").write_text(json.dumps(rows))
+    page.write(tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    assert Reader(text).sections == {"budget": 1, "missing": 0}
+    assert "lfu, uniform, honest with 61.0 % at 10 %, 71.0 % at 20 %" in text
+
+
+def test_quality_of_one_budget(tmp_path):
+    """Modes at the default budget, one with its own; what attends everything is no point of a curve."""
+    modes = ("sparse", "ema", "sparse:attend=20%,blend=0.3", "ema:attend=1024", "ema:attend=much")
+    rows = [row for mode in modes for row in quality_rows(mode)]
+    (tmp_path / "quality.json").write_text(json.dumps(rows))
+    page.write(tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    assert Reader(text).sections == {"quality": 1, "retention": 1, "missing": 0}
+    section = text[text.index('<section id="quality"') : text.index('<section id="retention"')]
+    table = section[section.index("<table>") :]
+    assert [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr><td.*?</tr>", table, re.S)] == [
+        ["sparse", "6.0e-03", "–", "96.0", "–"], ["ema", "6.0e-03", "–", "96.0", "–"],
+        ["sparse:blend=0.3", "–", "6.0e-03", "–", "96.0"]]
+    assert ">stock llama.cpp<" in section
+    tasks = text[text.index('<section id="retention"') :]
+    assert "<td class=\"left\">exact</td>" not in tasks and tasks.count("<td class=\"left\">passkey</td>") == len(modes)
+
+
+def test_hostile_names(tmp_path):
+    """Names come from files that others made."""
+    rows = ladder_rows(text=HOSTILE, model=HOSTILE)
+    for row in rows:
+        row["rung"] = f"{row['rung']} {HOSTILE}"
+    (tmp_path / "ladder.json").write_text(json.dumps(rows))
+    (tmp_path / "quality.json").write_text(json.dumps(quality_rows(mode=HOSTILE)))
+    (tmp_path / "<b>.json").write_text("[]")
+    page.write(tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    assert "<script" not in text and "<b>" not in text
+    assert "script" not in Reader(text).tags
+    assert "$x_1$" in text  # not taken for mathematics
+
+
+@pytest.mark.parametrize("content, says", [
+    (None, "is not a folder"), ({}, "nothing to report on"), ({"a.json": "{"}, "a.json is not JSON"),
+    ({"a.npz": "x"}, "a.npz is no trace"), ({"a.json": "[1, null]"}, "nothing to report on"),
+], ids=str)
+def test_refuses(content, says, tmp_path):
+    folder = tmp_path / "folder"
+    if content is not None:
+        folder.mkdir()
+        for name, text in content.items():
+            (folder / name).write_text(text)
+    result = CliRunner().invoke(command, [str(folder)])
+    assert isinstance(result.exception, ConfigError) and says in str(result.exception)
+    assert result.exception.exit_code == 2 and not (folder / "report.html").exists()
+
+
+def test_refuses_before_it_simulates(tmp_path, monkeypatch):
+    random_trace().write(tmp_path / "noise.npz")
+    monkeypatch.setattr(page, "Study", None)
+    for out in (tmp_path, tmp_path / "no" / "page.html"):
+        with pytest.raises(ConfigError, match="is a folder|cannot be written"):
+            page.write(tmp_path, out)
+
+
+def test_without_libraries(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None)
+    with pytest.raises(drawing.MissingLibrary, match=r'matplotlib.*pip install "edgekv\[report\]"') as caught:
+        page.write(tmp_path)
+    assert caught.value.exit_code == 5
+
+
+def test_same_text_twice(tmp_path):
+    for name in ("a.npz", "b.npz"):
+        random_trace().write(tmp_path / name)
+    assert list(read(tmp_path).traces) == ["noise", "b.npz"]
+
+
+def test_example_heads_and_ages(tmp_path):
+    trace = random_trace(n_rows=1, n_heads=2, lacking=False, n_steps=8)
+    trace.write(tmp_path / "noise.npz")
+    one = Study("noise", tmp_path / "noise.npz", study.Cache(tmp_path), lambda *_: None)
+    profile = one.profile()
+    roles = profile.names()[0]
+    for role, (row, head) in one.example_heads(profile).items():
+        assert row == 0 and roles[head] == role.value
+    measured = [step for step in trace.steps() if not step.warmup]
+    attention = one.attention_of({"head": (0, 1)})["head"]
+    np.testing.assert_allclose(attention, [step.mass_sum[0, 1] / step.mass_sum[0, 1].sum() for step in measured], atol=1e-5)
+    ages = one.kept(0, 1)[1]
+    assert all(sum(values) == pytest.approx(1) for values in ages.values())
+    first = sum(step.mass_sum[:, :, 0].sum() for step in measured) / sum(step.mass_sum.sum() for step in measured)
+    newest = sum(step.mass_sum[:, :, step.n_used_end - 4 : step.n_used_end].sum() for step in measured)
+    assert ages["attention"][0] == pytest.approx(first, abs=1e-5)
+    assert ages["attention"][1] == pytest.approx(newest / sum(step.mass_sum.sum() for step in measured), abs=1e-5)
+
+
+def test_labels_keep_apart():
+    """Names of lines that end at one point do not lie over each other, and stay in order."""
+    from matplotlib.text import Text
+
+    lines = [charts.Line(f"line {i}", (0.1, 0.3), (0.5, 0.9 + i / 1000)) for i in range(6)]
+    figure = charts.line_chart([charts.Panel("title", lines, "y")], "x")
+    figure.draw_without_rendering()
+    labels = [text for text in figure.axes[0].texts if text.get_text().startswith("line")]
+    boxes = [Text.get_window_extent(label) for label in labels]  # an annotation's own extent has its leader in it
+    places = sorted((box.y0, box.y1, label.get_text()) for box, label in zip(boxes, labels))
+    assert [name for *_, name in places] == [f"line {i}" for i in range(6)]
+    assert all(below[1] <= above[0] + 2 for below, above in zip(places, places[1:]))
+
+
+def test_style_is_not_left_behind():
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    charts.line_chart([charts.Panel("title", [charts.Line("a", (0.1, 0.2), (0.5, 0.6))], "y", "missed")], "x")
+    assert dict(matplotlib.rcParams) == before

@@ -60,6 +60,11 @@ class Cells:
     def n_stream(self) -> int:
         return core.cells(self._handle(), 0).n_stream
 
+    @property
+    def n_cells(self) -> int:
+        """Of a stream; in mode evict fewer than the context has tokens."""
+        return core.cells(self._handle(), 0).n_cells
+
     def stream(self, stream: int = 0) -> StreamCells:
         native = core.cells(self._handle(), stream)
         return StreamCells(native.positions, native.sequence_bits, native.changed, native.now, native.n_used, native.used_end)

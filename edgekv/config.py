@@ -46,6 +46,35 @@ class Attend:
 
 
 @dataclass(frozen=True)
+class Keep:
+    """The bound of mode evict: a number of tokens, or of bytes of K and V together."""
+
+    tokens: int = 4096
+    bytes: int = 0
+    """Counts instead of the tokens where it is not 0, until a model says how many tokens that are."""
+
+    @classmethod
+    def parse(cls, value: Keep | str | int) -> Keep:
+        """ "4096" is a number of tokens, "64MiB" (with a unit) of bytes. Raises ConfigError."""
+        if isinstance(value, Keep):
+            return value
+        text = str(value).strip()
+        try:
+            if int(text) >= 1:
+                return cls(tokens=int(text))
+        except ValueError:
+            pass
+        if text and text[-1].isalpha() and text.lower() != "auto":
+            n_bytes = parse_bytes(text, "what is kept")
+            if n_bytes:
+                return cls(tokens=0, bytes=n_bytes)
+        raise ConfigError(f"what is kept is {text!r}; it must be a number of tokens such as 4096, or bytes with their unit such as 64MiB")
+
+    def __str__(self) -> str:
+        return f"{self.bytes}B" if self.bytes else f"{self.tokens}"
+
+
+@dataclass(frozen=True)
 class KvOptions:
     """How a context's KV cache is kept and attended."""
 
@@ -78,6 +107,10 @@ class KvOptions:
     """The policy sees the sketch's estimate for pages that were not attended; otherwise nothing."""
     keep_estimates: bool = False
     """What the sketches estimated for every page can be read after each step (`Runtime.estimates`); not on a GPU."""
+    observe_prompt: bool = True
+    """In modes sparse and evict policies see what the last 16 tokens of each batch of a prompt attend to; not on a GPU."""
+    keep: Keep = Keep()
+    """Mode evict: what is kept. A context created in this mode has cells for no more."""
     policy: str = "ema+anchor+recent"
     prefetch: str = "none"
     kv_budget: int | None = None
@@ -98,6 +131,7 @@ class KvOptions:
         object.__setattr__(self, "attend", Attend.parse(self.attend))
         if self.mode is KvMode.SPARSE and self.split not in (Split.POOLED, Split.UNIFORM):
             raise ConfigError(f"mode sparse divides its page budget pooled or uniform, not {self.split.value}")
+        object.__setattr__(self, "keep", Keep.parse(self.keep))
         for name in ("coverage", "coverage_floor", "blend"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be a number from 0 to 1")
@@ -110,11 +144,22 @@ class KvOptions:
         if self.kv_vram is not None and (not isinstance(self.kv_vram, int) or self.kv_vram < 1):
             raise ConfigError(f"the KV budget in GPU memory is {self.kv_vram!r}; it must be a number of bytes, or auto; "
                               "--device cpu does without a GPU")
+        if self.mode is KvMode.EVICT and self.keep.tokens and self.keep.tokens < self.page_tokens:
+            raise ConfigError(f"{self.keep.tokens} tokens are less than one page; keep at least {self.page_tokens}")
         object.__setattr__(self, "device", str(getattr(self.device, "value", self.device)))
         if self.device not in (*DEVICES, DeviceKind.EMULATED.value):
             raise ConfigError(f"there is no device {self.device!r}; use one of: {', '.join(DEVICES)}")
         if not isinstance(self.page_tokens, int) or self.page_tokens < 16 or self.page_tokens % 16 or self.page_tokens > 4096:
             raise ConfigError(f"page_tokens is {self.page_tokens!r}; it must be a multiple of 16 from 16 to 4096")
+
+    @property
+    def keep_tokens(self) -> int:
+        """Tokens that mode evict keeps. Raises ConfigError where bytes were given and no model has said how many tokens they hold."""
+        if self.keep.bytes:
+            if self.mode is KvMode.EVICT:
+                raise ConfigError(f"{self.keep} are no number of tokens yet; keep a number of tokens here")
+            return 0
+        return self.keep.tokens
 
     @classmethod
     def from_env(cls, **overrides) -> KvOptions:
@@ -197,6 +242,8 @@ _VARIABLES = (
     ("coverage_floor", "EDGEKV_COVERAGE_FLOOR", parse_share),
     ("split", "EDGEKV_SPLIT", _text),
     ("sketch", "EDGEKV_SKETCH", _text),
+    ("observe_prompt", "EDGEKV_OBSERVE_PROMPT", _boolean),
+    ("keep", "EDGEKV_KEEP", _text),
     ("policy", "EDGEKV_POLICY", _text),
     ("prefetch", "EDGEKV_PREFETCH", _text),
     ("kv_budget", "EDGEKV_KV_BUDGET", _bytes),

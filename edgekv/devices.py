@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgekv.config import AUTO_DEVICE, KvOptions
 from edgekv.device_fit import DeviceRoom
-from edgekv.errors import CudaUnavailable
+from edgekv.errors import ConfigError, CudaUnavailable
 from edgekv.vocab import DeviceKind, KvMode
 
 if TYPE_CHECKING:
@@ -47,8 +47,11 @@ class Placement:
 
 
 def place(kv: KvOptions) -> Placement:
-    """The device for a context of these options. Raises CudaUnavailable where one was asked for and cannot be used."""
-    if kv.device == DeviceKind.HOST.value:
+    """The device for a context of these options. Raises CudaUnavailable where one was asked for and cannot be used, ConfigError where the
+    mode does not run there."""
+    if kv.mode is KvMode.EVICT and kv.device not in (AUTO_DEVICE, DeviceKind.HOST.value):
+        raise ConfigError(f"mode evict runs on the processor only, and the device is {kv.device}; use --device cpu")
+    if kv.device == DeviceKind.HOST.value or kv.mode is KvMode.EVICT:
         return Placement(DeviceKind.HOST)
     kind = DeviceKind.CUDA if kv.device == AUTO_DEVICE else DeviceKind(kv.device)
     found = devices(kind)

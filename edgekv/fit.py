@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from edgekv.config import KvOptions
+from edgekv.config import Keep, KvOptions
 from edgekv.errors import ConfigError, DoesNotFit
 from edgekv.models import Geometry
 from edgekv.vocab import KvMode, SketchKind
@@ -153,15 +153,35 @@ def head_row_bytes(model: Geometry, kv: KvOptions) -> int:
     return model.kv_bytes_per_token(kv.type_k.value, kv.type_v.value) // sum(model.n_head_kv)
 
 
+def in_tokens(model: Geometry, kv: KvOptions) -> KvOptions:
+    """The options with what mode evict keeps in tokens: as many cells as the bytes hold, in llama.cpp's steps. Raises ConfigError."""
+    if kv.mode is not KvMode.EVICT or not kv.keep.bytes:
+        return kv
+    per_token = model.kv_bytes_per_token(kv.type_k.value, kv.type_v.value)
+    n_tokens = kv.keep.bytes // max(1, per_token) // CONTEXT_STEP * CONTEXT_STEP
+    if n_tokens < CONTEXT_STEP:
+        raise ConfigError(f"{size_text(kv.keep.bytes)} hold fewer than {CONTEXT_STEP} tokens of this model, {per_token:,} bytes each; "
+                          f"keep at least {size_text(CONTEXT_STEP * per_token)}")
+    return kv.with_(keep=Keep(n_tokens))
+
+
+def cells(n_ctx: int, kv: KvOptions) -> int:
+    """Cells of a context of `n_ctx` tokens that is created with these options; `kv` says what it keeps in tokens."""
+    return min(rounded(n_ctx), rounded(kv.keep_tokens)) if kv.mode is KvMode.EVICT else n_ctx
+
+
 def kv_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1) -> KvBytes:
     """Bytes of the KV cache of `n_sequences` sequences of `n_ctx` tokens each."""
+    n_ctx = cells(n_ctx, kv)
     home = n_sequences * model.kv_bytes(n_ctx, kv.type_k.value, kv.type_v.value)
-    layers = sparse_layers(model) if kv.mode is KvMode.SPARSE else []
+    layers = sparse_layers(model) if kv.mode in (KvMode.SPARSE, KvMode.EVICT) else []
     if not layers:
         return KvBytes(home)
     n_heads = sum(model.n_head_kv[il] for il in layers)
     n_sketched = sum(model.n_head_kv[il] for il in layers[kv.n_dense:])
     n_pages = -(-n_ctx // kv.page_tokens)  # of a sequence
+    if kv.mode is KvMode.EVICT:
+        return KvBytes(home, tables=n_sequences * n_heads * n_pages * TABLE_BYTES)
     n_blocks = -(-n_pages * kv.page_tokens // _SKETCH_BLOCK)
     return KvBytes(
         home,

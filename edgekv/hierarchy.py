@@ -215,6 +215,16 @@ class Hierarchy:
         self._user_pins[pages] = False
         return n
 
+    def forget(self, pages: np.ndarray) -> None:
+        """The cells of these pages (int [n]) have been emptied, and may hold other tokens before the next step."""
+        self.policy.forget(pages)
+        self._user_pins[pages] = False
+
+    @property
+    def pins(self) -> np.ndarray | None:
+        """bool [page] or [row, head, page]: what the policy and the user pinned, as of the last step; None before the first."""
+        return self._pins
+
     def pin_system(self, n_tokens: int) -> None:
         """Anchor the system prompt, the first n_tokens positions. Raises ConfigError where the policy has no anchors."""
         anchors = [member for member in self.policy.members if isinstance(member, Anchor)]

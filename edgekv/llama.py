@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from pathlib import Path
 from typing import Any
 
 from edgekv import runtime  # first: it puts llama_cpp on our libraries
-from edgekv import devices
+from edgekv import devices, eviction, fit
 from edgekv.config import KvOptions
 from edgekv.errors import EdgeKVError, ModelError
+from edgekv.models import geometry
 from edgekv.runtime import Runtime
 from edgekv.vocab import CacheType, DeviceKind, KvMode
 
@@ -26,7 +28,8 @@ class Llama(llama_cpp.Llama):
 
     Args:
         model_path: a GGUF file.
-        kv: KV mode, "exact", "sparse" or "off" (default: EDGEKV_KV, else exact).
+        kv: KV mode, "exact", "sparse", "evict" or "off" (default: EDGEKV_KV, else exact). In mode evict n_batch and n_ubatch are at most
+            a quarter of what is kept by default.
         kv_options: every KV option at once, e.g. KvOptions(mode="sparse", attend="10%", kv_budget=64 << 20); what is named besides
             goes first. None: the EDGEKV_* variables, then the defaults.
         kv_page_tokens: cells per page, a multiple of 16.
@@ -53,6 +56,12 @@ class Llama(llama_cpp.Llama):
             self._kv_options = kv_options.with_(**{name: value for name, value in named.items() if value is not None})
         kinds = {name: given if isinstance(given, int) else chosen.ggml_type
                  for name, given, chosen in (("type_k", type_k, self._kv_options.type_k), ("type_v", type_v, self._kv_options.type_v))}
+        if self._kv_options.mode is KvMode.EVICT:
+            if self._kv_options.keep.bytes:
+                self._kv_options = fit.in_tokens(geometry(Path(model_path)), self._kv_options)
+            n_batch = eviction.batch_tokens(fit.cells(options.get("n_ctx", 512) or 1 << 30, self._kv_options))
+            options.setdefault("n_batch", n_batch)
+            options.setdefault("n_ubatch", min(n_batch, options["n_batch"]))
         placement = devices.place(self._kv_options)
         if placement.warning:
             log.warning("%s", placement.warning)

@@ -133,5 +133,9 @@ class TierReport:
     n_invalidated: int = 0
     """Pages that left the arena because their cells changed."""
     n_failed: int = 0
+    n_dropped: int = 0
+    """Mode evict: pages that their head does not attend any more, now; others do."""
+    n_freed: int = 0
+    """Mode evict: tokens whose cells were emptied so far."""
     reasons: tuple[tuple[str, str, int], ...] = ()
     """(where, why, pages), the most first."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgekv import _native, calibration, policies, prefetch
+from edgekv import _native, calibration, eviction, policies, prefetch
 from edgekv.calibration import ColdPage, ship_or_read
 from edgekv.config import AUTO_DEVICE, KvOptions, choice
 from edgekv.errors import ConfigError, EdgeKVError, NotPinned
@@ -42,9 +42,11 @@ class Step:
     """The same, summed over the query heads of the group: a head's pages add up to the group size (less what sinks took)."""
     n_tokens: int
     hooked: bool
-    """False where the stock nodes ran (prompts, mode off): the mass is zero then."""
+    """False where the stock nodes ran (prompts, mode off): the mass is zero then, or `n_observed` tokens'."""
     page_tokens: int
     pages_per_stream: int
+    n_observed: int = 0
+    """Tokens whose mass this is: those of a hooked step, or the last ones of a prompt's (`KvOptions.observe_prompt`)."""
 
 
 Observer = Callable[[Step], None]
@@ -96,6 +98,7 @@ class Runtime:
         self.stats = Stats()
         self._pins: list[tuple[int, int]] = []
         self._tiering: Tiering | None = None
+        self._check_evict(options)
         if has_tiers(handle, self.mode):
             self._tiering = self._make_tiering(handle, options)
             self._set_step_every()
@@ -148,6 +151,7 @@ class Runtime:
     @mode.setter
     def mode(self, mode: KvMode | str) -> None:
         mode = choice(KvMode, mode, "KV mode")
+        self._check_evict(self._options.with_(mode=mode))
         core.set_mode(self._native_handle(), mode)
         self._options = self._options.with_(mode=mode)
         if self._tiering is not None:
@@ -163,7 +167,7 @@ class Runtime:
 
     @observe.setter
     def observe(self, observe: bool) -> None:
-        core.set_observe(self._native_handle(), observe)
+        core.set_observe(self._native_handle(), observe, self._options.observe_prompt)
 
     @property
     def layers(self) -> list[LayerReport]:
@@ -182,9 +186,10 @@ class Runtime:
         if options.page_tokens != self.page_tokens:
             raise ConfigError(f"the pages of this context have {self.page_tokens} tokens; only a new context can have {options.page_tokens}")
         effective = _effective(options)
+        self._check_evict(effective)
         hierarchy.set_selection(handle, options)
         core.set_mode(handle, effective.mode)
-        core.set_observe(handle, options.observe)
+        core.set_observe(handle, options.observe, options.observe_prompt)
         self._options = options
         anew = [name for name in ("policy", "prefetch", "feed", "sketch", "sink_tokens", "recent_tokens", "plan_every")
                 if getattr(options, name) != getattr(before, name)]
@@ -197,6 +202,21 @@ class Runtime:
             self._tiering = self._make_tiering(handle, effective)
             self._pin_again()
         self._set_step_every()
+
+    def _check_evict(self, options: KvOptions) -> None:
+        """Raises ConfigError where the context cannot keep what these options say in mode evict."""
+        if options.mode is not KvMode.EVICT:
+            return
+        handle = self._native_handle()
+        limits = core.limits(handle)
+        if not self._rows:
+            raise ConfigError("mode evict needs layers that EdgeKV attends, and there are none here; `edgekv doctor MODEL` says why")
+        if limits.n_seq_max > 1:
+            raise ConfigError(f"mode evict serves one sequence, and this context is made for {limits.n_seq_max}; make one for a single "
+                              "sequence (n_seq_max, --parallel 1)")
+        n_cells = self.cells.n_cells
+        always = options.sink_tokens + options.recent_tokens + 2 * options.page_tokens  # whole pages
+        eviction.check_keep(options.keep_tokens, n_cells, limits.n_batch, always, frees=n_cells < limits.n_ctx_seq)
 
     def memory(self) -> MemoryReport:
         native = core.memory(self._native_handle())
@@ -272,7 +292,7 @@ class Runtime:
             # on a device this waits for it: who observes wants to see
             mass_max, mass_sum = self._ops.download(seen.mass_max), self._ops.download(seen.mass_sum)
             step = Step(self._rows, mass_max, mass_sum, seen.n_tokens, seen.n_tokens_hooked > 0, seen.page_tokens,
-                        seen.pages_per_stream)
+                        seen.pages_per_stream, seen.n_tokens_observed)
             for observer in list(self.observers):
                 observer(step)
         self._record(seen, time.perf_counter() - began)

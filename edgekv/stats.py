@@ -17,6 +17,11 @@ class Stats:
     python_seconds: float = 0.0
     """Time spent in the Python layer after steps, observers included."""
 
+    n_dropped: int = 0
+    """Pages that a head of mode evict gave up while others keep them; a page is one of a layer and KV head."""
+    n_freed: int = 0
+    """Tokens whose cells mode evict emptied."""
+
     n_plans: int = 0
     n_promoted: int = 0
     """Pages that became resident."""

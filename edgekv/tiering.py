@@ -7,6 +7,7 @@ from collections import deque
 
 import numpy as np
 
+from edgekv import eviction
 from edgekv._native import core, device
 from edgekv._native import hierarchy as native
 from edgekv.config import KvOptions
@@ -52,8 +53,8 @@ def operations(handle: core.Handle) -> Ops:
 
 
 def has_tiers(handle: core.Handle, mode: KvMode) -> bool:
-    """Whether a context keeps pages in an arena in this mode: in mode sparse, and on a device in mode exact too."""
-    return mode is KvMode.SPARSE or mode is KvMode.EXACT and device.plane(handle) is not None
+    """Whether a context has a policy in this mode: in modes sparse and evict, and on a device, where pages have slots, in mode exact too."""
+    return mode in (KvMode.SPARSE, KvMode.EVICT) or mode is KvMode.EXACT and device.plane(handle) is not None
 
 
 def limits(mode: KvMode, on_device: bool) -> Limits:
@@ -72,7 +73,9 @@ def bytes_per_run(link: float | None, seconds: float | None) -> int:
 
 
 def budget_pages(options: KvOptions, n_visible: int, page_tokens: int) -> int:
-    """The pages that a head attends on average, of `n_visible`: what native selection is told."""
+    """The pages that a head attends on average, of `n_visible`: what native selection is told; in mode evict those it keeps."""
+    if options.mode is KvMode.EVICT:
+        return options.keep_tokens // page_tokens
     wanted = -(-options.attend.tokens // page_tokens) if options.attend.tokens else round(options.attend.share * n_visible)
     return min(n_visible, max(wanted, options.min_tokens // page_tokens))
 
@@ -100,6 +103,9 @@ class Tiering:
         self.shape = Shape(*view.shape, page_tokens=observed.page_tokens, pages_per_stream=observed.pages_per_stream, exists=exists)
         self.slot_bytes = view.slot_bytes
         self._newest = view.newest
+        self._dropped = view.dropped
+        self._limits = core.limits(handle)
+        self._is_bounded = core.cells(handle, 0).n_cells < self._limits.n_ctx_seq
         self._plane = device.plane(handle)
         rope = core.rope(handle)
         head_dim = layers[0].head_dim if layers else 0
@@ -123,7 +129,9 @@ class Tiering:
         self._options = options
         n_pages = self.shape.n_existing_heads * self.shape.n_pages
         kv_bytes = n_pages * self.slot_bytes
-        if self._plane is None:
+        if options.mode is KvMode.EVICT:
+            n_slots = 0  # home is as small as it is meant to be
+        elif self._plane is None:
             n_slots = arena_bytes(options, kv_bytes, self.shape.n_pages * self.shape.page_tokens) // max(1, self.slot_bytes)
         else:
             self._plane = device.plane(self._handle)  # sketches of another kind leave room for other slots
@@ -137,8 +145,9 @@ class Tiering:
     def set_mode(self, options: KvOptions) -> None:
         """What the steps attend from now on; pages stay where they are. To sparse on a device only while nothing decodes: its
         sketches take room from the arena. Raises DoesNotFit."""
+        before, self._options = self._options, options
         self.hierarchy.limits = limits(options.mode, self._plane is not None)
-        if self._plane is not None and options.mode is KvMode.SPARSE:
+        if self._plane is not None and options.mode is KvMode.SPARSE or KvMode.EVICT in (before.mode, options.mode):
             self.resize(options)
 
     def step(self, seen: core.NativeObservation) -> None:
@@ -149,9 +158,35 @@ class Tiering:
         if self._key_norms is not None:
             self._key_norms.update(seen.changed)
         self.hierarchy.step(Observation(
-            seen.mass_sum, seen.mass_max, seen.n_tokens_hooked or seen.n_tokens, seen.n_tokens_hooked > 0, seen.changed, self._newest, seen.newest,
-            int(used[-1]) + 1 if len(used) else 0, budget_pages(self._options, len(used), self.shape.page_tokens),
+            seen.mass_sum, seen.mass_max, seen.n_tokens_observed or seen.n_tokens, seen.n_tokens_observed > 0, seen.changed, self._newest,
+            seen.newest, int(used[-1]) + 1 if len(used) else 0, budget_pages(self._options, len(used), self.shape.page_tokens),
             None if self._key_norms is None else self._key_norms.values))
+        self.evict()
+
+    def evict(self) -> None:
+        """Mode evict: heads drop what they do not keep; and in a context with fewer cells than tokens, in any mode, what is worth least
+        makes room for the next batch. Between ubatches, and within their step callback."""
+        cells = core.cells(self._handle, 0)
+        n_excess = self._limits.n_batch - (cells.n_cells - cells.n_used) if self._is_bounded else 0
+        evicts = self._options.mode is KvMode.EVICT
+        if n_excess <= 0 and not evicts:
+            return
+        began = time.perf_counter()
+        positions = np.full(self.shape.n_pages * self.shape.page_tokens, -1, np.int32)
+        positions[: cells.n_cells] = cells.positions
+        by_page = positions.reshape(self.shape.n_pages, -1)
+        policy = self.hierarchy.policy
+        n_pages = budget_pages(self._options, self.shape.n_pages, self.shape.page_tokens)
+        losses = eviction.decide(
+            self.shape, policy.scores, self.hierarchy.pins, self._dropped, by_page.max(axis=1), np.count_nonzero(by_page >= 0, axis=1),
+            split=policy.split or self._options.split, n_keep=policy.most(n_pages) if evicts else np.inf, n_excess=n_excess)
+        if len(losses.dropped):
+            native.drop_pages(self._handle, self._moves(losses.dropped))
+            self.hierarchy.stats.n_dropped += len(losses.dropped)
+        if len(losses.freed):
+            self.hierarchy.stats.n_freed += native.free_pages(self._handle, losses.freed)
+            self.hierarchy.forget(losses.freed)
+        self.hierarchy.stats.hierarchy_seconds += time.perf_counter() - began
 
     def _measure(self) -> None:
         now = time.perf_counter()
@@ -171,7 +206,7 @@ class Tiering:
         return TierReport(
             counts[State.RESIDENT], counts[State.HOME], counts[State.FILLING], counts[State.MOVING], counts[State.FREE],
             self.hierarchy.table.n_slots, self.slot_bytes, stats.moved_bytes, stats.n_promoted, stats.n_demoted, stats.n_invalidated,
-            stats.n_failed_copies,
+            stats.n_failed_copies, 0 if self._dropped is None else int(np.count_nonzero(self._dropped)), stats.n_freed,
             tuple((state.name.lower(), reason.description, n) for state, reason, n in self.hierarchy.why()))
 
     # ---- transport ------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ class KvMode(str, enum.Enum):
 
     EXACT = "exact"
     SPARSE = "sparse"
+    EVICT = "evict"
     OFF = "off"
 
     @property
@@ -26,6 +27,7 @@ class KvMode(str, enum.Enum):
 _MODE_DESCRIPTIONS = {
     KvMode.EXACT: "every visible page each step, in our kernel: the answers of stock llama.cpp, faster",
     KvMode.SPARSE: "the pages that matter to each token, chosen by sketches of all of them; nothing is lost, coverage is reported",
+    KvMode.EVICT: "what the policy kept; the rest is dropped for good: a hard bound on memory, whatever the length of the context",
     KvMode.OFF: "stock llama.cpp attention",
 }
 

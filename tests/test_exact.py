@@ -91,7 +91,7 @@ def test_a_failed_mode_change_says_what_is_allowed(synthetic):
     from edgekv.errors import ConfigError
 
     llama = open_model(synthetic("llama"))
-    with pytest.raises(ConfigError, match="use one of: exact, sparse, off"):
+    with pytest.raises(ConfigError, match="use one of: exact, sparse, evict, off"):
         llama.kv.mode = "sparse-ish"
     assert llama.kv.mode == "exact"
 

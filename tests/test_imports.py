@@ -18,12 +18,12 @@ ROOT = Path(__file__).resolve().parent.parent
 ORDER = [
     "errors", "vocab", "registry", "config", "stats", "reports",
     "models", "fit", "device_fit",
-    "observation", "residency", "kernels", "codecs", "pages", "budgets", "trace_format", "trace", "roles", "policies", "prefetch", "planner", "sim",
+    "observation", "residency", "kernels", "codecs", "pages", "budgets", "trace_format", "trace", "roles", "policies", "prefetch", "planner", "eviction", "sim",
     "_native", "devices", "calibration", "cells", "tiers", "migrator", "hierarchy",
-    "key_norms", "tiering", "runtime", "llama", "server_log", "server_options", "server", "eviction", "heads", "diagnosis",
+    "key_norms", "tiering", "runtime", "llama", "server_log", "server_options", "server", "heads", "diagnosis",
     "bench", "report", "cli",
 ]
-PURE = {"budgets", "roles", "policies", "prefetch", "planner", "sim"}
+PURE = {"budgets", "roles", "policies", "prefetch", "planner", "eviction", "sim"}
 """These see arrays and a read-only view: the same file runs live and in `sim`."""
 
 TERMINAL = {"click", "rich", "prompt_toolkit"}

@@ -93,7 +93,7 @@ def test_llama_is_a_drop_in(synthetic):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"kv": "fast"}, "there is no KV mode 'fast'; use one of: exact, sparse, off"),
+    ({"kv": "fast"}, "there is no KV mode 'fast'; use one of: exact, sparse, evict, off"),
     ({"type_k": "q3"}, "there is no K cache type 'q3'; use one of: f16, q8_0"),
     ({"kv_page_tokens": 20}, "page_tokens is 20; it must be a multiple of 16")])
 def test_bad_options_are_refused(synthetic, options: dict, message: str):

@@ -18,7 +18,8 @@ log = logging.getLogger("edgekv")
 
 _DEVICES = {DeviceKind.HOST: lib.EDGEKV_DEVICE_HOST, DeviceKind.CUDA: lib.EDGEKV_DEVICE_CUDA,
             DeviceKind.EMULATED: lib.EDGEKV_DEVICE_EMULATED}
-_MODES = {KvMode.OFF: lib.EDGEKV_MODE_OFF, KvMode.EXACT: lib.EDGEKV_MODE_EXACT, KvMode.SPARSE: lib.EDGEKV_MODE_SPARSE}
+_MODES = {KvMode.OFF: lib.EDGEKV_MODE_OFF, KvMode.EXACT: lib.EDGEKV_MODE_EXACT, KvMode.SPARSE: lib.EDGEKV_MODE_SPARSE,
+          KvMode.EVICT: lib.EDGEKV_MODE_EVICT}
 _MODE_OF = {number: mode for mode, number in _MODES.items()}
 _SKETCHES = {SketchKind.NONE: lib.EDGEKV_SKETCH_NONE, SketchKind.BOX: lib.EDGEKV_SKETCH_BOX, SketchKind.B1: lib.EDGEKV_SKETCH_B1,
              SketchKind.B2: lib.EDGEKV_SKETCH_B2}
@@ -125,21 +126,21 @@ def selection(options: KvOptions) -> dict:
         "pooled": options.split is Split.POOLED, "min_tokens": options.min_tokens, "sink_tokens": options.sink_tokens,
         "recent_tokens": options.recent_tokens, "coverage": options.coverage, "floor": options.coverage_floor,
         "blend": options.blend, "reselect": options.reselect, "n_dense": options.n_dense, "feed": options.feed,
-        "keep_estimates": options.keep_estimates,
+        "keep_estimates": options.keep_estimates, "keep_tokens": options.keep_tokens,
     }
 
 
 def _placement(options: KvOptions) -> dict:
     """auto: a GPU where this build and this machine have one; a context whose model stays on the CPU then stays there too."""
     kind = DeviceKind.HOST if options.device == AUTO_DEVICE else DeviceKind(options.device)
-    if options.device == AUTO_DEVICE and lib.edgekv_device_count(_DEVICES[DeviceKind.CUDA]):
+    if options.device == AUTO_DEVICE and options.mode is not KvMode.EVICT and lib.edgekv_device_count(_DEVICES[DeviceKind.CUDA]):
         kind = DeviceKind.CUDA
     return {"kind": _DEVICES[kind], "index": 0, "vram_bytes": options.kv_vram or 0}
 
 
 def _params(options: KvOptions):
     return ffi.new("edgekv_params *", {"mode": _MODES[options.mode], "page_tokens": options.page_tokens,
-                                       "observe": options.observe, "selection": selection(options), "placement": _placement(options)})
+                                       "observe": options.observe, "observe_prompts": options.observe_prompt, "selection": selection(options), "placement": _placement(options)})
 
 
 def device_problem(handle: Handle) -> EdgeKVError | None:
@@ -205,8 +206,24 @@ def set_mode(handle: Handle, mode: KvMode) -> None:
     _check(lib.edgekv_set_mode(handle, _MODES[mode]))
 
 
-def set_observe(handle: Handle, observe: bool) -> None:
-    _check(lib.edgekv_set_observe(handle, observe))
+def set_observe(handle: Handle, observe: bool, prompts: bool) -> None:
+    """prompts: in modes sparse and evict also the last tokens of each prompt-sized ubatch."""
+    _check(lib.edgekv_set_observe(handle, observe, prompts))
+
+
+@dataclass(frozen=True)
+class NativeLimits:
+    """What a context was made with, in tokens."""
+
+    n_ctx_seq: int
+    n_seq_max: int
+    n_batch: int
+    n_ubatch: int
+
+
+def limits(handle: Handle) -> NativeLimits:
+    out = lib.edgekv_get_limits(handle)
+    return NativeLimits(out.n_ctx_seq, out.n_seq_max, out.n_batch, out.n_ubatch)
 
 
 @dataclass(frozen=True)
@@ -263,6 +280,8 @@ class NativeObservation:
     n_steps_hooked: int
     n_tokens: int
     n_tokens_hooked: int
+    n_tokens_observed: int
+    """The tokens whose mass this is; 0: the mass is zero."""
     changed: np.ndarray
     newest: int
 
@@ -288,7 +307,7 @@ class ObservationReader:
         _check(lib.edgekv_get_observation(self._handle, out))
         changed = np.frombuffer(ffi.buffer(out.changed, 4 * out.n_changed), np.int32) if out.n_changed else _NO_PAGES
         return NativeObservation(*self._mass, out.pages_per_stream, out.page_tokens, out.n_ubatches, out.n_ubatches_hooked, out.n_tokens,
-                                 out.n_tokens_hooked, changed, out.newest)
+                                 out.n_tokens_hooked, out.n_tokens_observed, changed, out.newest)
 
 
 _NO_PAGES = np.empty(0, np.int32)

@@ -32,6 +32,8 @@ class NativeHierarchy:
     """int32 [row, kv_head, page]: the page table, -1 where a page is only in home."""
     newest: np.ndarray
     """int32 [page]: newest position in the page, -1 where it is empty."""
+    dropped: np.ndarray | None
+    """uint8 [shape], mode evict: not zero where the head does not attend the page. None on a device."""
     estimates: np.ndarray | None
     """float32 [shape]: attention mass that the sketches estimated in the last step, summed over the query heads; with
     `KvOptions.keep_estimates`. None on a device."""
@@ -45,6 +47,7 @@ def hierarchy(handle: Handle) -> NativeHierarchy:
     shape = (out.n_rows, out.n_heads, out.n_pages)
     priority, pinned = (int(ffi.cast("uintptr_t", pointer)) for pointer in (out.priority, out.pinned))
     return NativeHierarchy(shape, priority, pinned, _view(out.slots, np.int32, shape), _view(out.newest, np.int32, (out.n_pages,)),
+                           _view(out.dropped, np.uint8, shape) if out.dropped != ffi.NULL else None,
                            _view(out.estimates, np.float32, shape) if out.estimates != ffi.NULL else None,
                            out.n_slots, out.slot_bytes)
 
@@ -89,6 +92,19 @@ def publish_pages(handle: Handle, moves: np.ndarray) -> np.ndarray:
 def release_pages(handle: Handle, moves: np.ndarray) -> None:
     """Take pages out of the page table."""
     _check(lib.edgekv_release_pages(handle, *_moves(moves)))
+
+
+def drop_pages(handle: Handle, moves: np.ndarray) -> None:
+    """From now on these heads do not attend these pages (MOVE [n], slots are not looked at), in mode evict, until their cells change."""
+    _check(lib.edgekv_drop_pages(handle, *_moves(moves)))
+
+
+def free_pages(handle: Handle, pages: np.ndarray) -> int:
+    """Empty the cells of these pages (int [n]), of all layers and heads; how many cells that were."""
+    pages = np.ascontiguousarray(pages, np.int32)
+    n_cells = ffi.new("int *")
+    _check(lib.edgekv_free_pages(handle, ffi.from_buffer("int32_t *", pages), len(pages), n_cells))
+    return n_cells[0]
 
 
 def last_pages(handle: Handle, row: int, head: int, token: int = 0) -> np.ndarray:

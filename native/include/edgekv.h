@@ -24,6 +24,8 @@
  * and from `priority`, which the caller writes between steps. Sketches are kept true by the nodes that store K. The arena is a
  * second place for copies of pages: the caller decides which (edgekv_copy_pages, edgekv_publish_pages, edgekv_release_pages), the page table
  * says which slot holds which page, and a page whose cells change leaves the table at once, before the ubatch that changes them is computed.
+ * In mode evict there are no sketches and no selection: the caller drops pages for a head, or frees them for all, and everything that is
+ * left is attended.
  *
  * Words. A page is page_tokens consecutive cells of one layer and one KV head. Attention mass is the softmax weight that falls on a
  * page, summed over the query tokens of a step; per KV head the maximum and the sum over the query heads of its group are kept.
@@ -71,6 +73,7 @@ typedef enum {
     EDGEKV_MODE_OFF   = 0, /* stock nodes */
     EDGEKV_MODE_EXACT = 1, /* every visible page each step */
     EDGEKV_MODE_SPARSE = 2, /* the selected pages, in ubatches small enough for the hook */
+    EDGEKV_MODE_EVICT  = 3, /* all pages but those that were dropped; host plane only */
 } edgekv_mode;
 
 typedef enum {
@@ -80,7 +83,7 @@ typedef enum {
     EDGEKV_SKETCH_B2   = 3,
 } edgekv_sketch;
 
-/* What mode sparse attends. */
+/* What mode sparse attends, and how much mode evict keeps. */
 typedef struct {
     edgekv_sketch sketch;
     float share;        /* the page budget: a share of the visible pages, ... */
@@ -96,6 +99,7 @@ typedef struct {
     int n_dense;        /* the first so many layers attend everything */
     bool feed;          /* in the observation, pages that were not attended have the estimate in place of zero */
     bool keep_estimates; /* edgekv_hierarchy's estimates are those of the last step; host plane only */
+    int keep_tokens;     /* mode evict: a cache made under these defaults has so many cells a stream, rounded up to 256; 0: no bound */
 } edgekv_selection;
 
 /* why a layer runs on the stock path */
@@ -132,6 +136,7 @@ typedef struct {
     edgekv_mode mode;
     int page_tokens; /* a multiple of 16 */
     bool observe;    /* keep attention mass */
+    bool observe_prompts; /* in modes sparse and evict also that of the last tokens of ubatches too long for the hook; host plane only */
     edgekv_selection selection;
     edgekv_placement placement;
 } edgekv_params;
@@ -159,7 +164,8 @@ typedef struct {
     int n_ubatches;
     int n_ubatches_hooked;
     int n_tokens;
-    int n_tokens_hooked;  /* the tokens whose mass this is; 0: all ran on the stock nodes and mass is all zero */
+    int n_tokens_hooked;
+    int n_tokens_observed; /* the tokens whose mass this is; 0: mass is all zero */
     const int32_t * changed; /* [n_changed] pages with a cell that changed since the last step callback, ascending; the stored ones are among them */
     int n_changed;
     int newest;           /* the newest position in a changed page, -1: none */
@@ -184,6 +190,7 @@ typedef struct {
     uint8_t * pinned;          /* not zero: always selected */
     const int32_t * slots;     /* the page table; -1: only in home. On a device the pages being filled have slots behind the caller's */
     const int32_t * newest;    /* [n_pages] newest position in the page, -1: empty */
+    const uint8_t * dropped;   /* mode evict: not zero: the head does not attend the page; see edgekv_drop_pages(). Null on a device */
     const float * estimates;   /* what the sketches estimated, as mass_sum; see edgekv_selection. Null on a device */
     int n_rows;
     int n_heads;
@@ -327,9 +334,9 @@ EDGEKV_API edgekv_context * edgekv_find(const struct llama_context * lctx); /* n
 EDGEKV_API struct llama_context * edgekv_llama(const edgekv_context * ctx);
 
 EDGEKV_API edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode);
-EDGEKV_API edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe);
-/* The step callback comes after every so many ubatches that the hook attended, and after each other one; 1 at first. Counting and
-   summing up begin anew. Decoding thread. */
+EDGEKV_API edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe, bool observe_prompts);
+/* The step callback comes after every so many ubatches that the hook attended, and after each other one, each prompt-sized one, and
+   where a context has fewer cells than tokens each that leaves less room than the largest batch needs; 1 at first. Counting and summing up begin anew. Decoding thread. */
 EDGEKV_API edgekv_status edgekv_set_step_every(edgekv_context * ctx, int n_ubatches);
 EDGEKV_API edgekv_params edgekv_get_params(const edgekv_context * ctx);
 
@@ -350,6 +357,23 @@ EDGEKV_API edgekv_status edgekv_copy_pages(edgekv_context * ctx, const edgekv_mo
 EDGEKV_API edgekv_status edgekv_publish_pages(edgekv_context * ctx, const edgekv_move * moves, int n, bool * ok);
 /* Takes pages out of the table; their slots may then be used again. */
 EDGEKV_API edgekv_status edgekv_release_pages(edgekv_context * ctx, const edgekv_move * moves, int n);
+
+/* ---- mode evict ----
+   A page that is dropped for a head is not attended by it any more, until one of its cells changes: what is there then is another
+   content, and attended. A page that is freed is empty in all layers and heads, and llama.cpp stores other tokens in its cells. The caller
+   makes room: before each llama_decode as many cells must be empty as its batch has tokens. */
+EDGEKV_API edgekv_status edgekv_drop_pages(edgekv_context * ctx, const edgekv_move * moves, int n); /* slots are not looked at */
+/* Empties the cells of pages [n]; their number is added to n_cells. Between ubatches, and within the step callback. */
+EDGEKV_API edgekv_status edgekv_free_pages(edgekv_context * ctx, const int32_t * pages, int n, int * n_cells);
+
+/* What a context was made with. */
+typedef struct {
+    int n_ctx_seq; /* tokens of a sequence: llama_n_ctx_seq() */
+    int n_seq_max;
+    int n_batch;   /* tokens of the largest llama_decode */
+    int n_ubatch;
+} edgekv_limits;
+EDGEKV_API edgekv_limits edgekv_get_limits(const edgekv_context * ctx);
 
 /* ---- devices ----
    On a device the observation's mass and the hierarchy's priority and pinned are device addresses; slots and newest stay on the host.

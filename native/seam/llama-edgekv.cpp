@@ -8,6 +8,7 @@
 #include "llama-memory-hybrid-iswa.h"
 #include "llama-model.h"
 
+#include <algorithm>
 #include <atomic>
 
 #ifndef EDGEKV_UPSTREAM
@@ -63,6 +64,22 @@ struct llama_edgekv_access {
         out.seq         = reinterpret_cast<const uint64_t *>(cells.seq.data());
         out.changed     = cells.edgekv_clock.times().data();
         out.now         = cells.edgekv_clock.now();
+    }
+
+    static int free_cells(llama_kv_cache & kv, uint32_t stream, const uint32_t * idxs, int n) {
+        auto & cells = kv.v_cells[stream];
+        auto & head  = kv.v_heads[stream];
+
+        int n_freed = 0;
+        for (int i = 0; i < n; ++i) {
+            if (idxs[i] < cells.size() && !cells.is_empty(idxs[i])) {
+                cells.rm(idxs[i]);
+                head = std::min(head, idxs[i]);  // where the search for room begins, as after seq_rm
+                n_freed += 1;
+            }
+        }
+
+        return n_freed;
     }
 
     static void invalidate_graph(llama_context * lctx) { lctx->gf_res_prev_active = nullptr; }
@@ -153,6 +170,17 @@ ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, 
     auto * host = ggml_backend_dev_host_buffer_type(device);
 
     return host ? host : ggml_backend_cpu_buffer_type();
+}
+
+uint32_t llama_edgekv_kv_cells(const llama_model & model, uint32_t n_cells) {
+    const auto * hooks   = g_hooks.load(std::memory_order_acquire);
+    const auto & hparams = model.hparams;
+    // compressed caches, and those with an index beside them, are no plain caches
+    if (!hooks || hparams.is_mla() || hparams.indexer_head_size > 0) {
+        return n_cells;
+    }
+
+    return hooks->kv_cells(n_cells);
 }
 
 bool llama_edgekv_build_store(
@@ -301,6 +329,12 @@ bool llama_edgekv_get_cells(const llama_context * lctx, uint32_t stream, llama_e
     llama_edgekv_access::fill(llama_edgekv_access::cells(*kv, stream), *out);
 
     return true;
+}
+
+int llama_edgekv_free_cells(llama_context * lctx, uint32_t stream, const uint32_t * cells, int n) {
+    auto * kv = llama_edgekv_access::cache(lctx);
+
+    return kv && stream < kv->get_n_stream() ? llama_edgekv_access::free_cells(*kv, stream, cells, n) : 0;
 }
 
 bool llama_edgekv_get_rope(const llama_context * lctx, llama_edgekv_rope * out) {

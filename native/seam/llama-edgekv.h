@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 // raised whenever a struct or function of this header changes; both sides compare it before they talk
-#define LLAMA_EDGEKV_ABI 3
+#define LLAMA_EDGEKV_ABI 4
 
 #ifdef __cplusplus
 extern "C" {
@@ -70,6 +70,9 @@ struct llama_edgekv_hooks {
 
     // whether the buffers of a context are to be reserved for graphs with the hooks' nodes
     bool (*plans)(struct llama_context * lctx);
+
+    // While a plain KV cache is made: how many cells each stream shall have in place of n_cells; a multiple of 256, not more.
+    uint32_t (*kv_cells)(uint32_t n_cells);
 };
 
 // ---- what libllama exports to libedgekv --------------------------------------------------------------------------------------
@@ -133,6 +136,10 @@ struct llama_edgekv_cells {
 // false: the context has no KV cache the seam knows, or no such stream
 LLAMA_API bool llama_edgekv_get_cells(const struct llama_context * lctx, uint32_t stream, struct llama_edgekv_cells * out);
 
+// Empties cells of a stream of the plain cache; those that are empty already are left out. Returns how many. Tokens in other caches of
+// the context (sliding windows) stay. Call it on the thread that decodes, or while nothing is decoding.
+LLAMA_API int llama_edgekv_free_cells(struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n);
+
 // rotary position embedding as the context applies it
 struct llama_edgekv_rope {
     int   n_rot;      // channels that are turned
@@ -169,6 +176,9 @@ ggml_tensor * llama_edgekv_build_attend(
 
 // the buffer type of layer il's K and V, which would be `buft`
 ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, bool v_trans, ggml_backend_buffer_type_t buft);
+
+// the number of cells of a plain cache that would have `n_cells`
+uint32_t llama_edgekv_kv_cells(const llama_model & model, uint32_t n_cells);
 
 // lives while buffers are reserved for a graph; names its context to the build hooks, where they plan
 class llama_edgekv_planning {

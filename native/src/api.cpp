@@ -45,8 +45,11 @@ edgekv_status check_params(const edgekv_params & params) {
         return fail(EDGEKV_INVALID, "page_tokens is " + std::to_string(params.page_tokens) +
                                     "; it must be a multiple of 16 from 16 to 4096");
     }
-    if (params.mode < EDGEKV_MODE_OFF || params.mode > EDGEKV_MODE_SPARSE) {
+    if (params.mode < EDGEKV_MODE_OFF || params.mode > EDGEKV_MODE_EVICT) {
         return fail(EDGEKV_INVALID, "there is no KV mode number " + std::to_string((int) params.mode));
+    }
+    if (params.mode == EDGEKV_MODE_EVICT && params.placement.kind != EDGEKV_DEVICE_HOST) {
+        return fail(EDGEKV_INVALID, "mode evict runs on the processor only; use the device cpu");
     }
 
     return check_selection(params.selection);
@@ -164,8 +167,20 @@ bool on_plans(llama_context * lctx) {
     return ctx && ctx->plane;
 }
 
+// the same
+uint32_t on_kv_cells(uint32_t n_cells) {
+    auto & lib = library();
+    std::lock_guard<std::mutex> lock(lib.mutex);
+    const auto & defaults = lib.defaults;
+    if (!hooks_enabled() || !lib.have_defaults || defaults.mode != EDGEKV_MODE_EVICT || defaults.selection.keep_tokens == 0) {
+        return n_cells;
+    }
+
+    return std::min<uint32_t>(n_cells, (defaults.selection.keep_tokens + 255)/256*256);
+}
+
 const llama_edgekv_hooks kHooks = {
-    on_created, on_freed, on_ubatch_begin, on_ubatch_end, on_build_store, on_build_attend, on_home, on_plans,
+    on_created, on_freed, on_ubatch_begin, on_ubatch_end, on_build_store, on_build_attend, on_home, on_plans, on_kv_cells,
 };
 
 }  // namespace
@@ -327,6 +342,9 @@ edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode) {
     if (const edgekv_status status = check_params(params); status != EDGEKV_OK) {
         return status;
     }
+    if (mode == EDGEKV_MODE_EVICT && ctx->plane) {
+        return fail(EDGEKV_INVALID, "mode evict runs on the processor only, and this context runs on a device");
+    }
     if (mode != EDGEKV_MODE_OFF && !hooks_enabled()) {
         return fail(EDGEKV_DISABLED, "EDGEKV=0 is set: only the stock path can run");
     }
@@ -341,8 +359,9 @@ edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode) {
     return EDGEKV_OK;
 }
 
-edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe) {
+edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe, bool observe_prompts) {
     ctx->wanted_observe.store(observe, std::memory_order_relaxed);
+    ctx->wanted_observe_prompts.store(observe_prompts, std::memory_order_relaxed);
 
     return EDGEKV_OK;
 }
@@ -358,7 +377,8 @@ edgekv_status edgekv_set_step_every(edgekv_context * ctx, int n_ubatches) {
 
 edgekv_params edgekv_get_params(const edgekv_context * ctx) {
     return { ctx->wanted_mode.load(std::memory_order_relaxed), ctx->params.page_tokens,
-             ctx->wanted_observe.load(std::memory_order_relaxed), ctx->params.selection, ctx->params.placement };
+             ctx->wanted_observe.load(std::memory_order_relaxed), ctx->wanted_observe_prompts.load(std::memory_order_relaxed),
+             ctx->params.selection, ctx->params.placement };
 }
 
 // ---- what can be seen --------------------------------------------------------------------------------------------------------
@@ -412,6 +432,7 @@ edgekv_status edgekv_get_observation(const edgekv_context * ctx, edgekv_observat
     out->n_ubatches_hooked = ctx->pending.n_ubatches_hooked;
     out->n_tokens          = ctx->pending.n_tokens;
     out->n_tokens_hooked   = ctx->pending.n_tokens_hooked;
+    out->n_tokens_observed = ctx->pending.n_tokens_observed;
     out->changed          = ctx->hierarchy.changed_pages().data();
     out->n_changed        = (int) ctx->hierarchy.changed_pages().size();
     out->newest           = -1;
@@ -470,6 +491,9 @@ edgekv_memory edgekv_get_memory(const edgekv_context * ctx) {
         out.workspace_bytes += workspace.size();
     }
     for (const auto & workspace : ctx->select_workspaces) {
+        out.workspace_bytes += workspace.size();
+    }
+    for (const auto & workspace : ctx->prompt_workspaces) {
         out.workspace_bytes += workspace.size();
     }
     for (const auto & layer : ctx->layers) {

@@ -19,7 +19,8 @@ edgekv_status check_selection(const edgekv_selection & s) {
     if (!share(s.share) || !share(s.coverage) || !share(s.floor) || !share(s.blend)) {
         return fail(EDGEKV_INVALID, "the share, the coverage, its floor and the blend of a selection must lie between 0 and 1");
     }
-    if (s.tokens < 0 || s.min_tokens < 0 || s.sink_tokens < 0 || s.recent_tokens < 0 || s.n_dense < 0 || s.reselect < 1) {
+    if (s.tokens < 0 || s.min_tokens < 0 || s.sink_tokens < 0 || s.recent_tokens < 0 || s.n_dense < 0 || s.reselect < 1 ||
+        s.keep_tokens < 0) {
         return fail(EDGEKV_INVALID, "the counts of a selection must not be negative, and reselect must be at least 1");
     }
 
@@ -67,7 +68,8 @@ edgekv_status edgekv_get_hierarchy(const edgekv_context * ctx, edgekv_hierarchy 
     auto & tiers = const_cast<edgekv_context *>(ctx)->hierarchy;
 
     *out = { ctx->plane ? ctx->plane->priority() : tiers.priority(0, 0, 0), ctx->plane ? ctx->plane->pinned() : tiers.pinned(0, 0, 0),
-             tiers.slots(0, 0, 0), tiers.newest(0), ctx->plane ? nullptr : tiers.known(0, 0, 0),
+             tiers.slots(0, 0, 0), tiers.newest(0), ctx->plane ? nullptr : tiers.dropped(0, 0, 0),
+             ctx->plane ? nullptr : tiers.known(0, 0, 0),
              ctx->n_rows, ctx->n_heads, ctx->n_pages, tiers.n_slots(), tiers.dims.slot_bytes };
 
     return EDGEKV_OK;
@@ -178,6 +180,42 @@ edgekv_status edgekv_release_pages(edgekv_context * ctx, const edgekv_move * mov
     }
 
     return EDGEKV_OK;
+}
+
+edgekv_status edgekv_drop_pages(edgekv_context * ctx, const edgekv_move * moves, int n) {
+    if (const edgekv_status status = check_moves(ctx, moves, n, false); status != EDGEKV_OK) {
+        return status;
+    }
+    if (ctx->plane) {
+        return fail(EDGEKV_UNSUPPORTED, "on a device no pages are dropped");
+    }
+    for (int i = 0; i < n; ++i) {
+        ctx->hierarchy.drop(moves[i]);
+    }
+
+    return EDGEKV_OK;
+}
+
+edgekv_status edgekv_free_pages(edgekv_context * ctx, const int32_t * pages, int n, int * n_cells) {
+    std::vector<uint32_t> cells(ctx->params.page_tokens);
+
+    *n_cells = 0;
+    for (int i = 0; i < n; ++i) {
+        if (pages[i] < 0 || pages[i] >= ctx->n_pages) {
+            return fail(EDGEKV_INVALID, "there is no page " + std::to_string(pages[i]));
+        }
+        for (size_t c = 0; c < cells.size(); ++c) {
+            cells[c] = (uint32_t) (pages[i]%ctx->pages_per_stream*ctx->params.page_tokens + c);
+        }
+        *n_cells += llama_edgekv_free_cells(ctx->lctx, (uint32_t) (pages[i]/ctx->pages_per_stream), cells.data(), (int) cells.size());
+    }
+
+    return EDGEKV_OK;
+}
+
+edgekv_limits edgekv_get_limits(const edgekv_context * ctx) {
+    return { (int) llama_n_ctx_seq(ctx->lctx), (int) llama_n_seq_max(ctx->lctx), (int) llama_n_batch(ctx->lctx),
+             (int) llama_n_ubatch(ctx->lctx) };
 }
 
 int edgekv_last_pages(const edgekv_context * ctx, int row, int head, int token, int32_t * pages, int capacity) {

@@ -1,4 +1,5 @@
 #include "context.h"
+#include "nodes.h"
 
 #include "ggml-backend.h"
 
@@ -58,7 +59,8 @@ static edgekv_layer_state classify(const llama_edgekv_layer & seam) {
 using namespace edgekv;
 
 edgekv_context::edgekv_context(llama_context * lctx, const edgekv_params & params) :
-    lctx(lctx), params(params), wanted_mode(params.mode), wanted_observe(params.observe), sketched(false), attended(false) {
+    lctx(lctx), params(params), wanted_mode(params.mode), wanted_observe(params.observe),
+    wanted_observe_prompts(params.observe_prompts), sketched(false), attended(false), n_glimpsed(0) {
     llama_edgekv_cells cells;
     if (llama_edgekv_get_cells(lctx, 0, &cells)) {
         n_stream         = (int) cells.n_stream;
@@ -165,6 +167,10 @@ void edgekv_context::count_steps(int every) {
 }
 
 bool edgekv_context::selects(const Layer & layer, int n_cells_view) const {
+    if (params.mode == EDGEKV_MODE_EVICT) {
+        return drops && layer.k_idxs;
+    }
+
     return params.mode == EDGEKV_MODE_SPARSE && layer.k_idxs && layer.info.row >= params.selection.n_dense &&
            n_cells_view > params.selection.min_tokens;
 }
@@ -187,13 +193,17 @@ void edgekv_context::begin_ubatch(int n_tokens_ubatch) {
         step_delivered    = false;
     }
     attended.store(false, std::memory_order_relaxed);
+    n_glimpsed.store(0, std::memory_order_relaxed);
 
     const edgekv_mode mode    = wanted_mode.load(std::memory_order_acquire);
     const bool        observe = wanted_observe.load(std::memory_order_relaxed);
+    const bool        prompts = wanted_observe_prompts.load(std::memory_order_relaxed);
+    const bool        dropped = hierarchy.n_dropped() > 0;
     const int         threads = std::max(llama_n_threads(lctx), llama_n_threads_batch(lctx));
 
     // the graph depends on the mode and on what is observed, the workspace on the number of threads
-    if (mode != params.mode || observe != params.observe || threads > n_threads) {
+    if (mode != params.mode || observe != params.observe || prompts != params.observe_prompts || dropped != drops ||
+        threads > n_threads) {
         llama_edgekv_invalidate_graph(lctx);
         graph = {};
     }
@@ -201,6 +211,8 @@ void edgekv_context::begin_ubatch(int n_tokens_ubatch) {
     scans_all      = !kept_scans || mode != params.mode || !hierarchy.only_tail_changed();
     params.mode    = mode;
     params.observe = observe;
+    params.observe_prompts = prompts;
+    drops     = dropped;
     n_threads      = std::max(n_threads, threads);
 
     tallies.resize(n_threads);
@@ -224,7 +236,8 @@ bool edgekv_context::end_ubatch(bool ok) {
         plane->end(count_values && graph.attends);
     }
     const bool hooked = attended.load(std::memory_order_relaxed);
-    observation_dirty = observation_dirty || hooked;
+    const int n_observed = n_glimpsed.load(std::memory_order_relaxed);
+    observation_dirty = observation_dirty || hooked || n_observed > 0;
 
     if (ok && sketched.load(std::memory_order_relaxed)) {
         hierarchy.sketches_are_true();
@@ -245,13 +258,31 @@ bool edgekv_context::end_ubatch(bool ok) {
             pending.n_ubatches_hooked += 1;
             pending.n_tokens_hooked   += n_tokens;
         }
+        if (params.observe) {
+            pending.n_tokens_observed += n_observed > 0 ? n_observed : hooked ? n_tokens : 0;
+        }
     }
-    step_delivered = ok && (!hooked || pending.n_ubatches_hooked >= step_every);
+    step_delivered = ok && (!hooked || n_observed > 0 || pending.n_ubatches_hooked >= step_every || lacks_room());
     if (step_delivered) {
         hierarchy.changes_delivered();
     }
 
     return step_delivered;
+}
+
+// the next llama_decode may find no cells for a batch, though the context has tokens left
+bool edgekv_context::lacks_room() const {
+    if (n_cells >= (int) llama_n_ctx_seq(lctx)) {
+        return false;
+    }
+    for (int s = 0; s < n_stream; ++s) {
+        llama_edgekv_cells cells;
+        if (llama_edgekv_get_cells(lctx, (uint32_t) s, &cells) && cells.n_cells - cells.n_used < llama_n_batch(lctx)) {
+            return true;
+        }
+    }
+
+    return false;
 }
 
 // the pooled budget of the next steps, from what this one would have taken at any threshold
@@ -297,6 +328,23 @@ bool edgekv_context::attends(const ggml_tensor * k, int64_t n_tokens_graph) cons
 bool edgekv_context::sketches(const Layer & layer) const {
     return params.mode == EDGEKV_MODE_SPARSE && layer.info.row >= params.selection.n_dense &&
            params.selection.sketch != EDGEKV_SKETCH_NONE;
+}
+
+bool edgekv_context::glimpses(const ggml_tensor * k) const {
+    return params.observe && params.observe_prompts && !plane && k->ne[3] == 1 &&
+           (params.mode == EDGEKV_MODE_SPARSE || params.mode == EDGEKV_MODE_EVICT);
+}
+
+bool edgekv_context::reserve_prompt(const AttendProblem & problem) {
+    prompt_workspaces.resize(n_threads);
+    const size_t n_bytes = prompt_workspace_bytes(problem, pages_per_stream);
+    for (auto & workspace : prompt_workspaces) {
+        if (!workspace.reserve(n_bytes)) {
+            return false;
+        }
+    }
+
+    return true;
 }
 
 bool edgekv_context::reserve_workspace(AttendProblem problem, int n_stream_graph) {

@@ -66,6 +66,8 @@ struct edgekv_context {
     bool selects(const edgekv::Layer & layer, int n_cells_view) const;
 
     bool sketches(const edgekv::Layer & layer) const;
+    bool glimpses(const ggml_tensor * k) const;  // whether the last tokens of a long ubatch are observed besides
+    bool reserve_prompt(const edgekv::AttendProblem & problem);  // false: out of memory
 
     // decoding thread, between ubatches
     edgekv_status set_selection(const edgekv_selection & selection);
@@ -88,6 +90,7 @@ struct edgekv_context {
 
     std::atomic<edgekv_mode> wanted_mode;
     std::atomic<bool> wanted_observe;
+    std::atomic<bool> wanted_observe_prompts;
 
     std::vector<std::unique_ptr<edgekv::Layer>> layers;
 
@@ -102,6 +105,8 @@ struct edgekv_context {
     std::vector<edgekv::Buffer> select_workspaces;
     std::vector<edgekv::Buffer> standings;   // [n_tokens][pages_per_stream] of the ubatch, written by the layer that leads
     std::vector<edgekv::SelectTally> tallies;  // one a thread
+    std::vector<edgekv::Buffer> prompt_workspaces;  // one a thread: lists of pages, and what attention needs
+    bool drops = false;  // mode evict: some head does not attend some page, in this ubatch
     edgekv::Hierarchy hierarchy;
     uint64_t n_ubatch = 0;
     bool leader_built = false;
@@ -115,9 +120,10 @@ struct edgekv_context {
     int step_every = 1;
     // since the last step callback
     struct {
-        int n_ubatches = 0, n_ubatches_hooked = 0, n_tokens = 0, n_tokens_hooked = 0;
+        int n_ubatches = 0, n_ubatches_hooked = 0, n_tokens = 0, n_tokens_hooked = 0, n_tokens_observed = 0;
     } pending;
     std::atomic<bool> attended;   // by the hook, in this ubatch
+    std::atomic<int> n_glimpsed;  // tokens of it that were observed though it is too long to be attended
     int n_threads = 0;            // the workspace is sized for
 
     edgekv_counters counters = {};
@@ -134,6 +140,7 @@ struct edgekv_context {
     } graph;
 
 private:
+    bool lacks_room() const;
     void begin_plane(bool clear);
     edgekv::PlaneShape plane_shape() const;
     std::string why_not_placed(edgekv_status & status) const;

@@ -16,6 +16,9 @@ void Hierarchy::shape(const HierarchyShape & shape) {
     prior.assign(n, 0.0f);
     estimated.assign(n, 0.0f);
     pins.assign(n, 0);
+    drops.assign(n, 0);
+    drops_of_row.assign(dims.n_rows, 0);
+    drops_total = 0;
     table.assign(n, -1);
 
     sketches.resize(dims.n_rows);
@@ -33,6 +36,7 @@ void Hierarchy::leave_to_plane() {
     prior     = {};
     estimated = {};
     pins      = {};
+    drops     = {};
 }
 
 void Hierarchy::return_from_plane() {
@@ -166,6 +170,22 @@ void Hierarchy::drop_page(int page) {
     }
 }
 
+void Hierarchy::drop(const edgekv_move & move) {
+    uint8_t & dropped = drops[id(move)];
+    drops_total           += dropped == 0;
+    drops_of_row[move.row] += dropped == 0;
+    dropped = 1;
+}
+
+void Hierarchy::undrop_page(int page) {
+    for (int row = 0; row < dims.n_rows*dims.n_heads; ++row) {
+        uint8_t & dropped = drops[(size_t) row*dims.n_pages + page];
+        drops_total                    -= dropped;
+        drops_of_row[row/dims.n_heads] -= dropped;
+        dropped = 0;
+    }
+}
+
 void Hierarchy::sync(const llama_context * lctx, int n_stored) {
     if (delivered) {
         changed.clear();
@@ -222,6 +242,9 @@ void Hierarchy::sync(const llama_context * lctx, int n_stored) {
             page_newest[id] = newest;
             page_oldest[id] = oldest;
             changed.push_back(id);
+            if (drops_total > 0) {
+                undrop_page(id);  // what is there now is not what was dropped
+            }
             mirror(Mirror::newest, id, newest);
             mirror(Mirror::oldest, id, oldest);
             for (int c = first; mirrored && c < end; ++c) {
@@ -387,7 +410,7 @@ size_t Hierarchy::sketch_bytes() const {
 }
 
 size_t Hierarchy::table_bytes() const {
-    return prior.size()*sizeof(float) + estimated.size()*sizeof(float) + pins.size() + table.size()*sizeof(int32_t) +
+    return prior.size()*sizeof(float) + estimated.size()*sizeof(float) + pins.size() + drops.size() + table.size()*sizeof(int32_t) +
            (page_newest.size() + page_oldest.size())*sizeof(int32_t) + stale_bits.size() + slot_copied.size()*sizeof(Copied);
 }
 

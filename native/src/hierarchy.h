@@ -65,6 +65,12 @@ public:
     const int32_t * oldest(int stream) const { return page_oldest.data() + (size_t) stream*dims.pages_per_stream; }
 
     float * priority(int row, int stream, int head) { return row_of(prior, row, stream, head); }
+    // mode evict: what a head does not attend
+    const uint8_t * dropped(int row, int stream, int head) { return row_of(drops, row, stream, head); }
+    void drop(const edgekv_move & move);
+    int64_t n_dropped() const { return drops_total; }
+    bool any_dropped(int row) const { return drops_of_row[row] > 0; }
+
     uint8_t * pinned(int row, int stream, int head) { return row_of(pins, row, stream, head); }
     int32_t * slots(int row, int stream, int head) { return row_of(table, row, stream, head); }
     float * known(int row, int stream, int head) { return row_of(estimated, row, stream, head); }
@@ -121,6 +127,7 @@ private:
 
     void drop_slot(int32_t & slot);
     void drop_page(int page);
+    void undrop_page(int page);
     void follow_tail(int stream, bool all_stored);
     int tail_slot(int row_head, int page) const {
         return tail_first + (row_head*dims.n_stream + page/dims.pages_per_stream)*2 + page%2;
@@ -149,6 +156,9 @@ private:
 
     std::vector<float> prior, estimated;
     std::vector<uint8_t> pins;
+    std::vector<uint8_t> drops;
+    std::vector<int64_t> drops_of_row;
+    int64_t drops_total = 0;
     std::vector<int32_t> table;
     int n_published = 0;
 

@@ -1,5 +1,5 @@
 // The node between storing and attending: scans the sketches and fills each query token's and KV head's list of pages.
-#include "nodes.h"
+#include "nodes_internal.h"
 
 #include <algorithm>
 #include <cmath>
@@ -28,7 +28,7 @@ struct SelectPlan {
         per_page  = ctx.params.page_tokens/kSketchStripCells;
         n_pages   = (n_cells + ctx.params.page_tokens - 1)/ctx.params.page_tokens;
         n_blocks  = (n_pages*per_page + kSketchBlockStrips - 1)/kSketchBlockStrips;
-        kind      = (SketchKind) ctx.params.selection.sketch;
+        kind      = ctx.params.mode == EDGEKV_MODE_EVICT ? SketchKind::none : (SketchKind) ctx.params.selection.sketch;
 
         stride           = (size_t) n_blocks*kSketchBlockStrips;
         estimates_offset = align64((size_t) n_head_kv*sizeof(std::atomic<int>));
@@ -46,26 +46,6 @@ struct SelectPlan {
     SketchKind kind;
     size_t stride, estimates_offset, threads_offset, scratch_offset, standing_offset, thread_bytes, bytes;
 };
-
-bool any_visible(const ggml_tensor * mask, const char * row, int first, int end) {
-    if (mask->type == GGML_TYPE_F16) {
-        const uint16_t * x = reinterpret_cast<const uint16_t *>(row);
-        for (int c = first; c < end; ++c) {
-            if (x[c] != 0xfc00) {
-                return true;
-            }
-        }
-    } else {
-        const float * x = reinterpret_cast<const float *>(row);
-        for (int c = first; c < end; ++c) {
-            if (x[c] != -INFINITY) {
-                return true;
-            }
-        }
-    }
-
-    return false;
-}
 
 // -inf for pages that the token does not see, +inf for sinks and recent ones
 void find_standing(const edgekv_context & ctx, const SelectPlan & plan, const ggml_tensor * mask, const char * row, int stream,
@@ -161,6 +141,26 @@ struct SelectRun {
         return mine;
     }
 
+    // mode evict: what the token sees, less what the head dropped
+    void keep(int token, int head, const float * standing) const {
+        const int       list    = token*plan.n_head_kv + head;
+        const auto &    lists   = layer.lists[s];
+        const uint8_t * dropped = ctx.hierarchy.dropped(layer.info.row, stream, head);
+        int32_t *       pages   = reinterpret_cast<int32_t *>(lists.pages.data()) + (size_t) list*ctx.pages_per_stream;
+        int             n       = 0;
+
+        for (int page = 0; page < plan.n_pages; ++page) {
+            if (standing[page] >= 0.0f && !dropped[page]) {
+                pages[n++] = page;
+            }
+        }
+        reinterpret_cast<int32_t *>(lists.n_pages.data())[list] = n;
+
+        edgekv_selected & sum = layer.selected[head];
+        sum.n_steps   += 1;
+        sum.n_visible += standing[ctx.pages_per_stream];
+    }
+
     void select(int token, int head, const float * standing, bool scanned) const {
         const auto & options = ctx.params.selection;
         const int    list    = token*plan.n_head_kv + head;
@@ -246,7 +246,11 @@ struct SelectRun {
             }
             arrivals(head).store(0, std::memory_order_relaxed);
             for (int token = 0; token < plan.n_tokens; ++token) {
-                select(token, head, standing(token), scanned);
+                if (ctx.params.mode == EDGEKV_MODE_EVICT) {
+                    keep(token, head, standing(token));
+                } else {
+                    select(token, head, standing(token), scanned);
+                }
             }
         }
         if (layer.leads && ith == 0) {  // for the layers to come, whoever selected here

@@ -1,4 +1,4 @@
-#include "nodes.h"
+#include "nodes_internal.h"
 
 #include "ggml-cpu.h"
 
@@ -9,8 +9,6 @@ namespace edgekv {
 namespace {
 
 enum StoreSource { STORE_K_CUR, STORE_V_CUR, STORE_K_IDXS, STORE_V_IDXS, STORE_K, STORE_V, N_STORE_SOURCES };
-
-enum AttendSource { ATTEND_Q, ATTEND_K, ATTEND_V, ATTEND_MASK, ATTEND_SINKS, ATTEND_SELECTED, N_ATTEND_SOURCES };
 
 // one head of one token; the same conversion as ggml_set_rows, so that the cache holds the same bits as with the stock nodes
 void store_head(const ggml_tensor * cur, const ggml_tensor * idxs, const ggml_tensor * view, int64_t token, int64_t head) {
@@ -80,7 +78,8 @@ const char * at(const ggml_tensor * t, size_t offset) {
     return static_cast<const char *>(t->data) + offset;
 }
 
-// the problem of one stream; tensors without data (while the graph is built) give null pointers, which only size the workspace
+}  // namespace
+
 AttendProblem make_problem(const Layer & layer, const ggml_tensor * dst, int64_t s) {
     const ggml_tensor * q     = dst->src[ATTEND_Q];
     const ggml_tensor * k     = dst->src[ATTEND_K];
@@ -137,6 +136,8 @@ AttendProblem make_problem(const Layer & layer, const ggml_tensor * dst, int64_t
     return p;
 }
 
+namespace {
+
 // the pages that the node before this one selected, and where they lie
 void add_selection(Layer & layer, const ggml_tensor * dst, int64_t s, AttendProblem & p) {
     edgekv_context & ctx    = *layer.owner;
@@ -146,7 +147,7 @@ void add_selection(Layer & layer, const ggml_tensor * dst, int64_t s, AttendProb
     p.selection.pages    = reinterpret_cast<const int32_t *>(lists.pages.data());
     p.selection.n_pages  = reinterpret_cast<const int32_t *>(lists.n_pages.data());
     p.selection.stride   = ctx.pages_per_stream;
-    p.selection.coverage = ctx.params.selection.feed ? reinterpret_cast<const float *>(lists.covered.data()) : nullptr;
+    p.selection.coverage = ctx.params.mode == EDGEKV_MODE_SPARSE && ctx.params.selection.feed ? reinterpret_cast<const float *>(lists.covered.data()) : nullptr;
 
     p.arena.data         = ctx.hierarchy.arena_data();
     p.arena.slot_bytes   = ctx.hierarchy.dims.slot_bytes;
@@ -201,6 +202,13 @@ bool attendable(const llama_edgekv_attend & args) {
 
 }  // namespace
 
+ggml_tensor * build_observe(Layer & layer, const llama_edgekv_attend & args, ggml_tensor * attend) {
+    ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, 1, 1, 1, 1, &attend, 1, run_observe, GGML_N_TASKS_MAX, &layer);
+    ggml_format_name(node, "edgekv_observe-%d", args.il);
+
+    return node;
+}
+
 bool build_store(edgekv_context & ctx, const llama_edgekv_store & args) {
     Layer * layer = ctx.served_layer(args.il, args.k);
     // longer ubatches are stored here only for their sketches, or for a device to read
@@ -229,14 +237,15 @@ bool build_store(edgekv_context & ctx, const llama_edgekv_store & args) {
 
 ggml_tensor * build_attend(edgekv_context & ctx, const llama_edgekv_attend & args) {
     Layer * layer = ctx.served_layer(args.il, args.k);
-    if (!layer || (!ctx.plane && !ctx.attends(args.k, args.q->ne[2]))) {
+    const bool is_long = !ctx.plane && !ctx.attends(args.k, args.q->ne[2]);
+    if (!layer || (is_long && !ctx.drops && !ctx.glimpses(args.k))) {
         return nullptr;
     }
     if (ctx.plane && layer->staged) {
         return build_attend_device(ctx, *layer, args);  // leaves the rest to the stock nodes
     }
     if (!attendable(args)) {
-        layer->info.state = EDGEKV_LAYER_GRAPH;
+        layer->info.state = is_long ? layer->info.state : EDGEKV_LAYER_GRAPH;
         return nullptr;
     }
     if (ctx.plane) {
@@ -245,6 +254,13 @@ ggml_tensor * build_attend(edgekv_context & ctx, const llama_edgekv_attend & arg
 
     layer->scale   = args.scale;
     layer->softcap = args.softcap;
+    if (is_long && ctx.drops) {
+        return build_attend_prompt(ctx, *layer, args);
+    }
+    if (is_long) {
+        build_glimpse(ctx, *layer, args);
+        return nullptr;  // the stock nodes attend
+    }
 
     ggml_tensor * sources[N_ATTEND_SOURCES] = { args.q, args.k, args.v, args.mask, args.sinks, nullptr };
     if (ctx.selects(*layer, (int) args.k->ne[2])) {
@@ -266,10 +282,7 @@ ggml_tensor * build_attend(edgekv_context & ctx, const llama_edgekv_attend & arg
     ggml_build_forward_expand(args.gf, node);
 
     if (ctx.params.observe && !sources[ATTEND_SELECTED]) {
-        ggml_tensor * observe =
-            ggml_custom_4d(args.ctx, GGML_TYPE_F32, 1, 1, 1, 1, &node, 1, run_observe, GGML_N_TASKS_MAX, layer);
-        ggml_format_name(observe, "edgekv_observe-%d", args.il);
-        ggml_build_forward_expand(args.gf, observe);
+        ggml_build_forward_expand(args.gf, build_observe(*layer, args, node));
     }
 
     return node;

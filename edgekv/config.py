@@ -64,7 +64,7 @@ class Keep:
                 return cls(tokens=int(text))
         except ValueError:
             pass
-        if text and text[-1].isalpha() and text.lower() != "auto":
+        if text[:1].isdigit() and not text.isdigit():
             n_bytes = parse_bytes(text, "what is kept")
             if n_bytes:
                 return cls(tokens=0, bytes=n_bytes)

@@ -28,6 +28,9 @@ public:
         }
     }
 
+    // positions of a sequence may be missing: set once, stays
+    bool gaps = false;
+
 private:
     uint64_t time = 0;
     std::vector<uint64_t> cell_time;

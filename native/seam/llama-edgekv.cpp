@@ -26,9 +26,9 @@ static_assert(sizeof(llama_kv_cells::seq_set_t) % sizeof(uint64_t) == 0, "sequen
 // the one place that reads llama.cpp's private state
 struct llama_edgekv_access {
     // the plain cache of a context: its only one, the non-SWA half of iSWA, or the attention part of a hybrid memory
-    static llama_kv_cache * cache(const llama_context * lctx) {
-        auto * mem = lctx->get_memory();
+    static llama_kv_cache * cache(const llama_context * lctx) { return cache(lctx->get_memory()); }
 
+    static llama_kv_cache * cache(llama_memory_i * mem) {
         if (auto * kv = dynamic_cast<llama_kv_cache *>(mem)) {
             return kv;
         }
@@ -65,6 +65,8 @@ struct llama_edgekv_access {
         out.changed     = cells.edgekv_clock.times().data();
         out.now         = cells.edgekv_clock.now();
     }
+
+    static bool & gaps(llama_kv_cache & kv) { return kv.v_cells[0].edgekv_clock.gaps; }
 
     static int free_cells(llama_kv_cache & kv, uint32_t stream, const uint32_t * idxs, int n) {
         auto & cells = kv.v_cells[stream];
@@ -181,6 +183,12 @@ uint32_t llama_edgekv_kv_cells(const llama_model & model, uint32_t n_cells) {
     }
 
     return hooks->kv_cells(n_cells);
+}
+
+bool llama_edgekv_has_gaps(const llama_memory_i * memory) {
+    auto * kv = llama_edgekv_access::cache(const_cast<llama_memory_i *>(memory));
+
+    return kv && llama_edgekv_access::gaps(*kv);
 }
 
 bool llama_edgekv_build_store(
@@ -335,6 +343,12 @@ int llama_edgekv_free_cells(llama_context * lctx, uint32_t stream, const uint32_
     auto * kv = llama_edgekv_access::cache(lctx);
 
     return kv && stream < kv->get_n_stream() ? llama_edgekv_access::free_cells(*kv, stream, cells, n) : 0;
+}
+
+void llama_edgekv_allow_gaps(llama_context * lctx) {
+    if (auto * kv = llama_edgekv_access::cache(lctx)) {
+        llama_edgekv_access::gaps(*kv) = true;
+    }
 }
 
 bool llama_edgekv_get_rope(const llama_context * lctx, llama_edgekv_rope * out) {

@@ -140,6 +140,9 @@ LLAMA_API bool llama_edgekv_get_cells(const struct llama_context * lctx, uint32_
 // the context (sliding windows) stay. Call it on the thread that decodes, or while nothing is decoding.
 LLAMA_API int llama_edgekv_free_cells(struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n);
 
+// From now on a batch may begin behind a position that is missing in its sequence: cells of the plain cache will be freed.
+LLAMA_API void llama_edgekv_allow_gaps(struct llama_context * lctx);
+
 // rotary position embedding as the context applies it
 struct llama_edgekv_rope {
     int   n_rot;      // channels that are turned
@@ -176,6 +179,9 @@ ggml_tensor * llama_edgekv_build_attend(
 
 // the buffer type of layer il's K and V, which would be `buft`
 ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, bool v_trans, ggml_backend_buffer_type_t buft);
+
+// whether llama_edgekv_allow_gaps() was called for the context of this memory
+bool llama_edgekv_has_gaps(const struct llama_memory_i * memory);
 
 // the number of cells of a plain cache that would have `n_cells`
 uint32_t llama_edgekv_kv_cells(const llama_model & model, uint32_t n_cells);

@@ -354,6 +354,9 @@ edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode) {
     if (mode == EDGEKV_MODE_EXACT && ctx->plane && !ctx->plane->reserve_ring()) {
         return fail(EDGEKV_NO_MEMORY, ctx->plane_error());
     }
+    if (mode == EDGEKV_MODE_EVICT) {
+        llama_edgekv_allow_gaps(ctx->lctx);
+    }
     ctx->wanted_mode.store(mode, std::memory_order_release);
 
     return EDGEKV_OK;

@@ -108,6 +108,9 @@ edgekv_context::edgekv_context(llama_context * lctx, const edgekv_params & param
         }
     }
     hierarchy.shape(shape);
+    if (params.mode == EDGEKV_MODE_EVICT) {
+        llama_edgekv_allow_gaps(lctx);
+    }
     if (params.placement.kind == EDGEKV_DEVICE_HOST && !reserve_host()) {
         throw std::bad_alloc();
     }

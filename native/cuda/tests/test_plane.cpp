@@ -60,7 +60,7 @@ public:
             test::must(plane->reserve_workspace(row, view(), SketchKind::b2, options.sparse));
         }
         test::must(plane->reserve_arena(0) && plane->set_slots(plane->bytes().n_slots_max));
-        selection = { EDGEKV_SKETCH_B2, 0.25f, 0, false, 0, 16, 32, 0.0f, 0.0f, 0.1f, options.reselect, 0, true };
+        selection = { EDGEKV_SKETCH_B2, 0.25f, 0, false, 0, 16, 32, 0.0f, 0.0f, 0.1f, options.reselect, 0, true, false, 0 };
     }
     ~Decoder() {
         plane.reset();

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edgekv.reports import MemoryReport, SelectionReport, TierReport
@@ -27,6 +27,8 @@ class KvStatus:
     selection: SelectionReport | None = None
     """Mode sparse: what the last answer attended."""
     tiers: TierReport = TierReport()
+    kept: tuple[int, int] | None = None
+    """Mode evict: tokens that are kept, of how many."""
 
 
 class KvWatch:
@@ -50,6 +52,8 @@ class KvWatch:
             return KvStatus("off", per_token * n_used, context.kv_bytes, context.n_ctx)
         memory = attached.memory()
         status = KvStatus(mode_text(attached), memory.used_bytes, memory.home_bytes, context.n_ctx)
+        if attached.mode is KvMode.EVICT:
+            return replace(status, kept=(memory.n_cells_used, attached.n_positions))
         if attached.mode is not KvMode.SPARSE:
             return status
         return KvStatus(status.mode, status.used_bytes, status.total_bytes, status.n_ctx,
@@ -78,6 +82,8 @@ def mode_summary(server: Server) -> str:
     attached = attached_runtime()
     if attached is None:
         return KvMode.OFF.value
+    if attached.mode is KvMode.EVICT:
+        return f"{mode_text(attached)}: {attached.options.keep_tokens:,} tokens kept"
     if attached.mode is not KvMode.SPARSE:
         return mode_text(attached)
     options, arena = attached.options, attached.memory().arena_bytes
@@ -95,6 +101,8 @@ def memory_rows(server: Server) -> list[Row]:
     if attached is None:
         return [("home", f"{_bytes(server.context.kv_bytes)}  {server.context.n_ctx:,} tokens (stock llama.cpp)"), model]
     rows = [*tier_rows(attached.memory(), attached.tiers(), attached.options.sketch.value), model]
+    if attached.mode is KvMode.EVICT:
+        rows += [("", ""), *kept_rows(attached.memory().n_cells_used, attached.n_positions, attached.tiers())]
     if attached.mode is KvMode.SPARSE:
         rows += [("", ""), *page_rows(attached.tiers()), ("", ""), *selection_rows(attached.selection(), attached.tiers())]
     return rows
@@ -127,6 +135,12 @@ def page_rows(tiers: TierReport) -> list[Row]:
         if n_pages:
             rows.append((label, f"{n_pages:>10,}  {'; '.join(reasons)}".rstrip()))
     return [("pages", f"{sum(n for _, _, n in places):>10,}  of 1 layer and KV head each"), *rows]
+
+
+def kept_rows(n_kept: int, n_tokens: int, tiers: TierReport) -> list[Row]:
+    """Mode evict: what of the conversation is still there."""
+    heads = f"; {tiers.n_dropped:,} pages of 1 layer and KV head that others keep are not attended by theirs" if tiers.n_dropped else ""
+    return [("kept", f"{n_kept:,} of {n_tokens:,} tokens{heads}"), ("dropped", f"{tiers.n_freed:,} tokens since the start, for good")]
 
 
 def selection_rows(selection: SelectionReport, tiers: TierReport) -> list[Row]:

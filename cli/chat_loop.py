@@ -70,9 +70,9 @@ class ChatLoop:
         self.renderer.note("")
 
     def sparse_runtime(self) -> Runtime:
-        """The Runtime in mode sparse. Raises EdgeKVError in the other modes, in which there is nothing to pin."""
+        """The Runtime in mode sparse or evict. Raises EdgeKVError in the other modes, in which there is nothing to pin."""
         attached = attached_runtime()
-        if attached is None or attached.mode is not KvMode.SPARSE:
+        if attached is None or attached.mode not in (KvMode.SPARSE, KvMode.EVICT):
             mode = KvMode.OFF if attached is None else attached.mode
             raise EdgeKVError(f"mode {mode.value} attends every message whole, so there is nothing to pin; --kv sparse chooses")
         return attached
@@ -80,4 +80,4 @@ class ChatLoop:
     def apply_pins(self) -> dict[int, tuple[int, int] | None]:
         """Bring the pins in the cache up to date, between two answers: see `Pins.apply`."""
         attached = attached_runtime()
-        return {} if attached is None or attached.mode is not KvMode.SPARSE else self.pins.apply(attached)
+        return {} if attached is None or attached.mode not in (KvMode.SPARSE, KvMode.EVICT) else self.pins.apply(attached)

@@ -6,7 +6,7 @@ from os.path import commonprefix
 from typing import TYPE_CHECKING
 
 from edgekv.cli.chat_client import ChatClient, Message
-from edgekv.errors import EdgeKVError
+from edgekv.errors import ConfigError, EdgeKVError
 
 if TYPE_CHECKING:
     from edgekv.cli.chat_session import Conversation
@@ -83,7 +83,10 @@ class Pins:
             span = message_span(conversation.client, conversation.messages, index)
             if span is not None and span[0] < n_positions:
                 span = span[0], min(span[1], n_positions - 1)
-                attached.pin(*span)
+                try:
+                    attached.pin(*span)
+                except ConfigError:  # mode evict dropped all of it
+                    span = None
             else:
                 span = None
             spans[index] = span

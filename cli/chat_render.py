@@ -201,6 +201,9 @@ def one_line(parts: list[Part], width: int | None) -> str:
 
 def _kv_parts(kv: KvStatus) -> list[Part]:
     chosen = kv.selection
+    if kv.kept is not None:
+        kept, n_tokens = kv.kept
+        return [[(2, f"KV {kv.mode}: {kept:,} of {n_tokens:,} tokens kept"), (_LAST, f"KV {kv.mode} {kept:,} kept")]]
     if chosen is None:
         return [[(_LAST, f"KV {kv.mode} {size(kv.used_bytes)} of {size(kv.total_bytes)}")]]
     attended = f"{100 * chosen.attended if chosen.n_selections else 100:.1f}%"

@@ -172,6 +172,9 @@ def _print_model(model: dict[str, Any]) -> None:
     if sparse := model["sparse_bytes_trained"]:
         _line("--kv sparse", f"besides, at the trained context: sketches {_size(sparse['sketches'])}, arena "
                              f"{_size(sparse['arena'])} (--kv-budget sets another), tables {_size(sparse['tables'])}")
+    if evict := model["evict"]:
+        _line("--kv evict", f"K and V {_size(evict['home'])} however long the context, tables {_size(evict['tables'])} "
+                            f"(--keep {evict['keep']}; another number of tokens or bytes keeps another share)")
     if model["layers_error"] is not None:
         _line("attention", f"not known: {model['layers_error']}")
     else:

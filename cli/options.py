@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from edgekv.config import AUTO_DEVICE, DEVICES, Attend, KvOptions, parse_bytes, parse_share
+from edgekv.config import AUTO_DEVICE, DEVICES, Attend, Keep, KvOptions, parse_bytes, parse_share
 from edgekv.errors import ConfigError
 from edgekv.vocab import CacheType, DeviceKind, KvMode, SketchKind
 
@@ -93,12 +93,14 @@ def _choices(kind: type) -> click.Choice:
 
 _KV_FIELDS = {
     "kv": "mode", "attend": "attend", "coverage": "coverage", "sketch": "sketch", "kv_budget": "kv_budget", "policy": "policy",
-    "prefetch": "prefetch", "page_tokens": "page_tokens", "type_k": "type_k", "type_v": "type_v", "device": "device",
+    "prefetch": "prefetch", "keep": "keep", "page_tokens": "page_tokens", "type_k": "type_k", "type_v": "type_v", "device": "device",
     "kv_vram": "kv_vram",
 }
 """Parameter: field of KvOptions."""
 
-_SPARSE_ONLY = ("attend", "coverage", "sketch", "kv_budget", "policy", "prefetch")
+_MODES_OF = {**dict.fromkeys(("attend", "coverage", "sketch", "kv_budget", "prefetch"), (KvMode.SPARSE,)),
+             "policy": (KvMode.SPARSE, KvMode.EVICT), "keep": (KvMode.EVICT,)}
+"""Parameters that do nothing in the other modes."""
 
 _KV_OPTIONS = [
     option("-c", "--ctx", type=click.IntRange(min=1), metavar="TOKENS",
@@ -114,6 +116,9 @@ _KV_OPTIONS = [
     _kv_option("--kv-budget", type=_Parsed("kv_budget", _budget), metavar=f"BYTES|{AUTO}",
                help="Mode sparse: size of the arena, fast memory for copies of hot pages, e.g. 512MiB; 0 for none; on a GPU "
                     f"--kv-vram sets it.  [default: {AUTO}, twice what a token attends]"),
+    _kv_option("--keep", type=_Parsed("keep", Keep.parse), metavar="TOKENS|BYTES",
+               help="Mode evict: how much of the conversation is kept, whatever its length, e.g. 4096 or 64MiB; K and V take no more "
+                    f"memory than that.  [default: {KvOptions.keep}]"),
     _kv_option("--device", type=click.Choice(DEVICES),
                help="Where attention runs. cuda: on the GPU, or an error that says why not; cpu: everything on the processor, the "
                     f"weights too; {AUTO_DEVICE}: on the GPU where there is one that can be used.  [default: {KvOptions.device}]"),
@@ -129,7 +134,7 @@ _KV_OPTIONS = [
                     + "; ".join(f"{kind.value}: {kind.description}" for kind in SketchKind)
                     + f".  [default: {KvOptions.sketch.value}]"),
     _kv_option("--policy", metavar="NAME+...",
-               help="Mode sparse: what a page is worth, one or several of ema, anchor, recent, h2o, snapkv, ...: `edgekv policies` "
+               help="Modes sparse and evict: what a page is worth, one or several of ema, anchor, recent, h2o, snapkv, ...: `edgekv policies` "
                     "lists them.  "
                     f"[default: {KvOptions.policy}]"),
     _kv_option("--prefetch", metavar="NAME",
@@ -178,10 +183,11 @@ def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _refuse_useless(kv: KvOptions, named: set[str]) -> None:
     """ConfigError for an option on the command line that the others leave without effect; variables may say what they like."""
-    for name in _SPARSE_ONLY:
-        if name in named and kv.mode is not KvMode.SPARSE:
-            raise ConfigError(f"--{name.replace('_', '-')} works in mode sparse only, and the mode is {kv.mode.value}; "
-                              "add --kv sparse")
+    for name, modes in _MODES_OF.items():
+        if name in named and kv.mode not in modes:
+            these = " and ".join(mode.value for mode in modes)
+            raise ConfigError(f"--{name.replace('_', '-')} works in mode{'s' * (len(modes) > 1)} {these} only, and the mode is "
+                              f"{kv.mode.value}; add --kv {modes[0].value}")
     if "kv_vram" in named and kv.mode is KvMode.OFF:
         raise ConfigError("--kv-vram is for EdgeKV's attention, and the mode is off: llama.cpp then keeps all of the KV cache in GPU "
                           "memory; leave it out, or use --kv exact or --kv sparse")

@@ -128,7 +128,7 @@ def _cpu_name() -> str:
 
 def _model(path: Path, usable: bool) -> dict[str, Any]:
     from edgekv.config import KvOptions
-    from edgekv.fit import kv_bytes, sparse_layers
+    from edgekv.fit import in_tokens, kv_bytes, sparse_layers
     from edgekv.models import geometry
 
     g = geometry(path)
@@ -139,6 +139,8 @@ def _model(path: Path, usable: bool) -> dict[str, Any]:
         "kv_bytes_trained": {kind: g.kv_bytes(g.n_ctx_train, kind, kind) for kind in ("f16", "q8_0")},
         "sparse_bytes_trained": asdict(kv_bytes(g, g.n_ctx_train, sparse)) if sparse_layers(g) else None,
     }
+    evict = KvOptions.from_env(mode=KvMode.EVICT, device="cpu")
+    facts["evict"] = {"keep": str(evict.keep), **asdict(kv_bytes(g, g.n_ctx_train, in_tokens(g, evict)))} if sparse_layers(g) else None
     facts["device_plans"] = _device_plans(g) if usable else []
     layers, problem = _layers(path) if usable else ([], "the libraries cannot be used")
     return facts | {"layers": layers, "layers_error": problem}

@@ -57,6 +57,7 @@ log = logging.getLogger("edgekv")
 _live: dict[core.Handle, Runtime] = {}
 _options: KvOptions | None = None
 """The defaults in force."""
+_last_failure: EdgeKVError | None = None
 _attaching = threading.local()
 """`options` of the context that this thread attaches."""
 
@@ -98,6 +99,7 @@ class Runtime:
         self.stats = Stats()
         self._pins: list[tuple[int, int]] = []
         self._tiering: Tiering | None = None
+        self._overdue = False  # mode evict has been asked for, and has dropped nothing yet
         self._check_evict(options)
         if has_tiers(handle, self.mode):
             self._tiering = self._make_tiering(handle, options)
@@ -158,7 +160,7 @@ class Runtime:
             self._tiering.set_mode(self._options)
         elif has_tiers(self._native_handle(), mode):
             self._tiering = self._make_tiering(self._native_handle(), self._options)
-            self._set_step_every()
+        self._set_step_every()
 
     @property
     def observe(self) -> bool:
@@ -223,8 +225,14 @@ class Runtime:
         return MemoryReport(native.home_bytes, native.observation_bytes, native.workspace_bytes, native.sketch_bytes,
                             native.arena_bytes, native.table_bytes, native.n_cells, native.n_cells_used, native.device_bytes, native.pinned)
 
+    @property
+    def n_positions(self) -> int:
+        """One past the newest position in the cache: with what was dropped, the length of a single sequence."""
+        return int(self.cells.stream().positions.max(initial=-1)) + 1
+
     def selection(self) -> SelectionReport:
-        """What mode sparse attended so far."""
+        """What modes sparse and evict attended so far; in mode evict pages that were freed are not visible any more, and coverage is not
+        known."""
         return selection_report(self._native_handle(), len(self._rows), self._n_heads)
 
     def tiers(self) -> TierReport:
@@ -288,6 +296,8 @@ class Runtime:
         seen = self._observation.read()
         if self._tiering is not None:
             self._tiering.step(seen)
+            if self._overdue:
+                self._set_step_every(overdue=False)
         if self.observers:
             # on a device this waits for it: who observes wants to see
             mass_max, mass_sum = self._ops.download(seen.mass_max), self._ops.download(seen.mass_sum)
@@ -297,9 +307,11 @@ class Runtime:
                 observer(step)
         self._record(seen, time.perf_counter() - began)
 
-    def _set_step_every(self) -> None:
+    def _set_step_every(self, overdue: bool = True) -> None:
+        """overdue: the options are new, so that mode evict looks after the next step already."""
         if self._handle is not None:
-            core.set_step_every(self._handle, 1 if self.observers or self._tiering is None else STEP_EVERY)
+            self._overdue = overdue and self.mode is KvMode.EVICT
+            core.set_step_every(self._handle, 1 if self.observers or self._tiering is None or self._overdue else STEP_EVERY)
 
     def _record(self, seen: core.NativeObservation, seconds: float) -> None:
         stats = self.stats
@@ -335,6 +347,11 @@ def raise_failure() -> None:
     error, _attaching.error = getattr(_attaching, "error", None), None
     if error is not None:
         raise error
+
+
+def last_failure() -> EdgeKVError | None:
+    """The same of any thread, for a context that another one created."""
+    return _last_failure
 
 
 def find(address: int) -> Runtime | None:
@@ -395,6 +412,8 @@ def _attached(handle: core.Handle) -> None:
     except EdgeKVError as error:  # nobody above this call can catch it
         core.set_mode(handle, KvMode.OFF)
         _attaching.error = error
+        global _last_failure
+        _last_failure = error
         log.error("a context runs on stock llama.cpp attention: %s", error)
         return
     with _lock:

@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,11 +18,12 @@ from typing import Any
 from edgekv import devices
 from edgekv.device_fit import choose_device_context
 from edgekv.errors import ConfigError, EdgeKVError
-from edgekv.fit import ContextChoice, choose_context
+from edgekv.eviction import batch_tokens
+from edgekv.fit import ContextChoice, cells, choose_context, in_tokens
 from edgekv.models import Geometry, geometry
 from edgekv.server_log import ServerLog
-from edgekv.server_options import LOOPBACK, ServerOptions, check_extra, free_port
-from edgekv.vocab import DeviceKind
+from edgekv.server_options import LOOPBACK, ServerOptions, check_evict, check_extra, free_port
+from edgekv.vocab import DeviceKind, KvMode
 
 BATCH_TOKENS = 512
 """Prompt tokens between two looks at the outside world: a cancelled request stops, and progress is told, this often."""
@@ -40,8 +42,9 @@ class Server:
     """
 
     def __init__(self, options: ServerOptions):
-        self.options = options
         self.model: Geometry = geometry(options.model)
+        self.options = replace(options, kv=in_tokens(self.model, options.kv))
+        check_evict(self.options)
         self.context = self._choose_context()
         self.port = options.port
         # An event, not the thread: an interrupt during Thread.join() makes Python believe that the thread has ended (bpo-45274).
@@ -160,7 +163,7 @@ class Server:
         argv = [
             "llama-server", "--model", str(options.model), "--alias", self.alias,
             "--host", options.host, "--port", str(self.port), "--parallel", str(options.parallel),
-            "--ctx-size", str(self.context.n_ctx * options.parallel), "--batch-size", str(BATCH_TOKENS),
+            "--ctx-size", str(self.context.n_ctx * options.parallel), "--batch-size", str(self._batch_tokens),
             "--cache-type-k", kv.type_k.value, "--cache-type-v", kv.type_v.value,
             "--flash-attn", "on",  # the attention hook needs it, and quantised V does too
             "--fit", "off",  # what was asked for, or an error: never fewer layers or tokens
@@ -175,7 +178,14 @@ class Server:
             argv += ["--gpu-layers", str(options.n_gpu_layers)]
         if options.api_key is not None:
             argv += ["--api-key", options.api_key]
+        if kv.mode is KvMode.EVICT:
+            argv += ["--ubatch-size", str(self._batch_tokens)]
         return [*argv, *options.extra]
+
+    @property
+    def _batch_tokens(self) -> int:
+        kv = self.options.kv
+        return BATCH_TOKENS if kv.mode is not KvMode.EVICT else batch_tokens(cells(self.context.n_ctx, kv), BATCH_TOKENS)
 
     def _run(self, argv: list[str]) -> None:
         from edgekv._native import server as native
@@ -199,6 +209,16 @@ class Server:
         for number, handler in self._handlers.items():
             if handler is not None:  # None: it was not Python's
                 signal.signal(number, handler)
+        self._check_attached()
+
+    def _check_attached(self) -> None:
+        """In mode evict the cache is smaller than the context: without what makes room in it, it would be full before long."""
+        from edgekv import runtime
+
+        if self.options.kv.mode is KvMode.EVICT and runtime.core.enabled() and not runtime.live():
+            error = runtime.last_failure() or EdgeKVError("mode evict did not begin")
+            self.stop()
+            raise error
 
     def _answers(self, path: str) -> bool:
         try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
 from edgekv.server_log import bare_message
+from edgekv.vocab import KvMode
 
 LOOPBACK = "127.0.0.1"
 
@@ -57,6 +58,25 @@ class ServerOptions:
     api_key: str | None = None
     extra: tuple[str, ...] = ()  # options of llama.cpp's server, last on its command line
     log_file: Path | None = None  # None: a temporary file; "-": standard error
+
+
+_NOT_WHILE_EVICTING = {
+    **dict.fromkeys(("--context-shift", "--cache-reuse"), "they move what is left to other positions"),
+    **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size"), "what is kept (--keep) sets it"),
+    **dict.fromkeys(("-md", "--model-draft", "--spec-draft-model"), "a draft model's cache has no bound"),
+}
+
+
+def check_evict(options: ServerOptions) -> None:
+    """Raise ConfigError for what mode evict cannot serve."""
+    if options.kv.mode is not KvMode.EVICT:
+        return
+    if options.parallel > 1:
+        raise ConfigError(f"mode evict serves one request at a time, not {options.parallel}; leave --parallel out, or use another --kv")
+    for argument in options.extra:
+        name = argument.replace("_", "-") if argument.startswith("--") else argument
+        if name in _NOT_WHILE_EVICTING:
+            raise ConfigError(f"{name} does not go with mode evict: {_NOT_WHILE_EVICTING[name]}; leave it out, or use another --kv")
 
 
 def check_extra(extra: tuple[str, ...]) -> None:

@@ -69,8 +69,18 @@ def test_the_command_line_goes_before_the_environment():
 @pytest.mark.parametrize("name", ["attend", "coverage", "sketch", "kv-budget", "policy", "prefetch"])
 def test_options_without_effect_are_refused(name):
     value = {"attend": "5%", "coverage": "0.9", "sketch": "b1", "kv-budget": "auto", "policy": "ema", "prefetch": "none"}[name]
-    with pytest.raises(ConfigError, match=f"--{name} works in mode sparse only, and the mode is off; add --kv sparse"):
+    modes = "modes sparse and evict" if name == "policy" else "mode sparse"
+    with pytest.raises(ConfigError, match=f"--{name} works in {modes} only, and the mode is off; add --kv sparse"):
         parse("--kv", "off", f"--{name}", value)
+
+
+def test_what_evict_keeps():
+    assert parse("--kv", "evict", "--keep", "2048", "--policy", "ema")["kv"].keep_tokens == 2048
+    assert parse("--kv", "evict", EDGEKV_KEEP="64MiB")["kv"].keep.bytes == 64 << 20
+    with pytest.raises(ConfigError, match="--keep works in mode evict only, and the mode is sparse; add --kv evict"):
+        parse("--kv", "sparse", "--keep", "2048")
+    with pytest.raises(ConfigError, match="runs on the processor only"):
+        parse("--kv", "evict", "--device", "cuda")
 
 
 def test_gpu_memory_from_the_environment():

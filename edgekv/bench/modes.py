@@ -39,6 +39,8 @@ class BenchMode:
         """What it has by its nature: full attention covers everything, and without sketches nobody knows."""
         if self.changes["mode"] is KvMode.EXACT:
             return {"coverage": 1.0, "attended_fraction": 1.0}
+        if self.changes["mode"] is KvMode.EVICT:
+            return {"coverage": None}
         return {"coverage": None} if self.changes.get("sketch") in (SketchKind.NONE, SketchKind.NONE.value) else {}
 
     def options(self, base: KvOptions, n_visible: int) -> KvOptions:
@@ -63,7 +65,7 @@ _NO_HIERARCHY = {"policy": "none", "kv_budget": 0}
 
 
 def _add(name: str, mode: KvMode, description: str, newest: bool = False, **changes: Any) -> None:
-    changes = {"mode": mode, "observe": mode is not KvMode.OFF, **(_NO_HIERARCHY if mode is not KvMode.SPARSE else {}), **changes}
+    changes = {"mode": mode, "observe": mode is not KvMode.OFF, **(_NO_HIERARCHY if mode not in (KvMode.SPARSE, KvMode.EVICT) else {}), **changes}
     MODES.add(name, BenchMode(changes, newest=newest), description)
 
 
@@ -82,6 +84,9 @@ _add("ema", KvMode.SPARSE, "what was attended lately alone, no sketches", sketch
      policy="ema+anchor+recent")
 _add("streaming", KvMode.SPARSE, "the first and the newest pages alone", newest=True, sketch=SketchKind.NONE, blend=1.0,
      feed=False, policy="anchor+recent", split=Split.UNIFORM)
+
+
+_add("evict", KvMode.EVICT, "what the policy kept, the rest dropped for good: a pass needs the cache restored before it")
 
 
 def find_mode(name: str) -> BenchMode:

@@ -7,7 +7,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from edgekv.bench.recall import MARKS, SUBJECTS, Fact, RecallBench, plant, run
+from edgekv.bench.facts import SUBJECTS, Fact
+from edgekv.bench.recall import MARKS, RecallBench, plant, run
 from edgekv.bench.text import Text, find_text
 from edgekv.cli.bench import bench as command
 from edgekv.errors import ConfigError

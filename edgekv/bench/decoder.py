@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from edgekv.llama import Llama  # first: it puts llama_cpp on our libraries
 from edgekv.errors import EdgeKVError
 
 import llama_cpp
 import numpy as np
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The cells of a context in host memory, as llama.cpp saves them."""
+
+    position: int
+    state: ctypes.Array
 
 
 class Decoder:
@@ -63,3 +73,20 @@ class Decoder:
         if not llama_cpp.llama_memory_seq_rm(self._memory, 0, position, -1):
             raise EdgeKVError("this model has recurrent layers and cannot be rewound, so modes cannot take turns on its tokens")
         self.position = position
+
+    def snapshot(self) -> Snapshot:
+        """All cells, K and V included: as many bytes as those in use have. For modes that drop what a rewind cannot bring
+        back."""
+        state = (ctypes.c_uint8 * llama_cpp.llama_state_get_size(self._ctx))()
+        n_bytes = llama_cpp.llama_state_get_data(self._ctx, state, len(state))
+        if not n_bytes:
+            raise EdgeKVError("llama.cpp could not save the state of this context")
+        return Snapshot(self.position, (ctypes.c_uint8 * n_bytes).from_buffer(state))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Put the context back to where the snapshot was taken, whatever has been decoded or dropped since. Logits are those of
+        the next decode."""
+        n_bytes = len(snapshot.state)
+        if llama_cpp.llama_state_set_data(self._ctx, snapshot.state, n_bytes) != n_bytes:
+            raise EdgeKVError("llama.cpp could not put a saved state back")
+        self.position = snapshot.position

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from edgekv.bench.intervals import of_mean
 from edgekv.reports import SelectionReport
 from edgekv.stats import Stats
 
@@ -44,6 +45,16 @@ class Measured:
                 self.kld.setdefault(name, []).append(float(np.sum(np.exp(log_p) * (log_p - log_q))))
                 self.same_top.setdefault(name, []).append(bool(np.argmax(log_p) == np.argmax(log_q)))
 
+    def __add__(self, other: Measured) -> Measured:
+        """Both, one after the other."""
+        both = Measured()
+        both.milliseconds = self.milliseconds + other.milliseconds
+        both.stats, both.selection = added(self.stats, other.stats), added(self.selection, other.selection)
+        both.nll = self.nll + other.nll
+        both.kld = {name: values + other.kld[name] for name, values in self.kld.items()}
+        both.same_top = {name: values + other.same_top[name] for name, values in self.same_top.items()}
+        return both
+
     def figures(self) -> dict[str, Any]:
         """Likelihood and, where steps were timed, their times and what the counters came to."""
         figures: dict[str, Any] = {"nll": float(np.mean(self.nll))} if self.nll else {}
@@ -72,6 +83,20 @@ class Measured:
             f"kld_{name}": float(np.mean(self.kld[name])),
             f"same_top_{name}": float(np.mean(self.same_top[name])),
             f"nll_vs_{name}": float(np.mean(self.nll)) / float(np.mean(reference.nll)) - 1,
+        }
+
+    def distance(self, name: str, reference: Measured) -> dict[str, Any]:
+        """How the predictions compare with `reference`, known as `name`, with 95 % intervals (`edgekv.bench.intervals`):
+        `ppl_vs_` is the relative difference of perplexity, `kld_p99_` the divergence that one position in a hundred exceeds."""
+        kld, difference = self.kld[name], np.subtract(self.nll, reference.nll)
+        low, high = of_mean(kld)
+        nll_low, nll_high = of_mean(difference)
+        return {
+            f"kld_{name}": float(np.mean(kld)), f"kld_low_{name}": low, f"kld_high_{name}": high,
+            f"kld_p99_{name}": float(np.percentile(kld, 99)), f"same_top_{name}": float(np.mean(self.same_top[name])),
+            f"nll_minus_{name}": float(np.mean(difference)), f"nll_low_{name}": nll_low, f"nll_high_{name}": nll_high,
+            f"ppl_vs_{name}": float(np.expm1(np.mean(difference))), f"ppl_low_{name}": float(np.expm1(nll_low)),
+            f"ppl_high_{name}": float(np.expm1(nll_high)),
         }
 
     def speed(self, stock: Measured) -> dict[str, Any]:

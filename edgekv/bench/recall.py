@@ -20,6 +20,9 @@ import numpy as np
 
 from edgekv import _native
 from edgekv.bench.decoder import Decoder
+from edgekv.bench.facts import SUBJECTS, Fact
+from edgekv.bench.frame import plain
+from edgekv.bench.haystack import MARGIN, Haystack, paragraphs, planted
 from edgekv.bench.measured import Measured
 from edgekv.bench.modes import FULL, STOCK, BenchMode, find_mode, in_order
 from edgekv.bench.passes import WARMUP_TOKENS, Caches, ContextError, decode, hooked_note, n_cores, opened, read, warm_up
@@ -29,14 +32,6 @@ from edgekv.errors import ConfigError
 from edgekv.llama import Llama
 from edgekv.models import geometry
 
-SUBJECTS = (
-    "magic number of Paris", "code of the garage door", "number of the flight to Tokyo", "password of the old computer",
-    "number of Peter's locker", "lucky number of Maria", "serial number of the piano", "postal code of Greenfield",
-    "room number of Doctor Lee", "price of the red bicycle", "combination of the safe", "population of Willowbrook",
-    "number of the train to Vienna", "account number of Mr. Harris", "PIN of Anna's card", "phone number of the Boston bakery",
-)
-"""What the facts are about: things that have a number, each in words of its own."""
-
 ANSWER_TOKENS = 8
 
 GAP_TOKENS = 32
@@ -44,26 +39,6 @@ GAP_TOKENS = 32
 
 Row = dict[str, Any]
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True)
-class Fact:
-    subject: str
-    value: str
-
-    @property
-    def sentence(self) -> str:
-        return f"The {self.subject} is {self.value}."
-
-    @property
-    def question(self) -> str:
-        """With the beginning of its answer."""
-        return f"\n\nQuestion: What is the {self.subject}?\nAnswer: The {self.subject} is"
-
-    def answered_by(self, text: str) -> bool:
-        """Whether the first number in `text` is the fact's."""
-        digits = "".join(c if c.isdigit() else " " for c in text).split()
-        return bool(digits) and digits[0] == self.value
 
 
 @dataclass(frozen=True)
@@ -103,32 +78,14 @@ class RecallBench:
         return [facts[i::n_contexts] for i in range(n_contexts)]
 
 
-@dataclass(frozen=True)
-class Haystack:
-    """Text with facts in it. The tokens go on after `depth`: what is decoded while the context goes cold."""
-
-    tokens: list[int]
-    facts: list[Fact]
-    positions: list[int]
-
-
 def plant(llama: Llama, text: Text, facts: list[Fact], depth: int, n_after: int, turn: int, n_turns: int) -> Haystack:
     """Facts between paragraphs of `text`, evenly spread over `depth` tokens; `turn` of `n_turns` shifts all of them, and begins
-    the text elsewhere, so that the contexts together ask at every depth. Raises ConfigError where the text is too short."""
-    paragraphs = [paragraph.strip() for paragraph in text.content.split("\n\n") if paragraph.strip()]
-    starts = [round((i + (turn + 0.5) / n_turns) / len(facts) * (depth - 64)) for i in range(len(facts))]
-    tokens, positions = [llama.token_bos()], []
-    for paragraph in paragraphs[turn * len(paragraphs) // (2 * n_turns) :]:
-        if len(positions) < len(facts) and len(tokens) >= starts[len(positions)]:
-            positions.append(len(tokens))
-            tokens += _tokens(llama, facts[len(positions) - 1].sentence + "\n\n")
-        tokens += _tokens(llama, paragraph + "\n\n")
-        if len(tokens) >= depth + n_after:
-            break
-    if len(positions) < len(facts) or len(tokens) < depth + n_after or positions[-1] + 64 > depth:
-        raise ConfigError(f"{text.name} has too little text, or too few paragraphs, for {len(facts)} facts in {depth} tokens; "
-                          "give a longer one, with empty lines between its paragraphs")
-    return Haystack(tokens[: depth + n_after], facts, positions)
+    the text elsewhere, so that the contexts together ask at every depth. The tokens go on after `depth`: what is decoded while
+    the context goes cold. Raises ConfigError where the text is too short."""
+    starts = [round((i + (turn + 0.5) / n_turns) / len(facts) * (depth - MARGIN)) for i in range(len(facts))]
+    pieces = paragraphs(text)
+    return planted(llama, text.name, pieces[turn * len(pieces) // (2 * n_turns) :], [fact.sentence for fact in facts], starts,
+                   depth + n_after, depth, before=[llama.token_bos()])
 
 
 def run(bench: RecallBench, progress: Progress = lambda what, done, total: None) -> Iterator[list[Row]]:
@@ -177,33 +134,29 @@ def _ask(
         decoder.set_threads(bench.n_threads)
         for i, (name, mode) in enumerate(bench.all_modes.items()):
             progress(f"ask {name} ({turn + 1} of {len(contexts)})", i, len(bench.all_modes))
-            _go_cold_and_answer(bench, decoder, mode, base, haystack, depth, asked[name])
+            _go_cold_and_answer(bench, decoder, mode, base, facts, haystack, asked[name])
             decoder.rewind(depth)
 
 
 def _go_cold_and_answer(
-    bench: RecallBench, decoder: Decoder, mode: BenchMode, base: KvOptions, haystack: Haystack, depth: int, asked: _Asked
+    bench: RecallBench, decoder: Decoder, mode: BenchMode, base: KvOptions, facts: list[Fact], haystack: Haystack, asked: _Asked
 ) -> None:
-    tokens = haystack.tokens[depth:]
+    tokens = haystack.tokens[decoder.position :]
     warm_up(decoder, mode, base, tokens[:WARMUP_TOKENS])
     cold = decode(decoder, tokens[WARMUP_TOKENS : bench.n_cold], keep_logits=False)
     asked.measured.time(cold.seconds, cold.stats, cold.selection)
-    for i, (fact, position) in enumerate(zip(haystack.facts, haystack.positions)):
+    for i, (fact, position) in enumerate(zip(facts, haystack.positions)):
         start = bench.n_cold + i * GAP_TOKENS
         if i:
             decode(decoder, tokens[start - GAP_TOKENS : start], keep_logits=False)
         resume = decoder.position
-        decode(decoder, _tokens(decoder.llama, fact.question), keep_logits=False)
+        decode(decoder, plain(decoder.llama, fact.question), keep_logits=False)
         answer: list[int] = []
         while len(answer) < ANSWER_TOKENS:
             answer.append(int(np.argmax(decoder.logits())))
             decoder.decode(answer[-1:])
         asked.answers.append((fact, position, decoder.llama.detokenize(answer).decode(errors="replace")))
         decoder.rewind(resume)
-
-
-def _tokens(llama: Llama, text: str) -> list[int]:
-    return llama.tokenize(text.encode(), add_bos=False)
 
 
 def _row(bench: RecallBench, model: str, depth: int, name: str, asked: dict[str, _Asked], note: str | None) -> Row:

@@ -1,0 +1,164 @@
+"""`edgekv quality`: what a KV mode costs in predictions and answers, against full attention."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgekv.cli.bench import ModeList
+from edgekv.cli.lists import CommaList
+from edgekv.cli.options import model_argument, model_path, option, threads_option
+from edgekv.cli.progress import progress_bar
+from edgekv.cli.tables import Column, output_option, print_rows
+
+_COUNTS = CommaList(click.IntRange(1), "N,N,...")
+DEFAULT_MODES = ("exact", "sparse", "sparse-box", "ema", "streaming")
+DEFAULT_TEXTS = ("prose", "code", "dialogue")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _scientific(value: float) -> str:
+    return f"{value:.1e}"
+
+
+TEXT_COLUMNS = [
+    Column("text", "text", right=False),
+    Column("mode", "mode", right=False),
+    Column("depth", "depth"),
+    Column("nll", "NLL", lambda nll: f"{nll:.4f}"),
+    Column("ppl", "perplexity", lambda ppl: f"{ppl:.3f}"),
+    Column("ppl_vs_exact", "PPL +%", lambda share: f"{100 * share:+.2f}"),
+    Column("ppl_interval", "95 %"),
+    Column("kld_exact", "KLD exact", _scientific),
+    Column("kld_interval", "95 %"),
+    Column("kld_p99_exact", "KLD p99", _scientific),
+    Column("kld_stock", "KLD stock", _scientific),
+    Column("same_top_exact", "same top %", _percent),
+    Column("attended_fraction", "attended %", _percent),
+    Column("coverage", "coverage %", _percent),
+    Column("note", "note", right=False),
+]
+
+TASK_COLUMNS = [
+    Column("task", "task", right=False),
+    Column("mode", "mode", right=False),
+    Column("asked", "asked"),
+    Column("full_found", "full finds"),
+    Column("kept", "mode keeps"),
+    Column("extra", "finds besides"),
+    Column("retention", "retention %", _percent),
+    Column("retention_interval", "95 %"),
+    Column("attended_fraction", "attended %", _percent),
+    Column("coverage", "coverage %", _percent),
+    Column("note", "note", right=False),
+]
+
+SAYS_NOTHING = "says nothing about the cache"
+
+
+@click.command()
+@model_argument
+@option("--modes", type=ModeList(), help="Modes to compare with full attention, as in `edgekv bench kv`, e.g. sparse:attend=10%,ema.  "
+        f"[default: {','.join(DEFAULT_MODES)}; with one of the next five options that mode alone]")
+@option("--policy", metavar="NAME+...", help="Compare a mode that attends what this policy keeps.")
+@option("--budget", metavar="PERCENT|TOKENS", help="Its page budget, e.g. 12.5%, however short the context is.")
+@option("--split", metavar="NAME", help="How it divides the budget among the heads.")
+@option("--sketch", metavar="NAME", help="The sketch that it chooses pages by besides.  [default: none]")
+@option("--blend", type=float, metavar="SHARE", help="Weight of the policy's score against the sketch's estimate.")
+@option("--text", "texts", multiple=True, metavar="TEXT", default=DEFAULT_TEXTS, show_default=True,
+        help="Text to predict: prose, code or dialogue (made from Python's standard library), or a file. Several times for several texts; "
+             "the tasks are planted in the first.")
+@option("-d", "--depth", type=click.IntRange(1), help="Tokens of context before the predictions.  [default: 7680, or what the model was "
+        "trained for]")
+@option("-n", "--steps", type=click.IntRange(0), default=256, show_default=True, help="Predictions to compare; 0 for none.")
+@option("--tasks", metavar="NAME,...", default="all", show_default=True,
+        help="all, none, or some of passkey, lines, uuid, niah-single, niah-multikey, variables, common-words, frequent-words, records, "
+             "question-last, question-first, after-cold, several.")
+@option("--lengths", type=_COUNTS, help="Tokens of the tasks' contexts.  [default: 1024,2048,4096, as far as the model was trained]")
+@option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Contexts of each task and length.")
+@threads_option
+@option("--seed", type=int, default=0, show_default=True, help="Chooses what the tasks are made of.")
+@output_option("json", "csv", "md")
+def quality(
+    model: Path | None, modes: tuple[str, ...] | None, policy: str | None, budget: str | None, split: str | None, sketch: str | None,
+    blend: float | None, texts: tuple[str, ...], depth: int | None, steps: int, tasks: str, lengths: tuple[int, ...] | None, samples: int,
+    threads: int | None, seed: int, output: str,
+) -> None:
+    """Say what a KV mode costs in quality, against full attention.
+
+    Texts: each is read in, then every mode predicts the same tokens of it. "PPL +%" is the difference of perplexity from full
+    attention's, "KLD exact" the mean divergence of the predicted distributions, "KLD p99" what one in a hundred exceeds, "same
+    top" how often both find the same token most likely; the row "off" (stock llama.cpp) shows how far two correct kernels are
+    apart. Tasks: questions about long contexts, each read in with full attention before the mode sees a question. "retention"
+    is the share of what full attention answers that the mode answers too. A task that full attention hardly answers says
+    nothing about the cache, and does not count in the row "all". Intervals are 95 %. JSON and CSV have more: each length, and
+    the wrong answers.
+
+    MODEL is a GGUF file; without it the default model is used.
+    """
+    from edgekv.bench.passes import n_cores
+    from edgekv.bench.quality import QualityBench, run
+    from edgekv.bench.tasks import TASKS
+    from edgekv.bench.text import find_text
+
+    own = _own_mode({"policy": policy, "attend": budget, "split": split, "sketch": sketch, "blend": blend})
+    request = QualityBench(
+        model=model_path(model),
+        texts=tuple(find_text(name) for name in texts),
+        modes=(*(modes or (() if own else DEFAULT_MODES)), *own),
+        depth=depth,
+        n_steps=steps,
+        tasks={"all": tuple(TASKS), "none": ()}.get(tasks) or tuple(name.strip() for name in tasks.split(",") if tasks != "none"),
+        lengths=lengths,
+        n_samples=samples,
+        n_threads=threads or n_cores(),
+        seed=seed,
+    )
+
+    def tell(text: str) -> None:
+        if sys.stderr.isatty():
+            click.echo(text, err=True)
+
+    with progress_bar() as progress:
+        rows = [row for group in run(request, progress, tell) for row in group]
+    if output in ("json", "csv"):
+        print_rows(rows, [], output)
+        return
+    shown = [_shown(row) for row in rows]
+    tables = [([row for row in shown if row["kind"] == "text"], TEXT_COLUMNS),
+              ([row for row in shown if row["kind"] == "task" and row["length"] is None], TASK_COLUMNS)]
+    for i, (part, columns) in enumerate(table for table in tables if table[0]):
+        if i:
+            click.echo()
+        print_rows(part, [column for column in columns if column.key != "note" or any(row["note"] for row in part)], output)
+
+
+def _own_mode(options: dict[str, Any]) -> tuple[str, ...]:
+    """The mode that --policy and the like make: sparse, without a sketch unless one is named, and with the budget as it is
+    said."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if not given:
+        return ()
+    if given.setdefault("sketch", "none") == "none":
+        given = {"blend": 1, **given, "feed": "off"}
+    changes = {"min_tokens": 0, **given}
+    return ("sparse:" + ",".join(f"{name}={value}" for name, value in changes.items()),)
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """With what the tables show besides."""
+    shown = dict(row)
+    if row["kld_low_exact"] is not None:
+        shown["kld_interval"] = f"{row['kld_low_exact']:.1e}..{row['kld_high_exact']:.1e}"
+        shown["ppl_interval"] = f"{100 * row['ppl_low_exact']:+.2f}..{100 * row['ppl_high_exact']:+.2f}"
+    if row["retention_low"] is not None:
+        shown["retention_interval"] = f"{100 * row['retention_low']:.0f}..{100 * row['retention_high']:.0f}"
+    if row["says_nothing"]:
+        shown["note"] = SAYS_NOTHING if not row["note"] else f"{SAYS_NOTHING}; {row['note']}"
+    return shown

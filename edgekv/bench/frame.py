@@ -1,0 +1,45 @@
+"""How a model's chat template frames a text, a question about it, and the beginning of the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgekv.errors import ModelError
+from edgekv.llama import Llama
+
+from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+MARK = "\ue000"
+"""Stands for what is said while the template is rendered: a private character that no template holds."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Tokens around what is said: `before` the user's turn, `after` it up to where the answer begins, and `between` an answer and
+    the user's next turn."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    between: tuple[int, ...]
+
+    @classmethod
+    def of(cls, llama: Llama) -> Frame:
+        """In the model's chat template, or in plain words for a model without one. Raises ModelError for a template that does not
+        leave what is said as it is."""
+        template = llama.metadata.get("tokenizer.chat_template")
+        if template is None:
+            return cls(tuple(llama.tokenize(b"")), tuple(plain(llama, "\nAnswer: ")), tuple(plain(llama, "\n\nQuestion: ")))
+        bos, eos = (llama.detokenize([token], special=True).decode() for token in (llama.token_bos(), llama.token_eos()))
+        chat = Jinja2ChatFormatter(template=template, bos_token=bos, eos_token=eos, add_generation_prompt=True)
+        said = [{"role": role, "content": MARK} for role in ("user", "assistant", "user")]
+        first, turns = chat(messages=said[:1]), chat(messages=said).prompt.split(MARK)
+        if len(turns) != 4 or first.prompt.count(MARK) != 1:
+            raise ModelError("the chat template of this model changes what is said, so questions cannot be asked in it; use another model")
+        before, after = first.prompt.split(MARK)
+        return cls(*(tuple(llama.tokenize(part.encode(), add_bos=add_bos, special=True))
+                     for part, add_bos in ((before, not first.added_special), (after, False), (turns[2], False))))
+
+
+def plain(llama: Llama, text: str) -> list[int]:
+    """Text as tokens: what looks like a control token in it is none."""
+    return llama.tokenize(text.encode(), add_bos=False)

@@ -1,0 +1,63 @@
+"""How a mode's predictions of a text compare with full attention's: every mode decodes the same tokens from the same cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from edgekv.bench.decoder import Decoder
+from edgekv.bench.measured import Measured
+from edgekv.bench.modes import FULL, STOCK, BenchMode
+from edgekv.bench.passes import WARMUP_TOKENS, decode, warm_up
+from edgekv.bench.start import Start
+
+REFERENCES = {STOCK: "stock", FULL: "exact"}
+"""The modes that predictions are compared with, and what they are called in the figures."""
+
+
+@dataclass
+class Likeness:
+    """What each mode predicted; of several texts added up, positions after positions."""
+
+    measured: dict[str, Measured] = field(default_factory=dict)
+
+    def figures(self, name: str, mode: BenchMode) -> dict[str, Any]:
+        """Of a mode: its likelihood, its distance from both references, what it attended."""
+        one = self.measured[name]
+        known = one.figures()
+        figures = {"nll": known["nll"], "ppl": float(np.exp(known["nll"])),
+                   **{key: known.get(key) for key in ("attended_fraction", "coverage", "fallback_fraction")}, **mode.figures}
+        for other, reference in REFERENCES.items():
+            if other != name:
+                figures |= one.distance(reference, self.measured[other])
+        return figures
+
+    def __add__(self, other: Likeness) -> Likeness:
+        return Likeness({name: one + other.measured[name] for name, one in self.measured.items()} if self.measured
+                        else dict(other.measured))
+
+
+def compare(decoder: Decoder, start: Start, modes: Mapping[str, BenchMode], tokens: Sequence[int],
+            decoded: Callable[[str, int], None] = lambda mode, n_tokens: None) -> Likeness:
+    """Decode `tokens` from `start` on in each mode, the first WARMUP_TOKENS with full attention; the last one is only predicted.
+    `modes` begins with the references; `decoded` is told what was decoded: (mode, tokens)."""
+    targets = tokens[WARMUP_TOKENS + 1 :]
+    measured = {name: Measured() for name in modes}
+    references: dict[str, list[np.ndarray]] = {}
+    for name, mode in modes.items():
+        start.begin(mode)
+        warm_up(decoder, mode, start.base, tokens[:WARMUP_TOKENS])
+        done = decode(decoder, tokens[WARMUP_TOKENS:-1], keep_logits=True)
+        decoded(name, len(tokens) - 1)
+        measured[name].time(done.seconds, done.stats, done.selection)
+        if name in REFERENCES:
+            references[REFERENCES[name]] = done.logits
+        else:
+            measured[name].compare(references, done.logits, targets)
+    for name, reference in REFERENCES.items():
+        others = {other: logits for other, logits in references.items() if other != reference}
+        measured[name].compare(others, references[reference], targets)
+    return Likeness(measured)

@@ -1,0 +1,313 @@
+"""What a mode costs in quality: its predictions of a text against those of full attention, and what it still answers.
+
+Two halves. Texts are read in once and then predicted by each mode, token by token (edgekv.bench.likeness). Tasks are questions
+about long contexts with answers that are right or wrong (edgekv.bench.tasks, edgekv.bench.answers); what full attention does
+not answer says nothing about the cache, so a mode is judged on what it keeps of the rest (edgekv.bench.retention).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgekv import _native
+from edgekv.bench.answers import Answer, Answers, Plan
+from edgekv.bench.decoder import Decoder
+from edgekv.bench.effort import Effort, Kind, Work
+from edgekv.bench.likeness import Likeness, compare
+from edgekv.bench.measured import added
+from edgekv.bench.modes import FULL, BenchMode, find_mode, in_order
+from edgekv.bench.passes import BATCH_TOKENS, WARMUP_TOKENS, Caches, ContextError, hooked_note, opened
+from edgekv.bench.retention import Retention
+from edgekv.bench.start import Start
+from edgekv.bench.tasks import TASKS
+from edgekv.bench.text import Text
+from edgekv.errors import ConfigError, DoesNotFit
+from edgekv.models import geometry
+from edgekv.reports import SelectionReport
+
+DEPTH = 7680
+LENGTHS = (1024, 2048, 4096)
+LEAST_TOKENS = 256
+"""Of a depth or a length: with fewer there is nothing to select."""
+
+ALL = "all"
+"""In place of the name of a text or a task: all of them together."""
+
+FIGURES = (
+    "nll", "ppl", "ppl_vs_exact", "ppl_low_exact", "ppl_high_exact", "nll_minus_exact", "nll_low_exact", "nll_high_exact", "kld_exact",
+    "kld_low_exact", "kld_high_exact", "kld_p99_exact", "same_top_exact", "ppl_vs_stock", "ppl_low_stock", "ppl_high_stock",
+    "nll_minus_stock", "nll_low_stock", "nll_high_stock", "kld_stock", "kld_low_stock", "kld_high_stock", "kld_p99_stock",
+    "same_top_stock", "fallback_fraction",
+)
+"""Of a text. _low and _high are the ends of 95 % intervals."""
+
+COUNTS = ("asked", "full_found", "found", "kept", "extra", "retention", "retention_low", "retention_high", "says_nothing", "wrong")
+"""Of a task, see `Retention.row`; `wrong` is what was said instead, where full attention is right."""
+
+Row = dict[str, Any]
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, the tokens done so far and their number."""
+
+
+@dataclass(frozen=True)
+class QualityBench:
+    """What to measure."""
+
+    model: Path
+    texts: tuple[Text, ...]
+    """The tasks' contexts are made of the first one."""
+    modes: tuple[str, ...]
+    depth: int | None = None
+    """Tokens of context before the predictions; None: DEPTH, or what the model was trained for."""
+    n_steps: int = 256
+    """Predictions compared; 0: none."""
+    tasks: tuple[str, ...] = tuple(TASKS)
+    lengths: tuple[int, ...] | None = None
+    """Tokens of the tasks' contexts; None: those of LENGTHS that the model was trained for."""
+    n_samples: int = 1
+    """Contexts of each task and length."""
+    n_threads: int = 1
+    caches: Caches = Caches()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self.modes:
+            if not find_mode(name).alternates:
+                raise ConfigError(f"{name} cannot take turns in one context with the others; leave it out")
+        for name in self.tasks:
+            TASKS.get(name)
+        if not self.texts:
+            raise ConfigError("no text was named; name one, the tasks need it too")
+        if min((*(self.lengths or ()), self.depth or LEAST_TOKENS)) < LEAST_TOKENS:
+            raise ConfigError(f"the depth and every length must be {LEAST_TOKENS} tokens or more")
+        if self.n_steps < 0 or min(self.n_samples, self.n_threads) < 1:
+            raise ConfigError("the steps must be 0 or more, the samples and threads 1 or more")
+        if not self.n_steps and not self.tasks:
+            raise ConfigError("no steps and no tasks leave nothing to measure; ask for one of them")
+
+    @property
+    def text_modes(self) -> dict[str, BenchMode]:
+        """Stock first, then full attention."""
+        return {name: find_mode(name) for name in in_order((FULL, *self.modes))}
+
+    @property
+    def task_modes(self) -> dict[str, BenchMode]:
+        """Full attention first; stock only where it was asked for."""
+        return {name: find_mode(name) for name in dict.fromkeys((FULL, *self.modes))}
+
+    @property
+    def n_predicted(self) -> int:
+        """Tokens of text after the depth: the warm-up, those decoded, and the last one's successor."""
+        return WARMUP_TOKENS + self.n_steps + 1
+
+
+def run(
+    bench: QualityBench, progress: Progress = lambda what, done, total: None, tell: Callable[[str], None] = lambda text: None
+) -> Iterator[list[Row]]:
+    """Yield the rows of one text at a time, then those of the tasks. `tell` gets one sentence on how long it will take, once
+    that is known.
+
+    Raises ConfigError for a text that is too short or lengths beyond the trained context, DoesNotFit where there is no memory,
+    EdgeKVError for a model that cannot be rewound; all before anything is measured.
+    """
+    if not _native.info()["enabled"]:
+        raise ConfigError("EDGEKV=0 is set, so there is only stock attention to measure; unset it")
+    model = geometry(bench.model)
+    try:
+        with opened(bench.model, bench.caches, LEAST_TOKENS, 1) as decoder:
+            _must_rewind(decoder)
+            work = _Work.of(bench, decoder, model.path.name, model.n_ctx_train)
+        if reason := bench.caches.does_not_fit(model, work.n_ctx):
+            raise DoesNotFit(f"{model.path.name} with a context of {work.n_ctx} tokens {reason}; use smaller -d and --lengths")
+        with opened(bench.model, bench.caches, work.n_ctx, bench.n_threads) as decoder:
+            yield from _Run(bench, decoder, work, progress, tell).rows()
+    except ContextError as error:
+        raise DoesNotFit(f"a context for {model.path.name} {error}") from error
+
+
+def _must_rewind(decoder: Decoder) -> None:
+    """Raises EdgeKVError: better now than after minutes of reading."""
+    token = decoder.llama.token_eos()
+    decoder.decode([token, token])
+    decoder.rewind(1)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Everything that a run reads, as tokens."""
+
+    depth: int
+    texts: tuple[tuple[str, list[int]], ...]
+    plan: Plan
+    n_ctx: int
+
+    @classmethod
+    def of(cls, bench: QualityBench, decoder: Decoder, model: str, n_trained: int) -> _Work:
+        llama = decoder.llama
+        depth = bench.depth if bench.depth is not None else min(DEPTH, n_trained - bench.n_predicted)
+        n_text = depth + bench.n_predicted
+        texts = []
+        if bench.n_steps:
+            if depth < LEAST_TOKENS or n_text > n_trained:
+                raise ConfigError(f"a depth of {depth} with {bench.n_steps} steps needs {n_text} tokens, and {model} was trained for "
+                                  f"{n_trained}; use a smaller -d or -n")
+            for text in bench.texts:
+                tokens = text.tokens(llama, n_text)
+                if len(tokens) < n_text:
+                    raise ConfigError(f"{text.name} has only {len(tokens)} tokens, and a depth of {depth} with {bench.n_steps} steps needs "
+                                      f"{n_text}; use a smaller -d, or a longer text")
+                texts.append((text.name, tokens))
+        plan = cls._plan(bench, decoder, model, n_trained)
+        return cls(depth, tuple(texts), plan, max(plan.n_ctx, n_text if texts else 0))
+
+    @staticmethod
+    def _plan(bench: QualityBench, decoder: Decoder, model: str, n_trained: int) -> Plan:
+        def planned(lengths: tuple[int, ...]) -> Plan:
+            return Plan(decoder.llama, bench.texts[0], bench.tasks, lengths, bench.n_samples, bench.seed)
+
+        if bench.lengths is None:
+            fitting = tuple(length for length in LENGTHS if planned((length,)).n_ctx <= n_trained)
+            if bench.tasks and not fitting:
+                raise ConfigError(f"no task of {LENGTHS[0]} tokens or more fits the {n_trained} tokens that {model} was trained for; name "
+                                  "smaller --lengths, or leave the tasks out with --tasks none")
+            return planned(fitting)
+        plan = planned(tuple(sorted(set(bench.lengths))))
+        if plan.n_ctx > n_trained:
+            raise ConfigError(f"contexts of {max(bench.lengths)} tokens need {plan.n_ctx} with the questions, and {model} was trained for "
+                              f"{n_trained}; use smaller --lengths")
+        return plan
+
+
+class _Run:
+    def __init__(self, bench: QualityBench, decoder: Decoder, work: _Work, progress: Progress, tell: Callable[[str], None]):
+        self.bench, self.decoder, self.work, self.progress, self.tell = bench, decoder, work, progress, tell
+        self.start = Start(decoder, decoder.llama.kv.options)
+        self.effort = Effort(list(self._planned()))
+        self.told = False
+        self.clock = time.perf_counter()
+
+    def _planned(self) -> Iterator[Work]:
+        for _ in self.work.texts:
+            yield Work.after(Kind.READ, 0, self.work.depth)
+            for _ in self.bench.text_modes:
+                yield Work.after(Kind.DECODE, self.work.depth, WARMUP_TOKENS + self.bench.n_steps)
+        for reading in self.work.plan.readings:
+            yield Work.after(Kind.READ, 0, reading.start)
+            for mode in self.bench.task_modes.values():
+                yield Work.after(Kind.DECODE, reading.start, reading.n_decoded(mode.destructive))
+
+    def rows(self) -> Iterator[list[Row]]:
+        together = Likeness()
+        for name, tokens in self.work.texts:
+            self._read(name, tokens[: self.work.depth], self.bench.text_modes)
+            likeness = compare(self.decoder, self.start, self.bench.text_modes, tokens[self.work.depth :],
+                               lambda mode, n, name=name: self._decoded(f"{name}: {mode}", self.work.depth, n))
+            yield self._text_rows(name, likeness)
+            together += likeness
+        if len(self.work.texts) > 1:
+            yield self._text_rows(ALL, together)
+        if self.work.plan.readings:
+            yield self._task_rows(self._answers())
+
+    # ---- texts --------------------------------------------------------------------------------------------------------------
+
+    def _text_rows(self, text: str, likeness: Likeness) -> list[Row]:
+        return [self._row("text", name, text=text, depth=self.work.depth, n_steps=self.bench.n_steps,
+                          **likeness.figures(name, mode))
+                for name, mode in self.bench.text_modes.items()]
+
+    # ---- tasks --------------------------------------------------------------------------------------------------------------
+
+    def _answers(self) -> dict[str, Answers]:
+        answers = {name: Answers() for name in self.bench.task_modes}
+        plan = self.work.plan
+        for reading in plan.readings:
+            what = f"{'+'.join(asked.task for asked in reading.samples)} {len(reading.tokens)}"
+            self._read(what, reading.tokens[: reading.start], self.bench.task_modes)
+            for name, mode in self.bench.task_modes.items():
+                plan.answer(reading, self.start, mode, answers[name],
+                            lambda position, n, name=name, what=what: self._decoded(f"{what}: {name}", position, n))
+        return answers
+
+    def _task_rows(self, answers: Mapping[str, Answers]) -> list[Row]:
+        """By task and length, by task, and over all tasks that say something."""
+        rows: list[Row] = []
+        lengths = sorted({answer.n_context for answer in answers[FULL].given})
+        sound: dict[str, list[str]] = {name: [] for name in answers}
+        for task in self.bench.tasks:
+            for length in (*lengths, None) if len(lengths) > 1 else (None,):
+                for name in answers:
+                    row = self._task_row(name, task, [task], length, answers)
+                    rows.append(row)
+                    if length is None and not row["says_nothing"]:
+                        sound[name].append(task)
+        return rows + [self._task_row(name, ALL, sound[name], None, answers) for name in answers if len(self.bench.tasks) > 1]
+
+    def _task_row(self, name: str, task: str, tasks: list[str], length: int | None, answers: Mapping[str, Answers]) -> Row:
+        def asked(answer: Answer) -> bool:
+            return answer.task in tasks and length in (None, answer.n_context)
+
+        pairs = [(full, own) for full, own in zip(answers[FULL].given, answers[name].given, strict=True) if asked(full)]
+        retention = sum((Retention.of(full.found, own.found) for full, own in pairs), Retention())
+        selection = SelectionReport()
+        for (of_task, of_length), report in answers[name].selections.items():
+            if of_task in tasks and length in (None, of_length):
+                selection = added(selection, report)
+        attended = {"attended_fraction": selection.attended, "coverage": selection.coverage} if selection.n_selections else {}
+        wrong = "; ".join(text for full, own in pairs if (text := _wrong(full, own)))
+        return self._row("task", name, task=task, length=length, **retention.row(), wrong=wrong,
+                         **{**attended, **self.bench.task_modes[name].figures})
+
+    # ---- common -------------------------------------------------------------------------------------------------------------
+
+    def _row(self, kind: str, mode: str, **figures: Any) -> Row:
+        info = _native.info()
+        return {
+            "kind": kind, "mode": mode, **dict.fromkeys(("text", "depth", "n_steps", "task", "length")), **dict.fromkeys(FIGURES),
+            **dict.fromkeys(COUNTS), "attended_fraction": None, "coverage": None, **figures, "n_samples": self.bench.n_samples,
+            "seed": self.bench.seed, "threads": self.bench.n_threads, "type_k": self.bench.caches.type_k.value,
+            "type_v": self.bench.caches.type_v.value, "model": Path(self.bench.model).name, "isa": info["isa"],
+            "version": info["version"], "note": hooked_note(self.decoder.llama.kv),
+        }
+
+    def _read(self, what: str, tokens: list[int], modes: Mapping[str, BenchMode]) -> None:
+        self.clock = time.perf_counter()
+        before = 0
+
+        def after_batch(position: int) -> None:
+            nonlocal before
+            self._done(Kind.READ, f"{what}: read", before, position - before)
+            before = position
+
+        self.start.read(tokens, modes.values(), self.bench.n_threads, after_batch)
+
+    def _decoded(self, what: str, position: int, n_tokens: int) -> None:
+        self._done(Kind.DECODE, what, position, n_tokens)
+
+    def _done(self, kind: Kind, what: str, position: int, n_tokens: int) -> None:
+        now = time.perf_counter()
+        self.effort.add(Work.after(kind, position, n_tokens), now - self.clock)
+        self.clock = now
+        left, in_all = self.effort.seconds_left(), self.effort.seconds_in_all()
+        if in_all is not None and not self.told and kind is Kind.DECODE and n_tokens > BATCH_TOKENS // 4:
+            self.told = True
+            self.tell(f"this takes about {_minutes(in_all)} in all")
+        self.progress(what if left is None else f"{what}, about {_minutes(left)} left", self.effort.n_done, self.effort.n_tokens)
+
+
+def _wrong(full: Answer, own: Answer) -> str:
+    """What was said where full attention is right, and what is right; "" where nothing was lost."""
+    lost = [(blank.expected, said) for blank, said, right, kept in zip(own.question.blanks, own.said, full.found, own.found)
+            if right and not kept]
+    if not lost:
+        return ""
+    said = ", ".join(f"{expected}, answered {said.strip()!r}" for expected, said in lost)
+    return f"{own.task} in {own.n_context} tokens: {said}"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

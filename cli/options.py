@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -102,11 +103,14 @@ _MODES_OF = {**dict.fromkeys(("attend", "coverage", "sketch", "kv_budget", "pref
              "policy": (KvMode.SPARSE, KvMode.EVICT), "keep": (KvMode.EVICT,)}
 """Parameters that do nothing in the other modes."""
 
+def _mode_option(default: str) -> Callable[[F], F]:
+    return _kv_option("--kv", type=_choices(KvMode),
+                      help="; ".join(f"{mode.value}: {mode.description}" for mode in KvMode) + f".  [default: {default}]")
+
+
 _KV_OPTIONS = [
     option("-c", "--ctx", type=click.IntRange(min=1), metavar="TOKENS",
            help="Context length.  [default: what the model was trained for, as far as memory allows]"),
-    _kv_option("--kv", type=_choices(KvMode),
-               help="; ".join(f"{mode.value}: {mode.description}" for mode in KvMode) + f".  [default: {KvOptions.mode.value}]"),
     _kv_option("--attend", type=_Parsed("attend", Attend.parse), metavar="PERCENT|TOKENS",
                help="Mode sparse: how much of the context a token attends, on average over tokens and heads, e.g. 10% or 1024; "
                     f"never less than {KvOptions.min_tokens} tokens.  [default: {KvOptions.attend}]"),
@@ -148,21 +152,25 @@ _KV_OPTIONS = [
 ]
 
 
-def kv_options(function: F) -> F:
-    """--ctx, --threads and what KvOptions has, as parameters: see `split_kv_options()`."""
-    for decorate in reversed(_KV_OPTIONS):
-        function = decorate(function)
-    return function
+def kv_options(default_mode: str = KvOptions.mode.value) -> Callable[[F], F]:
+    """--ctx, --threads and what KvOptions has, as parameters: see `split_kv_options()`. default_mode: what the help of --kv says."""
+    def decorate(function: F) -> F:
+        for one in reversed([_KV_OPTIONS[0], _mode_option(default_mode), *_KV_OPTIONS[1:]]):
+            function = one(function)
+        return function
+
+    return decorate
 
 
-def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
+def split_kv_options(settings: dict[str, Any], measured: bool = False) -> dict[str, Any]:
     """Take the values of `kv_options()` out of `settings`, as the fields kv, n_ctx, n_threads and n_gpu_layers of ServerOptions.
+    measured: where no mode is asked for, the one that won in measuring (`devices.measured_mode`), otherwise that of KvOptions.
 
     What the command line does not say comes from the environment, and then from the defaults of KvOptions. A GPU that is there and
     will not be used is told on standard error. Raises ConfigError, and CudaUnavailable where a GPU was asked for in vain.
     """
-    from edgekv.devices import place
     from edgekv import policies
+    from edgekv.devices import measured_mode, place
     from edgekv.prefetch import PREFETCHERS
 
     given = {field: value for name, field in _KV_FIELDS.items() if (value := settings.pop(name)) is not None}
@@ -173,6 +181,8 @@ def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
     kv = KvOptions.from_env(**given)
     if automatic:  # None, which from_env() takes for an option that was not given
         kv = kv.with_(**dict.fromkeys(automatic))
+    if measured and "mode" not in named and not os.environ.get(f"{ENV_PREFIX}KV"):
+        kv = kv.with_(mode=measured_mode(kv))
     _refuse_useless(kv, named)
     policies.check_live(kv.policy)
     PREFETCHERS.get(kv.prefetch)

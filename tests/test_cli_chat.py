@@ -469,6 +469,8 @@ def test_one_shot(edgekv, default_model):
     assert "\x1b" not in whole.stdout
     piped = edgekv("chat", str(default_model), *SHORT, stdin="Say hello.")
     assert piped.stdout == whole.stdout
+    portable = edgekv("chat", "-p", "Say hello.", "--footer", *SHORT, EDGEKV_ISA="portable", EDGEKV_DEVICE="cpu")
+    assert portable.returncode == EXIT_OK and "KV exact" in portable.stderr, "sketches are slow to scan there"
     both = edgekv("chat", "-p", "Say", "--footer", *SHORT, stdin="hello.", EDGEKV_TYPE_K="q8_0", EDGEKV_KV="off")
     assert both.returncode == EXIT_OK and "KV off" in both.stderr and "context" not in both.stdout and "\x1b" not in both.stderr
 
@@ -482,7 +484,7 @@ def test_every_setting_reaches_the_sampler(edgekv, default_model):
 
 @pytest.mark.parametrize(("arguments", "stdin", "code", "sentence"), [
     (["chat"], "  \n", EXIT_USAGE, "prompt is empty"),
-    (["chat", "--kv", "fast", "-p", "x"], "", EXIT_USAGE, "'exact', 'sparse', 'off'"),
+    (["chat", "--kv", "fast", "-p", "x"], "", EXIT_USAGE, "'exact', 'sparse', 'evict', 'off'"),
     (["chat", "--kv", "exact", "--attend", "10%", "-p", "x"], "", EXIT_USAGE, "--attend works in mode sparse only"),
     (["chat", "--kv", "sparse", "--attend", "0", "-p", "x"], "", EXIT_USAGE, "a share of the context such as 12.5%, or a number"),
     (["chat", "--kv", "sparse", "--coverage", "95", "-p", "x"], "", EXIT_USAGE, "a share such as 95% or 0.95"),
@@ -576,7 +578,7 @@ ENDLESS = "Write a very long story about a river.\r"
 
 
 def test_a_session(screen, tmp_path):
-    chat = screen("--ctx", "1024", "--temp", "0", "-n", "12", "-s", "Be brief.", NO_COLOR="1")
+    chat = screen("--kv", "exact", "--ctx", "1024", "--temp", "0", "-n", "12", "-s", "Be brief.", NO_COLOR="1")
     chat.type("Say hello.\r")
     footer = chat.until(r"decode [\d.]+ t/s")
     assert re.search(r"context \d+/1,024 · KV exact [\d.]+ KiB of 22.5 MiB", footer)

@@ -25,14 +25,14 @@ def _no_variables(monkeypatch):
             monkeypatch.delenv(name)
 
 
-def parse(*arguments: str, **environment: str) -> dict[str, Any]:
+def parse(*arguments: str, measured: bool = False, **environment: str) -> dict[str, Any]:
     """What `split_kv_options` makes of a command line."""
     found: dict[str, Any] = {}
 
     @click.command()
-    @kv_options
+    @kv_options()
     def command(**settings: Any) -> None:
-        found.update(split_kv_options(settings))
+        found.update(split_kv_options(settings, measured))
         assert not settings
 
     result = CliRunner().invoke(command, arguments, env=environment, catch_exceptions=False)
@@ -118,7 +118,7 @@ def test_a_gpu_in_vain(monkeypatch):
         parse(EDGEKV_DEVICE="emulated")
 
     @click.command()
-    @kv_options
+    @kv_options()
     def command(**settings: Any) -> None:
         split_kv_options(settings)
 
@@ -128,7 +128,7 @@ def test_a_gpu_in_vain(monkeypatch):
 
 def test_the_emulated_device_is_for_tests_only():
     @click.command()
-    @kv_options
+    @kv_options()
     def command(**_: Any) -> None:
         pass
 
@@ -139,7 +139,7 @@ def test_the_emulated_device_is_for_tests_only():
 def test_the_help_names_what_there_is():
     """It is written by hand: the registries would take NumPy into every `--help`."""
     @click.command()
-    @kv_options
+    @kv_options()
     def command(**_: Any) -> None:
         pass
 
@@ -150,6 +150,19 @@ def test_the_help_names_what_there_is():
         assert name in text["prefetch"]
     for option, default in (("kv", KvOptions.mode.value), ("attend", str(KvOptions.attend)), ("policy", KvOptions.policy)):
         assert f"[default: {default}]" in text[option]
+
+
+@pytest.mark.parametrize("isa, device, mode", [("avx512", "cpu", "sparse"), ("avx2", "cpu", "sparse"), ("portable", "cpu", "exact"),
+                                               ("avx512", "emulated", "exact")])
+def test_a_chat_gets_the_mode_that_won(monkeypatch, isa: str, device: str, mode: str):
+    """Where it was measured; and only where nobody asked for another."""
+    from edgekv import _native
+
+    monkeypatch.setattr(_native, "info", lambda: {"isa": isa})
+    assert devices.measured_mode(KvOptions(device=device)) is KvMode(mode)
+    assert parse("--kv", "exact", measured=True)["kv"].mode is KvMode.EXACT
+    assert parse(measured=True, EDGEKV_KV="off")["kv"].mode is KvMode.OFF
+    assert parse()["kv"].mode is KvOptions.mode
 
 
 @pytest.mark.parametrize("split", ["layer", "pyramid"])

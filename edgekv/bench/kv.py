@@ -60,7 +60,9 @@ class KvBench:
 
     def __post_init__(self) -> None:
         for mode in self.modes:
-            find_mode(mode)
+            if find_mode(mode).destructive:
+                raise ConfigError(f"{mode} drops what the modes after it would read from the same cache, so it takes no turns here; "
+                                  "`edgekv quality` restores the cache for it")
         for name, values in (("depth", self.depths), ("thread count", self.threads), ("number of steps", (self.n_steps,)),
                              ("number of rounds", (self.n_rounds,)), ("number of steps before", (self.n_warmup,))):
             if not values or min(values) < 1:

@@ -65,8 +65,9 @@ _NO_HIERARCHY = {"policy": "none", "kv_budget": 0}
 
 
 def _add(name: str, mode: KvMode, description: str, newest: bool = False, **changes: Any) -> None:
-    changes = {"mode": mode, "observe": mode is not KvMode.OFF, **(_NO_HIERARCHY if mode not in (KvMode.SPARSE, KvMode.EVICT) else {}), **changes}
-    MODES.add(name, BenchMode(changes, newest=newest), description)
+    decides = mode in (KvMode.SPARSE, KvMode.EVICT)
+    changes = {"mode": mode, "observe": mode is not KvMode.OFF, **({} if decides else _NO_HIERARCHY), **changes}
+    MODES.add(name, BenchMode(changes, newest=newest, destructive=mode is KvMode.EVICT), description)
 
 
 _add(STOCK, KvMode.OFF, "stock llama.cpp with flash attention, always measured for comparison")
@@ -86,7 +87,7 @@ _add("streaming", KvMode.SPARSE, "the first and the newest pages alone", newest=
      feed=False, policy="anchor+recent", split=Split.UNIFORM)
 
 
-_add("evict", KvMode.EVICT, "what the policy kept, the rest dropped for good: a pass needs the cache restored before it")
+_add("evict", KvMode.EVICT, "what the policy kept, the rest dropped for good")
 
 
 def find_mode(name: str) -> BenchMode:

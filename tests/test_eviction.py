@@ -257,7 +257,9 @@ def test_heads_keep_their_own_on_an_ordinary_context(synthetic):
         run.mode = "evict"
         gone = dropped(run)  # it looks anew after the step
         chat.feed(chat.tokens(1))
-        assert attended(run, 0, 0) == set(used.tolist()) - set(np.flatnonzero(gone[0, 0]).tolist())
+        stored = int(np.flatnonzero(run.cells.stream().positions == chat.position - 1)[0]) // 16
+        expected = {*used.tolist(), stored} - set(np.flatnonzero(gone[0, 0]).tolist())
+        assert attended(run, 0, 0) == expected
 
 
 # ---- a hard bound ---------------------------------------------------------------------------------------------------------------

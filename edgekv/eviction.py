@@ -11,9 +11,6 @@ from edgekv.errors import ConfigError
 from edgekv.observation import Shape
 from edgekv.vocab import Split
 
-MIN_KEEP = 256
-"""llama.cpp's caches grow in steps of so many cells."""
-
 BATCHES = 4
 """The largest batch fits that often into a cache whose pages are freed: a batch's room must be empty before it is read, so that with a
 larger one most of the bound would stand empty."""

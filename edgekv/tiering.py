@@ -105,7 +105,7 @@ class Tiering:
         self._newest = view.newest
         self._dropped = view.dropped
         self._limits = core.limits(handle)
-        self._is_bounded = core.cells(handle, 0).n_cells < self._limits.n_ctx_seq
+        self._is_bounded = bool(layers) and core.cells(handle, 0).n_cells < self._limits.n_ctx_seq
         self._plane = device.plane(handle)
         rope = core.rope(handle)
         head_dim = layers[0].head_dim if layers else 0
@@ -166,6 +166,8 @@ class Tiering:
     def evict(self) -> None:
         """Mode evict: heads drop what they do not keep; and in a context with fewer cells than tokens, in any mode, what is worth least
         makes room for the next batch. Between ubatches, and within their step callback."""
+        if self._options.mode is not KvMode.EVICT and not self._is_bounded:
+            return
         cells = core.cells(self._handle, 0)
         n_excess = self._limits.n_batch - (cells.n_cells - cells.n_used) if self._is_bounded else 0
         evicts = self._options.mode is KvMode.EVICT

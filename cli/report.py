@@ -11,7 +11,7 @@ from edgekv.cli.progress import progress_bar
 
 
 @click.command()
-@click.argument("folder", metavar="DIR", envvar="EDGEKV_DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE",
         help="Where the page goes.  [default: report.html in DIR]")
 @option("-n", "--steps", type=click.IntRange(1), default=256, show_default=True,

@@ -50,16 +50,16 @@ def divide(split: Split, scores: np.ndarray, always: np.ndarray, visible: np.nda
         visible = visible & exists[:, :, None]
     values = np.where(visible, np.where(always, np.inf, scores), -np.inf)
     n_in_row = np.full(n_rows, n_heads) if exists is None else exists.sum(axis=1)
-    a_head = n_budget * layer_weights(split, n_rows)
+    a_head = np.minimum(n_budget * layer_weights(split, n_rows), n_pages)  # a budget may be infinite
     if split in (Split.UNIFORM, Split.PYRAMID):
         counts = np.rint(np.repeat(a_head, n_heads)).astype(np.int64)
         return _best(values.reshape(-1, n_pages), counts).reshape(values.shape)
     if split is Split.LAYER:
-        least = np.full(n_rows * n_heads, round(LAYER_FLOOR * n_budget))
+        least = np.full(n_rows * n_heads, round(LAYER_FLOOR * min(n_budget, n_pages)))
         values[_best(values.reshape(-1, n_pages), least).reshape(values.shape)] = np.inf
         counts = np.rint(a_head * n_in_row).astype(np.int64)
         return _best(values.reshape(n_rows, -1), counts).reshape(values.shape)
-    return _best(values.reshape(1, -1), np.array([round(n_budget * n_in_row.sum())])).reshape(values.shape)
+    return _best(values.reshape(1, -1), np.array([round(min(n_budget, n_pages) * n_in_row.sum())])).reshape(values.shape)
 
 
 def cover(scores: np.ndarray, always: np.ndarray, visible: np.ndarray, target: float) -> np.ndarray:

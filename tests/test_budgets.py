@@ -59,6 +59,13 @@ def test_the_mean_is_kept(split: Split):
     assert taken.sum() == pytest.approx(10 * 90, rel=0.01)
 
 
+@pytest.mark.parametrize("split", list(Split))
+@pytest.mark.filterwarnings("error")
+def test_an_endless_budget_takes_everything(split: Split):
+    scores = np.random.default_rng(1).random((ROWS, HEADS, PAGES))
+    assert divide(split, scores, np.zeros(PAGES, bool), np.ones(PAGES, bool), np.inf).all()
+
+
 def test_pyramid_falls_to_a_twentieth():
     weights = layer_weights(Split.PYRAMID, 30)
     assert weights.mean() == pytest.approx(1) and weights[-1] == pytest.approx(1 / 20) and (np.diff(weights) < 0).all()

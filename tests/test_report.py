@@ -289,3 +289,22 @@ def test_style_is_not_left_behind():
     before = dict(matplotlib.rcParams)
     charts.line_chart([charts.Panel("title", [charts.Line("a", (0.1, 0.2), (0.5, 0.6))], "y", "missed")], "x")
     assert dict(matplotlib.rcParams) == before
+
+
+def test_several_runs_of_a_task_add_up():
+    """Of other lengths or seeds: the counts, and the interval of their sum."""
+    from edgekv.bench.retention import Retention
+    from edgekv.report.measured import retention
+
+    def row(**counts: int) -> dict:
+        return {"kind": "task", "task": "passkey", "mode": "sparse", "length": None, "model": "tiny.gguf", **counts}
+
+    section = retention([row(asked=4, full_found=3, found=3, kept=3), row(asked=6, full_found=5, found=4, kept=4)])
+    whole = Retention(10, 8, 7, 7).row()
+    (task, mode, asked, full, kept, share, interval), = section.tables[0].rows
+    assert (task, mode, asked, full, kept) == ("passkey", "sparse", "10", "8", "7")
+    assert share == "88" and interval == f"{100 * whole['retention_low']:.0f} to {100 * whole['retention_high']:.0f}"
+
+
+def test_ticks_keep_apart():
+    assert charts._apart([5, 10, 12.5, 20, 30]) == [5, 10, 20, 30] and charts._apart([]) == [] == charts._apart(())

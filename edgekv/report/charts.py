@@ -101,7 +101,7 @@ def line_chart(panels: Sequence[Panel], x_label: str, percent_x: bool = True, he
         ax.set(xlabel=x_label, ylabel=panel.y_label)
         if percent_x:
             percent_axis(ax.xaxis)
-            ax.set_xticks(sorted({x for line in panel.lines for x in line.x}))
+            ax.set_xticks(_apart(sorted({x for line in panel.lines for x in line.x})))
     widest = max((len(name) for places in ends for *_, name, _ in places), default=0)
     for ax, places in zip(axes, ends):  # room for the names
         left, right = ax.get_xlim()
@@ -172,6 +172,15 @@ class Interval:
 
 
 @drawn
+def _apart(ticks: Sequence[float]) -> list[float]:
+    """Without those whose numbers would run into the one before."""
+    kept = list(ticks[:1])
+    for tick in ticks[1:]:
+        if tick - kept[-1] >= 0.12 * (ticks[-1] - ticks[0]):
+            kept.append(tick)
+    return kept
+
+
 def retention_chart(tasks: Mapping[str, Mapping[str, Interval]]) -> Figure:
     """tasks: name of the task: configuration: retention. A dot with its interval for each configuration."""
     names = list(dict.fromkeys(name for row in tasks.values() for name in row))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgekv.bench.retention import Retention
 from edgekv.config import Attend, KvOptions
 from edgekv.errors import ConfigError
 from edgekv.report import charts
@@ -165,7 +166,7 @@ _TOLD = {"+ one pool": BLUE, "sparse": BLUE, "+ recent pins": RED, "ema": RED, "
 def retention(rows: Sequence[Row]) -> Section:
     """Of tasks of `edgekv quality`."""
     section = Section("retention", "Retention by task")
-    asked = [row for row in rows if row.get("kind") == "task" and row.get("mode") != "exact" and row.get("length") is None]
+    asked = _together([row for row in rows if row.get("kind") == "task" and row.get("mode") != "exact" and row.get("length") is None])
     if not asked:
         section.missing = "tasks of edgekv quality -o json"
         return section
@@ -185,3 +186,15 @@ def retention(rows: Sequence[Row]) -> Section:
          number(row.get("kept"), "d"), percent(row.get("retention"), 0),
          f"{percent(row.get('retention_low'), 0)} to {percent(row.get('retention_high'), 0)}") for row in asked])
     return section
+
+
+def _together(rows: Sequence[Row]) -> list[Row]:
+    """One row for each task and mode: several runs, of other lengths or seeds, add up."""
+    counts: dict[tuple[str, str], Retention] = {}
+    merged: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        key = str(row.get("task")), str(row.get("mode"))
+        one = Retention(*(int(row.get(name) or 0) for name in ("asked", "full_found", "found", "kept")))
+        counts[key] = counts.get(key, Retention()) + one
+        merged[key] = {**merged.get(key, row), **counts[key].row()}
+    return list(merged.values())

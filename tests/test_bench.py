@@ -262,3 +262,8 @@ def test_command_refuses(synthetic):
     assert invoke(path, "--type-k", "f16,q8_0,f16", "--type-v", "f16,q8_0").exit_code == 2
     assert invoke(path, "--type-k", "q2_k").exit_code == 2
     assert isinstance(invoke(path, "--modes", "fish").exception, ConfigError)
+
+
+def test_a_mode_that_drops_is_known_however_it_is_named():
+    assert find_mode("evict").destructive and find_mode("sparse:mode=evict,keep=512").destructive
+    assert not find_mode("sparse").destructive and not find_mode("evict:mode=exact").destructive

@@ -68,7 +68,7 @@ def test_what_does_not_fit_is_a_row(synthetic):
 
 def test_bad_requests(synthetic):
     for settings in ({"n_questions": 17}, {"depths": ()}, {"depths": (100,)}, {"n_cold": 3}, {"n_facts": 0},
-                     {"modes": ("off-noflash",)}):
+                     {"modes": ("off-noflash",)}, {"modes": ("evict",)}, {"modes": ("sparse:mode=evict",)}):
         with pytest.raises(ConfigError):
             RecallBench(synthetic(), find_text("prose"), **settings)
 

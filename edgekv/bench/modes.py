@@ -64,10 +64,14 @@ _NO_HIERARCHY = {"policy": "none", "kv_budget": 0}
 """So that what a sparse mode left behind costs the others nothing."""
 
 
+def _drops(changes: Mapping[str, Any]) -> bool:
+    return changes["mode"] is KvMode.EVICT
+
+
 def _add(name: str, mode: KvMode, description: str, newest: bool = False, **changes: Any) -> None:
     decides = mode in (KvMode.SPARSE, KvMode.EVICT)
     changes = {"mode": mode, "observe": mode is not KvMode.OFF, **({} if decides else _NO_HIERARCHY), **changes}
-    MODES.add(name, BenchMode(changes, newest=newest, destructive=mode is KvMode.EVICT), description)
+    MODES.add(name, BenchMode(changes, newest=newest, destructive=_drops(changes)), description)
 
 
 _add(STOCK, KvMode.OFF, "stock llama.cpp with flash attention, always measured for comparison")
@@ -85,8 +89,6 @@ _add("ema", KvMode.SPARSE, "what was attended lately alone, no sketches", sketch
      policy="ema+anchor+recent")
 _add("streaming", KvMode.SPARSE, "the first and the newest pages alone", newest=True, sketch=SketchKind.NONE, blend=1.0,
      feed=False, policy="anchor+recent", split=Split.UNIFORM)
-
-
 _add("evict", KvMode.EVICT, "what the policy kept, the rest dropped for good")
 
 
@@ -110,7 +112,7 @@ def find_mode(name: str) -> BenchMode:
         PREFETCHERS.get(options.prefetch)
     except ConfigError as error:
         raise ConfigError(f"bench mode {name!r}: {error}") from None
-    return replace(mode, changes=changes)
+    return replace(mode, changes=changes, destructive=_drops(changes))
 
 
 def split_modes(text: str) -> tuple[str, ...]:

@@ -58,7 +58,7 @@ class RecallBench:
 
     def __post_init__(self) -> None:
         for name in self.modes:
-            if not find_mode(name).alternates:
+            if not find_mode(name).alternates or find_mode(name).destructive:
                 raise ConfigError(f"{name} cannot take turns in one context, so recall is not asked of it; leave it out")
         if not 1 <= self.n_questions <= len(SUBJECTS):
             raise ConfigError(f"{self.n_questions} questions were asked for; there are 1 to {len(SUBJECTS)}")

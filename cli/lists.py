@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from edgekv.cli.options import Parsed
 from edgekv.config import parse_share
 from edgekv.errors import ConfigError
 
@@ -22,22 +23,13 @@ class CommaList(click.ParamType):
         return tuple(self.item.convert(part.strip(), param, ctx) for part in value.split(","))
 
 
-class Share(click.ParamType):
-    """A share above zero, such as 12.5% or 0.125."""
-
-    name = "SHARE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if not isinstance(value, str):
-            return value
-        try:
-            share = parse_share(value)
-        except ConfigError as error:
-            self.fail(f"{error}.", param, ctx)
-        if share == 0:
-            self.fail("the share must be above 0.", param, ctx)
-        return share
+def _share(text: str) -> float:
+    """Above zero, such as 12.5% or 0.125. Raises ConfigError."""
+    share = parse_share(text)
+    if share == 0:
+        raise ConfigError("the share must be above 0")
+    return share
 
 
-BUDGETS = CommaList(Share(), "SHARE,...")
+BUDGETS = CommaList(Parsed("SHARE", _share), "SHARE,...")
 NAMES = CommaList(click.STRING, "NAME,...")

@@ -45,8 +45,8 @@ threads_option = option("-t", "--threads", type=click.IntRange(min=1), help="CPU
 # ---- how the KV cache is kept and attended --------------------------------------------------------------------------------------
 
 
-class _Parsed(click.ParamType):
-    """A value that a function of edgekv.config or of this module reads; its ConfigError is the message."""
+class Parsed(click.ParamType):
+    """A value that a function reads, of edgekv.config or beside the option; its ConfigError is the message."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]):
         self.name, self._parse = name, parse
@@ -111,22 +111,22 @@ def _mode_option(default: str) -> Callable[[F], F]:
 _KV_OPTIONS = [
     option("-c", "--ctx", type=click.IntRange(min=1), metavar="TOKENS",
            help="Context length.  [default: what the model was trained for, as far as memory allows]"),
-    _kv_option("--attend", type=_Parsed("attend", Attend.parse), metavar="PERCENT|TOKENS",
+    _kv_option("--attend", type=Parsed("attend", Attend.parse), metavar="PERCENT|TOKENS",
                help="Mode sparse: how much of the context a token attends, on average over tokens and heads, e.g. 10% or 1024; "
                     f"never less than {KvOptions.min_tokens} tokens.  [default: {KvOptions.attend}]"),
-    _kv_option("--coverage", type=_Parsed("coverage", _share), metavar="SHARE",
+    _kv_option("--coverage", type=Parsed("coverage", _share), metavar="SHARE",
                help="Mode sparse: attend less where that much of the attention, e.g. 95%, is covered already.  "
                     "[default: no target]"),
-    _kv_option("--kv-budget", type=_Parsed("kv_budget", _budget), metavar=f"BYTES|{AUTO}",
+    _kv_option("--kv-budget", type=Parsed("kv_budget", _budget), metavar=f"BYTES|{AUTO}",
                help="Mode sparse: size of the arena, fast memory for copies of hot pages, e.g. 512MiB; 0 for none; on a GPU "
                     f"--kv-vram sets it.  [default: {AUTO}, twice what a token attends]"),
-    _kv_option("--keep", type=_Parsed("keep", Keep.parse), metavar="TOKENS|BYTES",
+    _kv_option("--keep", type=Parsed("keep", Keep.parse), metavar="TOKENS|BYTES",
                help="Mode evict: how much of the conversation is kept, whatever its length, e.g. 4096 or 64MiB; K and V take no more "
                     f"memory than that.  [default: {KvOptions.keep}]"),
     _kv_option("--device", type=click.Choice(DEVICES),
                help="Where attention runs. cuda: on the GPU, or an error that says why not; cpu: everything on the processor, the "
                     f"weights too; {AUTO_DEVICE}: on the GPU where there is one that can be used.  [default: {KvOptions.device}]"),
-    _kv_option("--kv-vram", type=_Parsed("kv_vram", _vram), metavar=f"BYTES|{AUTO}",
+    _kv_option("--kv-vram", type=Parsed("kv_vram", _vram), metavar=f"BYTES|{AUTO}",
                help="GPU memory for the KV cache, e.g. 2GiB: sketches and tables of the whole context, what prompts are staged in, and "
                     "copies of hot pages in the rest; all pages stay in host memory.  "
                     f"[default: {AUTO}, what is free beside the weights, less a margin]"),
@@ -181,12 +181,14 @@ def split_kv_options(settings: dict[str, Any], measured: bool = False) -> dict[s
     kv = KvOptions.from_env(**given)
     if automatic:  # None, which from_env() takes for an option that was not given
         kv = kv.with_(**dict.fromkeys(automatic))
+    placement = None
     if measured and "mode" not in named and not os.environ.get(f"{ENV_PREFIX}KV"):
-        kv = kv.with_(mode=measured_mode(kv))
+        placement = place(kv)  # is the same for mode sparse
+        kv = kv.with_(mode=measured_mode(placement))
     _refuse_useless(kv, named)
     policies.check_live(kv.policy)
     PREFETCHERS.get(kv.prefetch)
-    if (warning := place(kv).warning) is not None:
+    if (warning := (placement or place(kv)).warning) is not None:
         click.echo(f"warning: {warning}", err=True)
     return {"kv": kv, "n_ctx": settings.pop("ctx"), "n_threads": settings.pop("threads"), "n_gpu_layers": settings.pop("gpu_layers")}
 

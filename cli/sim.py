@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgekv.cli.lists import CommaList
-from edgekv.cli.options import option
+from edgekv.cli.options import Parsed, option
 from edgekv.cli.progress import progress_bar
 from edgekv.cli.tables import Column, output_option, print_rows
 from edgekv.config import Attend, KvOptions, parse_share
@@ -22,26 +22,8 @@ if TYPE_CHECKING:
     from edgekv.sim import Result, Setting
 
 
-class _Budget(click.ParamType):
-    name = "PERCENT|TOKENS"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Attend:
-        try:
-            return Attend.parse(value)
-        except ConfigError as error:
-            self.fail(f"{error}.", param, ctx)
-
-
-class _Share(click.ParamType):
-    name = "SHARE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if not isinstance(value, str):
-            return value
-        try:
-            return parse_share(value)
-        except ConfigError as error:
-            self.fail(f"{error}.", param, ctx)
+_BUDGET = Parsed("PERCENT|TOKENS", Attend.parse)
+_SHARE = Parsed("SHARE", parse_share)
 
 
 def _percent(share: float) -> str:
@@ -84,7 +66,7 @@ _ONLY_IF_THEY_DIFFER = {"trace", "sketch", "prefetch", "pool"}
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")
 @option("--policy", "specs", multiple=True, metavar="NAME+...", default=(KvOptions.policy,), show_default=True,
         help="What a page is worth; `edgekv policies` lists them. Several times for several policies.")
-@option("--budget", "shares", type=CommaList(_Budget(), "PERCENT|TOKENS,..."), default="5%,10%,20%,30%", show_default=True,
+@option("--budget", "shares", type=CommaList(_BUDGET, "PERCENT|TOKENS,..."), default="5%,10%,20%,30%", show_default=True,
         help="How much of the context a token attends, on average over heads.")
 @option("--observe", envvar="EDGEKV_SIM_OBSERVE", type=CommaList(click.Choice(["honest", "full"]), "MODE,..."), default="honest",
         show_default=True,
@@ -94,7 +76,7 @@ _ONLY_IF_THEY_DIFFER = {"trace", "sketch", "prefetch", "pool"}
              "open, pooled with a sketch and uniform without]")
 @option("--sketch", type=click.Choice([kind.value for kind in SketchKind]), default=SketchKind.NONE.value, show_default=True,
         help="Pages are chosen by the recorded estimates of these sketches, blended with the policy's score.")
-@option("--blend", type=_Share(), default=str(KvOptions.blend), show_default=True,
+@option("--blend", type=_SHARE, default=str(KvOptions.blend), show_default=True,
         help="Weight of the policy's score against the sketch's estimate.")
 @option("--feed/--no-feed", default=None,
         help="An honest policy sees the sketch's estimate for the pages that were not attended.  [default: feed, with a sketch]")
@@ -104,7 +86,7 @@ _ONLY_IF_THEY_DIFFER = {"trace", "sketch", "prefetch", "pool"}
         help="How many a head may get in a step, on average over heads.")
 @option("--pool", type=click.FloatRange(min=1), default=1.0, show_default=True,
         help="Hot pages that are kept, in units of the budget; 1: those that were attended.")
-@option("--coverage", type=_Share(), default="0", show_default=True, metavar="SHARE",
+@option("--coverage", type=_SHARE, default="0", show_default=True, metavar="SHARE",
         help="A head attends no more pages than are worth this share of all it sees, e.g. 95%; 0: no target.")
 @option("--access", metavar="topN|massP%", default="top8", show_default=True,
         help="Which pages a head wants in a step: the N with most true mass, or those with more than P % of it.")

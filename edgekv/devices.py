@@ -67,11 +67,11 @@ def place(kv: KvOptions) -> Placement:
     return Placement(DeviceKind.HOST, warning=warning)
 
 
-def measured_mode(kv: KvOptions) -> KvMode:
+def measured_mode(placement: Placement) -> KvMode:
     """The mode of a chat for which none was asked: sparse on processors that scan sketches with vectors, where it was measured to answer
-    as full attention does and several times as fast; exact elsewhere. Raises as `place` does."""
+    as full attention does and several times as fast; exact elsewhere."""
     vectors = _native.info()["isa"] in ("avx2", "avx512")
-    return KvMode.SPARSE if vectors and place(kv.with_(mode=KvMode.EXACT)).kind is DeviceKind.HOST else KvMode.EXACT
+    return KvMode.SPARSE if vectors and placement.kind is DeviceKind.HOST else KvMode.EXACT
 
 
 def devices(kind: DeviceKind) -> list[DeviceInfo]:

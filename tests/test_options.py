@@ -159,7 +159,7 @@ def test_a_chat_gets_the_mode_that_won(monkeypatch, isa: str, device: str, mode:
     from edgekv import _native
 
     monkeypatch.setattr(_native, "info", lambda: {"isa": isa})
-    assert devices.measured_mode(KvOptions(device=device)) is KvMode(mode)
+    assert devices.measured_mode(devices.place(KvOptions(device=device))) is KvMode(mode)
     assert parse("--kv", "exact", measured=True)["kv"].mode is KvMode.EXACT
     assert parse(measured=True, EDGEKV_KV="off")["kv"].mode is KvMode.OFF
     assert parse()["kv"].mode is KvOptions.mode

@@ -41,6 +41,10 @@ class Attend:
             pass
         raise ConfigError(f"the page budget is {text!r}; it must be a share of the context such as 12.5%, or a number of tokens")
 
+    def pages(self, n_visible: int, page_tokens: int) -> int:
+        """Of `n_visible` pages, rounded as native selection does."""
+        return min(n_visible, -(-self.tokens // page_tokens) if self.tokens else int(self.share * n_visible + 0.5))
+
     def __str__(self) -> str:
         return f"{self.tokens}" if self.tokens else f"{100 * self.share:g}%"
 

@@ -76,8 +76,7 @@ def budget_pages(options: KvOptions, n_visible: int, page_tokens: int) -> int:
     """The pages that a head attends on average, of `n_visible`: what native selection is told; in mode evict those it keeps."""
     if options.mode is KvMode.EVICT:
         return options.keep_tokens // page_tokens
-    wanted = -(-options.attend.tokens // page_tokens) if options.attend.tokens else round(options.attend.share * n_visible)
-    return min(n_visible, max(wanted, options.min_tokens // page_tokens))
+    return min(n_visible, max(options.attend.pages(n_visible, page_tokens), options.min_tokens // page_tokens))
 
 
 class Tiering:

@@ -102,8 +102,7 @@ class Setting:
 
     def n_budget(self, n_visible: int, page_tokens: int) -> int:
         """Pages of a head on average, as native selection counts them."""
-        wanted = -(-self.budget.tokens // page_tokens) if self.budget.tokens else int(self.budget.share * n_visible + 0.5)
-        return min(n_visible, wanted)
+        return self.budget.pages(n_visible, page_tokens)
 
     @property
     def name(self) -> str:

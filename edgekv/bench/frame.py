@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgekv.bench.text import chat_template
 from edgekv.errors import ModelError
 from edgekv.llama import Llama
-
-from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 MARK = "\ue000"
 """Stands for what is said while the template is rendered: a private character that no template holds."""
@@ -26,11 +25,9 @@ class Frame:
     def of(cls, llama: Llama) -> Frame:
         """In the model's chat template, or in plain words for a model without one. Raises ModelError for a template that does not
         leave what is said as it is."""
-        template = llama.metadata.get("tokenizer.chat_template")
-        if template is None:
+        chat = chat_template(llama, add_generation_prompt=True)
+        if chat is None:
             return cls(tuple(llama.tokenize(b"")), tuple(plain(llama, "\nAnswer: ")), tuple(plain(llama, "\n\nQuestion: ")))
-        bos, eos = (llama.detokenize([token], special=True).decode() for token in (llama.token_bos(), llama.token_eos()))
-        chat = Jinja2ChatFormatter(template=template, bos_token=bos, eos_token=eos, add_generation_prompt=True)
         said = [{"role": role, "content": MARK} for role in ("user", "assistant", "user")]
         first, turns = chat(messages=said[:1]), chat(messages=said).prompt.split(MARK)
         if len(turns) != 4 or first.prompt.count(MARK) != 1:

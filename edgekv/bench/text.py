@@ -32,6 +32,15 @@ SOURCES = (
 """Modules of the standard library that code and dialogue are made from; those a Python version does not have are left out."""
 
 
+def chat_template(llama: Llama, add_generation_prompt: bool) -> Jinja2ChatFormatter | None:
+    """Renders messages as the model expects them; None for a model without a template."""
+    template = llama.metadata.get("tokenizer.chat_template")
+    if template is None:
+        return None
+    bos, eos = (llama.detokenize([token], special=True).decode() for token in (llama.token_bos(), llama.token_eos()))
+    return Jinja2ChatFormatter(template=template, bos_token=bos, eos_token=eos, add_generation_prompt=add_generation_prompt)
+
+
 @dataclass(frozen=True)
 class Text:
     name: str
@@ -50,11 +59,9 @@ class Dialogue(Text):
     """(question, answer)"""
 
     def tokens(self, llama: Llama, n: int) -> list[int]:
-        template = llama.metadata.get("tokenizer.chat_template")
-        if template is None:
+        chat = chat_template(llama, add_generation_prompt=False)
+        if chat is None:
             return super().tokens(llama, n)
-        bos, eos = (llama.detokenize([token], special=True).decode() for token in (llama.token_bos(), llama.token_eos()))
-        chat = Jinja2ChatFormatter(template=template, bos_token=bos, eos_token=eos, add_generation_prompt=False)
         n_turns = n // 64 + 1
         while True:  # how many tokens a turn comes to is only known afterwards
             messages = [{"role": role, "content": said} for turn in self.turns[:n_turns]

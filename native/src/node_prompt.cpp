@@ -10,10 +10,6 @@ namespace edgekv {
 
 namespace {
 
-size_t align64(size_t n) {
-    return (n + 63)/64*64;
-}
-
 // a thread's own memory: what attention needs, then its lists of pages
 struct PromptSpace {
     PromptSpace(const AttendProblem & problem, int pages_per_stream) {

@@ -11,10 +11,6 @@ namespace {
 
 enum SelectSource { SELECT_Q, SELECT_K, SELECT_MASK, SELECT_K_IDXS, SELECT_SINKS, N_SELECT_SOURCES };
 
-size_t align64(size_t n) {
-    return (n + 63)/64*64;
-}
-
 // The sizes of one stream's selection and its workspace: arrivals [KV head], estimates [token][query head][stride], then for each
 // thread a prepared query, the scratch of select_pages() and what a token sees.
 struct SelectPlan {

@@ -15,6 +15,10 @@ AttendProblem make_problem(const Layer & layer, const ggml_tensor * dst, int64_t
 // the node that follows its attend node: turns what that left in the workspace into attention mass
 ggml_tensor * build_observe(Layer & layer, const llama_edgekv_attend & args, ggml_tensor * attend);
 
+inline size_t align64(size_t n) {
+    return (n + 63)/64*64;
+}
+
 // whether a token sees one of the cells [first, end), by its row of the mask
 inline bool any_visible(const ggml_tensor * mask, const char * row, int first, int end) {
     if (mask->type == GGML_TYPE_F16) {

@@ -1,4 +1,4 @@
-"""Writes the C source of the cffi modules (API mode) from the headers' declarations: cffi_build.py core|server OUTPUT.c
+"""Writes the C source of the cffi modules (API mode) from the headers' declarations: cffi_build.py core|cpu|server OUTPUT.c
 
 The declarations are read from the header itself, between its `cffi: begin` and `cffi: end` marks, so that the compiler and cffi see
 one text, and the compiler checks every type cffi assumes.
@@ -23,6 +23,7 @@ extern "Python" void edgekv_py_step(edgekv_context *, void *);
 
 MODULES = {
     "core": ("edgekv._native._core", "edgekv.h", CALLBACKS),
+    "cpu": ("edgekv._native._cpu", "edgekv_cpu.h", ""),
     "server": ("edgekv._native._server", "edgekv_server.h", ""),
 }
 

@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
 
+import edgekv
 from edgekv.errors import AbiMismatch, NativeError
 
 LLAMA_CPP_PYTHON = "0.3.36"
@@ -20,7 +23,7 @@ _prepared = False
 def lib_dir() -> Path:
     """Folder of our shared libraries inside the installed package."""
     # an editable install keeps the libraries beside the compiled module, not beside the sources
-    core = _import_core()
+    core = _import_compiled("_core")
     for folder in (Path(core.__file__).resolve().parent.parent / "lib", Path(__file__).resolve().parent.parent / "lib"):
         if folder.is_dir():
             return folder
@@ -40,25 +43,28 @@ def prepare() -> None:
     _check_llama_cpp(folder)
     os.environ["LLAMA_CPP_LIB_PATH"] = str(folder)
 
-    from edgekv import __version__
     from edgekv._native import core
 
-    if core.version() != __version__:
-        raise AbiMismatch(f"libedgekv is version {core.version()}, the Python package {__version__}; reinstall edgekv")
+    if core.version() != edgekv.__version__:
+        raise AbiMismatch(f"libedgekv is version {core.version()}, the Python package {edgekv.__version__}; reinstall edgekv")
     core.init()
+    if edgekv.owns_process:
+        from edgekv._native import crash
+
+        crash.tell()
     _prepared = True
 
 
-def _import_core():
+def _import_compiled(name: str) -> ModuleType:
+    """One of our compiled modules; NativeError where there is none, or where it cannot be loaded."""
     try:
-        from edgekv._native import _core
+        return importlib.import_module(f"edgekv._native.{name}")
     except ImportError as error:
         source = Path(__file__).resolve().parent.parent.parent
         if (source / "pyproject.toml").is_file():
             raise NativeError(f"edgekv was imported from the source tree {source}, which holds no compiled module; start Python in "
                               "another folder to use the installed package, or install with `pip install -e .`") from None
         raise NativeError(f"EdgeKV's native module cannot be loaded ({error}); reinstall it") from None
-    return _core
 
 
 def _check_llama_cpp(folder: Path) -> None:
@@ -99,3 +105,6 @@ def info() -> dict:
         "libraries": {path.name: str(path) for path in sorted(folder.iterdir()) if path.suffix in (".so", ".dylib", ".dll")},
     }
 
+
+# before anything here loads a library: one that was compiled for another processor ends the process without a word
+_import_compiled("cpu").check()

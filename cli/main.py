@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
+import edgekv
 from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUNTIME, EdgeKVError
 
 # name: (module, attribute, help); the help stands here so that `--help` imports nothing.
@@ -65,6 +66,7 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line; leave with 0, or the exit code of the error (see edgekv.errors)."""
+    edgekv.owns_process = True
     _leave(_run())
 
 

@@ -14,6 +14,9 @@ except PackageNotFoundError:  # a source tree that was never installed
 
 __all__ = ["Llama", "__version__"]
 
+owns_process = False
+"""Whether this process is our command line, which tells in a sentence how native code ended it; a library does not touch signals."""
+
 
 def __getattr__(name: str):
     # llama_cpp takes half a second to import; `edgekv --help` must not pay for it

@@ -103,6 +103,7 @@ class Server:
         check_extra(self.options.extra)
         self.port = free_port(self.options.host, self.options.port)
         from edgekv import _native, runtime
+        from edgekv._native import crash
 
         _native.prepare()
         runtime.set_defaults(self.options.kv)
@@ -112,6 +113,7 @@ class Server:
             self._log.open()
         except OSError as error:
             raise ConfigError(f"the log file {self.options.log_file} cannot be written: {error.strerror}; name another") from None
+        crash.details_in(self._log.path)
         self._exit, self._ready = None, False
         self._ended.clear()
         _active = self
@@ -240,7 +242,10 @@ class Server:
 
     def _release(self, failed: bool) -> None:
         global _active
+        from edgekv._native import crash
+
         self._log.close(keep=failed)
+        crash.details_in(None)
         _active = None
 
 

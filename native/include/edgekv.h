@@ -322,6 +322,11 @@ EDGEKV_API const char * edgekv_last_error(void);
 
 /* Checks that the loaded libllama fits, reads EDGEKV and EDGEKV_ISA, registers the hooks. Again: no-op. */
 EDGEKV_API edgekv_status edgekv_init(void);
+/* For a program that owns its process: an abort, a fatal signal or an exception that nobody catches, in any native code, is told in one
+   sentence on what is standard error now; handlers that were installed before run afterwards. Again: no-op. */
+EDGEKV_API void edgekv_tell_crashes(void);
+/* The file that the sentence names for details; null: none. */
+EDGEKV_API void edgekv_set_crash_details(const char * path);
 EDGEKV_API bool edgekv_enabled(void); /* false before edgekv_init() and with EDGEKV=0 */
 
 /* What contexts created from now on are attached with; null: they are not. */

@@ -7,6 +7,7 @@
 
 #include "attend_internal.h"
 #include "isa_dispatch.h"
+#include "subnormals.h"
 
 namespace edgekv {
 namespace {
@@ -70,6 +71,7 @@ size_t attend_workspace_bytes(const AttendProblem & problem, int n_threads) {
 void attend_run_with(const AttendKernels & kernels, const AttendProblem & problem, void * workspace, int ith, int nth) {
     assert(attend_supports(problem.head_dim, problem.k_type, problem.v_type));
     static_assert(sizeof(std::atomic<uint32_t>) <= kHeaderBytes, "the arrival counter fills the header");
+    const SubnormalsAreZero fast;
     const AttendPlan plan = make_plan(problem, nth);
     char * bytes = static_cast<char *>(workspace);
     kernels.process(problem, plan, bytes, ith);
@@ -89,6 +91,7 @@ void attend_observe_with(const AttendKernels & kernels, const AttendProblem & pr
     if (problem.selection.pages != nullptr) {
         return;
     }
+    const SubnormalsAreZero fast;
     kernels.observe(problem, make_plan(problem, nth), static_cast<const char *>(workspace), ith);
 }
 

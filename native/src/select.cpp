@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "select_internal.h"
+#include "subnormals.h"
 
 namespace edgekv {
 
@@ -14,6 +15,7 @@ size_t select_scratch_bytes(int n_pages, int per_page, int group) {
 }
 
 SelectResult select_pages(const SelectProblem & problem, Isa isa) {
+    const SubnormalsAreZero fast;
 #if defined(__x86_64__) || defined(_M_X64)
     switch (isa) {
         case Isa::avx512: return kSelectAvx512(problem);

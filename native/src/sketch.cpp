@@ -5,6 +5,7 @@
 
 #include "isa_dispatch.h"
 #include "sketch_internal.h"
+#include "subnormals.h"
 
 namespace edgekv {
 namespace {
@@ -30,11 +31,13 @@ size_t sketch_query_bytes(SketchKind, int head_dim, int group) {
 }
 
 void sketch_query_prepare(const Sketch & sketch, const SketchQuery & query, char * prepared, Isa isa) {
+    const SubnormalsAreZero fast;
     kernels(isa).prepare(sketch, query, prepared);
 }
 
 void sketch_scan(const Sketch & sketch, const SketchQuery & query, const char * prepared, int head, int first_block, int n_blocks,
                  float * estimates, size_t stride, Isa isa) {
+    const SubnormalsAreZero fast;
     const SketchLayout layout = sketch_layout(sketch.kind, sketch.head_dim, sketch.n_strips);
     kernels(isa).scan(sketch, layout, query, prepared, head, first_block, n_blocks, estimates, stride);
 }

@@ -460,6 +460,62 @@ void check_all(const std::vector<const char *> & kernels) {
     std::printf("%llu cases, largest error %.3f of the tolerance\n", static_cast<unsigned long long>(n), worst);
 }
 
+// One visible cell: what comes out is its V, each finite f16 as it is, those below the normal range too.
+void check_halves(const std::vector<const char *> & kernels) {
+    constexpr int kDim = 64;
+    std::vector<uint16_t> k(kDim), v(kDim);
+    std::vector<float> q(kDim, 1.0f), out(kDim);
+    AttendProblem p{};
+    p.head_dim = kDim;
+    p.n_head = p.n_head_kv = p.n_tokens = p.n_cells = 1;
+    p.page_tokens = 16;
+    p.q = reinterpret_cast<const char *>(q.data());
+    p.k_type = p.v_type = CellType::f16;
+    p.k = reinterpret_cast<const char *>(k.data());
+    p.v = reinterpret_cast<const char *>(v.data());
+    p.k_stride_cell = p.k_stride_head = p.v_stride_cell = p.v_stride_head = kDim * 2;
+    p.scale = 1.0f;
+    p.out = reinterpret_cast<char *>(out.data());
+    std::vector<float> raw(attend_workspace_bytes(p, 1) / 4 + 16);
+    char * workspace = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(raw.data()) + 63) / 64 * 64);
+    for (const char * name : kernels) {
+        for (uint32_t first = 0; first < 0x10000; first += kDim) {
+            if ((first & 0x7c00) == 0x7c00) {
+                continue;  // infinities and NaN
+            }
+            for (int i = 0; i < kDim; ++i) {
+                v[i] = static_cast<uint16_t>(first + i);
+            }
+            run(name, p, workspace, 1, false);
+            for (int i = 0; i < kDim; ++i) {
+                const int exponent = v[i] >> 10 & 0x1f, fraction = v[i] & 0x3ff;
+                const float size = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
+                                                 : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
+                if (out[i] != (v[i] & 0x8000 ? -size : size)) {
+                    std::printf("%s: the half %04x became %a\n", name, v[i], out[i]);
+                    failures += 1;
+                    return;
+                }
+            }
+        }
+    }
+}
+
+// A kernel computes without subnormal floats, and leaves the thread as it was.
+void check_thread(const std::vector<const char *> & kernels) {
+    volatile float least = std::numeric_limits<float>::denorm_min();
+    for (size_t i = 0; i <= kernels.size(); ++i) {
+        if (!(least * 2.0f > 0.0f)) {
+            std::printf("subnormal floats are zero on this thread after a run\n");
+            failures += 1;
+            return;
+        }
+        if (i < kernels.size()) {
+            check_halves({kernels[i]});
+        }
+    }
+}
+
 }  // namespace
 
 int main(int argc, char ** argv) {
@@ -478,6 +534,7 @@ int main(int argc, char ** argv) {
     }
     std::printf("(attend_run: %s)\n", isa_name(isa_best()));
     check_all(kernels);
+    check_thread(kernels);
     std::printf(failures == 0 ? "ok\n" : "%d failures\n", failures);
     return failures == 0 ? 0 : 1;
 }

@@ -1,5 +1,6 @@
 // The C functions of edgekv.h and the hooks registered in libllama.
 #include "api_internal.h"
+#include "backends.h"
 #include "context.h"
 #include "device_library.h"
 #include "nodes.h"
@@ -227,6 +228,9 @@ edgekv_status edgekv_init(void) {
         return fail(EDGEKV_ABI, std::string("the loaded libllama is built from ") + llama_edgekv_upstream() + " with seam " +
                                 std::to_string(llama_edgekv_abi()) + ", EdgeKV needs " + EDGEKV_UPSTREAM + " with seam " +
                                 std::to_string(LLAMA_EDGEKV_ABI) + "; reinstall edgekv");
+    }
+    if (!load_backends()) {
+        return fail(EDGEKV_UNSUPPORTED, "no library of ggml for this processor lies in " + library_folder() + "; reinstall edgekv");
     }
     if (const edgekv_status status = choose_isa(); status != EDGEKV_OK) {
         return status;

@@ -1,0 +1,42 @@
+#include "backends.h"
+
+#include "ggml-backend.h"
+
+#if defined(_WIN32)
+#    include <windows.h>
+#else
+#    include <dlfcn.h>
+#endif
+
+namespace edgekv {
+
+std::string library_folder() {
+#if defined(_WIN32)
+    HMODULE module = nullptr;
+    char path[MAX_PATH] = "";
+    const DWORD flags = GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS | GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT;
+    if (!GetModuleHandleExA(flags, reinterpret_cast<LPCSTR>(&library_folder), &module) ||
+        !GetModuleFileNameA(module, path, sizeof(path))) {
+        return "";
+    }
+    const std::string own = path;
+#else
+    Dl_info self;
+    if (!dladdr(reinterpret_cast<const void *>(&library_folder), &self)) {
+        return "";
+    }
+    const std::string own = self.dli_fname;
+#endif
+
+    return own.substr(0, own.find_last_of("/\\") + 1);
+}
+
+bool load_backends() {
+    if (ggml_backend_reg_count() == 0) {
+        ggml_backend_load_all_from_path(library_folder().c_str());  // without a path ggml looks in the current folder
+    }
+
+    return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) != nullptr;
+}
+
+}  // namespace edgekv

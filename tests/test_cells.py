@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 from contexts import Context, attached
 
+from edgekv.config import KvOptions
+
 import llama_cpp
+from edgekv._native import core
 
 PAGE = 16
 
@@ -147,6 +150,20 @@ def test_only_what_was_touched_is_marked(synthetic):
         applied = run.cells.stream()
         assert set(range(30, 41)) <= set(applied.changed_since(queued.now).tolist())
         assert (run.cells.keys(0)[0, 30:41] != keys).any()
+
+
+@pytest.mark.parametrize("mode", ["off", "exact", "sparse"])
+def test_a_token_costs_the_same_however_many_cells_there_are(synthetic, mode: str):
+    """What is looked at to find what changed: the pages that it stored into, and their sketches."""
+    looked = []
+    for n_ctx in (512, 32768):
+        with attached(synthetic("llama"), KvOptions(mode=mode), n_ctx=n_ctx, n_seq=1) as (context, run):
+            context.decode(range(260, 350), range(90), [0] * 90)
+            before = core.counters(run._native_handle()).n_cells_looked
+            for i in range(64):
+                context.decode([270 + i], [90 + i], [0])
+            looked.append(core.counters(run._native_handle()).n_cells_looked - before)
+    assert 64 <= looked[0] == looked[1] <= 64 * 128
 
 
 def test_a_failed_placement_leaves_no_mark(synthetic):

@@ -1,4 +1,5 @@
-"""The native kernels against their double-precision references: native/tests/test_*, built and run for every instruction set."""
+"""The native tests, built and run: the kernels against their double-precision references for every instruction set, and what follows
+the cells against a look at all of them (native/tests/test_*)."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ def checkers(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("cmake and a C++ compiler are needed to build the kernel tests")
     build = tmp_path_factory.mktemp("kernels")
     configure = ["cmake", "-S", str(SOURCE), "-B", str(build)]
-    compile_ = ["cmake", "--build", str(build), "--parallel", "2", "--target", "test_attend", "test_sketch"]
+    compile_ = ["cmake", "--build", str(build), "--parallel", "2", "--target", "test_attend", "test_sketch", "test_sync"]
     for command in (configure, compile_):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -38,4 +39,9 @@ def test_kernel_matrix(checkers: Path, isa: str):
 
 def test_sketches_of_all_instruction_sets(checkers: Path):
     done = subprocess.run([str(checkers / "test_sketch")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+def test_what_changed_is_found_without_looking_at_all_cells(checkers: Path):
+    done = subprocess.run([str(checkers / "test_sync")], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

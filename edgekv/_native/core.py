@@ -389,8 +389,9 @@ class NativeCounters:
     n_hooked: int
     n_tokens: int
     n_tokens_hooked: int
+    n_cells_looked: int
 
 
 def counters(handle: Handle) -> NativeCounters:
     out = lib.edgekv_get_counters(handle)
-    return NativeCounters(out.n_ubatches, out.n_hooked, out.n_tokens, out.n_tokens_hooked)
+    return NativeCounters(out.n_ubatches, out.n_hooked, out.n_tokens, out.n_tokens_hooked, out.n_cells_looked)

@@ -306,6 +306,7 @@ typedef struct {
     uint64_t n_hooked;        /* of these, attended by the hook */
     uint64_t n_tokens;
     uint64_t n_tokens_hooked;
+    uint64_t n_cells_looked;  /* to find what changed before each ubatch: as many as changed, and their neighbours */
 } edgekv_counters;
 
 /* Called with `user` as last argument. They must not throw and must not free the context. */

@@ -1,9 +1,11 @@
 // When each KV cell last changed: included by llama.cpp's llama-kv-cells.h, which calls touch() wherever it alters a cell.
 //
 // The clock advances on every change of a cell's position, sequences or K/V data. A reader remembers now() and later asks which
-// cells have get(i) greater than that. Speculative placements that are rolled back (prepare) restore the old times with set().
+// cells have get(i) greater than that; since() names few enough of them to look at, however many there are. Speculative placements
+// that are rolled back (prepare) restore the old times with set(); since() goes on naming their cells.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -19,19 +21,66 @@ public:
 
     void resize(uint32_t n) { cell_time.resize(n); }
 
-    void touch(uint32_t i) { cell_time[i] = ++time; }
+    void touch(uint32_t i) {
+        cell_time[i] = ++time;
+        note(i);
+    }
 
     void touch_all() {
         ++time;
         for (auto & t : cell_time) {
             t = time;
         }
+        forgotten = time;
+    }
+
+    // Calls each(first, end) with ranges that hold every cell that was touched after `t`, the newest first; they may overlap, and hold
+    // others besides. false: the log does not reach back that far.
+    template <class Each>
+    bool since(uint64_t t, Each && each) const {
+        if (t < forgotten) {
+            return false;
+        }
+        for (uint32_t k = 0; k < log.size(); ++k) {
+            const touched & range = log[(newest + kLog - k)%kLog];
+            if (range.last <= t) {
+                break;
+            }
+            each(range.first, range.end);
+        }
+
+        return true;
     }
 
     // positions of a sequence may be missing: set once, stays
     bool gaps = false;
 
 private:
+    static constexpr uint32_t kLog  = 1024;  // ranges: a batch of 2,048 tokens is placed twice and takes 64
+    static constexpr uint32_t kSpan = 64;    // cells of the widest: the reader of one change looks at all of its range
+
+    struct touched {
+        uint64_t last = 0;  // time of its last touch
+        uint32_t first = 0, end = 0;
+    };
+
+    void note(uint32_t i) {
+        if (log.empty()) {
+            log.resize(kLog);  // not in resize(): the copies that prepare makes are never touched
+        }
+        if (const touched & range = log[newest]; i < range.first || i > range.end || i - range.first >= kSpan) {
+            newest    = (newest + 1)%kLog;
+            forgotten = std::max(forgotten, log[newest].last);
+            log[newest].first = log[newest].end = i;
+        }
+        log[newest].end  = std::max(log[newest].end, i + 1);
+        log[newest].last = time;
+    }
+
     uint64_t time = 0;
     std::vector<uint64_t> cell_time;
+
+    std::vector<touched> log;  // a ring
+    uint32_t newest    = 0;
+    uint64_t forgotten = 0;    // the log does not know what was touched until then
 };

@@ -66,6 +66,22 @@ struct llama_edgekv_access {
         out.now         = cells.edgekv_clock.now();
     }
 
+    static int changed(const llama_kv_cells & cells, uint64_t since, llama_edgekv_range * out, int capacity) {
+        int n = 0;
+        const bool known = cells.edgekv_clock.since(since, [&](uint32_t first, uint32_t end) {
+            if (n < capacity) {
+                out[n] = { first, end };
+            }
+            n += 1;
+        });
+        if (!known || n > capacity) {
+            out[0] = { 0, cells.size() };
+            n = 1;
+        }
+
+        return n;
+    }
+
     static bool & gaps(llama_kv_cache & kv) { return kv.v_cells[0].edgekv_clock.gaps; }
 
     static int free_cells(llama_kv_cache & kv, uint32_t stream, const uint32_t * idxs, int n) {
@@ -337,6 +353,15 @@ bool llama_edgekv_get_cells(const llama_context * lctx, uint32_t stream, llama_e
     llama_edgekv_access::fill(llama_edgekv_access::cells(*kv, stream), *out);
 
     return true;
+}
+
+int llama_edgekv_get_changed(const llama_context * lctx, uint32_t stream, uint64_t since, llama_edgekv_range * out, int capacity) {
+    const auto * kv = llama_edgekv_access::cache(lctx);
+    if (!kv || stream >= kv->get_n_stream()) {
+        return 0;
+    }
+
+    return llama_edgekv_access::changed(llama_edgekv_access::cells(*kv, stream), since, out, capacity);
 }
 
 int llama_edgekv_free_cells(llama_context * lctx, uint32_t stream, const uint32_t * cells, int n) {

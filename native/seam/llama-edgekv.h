@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 // raised whenever a struct or function of this header changes; both sides compare it before they talk
-#define LLAMA_EDGEKV_ABI 4
+#define LLAMA_EDGEKV_ABI 5
 
 #ifdef __cplusplus
 extern "C" {
@@ -135,6 +135,17 @@ struct llama_edgekv_cells {
 
 // false: the context has no KV cache the seam knows, or no such stream
 LLAMA_API bool llama_edgekv_get_cells(const struct llama_context * lctx, uint32_t stream, struct llama_edgekv_cells * out);
+
+struct llama_edgekv_range {
+    uint32_t first;
+    uint32_t end; // the last cell + 1
+};
+
+// Ranges that hold every cell of a stream that changed after clock time `since`; they may overlap, and hold others besides. Returns their
+// number, at most `capacity` (1 or more): one range of all cells where the log of changes does not reach back that far, or has more.
+// It costs what changed, not what there is. 0 without a cache.
+LLAMA_API int llama_edgekv_get_changed(
+        const struct llama_context * lctx, uint32_t stream, uint64_t since, struct llama_edgekv_range * out, int capacity);
 
 // Empties cells of a stream of the plain cache; those that are empty already are left out. Returns how many. Tokens in other caches of
 // the context (sliding windows) stay. Call it on the thread that decodes, or while nothing is decoding.

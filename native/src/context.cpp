@@ -183,7 +183,10 @@ void edgekv_context::begin_ubatch(int n_tokens_ubatch) {
     n_ubatch += 1;
     leader_built = false;
     sketched.store(false, std::memory_order_relaxed);
-    hierarchy.sync(lctx, plane && wanted_mode.load(std::memory_order_acquire) != EDGEKV_MODE_OFF ? n_tokens : 0);
+
+    const edgekv_mode mode = wanted_mode.load(std::memory_order_acquire);
+    hierarchy.sync(lctx, plane && mode != EDGEKV_MODE_OFF ? n_tokens : 0, mode == EDGEKV_MODE_SPARSE);
+    counters.n_cells_looked = hierarchy.n_looked();
 
     bool clear = false;
     if (step_delivered) {
@@ -198,7 +201,6 @@ void edgekv_context::begin_ubatch(int n_tokens_ubatch) {
     attended.store(false, std::memory_order_relaxed);
     n_glimpsed.store(0, std::memory_order_relaxed);
 
-    const edgekv_mode mode    = wanted_mode.load(std::memory_order_acquire);
     const bool        observe = wanted_observe.load(std::memory_order_relaxed);
     const bool        prompts = wanted_observe_prompts.load(std::memory_order_relaxed);
     const bool        dropped = hierarchy.n_dropped() > 0;

@@ -8,6 +8,7 @@
 namespace edgekv {
 
 static constexpr int kMaxQueryHeads = 1024;  // of one KV head: the most attention mass that a page can have
+static constexpr int kMaxRanges     = 1024;  // of cells that changed since the last sync; with more all cells are looked at
 
 void Hierarchy::shape(const HierarchyShape & shape) {
     dims = shape;
@@ -29,6 +30,9 @@ void Hierarchy::shape(const HierarchyShape & shape) {
     page_newest.assign(dims.n_pages, -1);
     page_oldest.assign(dims.n_pages, std::numeric_limits<int32_t>::max());
     stale_bits.assign((size_t) dims.n_pages*(dims.page_tokens/kSketchStripCells), 0);
+    stale_list.clear();
+    stale_list.reserve(stale_bits.size());
+    ranges.resize(kMaxRanges);
 }
 
 void Hierarchy::leave_to_plane() {
@@ -136,8 +140,24 @@ Sketch Hierarchy::sketch(int row, int stream) const {
              s.data.data() ? s.data.data() + stream*s.stream_bytes : nullptr };
 }
 
+void Hierarchy::mark_stale(int strip) {
+    if (!stale_bits[strip]) {
+        stale_bits[strip] = 1;
+        stale_list.push_back(strip);
+    }
+}
+
 void Hierarchy::mark_all_stale() {
-    stale_bits.assign(stale_bits.size(), 1);
+    for (size_t strip = 0; strip < stale_bits.size(); ++strip) {
+        mark_stale((int) strip);
+    }
+}
+
+void Hierarchy::sketches_are_true() {
+    for (const int32_t strip : stale_list) {
+        stale_bits[strip] = 0;
+    }
+    stale_list.clear();
 }
 
 // The page that this ubatch fills, if all of its rows are, or were, written through.
@@ -186,18 +206,37 @@ void Hierarchy::undrop_page(int page) {
     }
 }
 
-void Hierarchy::sync(const llama_context * lctx, int n_stored) {
+// Ascending, each once: the pages of a stream with every cell that changed since the last sync.
+const std::vector<int32_t> & Hierarchy::pages_to_look_at(const llama_context * lctx, int stream, const llama_edgekv_cells & cells) {
+    candidates.clear();
+    if (now[stream] == cells.now) {
+        return candidates;
+    }
+
+    const int n = llama_edgekv_get_changed(lctx, (uint32_t) stream, now[stream], ranges.data(), kMaxRanges);
+    for (int i = 0; i < n; ++i) {
+        for (uint32_t page = ranges[i].first/dims.page_tokens; page*dims.page_tokens < ranges[i].end; ++page) {
+            candidates.push_back((int32_t) page);
+        }
+    }
+    if (n > 1) {
+        std::sort(candidates.begin(), candidates.end());
+        candidates.erase(std::unique(candidates.begin(), candidates.end()), candidates.end());
+    }
+
+    return candidates;
+}
+
+void Hierarchy::sync(const llama_context * lctx, int n_stored, bool sketches) {
     if (delivered) {
         changed.clear();
         delivered = false;
     }
 
     const size_t n_before   = changed.size();
-    const int    per_page   = dims.page_tokens/kSketchStripCells;
-    const int    per_stream = dims.pages_per_stream*per_page;
+    const int    per_stream = dims.pages_per_stream*(dims.page_tokens/kSketchStripCells);
 
     int n_cells_changed = 0;
-    stale.clear();
     for (int s = 0; s < dims.n_stream; ++s) {
         llama_edgekv_cells cells;
         tails[s].newest = -1;
@@ -207,31 +246,30 @@ void Hierarchy::sync(const llama_context * lctx, int n_stored) {
         stream_positions[s] = cells.pos;
 
         const int n_cells = (int) cells.n_cells;
-        for (int page = 0; now[s] != cells.now && page < dims.pages_per_stream; ++page) {
+        for (const int page : pages_to_look_at(lctx, s, cells)) {
             const int first = page*dims.page_tokens;
             const int end   = std::min(first + dims.page_tokens, n_cells);
-
-            uint64_t last = 0;
-            for (int c = first; c < end; ++c) {
-                last = std::max(last, cells.changed[c]);
-            }
-            if (last <= now[s]) {
-                continue;
-            }
 
             int32_t newest = -1;
             int32_t oldest = std::numeric_limits<int32_t>::max();
             bool    whole  = true;
+            bool    same   = true;
+            looked += end - first;
             for (int c = first; c < end; ++c) {
+                const bool is_new = cells.changed[c] > now[s];
                 if (cells.pos[c] >= 0) {
                     newest = std::max(newest, cells.pos[c]);
                     oldest = std::min(oldest, cells.pos[c]);
-                    whole  = whole && cells.changed[c] > now[s];
+                    whole  = whole && is_new;
                 }
-                if (cells.changed[c] > now[s]) {
-                    stale_bits[(size_t) s*per_stream + c/kSketchStripCells] = 1;
+                if (is_new) {
+                    mark_stale(s*per_stream + c/kSketchStripCells);
                     n_cells_changed += 1;
+                    same = false;
                 }
+            }
+            if (same) {
+                continue;
             }
             Tail & tail = tails[s];
             if (tail.newest < 0 || newest > page_newest[tail.newest]) {
@@ -252,18 +290,23 @@ void Hierarchy::sync(const llama_context * lctx, int n_stored) {
             }
         }
         now[s] = cells.now;
+    }
 
-        for (int strip = 0; strip < per_stream; ++strip) {
-            if (!stale_bits[(size_t) s*per_stream + strip]) {
-                continue;
-            }
-            uint32_t valid = 0;
-            for (int i = 0; i < kSketchStripCells; ++i) {
-                const int c = strip*kSketchStripCells + i;
-                valid |= c < n_cells && cells.pos[c] >= 0 ? 1u << i : 0;
-            }
-            stale.push_back({ s, strip, valid });
+    stale.clear();
+    for (size_t i = 0; sketches && i < stale_list.size(); ++i) {
+        const int       s         = stale_list[i]/per_stream;
+        const int       strip     = stale_list[i]%per_stream;
+        const int32_t * positions = stream_positions[s];
+        uint32_t        valid     = 0;
+        if (!positions) {
+            continue;
         }
+        looked += kSketchStripCells;
+        for (int j = 0; j < kSketchStripCells; ++j) {
+            const int c = strip*kSketchStripCells + j;
+            valid |= c < dims.n_cells && positions[c] >= 0 ? 1u << j : 0;
+        }
+        stale.push_back({ s, strip, valid });
     }
 
     if (n_published > 0) {
@@ -411,7 +454,8 @@ size_t Hierarchy::sketch_bytes() const {
 
 size_t Hierarchy::table_bytes() const {
     return prior.size()*sizeof(float) + estimated.size()*sizeof(float) + pins.size() + drops.size() + table.size()*sizeof(int32_t) +
-           (page_newest.size() + page_oldest.size())*sizeof(int32_t) + stale_bits.size() + slot_copied.size()*sizeof(Copied);
+           (page_newest.size() + page_oldest.size())*sizeof(int32_t) + stale_bits.size() + stale_list.capacity()*sizeof(int32_t) +
+           slot_copied.size()*sizeof(Copied);
 }
 
 }  // namespace edgekv

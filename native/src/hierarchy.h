@@ -50,12 +50,14 @@ public:
     // are stale now are left out. -1: out of memory.
     int count_wrong(const llama_context * lctx, const std::vector<Sketch> & own, const std::vector<SketchKeys> & keys, int & n_compared) const;
 
-    // Decoding thread, before a ubatch is computed: what changed since the call before. Pages that changed leave the table. `n_stored`:
-    // tokens whose rows nodes of ours will store, also in the arena where the table says so.
-    void sync(const llama_context * lctx, int n_stored);
+    // Decoding thread, before a ubatch is computed: what changed since the call before, at the cost of what changed. Pages that changed
+    // leave the table. `n_stored`: tokens whose rows nodes of ours will store, also in the arena where the table says so. `sketches`:
+    // the ubatch may build sketches; otherwise stale_strips() is empty, and what is stale stays so.
+    void sync(const llama_context * lctx, int n_stored, bool sketches);
+    uint64_t n_looked() const { return looked; }  // cells, in all calls of sync()
     void mark_all_stale();
     const std::vector<StaleStrip> & stale_strips() const { return stale; }
-    void sketches_are_true() { stale_bits.assign(stale_bits.size(), 0); }
+    void sketches_are_true();
     const std::vector<int32_t> & changed_pages() const { return changed; }
     void changes_delivered() { delivered = true; }
     bool only_tail_changed() const { return changed.size() <= 2; }
@@ -122,8 +124,12 @@ private:
     bool page_changed_since(const llama_context * lctx, int page, uint64_t time) const;
 
     std::vector<RowSketch> sketches;
-    std::vector<uint8_t> stale_bits;  // [stream][strip]
+    std::vector<uint8_t> stale_bits;  // [stream][strip]: in stale_list
+    std::vector<int32_t> stale_list;
     std::vector<StaleStrip> stale;
+
+    const std::vector<int32_t> & pages_to_look_at(const llama_context * lctx, int stream, const llama_edgekv_cells & cells);
+    void mark_stale(int strip);
 
     void drop_slot(int32_t & slot);
     void drop_page(int page);
@@ -149,6 +155,9 @@ private:
     std::vector<MirrorUpdate> mirror_updates;
 
     std::vector<uint64_t> now;        // [stream] clock time of the last sync
+    std::vector<llama_edgekv_range> ranges;
+    std::vector<int32_t> candidates;  // pages of a stream
+    uint64_t looked = 0;
     std::vector<const int32_t *> stream_positions;
     std::vector<int32_t> page_newest, page_oldest;
     std::vector<int32_t> changed;

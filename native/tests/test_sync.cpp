@@ -1,0 +1,176 @@
+// Hierarchy::sync() against one that looks at every cell, through random events; and that it looks at what changed only.
+#include "hierarchy.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <random>
+
+#include "fake_cells.h"
+
+using namespace edgekv;
+
+namespace {
+
+int g_failed = 0;
+
+void check(bool ok, const char * what, int seed, int step) {
+    if (!ok) {
+        std::printf("seed %d, step %d: %s\n", seed, step, what);
+        g_failed += 1;
+    }
+}
+
+HierarchyShape shape_of(int n_stream, int n_cells, int page_tokens) {
+    const int pages = (n_cells + page_tokens - 1)/page_tokens;
+
+    return { 2, 2, n_stream, n_cells, page_tokens, pages, n_stream*pages, 64 };
+}
+
+bool before(const StaleStrip & a, const StaleStrip & b) {
+    return a.stream != b.stream ? a.stream < b.stream : a.strip < b.strip;
+}
+
+std::vector<StaleStrip> sorted(std::vector<StaleStrip> strips) {
+    std::sort(strips.begin(), strips.end(), before);
+
+    return strips;
+}
+
+bool same(const StaleStrip & a, const StaleStrip & b) {
+    return a.stream == b.stream && a.strip == b.strip && a.valid == b.valid;
+}
+
+// a placement as prepare() makes it: tried, and rolled back
+void try_and_undo(FakeCells & cells, int first, int n) {
+    std::vector<uint64_t> times;
+    for (int c = first; c < first + n; ++c) {
+        times.push_back(cells.clock.get(c));
+        cells.clock.touch(c);
+    }
+    for (int c = first; c < first + n; ++c) {
+        cells.clock.set(c, times[c - first]);
+    }
+}
+
+void fuzz(int seed) {
+    std::mt19937 rng(seed);
+    const auto below = [&](int n) { return (int) (rng()%(unsigned) n); };
+
+    const int n_stream    = 1 + below(3);
+    const int page_tokens = 16 << below(3);
+    const int n_cells     = 256 + below(40)*16 + below(2)*8;
+    FakeCache cache(n_stream, FakeCells(n_cells));
+    Hierarchy ours, all;
+    ours.shape(shape_of(n_stream, n_cells, page_tokens));
+    all.shape(shape_of(n_stream, n_cells, page_tokens));
+
+    int32_t position = 0;
+    for (int step = 0; step < 300; ++step) {
+        FakeCells & cells = cache[below(n_stream)];
+        const int first = below(n_cells);
+        const int n     = 1 + below(std::min(n_cells - first, below(4) ? 40 : n_cells));
+        switch (below(12)) {
+            case 0: cells.clock.touch_all(); break;
+            case 1:  // more than the log holds
+                for (int i = 0; i < 1500; ++i) {
+                    cells.clock.touch(below(n_cells));
+                }
+                break;
+            case 2: try_and_undo(cells, first, n); break;
+            case 3:
+                for (int c = first; c < first + n; ++c) {
+                    cells.remove(c);
+                }
+                break;
+            case 4:
+                for (int c = first + n - 1; c >= first; c -= 1 + below(5)) {
+                    cells.clock.touch(c);
+                }
+                break;
+            case 5: break;
+            default:
+                try_and_undo(cells, first, n);
+                for (int c = first; c < first + n; ++c) {
+                    cells.store(c, position++);
+                }
+        }
+
+        const bool sketches = below(3) > 0;
+        g_uses_log = true;
+        ours.sync(as_context(cache), n, sketches);
+        g_uses_log = false;
+        all.sync(as_context(cache), n, sketches);
+
+        check(ours.changed_pages() == all.changed_pages(), "other pages changed", seed, step);
+        for (int s = 0; s < n_stream; ++s) {
+            const int pages = ours.dims.pages_per_stream;
+            check(std::equal(ours.newest(s), ours.newest(s) + pages, all.newest(s)), "another newest position", seed, step);
+            check(std::equal(ours.oldest(s), ours.oldest(s) + pages, all.oldest(s)), "another oldest position", seed, step);
+            for (int page = 0; page < pages; ++page) {  // and both are what the cells say
+                int32_t newest = -1;
+                for (int c = page*page_tokens; c < std::min((page + 1)*page_tokens, n_cells); ++c) {
+                    newest = std::max(newest, cache[s].pos[c]);
+                }
+                check(ours.newest(s)[page] == newest, "not the newest position", seed, step);
+            }
+        }
+        const auto a = sorted(ours.stale_strips()), b = sorted(all.stale_strips());
+        check(a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), same), "other strips are stale", seed, step);
+        check(sketches || a.empty(), "strips are named though nothing is sketched", seed, step);
+        if (sketches && below(2)) {
+            ours.sketches_are_true();
+            all.sketches_are_true();
+        }
+        if (below(20) == 0) {
+            ours.mark_all_stale();
+            all.mark_all_stale();
+        }
+        if (below(4)) {
+            ours.changes_delivered();
+            all.changes_delivered();
+        }
+    }
+}
+
+// cells that one decoded token looks at, in a cache of so many
+uint64_t looked_per_token(int n_cells, bool sketches) {
+    FakeCache cache(1, FakeCells(n_cells));
+    Hierarchy tiers;
+    tiers.shape(shape_of(1, n_cells, 16));
+    int position = 0;
+    for (; position < 200; ++position) {
+        cache[0].store(position, position);
+    }
+    tiers.sync(as_context(cache), 200, sketches);
+    tiers.sketches_are_true();
+
+    const uint64_t before = tiers.n_looked();
+    for (int i = 0; i < 64; ++i, ++position) {
+        try_and_undo(cache[0], position, 1);
+        cache[0].store(position, position);
+        tiers.sync(as_context(cache), 1, sketches);
+        if (sketches) {
+            tiers.sketches_are_true();
+        }
+    }
+
+    return (tiers.n_looked() - before)/64;
+}
+
+}  // namespace
+
+int main() {
+    for (int seed = 0; seed < 40; ++seed) {
+        fuzz(seed);
+    }
+    g_uses_log = true;
+    for (const bool sketches : { false, true }) {
+        const uint64_t few = looked_per_token(1 << 10, sketches), many = looked_per_token(1 << 20, sketches);
+        std::printf("cells looked at for a token, %s sketches: %llu of a thousand, %llu of a million\n", sketches ? "with" : "without",
+                    (unsigned long long) few, (unsigned long long) many);
+        check(few == many && many <= 128, "a token's work grows with the number of cells", 0, 0);
+    }
+    std::printf("%s\n", g_failed ? "FAILED" : "ok");
+
+    return g_failed != 0;
+}

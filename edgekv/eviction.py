@@ -56,7 +56,8 @@ def decide(shape: Shape, scores: np.ndarray | None, pins: np.ndarray | None, dro
         split: how the pages are divided over rows and heads.
         n_excess: cells that must be emptied in any case; the pages go whose best head values them least, pins last.
 
-    A page that no head keeps is freed. Of equal scores the newer page is kept, which is not the higher one: cells are used again.
+    A page that no head keeps is freed. Of the oldest page the cells stay in any case, though heads drop it as any other: a sequence that
+    is taken back to a position whose neighbours are gone must not be empty, because llama.cpp's server aborts at one. Of equal scores the newer page is kept, which is not the higher one: cells are used again.
     """
     used = np.flatnonzero(page_positions >= 0)
     used = used[np.argsort(page_positions[used], kind="stable")]  # the oldest first
@@ -75,11 +76,11 @@ def decide(shape: Shape, scores: np.ndarray | None, pins: np.ndarray | None, dro
     if not shape.n_existing_heads:
         best = np.zeros(len(used))  # nobody knows: the oldest go
     goes = best == -np.inf
-    goes[-1] = False
+    goes[[0, -1]] = False
     left = n_excess - int(page_cells[used[goes]].sum())
     if left > 0:
         order = np.argsort(np.where(goes, -np.inf, best), kind="stable")
-        order = order[~goes[order] & (order < len(used) - 1)]
+        order = order[~goes[order] & (order > 0) & (order < len(used) - 1)]
         before = np.cumsum(page_cells[used[order]]) - page_cells[used[order]]
         goes[order[before < left]] = True
 

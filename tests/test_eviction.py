@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.request
 
+import assistant
 import numpy as np
 import pytest
 from contexts import Context, attached
@@ -95,18 +96,19 @@ def test_nothing_goes_while_all_fits():
 
 def test_without_scores_the_oldest_go_by_position_and_not_by_place():
     losses = decide(positions=[100, 20, 90, 30, 80, 40, 70, 60], n_keep=3)
-    assert losses.freed.tolist() == [1, 3, 5, 7, 6] and not len(losses.dropped)
+    assert losses.freed.tolist() == [3, 5, 7, 6]
+    assert losses.dropped.tolist() == [1, 9, 17, 25], "the oldest of all by every head, and its cells stay"
 
 
 def test_heads_keep_different_pages_and_what_none_keeps_is_freed():
     scores = np.zeros(SHAPE.axes, np.float32)
     scores[0, 0, 2] = scores[0, 1, 3] = scores[1, :, 4] = 1
     losses = decide(scores, n_keep=2)  # and page 7, the newest
-    assert losses.freed.tolist() == [0, 1, 5, 6]
+    assert losses.freed.tolist() == [1, 5, 6]
     gone = np.zeros(SHAPE.axes, bool)
     gone.reshape(-1)[losses.dropped] = True
-    assert (~gone[0, 0]).nonzero()[0].tolist() == [0, 1, 2, 5, 6, 7], "freed pages are not dropped besides"
-    again = decide(scores, gone=gone.astype(np.uint8), positions=[-1, -1, 47, 63, 79, -1, -1, 127], n_keep=2)
+    assert (~gone[0, 0]).nonzero()[0].tolist() == [1, 2, 5, 6, 7], "freed pages are not dropped besides"
+    again = decide(scores, gone=gone.astype(np.uint8), positions=[15, -1, 47, 63, 79, -1, -1, 127], n_keep=2)
     assert not len(again.dropped) and not len(again.freed), "what is gone is gone"
 
 
@@ -116,9 +118,9 @@ def test_room_is_made_from_what_the_best_head_values_least_and_pins_go_last():
     pins = np.zeros(8, bool)
     pins[2] = True
     assert decide(scores, pins, n_excess=17).freed.tolist() == [3, 4], "whole pages, for 17 cells"
-    assert decide(scores, pins, n_excess=7 * 16).freed.tolist() == [0, 1, 2, 3, 4, 5, 6], "a bound is a bound; the newest stays"
+    assert decide(scores, pins, n_excess=7 * 16).freed.tolist() == [1, 2, 3, 4, 5, 6], "a bound is a bound; the first and the newest stay"
     assert decide(scores, pins, n_excess=16, cells=[16, 16, 16, 4, 4, 16, 16, 3]).freed.tolist() == [3, 4, 5]
-    assert decide(shape=Shape(0, 0, 8), n_excess=20).freed.tolist() == [0, 1], "nobody observes: the oldest"
+    assert decide(shape=Shape(0, 0, 8), n_excess=20).freed.tolist() == [1, 2], "nobody observes: the oldest but the first"
 
 
 def test_bounds_that_cannot_be_kept_are_refused():
@@ -262,6 +264,22 @@ def test_heads_keep_their_own_on_an_ordinary_context(synthetic):
         assert attended(run, 0, 0) == expected
 
 
+def test_a_sequence_that_is_taken_back_is_not_empty(synthetic):
+    """Whatever a policy wants of its beginning: to llama.cpp's server an empty sequence that should hold tokens is a reason to abort."""
+    for policy in ("recent", "h2o"):
+        options = evict(256, policy=policy, sink_tokens=0, recent_tokens=0)
+        with attached(synthetic("llama"), options, n_ctx=4096, n_seq=1, n_batch=64, n_ubatch=64) as (context, run):
+            chat = Chat(context, run)
+            for _ in range(16):
+                chat.feed(chat.tokens(64))
+            assert run.stats.n_freed > 700 and len(chat.positions()) <= 256
+            for position in (1000, 100):
+                chat.rewind(position)
+                assert llama_cpp.llama_memory_seq_pos_max(context.memory, 0) >= 15
+                assert np.isfinite(chat.feed(chat.tokens(1))).all()
+            assert set(range(16)) <= chat.positions()
+
+
 # ---- a hard bound ---------------------------------------------------------------------------------------------------------------
 
 
@@ -392,6 +410,32 @@ def test_random_events(synthetic, monkeypatch, seed: int, bounded: bool):
                 run.mode = "exact" if run.mode is KvMode.EVICT else "evict"
             run._tiering.hierarchy.check()
         assert run.stats.n_freed > 0 if bounded else n_checked > 0
+
+
+def test_a_cache_over_anothers_cells_is_left_alone(synthetic, tmp_path):
+    """A draft model attends what its target stored: none of it is the draft's to sketch, to observe or to free."""
+    path = assistant.write(tmp_path / "draft.gguf")
+    with attached(synthetic("gemma2"), evict(512), n_ctx=4096, **ONE) as (target, run):
+        with runtime.defaults(KvOptions(mode="exact")):
+            draft = assistant.draft_of(target, path, n_ctx=4096, **ONE)
+        guest = runtime.find(draft.address)
+        chat = Chat(target, run)
+        for n in (128, 128, 1):
+            chat.feed(chat.tokens(n))
+        before = run.cells.stream().positions.copy()
+        assert guest.cells.n_cells == 512 and (guest.cells.stream().positions == before).all(), "the same cells"
+
+        assert [layer.reason for layer in guest.layers if layer.hooked] == [] and guest.layers[0].reason == "reads the cache of another layer"
+        assert guest.memory().home_bytes == 0, "counted where it belongs"
+        assert native.free_pages(guest._native_handle(), np.arange(4)) == 0
+        draft.decode([270], [chat.position], [0])
+        assert guest.stats.n_steps_hooked == 0 and (run.cells.stream().positions == before).all()
+        draft.close()
+
+        with runtime.defaults(evict(512)):
+            draft = assistant.draft_of(target, path, n_ctx=4096, **ONE)
+        assert runtime.find(draft.address) is None, "it runs stock, and says so"
+        draft.close()
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------------------

@@ -51,6 +51,9 @@ struct llama_edgekv_access {
         return it == kv.map_layer_ids.end() ? nullptr : &kv.layers[it->second];
     }
 
+    // the cells, and K and V of some or all layers, are those of another context
+    static bool is_guest(const llama_kv_cache & kv) { return kv.other != nullptr; }
+
     static bool v_transposed(const llama_kv_cache & kv) { return kv.v_trans; }
 
     static const llama_kv_cells & cells(const llama_kv_cache & kv, uint32_t stream) { return kv.v_cells[stream]; }
@@ -328,7 +331,7 @@ bool llama_edgekv_get_layer(const llama_context * lctx, int il, llama_edgekv_lay
     if (!layer || !layer->k || !layer->v) {
         return true;
     }
-    if ((int) layer->il != il) {
+    if ((int) layer->il != il || llama_edgekv_access::is_guest(*kv)) {
         out->kind = LLAMA_EDGEKV_LAYER_SHARED;
         return true;
     }
@@ -367,11 +370,11 @@ int llama_edgekv_get_changed(const llama_context * lctx, uint32_t stream, uint64
 int llama_edgekv_free_cells(llama_context * lctx, uint32_t stream, const uint32_t * cells, int n) {
     auto * kv = llama_edgekv_access::cache(lctx);
 
-    return kv && stream < kv->get_n_stream() ? llama_edgekv_access::free_cells(*kv, stream, cells, n) : 0;
+    return kv && !llama_edgekv_access::is_guest(*kv) && stream < kv->get_n_stream() ? llama_edgekv_access::free_cells(*kv, stream, cells, n) : 0;
 }
 
 void llama_edgekv_allow_gaps(llama_context * lctx) {
-    if (auto * kv = llama_edgekv_access::cache(lctx)) {
+    if (auto * kv = llama_edgekv_access::cache(lctx); kv && !llama_edgekv_access::is_guest(*kv)) {
         llama_edgekv_access::gaps(*kv) = true;
     }
 }

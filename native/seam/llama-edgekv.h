@@ -98,7 +98,7 @@ enum llama_edgekv_layer_kind {
     LLAMA_EDGEKV_LAYER_SWA       = 1, // sliding window
     LLAMA_EDGEKV_LAYER_RECURRENT = 2,
     LLAMA_EDGEKV_LAYER_MLA       = 3, // compressed K without V
-    LLAMA_EDGEKV_LAYER_SHARED    = 4, // reads the cache of another layer
+    LLAMA_EDGEKV_LAYER_SHARED    = 4, // reads the cache of another layer, or has the cells of another context's
     LLAMA_EDGEKV_LAYER_NONE      = 5, // no KV cache, or a kind the seam does not know
 };
 
@@ -148,7 +148,7 @@ LLAMA_API int llama_edgekv_get_changed(
         const struct llama_context * lctx, uint32_t stream, uint64_t since, struct llama_edgekv_range * out, int capacity);
 
 // Empties cells of a stream of the plain cache; those that are empty already are left out. Returns how many. Tokens in other caches of
-// the context (sliding windows) stay. Call it on the thread that decodes, or while nothing is decoding.
+// the context (sliding windows) stay; cells of another context, which a draft model's may share, are never emptied. Call it on the thread that decodes, or while nothing is decoding.
 LLAMA_API int llama_edgekv_free_cells(struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n);
 
 // From now on a batch may begin behind a position that is missing in its sequence: cells of the plain cache will be freed.

@@ -91,9 +91,10 @@ class _Model:
     def tensor(self, name: str, values: np.ndarray, dtype: str) -> None:
         self.gguf.add_tensor(name, np.ascontiguousarray(values, dtype={"f16": np.float16, "f32": np.float32}[dtype]))
 
-    def qkv(self, block: str, bias: bool = False) -> None:
+    def qkv(self, block: str, bias: bool = False, n_head_kv: int | None = None) -> None:
         s = self.shape
-        for part, n_head in (("q", s.n_head), ("k", s.n_head_kv), ("v", s.n_head_kv)):
+        n_head_kv = n_head_kv or s.n_head_kv
+        for part, n_head in (("q", s.n_head), ("k", n_head_kv), ("v", n_head_kv)):
             self.matrix(f"{block}.attn_{part}.weight", n_head * s.head_dim, s.n_embd, s.attn_gain if part != "v" else 1.0)
             if bias:
                 self.vector(f"{block}.attn_{part}.bias", n_head * s.head_dim)
@@ -158,6 +159,19 @@ def llama(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
         block = f"blk.{il}"
         m.norm(f"{block}.attn_norm", shape.n_embd)
         m.qkv(block)
+        m.norm(f"{block}.ffn_norm", shape.n_embd)
+        m.ffn(block)
+    return m.finish()
+
+
+def deci(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
+    """Plain attention, but odd layers have a KV head for each query head."""
+    n_head_kv = [shape.n_head if il % 2 else shape.n_head_kv for il in range(shape.n_layer)]
+    m = _decoder(path, "deci", shape, seed, n_head_kv=n_head_kv)
+    for il in range(shape.n_layer):
+        block = f"blk.{il}"
+        m.norm(f"{block}.attn_norm", shape.n_embd)
+        m.qkv(block, n_head_kv=n_head_kv[il])
         m.norm(f"{block}.ffn_norm", shape.n_embd)
         m.ffn(block)
     return m.finish()
@@ -324,12 +338,12 @@ def _decoder(
 
 
 KINDS: dict[str, Callable[..., Path]] = {
-    "llama": llama, "qwen3": qwen3, "gemma2": gemma2, "gpt-oss": gpt_oss, "lfm2": lfm2, "mamba": mamba, "bert": bert,
+    "llama": llama, "deci": deci, "qwen3": qwen3, "gemma2": gemma2, "gpt-oss": gpt_oss, "lfm2": lfm2, "mamba": mamba, "bert": bert,
     "vocabulary": vocabulary,
 }
 """Every kind by name."""
 
-GENERATES_TEXT = ("llama", "qwen3", "gemma2", "gpt-oss", "lfm2", "mamba")
+GENERATES_TEXT = ("llama", "deci", "qwen3", "gemma2", "gpt-oss", "lfm2", "mamba")
 
 
 def write(kind: str, path: Path, seed: int = 0, **sizes: object) -> Path:

@@ -170,6 +170,16 @@ def test_a_budget_that_is_too_small_is_refused(synthetic):
         open_model(synthetic("llama"), kv_vram=1000)
 
 
+def test_what_is_refused_takes_no_memory(synthetic):
+    """The staging buffer is there before it shows that the rest has no room."""
+    options = KvOptions(device="emulated", mode="exact", kv_vram=1000)
+    with attached(synthetic("llama"), options, n_ctx=256, n_seq=1, n_threads=1) as (context, run):
+        handle = core.find(context.address)
+        assert run is None and isinstance(core.device_problem(handle), DoesNotFit) and device.plane(handle) is None
+        memory = core.memory(handle)
+        assert (memory.workspace_bytes, memory.device_bytes) == (0, 0)
+
+
 def test_a_model_that_cannot_be_served_is_refused(synthetic):
     with pytest.raises(EdgeKVError, match="none of its layers can be served"):
         open_model(synthetic("mamba"))

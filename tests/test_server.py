@@ -6,10 +6,12 @@ import importlib
 import os
 import signal
 import socket
+import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import openai
 import pytest
@@ -54,6 +56,22 @@ def test_starts_and_stops_again_and_again(tiny, capfd):
         server.stop()  # twice is fine
     out, err = capfd.readouterr()
     assert (out, err) == ("", ""), "the server's log belongs into its file"
+
+
+def test_arguments_are_a_c_programs(monkeypatch):
+    """argv[argc] is null, as C promises a main function."""
+    from edgekv._native import _server, server
+
+    seen = []
+
+    class Lib:
+        @staticmethod
+        def edgekv_server_run(argc, argv) -> int:
+            seen[:] = [_server.ffi.string(argv[i]).decode() for i in range(argc)] + [argv[argc] == _server.ffi.NULL]
+            return 0
+
+    monkeypatch.setitem(sys.modules, "edgekv._native._server", SimpleNamespace(ffi=_server.ffi, lib=Lib))
+    assert server.run(["llama-server", "--port", "1"]) == 0 and seen == ["llama-server", "--port", "1", True]
 
 
 def test_standard_error_comes_back(tiny, capfd):

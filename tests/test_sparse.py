@@ -70,6 +70,28 @@ def exact_and_its_spread(llama: Llama, steps) -> tuple[np.ndarray, float]:
 # ---- with an unlimited budget it is exact ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("where", [(-1, 0, 0), (2, 0, 0), (0, -1, 0), (0, 2, 0), (0, 0, -1), (0, 0, 16)])
+def test_pages_of_what_there_is_not_are_refused(synthetic, where):
+    with attached(synthetic("llama"), KvOptions(**ALL), n_seq=1) as (context, run):
+        handle = run._native_handle()
+        context.decode(range(260, 350), range(90), [0] * 90)
+        context.decode([270], [90], [0])
+        with pytest.raises(ConfigError, match="there is no query token .* of KV head .* in row"):
+            hierarchy.last_pages(handle, *where)
+        assert hierarchy.last_pages(handle, 1, 1).tolist() == list(range(6))
+        assert not len(hierarchy.last_pages(handle, 1, 1, 15)), "the step had one token"
+
+
+def test_layers_may_differ_in_kv_heads(synthetic):
+    """One of 32 KV heads between two of 8: what a layer counts is nowhere where another keeps its estimates, -inf for what is empty."""
+    with attached(synthetic("deci", n_layer=3, n_head=32, n_head_kv=8), KvOptions(**ALL), n_seq=1) as (context, run):
+        context.decode(range(260, 350), range(90), [0] * 90)
+        for i in range(24):
+            context.decode([270 + i], [90 + i], [0])
+        n_steps = run.layer_selection()["n_steps"]
+        assert [n_steps[row, : layer.n_head_kv].tolist() for row, layer in enumerate(run.layers)] == [[24] * 8, [24] * 32, [24] * 8]
+
+
 @pytest.mark.parametrize(("kind", "shape", "types"), [
     ("llama", {}, {}), ("llama", {"head_dim": 80}, {}), ("llama", {"head_dim": 128, "n_head": 5, "n_head_kv": 1}, {}),
     ("llama", {"head_dim": 256}, {"type_k": "q8_0", "type_v": "q8_0"}), ("llama", {"head_dim": 96}, {"type_k": "q8_0"}),

@@ -108,10 +108,12 @@ def free_pages(handle: Handle, pages: np.ndarray) -> int:
 
 
 def last_pages(handle: Handle, row: int, head: int, token: int = 0) -> np.ndarray:
-    """int32 [n]: the pages that the last step attended, ascending."""
-    n = lib.edgekv_last_pages(handle, row, head, token, ffi.NULL, 0)
-    pages = np.zeros(n, np.int32)
-    lib.edgekv_last_pages(handle, row, head, token, ffi.from_buffer("int32_t *", pages), n)
+    """int32 [n]: the pages that a query token of the last step attended in one KV head, ascending; none where the step had no such token
+    or did not select. Raises ConfigError for a row, head or token that there cannot be."""
+    n = ffi.new("int *")
+    _check(lib.edgekv_last_pages(handle, row, head, token, ffi.NULL, 0, n))
+    pages = np.zeros(n[0], np.int32)
+    _check(lib.edgekv_last_pages(handle, row, head, token, ffi.from_buffer("int32_t *", pages), len(pages), n))
     return pages
 
 

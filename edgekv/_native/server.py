@@ -15,7 +15,7 @@ def run(argv: list[str]) -> int:
     from edgekv._native._server import ffi, lib
 
     kept = [ffi.new("char[]", argument.encode()) for argument in argv]
-    code = lib.edgekv_server_run(len(kept), ffi.new("char *[]", kept))
+    code = lib.edgekv_server_run(len(kept), ffi.new("char *[]", [*kept, ffi.NULL]))
     if code == THREW:
         raise EdgeKVError(f"the server ended by an exception: {ffi.string(lib.edgekv_server_error()).decode()}")
     return code

@@ -110,7 +110,7 @@ typedef enum {
     EDGEKV_LAYER_SWA          = 3,  /* sliding window: its cache is short already */
     EDGEKV_LAYER_RECURRENT    = 4,
     EDGEKV_LAYER_MLA          = 5,
-    EDGEKV_LAYER_SHARED       = 6,  /* reads another layer's cache */
+    EDGEKV_LAYER_SHARED       = 6,  /* reads another layer's cache, or shares another context's cells */
     EDGEKV_LAYER_V_TRANSPOSED = 7,  /* flash attention is off */
     EDGEKV_LAYER_ALIBI        = 8,
     EDGEKV_LAYER_HEAD_DIM     = 9,  /* no kernel for this head size */
@@ -396,8 +396,10 @@ EDGEKV_API int edgekv_device_count(edgekv_device_kind kind); /* 0 where the buil
 EDGEKV_API edgekv_status edgekv_get_device_info(edgekv_device_kind kind, int index, edgekv_device_info * out);
 EDGEKV_API edgekv_status edgekv_measure_rates(edgekv_device_kind kind, int index, edgekv_rates * out); /* about a second */
 
-/* The pages of the last step: of one row, KV head and query token; at most `capacity` are written, their number is returned. */
-EDGEKV_API int edgekv_last_pages(const edgekv_context * ctx, int row, int head, int token, int32_t * pages, int capacity);
+/* The pages of the last step: of one row, KV head and query token of stream 0; n_pages is their number, and at most `capacity` are
+   written. None where the step had no such token or did not select. EDGEKV_INVALID for a row, head or token that there cannot be. */
+EDGEKV_API edgekv_status edgekv_last_pages(const edgekv_context * ctx, int row, int head, int token, int32_t * pages, int capacity,
+                                           int * n_pages);
 
 EDGEKV_API int edgekv_n_layer(const edgekv_context * ctx);
 EDGEKV_API edgekv_status edgekv_get_layer(const edgekv_context * ctx, int il, edgekv_layer * out);

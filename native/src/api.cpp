@@ -508,6 +508,7 @@ edgekv_memory edgekv_get_memory(const edgekv_context * ctx) {
             out.workspace_bytes += lists.pages.size() + lists.n_pages.size() + lists.covered.size();
         }
     }
+    out.workspace_bytes  += ctx->staging.bytes();
     out.observation_bytes = ctx->observation.size();
     out.sketch_bytes      = ctx->hierarchy.sketch_bytes();
     out.arena_bytes       = ctx->hierarchy.arena_bytes();

@@ -218,31 +218,34 @@ edgekv_limits edgekv_get_limits(const edgekv_context * ctx) {
              (int) llama_n_ubatch(ctx->lctx) };
 }
 
-int edgekv_last_pages(const edgekv_context * ctx, int row, int head, int token, int32_t * pages, int capacity) {
-    if (ctx->plane && row >= 0 && row < ctx->n_rows) {
-        for (const auto & layer : ctx->layers) {
-            if (layer->info.row == row && head < layer->info.n_head_kv) {
-                int n = 0;
-                const int32_t * found = ctx->plane->last_pages(row, token*layer->info.n_head_kv + head, n);
-                std::memcpy(pages, found, found ? std::min(n, capacity)*sizeof(int32_t) : 0);
-                return n;
-            }
-        }
-        return 0;
+edgekv_status edgekv_last_pages(const edgekv_context * ctx, int row, int head, int token, int32_t * pages, int capacity, int * n_pages) {
+    const Layer * layer = nullptr;
+    for (const auto & other : ctx->layers) {
+        layer = row >= 0 && other->info.row == row ? other.get() : layer;
     }
-    for (const auto & layer : ctx->layers) {
-        if (layer->info.row != row || row < 0 || layer->lists[0].n_tokens <= token || head >= layer->info.n_head_kv) {
-            continue;
-        }
-        const auto & lists = layer->lists[0];
-        const int    list  = token*layer->info.n_head_kv + head;
-        const int    n     = reinterpret_cast<const int32_t *>(lists.n_pages.data())[list];
-        std::memcpy(pages, lists.pages.data() + (size_t) list*ctx->pages_per_stream*sizeof(int32_t),
-                    std::min(n, capacity)*sizeof(int32_t));
-        return n;
+    if (!layer || head < 0 || head >= layer->info.n_head_kv || token < 0 || token >= kMaxQueryTokens) {
+        return fail(EDGEKV_INVALID, "there is no query token " + std::to_string(token) + " of KV head " + std::to_string(head) +
+                                    " in row " + std::to_string(row));
+    }
+    if (!n_pages || capacity < 0 || (capacity > 0 && !pages)) {
+        return fail(EDGEKV_INVALID, "edgekv_last_pages needs a place for the number of pages, and one for as many as its capacity");
     }
 
-    return 0;
+    const int       list  = token*layer->info.n_head_kv + head;
+    const auto &    lists = layer->lists[0];
+    const int32_t * found = nullptr;
+    *n_pages = 0;
+    if (ctx->plane) {
+        found = ctx->plane->last_pages(row, list, *n_pages);
+    } else if (token < lists.n_tokens) {
+        found    = reinterpret_cast<const int32_t *>(lists.pages.data()) + (size_t) list*ctx->pages_per_stream;
+        *n_pages = reinterpret_cast<const int32_t *>(lists.n_pages.data())[list];
+    }
+    if (found) {
+        std::copy_n(found, std::min(*n_pages, capacity), pages);
+    }
+
+    return EDGEKV_OK;
 }
 
 // ---- checks ------------------------------------------------------------------------------------------------------------------

@@ -130,8 +130,8 @@ struct edgekv_context {
 
     // on a device
     const edgekv::DeviceLibrary * library = nullptr;
+    edgekv::Staging staging;  // before the plane, which waits for what is under way into it before either is freed
     std::unique_ptr<edgekv::Plane> plane;
-    edgekv::Staging staging;
     std::string problem;
     edgekv_status problem_status = EDGEKV_OK;
     // of the graph that runs: recorded CUDA graphs are replayed without calling the nodes

@@ -11,8 +11,9 @@ namespace {
 
 enum SelectSource { SELECT_Q, SELECT_K, SELECT_MASK, SELECT_K_IDXS, SELECT_SINKS, N_SELECT_SOURCES };
 
-// The sizes of one stream's selection and its workspace: arrivals [KV head], estimates [token][query head][stride], then for each
-// thread a prepared query, the scratch of select_pages() and what a token sees.
+// The sizes of one stream's selection and its workspace, which all layers use in turn: arrivals [KV head], as many as any layer has, so
+// that none lies where another layer keeps numbers, zero between runs; estimates [token][query head][stride]; then for each thread a
+// prepared query, the scratch of select_pages() and what a token sees.
 struct SelectPlan {
     SelectPlan(const Layer & layer, const ggml_tensor * q, const ggml_tensor * k, int n_threads) {
         const edgekv_context & ctx = *layer.owner;
@@ -27,7 +28,7 @@ struct SelectPlan {
         kind      = ctx.params.mode == EDGEKV_MODE_EVICT ? SketchKind::none : (SketchKind) ctx.params.selection.sketch;
 
         stride           = (size_t) n_blocks*kSketchBlockStrips;
-        estimates_offset = align64((size_t) n_head_kv*sizeof(std::atomic<int>));
+        estimates_offset = align64((size_t) ctx.n_heads*sizeof(std::atomic<int>));
         threads_offset   = estimates_offset + align64((size_t) n_tokens*n_head_kv*group*stride*sizeof(float));
         scratch_offset   = kind == SketchKind::none ? 0 : align64(sketch_query_bytes(kind, layer.info.head_dim, group));
         standing_offset  = scratch_offset + align64(select_scratch_bytes(n_pages, per_page, group));
@@ -283,8 +284,6 @@ ggml_tensor * build_select(edgekv_context & ctx, Layer & layer, const llama_edge
             !lists.covered.reserve(n_lists*plan.group*sizeof(float))) {
             return nullptr;
         }
-        // a layout of other sizes may have left its numbers here
-        ctx.select_workspaces[s].zero(0, plan.estimates_offset);
     }
 
     layer.leads      = !ctx.leader_built;

@@ -104,6 +104,7 @@ bool edgekv_context::place() {
         problem        = why;
         problem_status = status;
         plane.reset();
+        staging.release();
         hierarchy.return_from_plane();
         llama_edgekv_invalidate_graph(lctx);
         if (!reserve_host()) {

@@ -5,12 +5,19 @@
 namespace edgekv {
 
 Staging::~Staging() {
+    release();
+}
+
+void Staging::release() {
     if (buffer) {
         ggml_backend_buffer_free(buffer);
     }
     if (context) {
         ggml_free(context);
     }
+    buffer  = nullptr;
+    context = nullptr;
+    count   = 0;
 }
 
 size_t Staging::bytes(const ggml_tensor * k, const ggml_tensor * v, int n_buffers) {

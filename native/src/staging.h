@@ -18,6 +18,7 @@ public:
 
     // Room for n_buffers (1 or 2) layers with the shapes of these tensors, the widest of the context. false: out of memory
     bool reserve(ggml_backend_buffer_type_t buft, const ggml_tensor * k, const ggml_tensor * v, int n_buffers);
+    void release();
     static size_t bytes(const ggml_tensor * k, const ggml_tensor * v, int n_buffers);
 
     int n_buffers() const { return count; }

@@ -147,7 +147,8 @@ class Runtime:
 
     @property
     def mode(self) -> KvMode:
-        """How the next step attends. Setting it to exact or off is allowed from any thread, to sparse only while nothing decodes."""
+        """How the next step attends. It is set by the thread that decodes, in an observer, or by any thread while nothing decodes; raises
+        ConfigError while another thread computes a step, and DoesNotFit where there is no memory."""
         return core.get_params(self._native_handle())[0]
 
     @mode.setter
@@ -164,7 +165,7 @@ class Runtime:
 
     @property
     def observe(self) -> bool:
-        """Whether attention mass is kept."""
+        """Whether attention mass is kept, from the next step on. It may be set from any thread."""
         return core.get_params(self._native_handle())[2]
 
     @observe.setter
@@ -183,7 +184,7 @@ class Runtime:
 
     def configure(self, options: KvOptions) -> None:
         """Change everything but the page size and the cache types, from the next step on. The policy begins anew where it, what it
-        is fed or the prefetch changes. Only while nothing decodes. Raises ConfigError, or DoesNotFit where there is no memory."""
+        is fed or the prefetch changes. Set as `mode` is: raises ConfigError while another thread decodes, or DoesNotFit where there is no memory."""
         handle, before = self._native_handle(), self._options
         if options.page_tokens != self.page_tokens:
             raise ConfigError(f"the pages of this context have {self.page_tokens} tokens; only a new context can have {options.page_tokens}")

@@ -19,6 +19,8 @@ from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.runtime import Runtime
 from edgekv.vocab import KvMode
 
+from edgekv._native import core  # after edgekv.runtime, which puts the libraries in place
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -61,6 +63,41 @@ def test_contexts_are_independent(synthetic):
         assert first.stats.n_steps_hooked == 20 and second.stats.n_steps_hooked == 0
     for i in range(2):
         np.testing.assert_array_equal(np.array(expected[i]), np.array(found[i]))
+
+
+def test_the_mode_belongs_to_the_thread_that_decodes(synthetic):
+    """While a step is computed or looked at nobody else may change how the next one attends; its own thread may, and anybody before."""
+    refused = []
+
+    def change(run: Runtime) -> None:
+        for act in (lambda: setattr(run, "mode", "sparse"), lambda: run.configure(run.options.with_(mode="sparse", attend="50%"))):
+            try:
+                act()
+            except ConfigError as error:
+                refused.append(str(error))
+
+    def elsewhere(run: Runtime) -> None:
+        thread = threading.Thread(target=change, args=(run,))
+        thread.start()
+        thread.join()
+
+    with attached(synthetic("llama"), KvOptions(mode="exact"), n_seq=1) as (context, run):
+        context.decode(range(260, 340), range(80), [0] * 80)
+        run.observers.append(lambda step: elsewhere(run))
+        context.decode([270], [80], [0])
+        assert len(refused) == 2 and all("decodes on another thread" in sentence for sentence in refused)
+        assert run.mode is KvMode.EXACT and run.options.mode is KvMode.EXACT and run.options.attend == KvOptions().attend
+
+        run.observers.clear()
+        run.observers.append(lambda step: setattr(run, "mode", "off"))
+        context.decode([271], [81], [0])
+        assert run.mode is KvMode.OFF and core.counters(run._native_handle()).n_hooked == 2
+        run.observers.clear()
+        context.decode([272], [82], [0])
+        assert core.counters(run._native_handle()).n_hooked == 2, "from the next step on"
+
+        elsewhere(run)
+        assert len(refused) == 2 and run.mode is KvMode.SPARSE, "nothing decodes"
 
 
 def test_memory_report_counts_what_is_there(synthetic):

@@ -12,8 +12,11 @@
  * "step": until the step callback returns; "context": until the detached callback of its handle.
  *
  * Threads. A llama_context is decoded by one thread at a time, as upstream demands. Callbacks run on that thread (or on the one that
- * creates or frees the context). edgekv_set_mode() and edgekv_set_observe() may be called from any thread and take effect at the
- * next ubatch, except that the first change to mode sparse allocates and belongs to the decoding thread. Every other function that takes a handle belongs to the decoding thread, or to any thread while nothing decodes.
+ * creates or frees the context). edgekv_set_observe() may be called from any thread and takes effect at the next ubatch. Every other
+ * function that takes a handle belongs to the decoding thread, which is in the step callback or between two ubatches, or to any thread
+ * while nothing decodes. Those that change what is attended, edgekv_set_mode() and edgekv_set_selection(), allocate and may wait for a
+ * device; from another thread they are refused with EDGEKV_INVALID while a ubatch is under way. Between the ubatches of one
+ * llama_decode() nobody can see that, and the caller must.
  * The graph nodes run on the threads of ggml's compute pool and touch no caller.
  *
  * Errors. A function that can fail returns an edgekv_status; edgekv_last_error() then gives the sentence, per thread. Nothing throws,
@@ -339,7 +342,9 @@ EDGEKV_API void edgekv_detach(edgekv_context * ctx);
 EDGEKV_API edgekv_context * edgekv_find(const struct llama_context * lctx); /* null: not attached */
 EDGEKV_API struct llama_context * edgekv_llama(const edgekv_context * ctx);
 
+/* How ubatches attend from the next one on. Decoding thread. */
 EDGEKV_API edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode);
+/* From the next ubatch on. Any thread. */
 EDGEKV_API edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe, bool observe_prompts);
 /* The step callback comes after every so many ubatches that the hook attended, and after each other one, each prompt-sized one, and
    where a context has fewer cells than tokens each that leaves less room than the largest batch needs; 1 at first. Counting and summing up begin anew. Decoding thread. */

@@ -123,6 +123,7 @@ void on_freed(llama_context * lctx) {
 
 void on_ubatch_begin(llama_context * lctx, int n_tokens) {
     if (edgekv_context * ctx = find_active(lctx)) {
+        ctx->decoder.store(this_thread_name(), std::memory_order_release);
         ctx->begin_ubatch(n_tokens);
     }
 }
@@ -133,12 +134,12 @@ void on_ubatch_end(llama_context * lctx, bool ok) {
         return;
     }
 
-    if (!ctx->end_ubatch(ok)) {
-        return;
+    if (ctx->end_ubatch(ok)) {
+        if (const auto callbacks = current_callbacks(); callbacks.step) {
+            callbacks.step(ctx, callbacks.user);
+        }
     }
-    if (const auto callbacks = current_callbacks(); callbacks.step) {
-        callbacks.step(ctx, callbacks.user);
-    }
+    ctx->decoder.store(nullptr, std::memory_order_release);
 }
 
 bool on_build_store(llama_context * lctx, const llama_edgekv_store * args) {
@@ -199,6 +200,21 @@ Isa selected_isa() {
 
 bool hooks_enabled() {
     return g_enabled.load(std::memory_order_acquire);
+}
+
+const void * this_thread_name() {
+    static thread_local char name;
+
+    return &name;
+}
+
+edgekv_status check_thread(const edgekv_context * ctx) {
+    if (ctx->decodes_elsewhere()) {
+        return fail(EDGEKV_INVALID, "this context decodes on another thread; what it attends is changed between two decodes, or by the "
+                                    "decoding thread in its step callback");
+    }
+
+    return EDGEKV_OK;
 }
 
 }  // namespace edgekv
@@ -341,6 +357,9 @@ llama_context * edgekv_llama(const edgekv_context * ctx) {
 }
 
 edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode) {
+    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
+        return status;
+    }
     edgekv_params params = ctx->params;
     params.mode = mode;
     if (const edgekv_status status = check_params(params); status != EDGEKV_OK) {

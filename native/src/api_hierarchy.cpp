@@ -30,6 +30,9 @@ edgekv_status check_selection(const edgekv_selection & s) {
 }  // namespace edgekv
 
 edgekv_status edgekv_set_selection(edgekv_context * ctx, const edgekv_selection * selection) {
+    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
+        return status;
+    }
     if (const edgekv_status status = check_selection(*selection); status != EDGEKV_OK) {
         return status;
     }

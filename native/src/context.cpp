@@ -178,6 +178,12 @@ bool edgekv_context::selects(const Layer & layer, int n_cells_view) const {
            n_cells_view > params.selection.min_tokens;
 }
 
+bool edgekv_context::decodes_elsewhere() const {
+    const void * thread = decoder.load(std::memory_order_acquire);
+
+    return thread && thread != this_thread_name();
+}
+
 void edgekv_context::begin_ubatch(int n_tokens_ubatch) {
     n_tokens = n_tokens_ubatch;
     n_ubatch += 1;

@@ -49,6 +49,7 @@ struct SelectTally {
 
 Isa selected_isa();
 bool hooks_enabled();
+const void * this_thread_name();  // another for each thread that lives
 
 }  // namespace edgekv
 
@@ -85,9 +86,13 @@ struct edgekv_context {
     float * mass_max(const edgekv::Layer & layer, int stream) const;
     float * mass_sum(const edgekv::Layer & layer, int stream) const;
 
+    // whether a ubatch is under way on another thread than this: then nothing of the decoding thread's may be touched
+    bool decodes_elsewhere() const;
+
     llama_context * const lctx;
     edgekv_params params;
 
+    std::atomic<const void *> decoder{nullptr};  // this_thread_name() from a ubatch's begin to the end of its step callback
     std::atomic<edgekv_mode> wanted_mode;
     std::atomic<bool> wanted_observe;
     std::atomic<bool> wanted_observe_prompts;

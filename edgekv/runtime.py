@@ -184,7 +184,8 @@ class Runtime:
 
     def configure(self, options: KvOptions) -> None:
         """Change everything but the page size and the cache types, from the next step on. The policy begins anew where it, what it
-        is fed or the prefetch changes. Set as `mode` is: raises ConfigError while another thread decodes, or DoesNotFit where there is no memory."""
+        is fed or the prefetch changes. Set it as `mode`: raises ConfigError while another thread computes a step, and DoesNotFit where
+        there is no memory."""
         handle, before = self._native_handle(), self._options
         if options.page_tokens != self.page_tokens:
             raise ConfigError(f"the pages of this context have {self.page_tokens} tokens; only a new context can have {options.page_tokens}")

@@ -370,7 +370,11 @@ int llama_edgekv_get_changed(const llama_context * lctx, uint32_t stream, uint64
 int llama_edgekv_free_cells(llama_context * lctx, uint32_t stream, const uint32_t * cells, int n) {
     auto * kv = llama_edgekv_access::cache(lctx);
 
-    return kv && !llama_edgekv_access::is_guest(*kv) && stream < kv->get_n_stream() ? llama_edgekv_access::free_cells(*kv, stream, cells, n) : 0;
+    if (!kv || llama_edgekv_access::is_guest(*kv) || stream >= kv->get_n_stream()) {
+        return 0;
+    }
+
+    return llama_edgekv_access::free_cells(*kv, stream, cells, n);
 }
 
 void llama_edgekv_allow_gaps(llama_context * lctx) {

@@ -148,7 +148,8 @@ LLAMA_API int llama_edgekv_get_changed(
         const struct llama_context * lctx, uint32_t stream, uint64_t since, struct llama_edgekv_range * out, int capacity);
 
 // Empties cells of a stream of the plain cache; those that are empty already are left out. Returns how many. Tokens in other caches of
-// the context (sliding windows) stay; cells of another context, which a draft model's may share, are never emptied. Call it on the thread that decodes, or while nothing is decoding.
+// the context (sliding windows) stay, and so do cells that belong to another context, as a draft model's may. Call it on the thread that
+// decodes, or while nothing is decoding.
 LLAMA_API int llama_edgekv_free_cells(struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n);
 
 // From now on a batch may begin behind a position that is missing in its sequence: cells of the plain cache will be freed.

@@ -57,7 +57,8 @@ def decide(shape: Shape, scores: np.ndarray | None, pins: np.ndarray | None, dro
         n_excess: cells that must be emptied in any case; the pages go whose best head values them least, pins last.
 
     A page that no head keeps is freed. Of the oldest page the cells stay in any case, though heads drop it as any other: a sequence that
-    is taken back to a position whose neighbours are gone must not be empty, because llama.cpp's server aborts at one. Of equal scores the newer page is kept, which is not the higher one: cells are used again.
+    is taken back to a position whose neighbours are gone must not be empty, because llama.cpp's server aborts at one. Of equal
+    scores the newer page is kept, which is not the higher one: cells are used again.
     """
     used = np.flatnonzero(page_positions >= 0)
     used = used[np.argsort(page_positions[used], kind="stable")]  # the oldest first

@@ -3,6 +3,22 @@
 
 namespace edgekv::gpu::emulator {
 
+namespace {
+
+// whether the stream that began a recording waited for all that the others did in it
+bool is_joined(const Capture & capture) {
+    const Known & joined = capture.streams.at(capture.origin);
+    for (const auto & [stream, known] : capture.streams) {
+        const auto own = known.find(stream), seen = joined.find(stream);
+        if (own != known.end() && (seen == joined.end() || seen->second < own->second)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+}  // namespace
+
 bool capture_begin(void * stream, uint64_t id) {
     std::lock_guard<std::recursive_mutex> guard(lock());
     StreamState * s = find_stream(stream);
@@ -15,6 +31,7 @@ bool capture_begin(void * stream, uint64_t id) {
     s->capture = std::make_shared<Capture>();
     s->capture->id = id;
     s->capture->origin = stream;
+    s->capture->streams[stream];
     return true;
 }
 
@@ -25,13 +42,23 @@ void * capture_end(void * stream) {
         fail("the stream does not record a graph");
         return nullptr;
     }
-    Capture * graph = new Capture(*s->capture);
     const std::shared_ptr<Capture> ended = s->capture;
+    ended->ended = true;
     for (auto & [handle, other] : queues().streams) {
         if (other.capture == ended) {
             other.capture = nullptr;
         }
     }
+    if (!ended->spoilt.empty()) {
+        fail("the graph cannot be recorded: " + ended->spoilt);
+        return nullptr;
+    }
+    if (!is_joined(*ended)) {
+        fail("the graph cannot be recorded: a stream that was forked from it was not joined again");
+        return nullptr;
+    }
+    Capture * graph = new Capture(*ended);
+    ended->operations.clear();  // their tickets hold it
     queues().graphs.insert(graph);
     return graph;
 }
@@ -44,7 +71,7 @@ bool graph_launch(void * graph, void * stream) {
     }
     for (const Operation & operation : static_cast<Capture *>(graph)->operations) {
         if (operation.run) {
-            push(*s, operation);  // the recorded order satisfies the events inside
+            push(stream, *s, operation);  // the recorded order satisfies the events inside
         }
     }
     return true;

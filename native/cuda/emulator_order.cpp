@@ -69,8 +69,11 @@ bool event_record(Event event, Stream stream) {
     }
     e->newest = std::make_shared<Ticket>();
     e->newest->stream  = stream;
-    e->newest->capture = s->capture ? s->capture->id : 0;
-    push(*s, Operation{{}, e->newest, nullptr});
+    e->newest->capture = s->capture;
+    if (s->capture) {
+        e->newest->known = s->capture->streams[stream];
+    }
+    push(stream, *s, Operation{{}, e->newest, nullptr});
     return true;
 }
 
@@ -84,21 +87,26 @@ bool event_wait(Stream stream, Event event) {
     if (!e->newest) {
         return true;
     }
-    StreamState * from = e->newest->capture ? find_stream(e->newest->stream) : nullptr;
-    if (from && from->capture && from->capture->id == e->newest->capture) {
-        if (s->capture && s->capture != from->capture) {
-            return fail("the event belongs to another graph that is being recorded");
+    const std::shared_ptr<Capture> & of = e->newest->capture;
+    if (of && (of->ended || (s->capture && s->capture != of))) {
+        if (!of->ended) {
+            of->spoilt = "its events were waited for in another recording";
         }
-        s->capture = from->capture;  // the stream joins the graph
+        return spoil(*s, "the event was recorded inside a graph; only what is in the graph can wait for it");
+    }
+    if (of) {
+        Known & known = of->streams[stream];
+        for (const auto & [other, n] : e->newest->known) {
+            known[other] = std::max(known[other], n);
+        }
+        known[stream] += s->capture == nullptr;  // a fork is to be joined, whatever it does
+        s->capture = of;                         // the stream joins the graph
         return true;
     }
-    if (e->newest->capture) {
-        return fail("the event was recorded inside a graph; only what is in the graph can wait for it");
-    }
     if (s->capture) {
-        return fail("the stream records a graph: it cannot wait for an event outside it");
+        return spoil(*s, "the stream records a graph: it cannot wait for an event outside it");
     }
-    push(*s, Operation{{}, nullptr, e->newest});
+    push(stream, *s, Operation{{}, nullptr, e->newest});
     return true;
 }
 

@@ -118,8 +118,9 @@ EventState * find_event(void * event) {
     return &it->second;
 }
 
-void push(StreamState & s, Operation operation) {
+void push(void * stream, StreamState & s, Operation operation) {
     if (s.capture) {
+        s.capture->streams[stream][stream] += operation.run != nullptr;
         s.capture->operations.push_back(std::move(operation));
         return;
     }
@@ -135,8 +136,15 @@ void push(StreamState & s, Operation operation) {
     }
 }
 
+bool spoil(const StreamState & s, const std::string & sentence) {
+    if (s.capture && s.capture->spoilt.empty()) {
+        s.capture->spoilt = sentence;
+    }
+    return fail(sentence);
+}
+
 bool refuse_capture(const StreamState & s, const char * what) {
-    return !s.capture || fail(std::string("the stream records a graph: it cannot be ") + what);
+    return !s.capture || spoil(s, std::string("the stream records a graph: it cannot be ") + what);
 }
 
 std::recursive_mutex & lock() {
@@ -188,7 +196,7 @@ void queue(void * stream, std::function<void()> run) {
         set_sticky("there is no such stream");
         return;
     }
-    push(*s, Operation{std::move(run), nullptr, nullptr});
+    push(stream, *s, Operation{std::move(run), nullptr, nullptr});
 }
 
 void drain() {

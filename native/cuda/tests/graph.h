@@ -31,7 +31,10 @@ private:
 #else
 class Recording {
 public:
-    explicit Recording(edgekv::gpu::Stream stream) : stream(stream) { ok = edgekv::gpu::emulator::capture_begin(stream, 1); }
+    explicit Recording(edgekv::gpu::Stream stream) : stream(stream) {
+        static uint64_t n_recordings = 0;
+        ok = edgekv::gpu::emulator::capture_begin(stream, ++n_recordings);
+    }
     ~Recording() {
         if (graph) {
             edgekv::gpu::emulator::graph_destroy(graph);

@@ -150,13 +150,62 @@ void check_graphs() {
         launch(append, Grid{}, 1, 0, side.s, list.p, 2);
         CHECK(event_record(join.e, side.s) && event_wait(main.s, join.e));
         launch(append, Grid{}, 1, 0, main.s, list.p, 3);
-        CHECK(!stream_sync(main.s) && !event_wait(main.s, outside.e));
         void * graph = emulator::capture_end(main.s);
         CHECK(graph && !stream_capturing(side.s, &id) && emulator::n_queued() <= 1 && list.get()[0] == 0);
         CHECK(emulator::graph_launch(graph, main.s) && emulator::graph_launch(graph, main.s) && stream_sync(main.s));
         CHECK((list.get() == std::vector<int>{6, 1, 2, 3, 1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0}));
         emulator::graph_destroy(graph);
     }
+}
+
+// As CUDA does: a stream that was forked has to be joined again before the recording ends, with all that it did; and what cannot be
+// recorded spoils the whole recording. In any case the streams are free afterwards.
+void check_refused_graphs() {
+    TestStream main, side, third;
+    TestEvent fork, join, last, outside;
+    Array<int> list(16);
+    event_record(outside.e, side.s);
+    const auto refuses = [&](const char * sentence, auto && nodes) {
+        CHECK(emulator::capture_begin(main.s, 1));
+        launch(append, Grid{}, 1, 0, main.s, list.p, 1);
+        nodes();
+        void * graph = emulator::capture_end(main.s);
+        CHECK(!graph && std::strstr(last_error(), sentence));
+        CHECK(!stream_capturing(main.s, nullptr) && !stream_capturing(side.s, nullptr) && !stream_capturing(third.s, nullptr));
+        CHECK(stream_sync(main.s) && stream_sync(side.s) && list.get()[0] == 0);
+    };
+    const auto forked = [&] { CHECK(event_record(fork.e, main.s) && event_wait(side.s, fork.e)); };
+
+    refuses("was not joined", forked);
+    refuses("was not joined", [&] {
+        forked();
+        launch(append, Grid{}, 1, 0, side.s, list.p, 2);
+        CHECK(event_record(join.e, side.s));
+    });
+    refuses("was not joined", [&] {  // it did something after it was joined
+        forked();
+        CHECK(event_record(join.e, side.s) && event_wait(main.s, join.e));
+        launch(append, Grid{}, 1, 0, side.s, list.p, 2);
+    });
+    refuses("was not joined", [&] {  // by a third stream, which was not joined itself
+        forked();
+        CHECK(event_record(join.e, side.s) && event_wait(third.s, join.e));
+    });
+    refuses("cannot wait for an event outside it", [&] { CHECK(!event_wait(main.s, outside.e)); });
+    refuses("cannot be waited for", [&] { CHECK(!stream_sync(main.s)); });
+    refuses("recorded inside a graph", [&] {  // of a recording that has ended
+        CHECK(!event_wait(main.s, join.e));
+    });
+
+    // joined through a third stream
+    CHECK(emulator::capture_begin(main.s, 1));
+    forked();
+    launch(append, Grid{}, 1, 0, side.s, list.p, 2);
+    CHECK(event_record(join.e, side.s) && event_wait(third.s, join.e));
+    CHECK(event_record(last.e, third.s) && event_wait(main.s, last.e));
+    void * graph = emulator::capture_end(main.s);
+    CHECK(graph);
+    emulator::graph_destroy(graph);
 }
 
 // ---- memory and failures -----------------------------------------------------------------------------------------------------
@@ -281,6 +330,7 @@ void check_rates() {
 int main() {
     check_streams();
     check_graphs();
+    check_refused_graphs();
     check_memory();
     check_failures();
     check_threads();

@@ -121,6 +121,11 @@ struct PlaneAttend {
     int next_row;  // that will be attended next in this graph without lists; -1: none
 };
 
+// A graph that a backend computes or records by itself: a split of a step's, or a part of one. By row: whether its nodes are in it.
+struct PlaneGraph {
+    std::vector<bool> stores, attends;
+};
+
 class Plane {
 public:
     virtual ~Plane() = default;  // waits for what is under way
@@ -158,6 +163,9 @@ public:
     virtual bool selected(edgekv_selected * out, int first_row, int n_rows) = 0;  // [row][head]; waits
 
     // ---- nodes ----
+    // Which graph the calls below belong to from now on, or until begin(): what one of them announces for the next row is begun only where
+    // that row is in it. Needed where graphs are recorded.
+    virtual void begin_graph(const PlaneGraph & graph) = 0;
     virtual void store(int row, const PlaneView & view, const PlaneStore & args, void * stream) = 0;
     virtual void select(int row, const PlaneView & view, const PlaneQuery & args, const edgekv_selection & options, bool feed, int dense_heads, void * stream) = 0;
     virtual void attend(int row, const PlaneView & view, const PlaneAttend & args, void * stream) = 0;

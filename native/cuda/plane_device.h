@@ -106,6 +106,7 @@ public:
     void forget_values() override;
     bool selected(edgekv_selected * out, int first_row, int n_rows) override;
 
+    void begin_graph(const PlaneGraph & graph) override;
     void store(int row, const PlaneView & view, const PlaneStore & args, void * stream) override;
     void select(int row, const PlaneView & view, const PlaneQuery & args, const edgekv_selection & options, bool feed, int dense_heads,
                 void * stream) override;
@@ -157,6 +158,8 @@ private:
     int n_chunks(int row, const PlaneView & view) const;
     size_t standing_stride() const { return (size_t) shape.pages_per_stream + 16; }
 
+    bool comes(int row, const std::vector<bool> & rows) const;  // later in this graph
+    void forget_ring();
     void mark_fresh(const PlaneView & view, const int64_t * k_idxs, Stream stream);
     void fill_ring(const Fill & fill, const PlaneView & view, Stream stream);
     Ring ring_of(int row, int half, const PlaneView & view, int chunk) const;
@@ -190,6 +193,7 @@ private:
 
     // the ring
     Event half_filled[2] = {}, half_free[2] = {};
+    PlaneGraph graph;          // empty: not known
     bool side_joined = false;  // the side stream follows the main one in this graph
     bool half_used[2] = {};    // in this graph
     int n_fills = 0;

@@ -1,5 +1,7 @@
 // The nodes of a graph: what each enqueues. May run while a CUDA graph is recorded, and then only then: arguments and launch shapes
-// depend on the view and on addresses that live as long as the plane (its generation is among the node's parameters).
+// depend on the view and on addresses that live as long as the plane (its generation is among the node's parameters). ggml's backend
+// records each split by itself: what a node forks onto the side stream is joined by a node of the same graph, and no event is waited for in
+// another one.
 #include "plane_device.h"
 
 #include <algorithm>
@@ -17,6 +19,24 @@ __global__ void mark_pages(const int64_t * cells, int n, int n_cells, int page_t
 }
 
 }  // namespace
+
+// ---- one graph and the next ----------------------------------------------------------------------------------------------------
+
+void DevicePlane::begin_graph(const PlaneGraph & now) {
+    graph = now;
+    forget_ring();
+}
+
+// All that it read and filled so far is ordered before what the stream of the step is told next.
+void DevicePlane::forget_ring() {
+    side_joined  = false;
+    half_used[0] = half_used[1] = false;
+    n_fills      = 0;
+}
+
+bool DevicePlane::comes(int row, const std::vector<bool> & rows) const {
+    return row >= 0 && (rows.empty() || rows[row]);
+}
 
 // ---- store -------------------------------------------------------------------------------------------------------------------
 
@@ -75,7 +95,7 @@ void DevicePlane::store(int row, const PlaneView & view, const PlaneStore & args
     }
 
     // the next row's cells travel while this one is attended; its half of the staging buffer was last read before `fork`
-    if (args.k_next) {
+    if (args.k_next && comes(args.next_row, graph.stores)) {
         event_record(fork, stream);
         event_wait(side, fork);
         stage(args.next_row, args.k_next, args.v_next, side);
@@ -379,7 +399,7 @@ void DevicePlane::attend(int row, const PlaneView & view, const PlaneAttend & ar
         }
     }
     // what the next layer reads first travels while the rest of this one computes
-    if (!args.selected && args.next_row >= 0 && ring_memory.size()) {
+    if (!args.selected && ring_memory.size() && comes(args.next_row, graph.attends)) {
         fill_ring({ args.next_row, view.first_stream, 0 }, view, stream);
         if (n_chunks(args.next_row, view) > 1) {
             fill_ring({ args.next_row, view.first_stream, 1 }, view, stream);

@@ -51,9 +51,8 @@ bool DevicePlane::begin(const PlaneStep & step) {
     }
     staged_row = -1;
     filling.clear();
-    side_joined  = false;
-    half_used[0] = half_used[1] = false;
-    n_fills      = 0;
+    forget_ring();
+    graph = {};
 
     if (step.n_updates == 0) {
         turn = 1 - turn;

@@ -11,12 +11,16 @@
 
 #include <atomic>
 
-#define GGML_EDGEKV_CUDA_SET_CUSTOM "ggml_edgekv_cuda_set_custom_v1"
-#define GGML_EDGEKV_CUDA_STREAM     "ggml_edgekv_cuda_stream_v1"
+#define GGML_EDGEKV_CUDA_SET_CUSTOM "ggml_edgekv_cuda_set_custom_v2"
+#define GGML_EDGEKV_CUDA_STREAM     "ggml_edgekv_cuda_stream_v2"
 
 struct ggml_edgekv_cuda_custom {
     // whether compute() serves this node on this device
     bool (*supports)(int device, const struct ggml_tensor * node);
+
+    // A graph - a split of the scheduler's, or a part of one - is about to be computed, recorded or replayed: one capture knows nothing of
+    // another. false: it must not be recorded.
+    bool (*begin)(int device, struct ggml_cgraph * graph);
 
     // Enqueues the node on a cudaStream_t, which may be recording a CUDA graph: the node is then replayed without further calls as
     // long as the node itself, its sources' addresses and their shapes stay the same. All sources and the node lie in this device's
@@ -43,6 +47,12 @@ inline bool ggml_edgekv_cuda_supports(int device, const ggml_tensor * node) {
     const auto * table = ggml_edgekv_cuda_table().load(std::memory_order_acquire);
 
     return table && table->supports(device, node);
+}
+
+inline bool ggml_edgekv_cuda_begin(int device, ggml_cgraph * graph) {
+    const auto * table = ggml_edgekv_cuda_table().load(std::memory_order_acquire);
+
+    return !table || table->begin(device, graph);
 }
 
 inline bool ggml_edgekv_cuda_compute(int device, ggml_tensor * node, void * stream) {

@@ -44,7 +44,7 @@ const DeviceLibrary * open_beside(const char * name) {
     return library && library->abi == kPlaneAbi ? library : nullptr;
 }
 
-const ggml_edgekv_cuda_custom kCustomNodes = { device_node_supported, device_node_compute };
+const ggml_edgekv_cuda_custom kCustomNodes = { device_node_supported, device_graph_begin, device_node_compute };
 
 }  // namespace
 

@@ -25,6 +25,7 @@ ggml_tensor * build_attend_device(edgekv_context & ctx, Layer & layer, const lla
 
 // what the CUDA backend asks and calls
 bool device_node_supported(int device, const ggml_tensor * node);
+bool device_graph_begin(int device, ggml_cgraph * graph);  // false: it must not be recorded
 void device_node_compute(int device, ggml_tensor * node, void * stream);
 
 }  // namespace edgekv

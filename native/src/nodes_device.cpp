@@ -154,6 +154,31 @@ bool device_node_supported(int device, const ggml_tensor * node) {
     return ctx.plane && ctx.params.placement.kind == EDGEKV_DEVICE_CUDA && ctx.params.placement.index == device;
 }
 
+bool device_graph_begin(int device, ggml_cgraph * graph) {
+    edgekv_context * ctx = nullptr;
+    PlaneGraph rows;
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        const ggml_tensor * node = ggml_graph_node(graph, i);
+        if (node->op != GGML_OP_CUSTOM || !device_node_supported(device, node)) {
+            continue;
+        }
+        const auto    params = custom_params(node);
+        const Layer & layer  = *static_cast<const Layer *>(params.userdata);
+        if (!ctx) {
+            ctx = layer.owner;
+            rows.stores.resize(ctx->n_rows);
+            rows.attends.resize(ctx->n_rows);
+        }
+        rows.stores[layer.info.row]  = rows.stores[layer.info.row] || params.fun == kStore;
+        rows.attends[layer.info.row] = rows.attends[layer.info.row] || params.fun == kAttend;
+    }
+    if (ctx) {
+        ctx->plane->begin_graph(rows);
+    }
+
+    return true;
+}
+
 void device_node_compute(int, ggml_tensor * node, void * stream) {
     const auto    params = custom_params(node);
     const Layer & layer  = *static_cast<const Layer *>(params.userdata);

@@ -3,9 +3,12 @@
 // may depend on what changes from step to step. Outputs of mode exact are compared with attend_reference() too.
 #include "../plane_device.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <memory>
+#include <numeric>
 #include <random>
 
 #include "attend_cases.h"
@@ -27,6 +30,7 @@ struct Options {
     int reselect;
     bool migrates;
     const char * name;
+    int n_splits = 1;  // graphs that a step's rows are divided among
 };
 
 // One context: home, what a graph has as tensors, and the plane.
@@ -86,6 +90,18 @@ public:
         mask.set(bias);
     }
 
+    // its rows
+    std::pair<int, int> begin_split(int split) {
+        const int first = split*kRows/options.n_splits, end = (split + 1)*kRows/options.n_splits;
+        PlaneGraph graph;
+        for (int row = 0; row < kRows; ++row) {
+            graph.stores.push_back(row >= first && row < end);
+        }
+        graph.attends = graph.stores;
+        plane->begin_graph(graph);
+        return { first, end };
+    }
+
     void begin(int token) {
         std::vector<MirrorUpdate> updates;
         const int page = token/kPage;
@@ -117,9 +133,9 @@ public:
         test::must(plane->begin(step));
     }
 
-    void nodes() {
-        const float * at = inputs.data();
-        for (int row = 0; row < kRows; ++row, at += 2*kHeads*kDim + kQuery) {
+    void nodes(int first_row, int end_row) {
+        for (int row = first_row; row < end_row; ++row) {
+            const float * at = inputs.data() + row*(2*kHeads*kDim + kQuery);
             const int next = row + 1 < kRows ? row + 1 : -1;
             PlaneView here = view();
             PlaneStore store = {};
@@ -149,6 +165,11 @@ public:
         }
     }
 
+    void split_nodes(int split) {
+        const auto [first, end] = begin_split(split);
+        nodes(first, end);
+    }
+
     // the outputs of a step, recorded once for each view
     std::vector<float> step(int token, bool replays) {
         n_view = (token/256 + 1)*256;
@@ -159,20 +180,27 @@ public:
         // ggml's rule: a node with other parameters is recorded again
         const PlaneView now = view();
         if (std::memcmp(&now, &recorded, sizeof(now)) != 0) {
-            recording.reset();
+            recordings.clear();
             recorded = now;
         }
         set_inputs(token);
         begin(token);
-        if (!replays) {
-            nodes();
-        } else {
-            if (!recording) {
-                recording = std::make_unique<Recording>(stream);
-                nodes();
-                CHECK(recording->end(), "%s: a node did what cannot be recorded: %s", options.name, gpu::last_error());
+        for (int split = 0; split < options.n_splits; ++split) {
+            // a split is recorded when it has been the same for a while, each for itself
+            if (!replays || token < split) {
+                split_nodes(split);
+                continue;
             }
-            CHECK(recording->launch(), "%s: %s", options.name, gpu::last_error());
+            if (!recordings[split]) {
+                recordings[split] = std::make_unique<Recording>(stream);
+                split_nodes(split);
+                if (!recordings[split]->end()) {
+                    CHECK(false, "%s: split %d cannot be recorded: %s", options.name, split, gpu::last_error());
+                    recordings.erase(split);
+                    continue;
+                }
+            }
+            CHECK(recordings[split]->launch(), "%s: %s", options.name, gpu::last_error());
         }
         plane->end(token%4 == 0);
         test::must(plane->wait_for_step());
@@ -245,7 +273,7 @@ private:
     DeviceArray<float> inputs{(size_t) kRows*(2*kHeads*kDim + kQuery)}, out{kRows*kQuery};
     DeviceArray<uint16_t> mask{kCells + 256};
     DeviceArray<int64_t> cell{1};
-    std::unique_ptr<Recording> recording;
+    std::map<int, std::unique_ptr<Recording>> recordings;
     PlaneView recorded = {};
 };
 
@@ -285,6 +313,53 @@ void check(const Options & options, int n_tokens) {
         }
         CHECK(n_steps == (double) n_tokens*kRows*kHeads, "%s: %g selections were counted", options.name, n_steps);
         CHECK((n_hits > 0.0) == options.migrates, "%s: %g hits", options.name, n_hits);
+    }
+}
+
+// A prompt whose layers lie in several graphs, each recorded for itself: K and V of a graph's last row are in the staging buffer at its
+// end, the new tokens among them.
+void check_staging(int n_splits) {
+    constexpr int kTokens = 32, kView = 256;
+    constexpr size_t kBuffer = kCells*kCellBytes;
+    Decoder decoder({ false, 0, 1, false, "prompt", n_splits });
+    gpu::DevicePlane & plane = *decoder.plane;
+    DeviceArray<char> staging(4*kBuffer);
+    DeviceArray<float> inputs(kTokens*kHeads*kDim);
+    DeviceArray<int64_t> cells(kTokens);
+    for (int turn = 0; turn < 4; ++turn) {
+        std::mt19937 rng(turn);
+        std::vector<float> values(kTokens*kHeads*kDim);
+        std::generate(values.begin(), values.end(), [&] { return (float) (rng()%1000); });
+        inputs.set(values);
+        std::vector<int64_t> where(kTokens);
+        std::iota(where.begin(), where.end(), turn*kTokens);
+        cells.set(where);
+        test::must(plane.begin({}));
+        for (int split = 0; split < n_splits; ++split) {
+            const auto [first, end] = decoder.begin_split(split);
+            Recording recording(plane.stream());
+            for (int row = first; row < end; ++row) {
+                const int  next = row + 1 < kRows ? row + 1 : -1;
+                const auto half = [&](int which) { return which < 0 ? nullptr : staging.data() + which%2*2*kBuffer; };
+                PlaneStore store = {};
+                store.k = store.v = (const char *) inputs.data();
+                store.k_stride_token = store.v_stride_token = kHeads*kDim*sizeof(float);
+                store.k_stride_head  = store.v_stride_head  = kDim*sizeof(float);
+                store.k_idxs = store.v_idxs = cells.data();
+                store.k_staging = half(row);
+                store.v_staging = half(row) + kBuffer;
+                store.k_next    = half(next);
+                store.v_next    = next < 0 ? nullptr : half(next) + kBuffer;
+                store.next_row  = next;
+                plane.store(row, { kView, 1, 0, kTokens, 0, plane.generation() }, store, plane.stream());
+            }
+            CHECK(recording.end() && recording.launch(), "split %d of %d: %s", split, n_splits, gpu::last_error());
+            test::must(plane.wait_for_step());
+            const std::vector<char> all = staging.get();
+            const char * of_last = all.data() + (end - 1)%2*2*kBuffer;
+            CHECK(std::memcmp(of_last, decoder.k(end - 1), kView*kCellBytes) == 0, "K, turn %d split %d of %d", turn, split, n_splits);
+            CHECK(std::memcmp(of_last + kBuffer, decoder.v(end - 1), kView*kCellBytes) == 0, "V, turn %d split %d of %d", turn, split, n_splits);
+        }
     }
 }
 
@@ -331,6 +406,12 @@ int main(int argc, char **) {
     check({ false, 0, 1, true, "exact" }, tokens(264));  // over one change of the view
     check({ false, 0, 1, false, "exact, nothing in the arena" }, tokens(40));
     check({ false, 600u << 10, 1, true, "exact, a ring of few pages" }, tokens(120));
+    check({ false, 0, 1, true, "exact, two splits", 2 }, tokens(100));
+    check({ false, 600u << 10, 1, true, "exact, a ring of few pages, three splits", 3 }, tokens(120));
+    check({ true, 0, 1, true, "sparse, three splits", 3 }, tokens(60));
+    for (int n_splits = 1; n_splits <= 3; ++n_splits) {
+        check_staging(n_splits);
+    }
     check({ true, 0, 1, true, "sparse" }, tokens(264));
     check({ true, 0, 3, true, "sparse, heads take turns" }, tokens(100));
     check({ true, 0, 1, false, "sparse, nothing in the arena" }, tokens(60));

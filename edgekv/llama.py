@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,14 @@ class Llama(llama_cpp.Llama):
         except EdgeKVError:
             self.close()
             raise
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """As in llama_cpp; raises CudaUnavailable where the GPU failed, now or in an earlier call: this Llama is then of no use."""
+        try:
+            super().eval(tokens)
+        except RuntimeError as error:
+            self.kv.raise_failure()
+            raise error
 
     def close(self) -> None:
         # llama_cpp closes in __del__ too, also where an option was refused before anything was opened

@@ -286,6 +286,12 @@ class Runtime:
         for first, last in self._pins:
             self._pin(first, last, 0)
 
+    def raise_failure(self) -> None:
+        """Raise CudaUnavailable where the context's GPU failed, so that it decodes no more; nothing where it did not."""
+        problem = core.device_problem(self._native_handle())
+        if problem is not None and device.plane(self._native_handle()) is not None:
+            raise problem
+
     def detach(self) -> None:
         """Leave the context to the stock path. Only while nothing decodes."""
         core.detach(self._native_handle())

@@ -3,6 +3,8 @@ llama.cpp's CPU backend. The host plane and stock llama.cpp are the yardstick.""
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 from contexts import attached
@@ -11,8 +13,10 @@ from test_sparse import check, follow_events
 
 from edgekv import Llama
 from edgekv.config import KvOptions
-from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
+from edgekv.errors import ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError
+from edgekv.vocab import DeviceKind
 
+from edgekv import _native
 from edgekv._native import core, device
 
 N_PROMPT = 150
@@ -208,6 +212,33 @@ def test_a_context_is_freed_while_pages_are_on_their_way(synthetic):
             break
     assert llama.kv.tiers().n_moving > 0
     llama.close()
+
+
+@pytest.fixture
+def fails_after():
+    """`fails_after(n)`: of the operations on the emulated device n are done, the next is lost."""
+    device.count(DeviceKind.EMULATED)  # opens it
+    library = ctypes.CDLL(str(_native.lib_dir() / "libedgekv-emulated.so"))
+    library.edgekv_emulator_fails_after.argtypes = [ctypes.c_long]
+    yield library.edgekv_emulator_fails_after
+    library.edgekv_emulator_fails_after(-1)
+
+
+@pytest.mark.parametrize("mode", ["exact", "sparse"])
+@pytest.mark.parametrize(("n_operations", "node"), [(2, "edgekv_store-0"), (9, "edgekv_.*-1")])
+def test_a_device_that_fails_fails_the_step_by_name(synthetic, fails_after, capfd, mode: str, n_operations: int, node: str):
+    llama = open_model(synthetic("llama"), **ALL | {"mode": mode})
+    logits_of(llama)
+    before = llama.n_tokens
+    fails_after(n_operations)
+    with pytest.raises(CudaUnavailable, match=f"the GPU failed in the node {node}: .*: make the context anew"):
+        llama.eval([270])
+    assert llama.n_tokens == before and llama.kv.cells.n_used == before, "the step left nothing behind"
+    fails_after(-1)
+    with pytest.raises(CudaUnavailable, match=node):  # the first failure stays: what was stored since then is not to be trusted
+        llama.eval([270])
+    other = open_model(synthetic("llama"), **ALL | {"mode": mode})
+    assert np.isfinite(logits_of(other)).all()
 
 
 def test_more_slots_than_there_are_is_refused(synthetic):

@@ -58,6 +58,7 @@ struct Limits {
 };
 
 void set_limits(const Limits & limits);
+void leave_error(bool there);  // as if somebody else's call had failed on this thread, who has not asked for it yet
 void set_seed(uint64_t seed);  // of everything random from here on
 size_t n_queued();             // operations that wait
 void check_guards();           // ends the process where memory around an allocation was written

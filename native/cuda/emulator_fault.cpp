@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
 #include "emulator_state.h"
 
@@ -11,7 +12,7 @@ namespace edgekv::gpu::emulator {
 
 namespace {
 
-thread_local std::string failure;
+thread_local std::string failure, first_failure;
 std::string sticky;
 bool is_sticky = false;
 
@@ -70,7 +71,26 @@ void fault(const char * format, ...) {
 
 bool fail(const std::string & sentence) {
     failure = sentence;
+    if (first_failure.empty()) {
+        first_failure = sentence;
+    }
     return false;
+}
+
+std::string take_first_failure() {
+    return std::exchange(first_failure, "");
+}
+
+namespace {
+thread_local bool stands = false;
+}
+
+void leave_error(bool there) {
+    stands = there;
+}
+
+bool foreign_error() {
+    return stands;
 }
 
 const char * last_failure() {

@@ -41,6 +41,8 @@ bool strict();
 void install_fault_handler();  // explains accesses outside memory; keeps the handler that was there for all others
 bool fail(const std::string & sentence);  // for last_error() of this thread; returns false
 const char * last_failure();
+std::string take_first_failure();
+bool foreign_error();  // see leave_error()
 void set_sticky(const std::string & sentence);  // an operation failed: the next sync or check() says so
 bool take_sticky();                             // false, with its sentence, where one was set; clears it
 

@@ -205,22 +205,32 @@ void drain() {
     }
 }
 
+namespace {
+
+// known at once, and told by the next sync or check() besides
+void refuse_launch(const std::string & sentence) {
+    fail(sentence);
+    set_sticky(sentence);
+}
+
+}  // namespace
+
 void enqueue(void * stream, dim3 grid, unsigned threads, size_t shared_bytes, std::function<void()> kernel) {
     std::lock_guard<std::recursive_mutex> guard(lock());
     if (running()) {
         fault("a kernel cannot launch another");
     }
     if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535) {
-        set_sticky("a grid of " + std::to_string(grid.x) + " x " + std::to_string(grid.y) + " x " + std::to_string(grid.z) +
+        refuse_launch("a grid of " + std::to_string(grid.x) + " x " + std::to_string(grid.y) + " x " + std::to_string(grid.z) +
                    " blocks cannot be launched");
         return;
     }
     if (threads == 0 || threads > 1024) {
-        set_sticky("a block of " + std::to_string(threads) + " threads cannot be launched; 1 to 1024 can");
+        refuse_launch("a block of " + std::to_string(threads) + " threads cannot be launched; 1 to 1024 can");
         return;
     }
     if (shared_bytes > limits().shared_bytes) {
-        set_sticky("a block cannot have " + std::to_string(shared_bytes) + " bytes of shared memory; up to " +
+        refuse_launch("a block cannot have " + std::to_string(shared_bytes) + " bytes of shared memory; up to " +
                    std::to_string(limits().shared_bytes) + " can be had");
         return;
     }
@@ -228,3 +238,10 @@ void enqueue(void * stream, dim3 grid, unsigned threads, size_t shared_bytes, st
 }
 
 }  // namespace edgekv::gpu::emulator
+
+// for tests that have the device in a library only
+extern "C" __attribute__((visibility("default"))) void edgekv_emulator_fails_after(long n_operations) {
+    edgekv::gpu::emulator::Limits limits;
+    limits.operations_left = n_operations;
+    edgekv::gpu::emulator::set_limits(limits);
+}

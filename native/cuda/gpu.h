@@ -11,7 +11,8 @@
 // forbid contraction (__fmul_rn, __fadd_rn, __fsub_rn, __fdiv_rn, __fsqrt_rn) and __expf/__logf. Warps have 32 threads; blocks are one-dimensional.
 //
 // Errors. Functions that can fail return false and leave the sentence in last_error() (per thread). Launches report at the next
-// stream_sync() or check(). Nothing throws.
+// stream_sync() or check(). Nothing throws. The CUDA runtime keeps one last error for all who use it on a thread, and ggml asks for it
+// after each of its nodes: what stands there before a call of ours stays, only what that call leaves itself is taken away.
 #pragma once
 
 #include <cstddef>
@@ -50,13 +51,19 @@ __device__ inline char * shared_memory() { return edgekv_shared_memory; }
 // more than 48 KiB of dynamic shared memory has to be asked for once; false: this card has not so much
 bool allow_shared(const void * kernel, size_t n_bytes);
 
+// around a launch, whose error is its own where none stood there before
+bool launch_begins();
+void launch_ends(bool none_stood);
+
 template <class... P, class... A>
 void launch(void (*kernel)(P...), Grid grid, unsigned threads, size_t shared_bytes, Stream stream, A... arguments) {
     static_assert(launchable<P...>, "plain structs and numbers, 4 KiB at most");
     if (shared_bytes > 48*1024) {
         allow_shared(reinterpret_cast<const void *>(kernel), shared_bytes);
     }
+    const bool none_stood = launch_begins();
     kernel<<<dim3(grid.x, grid.y, grid.z), threads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(static_cast<P>(arguments)...);
+    launch_ends(none_stood);
 }
 #else
 template <class... P, class... A>
@@ -85,7 +92,9 @@ int device_count();
 bool device(int index, Device & out);
 bool use_device(int index);  // for this thread
 const char * last_error();
-bool check();                // false: an earlier launch or copy failed; clears it
+bool check();                // false: an earlier launch failed; clears it
+std::string take_failure();  // the first since the call before, of any function here or launch, on this thread; "": none
+bool error_stands();         // somebody else's, who has not asked for it yet
 
 // ---- memory ------------------------------------------------------------------------------------------------------------------
 

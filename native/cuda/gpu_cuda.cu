@@ -1,7 +1,4 @@
 // gpu.h over the CUDA runtime (12.x and 13).
-//
-// Errors of the runtime are kept per host thread, and each call overwrites the last; so what a launch left is taken aside
-// (`pending`) before a call whose own error is an answer and not a failure.
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -13,8 +10,25 @@ namespace edgekv::gpu {
 
 namespace {
 
-thread_local std::string failure;
-thread_local cudaError_t pending = cudaSuccess;
+thread_local std::string failure;         // the last
+thread_local std::string first_failure;   // since take_failure()
+thread_local std::string failed_launch;   // the first since check()
+
+// Around what is asked of the runtime: an error that stood there before stays, one that it leaves is answered here and taken away.
+class Call {
+public:
+    Call() : none_stood(cudaPeekAtLastError() == cudaSuccess) {}
+    ~Call() {
+        if (none_stood) {
+            cudaGetLastError();
+        }
+    }
+    Call(const Call &) = delete;
+    Call & operator=(const Call &) = delete;
+
+private:
+    const bool none_stood;
+};
 
 __global__ void probe(int * out) {
     *out = 1;
@@ -69,10 +83,11 @@ std::string sentence(cudaError_t error) {
     }
 }
 
-// The caller's own error, which is answered here: it must not turn up again at the next check().
 bool refuse(const std::string & text) {
-    cudaGetLastError();
     failure = text;
+    if (first_failure.empty()) {
+        first_failure = text;
+    }
     return false;
 }
 
@@ -80,10 +95,11 @@ bool ok(cudaError_t error, const char * what) {
     return error == cudaSuccess || refuse(std::string(what) + ": " + sentence(error));
 }
 
-void keep_pending() {
-    const cudaError_t error = cudaGetLastError();
-    if (error != cudaSuccess && pending == cudaSuccess) {
-        pending = error;
+// it will be told by check()
+void fail_later(cudaError_t error, const char * what) {
+    ok(error, what);
+    if (failed_launch.empty()) {
+        failed_launch = failure;
     }
 }
 
@@ -120,7 +136,7 @@ bool allow_shared(const void * kernel, size_t n_bytes) {
     if (n_bytes <= so_far) {
         return true;
     }
-    keep_pending();
+    const Call call;
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(n_bytes)) != cudaSuccess) {
         return refuse("a block cannot have " + std::to_string(n_bytes) + " bytes of shared memory on this GPU; up to " +
                       std::to_string(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index)) + " can be had");
@@ -129,7 +145,21 @@ bool allow_shared(const void * kernel, size_t n_bytes) {
     return true;
 }
 
+bool launch_begins() {
+    return cudaPeekAtLastError() == cudaSuccess;
+}
+
+void launch_ends(bool none_stood) {
+    if (none_stood) {
+        if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) {
+            const Call call;
+            fail_later(error, "a kernel could not be started");
+        }
+    }
+}
+
 int device_count() {
+    const Call call;
     int n = 0;
     return ok(cudaGetDeviceCount(&n), "CUDA") ? n : 0;
 }
@@ -143,7 +173,7 @@ bool device(int index, Device & out) {
     if (index < 0 || index >= n) {
         return refuse("there is no GPU " + std::to_string(index) + "; there are 0 to " + std::to_string(n - 1));
     }
-    keep_pending();
+    const Call call;
     cudaDeviceProp properties;
     const OnDevice on(index);
     if (!ok(on.status(), "the GPU cannot be used") ||
@@ -170,6 +200,7 @@ bool device(int index, Device & out) {
 }
 
 bool use_device(int index) {
+    const Call call;
     return ok(cudaSetDevice(index), "the GPU cannot be used");
 }
 
@@ -178,15 +209,25 @@ const char * last_error() {
 }
 
 bool check() {
-    keep_pending();
-    const cudaError_t error = std::exchange(pending, cudaSuccess);
-    return ok(error, "an operation on the GPU failed");
+    if (failed_launch.empty()) {
+        return true;
+    }
+    failure = std::exchange(failed_launch, "");
+    return false;
+}
+
+std::string take_failure() {
+    return std::exchange(first_failure, "");
+}
+
+bool error_stands() {
+    return cudaPeekAtLastError() != cudaSuccess;
 }
 
 // ---- memory ------------------------------------------------------------------------------------------------------------------
 
 bool alloc(void ** out, size_t n_bytes) {
-    keep_pending();
+    const Call call;
     *out = nullptr;
     n_bytes = std::max<size_t>(n_bytes, 1);
     const cudaError_t error = cudaMalloc(out, n_bytes);
@@ -203,7 +244,6 @@ bool alloc(void ** out, size_t n_bytes) {
     }
     if (*out) {
         cudaFree(*out);
-        cudaGetLastError();
     }
     *out = nullptr;
     return false;
@@ -211,13 +251,13 @@ bool alloc(void ** out, size_t n_bytes) {
 
 void free_device(void * p) {
     if (p) {
-        keep_pending();
+        const Call call;
         ok(cudaFree(p), "release of device memory");
     }
 }
 
 bool alloc_pinned(void ** out, size_t n_bytes) {
-    keep_pending();
+    const Call call;
     *out = nullptr;
     const cudaError_t error = cudaHostAlloc(out, std::max<size_t>(n_bytes, 1), cudaHostAllocMapped | cudaHostAllocPortable);
     if (error == cudaErrorMemoryAllocation) {
@@ -229,29 +269,28 @@ bool alloc_pinned(void ** out, size_t n_bytes) {
 
 void free_pinned(void * p) {
     if (p) {
-        keep_pending();
+        const Call call;
         ok(cudaDeviceSynchronize(), "release of pinned memory");  // operations that are queued may use it
         ok(cudaFreeHost(p), "release of pinned memory");
     }
 }
 
 bool pin(void * host, size_t n_bytes) {
-    keep_pending();
+    const Call call;
     const cudaError_t error = cudaHostRegister(host, n_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
     return error == cudaSuccess || refuse("pinning " + mib(n_bytes) + " of host memory was refused: " + sentence(error));
 }
 
 void unpin(void * host) {
-    keep_pending();
+    const Call call;
     ok(cudaDeviceSynchronize(), "release of pinned memory");
     ok(cudaHostUnregister(host), "release of pinned memory");
 }
 
 bool is_pinned(const void * host) {
-    keep_pending();
+    const Call call;
     cudaPointerAttributes attributes;
     if (cudaPointerGetAttributes(&attributes, host) != cudaSuccess) {
-        cudaGetLastError();
         return false;
     }
     return attributes.type == cudaMemoryTypeHost && attributes.devicePointer == host;
@@ -259,13 +298,13 @@ bool is_pinned(const void * host) {
 
 bool copy(void * dst, const void * src, size_t n_bytes) {
     // cudaMemcpy returns before the end where both are device memory, and where the source is pageable
-    keep_pending();
+    const Call call;
     return ok(cudaMemcpy(dst, src, n_bytes, cudaMemcpyDefault), "a copy failed") &&
            ok(cudaStreamSynchronize(nullptr), "a copy failed");
 }
 
 bool copy_async(void * dst, const void * src, size_t n_bytes, Stream stream) {
-    keep_pending();
+    const Call call;
     return n_bytes == 0 || ok(cudaMemcpyAsync(dst, src, n_bytes, cudaMemcpyDefault, native(stream)), "a copy failed");
 }
 
@@ -277,20 +316,20 @@ bool copy_rows_async(void * dst, size_t dst_stride, const void * src, size_t src
     if (row_bytes == 0) {
         return true;
     }
-    keep_pending();
+    const Call call;
     return ok(cudaMemcpy2DAsync(dst, dst_stride, src, src_stride, row_bytes, n_rows, cudaMemcpyDefault, native(stream)),
               "a copy failed");
 }
 
 bool zero_async(void * dst, size_t n_bytes, Stream stream) {
-    keep_pending();
+    const Call call;
     return n_bytes == 0 || ok(cudaMemsetAsync(dst, 0, n_bytes, native(stream)), "zeroing failed");
 }
 
 // ---- order -------------------------------------------------------------------------------------------------------------------
 
 bool stream_create(Stream * out, bool urgent) {
-    keep_pending();
+    const Call call;
     int least = 0, greatest = 0;
     cudaStream_t stream = nullptr;
     const bool made = ok(cudaDeviceGetStreamPriorityRange(&least, &greatest), "a stream") &&
@@ -301,23 +340,22 @@ bool stream_create(Stream * out, bool urgent) {
 
 void stream_destroy(Stream stream) {
     if (stream) {
-        keep_pending();
+        const Call call;
         ok(cudaStreamDestroy(native(stream)), "a stream");
     }
 }
 
 bool stream_sync(Stream stream) {
-    keep_pending();
+    const Call call;
     return ok(cudaStreamSynchronize(native(stream)), "an operation on the GPU failed") && check();
 }
 
 bool stream_capturing(Stream stream, uint64_t * id) {
-    keep_pending();
+    const Call call;
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     unsigned long long number = 0;
     // CUDA 12 and 13 have different arguments behind the third; all of them have defaults
     if (cudaStreamGetCaptureInfo(native(stream), &status, &number) != cudaSuccess) {
-        cudaGetLastError();
         return false;
     }
     if (id) {
@@ -327,7 +365,7 @@ bool stream_capturing(Stream stream, uint64_t * id) {
 }
 
 bool event_create(Event * out, bool timed) {
-    keep_pending();
+    const Call call;
     cudaEvent_t event = nullptr;
     const bool made = ok(cudaEventCreateWithFlags(&event, timed ? cudaEventDefault : cudaEventDisableTiming), "an event");
     *out = event;
@@ -336,41 +374,43 @@ bool event_create(Event * out, bool timed) {
 
 void event_destroy(Event event) {
     if (event) {
-        keep_pending();
+        const Call call;
         ok(cudaEventDestroy(native_event(event)), "an event");
     }
 }
 
 bool event_record(Event event, Stream stream) {
-    keep_pending();
+    const Call call;
     return ok(cudaEventRecord(native_event(event), native(stream)), "an event");
 }
 
 bool event_wait(Stream stream, Event event) {
-    keep_pending();
+    const Call call;
     return ok(cudaStreamWaitEvent(native(stream), native_event(event), 0), "an event");
 }
 
 bool event_done(Event event) {
-    keep_pending();
+    const Call call;
+    if (error_stands()) {
+        return true;  // "not ready" would take its place
+    }
     const cudaError_t error = cudaEventQuery(native_event(event));
-    cudaGetLastError();  // "not ready" counts as an error there
     if (error == cudaErrorNotReady) {
         return false;
     }
-    if (error != cudaSuccess && pending == cudaSuccess) {
-        pending = error;
+    if (error != cudaSuccess) {
+        fail_later(error, "an operation on the GPU failed");
     }
     return true;
 }
 
 bool event_sync(Event event) {
-    keep_pending();
+    const Call call;
     return ok(cudaEventSynchronize(native_event(event)), "an operation on the GPU failed") && check();
 }
 
 float event_ms(Event from, Event to) {
-    keep_pending();
+    const Call call;
     float ms = 0.0f;
     return ok(cudaEventElapsedTime(&ms, native_event(from), native_event(to)), "an event") ? ms : -1.0f;
 }

@@ -60,6 +60,14 @@ bool check() {
     return take_sticky();
 }
 
+std::string take_failure() {
+    return take_first_failure();
+}
+
+bool error_stands() {
+    return foreign_error();
+}
+
 // ---- memory ------------------------------------------------------------------------------------------------------------------
 
 bool alloc(void ** out, size_t n_bytes) {

@@ -162,6 +162,14 @@ public:
     virtual void forget_values() = 0;   // of steps so far; may wait
     virtual bool selected(edgekv_selected * out, int first_row, int n_rows) = 0;  // [row][head]; waits
 
+    // ---- failures ----
+    // Around each node. begin_node: whether it may run: not behind a failure, nor where an error stands that ggml has yet to see. end_node
+    // keeps the first failure with the node's name; `waits` for what it enqueued, as every node does with EDGEKV_DEVICE_SYNC=1.
+    virtual bool begin_node() = 0;
+    virtual void end_node(const char * name, void * stream, bool waits) = 0;
+    virtual bool records() const = 0;       // false: nodes are waited for, which a recording forbids
+    virtual const char * failure() const = 0;  // the first, of a node or of what surrounds a ubatch, for good; null: none
+
     // ---- nodes ----
     // Which graph the calls below belong to from now on, or until begin(): what one of them announces for the next row is begun only where
     // that row is in it. Needed where graphs are recorded.

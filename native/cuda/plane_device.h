@@ -106,6 +106,11 @@ public:
     void forget_values() override;
     bool selected(edgekv_selected * out, int first_row, int n_rows) override;
 
+    bool begin_node() override;
+    void end_node(const char * name, void * stream, bool waits) override;
+    bool records() const override { return !syncs; }
+    const char * failure() const override { return failed.empty() ? nullptr : failed.c_str(); }
+
     void begin_graph(const PlaneGraph & graph) override;
     void store(int row, const PlaneView & view, const PlaneStore & args, void * stream) override;
     void select(int row, const PlaneView & view, const PlaneQuery & args, const edgekv_selection & options, bool feed, int dense_heads,
@@ -113,7 +118,7 @@ public:
     void attend(int row, const PlaneView & view, const PlaneAttend & args, void * stream) override;
 
     bool wait() override;
-    bool wait_for_step() override { return stream_sync(main); }
+    bool wait_for_step() override { return wait_for(main); }
     bool read(void * dst, const void * src, size_t n_bytes) override;
     const char * sketches(int row, int stream) override;
     size_t sketch_stream_bytes(int row) override { return row_sketches[row].stream_bytes; }
@@ -149,7 +154,10 @@ private:
     }
     size_t used_bytes() const;
     bool grow(DeviceBuffer & buffer, size_t n_bytes);
+    bool upload_step(const PlaneStep & step);
     bool upload_updates(const PlaneStep & step);
+    bool wait_for(Stream stream);
+    void keep_failure(const char * where);
 
     SketchArray sketch_array(int row, int first_stream) const;
     AttendProblem problem(int row, const PlaneView & view, const PlaneAttend & args, int s) const;
@@ -198,6 +206,10 @@ private:
     bool half_used[2] = {};    // in this graph
     int n_fills = 0;
     std::deque<std::pair<Fill, int>> filling;  // and the half
+
+    static constexpr const char * kSomewhere = "in a step (EDGEKV_DEVICE_SYNC=1 finds the node)";
+    const bool syncs;
+    std::string failed;  // what did so first
 
     int last_row = -1;
     std::vector<int32_t> last_list;

@@ -2,6 +2,7 @@
 #include "plane_device.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 
@@ -11,6 +12,11 @@ namespace {
 
 constexpr size_t kMinMargin   = 256u << 20;  // of VRAM that is left to others
 constexpr size_t kMaxHalfRing = 128u << 20;
+
+bool environment_says(const char * name) {
+    const char * value = std::getenv(name);
+    return value && *value && std::strcmp(value, "0") != 0;
+}
 
 size_t align256(size_t n) {
     return (n + 255)/256*256;
@@ -52,7 +58,8 @@ void DeviceBuffer::release() {
 
 // ---- life --------------------------------------------------------------------------------------------------------------------
 
-DevicePlane::DevicePlane(int index, const PlaneShape & shape, Stream stream) : index(index), shape(shape), main(stream) {
+DevicePlane::DevicePlane(int index, const PlaneShape & shape, Stream stream) :
+    index(index), shape(shape), main(stream), syncs(environment_says("EDGEKV_DEVICE_SYNC")) {
     row_sketches.resize(shape.rows.size());
     mirrors.oldest    = shape.n_pages;
     mirrors.positions = mirrors.oldest + shape.n_pages;
@@ -137,13 +144,23 @@ DevicePlane::~DevicePlane() {
 }
 
 bool DevicePlane::wait() {
-    const bool main_ok = !main || stream_sync(main);
+    const bool main_ok = !main || wait_for(main);
 
-    return (!side || stream_sync(side)) && main_ok;
+    return (!side || wait_for(side)) && main_ok;
+}
+
+bool DevicePlane::wait_for(Stream stream) {
+    take_failure();
+    if (stream_sync(stream)) {
+        return true;
+    }
+    keep_failure(kSomewhere);
+
+    return false;
 }
 
 bool DevicePlane::read(void * dst, const void * src, size_t n_bytes) {
-    return use_device(index) && stream_sync(main) && copy(dst, src, n_bytes);
+    return use_device(index) && wait_for(main) && copy(dst, src, n_bytes);
 }
 
 // ---- what a mode needs -------------------------------------------------------------------------------------------------------

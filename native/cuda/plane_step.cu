@@ -35,8 +35,38 @@ bool DevicePlane::upload_updates(const PlaneStep & step) {
     return true;
 }
 
+void DevicePlane::keep_failure(const char * where) {
+    const std::string sentence = take_failure();
+    if (failed.empty() && !sentence.empty()) {
+        failed = std::string("the GPU failed ") + where + ": " + sentence;
+    }
+}
+
+bool DevicePlane::begin_node() {
+    take_failure();  // not a node's
+    return failed.empty() && !error_stands() && use_device(index);
+}
+
+void DevicePlane::end_node(const char * name, void * stream, bool waits) {
+    if (waits || (syncs && !stream_capturing(stream, nullptr))) {
+        stream_sync(stream);
+    }
+    keep_failure((std::string("in the node ") + name).c_str());
+}
+
 bool DevicePlane::begin(const PlaneStep & step) {
-    if (!use_device(index)) {
+    if (failed.empty()) {
+        take_failure();
+        if (!upload_step(step)) {
+            keep_failure(kSomewhere);
+        }
+    }
+
+    return failed.empty() || fail_with(failed);
+}
+
+bool DevicePlane::upload_step(const PlaneStep & step) {
+    if (!use_device(index) || !check()) {
         return false;
     }
 
@@ -78,8 +108,10 @@ void DevicePlane::end(bool counted) {
     if (!counted) {
         return;
     }
+    take_failure();
     counts_pending = use_device(index) && copy_async(host_counts.data(), counts.data(), sizeof(ValueCounts), main) &&
                      zero_async(counts.data(), sizeof(ValueCounts), main) && event_record(counts_copied, main);
+    keep_failure("behind a step");
 }
 
 bool DevicePlane::values(std::vector<uint32_t> & buckets, double & n_budget, double & n_pinned) {

@@ -393,8 +393,8 @@ EDGEKV_API edgekv_limits edgekv_get_limits(const edgekv_context * ctx);
    complete. edgekv_copy_pages() is refused. */
 EDGEKV_API bool edgekv_get_device(const edgekv_context * ctx, edgekv_device * out); /* false: the host plane */
 EDGEKV_API edgekv_status edgekv_begin_copies(edgekv_context * ctx, const edgekv_move * moves, int n);
-/* Why a context that was to be placed on a device is not, and runs on the host plane or stock; EDGEKV_OK and empty where it is, or was
-   not to be. */
+/* Why a context that was to be placed on a device is not, and runs on the host plane or stock; of one that is placed, what failed there
+   first, in which node, so that llama_decode fails from then on (the log says it too). EDGEKV_OK and empty where there is nothing to say. */
 EDGEKV_API edgekv_status edgekv_device_problem(const edgekv_context * ctx, const char ** sentence);
 
 EDGEKV_API int edgekv_device_count(edgekv_device_kind kind); /* 0 where the build has no such devices */

@@ -2,6 +2,7 @@
 
 #include "llama-context.h"
 #include "llama-graph.h"
+#include "llama-impl.h"
 #include "llama-kv-cache.h"
 #include "llama-kv-cache-iswa.h"
 #include "llama-memory-hybrid.h"
@@ -154,6 +155,16 @@ llama_edgekv_ubatch::~llama_edgekv_ubatch() {
     }
 
     t_current = outer;
+}
+
+bool llama_edgekv_ubatch::failed() const {
+    const auto * hooks    = g_hooks.load(std::memory_order_acquire);
+    const char * sentence = hooks ? hooks->ubatch_failure(lctx) : nullptr;
+    if (sentence) {
+        LLAMA_LOG_ERROR("edgekv: %s\n", sentence);
+    }
+
+    return sentence != nullptr;
 }
 
 llama_edgekv_planning::llama_edgekv_planning(llama_context * lctx) : outer(t_current) {

@@ -57,6 +57,8 @@ struct llama_edgekv_hooks {
 
     // around one ubatch; ok is false where it was not computed to its end
     void (*ubatch_begin)(struct llama_context * lctx, int n_tokens);
+    // Asked behind ubatch_begin, and again when the graph was computed: why llama_decode must fail; null: it need not.
+    const char * (*ubatch_failure)(struct llama_context * lctx);
     void (*ubatch_end)(struct llama_context * lctx, bool ok);
 
     // while the graph of a ubatch is built; false/null: the stock nodes serve
@@ -220,6 +222,7 @@ public:
     llama_edgekv_ubatch(const llama_edgekv_ubatch &) = delete;
     llama_edgekv_ubatch & operator=(const llama_edgekv_ubatch &) = delete;
 
+    bool failed() const;  // a hook says so, and the log tells why
     void computed() { ok = true; }
 
 private:

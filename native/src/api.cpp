@@ -181,8 +181,14 @@ uint32_t on_kv_cells(uint32_t n_cells) {
     return std::min<uint32_t>(n_cells, (defaults.selection.keep_tokens + 255)/256*256);
 }
 
+const char * on_ubatch_failure(llama_context * lctx) {
+    edgekv_context * ctx = find_active(lctx);
+
+    return ctx ? ctx->failure() : nullptr;
+}
+
 const llama_edgekv_hooks kHooks = {
-    on_created, on_freed, on_ubatch_begin, on_ubatch_end, on_build_store, on_build_attend, on_home, on_plans, on_kv_cells,
+    on_created, on_freed, on_ubatch_begin, on_ubatch_failure, on_ubatch_end, on_build_store, on_build_attend, on_home, on_plans, on_kv_cells,
 };
 
 }  // namespace

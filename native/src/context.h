@@ -80,6 +80,7 @@ struct edgekv_context {
     // the context stays on the host plane.
     bool place();
     const char * plane_error() const { return library->last_error(); }
+    const char * failure();  // of the device, for good: no step may be computed any more; null: none
     int next_row(const edgekv::Layer & layer) const;  // that is hooked, -1: none
 
     // compute threads

@@ -113,13 +113,22 @@ void run_attend_on(const Layer & layer, const ggml_tensor * node, void * stream)
     layer.owner->plane->attend(layer.info.row, params.view, args, stream);
 }
 
+using Run = void (*)(const Layer &, const ggml_tensor *, void *);
+
+void run_node(Run run, const Layer & layer, const ggml_tensor * node, void * stream, bool waits) {
+    Plane & plane = *layer.owner->plane;
+    if (plane.begin_node()) {
+        run(layer, node, stream);
+        plane.end_node(node->name, stream, waits);
+    }
+}
+
 // as the CPU backend calls it; their addresses also name the nodes to the CUDA backend
-template <void (*Run)(const Layer &, const ggml_tensor *, void *)>
+template <Run run>
 void run_emulated(ggml_tensor * dst, int ith, int, void * userdata) {
     const Layer & layer = *static_cast<const Layer *>(userdata);
     if (ith == 0) {
-        Run(layer, dst, layer.owner->plane->stream());
-        layer.owner->plane->wait_for_step();
+        run_node(run, layer, dst, layer.owner->plane->stream(), true);
     }
 }
 
@@ -172,18 +181,19 @@ bool device_graph_begin(int device, ggml_cgraph * graph) {
         rows.stores[layer.info.row]  = rows.stores[layer.info.row] || params.fun == kStore;
         rows.attends[layer.info.row] = rows.attends[layer.info.row] || params.fun == kAttend;
     }
-    if (ctx) {
-        ctx->plane->begin_graph(rows);
+    if (!ctx) {
+        return true;
     }
+    ctx->plane->begin_graph(rows);
 
-    return true;
+    return ctx->plane->records();
 }
 
 void device_node_compute(int, ggml_tensor * node, void * stream) {
     const auto    params = custom_params(node);
     const Layer & layer  = *static_cast<const Layer *>(params.userdata);
 
-    (params.fun == kStore ? run_store_on : params.fun == kSelect ? run_select_on : run_attend_on)(layer, node, stream);
+    run_node(params.fun == kStore ? run_store_on : params.fun == kSelect ? run_select_on : run_attend_on, layer, node, stream, false);
 }
 
 // ---- building ----------------------------------------------------------------------------------------------------------------

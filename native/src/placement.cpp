@@ -211,6 +211,16 @@ int edgekv_context::next_row(const Layer & layer) const {
     return -1;
 }
 
+const char * edgekv_context::failure() {
+    const char * sentence = plane ? plane->failure() : nullptr;
+    if (sentence && problem.empty()) {
+        problem        = std::string(sentence) + "; what it was told since then is lost: make the context anew";
+        problem_status = EDGEKV_UNSUPPORTED;
+    }
+
+    return sentence ? problem.c_str() : nullptr;
+}
+
 // before the graph: what changed, and the numbers of this step
 void edgekv_context::begin_plane(bool clear) {
     double n_budget = 0.0, n_pinned = 0.0;
@@ -234,14 +244,6 @@ void edgekv_context::begin_plane(bool clear) {
     step.scans_all         = scans_all;
     step.count_values      = count_values;
     step.clear_observation = clear;
-    if (!plane->begin(step)) {
-        // the stock nodes need nothing of ours
-        problem        = library->last_error();
-        problem_status = EDGEKV_UNSUPPORTED;
-        wanted_mode.store(EDGEKV_MODE_OFF, std::memory_order_release);
-        params.mode = EDGEKV_MODE_OFF;
-        llama_edgekv_invalidate_graph(lctx);
-        graph = {};
-    }
+    plane->begin(step);  // where it fails, failure() says so
     hierarchy.updates_delivered();
 }

@@ -102,7 +102,7 @@ public:
         return { first, end };
     }
 
-    void begin(int token) {
+    bool begin(int token) {
         std::vector<MirrorUpdate> updates;
         const int page = token/kPage;
         updates.push_back({ Mirror::newest, page, token });
@@ -130,7 +130,16 @@ public:
         step.scans_all         = token%kPage == 0;
         step.count_values      = token%4 == 0;
         step.clear_observation = token%8 == 0;
-        test::must(plane->begin(step));
+        return plane->begin(step);
+    }
+
+    // as libedgekv runs each
+    template <class F>
+    void node(const char * name, int row, F && enqueue) {
+        if (plane->begin_node()) {
+            enqueue();
+            plane->end_node((name + std::to_string(row)).c_str(), stream, false);
+        }
     }
 
     void nodes(int first_row, int end_row) {
@@ -146,14 +155,14 @@ public:
             store.k_idxs = store.v_idxs = cell.data();
             store.sketch   = options.sparse;
             store.next_row = -1;
-            plane->store(row, here, store, stream);
+            node("store-", row, [&] { plane->store(row, here, store, stream); });
 
             here.leads = row == 0;
             PlaneAttend attend = {};
             attend.query = { (const char *) (at + 2*kHeads*kDim), kQuery*sizeof(float), kDim*sizeof(float), MaskType::f16,
                              (const char *) mask.data(), n_view*2u, n_view*2u, cell.data(), nullptr, 0.125f, 0.0f };
             if (options.sparse) {
-                plane->select(row, here, attend.query, selection, true, 0, stream);
+                node("select-", row, [&] { plane->select(row, here, attend.query, selection, true, 0, stream); });
                 here.leads = 0;
             }
             attend.out      = (char *) (out.data() + row*kQuery);
@@ -161,7 +170,7 @@ public:
             attend.observe  = true;
             attend.feed     = options.sparse;
             attend.next_row = options.sparse ? -1 : next;
-            plane->attend(row, here, attend, stream);
+            node("attend-", row, [&] { plane->attend(row, here, attend, stream); });
         }
     }
 
@@ -184,7 +193,7 @@ public:
             recorded = now;
         }
         set_inputs(token);
-        begin(token);
+        test::must(begin(token));
         for (int split = 0; split < options.n_splits; ++split) {
             // a split is recorded when it has been the same for a while, each for itself
             if (!replays || token < split) {
@@ -390,6 +399,52 @@ void check_refusals() {
     gpu::emulator::set_limits({});
     CHECK(make().empty(), "it comes to be afterwards");
 }
+
+// What fails in a node is kept, the first of it and with its name where that can be known, and every step behind it is refused.
+void check_failures() {
+    const auto failed = [](const char * how, const gpu::emulator::Limits & limits) -> std::string {
+        Decoder decoder({ false, 0, 1, false, how });
+        const auto step = [&](int token) {
+            decoder.set_inputs(token);
+            const bool begun = decoder.begin(token);
+            decoder.nodes(0, kRows);
+            decoder.plane->end(true);
+            return begun;
+        };
+        CHECK(step(0) && decoder.plane->wait() && !decoder.plane->failure(), "%s: it begins well", how);
+        gpu::emulator::set_limits(limits);
+        CHECK(step(1), "%s: nobody knows yet", how);
+        decoder.plane->wait_for_step();
+        gpu::emulator::set_limits({});
+        CHECK(!step(2) && !step(3), "%s: the next steps", how);
+        const std::string sentence = edgekv_device_library()->last_error();
+        CHECK(decoder.plane->failure() && sentence == decoder.plane->failure(), "%s: %s", how, sentence.c_str());
+        return sentence;
+    };
+    const auto expect = [](const std::string & said, const char * part) {
+        CHECK(said.find(part) != std::string::npos, "%s is not in: %s", part, said.c_str());
+    };
+    gpu::emulator::Limits narrow, lost;
+    narrow.shared_bytes  = 0;  // no kernel that asks for shared memory can be started
+    lost.operations_left = 9;  // of three layers' kernels and copies
+    const std::string refused = failed("a launch is refused", narrow);
+    expect(refused, "the GPU failed in the node attend-0: a block cannot have");
+    expect(failed("an operation is lost", lost), "the GPU failed in a step (EDGEKV_DEVICE_SYNC=1 finds the node): an operation on the device failed");
+    setenv("EDGEKV_DEVICE_SYNC", "1", 1);
+    expect(failed("an operation is lost", lost), "the GPU failed in the node ");
+    expect(failed("a launch is refused", narrow), refused.c_str());
+    unsetenv("EDGEKV_DEVICE_SYNC");
+
+    // ggml asks for the last error behind each of its nodes: what one of its own left is neither taken nor made ours
+    Decoder decoder({ false, 0, 1, false, "ggml's error" });
+    decoder.set_inputs(0);
+    test::must(decoder.begin(0));
+    test::must(decoder.plane->wait());
+    gpu::emulator::leave_error(true);
+    decoder.nodes(0, kRows);
+    CHECK(gpu::error_stands() && gpu::emulator::n_queued() == 0 && !decoder.plane->failure(), "a node ran behind an error of ggml's");
+    gpu::emulator::leave_error(false);
+}
 #endif
 
 }  // namespace
@@ -417,6 +472,7 @@ int main(int argc, char **) {
     check({ true, 0, 1, false, "sparse, nothing in the arena" }, tokens(60));
 #if !defined(__CUDACC__)
     check_refusals();
+    check_failures();
 #endif
     std::printf("%s\n", test::failures ? "FAILED" : "ok");
 

@@ -86,8 +86,8 @@ public:
     bool reserve_known() override;
     bool reserve_arena(int n_tail) override;
     bool reserve_workspace(int row, const PlaneView & view, SketchKind kind, bool lists) override;
-    int generation() const override { return n_generations; }
-    void renew() override { n_generations += 1; }
+    int generation() const override { return current; }
+    void renew() override { current = next_generation(); }
     bool set_slots(int n_slots) override;
     PlaneBytes bytes() const override;
 
@@ -187,7 +187,8 @@ private:
     std::vector<RowSketches> row_sketches;
     int n_slots = 0, n_slots_max = 0, n_tail_slots = 0;
     size_t budget = 0, list_stride = 0, estimate_stride = 0;
-    int n_generations = 1;
+    static int next_generation();  // of all planes of the process: recorded graphs outlive theirs
+    int current = next_generation();
 
     Upload uploads[2];
     int turn = 0;

@@ -2,6 +2,7 @@
 #include "plane_device.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -65,6 +66,12 @@ DevicePlane::DevicePlane(int index, const PlaneShape & shape, Stream stream) :
     mirrors.positions = mirrors.oldest + shape.n_pages;
     mirrors.slots     = mirrors.positions + (size_t) shape.n_stream*shape.n_cells;
     mirrors.end       = mirrors.slots + n_entries();
+}
+
+int DevicePlane::next_generation() {
+    static std::atomic<int> newest{0};
+
+    return ++newest;
 }
 
 bool DevicePlane::init() {
@@ -167,7 +174,7 @@ bool DevicePlane::read(void * dst, const void * src, size_t n_bytes) {
 
 bool DevicePlane::grow(DeviceBuffer & buffer, size_t n_bytes) {
     if (n_bytes > buffer.size()) {
-        n_generations += 1;  // recorded graphs know the address of the old one
+        renew();  // recorded graphs know the address of the old one
         use_device(index);
     }
 

@@ -372,6 +372,23 @@ void check_staging(int n_splits) {
     }
 }
 
+// ggml keeps what it recorded for a graph whose nodes are still the same, also when a context's plane is gone and another stands in its
+// place with other memory: so no two planes of a process may share a generation.
+void check_generations() {
+    const auto generations = [] {
+        Decoder decoder({ true, 0, 1, false, "generations" });
+        std::vector<int> seen = { decoder.plane->generation() };
+        decoder.plane->renew();
+        seen.push_back(decoder.plane->generation());
+        return seen;
+    };
+    std::vector<int> all = generations();
+    const std::vector<int> later = generations();
+    all.insert(all.end(), later.begin(), later.end());
+    std::sort(all.begin(), all.end());
+    CHECK(std::adjacent_find(all.begin(), all.end()) == all.end(), "%d %d %d %d", all[0], all[1], all[2], all[3]);
+}
+
 #if !defined(__CUDACC__)
 // A device that refuses the n-th allocation, copy or pin, for every n until a plane comes to be: each time a sentence, and nothing kept.
 void check_refusals() {
@@ -470,6 +487,7 @@ int main(int argc, char **) {
     check({ true, 0, 1, true, "sparse" }, tokens(264));
     check({ true, 0, 3, true, "sparse, heads take turns" }, tokens(100));
     check({ true, 0, 1, false, "sparse, nothing in the arena" }, tokens(60));
+    check_generations();
 #if !defined(__CUDACC__)
     check_refusals();
     check_failures();

@@ -19,10 +19,39 @@ namespace {
 
 using Entry = const DeviceLibrary * (*)();
 
-// beside this library
-const DeviceLibrary * open_beside(const char * name) {
+// the folder of this library, with a separator at its end; "": not to be found
+std::string own_folder() {
 #if defined(_WIN32)
-    HMODULE module = LoadLibraryA((std::string(name) + ".dll").c_str());
+    HMODULE self;
+    char    path[4096];
+    if (!GetModuleHandleExA(GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS | GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT,
+                            reinterpret_cast<const char *>(&open_device_library), &self)) {
+        return "";
+    }
+    const DWORD n = GetModuleFileNameA(self, path, sizeof(path));
+    if (n == 0 || n == sizeof(path)) {
+        return "";
+    }
+    const std::string own = path;
+#else
+    Dl_info self;
+    if (!dladdr(reinterpret_cast<const void *>(&open_device_library), &self)) {
+        return "";
+    }
+    const std::string own = self.dli_fname;
+#endif
+    return own.substr(0, own.find_last_of("/\\") + 1);
+}
+
+// by its full path: what else the system would search may hold another
+const DeviceLibrary * open_beside(const char * name) {
+    const std::string folder = own_folder();
+    if (folder.empty()) {
+        return nullptr;
+    }
+#if defined(_WIN32)
+    // the libraries that it needs are looked for beside it, too
+    HMODULE module = LoadLibraryExA((folder + name + ".dll").c_str(), nullptr, LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR | LOAD_LIBRARY_SEARCH_DEFAULT_DIRS);
     auto entry = module ? reinterpret_cast<Entry>(GetProcAddress(module, "edgekv_device_library")) : nullptr;
 #else
 #    if defined(__APPLE__)
@@ -30,13 +59,7 @@ const DeviceLibrary * open_beside(const char * name) {
 #    else
     const char * suffix = ".so";
 #    endif
-    Dl_info self;
-    if (!dladdr(reinterpret_cast<const void *>(&open_device_library), &self)) {
-        return nullptr;
-    }
-    const std::string own = self.dli_fname;
-    const std::string dir = own.substr(0, own.find_last_of('/') + 1);
-    void * module = dlopen((dir + "lib" + name + suffix).c_str(), RTLD_NOW | RTLD_LOCAL);
+    void * module = dlopen((folder + "lib" + name + suffix).c_str(), RTLD_NOW | RTLD_LOCAL);
     auto entry = module ? reinterpret_cast<Entry>(dlsym(module, "edgekv_device_library")) : nullptr;
 #endif
     const DeviceLibrary * library = entry ? entry() : nullptr;

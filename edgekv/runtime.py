@@ -148,20 +148,46 @@ class Runtime:
     @property
     def mode(self) -> KvMode:
         """How the next step attends. It is set by the thread that decodes, in an observer, or by any thread while nothing decodes; raises
-        ConfigError while another thread computes a step, and DoesNotFit where there is no memory."""
+        ConfigError while another thread computes a step, and DoesNotFit where there is no
+        memory. On a device mode off gives the arena's memory back, and another mode takes it again."""
         return core.get_params(self._native_handle())[0]
 
     @mode.setter
     def mode(self, mode: KvMode | str) -> None:
         mode = choice(KvMode, mode, "KV mode")
         self._check_evict(self._options.with_(mode=mode))
+        self._leave_arena(mode)
         core.set_mode(self._native_handle(), mode)
         self._options = self._options.with_(mode=mode)
         if self._tiering is not None:
             self._tiering.set_mode(self._options)
         elif has_tiers(self._native_handle(), mode):
             self._tiering = self._make_tiering(self._native_handle(), self._options)
+            self._pin_again()
         self._set_step_every()
+
+    def _leave_arena(self, mode: KvMode) -> None:
+        """On a device the policy ends where the mode has none: the memory that its pages are in goes."""
+        if self._tiering is not None and self._tiering.on_device and not has_tiers(self._native_handle(), mode):
+            self._tiering.close()
+            self._tiering = None
+
+    def give_back(self, n_bytes: int) -> int:
+        """Give at least `n_bytes` of the arena's GPU memory back, or all of it where it has less: a draft model, a projector or another
+        program needs it. Pages stay at home and the policy begins anew. Returns the bytes that were given back, 0 on the processor. Only
+        while nothing decodes."""
+        handle = self._native_handle()
+        plane = device.plane(handle)
+        if plane is None or n_bytes <= 0:
+            return 0
+        before = core.memory(handle).arena_bytes
+        if self._tiering is not None:
+            self._tiering.close()
+        hierarchy.limit_arena(handle, max(0, plane.n_slots_max - -(-n_bytes // plane.slot_bytes)))
+        if self._tiering is not None:
+            self._tiering = self._make_tiering(handle, _effective(self.options))
+            self._pin_again()
+        return before - core.memory(handle).arena_bytes
 
     @property
     def observe(self) -> bool:
@@ -191,6 +217,7 @@ class Runtime:
             raise ConfigError(f"the pages of this context have {self.page_tokens} tokens; only a new context can have {options.page_tokens}")
         effective = _effective(options)
         self._check_evict(effective)
+        self._leave_arena(effective.mode)
         hierarchy.set_selection(handle, options)
         core.set_mode(handle, effective.mode)
         core.set_observe(handle, options.observe, options.observe_prompt)

@@ -123,6 +123,10 @@ class Tiering:
             self._key_norms.update(np.flatnonzero(self._newest >= 0))
         self.resize(options)
 
+    @property
+    def on_device(self) -> bool:
+        return self._plane is not None
+
     def resize(self, options: KvOptions) -> None:
         """The arena that these options ask for, as far as a device has room for it. Raises DoesNotFit."""
         self._options = options

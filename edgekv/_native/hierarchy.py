@@ -56,6 +56,11 @@ def set_selection(handle: Handle, options: KvOptions) -> None:
     _check(lib.edgekv_set_selection(handle, ffi.new("edgekv_selection *", selection(options))))
 
 
+def limit_arena(handle: Handle, n_slots: int) -> None:
+    """Empty the arena on a device and give back its memory beyond so many slots; while nothing decodes, with no copy under way."""
+    _check(lib.edgekv_limit_arena(handle, n_slots))
+
+
 def set_arena(handle: Handle, n_slots: int) -> None:
     _check(lib.edgekv_set_arena(handle, n_slots))
 

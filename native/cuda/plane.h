@@ -135,8 +135,9 @@ public:
     virtual bool reserve_sketches(SketchKind kind, int n_dense, bool & made) = 0;
     virtual bool reserve_ring() = 0;   // mode exact
     virtual bool reserve_known() = 0;  // reselect > 1
-    // What the budget has left; once. n_tail further slots are for the pages that are being filled, if they are a small part of it.
-    virtual bool reserve_arena(int n_tail) = 0;
+    // The arena's memory, in place of what it has: what the budget has left, for n_slots slots at most. n_tail further ones are for the pages
+    // that are being filled, if they are a small part of it. No page is in a slot.
+    virtual bool reserve_arena(int n_slots, int n_tail) = 0;
     // Workspaces for graphs of this view and row; false: last_error(). They may move: see generation().
     virtual bool reserve_workspace(int row, const PlaneView & view, SketchKind kind, bool lists) = 0;
     virtual int generation() const = 0;

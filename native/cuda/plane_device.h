@@ -84,7 +84,7 @@ public:
     bool reserve_sketches(SketchKind kind, int n_dense, bool & made) override;
     bool reserve_ring() override;
     bool reserve_known() override;
-    bool reserve_arena(int n_tail) override;
+    bool reserve_arena(int n_slots, int n_tail) override;
     bool reserve_workspace(int row, const PlaneView & view, SketchKind kind, bool lists) override;
     int generation() const override { return current; }
     void renew() override { current = next_generation(); }

@@ -244,8 +244,14 @@ size_t DevicePlane::used_bytes() const {
     return n;
 }
 
-bool DevicePlane::reserve_arena(int n_tail) {
+bool DevicePlane::reserve_arena(int n_wanted, int n_tail) {
     Device now;
+    if (slots_memory.size()) {
+        wait();
+        slots_memory.release();
+        renew();
+    }
+    n_slots = n_slots_max = n_tail_slots = 0;
     if (!use_device(index) || !device(index, now)) {
         return false;
     }
@@ -272,7 +278,7 @@ bool DevicePlane::reserve_arena(int n_tail) {
     }
     n_tail_slots = n_tail*shape.slot_bytes <= room/4 ? n_tail : 0;
     room        -= n_tail_slots*shape.slot_bytes;
-    n_slots_max  = (int) std::min({ n_pages, room/shape.slot_bytes, (size_t) std::numeric_limits<int>::max()/2 });
+    n_slots_max  = (int) std::min({ n_pages, room/shape.slot_bytes, (size_t) n_wanted, (size_t) std::numeric_limits<int>::max()/2 });
     if (!slots_memory.reserve(((size_t) n_slots_max + n_tail_slots)*shape.slot_bytes)) {
         n_slots_max = n_tail_slots = 0;
         return false;

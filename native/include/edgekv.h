@@ -233,7 +233,7 @@ typedef struct {
     char * arena;
     size_t slot_bytes;
     int n_slots;         /* in use: edgekv_set_arena() */
-    int n_slots_max;     /* what the budget has room for; the memory is there from the start */
+    int n_slots_max;     /* what the budget has room for; the memory is there from the start, and in mode off it is not */
     int n_cells;         /* of a stream: rows of a last page behind it do not exist */
     const edgekv_device_row * rows; /* [n_rows] in device memory */
     size_t budget_bytes;  /* what vram_bytes came to */
@@ -392,6 +392,9 @@ EDGEKV_API edgekv_limits edgekv_get_limits(const edgekv_context * ctx);
    what is on the step's stream (a step in flight may still read a slot that was released), copies, and publishes when the copies are
    complete. edgekv_copy_pages() is refused. */
 EDGEKV_API bool edgekv_get_device(const edgekv_context * ctx, edgekv_device * out); /* false: the host plane */
+/* Takes all pages out of the arena, and gives back what its memory has beyond n_slots slots, from now on: others need it. edgekv_set_arena()
+   then says how many are used. Mode off gives all of it back, and a mode after it takes it again. Decoding thread, with no copy under way. */
+EDGEKV_API edgekv_status edgekv_limit_arena(edgekv_context * ctx, int n_slots);
 EDGEKV_API edgekv_status edgekv_begin_copies(edgekv_context * ctx, const edgekv_move * moves, int n);
 /* Why a context that was to be placed on a device is not, and runs on the host plane or stock; of one that is placed, what failed there
    first, in which node, so that llama_decode fails from then on (the log says it too). EDGEKV_OK and empty where there is nothing to say. */

@@ -383,6 +383,11 @@ edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode) {
     if (mode == EDGEKV_MODE_EXACT && ctx->plane && !ctx->plane->reserve_ring()) {
         return fail(EDGEKV_NO_MEMORY, ctx->plane_error());
     }
+    if (ctx->plane && mode == EDGEKV_MODE_OFF) {
+        ctx->release_arena();  // stock nodes copy K and V of each layer to the device: they can use it
+    } else if (ctx->plane && ctx->wanted_mode.load(std::memory_order_relaxed) == EDGEKV_MODE_OFF && !ctx->reserve_arena()) {
+        return fail(EDGEKV_NO_MEMORY, ctx->plane_error());
+    }
     if (mode == EDGEKV_MODE_EVICT) {
         llama_edgekv_allow_gaps(ctx->lctx);
     }

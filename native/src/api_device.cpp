@@ -18,6 +18,21 @@ bool edgekv_get_device(const edgekv_context * ctx, edgekv_device * out) {
     return true;
 }
 
+edgekv_status edgekv_limit_arena(edgekv_context * ctx, int n_slots) {
+    if (n_slots < 0) {
+        return fail(EDGEKV_INVALID, "an arena cannot have " + std::to_string(n_slots) + " slots");
+    }
+    if (!ctx->plane) {
+        return fail(EDGEKV_UNSUPPORTED, "this context runs on the processor: its arena is as large as edgekv_set_arena() says");
+    }
+    ctx->most_slots = n_slots;
+    if (ctx->wanted_mode.load(std::memory_order_relaxed) != EDGEKV_MODE_OFF && !ctx->reserve_arena()) {
+        return fail(EDGEKV_NO_MEMORY, ctx->plane_error());
+    }
+
+    return EDGEKV_OK;
+}
+
 edgekv_status edgekv_device_problem(const edgekv_context * ctx, const char ** sentence) {
     *sentence = ctx->problem.c_str();
 

@@ -10,6 +10,7 @@
 #include "staging.h"
 
 #include <atomic>
+#include <climits>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -79,6 +80,10 @@ struct edgekv_context {
     // Puts the data plane where params.placement says, once, after the context is known to the hooks. false: `problem` says why, and
     // the context stays on the host plane.
     bool place();
+    // On a plane, while nothing decodes: all pages leave the arena. Its memory is taken anew, for most_slots slots at most (false:
+    // plane_error()), or given back.
+    bool reserve_arena();
+    void release_arena();
     const char * plane_error() const { return library->last_error(); }
     const char * failure();  // of the device, for good: no step may be computed any more; null: none
     int next_row(const edgekv::Layer & layer) const;  // that is hooked, -1: none
@@ -138,6 +143,7 @@ struct edgekv_context {
     const edgekv::DeviceLibrary * library = nullptr;
     edgekv::Staging staging;  // before the plane, which waits for what is under way into it before either is freed
     std::unique_ptr<edgekv::Plane> plane;
+    int most_slots = INT_MAX;
     std::string problem;
     edgekv_status problem_status = EDGEKV_OK;
     // of the graph that runs: recorded CUDA graphs are replayed without calling the nodes

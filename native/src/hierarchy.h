@@ -84,7 +84,10 @@ public:
     // On a plane: the page that a stream fills, and the one before it, have slots of their own, behind the caller's: they are written
     // through, so that the newest tokens need no copy. 0: none.
     int n_tail_slots() const { return dims.n_rows*dims.n_heads*dims.n_stream*2; }
-    void set_tail(int first_slot) { tail_first = first_slot; }
+    void set_tail(int first_slot) {
+        tail_first = first_slot;
+        tails.assign(dims.n_stream, {});
+    }
     char * slot(int i) { return arena.data() + (size_t) i*dims.slot_bytes; }
     const char * arena_data() const { return n_slots() > 0 ? arena.data() : nullptr; }
     void copied(const edgekv_move & move) { slot_copied[move.slot] = {now[move.page/dims.pages_per_stream], id(move)}; }

@@ -5,6 +5,7 @@
 
 #include "ggml-impl.h"
 
+#include <cstdio>
 #include <cstring>
 
 namespace edgekv {
@@ -118,8 +119,10 @@ using Run = void (*)(const Layer &, const ggml_tensor *, void *);
 void run_node(Run run, const Layer & layer, const ggml_tensor * node, void * stream, bool waits) {
     Plane & plane = *layer.owner->plane;
     if (plane.begin_node()) {
+        char name[64];  // llama.cpp gives the last node of a layer's attention another
+        std::snprintf(name, sizeof(name), "edgekv_%s-%d", run == run_store_on ? "store" : run == run_select_on ? "select" : "attend", layer.il);
         run(layer, node, stream);
-        plane.end_node(node->name, stream, waits);
+        plane.end_node(name, stream, waits);
     }
 }
 

@@ -193,12 +193,26 @@ bool edgekv_context::place() {
             }
         }
     }
-    if (!plane->reserve_arena(hierarchy.n_tail_slots())) {
+    if (params.mode != EDGEKV_MODE_OFF && !reserve_arena()) {
         return refuse(library->last_error(), EDGEKV_NO_MEMORY);
     }
-    hierarchy.set_tail(plane->bytes().tail_slot);
 
     return true;
+}
+
+bool edgekv_context::reserve_arena() {
+    release_arena();
+    const bool reserved = plane->reserve_arena(most_slots, most_slots > 0 ? hierarchy.n_tail_slots() : 0);
+    hierarchy.set_tail(plane->bytes().tail_slot);
+
+    return reserved;
+}
+
+void edgekv_context::release_arena() {
+    hierarchy.set_tail(0);
+    hierarchy.set_arena(0);  // no page is in a slot
+    plane->reserve_arena(0, 0);
+    llama_edgekv_invalidate_graph(lctx);
 }
 
 int edgekv_context::next_row(const Layer & layer) const {

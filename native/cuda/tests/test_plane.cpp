@@ -4,6 +4,7 @@
 #include "../plane_device.h"
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -63,7 +64,7 @@ public:
         for (int row = 0; row < kRows; ++row) {
             test::must(plane->reserve_workspace(row, view(), SketchKind::b2, options.sparse));
         }
-        test::must(plane->reserve_arena(0) && plane->set_slots(plane->bytes().n_slots_max));
+        test::must(plane->reserve_arena(INT_MAX, 0) && plane->set_slots(plane->bytes().n_slots_max));
         selection = { EDGEKV_SKETCH_B2, 0.25f, 0, false, 0, 16, 32, 0.0f, 0.0f, 0.1f, options.reselect, 0, true, false, 0 };
     }
     ~Decoder() {
@@ -398,7 +399,7 @@ void check_refusals() {
         const PlaneView view = { 256, 1, 0, 1, 0, 0 };
         bool made;
         const bool all = plane.init() && plane.reserve_sketches(SketchKind::b2, 0, made) && plane.reserve_known() && plane.reserve_ring() &&
-                          plane.reserve_workspace(0, view, SketchKind::b2, true) && plane.reserve_arena(4);
+                          plane.reserve_workspace(0, view, SketchKind::b2, true) && plane.reserve_arena(INT_MAX, 4);
         return all ? "" : edgekv_device_library()->last_error();
     };
     for (int what = 0; what < 3; ++what) {

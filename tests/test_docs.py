@@ -65,7 +65,7 @@ def environment_variables() -> set[str]:
                 value = node.value if isinstance(node, ast.Constant) else None
                 if isinstance(value, str) and re.fullmatch(r"EDGEKV(_[A-Z0-9]+)*", value):
                     found.add(value)
-        elif path.suffix in (".cpp", ".h", ".txt", ".cmake"):
+        elif path.suffix in (".cpp", ".cu", ".h", ".txt", ".cmake"):
             found |= set(re.findall(r'(?:getenv\("|ENV\{)(EDGEKV\w*)', path.read_text(encoding="utf-8")))
     return found
 

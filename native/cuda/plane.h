@@ -20,7 +20,7 @@
 
 namespace edgekv {
 
-constexpr int kPlaneAbi = 1;
+constexpr int kPlaneAbi = 2;
 
 // A hooked layer. Home as the device addresses it: stream 0, cell 0, head 0. Strides in bytes.
 struct PlaneRow {

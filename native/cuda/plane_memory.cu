@@ -14,8 +14,8 @@ namespace {
 constexpr size_t kMinMargin   = 256u << 20;  // of VRAM that is left to others
 constexpr size_t kMaxHalfRing = 128u << 20;
 
-bool environment_says(const char * name) {
-    const char * value = std::getenv(name);
+bool waits_for_nodes() {
+    const char * value = std::getenv("EDGEKV_DEVICE_SYNC");
     return value && *value && std::strcmp(value, "0") != 0;
 }
 
@@ -60,7 +60,7 @@ void DeviceBuffer::release() {
 // ---- life --------------------------------------------------------------------------------------------------------------------
 
 DevicePlane::DevicePlane(int index, const PlaneShape & shape, Stream stream) :
-    index(index), shape(shape), main(stream), syncs(environment_says("EDGEKV_DEVICE_SYNC")) {
+    index(index), shape(shape), main(stream), syncs(waits_for_nodes()) {
     row_sketches.resize(shape.rows.size());
     mirrors.oldest    = shape.n_pages;
     mirrors.positions = mirrors.oldest + shape.n_pages;

@@ -1,0 +1,31 @@
+"""The installed package: what it needs and what it carries."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+METADATA = importlib.metadata.metadata("edgekv")
+OLDEST = re.fullmatch(r">=(3\.\d+)", METADATA["Requires-Python"])[1]
+NEEDS = [Requirement(text) for text in importlib.metadata.requires("edgekv")]
+
+NEWEST_ON_3_10 = {"numpy": "2.2.6", "platformdirs": "4.12.4", "matplotlib": "3.10.9"}
+"""Of what is at hand in a release that has left Python 3.10: the last release that runs there."""
+
+
+@pytest.mark.parametrize("need", [need for need in NEEDS if need.name != "edgekv"], ids=str)
+def test_what_is_needed_runs_on_every_python_promised(need):
+    """pip takes the newest release that runs on the Python at hand: there must be one on the oldest."""
+    try:
+        found = importlib.metadata.distribution(need.name)
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("not installed")
+    assert found.version in need.specifier
+    if OLDEST in SpecifierSet(found.metadata["Requires-Python"] or ""):
+        return
+    assert OLDEST == "3.10" and NEWEST_ON_3_10.get(need.name, "none") in need.specifier, \
+        f"{need.name} {found.version} needs Python {found.metadata['Requires-Python']}, and we promise {OLDEST}"

@@ -1,16 +1,23 @@
 """EdgeKV: a tiered KV cache for llama.cpp, driven from Python.
 
-`edgekv.Llama` is `llama_cpp.Llama` with KV options; `edgekv.runtime` attaches to any llama_context of the process.
+`edgekv.Llama` is `llama_cpp.Llama` with KV options; `edgekv.runtime` attaches to any llama_context of the process. A `llama_cpp` that is
+imported after this package runs on our libraries.
 """
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import PackageNotFoundError, version as _version
 
 try:
     __version__ = _version("edgekv")
 except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+unknown"
+
+# llama_cpp looks there when it is imported; in an editable install the libraries lie in another folder of the package than this file
+for _folder in __path__:
+    if os.path.isdir(os.path.join(_folder, "lib")):
+        os.environ["LLAMA_CPP_LIB_PATH"] = os.path.join(_folder, "lib")
 
 __all__ = ["Llama", "__version__"]
 

@@ -180,6 +180,16 @@ def test_llama_cpp_runs_on_our_libraries():
     assert {"libllama", "libedgekv", "libllama-server-impl"} <= {name.split(".")[0] for name in info["libraries"]}
 
 
+def test_llama_cpp_may_follow_the_import_of_edgekv():
+    """As the README says, though nothing of edgekv was used: in wheels and editable installs, without the native module."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import edgekv, llama_cpp, sys; print(llama_cpp.llama_cpp._lib._name, 'edgekv._native' in sys.modules)"],
+        env={name: value for name, value in os.environ.items() if name != "LLAMA_CPP_LIB_PATH"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    name, used = done.stdout.split()
+    assert Path(name).resolve().parent == _native.lib_dir().resolve() and used == "False"
+
+
 def test_the_patch_series_is_sound(monkeypatch, capsys):
     """Only additions; and where the pinned sdist is at hand, it applies, reverses and applies again."""
     for path in sorted((ROOT / "patches").glob("*.patch")):

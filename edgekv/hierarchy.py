@@ -271,5 +271,5 @@ class Hierarchy:
         self.transport.close()
 
     def check(self) -> None:
-        """All invariants of DESIGN section 4 that can be seen from here. Raises TierError."""
+        """The page table's invariants. Raises TierError with the first that is broken."""
         self.table.check()

@@ -232,7 +232,7 @@ class PageTable:
                             f"not {state.name}")
 
     def check(self) -> None:
-        """The invariants of DESIGN section 4. Raises TierError with the first that is broken."""
+        """The invariants: who may be where, and that counts agree. Raises TierError with the first that is broken."""
         state, slot = self._flat_state, self._flat_slot
         holds = (state == State.RESIDENT) | (state == State.MOVING)
         base = (self._exists * self._base).reshape(-1)

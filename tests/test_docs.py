@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
 import shlex
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -143,3 +145,47 @@ def test_exit_codes_are_named():
     codes = [value for name, value in vars(errors).items() if name.startswith("EXIT_")]
     section = README[README.lower().find("exit code") :]
     assert all(re.search(rf"\b{code}\b", section) for code in codes)
+
+
+# ---- comments -----------------------------------------------------------------------------------------------------------------------
+
+NATIVE = {".cpp", ".h", ".cu", ".cuh"}
+TEXTS = [path for path in [*SOURCES, *sorted((ROOT / "tests").rglob("*"))]
+         if path.suffix in NATIVE | {".py", ".txt", ".cmake", ".patch", ".md"}]
+FOREIGN = {"Python.h", "llama.cpp"}
+"""Files of others that comments name, besides those of llama.cpp that our sources include or our patches change."""
+
+
+def comments(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of each comment of a source file; of Python's docstrings too."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT or token.type == tokenize.STRING and token.string.startswith(('"""', 'r"""')):
+                yield token.start[0], token.string
+    elif path.suffix in NATIVE:
+        for match in re.finditer(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', text, re.S):  # strings may hold what looks like a comment
+            if match[0][0] == "/":
+                yield text.count("\n", 0, match.start()) + 1, match[0]
+
+
+def test_files_named_in_comments_exist():
+    """A comment that names a file, by its name or the end of its path, names one that is there. Names in capitals stand for any file."""
+    ours = [f"/{path.relative_to(ROOT).as_posix()}" for path in TEXTS]
+    theirs = {name for path in TEXTS if path.suffix in NATIVE | {".patch"}
+              for name in re.findall(r'#include [<"]\S*?([\w.-]+)[">]|^\+\+\+ b/\S*?([\w.-]+)$', path.read_text(encoding="utf-8"), re.M)}
+    foreign = FOREIGN | {name for names in theirs for name in names}
+    n_named = 0
+    for path in TEXTS:
+        for line, comment in comments(path):
+            for name in re.findall(r"(?<![\w*>}.-])(?:\w[\w.-]*/)*\w[\w-]*\.(?:py|cpp|h|cuh?|cmake)\b(?![(.])", comment):
+                n_named += 1
+                known = name.rpartition("/")[2] in foreign or any(end.endswith(f"/{name}") for end in ours)
+                assert known or Path(name).stem.isupper(), f"{path.relative_to(ROOT)}:{line} names {name}, and there is no such file"
+    assert n_named > 100
+
+
+def test_documents_that_are_not_here_are_not_cited():
+    for path in TEXTS:
+        for name in re.findall(r"\b([A-Z]{3,})(?:\.md)?,? [Ss]ection \d", path.read_text(encoding="utf-8")):
+            assert (ROOT / f"{name}.md").exists(), f"{path.relative_to(ROOT)} cites {name}"

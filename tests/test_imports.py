@@ -1,4 +1,4 @@
-"""The house rules of DESIGN section 4: imports point down, native code has one door, and `--help` costs nothing."""
+"""The house rules: imports point down, native code has one door, and `--help` costs nothing."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ BLOCK = 1 << 16
 def weights(alpha: float, n_tokens: int) -> tuple[np.float32, np.float32]:
     """What `ema` multiplies mass and scores with, for a step of n_tokens tokens.
 
-    scores = a * mass / n_tokens + (1 - a) * scores, with a = 1 - (1 - alpha) ^ n_tokens: for one token DESIGN section 1's EMA. A
+    scores = a * mass / n_tokens + (1 - a) * scores, with a = 1 - (1 - alpha) ^ n_tokens: for one token the usual EMA. A
     step of several tokens holds the sum of their masses: it counts as n_tokens steps of its mean, so that scores stay on the scale
     of one token's attention.
     """

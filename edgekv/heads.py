@@ -9,8 +9,9 @@ import numpy as np
 
 from edgekv.errors import ConfigError, ContextOverflow, EdgeKVError
 from edgekv.llama import Llama
+from edgekv.observers import Step
 from edgekv.roles import RECENT_PAGES, Profile, RoleMeter
-from edgekv.runtime import Runtime, Step
+from edgekv.runtime import Runtime
 from edgekv.vocab import KvMode
 
 if TYPE_CHECKING:

@@ -10,15 +10,14 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
 
 from edgekv import _native, calibration, eviction, policies, prefetch
-from edgekv.calibration import ColdPage, ship_or_read
 from edgekv.config import AUTO_DEVICE, KvOptions, choice
 from edgekv.errors import ConfigError, EdgeKVError, NotPinned
+from edgekv.observers import Observers
 from edgekv.reports import LayerReport, MemoryReport, SelectionReport, TierReport
 from edgekv.stats import Stats
 from edgekv.vocab import DeviceKind, KvMode
@@ -27,29 +26,8 @@ _native.prepare()
 
 from edgekv._native import core, device, hierarchy  # noqa: E402  (the libraries must be in place first)
 from edgekv.cells import Cells  # noqa: E402
-from edgekv.tiering import STEP_EVERY, Tiering, has_tiers, operations, selection_report  # noqa: E402
+from edgekv.tiering import Tiering, has_tiers, operations, selection_report  # noqa: E402
 
-
-@dataclass(frozen=True)
-class Step:
-    """One ubatch, as an observer sees it. The arrays are views that live until the observer returns."""
-
-    layers: tuple[int, ...]
-    """Model layer of each row of the mass arrays: the hooked layers."""
-    mass_max: np.ndarray
-    """float32 [len(layers), kv_head, page]: attention mass, the maximum over the query heads of the group, summed over tokens."""
-    mass_sum: np.ndarray
-    """The same, summed over the query heads of the group: a head's pages add up to the group size (less what sinks took)."""
-    n_tokens: int
-    hooked: bool
-    """False where the stock nodes ran (prompts, mode off): the mass is zero then, or `n_observed` tokens'."""
-    page_tokens: int
-    pages_per_stream: int
-    n_observed: int = 0
-    """Tokens whose mass this is: those of a hooked step, or the last ones of a prompt's (`KvOptions.observe_prompt`)."""
-
-
-Observer = Callable[[Step], None]
 
 _lock = threading.Lock()
 log = logging.getLogger("edgekv")
@@ -62,28 +40,8 @@ _attaching = threading.local()
 """`options` of the context that this thread attaches."""
 
 
-class Observers(list[Observer]):
-    """Functions called after each step; `changed` is called when they become some or none."""
-
-    def __init__(self, changed: Callable[[], None]):
-        super().__init__()
-        self._changed = changed
-
-    def append(self, observer: Observer) -> None:
-        super().append(observer)
-        self._changed()
-
-    def remove(self, observer: Observer) -> None:
-        super().remove(observer)
-        self._changed()
-
-    def clear(self) -> None:
-        super().clear()
-        self._changed()
-
-
 class Runtime:
-    """The KV cache of one context: its mode, layers, cells, memory and hierarchy, and the observers called after each step."""
+    """The KV cache of one context: its mode, layers, cells, memory and hierarchy, and the observers called after each ubatch."""
 
     def __init__(self, handle: core.Handle, options: KvOptions):
         self._handle: core.Handle | None = handle
@@ -95,7 +53,7 @@ class Runtime:
         self._observation = core.ObservationReader(handle, self._ops.view if self._ops.on_device else None)
         self._n_heads = self._observation.read().mass_sum.shape[1]
         self.cells = Cells(self._native_handle)
-        self.observers = Observers(self._set_step_every)
+        self.observers = Observers(self._rows, self._observation.read, self._ops.download, self._watch)
         self.stats = Stats()
         self._pins: list[tuple[int, int]] = []
         self._tiering: Tiering | None = None
@@ -108,9 +66,7 @@ class Runtime:
     def _make_tiering(self, handle: core.Handle, options: KvOptions) -> Tiering:
         plane = device.plane(handle)
         rates = _rates(plane.kind, plane.index) if plane is not None and plane.kind is DeviceKind.CUDA else None
-        if rates is not None and ship_or_read(plane.slot_bytes, options.plan_every, rates) is ColdPage.READ:
-            options = options.with_(kv_budget=0)  # the link is as fast as the device's memory: copies gain nothing
-        return Tiering(handle, options, self.stats, self._ops, rates.link_gather if rates is not None else None)
+        return Tiering(handle, options, self.stats, self._ops, rates)
 
     @classmethod
     def attach(cls, address: int, options: KvOptions | None = None) -> Runtime:
@@ -326,35 +282,34 @@ class Runtime:
     # ---- the step -----------------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """After each ubatch, on the thread that decoded it: the hierarchy's phases, the observers, the counters."""
+        """After a ubatch, on the thread that decoded it: where a run ends the hierarchy's phases and the counters; the observers."""
         began = time.perf_counter()
         seen = self._observation.read()
-        if self._tiering is not None:
-            self._tiering.step(seen)
-            if self._overdue:
-                self._set_step_every(overdue=False)
-        if self.observers:
-            # on a device this waits for it: who observes wants to see
-            mass_max, mass_sum = self._ops.download(seen.mass_max), self._ops.download(seen.mass_sum)
-            step = Step(self._rows, mass_max, mass_sum, seen.n_tokens, seen.n_tokens_hooked > 0, seen.page_tokens,
-                        seen.pages_per_stream, seen.n_tokens_observed)
-            for observer in list(self.observers):
-                observer(step)
-        self._record(seen, time.perf_counter() - began)
+        if seen.ends_run:
+            if self._tiering is not None:
+                self._tiering.step(seen)
+                if self._overdue:
+                    self._set_step_every(overdue=False)
+            self._record(seen)
+        self.observers.tell(seen)
+        self.stats.python_seconds += time.perf_counter() - began
 
     def _set_step_every(self, overdue: bool = True) -> None:
         """overdue: the options are new, so that mode evict looks after the next step already."""
         if self._handle is not None:
             self._overdue = overdue and self.mode is KvMode.EVICT
-            core.set_step_every(self._handle, 1 if self.observers or self._tiering is None or self._overdue else STEP_EVERY)
+            core.set_step_every(self._handle, 1 if self._tiering is None or self._overdue else self._tiering.run_every)
 
-    def _record(self, seen: core.NativeObservation, seconds: float) -> None:
+    def _watch(self, on: bool) -> None:
+        if self._handle is not None:
+            core.set_watched(self._handle, on)
+
+    def _record(self, seen: core.NativeObservation) -> None:
         stats = self.stats
-        stats.n_steps += seen.n_steps
+        stats.n_steps += seen.n_ubatches
         stats.n_tokens += seen.n_tokens
-        stats.n_steps_hooked += seen.n_steps_hooked
+        stats.n_steps_hooked += seen.n_ubatches_hooked
         stats.n_tokens_hooked += seen.n_tokens_hooked
-        stats.python_seconds += seconds
 
     def _close(self) -> None:
         if self._tiering is not None:

@@ -10,6 +10,7 @@ import numpy as np
 from edgekv import eviction
 from edgekv._native import core, device
 from edgekv._native import hierarchy as native
+from edgekv.calibration import ColdPage, ship_or_read
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, DoesNotFit, TierError
 from edgekv.fit import arena_bytes
@@ -31,8 +32,8 @@ from edgekv.tiers.arena import HostArena
 from edgekv.tiers.device import DeviceArena
 from edgekv.vocab import DeviceKind, KvMode
 
-STEP_EVERY = 16
-"""Decode steps that share one run of the policy where nobody observes each: their attention mass adds up meanwhile."""
+RUN_UBATCHES = 16
+"""Decoded ubatches that share one run of the policy, at most: their attention mass adds up meanwhile."""
 
 BYTES_PER_STEP = 1 << 21
 """Bytes that one run of the policy may move: a small share of the time between two runs. The least where the link's rate is known."""
@@ -82,14 +83,14 @@ def budget_pages(options: KvOptions, n_visible: int, page_tokens: int) -> int:
 class Tiering:
     """Makes the Hierarchy of an attached context and feeds it with the context's steps.
 
-    ops: `operations` of the context. link: bytes per second that pages come over the link with, as measured; None: not known.
+    ops: `operations` of the context. rates: what its device was measured to do; None: not known.
     """
 
-    def __init__(self, handle: core.Handle, options: KvOptions, stats: Stats, ops: Ops, link: float | None = None):
+    def __init__(self, handle: core.Handle, options: KvOptions, stats: Stats, ops: Ops, rates: device.Rates | None = None):
         self._handle = handle
         self._options = options
         self._ops = ops
-        self._link = link
+        self._link = None if rates is None else rates.link_gather
         self._intervals: deque[float] = deque(maxlen=8)
         self._last_step = 0.0
         native.set_arena(handle, 0)
@@ -101,11 +102,15 @@ class Tiering:
             exists[layer.row, : layer.n_head_kv] = True
         self.shape = Shape(*view.shape, page_tokens=observed.page_tokens, pages_per_stream=observed.pages_per_stream, exists=exists)
         self.slot_bytes = view.slot_bytes
+        self._ships = rates is None or ship_or_read(self.slot_bytes, rates) is ColdPage.SHIP
         self._newest = view.newest
         self._dropped = view.dropped
         self._limits = core.limits(handle)
         self._is_bounded = bool(layers) and core.cells(handle, 0).n_cells < self._limits.n_ctx_seq
         self._plane = device.plane(handle)
+        n_runs = -(-options.plan_every // RUN_UBATCHES)
+        self.run_every = options.plan_every // n_runs
+        """Decoded ubatches from one run of the policy to the next."""
         rope = core.rope(handle)
         head_dim = layers[0].head_dim if layers else 0
         self.hierarchy = Hierarchy(
@@ -113,7 +118,7 @@ class Tiering:
             ops=ops, page_bytes=max(1, self.slot_bytes), policy=options.policy,
             prefetch_name=options.prefetch, settings=Settings(sink_tokens=options.sink_tokens, recent_tokens=options.recent_tokens),
             rope=Rope(head_dim, *rope) if rope and head_dim else None, limits=limits(options.mode, self._plane is not None),
-            plan_every=max(1, options.plan_every // STEP_EVERY), bytes_per_step=BYTES_PER_STEP, stats=stats)
+            plan_every=n_runs, bytes_per_step=BYTES_PER_STEP, stats=stats)
         self._key_norms: KeyNorms | None = None
         if self.hierarchy.policy.needs_keys:
             if self._plane is not None:
@@ -134,6 +139,8 @@ class Tiering:
         kv_bytes = n_pages * self.slot_bytes
         if options.mode is KvMode.EVICT:
             n_slots = 0  # home is as small as it is meant to be
+        elif not self._ships:
+            n_slots = 0  # the link is about as fast as the device's memory: copies gain nothing
         elif self._plane is None:
             n_slots = arena_bytes(options, kv_bytes, self.shape.n_pages * self.shape.page_tokens) // max(1, self.slot_bytes)
         else:

@@ -93,16 +93,16 @@ def test_break_even():
     """By hand: 8 KiB over 22 GB/s take 0.3724 us, on the card 0.0182 us, the launch 5 us / 128."""
     link, card, launch = PAGE / 22e9, PAGE / 450e9, 5e-6 / 128
     assert break_even_uses(PAGE, RATES) == pytest.approx((link + card + launch) / (link - card))
-    assert ship_or_read(PAGE, 1, RATES) is ColdPage.READ and ship_or_read(PAGE, 2, RATES) is ColdPage.SHIP
+    assert ship_or_read(PAGE, RATES, 1) is ColdPage.READ and ship_or_read(PAGE, RATES, 2) is ColdPage.SHIP
     slow = replace(RATES, launch_us=500.0)
-    assert ship_or_read(PAGE, 2, slow) is ColdPage.READ, "a slow launch has to be earned first"
+    assert ship_or_read(PAGE, slow, 2) is ColdPage.READ, "a slow launch has to be earned first"
     assert break_even_uses(64 << 20, RATES) < break_even_uses(PAGE, RATES)
 
 
 @pytest.mark.parametrize("link", [450e9, 900e9])
 def test_a_link_as_fast_as_the_memory_never_ships(link):
     rates = replace(RATES, link_gather=link)
-    assert break_even_uses(PAGE, rates) == math.inf and ship_or_read(PAGE, 1e9, rates) is ColdPage.READ
+    assert break_even_uses(PAGE, rates) == math.inf and ship_or_read(PAGE, rates, 1e9) is ColdPage.READ
 
 
 def test_prefetch_cap():

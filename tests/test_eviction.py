@@ -356,7 +356,8 @@ def test_rewinding_and_state_files_bring_back_what_they_change(synthetic):
 def test_random_events(synthetic, monkeypatch, seed: int, bounded: bool):
     """Against a shadow: a head attends a page if it sees a cell of it, and did not drop it since one of its cells changed."""
     rng = np.random.default_rng(seed)
-    options = KvOptions(mode="evict", keep=256, policy="ema+anchor+recent", split=["uniform", "pooled", "pyramid"][seed], recent_tokens=16)
+    options = KvOptions(mode="evict", keep=256, policy="ema+anchor+recent", split=["uniform", "pooled", "pyramid"][seed], recent_tokens=16,
+                        plan_every=1)
     with attached(synthetic("llama"), options if bounded else KvOptions(mode="exact"), n_ctx=1024, n_seq=1, n_batch=64,
                   n_ubatch=64) as (context, run):
         handle = run._native_handle()
@@ -388,7 +389,6 @@ def test_random_events(synthetic, monkeypatch, seed: int, bounded: bool):
         monkeypatch.setattr(native, "drop_pages", drop_pages)
         step = run._tiering.step
         monkeypatch.setattr(run._tiering, "step", lambda seen: (look(seen), step(seen)))
-        run.observers.append(lambda _: None)  # so that each step is told
         states: list[tuple[int, bytes]] = []
         for _ in range(140):
             event = rng.choice(["one", "few", "prompt", "undo", "clear", "save", "load", "mode"], p=[.55, .1, .15, .07, .02, .04, .05, .02])

@@ -19,7 +19,7 @@ ORDER = [
     "errors", "vocab", "registry", "config", "stats", "reports",
     "models", "fit", "device_fit",
     "observation", "residency", "kernels", "codecs", "pages", "budgets", "trace_format", "trace", "roles", "policies", "prefetch", "planner", "eviction", "sim",
-    "_native", "devices", "calibration", "cells", "tiers", "migrator", "hierarchy",
+    "_native", "devices", "calibration", "cells", "observers", "tiers", "migrator", "hierarchy",
     "key_norms", "tiering", "runtime", "llama", "server_log", "server_options", "server", "heads", "diagnosis",
     "bench", "report", "cli",
 ]

@@ -11,7 +11,7 @@ from edgekv.config import KvOptions
 import llama_cpp
 from edgekv.key_norms import KeyNorms
 
-OPTIONS = KvOptions(mode="sparse", sketch="none", min_tokens=0, policy="ema+anchor+recent")
+OPTIONS = KvOptions(mode="sparse", sketch="none", min_tokens=0, policy="ema+anchor+recent", plan_every=1)
 
 
 def plain(run, shape) -> np.ndarray:
@@ -44,7 +44,6 @@ def test_norms_follow_the_cells(synthetic, kind: str, unified: bool):
         followed.update(np.flatnonzero(run.cells.stream(0).positions[:: shape.page_tokens] >= 0))
         np.testing.assert_allclose(followed.values, plain(run, shape), rtol=1e-4, atol=1e-5)
 
-        run.observers.append(lambda step: None)  # so that each step is reported
         changed: list[np.ndarray] = []
         seen = run._observation.read
         run._observation.read = lambda: (changed.append((found := seen()).changed.copy()), found)[1]

@@ -8,7 +8,7 @@ import pytest
 from contexts import attached
 
 from edgekv.config import KvOptions
-from edgekv.runtime import Step
+from edgekv.observers import Step
 
 PAGE = 16
 
@@ -134,3 +134,64 @@ def test_an_observer_that_fails_does_not_stop_the_decode(synthetic, caplog):
         logits = context.decode(range(260, 300), range(40), [0] * 40)
         assert np.isfinite(logits).all()
         assert "observer fell over" in caplog.text
+
+
+# ---- observing changes nothing --------------------------------------------------------------------------------------------------
+
+SPARSE = KvOptions(mode="sparse", attend="25%", min_tokens=0, recent_tokens=16, coverage_floor=0.0, kv_budget=64 << 10)
+EVICT = KvOptions(mode="evict", keep=256, policy="ema+anchor+recent", recent_tokens=16)
+# on a device the pooled budget of a token depends on when counts arrive
+DEVICE = SPARSE.with_(device="emulated", split="uniform")
+
+
+def conversation(path, options: KvOptions, observer=None):
+    """A prompt and 40 or 80 ubatches of one token or several; with an observer two stretches of them are observed. Returns the logits,
+    the plans and the tokens known when each was made, the scores, and the counters."""
+    rng = np.random.default_rng(1)
+    with attached(path, options, n_ctx=1024, n_seq=1, n_batch=64, n_ubatch=64, n_threads=1) as (context, run):
+        hierarchy = run._tiering.hierarchy
+        logits, plans, submit = [], [], hierarchy.migrator.submit
+        hierarchy.migrator.submit = lambda plan: (plans.append((position, plan.promote.copy(), plan.demote.copy())), submit(plan))
+        position = 0
+        sizes = [64] * 6 + [1, 1, 1, 2, 1, 5, 1, 16] * (5 if options is DEVICE else 10)
+        half = len(sizes) // 2
+        for i, n in enumerate(sizes):
+            if observer and i in (9, half + 9):
+                run.observers.append(observer)
+            if observer and i in (half, len(sizes) - 5):
+                run.observers.remove(observer)
+            logits.append(context.decode(rng.integers(260, 350, n), range(position, position + n), [0] * n))
+            position += n
+        scores = run._ops.download(hierarchy._priority).copy()
+        counters = {name: count for name, count in run.stats.as_dict().items() if not name.endswith("seconds")}
+    return np.concatenate(logits), plans, scores, counters
+
+
+@pytest.mark.parametrize("options", [SPARSE.with_(device="cpu"), DEVICE, EVICT], ids=["sparse", "device", "evict"])
+def test_observing_changes_nothing(synthetic, options: KvOptions):
+    seen = []
+    alone = conversation(synthetic("llama"), options)
+    observed = conversation(synthetic("llama"), options, seen.append)
+    np.testing.assert_array_equal(alone[0], observed[0])
+    for one, other in zip(alone[1], observed[1], strict=True):
+        assert one[0] == other[0]
+        np.testing.assert_array_equal(one[1], other[1])
+        np.testing.assert_array_equal(one[2], other[2])
+    np.testing.assert_array_equal(alone[2], observed[2])
+    assert alone[3] == observed[3]
+    assert len(seen) == (46 if options is DEVICE else 86) - 23, "and each ubatch was told"
+    assert alone[3]["n_freed"] > 0 if options is EVICT else len(alone[1]) > 1 and alone[3]["n_promoted"] > 0
+
+
+def test_each_ubatch_is_told_by_itself(synthetic):
+    """Inside of a run, too, where mass adds up for the policy."""
+    told = {}
+    for plan_every in (1, 32):
+        masses = told[plan_every] = []
+        conversation(synthetic("llama"), SPARSE.with_(device="cpu", policy="none", blend=0.0, plan_every=plan_every),
+                     lambda step: masses.append((step.n_tokens, step.hooked, step.n_observed, step.mass_sum.copy(), step.mass_max.copy())))
+    for one, other in zip(told[1], told[32], strict=True):
+        assert one[:3] == other[:3]
+        np.testing.assert_allclose(one[3], other[3], atol=1e-4)
+        np.testing.assert_allclose(one[4], other[4], atol=1e-4)
+        assert other[3].sum(axis=2).min() == pytest.approx(2 * other[2], rel=1e-3), "the query heads of a group, for each token"

@@ -4,14 +4,16 @@ llama.cpp's CPU backend. The host plane and stock llama.cpp are the yardstick.""
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from contexts import attached
 from decoding import kld
+from fake_gpus import RATES
 from test_sparse import check, follow_events
 
-from edgekv import Llama
+from edgekv import Llama, runtime
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError
 from edgekv.vocab import DeviceKind
@@ -204,7 +206,6 @@ def test_two_contexts_share_a_device(synthetic):
 
 def test_a_context_is_freed_while_pages_are_on_their_way(synthetic):
     llama = open_model(synthetic("llama"), plan_every=1, **ALL)
-    llama.kv.observers.append(lambda step: None)
     logits_of(llama)
     for token in range(40):  # until a page is full and its copy begins
         llama.eval([260 + token])
@@ -276,6 +277,23 @@ def test_a_device_that_fails_fails_the_step_by_name(synthetic, fails_after, mode
         llama.eval([270])
     other = open_model(synthetic("llama"), **ALL | {"mode": mode})
     assert np.isfinite(logits_of(other)).all()
+
+
+def test_the_link_decides_whether_there_is_an_arena(synthetic, monkeypatch):
+    """And nothing else: not how often plans are made."""
+    llama = open_model(synthetic("llama"), **ALL)
+    run, plane = llama.kv, device.plane
+    monkeypatch.setattr(device, "plane", lambda handle: replace(plane(handle), kind=DeviceKind.CUDA))
+    for link, has_arena in ((RATES.link_gather, True), (RATES.vram, False)):
+        monkeypatch.setattr(runtime, "_rates", lambda kind, index=0: replace(RATES, link_gather=link))
+        for plan_every in (1, 32):
+            options = run.options.with_(plan_every=plan_every)
+            tiering = run._make_tiering(run._native_handle(), options)
+            assert (tiering.hierarchy.table.n_slots > 0) is has_arena
+            tiering.resize(options)
+            assert (tiering.hierarchy.table.n_slots > 0) is has_arena, "also when a person changes options"
+            tiering.close()
+    llama.close()
 
 
 def test_more_slots_than_there_are_is_refused(synthetic):

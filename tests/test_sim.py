@@ -391,13 +391,12 @@ DEPTH, N_WARMUP, N_STEPS = 400, 16, 80
 def live_pages(model, changes: dict, shape: tuple[int, int]) -> np.ndarray:
     """bool [step, row, head, page]: what mode sparse attends, on the tokens of a recording."""
     options = KvOptions(mode="sparse", min_tokens=0, coverage_floor=0.0, sink_tokens=0, recent_tokens=0, split="uniform", kv_budget=0,
-                        device="cpu", **changes)
+                        device="cpu", plan_every=1, **changes)
     pages = np.zeros((N_STEPS, *shape, (DEPTH + N_STEPS) // 16), bool)
     with decoder_of(model, kv_options=options, n_ctx=DEPTH + N_STEPS, n_batch=512, n_ubatch=512, n_threads=1) as decoder:
         tokens = find_text("prose").tokens(decoder.llama, DEPTH + N_STEPS)
         run = decoder.llama.kv
         list(read(decoder, tokens[: DEPTH - N_WARMUP], 1))
-        run.observers.append(lambda step: None)  # the policy runs in each step
         warm_up(decoder, BenchMode(dict(changes, mode="sparse")), run.options, tokens[DEPTH - N_WARMUP : DEPTH])
         for step, token in enumerate(tokens[DEPTH:]):
             decoder.decode([token])

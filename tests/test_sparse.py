@@ -280,7 +280,6 @@ def follow_events(path, n_events: int, sketch: str, unified: bool, page_tokens: 
     rng = np.random.default_rng(5)
     kv = KvOptions(mode="sparse", attend="50%", min_tokens=0, recent_tokens=0, sketch=sketch, page_tokens=page_tokens, plan_every=1, **options)
     with attached(path, kv, n_ctx=256 if unified else 4 * 256, unified=unified, n_threads=n_threads) as (context, run):
-        run.observers.append(lambda step: None)  # a plan after each step
         context.unified = unified
         model, saved, compared, resident = Model(4), [], 0, 0
         for _ in range(n_events):
@@ -303,7 +302,6 @@ def test_sketches_and_arena_follow_every_event(synthetic, sketch: str, unified: 
 
 def test_a_failed_decode_leaves_them_true(synthetic):
     with attached(synthetic("llama"), KvOptions(**ALL, kv_budget=1 << 20, plan_every=1), n_ctx=256) as (context, run):
-        run.observers.append(lambda step: None)  # a plan after each step
         context.decode(range(260, 300), range(40), [0] * 40)
         with pytest.raises(AssertionError, match="llama_decode returned 1"):
             context.decode([270] * 230, range(40, 270), [0] * 230)

@@ -202,6 +202,11 @@ def set_step_every(handle: Handle, n_ubatches: int) -> None:
     _check(lib.edgekv_set_step_every(handle, n_ubatches))
 
 
+def set_watched(handle: Handle, watched: bool) -> None:
+    """Whether the step callback comes after each ubatch, or only where a run ends."""
+    _check(lib.edgekv_set_watched(handle, watched))
+
+
 def set_mode(handle: Handle, mode: KvMode) -> None:
     _check(lib.edgekv_set_mode(handle, _MODES[mode]))
 
@@ -276,14 +281,16 @@ class NativeObservation:
     mass_sum: np.ndarray
     pages_per_stream: int
     page_tokens: int
-    n_steps: int
-    n_steps_hooked: int
+    n_ubatches: int
+    n_ubatches_hooked: int
     n_tokens: int
     n_tokens_hooked: int
     n_tokens_observed: int
     """The tokens whose mass this is; 0: the mass is zero."""
     changed: np.ndarray
     newest: int
+    ends_run: bool
+    """The newest ubatch was the last of its run: the next one begins at zero."""
 
 
 class ObservationReader:
@@ -302,12 +309,12 @@ class ObservationReader:
             self._mass = tuple(view(int(ffi.cast("uintptr_t", mass)), np.float32, shape) for mass in (out.mass_max, out.mass_sum))
 
     def read(self) -> NativeObservation:
-        """Attention mass since the last step callback: float32 [row, kv_head, page] views that live until the next one returns."""
+        """Attention mass of the run so far: float32 [row, kv_head, page] views that live until the next ubatch."""
         out = self._out
         _check(lib.edgekv_get_observation(self._handle, out))
         changed = np.frombuffer(ffi.buffer(out.changed, 4 * out.n_changed), np.int32) if out.n_changed else _NO_PAGES
         return NativeObservation(*self._mass, out.pages_per_stream, out.page_tokens, out.n_ubatches, out.n_ubatches_hooked, out.n_tokens,
-                                 out.n_tokens_hooked, out.n_tokens_observed, changed, out.newest)
+                                 out.n_tokens_hooked, out.n_tokens_observed, changed, out.newest, bool(out.ends_run))
 
 
 _NO_PAGES = np.empty(0, np.int32)

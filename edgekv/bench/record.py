@@ -22,7 +22,8 @@ from edgekv.config import KvOptions, choice
 from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.kernels.norms import page_norms
 from edgekv.models import geometry
-from edgekv.runtime import Runtime, Step
+from edgekv.observers import Step
+from edgekv.runtime import Runtime
 from edgekv.trace_format import CHUNK_STEPS, MASS_MAX, MASS_SUM, Header, TraceWriter, estimate_of
 from edgekv.vocab import DeviceKind, KvMode, SketchKind
 
@@ -91,8 +92,10 @@ def record(recording: Recording, path: Path, progress: Progress = lambda what, d
 
 
 def _options(sketch: str | None) -> KvOptions:
-    """Full attention and, with a sketch, its estimates. On the processor: a device keeps no estimates."""
-    common = KvOptions(device=DeviceKind.HOST.value, policy="none", prefetch="none", kv_budget=0, observe=True, feed=False)
+    """Full attention and, with a sketch, its estimates. On the processor: a device keeps no estimates. Each ubatch is a run, so that its
+    mass is not the difference of two sums."""
+    common = KvOptions(device=DeviceKind.HOST.value, policy="none", prefetch="none", kv_budget=0, observe=True, feed=False,
+                       plan_every=1)
     if sketch is None:
         return common.with_(mode=KvMode.EXACT)
     return common.with_(mode=KvMode.SPARSE, attend="100%", min_tokens=0, coverage_floor=0.0, blend=0.0, split="uniform",

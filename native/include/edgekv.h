@@ -154,8 +154,8 @@ typedef struct {
     int v_type;
 } edgekv_layer;
 
-/* What the ubatches since the last step callback came to: one, unless edgekv_set_step_every() says otherwise. Mass is
-   [n_rows][n_heads][n_pages] floats, rows in the order of the hooked layers, zero where nothing was attended. Lives a step. */
+/* What the ubatches of a run came to: one, unless edgekv_set_step_every() says otherwise. Mass is [n_rows][n_heads][n_pages] floats,
+   rows in the order of the hooked layers, zero where nothing was attended. It adds up until the first ubatch of the next run. */
 typedef struct {
     const float * mass_max;
     const float * mass_sum;
@@ -169,9 +169,10 @@ typedef struct {
     int n_tokens;
     int n_tokens_hooked;
     int n_tokens_observed; /* the tokens whose mass this is; 0: mass is all zero */
-    const int32_t * changed; /* [n_changed] pages with a cell that changed since the last step callback, ascending; the stored ones are among them */
+    const int32_t * changed; /* [n_changed] pages with a cell that changed since the last run, ascending; the stored ones are among them */
     int n_changed;
     int newest;           /* the newest position in a changed page, -1: none */
+    bool ends_run;        /* the newest ubatch was the run's last */
 } edgekv_observation;
 
 /* What selection came to in one KV head, summed up since the context was attached; steps of mode sparse only. */
@@ -346,9 +347,12 @@ EDGEKV_API struct llama_context * edgekv_llama(const edgekv_context * ctx);
 EDGEKV_API edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode);
 /* From the next ubatch on. Any thread. */
 EDGEKV_API edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe, bool observe_prompts);
-/* The step callback comes after every so many ubatches that the hook attended, and after each other one, each prompt-sized one, and
-   where a context has fewer cells than tokens each that leaves less room than the largest batch needs; 1 at first. Counting and summing up begin anew. Decoding thread. */
+/* A run ends after every so many ubatches that the hook attended, and after each other one, each prompt-sized one, and where a context
+   has fewer cells than tokens each that leaves less room than the largest batch needs; 1 at first. The step callback comes where a run
+   ends. Counting and summing up begin anew. Decoding thread. */
 EDGEKV_API edgekv_status edgekv_set_step_every(edgekv_context * ctx, int n_ubatches);
+/* Whether the step callback comes after each ubatch; runs, and what is summed up for them, stay as they are. Decoding thread. */
+EDGEKV_API edgekv_status edgekv_set_watched(edgekv_context * ctx, bool watched);
 EDGEKV_API edgekv_params edgekv_get_params(const edgekv_context * ctx);
 
 /* Rotary position embedding as the context applies it; false: the model has none. */

@@ -412,6 +412,12 @@ edgekv_status edgekv_set_step_every(edgekv_context * ctx, int n_ubatches) {
     return EDGEKV_OK;
 }
 
+edgekv_status edgekv_set_watched(edgekv_context * ctx, bool watched) {
+    ctx->watched = watched;
+
+    return EDGEKV_OK;
+}
+
 edgekv_params edgekv_get_params(const edgekv_context * ctx) {
     return { ctx->wanted_mode.load(std::memory_order_relaxed), ctx->params.page_tokens,
              ctx->wanted_observe.load(std::memory_order_relaxed), ctx->wanted_observe_prompts.load(std::memory_order_relaxed),
@@ -470,6 +476,7 @@ edgekv_status edgekv_get_observation(const edgekv_context * ctx, edgekv_observat
     out->n_tokens          = ctx->pending.n_tokens;
     out->n_tokens_hooked   = ctx->pending.n_tokens_hooked;
     out->n_tokens_observed = ctx->pending.n_tokens_observed;
+    out->ends_run         = ctx->run_ended();
     out->changed          = ctx->hierarchy.changed_pages().data();
     out->n_changed        = (int) ctx->hierarchy.changed_pages().size();
     out->newest           = -1;

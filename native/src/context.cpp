@@ -278,7 +278,7 @@ bool edgekv_context::end_ubatch(bool ok) {
         hierarchy.changes_delivered();
     }
 
-    return step_delivered;
+    return step_delivered || (ok && watched);
 }
 
 // the next llama_decode may find no cells for a batch, though the context has tokens left

@@ -59,7 +59,8 @@ struct edgekv_context {
 
     // decoding thread, at the begin and end of a ubatch
     void begin_ubatch(int n_tokens);
-    bool end_ubatch(bool ok);  // whether the step callback is due
+    bool end_ubatch(bool ok);  // whether the step callback comes
+    bool run_ended() const { return step_delivered; }  // with the ubatch before
 
     // decoding thread, while the graph is built
     edgekv::Layer * served_layer(int il, const ggml_tensor * k);
@@ -129,7 +130,8 @@ struct edgekv_context {
 
     int n_tokens = 0;             // of the ubatch
     int step_every = 1;
-    // since the last step callback
+    bool watched   = false;       // the step callback comes after each ubatch, though runs do not
+    // of the run
     struct {
         int n_ubatches = 0, n_ubatches_hooked = 0, n_tokens = 0, n_tokens_hooked = 0, n_tokens_observed = 0;
     } pending;

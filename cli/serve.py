@@ -60,7 +60,8 @@ def serve(
         model_path(model), **split_kv_options(kv_settings), alias=alias, host=host, port=port, parallel=parallel, api_key=api_key,
         extra=extra, log_file=log_file,
     ))
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a job that a script started with & ignores it from birth
+        signal.signal(number, _interrupt)
     server.start()
     with server:
         try:

@@ -718,11 +718,14 @@ def test_ctrl_c_in_one_shot(environment, default_model):
 # ---- serve ------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_serve(environment, edgekv, default_model, number):
+@pytest.mark.parametrize(("number", "at_birth"), [
+    (signal.SIGTERM, signal.SIG_DFL), (signal.SIGINT, signal.SIG_DFL), (signal.SIGINT, signal.SIG_IGN)], ids=str)
+def test_serve(environment, edgekv, default_model, number, at_birth):
+    """at_birth: a script that starts it with & has it ignore SIGINT."""
     server = subprocess.Popen(
         [*EDGEKV, "serve", "--port", "0", "--ctx", "512", "--alias", "smol", "--", "--metrics"],
         env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, at_birth),
     )
     try:
         announced, example = server.stderr.readline(), server.stderr.readline()

@@ -9,6 +9,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,7 +97,15 @@ def test_one_at_a_time(tiny):
         assert first.get("/health")
 
 
-def test_ctrl_c_belongs_to_python(tiny):
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Also where the suite runs in the background, with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_belongs_to_python(tiny, interruptible):
     """The server's own SIGINT handler would stop it."""
     with Server(options(tiny)) as server:
         with pytest.raises(KeyboardInterrupt):

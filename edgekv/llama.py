@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,23 @@ from edgekv.vocab import CacheType, DeviceKind, KvMode
 import llama_cpp
 
 log = logging.getLogger("edgekv")
+
+_upstream = logging.getLogger("edgekv.llama.cpp")
+_upstream.addHandler(logging.NullHandler())  # or Python prints what nobody asked for
+_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}  # of enum ggml_log_level
+
+
+@llama_cpp.llama_log_callback
+def _log(level: int, text: bytes, _: ctypes.c_void_p) -> None:
+    """llama.cpp's words go into the log, and to standard error where `verbose` asks for them: llama_cpp's own callback numbers the levels
+    as an older ggml did, so that it prints warnings where nobody asked for them."""
+    words = text.decode("utf-8", "replace")
+    _upstream.log(_LEVELS.get(level, logging.DEBUG), "%s", words.rstrip())
+    if logging.getLogger("llama-cpp-python").level <= logging.DEBUG:
+        print(words, end="", file=sys.stderr, flush=True)
+
+
+llama_cpp.llama_log_set(_log, None)
 
 ALL_LAYERS = -1
 """llama_cpp's n_gpu_layers for a model that lies on the GPU as a whole."""

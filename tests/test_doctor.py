@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +48,21 @@ def test_model_whose_layers_differ(synthetic):
     assert "1,024 bytes a token" in text and "64 tokens in 1 of 2 layers" in text
     rows = [line.split() for line in text.splitlines() if line.startswith(("0 ", "1 "))]
     assert [row[:2] for row in rows] == [["0", "stock"], ["1", "EdgeKV"]]
+
+
+def test_llama_cpp_speaks_in_the_log(synthetic):
+    """It warns of a cache as large as the context for the layers with a sliding window."""
+    path = str(synthetic("gemma2"))
+
+    def python(code: str) -> subprocess.CompletedProcess:
+        return subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, timeout=120)
+
+    done = python("import sys; from edgekv.cli.doctor import doctor; doctor.main([sys.argv[1]])")
+    assert (done.returncode, done.stderr) == (0, "") and "full-size" not in done.stdout
+    load = "import logging, sys; {}; from edgekv import Llama; Llama(sys.argv[1], n_ctx=512, verbose={})"
+    done = python(load.format("logging.basicConfig(level='WARNING', format='%(levelname)s %(name)s %(message)s', stream=sys.stdout)", False))
+    assert "WARNING edgekv.llama.cpp llama_kv_cache_iswa: using full-size SWA cache" in done.stdout and done.stderr == ""
+    assert "using full-size SWA cache" in python(load.format("0", True)).stderr, "verbose is for those who want to see it"
 
 
 def test_equal_layers_are_one_row(synthetic):

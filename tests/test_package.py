@@ -29,3 +29,16 @@ def test_what_is_needed_runs_on_every_python_promised(need):
         return
     assert OLDEST == "3.10" and NEWEST_ON_3_10.get(need.name, "none") in need.specifier, \
         f"{need.name} {found.version} needs Python {found.metadata['Requires-Python']}, and we promise {OLDEST}"
+
+
+def test_it_carries_its_licence_and_those_of_what_it_contains():
+    assert METADATA["License-Expression"] == "MIT" and METADATA.get_all("License-File") == ["LICENSE"]
+    texts = {path.as_posix().partition(".dist-info/licenses/")[2]: path.read_text() for path in importlib.metadata.files("edgekv")
+             if ".dist-info/licenses/" in path.as_posix()}
+    assert "The EdgeKV authors" in texts["LICENSE"]
+    for name, author in {
+        "LICENSE": "The ggml authors", "licenses/LICENSE-jsonhpp": "Niels Lohmann", "licenses/LICENSE-llamafile": "Mozilla Foundation",
+        "vendor/cpp-httplib/LICENSE": "yhirose", "vendor/hash/rotate-bits/LICENSE.md": "William Casarin",
+        "vendor/hash/sha256/LICENSE": "Igor Pavlov", "vendor/hash/xxhash/LICENSE": "Yann Collet",
+    }.items():
+        assert author in texts[f"llama.cpp/{name}"], name

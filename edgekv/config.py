@@ -20,7 +20,7 @@ DEVICES = (AUTO_DEVICE, DeviceKind.HOST.value, DeviceKind.CUDA.value)
 
 @dataclass(frozen=True)
 class Attend:
-    """The page budget of a decode step in mode sparse: a share of the visible pages, or a number of tokens."""
+    """The page budget of a token in mode sparse: a share of the visible pages, or a number of tokens."""
 
     share: float = 0.125
     tokens: int = 0
@@ -88,11 +88,11 @@ class KvOptions:
     type_k: CacheType = CacheType.F16
     type_v: CacheType = CacheType.F16
     attend: Attend = Attend()
-    """Page budget of mode sparse, an average over steps and heads."""
+    """Page budget of mode sparse, an average over tokens and heads."""
     coverage: float = 0.0
     """Stop selecting where the estimated coverage of a head reaches this; 0: use the whole budget."""
     coverage_floor: float = 0.5
-    """A head whose estimated coverage would be lower attends everything in that step."""
+    """A head whose estimated coverage would be lower attends everything for that token."""
     split: Split = Split.POOLED
     sketch: SketchKind = SketchKind.B2
     blend: float = 0.1
@@ -106,11 +106,11 @@ class KvOptions:
     n_dense: int = 0
     """The first so many layers attend everything."""
     reselect: int = 1
-    """A head scans its sketches every so many steps; the heads take turns."""
+    """A head scans its sketches every so many tokens; the heads take turns."""
     feed: bool = True
     """The policy sees the sketch's estimate for pages that were not attended; otherwise nothing."""
     keep_estimates: bool = False
-    """What the sketches estimated for every page can be read after each step (`Runtime.estimates`); not on a GPU."""
+    """What the sketches estimated for every page can be read after each token (`Runtime.estimates`); not on a GPU."""
     observe_prompt: bool = True
     """In modes sparse and evict policies see what the last 16 tokens of each batch of a prompt attend to; not on a GPU."""
     keep: Keep = Keep()
@@ -118,14 +118,14 @@ class KvOptions:
     policy: str = "ema+anchor+recent"
     prefetch: str = "none"
     kv_budget: int | None = None
-    """Bytes of the arena in host memory; 0: none, None: twice what a step attends. On a GPU `kv_vram` counts instead."""
+    """Bytes of the arena in host memory; 0: none, None: twice what a token attends. On a GPU `kv_vram` counts instead."""
     device: str = AUTO_DEVICE
     """Where attention runs: one of DEVICES. auto: a GPU where there is one that can be used."""
     kv_vram: int | None = None
     """Bytes of GPU memory for everything of ours: sketches, tables, what prompts are staged in, arena. None: what is free, less a
     margin."""
     plan_every: int = 32
-    """Steps between two migration plans."""
+    """Decoded ubatches between two plans of what moves. The policy runs after so many, at most 16: what they attended adds up meanwhile."""
 
     def __post_init__(self) -> None:
         for name, kind, noun in (("mode", KvMode, "KV mode"), ("type_k", CacheType, "K cache type"),

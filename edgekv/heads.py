@@ -9,7 +9,7 @@ import numpy as np
 
 from edgekv.errors import ConfigError, ContextOverflow, EdgeKVError
 from edgekv.llama import Llama
-from edgekv.observers import Step
+from edgekv.observers import Ubatch
 from edgekv.roles import RECENT_PAGES, Profile, RoleMeter
 from edgekv.runtime import Runtime
 from edgekv.vocab import KvMode
@@ -117,9 +117,9 @@ def observe(llama: Llama, tokens: list[int], n_steps: int = 1, recent_pages: int
     n_used_ends = iter(-(-n // runtime.page_tokens) for n in range(len(tokens) - n_steps + 1, len(tokens) + 1))
     total = _Total(RoleMeter(len(hooked), max(layer.n_head_kv for layer in layers), recent_pages=recent_pages))
 
-    def add(step: Step) -> None:
-        if step.hooked:
-            total.add(step.mass_sum, next(n_used_ends))
+    def add(ubatch: Ubatch) -> None:
+        if ubatch.hooked:
+            total.add(ubatch.mass_sum, next(n_used_ends))
 
     runtime.observers.append(add)
     try:

@@ -1,4 +1,4 @@
-"""The memory hierarchy of one context: who decides, who owns, who moves - and the phases of a step, in order."""
+"""The memory hierarchy of one context: who decides, who owns, who moves - and the phases of a run, in order."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ class Whereabouts:
 
 
 class Hierarchy:
-    """Page table, policy, prefetch, planner and migrator of one context. `step` is its phases; nothing here is thread-safe.
+    """Page table, policy, prefetch, planner and migrator of one context. `run` is its phases; nothing here is thread-safe.
 
-    priority (float32) and pinned (uint8), both [row, head, page], are written in place after each step: selection reads them, and
+    priority (float32) and pinned (uint8), both [row, head, page], are written in place in each run: selection reads them, and
     the policy keeps its scores in priority. They and the mass live where `ops` works; residency and pins by page are NumPy arrays.
     A plan has two halves, a question to the scores and a decision. On the host one follows the other at once; a device answers
-    while it computes the next steps, and the decision is made in the first step that finds the answer: nobody waits for it. The
+    while it computes the next tokens, and the decision is made in the first run that finds the answer: nobody waits for it. The
     arena begins without slots; `resize` gives it some.
     """
 
     def __init__(self, shape: Shape, transport: Transport, priority: Array, pinned: Array, *, page_bytes: int, ops: Ops | None = None,
                  policy: str = "ema+anchor+recent", prefetch_name: str = "none", settings: Settings | None = None,
-                 rope: Rope | None = None, limits: Limits | None = None, plan_every: int = 16, bytes_per_step: int = 1 << 20,
+                 rope: Rope | None = None, limits: Limits | None = None, plan_every: int = 16, bytes_per_run: int = 1 << 20,
                  stats: Stats | None = None):
-        if plan_every < 1 or page_bytes < 1 or bytes_per_step < 1:
-            raise ConfigError(f"plan_every is {plan_every}, page_bytes {page_bytes} and bytes_per_step {bytes_per_step}; each "
+        if plan_every < 1 or page_bytes < 1 or bytes_per_run < 1:
+            raise ConfigError(f"plan_every is {plan_every}, page_bytes {page_bytes} and bytes_per_run {bytes_per_run}; each "
                               "must be at least 1")
         if priority.shape != shape.axes or pinned.shape != shape.axes:
             raise ConfigError(f"priority is {priority.shape} and pinned {pinned.shape}; both must be {shape.axes}")
@@ -68,7 +68,7 @@ class Hierarchy:
             pinned[...] = 0
             self.policy = policies.make(policy, shape, settings, self.ops, priority)
         self.prefetcher = prefetch.make(prefetch_name, shape, rope, self.ops)
-        self.migrator = Migrator(self.table, transport, bytes_per_step // page_bytes, page_bytes, self.stats)
+        self.migrator = Migrator(self.table, transport, bytes_per_run // page_bytes, page_bytes, self.stats)
         self.limits = limits or Limits()
         self.plan_every = plan_every
         self.transport = transport
@@ -83,10 +83,10 @@ class Hierarchy:
         self._until_plan = plan_every
         self._new = True
 
-    # ---- a step --------------------------------------------------------------------------------------------------------------
+    # ---- a run ---------------------------------------------------------------------------------------------------------------
 
-    def step(self, observation: Observation) -> None:
-        """All phases, after a ubatch."""
+    def run(self, observation: Observation) -> None:
+        """All phases, over the tokens since the last run."""
         began = time.perf_counter()
         with self.ops:
             self.collect()
@@ -126,7 +126,7 @@ class Hierarchy:
             self._written_pins = self._pins
 
     def plan(self) -> None:
-        """Every `plan_every` steps: what should move."""
+        """Every `plan_every` runs: what should move."""
         self._until_plan -= 1
         began = time.perf_counter()
         if self._question is None and self._until_plan <= 0:
@@ -156,17 +156,17 @@ class Hierarchy:
         return both(wanted, self.ops.rank(scores, self._pins, residency, self.limits.n_ranked))
 
     def migrate(self) -> None:
-        """Begin the copies this step may begin."""
+        """Begin the copies this run may begin."""
         self.migrator.advance(self._pins)
 
     def record(self) -> None:
         """Counters that the table keeps."""
         self.stats.n_invalidated = self.table.n_invalidated
-        self._observation = None  # its arrays are valid during the step only
+        self._observation = None  # its arrays are valid during the run only
 
-    def pace(self, bytes_per_step: int) -> None:
-        """From now on a step begins copies of at most so many bytes; of one page at least."""
-        self.migrator.pages_per_step = max(1, bytes_per_step // self.migrator.page_bytes)
+    def pace(self, bytes_per_run: int) -> None:
+        """From now on a run begins copies of at most so many bytes; of one page at least."""
+        self.migrator.pages_per_run = max(1, bytes_per_run // self.migrator.page_bytes)
 
     # ---- what a person asks for ------------------------------------------------------------------------------------------------
 
@@ -216,13 +216,13 @@ class Hierarchy:
         return n
 
     def forget(self, pages: np.ndarray) -> None:
-        """The cells of these pages (int [n]) have been emptied, and may hold other tokens before the next step."""
+        """The cells of these pages (int [n]) have been emptied, and may hold other tokens before the next run."""
         self.policy.forget(pages)
         self._user_pins[pages] = False
 
     @property
     def pins(self) -> np.ndarray | None:
-        """bool [page] or [row, head, page]: what the policy and the user pinned, as of the last step; None before the first."""
+        """bool [page] or [row, head, page]: what the policy and the user pinned, as of the last run; None before the first."""
         return self._pins
 
     def pin_system(self, n_tokens: int) -> None:

@@ -17,18 +17,18 @@ _NO_IDS = np.empty(0, np.int64)
 
 
 class Migrator:
-    """Moves at most `pages_per_step` pages a step; what a plan has left waits for the next step, until a new plan takes its
+    """Moves at most `pages_per_run` pages a run; what a plan has left waits for the next run, until a new plan takes its
     place.
 
     A page moves in two phases: its slot is reserved and the copy begun, and when that is complete the page becomes resident. The
-    slot of a page to demote is taken only in the step that needs it. A copy that fails leaves its page at home until another plan
+    slot of a page to demote is taken only in the run that needs it. A copy that fails leaves its page at home until another plan
     names it.
     """
 
-    def __init__(self, table: PageTable, transport: Transport, pages_per_step: int, page_bytes: int, stats: Stats):
+    def __init__(self, table: PageTable, transport: Transport, pages_per_run: int, page_bytes: int, stats: Stats):
         self.table = table
         self.transport = transport
-        self.pages_per_step = max(1, pages_per_step)
+        self.pages_per_run = max(1, pages_per_run)
         self.page_bytes = page_bytes
         self.stats = stats
         self.last_error = ""
@@ -59,8 +59,8 @@ class Migrator:
         self.stats.moved_bytes_last = 0
         if not len(self._promote):
             return
-        ids, self._promote = self._promote[: self.pages_per_step], self._promote[self.pages_per_step :]
-        reasons, self._reasons = self._reasons[: self.pages_per_step], self._reasons[self.pages_per_step :]
+        ids, self._promote = self._promote[: self.pages_per_run], self._promote[self.pages_per_run :]
+        reasons, self._reasons = self._reasons[: self.pages_per_run], self._reasons[self.pages_per_run :]
         home = self.table.states(ids) == State.HOME
         ids, reasons = ids[home], reasons[home]
         self._make_room(len(ids) - self.table.n_free, pinned)

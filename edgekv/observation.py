@@ -1,4 +1,4 @@
-"""What a policy, a prefetcher and the page table see of one step, and the axes it is given on."""
+"""What a policy, a prefetcher and the page table see of one run, and the axes it is given on."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Observation:
-    """One ubatch. Arrays are views that stay valid during the call."""
+    """The tokens since the last run. Arrays are views that stay valid during the call."""
 
     mass_sum: np.ndarray
     """float32 [row, head, page]: attention mass, summed over the query heads of the group and over the query tokens. A page that
@@ -77,11 +77,11 @@ class Observation:
     observed: bool
     """False where the stock nodes ran (prompts) or nothing is kept: the mass is zero and says nothing."""
     changed: np.ndarray
-    """int [n]: pages with a cell that changed since the ubatch before, ascending; those stored into are among them."""
+    """int [n]: pages with a cell that changed since the last run, ascending; those stored into are among them."""
     page_positions: np.ndarray
     """int32 [page]: the newest position in the page, -1: no cell is in use."""
     position: int
-    """The newest position stored in this ubatch; -1: none."""
+    """The newest position stored since then; -1: none."""
     n_used_end: int
     """From this page on all are empty."""
     n_budget: int = 0

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Step:
+class Ubatch:
     """One ubatch, as an observer sees it. The arrays are views that live until the observer returns."""
 
     layers: tuple[int, ...]
@@ -28,10 +28,10 @@ class Step:
     page_tokens: int
     pages_per_stream: int
     n_observed: int = 0
-    """Tokens whose mass this is: those of a hooked step, or the last ones of a prompt's (`KvOptions.observe_prompt`)."""
+    """Tokens whose mass this is: those of a hooked ubatch, or the last ones of a prompt's (`KvOptions.observe_prompt`)."""
 
 
-Observer = Callable[[Step], None]
+Observer = Callable[[Ubatch], None]
 
 
 class Observers(list[Observer]):
@@ -71,9 +71,10 @@ class Observers(list[Observer]):
         if seen.n_ubatches > 1:  # of the run
             sums = tuple(now - before for now, before in zip(sums, earlier))
         mass_max, mass_sum, n_tokens, n_tokens_hooked, n_observed = sums
-        step = Step(self._layers, mass_max, mass_sum, n_tokens, n_tokens_hooked > 0, seen.page_tokens, seen.pages_per_stream, n_observed)
+        ubatch = Ubatch(self._layers, mass_max, mass_sum, n_tokens, n_tokens_hooked > 0, seen.page_tokens, seen.pages_per_stream,
+                        n_observed)
         for observer in list(self):
-            observer(step)
+            observer(ubatch)
 
     def _sums(self, seen: NativeObservation) -> tuple:
         return (self._download(seen.mass_max), self._download(seen.mass_sum), seen.n_tokens, seen.n_tokens_hooked,

@@ -1,4 +1,4 @@
-"""A Runtime hangs on one llama_context: it observes each step and runs what wants to know.
+"""A Runtime hangs on one llama_context: it learns of its ubatches, runs the policy and tells observers.
 
 Contexts created in this process are attached by the native context hook with the defaults in force (`set_defaults`, `defaults`), the
 in-process server's included; `Runtime.attach` takes one that already exists.
@@ -61,7 +61,7 @@ class Runtime:
         self._check_evict(options)
         if has_tiers(handle, self.mode):
             self._tiering = self._make_tiering(handle, options)
-            self._set_step_every()
+            self._set_run_every()
 
     def _make_tiering(self, handle: core.Handle, options: KvOptions) -> Tiering:
         plane = device.plane(handle)
@@ -103,9 +103,9 @@ class Runtime:
 
     @property
     def mode(self) -> KvMode:
-        """How the next step attends. It is set by the thread that decodes, in an observer, or by any thread while nothing decodes; raises
-        ConfigError while another thread computes a step, and DoesNotFit where there is no
-        memory. On a device mode off gives the arena's memory back, and another mode takes it again."""
+        """How the next token attends. It is set by the thread that decodes, in an observer, or by any thread while nothing decodes; raises
+        ConfigError while another thread computes a ubatch, and DoesNotFit where there is no memory. On a device mode off gives the arena's
+        memory back, and another mode takes it again."""
         return core.get_params(self._native_handle())[0]
 
     @mode.setter
@@ -120,7 +120,7 @@ class Runtime:
         elif has_tiers(self._native_handle(), mode):
             self._tiering = self._make_tiering(self._native_handle(), self._options)
             self._pin_again()
-        self._set_step_every()
+        self._set_run_every()
 
     def _leave_arena(self, mode: KvMode) -> None:
         """On a device the policy ends where the mode has none: the memory that its pages are in goes."""
@@ -165,8 +165,8 @@ class Runtime:
         return self._options.with_(mode=self.mode, observe=self.observe)
 
     def configure(self, options: KvOptions) -> None:
-        """Change everything but the page size and the cache types, from the next step on. The policy begins anew where it, what it
-        is fed or the prefetch changes. Set it as `mode`: raises ConfigError while another thread computes a step, and DoesNotFit where
+        """Change everything but the page size and the cache types, from the next ubatch on. The policy begins anew where it, what it
+        is fed or the prefetch changes. Set it as `mode`: raises ConfigError while another thread computes a ubatch, and DoesNotFit where
         there is no memory."""
         handle, before = self._native_handle(), self._options
         if options.page_tokens != self.page_tokens:
@@ -188,7 +188,7 @@ class Runtime:
                 self._tiering.close()
             self._tiering = self._make_tiering(handle, effective)
             self._pin_again()
-        self._set_step_every()
+        self._set_run_every()
 
     def _check_evict(self, options: KvOptions) -> None:
         """Raises ConfigError where the context cannot keep what these options say in mode evict."""
@@ -229,7 +229,7 @@ class Runtime:
         return hierarchy.selected(self._native_handle(), len(self._rows), self._n_heads)
 
     def estimates(self) -> np.ndarray | None:
-        """Attention mass that the sketches estimated in the last step, summed over the query heads of the group: float32 [layer, kv_head,
+        """Attention mass that the sketches estimated for the last token, summed over the query heads of the group: float32 [layer, kv_head,
         page], a view. None on a GPU. Zero without `KvOptions.keep_estimates`, sketches, or outside mode sparse."""
         return hierarchy.hierarchy(self._native_handle()).estimates
 
@@ -279,23 +279,23 @@ class Runtime:
         """Leave the context to the stock path. Only while nothing decodes."""
         core.detach(self._native_handle())
 
-    # ---- the step -----------------------------------------------------------------------------------------------------------
+    # ---- after a ubatch -----------------------------------------------------------------------------------------------------
 
-    def step(self) -> None:
+    def after_ubatch(self) -> None:
         """After a ubatch, on the thread that decoded it: where a run ends the hierarchy's phases and the counters; the observers."""
         began = time.perf_counter()
         seen = self._observation.read()
         if seen.ends_run:
             if self._tiering is not None:
-                self._tiering.step(seen)
+                self._tiering.run(seen)
                 if self._overdue:
-                    self._set_step_every(overdue=False)
+                    self._set_run_every(overdue=False)
             self._record(seen)
         self.observers.tell(seen)
         self.stats.python_seconds += time.perf_counter() - began
 
-    def _set_step_every(self, overdue: bool = True) -> None:
-        """overdue: the options are new, so that mode evict looks after the next step already."""
+    def _set_run_every(self, overdue: bool = True) -> None:
+        """overdue: the options are new, so that mode evict looks after the next ubatch already."""
         if self._handle is not None:
             self._overdue = overdue and self.mode is KvMode.EVICT
             core.set_step_every(self._handle, 1 if self._tiering is None or self._overdue else self._tiering.run_every)
@@ -306,9 +306,9 @@ class Runtime:
 
     def _record(self, seen: core.NativeObservation) -> None:
         stats = self.stats
-        stats.n_steps += seen.n_ubatches
+        stats.n_ubatches += seen.n_ubatches
         stats.n_tokens += seen.n_tokens
-        stats.n_steps_hooked += seen.n_ubatches_hooked
+        stats.n_ubatches_hooked += seen.n_ubatches_hooked
         stats.n_tokens_hooked += seen.n_tokens_hooked
 
     def _close(self) -> None:
@@ -421,7 +421,7 @@ def _stepped(handle: core.Handle) -> None:
     with _lock:
         runtime = _live.get(handle)
     if runtime is not None:
-        runtime.step()
+        runtime.after_ubatch()
 
 
 core.set_callbacks(_attached, _detached, _stepped)

@@ -7,15 +7,15 @@ from dataclasses import asdict, dataclass
 
 @dataclass
 class Stats:
-    """What the steps of a context came to. A step is one ubatch. Selection counts for itself: `SelectionReport`."""
+    """What the ubatches of a context came to, up to the policy's last run. Selection counts for itself: `SelectionReport`."""
 
-    n_steps: int = 0
-    n_steps_hooked: int = 0
-    """Steps attended by our kernel; the others (prompts, mode off) ran on the stock nodes."""
+    n_ubatches: int = 0
+    n_ubatches_hooked: int = 0
+    """Ubatches attended by our kernel; the others (prompts, mode off) ran on the stock nodes."""
     n_tokens: int = 0
     n_tokens_hooked: int = 0
     python_seconds: float = 0.0
-    """Time spent in the Python layer after steps, observers included."""
+    """Time spent in the Python layer after ubatches, observers included."""
 
     n_dropped: int = 0
     """Pages that a head of mode evict gave up while others keep them; a page is one of a layer and KV head."""
@@ -41,7 +41,7 @@ class Stats:
     plan_seconds: float = 0.0
     """The plans' part of hierarchy_seconds."""
     stall_seconds: float = 0.0
-    """Time that steps waited for the arena: in host memory for the copies themselves, on a device for beginning and collecting them,
+    """Time that ubatches waited for the arena: in host memory for the copies themselves, on a device for beginning and collecting them,
     and for what a plan asked it. Part of hierarchy_seconds."""
     n_late_answers: int = 0
     """Runs of the policy in which a plan was due and the device had not answered yet."""

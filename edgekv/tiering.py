@@ -1,4 +1,4 @@
-"""The hierarchy of one native context: its shape, its arena, and what a step looks like from there."""
+"""The hierarchy of one native context: its shape, its arena, and what a run of the policy looks like from there."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from edgekv.vocab import DeviceKind, KvMode
 RUN_UBATCHES = 16
 """Decoded ubatches that share one run of the policy, at most: their attention mass adds up meanwhile."""
 
-BYTES_PER_STEP = 1 << 21
+BYTES_PER_RUN = 1 << 21
 """Bytes that one run of the policy may move: a small share of the time between two runs. The least where the link's rate is known."""
 
 LINK_SHARE = 0.1
-"""Of what the link carries between two runs of the policy: the steps themselves read their misses over it."""
+"""Of what the link carries between two runs of the policy: the tokens themselves read their misses over it."""
 
 DEVICE_MOVES = 16384
 """Promotions in one plan for a device: its arena fills while the prompt is read."""
@@ -60,7 +60,7 @@ def has_tiers(handle: core.Handle, mode: KvMode) -> bool:
 
 def limits(mode: KvMode, on_device: bool) -> Limits:
     """How eager plans are. On a device an empty slot is memory that was paid for and earns nothing, so that any page fills it; and in
-    mode exact, where each step reads every page, a page that has a slot keeps it: a swap would cost the link two pages' time and
+    mode exact, where each token reads every page, a page that has a slot keeps it: a swap would cost the link two pages' time and
     save none."""
     if not on_device:
         return Limits()
@@ -70,7 +70,7 @@ def limits(mode: KvMode, on_device: bool) -> Limits:
 def bytes_per_run(link: float | None, seconds: float | None) -> int:
     """Bytes that one run of the policy may move over a link of `link` bytes per second, where runs are `seconds` apart; None: not
     known."""
-    return BYTES_PER_STEP if link is None or seconds is None else max(BYTES_PER_STEP, int(LINK_SHARE * link * seconds))
+    return BYTES_PER_RUN if link is None or seconds is None else max(BYTES_PER_RUN, int(LINK_SHARE * link * seconds))
 
 
 def budget_pages(options: KvOptions, n_visible: int, page_tokens: int) -> int:
@@ -81,7 +81,7 @@ def budget_pages(options: KvOptions, n_visible: int, page_tokens: int) -> int:
 
 
 class Tiering:
-    """Makes the Hierarchy of an attached context and feeds it with the context's steps.
+    """Makes the Hierarchy of an attached context and feeds it with what its tokens attended.
 
     ops: `operations` of the context. rates: what its device was measured to do; None: not known.
     """
@@ -92,7 +92,7 @@ class Tiering:
         self._ops = ops
         self._link = None if rates is None else rates.link_gather
         self._intervals: deque[float] = deque(maxlen=8)
-        self._last_step = 0.0
+        self._last_run = 0.0
         native.set_arena(handle, 0)
         view = native.hierarchy(handle)
         observed = core.observation(handle)
@@ -118,7 +118,7 @@ class Tiering:
             ops=ops, page_bytes=max(1, self.slot_bytes), policy=options.policy,
             prefetch_name=options.prefetch, settings=Settings(sink_tokens=options.sink_tokens, recent_tokens=options.recent_tokens),
             rope=Rope(head_dim, *rope) if rope and head_dim else None, limits=limits(options.mode, self._plane is not None),
-            plan_every=n_runs, bytes_per_step=BYTES_PER_STEP, stats=stats)
+            plan_every=n_runs, bytes_per_run=BYTES_PER_RUN, stats=stats)
         self._key_norms: KeyNorms | None = None
         if self.hierarchy.policy.needs_keys:
             if self._plane is not None:
@@ -153,21 +153,21 @@ class Tiering:
             raise DoesNotFit(str(error)) from error
 
     def set_mode(self, options: KvOptions) -> None:
-        """What the steps attend from now on; pages stay where they are. To sparse on a device only while nothing decodes: its
+        """What tokens attend from now on; pages stay where they are. To sparse on a device only while nothing decodes: its
         sketches take room from the arena. Raises DoesNotFit."""
         before, self._options = self._options, options
         self.hierarchy.limits = limits(options.mode, self._plane is not None)
         if self._plane is not None and options.mode is KvMode.SPARSE or KvMode.EVICT in (before.mode, options.mode):
             self.resize(options)
 
-    def step(self, seen: core.NativeObservation) -> None:
-        """After a ubatch: all phases of the hierarchy."""
+    def run(self, seen: core.NativeObservation) -> None:
+        """A run of the policy: all phases of the hierarchy."""
         if self._link is not None:
             self._measure()
         used = np.flatnonzero(self._newest >= 0)
         if self._key_norms is not None:
             self._key_norms.update(seen.changed)
-        self.hierarchy.step(Observation(
+        self.hierarchy.run(Observation(
             seen.mass_sum, seen.mass_max, seen.n_tokens_observed or seen.n_tokens, seen.n_tokens_observed > 0, seen.changed, self._newest,
             seen.newest, int(used[-1]) + 1 if len(used) else 0, budget_pages(self._options, len(used), self.shape.page_tokens),
             None if self._key_norms is None else self._key_norms.values))
@@ -202,10 +202,10 @@ class Tiering:
 
     def _measure(self) -> None:
         now = time.perf_counter()
-        if self._last_step:
-            self._intervals.append(now - self._last_step)
+        if self._last_run:
+            self._intervals.append(now - self._last_run)
             self.hierarchy.pace(bytes_per_run(self._link, min(self._intervals)))  # the least: nobody knows how long a person thinks
-        self._last_step = now
+        self._last_run = now
 
     def close(self) -> None:
         """Wait for the copies under way: before the context is freed, or tiered anew."""

@@ -12,7 +12,7 @@ MAX_QUERY_TOKENS = 16
 
 
 class KvMode(str, enum.Enum):
-    """What each step attends, and what it promises."""
+    """What each token attends, and what it promises."""
 
     EXACT = "exact"
     SPARSE = "sparse"
@@ -25,7 +25,7 @@ class KvMode(str, enum.Enum):
 
 
 _MODE_DESCRIPTIONS = {
-    KvMode.EXACT: "every visible page each step, in our kernel: the answers of stock llama.cpp, faster",
+    KvMode.EXACT: "every visible page for each token, in our kernel: the answers of stock llama.cpp, faster",
     KvMode.SPARSE: "the pages that matter to each token, chosen by sketches of all of them; nothing is lost, coverage is reported",
     KvMode.EVICT: "what the policy kept; the rest is dropped for good: a hard bound on memory, whatever the length of the context",
     KvMode.OFF: "stock llama.cpp attention",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import fake_cupy
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from fake_gpus import RATES
 from test_hierarchy import World, act
 from test_ops import emulated_kernels  # noqa: F401  (a fixture)
 from tiers import CopyError, FakeDevice, settled
@@ -200,7 +202,7 @@ def test_any_events_over_streams(seed: int):
     shape = Shape(2, 2, 16, page_tokens=4)
     world = World(shape, n_slots=int(rng.integers(0, 40)), seed=seed, plan_every=int(rng.integers(1, 5)), device=True,
                   delay=float(rng.choice([0, 0.6])), fail=float(rng.choice([0, 0.1])), refuse=float(rng.choice([0, 0.2])),
-                  prefetch_name=str(rng.choice(list(PREFETCHERS))), bytes_per_step=int(rng.choice([100, 500, 5000])),
+                  prefetch_name=str(rng.choice(list(PREFETCHERS))), bytes_per_run=int(rng.choice([100, 500, 5000])),
                   limits=Limits(max_moves=int(rng.integers(1, 30)), swap=bool(rng.random() < 0.7), fill=bool(rng.random() < 0.5)))
     for _ in range(60):
         act(rng, world, "pace")
@@ -211,7 +213,7 @@ def test_any_events_over_streams(seed: int):
 def test_exact_fills_and_stays():
     """Mode exact on a device: the arena fills while the prompt is read, in equal shares of layers, and nothing moves afterwards."""
     world = World(n_slots=20, device=True, policy="ema", hot=[3, 20, 37], limits=tiering.limits(KvMode.EXACT, True),
-                  bytes_per_step=400)
+                  bytes_per_run=400)
     for _ in range(14):
         world.step(4, observed=False)
     for _ in range(20):
@@ -249,9 +251,9 @@ def test_sparse_on_a_device_fills_and_swaps():
 
 
 def test_bytes_per_run():
-    assert tiering.bytes_per_run(None, 0.1) == tiering.bytes_per_run(25e9, None) == tiering.BYTES_PER_STEP
+    assert tiering.bytes_per_run(None, 0.1) == tiering.bytes_per_run(25e9, None) == tiering.BYTES_PER_RUN
     assert tiering.bytes_per_run(25e9, 0.16) == 400_000_000
-    assert tiering.bytes_per_run(1e6, 0.16) == tiering.BYTES_PER_STEP
+    assert tiering.bytes_per_run(1e6, 0.16) == tiering.BYTES_PER_RUN
 
 
 def test_limits_are_a_matter_of_mode():
@@ -313,9 +315,9 @@ def test_tiering_on_an_emulated_plane(plane):
     tiers = tiering.Tiering(object(), options, stats := Stats(), tiering.operations(object()))
     assert plane.said == [("arena", 0), ("arena", 10)] and not plane.priority.any() and not plane.pinned.any()
     plane.newest[:] = np.minimum((np.arange(8) + 1) * 16, 120) - 1
-    tiers.step(prompt_step(list(range(8))))
+    tiers.run(prompt_step(list(range(8))))
     for _ in range(6):
-        tiers.step(prompt_step([]))
+        tiers.run(prompt_step([]))
     assert tiers.hierarchy.tiers()[State.RESIDENT] == 10 and stats.n_promoted == 10
     begun = np.concatenate([moves for what, moves in plane.said if what == "begin"])
     published = np.concatenate([moves for what, moves in plane.said if what == "publish"])
@@ -326,18 +328,18 @@ def test_tiering_on_an_emulated_plane(plane):
         np.testing.assert_array_equal(plane.arena[slot].reshape(2, 16, 64)[:, : cells.shape[1]], cells)
     assert stats.stall_seconds > 0 and stats.moved_bytes == 10 * 2048
     tiers.set_mode(options.with_(mode=KvMode.SPARSE, kv_budget=3 * 2048))
-    tiers.step(prompt_step([]))
+    tiers.run(prompt_step([]))
     assert tiers.hierarchy.table.n_slots == 3
     tiers.close()
 
 
 def test_pace_follows_the_link(plane, monkeypatch: pytest.MonkeyPatch):
     clock = iter([1.0, 1.1, 1.3, 60.0])
-    tiers = tiering.Tiering(object(), KvOptions(mode=KvMode.EXACT), Stats(), Ops(), link=1e10)
+    tiers = tiering.Tiering(object(), KvOptions(mode=KvMode.EXACT), Stats(), Ops(), replace(RATES, link_gather=1e10))
     monkeypatch.setattr(tiering.time, "perf_counter", lambda: next(clock))
     paces = []
     for _ in range(4):
         tiers._measure()
-        paces.append(tiers.hierarchy.migrator.pages_per_step * 2048)
-    assert paces[0] == tiering.BYTES_PER_STEP
+        paces.append(tiers.hierarchy.migrator.pages_per_run * 2048)
+    assert paces[0] == tiering.BYTES_PER_RUN
     assert [round(pace / 1e8, 2) for pace in paces[1:]] == [1.0, 1.0, 1.0], "a person who thinks for a minute changes nothing"

@@ -387,8 +387,8 @@ def test_random_events(synthetic, monkeypatch, seed: int, bounded: bool):
                         assert attended(run, row, head) == set(np.flatnonzero(in_use & ~shadow[row, head]).tolist())
 
         monkeypatch.setattr(native, "drop_pages", drop_pages)
-        step = run._tiering.step
-        monkeypatch.setattr(run._tiering, "step", lambda seen: (look(seen), step(seen)))
+        step = run._tiering.run
+        monkeypatch.setattr(run._tiering, "run", lambda seen: (look(seen), step(seen)))
         states: list[tuple[int, bytes]] = []
         for _ in range(140):
             event = rng.choice(["one", "few", "prompt", "undo", "clear", "save", "load", "mode"], p=[.55, .1, .15, .07, .02, .04, .05, .02])
@@ -531,7 +531,7 @@ def test_observing_a_prompt_changes_nothing_but_what_is_known(synthetic, kind: s
             seen = steps[observe] = []
             run.observers.append(lambda step, seen=seen: seen.append((step.hooked, step.n_observed, step.mass_sum.copy())))
             logits[observe] = np.concatenate([chat.feed(chat.tokens(n)) for n in (128, 100)])
-            assert run.stats.n_tokens_hooked == 0 and run.stats.n_steps_hooked == 0, "a prompt is no decode step"
+            assert run.stats.n_tokens_hooked == 0 and run.stats.n_ubatches_hooked == 0, "a prompt is no decode step"
             assert run._tiering.hierarchy.policy.scores.any() == observe
     np.testing.assert_array_equal(logits[False], logits[True])
     assert [(hooked, n) for hooked, n, _ in steps[True]] == [(False, 16)] * 2

@@ -36,9 +36,9 @@ def compare(path, **options) -> Llama:
     llama = open_model(path, **options)
     stock = step_logits(llama, prompt, steps, "off")
     stats = llama.kv.stats
-    assert stats.n_steps_hooked == 0
+    assert stats.n_ubatches_hooked == 0
     ours = step_logits(llama, prompt, steps, "exact")
-    assert stats.n_steps_hooked == len(steps), "every decode-sized step is attended by the hook, the prompt is not"
+    assert stats.n_ubatches_hooked == len(steps), "every decode-sized step is attended by the hook, the prompt is not"
     if options:
         spread = kld(step_logits(open_model(path), prompt, steps, "off"), stock).max()
     else:
@@ -84,7 +84,7 @@ def test_what_cannot_be_served_runs_stock_and_says_so(synthetic, kind: str, opti
     assert not any(layer.hooked for layer in llama.kv.layers) and all(reason in layer.reason for layer in llama.kv.layers)
     stock = step_logits(llama, prompt, steps, "off")
     assert (stock == step_logits(llama, prompt, steps, "exact")).all()
-    assert llama.kv.stats.n_steps_hooked == 0
+    assert llama.kv.stats.n_ubatches_hooked == 0
 
 
 def test_a_failed_mode_change_says_what_is_allowed(synthetic):
@@ -115,7 +115,7 @@ def test_several_sequences(synthetic, unified: bool):
                 order = rng.permutation(n_seq) if unified else np.arange(n_seq)
                 found.append(context.decode(rng.integers(260, 350, n_seq), [100 + 50 * s + step for s in order], order)[np.argsort(order)])
             logits[mode] = np.stack(found)
-            assert run.stats.n_steps_hooked == (10 if mode == "exact" else 0)
+            assert run.stats.n_ubatches_hooked == (10 if mode == "exact" else 0)
     stock, ours = logits["off"].reshape(30, -1), logits["exact"].reshape(30, -1)
     assert kld(stock, ours).max() < 1e-3 and np.abs(stock - ours).max() < 0.2
 
@@ -135,7 +135,7 @@ def test_graphs_survive_changes_of_mode_and_threads(synthetic):
         llama_cpp.llama_set_n_threads(llama.ctx, 1 + i % 4, 2)
         llama.eval(list(step))
     assert kld(stock, np.array(llama.scores[N_PROMPT:llama.n_tokens])).max() < 1e-3
-    assert llama.kv.stats.n_steps_hooked == 8
+    assert llama.kv.stats.n_ubatches_hooked == 8
 
 
 def environment_logits(path, out, **environment: str) -> np.ndarray:
@@ -218,7 +218,7 @@ def read_and_decode(path, depth: int, runs: list[tuple[str, list[int] | None]], 
             decoder.decode([int(logits[-1].argmax()) if tokens is None else tokens[i]])
             logits.append(decoder.logits())
         found.append(np.array(logits))
-    assert llama.kv.stats.n_steps_hooked == 256 * sum(mode == "exact" for mode, _ in runs)
+    assert llama.kv.stats.n_ubatches_hooked == 256 * sum(mode == "exact" for mode, _ in runs)
     decoder.close()
     llama.close()
     return found

@@ -34,7 +34,7 @@ class World:
         self.arena = (FakeDevice if device else FakeArena)(shape, seed, **faults)
         with self.ops:
             self.there = [self.ops.upload(np.full(shape.axes, 7, kind)) for kind in (np.float32, np.uint8)]
-        options = {"page_bytes": 100, "bytes_per_step": 1200, "plan_every": 4, "rope": Rope(8, 8),
+        options = {"page_bytes": 100, "bytes_per_run": 1200, "plan_every": 4, "rope": Rope(8, 8),
                    "settings": Settings(sink_tokens=4, recent_tokens=8)} | options
         self.hierarchy = Hierarchy(shape, self.arena.transport if device else self.arena, *self.there, ops=self.ops, **options)
         self.hierarchy.resize(n_slots)
@@ -80,7 +80,7 @@ class World:
         norms = np.where(self.positions >= 0, 1 + np.arange(len(self.positions)) % 5, 0) * np.ones(self.shape.axes, np.float32)
         with self.ops:
             mass, norms = self.ops.upload(mass), self.ops.upload(norms.astype(np.float32))
-        self.hierarchy.step(Observation(mass, mass, n, observed, changed, self.positions, self.n_tokens - 1, end, key_norms=norms))
+        self.hierarchy.run(Observation(mass, mass, n, observed, changed, self.positions, self.n_tokens - 1, end, key_norms=norms))
         if isinstance(self.arena, FakeDevice):
             self.arena.step()
         self.check()
@@ -316,7 +316,7 @@ def test_any_events(seed: int):
     shape = Shape(2, 2, 16, page_tokens=4, exists=np.array([[True, True], [True, rng.random() < 0.5]]))
     world = World(shape, n_slots=int(rng.integers(0, 40)), seed=seed, plan_every=int(rng.integers(1, 5)),
                   delay=float(rng.choice([0, 0.5])), fail=float(rng.choice([0, 0.3])), refuse=float(rng.choice([0, 0.2])),
-                  prefetch_name=str(rng.choice(list(PREFETCHERS))), bytes_per_step=int(rng.choice([100, 500, 5000])),
+                  prefetch_name=str(rng.choice(list(PREFETCHERS))), bytes_per_run=int(rng.choice([100, 500, 5000])),
                   limits=Limits(max_moves=int(rng.integers(1, 30))))
     for _ in range(50):
         act(rng, world)

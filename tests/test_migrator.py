@@ -24,12 +24,12 @@ def a_plan(promoted, demoted=()) -> MigrationPlan:
 class Bench:
     """A migrator over eight settled pages a head."""
 
-    def __init__(self, n_slots: int, pages_per_step: int = 4, **faults):
+    def __init__(self, n_slots: int, pages_per_run: int = 4, **faults):
         self.table = settled(SHAPE, n_slots, 8)
         self.arena = FakeArena(SHAPE, **faults)
         self.arena.resize(n_slots)
         self.stats = Stats()
-        self.migrator = Migrator(self.table, self.arena, pages_per_step, 100, self.stats)
+        self.migrator = Migrator(self.table, self.arena, pages_per_run, 100, self.stats)
 
     def resident(self) -> list[int]:
         return self.table.residency.resident.tolist()
@@ -53,7 +53,7 @@ def test_two_phases():
 
 
 def test_steps_are_bounded_and_the_rest_waits():
-    bench = Bench(8, pages_per_step=2)
+    bench = Bench(8, pages_per_run=2)
     bench.migrator.submit(a_plan([1, 2, 3, 4, 5]))
     copied = []
     for _ in range(4):
@@ -69,7 +69,7 @@ def test_steps_are_bounded_and_the_rest_waits():
 
 
 def test_a_slot_is_taken_when_it_is_needed():
-    bench = Bench(3, pages_per_step=1)
+    bench = Bench(3, pages_per_run=1)
     bench.migrator.submit(a_plan([1, 2, 3]))
     for _ in range(4):
         bench.step()
@@ -160,7 +160,7 @@ def test_a_change_that_the_transport_did_not_see():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_late_and_out_of_order(seed: int):
-    bench = Bench(12, pages_per_step=3, seed=seed, delay=0.7, fail=0.2, refuse=0.1)
+    bench = Bench(12, pages_per_run=3, seed=seed, delay=0.7, fail=0.2, refuse=0.1)
     rng = np.random.default_rng(seed)
     for _ in range(300):
         state = bench.table.residency.state.reshape(-1)

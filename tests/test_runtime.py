@@ -33,7 +33,7 @@ def test_any_context_can_be_attached_later(synthetic):
     assert Runtime.attach(context.address, KvOptions(mode="off")) is run and run.mode is KvMode.OFF
     run.mode = "exact"
     context.decode([300], [40], [0])
-    assert run.stats.n_steps_hooked == 1
+    assert run.stats.n_ubatches_hooked == 1
     run.detach()
     assert run.closed and runtime.find(context.address) is None
     assert np.isfinite(context.decode([301], [41], [0])).all(), "it goes on stock"
@@ -60,7 +60,7 @@ def test_contexts_are_independent(synthetic):
             thread.start()
         for thread in threads:
             thread.join()
-        assert first.stats.n_steps_hooked == 20 and second.stats.n_steps_hooked == 0
+        assert first.stats.n_ubatches_hooked == 20 and second.stats.n_ubatches_hooked == 0
     for i in range(2):
         np.testing.assert_array_equal(np.array(expected[i]), np.array(found[i]))
 

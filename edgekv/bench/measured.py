@@ -67,13 +67,13 @@ class Measured:
         """What the counters come to, where our kernel ran at all and where mode sparse did."""
         stats, selection = self.stats, self.selection
         shares: dict[str, Any] = {}
-        if stats.n_steps_hooked:
+        if stats.n_ubatches_hooked:
             shares["overhead_fraction"] = 1000 * stats.python_seconds / sum(self.milliseconds)
         if selection.n_selections:
             shares |= {
                 "attended_fraction": selection.attended, "coverage": selection.coverage, "hit_rate": selection.hit_rate,
                 "hit_rate_mass": selection.hit_rate_mass, "fallback_fraction": selection.n_fallbacks / selection.n_selections,
-                "moved_bytes_per_step": stats.moved_bytes / max(1, stats.n_steps),
+                "moved_bytes_per_step": stats.moved_bytes / max(1, stats.n_ubatches),
             }
         return shares
 

@@ -22,7 +22,7 @@ from edgekv.config import KvOptions, choice
 from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.kernels.norms import page_norms
 from edgekv.models import geometry
-from edgekv.observers import Step
+from edgekv.observers import Ubatch
 from edgekv.runtime import Runtime
 from edgekv.trace_format import CHUNK_STEPS, MASS_MAX, MASS_SUM, Header, TraceWriter, estimate_of
 from edgekv.vocab import DeviceKind, KvMode, SketchKind
@@ -159,10 +159,10 @@ class _Run:
         kinds = ((MASS_SUM, MASS_MAX) if with_mass else ()) + ((estimate_of(sketch),) if sketch else ())
         chunks = _Chunks(self.writer, header, kinds)
 
-        def seen(step: Step) -> None:
-            if not step.hooked or step.layers != header.layers:
-                raise EdgeKVError("a decode step did not run in EdgeKV's attention, so that it cannot be recorded")
-            arrays = (step.mass_sum[part], step.mass_max[part]) if with_mass else ()
+        def seen(ubatch: Ubatch) -> None:
+            if not ubatch.hooked or ubatch.layers != header.layers:
+                raise EdgeKVError("a decoded token did not run in EdgeKV's attention, so that it cannot be recorded")
+            arrays = (ubatch.mass_sum[part], ubatch.mass_max[part]) if with_mass else ()
             chunks.add(*arrays, *((runtime.estimates()[part],) if sketch else ()))
 
         doing = "record " + " and ".join(["attention"] * with_mass + [f"sketch {sketch}"] * bool(sketch))
@@ -204,10 +204,10 @@ class _Watch:
     def _interrupt(self, *_: object) -> None:
         self._error = KeyboardInterrupt()
 
-    def guard(self, observer: Callable[[Step], None]) -> Callable[[Step], None]:
-        def guarded(step: Step) -> None:
+    def guard(self, observer: Callable[[Ubatch], None]) -> Callable[[Ubatch], None]:
+        def guarded(ubatch: Ubatch) -> None:
             try:
-                observer(step)
+                observer(ubatch)
             except Exception as error:  # noqa: BLE001 - check() raises it again
                 self._error = self._error or error
 

@@ -69,8 +69,8 @@ def main() -> int:
     runtime = llama.kv
     hooked = [layer.hooked for layer in runtime.layers]
     memory = runtime.memory()
-    print(f"hooked {sum(hooked)} of {len(hooked)} layers; {runtime.stats.n_steps_hooked} steps; memory {memory}")
-    np.savez(given.out, tokens=tokens, best=best, gap=gap, hooked=hooked, n_hooked=runtime.stats.n_steps_hooked,
+    print(f"hooked {sum(hooked)} of {len(hooked)} layers; {runtime.stats.n_ubatches_hooked} steps; memory {memory}")
+    np.savez(given.out, tokens=tokens, best=best, gap=gap, hooked=hooked, n_hooked=runtime.stats.n_ubatches_hooked,
              **({"logits": np.stack(logits)} if logits else {}))
     if given.mode != "off":
         check(runtime)

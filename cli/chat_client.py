@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlsplit
+
+import httpx2 as httpx
 
 from edgekv.errors import ContextOverflow, EdgeKVError
 
 Message = dict[str, str]
 """{"role": "system" | "user" | "assistant", "content": text}"""
 
-_CONNECT_S = 10.0
 _QUICK_S = 60.0  # for what is no more than text processing
-_LOST = (OSError, http.client.HTTPException)
 
 
 @dataclass(frozen=True)
@@ -67,14 +65,17 @@ class Piece:
 
 
 class ChatClient:
-    """Talks to the chat endpoint below `url` (without /v1), over plain HTTP. `sampling` are request fields, e.g. {"temperature": 0}."""
+    """Talks to the chat endpoint below `url` (without /v1). `sampling` are request fields, e.g. {"temperature": 0}."""
 
     def __init__(self, url: str, api_key: str | None = None, sampling: dict[str, Any] | None = None):
         self.sampling = sampling or {}
-        self._address = urlsplit(url)
-        self._headers = {"Content-Type": "application/json", "Connection": "close"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._http = httpx.Client(
+            base_url=url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=httpx.Timeout(10.0, read=None),  # a prompt can take minutes to read
+            trust_env=False,  # a proxy has no business between this process and itself
+            verify=False,  # plain HTTP; saves loading the certificates
+        )
 
     def stream(self, messages: list[Message]) -> Iterator[Piece]:
         """The answer to `messages`, piece by piece. Leaving the iteration early stops the server's work on it.
@@ -83,14 +84,15 @@ class ChatClient:
         """
         body = {**self.sampling, "messages": messages, "stream": True, "return_progress": True, "timings_per_token": True}
         try:
-            # no limit: a prompt can take minutes to read
-            with self._answer("/v1/chat/completions", body, None) as response:
-                for data in _events(response):
-                    if data == b"[DONE]":
+            with self._http.sse("/v1/chat/completions", method="POST", json=body) as events:
+                if events.response.status_code != HTTPStatus.OK:
+                    raise _refusal(events.response.read())
+                for event in events:
+                    if event.data == "[DONE]":
                         return
-                    yield _piece(json.loads(data))
-        except (*_LOST, json.JSONDecodeError) as error:
-            raise EdgeKVError(f"the server stopped in the middle of an answer ({str(error) or type(error).__name__})") from None
+                    yield _piece(json.loads(event.data))
+        except (httpx.TransportError, json.JSONDecodeError) as error:
+            raise EdgeKVError(f"the server stopped in the middle of an answer ({error or type(error).__name__})") from None
 
     def prompt(self, messages: list[Message]) -> str:
         """The text that the model's chat template makes of `messages`. Raises EdgeKVError where the template refuses them."""
@@ -102,30 +104,15 @@ class ChatClient:
 
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         try:
-            with self._answer(path, body, _QUICK_S) as response:
-                return json.loads(response.read())
-        except _LOST as error:
-            raise EdgeKVError(f"the server does not answer ({str(error) or type(error).__name__})") from None
+            response = self._http.post(path, json=body, timeout=_QUICK_S)
+        except httpx.TransportError as error:
+            raise EdgeKVError(f"the server does not answer ({error or type(error).__name__})") from None
+        if response.status_code != HTTPStatus.OK:
+            raise _refusal(response.content)
+        return response.json()
 
-    @contextmanager
-    def _answer(self, path: str, body: dict[str, Any], seconds: float | None) -> Iterator[http.client.HTTPResponse]:
-        """The answer to a POST, which may be silent for `seconds`. Raises the server's refusal."""
-        with closing(http.client.HTTPConnection(self._address.hostname, self._address.port, timeout=_CONNECT_S)) as connection:
-            connection.connect()
-            connection.sock.settimeout(seconds)
-            connection.request("POST", path, json.dumps(body), self._headers)
-            with connection.getresponse() as response:
-                if response.status != HTTPStatus.OK:
-                    raise _refusal(response.read())
-                yield response
-
-
-def _events(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    """The data of each server-sent event. llama.cpp's server writes each on one line, and comments while it is busy."""
-    for line in response:
-        field, _, data = line.strip().partition(b":")
-        if field == b"data":
-            yield data.strip()
+    def close(self) -> None:
+        self._http.close()
 
 
 def _piece(chunk: dict[str, Any]) -> Piece:

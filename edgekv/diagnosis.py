@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgekv import devices
+from edgekv import devices, machine
 from edgekv.errors import DoesNotFit, EdgeKVError, ModelError, NativeError
 from edgekv.vocab import DeviceKind, KvMode
 
@@ -31,7 +31,8 @@ def diagnose(model: Path | None = None, recalibrate: bool = False) -> dict[str, 
     report: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "cpu": {"name": _cpu_name(), "cores": os.cpu_count()},
+        "cpu": {"name": machine.cpu_name(), "family": machine.cpu_family(), "cores": os.cpu_count()},
+        "date": machine.stamp()["date"],
     }
     report |= _libraries()
     report["gpu"] = _gpu(report["backends"])
@@ -114,16 +115,6 @@ def _rates(info: Any, recalibrate: bool) -> dict[str, Any]:
         return {"rates": asdict(calibrate(info.kind, info.index, recalibrate)), "rates_error": None}
     except EdgeKVError as error:
         return {"rates": None, "rates_error": str(error)}
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass  # not Linux
-    return platform.processor() or platform.machine()
 
 
 def _model(path: Path, usable: bool) -> dict[str, Any]:

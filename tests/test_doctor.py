@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +16,7 @@ from fake_gpus import CARD, gpus  # noqa: F401 - a fixture
 from edgekv import _native, devices, diagnosis
 from edgekv.cli.doctor import doctor
 from edgekv.errors import EXIT_LIBRARY, ModelError, NativeError
+from edgekv.machine import cpu_family
 from edgekv.vocab import DeviceKind
 
 
@@ -30,13 +32,15 @@ def test_healthy():
     assert report["isa"] in report["isa_available"] and "portable" in report["isa_available"]
     assert all(Path(path).is_file() for path in report["libraries"].values())
     assert report["gpu"]["reason"] and "model" not in report
+    assert report["cpu"]["family"] == cpu_family() and re.fullmatch(r"\d{4}-\d\d-\d\d", report["date"])
 
 
 def test_table():
     result = run()
     assert result.exit_code == 0, result.output
     labels = [line[:16].strip() for line in result.stdout.splitlines()]
-    assert labels[0] == "EdgeKV" and {"instructions", "backends", "gpu", "default model"} <= set(labels)
+    assert labels[0] == "EdgeKV" and {"instructions", "backends", "gpu", "default model", "date"} <= set(labels)
+    assert cpu_family() in result.stdout
 
 
 def test_model_whose_layers_differ(synthetic):

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # From the lowest to the highest: a module imports only from entries before its own. Modules of one package may import each other.
 ORDER = [
-    "errors", "vocab", "registry", "config", "stats", "reports",
+    "errors", "vocab", "machine", "registry", "config", "stats", "reports",
     "models", "fit", "device_fit",
     "observation", "residency", "kernels", "codecs", "pages", "budgets", "trace_format", "trace", "roles", "policies", "prefetch", "planner", "eviction", "sim",
     "_native", "devices", "calibration", "cells", "observers", "tiers", "migrator", "hierarchy",

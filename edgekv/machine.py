@@ -1,0 +1,108 @@
+"""What this machine is, in words: figures mean something only beside the processor and the day that they were measured on."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import os
+import platform
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+
+_INTEL = {
+    0x3C: "Haswell", 0x3F: "Haswell", 0x45: "Haswell", 0x46: "Haswell", 0x3D: "Broadwell", 0x47: "Broadwell", 0x4F: "Broadwell",
+    0x56: "Broadwell", 0x4E: "Skylake", 0x5E: "Skylake", 0x8E: "Kaby Lake", 0x9E: "Kaby Lake", 0x6A: "Ice Lake", 0x6C: "Ice Lake",
+    0x7E: "Ice Lake", 0x8C: "Tiger Lake", 0xA7: "Rocket Lake", 0x97: "Alder Lake", 0x9A: "Alder Lake", 0xB7: "Raptor Lake",
+    0x8F: "Sapphire Rapids", 0xCF: "Emerald Rapids", 0xAD: "Granite Rapids", 0xAE: "Granite Rapids",
+}
+"""Microarchitectures by model number (family 6), Linux arch/x86/include/asm/intel-family.h. 0x55 is three of them, see _intel."""
+
+_ARM = {"0xd0c": "Neoverse N1", "0xd40": "Neoverse V1", "0xd49": "Neoverse N2", "0xd4f": "Neoverse V2", "0xd84": "Neoverse V3",
+        "0xd08": "Cortex-A72", "0xd0b": "Cortex-A76"}
+"""By part number, Linux arch/arm64/include/asm/cputype.h."""
+
+
+def cpu_name() -> str:
+    """What the processor calls itself."""
+    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
+
+
+def cpu_family() -> str:
+    """Maker and line, microarchitecture where it is known, widest vector or matrix unit: "Intel Xeon, Sapphire Rapids, AMX", "AMD EPYC,
+    Zen 4, AVX-512". Machines of one family compute alike, so this stands beside every figure."""
+    return family_of(_cpuinfo()) or cpu_name()
+
+
+def stamp() -> dict[str, str | int]:
+    """What every row of a measurement carries: `cpu`, its `cores` that this process may use, and the `date`, as ISO 8601 has it."""
+    return {"cpu": cpu_family(), "cores": n_cores(), "date": datetime.date.today().isoformat()}
+
+
+def n_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def family_of(facts: Mapping[str, str]) -> str:
+    """`facts`: the first processor of /proc/cpuinfo. Empty where they do not tell."""
+    flags = set(facts.get("flags", "").split())
+    if facts.get("vendor_id") == "GenuineIntel":
+        parts = [_line("Intel", facts, "Xeon|Core|Atom|Pentium|Celeron"), _intel(facts, flags)]
+    elif facts.get("vendor_id") == "AuthenticAMD":
+        parts = [_line("AMD", facts, "EPYC|Ryzen|Threadripper|Opteron"), _amd(facts, flags)]
+    elif "CPU part" in facts:
+        parts = [facts.get("model name", "Arm"), _ARM.get(facts["CPU part"], "")]
+        flags = set(facts.get("Features", "").split())
+    else:
+        return ""
+    return ", ".join(part for part in (*parts, _unit(flags)) if part)
+
+
+def _line(maker: str, facts: Mapping[str, str], lines: str) -> str:
+    found = re.search(rf"\b({lines})\b", facts.get("model name", ""))
+    return f"{maker} {found[1]}" if found else maker
+
+
+def _intel(facts: Mapping[str, str], flags: set[str]) -> str:
+    if facts.get("cpu family") != "6":
+        return ""
+    model = _number(facts, "model")
+    if "amx_tile" in flags:  # a hypervisor may tell another model number
+        newer = {0xCF, 0xAD, 0xAE}
+        return _INTEL[model] if model in newer else "Granite Rapids" if "amx_fp16" in flags else "Sapphire Rapids"
+    if model == 0x55:
+        return "Cooper Lake" if "avx512_bf16" in flags else "Cascade Lake" if "avx512_vnni" in flags else "Skylake"
+    return _INTEL.get(model, "")
+
+
+def _amd(facts: Mapping[str, str], flags: set[str]) -> str:
+    family, model = _number(facts, "cpu family"), _number(facts, "model")
+    if family == 0x17:
+        return "Zen 2" if model >= 0x30 else "Zen"
+    if family == 0x19:
+        return "Zen 4" if "avx512f" in flags else "Zen 3"
+    return "Zen 5" if family == 0x1A else ""
+
+
+def _number(facts: Mapping[str, str], key: str) -> int:
+    text = facts.get(key, "")
+    return int(text) if text.isdigit() else -1
+
+
+def _unit(flags: set[str]) -> str:
+    units = (("amx_tile", "AMX"), ("avx512f", "AVX-512"), ("avx2", "AVX2"), ("avx", "AVX"), ("sve", "SVE"), ("asimd", "NEON"))
+    return next((name for flag, name in units if flag in flags), "")
+
+
+@functools.cache
+def _cpuinfo() -> dict[str, str]:
+    """The first processor; empty where there is no such file."""
+    try:
+        text = CPUINFO.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    first = text.strip().split("\n\n")[0]
+    return {key.strip(): value.strip() for key, colon, value in (line.partition(":") for line in first.splitlines()) if colon}

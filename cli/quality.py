@@ -102,10 +102,10 @@ def quality(
 
     MODEL is a GGUF file; without it the default model is used.
     """
-    from edgekv.bench.passes import n_cores
     from edgekv.bench.quality import QualityBench, run
     from edgekv.bench.tasks import TASKS
     from edgekv.bench.text import find_text
+    from edgekv.machine import n_cores
 
     own = _own_mode({"policy": policy, "attend": budget, "split": split, "sketch": sketch, "blend": blend})
     request = QualityBench(

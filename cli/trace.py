@@ -53,10 +53,11 @@ def record(
 
     MODEL is a GGUF file; without it the default model is used.
     """
-    from edgekv.bench.passes import Caches, n_cores
+    from edgekv.bench.passes import Caches
     from edgekv.bench.record import Recording
     from edgekv.bench.record import record as run
     from edgekv.bench.text import find_text
+    from edgekv.machine import n_cores
 
     if _KINDS[-1] in sketches and len(sketches) > 1:
         raise ConfigError(f"--sketches {_KINDS[-1]} records attention alone; name no other kind beside it")

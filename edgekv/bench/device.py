@@ -21,9 +21,10 @@ import numpy as np
 
 from edgekv.bench.decoder import Decoder  # first: it puts llama_cpp on our libraries
 from edgekv.bench.measured import added
-from edgekv.bench.passes import ContextError, decoder_of, n_cores
+from edgekv.bench.passes import ContextError, decoder_of
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.machine import n_cores
 from edgekv.reports import SelectionReport
 from edgekv.runtime import Runtime
 from edgekv.stats import Stats

@@ -20,11 +20,12 @@ from edgekv.bench.decoder import Decoder
 from edgekv.bench.measured import Measured
 from edgekv.bench.modes import FULL, STOCK, BenchMode, find_mode, in_order
 from edgekv.bench.passes import (
-    BATCH_TOKENS, WARMUP_TOKENS, Caches, ContextError, decode, hooked_note, memory_figures, n_cores, opened, read, warm_up,
+    BATCH_TOKENS, WARMUP_TOKENS, Caches, ContextError, decode, hooked_note, memory_figures, opened, read, warm_up,
 )
 from edgekv.bench.text import Text
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
+from edgekv.machine import n_cores
 from edgekv.models import Geometry, geometry
 from edgekv.vocab import CacheType
 

@@ -8,7 +8,6 @@ the graph.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -80,11 +79,6 @@ def decoder_of(model: Path, **options: Any) -> Iterator[Decoder]:
     finally:
         decoder.close()
         llama.close()
-
-
-def n_cores() -> int:
-    """Cores this process may use: for what is not timed."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def read(decoder: Decoder, tokens: Sequence[int], n_threads: int) -> Iterator[int]:

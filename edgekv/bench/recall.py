@@ -25,11 +25,12 @@ from edgekv.bench.frame import plain
 from edgekv.bench.haystack import MARGIN, Haystack, paragraphs, planted
 from edgekv.bench.measured import Measured
 from edgekv.bench.modes import FULL, STOCK, BenchMode, find_mode, in_order
-from edgekv.bench.passes import WARMUP_TOKENS, Caches, ContextError, decode, hooked_note, n_cores, opened, read, warm_up
+from edgekv.bench.passes import WARMUP_TOKENS, Caches, ContextError, decode, hooked_note, opened, read, warm_up
 from edgekv.bench.text import Text
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
 from edgekv.llama import Llama
+from edgekv.machine import n_cores
 from edgekv.models import geometry
 
 ANSWER_TOKENS = 8

@@ -11,7 +11,7 @@ from edgekv.cli.ladder import ladder
 from edgekv.cli.lists import CommaList
 from edgekv.cli.options import model_argument, model_path, option
 from edgekv.cli.progress import progress_bar
-from edgekv.cli.tables import Column, output_option, print_rows
+from edgekv.cli.tables import Column, output_option, print_measured
 from edgekv.vocab import CacheType
 
 
@@ -31,10 +31,10 @@ _TYPE_NAMES = [t.value for t in CacheType]
 _TYPES = CommaList(click.Choice(_TYPE_NAMES), "TYPE,...")
 
 _MODES_HELP = (
-    "off (stock; always measured), exact, exact-unobserved (attention mass not measured), off-noflash (stock without flash "
-    "attention, predictions only: how far apart two correct kernels are on this model), sparse and its variants sparse-uniform, "
-    "sparse-b1, sparse-b2, sparse-box, and for comparison ema (no sketches) and streaming (the first and the newest tokens). "
-    "A mode can be changed: sparse:attend=10%,blend=0.7."
+    "off (the best of stock; always measured: off-flash and off-noflash, stock with and without flash attention; naming one of these "
+    "in place of off measures that one alone), exact, exact-unobserved (attention mass not measured), sparse and its variants "
+    "sparse-uniform, sparse-b1, sparse-b2, sparse-box, and for comparison ema (no sketches) and streaming (the first and the newest "
+    "tokens). A mode can be changed: sparse:attend=10%,blend=0.7."
 )
 _TEXT_HELP = "prose, code or dialogue (made from Python's standard library), or a file"
 
@@ -65,6 +65,9 @@ KV_COLUMNS = [
     Column("kv", "K/V", right=False),
     Column("decode_ms_p50", "ms/token", lambda ms: f"{ms:.2f}"),
     Column("ratio_vs_stock", "x stock", lambda ratio: f"{ratio:.2f}"),
+    Column("stock", "best stock", right=False),
+    Column("limit_ms_p50", "limit ms", lambda ms: f"{ms:.2f}"),
+    Column("ratio_vs_limit", "x limit", lambda ratio: f"{ratio:.2f}"),
     Column("growth_fraction", "growth %", lambda share: f"{100 * share:.0f}"),
     Column("prefill_tps", "prefill t/s", lambda tps: f"{tps:.0f}"),
     Column("nll_vs_exact", "NLL +%", _signed_percent),
@@ -129,12 +132,15 @@ def kv(
     """Compare decode time and predictions of KV modes with stock llama.cpp, on the same tokens of a text.
 
     The text is read in once; then the modes take turns, each decoding the same tokens in passes of its own. "ms/token" is the
-    median time of a decode step; "x stock" says how many times as fast as stock it is,
-    "growth" how much longer a step takes than at the smallest depth. "KLD stock" and "KLD exact" are the mean divergence of the
-    predicted distribution from stock's and from that of full attention in our kernel; "NLL +%" and "same top" compare with the
-    latter: by how much the text has become less likely, and how often both find the same token most likely. "attended" is the
-    part of the visible pages that was attended, "coverage" the estimated part of the attention mass on them, "hits" what of them
-    was read from the arena, "overhead" the Python layer's part of the time. JSON and CSV have more columns.
+    median time of a decode step. Stock is measured with flash attention ("off-flash") and without ("off-noflash"); "off" has the
+    figures of the faster, which "best stock" names, and "x stock" says how many times as fast as that one a mode is. "limit ms" is
+    a step with an empty cache, what the weights alone cost, and "x limit" how many times that a step takes. "growth" says how much
+    longer a step takes than at the smallest depth. "KLD stock" and "KLD exact" are the mean divergence of the predicted distribution
+    from off-flash's and from that of full attention in our kernel (the KLD of off-noflash: how far two correct kernels are apart on
+    this model); "NLL +%" and "same top" compare with the latter: by how much the text has become less likely, and how often both find
+    the same token most likely. "attended" is the part of the visible pages that was attended, "coverage" the estimated part of the
+    attention mass on them, "hits" what of them was read from the arena, "overhead" the Python layer's part of the time. JSON and CSV
+    have more columns.
 
     MODEL is a GGUF file; without it the default model is used.
     """
@@ -159,7 +165,7 @@ def kv(
         rows = [row for group in groups for row in group]
     if output in ("table", "md"):
         rows = [{**row, "kv": f"{row['type_k']}/{row['type_v']}"} for row in rows]
-    print_rows(rows, _used(KV_COLUMNS, rows), output)
+    print_measured(rows, _used(KV_COLUMNS, rows), output)
 
 
 @bench.command()
@@ -172,7 +178,7 @@ def kv(
 @option("--type-v", type=click.Choice(_TYPE_NAMES), default="f16", show_default=True, help="Type of the V cache.")
 @option("--page-tokens", type=click.IntRange(1), help="Cells per page.  [default: 16]")
 @option("--modes", type=ModeList(), default="off,exact,sparse", show_default=True,
-        help="As in `edgekv bench kv`, but for off-noflash.")
+        help="As in `edgekv bench kv`, but for off-noflash; off is off-flash here.")
 @option("-q", "--questions", type=click.IntRange(1), default=16, show_default=True, help="Questions to ask, 16 at most.")
 @option("--facts", type=click.IntRange(1), default=4, show_default=True,
         help="Facts in one context; each context is read in anew.")
@@ -214,7 +220,7 @@ def recall(
         rows = [row for group in run(request, progress) for row in group]
     if output in ("table", "md"):
         rows = [{**row, "kept_of": f"{row['kept']} of {row['full_found']}"} for row in rows]
-    print_rows(rows, _used(RECALL_COLUMNS, rows), output)
+    print_measured(rows, _used(RECALL_COLUMNS, rows), output)
 
 
 def _pairs(type_k: tuple[str, ...], type_v: tuple[str, ...]) -> tuple[tuple[CacheType, CacheType], ...]:

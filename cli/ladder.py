@@ -11,7 +11,7 @@ import click
 from edgekv.cli.lists import BUDGETS, NAMES
 from edgekv.cli.options import model_argument, model_path, option
 from edgekv.cli.progress import progress_bar
-from edgekv.cli.tables import Column, output_option, print_rows
+from edgekv.cli.tables import Column, output_option, print_measured
 
 
 def _percent(share: float) -> str:
@@ -98,7 +98,7 @@ def ladder(
     shown: list[dict[str, Any]] = rows
     if output in ("table", "md"):
         shown = [row for row in rows if row["text"] == MEAN] or rows
-    print_rows(shown, [column for column in COLUMNS if any(row[column.key] is not None for row in shown)], output)
+    print_measured(shown, [column for column in COLUMNS if any(row[column.key] is not None for row in shown)], output)
 
 
 def _minutes(seconds: float) -> str:

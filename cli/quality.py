@@ -12,7 +12,7 @@ from edgekv.cli.bench import ModeList
 from edgekv.cli.lists import CommaList
 from edgekv.cli.options import model_argument, model_path, option, threads_option
 from edgekv.cli.progress import progress_bar
-from edgekv.cli.tables import Column, output_option, print_rows
+from edgekv.cli.tables import Column, measured_on, output_option, print_rows
 
 _COUNTS = CommaList(click.IntRange(1), "N,N,...")
 DEFAULT_MODES = ("exact", "sparse", "sparse-box", "ema", "streaming")
@@ -102,10 +102,10 @@ def quality(
 
     MODEL is a GGUF file; without it the default model is used.
     """
+    from edgekv.machine import n_cores
     from edgekv.bench.quality import QualityBench, run
     from edgekv.bench.tasks import TASKS
     from edgekv.bench.text import find_text
-    from edgekv.machine import n_cores
 
     own = _own_mode({"policy": policy, "attend": budget, "split": split, "sketch": sketch, "blend": blend})
     request = QualityBench(
@@ -133,9 +133,9 @@ def quality(
     shown = [_shown(row) for row in rows]
     tables = [([row for row in shown if row["kind"] == "text"], TEXT_COLUMNS),
               ([row for row in shown if row["kind"] == "task" and row["length"] is None], TASK_COLUMNS)]
-    for i, (part, columns) in enumerate(table for table in tables if table[0]):
-        if i:
-            click.echo()
+    click.echo(measured_on(rows))
+    for part, columns in (table for table in tables if table[0]):
+        click.echo()
         print_rows(part, [column for column in columns if column.key != "note" or any(row["note"] for row in part)], output)
 
 

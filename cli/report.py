@@ -19,8 +19,8 @@ from edgekv.cli.progress import progress_bar
 def report(folder: Path, out: Path | None, steps: int) -> None:
     """Make one self-contained HTML page of the results in DIR.
 
-    DIR holds what other commands wrote: ladder.json (edgekv bench ladder --save DIR), rows of `edgekv sim -o json` and
-    `edgekv quality -o json` as *.json, and traces *.npz (edgekv trace record), which are simulated for the pictures; that takes
+    DIR holds what other commands wrote: ladder.json (edgekv bench ladder --save DIR), rows of `edgekv bench kv -o json`,
+    `edgekv sim -o json` and `edgekv quality -o json` as *.json, and traces *.npz (edgekv trace record), which are simulated for the pictures; that takes
     minutes the first time and is kept in DIR. What is not there is left out of the page and named at its end.
 
     Needs matplotlib: pip install "edgekv[report]".

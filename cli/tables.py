@@ -37,6 +37,21 @@ def output_option(*formats: str) -> Callable[[Callable], Callable]:
     return option("-o", "--output", type=click.Choice(choices), default="table", show_default=True, help="How to print.")
 
 
+def print_measured(rows: list[Row], columns: list[Column], output: str) -> None:
+    """`print_rows` of measured rows: above a table stands where and when they were measured, which JSON and CSV have in each row."""
+    if output in ("table", "md"):
+        click.echo(measured_on(rows) + "\n")
+    print_rows(rows, columns, output)
+
+
+def measured_on(rows: Iterable[Row]) -> str:
+    """Processor, date, model and version of rows, each once; several where the rows differ."""
+    rows = list(rows)
+    parts = (("cpu", "{}"), ("cores", "{} cores"), ("date", "{}"), ("model", "{}"), ("version", "EdgeKV {}"), ("isa", "{} kernels"))
+    return "; ".join(form.format(", ".join(found)) for key, form in parts
+                     if (found := dict.fromkeys(str(row[key]) for row in rows if row.get(key) is not None)))
+
+
 def print_rows(rows: list[Row], columns: list[Column], output: str) -> None:
     """Print `rows` on standard output: the `columns` as a table or Markdown, every key as JSON or CSV."""
     if output == "json":

@@ -14,6 +14,7 @@ from edgekv.bench.modes import find_mode
 from edgekv.bench.text import Text
 from edgekv.cli.main import cli
 from edgekv.errors import ConfigError
+from edgekv.machine import cpu_family
 from edgekv.sim import Setting, simulate
 from edgekv.trace import Trace
 from edgekv.vocab import Split
@@ -100,7 +101,8 @@ def test_command_on_traces(trace, tmp_path):
     arguments = ["bench", "ladder", "--trace", str(trace), "--no-live", "--budgets", "10%,0.3"]
     result = CliRunner().invoke(cli, [*arguments, "-o", "md", "--save", str(tmp_path / "kept")])
     assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
+    head, empty, *lines = result.stdout.splitlines()
+    assert head.startswith(cpu_family()) and empty == ""
     assert len(lines) == 2 + 2 * len(RUNGS)
     titles = [title.strip() for title in lines[0].strip("|").split("|")]
     assert titles == ["budget %", "rung", "published", "hits %", "gain", "by mass %", "gain", "coverage %", "fetched", "sees"]
@@ -108,7 +110,7 @@ def test_command_on_traces(trace, tmp_path):
     kept = json.loads((tmp_path / "kept" / "ladder.json").read_text())
     assert [(row["kind"], row["rung"]) for row in kept] == [("ladder", name) for name in NAMES * 2]
     csv = CliRunner().invoke(cli, [*arguments, "-o", "csv"]).stdout.splitlines()
-    assert len(csv) == 1 + len(kept) and {"gain", "kld", "worst_coverage"} <= set(csv[0].split(","))
+    assert len(csv) == 1 + len(kept) and {"gain", "kld", "worst_coverage", "cpu", "date"} <= set(csv[0].split(","))
 
 
 def test_records_decodes_and_records_once(synthetic, tmp_path, monkeypatch):

@@ -27,6 +27,7 @@ from edgekv.bench.text import Text, find_text, standard_text
 from edgekv.cli.quality import _own_mode
 from edgekv.cli.quality import quality as command
 from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
+from edgekv.machine import cpu_family
 
 from decoding import kld
 
@@ -348,7 +349,8 @@ def test_command(synthetic, tmp_path):
     assert [row["kind"] for row in rows] == ["text"] * 3 + ["task"] * 6 and rows[0]["text"] == "own.txt"
     assert len({tuple(row) for row in rows}) == 1, "CSV has one header"
     tables = invoke(*arguments).stdout
-    first, second = tables.split("\n\n")
+    head, first, second = tables.split("\n\n")
+    assert head.startswith(cpu_family()) and all(row["cpu"] == cpu_family() and row["date"] for row in rows)
     assert first.split()[:3] == ["text", "mode", "depth"] and len(first.splitlines()) == 4
     assert second.split()[:3] == ["task", "mode", "asked"] and len(second.splitlines()) == 7 and "says nothing" in second
     assert "note" not in first.splitlines()[0]

@@ -13,6 +13,7 @@ from edgekv.bench.text import Text, find_text
 from edgekv.cli.bench import bench as command
 from edgekv.errors import ConfigError
 from edgekv.llama import Llama
+from edgekv.machine import cpu_family
 
 QUICK = {"depths": (500,), "n_questions": 2, "n_cold": 32}
 
@@ -77,5 +78,6 @@ def test_command(synthetic):
     arguments = ["recall", str(synthetic()), "-d", "4000", "-q", "2", "--cold", "16", "--modes", "exact"]
     rows = json.loads(CliRunner().invoke(command, [*arguments, "-o", "json"]).stdout)
     assert [row["mode"] for row in rows] == ["off", "exact"] and rows[0]["asked"] == 2
-    table = CliRunner().invoke(command, arguments).stdout.splitlines()
+    head, empty, *table = CliRunner().invoke(command, arguments).stdout.splitlines()
+    assert head.startswith(cpu_family()) and empty == "" and rows[0]["cpu"] == cpu_family() and rows[0]["date"]
     assert table[0].split()[:4] == ["mode", "depth", "asked", "found"] and len(table) == 3

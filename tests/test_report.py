@@ -44,12 +44,26 @@ def quality_rows(mode: str = "sparse") -> list[dict]:
             {**text, "mode": "off", "kld_exact": 0.004, "same_top_exact": 0.98}, text]
 
 
+def time_rows(cpu: str = "AMD EPYC, Zen 4, AVX-512", date: str = "2026-11-21", v: str = "f16") -> list[dict]:
+    """As `edgekv bench kv -o json` has them: stock's kernels, of which one is not to be had for q8_0."""
+    milliseconds = {"off": 50.0, "off-flash": 80.0, "off-noflash": 50.0, "exact": 20.0, "sparse": 12.5}
+    if v == "q8_0":
+        milliseconds |= {"off": 80.0, "off-noflash": None}
+    best = "off-flash" if v == "q8_0" else "off-noflash"
+    return [{"kind": "kv", "mode": mode, "decode_ms_p50": ms, "stock": ms and best, "ratio_vs_stock": ms and milliseconds["off"] / ms,
+             "limit_ms_p50": ms and 10.0, "ratio_vs_limit": ms and ms / 10, "kld_exact": None if mode == "exact" else 0.006,
+             "text": "prose", "depth": 7680, "threads": 1, "type_k": v, "type_v": v, "model": "tiny.gguf", "version": "1",
+             "isa": "avx512", "cpu": cpu, "date": date, "n_steps": 64, "note": None if ms else "llama.cpp needs flash attention"}
+            for mode, ms in milliseconds.items()]
+
+
 @pytest.fixture(scope="module")
 def full(tmp_path_factory) -> tuple[Path, str]:
     """A folder with everything, and its page."""
     folder = tmp_path_factory.mktemp("full")
     (folder / "ladder.json").write_text(json.dumps(ladder_rows()))
     (folder / "quality.json").write_text(json.dumps(quality_rows()))
+    (folder / "kv.json").write_text(json.dumps(time_rows()))
     (folder / "notes.json").write_text('{"a": 1}')
     random_trace(depth=600, n_steps=20).write(folder / "noise.npz")
     result = CliRunner().invoke(command, [str(folder)])
@@ -82,8 +96,8 @@ class Reader(HTMLParser):
 
 def test_every_section(full):
     found = Reader(full[1]).sections
-    assert list(found) == ["ladder", "budget", "heads", "time", "size", "quality", "retention", "roles", "missing"]
-    assert found == {**dict.fromkeys(found, 1), "time": 2, "missing": 0}
+    assert list(found) == ["decode", "ladder", "budget", "heads", "time", "size", "quality", "retention", "roles", "missing"]
+    assert found == {**dict.fromkeys(found, 1), "decode": 0, "time": 2, "missing": 0}
     assert "notes.json" in full[1]  # named, since nothing of it is shown
 
 
@@ -164,8 +178,8 @@ def test_what_is_missing_is_named(tmp_path):
     text = (tmp_path / "page.html").read_text()
     assert list(Reader(text).sections) == ["ladder", "missing"]
     missing = text[text.index('id="missing"') :]
-    for title in ("Hit rate by mass over the budget", "Coverage of each head", "Popularity over time", "Effective size",
-                  "Quality over", "Retention by task", "Head roles"):
+    for title in ("Time of a decode step", "Hit rate by mass over the budget", "Coverage of each head", "Popularity over time",
+                  "Effective size", "Quality over", "Retention by task", "Head roles"):
         assert title in missing and f"left out: {title}" in result.stderr
     assert "edgekv trace record" in missing and "edgekv quality" in missing
 
@@ -179,6 +193,43 @@ def test_rows_of_the_simulator(tmp_path):
     text = (tmp_path / "report.html").read_text()
     assert Reader(text).sections == {"budget": 1, "missing": 0}
     assert "lfu, uniform, honest with 61.0 % at 10 %, 71.0 % at 20 %" in text
+
+
+def test_times(tmp_path):
+    """Ratios as they were measured, to the better of stock; each machine and day stands by itself, and what was not to be had is said."""
+    rows = [*time_rows(), *time_rows(v="q8_0"), *time_rows("Intel Xeon, Sapphire Rapids, AMX", "2026-11-22")]
+    (tmp_path / "kv.json").write_text(json.dumps(rows))
+    page.write(tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    assert Reader(text).sections == {"decode": 0, "missing": 0}
+    tables = re.findall(r"<table>.*?</table>", text, re.S)
+    lines = [[re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr><td.*?</tr>", table, re.S)] for table in tables]
+    assert [[line[0] for line in table] for table in lines] == [
+        ["off", "off-flash", "off-noflash", "exact", "sparse", "off", "off-flash", "exact", "sparse"],
+        ["off", "off-flash", "off-noflash", "exact", "sparse"]]
+    assert lines[0][4] == ["sparse", "prose", "7,680", "1", "f16/f16", "12.50", "4.00", "off-noflash", "10.00", "1.25", "6.0e-03"]
+    assert lines[0][8][6:8] == ["6.40", "off-flash"]
+    said = re.sub(r"\s+", " ", text)
+    assert "Not measured: off-noflash: llama.cpp needs flash attention." in said
+    for where in ("AMD EPYC, Zen 4, AVX-512; 2026-11-21", "Intel Xeon, Sapphire Rapids, AMX; 2026-11-22"):
+        assert said.count(where) == 1
+
+
+def test_the_rows_of_bench_kv_are_read(synthetic, tmp_path):
+    """What `edgekv bench kv -o json` prints is what the report shows."""
+    from edgekv.cli.bench import bench
+
+    arguments = [str(synthetic()), "-d", "40", "-n", "4", "-r", "1", "--type-v", "f16,q8_0"]
+    printed = CliRunner().invoke(bench, ["kv", *arguments, "-o", "json"])
+    assert printed.exit_code == 0, printed.output
+    (tmp_path / "kv.json").write_text(printed.stdout)
+    rows = json.loads(printed.stdout)
+    found = read(tmp_path)
+    assert found.times == rows and not found.ignored
+    (section,) = [section for section in page.all_sections(found, []) if not section.missing]
+    shown = [line[0] for table in section.tables for line in table.rows]
+    assert shown == [row["mode"] for row in rows if row["note"] is None or row["mode"] == "off"] and len(shown) == 2 * 5 - 1
+    assert rows[0]["cpu"] in section.tables[0].caption and rows[0]["date"] in section.tables[0].caption
 
 
 def test_quality_of_one_budget(tmp_path):

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgekv.llama import Llama  # first: it puts llama_cpp on our libraries
+from edgekv import runtime
 from edgekv.errors import EdgeKVError
+from edgekv.runtime import Runtime
 
 import llama_cpp
 import numpy as np
@@ -25,17 +27,37 @@ class Snapshot:
 class Decoder:
     """One sequence of a context, decoded token by token; `position` is where the next token goes."""
 
-    def __init__(self, llama: Llama):
+    def __init__(self, llama: Llama, ctx: llama_cpp.llama_context_p | None = None):
+        """`ctx`: a context of that model which is the decoder's own, and freed with it; None: the one of `llama`."""
         self.llama = llama
         self.position = 0
-        self._ctx = llama.ctx
+        self._ctx = llama.ctx if ctx is None else ctx
+        self._owns_ctx = ctx is not None
         self._memory = llama_cpp.llama_get_memory(self._ctx)
         self._n_vocab = llama.n_vocab()
         self._capacity = llama.n_batch
         self._batch = llama_cpp.llama_batch_init(self._capacity, 0, 1)
 
+    def beside(self, n_ctx: int, flash_attn: bool) -> Decoder:
+        """A decoder of a second context on the same weights, with the same cache types. EdgeKV is not attached to it: it runs stock
+        whatever mode the first one is in. Raises EdgeKVError where llama.cpp cannot create it."""
+        params = type(self.llama.context_params).from_buffer_copy(self.llama.context_params)
+        params.n_ctx = n_ctx
+        params.flash_attn_type = (llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash_attn else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED)
+        ctx = llama_cpp.llama_init_from_model(self.llama.model, params)
+        if not ctx:
+            raise EdgeKVError(f"llama.cpp could not create a second context of {n_ctx} tokens")
+        return Decoder(self.llama, ctx)
+
+    @property
+    def kv(self) -> Runtime | None:
+        """The Runtime of this context; None where EdgeKV is not attached to it."""
+        return runtime.find(ctypes.cast(self._ctx, ctypes.c_void_p).value or 0)
+
     def close(self) -> None:
         llama_cpp.llama_batch_free(self._batch)
+        if self._owns_ctx:
+            llama_cpp.llama_free(self._ctx)
 
     def set_threads(self, n_threads: int) -> None:
         llama_cpp.llama_set_n_threads(self._ctx, n_threads, n_threads)

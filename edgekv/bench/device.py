@@ -24,7 +24,7 @@ from edgekv.bench.measured import added
 from edgekv.bench.passes import ContextError, decoder_of
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, EdgeKVError
-from edgekv.machine import n_cores
+from edgekv.machine import n_cores, stamp
 from edgekv.reports import SelectionReport
 from edgekv.runtime import Runtime
 from edgekv.stats import Stats
@@ -126,7 +126,7 @@ def measure(bench: DeviceBench, known: Collection[int] = (), say: Callable[[str]
                 yield from _Column(bench, decoder, before, say).rows(wanted)
                 return
         except ContextError as error:
-            yield bench.row(wanted.pop(0), note=str(error))
+            yield bench.row(wanted.pop(0), note=str(error), **stamp())
 
 
 class _Column:
@@ -147,7 +147,7 @@ class _Column:
             prompt = self._prompt(tokens, depth)
             figures = self._decode(tokens[depth:], depth)
             self._look_at_vram()
-            figures |= {"prefill_tps": prompt, "vram_peak_bytes": self.vram_peak or None, "filled": self.filled,
+            figures |= {"prefill_tps": prompt, "vram_peak_bytes": self.vram_peak or None, "filled": self.filled, **stamp(),
                         "seconds": round(time.perf_counter() - began, 1)}
             yield self.bench.row(depth, **figures)
 

@@ -2,13 +2,17 @@
 
 For each context the text is read in once, up to each depth in turn. From there on every mode decodes the same tokens of the text
 (teacher-forced) in passes of its own (edgekv.bench.passes); the passes take turns, so that all modes see the same machine, warm
-or busy. Predictions are compared on the first round: with stock's, and with those of full attention in our kernel.
+or busy. Two kinds of passes besides say what the times are worth. Stock llama.cpp takes turns with flash attention and, in a second
+context on the same weights, without: ratios are to the faster one there. And steps with an empty cache give the limit: what a step
+costs where attention is free. Predictions are compared on the first round: with stock's, and with those of full attention in our
+kernel.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,25 +22,30 @@ import numpy as np
 from edgekv import _native
 from edgekv.bench.decoder import Decoder
 from edgekv.bench.measured import Measured
-from edgekv.bench.modes import FULL, STOCK, BenchMode, find_mode, in_order
+from edgekv.bench.modes import FULL, STOCK, STOCK_KERNELS, BenchMode, find_mode, in_order, stock_kernels
 from edgekv.bench.passes import (
-    BATCH_TOKENS, WARMUP_TOKENS, Caches, ContextError, decode, hooked_note, memory_figures, opened, read, warm_up,
+    BATCH_TOKENS, WARMUP_TOKENS, Caches, ContextError, beside, decode, hooked_note, memory_figures, opened, read, warm_up, weights_alone,
 )
 from edgekv.bench.text import Text
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
-from edgekv.machine import n_cores
+from edgekv.fit import CONTEXT_STEP
+from edgekv.machine import n_cores, stamp
 from edgekv.models import Geometry, geometry
 from edgekv.vocab import CacheType
 
 FIGURES = (
-    "decode_ms_p50", "decode_ms_p10", "decode_ms_p90", "ratio_vs_stock", "ratio_paired", "growth_fraction", "prefill_tps", "nll",
+    "decode_ms_p50", "decode_ms_p10", "decode_ms_p90", "stock", "ratio_vs_stock", "ratio_paired", "limit_ms_p50", "ratio_vs_limit",
+    "growth_fraction", "prefill_tps", "nll",
     "nll_vs_stock", "nll_vs_exact", "kld_stock", "kld_exact", "same_top_stock", "same_top_exact", "attended_fraction", "coverage",
     "hit_rate", "hit_rate_mass", "fallback_fraction", "moved_bytes_per_step", "overhead_fraction", "sketch_bytes", "arena_bytes",
 )
-"""What is measured. ratio_vs_stock divides the medians; ratio_paired is the median of the ratios at each position;
-growth_fraction says how much longer a step takes than at the smallest depth. attended_fraction, hit_rate and the like are over
-all timed steps, as the runtime counts them; coverage is its estimate; overhead_fraction is the Python layer's part of a step."""
+"""What is measured. `stock` is the faster of stock's kernels there, and the one that ratios are to: ratio_vs_stock divides the medians,
+ratio_paired is the median of the ratios at each position. limit_ms_p50 is a step with an empty cache, on as many threads, and
+ratio_vs_limit how many times that a step takes. kld_stock and the like compare with stock's first kernel that is measured, whose cache
+is that of the other modes. growth_fraction says how much longer a step takes than at the smallest depth. attended_fraction, hit_rate and
+the like are over all timed steps, as the runtime counts them; coverage is its estimate; overhead_fraction is the Python layer's part of
+a step."""
 
 Row = dict[str, Any]
 Progress = Callable[[str, int, int], None]
@@ -45,7 +54,8 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class KvBench:
-    """What to measure. Every combination of text, cache types, threads and depth gives one row for each mode."""
+    """What to measure. Every combination of text, cache types, threads and depth gives one row for each mode, the first of them for the
+    best of stock. Both of STOCK_KERNELS are measured, unless `modes` name one of them alone."""
 
     model: Path
     texts: tuple[Text, ...]
@@ -71,8 +81,9 @@ class KvBench:
 
     @property
     def all_modes(self) -> dict[str, BenchMode]:
-        """Stock first, then full attention."""
-        return {name: find_mode(name) for name in in_order(self.modes)}
+        """What is measured: stock's kernels first, then full attention."""
+        names = (*stock_kernels(self.modes), *in_order(self.modes))
+        return {name: find_mode(name) for name in names if name != STOCK}
 
     @property
     def n_tokens(self) -> int:
@@ -84,7 +95,8 @@ class KvBench:
 def run(
     bench: KvBench, progress: Progress = lambda what, done, total: None, warn: Callable[[str], None] = lambda text: None
 ) -> Iterator[list[Row]]:
-    """Yield the rows of one (text, types, threads, depth) at a time, one for each mode, stock first.
+    """Yield the rows of one (text, types, threads, depth) at a time: mode STOCK, which has the figures of the faster of stock's kernels,
+    and one for each mode that was measured.
 
     Where something cannot be measured its rows say why under `note`, and the other figures are None.
     """
@@ -99,12 +111,15 @@ def run(
 
 
 class _Run:
-    """One text and one pair of cache types: a context for the modes that alternate, and one for each mode that does not."""
+    """One text and one pair of cache types: a context for the modes that alternate, one beside it for each that does not, and a small
+    one for the limit."""
 
     def __init__(self, bench: KvBench, model: Geometry, text: Text, caches: Caches, progress: Progress):
         self.bench, self.model, self.text, self.caches, self.progress = bench, model, text, caches, progress
-        self.modes = {name: mode for name, mode in bench.all_modes.items() if mode.alternates}
-        self.apart: dict[str, dict[int, list[np.ndarray]]] = {}  # mode that does not alternate -> depth -> logits of each step
+        self.modes = bench.all_modes
+        self.references = {next(iter(self.modes)): "stock", **({FULL: "exact"} if FULL in self.modes else {})}
+        self.decoders: dict[str, Decoder] = {}  # of each mode that can be measured
+        self.notes: dict[str, str] = {}  # on each that cannot
         self.shallow: dict[tuple[int, str], float] = {}  # (threads, mode) -> median time at the smallest depth
 
     def rows(self) -> Iterator[list[Row]]:
@@ -124,15 +139,17 @@ class _Run:
                 yield from (self._rows(n_threads, depth, note=str(error)) for depth in fitting)
 
     def _measure(self, depths: list[int]) -> Iterator[list[Row]]:
-        notes = {}
-        for name, mode in self.bench.all_modes.items():
-            if name not in self.modes:
-                try:
-                    self.apart[name] = self._logits_of(mode, depths)
-                except ContextError as error:
-                    notes[name] = str(error)
         n_ctx = depths[-1] + self.bench.n_tokens
-        with opened(self.bench.model, self.caches, n_ctx, max(self.bench.threads)) as decoder:
+        with ExitStack() as stack:
+            decoder = stack.enter_context(opened(self.bench.model, self.caches, n_ctx, max(self.bench.threads)))
+            limit = stack.enter_context(beside(decoder, CONTEXT_STEP))
+            for name, mode in self.modes.items():
+                try:
+                    self.decoders[name] = decoder if mode.alternates else stack.enter_context(self._own(mode, decoder, n_ctx))
+                except ContextError as error:
+                    self.notes[name] = str(error)
+            if not self.decoders.keys() & set(STOCK_KERNELS):
+                raise ContextError(next(iter(self.notes.values())))
             base = decoder.llama.kv.options
             tokens = self.text.tokens(decoder.llama, n_ctx)
             if tokens:  # brings the weights into memory; not measured
@@ -143,110 +160,110 @@ class _Run:
                     if depth + self.bench.n_tokens > len(tokens):
                         yield self._rows(n_threads, depth, note=f"the text has only {len(tokens)} tokens; give a longer one")
                         continue
-                    prefill = self._prefill(decoder, base, tokens[:depth], n_threads)
-                    results = self._decode(decoder, base, tokens[depth : depth + self.bench.n_tokens], n_threads)
+                    prefill = self._prefill(base, tokens[:depth], n_threads)
+                    results = self._decode(limit, base, tokens[depth : depth + self.bench.n_tokens], n_threads, depth)
                     for name, seconds in prefill.items():
                         results[name]["prefill_tps"] = depth / seconds
-                    yield self._rows(n_threads, depth, results, note=hooked_note(decoder.llama.kv), notes=notes)
+                    if prefill:  # the kernel that decodes faster need not be the one that reads faster
+                        results[STOCK]["prefill_tps"] = max(results[name]["prefill_tps"] for name in STOCK_KERNELS if name in results)
+                    yield self._rows(n_threads, depth, results, hooked_note(decoder.llama.kv))
 
-    def _prefill(self, decoder: Decoder, base: KvOptions, tokens: list[int], n_threads: int) -> dict[str, float]:
-        """Read `tokens`. Seconds of each mode if prefill is compared; else stock reads on all cores what is not there yet."""
-        runtime = decoder.llama.kv
-        if not self.bench.prefill:
-            runtime.configure(find_mode(STOCK).options(base, len(tokens)))
-            decoder.rewind(min(decoder.position, len(tokens)))
-            for position in read(decoder, tokens[decoder.position :], n_cores()):
-                self.progress("prefill", position, len(tokens))
-            return {}
-        seconds = {}
-        for name, mode in self.modes.items():
-            decoder.rewind(0)
-            runtime.configure(mode.options(base, len(tokens)))
-            began = time.perf_counter()
-            for position in read(decoder, tokens, n_threads):
-                self.progress(f"{name}: prefill", position, len(tokens))
-            seconds[name] = time.perf_counter() - began
-        return seconds
-
-    def _decode(self, decoder: Decoder, base: KvOptions, tokens: list[int], n_threads: int) -> dict[str, dict[str, Any]]:
-        """Figures of each mode over the same tokens, from the decoder's position on; leaves the decoder where it was."""
-        depth, n_warmup, n_passes = decoder.position, self.bench.n_warmup, self.bench.n_rounds * len(self.modes)
-        targets = tokens[n_warmup + 1 :]
-        measured = {name: Measured() for name in (*self.modes, *self.apart)}
-        bytes_kept: dict[str, dict[str, int]] = {}
-        references: dict[str, list[np.ndarray]] = {}
-        decoder.set_threads(n_threads)
-        for turn in range(self.bench.n_rounds):
-            for i, name in enumerate(_rotated(tuple(self.modes), turn)):
-                warm_up(decoder, self.modes[name], base, tokens[:n_warmup])
-                done = decode(decoder, tokens[n_warmup:-1], keep_logits=turn == 0)
-                measured[name].time(done.seconds, done.stats, done.selection)
-                bytes_kept[name] = memory_figures(decoder.llama.kv)
-                decoder.rewind(depth)
-                if turn == 0 and name in _REFERENCES:
-                    references[_REFERENCES[name]] = done.logits
-                elif turn == 0:  # the references came before
-                    measured[name].compare(references, done.logits, targets)
-                self.progress(f"decode at {depth}", turn * len(self.modes) + i + 1, n_passes)
-        for name, reference in _REFERENCES.items():
-            if reference in references:
-                others = {other: logits for other, logits in references.items() if other != reference}
-                measured[name].compare(others, references[reference], targets)
-        for name, known in self.apart.items():
-            measured[name].compare(references, known[depth], targets)
-        return {name: {**self._figures(name, depth, n_threads, measured), **bytes_kept.get(name, {})} for name in measured}
-
-    def _figures(self, name: str, depth: int, n_threads: int, measured: Mapping[str, Measured]) -> dict[str, Any]:
-        one = measured[name]
-        figures = {**one.figures(), **one.speed(measured[STOCK]), **self.bench.all_modes[name].figures}
-        for other, reference in _REFERENCES.items():
-            if other in measured and other != name:
-                figures |= one.against(reference, measured[other])
-        if "decode_ms_p50" in figures:
-            shallow = self.shallow.setdefault((n_threads, name), figures["decode_ms_p50"])
-            figures["growth_fraction"] = figures["decode_ms_p50"] / shallow - 1
-        return figures
-
-    def _logits_of(self, mode: BenchMode, depths: list[int]) -> dict[int, list[np.ndarray]]:
-        """What a mode with a context of its own predicts at each compared position. Nobody takes turns with it, so no times."""
+    def _own(self, mode: BenchMode, decoder: Decoder, n_ctx: int) -> AbstractContextManager[Decoder]:
+        """A context for a mode that does not alternate. Raises ContextError where it cannot be had."""
         if not mode.flash_attn and self.caches.type_v != CacheType.F16:
             raise ContextError(f"llama.cpp needs flash attention for a {self.caches.type_v.value} V cache")
-        logits: dict[int, list[np.ndarray]] = {}
-        n_ctx, n_threads = depths[-1] + self.bench.n_tokens, n_cores()
-        with opened(self.bench.model, self.caches, n_ctx, n_threads, mode.flash_attn) as decoder:
-            tokens = self.text.tokens(decoder.llama, n_ctx)
-            for depth in depths:
-                end = depth + self.bench.n_tokens
-                if end > len(tokens):
-                    break
-                for position in read(decoder, tokens[decoder.position : depth], n_threads):
-                    self.progress("prefill of a context of its own", position, depth)
-                for token in tokens[depth : depth + self.bench.n_warmup]:
-                    decoder.decode([token])
-                logits[depth] = decode(decoder, tokens[depth + self.bench.n_warmup : end - 1], keep_logits=True).logits
+        if note := self.caches.does_not_fit(self.model, n_ctx):
+            raise ContextError(f"a second context {note}")
+        return beside(decoder, n_ctx, mode.flash_attn)
+
+    def _prefill(self, base: KvOptions, tokens: list[int], n_threads: int) -> dict[str, float]:
+        """Read `tokens` into every context. Seconds of each mode if prefill is compared; else stock reads on all cores what is not there
+        yet."""
+        seconds = {}
+        for name, decoder in self.decoders.items():
+            mode = self.modes[name]
+            if mode.alternates:
+                decoder.llama.kv.configure((mode if self.bench.prefill else find_mode(STOCK)).options(base, len(tokens)))
+            decoder.rewind(0 if self.bench.prefill else min(decoder.position, len(tokens)))
+            began = time.perf_counter()
+            for position in read(decoder, tokens[decoder.position :], n_threads if self.bench.prefill else n_cores()):
+                self.progress(f"{name}: prefill" if self.bench.prefill else "prefill", position, len(tokens))
+            seconds[name] = time.perf_counter() - began
+        return seconds if self.bench.prefill else {}
+
+    def _decode(self, limit: Decoder, base: KvOptions, tokens: list[int], n_threads: int, depth: int) -> dict[str, dict[str, Any]]:
+        """Figures of each mode over the same tokens, from `depth` on; leaves the decoders there."""
+        targets = tokens[self.bench.n_warmup + 1 :]
+        measured = {name: Measured() for name in self.decoders}
+        bytes_kept: dict[str, dict[str, int]] = {}
+        references: dict[str, list[np.ndarray]] = {}
+        limit_ms: list[float] = []
+        for decoder in (limit, *self.decoders.values()):
+            decoder.set_threads(n_threads)
+        turns = (*self.references, *(name for name in self.decoders if name not in self.references), _LIMIT)
+        for turn in range(self.bench.n_rounds):
+            for i, name in enumerate(_rotated(turns, turn)):
+                self.progress(f"decode at {depth}", turn * len(turns) + i, self.bench.n_rounds * len(turns))
+                if name == _LIMIT:
+                    limit_ms += [1000 * seconds for seconds in weights_alone(limit, tokens[self.bench.n_warmup : -1])]
+                    continue
+                decoder = self.decoders[name]
+                warm_up(decoder, self.modes[name], base, tokens[: self.bench.n_warmup])
+                done = decode(decoder, tokens[self.bench.n_warmup : -1], keep_logits=turn == 0)
+                measured[name].time(done.seconds, done.stats, done.selection)
+                bytes_kept[name] = memory_figures(decoder.kv)
                 decoder.rewind(depth)
-        return logits
+                if turn == 0 and name in self.references:
+                    references[self.references[name]] = done.logits
+                elif turn == 0:  # the references came before
+                    measured[name].compare(references, done.logits, targets)
+        for name, reference in self.references.items():
+            others = {other: logits for other, logits in references.items() if other != reference}
+            measured[name].compare(others, references[reference], targets)
+        results = {name: {**self._figures(name, measured), **bytes_kept[name]} for name in measured}
+        return self._with_limits(results, float(np.median(limit_ms)), n_threads)
+
+    def _figures(self, name: str, measured: Mapping[str, Measured]) -> dict[str, Any]:
+        one, stocks = measured[name], [kernel for kernel in STOCK_KERNELS if kernel in measured]
+        stock = min(stocks, key=lambda kernel: np.median(measured[kernel].milliseconds))
+        figures = {**one.figures(), "stock": stock, **one.speed(measured[stock]), **self.modes[name].figures}
+        for other, reference in self.references.items():
+            if other != name:
+                figures |= one.against(reference, measured[other])
+        return figures
+
+    def _with_limits(self, results: dict[str, dict[str, Any]], limit_ms: float, n_threads: int) -> dict[str, dict[str, Any]]:
+        """With STOCK's figures, which are those of its faster kernel, and how far each is above the limit and the smallest depth."""
+        faster = next(figures["stock"] for figures in results.values())
+        results = {STOCK: dict(results[faster]), **results}
+        for name, figures in results.items():
+            shallow = self.shallow.setdefault((n_threads, name), figures["decode_ms_p50"])
+            figures |= {"limit_ms_p50": limit_ms, "ratio_vs_limit": figures["decode_ms_p50"] / limit_ms,
+                        "growth_fraction": figures["decode_ms_p50"] / shallow - 1}
+        return results
 
     def _rows(
-        self, n_threads: int, depth: int, results: Mapping[str, dict[str, Any]] | None = None, note: str | None = None,
-        notes: Mapping[str, str] | None = None,
+        self, n_threads: int, depth: int, results: Mapping[str, dict[str, Any]] | None = None, note: str | None = None
     ) -> list[Row]:
-        """One row for each mode; `notes` of a mode go before the common `note`."""
+        """One row for STOCK and for each mode; what is to be said of one mode goes before the common `note`."""
         info = _native.info()
         common = {
             "depth": depth, "threads": n_threads, "type_k": self.caches.type_k.value, "type_v": self.caches.type_v.value,
             "text": self.text.name, "n_steps": self.bench.n_steps, "n_rounds": self.bench.n_rounds, "model": self.model.path.name,
-            "isa": info["isa"], "version": info["version"],
+            "isa": info["isa"], "version": info["version"], **stamp(),
         }
-        results, notes = results or {}, notes or {}
+        notes = dict(self.notes) if results else {}
+        if alone := [kernel for kernel in STOCK_KERNELS if kernel in notes]:
+            notes[STOCK] = f"one kernel alone, {alone[0]} is missing: {notes[alone[0]]}"
+        results = results or {}
         return [
-            {"mode": mode, **dict.fromkeys(FIGURES), **results.get(mode, {}), **common, "note": notes.get(mode, note)}
-            for mode in self.bench.all_modes
+            {"kind": "kv", "mode": mode, **dict.fromkeys(FIGURES), **results.get(mode, {}), **common, "note": notes.get(mode, note)}
+            for mode in (STOCK, *self.modes)
         ]
 
 
-_REFERENCES = {STOCK: "stock", FULL: "exact"}
-"""The modes that predictions are compared with, and what they are called in the figures."""
+_LIMIT = "limit"
+"""Takes turns with the modes: steps with an empty cache."""
 
 
 def _rotated(modes: tuple[str, ...], turn: int) -> tuple[str, ...]:

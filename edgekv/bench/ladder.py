@@ -18,11 +18,12 @@ import numpy as np
 
 from edgekv import __version__
 from edgekv.bench import kv
-from edgekv.bench.modes import FULL
+from edgekv.bench.modes import FULL, STOCK_KERNELS
 from edgekv.bench.passes import WARMUP_TOKENS
 from edgekv.bench.record import Recording, record
 from edgekv.bench.text import Text, find_text
 from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.machine import stamp
 from edgekv.models import geometry
 from edgekv.policies import POLICIES
 from edgekv.sim import Setting, simulate
@@ -229,7 +230,7 @@ def _simulated(bench: LadderBench, text: str, path: Path, progress: Progress) ->
     with Trace.open(path) as opened:
         trace = opened.loaded()
         common = {"kind": "ladder", "model": trace.header.model, "text": text, "depth": trace.header.depth,
-                  "n_steps": trace.header.n_steps, "version": __version__}
+                  "n_steps": trace.header.n_steps, "version": __version__, **stamp()}
         n_done, n_all = 0, len(bench.budgets) * len(bench.rungs)
         for budget in bench.budgets:
             by_name: dict[str, Row] = {}
@@ -251,7 +252,7 @@ def _simulated(bench: LadderBench, text: str, path: Path, progress: Progress) ->
 def _decoded(bench: LadderBench, text: Text, progress: Progress) -> Iterator[Row]:
     """What the live modes did on the first steps after the depth."""
     modes = bench.live_modes
-    request = kv.KvBench(bench.model, (text,), (bench.depth,), (bench.n_threads,), modes=(FULL, *modes.values()),
+    request = kv.KvBench(bench.model, (text,), (bench.depth,), (bench.n_threads,), modes=(STOCK_KERNELS[0], FULL, *modes.values()),
                          n_steps=bench.n_live_steps, n_rounds=bench.n_rounds)
     rows = {row["mode"]: row for group in kv.run(request, lambda what, done, total: progress(f"{text.name}: {what}", done, total))
             for row in group}

@@ -31,7 +31,7 @@ class BenchMode:
 
     @property
     def alternates(self) -> bool:
-        """Whether a context can switch to it. One that cannot has a context of its own, and only its predictions are compared."""
+        """Whether a context can switch to it. One that cannot needs a context of its own, with a cache of its own."""
         return self.flash_attn
 
     @property
@@ -53,7 +53,11 @@ class BenchMode:
 
 
 STOCK = "off"
-"""What the times are compared with."""
+"""What others are compared with: where times are measured the faster of STOCK_KERNELS, elsewhere the first of them, whose cache is
+that of the other modes."""
+
+STOCK_KERNELS = ("off-flash", "off-noflash")
+"""Stock llama.cpp can attend in two ways, and which one is faster depends on the processor, the compiler and the depth."""
 
 FULL = "exact"
 """Full attention in our kernel: what the predictions of a sparse mode are compared with, besides stock."""
@@ -74,9 +78,10 @@ def _add(name: str, mode: KvMode, description: str, newest: bool = False, **chan
     MODES.add(name, BenchMode(changes, newest=newest, destructive=_drops(changes)), description)
 
 
-_add(STOCK, KvMode.OFF, "stock llama.cpp with flash attention, always measured for comparison")
-MODES.add("off-noflash", BenchMode({"mode": KvMode.OFF, "observe": False, **_NO_HIERARCHY}, flash_attn=False),
-          "stock without flash attention, its predictions only: how far apart two correct kernels are on this model")
+_add(STOCK, KvMode.OFF, "stock llama.cpp: where times are measured the faster of the next two, which always are; elsewhere the first")
+_add(STOCK_KERNELS[0], KvMode.OFF, "stock with flash attention")
+MODES.add(STOCK_KERNELS[1], BenchMode({"mode": KvMode.OFF, "observe": False, **_NO_HIERARCHY}, flash_attn=False),
+          "stock without flash attention, in a context of its own: V is stored transposed then")
 _add(FULL, KvMode.EXACT, "every visible page")
 _add("exact-unobserved", KvMode.EXACT, "exact without measuring attention mass", observe=False)
 _add("sparse", KvMode.SPARSE, "the pages that sketches and policy choose, with the options' defaults")
@@ -130,6 +135,12 @@ def in_order(modes: Sequence[str]) -> tuple[str, ...]:
     """The modes in order, each once, stock before all others and full attention before the sparse ones."""
     first = (STOCK, FULL) if FULL in modes else (STOCK,)
     return tuple(dict.fromkeys((*first, *modes)))
+
+
+def stock_kernels(modes: Sequence[str]) -> tuple[str, ...]:
+    """Which of STOCK_KERNELS are measured: both, unless `modes` name one of them and not STOCK."""
+    named = tuple(name for name in STOCK_KERNELS if name in modes)
+    return STOCK_KERNELS if STOCK in modes or not named else named
 
 
 def _items(text: str) -> list[str]:

@@ -81,6 +81,19 @@ def decoder_of(model: Path, **options: Any) -> Iterator[Decoder]:
         llama.close()
 
 
+@contextmanager
+def beside(decoder: Decoder, n_ctx: int, flash_attn: bool = True) -> Iterator[Decoder]:
+    """`Decoder.beside`, closed at the end. Raises ContextError where it cannot be had."""
+    try:
+        other = decoder.beside(n_ctx, flash_attn)
+    except EdgeKVError as error:
+        raise ContextError(f"does not fit: {error}") from error
+    try:
+        yield other
+    finally:
+        other.close()
+
+
 def read(decoder: Decoder, tokens: Sequence[int], n_threads: int) -> Iterator[int]:
     """Decode `tokens` in batches on `n_threads`, yielding the position after each batch."""
     decoder.set_threads(n_threads)
@@ -90,8 +103,13 @@ def read(decoder: Decoder, tokens: Sequence[int], n_threads: int) -> Iterator[in
 
 
 def warm_up(decoder: Decoder, mode: BenchMode, base: KvOptions, tokens: Sequence[int]) -> None:
-    """Put the context in `mode`, from the state that `tokens` leave when they are decoded one by one with full attention."""
-    runtime = decoder.llama.kv
+    """Put the context in `mode`, from the state that `tokens` leave when they are decoded one by one with full attention. One that
+    EdgeKV is not attached to decodes them with stock's."""
+    runtime = decoder.kv
+    if runtime is None:
+        for token in tokens:
+            decoder.decode([token])
+        return
     options = mode.options(base, decoder.position + len(tokens))
     runtime.configure(options.with_(policy="none"))  # a policy begins anew when it changes
     runtime.configure(options)
@@ -114,23 +132,39 @@ class Pass:
 def decode(decoder: Decoder, tokens: Sequence[int], keep_logits: bool) -> Pass:
     """Decode `tokens` one by one in the mode that is in force."""
     done = Pass()
-    runtime = decoder.llama.kv
-    stats, selection = replace(runtime.stats), runtime.selection()
+    stats, selection = _counters(decoder.kv)
     for i, token in enumerate(tokens):
         if i == 1:
-            stats, selection = replace(runtime.stats), runtime.selection()
+            stats, selection = _counters(decoder.kv)
         seconds = decoder.decode([token])
         if i:
             done.seconds.append(seconds)
         if keep_logits:
             done.logits.append(decoder.logits())
-    done.stats = added(runtime.stats, stats, -1)
-    done.selection = added(runtime.selection(), selection, -1)
+    after = _counters(decoder.kv)
+    done.stats, done.selection = added(after[0], stats, -1), added(after[1], selection, -1)
     return done
 
 
-def memory_figures(runtime: Runtime) -> dict[str, int]:
+def _counters(runtime: Runtime | None) -> tuple[Stats, SelectionReport]:
+    """As they are now; nothing is counted where EdgeKV is not attached."""
+    return (Stats(), SelectionReport()) if runtime is None else (replace(runtime.stats), runtime.selection())
+
+
+def weights_alone(decoder: Decoder, tokens: Sequence[int]) -> list[float]:
+    """Seconds of each step but the first, each with nothing in the cache but its own token: what is left of a step's time when
+    attention costs nothing."""
+    seconds = []
+    for token in tokens:
+        decoder.rewind(0)
+        seconds.append(decoder.decode([token]))
+    return seconds[1:]
+
+
+def memory_figures(runtime: Runtime | None) -> dict[str, int]:
     """Bytes of what mode sparse keeps besides the cache, of that which there is."""
+    if runtime is None:
+        return {}
     memory = runtime.memory()
     kept = {"sketch_bytes": memory.sketch_bytes, "arena_bytes": memory.arena_bytes}
     return {name: n for name, n in kept.items() if n}

@@ -26,6 +26,7 @@ from edgekv.bench.start import Start
 from edgekv.bench.tasks import TASKS
 from edgekv.bench.text import Text
 from edgekv.errors import ConfigError, DoesNotFit
+from edgekv.machine import stamp
 from edgekv.models import geometry
 from edgekv.reports import SelectionReport
 
@@ -271,7 +272,7 @@ class _Run:
             **dict.fromkeys(COUNTS), "attended_fraction": None, "coverage": None, **figures, "n_samples": self.bench.n_samples,
             "seed": self.bench.seed, "threads": self.bench.n_threads, "type_k": self.bench.caches.type_k.value,
             "type_v": self.bench.caches.type_v.value, "model": Path(self.bench.model).name, "isa": info["isa"],
-            "version": info["version"], "note": hooked_note(self.decoder.llama.kv),
+            "version": info["version"], **stamp(), "note": hooked_note(self.decoder.llama.kv),
         }
 
     def _read(self, what: str, tokens: list[int], modes: Mapping[str, BenchMode]) -> None:

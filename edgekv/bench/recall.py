@@ -30,7 +30,7 @@ from edgekv.bench.text import Text
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
 from edgekv.llama import Llama
-from edgekv.machine import n_cores
+from edgekv.machine import n_cores, stamp
 from edgekv.models import geometry
 
 ANSWER_TOKENS = 8
@@ -176,7 +176,7 @@ def _row(bench: RecallBench, model: str, depth: int, name: str, asked: dict[str,
                            for (fact, position, answer), ok in zip(one.answers, found) if not ok),
         "threads": bench.n_threads, "n_cold": bench.n_cold, "n_facts": bench.n_facts, "text": bench.text.name, "seed": bench.seed,
         "type_k": bench.caches.type_k.value, "type_v": bench.caches.type_v.value, "model": model, "isa": info["isa"],
-        "version": info["version"], "note": note,
+        "version": info["version"], **stamp(), "note": note,
     }
 
 

@@ -17,8 +17,8 @@ Row = dict[str, Any]
 CACHE_FILE = "report-sim.json"
 """Simulations that a report did itself."""
 
-WANTED = ("ladder.json (edgekv bench ladder --save), rows of `edgekv sim -o json` or `edgekv quality -o json` as *.json, or "
-          "traces as *.npz")
+WANTED = ("ladder.json (edgekv bench ladder --save), rows of `edgekv bench kv -o json`, `edgekv sim -o json` or "
+          "`edgekv quality -o json` as *.json, or traces as *.npz")
 
 _SIM_KEYS = {"policy", "budget", "coverage", "hit_rate_mass"}
 
@@ -26,6 +26,8 @@ _SIM_KEYS = {"policy", "budget", "coverage", "hit_rate_mass"}
 @dataclass
 class Folder:
     path: Path
+    times: list[Row] = field(default_factory=list)
+    """Of `edgekv bench kv`."""
     ladder: list[Row] = field(default_factory=list)
     sims: list[Row] = field(default_factory=list)
     quality: list[Row] = field(default_factory=list)
@@ -36,7 +38,7 @@ class Folder:
 
     @property
     def rows(self) -> list[Row]:
-        return [*self.ladder, *self.sims, *self.quality]
+        return [*self.times, *self.ladder, *self.sims, *self.quality]
 
 
 def read(path: Path) -> Folder:
@@ -73,8 +75,8 @@ def _sort_in(folder: Folder, file: Path, content: Any) -> None:
         if not isinstance(row, dict):
             continue
         kind = row.get("kind")
-        target = folder.ladder if kind == "ladder" else folder.quality if kind in ("text", "task") else \
-            folder.sims if _SIM_KEYS <= set(row) else None
+        target = folder.times if kind == "kv" else folder.ladder if kind == "ladder" else \
+            folder.quality if kind in ("text", "task") else folder.sims if _SIM_KEYS <= set(row) else None
         if target is not None:
             target.append(row)
             known += 1

@@ -1,4 +1,4 @@
-"""The parts of a report that show rows of other commands: the ladder, quality over the budget, retention by task."""
+"""The parts of a report that show rows of other commands: times, the ladder, quality over the budget, retention by task."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgekv.bench.modes import FULL, STOCK, STOCK_KERNELS
 from edgekv.bench.retention import Retention
 from edgekv.config import Attend, KvOptions
 from edgekv.errors import ConfigError
@@ -21,6 +22,39 @@ LINES = 5
 
 _LADDER_COLUMNS = ("budget %", "rung", "published", "hits %", "gain", "by mass %", "gain", "coverage %", "fetched", "sees", "KLD",
                    "same top %", "x exact ms", "overhead %")
+
+
+def decode_time(rows: Sequence[Row]) -> Section:
+    """Of rows of `edgekv bench kv`: each run stands by itself, since times of two runs do not compare."""
+    section = Section("decode", "Time of a decode step")
+    runs: dict[tuple, list[Row]] = {}
+    for row in rows:
+        if row.get("decode_ms_p50") is not None:
+            runs.setdefault(tuple(row.get(key) for key in _RUN_KEYS), []).append(row)
+    if not runs:
+        section.missing = "rows of edgekv bench kv -o json"
+        return section
+    section.text = ("Medians in ms per token, measured in turns. Stock llama.cpp is measured with flash attention and without; off is the "
+                    "faster of the two, and what every ratio is to. The limit is a step with an empty cache, on as many threads: what the "
+                    "weights alone cost.")
+    missing = dict.fromkeys(f"{row.get('mode')}: {row['note']}" for row in rows if row.get("mode") in STOCK_KERNELS and row.get("note"))
+    if missing:
+        section.text += f" Not measured: {'; '.join(missing)}."
+    for run in runs.values():
+        section.table(_TIME_COLUMNS, [_time_line(row) for row in run], where(run))
+    return section
+
+
+_RUN_KEYS = ("cpu", "date", "model", "version", "isa")
+
+_TIME_COLUMNS = ("mode", "text", "depth", "threads", "K/V", "ms/token", "x stock", "best stock", "limit ms", "x limit", "KLD exact")
+
+
+def _time_line(row: Row) -> tuple[str, ...]:
+    return (str(row.get("mode")), str(row.get("text")), number(row.get("depth"), ",d"), number(row.get("threads"), "d"),
+            f"{row.get('type_k')}/{row.get('type_v')}", number(row["decode_ms_p50"], ".2f"), number(row.get("ratio_vs_stock"), ".2f"),
+            str(row.get("stock") or "–"), number(row.get("limit_ms_p50"), ".2f"), number(row.get("ratio_vs_limit"), ".2f"),
+            number(row.get("kld_exact"), ".1e"))
 
 
 def ladder(rows: Sequence[Row]) -> Section:
@@ -102,7 +136,7 @@ def _likeness(row: Row) -> _Likeness | None:
     return None if None in found else _Likeness(*found)
 
 
-_REFERENCES = ("off", "off-noflash", "exact", "exact-unobserved")
+_REFERENCES = (STOCK, *STOCK_KERNELS, FULL, "exact-unobserved")
 """Bench modes that attend everything."""
 
 

@@ -70,14 +70,14 @@ def _shown(value: Any, show: Any) -> str:
 
 
 def where(rows: Iterable[Row]) -> str:
-    """Model, texts, depth and steps of rows, and the version that measured them."""
+    """Model, texts, depth and steps of rows, the version that measured them, and where and when."""
     rows = list(rows)
 
     def values(key: str) -> str:
         return ", ".join(dict.fromkeys(str(row[key]) for row in rows if row.get(key) is not None and row[key] != "mean"))
 
     parts = (("model", "{}"), ("text", "{}"), ("depth", "{} tokens deep"), ("n_steps", "{} decode steps"),
-             ("version", "EdgeKV {}"))
+             ("version", "EdgeKV {}"), ("cpu", "{}"), ("date", "{}"))
     return "; ".join(form.format(found) for key, form in parts if (found := values(key)))
 
 

@@ -151,13 +151,18 @@ def _go_cold_and_answer(
         if i:
             decode(decoder, tokens[start - GAP_TOKENS : start], keep_logits=False)
         resume = decoder.position
-        decode(decoder, plain(decoder.llama, fact.question), keep_logits=False)
-        answer: list[int] = []
-        while len(answer) < ANSWER_TOKENS:
-            answer.append(int(np.argmax(decoder.logits())))
-            decoder.decode(answer[-1:])
-        asked.answers.append((fact, position, decoder.llama.detokenize(answer).decode(errors="replace")))
+        asked.answers.append((fact, position, ask(decoder, fact)))
         decoder.rewind(resume)
+
+
+def ask(decoder: Decoder, fact: Fact) -> str:
+    """What follows the question, greedily."""
+    decode(decoder, plain(decoder.llama, fact.question), keep_logits=False)
+    answer: list[int] = []
+    while len(answer) < ANSWER_TOKENS:
+        answer.append(int(np.argmax(decoder.logits())))
+        decoder.decode(answer[-1:])
+    return decoder.llama.detokenize(answer).decode(errors="replace")
 
 
 def _row(bench: RecallBench, model: str, depth: int, name: str, asked: dict[str, _Asked], note: str | None) -> Row:

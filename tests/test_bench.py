@@ -103,6 +103,21 @@ def test_every_row_says_how_far_above_the_weights_alone_it_is(synthetic, monkeyp
     assert len({row["limit_ms_p50"] for row in rows}) == 2, "one for each depth, in turns with the modes"
 
 
+def test_a_limit_that_cannot_be_had_is_said(synthetic, monkeypatch):
+    """The small context is not worth losing the others for, on a card whose memory is taken."""
+    beside = Decoder.beside
+
+    def refuse(self, n_ctx, flash_attn):
+        if n_ctx == 256:
+            raise EdgeKVError("no room")
+        return beside(self, n_ctx, flash_attn)
+
+    monkeypatch.setattr(Decoder, "beside", refuse)
+    off, *others = run(synthetic(), depths=(500,))
+    assert off["note"] == "limit is missing: does not fit: no room" and all(row["note"] is None for row in others)
+    assert all(row["limit_ms_p50"] is None is row["ratio_vs_limit"] and row["ratio_vs_stock"] for row in (off, *others))
+
+
 def test_the_limit_does_not_know_the_depth(synthetic):
     """`weights_alone` decodes each token with nothing before it: the logits are those of a context that has seen it alone."""
     with opened(synthetic(), Caches(), 512, 1) as decoder, beside(decoder, 256) as limit:

@@ -142,14 +142,18 @@ class _Run:
         n_ctx = depths[-1] + self.bench.n_tokens
         with ExitStack() as stack:
             decoder = stack.enter_context(opened(self.bench.model, self.caches, n_ctx, max(self.bench.threads)))
-            limit = stack.enter_context(beside(decoder, CONTEXT_STEP))
+            limit = None
+            try:
+                limit = stack.enter_context(beside(decoder, CONTEXT_STEP))
+            except ContextError as error:
+                self.notes[_LIMIT] = str(error)
             for name, mode in self.modes.items():
                 try:
                     self.decoders[name] = decoder if mode.alternates else stack.enter_context(self._own(mode, decoder, n_ctx))
                 except ContextError as error:
                     self.notes[name] = str(error)
             if not self.decoders.keys() & set(STOCK_KERNELS):
-                raise ContextError(next(iter(self.notes.values())))
+                raise ContextError(next(self.notes[kernel] for kernel in STOCK_KERNELS if kernel in self.notes))
             base = decoder.llama.kv.options
             tokens = self.text.tokens(decoder.llama, n_ctx)
             if tokens:  # brings the weights into memory; not measured
@@ -191,16 +195,18 @@ class _Run:
             seconds[name] = time.perf_counter() - began
         return seconds if self.bench.prefill else {}
 
-    def _decode(self, limit: Decoder, base: KvOptions, tokens: list[int], n_threads: int, depth: int) -> dict[str, dict[str, Any]]:
+    def _decode(
+        self, limit: Decoder | None, base: KvOptions, tokens: list[int], n_threads: int, depth: int
+    ) -> dict[str, dict[str, Any]]:
         """Figures of each mode over the same tokens, from `depth` on; leaves the decoders there."""
         targets = tokens[self.bench.n_warmup + 1 :]
         measured = {name: Measured() for name in self.decoders}
         bytes_kept: dict[str, dict[str, int]] = {}
         references: dict[str, list[np.ndarray]] = {}
         limit_ms: list[float] = []
-        for decoder in (limit, *self.decoders.values()):
+        for decoder in (*self.decoders.values(), *([limit] if limit else [])):
             decoder.set_threads(n_threads)
-        turns = (*self.references, *(name for name in self.decoders if name not in self.references), _LIMIT)
+        turns = (*self.references, *(name for name in self.decoders if name not in self.references), *([_LIMIT] if limit else []))
         for turn in range(self.bench.n_rounds):
             for i, name in enumerate(_rotated(turns, turn)):
                 self.progress(f"decode at {depth}", turn * len(turns) + i, self.bench.n_rounds * len(turns))
@@ -221,7 +227,7 @@ class _Run:
             others = {other: logits for other, logits in references.items() if other != reference}
             measured[name].compare(others, references[reference], targets)
         results = {name: {**self._figures(name, measured), **bytes_kept[name]} for name in measured}
-        return self._with_limits(results, float(np.median(limit_ms)), n_threads)
+        return self._with_limits(results, float(np.median(limit_ms)) if limit else None, n_threads)
 
     def _figures(self, name: str, measured: Mapping[str, Measured]) -> dict[str, Any]:
         one, stocks = measured[name], [kernel for kernel in STOCK_KERNELS if kernel in measured]
@@ -232,14 +238,15 @@ class _Run:
                 figures |= one.against(reference, measured[other])
         return figures
 
-    def _with_limits(self, results: dict[str, dict[str, Any]], limit_ms: float, n_threads: int) -> dict[str, dict[str, Any]]:
+    def _with_limits(self, results: dict[str, dict[str, Any]], limit_ms: float | None, n_threads: int) -> dict[str, dict[str, Any]]:
         """With STOCK's figures, which are those of its faster kernel, and how far each is above the limit and the smallest depth."""
         faster = next(figures["stock"] for figures in results.values())
         results = {STOCK: dict(results[faster]), **results}
         for name, figures in results.items():
             shallow = self.shallow.setdefault((n_threads, name), figures["decode_ms_p50"])
-            figures |= {"limit_ms_p50": limit_ms, "ratio_vs_limit": figures["decode_ms_p50"] / limit_ms,
-                        "growth_fraction": figures["decode_ms_p50"] / shallow - 1}
+            figures["growth_fraction"] = figures["decode_ms_p50"] / shallow - 1
+            if limit_ms is not None:
+                figures |= {"limit_ms_p50": limit_ms, "ratio_vs_limit": figures["decode_ms_p50"] / limit_ms}
         return results
 
     def _rows(
@@ -253,8 +260,8 @@ class _Run:
             "isa": info["isa"], "version": info["version"], **stamp(),
         }
         notes = dict(self.notes) if results else {}
-        if alone := [kernel for kernel in STOCK_KERNELS if kernel in notes]:
-            notes[STOCK] = f"one kernel alone, {alone[0]} is missing: {notes[alone[0]]}"
+        if missing := [f"{name} is missing: {notes[name]}" for name in (*STOCK_KERNELS, _LIMIT) if name in notes]:
+            notes[STOCK] = "; ".join(missing)
         results = results or {}
         return [
             {"kind": "kv", "mode": mode, **dict.fromkeys(FIGURES), **results.get(mode, {}), **common, "note": notes.get(mode, note)}

@@ -168,7 +168,7 @@ def conversation(path, options: KvOptions, observer=None):
 
 
 @pytest.mark.parametrize("options", [SPARSE.with_(device="cpu"), DEVICE, EVICT], ids=["sparse", "device", "evict"])
-def test_observing_changes_nothing(synthetic, options: KvOptions):
+def test_observing_changes_nothing(synthetic, emulator, options: KvOptions):
     seen = []
     alone = conversation(synthetic("llama"), options)
     observed = conversation(synthetic("llama"), options, seen.append)

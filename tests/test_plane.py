@@ -19,8 +19,9 @@ from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError
 from edgekv.vocab import DeviceKind
 
-from edgekv import _native
 from edgekv._native import core, device
+
+pytestmark = pytest.mark.usefixtures("emulator")
 
 N_PROMPT = 150
 STEPS = (1, 1, 2, 5, 16, 1)
@@ -280,10 +281,10 @@ def test_the_arena_gives_memory_back_when_it_is_asked(synthetic):
 
 
 @pytest.fixture
-def fails_after():
+def fails_after(emulator):
     """`fails_after(n)`: of the operations on the emulated device n are done, the next is lost."""
     device.count(DeviceKind.EMULATED)  # opens it
-    library = ctypes.CDLL(str(_native.lib_dir() / "libedgekv-emulated.so"))
+    library = ctypes.CDLL(str(emulator))
     library.edgekv_emulator_fails_after.argtypes = [ctypes.c_long]
     yield library.edgekv_emulator_fails_after
     library.edgekv_emulator_fails_after(-1)

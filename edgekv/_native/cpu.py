@@ -3,12 +3,11 @@ end the process without a word."""
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterable
-from pathlib import Path
 
 from edgekv._native._cpu import ffi, lib
 from edgekv.errors import NativeError
+from edgekv.machine import cpu_name
 
 _NAMED = 4  # instruction sets in the sentence; a much older processor lacks twenty
 
@@ -23,21 +22,10 @@ def lacking(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in names if lib.edgekv_cpu_has(name.encode()) == 0)
 
 
-def name() -> str:
-    """The processor, as the system calls it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return " ".join(line.partition(":")[2].split())
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
 def check() -> None:
     """Raises NativeError where the libraries were compiled for another processor."""
     if missing := lacking(needed()):
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         raise NativeError(
-            f"this edgekv was compiled for a processor with {', '.join(missing[:_NAMED])}{more}, which this one ({name()}) does not have; "
+            f"this edgekv was compiled for a processor with {', '.join(missing[:_NAMED])}{more}, which this one ({cpu_name()}) does not have; "
             "install it again on this machine, or build it with EDGEKV_CPU=all, which runs on every processor of its kind")

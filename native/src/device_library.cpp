@@ -1,9 +1,11 @@
 #include "device_library.h"
 
+#include "backends.h"
 #include "ggml-edgekv-cuda.h"
 #include "llama-edgekv.h"
 #include "nodes.h"
 
+#include <cstdlib>
 #include <mutex>
 #include <string>
 
@@ -19,52 +21,35 @@ namespace {
 
 using Entry = const DeviceLibrary * (*)();
 
-// the folder of this library, with a separator at its end; "": not to be found
-std::string own_folder() {
-#if defined(_WIN32)
-    HMODULE self;
-    char    path[4096];
-    if (!GetModuleHandleExA(GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS | GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT,
-                            reinterpret_cast<const char *>(&open_device_library), &self)) {
-        return "";
-    }
-    const DWORD n = GetModuleFileNameA(self, path, sizeof(path));
-    if (n == 0 || n == sizeof(path)) {
-        return "";
-    }
-    const std::string own = path;
-#else
-    Dl_info self;
-    if (!dladdr(reinterpret_cast<const void *>(&open_device_library), &self)) {
-        return "";
-    }
-    const std::string own = self.dli_fname;
-#endif
-    return own.substr(0, own.find_last_of("/\\") + 1);
-}
-
 // by its full path: what else the system would search may hold another
-const DeviceLibrary * open_beside(const char * name) {
-    const std::string folder = own_folder();
-    if (folder.empty()) {
-        return nullptr;
-    }
+const DeviceLibrary * open(const std::string & path) {
 #if defined(_WIN32)
     // the libraries that it needs are looked for beside it, too
-    HMODULE module = LoadLibraryExA((folder + name + ".dll").c_str(), nullptr, LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR | LOAD_LIBRARY_SEARCH_DEFAULT_DIRS);
+    HMODULE module = LoadLibraryExA(path.c_str(), nullptr, LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR | LOAD_LIBRARY_SEARCH_DEFAULT_DIRS);
     auto entry = module ? reinterpret_cast<Entry>(GetProcAddress(module, "edgekv_device_library")) : nullptr;
 #else
-#    if defined(__APPLE__)
-    const char * suffix = ".dylib";
-#    else
-    const char * suffix = ".so";
-#    endif
-    void * module = dlopen((folder + "lib" + name + suffix).c_str(), RTLD_NOW | RTLD_LOCAL);
+    void * module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     auto entry = module ? reinterpret_cast<Entry>(dlsym(module, "edgekv_device_library")) : nullptr;
 #endif
     const DeviceLibrary * library = entry ? entry() : nullptr;
 
     return library && library->abi == kPlaneAbi ? library : nullptr;
+}
+
+// The installed one for cards; the emulated device is built by whoever tests with it, who names its library. "": there is none
+std::string path_of(edgekv_device_kind kind) {
+    if (kind == EDGEKV_DEVICE_EMULATED) {
+        const char * named = std::getenv("EDGEKV_EMULATOR");
+        return named ? named : "";
+    }
+    const std::string folder = library_folder();
+#if defined(_WIN32)
+    return folder.empty() ? "" : folder + "edgekv-cuda.dll";
+#elif defined(__APPLE__)
+    return folder.empty() ? "" : folder + "libedgekv-cuda.dylib";
+#else
+    return folder.empty() ? "" : folder + "libedgekv-cuda.so";
+#endif
 }
 
 const ggml_edgekv_cuda_custom kCustomNodes = { device_node_supported, device_graph_begin, device_node_compute };
@@ -81,8 +66,9 @@ const DeviceLibrary * open_device_library(edgekv_device_kind kind) {
         return nullptr;
     }
     if (!tried[kind]) {
-        tried[kind]     = true;
-        libraries[kind] = open_beside(kind == EDGEKV_DEVICE_CUDA ? "edgekv-cuda" : "edgekv-emulated");
+        const std::string path = path_of(kind);
+        tried[kind]     = !path.empty();
+        libraries[kind] = path.empty() ? nullptr : open(path);
     }
 
     return libraries[kind];

@@ -108,6 +108,10 @@ def _native(session: Session, seconds: float) -> Outcome:
     command = [session.python, "-m", "pip", "install", "-v", "--no-index", "--no-build-isolation", "--no-deps", "--no-compile",
                "--force-reinstall", f"--config-settings=build-dir={state.folder / 'build'}", session.root]
     done = session.execute("native", command, seconds, environment)
+    for command in _emulator(session) if done.ok else ():
+        done = session.execute("emulator", command, seconds, environment)
+        if not done.ok:
+            return session.outcome("emulator", done)
     if done.ok:
         library = sorted(state.path("build", "x").parent.glob("**/libggml-cuda.so"))
         state.path("build.json").write_text(json.dumps({
@@ -115,6 +119,15 @@ def _native(session: Session, seconds: float) -> Outcome:
             "libggml_cuda_bytes": library[0].stat().st_size if library else None}))
         return Outcome(OK, f"{done.seconds:.0f} s on {session.n_cores} cores")
     return session.outcome("native", done)
+
+
+def _emulator(session: Session) -> list[list[str | Path]]:
+    """The commands that build the emulated device, in a rehearsal on it."""
+    if session.device != "emulated":
+        return []
+    build = session.emulator.parent
+    return [["cmake", "-S", session.root / "native" / "cuda" / "emulated", "-B", build],
+            ["cmake", "--build", build, "--parallel", str(session.n_cores)]]
 
 
 def _python_headers(session: Session) -> list[str]:

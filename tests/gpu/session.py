@@ -73,6 +73,10 @@ class Session:
         return self.state.folder / "venv" / "bin" / "python"
 
     @property
+    def emulator(self) -> Path:
+        return self.state.folder / "emulated" / "libedgekv-emulated.so"
+
+    @property
     def models(self) -> Path:
         return self.state.path("models", "x").parent
 
@@ -111,6 +115,8 @@ class Session:
         kept |= {"PATH": os.pathsep.join(filter(None, paths)), "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
                  "PYTHONUNBUFFERED": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "EDGEKV_DEVICE": self.device,
                  "EDGEKV_GPU_MODELS": str(self.models)}
+        if self.device == "emulated":
+            kept["EDGEKV_EMULATOR"] = str(self.emulator)
         return kept | more
 
     def execute(

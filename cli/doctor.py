@@ -84,6 +84,8 @@ def _print(report: dict[str, Any]) -> None:
     if report["libraries_error"] is None:
         _line("instructions", f"{report['isa']} (available: {', '.join(report['isa_available'])}; EDGEKV_ISA chooses)")
         _line("backends", ", ".join(report["backends"]))
+        _line("built for", f"every processor of this kind: {', '.join(report['built_for'])}" if report["built_for"]
+              else "this kind of processor alone (EDGEKV_CPU=all builds for every one)")
         _line("compiled with", report["system"].rstrip("| "))
         for folder, names in _by_folder(report["libraries"]):
             _line("libraries", f"{folder}: {', '.join(names)}")

@@ -50,14 +50,15 @@ def _libraries() -> dict[str, Any]:
 
         info = _native.info()
     except (NativeError, ImportError, OSError, RuntimeError) as error:  # the last three: llama_cpp's, for what it cannot load
-        return {**dict.fromkeys(keys), "backends": None, "libraries_error": str(error)}
-    return {**{key: info[key] for key in keys}, "backends": _backends(info["libraries"]), "libraries_error": None}
+        return {**dict.fromkeys(keys), "backends": None, "built_for": None, "libraries_error": str(error)}
+    built = _built(info["libraries"])
+    return {**{key: info[key] for key in keys}, "backends": sorted({name.partition("-")[0] for name in built}),
+            "built_for": sorted(name.partition("-")[2] for name in built if name.startswith("cpu-")), "libraries_error": None}
 
 
-def _backends(libraries: dict[str, str]) -> list[str]:
-    """ggml builds each backend as a library of its own: libggml-cpu, libggml-cuda, ..."""
-    names = {name.partition(".")[0].removeprefix("lib").removeprefix("ggml-") for name in libraries if "ggml-" in name}
-    return sorted(names - {"base"})
+def _built(libraries: dict[str, str]) -> set[str]:
+    """ggml builds each backend as a library of its own: libggml-cpu, or with EDGEKV_CPU=all libggml-cpu-haswell and so on; libggml-cuda."""
+    return {name.partition(".")[0].removeprefix("lib").removeprefix("ggml-") for name in libraries if "ggml-" in name} - {"base"}
 
 
 def _default_model() -> dict[str, Any]:

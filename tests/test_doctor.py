@@ -136,7 +136,7 @@ def machine(gpus, monkeypatch):  # noqa: F811
     monkeypatch.setattr(devices, "nvidia_gpus", lambda: (["GeForce RTX 4070, 12282 MiB, driver 580.65"], ""))
     monkeypatch.setattr(devices, "has_cuda_build", lambda: True)
     monkeypatch.setattr(devices, "cupy_version", lambda: "13.6.0")
-    monkeypatch.setattr(diagnosis, "_backends", lambda libraries: ["cpu", "cuda"])
+    monkeypatch.setattr(diagnosis, "_built", lambda libraries: {"cpu", "cuda"})
     return gpus(CARD)
 
 
@@ -198,3 +198,10 @@ def test_pages_need_host_memory(machine, synthetic, monkeypatch):
     monkeypatch.setattr("edgekv.fit.available_bytes", lambda: 16 << 20)
     plans = json.loads(run(str(synthetic(n_ctx_train=8192)), "-o", "json").stdout)["model"]["device_plans"]
     assert [plan["problem"] for plan in plans][:2] == [None, "the pages take 32.0 MiB of host memory, and 16.0 MiB are free"]
+
+
+def test_a_build_for_every_processor_is_told():
+    built = {"libggml-base.so": "", "libggml.so": "", "libggml-cpu-haswell.so": "", "libggml-cpu-zen4.so": "", "libedgekv.so": ""}
+    assert diagnosis._built(built) == {"cpu-haswell", "cpu-zen4"} and diagnosis._built({"libggml-cpu.so": ""}) == {"cpu"}
+    assert json.loads(run("-o", "json").stdout)["built_for"] == []
+    assert "built for       this kind of processor alone" in run().stdout

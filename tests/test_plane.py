@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,11 +26,13 @@ pytestmark = pytest.mark.usefixtures("emulator")
 
 N_PROMPT = 150
 STEPS = (1, 1, 2, 5, 16, 1)
+LONG_STEPS = (17, 64, 1)
+"""Up to 64 tokens run on the plane too, in groups; a longer ubatch is a prompt."""
 ALL = dict(mode="sparse", attend="100%", min_tokens=0)
 
 
 def open_model(path, device: str = "emulated", *, n_ctx: int = 256, **options) -> Llama:
-    return Llama(str(path), kv_options=KvOptions(device=device, **options), n_ctx=n_ctx, n_threads=1, n_threads_batch=1, n_ubatch=64,
+    return Llama(str(path), kv_options=KvOptions(device=device, **options), n_ctx=n_ctx, n_threads=1, n_threads_batch=1, n_ubatch=N_PROMPT,
                  verbose=False, logits_all=True)
 
 
@@ -60,6 +63,20 @@ SLACK = 32
 from double precision (48 models), a query in 8 bits 2,000 times."""
 
 
+def link_bytes() -> int:
+    """What the emulated device has read of host memory: by copies, and by kernels in place."""
+    path = next(Path(line.split(maxsplit=5)[5].strip()) for line in open("/proc/self/maps") if "libedgekv-emulated" in line)
+    count = ctypes.CDLL(str(path)).edgekv_emulated_link_bytes
+    count.restype = ctypes.c_uint64
+    return count()
+
+
+def cache_bytes(llama: Llama) -> int:
+    """All pages that hold a token."""
+    tiers = llama.kv.tiers()
+    return (tiers.n_resident + tiers.n_home + tiers.n_filling + tiers.n_moving) * tiers.slot_bytes
+
+
 @pytest.mark.parametrize(("kind", "shape"), [
     ("llama", {}), ("llama", {"head_dim": 80}), ("llama", {"head_dim": 128, "n_head": 5, "n_head_kv": 1}),
     ("qwen3", {}), ("gemma2", {}), ("gpt-oss", {}), ("lfm2", {})])
@@ -76,18 +93,19 @@ def test_logits_are_those_of_the_host_plane(synthetic, kind, shape, mode):
     check(llama.kv)
 
 
-@pytest.mark.parametrize(("shape", "types"), [
-    ({}, {}), ({"head_dim": 80}, {}), ({"head_dim": 128, "n_head": 5, "n_head_kv": 1}, {}), ({}, {"type_v": "q8_0"}),
-    ({"head_dim": 96}, {"type_k": "q8_0"}), ({"head_dim": 256}, {"type_k": "q8_0", "type_v": "q8_0"})])
+@pytest.mark.parametrize(("shape", "types", "steps"), [
+    ({}, {}, STEPS), ({"head_dim": 80}, {}, STEPS), ({"head_dim": 128, "n_head": 5, "n_head_kv": 1}, {}, STEPS), ({}, {"type_v": "q8_0"}, STEPS),
+    ({"head_dim": 96}, {"type_k": "q8_0"}, STEPS), ({"head_dim": 256}, {"type_k": "q8_0", "type_v": "q8_0"}, STEPS),
+    ({"head_dim": 128, "n_head": 5, "n_head_kv": 1}, {"type_k": "q8_0", "type_v": "q8_0"}, LONG_STEPS)])
 @pytest.mark.parametrize("mode", ["exact", "sparse"])
-def test_logits_are_those_of_double_precision(synthetic, shape, types, mode):
+def test_logits_are_those_of_double_precision(synthetic, shape, types, steps, mode):
     """Over the rows that are stored, and what is stored is what should be, but for its rounding: quantised caches too, whose queries the
     host plane quantises and the device does not, so that the planes differ by more than arithmetic."""
     path, options = synthetic("llama", dtype="f32", **shape), types | (ALL if mode == "sparse" else {"mode": "exact"})
     llama = open_model(path, **options)
     plane_of(llama)
-    ours = logits_of(llama)
-    assert core.counters(llama.kv._native_handle()).n_hooked == len(STEPS)
+    ours = logits_of(llama, steps)
+    assert core.counters(llama.kv._native_handle()).n_hooked == len(steps)
     tokens, cells = llama.input_ids[: llama.n_tokens].tolist(), llama.kv.cells
     assert np.array_equal(cells.stream(0).positions[: len(tokens)], np.arange(len(tokens)))
     stored = [[rows(layer)[0, : len(tokens)] for layer in (0, 1)] for rows in (cells.keys, cells.values)]
@@ -99,6 +117,30 @@ def test_logits_are_those_of_double_precision(synthetic, shape, types, mode):
             should, single = due[layer][part], due_single[layer][part]
             rows = stored[part][layer][N_PROMPT:]
             assert (np.abs(as_values(rows) - should) <= rounding(rows) + SLACK * np.abs(single - should).max()).all()
+
+
+@pytest.mark.parametrize(("kind", "shape"), [("llama", {}), ("llama", {"head_dim": 128, "n_head": 5, "n_head_kv": 1}), ("gpt-oss", {})])
+@pytest.mark.parametrize("mode", ["exact", "sparse"])
+def test_steps_of_up_to_64_tokens_run_on_the_plane(synthetic, kind, shape, mode):
+    path, options = synthetic(kind, dtype="f32", **shape), ALL if mode == "sparse" else {"mode": "exact"}
+    exact = logits_of(open_model(path, "cpu"), LONG_STEPS)
+    llama = open_model(path, **options)
+    before = core.counters(llama.kv._native_handle()).n_hooked
+    ours = logits_of(llama, LONG_STEPS)
+    assert core.counters(llama.kv._native_handle()).n_hooked - before == len(LONG_STEPS)
+    assert kld(exact, ours).max() <= SINGLE
+    check(llama.kv)
+
+
+@pytest.mark.parametrize("options", [{"mode": "exact"}, ALL], ids=["exact", "sparse"])
+def test_a_long_step_brings_no_resident_page_over_the_link(synthetic, options):
+    llama = open_model(synthetic("llama"), n_ctx=512, **options)
+    logits_of(llama, (1,) * 60, n_prompt=300)
+    tiers = llama.kv.tiers()
+    assert tiers.n_resident > 0.9 * (tiers.n_resident + tiers.n_home)
+    before = link_bytes()
+    llama.eval(list(range(260, 300)))
+    assert link_bytes() - before < cache_bytes(llama) / 4
 
 
 def test_a_sparse_step_takes_the_pages_that_the_host_takes(synthetic):
@@ -143,9 +185,10 @@ def test_cold_pages_come_through_the_ring(synthetic):
         assert kld(exact, logits_of(opened, n_prompt=300)).max() <= SINGLE
 
 
+@pytest.mark.parametrize("n_each", [1, 20])
 @pytest.mark.parametrize("unified", [True, False])
 @pytest.mark.parametrize("mode", ["exact", "sparse"])
-def test_several_sequences(synthetic, unified: bool, mode: str):
+def test_several_sequences(synthetic, unified: bool, mode: str, n_each: int):
     logits = {}
     for where in ("cpu", "emulated"):
         rng = np.random.default_rng(1)
@@ -155,10 +198,14 @@ def test_several_sequences(synthetic, unified: bool, mode: str):
             for seq, n in enumerate(ends):
                 context.decode(rng.integers(260, 350, n), range(n), [seq] * n)
             rows = []
+            before = core.counters(run._native_handle()).n_hooked
             for _ in range(4):
-                rows.append(context.decode(rng.integers(260, 350, 3), ends, [0, 1, 2]))
-                ends = [end + 1 for end in ends]
+                positions = [end + i for end in ends for i in range(n_each)]
+                rows.append(context.decode(rng.integers(260, 350, 3 * n_each), positions, [seq for seq in range(3) for _ in range(n_each)]))
+                ends = [end + n_each for end in ends]
             logits[where] = np.concatenate(rows)
+            if where == "emulated":
+                assert core.counters(run._native_handle()).n_hooked - before == 4
             check(run)
     assert kld(logits["cpu"], logits["emulated"]).max() <= SINGLE
 

@@ -61,6 +61,7 @@ void set_limits(const Limits & limits);
 void leave_error(bool there);  // as if somebody else's call had failed on this thread, who has not asked for it yet
 void set_seed(uint64_t seed);  // of everything random from here on
 size_t n_queued();             // operations that wait
+size_t link_bytes();           // read from host memory, by copies and by kernels in place, since the process began
 void check_guards();           // ends the process where memory around an allocation was written
 
 // CUDA graphs: what is queued on the stream, and on streams that join it through events, is recorded and does not run. The graph
@@ -83,6 +84,7 @@ enum class Collective : int {
 uint64_t warp_collective(Collective kind, unsigned mask, uint64_t value, int argument, int width, const char * file, int line);
 int block_collective(Collective kind, int predicate, const char * file, int line);
 void atomic_point();  // lets other threads run, sometimes
+void count_link(size_t n_bytes);
 
 template <class T>
 uint64_t to_word(const T & value) {

@@ -74,6 +74,13 @@ void launch(void (*kernel)(P...), Grid grid, unsigned threads, size_t shared_byt
 }
 #endif
 
+// A kernel says what it reads of home, in place: on the card that comes over the link. The emulated device adds it up.
+#if defined(__CUDACC__)
+__device__ __forceinline__ void reads_home(size_t) {}
+#else
+inline void reads_home(size_t n_bytes) { emulator::count_link(n_bytes); }
+#endif
+
 // ---- the device --------------------------------------------------------------------------------------------------------------
 
 struct Device {

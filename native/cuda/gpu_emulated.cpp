@@ -18,6 +18,8 @@ std::string mib(size_t n_bytes) {
     return std::to_string((n_bytes + (size_t(1) << 20) - 1) >> 20) + " MiB";
 }
 
+size_t read_from_host = 0;
+
 bool copies() {
     if (limits().copies_left == 0) {
         return fail("the copy was refused (set_limits)");
@@ -27,6 +29,15 @@ bool copies() {
 }
 
 }  // namespace
+
+size_t emulator::link_bytes() {
+    Guard guard(lock());
+    return read_from_host;
+}
+
+void emulator::count_link(size_t n_bytes) {
+    read_from_host += n_bytes;  // under the lock: operations run
+}
 
 int device_count() {
     return 1;
@@ -166,8 +177,10 @@ bool copy_rows_async(void * dst, size_t dst_stride, const void * src, size_t src
         }
         source = staged->data();
     }
+    const size_t n_bytes = from == Range::device ? 0 : row_bytes*n_rows;
     queue(stream, [=] {
         static_cast<void>(staged);  // lives as long as the operation
+        count_link(n_bytes);
         for (size_t i = 0; i < n_rows; ++i) {
             std::memcpy(static_cast<char *>(dst) + i*dst_stride, source + i*src_stride, row_bytes);
         }
@@ -198,3 +211,8 @@ bool zero_async(void * dst, size_t n_bytes, Stream stream) {
 }
 
 }  // namespace edgekv::gpu
+
+// for tests that open the library
+extern "C" __attribute__((visibility("default"))) uint64_t edgekv_emulated_link_bytes() {
+    return edgekv::gpu::emulator::link_bytes();
+}

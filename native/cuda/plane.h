@@ -20,7 +20,14 @@
 
 namespace edgekv {
 
-constexpr int kPlaneAbi = 2;
+constexpr int kPlaneAbi = 3;
+
+// Query tokens of a stream that the nodes of a step serve; longer ubatches are prompts. In groups of at most kMaxQueryTokens, as even as
+// may be, which are attended one behind the other. What is observed of a step is its last group.
+constexpr int kPlaneTokens = 64;
+inline int plane_groups(int n_tokens) { return (n_tokens + kMaxQueryTokens - 1)/kMaxQueryTokens; }
+inline int plane_group_begin(int n_tokens, int group) { return (int) ((int64_t) n_tokens*group/plane_groups(n_tokens)); }
+inline int plane_observed(int n_tokens) { return n_tokens - plane_group_begin(n_tokens, plane_groups(n_tokens) - 1); }
 
 // A hooked layer. Home as the device addresses it: stream 0, cell 0, head 0. Strides in bytes.
 struct PlaneRow {
@@ -116,9 +123,10 @@ struct PlaneQuery {
 struct PlaneAttend {
     PlaneQuery query;
     char * out;  // f32 [n_tokens of all streams][n_head][head_dim], contiguous
-    bool selected;  // the pages of the lists; otherwise every page, through the ring where there is one
+    const edgekv_selection * selection;  // attend the pages that it selects; null: every page, through the ring where there is one
+    int dense_heads;  // of the layers that attend every page: the others pay for them
     bool observe, feed;
-    int next_row;  // that will be attended next in this graph without lists; -1: none
+    int next_row;  // that will be attended next in this graph without a selection; -1: none
 };
 
 // A graph that a backend computes or records by itself: a split of a step's, or a part of one. By row: whether its nodes are in it.
@@ -176,7 +184,6 @@ public:
     // that row is in it. Needed where graphs are recorded.
     virtual void begin_graph(const PlaneGraph & graph) = 0;
     virtual void store(int row, const PlaneView & view, const PlaneStore & args, void * stream) = 0;
-    virtual void select(int row, const PlaneView & view, const PlaneQuery & args, const edgekv_selection & options, bool feed, int dense_heads, void * stream) = 0;
     virtual void attend(int row, const PlaneView & view, const PlaneAttend & args, void * stream) = 0;
 
     // ---- looking closer ----
@@ -185,7 +192,7 @@ public:
     virtual bool read(void * dst, const void * src, size_t n_bytes) = 0;  // device to host; waits
     virtual const char * sketches(int row, int stream) = 0;  // device address
     virtual size_t sketch_stream_bytes(int row) = 0;
-    virtual const int32_t * last_pages(int row, int list, int & n_pages) = 0;  // of the layer that attended last; waits
+    virtual const int32_t * last_pages(int row, int list, int & n_pages) = 0;  // of the group that was attended last; waits
 };
 
 struct DeviceLibrary {

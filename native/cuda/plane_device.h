@@ -113,8 +113,6 @@ public:
 
     void begin_graph(const PlaneGraph & graph) override;
     void store(int row, const PlaneView & view, const PlaneStore & args, void * stream) override;
-    void select(int row, const PlaneView & view, const PlaneQuery & args, const edgekv_selection & options, bool feed, int dense_heads,
-                void * stream) override;
     void attend(int row, const PlaneView & view, const PlaneAttend & args, void * stream) override;
 
     bool wait() override;
@@ -171,6 +169,24 @@ private:
     void mark_fresh(const PlaneView & view, const int64_t * k_idxs, Stream stream);
     void fill_ring(const Fill & fill, const PlaneView & view, Stream stream);
     Ring ring_of(int row, int half, const PlaneView & view, int chunk) const;
+    // Query tokens that are attended together: of all streams, or where each has several groups, of one.
+    struct Group {
+        PlaneView view;
+        PlaneAttend args;
+        size_t first;  // of all query tokens of the graph
+    };
+    std::vector<Group> groups_of(const PlaneView & view, const PlaneAttend & args, int row) const;
+    // Of a stream that attends every page: groups that meet each part of the ring one behind the other. A group's partials and
+    // weights lie in the workspace until the last part; n_bytes: of all groups.
+    struct WholeGroup {
+        AttendProblem problem;
+        int n_splits;
+        size_t offset;  // in the workspace
+    };
+    std::vector<WholeGroup> whole_groups_of(int row, const PlaneView & view, const PlaneAttend & args, int s, size_t & n_bytes) const;
+
+    void find_standing(const PlaneView & view, const PlaneQuery & args, const edgekv_selection & options, Stream stream);
+    void select(int row, const Group & group, Stream stream);
     void attend_lists(int row, const PlaneView & view, const PlaneAttend & args, int s, Stream stream);
     void attend_all(int row, const PlaneView & view, const PlaneAttend & args, int s, Stream stream);
 

@@ -318,9 +318,12 @@ PlaneBytes DevicePlane::bytes() const {
 // ---- workspaces --------------------------------------------------------------------------------------------------------------
 
 bool DevicePlane::reserve_workspace(int row, const PlaneView & view, SketchKind kind, bool has_lists) {
-    const PlaneRow & r       = shape.rows[row];
-    const size_t     group   = r.n_head/r.n_head_kv;
-    const size_t     n_lists = (size_t) view.n_streams*view.n_tokens*r.n_head_kv;
+    const PlaneRow & r        = shape.rows[row];
+    const size_t     group    = r.n_head/r.n_head_kv;
+    const bool       in_turn  = plane_groups(view.n_tokens) > 1;  // groups of one stream each use the same buffers
+    const size_t     n_tokens = in_turn ? (view.n_tokens + plane_groups(view.n_tokens) - 1)/plane_groups(view.n_tokens)
+                                        : (size_t) view.n_streams*view.n_tokens;
+    const size_t     n_lists  = n_tokens*r.n_head_kv;
 
     if (has_lists) {
         list_stride     = (size_t) shape.pages_per_stream;
@@ -338,15 +341,25 @@ bool DevicePlane::reserve_workspace(int row, const PlaneView & view, SketchKind 
     PlaneView whole = view;
     whole.n_cells = shape.n_cells;
     PlaneAttend args = {};
-    args.selected = has_lists;
+    size_t n_bytes = 0;
+    if (!has_lists) {
+        if (!attend_device_supports(whole_groups_of(row, whole, args, 0, n_bytes).front().problem)) {
+            return fail_with("the kernels do not serve this graph");
+        }
+        return grow(attend_workspace, n_bytes);
+    }
+
+    const edgekv_selection any = {};
+    args.selection = &any;
+    if (in_turn) {
+        whole.n_tokens = (int) n_tokens;
+    }
     const AttendProblem p = problem(row, whole, args, 0);
     if (!attend_device_supports(p)) {
         return fail_with("the kernels do not serve this graph");
     }
-    const int n_chunk_pages = has_lists ? pages_in_view(whole) : std::min(pages_in_view(whole), ring_pages(row));
-    const int n_partials    = (has_lists ? 1 : n_chunks(row, whole))*attend_device_splits(p, n_chunk_pages, card.n_sm);
 
-    return grow(attend_workspace, attend_device_workspace_bytes(p, n_partials, true));
+    return grow(attend_workspace, attend_device_workspace_bytes(p, attend_device_splits(p, pages_in_view(whole), card.n_sm), true));
 }
 
 }  // namespace edgekv::gpu

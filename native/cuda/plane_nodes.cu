@@ -114,39 +114,68 @@ SketchArray DevicePlane::sketch_array(int row, int first_stream) const {
 
 // ---- select ------------------------------------------------------------------------------------------------------------------
 
-void DevicePlane::select(int row, const PlaneView & view, const PlaneQuery & args, const edgekv_selection & options, bool feed,
-                         int dense_heads, void * stream) {
+void DevicePlane::find_standing(const PlaneView & view, const PlaneQuery & args, const edgekv_selection & options, Stream stream) {
+    StandingProblem seen = {};
+    seen.n_streams          = view.n_streams;
+    seen.first_stream       = view.first_stream;
+    seen.n_tokens           = view.n_tokens;
+    seen.n_cells            = view.n_cells;
+    seen.page_tokens        = shape.page_tokens;
+    seen.pages_per_stream   = shape.pages_per_stream;
+    seen.n_cells_stream     = shape.n_cells;
+    seen.mask_type          = args.mask_type;
+    seen.mask               = args.mask;
+    seen.mask_stride_token  = args.mask_stride_token;
+    seen.mask_stride_stream = args.mask_stride_stream;
+    seen.newest             = mirror(mirrors.newest);
+    seen.oldest             = mirror(mirrors.oldest);
+    seen.positions          = mirror(mirrors.positions);
+    seen.k_idxs             = args.k_idxs;
+    seen.sink_tokens        = options.sink_tokens;
+    seen.recent_tokens      = options.recent_tokens;
+    seen.standing           = standing.as<float>();
+    seen.stride             = standing_stride();
+    launch_standing(seen, stream);
+}
+
+std::vector<DevicePlane::Group> DevicePlane::groups_of(const PlaneView & view, const PlaneAttend & args, int row) const {
+    const int n_groups = plane_groups(view.n_tokens);
+    if (n_groups == 1) {
+        return { { view, args, 0 } };
+    }
+
+    std::vector<Group> groups;
+    for (int s = 0; s < view.n_streams; ++s) {
+        for (int g = 0; g < n_groups; ++g) {
+            const int begin = plane_group_begin(view.n_tokens, g);
+            Group group = { view, args, (size_t) s*view.n_tokens + begin };
+            group.view.first_stream += s;
+            group.view.n_streams = 1;
+            group.view.n_tokens  = plane_group_begin(view.n_tokens, g + 1) - begin;
+            group.args.query.q      += group.first*args.query.q_stride_token;
+            group.args.query.mask   += s*args.query.mask_stride_stream + begin*args.query.mask_stride_token;
+            group.args.query.k_idxs += group.first;
+            group.args.out += group.first*shape.rows[row].n_head*shape.rows[row].head_dim*sizeof(float);
+            group.args.observe = args.observe && g + 1 == n_groups;
+            group.args.feed    = args.feed && g + 1 == n_groups;
+            groups.push_back(group);
+        }
+    }
+
+    return groups;
+}
+
+void DevicePlane::select(int row, const Group & group, Stream stream) {
+    const PlaneView &        view    = group.view;
+    const PlaneQuery &       args    = group.args.query;
+    const edgekv_selection & options = *group.args.selection;
+
     const PlaneRow & r        = shape.rows[row];
     const int        per_page = shape.page_tokens/kSketchStripCells;
     const int        n_pages  = pages_in_view(view);
     const bool       sketched = row_sketches[row].kind != SketchKind::none;
-    const bool       one      = view.n_tokens == 1 && view.n_streams == 1;
+    const bool       one      = view.n_tokens == 1 && view.n_streams == 1;  // the whole step: groups have more than one
     const bool       keeps    = options.reselect > 1 && one && sketched;
-    use_device(index);
-
-    if (view.leads) {
-        StandingProblem seen = {};
-        seen.n_streams          = view.n_streams;
-        seen.first_stream       = view.first_stream;
-        seen.n_tokens           = view.n_tokens;
-        seen.n_cells            = view.n_cells;
-        seen.page_tokens        = shape.page_tokens;
-        seen.pages_per_stream   = shape.pages_per_stream;
-        seen.n_cells_stream     = shape.n_cells;
-        seen.mask_type          = args.mask_type;
-        seen.mask               = args.mask;
-        seen.mask_stride_token  = args.mask_stride_token;
-        seen.mask_stride_stream = args.mask_stride_stream;
-        seen.newest             = mirror(mirrors.newest);
-        seen.oldest             = mirror(mirrors.oldest);
-        seen.positions          = mirror(mirrors.positions);
-        seen.k_idxs             = args.k_idxs;
-        seen.sink_tokens        = options.sink_tokens;
-        seen.recent_tokens      = options.recent_tokens;
-        seen.standing           = standing.as<float>();
-        seen.stride             = standing_stride();
-        launch_standing(seen, stream);
-    }
 
     if (sketched) {
         SketchScanArgs scan = {};
@@ -183,7 +212,7 @@ void DevicePlane::select(int row, const PlaneView & view, const PlaneQuery & arg
     batch.estimate_stride  = estimate_stride;
     batch.known            = keeps ? known_mass.as<float>() + row*n_row_entries() : nullptr;
     batch.sinks            = args.sinks;
-    batch.standing         = standing.as<float>();
+    batch.standing         = standing.as<float>() + group.first*standing_stride();
     batch.standing_stride  = standing_stride();
     batch.priority         = prior.as<float>() + row*n_row_entries();
     batch.pinned           = pins.as<uint8_t>() + row*n_row_entries();
@@ -196,13 +225,13 @@ void DevicePlane::select(int row, const PlaneView & view, const PlaneQuery & arg
     batch.coverage         = options.coverage;
     batch.floor            = options.floor;
     batch.blend            = options.blend;
-    batch.dense_heads      = view.leads ? dense_heads : 0;
+    batch.dense_heads      = view.leads ? group.args.dense_heads : 0;
     batch.pages            = lists.as<int32_t>();
     batch.list_stride      = list_stride;
     batch.n_pages_taken    = list_lengths.as<int32_t>();
     batch.covered          = covered.as<float>();
-    batch.mass_max         = feed ? mass_max() + row*n_row_entries() : nullptr;
-    batch.mass_sum         = feed ? mass_sum() + row*n_row_entries() : nullptr;
+    batch.mass_max         = group.args.feed ? mass.as<float>() + row*n_row_entries() : nullptr;
+    batch.mass_sum         = group.args.feed ? mass.as<float>() + n_entries() + row*n_row_entries() : nullptr;
     batch.totals           = totals.as<SelectTotals>() + (size_t) row*shape.n_heads;
     batch.counts           = counts.as<ValueCounts>();
     batch.scratch          = select_scratch.data();
@@ -257,7 +286,7 @@ AttendProblem DevicePlane::problem(int row, const PlaneView & view, const PlaneA
     }
     p.mass_stride = shape.n_pages;
 
-    if (args.selected) {
+    if (args.selection) {
         const size_t list = first*r.n_head_kv;
         p.selection.pages    = lists.as<int32_t>() + list*list_stride;
         p.selection.n_pages  = list_lengths.as<int32_t>() + list;
@@ -344,19 +373,46 @@ void DevicePlane::attend_lists(int row, const PlaneView & view, const PlaneAtten
     launch_attend_merge(p, 0, 0, attend_workspace.data(), part.n_splits, stream);
 }
 
-void DevicePlane::attend_all(int row, const PlaneView & view, const PlaneAttend & args, int s, Stream stream) {
-    const AttendProblem p        = problem(row, view, args, s);
+std::vector<DevicePlane::WholeGroup> DevicePlane::whole_groups_of(int row, const PlaneView & view, const PlaneAttend & args, int s,
+                                                                  size_t & n_bytes) const {
+    const AttendProblem whole    = problem(row, view, args, s);
     const int           n_parts  = n_chunks(row, view);
-    const int           n_splits = attend_device_splits(p, std::min(pages_in_view(view), ring_pages(row)), card.n_sm);
-    const int           of_cache = view.first_stream + s;
-    const bool          streams  = ring_memory.size() > 0;
+    const int           n_groups = plane_groups(view.n_tokens);
+
+    std::vector<WholeGroup> groups;
+    n_bytes = 0;
+    for (int g = 0; g < n_groups; ++g) {
+        const int     begin = plane_group_begin(view.n_tokens, g);
+        AttendProblem p     = whole;
+        p.n_tokens = plane_group_begin(view.n_tokens, g + 1) - begin;
+        if (p.q) {
+            p.q    += begin*p.q_stride_token;
+            p.mask += begin*p.mask_stride_token;
+            p.out  += begin*p.out_stride_token;
+        }
+        const bool observed = g + 1 == n_groups;
+        if (!observed) {
+            p.mass_max = p.mass_sum = nullptr;
+        }
+        const int n_splits = attend_device_splits(p, std::min(pages_in_view(view), ring_pages(row)), card.n_sm);
+        groups.push_back({ p, n_splits, n_bytes });
+        n_bytes += attend_device_workspace_bytes(p, n_parts*n_splits, observed);
+    }
+
+    return groups;
+}
+
+void DevicePlane::attend_all(int row, const PlaneView & view, const PlaneAttend & args, int s, Stream stream) {
+    size_t     n_bytes  = 0;
+    const auto groups   = whole_groups_of(row, view, args, s, n_bytes);
+    const int  n_parts  = n_chunks(row, view);
+    const int  of_cache = view.first_stream + s;
+    const bool streams  = ring_memory.size() > 0;
 
     for (int chunk = 0; chunk < n_parts; ++chunk) {
         AttendPart part = {};
-        part.first_page    = chunk*ring_pages(row);
-        part.end_page      = std::min(part.first_page + ring_pages(row), pages_in_view(view));
-        part.first_partial = chunk*n_splits;
-        part.n_splits      = n_splits;
+        part.first_page = chunk*ring_pages(row);
+        part.end_page   = std::min(part.first_page + ring_pages(row), pages_in_view(view));
 
         int half = 0;
         if (streams) {
@@ -378,28 +434,43 @@ void DevicePlane::attend_all(int row, const PlaneView & view, const PlaneAttend 
             event_wait(stream, half_filled[half]);
             part.ring = ring_of(row, half, view, chunk);
         }
-        launch_attend(p, part, attend_workspace.data(), n_parts*n_splits, stream);
+        for (const WholeGroup & group : groups) {
+            part.first_partial = chunk*group.n_splits;
+            part.n_splits      = group.n_splits;
+            launch_attend(group.problem, part, attend_workspace.data() + group.offset, n_parts*group.n_splits, stream);
+        }
         if (streams) {
             event_record(half_free[half], stream);
         }
     }
-    launch_attend_merge(p, 0, pages_in_view(view), attend_workspace.data(), n_parts*n_splits, stream);
+    for (const WholeGroup & group : groups) {
+        launch_attend_merge(group.problem, 0, pages_in_view(view), attend_workspace.data() + group.offset, n_parts*group.n_splits, stream);
+    }
 }
 
 void DevicePlane::attend(int row, const PlaneView & view, const PlaneAttend & args, void * stream) {
     use_device(index);
-    if (!args.selected && view.leads && ring_memory.size()) {
+    if (args.selection) {
+        if (view.leads) {
+            find_standing(view, args.query, *args.selection, stream);
+        }
+        for (const Group & group : groups_of(view, args, row)) {
+            select(row, group, stream);
+            for (int s = 0; s < group.view.n_streams; ++s) {
+                attend_lists(row, group.view, group.args, s, stream);
+            }
+        }
+        return;
+    }
+
+    if (view.leads && ring_memory.size()) {
         mark_fresh(view, args.query.k_idxs, stream);
     }
     for (int s = 0; s < view.n_streams; ++s) {
-        if (args.selected) {
-            attend_lists(row, view, args, s, stream);
-        } else {
-            attend_all(row, view, args, s, stream);
-        }
+        attend_all(row, view, args, s, stream);
     }
     // what the next layer reads first travels while the rest of this one computes
-    if (!args.selected && ring_memory.size() && comes(args.next_row, graph.attends)) {
+    if (ring_memory.size() && comes(args.next_row, graph.attends)) {
         fill_ring({ args.next_row, view.first_stream, 0 }, view, stream);
         if (n_chunks(args.next_row, view) > 1) {
             fill_ring({ args.next_row, view.first_stream, 1 }, view, stream);

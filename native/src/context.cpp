@@ -244,6 +244,7 @@ bool edgekv_context::end_ubatch(bool ok) {
     if (plane) {
         attended.store(graph.attends, std::memory_order_relaxed);
         sketched.store(graph.sketches, std::memory_order_relaxed);
+        n_glimpsed.store(graph.n_observed < n_tokens ? graph.n_observed : 0, std::memory_order_relaxed);
         plane->end(count_values && graph.attends);
     }
     const bool hooked = attended.load(std::memory_order_relaxed);
@@ -333,7 +334,7 @@ Layer * edgekv_context::served_layer(int il, const ggml_tensor * k) {
 bool edgekv_context::attends(const ggml_tensor * k, int64_t n_tokens_graph) const {
     const int64_t n_stream_graph = k->ne[3];
 
-    return n_tokens_graph%n_stream_graph == 0 && n_tokens_graph/n_stream_graph <= kMaxQueryTokens;
+    return n_tokens_graph%n_stream_graph == 0 && n_tokens_graph/n_stream_graph <= (plane ? kPlaneTokens : kMaxQueryTokens);
 }
 
 bool edgekv_context::sketches(const Layer & layer) const {

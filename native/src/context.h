@@ -64,7 +64,7 @@ struct edgekv_context {
 
     // decoding thread, while the graph is built
     edgekv::Layer * served_layer(int il, const ggml_tensor * k);
-    bool attends(const ggml_tensor * k, int64_t n_tokens) const;  // decode-sized
+    bool attends(const ggml_tensor * k, int64_t n_tokens) const;  // decode-sized: kMaxQueryTokens a stream, on a plane kPlaneTokens
     bool reserve_workspace(edgekv::AttendProblem problem, int n_stream_graph);
     bool selects(const edgekv::Layer & layer, int n_cells_view) const;
 
@@ -136,7 +136,7 @@ struct edgekv_context {
         int n_ubatches = 0, n_ubatches_hooked = 0, n_tokens = 0, n_tokens_hooked = 0, n_tokens_observed = 0;
     } pending;
     std::atomic<bool> attended;   // by the hook, in this ubatch
-    std::atomic<int> n_glimpsed;  // tokens of it that were observed though it is too long to be attended
+    std::atomic<int> n_glimpsed;  // tokens of it that were observed where not all were
     int n_threads = 0;            // the workspace is sized for
 
     edgekv_counters counters = {};
@@ -151,6 +151,7 @@ struct edgekv_context {
     // of the graph that runs: recorded CUDA graphs are replayed without calling the nodes
     struct {
         bool built = false, attends = false, sketches = false, leads_all = false;
+        int n_observed = 0;  // tokens
     } graph;
 
 private:

@@ -13,8 +13,7 @@ namespace edgekv {
 namespace {
 
 enum StoreSource { STORE_K_CUR, STORE_V_CUR, STORE_K_IDXS, STORE_V_IDXS, N_STORE_SOURCES };
-enum SelectSource { SELECT_Q, SELECT_MASK, SELECT_K_IDXS, SELECT_SINKS, N_SELECT_SOURCES };
-enum AttendSource { ATTEND_Q, ATTEND_MASK, ATTEND_K_IDXS, ATTEND_SINKS, ATTEND_SELECTED, N_ATTEND_SOURCES };
+enum AttendSource { ATTEND_Q, ATTEND_MASK, ATTEND_K_IDXS, ATTEND_SINKS, N_ATTEND_SOURCES };
 
 // Behind ggml_custom_op_params in a node's parameters.
 struct NodeParams {
@@ -22,7 +21,7 @@ struct NodeParams {
     int16_t next_row;  // that this node prepares, -1: none
     uint16_t flags;
 };
-enum NodeFlag : uint16_t { SKETCHES = 1, OBSERVES = 2, FEEDS = 4, STAGES = 8 };
+enum NodeFlag : uint16_t { SKETCHES = 1, OBSERVES = 2, FEEDS = 4, STAGES = 8, SELECTS = 16 };
 static_assert(sizeof(ggml_custom_op_params) + sizeof(NodeParams) <= GGML_MAX_OP_PARAMS, "they must fit behind ggml's");
 
 void set_params(ggml_tensor * node, const NodeParams & params) {
@@ -87,31 +86,24 @@ PlaneQuery query_of(const Layer & layer, const ggml_tensor * q, const ggml_tenso
              static_cast<const int64_t *>(k_idxs->data), reinterpret_cast<const float *>(data(sinks)), layer.scale, layer.softcap };
 }
 
-void run_select_on(const Layer & layer, const ggml_tensor * node, void * stream) {
-    edgekv_context & ctx    = *layer.owner;
-    const NodeParams params = get_params(node);
-    const auto       query  = query_of(layer, node->src[SELECT_Q], node->src[SELECT_MASK], node->src[SELECT_K_IDXS], node->src[SELECT_SINKS]);
-
-    int dense_heads = 0;  // layers that attend everything are paid for by the others
-    for (const auto & other : ctx.layers) {
-        if (other->info.row >= 0 && other->info.row < ctx.params.selection.n_dense) {
-            dense_heads += other->info.n_head_kv;
-        }
-    }
-    ctx.plane->select(layer.info.row, params.view, query, ctx.params.selection, params.flags & FEEDS, dense_heads, stream);
-}
-
+// Selection and attention are one node: of a longer step, groups of tokens select and attend one behind the other in the same buffers.
 void run_attend_on(const Layer & layer, const ggml_tensor * node, void * stream) {
-    const NodeParams params = get_params(node);
+    const edgekv_context & ctx    = *layer.owner;
+    const NodeParams       params = get_params(node);
 
     PlaneAttend args = {};
-    args.query    = query_of(layer, node->src[ATTEND_Q], node->src[ATTEND_MASK], node->src[ATTEND_K_IDXS], node->src[ATTEND_SINKS]);
-    args.out      = static_cast<char *>(node->data);
-    args.selected = node->src[ATTEND_SELECTED] != nullptr;
-    args.observe  = params.flags & OBSERVES;
-    args.feed     = params.flags & FEEDS;
-    args.next_row = params.next_row;
-    layer.owner->plane->attend(layer.info.row, params.view, args, stream);
+    args.query     = query_of(layer, node->src[ATTEND_Q], node->src[ATTEND_MASK], node->src[ATTEND_K_IDXS], node->src[ATTEND_SINKS]);
+    args.out       = static_cast<char *>(node->data);
+    args.selection = params.flags & SELECTS ? &ctx.params.selection : nullptr;
+    args.observe   = params.flags & OBSERVES;
+    args.feed      = params.flags & FEEDS;
+    args.next_row  = params.next_row;
+    for (const auto & other : ctx.layers) {
+        if (other->info.row >= 0 && other->info.row < ctx.params.selection.n_dense) {
+            args.dense_heads += other->info.n_head_kv;
+        }
+    }
+    ctx.plane->attend(layer.info.row, params.view, args, stream);
 }
 
 using Run = void (*)(const Layer &, const ggml_tensor *, void *);
@@ -120,7 +112,7 @@ void run_node(Run run, const Layer & layer, const ggml_tensor * node, void * str
     Plane & plane = *layer.owner->plane;
     if (plane.begin_node()) {
         char name[64];  // llama.cpp gives the last node of a layer's attention another
-        std::snprintf(name, sizeof(name), "edgekv_%s-%d", run == run_store_on ? "store" : run == run_select_on ? "select" : "attend", layer.il);
+        std::snprintf(name, sizeof(name), "edgekv_%s-%d", run == run_store_on ? "store" : "attend", layer.il);
         run(layer, node, stream);
         plane.end_node(name, stream, waits);
     }
@@ -136,7 +128,6 @@ void run_emulated(ggml_tensor * dst, int ith, int, void * userdata) {
 }
 
 constexpr ggml_custom_op_t kStore  = run_emulated<run_store_on>;
-constexpr ggml_custom_op_t kSelect = run_emulated<run_select_on>;
 constexpr ggml_custom_op_t kAttend = run_emulated<run_attend_on>;
 
 ggml_custom_op_params custom_params(const ggml_tensor * node) {
@@ -158,7 +149,7 @@ ggml_tensor * place(const llama_edgekv_attend & args, ggml_tensor * node, const 
 
 bool device_node_supported(int device, const ggml_tensor * node) {
     const auto params = custom_params(node);
-    if (params.fun != kStore && params.fun != kSelect && params.fun != kAttend) {
+    if (params.fun != kStore && params.fun != kAttend) {
         return false;
     }
     const edgekv_context & ctx = *static_cast<const Layer *>(params.userdata)->owner;
@@ -196,7 +187,7 @@ void device_node_compute(int, ggml_tensor * node, void * stream) {
     const auto    params = custom_params(node);
     const Layer & layer  = *static_cast<const Layer *>(params.userdata);
 
-    run_node(params.fun == kStore ? run_store_on : params.fun == kSelect ? run_select_on : run_attend_on, layer, node, stream, false);
+    run_node(params.fun == kStore ? run_store_on : run_attend_on, layer, node, stream, false);
 }
 
 // ---- building ----------------------------------------------------------------------------------------------------------------
@@ -260,23 +251,20 @@ ggml_tensor * build_attend_device(edgekv_context & ctx, Layer & layer, const lla
     params.view.generation = ctx.plane->generation();
 
     ggml_tensor * k_idxs = const_cast<ggml_tensor *>(layer.k_idxs);
-    ggml_tensor * sources[N_ATTEND_SOURCES] = { args.q, args.mask, k_idxs, args.sinks, nullptr };
+    ggml_tensor * sources[N_ATTEND_SOURCES] = { args.q, args.mask, k_idxs, args.sinks };
     layer.k_idxs = nullptr;  // belongs to this graph
     if (selects) {
         params.view.leads = !ctx.leader_built;
         ctx.leader_built  = true;
-        params.flags      = ctx.params.selection.feed && ctx.params.observe ? FEEDS : 0;
-        ggml_tensor * of_select[N_SELECT_SOURCES] = { args.q, args.mask, k_idxs, args.sinks };
-        ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, 1, 1, 1, 1, of_select, N_SELECT_SOURCES, kSelect, 1, &layer);
-        sources[ATTEND_SELECTED] = place(args, node, params, "edgekv_select");
-        params.view.leads = 0;
     } else {
         params.view.leads   = !ctx.graph.leads_all;
         ctx.graph.leads_all = true;
         params.next_row     = (int16_t) (ctx.params.mode == EDGEKV_MODE_EXACT ? ctx.next_row(layer) : -1);
     }
-    params.flags = (uint16_t) ((ctx.params.observe ? OBSERVES : 0) | (selects && ctx.params.selection.feed ? FEEDS : 0));
-    ctx.graph.attends = true;
+    params.flags = (uint16_t) ((selects ? SELECTS : 0) | (ctx.params.observe ? OBSERVES : 0) |
+                               (selects && ctx.params.observe && ctx.params.selection.feed ? FEEDS : 0));
+    ctx.graph.attends    = true;
+    ctx.graph.n_observed = ctx.params.observe ? plane_observed(params.view.n_tokens)*params.view.n_streams : 0;
 
     ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.q->ne[0]*args.q->ne[1], args.q->ne[2], 1, 1, sources,
                                         N_ATTEND_SOURCES, kAttend, 1, &layer);

@@ -180,7 +180,7 @@ bool edgekv_context::place() {
         PlaneView wide = {};
         wide.n_cells   = n_cells;
         wide.n_streams = 1;
-        wide.n_tokens  = kMaxQueryTokens;
+        wide.n_tokens  = kPlaneTokens;
         PlaneView many = wide;
         many.n_streams = n_stream;
         many.n_tokens  = 1;

@@ -162,12 +162,8 @@ public:
             PlaneAttend attend = {};
             attend.query = { (const char *) (at + 2*kHeads*kDim), kQuery*sizeof(float), kDim*sizeof(float), MaskType::f16,
                              (const char *) mask.data(), n_view*2u, n_view*2u, cell.data(), nullptr, 0.125f, 0.0f };
-            if (options.sparse) {
-                node("select-", row, [&] { plane->select(row, here, attend.query, selection, true, 0, stream); });
-                here.leads = 0;
-            }
             attend.out      = (char *) (out.data() + row*kQuery);
-            attend.selected = options.sparse;
+            attend.selection = options.sparse ? &selection : nullptr;
             attend.observe  = true;
             attend.feed     = options.sparse;
             attend.next_row = options.sparse ? -1 : next;

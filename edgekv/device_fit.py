@@ -22,8 +22,15 @@ PAGE_TABLE_BYTES = 4 + 4 + 1 + 8 + 4
 CELL_BYTES = 4
 """Of one cell: its position."""
 
-PROMPT_TOKENS = 512
-"""Prompt tokens that llama.cpp computes at once (server.BATCH_TOKENS): its work buffers are as large as they need."""
+UBATCH_TOKENS = (2048, 1024, 512)
+"""Prompt tokens that are computed at once, the most that fit: each time the pages without a slot cross the link, so twice as many halve
+what a prompt costs there, and double llama.cpp's work buffers. The last is llama.cpp's own default."""
+
+COMPUTE_SHARE = 1 / 8
+"""Of what the weights leave free: work buffers that more than the least may take."""
+
+DRAFT_TOKENS = 16
+"""Tokens of a sequence that get logits at once."""
 
 MARGIN_BYTES = 256 * MIB
 MARGIN_SHARE = 0.05
@@ -51,10 +58,10 @@ def margin_bytes(total: int) -> int:
     return max(MARGIN_BYTES, int(total * MARGIN_SHARE))
 
 
-def compute_bytes(model: Geometry, n_ctx: int) -> int:
-    """llama.cpp's work buffers for a prompt batch at `n_ctx` tokens of context: f32 logits of the vocabulary, the f16 mask, and some
-    eight activations of the residual stream's width in f32."""
-    return PROMPT_TOKENS * (4 * model.n_vocab + 2 * n_ctx + 8 * 4 * model.n_embd)
+def compute_bytes(model: Geometry, n_ctx: int, n_tokens: int, n_outputs: int) -> int:
+    """llama.cpp's work buffers for `n_tokens` prompt tokens at `n_ctx` tokens of context: the f16 mask and some twelve activations of
+    the residual stream's width in f32 for each, and f32 logits of the vocabulary for the `n_outputs` tokens that get them."""
+    return n_tokens * (2 * n_ctx + 12 * 4 * model.n_embd) + min(n_tokens, n_outputs) * 4 * model.n_vocab
 
 
 def layer_bytes(model: Geometry, n_ctx: int, kv: KvOptions) -> int:
@@ -67,11 +74,14 @@ def table_bytes(n_heads: int, n_pages: int, n_cells: int) -> int:
     return n_heads * n_pages * PAGE_TABLE_BYTES + n_cells * CELL_BYTES
 
 
-def scratch_bytes(model: Geometry, n_pages: int) -> int:
-    """Page lists and scores of one layer, shared by all: for each of the query tokens of a step and each KV head one list entry, and for
-    each query head of its group two numbers for each page."""
+def scratch_bytes(model: Geometry, n_pages: int, kv: KvOptions) -> int:
+    """What the tokens that are attended together leave for each page of one layer, shared by all layers: for each of them and each KV head,
+    and each query head of its group, two numbers of attention; in mode sparse a list entry and three numbers of selection besides, and
+    an estimate for each query head."""
+    strips, sparse = kv.page_tokens // 16, kv.mode is KvMode.SPARSE
     return max((
-        MAX_QUERY_TOKENS * model.n_head_kv[il] * n_pages * (4 + 4 * 2 * (model.n_head[il] // model.n_head_kv[il]))
+        MAX_QUERY_TOKENS * model.n_head_kv[il] * n_pages
+        * (16 * sparse + (8 + 4 * sparse) * strips * (model.n_head[il] // model.n_head_kv[il]))
         for il in sparse_layers(model)
     ), default=0)
 
@@ -81,14 +91,25 @@ def ring_bytes(budget: int, layer: int) -> int:
     return min(2 * layer, int(budget * RING_SHARE), MOST_RING_BYTES)
 
 
-def device_plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int = 1) -> DevicePlan:
-    """The plan for `n_sequences` sequences of `n_ctx` tokens; it may not fit, see `DevicePlan.missing` and `room`."""
+def device_plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int = 1, all_logits: bool = False) -> DevicePlan:
+    """The plan for `n_sequences` sequences of `n_ctx` tokens, with the longest ubatch that fits; it may not fit, see `DevicePlan.missing`
+    and `room`. all_logits: every token of a batch may get logits, as in llama_cpp; llama.cpp's server gives them to the last ones."""
+    for n_ubatch in UBATCH_TOKENS if kv.mode is not KvMode.OFF else UBATCH_TOKENS[-1:]:
+        plan = _plan(model, n_ctx, kv, room, n_sequences, n_ubatch, n_ubatch if all_logits else DRAFT_TOKENS * n_sequences)
+        fits = not plan.missing and plan.room >= (kv.kv_vram or 0)
+        if fits and plan.compute <= COMPUTE_SHARE * (room.free - plan.weights):
+            break
+    return plan
+
+
+def _plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int, n_ubatch: int, n_outputs: int) -> DevicePlan:
     layers = sparse_layers(model) if kv.mode is not KvMode.OFF else []
     n_heads = sum(model.n_head_kv[il] for il in layers)
     n_cells = n_ctx * n_sequences
     n_pages = n_sequences * -(-n_ctx // kv.page_tokens)
     home = n_cells * n_heads * head_row_bytes(model, kv) if layers else 0
-    weights, compute = (model.tensor_bytes, compute_bytes(model, n_cells)) if room.holds_model else (0, 0)
+    compute = compute_bytes(model, n_cells, min(n_ubatch, n_cells), n_outputs) if room.holds_model else 0
+    weights = model.tensor_bytes if room.holds_model else 0
     others = kv_bytes(model, n_ctx, kv, n_sequences).home - home if room.holds_model else 0
     left = room.free - weights - compute - others
     budget = kv.kv_vram if kv.kv_vram is not None else max(0, left - margin_bytes(room.total))
@@ -98,7 +119,7 @@ def device_plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_
         n_ctx, n_sequences, room.free, weights, compute, others, budget,
         sketches=kv_bytes(model, n_ctx, kv, n_sequences).sketches,
         tables=table_bytes(n_heads, n_pages, n_cells) if layers else 0,
-        scratch=scratch_bytes(model, n_pages) if layers else 0,
+        scratch=scratch_bytes(model, n_pages, kv) if layers else 0,
         staging=n_staged * layer,
         n_staged=n_staged,
         ring=ring_bytes(budget, layer) if layers and kv.mode is KvMode.EXACT else 0,
@@ -107,6 +128,7 @@ def device_plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_
         slot_bytes=page_bytes(model, kv) if layers else 0,
         n_heads=n_heads,
         page_tokens=kv.page_tokens,
+        n_ubatch=n_ubatch,
     )
     return _with_arena(plan, n_pages)
 

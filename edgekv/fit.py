@@ -83,6 +83,8 @@ class DevicePlan:
     n_heads: int
     """KV heads of all layers whose pages it holds."""
     page_tokens: int
+    n_ubatch: int
+    """Prompt tokens that are computed at once."""
 
     @property
     def room(self) -> int:

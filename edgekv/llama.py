@@ -12,6 +12,7 @@ from typing import Any
 from edgekv import runtime  # first: it puts llama_cpp on our libraries
 from edgekv import devices, eviction, fit
 from edgekv.config import KvOptions
+from edgekv.device_fit import device_plan
 from edgekv.errors import EdgeKVError, ModelError
 from edgekv.models import geometry
 from edgekv.runtime import Runtime
@@ -56,6 +57,7 @@ class Llama(llama_cpp.Llama):
         type_k, type_v: cache types, "f16", "q8_0" or an `enum ggml_type` number.
         flash_attn: on by default, unlike in llama_cpp: without it V is stored transposed and the layers run stock.
         n_gpu_layers: on a GPU that is used (`KvOptions.device`), all by default, unlike in llama_cpp.
+        n_batch, n_ubatch: on such a GPU what its plan computes at once by default, up to 2,048 tokens (`device_fit.device_plan`).
         Everything else as in llama_cpp.Llama.
 
     `kv` is then the context's Runtime (mode, layers, cells, memory, observers); `kv.configure(options)` changes it while it runs.
@@ -86,6 +88,12 @@ class Llama(llama_cpp.Llama):
             log.warning("%s", placement.warning)
         if placement.kind is DeviceKind.CUDA:
             options.setdefault("n_gpu_layers", ALL_LAYERS)
+        if placement.room is not None and (placement.kind is DeviceKind.EMULATED or options["n_gpu_layers"] == ALL_LAYERS):
+            model = geometry(Path(model_path))
+            n_ctx = options.get("n_ctx", 512) or model.n_ctx_train
+            n_ubatch = device_plan(model, n_ctx, self._kv_options, placement.room, all_logits=True).n_ubatch
+            options.setdefault("n_batch", n_ubatch)
+            options.setdefault("n_ubatch", min(n_ubatch, options["n_batch"]))
         try:
             with runtime.defaults(self._kv_options):
                 super().__init__(str(model_path), flash_attn=flash_attn, **kinds, **options)

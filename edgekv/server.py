@@ -26,7 +26,8 @@ from edgekv.server_options import LOOPBACK, ServerOptions, check_evict, check_ex
 from edgekv.vocab import DeviceKind, KvMode
 
 BATCH_TOKENS = 512
-"""Prompt tokens between two looks at the outside world: a cancelled request stops, and progress is told, this often."""
+"""Prompt tokens between two looks at the outside world: a cancelled request stops, and progress is told, this often. On a device what its
+plan computes at once."""
 
 _POLL_S = 0.02
 _STOP_S = 60.0
@@ -180,13 +181,15 @@ class Server:
             argv += ["--gpu-layers", str(options.n_gpu_layers)]
         if options.api_key is not None:
             argv += ["--api-key", options.api_key]
-        if kv.mode is KvMode.EVICT:
+        if kv.mode is KvMode.EVICT or self.context.device is not None:
             argv += ["--ubatch-size", str(self._batch_tokens)]
         return [*argv, *options.extra]
 
     @property
     def _batch_tokens(self) -> int:
-        kv = self.options.kv
+        kv, device = self.options.kv, self.context.device
+        if device is not None:
+            return device.n_ubatch
         return BATCH_TOKENS if kv.mode is not KvMode.EVICT else batch_tokens(cells(self.context.n_ctx, kv), BATCH_TOKENS)
 
     def _run(self, argv: list[str]) -> None:

@@ -117,14 +117,29 @@ def test_device_formulas(large):
     assert plan.home == 32768 * 131072 and plan.slot_bytes == 16 * 2 * 128 * 2
     assert plan.sketches == kv_bytes(large, 32768, SPARSE).sketches
     assert plan.tables == 256 * 2048 * 21 + 32768 * 4 == table_bytes(256, 2048, 32768)
-    assert plan.scratch == 16 * 8 * 2048 * (4 + 4 * 4 * 2) == scratch_bytes(large, 2048)
+    assert plan.scratch == 16 * 8 * 2048 * (4 + 12 + 4 * (4 + 8)) == scratch_bytes(large, 2048, SPARSE)
+    assert scratch_bytes(large, 2048, EXACT) == 16 * 8 * 2048 * 4 * 8
     assert (plan.n_staged, plan.staging, plan.ring) == (2, 2 * 32768 * 8 * 512, 0)
     assert plan.arena == (2 * GIB - plan.fixed) // 8192 * 8192 and plan.hot_tokens == plan.arena // (8192 * 256) * 16
-    assert plan.compute == compute_bytes(large, 32768) and plan.room == CARD.free - large.tensor_bytes - plan.compute
+    assert plan.n_ubatch == 2048 and plan.compute == compute_bytes(large, 32768, 2048, 16) == 2048 * (2 * 32768 + 48 * 4096) + 16 * 4 * 128_256
+    assert plan.room == CARD.free - large.tensor_bytes - plan.compute
     small = device_plan(large, 32768, SPARSE.with_(kv_vram=512 * MIB), CARD)
     assert (small.n_staged, small.staging) == (1, 32768 * 8 * 512), "a small budget stages one layer at a time"
     two = device_plan(large, 16384, SPARSE.with_(kv_vram=2 * GIB), CARD, n_sequences=2)
     assert (two.home, two.staging, two.sketches, two.tables) == (plan.home, plan.staging, plan.sketches, plan.tables)
+
+
+def test_the_longest_ubatch_that_fits(large):
+    """Its work buffers may take an eighth of what the weights leave, and nothing that the budget needs."""
+    at = {n_ctx: device_plan(large, n_ctx, EXACT, CARD).n_ubatch for n_ctx in (32768, 131072, 524288)}
+    assert at == {32768: 2048, 131072: 2048, 524288: 512}
+    assert device_plan(large, 131072, EXACT, replace(CARD, free=9 * GIB)).n_ubatch == 1024
+    whole = device_plan(large, 32768, SPARSE, CARD)
+    tight = device_plan(large, 32768, SPARSE.with_(kv_vram=whole.room + 1), CARD)
+    assert tight.n_ubatch == 1024 and tight.room >= whole.room + 1
+    assert device_plan(large, 32768, SPARSE, CARD, all_logits=True).n_ubatch == 1024, "the logits of 2,048 tokens are a gigabyte"
+    assert device_plan(large, 32768, EXACT.with_(mode="off"), CARD).n_ubatch == 512
+    assert device_plan(large, 32768, EXACT, replace(CARD, holds_model=False)).n_ubatch == 2048
 
 
 def test_automatic_budget(large):

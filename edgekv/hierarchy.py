@@ -168,6 +168,10 @@ class Hierarchy:
         """From now on a run begins copies of at most so many bytes; of one page at least."""
         self.migrator.pages_per_run = max(1, bytes_per_run // self.migrator.page_bytes)
 
+    def plan_next(self) -> None:
+        """The next step plans, whenever the last one did."""
+        self._until_plan = min(self._until_plan, 1)
+
     # ---- what a person asks for ------------------------------------------------------------------------------------------------
 
     def resize(self, n_slots: int) -> None:

@@ -167,6 +167,12 @@ class Tiering:
         used = np.flatnonzero(self._newest >= 0)
         if self._key_norms is not None:
             self._key_norms.update(seen.changed)
+        if self._plane is not None:
+            # a shorter ubatch is the end of its prompt
+            in_prompt = seen.n_tokens_hooked == 0 and seen.n_tokens >= self._limits.n_ubatch
+            self.hierarchy.transport.in_prompt = in_prompt
+            if in_prompt:
+                self.hierarchy.plan_next()  # its next part brings the pages along
         self.hierarchy.run(Observation(
             seen.mass_sum, seen.mass_max, seen.n_tokens_observed or seen.n_tokens, seen.n_tokens_observed > 0, seen.changed, self._newest,
             seen.newest, int(used[-1]) + 1 if len(used) else 0, budget_pages(self._options, len(used), self.shape.page_tokens),
@@ -227,7 +233,7 @@ class Tiering:
         if self._plane is None:
             return HostArena(self._copy, self._publish, self._release, self._resize)
         return DeviceArena(self._ops.step_stream, self._ops.side_stream(), self._begin, self._gather, self._publish, self._release,
-                           self._resize, self._ops.errors)
+                           self._resize, self._fill, self._filled, self._ops.errors)
 
     def _moves(self, ids: np.ndarray, slots: np.ndarray | int = -1) -> np.ndarray:
         moves = np.empty(len(ids), MOVE)
@@ -245,6 +251,12 @@ class Tiering:
         plane, shape = self._plane, self.shape
         places = Places(plane.rows, shape.n_rows, plane.arena, self.slot_bytes, shape.page_tokens, shape.pages_per_stream, plane.n_cells)
         self._ops.gather(places, self._moves(ids, slots), stream)
+
+    def _fill(self, ids: np.ndarray, slots: np.ndarray) -> None:
+        native.fill_pages(self._handle, self._moves(ids, slots))
+
+    def _filled(self, ids: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return native.filled_pages(self._handle, self._moves(ids, slots))
 
     def _publish(self, ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
         return native.publish_pages(self._handle, self._moves(ids, slots))

@@ -8,7 +8,8 @@ PAGE_TOKENS = 16
 """Cells per page: the unit of score, residency and migration."""
 
 MAX_QUERY_TOKENS = 16
-"""Largest ubatch, in tokens per stream, that the decode attention serves; longer ones run on the stock nodes."""
+"""Query tokens of a stream that the decode attention serves at once: on the processor the longest ubatch, longer ones run on the stock
+nodes; on a device the largest group of one (native: kPlaneTokens)."""
 
 
 class KvMode(str, enum.Enum):

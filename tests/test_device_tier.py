@@ -103,6 +103,29 @@ def test_a_copy_that_the_device_loses():
     assert "illegal address" in device.transport.last_error
 
 
+def test_a_prompt_leaves_pages_in_their_slots():
+    """Nothing is copied while one is read: its next part brings all pages along; what it did not is copied afterwards."""
+    device = FakeDevice(SHAPE, prompts=1.0)
+    device.resize(4)
+    device.transport.in_prompt = True
+    ticket = device.transport.start(np.array([1, 2, 5]), np.array([0, 1, 3]))
+    assert device.transport.finished() == [] and not device.n_copied
+    device.fill_all = True
+    device.step()
+    [(ended, ok)] = device.transport.finished()
+    device.steps.synchronize()
+    assert ended == ticket and ok.all() and not device.n_copied and device.table == {1: 0, 2: 1, 5: 3}
+    assert device.arena[[0, 1, 3]].tolist() == device.home[[1, 2, 5]].tolist()
+
+    device.transport.release(np.array([1, 2]))
+    device.transport.start(np.array([7, 8]), np.array([0, 1]))
+    device.fill_all = False
+    device.step()
+    while not (ended := device.transport.finished()):
+        device.side.synchronize()
+    assert ended[0][1].all() and device.n_copied == 2 and device.table == {5: 3, 7: 0, 8: 1}
+
+
 def test_close_waits_for_copies():
     device = FakeDevice(SHAPE)
     device.resize(4)
@@ -202,7 +225,8 @@ def test_any_events_over_streams(seed: int):
     shape = Shape(2, 2, 16, page_tokens=4)
     world = World(shape, n_slots=int(rng.integers(0, 40)), seed=seed, plan_every=int(rng.integers(1, 5)), device=True,
                   delay=float(rng.choice([0, 0.6])), fail=float(rng.choice([0, 0.1])), refuse=float(rng.choice([0, 0.2])),
-                  prefetch_name=str(rng.choice(list(PREFETCHERS))), bytes_per_run=int(rng.choice([100, 500, 5000])),
+                  prompts=float(rng.choice([0, 0.5])), prefetch_name=str(rng.choice(list(PREFETCHERS))),
+                  bytes_per_run=int(rng.choice([100, 500, 5000])),
                   limits=Limits(max_moves=int(rng.integers(1, 30)), swap=bool(rng.random() < 0.7), fill=bool(rng.random() < 0.5)))
     for _ in range(60):
         act(rng, world, "pace")

@@ -28,7 +28,7 @@ class World:
     def __init__(self, shape: Shape = SHAPE, n_slots: int = 20, seed: int = 0, hot: list[int] | None = None, ops: Ops | None = None,
                  device: bool = False, **options):
         """ops: where scores and mass live; device: copies go over a fake device's streams."""
-        faults = {name: options.pop(name) for name in ("delay", "fail", "refuse") if name in options}
+        faults = {name: options.pop(name) for name in ("delay", "fail", "refuse", "prompts") if name in options}
         self.shape = shape
         self.ops = ops or Ops()
         self.arena = (FakeDevice if device else FakeArena)(shape, seed, **faults)

@@ -19,6 +19,7 @@ from edgekv import Llama, runtime
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError
 from edgekv.vocab import DeviceKind
+from edgekv.tiering import Tiering
 
 from edgekv._native import core, device
 
@@ -143,6 +144,43 @@ def test_a_long_step_brings_no_resident_page_over_the_link(synthetic, options):
     assert link_bytes() - before < cache_bytes(llama) / 4
 
 
+@pytest.mark.parametrize("options", [{"mode": "exact"}, ALL], ids=["exact", "sparse"])
+def test_a_prompt_brings_no_resident_page_over_the_link(synthetic, options):
+    path = synthetic("llama")
+    llama = open_model(path, n_ctx=1024, **options)
+    logits_of(llama, (1,) * 60, n_prompt=300)
+    tiers = llama.kv.tiers()
+    in_slots = tiers.n_resident * tiers.slot_bytes
+    assert in_slots > 0.75 * cache_bytes(llama)
+    before = link_bytes()
+    llama.eval(list(range(260, 350)))
+    in_view = 512 / 360 * cache_bytes(llama) * 360 / 450  # also what the prompt itself is about to write
+    assert link_bytes() - before < in_view - in_slots + 10_000, "besides a few kilobytes of tables"
+    exact = logits_of(open_model(path, "cpu", n_ctx=1024), (150, 100, 1), n_prompt=300)
+    assert kld(exact, logits_of(llama, (150, 100, 1), n_prompt=300)).max() <= spread(path, exact, (150, 100, 1), n_ctx=1024)
+    check(llama.kv)
+
+
+@pytest.mark.parametrize("options", [{"mode": "exact"}, ALL], ids=["exact", "sparse"])
+def test_a_prompt_fills_the_arena_on_its_way(synthetic, options, monkeypatch):
+    """Its pages come to the device to be attended, and stay there: no page is fetched for its slot alone before the prompt ends."""
+    fetched = []
+    gather = Tiering._gather
+    monkeypatch.setattr(Tiering, "_gather", lambda self, ids, *rest: (fetched.append(len(ids)), gather(self, ids, *rest)))
+    llama = open_model(synthetic("llama"), n_ctx=1024, **options)
+    before = link_bytes()
+    logits_of(llama, (), n_prompt=900)  # six parts, which see 256, 512, 512, 768, 768 and 1,024 cells
+    tiers = llama.kv.tiers()
+    assert tiers.n_resident * tiers.slot_bytes > 0.6 * cache_bytes(llama) and sum(fetched) == 0
+    seen = 3840 / 900 * cache_bytes(llama)
+    assert link_bytes() - before < 0.65 * seen, "a page comes once to be attended, and is in its slot from then on"
+    check(llama.kv)
+    for token in range(40):
+        llama.eval([260 + token])
+    assert sum(fetched) > 0, "what the last part left"
+    check(llama.kv)
+
+
 def test_a_sparse_step_takes_the_pages_that_the_host_takes(synthetic):
     path, options = synthetic("llama"), dict(mode="sparse", attend="25%", min_tokens=0, recent_tokens=16, coverage_floor=0.0, split="uniform")
     seen = {}
@@ -179,7 +217,7 @@ def test_cold_pages_come_through_the_ring(synthetic):
     exact = logits_of(open_model(path, "cpu", n_ctx=512), n_prompt=300)
     llama = open_model(path, n_ctx=512, mode="exact")
     plenty = plane_of(llama)
-    small = open_model(path, n_ctx=512, mode="exact", kv_vram=7 * plenty.fixed_bytes // 10)  # the ring shrinks with it
+    small = open_model(path, n_ctx=512, mode="exact", kv_vram=9 * plenty.fixed_bytes // 10)  # the ring shrinks with it
     assert plane_of(small).n_slots_max < plenty.n_slots_max
     for opened in (llama, small):
         assert kld(exact, logits_of(opened, n_prompt=300)).max() <= SINGLE
@@ -200,8 +238,15 @@ def test_several_sequences(synthetic, unified: bool, mode: str, n_each: int):
             rows = []
             before = core.counters(run._native_handle()).n_hooked
             for _ in range(4):
-                positions = [end + i for end in ends for i in range(n_each)]
-                rows.append(context.decode(rng.integers(260, 350, 3 * n_each), positions, [seq for seq in range(3) for _ in range(n_each)]))
+                tokens = rng.integers(260, 350, (3, n_each))
+                n_at_once = min(n_each, 5) if where == "cpu" else n_each  # of 3 sequences: the host plane serves 16 tokens
+                logits_of_step = []
+                for first in range(0, n_each, n_at_once):
+                    part = range(first, first + n_at_once)
+                    found = context.decode(tokens[:, first : first + n_at_once].ravel(), [end + i for end in ends for i in part],
+                                           [seq for seq in range(3) for _ in part])
+                    logits_of_step.append(found.reshape(3, n_at_once, -1))
+                rows.append(np.concatenate(logits_of_step, axis=1).reshape(3 * n_each, -1))
                 ends = [end + n_each for end in ends]
             logits[where] = np.concatenate(rows)
             if where == "emulated":

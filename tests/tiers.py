@@ -167,14 +167,19 @@ class FakeDevice(FakeArena):
     """The same behind a step's stream and a side stream, for `DeviceArena`: `step` queues a step, which reads, when the device gets
     to it, the slots of the page table as it was when the step was queued, and finds its pages' bytes in them."""
 
-    def __init__(self, shape: Shape, seed: int = 0, delay: float = 0.0, fail: float = 0.0, refuse: float = 0.0):
+    def __init__(self, shape: Shape, seed: int = 0, delay: float = 0.0, fail: float = 0.0, refuse: float = 0.0, prompts: float = 0.0):
         super().__init__(shape, seed, delay, fail, refuse)
+        self.prompts = prompts
+        """How many steps are parts of prompts; some of them are the last, after which another was expected."""
+        self.asked: dict[int, int] = {}
+        self.filled_slots: dict[int, int] = {}
+        self.fill_all: bool | None = None
         self.random = np.random.default_rng(seed)
         self.steps, self.side = FakeStream(self), FakeStream(self)
         self.begun: dict[int, tuple[int, int]] = {}
         self.n_read = 0
-        self.transport = DeviceArena(self.steps, self.side, self.begin, self.gather, self.publish, self.release, self.resize,
-                                     (CopyError,))
+        self.transport = DeviceArena(self.steps, self.side, self.begin, self.gather, self.publish, self.release, self.resize, self.fill,
+                                     self.filled, (CopyError,))
 
     def advance(self, n: int) -> None:
         """Either stream goes on, by n operations at most."""
@@ -182,6 +187,7 @@ class FakeDevice(FakeArena):
             stream.run(n)
 
     def step(self) -> None:
+        self._end_fills()
         slots = np.array(list(self.table.values()), np.int64)
         pages = self.home[list(self.table)].copy()
 
@@ -194,6 +200,30 @@ class FakeDevice(FakeArena):
     def begin(self, ids: np.ndarray, slots: np.ndarray) -> None:
         assert not set(slots.tolist()) & set(self.table.values()), "a slot that is in the page table was given away"
         self.begun.update((int(slot), (int(i), int(self.home[i]))) for i, slot in zip(ids, slots))
+
+    def fill(self, ids: np.ndarray, slots: np.ndarray) -> None:
+        self.begin(ids, slots)
+        self.filled_slots.clear()
+        self.asked.update(zip(slots.tolist(), ids.tolist()))
+
+    def filled(self, ids: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return (np.array([slot not in self.asked for slot in slots.tolist()], bool),
+                np.array([self.filled_slots.get(slot) == i for i, slot in zip(ids.tolist(), slots.tolist())], bool))
+
+    def _end_fills(self) -> None:
+        """What this step leaves in slots that it was asked to fill: all, where it was a prompt, but for pages that it did not see."""
+        if not self.prompts:
+            return
+        self.transport.in_prompt = self.random.random() < self.prompts
+        sees = self.random.choice([0.0, 0.8, 1.0]) if self.fill_all is None else float(self.fill_all)
+        self.filled_slots = {slot: i for slot, i in self.asked.items() if self.random.random() < sees}
+        self.asked.clear()
+        slots, ids = list(self.filled_slots), list(self.filled_slots.values())
+
+        def write() -> None:
+            self.arena[slots] = self.home[ids]
+
+        self.steps.push(write)
 
     def gather(self, ids: np.ndarray, slots: np.ndarray, stream: FakeStream) -> None:
         if self.random.random() < self.refuse:

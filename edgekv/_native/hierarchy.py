@@ -87,6 +87,19 @@ def begin_copies(handle: Handle, moves: np.ndarray) -> None:
     _check(lib.edgekv_begin_copies(handle, *_moves(moves)))
 
 
+def fill_pages(handle: Handle, moves: np.ndarray) -> None:
+    """In place of copies: if the next ubatch is a prompt, which brings all pages to the device, it leaves these (MOVE [n]) in their
+    slots too."""
+    _check(lib.edgekv_fill_pages(handle, *_moves(moves)))
+
+
+def filled_pages(handle: Handle, moves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """bool [n] each: whether that ubatch is over, and whether it left the page in its slot; what it did not is to be copied."""
+    over, filled = np.zeros(len(moves), np.bool_), np.zeros(len(moves), np.bool_)
+    _check(lib.edgekv_filled_pages(handle, *_moves(moves), ffi.from_buffer("bool *", over), ffi.from_buffer("bool *", filled)))
+    return over, filled
+
+
 def publish_pages(handle: Handle, moves: np.ndarray) -> np.ndarray:
     """Enter copied pages in the page table; bool [n], False for those that changed since they were copied."""
     ok = np.zeros(len(moves), np.bool_)

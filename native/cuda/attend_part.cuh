@@ -168,6 +168,9 @@ struct Kernel {
             }
             next_visible = seen(next_bias);
             if (next_visible != 0) {
+                if (lane == 0 && place(i + 1).dense == 0 && !part.brought) {
+                    reads_home(__popc(next_visible)*(row_bytes(kTypeK, p.head_dim) + row_bytes(kTypeV, p.head_dim)));
+                }
                 Math::template load<kTypeK>(k_words, k_rows(place(i + 1)), 0, active ? next_visible : 0, lane);
             }
             __syncwarp();

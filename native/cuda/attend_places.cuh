@@ -59,7 +59,6 @@ __device__ __forceinline__ Strip strip_at(const AttendProblem & p, const Ring & 
         return {slot_data + in_page*row_bytes(p.k_type, p.head_dim),
                 slot_data + p.arena.v_offset + in_page*row_bytes(p.v_type, p.head_dim), cell, 1};
     }
-    reads_home(kStrip*(row_bytes(p.k_type, p.head_dim) + row_bytes(p.v_type, p.head_dim)));
     return {p.k + static_cast<size_t>(cell)*p.k_stride_cell + static_cast<size_t>(kv)*p.k_stride_head,
             p.v + static_cast<size_t>(cell)*p.v_stride_cell + static_cast<size_t>(kv)*p.v_stride_head, cell, 0};
 }

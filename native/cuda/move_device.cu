@@ -70,6 +70,102 @@ __global__ void __launch_bounds__(kThreads) gather_ring_kernel(const RingProblem
     }
 }
 
+struct Rows {
+    char * data;
+    size_t stride;
+};
+
+// As move_pages::copy_words(), to rows at a stride of their own, and where `second` is given, there too.
+template <class T>
+__device__ void copy_words_to(const Rows & to, const Rows & second, const Rows & from, unsigned row_bytes, unsigned n_rows, unsigned lane) {
+    constexpr unsigned kInFlight = 8;
+    const unsigned per_row = row_bytes / static_cast<unsigned>(sizeof(T)), n = per_row * n_rows;
+    const auto at = [](const Rows & rows, unsigned row, unsigned i) { return reinterpret_cast<T *>(rows.data + row * rows.stride) + i; };
+    for (unsigned first = lane; first < n; first += kWarp * kInFlight) {
+        T word[kInFlight];
+#pragma unroll
+        for (unsigned i = 0; i < kInFlight; ++i) {
+            const unsigned w = first + i * kWarp;
+            if (w < n) {
+                word[i] = *at(from, w / per_row, w % per_row);
+            }
+        }
+#pragma unroll
+        for (unsigned i = 0; i < kInFlight; ++i) {
+            const unsigned w = first + i * kWarp;
+            if (w < n) {
+                *at(to, w / per_row, w % per_row) = word[i];
+                if (second.data != nullptr) {
+                    *at(second, w / per_row, w % per_row) = word[i];
+                }
+            }
+        }
+    }
+}
+
+// In the widest words that all places are aligned to; rows have a multiple of 2 bytes.
+__device__ void copy_rows_to(const Rows & to, const Rows & second, const Rows & from, unsigned row_bytes, unsigned n_rows, unsigned lane) {
+    const uintptr_t all = reinterpret_cast<uintptr_t>(to.data) | reinterpret_cast<uintptr_t>(second.data) |
+                          reinterpret_cast<uintptr_t>(from.data) | to.stride | second.stride | from.stride | row_bytes;
+    if (all % 16 == 0) {
+        copy_words_to<uint4>(to, second, from, row_bytes, n_rows, lane);
+    } else if (all % 8 == 0) {
+        copy_words_to<uint2>(to, second, from, row_bytes, n_rows, lane);
+    } else if (all % 4 == 0) {
+        copy_words_to<unsigned>(to, second, from, row_bytes, n_rows, lane);
+    } else {
+        copy_words_to<unsigned short>(to, second, from, row_bytes, n_rows, lane);
+    }
+}
+
+// A warp for K or V of one (page, head), heads innermost.
+__global__ void __launch_bounds__(kThreads) stage_kernel(const StageProblem p) {
+    const unsigned lane = threadIdx.x % kWarp;
+    const int n_heads = static_cast<int>(p.row.n_heads), n_pages = (p.n_cells + p.page_tokens - 1) / p.page_tokens;
+    const int64_t n_units = 2ll * n_pages * n_heads;
+    const int64_t n_warps = static_cast<int64_t>(gridDim.x) * (kThreads / kWarp);
+    for (int64_t unit = static_cast<int64_t>(blockIdx.x) * (kThreads / kWarp) + threadIdx.x / kWarp; unit < n_units;
+         unit += n_warps) {
+        const bool value = unit % 2 != 0;
+        const int head = static_cast<int>(unit / 2 % n_heads);
+        const int page = static_cast<int>(unit / 2 / n_heads);
+        const size_t first = static_cast<size_t>(page) * p.page_tokens;
+        const unsigned n_rows = static_cast<unsigned>(min(p.page_tokens, p.n_cells - page * p.page_tokens));
+        const unsigned row_bytes = static_cast<unsigned>(value ? p.row.v_row_bytes : p.row.k_row_bytes);
+        const size_t stride = value ? p.row.v_stride_cell : p.row.k_stride_cell;
+        const size_t place = first * stride + head * (value ? p.row.v_stride_head : p.row.k_stride_head);
+        const int32_t slot = p.slots[static_cast<size_t>(head) * p.slots_stride + page];
+        if (p.wanted != nullptr && p.wanted[static_cast<size_t>(head) * p.slots_stride + page] != p.turn) {
+            continue;
+        }
+        const int32_t in_arena = slot >= 0 ? slot : -2 - slot;  // -1: it has none, and is to have none
+        char * const dense = in_arena < 0 ? nullptr : p.arena + in_arena * p.slot_bytes + (value ? p.row.v_offset : 0);
+        char * const home = reinterpret_cast<char *>(value ? p.row.v + p.stream * p.row.v_stride_stream
+                                                           : p.row.k + p.stream * p.row.k_stride_stream) + place;
+        const Rows to = {(value ? p.v : p.k) + place, stride}, of_slot = {dense, dense != nullptr ? row_bytes : 0};
+        if (slot >= 0) {
+            copy_rows_to(to, {nullptr, 0}, of_slot, row_bytes, n_rows, lane);
+        } else {
+            if (lane == 0) {
+                reads_home(n_rows * row_bytes);
+            }
+            copy_rows_to(to, of_slot, {home, stride}, row_bytes, n_rows, lane);
+        }
+    }
+}
+
+// A block for each list. Lists of one head may name a page at once; they write the same.
+__global__ void __launch_bounds__(kThreads) wanted_kernel(const WantedProblem p) {
+    const int list = blockIdx.x;
+    const size_t row = static_cast<size_t>(list % p.n_heads) * p.slots_stride;
+    for (int i = threadIdx.x; i < p.n_pages[list]; i += blockDim.x) {
+        const size_t at = row + p.pages[list * p.list_stride + i];
+        if (p.slots[at] < 0 && p.wanted[at] == 0) {
+            p.wanted[at] = static_cast<uint8_t>(p.turn);
+        }
+    }
+}
+
 unsigned blocks_for(int64_t n_warps, int n_blocks) {
     const int64_t wanted = (n_warps + kThreads / kWarp - 1) / (kThreads / kWarp);
     return static_cast<unsigned>(wanted < n_blocks ? wanted : n_blocks);
@@ -99,15 +195,18 @@ void launch_gather_pages(const EdgekvDeviceRow * rows, const EdgekvDeviceMove * 
     }
 }
 
-bool stage_rows(char * k, char * v, const EdgekvDeviceRow & row, int stream, int n_cells, Stream copies) {
-    if (n_cells <= 0) {
-        return true;
+void launch_wanted(const WantedProblem & problem, Stream stream) {
+    if (problem.n_lists > 0) {
+        launch(wanted_kernel, {static_cast<unsigned>(problem.n_lists)}, kThreads, 0, stream, problem);
     }
-    const size_t before = static_cast<size_t>(n_cells - 1), heads_before = static_cast<size_t>(row.n_heads - 1);
-    const size_t k_bytes = before * row.k_stride_cell + heads_before * row.k_stride_head + row.k_row_bytes;
-    const size_t v_bytes = before * row.v_stride_cell + heads_before * row.v_stride_head + row.v_row_bytes;
-    return copy_async(k, reinterpret_cast<const char *>(row.k + stream * row.k_stride_stream), k_bytes, copies) &&
-           copy_async(v, reinterpret_cast<const char *>(row.v + stream * row.v_stride_stream), v_bytes, copies);
+}
+
+void launch_stage(const StageProblem & problem, Stream stream, int n_blocks) {
+    const int64_t n_pages = (problem.n_cells + problem.page_tokens - 1) / problem.page_tokens;
+    const int64_t n_units = 2 * n_pages * static_cast<int64_t>(problem.row.n_heads);
+    if (n_units > 0) {
+        launch(stage_kernel, {blocks_for(n_units, n_blocks)}, kThreads, 0, stream, problem);
+    }
 }
 
 }  // namespace edgekv::gpu

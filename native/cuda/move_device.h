@@ -1,5 +1,5 @@
-// The kernels that move bytes: mirrors of host tables, cold pages into the ring (mode exact), migration into the arena, and whole
-// streams into the staging buffer (prompts). Home is pinned host memory: kernels read it in place.
+// The kernels that move bytes: mirrors of host tables, cold pages into the ring (mode exact), migration into the arena, and all cells of
+// a stream into the staging buffer (prompts). Home is pinned host memory: kernels read it in place.
 #pragma once
 
 #include "gpu.h"
@@ -42,9 +42,36 @@ void launch_gather_pages(const EdgekvDeviceRow * rows, const EdgekvDeviceMove * 
                          size_t slot_bytes, int page_tokens, int n_cells, int pages_per_stream, Stream stream,
                          int n_blocks = kGatherBlocks);
 
-// Prompts: cells [0, n_cells) of one stream of a row, all heads, as they lie in home: cells keep their stride and heads their
-// place. One DMA each for K and V, for which nothing of the device is taken; the tail of the last cell behind its last head is
-// not copied. `row` is the host's copy of the row.
-bool stage_rows(char * k, char * v, const EdgekvDeviceRow & row, int stream, int n_cells, Stream copies);
+// Prompts: cells [0, n_cells) of one stream of a row, all heads, as they lie in home: cells keep their stride and heads their place.
+// Pages that have a slot come out of it; all others come over the link, once: those that are to have a slot (-2 - slot in its place) are
+// left there too.
+struct StageProblem {
+    EdgekvDeviceRow row;
+    int stream;   // of the cache
+    int n_cells;
+    int page_tokens;
+    const int32_t * slots;  // [n_heads][slots_stride] by page of the stream
+    size_t slots_stride;
+    char * arena;
+    size_t slot_bytes;
+    char * k;  // of the stream
+    char * v;
+    const uint8_t * wanted = nullptr;  // [n_heads][slots_stride] by page of the stream: only those where it is `turn`; null: all
+    int turn = 0;
+};
+void launch_stage(const StageProblem & problem, Stream stream, int n_blocks = kGatherBlocks);
+
+// wanted[head][page] = turn for the pages of the lists that have no slot and were not wanted before (0). List l is of head l%n_heads.
+struct WantedProblem {
+    const int32_t * pages;    // [n_lists][list_stride]
+    const int32_t * n_pages;  // [n_lists]
+    size_t list_stride;
+    int n_lists, n_heads;
+    const int32_t * slots;  // [n_heads][slots_stride]
+    size_t slots_stride;
+    uint8_t * wanted;
+    int turn;
+};
+void launch_wanted(const WantedProblem & problem, Stream stream);
 
 }  // namespace edgekv::gpu

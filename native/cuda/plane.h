@@ -63,8 +63,9 @@ enum class Mirror : int { newest, oldest, positions, slots };
 struct MirrorUpdate {
     Mirror array;
     int64_t index;  // newest, oldest: [page]; positions: [stream][cell]; slots: [row][head][page]
-    int32_t value;
+    int32_t value;  // slots: -1: none; plane_fill(slot): none, but a prompt that stages the page leaves it in this slot
 };
+constexpr int32_t plane_fill(int32_t slot) { return -2 - slot; }
 
 struct PlaneStale {
     int32_t stream, strip;
@@ -127,6 +128,11 @@ struct PlaneAttend {
     int dense_heads;  // of the layers that attend every page: the others pay for them
     bool observe, feed;
     int next_row;  // that will be attended next in this graph without a selection; -1: none
+
+    // The staging buffer, of the cache's layout, which is free in a graph that attends: what several groups of tokens read of home is brought
+    // there once, because each token would read it over the link again.
+    char * k_staging;
+    char * v_staging;
 };
 
 // A graph that a backend computes or records by itself: a split of a step's, or a part of one. By row: whether its nodes are in it.

@@ -185,6 +185,7 @@ private:
     };
     std::vector<WholeGroup> whole_groups_of(int row, const PlaneView & view, const PlaneAttend & args, int s, size_t & n_bytes) const;
 
+    void bring(int row, const PlaneView & view, const PlaneAttend & args, int s, int turn, Stream stream);
     void find_standing(const PlaneView & view, const PlaneQuery & args, const edgekv_selection & options, Stream stream);
     void select(int row, const Group & group, Stream stream);
     void attend_lists(int row, const PlaneView & view, const PlaneAttend & args, int s, Stream stream);
@@ -198,7 +199,7 @@ private:
     Mirrors mirrors = {};
 
     DeviceBuffer mirrored, prior, pins, mass, row_table, slots_memory, totals, hits, counts, state, stale;
-    DeviceBuffer known_mass, ring_memory, ring_held, fresh;
+    DeviceBuffer known_mass, ring_memory, ring_held, fresh, wanted;
     DeviceBuffer estimates, lists, list_lengths, covered, select_scratch, standing, attend_workspace;
     std::vector<RowSketches> row_sketches;
     int n_slots = 0, n_slots_max = 0, n_tail_slots = 0;

@@ -106,7 +106,7 @@ bool DevicePlane::init() {
         !mass.reserve(2*n_entries()*sizeof(float)) || !row_table.reserve(n_rows*sizeof(edgekv_device_row)) ||
         !totals.reserve(n_rows*shape.n_heads*sizeof(SelectTotals)) || !hits.reserve(n_rows*shape.n_heads*sizeof(AttendHits)) ||
         !counts.reserve(sizeof(ValueCounts)) || !state.reserve(sizeof(StepState)) || !stale.reserve(n_strips*sizeof(PlaneStale)) ||
-        !fresh.reserve(shape.n_pages) || !host_counts.reserve(sizeof(ValueCounts))) {
+        !fresh.reserve(shape.n_pages) || !wanted.reserve(n_row_entries()) || !host_counts.reserve(sizeof(ValueCounts))) {
         return false;
     }
     for (auto & upload : uploads) {
@@ -233,7 +233,7 @@ bool DevicePlane::reserve_known() {
 size_t DevicePlane::used_bytes() const {
     size_t n = shape.staging_bytes;
     for (const DeviceBuffer * b : { &mirrored, &prior, &pins, &mass, &row_table, &slots_memory, &totals, &hits, &counts, &state, &stale,
-                                    &known_mass, &ring_memory, &ring_held, &fresh, &estimates, &lists, &list_lengths, &covered,
+                                    &known_mass, &ring_memory, &ring_held, &fresh, &wanted, &estimates, &lists, &list_lengths, &covered,
                                     &select_scratch, &standing, &attend_workspace, &uploads[0].updates, &uploads[1].updates }) {
         n += b->size();
     }

@@ -46,10 +46,9 @@ void DevicePlane::store(int row, const PlaneView & view, const PlaneStore & args
 
     const auto stage = [&](int which, char * k, char * v, Stream on) {
         const PlaneRow & what = shape.rows[which];
-        for (int s = 0; s < view.n_streams; ++s) {
-            const int which_stream = view.first_stream + s;
-            stage_rows(k + which_stream*what.k_stride_stream, v + which_stream*what.v_stride_stream, home_of(what), which_stream, view.n_cells,
-                       on);
+        for (int s = view.first_stream; s < view.first_stream + view.n_streams; ++s) {
+            launch_stage({ home_of(what), s, view.n_cells, shape.page_tokens, slots_of(which, s), (size_t) shape.n_pages, slots_memory.data(),
+                           shape.slot_bytes, k + s*what.k_stride_stream, v + s*what.v_stride_stream }, on);
         }
     };
 
@@ -260,11 +259,11 @@ AttendProblem DevicePlane::problem(int row, const PlaneView & view, const PlaneA
     p.q_stride_head  = args.query.q ? args.query.q_stride_head : r.head_dim*sizeof(float);
 
     p.k_type        = r.k_type;
-    p.k             = r.k + stream*r.k_stride_stream;
+    p.k             = (args.k_staging ? args.k_staging : r.k) + stream*r.k_stride_stream;
     p.k_stride_cell = r.k_stride_cell;
     p.k_stride_head = r.k_stride_head;
     p.v_type        = r.v_type;
-    p.v             = r.v + stream*r.v_stride_stream;
+    p.v             = (args.v_staging ? args.v_staging : r.v) + stream*r.v_stride_stream;
     p.v_stride_cell = r.v_stride_cell;
     p.v_stride_head = r.v_stride_head;
 
@@ -365,9 +364,27 @@ void DevicePlane::fill_ring(const Fill & fill, const PlaneView & view, Stream st
     filling.push_back({ fill, half });
 }
 
+// Of a stream: the pages that a group's lists name, or all pages, to the staging buffer.
+void DevicePlane::bring(int row, const PlaneView & view, const PlaneAttend & args, int s, int turn, Stream stream) {
+    const PlaneRow & r        = shape.rows[row];
+    const int        of_cache = view.first_stream + s;
+    StageProblem p = { home_of(r), of_cache, view.n_cells, shape.page_tokens, slots_of(row, of_cache), (size_t) shape.n_pages,
+                       slots_memory.data(), shape.slot_bytes, args.k_staging + of_cache*r.k_stride_stream,
+                       args.v_staging + of_cache*r.v_stride_stream };
+    if (args.selection) {
+        uint8_t * of_stream = wanted.as<uint8_t>() + (size_t) of_cache*shape.pages_per_stream;
+        launch_wanted({ lists.as<int32_t>(), list_lengths.as<int32_t>(), list_stride, view.n_tokens*r.n_head_kv, r.n_head_kv,
+                        p.slots, p.slots_stride, of_stream, turn }, stream);
+        p.wanted = of_stream;
+        p.turn   = turn;
+    }
+    launch_stage(p, stream);
+}
+
 void DevicePlane::attend_lists(int row, const PlaneView & view, const PlaneAttend & args, int s, Stream stream) {
     const AttendProblem p = problem(row, view, args, s);
     AttendPart part = {};
+    part.brought  = args.k_staging != nullptr;
     part.n_splits = attend_device_splits(p, pages_in_view(view), card.n_sm);
     launch_attend(p, part, attend_workspace.data(), part.n_splits, stream);
     launch_attend_merge(p, 0, 0, attend_workspace.data(), part.n_splits, stream);
@@ -409,10 +426,14 @@ void DevicePlane::attend_all(int row, const PlaneView & view, const PlaneAttend 
     const int  of_cache = view.first_stream + s;
     const bool streams  = ring_memory.size() > 0;
 
+    if (args.k_staging) {
+        bring(row, view, args, s, 0, stream);
+    }
     for (int chunk = 0; chunk < n_parts; ++chunk) {
         AttendPart part = {};
         part.first_page = chunk*ring_pages(row);
         part.end_page   = std::min(part.first_page + ring_pages(row), pages_in_view(view));
+        part.brought    = args.k_staging != nullptr;
 
         int half = 0;
         if (streams) {
@@ -448,14 +469,26 @@ void DevicePlane::attend_all(int row, const PlaneView & view, const PlaneAttend 
     }
 }
 
-void DevicePlane::attend(int row, const PlaneView & view, const PlaneAttend & args, void * stream) {
+void DevicePlane::attend(int row, const PlaneView & view, const PlaneAttend & given, void * stream) {
     use_device(index);
+    PlaneAttend args = given;
+    if (plane_groups(view.n_tokens) == 1 || (!args.selection && ring_memory.size())) {
+        args.k_staging = args.v_staging = nullptr;  // read in place, or through the ring
+    }
     if (args.selection) {
         if (view.leads) {
             find_standing(view, args.query, *args.selection, stream);
         }
+        if (args.k_staging) {
+            zero_async(wanted.data(), wanted.size(), stream);
+        }
+        const int n_turns = plane_groups(view.n_tokens);  // of a stream
+        int turn = 0;
         for (const Group & group : groups_of(view, args, row)) {
             select(row, group, stream);
+            if (args.k_staging) {
+                bring(row, group.view, args, 0, turn++%n_turns + 1, stream);
+            }
             for (int s = 0; s < group.view.n_streams; ++s) {
                 attend_lists(row, group.view, group.args, s, stream);
             }

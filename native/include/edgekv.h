@@ -400,6 +400,10 @@ EDGEKV_API bool edgekv_get_device(const edgekv_context * ctx, edgekv_device * ou
    then says how many are used. Mode off gives all of it back, and a mode after it takes it again. Decoding thread, with no copy under way. */
 EDGEKV_API edgekv_status edgekv_limit_arena(edgekv_context * ctx, int n_slots);
 EDGEKV_API edgekv_status edgekv_begin_copies(edgekv_context * ctx, const edgekv_move * moves, int n);
+/* In place of a copy: if the next ubatch is a prompt, which brings all pages to the device, it leaves these in their slots too. After
+   that ubatch over[i] is true, and filled[i] says whether it did; what it did not is to be copied. */
+EDGEKV_API edgekv_status edgekv_fill_pages(edgekv_context * ctx, const edgekv_move * moves, int n);
+EDGEKV_API edgekv_status edgekv_filled_pages(const edgekv_context * ctx, const edgekv_move * moves, int n, bool * over, bool * filled);
 /* Why a context that was to be placed on a device is not, and runs on the host plane or stock; of one that is placed, what failed there
    first, in which node, so that llama_decode fails from then on (the log says it too). EDGEKV_OK and empty where there is nothing to say. */
 EDGEKV_API edgekv_status edgekv_device_problem(const edgekv_context * ctx, const char ** sentence);

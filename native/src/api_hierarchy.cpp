@@ -163,6 +163,30 @@ edgekv_status edgekv_begin_copies(edgekv_context * ctx, const edgekv_move * move
     return EDGEKV_OK;
 }
 
+edgekv_status edgekv_fill_pages(edgekv_context * ctx, const edgekv_move * moves, int n) {
+    if (const edgekv_status status = check_moves(ctx, moves, n, true); status != EDGEKV_OK) {
+        return status;
+    }
+    if (!ctx->plane) {
+        return fail(EDGEKV_UNSUPPORTED, "prompts bring pages to a device; this context has none");
+    }
+    ctx->hierarchy.fill(moves, n);
+
+    return EDGEKV_OK;
+}
+
+edgekv_status edgekv_filled_pages(const edgekv_context * ctx, const edgekv_move * moves, int n, bool * over, bool * filled) {
+    if (const edgekv_status status = check_moves(ctx, moves, n, true); status != EDGEKV_OK) {
+        return status;
+    }
+    for (int i = 0; i < n; ++i) {
+        over[i]   = ctx->hierarchy.is_over(moves[i]);
+        filled[i] = ctx->hierarchy.is_filled(moves[i]);
+    }
+
+    return EDGEKV_OK;
+}
+
 edgekv_status edgekv_publish_pages(edgekv_context * ctx, const edgekv_move * moves, int n, bool * ok) {
     if (const edgekv_status status = check_moves(ctx, moves, n, true); status != EDGEKV_OK) {
         return status;

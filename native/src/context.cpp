@@ -246,6 +246,12 @@ bool edgekv_context::end_ubatch(bool ok) {
         sketched.store(graph.sketches, std::memory_order_relaxed);
         n_glimpsed.store(graph.n_observed < n_tokens ? graph.n_observed : 0, std::memory_order_relaxed);
         plane->end(count_values && graph.attends);
+        const PlaneView & staged = graph.staged;
+        const bool        all    = ok && graph.n_staged == n_rows;
+        hierarchy.end_fills([&](int stream, int page) {
+            return all && stream >= staged.first_stream && stream < staged.first_stream + staged.n_streams &&
+                   std::min((page + 1)*params.page_tokens, n_cells) <= staged.n_cells;
+        });
     }
     const bool hooked = attended.load(std::memory_order_relaxed);
     const int n_observed = n_glimpsed.load(std::memory_order_relaxed);

@@ -152,6 +152,8 @@ struct edgekv_context {
     struct {
         bool built = false, attends = false, sketches = false, leads_all = false;
         int n_observed = 0;  // tokens
+        int n_staged = 0;    // rows, all of the same view
+        edgekv::PlaneView staged = {};
     } graph;
 
 private:

@@ -21,9 +21,10 @@ void Hierarchy::shape(const HierarchyShape & shape) {
     drops_of_row.assign(dims.n_rows, 0);
     drops_total = 0;
     table.assign(n, -1);
+    fills.clear();
 
     sketches.resize(dims.n_rows);
-    tails.assign(dims.n_stream, {});
+    forget_tails();
     tail_first = 0;
     now.assign(dims.n_stream, 0);
     stream_positions.assign(dims.n_stream, nullptr);
@@ -55,6 +56,10 @@ const std::vector<MirrorUpdate> & Hierarchy::updates() {
     for (MirrorUpdate & update : mirror_updates) {
         if (update.array == Mirror::slots) {  // published, and dropped again
             update.value = table[update.index];
+            const auto fill = update.value < 0 ? fills.find(update.index) : fills.end();
+            if (fill != fills.end() && !fill->second.over) {
+                update.value = plane_fill(fill->second.slot);
+            }
         }
     }
 
@@ -160,28 +165,29 @@ void Hierarchy::sketches_are_true() {
     stale_list.clear();
 }
 
-// The page that this ubatch fills, if all of its rows are, or were, written through.
-void Hierarchy::follow_tail(int stream, bool all_stored) {
-    Tail &    tail = tails[stream];
-    const int page = tail.newest;
-    if (page < 0 || !all_stored) {
-        return;
-    }
+// The newest pages that this ubatch fills: all of its rows are written through, and what they had before was, or there was nothing.
+void Hierarchy::follow_tail(int stream) {
+    Tail & tail = tails[stream];
+    std::sort(tail.changed.begin(), tail.changed.end(), [](const Changed & a, const Changed & b) { return a.newest < b.newest; });
+    const size_t n = std::min(tail.changed.size(), (size_t) n_tail_pages() - 1);  // the one before them keeps its slot
 
-    int & held = tail.page[page%2];
-    if (held != page && !tail.whole) {
-        return;
-    }
-    for (int row = 0; row < dims.n_rows*dims.n_heads; ++row) {
-        int32_t * slots = table.data() + (size_t) row*dims.n_pages;
-        if (held >= 0 && held != page && slots[held] == tail_slot(row, held)) {
-            drop_slot(slots[held]);
+    for (size_t i = tail.changed.size() - n; i < tail.changed.size(); ++i) {
+        const int page = tail.changed[i].page;
+        int &     held = tail.pages[page%n_tail_pages()];
+        if (page_newest[page] < 0 || (held != page && !tail.changed[i].whole)) {
+            continue;
         }
-        n_published += slots[page] < 0;
-        slots[page] = tail_slot(row, page);
-        mirror(Mirror::slots, slots + page - table.data(), slots[page]);
+        for (int row = 0; row < dims.n_rows*dims.n_heads; ++row) {
+            int32_t * slots = table.data() + (size_t) row*dims.n_pages;
+            if (held >= 0 && held != page && slots[held] == tail_slot(row, held)) {
+                drop_slot(slots[held]);
+            }
+            n_published += slots[page] < 0;
+            slots[page] = tail_slot(row, page);
+            mirror(Mirror::slots, slots + page - table.data(), slots[page]);
+        }
+        held = page;
     }
-    held = page;
 }
 
 void Hierarchy::drop_page(int page) {
@@ -239,7 +245,7 @@ void Hierarchy::sync(const llama_context * lctx, int n_stored, bool sketches) {
     int n_cells_changed = 0;
     for (int s = 0; s < dims.n_stream; ++s) {
         llama_edgekv_cells cells;
-        tails[s].newest = -1;
+        tails[s].changed.clear();
         if (!llama_edgekv_get_cells(lctx, (uint32_t) s, &cells)) {
             continue;
         }
@@ -271,12 +277,8 @@ void Hierarchy::sync(const llama_context * lctx, int n_stored, bool sketches) {
             if (same) {
                 continue;
             }
-            Tail & tail = tails[s];
-            if (tail.newest < 0 || newest > page_newest[tail.newest]) {
-                tail.newest = s*dims.pages_per_stream + page;
-                tail.whole  = whole;
-            }
             const int id = s*dims.pages_per_stream + page;
+            tails[s].changed.push_back({ id, newest, whole });
             page_newest[id] = newest;
             page_oldest[id] = oldest;
             changed.push_back(id);
@@ -317,15 +319,16 @@ void Hierarchy::sync(const llama_context * lctx, int n_stored, bool sketches) {
     if (tail_first > 0) {
         // any other change among them may be one of contents
         const bool all_stored = n_cells_changed == n_stored;
-        for (size_t i = n_before; i < changed.size(); ++i) {
-            Tail & tail = tails[changed[i]/dims.pages_per_stream];
-            int &  held = tail.page[changed[i]%2];
-            if (held == changed[i] && !(all_stored && tail.newest == held)) {
-                held = -1;  // it left the table with the others
-            }
-        }
         for (int s = 0; s < dims.n_stream; ++s) {
-            follow_tail(s, all_stored);
+            if (all_stored) {
+                follow_tail(s);
+            }
+            for (const Changed & page : tails[s].changed) {
+                int & held = tails[s].pages[page.page%n_tail_pages()];
+                if (held == page.page && table[page.page] != tail_slot(0, page.page)) {
+                    held = -1;  // it left the table with the others
+                }
+            }
         }
     }
     if (n_before > 0) {
@@ -362,6 +365,9 @@ bool Hierarchy::set_arena(int n_slots) {
     }
     arena = std::move(fresh);
     slot_copied.resize(n_slots);
+    for (auto it = fills.begin(); it != fills.end();) {
+        it = it->second.slot >= n_slots ? fills.erase(it) : std::next(it);
+    }
 
     return true;
 }
@@ -398,6 +404,29 @@ bool Hierarchy::publish(const llama_context * lctx, const edgekv_move & move) {
 
 void Hierarchy::release(const edgekv_move & move) {
     drop_slot(table[id(move)]);
+}
+
+void Hierarchy::fill(const edgekv_move * moves, int n) {
+    for (auto it = fills.begin(); it != fills.end();) {
+        it = it->second.over ? fills.erase(it) : std::next(it);
+    }
+    for (const edgekv_move * move = moves; move < moves + n; ++move) {
+        copied(*move);
+        fills[id(*move)] = { move->slot, false, false };
+        mirror(Mirror::slots, id(*move), -1);  // see updates()
+    }
+}
+
+bool Hierarchy::is_over(const edgekv_move & move) const {
+    const auto fill = fills.find(id(move));
+
+    return fill == fills.end() || fill->second.over;
+}
+
+bool Hierarchy::is_filled(const edgekv_move & move) const {
+    const auto fill = fills.find(id(move));
+
+    return fill != fills.end() && fill->second.filled && fill->second.slot == move.slot;
 }
 
 // ---- selection ---------------------------------------------------------------------------------------------------------------

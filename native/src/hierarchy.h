@@ -10,6 +10,7 @@
 #include "sketch.h"
 
 #include <cstdint>
+#include <unordered_map>
 #include <vector>
 
 namespace edgekv {
@@ -81,18 +82,37 @@ public:
     bool set_arena(int n_slots);  // false: out of memory, nothing changed; on a plane only the number is kept
     int n_slots() const { return (int) slot_copied.size(); }
 
-    // On a plane: the page that a stream fills, and the one before it, have slots of their own, behind the caller's: they are written
-    // through, so that the newest tokens need no copy. 0: none.
-    int n_tail_slots() const { return dims.n_rows*dims.n_heads*dims.n_stream*2; }
+    // On a plane: the pages that a step of a stream fills, and the one before them, have slots of their own, behind the caller's: they are
+    // written through, so that the newest tokens need no copy. 0: none.
+    int n_tail_pages() const { return kPlaneTokens/dims.page_tokens + 2; }  // a step may begin within a page
+    int n_tail_slots() const { return dims.n_rows*dims.n_heads*dims.n_stream*n_tail_pages(); }
     void set_tail(int first_slot) {
         tail_first = first_slot;
-        tails.assign(dims.n_stream, {});
+        forget_tails();
     }
     char * slot(int i) { return arena.data() + (size_t) i*dims.slot_bytes; }
     const char * arena_data() const { return n_slots() > 0 ? arena.data() : nullptr; }
     void copied(const edgekv_move & move) { slot_copied[move.slot] = {now[move.page/dims.pages_per_stream], id(move)}; }
     bool publish(const llama_context * lctx, const edgekv_move & move);
     void release(const edgekv_move & move);
+
+    // On a plane: if the next ubatch is a prompt, which brings every page to the device anyway, it leaves these in their slots, and they
+    // can then be published; as if copied at this moment.
+    void fill(const edgekv_move * moves, int n);
+    // After that ubatch. filled(stream, page of it): whether the page was staged, in every row
+    template <class Filled>
+    void end_fills(const Filled & filled) {
+        for (auto & [id, fill] : fills) {
+            if (!fill.over) {
+                const int page = (int) (id%dims.n_pages);
+                fill.over   = true;
+                fill.filled = table[id] < 0 && filled(page/dims.pages_per_stream, page%dims.pages_per_stream);  // else it came from a slot
+                mirror(Mirror::slots, id, -1);  // see updates()
+            }
+        }
+    }
+    bool is_over(const edgekv_move & move) const;  // the ubatch, or it was never told to fill the page
+    bool is_filled(const edgekv_move & move) const;
 
     // pooled budget: the value from which pages are taken, steered so that the steps attend the budget on average
     float threshold() const { return pooled_threshold; }
@@ -123,6 +143,11 @@ private:
         int64_t id    = -1;
     };
 
+    struct Fill {
+        int32_t slot;
+        bool over, filled;
+    };
+
     int64_t id(const edgekv_move & move) const { return ((int64_t) move.row*dims.n_heads + move.head)*dims.n_pages + move.page; }
     bool page_changed_since(const llama_context * lctx, int page, uint64_t time) const;
 
@@ -137,9 +162,9 @@ private:
     void drop_slot(int32_t & slot);
     void drop_page(int page);
     void undrop_page(int page);
-    void follow_tail(int stream, bool all_stored);
+    void follow_tail(int stream);
     int tail_slot(int row_head, int page) const {
-        return tail_first + (row_head*dims.n_stream + page/dims.pages_per_stream)*2 + page%2;
+        return tail_first + (row_head*dims.n_stream + page/dims.pages_per_stream)*n_tail_pages() + page%n_tail_pages();
     }
     void mirror(Mirror array, int64_t index, int32_t value) {
         if (mirrored) {
@@ -149,12 +174,16 @@ private:
 
     bool mirrored = false;
     int tail_first = 0;
+    struct Changed {
+        int page, newest;
+        bool whole;  // it has no cell from before
+    };
     struct Tail {
-        int page[2] = { -1, -1 };   // in the slots of even and odd pages
-        int newest  = -1;           // of the pages that changed
-        bool whole  = false;        // it has no cell from before
+        std::vector<int> pages;        // in the slots, by page%n_tail_pages(); -1: none
+        std::vector<Changed> changed;  // since the sync before
     };
     std::vector<Tail> tails;        // [stream]
+    void forget_tails() { tails.assign(dims.n_stream, { std::vector<int>(n_tail_pages(), -1), {} }); }
     std::vector<MirrorUpdate> mirror_updates;
 
     std::vector<uint64_t> now;        // [stream] clock time of the last sync
@@ -176,6 +205,7 @@ private:
 
     Buffer arena;
     std::vector<Copied> slot_copied;
+    std::unordered_map<int64_t, Fill> fills;  // by id
     float pooled_threshold = 0.0f;
 
     // of the latest steps, with falling weight

@@ -98,6 +98,8 @@ void run_attend_on(const Layer & layer, const ggml_tensor * node, void * stream)
     args.observe   = params.flags & OBSERVES;
     args.feed      = params.flags & FEEDS;
     args.next_row  = params.next_row;
+    args.k_staging = static_cast<char *>(ctx.staging.k(layer.info.row)->data);
+    args.v_staging = static_cast<char *>(ctx.staging.v(layer.info.row)->data);
     for (const auto & other : ctx.layers) {
         if (other->info.row >= 0 && other->info.row < ctx.params.selection.n_dense) {
             args.dense_heads += other->info.n_head_kv;
@@ -216,6 +218,8 @@ bool build_store_device(edgekv_context & ctx, Layer & layer, const llama_edgekv_
     layer.staged = prompt ? node : nullptr;
     layer.k_idxs = args.k_idxs;
     ctx.graph.sketches = ctx.graph.sketches || params.flags & SKETCHES;
+    ctx.graph.n_staged += prompt;
+    ctx.graph.staged    = params.view;
 
     return true;
 }

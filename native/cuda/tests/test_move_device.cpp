@@ -194,22 +194,65 @@ void check_moves(const std::vector<Shape> & shapes, int n_moves, uint64_t seed, 
     CHECK(arena.get() == want, "%d moves, d%d cells %d", n_moves, c.head_dim, c.n_cells);
 }
 
+// Pages out of their slots, the others out of home, some of which are left in a slot too. Only the latter cross the link.
 void check_stage(const Shape & c, int n_cells, uint64_t seed, Stream stream) {
+    cases::Random rng(seed);
     const Home home(c, seed);
     const int which = static_cast<int>(seed) % c.n_streams;
     const EdgekvDeviceRow & row = home.row;
-    const auto bytes_of = [&](uint64_t cell, uint64_t head, uint64_t bytes) {
-        return n_cells == 0 ? 0 : cell * (n_cells - 1) + head * (row.n_heads - 1) + bytes;
-    };
-    const size_t k_bytes = bytes_of(row.k_stride_cell, row.k_stride_head, row.k_row_bytes);
-    const size_t v_bytes = bytes_of(row.v_stride_cell, row.v_stride_head, row.v_row_bytes);
+    const int n_pages = (n_cells + c.page_tokens - 1) / c.page_tokens;
+    const size_t slots_stride = static_cast<size_t>(n_pages) + 2, n_slots = slots_stride * c.n_heads, n_slot = slot_bytes(row, c);
+
+    std::vector<int32_t> slots(n_slots), places(n_slots);
+    std::iota(places.begin(), places.end(), 0);
+    for (size_t i = 0; i < n_slots; ++i) {
+        std::swap(places[i], places[i + rng.next() % (n_slots - i)]);
+        const uint64_t kind = rng.next() % 3;
+        slots[i] = kind == 0 ? -1 : kind == 1 ? places[i] : -2 - places[i];
+    }
+    // slots hold other bytes than home, so that it shows where a page came from
+    const std::vector<uint8_t> held = Home::random(n_slots * n_slot, seed + 1);
+    std::vector<uint8_t> want_arena = held;
+    const size_t k_bytes = row.k_stride_cell * n_cells, v_bytes = row.v_stride_cell * n_cells;
     std::vector<uint8_t> want_k(k_bytes + 16, kUntouched), want_v(v_bytes + 16, kUntouched);
-    const DeviceArray<uint8_t> k(want_k), v(want_v);
-    test::must(stage_rows(reinterpret_cast<char *>(k.data()), reinterpret_cast<char *>(v.data()), row, which, n_cells, stream) &&
-               stream_sync(stream));
-    std::copy_n(home.bytes.begin() + static_cast<long>(home.k_at + which * row.k_stride_stream), k_bytes, want_k.begin());
-    std::copy_n(home.bytes.begin() + static_cast<long>(home.v_at + which * row.v_stride_stream), v_bytes, want_v.begin());
+    const DeviceArray<uint8_t> k(want_k), v(want_v), arena(held);
+    const DeviceArray<int32_t> slots_device(slots);
+    const StageProblem p = {row, which, n_cells, c.page_tokens, slots_device.data(), slots_stride, reinterpret_cast<char *>(arena.data()),
+                            n_slot, reinterpret_cast<char *>(k.data()), reinterpret_cast<char *>(v.data())};
+#if !defined(__CUDACC__)
+    const size_t before = emulator::link_bytes();
+#endif
+    launch_stage(p, stream, 1 + static_cast<int>(seed % 5));
+    test::must(stream_sync(stream));
+#if !defined(__CUDACC__)
+    const size_t carried = emulator::link_bytes() - before;
+#endif
+
+    size_t n_link = 0;
+    for (int cell = 0; cell < n_cells; ++cell) {
+        const int page = cell / c.page_tokens, in_page = cell % c.page_tokens;
+        for (int head = 0; head < c.n_heads; ++head) {
+            const int32_t slot = slots[head * slots_stride + page];
+            for (const bool value : {false, true}) {
+                const size_t n = value ? row.v_row_bytes : row.k_row_bytes;
+                const size_t place = cell * (value ? row.v_stride_cell : row.k_stride_cell) +
+                                     head * (value ? row.v_stride_head : row.k_stride_head);
+                const size_t dense = (slot >= 0 ? slot : -2 - slot) * n_slot + (value ? row.v_offset : 0) + in_page * n;
+                const uint8_t * from = &home.bytes[(value ? home.v_at + which * row.v_stride_stream : home.k_at + which * row.k_stride_stream) + place];
+                from = slot >= 0 ? &held[dense] : from;
+                std::copy_n(from, n, (value ? want_v : want_k).begin() + static_cast<long>(place));
+                if (slot < -1) {
+                    std::copy_n(from, n, want_arena.begin() + static_cast<long>(dense));
+                }
+                n_link += slot < 0 ? n : 0;
+            }
+        }
+    }
     CHECK(k.get() == want_k && v.get() == want_v, "%d of %d cells", n_cells, c.n_cells);
+    CHECK(arena.get() == want_arena, "%d of %d cells: the arena", n_cells, c.n_cells);
+#if !defined(__CUDACC__)
+    CHECK(carried == n_link, "%zu bytes over the link, not %zu", carried, n_link);
+#endif
 }
 
 void check_scatter(int n, int n_device, uint64_t seed, Stream stream) {

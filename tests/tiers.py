@@ -110,8 +110,11 @@ class FakeArena:
         slots = residency.slot.reshape(-1)
         assert self.table == {int(i): int(slots[i]) for i in residency.resident}
         for i, slot in self.table.items():
-            assert self.arena[slot] == self.home[i], f"slot {slot} does not hold page {i}"
+            assert self.holds(slot, i), f"slot {slot} does not hold page {i}"
         assert (residency.state[~self.shape.exists] == State.FREE).all()
+
+    def holds(self, slot: int, i: int) -> bool:
+        return self.arena[slot] == self.home[i]
 
 
 class CopyError(Exception):
@@ -174,6 +177,7 @@ class FakeDevice(FakeArena):
         self.asked: dict[int, int] = {}
         self.filled_slots: dict[int, int] = {}
         self.fill_all: bool | None = None
+        self.queued: list[dict[int, int]] = []
         self.random = np.random.default_rng(seed)
         self.steps, self.side = FakeStream(self), FakeStream(self)
         self.begun: dict[int, tuple[int, int]] = {}
@@ -203,7 +207,7 @@ class FakeDevice(FakeArena):
 
     def fill(self, ids: np.ndarray, slots: np.ndarray) -> None:
         self.begin(ids, slots)
-        self.filled_slots.clear()
+        self.filled_slots = {}
         self.asked.update(zip(slots.tolist(), ids.tolist()))
 
     def filled(self, ids: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -219,11 +223,18 @@ class FakeDevice(FakeArena):
         self.filled_slots = {slot: i for slot, i in self.asked.items() if self.random.random() < sees}
         self.asked.clear()
         slots, ids = list(self.filled_slots), list(self.filled_slots.values())
+        pages = self.home[ids].copy()  # what changes home stands behind this step
+        self.queued.append(self.filled_slots)
 
         def write() -> None:
-            self.arena[slots] = self.home[ids]
+            self.arena[slots] = pages
+            self.queued.pop(0)
 
         self.steps.push(write)
+
+    def holds(self, slot: int, i: int) -> bool:
+        """In the order of the steps: what they are to leave in slots is there for those behind them."""
+        return super().holds(slot, i) or any(fills.get(slot) == i for fills in self.queued)
 
     def gather(self, ids: np.ndarray, slots: np.ndarray, stream: FakeStream) -> None:
         if self.random.random() < self.refuse:

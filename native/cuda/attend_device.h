@@ -38,7 +38,7 @@ struct AttendPart {
     int first_page, end_page;  // without lists; with lists not read
     int first_partial, n_splits;
     Ring ring;
-    bool brought;  // k and v of the problem lie on the device: nothing is read over the link
+    bool brought = false;  // k and v of the problem lie on the device: nothing is read over the link
 };
 
 // Whether the kernels serve these shapes; null pointers are not looked at, so a problem may be asked about while its graph is

@@ -83,7 +83,7 @@ inline double time_of(const Row & r, int n_cells, int n_sm) {
     std::vector<float> times;
     for (int i = 0; i < kRuns; ++i) {
         gpu::event_record(from, stream);
-        gpu::launch_attend(p, {0, n_pages, 0, n_splits, gpu::Ring{}}, workspace.as<char>(), n_splits, stream);
+        gpu::launch_attend(p, {0, n_pages, 0, n_splits, gpu::Ring{}, false}, workspace.as<char>(), n_splits, stream);
         gpu::launch_attend_merge(p, 0, n_pages, workspace.as<char>(), n_splits, stream);
         gpu::event_record(to, stream);
         if (!gpu::event_sync(to)) {

@@ -123,7 +123,7 @@ void run(const Case & c, const OnDevice & d, int n_splits) {
     const Memory workspace(std::vector<char>(bytes, static_cast<char>(0xff)));
     for (int i = 0; i < n_parts; ++i) {
         const gpu::Ring & ring = d.rings[static_cast<size_t>(i)];
-        const gpu::AttendPart part = {ring.first_page, ring.end_page, i*n_splits, n_splits, ring};
+        const gpu::AttendPart part = {ring.first_page, ring.end_page, i*n_splits, n_splits, ring, false};
         gpu::launch_attend(d.p, part, workspace.as<char>(), n_parts*n_splits, nullptr);
     }
     gpu::launch_attend_merge(d.p, 0, c.n_pages(), workspace.as<char>(), n_parts*n_splits, nullptr);

@@ -119,7 +119,7 @@ __device__ void copy_rows_to(const Rows & to, const Rows & second, const Rows & 
 }
 
 // A warp for K or V of one (page, head), heads innermost.
-__global__ void __launch_bounds__(kThreads) stage_kernel(const StageProblem p) {
+__global__ void __launch_bounds__(kThreads, 2) stage_kernel(const StageProblem p) {
     const unsigned lane = threadIdx.x % kWarp;
     const int n_heads = static_cast<int>(p.row.n_heads), n_pages = (p.n_cells + p.page_tokens - 1) / p.page_tokens;
     const int64_t n_units = 2ll * n_pages * n_heads;

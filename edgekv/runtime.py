@@ -147,7 +147,7 @@ class Runtime:
 
     @property
     def observe(self) -> bool:
-        """Whether attention mass is kept, from the next step on. It may be set from any thread."""
+        """Whether attention mass is kept, from the next ubatch on. It may be set from any thread."""
         return core.get_params(self._native_handle())[2]
 
     @observe.setter
@@ -298,7 +298,7 @@ class Runtime:
         """overdue: the options are new, so that mode evict looks after the next ubatch already."""
         if self._handle is not None:
             self._overdue = overdue and self.mode is KvMode.EVICT
-            core.set_step_every(self._handle, 1 if self._tiering is None or self._overdue else self._tiering.run_every)
+            core.set_run_every(self._handle, 1 if self._tiering is None or self._overdue else self._tiering.run_every)
 
     def _watch(self, on: bool) -> None:
         if self._handle is not None:
@@ -417,11 +417,11 @@ def _detached(handle: core.Handle) -> None:
         runtime._close()
 
 
-def _stepped(handle: core.Handle) -> None:
+def _after_ubatch(handle: core.Handle) -> None:
     with _lock:
         runtime = _live.get(handle)
     if runtime is not None:
         runtime.after_ubatch()
 
 
-core.set_callbacks(_attached, _detached, _stepped)
+core.set_callbacks(_attached, _detached, _after_ubatch)

@@ -181,7 +181,7 @@ class Tiering:
 
     def evict(self) -> None:
         """Mode evict: heads drop what they do not keep; and in a context with fewer cells than tokens, in any mode, what is worth least
-        makes room for the next batch. Between ubatches, and within their step callback."""
+        makes room for the next batch. Between ubatches, and within their callback."""
         if self._options.mode is not KvMode.EVICT and not self._is_bounded:
             return
         cells = core.cells(self._handle, 0)
@@ -274,6 +274,6 @@ class Tiering:
 def selection_report(handle: core.Handle, n_rows: int, n_heads: int) -> SelectionReport:
     """The sums over all layers and heads."""
     of = native.selected(handle, n_rows, n_heads)
-    count = {name: int(of[name].sum()) for name in ("n_steps", "n_visible", "n_selected", "n_hits", "n_fallbacks")}
-    return SelectionReport(count["n_steps"], count["n_visible"], count["n_selected"], count["n_hits"], float(of["mass"].sum()),
+    count = {name: int(of[name].sum()) for name in ("n_tokens", "n_visible", "n_selected", "n_hits", "n_fallbacks")}
+    return SelectionReport(count["n_tokens"], count["n_visible"], count["n_selected"], count["n_hits"], float(of["mass"].sum()),
                            float(of["mass_hits"].sum()), float(of["coverage"].sum()), count["n_fallbacks"])

@@ -18,7 +18,7 @@ HEADERS = Path(__file__).resolve().parent / "include"
 CALLBACKS = """
 extern "Python" void edgekv_py_attached(edgekv_context *, void *);
 extern "Python" void edgekv_py_detached(edgekv_context *, void *);
-extern "Python" void edgekv_py_step(edgekv_context *, void *);
+extern "Python" void edgekv_py_ubatch(edgekv_context *, void *);
 """
 
 MODULES = {

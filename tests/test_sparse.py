@@ -88,8 +88,8 @@ def test_layers_may_differ_in_kv_heads(synthetic):
         context.decode(range(260, 350), range(90), [0] * 90)
         for i in range(24):
             context.decode([270 + i], [90 + i], [0])
-        n_steps = run.layer_selection()["n_steps"]
-        assert [n_steps[row, : layer.n_head_kv].tolist() for row, layer in enumerate(run.layers)] == [[24] * 8, [24] * 32, [24] * 8]
+        n_tokens = run.layer_selection()["n_tokens"]
+        assert [n_tokens[row, : layer.n_head_kv].tolist() for row, layer in enumerate(run.layers)] == [[24] * 8, [24] * 32, [24] * 8]
 
 
 @pytest.mark.parametrize(("kind", "shape", "types"), [

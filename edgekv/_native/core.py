@@ -57,7 +57,7 @@ def upstream() -> str:
 def init() -> None:
     _check(lib.edgekv_init())
     callbacks = ffi.new("edgekv_callbacks *", {
-        "attached": lib.edgekv_py_attached, "detached": lib.edgekv_py_detached, "step": lib.edgekv_py_step, "user": ffi.NULL})
+        "attached": lib.edgekv_py_attached, "detached": lib.edgekv_py_detached, "ubatch": lib.edgekv_py_ubatch, "user": ffi.NULL})
     _check(lib.edgekv_set_callbacks(callbacks))
 
 
@@ -83,14 +83,14 @@ def isa_available() -> list[str]:
 
 _on_attached: Callable[[Handle], None] | None = None
 _on_detached: Callable[[Handle], None] | None = None
-_on_step: Callable[[Handle], None] | None = None
+_on_ubatch: Callable[[Handle], None] | None = None
 
 
-def set_callbacks(attached: Callable[[Handle], None], detached: Callable[[Handle], None], step: Callable[[Handle], None]) -> None:
+def set_callbacks(attached: Callable[[Handle], None], detached: Callable[[Handle], None], ubatch: Callable[[Handle], None]) -> None:
     """Functions called with a handle on the thread that creates, frees or decodes a context. What they raise is logged, not passed
     on: there is nobody above them to catch it."""
-    global _on_attached, _on_detached, _on_step
-    _on_attached, _on_detached, _on_step = attached, detached, step
+    global _on_attached, _on_detached, _on_ubatch
+    _on_attached, _on_detached, _on_ubatch = attached, detached, ubatch
 
 
 def _call(function: Callable[[Handle], None] | None, handle: Handle) -> None:
@@ -112,8 +112,8 @@ def edgekv_py_detached(handle, _user):
 
 
 @ffi.def_extern()
-def edgekv_py_step(handle, _user):
-    _call(_on_step, handle)
+def edgekv_py_ubatch(handle, _user):
+    _call(_on_ubatch, handle)
 
 
 # ---- contexts -------------------------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def llama_address(handle: Handle) -> int:
 
 
 def get_params(handle: Handle) -> tuple[KvMode, int, bool]:
-    """(mode, page_tokens, observe) as they will be at the next step."""
+    """(mode, page_tokens, observe) as they will be at the next ubatch."""
     params = lib.edgekv_get_params(handle)
     return _MODE_OF[params.mode], params.page_tokens, bool(params.observe)
 
@@ -198,12 +198,12 @@ def rope(handle: Handle) -> tuple[int, float, float] | None:
     return n_rot[0], base[0], 1.0 / scale[0] if scale[0] else 1.0
 
 
-def set_step_every(handle: Handle, n_ubatches: int) -> None:
-    _check(lib.edgekv_set_step_every(handle, n_ubatches))
+def set_run_every(handle: Handle, n_ubatches: int) -> None:
+    _check(lib.edgekv_set_run_every(handle, n_ubatches))
 
 
 def set_watched(handle: Handle, watched: bool) -> None:
-    """Whether the step callback comes after each ubatch, or only where a run ends."""
+    """Whether the ubatch callback comes after each ubatch, or only where a run ends."""
     _check(lib.edgekv_set_watched(handle, watched))
 
 

@@ -12,7 +12,7 @@ from edgekv.config import KvOptions
 from edgekv.kernels.move import MOVE
 from edgekv.kernels.select import Selection
 
-SELECTED = np.dtype([(name, np.float64) for name in ("n_steps", "n_visible", "n_selected", "n_hits", "mass", "mass_hits", "coverage",
+SELECTED = np.dtype([(name, np.float64) for name in ("n_tokens", "n_visible", "n_selected", "n_hits", "mass", "mass_hits", "coverage",
                                                      "n_fallbacks")])
 """One edgekv_selected: sums since the context was attached, of one KV head."""
 
@@ -24,7 +24,7 @@ class NativeHierarchy:
     shape: tuple[int, int, int]
     """[row, kv_head, page] of the arrays by page."""
     priority: int
-    """Address, on the device that the data plane runs on, of float32 [shape], writable between steps: what the policy says a page
+    """Address, on the device that the data plane runs on, of float32 [shape], writable between ubatches: what the policy says a page
     is worth."""
     pinned: int
     """The same of uint8 [shape]."""
@@ -35,7 +35,7 @@ class NativeHierarchy:
     dropped: np.ndarray | None
     """uint8 [shape], mode evict: not zero where the head does not attend the page. None on a device."""
     estimates: np.ndarray | None
-    """float32 [shape]: attention mass that the sketches estimated in the last step, summed over the query heads; with
+    """float32 [shape]: attention mass that the sketches estimated for the last token, summed over the query heads; with
     `KvOptions.keep_estimates`. None on a device."""
     n_slots: int
     slot_bytes: int
@@ -126,7 +126,7 @@ def free_pages(handle: Handle, pages: np.ndarray) -> int:
 
 
 def last_pages(handle: Handle, row: int, head: int, token: int = 0) -> np.ndarray:
-    """int32 [n]: the pages that a query token of the last step attended in one KV head, ascending; none where the step had no such token
+    """int32 [n]: the pages that a query token of the last ubatch attended in one KV head, ascending; none where it had no such token
     or did not select. Raises ConfigError for a row, head or token that there cannot be."""
     n = ffi.new("int *")
     _check(lib.edgekv_last_pages(handle, row, head, token, ffi.NULL, 0, n))

@@ -2,18 +2,18 @@
  *
  * Roles. libllama (patched, see patches/) owns contexts, cells and the K/V tensors: the home of every page. libedgekv owns what
  * hangs on a context: the graph nodes that store and attend, the workspace they need, the observation buffer. The caller (the
- * Python layer) decides what to attach, reads the observation after each step, and changes the mode.
+ * Python layer) decides what to attach, reads the observation after each run, and changes the mode.
  *
  * Life. edgekv_init() once; then every llama_context that is created gets an edgekv_context with the current defaults (none after
  * edgekv_set_defaults(NULL)); edgekv_attach() does the same for a context that already exists. The handle dies with its
  * llama_context, or earlier by edgekv_detach(). Nothing is ever freed by the caller except through these two.
  *
  * Ownership. Every pointer handed out points into memory of libedgekv or libllama, is to be read only, and says how long it lives:
- * "step": until the step callback returns; "context": until the detached callback of its handle.
+ * "ubatch": until the ubatch callback returns; "context": until the detached callback of its handle.
  *
  * Threads. A llama_context is decoded by one thread at a time, as upstream demands. Callbacks run on that thread (or on the one that
  * creates or frees the context). edgekv_set_observe() may be called from any thread and takes effect at the next ubatch. Every other
- * function that takes a handle belongs to the decoding thread, which is in the step callback or between two ubatches, or to any thread
+ * function that takes a handle belongs to the decoding thread, which is in the ubatch callback or between two ubatches, or to any thread
  * while nothing decodes. Those that change what is attended, edgekv_set_mode() and edgekv_set_selection(), allocate and may wait for a
  * device; from another thread they are refused with EDGEKV_INVALID while a ubatch is under way. Between the ubatches of one
  * llama_decode() nobody can see that, and the caller must.
@@ -22,18 +22,21 @@
  * Errors. A function that can fail returns an edgekv_status; edgekv_last_error() then gives the sentence, per thread. Nothing throws,
  * nothing prints, nothing aborts.
  *
- * The memory hierarchy. Home is llama.cpp's own K/V. In mode sparse a step attends, for each layer, KV head and query token, the pages
+ * The memory hierarchy. Home is llama.cpp's own K/V. In mode sparse a ubatch attends, for each layer, KV head and query token, the pages
  * that selection takes: what is pinned, what is recent, and the best of the others by a value blended from the sketch's estimate
- * and from `priority`, which the caller writes between steps. Sketches are kept true by the nodes that store K. The arena is a
+ * and from `priority`, which the caller writes between ubatches. Sketches are kept true by the nodes that store K. The arena is a
  * second place for copies of pages: the caller decides which (edgekv_copy_pages, edgekv_publish_pages, edgekv_release_pages), the page table
  * says which slot holds which page, and a page whose cells change leaves the table at once, before the ubatch that changes them is computed.
  * In mode evict there are no sketches and no selection: the caller drops pages for a head, or frees them for all, and everything that is
  * left is attended.
  *
  * Words. A page is page_tokens consecutive cells of one layer and one KV head. Attention mass is the softmax weight that falls on a
- * page, summed over the query tokens of a step; per KV head the maximum and the sum over the query heads of its group are kept.
+ * page, summed over the query tokens of a run; per KV head the maximum and the sum over the query heads of its group are kept. A token
+ * is one position decoded. A ubatch is the tokens that libllama computes at once. A run is one run of the caller's policy, over the tokens
+ * since the last run: edgekv_set_run_every().
  *
- * EDGEKV=0 in the environment: every context runs stock and no step is reported; handles are still attached, to look at cells. EDGEKV_ISA=portable|avx2|avx512 selects the kernels; the best one is the default.
+ * EDGEKV=0 in the environment: every context runs stock and no ubatch is reported; handles are still attached, to look at cells.
+ * EDGEKV_ISA=portable|avx2|avx512 selects the kernels; the best one is the default.
  */
 #ifndef EDGEKV_H
 #define EDGEKV_H
@@ -74,7 +77,7 @@ typedef enum {
 
 typedef enum {
     EDGEKV_MODE_OFF   = 0, /* stock nodes */
-    EDGEKV_MODE_EXACT = 1, /* every visible page each step */
+    EDGEKV_MODE_EXACT = 1, /* every visible page for each token */
     EDGEKV_MODE_SPARSE = 2, /* the selected pages, in ubatches small enough for the hook */
     EDGEKV_MODE_EVICT  = 3, /* all pages but those that were dropped; host plane only */
 } edgekv_mode;
@@ -91,17 +94,17 @@ typedef struct {
     edgekv_sketch sketch;
     float share;        /* the page budget: a share of the visible pages, ... */
     int tokens;         /* ... or where not 0, a number of tokens */
-    bool pooled;        /* one budget for all heads of all layers, kept on average; false: each head the same, in each step */
+    bool pooled;        /* one budget for all heads of all layers, kept on average; false: each head the same, for each token */
     int min_tokens;     /* the page budget is never less than so many tokens */
     int sink_tokens;    /* pages with a position below this are always taken, ... */
     int recent_tokens;  /* ... and those with one of the newest so many */
     float coverage;     /* stop where the estimated coverage reaches this; 0: no target */
     float floor;        /* a head whose estimated coverage would be lower attends everything */
     float blend;        /* weight of priority against the sketch's estimate */
-    int reselect;       /* a head scans its sketches every so many steps, the heads in turn; 1: in each */
+    int reselect;       /* a head scans its sketches every so many tokens, the heads in turn; 1: for each */
     int n_dense;        /* the first so many layers attend everything */
     bool feed;          /* in the observation, pages that were not attended have the estimate in place of zero */
-    bool keep_estimates; /* edgekv_hierarchy's estimates are those of the last step; host plane only */
+    bool keep_estimates; /* edgekv_hierarchy's estimates are those for the last token; host plane only */
     int keep_tokens;     /* mode evict: a cache made under these defaults has so many cells a stream, rounded up to 256; 0: no bound */
 } edgekv_selection;
 
@@ -154,7 +157,7 @@ typedef struct {
     int v_type;
 } edgekv_layer;
 
-/* What the ubatches of a run came to: one, unless edgekv_set_step_every() says otherwise. Mass is [n_rows][n_heads][n_pages] floats,
+/* What the ubatches of a run came to: one, unless edgekv_set_run_every() says otherwise. Mass is [n_rows][n_heads][n_pages] floats,
    rows in the order of the hooked layers, zero where nothing was attended. It adds up until the first ubatch of the next run. */
 typedef struct {
     const float * mass_max;
@@ -175,22 +178,22 @@ typedef struct {
     bool ends_run;        /* the newest ubatch was the run's last */
 } edgekv_observation;
 
-/* What selection came to in one KV head, summed up since the context was attached; steps of mode sparse only. */
+/* What selection came to in one KV head, summed up since the context was attached; of mode sparse only. */
 typedef struct {
-    double n_steps;      /* query tokens */
+    double n_tokens;     /* query tokens */
     double n_visible;    /* pages */
     double n_selected;
     double n_hits;       /* selected pages that were read from the arena */
     double mass;         /* attention mass on the selected pages, where it is observed */
     double mass_hits;
-    double coverage;     /* estimated before fallbacks; sum over steps */
+    double coverage;     /* estimated before fallbacks; sum over tokens */
     double n_fallbacks;
 } edgekv_selected;
 
 /* The caller's side of the hierarchy. Arrays are [n_rows][n_heads][n_pages], as in the observation, and live until the arena or the
-   sketches are set anew or the context is freed. The caller writes priority and pinned, between steps; the library writes the others. */
+   sketches are set anew or the context is freed. The caller writes priority and pinned, between ubatches; the library writes the others. */
 typedef struct {
-    float * priority;          /* what the policy says a page is worth, in units of attention mass a step */
+    float * priority;          /* what the policy says a page is worth, in units of attention mass a token */
     uint8_t * pinned;          /* not zero: always selected */
     const int32_t * slots;     /* the page table; -1: only in home. On a device the pages being filled have slots behind the caller's */
     const int32_t * newest;    /* [n_pages] newest position in the page, -1: empty */
@@ -230,7 +233,7 @@ typedef struct {
 typedef struct {
     edgekv_device_kind kind;
     int index;
-    void * stream;       /* of the step (cudaStream_t): kernels on observation, priority and pins belong there */
+    void * stream;       /* that ubatches run on (cudaStream_t): kernels on observation, priority and pins belong there */
     char * arena;
     size_t slot_bytes;
     int n_slots;         /* in use: edgekv_set_arena() */
@@ -317,7 +320,7 @@ typedef struct {
 typedef struct {
     void (*attached)(edgekv_context * ctx, void * user);
     void (*detached)(edgekv_context * ctx, void * user); /* the handle is gone when this returns */
-    void (*step)(edgekv_context * ctx, void * user);     /* after ubatches that were computed to their end */
+    void (*ubatch)(edgekv_context * ctx, void * user);   /* after one that was computed to its end: where a run ends, or after each */
     void * user;
 } edgekv_callbacks;
 
@@ -348,10 +351,10 @@ EDGEKV_API edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode)
 /* From the next ubatch on. Any thread. */
 EDGEKV_API edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe, bool observe_prompts);
 /* A run ends after every so many ubatches that the hook attended, and after each other one, each prompt-sized one, and where a context
-   has fewer cells than tokens each that leaves less room than the largest batch needs; 1 at first. The step callback comes where a run
-   ends. Counting and summing up begin anew. Decoding thread. */
-EDGEKV_API edgekv_status edgekv_set_step_every(edgekv_context * ctx, int n_ubatches);
-/* Whether the step callback comes after each ubatch; runs, and what is summed up for them, stay as they are. Decoding thread. */
+   has fewer cells than tokens each that leaves less room than the largest batch needs; 1 at first. The ubatch callback comes where a
+   run ends. Counting and summing up begin anew. Decoding thread. */
+EDGEKV_API edgekv_status edgekv_set_run_every(edgekv_context * ctx, int n_ubatches);
+/* Whether the ubatch callback comes after each ubatch; runs, and what is summed up for them, stay as they are. Decoding thread. */
 EDGEKV_API edgekv_status edgekv_set_watched(edgekv_context * ctx, bool watched);
 EDGEKV_API edgekv_params edgekv_get_params(const edgekv_context * ctx);
 
@@ -378,7 +381,7 @@ EDGEKV_API edgekv_status edgekv_release_pages(edgekv_context * ctx, const edgekv
    content, and attended. A page that is freed is empty in all layers and heads, and llama.cpp stores other tokens in its cells. The caller
    makes room: before each llama_decode as many cells must be empty as its batch has tokens. */
 EDGEKV_API edgekv_status edgekv_drop_pages(edgekv_context * ctx, const edgekv_move * moves, int n); /* slots are not looked at */
-/* Empties the cells of pages [n]; their number is added to n_cells. Between ubatches, and within the step callback. */
+/* Empties the cells of pages [n]; their number is added to n_cells. Between ubatches, and within the ubatch callback. */
 EDGEKV_API edgekv_status edgekv_free_pages(edgekv_context * ctx, const int32_t * pages, int n, int * n_cells);
 
 /* What a context was made with. */
@@ -393,7 +396,7 @@ EDGEKV_API edgekv_limits edgekv_get_limits(const edgekv_context * ctx);
 /* ---- devices ----
    On a device the observation's mass and the hierarchy's priority and pinned are device addresses; slots and newest stay on the host.
    The caller copies pages itself, with kernels of its own on a side stream: it tells edgekv_begin_copies(), lets the side stream wait for
-   what is on the step's stream (a step in flight may still read a slot that was released), copies, and publishes when the copies are
+   what is on the ubatches' stream (one in flight may still read a slot that was released), copies, and publishes when the copies are
    complete. edgekv_copy_pages() is refused. */
 EDGEKV_API bool edgekv_get_device(const edgekv_context * ctx, edgekv_device * out); /* false: the host plane */
 /* Takes all pages out of the arena, and gives back what its memory has beyond n_slots slots, from now on: others need it. edgekv_set_arena()
@@ -412,8 +415,8 @@ EDGEKV_API int edgekv_device_count(edgekv_device_kind kind); /* 0 where the buil
 EDGEKV_API edgekv_status edgekv_get_device_info(edgekv_device_kind kind, int index, edgekv_device_info * out);
 EDGEKV_API edgekv_status edgekv_measure_rates(edgekv_device_kind kind, int index, edgekv_rates * out); /* about a second */
 
-/* The pages of the last step: of one row, KV head and query token of stream 0; n_pages is their number, and at most `capacity` are
-   written. None where the step had no such token or did not select. EDGEKV_INVALID for a row, head or token that there cannot be. */
+/* The pages of the last ubatch: of one row, KV head and query token of stream 0; n_pages is their number, and at most `capacity` are
+   written. None where the ubatch had no such token or did not select. EDGEKV_INVALID for a row, head or token that there cannot be. */
 EDGEKV_API edgekv_status edgekv_last_pages(const edgekv_context * ctx, int row, int head, int token, int32_t * pages, int capacity,
                                            int * n_pages);
 

@@ -135,8 +135,8 @@ void on_ubatch_end(llama_context * lctx, bool ok) {
     }
 
     if (ctx->end_ubatch(ok)) {
-        if (const auto callbacks = current_callbacks(); callbacks.step) {
-            callbacks.step(ctx, callbacks.user);
+        if (const auto callbacks = current_callbacks(); callbacks.ubatch) {
+            callbacks.ubatch(ctx, callbacks.user);
         }
     }
     ctx->decoder.store(nullptr, std::memory_order_release);
@@ -217,7 +217,7 @@ const void * this_thread_name() {
 edgekv_status check_thread(const edgekv_context * ctx) {
     if (ctx->decodes_elsewhere()) {
         return fail(EDGEKV_INVALID, "this context decodes on another thread; what it attends is changed between two decodes, or by the "
-                                    "decoding thread in its step callback");
+                                    "decoding thread in its ubatch callback");
     }
 
     return EDGEKV_OK;
@@ -403,11 +403,11 @@ edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe, bool observ
     return EDGEKV_OK;
 }
 
-edgekv_status edgekv_set_step_every(edgekv_context * ctx, int n_ubatches) {
+edgekv_status edgekv_set_run_every(edgekv_context * ctx, int n_ubatches) {
     if (n_ubatches < 1) {
-        return fail(EDGEKV_INVALID, "the step callback cannot come after every " + std::to_string(n_ubatches) + " ubatches");
+        return fail(EDGEKV_INVALID, "a run cannot end after every " + std::to_string(n_ubatches) + " ubatches");
     }
-    ctx->count_steps(n_ubatches);
+    ctx->count_runs(n_ubatches);
 
     return EDGEKV_OK;
 }

@@ -164,9 +164,9 @@ edgekv_status edgekv_context::set_selection(const edgekv_selection & selection) 
     return EDGEKV_OK;
 }
 
-void edgekv_context::count_steps(int every) {
-    step_every     = every;
-    step_delivered = true;  // what was summed up so far is not asked for any more
+void edgekv_context::count_runs(int every) {
+    run_every     = every;
+    run_delivered = true;  // what was summed up so far is not asked for any more
 }
 
 bool edgekv_context::selects(const Layer & layer, int n_cells_view) const {
@@ -195,14 +195,14 @@ void edgekv_context::begin_ubatch(int n_tokens_ubatch) {
     counters.n_cells_looked = hierarchy.n_looked();
 
     bool clear = false;
-    if (step_delivered) {
+    if (run_delivered) {
         clear = observation_dirty;
         if (clear && !plane) {
             clear_observation();
         }
         observation_dirty = observation_dirty && !clear;
         pending           = {};
-        step_delivered    = false;
+        run_delivered     = false;
     }
     attended.store(false, std::memory_order_relaxed);
     n_glimpsed.store(0, std::memory_order_relaxed);
@@ -280,12 +280,12 @@ bool edgekv_context::end_ubatch(bool ok) {
             pending.n_tokens_observed += n_observed > 0 ? n_observed : hooked ? n_tokens : 0;
         }
     }
-    step_delivered = ok && (!hooked || n_observed > 0 || pending.n_ubatches_hooked >= step_every || lacks_room());
-    if (step_delivered) {
+    run_delivered = ok && (!hooked || n_observed > 0 || pending.n_ubatches_hooked >= run_every || lacks_room());
+    if (run_delivered) {
         hierarchy.changes_delivered();
     }
 
-    return step_delivered || (ok && watched);
+    return run_delivered || (ok && watched);
 }
 
 // the next llama_decode may find no cells for a batch, though the context has tokens left
@@ -303,7 +303,7 @@ bool edgekv_context::lacks_room() const {
     return false;
 }
 
-// the pooled budget of the next steps, from what this one would have taken at any threshold
+// the pooled budget of the next ubatches, from what this one would have taken at any threshold
 void edgekv_context::steer() {
     if (!count_values) {
         return;

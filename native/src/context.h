@@ -59,8 +59,8 @@ struct edgekv_context {
 
     // decoding thread, at the begin and end of a ubatch
     void begin_ubatch(int n_tokens);
-    bool end_ubatch(bool ok);  // whether the step callback comes
-    bool run_ended() const { return step_delivered; }  // with the ubatch before
+    bool end_ubatch(bool ok);  // whether the ubatch callback comes
+    bool run_ended() const { return run_delivered; }  // with the ubatch before
 
     // decoding thread, while the graph is built
     edgekv::Layer * served_layer(int il, const ggml_tensor * k);
@@ -74,7 +74,7 @@ struct edgekv_context {
 
     // decoding thread, between ubatches
     edgekv_status set_selection(const edgekv_selection & selection);
-    void count_steps(int every);
+    void count_runs(int every);
     bool reserve_sparse();  // false: out of memory, or on a plane: plane_error()
     bool reserve_host();    // what the host plane needs in the mode; false: out of memory
 
@@ -86,7 +86,7 @@ struct edgekv_context {
     bool reserve_arena();
     void release_arena();
     const char * plane_error() const { return library->last_error(); }
-    const char * failure();  // of the device, for good: no step may be computed any more; null: none
+    const char * failure();  // of the device, for good: no ubatch may be computed any more; null: none
     int next_row(const edgekv::Layer & layer) const;  // that is hooked, -1: none
 
     // compute threads
@@ -99,7 +99,7 @@ struct edgekv_context {
     llama_context * const lctx;
     edgekv_params params;
 
-    std::atomic<const void *> decoder{nullptr};  // this_thread_name() from a ubatch's begin to the end of its step callback
+    std::atomic<const void *> decoder{nullptr};  // this_thread_name() from a ubatch's begin to the end of its callback
     std::atomic<edgekv_mode> wanted_mode;
     std::atomic<bool> wanted_observe;
     std::atomic<bool> wanted_observe_prompts;
@@ -129,8 +129,8 @@ struct edgekv_context {
     edgekv::Buffer observation;              // mass_max, then mass_sum
 
     int n_tokens = 0;             // of the ubatch
-    int step_every = 1;
-    bool watched   = false;       // the step callback comes after each ubatch, though runs do not
+    int run_every = 1;            // ubatches
+    bool watched   = false;       // the ubatch callback comes after each, though runs do not
     // of the run
     struct {
         int n_ubatches = 0, n_ubatches_hooked = 0, n_tokens = 0, n_tokens_hooked = 0, n_tokens_observed = 0;
@@ -166,5 +166,5 @@ private:
     void clear_observation();
 
     bool observation_dirty = false;
-    bool step_delivered    = true;
+    bool run_delivered     = true;
 };

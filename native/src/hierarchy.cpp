@@ -437,8 +437,8 @@ void Hierarchy::forget_threshold() {
     pooled_threshold = 0.0f;
 }
 
-// The mean number of pages above a value, over the latest steps, is a fact about their values together; the mean of what each step
-// alone would have needed is not: where many pages are attended, it lies orders of magnitude apart from step to step.
+// The mean number of pages above a value, over the latest ubatches, is a fact about their values together; the mean of what each
+// alone would have needed is not: where many pages are attended, it lies orders of magnitude apart from one to the next.
 void Hierarchy::steer(const std::vector<uint32_t> & buckets, double n_budget, double n_pinned) {
     constexpr double kKeep = 0.8;
     if (std::fabs(n_budget - last_budget) > 0.25*last_budget) {

@@ -114,7 +114,7 @@ public:
     bool is_over(const edgekv_move & move) const;  // the ubatch, or it was never told to fill the page
     bool is_filled(const edgekv_move & move) const;
 
-    // pooled budget: the value from which pages are taken, steered so that the steps attend the budget on average
+    // pooled budget: the value from which pages are taken, steered so that tokens attend the budget on average
     float threshold() const { return pooled_threshold; }
     void steer(const std::vector<uint32_t> & buckets, double n_budget, double n_pinned);
     void forget_threshold();
@@ -208,7 +208,7 @@ private:
     std::unordered_map<int64_t, Fill> fills;  // by id
     float pooled_threshold = 0.0f;
 
-    // of the latest steps, with falling weight
+    // of the latest ubatches, with falling weight
     std::vector<double> values = std::vector<double>(kValueBuckets);
     double value_budget = 0.0, value_pinned = 0.0, last_budget = 0.0;
 };

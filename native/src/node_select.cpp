@@ -91,7 +91,7 @@ struct SelectRun {
     }
     char * own() const { return workspace() + plan.threads_offset + ith*plan.thread_bytes; }
 
-    // a single sequence's step may use what an earlier one found, unless more than the tail changed
+    // a single sequence's token may use what an earlier one found, unless more than the tail changed
     bool may_keep() const { return ctx.params.selection.reselect > 1 && plan.n_tokens == 1 && node->src[SELECT_K]->ne[3] == 1; }
 
     bool scans(int head) const {
@@ -154,7 +154,7 @@ struct SelectRun {
         reinterpret_cast<int32_t *>(lists.n_pages.data())[list] = n;
 
         edgekv_selected & sum = layer.selected[head];
-        sum.n_steps   += 1;
+        sum.n_tokens  += 1;
         sum.n_visible += standing[ctx.pages_per_stream];
     }
 
@@ -208,7 +208,7 @@ struct SelectRun {
         }
 
         edgekv_selected & sum = layer.selected[head];
-        sum.n_steps     += 1;
+        sum.n_tokens    += 1;
         sum.n_visible   += result.n_visible;
         sum.coverage    += result.coverage;
         sum.n_fallbacks += result.fell_back ? 1 : 0;

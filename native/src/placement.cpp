@@ -175,7 +175,7 @@ bool edgekv_context::place() {
     if (!llama_edgekv_reserve(lctx)) {
         return refuse("the GPU has no memory for llama.cpp's compute buffers", EDGEKV_NO_MEMORY);
     }
-    // the widest steps that the hook serves, so that nothing has to grow later
+    // the widest ubatches that the hook serves, so that nothing has to grow later
     for (const auto & layer : layers) {
         PlaneView wide = {};
         wide.n_cells   = n_cells;
@@ -235,7 +235,7 @@ const char * edgekv_context::failure() {
     return sentence ? problem.c_str() : nullptr;
 }
 
-// before the graph: what changed, and the numbers of this step
+// before the graph: what changed, and the numbers of this ubatch
 void edgekv_context::begin_plane(bool clear) {
     double n_budget = 0.0, n_pinned = 0.0;
     std::vector<uint32_t> buckets;

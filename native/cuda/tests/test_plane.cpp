@@ -312,12 +312,12 @@ void check(const Options & options, int n_tokens) {
         CHECK(same(told.sketches(row), replayed.sketches(row)), "%s: sketches of row %d", options.name, row);
     }
     if (options.sparse) {
-        double n_steps = 0.0, n_hits = 0.0;
+        double n_selections = 0.0, n_hits = 0.0;
         for (const auto & s : replayed.selected()) {
-            n_steps += s.n_steps;
-            n_hits  += s.n_hits;
+            n_selections += s.n_tokens;
+            n_hits       += s.n_hits;
         }
-        CHECK(n_steps == (double) n_tokens*kRows*kHeads, "%s: %g selections were counted", options.name, n_steps);
+        CHECK(n_selections == (double) n_tokens*kRows*kHeads, "%s: %g selections were counted", options.name, n_selections);
         CHECK((n_hits > 0.0) == options.migrates, "%s: %g hits", options.name, n_hits);
     }
 }

@@ -92,7 +92,7 @@ def _read() -> dict[str, Any]:
 
 
 def _write(name: str, entry: dict[str, Any]) -> None:
-    """Other devices' rates stay. The file is replaced in one step: another process may be reading it."""
+    """Other devices' rates stay. The file is replaced at once: another process may be reading it."""
     path = cache_file()
     entries = _read() | {name: entry}
     try:
@@ -127,12 +127,12 @@ def ship_or_read(page_bytes: int, rates: Rates, uses: float = USES) -> ColdPage:
     return ColdPage.SHIP if uses > break_even_uses(page_bytes, rates) else ColdPage.READ
 
 
-def prefetch_cap_bytes(step_ms: float, rates: Rates, share: float) -> int:
-    """Bytes of pages that may be copied for each step of `step_ms` so that at most `share` (0 to 1) of it is link time.
+def prefetch_cap_bytes(token_ms: float, rates: Rates, share: float) -> int:
+    """Bytes of pages that may be copied for each token of `token_ms` so that at most `share` (0 to 1) of it is link time.
 
-    Copies and what a step itself reads from host memory take turns on one link; the rest of the step is left to the latter.
+    Copies and what a token itself reads from host memory take turns on one link; the rest of its time is left to the latter.
     """
-    seconds = max(0.0, share * step_ms * 1e-3 - rates.launch_us * 1e-6)
+    seconds = max(0.0, share * token_ms * 1e-3 - rates.launch_us * 1e-6)
     return int(seconds * rates.link_gather)
 
 

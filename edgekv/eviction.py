@@ -27,7 +27,7 @@ class Losses:
 
 
 def batch_tokens(n_cells: int, most: int = 512) -> int:
-    """Tokens of a batch for a cache of so many cells: a quarter of it, in whole steps of 16 tokens."""
+    """Tokens of a batch for a cache of so many cells: a quarter of it, a multiple of 16 tokens."""
     return min(most, max(16, n_cells // BATCHES // 16 * 16))
 
 

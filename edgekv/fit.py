@@ -24,7 +24,7 @@ TABLE_BYTES = 48
 """Of one page of one layer and KV head: priority, pin, slot, mass and score, in the library and in Python."""
 
 AUTO_ARENA = 2.0
-"""Slots of an automatic arena for each page that a step attends: a pool no larger than the attended set thrashes."""
+"""Slots of an automatic arena for each page that a token attends: a pool no larger than the attended set thrashes."""
 
 _HEAD_DIMS = (64, 80, 96, 128, 256)  # the kernels there are; the library has the last word
 _SKETCH_BLOCK = 256  # cells; sketches are laid out in blocks of 16 strips of 16 cells
@@ -156,7 +156,7 @@ def head_row_bytes(model: Geometry, kv: KvOptions) -> int:
 
 
 def in_tokens(model: Geometry, kv: KvOptions) -> KvOptions:
-    """The options with what mode evict keeps in tokens: as many cells as the bytes hold, in llama.cpp's steps. Raises ConfigError."""
+    """The options with what mode evict keeps in tokens: as many cells as the bytes hold, in multiples of 256. Raises ConfigError."""
     if kv.mode is not KvMode.EVICT or not kv.keep.bytes:
         return kv
     per_token = model.kv_bytes_per_token(kv.type_k.value, kv.type_v.value)

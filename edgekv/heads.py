@@ -1,4 +1,4 @@
-"""What each head attended: attention mass by page, summed over a few decode steps, and what it says about the head."""
+"""What each head attended: attention mass by page, summed over a few decode steps of one token, and what it says about the head."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """PageTable: the sole owner of where each page lives. Metadata only; the bytes are the tiers' business.
 
-A page's base is the state of its cells, the same for all rows and heads: FREE, FILLING (cells changed in the last step) or HOME
+A page's base is the state of its cells, the same for all rows and heads: FREE, FILLING (cells changed since the run before) or HOME
 (settled). A settled page can have a slot besides: MOVING while the copy is under way, RESIDENT when it is complete.
 """
 
@@ -80,14 +80,14 @@ class PageTable:
     # ---- cells change --------------------------------------------------------------------------------------------------------
 
     def change(self, pages: np.ndarray, empty: np.ndarray) -> np.ndarray:
-        """Cells of these pages (int [n], ascending, each once) changed in this step; empty (bool [n]) ones hold no token now.
+        """Cells of these pages (int [n], ascending, each once) changed since the last run; empty (bool [n]) ones hold no token now.
 
-        They leave their slots and are FILLING until a step does not change them. A MOVING one keeps its slot until its copy ends,
+        They leave their slots and are FILLING until a run finds them unchanged. A MOVING one keeps its slot until its copy ends,
         and is dropped then. Returns the pages (int [n]) whose earlier contents are gone: those that were settled, or are empty.
         """
         any_empty = bool(empty.any())
         if not any_empty and np.array_equal(pages, self._filling):
-            return pages[:0]  # most steps: the same tail page
+            return pages[:0]  # most runs: the same tail page
         settled = self._filling[np.isin(self._filling, pages, invert=True)]
         self._rebase(settled, State.HOME, Reason.SETTLED)
         before = self._base[pages]

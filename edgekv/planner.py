@@ -27,7 +27,7 @@ class Limits:
     """A prefetched page may take the slot of a page whose score is below this share of the mean over residents that are not
     pinned."""
     swap: bool = True
-    """False: a page that has a slot keeps it. Where every page is read in each step, a swap costs a copy and gains nothing."""
+    """False: a page that has a slot keeps it. Where every page is read for each token, a swap costs a copy and gains nothing."""
     fill: bool = False
     """Slots that nobody asked for get any pages: those of all layers and heads alike, from the first page on."""
 
@@ -71,7 +71,7 @@ def plan(scores: np.ndarray | None, pinned: np.ndarray | None, wanted: np.ndarra
 def decide(ranking: Ranking, pinned: np.ndarray | None, wanted: np.ndarray, residency: Residency, limits: Limits) -> MigrationPlan:
     """All rows and heads compete for one pool of slots; MOVING pages are neither promoted nor demoted, pinned ones not demoted.
 
-    ranking: by score, of this residency or one some steps ago. pinned: bool [page] or [row, head, page], or None. wanted: int64
+    ranking: by score, of this residency or one some runs ago. pinned: bool [page] or [row, head, page], or None. wanted: int64
     ids, the most wanted first. Four classes of HOME pages, in this order, each taking what slots the one before leaves:
 
     1. pinned: free slots, then those of the coldest residents;

@@ -4,7 +4,7 @@ The pages of a step fall in three parts: the first ones, where models park atten
 Language Models with Attention Sinks, arXiv:2309.17453), the newest ones, and the middle. A head that finds things in the middle
 is one that a cache must serve (Retrieval Head Mechanistically Explains Long-Context Factuality, arXiv:2404.15574; DuoAttention,
 arXiv:2410.10819). Those works find retrieval heads by copying tests and by training; here they are told by observed mass alone,
-so that a recorded trace or a few live steps are enough.
+so that a recorded trace or a few live steps are enough. A step decodes one token.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ class Tiering:
     def _transport(self) -> Transport:
         if self._plane is None:
             return HostArena(self._copy, self._publish, self._release, self._resize)
-        return DeviceArena(self._ops.step_stream, self._ops.side_stream(), self._begin, self._gather, self._publish, self._release,
+        return DeviceArena(self._ops.ubatch_stream, self._ops.side_stream(), self._begin, self._gather, self._publish, self._release,
                            self._resize, self._fill, self._filled, self._ops.errors)
 
     def _moves(self, ids: np.ndarray, slots: np.ndarray | int = -1) -> np.ndarray:

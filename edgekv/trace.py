@@ -1,4 +1,4 @@
-"""Recorded attention: for each decode step, how much attention mass fell on each page, and what the sketches estimated.
+"""Recorded attention: for each decode step (one token), how much attention mass fell on each page, and what the sketches estimated.
 
 `Trace.open` reads a file that `edgekv trace record` wrote (`edgekv.trace_format` describes it), chunk by chunk while it is
 iterated; `Trace.of` makes one from arrays. Both can be reduced (`cut`) and written (`write`).

@@ -6,7 +6,8 @@
     steps/000032.estimate_b2.npy the same as mass_sum, as the sketches of that kind estimated it
     key_norms.npy                float32 [row, kv_head, page]: mean L2 norm of the keys of each page after the last step
 
-Step 0 is the first after the tokens that were read in batches, the first of the warm-up if there is one. A row is a hooked layer.
+A step decodes one token; step 0 is the first after the tokens that were read in batches, the first of the warm-up if there is one. A
+row is a hooked layer.
 Members may stand in any order. float16 keeps a mass within 0.05 %, or within 3e-8 where it is below 6e-5. Members are deflated,
 one by one, so that a reader needs no more memory than one of them takes.
 

@@ -279,7 +279,7 @@ def test_gather(ops: Ops, row_bytes: tuple[int, int], n_cells: int, page_tokens:
     places = Places(address_of(described), n_rows, address_of(arena), slot_bytes, page_tokens, pages_per_stream, n_cells)
     side = ops.side_stream()
     with ops:
-        side.wait_for(ops.step_stream.record())
+        side.wait_for(ops.ubatch_stream.record())
     ops.gather(places, moves, side)
     done = side.record()
     done.wait()

@@ -32,7 +32,7 @@ from edgekv.vocab import CacheType, KvMode
 BATCH_TOKENS = 512
 
 WARMUP_TOKENS = 16
-"""Steps of full attention before the mode's own: the half-life of the moving average is about 6.6 steps."""
+"""Steps of full attention before the mode's own: the half-life of the moving average is about 6.6 tokens."""
 
 
 class ContextError(Exception):

@@ -185,7 +185,7 @@ class _Run:
 
 
 class _Watch:
-    """Raises, between two decodes, what happened in one: native code calls Python after each step, with nobody above who could
+    """Raises, between two decodes, what happened in one: native code calls Python after each ubatch, with nobody above who could
     catch an observer's error, or Ctrl-C, which is noticed there."""
 
     def __init__(self) -> None:

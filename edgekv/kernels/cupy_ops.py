@@ -23,7 +23,7 @@ from edgekv.residency import Residency, State
 _THREADS = 256
 """Of a block; the search kernels are written for so many."""
 _GATHER_BLOCKS = 64
-"""Saturate the link and leave most of the device to the step."""
+"""Saturate the link and leave most of the device to the ubatch."""
 
 _QUESTION = np.dtype([("values", np.uint64), ("state", np.uint64), ("pins", np.uint64), *((name, np.int32) for name in (
     "pins_stride", "among", "n_heads", "n_pages", "end", "n", "smallest"))], align=True)
@@ -46,7 +46,7 @@ class CupyOps(Ops):
         self._in_flight: list[tuple[Event, np.ndarray]] = []
         with self._device:
             self._stream = cupy.cuda.ExternalStream(stream, index)
-            self.step_stream = _Stream(cupy, self._device, self._stream)
+            self.ubatch_stream = _Stream(cupy, self._device, self._stream)
             scores, moves = (cupy.RawModule(code=source(name), options=("--std=c++17",))
                              for name in ("scores.cuh", "move_pages.cuh"))
             self._ema, self._clear, self._search, self._list = (
@@ -146,7 +146,7 @@ class CupyOps(Ops):
             self._list((n_blocks,), (_THREADS,), (asked, work, at["n_listed"], at["ids"], at["values"]))
             copy = self._pinned(result.itemsize)
             work[_SEARCH_BYTES:].get(out=copy, blocking=False)
-            done = self.step_stream.record()
+            done = self.ubatch_stream.record()
         self._in_flight = [(event, kept) for event, kept in self._in_flight if not event.done()]
         self._in_flight.append((done, copy))  # also where nobody waits for it: the copy is under way
         return Later(done, lambda: _Found(copy.view(result)[0], n))

@@ -11,10 +11,10 @@ BLOCK = 1 << 16
 
 
 def weights(alpha: float, n_tokens: int) -> tuple[np.float32, np.float32]:
-    """What `ema` multiplies mass and scores with, for a step of n_tokens tokens.
+    """What `ema` multiplies mass and scores with, for a run of n_tokens tokens.
 
     scores = a * mass / n_tokens + (1 - a) * scores, with a = 1 - (1 - alpha) ^ n_tokens: for one token the usual EMA. A
-    step of several tokens holds the sum of their masses: it counts as n_tokens steps of its mean, so that scores stay on the scale
+    run of several tokens holds the sum of their masses: it counts as n_tokens runs of its mean, so that scores stay on the scale
     of one token's attention.
     """
     a = alpha if n_tokens == 1 else 1.0 - (1.0 - alpha) ** n_tokens

@@ -4,7 +4,7 @@ Arrays are float32 [row, head, page] where nothing else is said, and live where 
 (an emulated device's memory is host memory), or on a CUDA device (`cupy_ops`). Policies, prefetchers and planner use these and the
 functions of `xp` alone, so that the same file runs on both; pins by page and page states are small and always NumPy arrays.
 
-Work is queued in the order of the calls, on the step's stream: use it inside `with ops:`. What comes to the host comes as a `Later`,
+Work is queued in the order of the calls, on the ubatches' stream: use it inside `with ops:`. What comes to the host comes as a `Later`,
 or, named as such, by `download`, which waits.
 """
 
@@ -37,8 +37,8 @@ class Ops:
     """What a device raises when it fails."""
 
     def __init__(self) -> None:
-        self.step_stream: Stream = HostStream()
-        """The stream that the data plane computes steps on."""
+        self.ubatch_stream: Stream = HostStream()
+        """The stream that the data plane computes ubatches on."""
         self._scratch = np.empty(0, np.float32)
 
     def __enter__(self) -> Ops:
@@ -48,7 +48,7 @@ class Ops:
         pass
 
     def side_stream(self) -> Stream:
-        """A stream beside the step's, for copies."""
+        """A stream beside it, for copies."""
         return HostStream()
 
     # ---- arrays --------------------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class Ops:
 
     def download(self, array: Array) -> np.ndarray:
         """The values in host memory; on the host the array itself. On a device this waits for all that was queued before: not for
-        what runs in every step."""
+        what runs in every run of the policy."""
         return array
 
     # ---- what policies do ----------------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ class HostRanking:
 
 @dataclass(frozen=True)
 class ListedRanking:
-    """From what a device listed: the best and the worst of a step that may be some steps ago, each in any order."""
+    """From what a device listed: the best and the worst of a run that may be some runs ago, each in any order."""
 
     best: Top
     """Pages that were HOME, not pinned and had a score above zero."""

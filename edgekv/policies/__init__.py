@@ -60,7 +60,7 @@ POLICIES.add("hierarchical", Hierarchical, "four levels by how often a page was 
 POLICIES.add("morphkv", MorphKv, "what the newest tokens together attend", "MorphKV, arXiv:2503.00979")
 POLICIES.add("treekv", TreeKv, "neighbours compared in turn: sparse at the beginning, dense at the end", "TreeKV, arXiv:2501.04987")
 POLICIES.add("knorm", KNorm, "keys of low norm", "L2 norm, arXiv:2406.11430")
-POLICIES.add("oracle", Oracle, "what the step itself attends: the ceiling, in the simulator only", "classic")
+POLICIES.add("oracle", Oracle, "what the token itself attends: the ceiling, in the simulator only", "classic")
 POLICIES.add("random", Random, "a fixed random order: the least to beat", "classic")
 POLICIES.add("none", NoPolicy, "no opinion: sketches alone decide", "EdgeKV")
 
@@ -76,7 +76,7 @@ def kinds(spec: str) -> list[type[Policy]]:
 def check_live(spec: str) -> None:
     """Raises ConfigError where a live context cannot run the policy, or there is none of that name."""
     if any(kind.clairvoyant for kind in kinds(spec)):
-        raise ConfigError(f"the policy {spec!r} needs to see a step's attention before the step, so only `edgekv sim` can run it; "
+        raise ConfigError(f"the policy {spec!r} needs to see a token's attention before the token, so only `edgekv sim` can run it; "
                           "choose another")
 
 

@@ -17,7 +17,7 @@ class Settings:
     """The numbers policies are made with."""
 
     alpha: float = 0.1
-    """ema: weight of the newest step."""
+    """ema: weight of the newest token."""
     sink_tokens: int = 16
     """anchor: pages that begin before this position are pinned."""
     recent_tokens: int = 64
@@ -66,7 +66,7 @@ class Policy:
     needs_keys = False
     """It wants `Observation.key_norms`."""
     clairvoyant = False
-    """It wants to see a step's mass before it is attended: only a simulator can do that."""
+    """It wants to see a run's mass before it is attended: only a simulator can do that."""
 
     def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
         """scores: zeros to keep them in; None: the policy makes its own."""
@@ -87,7 +87,7 @@ class Policy:
         return None
 
     def update(self, observation: Observation) -> None:
-        """Take in a step. Called in each, also where no mass was observed."""
+        """Take in the tokens since the last run. Called in each run, also where no mass was observed."""
 
     def most(self, n_budget: int) -> int:
         """How many pages of a budget of so many for each head it would keep, where its source fixes that."""

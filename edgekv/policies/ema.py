@@ -31,7 +31,7 @@ class Ema(Policy):
             self.take(observation.mass_sum, observation.n_used_end, observation.n_tokens)
 
     def take(self, mass: Array, end: int, n_tokens: int) -> None:
-        """Mass of a step of n_tokens, on the pages before `end`."""
+        """Mass of a run of n_tokens, on the pages before `end`."""
         self._n_tokens += n_tokens
         look = self._n_tokens >= self._flush_tokens
         if look:

@@ -15,7 +15,7 @@ class EmaAny(Policy):
 
         score = alpha * (maximum over the KV heads of mass) + (1 - alpha) * score,  the same for all heads
 
-    A step of several tokens has the maximum of their sums.
+    A run of several tokens has the maximum of their sums.
     """
 
     scoring = True

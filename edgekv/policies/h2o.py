@@ -13,9 +13,9 @@ from edgekv.vocab import Split
 
 class H2O(Policy):
     """H2O, "Heavy-Hitter Oracle for Efficient Generative Inference" (arXiv:2306.14048): half of the budget for the newest tokens, which
-    are pinned, half for those with most attention accumulated over all steps, in each head on its own:
+    are pinned, half for those with most attention accumulated over all tokens, in each head on its own:
 
-        score = sum over steps of mass / tokens observed
+        score = sum over tokens of mass / tokens observed
 
     The division keeps the order, and the scale of a token's attention. A page of 16 tokens has the sum of theirs, so that one heavy
     token keeps its neighbours. The source accumulates over the prompt too; here what is observed counts. Where nobody knows the

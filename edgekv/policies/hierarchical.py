@@ -20,7 +20,7 @@ class Hierarchical(Policy):
         score = access_mass / 4 * (level + count / (count + window_tokens))
 
     with the larger of the counts of the last window and of the one that runs, so that a new page is known before its first window
-    ends. The source counts tokens; a page counts where the sum of its tokens is among the best. A step of several tokens counts with
+    ends. The source counts tokens; a page counts where the sum of its tokens is among the best. A run of several tokens counts with
     all of them, and a window is that much longer. The source names no number of best; `n_top` is ours.
     """
 

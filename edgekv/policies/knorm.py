@@ -16,7 +16,7 @@ class KNorm(Policy):
 
         score = 1 / (L2 norm of the key)
 
-    A page counts with the mean norm of its keys. It looks at no attention: unobserved steps teach it as much as others. The source
+    A page counts with the mean norm of its keys. It looks at no attention: unobserved tokens teach it as much as others. The source
     leaves the first two layers whole; here they are as the others.
     """
 

@@ -13,7 +13,7 @@ class Lfu(Policy):
     """score = access_mass * (tokens that accessed the page) / (tokens observed), where a token accesses a page with a mass above
     access_mass. Nothing decays, as in plain LFU; of pages accessed as often, selection takes the newer. Never accessed: 0.
 
-    A step of several tokens accesses a page with all of them, where their mean mass is above access_mass, or with none.
+    A run of several tokens accesses a page with all of them, where their mean mass is above access_mass, or with none.
     """
 
     scoring = True

@@ -21,7 +21,7 @@ class Mlfq(Policy):
 
         score = access_mass / 8 * (queue + 1 / (1 + tokens since it was accessed or sank)),  never accessed: 0
 
-    An access is a mass above access_mass per token; each token of a step counts, as in `lfu`. MQ's source takes the lifetime from the
+    An access is a mass above access_mass per token; each token of a run counts, as in `lfu`. MQ's source takes the lifetime from the
     peak of the distances between accesses in a trace; here it is `window_tokens`. It lets one page of each queue sink per access;
     here all that are due do.
     """

@@ -19,11 +19,11 @@ N_CHUNKS = 8
 class MorphKv(Policy):
     """MorphKV, "Dialogue Without Limits: Constant-Sized KV Caches for Extended Responses in LLMs" (arXiv:2503.00979): the R newest
     tokens (`n_window`) are kept, and of the distant ones those that they attend most, summed over their queries ("sum fusion", its
-    default for long prompts), anew in each step:
+    default for long prompts), anew in each run:
 
         score = sum over the last R tokens of mass / R,  in each head on its own
 
-    The window is R tokens to an eighth: mass is summed in chunks of R / 8 tokens, and the oldest leaves as a whole. Steps of more
+    The window is R tokens to an eighth: mass is summed in chunks of R / 8 tokens, and the oldest leaves as a whole. Runs of more
     tokens are chunks of their own. A page has the sum of its tokens; the pages with one of the R newest are pinned.
     """
 

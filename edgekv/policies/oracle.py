@@ -1,4 +1,4 @@
-"""What the step itself will attend."""
+"""What the token itself will attend."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from edgekv.policies.base import Policy
 
 
 class Oracle(Policy):
-    """score = mass of the very step that selects by it: no policy by pages can cover more with the same split of the budget. It needs a
-    recording (`clairvoyant`), so the simulator alone can run it. A step of several tokens counts with their mean."""
+    """score = mass of the very token that selects by it: no policy by pages can cover more with the same split of the budget. It needs a
+    recording (`clairvoyant`), so the simulator alone can run it. A run of several tokens counts with their mean."""
 
     scoring = True
     clairvoyant = True

@@ -28,12 +28,12 @@ class S3Fifo(Policy):
       its ghost is remembered until as many others as the main queue holds went with it or after it;
     - else of the main queue goes, or with a hit enters it anew with one hit less.
 
-    A step accesses many pages at once: they enter together, in the order of pages, and then as many as are too many go, which is what
+    A run accesses many pages at once: they enter together, in the order of pages, and then as many as are too many go, which is what
     the loop would do. Where nobody knows the budget, everything fits.
 
         score = access_mass / 6 * ((2 + hits + r) in the main queue, (1 + r) in the small, r / 2 as a ghost), otherwise 0
 
-    with r = 1 / (1 + steps since the page entered): in the cache before outside, and in the order in which pages would go.
+    with r = 1 / (1 + runs since the page entered): in the cache before outside, and in the order in which pages would go.
     """
 
     scoring = True
@@ -44,15 +44,15 @@ class S3Fifo(Policy):
         self._hits, self._ghosts, self._entered = (ops.zeros(shape.axes, np.int32) for _ in range(3))  # ghosts: number, 0: none
         self._n_ghosts = ops.zeros((*shape.axes[:2], 1), np.int32)
         self._pages = ops.upload(np.arange(1, shape.n_pages + 1, dtype=np.int32))
-        self._oldest = _HIT // (shape.n_pages + 1) - 2  # steps; what is older counts as that old
-        self._step = 0
+        self._oldest = _HIT // (shape.n_pages + 1) - 2  # runs; what is older counts as that old
+        self._n_runs = 0
 
     def update(self, observation: Observation) -> None:
         end = observation.n_used_end
         if not observation.observed or not end:
             return
-        self._step += 1
-        xp, step = self.ops.xp, np.int32(self._step)
+        self._n_runs += 1
+        xp, now = self.ops.xp, np.int32(self._n_runs)
         small, main, hits, ghosts, entered = (
             array[:, :, :end] for array in (self._small, self._main, self._hits, self._ghosts, self._entered))
         capacity = min(observation.n_budget or end, end)
@@ -66,7 +66,7 @@ class S3Fifo(Policy):
         main |= returns
         small |= enters & ~returns
         ghosts *= ~enters
-        xp.copyto(entered, step, where=enters)
+        xp.copyto(entered, now, where=enters)
 
         n_small = xp.sum(small, axis=2, keepdims=True, dtype=np.int32)
         too_many = n_small + xp.sum(main, axis=2, keepdims=True, dtype=np.int32) - np.int32(capacity)
@@ -78,16 +78,16 @@ class S3Fifo(Policy):
         main |= moves
         hits *= ~leaves
         ghosts[...] = xp.where(goes, self._n_ghosts + np.int32(1), ghosts)
-        xp.copyto(entered, step, where=moves)
+        xp.copyto(entered, now, where=moves)
         n_gone = xp.sum(goes, axis=2, keepdims=True, dtype=np.int32)
         self._n_ghosts += n_gone
 
-        self._leave_main(main, hits, entered, step, too_many - n_gone)
-        r = np.float32(1) / (step + np.int32(1) - entered).astype(np.float32)
+        self._leave_main(main, hits, entered, now, too_many - n_gone)
+        r = np.float32(1) / (now + np.int32(1) - entered).astype(np.float32)
         worth = main * (hits + (r + np.float32(2))) + small * (r + np.float32(1)) + (ghosts > 0) * r * np.float32(0.5)
         xp.multiply(worth, np.float32(self.settings.access_mass / 6), out=self._scores[:, :, :end])
 
-    def _leave_main(self, main: Array, hits: Array, entered: Array, step: np.int32, n: Array) -> None:
+    def _leave_main(self, main: Array, hits: Array, entered: Array, now: np.int32, n: Array) -> None:
         """The n pages that a loop over the oldest would drop: those with the fewest hits, the oldest first. A survivor lost a hit each
         time the loop came by, and entered anew."""
         xp, order = self.ops.xp, self._order(entered)
@@ -99,12 +99,12 @@ class S3Fifo(Policy):
         passed = main & (order < last - rounds * np.int32(_HIT))
         hits -= (rounds + passed) * main
         hits *= ~goes
-        xp.copyto(entered, step, where=passed)
+        xp.copyto(entered, now, where=passed)
 
     def _order(self, entered: Array) -> Array:
         """int32, above 0 and below _HIT: the older a page, the less; of those that entered together the lower page."""
         end = entered.shape[2]
-        age = self.ops.xp.minimum(np.int32(self._step) - entered, np.int32(self._oldest))
+        age = self.ops.xp.minimum(np.int32(self._n_runs) - entered, np.int32(self._oldest))
         return (np.int32(self._oldest) - age) * np.int32(self.shape.n_pages + 1) + self._pages[:end]
 
     def _smallest(self, values: Array, among: Array, n: Array) -> Array:

@@ -18,7 +18,7 @@ class Streaming(Policy):
         score = 1 / (1 + age in pages),  of the sinks: KEPT
 
     so that the window is what the budget leaves. The sinks are the pages that begin before `sink_tokens` (the source has 4 tokens, of
-    which a page makes 16), in each stream. It looks at no attention: unobserved steps teach it as much as others.
+    which a page makes 16), in each stream. It looks at no attention: unobserved tokens teach it as much as others.
     """
 
     scoring = True

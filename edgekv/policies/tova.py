@@ -14,10 +14,10 @@ class Tova(Policy):
     """TOVA, "Transformers are Multi-State RNNs" (arXiv:2401.06104): what the newest token attends least goes first. Its default averages
     the attention over all heads of a layer, so that a layer keeps the same tokens in each:
 
-        score = mean over the layer's KV heads of the newest step's mass
+        score = mean over the layer's KV heads of the newest run's mass
 
     Nothing is remembered: a page that was not attended has 0, and stays away as if it were dropped. A page has the sum of its
-    tokens. A step of several tokens counts with their mean.
+    tokens. A run of several tokens counts with their mean.
     """
 
     scoring = True

@@ -10,14 +10,14 @@ from edgekv.policies.age import by_page, newest
 from edgekv.policies.base import Settings
 
 PROMPT_TOKENS = 16
-"""A step of more tokens than this that was not observed is a prompt, or part of one."""
+"""A run of more tokens than this that was not observed is a prompt, or part of one."""
 
 
 class PromptWindow:
     """Sums mass over the first `n_window` tokens that are observed after a prompt, then stays as it is until the next one.
 
     The sources look at the last tokens of the prompt; these are read in batches that nobody observes, so the window begins where they
-    end (a recording's warm-up is the same). Steps of several tokens count with all of them: the window may be that much longer.
+    end (a recording's warm-up is the same). Runs of several tokens count with all of them: the window may be that much longer.
     There is one for all streams.
     """
 
@@ -36,7 +36,7 @@ class PromptWindow:
         return self.n_tokens >= self._n_window and not self._begins
 
     def take(self, observation: Observation) -> bool:
-        """A step. Whether it was one of the window."""
+        """A run. Whether it was one of the window."""
         if not observation.observed:
             self._begins |= observation.n_tokens > PROMPT_TOKENS
             return False

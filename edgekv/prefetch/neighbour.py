@@ -12,7 +12,7 @@ from edgekv.residency import Residency
 
 
 class Neighbour(Prefetcher):
-    """Beside each of the `limit` pages with most attention mass in the last step, the next page and the one before: text that is
+    """Beside each of the `limit` pages with most attention mass in the last run, the next page and the one before: text that is
     attended tends to be read on. In the same row, head and stream."""
 
     def wanted(self, observation: Observation, residency: Residency, limit: int) -> Later[np.ndarray]:

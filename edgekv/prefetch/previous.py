@@ -1,4 +1,4 @@
-"""What was attended in the last step."""
+"""What was attended last."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgekv.residency import Residency, State
 
 
 class Previous(Prefetcher):
-    """The HOME pages with most attention mass in the last step: neighbouring tokens attend much the same pages."""
+    """The HOME pages with most attention mass in the last run: neighbouring tokens attend much the same pages."""
 
     def wanted(self, observation: Observation, residency: Residency, limit: int) -> Later[np.ndarray]:
         if not observation.observed:

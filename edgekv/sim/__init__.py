@@ -6,7 +6,7 @@
     with Trace.open("prose.trace") as trace:
         print(simulate(trace, Setting(policy="ema+anchor+recent", budget=0.1)).row())
 
-A step t, with the policies and prefetchers that run live:
+A step t, which decodes one token, with the policies and prefetchers that run live:
 
 1. The policy has seen the steps before t (the oracle t too: observation "ahead"). Selection takes its pins and the page being
    filled, then the pages of the highest value up to the budget: by the policy's scores, or with a sketch by (1 - blend) * estimate

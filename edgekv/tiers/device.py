@@ -24,7 +24,7 @@ class _Copy:
 class DeviceArena(Transport):
     """A transport that copies on a side stream and publishes what has arrived: nothing here waits but `close`.
 
-    Two orders keep the bytes right. A copy begins after all that stands in the step's stream when it is queued: that step may still
+    Two orders keep the bytes right. A copy begins after all that stands in the ubatches' stream when it is queued: a ubatch may still
     read a slot that was released before, and what it stored in home must have arrived there. And a page is published only when the
     event behind its copy is over.
 
@@ -38,11 +38,11 @@ class DeviceArena(Transport):
     device raises when it fails.
     """
 
-    def __init__(self, step: Stream, side: Stream, begin: Callable[[np.ndarray, np.ndarray], None],
+    def __init__(self, ubatches: Stream, side: Stream, begin: Callable[[np.ndarray, np.ndarray], None],
                  gather: Callable[[np.ndarray, np.ndarray, Stream], None], publish: Callable[[np.ndarray, np.ndarray], np.ndarray],
                  release: Callable[[np.ndarray], None], resize: Callable[[int], None], fill: Callable[[np.ndarray, np.ndarray], None],
                  filled: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]], errors: tuple[type[Exception], ...] = ()):
-        self._step, self._side = step, side
+        self._ubatches, self._side = ubatches, side
         self._begin, self._gather = begin, gather
         self._publish, self._release, self._resize = publish, release, resize
         self._fill, self._filled = fill, filled
@@ -67,7 +67,7 @@ class DeviceArena(Transport):
     def _copy(self, ids: np.ndarray, slots: np.ndarray) -> Event:
         try:
             self._begin(ids, slots)
-            self._side.wait_for(self._step.record())
+            self._side.wait_for(self._ubatches.record())
             self._gather(ids, slots, self._side)
             return self._side.record()
         except self._errors as error:

@@ -116,11 +116,11 @@ bench.add_command(ladder)
 @option("--page-tokens", type=click.IntRange(1), help="Cells per page.  [default: 16]")
 @option("--modes", type=ModeList(), default="off,exact,sparse", show_default=True, help=_MODES_HELP)
 @option("-n", "--steps", type=click.IntRange(1), default=64, show_default=True,
-        help="Timed decode steps of a pass.")
+        help="Timed tokens of a pass, decoded one by one.")
 @option("-r", "--rounds", type=click.IntRange(1), default=3, show_default=True,
         help="Passes of each mode, in turns.")
 @option("--warmup", type=click.IntRange(1), default=16, show_default=True,
-        help="Steps of full attention before each pass, not measured: a mode's policy begins with what it saw in them.")
+        help="Tokens decoded with full attention before each pass, not measured: a mode's policy begins with what it saw in them.")
 @option("--prefill/--no-prefill", default=False, show_default=True,
         help="Compare prefill too; the text is then read from its start for each mode and depth.")
 @output_option("json", "csv", "md")
@@ -132,10 +132,10 @@ def kv(
     """Compare decode time and predictions of KV modes with stock llama.cpp, on the same tokens of a text.
 
     The text is read in once; then the modes take turns, each decoding the same tokens in passes of its own. "ms/token" is the
-    median time of a decode step. Stock is measured with flash attention ("off-flash") and without ("off-noflash"); "off" has the
+    median time of a decoded token. Stock is measured with flash attention ("off-flash") and without ("off-noflash"); "off" has the
     figures of the faster, which "best stock" names, and "x stock" says how many times as fast as that one a mode is. "limit ms" is
-    a step with an empty cache, what the weights alone cost, and "x limit" how many times that a step takes. "growth" says how much
-    longer a step takes than at the smallest depth. "KLD stock" and "KLD exact" are the mean divergence of the predicted distribution
+    a token with an empty cache, what the weights alone cost, and "x limit" how many times that a token takes. "growth" says how much
+    longer a token takes than at the smallest depth. "KLD stock" and "KLD exact" are the mean divergence of the predicted distribution
     from off-flash's and from that of full attention in our kernel (the KLD of off-noflash: how far two correct kernels are apart on
     this model); "NLL +%" and "same top" compare with the latter: by how much the text has become less likely, and how often both find
     the same token most likely. "attended" is the part of the visible pages that was attended, "coverage" the estimated part of the

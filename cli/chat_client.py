@@ -49,7 +49,7 @@ class Timings:
 
     @property
     def decode_tps(self) -> float | None:
-        # The first token comes out of the prefill: n tokens are n - 1 decode steps.
+        # The first token comes out of the prefill: n tokens are n - 1 decoded ones.
         return 1e3 * (self.n_predicted - 1) / self.predicted_ms if self.n_predicted > 1 and self.predicted_ms > 0 else None
 
 

@@ -35,7 +35,7 @@ class ChatLoop:
         keyboard = ChatInput(list(chat_commands.COMMANDS), self.renderer.note, self.renderer.styled)
         while not self.leaving:
             try:
-                self._step(keyboard)
+                self._turn(keyboard)
             except ContextOverflow as error:
                 self.renderer.error(overflow_advice(error, self.server.model.n_ctx_train, in_session=True))
             except EdgeKVError as error:
@@ -45,7 +45,7 @@ class ChatLoop:
             except KeyboardInterrupt:  # between an answer and the prompt: there is nothing to stop
                 continue
 
-    def _step(self, keyboard: ChatInput) -> None:
+    def _turn(self, keyboard: ChatInput) -> None:
         draft = self.conversation.draft
         message = keyboard.read("".join(f"[{name}] " for name, _ in draft.files) + "> ", draft.text)
         if message is None:

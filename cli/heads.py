@@ -68,7 +68,7 @@ def heads(
     would use; "on few" the part of the rest that lies on its best twentieth of the pages, "change" the part that moves to other
     pages from token to token; "top page" is the strongest page that is neither the first nor recent.
 
-    The roles: retrieval (a fifth or more of its mass in the middle, on few pages, others in each step), anchor (most of its mass
+    The roles: retrieval (a fifth or more of its mass in the middle, on few pages, others for each token), anchor (most of its mass
     on the first page), recency (most on the last pages), other (none of these: diffuse, or always the same pages). Below the
     table stands the map of all layers.
 

@@ -45,16 +45,16 @@ COLUMNS = [
 @option("--trace", "traces", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
         help="A recorded trace (edgekv trace record) in place of --text, -d and -n. Several times for several.")
 @option("-d", "--depth", type=click.IntRange(64), default=7168, show_default=True,
-        help="Tokens in the cache when the measured steps begin.")
+        help="Tokens in the cache when the measured ones begin.")
 @option("-n", "--steps", type=click.IntRange(1), default=1024, show_default=True,
-        help="Decode steps that are recorded and simulated.")
+        help="Tokens that are decoded one by one, recorded and simulated.")
 @option("--text", "texts", type=NAMES, default="prose,code,dialogue", show_default=True,
         help="Texts to read and predict: prose, code or dialogue (made from Python's standard library), or files.")
 @option("--budgets", type=BUDGETS, default="5%,10%,20%,30%", show_default=True,
         help="Shares of the visible pages that a head attends on average.")
 @option("--live/--no-live", default=True, show_default=True,
         help="Also decode in the KV modes that rungs stand for: divergence from full attention and time per token.")
-@option("--live-steps", type=click.IntRange(2), default=128, show_default=True, help="Steps that each live mode decodes.")
+@option("--live-steps", type=click.IntRange(2), default=128, show_default=True, help="Tokens that each live mode decodes.")
 @option("-r", "--rounds", type=click.IntRange(1), default=1, show_default=True,
         help="Passes of each live mode, in turns; the times are medians.")
 @option("-t", "--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads.")
@@ -71,7 +71,7 @@ def ladder(
     A trace of each text is recorded and every rung is simulated on it, at each budget. "hits" are the 8 pages a head wants most
     that were in fast memory, "by mass" the attention on pages in fast memory, "coverage" that on attended pages; "gain" is to the
     rung without the idea: for each prefetch to "+ per head", for "ema, all seen" to "+ recent pins". "fetched" are pages moved
-    per step and head. "sees" says what the policy observes: honest is what was attended, full is every page, as only a recording
+    per token and head. "sees" says what the policy observes: honest is what was attended, full is every page, as only a recording
     has it. "published" is what the design's source gives for the rung. KLD, "same top" and "x exact ms" (below 1 is faster than
     full attention) are live, for rungs that a KV mode stands for. With several texts the means are shown; JSON and CSV have each
     text.

@@ -22,7 +22,7 @@ COMMANDS = {
     "policies": ("edgekv.cli.policies", "policies", "List the policies, prefetchers and budgets, with their sources."),
     "quality": ("edgekv.cli.quality", "quality", "Say what a KV mode costs in predictions and answers."),
     "bench": ("edgekv.cli.bench", "bench", "Measure speed and fidelity against stock llama.cpp."),
-    "trace": ("edgekv.cli.trace", "trace", "Record where a model's attention goes, step by step."),
+    "trace": ("edgekv.cli.trace", "trace", "Record where a model's attention goes, token by token."),
     "sim": ("edgekv.cli.sim", "sim", "Replay recorded attention against policies, without a model."),
     "report": ("edgekv.cli.report", "report", "Make one HTML page of measured results, with pictures."),
     "models": ("edgekv.cli.models", "models", "Write model files of random weights in known shapes, to measure with."),

@@ -15,7 +15,7 @@ from edgekv.cli.progress import progress_bar
 @option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE",
         help="Where the page goes.  [default: report.html in DIR]")
 @option("-n", "--steps", type=click.IntRange(1), default=256, show_default=True,
-        help="Decode steps of each trace that are simulated for the pictures.")
+        help="Tokens of each trace that are simulated for the pictures.")
 def report(folder: Path, out: Path | None, steps: int) -> None:
     """Make one self-contained HTML page of the results in DIR.
 

@@ -83,13 +83,13 @@ _ONLY_IF_THEY_DIFFER = {"trace", "sketch", "prefetch", "pool"}
 @option("--prefetch", metavar="NAME", default="none", show_default=True,
         help="Which pages are brought in before anything asks for them.")
 @option("--prefetch-pages", type=click.FloatRange(min=0), default=1.0, show_default=True,
-        help="How many a head may get in a step, on average over heads.")
+        help="How many a head may get for each token, on average over heads.")
 @option("--pool", type=click.FloatRange(min=1), default=1.0, show_default=True,
         help="Hot pages that are kept, in units of the budget; 1: those that were attended.")
 @option("--coverage", type=_SHARE, default="0", show_default=True, metavar="SHARE",
         help="A head attends no more pages than are worth this share of all it sees, e.g. 95%; 0: no target.")
 @option("--access", metavar="topN|massP%", default="top8", show_default=True,
-        help="Which pages a head wants in a step: the N with most true mass, or those with more than P % of it.")
+        help="Which pages a head wants for a token: the N with most true mass, or those with more than P % of it.")
 @option("--set", "assignments", multiple=True, metavar="NAME=VALUE",
         help="A number of the policies, such as alpha=0.02. Several times for several.")
 @option("--by", type=click.Choice(["policy", "layer", "head"]), default="policy", show_default=True, help="What a row is about.")
@@ -103,14 +103,14 @@ def sim(
     """Replay recorded attention (`edgekv trace record`) against policies, without a model: a row for each trace, policy and
     budget.
 
-    Each step the policy, which has seen the steps before, chooses the pages to attend: its pins and the page being filled, then
-    those of the highest score, or with --sketch of the recorded estimate blended with the score. "coverage" is the part of the
-    true attention mass that fell on attended pages, mean over heads and steps, "worst" that of the worst head. A page is hot
-    where it stands in fast memory when the step reads it: without a sketch what is attended is known before the step and has been
-    brought in, with one it is what the step before left; --prefetch and --pool add to it. "hits" is the part of the pages a head
-    wants (--access) that are hot, "hit mass" the part of the mass on hot pages, "found hot" the part of the attended pages that
-    were hot when the step before ended, and "fetched" how many pages become hot for each step and head. "attended" and "hot" are
-    parts of the visible pages. The first steps of a trace, its window, are seen in full by every policy and not counted.
+    A step decodes one token. In each the policy, which has seen the steps before, chooses the pages to attend: its pins and the
+    page being filled, then those of the highest score, or with --sketch of the recorded estimate blended with the score. "coverage"
+    is the part of the true attention mass that fell on attended pages, mean over heads and steps, "worst" that of the worst head. A
+    page is hot where it stands in fast memory when the step reads it: without a sketch what is attended is known before the step
+    and has been brought in, with one it is what the step before left; --prefetch and --pool add to it. "hits" is the part of the
+    pages a head wants (--access) that are hot, "hit mass" the part of the mass on hot pages, "found hot" the part of the attended
+    pages that were hot when the step before ended, and "fetched" how many pages become hot for each step and head. "attended" and
+    "hot" are parts of the visible pages. The first steps of a trace, its window, are seen in full by every policy and not counted.
 
     What a policy misses does not change the later layers and tokens here, as it would in a model. JSON and CSV have more columns.
     """

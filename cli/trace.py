@@ -29,12 +29,12 @@ def trace() -> None:
 @option("--text", default="prose", show_default=True, metavar="TEXT",
         help="What is read: prose, code or dialogue (made from Python's standard library), or a file.")
 @option("-d", "--depth", type=click.IntRange(min=2), default=7168, show_default=True,
-        help="Tokens before the steps that count, those of the window among them.")
-@option("-n", "--steps", type=click.IntRange(min=1), default=1024, show_default=True, help="Decode steps that count.")
+        help="Tokens before those that count, those of the window among them.")
+@option("-n", "--steps", type=click.IntRange(min=1), default=1024, show_default=True, help="Tokens that count, decoded one by one.")
 @option("--window", type=click.IntRange(min=0), default=32, show_default=True,
         help="The last tokens before them, decoded one by one: every policy sees their attention in full.")
 @option("--sketches", type=CommaList(click.Choice(_KINDS), "KIND,..."), default=SketchKind.B2.value, show_default=True,
-        help=f"Whose estimates are recorded, of {', '.join(_KINDS[:-1])}; each further kind is another pass over the steps. "
+        help=f"Whose estimates are recorded, of {', '.join(_KINDS[:-1])}; each further kind is another pass over them. "
              f"{_KINDS[-1]}: attention alone.")
 @option("--type-k", type=click.Choice(_TYPE_NAMES), default="f16", show_default=True, help="Type of the K cache.")
 @option("--type-v", type=click.Choice(_TYPE_NAMES), default="f16", show_default=True, help="Type of the V cache.")
@@ -46,7 +46,7 @@ def record(
 ) -> None:
     """Record the attention of a model that reads a text with full attention.
 
-    The text is read in up to the window, and then decoded token by token. For each step the file has the attention mass on every
+    The text is read in up to the window, and then decoded token by token. For each token the file has the attention mass on every
     page of every layer and KV head, summed over the query heads of the group and as their maximum, and what the sketches of the
     page estimated beside it; the format stands in edgekv/trace_format.py. Only layers that EdgeKV's attention serves are
     recorded. The file is there when the recording is complete; one that is interrupted leaves nothing.

@@ -31,12 +31,24 @@ std::string library_folder() {
     return own.substr(0, own.find_last_of("/\\") + 1);
 }
 
+static decltype(&ggml_get_type_traits_cpu) g_type_traits = nullptr;
+
 bool load_backends() {
     if (ggml_backend_reg_count() == 0) {
         ggml_backend_load_all_from_path(library_folder().c_str());  // without a path ggml looks in the current folder
     }
 
-    return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) != nullptr;
+    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    if (cpu) {
+        void * found  = ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu), "ggml_get_type_traits_cpu");
+        g_type_traits = reinterpret_cast<decltype(g_type_traits)>(found);
+    }
+
+    return g_type_traits != nullptr;
+}
+
+const ggml_type_traits_cpu * cpu_type_traits(ggml_type type) {
+    return g_type_traits(type);
 }
 
 }  // namespace edgekv

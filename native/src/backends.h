@@ -1,13 +1,18 @@
 // ggml's backends where the build made each a library of its own, and the folder in which all libraries of the package lie.
 #pragma once
 
+#include "ggml-cpu.h"
+
 #include <string>
 
 namespace edgekv {
 
 std::string library_folder();  // with the separator at its end; empty: the system does not tell
 
-// Loads what lies there, the best variant for this processor among them; where backends are linked in, nothing. false: none is there.
+// Loads what lies there, the best variant for this processor among them; where backends are linked in, nothing. false: there is none of ours.
 bool load_backends();
+
+// How ggml's CPU backend converts rows of a type; after load_backends().
+const ggml_type_traits_cpu * cpu_type_traits(ggml_type type);
 
 }  // namespace edgekv

@@ -1,6 +1,6 @@
 #include "nodes_internal.h"
 
-#include "ggml-cpu.h"
+#include "backends.h"
 
 namespace edgekv {
 
@@ -19,7 +19,7 @@ void store_head(const ggml_tensor * cur, const ggml_tensor * idxs, const ggml_te
     char *        dst = static_cast<char *>(cache->data) + row*cache->nb[1] + head*ggml_row_size(cache->type, n);
     const float * src = reinterpret_cast<const float *>(static_cast<const char *>(cur->data) + token*cur->nb[2] + head*cur->nb[1]);
 
-    ggml_get_type_traits_cpu(cache->type)->from_float(src, dst, n);
+    cpu_type_traits(cache->type)->from_float(src, dst, n);
 }
 
 void sketch_head(const Layer & layer, const ggml_tensor * view, int head) {

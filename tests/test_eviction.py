@@ -429,7 +429,7 @@ def test_a_cache_over_anothers_cells_is_left_alone(synthetic, tmp_path):
         assert guest.memory().home_bytes == 0, "counted where it belongs"
         assert native.free_pages(guest._native_handle(), np.arange(4)) == 0
         draft.decode([270], [chat.position], [0])
-        assert guest.stats.n_steps_hooked == 0 and (run.cells.stream().positions == before).all()
+        assert guest.stats.n_ubatches_hooked == 0 and (run.cells.stream().positions == before).all()
         draft.close()
 
         with runtime.defaults(evict(512)):

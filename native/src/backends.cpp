@@ -35,7 +35,12 @@ static decltype(&ggml_get_type_traits_cpu) g_type_traits = nullptr;
 
 bool load_backends() {
     if (ggml_backend_reg_count() == 0) {
+        ggml_log_callback before;
+        void * user;
+        ggml_log_get(&before, &user);
+        ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr);  // it would tell each library that it opens
         ggml_backend_load_all_from_path(library_folder().c_str());  // without a path ggml looks in the current folder
+        ggml_log_set(before, user);
     }
 
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);

@@ -125,6 +125,7 @@ class Runtime:
     def _leave_arena(self, mode: KvMode) -> None:
         """On a device the policy ends where the mode has none: the memory that its pages are in goes."""
         if self._tiering is not None and self._tiering.on_device and not has_tiers(self._native_handle(), mode):
+            core.set_mode(self._native_handle(), self.mode)  # changes nothing, and is refused where another thread decodes
             self._tiering.close()
             self._tiering = None
 

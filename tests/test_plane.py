@@ -4,6 +4,7 @@ llama.cpp's CPU backend. The host plane and stock llama.cpp are the yardstick.""
 from __future__ import annotations
 
 import ctypes
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -358,6 +359,34 @@ def test_mode_off_gives_the_memory_of_the_arena_back(synthetic, mode: str):
         assert np.array_equal(logits_of(llama), expected) or mode == "sparse"
         logits_of(llama, (1,) * 40)
         assert check(llama.kv).n_slots > 0 and llama.kv.tiers().n_resident > 0
+
+
+def test_a_mode_that_is_refused_takes_nothing_apart(synthetic):
+    """The thread that decodes uses the arena while another asks for mode off."""
+    refused = []
+
+    def off(run) -> None:
+        try:
+            run.mode = "off"
+        except ConfigError as error:
+            refused.append(str(error))
+
+    def elsewhere(run) -> None:
+        thread = threading.Thread(target=off, args=(run,))
+        thread.start()
+        thread.join()
+
+    with attached(synthetic("llama"), KvOptions(device="emulated", **ALL), n_seq=1, n_threads=1) as (context, run):
+        context.decode(range(260, 340), range(80), [0] * 80)
+        for position in range(80, 120):
+            context.decode([270], [position], [0])
+        assert run.tiers().n_slots > 0
+        run.observers.append(lambda ubatch: elsewhere(run))
+        context.decode([271], [120], [0])
+        assert len(refused) == 1 and "decodes on another thread" in refused[0]
+        assert run.tiers().n_slots > 0
+        run.observers.clear()
+        context.decode([272], [121], [0])
 
 
 def test_the_arena_gives_memory_back_when_it_is_asked(synthetic):

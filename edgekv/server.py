@@ -22,7 +22,7 @@ from edgekv.eviction import batch_tokens
 from edgekv.fit import ContextChoice, cells, choose_context, in_tokens
 from edgekv.models import Geometry, geometry
 from edgekv.server_log import ServerLog
-from edgekv.server_options import LOOPBACK, ServerOptions, check_evict, check_extra, free_port
+from edgekv.server_options import LOOPBACK, ServerOptions, check_evict, check_extra, free_port, later_bytes
 from edgekv.vocab import DeviceKind, KvMode
 
 BATCH_TOKENS = 512
@@ -61,7 +61,12 @@ class Server:
         options, room = self.options, devices.place(self.options.kv).room
         all_layers = options.n_gpu_layers is None or options.n_gpu_layers > self.model.n_layer
         if room is not None and all_layers:
-            return choose_device_context(self.model, options.n_ctx, options.kv, room, options.parallel)
+            later = later_bytes(options.extra)
+            room = replace(room, free=max(0, room.free - later))
+            choice = choose_device_context(self.model, options.n_ctx, options.kv, room, options.parallel)
+            if later and options.kv.kv_vram is None:  # an automatic budget would take what is free before they are loaded
+                self.options = replace(options, kv=options.kv.with_(kv_vram=choice.device.budget))
+            return choice
         return choose_context(self.model, options.n_ctx, options.kv, options.parallel)
 
     @property

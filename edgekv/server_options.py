@@ -67,6 +67,17 @@ _NOT_WHILE_EVICTING = {
 }
 
 
+_LOADED_LATER = ("-md", "--model-draft", "--spec-draft-model", "-mm", "--mmproj")
+_WORK_SHARE = 1 / 4  # estimated: caches and work buffers of what is loaded later, of its file's bytes
+
+
+def later_bytes(extra: tuple[str, ...]) -> int:
+    """GPU memory for what llama.cpp's server loads behind the model, a draft model or a projector, estimated from its files. Files that
+    are not there count nothing: the server says so."""
+    named = [Path(value) for name, value in zip(extra, extra[1:]) if name.replace("_", "-") in _LOADED_LATER]
+    return sum(int(path.stat().st_size * (1 + _WORK_SHARE)) for path in named if path.is_file())
+
+
 def check_evict(options: ServerOptions) -> None:
     """Raise ConfigError for what mode evict cannot serve."""
     if options.kv.mode is not KvMode.EVICT:

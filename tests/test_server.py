@@ -17,8 +17,10 @@ from types import SimpleNamespace
 import openai
 import pytest
 
+from edgekv import devices
 from edgekv.config import KvOptions
-from edgekv.errors import EXIT_MODEL, ConfigError, EdgeKVError, ModelError
+from edgekv.device_fit import DeviceRoom
+from edgekv.errors import EXIT_MODEL, ConfigError, DoesNotFit, EdgeKVError, ModelError
 from edgekv.server import Server, ServerOptions, active
 from edgekv.server_log import ServerLog
 from edgekv.vocab import KvMode
@@ -305,3 +307,25 @@ def test_log_to_standard_error_can_be_asked_for(tiny, capfd):
     log.open()
     log.close(keep=False)
     assert log.path is None and "above" in log.explain()
+
+
+# ---- room on a GPU --------------------------------------------------------------------------------------------------------------
+
+CARD = DeviceRoom("a card", 8 << 30, 7 << 30)
+
+
+@pytest.mark.parametrize("name", ["--model-draft", "--model_draft", "-md", "--mmproj"])
+def test_an_automatic_budget_leaves_room_for_what_is_loaded_later(tiny, tmp_path, monkeypatch, name: str):
+    monkeypatch.setattr(devices, "place", lambda kv: SimpleNamespace(room=CARD))
+    projector = tmp_path / "projector.gguf"
+    with projector.open("wb") as file:
+        file.truncate(1 << 30)
+    alone = Server(options(tiny))
+    assert alone.options.kv.kv_vram is None, "what is free when the context is made"
+    beside = Server(options(tiny, extra=(name, str(projector))))
+    assert beside.options.kv.kv_vram == alone.context.device.budget - (5 << 28), "its file, and a quarter of it for its work"
+    given = Server(options(tiny, kv=KvOptions(kv_vram=1 << 30), extra=(name, str(projector))))
+    assert given.options.kv.kv_vram == 1 << 30, "what a person says stands"
+    assert Server(options(tiny, extra=(name, str(tmp_path / "none.gguf")))).options.kv.kv_vram is None
+    with pytest.raises(DoesNotFit):
+        Server(options(tiny, kv=KvOptions(kv_vram=6 << 30), extra=(name, str(projector))))

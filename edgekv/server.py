@@ -250,10 +250,12 @@ class Server:
 
     def _release(self, failed: bool) -> None:
         global _active
+        from edgekv import runtime
         from edgekv._native import crash
 
         self._log.close(keep=failed)
         crash.details_in(None)
+        runtime.set_defaults(None)  # contexts that others make are not the server's
         _active = None
 
 

@@ -17,7 +17,9 @@ from types import SimpleNamespace
 import openai
 import pytest
 
-from edgekv import devices
+from contexts import Context
+
+from edgekv import devices, runtime
 from edgekv.config import KvOptions
 from edgekv.device_fit import DeviceRoom
 from edgekv.errors import EXIT_MODEL, ConfigError, DoesNotFit, EdgeKVError, ModelError
@@ -90,6 +92,14 @@ def test_log_file_of_ones_own_stays(tiny, tmp_path):
     assert "model loaded" in (tmp_path / "server.log").read_text()
     with pytest.raises(ConfigError, match="cannot be written"):
         Server(options(tiny, log_file=tmp_path / "no" / "server.log")).start()
+
+
+def test_contexts_of_others_are_not_the_servers(tiny):
+    with Server(options(tiny)):
+        pass
+    context = Context(tiny)
+    assert runtime.find(context.address) is None
+    context.close()
 
 
 def test_one_at_a_time(tiny):

@@ -14,10 +14,11 @@ try:
 except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+unknown"
 
-# llama_cpp looks there when it is imported; in an editable install the libraries lie in another folder of the package than this file
-for _folder in __path__:
-    if os.path.isdir(os.path.join(_folder, "lib")):
-        os.environ["LLAMA_CPP_LIB_PATH"] = os.path.join(_folder, "lib")
+# in an editable install the libraries lie in another folder of the package than this file
+lib_folder = next((folder for folder in (os.path.join(part, "lib") for part in __path__) if os.path.isdir(folder)), None)
+"""Where our shared libraries are; None in a source tree that was never installed."""
+if lib_folder is not None:
+    os.environ["LLAMA_CPP_LIB_PATH"] = lib_folder  # llama_cpp looks there when it is imported
 
 __all__ = ["Llama", "__version__"]
 

@@ -22,12 +22,9 @@ _prepared = False
 
 def lib_dir() -> Path:
     """Folder of our shared libraries inside the installed package."""
-    # an editable install keeps the libraries beside the compiled module, not beside the sources
-    core = _import_compiled("_core")
-    for folder in (Path(core.__file__).resolve().parent.parent / "lib", Path(__file__).resolve().parent.parent / "lib"):
-        if folder.is_dir():
-            return folder
-    raise NativeError("EdgeKV's libraries are missing from the installed package; reinstall it: pip install --force-reinstall edgekv")
+    if edgekv.lib_folder is None:
+        raise NativeError("EdgeKV's libraries are missing from the installed package; reinstall it: pip install --force-reinstall edgekv")
+    return Path(edgekv.lib_folder).resolve()
 
 
 def prepare() -> None:

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from edgekv import _native
 from edgekv.config import AUTO_DEVICE, KvOptions
 from edgekv.device_fit import DeviceRoom
-from edgekv.errors import ConfigError, CudaUnavailable
+from edgekv.errors import ConfigError, CudaUnavailable, NativeError
 from edgekv.vocab import DeviceKind, KvMode
 
 if TYPE_CHECKING:
@@ -70,6 +69,8 @@ def place(kv: KvOptions) -> Placement:
 def measured_mode(placement: Placement) -> KvMode:
     """The mode of a chat for which none was asked: sparse on processors that scan sketches with vectors, where it was measured to answer
     as full attention does and several times as fast; exact elsewhere."""
+    from edgekv import _native
+
     vectors = _native.info()["isa"] in ("avx2", "avx512")
     return KvMode.SPARSE if vectors and placement.kind is DeviceKind.HOST else KvMode.EXACT
 
@@ -87,7 +88,7 @@ def native_devices() -> Any | None:
     """The module that asks libedgekv about devices; None where the library cannot be loaded, which others report."""
     try:
         return import_module("edgekv._native.device")
-    except (ImportError, OSError):
+    except (ImportError, OSError, NativeError):
         return None
 
 

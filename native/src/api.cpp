@@ -545,7 +545,6 @@ edgekv_memory edgekv_get_memory(const edgekv_context * ctx) {
             out.workspace_bytes += lists.pages.size() + lists.n_pages.size() + lists.covered.size();
         }
     }
-    out.workspace_bytes  += ctx->staging.bytes();
     out.observation_bytes = ctx->observation.size();
     out.sketch_bytes      = ctx->hierarchy.sketch_bytes();
     out.arena_bytes       = ctx->hierarchy.arena_bytes();
@@ -553,13 +552,14 @@ edgekv_memory edgekv_get_memory(const edgekv_context * ctx) {
     if (ctx->plane) {
         const PlaneBytes device = ctx->plane->bytes();
         out.observation_bytes = device.mass;
-        out.workspace_bytes   = device.workspace + ctx->staging.bytes();
+        out.workspace_bytes   = device.workspace;
         out.sketch_bytes      = device.sketches;
         out.arena_bytes       = device.arena;
         out.table_bytes      += device.tables;
         out.device_bytes      = device.fixed + device.arena;
         out.pinned            = ctx->params.placement.kind == EDGEKV_DEVICE_CUDA;
     }
+    out.workspace_bytes += ctx->staging.bytes();
     out.n_cells           = ctx->n_stream*ctx->n_cells;
     for (int s = 0; s < ctx->n_stream; ++s) {
         llama_edgekv_cells cells;

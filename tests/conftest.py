@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from native_build import NATIVE, build
 
 # `python -m pytest` puts the repository first on the path, and its edgekv/ is only a part of the installed package.
 _ROOT = Path(__file__).resolve().parent.parent
@@ -58,12 +57,6 @@ def default_model() -> Path:
 @pytest.fixture(scope="session")
 def emulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library of the emulated device, which is no part of the package: built once, and named for this process and those it starts."""
-    if not shutil.which("cmake") or not shutil.which("g++"):
-        pytest.skip("cmake and g++ are needed to build the emulated device")
-    build = tmp_path_factory.mktemp("emulated")
-    for command in (["cmake", "-S", str(_ROOT / "native" / "cuda" / "emulated"), "-B", str(build), "-DCMAKE_CXX_COMPILER=g++"],
-                    ["cmake", "--build", str(build), "--parallel", "2"]):
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-    os.environ["EDGEKV_EMULATOR"] = str(build / "libedgekv-emulated.so")
-    return build / "libedgekv-emulated.so"
+    library = build(NATIVE / "cuda" / "emulated", tmp_path_factory.mktemp("emulated"), compilers=("g++",)) / "libedgekv-emulated.so"
+    os.environ["EDGEKV_EMULATOR"] = str(library)
+    return library

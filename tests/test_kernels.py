@@ -3,28 +3,18 @@ the cells against a look at all of them (native/tests/test_*)."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from native_build import NATIVE, build
 
 from edgekv import _native
-
-SOURCE = Path(__file__).resolve().parent.parent / "native" / "tests"
 
 
 @pytest.fixture(scope="session")
 def checkers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not shutil.which("cmake") or not any(shutil.which(compiler) for compiler in ("c++", "g++", "clang++")):
-        pytest.skip("cmake and a C++ compiler are needed to build the kernel tests")
-    build = tmp_path_factory.mktemp("kernels")
-    configure = ["cmake", "-S", str(SOURCE), "-B", str(build)]
-    compile_ = ["cmake", "--build", str(build), "--parallel", "2", "--target", "test_attend", "test_sketch", "test_sync"]
-    for command in (configure, compile_):
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-    return build
+    return build(NATIVE / "tests", tmp_path_factory.mktemp("kernels"), "test_attend", "test_sketch", "test_sync")
 
 
 def test_every_instruction_set_here_is_one_we_know():

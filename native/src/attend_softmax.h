@@ -33,6 +33,11 @@ inline F vector_softcap(F x, float cap) {
     return Simd::mul(Simd::set1(cap), Simd::div(Simd::sub(e, one), Simd::add(e, one)));
 }
 
+// The bits of a vector of cells among those of a group of 64.
+inline unsigned lane_bits(uint64_t cells, int vector) {
+    return static_cast<unsigned>(cells >> (vector * kLanes)) & ((1u << (kLanes - 1) << 1) - 1);
+}
+
 // The state of one query row across tiles, as it lies in the workspace.
 struct RowState {
     float * max;

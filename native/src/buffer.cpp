@@ -1,5 +1,6 @@
 #include "buffer.h"
 
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
@@ -15,20 +16,20 @@ bool Buffer::reserve(size_t n_bytes) {
     }
 
     const size_t rounded = (n_bytes + 63)/64*64;
-    char * p = static_cast<char *>(std::aligned_alloc(64, rounded));
+    char * p = static_cast<char *>(std::calloc(rounded + 64, 1));
     if (!p) {
         return false;
     }
 
-    std::memset(p, 0, rounded);
-    ptr.reset(p);
-    n = rounded;
+    memory.reset(p);
+    ptr = p + (64 - reinterpret_cast<uintptr_t>(p)%64)%64;
+    n   = rounded;
 
     return true;
 }
 
 void Buffer::zero(size_t offset, size_t n_bytes) {
-    std::memset(ptr.get() + offset, 0, n_bytes);
+    std::memset(ptr + offset, 0, n_bytes);
 }
 
 }  // namespace edgekv

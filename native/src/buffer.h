@@ -6,13 +6,14 @@
 
 namespace edgekv {
 
-// 64-byte aligned, zeroed; grows, never shrinks
+// 64-byte aligned, zeroed; grows, never shrinks. What was never written takes no memory, only addresses: a buffer may be as large as the
+// worst case.
 class Buffer {
 public:
     bool reserve(size_t n_bytes);  // contents are lost when it grows; false: out of memory, nothing changed
     void zero(size_t offset, size_t n_bytes);
 
-    char * data() const { return ptr.get(); }
+    char * data() const { return ptr; }
     size_t size() const { return n; }
 
 private:
@@ -20,7 +21,8 @@ private:
         void operator()(char * p) const;
     };
 
-    std::unique_ptr<char, Free> ptr;
+    std::unique_ptr<char, Free> memory;
+    char * ptr = nullptr;
     size_t n = 0;
 };
 

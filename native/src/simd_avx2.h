@@ -28,7 +28,6 @@ struct Simd {
     static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
     static F div(F a, F b) { return _mm256_div_ps(a, b); }
     static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
-    static F fnma(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
     static F min(F a, F b) { return _mm256_min_ps(a, b); }
     static F max(F a, F b) { return _mm256_max_ps(a, b); }
     static float reduce_max(F a) {
@@ -50,9 +49,6 @@ struct Simd {
     static F scale2(F a, F n) {
         const I biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
         return mul(a, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)));
-    }
-    static unsigned at_least(F x, F limit) {
-        return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(x, limit, _CMP_GE_OQ)));
     }
     static F zero_below(F a, F x, F limit) { return _mm256_and_ps(a, _mm256_cmp_ps(x, limit, _CMP_GE_OQ)); }
 
@@ -106,16 +102,49 @@ struct Simd {
         __builtin_memcpy(&x, p, 4);
         return _mm256_set1_epi32(x);
     }
-    static I idup8(const char * p) {
-        long long x;
-        __builtin_memcpy(&x, p, 8);
-        return _mm256_set1_epi64x(x);
-    }
+    static I iadd(I a, I b) { return _mm256_add_epi32(a, b); }
     static I idiff(I a, I b) { return _mm256_sub_epi32(a, b); }
     static I imax(I a, I b) { return _mm256_max_epi32(a, b); }
+    static float sum(F a) {
+        __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+        x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+        return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+    }
+    template <class Op>
+    static I fold4(I a, I b, I c, I d, Op op) {
+        const I ab = op(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+        const I cd = op(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+        const I x = op(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+        return op(x, _mm256_permute2x128_si256(x, x, 1));
+    }
+    static I iprefix(I a) {
+        a = _mm256_add_epi32(a, _mm256_slli_si256(a, 4));
+        a = _mm256_add_epi32(a, _mm256_slli_si256(a, 8));
+        const I low = _mm256_permutevar8x32_epi32(a, _mm256_set1_epi32(3));
+        return _mm256_add_epi32(a, _mm256_blend_epi32(izero(), low, 0xf0));
+    }
+    static I ilast(I a) { return _mm256_permutevar8x32_epi32(a, _mm256_set1_epi32(7)); }
+    static unsigned lanes_differ(I a, I b) {
+        return 0xffu ^ static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(a, b))));
+    }
+    static I lanes_of(I a, I b, unsigned bits) {
+        const I lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+        const I wanted = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), lane), lane);
+        return _mm256_blendv_epi8(a, b, wanted);
+    }
+    static int append(int32_t * to, I a, unsigned bits) {
+        alignas(32) int32_t lanes[8];
+        istore(lanes, a);
+        int n = 0;
+        for (; bits != 0; bits &= bits - 1) {
+            to[n++] = lanes[__builtin_ctz(bits)];
+        }
+        return n;
+    }
+    static I icount(int first) { return _mm256_add_epi32(_mm256_set1_epi32(first), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)); }
     static I select(I mask, I a, I b) { return _mm256_or_si256(_mm256_and_si256(mask, a), _mm256_andnot_si256(mask, b)); }
-    static I as_int(F a) { return _mm256_castps_si256(a); }
     static F as_float(I a) { return _mm256_castsi256_ps(a); }
+    static I as_int(F a) { return _mm256_castps_si256(a); }
     static I to_int(F a) { return _mm256_cvtps_epi32(a); }
     static F where_positive(F x, F a, F b) { return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, zero(), _CMP_GT_OQ)); }
     static void store_low_bytes(void * p, I a) {
@@ -123,29 +152,27 @@ struct Simd {
         _mm_storel_epi64(static_cast<__m128i *>(p),
                          _mm_unpacklo_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
     }
-    template <int N>
-    static I code_bits(I a, I mask) {
-        return _mm256_and_si256(N == 0 ? a : _mm256_srli_epi32(a, N), mask);
+    static void store_upper_halves(void * p, I a, I b) {
+        const I mixed = _mm256_packus_epi32(_mm256_srli_epi32(a, 16), _mm256_srli_epi32(b, 16));
+        istore(p, _mm256_permute4x64_epi64(mixed, 0xd8));
     }
+    static F load_upper_halves(const void * p) {
+        return as_float(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i *>(p))), 16));
+    }
+    template <int N>
+    static I right(I a) {
+        return N == 0 ? a : _mm256_srli_epi32(a, N);
+    }
+    static I iand(I a, I b) { return _mm256_and_si256(a, b); }
+    static constexpr int kCodeDots = 16, kCodeChains = 4;
     static I code_dot(I acc, I codes, I q) { return _mm256_add_epi16(acc, _mm256_maddubs_epi16(codes, q)); }
     static I code_sums(I total, I acc) {
         return _mm256_add_epi32(total, _mm256_madd_epi16(acc, _mm256_set1_epi16(1)));
     }
     static I dot4_stored(I acc, I k, I q) { return dot4(acc, _mm256_xor_si256(k, _mm256_set1_epi8(-128)), q); }
-    struct Products {
-        I lo, hi;
-    };
-    static void add_products(Products & acc, I a, I q) {
-        acc.lo = _mm256_add_epi32(acc.lo, _mm256_madd_epi16(_mm256_unpacklo_epi8(a, izero()), q));
-        acc.hi = _mm256_add_epi32(acc.hi, _mm256_madd_epi16(_mm256_unpackhi_epi8(a, izero()), q));
-    }
-    static I join_products(const Products & acc) {
-        const F lo = as_float(acc.lo), hi = as_float(acc.hi);
-        return _mm256_add_epi32(as_int(_mm256_shuffle_ps(lo, hi, 0x88)), as_int(_mm256_shuffle_ps(lo, hi, 0xdd)));
-    }
-    static I scale_bytes(I a, I q) {
-        const I lo = _mm256_mulhrs_epi16(_mm256_unpacklo_epi8(a, izero()), q);
-        return _mm256_packs_epi16(lo, _mm256_mulhrs_epi16(_mm256_unpackhi_epi8(a, izero()), q));
+    static I scale_bytes(I a, I lo, I hi) {
+        const I first = _mm256_mulhrs_epi16(_mm256_unpacklo_epi8(a, izero()), lo);
+        return _mm256_packs_epi16(first, _mm256_mulhrs_epi16(_mm256_unpackhi_epi8(a, izero()), hi));
     }
     static F dup_f16(const char * p) { return _mm256_cvtph_ps(_mm_set1_epi16(half_bits(p))); }
 };

@@ -31,7 +31,6 @@ struct Simd {
     static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
     static F div(F a, F b) { return _mm512_div_ps(a, b); }
     static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-    static F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
     static F min(F a, F b) { return _mm512_min_ps(a, b); }
     static F max(F a, F b) { return _mm512_max_ps(a, b); }
     static float reduce_max(F a) { return _mm512_reduce_max_ps(a); }
@@ -49,7 +48,6 @@ struct Simd {
 
     static F round(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
     static F scale2(F a, F n) { return _mm512_scalef_ps(a, n); }  // a * 2^n
-    static unsigned at_least(F x, F limit) { return _mm512_cmp_ps_mask(x, limit, _CMP_GE_OQ); }  // a bit for each lane
     static F zero_below(F a, F x, F limit) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_GE_OQ), a); }
 
     // Bits of the lanes whose bias lets the cell be seen.
@@ -121,7 +119,7 @@ struct Simd {
         out[1] = _mm512_shuffle_i32x4(lo, hi, 0xdd);
     }
 
-    // ---- sketches: a lane is a strip and holds 4 channels of it ----
+    // ---- sketches and sampling: a lane is a cell, or four channels ----
 
     static void in_register(I & a) { asm("" : "+v"(a)); }  // one load for several uses, where the compiler would load anew
     static void istore(void * p, I a) { _mm512_storeu_si512(p, a); }
@@ -131,16 +129,41 @@ struct Simd {
         __builtin_memcpy(&x, p, 4);
         return _mm512_set1_epi32(x);
     }
-    static I idup8(const char * p) {  // 8 bytes, to every pair of lanes
-        long long x;
-        __builtin_memcpy(&x, p, 8);
-        return _mm512_set1_epi64(x);
-    }
+    static I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
     static I idiff(I a, I b) { return _mm512_sub_epi32(a, b); }
     static I imax(I a, I b) { return _mm512_max_epi32(a, b); }
+    static float sum(F a) { return _mm512_reduce_add_ps(a); }
+    // Lane i, below 4: all lanes of the i-th in one.
+    template <class Op>
+    static I fold4(I a, I b, I c, I d, Op op) {
+        const I ab = op(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+        const I cd = op(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+        const I x = op(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+        const I y = op(x, _mm512_shuffle_i32x4(x, x, 0x4e));
+        return op(y, _mm512_shuffle_i32x4(y, y, 0xb1));
+    }
+    static I iprefix(I a) {  // sums of the lanes up to each
+        a = _mm512_add_epi32(a, _mm512_alignr_epi32(a, izero(), 15));
+        a = _mm512_add_epi32(a, _mm512_alignr_epi32(a, izero(), 14));
+        a = _mm512_add_epi32(a, _mm512_alignr_epi32(a, izero(), 12));
+        return _mm512_add_epi32(a, _mm512_alignr_epi32(a, izero(), 8));
+    }
+    static I ilast(I a) { return _mm512_permutexvar_epi32(_mm512_set1_epi32(15), a); }  // the last lane, to every lane
+    static unsigned lanes_differ(I a, I b) { return _mm512_cmpneq_epi32_mask(a, b); }
+    static I lanes_of(I a, I b, unsigned bits) {  // of b where a bit is set
+        return _mm512_mask_mov_epi32(a, static_cast<__mmask16>(bits), b);
+    }
+    // The lanes whose bit is set, one behind the other; all lanes of `to` may be written. Returns how many.
+    static int append(int32_t * to, I a, unsigned bits) {
+        _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(static_cast<__mmask16>(bits), a));
+        return __builtin_popcount(bits);
+    }
+    static I icount(int first) {  // first, first + 1, ...
+        return _mm512_add_epi32(_mm512_set1_epi32(first), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    }
     static I select(I mask, I a, I b) { return _mm512_ternarylogic_epi32(mask, a, b, 0xca); }  // bitwise mask ? a : b
-    static I as_int(F a) { return _mm512_castps_si512(a); }
     static F as_float(I a) { return _mm512_castsi512_ps(a); }
+    static I as_int(F a) { return _mm512_castps_si512(a); }
     static I to_int(F a) { return _mm512_cvtps_epi32(a); }  // nearest, ties to even
     static F where_positive(F x, F a, F b) {                // x > 0 ? a : b
         return _mm512_mask_mov_ps(b, _mm512_cmp_ps_mask(x, zero(), _CMP_GT_OQ), a);
@@ -148,11 +171,25 @@ struct Simd {
     static void store_low_bytes(void * p, I a) {
         _mm_storeu_si128(static_cast<__m128i *>(p), _mm512_cvtepi32_epi8(a));
     }
-    template <int N>
-    static I code_bits(I a, I mask) {  // (a >> N) & mask
-        return _mm512_and_si512(N == 0 ? a : _mm512_srli_epi32(a, N), mask);
+    static void store_upper_halves(void * p, I a, I b) {  // of a, then of b
+        const I mixed = _mm512_packus_epi32(_mm512_srli_epi32(a, 16), _mm512_srli_epi32(b, 16));  // by 128-bit groups
+        _mm512_storeu_si512(p, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), mixed));
     }
-    // Four u8 codes <= 3 times four i8, summed up in a form that code_sums() brings to one int per lane. At most 32 in a row.
+    static F load_upper_halves(const void * p) {
+        return as_float(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i *>(p))), 16));
+    }
+    template <int N>
+    static I right(I a) {  // without sign
+        return N == 0 ? a : _mm512_srli_epi32(a, N);
+    }
+    static I iand(I a, I b) { return _mm512_and_si512(a, b); }
+    // Four u8 codes <= 7 times four i8, summed up in a form that code_sums() brings to one int per lane. At most kCodeDots in a row, and
+    // kCodeChains chains of them hide what one takes.
+#ifdef __AVX512VNNI__
+    static constexpr int kCodeDots = 1 << 20, kCodeChains = 16;
+#else
+    static constexpr int kCodeDots = 16, kCodeChains = 8;
+#endif
     static I code_dot(I acc, I codes, I q) {
 #ifdef __AVX512VNNI__
         return _mm512_dpbusd_epi32(acc, codes, q);
@@ -175,28 +212,10 @@ struct Simd {
         return dot4(acc, _mm512_xor_si512(k, _mm512_set1_epi8(-128)), q);
 #endif
     }
-    // u8 times i16, for a q that holds 4 values twice: products summed up by lane (join_products), ...
-    struct Products {
-        I lo, hi;
-    };
-    static void add_products(Products & acc, I a, I q) {
-        const I lo = _mm512_unpacklo_epi8(a, izero()), hi = _mm512_unpackhi_epi8(a, izero());
-#ifdef __AVX512VNNI__
-        acc.lo = _mm512_dpwssd_epi32(acc.lo, lo, q);
-        acc.hi = _mm512_dpwssd_epi32(acc.hi, hi, q);
-#else
-        acc.lo = _mm512_add_epi32(acc.lo, _mm512_madd_epi16(lo, q));
-        acc.hi = _mm512_add_epi32(acc.hi, _mm512_madd_epi16(hi, q));
-#endif
-    }
-    static I join_products(const Products & acc) {
-        const F lo = as_float(acc.lo), hi = as_float(acc.hi);
-        return _mm512_add_epi32(as_int(_mm512_shuffle_ps(lo, hi, 0x88)), as_int(_mm512_shuffle_ps(lo, hi, 0xdd)));
-    }
-    // ... or each / 2^15, rounded, as i8.
-    static I scale_bytes(I a, I q) {
-        const I lo = _mm512_mulhrs_epi16(_mm512_unpacklo_epi8(a, izero()), q);
-        return _mm512_packs_epi16(lo, _mm512_mulhrs_epi16(_mm512_unpackhi_epi8(a, izero()), q));
+    // u8 times i16 / 2^15, rounded, as i8; of each 16 channels the first eight factors are in `lo`, the others in `hi`.
+    static I scale_bytes(I a, I lo, I hi) {
+        const I first = _mm512_mulhrs_epi16(_mm512_unpacklo_epi8(a, izero()), lo);
+        return _mm512_packs_epi16(first, _mm512_mulhrs_epi16(_mm512_unpackhi_epi8(a, izero()), hi));
     }
     static F dup_f16(const char * p) { return _mm512_cvtph_ps(_mm256_set1_epi16(half_bits(p))); }
 };

@@ -58,9 +58,6 @@ struct Simd {
     static F fma(const F & a, const F & b, const F & c) {
         return map([&](int i) { return a.x[i] * b.x[i] + c.x[i]; });
     }
-    static F fnma(const F & a, const F & b, const F & c) {
-        return map([&](int i) { return c.x[i] - a.x[i] * b.x[i]; });
-    }
     static F min(const F & a, const F & b) {
         return map([&](int i) { return a.x[i] < b.x[i] ? a.x[i] : b.x[i]; });
     }
@@ -126,13 +123,6 @@ struct Simd {
             memcpy(&power, &bits, sizeof(power));
             return a.x[i] * power;
         });
-    }
-    static unsigned at_least(const F & x, const F & limit) {
-        unsigned bits = 0;
-        for (int i = 0; i < 8; ++i) {
-            bits |= static_cast<unsigned>(x.x[i] >= limit.x[i]) << i;
-        }
-        return bits;
     }
     static F zero_below(const F & a, const F & x, const F & limit) {
         return map([&](int i) { return x.x[i] >= limit.x[i] ? a.x[i] : 0.0f; });
@@ -228,10 +218,8 @@ struct Simd {
         memcpy(&x, p, 4);
         return iset1(x);
     }
-    static I idup8(const char * p) {
-        int32_t x[2];
-        memcpy(x, p, 8);
-        return imap([&](int i) { return x[i % 2]; });
+    static I iadd(const I & a, const I & b) {
+        return imap([&](int i) { return a.x[i] + b.x[i]; });
     }
     static I idiff(const I & a, const I & b) {
         return imap([&](int i) { return a.x[i] - b.x[i]; });
@@ -239,16 +227,59 @@ struct Simd {
     static I imax(const I & a, const I & b) {
         return imap([&](int i) { return a.x[i] > b.x[i] ? a.x[i] : b.x[i]; });
     }
+    static float sum(const F & a) {
+        float lanes[4];
+        for (int i = 0; i < 4; ++i) {
+            lanes[i] = a.x[i] + a.x[i + 4];
+        }
+        return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
+    }
+    template <class Op>
+    static I fold4(const I & a, const I & b, const I & c, const I & d, Op op) {
+        const I * in[4] = {&a, &b, &c, &d};
+        I x[8];  // transposed
+        for (int j = 0; j < 8; ++j) {
+            x[j] = imap([&](int i) { return in[i % 4]->x[j]; });
+        }
+        return op(op(op(x[0], x[2]), op(x[1], x[3])), op(op(x[4], x[6]), op(x[5], x[7])));
+    }
+    static I iprefix(const I & a) {
+        int n = 0;
+        return imap([&](int i) { return n += a.x[i]; });
+    }
+    static I ilast(const I & a) { return iset1(a.x[7]); }
+    static unsigned lanes_differ(const I & a, const I & b) {
+        unsigned bits = 0;
+        for (int i = 0; i < 8; ++i) {
+            bits |= static_cast<unsigned>(a.x[i] != b.x[i]) << i;
+        }
+        return bits;
+    }
+    static I lanes_of(const I & a, const I & b, unsigned bits) {
+        return imap([&](int i) { return bits >> i & 1 ? b.x[i] : a.x[i]; });
+    }
+    static int append(int32_t * to, const I & a, unsigned bits) {
+        int n = 0;
+        for (int i = 0; i < 8; ++i) {
+            if (bits >> i & 1) {
+                to[n++] = a.x[i];
+            }
+        }
+        return n;
+    }
+    static I icount(int first) {
+        return imap([&](int i) { return first + i; });
+    }
     static I select(const I & mask, const I & a, const I & b) {
         return imap([&](int i) { return (mask.x[i] & a.x[i]) | (~mask.x[i] & b.x[i]); });
     }
-    static I as_int(const F & a) {
-        I r;
+    static F as_float(const I & a) {
+        F r;
         memcpy(&r, &a, sizeof(r));
         return r;
     }
-    static F as_float(const I & a) {
-        F r;
+    static I as_int(const F & a) {
+        I r;
         memcpy(&r, &a, sizeof(r));
         return r;
     }
@@ -269,10 +300,27 @@ struct Simd {
         }
         memcpy(p, b, sizeof(b));
     }
-    template <int N>
-    static I code_bits(const I & a, const I & mask) {
-        return imap([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(a.x[i]) >> N) & mask.x[i]; });
+    static void store_upper_halves(void * p, const I & a, const I & b) {
+        uint16_t halves[16];
+        for (int i = 0; i < 8; ++i) {
+            halves[i] = static_cast<uint16_t>(static_cast<uint32_t>(a.x[i]) >> 16);
+            halves[i + 8] = static_cast<uint16_t>(static_cast<uint32_t>(b.x[i]) >> 16);
+        }
+        memcpy(p, halves, sizeof(halves));
     }
+    static F load_upper_halves(const void * p) {
+        uint16_t halves[8];
+        memcpy(halves, p, sizeof(halves));
+        return as_float(imap([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(halves[i]) << 16); }));
+    }
+    template <int N>
+    static I right(const I & a) {
+        return imap([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(a.x[i]) >> N); });
+    }
+    static I iand(const I & a, const I & b) {
+        return imap([&](int i) { return a.x[i] & b.x[i]; });
+    }
+    static constexpr int kCodeDots = 1 << 20, kCodeChains = 1;
     static I code_dot(const I & acc, const I & codes, const I & q) {
         // 16-bit products of the even and the odd bytes, which compilers know instructions for; codes are positive
         int16_t c[16], f[16], odd_c[16], odd_f[16];
@@ -296,27 +344,16 @@ struct Simd {
     static I dot4_stored(const I & acc, const I & k, const I & q) {
         return dot4(acc, imap([&](int i) { return k.x[i] ^ static_cast<int32_t>(0x80808080u); }), q);
     }
-    struct Products {
-        I lo, hi;
-    };
-    static void add_products(Products & acc, const I & a, const I & q) {
+    static I scale_bytes(const I & a, const I & lo, const I & hi) {
         uint8_t u[32];
-        int16_t f[4];
-        memcpy(u, &a, sizeof(u));
-        memcpy(f, &q, sizeof(f));
-        for (int i = 0; i < 8; ++i) {
-            acc.lo.x[i] += u[4 * i] * f[0] + u[4 * i + 1] * f[1] + u[4 * i + 2] * f[2] + u[4 * i + 3] * f[3];
-        }
-    }
-    static I join_products(const Products & acc) { return acc.lo; }
-    static I scale_bytes(const I & a, const I & q) {
-        uint8_t u[32];
+        int16_t first[16], last[16];
         int8_t out[32];
-        int16_t f[4];
         memcpy(u, &a, sizeof(u));
-        memcpy(f, &q, sizeof(f));
+        memcpy(first, &lo, sizeof(first));
+        memcpy(last, &hi, sizeof(last));
         for (int i = 0; i < 32; ++i) {
-            out[i] = static_cast<int8_t>((u[i] * f[i % 4] + 16384) >> 15);
+            const int factor = i % 16 < 8 ? first[i / 16 * 8 + i % 8] : last[i / 16 * 8 + i % 8];
+            out[i] = static_cast<int8_t>((u[i] * factor + 16384) >> 15);
         }
         return iload(out);
     }

@@ -21,25 +21,28 @@ const SketchKernels & kernels(Isa isa) {
 
 }  // namespace
 
-void sketch_build(const Sketch & sketch, const SketchKeys & keys, int head, int strip, uint32_t valid, Isa isa) {
-    const SketchLayout layout = sketch_layout(sketch.kind, sketch.head_dim, sketch.n_strips);
-    kernels(isa).build(sketch, layout, keys, head, strip, valid);
+void sketch_build(const Sketch & sketch, const SketchKeys & keys, int head, int group, uint64_t valid, Isa isa) {
+    kernels(isa).build(sketch, sketch_layout(sketch.head_dim, sketch.n_groups), keys, head, group, valid);
 }
 
-size_t sketch_query_bytes(SketchKind, int head_dim, int group) {
-    return static_cast<size_t>(group) * (kRowQ + head_dim * 3);
+size_t sketch_query_bytes(int head_dim, int n_rows) {
+    return static_cast<size_t>(n_rows) * static_cast<size_t>(kRowQ + sketch_layout(head_dim, 1).padded * 3);
 }
 
 void sketch_query_prepare(const Sketch & sketch, const SketchQuery & query, char * prepared, Isa isa) {
     const SubnormalsAreZero fast;
-    kernels(isa).prepare(sketch, query, prepared);
+    kernels(isa).prepare(sketch.head_dim, sketch_layout(sketch.head_dim, 1).padded, query, prepared);
 }
 
-void sketch_scan(const Sketch & sketch, const SketchQuery & query, const char * prepared, int head, int first_block, int n_blocks,
-                 float * estimates, size_t stride, Isa isa) {
+void sketch_scan(const Sketch & sketch, const SketchQuery & query, const char * prepared, int head, int first, int n, const Shares & out,
+                 Isa isa) {
     const SubnormalsAreZero fast;
-    const SketchLayout layout = sketch_layout(sketch.kind, sketch.head_dim, sketch.n_strips);
-    kernels(isa).scan(sketch, layout, query, prepared, head, first_block, n_blocks, estimates, stride);
+    kernels(isa).scan(sketch, sketch_layout(sketch.head_dim, sketch.n_groups), query, prepared, head, first, n, out);
+}
+
+void sketch_scan_keys(const SketchKeys & keys, int head_dim, const SketchQuery & query, int head, int group, const Shares & out, Isa isa) {
+    const SubnormalsAreZero fast;
+    kernels(isa).scan_keys(keys, head_dim, query, head, group, out);
 }
 
 const SketchKernels * sketch_kernels(const char * name) {

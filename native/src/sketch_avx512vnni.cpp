@@ -1,10 +1,9 @@
 #include "simd_avx512.h"
 // the headers below use its Simd
-#include "sketch_build.h"
 #include "sketch_scan.h"
 
 namespace edgekv {
 
-const SketchKernels kSketchAvx512Vnni = {build, prepare, scan};
+const SketchKernels kSketchAvx512Vnni = {build, prepare, scan, scan_keys};
 
 }  // namespace edgekv

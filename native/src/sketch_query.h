@@ -1,4 +1,4 @@
-// The query group in the form that a scan takes.
+// The query rows in the form that a scan takes.
 #pragma once
 
 #include <math.h>
@@ -10,7 +10,7 @@
 namespace edgekv {
 namespace {
 
-inline size_t row_bytes(int head_dim) { return kRowQ + static_cast<size_t>(head_dim) * 3; }
+inline size_t row_bytes(int padded) { return kRowQ + static_cast<size_t>(padded) * 3; }
 
 inline SketchRow row_header(const char * row) {
     SketchRow header;
@@ -18,7 +18,11 @@ inline SketchRow row_header(const char * row) {
     return header;
 }
 
-inline void prepare_row(SketchKind kind, int head_dim, const char * src, float scale, char * row) {
+inline const char * query_row(const SketchQuery & query, int token, int head) {
+    return query.q + static_cast<size_t>(token) * query.stride_token + static_cast<size_t>(head) * query.stride_head;
+}
+
+inline void prepare_row(int head_dim, int padded, const char * src, float scale, char * row) {
     alignas(64) float q[256];
     F top = Simd::zero();
     for (int i = 0; i < head_dim; i += kLanes) {
@@ -29,33 +33,30 @@ inline void prepare_row(SketchKind kind, int head_dim, const char * src, float s
     const float amax = Simd::reduce_max(top);
     const float inverse = amax > 1e-30f ? kFineMax / amax : 0.0f;
     const F to_fine = Simd::set1(inverse), to_coarse = Simd::set1(inverse * (static_cast<float>(kCoarseMax) / kFineMax));
-    alignas(64) int32_t fine[256], coarse[256];
+    alignas(64) int32_t fine[256] = {}, coarse[256] = {};
     for (int i = 0; i < head_dim; i += kLanes) {
         Simd::istore(fine + i, Simd::to_int(Simd::mul(Simd::load(q + i), to_fine)));
         Simd::istore(coarse + i, Simd::to_int(Simd::mul(Simd::load(q + i), to_coarse)));
     }
 
-    const bool box = kind == SketchKind::box;
     int16_t words[256];
-    uint8_t bytes[256];
+    int8_t bytes[256];
     int sum = 0;
-    for (int i = 0; i < head_dim; ++i) {
-        words[i] = static_cast<int16_t>(fine[i]);
-        bytes[i] = static_cast<uint8_t>(box ? (fine[i] >= 0 ? 0xff : 0) : coarse[i]);
-        sum += box ? fine[i] : coarse[i];
+    for (int i = 0; i < padded; ++i) {
+        words[(i % 16 < 8 ? 0 : padded / 2) + i / 16 * 8 + i % 8] = static_cast<int16_t>(fine[i]);
+        bytes[i] = static_cast<int8_t>(coarse[i]);
+        sum += coarse[i];
     }
-    SketchRow header{amax / kFineMax, amax / kCoarseMax, 128 * sum, 0.0f};
-    // half a unit of rounding per channel (all of a query too small to be told from zero), and what float arithmetic loses
-    header.slack = inverse > 0.0f ? header.fine * 0.501f + amax * 0x1p-20f : amax;
+    const SketchRow header{amax / kFineMax, amax / kCoarseMax, 128 * sum, 0.0f};
     memcpy(row, &header, sizeof(header));
-    memcpy(row + kRowQ, words, 2 * static_cast<size_t>(head_dim));
-    memcpy(row + kRowQ + 2 * head_dim, bytes, static_cast<size_t>(head_dim));
+    memcpy(row + kRowQ, words, 2 * static_cast<size_t>(padded));
+    memcpy(row + kRowQ + 2 * padded, bytes, static_cast<size_t>(padded));
 }
 
-inline void prepare(const Sketch & sketch, const SketchQuery & query, char * prepared) {
-    for (int g = 0; g < query.group; ++g) {
-        prepare_row(sketch.kind, sketch.head_dim, query.q + static_cast<size_t>(g) * query.stride_head, query.scale,
-                    prepared + static_cast<size_t>(g) * row_bytes(sketch.head_dim));
+inline void prepare(int head_dim, int padded, const SketchQuery & query, char * prepared) {
+    for (int row = 0; row < query.n_tokens * query.group; ++row) {
+        prepare_row(head_dim, padded, query_row(query, row / query.group, row % query.group), query.scale,
+                    prepared + static_cast<size_t>(row) * row_bytes(padded));
     }
 }
 

@@ -1,4 +1,4 @@
-// Dispatch, workspace layout and the hand-over from the last thread to the merge.
+// Dispatch, workspace layout and the hand-over from the last thread to the merge of every cell.
 #include "attend.h"
 
 #include <atomic>
@@ -11,8 +11,6 @@
 
 namespace edgekv {
 namespace {
-
-constexpr size_t kHeaderBytes = 64;
 
 size_t align64(size_t n) { return (n + 63) / 64 * 64; }
 
@@ -45,10 +43,20 @@ AttendPlan make_plan(const AttendProblem & p, int n_threads) {
     const size_t whole_pages = static_cast<size_t>((plan.n_strips + per_page - 1) / per_page * per_page);
     plan.strip_stride = align64(whole_pages * sizeof(float)) / sizeof(float);
     const bool observed = p.mass_max != nullptr || p.mass_sum != nullptr;
-    plan.strip_sum_offset = kHeaderBytes;
+    plan.strip_sum_offset = kAttendHeaderBytes;
     plan.strip_max_offset = plan.strip_sum_offset + (observed ? rows * plan.strip_stride * sizeof(float) : 0);
     plan.final_offset = plan.strip_max_offset + (observed ? rows * plan.strip_stride * sizeof(float) : 0);
     plan.partial_offset = plan.final_offset + (observed ? align64(2 * rows * sizeof(float)) : 0);
+
+    const size_t group = static_cast<size_t>(plan.group);
+    plan.query_offset = kAttendHeaderBytes;
+    plan.masses_offset = align64(group * plan.q_row_bytes);
+    plan.mass_stride = static_cast<size_t>((p.n_cells + p.page_tokens - 1) / p.page_tokens + kStripCells - 1) / kStripCells * kStripCells;
+    plan.query_bytes = plan.masses_offset + (observed ? align64(group * plan.mass_stride * sizeof(float)) : 0);
+    plan.tile_offset = plan.query_offset + static_cast<size_t>(n_threads) * plan.query_bytes;
+    plan.tile_weights = align64(2 * group * sizeof(float));
+    plan.tile_acc = plan.tile_weights + align64(group * kTileCells * sizeof(float));
+    plan.tile_bytes = plan.tile_acc + align64(group * head_dim * sizeof(float));
     return plan;
 }
 
@@ -65,20 +73,25 @@ const AttendKernels & kernels(Isa isa) {
 
 size_t attend_workspace_bytes(const AttendProblem & problem, int n_threads) {
     const AttendPlan plan = make_plan(problem, n_threads);
+    if (problem.rows.stride > 0) {
+        const size_t n_lists = static_cast<size_t>(problem.n_tokens) * static_cast<size_t>(problem.n_head_kv);
+        return plan.tile_offset + n_lists * ((problem.rows.stride + kTileCells - 1) / kTileCells) * plan.tile_bytes;
+    }
     return plan.partial_offset + static_cast<size_t>(n_threads) * plan.partial_bytes;
 }
 
 void attend_run_with(const AttendKernels & kernels, const AttendProblem & problem, void * workspace, int ith, int nth) {
     assert(attend_supports(problem.head_dim, problem.k_type, problem.v_type));
-    static_assert(sizeof(std::atomic<uint32_t>) <= kHeaderBytes, "the arrival counter fills the header");
+    static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "the header is an array of counters");
     const SubnormalsAreZero fast;
     const AttendPlan plan = make_plan(problem, nth);
     char * bytes = static_cast<char *>(workspace);
     kernels.process(problem, plan, bytes, ith);
 
-    std::atomic<uint32_t> & arrived = *reinterpret_cast<std::atomic<uint32_t> *>(bytes);
-    if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(nth)) {
-        arrived.store(0, std::memory_order_relaxed);  // the caller's own barrier orders this before the next run
+    auto * header = reinterpret_cast<std::atomic<uint32_t> *>(bytes);
+    if (header[0].fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(nth)) {
+        header[0].store(0, std::memory_order_relaxed);  // the caller's own barrier orders this before the next run
+        header[1].store(0, std::memory_order_relaxed);
         kernels.finish(problem, plan, bytes);
     }
 }
@@ -88,7 +101,7 @@ void attend_run(const AttendProblem & problem, void * workspace, int ith, int nt
 }
 
 void attend_observe_with(const AttendKernels & kernels, const AttendProblem & problem, const void * workspace, int ith, int nth) {
-    if (problem.selection.pages != nullptr) {
+    if (problem.rows.stride > 0) {
         return;
     }
     const SubnormalsAreZero fast;

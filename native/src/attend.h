@@ -1,10 +1,15 @@
 // Decode attention over a paged view of the KV cache: the kernel's contract.
 //
 // One call serves one layer and one stream. All threads of the compute pool call attend_run() with the same problem and
-// workspace and their own `ith`; each handles a contiguous share of the (tile, KV head) units and leaves a partial softmax
-// (max, sum, out) in the workspace; the thread that arrives last merges the partials into `out`. Where mass is observed, all
-// threads then call attend_observe(), behind a barrier of the caller's and before the workspace is used again: each turns the
-// weights of the pages it walked itself, still in its cache, into mass. There is no barrier inside and no allocation.
+// workspace and their own `ith`. There is no barrier inside and no allocation.
+//
+// Every cell: each thread handles a contiguous share of the (tile, KV head) units and leaves a partial softmax (max, sum, out) in the
+// workspace; the thread that arrives last merges the partials into `out`. Where mass is observed, all threads then call
+// attend_observe(), behind a barrier of the caller's and before the workspace is used again: each turns the weights of the pages it
+// walked itself, still in its cache, into mass.
+//
+// Lists of rows: threads claim tiles of 64 rows of a list as they come free, and who completes a list merges its tiles in their order. So
+// the result does not depend on the number of threads.
 //
 // Nothing here knows ggml, llama.cpp or Python.
 #pragma once
@@ -21,13 +26,19 @@ enum class CellType : int { f16 = 0, q8_0 = 1 };  // q8_0: blocks of 32 as {f16 
 enum class MaskType : int { none = 0, f16 = 1, f32 = 2 };
 
 constexpr int kMaxQueryTokens = 16;
+constexpr int kMaxGroup = 128;  // query heads that share a KV head
+constexpr int kMaxHeadsKv = 256;
 
-// The pages to attend, for each query token and KV head: ascending, inside the view, each at most once.
-struct AttendSelection {
-    const int32_t * pages;    // [n_tokens][n_head_kv][stride]; null: every page
-    const int32_t * n_pages;  // [n_tokens][n_head_kv]
-    size_t stride;
-    const float * coverage;  // [n_tokens][n_head]: what observed mass is multiplied with, or null
+// Counters at the start of a workspace, for every problem at the same place: no layer leaves numbers where another one counts.
+constexpr size_t kAttendHeaderBytes = 64 + kMaxHeadsKv * sizeof(uint32_t);
+
+// The rows to attend, for each query token and KV head: cells inside the view that the token sees, ascending, each at most once. A weight
+// multiplies the exponential of its row's logit in numerator and denominator of the softmax; the mask is not read.
+struct AttendRows {
+    const int32_t * cells;  // [n_tokens][n_head_kv][stride]
+    const float * weights;  // the same, at least 1: 1 / the probability with which the row was to be read; null: all 1
+    const int32_t * n_rows; // [n_tokens][n_head_kv]
+    size_t stride;          // the most rows of a list; 0: no lists, every cell that the mask lets a token see
 };
 
 // Copies of pages in faster or denser memory: slot s holds page_tokens rows of K, and of V at `v_offset`, without gaps.
@@ -38,10 +49,11 @@ struct AttendArena {
     size_t slots_stride;
 };
 
-// What one KV head's selected pages came to in a run; added to, never overwritten.
+// What one KV head's rows came to in a run; added to, never overwritten.
 struct AttendHits {
-    double n_selected, n_hits;   // pages, summed over query tokens
-    double mass, mass_hits;      // sum over the query heads; only counted where mass is observed
+    double n_read, n_hits;   // rows, summed over query tokens; and of them those in the arena
+    double mass, mass_hits;  // sum over the query heads
+    double error, n_errors;  // estimated relative errors of the outputs of query heads, and how many
 };
 
 // All strides are in bytes. Rows of one head are contiguous; everything else goes through a stride.
@@ -79,14 +91,19 @@ struct AttendProblem {
     float * mass_sum;
     size_t mass_stride;  // in floats
 
-    // With a selection the arena is used, mass and hits are written by attend_run() itself, and attend_observe() does nothing.
-    AttendSelection selection;
+    // With rows the arena is used, mass and hits are written by attend_run() itself, and attend_observe() does nothing. Mass then is
+    // an estimate without bias of what all cells would have.
+    AttendRows rows;
     AttendArena arena;
     AttendHits * hits;  // [n_head_kv], or null
+    // The relative error of an output o, |o - what all cells would give| / |o|, is estimated from the rows themselves, as the standard
+    // deviation of the ratio of two sampled sums: sqrt(sum of (1 - p) (w e |v - o|)^2) / (sum of w e) / |o|. Of the KV heads h with
+    // (h + error_turn) % error_every == 0; 0: of none.
+    int error_every, error_turn;
 };
 
 // Bytes of workspace that attend_run() needs for up to `n_threads` threads. The workspace must be 64-byte aligned and its first
-// 64 bytes zero before the first run; a run leaves them zero again.
+// kAttendHeaderBytes zero before the first run; a run leaves them zero again.
 size_t attend_workspace_bytes(const AttendProblem & problem, int n_threads);
 
 void attend_run(const AttendProblem & problem, void * workspace, int ith, int nth, Isa isa);
@@ -97,7 +114,7 @@ Isa isa_best();
 const char * isa_name(Isa isa);
 bool attend_supports(int head_dim, CellType k_type, CellType v_type);
 
-// The specification: double precision, plain loops, single thread; reads home only and counts no hits. With K in q8_0 a query is part of the specification in its
+// The specification: double precision, plain loops, single thread; reads home only and counts no hits, only errors. With K in q8_0 a query is part of the specification in its
 // quantised form: per block of 32 int8 values, scale = max |q| / 127, rounded to nearest even (the blocks' scales stay float).
 void attend_reference(const AttendProblem & problem);
 

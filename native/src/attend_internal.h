@@ -12,6 +12,9 @@ constexpr int kStripCells = 16;
 constexpr int kTileStrips = 4;
 constexpr int kTileCells = kStripCells * kTileStrips;
 
+// The header: threads that are done, the next tile of a list, and from kArrivals on, by KV head, tiles that are done.
+constexpr int kArrivals = 16;  // uint32
+
 // The same on every thread of a run. Row (kv head h, token t, head g of the group) has index h*rows_per_kv + t*group + g.
 struct AttendPlan {
     int group;
@@ -20,7 +23,7 @@ struct AttendPlan {
     int n_strips;
     int tile_strips;
     int n_tiles;
-    int n_units;  // unit u: tile u / n_head_kv, KV head u % n_head_kv; with a selection counted in each run instead
+    int n_units;  // unit u: tile u / n_head_kv, KV head u % n_head_kv
     int n_threads;
 
     // Per thread: running max and sum [n_rows], output accumulators [n_rows][head_dim], prepared queries [n_rows].
@@ -28,11 +31,17 @@ struct AttendPlan {
     size_t sum_offset, acc_offset, q_offset;  // within a partial; the max comes first
     size_t q_row_bytes;
 
-    // Per row and strip (with a selection: strip of the row's list), if mass is observed: the sum of the weights and the running
+    // Per row and strip, if mass is observed: the sum of the weights and the running
     // max that they refer to.
     size_t strip_sum_offset, strip_max_offset;
     size_t strip_stride;  // floats per row
     size_t final_offset;  // per row, if mass is observed: the final max and 1 / sum, left by the merge
+
+    // With lists of rows what follows the header is laid out otherwise: per thread the prepared queries of a head and the masses of a list
+    // by query head and page; and per tile of 64 rows of a list its largest logits and sums [group], weights [group][64] and sums over V.
+    size_t query_offset, query_bytes, masses_offset;
+    size_t mass_stride;  // floats per query head
+    size_t tile_offset, tile_bytes, tile_weights, tile_acc;
 };
 
 struct AttendKernels {

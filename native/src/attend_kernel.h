@@ -1,4 +1,4 @@
-// A thread's share of an attention run: walks its (tile, KV head) units and keeps an online softmax per query row.
+// Every cell: a thread's share of an attention run walks its (tile, KV head) units and keeps an online softmax per query row.
 #pragma once
 
 #include <string.h>
@@ -9,29 +9,31 @@
 namespace edgekv {
 namespace {
 
-using QkFn = void (*)(const Unit &, const char * const * q, float (*scores)[kTileCells]);
-using PvFn = void (*)(const Unit &, const float (*p)[kTileCells], float * const * acc, const float * factor);
+template <class U>
+using QkFn = void (*)(const U &, const char * const * q, float (*scores)[kTileCells]);
+template <class U>
+using PvFn = void (*)(const U &, const float (*p)[kTileCells], float * const * acc, const float * factor);
 
 // By number of rows in the register block; blocks larger than the ISA's kRows do not occur.
-template <int D>
+template <class U, int D>
 struct Products {
     static constexpr int rows(int n) { return n < Simd::kRows ? n : Simd::kRows; }
-    static constexpr QkFn kQkF16[] = {qk_f16<D, rows(1)>, qk_f16<D, rows(2)>, qk_f16<D, rows(3)>, qk_f16<D, rows(4)>};
-    static constexpr PvFn kPvF16[] = {pv<CellType::f16, D, rows(1)>, pv<CellType::f16, D, rows(2)>,
-                                      pv<CellType::f16, D, rows(3)>, pv<CellType::f16, D, rows(4)>};
+    static constexpr QkFn<U> kQkF16[] = {qk_f16<U, D, rows(1)>, qk_f16<U, D, rows(2)>, qk_f16<U, D, rows(3)>, qk_f16<U, D, rows(4)>};
+    static constexpr PvFn<U> kPvF16[] = {pv<U, CellType::f16, D, rows(1)>, pv<U, CellType::f16, D, rows(2)>,
+                                         pv<U, CellType::f16, D, rows(3)>, pv<U, CellType::f16, D, rows(4)>};
 
-    static const QkFn * qk(CellType type) {
+    static const QkFn<U> * qk(CellType type) {
         if constexpr (D % kBlock == 0) {
-            static constexpr QkFn q8[] = {qk_q8<D, rows(1)>, qk_q8<D, rows(2)>, qk_q8<D, rows(3)>, qk_q8<D, rows(4)>};
+            static constexpr QkFn<U> q8[] = {qk_q8<U, D, rows(1)>, qk_q8<U, D, rows(2)>, qk_q8<U, D, rows(3)>, qk_q8<U, D, rows(4)>};
             return type == CellType::q8_0 ? q8 : kQkF16;
         } else {
             return kQkF16;
         }
     }
-    static const PvFn * pv_of(CellType type) {
+    static const PvFn<U> * pv_of(CellType type) {
         if constexpr (D % kBlock == 0) {
-            static constexpr PvFn q8[] = {pv<CellType::q8_0, D, rows(1)>, pv<CellType::q8_0, D, rows(2)>,
-                                          pv<CellType::q8_0, D, rows(3)>, pv<CellType::q8_0, D, rows(4)>};
+            static constexpr PvFn<U> q8[] = {pv<U, CellType::q8_0, D, rows(1)>, pv<U, CellType::q8_0, D, rows(2)>,
+                                             pv<U, CellType::q8_0, D, rows(3)>, pv<U, CellType::q8_0, D, rows(4)>};
             return type == CellType::q8_0 ? q8 : kPvF16;
         } else {
             return kPvF16;
@@ -159,10 +161,10 @@ inline void prepare_unit(const AttendProblem & p, const Tile & tile, int head, U
         unit.cells[s] = left < kStripCells ? left : kStripCells;
     }
     if (p.k_type == CellType::q8_0) {
-        load_scales(unit, unit.k, unit.k_stride, p.head_dim / kBlock, unit.k_scale);
+        load_scales(unit, unit.k, unit.k_stride, p.head_dim / kBlock, unit.scales.k);
     }
     if (p.v_type == CellType::q8_0) {
-        load_scales(unit, unit.v, unit.v_stride, p.head_dim / kBlock, unit.v_scale);
+        load_scales(unit, unit.v, unit.v_stride, p.head_dim / kBlock, unit.scales.v);
     }
 }
 
@@ -180,8 +182,8 @@ template <int D>
 class Share {
 public:
     Share(const AttendProblem & p, const AttendPlan & plan, char * workspace, int ith) :
-        p(p), plan(plan), observed(p.mass_max != nullptr || p.mass_sum != nullptr), qk(Products<D>::qk(p.k_type)),
-        weigh(Products<D>::pv_of(p.v_type)) {
+        p(p), plan(plan), observed(p.mass_max != nullptr || p.mass_sum != nullptr), qk(Products<Unit, D>::qk(p.k_type)),
+        weigh(Products<Unit, D>::pv_of(p.v_type)) {
         char * partial = workspace + plan.partial_offset + static_cast<size_t>(ith) * plan.partial_bytes;
         max = reinterpret_cast<float *>(partial);
         sum = reinterpret_cast<float *>(partial + plan.sum_offset);
@@ -231,15 +233,15 @@ public:
     const bool observed;
 
 private:
-    const QkFn * qk;
-    const PvFn * weigh;
+    const QkFn<Unit> * qk;
+    const PvFn<Unit> * weigh;
     float *max, *sum, *acc, *strip_sum, *strip_max;
     char * queries;
     alignas(64) float scores[Simd::kRows][kTileCells];
 };
 
 template <int D>
-void process_rows(const AttendProblem & p, const AttendPlan & plan, char * workspace, int ith) {
+void process_all(const AttendProblem & p, const AttendPlan & plan, char * workspace, int ith) {
     const int begin = static_cast<int>(static_cast<int64_t>(plan.n_units) * ith / plan.n_threads);
     const int end = static_cast<int>(static_cast<int64_t>(plan.n_units) * (ith + 1) / plan.n_threads);
 

@@ -1,6 +1,6 @@
 #include "simd_portable.h"
 // the headers below use its Simd
-#include "attend_selected.h"
+#include "attend_rows.h"
 
 namespace edgekv {
 

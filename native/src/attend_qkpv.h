@@ -2,6 +2,7 @@
 #pragma once
 
 #include <math.h>
+#include <string.h>
 
 #include "attend_internal.h"
 
@@ -24,7 +25,13 @@ struct Ahead {
     int stride, bytes;
 };
 
-// One tile of one KV head.
+// q8_0 scales by block and cell of a tile.
+struct Scales {
+    float k[kMaxBlocks][kTileCells];
+    float v[kMaxBlocks][kTileCells];
+};
+
+// One tile of one KV head whose cells lie a stride apart, strip by strip.
 struct Unit {
     const char * k[kTileStrips];  // first cell of each strip
     const char * v[kTileStrips];
@@ -34,19 +41,55 @@ struct Unit {
     Ahead next_k[kTileStrips], next_v[kTileStrips];
     const uint8_t * visible;  // the tile's cells that some query token sees
     int n_visible;
-    // q8_0 scales by block and cell of the tile
-    float k_scale[kMaxBlocks][kTileCells];
-    float v_scale[kMaxBlocks][kTileCells];
+    Scales scales;
+
+    // Cells c to c+3 of a strip; past the last cell that exists it repeats that cell, whose score the bias then hides.
+    void four_k(int strip, int c, const char ** rows) const {
+        const int last = cells[strip] - 1;
+        const size_t stride = k_stride[strip];
+        rows[0] = k[strip] + static_cast<size_t>(c < last ? c : last) * stride;
+        rows[1] = rows[0] + (c < last ? stride : 0);
+        rows[2] = rows[1] + (c + 1 < last ? stride : 0);
+        rows[3] = rows[2] + (c + 2 < last ? stride : 0);
+    }
+    int cell(int n) const { return visible[n]; }
+    const char * v_row(int c) const {
+        return v[c / kStripCells] + static_cast<size_t>(c % kStripCells) * v_stride[c / kStripCells];
+    }
+    // the cache lines of one cell of the tile that follows
+    void fetch_k(int strip, int c) const { fetch(next_k[strip], c); }
+    void fetch_v(int c) const { fetch(next_v[c / kStripCells], c % kStripCells); }
+
+private:
+    static void fetch(const Ahead & ahead, int c) {
+        const char * p = ahead.first + c * ahead.stride;
+        for (int i = 0; i < ahead.bytes; i += 64) {
+            Simd::prefetch(p + i);
+        }
+    }
 };
 
-// Rows c to c+3 of a strip; past the last cell that exists it repeats that cell, whose score the bias then hides.
-inline void four_rows(const char * strip, size_t stride, int cells, int c, const char ** rows) {
-    const int last = cells - 1;
-    rows[0] = strip + static_cast<size_t>(c < last ? c : last) * stride;
-    rows[1] = rows[0] + (c < last ? stride : 0);
-    rows[2] = rows[1] + (c + 1 < last ? stride : 0);
-    rows[3] = rows[2] + (c + 2 < last ? stride : 0);
-}
+// One tile of rows that lie anywhere; past the last the last is repeated.
+struct Gathered {
+    const char *k[kTileCells], *v[kTileCells];
+    const Gathered * next;  // to prefetch: the tile that follows, or this one
+    int k_bytes, v_bytes;
+    int n_strips;
+    int n_visible;
+    Scales scales;
+
+    void four_k(int strip, int c, const char ** rows) const { memcpy(rows, k + strip * kStripCells + c, 4 * sizeof(*rows)); }
+    int cell(int n) const { return n; }
+    const char * v_row(int c) const { return v[c]; }
+    void fetch_k(int strip, int c) const { fetch(next->k[strip * kStripCells + c], k_bytes); }
+    void fetch_v(int c) const { fetch(next->v[c], v_bytes); }
+
+    static void fetch(const char * p, int n_bytes) {
+        for (int i = 0; i < n_bytes; i += 64) {
+            Simd::prefetch(p + i);
+        }
+    }
+};
 
 template <int D>
 constexpr size_t q8_vectors() {
@@ -56,14 +99,6 @@ constexpr size_t q8_vectors() {
 template <int D>
 constexpr size_t q8_scales_offset() {
     return q8_vectors<D>() * 4 * sizeof(I);
-}
-
-// The cache lines of one cell.
-inline void prefetch(const Ahead & ahead, int c) {
-    const char * p = ahead.first + c * ahead.stride;
-    for (int i = 0; i < ahead.bytes; i += 64) {
-        Simd::prefetch(p + i);
-    }
 }
 
 // The scores of four cells with NR query rows, still spread over the 128-bit groups: see Simd::quad().
@@ -91,15 +126,15 @@ inline void four_scores(const char * const * k, const char * const * q, F (*part
 }
 
 // scores[r][cell] = q[r] . k[cell] for the NR rows
-template <int D, int NR>
-void qk_f16(const Unit & unit, const char * const * q, float (*scores)[kTileCells]) {
+template <class U, int D, int NR>
+void qk_f16(const U & unit, const char * const * q, float (*scores)[kTileCells]) {
     for (int s = 0; s < unit.n_strips; ++s) {
         F part[NR][4];
         const auto group = [&](int g) {
             const char * k[4];
-            four_rows(unit.k[s], unit.k_stride[s], unit.cells[s], 4 * g, k);
+            unit.four_k(s, 4 * g, k);
             for (int c = 0; c < 4; ++c) {
-                prefetch(unit.next_k[s], 4 * g + c);
+                unit.fetch_k(s, 4 * g + c);
             }
             four_scores<D, NR>(k, q, part, g);
         };
@@ -124,8 +159,8 @@ void qk_f16(const Unit & unit, const char * const * q, float (*scores)[kTileCell
 }
 
 // As qk_f16, by integer dot products with the query quantised per block.
-template <int D, int NR>
-void qk_q8(const Unit & unit, const char * const * q, float (*scores)[kTileCells]) {
+template <class U, int D, int NR>
+void qk_q8(const U & unit, const char * const * q, float (*scores)[kTileCells]) {
     constexpr int n_blocks = D / kBlock;
     constexpr int per_vector = kLanes / 8;  // blocks in a vector of int8
     constexpr int quads = kLanes / 4;
@@ -142,10 +177,10 @@ void qk_q8(const Unit & unit, const char * const * q, float (*scores)[kTileCells
                 for (int g = 0; g < quads; ++g) {
                     const char * rows[4];
                     I k[4];
-                    four_rows(unit.k[s], unit.k_stride[s], unit.cells[s], c0 + 4 * g, rows);
+                    unit.four_k(s, c0 + 4 * g, rows);
                     if (v == 0) {
                         for (int c = 0; c < 4; ++c) {
-                            prefetch(unit.next_k[s], c0 + 4 * g + c);
+                            unit.fetch_k(s, c0 + 4 * g + c);
                         }
                     }
                     EDGEKV_UNROLL
@@ -173,7 +208,7 @@ void qk_q8(const Unit & unit, const char * const * q, float (*scores)[kTileCells
                         const int b = v * per_vector + i;
                         if (b < n_blocks) {
                             const I dot = Simd::kBiasedK ? Simd::isub(sums[i], excess[b]) : sums[i];
-                            const F scale = Simd::mul(Simd::load(unit.k_scale[b] + s * kStripCells + c0), Simd::set1(q_scale[b]));
+                            const F scale = Simd::mul(Simd::load(unit.scales.k[b] + s * kStripCells + c0), Simd::set1(q_scale[b]));
                             score[r] = Simd::fma(Simd::to_float(dot), scale, score[r]);
                         }
                     }
@@ -198,8 +233,8 @@ F load_value(const char * row, int i) {
 
 // acc[r] = acc[r] * factor[r] + sum over cells of weight * v[cell], for dimensions i0 .. i0 + NV*kLanes.
 // weights: [NR][kTileCells] or, with the block scale folded in, [NR][D/32][kTileCells]
-template <CellType T, int D, int NR, int NV>
-void pv_block(const Unit & unit, const float * weights, float * const * acc, const float * factor, int i0) {
+template <class U, CellType T, int D, int NR, int NV>
+void pv_block(const U & unit, const float * weights, float * const * acc, const float * factor, int i0) {
     constexpr int per_row = T == CellType::f16 ? 1 : D / kBlock;
     F sum[NR][NV];
     EDGEKV_UNROLL
@@ -210,11 +245,10 @@ void pv_block(const Unit & unit, const float * weights, float * const * acc, con
         }
     }
     for (int n = 0; n < unit.n_visible; ++n) {
-        const int c = unit.visible[n];
-        const int s = c / kStripCells;
-        const char * row = unit.v[s] + static_cast<size_t>(c % kStripCells) * unit.v_stride[s];
+        const int c = unit.cell(n);
+        const char * row = unit.v_row(c);
         if (i0 == 0) {
-            prefetch(unit.next_v[s], c % kStripCells);
+            unit.fetch_v(c);
         }
         EDGEKV_UNROLL
         for (int j = 0; j < NV; ++j) {
@@ -235,8 +269,8 @@ void pv_block(const Unit & unit, const float * weights, float * const * acc, con
     }
 }
 
-template <CellType T, int D, int NR>
-void pv(const Unit & unit, const float (*p)[kTileCells], float * const * acc, const float * factor) {
+template <class U, CellType T, int D, int NR>
+void pv(const U & unit, const float (*p)[kTileCells], float * const * acc, const float * factor) {
     constexpr int vectors = D / kLanes;
     constexpr int whole = vectors / Simd::kPvVectors;
     constexpr int rest = vectors % Simd::kPvVectors;
@@ -247,7 +281,7 @@ void pv(const Unit & unit, const float (*p)[kTileCells], float * const * acc, co
             for (int b = 0; b < D / kBlock; ++b) {
                 for (int c = 0; c < unit.n_strips * kStripCells; c += kLanes) {
                     Simd::store(scaled + (r * (D / kBlock) + b) * kTileCells + c,
-                                Simd::mul(Simd::load(p[r] + c), Simd::load(unit.v_scale[b] + c)));
+                                Simd::mul(Simd::load(p[r] + c), Simd::load(unit.scales.v[b] + c)));
                 }
             }
         }
@@ -255,10 +289,10 @@ void pv(const Unit & unit, const float (*p)[kTileCells], float * const * acc, co
     }
     EDGEKV_UNROLL
     for (int i = 0; i < whole; ++i) {
-        pv_block<T, D, NR, Simd::kPvVectors>(unit, weights, acc, factor, i * Simd::kPvVectors * kLanes);
+        pv_block<U, T, D, NR, Simd::kPvVectors>(unit, weights, acc, factor, i * Simd::kPvVectors * kLanes);
     }
     if constexpr (rest > 0) {
-        pv_block<T, D, NR, rest>(unit, weights, acc, factor, whole * Simd::kPvVectors * kLanes);
+        pv_block<U, T, D, NR, rest>(unit, weights, acc, factor, whole * Simd::kPvVectors * kLanes);
     }
 }
 

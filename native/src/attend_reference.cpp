@@ -63,13 +63,49 @@ std::vector<double> query(const AttendProblem & p, int token, int head) {
     return q;
 }
 
-bool selected(const AttendProblem & p, int token, int kv, int page) {
-    if (p.selection.pages == nullptr) {
-        return true;
+// What the exponential of a cell's logit is multiplied with; 0: the cell is not attended.
+std::vector<double> weights(const AttendProblem & p, int token, int kv) {
+    std::vector<double> of_cell(static_cast<size_t>(p.n_cells));
+    if (p.rows.stride == 0) {
+        for (int c = 0; c < p.n_cells; ++c) {
+            of_cell[c] = mask_value(p, token, c) == -INFINITY ? 0.0 : 1.0;
+        }
+        return of_cell;
     }
     const size_t list = static_cast<size_t>(token * p.n_head_kv + kv);
-    const int32_t * pages = p.selection.pages + list * p.selection.stride;
-    return std::find(pages, pages + p.selection.n_pages[list], page) != pages + p.selection.n_pages[list];
+    for (int i = 0; i < p.rows.n_rows[list]; ++i) {
+        const size_t at = list * p.rows.stride + static_cast<size_t>(i);
+        of_cell[p.rows.cells[at]] = p.rows.weights != nullptr ? p.rows.weights[at] : 1.0;
+    }
+    return of_cell;
+}
+
+// The estimated relative error of a query head's output: see AttendProblem.
+void add_error(const AttendProblem & p, int kv, const std::vector<double> & counts, const std::vector<double> & logit, double max,
+               double total, const std::vector<double> & out) {
+    if (p.hits == nullptr || p.rows.weights == nullptr || p.error_every == 0 || (kv + p.error_turn) % p.error_every != 0) {
+        return;
+    }
+    if (std::all_of(counts.begin(), counts.end(), [](double x) { return x == 0.0; })) {
+        return;  // no rows, nothing to estimate from
+    }
+    double norm = 0.0, variance = 0.0;
+    for (double x : out) {
+        norm += x * x;
+    }
+    for (int c = 0; c < p.n_cells; ++c) {
+        if (counts[c] <= 1.0) {
+            continue;
+        }
+        const double share = counts[c] * std::exp(logit[c] - max) / total;
+        const char * row = p.v + static_cast<size_t>(c) * p.v_stride_cell + static_cast<size_t>(kv) * p.v_stride_head;
+        for (int i = 0; i < p.head_dim; ++i) {
+            const double apart = element(p.v_type, row, i) - out[i];
+            variance += (1.0 - 1.0 / counts[c]) * share * share * apart * apart;
+        }
+    }
+    p.hits[kv].error += norm > 0.0 ? std::sqrt(variance / norm) : 0.0;
+    p.hits[kv].n_errors += 1.0;
 }
 
 }  // namespace
@@ -81,13 +117,14 @@ void attend_reference(const AttendProblem & p) {
     for (int kv = 0; kv < p.n_head_kv; ++kv) {
         for (int t = 0; t < p.n_tokens; ++t) {
             std::vector<double> page_max(static_cast<size_t>(n_pages)), page_sum(static_cast<size_t>(n_pages));
+            const std::vector<double> counts = weights(p, t, kv);
             for (int head = kv * group; head < (kv + 1) * group; ++head) {
                 const std::vector<double> q = query(p, t, head);
                 double max = p.sinks != nullptr ? p.sinks[head] : -INFINITY;
                 for (int c = 0; c < p.n_cells; ++c) {
-                    const double bias = mask_value(p, t, c);
+                    const double bias = p.rows.stride == 0 ? mask_value(p, t, c) : 0.0;
                     logit[c] = -INFINITY;
-                    if (bias == -INFINITY || !selected(p, t, kv, c / p.page_tokens)) {
+                    if (counts[c] == 0.0) {
                         continue;
                     }
                     const char * row = p.k + static_cast<size_t>(c) * p.k_stride_cell + static_cast<size_t>(kv) * p.k_stride_head;
@@ -102,28 +139,27 @@ void attend_reference(const AttendProblem & p) {
 
                 double total = p.sinks != nullptr ? std::exp(p.sinks[head] - max) : 0.0;
                 for (int c = 0; c < p.n_cells; ++c) {
-                    total += logit[c] == -INFINITY ? 0.0 : std::exp(logit[c] - max);
+                    total += logit[c] == -INFINITY ? 0.0 : counts[c] * std::exp(logit[c] - max);
                 }
                 std::vector<double> out(static_cast<size_t>(p.head_dim)), mass(static_cast<size_t>(n_pages));
                 for (int c = 0; c < p.n_cells; ++c) {
                     if (logit[c] == -INFINITY) {
                         continue;
                     }
-                    const double weight = std::exp(logit[c] - max) / total;
+                    const double weight = counts[c] * std::exp(logit[c] - max) / total;
                     const char * row = p.v + static_cast<size_t>(c) * p.v_stride_cell + static_cast<size_t>(kv) * p.v_stride_head;
                     for (int i = 0; i < p.head_dim; ++i) {
                         out[i] += weight * element(p.v_type, row, i);
                     }
                     mass[c / p.page_tokens] += weight;
                 }
+                add_error(p, kv, counts, logit, max, total, out);
                 char * dst = p.out + static_cast<size_t>(t) * p.out_stride_token + static_cast<size_t>(head) * p.out_stride_head;
                 for (int i = 0; i < p.head_dim; ++i) {
                     const float x = static_cast<float>(out[i]);
                     std::memcpy(dst + 4 * i, &x, 4);
                 }
-                const double covered = p.selection.coverage != nullptr ? p.selection.coverage[t * p.n_head + head] : 1.0;
                 for (int page = 0; page < n_pages; ++page) {
-                    mass[page] *= covered;
                     page_max[page] = std::fmax(page_max[page], mass[page]);
                     page_sum[page] += mass[page];
                 }

@@ -1,7 +1,8 @@
 # Sources of the kernels, each instruction set in its own translation unit with its own flags.
 set(here ${CMAKE_CURRENT_LIST_DIR})
-set(EDGEKV_KERNEL_SOURCES ${here}/attend_reference.cpp ${here}/sketch_reference.cpp ${here}/sketch_layout.cpp)
-set(edgekv_kernels attend select sketch)
+set(EDGEKV_KERNEL_SOURCES ${here}/attend_reference.cpp ${here}/sample_reference.cpp ${here}/sketch_reference.cpp
+    ${here}/sketch_layout.cpp)
+set(edgekv_kernels attend sample sketch)
 # Every instruction set must build the same sketch from the same keys, so a multiplication and an addition stay two operations.
 set(edgekv_sketch_flags $<$<CXX_COMPILER_ID:GNU,Clang,AppleClang>:-ffp-contract=off>)
 

@@ -1,6 +1,7 @@
 // Times the attention kernels on decode steps: one query token, every layer with a cache of its own, as in a real model.
 //   bench_attend [n_cells=7680] [rounds=15] [isa]
-// Prints the median ms per token (all layers). The configurations take turns within a round, so that noise hits them alike.
+// Prints the median ms per token (all layers): of every cell, the same with mass, and of lists of rows, a sixteenth of the cells as sampling
+// finds them, with mass, hits and errors. The configurations take turns within a round, so that noise hits them alike.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -19,11 +20,14 @@ struct Shape {
     int head_dim, n_head, n_head_kv, n_layers;
 };
 
+enum class What { plain, mass, rows, count };
+constexpr int kNumWhats = static_cast<int>(What::count);
+
 struct Config {
     Isa isa;
     CellType type;
     int n_threads;
-    bool observe;
+    What what;
     std::vector<double> ms;
 };
 
@@ -65,7 +69,7 @@ double run_token(const std::vector<AttendProblem> & layers, char * workspace, co
         for (const AttendProblem & layer : layers) {
             attend_run(layer, workspace, ith, config.n_threads, config.isa);
             meet();
-            if (layer.mass_max != nullptr) {
+            if (layer.mass_max != nullptr && layer.rows.stride == 0) {
                 attend_observe(layer, workspace, ith, config.n_threads, config.isa);
                 meet();
             }
@@ -104,6 +108,17 @@ void bench(const Shape & shape, int n_cells, int rounds, const char * only) {
         x = rng.normal();
     }
 
+    const int n_listed = std::max(1, n_cells / 16);
+    std::vector<int32_t> cells, n_rows(static_cast<size_t>(shape.n_head_kv), n_listed);
+    std::vector<float> weights;
+    std::vector<AttendHits> hits(static_cast<size_t>(shape.n_head_kv));
+    for (int h = 0; h < shape.n_head_kv; ++h) {
+        for (int i = 0; i < n_listed; ++i) {
+            cells.push_back(16 * i + static_cast<int>(rng.next() % 16));
+            weights.push_back(i % 4 == 0 ? 1.0f : 1.0f + 10.0f * rng.uniform());
+        }
+    }
+
     std::vector<Layer> caches[2];
     for (int type = 0; type < 2; ++type) {
         for (int i = 0; i < shape.n_layers; ++i) {
@@ -118,8 +133,9 @@ void bench(const Shape & shape, int n_cells, int rounds, const char * only) {
         }
         for (CellType type : {CellType::f16, CellType::q8_0}) {
             for (int n_threads : {1, 2}) {
-                configs.push_back({isa, type, n_threads, false, {}});
-                configs.push_back({isa, type, n_threads, true, {}});
+                for (int what = 0; what < kNumWhats; ++what) {
+                    configs.push_back({isa, type, n_threads, static_cast<What>(what), {}});
+                }
             }
         }
     }
@@ -149,9 +165,15 @@ void bench(const Shape & shape, int n_cells, int rounds, const char * only) {
                 p.mask = reinterpret_cast<const char *>(mask.data());
                 p.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
                 p.out = reinterpret_cast<char *>(out.data());
-                p.mass_max = c.observe ? mass.data() : nullptr;
-                p.mass_sum = c.observe ? mass.data() + mass.size() / 2 : nullptr;
+                p.mass_max = c.what != What::plain ? mass.data() : nullptr;
+                p.mass_sum = c.what != What::plain ? mass.data() + mass.size() / 2 : nullptr;
                 p.mass_stride = static_cast<size_t>(n_pages);
+                if (c.what == What::rows) {
+                    p.rows = {cells.data(), weights.data(), n_rows.data(), static_cast<size_t>(n_listed)};
+                    p.hits = hits.data();
+                    p.error_every = 8;
+                    p.error_turn = static_cast<int>(layers.size());
+                }
                 layers.push_back(p);
             }
             std::vector<float> raw(attend_workspace_bytes(layers[0], c.n_threads) / 4 + 16);
@@ -161,11 +183,11 @@ void bench(const Shape & shape, int n_cells, int rounds, const char * only) {
     }
 
     std::printf("%s: %d cells, %d layers, ms per token: median (minimum)\n", shape.name, n_cells, shape.n_layers);
-    std::printf("  %-9s %-5s %-8s %-16s %-16s\n", "isa", "type", "threads", "plain", "with mass");
-    for (size_t i = 0; i < configs.size(); i += 2) {
+    std::printf("  %-9s %-5s %-8s %-16s %-16s %-16s\n", "isa", "type", "threads", "plain", "with mass", "rows");
+    for (size_t i = 0; i < configs.size(); i += kNumWhats) {
         std::printf("  %-9s %-5s %-8d", isa_name(configs[i].isa), configs[i].type == CellType::f16 ? "f16" : "q8_0",
                     configs[i].n_threads);
-        for (size_t j = i; j < i + 2; ++j) {
+        for (size_t j = i; j < i + kNumWhats; ++j) {
             std::vector<double> & ms = configs[j].ms;
             std::sort(ms.begin(), ms.end());
             std::printf(" %6.2f (%6.2f) ", ms[ms.size() / 2], ms[0]);

@@ -1,5 +1,5 @@
-// Whether the time of a kernel depends on the values it reads: attention, and building and scanning sketches, over a cache of ordinary
-// values and over caches that a processor may treat apart.
+// Whether the time of a kernel depends on the values it reads: attention over every cell and over lists of rows, building and scanning
+// sketches, scanning keys, and sampling, over a cache of ordinary values and over caches that a processor may treat apart.
 //   bench_values [rounds=31] [isa]
 // Prints each time over that of ordinary values. All kinds take turns within a round, so that noise hits them alike.
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "attend_cases.h"
+#include "sample.h"
 #include "sketch_internal.h"
 #include "subnormals.h"
 
@@ -15,7 +16,7 @@ using namespace edgekv;
 
 namespace {
 
-constexpr int kHeadDim = 64, kGroup = 3, kHeads = 3, kCells = 1024, kStrips = kCells / kSketchStripCells;
+constexpr int kHeadDim = 64, kGroup = 3, kHeads = 3, kCells = 1024, kGroups = kCells / kGroupCells;
 
 struct Kind {
     const char * name;
@@ -98,11 +99,47 @@ AttendProblem problem_of(Data & data, CellType type) {
     return p;
 }
 
+// Sketches of a cache, the shares of its first KV head, and what is sampled from them.
 struct Sketched {
-    std::vector<char> raw, prepared;
-    std::vector<float> estimates;
+    std::vector<char> raw, prepared, scratch;
+    std::vector<uint16_t> cells;
+    std::vector<float> tops, sums, weights;
+    std::vector<int32_t> rows;
     Sketch sketch;
-    SketchLayout layout;
+
+    Sketched() : raw(sketch_bytes(SketchKind::b3, kHeadDim, kHeads, kGroups) + 64), prepared(sketch_query_bytes(kHeadDim, kGroup)),
+        scratch(sample_scratch_bytes(kGroups, kGroup) + 64), cells(kCells * kGroup), tops(kGroups * kGroup), sums(tops.size()),
+        weights(kCells), rows(kCells), sketch{SketchKind::b3, kHeadDim, kHeads, kGroups, aligned(raw)} {}
+    static char * aligned(std::vector<char> & bytes) {
+        return reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(bytes.data()) + 63) / 64 * 64);
+    }
+    Shares shares() { return {cells.data(), tops.data(), sums.data(), kCells, kGroups}; }
+};
+
+// Every third cell of each head, with weights.
+struct Lists {
+    std::vector<int32_t> cells, n_rows;
+    std::vector<float> weights;
+    std::vector<AttendHits> hits{kHeads};
+    std::vector<float> mass = std::vector<float>(kHeads * kCells / 16);
+
+    Lists() : cells(kHeads * kCells), weights(cells.size()) {
+        for (int h = 0; h < kHeads; ++h) {
+            n_rows.push_back((kCells + 2) / 3);
+            for (int i = 0; i < n_rows[h]; ++i) {
+                cells[h * kCells + i] = 3 * i;
+                weights[h * kCells + i] = i % 4 == 0 ? 1.0f : 3.5f;
+            }
+        }
+    }
+    AttendProblem of(AttendProblem p) {
+        p.rows = {cells.data(), weights.data(), n_rows.data(), kCells};
+        p.hits = hits.data();
+        p.mass_sum = mass.data();
+        p.mass_stride = kCells / 16;
+        p.error_every = 1;
+        return p;
+    }
 };
 
 template <class F>
@@ -132,52 +169,80 @@ void bench(const char * isa, CellType type, int rounds) {
 
     std::vector<Data> data;
     std::vector<Sketched> sketched(kNumKinds);
-    const size_t bytes = sketch_bytes(SketchKind::b2, kHeadDim, kHeads, kStrips);
+    Lists lists;
     for (int i = 0; i < kNumKinds; ++i) {
         data.push_back(fill(kKinds[i], type));
-        Sketched & s = sketched[i];
-        s.raw.resize(bytes + 64);
-        s.layout = sketch_layout(SketchKind::b2, kHeadDim, kStrips);
-        s.sketch = {SketchKind::b2, kHeadDim, kHeads, kStrips,
-                    reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(s.raw.data()) + 63) / 64 * 64)};
-        s.prepared.resize(sketch_query_bytes(SketchKind::b2, kHeadDim, kGroup));
-        s.estimates.resize(static_cast<size_t>(s.layout.n_blocks) * kSketchBlockStrips * kGroup);
     }
+    const SketchLayout layout = sketch_layout(kHeadDim, kGroups);
+    const std::vector<Sight> sight(kGroups, Sight{~uint64_t{0}, 0xf});
     AttendProblem first = problem_of(data[0], type);
-    std::vector<float> raw(attend_workspace_bytes(first, 1) / 4 + 16);
-    char * workspace = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(raw.data()) + 63) / 64 * 64);
+    std::vector<char> raw(std::max(attend_workspace_bytes(first, 1), attend_workspace_bytes(lists.of(first), 1)) + 64);
+    char * workspace = Sketched::aligned(raw);
 
-    std::vector<double> attend[kNumKinds], build[kNumKinds], scan[kNumKinds];
+    constexpr int kNumKernels = 6;
+    static constexpr const char * kNames[kNumKernels] = {"attend", "rows", "build", "scan", "scan keys", "sample"};
+    std::vector<double> times[kNumKernels][kNumKinds];
     for (int round = 0; round < rounds; ++round) {
         for (int i = 0; i < kNumKinds; ++i) {
-            const AttendProblem p = problem_of(data[i], type);
+            const AttendProblem p = problem_of(data[i], type), of_rows = lists.of(p);
             Sketched & s = sketched[i];
             const size_t row = cases::row_bytes(type, kHeadDim);
             const SketchKeys keys{type, data[i].k.data(), row * kHeads, row};
             SketchQuery query{};
             query.q = reinterpret_cast<const char *>(data[i].q.data());
             query.stride_head = kHeadDim * 4;
+            query.n_tokens = 1;
             query.group = kGroup;
             query.scale = 0.125f;
-            attend[i].push_back(time_ns([&] { attend_run(p, workspace, 0, 1, attend_isa); }, 4));
-            build[i].push_back(time_ns([&] {
-                for (int strip = 0; strip < kStrips; ++strip) {
-                    sketches->build(s.sketch, s.layout, keys, 0, strip, 0xffff);
+            query.sight = sight.data();
+            query.sight_stride = kGroups;
+            SampleProblem sampling{};
+            sampling.n_groups = kGroups;
+            sampling.group = kGroup;
+            sampling.shares = s.cells.data();
+            sampling.tops = s.tops.data();
+            sampling.sums = s.sums.data();
+            sampling.cell_stride = kCells;
+            sampling.group_stride = kGroups;
+            sampling.sight = sight.data();
+            sampling.page_tokens = 16;
+            sampling.resolution = 100.0f;
+            sampling.rows = s.rows.data();
+            sampling.weights = s.weights.data();
+            sampling.scratch = Sketched::aligned(s.scratch);
+            const auto time = [&](int kernel, int repeats, const auto & f) { times[kernel][i].push_back(time_ns(f, repeats)); };
+            time(0, 4, [&] { attend_run(p, workspace, 0, 1, attend_isa); });
+            time(1, 4, [&] { attend_run(of_rows, workspace, 0, 1, attend_isa); });
+            time(2, 1, [&] {
+                for (int group = 0; group < kGroups; ++group) {
+                    sketches->build(s.sketch, layout, keys, 0, group, ~uint64_t{0});
                 }
-            }, 1));
-            scan[i].push_back(time_ns([&] {
+            });
+            time(4, 1, [&] {
                 const SubnormalsAreZero fast;  // as sketch.cpp has it
-                sketches->prepare(s.sketch, query, s.prepared.data());
-                sketches->scan(s.sketch, s.layout, query, s.prepared.data(), 0, 0, s.layout.n_blocks, s.estimates.data(),
-                               static_cast<size_t>(s.layout.n_blocks) * kSketchBlockStrips);
-            }, 8));
+                for (int group = 0; group < kGroups; ++group) {
+                    sketches->scan_keys(keys, kHeadDim, query, 0, group, s.shares());
+                }
+            });
+            time(3, 8, [&] {
+                const SubnormalsAreZero fast;
+                sketches->prepare(kHeadDim, layout.padded, query, s.prepared.data());
+                sketches->scan(s.sketch, layout, query, s.prepared.data(), 0, 0, kGroups, s.shares());
+            });
+            time(5, 8, [&] { sample_rows(sampling, attend_isa); });
         }
     }
     std::printf("%-10s %-4s", isa, type == CellType::f16 ? "f16" : "q8_0");
-    std::printf("  attend %7.1f us, build %6.1f us, scan %6.2f us\n", median(attend[0]) / 1e3, median(build[0]) / 1e3, median(scan[0]) / 1e3);
+    for (int kernel = 0; kernel < kNumKernels; ++kernel) {
+        std::printf("  %s %.2f us", kNames[kernel], median(times[kernel][0]) / 1e3);
+    }
+    std::printf("\n");
     for (int i = 1; i < kNumKinds; ++i) {
-        std::printf("  %-18s %6.2fx %14.2fx %14.2fx\n", kKinds[i].name, median(attend[i]) / median(attend[0]),
-                    median(build[i]) / median(build[0]), median(scan[i]) / median(scan[0]));
+        std::printf("  %-18s", kKinds[i].name);
+        for (const auto & of_kernel : times) {
+            std::printf(" %8.2fx", median(of_kernel[i]) / median(of_kernel[0]));
+        }
+        std::printf("\n");
     }
 }
 

@@ -7,7 +7,9 @@
 // S + |bias| + softcap; the exponential adds 4 u:
 //   logit error d = u * (3.5 * sqrt(head_dim / 8 + 3) * S + 2 * (S + |bias| + softcap) + 4)
 // A weight is then off by a relative e = 2 * d + 3.5 * sqrt(n_cells) * u (its own logit and the sum), so that an output is off
-// by at most 2 * e * max |v| (its own chain has n_cells additions again), and the mass of a page by 2 * e per query row.
+// by at most 2 * e * max |v| (its own chain has n_cells additions again), and the mass of a page by 2 * e per query row. Lists of rows
+// are the same, as their weights scale a sum and its terms alike. The estimated error of a row is a root of a sum of squares, each off by
+// a relative 4 * e and what |v - o| is off by.
 #include <algorithm>
 #include <cstdio>
 #include <limits>
@@ -32,15 +34,15 @@ struct Case {
     CellType k_type, v_type;
     Mask mask;
     float softcap;
-    bool sinks, gaps;
+    bool sinks, gaps, low;  // low: the logits of the first query head of each KV head are far below 0
     int observe;  // bit 0: mass_max, bit 1: mass_sum
-    int select;   // 0: no lists, 1: random lists, 2: lists of every page; from 1 on some pages have a slot
+    int select;   // 0: no lists, 1: random rows with weights, 2: every visible cell, 3: the same without weights; from 1 on with an arena
     std::string name() const {
         char s[256];
         std::snprintf(s, sizeof(s),
-                      "d%d group %d kv %d tokens %d cells %d page %d k%d v%d mask %d softcap %g sinks %d gaps %d obs %d select %d",
+                      "d%d group %d kv %d tokens %d cells %d page %d k%d v%d mask %d softcap %g sinks %d gaps %d low %d obs %d select %d",
                       head_dim, group, n_head_kv, n_tokens, n_cells, page_tokens, static_cast<int>(k_type),
-                      static_cast<int>(v_type), static_cast<int>(mask), softcap, sinks, gaps, observe, select);
+                      static_cast<int>(v_type), static_cast<int>(mask), softcap, sinks, gaps, low, observe, select);
         return s;
     }
 };
@@ -75,7 +77,7 @@ std::vector<float> mask_values(const Case & c, cases::Random & rng) {
 struct Instance {
     AttendProblem p{};
     std::vector<char> q, k, v, mask;
-    std::vector<float> sinks;
+    std::vector<float> sinks, bias;
     double tolerance = 0.0;
     double v_max = 0.0;
     int visible_rows = 0;  // tokens that see anything
@@ -93,7 +95,7 @@ struct Instance {
         p.v_type = c.v_type;
         p.scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
         p.softcap = c.softcap;
-        const std::vector<float> bias = mask_values(c, rng);
+        bias = mask_values(c, rng);
         const auto hidden = [&](int cell) {
             for (int t = 0; t < c.n_tokens; ++t) {
                 if (bias[static_cast<size_t>(t) * c.n_cells + cell] != -kInf) {
@@ -130,8 +132,14 @@ struct Instance {
                 for (int h = 0; h < c.n_head_kv; ++h) {
                     char * dst = buffer.data() + cell * stride_cell + h * stride_head;
                     double norm = 0.0;
-                    for (float & x : row) {
+                    for (int i = 0; i < c.head_dim; ++i) {
+                        float & x = row[static_cast<size_t>(i)];
                         x = rng.normal();
+                        if (c.low && &buffer == &k) {
+                            float of_query;
+                            std::memcpy(&of_query, q.data() + h * c.group * p.q_stride_head + 4 * i, 4);
+                            x -= 4.0f * of_query;
+                        }
                         norm += x * x;
                         largest = std::max(largest, std::fabs(static_cast<double>(x)));
                     }
@@ -181,29 +189,30 @@ struct Instance {
         const double logit = u * (3.5 * std::sqrt(c.head_dim / 8 + 3) * s + 2 * (s + largest_bias + c.softcap) + 4);
         tolerance = 2 * (2 * logit + 3.5 * std::sqrt(c.n_cells) * u);
     }
+
+    bool sees(int token, int cell) const { return bias[static_cast<size_t>(token) * p.n_cells + cell] != -kInf; }
 };
 
 // Lists, slots and an arena for an instance; the home rows of pages that have a slot are spoilt in a copy.
-struct Pages {
-    std::vector<int32_t> pages, n_pages, slots;
-    std::vector<float> coverage;
+struct Lists {
+    std::vector<int32_t> cells, n_rows, slots;
+    std::vector<float> weights;
     std::vector<char> k, v, arena;
-    std::vector<AttendHits> hits;
-    std::vector<AttendHits> want;  // mass is left out
+    std::vector<AttendHits> hits, want_hits;
+    std::vector<int> n_listed;  // lists that have a row, by KV head
 
-    Pages(const Case & c, Instance & instance, AttendProblem & p, uint64_t seed) {
+    Lists(const Case & c, Instance & instance, AttendProblem & p, uint64_t seed) {
         cases::Random rng(seed + 77);
         const int n = (c.n_cells + c.page_tokens - 1) / c.page_tokens;
         const size_t k_row = cases::row_bytes(c.k_type, c.head_dim), v_row = cases::row_bytes(c.v_type, c.head_dim);
-        const size_t stride = static_cast<size_t>(n) + 1;
-        pages.assign(stride * c.n_tokens * c.n_head_kv, -7);
-        n_pages.assign(static_cast<size_t>(c.n_tokens) * c.n_head_kv, 0);
+        const size_t stride = static_cast<size_t>(c.n_cells) + seed % 3;
+        cells.assign(stride * c.n_tokens * c.n_head_kv, -7);
+        weights.assign(cells.size(), kNan);
+        n_rows.assign(static_cast<size_t>(c.n_tokens) * c.n_head_kv, 0);
         slots.assign(static_cast<size_t>(n) * c.n_head_kv, -1);
         hits.assign(static_cast<size_t>(c.n_head_kv), AttendHits{});
-        want = hits;
-        for (int i = 0; i < c.n_tokens * p.n_head; ++i) {
-            coverage.push_back(seed % 2 == 0 ? 1.0f : rng.uniform());
-        }
+        want_hits = hits;
+        n_listed.assign(hits.size(), 0);
 
         k = instance.k;
         v = instance.v;
@@ -232,18 +241,25 @@ struct Pages {
         for (int t = 0; t < c.n_tokens; ++t) {
             for (int h = 0; h < c.n_head_kv; ++h) {
                 const size_t list = static_cast<size_t>(t * c.n_head_kv + h);
-                const uint64_t share = rng.next() % 4;  // some lists are empty
-                for (int page = 0; page < n; ++page) {
-                    if (c.select == 2 || rng.next() % 4 < share) {
-                        pages[list * stride + static_cast<size_t>(n_pages[list]++)] = page;
-                        want[static_cast<size_t>(h)].n_selected += 1;
-                        want[static_cast<size_t>(h)].n_hits += slots[static_cast<size_t>(h * n + page)] >= 0 ? 1 : 0;
+                const uint64_t share = rng.next() % 5;  // some lists are empty
+                for (int cell = 0; cell < c.n_cells; ++cell) {
+                    if (!instance.sees(t, cell) || (c.select == 1 && rng.next() % 4 >= share)) {
+                        continue;
                     }
+                    const size_t at = list * stride + static_cast<size_t>(n_rows[list]++);
+                    cells[at] = cell;
+                    weights[at] = c.select == 1 && rng.next() % 3 != 0 ? 1.0f / (rng.uniform() + 0.001f) : 1.0f;
+                    weights[at] = std::max(weights[at], 1.0f);
+                    want_hits[static_cast<size_t>(h)].n_read += 1;
+                    want_hits[static_cast<size_t>(h)].n_hits += slots[static_cast<size_t>(h * n + cell / c.page_tokens)] >= 0 ? 1 : 0;
                 }
+                n_listed[static_cast<size_t>(h)] += n_rows[list] > 0 ? 1 : 0;
             }
         }
-        p.selection = {pages.data(), n_pages.data(), stride, coverage.data()};
+        p.rows = {cells.data(), c.select == 3 ? nullptr : weights.data(), n_rows.data(), stride};
         p.arena.slots_stride = static_cast<size_t>(n);
+        p.error_every = static_cast<int>(seed % 4);  // 0: never
+        p.error_turn = static_cast<int>(seed / 4 % 5);
     }
 
     void use(AttendProblem & p) {
@@ -287,7 +303,7 @@ struct Results {
 };
 
 int failures = 0;
-double worst = 0.0;  // error in units of the tolerance
+double worst = 0.0, worst_error = 0.0;  // in units of the tolerance; of estimated errors
 
 void fail(const Case & c, const char * kernels, int n_threads, const char * what, double got, double want) {
     if (++failures <= 20) {
@@ -332,12 +348,80 @@ void run(const char * kernels, const AttendProblem & p, char * workspace, int n_
     }
 }
 
+// What no number of threads may change, with lists: every bit of it.
+struct Bits {
+    std::vector<float> out, mass_max, mass_sum;
+    std::vector<AttendHits> hits;
+
+    bool operator==(const Bits & other) const {
+        const auto same = [](const auto & a, const auto & b) {
+            return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])) == 0;
+        };
+        return same(out, other.out) && same(mass_max, other.mass_max) && same(mass_sum, other.mass_sum) && same(hits, other.hits);
+    }
+};
+
+void check_hits(const Case & c, const char * kernels, int n_threads, const Lists & lists, const Results & want, const AttendProblem & p,
+                double mass_tolerance, double error_tolerance) {
+    const int pages = (c.n_cells + c.page_tokens - 1) / c.page_tokens;
+    for (int h = 0; h < c.n_head_kv; ++h) {
+        const AttendHits &hits = lists.hits[static_cast<size_t>(h)], &wanted = lists.want_hits[static_cast<size_t>(h)];
+        if (hits.n_read != wanted.n_read) {
+            fail(c, kernels, n_threads, "n_read", hits.n_read, wanted.n_read);
+        }
+        if (hits.n_hits != wanted.n_hits) {
+            fail(c, kernels, n_threads, "n_hits", hits.n_hits, wanted.n_hits);
+        }
+        double mass = 0.0, mass_hits = 0.0;
+        for (int i = 0; i < pages; ++i) {
+            const double of_page = want.mass_sum[h * p.mass_stride + i] - Results::kMassBase;
+            mass += of_page;
+            mass_hits += lists.slots[static_cast<size_t>(h * pages + i)] >= 0 ? of_page : 0.0;
+        }
+        const double allowed = mass_tolerance + 0x1p-22 * pages * c.n_tokens;
+        if ((c.observe & 2) != 0 && !(std::fabs(hits.mass - mass) <= allowed)) {
+            fail(c, kernels, n_threads, "mass", hits.mass, mass);
+        }
+        if ((c.observe & 2) != 0 && !(std::fabs(hits.mass_hits - mass_hits) <= allowed)) {
+            fail(c, kernels, n_threads, "mass in the arena", hits.mass_hits, mass_hits);
+        }
+        if (hits.n_errors != wanted.n_errors) {
+            fail(c, kernels, n_threads, "n_errors", hits.n_errors, wanted.n_errors);
+        }
+        if (c.low && c.sinks) {
+            continue;  // beside the sink the squares of the outputs are below what a float holds
+        }
+        const double error = std::fabs(hits.error - wanted.error);
+        if (!(error <= (wanted.error + wanted.n_errors) * error_tolerance)) {
+            fail(c, kernels, n_threads, "estimated error", hits.error, wanted.error);
+        }
+        worst_error = wanted.n_errors > 0 ? std::max(worst_error, error / (wanted.error + wanted.n_errors) / error_tolerance) : worst_error;
+    }
+}
+
+// The least length of an output that is not zero.
+double shortest_output(const Case & c, const AttendProblem & p, const Results & want) {
+    double shortest = kInf;
+    for (int t = 0; t < c.n_tokens; ++t) {
+        for (int h = 0; h < p.n_head; ++h) {
+            const float * row = want.out.data() + (t * p.out_stride_token + h * p.out_stride_head) / 4;
+            double square = 0.0;
+            for (int i = 0; i < c.head_dim; ++i) {
+                square += static_cast<double>(row[i]) * row[i];
+            }
+            shortest = square > 0.0 ? std::min(shortest, std::sqrt(square)) : shortest;
+        }
+    }
+    return shortest;
+}
+
 void check_case(const Case & c, uint64_t seed, const std::vector<const char *> & all_kernels) {
     Instance instance(c, seed);
     AttendProblem p = instance.p;
-    std::unique_ptr<Pages> lists;
+    std::unique_ptr<Lists> lists;
     if (c.select != 0) {
-        lists = std::make_unique<Pages>(c, instance, p, seed);
+        lists = std::make_unique<Lists>(c, instance, p, seed);
+        p.hits = lists->want_hits.data();
     }
     Results want(c, p, 0.0f);
     attend_reference(p);
@@ -347,37 +431,35 @@ void check_case(const Case & c, uint64_t seed, const std::vector<const char *> &
 
     const int pages = (c.n_cells + c.page_tokens - 1) / c.page_tokens;
     const double mass_tolerance = instance.tolerance * c.group * c.n_tokens;
+    // |v - o| is off by what o is, in channels that err apart from each other, and is divided by |o|
+    const double error_tolerance =
+        2 * instance.tolerance * (1 + instance.v_max / shortest_output(c, p, want)) + 0x1p-22 * std::sqrt(c.n_cells);
     const int thread_counts[] = {1, 2, 3, 5};
-    for (size_t variant = 0; variant < 2; ++variant) {
-        const int n_threads = thread_counts[(seed + 2 * variant + seed / 4) % 4];
-        for (const char * kernels : all_kernels) {
+    for (const char * kernels : all_kernels) {
+        std::unique_ptr<Bits> first;
+        for (size_t variant = 0; variant < 2; ++variant) {
+            const int n_threads = thread_counts[(seed + 2 * variant + seed / 4) % 4];
             Results got(c, p, kNan);
             const size_t bytes = attend_workspace_bytes(p, n_threads);
             std::vector<float> raw(bytes / 4 + 64, kNan);
             char * workspace = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(raw.data()) + 63) / 64 * 64);
-            std::memset(workspace, 0, 64);
+            std::memset(workspace, 0, kAttendHeaderBytes);
+            const auto attend = [&](bool threads, const Results & into) {
+                if (lists) {
+                    std::fill(lists->hits.begin(), lists->hits.end(), AttendHits{});
+                }
+                run(kernels, p, workspace, n_threads, threads);
+                if (lists) {
+                    Bits bits{into.out, into.mass_max, into.mass_sum, lists->hits};
+                    if (first && !(bits == *first)) {
+                        fail(c, kernels, n_threads, "the number of threads changes the bits", n_threads, 0);
+                    }
+                    first = std::make_unique<Bits>(std::move(bits));
+                }
+            };
+            attend(seed % 2 == 0, got);
             if (lists) {
-                std::fill(lists->hits.begin(), lists->hits.end(), AttendHits{});
-            }
-            run(kernels, p, workspace, n_threads, seed % 4 == 0);
-            for (int h = 0; lists && h < c.n_head_kv; ++h) {
-                const AttendHits & hits = lists->hits[static_cast<size_t>(h)];
-                if (hits.n_selected != lists->want[static_cast<size_t>(h)].n_selected) {
-                    fail(c, kernels, n_threads, "n_selected", hits.n_selected, lists->want[static_cast<size_t>(h)].n_selected);
-                }
-                if (hits.n_hits != lists->want[static_cast<size_t>(h)].n_hits) {
-                    fail(c, kernels, n_threads, "n_hits", hits.n_hits, lists->want[static_cast<size_t>(h)].n_hits);
-                }
-                double mass = 0.0;
-                for (int i = 0; i < pages; ++i) {
-                    mass += want.mass_sum[h * p.mass_stride + i] - Results::kMassBase;
-                }
-                if (c.observe == 3 && !(std::fabs(hits.mass - mass) <= mass_tolerance + 0x1p-22 * pages * c.n_tokens)) {
-                    fail(c, kernels, n_threads, "mass of the hits", hits.mass, mass);
-                }
-                if (!(hits.mass_hits <= hits.mass + 1e-6)) {
-                    fail(c, kernels, n_threads, "mass in the arena", hits.mass_hits, hits.mass);
-                }
+                check_hits(c, kernels, n_threads, *lists, want, p, mass_tolerance, error_tolerance);
             }
 
             compare(c, kernels, n_threads, "out", got.out, want.out, instance.tolerance * instance.v_max);
@@ -395,11 +477,12 @@ void check_case(const Case & c, uint64_t seed, const std::vector<const char *> &
                 }
                 // base + mass is rounded to 2^-24 per page, token and array
                 const double allowed = mass_tolerance + 0x1p-24 * pages * c.n_tokens * 4;
-                if (!c.sinks && c.select == 0 && !(std::fabs(total - instance.visible_rows * c.group) <= allowed)) {
-                    fail(c, kernels, n_threads, "total mass", total, instance.visible_rows * c.group);
+                const int n_outputs = c.group * (lists ? lists->n_listed[static_cast<size_t>(h)] : instance.visible_rows);
+                if (!c.sinks && !(std::fabs(total - n_outputs) <= allowed)) {
+                    fail(c, kernels, n_threads, "total mass", total, n_outputs);
                 }
             }
-            for (int i = 0; i < 64; ++i) {
+            for (size_t i = 0; i < kAttendHeaderBytes; ++i) {
                 if (workspace[i] != 0) {
                     return fail(c, kernels, n_threads, "workspace header left zero", workspace[i], 0);
                 }
@@ -410,7 +493,7 @@ void check_case(const Case & c, uint64_t seed, const std::vector<const char *> &
                 }
             }
             Results again(c, p, kNan);  // with what the first run left in the workspace
-            run(kernels, p, workspace, n_threads, false);
+            attend(false, again);
             compare(c, kernels, n_threads, "out of a second run", again.out, want.out, instance.tolerance * instance.v_max);
             compare(c, kernels, n_threads, "mass_sum of a second run", again.mass_sum, want.mass_sum, mass_tolerance);
         }
@@ -446,7 +529,8 @@ void check_all(const std::vector<const char *> & kernels) {
                 c.softcap = softcaps[rng.next() % 4];
                 c.sinks = rng.next() % 3 == 0;
                 c.gaps = rng.next() % 2 == 0;
-                c.select = static_cast<int>(n / 2 % 3);
+                c.low = rng.next() % 4 == 0;
+                c.select = static_cast<int>(n / 2 % 5) % 4;
                 c.observe = rng.next() % 2 == 0 ? 3 : static_cast<int>(rng.next() % 4);
                 // the reference is slow: bound its work
                 while (static_cast<double>(c.group) * c.n_head_kv * c.n_tokens * c.n_cells * dim > 4e5 &&
@@ -457,7 +541,38 @@ void check_all(const std::vector<const char *> & kernels) {
             }
         }
     }
-    std::printf("%llu cases, largest error %.3f of the tolerance\n", static_cast<unsigned long long>(n), worst);
+    std::printf("%llu cases, largest error %.3f of the tolerance, of an estimated error %.2g\n", static_cast<unsigned long long>(n), worst,
+                worst_error);
+}
+
+// One workspace serves runs of all kinds in turn, as layers and modes take turns.
+void check_turns(const std::vector<const char *> & kernels) {
+    const Case every{64, 2, 1, 1, 577, 16, CellType::f16, CellType::f16, Mask::none, 0.0f, false, false, false, 3, 0};
+    Case lists = every;
+    lists.n_head_kv = 3;
+    lists.select = 1;
+    Instance of_every(every, 1), of_lists(lists, 3);
+    AttendProblem p[2] = {of_every.p, of_lists.p};
+    Lists rows(lists, of_lists, p[1], 3);
+    Results want_every(every, p[0], 0.0f);
+    attend_reference(p[0]);
+    Results want_lists(lists, p[1], 0.0f);
+    attend_reference(p[1]);
+    rows.use(p[1]);
+    for (const char * name : kernels) {
+        const size_t bytes = std::max(attend_workspace_bytes(p[0], 2), attend_workspace_bytes(p[1], 2));
+        std::vector<float> raw(bytes / 4 + 16, kNan);
+        char * workspace = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(raw.data()) + 63) / 64 * 64);
+        std::memset(workspace, 0, kAttendHeaderBytes);
+        for (int turn = 0; turn < 3; ++turn) {
+            Results got_every(every, p[0], kNan);
+            run(name, p[0], workspace, 2, false);
+            compare(every, name, 2, "out, in turns", got_every.out, want_every.out, of_every.tolerance * of_every.v_max);
+            Results got_lists(lists, p[1], kNan);
+            run(name, p[1], workspace, 2, false);
+            compare(lists, name, 2, "out, in turns", got_lists.out, want_lists.out, of_lists.tolerance * of_lists.v_max);
+        }
+    }
 }
 
 // One visible cell: what comes out is its V, each finite f16 as it is, those below the normal range too.
@@ -534,6 +649,7 @@ int main(int argc, char ** argv) {
     }
     std::printf("(attend_run: %s)\n", isa_name(isa_best()));
     check_all(kernels);
+    check_turns(kernels);
     check_thread(kernels);
     std::printf(failures == 0 ? "ok\n" : "%d failures\n", failures);
     return failures == 0 ? 0 : 1;

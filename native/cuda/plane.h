@@ -9,7 +9,7 @@
 
 #include "attend.h"
 #include "edgekv.h"
-#include "select.h"
+#include "sample.h"
 #include "sketch.h"
 
 #include <cstddef>
@@ -20,7 +20,7 @@
 
 namespace edgekv {
 
-constexpr int kPlaneAbi = 3;
+constexpr int kPlaneAbi = 4;
 
 // Query tokens of a stream that the nodes of a step serve; longer ubatches are prompts. In groups of at most kMaxQueryTokens, as even as
 // may be, which are attended one behind the other. What is observed of a step is its last group.
@@ -59,17 +59,18 @@ struct PlaneBytes {
 };
 
 // Host arrays that kernels read: entry `index` of the array is now `value`.
-enum class Mirror : int { newest, oldest, positions, slots };
+enum class Mirror : int { newest, oldest, positions, slots, open };
 struct MirrorUpdate {
     Mirror array;
-    int64_t index;  // newest, oldest: [page]; positions: [stream][cell]; slots: [row][head][page]
-    int32_t value;  // slots: -1: none; plane_fill(slot): none, but a prompt that stages the page leaves it in this slot
+    int64_t index;  // newest, oldest: [page]; positions: [stream][cell]; slots: [row][head][page]; open: [stream][group of 64 cells]
+    int32_t value;  // open: not zero: the group has no sketch, and its cells are certain; slots: -1: none; plane_fill(slot): none, but a prompt that stages the page leaves it in this slot
 };
 constexpr int32_t plane_fill(int32_t slot) { return -2 - slot; }
 
+// Groups whose sketches are built in this step.
 struct PlaneStale {
-    int32_t stream, strip;
-    uint32_t valid;
+    int32_t stream, group;
+    uint64_t valid;
 };
 
 // What changes between ubatches without changing the graph.
@@ -78,9 +79,7 @@ struct PlaneStep {
     size_t n_updates;
     const PlaneStale * stale;
     int n_stale;
-    uint32_t n_ubatch;
-    float threshold;
-    bool scans_all, count_values;
+    uint32_t n_ubatch;  // heads whose error is estimated take turns by it
     bool clear_observation;
 };
 
@@ -124,9 +123,8 @@ struct PlaneQuery {
 struct PlaneAttend {
     PlaneQuery query;
     char * out;  // f32 [n_tokens of all streams][n_head][head_dim], contiguous
-    const edgekv_selection * selection;  // attend the pages that it selects; null: every page, through the ring where there is one
-    int dense_heads;  // of the layers that attend every page: the others pay for them
-    bool observe, feed;
+    const edgekv_selection * selection;  // attend the rows that it samples; null: every page, through the ring where there is one
+    bool observe;
     int next_row;  // that will be attended next in this graph without a selection; -1: none
 
     // The staging buffer, of the cache's layout, which is free in a graph that attends: what several groups of tokens read of home is brought
@@ -145,10 +143,9 @@ public:
     virtual ~Plane() = default;  // waits for what is under way
 
     // ---- memory ----
-    // Sketches of rows from n_dense on; false: last_error(). made: some are new, and empty until they are built
-    virtual bool reserve_sketches(SketchKind kind, int n_dense, bool & made) = 0;
+    // Sketches of all rows; false: last_error(). made: they are new, and empty until they are built
+    virtual bool reserve_sketches(SketchKind kind, bool & made) = 0;
     virtual bool reserve_ring() = 0;   // mode exact
-    virtual bool reserve_known() = 0;  // reselect > 1
     // The arena's memory, in place of what it has: what the budget has left, for n_slots slots at most. n_tail further ones are for the pages
     // that are being filled, if they are a small part of it. No page is in a slot.
     virtual bool reserve_arena(int n_slots, int n_tail) = 0;
@@ -170,11 +167,7 @@ public:
 
     // ---- around a ubatch ----
     virtual bool begin(const PlaneStep & step) = 0;
-    virtual void end(bool counted) = 0;  // counted: values were
-    // The values counted in a ubatch, once they have arrived; false: none since the call before
-    virtual bool values(std::vector<uint32_t> & buckets, double & n_budget, double & n_pinned) = 0;
-    virtual bool counting() const = 0;  // counts of an earlier ubatch are still on their way
-    virtual void forget_values() = 0;   // of steps so far; may wait
+    virtual void end() = 0;
     virtual bool selected(edgekv_selected * out, int first_row, int n_rows) = 0;  // [row][head]; waits
 
     // ---- failures ----
@@ -198,7 +191,8 @@ public:
     virtual bool read(void * dst, const void * src, size_t n_bytes) = 0;  // device to host; waits
     virtual const char * sketches(int row, int stream) = 0;  // device address
     virtual size_t sketch_stream_bytes(int row) = 0;
-    virtual const int32_t * last_pages(int row, int list, int & n_pages) = 0;  // of the group that was attended last; waits
+    // Of the group that was attended last, with edgekv_selection.keep_rows; waits
+    virtual const int32_t * last_rows(int row, int list, int & n_rows, const float *& weights) = 0;
 };
 
 struct DeviceLibrary {

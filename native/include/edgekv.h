@@ -22,10 +22,10 @@
  * Errors. A function that can fail returns an edgekv_status; edgekv_last_error() then gives the sentence, per thread. Nothing throws,
  * nothing prints, nothing aborts.
  *
- * The memory hierarchy. Home is llama.cpp's own K/V. In mode sparse a ubatch attends, for each layer, KV head and query token, the pages
- * that selection takes: what is pinned, what is recent, and the best of the others by a value blended from the sketch's estimate
- * and from `priority`, which the caller writes between ubatches. Sketches are kept true by the nodes that store K. The arena is a
- * second place for copies of pages: the caller decides which (edgekv_copy_pages, edgekv_publish_pages, edgekv_release_pages), the page table
+ * The memory hierarchy. Home is llama.cpp's own K/V. In mode sparse a ubatch reads, for each layer, KV head and query token, the rows that
+ * selection takes: what is pinned, the first, the newest and those that matter most by their sketches for certain, the others by chance and
+ * with a weight, so that what is attended estimates attention to all without bias. Without sketches it reads the best pages by
+ * `priority`, which the caller writes between ubatches. Sketches are kept true by the nodes that store K. The arena is a second place for copies of pages: the caller decides which (edgekv_copy_pages, edgekv_publish_pages, edgekv_release_pages), the page table
  * says which slot holds which page, and a page whose cells change leaves the table at once, before the ubatch that changes them is computed.
  * In mode evict there are no sketches and no selection: the caller drops pages for a head, or frees them for all, and everything that is
  * left is attended.
@@ -84,28 +84,21 @@ typedef enum {
 
 typedef enum {
     EDGEKV_SKETCH_NONE = 0,
-    EDGEKV_SKETCH_BOX  = 1,
-    EDGEKV_SKETCH_B1   = 2,
-    EDGEKV_SKETCH_B2   = 3,
+    EDGEKV_SKETCH_B3   = 1, /* 3 bits for each key channel, ranges shared by 64 tokens */
 } edgekv_sketch;
 
-/* What mode sparse attends, and how much mode evict keeps. */
+/* What mode sparse reads, and how much mode evict keeps. */
 typedef struct {
     edgekv_sketch sketch;
-    float share;        /* the page budget: a share of the visible pages, ... */
-    int tokens;         /* ... or where not 0, a number of tokens */
-    bool pooled;        /* one budget for all heads of all layers, kept on average; false: each head the same, for each token */
-    int min_tokens;     /* the page budget is never less than so many tokens */
-    int sink_tokens;    /* pages with a position below this are always taken, ... */
-    int recent_tokens;  /* ... and those with one of the newest so many */
-    float coverage;     /* stop where the estimated coverage reaches this; 0: no target */
-    float floor;        /* a head whose estimated coverage would be lower attends everything */
-    float blend;        /* weight of priority against the sketch's estimate */
-    int reselect;       /* a head scans its sketches every so many tokens, the heads in turn; 1: for each */
-    int n_dense;        /* the first so many layers attend everything */
-    bool feed;          /* in the observation, pages that were not attended have the estimate in place of zero */
-    bool keep_estimates; /* edgekv_hierarchy's estimates are those for the last token; host plane only */
-    int keep_tokens;     /* mode evict: a cache made under these defaults has so many cells a stream, rounded up to 256; 0: no bound */
+    float resolution;   /* a token with more than 1/resolution of the estimated attention is read for certain, others by chance; at least 1 */
+    float share;        /* without sketches: a head attends its best pages by priority, this share of the visible ones, ... */
+    int tokens;         /* ... or where not 0, so many tokens */
+    int exact_tokens;   /* a view of the cache of at most so many cells is attended whole */
+    int sink_tokens;    /* pages with a position below this are always read, ... */
+    int recent_tokens;  /* ... and those with one of the newest so many; also what has no sketch yet, up to 63 of the newest */
+    int error_every;    /* the error of a head is estimated for one in so many tokens, the heads in turn; 0: never */
+    bool keep_rows;     /* edgekv_last_rows() knows what the last ubatch read */
+    int keep_tokens;    /* mode evict: a cache made under these defaults has so many cells a stream, rounded up to 256; 0: no bound */
 } edgekv_selection;
 
 /* why a layer runs on the stock path */
@@ -178,27 +171,28 @@ typedef struct {
     bool ends_run;        /* the newest ubatch was the run's last */
 } edgekv_observation;
 
-/* What selection came to in one KV head, summed up since the context was attached; of mode sparse only. */
+/* What selection came to in one KV head, summed up since the context was attached; of mode sparse only, and of what the hook attended by
+   rows. Observed mass is an estimate without bias of the attention to every page, also to those that were not read. */
 typedef struct {
     double n_tokens;     /* query tokens */
-    double n_visible;    /* pages */
-    double n_selected;
-    double n_hits;       /* selected pages that were read from the arena */
-    double mass;         /* attention mass on the selected pages, where it is observed */
+    double n_visible;    /* tokens that they see */
+    double n_read;       /* rows of K and V */
+    double n_certain;    /* of these, for certain */
+    double n_hits;       /* rows that were read from the arena */
+    double mass;         /* attention mass on the rows, weighted; where it is observed */
     double mass_hits;
-    double coverage;     /* estimated before fallbacks; sum over tokens */
-    double n_fallbacks;
+    double error;        /* estimated relative errors of the outputs of n_errors query heads of tokens, summed up */
+    double n_errors;
 } edgekv_selected;
 
 /* The caller's side of the hierarchy. Arrays are [n_rows][n_heads][n_pages], as in the observation, and live until the arena or the
    sketches are set anew or the context is freed. The caller writes priority and pinned, between ubatches; the library writes the others. */
 typedef struct {
     float * priority;          /* what the policy says a page is worth, in units of attention mass a token */
-    uint8_t * pinned;          /* not zero: always selected */
+    uint8_t * pinned;          /* not zero: always read */
     const int32_t * slots;     /* the page table; -1: only in home. On a device the pages being filled have slots behind the caller's */
     const int32_t * newest;    /* [n_pages] newest position in the page, -1: empty */
     const uint8_t * dropped;   /* mode evict: not zero: the head does not attend the page; see edgekv_drop_pages(). Null on a device */
-    const float * estimates;   /* what the sketches estimated, as mass_sum; see edgekv_selection. Null on a device */
     int n_rows;
     int n_heads;
     int n_pages;
@@ -415,10 +409,11 @@ EDGEKV_API int edgekv_device_count(edgekv_device_kind kind); /* 0 where the buil
 EDGEKV_API edgekv_status edgekv_get_device_info(edgekv_device_kind kind, int index, edgekv_device_info * out);
 EDGEKV_API edgekv_status edgekv_measure_rates(edgekv_device_kind kind, int index, edgekv_rates * out); /* about a second */
 
-/* The pages of the last ubatch: of one row, KV head and query token of stream 0; n_pages is their number, and at most `capacity` are
-   written. None where the ubatch had no such token or did not select. EDGEKV_INVALID for a row, head or token that there cannot be. */
-EDGEKV_API edgekv_status edgekv_last_pages(const edgekv_context * ctx, int row, int head, int token, int32_t * pages, int capacity,
-                                           int * n_pages);
+/* What the last ubatch read, with edgekv_selection.keep_rows: the cells of one row of the hierarchy, KV head and query token of stream 0,
+   and their weights; n_rows is their number, and at most `capacity` are written. None where the ubatch had no such token or did not
+   select. EDGEKV_INVALID for a row, head or token that there cannot be. */
+EDGEKV_API edgekv_status edgekv_last_rows(const edgekv_context * ctx, int row, int head, int token, int32_t * cells, float * weights,
+                                          int capacity, int * n_rows);
 
 EDGEKV_API int edgekv_n_layer(const edgekv_context * ctx);
 EDGEKV_API edgekv_status edgekv_get_layer(const edgekv_context * ctx, int il, edgekv_layer * out);
@@ -431,37 +426,32 @@ EDGEKV_API edgekv_status edgekv_get_rows(const edgekv_context * ctx, int il, boo
 EDGEKV_API edgekv_memory edgekv_get_memory(const edgekv_context * ctx);
 EDGEKV_API edgekv_counters edgekv_get_counters(const edgekv_context * ctx);
 
-/* What must always hold: the sketch of every strip that is not about to be rebuilt equals one built from the keys in home, and every
+/* What must always hold: the sketch of every group of 64 cells that is not about to be rebuilt equals one built from the keys in home, and every
    slot in the page table holds the bytes of its page. Slow; between ubatches. Returns how many do not. */
 typedef struct {
-    int n_strips_wrong;
-    int n_strips;      /* compared */
+    int n_groups_wrong;
+    int n_groups;      /* compared */
     int n_slots_wrong;
     int n_slots;
 } edgekv_check_result;
 EDGEKV_API edgekv_check_result edgekv_check(const edgekv_context * ctx);
 
-/* Selection as a function of arrays, for one query token and KV head: what mode sparse runs in each layer. Fields as in the selection
-   of a context; `estimates` [group][n_pages] are the natural log of each page's sum of exponentials; null: none. */
+/* Sampling as a function of arrays, for one query token and KV head: what mode sparse runs in each layer. Groups are of 64 cells; shares,
+   tops and sums as a scan of the sketches leaves them (native/src/sketch.h). */
 typedef struct {
-    int n_pages;
-    int group;
-    const float * estimates;
-    const float * standing;   /* [n_pages] -inf: invisible, +inf: always taken, otherwise 0 */
-    const float * priority;   /* [n_pages] or null */
-    const uint8_t * pinned;   /* [n_pages] or null */
-    int n_budget;
-    float threshold;          /* pooled: the value from which a page is taken; -1: by budget */
-    float coverage;
-    float floor;
-    float blend;
-    int32_t * pages;          /* out [n_pages] */
-    float * covered;          /* out [group] */
-    float * missed;           /* out [n_pages]: estimated mass of the pages not taken, otherwise 0 */
-    int n_taken;              /* out */
-    bool fell_back;           /* out */
-} edgekv_select_args;
-EDGEKV_API edgekv_status edgekv_select(edgekv_select_args * args, int isa);
+    int n_groups;
+    int group;                /* query heads */
+    const uint16_t * shares;  /* [group][64 * n_groups] */
+    const float * tops;       /* [group][n_groups] */
+    const float * sums;       /* [group][n_groups] */
+    const uint64_t * sight;   /* [n_groups][2]: a bit for each cell that is visible, and for each that is certain */
+    float resolution;
+    int32_t * rows;           /* out [64 * n_groups], ascending */
+    float * weights;          /* out, as many */
+    int n_rows;               /* out */
+    int n_certain;            /* out */
+} edgekv_sample_args;
+EDGEKV_API edgekv_status edgekv_sample(edgekv_sample_args * args, int isa);
 
 /* Instruction sets by number, portable first; the name is null past the last. */
 EDGEKV_API const char * edgekv_isa_name(int isa);

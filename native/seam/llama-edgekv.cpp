@@ -398,6 +398,10 @@ bool llama_edgekv_get_rope(const llama_context * lctx, llama_edgekv_rope * out) 
     const auto & hparams = lctx->get_model().hparams;
     const auto & cparams = lctx->get_cparams();
 
+    *out = {};
+    if (llama_edgekv_n_layer(lctx) == 0) {  // of a model only the vocabulary may be loaded
+        return false;
+    }
     *out = { (int) hparams.n_rot(), cparams.rope_freq_base, cparams.rope_freq_scale };
 
     return hparams.rope_type != LLAMA_ROPE_TYPE_NONE;

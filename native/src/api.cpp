@@ -540,10 +540,16 @@ edgekv_memory edgekv_get_memory(const edgekv_context * ctx) {
     for (const auto & workspace : ctx->prompt_workspaces) {
         out.workspace_bytes += workspace.size();
     }
-    for (const auto & layer : ctx->layers) {
-        for (const auto & lists : layer->lists) {
-            out.workspace_bytes += lists.pages.size() + lists.n_pages.size() + lists.covered.size();
+    const auto lists_bytes = [](const std::vector<RowLists> & all) {
+        size_t n = 0;
+        for (const RowLists & lists : all) {
+            n += lists.cells.size() + lists.weights.size() + lists.n_rows.size();
         }
+        return n;
+    };
+    out.workspace_bytes += lists_bytes(ctx->lists);
+    for (const auto & layer : ctx->layers) {
+        out.workspace_bytes += lists_bytes(layer->lists);
     }
     out.observation_bytes = ctx->observation.size();
     out.sketch_bytes      = ctx->hierarchy.sketch_bytes();

@@ -1,8 +1,10 @@
 // The C functions of edgekv.h about the memory hierarchy: selection, page table, arena, and checking them.
 #include "api_internal.h"
 #include "context.h"
+#include "sample.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -11,17 +13,17 @@ using namespace edgekv;
 namespace edgekv {
 
 edgekv_status check_selection(const edgekv_selection & s) {
-    if (s.sketch < EDGEKV_SKETCH_NONE || s.sketch > EDGEKV_SKETCH_B2) {
+    if (s.sketch < EDGEKV_SKETCH_NONE || s.sketch > EDGEKV_SKETCH_B3) {
         return fail(EDGEKV_INVALID, "there is no sketch number " + std::to_string((int) s.sketch));
     }
-
-    const auto share = [](float x) { return x >= 0.0f && x <= 1.0f; };
-    if (!share(s.share) || !share(s.coverage) || !share(s.floor) || !share(s.blend)) {
-        return fail(EDGEKV_INVALID, "the share, the coverage, its floor and the blend of a selection must lie between 0 and 1");
+    if (!(s.resolution >= 1.0f) || !std::isfinite(s.resolution)) {
+        return fail(EDGEKV_INVALID, "the resolution of a selection must be a number from 1 on");
     }
-    if (s.tokens < 0 || s.min_tokens < 0 || s.sink_tokens < 0 || s.recent_tokens < 0 || s.n_dense < 0 || s.reselect < 1 ||
-        s.keep_tokens < 0) {
-        return fail(EDGEKV_INVALID, "the counts of a selection must not be negative, and reselect must be at least 1");
+    if (!(s.share >= 0.0f && s.share <= 1.0f)) {
+        return fail(EDGEKV_INVALID, "the share of a selection must lie between 0 and 1");
+    }
+    if (s.tokens < 0 || s.exact_tokens < 0 || s.sink_tokens < 0 || s.recent_tokens < 0 || s.error_every < 0 || s.keep_tokens < 0) {
+        return fail(EDGEKV_INVALID, "the counts of a selection must not be negative");
     }
 
     return EDGEKV_OK;
@@ -72,7 +74,6 @@ edgekv_status edgekv_get_hierarchy(const edgekv_context * ctx, edgekv_hierarchy 
 
     *out = { ctx->plane ? ctx->plane->priority() : tiers.priority(0, 0, 0), ctx->plane ? ctx->plane->pinned() : tiers.pinned(0, 0, 0),
              tiers.slots(0, 0, 0), tiers.newest(0), ctx->plane ? nullptr : tiers.dropped(0, 0, 0),
-             ctx->plane ? nullptr : tiers.known(0, 0, 0),
              ctx->n_rows, ctx->n_heads, ctx->n_pages, tiers.n_slots(), tiers.dims.slot_bytes };
 
     return EDGEKV_OK;
@@ -85,13 +86,19 @@ void edgekv_get_selected(const edgekv_context * ctx, edgekv_selected * out) {
         return;
     }
     for (const auto & layer : ctx->layers) {
-        for (size_t head = 0; layer->info.row >= 0 && head < layer->hits.size(); ++head) {
-            edgekv_selected & sum = out[(size_t) layer->info.row*ctx->n_heads + head];
-            sum            = layer->selected[head];
-            sum.n_selected = layer->hits[head].n_selected;
-            sum.n_hits     = layer->hits[head].n_hits;
-            sum.mass       = layer->hits[head].mass;
-            sum.mass_hits  = layer->hits[head].mass_hits;
+        for (size_t i = 0; layer->info.row >= 0 && i < layer->hits.size(); ++i) {  // streams count apart
+            const edgekv_selected & one  = layer->selected[i];
+            const AttendHits &      hits = layer->hits[i];
+            edgekv_selected &       sum  = out[(size_t) layer->info.row*ctx->n_heads + i%layer->info.n_head_kv];
+            sum.n_tokens  += one.n_tokens;
+            sum.n_visible += one.n_visible;
+            sum.n_certain += one.n_certain;
+            sum.n_read    += hits.n_read;
+            sum.n_hits    += hits.n_hits;
+            sum.mass      += hits.mass;
+            sum.mass_hits += hits.mass_hits;
+            sum.error     += hits.error;
+            sum.n_errors  += hits.n_errors;
         }
     }
 }
@@ -245,7 +252,8 @@ edgekv_limits edgekv_get_limits(const edgekv_context * ctx) {
              (int) llama_n_ubatch(ctx->lctx) };
 }
 
-edgekv_status edgekv_last_pages(const edgekv_context * ctx, int row, int head, int token, int32_t * pages, int capacity, int * n_pages) {
+edgekv_status edgekv_last_rows(const edgekv_context * ctx, int row, int head, int token, int32_t * cells, float * weights, int capacity,
+                               int * n_rows) {
     const Layer * layer = nullptr;
     for (const auto & other : ctx->layers) {
         layer = row >= 0 && other->info.row == row ? other.get() : layer;
@@ -254,22 +262,28 @@ edgekv_status edgekv_last_pages(const edgekv_context * ctx, int row, int head, i
         return fail(EDGEKV_INVALID, "there is no query token " + std::to_string(token) + " of KV head " + std::to_string(head) +
                                     " in row " + std::to_string(row));
     }
-    if (!n_pages || capacity < 0 || (capacity > 0 && !pages)) {
-        return fail(EDGEKV_INVALID, "edgekv_last_pages needs a place for the number of pages, and one for as many as its capacity");
+    if (!n_rows || capacity < 0 || (capacity > 0 && (!cells || !weights))) {
+        return fail(EDGEKV_INVALID, "edgekv_last_rows needs a place for the number of rows, and for as many rows and weights as its capacity");
     }
 
-    const int       list  = token*layer->info.n_head_kv + head;
-    const auto &    lists = layer->lists[0];
-    const int32_t * found = nullptr;
-    *n_pages = 0;
-    if (ctx->plane) {
-        found = ctx->plane->last_pages(row, list, *n_pages);
-    } else if (token < lists.n_tokens) {
-        found    = reinterpret_cast<const int32_t *>(lists.pages.data()) + (size_t) list*ctx->pages_per_stream;
-        *n_pages = reinterpret_cast<const int32_t *>(lists.n_pages.data())[list];
+    const int        list   = token*layer->info.n_head_kv + head;
+    const RowLists & lists  = layer->lists[0];
+    const int32_t *  found  = nullptr;
+    const float *    weigh  = nullptr;
+    *n_rows = 0;
+    if (!ctx->params.selection.keep_rows) {
+        return EDGEKV_OK;
     }
-    if (found) {
-        std::copy_n(found, std::min(*n_pages, capacity), pages);
+    if (ctx->plane) {
+        found = ctx->plane->last_rows(row, list, *n_rows, weigh);
+    } else if (token < lists.n_tokens) {
+        found   = reinterpret_cast<const int32_t *>(lists.cells.data()) + list*lists.stride;
+        weigh   = ctx->sketches() ? reinterpret_cast<const float *>(lists.weights.data()) + list*lists.stride : nullptr;
+        *n_rows = reinterpret_cast<const int32_t *>(lists.n_rows.data())[list];
+    }
+    for (int i = 0; found && i < std::min(*n_rows, capacity); ++i) {
+        cells[i]   = found[i];
+        weights[i] = weigh ? weigh[i] : 1.0f;
     }
 
     return EDGEKV_OK;
@@ -294,8 +308,7 @@ public:
                 const auto   kind  = there ? (SketchKind) ctx->params.selection.sketch : SketchKind::none;
                 copies[s].resize(there ? ctx->plane->sketch_stream_bytes(layer.info.row) : 0);
                 ctx->plane->read(copies[s].data(), there, copies[s].size());
-                own = { kind, layer.info.head_dim, layer.info.n_head_kv, ctx->pages_per_stream*(ctx->params.page_tokens/kSketchStripCells),
-                        copies[s].data() };
+                own = { kind, layer.info.head_dim, layer.info.n_head_kv, own.n_groups, copies[s].data() };
             }
             out.push_back(own);
         }
@@ -353,7 +366,7 @@ edgekv_check_result edgekv_check(const edgekv_context * ctx) {
             keys.push_back({ k->type == GGML_TYPE_Q8_0 ? CellType::q8_0 : CellType::f16,
                              static_cast<const char *>(k->data) + s*k->nb[2], k->nb[1], k_row });
         }
-        out.n_strips_wrong += tiers.count_wrong(ctx->lctx, looker.sketches(*layer), keys, out.n_strips);
+        out.n_groups_wrong += tiers.count_wrong(ctx->lctx, looker.sketches(*layer), keys, out.n_groups);
 
         for (int head = 0; head < layer->info.n_head_kv; ++head) {
             for (int page = 0; page < ctx->n_pages; ++page) {
@@ -384,38 +397,39 @@ edgekv_check_result edgekv_check(const edgekv_context * ctx) {
     return out;
 }
 
-edgekv_status edgekv_select(edgekv_select_args * args, int isa) {
+edgekv_status edgekv_sample(edgekv_sample_args * args, int isa) {
     if (isa < 0 || isa >= kNumIsa || !isa_supported(kAllIsa[isa])) {
         return fail(EDGEKV_UNSUPPORTED, "this instruction set is not available on this machine or in this build");
     }
 
     Buffer scratch;
-    if (!scratch.reserve(select_scratch_bytes(args->n_pages, 1, args->group))) {
-        return fail(EDGEKV_NO_MEMORY, "there is no memory to select pages");
+    if (!scratch.reserve(sample_scratch_bytes(args->n_groups, args->group))) {
+        return fail(EDGEKV_NO_MEMORY, "there is no memory to sample rows");
     }
 
-    SelectProblem p = {};
-    p.n_pages   = args->n_pages;
-    p.per_page  = 1;
-    p.group     = args->group;
-    p.estimates = args->estimates;
-    p.stride    = args->n_pages;
-    p.standing  = args->standing;
-    p.priority  = args->priority;
-    p.pinned    = args->pinned;
-    p.n_budget  = args->n_budget;
-    p.threshold = args->threshold;
-    p.coverage  = args->coverage;
-    p.floor     = args->floor;
-    p.blend     = args->blend;
-    p.pages     = args->pages;
-    p.covered   = args->covered;
-    p.mass_sum  = args->missed;
-    p.scratch   = scratch.data();
+    std::vector<Sight> sight(args->n_groups);
+    for (int i = 0; i < args->n_groups; ++i) {
+        sight[i] = { args->sight[2*i], args->sight[2*i + 1] };
+    }
 
-    const SelectResult result = select_pages(p, kAllIsa[isa]);
-    args->n_taken   = result.n_taken;
-    args->fell_back = result.fell_back;
+    SampleProblem p = {};
+    p.n_groups     = args->n_groups;
+    p.group        = args->group;
+    p.shares       = args->shares;
+    p.tops         = args->tops;
+    p.sums         = args->sums;
+    p.cell_stride  = (size_t) args->n_groups*kGroupCells;
+    p.group_stride = args->n_groups;
+    p.sight        = sight.data();
+    p.page_tokens  = 16;
+    p.resolution   = args->resolution;
+    p.rows         = args->rows;
+    p.weights      = args->weights;
+    p.scratch      = scratch.data();
+
+    const SampleResult result = sample_rows(p, kAllIsa[isa]);
+    args->n_rows    = result.n_rows;
+    args->n_certain = result.n_certain;
 
     return EDGEKV_OK;
 }

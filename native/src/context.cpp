@@ -47,6 +47,7 @@ static edgekv_layer_state classify(const llama_edgekv_layer & seam) {
         return EDGEKV_LAYER_CACHE_TYPE;
     }
     if (seam.head_dim_k != seam.head_dim_v || seam.n_head % std::max(1, seam.n_head_kv) != 0 ||
+        seam.n_head > kMaxGroup*std::max(1, seam.n_head_kv) || seam.n_head_kv > kMaxHeadsKv ||
         !attend_supports(seam.head_dim_k, k_type, v_type)) {
         return EDGEKV_LAYER_HEAD_DIM;
     }
@@ -94,7 +95,8 @@ edgekv_context::edgekv_context(llama_context * lctx, const edgekv_params & param
 
     workspaces.resize(n_stream);
     select_workspaces.resize(n_stream);
-    standings.resize(n_stream);
+    sights.resize(n_stream);
+    lists.resize(n_stream);
 
     HierarchyShape shape = { n_rows, n_heads, n_stream, n_cells, params.page_tokens, pages_per_stream, n_pages, 0 };
     for (const auto & layer : layers) {
@@ -103,8 +105,8 @@ edgekv_context::edgekv_context(llama_context * lctx, const edgekv_params & param
             const size_t rows = ggml_row_size(seam.k->type, seam.head_dim_k) + ggml_row_size(seam.v->type, seam.head_dim_v);
             shape.slot_bytes = std::max(shape.slot_bytes, (rows*params.page_tokens + 63)/64*64);
             layer->lists.resize(n_stream);
-            layer->hits.resize(layer->info.n_head_kv);
-            layer->selected.resize(layer->info.n_head_kv);
+            layer->hits.resize((size_t) n_stream*layer->info.n_head_kv);
+            layer->selected.resize((size_t) n_stream*layer->info.n_head_kv);
         }
     }
     hierarchy.shape(shape);
@@ -123,21 +125,16 @@ bool edgekv_context::reserve_host() {
 bool edgekv_context::reserve_sparse() {
     if (plane) {
         bool       made = false;
-        const bool had  = plane->reserve_sketches((SketchKind) params.selection.sketch, params.selection.n_dense, made);
+        const bool had  = plane->reserve_sketches((SketchKind) params.selection.sketch, made);
         if (made) {
             hierarchy.mark_all_stale();
         }
-        return had && (params.selection.reselect == 1 || plane->reserve_known());
+        return had;
     }
 
     for (const auto & layer : layers) {
         const int row = layer->info.row;
-        if (row < 0) {
-            continue;
-        }
-        if (row < params.selection.n_dense) {
-            hierarchy.drop_sketches(row);
-        } else if (!hierarchy.reserve_sketches(row, (SketchKind) params.selection.sketch, layer->info.head_dim, layer->info.n_head_kv)) {
+        if (row >= 0 && !hierarchy.reserve_sketches(row, (SketchKind) params.selection.sketch, layer->info.head_dim, layer->info.n_head_kv)) {
             return false;
         }
     }
@@ -153,12 +150,9 @@ edgekv_status edgekv_context::set_selection(const edgekv_selection & selection) 
         params.selection = before;
         return EDGEKV_NO_MEMORY;
     }
-    hierarchy.forget_threshold();
     if (plane) {
-        plane->forget_values();
         plane->renew();
     }
-    kept_scans = false;
     llama_edgekv_invalidate_graph(lctx);
 
     return EDGEKV_OK;
@@ -174,8 +168,7 @@ bool edgekv_context::selects(const Layer & layer, int n_cells_view) const {
         return drops && layer.k_idxs;
     }
 
-    return params.mode == EDGEKV_MODE_SPARSE && layer.k_idxs && layer.info.row >= params.selection.n_dense &&
-           n_cells_view > params.selection.min_tokens;
+    return params.mode == EDGEKV_MODE_SPARSE && layer.k_idxs && n_cells_view > params.selection.exact_tokens;
 }
 
 bool edgekv_context::decodes_elsewhere() const {
@@ -219,21 +212,12 @@ void edgekv_context::begin_ubatch(int n_tokens_ubatch) {
         graph = {};
     }
 
-    scans_all      = !kept_scans || mode != params.mode || !hierarchy.only_tail_changed();
     params.mode    = mode;
     params.observe = observe;
     params.observe_prompts = prompts;
     drops     = dropped;
     n_threads      = std::max(n_threads, threads);
 
-    tallies.resize(n_threads);
-    count_values = params.selection.pooled && (hierarchy.threshold() == 0.0f || n_ubatch%4 == 0) && !(plane && plane->counting());
-    for (auto & tally : tallies) {
-        if (count_values) {
-            tally.buckets.assign(kValueBuckets, 0);
-            tally.n_budget = tally.n_pinned = 0.0;
-        }
-    }
     graph.built = false;
     if (plane) {
         begin_plane(clear);
@@ -245,7 +229,7 @@ bool edgekv_context::end_ubatch(bool ok) {
         attended.store(graph.attends, std::memory_order_relaxed);
         sketched.store(graph.sketches, std::memory_order_relaxed);
         n_glimpsed.store(graph.n_observed < n_tokens ? graph.n_observed : 0, std::memory_order_relaxed);
-        plane->end(count_values && graph.attends);
+        plane->end();
         const PlaneView & staged = graph.staged;
         const bool        all    = ok && graph.n_staged == n_rows;
         hierarchy.end_fills([&](int stream, int page) {
@@ -260,10 +244,6 @@ bool edgekv_context::end_ubatch(bool ok) {
     if (ok && sketched.load(std::memory_order_relaxed)) {
         hierarchy.sketches_are_true();
     }
-    if (ok && !plane) {
-        steer();
-    }
-    kept_scans = ok && hooked && n_tokens == 1 && params.mode == EDGEKV_MODE_SPARSE;
 
     if (ok) {
         counters.n_ubatches += 1;
@@ -303,27 +283,6 @@ bool edgekv_context::lacks_room() const {
     return false;
 }
 
-// the pooled budget of the next ubatches, from what this one would have taken at any threshold
-void edgekv_context::steer() {
-    if (!count_values) {
-        return;
-    }
-
-    std::vector<uint32_t> buckets(kValueBuckets, 0);
-    double n_budget = 0.0, n_pinned = 0.0;
-
-    for (const auto & tally : tallies) {
-        n_budget += tally.n_budget;
-        n_pinned += tally.n_pinned;
-        for (int b = 0; b < kValueBuckets; ++b) {
-            buckets[b] += tally.buckets[b];
-        }
-    }
-    if (n_budget > 0.0) {
-        hierarchy.steer(buckets, n_budget, n_pinned);
-    }
-}
-
 Layer * edgekv_context::served_layer(int il, const ggml_tensor * k) {
     if (params.mode == EDGEKV_MODE_OFF || il < 0 || il >= (int) layers.size()) {
         return nullptr;
@@ -343,9 +302,8 @@ bool edgekv_context::attends(const ggml_tensor * k, int64_t n_tokens_graph) cons
     return n_tokens_graph%n_stream_graph == 0 && n_tokens_graph/n_stream_graph <= (plane ? kPlaneTokens : kMaxQueryTokens);
 }
 
-bool edgekv_context::sketches(const Layer & layer) const {
-    return params.mode == EDGEKV_MODE_SPARSE && layer.info.row >= params.selection.n_dense &&
-           params.selection.sketch != EDGEKV_SKETCH_NONE;
+bool edgekv_context::sketches() const {
+    return params.mode == EDGEKV_MODE_SPARSE && params.selection.sketch != EDGEKV_SKETCH_NONE;
 }
 
 bool edgekv_context::glimpses(const ggml_tensor * k) const {
@@ -355,7 +313,7 @@ bool edgekv_context::glimpses(const ggml_tensor * k) const {
 
 bool edgekv_context::reserve_prompt(const AttendProblem & problem) {
     prompt_workspaces.resize(n_threads);
-    const size_t n_bytes = prompt_workspace_bytes(problem, pages_per_stream);
+    const size_t n_bytes = prompt_workspace_bytes(problem);
     for (auto & workspace : prompt_workspaces) {
         if (!workspace.reserve(n_bytes)) {
             return false;

@@ -18,6 +18,13 @@
 
 namespace edgekv {
 
+// What selection left of one stream: lists [n_tokens][n_head_kv], as in AttendRows.
+struct RowLists {
+    Buffer cells, weights, n_rows;
+    size_t stride = 0;
+    int n_tokens = 0;
+};
+
 // One model layer. Its address is the userdata of its graph nodes.
 struct Layer {
     edgekv_context * owner = nullptr;
@@ -32,20 +39,9 @@ struct Layer {
     bool leads = false;  // the first layer that selects: it finds out what each token sees
     ggml_tensor * staged = nullptr;  // on a plane: the node that left K of all cells in the staging buffer
 
-    // Mode sparse, one a stream. Lists: [n_tokens][n_head_kv] pages, their numbers, and the coverage of each query head.
-    struct Lists {
-        Buffer pages, n_pages, covered;
-        int n_tokens = 0;
-    };
-    std::vector<Lists> lists;
-    std::vector<AttendHits> hits;          // [n_head_kv]
-    std::vector<edgekv_selected> selected; // [n_head_kv], without what is in hits
-};
-
-// What the threads of a selection count, each for itself, over a ubatch.
-struct SelectTally {
-    std::vector<uint32_t> buckets;
-    double n_budget = 0.0, n_pinned = 0.0;
+    std::vector<RowLists> lists;            // [stream], where they are kept
+    std::vector<AttendHits> hits;           // [stream][n_head_kv]
+    std::vector<edgekv_selected> selected;  // [stream][n_head_kv], without what is in hits
 };
 
 Isa selected_isa();
@@ -68,7 +64,8 @@ struct edgekv_context {
     bool reserve_workspace(edgekv::AttendProblem problem, int n_stream_graph);
     bool selects(const edgekv::Layer & layer, int n_cells_view) const;
 
-    bool sketches(const edgekv::Layer & layer) const;
+    bool sketches() const;
+    edgekv::RowLists & lists_of(edgekv::Layer & layer, int64_t s) { return params.selection.keep_rows ? layer.lists[s] : lists[s]; }
     bool glimpses(const ggml_tensor * k) const;  // whether the last tokens of a long ubatch are observed besides
     bool reserve_prompt(const edgekv::AttendProblem & problem);  // false: out of memory
 
@@ -115,17 +112,15 @@ struct edgekv_context {
 
     std::vector<edgekv::Buffer> workspaces;  // one a stream
     std::vector<edgekv::Buffer> select_workspaces;
-    std::vector<edgekv::Buffer> standings;   // [n_tokens][pages_per_stream] of the ubatch, written by the layer that leads
-    std::vector<edgekv::SelectTally> tallies;  // one a thread
-    std::vector<edgekv::Buffer> prompt_workspaces;  // one a thread: lists of pages, and what attention needs
+    std::vector<edgekv::Buffer> sights;    // [n_tokens][groups of the view] of the ubatch, written by the layer that leads
+    std::vector<std::vector<int32_t>> candidates;  // pages, one a thread, where there are no sketches
+    std::vector<edgekv::RowLists> lists;   // of the layer that selected last: the next to run attends it
+    std::vector<edgekv::Buffer> prompt_workspaces;  // one a thread: lists of rows, and what attention needs
     bool drops = false;  // mode evict: some head does not attend some page, in this ubatch
     edgekv::Hierarchy hierarchy;
     uint64_t n_ubatch = 0;
     bool leader_built = false;
-    bool scans_all    = true;     // in this ubatch no head may use what an earlier scan found
-    bool kept_scans   = false;    // the ubatch before left scans of every head that may be used
-    bool count_values = false;    // in this ubatch, for the pooled budget
-    std::atomic<bool> sketched;   // all of the stale strips, in this ubatch
+    std::atomic<bool> sketched;   // all of the stale groups, in this ubatch
     edgekv::Buffer observation;              // mass_max, then mass_sum
 
     int n_tokens = 0;             // of the ubatch
@@ -161,7 +156,6 @@ private:
     void begin_plane(bool clear);
     edgekv::PlaneShape plane_shape() const;
     std::string why_not_placed(edgekv_status & status) const;
-    void steer();
     float * mass(int which, const edgekv::Layer & layer, int stream) const;
     void clear_observation();
 

@@ -7,7 +7,6 @@
 
 namespace edgekv {
 
-static constexpr int kMaxQueryHeads = 1024;  // of one KV head: the most attention mass that a page can have
 static constexpr int kMaxRanges     = 1024;  // of cells that changed since the last sync; with more all cells are looked at
 
 void Hierarchy::shape(const HierarchyShape & shape) {
@@ -15,7 +14,6 @@ void Hierarchy::shape(const HierarchyShape & shape) {
 
     const size_t n = (size_t) dims.n_rows*dims.n_heads*dims.n_pages;
     prior.assign(n, 0.0f);
-    estimated.assign(n, 0.0f);
     pins.assign(n, 0);
     drops.assign(n, 0);
     drops_of_row.assign(dims.n_rows, 0);
@@ -30,7 +28,8 @@ void Hierarchy::shape(const HierarchyShape & shape) {
     stream_positions.assign(dims.n_stream, nullptr);
     page_newest.assign(dims.n_pages, -1);
     page_oldest.assign(dims.n_pages, std::numeric_limits<int32_t>::max());
-    stale_bits.assign((size_t) dims.n_pages*(dims.page_tokens/kSketchStripCells), 0);
+    open_group.assign(dims.n_stream, -1);
+    stale_bits.assign((size_t) dims.n_stream*n_groups(), 0);
     stale_list.clear();
     stale_list.reserve(stale_bits.size());
     ranges.resize(kMaxRanges);
@@ -39,7 +38,6 @@ void Hierarchy::shape(const HierarchyShape & shape) {
 void Hierarchy::leave_to_plane() {
     mirrored = true;
     prior     = {};
-    estimated = {};
     pins      = {};
     drops     = {};
 }
@@ -74,8 +72,7 @@ bool Hierarchy::reserve_sketches(int row, SketchKind kind, int head_dim, int n_h
         return true;
     }
 
-    const int    n_strips     = dims.pages_per_stream*(dims.page_tokens/kSketchStripCells);
-    const size_t stream_bytes = kind == SketchKind::none ? 0 : edgekv::sketch_bytes(kind, head_dim, n_head_kv, n_strips);
+    const size_t stream_bytes = edgekv::sketch_bytes(kind, head_dim, n_head_kv, n_groups());
 
     Buffer fresh;
     if (!fresh.reserve(stream_bytes*dims.n_stream)) {
@@ -94,7 +91,6 @@ bool Hierarchy::reserve_sketches(int row, SketchKind kind, int head_dim, int n_h
 
 int Hierarchy::count_wrong(const llama_context * lctx, const std::vector<Sketch> & own, const std::vector<SketchKeys> & keys,
                            int & n_compared) const {
-    const int per_stream = dims.pages_per_stream*(dims.page_tokens/kSketchStripCells);
     int n_wrong = 0;
 
     Buffer rebuilt;
@@ -104,17 +100,17 @@ int Hierarchy::count_wrong(const llama_context * lctx, const std::vector<Sketch>
         if (mine.kind == SketchKind::none || !llama_edgekv_get_cells(lctx, (uint32_t) stream, &cells)) {
             continue;
         }
-        const size_t n_bytes = edgekv::sketch_bytes(mine.kind, mine.head_dim, mine.n_head_kv, mine.n_strips);
+        const size_t n_bytes = edgekv::sketch_bytes(mine.kind, mine.head_dim, mine.n_head_kv, mine.n_groups);
         if (!rebuilt.reserve(n_bytes)) {
             return -1;
         }
-        for (int strip = 0; strip < per_stream; ++strip) {
-            const int first = strip*kSketchStripCells;
-            bool stale = stale_bits[(size_t) stream*per_stream + strip];
-            uint32_t valid = 0;
-            for (int c = first; c < std::min(first + kSketchStripCells, (int) cells.n_cells); ++c) {
+        for (int group = 0; group < mine.n_groups; ++group) {
+            const int first = group*kGroupCells;
+            bool stale = stale_bits[(size_t) stream*n_groups() + group];
+            uint64_t valid = 0;
+            for (int c = first; c < std::min(first + kGroupCells, (int) cells.n_cells); ++c) {
                 stale  = stale || cells.changed[c] > now[stream];
-                valid |= cells.pos[c] >= 0 ? 1u << (c - first) : 0;
+                valid |= cells.pos[c] >= 0 ? uint64_t{1} << (c - first) : 0;
             }
             if (stale) {
                 continue;
@@ -124,7 +120,7 @@ int Hierarchy::count_wrong(const llama_context * lctx, const std::vector<Sketch>
             Sketch copy = mine;
             copy.data   = rebuilt.data();
             for (int head = 0; head < mine.n_head_kv; ++head) {
-                sketch_build(copy, keys[stream], head, strip, valid, Isa::portable);
+                sketch_build(copy, keys[stream], head, group, valid, Isa::portable);
             }
             n_compared += 1;
             n_wrong    += std::memcmp(rebuilt.data(), mine.data, n_bytes) != 0;
@@ -134,35 +130,72 @@ int Hierarchy::count_wrong(const llama_context * lctx, const std::vector<Sketch>
     return n_wrong;
 }
 
-void Hierarchy::drop_sketches(int row) {
-    sketches[row] = RowSketch{};
-}
-
 Sketch Hierarchy::sketch(int row, int stream) const {
     const RowSketch & s = sketches[row];
 
-    return { s.kind, s.head_dim, s.n_head_kv, dims.pages_per_stream*(dims.page_tokens/kSketchStripCells),
-             s.data.data() ? s.data.data() + stream*s.stream_bytes : nullptr };
+    return { s.kind, s.head_dim, s.n_head_kv, n_groups(), s.data.data() ? s.data.data() + stream*s.stream_bytes : nullptr };
 }
 
-void Hierarchy::mark_stale(int strip) {
-    if (!stale_bits[strip]) {
-        stale_bits[strip] = 1;
-        stale_list.push_back(strip);
+void Hierarchy::mark_stale(int group) {
+    if (!stale_bits[group]) {
+        stale_bits[group] = 1;
+        stale_list.push_back(group);
     }
 }
 
 void Hierarchy::mark_all_stale() {
-    for (size_t strip = 0; strip < stale_bits.size(); ++strip) {
-        mark_stale((int) strip);
+    for (size_t group = 0; group < stale_bits.size(); ++group) {
+        mark_stale((int) group);
     }
 }
 
-void Hierarchy::sketches_are_true() {
-    for (const int32_t strip : stale_list) {
-        stale_bits[strip] = 0;
+void Hierarchy::open(int stream, int group) {
+    const int before = open_group[stream];
+    if (before == group) {
+        return;
     }
-    stale_list.clear();
+    open_group[stream] = group;
+    if (before >= 0) {
+        mirror(Mirror::open, (int64_t) stream*n_groups() + before, 0);
+    }
+    if (group >= 0) {
+        mirror(Mirror::open, (int64_t) stream*n_groups() + group, 1);
+    }
+}
+
+// What is stale is sketched in this ubatch, but for the groups that stay open.
+void Hierarchy::find_stale() {
+    std::vector<int> filling(dims.n_stream, -1);
+
+    for (const int32_t id : stale_list) {
+        const int       s         = id/n_groups();
+        const int       group     = id%n_groups();
+        const int32_t * positions = stream_positions[s];
+        uint64_t        valid     = 0;
+        if (!positions) {
+            continue;
+        }
+        looked += kGroupCells;
+        for (int j = 0; j < kGroupCells; ++j) {
+            const int c = group*kGroupCells + j;
+            valid |= c < dims.n_cells && positions[c] >= 0 ? uint64_t{1} << j : 0;
+        }
+        if (valid != 0 && ~valid != 0) {
+            filling[s] = std::max(filling[s], group);
+        }
+        stale.push_back({ s, group, valid });
+    }
+    for (int s = 0; s < dims.n_stream; ++s) {
+        open(s, filling[s]);
+    }
+    stale.erase(std::remove_if(stale.begin(), stale.end(), [&](const StaleGroup & g) { return is_open(g.stream, g.group); }), stale.end());
+}
+
+void Hierarchy::sketches_are_true() {
+    for (const StaleGroup & built : stale) {
+        stale_bits[(size_t) built.stream*n_groups() + built.group] = 0;
+    }
+    stale_list.erase(std::remove_if(stale_list.begin(), stale_list.end(), [&](int32_t id) { return !stale_bits[id]; }), stale_list.end());
 }
 
 // The newest pages that this ubatch fills: all of its rows are written through, and what they had before was, or there was nothing.
@@ -239,8 +272,7 @@ void Hierarchy::sync(const llama_context * lctx, int n_stored, bool sketches) {
         delivered = false;
     }
 
-    const size_t n_before   = changed.size();
-    const int    per_stream = dims.pages_per_stream*(dims.page_tokens/kSketchStripCells);
+    const size_t n_before = changed.size();
 
     int n_cells_changed = 0;
     for (int s = 0; s < dims.n_stream; ++s) {
@@ -269,7 +301,7 @@ void Hierarchy::sync(const llama_context * lctx, int n_stored, bool sketches) {
                     whole  = whole && is_new;
                 }
                 if (is_new) {
-                    mark_stale(s*per_stream + c/kSketchStripCells);
+                    mark_stale(s*n_groups() + c/kGroupCells);
                     n_cells_changed += 1;
                     same = false;
                 }
@@ -295,20 +327,8 @@ void Hierarchy::sync(const llama_context * lctx, int n_stored, bool sketches) {
     }
 
     stale.clear();
-    for (size_t i = 0; sketches && i < stale_list.size(); ++i) {
-        const int       s         = stale_list[i]/per_stream;
-        const int       strip     = stale_list[i]%per_stream;
-        const int32_t * positions = stream_positions[s];
-        uint32_t        valid     = 0;
-        if (!positions) {
-            continue;
-        }
-        looked += kSketchStripCells;
-        for (int j = 0; j < kSketchStripCells; ++j) {
-            const int c = strip*kSketchStripCells + j;
-            valid |= c < dims.n_cells && positions[c] >= 0 ? 1u << j : 0;
-        }
-        stale.push_back({ s, strip, valid });
+    if (sketches) {
+        find_stale();
     }
 
     if (n_published > 0) {
@@ -429,48 +449,7 @@ bool Hierarchy::is_filled(const edgekv_move & move) const {
     return fill != fills.end() && fill->second.filled && fill->second.slot == move.slot;
 }
 
-// ---- selection ---------------------------------------------------------------------------------------------------------------
-
-void Hierarchy::forget_threshold() {
-    std::fill(values.begin(), values.end(), 0.0);
-    value_budget = value_pinned = last_budget = 0.0;
-    pooled_threshold = 0.0f;
-}
-
-// The mean number of pages above a value, over the latest ubatches, is a fact about their values together; the mean of what each
-// alone would have needed is not: where many pages are attended, it lies orders of magnitude apart from one to the next.
-void Hierarchy::steer(const std::vector<uint32_t> & buckets, double n_budget, double n_pinned) {
-    constexpr double kKeep = 0.8;
-    if (std::fabs(n_budget - last_budget) > 0.25*last_budget) {
-        forget_threshold();  // another context: what was seen says nothing about it
-    }
-
-    last_budget  = n_budget;
-    value_budget = kKeep*value_budget + n_budget;
-    value_pinned = kKeep*value_pinned + n_pinned;
-    for (int b = 0; b < kValueBuckets; ++b) {
-        values[b] = kKeep*values[b] + buckets[b];
-    }
-
-    // the smallest value that leaves no more pages above it than the budget allows; even inside the bucket where it lies
-    double left = value_budget*(1.0 + 1e-9) - value_pinned;  // rounding must not cost the last page
-    int    b    = kValueBuckets - 2;
-    for (; b >= 0 && left >= values[b]; --b) {
-        left -= values[b];
-    }
-    if (b < 0) {
-        pooled_threshold = 0.0f;
-        return;
-    }
-
-    // no page that is not pinned is worth this much
-    pooled_threshold = (float) kMaxQueryHeads;
-    if (left > 0.0) {
-        const float low  = bucket_value(b);
-        const float high = bucket_value(b + 1);
-        pooled_threshold = std::clamp(high - (float) (left/values[b])*(high - low), std::numeric_limits<float>::min(), pooled_threshold);
-    }
-}
+// ---- sizes -------------------------------------------------------------------------------------------------------------------
 
 size_t Hierarchy::sketch_bytes() const {
     size_t n = 0;
@@ -482,7 +461,7 @@ size_t Hierarchy::sketch_bytes() const {
 }
 
 size_t Hierarchy::table_bytes() const {
-    return prior.size()*sizeof(float) + estimated.size()*sizeof(float) + pins.size() + drops.size() + table.size()*sizeof(int32_t) +
+    return prior.size()*sizeof(float) + pins.size() + drops.size() + table.size()*sizeof(int32_t) +
            (page_newest.size() + page_oldest.size())*sizeof(int32_t) + stale_bits.size() + stale_list.capacity()*sizeof(int32_t) +
            slot_copied.size()*sizeof(Copied);
 }

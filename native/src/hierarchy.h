@@ -6,7 +6,6 @@
 #include "edgekv.h"
 #include "llama-edgekv.h"
 #include "plane.h"
-#include "select.h"
 #include "sketch.h"
 
 #include <cstdint>
@@ -15,11 +14,11 @@
 
 namespace edgekv {
 
-// Cells whose K is not what the sketch was built from.
-struct StaleStrip {
+// A group of cells whose K is not what its sketch was built from.
+struct StaleGroup {
     int stream;
-    int strip;
-    uint32_t valid;  // a bit for each cell that holds a key
+    int group;
+    uint64_t valid;  // a bit for each cell that holds a key
 };
 
 struct HierarchyShape {
@@ -42,26 +41,26 @@ public:
     const std::vector<MirrorUpdate> & updates();  // an entry named twice has the same value in both
     void updates_delivered() { mirror_updates.clear(); }
 
-    // Buffers of a sketch kind for `row`; strips are empty and stale where the kind or the row is new. false: out of memory
+    // Buffers of a sketch kind for `row`; all groups are stale where the kind or the row is new. false: out of memory
     bool reserve_sketches(int row, SketchKind kind, int head_dim, int n_head_kv);
-    void drop_sketches(int row);
     Sketch sketch(int row, int stream) const;
 
-    // The strips of `own`, a row's sketches [stream] in host memory, that differ from a rebuild out of `keys`, [stream]; those that
+    // The groups of `own`, a row's sketches [stream] in host memory, that differ from a rebuild out of `keys`, [stream]; those that
     // are stale now are left out. -1: out of memory.
     int count_wrong(const llama_context * lctx, const std::vector<Sketch> & own, const std::vector<SketchKeys> & keys, int & n_compared) const;
 
     // Decoding thread, before a ubatch is computed: what changed since the call before, at the cost of what changed. Pages that changed
     // leave the table. `n_stored`: tokens whose rows nodes of ours will store, also in the arena where the table says so. `sketches`:
-    // the ubatch may build sketches; otherwise stale_strips() is empty, and what is stale stays so.
+    // the ubatch builds sketches, those of stale_groups(); otherwise these are none, and what is stale stays so. The group that is being
+    // filled is not sketched: of a stream the highest stale one that holds keys, and not in every cell, is open.
     void sync(const llama_context * lctx, int n_stored, bool sketches);
     uint64_t n_looked() const { return looked; }  // cells, in all calls of sync()
     void mark_all_stale();
-    const std::vector<StaleStrip> & stale_strips() const { return stale; }
+    const std::vector<StaleGroup> & stale_groups() const { return stale; }
+    bool is_open(int stream, int group) const { return open_group[stream] == group; }
     void sketches_are_true();
     const std::vector<int32_t> & changed_pages() const { return changed; }
     void changes_delivered() { delivered = true; }
-    bool only_tail_changed() const { return changed.size() <= 2; }
 
     const int32_t * positions(int stream) const { return stream_positions[stream]; }
     const int32_t * newest(int stream) const { return page_newest.data() + (size_t) stream*dims.pages_per_stream; }
@@ -76,7 +75,6 @@ public:
 
     uint8_t * pinned(int row, int stream, int head) { return row_of(pins, row, stream, head); }
     int32_t * slots(int row, int stream, int head) { return row_of(table, row, stream, head); }
-    float * known(int row, int stream, int head) { return row_of(estimated, row, stream, head); }
 
     // the arena
     bool set_arena(int n_slots);  // false: out of memory, nothing changed; on a plane only the number is kept
@@ -114,11 +112,6 @@ public:
     bool is_over(const edgekv_move & move) const;  // the ubatch, or it was never told to fill the page
     bool is_filled(const edgekv_move & move) const;
 
-    // pooled budget: the value from which pages are taken, steered so that tokens attend the budget on average
-    float threshold() const { return pooled_threshold; }
-    void steer(const std::vector<uint32_t> & buckets, double n_budget, double n_pinned);
-    void forget_threshold();
-
     size_t sketch_bytes() const;
     size_t arena_bytes() const { return arena.size(); }
     size_t table_bytes() const;
@@ -152,12 +145,16 @@ private:
     bool page_changed_since(const llama_context * lctx, int page, uint64_t time) const;
 
     std::vector<RowSketch> sketches;
-    std::vector<uint8_t> stale_bits;  // [stream][strip]: in stale_list
+    std::vector<uint8_t> stale_bits;  // [stream][group]: in stale_list
     std::vector<int32_t> stale_list;
-    std::vector<StaleStrip> stale;
+    std::vector<StaleGroup> stale;
+    std::vector<int> open_group;      // [stream], -1: none
+    int n_groups() const { return (dims.pages_per_stream*dims.page_tokens + kGroupCells - 1)/kGroupCells; }  // of a stream
+    void find_stale();
+    void open(int stream, int group);
 
     const std::vector<int32_t> & pages_to_look_at(const llama_context * lctx, int stream, const llama_edgekv_cells & cells);
-    void mark_stale(int strip);
+    void mark_stale(int group);
 
     void drop_slot(int32_t & slot);
     void drop_page(int page);
@@ -195,7 +192,7 @@ private:
     std::vector<int32_t> changed;
     bool delivered = true;
 
-    std::vector<float> prior, estimated;
+    std::vector<float> prior;
     std::vector<uint8_t> pins;
     std::vector<uint8_t> drops;
     std::vector<int64_t> drops_of_row;
@@ -206,11 +203,6 @@ private:
     Buffer arena;
     std::vector<Copied> slot_copied;
     std::unordered_map<int64_t, Fill> fills;  // by id
-    float pooled_threshold = 0.0f;
-
-    // of the latest ubatches, with falling weight
-    std::vector<double> values = std::vector<double>(kValueBuckets);
-    double value_budget = 0.0, value_pinned = 0.0, last_budget = 0.0;
 };
 
 }  // namespace edgekv

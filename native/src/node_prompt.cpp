@@ -10,48 +10,44 @@ namespace edgekv {
 
 namespace {
 
-// a thread's own memory: what attention needs, then its lists of pages
+// a thread's own memory: what attention needs, then its lists of rows, and what a token sees
 struct PromptSpace {
-    PromptSpace(const AttendProblem & problem, int pages_per_stream) {
+    PromptSpace(const AttendProblem & problem) {
         const size_t n_lists = (size_t) kMaxQueryTokens*problem.n_head_kv;
 
+        n_groups = (problem.n_cells + kGroupCells - 1)/kGroupCells;
+        stride   = (size_t) n_groups*kGroupCells;
         AttendProblem chunk = problem;
         chunk.n_tokens = kMaxQueryTokens;
-        pages_offset   = align64(attend_workspace_bytes(chunk, 1));
-        counts_offset  = pages_offset + align64(n_lists*pages_per_stream*sizeof(int32_t));
-        visible_offset = counts_offset + align64(n_lists*sizeof(int32_t));
-        bytes          = visible_offset + align64(pages_per_stream);
+        const size_t whole = attend_workspace_bytes(chunk, 1);
+        chunk.rows.stride = stride;
+        cells_offset  = align64(std::max(whole, attend_workspace_bytes(chunk, 1)));
+        counts_offset = cells_offset + align64(n_lists*stride*sizeof(int32_t));
+        sight_offset  = counts_offset + align64(n_lists*sizeof(int32_t));
+        bytes         = sight_offset + align64(n_groups*sizeof(Sight));
     }
 
-    size_t pages_offset, counts_offset, visible_offset, bytes;
+    int n_groups;
+    size_t stride, cells_offset, counts_offset, sight_offset, bytes;
 };
 
-// the pages that each token and head of a chunk attends: what it sees, less what the head dropped
-void list_pages(const Layer & layer, const ggml_tensor * mask, const AttendProblem & chunk, int stream, const PromptSpace & space,
-                char * memory) {
-    edgekv_context & ctx     = *layer.owner;
-    const int        n_pages = (chunk.n_cells + chunk.page_tokens - 1)/chunk.page_tokens;
-    char * const     visible = memory + space.visible_offset;
+// the rows that each token and head of a chunk attends: what it sees, less what the head dropped
+AttendRows list_rows(const Layer & layer, const ggml_tensor * mask, const AttendProblem & chunk, int stream, const PromptSpace & space,
+                     char * memory) {
+    Sight * const   sight  = reinterpret_cast<Sight *>(memory + space.sight_offset);
+    int32_t * const cells  = reinterpret_cast<int32_t *>(memory + space.cells_offset);
+    int32_t * const n_rows = reinterpret_cast<int32_t *>(memory + space.counts_offset);
 
     for (int token = 0; token < chunk.n_tokens; ++token) {
-        for (int page = 0; page < n_pages; ++page) {
-            const int first = page*chunk.page_tokens;
-            visible[page] = any_visible(mask, chunk.mask + token*chunk.mask_stride_token, first,
-                                        std::min(first + chunk.page_tokens, chunk.n_cells));
-        }
+        find_visible(mask, chunk.mask + token*chunk.mask_stride_token, chunk.n_cells, sight);
         for (int head = 0; head < chunk.n_head_kv; ++head) {
-            const size_t    list    = (size_t) token*chunk.n_head_kv + head;
-            const uint8_t * dropped = ctx.hierarchy.dropped(layer.info.row, stream, head);
-            int32_t *       pages   = reinterpret_cast<int32_t *>(memory + space.pages_offset) + list*ctx.pages_per_stream;
-            int             n       = 0;
-            for (int page = 0; page < n_pages; ++page) {
-                if (visible[page] && !dropped[page]) {
-                    pages[n++] = page;
-                }
-            }
-            reinterpret_cast<int32_t *>(memory + space.counts_offset)[list] = n;
+            const size_t list = (size_t) token*chunk.n_head_kv + head;
+            int n_visible;
+            n_rows[list] = list_kept(*layer.owner, layer, sight, stream, head, chunk.n_cells, cells + list*space.stride, n_visible);
         }
     }
+
+    return { cells, nullptr, n_rows, space.stride };
 }
 
 // A thread attends whole chunks by itself, so that there is nothing to wait for.
@@ -66,7 +62,7 @@ void run_attend_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
 
     for (int64_t s = 0; s < k->ne[3]; ++s) {
         AttendProblem all = make_problem(layer, dst, s);
-        const PromptSpace space(all, ctx.pages_per_stream);
+        const PromptSpace space(all);
         const int n_chunks = (all.n_tokens + kMaxQueryTokens - 1)/kMaxQueryTokens;
 
         for (int i = ith; i < n_chunks; i += nth) {
@@ -83,10 +79,7 @@ void run_attend_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
                 chunk.mass_max = chunk.mass_sum = nullptr;
             }
             if (listed) {
-                list_pages(layer, mask, chunk, (int) (s + k->view_offs/k->nb[3]), space, memory);
-                chunk.selection.pages   = reinterpret_cast<const int32_t *>(memory + space.pages_offset);
-                chunk.selection.n_pages = reinterpret_cast<const int32_t *>(memory + space.counts_offset);
-                chunk.selection.stride  = ctx.pages_per_stream;
+                chunk.rows = list_rows(layer, mask, chunk, (int) (s + k->view_offs/k->nb[3]), space, memory);
             }
             attend_run(chunk, memory, 0, 1, selected_isa());
             if (chunk.mass_max) {
@@ -115,8 +108,8 @@ void run_glimpse(ggml_tensor * dst, int ith, int nth, void * userdata) {
 
 }  // namespace
 
-size_t prompt_workspace_bytes(const AttendProblem & problem, int pages_per_stream) {
-    return PromptSpace(problem, pages_per_stream).bytes;
+size_t prompt_workspace_bytes(const AttendProblem & problem) {
+    return PromptSpace(problem).bytes;
 }
 
 ggml_tensor * build_attend_prompt(edgekv_context & ctx, Layer & layer, const llama_edgekv_attend & args) {

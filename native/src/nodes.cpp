@@ -2,6 +2,8 @@
 
 #include "backends.h"
 
+#include <algorithm>
+
 namespace edgekv {
 
 // ---- store -------------------------------------------------------------------------------------------------------------------
@@ -31,9 +33,9 @@ void sketch_head(const Layer & layer, const ggml_tensor * view, int head) {
     keys.stride_cell = cache->nb[1];
     keys.stride_head = ggml_row_size(cache->type, layer.info.head_dim);
 
-    for (const StaleStrip & strip : tiers.stale_strips()) {
-        keys.k = static_cast<const char *>(cache->data) + strip.stream*cache->nb[2];
-        sketch_build(tiers.sketch(layer.info.row, strip.stream), keys, head, strip.strip, strip.valid, selected_isa());
+    for (const StaleGroup & stale : tiers.stale_groups()) {
+        keys.k = static_cast<const char *>(cache->data) + stale.stream*cache->nb[2];
+        sketch_build(tiers.sketch(layer.info.row, stale.stream), keys, head, stale.group, stale.valid, selected_isa());
     }
 }
 
@@ -42,7 +44,7 @@ void run_store(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const Layer & layer    = *static_cast<const Layer *>(userdata);
     const int64_t n_heads  = dst->src[STORE_K_CUR]->ne[1];
     const int64_t n_tokens = dst->src[STORE_K_CUR]->ne[2];
-    const bool    sketched = layer.owner->sketches(layer);
+    const bool    sketched = layer.owner->sketches();
 
     for (int64_t unit = ith; unit < n_heads + n_tokens; unit += nth) {
         if (unit < n_heads) {
@@ -138,16 +140,18 @@ AttendProblem make_problem(const Layer & layer, const ggml_tensor * dst, int64_t
 
 namespace {
 
-// the pages that the node before this one selected, and where they lie
-void add_selection(Layer & layer, const ggml_tensor * dst, int64_t s, AttendProblem & p) {
+// the rows that the node before this one selected, and where they lie
+void add_rows(Layer & layer, const ggml_tensor * dst, int64_t s, AttendProblem & p) {
     edgekv_context & ctx    = *layer.owner;
     const int        stream = (int) (s + dst->src[ATTEND_K]->view_offs/dst->src[ATTEND_K]->nb[3]);
-    const auto &     lists  = layer.lists[s];
+    const RowLists & lists  = ctx.lists_of(layer, s);
 
-    p.selection.pages    = reinterpret_cast<const int32_t *>(lists.pages.data());
-    p.selection.n_pages  = reinterpret_cast<const int32_t *>(lists.n_pages.data());
-    p.selection.stride   = ctx.pages_per_stream;
-    p.selection.coverage = ctx.params.mode == EDGEKV_MODE_SPARSE && ctx.params.selection.feed ? reinterpret_cast<const float *>(lists.covered.data()) : nullptr;
+    p.rows.cells   = reinterpret_cast<const int32_t *>(lists.cells.data());
+    p.rows.weights = ctx.sketches() ? reinterpret_cast<const float *>(lists.weights.data()) : nullptr;
+    p.rows.n_rows  = reinterpret_cast<const int32_t *>(lists.n_rows.data());
+    p.rows.stride  = lists.stride;
+    p.error_every  = ctx.params.selection.error_every;
+    p.error_turn   = (int) ((ctx.n_ubatch + layer.info.row)%std::max(1, p.error_every));
 
     p.arena.data         = ctx.hierarchy.arena_data();
     p.arena.slot_bytes   = ctx.hierarchy.dims.slot_bytes;
@@ -155,7 +159,7 @@ void add_selection(Layer & layer, const ggml_tensor * dst, int64_t s, AttendProb
     p.arena.slots        = ctx.hierarchy.slots(layer.info.row, stream, 0);
     p.arena.slots_stride = ctx.n_pages;
 
-    p.hits = layer.hits.data();
+    p.hits = layer.hits.data() + (size_t) stream*p.n_head_kv;
 }
 
 void run_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
@@ -167,7 +171,7 @@ void run_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
     for (int64_t s = 0; s < n_stream; ++s) {
         AttendProblem problem = make_problem(layer, dst, s);
         if (dst->src[ATTEND_SELECTED]) {
-            add_selection(layer, dst, s, problem);
+            add_rows(layer, dst, s, problem);
         }
         // no barrier between streams, so each has a workspace of its own
         attend_run(problem, ctx.workspaces[s].data(), ith, nth, selected_isa());
@@ -275,7 +279,9 @@ ggml_tensor * build_attend(edgekv_context & ctx, const llama_edgekv_attend & arg
                                         sources, N_ATTEND_SOURCES, run_attend, GGML_N_TASKS_MAX, layer);
     ggml_format_name(node, "edgekv_attend-%d", args.il);
 
-    if (!ctx.reserve_workspace(make_problem(*layer, node, 0), (int) args.k->ne[3])) {
+    AttendProblem problem = make_problem(*layer, node, 0);
+    problem.rows.stride = sources[ATTEND_SELECTED] ? ctx.lists_of(*layer, 0).stride : 0;
+    if (!ctx.reserve_workspace(problem, (int) args.k->ne[3])) {
         return nullptr;  // the stock nodes need none
     }
 

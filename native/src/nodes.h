@@ -1,6 +1,6 @@
-// The graph nodes: store K and V and sketch them, select pages, attend, observe. Not one node, because a node has no barrier inside:
-// every thread that attends must see the rows stored and the pages selected by all of them, and where every page is attended, mass
-// is known only when all have attended.
+// The graph nodes: store K and V and sketch them, select rows, attend, observe. Not one node, because a node has no barrier inside:
+// every thread that attends must see the rows stored and selected by all of them, and where every cell is attended, mass is known only
+// when all have attended.
 #pragma once
 
 #include "context.h"
@@ -17,7 +17,7 @@ ggml_tensor * build_select(edgekv_context & ctx, Layer & layer, const llama_edge
 // that only observe their last tokens
 ggml_tensor * build_attend_prompt(edgekv_context & ctx, Layer & layer, const llama_edgekv_attend & args);
 void build_glimpse(edgekv_context & ctx, Layer & layer, const llama_edgekv_attend & args);
-size_t prompt_workspace_bytes(const AttendProblem & problem, int pages_per_stream);  // of one thread
+size_t prompt_workspace_bytes(const AttendProblem & problem);  // of one thread
 
 // on a plane: the same nodes, run by the device
 bool build_store_device(edgekv_context & ctx, Layer & layer, const llama_edgekv_store & args);

@@ -21,7 +21,7 @@ struct NodeParams {
     int16_t next_row;  // that this node prepares, -1: none
     uint16_t flags;
 };
-enum NodeFlag : uint16_t { SKETCHES = 1, OBSERVES = 2, FEEDS = 4, STAGES = 8, SELECTS = 16 };
+enum NodeFlag : uint16_t { SKETCHES = 1, OBSERVES = 2, STAGES = 4, SELECTS = 8 };
 static_assert(sizeof(ggml_custom_op_params) + sizeof(NodeParams) <= GGML_MAX_OP_PARAMS, "they must fit behind ggml's");
 
 void set_params(ggml_tensor * node, const NodeParams & params) {
@@ -96,15 +96,9 @@ void run_attend_on(const Layer & layer, const ggml_tensor * node, void * stream)
     args.out       = static_cast<char *>(node->data);
     args.selection = params.flags & SELECTS ? &ctx.params.selection : nullptr;
     args.observe   = params.flags & OBSERVES;
-    args.feed      = params.flags & FEEDS;
     args.next_row  = params.next_row;
     args.k_staging = static_cast<char *>(ctx.staging.k(layer.info.row)->data);
     args.v_staging = static_cast<char *>(ctx.staging.v(layer.info.row)->data);
-    for (const auto & other : ctx.layers) {
-        if (other->info.row >= 0 && other->info.row < ctx.params.selection.n_dense) {
-            args.dense_heads += other->info.n_head_kv;
-        }
-    }
     ctx.plane->attend(layer.info.row, params.view, args, stream);
 }
 
@@ -205,7 +199,7 @@ bool build_store_device(edgekv_context & ctx, Layer & layer, const llama_edgekv_
 
     NodeParams params = {};
     params.view     = view_of(ctx, args.k, args.k_cur->ne[2]);
-    params.flags    = (uint16_t) ((ctx.sketches(layer) ? SKETCHES : 0) | (prompt ? STAGES : 0));
+    params.flags    = (uint16_t) ((ctx.sketches() ? SKETCHES : 0) | (prompt ? STAGES : 0));
     params.next_row = (int16_t) (prompt && ctx.staging.n_buffers() > 1 ? ctx.next_row(layer) : -1);
 
     ggml_tensor * sources[N_STORE_SOURCES] = { args.k_cur, args.v_cur, args.k_idxs, args.v_idxs };
@@ -265,8 +259,7 @@ ggml_tensor * build_attend_device(edgekv_context & ctx, Layer & layer, const lla
         ctx.graph.leads_all = true;
         params.next_row     = (int16_t) (ctx.params.mode == EDGEKV_MODE_EXACT ? ctx.next_row(layer) : -1);
     }
-    params.flags = (uint16_t) ((selects ? SELECTS : 0) | (ctx.params.observe ? OBSERVES : 0) |
-                               (selects && ctx.params.observe && ctx.params.selection.feed ? FEEDS : 0));
+    params.flags = (uint16_t) ((selects ? SELECTS : 0) | (ctx.params.observe ? OBSERVES : 0));
     ctx.graph.attends    = true;
     ctx.graph.n_observed = ctx.params.observe ? plane_observed(params.view.n_tokens)*params.view.n_streams : 0;
 

@@ -19,25 +19,10 @@ inline size_t align64(size_t n) {
     return (n + 63)/64*64;
 }
 
-// whether a token sees one of the cells [first, end), by its row of the mask
-inline bool any_visible(const ggml_tensor * mask, const char * row, int first, int end) {
-    if (mask->type == GGML_TYPE_F16) {
-        const uint16_t * x = reinterpret_cast<const uint16_t *>(row);
-        for (int c = first; c < end; ++c) {
-            if (x[c] != 0xfc00) {
-                return true;
-            }
-        }
-    } else {
-        const float * x = reinterpret_cast<const float *>(row);
-        for (int c = first; c < end; ++c) {
-            if (x[c] != -INFINITY) {
-                return true;
-            }
-        }
-    }
+// What a token sees of the cells of a view, by its row of the mask; nothing is certain.
+void find_visible(const ggml_tensor * mask, const char * row, int n_cells, Sight * sight);
 
-    return false;
-}
+// Mode evict: the visible cells of the pages that a head has not dropped, ascending; returns their number.
+int list_kept(edgekv_context & ctx, const Layer & layer, const Sight * sight, int stream, int head, int n_cells, int32_t * cells, int & n_visible);
 
 }  // namespace edgekv

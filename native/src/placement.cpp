@@ -186,9 +186,8 @@ bool edgekv_context::place() {
         many.n_tokens  = 1;
         const int row = layer->info.row;
         for (const PlaneView & view : { wide, many }) {
-            const bool selects = sparse && row >= params.selection.n_dense;
             if (row >= 0 && (!plane->reserve_workspace(row, view, SketchKind::none, false) ||
-                             (selects && !plane->reserve_workspace(row, view, (SketchKind) params.selection.sketch, true)))) {
+                             (sparse && !plane->reserve_workspace(row, view, (SketchKind) params.selection.sketch, true)))) {
                 return refuse(library->last_error(), EDGEKV_NO_MEMORY);
             }
         }
@@ -237,15 +236,9 @@ const char * edgekv_context::failure() {
 
 // before the graph: what changed, and the numbers of this ubatch
 void edgekv_context::begin_plane(bool clear) {
-    double n_budget = 0.0, n_pinned = 0.0;
-    std::vector<uint32_t> buckets;
-    if (plane->values(buckets, n_budget, n_pinned) && n_budget > 0.0) {
-        hierarchy.steer(buckets, n_budget, n_pinned);
-    }
-
     std::vector<PlaneStale> stale;
-    for (const StaleStrip & strip : hierarchy.stale_strips()) {
-        stale.push_back({ strip.stream, strip.strip, strip.valid });
+    for (const StaleGroup & group : hierarchy.stale_groups()) {
+        stale.push_back({ group.stream, group.group, group.valid });
     }
 
     PlaneStep step = {};
@@ -254,9 +247,6 @@ void edgekv_context::begin_plane(bool clear) {
     step.stale             = stale.data();
     step.n_stale           = (int) stale.size();
     step.n_ubatch          = (uint32_t) n_ubatch;
-    step.threshold         = hierarchy.threshold();
-    step.scans_all         = scans_all;
-    step.count_values      = count_values;
     step.clear_observation = clear;
     plane->begin(step);  // where it fails, failure() says so
     hierarchy.updates_delivered();

@@ -26,18 +26,18 @@ HierarchyShape shape_of(int n_stream, int n_cells, int page_tokens) {
     return { 2, 2, n_stream, n_cells, page_tokens, pages, n_stream*pages, 64 };
 }
 
-bool before(const StaleStrip & a, const StaleStrip & b) {
-    return a.stream != b.stream ? a.stream < b.stream : a.strip < b.strip;
+bool before(const StaleGroup & a, const StaleGroup & b) {
+    return a.stream != b.stream ? a.stream < b.stream : a.group < b.group;
 }
 
-std::vector<StaleStrip> sorted(std::vector<StaleStrip> strips) {
-    std::sort(strips.begin(), strips.end(), before);
+std::vector<StaleGroup> sorted(std::vector<StaleGroup> groups) {
+    std::sort(groups.begin(), groups.end(), before);
 
-    return strips;
+    return groups;
 }
 
-bool same(const StaleStrip & a, const StaleStrip & b) {
-    return a.stream == b.stream && a.strip == b.strip && a.valid == b.valid;
+bool same(const StaleGroup & a, const StaleGroup & b) {
+    return a.stream == b.stream && a.group == b.group && a.valid == b.valid;
 }
 
 // a placement as prepare() makes it: tried, and rolled back
@@ -49,6 +49,37 @@ void try_and_undo(FakeCells & cells, int first, int n) {
     }
     for (int c = first; c < first + n; ++c) {
         cells.clock.set(c, times[c - first]);
+    }
+}
+
+int open_of(const Hierarchy & tiers, int stream, int n_cells) {
+    int open = -1, n = 0;
+    for (int group = 0; group < (n_cells + kGroupCells - 1)/kGroupCells; ++group) {
+        if (tiers.is_open(stream, group)) {
+            open = group;
+            n += 1;
+        }
+    }
+
+    return n > 1 ? -2 : open;
+}
+
+// Every group with a key in it is sketched, named, or open; and what is open holds keys, but not in every cell.
+void check_groups(const Hierarchy & tiers, const FakeCells & cells, int stream, int n_cells, const std::vector<uint64_t> & sketched, int seed,
+                  int step) {
+    for (int group = 0; group < (int) sketched.size(); ++group) {
+        uint64_t valid = 0;
+        for (int c = group*kGroupCells; c < std::min((group + 1)*kGroupCells, n_cells); ++c) {
+            valid |= cells.pos[c] >= 0 ? uint64_t{1} << (c - group*kGroupCells) : 0;
+        }
+        bool named = false;
+        for (const StaleGroup & stale : tiers.stale_groups()) {
+            named = named || (stale.stream == stream && stale.group == group && stale.valid == valid);
+        }
+        const bool open = tiers.is_open(stream, group);
+        check(!(open && named), "a group is open and named", seed, step);
+        check(open || named || sketched[group] == valid, "a group has no true sketch", seed, step);
+        check(!open || (valid != 0 && ~valid != 0), "a group is open that is full or empty", seed, step);
     }
 }
 
@@ -64,6 +95,7 @@ void fuzz(int seed) {
     ours.shape(shape_of(n_stream, n_cells, page_tokens));
     all.shape(shape_of(n_stream, n_cells, page_tokens));
 
+    std::vector<std::vector<uint64_t>> sketched(n_stream, std::vector<uint64_t>((n_cells + kGroupCells - 1)/kGroupCells, 0));
     int32_t position = 0;
     for (int step = 0; step < 300; ++step) {
         FakeCells & cells = cache[below(n_stream)];
@@ -114,10 +146,17 @@ void fuzz(int seed) {
                 check(ours.newest(s)[page] == newest, "not the newest position", seed, step);
             }
         }
-        const auto a = sorted(ours.stale_strips()), b = sorted(all.stale_strips());
-        check(a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), same), "other strips are stale", seed, step);
-        check(sketches || a.empty(), "strips are named though nothing is sketched", seed, step);
+        const auto a = sorted(ours.stale_groups()), b = sorted(all.stale_groups());
+        check(a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), same), "other groups are stale", seed, step);
+        check(sketches || a.empty(), "groups are named though nothing is sketched", seed, step);
+        for (int s = 0; sketches && s < n_stream; ++s) {
+            check(open_of(ours, s, n_cells) == open_of(all, s, n_cells), "another group is open", seed, step);
+            check_groups(ours, cache[s], s, n_cells, sketched[s], seed, step);
+        }
         if (sketches && below(2)) {
+            for (const StaleGroup & built : ours.stale_groups()) {
+                sketched[built.stream][built.group] = built.valid;
+            }
             ours.sketches_are_true();
             all.sketches_are_true();
         }

@@ -12,12 +12,12 @@ from edgekv.fit import (
     page_bytes, rounded, size_text, sparse_layers,
 )
 from edgekv.models import Geometry
-from edgekv.vocab import MAX_QUERY_TOKENS, CacheType, KvMode, SketchKind
+from edgekv.vocab import MAX_QUERY_TOKENS, CacheType, KvMode
 
 MIB = 1 << 20
 
-PAGE_TABLE_BYTES = 4 + 4 + 1 + 8 + 4
-"""Of one page of one layer and KV head: slot, priority, pin, attention mass (maximum and sum), when its value was last known."""
+PAGE_TABLE_BYTES = 4 + 4 + 1 + 8
+"""Of one page of one layer and KV head: slot, priority, pin, attention mass (maximum and sum)."""
 
 CELL_BYTES = 4
 """Of one cell: its position."""
@@ -35,6 +35,12 @@ DRAFT_TOKENS = 16
 MARGIN_BYTES = 256 * MIB
 MARGIN_SHARE = 0.05
 """What `--kv-vram auto` leaves free of a card: the larger of both."""
+
+MOST_TOGETHER_BYTES = 64 * MIB
+"""As in native/cuda/plane_device.h: of what tokens that are attended together leave, where they are more than one."""
+
+LEAST_HOT_TOKENS = 768
+"""That the arena of a context has room for whose length nobody gave: about what a head reads."""
 
 MOST_RING_BYTES = 256 * MIB
 RING_SHARE = 1 / 8
@@ -74,16 +80,14 @@ def table_bytes(n_heads: int, n_pages: int, n_cells: int) -> int:
     return n_heads * n_pages * PAGE_TABLE_BYTES + n_cells * CELL_BYTES
 
 
-def scratch_bytes(model: Geometry, n_pages: int, kv: KvOptions) -> int:
-    """What the tokens that are attended together leave for each page of one layer, shared by all layers: for each of them and each KV head,
-    and each query head of its group, two numbers of attention; in mode sparse a list entry and three numbers of selection besides, and
-    an estimate for each query head."""
-    strips, sparse = kv.page_tokens // 16, kv.mode is KvMode.SPARSE
-    return max((
-        MAX_QUERY_TOKENS * model.n_head_kv[il] * n_pages
-        * (16 * sparse + (8 + 4 * sparse) * strips * (model.n_head[il] // model.n_head_kv[il]))
-        for il in sparse_layers(model)
-    ), default=0)
+def scratch_bytes(model: Geometry, n_cells: int, kv: KvOptions) -> int:
+    """What the tokens that are attended together leave for the cells of one layer, shared by all layers: for each of them and each query head
+    two numbers for 16 cells; in mode sparse a row and its weight for each KV head, and a share and a logit for each query head, of every
+    cell. Of a long context fewer tokens are attended together."""
+    if kv.mode is not KvMode.SPARSE:
+        return max((MAX_QUERY_TOKENS * model.n_head[il] * -(-n_cells // 16) * 8 for il in sparse_layers(model)), default=0)
+    widest = max((n_cells * (8 * model.n_head_kv[il] + 6 * model.n_head[il]) for il in sparse_layers(model)), default=0)
+    return widest * max(1, min(MAX_QUERY_TOKENS, MOST_TOGETHER_BYTES // max(widest, 1)))
 
 
 def ring_bytes(budget: int, layer: int) -> int:
@@ -119,7 +123,7 @@ def _plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequen
         n_ctx, n_sequences, room.free, weights, compute, others, budget,
         sketches=kv_bytes(model, n_ctx, kv, n_sequences).sketches,
         tables=table_bytes(n_heads, n_pages, n_cells) if layers else 0,
-        scratch=scratch_bytes(model, n_pages, kv) if layers else 0,
+        scratch=scratch_bytes(model, n_cells, kv) if layers else 0,
         staging=n_staged * layer,
         n_staged=n_staged,
         ring=ring_bytes(budget, layer) if layers and kv.mode is KvMode.EXACT else 0,
@@ -169,7 +173,7 @@ def choose_device_context(
     """As `fit.choose_context`, for a context whose pages live in host memory and whose sketches and arena on a device.
 
     `n_ctx` None means what the model was trained for, as far as half of the free host memory holds the pages and the device holds
-    the rest with an arena for `kv.min_tokens` tokens. Raises DoesNotFit with what is missing, on the host or on the device.
+    the rest with an arena for `LEAST_HOT_TOKENS`. Raises DoesNotFit with what is missing, on the host or on the device.
     """
     available = available_bytes() if available is None else available
 
@@ -182,7 +186,7 @@ def choose_device_context(
 
     def comfortable(n: int) -> bool:
         found = plan(n)
-        return fits(n, max(0, available - COMPUTE_BYTES) // 2) and found.hot_tokens >= min(n * n_sequences, kv.min_tokens)
+        return fits(n, max(0, available - COMPUTE_BYTES) // 2) and found.hot_tokens >= min(n * n_sequences, LEAST_HOT_TOKENS)
 
     n_train = model.n_ctx_train
     if n_ctx is None:
@@ -236,7 +240,3 @@ def _remedies(model: Geometry, plan: DevicePlan, least: int, kv: KvOptions, room
     small = kv.with_(type_k=CacheType.Q8_0, type_v=CacheType.Q8_0)
     if small != kv and fits(plan.n_ctx, small):
         yield "--type-k q8_0 --type-v q8_0"
-    for sketch in (SketchKind.B1, SketchKind.BOX):
-        if kv.mode is KvMode.SPARSE and kv.sketch is SketchKind.B2 and fits(plan.n_ctx, kv.with_(sketch=sketch)):
-            yield f"--sketch {sketch.value}"
-            break

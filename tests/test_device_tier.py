@@ -316,7 +316,7 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
                 "rope": lambda handle: None}),
         (hierarchy, {"set_arena": lambda handle, n: said.append(("arena", n)),
                      "hierarchy": lambda handle: hierarchy.NativeHierarchy(shape, priority.ctypes.data, pinned.ctypes.data,
-                                                                           np.zeros(shape, np.int32), newest, None, None, 0,
+                                                                           np.zeros(shape, np.int32), newest, None, 0,
                                                                            32 * row_bytes),
                      "begin_copies": lambda handle, moves: said.append(("begin", moves.copy())),
                      "publish_pages": lambda handle, moves: (said.append(("publish", moves.copy())), np.ones(len(moves), bool))[1],

@@ -30,7 +30,9 @@ N_PROMPT = 150
 STEPS = (1, 1, 2, 5, 16, 1)
 LONG_STEPS = (17, 64, 1)
 """Up to 64 tokens run on the plane too, in groups; a longer ubatch is a prompt."""
-ALL = dict(mode="sparse", attend="100%", min_tokens=0)
+ALL = dict(mode="sparse", resolution=1e9, exact_tokens=0)
+"""Everything is read for certain, of attention as even as that of random weights."""
+SAMPLED = dict(mode="sparse", resolution=100, exact_tokens=0, recent_tokens=16)
 
 
 def open_model(path, device: str = "emulated", *, n_ctx: int = 256, **options) -> Llama:
@@ -188,30 +190,62 @@ def test_a_prompt_fills_the_arena_on_its_way(synthetic, options, monkeypatch):
     check(llama.kv)
 
 
-def test_a_sparse_step_takes_the_pages_that_the_host_takes(synthetic):
-    path, options = synthetic("llama"), dict(mode="sparse", attend="25%", min_tokens=0, recent_tokens=16, coverage_floor=0.0, split="uniform")
-    seen = {}
+@pytest.mark.parametrize(("kind", "shape"), [("llama", {}), ("gemma2", {}), ("gpt-oss", {}), ("llama", {"head_dim": 128, "n_head": 5, "n_head_kv": 1})])
+@pytest.mark.parametrize("n_each", [1, 3, 16])
+def test_a_sparse_step_reads_what_the_host_reads(synthetic, kind, shape, n_each):
+    """But for marks that a rounding moves to a neighbour; soft caps and sinks too."""
+    path, steps = synthetic(kind, dtype="f32", **shape), (n_each,) * (48 // n_each)
+    seen, logits = {}, {}
     for where in ("cpu", "emulated"):
-        llama = open_model(path, where, **options)
-        logits_of(llama, (1,) * 20)
-        seen[where] = llama.kv.selection()
+        llama = open_model(path, where, **SAMPLED | {"error_every": 1})
+        logits[where] = logits_of(llama, steps)
+        seen[where] = llama.kv.layer_selection()
         check(llama.kv)
-    assert seen["emulated"].n_selections == seen["cpu"].n_selections and seen["emulated"].n_selected == seen["cpu"].n_selected
-    assert seen["emulated"].coverage == pytest.approx(seen["cpu"].coverage, abs=0.01)
-    assert seen["emulated"].mass == pytest.approx(seen["cpu"].mass, rel=1e-3)
+    ours, host = seen["emulated"], seen["cpu"]
+    assert (ours["n_tokens"] == host["n_tokens"]).all() and (ours["n_visible"] == host["n_visible"]).all()
+    assert (ours["n_errors"] == host["n_errors"]).all()
+    assert host["n_certain"].sum() < host["n_read"].sum() < 0.9 * host["n_visible"].sum()
+    assert ours["n_read"] == pytest.approx(host["n_read"], rel=0.01)
+    assert ours["n_certain"] == pytest.approx(host["n_certain"], rel=0.01)
+    assert ours["mass"] == pytest.approx(host["mass"], rel=0.01)
+    assert ours["error"].sum() == pytest.approx(host["error"].sum(), rel=0.1)
+    exact = logits_of(open_model(path, "cpu"), steps)
+    assert kld(exact, logits["emulated"]).mean() < 2 * kld(exact, logits["cpu"]).mean()
 
 
-def test_the_pooled_budget_finds_its_level(synthetic):
-    llama = open_model(synthetic("llama"), n_ctx=1024, mode="sparse", attend="25%", min_tokens=0, recent_tokens=16, coverage_floor=0.0)
-    logits_of(llama, (1,) * 12, n_prompt=400)
-    before = llama.kv.selection()
-    for token in range(24):
+@pytest.mark.parametrize("attend", ["25%", "48"])
+def test_without_sketches_a_step_reads_what_the_policy_says(synthetic, attend):
+    path, seen = synthetic("llama", dtype="f32"), {}
+    for where in ("cpu", "emulated"):
+        llama = open_model(path, where, mode="sparse", sketch="none", attend=attend, exact_tokens=0, recent_tokens=16, policy="lru")
+        logits = logits_of(llama, (1,) * 20)
+        seen[where] = logits, llama.kv.layer_selection()
+    assert kld(*(logits for logits, _ in seen.values())).max() <= SINGLE
+    ours, host = seen["emulated"][1], seen["cpu"][1]
+    for name in ("n_tokens", "n_visible", "n_read", "n_certain"):
+        assert (ours[name] == host[name]).all() and host[name].sum() > 0, name
+    assert host["n_read"].sum() < 0.5 * host["n_visible"].sum() and not ours["n_errors"].any()
+
+
+def test_rows_by_chance_are_read_in_place(synthetic):
+    """Where nothing is resident but what is being filled, each row that is read comes over the link once, and V of those that came by chance
+    again where their error is estimated."""
+    llama = open_model(synthetic("llama"), n_ctx=512, **SAMPLED | {"error_every": 0}, policy="none", prefetch="none", kv_vram=2_000_000)
+    logits_of(llama, (1,) * 4, n_prompt=300)
+    if llama.kv.tiers().n_slots:
+        llama.kv._tiering.close()
+    before, selected = link_bytes(), llama.kv.layer_selection()
+    for token in range(16):
         llama.eval([260 + token])
-    assert llama.kv.selection().since(before).attended == pytest.approx(0.25, abs=0.06)
+    now = llama.kv.layer_selection()
+    rows = (now["n_read"] - now["n_hits"]).sum() - (selected["n_read"] - selected["n_hits"]).sum()
+    row_bytes = llama.kv.tiers().slot_bytes / llama.kv.options.page_tokens
+    assert rows > 0
+    assert link_bytes() - before == pytest.approx(rows * row_bytes, rel=0.25), "besides tables, and the keys of the open group"
 
 
 def test_pages_migrate_and_are_hit(synthetic):
-    llama = open_model(synthetic("llama"), **ALL)
+    llama = open_model(synthetic("llama"), **SAMPLED)
     logits_of(llama, (1,) * 60)
     assert check(llama.kv).n_slots > 0
     seen, tiers = llama.kv.selection(), llama.kv.tiers()
@@ -262,11 +296,11 @@ def test_several_sequences(synthetic, unified: bool, mode: str, n_each: int):
     assert kld(logits["cpu"], logits["emulated"]).max() <= SINGLE
 
 
-@pytest.mark.parametrize(("sketch", "unified", "page_tokens"), [("b2", True, 16), ("b2", False, 16), ("box", True, 32)])
+@pytest.mark.parametrize(("sketch", "unified", "page_tokens"), [("b3", True, 16), ("b3", False, 16), ("b3", True, 48)])
 def test_sketches_and_arena_follow_every_event(synthetic, sketch: str, unified: bool, page_tokens: int):
     """Removed, copied, shifted, saved and restored cells: always as if built anew."""
     compared, resident = follow_events(synthetic("llama"), 40 if unified else 20, sketch, unified, page_tokens, n_threads=1, device="emulated")
-    assert compared > 200 and resident > 20
+    assert compared > 40 and resident > 20
 
 
 def test_everything_may_change_while_it_runs(synthetic):
@@ -274,25 +308,17 @@ def test_everything_may_change_while_it_runs(synthetic):
     llama = open_model(path, mode="exact", n_ctx=512)
     options = llama.kv.options
     logits_of(llama)
-    for changes in ({"mode": "sparse", "attend": "25%", "min_tokens": 0}, {"sketch": "box"}, {"mode": "off"}, {"mode": "sparse"},
-                    {"policy": "lru", "prefetch": "rope"}, {"mode": "exact"}, {"mode": "sparse", "reselect": 3, "n_dense": 1},
-                    {"sketch": "none"}, {"policy": "none", "prefetch": "none"}):
+    for changes in (SAMPLED, {"sketch": "none"}, {"mode": "off"}, {"mode": "sparse"},
+                    {"policy": "lru", "prefetch": "rope"}, {"mode": "exact"}, {"mode": "sparse", "sketch": "b3", "resolution": 20},
+                    {"exact_tokens": 1000}, {"policy": "none", "prefetch": "none"}):
         options = options.with_(**changes)
         llama.kv.configure(options)
         for token in range(6):
             llama.eval([260 + token])
         check(llama.kv)
     exact = logits_of(open_model(path, "cpu", n_ctx=512))
-    llama.kv.configure(options.with_(**ALL, sketch="b2", n_dense=0, reselect=1))
+    llama.kv.configure(options.with_(**ALL))
     assert kld(exact, logits_of(llama)).max() <= SINGLE
-
-
-def test_a_layer_that_was_dense_gets_sketches_of_what_is_there(synthetic):
-    llama = open_model(synthetic("llama"), **ALL | {"n_dense": 1})
-    logits_of(llama)
-    llama.kv.configure(llama.kv.options.with_(n_dense=0))
-    llama.eval([270])
-    assert check(llama.kv).n_strips == 2 * 16  # both layers
 
 
 # ---- what can go wrong ----------------------------------------------------------------------------------------------------------

@@ -225,8 +225,11 @@ class _Column:
 
     def _link_bytes(self) -> int:
         """Read over the link in place or promoted, since the context was made."""
-        so_far = self.runtime.selection()
-        return (so_far.n_selected - so_far.n_hits) * self.runtime.tiers().slot_bytes + self.runtime.stats.moved_bytes
+        return self._missed_bytes(self.runtime.selection()) + self.runtime.stats.moved_bytes
+
+    def _missed_bytes(self, selection: SelectionReport) -> int:
+        """Of K and V of the rows that were read in place."""
+        return (selection.n_read - selection.n_hits) * self.runtime.tiers().slot_bytes // self.runtime.options.page_tokens
 
     def _figures(self, seconds: Sequence[float], stats: Stats, selection: SelectionReport) -> Row:
         milliseconds = 1000 * np.asarray(seconds)
@@ -242,9 +245,9 @@ class _Column:
                 "n_slots": tiers.n_slots, "n_resident": tiers.n_resident, "slot_bytes": tiers.slot_bytes,
                 "extra_bytes": memory.extra_bytes}
         if selection.n_selections:
-            missed = (selection.n_selected - selection.n_hits) * tiers.slot_bytes / len(seconds)
-            row |= {"hit_rate": selection.hit_rate, "hit_rate_mass": selection.hit_rate_mass, "coverage": selection.coverage,
-                    "attended_fraction": selection.attended, "fallback_fraction": selection.n_fallbacks / selection.n_selections,
+            missed = self._missed_bytes(selection) / len(seconds)
+            row |= {"hit_rate": selection.hit_rate, "hit_rate_mass": selection.hit_rate_mass, "rows_per_head": selection.rows_per_head,
+                    "attended_fraction": selection.attended, "certain_fraction": selection.certain, "error": selection.error,
                     "missed_bytes_per_step": missed, "link_bytes_per_step": missed + row["moved_bytes_per_step"]}
         elif tiers.n_slots:  # mode exact reads whatever has no slot
             missed = tiers.n_home * tiers.slot_bytes

@@ -1,17 +1,19 @@
 // Decode attention over a paged view of the KV cache, on the device.
 //
 // The problem is the CPU plane's AttendProblem (attend.h) of one layer and one stream, with device addresses in it: q, mask,
-// sinks, out, mass, lists, slots, hits lie in device memory, home (k and v) in pinned host memory or on the device.
+// sinks, out, mass, rows, slots, hits lie in device memory, home (k and v) in pinned host memory or on the device.
 // attend_reference() is the specification, with one difference: K in q8_0 meets the query in float, not a quantised one.
 //
 //   launch_attend        one part: some pages, divided among n_splits blocks per KV head, each of which leaves a partial softmax
 //                        (max, sum, out) and the weights of its pages in the workspace
 //   launch_attend_merge  all partials into `out`, then mass and hits
+//   launch_attend_error  behind the merge, and before the workspace is used again: errors of the heads whose turn it is
 //
-// With lists, one part walks all of them. Without lists the pages of a view may come in several parts, one behind the other (the
-// ring is filled again between them); each has partials of its own, and one merge follows the last.
+// With lists of rows, one part walks all of them; a row lies in its page's slot, or is read where it is at home. Without lists the pages
+// of a view may come in several parts, one behind the other (the ring is filled again between them); each has partials of its own, and
+// one merge follows the last.
 //
-// Nothing is allocated, nothing waits. Launch shapes and arguments depend on the shapes in the problem only; how many pages a
+// Nothing is allocated, nothing waits. Launch shapes and arguments depend on the shapes in the problem only; how many rows a
 // list has, and where pages lie, is read on the device. The workspace needs no preparation; what lies in it between a part and
 // its merge must be left alone, so streams of one step share it only if each is merged before the next begins.
 #pragma once
@@ -35,7 +37,7 @@ struct Ring {
 
 // What one launch attends. Partials [first_partial, first_partial + n_splits) of the workspace are its own.
 struct AttendPart {
-    int first_page, end_page;  // without lists; with lists not read
+    int first_page, end_page;  // without lists; with them not read
     int first_partial, n_splits;
     Ring ring;
     bool brought = false;  // k and v of the problem lie on the device: nothing is read over the link
@@ -46,8 +48,8 @@ struct AttendPart {
 // (strides and, where not null, addresses), rows of q8_0 on 2-byte boundaries.
 bool attend_device_supports(const AttendProblem & problem);
 
-// Bytes for `n_partials` partials of this problem's shapes (page lists of any length up to the view); grows with n_cells and
-// n_partials. `observed`: mass or hits will be asked for. 256-byte alignment is enough.
+// Bytes for `n_partials` partials of this problem's shapes (lists of any length up to the view); grows with n_cells and
+// n_partials. `observed`: mass or errors will be asked for. 256-byte alignment is enough.
 size_t attend_device_workspace_bytes(const AttendProblem & problem, int n_partials, bool observed);
 
 // Splits that keep `n_sm` multiprocessors busy if each list or part has up to `n_pages` pages; 1 or more.
@@ -60,5 +62,10 @@ void launch_attend(const AttendProblem & problem, const AttendPart & part, void 
 // order of query tokens, one block for each page, so that a run repeats bit by bit.
 void launch_attend_merge(const AttendProblem & problem, int first_page, int end_page, void * workspace, int n_partials,
                          Stream stream);
+
+// Adds to hits; V of the rows that came by chance is read once more. The heads' turns go by problem.error_turn and `n_ubatch`, in device
+// memory, or null: 0. Nothing without lists, weights, hits or error_every.
+void launch_attend_error(const AttendProblem & problem, const AttendPart & part, const void * workspace, int n_partials,
+                         const uint32_t * n_ubatch, Stream stream);
 
 }  // namespace edgekv::gpu

@@ -32,8 +32,8 @@ __device__ __forceinline__ bool straddles(const char * at, unsigned offset) {
 }
 
 template <CellType T>
-__device__ __forceinline__ uint4 load_eight(const Eight & eight, unsigned offset) {
-    const char * at = eight.at + offset;
+__device__ __forceinline__ uint4 load_eight(const Eight & eight) {
+    const char * at = eight.at;
     if (T == CellType::f16) {
         return __ldg(reinterpret_cast<const uint4 *>(at));
     }

@@ -3,50 +3,16 @@
 // One launch does it all: every block forms the final max and sum of all rows of its KV head again (a few kilobytes from the
 // second-level cache, less than a launch would cost), then takes its share of the rows of the output and of the pages. Without
 // lists pages are shared out by number; with lists the last block has the pages of all lists, one list after the other, since two
-// tokens may have selected the same page, and hits are one sum. Lists are short where they pay.
-#include "attend_device.h"
-#include "attend_workspace.h"
+// tokens may have read rows of the same page, and hits are one sum. Lists are short where they pay.
+//
+// Errors have a launch of their own, for the few heads whose turn it is: they need the output, and V once more.
+#include "attend_final.cuh"
 
 namespace edgekv::gpu {
 namespace {
 
 constexpr int kMergeThreads = 256;
 constexpr int kMaxRows = kMaxGroup*kMaxQueryTokens;  // of a KV head
-
-struct Final {
-    float max, inverse;  // 0: the row saw nothing
-};
-
-// Row `i` of a KV head is (token i/group, head i%group).
-__device__ inline size_t row_of(const AttendProblem & p, int kv, int i) {
-    const int group = p.n_head/p.n_head_kv;
-    return static_cast<size_t>(i/group)*p.n_head + kv*group + i%group;
-}
-
-__device__ inline float weight_of(float2 partial, float max) { return partial.x == -INFINITY ? 0.0f : __expf(partial.x - max); }
-
-// By one warp.
-__device__ inline Final final_of(const AttendProblem & p, const AttendWorkspace & workspace, int kv, int i, int lane) {
-    const size_t row = row_of(p, kv, i);
-    const float2 * partials = workspace.max_sum + row*workspace.n_partials;
-    const float sink = p.sinks != nullptr ? p.sinks[row%p.n_head] : -INFINITY;
-    float max = sink;
-    for (int at = lane; at < workspace.n_partials; at += kWarp) {
-        max = fmaxf(max, partials[at].x);
-    }
-    for (int step = kWarp/2; step >= 1; step /= 2) {
-        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, step));
-    }
-    float sum = 0.0f;
-    for (int at = lane; at < workspace.n_partials; at += kWarp) {
-        sum += partials[at].y*weight_of(partials[at], max);
-    }
-    for (int step = kWarp/2; step >= 1; step /= 2) {
-        sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    }
-    sum += sink > -INFINITY ? __expf(sink - max) : 0.0f;
-    return {max, sum > 0.0f ? 1.0f/sum : 0.0f};
-}
 
 // One row of the output: groups of threads take partials in turn, four values a thread.
 __device__ inline void merge_row(const AttendProblem & p, const AttendWorkspace & workspace, int kv, int i, Final final,
@@ -93,7 +59,7 @@ __device__ inline Mass mass_of(const AttendProblem & p, const AttendWorkspace & 
         for (int s = 0; s < per_page; ++s) {
             x += strips[s].x > 0.0f ? strips[s].x*__expf(strips[s].y - finals[i].max) : 0.0f;
         }
-        x *= finals[i].inverse*(p.selection.coverage != nullptr ? p.selection.coverage[row] : 1.0f);
+        x *= finals[i].inverse;
         mass.max = fmaxf(mass.max, x);
         mass.sum += x;
     }
@@ -131,25 +97,52 @@ __device__ inline double sum_of_block(double x, double * sums) {
     return sums[0];  // of use to thread 0
 }
 
+// What the rows [first, end) of a list, all of one page, gave to it.
+__device__ inline Mass mass_of_rows(const AttendProblem & p, const AttendWorkspace & workspace, const Final * finals, int kv, int token,
+                                    const float * weights, int first, int end) {
+    const int group = p.n_head/p.n_head_kv;
+    Mass mass = {0.0f, 0.0f};
+    for (int g = 0; g < group; ++g) {
+        const int i = token*group + g;
+        const float * logits = workspace.logits + row_of(p, kv, i)*workspace.logit_stride;
+        float x = 0.0f;
+        for (int at = first; at < end; ++at) {
+            x += (weights != nullptr ? weights[at] : 1.0f)*__expf(logits[at] - finals[i].max);
+        }
+        x *= finals[i].inverse;
+        mass.max = fmaxf(mass.max, x);
+        mass.sum += x;
+    }
+    return mass;
+}
+
 __device__ inline void observe_lists(const AttendProblem & p, const AttendWorkspace & workspace, const Final * finals, int kv,
                                      double * sums) {
     const int32_t * slots = p.arena.data != nullptr ? p.arena.slots + static_cast<size_t>(kv)*p.arena.slots_stride : nullptr;
     const bool observed = observes(p);
-    AttendHits mine = {0.0, 0.0, 0.0, 0.0};
+    double n_read = 0.0, n_hits = 0.0, mass = 0.0, mass_hits = 0.0;
     for (int token = 0; token < p.n_tokens; ++token) {
         const size_t list = static_cast<size_t>(token)*p.n_head_kv + kv;
-        const int32_t * pages = p.selection.pages + list*p.selection.stride;
-        const int n = p.selection.n_pages[list];
+        const int32_t * cells = p.rows.cells + list*p.rows.stride;
+        const float * weights = p.rows.weights != nullptr ? p.rows.weights + list*p.rows.stride : nullptr;
+        const int n = p.rows.n_rows[list];
         for (int i = threadIdx.x; i < n; i += kMergeThreads) {
-            const int page = pages[i];
+            const int page = cells[i]/p.page_tokens;
+            if (i > 0 && cells[i - 1]/p.page_tokens == page) {
+                continue;  // whoever has the first of a page's rows has all of them
+            }
+            int end = i + 1;
+            while (end < n && cells[end]/p.page_tokens == page) {
+                ++end;
+            }
             const bool hit = slots != nullptr && slots[page] >= 0;
-            mine.n_selected += 1.0;
-            mine.n_hits += hit ? 1.0 : 0.0;
+            n_read += end - i;
+            n_hits += hit ? end - i : 0;
             if (observed) {
-                const Mass mass = mass_of(p, workspace, finals, kv, token, i*(p.page_tokens/kStrip));
-                add_mass(p, kv, page, mass);
-                mine.mass += mass.sum;
-                mine.mass_hits += hit ? mass.sum : 0.0;
+                const Mass of_page = mass_of_rows(p, workspace, finals, kv, token, weights, i, end);
+                add_mass(p, kv, page, of_page);
+                mass += of_page.sum;
+                mass_hits += hit ? of_page.sum : 0.0f;
             }
         }
         __syncthreads();  // the next token's list gives the same page to another thread
@@ -157,13 +150,13 @@ __device__ inline void observe_lists(const AttendProblem & p, const AttendWorksp
     if (p.hits == nullptr) {
         return;
     }
-    const double n_selected = sum_of_block(mine.n_selected, sums);
-    const double n_hits = sum_of_block(mine.n_hits, sums);
-    const double mass = sum_of_block(mine.mass, sums);
-    const double mass_hits = sum_of_block(mine.mass_hits, sums);
+    n_read = sum_of_block(n_read, sums);
+    n_hits = sum_of_block(n_hits, sums);
+    mass = sum_of_block(mass, sums);
+    mass_hits = sum_of_block(mass_hits, sums);
     if (threadIdx.x == 0) {
         AttendHits & hits = p.hits[kv];
-        hits.n_selected += n_selected;
+        hits.n_read += n_read;
         hits.n_hits += n_hits;
         hits.mass += mass;
         hits.mass_hits += mass_hits;
@@ -189,7 +182,7 @@ attend_merge(AttendProblem p, AttendWorkspace workspace, int first_page, int end
     for (int i = blockIdx.x; i < n_rows; i += gridDim.x) {
         merge_row(p, workspace, kv, i, finals[i], sums.rows);
     }
-    if (p.selection.pages == nullptr) {
+    if (!has_lists(p)) {
         if (observes(p)) {
             observe_view(p, workspace, finals, kv, first_page, end_page);
         }
@@ -208,25 +201,28 @@ AttendWorkspace attend_workspace(const AttendProblem & p, void * workspace, int 
     AttendWorkspace w;
     w.n_partials = n_partials;
     w.strip_stride = view_pages(p)*(p.page_tokens/kStrip);
+    w.logit_stride = w.strip_stride*kStrip;
     w.max_sum = reinterpret_cast<float2 *>(at);
     at += whole(n*sizeof(float2));
     w.out = reinterpret_cast<float *>(at);
     at += whole(n*p.head_dim*sizeof(float));
-    w.strips = reinterpret_cast<float2 *>(at);
+    w.strips = has_lists(p) ? nullptr : reinterpret_cast<float2 *>(at);
+    w.logits = has_lists(p) ? reinterpret_cast<float *>(at) : nullptr;
     return w;
 }
 
 size_t attend_device_workspace_bytes(const AttendProblem & p, int n_partials, bool observed) {
     const size_t n_rows = static_cast<size_t>(p.n_tokens)*p.n_head;
-    const size_t strips = static_cast<size_t>(view_pages(p))*(p.page_tokens/kStrip)*sizeof(float2);
+    const size_t n_strips = static_cast<size_t>(view_pages(p))*(p.page_tokens/kStrip);
+    const size_t noted = has_lists(p) ? n_strips*kStrip*sizeof(float) : n_strips*sizeof(float2);
     return whole(n_rows*n_partials*sizeof(float2)) + whole(n_rows*n_partials*p.head_dim*sizeof(float)) +
-           (observed ? whole(n_rows*strips) : 0);
+           (observed ? whole(n_rows*noted) : 0);
 }
 
 void launch_attend_merge(const AttendProblem & problem, int first_page, int end_page, void * workspace, int n_partials,
                          Stream stream) {
     constexpr int kMostBlocks = 64;
-    const bool lists = problem.selection.pages != nullptr;
+    const bool lists = has_lists(problem);
     const int n_rows = problem.n_tokens*(problem.n_head/problem.n_head_kv);
     const int end = end_page < view_pages(problem) ? end_page : view_pages(problem);
     // with lists: a block that has no row of the output, for the pages

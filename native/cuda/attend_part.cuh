@@ -1,10 +1,10 @@
-// A part of the attention: partial softmaxes over some pages.
+// A part of the attention: partial softmaxes over some pages, or over the rows of lists.
 //
 // Shape. A block is four warps over one share of the pages of one KV head; a warp takes a strip of 16 cells at a time, every
-// fourth of the share. Of a row of K or V a lane holds eight values (16 bytes of f16), so that 8, 16 or 32 lanes hold a row and
-// one load of the warp covers 4, 2 or 1 rows. All query heads of the group meet a row while it is in registers: K and V cross the
-// memory bus once. Groups of more than eight heads, and query tokens that read the same pages, are spread over the warps of a
-// block, which then meet the same rows at about the same time, in the first-level cache.
+// fourth of the share; with lists a strip is 16 rows of one, wherever they lie. Of a row of K or V a lane holds eight values (16 bytes
+// of f16), so that 8, 16 or 32 lanes hold a row and one load of the warp covers 4, 2 or 1 rows. All query heads of the group meet a row
+// while it is in registers: K and V cross the memory bus once. Groups of more than eight heads, and query tokens that read the same
+// pages, are spread over the warps of a block, which then meet the same rows at about the same time, in the first-level cache.
 //
 // What bounds it. A row of K and of V of 128 values is 512 bytes in f16, for which a group of four takes about 50 warp
 // instructions: some 40 bytes per clock and multiprocessor, where the memory of an RTX 4070 delivers 4.4 and that of an H100 15.
@@ -36,12 +36,15 @@ __device__ __forceinline__ float over_cells(float x, F combine) {
     return x;
 }
 
-// kLanes: that hold a row, 8 values each. kHeads: query heads of a unit; those behind the group's last are zeros.
-template <CellType kTypeK, CellType kTypeV, int kLanes, int kHeads>
+// kLanes: that hold a row, 8 values each. kHeads: query heads of a unit; those behind the group's last are zeros. kLists: the rows that
+// lists name.
+template <CellType kTypeK, CellType kTypeV, int kLanes, int kHeads, bool kLists>
 struct Kernel {
     using Math = RowMath<kTypeK, kTypeV, kLanes, kHeads>;
     template <CellType T>
-    using Rows = typename Math::template Rows<T>;
+    using Rows = std::conditional_t<kLists, typename Math::template Scattered<T>, typename Math::template Rows<T>>;
+    // strips of a warp that are found at a time
+    static constexpr int kFound = kLists ? kWarp/kStrip : kWarp;
     static constexpr int kBatch = Math::kBatch, kBatches = Math::kBatches, kWidth = Math::kWidth;
 
     struct Shared {
@@ -52,7 +55,9 @@ struct Kernel {
         float4 weights[kWarps][kHeads*kStrip/4]; // [cell][head]
         float factors[kWarps][kHeads];
         float2 max_sum[kWarps][kHeads];
-        Strip strips[kWarps][2][kWarp];
+        Strip strips[kLists ? 1 : kWarps][2][kWarp];
+        Place places[kLists ? kWarps : 1][2][kWarp];
+        float row_weights[kLists ? kWarps : 1][2][kWarp];
     };
 
     static __device__ __forceinline__ void load_queries(const AttendProblem & p, const Units & units, Shared & shared) {
@@ -83,20 +88,23 @@ struct Kernel {
         const Units units = units_of(p, kHeads);
         const Unit unit = unit_of(p, units, kHeads, blockIdx.z, warp%units.n_together);
         const int n_walkers = kWarps/units.n_together, walker = warp/units.n_together;
-        const bool observed = observes(p);
+        const bool noted = kLists ? keeps_logits(p) : observes(p);
 
         load_queries(p, units, shared);
         __syncthreads();
 
-        // this block's share
-        const int per_page = p.page_tokens/kStrip;
-        const int32_t * pages = nullptr;
-        int first = part.first_page, n_pages = min(part.end_page, view_pages(p)) - first;
-        if (p.selection.pages != nullptr) {
+        // this block's share, in pages or, of a list, in strips
+        const int per_page = kLists ? 1 : p.page_tokens/kStrip;
+        const int32_t * cells = nullptr;
+        const float * row_weights = nullptr;
+        int first = part.first_page, n_pages = min(part.end_page, view_pages(p)) - first, n_rows = 0;
+        if (kLists) {
             const size_t list = static_cast<size_t>(unit.token)*p.n_head_kv + kv;
-            pages = p.selection.pages + list*p.selection.stride;
+            cells = p.rows.cells + list*p.rows.stride;
+            row_weights = p.rows.weights != nullptr ? p.rows.weights + list*p.rows.stride : nullptr;
+            n_rows = p.rows.n_rows[list];
             first = 0;
-            n_pages = p.selection.n_pages[list];
+            n_pages = (n_rows + kStrip - 1)/kStrip;
         }
         n_pages = max(n_pages, 0);
         const int begin = first + static_cast<int>(static_cast<int64_t>(n_pages)*split/part.n_splits);
@@ -119,31 +127,60 @@ struct Kernel {
         }
 
         // Where a strip lies takes two or three loads that wait for one another: each lane finds out about one strip of the next
-        // 32, so that the warp waits once for all of them. Two times 32, because the last of the old ones is still in use.
-        const auto place = [&](int i) -> Strip & { return shared.strips[warp][i/kWarp%2][i%kWarp]; };
+        // 32, or with lists about one row of the next two strips, so that the warp waits once for all of them. Two times, because the
+        // last of the old ones is still in use.
+        const auto row_at = [&](int i) { return (first_strip + i*n_walkers)*kStrip + lane%kStrip; };  // of the list
+        const auto strip = [&](int i) -> Strip & { return shared.strips[warp][i/kWarp%2][i%kWarp]; };
+        const auto found_at = [&](int i) { return i%kFound*kStrip; };
         const auto find = [&](int i) {
-            if (i%kWarp == 0) {
-                if (i + lane < n_strips) {
-                    const int at = first_strip + (i + lane)*n_walkers;
-                    const int page = pages != nullptr ? pages[at/per_page] : at/per_page;
-                    place(i + lane) = strip_at(p, part.ring, kv, page, at%per_page*kStrip);
+            if (i%kFound != 0) {
+                return;
+            }
+            if constexpr (kLists) {
+                const int at = row_at(i + lane/kStrip);
+                Place place = {nullptr, nullptr};
+                float weight = 0.0f;
+                if (i + lane/kStrip < n_strips && at < n_rows) {
+                    bool home;
+                    place = place_of(p, kv, cells[at], &home);
+                    weight = row_weights != nullptr ? row_weights[at] : 1.0f;
+                    if (home && !part.brought && unit.first_head == 0) {  // other heads of the group meet it in the cache
+                        reads_home(row_bytes(kTypeK, p.head_dim) + row_bytes(kTypeV, p.head_dim));
+                    }
                 }
-                __syncwarp();
+                shared.places[warp][i/kFound%2][lane] = place;
+                shared.row_weights[warp][i/kFound%2][lane] = weight;
+            } else if (i + lane < n_strips) {
+                const int at = first_strip + (i + lane)*n_walkers;
+                strip(i + lane) = strip_at(p, part.ring, kv, at/per_page, at%per_page*kStrip);
+            }
+            __syncwarp();
+        };
+        const auto k_rows = [&](int i) {
+            if constexpr (kLists) {
+                return Rows<kTypeK>{&shared.places[warp][i/kFound%2][found_at(i)].k, lane};
+            } else {
+                return Rows<kTypeK>(strip(i).k, strip(i).dense ? row_bytes(kTypeK, p.head_dim) : p.k_stride_cell, lane);
             }
         };
-        const auto k_rows = [&](const Strip & s) {
-            return Rows<kTypeK>(s.k, s.dense ? row_bytes(kTypeK, p.head_dim) : p.k_stride_cell, lane);
-        };
-        const auto v_rows = [&](const Strip & s) {
-            return Rows<kTypeV>(s.v, s.dense ? row_bytes(kTypeV, p.head_dim) : p.v_stride_cell, lane);
+        const auto v_rows = [&](int i) {
+            if constexpr (kLists) {
+                return Rows<kTypeV>{&shared.places[warp][i/kFound%2][found_at(i)].v, lane};
+            } else {
+                return Rows<kTypeV>(strip(i).v, strip(i).dense ? row_bytes(kTypeV, p.head_dim) : p.v_stride_cell, lane);
+            }
         };
 
-        const auto look = [&](int i) {  // what the token's mask says about a strip's cells
+        const auto look = [&](int i) {  // what the token's mask says about a strip's cells; of a list it sees all rows
             if (i >= n_strips) {
                 return -INFINITY;
             }
             find(i);
-            return bias_of(p, unit.token, place(i).cell + lane%kStrip);
+            if constexpr (kLists) {
+                return row_at(i) < n_rows ? 0.0f : -INFINITY;
+            } else {
+                return bias_of(p, unit.token, strip(i).cell + lane%kStrip);
+            }
         };
         const float per_softcap = p.softcap != 0.0f ? 1.0f/p.softcap : 0.0f;
         const auto seen = [&](float bias) { return __ballot_sync(kAll, bias > -INFINITY) & 0xffffu; };
@@ -157,34 +194,43 @@ struct Kernel {
             const unsigned visible = next_visible;
             next_bias = look(i + 1);
             if (visible != 0) {
-                Math::template load<kTypeV>(v_words, v_rows(place(i)), 0, active ? visible : 0, lane);
+                Math::template load<kTypeV>(v_words, v_rows(i), 0, active ? visible : 0, lane);
 #pragma unroll 1
                 for (int b = 0; b < kBatches; ++b) {
-                    Math::multiply(k_words, k_rows(place(i)), b, q, scores, lane);
+                    Math::multiply(k_words, k_rows(i), b, q, scores, lane);
                     if (b + 1 < kBatches) {
-                        Math::template load<kTypeK>(k_words, k_rows(place(i)), b + 1, active ? visible : 0, lane);
+                        Math::template load<kTypeK>(k_words, k_rows(i), b + 1, active ? visible : 0, lane);
                     }
                 }
             }
             next_visible = seen(next_bias);
             if (next_visible != 0) {
-                if (lane == 0 && place(i + 1).dense == 0 && !part.brought) {
-                    reads_home(__popc(next_visible)*(row_bytes(kTypeK, p.head_dim) + row_bytes(kTypeV, p.head_dim)));
+                if constexpr (!kLists) {
+                    if (lane == 0 && strip(i + 1).dense == 0 && !part.brought) {
+                        reads_home(__popc(next_visible)*(row_bytes(kTypeK, p.head_dim) + row_bytes(kTypeV, p.head_dim)));
+                    }
                 }
-                Math::template load<kTypeK>(k_words, k_rows(place(i + 1)), 0, active ? next_visible : 0, lane);
+                Math::template load<kTypeK>(k_words, k_rows(i + 1), 0, active ? next_visible : 0, lane);
             }
             __syncwarp();
 
-            const auto note = [&](int head, float total, float max) {
-                if (observed && i >= 0 && lane%kStrip == 0 && unit.first_head + head < group) {
-                    const size_t row = static_cast<size_t>(unit.token)*p.n_head + kv*group + unit.first_head + head;
+            const auto note = [&](int head, float logit, float total, float max) {
+                const size_t row = static_cast<size_t>(unit.token)*p.n_head + kv*group + unit.first_head + head;
+                if (!noted || i < 0 || unit.first_head + head >= group) {
+                    return;
+                }
+                if constexpr (kLists) {
+                    if (row_at(i) < n_rows) {
+                        workspace.logits[row*workspace.logit_stride + row_at(i)] = logit;
+                    }
+                } else if (lane%kStrip == 0) {
                     workspace.strips[row*workspace.strip_stride + first_strip + i*n_walkers] = make_float2(total, max);
                 }
             };
             if (visible == 0) {
 #pragma unroll
                 for (int j = 0; j < kHeads/2; ++j) {
-                    note(lane/kStrip + 2*j, 0.0f, -INFINITY);
+                    note(lane/kStrip + 2*j, -INFINITY, 0.0f, -INFINITY);
                 }
                 continue;
             }
@@ -198,7 +244,10 @@ struct Kernel {
                 }
                 s += bias;
                 const float now = fmaxf(over_cells(s, [](float a, float b) { return fmaxf(a, b); }), top[j]);
-                const float weight = s == -INFINITY ? 0.0f : __expf(s - now);
+                float weight = s == -INFINITY ? 0.0f : __expf(s - now);
+                if constexpr (kLists) {
+                    weight *= shared.row_weights[warp][i/kFound%2][found_at(i) + lane%kStrip];
+                }
                 const float factor = now == top[j] ? 1.0f : __expf(top[j] - now);
                 const float total = over_cells(weight, [](float a, float b) { return a + b; });
                 top[j] = now;
@@ -208,7 +257,7 @@ struct Kernel {
                 if (lane%kStrip == 0) {
                     factors[head] = factor;
                 }
-                note(head, total, now);
+                note(head, s, total, now);
             }
             moved = __any_sync(kAll, moved) != 0;
             __syncwarp();
@@ -224,9 +273,9 @@ struct Kernel {
             }
 #pragma unroll 1
             for (int b = 0; b < kBatches; ++b) {
-                Math::accumulate(v_words, v_rows(place(i)), b, weights, acc, lane);
+                Math::accumulate(v_words, v_rows(i), b, weights, acc, lane);
                 if (b + 1 < kBatches) {
-                    Math::template load<kTypeV>(v_words, v_rows(place(i)), b + 1, active ? visible : 0, lane);
+                    Math::template load<kTypeV>(v_words, v_rows(i), b + 1, active ? visible : 0, lane);
                 }
             }
         }

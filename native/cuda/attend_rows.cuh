@@ -8,6 +8,7 @@ namespace edgekv::gpu {
 namespace {
 
 constexpr unsigned kAll = 0xffffffffu;
+constexpr int kPlaceWords = 2;  // pointers of a Place
 
 // Sums v[i] over groups of `kLanes` lanes, for kCount values at once: each step halves the values that a lane has left to sum.
 // Afterwards v[i] of a lane is sum number lane%kLanes*kCount/kLanes + i; fewer values than lanes end up several times.
@@ -50,24 +51,35 @@ struct RowMath {
         unsigned step;
         __device__ __forceinline__ Rows(const char * rows, size_t stride, int lane)
             : first(eight_of<T>(rows + lane/kLanes*stride, lane%kLanes)), step(static_cast<unsigned>(stride)*kRowsAtOnce) {}
+        __device__ __forceinline__ Eight at(int row) const { return {first.at + row*step, first.before}; }
         __device__ __forceinline__ bool odd(int row) const { return T == CellType::q8_0 && straddles(first.at, row*step); }
     };
 
+    // The same of a strip whose rows lie anywhere.
     template <CellType T>
-    static __device__ __forceinline__ void load(uint4 (&words)[kBatch], const Rows<T> & rows, int batch, unsigned visible,
-                                                int lane) {
+    struct Scattered {
+        const char * const * rows;  // shared memory; each kPlaceWords after the other
+        int lane;
+        __device__ __forceinline__ Eight at(int row) const {
+            return eight_of<T>(rows[(row*kRowsAtOnce + lane/kLanes)*kPlaceWords], lane%kLanes);
+        }
+        __device__ __forceinline__ bool odd(int row) const { return T == CellType::q8_0 && straddles(at(row).at, 0); }
+    };
+
+    template <CellType T, class R>
+    static __device__ __forceinline__ void load(uint4 (&words)[kBatch], const R & rows, int batch, unsigned visible, int lane) {
 #pragma unroll
         for (int r = 0; r < kBatch; ++r) {
             const int row = batch*kBatch + r;
             // what no one sees is not read: it may be anything, and times zero must be zero
-            words[r] = (visible >> (row*kRowsAtOnce + lane/kLanes) & 1) != 0 ? load_eight<T>(rows.first, row*rows.step)
-                                                                           : make_uint4(0, 0, 0, 0);
+            words[r] = (visible >> (row*kRowsAtOnce + lane/kLanes) & 1) != 0 ? load_eight<T>(rows.at(row)) : make_uint4(0, 0, 0, 0);
         }
     }
 
     // The scores of a batch of rows, to shared memory.
-    static __device__ __forceinline__ void multiply(const uint4 (&words)[kBatch], const Rows<kTypeK> & rows, int batch,
-                                                    const float4 * q, float * scores, int lane) {
+    template <class R>
+    static __device__ __forceinline__ void multiply(const uint4 (&words)[kBatch], const R & rows, int batch, const float4 * q,
+                                                    float * scores, int lane) {
         constexpr int kCount = kFold*kHeads;
 #pragma unroll
         for (int first = 0; first < kBatch; first += kFold) {
@@ -111,8 +123,9 @@ struct RowMath {
         }
     }
 
-    static __device__ __forceinline__ void accumulate(const uint4 (&words)[kBatch], const Rows<kTypeV> & rows, int batch,
-                                                      const float4 * weights, float (&acc)[kHeads][8], int lane) {
+    template <class R>
+    static __device__ __forceinline__ void accumulate(const uint4 (&words)[kBatch], const R & rows, int batch, const float4 * weights,
+                                                      float (&acc)[kHeads][8], int lane) {
 #pragma unroll
         for (int r = 0; r < kBatch; ++r) {
             const int cell = (batch*kBatch + r)*kRowsAtOnce + lane/kLanes;

@@ -31,18 +31,6 @@ __global__ void __launch_bounds__(kThreads) scatter32_kernel(int32_t * dst, cons
     }
 }
 
-__device__ bool is_seen(const RingProblem & p, int page) {
-    if (p.standing == nullptr) {
-        return p.newest[page] >= 0;
-    }
-    for (int token = 0; token < p.n_tokens; ++token) {
-        if (p.standing[token * p.standing_stride + page] >= 0.0f) {
-            return true;
-        }
-    }
-    return false;
-}
-
 // A warp for K or V of one (page, head), heads innermost: what a page holds lies together in home.
 __global__ void __launch_bounds__(kThreads) gather_ring_kernel(const RingProblem p) {
     const unsigned lane = threadIdx.x % kWarp;
@@ -57,7 +45,7 @@ __global__ void __launch_bounds__(kThreads) gather_ring_kernel(const RingProblem
         const int page = p.first + static_cast<int>(unit / 2 / n_heads);
         const int64_t at = static_cast<int64_t>(head) * n_ring + (page - p.first);
         const bool moves = p.slots[static_cast<int64_t>(head) * p.slots_stride + page] < 0 &&
-                           (p.fresh == nullptr || p.fresh[page] == 0) && is_seen(p, page);
+                           (p.fresh == nullptr || p.fresh[page] == 0) && p.newest[page] >= 0;
         if (lane == 0 && !value) {
             p.held[at] = moves ? 1 : 0;
         }
@@ -135,9 +123,6 @@ __global__ void __launch_bounds__(kThreads, 2) stage_kernel(const StageProblem p
         const size_t stride = value ? p.row.v_stride_cell : p.row.k_stride_cell;
         const size_t place = first * stride + head * (value ? p.row.v_stride_head : p.row.k_stride_head);
         const int32_t slot = p.slots[static_cast<size_t>(head) * p.slots_stride + page];
-        if (p.wanted != nullptr && p.wanted[static_cast<size_t>(head) * p.slots_stride + page] != p.turn) {
-            continue;
-        }
         const int32_t in_arena = slot >= 0 ? slot : -2 - slot;  // -1: it has none, and is to have none
         char * const dense = in_arena < 0 ? nullptr : p.arena + in_arena * p.slot_bytes + (value ? p.row.v_offset : 0);
         char * const home = reinterpret_cast<char *>(value ? p.row.v + p.stream * p.row.v_stride_stream
@@ -154,14 +139,34 @@ __global__ void __launch_bounds__(kThreads, 2) stage_kernel(const StageProblem p
     }
 }
 
-// A block for each list. Lists of one head may name a page at once; they write the same.
-__global__ void __launch_bounds__(kThreads) wanted_kernel(const WantedProblem p) {
-    const int list = blockIdx.x;
-    const size_t row = static_cast<size_t>(list % p.n_heads) * p.slots_stride;
-    for (int i = threadIdx.x; i < p.n_pages[list]; i += blockDim.x) {
-        const size_t at = row + p.pages[list * p.list_stride + i];
-        if (p.slots[at] < 0 && p.wanted[at] == 0) {
-            p.wanted[at] = static_cast<uint8_t>(p.turn);
+// A warp for each row of a list. Of those that name the same one, the first to come copies it.
+__global__ void __launch_bounds__(kThreads) bring_kernel(const BringProblem p) {
+    const unsigned lane = threadIdx.x % kWarp;
+    const int n_heads = static_cast<int>(p.row.n_heads), n_warps = static_cast<int>(gridDim.x) * (kThreads / kWarp);
+    const int warp = static_cast<int>(blockIdx.x) * (kThreads / kWarp) + static_cast<int>(threadIdx.x) / kWarp;
+    for (int list = 0; list < p.n_lists; ++list) {
+        const int head = list % n_heads, n = p.n_rows[list];
+        for (int i = warp; i < n; i += n_warps) {
+            const int cell = p.cells[list * p.list_stride + i];
+            if (p.slots[head * p.slots_stride + cell / p.page_tokens] >= 0) {
+                continue;
+            }
+            unsigned before = 0;
+            if (lane == 0) {
+                before = atomicOr(p.brought + head * p.brought_stride + cell / 32, 1u << cell % 32);
+                if ((before >> cell % 32 & 1) == 0) {
+                    reads_home(static_cast<size_t>(p.row.k_row_bytes + p.row.v_row_bytes));
+                }
+            }
+            before = __shfl_sync(0xffffffffu, before, 0);
+            if ((before >> cell % 32 & 1) != 0) {
+                continue;
+            }
+            const size_t k = cell * p.row.k_stride_cell + head * p.row.k_stride_head, v = cell * p.row.v_stride_cell + head * p.row.v_stride_head;
+            char * const home_k = reinterpret_cast<char *>(p.row.k + p.stream * p.row.k_stride_stream) + k;
+            char * const home_v = reinterpret_cast<char *>(p.row.v + p.stream * p.row.v_stride_stream) + v;
+            copy_rows_to({p.k + k, 0}, {nullptr, 0}, {home_k, 0}, static_cast<unsigned>(p.row.k_row_bytes), 1, lane);
+            copy_rows_to({p.v + v, 0}, {nullptr, 0}, {home_v, 0}, static_cast<unsigned>(p.row.v_row_bytes), 1, lane);
         }
     }
 }
@@ -195,9 +200,9 @@ void launch_gather_pages(const EdgekvDeviceRow * rows, const EdgekvDeviceMove * 
     }
 }
 
-void launch_wanted(const WantedProblem & problem, Stream stream) {
+void launch_bring(const BringProblem & problem, Stream stream, int n_blocks) {
     if (problem.n_lists > 0) {
-        launch(wanted_kernel, {static_cast<unsigned>(problem.n_lists)}, kThreads, 0, stream, problem);
+        launch(bring_kernel, {static_cast<unsigned>(n_blocks)}, kThreads, 0, stream, problem);
     }
 }
 

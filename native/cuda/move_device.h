@@ -11,7 +11,7 @@ namespace edgekv::gpu {
 // not null, and is then at most n. Launch shape by n.
 void launch_scatter32(int32_t * dst, const int2 * updates, int n, const int * n_device, Stream stream);
 
-// Pages [first, end) of all KV heads of a row: those that some token sees, that have no slot and that this ubatch did not write
+// Pages [first, end) of all KV heads of a row: those that are not empty, that have no slot and that this ubatch did not write
 // are copied into the ring. Everything but the numbers is device memory; `row` is copied into the launch.
 struct RingProblem {
     EdgekvDeviceRow row;
@@ -22,11 +22,7 @@ struct RingProblem {
 
     const int32_t * slots;  // [n_heads][slots_stride] by page of the stream, -1: only in home
     size_t slots_stride;
-    // who sees a page: standing of the stream's tokens, or where null, every page with newest >= 0
-    const float * standing;  // [n_tokens][standing_stride]
-    size_t standing_stride;
-    int n_tokens;
-    const int32_t * newest;  // by page of the stream
+    const int32_t * newest;  // by page of the stream; -1: empty
     const uint8_t * fresh;   // by page of the stream: not zero, stored in this ubatch, home may not show it yet; or null
 
     char * ring;        // slot (head, page) = head * (end - first) + page - first, as the arena's: K rows, V rows at row.v_offset
@@ -56,22 +52,25 @@ struct StageProblem {
     size_t slot_bytes;
     char * k;  // of the stream
     char * v;
-    const uint8_t * wanted = nullptr;  // [n_heads][slots_stride] by page of the stream: only those where it is `turn`; null: all
-    int turn = 0;
 };
 void launch_stage(const StageProblem & problem, Stream stream, int n_blocks = kGatherBlocks);
 
-// wanted[head][page] = turn for the pages of the lists that have no slot and were not wanted before (0). List l is of head l%n_heads.
-struct WantedProblem {
-    const int32_t * pages;    // [n_lists][list_stride]
-    const int32_t * n_pages;  // [n_lists]
+// Rows of lists that have no slot, to the staging buffer, each once: those whose bit is set in `brought` are there already.
+struct BringProblem {
+    EdgekvDeviceRow row;
+    int stream;  // of the cache
+    int page_tokens;
+    const int32_t * cells;   // [n_lists][list_stride]; list l is of head l%n_heads
+    const int32_t * n_rows;  // [n_lists]
     size_t list_stride;
-    int n_lists, n_heads;
-    const int32_t * slots;  // [n_heads][slots_stride]
+    int n_lists;
+    const int32_t * slots;  // [n_heads][slots_stride] by page of the stream
     size_t slots_stride;
-    uint8_t * wanted;
-    int turn;
+    uint32_t * brought;     // [n_heads][brought_stride], a bit for each cell
+    size_t brought_stride;
+    char * k;  // of the stream
+    char * v;
 };
-void launch_wanted(const WantedProblem & problem, Stream stream);
+void launch_bring(const BringProblem & problem, Stream stream, int n_blocks = kGatherBlocks);
 
 }  // namespace edgekv::gpu

@@ -2,11 +2,11 @@
 #pragma once
 
 #include "attend_device.h"
+#include "choose_device.h"
 #include "move_device.h"
 #include "plane.h"
-#include "select_device.h"
+#include "sight_device.h"
 #include "sketch_device.h"
-#include "standing_device.h"
 #include "step_state.h"
 #include "store_device.h"
 
@@ -81,9 +81,8 @@ public:
     ~DevicePlane() override;
     bool init();  // false: last_error()
 
-    bool reserve_sketches(SketchKind kind, int n_dense, bool & made) override;
+    bool reserve_sketches(SketchKind kind, bool & made) override;
     bool reserve_ring() override;
-    bool reserve_known() override;
     bool reserve_arena(int n_slots, int n_tail) override;
     bool reserve_workspace(int row, const PlaneView & view, SketchKind kind, bool lists) override;
     int generation() const override { return current; }
@@ -100,10 +99,7 @@ public:
     void * stream() override { return main; }
 
     bool begin(const PlaneStep & step) override;
-    void end(bool counted) override;
-    bool values(std::vector<uint32_t> & buckets, double & n_budget, double & n_pinned) override;
-    bool counting() const override { return counts_pending; }
-    void forget_values() override;
+    void end() override {}
     bool selected(edgekv_selected * out, int first_row, int n_rows) override;
 
     bool begin_node() override;
@@ -119,13 +115,16 @@ public:
     bool wait_for_step() override { return wait_for(main); }
     bool read(void * dst, const void * src, size_t n_bytes) override;
     const char * sketches(int row, int stream) override;
+    // Of what selection and attention leave of tokens that are served together, where they are more than one; tests take less.
+    size_t together_bytes = 64u << 20;
+
     size_t sketch_stream_bytes(int row) override { return row_sketches[row].stream_bytes; }
-    const int32_t * last_pages(int row, int list, int & n_pages) override;
+    const int32_t * last_rows(int row, int list, int & n_rows, const float *& weights) override;
 
 private:
     // Host arrays as the kernels see them: one array of numbers, the mirrors behind each other.
     struct Mirrors {
-        size_t newest, oldest, positions, slots, end;
+        size_t newest, oldest, positions, slots, open, end;
     };
     struct RowSketches {
         SketchKind kind = SketchKind::none;
@@ -158,18 +157,24 @@ private:
     void keep_failure(const char * where);
 
     SketchArray sketch_array(int row, int first_stream) const;
+    SketchHome sketch_home(int row, int first_stream) const;
     AttendProblem problem(int row, const PlaneView & view, const PlaneAttend & args, int s) const;
     int pages_in_view(const PlaneView & view) const { return (view.n_cells + shape.page_tokens - 1)/shape.page_tokens; }
     int ring_pages(int row) const;  // of all heads, that half of the ring holds
     int n_chunks(int row, const PlaneView & view) const;
-    size_t standing_stride() const { return (size_t) shape.pages_per_stream + 16; }
+    int groups_per_stream() const { return (shape.pages_per_stream*shape.page_tokens + kGroupCells - 1)/kGroupCells; }  // of whole pages
+    static int groups_in_view(const PlaneView & view) { return (view.n_cells + kGroupCells - 1)/kGroupCells; }
+    // of the longest list, and of the shares of a query row
+    size_t list_stride() const { return (size_t) groups_per_stream()*kGroupCells; }
+    size_t brought_stride() const { return list_stride()/32; }
+    int most_tokens(int row) const;  // that rows are selected for at a time
 
     bool comes(int row, const std::vector<bool> & rows) const;  // later in this graph
     void forget_ring();
     void mark_fresh(const PlaneView & view, const int64_t * k_idxs, Stream stream);
     void fill_ring(const Fill & fill, const PlaneView & view, Stream stream);
     Ring ring_of(int row, int half, const PlaneView & view, int chunk) const;
-    // Query tokens that are attended together: of all streams, or where each has several groups, of one.
+    // Query tokens that rows are selected for and attended together: of all streams, or where each has several groups, of one.
     struct Group {
         PlaneView view;
         PlaneAttend args;
@@ -185,8 +190,11 @@ private:
     };
     std::vector<WholeGroup> whole_groups_of(int row, const PlaneView & view, const PlaneAttend & args, int s, size_t & n_bytes) const;
 
-    void bring(int row, const PlaneView & view, const PlaneAttend & args, int s, int turn, Stream stream);
-    void find_standing(const PlaneView & view, const PlaneQuery & args, const edgekv_selection & options, Stream stream);
+    void stage_view(int row, const PlaneView & view, const PlaneAttend & args, int s, Stream stream);
+    void bring_rows(int row, const PlaneView & view, const PlaneAttend & args, int s, Stream stream);
+    int list_splits(const AttendProblem & problem) const;
+    Sight * sights_of(size_t query) const { return sights.as<Sight>() + query*groups_per_stream(); }
+    void find_sight(const PlaneView & view, const PlaneAttend & args, bool sketched, Stream stream);
     void select(int row, const Group & group, Stream stream);
     void attend_lists(int row, const PlaneView & view, const PlaneAttend & args, int s, Stream stream);
     void attend_all(int row, const PlaneView & view, const PlaneAttend & args, int s, Stream stream);
@@ -198,20 +206,17 @@ private:
     bool owns_main = false;
     Mirrors mirrors = {};
 
-    DeviceBuffer mirrored, prior, pins, mass, row_table, slots_memory, totals, hits, counts, state, stale;
-    DeviceBuffer known_mass, ring_memory, ring_held, fresh, wanted;
-    DeviceBuffer estimates, lists, list_lengths, covered, select_scratch, standing, attend_workspace;
+    DeviceBuffer mirrored, prior, pins, mass, row_table, slots_memory, totals, hits, state, stale;
+    DeviceBuffer ring_memory, ring_held, fresh, brought;
+    DeviceBuffer sights, shares, share_tops, share_sums, lists, list_weights, list_lengths, select_scratch, attend_workspace;
     std::vector<RowSketches> row_sketches;
     int n_slots = 0, n_slots_max = 0, n_tail_slots = 0;
-    size_t budget = 0, list_stride = 0, estimate_stride = 0;
+    size_t budget = 0;
     static int next_generation();  // of all planes of the process: recorded graphs outlive theirs
     int current = next_generation();
 
     Upload uploads[2];
     int turn = 0;
-    PinnedBuffer host_counts;
-    Event counts_copied = nullptr;
-    bool counts_pending = false;
 
     // prompts: the row whose cells are on their way to the staging buffer
     Event fork = nullptr, staged = nullptr;
@@ -229,8 +234,9 @@ private:
     const bool syncs;
     std::string failed;  // what did so first
 
-    int last_row = -1;
+    int last_row = -1, n_last_lists = 0;
     std::vector<int32_t> last_list;
+    std::vector<float> last_weights;
 };
 
 }  // namespace edgekv::gpu

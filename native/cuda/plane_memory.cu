@@ -65,7 +65,8 @@ DevicePlane::DevicePlane(int index, const PlaneShape & shape, Stream stream) :
     mirrors.oldest    = shape.n_pages;
     mirrors.positions = mirrors.oldest + shape.n_pages;
     mirrors.slots     = mirrors.positions + (size_t) shape.n_stream*shape.n_cells;
-    mirrors.end       = mirrors.slots + n_entries();
+    mirrors.open      = mirrors.slots + n_entries();
+    mirrors.end       = mirrors.open + (size_t) shape.n_stream*groups_per_stream();
 }
 
 int DevicePlane::next_generation() {
@@ -82,7 +83,7 @@ bool DevicePlane::init() {
     if ((owns_main && !stream_create(&main)) || !stream_create(&side)) {
         return false;
     }
-    for (Event * event : { &fork, &staged, &counts_copied, &half_filled[0], &half_filled[1], &half_free[0], &half_free[1],
+    for (Event * event : { &fork, &staged, &half_filled[0], &half_filled[1], &half_free[0], &half_free[1],
                            &uploads[0].done, &uploads[1].done }) {
         if (!event_create(event)) {
             return false;
@@ -101,28 +102,29 @@ bool DevicePlane::init() {
     }
 
     const size_t n_rows   = shape.rows.size();
-    const size_t n_strips = (size_t) shape.n_pages*(shape.page_tokens/kSketchStripCells);
+    const size_t n_groups = (size_t) shape.n_stream*groups_per_stream();
     if (!mirrored.reserve(mirrors.end*sizeof(int32_t)) || !prior.reserve(n_entries()*sizeof(float)) || !pins.reserve(n_entries()) ||
         !mass.reserve(2*n_entries()*sizeof(float)) || !row_table.reserve(n_rows*sizeof(edgekv_device_row)) ||
-        !totals.reserve(n_rows*shape.n_heads*sizeof(SelectTotals)) || !hits.reserve(n_rows*shape.n_heads*sizeof(AttendHits)) ||
-        !counts.reserve(sizeof(ValueCounts)) || !state.reserve(sizeof(StepState)) || !stale.reserve(n_strips*sizeof(PlaneStale)) ||
-        !fresh.reserve(shape.n_pages) || !wanted.reserve(n_row_entries()) || !host_counts.reserve(sizeof(ValueCounts))) {
+        !totals.reserve(n_rows*shape.n_heads*sizeof(SampleTotals)) || !hits.reserve(n_rows*shape.n_heads*sizeof(AttendHits)) ||
+        !state.reserve(sizeof(StepState)) || !stale.reserve(n_groups*sizeof(PlaneStale)) || !fresh.reserve(shape.n_pages) ||
+        !brought.reserve((size_t) shape.n_stream*shape.n_heads*brought_stride()*sizeof(uint32_t))) {
         return false;
     }
     for (auto & upload : uploads) {
-        if (!upload.host.reserve(kUpdates*sizeof(int2) + sizeof(StepState) + n_strips*sizeof(PlaneStale)) ||
+        if (!upload.host.reserve(kUpdates*sizeof(int2) + sizeof(StepState) + n_groups*sizeof(PlaneStale)) ||
             !upload.updates.reserve(kUpdates*sizeof(int2))) {
             return false;
         }
     }
 
-    // empty cells and pages, none in a slot
+    // empty cells and pages, none in a slot, no group without a sketch: each is built with its first key
     std::vector<int32_t> empty(std::min(mirrors.end, (size_t) 1 << 20), -1);
     for (size_t i = 0; i < mirrors.end; i += empty.size()) {
         if (!copy(mirror(i), empty.data(), std::min(empty.size(), mirrors.end - i)*sizeof(int32_t))) {
             return false;
         }
     }
+    const std::vector<int32_t> built(n_groups);
     std::vector<int32_t> never(shape.n_pages, std::numeric_limits<int32_t>::max());
     std::vector<EdgekvDeviceRow> table;  // edgekv_device_row, see move_device.cu
     for (const PlaneRow & row : shape.rows) {
@@ -130,13 +132,14 @@ bool DevicePlane::init() {
     }
 
     return copy(mirror(mirrors.oldest), never.data(), never.size()*sizeof(int32_t)) &&
+           copy(mirror(mirrors.open), built.data(), built.size()*sizeof(int32_t)) &&
            copy(row_table.data(), table.data(), table.size()*sizeof(EdgekvDeviceRow));
 }
 
 DevicePlane::~DevicePlane() {
     use_device(index);
     wait();
-    for (Event event : { fork, staged, counts_copied, half_filled[0], half_filled[1], half_free[0], half_free[1], uploads[0].done,
+    for (Event event : { fork, staged, half_filled[0], half_filled[1], half_free[0], half_free[1], uploads[0].done,
                          uploads[1].done }) {
         if (event) {
             event_destroy(event);
@@ -181,25 +184,22 @@ bool DevicePlane::grow(DeviceBuffer & buffer, size_t n_bytes) {
     return buffer.reserve(n_bytes);
 }
 
-bool DevicePlane::reserve_sketches(SketchKind kind, int n_dense, bool & made) {
+bool DevicePlane::reserve_sketches(SketchKind kind, bool & made) {
     made = false;
-    const int n_strips = shape.pages_per_stream*(shape.page_tokens/kSketchStripCells);
     for (size_t r = 0; r < shape.rows.size(); ++r) {
         RowSketches & s = row_sketches[r];
-        const SketchKind wanted = (int) r < n_dense ? SketchKind::none : kind;
-        if (s.kind == wanted) {
+        if (s.kind == kind) {
             continue;
         }
-        // kinds differ in size: a smaller one that came after a larger one must begin as zeros too
         wait();
         s.data.release();
         s.kind         = SketchKind::none;
-        s.stream_bytes = wanted == SketchKind::none ? 0 : sketch_bytes(wanted, shape.rows[r].head_dim, shape.rows[r].n_head_kv, n_strips);
-        if (wanted != SketchKind::none && !grow(s.data, s.stream_bytes*shape.n_stream)) {
+        s.stream_bytes = sketch_bytes(kind, shape.rows[r].head_dim, shape.rows[r].n_head_kv, groups_per_stream());
+        if (!grow(s.data, s.stream_bytes*shape.n_stream)) {
             return false;
         }
-        s.kind = wanted;
-        made   = made || wanted != SketchKind::none;
+        s.kind = kind;
+        made   = made || kind != SketchKind::none;
     }
 
     return true;
@@ -226,15 +226,11 @@ bool DevicePlane::reserve_ring() {
     return grow(ring_memory, 2*half*widest) && grow(ring_held, 2*half*shape.n_heads);
 }
 
-bool DevicePlane::reserve_known() {
-    return grow(known_mass, n_entries()*sizeof(float));
-}
-
 size_t DevicePlane::used_bytes() const {
     size_t n = shape.staging_bytes;
-    for (const DeviceBuffer * b : { &mirrored, &prior, &pins, &mass, &row_table, &slots_memory, &totals, &hits, &counts, &state, &stale,
-                                    &known_mass, &ring_memory, &ring_held, &fresh, &wanted, &estimates, &lists, &list_lengths, &covered,
-                                    &select_scratch, &standing, &attend_workspace, &uploads[0].updates, &uploads[1].updates }) {
+    for (const DeviceBuffer * b : { &mirrored, &prior, &pins, &mass, &row_table, &slots_memory, &totals, &hits, &state, &stale, &ring_memory,
+                                    &ring_held, &fresh, &brought, &sights, &shares, &share_tops, &share_sums, &lists, &list_weights,
+                                    &list_lengths, &select_scratch, &attend_workspace, &uploads[0].updates, &uploads[1].updates }) {
         n += b->size();
     }
     for (const auto & s : row_sketches) {
@@ -304,7 +300,7 @@ PlaneBytes DevicePlane::bytes() const {
     }
     out.arena       = slots_memory.size();
     out.mass        = mass.size();
-    out.tables      = mirrored.size() + prior.size() + pins.size() + known_mass.size();
+    out.tables      = mirrored.size() + prior.size() + pins.size();
     out.fixed       = used_bytes() - out.arena;
     out.workspace   = out.fixed - shape.staging_bytes - out.sketches - out.mass - out.tables;
     out.budget      = budget;
@@ -317,25 +313,18 @@ PlaneBytes DevicePlane::bytes() const {
 
 // ---- workspaces --------------------------------------------------------------------------------------------------------------
 
-bool DevicePlane::reserve_workspace(int row, const PlaneView & view, SketchKind kind, bool has_lists) {
+// Shares, rows and logits of a token grow with the context: of a long one fewer tokens are served at a time, which reads the sketches more
+// often, and those lie on the device.
+int DevicePlane::most_tokens(int row) const {
     const PlaneRow & r        = shape.rows[row];
-    const size_t     group    = r.n_head/r.n_head_kv;
-    const bool       in_turn  = plane_groups(view.n_tokens) > 1;  // groups of one stream each use the same buffers
-    const size_t     n_tokens = in_turn ? (view.n_tokens + plane_groups(view.n_tokens) - 1)/plane_groups(view.n_tokens)
-                                        : (size_t) view.n_streams*view.n_tokens;
-    const size_t     n_lists  = n_tokens*r.n_head_kv;
+    const size_t     of_list  = list_stride()*(sizeof(int32_t) + sizeof(float));
+    const size_t     of_query = list_stride()*(sizeof(uint16_t) + sizeof(float));
 
-    if (has_lists) {
-        list_stride     = (size_t) shape.pages_per_stream;
-        estimate_stride = (size_t) (shape.pages_per_stream*(shape.page_tokens/kSketchStripCells) + 15)/16*16;
-        if ((kind != SketchKind::none && !grow(estimates, n_lists*group*estimate_stride*sizeof(float))) ||
-            !grow(lists, n_lists*list_stride*sizeof(int32_t)) || !grow(list_lengths, n_lists*sizeof(int32_t)) ||
-            !grow(covered, n_lists*group*sizeof(float)) ||
-            !grow(select_scratch, select_device_scratch_bytes((int) n_lists, shape.pages_per_stream, (int) group)) ||
-            !grow(standing, (size_t) view.n_streams*view.n_tokens*standing_stride()*sizeof(float))) {
-            return false;
-        }
-    }
+    return (int) std::clamp<size_t>(together_bytes/(r.n_head_kv*of_list + r.n_head*of_query), 1, kMaxQueryTokens);
+}
+
+bool DevicePlane::reserve_workspace(int row, const PlaneView & view, SketchKind kind, bool has_lists) {
+    const PlaneRow & r = shape.rows[row];
 
     // for the whole context, so that it need not grow with it
     PlaneView whole = view;
@@ -351,15 +340,27 @@ bool DevicePlane::reserve_workspace(int row, const PlaneView & view, SketchKind 
 
     const edgekv_selection any = {};
     args.selection = &any;
-    if (in_turn) {
-        whole.n_tokens = (int) n_tokens;
+    size_t n_tokens = 0;  // of all streams of the widest group
+    for (const Group & group : groups_of(whole, args, row)) {
+        n_tokens = std::max(n_tokens, (size_t) group.view.n_streams*group.view.n_tokens);
+        const AttendProblem p = problem(row, group.view, group.args, 0);
+        if (!attend_device_supports(p)) {
+            return fail_with("the kernels do not serve this graph");
+        }
+        n_bytes = std::max(n_bytes, attend_device_workspace_bytes(p, list_splits(p), true));
     }
-    const AttendProblem p = problem(row, whole, args, 0);
-    if (!attend_device_supports(p)) {
-        return fail_with("the kernels do not serve this graph");
-    }
+    const size_t n_lists  = n_tokens*r.n_head_kv;
+    const size_t n_rows   = n_tokens*r.n_head;
+    const size_t n_groups = (size_t) groups_per_stream();
+    const bool   sketched = kind != SketchKind::none;
+    const size_t scratch  = sketched ? sample_device_scratch_bytes((int) n_lists, (int) n_groups, r.n_head/r.n_head_kv)
+                                     : choose_device_scratch_bytes((int) n_lists, shape.pages_per_stream);
 
-    return grow(attend_workspace, attend_device_workspace_bytes(p, attend_device_splits(p, pages_in_view(whole), card.n_sm), true));
+    return (!sketched || (grow(shares, n_rows*list_stride()*sizeof(uint16_t)) && grow(share_tops, n_rows*n_groups*sizeof(float)) &&
+                          grow(share_sums, n_rows*n_groups*sizeof(float)) && grow(list_weights, n_lists*list_stride()*sizeof(float)))) &&
+           grow(lists, n_lists*list_stride()*sizeof(int32_t)) && grow(list_lengths, n_lists*sizeof(int32_t)) &&
+           grow(select_scratch, scratch) && grow(sights, (size_t) view.n_streams*view.n_tokens*n_groups*sizeof(Sight)) &&
+           grow(attend_workspace, n_bytes);
 }
 
 }  // namespace edgekv::gpu

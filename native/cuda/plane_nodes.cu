@@ -75,21 +75,15 @@ void DevicePlane::store(int row, const PlaneView & view, const PlaneStore & args
 
     if (args.sketch) {
         SketchBuildArgs build = {};
-        build.sketches      = sketch_array(row, 0);
-        build.k_type        = r.k_type;
-        build.k             = args.k_staging && view.n_streams == shape.n_stream ? args.k_staging : r.k;
-        build.stride_cell   = r.k_stride_cell;
-        build.stride_head   = r.k_stride_head;
-        build.stride_stream = r.k_stride_stream;
-        build.stale         = stale.as<StaleStrip>();
-        build.n_stale       = &state.as<StepState>()->n_stale;
-        build.n_expected    = view.n_streams*(view.n_tokens/kSketchStripCells + 1);
-        build.arena            = slots_memory.data();
-        build.slot_bytes       = shape.slot_bytes;
-        build.slots            = slots_of(row, 0);
-        build.slots_stride     = shape.n_pages;
-        build.page_tokens      = shape.page_tokens;
-        build.pages_per_stream = shape.pages_per_stream;
+        build.sketches     = sketch_array(row, 0);
+        build.home         = sketch_home(row, 0);
+        build.stale        = stale.as<StaleGroup>();
+        build.n_stale      = &state.as<StepState>()->n_stale;
+        build.n_expected   = view.n_streams*(view.n_tokens/kGroupCells + 1);
+        if (args.k_staging && view.n_streams == shape.n_stream) {
+            build.home.k       = args.k_staging;
+            build.home.brought = true;
+        }
         launch_sketch_build(build, stream);
     }
 
@@ -107,14 +101,20 @@ SketchArray DevicePlane::sketch_array(int row, int first_stream) const {
     const RowSketches & s = row_sketches[row];
     const PlaneRow &    r = shape.rows[row];
 
-    return { s.kind, r.head_dim, r.n_head_kv, shape.pages_per_stream*(shape.page_tokens/kSketchStripCells),
-             s.data.data() + first_stream*s.stream_bytes, s.stream_bytes };
+    return { r.head_dim, r.n_head_kv, groups_per_stream(), s.data.data() + first_stream*s.stream_bytes, s.stream_bytes };
+}
+
+SketchHome DevicePlane::sketch_home(int row, int first_stream) const {
+    const PlaneRow & r = shape.rows[row];
+
+    return { r.k_type, r.k + first_stream*r.k_stride_stream, r.k_stride_cell, r.k_stride_head, r.k_stride_stream, false, slots_memory.data(),
+             shape.slot_bytes, slots_of(row, first_stream), (size_t) shape.n_pages, shape.page_tokens, shape.pages_per_stream };
 }
 
 // ---- select ------------------------------------------------------------------------------------------------------------------
 
-void DevicePlane::find_standing(const PlaneView & view, const PlaneQuery & args, const edgekv_selection & options, Stream stream) {
-    StandingProblem seen = {};
+void DevicePlane::find_sight(const PlaneView & view, const PlaneAttend & args, bool sketched, Stream stream) {
+    SightProblem seen = {};
     seen.n_streams          = view.n_streams;
     seen.first_stream       = view.first_stream;
     seen.n_tokens           = view.n_tokens;
@@ -122,42 +122,53 @@ void DevicePlane::find_standing(const PlaneView & view, const PlaneQuery & args,
     seen.page_tokens        = shape.page_tokens;
     seen.pages_per_stream   = shape.pages_per_stream;
     seen.n_cells_stream     = shape.n_cells;
-    seen.mask_type          = args.mask_type;
-    seen.mask               = args.mask;
-    seen.mask_stride_token  = args.mask_stride_token;
-    seen.mask_stride_stream = args.mask_stride_stream;
+    seen.mask_type          = args.query.mask_type;
+    seen.mask               = args.query.mask;
+    seen.mask_stride_token  = args.query.mask_stride_token;
+    seen.mask_stride_stream = args.query.mask_stride_stream;
     seen.newest             = mirror(mirrors.newest);
     seen.oldest             = mirror(mirrors.oldest);
     seen.positions          = mirror(mirrors.positions);
-    seen.k_idxs             = args.k_idxs;
-    seen.sink_tokens        = options.sink_tokens;
-    seen.recent_tokens      = options.recent_tokens;
-    seen.standing           = standing.as<float>();
-    seen.stride             = standing_stride();
-    launch_standing(seen, stream);
+    seen.open               = sketched ? mirror(mirrors.open) : nullptr;
+    seen.groups_per_stream  = groups_per_stream();
+    seen.k_idxs             = args.query.k_idxs;
+    seen.sink_tokens        = args.selection->sink_tokens;
+    seen.recent_tokens      = args.selection->recent_tokens;
+    seen.sight              = sights_of(0);
+    seen.stride             = (size_t) groups_per_stream();
+    launch_sight(seen, stream);
 }
 
 std::vector<DevicePlane::Group> DevicePlane::groups_of(const PlaneView & view, const PlaneAttend & args, int row) const {
     const int n_groups = plane_groups(view.n_tokens);
-    if (n_groups == 1) {
+    const int most     = most_tokens(row);
+    if (n_groups == 1 && view.n_tokens <= most) {
         return { { view, args, 0 } };
     }
 
     std::vector<Group> groups;
-    for (int s = 0; s < view.n_streams; ++s) {
-        for (int g = 0; g < n_groups; ++g) {
-            const int begin = plane_group_begin(view.n_tokens, g);
-            Group group = { view, args, (size_t) s*view.n_tokens + begin };
-            group.view.first_stream += s;
-            group.view.n_streams = 1;
-            group.view.n_tokens  = plane_group_begin(view.n_tokens, g + 1) - begin;
+    const auto add = [&](int s, int begin, int end, bool observed) {
+        Group group = { view, args, (size_t) s*view.n_tokens + begin };
+        group.view.first_stream += s;
+        group.view.n_streams = 1;
+        group.view.n_tokens  = end - begin;
+        if (args.query.q) {
             group.args.query.q      += group.first*args.query.q_stride_token;
             group.args.query.mask   += s*args.query.mask_stride_stream + begin*args.query.mask_stride_token;
             group.args.query.k_idxs += group.first;
             group.args.out += group.first*shape.rows[row].n_head*shape.rows[row].head_dim*sizeof(float);
-            group.args.observe = args.observe && g + 1 == n_groups;
-            group.args.feed    = args.feed && g + 1 == n_groups;
-            groups.push_back(group);
+        }
+        group.args.observe = args.observe && observed;
+        groups.push_back(group);
+    };
+    for (int s = 0; s < view.n_streams; ++s) {
+        for (int g = 0; g < n_groups; ++g) {
+            const int first   = plane_group_begin(view.n_tokens, g);
+            const int n       = plane_group_begin(view.n_tokens, g + 1) - first;
+            const int n_parts = (n + most - 1)/most;
+            for (int part = 0; part < n_parts; ++part) {
+                add(s, first + n*part/n_parts, first + n*(part + 1)/n_parts, g + 1 == n_groups);
+            }
         }
     }
 
@@ -168,74 +179,77 @@ void DevicePlane::select(int row, const Group & group, Stream stream) {
     const PlaneView &        view    = group.view;
     const PlaneQuery &       args    = group.args.query;
     const edgekv_selection & options = *group.args.selection;
+    const PlaneRow &         r       = shape.rows[row];
+    const size_t             entries = row*n_row_entries();
 
-    const PlaneRow & r        = shape.rows[row];
-    const int        per_page = shape.page_tokens/kSketchStripCells;
-    const int        n_pages  = pages_in_view(view);
-    const bool       sketched = row_sketches[row].kind != SketchKind::none;
-    const bool       one      = view.n_tokens == 1 && view.n_streams == 1;  // the whole step: groups have more than one
-    const bool       keeps    = options.reselect > 1 && one && sketched;
-
-    if (sketched) {
-        SketchScanArgs scan = {};
-        scan.sketches       = sketch_array(row, view.first_stream);
-        scan.n_streams      = view.n_streams;
-        scan.n_tokens       = view.n_tokens;
-        scan.group          = r.n_head/r.n_head_kv;
-        scan.n_blocks       = (n_pages*per_page + kSketchBlockStrips - 1)/kSketchBlockStrips;
-        scan.q              = args.q;
-        scan.q_stride_token = args.q_stride_token;
-        scan.q_stride_head  = args.q_stride_head;
-        scan.scale          = args.scale;
-        scan.softcap        = args.softcap;
-        scan.estimates      = estimates.as<float>();
-        scan.stride         = estimate_stride;
-        scan.state          = state.as<StepState>();
-        scan.reselect       = keeps ? options.reselect : 1;
-        scan.first_turn     = (uint32_t) (row*shape.n_heads);
-        launch_sketch_scan(scan, stream);
+    last_row     = row;
+    n_last_lists = view.n_streams*view.n_tokens*r.n_head_kv;
+    if (row_sketches[row].kind == SketchKind::none) {
+        ChooseBatch batch = {};
+        batch.n_streams        = view.n_streams;
+        batch.first_stream     = view.first_stream;
+        batch.n_tokens         = view.n_tokens;
+        batch.n_head_kv        = r.n_head_kv;
+        batch.n_cells          = view.n_cells;
+        batch.page_tokens      = shape.page_tokens;
+        batch.pages_per_stream = shape.pages_per_stream;
+        batch.head_stride      = shape.n_pages;
+        batch.sight            = sights_of(group.first);
+        batch.sight_stride     = (size_t) groups_per_stream();
+        batch.priority         = prior.as<float>() + entries;
+        batch.pinned           = pins.as<uint8_t>() + entries;
+        batch.tokens           = options.tokens;
+        batch.share            = options.share;
+        batch.rows             = lists.as<int32_t>();
+        batch.stride           = list_stride();
+        batch.n_rows           = list_lengths.as<int32_t>();
+        batch.totals           = totals.as<SampleTotals>() + (size_t) row*shape.n_heads;
+        batch.scratch          = select_scratch.data();
+        launch_choose(batch, stream);
+        return;
     }
 
-    SelectBatch batch = {};
+    SketchScanArgs scan = {};
+    scan.sketches       = sketch_array(row, view.first_stream);
+    scan.home           = sketch_home(row, view.first_stream);
+    scan.open           = mirror(mirrors.open) + (size_t) view.first_stream*groups_per_stream();
+    scan.n_streams      = view.n_streams;
+    scan.n_tokens       = view.n_tokens;
+    scan.group          = r.n_head/r.n_head_kv;
+    scan.n_groups       = groups_in_view(view);
+    scan.q              = args.q;
+    scan.q_stride_token = args.q_stride_token;
+    scan.q_stride_head  = args.q_stride_head;
+    scan.scale          = args.scale;
+    scan.softcap        = args.softcap;
+    scan.sight          = sights_of(group.first);
+    scan.sight_stride   = (size_t) groups_per_stream();
+    scan.out            = { shares.as<uint16_t>(), share_tops.as<float>(), share_sums.as<float>(), list_stride(), (size_t) groups_per_stream() };
+    launch_sketch_scan(scan, stream);
+
+    SampleBatch batch = {};
     batch.n_streams        = view.n_streams;
     batch.first_stream     = view.first_stream;
     batch.n_tokens         = view.n_tokens;
     batch.n_head_kv        = r.n_head_kv;
-    batch.group            = r.n_head/r.n_head_kv;
-    batch.n_pages          = n_pages;
-    batch.per_page         = per_page;
+    batch.group            = scan.group;
+    batch.n_groups         = scan.n_groups;
+    batch.shares           = scan.out;
+    batch.sinks            = args.sinks;
+    batch.sight            = scan.sight;
+    batch.sight_stride     = scan.sight_stride;
+    batch.pinned           = pins.as<uint8_t>() + entries;
     batch.page_tokens      = shape.page_tokens;
     batch.pages_per_stream = shape.pages_per_stream;
     batch.head_stride      = shape.n_pages;
-    batch.estimates        = sketched ? estimates.as<float>() : nullptr;
-    batch.estimate_stride  = estimate_stride;
-    batch.known            = keeps ? known_mass.as<float>() + row*n_row_entries() : nullptr;
-    batch.sinks            = args.sinks;
-    batch.standing         = standing.as<float>() + group.first*standing_stride();
-    batch.standing_stride  = standing_stride();
-    batch.priority         = prior.as<float>() + row*n_row_entries();
-    batch.pinned           = pins.as<uint8_t>() + row*n_row_entries();
-    batch.reselect         = keeps ? options.reselect : 1;
-    batch.first_turn       = (uint64_t) row*shape.n_heads;
-    batch.share            = options.share;
-    batch.tokens           = options.tokens;
-    batch.min_tokens       = options.min_tokens;
-    batch.pooled           = options.pooled;
-    batch.coverage         = options.coverage;
-    batch.floor            = options.floor;
-    batch.blend            = options.blend;
-    batch.dense_heads      = view.leads ? group.args.dense_heads : 0;
-    batch.pages            = lists.as<int32_t>();
-    batch.list_stride      = list_stride;
-    batch.n_pages_taken    = list_lengths.as<int32_t>();
-    batch.covered          = covered.as<float>();
-    batch.mass_max         = group.args.feed ? mass.as<float>() + row*n_row_entries() : nullptr;
-    batch.mass_sum         = group.args.feed ? mass.as<float>() + n_entries() + row*n_row_entries() : nullptr;
-    batch.totals           = totals.as<SelectTotals>() + (size_t) row*shape.n_heads;
-    batch.counts           = counts.as<ValueCounts>();
+    batch.resolution       = options.resolution;
+    batch.rows             = lists.as<int32_t>();
+    batch.weights          = list_weights.as<float>();
+    batch.stride           = list_stride();
+    batch.n_rows           = list_lengths.as<int32_t>();
+    batch.totals           = totals.as<SampleTotals>() + (size_t) row*shape.n_heads;
     batch.scratch          = select_scratch.data();
-    launch_select(batch, state.as<StepState>(), stream);
-    last_row = row;
+    launch_sample(batch, stream);
 }
 
 // ---- attend ------------------------------------------------------------------------------------------------------------------
@@ -243,7 +257,6 @@ void DevicePlane::select(int row, const Group & group, Stream stream) {
 AttendProblem DevicePlane::problem(int row, const PlaneView & view, const PlaneAttend & args, int s) const {
     const PlaneRow & r      = shape.rows[row];
     const int        stream = view.first_stream + s;
-    const int        group  = r.n_head/r.n_head_kv;
     const size_t     first  = (size_t) s*view.n_tokens;
 
     AttendProblem p = {};
@@ -287,11 +300,13 @@ AttendProblem DevicePlane::problem(int row, const PlaneView & view, const PlaneA
 
     if (args.selection) {
         const size_t list = first*r.n_head_kv;
-        p.selection.pages    = lists.as<int32_t>() + list*list_stride;
-        p.selection.n_pages  = list_lengths.as<int32_t>() + list;
-        p.selection.stride   = list_stride;
-        p.selection.coverage = args.feed ? covered.as<float>() + list*group : nullptr;
-        p.hits               = hits.as<AttendHits>() + (size_t) row*shape.n_heads;
+        p.rows.cells   = lists.as<int32_t>() + list*list_stride();
+        p.rows.weights = row_sketches[row].kind != SketchKind::none ? list_weights.as<float>() + list*list_stride() : nullptr;
+        p.rows.n_rows  = list_lengths.as<int32_t>() + list;
+        p.rows.stride  = list_stride();
+        p.error_every  = args.selection->error_every;
+        p.error_turn   = row;
+        p.hits         = hits.as<AttendHits>() + (size_t) row*shape.n_heads;
     }
 
     p.arena.data         = slots_memory.data();
@@ -364,30 +379,50 @@ void DevicePlane::fill_ring(const Fill & fill, const PlaneView & view, Stream st
     filling.push_back({ fill, half });
 }
 
-// Of a stream: the pages that a group's lists name, or all pages, to the staging buffer.
-void DevicePlane::bring(int row, const PlaneView & view, const PlaneAttend & args, int s, int turn, Stream stream) {
+// Of a stream: all cells in view, to the staging buffer.
+void DevicePlane::stage_view(int row, const PlaneView & view, const PlaneAttend & args, int s, Stream stream) {
     const PlaneRow & r        = shape.rows[row];
     const int        of_cache = view.first_stream + s;
-    StageProblem p = { home_of(r), of_cache, view.n_cells, shape.page_tokens, slots_of(row, of_cache), (size_t) shape.n_pages,
-                       slots_memory.data(), shape.slot_bytes, args.k_staging + of_cache*r.k_stride_stream,
-                       args.v_staging + of_cache*r.v_stride_stream };
-    if (args.selection) {
-        uint8_t * of_stream = wanted.as<uint8_t>() + (size_t) of_cache*shape.pages_per_stream;
-        launch_wanted({ lists.as<int32_t>(), list_lengths.as<int32_t>(), list_stride, view.n_tokens*r.n_head_kv, r.n_head_kv,
-                        p.slots, p.slots_stride, of_stream, turn }, stream);
-        p.wanted = of_stream;
-        p.turn   = turn;
-    }
-    launch_stage(p, stream);
+    launch_stage({ home_of(r), of_cache, view.n_cells, shape.page_tokens, slots_of(row, of_cache), (size_t) shape.n_pages, slots_memory.data(),
+                   shape.slot_bytes, args.k_staging + of_cache*r.k_stride_stream, args.v_staging + of_cache*r.v_stride_stream }, stream);
+}
+
+// The rows that a group's lists name, of one stream.
+void DevicePlane::bring_rows(int row, const PlaneView & view, const PlaneAttend & args, int s, Stream stream) {
+    const PlaneRow & r        = shape.rows[row];
+    const int        of_cache = view.first_stream + s;
+    BringProblem p = {};
+    p.row            = home_of(r);
+    p.stream         = of_cache;
+    p.page_tokens    = shape.page_tokens;
+    p.cells          = lists.as<int32_t>();
+    p.n_rows         = list_lengths.as<int32_t>();
+    p.list_stride    = list_stride();
+    p.n_lists        = view.n_tokens*r.n_head_kv;
+    p.slots          = slots_of(row, of_cache);
+    p.slots_stride   = shape.n_pages;
+    p.brought        = brought.as<uint32_t>() + (size_t) of_cache*shape.n_heads*brought_stride();
+    p.brought_stride = brought_stride();
+    p.k              = args.k_staging + of_cache*r.k_stride_stream;
+    p.v              = args.v_staging + of_cache*r.v_stride_stream;
+    launch_bring(p, stream);
+}
+
+// Lists have a few hundred rows, whatever there is to see; a longer one takes its blocks longer.
+int DevicePlane::list_splits(const AttendProblem & p) const {
+    constexpr int kExpectedRows = 2048;
+
+    return attend_device_splits(p, std::min((int) list_stride(), kExpectedRows)/p.page_tokens + 1, card.n_sm);
 }
 
 void DevicePlane::attend_lists(int row, const PlaneView & view, const PlaneAttend & args, int s, Stream stream) {
     const AttendProblem p = problem(row, view, args, s);
     AttendPart part = {};
     part.brought  = args.k_staging != nullptr;
-    part.n_splits = attend_device_splits(p, pages_in_view(view), card.n_sm);
+    part.n_splits = list_splits(p);
     launch_attend(p, part, attend_workspace.data(), part.n_splits, stream);
     launch_attend_merge(p, 0, 0, attend_workspace.data(), part.n_splits, stream);
+    launch_attend_error(p, part, attend_workspace.data(), part.n_splits, &state.as<StepState>()->n_ubatch, stream);
 }
 
 std::vector<DevicePlane::WholeGroup> DevicePlane::whole_groups_of(int row, const PlaneView & view, const PlaneAttend & args, int s,
@@ -427,7 +462,7 @@ void DevicePlane::attend_all(int row, const PlaneView & view, const PlaneAttend 
     const bool streams  = ring_memory.size() > 0;
 
     if (args.k_staging) {
-        bring(row, view, args, s, 0, stream);
+        stage_view(row, view, args, s, stream);
     }
     for (int chunk = 0; chunk < n_parts; ++chunk) {
         AttendPart part = {};
@@ -477,17 +512,15 @@ void DevicePlane::attend(int row, const PlaneView & view, const PlaneAttend & gi
     }
     if (args.selection) {
         if (view.leads) {
-            find_standing(view, args.query, *args.selection, stream);
+            find_sight(view, args, row_sketches[row].kind != SketchKind::none, stream);
         }
         if (args.k_staging) {
-            zero_async(wanted.data(), wanted.size(), stream);
+            zero_async(brought.data(), brought.size(), stream);
         }
-        const int n_turns = plane_groups(view.n_tokens);  // of a stream
-        int turn = 0;
         for (const Group & group : groups_of(view, args, row)) {
             select(row, group, stream);
             if (args.k_staging) {
-                bring(row, group.view, args, 0, turn++%n_turns + 1, stream);
+                bring_rows(row, group.view, args, 0, stream);
             }
             for (int s = 0; s < group.view.n_streams; ++s) {
                 attend_lists(row, group.view, group.args, s, stream);

@@ -1,4 +1,4 @@
-// What surrounds a ubatch: the host's arrays go to the device, counts come back. All of it on the stream of the step, so that a graph
+// What surrounds a ubatch: the host's arrays go to the device. All of it on the stream of the step, so that a graph
 // in flight sees the arrays as they were; nothing waits unless two uploads are still under way.
 #include "plane_device.h"
 
@@ -8,7 +8,7 @@
 namespace edgekv::gpu {
 
 bool DevicePlane::upload_updates(const PlaneStep & step) {
-    const size_t offsets[] = { mirrors.newest, mirrors.oldest, mirrors.positions, mirrors.slots };
+    const size_t offsets[] = { mirrors.newest, mirrors.oldest, mirrors.positions, mirrors.slots, mirrors.open };
 
     // the last part is left in `uploads[turn]`, whose event the caller records
     for (size_t i = 0; i < step.n_updates; i += kUpdates) {
@@ -95,7 +95,7 @@ bool DevicePlane::upload_step(const PlaneStep & step) {
     Upload & upload = uploads[turn];
 
     char * at = upload.host.data() + kUpdates*sizeof(int2);
-    const StepState numbers = { step.n_ubatch, step.n_stale, step.threshold, step.scans_all, step.count_values, 0 };
+    const StepState numbers = { step.n_ubatch, step.n_stale };
     std::memcpy(at, &numbers, sizeof(numbers));
     std::memcpy(at + sizeof(numbers), step.stale, step.n_stale*sizeof(PlaneStale));
 
@@ -104,49 +104,18 @@ bool DevicePlane::upload_step(const PlaneStep & step) {
            (!step.clear_observation || zero_async(mass.data(), 2*n_entries()*sizeof(float), main)) && event_record(upload.done, main);
 }
 
-void DevicePlane::end(bool counted) {
-    if (!counted) {
-        return;
-    }
-    take_failure();
-    counts_pending = use_device(index) && copy_async(host_counts.data(), counts.data(), sizeof(ValueCounts), main) &&
-                     zero_async(counts.data(), sizeof(ValueCounts), main) && event_record(counts_copied, main);
-    keep_failure("behind a step");
-}
-
-bool DevicePlane::values(std::vector<uint32_t> & buckets, double & n_budget, double & n_pinned) {
-    if (!counts_pending || !use_device(index) || !event_done(counts_copied)) {
-        return false;
-    }
-    counts_pending = false;
-
-    const ValueCounts & seen = *reinterpret_cast<const ValueCounts *>(host_counts.data());
-    buckets.assign(seen.buckets, seen.buckets + kValueBuckets);
-    n_budget = seen.n_budget;
-    n_pinned = seen.n_pinned;
-
-    return true;
-}
-
-void DevicePlane::forget_values() {
-    if (use_device(index) && counts_pending) {
-        event_sync(counts_copied);
-    }
-    counts_pending = false;
-}
-
 bool DevicePlane::selected(edgekv_selected * out, int first_row, int n_rows) {
     const size_t n = (size_t) n_rows*shape.n_heads;
-    std::vector<SelectTotals> of_selection(n);
+    std::vector<SampleTotals> of_selection(n);
     std::vector<AttendHits>   of_attention(n);
-    if (!read(of_selection.data(), totals.as<SelectTotals>() + (size_t) first_row*shape.n_heads, n*sizeof(SelectTotals)) ||
+    if (!read(of_selection.data(), totals.as<SampleTotals>() + (size_t) first_row*shape.n_heads, n*sizeof(SampleTotals)) ||
         !read(of_attention.data(), hits.as<AttendHits>() + (size_t) first_row*shape.n_heads, n*sizeof(AttendHits))) {
         return false;
     }
     for (size_t i = 0; i < n; ++i) {
         const auto & s = of_selection[i];
         const auto & a = of_attention[i];
-        out[i] = { s.n_steps, s.n_visible, a.n_selected, a.n_hits, a.mass, a.mass_hits, s.coverage, s.n_fallbacks };
+        out[i] = { (double) s.n_tokens, (double) s.n_visible, a.n_read, (double) s.n_certain, a.n_hits, a.mass, a.mass_hits, a.error, a.n_errors };
     }
 
     return true;
@@ -158,17 +127,23 @@ const char * DevicePlane::sketches(int row, int stream) {
     return s.kind == SketchKind::none ? nullptr : s.data.data() + stream*s.stream_bytes;
 }
 
-const int32_t * DevicePlane::last_pages(int row, int list, int & n_pages) {
-    n_pages = 0;
+const int32_t * DevicePlane::last_rows(int row, int list, int & n_rows, const float *& weights) {
+    n_rows  = 0;
+    weights = nullptr;
     int32_t n = 0;
-    if (row != last_row || !read(&n, list_lengths.as<int32_t>() + list, sizeof(n))) {
+    const size_t at = list*list_stride();
+    if (row != last_row || list >= n_last_lists || !read(&n, list_lengths.as<int32_t>() + list, sizeof(n))) {
         return nullptr;
     }
     last_list.resize(n);
-    if (!read(last_list.data(), lists.as<int32_t>() + list*list_stride, n*sizeof(int32_t))) {
+    last_weights.resize(n);
+    const bool weighted = row_sketches[row].kind != SketchKind::none;
+    if (!read(last_list.data(), lists.as<int32_t>() + at, n*sizeof(int32_t)) ||
+        (weighted && !read(last_weights.data(), list_weights.as<float>() + at, n*sizeof(float)))) {
         return nullptr;
     }
-    n_pages = n;
+    n_rows  = n;
+    weights = weighted ? last_weights.data() : nullptr;
 
     return last_list.data();
 }

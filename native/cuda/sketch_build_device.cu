@@ -1,13 +1,15 @@
-// Rebuilds stale strips: a warp for a strip of a head, a lane for four channels (eight with head_dim 256), whose values of the 16
-// keys lie in shared memory as they came from home. The order of the operations is that of native/src/sketch_build.h.
+// Rebuilds stale groups: a block for a group of a head, whose 64 keys lie in shared memory as they came from home. The operations are
+// those of native/src/sketch_build.h.
 #include "sketch_keys.cuh"
 
 namespace edgekv::gpu {
 namespace {
 
-constexpr int kBuildWarps = 4;
+constexpr int kBuildThreads = 128;
 constexpr unsigned kBuildGridMax = 2048;
 constexpr unsigned kAllLanes = 0xffffffffu;
+constexpr int kMaxDim = 256;
+constexpr float kLevels = 7.0f;
 
 // ---- arithmetic --------------------------------------------------------------------------------------------------------------
 
@@ -23,252 +25,148 @@ __device__ inline float warp_most(float x) {
     return x;
 }
 
-// A tiny scale stands for all zeros: 0 would say that the strip is empty.
+// A tiny scale stands for all zeros.
 __device__ inline float scale_of(float top, float levels) { return __fdiv_rn(top > 1e-30f ? top : 1e-30f, levels); }
 
-__device__ inline void range(const Keys & keys, int quad, float * least, float * most) {
-    keys.load(0, quad, least);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        most[i] = least[i];
-    }
-    for (int c = 1; c < kSketchStripCells; ++c) {
-        float x[4];
-        keys.load(c, quad, x);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            least[i] = least_of(least[i], x[i]);
-            most[i] = most_of(most[i], x[i]);
-        }
-    }
-}
+// ---- a group -----------------------------------------------------------------------------------------------------------------
 
-template <int Bits>
-__device__ inline void spans(const Keys & keys, int quad, float * step, float * centre) {
-    if constexpr (Bits == 2) {
-        float least[4], most[4];
-        range(keys, quad, least, most);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            step[i] = __fmul_rn(__fsub_rn(most[i], least[i]), 1.0f / 3.0f);
-            centre[i] = __fmul_rn(__fadd_rn(least[i], most[i]), 0.5f);
-        }
-    } else {
-        float sum[4] = {}, residuals[4] = {}, x[4];
-        for (int c = 0; c < kSketchStripCells; ++c) {
-            keys.load(c, quad, x);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                sum[i] = __fadd_rn(sum[i], x[i]);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            centre[i] = __fmul_rn(sum[i], 1.0f / kSketchStripCells);
-        }
-        for (int c = 0; c < kSketchStripCells; ++c) {
-            keys.load(c, quad, x);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                residuals[i] = __fadd_rn(residuals[i], magnitude(__fsub_rn(x[i], centre[i])));
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            step[i] = __fmul_rn(residuals[i], 2.0f / kSketchStripCells);
-        }
-    }
-}
-
-// ---- strips ------------------------------------------------------------------------------------------------------------------
-
-// The vectors of a block at the strip's lane.
-struct Place {
-    char * block;
-    __device__ inline void put(int vector, uint32_t dword) const {
-        *reinterpret_cast<uint32_t *>(block + vector * kVectorBytes) = dword;
-    }
-    __device__ inline void put(int vector, float x) const { *reinterpret_cast<float *>(block + vector * kVectorBytes) = x; }
+struct Ranges {
+    float least[kBuildThreads * 4], most[kBuildThreads * 4];  // [slice of the cells][channel]
+    float low[kMaxDim], per_step[kMaxDim];  // what the bytes stand for
 };
 
-template <int Quads>
-__device__ inline void build_box(const Keys & keys, int n_quads, int lane, const Place & place) {
-    float low[Quads][4], high[Quads][4];
-    float top = 0.0f;
-#pragma unroll
-    for (int j = 0; j < Quads; ++j) {
-        const int quad = lane + j * kWarp;
-        if (quad < n_quads) {
-            range(keys, quad, low[j], high[j]);
+// The least and the most of each channel, in as many slices of the cells as there are threads for.
+__device__ inline int find_ranges(CellType type, const char * rows, int row_stride, int head_dim, uint64_t valid, Ranges & ranges) {
+    const int n_quads = head_dim / 4, n_slices = kBuildThreads / n_quads;
+    const int quad = threadIdx.x % n_quads, slice = threadIdx.x / n_quads;
+    if (slice < n_slices) {
+        float least[4], most[4];
+        bool any = false;
+        for (int c = slice; c < kGroupCells; c += n_slices) {
+            if ((valid >> c & 1) == 0) {
+                continue;
+            }
+            float x[4];
+            key_quad(type, rows + c * row_stride, quad, x);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                top = most_of(top, most_of(magnitude(low[j][i]), magnitude(high[j][i])));
+                least[i] = any ? least_of(least[i], x[i]) : x[i];
+                most[i] = any ? most_of(most[i], x[i]) : x[i];
             }
+            any = true;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            ranges.least[slice * head_dim + 4 * quad + i] = any ? least[i] : INFINITY;
+            ranges.most[slice * head_dim + 4 * quad + i] = any ? most[i] : -INFINITY;
         }
     }
-    const float scale = scale_of(warp_most(top), 127.0f);
-    const float inverse = __fdiv_rn(1.0f, scale);
-    int reach = 0;
+    return n_slices;
+}
+
+// The parameters of all channels, by one warp.
+__device__ inline void build_params(Ranges & ranges, int n_slices, int head_dim, const SketchLayout & layout, char * params) {
+    constexpr int kEach = kMaxDim / kWarp;
+    const int lane = threadIdx.x;
+    float step[kEach], low[kEach];
+    float top = 0.0f, reach = 0.0f;
 #pragma unroll
-    for (int j = 0; j < Quads; ++j) {
-        const int quad = lane + j * kWarp;
-        if (quad < n_quads) {
-            uint32_t least = 0, most = 0;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {  // outward; to 127 where float arithmetic makes it a little more
-                const int a = static_cast<int>(fmaxf(floorf(__fmul_rn(low[j][i], inverse)), -127.0f));
-                const int b = static_cast<int>(fminf(ceilf(__fmul_rn(high[j][i], inverse)), 127.0f));
-                least |= (static_cast<uint32_t>(a + 128) & 0xffu) << 8 * i;
-                most |= (static_cast<uint32_t>(b + 128) & 0xffu) << 8 * i;
-                reach += -a > b ? -a : b;
+    for (int j = 0; j < kEach; ++j) {
+        const int d = lane + j * kWarp;
+        step[j] = low[j] = 0.0f;
+        if (d < head_dim) {
+            float most = ranges.most[d];
+            low[j] = ranges.least[d];
+            for (int s = 1; s < n_slices; ++s) {
+                low[j] = least_of(low[j], ranges.least[s * head_dim + d]);
+                most = most_of(most, ranges.most[s * head_dim + d]);
             }
-            place.put(2 + 2 * quad, least);
-            place.put(3 + 2 * quad, most);
+            step[j] = __fmul_rn(__fsub_rn(most, low[j]), 1.0f / kLevels);
+            top = most_of(top, step[j]);
+            reach = most_of(reach, magnitude(low[j]));
         }
     }
-    for (int step = kWarp / 2; step > 0; step /= 2) {
-        reach += __shfl_xor_sync(kAllLanes, reach, step);
+    const float step_scale = scale_of(warp_most(top), 255.0f), low_scale = scale_of(warp_most(reach), 127.0f);
+    const float to_step = __fdiv_rn(1.0f, step_scale), to_low = __fdiv_rn(1.0f, low_scale);
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+        const int d = lane + j * kWarp;
+        const float n = least_of(nearest(__fmul_rn(step[j], to_step)), 255.0f);
+        const float at = nearest(__fmul_rn(low[j], to_low));
+        if (d < layout.padded) {
+            const bool inside = d < head_dim;
+            params[kParamHeader + d] = static_cast<char>(static_cast<uint8_t>(inside ? static_cast<int>(at) + 128 : 0));
+            params[kParamHeader + layout.padded + d] = static_cast<char>(static_cast<uint8_t>(inside ? static_cast<int>(n) : 0));
+        }
+        if (d < head_dim) {
+            const float s = __fmul_rn(n, step_scale);
+            ranges.low[d] = __fmul_rn(at, low_scale);
+            ranges.per_step[d] = s > 0.0f ? __fdiv_rn(1.0f, s) : 0.0f;
+        }
     }
-    if (lane == 0) {
-        place.put(0, scale);
-        place.put(1, __fmul_rn(static_cast<float>(reach), scale));
+    if (lane < kParamHeader / 4) {
+        reinterpret_cast<float *>(params)[lane] = lane == 0 ? step_scale : lane == 1 ? low_scale : 0.0f;
     }
 }
 
-template <int Bits, int Quads>
-__device__ inline void build_codes(const Keys & keys, int n_quads, int lane, float share, const SketchLayout & layout,
-                                   const Place & place) {
-    constexpr float kLevels = (1 << Bits) - 1;
-    constexpr int kPerDword = 8 / Bits;  // quads, in neighbouring lanes
-    float step[Quads][4] = {}, low[Quads][4] = {};
-    uint32_t step_bytes[Quads] = {}, low_bytes[Quads] = {};
-
-    float top = 0.0f;
+// The codes of a cell's 32 channels from 32 * chunk on, against the values that the parameters stand for, so that a code makes up for
+// their rounding.
+__device__ inline void build_codes(CellType type, const char * row, int chunk, int head_dim, const Ranges & ranges, uint32_t * codes) {
 #pragma unroll
-    for (int j = 0; j < Quads; ++j) {
-        const int quad = lane + j * kWarp;
-        if (quad < n_quads) {
-            spans<Bits>(keys, quad, step[j], low[j]);
+    for (int q = 0; q < 8; ++q) {
+        const int quad = 8 * chunk + q;
+        codes[q] = 0;
+        if (quad < head_dim / 4) {
+            float x[4];
+            key_quad(type, row, quad, x);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                top = most_of(top, step[j][i]);
-            }
-        }
-    }
-    const float step_scale = scale_of(warp_most(top), 255.0f);
-    const float to_step = __fdiv_rn(1.0f, step_scale);
-    top = 0.0f;
-#pragma unroll
-    for (int j = 0; j < Quads; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float n = least_of(nearest(__fmul_rn(step[j][i], to_step)), 255.0f);
-            step[j][i] = __fmul_rn(n, step_scale);
-            low[j][i] = __fsub_rn(low[j][i], __fmul_rn(step[j][i], kLevels / 2));
-            step_bytes[j] |= (static_cast<uint32_t>(static_cast<int>(n)) & 0xffu) << 8 * i;
-            top = most_of(top, magnitude(low[j][i]));
-        }
-    }
-    const float low_scale = scale_of(warp_most(top), 127.0f);
-    const float to_low = __fdiv_rn(1.0f, low_scale);
-#pragma unroll
-    for (int j = 0; j < Quads; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float n = nearest(__fmul_rn(low[j][i], to_low));
-            low[j][i] = __fmul_rn(n, low_scale);
-            step[j][i] = step[j][i] > 0.0f ? __fdiv_rn(1.0f, step[j][i]) : 0.0f;
-            low_bytes[j] |= (static_cast<uint32_t>(static_cast<int>(n) + 128) & 0xffu) << 8 * i;
-        }
-        const int quad = lane + j * kWarp;
-        if (quad < n_quads) {
-            place.put(3 + 2 * quad, low_bytes[j]);
-            place.put(4 + 2 * quad, step_bytes[j]);
-        }
-    }
-    if (lane == 0) {
-        place.put(0, step_scale);
-        place.put(1, low_scale);
-        place.put(2, share);
-    }
-
-    // Against the values that the bytes stand for, so that a code makes up for their rounding.
-    const int codes = layout.codes_offset / kVectorBytes;
-    for (int c = 0; c < kSketchStripCells; ++c) {
-#pragma unroll
-        for (int j = 0; j < Quads; ++j) {
-            const int quad = lane + j * kWarp;
-            uint32_t packed = 0;
-            if (quad < n_quads) {
-                float x[4];
-                keys.load(c, quad, x);
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const float n = nearest(__fmul_rn(__fsub_rn(x[i], low[j][i]), step[j][i]));
-                    packed |= static_cast<uint32_t>(static_cast<int>(least_of(most_of(n, 0.0f), kLevels))) << 8 * i;
-                }
-                packed <<= Bits * (quad % kPerDword);
-            }
-            for (int away = 1; away < kPerDword; away *= 2) {
-                packed |= __shfl_xor_sync(kAllLanes, packed, away);
-            }
-            if (quad < n_quads && quad % kPerDword == 0) {
-                place.put(codes + c * layout.key_vectors + quad / kPerDword, packed);
+                const int d = 4 * quad + i;
+                const float n = nearest(__fmul_rn(__fsub_rn(x[i], ranges.low[d]), ranges.per_step[d]));
+                codes[q] |= static_cast<uint32_t>(static_cast<int>(least_of(most_of(n, 0.0f), kLevels))) << 8 * i;
             }
         }
     }
 }
 
-template <SketchKind Kind, int Quads>
-__global__ void __launch_bounds__(kBuildWarps * kWarp) build_strips(SketchBuildArgs args, SketchLayout layout, int row_bytes,
-                                                               int row_stride, int word_bytes) {
-    const int lane = threadIdx.x % kWarp;
-    const int warp = threadIdx.x / kWarp;
-    const int n_heads = args.sketches.n_head_kv;
+__global__ void __launch_bounds__(kBuildThreads) build_groups(SketchBuildArgs args, SketchLayout layout, KeyRows key_rows) {
+    __shared__ Ranges ranges;
+    const int n_heads = args.sketches.n_head_kv, dim = args.sketches.head_dim;
     const int64_t n_units = static_cast<int64_t>(*args.n_stale) * n_heads;
-    char * rows = shared_memory() + warp * kSketchStripCells * row_stride;
 
-    for (int64_t unit = static_cast<int64_t>(blockIdx.x) * kBuildWarps + warp; unit < n_units; unit += gridDim.x * kBuildWarps) {
-        const StaleStrip stale = args.stale[unit / n_heads];
+    for (int64_t unit = blockIdx.x; unit < n_units; unit += gridDim.x) {
+        const StaleGroup stale = args.stale[unit / n_heads];
         const int head = static_cast<int>(unit % n_heads);
-        const uint32_t valid = stale.valid & 0xffffu;
-        const size_t block = static_cast<size_t>(head) * layout.n_blocks + stale.strip / kSketchBlockStrips;
-        const Place place{args.sketches.data + stale.stream * args.sketches.stream_bytes + block * layout.block_bytes +
-                          stale.strip % kSketchBlockStrips * 4};
-        if (valid == 0) {
-            for (int v = lane; v < layout.block_bytes / kVectorBytes; v += kWarp) {
-                place.put(v, 0u);
+        char * const of_head = args.sketches.data + stale.stream * args.sketches.stream_bytes + head * layout.head_bytes;
+        char * const codes = of_head + static_cast<size_t>(stale.group) * layout.code_bytes;
+        char * const params = of_head + layout.params_offset + static_cast<size_t>(stale.group) * layout.param_bytes;
+        if (stale.valid == 0) {
+            for (int i = threadIdx.x; i < layout.code_bytes / 4; i += kBuildThreads) {
+                reinterpret_cast<uint32_t *>(codes)[i] = 0;
+            }
+            for (int i = threadIdx.x; i < layout.param_bytes / 4; i += kBuildThreads) {
+                reinterpret_cast<uint32_t *>(params)[i] = 0;
             }
             continue;
         }
 
-        const size_t cell = static_cast<size_t>(stale.strip) * kSketchStripCells;
-        const char * src = args.k + stale.stream * args.stride_stream + cell * args.stride_cell + head * args.stride_head;
-        size_t stride = args.stride_cell;
-        if (args.arena != nullptr) {
-            const size_t page = static_cast<size_t>(stale.stream) * args.pages_per_stream + cell / args.page_tokens;
-            const int slot = args.slots[head * args.slots_stride + page];
-            if (slot >= 0) {
-                src = args.arena + static_cast<size_t>(slot) * args.slot_bytes + cell % args.page_tokens * row_bytes;
-                stride = static_cast<size_t>(row_bytes);
+        const char * const rows = load_keys(args.home, key_rows, stale.stream, head, stale.group, stale.valid, shared_memory());
+        const int n_slices = find_ranges(args.home.type, rows, key_rows.row_stride, dim, stale.valid, ranges);
+        __syncthreads();
+        if (threadIdx.x < kWarp) {
+            build_params(ranges, n_slices, dim, layout, params);
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < kGroupCells * layout.n_dwords / 3; i += kBuildThreads) {
+            const int cell = i % kGroupCells, chunk = i / kGroupCells;
+            uint32_t c[8] = {};
+            if ((stale.valid >> cell & 1) != 0) {
+                build_codes(args.home.type, rows + cell * key_rows.row_stride, chunk, dim, ranges, c);
             }
-        }
-        __syncwarp();  // all lanes are done with the keys of the strip before
-        switch (word_bytes) {
-            case 16: load_rows<Bytes16>(src, stride, row_bytes, valid, rows, row_stride, lane); break;
-            case 8: load_rows<Bytes8>(src, stride, row_bytes, valid, rows, row_stride, lane); break;
-            case 4: load_rows<uint32_t>(src, stride, row_bytes, valid, rows, row_stride, lane); break;
-            default: load_rows<uint16_t>(src, stride, row_bytes, valid, rows, row_stride, lane); break;
-        }
-        __syncwarp();
-
-        const Keys keys{rows, row_stride, args.k_type, places_of(valid)};
-        const int n_quads = args.sketches.head_dim / 4;
-        if constexpr (Kind == SketchKind::box) {
-            build_box<Quads>(keys, n_quads, lane, place);
-        } else {
-            const float share = static_cast<float>(__popc(valid)) / kSketchStripCells;
-            build_codes<Kind == SketchKind::b1 ? 1 : 2, Quads>(keys, n_quads, lane, share, layout, place);
+            char * const at = codes + (cell / kVectorCells * layout.n_dwords + 3 * chunk) * kVectorBytes + cell % kVectorCells * 4;
+            *reinterpret_cast<uint32_t *>(at) = c[0] | c[1] << 3 | (c[6] & 0x03030303u) << 6;
+            *reinterpret_cast<uint32_t *>(at + kVectorBytes) = c[2] | c[3] << 3 | (c[6] & 0x04040404u) << 4 | (c[7] & 0x04040404u) << 5;
+            *reinterpret_cast<uint32_t *>(at + 2 * kVectorBytes) = c[4] | c[5] << 3 | (c[7] & 0x03030303u) << 6;
         }
     }
 }
@@ -276,30 +174,11 @@ __global__ void __launch_bounds__(kBuildWarps * kWarp) build_strips(SketchBuildA
 }  // namespace
 
 void launch_sketch_build(const SketchBuildArgs & args, Stream stream) {
-    const int dim = args.sketches.head_dim;
-    const int row_bytes = args.k_type == CellType::f16 ? dim * 2 : dim / 32 * 34;
-    const int row_stride = (row_bytes + 15) / 16 * 16;
-
-    // the widest words that every row begins at
-    uintptr_t places = reinterpret_cast<uintptr_t>(args.k) | args.stride_cell | args.stride_head | args.stride_stream |
-                       static_cast<uintptr_t>(row_bytes);
-    if (args.arena != nullptr) {
-        places |= reinterpret_cast<uintptr_t>(args.arena) | args.slot_bytes;
-    }
-    const int word_bytes = places % 16 == 0 ? 16 : places % 8 == 0 ? 8 : places % 4 == 0 ? 4 : 2;
-
     const int64_t n_units = static_cast<int64_t>(args.n_expected) * args.sketches.n_head_kv;
-    const int64_t n_blocks = (n_units + kBuildWarps - 1) / kBuildWarps;
-    const unsigned grid = n_blocks < 1 ? 1u : n_blocks > kBuildGridMax ? kBuildGridMax : static_cast<unsigned>(n_blocks);
-
-    using Kernel = void (*)(SketchBuildArgs, SketchLayout, int, int, int);
-    constexpr Kernel kernels[][2] = {{build_strips<SketchKind::box, 1>, build_strips<SketchKind::box, 2>},
-                                     {build_strips<SketchKind::b1, 1>, build_strips<SketchKind::b1, 2>},
-                                     {build_strips<SketchKind::b2, 1>, build_strips<SketchKind::b2, 2>}};
-    const Kernel kernel = kernels[static_cast<int>(args.sketches.kind) - 1][dim > 4 * kWarp];
-    const size_t shared = static_cast<size_t>(kBuildWarps) * kSketchStripCells * row_stride;
-    const SketchLayout layout = device_layout(args.sketches);
-    launch(kernel, {grid}, kBuildWarps * kWarp, shared, stream, args, layout, row_bytes, row_stride, word_bytes);
+    const unsigned grid = n_units < 1 ? 1u : n_units > kBuildGridMax ? kBuildGridMax : static_cast<unsigned>(n_units);
+    const KeyRows rows = key_rows(args.home, args.sketches.head_dim);
+    launch(build_groups, {grid}, kBuildThreads, key_shared_bytes(rows), stream, args,
+           sketch_layout(args.sketches.head_dim, args.sketches.n_groups), rows);
 }
 
 }  // namespace edgekv::gpu

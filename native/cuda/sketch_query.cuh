@@ -1,20 +1,20 @@
 // The query rows of a head in the form that a scan takes, in shared memory.
 #pragma once
 
-#include "sketch_device_layout.h"
+#include "gpu.h"
+#include "sketch_internal.h"
 
 namespace edgekv::gpu {
 namespace {
 
-// A row of queries in shared memory: a header, then by quad of channels a QueryQuad, then for codes the quads' coarse i8.
+// A row of queries in shared memory: a header, then by quad of channels a QueryQuad, then the quads' coarse i8.
 struct alignas(16) QueryHeader {
     float fine;    // as in SketchRow
     float coarse;
-    float slack;
-    float unused;
+    float unused[2];
 };
 struct alignas(16) QueryQuad {
-    int32_t x[4];  // codes: twice the i16 of each channel; box: the i16 = 128 x[0] + x[1] in bytes, x[2] 0xff where not negative
+    int32_t x[4];  // twice the i16 of each channel
 };
 
 __device__ inline float warp_top(float x) {
@@ -24,10 +24,8 @@ __device__ inline float warp_top(float x) {
     return x;
 }
 
-__device__ inline uint32_t byte_at(int x, int i) { return (static_cast<uint32_t>(x) & 0xffu) << 8 * i; }
-
-// By a warp; the same numbers as prepare_row() of native/src/sketch_query.h.
-template <bool Box, int D>
+// By a warp; the same numbers as the host's sketch_query_prepare().
+template <int D>
 __device__ inline void prepare_row(const float * q, float scale, char * row, int lane) {
     float top = 0.0f;
     for (int i = lane; i < D; i += kWarp) {
@@ -44,25 +42,15 @@ __device__ inline void prepare_row(const float * q, float scale, char * row, int
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const float x = __fmul_rn(q[4 * quad + i], scale);
-            const int fine = __float2int_rn(__fmul_rn(x, inverse));
-            if (Box) {
-                out.x[0] |= static_cast<int32_t>(byte_at(fine >> 7, i));
-                out.x[1] |= static_cast<int32_t>(byte_at(fine & 127, i));
-                out.x[2] |= static_cast<int32_t>(byte_at(fine >= 0 ? 0xff : 0, i));
-            } else {
-                out.x[i] = 2 * fine;
-                bytes |= byte_at(__float2int_rn(__fmul_rn(x, to_coarse)), i);
-            }
+            out.x[i] = 2 * __float2int_rn(__fmul_rn(x, inverse));
+            bytes |= (static_cast<uint32_t>(__float2int_rn(__fmul_rn(x, to_coarse))) & 0xffu) << 8 * i;
         }
         quads[quad] = out;
-        if (!Box) {
-            coarse[quad] = bytes;
-        }
+        coarse[quad] = bytes;
     }
     if (lane == 0) {
-        const float fine = __fdiv_rn(amax, static_cast<float>(kFineMax));
-        const float slack = inverse > 0.0f ? __fadd_rn(__fmul_rn(fine, 0.501f), __fmul_rn(amax, 0x1p-20f)) : amax;
-        *reinterpret_cast<QueryHeader *>(row) = {fine, __fdiv_rn(amax, static_cast<float>(kCoarseMax)), slack, 0.0f};
+        *reinterpret_cast<QueryHeader *>(row) = {__fdiv_rn(amax, static_cast<float>(kFineMax)),
+                                                 __fdiv_rn(amax, static_cast<float>(kCoarseMax)), {0.0f, 0.0f}};
     }
 }
 

@@ -12,7 +12,7 @@ from edgekv.runtime import Runtime
 
 def open_model(path: Path | str, device: str, mode: str, vram: int | None = None, n_ctx: int = 4096, **more: Any) -> Llama:
     """All layers on the device. `vram` is the KV budget there, in bytes; on the processor that of the arena."""
-    options = {name: more.pop(name) for name in ("type_k", "type_v", "observe", "attend", "coverage_floor") if name in more}
+    options = {name: more.pop(name) for name in ("type_k", "type_v", "observe", "resolution", "exact_tokens") if name in more}
     budget = {} if vram is None else {"kv_budget" if device == "cpu" else "kv_vram": vram}
     kv = KvOptions(mode=mode, device=device, **budget, **options)
     settings = {"n_batch": 2048, "n_ubatch": 512, "verbose": False, "n_gpu_layers": 0 if device == "cpu" else -1, **more}
@@ -24,6 +24,6 @@ def check(runtime: Runtime) -> None:
     from edgekv._native import hierarchy
 
     found = hierarchy.check(runtime._native_handle())
-    assert found.n_strips_wrong == 0 and found.n_slots_wrong == 0, found
+    assert found.n_groups_wrong == 0 and found.n_slots_wrong == 0, found
     if runtime._tiering is not None:
         runtime._tiering.hierarchy.check()

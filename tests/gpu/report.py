@@ -15,7 +15,7 @@ from .targets import MET, MISSED, UNKNOWN, judge, size
 COLUMNS = (
     ("model", "model"), ("column", "column"), ("budget_bytes", "budget"), ("link", "link"), ("depth", "depth"),
     ("decode_ms_p50", "decode ms"), ("decode_ms_p99", "p99 ms"), ("prefill_tps", "prefill t/s"), ("hit_rate", "hits %"),
-    ("coverage", "coverage %"), ("attended_fraction", "attended %"), ("link_bytes_per_step", "link MiB/step"),
+    ("rows_per_head", "rows/head"), ("error", "error %"), ("attended_fraction", "attended %"), ("link_bytes_per_step", "link MiB/step"),
     ("stall_ms_per_step", "stall ms"), ("overhead_fraction", "policy %"), ("vram_peak_bytes", "peak VRAM GiB"), ("note", "note"),
 )
 LEFT = ("model", "column", "link", "note")
@@ -76,7 +76,7 @@ def cell(key: str, value: Any) -> str:
         return "-" if key != "note" else ""
     if key == "budget_bytes":
         return size(value)
-    if key in ("hit_rate", "coverage", "attended_fraction", "overhead_fraction"):
+    if key in ("hit_rate", "error", "attended_fraction", "overhead_fraction"):
         return f"{100 * value:.1f}"
     if key == "link_bytes_per_step":
         return f"{value / (1 << 20):.2f}"

@@ -33,7 +33,7 @@ def model(synthetic, device):
 @pytest.mark.parametrize("mode", ["exact", "sparse"])
 def test_under_load(model, device, mode):
     n, n_rounds = (6000, 24) if device == "cuda" else (1100, 3)
-    llama = open_model(model, device, mode, 6 * MIB, n_ctx=8192, coverage_floor=0.0)
+    llama = open_model(model, device, mode, 6 * MIB, n_ctx=8192)
     decoder, tokens = reading(llama, n)
     random = np.random.default_rng(1)
     for turn in range(n_rounds):

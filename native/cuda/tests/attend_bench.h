@@ -21,7 +21,7 @@ struct Row {
     int head_dim, n_head_kv, group, n_tokens;
     CellType type;
     Where where;
-    int n_selected;  // pages of each list; 0: all
+    int n_selected;  // rows of each list, spread over all; 0: all
 };
 
 // Median milliseconds of a part with its merge.
@@ -60,20 +60,20 @@ inline double time_of(const Row & r, int n_cells, int n_sm) {
     p.arena.slots = slot_table.as<int32_t>();
     p.arena.data = r.where == Where::arena ? arena.as<char>() : nullptr;
 
-    const int n_listed = r.n_selected > 0 ? std::min(r.n_selected, n_pages) : n_pages;
+    const int n_listed = std::min(r.n_selected, n_cells);
     const size_t n_lists = static_cast<size_t>(r.n_tokens)*r.n_head_kv;
-    std::vector<int32_t> pages;
-    for (size_t list = 0; r.n_selected > 0 && list < n_lists; ++list) {
+    std::vector<int32_t> listed;
+    for (size_t list = 0; list < n_lists; ++list) {
         for (int i = 0; i < n_listed; ++i) {
-            pages.push_back(static_cast<int32_t>(static_cast<int64_t>(i)*n_pages/n_listed));
+            listed.push_back(static_cast<int32_t>(static_cast<int64_t>(i)*n_cells/n_listed));
         }
     }
-    const Memory listed(pages), counts(std::vector<int32_t>(n_lists, n_listed));
+    const Memory cells(listed), weights(std::vector<float>(listed.size(), 2.0f)), counts(std::vector<int32_t>(n_lists, n_listed));
     if (r.n_selected > 0) {
-        p.selection = {listed.as<int32_t>(), counts.as<int32_t>(), static_cast<size_t>(n_listed), nullptr};
+        p.rows = {cells.as<int32_t>(), weights.as<float>(), counts.as<int32_t>(), static_cast<size_t>(n_listed)};
     }
 
-    const int n_splits = gpu::attend_device_splits(p, n_listed, n_sm);
+    const int n_splits = gpu::attend_device_splits(p, r.n_selected > 0 ? (n_listed + kPage - 1)/kPage : n_pages, n_sm);
     const Memory workspace(nullptr, gpu::attend_device_workspace_bytes(p, n_splits, true));
     gpu::Stream stream;
     gpu::Event from, to;
@@ -110,9 +110,9 @@ inline int attention(int n_cells) {
         {"8B, f16, arena", 128, 8, 4, 1, f16, Where::arena, 0},
         {"8B, q8_0, VRAM rows", 128, 8, 4, 1, q8_0, Where::device_rows, 0},
         {"8B, q8_0, arena", 128, 8, 4, 1, q8_0, Where::arena, 0},
-        {"8B, f16, arena, 128 pages", 128, 8, 4, 1, f16, Where::arena, 128},
-        {"8B, q8_0, arena, 128 pages", 128, 8, 4, 1, q8_0, Where::arena, 128},
-        {"8B, f16, pinned home, 128 pages", 128, 8, 4, 1, f16, Where::pinned, 128},
+        {"8B, f16, arena, 700 rows", 128, 8, 4, 1, f16, Where::arena, 700},
+        {"8B, q8_0, arena, 700 rows", 128, 8, 4, 1, q8_0, Where::arena, 700},
+        {"8B, f16, pinned home, 700 rows", 128, 8, 4, 1, f16, Where::pinned, 700},
         {"8B, f16, pinned home", 128, 8, 4, 1, f16, Where::pinned, 0},
         {"70B, f16, arena", 128, 8, 8, 1, f16, Where::arena, 0},
         {"group 16, f16, arena", 128, 4, 16, 1, f16, Where::arena, 0},
@@ -124,8 +124,8 @@ inline int attention(int n_cells) {
     std::printf("%s, %d cells\n", device.name.c_str(), n_cells);
     for (const Row & r : rows) {
         const double ms = time_of(r, n_cells, std::max(device.n_sm, 1));
-        const double pages = r.n_selected > 0 ? std::min(r.n_selected, (n_cells + 15)/16) : (n_cells + 15)/16;
-        const double bytes = 2.0*cases::row_bytes(r.type, r.head_dim)*16*pages*r.n_head_kv*(r.n_selected > 0 ? r.n_tokens : 1);
+        const double n_read = r.n_selected > 0 ? std::min(r.n_selected, n_cells) : n_cells;
+        const double bytes = 2.0*cases::row_bytes(r.type, r.head_dim)*n_read*r.n_head_kv*(r.n_selected > 0 ? r.n_tokens : 1);
         std::printf("%-36s %9.4f ms %9.1f GB/s\n", r.name, ms, bytes/ms*1e-6);
     }
     return 0;

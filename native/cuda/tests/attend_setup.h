@@ -18,7 +18,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 enum class Mask { none, causal_f16, causal_f32, interleaved, biased, first_row_hidden, all_hidden, huge_bias, sparse, count };
-enum class Select { all, lists, full_lists };  // no lists; random ones, some empty; lists of every page
+enum class Select { all, lists, full_lists };  // no lists; random ones, some empty; lists of every row that the token sees
 
 struct Case {
     int head_dim, group, n_head_kv, n_tokens, n_cells, page_tokens;
@@ -226,30 +226,34 @@ private:
     }
 };
 
-// Lists of pages, on the host.
+// Lists of rows and their weights, on the host.
 struct Lists {
-    std::vector<int32_t> pages, n_pages;
-    std::vector<float> coverage;
+    std::vector<int32_t> cells, n_rows;
+    std::vector<float> weights;
     size_t stride;
+    bool weighted;
 
-    Lists(const Case & c, uint64_t seed) {
-        cases::Random rng(seed + 77);
-        stride = static_cast<size_t>(c.n_pages()) + 1;
-        pages.assign(stride*c.n_tokens*c.n_head_kv, -7);
-        n_pages.assign(static_cast<size_t>(c.n_tokens)*c.n_head_kv, 0);
-        for (size_t list = 0; list < n_pages.size(); ++list) {
+    Lists(const Case & c, uint64_t seed) : weighted(seed % 4 != 0) {
+        cases::Random rng(seed + 77), of_mask(seed);
+        const std::vector<float> bias = mask_values(c, of_mask);
+        stride = static_cast<size_t>(c.n_cells) + 1;
+        cells.assign(stride*c.n_tokens*c.n_head_kv, -7);
+        weights.assign(cells.size(), kNan);
+        n_rows.assign(static_cast<size_t>(c.n_tokens)*c.n_head_kv, 0);
+        for (size_t list = 0; list < n_rows.size(); ++list) {
             const uint64_t share = rng.next() % 4;  // some lists are empty
-            for (int page = 0; page < c.n_pages(); ++page) {
-                if (c.select == Select::full_lists || rng.next() % 4 < share) {
-                    pages[list*stride + static_cast<size_t>(n_pages[list]++)] = page;
+            for (int cell = 0; cell < c.n_cells; ++cell) {
+                const bool dense = (cell/c.page_tokens + static_cast<int>(list)) % 3 == 0;
+                if (bias[list/c.n_head_kv*c.n_cells + cell] > -kInf &&
+                    (c.select == Select::full_lists || (dense ? rng.next() % 4 < share : rng.next() % 32 < share))) {
+                    const size_t at = list*stride + static_cast<size_t>(n_rows[list]++);
+                    cells[at] = cell;
+                    weights[at] = !weighted || rng.next() % 3 == 0 ? 1.0f : 1.0f + 30.0f*rng.uniform()*rng.uniform();
                 }
             }
         }
-        for (int i = 0; i < c.n_tokens*c.group*c.n_head_kv; ++i) {
-            coverage.push_back(seed % 2 == 0 ? 1.0f : rng.uniform());
-        }
     }
-    AttendSelection use() const { return {pages.data(), n_pages.data(), stride, coverage.data()}; }
+    AttendRows use() const { return {cells.data(), weighted ? weights.data() : nullptr, n_rows.data(), stride}; }
 };
 
 // Pages in the arena, in rings (one for each part) and at home.

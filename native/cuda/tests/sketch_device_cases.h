@@ -15,24 +15,20 @@ namespace edgekv {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr const char * kKinds[] = {"none", "box", "b1", "b2"};
-
 enum class Data { normal, offset, outlier_channel, outlier_cell, constant, zero, tiny, huge, subnormal, negative_zero, count };
 
 struct Case {
-    SketchKind kind;
-    int head_dim, n_head_kv, n_streams, n_strips, group, n_tokens;
+    int head_dim, n_head_kv, n_streams, n_groups, group, n_tokens;
     CellType type;
     Data data;
     float scale, softcap;
-    bool partial;  // some cells and strips hold nothing; rows and heads have gaps
+    bool partial;  // some cells and groups hold nothing; rows and heads have gaps
     bool arena;
     std::string name() const {
         char s[256];
-        std::snprintf(s, sizeof(s),
-                      "%s d%d kv %d streams %d strips %d group %d tokens %d k%d data %d scale %g softcap %g partial %d arena %d",
-                      kKinds[static_cast<int>(kind)], head_dim, n_head_kv, n_streams, n_strips, group, n_tokens,
-                      static_cast<int>(type), static_cast<int>(data), scale, softcap, partial, arena);
+        std::snprintf(s, sizeof(s), "d%d kv %d streams %d groups %d group %d tokens %d k%d data %d scale %g softcap %g partial %d arena %d",
+                      head_dim, n_head_kv, n_streams, n_groups, group, n_tokens, static_cast<int>(type), static_cast<int>(data), scale, softcap,
+                      partial, arena);
         return s;
     }
 };
@@ -107,7 +103,9 @@ struct Instance {
     std::vector<int32_t> slots;
     size_t slot_bytes;
     int pages_per_stream;
-    std::vector<uint32_t> valid;  // [stream][strip]
+    std::vector<uint64_t> valid;  // [stream][group]
+    std::vector<int32_t> open;    // [stream][group]
+    std::vector<Sight> sight;     // [stream][token][group]
     std::vector<float> q;         // [stream][token][head][head_dim + pad]
     size_t q_pad;
     double largest_logit = 0.0;
@@ -117,11 +115,18 @@ struct Instance {
         row_bytes = cases::row_bytes(c.type, c.head_dim);
         stride_head = row_bytes + (c.partial ? 6 : 0);
         stride_cell = stride_head * c.n_head_kv + (c.partial ? 10 : 0);
-        const int n_cells = c.n_strips * kSketchStripCells;
+        const int n_cells = c.n_groups * kGroupCells;
         stride_stream = stride_cell * n_cells;
-        for (int s = 0; s < c.n_streams * c.n_strips; ++s) {
+        for (int s = 0; s < c.n_streams * c.n_groups; ++s) {
             const uint64_t r = rng.next();
-            valid.push_back(!c.partial || r % 4 == 0 ? 0xffffu : r % 4 == 1 ? 0u : static_cast<uint32_t>(r >> 20) & 0xffffu);
+            valid.push_back(!c.partial || r % 4 == 0 ? ~uint64_t{0} : r % 4 == 1 ? 0 : rng.next() | (r % 8 == 3 ? rng.next() : 0));
+            open.push_back(rng.next() % 5 == 0 ? 1 : 0);
+        }
+        for (int query = 0; query < c.n_streams * c.n_tokens; ++query) {
+            for (int group = 0; group < c.n_groups; ++group) {
+                const uint64_t r = rng.next(), seen = r % 3 == 0 ? ~uint64_t{0} : r % 3 == 1 ? rng.next() : r % 5 == 0 ? 0 : ~uint64_t{0} >> 21;
+                sight.push_back({valid[query / c.n_tokens * c.n_groups + group] & seen, 0});
+            }
         }
         true_home.assign(stride_stream * c.n_streams, 0);
         std::vector<float> row(static_cast<size_t>(c.head_dim));
@@ -133,7 +138,7 @@ struct Instance {
                     row[i] = key_value(c.data, h, cell, i, rng);
                     largest_key = std::max(largest_key, std::fabs(row[i]));
                 }
-                if (valid[cell / kSketchStripCells] >> (cell % kSketchStripCells) & 1) {
+                if (valid[cell / kGroupCells] >> (cell % kGroupCells) & 1) {
                     store_row(c.type, row, dst);
                 } else {
                     std::memset(dst, 0xff, row_bytes);  // must not matter: NaN for f16 and for the block scales
@@ -158,7 +163,7 @@ struct Instance {
             }
         }
 
-        q_pad = c.partial ? 5 : 0;
+        q_pad = c.partial ? 8 : 0;
         const int n_rows = c.n_streams * c.n_tokens * c.n_head_kv * c.group;
         q.assign((c.head_dim + q_pad) * n_rows, 0.0f);
         for (int r = 0; r < n_rows; ++r) {

@@ -6,6 +6,8 @@
 // Tolerances as in native/tests/test_attend.cpp, with the device's exponential (2 units, and one more for its argument), and a
 // chain of at most 8 + 5 additions for a score.
 #include "../attend_device.cu"
+#include "../attend_error.cu"
+#include "../attend_lists.cu"
 #include "../attend_merge.cu"
 #include "attend_bench.h"
 #include "attend_setup.h"
@@ -17,6 +19,7 @@ namespace {
 
 int failures = 0;
 double worst = 0.0;  // error in units of the tolerance
+double n_errors_all = 0.0;
 
 void fail(const Case & c, int n_splits, const char * what, double got, double want) {
     if (++failures <= 20) {
@@ -73,10 +76,13 @@ double tolerance_of(const Case & c, const Values & values) {
     return 2*(2*logit + 3.5*std::sqrt(c.n_cells)*u);
 }
 
+constexpr AttendHits kHitsBefore = {1.0, 2.0, 3.0, 4.0, 5.0, 6.0};
+constexpr uint32_t kUbatch = 2;
+
 // The same problem in device memory.
 struct OnDevice {
     AttendProblem p;
-    Memory q, k, v, mask, sinks, out, mass_max, mass_sum, pages, n_pages, coverage, slots, arena, hits;
+    Memory q, k, v, mask, sinks, out, mass_max, mass_sum, cells, weights, n_rows, slots, arena, hits, n_ubatch;
     std::vector<Memory> ring_data, ring_held;
     std::vector<gpu::Ring> rings;
 
@@ -93,12 +99,14 @@ struct OnDevice {
         p.mass_max = problem.mass_max != nullptr ? mass_max.as<float>() : nullptr;
         p.mass_sum = problem.mass_sum != nullptr ? mass_sum.as<float>() : nullptr;
         if (lists != nullptr) {
-            pages       = Memory(lists->pages);
-            n_pages     = Memory(lists->n_pages);
-            coverage    = Memory(lists->coverage);
-            p.selection = {pages.as<int32_t>(), n_pages.as<int32_t>(), lists->stride, coverage.as<float>()};
-            hits        = Memory(std::vector<AttendHits>(static_cast<size_t>(c.n_head_kv), AttendHits{1.0, 2.0, 3.0, 4.0}));
-            p.hits      = hits.as<AttendHits>();
+            cells   = Memory(lists->cells);
+            weights = Memory(lists->weights);
+            n_rows  = Memory(lists->n_rows);
+            p.rows  = {cells.as<int32_t>(), lists->weighted ? weights.as<float>() : nullptr, n_rows.as<int32_t>(), lists->stride};
+            hits    = Memory(std::vector<AttendHits>(static_cast<size_t>(c.n_head_kv), kHitsBefore));
+            n_ubatch = Memory(std::vector<uint32_t>{kUbatch});
+            p.error_turn = problem.error_turn - static_cast<int>(kUbatch);
+            p.hits  = hits.as<AttendHits>();
         }
         p.arena = {c.arena ? arena.as<char>() : nullptr, placed.slot_bytes, placed.v_offset, slots.as<int32_t>(),
                    static_cast<size_t>(c.n_pages())};
@@ -119,7 +127,7 @@ struct OnDevice {
 
 void run(const Case & c, const OnDevice & d, int n_splits) {
     const int n_parts = static_cast<int>(d.rings.size());
-    const size_t bytes = gpu::attend_device_workspace_bytes(d.p, n_parts*n_splits, c.observe != 0);
+    const size_t bytes = gpu::attend_device_workspace_bytes(d.p, n_parts*n_splits, c.observe != 0 || d.p.error_every > 0);
     const Memory workspace(std::vector<char>(bytes, static_cast<char>(0xff)));
     for (int i = 0; i < n_parts; ++i) {
         const gpu::Ring & ring = d.rings[static_cast<size_t>(i)];
@@ -127,6 +135,7 @@ void run(const Case & c, const OnDevice & d, int n_splits) {
         gpu::launch_attend(d.p, part, workspace.as<char>(), n_parts*n_splits, nullptr);
     }
     gpu::launch_attend_merge(d.p, 0, c.n_pages(), workspace.as<char>(), n_parts*n_splits, nullptr);
+    gpu::launch_attend_error(d.p, {}, workspace.as<char>(), n_parts*n_splits, d.n_ubatch.as<uint32_t>(), nullptr);
     if (!gpu::stream_sync(nullptr)) {
         std::printf("FAIL: %s\n", gpu::last_error());
         std::exit(1);
@@ -134,18 +143,18 @@ void run(const Case & c, const OnDevice & d, int n_splits) {
 }
 
 // Hits from the reference's mass: mass_sum has been added up over tokens, as hits are, but lists differ between tokens. So where
-// there are several tokens only the sums over all pages are known.
+// there are several tokens only the sums over all pages are known. Errors are the reference's own.
 void check_hits(const Case & c, const AttendProblem & p, const OnDevice & d, const Lists & lists, const Placed & placed,
-                const Results & want, int n_splits, double tolerance) {
+                const Results & want, const std::vector<AttendHits> & reference, int n_splits, double tolerance) {
     std::vector<AttendHits> hits(static_cast<size_t>(c.n_head_kv));
     d.hits.read(hits);
     for (int h = 0; h < c.n_head_kv; ++h) {
-        double n_selected = 1.0, n_hits = 2.0, mass = 3.0, mass_hits = 4.0;
+        double n_read = 1.0, n_hits = 2.0, mass = 3.0, mass_hits = 4.0;
         for (int t = 0; t < c.n_tokens; ++t) {
             const size_t list = static_cast<size_t>(t*c.n_head_kv + h);
-            n_selected += lists.n_pages[list];
-            for (int i = 0; i < lists.n_pages[list]; ++i) {
-                const size_t page = static_cast<size_t>(lists.pages[list*lists.stride + i]);
+            n_read += lists.n_rows[list];
+            for (int i = 0; i < lists.n_rows[list]; ++i) {
+                const size_t page = static_cast<size_t>(lists.cells[list*lists.stride + i]/c.page_tokens);
                 n_hits += c.arena && placed.slots[static_cast<size_t>(h*c.n_pages()) + page] >= 0 ? 1 : 0;
             }
         }
@@ -156,8 +165,8 @@ void check_hits(const Case & c, const AttendProblem & p, const OnDevice & d, con
         }
         const AttendHits & got = hits[static_cast<size_t>(h)];
         const double allowed = tolerance + 0x1p-23*c.n_pages()*c.n_tokens;
-        if (got.n_selected != n_selected) {
-            fail(c, n_splits, "n_selected", got.n_selected, n_selected);
+        if (got.n_read != n_read) {
+            fail(c, n_splits, "n_read", got.n_read, n_read);
         }
         if (got.n_hits != n_hits) {
             fail(c, n_splits, "n_hits", got.n_hits, n_hits);
@@ -171,6 +180,15 @@ void check_hits(const Case & c, const AttendProblem & p, const OnDevice & d, con
         if (c.observe == 0 && (got.mass != 3.0 || got.mass_hits != 4.0)) {
             fail(c, n_splits, "mass that nobody observed", got.mass, 3.0);
         }
+        const double error = 5.0 + reference[h].error, n_errors = 6.0 + reference[h].n_errors;
+        if (got.n_errors != n_errors) {
+            fail(c, n_splits, "n_errors", got.n_errors, n_errors);
+        }
+        // an output that is next to nothing beside what it sums up is known less well
+        if (!(std::fabs(got.error - error) <= 1e-3*reference[h].error + tolerance*reference[h].n_errors)) {
+            fail(c, n_splits, "error", got.error, error);
+        }
+        n_errors_all += reference[h].n_errors;
     }
 }
 
@@ -181,9 +199,13 @@ void check_case(const Case & c, uint64_t seed) {
     std::unique_ptr<Lists> lists;
     if (c.select != Select::all) {
         lists = std::make_unique<Lists>(c, seed);
-        p.selection = lists->use();
+        p.rows        = lists->use();
+        p.error_every = static_cast<int>(seed % 4);
+        p.error_turn  = static_cast<int>(kUbatch + seed % 3);
     }
     Results want(c, p, 0.0f);
+    std::vector<AttendHits> reference(static_cast<size_t>(c.n_head_kv));
+    p.hits = reference.data();
     attend_reference(p);
 
     const Results empty(c, p, kNan);
@@ -207,7 +229,7 @@ void check_case(const Case & c, uint64_t seed) {
         compare(c, n_splits, "mass_max", got.mass_max, want.mass_max, mass_tolerance);
         compare(c, n_splits, "mass_sum", got.mass_sum, want.mass_sum, mass_tolerance);
         if (variant == 0 && lists) {
-            check_hits(c, p, d, *lists, placed, want, n_splits, mass_tolerance);
+            check_hits(c, p, d, *lists, placed, want, reference, n_splits, mass_tolerance);
         }
         for (int h = 0; c.observe == 3 && h < c.n_head_kv; ++h) {
             double total = 0.0;
@@ -270,6 +292,7 @@ void check_all(int n_each, double work) {
                 c.arena = rng.next() % 4 != 0;
                 c.ring = rng.next() % 2 == 0;
                 c.select = static_cast<Select>(n % 3);
+                c.ring = c.ring && c.select == Select::all;  // rows of lists lie in slots or at home
                 c.n_parts = 1 + static_cast<int>(rng.next() % 3);
                 c.observe = rng.next() % 2 == 0 ? 3 : static_cast<int>(rng.next() % 4);
                 while (1.0*c.group*c.n_head_kv*c.n_tokens*c.n_cells*dim > work && (c.n_head_kv > 1 || c.n_tokens > 1)) {
@@ -282,7 +305,12 @@ void check_all(int n_each, double work) {
             }
         }
     }
-    std::printf("%llu cases, largest error %.3f of the tolerance\n", static_cast<unsigned long long>(n), worst);
+    std::printf("%llu cases, largest error %.3f of the tolerance; %.0f errors were estimated\n", static_cast<unsigned long long>(n), worst,
+                n_errors_all);
+    if (n_errors_all < 10) {
+        std::printf("FAIL: that is none\n");
+        failures += 1;
+    }
 }
 
 // What the kernels would read wrongly is refused.

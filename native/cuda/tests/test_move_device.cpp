@@ -99,35 +99,26 @@ void check_ring(const Shape & c, uint64_t seed, Stream stream) {
     p.first = seed % 3 == 0 ? static_cast<int>(rng.next() % n_pages) : 0;
     p.end = seed % 7 == 0 ? p.first : seed % 3 == 1 ? p.first + 1 + static_cast<int>(rng.next() % (n_pages - p.first)) : n_pages;
     p.slots_stride = static_cast<size_t>(n_pages) + 3;
-    p.n_tokens = 1 + static_cast<int>(rng.next() % 3);
-    p.standing_stride = static_cast<size_t>(n_pages) + 5;
     p.slot_bytes = slot_bytes(p.row, c);
     const int n_ring = p.end - p.first;
 
     std::vector<int32_t> slots(p.slots_stride * c.n_heads), newest;
-    std::vector<float> standing(p.standing_stride * p.n_tokens);
     std::vector<uint8_t> fresh;
     for (int32_t & slot : slots) {
         slot = rng.next() % 3 == 0 ? static_cast<int32_t>(rng.next() % 100) : -1;
-    }
-    for (float & x : standing) {
-        const uint64_t kind = rng.next() % 4;
-        x = kind == 0 ? 0.0f : kind == 1 ? std::numeric_limits<float>::infinity() : -std::numeric_limits<float>::infinity();
     }
     for (int page = 0; page < n_pages; ++page) {
         newest.push_back(rng.next() % 4 == 0 ? -1 : page);
         fresh.push_back(rng.next() % 6 == 0);
     }
-    const bool by_standing = seed % 2 == 0, with_fresh = seed % 5 != 0;
+    const bool with_fresh = seed % 5 != 0;
     const DeviceArray<int32_t> slots_device(slots), newest_device(newest);
-    const DeviceArray<float> standing_device(standing);
     const DeviceArray<uint8_t> fresh_device(fresh);
     const size_t n_slots = static_cast<size_t>(n_ring) * c.n_heads;
     const DeviceArray<uint8_t> ring(std::vector<uint8_t>(n_slots * p.slot_bytes, kUntouched)),
         held(std::vector<uint8_t>(n_slots, 9));
     p.slots = slots_device.data();
     p.newest = newest_device.data();
-    p.standing = standing_device.or_null(by_standing);
     p.fresh = fresh_device.or_null(with_fresh);
     p.ring = reinterpret_cast<char *>(ring.data());
     p.held = held.data();
@@ -137,11 +128,7 @@ void check_ring(const Shape & c, uint64_t seed, Stream stream) {
     std::vector<uint8_t> want(n_slots * p.slot_bytes, kUntouched), want_held(n_slots, 0);
     for (int head = 0; head < c.n_heads; ++head) {
         for (int page = p.first; page < p.end; ++page) {
-            bool seen = !by_standing && newest[page] >= 0;
-            for (int t = 0; by_standing && t < p.n_tokens; ++t) {
-                seen = seen || standing[t * p.standing_stride + page] >= 0.0f;
-            }
-            if (seen && slots[head * p.slots_stride + page] < 0 && !(with_fresh && fresh[page] != 0)) {
+            if (newest[page] >= 0 && slots[head * p.slots_stride + page] < 0 && !(with_fresh && fresh[page] != 0)) {
                 const size_t at = static_cast<size_t>(head) * n_ring + (page - p.first);
                 want_held[at] = 1;
                 home.put(c, p.stream, head, page, want.data() + at * p.slot_bytes);
@@ -255,6 +242,59 @@ void check_stage(const Shape & c, int n_cells, uint64_t seed, Stream stream) {
 #endif
 }
 
+// Rows that two groups of lists name, one behind the other: each comes over the link once, and those of pages in slots not at all.
+void check_bring(const Shape & c, uint64_t seed, Stream stream) {
+    cases::Random rng(seed);
+    const Home home(c, seed);
+    const int which = static_cast<int>(seed) % c.n_streams;
+    const EdgekvDeviceRow & row = home.row;
+    const int n_pages = (c.n_cells + c.page_tokens - 1) / c.page_tokens, n_lists = c.n_heads * (1 + static_cast<int>(seed % 3));
+    const size_t slots_stride = static_cast<size_t>(n_pages) + 2, list_stride = static_cast<size_t>(c.n_cells) + 1;
+    const size_t brought_stride = static_cast<size_t>(c.n_cells + 31) / 32 + 1;
+    std::vector<int32_t> slots(slots_stride * c.n_heads);
+    for (int32_t & slot : slots) {
+        slot = rng.next() % 3 == 0 ? static_cast<int32_t>(rng.next() % 100) : -1 - static_cast<int32_t>(rng.next() % 3);
+    }
+    std::vector<uint8_t> want_k(row.k_stride_cell * c.n_cells + 16, kUntouched), want_v(row.v_stride_cell * c.n_cells + 16, kUntouched);
+    const DeviceArray<uint8_t> k(want_k), v(want_v);
+    const DeviceArray<int32_t> slots_device(slots);
+    const DeviceArray<uint32_t> brought(std::vector<uint32_t>(brought_stride * c.n_heads));
+    std::vector<bool> there(static_cast<size_t>(c.n_cells) * c.n_heads);
+    for (int turn = 0; turn < 2; ++turn) {
+        std::vector<int32_t> cells(list_stride * n_lists, -7), n_rows(static_cast<size_t>(n_lists));
+        size_t n_link = 0;
+        for (int list = 0; list < n_lists; ++list) {
+            const int head = list % c.n_heads;
+            for (int cell = 0; cell < c.n_cells; ++cell) {
+                if (rng.next() % 4 != 0) {
+                    continue;
+                }
+                cells[list * list_stride + n_rows[list]++] = cell;
+                if (slots[head * slots_stride + cell / c.page_tokens] >= 0 || there[static_cast<size_t>(head) * c.n_cells + cell]) {
+                    continue;
+                }
+                there[static_cast<size_t>(head) * c.n_cells + cell] = true;
+                const size_t at_k = cell * row.k_stride_cell + head * row.k_stride_head, at_v = cell * row.v_stride_cell + head * row.v_stride_head;
+                std::copy_n(&home.bytes[home.k_at + which * row.k_stride_stream + at_k], row.k_row_bytes, want_k.begin() + static_cast<long>(at_k));
+                std::copy_n(&home.bytes[home.v_at + which * row.v_stride_stream + at_v], row.v_row_bytes, want_v.begin() + static_cast<long>(at_v));
+                n_link += row.k_row_bytes + row.v_row_bytes;
+            }
+        }
+        const DeviceArray<int32_t> cells_device(cells), n_device(n_rows);
+        const BringProblem p = {row, which, c.page_tokens, cells_device.data(), n_device.data(), list_stride, n_lists, slots_device.data(),
+                                slots_stride, brought.data(), brought_stride, reinterpret_cast<char *>(k.data()), reinterpret_cast<char *>(v.data())};
+#if !defined(__CUDACC__)
+        const size_t before = emulator::link_bytes();
+#endif
+        launch_bring(p, stream, 1 + static_cast<int>(seed % 5));
+        test::must(stream_sync(stream));
+#if !defined(__CUDACC__)
+        CHECK(emulator::link_bytes() - before == n_link, "turn %d: %zu bytes over the link, not %zu", turn, emulator::link_bytes() - before, n_link);
+#endif
+        CHECK(k.get() == want_k && v.get() == want_v, "turn %d: %d cells of %d heads", turn, c.n_cells, c.n_heads);
+    }
+}
+
 void check_scatter(int n, int n_device, uint64_t seed, Stream stream) {
     cases::Random rng(seed);
     std::vector<int32_t> want(static_cast<size_t>(n) * 2 + 5, -3), places(want.size());
@@ -299,6 +339,7 @@ int main() {
                     c.n_heads = std::min(c.n_heads, 2);
                 }
                 check_ring(c, seed, stream);
+                check_bring(c, seed, stream);
                 check_stage(c, i % 4 == 0 ? c.n_cells : i % 4 == 1 ? 0 : 1 + c.n_cells / 2, seed, stream);
                 Shape other = c;
                 std::swap(other.k_type, other.v_type);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,11 @@ import click
 from edgekv.cli.bench import ModeList
 from edgekv.cli.lists import CommaList
 from edgekv.cli.options import model_argument, model_path, option, threads_option
-from edgekv.cli.progress import progress_bar
+from edgekv.cli.progress import duration, progress_bar
 from edgekv.cli.tables import Column, measured_on, output_option, print_rows
 
 _COUNTS = CommaList(click.IntRange(1), "N,N,...")
-DEFAULT_MODES = ("exact", "sparse", "sparse-box", "ema", "streaming")
+DEFAULT_MODES = ("exact", "sparse", "ema", "streaming")
 DEFAULT_TEXTS = ("prose", "code", "dialogue")
 
 
@@ -41,7 +40,7 @@ TEXT_COLUMNS = [
     Column("kld_stock", "KLD stock", _scientific),
     Column("same_top_exact", "same top %", _percent),
     Column("attended_fraction", "attended %", _percent),
-    Column("coverage", "coverage %", _percent),
+    Column("error", "error %", lambda error: f"{100 * error:.2f}"),
     Column("note", "note", right=False),
 ]
 
@@ -55,7 +54,14 @@ TASK_COLUMNS = [
     Column("retention", "retention %", _percent),
     Column("retention_interval", "95 %"),
     Column("attended_fraction", "attended %", _percent),
-    Column("coverage", "coverage %", _percent),
+    Column("error", "error %", lambda error: f"{100 * error:.2f}"),
+    Column("note", "note", right=False),
+]
+
+GRID_COLUMNS = [
+    Column("task", "found of asked", right=False),
+    Column("mode", "mode", right=False),
+    Column("parts", "depth %"),
     Column("note", "note", right=False),
 ]
 
@@ -64,31 +70,29 @@ SAYS_NOTHING = "says nothing about the cache"
 
 @click.command()
 @model_argument
-@option("--modes", type=ModeList(), help="Modes to compare with full attention, as in `edgekv bench kv`, e.g. sparse:attend=10%,ema.  "
-        f"[default: {','.join(DEFAULT_MODES)}; with one of the next five options that mode alone]")
-@option("--policy", metavar="NAME+...", help="Compare a mode that attends what this policy keeps.")
-@option("--budget", metavar="PERCENT|TOKENS", help="Its page budget, e.g. 12.5%, however short the context is.")
-@option("--split", metavar="NAME", help="How it divides the budget among the heads.")
-@option("--sketch", metavar="NAME", help="The sketch that it chooses pages by besides.  [default: none]")
-@option("--blend", type=float, metavar="SHARE", help="Weight of the policy's score against the sketch's estimate.")
+@option("--modes", type=ModeList(), help="Modes to compare with full attention, as in `edgekv bench kv`, e.g. sparse:resolution=1000,ema.  "
+        f"[default: {','.join(DEFAULT_MODES)}; with one of the next two options that mode alone]")
+@option("--policy", metavar="NAME+...", help="Compare a mode that attends what this policy keeps, without sketches.")
+@option("--budget", metavar="PERCENT|TOKENS", help="How much that is of the context, e.g. 12.5%, however short it is.")
 @option("--text", "texts", multiple=True, metavar="TEXT", default=DEFAULT_TEXTS, show_default=True,
         help="Text to predict: prose, code or dialogue (made from Python's standard library), or a file. Several times for several texts; "
              "the tasks are planted in the first.")
 @option("-d", "--depth", type=click.IntRange(1), help="Tokens of context before the predictions.  [default: 7680, or what the model was "
         "trained for]")
 @option("-n", "--steps", type=click.IntRange(0), default=256, show_default=True, help="Predictions to compare; 0 for none.")
-@option("--tasks", metavar="NAME,...", default="all", show_default=True,
-        help="all, none, or some of passkey, lines, uuid, niah-single, niah-multikey, variables, common-words, frequent-words, records, "
-             "question-last, question-first, after-cold, several.")
+@option("--tasks", metavar="NAME,...", default="default", show_default=True,
+        help="default: passkey, lines, uuid, niah-single, niah-multikey, variables, common-words, frequent-words, records, question-last, "
+             "question-first, after-cold, several. By name besides: niah-multivalue, niah-multiquery, niah-needles (a text of nothing but "
+             "needles), variables-4hop, needle-grid (found by depth and length), and forms of examinations: true-false, fill-in, choose, "
+             "match after the text, true-false-first, fill-in-first, choose-first, match-first before it. Also: all, none.")
 @option("--lengths", type=_COUNTS, help="Tokens of the tasks' contexts.  [default: 1024,2048,4096, as far as the model was trained]")
 @option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Contexts of each task and length.")
 @threads_option
 @option("--seed", type=int, default=0, show_default=True, help="Chooses what the tasks are made of.")
 @output_option("json", "csv", "md")
 def quality(
-    model: Path | None, modes: tuple[str, ...] | None, policy: str | None, budget: str | None, split: str | None, sketch: str | None,
-    blend: float | None, texts: tuple[str, ...], depth: int | None, steps: int, tasks: str, lengths: tuple[int, ...] | None, samples: int,
-    threads: int | None, seed: int, output: str,
+    model: Path | None, modes: tuple[str, ...] | None, policy: str | None, budget: str | None, texts: tuple[str, ...],
+    depth: int | None, steps: int, tasks: str, lengths: tuple[int, ...] | None, samples: int, threads: int | None, seed: int, output: str,
 ) -> None:
     """Say what a KV mode costs in quality, against full attention.
 
@@ -96,34 +100,35 @@ def quality(
     attention's, "KLD exact" the mean divergence of the predicted distributions, "KLD p99" what one in a hundred exceeds, "same
     top" how often both find the same token most likely; the row "off" (stock llama.cpp) shows how far two correct kernels are
     apart. Tasks: questions about long contexts, each read in with full attention before the mode sees a question. "retention"
-    is the share of what full attention answers that the mode answers too. A task that full attention hardly answers says
-    nothing about the cache, and does not count in the row "all". Intervals are 95 %. JSON and CSV have more: each length, and
-    the wrong answers.
+    is the share of what full attention answers that the mode answers too, and the row "off" again shows what stock keeps. A task
+    that full attention hardly answers, or no better than guesses would, says nothing about the cache, and does not count in the row
+    "all"; what a sparse mode answers while it attends everything does not count either. Intervals are 95 %. JSON and CSV have more:
+    each length, and the wrong answers. The same seed asks the same questions.
 
     MODEL is a GGUF file; without it the default model is used.
     """
     from edgekv.machine import n_cores
     from edgekv.bench.quality import QualityBench, run
-    from edgekv.bench.tasks import TASKS
+    from edgekv.bench.tasks import TASKS, default_tasks
     from edgekv.bench.text import find_text
 
-    own = _own_mode({"policy": policy, "attend": budget, "split": split, "sketch": sketch, "blend": blend})
+    groups = {"default": default_tasks(), "all": tuple(TASKS), "none": ()}
+    own = _own_mode({"policy": policy, "attend": budget})
     request = QualityBench(
         model=model_path(model),
         texts=tuple(find_text(name) for name in texts),
         modes=(*(modes or (() if own else DEFAULT_MODES)), *own),
         depth=depth,
         n_steps=steps,
-        tasks={"all": tuple(TASKS), "none": ()}.get(tasks) or tuple(name.strip() for name in tasks.split(",") if tasks != "none"),
+        tasks=tuple(dict.fromkeys(name for named in tasks.split(",") for name in groups.get(named.strip(), (named.strip(),)))),
         lengths=lengths,
         n_samples=samples,
         n_threads=threads or n_cores(),
         seed=seed,
     )
 
-    def tell(text: str) -> None:
-        if sys.stderr.isatty():
-            click.echo(text, err=True)
+    def tell(seconds: float) -> None:
+        click.echo(f"this takes about {duration(seconds)} in all", err=True)
 
     with progress_bar() as progress:
         rows = [row for group in run(request, progress, tell) for row in group]
@@ -132,7 +137,8 @@ def quality(
         return
     shown = [_shown(row) for row in rows]
     tables = [([row for row in shown if row["kind"] == "text"], TEXT_COLUMNS),
-              ([row for row in shown if row["kind"] == "task" and row["length"] is None], TASK_COLUMNS)]
+              ([row for row in shown if row["kind"] == "task" and row["length"] is None], TASK_COLUMNS),
+              _grid([row for row in rows if row["kind"] == "grid"])]
     click.echo(measured_on(rows))
     for part, columns in (table for table in tables if table[0]):
         click.echo()
@@ -140,15 +146,25 @@ def quality(
 
 
 def _own_mode(options: dict[str, Any]) -> tuple[str, ...]:
-    """The mode that --policy and the like make: sparse, without a sketch unless one is named, and with the budget as it is
-    said."""
+    """The mode that --policy and --budget make: sparse without sketches, at any depth."""
     given = {name: value for name, value in options.items() if value is not None}
     if not given:
         return ()
-    if given.setdefault("sketch", "none") == "none":
-        given = {"blend": 1, **given, "feed": "off"}
-    changes = {"min_tokens": 0, **given}
+    changes = {"exact_tokens": 0, "sketch": "none", **given}
     return ("sparse:" + ",".join(f"{name}={value}" for name, value in changes.items()),)
+
+
+def _grid(cells: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Column]]:
+    """A row for each part of the context, a column for each length: what was found there of what was asked."""
+    rows: dict[tuple[str, str, float], dict[str, Any]] = {}
+    lengths = list(dict.fromkeys(cell["length"] for cell in cells))
+    half = min((cell["part"] for cell in cells), default=0)
+    for cell in cells:
+        parts = f"{100 * (cell['part'] - half):.0f}-{100 * (cell['part'] + half):.0f}"
+        row = rows.setdefault((cell["task"], cell["mode"], cell["part"]), {"task": cell["task"], "mode": cell["mode"], "parts": parts})
+        row[cell["length"]] = f"{cell['found']}/{cell['asked']}" if cell["asked"] else None
+        row["note"] = "; ".join(filter(None, (row.get("note"), cell["note"]))) or None
+    return list(rows.values()), [*GRID_COLUMNS[:-1], *(Column(length, f"at {length:,}") for length in lengths), GRID_COLUMNS[-1]]
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -24,6 +25,7 @@ from edgekv.bench.retention import Retention
 from edgekv.bench.start import Start
 from edgekv.bench.tasks import Blank, Question
 from edgekv.bench.text import Text, find_text, standard_text
+from edgekv.cli.progress import Lines, progress_bar
 from edgekv.cli.quality import _own_mode
 from edgekv.cli.quality import quality as command
 from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
@@ -31,7 +33,7 @@ from edgekv.machine import cpu_family
 
 from decoding import kld
 
-SPARSE = "sparse:attend=20%,min_tokens=0,coverage_floor=0"
+SPARSE = "sparse:resolution=20,exact_tokens=0,recent_tokens=16"
 QUICK = {"texts": (standard_text(),), "modes": ("exact", SPARSE), "depth": 400, "n_steps": 12, "tasks": (), "lengths": (700,)}
 
 
@@ -111,16 +113,72 @@ def test_retention():
         Retention.of((True,), (True, False))
 
 
+def test_what_guesses_find_says_nothing():
+    """True or false: six of eight may be luck, eight are not."""
+    six, eight = (sum((Retention.of((i < n,), (True,), 0.5) for i in range(8)), Retention()) for n in (6, 8))
+    assert six.luck == eight.luck == 4 and six.says_nothing and not eight.says_nothing
+    assert not Retention(8, 6).says_nothing and eight.row()["luck"] == 4 and not (eight + Retention(8, 8, 8, 8)).says_nothing
+
+
 def test_effort():
-    effort = Effort([Work(Kind.READ, 50, 100), Work(Kind.READ, 150, 100), Work(Kind.DECODE, 200, 10)])
+    effort = Effort([Work(Kind.READ, 50, 100), Work(Kind.READ, 150, 100), Work(Kind.DECODE, 200, 10), Work(Kind.DECODE, 200, 10)])
     effort.add(Work(Kind.READ, 50, 100), 100 * (1 + 50 * 0.1))
+    effort.finish()
     assert effort.seconds_in_all() is None is effort.seconds_left()
     effort.add(Work(Kind.READ, 150, 100), 100 * (1 + 150 * 0.1))
+    effort.finish()
     effort.add(Work(Kind.DECODE, 200, 5), 20)
-    assert effort.seconds_in_all() == pytest.approx(600 + 1600 + 40) and effort.n_done == 205 and effort.n_tokens == 210
-    assert effort.seconds_left() == pytest.approx(2240 * 5 / 210)
+    assert effort.seconds_left() == pytest.approx(15 * 4), "tokens that are decoded take longer than those that are read"
+    assert effort.seconds_in_all() == pytest.approx(600 + 1600 + 80) and effort.n_done == 205 and effort.n_tokens == 220
+    effort.finish()
+    assert effort.seconds_left() == pytest.approx(40) and effort.n_done == 210, "a shorter answer than planned leaves no time behind"
     effort.add(Work(Kind.DECODE, 200, 50), 200)
-    assert effort.n_done == 210 and effort.seconds_left() == 0
+    assert effort.n_done == 220 and effort.seconds_left() == 0
+    effort.finish()
+    assert effort.n_done == 220 and effort.seconds_left() == 0
+
+
+def test_progress_off_a_terminal():
+    """A line when a part is finished, one every half minute within it, and nothing of runs that are over at once."""
+    said, now = [], [0.0]
+    lines = Lines(lambda: now[0], said.append)
+    for now[0], what, done, left in ((1, "prose: read", 0, None), (29, "prose: off", 100, None), (40, "prose: exact", 200, 90.0),
+                                     (69, "prose: sparse", 300, 80.0), (71, "prose: ema", 400, 75.0), (73.5, "code: read", 500, 70.0),
+                                     (74, "passkey: read", 501, 70.0), (104, "passkey: off", 600, None)):
+        lines(what, done, 1000, left)
+    now[0] = 200
+    lines.close()
+    assert said == ["prose: exact, 20 % done, about 90 s left".replace("90 s", "2 min"), "prose: ema, 40 % done, about 75 s left",
+                    "prose finished; code: read, 50 % done, about 70 s left", "passkey: off, 60 % done, about 69 s left",
+                    "passkey finished, after 3 min in all"]
+    short, silent = Lines(lambda: now[0], said.append), len(said)
+    for what in ("a", "b: c", "d"):
+        short(what, 1, 2)
+    short.close()
+    assert len(said) == silent
+
+
+def test_time_left_where_the_caller_does_not_know():
+    """By a rule of three, from where a count begins."""
+    said, now = [], [0.0]
+    lines = Lines(lambda: now[0], said.append)
+    for now[0], done, total in ((0, 0, 50), (10, 50, 50), (20, 0, 1000), (60, 200, 1000)):
+        lines("decode", done, total)
+    assert said == ["decode, 20 % done, about 3 min left"]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress_of_the_command(synthetic, monkeypatch, capsys, terminal):
+    monkeypatch.setattr("edgekv.cli.progress.EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("edgekv.cli.progress.LEAST_SECONDS", 0.0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    request = QualityBench(synthetic(), **{**QUICK, "tasks": ("passkey",)})
+    with progress_bar() as progress:
+        rows = [row for group in run(request, progress) for row in group]
+    said = capsys.readouterr().err
+    assert rows and ("prose finished; passkey 700: read, " in said) == (not terminal)
+    if not terminal:
+        assert re.search(r"^passkey 700: sparse.*, 9\d % done, about \d+ s left$", said, re.M) and "passkey 700 finished, after " in said
 
 
 # ---- the way back ---------------------------------------------------------------------------------------------------------------
@@ -136,10 +194,10 @@ def started(synthetic):
         yield decoder, start, tokens[300:]
 
 
-@pytest.mark.parametrize("name", ["off", "exact", "sparse-uniform:blend=0,policy=none,attend=20%,min_tokens=0,coverage_floor=0"])
+@pytest.mark.parametrize("name", ["off", "exact", f"{SPARSE},policy=none"])
 def test_snapshot_brings_back_what_was_dropped(started, name):
-    """The same logits as before, whatever stood in the cells meanwhile; the sketches of the pages too. (A policy and a pooled
-    budget remember the steps before.)"""
+    """The same logits as before, whatever stood in the cells meanwhile; the sketches of the pages too. (A policy
+    remembers the steps before, and what it pins is read.)"""
     decoder, start, tokens = started
     decoder.llama.kv.configure(find_mode(name).options(start.base, 300))
     decoder.decode(tokens[:1])
@@ -236,12 +294,18 @@ def test_rows_of_texts(synthetic):
     assert [rows[8][key] for key in ("nll", "kld_exact", "same_top_exact")] == pytest.approx(means)
 
 
+def decode_some(decoder) -> None:
+    """As questions do: more than the first step, which may attend everything."""
+    for token in (7, 8, 9):
+        decoder.decode([token])
+
+
 def test_rows_of_tasks(synthetic, monkeypatch):
     """Full attention finds what is asked, and the other mode every other answer: the counts say so."""
     told = []
 
     def scripted(decoder, question, lead, follow):
-        decoder.decode([7])
+        decode_some(decoder)
         asked.append(question)
         sparse = decoder.llama.kv.mode == "sparse"
         return ["wrong" if sparse and len(asked) % 2 else f" {blank.expected}" for blank in question.blanks]
@@ -251,8 +315,9 @@ def test_rows_of_tasks(synthetic, monkeypatch):
     request = QualityBench(synthetic(), **{**QUICK, "n_steps": 0, "tasks": ("lines", "passkey"), "lengths": (800, 700)})
     (rows,) = run(request, tell=told.append)
     assert [(row["task"], row["length"], row["mode"]) for row in rows] == [
-        (task, length, mode) for task in ("lines", "passkey") for length in (700, 800, None) for mode in ("exact", SPARSE)
-    ] + [("all", None, "exact"), ("all", None, SPARSE)]
+        (task, length, mode) for task in ("lines", "passkey") for length in (700, 800, None)
+        for mode in ("off", "exact", SPARSE)
+    ] + [("all", None, mode) for mode in ("off", "exact", SPARSE)]
     by = {(row["task"], row["length"], row["mode"]): row for row in rows}
     full, half = by["lines", None, "exact"], by["lines", None, SPARSE]
     assert (full["asked"], full["full_found"], full["kept"], full["retention"], full["wrong"]) == (16, 16, 16, 1, "")
@@ -260,32 +325,81 @@ def test_rows_of_tasks(synthetic, monkeypatch):
     assert half["wrong"].count("answered 'wrong'") == 8 and "in 700 tokens" in half["wrong"]
     assert by["lines", 700, SPARSE]["kept"] + by["lines", 800, SPARSE]["kept"] == 8
     assert by["all", None, SPARSE]["asked"] == 18 and not half["says_nothing"]
+    stock = by["lines", None, "off"]
+    assert (stock["full_found"], stock["kept"], stock["attended_fraction"]) == (16, 16, None), "what stock keeps stands beside"
     assert all(row["kind"] == "task" and row["text"] is None and row["nll"] is None for row in rows)
 
 
+def test_a_mode_that_attended_everything_is_no_finding(synthetic, monkeypatch):
+    """Below the depth where it begins to select, and where it is told to attend all: its answers do not count, and the row says so."""
+    monkeypatch.setattr("edgekv.bench.answers.ask", lambda decoder, question, *_: (
+        decode_some(decoder), [f" {blank.expected}" for blank in question.blanks])[-1])
+    deep = f"{SPARSE},exact_tokens=768"
+    dropping = "evict:keep=416,split=uniform,policy=streaming"
+    rows = rows_of(synthetic(), n_steps=4, tasks=("lines", "passkey"), lengths=(700, 900),
+                   modes=(deep, "ema:attend=100%,exact_tokens=0", SPARSE, "evict:keep=1000", dropping))
+    for row in (row for row in rows if row["mode"] == deep and row["kind"] == "task"):
+        all_asked = {"lines": 8, "passkey": 1, "all": 9}[row["task"]]
+        assert row["asked"] == (0 if row["length"] == 700 else all_asked)
+        assert row["note"] == (None if row["length"] == 900 else "attended everything in 700 tokens: not counted")
+        assert row["retention"] == (None if row["length"] == 700 else 1)
+    for row in (row for row in rows if row["mode"] in ("ema:attend=100%,exact_tokens=0", "evict:keep=1000")):
+        assert "attended everything" in row["note"] and row["retention"] is None and row["asked"] in (None, 0)
+    for row in (row for row in rows if row["mode"] in (SPARSE, dropping, "exact", "off")):
+        assert not row["note"] and (row["kind"] == "text" or row["retention"] == 1)
+    assert {row["note"] for row in rows if row["kind"] == "text" and row["mode"] == deep} == {
+        "attended everything: that says nothing about a sparse mode"}
+
+
 def test_what_full_attention_cannot_do_says_nothing(synthetic, monkeypatch):
-    monkeypatch.setattr("edgekv.bench.answers.ask", lambda decoder, question, *_: (decoder.decode([7]), ["?"] * len(question.blanks))[-1])
+    monkeypatch.setattr("edgekv.bench.answers.ask", lambda decoder, question, *_: (decode_some(decoder), ["?"] * len(question.blanks))[-1])
     rows = rows_of(synthetic(), n_steps=0, tasks=("lines", "passkey"))
     assert all(row["says_nothing"] and row["retention"] is None for row in rows)
-    assert [row["asked"] for row in rows] == [8, 8, 1, 1, 0, 0]
+    assert [row["asked"] for row in rows] == 3 * [8] + 3 * [1] + 3 * [0]
 
 
 def test_every_task_runs_on_random_weights(synthetic):
     from edgekv.bench.tasks import TASKS
 
     rows = rows_of(synthetic(), n_steps=0, tasks=tuple(TASKS), modes=(SPARSE,))
-    assert {row["task"] for row in rows} == {*TASKS, "all"} and {row["mode"] for row in rows} == {"exact", SPARSE}
+    assert {row["task"] for row in rows} == {*TASKS, "all"} and {row["mode"] for row in rows} == {"off", "exact", SPARSE}
     for row in rows:
         assert row["asked"] > 0 or row["task"] == "all"
-        assert row["mode"] == "exact" or row["task"] == "all" or 0 < row["attended_fraction"] < 1
+        assert row["mode"] != SPARSE or row["task"] == "all" or row["kind"] == "grid" or 0 < row["attended_fraction"] < 1
+
+
+def test_the_grid_of_needles(synthetic, monkeypatch):
+    """One row for each fifth of the context, one column for each length; here a mode loses the second fifth of the longer one."""
+
+    def scripted(decoder, question, lead, follow):
+        lost = decoder.llama.kv.mode == "sparse" and decoder.position > 750 and int(5 * (question.depth or 0)) == 1
+        decode_some(decoder)
+        return ["wrong" if lost else f" {blank.expected}" for blank in question.blanks]
+
+    monkeypatch.setattr("edgekv.bench.answers.ask", scripted)
+    rows = rows_of(synthetic(), n_steps=0, tasks=("needle-grid", "passkey"), lengths=(700, 800), n_samples=2)
+    cells = [row for row in rows if row["kind"] == "grid"]
+    assert [(row["mode"], row["length"], row["part"]) for row in cells] == [
+        (mode, length, part) for mode in ("off", "exact", SPARSE) for length in (700, 800) for part in (0.1, 0.3, 0.5, 0.7, 0.9)]
+    assert all((row["asked"], row["full_found"]) == (2, 2) and row["task"] == "needle-grid" for row in cells)
+    assert [row["found"] for row in cells] == 20 * [2] + 5 * [2] + [2, 0, 2, 2, 2] and cells[26]["wrong"].count("answered") == 2
+    (row,) = [row for row in rows if (row["kind"], row["task"], row["mode"], row["length"]) == ("task", "needle-grid", SPARSE, None)]
+    assert (row["asked"], row["kept"]) == (20, 18)
+    deep = f"{SPARSE},exact_tokens=768"
+    table = invoke(str(synthetic()), "--modes", f"{SPARSE},{deep}", "--text", "prose", "-n", "0", "--tasks", "needle-grid",
+                   "--lengths", "700,800", "-t", "1").stdout.split("\n\n")[-1].splitlines()
+    assert table[0].split() == "found of asked mode depth % at 700 at 800 note".split() and len(table) == 1 + 4 * 5
+    assert table[1].split() == "needle-grid off 0-20 1/1 1/1 -".split()
+    assert table[12].split() == f"needle-grid {SPARSE} 20-40 1/1 0/1 -".split()
+    assert table[16].split()[:5] == f"needle-grid {deep} 0-20 - 1/1".split() and "700 tokens: not counted" in table[16]
 
 
 def test_a_number_that_is_not_attended_is_not_known(default_model):
     """Whether a small model finds it with full attention says nothing about a kernel; what it does not read it cannot say."""
-    exact, everything, streaming = rows_of(default_model, n_steps=0, tasks=("niah-single",), lengths=(320,),
-                                           modes=("sparse:attend=100%,min_tokens=0", "streaming:min_tokens=0"))
+    _, exact, everything, streaming = rows_of(default_model, n_steps=0, tasks=("niah-single",), lengths=(320,),
+                                           modes=("ema:attend=100%,exact_tokens=0", "streaming:exact_tokens=0"))
     assert exact["asked"] == 1 and exact["kept"] == exact["full_found"]
-    assert everything["attended_fraction"] == 1
+    assert everything["attended_fraction"] == 1 and everything["asked"] == 0 and "attended everything in 320" in everything["note"]
     assert streaming["found"] == 0 and streaming["attended_fraction"] < 0.5
     assert streaming["wrong"].count("answered") == exact["full_found"], "only what full attention finds counts as lost"
 
@@ -342,36 +456,37 @@ def invoke(*arguments: str):
 def test_command(synthetic, tmp_path):
     text = tmp_path / "own.txt"
     text.write_text(standard_text().content[:9000])
-    arguments = (str(synthetic()), "--modes", "exact,sparse:min_tokens=0,attend=20%", "--text", str(text), "-d", "300", "-n", "4",
+    arguments = (str(synthetic()), "--modes", f"exact,{SPARSE}", "--text", str(text), "-d", "300", "-n", "4",
                  "--tasks", "passkey,records", "--lengths", "700", "-t", "1")
     result = invoke(*arguments, "-o", "json")
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)
-    assert [row["kind"] for row in rows] == ["text"] * 3 + ["task"] * 6 and rows[0]["text"] == "own.txt"
+    assert [row["kind"] for row in rows] == ["text"] * 3 + ["task"] * 9 and rows[0]["text"] == "own.txt"
     assert len({tuple(row) for row in rows}) == 1, "CSV has one header"
     tables = invoke(*arguments).stdout
     head, first, second = tables.split("\n\n")
     assert head.startswith(cpu_family()) and all(row["cpu"] == cpu_family() and row["date"] for row in rows)
     assert first.split()[:3] == ["text", "mode", "depth"] and len(first.splitlines()) == 4
-    assert second.split()[:3] == ["task", "mode", "asked"] and len(second.splitlines()) == 7 and "says nothing" in second
+    assert second.split()[:3] == ["task", "mode", "asked"] and len(second.splitlines()) == 10 and "says nothing" in second
     assert "note" not in first.splitlines()[0]
     parsed = list(csv.DictReader(io.StringIO(invoke(*arguments[:-6], "--tasks", "none", "-t", "1", "-o", "csv").stdout)))
-    assert len(parsed) == 3 and parsed[2]["mode"] == "sparse:min_tokens=0,attend=20%"
+    assert len(parsed) == 3 and parsed[2]["mode"] == SPARSE
 
 
 def test_options_that_make_a_mode(synthetic):
     assert _own_mode({"policy": None, "attend": None}) == ()
-    (name,) = _own_mode({"policy": "ema+anchor", "attend": "20%", "split": None, "sketch": None, "blend": None})
-    assert name == "sparse:min_tokens=0,blend=1,policy=ema+anchor,attend=20%,sketch=none,feed=off"
-    (sketched,) = _own_mode({"policy": None, "attend": "20%", "split": "uniform", "sketch": "b1", "blend": 0.5})
-    assert sketched == "sparse:min_tokens=0,attend=20%,split=uniform,sketch=b1,blend=0.5"
-    for mode in (name, sketched):
-        assert find_mode(mode).changes["min_tokens"] == 0
+    (name,) = _own_mode({"policy": "ema+anchor", "attend": "20%"})
+    assert name == "sparse:exact_tokens=0,sketch=none,policy=ema+anchor,attend=20%"
+    (smaller,) = _own_mode({"policy": None, "attend": "20%"})
+    assert smaller == "sparse:exact_tokens=0,sketch=none,attend=20%"
+    for mode in (name, smaller):
+        assert find_mode(mode).changes["exact_tokens"] == 0
     common = (str(synthetic()), "--text", "prose", "-d", "300", "-n", "2", "--tasks", "none", "-t", "1", "-o", "json")
     rows = json.loads(invoke(*common, "--policy", "ema+anchor", "--budget", "20%").stdout)
     assert [row["mode"] for row in rows] == ["off", "exact", name]
     assert isinstance(invoke(*common, "--policy", "fish").exception, ConfigError)
     assert isinstance(invoke(*common, "--tasks", "fish").exception, ConfigError)
+    assert "'fish'" in str(invoke(*common, "--tasks", "default,fish").exception)
     assert invoke(*common, "--lengths", "many").exit_code == 2
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from hashlib import sha256
+
 import pytest
 
 from edgekv.bench.answers import GAP_TOKENS, Plan
 from edgekv.bench.asking import n_tokens_of
 from edgekv.bench.frame import Frame, plain
 from edgekv.bench.haystack import paragraphs, planted, sentences
-from edgekv.bench.tasks import TASKS, Blank, Question
+from edgekv.bench.tasks import TASKS, Blank, Question, default_tasks
 from edgekv.bench.tasks.base import is_right, spread
+from edgekv.bench.tasks.forms import FORMS
 from edgekv.bench.text import Text, find_text
 from edgekv.errors import ConfigError, ModelError
 from edgekv.llama import Llama
@@ -56,10 +62,11 @@ def test_contexts(llama, name):
             assert said(llama, built.tokens[position:]).lstrip().startswith(needle)
             assert abs(position - depth * LENGTH) < 0.2 * LENGTH and position + len(plain(llama, needle)) <= LENGTH
         opening = said(llama, plain(llama, context.opening)).strip()
-        assert sample.question_in_context == (name == "question-first") == ("?" in opening)
+        assert sample.question_in_context == name.endswith("-first") == ("?" in opening)
         for question in sample.questions:
             assert not question.asked or question.asked not in read
-            assert all(blank.before.strip(' \n.,":') not in opening for blank in question.blanks if not sample.question_in_context)
+            said_before = [begun for blank in question.blanks if (begun := blank.before.strip(' \n.,":'))]
+            assert said_before and (sample.question_in_context or all(begun not in opening for begun in said_before))
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -70,7 +77,8 @@ def test_the_answers_stand_in_the_context(llama, name):
         read = said(llama, sample.context.build(llama, frame, text).tokens)
         for question in sample.questions:
             right = [f" {blank.expected}" for blank in question.blanks]
-            assert all(blank.expected in read for blank in question.blanks)
+            closed = not all(blank.expected[0].isdigit() for blank in question.blanks) and question.chance
+            assert all(blank.expected in ((question.asked or sample.context.opening) if closed else read) for blank in question.blanks)
             assert question.grade(right) == (True,) * len(right)
             assert question.grade(["something else"] * len(right)) == (False,) * len(right)
             assert question.grade([answer + "7" for answer in right]) == (False,) * len(right)
@@ -128,6 +136,81 @@ def test_what_is_decoded_while_it_goes_cold_is_no_part_of_a_context(llama):
     assert all(middle not in said(llama, reading.tokens) for reading in plan.readings)
 
 
+def test_default_tasks_leave_out_what_takes_long():
+    assert set(default_tasks()) < set(TASKS) and {"passkey", "variables", "several"} <= set(default_tasks())
+    assert not {"needle-grid", "niah-needles", "match", "true-false-first"} & set(default_tasks())
+
+
+def test_forms_are_about_the_text_of_the_others(llama):
+    """One reading for all questions after it; what stands before a text is a reading of its own."""
+    plan = Plan(llama, find_text("prose"), ("question-last", *FORMS, *(f"{name}-first" for name in FORMS)), (LENGTH,), 1, seed=0)
+    assert [[asked.task for asked in reading.samples] for reading in plan.readings] == [
+        ["question-last", *FORMS], *([f"{name}-first"] for name in FORMS)]
+    same = Plan(llama, find_text("prose"), ("niah-multikey", "niah-multiquery"), (LENGTH,), 1, seed=0)
+    assert len(same.readings) == 1
+
+
+def test_true_or_false():
+    """As many true statements as false ones, and the text says which."""
+    for sample in samples("true-false"):
+        stated = [question.blanks[0].before.removeprefix("The statement that t").removesuffix(" is") for question in sample.questions]
+        truth = [f"T{statement}." in sample.context.needles for statement in stated]
+        assert truth == [question.blanks[0].expected == "true" for question in sample.questions] and sum(truth) == 4 and len(truth) == 8
+        assert all(question.chance == 1 / 2 for question in sample.questions)
+
+
+def test_choose_and_match():
+    for one, other in zip(samples("choose"), samples("match")):
+        for needle, question in zip(one.context.needles, one.questions):
+            (blank,) = question.blanks
+            assert question.chance == 1 / 4 and f"{blank.expected}) {needle.split()[-1].rstrip('.')}" in question.asked
+        (question,) = other.questions
+        matched = {f"The {blank.before.strip().removesuffix(':')} is {blank.expected}." for blank in question.blanks}
+        assert matched == set(other.context.needles) and question.chance == 1 / 4
+
+
+def test_a_haystack_of_needles(llama):
+    """Nothing else stands in it, no two of them are about the same thing or say the same number, and it is long enough for any length."""
+    for sample in samples("niah-needles", length=LENGTH):
+        read = said(llama, sample.context.build(llama, Frame.of(llama), find_text("prose")).tokens)
+        lines = [line for line in read.removeprefix(said(llama, Frame.of(llama).before)).split("\n\n") if line]
+        assert len(lines) > 40 and all(line.startswith("The magic number of the ") for line in lines)
+        assert len({line.split(" is ")[0] for line in lines}) == len({line.split(" is ")[-1] for line in lines}) == len(lines)
+    (long,) = samples("niah-needles", 1, length=131072)
+    assert len(set(long.context.filler)) == len(long.context.filler) == 131072 // 8
+
+
+def test_four_hops():
+    for sample in samples("variables-4hop"):
+        boxes = [blank.expected for blank in sample.questions[0].blanks]
+        number = sample.questions[1].blanks[0].expected
+        assert len(set(boxes)) == 5 and boxes[-1] in sample.questions[1].asked and number in sample.questions[0].asked
+        first, *links = sample.context.needles
+        assert boxes[0] in first and number in first and not any(number in link for link in links)
+        assert [(of in link, to in link) for of, to, link in zip(boxes, boxes[1:], links)] == [(True, True)] * 4
+
+
+def test_a_needle_at_each_depth_of_the_grid(llama):
+    plan = Plan(llama, find_text("prose"), ("needle-grid",), (2000, LENGTH), 2, seed=0)
+    for length in (2000, LENGTH):
+        depths = [asked.sample.questions[0].depth for reading in plan.readings for asked in reading.samples
+                  if len(reading.tokens) == length]
+        assert [int(10 * depth) for depth in depths] == list(range(10))
+    assert all(asked.sample.context.depths == (asked.sample.questions[0].depth,) for reading in plan.readings for asked in reading.samples)
+
+
+def test_samples_are_the_same_in_another_process(llama):
+    """Nothing hangs on the order of sets or on a clock."""
+    code = ("import hashlib; from edgekv.bench.tasks import TASKS; "
+            f"print(hashlib.sha256(repr([TASKS.get(name).samples(3, {LENGTH}, 0, 2) for name in TASKS]).encode()).hexdigest())")
+    here = sha256(repr([TASKS.get(name).samples(3, LENGTH, 0, 2) for name in TASKS]).encode()).hexdigest()
+    for hashing in ("1", "2"):
+        done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": hashing}, capture_output=True, text=True)
+        assert done.stdout.strip() == here, done.stderr
+    one, other = (Plan(llama, find_text("prose"), tuple(TASKS), (1500,), 1, seed=3) for _ in range(2))
+    assert [reading.tokens for reading in one.readings] == [reading.tokens for reading in other.readings]
+
+
 def test_frames(llama, default_model, synthetic, monkeypatch):
     frame = Frame.of(llama)
     assert said(llama, frame.before).endswith("user: ") and said(llama, frame.after).endswith("assistant: ")
@@ -144,6 +227,30 @@ def test_frames(llama, default_model, synthetic, monkeypatch):
     monkeypatch.delitem(real.metadata, "tokenizer.chat_template")
     assert said(real, Frame.of(real).after) == "\nAnswer: "
     real.close()
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_no_second_beginning_of_text(synthetic, default_model, real, monkeypatch):
+    """What a template writes is right, however often; what a tokenizer or a template adds besides is refused, wherever it slips in."""
+    llama = Llama(str(default_model if real else synthetic()), n_ctx=64, vocab_only=True, verbose=False)
+    bos, prose, dialogue = llama.token_bos(), find_text("prose"), find_text("dialogue")
+    plan = Plan(llama, prose, tuple(TASKS), (1500,), 1, seed=0)
+    before = list(plan.frame.before)
+    assert before.count(bos) == (2 if real else 0), "the real model begins each turn with that token"
+    assert all(reading.tokens[: len(before)] == before and bos not in reading.tokens[len(before) :] for reading in plan.readings)
+    assert (dialogue.tokens(llama, 300).count(bos) > 3) == real and prose.tokens(llama, 300).count(bos) == (not real)
+    tokenize = llama.tokenize
+    monkeypatch.setattr(llama, "tokenize", lambda text, add_bos=True, special=False: [bos, *tokenize(text, True, special)])
+    for slip in (lambda: prose.tokens(llama, 300) if not real else plain(llama, "x"), lambda: dialogue.tokens(llama, 300),
+                 lambda: Frame.of(llama), lambda: plain(llama, "One.")):
+        with pytest.raises(ModelError, match="beginning-of-text token"):
+            slip()
+    monkeypatch.setattr(llama, "tokenize", tokenize)
+    template = llama.metadata["tokenizer.chat_template"]
+    monkeypatch.setitem(llama.metadata, "tokenizer.chat_template", "{{ bos_token }}{{ bos_token }}" + template)
+    with pytest.raises(ModelError, match="the chat template hold the beginning-of-text token"):
+        Frame.of(llama)
+    llama.close()
 
 
 def test_sentences_are_the_text():

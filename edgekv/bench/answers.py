@@ -16,6 +16,7 @@ from edgekv.bench.haystack import sentences
 from edgekv.bench.measured import added
 from edgekv.bench.modes import BenchMode
 from edgekv.bench.passes import WARMUP_TOKENS, decode, warm_up
+from edgekv.bench.sparsity import was_sparse
 from edgekv.bench.start import Start
 from edgekv.bench.tasks import TASKS, Context, Question, Sample
 from edgekv.bench.text import Text
@@ -38,6 +39,8 @@ class Answer:
     n_context: int
     question: Question
     said: tuple[str, ...]
+    sparse: bool = True
+    """False: the mode attended everything while it was asked, so what it found says nothing about it."""
 
     @property
     def found(self) -> tuple[bool, ...]:
@@ -104,8 +107,8 @@ class Plan:
             for index in range(n_samples):
                 shared: dict[Context, list[Asked]] = {}
                 for task in tasks:
-                    sample = TASKS.get(task).sample(seed, length, index, n_samples)
-                    shared.setdefault(sample.context, []).append(Asked(task, sample, self._n_asked(llama, sample)))
+                    for sample in TASKS.get(task).samples(seed, length, index, n_samples):
+                        shared.setdefault(sample.context, []).append(Asked(task, sample, self._n_asked(llama, sample)))
                 for context, samples in shared.items():
                     built = context.build(llama, self.frame, text)
                     self.readings.append(Reading(built.tokens, tuple(samples)))
@@ -140,8 +143,9 @@ class Plan:
             sample = asked.sample
             asking = _Asking(self, start, mode, reading, sample, decoded)
             said = asking.in_turn() if sample.in_turn else asking.apart()
+            sparse = was_sparse(mode, asking.selection, asking.decoder.llama.kv, asking.decoder.position)
             for question, gaps in zip(sample.questions, said, strict=True):
-                answers.given.append(Answer(asked.task, len(reading.tokens), question, tuple(gaps)))
+                answers.given.append(Answer(asked.task, len(reading.tokens), question, tuple(gaps), sparse))
             key = (asked.task, len(reading.tokens))
             answers.selections[key] = added(answers.selections.get(key, SelectionReport()), asking.selection)
 

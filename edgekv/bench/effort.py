@@ -31,41 +31,50 @@ class Work:
 
 
 class Effort:
-    """What is planned and what is done. A token takes a + b * position seconds, fitted to what was done of its kind."""
+    """What is planned, in order, and what is done. A token takes a + b * position seconds, fitted to what was done of its kind."""
 
     def __init__(self, planned: Sequence[Work]):
-        self._planned = list(planned)
-        self._n_tokens = sum(work.n_tokens for work in planned)
-        self._done: dict[Kind, list[tuple[int, int, float]]] = {kind: [] for kind in Kind}
-        self._spent = dict.fromkeys(Kind, 0)
-
-    @property
-    def n_tokens(self) -> int:
-        return self._n_tokens
+        self.n_tokens = sum(work.n_tokens for work in planned)
+        self._left = list(planned)
+        self._doing: list[Work] = []
+        """Done of the first one that is left."""
+        self._measured: dict[Kind, list[tuple[int, int, float]]] = {kind: [] for kind in Kind}
+        self._spent = 0.0
 
     @property
     def n_done(self) -> int:
-        return min(self._n_tokens, sum(self._spent.values()))
+        """Tokens, as planned."""
+        n_doing = min(sum(work.n_tokens for work in self._doing), self._left[0].n_tokens) if self._left else 0
+        return self.n_tokens - sum(work.n_tokens for work in self._left) + n_doing
 
     def add(self, work: Work, seconds: float) -> None:
+        """A part of the first planned work that is left."""
         if work.n_tokens:
-            self._done[work.kind].append((work.position, work.n_tokens, seconds))
-            self._spent[work.kind] += work.n_tokens
+            self._measured[work.kind].append((work.position, work.n_tokens, seconds))
+            self._doing.append(work)
+            self._spent += seconds
 
-    def seconds_in_all(self) -> float | None:
-        """For everything planned; None until work of each planned kind has been done."""
-        total = 0.0
-        for kind in {work.kind for work in self._planned}:
-            if not self._done[kind]:
-                return None
-            a, b = _fit(self._done[kind])
-            total += sum(work.n_tokens * (a + b * work.position) for work in self._planned if work.kind is kind)
-        return total
+    def finish(self) -> None:
+        """The first planned work that is left is done, in fewer tokens than were planned perhaps."""
+        self._left.pop(0)
+        self._doing.clear()
 
     def seconds_left(self) -> float | None:
-        """In proportion to the tokens that are left."""
-        in_all = self.seconds_in_all()
-        return None if in_all is None else in_all * (1 - self.n_done / max(1, self._n_tokens))
+        """None until work of each kind that is left has been done."""
+        fits = {kind: _fit(done) for kind, done in self._measured.items() if done}
+        if not {work.kind for work in self._left} <= set(fits):
+            return None
+
+        def seconds(work: Work) -> float:
+            a, b = fits[work.kind]
+            return work.n_tokens * (a + b * work.position)
+
+        first = [max(0.0, seconds(work) - sum(map(seconds, self._doing))) for work in self._left[:1]]
+        return sum(first) + sum(map(seconds, self._left[1:]))
+
+    def seconds_in_all(self) -> float | None:
+        left = self.seconds_left()
+        return None if left is None else self._spent + left
 
 
 def _fit(done: Sequence[tuple[int, int, float]]) -> tuple[float, float]:

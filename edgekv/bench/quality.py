@@ -14,44 +14,41 @@ from pathlib import Path
 from typing import Any
 
 from edgekv import _native
-from edgekv.bench.answers import Answer, Answers, Plan
+from edgekv.bench.answers import Answers, Plan
 from edgekv.bench.decoder import Decoder
 from edgekv.bench.effort import Effort, Kind, Work
 from edgekv.bench.likeness import Likeness, compare
-from edgekv.bench.measured import added
 from edgekv.bench.modes import FULL, BenchMode, find_mode, in_order
 from edgekv.bench.passes import BATCH_TOKENS, WARMUP_TOKENS, Caches, ContextError, hooked_note, opened
-from edgekv.bench.retention import Retention
+from edgekv.bench.sparsity import ATTENDED_EVERYTHING
 from edgekv.bench.start import Start
-from edgekv.bench.tasks import TASKS
+from edgekv.bench.task_rows import ALL, AskedInModes
+from edgekv.bench.tasks import TASKS, default_tasks
 from edgekv.bench.text import Text
 from edgekv.errors import ConfigError, DoesNotFit
 from edgekv.machine import stamp
 from edgekv.models import geometry
-from edgekv.reports import SelectionReport
 
 DEPTH = 7680
 LENGTHS = (1024, 2048, 4096)
 LEAST_TOKENS = 256
 """Of a depth or a length: with fewer there is nothing to select."""
 
-ALL = "all"
-"""In place of the name of a text or a task: all of them together."""
-
 FIGURES = (
     "nll", "ppl", "ppl_vs_exact", "ppl_low_exact", "ppl_high_exact", "nll_minus_exact", "nll_low_exact", "nll_high_exact", "kld_exact",
     "kld_low_exact", "kld_high_exact", "kld_p99_exact", "same_top_exact", "ppl_vs_stock", "ppl_low_stock", "ppl_high_stock",
     "nll_minus_stock", "nll_low_stock", "nll_high_stock", "kld_stock", "kld_low_stock", "kld_high_stock", "kld_p99_stock",
-    "same_top_stock", "fallback_fraction",
+    "same_top_stock", "rows_per_head",
 )
 """Of a text. _low and _high are the ends of 95 % intervals."""
 
-COUNTS = ("asked", "full_found", "found", "kept", "extra", "retention", "retention_low", "retention_high", "says_nothing", "wrong")
-"""Of a task, see `Retention.row`; `wrong` is what was said instead, where full attention is right."""
+COUNTS = ("asked", "full_found", "found", "kept", "extra", "retention", "retention_low", "retention_high", "luck", "says_nothing",
+          "wrong")
+"""Of a task or a cell of a grid, see `Retention.row`; `wrong` is what was said instead, where full attention is right."""
 
 Row = dict[str, Any]
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, the tokens done so far and their number."""
+Progress = Callable[[str, int, int, float | None], None]
+"""Called with what is being done, the tokens done so far and their number, and the seconds left where that is known."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ class QualityBench:
     """Tokens of context before the predictions; None: DEPTH, or what the model was trained for."""
     n_steps: int = 256
     """Predictions compared; 0: none."""
-    tasks: tuple[str, ...] = tuple(TASKS)
+    tasks: tuple[str, ...] = default_tasks()
     lengths: tuple[int, ...] | None = None
     """Tokens of the tasks' contexts; None: those of LENGTHS that the model was trained for."""
     n_samples: int = 1
@@ -91,14 +88,9 @@ class QualityBench:
             raise ConfigError("no steps and no tasks leave nothing to measure; ask for one of them")
 
     @property
-    def text_modes(self) -> dict[str, BenchMode]:
-        """Stock first, then full attention."""
+    def all_modes(self) -> dict[str, BenchMode]:
+        """Stock first, then full attention: a mode is judged by both, whether they were asked for or not."""
         return {name: find_mode(name) for name in in_order((FULL, *self.modes))}
-
-    @property
-    def task_modes(self) -> dict[str, BenchMode]:
-        """Full attention first; stock only where it was asked for."""
-        return {name: find_mode(name) for name in dict.fromkeys((FULL, *self.modes))}
 
     @property
     def n_predicted(self) -> int:
@@ -107,10 +99,10 @@ class QualityBench:
 
 
 def run(
-    bench: QualityBench, progress: Progress = lambda what, done, total: None, tell: Callable[[str], None] = lambda text: None
+    bench: QualityBench, progress: Progress = lambda what, done, total, left: None, tell: Callable[[float], None] = lambda seconds: None
 ) -> Iterator[list[Row]]:
-    """Yield the rows of one text at a time, then those of the tasks. `tell` gets one sentence on how long it will take, once
-    that is known.
+    """Yield the rows of one text at a time, then those of the tasks. `tell` gets the seconds that it will take in all, once they are
+    known.
 
     Raises ConfigError for a text that is too short or lengths beyond the trained context, DoesNotFit where there is no memory,
     EdgeKVError for a model that cannot be rewound; all before anything is measured.
@@ -184,7 +176,7 @@ class _Work:
 
 
 class _Run:
-    def __init__(self, bench: QualityBench, decoder: Decoder, work: _Work, progress: Progress, tell: Callable[[str], None]):
+    def __init__(self, bench: QualityBench, decoder: Decoder, work: _Work, progress: Progress, tell: Callable[[float], None]):
         self.bench, self.decoder, self.work, self.progress, self.tell = bench, decoder, work, progress, tell
         self.start = Start(decoder, decoder.llama.kv.options)
         self.effort = Effort(list(self._planned()))
@@ -194,19 +186,19 @@ class _Run:
     def _planned(self) -> Iterator[Work]:
         for _ in self.work.texts:
             yield Work.after(Kind.READ, 0, self.work.depth)
-            for _ in self.bench.text_modes:
+            for _ in self.bench.all_modes:
                 yield Work.after(Kind.DECODE, self.work.depth, WARMUP_TOKENS + self.bench.n_steps)
         for reading in self.work.plan.readings:
             yield Work.after(Kind.READ, 0, reading.start)
-            for mode in self.bench.task_modes.values():
+            for mode in self.bench.all_modes.values():
                 yield Work.after(Kind.DECODE, reading.start, reading.n_decoded(mode.destructive))
 
     def rows(self) -> Iterator[list[Row]]:
         together = Likeness()
         for name, tokens in self.work.texts:
-            self._read(name, tokens[: self.work.depth], self.bench.text_modes)
-            likeness = compare(self.decoder, self.start, self.bench.text_modes, tokens[self.work.depth :],
-                               lambda mode, n, name=name: self._decoded(f"{name}: {mode}", self.work.depth, n))
+            self._read(name, tokens[: self.work.depth], self.bench.all_modes)
+            likeness = compare(self.decoder, self.start, self.bench.all_modes, tokens[self.work.depth :],
+                               lambda mode, n, name=name: self._predicted(f"{name}: {mode}", n))
             yield self._text_rows(name, likeness)
             together += likeness
         if len(self.work.texts) > 1:
@@ -216,63 +208,45 @@ class _Run:
 
     # ---- texts --------------------------------------------------------------------------------------------------------------
 
+    def _predicted(self, what: str, n_tokens: int) -> None:
+        self._done(Kind.DECODE, what, self.work.depth, n_tokens)
+        self.effort.finish()
+
     def _text_rows(self, text: str, likeness: Likeness) -> list[Row]:
-        return [self._row("text", name, text=text, depth=self.work.depth, n_steps=self.bench.n_steps,
-                          **likeness.figures(name, mode))
-                for name, mode in self.bench.text_modes.items()]
+        dense = f"{ATTENDED_EVERYTHING}: that says nothing about a sparse mode"
+        return [self._row(kind="text", mode=name, text=text, depth=self.work.depth, n_steps=self.bench.n_steps,
+                          note=dense if name in likeness.dense else None, **likeness.figures(name, mode))
+                for name, mode in self.bench.all_modes.items()]
 
     # ---- tasks --------------------------------------------------------------------------------------------------------------
 
     def _answers(self) -> dict[str, Answers]:
-        answers = {name: Answers() for name in self.bench.task_modes}
+        answers = {name: Answers() for name in self.bench.all_modes}
         plan = self.work.plan
         for reading in plan.readings:
             what = f"{'+'.join(asked.task for asked in reading.samples)} {len(reading.tokens)}"
-            self._read(what, reading.tokens[: reading.start], self.bench.task_modes)
-            for name, mode in self.bench.task_modes.items():
+            self._read(what, reading.tokens[: reading.start], self.bench.all_modes)
+            for name, mode in self.bench.all_modes.items():
                 plan.answer(reading, self.start, mode, answers[name],
-                            lambda position, n, name=name, what=what: self._decoded(f"{what}: {name}", position, n))
+                            lambda position, n, name=name, what=what: self._done(Kind.DECODE, f"{what}: {name}", position, n))
+                self.effort.finish()
         return answers
 
     def _task_rows(self, answers: Mapping[str, Answers]) -> list[Row]:
-        """By task and length, by task, and over all tasks that say something."""
-        rows: list[Row] = []
-        lengths = sorted({answer.n_context for answer in answers[FULL].given})
-        sound: dict[str, list[str]] = {name: [] for name in answers}
-        for task in self.bench.tasks:
-            for length in (*lengths, None) if len(lengths) > 1 else (None,):
-                for name in answers:
-                    row = self._task_row(name, task, [task], length, answers)
-                    rows.append(row)
-                    if length is None and not row["says_nothing"]:
-                        sound[name].append(task)
-        return rows + [self._task_row(name, ALL, sound[name], None, answers) for name in answers if len(self.bench.tasks) > 1]
-
-    def _task_row(self, name: str, task: str, tasks: list[str], length: int | None, answers: Mapping[str, Answers]) -> Row:
-        def asked(answer: Answer) -> bool:
-            return answer.task in tasks and length in (None, answer.n_context)
-
-        pairs = [(full, own) for full, own in zip(answers[FULL].given, answers[name].given, strict=True) if asked(full)]
-        retention = sum((Retention.of(full.found, own.found) for full, own in pairs), Retention())
-        selection = SelectionReport()
-        for (of_task, of_length), report in answers[name].selections.items():
-            if of_task in tasks and length in (None, of_length):
-                selection = added(selection, report)
-        attended = {"attended_fraction": selection.attended, "coverage": selection.coverage} if selection.n_selections else {}
-        wrong = "; ".join(text for full, own in pairs if (text := _wrong(full, own)))
-        return self._row("task", name, task=task, length=length, **retention.row(), wrong=wrong,
-                         **{**attended, **self.bench.task_modes[name].figures})
+        asked = AskedInModes(self.bench.tasks, self.bench.all_modes, answers)
+        return [self._row(**figures) for figures in (*asked.rows(), *asked.grid())]
 
     # ---- common -------------------------------------------------------------------------------------------------------------
 
-    def _row(self, kind: str, mode: str, **figures: Any) -> Row:
+    def _row(self, kind: str, mode: str, note: str | None = None, **figures: Any) -> Row:
         info = _native.info()
+        notes = [text for text in (note, hooked_note(self.decoder.llama.kv)) if text]
         return {
-            "kind": kind, "mode": mode, **dict.fromkeys(("text", "depth", "n_steps", "task", "length")), **dict.fromkeys(FIGURES),
-            **dict.fromkeys(COUNTS), "attended_fraction": None, "coverage": None, **figures, "n_samples": self.bench.n_samples,
+            "kind": kind, "mode": mode, **dict.fromkeys(("text", "depth", "n_steps", "task", "length", "part")), **dict.fromkeys(FIGURES),
+            **dict.fromkeys(COUNTS), "attended_fraction": None, "error": None, **figures, "n_samples": self.bench.n_samples,
             "seed": self.bench.seed, "threads": self.bench.n_threads, "type_k": self.bench.caches.type_k.value,
             "type_v": self.bench.caches.type_v.value, "model": Path(self.bench.model).name, "isa": info["isa"],
-            "version": info["version"], **stamp(), "note": hooked_note(self.decoder.llama.kv),
+            "version": info["version"], **stamp(), "note": "; ".join(notes) or None,
         }
 
     def _read(self, what: str, tokens: list[int], modes: Mapping[str, BenchMode]) -> None:
@@ -285,9 +259,7 @@ class _Run:
             before = position
 
         self.start.read(tokens, modes.values(), self.bench.n_threads, after_batch)
-
-    def _decoded(self, what: str, position: int, n_tokens: int) -> None:
-        self._done(Kind.DECODE, what, position, n_tokens)
+        self.effort.finish()
 
     def _done(self, kind: Kind, what: str, position: int, n_tokens: int) -> None:
         now = time.perf_counter()
@@ -296,19 +268,5 @@ class _Run:
         left, in_all = self.effort.seconds_left(), self.effort.seconds_in_all()
         if in_all is not None and not self.told and kind is Kind.DECODE and n_tokens > BATCH_TOKENS // 4:
             self.told = True
-            self.tell(f"this takes about {_minutes(in_all)} in all")
-        self.progress(what if left is None else f"{what}, about {_minutes(left)} left", self.effort.n_done, self.effort.n_tokens)
-
-
-def _wrong(full: Answer, own: Answer) -> str:
-    """What was said where full attention is right, and what is right; "" where nothing was lost."""
-    lost = [(blank.expected, said) for blank, said, right, kept in zip(own.question.blanks, own.said, full.found, own.found)
-            if right and not kept]
-    if not lost:
-        return ""
-    said = ", ".join(f"{expected}, answered {said.strip()!r}" for expected, said in lost)
-    return f"{own.task} in {own.n_context} tokens: {said}"
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+            self.tell(in_all)
+        self.progress(what, self.effort.n_done, self.effort.n_tokens, left)

@@ -22,20 +22,25 @@ class Retention:
     n_found: int = 0
     n_kept: int = 0
     """Found by both."""
+    luck: float = 0.0
+    """What blind guesses would find, on average."""
 
     def __add__(self, other: Retention) -> Retention:
         return Retention(self.n_asked + other.n_asked, self.n_full + other.n_full, self.n_found + other.n_found,
-                         self.n_kept + other.n_kept)
+                         self.n_kept + other.n_kept, self.luck + other.luck)
 
     @classmethod
-    def of(cls, full: tuple[bool, ...], mode: tuple[bool, ...]) -> Retention:
-        """The answers to one question, in the same order."""
+    def of(cls, full: tuple[bool, ...], mode: tuple[bool, ...], chance: float = 0.0) -> Retention:
+        """The answers to one question, in the same order; `chance` is the share that a guess finds."""
         if len(full) != len(mode):
             raise ValueError(f"{len(full)} answers of full attention and {len(mode)} of the mode")
-        return cls(len(full), sum(full), sum(mode), sum(a and b for a, b in zip(full, mode)))
+        return cls(len(full), sum(full), sum(mode), sum(a and b for a, b in zip(full, mode)),
+                   chance * len(full))
 
     @property
     def says_nothing(self) -> bool:
+        if self.luck and wilson(self.n_full, self.n_asked)[0] <= self.luck / self.n_asked:
+            return True  # guesses may have found that
         return self.n_full < HANDFUL and 2 * self.n_full < self.n_asked or not self.n_full
 
     @property
@@ -50,5 +55,5 @@ class Retention:
         return {
             "asked": self.n_asked, "full_found": self.n_full, "found": self.n_found, "kept": self.n_kept,
             "extra": self.n_found - self.n_kept, "retention": self.share, "retention_low": low, "retention_high": high,
-            "says_nothing": self.says_nothing,
+            "luck": self.luck, "says_nothing": self.says_nothing,
         }

@@ -9,12 +9,12 @@ import ast
 import doctest
 import pydoc_data.topics
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-from edgekv.errors import ConfigError
+from edgekv.errors import ConfigError, ModelError
 from edgekv.llama import Llama
 from edgekv.registry import Registry
 
@@ -41,14 +41,31 @@ def chat_template(llama: Llama, add_generation_prompt: bool) -> Jinja2ChatFormat
     return Jinja2ChatFormatter(template=template, bos_token=bos, eos_token=eos, add_generation_prompt=add_generation_prompt)
 
 
+def check_beginnings(llama: Llama, tokens: Sequence[int], what: str, written: str | None = None) -> None:
+    """Raises ModelError where `tokens` hold the beginning-of-text token more often than they should: once, and at the very beginning;
+    or, where they are the tokens of `written`, a part of a chat, as often as that has it."""
+    bos = llama.token_bos()
+    places = [i for i, token in enumerate(tokens) if token == bos]
+    if places in ([], [0]) and written is None or not places:
+        return
+    n_written = 0 if written is None else written.count(llama.detokenize([bos], special=True).decode())
+    if len(places) > n_written or places[:2] == [0, 1]:
+        wanted = "once, at the beginning" if written is None else f"{n_written} times, as the text of the chat has it"
+        raise ModelError(f"the tokens of {what} hold the beginning-of-text token {len(places)} times, at "
+                         f"{', '.join(map(str, places[:4]))}, and should {wanted}: what comes after a second one is another text to a model; "
+                         "use a model file with another tokenizer or chat template")
+
+
 @dataclass(frozen=True)
 class Text:
     name: str
     content: str
 
     def tokens(self, llama: Llama, n: int) -> list[int]:
-        """The first `n` tokens as this model reads them; fewer where the text is shorter."""
-        return llama.tokenize(self.content[: BYTES_PER_TOKEN * n].encode())[:n]
+        """The first `n` tokens as this model reads them; fewer where the text is shorter. Raises ModelError (`check_beginnings`)."""
+        tokens = llama.tokenize(self.content[: BYTES_PER_TOKEN * n].encode())[:n]
+        check_beginnings(llama, tokens, self.name)
+        return tokens
 
 
 @dataclass(frozen=True)
@@ -69,6 +86,7 @@ class Dialogue(Text):
             read = chat(messages=messages)
             tokens = llama.tokenize(read.prompt.encode(), add_bos=not read.added_special, special=True)
             if len(tokens) >= n or n_turns >= len(self.turns):
+                check_beginnings(llama, tokens, self.name, read.prompt)
                 return tokens[:n]
             n_turns *= 2
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from edgekv.bench.facts import first_number
 from edgekv.bench.frame import Frame, plain
@@ -34,6 +35,10 @@ class Question:
     """A gap ends at the first space; otherwise only where a clause ends."""
     n_answer: int = 12
     """Tokens of a gap, at most."""
+    chance: float = 0.0
+    """Share of its gaps that a blind guess fills in rightly."""
+    depth: float | None = None
+    """Where in the context the answer stands, as a share; such answers make a grid of depth by length."""
 
     def grade(self, answers: Sequence[str]) -> tuple[bool, ...]:
         """For each expected item whether it was found; `answers` are what stands in the gaps, in their order."""
@@ -66,6 +71,8 @@ class Context:
     """Where in the text it begins, as a share of its sentences."""
     words: tuple[str, ...] = ()
     """In place of text: as many of them as fit."""
+    filler: tuple[str, ...] = ()
+    """In place of the text's sentences, each with the white space after it: as many of them as fit."""
 
     def build(self, llama: Llama, frame: Frame, text: Text) -> Haystack:
         """`n_tokens` tokens, the frame's beginning included; the last ones end the paragraph. Raises ConfigError where the text
@@ -76,8 +83,9 @@ class Context:
             listed = plain(llama, " ".join(self.words))[: n - len(before)]
             return Haystack([*before, *listed, *end], [])
         starts = [round(depth * (self.n_tokens - MARGIN)) for depth in self.depths]
-        pieces = sentences(text)
-        haystack = planted(llama, text.name, pieces[int(self.skip * len(pieces)) :], self.needles, starts, n, n, before)
+        pieces = self.filler or sentences(text)
+        name = "what this task is made of" if self.filler else text.name
+        haystack = planted(llama, name, pieces[int(self.skip * len(pieces)) :], self.needles, starts, n, n, before)
         return Haystack([*haystack.tokens, *end], haystack.positions)
 
 
@@ -100,6 +108,15 @@ class Task:
     """From (random, tokens of the context, place): `place` from 0 to 1 shifts where things are planted."""
     family: str
     """Tasks of a family get the same random numbers, so that they can share contexts."""
+    n_places: int = 1
+    """Contexts that are made where one is asked for, each with a place of its own."""
+    by_default: bool = True
+    """Whether it is asked where no task is named; what takes long or goes beyond small models is not."""
+
+    def samples(self, seed: int, n_tokens: int, index: int, n_samples: int) -> list[Sample]:
+        """What one of `n_samples` contexts comes to: as many as the task has places."""
+        first, n = index * self.n_places, n_samples * self.n_places
+        return [self.sample(seed, n_tokens, i, n) for i in range(first, first + self.n_places)]
 
     def sample(self, seed: int, n_tokens: int, index: int, n_samples: int) -> Sample:
         """The same for the same numbers. The places of `n_samples` samples are spread evenly, each somewhere in its part."""
@@ -110,14 +127,19 @@ class Task:
 TASKS: Registry[Task] = Registry("task")
 
 
-def task(name: str, description: str, source: str = "", family: str | None = None) -> Callable[[Callable], Callable]:
-    """Registers a function as a Task; its family is its own unless another is named."""
+def task(name: str, description: str, source: str = "", family: str | None = None, **settings: Any) -> Callable[[Callable], Callable]:
+    """Registers a function as a Task with these settings of it; its family is its own unless another is named."""
 
     def register(make: Callable[[Random, int, float], Sample]) -> Callable[[Random, int, float], Sample]:
-        TASKS.add(name, Task(make, family or name), description, source)
+        TASKS.add(name, Task(make, family or name, **settings), description, source)
         return make
 
     return register
+
+
+def default_tasks() -> tuple[str, ...]:
+    """Those that are asked where none is named."""
+    return tuple(name for name in TASKS if TASKS.get(name).by_default)
 
 
 def spread(n: int, place: float) -> tuple[float, ...]:

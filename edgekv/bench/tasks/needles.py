@@ -27,7 +27,7 @@ def passkey(random: Random, n_tokens: int, place: float) -> Sample:
       "How Long Can Open-Source LLMs Truly Promise on Context Length? (LongEval, line retrieval), 2023")
 def lines(random: Random, n_tokens: int, place: float) -> Sample:
     keys = [f"{a}-{b}" for a, b in zip(random.sample(ADJECTIVES, 8), random.sample(NOUNS, 8))]
-    values = _numbers(random, len(keys))
+    values = numbers(random, len(keys))
     context = Context(n_tokens, needles=tuple(f"The register {key} holds the value {value}." for key, value in zip(keys, values)),
                       depths=spread(len(keys), place), skip=_skip(random))
     return Sample(context, tuple(
@@ -48,29 +48,34 @@ def uuid(random: Random, n_tokens: int, place: float) -> Sample:
 
 @task("niah-single", "one magic number in a text", RULER)
 def niah_single(random: Random, n_tokens: int, place: float) -> Sample:
-    return _magic_numbers(random, n_tokens, place, 1)
+    return _asked_for(random, n_tokens, place, 1)
 
 
 @task("niah-multikey", "the magic numbers of four cities in a text, each asked for", RULER)
 def niah_multikey(random: Random, n_tokens: int, place: float) -> Sample:
-    return _magic_numbers(random, n_tokens, place, 4)
+    return _asked_for(random, n_tokens, place, 4)
 
 
-def _magic_numbers(random: Random, n_tokens: int, place: float, n: int) -> Sample:
-    cities, values = random.sample(CITIES, n), _numbers(random, n)
-    context = Context(n_tokens, needles=tuple(f"The magic number of {city} is {value}." for city, value in zip(cities, values)),
-                      depths=spread(n, place), skip=_skip(random))
+def magic_numbers(random: Random, n_tokens: int, place: float, n: int) -> tuple[list[tuple[str, str]], Context]:
+    """(city, its number) of `n` cities, and the context in which they are planted."""
+    pairs = list(zip(random.sample(CITIES, n), numbers(random, n)))
+    return pairs, Context(n_tokens, needles=tuple(f"The magic number of {city} is {value}." for city, value in pairs),
+                          depths=spread(n, place), skip=_skip(random))
+
+
+def _asked_for(random: Random, n_tokens: int, place: float, n: int) -> Sample:
+    pairs, context = magic_numbers(random, n_tokens, place, n)
     return Sample(context, tuple(
         Question(f"What is the magic number of {city} mentioned in the text?",
                  (Blank(f"The magic number of {city} mentioned in the text is", value),))
-        for city, value in zip(cities, values)))
+        for city, value in pairs))
 
 
 def _number(random: Random, n_digits: int) -> str:
     return str(random.randrange(10 ** (n_digits - 1), 10**n_digits))
 
 
-def _numbers(random: Random, n: int) -> list[str]:
+def numbers(random: Random, n: int) -> list[str]:
     """Different ones, of four digits."""
     return [str(number) for number in random.sample(range(1000, 10000), n)]
 

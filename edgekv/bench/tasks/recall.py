@@ -22,7 +22,7 @@ def question_last(random: Random, n_tokens: int, place: float) -> Sample:
 @task("question-first", "one fact in a text; the question stands before it, and after it only the beginning of the answer",
       family="facts")
 def question_first(random: Random, n_tokens: int, place: float) -> Sample:
-    facts, context = _facts(random, n_tokens, place)
+    facts, context = facts_in_text(random, n_tokens, place)
     fact = facts[int(place * N_FACTS) % N_FACTS]
     asked_first = replace(context, opening=f"{fact.asked} Find the answer in this text.\n\n")
     return Sample(asked_first, (_question(fact, ""),), question_in_context=True)
@@ -39,11 +39,12 @@ def several(random: Random, n_tokens: int, place: float) -> Sample:
 
 
 def _sample(random: Random, n_tokens: int, place: float, n_cold: int = 0, in_turn: bool = False) -> Sample:
-    facts, context = _facts(random, n_tokens, place)
+    facts, context = facts_in_text(random, n_tokens, place)
     return Sample(context, tuple(_question(fact, fact.asked) for fact in facts), n_cold, in_turn)
 
 
-def _facts(random: Random, n_tokens: int, place: float) -> tuple[list[Fact], Context]:
+def facts_in_text(random: Random, n_tokens: int, place: float) -> tuple[list[Fact], Context]:
+    """N_FACTS facts, and the context in which they are planted."""
     facts = [Fact(subject, str(value)) for subject, value in
              zip(random.sample(SUBJECTS, N_FACTS), random.sample(range(1000, 10000), N_FACTS))]
     return facts, Context(n_tokens, needles=tuple(fact.sentence for fact in facts), depths=spread(N_FACTS, place),

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from edgekv.cli.lists import BUDGETS, NAMES
+from edgekv.cli.lists import BUDGETS, NAMES, CommaList
 from edgekv.cli.options import model_argument, model_path, option
 from edgekv.cli.progress import progress_bar
 from edgekv.cli.tables import Column, output_option, print_measured
@@ -25,14 +25,14 @@ def _points(share: float) -> str:
 COLUMNS = [
     Column("budget", "budget %", lambda share: f"{100 * share:g}"),
     Column("rung", "rung", right=False),
+    Column("observe", "sees", right=False),
     Column("published", "published", _percent),
     Column("hit_rate", "hits %", _percent),
     Column("gain", "gain", _points),
     Column("hit_rate_mass", "by mass %", _percent),
     Column("gain_mass", "gain", _points),
-    Column("coverage", "coverage %", _percent),
+    Column("worst_mass", "worst %", _percent),
     Column("fetched", "fetched", lambda pages: f"{pages:.2f}"),
-    Column("observe", "sees", right=False),
     Column("kld", "KLD", lambda kld: f"{kld:.1e}"),
     Column("same_top", "same top %", _percent),
     Column("ms_ratio", "x exact ms", lambda ratio: f"{ratio:.2f}"),
@@ -50,8 +50,10 @@ COLUMNS = [
         help="Tokens that are decoded one by one, recorded and simulated.")
 @option("--text", "texts", type=NAMES, default="prose,code,dialogue", show_default=True,
         help="Texts to read and predict: prose, code or dialogue (made from Python's standard library), or files.")
-@option("--budgets", type=BUDGETS, default="5%,10%,20%,30%", show_default=True,
-        help="Shares of the visible pages that a head attends on average.")
+@option("--budgets", type=BUDGETS, default="5%,10%,20%,25%", show_default=True,
+        help="Shares of the visible pages that are hot, on average over heads.")
+@option("--observe", type=CommaList(click.Choice(["sampled", "honest", "full"]), "MODE,..."), default="sampled,honest", show_default=True,
+        help="What policies see: sampled, as mode sparse does; honest, the pages they chose alone; full, the true mass of every page.")
 @option("--live/--no-live", default=True, show_default=True,
         help="Also decode in the KV modes that rungs stand for: divergence from full attention and time per token.")
 @option("--live-steps", type=click.IntRange(2), default=128, show_default=True, help="Tokens that each live mode decodes.")
@@ -64,17 +66,17 @@ COLUMNS = [
 @output_option("json", "csv", "md")
 def ladder(
     model: Path | None, traces: tuple[Path, ...], depth: int, steps: int, texts: tuple[str, ...], budgets: tuple[float, ...],
-    live: bool, live_steps: int, rounds: int, threads: int, save: Path | None, output: str,
+    observe: tuple[str, ...], live: bool, live_steps: int, rounds: int, threads: int, save: Path | None, output: str,
 ) -> None:
     """Climb the ladder of ideas that keep pages, from LRU to one budget pooled over all heads, on real attention.
 
-    A trace of each text is recorded and every rung is simulated on it, at each budget. "hits" are the 8 pages a head wants most
-    that were in fast memory, "by mass" the attention on pages in fast memory, "coverage" that on attended pages; "gain" is to the
-    rung without the idea: for each prefetch to "+ per head", for "ema, all seen" to "+ recent pins". "fetched" are pages moved
-    per token and head. "sees" says what the policy observes: honest is what was attended, full is every page, as only a recording
-    has it. "published" is what the design's source gives for the rung. KLD, "same top" and "x exact ms" (below 1 is faster than
-    full attention) are live, for rungs that a KV mode stands for. With several texts the means are shown; JSON and CSV have each
-    text.
+    A trace of each text is recorded and every rung is simulated on it, at each budget of hot pages. "hits" are the rows that mode sparse
+    reads which are in hot pages, "by mass" the attention on hot pages, mean over heads, and "worst" that of the head with least; "gain" is
+    to the rung without the idea: for each prefetch to "+ per head". "fetched" are pages moved per token and head. "sees" says what the
+    policy observes: sampled is what mode sparse sees of all pages, honest the pages that the policy chose alone, as where it decides what
+    is attended, and "by mass" then is what is kept; ahead is the token itself. "published" is what the design's source gives for the
+    rung. KLD, "same top" and "x exact ms" (below 1 is faster than full attention) are live, for rungs that a KV mode without sketches
+    stands for. With several texts the means are shown; JSON and CSV have each text.
 
     MODEL is a GGUF file; without it the default model is used.
     """
@@ -82,10 +84,10 @@ def ladder(
     from edgekv.bench.text import find_text
 
     if traces:
-        request = of_traces(model_path(model) if live else None, traces, budgets=budgets, live=live, n_live_steps=live_steps,
-                            n_rounds=rounds, n_threads=threads)
+        request = of_traces(model_path(model) if live else None, traces, budgets=budgets, observe=observe, live=live,
+                            n_live_steps=live_steps, n_rounds=rounds, n_threads=threads)
     else:
-        request = LadderBench(model_path(model), tuple(find_text(name) for name in texts), (), depth, steps, budgets, live,
+        request = LadderBench(model_path(model), tuple(find_text(name) for name in texts), (), depth, steps, budgets, observe, live,
                               live_steps, rounds, threads)
     click.echo(f"this will take about {_minutes(request.estimated_seconds())}", err=True)
     with tempfile.TemporaryDirectory(prefix="edgekv-ladder-") as temporary, progress_bar() as progress:

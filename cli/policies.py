@@ -37,8 +37,5 @@ def _rows() -> list[dict[str, Any]]:
     from edgekv.policies import POLICIES
     from edgekv.prefetch import PREFETCHERS
 
-    rows = [{"kind": kind, "name": name, "description": registry.describe(name), "source": registry.source(name)}
+    return [{"kind": kind, "name": name, "description": registry.describe(name), "source": registry.source(name)}
             for kind, registry in zip(KINDS, (POLICIES, PREFETCHERS, SPLITS)) for name in registry]
-    rows.append({"kind": "budget", "name": "coverage", "source": "top-p as in Twilight, arXiv:2502.02770",
-                 "description": "with any of these: the fewest pages of a head whose estimated attention reaches a target (--coverage)"})
-    return rows

@@ -6,15 +6,13 @@ from pathlib import Path
 
 import click
 
-from edgekv.cli.lists import CommaList
-from edgekv.cli.options import model_argument, model_path, option, threads_option
+from edgekv.cli.options import Parsed, model_argument, model_path, option, threads_option
 from edgekv.cli.progress import progress_bar
 from edgekv.cli.tables import output_option, print_json
-from edgekv.errors import ConfigError
-from edgekv.vocab import CacheType, SketchKind
+from edgekv.config import KvOptions, parse_resolution
+from edgekv.vocab import CacheType
 
 _TYPE_NAMES = [kind.value for kind in CacheType]
-_KINDS = [kind.value for kind in SketchKind]
 
 
 @click.group()
@@ -33,23 +31,23 @@ def trace() -> None:
 @option("-n", "--steps", type=click.IntRange(min=1), default=1024, show_default=True, help="Tokens that count, decoded one by one.")
 @option("--window", type=click.IntRange(min=0), default=32, show_default=True,
         help="The last tokens before them, decoded one by one: every policy sees their attention in full.")
-@option("--sketches", type=CommaList(click.Choice(_KINDS), "KIND,..."), default=SketchKind.B2.value, show_default=True,
-        help=f"Whose estimates are recorded, of {', '.join(_KINDS[:-1])}; each further kind is another pass over them. "
-             f"{_KINDS[-1]}: attention alone.")
+@option("--resolution", type=Parsed("NUMBER", parse_resolution), default=f"{KvOptions.resolution:g}", show_default=True, metavar="C",
+        help="What the pass in mode sparse samples at.")
 @option("--type-k", type=click.Choice(_TYPE_NAMES), default="f16", show_default=True, help="Type of the K cache.")
 @option("--type-v", type=click.Choice(_TYPE_NAMES), default="f16", show_default=True, help="Type of the V cache.")
 @option("--page-tokens", type=click.IntRange(1), help="Cells per page.  [default: 16]")
 @threads_option
 def record(
-    model: Path | None, output: Path, text: str, depth: int, steps: int, window: int, sketches: tuple[str, ...], type_k: str,
+    model: Path | None, output: Path, text: str, depth: int, steps: int, window: int, resolution: float, type_k: str,
     type_v: str, page_tokens: int | None, threads: int | None,
 ) -> None:
-    """Record the attention of a model that reads a text with full attention.
+    """Record the attention of a model that reads a text with full attention, and what mode sparse observes of it.
 
-    The text is read in up to the window, and then decoded token by token. For each token the file has the attention mass on every
-    page of every layer and KV head, summed over the query heads of the group and as their maximum, and what the sketches of the
-    page estimated beside it; the format stands in edgekv/trace_format.py. Only layers that EdgeKV's attention serves are
-    recorded. The file is there when the recording is complete; one that is interrupted leaves nothing.
+    The text is read in up to the window, and then decoded token by token, once with full attention and once in mode sparse. For each token
+    the file has the attention mass on every page of every layer and KV head, summed over the query heads of the group and as their
+    maximum, the same as mode sparse observed it, and how many rows of the page it read; the format stands in edgekv/trace_format.py. Only
+    layers that EdgeKV's attention serves are recorded. The file is there when the recording is complete; one that is interrupted leaves
+    nothing.
 
     MODEL is a GGUF file; without it the default model is used.
     """
@@ -59,12 +57,9 @@ def record(
     from edgekv.bench.text import find_text
     from edgekv.machine import n_cores
 
-    if _KINDS[-1] in sketches and len(sketches) > 1:
-        raise ConfigError(f"--sketches {_KINDS[-1]} records attention alone; name no other kind beside it")
     recording = Recording(
-        model=model_path(model), text=find_text(text), depth=depth, n_steps=steps, n_warmup=window,
-        sketches=() if sketches == (_KINDS[-1],) else sketches, n_threads=threads or n_cores(),
-        caches=Caches(CacheType(type_k), CacheType(type_v), page_tokens))
+        model=model_path(model), text=find_text(text), depth=depth, n_steps=steps, n_warmup=window, resolution=resolution,
+        n_threads=threads or n_cores(), caches=Caches(CacheType(type_k), CacheType(type_v), page_tokens))
     with progress_bar() as progress:
         run(recording, output, progress, warn=lambda text: click.echo(f"warning: {text}", err=True))
     click.echo(f"{output}: {depth} tokens and {steps} steps, {output.stat().st_size / (1 << 20):.1f} MiB", err=True)
@@ -82,7 +77,7 @@ def info(file: Path, output: str) -> None:
     facts = {
         "version": header.version, "model": header.model, "text": header.text, "depth": header.depth, "n_warmup": header.n_warmup,
         "n_steps": header.n_steps, "n_pages": header.n_pages, "page_tokens": header.page_tokens, "layers": list(header.layers),
-        "n_heads": header.n_heads, "groups": list(header.groups), "sketches": list(header.sketches), "type_k": header.type_k,
+        "n_heads": header.n_heads, "groups": list(header.groups), "resolution": header.resolution, "type_k": header.type_k,
         "type_v": header.type_v, "file_bytes": file.stat().st_size,
     }
     if output == "json":
@@ -94,7 +89,7 @@ def info(file: Path, output: str) -> None:
         "tokens": f"{header.depth} before the steps ({header.n_warmup} of them the window), {header.n_steps} steps",
         "pages": f"{header.n_pages} of {header.page_tokens} tokens",
         "heads": f"{heads} KV heads in {header.n_rows} layers, {' or '.join(map(str, groups))} query heads each",
-        "cache": f"{header.type_k}/{header.type_v}", "sketches": ", ".join(header.sketches) or "none",
+        "cache": f"{header.type_k}/{header.type_v}", "sampled": f"at resolution {header.resolution:,g}",
         "file": f"version {header.version}, {facts['file_bytes'] / (1 << 20):.1f} MiB",
     }
     for name, line in lines.items():

@@ -62,20 +62,6 @@ def divide(split: Split, scores: np.ndarray, always: np.ndarray, visible: np.nda
     return _best(values.reshape(1, -1), np.array([round(min(n_budget, n_pages) * n_in_row.sum())])).reshape(values.shape)
 
 
-def cover(scores: np.ndarray, always: np.ndarray, visible: np.ndarray, target: float) -> np.ndarray:
-    """bool [row, head, page]: for each head the fewest pages, best first, whose scores sum to `target` of its visible pages' scores.
-    Arguments as for `divide`; scores must not be negative (estimated or expected attention mass)."""
-    visible = np.broadcast_to(visible, scores.shape)
-    worth = np.where(visible, scores, 0.0)
-    order = np.argsort(-np.where(visible, np.where(always, np.inf, scores), -np.inf), axis=-1, kind="stable")
-    ranked = np.take_along_axis(worth, order, axis=-1)
-    before = np.cumsum(ranked, axis=-1) - ranked
-    wanted = before < target * worth.sum(axis=-1, keepdims=True)
-    taken = np.zeros(scores.shape, bool)
-    np.put_along_axis(taken, order, wanted, axis=-1)
-    return (taken | always) & visible
-
-
 def _best(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """bool [group, n]: the counts[group] largest values of each group, infinite ones besides, minus infinity never; of equal values
     the later ones."""

@@ -136,7 +136,7 @@ def replay(trace: Trace, recent_pages: int = RECENT_PAGES) -> HeadMass:
     """The same from a recorded trace: all its steps, those before the measured ones too."""
     header = trace.header
     total = _Total(RoleMeter(header.n_rows, header.n_heads, recent_pages=recent_pages))
-    for step in trace.steps():
+    for step in trace.steps(sampled=False):
         total.add(step.mass_sum, step.n_used_end)
     n_heads = dict(zip(header.layers, np.sum(header.exists, axis=1)))
     layers = [HeadLayer(il, il in n_heads, "recorded" if il in n_heads else "not in the trace", int(n_heads.get(il, 0)))

@@ -1,4 +1,4 @@
-"""Recorded attention: for each decode step (one token), how much attention mass fell on each page, and what the sketches estimated.
+"""Recorded attention: for each decode step (one token), how much attention mass fell on each page, and what of it sampling observed.
 
 `Trace.open` reads a file that `edgekv trace record` wrote (`edgekv.trace_format` describes it), chunk by chunk while it is
 iterated; `Trace.of` makes one from arrays. Both can be reduced (`cut`) and written (`write`).
@@ -6,17 +6,15 @@ iterated; `Trace.of` makes one from arrays. Both can be reduced (`cut`) and writ
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from edgekv.errors import ConfigError
-from edgekv.trace_format import (
-    CHUNK_STEPS, MASS_MAX, MASS_SUM, Header, TraceFile, TraceWriter, chunk_starts, estimate_of, kinds_of,
-)
+from edgekv.trace_format import CHUNK_STEPS, FULL, KINDS, Header, TraceFile, TraceWriter, chunk_starts, dtype_of
 
 __all__ = ["Header", "Trace", "TraceStep"]
 
@@ -27,7 +25,7 @@ _FLOATS = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32
 
 @dataclass(frozen=True)
 class TraceStep:
-    """One decode step. Arrays are float32 [row, head, page], zero from n_used_end on."""
+    """One decode step. Arrays are [row, head, page], zero from n_used_end on; masses are float32."""
 
     mass_sum: np.ndarray
     """Attention mass, summed over the query heads of the group: a head's pages add up to the group size, less what sinks of the
@@ -37,9 +35,13 @@ class TraceStep:
     position: int
     n_used_end: int
     warmup: bool
-    """Every policy sees this step in full, and it is not measured."""
-    estimates: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """mass_sum as the sketches of each kind estimated it."""
+    """No policy misses anything of this step, and it is not measured."""
+    sampled_sum: np.ndarray | None = None
+    """mass_sum as mode sparse observes it: an estimate without bias, zero where it read nothing. None: not asked for."""
+    sampled_max: np.ndarray | None = None
+    """The same of mass_max."""
+    n_read: np.ndarray | None = None
+    """uint16: how many rows mode sparse read of the page."""
 
 
 class _Source(Protocol):
@@ -53,7 +55,7 @@ class _Source(Protocol):
 
 
 class _Arrays:
-    """A trace in memory: float16 [step, row, head, page] of each kind."""
+    """A trace in memory: [step, row, head, page] of each kind, as a file keeps it."""
 
     def __init__(self, header: Header, arrays: Mapping[str, np.ndarray], key_norms: np.ndarray):
         self.header, self._arrays, self._key_norms = header, arrays, key_norms
@@ -82,19 +84,18 @@ class Trace:
         return cls(TraceFile(Path(path)))
 
     @classmethod
-    def of(cls, header: Header, mass_sum: np.ndarray, mass_max: np.ndarray | None = None,
-           estimates: Mapping[str, np.ndarray] | None = None, key_norms: np.ndarray | None = None) -> Trace:
-        """From arrays [step, row, head, page], which are rounded to float16 as in a file. mass_max None: as mass_sum, which is
-        right for groups of one query head; key_norms None: all 1."""
-        estimates = estimates or {}
-        header = replace(header, sketches=tuple(estimates))
-        arrays = {MASS_SUM: mass_sum, MASS_MAX: mass_sum if mass_max is None else mass_max,
-                  **{estimate_of(name): array for name, array in estimates.items()}}
+    def of(cls, header: Header, mass_sum: np.ndarray, sampled_sum: np.ndarray, n_read: np.ndarray, mass_max: np.ndarray | None = None,
+           sampled_max: np.ndarray | None = None, key_norms: np.ndarray | None = None) -> Trace:
+        """From arrays [step, row, head, page], which are rounded as in a file. A maximum that is None is as its sum, which is right for
+        groups of one query head; key_norms None: all 1."""
+        given = (mass_sum, mass_sum if mass_max is None else mass_max, sampled_sum,
+                 sampled_sum if sampled_max is None else sampled_max, n_read)
         axes = (header.n_total, *header.shape.axes)
-        for kind, array in arrays.items():
+        arrays = {}
+        for kind, array in zip(KINDS, given):
             if array.shape != axes:
                 raise ConfigError(f"{kind} is {array.shape}; the header says it is {axes}")
-            arrays[kind] = array.astype(np.float16)
+            arrays[kind] = array.astype(dtype_of(kind))
         norms = np.ones(header.shape.axes) if key_norms is None else key_norms
         return cls(_Arrays(header, arrays, norms.astype(np.float32)))
 
@@ -112,29 +113,17 @@ class Trace:
         return self.header.n_total
 
     def __iter__(self) -> Iterator[TraceStep]:
-        return self.steps(self.header.sketches)
+        return self.steps()
 
-    def steps(self, sketches: Collection[str] = ()) -> Iterator[TraceStep]:
-        """The steps with the estimates of these sketches only: what is not wanted is not read. Raises ConfigError for sketches
-        that were not recorded."""
-        for sketch in sketches:
-            self.require(sketch)
+    def steps(self, sampled: bool = True) -> Iterator[TraceStep]:
+        """The steps, with what mode sparse observed or without: what is not wanted is not read."""
         header = self.header
-        kinds = kinds_of(tuple(sketches))
         for start in chunk_starts(header):
-            chunks = [self._source.chunk(kind, start) for kind in kinds]
+            chunks = [self._source.chunk(kind, start) for kind in (KINDS if sampled else FULL)]
             for i in range(len(chunks[0])):
-                mass_sum, mass_max, *estimates = (self._wide(chunk[i]) for chunk in chunks)
+                mass_sum, mass_max, *others = (self._wide(chunk[i]) for chunk in chunks)
                 step = start + i
-                yield TraceStep(mass_sum, mass_max, header.position(step), header.n_used_end(step), step < header.n_warmup,
-                                dict(zip(sketches, estimates)))
-
-    def require(self, sketch: str) -> None:
-        """Raises ConfigError where the sketch was not recorded."""
-        if sketch not in self.header.sketches:
-            known = ", ".join(self.header.sketches) or "none at all"
-            raise ConfigError(f"the trace has no estimates of sketch {sketch!r}, but of: {known}; "
-                              f"record it with --sketches {sketch}")
+                yield TraceStep(mass_sum, mass_max, header.position(step), header.n_used_end(step), step < header.n_warmup, *others)
 
     @property
     def key_norms(self) -> np.ndarray:
@@ -142,25 +131,26 @@ class Trace:
         return self._source.key_norms()
 
     def _wide(self, array: np.ndarray) -> np.ndarray:
-        wide = np.zeros(self._axes, np.float32)
-        wide[:, :, : array.shape[2]] = np.take(_FLOATS, array.view(np.uint16), mode="clip")
+        """With all pages, and float32 in place of float16."""
+        masses = array.dtype == np.float16
+        wide = np.zeros(self._axes, np.float32 if masses else array.dtype)
+        wide[:, :, : array.shape[2]] = np.take(_FLOATS, array.view(np.uint16), mode="clip") if masses else array
         return wide
 
     # ---- other traces of it ---------------------------------------------------------------------------------------------------
 
-    def loaded(self, sketches: Collection[str] | None = None) -> Trace:
-        """It in memory (`loaded_bytes`), with the estimates of these sketches; None: of all. For many simulations of one
-        trace."""
-        return self.cut(sketches=sketches)
+    def loaded(self) -> Trace:
+        """It in memory (`loaded_bytes`), for many simulations of one trace."""
+        return self.cut()
 
-    def loaded_bytes(self, sketches: Collection[str]) -> int:
+    @property
+    def loaded_bytes(self) -> int:
         header = self.header
-        return 2 * len(kinds_of(tuple(sketches))) * header.n_total * header.n_rows * header.n_heads * header.n_pages
+        return 2 * len(KINDS) * header.n_total * header.n_rows * header.n_heads * header.n_pages
 
-    def cut(self, rows: Sequence[int] | None = None, n_steps: int | None = None, n_warmup: int | None = None,
-            sketches: Collection[str] | None = None) -> Trace:
-        """A part of it, in memory: some rows, the first n_steps steps, the last n_warmup of the warm-up, the estimates of some
-        sketches. None: all of them. Raises ConfigError where it has not that."""
+    def cut(self, rows: Sequence[int] | None = None, n_steps: int | None = None, n_warmup: int | None = None) -> Trace:
+        """A part of it, in memory: some rows, the first n_steps steps, the last n_warmup of the warm-up. None: all of them. Raises
+        ConfigError where it has not that."""
         header = self.header
         rows = list(range(header.n_rows)) if rows is None else list(rows)
         n_steps = header.n_steps if n_steps is None else n_steps
@@ -169,18 +159,15 @@ class Trace:
                 and 0 <= min(rows) <= max(rows) < header.n_rows):
             raise ConfigError(f"a trace of {header.n_rows} rows, {header.n_warmup} warm-up steps and {header.n_steps} steps cannot be "
                               f"cut to rows {rows}, {n_warmup} and {n_steps} steps")
-        sketches = header.sketches if sketches is None else tuple(sketches)
-        for sketch in sketches:
-            self.require(sketch)
         first = header.n_warmup - n_warmup
         smaller = replace(header, n_warmup=n_warmup, n_steps=n_steps, layers=[header.layers[row] for row in rows],
                           groups=[header.groups[row] for row in rows], exists=[header.exists[row] for row in rows],
-                          sketches=sketches, n_pages=header.n_used_end(header.n_warmup + n_steps - 1))
-        arrays = {kind: self._cut(kind, rows, first, smaller) for kind in kinds_of(sketches)}
+                          n_pages=header.n_used_end(header.n_warmup + n_steps - 1))
+        arrays = {kind: self._cut(kind, rows, first, smaller) for kind in KINDS}
         return Trace(_Arrays(smaller, arrays, self.key_norms[rows, :, : smaller.n_pages]))
 
     def _cut(self, kind: str, rows: list[int], first: int, smaller: Header) -> np.ndarray:
-        out = np.zeros((smaller.n_total, *smaller.shape.axes), np.float16)
+        out = np.zeros((smaller.n_total, *smaller.shape.axes), dtype_of(kind))
         for start in chunk_starts(self.header):
             begin, end = max(start, first), min(start + CHUNK_STEPS, first + smaller.n_total)
             if begin < end:
@@ -193,7 +180,7 @@ class Trace:
         header = self.header
         with TraceWriter(Path(path), header) as writer:
             for start in chunk_starts(header):
-                for kind in kinds_of(header.sketches):
+                for kind in KINDS:
                     chunk = self._source.chunk(kind, start)
                     writer.chunk(kind, start, chunk[..., : header.n_used_end(start + len(chunk) - 1)])
             writer.key_norms(self.key_norms)

@@ -1,17 +1,22 @@
 """The file that a trace is kept in: a zip that numpy.load can read too.
 
-    header.json                  format, version and the fields of Header, as UTF-8
-    steps/000032.mass_sum.npy    float16 [step, row, kv_head, page]: 32 steps from step 32 on, the pages in use after the last
-    steps/000032.mass_max.npy    the same, the maximum over the query heads of the group in place of the sum
-    steps/000032.estimate_b2.npy the same as mass_sum, as the sketches of that kind estimated it
-    key_norms.npy                float32 [row, kv_head, page]: mean L2 norm of the keys of each page after the last step
+    header.json                   format, version and the fields of Header, as UTF-8
+    steps/000032.mass_sum.npy     float16 [step, row, kv_head, page]: 32 steps from step 32 on, the pages in use after the last; attention
+                                  mass with full attention, summed over the query heads of the group
+    steps/000032.mass_max.npy     the same, the maximum over the query heads in place of the sum
+    steps/000032.sampled_sum.npy  the same as mass_sum, as mode sparse observed it: weighted mass of the rows that were read
+    steps/000032.sampled_max.npy  the same, the maximum over the query heads
+    steps/000032.n_read.npy       uint16: how many rows mode sparse read of the page
+    key_norms.npy                 float32 [row, kv_head, page]: mean L2 norm of the keys of each page after the last step
 
 A step decodes one token; step 0 is the first after the tokens that were read in batches, the first of the warm-up if there is one. A
-row is a hooked layer.
+row of these arrays is a hooked layer. What mode sparse observed is from a pass of its own over the same tokens, at `Header.resolution`,
+in which the layers before attended by sampling too, as they do live.
 Members may stand in any order. float16 keeps a mass within 0.05 %, or within 3e-8 where it is below 6e-5. Members are deflated,
 one by one, so that a reader needs no more memory than one of them takes.
 
 A file is written under the name FILE.part and renamed when it is complete: a FILE that exists is whole.
+Version 1 had estimates of sketches in place of what mode sparse observes.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ import errno
 import json
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,10 +36,17 @@ from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.observation import Shape
 
 FORMAT = "edgekv-trace"
-VERSION = 1
+VERSION = 2
 CHUNK_STEPS = 32
 DEFLATE_LEVEL = 1
-MASS_SUM, MASS_MAX, KEY_NORMS, HEADER = "mass_sum", "mass_max", "key_norms.npy", "header.json"
+KEY_NORMS, HEADER = "key_norms.npy", "header.json"
+MASS_SUM, MASS_MAX, SAMPLED_SUM, SAMPLED_MAX, N_READ = "mass_sum", "mass_max", "sampled_sum", "sampled_max", "n_read"
+FULL = (MASS_SUM, MASS_MAX)
+"""Arrays of full attention."""
+SAMPLED = (SAMPLED_SUM, SAMPLED_MAX, N_READ)
+"""Arrays of mode sparse."""
+KINDS = (*FULL, *SAMPLED)
+"""The arrays of each chunk."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +74,16 @@ class Header:
     """Query heads of each KV head, for each row."""
     exists: tuple[tuple[bool, ...], ...]
     """[row][head]: the row has that KV head."""
+    resolution: float
+    """What mode sparse sampled at."""
     rope: tuple[int, int, float, float] | None = None
     """head_dim, channels turned, base and linear scaling factor of the rotary embedding."""
-    sketches: tuple[str, ...] = ()
-    """The kinds of sketches of which there are estimates."""
     type_k: str = "f16"
     type_v: str = "f16"
     version: int = VERSION
 
     def __post_init__(self) -> None:
-        for name in ("layers", "groups", "sketches"):
+        for name in ("layers", "groups"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         object.__setattr__(self, "exists", tuple(tuple(bool(e) for e in row) for row in self.exists))
         object.__setattr__(self, "rope", None if self.rope is None else tuple(self.rope))
@@ -121,13 +133,9 @@ class Header:
         return np.where(first > position, -1, np.minimum(first + self.page_tokens - 1, position)).astype(np.int32)
 
 
-def kinds_of(sketches: Sequence[str]) -> tuple[str, ...]:
-    """The arrays of each chunk."""
-    return (MASS_SUM, MASS_MAX, *(estimate_of(sketch) for sketch in sketches))
-
-
-def estimate_of(sketch: str) -> str:
-    return f"estimate_{sketch}"
+def dtype_of(kind: str) -> type[np.generic]:
+    """The type that one of KINDS is kept in."""
+    return np.uint16 if kind == N_READ else np.float16
 
 
 def chunk_starts(header: Header) -> range:
@@ -140,7 +148,7 @@ def _member(kind: str, start: int) -> str:
 
 def _members(header: Header) -> set[str]:
     """What a complete file has besides its header."""
-    return {_member(kind, start) for kind in kinds_of(header.sketches) for start in chunk_starts(header)} | {KEY_NORMS}
+    return {_member(kind, start) for kind in KINDS for start in chunk_starts(header)} | {KEY_NORMS}
 
 
 class TraceFile:
@@ -185,10 +193,10 @@ class TraceFile:
             raise ConfigError(f"{self.path} is damaged: {error}; record the trace anew") from None
 
     def chunk(self, kind: str, start: int) -> np.ndarray:
-        """float16 [step, row, head, page] from step `start` on."""
+        """[step, row, head, page] from step `start` on, of the type that it is kept in."""
         header = self.header
         n = min(CHUNK_STEPS, header.n_total - start)
-        return self._array(_member(kind, start), np.float16, (n, header.n_rows, header.n_heads, header.n_used_end(start + n - 1)))
+        return self._array(_member(kind, start), dtype_of(kind), (n, header.n_rows, header.n_heads, header.n_used_end(start + n - 1)))
 
     def key_norms(self) -> np.ndarray:
         return self._array(KEY_NORMS, np.float32, self.header.shape.axes)
@@ -254,8 +262,8 @@ class TraceWriter:
             raise
 
     def chunk(self, kind: str, start: int, array: np.ndarray) -> None:
-        """One of `kinds_of`, [step, row, head, page] from step `start` on; rounded to float16."""
-        self._write(_member(kind, start), np.ascontiguousarray(array, np.float16))
+        """One of KINDS, [step, row, head, page] from step `start` on; rounded to the type that it is kept in."""
+        self._write(_member(kind, start), np.ascontiguousarray(array, dtype_of(kind)))
 
     def key_norms(self, norms: np.ndarray) -> None:
         self._write(KEY_NORMS, np.ascontiguousarray(norms, np.float32))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgekv.budgets import LAYER_FLOOR, SPLITS, cover, divide, layer_weights
+from edgekv.budgets import LAYER_FLOOR, SPLITS, divide, layer_weights
 from edgekv.errors import ConfigError
 from edgekv.vocab import Split
 
@@ -77,13 +77,6 @@ def test_heads_that_a_layer_lacks_take_nothing(split: Split):
     exists[1, 2] = False
     taken = divide(split, np.ones((2, 3, 10)), np.zeros(10, bool), np.ones(10, bool), 4, exists)
     assert not taken[1, 2].any() and taken.any()
-
-
-def test_coverage_takes_the_fewest():
-    mass = np.array([[[0.5, 0.05, 0.3, 0.1, 0.05]]])
-    assert np.flatnonzero(cover(mass, np.zeros(5, bool), np.ones(5, bool), 0.85)).tolist() == [0, 2, 3]
-    assert np.flatnonzero(cover(mass, np.zeros(5, bool), np.ones(5, bool), 0.8)).tolist() == [0, 2]
-    assert np.flatnonzero(cover(mass, np.arange(5) == 4, np.arange(5) != 0, 0.5)).tolist() == [2, 4]
 
 
 def test_a_negative_budget_is_refused():

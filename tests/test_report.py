@@ -15,6 +15,7 @@ from edgekv.cli.report import report as command
 from edgekv.errors import ConfigError
 from edgekv.report import charts, drawing, page, study
 from edgekv.report.folder import CACHE_FILE, read
+from edgekv.report.measured import _by_depth
 from edgekv.report.study import Study
 
 from traces import random_trace
@@ -26,8 +27,9 @@ def ladder_rows(text: str = "prose", live: bool = True, model: str = "tiny.gguf"
     return [
         {"kind": "ladder", "model": model, "text": text, "depth": 300, "n_steps": 40, "version": "1", "rung": rung, "base": None,
          "published": published, "budget": budget, "policy": rung, "observe": "honest", "hit_rate": 0.6 + budget + i / 20,
-         "hit_rate_mass": 0.7, "coverage": 0.7, "fetched": 0.5, "gain": None, "gain_mass": None,
-         "kld": 0.1 / (i + 1) * (1 - budget) if live else None, "same_top": 0.8 + i / 20 if live else None,
+         "hit_rate_mass": 0.7, "worst_mass": 0.6, "fetched": 0.5, "gain": None, "gain_mass": None,
+         "live_attended": budget + 0.01 if live else None, "kld": 0.1 / (i + 1) * (1 - budget) if live else None,
+         "same_top": 0.8 + i / 20 if live else None,
          "ms_ratio": 0.5 if live else None, "overhead": 0.01 if live else None}
         for budget in (0.1, 0.3) for i, (rung, published) in enumerate((("lru", 0.7), ("+ anchors", 0.78), ("+ one pool", None)))
     ]
@@ -38,7 +40,8 @@ def quality_rows(mode: str = "sparse") -> list[dict]:
             "retention": 0.75, "retention_low": 0.41, "retention_high": 0.93, "says_nothing": False}
     silent = {**task, "task": "uuid", "full_found": 0, "kept": 0, "retention": None, "retention_low": None,
               "retention_high": None, "says_nothing": True}
-    text = {"kind": "text", "model": "tiny.gguf", "text": "prose", "mode": mode, "kld_exact": 0.006, "same_top_exact": 0.96}
+    text = {"kind": "text", "model": "tiny.gguf", "text": "prose", "mode": mode, "kld_exact": 0.006, "same_top_exact": 0.96,
+            "attended_fraction": 0.066}
     full = [{**text, "mode": "exact", "kld_exact": None, "same_top_exact": None}, {**task, "task": "passkey", "mode": "exact"}]
     return [{**task, "task": "passkey"}, {**task, "task": "passkey", "length": 1024, "kept": 1}, silent, *full,
             {**text, "mode": "off", "kld_exact": 0.004, "same_top_exact": 0.98}, text]
@@ -96,7 +99,7 @@ class Reader(HTMLParser):
 
 def test_every_section(full):
     found = Reader(full[1]).sections
-    assert list(found) == ["decode", "ladder", "budget", "heads", "time", "size", "quality", "retention", "roles", "missing"]
+    assert list(found) == ["decode", "ladder", "budget", "heads", "time", "reads", "quality", "retention", "roles", "missing"]
     assert found == {**dict.fromkeys(found, 1), "decode": 0, "time": 2, "missing": 0}
     assert "notes.json" in full[1]  # named, since nothing of it is shown
 
@@ -124,7 +127,8 @@ def test_colours_follow_the_reader(full):
 
 def test_what_is_said(full):
     text = re.sub(r"\s+", " ", full[1])
-    assert "At 10 % of the pages the hit rate by access is: lru 70.0 % (published 70), + anchors 75.0 % (published 78)" in text
+    assert ("With 10 % of the pages hot the hit rate by access is, by what the policy observes, honest: lru 70.0 % (published 70), "
+            "+ anchors 75.0 % (published 78), + one pool 80.0 %.") in text
     assert "The model itself cannot do uuid" in text
     assert "41 to 93" in text
     assert "random.gguf; noise; 600 tokens deep; 20 decode steps" in text
@@ -136,9 +140,12 @@ def test_figures_are_those_of_the_simulator(full):
     from edgekv.trace import Trace
 
     with Trace.open(full[0] / "noise.npz") as trace:
-        expected = [simulate(trace, Setting(policy="lru", budget=budget)).coverage for budget in study.BUDGETS]
+        expected = [simulate(trace, Setting(policy="lru", budget=budget, observe="honest")).hit_rate_mass for budget in study.BUDGETS]
+        read = [step.n_read for step in trace if not step.warmup]
     row = re.search(r"<tr><td[^>]*>lru</td>(.*?)</tr>", full[1][full[1].index('id="budget"') :])
     assert re.findall(r">([\d.]+)</td>", row[1]) == [f"{100 * value:.1f}" for value in expected]
+    rows = sum(n.sum() for n in read) / 5 / len(read)
+    assert f"At a resolution of 600 a head reads {rows:,.0f} rows of 610 for a token ({100 * rows / 610:.1f} %)" in full[1]
 
 
 def test_again_from_the_cache(full, monkeypatch):
@@ -164,7 +171,9 @@ def test_cache_knows_the_trace(tmp_path):
 
 
 def test_broken_cache_is_made_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "subjects", lambda sketches: {study.EMA: {"policy": study.EMA}})
+    whole = study.subjects()
+    monkeypatch.setattr(study, "subjects", lambda: {
+        name: whole[name] for name in (*study.HIGHLIGHTS, "lru, sampled", study.SAMPLED, study.ORACLE_POOLED)})
     random_trace(n_rows=1, n_heads=1, n_steps=8, lacking=False).write(tmp_path / "noise.npz")
     (tmp_path / CACHE_FILE).write_text("{")
     page.write(tmp_path)
@@ -178,15 +187,15 @@ def test_what_is_missing_is_named(tmp_path):
     text = (tmp_path / "page.html").read_text()
     assert list(Reader(text).sections) == ["ladder", "missing"]
     missing = text[text.index('id="missing"') :]
-    for title in ("Time of a decode step", "Hit rate by mass over the budget", "Coverage of each head", "Popularity over time",
-                  "Effective size", "Quality over", "Retention by task", "Head roles"):
+    for title in ("Time of a decode step", "Hit rate by mass over the budget", "Hit rate by mass of each head", "Popularity over time",
+                  "What sampling reads", "Quality over", "Retention by task", "Head roles"):
         assert title in missing and f"left out: {title}" in result.stderr
     assert "edgekv trace record" in missing and "edgekv quality" in missing
 
 
 def test_rows_of_the_simulator(tmp_path):
-    rows = [{"policy": policy, "budget": budget, "split": "uniform", "observe": "honest", "sketch": None, "prefetch": "none",
-             "coverage": 0.5 + budget + gain, "hit_rate_mass": 0.5 + budget}
+    rows = [{"policy": policy, "budget": budget, "split": "uniform", "observe": "honest", "prefetch": "none",
+             "hit_rate_mass": 0.5 + budget + gain}
             for policy, gain in (("lru", 0.0), ("lfu", 0.01)) for budget in (0.1, 0.2)]
     (tmp_path / "sim.json").write_text(json.dumps(rows))
     page.write(tmp_path)
@@ -232,10 +241,12 @@ def test_the_rows_of_bench_kv_are_read(synthetic, tmp_path):
     assert rows[0]["cpu"] in section.tables[0].caption and rows[0]["date"] in section.tables[0].caption
 
 
-def test_quality_of_one_budget(tmp_path):
-    """Modes at the default budget, one with its own; what attends everything is no point of a curve."""
-    modes = ("sparse", "ema", "sparse:attend=20%,blend=0.3", "ema:attend=1024", "ema:attend=much")
-    rows = [row for mode in modes for row in quality_rows(mode)]
+def test_quality_by_what_is_read(tmp_path):
+    """A mode at several settings is one line, over the tokens that it read; what attends everything is no point of a line."""
+    modes = {"sparse": (0.066, 0.006), "sparse:resolution=1000": (0.042, 0.02), "ema:attend=10%,policy=lru": (0.11, 0.07),
+             "ema": (0.13, 0.05)}
+    rows = [{**row, "attended_fraction": modes[mode][0], "kld_exact": modes[mode][1] if row["mode"] == mode else row.get("kld_exact")}
+            for mode in modes for row in quality_rows(mode)]
     (tmp_path / "quality.json").write_text(json.dumps(rows))
     page.write(tmp_path)
     text = (tmp_path / "report.html").read_text()
@@ -243,11 +254,28 @@ def test_quality_of_one_budget(tmp_path):
     section = text[text.index('<section id="quality"') : text.index('<section id="retention"')]
     table = section[section.index("<table>") :]
     assert [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr><td.*?</tr>", table, re.S)] == [
-        ["sparse", "6.0e-03", "–", "96.0", "–"], ["ema", "6.0e-03", "–", "96.0", "–"],
-        ["sparse:blend=0.3", "–", "6.0e-03", "–", "96.0"]]
+        ["sparse", "resolution 1000", "4.2", "2.0e-02", "96.0"], ["sparse", "default", "6.6", "6.0e-03", "96.0"],
+        ["ema", "default", "13.0", "5.0e-02", "96.0"], ["ema:policy=lru", "10%", "11.0", "7.0e-02", "96.0"]]
     assert ">stock llama.cpp<" in section
+    assert "comes sparse (KLD 6.0e-03, same top token 96.0 %, 6.6 % of the tokens read), and least near ema:policy=lru" in section
     tasks = text[text.index('<section id="retention"') :]
     assert "<td class=\"left\">exact</td>" not in tasks and tasks.count("<td class=\"left\">passkey</td>") == len(modes)
+
+
+def test_needles_by_depth_and_length(tmp_path):
+    """A picture beside the retention of the tasks; runs add up, and what attended everything is no cell."""
+    cells = [{"kind": "grid", "model": "tiny.gguf", "mode": mode, "task": "needle-grid", "length": length, "part": part, "asked": asked,
+              "found": found}
+             for mode, found in (("exact", 1), ("sparse", 0)) for length, asked in ((1024, 1), (2048, 1), (512, 0))
+             for part in (0.25, 0.75)]
+    assert _by_depth([*cells, {**cells[0], "asked": 3, "found": 0}])["exact"] == {
+        (1024, 0.25): 0.25, (1024, 0.75): 1.0, (2048, 0.25): 1.0, (2048, 0.75): 1.0}
+    (tmp_path / "quality.json").write_text(json.dumps([*quality_rows(), *cells]))
+    page.write(tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    assert Reader(text).sections == {"quality": 1, "retention": 2, "missing": 0}
+    picture = text[text.rindex("<svg") :]
+    assert all(f">{word}<" in picture for word in ("exact", "sparse", "1,024", "2,048", "25 %", "75 %")) and ">512<" not in picture
 
 
 def test_hostile_names(tmp_path):

@@ -8,16 +8,16 @@ import subprocess
 import sys
 import time
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from traces import header, masses, random_trace
+from traces import header, masses, random_trace, sampled
 
 from edgekv.bench.passes import Caches
 from edgekv.bench.record import Recording, record
 from edgekv.bench.text import Text, find_text
+from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.llama import Llama
 from edgekv.trace import Trace
@@ -27,16 +27,22 @@ from edgekv.vocab import CacheType
 EDGEKV = [sys.executable, "-c", "from edgekv.cli.main import main; main()"]
 
 
+ARRAYS = ("mass_sum", "mass_max", "sampled_sum", "sampled_max", "n_read")
+
+
 def same(one: Trace, other: Trace) -> None:
     assert one.header == other.header
     np.testing.assert_array_equal(one.key_norms, other.key_norms)
     for a, b in zip(one, other, strict=True):
         assert (a.position, a.n_used_end, a.warmup) == (b.position, b.n_used_end, b.warmup)
-        np.testing.assert_array_equal(a.mass_sum, b.mass_sum)
-        np.testing.assert_array_equal(a.mass_max, b.mass_max)
-        assert list(a.estimates) == list(b.estimates)
-        for sketch in a.estimates:
-            np.testing.assert_array_equal(a.estimates[sketch], b.estimates[sketch])
+        for name in ARRAYS:
+            np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+
+
+def arrays_of(trace: Trace) -> dict[str, np.ndarray]:
+    """[step, row, head, page] of each."""
+    steps = list(trace)
+    return {name: np.stack([getattr(step, name) for step in steps]) for name in ARRAYS}
 
 
 # ---- the file -------------------------------------------------------------------------------------------------------------------
@@ -48,21 +54,25 @@ def test_what_is_written_is_read(tmp_path):
     with Trace.open(tmp_path / "a.trace") as read:
         same(trace, read)
         same(trace, read)  # again, from the start
-        loaded = read.loaded(["b2"])
-    assert loaded.header.sketches == ("b2",)
-    same(loaded, Trace.of(trace.header, *_arrays(trace), {"b2": np.stack([step.estimates["b2"] for step in trace])}, trace.key_norms))
+        loaded = read.loaded()
+    same(loaded, trace)
+    same(loaded, Trace.of(trace.header, **arrays_of(trace), key_norms=trace.key_norms))
+    assert loaded.loaded_bytes == sum(array.nbytes for array in loaded._source._arrays.values())
     assert os.listdir(tmp_path) == ["a.trace"]
 
 
 def test_steps():
     of = header(depth=300, n_warmup=5, n_steps=40)
     mass = masses(of)
-    steps = list(Trace.of(of, mass))
+    seen, n_read = sampled(of, mass)
+    steps = list(Trace.of(of, mass, seen, n_read))
     assert [step.warmup for step in steps] == [True] * 5 + [False] * 40
     assert [step.position for step in steps] == list(range(295, 340))
     assert steps[8].n_used_end == 19 and steps[9].n_used_end == 20  # positions 303 and 304 = 19 * 16
     assert not steps[8].mass_sum[:, :, 19:].any()
-    np.testing.assert_allclose(np.stack([step.mass_sum for step in steps]), mass, rtol=1e-3, atol=1e-7)
+    for name, array in {"mass_sum": mass, "mass_max": mass, "sampled_sum": seen, "sampled_max": seen}.items():
+        np.testing.assert_allclose(np.stack([getattr(step, name) for step in steps]), array, rtol=1e-3, atol=1e-7)
+    np.testing.assert_array_equal(np.stack([step.n_read for step in steps]), n_read)
     positions = of.page_positions(303)
     assert positions[:2].tolist() == [15, 31] and positions[18:].tolist() == [303, -1, -1, -1]
 
@@ -74,22 +84,22 @@ def test_numpy_reads_it(tmp_path):
         chunk = arrays["steps/000032.mass_sum"]
         assert chunk.dtype == np.float16 and chunk.shape == (13, 3, 2, trace.header.n_pages)
         np.testing.assert_array_equal(chunk[-1], list(trace)[-1].mass_sum.astype(np.float16))
+        assert arrays["steps/000032.n_read"].dtype == np.uint16
 
 
 def test_only_what_is_asked_for_is_read(tmp_path):
     random_trace().write(tmp_path / "a.trace")
     with zipfile.ZipFile(tmp_path / "a.trace") as whole:
-        box = next(info for info in whole.infolist() if info.filename.endswith("box.npy"))
+        member = next(info for info in whole.infolist() if info.filename.endswith("sampled_max.npy"))
     data = bytearray((tmp_path / "a.trace").read_bytes())
-    middle = box.header_offset + len(box.filename) + 200
+    middle = member.header_offset + len(member.filename) + 200
     data[middle : middle + 40] = bytes(40)
     (tmp_path / "a.trace").write_bytes(data)
     with Trace.open(tmp_path / "a.trace") as trace:
-        assert len(list(trace.steps(["b2"]))) == len(trace)
-        with pytest.raises(ConfigError, match="damaged.*estimate_box"):
-            list(trace.steps(["box"]))
-        with pytest.raises(ConfigError, match="no estimates of sketch 'b1', but of: b2, box"):
-            next(trace.steps(["b1"]))
+        steps = list(trace.steps(sampled=False))
+        assert len(steps) == len(trace) and steps[0].sampled_sum is steps[0].n_read is None
+        with pytest.raises(ConfigError, match="damaged.*sampled_max"):
+            list(trace)
 
 
 @pytest.mark.parametrize(("rows", "n_steps", "n_warmup"), [([2, 0], 7, 2), (None, None, 0), ([1], 40, None)])
@@ -103,8 +113,8 @@ def test_cut(rows, n_steps, n_warmup):
     n = smaller.header.n_pages
     for a, b in zip(smaller, kept):
         assert (a.position, a.warmup) == (b.position, b.warmup)
-        np.testing.assert_array_equal(a.mass_sum, b.mass_sum[rows, :, :n])
-        np.testing.assert_array_equal(a.estimates["box"], b.estimates["box"][rows, :, :n])
+        for name in ARRAYS:
+            np.testing.assert_array_equal(getattr(a, name), getattr(b, name)[rows, :, :n])
     np.testing.assert_array_equal(smaller.key_norms, trace.key_norms[rows, :, :n])
     with pytest.raises(ConfigError, match="cannot be cut"):
         trace.cut([3])
@@ -134,10 +144,10 @@ def test_what_is_no_trace(tmp_path):
 
 
 @pytest.mark.parametrize(("old", "new", "match"), [
-    ('"version": 1', '"version": 2', "version 2 and this EdgeKV reads version 1"), ("edgekv-trace", "another", "is no trace"),
+    ('"version": 2', '"version": 1', "version 1 and this EdgeKV reads version 2; record it anew"),
+    ("edgekv-trace", "another", "is no trace"),
     ('"n_steps": 40', '"n_steps": 90', "is damaged"), ('"n_steps"', '"steps"', "is damaged"),
-    ('"n_heads": 2', '"n_heads": 1', "is damaged"),
-    ('"sketches": [', '"sketches": ["b1", ', "estimate_b1.npy is missing")])
+    ('"n_heads": 2', '"n_heads": 1', "is damaged"), ('"resolution"', '"sketches"', "is damaged")])
 def test_another_header(tmp_path, old, new, match):
     random_trace().write(tmp_path / "a.trace")
     with zipfile.ZipFile(tmp_path / "a.trace") as whole, zipfile.ZipFile(tmp_path / "b.trace", "w") as changed:
@@ -145,6 +155,16 @@ def test_another_header(tmp_path, old, new, match):
             data = whole.read(name)
             changed.writestr(name, data.replace(old.encode(), new.encode(), 1) if name == "header.json" else data)
     with pytest.raises(ConfigError, match=match):
+        Trace.open(tmp_path / "b.trace")
+
+
+def test_a_member_that_is_missing(tmp_path):
+    random_trace().write(tmp_path / "a.trace")
+    with zipfile.ZipFile(tmp_path / "a.trace") as whole, zipfile.ZipFile(tmp_path / "b.trace", "w") as less:
+        for name in whole.namelist():
+            if name != "steps/000032.n_read.npy":
+                less.writestr(name, whole.read(name))
+    with pytest.raises(ConfigError, match="000032.n_read.npy is missing"):
         Trace.open(tmp_path / "b.trace")
 
 
@@ -189,7 +209,7 @@ TEXT = Text("words", "A text of its own, with few words. " * 60)
 
 def recorded(tmp_path, model, **changes) -> Trace:
     path = tmp_path / f"{len(list(tmp_path.iterdir()))}.trace"
-    settings = {"depth": 300, "n_steps": 40, "n_warmup": 8, "sketches": ("b2",), **changes}
+    settings = {"depth": 300, "n_steps": 40, "n_warmup": 8, **changes}
     record(Recording(model, find_text("prose"), **settings), path)
     return Trace.open(path)
 
@@ -214,7 +234,7 @@ def observed(model, tokens, n_prompt: int, **options) -> np.ndarray:
 def test_a_recording_is_full_attention(tmp_path, synthetic, kind, shape, type_k):
     model = synthetic(kind, **shape)
     caches = Caches(CacheType(type_k))
-    with recorded(tmp_path, model, caches=caches, sketches=("b2", "box")) as trace:
+    with recorded(tmp_path, model, caches=caches) as trace:
         of, steps = trace.header, list(trace)
     llama = Llama(str(model), n_ctx=512, verbose=False)
     tokens = find_text("prose").tokens(llama, 340)
@@ -228,30 +248,55 @@ def test_a_recording_is_full_attention(tmp_path, synthetic, kind, shape, type_k)
     for step in steps:
         assert (step.mass_max <= step.mass_sum + 1e-6).all()
         assert (step.mass_max * of.group >= step.mass_sum * (1 - 1e-3) - 1e-6).all()
-        for estimate in step.estimates.values():
-            if kind != "gpt-oss":  # sinks of the model itself take some
-                np.testing.assert_allclose(step.mass_sum.sum(axis=2), of.group, rtol=2e-3)
-                np.testing.assert_allclose(estimate.sum(axis=2), of.group, rtol=2e-3)
-    error = {sketch: np.mean([np.abs(step.estimates[sketch] - step.mass_sum).sum() for step in steps]) for sketch in of.sketches}
-    assert error["b2"] < error["box"]
+        if kind != "gpt-oss":  # sinks of the model itself take some
+            np.testing.assert_allclose(step.mass_sum.sum(axis=2), of.group, rtol=2e-3)
 
 
-def test_each_kind_is_as_if_it_were_alone(tmp_path, synthetic):
-    """Also: the passes rewind to the same tokens."""
-    model = synthetic("llama")
-    with recorded(tmp_path, model, sketches=("b2", "box", "b1")) as together:
-        for sketch in ("box", "b1"):
-            with recorded(tmp_path, model, sketches=(sketch,)) as alone:
-                for a, b in zip(together, alone, strict=True):
-                    np.testing.assert_array_equal(a.estimates[sketch], b.estimates[sketch])
-                    np.testing.assert_array_equal(a.mass_sum, b.mass_sum)
-        with recorded(tmp_path, model, sketches=()) as attention:
-            same(attention, Trace.of(replace(together.header, sketches=()), *_arrays(together), key_norms=together.key_norms))
+def sparse(model, tokens, n_prompt: int, resolution: float) -> tuple[np.ndarray, np.ndarray]:
+    """float32 [step, row, head, page]: what mode sparse observes, and how many rows it reads of each page."""
+    options = KvOptions(mode="sparse", resolution=resolution, exact_tokens=0, keep_rows=True, plan_every=1, policy="none", kv_budget=0,
+                        device="cpu")
+    llama = Llama(str(model), kv_options=options, n_ctx=len(tokens), n_threads=1, verbose=False)
+    masses, reads = [], []
+
+    def seen(step) -> None:
+        masses.append(step.mass_sum.copy())
+        reads.append(np.zeros(step.mass_sum.shape))
+        for row, head in np.ndindex(reads[-1].shape[:2]):
+            for cell in llama.kv.last_rows(row, head)[0]:
+                reads[-1][row, head, cell // 16] += 1
+
+    try:
+        llama.eval(tokens[:n_prompt])
+        llama.kv.observers.append(seen)
+        for token in tokens[n_prompt:]:
+            llama.eval([token])
+    finally:
+        llama.close()
+    return np.stack(masses), np.stack(reads)
 
 
-def _arrays(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
-    steps = list(trace.steps())
-    return np.stack([step.mass_sum for step in steps]), np.stack([step.mass_max for step in steps])
+def test_a_recording_is_what_mode_sparse_observes(tmp_path, synthetic):
+    """The same as live, and without bias: over many steps its mean is that of full attention."""
+    model = synthetic("llama", n_layer=2)
+    with recorded(tmp_path, model, resolution=200.0) as trace:
+        of, arrays = trace.header, arrays_of(trace)
+    assert of.resolution == 200
+    llama = Llama(str(model), n_ctx=512, verbose=False)
+    tokens = find_text("prose").tokens(llama, 340)
+    llama.close()
+    mass, n_read = sparse(model, tokens, 292, 200.0)
+    np.testing.assert_array_equal(arrays["sampled_sum"], mass[..., : of.n_pages].astype(np.float16).astype(np.float32))
+    np.testing.assert_array_equal(arrays["n_read"], n_read[..., : of.n_pages])
+    assert (arrays["n_read"].sum(axis=3) < 300).all() and (arrays["n_read"] == 0).any()
+    assert not arrays["sampled_sum"][arrays["n_read"] == 0].any(), "what is not read has no weight"
+    assert (arrays["sampled_max"] <= arrays["sampled_sum"] + 1e-6).all()
+    np.testing.assert_allclose(arrays["sampled_sum"].sum(axis=3), of.group, rtol=2e-3)
+    # pages between the sinks and the newest are read by chance; the first layer sees the same as full attention does
+    middle = np.s_[:, 0, :, 2:12]
+    error = arrays["sampled_sum"][middle] - arrays["mass_sum"][middle]
+    mean = arrays["mass_sum"][middle].mean()
+    assert np.abs(error.mean()) < 0.02 * mean and error.std() > 0.05 * mean
 
 
 def test_key_norms(tmp_path, synthetic):
@@ -275,16 +320,23 @@ def test_what_cannot_be_recorded(tmp_path, synthetic):
 
     llama = synthetic("llama")
     refused("the text words has .* tokens and 4000 are needed", ConfigError, llama, depth=3000, n_steps=1000)
-    refused("recurrent layers and cannot be rewound", EdgeKVError, synthetic("lfm2"), sketches=("b2", "b1"))
     refused("serves no layer of this model", EdgeKVError, synthetic("mamba"))
-    for changes in ({"sketches": ("none",)}, {"sketches": ("b2", "b2")}, {"sketches": ("b3",)}, {"n_steps": 0}, {"depth": 8}):
+    for changes in ({"resolution": 0.0}, {"n_steps": 0}, {"depth": 8}):
         with pytest.raises(ConfigError):
             Recording(llama, TEXT, **{"depth": 300, "n_warmup": 8, **changes})
 
 
-def test_a_recurrent_model_with_one_kind(tmp_path, synthetic):
-    with recorded(tmp_path, synthetic("lfm2")) as trace:
-        assert trace.header.n_rows >= 1 and trace.header.sketches == ("b2",)
+def test_a_recurrent_model_reads_the_text_again(tmp_path, synthetic):
+    """It cannot go back: both passes start from the same tokens nevertheless."""
+    said = []
+    path = tmp_path / "a.trace"
+    record(Recording(synthetic("lfm2"), find_text("prose"), depth=300, n_steps=40, n_warmup=8, resolution=1e9), path,
+           lambda what, done, total: said.append(what))
+    assert list(dict.fromkeys(said)) == ["read the text", "record attention", "record what sampling observes"]
+    assert said.index("record attention") < len(said) - 1 - said[::-1].index("read the text")
+    with Trace.open(path) as trace:
+        for step in trace:  # a resolution that reads everything
+            np.testing.assert_allclose(step.sampled_sum, step.mass_sum, rtol=2e-3, atol=1e-5)
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------------------
@@ -298,15 +350,15 @@ def command(*arguments: object, **environment: str) -> subprocess.CompletedProce
 def test_record_and_info(tmp_path, synthetic):
     path = tmp_path / "a.trace"
     small = ("--depth", 200, "--steps", 20, "--window", 4, "--threads", 1)
-    done = command("trace", "record", synthetic("llama"), "-o", path, "--text", "code", "--sketches", "none", *small)
+    done = command("trace", "record", synthetic("llama"), "-o", path, "--text", "code", "--resolution", "2000", *small)
     assert done.returncode == 0 and done.stdout == "" and "200 tokens and 20 steps" in done.stderr
     told = command("trace", "info", path)
     assert "200 before the steps (4 of them the window), 20 steps" in told.stdout and "4 KV heads in 2 layers" in told.stdout
-    assert '"sketches": []' in command("trace", "info", path, "-o", "json").stdout
+    assert "at resolution 2,000" in told.stdout and '"resolution": 2000.0' in command("trace", "info", path, "-o", "json").stdout
     stock = command("trace", "record", synthetic("llama"), "-o", path, *small, EDGEKV="0")
     assert stock.returncode == 2 and stock.stderr == "edgekv: EDGEKV=0 is set, so there is no attention to observe; unset it\n"
-    both = command("trace", "record", synthetic("llama"), "-o", path, "--sketches", "b2,none")
-    assert both.returncode == 2 and "attention alone" in both.stderr
+    none = command("trace", "record", synthetic("llama"), "-o", path, "--resolution", "0")
+    assert none.returncode == 2 and "the resolution is '0'" in none.stderr
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])

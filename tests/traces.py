@@ -13,17 +13,16 @@ def header(n_rows: int = 3, n_heads: int = 2, depth: int = 300, n_warmup: int = 
     exists = np.ones((n_rows, n_heads), bool)
     exists[-1, -1] = not lacking
     return Header("random.gguf", "noise", depth, n_warmup, n_steps, n_heads, (depth + n_steps - 1) // 16 + 1, 16,
-                  tuple(range(1, n_rows + 1)), (group,) * n_rows, tuple(map(tuple, exists.tolist())), rope=(64, 64, 10000.0, 1.0))
+                  tuple(range(1, n_rows + 1)), (group,) * n_rows, tuple(map(tuple, exists.tolist())), 600.0, rope=(64, 64, 10000.0, 1.0))
 
 
-def masses(header: Header, seed: int = 0, noise: float = 0.0) -> np.ndarray:
+def masses(header: Header, seed: int = 0) -> np.ndarray:
     """float32 [step, row, head, page]: some pages matter for long, some for a few steps; each head's mass is its group size."""
     rng = np.random.default_rng(seed)
     axes = (header.n_total, *header.shape.axes)
     slow = rng.gamma(0.2, 1.0, (1, *axes[1:]))
     burst = np.repeat(rng.gamma(0.1, 1.0, (-(-axes[0] // 8), *axes[1:])), 8, axis=0)[: axes[0]]
     mass = (slow + burst + 1e-3) * rng.gamma(2.0, 0.5, axes)
-    mass *= np.exp(noise * np.random.default_rng(seed + 1).normal(size=axes))
     for step in range(axes[0]):
         mass[step, ..., header.n_used_end(step) :] = 0
     mass *= np.array(header.exists)[None, :, :, None]
@@ -32,9 +31,18 @@ def masses(header: Header, seed: int = 0, noise: float = 0.0) -> np.ndarray:
     return (mass * np.array(header.groups)[None, :, None, None]).astype(np.float32)
 
 
+def sampled(header: Header, mass: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Mass as a sample of rows has it, without bias and zero where none was drawn, and how many were: the rows of a page are alike."""
+    share = mass / np.array(header.groups, np.float32)[None, :, None, None]
+    p = np.minimum(header.resolution * share / header.page_tokens, 1)
+    n_read = np.random.default_rng(seed + 1).binomial(header.page_tokens, p)
+    expected = header.page_tokens * p
+    return mass * np.divide(n_read, expected, out=np.zeros_like(expected), where=expected > 0), n_read.astype(np.uint16)
+
+
 def random_trace(seed: int = 0, **shape) -> Trace:
-    """With estimates of b2 that are near the truth, and of box that are not."""
     of = header(**shape)
     mass = masses(of, seed)
+    seen, n_read = sampled(of, mass, seed)
     norms = np.random.default_rng(seed).random(of.shape.axes, np.float32)
-    return Trace.of(of, mass, mass * np.float32(0.75), {"b2": masses(of, seed, 0.3), "box": masses(of, seed, 1.5)}, norms)
+    return Trace.of(of, mass, seen, n_read, mass * np.float32(0.75), seen * np.float32(0.75), norms)

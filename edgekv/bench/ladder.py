@@ -1,9 +1,10 @@
 """The ladder: each idea that keeps pages, on top of the one before, on recorded attention and as a live mode.
 
-The rungs up to RoPE prefetch, and their published hit rates, are those of the design's source; those beyond are what mode sparse
-adds. Every rung is simulated on a trace of each text (`edgekv.sim`), and where a live configuration does the same it also decodes
-the text (`edgekv.bench.kv`), so that what a hit rate is worth shows in the predictions. The gain of a rung is to its base, which
-is not always the rung before: all kinds of prefetch are compared with the same rung without.
+The rungs up to RoPE prefetch, and their published hit rates, are those of the design's source; then comes what EdgeKV adds. Every rung is
+simulated on a trace of each text (`edgekv.sim`), once for each kind of observation, with the budget as hot tier: under sampled
+observation the arena of mode sparse, under honest observation what a policy that decides alone attends. Where a live configuration does
+the latter it also decodes the text (`edgekv.bench.kv`), so that what a hit rate is worth shows in the predictions. The gain of a
+rung is to its base, which is not always the rung before: all kinds of prefetch are compared with the same rung without.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from edgekv import __version__
+from edgekv import __version__, policies
 from edgekv.bench import kv
 from edgekv.bench.modes import FULL, STOCK_KERNELS
 from edgekv.bench.passes import WARMUP_TOKENS
@@ -25,10 +26,9 @@ from edgekv.bench.text import Text, find_text
 from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.machine import stamp
 from edgekv.models import geometry
-from edgekv.policies import POLICIES
-from edgekv.sim import Setting, simulate
+from edgekv.sim import OBSERVATIONS, Setting, simulate
 from edgekv.trace import Trace
-from edgekv.vocab import PAGE_TOKENS
+from edgekv.vocab import PAGE_TOKENS, Split
 
 Row = dict[str, Any]
 Progress = Callable[[str, int, int], None]
@@ -38,22 +38,20 @@ Progress = Callable[[str, int, int], None]
 class Rung:
     name: str
     setting: Mapping[str, Any]
-    """What differs from the defaults of `Setting`, but for the budget."""
+    """What differs from `BASE`, but for the budget and what is observed."""
     base: str | None
     """The rung that its gain is measured against."""
     published: float | None = None
     """Hit rate that the design's source gives, as a share."""
     live: str | None = None
-    """The bench mode that does the same, but for the page budget; None: there is none."""
+    """The bench mode that attends what the rung chooses under honest observation, but for the page budget; None: there is none."""
 
     def bench_mode(self, budget: float) -> str | None:
         return None if self.live is None else f"{self.live},attend={100 * budget:g}%"
 
 
-_KEPT = "sparse:min_tokens=0,sketch=none,blend=1,feed=off,split=uniform"
-_SKETCHED = "sparse:min_tokens=0"
+_KEPT = "sparse:exact_tokens=0,sketch=none"
 _PER_HEAD = {"policy": "ema+anchor"}
-_B2 = {"policy": "ema+anchor+recent", "sketch": "b2"}
 
 RUNGS = (
     Rung("lru", {"policy": "lru"}, None, 0.70, f"{_KEPT},sink_tokens=0,recent_tokens=0,policy=lru"),
@@ -65,22 +63,24 @@ RUNGS = (
     Rung("or previous", {**_PER_HEAD, "prefetch": "previous"}, "+ per head"),
     Rung("or random", {**_PER_HEAD, "prefetch": "random"}, "+ per head"),
     Rung("+ recent pins", {"policy": "ema+anchor+recent"}, "+ per head", None, f"{_KEPT},policy=ema+anchor+recent"),
-    Rung("+ sketch feed", {**_B2, "blend": 1.0, "split": "uniform"}, "+ recent pins", None, f"{_SKETCHED},blend=1,split=uniform"),
-    Rung("+ sketch selects", {**_B2, "split": "uniform"}, "+ sketch feed", None, f"{_SKETCHED},split=uniform"),
-    Rung("+ one pool", {**_B2, "split": "pooled"}, "+ sketch selects", None, f"{_SKETCHED},split=pooled"),
-    Rung("streaming", {"policy": "streaming"}, None, None, "streaming:min_tokens=0"),
-    Rung("ema, all seen", {"policy": "ema+anchor+recent", "observe": "full"}, "+ recent pins"),
-    Rung("oracle", {"policy": "oracle", "split": "uniform"}, None),
+    Rung("+ one pool", {"policy": "ema+anchor+recent", "split": "pooled"}, "+ recent pins"),
+    Rung("streaming", {"policy": "streaming"}, None, None, "streaming:exact_tokens=0"),
+    Rung("oracle", {"policy": "oracle"}, None),
     Rung("oracle, one pool", {"policy": "oracle", "split": "pooled"}, "oracle"),
 )
 """The first five are the source's; the next three take the place of its last; then come those beyond, and what they are compared
-with. lru is per head here."""
+with. lru is per head here. A rung that does not say otherwise divides the budget uniformly."""
+
+BASE = Setting(split=Split.UNIFORM)
+
+LIVE_OBSERVATION = "honest"
+"""What the policy sees where it decides what is attended."""
 
 LADDER_FILE = "ladder.json"
 MEAN = "mean"
 """Name of the text in rows that are means over several."""
 
-_SIMULATED = ("hit_rate", "hit_rate_mass", "coverage", "worst_coverage", "attended", "hot", "fetched", "arena_hits")
+_SIMULATED = ("hit_rate", "hit_rate_mass", "worst_mass", "hot", "fetched")
 _LIVE = {"kld_exact": "kld", "same_top_exact": "same_top", "nll_vs_exact": "nll_vs_exact", "attended_fraction": "live_attended",
          "overhead_fraction": "overhead", "decode_ms_p50": "decode_ms"}
 FIGURES = (*_SIMULATED, "gain", "gain_mass", *_LIVE.values(), "ms_ratio")
@@ -95,14 +95,15 @@ step."""
 
 @dataclass(frozen=True)
 class LadderBench:
-    """What to measure: every budget and rung, on each text. `traces` are files that stand in for texts; `live` needs texts."""
+    """What to measure: every budget, observation and rung, on each text. `traces` are files that stand in for texts; `live` needs texts."""
 
     model: Path | None
     texts: tuple[Text, ...] = ()
     traces: tuple[Path, ...] = ()
     depth: int = 7168
     n_steps: int = 1024
-    budgets: tuple[float, ...] = (0.05, 0.10, 0.20, 0.30)
+    budgets: tuple[float, ...] = (0.05, 0.10, 0.20, 0.25)
+    observe: tuple[str, ...] = ("sampled", "honest")
     live: bool = True
     n_live_steps: int = 128
     n_rounds: int = 1  # passes of each live mode, in turns
@@ -112,6 +113,12 @@ class LadderBench:
     def __post_init__(self) -> None:
         if not self.budgets or not all(0 < budget <= 1 for budget in self.budgets):
             raise ConfigError("a budget must be a share of the pages above 0 % and at most 100 %")
+        if not self.observe:
+            raise ConfigError("name what policies observe: one or several of " + ", ".join(OBSERVATIONS))
+        for name in self.observe:
+            OBSERVATIONS.get(name)
+        if self.live and LIVE_OBSERVATION not in self.observe:
+            raise ConfigError("live rungs are of honest observation, which is not among what is observed; add --no-live")
         if min(self.depth, self.n_steps, self.n_live_steps, self.n_rounds, self.n_threads) < 1:
             raise ConfigError("depth, steps, rounds and threads must be 1 or more")
         if not self.traces and not self.texts:
@@ -121,7 +128,7 @@ class LadderBench:
 
     def estimated_seconds(self) -> float:
         """Roughly, from the sizes of things: see _SECONDS_PER. For a message, not for a decision."""
-        n_texts, n_settings = len(self.traces or self.texts), len(self.budgets) * len(self.rungs)
+        n_texts, n_settings = len(self.traces or self.texts), len(self.budgets) * len(self.observe) * len(self.rungs)
         pages = (self.depth + self.n_steps) / PAGE_TOKENS
         if self.model is None:
             heads = max(Trace.open(path).header.shape.n_existing_heads for path in self.traces)
@@ -131,7 +138,7 @@ class LadderBench:
         heads = sum(model.n_head_kv)
         prefill = self.depth * (weights + cache / 2) * _PREFILL_BYTE_SECONDS
         step = (weights + cache) * _DECODE_BYTE_SECONDS
-        recorded = 0.0 if self.traces else prefill + self.n_steps * step
+        recorded = 0.0 if self.traces else prefill + 2 * self.n_steps * step
         n_passes = self.n_rounds * (len(self.live_modes) + 2)
         live = prefill + n_passes * (self.n_live_steps + WARMUP_TOKENS) * step if self.live else 0.0
         return n_texts * (recorded + live + n_settings * self.n_steps * heads * pages * _SIMULATED_PAGE_SECONDS)
@@ -144,11 +151,12 @@ class LadderBench:
 
 
 def run(bench: LadderBench, traces: Mapping[str, Path], progress: Progress = lambda what, done, total: None) -> list[Row]:
-    """Rows of every text, budget and rung, and with more than one text their means, text MEAN. traces: by name of the text."""
+    """Rows of every text, budget, observation and rung, and with more than one text their means, text MEAN. traces: by name of the
+    text."""
     rows = [row for name, path in traces.items() for row in _simulated(bench, name, path, progress)]
     if bench.live:
         live = {(row["text"], row["rung"], row["budget"]): row for text in bench.texts for row in _decoded(bench, text, progress)}
-        for row in rows:
+        for row in (row for row in rows if row["observe"] == LIVE_OBSERVATION):
             found = live.get((row["text"], row["rung"], row["budget"]), {})
             row |= {key: value for key, value in found.items() if key not in row}
     rows = [{**dict.fromkeys(FIGURES), **row} for row in rows]
@@ -211,8 +219,8 @@ def _is_of(path: Path, recording: Recording) -> bool:
         return False
     with Trace.open(path) as trace:
         header = trace.header
-    return (header.model, header.text, header.depth, header.n_steps) == \
-        (recording.model.name, recording.text.name, recording.depth, recording.n_steps) and "b2" in header.sketches
+    return (header.model, header.text, header.depth, header.n_steps, header.resolution) == \
+        (recording.model.name, recording.text.name, recording.depth, recording.n_steps, recording.resolution)
 
 
 def save(rows: Sequence[Row], folder: Path) -> Path:
@@ -231,22 +239,24 @@ def _simulated(bench: LadderBench, text: str, path: Path, progress: Progress) ->
         trace = opened.loaded()
         common = {"kind": "ladder", "model": trace.header.model, "text": text, "depth": trace.header.depth,
                   "n_steps": trace.header.n_steps, "version": __version__, **stamp()}
-        n_done, n_all = 0, len(bench.budgets) * len(bench.rungs)
-        for budget in bench.budgets:
-            by_name: dict[str, Row] = {}
-            for rung in bench.rungs:
-                progress(f"{text}: {rung.name} at {100 * budget:g} %", n_done, n_all)
-                found = simulate(trace, Setting(budget=budget, **rung.setting)).row()
-                row = {**common, "rung": rung.name, "base": rung.base, "published": rung.published, "budget": budget,
-                       **{key: found[key] for key in ("policy", "split", "observe", "sketch", "blend", "feed", "prefetch")},
-                       **{key: found[key] for key in _SIMULATED}}
-                if POLICIES.get(rung.setting["policy"].split("+")[0]).clairvoyant:
-                    row["observe"] = "oracle"
-                if (base := by_name.get(rung.base or "")) is not None:
-                    row |= {"gain": row["hit_rate"] - base["hit_rate"], "gain_mass": row["hit_rate_mass"] - base["hit_rate_mass"]}
-                by_name[rung.name] = row
-                n_done += 1
-                yield row
+        plans = [(budget, observe, rung) for budget in bench.budgets for observe in bench.observe for rung in bench.rungs
+                 if observe == bench.observe[0] or not _clairvoyant(rung)]
+        done: dict[tuple[float, str, str | None], Row] = {}
+        for i, (budget, observe, rung) in enumerate(plans):
+            progress(f"{text}: {rung.name}, {observe}, at {100 * budget:g} %", i, len(plans))
+            found = simulate(trace, BASE.with_(budget=budget, observe=observe, **rung.setting)).row()
+            row = {**common, "rung": rung.name, "base": rung.base, "published": rung.published, "budget": budget,
+                   **{key: found[key] for key in ("policy", "split", "observe", "prefetch", "access")},
+                   **{key: found[key] for key in _SIMULATED}}
+            done[budget, row["observe"], rung.name] = row
+            if (base := done.get((budget, row["observe"], rung.base))) is not None:
+                row |= {"gain": row["hit_rate"] - base["hit_rate"], "gain_mass": row["hit_rate_mass"] - base["hit_rate_mass"]}
+            yield row
+
+
+def _clairvoyant(rung: Rung) -> bool:
+    """It sees what it is about to choose for, whatever is observed."""
+    return any(kind.clairvoyant for kind in policies.kinds(rung.setting["policy"]))
 
 
 def _decoded(bench: LadderBench, text: Text, progress: Progress) -> Iterator[Row]:
@@ -266,10 +276,10 @@ def _decoded(bench: LadderBench, text: Text, progress: Progress) -> Iterator[Row
 
 
 def _means(rows: Sequence[Row]) -> list[Row]:
-    """Over texts, for each budget and rung; a figure that a text lacks is None."""
-    groups: dict[tuple[float, str], list[Row]] = {}
+    """Over texts, for each budget, observation and rung; a figure that a text lacks is None."""
+    groups: dict[tuple[float, str, str], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row["budget"], row["rung"]), []).append(row)
+        groups.setdefault((row["budget"], row["observe"], row["rung"]), []).append(row)
     means = []
     for group in groups.values():
         figures = {key: None if any(row[key] is None for row in group) else float(np.mean([row[key] for row in group]))

@@ -1,7 +1,7 @@
-"""Records a trace: what full attention gives each page, step by step, and what the sketches estimate beside it.
+"""Records a trace: what full attention gives each page, step by step, and what mode sparse observes of it.
 
-A text is read in batches, then decoded token by token (teacher-forced) in mode sparse with a budget of 100 %: everything is
-attended, and the sketches of every page are scanned. Each further kind of sketch is a pass of its own over the same tokens.
+A text is read in batches, then decoded token by token (teacher-forced) with full attention. The same tokens are then decoded once more in
+mode sparse, which samples in every layer: what it observes is what a live policy sees.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from edgekv import _native
 from edgekv.bench.decoder import Decoder
 from edgekv.bench.passes import BATCH_TOKENS, Caches, decoder_of, read
 from edgekv.bench.text import Text
-from edgekv.config import KvOptions, choice
+from edgekv.config import KvOptions, parse_resolution
 from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.kernels.norms import page_norms
 from edgekv.models import geometry
 from edgekv.observers import Ubatch
 from edgekv.runtime import Runtime
-from edgekv.trace_format import CHUNK_STEPS, MASS_MAX, MASS_SUM, Header, TraceWriter, estimate_of
+from edgekv.trace_format import CHUNK_STEPS, FULL, SAMPLED, Header, TraceWriter, dtype_of
 from edgekv.vocab import DeviceKind, KvMode, SketchKind
 
 from edgekv._native import core  # after edgekv.runtime, which puts the libraries in place
@@ -42,7 +42,7 @@ class Recording:
     """Tokens in the cache when the first measured step begins; the last n_warmup of them are decoded one by one."""
     n_steps: int = 1024
     n_warmup: int = 32
-    sketches: tuple[str, ...] = (SketchKind.B2.value,)
+    resolution: float = KvOptions.resolution
     n_threads: int = 1
     caches: Caches = Caches()
 
@@ -50,11 +50,7 @@ class Recording:
         if self.n_warmup < 0 or min(self.n_steps, self.n_threads) < 1 or self.depth <= self.n_warmup:
             raise ConfigError(f"{self.n_steps} steps on {self.n_threads} threads after {self.depth} tokens, {self.n_warmup} of them "
                               "the window, cannot be recorded; steps and threads must be at least 1, and the depth above the window")
-        kinds = [choice(SketchKind, sketch, "sketch") for sketch in self.sketches]
-        if SketchKind.NONE in kinds or len(set(kinds)) < len(kinds):
-            raise ConfigError(f"the sketches are {', '.join(self.sketches)}; name each kind once, and none of them `none`: without "
-                              "any, attention alone is recorded")
-        object.__setattr__(self, "sketches", tuple(kind.value for kind in kinds))
+        object.__setattr__(self, "resolution", parse_resolution(self.resolution))
 
     @property
     def n_tokens(self) -> int:
@@ -66,8 +62,7 @@ def record(recording: Recording, path: Path, progress: Progress = lambda what, d
     """Write the trace to `path`; where it does not come to an end, nothing is left of it.
 
     Raises ConfigError where the text is too short, EDGEKV=0 is set or the file cannot be created, ModelError where the model
-    cannot be loaded, EdgeKVError where no layer is served, the model cannot be rewound for a second kind of sketch, or the disk
-    is full.
+    cannot be loaded, EdgeKVError where no layer is served or the disk is full.
     """
     if not _native.info()["enabled"]:
         raise ConfigError("EDGEKV=0 is set, so there is no attention to observe; unset it")
@@ -75,8 +70,7 @@ def record(recording: Recording, path: Path, progress: Progress = lambda what, d
     if recording.n_tokens > model.n_ctx_train:
         warn(f"{model.path.name} was trained for {model.n_ctx_train} tokens: beyond them its attention is not what it learned")
     caches = recording.caches
-    options = _options(recording.sketches[0] if recording.sketches else None).with_(
-        page_tokens=caches.page_tokens or KvOptions.from_env().page_tokens)
+    options = _EXACT.with_(page_tokens=caches.page_tokens or KvOptions.from_env().page_tokens)
     with decoder_of(recording.model, kv_options=options, type_k=caches.type_k, type_v=caches.type_v, n_ctx=recording.n_tokens,
                     n_batch=BATCH_TOKENS, n_ubatch=BATCH_TOKENS, n_threads=recording.n_threads) as decoder:
         tokens = recording.text.tokens(decoder.llama, recording.n_tokens)
@@ -91,15 +85,13 @@ def record(recording: Recording, path: Path, progress: Progress = lambda what, d
     return header
 
 
-def _options(sketch: str | None) -> KvOptions:
-    """Full attention and, with a sketch, its estimates. On the processor: a device keeps no estimates. Each ubatch is a run, so that its
-    mass is not the difference of two sums."""
-    common = KvOptions(device=DeviceKind.HOST.value, policy="none", prefetch="none", kv_budget=0, observe=True, feed=False,
-                       plan_every=1)
-    if sketch is None:
-        return common.with_(mode=KvMode.EXACT)
-    return common.with_(mode=KvMode.SPARSE, attend="100%", min_tokens=0, coverage_floor=0.0, blend=0.0, split="uniform",
-                        sketch=sketch, keep_estimates=True)
+_EXACT = KvOptions(mode=KvMode.EXACT, device=DeviceKind.HOST.value, policy="none", prefetch="none", kv_budget=0, observe=True, plan_every=1)
+"""On the processor: a device does not say which rows it read. Each ubatch is a run, so that its mass is not the difference of two sums."""
+
+
+def _sampling(options: KvOptions, resolution: float) -> KvOptions:
+    """Mode sparse at every depth, with the rows that it reads."""
+    return options.with_(mode=KvMode.SPARSE, sketch=SketchKind.B3, resolution=resolution, exact_tokens=0, error_every=0, keep_rows=True)
 
 
 def _header(recording: Recording, decoder: Decoder, model: str) -> Header:
@@ -115,57 +107,64 @@ def _header(recording: Recording, decoder: Decoder, model: str) -> Header:
         model=model, text=recording.text.name, depth=recording.depth, n_warmup=recording.n_warmup, n_steps=recording.n_steps,
         n_heads=n_heads, n_pages=(recording.n_tokens - 1) // page_tokens + 1, page_tokens=page_tokens,
         layers=tuple(layer.il for layer in layers), groups=tuple(layer.n_head // layer.n_head_kv for layer in layers),
-        exists=tuple(tuple(head < layer.n_head_kv for head in range(n_heads)) for layer in layers),
-        rope=None if rope is None else (layers[0].head_dim, *rope), sketches=recording.sketches,
+        exists=tuple(tuple(head < layer.n_head_kv for head in range(n_heads)) for layer in layers), resolution=recording.resolution,
+        rope=None if rope is None else (layers[0].head_dim, *rope),
         type_k=recording.caches.type_k.value, type_v=recording.caches.type_v.value)
 
 
 class _Run:
-    """Reads the text, and makes a pass for each kind of sketch; the first one keeps the attention too."""
+    """Reads the text, and makes two passes over what follows: with full attention, and in mode sparse."""
 
     def __init__(self, recording: Recording, decoder: Decoder, tokens: list[int], writer: TraceWriter, progress: Progress):
         self.recording, self.decoder, self.tokens, self.writer, self.progress = recording, decoder, tokens, writer, progress
         self.header = writer.header
         self.runtime = decoder.llama.kv
+        self._pages = np.s_[:, :, : self.header.n_pages]
 
     def run(self) -> None:
         with _Watch() as watch:
-            prompt = self.tokens[: self.header.n_prompt]
-            for position in read(self.decoder, prompt, self.recording.n_threads):
-                watch.check()
-                self.progress("read the text", position, len(prompt))
-            if len(self.recording.sketches) > 1:
-                self._try_to_rewind()
-            for i, sketch in enumerate(self.recording.sketches or (None,)):
-                if i:
-                    self.decoder.rewind(self.header.n_prompt)
-                    self.runtime.configure(self.runtime.options.with_(sketch=sketch))
-                self._pass(sketch, i == 0, watch)
+            self._read(watch)
+            self._pass("record attention", FULL, self._full, watch)
+            self._go_back(watch)
+            self.runtime.configure(_sampling(self.runtime.options, self.header.resolution))
+            self._pass("record what sampling observes", SAMPLED, self._sampled, watch)
         self._check_order()
         self.writer.key_norms(_key_norms(self.runtime, self.header))
 
-    def _try_to_rewind(self) -> None:
-        """Before the first pass, which takes long."""
-        self.decoder.decode(self.tokens[self.header.n_prompt :][:1])
+    def _read(self, watch: _Watch) -> None:
+        prompt = self.tokens[: self.header.n_prompt]
+        for position in read(self.decoder, prompt, self.recording.n_threads):
+            watch.check()
+            self.progress("read the text", position, len(prompt))
+
+    def _go_back(self, watch: _Watch) -> None:
+        """To the end of the text. A model with recurrent layers cannot, and reads it once more."""
         try:
             self.decoder.rewind(self.header.n_prompt)
         except EdgeKVError:
-            raise EdgeKVError("this model has recurrent layers and cannot be rewound, so that only one kind of sketch can be "
-                              "recorded; name one with --sketches") from None
+            self.decoder.rewind(0)
+            self._read(watch)
 
-    def _pass(self, sketch: str | None, with_mass: bool, watch: _Watch) -> None:
+    def _full(self, ubatch: Ubatch) -> tuple[np.ndarray, ...]:
+        return ubatch.mass_sum[self._pages], ubatch.mass_max[self._pages]
+
+    def _sampled(self, ubatch: Ubatch) -> tuple[np.ndarray, ...]:
+        n_read = np.zeros(self.header.shape.axes, np.uint16)
+        for row, head in zip(*np.nonzero(self.header.exists)):
+            cells, _ = self.runtime.last_rows(int(row), int(head))
+            n_read[row, head] = np.bincount(cells // self.header.page_tokens, minlength=self.header.n_pages)
+        return ubatch.mass_sum[self._pages], ubatch.mass_max[self._pages], n_read
+
+    def _pass(self, doing: str, kinds: tuple[str, ...], arrays: Callable[[Ubatch], tuple[np.ndarray, ...]], watch: _Watch) -> None:
+        """Decode the tokens after the text one by one and write those arrays of each."""
         header, runtime = self.header, self.runtime
-        part = np.s_[:, :, : header.n_pages]
-        kinds = ((MASS_SUM, MASS_MAX) if with_mass else ()) + ((estimate_of(sketch),) if sketch else ())
         chunks = _Chunks(self.writer, header, kinds)
 
         def seen(ubatch: Ubatch) -> None:
             if not ubatch.hooked or ubatch.layers != header.layers:
                 raise EdgeKVError("a decoded token did not run in EdgeKV's attention, so that it cannot be recorded")
-            arrays = (ubatch.mass_sum[part], ubatch.mass_max[part]) if with_mass else ()
-            chunks.add(*arrays, *((runtime.estimates()[part],) if sketch else ()))
+            chunks.add(*arrays(ubatch))
 
-        doing = "record " + " and ".join(["attention"] * with_mass + [f"sketch {sketch}"] * bool(sketch))
         observer = watch.guard(seen)
         runtime.observers.append(observer)
         try:
@@ -223,7 +222,7 @@ class _Chunks:
 
     def __init__(self, writer: TraceWriter, header: Header, kinds: tuple[str, ...]):
         self._writer, self._header, self._kinds = writer, header, kinds
-        self._buffers = [np.zeros((CHUNK_STEPS, *header.shape.axes), np.float16) for _ in kinds]
+        self._buffers = [np.zeros((CHUNK_STEPS, *header.shape.axes), dtype_of(kind)) for kind in kinds]
         self._start = self._n = 0
 
     def add(self, *arrays: np.ndarray) -> None:

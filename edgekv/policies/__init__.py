@@ -62,7 +62,7 @@ POLICIES.add("treekv", TreeKv, "neighbours compared in turn: sparse at the begin
 POLICIES.add("knorm", KNorm, "keys of low norm", "L2 norm, arXiv:2406.11430")
 POLICIES.add("oracle", Oracle, "what the token itself attends: the ceiling, in the simulator only", "classic")
 POLICIES.add("random", Random, "a fixed random order: the least to beat", "classic")
-POLICIES.add("none", NoPolicy, "no opinion: sketches alone decide", "EdgeKV")
+POLICIES.add("none", NoPolicy, "no opinion: nothing is worth more than anything else", "EdgeKV")
 
 _PART = re.compile(r"(?P<name>[^()]*?)\s*(?:\((?P<changes>[^()]*)\))?")
 _KINDS = {field.name: type(field.default) for field in fields(Settings)}

@@ -77,13 +77,13 @@ class Policy:
 
     @property
     def scores(self) -> Array | None:
-        """float32 [row, head, page], higher = keep, on the scale of attention mass per token: selection blends it with the
-        sketch's estimate. From n_used_end of the last observation on, it is zero or not yet of meaning."""
+        """float32 [row, head, page], higher = keep, on the scale of attention mass per token: what a plan's limits are in. From
+        n_used_end of the last observation on, it is zero or not yet of meaning."""
         return self._scores
 
     @property
     def pins(self) -> np.ndarray | None:
-        """bool, [page] (all rows and heads) or [row, head, page]: never demoted, always attended."""
+        """bool, [page] (all rows and heads) or [row, head, page]: never demoted, always read."""
         return None
 
     def update(self, observation: Observation) -> None:

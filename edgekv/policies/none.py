@@ -6,4 +6,4 @@ from edgekv.policies.base import Policy
 
 
 class NoPolicy(Policy):
-    """No scores and no pins: selection rests on the sketches alone, and only prefetch fills the arena."""
+    """No scores and no pins: only prefetch fills the arena."""

@@ -111,6 +111,9 @@ def line_chart(panels: Sequence[Panel], x_label: str, percent_x: bool = True, he
         ax.set_xticks([tick for tick in ax.get_xticks() if left <= tick <= right])
     for ax, panel, places in zip(axes, panels, ends):
         left, right = ax.spines["bottom"].get_bounds()
+        if panel.target is not None:  # in sight, wherever the lines are
+            ax.update_datalim([(left, panel.target[0])])
+            ax.autoscale_view(scalex=False)
         limits = ax.get_ylim()
         ticks = [tick for tick in ax.get_yticks() if limits[0] <= tick <= limits[1]]
         ax.hlines(ticks, left, right, color=GRID, linewidth=0.7, zorder=0)

@@ -20,7 +20,7 @@ CACHE_FILE = "report-sim.json"
 WANTED = ("ladder.json (edgekv bench ladder --save), rows of `edgekv bench kv -o json`, `edgekv sim -o json` or "
           "`edgekv quality -o json` as *.json, or traces as *.npz")
 
-_SIM_KEYS = {"policy", "budget", "coverage", "hit_rate_mass"}
+_SIM_KEYS = {"policy", "budget", "observe", "hit_rate_mass"}
 
 
 @dataclass
@@ -76,7 +76,7 @@ def _sort_in(folder: Folder, file: Path, content: Any) -> None:
             continue
         kind = row.get("kind")
         target = folder.times if kind == "kv" else folder.ladder if kind == "ladder" else \
-            folder.quality if kind in ("text", "task") else folder.sims if _SIM_KEYS <= set(row) else None
+            folder.quality if kind in ("text", "task", "grid") else folder.sims if _SIM_KEYS <= set(row) else None
         if target is not None:
             target.append(row)
             known += 1

@@ -57,8 +57,8 @@ def role_map(profile: Profile, title: str = "", layers: Sequence[int] | None = N
 
 
 @drawn
-def coverage_maps(maps: Mapping[str, np.ndarray], layers: Sequence[int], lowest: float | None = None) -> Figure:
-    """Coverage of each head, one panel for each configuration on one scale of colours; a dot marks the worst head."""
+def hit_maps(maps: Mapping[str, np.ndarray], layers: Sequence[int], lowest: float | None = None) -> Figure:
+    """Hit rate by mass of each head, one panel for each configuration on one scale of colours; a dot marks the worst head."""
     n_layers, n_heads = next(iter(maps.values())).shape
     known = np.concatenate([values[~np.isnan(values)] for values in maps.values()])
     lowest = float(np.floor(known.min() * 20) / 20) if lowest is None else lowest
@@ -73,7 +73,7 @@ def coverage_maps(maps: Mapping[str, np.ndarray], layers: Sequence[int], lowest:
         ax.spines[:].set_visible(False)
     axes[-1].set_xlabel("layer")
     _layers_axis(axes[-1], layers)
-    bar = figure.colorbar(image, ax=axes, label="coverage", fraction=0.02, pad=0.01)
+    bar = figure.colorbar(image, ax=axes, label="attention mass on hot pages", fraction=0.02, pad=0.01)
     percent_axis(bar.ax.yaxis)
     bar.outline.set_visible(False)
     return figure
@@ -81,7 +81,7 @@ def coverage_maps(maps: Mapping[str, np.ndarray], layers: Sequence[int], lowest:
 
 @drawn
 def kept_maps(panels: Mapping[str, np.ndarray], mass: np.ndarray, first_step: int, page_tokens: int) -> Figure:
-    """What policies attend of one head over time: bool [step, page] for each name, coloured where they attend; behind them, in
+    """What policies choose of one head over time: bool [step, page] for each name, coloured where they do; behind them, in
     the first panel alone, the attention [step, page] that they are after."""
     from matplotlib.colors import ListedColormap, LogNorm
 
@@ -91,10 +91,10 @@ def kept_maps(panels: Mapping[str, np.ndarray], mass: np.ndarray, first_step: in
     axes[0].imshow(np.maximum(mass.T, 1e-4), aspect="auto", origin="lower", cmap=MAP_COLOURS, norm=LogNorm(1e-4, 1.0),
                    interpolation="none", extent=extent)
     axes[0].set_title("attention of the head")
-    for ax, (name, attended) in zip(axes[1:], panels.items()):
-        ax.imshow(attended.T, aspect="auto", origin="lower", cmap=ListedColormap(["#00000000", BLUE]), vmin=0, vmax=1,
+    for ax, (name, chosen) in zip(axes[1:], panels.items()):
+        ax.imshow(chosen.T, aspect="auto", origin="lower", cmap=ListedColormap(["#00000000", BLUE]), vmin=0, vmax=1,
                   interpolation="none", extent=extent)
-        kept = float(np.mean((mass * attended).sum(axis=1) / mass.sum(axis=1)))
+        kept = float(np.mean((mass * chosen).sum(axis=1) / mass.sum(axis=1)))
         ax.set_title(f"{name}: {100 * kept:.1f} % of it")
     for i, ax in enumerate(axes):
         ax.set_visible(i <= len(panels))
@@ -113,7 +113,7 @@ def popularity_maps(panels: Mapping[str, np.ndarray], first_step: int, page_toke
 
     n_columns = min(2, len(panels))
     n_rows = -(-len(panels) // n_columns)
-    figure, axes = canvas(WIDTH, 2.5 * n_rows + 0.4, n_rows, n_columns, sharex=True, sharey=True)
+    figure, axes = canvas(WIDTH, 2.5 * n_rows + 0.4, n_rows, n_columns, sharey=True)
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
     for ax, (name, values) in zip(axes, panels.items()):
@@ -128,6 +128,29 @@ def popularity_maps(panels: Mapping[str, np.ndarray], first_step: int, page_toke
             ax.set_xlabel("decode step")
             ax.tick_params(labelbottom=True)
     bar = figure.colorbar(image, ax=axes, label="part of the step's attention", fraction=0.025, pad=0.01)
+    percent_axis(bar.ax.yaxis)
+    bar.outline.set_visible(False)
+    return figure
+
+
+@drawn
+def needle_maps(found: Mapping[str, Mapping[tuple[int, float], float]]) -> Figure:
+    """Shares found by (length, part of the context), one panel for each mode on one scale; what was not asked is left blank."""
+    lengths, parts = (sorted({place[i] for cells in found.values() for place in cells}) for i in (0, 1))
+    n_columns = min(3, len(found))
+    n_rows = -(-len(found) // n_columns)
+    figure, axes = canvas(WIDTH, n_rows * (0.7 + 0.3 * len(parts)) + 0.3, n_rows, n_columns, sharey=True)
+    for ax, (mode, cells) in zip(axes, found.items()):
+        shares = np.array([[cells.get((length, part), np.nan) for length in lengths] for part in parts])
+        image = ax.imshow(shares, aspect="auto", cmap=MAP_COLOURS, vmin=0.0, vmax=1.0, interpolation="none")
+        ax.set_title(mode)
+        ax.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
+        ax.set_yticks(range(len(parts)), [f"{100 * part:.0f} %" for part in parts])
+        ax.spines[:].set_visible(False)
+    for ax in axes[len(found) :]:
+        ax.set_visible(False)
+    axes[0].set(ylabel="depth", xlabel="tokens")
+    bar = figure.colorbar(image, ax=axes, label="found", fraction=0.02, pad=0.01)
     percent_axis(bar.ax.yaxis)
     bar.outline.set_visible(False)
     return figure

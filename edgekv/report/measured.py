@@ -9,9 +9,7 @@ import numpy as np
 
 from edgekv.bench.modes import FULL, STOCK, STOCK_KERNELS
 from edgekv.bench.retention import Retention
-from edgekv.config import Attend, KvOptions
-from edgekv.errors import ConfigError
-from edgekv.report import charts
+from edgekv.report import charts, maps
 from edgekv.report.charts import Interval, Line, Panel
 from edgekv.report.drawing import BLUE, GREEN, ORANGE, PURPLE, RED
 from edgekv.report.sections import Row, Section, number, percent, points, where
@@ -20,7 +18,7 @@ from edgekv.report.study import MAP_BUDGET
 LINES = 5
 """Lines that have a name where none of _TOLD is there; the others are grey."""
 
-_LADDER_COLUMNS = ("budget %", "rung", "published", "hits %", "gain", "by mass %", "gain", "coverage %", "fetched", "sees", "KLD",
+_LADDER_COLUMNS = ("budget %", "rung", "sees", "published", "hits %", "gain", "by mass %", "gain", "worst %", "fetched", "KLD",
                    "same top %", "x exact ms", "overhead %")
 
 
@@ -64,25 +62,31 @@ def ladder(rows: Sequence[Row]) -> Section:
     if not shown:
         section.missing = "ladder.json (edgekv bench ladder --save DIR)"
         return section
-    by_budget = {budget: [row for row in shown if row["budget"] == budget] for budget in sorted({row["budget"] for row in shown})}
-    panels = {f"{100 * budget:g} % of the pages":
-              [charts.Step(row["rung"], row["hit_rate"], row.get("published")) for row in found]
-              for budget, found in by_budget.items()}
-    section.picture(charts.ladder_chart(panels, "hit rate, by access"),
-                    "Share of the 8 pages each head wants most that were in fast memory.")
-    section.text = _ladder_text(by_budget, rows)
-    section.table(_LADDER_COLUMNS, [_ladder_line(row) for found in by_budget.values() for row in found],
-                  "Gains are to the rung without the idea, in points. Live, where a KV mode does the same: KLD and same top "
-                  "token against full attention, and a step's time over that of full attention.")
+    budgets, seen = sorted({row["budget"] for row in shown}), list(dict.fromkeys(row["observe"] for row in shown))
+    of = {(budget, observe): [row for row in shown if row["budget"] == budget and row["observe"] == observe]
+          for budget in budgets for observe in seen}
+    panels = {f"{100 * budget:g} % of the pages hot, {observe}": [charts.Step(row["rung"], row["hit_rate"], row.get("published"))
+                                                               for row in of[budget, observe]]
+              for budget in budgets for observe in seen if observe != _AHEAD and of[budget, observe]}
+    section.picture(charts.ladder_chart(panels, "hit rate, by access"), "Share of the rows that mode sparse reads which were in hot pages.")
+    section.text = _ladder_text(of, rows)
+    section.table(_LADDER_COLUMNS, [_ladder_line(row) for found in of.values() for row in found],
+                  "Gains are to the rung without the idea, in points. Live, where a KV mode without sketches attends what the rung "
+                  "chooses: KLD and same top token against full attention, and a step's time over that of full attention.")
     return section
 
 
+_AHEAD = "ahead"
+"""What the oracle sees: one ceiling for all observations."""
+
+
 def _means(rows: Sequence[Row]) -> list[Row]:
-    """Over the texts, for each budget and rung; of several runs on a text the last counts. A figure that a text lacks is None."""
-    last = {(row["budget"], row["rung"], row.get("text")): row for row in rows if row.get("text") != "mean"}
+    """Over the texts, for each budget, observation and rung; of several runs on a text the last counts. A figure that a text lacks is
+    None."""
+    last = {(row["budget"], row.get("observe"), row["rung"], row.get("text")): row for row in rows if row.get("text") != "mean"}
     groups: dict[tuple, list[Row]] = {}
-    for (budget, rung, _), row in last.items():
-        groups.setdefault((budget, rung), []).append(row)
+    for (*place, _), row in last.items():
+        groups.setdefault(tuple(place), []).append(row)
 
     def mean(key: str, group: Sequence[Row]) -> float | None:
         values = [row.get(key) for row in group]
@@ -91,46 +95,53 @@ def _means(rows: Sequence[Row]) -> list[Row]:
     return [{**group[0], **{key: mean(key, group) for key in _LADDER_FIGURES}} for group in groups.values()]
 
 
-_LADDER_FIGURES = ("hit_rate", "gain", "hit_rate_mass", "gain_mass", "coverage", "fetched", "kld", "same_top", "ms_ratio",
+_LADDER_FIGURES = ("hit_rate", "gain", "hit_rate_mass", "gain_mass", "worst_mass", "fetched", "kld", "same_top", "ms_ratio",
                    "overhead")
 
 
 def _ladder_line(row: Row) -> tuple[str, ...]:
-    return (f"{100 * row['budget']:g}", str(row["rung"]), percent(row.get("published"), 0), percent(row["hit_rate"]),
-            points(row["gain"]), percent(row["hit_rate_mass"]), points(row["gain_mass"]), percent(row["coverage"]),
-            number(row["fetched"], ".2f"), str(row.get("observe")), number(row["kld"], ".1e"), percent(row["same_top"]),
+    return (f"{100 * row['budget']:g}", str(row["rung"]), str(row.get("observe")), percent(row.get("published"), 0),
+            percent(row["hit_rate"]), points(row["gain"]), percent(row["hit_rate_mass"]), points(row["gain_mass"]),
+            percent(row["worst_mass"]), number(row["fetched"], ".2f"), number(row["kld"], ".1e"), percent(row["same_top"]),
             number(row["ms_ratio"], ".2f"), percent(row["overhead"]))
 
 
-def _ladder_text(by_budget: Mapping[float, Sequence[Row]], rows: Sequence[Row]) -> str:
-    budget = min(by_budget, key=lambda share: abs(share - MAP_BUDGET))
-    found = {row["rung"]: row for row in by_budget[budget]}
-    said = [f"{name} {percent(row['hit_rate'])} % (published {percent(row['published'], 0)})" for name, row in found.items()
-            if row.get("published") is not None]
-    said += [f"{name} {percent(found[name]['hit_rate'])} %" for name in ("+ one pool", "oracle, one pool") if name in found]
+def _ladder_text(of: Mapping[tuple[float, str], Sequence[Row]], rows: Sequence[Row]) -> str:
+    budget = min((budget for budget, _ in of), key=lambda share: abs(share - MAP_BUDGET))
+    said = []
+    for (its, observe), shown in of.items():
+        found = {row["rung"]: row for row in shown}
+        told = [f"{name} {percent(row['hit_rate'])} % (published {percent(row['published'], 0)})" for name, row in found.items()
+                if row.get("published") is not None]
+        told += [f"{name} {percent(found[name]['hit_rate'])} %" for name in ("+ one pool", "oracle, one pool") if name in found]
+        if its == budget and told:
+            said.append(f"{observe}: {', '.join(told)}")
     means = ", means over the texts" if len({row.get("text") for row in rows} - {"mean"}) > 1 else ""
-    return (f"At {100 * budget:g} % of the pages the hit rate by access is: {', '.join(said)}{means}. Simulated on recorded "
-            f"attention with honest observation unless a rung says otherwise: {where(rows)}.")
+    return (f"With {100 * budget:g} % of the pages hot the hit rate by access is, by what the policy observes, {'; '.join(said)}{means}. "
+            f"Simulated on recorded attention: {where(rows)}.")
 
 
 @dataclass(frozen=True)
 class _Likeness:
-    """How near a configuration comes to full attention on one text at one page budget."""
+    """How near a configuration comes to full attention on one text."""
 
     name: str
-    budget: float
+    dial: str
+    """What says how much is read: "10%", "resolution 1000"; empty: the default."""
+    read: float
+    """Share of the visible tokens."""
     kld: float
     same_top: float
 
 
 def _likeness(row: Row) -> _Likeness | None:
-    """None for a mean over texts, which are averaged here, and for rows without live figures or a page budget."""
+    """None for a mean over texts, which are averaged here, and for rows without live figures."""
     if row.get("text") in ("mean", "all"):
         return None
     if row.get("kind") == "ladder":
-        found = (row["rung"], row["budget"], row.get("kld"), row.get("same_top"))
+        found = (row["rung"], f"{100 * row['budget']:g}%", row.get("live_attended"), row.get("kld"), row.get("same_top"))
     elif row.get("kind") == "text" and row.get("mode") not in _REFERENCES:
-        found = (*_mode(str(row.get("mode"))), row.get("kld_exact"), row.get("same_top_exact"))
+        found = (*_mode(str(row.get("mode"))), row.get("attended_fraction"), row.get("kld_exact"), row.get("same_top_exact"))
     else:
         return None
     return None if None in found else _Likeness(*found)
@@ -140,60 +151,57 @@ _REFERENCES = (STOCK, *STOCK_KERNELS, FULL, "exact-unobserved")
 """Bench modes that attend everything."""
 
 
-def _mode(mode: str) -> tuple[str, float | None]:
-    """Name and page budget of a bench mode such as sparse:attend=10%,blend=0.3; None for a budget in tokens or none."""
+def _mode(mode: str) -> tuple[str, str]:
+    """Name of a bench mode such as sparse:resolution=1000,policy=lru, and its dial."""
     base, _, text = mode.partition(":")
-    changes = dict(change.partition("=")[::2] for change in text.split(",") if change)
-    asked = changes.pop("attend", KvOptions.attend)
-    left = ",".join(f"{key}={value}" for key, value in changes.items())
-    try:
-        attend = Attend.parse(asked)
-    except ConfigError:
-        return mode, None
-    return f"{base}:{left}" if left else base, None if attend.tokens else attend.share
+    changes = [change for change in text.split(",") if change]
+    dials = {"attend=": "", "resolution=": "resolution "}
+    dial = [said + change.removeprefix(key) for change in changes for key, said in dials.items() if change.startswith(key)]
+    left = ",".join(change for change in changes if not change.startswith(tuple(dials)))
+    return f"{base}:{left}" if left else base, ", ".join(dial)
 
 
 def quality(ladder_rows: Sequence[Row], rows: Sequence[Row]) -> Section:
     """Of the live rungs of a ladder, and of texts of `edgekv quality`."""
-    section = Section("quality", "Quality over the budget")
+    section = Section("quality", "Quality over what is read")
     found = [(row, likeness) for row in (*ladder_rows, *rows) if (likeness := _likeness(row)) is not None]
     if not found:
         section.missing = "live rungs in ladder.json (edgekv bench ladder --save DIR), or texts of edgekv quality -o json"
         return section
-    values: dict[str, dict[float, list[tuple[float, float]]]] = {}
+    values: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     for _, one in found:
-        values.setdefault(one.name, {}).setdefault(one.budget, []).append((one.kld, one.same_top))
-    means = {name: {budget: np.mean(pairs, axis=0) for budget, pairs in sorted(by.items())} for name, by in values.items()}
-    budgets = sorted({budget for by in means.values() for budget in by})
-    budget = min(budgets, key=lambda share: abs(share - MAP_BUDGET))
-    order = sorted(means, key=lambda name: means[name].get(budget, (np.inf,))[0])
-    named = [name for name in _TOLD if name in means] or order[:LINES]
+        values.setdefault((one.name, one.dial), []).append((one.read, one.kld, one.same_top))
+    means = {key: tuple(float(value) for value in np.mean(of, axis=0)) for key, of in values.items()}
+    lines_of = {name: sorted(point for (other, _), point in means.items() if other == name) for name, _ in means}
+    near = {name: min(of, key=lambda point: abs(point[0] - MAP_BUDGET)) for name, of in lines_of.items()}
+    order = sorted(near, key=lambda name: near[name][1])
+    named = [name for name in _TOLD if name in near] or order[:LINES]
 
     def lines(figure: int) -> list[Line]:
-        return [Line(name, list(means[name]), [pair[figure] for pair in means[name].values()], faint=name not in named,
+        return [Line(name, [point[0] for point in lines_of[name]], [point[figure] for point in lines_of[name]], faint=name not in named,
                      colour=_TOLD.get(name)) for name in order]
 
     stock = [row["kld_exact"] for row in rows if row.get("kind") == "text" and row.get("mode") == "off" and row.get("kld_exact")]
     target = (float(np.mean(stock)), "stock llama.cpp") if stock else None
-    section.picture(charts.line_chart([Panel("divergence from full attention", lines(0), "mean KLD, nats", "log", target),
-                                       Panel("same most likely token", lines(1), "of all positions")], "pages attended",
+    section.picture(charts.line_chart([Panel("divergence from full attention", lines(1), "mean KLD, nats", "log", target),
+                                       Panel("same most likely token", lines(2), "of all positions")], "tokens read, of those seen",
                                       height=4.2),
                     "Means over the texts; grey lines stand in the table.")
-    measured = [name for name in order if budget in means[name]]
-    best, worst = measured[0], measured[-1]
     live = [{**row, "n_steps": row.get("n_live_steps", row.get("n_steps"))} for row, _ in found]
-    kld, same_top = means[best][budget]
-    section.text = (f"At {100 * budget:g} % of the pages {best} diverges least from full attention (KLD {kld:.1e}, same top "
-                    f"token {percent(same_top)} %) and {worst} most ({means[worst][budget][0]:.1e}). Measured live, "
-                    f"teacher-forced: {where(live)}.")
-    section.table(("configuration", *(f"KLD, {100 * b:g} %" for b in budgets), *(f"same top, {100 * b:g} %" for b in budgets)), [
-        (name, *(number(means[name][b][0], ".1e") if b in means[name] else "–" for b in budgets),
-         *(percent(means[name][b][1]) if b in means[name] else "–" for b in budgets)) for name in order])
+
+    def told(name: str) -> str:
+        read, kld, same_top = near[name]
+        return f"{name} (KLD {kld:.1e}, same top token {percent(same_top)} %, {percent(read)} % of the tokens read)"
+
+    section.text = (f"Nearest to full attention, of what reads about {100 * MAP_BUDGET:g} % of the tokens, comes {told(order[0])}, and "
+                    f"least near {told(order[-1])}. Measured live, teacher-forced: {where(live)}.")
+    section.table(("configuration", "set to", "read %", "KLD", "same top %"), [
+        (name, dial or "default", percent(read), number(kld, ".1e"), percent(same_top))
+        for (name, dial), (read, kld, same_top) in sorted(means.items(), key=lambda item: (order.index(item[0][0]), item[1][0]))])
     return section
 
 
-_TOLD = {"+ one pool": BLUE, "sparse": BLUE, "+ recent pins": RED, "ema": RED, "streaming": GREEN, "lru": ORANGE,
-         "+ sketch feed": PURPLE, "sparse-box": PURPLE}
+_TOLD = {"sparse": BLUE, "+ recent pins": RED, "ema": RED, "streaming": GREEN, "lru": ORANGE, "evict": PURPLE}
 """Rungs and bench modes that have a colour and a name, where they are there."""
 
 
@@ -219,7 +227,20 @@ def retention(rows: Sequence[Row]) -> Section:
         (str(row.get("task")), str(row.get("mode")), number(row.get("asked"), "d"), number(row.get("full_found"), "d"),
          number(row.get("kept"), "d"), percent(row.get("retention"), 0),
          f"{percent(row.get('retention_low'), 0)} to {percent(row.get('retention_high'), 0)}") for row in asked])
+    if found := _by_depth(rows):
+        section.picture(maps.needle_maps(found), "What each mode finds, by the length of the context and by where in it the answer stands.")
     return section
+
+
+def _by_depth(rows: Sequence[Row]) -> dict[str, dict[tuple[int, float], float]]:
+    """By mode, then by (length, part of the context): the share that was found, of all tasks and runs together."""
+    counts: dict[str, dict[tuple[int, float], list[int]]] = {}
+    for row in rows:
+        if row.get("kind") == "grid" and row.get("asked"):
+            found = counts.setdefault(str(row.get("mode")), {}).setdefault((int(row["length"]), float(row["part"])), [0, 0])
+            found[0] += int(row["found"])
+            found[1] += int(row["asked"])
+    return {mode: {place: found / asked for place, (found, asked) in cells.items()} for mode, cells in counts.items()}
 
 
 def _together(rows: Sequence[Row]) -> list[Row]:
@@ -228,7 +249,7 @@ def _together(rows: Sequence[Row]) -> list[Row]:
     merged: dict[tuple[str, str], Row] = {}
     for row in rows:
         key = str(row.get("task")), str(row.get("mode"))
-        one = Retention(*(int(row.get(name) or 0) for name in ("asked", "full_found", "found", "kept")))
+        one = Retention(*(int(row.get(name) or 0) for name in ("asked", "full_found", "found", "kept")), float(row.get("luck") or 0))
         counts[key] = counts.get(key, Retention()) + one
         merged[key] = {**merged.get(key, row), **counts[key].row()}
     return list(merged.values())

@@ -12,7 +12,7 @@ from edgekv.report.drawing import VARIABLES, require
 from edgekv.report.folder import Cache, Folder, read
 from edgekv.report.measured import decode_time, ladder, quality, retention
 from edgekv.report.sections import Section
-from edgekv.report.simulated import budget_curves, coverage_by_head, effective_size, head_roles, popularity
+from edgekv.report.simulated import budget_curves, head_roles, hits_by_head, popularity, reads
 from edgekv.report.study import STEPS, Study
 
 Progress = Callable[[str, int, int], None]
@@ -57,8 +57,8 @@ def all_sections(folder: Folder, studies: list[Study]) -> list[Section]:
     first = studies[0] if studies else None
     profile = first.profile() if first else None
     return [
-        decode_time(folder.times), ladder(folder.ladder), budget_curves(studies, folder.sims), coverage_by_head(first),
-        popularity(first, profile), effective_size(first), quality(folder.ladder, folder.quality), retention(folder.quality),
+        decode_time(folder.times), ladder(folder.ladder), budget_curves(studies, folder.sims), hits_by_head(first),
+        popularity(first, profile), reads(first), quality(folder.ladder, folder.quality), retention(folder.quality),
         head_roles(first, profile),
     ]
 

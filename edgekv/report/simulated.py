@@ -1,4 +1,4 @@
-"""The parts of a report that are simulated on traces: curves over the budget, heads, popularity and size over time, roles."""
+"""The parts of a report that come from traces: curves over the budget, heads, popularity over time, what is read, roles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from edgekv.report import charts, maps
 from edgekv.report.charts import Line, Panel
 from edgekv.report.sections import COLOURS, NO_TRACE, Row, Section, facts, of_trace, percent, where
-from edgekv.report.study import AGES, EMA, HIGHLIGHTS, MAP_BUDGET, ORACLE, ORACLE_POOLED, POOLED, TARGET, Study
+from edgekv.report.study import AGES, HIGHLIGHTS, MAP_BUDGET, ORACLE, ORACLE_POOLED, Study
 from edgekv.roles import ROLES, UNKNOWN, Profile
 
 
@@ -30,10 +30,10 @@ def budget_curves(studies: Sequence[Study], given: Sequence[Row]) -> Section:
     lines = [Line(name, list(values), list(values.values()), faint=name not in named, ceiling=name in ceilings,
                   colour=COLOURS.get(name)) for name, values in means.items()]
     title = f"mean over {', '.join(texts)}" if len(texts) > 1 else texts[0]
-    section.picture(charts.line_chart([Panel(title, lines, "attention mass covered", "missed")],
+    section.picture(charts.line_chart([Panel(title, lines, "attention mass on hot pages", "missed")],
                                       "pages of the visible ones, per head on average", height=4.6),
-                    "Attention mass on the attended pages; grey: the other policies of the table, as far as they reach; dashed: "
-                    "the oracle, which sees the step. The scale is that of what is missing to 100 %.")
+                    "Grey: the other policies of the table, as far as they reach; dashed: the oracle, which sees the step. The scale is "
+                    "that of what is missing to 100 %.")
     can_run_live = [name for name in means if "oracle" not in name and "all seen" not in name and ", full" not in name]
     best = {budget: max((means[name][budget], name) for name in can_run_live if budget in means[name])
             for budget in budgets if any(budget in means[name] for name in can_run_live)}
@@ -42,40 +42,40 @@ def budget_curves(studies: Sequence[Study], given: Sequence[Row]) -> Section:
         winners.setdefault(name, []).append(f"{percent(value)} % at {100 * budget:g} %")
     said = "; ".join(f"{name} with {', '.join(figures)}" for name, figures in winners.items())
     measured = where([facts(study) for study in studies] or given)
-    section.text = (f"The most attention for a budget, of what can run live: {said}. Honest observation but for rows that say "
-                    f"otherwise{': ' if measured else ''}{measured}.")
+    section.text = (f"The most attention for a budget, of what can run live: {said}. Rows that say nothing else are of honest observation: "
+                    f"the policy decides what is attended, and what it covers is what is kept. Sampled: it sees what mode sparse reads of "
+                    f"all pages, and decides what is in fast memory{': ' if measured else ''}{measured}.")
     order = sorted(means, key=lambda name: -means[name].get(MAP_BUDGET, max(means[name].values())))
     section.table(("policy", *(f"{100 * budget:g} %" for budget in budgets)),
                   [(name, *(percent(means[name].get(budget)) for budget in budgets)) for name in order],
-                  "Attention mass covered, %, the best at 10 % first.")
+                  "Attention mass on hot pages, %, the best at 10 % first.")
     return section
 
 
 def _sim_name(row: Row) -> str:
-    sketch = f"sketch {row['sketch']} + " if row.get("sketch") else ""
     prefetch = row.get("prefetch")
-    parts = (f"{sketch}{row['policy']}", row.get("split"), row.get("observe"), prefetch if prefetch != "none" else None)
+    parts = (row["policy"], row.get("split"), row.get("observe"), prefetch if prefetch != "none" else None)
     return ", ".join(str(part) for part in parts if part)
 
 
 def _means(rows: Sequence[Row]) -> dict[str, dict[float, float]]:
-    """Mean over texts of the coverage, by name and budget, budgets ascending."""
+    """Mean over texts of the hit rate by mass, by name and budget, budgets ascending."""
     found: dict[str, dict[float, list[float]]] = {}
     for row in rows:
-        found.setdefault(row["name"], {}).setdefault(row["budget"], []).append(row["coverage"])
+        found.setdefault(row["name"], {}).setdefault(row["budget"], []).append(row["hit_rate_mass"])
     return {name: {budget: float(np.mean(values)) for budget, values in sorted(by.items())} for name, by in found.items()}
 
 
-def coverage_by_head(study: Study | None) -> Section:
-    section = Section("heads", "Coverage of each head")
+def hits_by_head(study: Study | None) -> Section:
+    section = Section("heads", "Hit rate by mass of each head")
     if study is None:
         section.missing = NO_TRACE
         return section
-    found = study.coverage_maps()
-    section.picture(maps.coverage_maps(found, study.header.layers), "White dot: the worst head.")
+    found = study.hit_maps()
+    section.picture(maps.hit_maps(found, study.header.layers), "White dot: the worst head.")
     said = ", ".join(f"{percent(np.nanmin(values), 0)} % under {name}" for name, values in found.items())
-    section.text = (f"The worst head keeps, at {100 * MAP_BUDGET:g} % of the pages: {said}. Attention mass on attended pages, "
-                    f"honest observation: {of_trace(study)}.")
+    section.text = (f"In the worst head, with {100 * MAP_BUDGET:g} % of the pages hot, the share of the attention on hot pages is {said}: "
+                    f"{of_trace(study)}.")
     section.table(("configuration", "mean %", "worst head %", "worst tenth of the heads, up to %"), [
         (name, percent(np.nanmean(values)), percent(np.nanmin(values)), percent(np.nanquantile(values, 0.1)))
         for name, values in found.items()])
@@ -96,46 +96,37 @@ def popularity(study: Study | None, profile: Profile | None) -> Section:
     name, place = next(iter(names.items()))
     kept, ages = study.kept(*place)
     section.picture(maps.kept_maps(kept, attention[name], first_step, page_tokens),
-                    f"Pages that policies attend of the head of role {name}, at {100 * MAP_BUDGET:g} % of the pages; the figure "
-                    "is the attention they cover.")
+                    f"Pages that policies choose of the head of role {name}, at {100 * MAP_BUDGET:g} % of the pages; the figure "
+                    "is the attention on them.")
     far = percent(sum(ages["attention"][-2:]))
     section.text = (f"Of the attention of all heads {far} % falls on pages more than 512 tokens back, beyond the first page; "
                     f"bands are pages that stay popular, dots those that are wanted once. {of_trace(study)}.")
-    section.table(("share of the pages attended", *(f"{age}, %" for age in AGES)),
+    section.table(("share of the chosen pages", *(f"{age}, %" for age in AGES)),
                   [(name, *(percent(value) for value in values)) for name, values in ages.items()],
                   "By distance from the newest token, all heads; the first row is the share of the attention mass itself.")
     return section
 
 
-_SHORT = {POOLED: "sketch b2 + ema", EMA: "ema alone", ORACLE_POOLED: ORACLE}
-"""Without a budget there is nothing to pool."""
-
-
-def effective_size(study: Study | None) -> Section:
-    section = Section("size", "Effective size of the cache over time")
+def reads(study: Study | None) -> Section:
+    section = Section("reads", "What sampling reads")
     if study is None:
         section.missing = NO_TRACE
         return section
-    found = study.effective_size()
-    steps = np.arange(study.n_steps) + study.header.depth
-
-    def lines(array: str) -> list[Line]:
-        return [Line(_SHORT[name], *_smooth(steps, getattr(one, array)), ceiling=name == ORACLE_POOLED, colour=COLOURS.get(name))
-                for name, one in found.items()]
-
+    read, hits = study.reads(), study.hits_over_time()
+    header = study.header
+    steps = np.arange(study.n_steps) + header.depth
     section.picture(charts.line_chart(
-        [Panel("pages attended", lines("attended_over_time"), "pages per head", "plain"),
-         Panel("coverage reached", lines("coverage_over_time"), "attention mass covered", target=(TARGET, "target"))],
+        [Panel("a head and token", [Line("rows", *_smooth(steps, read.rows)), Line("pages with one", *_smooth(steps, read.pages))],
+               "read in mode sparse", "plain"),
+         Panel(f"with {100 * MAP_BUDGET:g} % of the pages hot", [
+             Line(name, *_smooth(steps, values), ceiling=name == ORACLE_POOLED, colour=COLOURS.get(name)) for name, values in hits.items()],
+             "attention mass on hot pages")],
         "decode step", percent_x=False), "Means over all heads and 16 steps.")
-    pages = {name: float(np.mean(one.attended_over_time)) for name, one in found.items()}
-    said = ", ".join(f"{_SHORT[name]} {pages[name]:.0f} pages for {percent(one.row['coverage'])} %"
-                     for name, one in found.items())
-    section.text = (f"With a coverage target of {100 * TARGET:g} % in place of a budget each head attends what it needs: {said}, "
-                    f"of {study.header.n_pages} pages. A policy meets the target by its own reckoning, so what it reaches says "
-                    f"how much it knows. {of_trace(study)}.")
-    section.table(("configuration", "pages per head", "share %", "coverage reached %", "worst head %"), [
-        (_SHORT[name], f"{pages[name]:.1f}", percent(one.row["attended"]), percent(one.row["coverage"]),
-         percent(one.row["worst_coverage"])) for name, one in found.items()])
+    rows, pages, n_tokens = read.rows.mean(), read.pages.mean(), header.depth + study.n_steps / 2
+    section.text = (f"At a resolution of {header.resolution:,g} a head reads {rows:,.0f} rows of {n_tokens:,.0f} for a token "
+                    f"({percent(rows / n_tokens)} %), on {pages:,.0f} of {n_tokens / header.page_tokens:,.0f} pages. {of_trace(study)}.")
+    section.table((f"hot: {100 * MAP_BUDGET:g} % of the pages", "attention mass on them %", "lowest of a step %"),
+                  [(name, percent(values.mean()), percent(values.min())) for name, values in hits.items()])
     return section
 
 

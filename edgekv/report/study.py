@@ -19,38 +19,32 @@ from edgekv.trace import Header, Trace
 
 Progress = Callable[[str, int, int], None]
 
-BUDGETS = (0.05, 0.10, 0.20, 0.30)
+BUDGETS = (0.05, 0.10, 0.20, 0.25)
 MAP_BUDGET = 0.10
 """Of the pictures that show one budget."""
-
-TARGET = 0.95
-"""Coverage target of the cache's effective size."""
 
 STEPS = 256
 """Measured steps of each trace that are simulated."""
 
-POOLED = "sketch b2 + ema, one pool"
-ORACLE, ORACLE_POOLED = "oracle", "oracle, one pool"
 EMA = "ema+anchor+recent"
+SAMPLED = f"{EMA}, sampled"
+POOLED = f"{EMA}, sampled, one pool"
+ORACLE, ORACLE_POOLED = "oracle", "oracle, one pool"
 _ONLY_PINS = {"anchor", "recent", "none"}
 """Policies without an opinion of their own."""
 
 
-def subjects(sketches: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What is compared, by name, as changes to `Setting`: every policy alone, EMA as it is used, with a sketch, the oracle."""
-    alone = [name for name in POLICIES if name not in _ONLY_PINS and name != "oracle"]
-    found: dict[str, dict[str, Any]] = {name: {"policy": name} for name in alone}
-    found[EMA] = {"policy": EMA}
-    found[f"{EMA}, all seen"] = {"policy": EMA, "observe": "full"}
-    if "b2" in sketches:
-        found["sketch b2 + ema, uniform"] = {"policy": EMA, "sketch": "b2", "split": "uniform"}
-        found[POOLED] = {"policy": EMA, "sketch": "b2", "split": "pooled"}
-    for other in sketches:
-        if other != "b2":
-            found[f"sketch {other} + ema, one pool"] = {"policy": EMA, "sketch": other, "split": "pooled"}
-    if "oracle" in POLICIES:
-        found[ORACLE] = {"policy": "oracle", "split": "uniform"}
-        found[ORACLE_POOLED] = {"policy": "oracle", "split": "pooled"}
+def subjects() -> dict[str, dict[str, Any]]:
+    """What is compared, by name, as changes to `Setting`: every policy where it decides what is attended, what mode sparse's observation
+    makes of two of them, the oracle."""
+    alone = [name for name in POLICIES if name not in _ONLY_PINS and name != ORACLE]
+    found: dict[str, dict[str, Any]] = {name: {"policy": name, "observe": "honest"} for name in (*alone, EMA)}
+    found["lru, sampled"] = {"policy": "lru", "observe": "sampled", "split": "uniform"}
+    found[SAMPLED] = {"policy": EMA, "observe": "sampled", "split": "uniform"}
+    found[POOLED] = {"policy": EMA, "observe": "sampled", "split": "pooled"}
+    found[f"{EMA}, all seen"] = {"policy": EMA, "observe": "full", "split": "uniform"}
+    found[ORACLE] = {"policy": "oracle", "split": "uniform"}
+    found[ORACLE_POOLED] = {"policy": "oracle", "split": "pooled"}
     return found
 
 
@@ -63,12 +57,20 @@ class Simulated:
     """What a report keeps of a result."""
 
     row: dict[str, Any]
-    coverage_by_head: np.ndarray
-    coverage_over_time: np.ndarray
-    attended_over_time: np.ndarray
+    hit_rate_mass_by_head: np.ndarray
+    hit_rate_mass_over_time: np.ndarray
 
 
-_ARRAYS = ("coverage_by_head", "coverage_over_time", "attended_over_time")
+_ARRAYS = ("hit_rate_mass_by_head", "hit_rate_mass_over_time")
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What mode sparse read in each measured step: float64 [step], means over all heads."""
+
+    rows: np.ndarray
+    pages: np.ndarray
+    """With a row that was read."""
 
 
 class Study:
@@ -81,7 +83,7 @@ class Study:
             self.n_steps = min(n_steps, trace.header.n_steps)
             self.trace = trace.cut(n_steps=self.n_steps)
         self.header: Header = self.trace.header
-        self.subjects = subjects(self.header.sketches)
+        self.subjects = subjects()
 
     def run(self, **changes: Any) -> Simulated:
         setting = Setting(**changes)
@@ -106,23 +108,24 @@ class Study:
         self._cache.write()
         return rows
 
-    def coverage_maps(self) -> dict[str, np.ndarray]:
-        wanted = [name for name in ("streaming", EMA, POOLED, ORACLE_POOLED) if name in self.subjects]
-        return {name: self.run(budget=MAP_BUDGET, **self.subjects[name]).coverage_by_head for name in wanted}
+    def hit_maps(self) -> dict[str, np.ndarray]:
+        """Hit rate by mass [row, head] at MAP_BUDGET."""
+        return {name: self.run(budget=MAP_BUDGET, **self.subjects[name]).hit_rate_mass_by_head
+                for name in ("streaming", EMA, POOLED, ORACLE_POOLED)}
 
-    def effective_size(self) -> dict[str, Simulated]:
-        """With a coverage target in place of a budget."""
-        wanted = [name for name in (EMA, POOLED, ORACLE_POOLED) if name in self.subjects]
-        found = {}
-        for i, name in enumerate(wanted):
-            self.progress(f"{self.text}: coverage target, {name}", i, len(wanted))
-            found[name] = self.run(budget=1.0, coverage=TARGET, **{**self.subjects[name], "split": "uniform"})
-        self._cache.write()
-        return found
+    def hits_over_time(self) -> dict[str, np.ndarray]:
+        """Hit rate by mass [step] at MAP_BUDGET, mean over all heads, of what can be hot while mode sparse reads."""
+        return {name: self.run(budget=MAP_BUDGET, **self.subjects[name]).hit_rate_mass_over_time
+                for name in ("lru, sampled", SAMPLED, POOLED, ORACLE_POOLED)}
+
+    def reads(self) -> Reads:
+        exists = np.array(self.header.exists)
+        counts = [step.n_read[exists] for step in self.trace.steps() if not step.warmup]
+        return Reads(np.array([n.sum(axis=1).mean() for n in counts]), np.array([(n > 0).sum(axis=1).mean() for n in counts]))
 
     def profile(self) -> Profile:
         """What roles are told by, from all steps, those of the warm-up too."""
-        steps = ((step.mass_sum, step.n_used_end) for step in self.trace.steps())
+        steps = ((step.mass_sum, step.n_used_end) for step in self.trace.steps(sampled=False))
         return of_steps(steps, self.header.n_rows, self.header.n_heads)
 
     def example_heads(self, profile: Profile) -> dict[Role, tuple[int, int]]:
@@ -140,7 +143,7 @@ class Study:
     def attention_of(self, heads: Mapping[Any, tuple[int, int]]) -> dict[Any, np.ndarray]:
         """Each head's share of each step's mass, float32 [step, page], measured steps only."""
         found = {name: [] for name in heads}
-        for step in self.trace.steps():
+        for step in self.trace.steps(sampled=False):
             if not step.warmup:
                 for name, (row, head) in heads.items():
                     mass = step.mass_sum[row, head]
@@ -148,22 +151,20 @@ class Study:
         return {name: np.array(steps) for name, steps in found.items()}
 
     def kept(self, row: int, head: int) -> tuple[dict[str, np.ndarray], dict[str, list[float]]]:
-        """What some policies attend at MAP_BUDGET: of one head bool [step, page]; of all heads the share of attended pages by
-        age, as AGES has it, and first of all the share of the attention itself."""
+        """What some policies choose at MAP_BUDGET: of one head bool [step, page]; of all heads the share of these pages by age, as AGES
+        has it, and first of all the share of the attention itself."""
         masks: dict[str, np.ndarray] = {}
         ages: dict[str, list[float]] = {"attention": self._ages_of_mass()}
-        wanted = [name for name in HIGHLIGHTS if name in self.subjects]
-        for i, name in enumerate(wanted):
-            self.progress(f"{self.text}: pages that {name} attends", i, len(wanted))
+        for i, name in enumerate(HIGHLIGHTS):
+            self.progress(f"{self.text}: pages that {name} chooses", i, len(HIGHLIGHTS))
             replay = Replay(self.trace, Setting(budget=MAP_BUDGET, **self.subjects[name]))
             mask = np.zeros((self.n_steps, self.header.n_pages), bool)
             counts, n = np.zeros(len(AGES)), 0
-            for step in self.trace.steps(() if replay.setting.sketch is None else (replay.setting.sketch,)):
+            for step in self.trace.steps():
                 replay.step(step)
                 if not step.warmup:
-                    attended = replay.selected.attended
-                    mask[n, : step.n_used_end] = attended[row, head]
-                    counts += self._by_age(attended.sum(axis=(0, 1)), step.n_used_end)
+                    mask[n, : step.n_used_end] = replay.chosen[row, head]
+                    counts += self._by_age(replay.chosen.sum(axis=(0, 1)), step.n_used_end)
                     n += 1
             masks[name] = mask
             ages[name] = (counts / counts.sum()).tolist()
@@ -171,7 +172,7 @@ class Study:
 
     def _ages_of_mass(self) -> list[float]:
         sums = np.zeros(len(AGES))
-        for step in self.trace.steps():
+        for step in self.trace.steps(sampled=False):
             if not step.warmup:
                 sums += self._by_age(step.mass_sum.sum(axis=(0, 1))[: step.n_used_end], step.n_used_end)
         return (sums / sums.sum()).tolist()

@@ -14,7 +14,6 @@ from edgekv.policies import Policy
 from edgekv.prefetch import Rope
 from edgekv.sim.hot import HotTier
 from edgekv.sim.result import Result
-from edgekv.sim.selection import Selected, Selector
 from edgekv.sim.setting import Access, Setting
 from edgekv.trace import Header, Trace, TraceStep
 from edgekv.vocab import Split
@@ -26,10 +25,10 @@ REPORT_STEPS = 16
 
 
 def simulate(trace: Trace, setting: Setting, progress: Progress | None = None) -> Result:
-    """Raises ConfigError where the trace has not what the setting needs."""
+    """Raises ConfigError for a policy or prefetch that there is not, or that the trace's model cannot have."""
     began = time.perf_counter()
     replay = Replay(trace, setting)
-    for i, step in enumerate(trace.steps(() if setting.sketch is None else (setting.sketch,))):
+    for i, step in enumerate(trace.steps(setting.needs_sampled)):
         replay.step(step)
         if progress is not None and i % REPORT_STEPS == 0:
             progress(i, len(trace))
@@ -37,20 +36,18 @@ def simulate(trace: Trace, setting: Setting, progress: Progress | None = None) -
 
 
 class Replay:
-    """The state of a simulation between two steps."""
+    """The state of a simulation between two steps. Steps come with what mode sparse observed where `Setting.needs_sampled`."""
 
     def __init__(self, trace: Trace, setting: Setting):
         header = trace.header
-        if setting.sketch is not None:
-            trace.require(setting.sketch)
         self.header, self.setting, self.shape = header, setting, header.shape
         self.policy: Policy = policies.make(setting.policy, self.shape, setting.settings)
-        self.selector = Selector(self.shape, setting, self.policy)
+        self.split = _split(setting, self.policy)
         self.prefetcher = prefetch.make(setting.prefetch, self.shape, Rope(*header.rope) if header.rope else None)
-        self.hot = HotTier(self.shape, setting.pool)
-        self.selected: Selected | None = None
-        """What the last step attended; None in the warm-up but for its last step, where it says what the step would have."""
-        self._groups = np.array(header.groups, np.float32)[:, None, None]
+        self.hot = HotTier(self.shape)
+        self.chosen: np.ndarray | None = None
+        """bool [row, head, :n_used_end]: what the policy chose for the last step; None in the warm-up but for its last step, where it says
+        what the policy would have chosen."""
         self._n_prefetch = 0 if setting.prefetch == "none" else round(setting.prefetch_pages * self.shape.n_existing_heads)
         self._key_norms = trace.key_norms if self.policy.needs_keys else None
         self._sums = _Sums(header)
@@ -75,56 +72,59 @@ class Replay:
                            self.setting.n_budget(end, self.shape.page_tokens), norms)
 
     def step(self, step: TraceStep) -> None:
-        """Select, measure, observe; in the warm-up everything is attended."""
+        """Choose, measure, observe; in the warm-up nothing is missed."""
         self._n_done += 1
         true = self._observation(step.mass_sum, step.mass_max, step.position, step.n_used_end)
         if self.policy.clairvoyant:
             self.policy.update(true)
-        # what the last step of the warm-up would have attended is what is hot when the first one begins
-        selects = not step.warmup or self._n_done == self.header.n_warmup
-        if selects:
-            self._attend(step)
-        seen = true if step.warmup or self.setting.observe == "full" else self._honest(step, true)
+        # what the policy would have chosen for the last step of the warm-up is what is hot when the first one begins
+        chooses = not step.warmup or self._n_done == self.header.n_warmup
+        if chooses:
+            self._choose(step)
+        seen = true
+        if self.setting.observe == "sampled":
+            seen = replace(true, mass_sum=step.sampled_sum, mass_max=step.sampled_max)
+        elif self.setting.observe == "honest" and not step.warmup:
+            seen = self._honest(step, true)
         if not self.policy.clairvoyant:
             self.policy.update(seen)
-        if selects and self._n_prefetch:
+        if chooses and self._n_prefetch:
             self.hot.prefetch(self.prefetcher, seen, self._n_prefetch)
 
-    def _attend(self, step: TraceStep) -> None:
-        end = step.n_used_end
-        self.selected = self.selector.select(step)
-        before = self.hot.hot[:, :, :end].copy()
-        before[:, :, end - 1] = True
-        fetched = self.hot.admit(self.selected.attended, self.selected.n_budget, self.policy.scores)
-        if step.warmup:
-            return
-        brought = self.hot.brought[:, :, :end]
-        # without a sketch what is attended is known before the step, and is there when it begins
-        hot = before if self.setting.sketch else self.hot.hot[:, :, :end] | brought
-        self._sums.add(step.mass_sum[:, :, :end], self.selected.attended, before, hot, fetched, brought, self.setting.access)
+    def _choose(self, step: TraceStep) -> None:
+        """The policy's pins and the page being filled, then the pages of the highest score up to the budget."""
+        end, scores, pins = step.n_used_end, self.policy.scores, self.policy.pins
+        always = np.zeros(end, bool) if pins is None else pins[..., :end].copy()
+        always[..., end - 1] = True
+        values = np.zeros((*self.shape.axes[:2], end), np.float32) if scores is None else scores[:, :, :end]
+        n = min(self.policy.most(self.setting.n_budget(end, self.shape.page_tokens)), end)
+        self.chosen = budgets.divide(self.split, values, always, np.True_, n, self.shape.exists)
+        fetched = self.hot.admit(self.chosen)
+        if not step.warmup:
+            self._sums.add(step, self.chosen | self.hot.brought[:, :, :end], fetched, self.hot.brought[:, :, :end], self.setting.access)
 
     def _honest(self, step: TraceStep, true: Observation) -> Observation:
-        """What a live system sees of a step: softmax over the attended pages alone. With `feed` the sketch's estimates for the
-        others, and the attended pages' mass as if they were seen beside them."""
+        """What is seen where the chosen pages alone are attended: the softmax over them."""
         end = step.n_used_end
-        attended = self.selected.attended
         mass = true.mass_sum[:, :, :end]
-        scale = _ratio(mass.sum(axis=2), np.sum(mass, axis=2, where=attended))
-        estimate = step.estimates[self.setting.sketch][:, :, :end] if self.setting.feed else None
-        if estimate is not None:
-            scale *= _ratio(np.sum(estimate, axis=2, where=attended), estimate.sum(axis=2))
-        seen = attended * scale[:, :, None]
+        seen = self.chosen * _ratio(mass.sum(axis=2), np.sum(mass, axis=2, where=self.chosen))[:, :, None]
         mass_sum, mass_max = np.zeros(self.shape.axes, np.float32), np.zeros(self.shape.axes, np.float32)
         np.multiply(mass, seen, out=mass_sum[:, :, :end])
         np.multiply(true.mass_max[:, :, :end], seen, out=mass_max[:, :, :end])
-        if estimate is not None:
-            np.copyto(mass_sum[:, :, :end], estimate, where=~attended)
-            np.copyto(mass_max[:, :, :end], estimate / self._groups, where=~attended)
         return replace(true, mass_sum=mass_sum, mass_max=mass_max)
 
     def result(self, seconds: float) -> Result:
         observe = "ahead" if self.policy.clairvoyant else self.setting.observe
-        return self._sums.result(self.setting, self.header, self.selector.split, observe, seconds)
+        return self._sums.result(self.setting, self.header, self.split, observe, seconds)
+
+
+def _split(setting: Setting, policy: Policy) -> Split:
+    """How the budget is divided: as asked for, else as in the policy's source, else as live."""
+    if setting.split is not None:
+        return setting.split
+    if policy.split is not None:
+        return policy.split
+    return Split.UNIFORM if setting.observe == "honest" else Split.POOLED
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
@@ -139,33 +139,26 @@ class _Sums:
         self._exists = np.array(header.exists)
         self._n_steps = 0
         self._n_visible = 0
-        self._coverage, self._hit_mass, self._hits, self._wanted, self._arena, self._attended, self._hot, self._fetched, \
-            self._prefetched = np.zeros((9, *self._exists.shape))
-        self._coverage_over_time: list[float] = []
-        self._attended_over_time: list[float] = []
+        self._hit_mass, self._hits, self._wanted, self._hot, self._fetched, self._prefetched = np.zeros((6, *self._exists.shape))
+        self._hit_mass_over_time: list[float] = []
 
-    def add(self, mass: np.ndarray, attended: np.ndarray, before: np.ndarray, hot: np.ndarray, fetched: np.ndarray,
-            brought: np.ndarray, access: Access) -> None:
-        """A step; arrays are [row, head, :n_used_end], fetched int [row, head]. before: hot when the step before ended, with what
-        prefetch brought then; hot: when the pages are read."""
+    def add(self, step: TraceStep, hot: np.ndarray, fetched: np.ndarray, brought: np.ndarray, access: Access) -> None:
+        """A step; hot and brought, what prefetch made hot of it: bool [row, head, :n_used_end], fetched: int [row, head]."""
+        end = step.n_used_end
         self._n_steps += 1
-        self._n_visible += mass.shape[2]
+        self._n_visible += end
+        mass = step.mass_sum[:, :, :end]
         total = mass.sum(axis=2)
-        coverage = _ratio(np.sum(mass, axis=2, where=attended), total)
-        n_attended = attended.sum(axis=2)
-        self._coverage += coverage
-        self._hit_mass += _ratio(np.sum(mass, axis=2, where=hot), total)
-        self._attended += n_attended
-        self._arena += (attended & before).sum(axis=2)
+        hit_mass = _ratio(np.sum(mass, axis=2, where=hot), total)
+        self._hit_mass += hit_mass
         self._hot += hot.sum(axis=2)
-        wanted = _wanted(mass, total, access)
-        self._hits += (wanted & hot).sum(axis=2)
+        wanted = _wanted(step, mass, total, access)
+        self._hits += np.sum(wanted, axis=2, where=hot)
         self._wanted += wanted.sum(axis=2)
         prefetched = brought.sum(axis=2)
         self._fetched += fetched + prefetched
         self._prefetched += prefetched
-        self._coverage_over_time.append(float(coverage[self._exists].mean()))
-        self._attended_over_time.append(float(n_attended[self._exists].mean()))
+        self._hit_mass_over_time.append(float(hit_mass[self._exists].mean()))
 
     def result(self, setting: Setting, header: Header, split: Split, observe: str, seconds: float) -> Result:
         def by_head(sums: np.ndarray, over: np.ndarray | int) -> np.ndarray:
@@ -174,18 +167,17 @@ class _Sums:
 
         n = self._n_steps
         return Result(
-            setting, header, split, observe, coverage_by_head=by_head(self._coverage, n),
-            hit_rate_by_head=by_head(self._hits, self._wanted),
-            hit_rate_mass_by_head=by_head(self._hit_mass, n), arena_hits_by_head=by_head(self._arena, self._attended),
-            attended_by_head=by_head(self._attended, n), hot_by_head=by_head(self._hot, n),
+            setting, header, split, observe, hit_rate_by_head=by_head(self._hits, self._wanted),
+            hit_rate_mass_by_head=by_head(self._hit_mass, n), hot_by_head=by_head(self._hot, n),
             fetched_by_head=by_head(self._fetched, n), prefetched_by_head=by_head(self._prefetched, n),
             n_wanted=self._wanted * self._exists, n_visible=self._n_visible / n,
-            coverage_over_time=np.array(self._coverage_over_time), attended_over_time=np.array(self._attended_over_time),
-            seconds=seconds)
+            hit_rate_mass_over_time=np.array(self._hit_mass_over_time), seconds=seconds)
 
 
-def _wanted(mass: np.ndarray, total: np.ndarray, access: Access) -> np.ndarray:
-    """bool [row, head, page]; of equal ones the newer page."""
+def _wanted(step: TraceStep, mass: np.ndarray, total: np.ndarray, access: Access) -> np.ndarray:
+    """[row, head, :n_used_end]: the rows of each page that are wanted, or whether the page is; of equal pages the newer."""
     if access.top:
         return budgets.divide(Split.UNIFORM, mass, np.False_, np.True_, access.top)
-    return mass > np.float32(access.share) * total[:, :, None]
+    if access.share:
+        return mass > np.float32(access.share) * total[:, :, None]
+    return step.n_read[:, :, : step.n_used_end]

@@ -15,25 +15,18 @@ from edgekv.vocab import Split
 
 @dataclass(frozen=True)
 class Result:
-    """Means over the steps that are measured. Arrays _by_head are float64 [row, head], NaN where the row has no such head; arrays
-    _over_time are float64 [step], means over all heads."""
+    """Means over the steps that are measured. Arrays _by_head are float64 [row, head], NaN where the row has no such head."""
 
     setting: Setting
     header: Header
     split: Split
     """How the budget was divided."""
     observe: str
-    """That of the setting, or "ahead": the policy saw each step before it was selected, as only the oracle does."""
-    coverage_by_head: np.ndarray
-    """True mass on attended pages / true mass on all."""
+    """That of the setting, or "ahead": the policy saw each step before it chose, as only the oracle does."""
     hit_rate_by_head: np.ndarray
-    """Wanted pages that were hot / wanted pages."""
+    """What was wanted and hot / what was wanted."""
     hit_rate_mass_by_head: np.ndarray
     """True mass on hot pages / true mass on all."""
-    arena_hits_by_head: np.ndarray
-    """Attended pages that were hot before the step / attended pages."""
-    attended_by_head: np.ndarray
-    """Pages in a step."""
     hot_by_head: np.ndarray
     """Pages in a step."""
     fetched_by_head: np.ndarray
@@ -41,46 +34,37 @@ class Result:
     prefetched_by_head: np.ndarray
     """Pages that prefetch made hot for a step."""
     n_wanted: np.ndarray
-    """Wanted pages [row, head], of all steps together."""
+    """Wanted rows or pages [row, head], of all steps together."""
     n_visible: float
     """Pages in a step, mean."""
-    coverage_over_time: np.ndarray
-    attended_over_time: np.ndarray
+    hit_rate_mass_over_time: np.ndarray
+    """float64 [step], means over all heads."""
     seconds: float
     """What the simulation took."""
 
     @property
-    def coverage(self) -> float:
-        return self._mean(self.coverage_by_head)
-
-    @property
     def hit_rate(self) -> float:
-        """Of all wanted pages of all heads."""
-        wanted = self.n_wanted.sum()
-        return float(np.nansum(self.hit_rate_by_head * self.n_wanted) / wanted) if wanted else float("nan")
+        """Of all that is wanted by all heads."""
+        return _weighted(self.hit_rate_by_head, self.n_wanted)
 
     @property
-    def arena_hits(self) -> float:
-        """Of all attended pages of all heads."""
-        return float(np.nansum(self.arena_hits_by_head * self.attended_by_head) / np.nansum(self.attended_by_head))
+    def hit_rate_mass(self) -> float:
+        return self._mean(self.hit_rate_mass_by_head)
 
     @staticmethod
     def _mean(by_head: np.ndarray) -> float:
         return float(np.nanmean(by_head))
 
     def row(self) -> dict[str, Any]:
-        """Numbers and words, for a table. hit_rate is by access; budget is a share, or a whole number of tokens."""
+        """Numbers and words, for a table. hit_rate is by access; worst_mass is hit_rate_mass of the head that has least; budget is a
+        share, or a whole number of tokens."""
         setting = self.setting
         return {
             "policy": setting.policy, "budget": setting.budget.tokens or setting.budget.share, "split": self.split.value,
-            "observe": self.observe, "sketch": setting.sketch, "blend": setting.blend if setting.sketch else None,
-            "feed": setting.feed and self.observe == "honest", "prefetch": setting.prefetch, "pool": setting.pool,
-            "target": setting.coverage, "access": str(setting.access),
-            "hit_rate": self.hit_rate, "hit_rate_mass": self._mean(self.hit_rate_mass_by_head), "coverage": self.coverage,
-            "worst_coverage": float(np.nanmin(self.coverage_by_head)), "arena_hits": self.arena_hits,
-            "attended": self._mean(self.attended_by_head) / self.n_visible, "hot": self._mean(self.hot_by_head) / self.n_visible,
-            "fetched": self._mean(self.fetched_by_head), "prefetched": self._mean(self.prefetched_by_head),
-            "seconds": self.seconds,
+            "observe": self.observe, "prefetch": setting.prefetch, "access": str(setting.access),
+            "hit_rate": self.hit_rate, "hit_rate_mass": self.hit_rate_mass, "worst_mass": float(np.nanmin(self.hit_rate_mass_by_head)),
+            "hot": self._mean(self.hot_by_head) / self.n_visible, "fetched": self._mean(self.fetched_by_head),
+            "prefetched": self._mean(self.prefetched_by_head), "seconds": self.seconds,
         }
 
     def by_head(self) -> Iterator[dict[str, Any]]:
@@ -94,16 +78,13 @@ class Result:
             yield {"layer": layer, **self._figures(np.s_[row])}
 
     def worst(self, n: int) -> list[dict[str, Any]]:
-        """The heads with the lowest coverage, the lowest first."""
-        return sorted(self.by_head(), key=lambda row: row["coverage"])[:n]
+        """The heads with the lowest hit rate by mass, the lowest first."""
+        return sorted(self.by_head(), key=lambda row: row["hit_rate_mass"])[:n]
 
     def _figures(self, part: Any) -> dict[str, Any]:
-        wanted, attended = self.n_wanted[part], self.attended_by_head[part]
         return {
-            "hit_rate": _weighted(self.hit_rate_by_head[part], wanted),
-            "hit_rate_mass": self._mean(self.hit_rate_mass_by_head[part]), "coverage": self._mean(self.coverage_by_head[part]),
-            "arena_hits": _weighted(self.arena_hits_by_head[part], attended),
-            "attended": self._mean(attended) / self.n_visible, "hot": self._mean(self.hot_by_head[part]) / self.n_visible,
+            "hit_rate": _weighted(self.hit_rate_by_head[part], self.n_wanted[part]),
+            "hit_rate_mass": self._mean(self.hit_rate_mass_by_head[part]), "hot": self._mean(self.hot_by_head[part]) / self.n_visible,
             "fetched": self._mean(self.fetched_by_head[part]), "prefetched": self._mean(self.prefetched_by_head[part]),
         }
 

@@ -1,0 +1,78 @@
+"""Sampling: which rows of K and V one query token reads in one KV head, and with which weights. The truth that native/src/sample.h is
+tested against.
+
+A cell's share of the attention is estimated; it is read with probability `resolution` times that share, at most 1, and its weight is the
+inverse of that probability. A sum over the rows that are read, each times its weight, then is an estimate without bias of the sum over
+all cells (Horvitz and Thompson, 1952).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+GROUP_CELLS = 64
+"""Cells whose estimates share a top and a sum."""
+
+ONE = 1 << 20
+"""A probability of 1: probabilities are whole numbers of steps of 2^-20, so that their sums are exact."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    rows: np.ndarray
+    """int32 [n]: the cells read, ascending."""
+    weights: np.ndarray
+    """float32 [n]: 1 / the probability with which each was to be read."""
+    n_certain: int
+    """Of these, with probability 1."""
+
+
+def shares_of(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What an exact scan would leave of logits, float [group, cell] in whole groups of cells, -inf where the token cannot see: shares
+    uint16 [group, cell], the upper half of float32 exp(logit - top of its group of cells); tops (-inf: none seen) and sums float32
+    [group, n_groups]."""
+    x = logits.reshape(len(logits), -1, GROUP_CELLS).astype(np.float64)
+    tops = x.max(axis=2)
+    exponentials = np.exp(x - np.where(np.isfinite(tops), tops, 0)[:, :, None])
+    shares = (exponentials.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return shares.reshape(logits.shape), tops.astype(np.float32), exponentials.sum(axis=2).astype(np.float32)
+
+
+def chances(shares: np.ndarray, tops: np.ndarray, sums: np.ndarray, visible: np.ndarray, certain: np.ndarray, resolution: float,
+            sinks: np.ndarray | None = None) -> np.ndarray:
+    """int64 [cell]: with which probability each cell is read, in units of 1 / ONE.
+
+    Args:
+        shares: uint16 [group, cell], tops and sums: float32 [group, n_groups], as `shares_of` gives them; group: query heads.
+        visible: bool [cell]; the others have probability 0.
+        certain: bool [cell]: of these, what is read in any case.
+        sinks: float [group]: logits of the model's attention sinks, which take their part and are never read.
+    """
+    group = len(shares)
+    tops, sums = tops.astype(np.float64), sums.astype(np.float64)
+    highest = tops.max(axis=1) if sinks is None else np.maximum(tops.max(axis=1), sinks)
+    scale = np.exp(tops - np.where(np.isfinite(highest), highest, 0)[:, None])  # 0 where a group has no top
+    total = np.where(tops > -np.inf, sums * scale, 0).sum(axis=1) + (0 if sinks is None else np.exp(sinks - highest))
+    factors = resolution / group * np.divide(scale, total[:, None], out=np.zeros_like(scale), where=total[:, None] > 0)
+    values = (shares.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    # where a group of cells has no top nobody wrote its shares: anything may stand there
+    expected = np.where(factors.repeat(GROUP_CELLS, axis=1) > 0, values * factors.repeat(GROUP_CELLS, axis=1), 0).sum(axis=0)
+    p = np.where(certain, ONE, np.rint(np.minimum(expected, 1) * ONE).astype(np.int64))
+    return np.where(visible, p, 0)
+
+
+def walk(chances: np.ndarray) -> Sample:
+    """Systematic sampling: over the running sum of probabilities, from one half on, a cell is read where the sum passes a whole
+    number. Of any cells in a row as many are read as they have probability, to within one; no state, no random numbers."""
+    sums = np.cumsum(chances) + ONE // 2
+    rows = np.flatnonzero(sums // ONE != (sums - chances) // ONE).astype(np.int32)
+    taken = chances[rows]
+    return Sample(rows, (ONE / taken).astype(np.float32), int(np.count_nonzero(taken == ONE)))
+
+
+def sample(shares: np.ndarray, tops: np.ndarray, sums: np.ndarray, visible: np.ndarray, certain: np.ndarray, resolution: float,
+           sinks: np.ndarray | None = None) -> Sample:
+    """Arguments as for `chances`."""
+    return walk(chances(shares, tops, sums, visible, certain, resolution, sinks))

@@ -32,9 +32,9 @@ _TYPES = CommaList(click.Choice(_TYPE_NAMES), "TYPE,...")
 
 _MODES_HELP = (
     "off (the best of stock; always measured: off-flash and off-noflash, stock with and without flash attention; naming one of these "
-    "in place of off measures that one alone), exact, exact-unobserved (attention mass not measured), sparse and its variants "
-    "sparse-uniform, sparse-b1, sparse-b2, sparse-box, and for comparison ema (no sketches) and streaming (the first and the newest "
-    "tokens). A mode can be changed: sparse:attend=10%,blend=0.7."
+    "in place of off measures that one alone), exact, exact-unobserved (attention mass not measured), sparse, and for "
+    "comparison ema (no sketches: the policy's best pages) and streaming (the first and the newest tokens). A mode can be changed: "
+    "sparse:resolution=1000, ema:attend=10%,policy=lru."
 )
 _TEXT_HELP = "prose, code or dialogue (made from Python's standard library), or a file"
 
@@ -51,9 +51,9 @@ def _mebibytes(n: float) -> str:
     return f"{n / (1 << 20):.1f}"
 
 
-_COVERAGE_COLUMNS = [
+_READ_COLUMNS = [
     Column("attended_fraction", "attended %", _percent),
-    Column("coverage", "coverage %", _percent),
+    Column("error", "error %", lambda error: f"{100 * error:.2f}"),
     Column("hit_rate", "hits %", _percent),
 ]
 
@@ -74,7 +74,7 @@ KV_COLUMNS = [
     Column("kld_stock", "KLD stock", lambda kld: f"{kld:.1e}"),
     Column("kld_exact", "KLD exact", lambda kld: f"{kld:.1e}"),
     Column("same_top_exact", "same top %", _percent),
-    *_COVERAGE_COLUMNS,
+    *_READ_COLUMNS,
     Column("overhead_fraction", "overhead %", _percent),
     Column("arena_bytes", "arena MiB", _mebibytes),
     Column("note", "note", right=False),
@@ -88,7 +88,7 @@ RECALL_COLUMNS = [
     Column("kept_of", "found of full's"),
     Column("marks", "answers", right=False),
     Column("decode_ms_p50", "ms/token", lambda ms: f"{ms:.2f}"),
-    *_COVERAGE_COLUMNS,
+    *_READ_COLUMNS,
     Column("note", "note", right=False),
 ]
 
@@ -138,9 +138,9 @@ def kv(
     longer a token takes than at the smallest depth. "KLD stock" and "KLD exact" are the mean divergence of the predicted distribution
     from off-flash's and from that of full attention in our kernel (the KLD of off-noflash: how far two correct kernels are apart on
     this model); "NLL +%" and "same top" compare with the latter: by how much the text has become less likely, and how often both find
-    the same token most likely. "attended" is the part of the visible pages that was attended, "coverage" the estimated part of the
-    attention mass on them, "hits" what of them was read from the arena, "overhead" the Python layer's part of the time. JSON and CSV
-    have more columns.
+    the same token most likely. "attended" is the part of the visible tokens that a head read, "error" the estimated relative
+    error of its output, "hits" what of them was read from the arena, "overhead" the Python layer's part of the time. JSON and CSV have
+    more columns.
 
     MODEL is a GGUF file; without it the default model is used.
     """

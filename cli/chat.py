@@ -24,7 +24,7 @@ _MODELS_OWN = "[default: the model's own, or llama.cpp's]"
 @model_argument
 @option("-p", "--prompt", metavar="TEXT", help="Answer this and leave; text on standard input is put after it.")
 @option("-s", "--system", metavar="TEXT", help="The system prompt.")
-@kv_options("sparse; exact on a GPU, and on a processor without AVX2")
+@kv_options
 @option("-n", "--max-tokens", type=click.IntRange(min=1), metavar="TOKENS",
         help="Longest answer.  [default: until the context is full]")
 @option("--temp", type=click.FloatRange(min=0), help=f"Sampling temperature; 0 always takes the best token.  {_MODELS_OWN}")
@@ -54,7 +54,7 @@ def chat(
 
     # The key keeps other users of this machine out: they could read the conversation.
     server = Server(ServerOptions(
-        model_path(model), **split_kv_options(settings, measured=True), api_key=secrets.token_urlsafe(), log_file=log_file,
+        model_path(model), **split_kv_options(settings), api_key=secrets.token_urlsafe(), log_file=log_file,
     ))
     renderer = Renderer(KvWatch(server), footer=sys.stderr.isatty() if footer is None else footer)
     if server.context.note:

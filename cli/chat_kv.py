@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edgekv.reports import MemoryReport, SelectionReport, TierReport
 from edgekv.server import Server
-from edgekv.vocab import KvMode
+from edgekv.vocab import KvMode, SketchKind
 
 if TYPE_CHECKING:
     from edgekv.runtime import Runtime
@@ -25,7 +25,7 @@ class KvStatus:
     total_bytes: int
     n_ctx: int
     selection: SelectionReport | None = None
-    """Mode sparse: what the last answer attended."""
+    """Mode sparse: what the last answer read."""
     tiers: TierReport = TierReport()
     kept: tuple[int, int] | None = None
     """Mode evict: tokens that are kept, of how many."""
@@ -78,7 +78,7 @@ def mode_text(attached: Runtime) -> str:
 
 
 def mode_summary(server: Server) -> str:
-    """The mode with its budget, for a line that says what was started."""
+    """The mode with what it is set to, for a line that says what was started."""
     attached = attached_runtime()
     if attached is None:
         return KvMode.OFF.value
@@ -87,8 +87,12 @@ def mode_summary(server: Server) -> str:
     if attached.mode is not KvMode.SPARSE:
         return mode_text(attached)
     options, arena = attached.options, attached.memory().arena_bytes
-    amount = f"{options.attend.tokens:,} tokens" if options.attend.tokens else str(options.attend)
-    return f"{mode_text(attached)}: {amount} attended, {f'arena {size(arena)}' if arena else 'no arena'}"
+    if options.sketch is SketchKind.NONE:
+        amount = f"{options.attend.tokens:,} tokens" if options.attend.tokens else str(options.attend)
+        amount = f"{amount} attended"
+    else:
+        amount = f"resolution {options.resolution:,.15g}"
+    return f"{mode_text(attached)}: {amount}, {f'arena {size(arena)}' if arena else 'no arena'}"
 
 
 # ---- /memory ------------------------------------------------------------------------------------------------------------------
@@ -118,7 +122,7 @@ def tier_rows(memory: MemoryReport, tiers: TierReport, sketch: str) -> list[Row]
     rows.append(("home", f"{_bytes(memory.home_bytes)}  {size(memory.used_bytes)} used: "
                          f"{memory.n_cells_used:,} of {memory.n_cells:,} tokens"))
     if memory.sketch_bytes:
-        rows.append(("sketches", f"{_bytes(memory.sketch_bytes)}  {sketch}, for every page"))
+        rows.append(("sketches", f"{_bytes(memory.sketch_bytes)}  {sketch}, of all keys but the newest"))
     rows.append(("tables", f"{_bytes(memory.table_bytes + memory.observation_bytes)}  page table, scores, attention mass"))
     rows.append(("work space", _bytes(memory.workspace_bytes)))
     rows.append(("above stock", f"{_bytes(memory.extra_bytes)}  all of these but home"))
@@ -144,20 +148,30 @@ def kept_rows(n_kept: int, n_tokens: int, tiers: TierReport) -> list[Row]:
 
 
 def selection_rows(selection: SelectionReport, tiers: TierReport) -> list[Row]:
-    """What was attended since the start, and what moved."""
+    """What was read since the start, how far off that is, and what moved."""
     moved = (f"{size(tiers.moved_bytes)}: {tiers.n_promotions:,} pages into the arena, {tiers.n_demotions:,} out, "
              f"{tiers.n_invalidated:,} out because they changed, {tiers.n_failed:,} copies failed")
     if not selection.n_selections:
-        return [("attended", "everything so far: the context is short"), ("moved", moved)]
+        return [("reads", "everything so far: the context is short"), ("moved", moved)]
     by_mass = f", {_percent(selection.hit_rate_mass)} of the attention mass" if selection.mass else ""
-    rows = [
-        ("attended", f"{_percent(selection.attended)} of the pages in view"),
-        ("coverage", f"{_percent(selection.coverage)} of the attention (estimated)"),
-        ("fallbacks", f"{selection.n_fallbacks:,} of {selection.n_selections:,} selections attended everything"),
-    ]
+    rows = [("reads", f"{reads_text(selection)}: {_percent(selection.attended)}")]
+    if selection.error is not None:  # they are sampled
+        rows[0] = ("reads", f"{rows[0][1]}, of these {_percent(selection.certain)} for certain")
+        rows.append(("error", f"~{error_text(selection.error)} of a head's output (estimated)"))
     if tiers.n_slots:
-        rows.append(("arena hits", f"{_percent(selection.hit_rate)} of the attended pages{by_mass}"))
+        rows.append(("arena hits", f"{_percent(selection.hit_rate)} of the tokens read{by_mass}"))
     return [*rows, ("moved", moved)]
+
+
+def reads_text(selection: SelectionReport) -> str:
+    """ "474 of 7,168 tokens a head": what a KV head reads for a query token, on average, of those in view."""
+    return f"{selection.rows_per_head:,.0f} of {selection.visible_per_head:,.0f} tokens a head"
+
+
+def error_text(error: float) -> str:
+    """A relative error with one digit that counts: "0.6 %", "12 %"."""
+    percent = 100 * error
+    return f"{percent:.0f} %" if percent >= 9.5 else f"{percent:.1g} %" if percent >= 0.001 else "0 %"
 
 
 def layer_rows() -> list[Row]:
@@ -195,4 +209,4 @@ def _bytes(n_bytes: int) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.1f}%"
+    return f"{100 * share:.1f} %"

@@ -17,9 +17,10 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRe
 from rich.text import Text
 
 from edgekv.cli.chat_client import Piece, Timings
-from edgekv.cli.chat_kv import KvStatus, size, size_of
+from edgekv.cli.chat_kv import KvStatus, error_text, reads_text, size, size_of
 from edgekv.cli.chat_session import Answer
 from edgekv.errors import ContextOverflow
+from edgekv.reports import SelectionReport
 
 BAR_FROM_TOKENS = 512
 """Prompts with fewer tokens to read get no progress bar: it would only flicker."""
@@ -206,20 +207,24 @@ def _kv_parts(kv: KvStatus) -> list[Part]:
         return [[(2, f"KV {kv.mode}: {kept:,} of {n_tokens:,} tokens kept"), (_LAST, f"KV {kv.mode} {kept:,} kept")]]
     if chosen is None:
         return [[(_LAST, f"KV {kv.mode} {size(kv.used_bytes)} of {size(kv.total_bytes)}")]]
-    attended = f"{100 * chosen.attended if chosen.n_selections else 100:.1f}%"
-    parts: list[Part] = [[(2, f"KV {kv.mode} {attended} attended"), (_LAST, f"KV {kv.mode} {attended}")]]
-    if chosen.n_selections:
-        parts.append([(4, f"coverage {100 * chosen.coverage:.1f}%"), (_LAST, "")])
+    parts: list[Part] = [_reads(kv.mode, chosen)]
     if kv.tiers.n_slots:
         arena = f"arena {size_of(kv.tiers.n_resident * kv.tiers.slot_bytes, kv.tiers.n_slots * kv.tiers.slot_bytes)}"
         if chosen.n_selections:
-            hit = f"hit {100 * chosen.hit_rate:.0f}%"
+            hit = f"hit {100 * chosen.hit_rate:.0f} %"
             parts.append([(1, f"{arena}, {hit}"), (3, f"arena {hit}"), (_LAST, "")])
         else:
             parts.append([(1, arena), (_LAST, "")])
-    if chosen.n_fallbacks:
-        parts.append([(5, f"{chosen.n_fallbacks:,} fallbacks"), (_LAST, "")])
     return parts
+
+
+def _reads(mode: str, selection: SelectionReport) -> Part:
+    """What each head read, and how far off its output is by its own estimate."""
+    if not selection.n_selections:
+        return [(_LAST, f"KV {mode} reads all tokens")]
+    share = f"KV {mode} {100 * selection.attended:.1f} %"
+    error = "" if selection.error is None else f", error ~{error_text(selection.error)}"
+    return [(2, f"KV {mode} reads {reads_text(selection)}{error}"), (4, share + error), (_LAST, share)]
 
 
 def _ending(answer: Answer, timings: Timings, n_ctx: int) -> list[str]:

@@ -174,7 +174,8 @@ def _print_model(model: dict[str, Any]) -> None:
         _line(f"KV {kind}", f"{n_bytes:,} bytes a token, {_size(model['kv_bytes_trained'][kind])} at the trained context")
     if sparse := model["sparse_bytes_trained"]:
         _line("--kv sparse", f"besides, at the trained context: sketches {_size(sparse['sketches'])}, arena "
-                             f"{_size(sparse['arena'])} (--kv-budget sets another), tables {_size(sparse['tables'])}")
+                             f"{_size(sparse['arena'])} (--kv-budget sets another), tables {_size(sparse['tables'])}, work space "
+                             f"{_size(sparse['workspace'])}")
     if evict := model["evict"]:
         _line("--kv evict", f"K and V {_size(evict['home'])} however long the context, tables {_size(evict['tables'])} "
                             f"(--keep {evict['keep']}; another number of tokens or bytes keeps another share)")

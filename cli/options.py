@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from edgekv.config import AUTO_DEVICE, DEVICES, Attend, Keep, KvOptions, parse_bytes, parse_share
+from edgekv.config import AUTO_ARENA, AUTO_DEVICE, DEVICES, Attend, Keep, KvOptions, parse_bytes, parse_resolution
 from edgekv.errors import ConfigError
 from edgekv.vocab import CacheType, DeviceKind, KvMode, SketchKind
 
@@ -80,10 +80,6 @@ def _vram(text: str) -> int | str:
     return AUTO if n_bytes is None else n_bytes
 
 
-def _share(text: str) -> float:
-    return parse_share(text, "the coverage")
-
-
 def _kv_option(*names: str, **settings: Any) -> Callable[[F], F]:
     return option(*names, cls=_KvOption, **settings)
 
@@ -93,33 +89,28 @@ def _choices(kind: type) -> click.Choice:
 
 
 _KV_FIELDS = {
-    "kv": "mode", "attend": "attend", "coverage": "coverage", "sketch": "sketch", "kv_budget": "kv_budget", "policy": "policy",
+    "kv": "mode", "resolution": "resolution", "sketch": "sketch", "attend": "attend", "kv_budget": "kv_budget", "policy": "policy",
     "prefetch": "prefetch", "keep": "keep", "page_tokens": "page_tokens", "type_k": "type_k", "type_v": "type_v", "device": "device",
     "kv_vram": "kv_vram",
 }
 """Parameter: field of KvOptions."""
 
-_MODES_OF = {**dict.fromkeys(("attend", "coverage", "sketch", "kv_budget", "prefetch"), (KvMode.SPARSE,)),
+_MODES_OF = {**dict.fromkeys(("resolution", "sketch", "attend", "kv_budget", "prefetch"), (KvMode.SPARSE,)),
              "policy": (KvMode.SPARSE, KvMode.EVICT), "keep": (KvMode.EVICT,)}
 """Parameters that do nothing in the other modes."""
-
-def _mode_option(default: str) -> Callable[[F], F]:
-    return _kv_option("--kv", type=_choices(KvMode),
-                      help="; ".join(f"{mode.value}: {mode.description}" for mode in KvMode) + f".  [default: {default}]")
-
 
 _KV_OPTIONS = [
     option("-c", "--ctx", type=click.IntRange(min=1), metavar="TOKENS",
            help="Context length.  [default: what the model was trained for, as far as memory allows]"),
-    _kv_option("--attend", type=Parsed("attend", Attend.parse), metavar="PERCENT|TOKENS",
-               help="Mode sparse: how much of the context a token attends, on average over tokens and heads, e.g. 10% or 1024; "
-                    f"never less than {KvOptions.min_tokens} tokens.  [default: {KvOptions.attend}]"),
-    _kv_option("--coverage", type=Parsed("coverage", _share), metavar="SHARE",
-               help="Mode sparse: attend less where that much of the attention, e.g. 95%, is covered already.  "
-                    "[default: no target]"),
+    _kv_option("--kv", type=_choices(KvMode), help="; ".join(f"{mode.value}: {mode.description}" for mode in KvMode)
+               + ".  [default: sparse; exact on a GPU, and on a processor without AVX2]"),
+    _kv_option("--resolution", type=Parsed("resolution", parse_resolution), metavar="C",
+               help="Mode sparse: a token with more than 1/C of a head's attention is read for certain, the others by chance and with the "
+                    "weight of those they stand for; twice the C reads some 40 % more, with an error some 40 % smaller. Contexts of up "
+                    f"to {KvOptions.exact_tokens} tokens are attended whole.  [default: {KvOptions.resolution:g}]"),
     _kv_option("--kv-budget", type=Parsed("kv_budget", _budget), metavar=f"BYTES|{AUTO}",
                help="Mode sparse: size of the arena, fast memory for copies of hot pages, e.g. 512MiB; 0 for none; on a GPU "
-                    f"--kv-vram sets it.  [default: {AUTO}, twice what a token attends]"),
+                    f"--kv-vram sets it.  [default: {AUTO}, {100 * AUTO_ARENA:g} % of the pages]"),
     _kv_option("--keep", type=Parsed("keep", Keep.parse), metavar="TOKENS|BYTES",
                help="Mode evict: how much of the conversation is kept, whatever its length, e.g. 4096 or 64MiB; K and V take no more "
                     f"memory than that.  [default: {KvOptions.keep}]"),
@@ -134,9 +125,12 @@ _KV_OPTIONS = [
            help="Layers of the model in GPU memory, for a model that does not fit; with fewer than all of them attention runs on the "
                 "processor.  [default: all of them where there is a GPU]"),
     _kv_option("--sketch", type=_choices(SketchKind),
-               help="Mode sparse: the summary of each page that pages are chosen by. "
+               help="Mode sparse: the summary of the keys that tokens are chosen by. "
                     + "; ".join(f"{kind.value}: {kind.description}" for kind in SketchKind)
                     + f".  [default: {KvOptions.sketch.value}]"),
+    _kv_option("--attend", type=Parsed("attend", Attend.parse), metavar="PERCENT|TOKENS",
+               help="Mode sparse with --sketch none: how much of the context each head attends, the pages with the best scores, e.g. 10% "
+                    f"or 1024.  [default: {KvOptions.attend}]"),
     _kv_option("--policy", metavar="NAME+...",
                help="Modes sparse and evict: what a page is worth, one or several of ema, anchor, recent, h2o, snapkv, ...: `edgekv policies` "
                     "lists them.  "
@@ -152,19 +146,16 @@ _KV_OPTIONS = [
 ]
 
 
-def kv_options(default_mode: str = KvOptions.mode.value) -> Callable[[F], F]:
-    """--ctx, --threads and what KvOptions has, as parameters: see `split_kv_options()`. default_mode: what the help of --kv says."""
-    def decorate(function: F) -> F:
-        for one in reversed([_KV_OPTIONS[0], _mode_option(default_mode), *_KV_OPTIONS[1:]]):
-            function = one(function)
-        return function
-
-    return decorate
+def kv_options(function: F) -> F:
+    """--ctx, --threads and what KvOptions has, as parameters: see `split_kv_options()`."""
+    for one in reversed(_KV_OPTIONS):
+        function = one(function)
+    return function
 
 
-def split_kv_options(settings: dict[str, Any], measured: bool = False) -> dict[str, Any]:
+def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
     """Take the values of `kv_options()` out of `settings`, as the fields kv, n_ctx, n_threads and n_gpu_layers of ServerOptions.
-    measured: where no mode is asked for, the one that won in measuring (`devices.measured_mode`), otherwise that of KvOptions.
+    Where no mode is asked for, it is the one that won in measuring (`devices.measured_mode`).
 
     What the command line does not say comes from the environment, and then from the defaults of KvOptions. A GPU that is there and
     will not be used is told on standard error. Raises ConfigError, and CudaUnavailable where a GPU was asked for in vain.
@@ -182,7 +173,7 @@ def split_kv_options(settings: dict[str, Any], measured: bool = False) -> dict[s
     if automatic:  # None, which from_env() takes for an option that was not given
         kv = kv.with_(**dict.fromkeys(automatic))
     placement = None
-    if measured and "mode" not in named and not os.environ.get(f"{ENV_PREFIX}KV"):
+    if "mode" not in named and not os.environ.get(f"{ENV_PREFIX}KV"):
         placement = place(kv)  # is the same for mode sparse
         kv = kv.with_(mode=measured_mode(placement))
     _refuse_useless(kv, named)
@@ -200,6 +191,7 @@ def _refuse_useless(kv: KvOptions, named: set[str]) -> None:
             these = " and ".join(mode.value for mode in modes)
             raise ConfigError(f"--{name.replace('_', '-')} works in mode{'s' * (len(modes) > 1)} {these} only, and the mode is "
                               f"{kv.mode.value}; add --kv {modes[0].value}")
+    kv.check_effect(named, lambda name: f"--{name}")
     if "kv_vram" in named and kv.mode is KvMode.OFF:
         raise ConfigError("--kv-vram is for EdgeKV's attention, and the mode is off: llama.cpp then keeps all of the KV cache in GPU "
                           "memory; leave it out, or use --kv exact or --kv sparse")

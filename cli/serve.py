@@ -38,7 +38,7 @@ class _PassesOn(click.Command):
 @option("--alias", metavar="NAME", help="Name of the model for clients.  [default: the file's]")
 @option("--parallel", type=click.IntRange(1, 256), default=1, show_default=True,
         help="Requests answered at the same time; each has its own context.")
-@kv_options()
+@kv_options
 @option("--log-file", type=click.Path(path_type=Path), help="Where llama.cpp's server writes its log; - for standard error.")
 def serve(
     model: Path | None, host: str, port: int, api_key: str | None, alias: str | None, parallel: int, log_file: Path | None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import TypeVar
@@ -14,13 +15,17 @@ from edgekv.vocab import PAGE_TOKENS, CacheType, DeviceKind, KvMode, SketchKind,
 E = TypeVar("E", bound=Enum)
 
 AUTO_DEVICE = "auto"
+_MOST_RESOLUTION = 1e9  # everything that attention in single precision can tell from nothing
 DEVICES = (AUTO_DEVICE, DeviceKind.HOST.value, DeviceKind.CUDA.value)
 """What a person can ask for; the emulated device is for tests and can be had besides."""
+
+AUTO_ARENA = 0.2
+"""Of the pages, what an automatic arena in host memory has slots for."""
 
 
 @dataclass(frozen=True)
 class Attend:
-    """The page budget of a token in mode sparse: a share of the visible pages, or a number of tokens."""
+    """What a token attends in mode sparse without sketches: a share of the visible pages, or a number of tokens."""
 
     share: float = 0.125
     tokens: int = 0
@@ -39,10 +44,10 @@ class Attend:
                 return cls(tokens=int(text))
         except ValueError:
             pass
-        raise ConfigError(f"the page budget is {text!r}; it must be a share of the context such as 12.5%, or a number of tokens")
+        raise ConfigError(f"what is attended is {text!r}; it must be a share of the context such as 12.5%, or a number of tokens")
 
     def pages(self, n_visible: int, page_tokens: int) -> int:
-        """Of `n_visible` pages, rounded as native selection does."""
+        """Of `n_visible` pages, rounded as native selection rounds."""
         return min(n_visible, -(-self.tokens // page_tokens) if self.tokens else int(self.share * n_visible + 0.5))
 
     def __str__(self) -> str:
@@ -87,38 +92,32 @@ class KvOptions:
     observe: bool = True
     type_k: CacheType = CacheType.F16
     type_v: CacheType = CacheType.F16
+    resolution: float = 2000.0
+    """Mode sparse: a token with more than 1/resolution of a head's estimated attention is read for certain; the others are read by
+    chance, in proportion to their estimate, and weigh what they stand for."""
+    sketch: SketchKind = SketchKind.B3
     attend: Attend = Attend()
-    """Page budget of mode sparse, an average over tokens and heads."""
-    coverage: float = 0.0
-    """Stop selecting where the estimated coverage of a head reaches this; 0: use the whole budget."""
-    coverage_floor: float = 0.5
-    """A head whose estimated coverage would be lower attends everything for that token."""
-    split: Split = Split.POOLED
-    sketch: SketchKind = SketchKind.B2
-    blend: float = 0.1
-    """Weight of the policy's score against the sketch's estimate."""
-    min_tokens: int = 768
-    """The page budget is never less than so many tokens: contexts up to this are attended whole."""
+    """Mode sparse without sketches: the pages that each head attends."""
+    exact_tokens: int = 768
+    """Mode sparse: a context of at most so many cells is attended whole."""
     recent_tokens: int = 64
-    """The newest tokens, always attended."""
+    """The newest tokens, always read."""
     sink_tokens: int = 16
-    """The first tokens, always attended."""
-    n_dense: int = 0
-    """The first so many layers attend everything."""
-    reselect: int = 1
-    """A head scans its sketches every so many tokens; the heads take turns."""
-    feed: bool = True
-    """The policy sees the sketch's estimate for pages that were not attended; otherwise nothing."""
-    keep_estimates: bool = False
-    """What the sketches estimated for every page can be read after each token (`Runtime.estimates`); not on a GPU."""
+    """The first tokens, always read."""
+    error_every: int = 8
+    """The error of a head's output is estimated for one in so many tokens, the heads in turn; 0: never."""
+    keep_rows: bool = False
+    """What the last step read can be asked for (`Runtime.last_rows`); not on a GPU."""
     observe_prompt: bool = True
     """In modes sparse and evict policies see what the last 16 tokens of each batch of a prompt attend to; not on a GPU."""
     keep: Keep = Keep()
     """Mode evict: what is kept. A context created in this mode has cells for no more."""
+    split: Split = Split.POOLED
+    """Mode evict: how that is divided over layers and heads."""
     policy: str = "ema+anchor+recent"
     prefetch: str = "none"
     kv_budget: int | None = None
-    """Bytes of the arena in host memory; 0: none, None: twice what a token attends. On a GPU `kv_vram` counts instead."""
+    """Bytes of the arena in host memory; 0: none, None: room for AUTO_ARENA of the pages. On a GPU `kv_vram` counts instead."""
     device: str = AUTO_DEVICE
     """Where attention runs: one of DEVICES. auto: a GPU where there is one that can be used."""
     kv_vram: int | None = None
@@ -133,14 +132,9 @@ class KvOptions:
                                  ("sketch", SketchKind, "sketch")):
             object.__setattr__(self, name, choice(kind, getattr(self, name), noun))
         object.__setattr__(self, "attend", Attend.parse(self.attend))
-        if self.mode is KvMode.SPARSE and self.split not in (Split.POOLED, Split.UNIFORM):
-            raise ConfigError(f"mode sparse divides its page budget pooled or uniform, not {self.split.value}")
         object.__setattr__(self, "keep", Keep.parse(self.keep))
-        for name in ("coverage", "coverage_floor", "blend"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be a number from 0 to 1")
-        for name, least in (("min_tokens", 0), ("recent_tokens", 0), ("sink_tokens", 0), ("n_dense", 0), ("reselect", 1),
-                            ("plan_every", 1)):
+        object.__setattr__(self, "resolution", parse_resolution(self.resolution))
+        for name, least in (("exact_tokens", 0), ("recent_tokens", 0), ("sink_tokens", 0), ("error_every", 0), ("plan_every", 1)):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be a whole number from {least}")
         if self.kv_budget is not None and (not isinstance(self.kv_budget, int) or self.kv_budget < 0):
@@ -164,6 +158,19 @@ class KvOptions:
                 raise ConfigError(f"{self.keep} are no number of tokens yet; keep a number of tokens here")
             return 0
         return self.keep.tokens
+
+    def check_effect(self, named: Collection[str], spelled: Callable[[str], str] = str) -> None:
+        """ConfigError where one of the fields `named` does nothing in mode sparse because of another; `spelled`: what a person calls
+        it."""
+        if self.mode is not KvMode.SPARSE:
+            return
+        attend, resolution, sketch = (spelled(name) for name in ("attend", "resolution", "sketch"))
+        if "attend" in named and self.sketch is not SketchKind.NONE:
+            raise ConfigError(f"{attend} says how much a head attends without sketches, and the sketch is {self.sketch.value}; "
+                              f"use {resolution}, or {sketch} none")
+        if "resolution" in named and self.sketch is SketchKind.NONE:
+            raise ConfigError(f"{resolution} is for sampling by sketches, and the sketch is none; use {attend}, or {sketch} "
+                              f"{SketchKind.B3.value}")
 
     @classmethod
     def from_env(cls, **overrides) -> KvOptions:
@@ -209,6 +216,21 @@ def _text(text: str, variable: str) -> str:
     return text
 
 
+def parse_resolution(value: str | float) -> float:
+    """A number of at least 1. Raises ConfigError."""
+    try:
+        resolution = float(value)
+        if 1 <= resolution <= _MOST_RESOLUTION:
+            return resolution
+    except (TypeError, ValueError):
+        pass
+    raise ConfigError(f"the resolution is {value!r}; it must be a number from 1 to {_MOST_RESOLUTION:g}, such as {KvOptions.resolution:g}")
+
+
+def _resolution(text: str, variable: str) -> float:
+    return parse_resolution(text)
+
+
 def parse_share(text: str, noun: str = "the share") -> float:
     """ "95%" and "0.95" are the same share. Raises ConfigError."""
     number, percent, rest = text.strip().partition("%")
@@ -241,11 +263,10 @@ _VARIABLES = (
     ("observe", "EDGEKV_OBSERVE", _boolean),
     ("type_k", "EDGEKV_TYPE_K", _text),
     ("type_v", "EDGEKV_TYPE_V", _text),
-    ("attend", "EDGEKV_ATTEND", _text),
-    ("coverage", "EDGEKV_COVERAGE", parse_share),
-    ("coverage_floor", "EDGEKV_COVERAGE_FLOOR", parse_share),
-    ("split", "EDGEKV_SPLIT", _text),
+    ("resolution", "EDGEKV_RESOLUTION", _resolution),
     ("sketch", "EDGEKV_SKETCH", _text),
+    ("attend", "EDGEKV_ATTEND", _text),
+    ("split", "EDGEKV_SPLIT", _text),
     ("observe_prompt", "EDGEKV_OBSERVE_PROMPT", _boolean),
     ("keep", "EDGEKV_KEEP", _text),
     ("policy", "EDGEKV_POLICY", _text),

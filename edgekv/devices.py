@@ -67,8 +67,8 @@ def place(kv: KvOptions) -> Placement:
 
 
 def measured_mode(placement: Placement) -> KvMode:
-    """The mode of a chat for which none was asked: sparse on processors that scan sketches with vectors, where it was measured to answer
-    as full attention does and several times as fast; exact elsewhere."""
+    """The mode where none was asked for: sparse on processors that scan sketches with vectors, where it was measured to be nearer to full
+    attention than stock is, and several times as fast; exact elsewhere."""
     from edgekv import _native
 
     vectors = _native.info()["isa"] in ("avx2", "avx512")

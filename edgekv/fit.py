@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psutil
 
-from edgekv.config import Keep, KvOptions
+from edgekv.config import AUTO_ARENA, Keep, KvOptions
 from edgekv.errors import ConfigError, DoesNotFit
 from edgekv.models import Geometry
-from edgekv.vocab import KvMode, SketchKind
+from edgekv.vocab import MAX_QUERY_TOKENS, KvMode, SketchKind
 
 CONTEXT_STEP = 256
 """llama.cpp rounds a context up to a multiple of this many tokens."""
@@ -23,12 +23,12 @@ COMPUTE_BYTES = 256 << 20
 TABLE_BYTES = 48
 """Of one page of one layer and KV head: priority, pin, slot, mass and score, in the library and in Python."""
 
-AUTO_ARENA = 2.0
-"""Slots of an automatic arena for each page that a token attends: a pool no larger than the attended set thrashes."""
-
 _HEAD_DIMS = (64, 80, 96, 128, 256)  # the kernels there are; the library has the last word
-_SKETCH_BLOCK = 256  # cells; sketches are laid out in blocks of 16 strips of 16 cells
+_GROUP_TOKENS = 64  # whose sketches share their ranges
 _VECTOR_BYTES = 64
+_ROW_BYTES = 8  # in a list of rows: the cell and its weight
+_TILE_ROWS = 64  # of a list, which leave the sum of their values, and their own weights, for each query head
+_SHARE_BYTES = 2  # of a cell in a query head's attention
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,13 @@ class KvBytes:
     sketches: int = 0
     tables: int = 0
     arena: int = 0
+    workspace: int = 0
+    """Of a step, that all layers use in turn; it grows with the context."""
 
     @property
     def fixed(self) -> int:
         """All but the arena, which could be smaller."""
-        return self.home + self.sketches + self.tables
+        return self.home + self.sketches + self.tables + self.workspace
 
     @property
     def total(self) -> int:
@@ -180,42 +182,45 @@ def kv_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1) -
     if not layers:
         return KvBytes(home)
     n_heads = sum(model.n_head_kv[il] for il in layers)
-    n_sketched = sum(model.n_head_kv[il] for il in layers[kv.n_dense:])
     n_pages = -(-n_ctx // kv.page_tokens)  # of a sequence
     if kv.mode is KvMode.EVICT:
         return KvBytes(home, tables=n_sequences * n_heads * n_pages * TABLE_BYTES)
-    n_blocks = -(-n_pages * kv.page_tokens // _SKETCH_BLOCK)
     return KvBytes(
         home,
-        sketches=n_sequences * n_sketched * n_blocks * _sketch_block_bytes(kv.sketch, model.head_dim_k),
+        sketches=n_sequences * n_heads * _sketch_bytes(kv.sketch, model.head_dim_k, n_pages * kv.page_tokens),
         tables=n_sequences * n_heads * n_pages * TABLE_BYTES,
         arena=_arena_bytes(model, n_sequences * n_pages, n_heads, kv),
+        workspace=n_sequences * max(_step_bytes(model, il, n_ctx, kv.sketch) for il in layers),
     )
 
 
-def _sketch_block_bytes(kind: SketchKind, head_dim: int) -> int:
-    """Of one head: scales, two parameters for each channel, and for each cell its codes (native/src/sketch.cpp)."""
+def _sketch_bytes(kind: SketchKind, head_dim: int, n_cells: int) -> int:
+    """Of one head and stream: for each group the codes of its cells, and two parameters for each channel (native/src/sketch_layout.cpp)."""
     if kind is SketchKind.NONE:
         return 0
-    n_scales = 2 if kind is SketchKind.BOX else 3
-    channels = {SketchKind.BOX: 0, SketchKind.B1: 32, SketchKind.B2: 16}[kind]  # that a dword of codes holds
-    n_codes = 16 * -(-head_dim // channels) if channels else 0
-    return _VECTOR_BYTES * (n_scales + head_dim // 2 + n_codes)
+    codes = _GROUP_TOKENS * 4 * 3 * -(-head_dim // 32)
+    params = 16 + 2 * 64 * -(-head_dim // 64)
+    return -(-(-(-n_cells // _GROUP_TOKENS) * (codes + params)) // _VECTOR_BYTES) * _VECTOR_BYTES
+
+
+def _step_bytes(model: Geometry, il: int, n_cells: int, kind: SketchKind) -> int:
+    """What the longest step of a stream leaves between its nodes: for each of its tokens and each KV head of a layer the shares of all
+    cells, a list of rows that may name all of them, and what the rows of each tile came to (native: node_select.cpp, attend.cpp)."""
+    group = model.n_head[il] // model.n_head_kv[il]
+    shares = 0 if kind is SketchKind.NONE else _SHARE_BYTES * group
+    tile = 4 * group * (_TILE_ROWS + model.head_dim_v) + -(-8 * group // _VECTOR_BYTES) * _VECTOR_BYTES
+    return MAX_QUERY_TOKENS * model.n_head_kv[il] * (n_cells * (_ROW_BYTES + shares) + -(-n_cells // _TILE_ROWS) * tile)
 
 
 def _arena_bytes(model: Geometry, n_pages: int, n_heads: int, kv: KvOptions) -> int:
     """Whole slots. `n_pages` of each of `n_heads` KV heads are all there are (those of several sequences together)."""
     page = page_bytes(model, kv)
-    return arena_bytes(kv, n_pages * n_heads * page, n_pages * kv.page_tokens) // page * page
+    return arena_bytes(kv, n_pages * n_heads * page) // page * page
 
 
-def arena_bytes(kv: KvOptions, kv_bytes: int, n_tokens: int) -> int:
-    """Bytes that the options allow the arena of a context of `n_tokens` tokens whose K and V take `kv_bytes`."""
-    if kv.kv_budget is not None:
-        return min(kv.kv_budget, kv_bytes)
-    n_tokens = max(1, n_tokens)
-    attended = max(kv.attend.tokens / n_tokens if kv.attend.tokens else kv.attend.share, kv.min_tokens / n_tokens)
-    return math.ceil(min(1.0, AUTO_ARENA * attended) * kv_bytes)
+def arena_bytes(kv: KvOptions, kv_bytes: int) -> int:
+    """Bytes that the options allow the arena of a context whose K and V take `kv_bytes`."""
+    return math.ceil(AUTO_ARENA * kv_bytes) if kv.kv_budget is None else min(kv.kv_budget, kv_bytes)
 
 
 def choose_context(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,9 +49,9 @@ class Llama(llama_cpp.Llama):
 
     Args:
         model_path: a GGUF file.
-        kv: KV mode, "exact", "sparse", "evict" or "off" (default: EDGEKV_KV, else exact). In mode evict n_batch and n_ubatch are at most
+        kv: KV mode, "exact", "sparse", "evict" or "off" (default: EDGEKV_KV, else `devices.measured_mode`: sparse on most processors). In mode evict n_batch and n_ubatch are at most
             a quarter of what is kept by default.
-        kv_options: every KV option at once, e.g. KvOptions(mode="sparse", attend="10%", kv_budget=64 << 20); what is named besides
+        kv_options: every KV option at once, e.g. KvOptions(mode="sparse", resolution=2000, kv_budget=64 << 20); what is named besides
             goes first. None: the EDGEKV_* variables, then the defaults.
         kv_page_tokens: cells per page, a multiple of 16.
         kv_observe: keep attention mass for observers.
@@ -73,6 +74,8 @@ class Llama(llama_cpp.Llama):
                  "type_v": _cache_name(type_v)}
         if kv_options is None:
             self._kv_options = KvOptions.from_env(**named)
+            if kv is None and not os.environ.get("EDGEKV_KV"):
+                self._kv_options = self._kv_options.with_(mode=devices.measured_mode(devices.place(self._kv_options)))
         else:
             self._kv_options = kv_options.with_(**{name: value for name, value in named.items() if value is not None})
         kinds = {name: given if isinstance(given, int) else chosen.ggml_type

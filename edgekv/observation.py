@@ -69,8 +69,9 @@ class Observation:
     """The tokens since the last run. Arrays are views that stay valid during the call."""
 
     mass_sum: np.ndarray
-    """float32 [row, head, page]: attention mass, summed over the query heads of the group and over the query tokens. A page that
-    was not attended has the sketch's estimate, or zero."""
+    """float32 [row, head, page]: attention mass, summed over the query heads of the group and over the query tokens. In mode sparse with
+    sketches it is what the rows that were read say of all, right on average over tokens; without sketches it is zero where a page was not
+    attended."""
     mass_max: np.ndarray
     """The same, the maximum over the query heads."""
     n_tokens: int
@@ -85,6 +86,6 @@ class Observation:
     n_used_end: int
     """From this page on all are empty."""
     n_budget: int = 0
-    """Pages that a head may keep or attend on average, those always taken included; 0: nobody knows."""
+    """Pages that a head may keep, attend or have in the arena on average, those always taken included; 0: nobody knows."""
     key_norms: np.ndarray | None = None
     """float32 [row, head, page]: mean L2 norm of the page's keys, zero where it is empty; None where no policy needs it."""

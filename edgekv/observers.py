@@ -21,7 +21,8 @@ class Ubatch:
     mass_max: np.ndarray
     """float32 [len(layers), kv_head, page]: attention mass, the maximum over the query heads of the group, summed over tokens."""
     mass_sum: np.ndarray
-    """The same, summed over the query heads of the group: a head's pages add up to the group size (less what sinks took)."""
+    """The same, summed over the query heads of the group: a head's pages add up to the group size (less what sinks took). In mode sparse
+    it is what the rows that were read say of all: right on average over tokens."""
     n_tokens: int
     hooked: bool
     """False where the stock nodes ran (prompts, mode off): the mass is zero then, or `n_observed` tokens'."""

@@ -74,22 +74,25 @@ class DeviceReport:
 
 @dataclass(frozen=True)
 class SelectionReport:
-    """What mode sparse attended: sums since the context was attached, over all layers, KV heads and query tokens."""
+    """What mode sparse read: sums since the context was attached, over all layers, KV heads and query tokens. What was attended whole, in
+    a short context or in a prompt, is not counted."""
 
     n_selections: int = 0
     """One for each layer, KV head and query token."""
     n_visible: int = 0
-    """Pages, as all counts below."""
-    n_selected: int = 0
+    """Tokens that these see."""
+    n_read: int = 0
+    """Tokens whose K and V they read."""
+    n_certain: int = 0
+    """Of these, for certain; the others by chance."""
     n_hits: int = 0
-    """Selected pages that were read from the arena."""
+    """Of these, from the arena."""
     mass: float = 0.0
-    """Attention mass on the selected pages, where it is observed."""
+    """Attention mass on what was read, weighted, where it is observed."""
     mass_hits: float = 0.0
-    coverage_sum: float = 0.0
-    """Estimated before fallbacks."""
-    n_fallbacks: int = 0
-    """Selections that attended everything because their estimated coverage was below the floor."""
+    error_sum: float = 0.0
+    """Estimated relative errors of the outputs of `n_errors` query heads."""
+    n_errors: int = 0
 
     def since(self, before: SelectionReport) -> SelectionReport:
         """What came after an earlier report of the same context."""
@@ -97,18 +100,33 @@ class SelectionReport:
 
     @property
     def attended(self) -> float:
-        """Selected pages / visible pages; 0 where nothing was selected, as the rates below."""
-        return self.n_selected / self.n_visible if self.n_visible else 0.0
+        """Tokens that were read / visible tokens; 0 where nothing was selected, as the rates below."""
+        return self.n_read / self.n_visible if self.n_visible else 0.0
 
     @property
-    def coverage(self) -> float:
-        """Mean estimated coverage."""
-        return self.coverage_sum / self.n_selections if self.n_selections else 0.0
+    def rows_per_head(self) -> float:
+        """Tokens that a KV head reads for a query token, on average."""
+        return self.n_read / self.n_selections if self.n_selections else 0.0
+
+    @property
+    def visible_per_head(self) -> float:
+        """Tokens that a query token sees, on average."""
+        return self.n_visible / self.n_selections if self.n_selections else 0.0
+
+    @property
+    def certain(self) -> float:
+        """Tokens that were read for certain / tokens that were read."""
+        return self.n_certain / self.n_read if self.n_read else 0.0
+
+    @property
+    def error(self) -> float | None:
+        """Estimated relative error of a query head's output against full attention, on average; None where nobody estimated it."""
+        return self.error_sum / self.n_errors if self.n_errors else None
 
     @property
     def hit_rate(self) -> float:
         """By access."""
-        return self.n_hits / self.n_selected if self.n_selected else 0.0
+        return self.n_hits / self.n_read if self.n_read else 0.0
 
     @property
     def hit_rate_mass(self) -> float:

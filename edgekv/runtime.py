@@ -179,7 +179,7 @@ class Runtime:
         core.set_mode(handle, effective.mode)
         core.set_observe(handle, options.observe, options.observe_prompt)
         self._options = options
-        anew = [name for name in ("policy", "prefetch", "feed", "sketch", "sink_tokens", "recent_tokens", "plan_every")
+        anew = [name for name in ("policy", "prefetch", "sketch", "sink_tokens", "recent_tokens", "plan_every")
                 if getattr(options, name) != getattr(before, name)]
         if self._tiering is not None and not anew:
             self._tiering.set_mode(effective)
@@ -217,8 +217,7 @@ class Runtime:
         return int(self.cells.stream().positions.max(initial=-1)) + 1
 
     def selection(self) -> SelectionReport:
-        """What modes sparse and evict attended so far; in mode evict pages that were freed are not visible any more, and coverage is not
-        known."""
+        """What mode sparse read so far, and how far off its outputs are by its own estimate."""
         return selection_report(self._native_handle(), len(self._rows), self._n_heads)
 
     def tiers(self) -> TierReport:
@@ -226,13 +225,14 @@ class Runtime:
         return TierReport() if self._tiering is None else self._tiering.tiers()
 
     def layer_selection(self) -> np.ndarray:
-        """What mode sparse attended so far, by layer and KV head: `edgekv._native.hierarchy.SELECTED` [layer, kv_head], a copy."""
+        """What mode sparse read so far, by layer and KV head: `edgekv._native.hierarchy.SELECTED` [layer, kv_head], a copy."""
         return hierarchy.selected(self._native_handle(), len(self._rows), self._n_heads)
 
-    def estimates(self) -> np.ndarray | None:
-        """Attention mass that the sketches estimated for the last token, summed over the query heads of the group: float32 [layer, kv_head,
-        page], a view. None on a GPU. Zero without `KvOptions.keep_estimates`, sketches, or outside mode sparse."""
-        return hierarchy.hierarchy(self._native_handle()).estimates
+    def last_rows(self, row: int, head: int, token: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """What a query token of the last step read in one KV head of the row-th attended layer, with `KvOptions.keep_rows`: int32 [n]
+        cells of stream 0, ascending, and float32 [n] their weights, 1 where a token was read for certain. Empty where everything was
+        attended. Raises ConfigError for a row, head or token that there cannot be."""
+        return hierarchy.last_rows(self._native_handle(), row, head, token)
 
     # ---- pins ---------------------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from edgekv.stats import Stats
 from edgekv.tiers import Transport
 from edgekv.tiers.arena import HostArena
 from edgekv.tiers.device import DeviceArena
-from edgekv.vocab import DeviceKind, KvMode
+from edgekv.vocab import DeviceKind, KvMode, SketchKind
 
 RUN_UBATCHES = 16
 """Decoded ubatches that share one run of the policy, at most: their attention mass adds up meanwhile."""
@@ -73,11 +73,14 @@ def bytes_per_run(link: float | None, seconds: float | None) -> int:
     return BYTES_PER_RUN if link is None or seconds is None else max(BYTES_PER_RUN, int(LINK_SHARE * link * seconds))
 
 
-def budget_pages(options: KvOptions, n_visible: int, page_tokens: int) -> int:
-    """The pages that a head attends on average, of `n_visible`: what native selection is told; in mode evict those it keeps."""
+def budget_pages(options: KvOptions, n_visible: int, page_tokens: int, n_slots: float) -> int:
+    """The pages of a head, of `n_visible`, that the policy decides about: in mode evict those it keeps, without sketches those it attends,
+    otherwise those that have one of the `n_slots` slots of the arena that a head has on average."""
     if options.mode is KvMode.EVICT:
         return options.keep_tokens // page_tokens
-    return min(n_visible, max(options.attend.pages(n_visible, page_tokens), options.min_tokens // page_tokens))
+    if options.mode is KvMode.SPARSE and options.sketch is SketchKind.NONE:
+        return options.attend.pages(n_visible, page_tokens)
+    return min(n_visible, round(n_slots))
 
 
 class Tiering:
@@ -142,7 +145,7 @@ class Tiering:
         elif not self._ships:
             n_slots = 0  # the link is about as fast as the device's memory: copies gain nothing
         elif self._plane is None:
-            n_slots = arena_bytes(options, kv_bytes, self.shape.n_pages * self.shape.page_tokens) // max(1, self.slot_bytes)
+            n_slots = arena_bytes(options, kv_bytes) // max(1, self.slot_bytes)
         else:
             self._plane = device.plane(self._handle)  # sketches of another kind leave room for other slots
             budget = kv_bytes if options.kv_budget is None else options.kv_budget
@@ -175,7 +178,7 @@ class Tiering:
                 self.hierarchy.plan_next()  # its next part brings the pages along
         self.hierarchy.run(Observation(
             seen.mass_sum, seen.mass_max, seen.n_tokens_observed or seen.n_tokens, seen.n_tokens_observed > 0, seen.changed, self._newest,
-            seen.newest, int(used[-1]) + 1 if len(used) else 0, budget_pages(self._options, len(used), self.shape.page_tokens),
+            seen.newest, int(used[-1]) + 1 if len(used) else 0, self._budget_pages(len(used)),
             None if self._key_norms is None else self._key_norms.values))
         self.evict()
 
@@ -194,7 +197,7 @@ class Tiering:
         positions[: cells.n_cells] = cells.positions
         by_page = positions.reshape(self.shape.n_pages, -1)
         policy = self.hierarchy.policy
-        n_pages = budget_pages(self._options, self.shape.n_pages, self.shape.page_tokens)
+        n_pages = self._budget_pages(self.shape.n_pages)
         losses = eviction.decide(
             self.shape, policy.scores, self.hierarchy.pins, self._dropped, by_page.max(axis=1), np.count_nonzero(by_page >= 0, axis=1),
             split=policy.split or self._options.split, n_keep=policy.most(n_pages) if evicts else np.inf, n_excess=n_excess)
@@ -205,6 +208,10 @@ class Tiering:
             self.hierarchy.stats.n_freed += native.free_pages(self._handle, losses.freed)
             self.hierarchy.forget(losses.freed)
         self.hierarchy.stats.hierarchy_seconds += time.perf_counter() - began
+
+    def _budget_pages(self, n_visible: int) -> int:
+        n_slots = self.hierarchy.table.n_slots / max(1, self.shape.n_existing_heads)
+        return budget_pages(self._options, n_visible, self.shape.page_tokens, n_slots)
 
     def _measure(self) -> None:
         now = time.perf_counter()
@@ -274,6 +281,6 @@ class Tiering:
 def selection_report(handle: core.Handle, n_rows: int, n_heads: int) -> SelectionReport:
     """The sums over all layers and heads."""
     of = native.selected(handle, n_rows, n_heads)
-    count = {name: int(of[name].sum()) for name in ("n_tokens", "n_visible", "n_selected", "n_hits", "n_fallbacks")}
-    return SelectionReport(count["n_tokens"], count["n_visible"], count["n_selected"], count["n_hits"], float(of["mass"].sum()),
-                           float(of["mass_hits"].sum()), float(of["coverage"].sum()), count["n_fallbacks"])
+    count = {name: int(of[name].sum()) for name in ("n_tokens", "n_visible", "n_read", "n_certain", "n_hits", "n_errors")}
+    return SelectionReport(count["n_tokens"], count["n_visible"], count["n_read"], count["n_certain"], count["n_hits"],
+                           float(of["mass"].sum()), float(of["mass_hits"].sum()), float(of["error"].sum()), count["n_errors"])

@@ -27,7 +27,7 @@ class KvMode(str, enum.Enum):
 
 _MODE_DESCRIPTIONS = {
     KvMode.EXACT: "every visible page for each token, in our kernel: the answers of stock llama.cpp, faster",
-    KvMode.SPARSE: "the pages that matter to each token, chosen by sketches of all of them; nothing is lost, coverage is reported",
+    KvMode.SPARSE: "the tokens that matter by sketches of all, and a weighted sample of the others; nothing is lost, the error is reported",
     KvMode.EVICT: "what the policy kept; the rest is dropped for good: a hard bound on memory, whatever the length of the context",
     KvMode.OFF: "stock llama.cpp attention",
 }
@@ -43,11 +43,9 @@ class DeviceKind(str, enum.Enum):
 
 
 class SketchKind(str, enum.Enum):
-    """The summary of a page's keys that selection estimates its attention from."""
+    """The summary of the keys that mode sparse estimates each token's attention from."""
 
-    B2 = "b2"
-    B1 = "b1"
-    BOX = "box"
+    B3 = "b3"
     NONE = "none"
 
     @property
@@ -56,15 +54,13 @@ class SketchKind(str, enum.Enum):
 
 
 _SKETCH_DESCRIPTIONS = {
-    SketchKind.B2: "2 bits for each key channel between the page's minimum and maximum",
-    SketchKind.B1: "the page's mean, and the sign of each key channel's distance from it",
-    SketchKind.BOX: "minimum and maximum of each channel: a bound on the largest logit",
-    SketchKind.NONE: "no summary: pages are chosen by the policy's score alone",
+    SketchKind.B3: "3 bits for each key channel, in ranges that 64 tokens share",
+    SketchKind.NONE: "no summary: the policy's score alone chooses pages, and the others are not attended",
 }
 
 
 class Split(str, enum.Enum):
-    """How the page budget is divided."""
+    """How what mode evict keeps is divided."""
 
     POOLED = "pooled"
     UNIFORM = "uniform"

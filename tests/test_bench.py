@@ -27,8 +27,8 @@ from edgekv.vocab import CacheType, KvMode, SketchKind
 KEYS = {
     "mode", "depth", "threads", "decode_ms_p50", "decode_ms_p10", "decode_ms_p90", "ratio_vs_stock", "growth_fraction",
     "prefill_tps", "nll", "nll_vs_stock", "nll_vs_exact", "kld_stock", "kld_exact", "same_top_stock", "same_top_exact",
-    "hit_rate", "hit_rate_mass", "coverage", "attended_fraction", "fallback_fraction", "moved_bytes_per_step", "sketch_bytes",
-    "arena_bytes", "overhead_fraction", "type_k", "type_v", "text", "n_steps", "n_rounds", "model", "isa", "version", "kind", "stock",
+    "hit_rate", "hit_rate_mass", "error", "attended_fraction", "rows_per_head", "moved_bytes_per_step", "sketch_bytes", "arena_bytes",
+    "overhead_fraction", "type_k", "type_v", "text", "n_steps", "n_rounds", "model", "isa", "version", "kind", "stock",
     "limit_ms_p50", "ratio_vs_limit", "cpu", "cores", "date",
 }
 STOCKS = ["off", "off-flash", "off-noflash"]
@@ -49,7 +49,8 @@ def test_rows(synthetic):
         best = flash if flash["decode_ms_p50"] <= noflash["decode_ms_p50"] else noflash
         assert off["ratio_vs_stock"] == 1 == best["ratio_vs_stock"] and off["overhead_fraction"] is None
         assert {flash[key] for key in ("kld_stock", "same_top_stock", "overhead_fraction")} == {None}
-        assert exact["attended_fraction"] == 1 and exact["arena_bytes"] is None and isinstance(exact["overhead_fraction"], float)
+        assert exact["attended_fraction"] == 1 and exact["error"] == 0 and exact["arena_bytes"] is None
+        assert isinstance(exact["overhead_fraction"], float)
         assert exact["kld_exact"] is None and flash["kld_exact"] > -1e-9 and noflash["kld_stock"] > -1e-9
         assert unobserved["kld_exact"] == 0 == unobserved["nll_vs_exact"], "passes begin alike: the same kernel says the same"
         for row in (noflash, exact, unobserved):
@@ -265,21 +266,25 @@ def test_bad_requests(synthetic, tmp_path):
         read_text(tmp_path / "binary")
 
 
-def test_every_mode_runs(synthetic, monkeypatch):
-    """A sparse mode attends less than everything; the figures that a table of modes needs are there."""
-    monkeypatch.setenv("EDGEKV_COVERAGE_FLOOR", "0")  # the attention of random weights is diffuse
+def test_every_mode_runs(synthetic):
+    """A sparse mode reads less than everything; the figures that a table of modes needs are there."""
     modes = tuple(name for name in MODES if not find_mode(name).destructive)
-    rows = {row["mode"]: row for row in run(synthetic(), depths=(1200,), modes=(*modes, "sparse:attend=50%,min_tokens=0"),
-                                          n_steps=40)}
-    for name in modes[5:]:
+    changed = "sparse:resolution=100,error_every=1", "ema:attend=50%"
+    rows = {row["mode"]: row for row in run(synthetic(), depths=(1200,), modes=(*modes, *changed), n_steps=40)}
+    for name in (*modes[5:], *changed):
         row = rows[name]
         assert find_mode(name).changes["mode"] is KvMode.SPARSE and row["note"] is None
         assert 0 < row["attended_fraction"] < 1 and 0 <= row["hit_rate"] <= 1 and 0 <= row["hit_rate_mass"] <= 1 + 1e-6
-        assert (row["coverage"] is None) == (name in ("ema", "streaming"))
-        assert row["fallback_fraction"] == 0 and row["moved_bytes_per_step"] >= 0 and row["overhead_fraction"] > 0
+        assert row["rows_per_head"] == pytest.approx(1236 * row["attended_fraction"], rel=0.05)
+        sampled = name.startswith("sparse")
+        assert row["error"] > 0 if sampled else row["error"] is None
+        assert row["sketch_bytes"] > 0 if sampled else row["sketch_bytes"] is None
+        assert row["moved_bytes_per_step"] >= 0 and row["overhead_fraction"] > 0
         assert row["kld_exact"] > 0 and row["kld_stock"] > 0 and row["arena_bytes"] > 0
-    assert rows["sparse"]["sketch_bytes"] > rows["sparse-box"]["sketch_bytes"] > 0
-    assert rows["sparse:attend=50%,min_tokens=0"]["attended_fraction"] == pytest.approx(0.5, abs=0.05)
+    assert rows[changed[0]]["attended_fraction"] < rows["sparse"]["attended_fraction"]
+    assert rows[changed[0]]["error"] > 2 * rows["sparse"]["error"]
+    assert rows["ema"]["attended_fraction"] == pytest.approx(0.125, abs=0.05) == rows["streaming"]["attended_fraction"]
+    assert rows[changed[1]]["attended_fraction"] == pytest.approx(0.5, abs=0.05)
     assert rows["off"]["arena_bytes"] is None is rows["exact"]["arena_bytes"]
 
 
@@ -287,26 +292,29 @@ def test_passes_do_not_know_of_each_other(synthetic):
     """What a mode predicts does not depend on the modes before it: its policy begins anew, and residency changes nothing."""
     settings = {"depths": (1200,), "n_rounds": 1, "n_steps": 11}  # 16 + 1 + 11 steps: the policy runs after every fourth
     alone = run(synthetic(), modes=("exact", "sparse"), **settings)[-1]
-    after = run(synthetic(), modes=("exact", "sparse-uniform", "ema", "sparse"), **settings)[-1]
+    after = run(synthetic(), modes=("exact", "sparse:resolution=500", "ema", "sparse"), **settings)[-1]
     assert after["mode"] == alone["mode"] == "sparse"
     assert (after["nll"], after["kld_exact"]) == pytest.approx((alone["nll"], alone["kld_exact"]), rel=1e-4)
 
 
 def test_modes_can_be_changed():
-    mode = find_mode("sparse:attend=10%,blend=0.7,feed=off,kv_budget=2MiB,n_dense=2,sketch=b1")
+    mode = find_mode("sparse:resolution=1e3,keep_rows=on,kv_budget=2MiB,error_every=2,sketch=b3")
     options = mode.options(KvOptions(), 4096)
-    assert str(options.attend) == "10%" and (options.blend, options.feed, options.n_dense) == (0.7, False, 2)
-    assert options.kv_budget == 2 << 20 and options.sketch is SketchKind.B1 and options.mode is KvMode.SPARSE
+    assert (options.resolution, options.keep_rows, options.error_every) == (1000.0, True, 2)
+    assert options.kv_budget == 2 << 20 and options.sketch is SketchKind.B3 and options.mode is KvMode.SPARSE
+    assert str(find_mode("sparse:sketch=none,attend=10%").options(KvOptions(), 4096).attend) == "10%"
     assert find_mode("sparse:kv_budget=auto").options(KvOptions(), 4096).kv_budget is None
     assert find_mode("streaming").options(KvOptions(), 8000).recent_tokens == 1000 - KvOptions().sink_tokens
-    assert find_mode("sparse:sketch=none").figures == {"coverage": None}
+    assert find_mode("sparse:sketch=none").figures == {"error": None} and find_mode("sparse").figures == {}
 
 
 @pytest.mark.parametrize(("name", "sentence"), [
-    ("fish", "choose one of: off, "), ("sparse:fins=2", "with one of the options mode, observe, attend, "),
-    ("sparse:blend", "write OPTION=VALUE"), ("sparse:blend=much", "blend is 'much'; it must be a number"),
-    ("sparse:feed=perhaps", "it must be on or off"), ("sparse:n_dense=0.5", "a whole number"), ("sparse:blend=2", "from 0 to 1"),
-    ("sparse:sketch=b7", "use one of: b2"), ("sparse:kv_budget=much", "write bytes"), ("sparse:page_tokens=32", "is no change"),
+    ("fish", "choose one of: off, "), ("sparse:fins=2", "with one of the options mode, observe, resolution, "),
+    ("sparse:resolution", "write OPTION=VALUE"), ("sparse:resolution=much", "resolution is 'much'; it must be a number"),
+    ("sparse:keep_rows=perhaps", "it must be on or off"), ("sparse:error_every=0.5", "a whole number"),
+    ("sparse:resolution=0.5", "a number from 1"), ("sparse:coverage=0.9", "is no change"), ("sparse-box", "choose one of: off, "),
+    ("sparse:attend=10%", "attend says how much .* use resolution, or sketch none"), ("ema:resolution=9", "the sketch is none; use attend"),
+    ("sparse:sketch=b7", "use one of: b3, none"), ("sparse:kv_budget=much", "write bytes"), ("sparse:page_tokens=32", "is no change"),
     ("sparse:policy=ema+fish", "there is no policy 'fish'"), ("sparse:prefetch=fish", "there is no prefetch 'fish'")])
 def test_modes_that_are_none(name, sentence):
     with pytest.raises(ConfigError, match=sentence):
@@ -315,7 +323,7 @@ def test_modes_that_are_none(name, sentence):
 
 def test_lists_of_modes():
     assert split_modes("off, exact") == ("off", "exact")
-    changed = ("sparse:attend=10%,blend=0.7", "ema", "streaming:attend=5%")
+    changed = ("sparse:resolution=1000,policy=lru", "ema", "streaming:attend=5%")
     assert split_modes(",".join(changed)) == changed
     assert in_order(("sparse", "exact", "sparse")) == ("off", "exact", "sparse") and in_order(("ema",)) == ("off", "ema")
 

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from rich.console import Console
 
 from edgekv.cli import chat_commands
 from edgekv.cli.chat_client import ChatClient, Piece, Progress, Timings
-from edgekv.cli.chat_kv import KvStatus, page_rows, selection_rows, size, size_of, tier_rows
+from edgekv.cli.chat_kv import KvStatus, error_text, page_rows, selection_rows, size, size_of, tier_rows
 from edgekv.cli.chat_pins import Pins, message_span
 from edgekv.cli.chat_render import Renderer, overflow_advice
 from edgekv.cli.chat_session import Answer, Conversation
@@ -283,8 +284,8 @@ def test_footer(capsys, answer, footer):
 
 
 MIB = 1 << 20
-CHOSEN = SelectionReport(n_selections=9000, n_visible=100_000, n_selected=12_400, n_hits=11_284, mass=80.0, mass_hits=76.0,
-                         coverage_sum=8739.0, n_fallbacks=3)
+CHOSEN = SelectionReport(n_selections=9000, n_visible=9000 * 7168, n_read=9000 * 474, n_certain=9000 * 237, n_hits=3_882_060, mass=80.0,
+                         mass_hits=76.0, error_sum=6.2, n_errors=1000)
 TIERS = TierReport(n_resident=5760, n_home=17_000, n_filling=90, n_moving=10, n_slots=11_520, slot_bytes=4096,
                    moved_bytes=30 * MIB, n_promotions=7000, n_demotions=1230, reasons=(("resident", "hot", 5000), ("resident", "pinned", 760),
                                                                  ("home", "cold", 17_000)))
@@ -292,7 +293,7 @@ TIERS = TierReport(n_resident=5760, n_home=17_000, n_filling=90, n_moving=10, n_
 
 def test_footer_of_mode_sparse(capsys):
     answer = Answer("x", Timings(3, 10, 50.0, 5, 100.0), False, "stop")
-    whole = ("context 18/64 · KV sparse 12.4% attended · coverage 97.1% · arena 22.5 of 45.0 MiB, hit 91% · 3 fallbacks"
+    whole = ("context 18/64 · KV sparse reads 474 of 7,168 tokens a head, error ~0.6 % · arena 22.5 of 45.0 MiB, hit 91 %"
              " · prefill 200 t/s · decode 40.0 t/s")
 
     def footer(kv: PaperKv, width: int | None = None) -> str:
@@ -305,9 +306,17 @@ def test_footer_of_mode_sparse(capsys):
     assert footer(PaperKv(CHOSEN, TIERS)) == whole == footer(PaperKv(CHOSEN, TIERS), len(whole))
     narrow = [footer(PaperKv(CHOSEN, TIERS), width) for width in (150, 100, 80, 50)]
     assert all(len(line) <= width for line, width in zip(narrow, (150, 100, 80, 50)))
-    assert "prefill" not in narrow[1] and "arena hit 91%" in narrow[1]
-    assert all("context" in line and "decode" in line and "12.4%" in line for line in narrow)
-    assert "KV sparse 100.0% attended · decode" in footer(PaperKv(SelectionReport()), 70), "a short context is attended whole"
+    assert "prefill" not in narrow[1] and "arena hit 91 %" in narrow[1] and "KV sparse 6.6 %, error ~0.6 %" in narrow[2]
+    assert all("context" in line and "decode" in line and ("474 of 7,168" in line or "6.6 %" in line) for line in narrow)
+    assert "KV sparse reads all tokens · decode" in footer(PaperKv(SelectionReport()), 70), "a short context is attended whole"
+    without = footer(PaperKv(replace(CHOSEN, error_sum=0.0, n_errors=0), TIERS))
+    assert "reads 474 of 7,168 tokens a head · arena" in without, "nobody estimated an error"
+
+
+@pytest.mark.parametrize(("error", "text"), [(0.0, "0 %"), (0.00062, "0.06 %"), (0.0062, "0.6 %"), (0.0096, "1 %"), (0.047, "5 %"),
+                                             (0.0951, "10 %"), (0.123, "12 %"), (2.0, "200 %")])
+def test_an_error_has_one_digit_that_counts(error: float, text: str):
+    assert error_text(error) == text
 
 
 def lines(rows: list[tuple[str, str]]) -> str:
@@ -317,11 +326,11 @@ def lines(rows: list[tuple[str, str]]) -> str:
 def test_memory_of_mode_sparse():
     memory = MemoryReport(home_bytes=180 * MIB, observation_bytes=MIB, workspace_bytes=1024, sketch_bytes=17 * MIB,
                           arena_bytes=45 * MIB, table_bytes=MIB, n_cells=8192, n_cells_used=4096)
-    shown = lines([*tier_rows(memory, TIERS, "b2"), *page_rows(TIERS), *selection_rows(CHOSEN, TIERS)])
+    shown = lines([*tier_rows(memory, TIERS, "b3"), *page_rows(TIERS), *selection_rows(CHOSEN, TIERS)])
     assert shown.splitlines() == [
         "arena: 45.0 MiB 22.5 MiB used: 5,770 of 11,520 slots of 4.0 KiB",
         "home: 180.0 MiB 90.0 MiB used: 4,096 of 8,192 tokens",
-        "sketches: 17.0 MiB b2, for every page",
+        "sketches: 17.0 MiB b3, of all keys but the newest",
         "tables: 2.0 MiB page table, scores, attention mass",
         "work space: 1.0 KiB",
         "above stock: 64.0 MiB all of these but home",
@@ -330,13 +339,12 @@ def test_memory_of_mode_sparse():
         "on the way there: 10",
         "only at home: 17,000 cold",
         "being filled: 90",
-        "attended: 12.4% of the pages in view",
-        "coverage: 97.1% of the attention (estimated)",
-        "fallbacks: 3 of 9,000 selections attended everything",
-        "arena hits: 91.0% of the attended pages, 95.0% of the attention mass",
+        "reads: 474 of 7,168 tokens a head: 6.6 %, of these 50.0 % for certain",
+        "error: ~0.6 % of a head's output (estimated)",
+        "arena hits: 91.0 % of the tokens read, 95.0 % of the attention mass",
         "moved: 30.0 MiB: 7,000 pages into the arena, 1,230 out, 0 out because they changed, 0 copies failed",
     ]
-    assert "attended: everything so far" in lines(selection_rows(SelectionReport(), TierReport()))
+    assert "reads: everything so far" in lines(selection_rows(SelectionReport(), TierReport()))
 
 
 def test_overflow_advice():
@@ -487,7 +495,9 @@ def test_every_setting_reaches_the_sampler(edgekv, default_model):
     (["chat", "--kv", "fast", "-p", "x"], "", EXIT_USAGE, "'exact', 'sparse', 'evict', 'off'"),
     (["chat", "--kv", "exact", "--attend", "10%", "-p", "x"], "", EXIT_USAGE, "--attend works in mode sparse only"),
     (["chat", "--kv", "sparse", "--attend", "0", "-p", "x"], "", EXIT_USAGE, "a share of the context such as 12.5%, or a number"),
-    (["chat", "--kv", "sparse", "--coverage", "95", "-p", "x"], "", EXIT_USAGE, "a share such as 95% or 0.95"),
+    (["chat", "--kv", "sparse", "--attend", "10%", "-p", "x"], "", EXIT_USAGE, "the sketch is b3; use --resolution, or --sketch none"),
+    (["chat", "--kv", "sparse", "--resolution", "0.5", "-p", "x"], "", EXIT_USAGE, r"it must be a number from 1 to 1e\+09, such as 2000"),
+    (["chat", "--kv", "sparse", "--coverage", "95%", "-p", "x"], "", EXIT_USAGE, "No such option '--coverage'"),
     (["chat", "--kv", "sparse", "--policy", "ema+luck", "-p", "x"], "", EXIT_USAGE, "no policy 'luck'; choose one of: ema"),
     (["chat", "--kv", "sparse", "--prefetch", "x", "-p", "x"], "", EXIT_USAGE, "no prefetch 'x'"),
     (["chat", "--kv", "sparse", "--kv-budget", "100", "-p", "x"], "", EXIT_USAGE, "one page of this model takes 4,096"),
@@ -619,14 +629,15 @@ def test_a_session_in_mode_sparse(screen, tmp_path):
     import pydoc_data.topics
 
     (tmp_path / "long.txt").write_text("\n".join(pydoc_data.topics.topics.values())[:6000])
-    chat = screen("--kv", "sparse", "--attend", "20%", "--ctx", "2048", "--temp", "0", "-n", "48", "-s", "Be brief.",
+    chat = screen("--kv", "sparse", "--resolution", "1000", "--ctx", "2048", "--temp", "0", "-n", "48", "-s", "Be brief.",
                   NO_COLOR="1", EDGEKV_KV_BUDGET="1MiB")
     chat.type(f"/read {tmp_path}/long.txt\r")
     chat.until("6,000 characters")
     chat.type("Summarise.\r")
     footer = chat.until(r"decode [\d.]+ t/s")
-    attended = re.search(r"KV sparse ([\d.]+)% attended · coverage [\d.]+% · arena [\d.]+ (\w+ )?of 1.0 MiB, hit \d+%", footer)
-    assert 20 < float(attended[1]) < 90, footer
+    reads = re.search(r"KV sparse reads (\d+) of ([\d,]+) tokens a head, error ~([\d.]+) % · arena [\d.]+ (\w+ )?of 1.0 MiB, hit \d+ %",
+                      footer)
+    assert 100 < int(reads[1]) < 600 and 1000 < int(reads[2].replace(",", "")) < 2048 and 0 < float(reads[3]) < 50, footer
     chat.type("/pin last\r")
     shown = chat.until(r"2\s+assistant: .*\(pinned, tokens [\d,]+ to [\d,]+\)")
     assert re.search(r"system: Be brief\.  \(pinned, tokens \d+ to \d+\)", shown)
@@ -640,8 +651,9 @@ def test_a_session_in_mode_sparse(screen, tmp_path):
     chat.until("nothing is pinned")
     chat.type("/memory\r")
     shown = chat.until("copies failed")
-    for expected in (r"arena +1.0 MiB", r"home +45.0 MiB", r"sketches +4.4 MiB +b2", r"in the arena +\d+ ",
-                     r"only at home +[\d,]+ ", r"attended +[\d.]+%", r"coverage +[\d.]+%", r"arena hits +[\d.]+% of the attended pages, [\d.]+% of"):
+    for expected in (r"arena +1.0 MiB", r"home +45.0 MiB", r"sketches +4.6 MiB +b3", r"in the arena +\d+ ",
+                     r"only at home +[\d,]+ ", r"reads +\d+ of [\d,]+ tokens a head: [\d.]+ %, of these [\d.]+ % for certain",
+                     r"error +~[\d.]+ % of", r"arena hits +[\d.]+ % of the tokens read, [\d.]+ % of"):
         assert re.search(expected, shown), shown
     chat.type("/exit\r")
     assert chat.ends() == EXIT_OK
@@ -729,7 +741,7 @@ def test_serve(environment, edgekv, default_model, number, at_birth):
     )
     try:
         announced, example = server.stderr.readline(), server.stderr.readline()
-        url = re.search(r"serving smol at (http://127.0.0.1:\d+/v1) \(512 tokens of context, KV exact\)", announced)[1]
+        url = re.search(r"serving smol at (http://127.0.0.1:\d+/v1) \(512 tokens of context, KV (?:exact|sparse: resolution 2,000, .*)\)", announced)[1]
         python = re.match(r"try: \S+ -c '(.*)'$", example)[1]
         assert url in python
         answer = subprocess.run([sys.executable, "-c", python], capture_output=True, text=True, timeout=120, check=True)
@@ -747,10 +759,10 @@ def test_serve(environment, edgekv, default_model, number, at_birth):
 
 def test_serve_says_what_mode_sparse_has(environment, default_model):
     server = subprocess.Popen([*EDGEKV, "serve", "--port", "0", "--ctx", "1024", "--kv-budget", "2MiB", "--parallel", "2"],
-                              env={**environment, "EDGEKV_KV": "sparse", "EDGEKV_ATTEND": "10%"}, stderr=subprocess.PIPE,
+                              env={**environment, "EDGEKV_KV": "sparse", "EDGEKV_RESOLUTION": "16000"}, stderr=subprocess.PIPE,
                               text=True)
     try:
-        assert "(1,024 tokens of context for each of 2, KV sparse: 10% attended, arena 2.0 MiB)" in server.stderr.readline()
+        assert "(1,024 tokens of context for each of 2, KV sparse: resolution 16,000, arena 2.0 MiB)" in server.stderr.readline()
         server.send_signal(signal.SIGTERM)
         assert server.wait(timeout=60) == EXIT_OK
     finally:

@@ -20,7 +20,7 @@ STEP_SIZES = (1, 1, 1, 2, 3, 5, 16, 1)
 
 
 def open_model(path, **options) -> Llama:
-    return Llama(str(path), **{"n_ctx": 1024, "n_threads": 2, "verbose": False, "logits_all": True, **options})
+    return Llama(str(path), **{"n_ctx": 1024, "n_threads": 2, "verbose": False, "logits_all": True, "kv": "exact", **options})
 
 
 def tokens_and_steps(sizes=STEP_SIZES, seed: int = 0):

@@ -11,7 +11,7 @@ from edgekv.config import KvOptions
 import llama_cpp
 from edgekv.key_norms import KeyNorms
 
-OPTIONS = KvOptions(mode="sparse", sketch="none", min_tokens=0, policy="ema+anchor+recent", plan_every=1)
+OPTIONS = KvOptions(mode="sparse", sketch="none", exact_tokens=0, policy="ema+anchor+recent", plan_every=1)
 
 
 def plain(run, shape) -> np.ndarray:

@@ -138,10 +138,9 @@ def test_an_observer_that_fails_does_not_stop_the_decode(synthetic, caplog):
 
 # ---- observing changes nothing --------------------------------------------------------------------------------------------------
 
-SPARSE = KvOptions(mode="sparse", attend="25%", min_tokens=0, recent_tokens=16, coverage_floor=0.0, kv_budget=64 << 10)
+SPARSE = KvOptions(mode="sparse", resolution=200, exact_tokens=0, recent_tokens=16, kv_budget=64 << 10)
 EVICT = KvOptions(mode="evict", keep=256, policy="ema+anchor+recent", recent_tokens=16)
-# on a device the pooled budget of a token depends on when counts arrive
-DEVICE = SPARSE.with_(device="emulated", split="uniform")
+DEVICE = SPARSE.with_(device="emulated")
 
 
 def conversation(path, options: KvOptions, observer=None):
@@ -188,7 +187,7 @@ def test_each_ubatch_is_told_by_itself(synthetic):
     told = {}
     for plan_every in (1, 32):
         masses = told[plan_every] = []
-        conversation(synthetic("llama"), SPARSE.with_(device="cpu", policy="none", blend=0.0, plan_every=plan_every),
+        conversation(synthetic("llama"), SPARSE.with_(device="cpu", policy="none", plan_every=plan_every),
                      lambda step: masses.append((step.n_tokens, step.hooked, step.n_observed, step.mass_sum.copy(), step.mass_max.copy())))
     for one, other in zip(told[1], told[32], strict=True):
         assert one[:3] == other[:3]

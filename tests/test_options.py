@@ -25,14 +25,17 @@ def _no_variables(monkeypatch):
             monkeypatch.delenv(name)
 
 
-def parse(*arguments: str, measured: bool = False, **environment: str) -> dict[str, Any]:
+MEASURED = devices.measured_mode(devices.place(KvOptions(device="cpu")))
+
+
+def parse(*arguments: str, **environment: str) -> dict[str, Any]:
     """What `split_kv_options` makes of a command line."""
     found: dict[str, Any] = {}
 
     @click.command()
-    @kv_options()
+    @kv_options
     def command(**settings: Any) -> None:
-        found.update(split_kv_options(settings, measured))
+        found.update(split_kv_options(settings))
         assert not settings
 
     result = CliRunner().invoke(command, arguments, env=environment, catch_exceptions=False)
@@ -41,37 +44,76 @@ def parse(*arguments: str, measured: bool = False, **environment: str) -> dict[s
 
 
 def test_defaults_are_those_of_the_library():
-    assert parse() == {"kv": KvOptions(), "n_ctx": None, "n_threads": None, "n_gpu_layers": None}
+    assert parse() == {"kv": KvOptions(mode=MEASURED), "n_ctx": None, "n_threads": None, "n_gpu_layers": None}
 
 
 def test_every_option_arrives():
-    kv = parse("--kv", "sparse", "--attend", "1024", "--coverage", "95%", "--kv-budget", "1.5GiB", "--sketch", "b1",
-               "--policy", "lru+anchor", "--prefetch", "rope", "--page-tokens", "32", "--type-k", "q8_0", "--type-v", "q8_0",
-               "-t", "3", "-c", "99", "--gpu-layers", "7", "--kv-vram", "2GiB")
+    kv = parse("--kv", "sparse", "--resolution", "2000", "--kv-budget", "1.5GiB", "--sketch", "b3", "--policy", "lru+anchor",
+               "--prefetch", "rope", "--page-tokens", "32", "--type-k", "q8_0", "--type-v", "q8_0", "-t", "3", "-c", "99",
+               "--gpu-layers", "7", "--kv-vram", "2GiB")
     assert kv == {"n_ctx": 99, "n_threads": 3, "n_gpu_layers": 7, "kv": KvOptions(
-        mode=KvMode.SPARSE, attend=Attend(tokens=1024), coverage=0.95, kv_budget=3 << 29, sketch=SketchKind.B1,
-        policy="lru+anchor", prefetch="rope", page_tokens=32, type_k=CacheType.Q8_0, type_v=CacheType.Q8_0, kv_vram=2 << 30)}
+        mode=KvMode.SPARSE, resolution=2000.0, kv_budget=3 << 29, sketch=SketchKind.B3, policy="lru+anchor", prefetch="rope",
+        page_tokens=32, type_k=CacheType.Q8_0, type_v=CacheType.Q8_0, kv_vram=2 << 30)}
+    kv = parse("--kv", "sparse", "--sketch", "none", "--attend", "1024")["kv"]
+    assert (kv.sketch, kv.attend) == (SketchKind.NONE, Attend(tokens=1024))
     assert parse("--device", "cpu")["kv"].device == "cpu"
-    assert parse("--kv", "sparse", "--coverage", "0.95")["kv"].coverage == 0.95
 
 
 def test_the_command_line_goes_before_the_environment():
-    variables = {"EDGEKV_KV": "sparse", "EDGEKV_ATTEND": "5%", "EDGEKV_KV_BUDGET": "1MiB", "EDGEKV_COVERAGE": "0.5",
+    variables = {"EDGEKV_KV": "sparse", "EDGEKV_RESOLUTION": "500.5", "EDGEKV_KV_BUDGET": "1MiB", "EDGEKV_ATTEND": "5%",
                  "EDGEKV_SPLIT": "uniform"}
     kv = parse(**variables)["kv"]
-    assert kv == KvOptions.from_env(mode="sparse", attend="5%", kv_budget=1 << 20, coverage=0.5, split="uniform")
-    kv = parse("--attend", "50%", "--kv-budget", "auto", **variables)["kv"]
-    assert (kv.attend.share, kv.kv_budget, kv.coverage) == (0.5, None, 0.5)
+    assert kv == KvOptions.from_env(mode="sparse", resolution=500.5, kv_budget=1 << 20, attend="5%", split="uniform")
+    kv = parse("--resolution", "16000", "--kv-budget", "auto", **variables)["kv"]
+    assert (kv.resolution, kv.kv_budget, kv.attend.share) == (16000, None, 0.05)
     assert parse("--kv-budget", "0", **variables)["kv"].kv_budget == 0
     assert parse("--kv", "exact", **variables)["kv"].mode is KvMode.EXACT, "variables for mode sparse do not disturb the others"
 
 
-@pytest.mark.parametrize("name", ["attend", "coverage", "sketch", "kv-budget", "policy", "prefetch"])
+@pytest.mark.parametrize("name", ["attend", "resolution", "sketch", "kv-budget", "policy", "prefetch"])
 def test_options_without_effect_are_refused(name):
-    value = {"attend": "5%", "coverage": "0.9", "sketch": "b1", "kv-budget": "auto", "policy": "ema", "prefetch": "none"}[name]
+    value = {"attend": "5%", "resolution": "900", "sketch": "b3", "kv-budget": "auto", "policy": "ema", "prefetch": "none"}[name]
     modes = "modes sparse and evict" if name == "policy" else "mode sparse"
     with pytest.raises(ConfigError, match=f"--{name} works in {modes} only, and the mode is off; add --kv sparse"):
         parse("--kv", "off", f"--{name}", value)
+
+
+def test_what_is_attended_without_sketches_and_how_finely_with_them():
+    """Named on the command line, each without effect beside the other's sketch; a variable may be."""
+    with pytest.raises(ConfigError, match="--attend says how much .* the sketch is b3; use --resolution, or --sketch none"):
+        parse("--kv", "sparse", "--attend", "10%")
+    with pytest.raises(ConfigError, match="--resolution is for sampling .* the sketch is none; use --attend, or --sketch b3"):
+        parse("--kv", "sparse", "--resolution", "1000", "--sketch", "none")
+    with pytest.raises(ConfigError, match="--resolution is for sampling"):
+        parse("--resolution", "1000", EDGEKV_KV="sparse", EDGEKV_SKETCH="none")
+    assert parse("--kv", "sparse", EDGEKV_ATTEND="10%")["kv"].attend.share == 0.1
+    assert parse("--kv", "sparse", "--sketch", "none", EDGEKV_RESOLUTION="10")["kv"].resolution == 10
+
+
+@pytest.mark.parametrize("value", ["0", "0.9", "-4", "nan", "inf", "much", "", None, "1e999"], ids=str)
+def test_a_resolution_is_a_number_from_1(value):
+    with pytest.raises(ConfigError, match=r"it must be a number from 1 to 1e\+09, such as 2000"):
+        KvOptions(resolution=value)
+    assert KvOptions(resolution=1).resolution == 1.0 and isinstance(KvOptions(resolution="2e3").resolution, float)
+
+
+@pytest.mark.parametrize("values", [{"exact_tokens": -1}, {"error_every": -1}, {"error_every": 1.5}, {"recent_tokens": None}], ids=str)
+def test_numbers_of_tokens_are_whole(values):
+    with pytest.raises(ConfigError, match="it must be a whole number from 0"):
+        KvOptions(**values)
+
+
+@pytest.mark.parametrize("arguments", [("--coverage", "95%"), ("--split", "uniform"), ("--blend", "0.1")], ids=str)
+def test_options_that_there_are_no_more(arguments):
+    @click.command()
+    @kv_options
+    def command(**_: Any) -> None:
+        pass
+
+    result = CliRunner().invoke(command, ["--kv", "sparse", *arguments])
+    assert result.exit_code == 2 and f"No such option '{arguments[0]}'" in result.output
+    with pytest.raises(ConfigError, match="there is no KV option 'coverage'; the options are: mode,"):
+        KvOptions.from_env(coverage=0.9)
 
 
 def test_what_evict_keeps():
@@ -87,7 +129,7 @@ def test_gpu_memory_from_the_environment():
     variables = {"EDGEKV_KV_VRAM": "1GiB", "EDGEKV_DEVICE": "cpu"}
     kv = parse(**variables)["kv"]
     assert (kv.kv_vram, kv.device) == (1 << 30, "cpu")
-    assert parse("--kv-vram", "auto", "--device", "auto", **variables)["kv"] == KvOptions()
+    assert parse("--kv-vram", "auto", "--device", "auto", **variables)["kv"] == KvOptions(mode=MEASURED)
     assert parse("--kv", "off", **variables)["kv"].kv_vram == 1 << 30, "a variable may be without effect"
 
 
@@ -118,7 +160,7 @@ def test_a_gpu_in_vain(monkeypatch):
         parse(EDGEKV_DEVICE="emulated")
 
     @click.command()
-    @kv_options()
+    @kv_options
     def command(**settings: Any) -> None:
         split_kv_options(settings)
 
@@ -128,7 +170,7 @@ def test_a_gpu_in_vain(monkeypatch):
 
 def test_the_emulated_device_is_for_tests_only():
     @click.command()
-    @kv_options()
+    @kv_options
     def command(**_: Any) -> None:
         pass
 
@@ -139,7 +181,7 @@ def test_the_emulated_device_is_for_tests_only():
 def test_the_help_names_what_there_is():
     """It is written by hand: the registries would take NumPy into every `--help`."""
     @click.command()
-    @kv_options()
+    @kv_options
     def command(**_: Any) -> None:
         pass
 
@@ -148,13 +190,14 @@ def test_the_help_names_what_there_is():
     assert {"ema", "anchor", "recent", "h2o", "snapkv"} <= set(POLICIES)  # the examples
     for name in PREFETCHERS:
         assert name in text["prefetch"]
-    for option, default in (("kv", KvOptions.mode.value), ("attend", str(KvOptions.attend)), ("policy", KvOptions.policy)):
+    for option, default in (("kv", "sparse; exact on a GPU, and on a processor without AVX2"), ("attend", str(KvOptions.attend)), ("policy", KvOptions.policy),
+                            ("resolution", f"{KvOptions.resolution:g}"), ("sketch", KvOptions.sketch.value)):
         assert f"[default: {default}]" in text[option]
 
 
 @pytest.mark.parametrize("isa, device, mode", [("avx512", "cpu", "sparse"), ("avx2", "cpu", "sparse"), ("portable", "cpu", "exact"),
                                                ("avx512", "emulated", "exact")])
-def test_a_chat_gets_the_mode_that_won(monkeypatch, request, isa: str, device: str, mode: str):
+def test_who_asks_for_none_gets_the_mode_that_won(monkeypatch, request, isa: str, device: str, mode: str):
     """Where it was measured; and only where nobody asked for another."""
     if device == "emulated":
         request.getfixturevalue("emulator")
@@ -162,12 +205,6 @@ def test_a_chat_gets_the_mode_that_won(monkeypatch, request, isa: str, device: s
 
     monkeypatch.setattr(_native, "info", lambda: {"isa": isa})
     assert devices.measured_mode(devices.place(KvOptions(device=device))) is KvMode(mode)
-    assert parse("--kv", "exact", measured=True)["kv"].mode is KvMode.EXACT
-    assert parse(measured=True, EDGEKV_KV="off")["kv"].mode is KvMode.OFF
-    assert parse()["kv"].mode is KvOptions.mode
-
-
-@pytest.mark.parametrize("split", ["layer", "pyramid"])
-def test_sparse_refuses_splits_it_does_not_know(split: str):
-    with pytest.raises(ConfigError, match="pooled or uniform"):
-        KvOptions(mode="sparse", split=split)
+    assert parse("--kv", "exact")["kv"].mode is KvMode.EXACT
+    assert parse(EDGEKV_KV="off")["kv"].mode is KvMode.OFF
+    assert parse(EDGEKV_DEVICE=device)["kv"].mode is KvMode(mode)

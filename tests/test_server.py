@@ -148,7 +148,7 @@ def test_its_context_is_tiered(tiny, mode):
 def test_mode_sparse_answers_each_client_from_its_own_context(default_model, parallel):
     from edgekv import runtime
 
-    sparse = KvOptions(mode=KvMode.SPARSE, attend="50%", min_tokens=64, coverage_floor=0)
+    sparse = KvOptions(mode=KvMode.SPARSE, resolution=1000, exact_tokens=64)
     numbers = {"Maria": "4711", "Peter": "8256"}
     with Server(options(default_model, n_ctx=1024, kv=sparse, parallel=parallel)) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
@@ -161,7 +161,7 @@ def test_mode_sparse_answers_each_client_from_its_own_context(default_model, par
         with ThreadPoolExecutor(2) as pool:  # with one slot they wait for each other
             answers = list(pool.map(ask, numbers))
         attached = runtime.live()[0]
-        assert 0.4 < attached.selection().attended < 0.7 and attached.memory().arena_bytes > 0
+        assert 0.2 < attached.selection().attended < 0.8 and attached.memory().arena_bytes > 0
     assert [number in answer for number, answer in zip(numbers.values(), answers)] == [True, True], answers
 
 

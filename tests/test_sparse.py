@@ -1,4 +1,5 @@
-"""Mode sparse: everything is `exact` with an unlimited budget, the budget is kept, sketches and arena stay true through every event."""
+"""Mode sparse: it is `exact` where everything is read for certain; what is read is what must be and a sample; sketches and arena stay true
+through every event. How good the sample is: test_sampling.py."""
 
 from __future__ import annotations
 
@@ -16,13 +17,16 @@ from test_cells import Model, act
 from edgekv import Llama
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
+from edgekv.reports import SelectionReport
 from edgekv.runtime import Runtime
 
 import llama_cpp  # after edgekv.runtime, which puts the libraries in place
 from edgekv._native import core, device, hierarchy
 
 N_PROMPT = 600
-ALL = dict(mode="sparse", attend="100%", min_tokens=0)
+ALL = dict(mode="sparse", resolution=1e9, exact_tokens=0)
+"""Everything is read for certain, of attention as even as that of random weights."""
+SAMPLED = dict(mode="sparse", resolution=200, exact_tokens=0)
 
 
 def open_model(path, **options) -> Llama:
@@ -32,7 +36,7 @@ def open_model(path, **options) -> Llama:
 def check(run: Runtime) -> hierarchy.NativeCheck:
     """Sketches equal a rebuild, slots hold what home holds, the tables agree with each other."""
     found = hierarchy.check(run._native_handle())
-    assert found.n_strips_wrong == 0 and found.n_slots_wrong == 0, found
+    assert found.n_groups_wrong == 0 and found.n_slots_wrong == 0, found
     if run._tiering is not None:
         run._tiering.hierarchy.check()
         slots = hierarchy.hierarchy(run._native_handle()).slots
@@ -67,23 +71,34 @@ def exact_and_its_spread(llama: Llama, steps) -> tuple[np.ndarray, float]:
     return exact, max(4 * kld(exact, other).max(), 1e-6)
 
 
-# ---- with an unlimited budget it is exact ---------------------------------------------------------------------------------------
+def whole_pages(llama: Llama, row: int, head: int) -> set[int]:
+    """Of the last step: the pages of which every token was read for certain, the newest page as far as it is filled."""
+    cells, weights = llama.kv.last_rows(row, head)
+    certain = np.bincount(cells[weights == 1] // 16, minlength=llama.n_ctx() // 16)
+    size = np.clip(llama.n_tokens - 16 * np.arange(len(certain)), 0, 16)
+    return set(np.flatnonzero((certain == size) & (size > 0)).tolist())
+
+
+# ---- where everything is read it is exact -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", [(-1, 0, 0), (2, 0, 0), (0, -1, 0), (0, 2, 0), (0, 0, -1), (0, 0, 16)])
-def test_pages_of_what_there_is_not_are_refused(synthetic, where):
-    with attached(synthetic("llama"), KvOptions(**ALL), n_seq=1) as (context, run):
-        handle = run._native_handle()
+def test_rows_of_what_there_is_not_are_refused(synthetic, where):
+    with attached(synthetic("llama"), KvOptions(**ALL, keep_rows=True), n_seq=1) as (context, run):
         context.decode(range(260, 350), range(90), [0] * 90)
         context.decode([270], [90], [0])
         with pytest.raises(ConfigError, match="there is no query token .* of KV head .* in row"):
-            hierarchy.last_pages(handle, *where)
-        assert hierarchy.last_pages(handle, 1, 1).tolist() == list(range(6))
-        assert not len(hierarchy.last_pages(handle, 1, 1, 15)), "the step had one token"
+            run.last_rows(*where)
+        cells, weights = run.last_rows(1, 1)
+        assert cells.tolist() == list(range(91)) and (weights == 1).all()
+        assert not len(run.last_rows(1, 1, 15)[0]), "the step had one token"
+        run.configure(run.options.with_(keep_rows=False))
+        context.decode([270], [91], [0])
+        assert not len(run.last_rows(1, 1)[0]), "nobody asked for them"
 
 
 def test_layers_may_differ_in_kv_heads(synthetic):
-    """One of 32 KV heads between two of 8: what a layer counts is nowhere where another keeps its estimates, -inf for what is empty."""
+    """One of 32 KV heads between two of 8, in the same work space."""
     with attached(synthetic("deci", n_layer=3, n_head=32, n_head_kv=8), KvOptions(**ALL), n_seq=1) as (context, run):
         context.decode(range(260, 350), range(90), [0] * 90)
         for i in range(24):
@@ -96,17 +111,18 @@ def test_layers_may_differ_in_kv_heads(synthetic):
     ("llama", {}, {}), ("llama", {"head_dim": 80}, {}), ("llama", {"head_dim": 128, "n_head": 5, "n_head_kv": 1}, {}),
     ("llama", {"head_dim": 256}, {"type_k": "q8_0", "type_v": "q8_0"}), ("llama", {"head_dim": 96}, {"type_k": "q8_0"}),
     ("qwen3", {}, {}), ("gemma2", {}, {}), ("gpt-oss", {}, {}), ("lfm2", {}, {})])
-@pytest.mark.parametrize("sketch", ["b2", "box"])
-def test_an_unlimited_budget_is_exact(synthetic, kind, shape, types, sketch):
+@pytest.mark.parametrize("sketch", ["b3", "none"])
+def test_with_everything_read_it_is_exact(synthetic, kind, shape, types, sketch):
     llama = open_model(synthetic(kind, **shape), **types)
     steps = (1, 1, 1, 2, 3, 5, 16, 1)
     exact, bound = exact_and_its_spread(llama, steps)
-    for more in ({"kv_budget": 1 << 30}, {"kv_budget": 0, "split": "uniform"}):
-        sparse = logits_of(llama, steps, llama.kv.options.with_(**ALL, sketch=sketch, **more))
+    for more in ({"kv_budget": 1 << 30}, {"kv_budget": 0}):
+        sparse = logits_of(llama, steps, llama.kv.options.with_(**ALL, sketch=sketch, attend="100%", error_every=1, **more))
         assert kld(exact, sparse).max() < bound
         check(llama.kv)
     seen = llama.kv.selection()
-    assert seen.attended == 1 and seen.coverage == pytest.approx(1, abs=1e-3) and seen.n_fallbacks == 0
+    assert seen.n_selections and seen.attended > (0.95 if sketch == "b3" else 0.999)
+    assert seen.error is None if sketch == "none" else seen.error < 1e-4 and seen.certain > 0.95
 
 
 def test_pages_are_read_from_the_arena(synthetic):
@@ -123,7 +139,7 @@ def test_pages_are_read_from_the_arena(synthetic):
 
 @pytest.mark.parametrize("unified", [True, False])
 def test_several_sequences(synthetic, unified: bool):
-    """Parallel sequences, also in one step: each token selects among its own pages."""
+    """Parallel sequences, also in one step: each token reads its own."""
     logits = {}
     for mode in ("exact", "sparse"):
         rng = np.random.default_rng(1)
@@ -141,59 +157,154 @@ def test_several_sequences(synthetic, unified: bool):
     assert kld(logits["exact"], logits["sparse"]).max() < 1e-6
 
 
-# ---- the budget -----------------------------------------------------------------------------------------------------------------
+# ---- what is read -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("split", ["uniform", "pooled"])
-def test_the_budget_is_kept(synthetic, split: str):
+def test_a_context_is_attended_whole_up_to_a_length(synthetic):
     llama = open_model(synthetic("llama"), n_ctx=2048)
-    options = llama.kv.options.with_(mode="sparse", attend="25%", min_tokens=0, recent_tokens=16, split=split,
-                                    coverage_floor=0.0)
-    logits_of(llama, (1,) * 8, options)  # the pooled budget finds its level
-    before = llama.kv.selection()
-    for token in range(40):
-        llama.eval([260 + token])
-    seen = llama.kv.selection().since(before)
-    assert seen.attended == pytest.approx(0.25, abs=0.02 if split == "uniform" else 0.05)
-    assert 0.25 < seen.coverage < 1 and seen.n_selections == 40 * 2 * 2
+    logits_of(llama, (1,) * 4, llama.kv.options.with_(mode="sparse", exact_tokens=768))
+    assert llama.kv.selection() == SelectionReport(), "a view of 768 cells"
+    for _ in range(5):
+        llama.eval([270] * 40)  # prompts are attended whole
+    assert llama.kv.selection() == SelectionReport()
+    llama.eval([271])
+    assert llama.kv.selection().n_selections == 2 * 2
 
 
-def test_what_is_always_attended(synthetic):
+def test_the_first_step_behind_a_prompt_is_sampled(synthetic):
     llama = open_model(synthetic("llama"))
-    options = llama.kv.options.with_(mode="sparse", attend="64", min_tokens=0, recent_tokens=40, sink_tokens=20, split="uniform",
-                                    coverage_floor=0.0)
+    logits_of(llama, (1,), llama.kv.options.with_(**SAMPLED))
+    seen = llama.kv.selection()
+    assert seen.n_selections == 2 * 2 and seen.visible_per_head == N_PROMPT + 1
+    assert 80 < seen.rows_per_head < 300 and 0 < seen.n_certain < seen.n_read
+
+
+def test_a_finer_resolution_reads_more_and_errs_less(synthetic):
+    llama = open_model(synthetic("llama"))
+    steps = (1,) * 24
+    exact, bound = exact_and_its_spread(llama, steps)
+    rows, errors, klds = [], [], []
+    for resolution in (30, 300, 3000):
+        before = llama.kv.selection()
+        found = logits_of(llama, steps, llama.kv.options.with_(**SAMPLED | {"resolution": resolution, "error_every": 1}))
+        seen = llama.kv.selection().since(before)
+        assert seen.n_errors == seen.n_selections * 2, "each query head of the two that share a KV head"
+        rows.append(seen.rows_per_head), errors.append(seen.error), klds.append(float(kld(exact, found).mean()))
+    assert rows[0] < rows[1] < rows[2] <= N_PROMPT + 24
+    assert errors[0] > 2 * errors[1] > 4 * errors[2] > 0 and klds[0] > klds[1] > klds[2]
+
+
+def test_rows_and_weights_are_those_of_the_specification(synthetic):
+    """Weights are the inverse of a probability, and of any stretch of cells they add up to about as many as there are."""
+    llama = open_model(synthetic("llama"))
+    options = llama.kv.options.with_(**SAMPLED, keep_rows=True)
+    logits_of(llama, (1,) * 3, options)
+    sums, n = np.zeros(N_PROMPT), 0
+    for token in range(40):
+        before = llama.kv.layer_selection()
+        llama.eval([260 + token])
+        read = llama.kv.layer_selection()["n_read"] - before["n_read"]
+        certain = llama.kv.layer_selection()["n_certain"] - before["n_certain"]
+        for row in range(2):
+            for head in range(2):
+                cells, weights = llama.kv.last_rows(row, head)
+                assert len(cells) == len(weights) == read[row, head] and (np.diff(cells) > 0).all() and cells[-1] == llama.n_tokens - 1
+                assert (weights >= 1).all() and np.count_nonzero(weights == 1) == certain[row, head]
+                sums += np.bincount(cells, weights, minlength=1024)[:N_PROMPT]
+                n += 1
+    assert (sums / n)[16:512].reshape(31, 16).mean(axis=1) == pytest.approx(np.ones(31), abs=0.35)
+    assert np.mean(sums / n) == pytest.approx(1, abs=0.06)
+
+
+@pytest.mark.parametrize("sketch", ["b3", "none"])
+def test_what_is_always_read(synthetic, sketch: str):
+    llama = open_model(synthetic("llama"))
+    options = llama.kv.options.with_(**SAMPLED | {"resolution": 20, "recent_tokens": 40, "sink_tokens": 20}, sketch=sketch, attend="64",
+                                    keep_rows=True)
     logits_of(llama, (1,), options)
     assert llama.kv.pin(300, 335) == 3
     assert llama.kv.pins == [(300, 335)]
     for token in range(20):
         llama.eval([260 + token])
-    last = (llama.n_tokens - 1) // 16
-    wanted = {0, 1, 18, 19, 20} | set(range((llama.n_tokens - 40) // 16, last + 1))
+    wanted = {0, 1, 18, 19, 20} | set(range((llama.n_tokens - 40) // 16, (llama.n_tokens - 1) // 16 + 1))
     for row in range(2):
         for head in range(2):
-            assert set(hierarchy.last_pages(llama.kv._native_handle(), row, head).tolist()) >= wanted
+            assert whole_pages(llama, row, head) >= wanted
     llama.kv.unpin_all()
     for token in range(20):
         llama.eval([260 + token])
-    assert not {18, 19, 20} <= set(hierarchy.last_pages(llama.kv._native_handle(), 0, 0).tolist())
+    assert not {18, 19, 20} & whole_pages(llama, 0, 0)
     with pytest.raises(ConfigError, match="no tokens stand"):
         llama.kv.pin(900, 950)
 
 
-@pytest.mark.parametrize("split", ["uniform", "pooled"])
-def test_more_pins_than_budget_are_attended_and_nothing_else(synthetic, split: str):
+def test_without_sketches_the_best_pages_are_attended_whole(synthetic):
+    llama = open_model(synthetic("llama"), n_ctx=2048)
+    options = llama.kv.options.with_(**SAMPLED | {"recent_tokens": 16}, sketch="none", keep_rows=True)
+    for attend, n_pages in (("25%", None), ("160", 10)):
+        logits_of(llama, (1,) * 24, options.with_(attend=attend))
+        before = llama.kv.selection()
+        for token in range(20):
+            llama.eval([260 + token])
+        seen = llama.kv.selection().since(before)
+        expected = 0.25 if n_pages is None else 16 * n_pages / llama.n_tokens
+        assert seen.n_selections == 20 * 2 * 2 and seen.attended == pytest.approx(expected, abs=0.04)
+        assert seen.error is None, "nobody knows what was left out"
+        cells, weights = llama.kv.last_rows(1, 0)
+        assert (weights == 1).all()
+        assert set(cells // 16) == whole_pages(llama, 1, 0)
+    assert llama.kv.memory().sketch_bytes == 0
+
+
+def test_more_pins_than_budget_are_attended_and_nothing_else(synthetic):
     llama = open_model(synthetic("llama"))
-    options = llama.kv.options.with_(mode="sparse", attend="10%", min_tokens=0, recent_tokens=16, split=split, coverage_floor=0.0)
-    logits_of(llama, (1,) * 12, options)
+    logits_of(llama, (1,) * 12, llama.kv.options.with_(**SAMPLED | {"recent_tokens": 16}, sketch="none", attend="10%", keep_rows=True))
     n_pages = llama.kv.pin(0, 400)
     for token in range(24):
         llama.eval([260 + token])
-    pages = set(hierarchy.last_pages(llama.kv._native_handle(), 1, 1).tolist())
+    pages = set((llama.kv.last_rows(1, 1)[0] // 16).tolist())
     assert set(range(n_pages)) <= pages and len(pages) <= n_pages + 3
     llama.kv.unpin_all()
     for token in range(40):
         llama.eval([260 + token])
-    assert len(hierarchy.last_pages(llama.kv._native_handle(), 1, 1)) < 15
+    assert len(set(llama.kv.last_rows(1, 1)[0] // 16)) < 10
+
+
+def test_the_error_is_estimated_now_and_then(synthetic):
+    llama = open_model(synthetic("llama"), n_ctx=2048)
+    for every in (0, 1, 4):
+        before = llama.kv.layer_selection()
+        logits_of(llama, (1,) * 16, llama.kv.options.with_(**SAMPLED, error_every=every))
+        n_errors = llama.kv.layer_selection()["n_errors"] - before["n_errors"]
+        assert (n_errors == (0 if not every else 2 * 16 // every)).all(), "the heads in turn, each two query heads"
+
+
+# ---- it is the same each time -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("types", [{}, {"type_k": "q8_0", "type_v": "q8_0"}], ids=["f16", "q8_0"])
+def test_rows_do_not_depend_on_runs_or_threads(synthetic, types):
+    llama = open_model(synthetic("llama", n_head=6), n_ctx=2048, **types)
+    options = llama.kv.options.with_(**SAMPLED, keep_rows=True, error_every=1)
+    found = []
+    for n_threads in (2, 2, 1, 3):
+        logits_of(llama, (), options)
+        llama_cpp.llama_set_n_threads(llama.ctx, n_threads, 2)
+        before, steps = llama.kv.layer_selection(), []
+        for n in (1, 1, 4, 1, 16, 1):
+            llama.eval(list(range(270, 270 + n)))
+            steps += [llama.kv.last_rows(row, head, n - 1) for row in range(2) for head in range(2)]
+        after = llama.kv.layer_selection()
+        sums = {name: after[name] - before[name] for name in after.dtype.names}
+        found.append((steps, np.array(llama.scores[N_PROMPT : llama.n_tokens]), sums))
+        llama_cpp.llama_set_n_threads(llama.ctx, 2, 2)
+    for steps, logits, sums in found[1:]:
+        for (cells, weights), (first_cells, first_weights) in zip(steps, found[0][0], strict=True):
+            np.testing.assert_array_equal(cells, first_cells)
+            np.testing.assert_array_equal(weights, first_weights)
+        np.testing.assert_array_equal(logits, found[0][1])
+        for name, values in sums.items():
+            np.testing.assert_allclose(values, found[0][2][name], rtol=1e-9, err_msg=name)
 
 
 def test_a_policy_that_there_is_not_is_refused(synthetic):
@@ -218,50 +329,19 @@ def test_an_arena_that_cannot_be_had_is_refused(synthetic, monkeypatch):
     assert Llama(str(synthetic("llama")), kv="sparse", n_ctx=256, verbose=False).kv.mode == "sparse"
 
 
-def test_mass_of_what_was_not_attended_is_the_estimate(synthetic):
-    llama = open_model(synthetic("llama"))
-    group = 2
-    totals = []
-    llama.kv.observers.append(lambda step: totals.append(step.mass_sum.sum(axis=2).copy()) if step.hooked else None)
-    logits_of(llama, (1,) * 4, llama.kv.options.with_(mode="sparse", attend="25%", min_tokens=0))
-    assert len(totals) == 4
-    np.testing.assert_allclose(totals, group, rtol=1e-3)
-    logits_of(llama, (1,) * 4, llama.kv.options.with_(mode="sparse", attend="25%", min_tokens=0, feed=False))
-    np.testing.assert_allclose(totals[4:], group, rtol=1e-3)  # all of it on attended pages
-    assert llama.n_tokens == N_PROMPT + 4
-
-
-def test_a_floor_makes_heads_attend_everything(synthetic):
-    llama = open_model(synthetic("llama"))
-    logits_of(llama, (1,) * 4, llama.kv.options.with_(mode="sparse", attend="10%", min_tokens=0, coverage_floor=0.999, split="uniform"))
-    seen = llama.kv.selection()
-    assert seen.n_fallbacks == seen.n_selections == 4 * 2 * 2 and seen.attended == 1
-
-
-def test_a_coverage_target_spares_pages(synthetic):
-    llama = open_model(synthetic("llama"))
-    shares = []
-    for coverage in (0.5, 0.9):
-        before = llama.kv.selection()
-        logits_of(llama, (1,) * 4, llama.kv.options.with_(**ALL | {"coverage": coverage, "split": "uniform", "recent_tokens": 0}))
-        seen = llama.kv.selection().since(before)
-        assert coverage <= seen.coverage < coverage + 0.1
-        shares.append(seen.attended)
-    assert shares[0] < shares[1] < 1
-
-
 # ---- changes while it runs ------------------------------------------------------------------------------------------------------
 
 
 def test_everything_may_change_while_it_runs(synthetic):
     llama = open_model(synthetic("llama"), n_ctx=2048)
-    options = llama.kv.options.with_(mode="sparse", attend="25%", min_tokens=0, kv_budget=1 << 17)
+    options = llama.kv.options.with_(**SAMPLED, kv_budget=1 << 17)
     logits_of(llama, (1,) * 20, options)
     slots = llama.kv.tiers().n_slots
     assert llama.kv.memory().arena_bytes == slots * llama.kv.tiers().slot_bytes <= 1 << 17
-    for changes in ({"kv_budget": 1 << 16}, {"sketch": "b1"}, {"mode": "off"}, {"mode": "sparse"}, {"sketch": "none"}, {"kv_budget": 0},
-                    {"sketch": "b2", "kv_budget": 1 << 18}, {"policy": "lru", "prefetch": "rope"}, {"mode": "exact"}, {"n_dense": 1},
-                    {"mode": "sparse", "reselect": 3}, {"policy": "random", "prefetch": "previous"}, {"policy": "none"}):
+    for changes in ({"kv_budget": 1 << 16}, {"resolution": 1e4}, {"mode": "off"}, {"mode": "sparse"}, {"sketch": "none"}, {"kv_budget": 0},
+                    {"sketch": "b3", "kv_budget": 1 << 18}, {"policy": "lru", "prefetch": "rope"}, {"mode": "exact"}, {"exact_tokens": 900},
+                    {"mode": "sparse", "error_every": 3, "keep_rows": True}, {"exact_tokens": 0, "recent_tokens": 0},
+                    {"policy": "random", "prefetch": "previous"}, {"policy": "none"}):
         options = options.with_(**changes)
         llama.kv.configure(options)
         assert llama.kv.mode == options.mode and llama.kv.options == options
@@ -276,9 +356,9 @@ def test_everything_may_change_while_it_runs(synthetic):
 
 
 def follow_events(path, n_events: int, sketch: str, unified: bool, page_tokens: int, n_threads: int = 2, **options) -> tuple[int, int]:
-    """Random events on a context with plans after each step, `check`ed after each decode. Returns the strips and slots compared."""
+    """Random events on a context with plans after each step, `check`ed after each decode. Returns the groups and slots compared."""
     rng = np.random.default_rng(5)
-    kv = KvOptions(mode="sparse", attend="50%", min_tokens=0, recent_tokens=0, sketch=sketch, page_tokens=page_tokens, plan_every=1, **options)
+    kv = KvOptions(**SAMPLED, recent_tokens=0, sketch=sketch, page_tokens=page_tokens, plan_every=1, **options)
     with attached(path, kv, n_ctx=256 if unified else 4 * 256, unified=unified, n_threads=n_threads) as (context, run):
         context.unified = unified
         model, saved, compared, resident = Model(4), [], 0, 0
@@ -289,15 +369,15 @@ def follow_events(path, n_events: int, sketch: str, unified: bool, page_tokens: 
                 context.decode([270], [start], [0])
                 model.sequences[0].add(start)
                 found = check(run)
-                compared, resident = compared + found.n_strips, resident + found.n_slots
+                compared, resident = compared + found.n_groups, resident + found.n_slots
         return compared, resident
 
 
-@pytest.mark.parametrize(("sketch", "unified", "page_tokens"), [("b2", True, 16), ("b2", False, 16), ("b1", True, 32), ("box", True, 16)])
+@pytest.mark.parametrize(("sketch", "unified", "page_tokens"), [("b3", True, 16), ("b3", False, 16), ("b3", True, 48)])
 def test_sketches_and_arena_follow_every_event(synthetic, sketch: str, unified: bool, page_tokens: int):
     """Removed, copied, shifted, saved and restored cells: always as if built anew."""
     compared, resident = follow_events(synthetic("llama"), 70 if unified else 30, sketch, unified, page_tokens, kv_budget=1 << 20)
-    assert compared > 1000 and resident > 100
+    assert compared > 300 and resident > 100
 
 
 def test_a_failed_decode_leaves_them_true(synthetic):
@@ -312,7 +392,7 @@ def test_a_failed_decode_leaves_them_true(synthetic):
 
 def test_two_thousand_tokens_without_drift(synthetic):
     llama = open_model(synthetic("llama"), n_ctx=3072, logits_all=False)
-    options = llama.kv.options.with_(mode="sparse", attend="12.5%", min_tokens=256, kv_budget=1 << 18, coverage_floor=0.0)
+    options = llama.kv.options.with_(**SAMPLED | {"exact_tokens": 256}, kv_budget=1 << 18)
     logits_of_nothing = np.random.default_rng(0).integers(260, 350, 800).tolist()
     llama.kv.configure(options)
     llama.eval(logits_of_nothing)
@@ -325,39 +405,7 @@ def test_two_thousand_tokens_without_drift(synthetic):
     assert sizes[-1][0] - sizes[2][0] < 8 << 20, "the process grows"
     assert sizes[-1][1] - sizes[2][1] < 1 << 20, "the buffers grow"
     seen = llama.kv.selection()
-    assert 0.1 < seen.attended < 0.2 and seen.n_selections == 2000 * 4
-
-
-# ---- the estimate ---------------------------------------------------------------------------------------------------------------
-
-
-def test_estimated_coverage_is_near_the_true_one(default_model):
-    """Mass on the pages that a sparse step attended, measured by an exact step over the same cache."""
-    from edgekv.bench.decoder import Decoder
-    from edgekv.bench.text import standard_text
-
-    llama = Llama(str(default_model), n_ctx=1536, n_threads=2, verbose=False, kv="sparse")
-    decoder = Decoder(llama)
-    tokens = llama.tokenize(standard_text().content[:12000].encode())
-    for start in range(0, 1280, 256):
-        decoder.decode(tokens[start : start + 256])
-    handle, mass = llama.kv._native_handle(), []
-    llama.kv.observers.append(lambda step: mass.append(step.mass_sum.copy()))
-    errors = []
-    for i in range(6):
-        llama.kv.configure(llama.kv.options.with_(mode="sparse", attend="15%", min_tokens=0, split="uniform", coverage_floor=0.0))
-        before = llama.kv.layer_selection()["coverage"]
-        decoder.decode([tokens[1280 + i]])
-        estimated = llama.kv.layer_selection()["coverage"] - before
-        pages = [[hierarchy.last_pages(handle, row, head) for head in range(3)] for row in range(30)]
-        decoder.rewind(1280 + i)
-        llama.kv.mode = "exact"
-        mass.clear()
-        decoder.decode([tokens[1280 + i]])
-        true = np.array([[mass[-1][row, head][pages[row][head]].sum() / mass[-1][row, head].sum() for head in range(3)] for row in range(30)])
-        errors.append(estimated - true)
-    decoder.close()
-    assert abs(np.mean(errors)) < 0.02 and np.mean(np.abs(errors)) < 0.04
+    assert 0.05 < seen.attended < 0.25 and seen.n_selections == 2000 * 4
 
 
 def test_edgekv_0_runs_stock(synthetic):
@@ -371,7 +419,7 @@ def test_edgekv_0_runs_stock(synthetic):
 
 def test_every_instruction_set_gives_the_same_answers(synthetic):
     script = ("import sys, numpy as np, edgekv; llama = edgekv.Llama(sys.argv[1], kv='sparse', n_ctx=1024, verbose=False, logits_all=True); "
-              "llama.kv.configure(llama.kv.options.with_(attend='20%', min_tokens=0, split='uniform')); "
+              "llama.kv.configure(llama.kv.options.with_(resolution=200, exact_tokens=0)); "
               "rng = np.random.default_rng(0); llama.eval(rng.integers(260, 350, 600).tolist()); "
               "[llama.eval([int(t)]) for t in rng.integers(260, 350, 12)]; np.save(sys.argv[2], llama.scores[600:612])")
     rows = []
@@ -380,5 +428,5 @@ def test_every_instruction_set_gives_the_same_answers(synthetic):
         subprocess.run([sys.executable, "-c", script, str(synthetic("llama")), str(path)], env=os.environ | {"EDGEKV_ISA": isa}, timeout=60,
                        check=True)
         rows.append(np.load(path))
-    for row in rows[1:]:  # a page that just makes it on one and just not on the other changes little
+    for row in rows[1:]:  # other rounding, other marks of the walk: another sample of the same
         assert np.median(kld(rows[0], row)) < 1e-3 and kld(rows[0], row).max() < 0.02

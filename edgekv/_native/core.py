@@ -12,7 +12,7 @@ import numpy as np
 from edgekv._native._core import ffi, lib
 from edgekv.config import AUTO_DEVICE, KvOptions
 from edgekv.errors import AbiMismatch, ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError, NativeError, NotPinned
-from edgekv.vocab import DeviceKind, KvMode, SketchKind, Split
+from edgekv.vocab import DeviceKind, KvMode, SketchKind
 
 log = logging.getLogger("edgekv")
 
@@ -21,8 +21,7 @@ _DEVICES = {DeviceKind.HOST: lib.EDGEKV_DEVICE_HOST, DeviceKind.CUDA: lib.EDGEKV
 _MODES = {KvMode.OFF: lib.EDGEKV_MODE_OFF, KvMode.EXACT: lib.EDGEKV_MODE_EXACT, KvMode.SPARSE: lib.EDGEKV_MODE_SPARSE,
           KvMode.EVICT: lib.EDGEKV_MODE_EVICT}
 _MODE_OF = {number: mode for mode, number in _MODES.items()}
-_SKETCHES = {SketchKind.NONE: lib.EDGEKV_SKETCH_NONE, SketchKind.BOX: lib.EDGEKV_SKETCH_BOX, SketchKind.B1: lib.EDGEKV_SKETCH_B1,
-             SketchKind.B2: lib.EDGEKV_SKETCH_B2}
+_SKETCHES = {SketchKind.NONE: lib.EDGEKV_SKETCH_NONE, SketchKind.B3: lib.EDGEKV_SKETCH_B3}
 _ERRORS = {
     lib.EDGEKV_INVALID: ConfigError,
     lib.EDGEKV_ABI: AbiMismatch,
@@ -122,11 +121,10 @@ def edgekv_py_ubatch(handle, _user):
 def selection(options: KvOptions) -> dict:
     """The fields of an edgekv_selection."""
     return {
-        "sketch": _SKETCHES[options.sketch], "share": options.attend.share, "tokens": options.attend.tokens,
-        "pooled": options.split is Split.POOLED, "min_tokens": options.min_tokens, "sink_tokens": options.sink_tokens,
-        "recent_tokens": options.recent_tokens, "coverage": options.coverage, "floor": options.coverage_floor,
-        "blend": options.blend, "reselect": options.reselect, "n_dense": options.n_dense, "feed": options.feed,
-        "keep_estimates": options.keep_estimates, "keep_tokens": options.keep_tokens,
+        "sketch": _SKETCHES[options.sketch], "resolution": options.resolution, "share": options.attend.share,
+        "tokens": options.attend.tokens, "exact_tokens": options.exact_tokens, "sink_tokens": options.sink_tokens,
+        "recent_tokens": options.recent_tokens, "error_every": options.error_every, "keep_rows": options.keep_rows,
+        "keep_tokens": options.keep_tokens,
     }
 
 
@@ -139,8 +137,9 @@ def _placement(options: KvOptions) -> dict:
 
 
 def _params(options: KvOptions):
-    return ffi.new("edgekv_params *", {"mode": _MODES[options.mode], "page_tokens": options.page_tokens,
-                                       "observe": options.observe, "observe_prompts": options.observe_prompt, "selection": selection(options), "placement": _placement(options)})
+    return ffi.new("edgekv_params *", {
+        "mode": _MODES[options.mode], "page_tokens": options.page_tokens, "observe": options.observe,
+        "observe_prompts": options.observe_prompt, "selection": selection(options), "placement": _placement(options)})
 
 
 def device_problem(handle: Handle) -> EdgeKVError | None:

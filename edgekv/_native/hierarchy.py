@@ -10,11 +10,13 @@ from edgekv._native._core import ffi, lib
 from edgekv._native.core import Handle, _check, _view, selection
 from edgekv.config import KvOptions
 from edgekv.kernels.move import MOVE
-from edgekv.kernels.select import Selection
 
-SELECTED = np.dtype([(name, np.float64) for name in ("n_tokens", "n_visible", "n_selected", "n_hits", "mass", "mass_hits", "coverage",
-                                                     "n_fallbacks")])
+SELECTED = np.dtype([(name, np.float64) for name in ("n_tokens", "n_visible", "n_read", "n_certain", "n_hits", "mass", "mass_hits", "error",
+                                                     "n_errors")])
 """One edgekv_selected: sums since the context was attached, of one KV head."""
+
+GROUP_TOKENS = 64
+"""Cells whose sketches share their ranges (native: kGroupCells)."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,6 @@ class NativeHierarchy:
     """int32 [page]: newest position in the page, -1 where it is empty."""
     dropped: np.ndarray | None
     """uint8 [shape], mode evict: not zero where the head does not attend the page. None on a device."""
-    estimates: np.ndarray | None
-    """float32 [shape]: attention mass that the sketches estimated for the last token, summed over the query heads; with
-    `KvOptions.keep_estimates`. None on a device."""
     n_slots: int
     slot_bytes: int
 
@@ -48,7 +47,6 @@ def hierarchy(handle: Handle) -> NativeHierarchy:
     priority, pinned = (int(ffi.cast("uintptr_t", pointer)) for pointer in (out.priority, out.pinned))
     return NativeHierarchy(shape, priority, pinned, _view(out.slots, np.int32, shape), _view(out.newest, np.int32, (out.n_pages,)),
                            _view(out.dropped, np.uint8, shape) if out.dropped != ffi.NULL else None,
-                           _view(out.estimates, np.float32, shape) if out.estimates != ffi.NULL else None,
                            out.n_slots, out.slot_bytes)
 
 
@@ -125,20 +123,22 @@ def free_pages(handle: Handle, pages: np.ndarray) -> int:
     return n_cells[0]
 
 
-def last_pages(handle: Handle, row: int, head: int, token: int = 0) -> np.ndarray:
-    """int32 [n]: the pages that a query token of the last ubatch attended in one KV head, ascending; none where it had no such token
-    or did not select. Raises ConfigError for a row, head or token that there cannot be."""
+def last_rows(handle: Handle, row: int, head: int, token: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """What a query token of the last ubatch read in one KV head, with `KvOptions.keep_rows`: int32 [n] cells of stream 0, ascending, and
+    float32 [n] their weights; none where it had no such token or attended everything. Raises ConfigError for a row, head or token that
+    there cannot be."""
     n = ffi.new("int *")
-    _check(lib.edgekv_last_pages(handle, row, head, token, ffi.NULL, 0, n))
-    pages = np.zeros(n[0], np.int32)
-    _check(lib.edgekv_last_pages(handle, row, head, token, ffi.from_buffer("int32_t *", pages), len(pages), n))
-    return pages
+    _check(lib.edgekv_last_rows(handle, row, head, token, ffi.NULL, ffi.NULL, 0, n))
+    cells, weights = np.zeros(n[0], np.int32), np.zeros(n[0], np.float32)
+    out = ffi.from_buffer("int32_t *", cells), ffi.from_buffer("float *", weights)
+    _check(lib.edgekv_last_rows(handle, row, head, token, *out, len(cells), n))
+    return cells, weights
 
 
 @dataclass(frozen=True)
 class NativeCheck:
-    n_strips_wrong: int
-    n_strips: int
+    n_groups_wrong: int
+    n_groups: int
     n_slots_wrong: int
     n_slots: int
 
@@ -146,24 +146,33 @@ class NativeCheck:
 def check(handle: Handle) -> NativeCheck:
     """Compare every sketch with one built anew, and every slot in the page table with home."""
     out = lib.edgekv_check(handle)
-    return NativeCheck(out.n_strips_wrong, out.n_strips, out.n_slots_wrong, out.n_slots)
+    return NativeCheck(out.n_groups_wrong, out.n_groups, out.n_slots_wrong, out.n_slots)
 
 
-def select(estimates: np.ndarray | None, standing: np.ndarray, priority: np.ndarray, pinned: np.ndarray, n_budget: int,
-           threshold: float = -1.0, coverage: float = 0.0, floor: float = 0.0, blend: float = 0.5, isa: int = 0) -> Selection:
-    """`edgekv.kernels.select.select`, by the kernel of an instruction set."""
-    arrays = [np.ascontiguousarray(a, t) for a, t in ((standing, np.float32), (priority, np.float32), (pinned, np.uint8))]
-    scores = None if estimates is None else np.ascontiguousarray(estimates, np.float32)
-    group, n = 1 if scores is None else len(scores), len(standing)
-    pages, covered, missed = np.zeros(n, np.int32), np.zeros(group, np.float32), np.zeros(n, np.float32)
+def sample(shares: np.ndarray, tops: np.ndarray, sums: np.ndarray, visible: np.ndarray, certain: np.ndarray, resolution: float,
+           isa: int = 0) -> tuple[np.ndarray, np.ndarray, int]:
+    """Sampling for one query token and KV head, by the kernel of an instruction set: `edgekv.kernels.sample` in native code.
 
-    def pointer(kind: str, array: np.ndarray | None):
-        return ffi.NULL if array is None else ffi.from_buffer(f"{kind} *", array)
+    Args:
+        shares: uint16 [query head, cell], cells in groups of GROUP_TOKENS: exp(logit - top of the group), the upper half of a float32.
+        tops, sums: float32 [query head, group]: the largest logit of the group, and the sum of its exponentials.
+        visible, certain: bool [cell]: what the token sees, and what of it is read in any case.
 
-    args = ffi.new("edgekv_select_args *", {
-        "n_pages": n, "group": group, "estimates": pointer("float", scores), "standing": pointer("float", arrays[0]),
-        "priority": pointer("float", arrays[1]), "pinned": pointer("uint8_t", arrays[2]), "n_budget": n_budget,
-        "threshold": threshold, "coverage": coverage, "floor": floor, "blend": blend, "pages": pointer("int32_t", pages),
-        "covered": pointer("float", covered), "missed": pointer("float", missed)})
-    _check(lib.edgekv_select(args, isa))
-    return Selection(pages[: args.n_taken], covered, missed, bool(args.fell_back))
+    Returns int32 [n] cells, ascending, float32 [n] their weights, and how many of them were certain.
+    """
+    shares = np.ascontiguousarray(shares, np.uint16)
+    tops, sums = (np.ascontiguousarray(array, np.float32) for array in (tops, sums))
+    group, n_cells = shares.shape
+    sight = np.ascontiguousarray(np.stack([_bits(visible), _bits(certain)], axis=1))
+    rows, weights = np.zeros(n_cells, np.int32), np.zeros(n_cells, np.float32)
+    args = ffi.new("edgekv_sample_args *", {
+        "n_groups": n_cells // GROUP_TOKENS, "group": group, "shares": ffi.from_buffer("uint16_t *", shares),
+        "tops": ffi.from_buffer("float *", tops), "sums": ffi.from_buffer("float *", sums), "sight": ffi.from_buffer("uint64_t *", sight),
+        "resolution": resolution, "rows": ffi.from_buffer("int32_t *", rows), "weights": ffi.from_buffer("float *", weights)})
+    _check(lib.edgekv_sample(args, isa))
+    return rows[: args.n_rows], weights[: args.n_rows], args.n_certain
+
+
+def _bits(cells: np.ndarray) -> np.ndarray:
+    """bool [cell] as uint64 [group]: cell c of a group is bit c."""
+    return np.packbits(np.asarray(cells, bool), bitorder="little").view("<u8").astype(np.uint64)

@@ -12,6 +12,7 @@ from edgekv.bench.decoder import Decoder
 from edgekv.bench.measured import Measured
 from edgekv.bench.modes import FULL, STOCK, BenchMode
 from edgekv.bench.passes import WARMUP_TOKENS, decode, warm_up
+from edgekv.bench.sparsity import was_sparse
 from edgekv.bench.start import Start
 
 REFERENCES = {STOCK: "stock", FULL: "exact"}
@@ -23,13 +24,15 @@ class Likeness:
     """What each mode predicted; of several texts added up, positions after positions."""
 
     measured: dict[str, Measured] = field(default_factory=dict)
+    dense: frozenset[str] = frozenset()
+    """Sparse modes that attended everything in one of the texts."""
 
     def figures(self, name: str, mode: BenchMode) -> dict[str, Any]:
         """Of a mode: its likelihood, its distance from both references, what it attended."""
         one = self.measured[name]
         known = one.figures()
         figures = {"nll": known["nll"], "ppl": float(np.exp(known["nll"])),
-                   **{key: known.get(key) for key in ("attended_fraction", "coverage", "fallback_fraction")}, **mode.figures}
+                   **{key: known.get(key) for key in ("attended_fraction", "rows_per_head", "error")}, **mode.figures}
         for other, reference in REFERENCES.items():
             if other != name:
                 figures |= one.distance(reference, self.measured[other])
@@ -37,7 +40,7 @@ class Likeness:
 
     def __add__(self, other: Likeness) -> Likeness:
         return Likeness({name: one + other.measured[name] for name, one in self.measured.items()} if self.measured
-                        else dict(other.measured))
+                        else dict(other.measured), self.dense | other.dense)
 
 
 def compare(decoder: Decoder, start: Start, modes: Mapping[str, BenchMode], tokens: Sequence[int],
@@ -47,12 +50,15 @@ def compare(decoder: Decoder, start: Start, modes: Mapping[str, BenchMode], toke
     targets = tokens[WARMUP_TOKENS + 1 :]
     measured = {name: Measured() for name in modes}
     references: dict[str, list[np.ndarray]] = {}
+    dense: set[str] = set()
     for name, mode in modes.items():
         start.begin(mode)
         warm_up(decoder, mode, start.base, tokens[:WARMUP_TOKENS])
         done = decode(decoder, tokens[WARMUP_TOKENS:-1], keep_logits=True)
         decoded(name, len(tokens) - 1)
         measured[name].time(done.seconds, done.stats, done.selection)
+        if not was_sparse(mode, done.selection, decoder.llama.kv, decoder.position):
+            dense.add(name)
         if name in REFERENCES:
             references[REFERENCES[name]] = done.logits
         else:
@@ -60,4 +66,4 @@ def compare(decoder: Decoder, start: Start, modes: Mapping[str, BenchMode], toke
     for name, reference in REFERENCES.items():
         others = {other: logits for other, logits in references.items() if other != reference}
         measured[name].compare(others, references[reference], targets)
-    return Likeness(measured)
+    return Likeness(measured, frozenset(dense))

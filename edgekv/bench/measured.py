@@ -71,8 +71,8 @@ class Measured:
             shares["overhead_fraction"] = 1000 * stats.python_seconds / sum(self.milliseconds)
         if selection.n_selections:
             shares |= {
-                "attended_fraction": selection.attended, "coverage": selection.coverage, "hit_rate": selection.hit_rate,
-                "hit_rate_mass": selection.hit_rate_mass, "fallback_fraction": selection.n_fallbacks / selection.n_selections,
+                "attended_fraction": selection.attended, "rows_per_head": selection.rows_per_head, "error": selection.error,
+                "hit_rate": selection.hit_rate, "hit_rate_mass": selection.hit_rate_mass,
                 "moved_bytes_per_step": stats.moved_bytes / max(1, stats.n_ubatches),
             }
         return shares

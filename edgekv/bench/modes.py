@@ -1,6 +1,6 @@
 """The ways to run a context that benchmarks compare: each is a set of changes to the KV options.
 
-A mode is a registered name, or a name with changes of its own, such as `sparse:attend=10%,blend=0.7`.
+A mode is a registered name, or a name with changes of its own, such as `sparse:resolution=1000`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edgekv.config import KvOptions, parse_bytes
 from edgekv.errors import ConfigError
 from edgekv.prefetch import PREFETCHERS
 from edgekv.registry import Registry
-from edgekv.vocab import KvMode, SketchKind, Split
+from edgekv.vocab import KvMode, SketchKind
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class BenchMode:
     changes: Mapping[str, Any]
     flash_attn: bool = True
     newest: bool = False
-    """The whole page budget goes to the first and the newest tokens."""
+    """All that is attended are the first and the newest tokens."""
     destructive: bool = False
     """It drops cells: what it has decoded cannot be taken back by a rewind, only by `Decoder.restore`."""
 
@@ -36,19 +36,19 @@ class BenchMode:
 
     @property
     def figures(self) -> Mapping[str, float | None]:
-        """What it has by its nature: full attention covers everything, and without sketches nobody knows."""
+        """What it has by its nature: full attention reads everything without an error, and what drops pages does not know its error."""
         if self.changes["mode"] is KvMode.EXACT:
-            return {"coverage": 1.0, "attended_fraction": 1.0}
+            return {"error": 0.0, "attended_fraction": 1.0}
         if self.changes["mode"] is KvMode.EVICT:
-            return {"coverage": None}
-        return {"coverage": None} if self.changes.get("sketch") in (SketchKind.NONE, SketchKind.NONE.value) else {}
+            return {"error": None}
+        return {"error": None} if self.changes.get("sketch") in (SketchKind.NONE, SketchKind.NONE.value) else {}
 
     def options(self, base: KvOptions, n_visible: int) -> KvOptions:
         """The options in force where `n_visible` tokens are attended in full."""
         options = base.with_(**self.changes)
         if self.newest:
-            budget = options.attend.tokens or round(options.attend.share * n_visible)
-            options = options.with_(recent_tokens=max(0, budget - options.sink_tokens))
+            n_attended = options.attend.tokens or round(options.attend.share * n_visible)
+            options = options.with_(recent_tokens=max(0, n_attended - options.sink_tokens))
         return options
 
 
@@ -84,16 +84,9 @@ MODES.add(STOCK_KERNELS[1], BenchMode({"mode": KvMode.OFF, "observe": False, **_
           "stock without flash attention, in a context of its own: V is stored transposed then")
 _add(FULL, KvMode.EXACT, "every visible page")
 _add("exact-unobserved", KvMode.EXACT, "exact without measuring attention mass", observe=False)
-_add("sparse", KvMode.SPARSE, "the pages that sketches and policy choose, with the options' defaults")
-_add("sparse-uniform", KvMode.SPARSE, "the same number of pages for each head", split=Split.UNIFORM)
-_add("sparse-b1", KvMode.SPARSE, "1-bit sketches in place of 2-bit ones", sketch=SketchKind.B1)
-_add("sparse-b2", KvMode.SPARSE, "2-bit sketches alone, without the policy's score", sketch=SketchKind.B2, blend=0.0)
-_add("sparse-box", KvMode.SPARSE, "bounds from each channel's minimum and maximum alone, without the policy's score",
-     sketch=SketchKind.BOX, blend=0.0)
-_add("ema", KvMode.SPARSE, "what was attended lately alone, no sketches", sketch=SketchKind.NONE, blend=1.0, feed=False,
-     policy="ema+anchor+recent")
-_add("streaming", KvMode.SPARSE, "the first and the newest pages alone", newest=True, sketch=SketchKind.NONE, blend=1.0,
-     feed=False, policy="anchor+recent", split=Split.UNIFORM)
+_add("sparse", KvMode.SPARSE, "the tokens that sketches say matter and a weighted sample of the others, with the options' defaults")
+_add("ema", KvMode.SPARSE, "the pages attended lately alone, no sketches", sketch=SketchKind.NONE, policy="ema+anchor+recent")
+_add("streaming", KvMode.SPARSE, "the first and the newest pages alone", newest=True, sketch=SketchKind.NONE, policy="anchor+recent")
 _add("evict", KvMode.EVICT, "what the policy kept, the rest dropped for good")
 
 
@@ -103,15 +96,17 @@ def find_mode(name: str) -> BenchMode:
     mode = MODES.get(base)
     if not colon:
         return mode
-    changes = dict(mode.changes)
+    changes, named = dict(mode.changes), set()
     for change in _items(text):
         key, equals, value = (part.strip() for part in change.partition("="))
         if not equals or key not in CHANGEABLE:
             raise ConfigError(f"bench mode {name!r}: {change!r} is no change; write OPTION=VALUE, with one of the options "
                               f"{', '.join(CHANGEABLE)}")
         changes[key] = _value(name, key, value)
+        named.add(key)
     try:
         options = KvOptions(**changes)
+        options.check_effect(named)
         changes["mode"] = options.mode
         policies.check_live(options.policy)
         PREFETCHERS.get(options.prefetch)
@@ -121,7 +116,7 @@ def find_mode(name: str) -> BenchMode:
 
 
 def split_modes(text: str) -> tuple[str, ...]:
-    """The modes of a comma-separated list; a part such as `blend=0.7` belongs to the mode before it."""
+    """The modes of a comma-separated list; a part such as `policy=lru` belongs to the mode before it."""
     names: list[str] = []
     for part in _items(text):
         if names and ":" in names[-1] and "=" in part and ":" not in part:

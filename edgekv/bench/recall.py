@@ -176,7 +176,7 @@ def _row(bench: RecallBench, model: str, depth: int, name: str, asked: dict[str,
         "mode": name, "depth": depth, "asked": len(found), "found": sum(found), "full_found": sum(full),
         "kept": sum(a and b for a, b in zip(found, full)),
         "marks": "".join(MARKS[a, b] for a, b in zip(found, full)),
-        **{key: figures.get(key) for key in ("decode_ms_p50", "attended_fraction", "coverage", "hit_rate", "hit_rate_mass")},
+        **{key: figures.get(key) for key in ("decode_ms_p50", "attended_fraction", "rows_per_head", "error", "hit_rate", "hit_rate_mass")},
         "wrong": "; ".join(f"{fact.subject} at {position}: {fact.value}, answered {answer.strip()!r}"
                            for (fact, position, answer), ok in zip(one.answers, found) if not ok),
         "threads": bench.n_threads, "n_cold": bench.n_cold, "n_facts": bench.n_facts, "text": bench.text.name, "seed": bench.seed,

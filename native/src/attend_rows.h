@@ -66,9 +66,13 @@ void find_rows(const AttendProblem & p, const Tiles & at, const char ** k, const
         const size_t cell = static_cast<size_t>(cells[i]);
         k[i] = home_k + cell * p.k_stride_cell;
         v[i] = home_v + cell * p.v_stride_cell;
-        if (slots != nullptr && slots[cells[i] / p.page_tokens] >= 0) {
-            const char * slot = p.arena.data + static_cast<size_t>(slots[cells[i] / p.page_tokens]) * p.arena.slot_bytes;
-            const size_t in_page = cell % static_cast<size_t>(p.page_tokens);
+        if (slots == nullptr) {
+            continue;
+        }
+        const int page = cells[i] / p.page_tokens;
+        if (slots[page] >= 0) {
+            const char * slot = p.arena.data + static_cast<size_t>(slots[page]) * p.arena.slot_bytes;
+            const size_t in_page = static_cast<size_t>(cells[i] - page * p.page_tokens);
             k[i] = slot + in_page * row_bytes_of<D>(p.k_type);
             v[i] = slot + p.arena.v_offset + in_page * row_bytes_of<D>(p.v_type);
         }

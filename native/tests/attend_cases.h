@@ -64,4 +64,14 @@ inline void store_row(edgekv::CellType type, const std::vector<float> & x, char 
     }
 }
 
+// Channel i of a row, as it is stored.
+inline double element(edgekv::CellType type, const char * row, int i) {
+    uint16_t half;
+    std::memcpy(&half, type == edgekv::CellType::f16 ? row + 2 * i : row + i / 32 * 34, 2);
+    const int exponent = half >> 10 & 31;
+    const double x = exponent == 0 ? std::ldexp(half & 1023, -24) : std::ldexp((half & 1023) + 1024, exponent - 25);
+    const double value = half & 0x8000 ? -x : x;
+    return type == edgekv::CellType::f16 ? value : value * static_cast<int8_t>(row[i / 32 * 34 + 2 + i % 32]);
+}
+
 }  // namespace cases

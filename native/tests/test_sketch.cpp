@@ -79,15 +79,6 @@ float key_value(Data data, int head, int cell, int channel, cases::Random & rng)
     return x;
 }
 
-double element(CellType type, const char * row, int i) {
-    uint16_t half;
-    std::memcpy(&half, type == CellType::f16 ? row + 2 * i : row + i / 32 * 34, 2);
-    const int exponent = half >> 10 & 31;
-    const double x = exponent == 0 ? std::ldexp(half & 1023, -24) : std::ldexp((half & 1023) + 1024, exponent - 25);
-    const double value = half & 0x8000 ? -x : x;
-    return type == CellType::f16 ? value : value * static_cast<int8_t>(row[i / 32 * 34 + 2 + i % 32]);
-}
-
 // Keys, queries and what tokens see of them. Where cells hold no key lies NaN.
 struct Instance {
     SketchKeys keys{};
@@ -183,7 +174,7 @@ struct Spans {
             double least = kInf, most = -kInf;
             for (int cell = 0; cell < kGroupCells; ++cell) {
                 if (in.valid[group] >> cell & 1) {
-                    const double x = element(c.type, in.key(head, group, cell), i);
+                    const double x = cases::element(c.type, in.key(head, group, cell), i);
                     least = std::fmin(least, x);
                     most = std::fmax(most, x);
                 }
@@ -363,7 +354,7 @@ double true_logit(const Case & c, const Instance & in, int head, int group, int 
     double logit = 0.0;
     total = 0.0;
     for (int i = 0; i < c.head_dim; ++i) {
-        const double x = static_cast<double>(q[i]) * c.scale * element(c.type, in.key(head, group, cell), i);
+        const double x = static_cast<double>(q[i]) * c.scale * cases::element(c.type, in.key(head, group, cell), i);
         logit += x;
         total += std::fabs(x);
     }

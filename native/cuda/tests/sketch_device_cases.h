@@ -86,15 +86,6 @@ float key_value(Data data, int head, int cell, int channel, cases::Random & rng)
     return x;
 }
 
-double element(CellType type, const char * row, int i) {
-    uint16_t half;
-    std::memcpy(&half, type == CellType::f16 ? row + 2 * i : row + i / 32 * 34, 2);
-    const int exponent = half >> 10 & 31;
-    const double x = exponent == 0 ? std::ldexp(half & 1023, -24) : std::ldexp((half & 1023) + 1024, exponent - 25);
-    const double value = half & 0x8000 ? -x : x;
-    return type == CellType::f16 ? value : value * static_cast<int8_t>(row[i / 32 * 34 + 2 + i % 32]);
-}
-
 // Keys of all streams as they lie in home, and copies of some pages in an arena; home then holds NaN for those.
 struct Instance {
     static constexpr int kPageTokens = 32;

@@ -108,7 +108,7 @@ double reference_top(const Case & c, const Instance & in, int stream, int head, 
         for (int j = 0; j < kGroupCells; ++j) {
             if (valid >> j & 1) {
                 const char * row = in.true_home.data() + stream * in.stride_stream + (group * kGroupCells + j) * in.stride_cell + head * in.stride_head;
-                const double k = element(c.type, row, i);
+                const double k = cases::element(c.type, row, i);
                 least = std::fmin(least, k);
                 most = std::fmax(most, k);
             }

@@ -74,8 +74,6 @@ class Llama(llama_cpp.Llama):
                  "type_v": _cache_name(type_v)}
         if kv_options is None:
             self._kv_options = KvOptions.from_env(**named)
-            if kv is None and not os.environ.get("EDGEKV_KV"):
-                self._kv_options = self._kv_options.with_(mode=devices.measured_mode(devices.place(self._kv_options)))
         else:
             self._kv_options = kv_options.with_(**{name: value for name, value in named.items() if value is not None})
         kinds = {name: given if isinstance(given, int) else chosen.ggml_type
@@ -87,6 +85,8 @@ class Llama(llama_cpp.Llama):
             options.setdefault("n_batch", n_batch)
             options.setdefault("n_ubatch", min(n_batch, options["n_batch"]))
         placement = devices.place(self._kv_options)
+        if kv is None and kv_options is None and not os.environ.get("EDGEKV_KV"):  # nobody asked for a mode
+            self._kv_options = self._kv_options.with_(mode=devices.measured_mode(placement))
         if placement.warning:
             log.warning("%s", placement.warning)
         if placement.kind is DeviceKind.CUDA:

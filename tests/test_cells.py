@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from contexts import Context, attached
@@ -200,3 +203,24 @@ def test_views_are_refused_after_the_context_is_gone(synthetic):
     assert run.closed
     with pytest.raises(EdgeKVError, match="freed"):
         run.cells.stream()
+
+
+def flags_of(address: int) -> list[str]:
+    """VmFlags of the mapping that an address lies in."""
+    here = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            first, end = (int(x, 16) for x in line.split()[0].split("-"))
+            here = first <= address < end
+        elif here and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    raise LookupError(f"nothing is mapped at {address:#x}")
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the kernel has no huge pages to ask for")
+def test_the_cache_asks_for_huge_pages(synthetic):
+    with attached(synthetic("llama"), n_ctx=1 << 16, n_seq=1) as (_, run):
+        views = [view(layer.il) for layer in run.layers for view in (run.cells.keys, run.cells.values)]
+        middles = [view.__array_interface__["data"][0] + view.nbytes // 2 for view in views]
+        assert sum(view.nbytes for view in views) >= 16 << 20
+        assert all("hg" in flags_of(middle) for middle in middles)

@@ -11,6 +11,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 #ifndef EDGEKV_UPSTREAM
 #error "EDGEKV_UPSTREAM is set by native/CMakeLists.txt from patches/UPSTREAM"
@@ -202,6 +207,21 @@ ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, 
     auto * host = ggml_backend_dev_host_buffer_type(device);
 
     return host ? host : ggml_backend_cpu_buffer_type();
+}
+
+void llama_edgekv_huge_pages([[maybe_unused]] ggml_backend_buffer_t buf) {
+#ifdef __linux__
+    if (!g_hooks.load(std::memory_order_acquire) || ggml_backend_buffer_get_type(buf) != ggml_backend_cpu_buffer_type()) {
+        return;
+    }
+    const uintptr_t huge  = uintptr_t{2} << 20;
+    const uintptr_t base  = reinterpret_cast<uintptr_t>(ggml_backend_buffer_get_base(buf));
+    const uintptr_t first = (base + huge - 1)/huge*huge;
+    const uintptr_t end   = (base + ggml_backend_buffer_get_size(buf))/huge*huge;
+    if (first < end) {
+        madvise(reinterpret_cast<void *>(first), end - first, MADV_HUGEPAGE);  // where it is refused, the cache has small pages
+    }
+#endif
 }
 
 uint32_t llama_edgekv_kv_cells(const llama_model & model, uint32_t n_cells) {

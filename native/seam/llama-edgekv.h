@@ -194,6 +194,10 @@ ggml_tensor * llama_edgekv_build_attend(
 // the buffer type of layer il's K and V, which would be `buft`
 ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, bool v_trans, ggml_backend_buffer_type_t buft);
 
+// the memory of a KV cache, allocated and not yet written: in host memory it asks for huge pages, so that scattered rows cost fewer misses
+// of the TLB
+void llama_edgekv_huge_pages(ggml_backend_buffer_t buf);
+
 // whether llama_edgekv_allow_gaps() was called for the context of this memory
 bool llama_edgekv_has_gaps(const struct llama_memory_i * memory);
 

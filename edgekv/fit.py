@@ -23,7 +23,7 @@ COMPUTE_BYTES = 256 << 20
 TABLE_BYTES = 48
 """Of one page of one layer and KV head: priority, pin, slot, mass and score, in the library and in Python."""
 
-_HEAD_DIMS = (64, 80, 96, 128, 256)  # the kernels there are; the library has the last word
+_HEAD_DIMS = (64, 72, 80, 96, 112, 128, 192, 256, 512)  # the kernels there are; the library has the last word
 _GROUP_TOKENS = 64  # whose sketches share their ranges
 _VECTOR_BYTES = 64
 _ROW_BYTES = 8  # in a list of rows: the cell and its weight
@@ -208,7 +208,8 @@ def _step_bytes(model: Geometry, il: int, n_cells: int, kind: SketchKind) -> int
     cells, a list of rows that may name all of them, and what the rows of each tile came to (native: node_select.cpp, attend.cpp)."""
     group = model.n_head[il] // model.n_head_kv[il]
     shares = 0 if kind is SketchKind.NONE else _SHARE_BYTES * group
-    tile = 4 * group * (_TILE_ROWS + model.head_dim_v) + -(-8 * group // _VECTOR_BYTES) * _VECTOR_BYTES
+    values = -(-4 * model.head_dim_v // _VECTOR_BYTES) * _VECTOR_BYTES
+    tile = group * (4 * _TILE_ROWS + values) + -(-8 * group // _VECTOR_BYTES) * _VECTOR_BYTES
     return MAX_QUERY_TOKENS * model.n_head_kv[il] * (n_cells * (_ROW_BYTES + shares) + -(-n_cells // _TILE_ROWS) * tile)
 
 

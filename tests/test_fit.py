@@ -81,7 +81,7 @@ CASES = [*({"sketch": kind.value} for kind in SketchKind), {"page_tokens": 80}, 
 
 
 @pytest.mark.parametrize("changes", CASES, ids=str)
-@pytest.mark.parametrize(("n_sequences", "head_dim"), [(1, 64), (2, 96)])
+@pytest.mark.parametrize(("n_sequences", "head_dim"), [(1, 64), (2, 96), (1, 192)])
 def test_the_estimate_is_what_is_allocated(synthetic, changes, n_sequences, head_dim):
     path = synthetic("llama", n_ctx_train=4096, head_dim=head_dim)
     options = KvOptions(mode=KvMode.SPARSE, **changes)
@@ -95,7 +95,8 @@ def test_the_estimate_is_what_is_allocated(synthetic, changes, n_sequences, head
 
 
 @pytest.mark.parametrize("sketch", list(SketchKind))
-@pytest.mark.parametrize(("n_sequences", "shape"), [(1, {"head_dim": 64}), (1, {"head_dim": 128, "n_head": 6}), (3, {"head_dim": 64})])
+@pytest.mark.parametrize(("n_sequences", "shape"), [(1, {"head_dim": 64}), (1, {"head_dim": 128, "n_head": 6}), (3, {"head_dim": 64}),
+                                                   (1, {"head_dim": 72, "n_head": 18})])
 def test_the_work_space_is_that_of_the_longest_step(synthetic, sketch, n_sequences, shape):
     """Sixteen tokens of each sequence at once, at the end of its context."""
     path, n_ctx = synthetic("llama", n_ctx_train=4096, **shape), 2048

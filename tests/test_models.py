@@ -62,7 +62,7 @@ def test_synthetic_geometry(synthetic, kind):
         assert g.kv_bytes(4096) == 0 and g.rope_freq_base is None
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 72, 80, 96, 112, 128, 192, 256, 512])
 def test_synthetic_sizes(synthetic, head_dim):
     g = geometry(synthetic(head_dim=head_dim, n_layer=3, n_head=6, n_head_kv=2, n_vocab=400, n_ctx_train=1024, dtype="f32"))
     assert (g.n_layer, g.n_vocab, g.n_ctx_train, g.file_type) == (3, 400, 1024, "F32")

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <iterator>
+
 #include "attend_launch.cuh"
 
 namespace edgekv::gpu {
@@ -8,7 +11,8 @@ bool aligned(const void * p, size_t n) { return reinterpret_cast<uintptr_t>(p)%n
 }  // namespace
 
 bool attend_device_supports(const AttendProblem & p) {
-    const bool dims = p.head_dim == 64 || p.head_dim == 80 || p.head_dim == 96 || p.head_dim == 128 || p.head_dim == 256;
+    constexpr int sizes[] = {64, 72, 80, 96, 112, 128, 192, 256};
+    const bool dims = std::find(std::begin(sizes), std::end(sizes), p.head_dim) != std::end(sizes);
     const bool shape = p.n_head_kv > 0 && p.n_head%p.n_head_kv == 0 && p.n_head >= p.n_head_kv &&
                        p.n_head <= p.n_head_kv*kMaxGroup && p.n_tokens >= 1 && p.n_tokens <= kMaxQueryTokens &&
                        p.n_cells >= 0 && p.page_tokens > 0 &&

@@ -97,7 +97,7 @@ bool DevicePlane::init() {
         if (const PlaneRow & row = shape.rows[r]; !attend_device_supports(problem((int) r, view, {}, 0))) {
             return fail_with("the GPU's kernels do not serve this model: " + std::to_string(row.n_head/row.n_head_kv) +
                              " query heads of size " + std::to_string(row.head_dim) + " share a KV head (at most " + std::to_string(kMaxGroup) +
-                             " are served); --device cpu runs its attention on the processor");
+                             " are served, of size 256 at most); --device cpu runs its attention on the processor");
         }
     }
 

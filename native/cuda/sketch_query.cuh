@@ -58,7 +58,7 @@ __device__ inline void prepare_row(const float * q, float scale, char * row, int
 template <int D>
 struct ScanRows {
     static constexpr int kQuads = D / 4;
-    static constexpr int kBytes = static_cast<int>(sizeof(QueryHeader)) + kQuads * static_cast<int>(sizeof(QueryQuad) + 4);
+    static constexpr int kBytes = (static_cast<int>(sizeof(QueryHeader)) + kQuads * static_cast<int>(sizeof(QueryQuad) + 4) + 15) / 16 * 16;
     const char * first;
 
     __device__ inline QueryHeader header(int r) const { return *reinterpret_cast<const QueryHeader *>(first + r * kBytes); }

@@ -175,9 +175,12 @@ template <int NR>
 ScanKernel scan_kernel(int head_dim) {
     switch (head_dim) {
         case 64: return kernel_of<64, NR>();
+        case 72: return kernel_of<72, NR>();
         case 80: return kernel_of<80, NR>();
         case 96: return kernel_of<96, NR>();
+        case 112: return kernel_of<112, NR>();
         case 128: return kernel_of<128, NR>();
+        case 192: return kernel_of<192, NR>();
         default: return kernel_of<256, NR>();
     }
 }

@@ -1,13 +1,16 @@
 // Dispatch, workspace layout and the hand-over from the last thread to the merge of every cell.
 #include "attend.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cassert>
 #include <cstring>
+#include <iterator>
 
 #include "attend_internal.h"
 #include "isa_dispatch.h"
 #include "subnormals.h"
+#include "tiles.h"
 
 namespace edgekv {
 namespace {
@@ -33,10 +36,12 @@ AttendPlan make_plan(const AttendProblem & p, int n_threads) {
 
     const size_t rows = static_cast<size_t>(plan.n_rows);
     const size_t head_dim = static_cast<size_t>(p.head_dim);
-    plan.q_row_bytes = align64(head_dim) * sizeof(float) + 64;  // room for the quantised form too
+    const size_t acc_bytes = align64(head_dim * sizeof(float));
+    plan.acc_stride = static_cast<int>(acc_bytes / sizeof(float));
+    plan.q_row_bytes = align64(head_dim) * sizeof(float) + align64(head_dim / 32 * 8);  // room for the quantised form too
     plan.sum_offset = align64(rows * sizeof(float));
     plan.acc_offset = 2 * plan.sum_offset;
-    plan.q_offset = plan.acc_offset + align64(rows * head_dim * sizeof(float));
+    plan.q_offset = plan.acc_offset + rows * acc_bytes;
     plan.partial_bytes = plan.q_offset + rows * plan.q_row_bytes;
 
     const int per_page = p.page_tokens / kStripCells;
@@ -56,7 +61,7 @@ AttendPlan make_plan(const AttendProblem & p, int n_threads) {
     plan.tile_offset = plan.query_offset + static_cast<size_t>(n_threads) * plan.query_bytes;
     plan.tile_weights = align64(2 * group * sizeof(float));
     plan.tile_acc = plan.tile_weights + align64(group * kTileCells * sizeof(float));
-    plan.tile_bytes = plan.tile_acc + align64(group * head_dim * sizeof(float));
+    plan.tile_bytes = plan.tile_acc + group * acc_bytes;
     return plan;
 }
 
@@ -129,13 +134,20 @@ bool isa_supported(Isa isa) {
         case Isa::avx512:
             return isa_supported(Isa::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+        case Isa::avx512bf16: return isa_supported(Isa::avx512) && has_avx512_bf16();
+        case Isa::amx: return isa_supported(Isa::avx512) && tiles_usable();
 #endif
         default: return false;
     }
 }
 
 Isa isa_best() {
-    return isa_supported(Isa::avx512) ? Isa::avx512 : isa_supported(Isa::avx2) ? Isa::avx2 : Isa::portable;
+    for (const Isa isa : {Isa::amx, Isa::avx512bf16, Isa::avx512, Isa::avx2}) {
+        if (isa_supported(isa)) {
+            return isa;
+        }
+    }
+    return Isa::portable;
 }
 
 const char * isa_name(Isa isa) {
@@ -143,12 +155,15 @@ const char * isa_name(Isa isa) {
         case Isa::portable: return "portable";
         case Isa::avx2: return "avx2";
         case Isa::avx512: return "avx512";
+        case Isa::avx512bf16: return "avx512bf16";
+        case Isa::amx: return "amx";
     }
     return "?";
 }
 
 bool attend_supports(int head_dim, CellType k_type, CellType v_type) {
-    const bool known = head_dim == 64 || head_dim == 80 || head_dim == 96 || head_dim == 128 || head_dim == 256;
+    constexpr int sizes[] = {64, 72, 80, 96, 112, 128, 192, 256, kMaxHeadDim};
+    const bool known = std::find(std::begin(sizes), std::end(sizes), head_dim) != std::end(sizes);
     const bool quantised = k_type == CellType::q8_0 || v_type == CellType::q8_0;
     return known && !(quantised && head_dim % 32 != 0);
 }

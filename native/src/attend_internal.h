@@ -25,8 +25,9 @@ struct AttendPlan {
     int n_tiles;
     int n_units;  // unit u: tile u / n_head_kv, KV head u % n_head_kv
     int n_threads;
+    int acc_stride;  // floats of an output accumulator: head_dim in whole vectors
 
-    // Per thread: running max and sum [n_rows], output accumulators [n_rows][head_dim], prepared queries [n_rows].
+    // Per thread: running max and sum [n_rows], output accumulators [n_rows][acc_stride], prepared queries [n_rows].
     size_t partial_offset, partial_bytes;
     size_t sum_offset, acc_offset, q_offset;  // within a partial; the max comes first
     size_t q_row_bytes;

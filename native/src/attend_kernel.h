@@ -183,7 +183,7 @@ class Share {
 public:
     Share(const AttendProblem & p, const AttendPlan & plan, char * workspace, int ith) :
         p(p), plan(plan), observed(p.mass_max != nullptr || p.mass_sum != nullptr), qk(Products<Unit, D>::qk(p.k_type)),
-        weigh(Products<Unit, D>::pv_of(p.v_type)) {
+        weigh(Products<Unit, D>::pv_of(p.v_type)), acc_stride(static_cast<size_t>(dim_of<D>(plan.acc_stride))) {
         char * partial = workspace + plan.partial_offset + static_cast<size_t>(ith) * plan.partial_bytes;
         max = reinterpret_cast<float *>(partial);
         sum = reinterpret_cast<float *>(partial + plan.sum_offset);
@@ -198,7 +198,7 @@ public:
             prepare_query<D>(p, in_head / plan.group, row / plan.rows_per_kv * plan.group + in_head % plan.group,
                              queries + static_cast<size_t>(row) * plan.q_row_bytes);
         }
-        memset(acc, 0, static_cast<size_t>(plan.n_rows) * D * sizeof(float));
+        memset(acc, 0, static_cast<size_t>(plan.n_rows) * acc_stride * sizeof(float));
     }
 
     // `first_strip`: where the tile's strips stand in the strip sums of its rows.
@@ -218,7 +218,7 @@ public:
                 const size_t strip = row * plan.strip_stride + static_cast<size_t>(first_strip);
                 q[r] = queries + row * plan.q_row_bytes;
                 bias[r] = tile.bias[token];
-                out[r] = acc + row * D;
+                out[r] = acc + row * acc_stride;
                 state[r] = {max + row, sum + row, observed ? strip_sum + strip : nullptr, observed ? strip_max + strip : nullptr};
             }
             qk[count - 1](unit, q, scores);
@@ -235,6 +235,7 @@ public:
 private:
     const QkFn<Unit> * qk;
     const PvFn<Unit> * weigh;
+    const size_t acc_stride;
     float *max, *sum, *acc, *strip_sum, *strip_max;
     char * queries;
     alignas(64) float scores[Simd::kRows][kTileCells];
@@ -248,6 +249,7 @@ void process_all(const AttendProblem & p, const AttendPlan & plan, char * worksp
     Share<D> share(p, plan, workspace, ith);
     Tile tile;
     Unit unit;
+    unit.head_dim = p.head_dim;
     int tile_index = begin / p.n_head_kv;
     int head = begin % p.n_head_kv - 1;
     for (int u = begin; u < end; ++u) {

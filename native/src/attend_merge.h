@@ -29,11 +29,17 @@ inline void merge_row(const AttendProblem & p, const AttendPlan & plan, char * w
 
     // Threads' contributions are added up in `out` itself, thread by thread.
     for (int i = 0; i < plan.n_threads; ++i) {
-        const float * acc = reinterpret_cast<const float *>(partial(i) + plan.acc_offset) + static_cast<size_t>(row) * p.head_dim;
+        const float * acc = reinterpret_cast<const float *>(partial(i) + plan.acc_offset) + static_cast<size_t>(row) * plan.acc_stride;
         const F factor = Simd::set1(weight_of(i) * inverse);
-        for (int d = 0; d < p.head_dim; d += kLanes) {
+        int d = 0;
+        for (; d + kLanes <= p.head_dim; d += kLanes) {
             const F x = Simd::mul(Simd::load(acc + d), factor);
             Simd::store(out + d * 4, i == 0 ? x : Simd::add(Simd::load(out + d * 4), x));
+        }
+        if (d < p.head_dim) {
+            const int left = p.head_dim - d;
+            const F x = Simd::mul(Simd::load(acc + d), factor);
+            Simd::store_some(out + d * 4, i == 0 ? x : Simd::add(Simd::load_some(out + d * 4, left), x), left);
         }
     }
 }

@@ -11,11 +11,12 @@ namespace {
 
 // Quantises a query row by block to int8 (scale = amax / 127, round to nearest even), in the order that dot4() meets it.
 template <int D>
-void quantise_query(const float * q, float scale, char * row) {
-    int8_t values[q8_vectors<D>() * sizeof(I)] = {};
-    float * scales = reinterpret_cast<float *>(row + q8_scales_offset<D>());
-    int32_t * excess = reinterpret_cast<int32_t *>(scales + D / kBlock);
-    for (int b = 0; b < D / kBlock; ++b) {
+void quantise_query(const float * q, int head_dim, float scale, char * row) {
+    const int dim = dim_of<D>(head_dim);
+    int8_t values[q8_vectors(most_dim<D>()) * sizeof(I)] = {};
+    float * scales = reinterpret_cast<float *>(row + q8_scales_offset(dim));
+    int32_t * excess = reinterpret_cast<int32_t *>(scales + dim / kBlock);
+    for (int b = 0; b < dim / kBlock; ++b) {
         float amax = 0.0f;
         for (int i = 0; i < kBlock; ++i) {
             const float a = fabsf(q[b * kBlock + i]);
@@ -31,7 +32,7 @@ void quantise_query(const float * q, float scale, char * row) {
         scales[b] = amax / 127.0f * scale;
         excess[b] = 128 * sum;
     }
-    for (size_t v = 0; v < q8_vectors<D>(); ++v) {
+    for (int v = 0; v < q8_vectors(dim); ++v) {
         for (int j = 0; j < 4; ++j) {
             for (int lane = 0; lane < kLanes; ++lane) {
                 const int dword = lane / 4 * 4 + j;  // the 4 lanes of a 128-bit group are 4 cells
@@ -44,16 +45,17 @@ void quantise_query(const float * q, float scale, char * row) {
 template <int D>
 void prepare_query(const AttendProblem & p, int token, int head, char * row) {
     const char * src = p.q + static_cast<size_t>(token) * p.q_stride_token + static_cast<size_t>(head) * p.q_stride_head;
-    alignas(64) float q[D];
-    memcpy(q, src, sizeof(q));
+    const int dim = dim_of<D>(p.head_dim);
     if constexpr (D % kBlock == 0) {
         if (p.k_type == CellType::q8_0) {
-            quantise_query<D>(q, p.scale, row);
+            alignas(64) float q[most_dim<D>()];
+            memcpy(q, src, static_cast<size_t>(dim) * sizeof(float));
+            quantise_query<D>(q, dim, p.scale, row);
             return;
         }
     }
-    for (int i = 0; i < D; i += kLanes) {
-        Simd::store(row + i * 4, Simd::mul(Simd::load(q + i), Simd::set1(p.scale)));
+    for (int i = 0; i < dim; i += kLanes) {
+        Simd::store(row + i * 4, Simd::mul(load_floats<D>(src, i, dim), Simd::set1(p.scale)));
     }
 }
 

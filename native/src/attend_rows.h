@@ -49,16 +49,15 @@ public:
     RowList rows;
 };
 
-template <int D>
-constexpr size_t row_bytes_of(CellType type) {
-    return type == CellType::q8_0 ? static_cast<size_t>(D / kBlock * kBlockBytes) : static_cast<size_t>(2 * D);
+constexpr size_t row_bytes_of(CellType type, int dim) {
+    return type == CellType::q8_0 ? static_cast<size_t>(dim / kBlock * kBlockBytes) : static_cast<size_t>(2 * dim);
 }
 
 // Where the rows of a tile lie: in the arena where their page has a slot, else at home.
 template <int D>
 void find_rows(const AttendProblem & p, const Tiles & at, const char ** k, const char ** v) {
     const int32_t * cells = at.rows.cells + at.in_list * kTileCells;
-    const int n = at.n_here();
+    const int n = at.n_here(), dim = dim_of<D>(p.head_dim);
     const char * home_k = p.k + static_cast<size_t>(at.rows.head) * p.k_stride_head;
     const char * home_v = p.v + static_cast<size_t>(at.rows.head) * p.v_stride_head;
     const int32_t * slots = p.arena.data != nullptr ? p.arena.slots + static_cast<size_t>(at.rows.head) * p.arena.slots_stride : nullptr;
@@ -73,8 +72,8 @@ void find_rows(const AttendProblem & p, const Tiles & at, const char ** k, const
         if (slots[page] >= 0) {
             const char * slot = p.arena.data + static_cast<size_t>(slots[page]) * p.arena.slot_bytes;
             const size_t in_page = static_cast<size_t>(cells[i] - page * p.page_tokens);
-            k[i] = slot + in_page * row_bytes_of<D>(p.k_type);
-            v[i] = slot + p.arena.v_offset + in_page * row_bytes_of<D>(p.v_type);
+            k[i] = slot + in_page * row_bytes_of(p.k_type, dim);
+            v[i] = slot + p.arena.v_offset + in_page * row_bytes_of(p.v_type, dim);
         }
     }
     for (int i = n; i < kTileCells; ++i) {
@@ -146,8 +145,9 @@ public:
         Tiles at(p), ahead(p);
         Gathered tiles[2];
         for (Gathered & tile : tiles) {
-            tile.k_bytes = static_cast<int>(row_bytes_of<D>(p.k_type));
-            tile.v_bytes = static_cast<int>(row_bytes_of<D>(p.v_type));
+            tile.head_dim = p.head_dim;
+            tile.k_bytes = static_cast<int>(row_bytes_of(p.k_type, dim_of<D>(p.head_dim)));
+            tile.v_bytes = static_cast<int>(row_bytes_of(p.v_type, dim_of<D>(p.head_dim)));
         }
         int64_t index = claim();
         bool more = at.go_to(index);
@@ -192,11 +192,12 @@ private:
         const int n = at.n_here();
         tile.n_strips = (n + kStripCells - 1) / kStripCells;
         tile.n_visible = n;
+        const int n_scales = dim_of<D>(p.head_dim) / kBlock;
         if (p.k_type == CellType::q8_0) {
-            gather_scales(tile.k, tile.n_strips, D / kBlock, tile.scales.k);
+            gather_scales(tile.k, tile.n_strips, n_scales, tile.scales.k);
         }
         if (p.v_type == CellType::q8_0) {
-            gather_scales(tile.v, tile.n_strips, D / kBlock, tile.scales.v);
+            gather_scales(tile.v, tile.n_strips, n_scales, tile.scales.v);
         }
         alignas(64) float weights[kTileCells] = {};
         for (int i = 0; i < n; ++i) {
@@ -204,7 +205,8 @@ private:
         }
         prepare(at.rows);
         const TilePart part = part_of(plan, workspace, index);
-        memset(part.acc, 0, static_cast<size_t>(plan.group) * D * sizeof(float));
+        const size_t acc_stride = static_cast<size_t>(dim_of<D>(plan.acc_stride));
+        memset(part.acc, 0, static_cast<size_t>(plan.group) * acc_stride * sizeof(float));
         const int n_blocks = (plan.group + Simd::kRows - 1) / Simd::kRows;
         for (int block = 0, done = 0; block < n_blocks; ++block) {
             const int count = (plan.group - done + n_blocks - block - 1) / (n_blocks - block);  // as even as it gets
@@ -213,7 +215,7 @@ private:
             float factor[Simd::kRows];
             for (int r = 0; r < count; ++r) {
                 q[r] = queries + static_cast<size_t>(done + r) * plan.q_row_bytes;
-                out[r] = part.acc + static_cast<size_t>(done + r) * D;
+                out[r] = part.acc + static_cast<size_t>(done + r) * acc_stride;
                 factor[r] = 1.0f;
             }
             float (*scores)[kTileCells] = reinterpret_cast<float (*)[kTileCells]>(part.weights + static_cast<size_t>(done) * kTileCells);
@@ -250,6 +252,8 @@ private:
 
     // The tiles of a list, in their order.
     void merge(const RowList & rows, int64_t first) const {
+        const int dim = dim_of<D>(p.head_dim), n_vectors = (dim + kLanes - 1) / kLanes;
+        const size_t acc_stride = static_cast<size_t>(dim_of<D>(plan.acc_stride));
         float max[kMaxGroup], inverse[kMaxGroup];
         for (int g = 0; g < plan.group; ++g) {
             const int query_head = rows.head * plan.group + g;
@@ -260,22 +264,22 @@ private:
                 top = x > top ? x : top;
             }
             float total = p.sinks != nullptr ? expf(p.sinks[query_head] - top) : 0.0f;
-            F sum[D / kLanes];
-            for (int d = 0; d < D / kLanes; ++d) {
+            F sum[most_dim<D>() / kLanes];
+            for (int d = 0; d < n_vectors; ++d) {
                 sum[d] = Simd::zero();
             }
             for (int i = 0; i < rows.n_tiles; ++i) {
                 const TilePart part = part_of(plan, workspace, first + i);
                 const float factor = expf(part.max[g] - top);
                 total += factor * part.sum[g];
-                for (int d = 0; d < D / kLanes; ++d) {
-                    sum[d] = Simd::fma(Simd::load(part.acc + static_cast<size_t>(g) * D + d * kLanes), Simd::set1(factor), sum[d]);
+                for (int d = 0; d < n_vectors; ++d) {
+                    sum[d] = Simd::fma(Simd::load(part.acc + static_cast<size_t>(g) * acc_stride + d * kLanes), Simd::set1(factor), sum[d]);
                 }
             }
             max[g] = top;
             inverse[g] = total > 0.0f ? 1.0f / total : 0.0f;
-            for (int d = 0; d < D / kLanes; ++d) {
-                Simd::store(out + d * kLanes * 4, Simd::mul(sum[d], Simd::set1(inverse[g])));
+            for (int d = 0; d < n_vectors; ++d) {
+                store_floats<D>(out, d * kLanes, dim, Simd::mul(sum[d], Simd::set1(inverse[g])));
             }
         }
         tell(rows, first, max, inverse);
@@ -352,11 +356,12 @@ private:
 
     // See AttendProblem.
     float error(const RowList & rows, int64_t first, int g, float max, float inverse) const {
+        const int dim = dim_of<D>(p.head_dim);
         const int query_head = rows.head * plan.group + g;
         const char * out = p.out + static_cast<size_t>(rows.token) * p.out_stride_token + static_cast<size_t>(query_head) * p.out_stride_head;
         F length = Simd::zero();
-        for (int d = 0; d < D; d += kLanes) {
-            const F x = Simd::load(out + d * 4);
+        for (int d = 0; d < dim; d += kLanes) {
+            const F x = load_floats<D>(out, d, dim);
             length = Simd::fma(x, x, length);
         }
         Tiles at(p);
@@ -369,7 +374,7 @@ private:
             const float factor = expf(part.max[g] - max) * inverse;
             const int n = at.n_here();
             if (p.v_type == CellType::q8_0) {
-                gather_scales(tile.v, (n + kStripCells - 1) / kStripCells, D / kBlock, tile.scales.v);
+                gather_scales(tile.v, (n + kStripCells - 1) / kStripCells, dim / kBlock, tile.scales.v);
             }
             for (int c = 0; c < n; ++c) {
                 const float weight = rows.weights[i * kTileCells + c];
@@ -378,14 +383,14 @@ private:
                 }
                 const float share = part.weights[g * kTileCells + c] * factor;
                 F apart = Simd::zero();
-                for (int d = 0; d < D; d += kLanes) {
+                for (int d = 0; d < dim; d += kLanes) {
                     F x;
                     if (p.v_type == CellType::q8_0) {
-                        x = Simd::mul(load_value<CellType::q8_0>(tile.v[c], d), Simd::set1(tile.scales.v[d / kBlock][c]));
+                        x = Simd::mul(load_value<CellType::q8_0, D>(tile.v[c], d, dim), Simd::set1(tile.scales.v[d / kBlock][c]));
                     } else {
-                        x = load_value<CellType::f16>(tile.v[c], d);
+                        x = load_value<CellType::f16, D>(tile.v[c], d, dim);
                     }
-                    x = Simd::sub(x, Simd::load(out + d * 4));
+                    x = Simd::sub(x, load_floats<D>(out, d, dim));
                     apart = Simd::fma(x, x, apart);
                 }
                 variance += static_cast<double>((1.0f - 1.0f / weight) * share * share * Simd::sum(apart));
@@ -442,6 +447,7 @@ inline void process(const AttendProblem & problem, const AttendPlan & plan, char
         case 96: return process_of<96>(problem, plan, workspace, ith);
         case 128: return process_of<128>(problem, plan, workspace, ith);
         case 256: return process_of<256>(problem, plan, workspace, ith);
+        default: return process_of<kAny>(problem, plan, workspace, ith);
     }
 }
 

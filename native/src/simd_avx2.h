@@ -14,6 +14,8 @@ struct Simd {
     static constexpr int kLanes = 8;
     static constexpr int kRows = 3;
     static constexpr int kPvVectors = 4;
+    static constexpr int kPromptPanels = 2;
+    static constexpr int prompt_rows(int n) { return n == 1 ? 8 : 4; }
     static constexpr bool kBiasedK = false;
 
     using F = __m256;
@@ -38,6 +40,9 @@ struct Simd {
 
     static void prefetch(const char * p) { _mm_prefetch(p, _MM_HINT_T1); }
     static F load_f16(const char * p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))); }
+    static F load_some(const void * p, int) { return load(p); }
+    static void store_some(void * p, F a, int) { store(p, a); }
+    static F load_some_f16(const char * p, int) { return load_f16(p); }
     static F gather_f16(const char * p, size_t stride) {
         return _mm256_cvtph_ps(gather_8_halves(p, stride));
     }
@@ -175,6 +180,30 @@ struct Simd {
         return _mm256_packs_epi16(first, _mm256_mulhrs_epi16(_mm256_unpackhi_epi8(a, izero()), hi));
     }
     static F dup_f16(const char * p) { return _mm256_cvtph_ps(_mm_set1_epi16(half_bits(p))); }
+
+    template <int N>
+    static I left(I a) {
+        return _mm256_slli_epi32(a, N);
+    }
+    static bool any_above(F a, F b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)) != 0; }
+    static F where_bits(I a, I bits, F yes, F no) {
+        return _mm256_blendv_ps(yes, no, as_float(_mm256_cmpeq_epi32(_mm256_and_si256(a, bits), izero())));
+    }
+    static void transpose(F (&x)[8]) {
+        F a[8];
+        _Pragma("GCC unroll 2") for (int i = 0; i < 8; i += 4) {
+            const F ab0 = _mm256_unpacklo_ps(x[i], x[i + 1]), ab1 = _mm256_unpackhi_ps(x[i], x[i + 1]);
+            const F cd0 = _mm256_unpacklo_ps(x[i + 2], x[i + 3]), cd1 = _mm256_unpackhi_ps(x[i + 2], x[i + 3]);
+            a[i] = _mm256_shuffle_ps(ab0, cd0, 0x44);
+            a[i + 1] = _mm256_shuffle_ps(ab0, cd0, 0xee);
+            a[i + 2] = _mm256_shuffle_ps(ab1, cd1, 0x44);
+            a[i + 3] = _mm256_shuffle_ps(ab1, cd1, 0xee);
+        }
+        _Pragma("GCC unroll 4") for (int i = 0; i < 4; ++i) {
+            x[i] = _mm256_permute2f128_ps(a[i], a[4 + i], 0x20);
+            x[4 + i] = _mm256_permute2f128_ps(a[i], a[4 + i], 0x31);
+        }
+    }
 };
 
 }  // namespace

@@ -13,6 +13,8 @@ struct Simd {
     static constexpr int kLanes = 16;
     static constexpr int kRows = 4;       // query rows per register block
     static constexpr int kPvVectors = 4;  // output vectors per row and register block
+    static constexpr int kPromptPanels = 3;                       // vectors of rows of a prompt's register block,
+    static constexpr int prompt_rows(int) { return 8; }           // and rows against so many vectors
 #ifdef __AVX512VNNI__
     static constexpr bool kBiasedK = true;  // dot4() sees k + 128
 #else
@@ -37,6 +39,11 @@ struct Simd {
 
     static void prefetch(const char * p) { _mm_prefetch(p, _MM_HINT_T1); }
     static F load_f16(const char * p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))); }
+    // Where only n values are left of a row, 8 or at least kLanes: what lies behind them is not touched, and read as 0.
+    static __mmask16 some(int n) { return n < kLanes ? 0xff : 0xffff; }
+    static F load_some(const void * p, int n) { return _mm512_maskz_loadu_ps(some(n), p); }
+    static void store_some(void * p, F a, int n) { _mm512_mask_storeu_ps(p, some(n), a); }
+    static F load_some_f16(const char * p, int n) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(some(n), p)); }
     // Halves `stride` bytes apart.
     static F gather_f16(const char * p, size_t stride) {
         const __m128i lo = gather_8_halves(p, stride), hi = gather_8_halves(p + 8 * stride, stride);
@@ -218,6 +225,37 @@ struct Simd {
         return _mm512_packs_epi16(first, _mm512_mulhrs_epi16(_mm512_unpackhi_epi8(a, izero()), hi));
     }
     static F dup_f16(const char * p) { return _mm512_cvtph_ps(_mm256_set1_epi16(half_bits(p))); }
+
+    // ---- prompts: a lane is a row ----
+
+    template <int N>
+    static I left(I a) {
+        return _mm512_slli_epi32(a, N);
+    }
+    static bool any_above(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0; }
+    static F where_bits(I a, I bits, F yes, F no) {  // a & bits ? yes : no
+        return _mm512_mask_mov_ps(no, _mm512_test_epi32_mask(a, bits), yes);
+    }
+    // Lane j of x[i] changes places with lane i of x[j].
+    static void transpose(F (&x)[16]) {
+        F a[16];
+        _Pragma("GCC unroll 4") for (int i = 0; i < 16; i += 4) {
+            const F ab0 = _mm512_unpacklo_ps(x[i], x[i + 1]), ab1 = _mm512_unpackhi_ps(x[i], x[i + 1]);
+            const F cd0 = _mm512_unpacklo_ps(x[i + 2], x[i + 3]), cd1 = _mm512_unpackhi_ps(x[i + 2], x[i + 3]);
+            a[i] = _mm512_shuffle_ps(ab0, cd0, 0x44);
+            a[i + 1] = _mm512_shuffle_ps(ab0, cd0, 0xee);
+            a[i + 2] = _mm512_shuffle_ps(ab1, cd1, 0x44);
+            a[i + 3] = _mm512_shuffle_ps(ab1, cd1, 0xee);
+        }
+        _Pragma("GCC unroll 4") for (int i = 0; i < 4; ++i) {  // a[4 r + i]: columns i, 4 + i, 8 + i and 12 + i of rows 4 r and on
+            const F lo0 = _mm512_shuffle_f32x4(a[i], a[4 + i], 0x88), lo1 = _mm512_shuffle_f32x4(a[i], a[4 + i], 0xdd);
+            const F hi0 = _mm512_shuffle_f32x4(a[8 + i], a[12 + i], 0x88), hi1 = _mm512_shuffle_f32x4(a[8 + i], a[12 + i], 0xdd);
+            x[i] = _mm512_shuffle_f32x4(lo0, hi0, 0x88);
+            x[8 + i] = _mm512_shuffle_f32x4(lo0, hi0, 0xdd);
+            x[4 + i] = _mm512_shuffle_f32x4(lo1, hi1, 0x88);
+            x[12 + i] = _mm512_shuffle_f32x4(lo1, hi1, 0xdd);
+        }
+    }
 };
 
 }  // namespace

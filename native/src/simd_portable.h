@@ -15,6 +15,8 @@ struct Simd {
     static constexpr int kLanes = 8;
     static constexpr int kRows = 2;
     static constexpr int kPvVectors = 2;
+    static constexpr int kPromptPanels = 1;
+    static constexpr int prompt_rows(int) { return 4; }
     static constexpr bool kBiasedK = false;
 
     struct F {
@@ -98,6 +100,9 @@ struct Simd {
             return x;
         });
     }
+    static F load_some(const void * p, int) { return load(p); }
+    static void store_some(void * p, const F & a, int) { store(p, a); }
+    static F load_some_f16(const char * p, int) { return load_f16(p); }
     static F gather_f16(const char * p, size_t stride) {
         char halves[16];
         for (int i = 0; i < 8; ++i) {
@@ -358,6 +363,28 @@ struct Simd {
         return iload(out);
     }
     static F dup_f16(const char * p) { return gather_f16(p, 0); }
+
+    template <int N>
+    static I left(const I & a) {
+        return imap([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(a.x[i]) << N); });
+    }
+    static bool any_above(const F & a, const F & b) {
+        bool any = false;
+        for (int i = 0; i < 8; ++i) {
+            any = any || a.x[i] > b.x[i];
+        }
+        return any;
+    }
+    static F where_bits(const I & a, const I & bits, const F & yes, const F & no) {
+        return map([&](int i) { return (a.x[i] & bits.x[i]) != 0 ? yes.x[i] : no.x[i]; });
+    }
+    static void transpose(F (&x)[8]) {
+        F rows[8];
+        for (int i = 0; i < 8; ++i) {
+            rows[i] = map([&](int j) { return x[j].x[i]; });
+        }
+        memcpy(x, rows, sizeof(rows));
+    }
 };
 
 }  // namespace

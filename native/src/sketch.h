@@ -20,7 +20,7 @@ constexpr int kGroupCells = 64;
 // The sketches of one layer and one stream. `data` is 64-byte aligned. A group that was never built must not be scanned.
 struct Sketch {
     SketchKind kind;
-    int head_dim;  // 64, 80, 96, 128 or 256
+    int head_dim;  // one that attend_supports()
     int n_head_kv;
     int n_groups;
     char * data;   // sketch_bytes()

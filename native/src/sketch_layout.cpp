@@ -7,7 +7,7 @@
 namespace edgekv {
 
 SketchLayout sketch_layout(int head_dim, int n_groups) {
-    assert(head_dim % 16 == 0);
+    assert(head_dim % 8 == 0 && head_dim <= kMaxHeadDim);
     SketchLayout layout{};
     layout.padded = (head_dim + 63) / 64 * 64;
     layout.n_dwords = (head_dim + 31) / 32 * 3;

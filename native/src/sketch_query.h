@@ -23,24 +23,26 @@ inline const char * query_row(const SketchQuery & query, int token, int head) {
 }
 
 inline void prepare_row(int head_dim, int padded, const char * src, float scale, char * row) {
-    alignas(64) float q[256];
+    alignas(64) float q[kMaxHeadDim];
     F top = Simd::zero();
     for (int i = 0; i < head_dim; i += kLanes) {
-        const F x = Simd::mul(Simd::load(src + i * 4), Simd::set1(scale));
+        const F x = Simd::mul(Simd::load_some(src + i * 4, head_dim - i), Simd::set1(scale));
         Simd::store(q + i, x);
         top = Simd::max(top, Simd::max(x, Simd::sub(Simd::zero(), x)));
     }
     const float amax = Simd::reduce_max(top);
     const float inverse = amax > 1e-30f ? kFineMax / amax : 0.0f;
     const F to_fine = Simd::set1(inverse), to_coarse = Simd::set1(inverse * (static_cast<float>(kCoarseMax) / kFineMax));
-    alignas(64) int32_t fine[256] = {}, coarse[256] = {};
+    alignas(64) int32_t fine[kMaxHeadDim], coarse[kMaxHeadDim];
+    memset(fine, 0, static_cast<size_t>(padded) * sizeof(int32_t));
+    memset(coarse, 0, static_cast<size_t>(padded) * sizeof(int32_t));
     for (int i = 0; i < head_dim; i += kLanes) {
         Simd::istore(fine + i, Simd::to_int(Simd::mul(Simd::load(q + i), to_fine)));
         Simd::istore(coarse + i, Simd::to_int(Simd::mul(Simd::load(q + i), to_coarse)));
     }
 
-    int16_t words[256];
-    int8_t bytes[256];
+    int16_t words[kMaxHeadDim];
+    int8_t bytes[kMaxHeadDim];
     int sum = 0;
     for (int i = 0; i < padded; ++i) {
         words[(i % 16 < 8 ? 0 : padded / 2) + i / 16 * 8 + i % 8] = static_cast<int16_t>(fine[i]);

@@ -81,15 +81,22 @@ struct SketchedHead {
     const char * params(int group) const {
         return data + layout.params_offset + static_cast<size_t>(group) * static_cast<size_t>(layout.param_bytes);
     }
+    void fetch(int group) const {
+        const size_t at = static_cast<size_t>(group) * static_cast<size_t>(layout.code_bytes);
+        for (int i = 0; at < layout.params_offset && i < layout.code_bytes; i += 64) {
+            Simd::prefetch(data + at + i);
+        }
+    }
 };
 
-// NR query rows of one token.
-template <int D, int NR>
+// NR query rows of one token. T: triples of dwords that hold a cell's codes, or kAny.
+template <int T, int NR>
 class RowsScan {
 public:
-    RowsScan(const char * rows, float cap) : softcap(cap) {
+    RowsScan(const SketchLayout & layout, const char * rows, float cap) :
+        n_triples(T != kAny ? T : layout.n_dwords / 3), padded(T != kAny ? kMostPadded : layout.padded), softcap(cap) {
         for (int r = 0; r < NR; ++r) {
-            const char * row = rows + static_cast<size_t>(r) * row_bytes(kPadded);
+            const char * row = rows + static_cast<size_t>(r) * row_bytes(padded);
             const SketchRow header = row_header(row);
             q[r] = row + kRowQ;
             fine[r] = header.fine * 32768.0f;
@@ -99,8 +106,10 @@ public:
     }
 
     // Groups [first, end), three at a time on their way: the factors of one, the dot products of the one before, the shares of the one
-    // before that. So none waits for what it needs.
+    // before that. So none waits for what it needs. The first rows
+    // to pass over the codes fetch them in time.
     void run(const SketchedHead & head, const Sight * sight, int first, int end, const Shares & out, int first_row) {
+        const bool fetches = first_row == 0;
         const auto seen_from = [&](int group) {
             while (group < end && sight[group].visible == 0) {
                 for (int r = 0; r < NR; ++r) {
@@ -111,10 +120,17 @@ public:
             return group;
         };
         Stage *before = &stages[0], *now = &stages[1], *ahead = &stages[2];
+        if (fetches) {
+            head.fetch(first);
+            head.fetch(first + 1);
+        }
         before->group = end;
         for (now->group = seen_from(first), start(head, *now, end); now->group < end;) {
             ahead->group = seen_from(now->group + 1);
             start(head, *ahead, end);
+            if (fetches && ahead->group < end) {
+                head.fetch(ahead->group + 1);
+            }
             make_dots(head.codes(now->group), *now);
             if (before->group < end) {
                 share(*before, sight, out, first_row);
@@ -130,8 +146,8 @@ public:
     }
 
 private:
-    static constexpr int kTriples = (D + 31) / 32;
-    static constexpr int kPadded = (D + 63) / 64 * 64;
+    static constexpr int kMostTriples = T != kAny ? T : kMaxHeadDim / 32;
+    static constexpr int kMostPadded = (32 * kMostTriples + 63) / 64 * 64;
     static constexpr int kVectors = kGroupCells / kLanes;
     // vectors of cells that share the loads of the factors
     static constexpr int kKeys = NR * 4 <= Simd::kCodeChains ? 4 : NR * 2 <= Simd::kCodeChains ? 2 : 1;
@@ -140,7 +156,7 @@ private:
     // A group on its way. By row: logit = base + slope * dot.
     struct Stage {
         int group;
-        alignas(64) char factor[NR][kPadded];
+        alignas(64) char factor[NR][kMostPadded];
         alignas(64) float base[kLanes];
         alignas(64) float slope[kLanes];
         alignas(64) int32_t most[kLanes];  // of the dots
@@ -161,13 +177,23 @@ private:
         for (int r = 0; r < NR; ++r) {
             sums[r] = Simd::izero();
         }
-        EDGEKV_UNROLL
-        for (int i = 0; i < kPadded; i += 4 * kLanes) {
-            const I lows = Simd::iload(low + i), steps = Simd::iload(low + kPadded + i);
+        const int n = T != kAny ? kMostPadded : padded;
+        const auto scale_some = [&](int i) {
+            const I lows = Simd::iload(low + i), steps = Simd::iload(low + n + i);
             EDGEKV_UNROLL
             for (int r = 0; r < NR; ++r) {
-                sums[r] = Simd::dot4_stored(sums[r], lows, Simd::iload(q[r] + 2 * kPadded + i));
-                Simd::istore(s.factor[r] + i, Simd::scale_bytes(steps, Simd::iload(q[r] + i), Simd::iload(q[r] + kPadded + i)));
+                sums[r] = Simd::dot4_stored(sums[r], lows, Simd::iload(q[r] + 2 * n + i));
+                Simd::istore(s.factor[r] + i, Simd::scale_bytes(steps, Simd::iload(q[r] + i), Simd::iload(q[r] + n + i)));
+            }
+        };
+        if constexpr (T != kAny) {
+            EDGEKV_UNROLL
+            for (int i = 0; i < kMostPadded; i += 4 * kLanes) {
+                scale_some(i);
+            }
+        } else {
+            for (int i = 0; i < n; i += 4 * kLanes) {
+                scale_some(i);
             }
         }
         const I sum = Simd::idiff(fold_rows(sums, [](I a, I b) { return Simd::iadd(a, b); }), Simd::iload(excess));
@@ -205,8 +231,8 @@ private:
                     acc[k][r] = total[k][r] = Simd::izero();
                 }
             }
-            EDGEKV_UNROLL
-            for (int t = 0; t < kTriples; ++t) {
+            const int triples = T != kAny ? T : n_triples;
+            const auto dot_triple = [&](int t) {
                 I a[kKeys], b[kKeys], c[kKeys], code[kKeys];
                 const auto each = [&](auto op) {
                     EDGEKV_UNROLL
@@ -217,7 +243,7 @@ private:
                 EDGEKV_UNROLL
                 for (int k = 0; k < kKeys; ++k) {
                     const int cell = (v + k) * kLanes;
-                    const char * at = codes + (cell / kVectorCells * 3 * kTriples + 3 * t) * kVectorBytes + cell % kVectorCells * 4;
+                    const char * at = codes + (cell / kVectorCells * 3 * triples + 3 * t) * kVectorBytes + cell % kVectorCells * 4;
                     a[k] = Simd::iload(at);
                     b[k] = Simd::iload(at + kVectorBytes);
                     c[k] = Simd::iload(at + 2 * kVectorBytes);
@@ -238,7 +264,7 @@ private:
                 dot_quad<6>(acc, code, s, t);
                 each([&](int k) { return Simd::iand(Simd::select(three, Simd::right<6>(c[k]), Simd::right<5>(b[k])), seven); });
                 dot_quad<7>(acc, code, s, t);
-                if (t % kFlush == kFlush - 1 || t == kTriples - 1) {
+                if (t % kFlush == kFlush - 1 || t == triples - 1) {
                     EDGEKV_UNROLL
                     for (int k = 0; k < kKeys; ++k) {
                         EDGEKV_UNROLL
@@ -247,6 +273,16 @@ private:
                             acc[k][r] = Simd::izero();
                         }
                     }
+                }
+            };
+            if constexpr (T != kAny) {
+                EDGEKV_UNROLL
+                for (int t = 0; t < T; ++t) {
+                    dot_triple(t);
+                }
+            } else {
+                for (int t = 0; t < triples; ++t) {
+                    dot_triple(t);
                 }
             }
             EDGEKV_UNROLL
@@ -334,6 +370,7 @@ private:
     }
 
     const char * q[NR];
+    int n_triples, padded;
     float softcap;
     alignas(64) float fine[kLanes] = {};
     alignas(64) float coarse[kLanes] = {};
@@ -343,7 +380,7 @@ private:
 
 constexpr int kBlockGroups = 16;  // stay in the cache while all rows pass over them
 
-template <int D>
+template <int T>
 void scan_head(const SketchedHead & head, const SketchQuery & query, const char * prepared, int first, int n, const Shares & out) {
     const size_t bytes = row_bytes(head.layout.padded);
     for (int from = first; from < first + n; from += kBlockGroups) {
@@ -352,7 +389,7 @@ void scan_head(const SketchedHead & head, const SketchQuery & query, const char 
             const Sight * sight = query.sight + static_cast<size_t>(token) * query.sight_stride;
             const int row = token * query.group;
             const auto some = [&](auto rows, int done) {
-                RowsScan<D, decltype(rows)::n> scan(prepared + static_cast<size_t>(row + done) * bytes, query.softcap);
+                RowsScan<T, decltype(rows)::n> scan(head.layout, prepared + static_cast<size_t>(row + done) * bytes, query.softcap);
                 scan.run(head, sight, from, end, out, row + done);
             };
             const int n_parts = (query.group + Simd::kRows - 1) / Simd::kRows;
@@ -373,18 +410,19 @@ void scan_head(const SketchedHead & head, const SketchQuery & query, const char 
 inline void scan(const Sketch & sketch, const SketchLayout & layout, const SketchQuery & query, const char * prepared, int head, int first,
                  int n, const Shares & out) {
     const SketchedHead of_head{layout, sketch.data + static_cast<size_t>(head) * layout.head_bytes};
-    switch (sketch.head_dim) {
-        case 64: return scan_head<64>(of_head, query, prepared, first, n, out);
-        case 80: return scan_head<80>(of_head, query, prepared, first, n, out);
-        case 96: return scan_head<96>(of_head, query, prepared, first, n, out);
-        case 128: return scan_head<128>(of_head, query, prepared, first, n, out);
-        case 256: return scan_head<256>(of_head, query, prepared, first, n, out);
+    switch (layout.n_dwords / 3) {
+        case 2: return scan_head<2>(of_head, query, prepared, first, n, out);
+        case 3: return scan_head<3>(of_head, query, prepared, first, n, out);
+        case 4: return scan_head<4>(of_head, query, prepared, first, n, out);
+        case 8: return scan_head<8>(of_head, query, prepared, first, n, out);
+        default: return scan_head<kAny>(of_head, query, prepared, first, n, out);
     }
 }
 
 // A group without a sketch.
 template <int D>
-void scan_keys_of(const SketchKeys & keys, const SketchQuery & query, int head, int group, const Shares & out) {
+void scan_keys_of(const SketchKeys & keys, int head_dim, const SketchQuery & query, int head, int group, const Shares & out) {
+    const int dim = dim_of<D>(head_dim);
     const char * first = keys.k + static_cast<size_t>(group) * kGroupCells * keys.stride_cell + static_cast<size_t>(head) * keys.stride_head;
     for (int token = 0; token < query.n_tokens; ++token) {
         const uint64_t visible = query.sight[static_cast<size_t>(token) * query.sight_stride + static_cast<size_t>(group)].visible;
@@ -395,13 +433,13 @@ void scan_keys_of(const SketchKeys & keys, const SketchQuery & query, int head, 
                 continue;
             }
             const char * q = query_row(query, token, g);
-            alignas(64) float key[D], logits[kGroupCells] = {};
+            alignas(64) float key[most_dim<D>()], logits[kGroupCells] = {};
             for (uint64_t left = visible; left != 0; left &= left - 1) {
                 const int cell = __builtin_ctzll(left);
-                load_key<D>(keys.type, first + static_cast<size_t>(cell) * keys.stride_cell, key);
+                load_key<D>(keys.type, first + static_cast<size_t>(cell) * keys.stride_cell, dim, key);
                 F dot = Simd::zero();
-                for (int i = 0; i < D; i += kLanes) {
-                    dot = Simd::fma(Simd::load(key + i), Simd::load(q + i * 4), dot);
+                for (int i = 0; i < dim; i += kLanes) {
+                    dot = Simd::fma(Simd::load(key + i), load_floats<D>(q, i, dim), dot);
                 }
                 logits[cell] = Simd::sum(dot) * query.scale;
             }
@@ -412,11 +450,12 @@ void scan_keys_of(const SketchKeys & keys, const SketchQuery & query, int head, 
 
 inline void scan_keys(const SketchKeys & keys, int head_dim, const SketchQuery & query, int head, int group, const Shares & out) {
     switch (head_dim) {
-        case 64: return scan_keys_of<64>(keys, query, head, group, out);
-        case 80: return scan_keys_of<80>(keys, query, head, group, out);
-        case 96: return scan_keys_of<96>(keys, query, head, group, out);
-        case 128: return scan_keys_of<128>(keys, query, head, group, out);
-        case 256: return scan_keys_of<256>(keys, query, head, group, out);
+        case 64: return scan_keys_of<64>(keys, head_dim, query, head, group, out);
+        case 80: return scan_keys_of<80>(keys, head_dim, query, head, group, out);
+        case 96: return scan_keys_of<96>(keys, head_dim, query, head, group, out);
+        case 128: return scan_keys_of<128>(keys, head_dim, query, head, group, out);
+        case 256: return scan_keys_of<256>(keys, head_dim, query, head, group, out);
+        default: return scan_keys_of<kAny>(keys, head_dim, query, head, group, out);
     }
 }
 

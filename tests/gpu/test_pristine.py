@@ -32,7 +32,7 @@ def compared(decoded, synthetic):
     return compare
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 72, 80, 96, 112, 128, 192, 256])
 def test_head_sizes(compared, head_dim: int):
     compared("llama", head_dim=head_dim)
 

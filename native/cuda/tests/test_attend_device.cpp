@@ -262,7 +262,7 @@ void check_case(const Case & c, uint64_t seed) {
 
 // Walks lists of different lengths side by side; `random` decides what the lengths do not decorrelate.
 void check_all(int n_each, double work) {
-    const int dims[] = {64, 80, 96, 128, 256};
+    const int dims[] = {64, 80, 96, 128, 256, 72, 112, 192};
     const int groups[] = {1, 2, 3, 4, 5, 7, 8, 12, 16};
     const int tokens[] = {1, 1, 2, 3, 5, 16};
     const int cells[] = {1, 15, 16, 17, 27, 61, 113, 482, 577, 1110, 1541, 2047, 3330};
@@ -330,7 +330,9 @@ void check_supports() {
     expect(true, "groups of 16", [](AttendProblem & p) { p.n_head = 32; });
     expect(false, "groups of 17", [](AttendProblem & p) { p.n_head = 34; });
     expect(false, "heads that do not divide", [](AttendProblem & p) { p.n_head = 7; });
-    expect(false, "head_dim 72", [](AttendProblem & p) { p.head_dim = 72; });
+    expect(true, "head_dim 72", [](AttendProblem & p) { p.head_dim = 72; });
+    expect(false, "head_dim 88", [](AttendProblem & p) { p.head_dim = 88; });
+    expect(false, "head_dim 512", [](AttendProblem & p) { p.head_dim = 512; });
     expect(false, "q8_0 of 80", [](AttendProblem & p) { p.head_dim = 80, p.v_type = CellType::q8_0; });
     expect(false, "f16 rows off 16 bytes", [](AttendProblem & p) { p.k_stride_cell = 520; });
     expect(true, "q8_0 rows off 16 bytes", [](AttendProblem & p) { p.k_type = CellType::q8_0, p.k_stride_head = 138; });

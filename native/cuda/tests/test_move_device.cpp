@@ -323,7 +323,7 @@ int main() {
     const int cells[] = {1, 15, 16, 27, 61, 113, 482, 577, 1110};
     const int heads[] = {1, 2, 3, 8};
     uint64_t seed = 0;
-    for (int head_dim : {64, 80, 96, 128, 256}) {
+    for (int head_dim : {64, 80, 96, 128, 256, 72, 112, 192}) {
         for (int types = 0; types < 4; ++types) {
             const CellType k_type = types & 1 ? CellType::q8_0 : CellType::f16,
                            v_type = types & 2 ? CellType::q8_0 : CellType::f16;

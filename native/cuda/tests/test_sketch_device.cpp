@@ -267,7 +267,7 @@ void check_case(const Case & c, uint64_t seed, gpu::Stream stream) {
 }
 
 void check_all() {
-    const int dims[] = {64, 80, 96, 128, 256};
+    const int dims[] = {64, 80, 96, 128, 256, 72, 112, 192};
     const int groups[] = {1, 2, 3, 4, 5, 7, 8, 16};
     const int tokens[] = {1, 1, 1, 2, 3, 5, 16};
     const int n_groups[] = {1, 2, 3, 5, 9, 17};

@@ -243,7 +243,7 @@ void check_case(const Case & c, uint64_t seed, gpu::Stream stream) {
 }
 
 void check_all() {
-    const int dims[] = {64, 80, 96, 128, 256};
+    const int dims[] = {64, 80, 96, 128, 256, 72, 112, 192};
     const int heads[] = {1, 2, 3, 8, 13};
     const int tokens[] = {0, 1, 1, 2, 5, 16, 27};
     gpu::Stream stream = nullptr;

@@ -19,7 +19,8 @@
 
 namespace edgekv {
 
-enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2 };
+// The last two are for prompts; what they have no kernel of runs as avx512.
+enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, avx512bf16 = 3, amx = 4 };
 
 enum class CellType : int { f16 = 0, q8_0 = 1 };  // q8_0: blocks of 32 as {f16 scale; int8 x 32}
 
@@ -28,6 +29,7 @@ enum class MaskType : int { none = 0, f16 = 1, f32 = 2 };
 constexpr int kMaxQueryTokens = 16;
 constexpr int kMaxGroup = 128;  // query heads that share a KV head
 constexpr int kMaxHeadsKv = 256;
+constexpr int kMaxHeadDim = 512;
 
 // Counters at the start of a workspace, for every problem at the same place: no layer leaves numbers where another one counts.
 constexpr size_t kAttendHeaderBytes = 64 + kMaxHeadsKv * sizeof(uint32_t);
@@ -58,7 +60,7 @@ struct AttendHits {
 
 // All strides are in bytes. Rows of one head are contiguous; everything else goes through a stride.
 struct AttendProblem {
-    int head_dim;     // 64, 80, 96, 128 or 256 (q8_0: a multiple of 32)
+    int head_dim;     // see attend_supports()
     int n_head;       // query heads; a multiple of n_head_kv
     int n_head_kv;
     int n_tokens;     // query tokens, 1..kMaxQueryTokens
@@ -112,6 +114,7 @@ void attend_observe(const AttendProblem & problem, const void * workspace, int i
 bool isa_supported(Isa isa);  // compiled in and present on this CPU
 Isa isa_best();
 const char * isa_name(Isa isa);
+// Head sizes 64, 72, 80, 96, 112, 128, 192, 256 and 512; with q8_0 those that are multiples of 32.
 bool attend_supports(int head_dim, CellType k_type, CellType v_type);
 
 // The specification: double precision, plain loops, single thread; reads home only and counts no hits, only errors. With K in q8_0 a query is part of the specification in its

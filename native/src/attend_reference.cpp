@@ -1,13 +1,21 @@
-// The specification of decode attention, in double precision.
+// The specifications of attend.h and prompt.h, in double precision.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
-#include "attend.h"
+#include "prompt.h"
 
 namespace edgekv {
 namespace {
+
+// What one specification does otherwise than the other.
+struct Rules {
+    bool quantised_queries;  // where K is q8_0
+    const uint8_t * dropped;
+    size_t dropped_stride;
+    int first_observed;  // token
+};
 
 template <class T>
 T read(const char * p) {
@@ -44,13 +52,14 @@ double mask_value(const AttendProblem & p, int token, int cell) {
     return 0.0;
 }
 
-std::vector<double> query(const AttendProblem & p, int token, int head) {
+std::vector<double> query(const AttendProblem & p, const Rules & rules, int token, int head) {
     const char * src = p.q + static_cast<size_t>(token) * p.q_stride_token + static_cast<size_t>(head) * p.q_stride_head;
     std::vector<double> q(static_cast<size_t>(p.head_dim));
     for (int i = 0; i < p.head_dim; ++i) {
         q[i] = read<float>(src + 4 * i);
     }
-    for (int b = 0; p.k_type == CellType::q8_0 && b < p.head_dim / 32; ++b) {
+    const bool quantised = rules.quantised_queries && p.k_type == CellType::q8_0;
+    for (int b = 0; quantised && b < p.head_dim / 32; ++b) {
         float amax = 0.0f;
         for (int i = 32 * b; i < 32 * b + 32; ++i) {
             amax = std::fmax(amax, std::fabs(static_cast<float>(q[i])));
@@ -64,11 +73,12 @@ std::vector<double> query(const AttendProblem & p, int token, int head) {
 }
 
 // What the exponential of a cell's logit is multiplied with; 0: the cell is not attended.
-std::vector<double> weights(const AttendProblem & p, int token, int kv) {
+std::vector<double> weights(const AttendProblem & p, const Rules & rules, int token, int kv) {
     std::vector<double> of_cell(static_cast<size_t>(p.n_cells));
     if (p.rows.stride == 0) {
+        const uint8_t * dropped = rules.dropped ? rules.dropped + static_cast<size_t>(kv) * rules.dropped_stride : nullptr;
         for (int c = 0; c < p.n_cells; ++c) {
-            of_cell[c] = mask_value(p, token, c) == -INFINITY ? 0.0 : 1.0;
+            of_cell[c] = mask_value(p, token, c) == -INFINITY || (dropped && dropped[c / p.page_tokens]) ? 0.0 : 1.0;
         }
         return of_cell;
     }
@@ -108,18 +118,16 @@ void add_error(const AttendProblem & p, int kv, const std::vector<double> & coun
     p.hits[kv].n_errors += 1.0;
 }
 
-}  // namespace
-
-void attend_reference(const AttendProblem & p) {
+void attend_all(const AttendProblem & p, const Rules & rules) {
     const int group = p.n_head / p.n_head_kv;
     const int n_pages = (p.n_cells + p.page_tokens - 1) / p.page_tokens;
     std::vector<double> logit(static_cast<size_t>(p.n_cells));
     for (int kv = 0; kv < p.n_head_kv; ++kv) {
         for (int t = 0; t < p.n_tokens; ++t) {
             std::vector<double> page_max(static_cast<size_t>(n_pages)), page_sum(static_cast<size_t>(n_pages));
-            const std::vector<double> counts = weights(p, t, kv);
+            const std::vector<double> counts = weights(p, rules, t, kv);
             for (int head = kv * group; head < (kv + 1) * group; ++head) {
-                const std::vector<double> q = query(p, t, head);
+                const std::vector<double> q = query(p, rules, t, head);
                 double max = p.sinks != nullptr ? p.sinks[head] : -INFINITY;
                 for (int c = 0; c < p.n_cells; ++c) {
                     const double bias = p.rows.stride == 0 ? mask_value(p, t, c) : 0.0;
@@ -165,15 +173,26 @@ void attend_reference(const AttendProblem & p) {
                 }
             }
             for (int page = 0; page < n_pages; ++page) {
-                if (p.mass_max != nullptr) {
+                if (p.mass_max != nullptr && t >= rules.first_observed) {
                     p.mass_max[static_cast<size_t>(kv) * p.mass_stride + page] += static_cast<float>(page_max[page]);
                 }
-                if (p.mass_sum != nullptr) {
+                if (p.mass_sum != nullptr && t >= rules.first_observed) {
                     p.mass_sum[static_cast<size_t>(kv) * p.mass_stride + page] += static_cast<float>(page_sum[page]);
                 }
             }
         }
     }
+}
+
+}  // namespace
+
+void attend_reference(const AttendProblem & p) {
+    attend_all(p, {true, nullptr, 0, 0});
+}
+
+void prompt_reference(const PromptProblem & problem) {
+    const int n = problem.attend.n_tokens;
+    attend_all(problem.attend, {false, problem.dropped, problem.dropped_stride, prompt_first_token(n, prompt_token_blocks(n) - 1)});
 }
 
 }  // namespace edgekv

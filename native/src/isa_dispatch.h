@@ -22,6 +22,8 @@ inline bool has_vnni() {
 template <class Table>
 const Table & kernels_for(Isa isa, const Table & portable, const Table & avx2, const Table & avx512, const Table & avx512vnni) {
     switch (isa) {
+        case Isa::amx:
+        case Isa::avx512bf16:
         case Isa::avx512: return has_vnni() ? avx512vnni : avx512;
         case Isa::avx2: return avx2;
         case Isa::portable: break;

@@ -14,6 +14,8 @@ SampleResult sample_rows(const SampleProblem & problem, Isa isa) {
     const SubnormalsAreZero fast;
 #if defined(__x86_64__) || defined(_M_X64)
     switch (isa) {
+        case Isa::amx:
+        case Isa::avx512bf16:
         case Isa::avx512: return kSampleAvx512(problem);
         case Isa::avx2: return kSampleAvx2(problem);
         case Isa::portable: break;

@@ -1,0 +1,9 @@
+// Whether this processor, and the kernel that it runs, let us use tiles (AMX) and bf16 products.
+#pragma once
+
+namespace edgekv {
+
+bool tiles_usable();  // AMX_TILE and AMX_BF16; asks the kernel for them once, for all threads of the process
+bool has_avx512_bf16();
+
+}  // namespace edgekv

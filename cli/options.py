@@ -11,7 +11,7 @@ import click
 
 from edgekv.config import AUTO_ARENA, AUTO_DEVICE, DEVICES, Attend, Keep, KvOptions, parse_bytes, parse_resolution
 from edgekv.errors import ConfigError
-from edgekv.vocab import CacheType, DeviceKind, KvMode, SketchKind
+from edgekv.vocab import CacheType, DeviceKind, KvMode, PromptReading, SketchKind
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -89,13 +89,13 @@ def _choices(kind: type) -> click.Choice:
 
 
 _KV_FIELDS = {
-    "kv": "mode", "resolution": "resolution", "sketch": "sketch", "attend": "attend", "kv_budget": "kv_budget", "policy": "policy",
+    "kv": "mode", "resolution": "resolution", "kv_prompts": "prompts", "sketch": "sketch", "attend": "attend", "kv_budget": "kv_budget", "policy": "policy",
     "prefetch": "prefetch", "keep": "keep", "page_tokens": "page_tokens", "type_k": "type_k", "type_v": "type_v", "device": "device",
     "kv_vram": "kv_vram",
 }
 """Parameter: field of KvOptions."""
 
-_MODES_OF = {**dict.fromkeys(("resolution", "sketch", "attend", "kv_budget", "prefetch"), (KvMode.SPARSE,)),
+_MODES_OF = {**dict.fromkeys(("resolution", "kv_prompts", "sketch", "attend", "kv_budget", "prefetch"), (KvMode.SPARSE,)),
              "policy": (KvMode.SPARSE, KvMode.EVICT), "keep": (KvMode.EVICT,)}
 """Parameters that do nothing in the other modes."""
 
@@ -108,6 +108,10 @@ _KV_OPTIONS = [
                help="Mode sparse: a token with more than 1/C of a head's attention is read for certain, the others by chance and with the "
                     "weight of those they stand for; twice the C reads some 40 % more, with an error some 40 % smaller. Contexts of up "
                     f"to {KvOptions.exact_tokens} tokens are attended whole.  [default: {KvOptions.resolution:g}]"),
+    _kv_option("--kv-prompts", type=_choices(PromptReading),
+               help="Mode sparse: what tokens attend while a prompt is read. "
+                    + "; ".join(f"{reading.value}: {reading.description}" for reading in PromptReading)
+                    + f".  [default: {KvOptions.prompts.value}]"),
     _kv_option("--kv-budget", type=Parsed("kv_budget", _budget), metavar=f"BYTES|{AUTO}",
                help="Mode sparse: size of the arena, fast memory for copies of hot pages, e.g. 512MiB; 0 for none; on a GPU "
                     f"--kv-vram sets it.  [default: {AUTO}, {100 * AUTO_ARENA:g} % of the pages]"),
@@ -191,7 +195,11 @@ def _refuse_useless(kv: KvOptions, named: set[str]) -> None:
             these = " and ".join(mode.value for mode in modes)
             raise ConfigError(f"--{name.replace('_', '-')} works in mode{'s' * (len(modes) > 1)} {these} only, and the mode is "
                               f"{kv.mode.value}; add --kv {modes[0].value}")
-    kv.check_effect(named, lambda name: f"--{name}")
+    options = {field: f"--{name.replace('_', '-')}" for name, field in _KV_FIELDS.items()}
+    kv.check_effect(named, options.__getitem__)
+    if kv.prompts is PromptReading.SPARSE and kv.device == DeviceKind.CUDA.value:
+        raise ConfigError("--kv-prompts sparse is for attention on the processor, and the device is cuda, where llama.cpp reads prompts; use "
+                          "--kv-prompts exact, or --device cpu")
     if "kv_vram" in named and kv.mode is KvMode.OFF:
         raise ConfigError("--kv-vram is for EdgeKV's attention, and the mode is off: llama.cpp then keeps all of the KV cache in GPU "
                           "memory; leave it out, or use --kv exact or --kv sparse")

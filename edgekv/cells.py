@@ -31,6 +31,9 @@ class StreamCells:
     n_used: int
     used_end: int
     """The last used cell + 1."""
+    read_sparsely: np.ndarray
+    """bool [cell]: the token was read by a sparse prompt (`KvOptions.prompts`), so that what the cell holds in all layers but the first is
+    approximate. What came from a saved state or another stream is not labelled."""
 
     def sequences(self, cell: int) -> set[int]:
         """Sequence numbers the cell belongs to."""
@@ -67,7 +70,8 @@ class Cells:
 
     def stream(self, stream: int = 0) -> StreamCells:
         native = core.cells(self._handle(), stream)
-        return StreamCells(native.positions, native.sequence_bits, native.changed, native.now, native.n_used, native.used_end)
+        return StreamCells(native.positions, native.sequence_bits, native.changed, native.now, native.n_used, native.used_end,
+                           native.read_sparsely)
 
     def stream_of(self, seq_id: int) -> int:
         """The stream that holds the cells of a sequence."""

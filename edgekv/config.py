@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TypeVar
 
 from edgekv.errors import ConfigError
-from edgekv.vocab import PAGE_TOKENS, CacheType, DeviceKind, KvMode, SketchKind, Split
+from edgekv.vocab import PAGE_TOKENS, CacheType, DeviceKind, KvMode, PromptReading, SketchKind, Split
 
 E = TypeVar("E", bound=Enum)
 
@@ -96,6 +96,10 @@ class KvOptions:
     """Mode sparse: a token with more than 1/resolution of a head's estimated attention is read for certain; the others are read by
     chance, in proportion to their estimate, and weigh what they stand for."""
     sketch: SketchKind = SketchKind.B3
+    prompts: PromptReading = PromptReading.EXACT
+    """Mode sparse with sketches: how batches of more than 16 tokens attend; not on a GPU."""
+    prompt_coverage: float = 0.99
+    """With sparse prompts: how much of the estimated attention of 128 tokens the blocks cover that they attend."""
     attend: Attend = Attend()
     """Mode sparse without sketches: the pages that each head attends."""
     exact_tokens: int = 768
@@ -129,11 +133,13 @@ class KvOptions:
     def __post_init__(self) -> None:
         for name, kind, noun in (("mode", KvMode, "KV mode"), ("type_k", CacheType, "K cache type"),
                                  ("type_v", CacheType, "V cache type"), ("split", Split, "budget split"),
-                                 ("sketch", SketchKind, "sketch")):
+                                 ("sketch", SketchKind, "sketch"), ("prompts", PromptReading, "way of reading prompts")):
             object.__setattr__(self, name, choice(kind, getattr(self, name), noun))
         object.__setattr__(self, "attend", Attend.parse(self.attend))
         object.__setattr__(self, "keep", Keep.parse(self.keep))
         object.__setattr__(self, "resolution", parse_resolution(self.resolution))
+        if not isinstance(self.prompt_coverage, float) or not 0 < self.prompt_coverage <= 1:
+            raise ConfigError(f"prompt_coverage is {self.prompt_coverage!r}; it must be a share above 0, such as {KvOptions.prompt_coverage:g}")
         for name, least in (("exact_tokens", 0), ("recent_tokens", 0), ("sink_tokens", 0), ("error_every", 0), ("plan_every", 1)):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be a whole number from {least}")
@@ -164,13 +170,17 @@ class KvOptions:
         it."""
         if self.mode is not KvMode.SPARSE:
             return
-        attend, resolution, sketch = (spelled(name) for name in ("attend", "resolution", "sketch"))
+        attend, resolution, sketch, prompts = (spelled(name) for name in ("attend", "resolution", "sketch", "prompts"))
         if "attend" in named and self.sketch is not SketchKind.NONE:
             raise ConfigError(f"{attend} says how much a head attends without sketches, and the sketch is {self.sketch.value}; "
                               f"use {resolution}, or {sketch} none")
         if "resolution" in named and self.sketch is SketchKind.NONE:
             raise ConfigError(f"{resolution} is for sampling by sketches, and the sketch is none; use {attend}, or {sketch} "
                               f"{SketchKind.B3.value}")
+
+        if self.prompts is PromptReading.SPARSE and self.sketch is SketchKind.NONE:
+            raise ConfigError(f"{prompts} sparse needs sketches to choose by, and the sketch is none; use {sketch} {SketchKind.B3.value}, "
+                              f"or {prompts} exact")
 
     @classmethod
     def from_env(cls, **overrides) -> KvOptions:
@@ -265,6 +275,7 @@ _VARIABLES = (
     ("type_v", "EDGEKV_TYPE_V", _text),
     ("resolution", "EDGEKV_RESOLUTION", _resolution),
     ("sketch", "EDGEKV_SKETCH", _text),
+    ("prompts", "EDGEKV_KV_PROMPTS", _text),
     ("attend", "EDGEKV_ATTEND", _text),
     ("split", "EDGEKV_SPLIT", _text),
     ("observe_prompt", "EDGEKV_OBSERVE_PROMPT", _boolean),

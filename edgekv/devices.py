@@ -71,7 +71,7 @@ def measured_mode(placement: Placement) -> KvMode:
     attention than stock is, and several times as fast; exact elsewhere."""
     from edgekv import _native
 
-    vectors = _native.info()["isa"] in ("avx2", "avx512")
+    vectors = _native.info()["isa"] != "portable"
     return KvMode.SPARSE if vectors and placement.kind is DeviceKind.HOST else KvMode.EXACT
 
 

@@ -35,6 +35,7 @@ def diagnose(model: Path | None = None, recalibrate: bool = False) -> dict[str, 
         "date": machine.stamp()["date"],
     }
     report |= _libraries()
+    report["weights"] = _weights() if report["libraries_error"] is None else None
     report["gpu"] = _gpu(report["backends"])
     report["devices"] = _devices(recalibrate) if report["backends"] is not None else []
     report |= _default_model()
@@ -54,6 +55,15 @@ def _libraries() -> dict[str, Any]:
     built = _built(info["libraries"])
     return {**{key: info[key] for key in keys}, "backends": sorted({name.partition("-")[0] for name in built}),
             "built_for": sorted(name.partition("-")[2] for name in built if name.startswith("cpu-")), "libraries_error": None}
+
+
+def _weights() -> dict[str, str | None]:
+    """By type of quantised weights: the layout that llama.cpp has kernels of its own for on this processor, the best first; None: none.
+    (Plain floats are left out: such a layout makes them no faster.)"""
+    from edgekv._native import weights
+
+    found = {name: layout for name, layout in weights.layouts().items() if name not in ("F16", "BF16")}
+    return dict(sorted(found.items(), key=lambda item: item[1] is None))
 
 
 def _built(libraries: dict[str, str]) -> set[str]:

@@ -93,7 +93,7 @@ class HeadMass:
 def observe(llama: Llama, tokens: list[int], n_steps: int = 1, recent_pages: int = RECENT_PAGES) -> HeadMass:
     """Read `tokens` into an empty context, the last `n_steps` of them as decode steps, whose attention is observed.
 
-    Attention of the tokens before them is not: they are read in batches, which run on the stock nodes.
+    Attention of the tokens before them is not: they are read in batches, which mode exact does not observe.
     Raises ConfigError if `n_steps` is less than 1, ContextOverflow if the tokens do not fit, EdgeKVError if no layer is hooked.
     """
     if n_steps < 1:
@@ -118,7 +118,7 @@ def observe(llama: Llama, tokens: list[int], n_steps: int = 1, recent_pages: int
     total = _Total(RoleMeter(len(hooked), max(layer.n_head_kv for layer in layers), recent_pages=recent_pages))
 
     def add(ubatch: Ubatch) -> None:
-        if ubatch.hooked:
+        if ubatch.n_observed:
             total.add(ubatch.mass_sum, next(n_used_ends))
 
     runtime.observers.append(add)

@@ -25,11 +25,12 @@ class Ubatch:
     it is what the rows that were read say of all: right on average over tokens."""
     n_tokens: int
     hooked: bool
-    """False where the stock nodes ran (prompts, mode off): the mass is zero then, or `n_observed` tokens'."""
+    """Whether nodes of ours attended, in one layer at least. False in mode off, and for prompts on a device."""
     page_tokens: int
     pages_per_stream: int
     n_observed: int = 0
-    """Tokens whose mass this is: those of a hooked ubatch, or the last ones of a prompt's (`KvOptions.observe_prompt`)."""
+    """Tokens whose mass this is: those of a decode step, or the last 16 of each stream of a prompt (`KvOptions.observe_prompt`). 0: nothing
+    was observed, and the mass is zero."""
 
 
 Observer = Callable[[Ubatch], None]

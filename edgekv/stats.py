@@ -11,7 +11,7 @@ class Stats:
 
     n_ubatches: int = 0
     n_ubatches_hooked: int = 0
-    """Ubatches attended by our kernel; the others (prompts, mode off) ran on the stock nodes."""
+    """Ubatches attended by our kernels; the others (mode off, prompts on a device) ran on the stock nodes."""
     n_tokens: int = 0
     n_tokens_hooked: int = 0
     python_seconds: float = 0.0

@@ -8,8 +8,8 @@ PAGE_TOKENS = 16
 """Cells per page: the unit of score, residency and migration."""
 
 MAX_QUERY_TOKENS = 16
-"""Query tokens of a stream that the decode attention serves at once: on the processor the longest ubatch, longer ones run on the stock
-nodes; on a device the largest group of one (native: kPlaneTokens)."""
+"""Query tokens of a stream that the decode attention serves at once: on the processor the longest ubatch, longer ones are prompts; on a
+device the largest group of one (native: kPlaneTokens)."""
 
 
 class KvMode(str, enum.Enum):
@@ -56,6 +56,23 @@ class SketchKind(str, enum.Enum):
 _SKETCH_DESCRIPTIONS = {
     SketchKind.B3: "3 bits for each key channel, in ranges that 64 tokens share",
     SketchKind.NONE: "no summary: the policy's score alone chooses pages, and the others are not attended",
+}
+
+
+class PromptReading(str, enum.Enum):
+    """What the tokens of a prompt attend while it is read, in mode sparse."""
+
+    EXACT = "exact"
+    SPARSE = "sparse"
+
+    @property
+    def description(self) -> str:
+        return _READING_DESCRIPTIONS[self]
+
+
+_READING_DESCRIPTIONS = {
+    PromptReading.EXACT: "all that they see",
+    PromptReading.SPARSE: "the blocks of 64 tokens that most of their attention goes to, by sketches; from 2,048 tokens on",
 }
 
 

@@ -42,6 +42,18 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return write
 
 
+@pytest.fixture
+def single_precision() -> Iterator[None]:
+    """Prompts in single precision, where the processor's own kernel rounds operands to bf16: for bounds tighter than that."""
+    from edgekv._native import core
+
+    before = core.isa()
+    if before in ("avx512bf16", "amx"):
+        core.set_isa("avx512")
+    yield
+    core.set_isa(before)
+
+
 @pytest.fixture(scope="session")
 def default_model() -> Path:
     """The real default model; tests that need it are skipped where the extra `demo` is not installed."""

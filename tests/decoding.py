@@ -8,12 +8,13 @@ import numpy as np
 
 
 def step_logits(llama, prompt: Sequence[int], steps: Sequence[Sequence[int]], mode: str) -> np.ndarray:
-    """Logits after every token of `steps`, float32 [token, n_vocab]: the prompt is read in one go, then one decode for each step.
-    The model must have been loaded with logits_all."""
+    """Logits after every token of `steps`, float32 [token, n_vocab]: the prompt is read by stock nodes, so that all modes begin with the
+    same rows, then one decode for each step. The model must have been loaded with logits_all."""
     llama.reset()
     llama._ctx.kv_cache_clear()
-    llama.kv.mode = mode
+    llama.kv.mode = "off"
     llama.eval(list(prompt))
+    llama.kv.mode = mode
     first = llama.n_tokens
     for tokens in steps:
         llama.eval(list(tokens))

@@ -35,8 +35,8 @@ def test_mass_sums_to_one(synthetic, kind: str, n_tokens: int, n_head: int, n_he
         seen = Recorder(run)
         context.decode(range(260, 350), range(90), [0] * 90)
         context.decode(range(260, 260 + n_tokens), range(90, 90 + n_tokens), [0] * n_tokens)
-        assert [step.hooked for step in seen.steps] == [False, True]
-        assert not seen.mass_sum[0].any(), "a prompt is not observed"
+        assert [(step.hooked, step.n_observed) for step in seen.steps] == [(True, 0), (True, n_tokens)]
+        assert not seen.mass_sum[0].any(), "mode exact does not observe prompts"
         step, mass_max, mass_sum = seen.steps[1], seen.mass_max[1], seen.mass_sum[1]
         assert step.n_tokens == n_tokens and step.page_tokens == PAGE
         assert step.layers == tuple(layer.il for layer in run.layers if layer.hooked)
@@ -121,7 +121,7 @@ def test_observing_can_be_turned_off(synthetic):
         context.decode([300], [40], [0])
         run.observe = True
         context.decode([301], [41], [0])
-        assert [step.hooked for step in seen.steps] == [False, True, True]
+        assert [(step.hooked, step.n_observed) for step in seen.steps] == [(True, 0), (True, 0), (True, 1)]
         assert not seen.mass_sum[1].any() and seen.mass_sum[2].any()
 
 

@@ -60,7 +60,7 @@ def test_contexts_are_independent(synthetic):
             thread.start()
         for thread in threads:
             thread.join()
-        assert first.stats.n_ubatches_hooked == 20 and second.stats.n_ubatches_hooked == 0
+        assert first.stats.n_ubatches_hooked == 21 and second.stats.n_ubatches_hooked == 0
     for i in range(2):
         np.testing.assert_array_equal(np.array(expected[i]), np.array(found[i]))
 
@@ -91,10 +91,10 @@ def test_the_mode_belongs_to_the_thread_that_decodes(synthetic):
         run.observers.clear()
         run.observers.append(lambda step: setattr(run, "mode", "off"))
         context.decode([271], [81], [0])
-        assert run.mode is KvMode.OFF and core.counters(run._native_handle()).n_hooked == 2
+        assert run.mode is KvMode.OFF and core.counters(run._native_handle()).n_hooked == 3
         run.observers.clear()
         context.decode([272], [82], [0])
-        assert core.counters(run._native_handle()).n_hooked == 2, "from the next step on"
+        assert core.counters(run._native_handle()).n_hooked == 3, "from the next step on"
 
         elsewhere(run)
         assert len(refused) == 2 and run.mode is KvMode.SPARSE, "nothing decodes"

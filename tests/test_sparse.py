@@ -110,6 +110,8 @@ def test_layers_may_differ_in_kv_heads(synthetic):
 @pytest.mark.parametrize(("kind", "shape", "types"), [
     ("llama", {}, {}), ("llama", {"head_dim": 80}, {}), ("llama", {"head_dim": 128, "n_head": 5, "n_head_kv": 1}, {}),
     ("llama", {"head_dim": 256}, {"type_k": "q8_0", "type_v": "q8_0"}), ("llama", {"head_dim": 96}, {"type_k": "q8_0"}),
+    ("llama", {"head_dim": 72}, {}), ("llama", {"head_dim": 112}, {}), ("llama", {"head_dim": 192}, {"type_v": "q8_0"}),
+    ("llama", {"head_dim": 512}, {}), ("llama", {"head_dim": 512}, {"type_k": "q8_0", "type_v": "q8_0"}),
     ("qwen3", {}, {}), ("gemma2", {}, {}), ("gpt-oss", {}, {}), ("lfm2", {}, {})])
 @pytest.mark.parametrize("sketch", ["b3", "none"])
 def test_with_everything_read_it_is_exact(synthetic, kind, shape, types, sketch):
@@ -418,15 +420,23 @@ def test_edgekv_0_runs_stock(synthetic):
 
 
 def test_every_instruction_set_gives_the_same_answers(synthetic):
+    """Where a prompt's operands are rounded to bf16 the chances of all rows are a little others, and the walk reads another sample: there
+    everything is read."""
     script = ("import sys, numpy as np, edgekv; llama = edgekv.Llama(sys.argv[1], kv='sparse', n_ctx=1024, verbose=False, logits_all=True); "
-              "llama.kv.configure(llama.kv.options.with_(resolution=200, exact_tokens=0)); "
+              "llama.kv.configure(llama.kv.options.with_(resolution=float(sys.argv[3]), exact_tokens=0)); "
               "rng = np.random.default_rng(0); llama.eval(rng.integers(260, 350, 600).tolist()); "
               "[llama.eval([int(t)]) for t in rng.integers(260, 350, 12)]; np.save(sys.argv[2], llama.scores[600:612])")
-    rows = []
-    for isa in core.isa_available():
+
+    def logits(isa: str, resolution: float) -> np.ndarray:
         path = synthetic("llama").parent / f"{isa}.npy"
-        subprocess.run([sys.executable, "-c", script, str(synthetic("llama")), str(path)], env=os.environ | {"EDGEKV_ISA": isa}, timeout=60,
-                       check=True)
-        rows.append(np.load(path))
-    for row in rows[1:]:  # other rounding, other marks of the walk: another sample of the same
-        assert np.median(kld(rows[0], row)) < 1e-3 and kld(rows[0], row).max() < 0.02
+        subprocess.run([sys.executable, "-c", script, str(synthetic("llama")), str(path), str(resolution)], env=os.environ | {"EDGEKV_ISA": isa},
+                       timeout=60, check=True)
+        return np.load(path)
+
+    sampled, whole = logits("portable", 200), logits("portable", 1e9)
+    for isa in core.isa_available()[1:]:
+        if isa in ("avx512bf16", "amx"):
+            assert kld(whole, logits(isa, 1e9)).max() < 1e-3
+        else:  # other rounding, other marks of the walk: another sample of the same
+            apart = kld(sampled, logits(isa, 200))
+            assert np.median(apart) < 1e-3 and apart.max() < 0.02

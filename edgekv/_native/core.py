@@ -12,7 +12,7 @@ import numpy as np
 from edgekv._native._core import ffi, lib
 from edgekv.config import AUTO_DEVICE, KvOptions
 from edgekv.errors import AbiMismatch, ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError, NativeError, NotPinned
-from edgekv.vocab import DeviceKind, KvMode, SketchKind
+from edgekv.vocab import DeviceKind, KvMode, PromptReading, SketchKind
 
 log = logging.getLogger("edgekv")
 
@@ -67,6 +67,11 @@ def enabled() -> bool:
 
 def isa() -> str:
     return ffi.string(lib.edgekv_isa_name(lib.edgekv_isa())).decode()
+
+
+def set_isa(name: str) -> None:
+    """Use another instruction set from the next ubatch on, while nothing decodes; for tests."""
+    _check(lib.edgekv_set_isa(isa_available().index(name)))
 
 
 def isa_available() -> list[str]:
@@ -125,6 +130,7 @@ def selection(options: KvOptions) -> dict:
         "tokens": options.attend.tokens, "exact_tokens": options.exact_tokens, "sink_tokens": options.sink_tokens,
         "recent_tokens": options.recent_tokens, "error_every": options.error_every, "keep_rows": options.keep_rows,
         "keep_tokens": options.keep_tokens,
+        "prompt_coverage": options.prompt_coverage if options.prompts is PromptReading.SPARSE else 0.0,
     }
 
 
@@ -334,6 +340,7 @@ class NativeCells:
     sequence_bits: np.ndarray
     changed: np.ndarray
     now: int
+    read_sparsely: np.ndarray
 
 
 def cells(handle: Handle, stream: int) -> NativeCells:
@@ -341,7 +348,15 @@ def cells(handle: Handle, stream: int) -> NativeCells:
     _check(lib.edgekv_get_cells(handle, stream, out))
     return NativeCells(
         out.n_cells, out.n_stream, out.n_used, out.used_end, _view(out.pos, np.int32, (out.n_cells,)),
-        _view(out.seq, np.uint64, (out.n_cells, out.n_seq_words)), _view(out.changed, np.uint64, (out.n_cells,)), out.now)
+        _view(out.seq, np.uint64, (out.n_cells, out.n_seq_words)), _view(out.changed, np.uint64, (out.n_cells,)), out.now,
+        np.zeros(out.n_cells, bool) if out.read_sparsely == ffi.NULL else _view(out.read_sparsely, np.bool_, (out.n_cells,)))
+
+
+def prompt_blocks(handle: Handle) -> tuple[int, int]:
+    """Of sparse prompts since the context was attached: blocks of 64 cells that were seen, and attended."""
+    seen, attended = ffi.new("int64_t *"), ffi.new("int64_t *")
+    lib.edgekv_get_prompt_blocks(handle, seen, attended)
+    return seen[0], attended[0]
 
 
 def stream_of(handle: Handle, seq_id: int) -> int:

@@ -78,7 +78,7 @@ typedef enum {
 typedef enum {
     EDGEKV_MODE_OFF   = 0, /* stock nodes */
     EDGEKV_MODE_EXACT = 1, /* every visible page for each token */
-    EDGEKV_MODE_SPARSE = 2, /* the selected pages, in ubatches small enough for the hook */
+    EDGEKV_MODE_SPARSE = 2, /* the selected pages; prompts attend every visible page */
     EDGEKV_MODE_EVICT  = 3, /* all pages but those that were dropped; host plane only */
 } edgekv_mode;
 
@@ -98,6 +98,8 @@ typedef struct {
     int recent_tokens;  /* ... and those with one of the newest so many; also what has no sketch yet, up to 63 of the newest */
     int error_every;    /* the error of a head is estimated for one in so many tokens, the heads in turn; 0: never */
     bool keep_rows;     /* edgekv_last_rows() knows what the last ubatch read */
+    float prompt_coverage; /* mode sparse with sketches: ubatches too long for the hook attend blocks of 64 cells that cover so much of
+                              their estimated attention; 0: all that they see */
     int keep_tokens;    /* mode evict: a cache made under these defaults has so many cells a stream, rounded up to 256; 0: no bound */
 } edgekv_selection;
 
@@ -135,7 +137,7 @@ typedef struct {
     edgekv_mode mode;
     int page_tokens; /* a multiple of 16 */
     bool observe;    /* keep attention mass */
-    bool observe_prompts; /* in modes sparse and evict also that of the last tokens of ubatches too long for the hook; host plane only */
+    bool observe_prompts; /* in modes sparse and evict also that of the last tokens of prompts, 16 of each stream; host plane only */
     edgekv_selection selection;
     edgekv_placement placement;
 } edgekv_params;
@@ -274,6 +276,8 @@ typedef struct {
     const uint64_t * seq;     /* [n_cells][n_seq_words] */
     const uint64_t * changed; /* [n_cells], clock time of the last change of position, sequences or K/V data */
     uint64_t now;             /* clock time */
+    const uint8_t * read_sparsely; /* [n_cells], not zero: read by a sparse prompt, so that K and V behind the first layer are approximate;
+                                      null: none was. What a state or another stream brought is not labelled. */
 } edgekv_cells;
 
 /* K or V rows of one layer, in place: element (stream, cell, head) at data + strides. Lives as long as the context. */
@@ -304,7 +308,7 @@ typedef struct {
 
 typedef struct {
     uint64_t n_ubatches;      /* computed to their end */
-    uint64_t n_hooked;        /* of these, attended by the hook */
+    uint64_t n_hooked;        /* of these, attended by the hook: decode steps and prompts */
     uint64_t n_tokens;
     uint64_t n_tokens_hooked;
     uint64_t n_cells_looked;  /* to find what changed before each ubatch: as many as changed, and their neighbours */
@@ -361,6 +365,9 @@ EDGEKV_API edgekv_status edgekv_set_selection(edgekv_context * ctx, const edgekv
 /* The arena: n_slots slots, 0 for none. Pages in slots that remain stay where they are; the caller has released the others. */
 EDGEKV_API edgekv_status edgekv_set_arena(edgekv_context * ctx, int n_slots);
 EDGEKV_API edgekv_status edgekv_get_hierarchy(const edgekv_context * ctx, edgekv_hierarchy * out);
+/* Sparse prompts since the context was attached: blocks of 64 cells that some token of an item saw, and of these those that it attended,
+   summed over items, KV heads and layers. */
+EDGEKV_API void edgekv_get_prompt_blocks(const edgekv_context * ctx, int64_t * seen, int64_t * attended);
 EDGEKV_API void edgekv_get_selected(const edgekv_context * ctx, edgekv_selected * out); /* [n_rows][n_heads] */
 
 /* Copies pages from home into their slots; nobody reads them there yet. */
@@ -457,6 +464,8 @@ EDGEKV_API edgekv_status edgekv_sample(edgekv_sample_args * args, int isa);
 EDGEKV_API const char * edgekv_isa_name(int isa);
 EDGEKV_API bool edgekv_isa_supported(int isa);
 EDGEKV_API int edgekv_isa(void); /* in use */
+/* Uses another one from the next ubatch on, while nothing decodes; for tests. EDGEKV_UNSUPPORTED where this processor has it not. */
+EDGEKV_API edgekv_status edgekv_set_isa(int isa);
 
 /* cffi: end */
 

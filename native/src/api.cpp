@@ -494,7 +494,9 @@ edgekv_status edgekv_get_cells(const edgekv_context * ctx, int stream, edgekv_ce
                                                            : "there is no stream " + std::to_string(stream));
     }
     *out = { (int) cells.n_cells, (int) cells.n_stream, (int) cells.n_used, (int) cells.used_end, (int) cells.n_seq_words,
-             cells.pos, cells.seq, cells.changed, cells.now };
+             cells.pos, cells.seq, cells.changed, cells.now,
+             ctx->read_sparsely ? reinterpret_cast<const uint8_t *>(ctx->read_sparsely.get()) + (size_t) stream*ctx->n_cells : nullptr };
+    static_assert(sizeof(std::atomic<uint8_t>) == 1, "callers see an array of bytes");
 
     return EDGEKV_OK;
 }
@@ -589,6 +591,15 @@ const char * edgekv_isa_name(int isa) {
 
 bool edgekv_isa_supported(int isa) {
     return isa >= 0 && isa < kNumIsa && isa_supported(kAllIsa[isa]);
+}
+
+edgekv_status edgekv_set_isa(int isa) {
+    if (!edgekv_isa_supported(isa)) {
+        return fail(EDGEKV_UNSUPPORTED, "there is no such instruction set here");
+    }
+    g_isa = kAllIsa[isa];
+
+    return EDGEKV_OK;
 }
 
 int edgekv_isa(void) {

@@ -22,6 +22,9 @@ edgekv_status check_selection(const edgekv_selection & s) {
     if (!(s.share >= 0.0f && s.share <= 1.0f)) {
         return fail(EDGEKV_INVALID, "the share of a selection must lie between 0 and 1");
     }
+    if (!(s.prompt_coverage >= 0.0f && s.prompt_coverage <= 1.0f)) {
+        return fail(EDGEKV_INVALID, "the coverage of prompts must lie between 0 and 1");
+    }
     if (s.tokens < 0 || s.exact_tokens < 0 || s.sink_tokens < 0 || s.recent_tokens < 0 || s.error_every < 0 || s.keep_tokens < 0) {
         return fail(EDGEKV_INVALID, "the counts of a selection must not be negative");
     }
@@ -77,6 +80,11 @@ edgekv_status edgekv_get_hierarchy(const edgekv_context * ctx, edgekv_hierarchy 
              ctx->n_rows, ctx->n_heads, ctx->n_pages, tiers.n_slots(), tiers.dims.slot_bytes };
 
     return EDGEKV_OK;
+}
+
+void edgekv_get_prompt_blocks(const edgekv_context * ctx, int64_t * seen, int64_t * attended) {
+    *seen     = ctx->prompt_blocks.seen.load(std::memory_order_relaxed);
+    *attended = ctx->prompt_blocks.attended.load(std::memory_order_relaxed);
 }
 
 void edgekv_get_selected(const edgekv_context * ctx, edgekv_selected * out) {

@@ -61,7 +61,7 @@ using namespace edgekv;
 
 edgekv_context::edgekv_context(llama_context * lctx, const edgekv_params & params) :
     lctx(lctx), params(params), wanted_mode(params.mode), wanted_observe(params.observe),
-    wanted_observe_prompts(params.observe_prompts), sketched(false), attended(false), n_glimpsed(0) {
+    wanted_observe_prompts(params.observe_prompts), sketched(false), attended(Attended::none), n_last_observed(0) {
     llama_edgekv_cells cells;
     if (llama_edgekv_get_cells(lctx, 0, &cells)) {
         n_stream         = (int) cells.n_stream;
@@ -138,6 +138,10 @@ bool edgekv_context::reserve_sparse() {
             return false;
         }
     }
+    if (params.selection.prompt_coverage > 0.0f && !read_sparsely) {
+        read_sparsely.reset(new (std::nothrow) std::atomic<uint8_t>[(size_t) n_stream*n_cells]());
+        return read_sparsely != nullptr;
+    }
 
     return true;
 }
@@ -181,6 +185,7 @@ void edgekv_context::begin_ubatch(int n_tokens_ubatch) {
     n_tokens = n_tokens_ubatch;
     n_ubatch += 1;
     leader_built = false;
+    seen.clear();
     sketched.store(false, std::memory_order_relaxed);
 
     const edgekv_mode mode = wanted_mode.load(std::memory_order_acquire);
@@ -197,8 +202,8 @@ void edgekv_context::begin_ubatch(int n_tokens_ubatch) {
         pending           = {};
         run_delivered     = false;
     }
-    attended.store(false, std::memory_order_relaxed);
-    n_glimpsed.store(0, std::memory_order_relaxed);
+    attended.store(Attended::none, std::memory_order_relaxed);
+    n_last_observed.store(0, std::memory_order_relaxed);
 
     const bool        observe = wanted_observe.load(std::memory_order_relaxed);
     const bool        prompts = wanted_observe_prompts.load(std::memory_order_relaxed);
@@ -226,9 +231,9 @@ void edgekv_context::begin_ubatch(int n_tokens_ubatch) {
 
 bool edgekv_context::end_ubatch(bool ok) {
     if (plane) {
-        attended.store(graph.attends, std::memory_order_relaxed);
+        attended.store(graph.attends ? Attended::decode : Attended::none, std::memory_order_relaxed);
         sketched.store(graph.sketches, std::memory_order_relaxed);
-        n_glimpsed.store(graph.n_observed < n_tokens ? graph.n_observed : 0, std::memory_order_relaxed);
+        n_last_observed.store(graph.n_observed < n_tokens ? graph.n_observed : 0, std::memory_order_relaxed);
         plane->end();
         const PlaneView & staged = graph.staged;
         const bool        all    = ok && graph.n_staged == n_rows;
@@ -237,9 +242,11 @@ bool edgekv_context::end_ubatch(bool ok) {
                    std::min((page + 1)*params.page_tokens, n_cells) <= staged.n_cells;
         });
     }
-    const bool hooked = attended.load(std::memory_order_relaxed);
-    const int n_observed = n_glimpsed.load(std::memory_order_relaxed);
-    observation_dirty = observation_dirty || hooked || n_observed > 0;
+    const Attended by    = attended.load(std::memory_order_relaxed);
+    const bool hooked    = by != Attended::none;
+    const int n_last     = n_last_observed.load(std::memory_order_relaxed);
+    const int n_observed = n_last > 0 ? n_last : by == Attended::decode && params.observe ? n_tokens : 0;
+    observation_dirty = observation_dirty || hooked || n_last > 0;
 
     if (ok && sketched.load(std::memory_order_relaxed)) {
         hierarchy.sketches_are_true();
@@ -256,11 +263,10 @@ bool edgekv_context::end_ubatch(bool ok) {
             pending.n_ubatches_hooked += 1;
             pending.n_tokens_hooked   += n_tokens;
         }
-        if (params.observe) {
-            pending.n_tokens_observed += n_observed > 0 ? n_observed : hooked ? n_tokens : 0;
-        }
+        pending.n_tokens_observed += n_observed;
     }
-    run_delivered = ok && (!hooked || n_observed > 0 || pending.n_ubatches_hooked >= run_every || lacks_room());
+    // a prompt's ubatch ends the run
+    run_delivered = ok && (by != Attended::decode || n_last > 0 || pending.n_ubatches_hooked >= run_every || lacks_room());
     if (run_delivered) {
         hierarchy.changes_delivered();
     }
@@ -306,14 +312,12 @@ bool edgekv_context::sketches() const {
     return params.mode == EDGEKV_MODE_SPARSE && params.selection.sketch != EDGEKV_SKETCH_NONE;
 }
 
-bool edgekv_context::glimpses(const ggml_tensor * k) const {
-    return params.observe && params.observe_prompts && !plane && k->ne[3] == 1 &&
-           (params.mode == EDGEKV_MODE_SPARSE || params.mode == EDGEKV_MODE_EVICT);
+bool edgekv_context::observes_prompts() const {
+    return params.observe && params.observe_prompts && (params.mode == EDGEKV_MODE_SPARSE || params.mode == EDGEKV_MODE_EVICT);
 }
 
-bool edgekv_context::reserve_prompt(const AttendProblem & problem) {
+bool edgekv_context::reserve_prompt(size_t n_bytes) {
     prompt_workspaces.resize(n_threads);
-    const size_t n_bytes = prompt_workspace_bytes(problem);
     for (auto & workspace : prompt_workspaces) {
         if (!workspace.reserve(n_bytes)) {
             return false;

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace edgekv {
@@ -44,6 +45,9 @@ struct Layer {
     std::vector<edgekv_selected> selected;  // [stream][n_head_kv], without what is in hits
 };
 
+// which of our nodes attended a ubatch
+enum class Attended : uint8_t { none, decode, prompt };
+
 Isa selected_isa();
 bool hooks_enabled();
 const void * this_thread_name();  // another for each thread that lives
@@ -66,8 +70,8 @@ struct edgekv_context {
 
     bool sketches() const;
     edgekv::RowLists & lists_of(edgekv::Layer & layer, int64_t s) { return params.selection.keep_rows ? layer.lists[s] : lists[s]; }
-    bool glimpses(const ggml_tensor * k) const;  // whether the last tokens of a long ubatch are observed besides
-    bool reserve_prompt(const edgekv::AttendProblem & problem);  // false: out of memory
+    bool observes_prompts() const;  // the last tokens of each stream of a long ubatch
+    bool reserve_prompt(size_t n_bytes);  // of each thread; false: out of memory
 
     // decoding thread, between ubatches
     edgekv_status set_selection(const edgekv_selection & selection);
@@ -115,7 +119,17 @@ struct edgekv_context {
     std::vector<edgekv::Buffer> sights;    // [n_tokens][groups of the view] of the ubatch, written by the layer that leads
     std::vector<std::vector<int32_t>> candidates;  // pages, one a thread, where there are no sketches
     std::vector<edgekv::RowLists> lists;   // of the layer that selected last: the next to run attends it
-    std::vector<edgekv::Buffer> prompt_workspaces;  // one a thread: lists of rows, and what attention needs
+    std::vector<edgekv::Buffer> prompt_workspaces;  // one a thread
+    struct {
+        std::atomic<int> next{0}, done{0};  // work item, threads
+    } prompt_items;  // of the prompt node that runs; zero between nodes
+    std::vector<std::pair<const ggml_tensor *, ggml_tensor *>> seen;  // masks of the graph that is built, and the nodes that classify them
+    struct {
+        std::atomic<int64_t> seen{0}, attended{0};
+    } prompt_blocks;  // of sparse prompts, over items, KV heads and layers
+    // [stream][cell], not zero: the token was read by a sparse prompt, so that what its cell holds behind the first layer is approximate.
+    // Null as long as no prompt was to be read so.
+    std::unique_ptr<std::atomic<uint8_t>[]> read_sparsely;
     bool drops = false;  // mode evict: some head does not attend some page, in this ubatch
     edgekv::Hierarchy hierarchy;
     uint64_t n_ubatch = 0;
@@ -130,8 +144,8 @@ struct edgekv_context {
     struct {
         int n_ubatches = 0, n_ubatches_hooked = 0, n_tokens = 0, n_tokens_hooked = 0, n_tokens_observed = 0;
     } pending;
-    std::atomic<bool> attended;   // by the hook, in this ubatch
-    std::atomic<int> n_glimpsed;  // tokens of it that were observed where not all were
+    std::atomic<edgekv::Attended> attended;  // in this ubatch
+    std::atomic<int> n_last_observed;        // tokens of it that were observed where not all were
     int n_threads = 0;            // the workspace is sized for
 
     edgekv_counters counters = {};

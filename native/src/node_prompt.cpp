@@ -1,153 +1,132 @@
-// The nodes of prompt-sized ubatches. Where heads have dropped pages the stock nodes, which know one mask for all heads, would attend
-// them: a node of ours attends the whole ubatch in their place. Elsewhere the stock nodes attend, and a glimpse of the last tokens
-// lets the policies see what a prompt attends to; its result is not used.
+// The nodes of ubatches that are too long for the decode kernel: what their tokens see of the cells, found once for all layers that share
+// a mask, and attention.
 #include "nodes_internal.h"
+#include "prompt.h"
 
-#include <algorithm>
 #include <atomic>
 
 namespace edgekv {
 
 namespace {
 
-// a thread's own memory: what attention needs, then its lists of rows, and what a token sees
-struct PromptSpace {
-    PromptSpace(const AttendProblem & problem) {
-        const size_t n_lists = (size_t) kMaxQueryTokens*problem.n_head_kv;
+// Classifies the blocks of a mask: [stream][token block][cell block]
+void run_seen(ggml_tensor * dst, int ith, int nth, void *) {
+    const ggml_tensor * mask     = dst->src[0];
+    const int           n_blocks = (int) dst->ne[1];
 
-        n_groups = (problem.n_cells + kGroupCells - 1)/kGroupCells;
-        stride   = (size_t) n_groups*kGroupCells;
-        AttendProblem chunk = problem;
-        chunk.n_tokens = kMaxQueryTokens;
-        const size_t whole = attend_workspace_bytes(chunk, 1);
-        chunk.rows.stride = stride;
-        cells_offset  = align64(std::max(whole, attend_workspace_bytes(chunk, 1)));
-        counts_offset = cells_offset + align64(n_lists*stride*sizeof(int32_t));
-        sight_offset  = counts_offset + align64(n_lists*sizeof(int32_t));
-        bytes         = sight_offset + align64(n_groups*sizeof(Sight));
+    for (int i = ith; i < n_blocks*(int) dst->ne[2]; i += nth) {
+        const int    s     = i/n_blocks;
+        const int    block = i%n_blocks;
+        char * const seen  = static_cast<char *>(dst->data) + s*dst->nb[2] + block*dst->nb[1];
+        prompt_classify(mask_type(mask), static_cast<const char *>(mask->data) + s*mask->nb[3], mask->nb[1], (int) mask->ne[1],
+                        (int) mask->ne[0], block, reinterpret_cast<Seen *>(seen));
     }
+}
 
-    int n_groups;
-    size_t stride, cells_offset, counts_offset, sight_offset, bytes;
-};
-
-// the rows that each token and head of a chunk attends: what it sees, less what the head dropped
-AttendRows list_rows(const Layer & layer, const ggml_tensor * mask, const AttendProblem & chunk, int stream, const PromptSpace & space,
-                     char * memory) {
-    Sight * const   sight  = reinterpret_cast<Sight *>(memory + space.sight_offset);
-    int32_t * const cells  = reinterpret_cast<int32_t *>(memory + space.cells_offset);
-    int32_t * const n_rows = reinterpret_cast<int32_t *>(memory + space.counts_offset);
-
-    for (int token = 0; token < chunk.n_tokens; ++token) {
-        find_visible(mask, chunk.mask + token*chunk.mask_stride_token, chunk.n_cells, sight);
-        for (int head = 0; head < chunk.n_head_kv; ++head) {
-            const size_t list = (size_t) token*chunk.n_head_kv + head;
-            int n_visible;
-            n_rows[list] = list_kept(*layer.owner, layer, sight, stream, head, chunk.n_cells, cells + list*space.stride, n_visible);
+// The node that classifies a mask. The first layer of the graph that has the mask makes it.
+ggml_tensor * build_seen(edgekv_context & ctx, const llama_edgekv_attend & args) {
+    for (const auto & [mask, node] : ctx.seen) {
+        if (mask == args.mask) {
+            return node;
         }
     }
 
-    return { cells, nullptr, n_rows, space.stride };
+    ggml_tensor * mask = args.mask;
+    ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_I8, prompt_cell_blocks((int) mask->ne[0]), prompt_token_blocks((int) mask->ne[1]),
+                                        mask->ne[3], 1, &mask, 1, run_seen, GGML_N_TASKS_MAX, nullptr);
+    ggml_format_name(node, "edgekv_seen-%d", args.il);
+    ctx.seen.emplace_back(mask, node);
+
+    return node;
 }
 
-// A thread attends whole chunks by itself, so that there is nothing to wait for.
+AttendProblem attend_problem(const Layer & layer, const ggml_tensor * dst, int64_t s) {
+    AttendProblem p = make_problem(layer, dst, s);
+    if (!layer.owner->observes_prompts()) {
+        p.mass_max = p.mass_sum = nullptr;
+    }
+
+    return p;
+}
+
+PromptProblem prompt_problem(const Layer & layer, const ggml_tensor * dst, int64_t s) {
+    edgekv_context &    ctx    = *layer.owner;
+    const ggml_tensor * seen   = dst->src[ATTEND_SEEN];
+    const ggml_tensor * k      = dst->src[ATTEND_K];
+    const int           stream = (int) (s + k->view_offs/k->nb[3]);
+
+    PromptProblem p = {};
+    p.attend      = attend_problem(layer, dst, s);
+    p.seen        = reinterpret_cast<const Seen *>(static_cast<const char *>(seen->data) + s*seen->nb[2]);
+    p.seen_stride = seen->nb[1];
+    if (ctx.params.mode == EDGEKV_MODE_EVICT && ctx.hierarchy.any_dropped(layer.info.row)) {
+        p.dropped        = ctx.hierarchy.dropped(layer.info.row, stream, 0);
+        p.dropped_stride = ctx.n_pages;
+    }
+
+    return p;
+}
+
+// Threads claim items as they come free, the longest of all streams first.
 void run_attend_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
-    const Layer &       layer    = *static_cast<const Layer *>(userdata);
+    Layer &             layer    = *static_cast<Layer *>(userdata);
     edgekv_context &    ctx      = *layer.owner;
-    const ggml_tensor * mask     = dst->src[ATTEND_MASK];
     const ggml_tensor * k        = dst->src[ATTEND_K];
-    const bool          listed   = ctx.hierarchy.any_dropped(layer.info.row);
-    const bool          glimpsed = ctx.glimpses(k);
+    const int           n_stream = (int) k->ne[3];
+    const bool          sparse   = dst->src[ATTEND_K_IDXS] && sparse_prompt(ctx, (int) k->ne[2]);
     char * const        memory   = ctx.prompt_workspaces[ith].data();
 
-    for (int64_t s = 0; s < k->ne[3]; ++s) {
-        AttendProblem all = make_problem(layer, dst, s);
-        const PromptSpace space(all);
-        const int n_chunks = (all.n_tokens + kMaxQueryTokens - 1)/kMaxQueryTokens;
+    // cut for as many threads as memory was reserved for: fewer may run
+    const AttendProblem whole = attend_problem(layer, dst, 0);
+    const PromptPlan    plan  = prompt_plan(whole, ctx.n_threads);
+    const int           n     = plan.n_items*n_stream;
 
-        for (int i = ith; i < n_chunks; i += nth) {
-            // the last chunk is a whole one: it is what is observed
-            const int end   = all.n_tokens - (n_chunks - 1 - i)*kMaxQueryTokens;
-            const int first = std::max(0, end - kMaxQueryTokens);
-
-            AttendProblem chunk = all;
-            chunk.n_tokens = end - first;
-            chunk.q    += first*all.q_stride_token;
-            chunk.mask += first*all.mask_stride_token;
-            chunk.out  += first*all.out_stride_token;
-            if (!glimpsed || i + 1 < n_chunks) {
-                chunk.mass_max = chunk.mass_sum = nullptr;
-            }
-            if (listed) {
-                chunk.rows = list_rows(layer, mask, chunk, (int) (s + k->view_offs/k->nb[3]), space, memory);
-            }
-            attend_run(chunk, memory, 0, 1, selected_isa());
-            if (chunk.mass_max) {
-                if (!listed) {
-                    attend_observe(chunk, memory, 0, 1, selected_isa());
-                }
-                ctx.n_glimpsed.store(chunk.n_tokens, std::memory_order_relaxed);
-            }
+    for (int i = ctx.prompt_items.next.fetch_add(1, std::memory_order_relaxed); i < n;
+         i = ctx.prompt_items.next.fetch_add(1, std::memory_order_relaxed)) {
+        const int     s       = i%n_stream;
+        PromptProblem problem = prompt_problem(layer, dst, s);
+        if (sparse) {
+            const int64_t * k_idxs = static_cast<const int64_t *>(dst->src[ATTEND_K_IDXS]->data) + s*whole.n_tokens;
+            choose_prompt_blocks(layer, k_idxs, (int) (s + k->view_offs/k->nb[3]), plan, i/n_stream, problem, memory + align64(plan.scratch_bytes));
+        }
+        prompt_attend(problem, plan, i/n_stream, memory, selected_isa());
+    }
+    if (ith == 0) {
+        ctx.attended.store(Attended::prompt, std::memory_order_relaxed);
+        if (whole.mass_max) {
+            ctx.n_last_observed.store(n_stream*std::min(whole.n_tokens, kPromptTokens), std::memory_order_relaxed);
         }
     }
-    if (ith == 0) {
-        ctx.attended.store(true, std::memory_order_relaxed);
-    }
-}
-
-void run_glimpse(ggml_tensor * dst, int ith, int nth, void * userdata) {
-    const Layer &       layer   = *static_cast<const Layer *>(userdata);
-    edgekv_context &    ctx     = *layer.owner;
-    const AttendProblem problem = make_problem(layer, dst, 0);
-
-    attend_run(problem, ctx.workspaces[0].data(), ith, nth, selected_isa());
-    if (ith == 0) {
-        ctx.n_glimpsed.store(problem.n_tokens, std::memory_order_relaxed);
+    if (ctx.prompt_items.done.fetch_add(1, std::memory_order_acq_rel) + 1 == nth) {
+        ctx.prompt_items.done.store(0, std::memory_order_relaxed);  // ggml's barrier orders this before the next node
+        ctx.prompt_items.next.store(0, std::memory_order_relaxed);
     }
 }
 
 }  // namespace
 
-size_t prompt_workspace_bytes(const AttendProblem & problem) {
-    return PromptSpace(problem).bytes;
-}
-
 ggml_tensor * build_attend_prompt(edgekv_context & ctx, Layer & layer, const llama_edgekv_attend & args) {
-    ggml_tensor * sources[N_ATTEND_SOURCES] = { args.q, args.k, args.v, args.mask, args.sinks, nullptr };
+    ggml_tensor * sources[N_ATTEND_SOURCES] = { args.q, args.k, args.v, args.mask, args.sinks, nullptr, build_seen(ctx, args),
+                                                const_cast<ggml_tensor *>(ctx.sketches() ? layer.k_idxs : nullptr) };
+    layer.k_idxs = nullptr;  // belongs to this graph
     ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.q->ne[0]*args.q->ne[1], args.q->ne[2], 1, 1,
                                         sources, N_ATTEND_SOURCES, run_attend_prompt, GGML_N_TASKS_MAX, &layer);
     ggml_format_name(node, "edgekv_attend_prompt-%d", args.il);
 
     AttendProblem problem = make_problem(layer, node, 0);
-    if (ctx.params.observe) {
+    if (!prompt_supports(problem.head_dim, problem.k_type, problem.v_type)) {
+        return nullptr;
+    }
+    if (ctx.observes_prompts()) {
         problem.mass_max = problem.mass_sum = reinterpret_cast<float *>(ctx.observation.data());
     }
-    if (!ctx.reserve_prompt(problem)) {
+    const size_t choice = sources[ATTEND_K_IDXS] ? prompt_choice_bytes(problem) : 0;
+    if (!ctx.reserve_prompt(align64(prompt_plan(problem, ctx.n_threads).scratch_bytes) + choice)) {
         return nullptr;  // the stock nodes need none; they attend what is dropped and still there
     }
     ggml_build_forward_expand(args.gf, node);
 
     return node;
-}
-
-void build_glimpse(edgekv_context & ctx, Layer & layer, const llama_edgekv_attend & args) {
-    const ggml_tensor * q     = args.q;
-    const ggml_tensor * mask  = args.mask;
-    const int64_t       n     = std::min<int64_t>(q->ne[2], kMaxQueryTokens);
-    const int64_t       first = q->ne[2] - n;
-
-    ggml_tensor * sources[N_ATTEND_SOURCES] = {
-        ggml_view_3d(args.ctx, args.q, q->ne[0], q->ne[1], n, q->nb[1], q->nb[2], first*q->nb[2]), args.k, args.v,
-        ggml_view_2d(args.ctx, args.mask, mask->ne[0], n, mask->nb[1], first*mask->nb[1]), args.sinks, nullptr,
-    };
-    ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, q->ne[0]*q->ne[1], n, 1, 1, sources, N_ATTEND_SOURCES, run_glimpse,
-                                        GGML_N_TASKS_MAX, &layer);
-    ggml_format_name(node, "edgekv_glimpse-%d", args.il);
-    if (!ctx.reserve_workspace(make_problem(layer, node, 0), 1)) {
-        return;  // the policy learns nothing of this ubatch
-    }
-    ggml_build_forward_expand(args.gf, node);
-    ggml_build_forward_expand(args.gf, build_observe(layer, args, node));
 }
 
 }  // namespace edgekv

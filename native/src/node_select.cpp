@@ -93,6 +93,25 @@ void find_sight(const edgekv_context & ctx, const SelectPlan & plan, const ggml_
     }
 }
 
+// Mode evict: the visible cells of the pages that a head has not dropped, ascending; returns their number.
+int list_kept(edgekv_context & ctx, const Layer & layer, const Sight * sight, int stream, int head, int n_cells, int32_t * cells, int & n_visible) {
+    const uint8_t * dropped = ctx.hierarchy.dropped(layer.info.row, stream, head);
+    int             n       = 0;
+
+    n_visible = 0;
+    for (int group = 0; group < (n_cells + kGroupCells - 1)/kGroupCells; ++group) {
+        for (uint64_t left = sight[group].visible; left != 0; left &= left - 1) {
+            const int cell = group*kGroupCells + __builtin_ctzll(left);
+            n_visible += 1;
+            if (!dropped[cell/ctx.params.page_tokens]) {
+                cells[n++] = cell;
+            }
+        }
+    }
+
+    return n;
+}
+
 struct SelectRun {
     Layer & layer;
     edgekv_context & ctx;
@@ -254,30 +273,6 @@ void run_select(ggml_tensor * dst, int ith, int nth, void * userdata) {
 }
 
 }  // namespace
-
-int list_kept(edgekv_context & ctx, const Layer & layer, const Sight * sight, int stream, int head, int n_cells, int32_t * cells, int & n_visible) {
-    const uint8_t * dropped = ctx.hierarchy.dropped(layer.info.row, stream, head);
-    int             n       = 0;
-
-    n_visible = 0;
-    for (int group = 0; group < (n_cells + kGroupCells - 1)/kGroupCells; ++group) {
-        for (uint64_t left = sight[group].visible; left != 0; left &= left - 1) {
-            const int cell = group*kGroupCells + __builtin_ctzll(left);
-            n_visible += 1;
-            if (!dropped[cell/ctx.params.page_tokens]) {
-                cells[n++] = cell;
-            }
-        }
-    }
-
-    return n;
-}
-
-void find_visible(const ggml_tensor * mask, const char * row, int n_cells, Sight * sight) {
-    for (int first = 0; first < n_cells; first += kGroupCells) {
-        sight[first/kGroupCells] = { visible_cells(mask, row, first, std::min(first + kGroupCells, n_cells)), 0 };
-    }
-}
 
 ggml_tensor * build_select(edgekv_context & ctx, Layer & layer, const llama_edgekv_attend & args) {
     const SelectPlan plan(layer, args.q, args.k, ctx.n_threads);

@@ -60,6 +60,11 @@ void run_store(ggml_tensor * dst, int ith, int nth, void * userdata) {
             }
         }
     }
+    if (ith == 0 && layer.info.row == 0 && layer.owner->read_sparsely) {
+        for (int64_t token = 0; token < n_tokens; ++token) {  // the attend nodes, which come later, say what is
+            layer.owner->read_sparsely[static_cast<const int64_t *>(dst->src[STORE_K_IDXS]->data)[token]].store(0, std::memory_order_relaxed);
+        }
+    }
     if (ith == 0 && layer.owner->params.mode == EDGEKV_MODE_SPARSE) {
         layer.owner->sketched.store(true, std::memory_order_relaxed);
     }
@@ -110,7 +115,7 @@ AttendProblem make_problem(const Layer & layer, const ggml_tensor * dst, int64_t
     p.v_stride_cell = v->nb[2];
     p.v_stride_head = v->nb[1];
 
-    p.mask_type         = mask->type == GGML_TYPE_F16 ? MaskType::f16 : MaskType::f32;
+    p.mask_type         = mask_type(mask);
     p.mask_stride_token = mask->nb[1];
 
     p.scale   = layer.scale;
@@ -178,7 +183,7 @@ void run_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
     }
 
     if (ith == 0) {
-        ctx.attended.store(true, std::memory_order_relaxed);
+        ctx.attended.store(Attended::decode, std::memory_order_relaxed);
     }
 }
 
@@ -200,12 +205,12 @@ bool attendable(const llama_edgekv_attend & args) {
 
     return args.plain && q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0] && v->ne[0] == k->ne[0] &&
            v->ne[2] == k->ne[2] && q->ne[1] % k->ne[1] == 0 &&
-           (mask->type == GGML_TYPE_F16 || mask->type == GGML_TYPE_F32) && mask->ne[0] == k->ne[2] &&
+           (mask->type == GGML_TYPE_F16 || mask->type == GGML_TYPE_F32) && mask->ne[0] == k->ne[2] && mask->ne[3] == k->ne[3] &&
+           mask->ne[1]*mask->ne[3] == q->ne[2] &&
            (!args.sinks || args.sinks->type == GGML_TYPE_F32);
 }
 
-}  // namespace
-
+// the node that follows its attend node: turns what that left in the workspace into attention mass
 ggml_tensor * build_observe(Layer & layer, const llama_edgekv_attend & args, ggml_tensor * attend) {
     ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, 1, 1, 1, 1, &attend, 1, run_observe, GGML_N_TASKS_MAX, &layer);
     ggml_format_name(node, "edgekv_observe-%d", args.il);
@@ -213,10 +218,13 @@ ggml_tensor * build_observe(Layer & layer, const llama_edgekv_attend & args, ggm
     return node;
 }
 
+}  // namespace
+
 bool build_store(edgekv_context & ctx, const llama_edgekv_store & args) {
     Layer * layer = ctx.served_layer(args.il, args.k);
-    // longer ubatches are stored here only for their sketches, or for a device to read
-    if (!layer || (!ctx.plane && !ctx.attends(args.k, args.k_cur->ne[2]) && ctx.params.mode != EDGEKV_MODE_SPARSE)) {
+    // longer ubatches are stored here only for their sketches and labels, or for a device to read
+    if (!layer || (!ctx.plane && !ctx.attends(args.k, args.k_cur->ne[2]) && ctx.params.mode != EDGEKV_MODE_SPARSE &&
+                   !ctx.read_sparsely)) {
         return false;
     }
     if (!storable(args.k_cur, args.k_idxs, args.k) || !storable(args.v_cur, args.v_idxs, args.v)) {
@@ -242,7 +250,7 @@ bool build_store(edgekv_context & ctx, const llama_edgekv_store & args) {
 ggml_tensor * build_attend(edgekv_context & ctx, const llama_edgekv_attend & args) {
     Layer * layer = ctx.served_layer(args.il, args.k);
     const bool is_long = !ctx.plane && !ctx.attends(args.k, args.q->ne[2]);
-    if (!layer || (is_long && !ctx.drops && !ctx.glimpses(args.k))) {
+    if (!layer) {
         return nullptr;
     }
     if (ctx.plane && layer->staged) {
@@ -258,15 +266,11 @@ ggml_tensor * build_attend(edgekv_context & ctx, const llama_edgekv_attend & arg
 
     layer->scale   = args.scale;
     layer->softcap = args.softcap;
-    if (is_long && ctx.drops) {
+    if (is_long) {
         return build_attend_prompt(ctx, *layer, args);
     }
-    if (is_long) {
-        build_glimpse(ctx, *layer, args);
-        return nullptr;  // the stock nodes attend
-    }
 
-    ggml_tensor * sources[N_ATTEND_SOURCES] = { args.q, args.k, args.v, args.mask, args.sinks, nullptr };
+    ggml_tensor * sources[N_ATTEND_SOURCES] = { args.q, args.k, args.v, args.mask, args.sinks };
     if (ctx.selects(*layer, (int) args.k->ne[2])) {
         sources[ATTEND_SELECTED] = build_select(ctx, *layer, args);
         if (!sources[ATTEND_SELECTED]) {

@@ -13,11 +13,8 @@ ggml_tensor * build_attend(edgekv_context & ctx, const llama_edgekv_attend & arg
 // the node that fills the lists of `layer`; null: out of memory
 ggml_tensor * build_select(edgekv_context & ctx, Layer & layer, const llama_edgekv_attend & args);
 
-// of ubatches too long for the nodes above: the node that attends them where heads have dropped pages, null: out of memory; and the nodes
-// that only observe their last tokens
+// the node that attends ubatches too long for the decode kernel; null: no kernel for these heads, or out of memory
 ggml_tensor * build_attend_prompt(edgekv_context & ctx, Layer & layer, const llama_edgekv_attend & args);
-void build_glimpse(edgekv_context & ctx, Layer & layer, const llama_edgekv_attend & args);
-size_t prompt_workspace_bytes(const AttendProblem & problem);  // of one thread
 
 // on a plane: the same nodes, run by the device
 bool build_store_device(edgekv_context & ctx, Layer & layer, const llama_edgekv_store & args);

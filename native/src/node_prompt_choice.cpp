@@ -1,0 +1,174 @@
+// Sparse prompts: what an item attends, by the sketches of all that its tokens see.
+#include "nodes_internal.h"
+#include "prompt_choice.h"
+
+#include <algorithm>
+
+namespace edgekv {
+
+namespace {
+
+// a thread's memory for one query token of a KV head at a time
+struct ChoiceSpace {
+    ChoiceSpace(int head_dim, int group, int n_cells) {
+        const size_t n_blocks = prompt_cell_blocks(n_cells);
+
+        group_stride = (n_blocks + 15)/16*16;
+        cell_stride  = n_blocks*kGroupCells;
+        cells        = align64(sketch_query_bytes(head_dim, group));
+        tops         = cells + align64(group*cell_stride*sizeof(uint16_t));
+        sums         = tops + align64(group*group_stride*sizeof(float));
+        shares       = sums + align64(group*group_stride*sizeof(float));
+        sight        = shares + align64(n_blocks*sizeof(float));
+        order        = sight + align64(n_blocks*sizeof(Sight));
+        certain      = order + align64(n_blocks*sizeof(int32_t));
+        chosen       = certain + align64(n_blocks);
+        bytes        = chosen + align64(n_blocks);
+    }
+
+    size_t group_stride, cell_stride, cells, tops, sums, shares, sight, order, certain, chosen, bytes;
+};
+
+struct ItemChoice {
+    const Layer & layer;
+    edgekv_context & ctx;
+    const PromptProblem & problem;
+    const PromptItem item;
+    const int stream;
+    const int64_t * k_idxs;  // of the stream's tokens
+    const ChoiceSpace space;
+    char * const memory;
+    const int n_blocks;
+
+    template <class T>
+    T * at(size_t offset) const { return reinterpret_cast<T *>(memory + offset); }
+
+    uint64_t visible(int token, int block) const {
+        const AttendProblem & p     = problem.attend;
+        const int             first = block*kPromptCells;
+        const int             end   = std::min(first + kPromptCells, p.n_cells);
+        uint64_t              cells = 0;
+        const char *          row   = p.mask + token*p.mask_stride_token;
+        for (int c = first; c < end; ++c) {
+            bool hidden = false;
+            if (p.mask_type == MaskType::f16) {
+                hidden = reinterpret_cast<const uint16_t *>(row)[c] == 0xfc00;
+            } else if (p.mask_type == MaskType::f32) {
+                hidden = reinterpret_cast<const float *>(row)[c] == -INFINITY;
+            }
+            cells |= (uint64_t) !hidden << (c - first);
+        }
+        return cells;
+    }
+
+    Seen seen(int token_block, int block) const { return problem.seen[token_block*problem.seen_stride + block]; }
+
+    void look(int token, int token_block) const {
+        Sight * sight = at<Sight>(space.sight);
+        for (int b = 0; b < n_blocks; ++b) {
+            const Seen how = seen(token_block, b);
+            sight[b] = { how == Seen::nothing ? 0 : how == Seen::all ? ~uint64_t{0} : visible(token, b), 0 };
+        }
+    }
+
+    // Every kSampledTokens-th token of the item is asked, the last of each so many.
+    void estimate() const {
+        const AttendProblem & p      = problem.attend;
+        const int             group  = p.n_head/p.n_head_kv;
+        const Sketch          sketch = ctx.hierarchy.sketch(layer.info.row, stream);
+        const SketchKeys      keys   = { p.k_type, p.k, p.k_stride_cell, p.k_stride_head };
+        const Shares          out    = { at<uint16_t>(space.cells), at<float>(space.tops), at<float>(space.sums), space.cell_stride, space.group_stride };
+        const Isa             isa    = selected_isa();
+
+        std::fill_n(at<float>(space.shares), n_blocks, 0.0f);
+        for (int tb = item.first_block; tb < item.end_block; ++tb) {
+            const int end = prompt_first_token(p.n_tokens, tb + 1);
+            for (int token = end - 1; token >= prompt_first_token(p.n_tokens, tb); token -= kSampledTokens) {
+                look(token, tb);
+                const SketchQuery q = { p.q + token*p.q_stride_token + (size_t) item.head*group*p.q_stride_head, p.q_stride_token, p.q_stride_head,
+                                        1, group, p.scale, p.softcap, at<Sight>(space.sight), (size_t) n_blocks };
+                sketch_query_prepare(sketch, q, memory, isa);
+                for (int b = 0, begin = 0; b <= n_blocks; ++b) {  // the open block has no sketch
+                    if (b < n_blocks && !ctx.hierarchy.is_open(stream, b)) {
+                        continue;
+                    }
+                    if (b > begin) {
+                        sketch_scan(sketch, q, memory, item.head, begin, b - begin, out, isa);
+                    }
+                    if (b < n_blocks) {
+                        sketch_scan_keys(keys, p.head_dim, q, item.head, b, out, isa);
+                    }
+                    begin = b + 1;
+                }
+                for (int g = 0; g < group; ++g) {
+                    add_block_shares(out.tops + g*space.group_stride, out.sums + g*space.group_stride, n_blocks, at<float>(space.shares));
+                }
+            }
+        }
+    }
+
+    // The sinks, what is pinned, and the newest tokens before the item and of it; returns how many blocks some token sees.
+    int find_certain() const {
+        const auto &    options  = ctx.params.selection;
+        const int32_t * newest   = ctx.hierarchy.newest(stream);
+        const int32_t * oldest   = ctx.hierarchy.oldest(stream);
+        const uint8_t * pinned   = ctx.hierarchy.pinned(layer.info.row, stream, item.head);
+        const int       token    = prompt_first_token(problem.attend.n_tokens, item.first_block);
+        const int32_t   position = ctx.hierarchy.positions(stream)[k_idxs[token] - (int64_t) stream*ctx.n_cells];
+        const int       pages    = (problem.attend.n_cells + ctx.params.page_tokens - 1)/ctx.params.page_tokens;
+        uint8_t *       certain  = at<uint8_t>(space.certain);
+        int             n_seen   = 0;
+
+        for (int b = 0; b < n_blocks; ++b) {
+            bool sees = false;
+            for (int tb = item.first_block; tb < item.end_block; ++tb) {
+                sees = sees || seen(tb, b) != Seen::nothing;
+            }
+            certain[b] = 0;
+            for (int c = b*kPromptCells; sees && c < (b + 1)*kPromptCells; c += 16) {
+                const int page = c/ctx.params.page_tokens;
+                if (page < pages && (oldest[page] < options.sink_tokens || newest[page] > position - kNewestTokens || pinned[page])) {
+                    certain[b] = 1;
+                }
+            }
+            n_seen += sees;
+        }
+
+        return n_seen;
+    }
+};
+
+}  // namespace
+
+bool sparse_prompt(const edgekv_context & ctx, int n_cells) {
+    return ctx.sketches() && ctx.params.selection.prompt_coverage > 0.0f && n_cells >= kSparsePromptCells;
+}
+
+size_t prompt_choice_bytes(const AttendProblem & problem) {
+    return ChoiceSpace(problem.head_dim, problem.n_head/problem.n_head_kv, problem.n_cells).bytes;
+}
+
+void choose_prompt_blocks(Layer & layer, const int64_t * k_idxs, int stream, const PromptPlan & plan, int index, PromptProblem & problem,
+                          char * memory) {
+    edgekv_context &      ctx = *layer.owner;
+    const AttendProblem & p   = problem.attend;
+    const ItemChoice      choice = { layer, ctx, problem, prompt_item(plan, p.n_head_kv, index), stream, k_idxs,
+                                     ChoiceSpace(p.head_dim, p.n_head/p.n_head_kv, p.n_cells), memory, prompt_cell_blocks(p.n_cells) };
+    const ChoiceSpace & space = choice.space;
+
+    choice.estimate();
+    const int n_seen   = choice.find_certain();
+    const int n_chosen = choose_blocks(choice.at<float>(space.shares), choice.at<uint8_t>(space.certain), choice.n_blocks,
+                                       ctx.params.selection.prompt_coverage, choice.at<int32_t>(space.order), choice.at<uint8_t>(space.chosen));
+    problem.chosen = choice.at<uint8_t>(space.chosen);
+    ctx.prompt_blocks.seen.fetch_add(n_seen, std::memory_order_relaxed);
+    ctx.prompt_blocks.attended.fetch_add(n_chosen, std::memory_order_relaxed);
+    if (n_chosen < n_seen) {
+        const int end = prompt_first_token(p.n_tokens, choice.item.end_block);
+        for (int token = prompt_first_token(p.n_tokens, choice.item.first_block); token < end; ++token) {
+            ctx.read_sparsely[k_idxs[token]].store(1, std::memory_order_relaxed);
+        }
+    }
+}
+
+}  // namespace edgekv

@@ -1,0 +1,134 @@
+"""Sparse prompts: which blocks they attend, what that costs, and that it is told."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from contexts import attached
+from decoding import kld
+
+from edgekv._native import core
+from edgekv.config import KvOptions
+from edgekv.errors import ConfigError
+
+import llama_cpp
+
+DEPTH, CHUNK = 3072, 320
+SIZES = {"n_ctx": 4096, "n_seq": 1, "n_threads": 2}
+SPARSE = {"mode": "sparse", "kv_budget": 0, "policy": "none", "prompts": "sparse"}
+
+
+def tokens(n: int) -> np.ndarray:
+    return np.random.default_rng(3).integers(260, 350, n)
+
+
+def read(context, first: int, end: int) -> np.ndarray:
+    logits = None
+    for start in range(first, end, 512):
+        stop = min(start + 512, end)
+        logits = context.decode(tokens(end)[start:stop], range(start, stop), [0] * (stop - start))
+    return logits
+
+
+def blocks(run) -> tuple[int, int]:
+    return core.prompt_blocks(run._handle)
+
+
+def chunk_behind(path, options: KvOptions, n_threads: int = 2) -> tuple[np.ndarray, tuple[int, int], np.ndarray]:
+    """Logits of a chunk behind a context that was read exactly, the blocks seen and attended, and the labels of its cells."""
+    with attached(path, options.with_(prompts="exact"), **SIZES | {"n_threads": n_threads}) as (context, run):
+        read(context, 0, DEPTH)
+        run.configure(options)
+        before = blocks(run)
+        logits = read(context, DEPTH, DEPTH + CHUNK)
+        seen, attended = np.subtract(blocks(run), before)
+        return logits, (seen, attended), run.cells.stream().read_sparsely.copy()
+
+
+def test_what_is_left_out_is_counted_and_labelled(synthetic):
+    path = synthetic("llama", n_head=6, dtype="f32")
+    exact, (seen, attended), labels = chunk_behind(path, KvOptions(**SPARSE | {"prompts": "exact"}))
+    assert (seen, attended) == (0, 0) and not labels.any()
+    logits, (seen, attended), labels = chunk_behind(path, KvOptions(**SPARSE, prompt_coverage=0.5))
+    assert 0 < attended < seen
+    assert labels[DEPTH : DEPTH + CHUNK].all() and not labels[:DEPTH].any() and not labels[DEPTH + CHUNK :].any()
+    assert kld(exact, logits).mean() > 0
+
+
+def test_more_coverage_attends_more_and_all_of_it_is_exact(synthetic):
+    path = synthetic("llama", n_head=6, dtype="f32")
+    exact, *_ = chunk_behind(path, KvOptions(**SPARSE | {"prompts": "exact"}))
+    apart, share = [], []
+    for coverage in (0.5, 0.9, 1.0):
+        logits, (seen, attended), _ = chunk_behind(path, KvOptions(**SPARSE, prompt_coverage=coverage))
+        apart.append(kld(exact, logits).mean())
+        share.append(attended / seen)
+    assert share[0] < share[1] < share[2] and apart[2] < apart[1] < apart[0]
+    assert apart[2] < 1e-6
+
+
+def test_the_number_of_threads_changes_nothing_but_the_cut(synthetic):
+    path = synthetic("llama", n_head=6)
+    options = KvOptions(**SPARSE, prompt_coverage=0.7)
+    first = chunk_behind(path, options)
+    again = chunk_behind(path, options)
+    assert np.array_equal(first[0], again[0]) and first[1] == again[1]
+
+
+def test_short_contexts_are_read_exactly(synthetic):
+    path = synthetic("llama", n_head=6)
+    results = []
+    for prompts in ("exact", "sparse"):
+        with attached(path, KvOptions(**SPARSE | {"prompts": prompts}, prompt_coverage=0.5), **SIZES) as (context, run):
+            results.append(read(context, 0, 1500))
+            assert blocks(run) == (0, 0)
+    assert np.array_equal(*results)
+
+
+def test_cells_that_are_read_again_exactly_lose_their_label(synthetic):
+    with attached(synthetic("llama", n_head=6), KvOptions(**SPARSE, prompt_coverage=0.5), **SIZES) as (context, run):
+        read(context, 0, DEPTH)
+        assert run.cells.stream().read_sparsely[2048:DEPTH].any()
+        for options in (KvOptions(**SPARSE | {"prompts": "exact"}), KvOptions(mode="exact", policy="none", kv_budget=0)):
+            run.configure(KvOptions(**SPARSE, prompt_coverage=0.5))
+            llama_cpp.llama_memory_seq_rm(context.memory, 0, 2560, -1)
+            read(context, 2560, DEPTH)
+            assert run.cells.stream().read_sparsely[2560:DEPTH].all()
+            run.configure(options)
+            llama_cpp.llama_memory_seq_rm(context.memory, 0, 2560, -1)
+            read(context, 2560, DEPTH)
+            assert not run.cells.stream().read_sparsely[2560:DEPTH].any()
+
+
+def test_streams_of_their_own(synthetic):
+    """Each stream chooses among its own cells: its logits are those that it has alone."""
+    path, options = synthetic("llama", n_head=6, dtype="f32"), KvOptions(**SPARSE, prompt_coverage=0.6)
+    alone = {}
+    for sequence in (0, 1):
+        with attached(path, options, **SIZES | {"n_ctx": 2 * 4096, "n_seq": 2}, unified=False) as (context, run):
+            for start in range(0, 3072, 256):
+                part = tokens(3072)[start : start + 256] + sequence
+                alone[sequence] = context.decode(part, range(start, start + 256), [sequence] * 256)
+    with attached(path, options, **SIZES | {"n_ctx": 2 * 4096, "n_seq": 2}, unified=False) as (context, run):
+        for start in range(0, 3072, 256):
+            both = np.concatenate([tokens(3072)[start : start + 256] + sequence for sequence in (0, 1)])
+            logits = context.decode(both, [*range(start, start + 256)] * 2, [0] * 256 + [1] * 256)
+    for sequence in (0, 1):
+        assert kld(alone[sequence], logits[256 * sequence : 256 * (sequence + 1)]).mean() < 1e-5
+
+
+@pytest.mark.parametrize(("options", "sentence"), [
+    ({"prompts": "some"}, "there is no way of reading prompts 'some'; use one of: exact, sparse"),
+    ({"prompt_coverage": 0.0}, "prompt_coverage is 0.0; it must be a share above 0, such as"),
+    ({"prompt_coverage": 2}, "prompt_coverage is 2; it must be a share above 0, such as"),
+])
+def test_what_cannot_be_is_refused(options, sentence):
+    with pytest.raises(ConfigError) as caught:
+        KvOptions(**options)
+    assert str(caught.value).startswith(sentence)
+
+
+def test_sketches_are_needed():
+    with pytest.raises(ConfigError) as caught:
+        KvOptions(mode="sparse", prompts="sparse", sketch="none").check_effect(())
+    assert str(caught.value) == "prompts sparse needs sketches to choose by, and the sketch is none; use sketch b3, or prompts exact"

@@ -87,6 +87,7 @@ def _print(report: dict[str, Any]) -> None:
         _line("built for", f"every processor of this kind: {', '.join(report['built_for'])}" if report["built_for"]
               else "this kind of processor alone (EDGEKV_CPU=all builds for every one)")
         _line("compiled with", report["system"].rstrip("| "))
+        _print_weights(report["weights"])
         for folder, names in _by_folder(report["libraries"]):
             _line("libraries", f"{folder}: {', '.join(names)}")
     if report["enabled"] is False:
@@ -97,7 +98,22 @@ def _print(report: dict[str, Any]) -> None:
     _line("default model", report["default_model"] or report["default_model_error"])
     if "model" in report:
         click.echo()
-        _print_model(report["model"])
+        _print_model(report["model"], report["weights"] or {})
+
+
+_LAYOUTS = {"AMX": "in tiles, AMX", "CPU_REPACK": "in interleaved rows"}
+
+
+def _print_weights(weights: dict[str, str | None]) -> None:
+    """Which quantised types the processor multiplies fast. llama.cpp takes the first layout that a type can have, its best."""
+    of: dict[str | None, list[str]] = {}
+    for name, layout in weights.items():
+        of.setdefault(layout, []).append(name)
+    slow = of.pop(None, [])
+    fast = "; ".join(f"{', '.join(names)} ({_LAYOUTS.get(layout, layout)})" for layout, names in of.items())
+    _line("weights", f"fast kernels for {fast}" if fast else "no type has kernels of its own on this processor")
+    if fast and slow:
+        _line("", f"none for {', '.join(slow)}: prompts are read several times more slowly with these")
 
 
 def _print_gpu(gpu: dict[str, Any]) -> None:
@@ -155,10 +171,14 @@ def _print_plans(plans: list[dict[str, Any]]) -> None:
                 click.echo(f"{row['mode'].value} at {row['n_ctx']:,} tokens does not fit: {row['problem']}")
 
 
-def _print_model(model: dict[str, Any]) -> None:
+def _print_model(model: dict[str, Any], weights: dict[str, str | None]) -> None:
     _line("model", model["path"])
     _line("name", model["name"] or "(none)")
     _line("kind", f"{model['architecture']}, {model['n_params'] / 1e6:,.1f}M parameters, {model['file_type']}")
+    kind = next((name for name in weights if f"{model['file_type']}_".startswith(f"{name}_")), None)
+    if kind is not None and weights[kind] is None and any(weights.values()):
+        _line("weights", f"{kind} is not among the types that are multiplied fast here; a file in one of them reads prompts several times "
+                         "as fast")
     _line("size", _size(model["file_bytes"]))
     dims = sorted({model["head_dim_k"], model["head_dim_v"]}, reverse=True)
     _line("layers", f"{model['n_layer']}, with {_span(model['n_head'])} query and {_span(model['n_head_kv'])} KV heads "

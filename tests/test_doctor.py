@@ -14,10 +14,16 @@ from click.testing import CliRunner
 from fake_gpus import CARD, gpus  # noqa: F401 - a fixture
 
 from edgekv import _native, devices, diagnosis
+from edgekv._native.weights import WEIGHT_TYPES, _library, layouts
 from edgekv.cli.doctor import doctor
 from edgekv.errors import EXIT_LIBRARY, ModelError, NativeError
-from edgekv.machine import cpu_family
+from edgekv.machine import CPUINFO, cpu_family
 from edgekv.vocab import DeviceKind
+
+
+def flags() -> set[str]:
+    """What the processor has, as Linux names it."""
+    return set(re.search(r"^flags\s*:(.*)$", CPUINFO.read_text(), re.M)[1].split()) if CPUINFO.exists() else set()
 
 
 def run(*arguments: str):
@@ -41,6 +47,48 @@ def test_table():
     labels = [line[:16].strip() for line in result.stdout.splitlines()]
     assert labels[0] == "EdgeKV" and {"instructions", "backends", "gpu", "default model", "date"} <= set(labels)
     assert cpu_family() in result.stdout
+
+
+def test_weights_are_named_as_llama_cpp_lays_them_out(default_model):
+    """What is said of the default model's type is what llama.cpp does where it loads the model."""
+    weights = json.loads(run("-o", "json").stdout)["weights"]
+    load = "import sys; from edgekv import Llama; Llama(sys.argv[1], n_ctx=512, verbose=True)"
+    done = subprocess.run([sys.executable, "-c", load, str(default_model)], capture_output=True, text=True, timeout=120)
+    laid_out = set(re.findall(r"(\S+) model buffer size", done.stderr)) & {*filter(None, weights.values()), "AMX", "CPU_REPACK"}
+    assert laid_out == {weights["Q4_1"]} - {None}
+    assert set(weights) == set(WEIGHT_TYPES) - {"F16", "BF16"}
+
+
+@pytest.mark.skipif("avx2" not in flags(), reason="what other processors have is not known here")
+def test_weights_follow_the_processor():
+    """As llama.cpp's code of both layouts has it for x86-64."""
+    weights = layouts()
+    amx = {"amx_int8", "avx512_vnni"} <= flags() and "AMX_INT8 = 1" in _native.info()["system"]
+    assert {name for name, layout in weights.items() if layout == "AMX"} == (
+        {"F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"} if amx else set())
+    interleaved = {"Q4_0", "Q4_K", "IQ4_NL", "MXFP4", *(["Q2_K"] if "avx512f" in flags() else [])}
+    assert {name for name, layout in weights.items() if layout == "CPU_REPACK"} == interleaved - ({"Q4_0", "Q4_K"} if amx else set())
+
+
+def test_weight_types_are_ggmls():
+    ggml = _library()
+    assert {kind: ggml.ggml_type_name(kind).decode().upper() for kind in WEIGHT_TYPES.values()} == {
+        kind: name for name, kind in WEIGHT_TYPES.items()}
+
+
+def test_weights_in_words(monkeypatch, synthetic):
+    def said(found: dict[str, str | None], *arguments: str) -> list[str]:
+        monkeypatch.setattr("edgekv._native.weights.layouts", lambda: found)
+        return [line for line in run(*arguments).stdout.splitlines() if line.startswith(("weights ", " " * 16 + "none for"))]
+
+    found = {"F16": "AMX", "Q8_0": "AMX", "Q5_1": None, "Q4_0": "AMX", "Q2_K": "CPU_REPACK", "IQ1_S": None}
+    fast = "weights         fast kernels for Q8_0, Q4_0 (in tiles, AMX); Q2_K (in interleaved rows)"
+    slow = "                none for Q5_1, IQ1_S: prompts are read several times more slowly with these"
+    assert said(found) == [fast, slow] == said(found, str(synthetic())), "nothing is said of the file of plain floats"
+    assert said({"Q4_0": None}) == ["weights         no type has kernels of its own on this processor"]
+    monkeypatch.setattr("edgekv.diagnosis.asdict", lambda value, real=diagnosis.asdict: {**real(value), **(
+        {"file_type": "Q5_1"} if hasattr(value, "file_type") else {})})
+    assert said(found, str(synthetic()))[2].startswith("weights         Q5_1 is not among the types that are multiplied fast here")
 
 
 def test_model_whose_layers_differ(synthetic):

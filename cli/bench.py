@@ -10,6 +10,7 @@ import click
 from edgekv.cli.ladder import ladder
 from edgekv.cli.lists import CommaList
 from edgekv.cli.options import model_argument, model_path, option
+from edgekv.cli.prefill import check_options, print_prefill
 from edgekv.cli.progress import progress_bar
 from edgekv.cli.tables import Column, output_option, print_measured
 from edgekv.vocab import CacheType
@@ -69,7 +70,6 @@ KV_COLUMNS = [
     Column("limit_ms_p50", "limit ms", lambda ms: f"{ms:.2f}"),
     Column("ratio_vs_limit", "x limit", lambda ratio: f"{ratio:.2f}"),
     Column("growth_fraction", "growth %", lambda share: f"{100 * share:.0f}"),
-    Column("prefill_tps", "prefill t/s", lambda tps: f"{tps:.0f}"),
     Column("nll_vs_exact", "NLL +%", _signed_percent),
     Column("kld_stock", "KLD stock", lambda kld: f"{kld:.1e}"),
     Column("kld_exact", "KLD exact", lambda kld: f"{kld:.1e}"),
@@ -104,7 +104,7 @@ bench.add_command(ladder)
 @bench.command()
 @model_argument
 @option("-d", "--depths", type=_COUNTS, default="512,4096,7680", show_default=True,
-        help="Tokens in the cache when decoding starts.")
+        help="Tokens in the cache when what is measured starts.")
 @option("-t", "--threads", type=_COUNTS, default="1", show_default=True,
         help="CPU threads.")
 @option("--text", "texts", multiple=True, metavar="TEXT", default=("prose",), show_default=True,
@@ -118,16 +118,21 @@ bench.add_command(ladder)
 @option("-n", "--steps", type=click.IntRange(1), default=64, show_default=True,
         help="Timed tokens of a pass, decoded one by one.")
 @option("-r", "--rounds", type=click.IntRange(1), default=3, show_default=True,
-        help="Passes of each mode, in turns.")
+        help="Passes of each mode, in turns; with --prefill chunks.")
 @option("--warmup", type=click.IntRange(1), default=16, show_default=True,
         help="Tokens decoded with full attention before each pass, not measured: a mode's policy begins with what it saw in them.")
-@option("--prefill/--no-prefill", default=False, show_default=True,
-        help="Compare prefill too; the text is then read from its start for each mode and depth.")
+@option("--prefill", is_flag=True,
+        help="Measure how fast prompts are read, in place of decoding.")
+@option("--ubatch", type=click.IntRange(2),
+        help="With --prefill: tokens of a chunk, which are computed at once.  [default: 512]")
+@option("--whole", type=click.IntRange(2), metavar="N",
+        help="With --prefill: a prompt of N tokens too, read from its start in each mode.")
 @output_option("json", "csv", "md")
+@click.pass_context
 def kv(
-    model: Path | None, depths: tuple[int, ...], threads: tuple[int, ...], texts: tuple[str, ...], type_k: tuple[str, ...],
-    type_v: tuple[str, ...], page_tokens: int | None, modes: tuple[str, ...], steps: int, rounds: int, warmup: int, prefill: bool,
-    output: str,
+    ctx: click.Context, model: Path | None, depths: tuple[int, ...], threads: tuple[int, ...], texts: tuple[str, ...],
+    type_k: tuple[str, ...], type_v: tuple[str, ...], page_tokens: int | None, modes: tuple[str, ...], steps: int, rounds: int,
+    warmup: int, prefill: bool, ubatch: int | None, whole: int | None, output: str,
 ) -> None:
     """Compare decode time and predictions of KV modes with stock llama.cpp, on the same tokens of a text.
 
@@ -142,27 +147,33 @@ def kv(
     error of its output, "hits" what of them was read from the arena, "overhead" the Python layer's part of the time. JSON and CSV have
     more columns.
 
+    With --prefill a chunk of a prompt is read at each depth, taken back and read again, the modes in turns, and in the same turns into an
+    empty cache (depth 0, where it attends to its own tokens alone). "attention" is the part of the time that attention to the depth
+    takes, what the chunk takes longer than in the empty cache, and "ns/pair" that part for each query, key and query head of the layers
+    that EdgeKV serves, times the threads; "[min, max]" is of the rounds. --whole reads a whole prompt, which takes as long as it takes:
+    --rounds of each mode.
+
     MODEL is a GGUF file; without it the default model is used.
     """
-    from edgekv.bench.kv import KvBench, run
+    from edgekv.bench import kv as decoding, prefill as reading
     from edgekv.bench.text import find_text
 
-    request = KvBench(
-        model=model_path(model),
-        texts=tuple(find_text(name) for name in texts),
-        depths=depths,
-        threads=threads,
-        cache_types=_pairs(type_k, type_v),
-        modes=modes,
-        n_steps=steps,
-        n_rounds=rounds,
-        n_warmup=warmup,
-        page_tokens=page_tokens,
-        prefill=prefill,
-    )
+    check_options(ctx, prefill)
+    what = {
+        "model": model_path(model), "texts": tuple(find_text(name) for name in texts), "depths": depths, "threads": threads,
+        "cache_types": _pairs(type_k, type_v), "modes": modes, "n_rounds": rounds, "page_tokens": page_tokens,
+    }
+    if prefill:
+        chunk = {} if ubatch is None else {"n_chunk": ubatch}
+        run, request = reading.run, reading.PrefillBench(**what, **chunk, n_whole=whole)
+    else:
+        run, request = decoding.run, decoding.KvBench(**what, n_steps=steps, n_warmup=warmup)
     with progress_bar() as progress:
         groups = run(request, progress, warn=lambda text: click.echo(f"warning: {text}", err=True))
         rows = [row for group in groups for row in group]
+    if prefill:
+        print_prefill(rows, output, _used)
+        return
     if output in ("table", "md"):
         rows = [{**row, "kv": f"{row['type_k']}/{row['type_v']}"} for row in rows]
     print_measured(rows, _used(KV_COLUMNS, rows), output)

@@ -13,12 +13,14 @@ except ImportError:  # Windows
     termios = None  # type: ignore[assignment]
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
+from edgekv.cli import chat_client
 from edgekv.cli.chat_client import Piece, Timings
 from edgekv.cli.chat_kv import KvStatus, error_text, reads_text, size, size_of
 from edgekv.cli.chat_session import Answer
+from edgekv.cli.progress import Lines, Reading, duration
 from edgekv.errors import ContextOverflow
 from edgekv.reports import SelectionReport
 
@@ -107,7 +109,7 @@ class Renderer:
         for name, value in rows:
             self.console.print(Text(f"  {name:<{width}}  " if value else name, style="bold").append(value, style="not bold"))
 
-    def _progress(self, *columns: SpinnerColumn | TextColumn | BarColumn | TimeRemainingColumn) -> Progress:
+    def _progress(self, *columns: SpinnerColumn | TextColumn | BarColumn) -> Progress:
         # Rich must leave sys.stderr alone: the server's log swaps it while the model loads.
         return Progress(
             *columns, console=self.console, transient=True, redirect_stdout=False, redirect_stderr=False,
@@ -119,7 +121,9 @@ class _Turn:
     def __init__(self, renderer: Renderer):
         self._renderer = renderer
         self._out, self._plain = renderer._out, not renderer._out_is_terminal
+        self._reading: Reading | None = None
         self._bar: Progress | None = None
+        self._lines: Lines | None = None
         self._thinking = False
         self._at_line_start = True
 
@@ -127,8 +131,7 @@ class _Turn:
         if piece.text or piece.thought or piece.finish_reason:
             self._close_bar()
         elif piece.progress:
-            progress = piece.progress
-            self._show_bar(progress.n_total - progress.n_cached, progress.n_processed - progress.n_cached)
+            self._show_bar(piece.progress)
         if piece.thought and not self._plain:
             self._switch(thinking=True)
             self._write(piece.thought)
@@ -155,22 +158,40 @@ class _Turn:
         self._out.flush()
         self._at_line_start = text.endswith("\n")
 
-    def _show_bar(self, n_total: int, n_done: int) -> None:
+    def _show_bar(self, progress: chat_client.Progress) -> None:
+        n_total, n_done = progress.n_total - progress.n_cached, progress.n_processed - progress.n_cached
         if n_total < BAR_FROM_TOKENS:
             return
-        if self._bar is None:
-            self._bar = self._renderer._progress(
-                TextColumn("reading"), BarColumn(), TextColumn("{task.completed:,.0f}/{task.total:,.0f} tokens"),
-                TimeRemainingColumn(),
-            )
-            self._bar.add_task("reading", total=n_total)
-            self._bar.start()
-        self._bar.update(self._bar.task_ids[0], completed=n_done, refresh=True)
+        if self._reading is None:
+            self._begin_reading(progress, n_total)
+        self._reading.at(progress.n_processed)
+        speed, left = self._reading.tokens_per_second, self._reading.seconds_left
+        said = "" if speed is None else f"{speed:,.0f} tokens/s"
+        if self._bar is not None:
+            said += "" if left is None else f", about {duration(left)} left"
+            self._bar.update(self._bar.task_ids[0], completed=n_done, said=said, refresh=True)
+        elif left is not None:
+            self._lines(f"reading: {n_done:,} of {n_total:,} tokens, {said}", n_done, n_total, left)
+
+    def _begin_reading(self, progress: chat_client.Progress, n_total: int) -> None:
+        """A bar on a terminal; elsewhere a line every now and then."""
+        self._reading = Reading(progress.n_total, progress.n_processed)
+        if not self._renderer.console.is_terminal:
+            self._lines = Lines(say=self._renderer.note)
+            return
+        self._bar = self._renderer._progress(TextColumn("reading"), BarColumn(), TextColumn("{task.completed:,.0f}/{task.total:,.0f} tokens"),
+                                             TextColumn("{task.fields[said]}"))
+        self._bar.add_task("reading", total=n_total, said="")
+        self._bar.start()
 
     def _close_bar(self) -> None:
+        self._reading = None
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+        if self._lines is not None:
+            self._lines.close()
+            self._lines = None
 
 
 @contextmanager

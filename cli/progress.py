@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,9 @@ EVERY_SECONDS = 30.0
 
 LEAST_SECONDS = 2.0
 """Between two lines at all: short runs are silent, and many short parts do not make a line each."""
+
+LATEST = 3
+"""Parts of a prompt that its speed is taken over."""
 
 Show = Callable[..., None]
 """Called with (what is being done, how much of it is done, how much there is), and with the seconds that are left where the caller knows
@@ -38,6 +42,37 @@ def progress_bar() -> Iterator[Show]:
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("load", total=None)
         yield show
+
+
+class Reading:
+    """A prompt while it is read: its speed of late, and the time left. Behind a longer cache a token takes longer, so that the time is
+    fitted to what the parts have taken so far: in a token, linear in what stands before it."""
+
+    def __init__(self, n_total: int, n_cached: int, clock: Callable[[], float] = time.monotonic):
+        """Of `n_total` tokens, the first `n_cached` are there already. `clock` gives seconds."""
+        from edgekv.bench.effort import Effort, Kind, Work
+
+        self._work = lambda position, n_tokens: Work.after(Kind.READ, position, n_tokens)
+        self._effort = Effort([self._work(n_cached, n_total - n_cached)])
+        self._clock, self._latest = clock, deque([(clock(), n_cached)], maxlen=LATEST + 1)
+
+    def at(self, n_tokens: int) -> None:
+        """So many are there now."""
+        now, (before, n_before) = self._clock(), self._latest[-1]
+        if n_tokens > n_before:
+            self._effort.add(self._work(n_before, n_tokens - n_before), now - before)
+            self._latest.append((now, n_tokens))
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Over the last LATEST parts; None before the first."""
+        (first, n_first), (last, n_last) = self._latest[0], self._latest[-1]
+        return (n_last - n_first) / (last - first) if last > first else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """None before the second part: one says nothing of how much longer the others take."""
+        return self._effort.seconds_left() if len(self._latest) > 2 else None
 
 
 class Lines:

@@ -15,7 +15,7 @@ from edgekv.bench import kv
 from edgekv.bench.decoder import Decoder
 from edgekv.bench.kv import KvBench
 from edgekv.bench.measured import Measured, log_softmax
-from edgekv.bench.modes import MODES, find_mode, in_order, split_modes
+from edgekv.bench.modes import MODES, find_mode, in_order, rotated, split_modes
 from edgekv.bench.passes import Caches, beside, opened, read, weights_alone
 from edgekv.bench.text import TEXTS, Text, find_text, read_text, standard_text
 from edgekv.cli.bench import bench as command
@@ -26,7 +26,7 @@ from edgekv.vocab import CacheType, KvMode, SketchKind
 
 KEYS = {
     "mode", "depth", "threads", "decode_ms_p50", "decode_ms_p10", "decode_ms_p90", "ratio_vs_stock", "growth_fraction",
-    "prefill_tps", "nll", "nll_vs_stock", "nll_vs_exact", "kld_stock", "kld_exact", "same_top_stock", "same_top_exact",
+    "nll", "nll_vs_stock", "nll_vs_exact", "kld_stock", "kld_exact", "same_top_stock", "same_top_exact",
     "hit_rate", "hit_rate_mass", "error", "attended_fraction", "rows_per_head", "moved_bytes_per_step", "sketch_bytes", "arena_bytes",
     "overhead_fraction", "type_k", "type_v", "text", "n_steps", "n_rounds", "model", "isa", "version", "kind", "stock",
     "limit_ms_p50", "ratio_vs_limit", "cpu", "cores", "date",
@@ -40,7 +40,7 @@ def run(path, **settings) -> list[dict]:
 
 
 def test_rows(synthetic):
-    rows = run(synthetic(), depths=(200, 40), modes=("exact", "exact-unobserved"), prefill=True,
+    rows = run(synthetic(), depths=(200, 40), modes=("exact", "exact-unobserved"),
                cache_types=((CacheType.F16, CacheType.F16), (CacheType.Q8_0, CacheType.F16)))
     assert [row["mode"] for row in rows] == [*STOCKS, "exact", "exact-unobserved"] * 4
     assert all(KEYS <= set(row) and row["note"] is None and row["kind"] == "kv" for row in rows)
@@ -54,7 +54,7 @@ def test_rows(synthetic):
         assert exact["kld_exact"] is None and flash["kld_exact"] > -1e-9 and noflash["kld_stock"] > -1e-9
         assert unobserved["kld_exact"] == 0 == unobserved["nll_vs_exact"], "passes begin alike: the same kernel says the same"
         for row in (noflash, exact, unobserved):
-            assert 0 < row["decode_ms_p10"] <= row["decode_ms_p50"] <= row["decode_ms_p90"] and row["prefill_tps"] > 0
+            assert 0 < row["decode_ms_p10"] <= row["decode_ms_p50"] <= row["decode_ms_p90"]
             assert row["kld_stock"] > -1e-9 and 0 <= row["same_top_stock"] <= 1
             assert row["nll"] == pytest.approx(flash["nll"] * (1 + row["nll_vs_stock"]))
     assert {row["growth_fraction"] for row in rows if row["depth"] == 40} == {0}
@@ -62,14 +62,13 @@ def test_rows(synthetic):
 
 def test_ratios_are_to_the_faster_of_stocks_kernels(synthetic):
     """Both are measured and shown, and each row says which one its ratio is to."""
-    for off, flash, noflash, exact in _by_depth(run(synthetic(), depths=(40, 300), prefill=True)):
+    for off, flash, noflash, exact in _by_depth(run(synthetic(), depths=(40, 300))):
         best = min((flash, noflash), key=lambda row: row["decode_ms_p50"])
         assert {row["stock"] for row in (off, flash, noflash, exact)} == {best["mode"]}
         for row in (flash, noflash, exact):
             assert row["ratio_vs_stock"] == best["decode_ms_p50"] / row["decode_ms_p50"]
         same = ("decode_ms_p50", "decode_ms_p90", "nll", "kld_exact", "ratio_vs_stock", "ratio_vs_limit")
         assert [off[key] for key in same] == [best[key] for key in same]
-        assert off["prefill_tps"] == max(flash["prefill_tps"], noflash["prefill_tps"])
 
 
 @pytest.mark.parametrize("slower", ["off-flash", "off-noflash"])
@@ -189,7 +188,6 @@ def test_likelihood_is_that_of_the_text(synthetic):
     from edgekv.llama import Llama
 
     off = run(synthetic(), n_steps=8, n_warmup=4)[1]
-    assert off["prefill_tps"] is None
     llama = Llama(str(synthetic()), kv="off", n_ctx=256, n_threads=1, verbose=False)
     tokens = llama.tokenize(standard_text().content[:500].encode())
     llama.eval(tokens[:40])
@@ -208,7 +206,7 @@ def test_log_softmax_of_extremes():
 
 
 def test_every_mode_gets_every_turn():
-    assert [kv._rotated(("a", "b"), turn) for turn in range(3)] == [("a", "b"), ("b", "a"), ("a", "b")]
+    assert [rotated(("a", "b"), turn) for turn in range(3)] == [("a", "b"), ("b", "a"), ("a", "b")]
 
 
 @pytest.mark.parametrize(("n_steps", "n_rounds"), [(1, 1), (8, 1), (9, 3)])
@@ -363,15 +361,15 @@ def test_command(synthetic, tmp_path):
     text = tmp_path / "own.txt"
     text.write_text("The cat sat on the mat. " * 40)
     common = (str(synthetic()), "-d", "64,128", "-n", "4", "-r", "1", "--text", str(text), "--type-k", "f16,q8_0",
-              "--modes", "off,exact", "--prefill")
+              "--modes", "off,exact")
     result = invoke(*common, "-o", "json")
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)
     assert len(rows) == 16 and all(KEYS <= set(row) and row["text"] == "own.txt" for row in rows)
     assert all(row["cpu"] == cpu_family() and re.fullmatch(r"\d{4}-\d\d-\d\d", row["date"]) for row in rows)
     assert {(row["type_k"], row["type_v"]) for row in rows} == {("f16", "f16"), ("q8_0", "f16")}
-    rows = list(csv.DictReader(io.StringIO(invoke(*common, "-o", "csv", "--no-prefill").stdout)))
-    assert len(rows) == 16 and rows[0]["prefill_tps"] == "" and {row["cpu"] for row in rows} == {cpu_family()}
+    rows = list(csv.DictReader(io.StringIO(invoke(*common, "-o", "csv").stdout)))
+    assert len(rows) == 16 and {row["cpu"] for row in rows} == {cpu_family()}
     head, empty, *table = invoke(*common).stdout.splitlines()
     assert head.startswith(cpu_family()) and re.search(r"; \d{4}-\d\d-\d\d; ", head) and empty == ""
     assert table[0].split()[:4] == ["mode", "depth", "threads", "K/V"] and len(table) == 17

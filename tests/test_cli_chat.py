@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from edgekv.cli.chat_kv import KvStatus, error_text, page_rows, selection_rows, 
 from edgekv.cli.chat_pins import Pins, message_span
 from edgekv.cli.chat_render import Renderer, overflow_advice
 from edgekv.cli.chat_session import Answer, Conversation
+from edgekv.cli.progress import Lines, Reading
 from edgekv.errors import (
     EXIT_DOES_NOT_FIT, EXIT_INTERRUPTED, EXIT_MODEL, EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, ContextOverflow, EdgeKVError,
 )
@@ -268,6 +270,63 @@ def test_text_is_shown_as_it_is(monkeypatch):
     on_terminal = render(monkeypatch, Terminal(), pieces)
     assert "\x1b" not in on_terminal and "\r" not in on_terminal, "a model must not steer the terminal"
     assert on_terminal == "(thinking)\nsecret\n(answer)\n[bold]x[/bold] :smile: \N{REPLACEMENT CHARACTER}[31mred\n\tend\n"
+
+
+def read_by(seconds: Callable[[int], float], n_total: int, n_cached: int = 0, n_batch: int = 512, noise: float = 0.0):
+    """A Reading, before and after each batch of a prompt whose token at position p takes seconds(p): (seconds so far, it, tokens there)."""
+    now, rng = [0.0], np.random.default_rng(n_total)
+    reading = Reading(n_total, n_cached, lambda: now[0])
+    yield now[0], reading, n_cached
+    for first in range(n_cached, n_total, n_batch):
+        last = min(first + n_batch, n_total)
+        now[0] += sum(map(seconds, range(first, last))) * (1 + noise * rng.standard_normal())
+        reading.at(last)
+        yield now[0], reading, last
+
+
+@pytest.mark.parametrize(("start", "slope"), [(1.8e-3, 2.1e-6), (2e-4, 2e-7), (0.0, 1e-6), (1e-3, 0.0)])
+@pytest.mark.parametrize(("n_total", "n_cached"), [(7680, 0), (31_000, 0), (7680, 3000), (2048, 0)])
+def test_time_left_of_a_prompt(start, slope, n_total, n_cached):
+    """Reading slows with depth. At half of the time the time left is within a quarter of what it takes, though batches' times scatter by
+    a twentieth."""
+    states = [(spent, reading.seconds_left, n) for spent, reading, n in read_by(lambda p: start + slope * p, n_total, n_cached, noise=0.05)]
+    whole = states[-1][0]
+    spent, left, n = next(state for state in states if state[0] >= whole / 2)
+    assert left == pytest.approx(whole - spent, rel=0.25)
+    if (start, slope, n_total, n_cached) == (1.8e-3, 2.1e-6, 7680, 0):  # the default model on one thread
+        by_the_mean = spent * (n_total - n) / n
+        assert by_the_mean < 0.6 * (whole - spent), "the mean so far promises half of it"
+    assert [left for _, left, _ in states[:2]] == [None, None] and states[-1][1] == pytest.approx(0, abs=0.05 * whole)
+
+
+def test_speed_of_a_prompt():
+    """Of the last three batches, not of all."""
+    speeds = [reading.tokens_per_second for _, reading, _ in read_by(lambda p: 1e-3 if p < 1024 else 4e-3, 4096)]
+    assert speeds[0] is None and speeds[1:] == pytest.approx([1000, 1000, 1536 / 3.072, 1536 / 4.608, 250, 250, 250, 250])
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_prompt_that_is_read_shows_speed_and_time_left(monkeypatch, capsys, terminal):
+    now = [0.0]
+    for watched in (Reading, Lines):
+        monkeypatch.setattr(f"edgekv.cli.chat_render.{watched.__name__}", partial(watched, clock=lambda: now[0]))
+    renderer = Renderer(PaperKv(), footer=True)
+    renderer.console = Console(stderr=True, highlight=False, soft_wrap=True, force_terminal=terminal, width=160)
+    with renderer.turn() as show:
+        for n in range(1000, 7001, 500):
+            show(Piece(progress=Progress(8000, 1000, n)))
+            now[0] += 5 * (1 + n / 1000)  # 10 seconds at first, 37.5 at last
+        show(Piece(text="answer"))
+    err = CONTROL.sub("", capsys.readouterr().err)
+    lines = [line.strip() for line in re.split(r"[\r\n]+", err) if "tokens" in line]
+    if terminal:
+        assert "reading" in lines[0] and "0/7,000 tokens" in lines[0] and "left" not in lines[0]
+        assert any(re.search(r"500/7,000 tokens +50 tokens/s$", line) for line in lines), "nobody knows yet"
+        assert any(re.search(r"5,500/7,000 tokens +15 tokens/s, about 2 min left", line) for line in lines)
+    else:
+        assert re.fullmatch(r"reading: 1,500 of 7,000 tokens, 40 tokens/s, 21 % done, about [56] min left", lines[0])
+        assert len(lines) == 7, "one every half minute"
+        assert "reading finished, after 5 min in all" in err
 
 
 @pytest.mark.parametrize(("answer", "footer"), [

@@ -60,6 +60,15 @@ def time_rows(cpu: str = "AMD EPYC, Zen 4, AVX-512", date: str = "2026-11-21", v
             for mode, ms in milliseconds.items()]
 
 
+def prompt_rows() -> list[dict]:
+    """As `edgekv bench kv --prefill -o json` has them."""
+    return [{"kind": "prompt" if n == 7680 else "prefill", "mode": mode, "ms_p50": 1e3 * n / tps, "tokens_per_second": tps,
+             "stock": "off-flash", "ratio_vs_stock": tps / 56, "attention_fraction": 0.9 if depth else None, "pair_ns": 7.8 if depth else None, "n_tokens": n,
+             "depth": depth, "text": "prose", "threads": 1, "type_k": "f16", "type_v": "f16", "model": "tiny.gguf", "version": "1",
+             "isa": "avx512", "cpu": "AMD EPYC, Zen 4, AVX-512", "date": "2026-11-21", "note": None}
+            for n, depth in ((512, 0), (512, 7680), (7680, 0)) for mode, tps in (("off", 56), ("exact", 280))]
+
+
 @pytest.fixture(scope="module")
 def full(tmp_path_factory) -> tuple[Path, str]:
     """A folder with everything, and its page."""
@@ -67,6 +76,7 @@ def full(tmp_path_factory) -> tuple[Path, str]:
     (folder / "ladder.json").write_text(json.dumps(ladder_rows()))
     (folder / "quality.json").write_text(json.dumps(quality_rows()))
     (folder / "kv.json").write_text(json.dumps(time_rows()))
+    (folder / "prefill.json").write_text(json.dumps(prompt_rows()))
     (folder / "notes.json").write_text('{"a": 1}')
     random_trace(depth=600, n_steps=20).write(folder / "noise.npz")
     result = CliRunner().invoke(command, [str(folder)])
@@ -99,8 +109,8 @@ class Reader(HTMLParser):
 
 def test_every_section(full):
     found = Reader(full[1]).sections
-    assert list(found) == ["decode", "ladder", "budget", "heads", "time", "reads", "quality", "retention", "roles", "missing"]
-    assert found == {**dict.fromkeys(found, 1), "decode": 0, "time": 2, "missing": 0}
+    assert list(found) == ["decode", "prompts", "ladder", "budget", "heads", "time", "reads", "quality", "retention", "roles", "missing"]
+    assert found == {**dict.fromkeys(found, 1), "decode": 0, "prompts": 0, "time": 2, "missing": 0}
     assert "notes.json" in full[1]  # named, since nothing of it is shown
 
 
@@ -239,6 +249,30 @@ def test_the_rows_of_bench_kv_are_read(synthetic, tmp_path):
     shown = [line[0] for table in section.tables for line in table.rows]
     assert shown == [row["mode"] for row in rows if row["note"] is None or row["mode"] == "off"] and len(shown) == 2 * 5 - 1
     assert rows[0]["cpu"] in section.tables[0].caption and rows[0]["date"] in section.tables[0].caption
+
+
+def test_the_rows_of_prefill_are_read(synthetic, tmp_path):
+    from edgekv.cli.bench import bench
+
+    arguments = ["kv", str(synthetic()), "--prefill", "-d", "40", "--ubatch", "16", "--whole", "60", "-r", "1", "--modes", "off,exact"]
+    for types, file in (("f16", "a.json"), ("q8_0", "b.json")):
+        printed = CliRunner().invoke(bench, [*arguments, "--type-v", types, "-o", "json"])
+        assert printed.exit_code == 0, printed.output
+        (tmp_path / file).write_text(printed.stdout)
+    found = read(tmp_path)
+    assert len(found.prompts) == 2 * 12 and not found.ignored and not found.times
+    (section,) = [section for section in page.all_sections(found, []) if not section.missing]
+    assert section.key == "prompts" and "Not measured: off-noflash: llama.cpp needs flash attention for a q8_0 V cache." in section.text
+    (table,) = section.tables
+    of = {(line[0], line[2], line[3], line[5]): line for line in table.rows}
+    assert set(of) == {(mode, *place, types) for mode in ("off", "off-flash", "off-noflash", "exact")
+                       for place in (("16", "0"), ("16", "40"), ("60", "0")) for types in ("f16/f16", "f16/q8_0")
+                       if (mode, types) != ("off-noflash", "f16/q8_0")}
+    row = next(row for row in found.prompts if (row["mode"], row["depth"], row["type_v"]) == ("exact", 40, "f16"))
+    line = of["exact", "16", "40", "f16/f16"]
+    assert line[6:9] == (f"{row['tokens_per_second']:,.0f}", f"{row['ratio_vs_stock']:.2f}", row["stock"]) and line[10] != "–"
+    page.write(tmp_path)
+    assert "Time of prompts" in (tmp_path / "report.html").read_text()
 
 
 def test_quality_by_what_is_read(tmp_path):

@@ -10,9 +10,8 @@ kernel.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,10 @@ import numpy as np
 from edgekv import _native
 from edgekv.bench.decoder import Decoder
 from edgekv.bench.measured import Measured
-from edgekv.bench.modes import FULL, STOCK, STOCK_KERNELS, BenchMode, find_mode, in_order, stock_kernels
+from edgekv.bench.modes import FULL, STOCK, STOCK_KERNELS, check_counts, check_turns, find_mode, in_order, rotated, with_stock
 from edgekv.bench.passes import (
-    BATCH_TOKENS, WARMUP_TOKENS, Caches, ContextError, beside, decode, hooked_note, memory_figures, opened, read, warm_up, weights_alone,
+    BATCH_TOKENS, WARMUP_TOKENS, Caches, ContextError, beside, decode, hooked_note, memory_figures, opened, own, read, warm_up,
+    weights_alone,
 )
 from edgekv.bench.text import Text
 from edgekv.config import KvOptions
@@ -36,7 +36,7 @@ from edgekv.vocab import CacheType
 
 FIGURES = (
     "decode_ms_p50", "decode_ms_p10", "decode_ms_p90", "stock", "ratio_vs_stock", "ratio_paired", "limit_ms_p50", "ratio_vs_limit",
-    "growth_fraction", "prefill_tps", "nll",
+    "growth_fraction", "nll",
     "nll_vs_stock", "nll_vs_exact", "kld_stock", "kld_exact", "same_top_stock", "same_top_exact", "attended_fraction", "rows_per_head",
     "error", "hit_rate", "hit_rate_mass", "moved_bytes_per_step", "overhead_fraction", "sketch_bytes", "arena_bytes",
 )
@@ -67,23 +67,11 @@ class KvBench:
     n_rounds: int = 3  # passes of each mode
     n_warmup: int = WARMUP_TOKENS
     page_tokens: int | None = None
-    prefill: bool = False  # compare prefill too; the text is then read from its start for each mode and depth
 
     def __post_init__(self) -> None:
-        for mode in self.modes:
-            if find_mode(mode).destructive:
-                raise ConfigError(f"{mode} drops what the modes after it would read from the same cache, so it takes no turns here; "
-                                  "`edgekv quality` restores the cache for it")
-        for name, values in (("depth", self.depths), ("thread count", self.threads), ("number of steps", (self.n_steps,)),
-                             ("number of rounds", (self.n_rounds,)), ("number of steps before", (self.n_warmup,))):
-            if not values or min(values) < 1:
-                raise ConfigError(f"a {name} must be 1 or more")
-
-    @property
-    def all_modes(self) -> dict[str, BenchMode]:
-        """What is measured: stock's kernels first, then full attention."""
-        names = (*stock_kernels(self.modes), *in_order(self.modes))
-        return {name: find_mode(name) for name in names if name != STOCK}
+        check_turns(self.modes)
+        check_counts({"depth": self.depths, "thread count": self.threads, "number of steps": (self.n_steps,),
+                      "number of rounds": (self.n_rounds,), "number of steps before": (self.n_warmup,)})
 
     @property
     def n_tokens(self) -> int:
@@ -116,7 +104,7 @@ class _Run:
 
     def __init__(self, bench: KvBench, model: Geometry, text: Text, caches: Caches, progress: Progress):
         self.bench, self.model, self.text, self.caches, self.progress = bench, model, text, caches, progress
-        self.modes = bench.all_modes
+        self.modes = with_stock(bench.modes)
         self.references = {next(iter(self.modes)): "stock", **({FULL: "exact"} if FULL in self.modes else {})}
         self.decoders: dict[str, Decoder] = {}  # of each mode that can be measured
         self.notes: dict[str, str] = {}  # on each that cannot
@@ -149,7 +137,8 @@ class _Run:
                 self.notes[_LIMIT] = str(error)
             for name, mode in self.modes.items():
                 try:
-                    self.decoders[name] = decoder if mode.alternates else stack.enter_context(self._own(mode, decoder, n_ctx))
+                    self.decoders[name] = (decoder if mode.alternates else
+                                           stack.enter_context(own(mode, decoder, self.model, self.caches, n_ctx)))
                 except ContextError as error:
                     self.notes[name] = str(error)
             if not self.decoders.keys() & set(STOCK_KERNELS):
@@ -164,36 +153,18 @@ class _Run:
                     if depth + self.bench.n_tokens > len(tokens):
                         yield self._rows(n_threads, depth, note=f"the text has only {len(tokens)} tokens; give a longer one")
                         continue
-                    prefill = self._prefill(base, tokens[:depth], n_threads)
+                    self._read(base, tokens[:depth])
                     results = self._decode(limit, base, tokens[depth : depth + self.bench.n_tokens], n_threads, depth)
-                    for name, seconds in prefill.items():
-                        results[name]["prefill_tps"] = depth / seconds
-                    if prefill:  # the kernel that decodes faster need not be the one that reads faster
-                        results[STOCK]["prefill_tps"] = max(results[name]["prefill_tps"] for name in STOCK_KERNELS if name in results)
                     yield self._rows(n_threads, depth, results, hooked_note(decoder.llama.kv))
 
-    def _own(self, mode: BenchMode, decoder: Decoder, n_ctx: int) -> AbstractContextManager[Decoder]:
-        """A context for a mode that does not alternate. Raises ContextError where it cannot be had."""
-        if not mode.flash_attn and self.caches.type_v != CacheType.F16:
-            raise ContextError(f"llama.cpp needs flash attention for a {self.caches.type_v.value} V cache")
-        if note := self.caches.does_not_fit(self.model, n_ctx):
-            raise ContextError(f"a second context {note}")
-        return beside(decoder, n_ctx, mode.flash_attn)
-
-    def _prefill(self, base: KvOptions, tokens: list[int], n_threads: int) -> dict[str, float]:
-        """Read `tokens` into every context. Seconds of each mode if prefill is compared; else stock reads on all cores what is not there
-        yet."""
-        seconds = {}
-        for name, decoder in self.decoders.items():
-            mode = self.modes[name]
-            if mode.alternates:
-                decoder.llama.kv.configure((mode if self.bench.prefill else find_mode(STOCK)).options(base, len(tokens)))
-            decoder.rewind(0 if self.bench.prefill else min(decoder.position, len(tokens)))
-            began = time.perf_counter()
-            for position in read(decoder, tokens[decoder.position :], n_threads if self.bench.prefill else n_cores()):
-                self.progress(f"{name}: prefill" if self.bench.prefill else "prefill", position, len(tokens))
-            seconds[name] = time.perf_counter() - began
-        return seconds if self.bench.prefill else {}
+    def _read(self, base: KvOptions, tokens: list[int]) -> None:
+        """Read into every context, with stock on all cores, what of `tokens` is not there yet."""
+        for decoder in dict.fromkeys(self.decoders.values()):
+            if decoder.kv is not None:
+                decoder.kv.configure(find_mode(STOCK).options(base, len(tokens)))
+            decoder.rewind(min(decoder.position, len(tokens)))
+            for position in read(decoder, tokens[decoder.position :], n_cores()):
+                self.progress("prefill", position, len(tokens))
 
     def _decode(
         self, limit: Decoder | None, base: KvOptions, tokens: list[int], n_threads: int, depth: int
@@ -208,7 +179,7 @@ class _Run:
             decoder.set_threads(n_threads)
         turns = (*self.references, *(name for name in self.decoders if name not in self.references), *([_LIMIT] if limit else []))
         for turn in range(self.bench.n_rounds):
-            for i, name in enumerate(_rotated(turns, turn)):
+            for i, name in enumerate(rotated(turns, turn)):
                 self.progress(f"decode at {depth}", turn * len(turns) + i, self.bench.n_rounds * len(turns))
                 if name == _LIMIT:
                     limit_ms += [1000 * seconds for seconds in weights_alone(limit, tokens[self.bench.n_warmup : -1])]
@@ -271,8 +242,3 @@ class _Run:
 
 _LIMIT = "limit"
 """Takes turns with the modes: steps with an empty cache."""
-
-
-def _rotated(modes: tuple[str, ...], turn: int) -> tuple[str, ...]:
-    shift = turn % len(modes)
-    return modes[shift:] + modes[:shift]

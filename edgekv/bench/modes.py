@@ -138,6 +138,33 @@ def stock_kernels(modes: Sequence[str]) -> tuple[str, ...]:
     return STOCK_KERNELS if STOCK in modes or not named else named
 
 
+def with_stock(modes: Sequence[str]) -> dict[str, BenchMode]:
+    """What is measured where `modes` take turns: the kernels of stock first, then full attention."""
+    names = (*stock_kernels(modes), *in_order(modes))
+    return {name: find_mode(name) for name in names if name != STOCK}
+
+
+def rotated(modes: tuple[str, ...], turn: int) -> tuple[str, ...]:
+    """The order of a turn: each time another one begins."""
+    shift = turn % len(modes)
+    return modes[shift:] + modes[:shift]
+
+
+def check_turns(modes: Sequence[str]) -> None:
+    """Raise ConfigError for a mode that cannot take turns with others."""
+    for mode in modes:
+        if find_mode(mode).destructive:
+            raise ConfigError(f"{mode} drops what the modes after it would read from the same cache, so it takes no turns here; "
+                              "`edgekv quality` restores the cache for it")
+
+
+def check_counts(counts: Mapping[str, Sequence[int]]) -> None:
+    """Raise ConfigError where what `counts` names is not 1 or more, each of them."""
+    for name, values in counts.items():
+        if not values or min(values) < 1:
+            raise ConfigError(f"a {name} must be 1 or more")
+
+
 def _items(text: str) -> list[str]:
     """What commas part; those inside brackets belong to a policy's settings."""
     return re.split(r",(?![^(]*\))", text)

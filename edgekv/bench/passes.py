@@ -57,10 +57,11 @@ class Caches:
         return f"does not fit: it needs {needed / (1 << 30):.1f} GiB and {free / (1 << 30):.1f} GiB are free"
 
 
-def opened(model: Path, caches: Caches, n_ctx: int, n_threads: int, flash_attn: bool = True) -> AbstractContextManager[Decoder]:
-    """`decoder_of` an empty context of these caches, stock until a mode is set."""
+def opened(model: Path, caches: Caches, n_ctx: int, n_threads: int, flash_attn: bool = True,
+           n_batch: int = BATCH_TOKENS) -> AbstractContextManager[Decoder]:
+    """`decoder_of` an empty context of these caches, stock until a mode is set; it computes up to `n_batch` tokens at once."""
     return decoder_of(model, kv=KvMode.OFF, kv_page_tokens=caches.page_tokens, type_k=caches.type_k, type_v=caches.type_v,
-                      flash_attn=flash_attn, n_ctx=n_ctx, n_batch=BATCH_TOKENS, n_ubatch=BATCH_TOKENS, n_threads=n_threads)
+                      flash_attn=flash_attn, n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_batch, n_threads=n_threads)
 
 
 @contextmanager
@@ -94,11 +95,20 @@ def beside(decoder: Decoder, n_ctx: int, flash_attn: bool = True) -> Iterator[De
         other.close()
 
 
-def read(decoder: Decoder, tokens: Sequence[int], n_threads: int) -> Iterator[int]:
+def own(mode: BenchMode, decoder: Decoder, model: Geometry, caches: Caches, n_ctx: int) -> AbstractContextManager[Decoder]:
+    """A context for a mode that does not alternate, beside that of `decoder`. Raises ContextError where it cannot be had."""
+    if not mode.flash_attn and caches.type_v != CacheType.F16:
+        raise ContextError(f"llama.cpp needs flash attention for a {caches.type_v.value} V cache")
+    if note := caches.does_not_fit(model, n_ctx):
+        raise ContextError(f"a second context {note}")
+    return beside(decoder, n_ctx, mode.flash_attn)
+
+
+def read(decoder: Decoder, tokens: Sequence[int], n_threads: int, n_batch: int = BATCH_TOKENS) -> Iterator[int]:
     """Decode `tokens` in batches on `n_threads`, yielding the position after each batch."""
     decoder.set_threads(n_threads)
-    for first in range(0, len(tokens), BATCH_TOKENS):
-        decoder.decode(tokens[first : first + BATCH_TOKENS])
+    for first in range(0, len(tokens), n_batch):
+        decoder.decode(tokens[first : first + n_batch])
         yield decoder.position
 
 

@@ -28,6 +28,8 @@ class Folder:
     path: Path
     times: list[Row] = field(default_factory=list)
     """Of `edgekv bench kv`."""
+    prompts: list[Row] = field(default_factory=list)
+    """Of `edgekv bench kv --prefill`."""
     ladder: list[Row] = field(default_factory=list)
     sims: list[Row] = field(default_factory=list)
     quality: list[Row] = field(default_factory=list)
@@ -38,7 +40,7 @@ class Folder:
 
     @property
     def rows(self) -> list[Row]:
-        return [*self.times, *self.ladder, *self.sims, *self.quality]
+        return [*self.times, *self.prompts, *self.ladder, *self.sims, *self.quality]
 
 
 def read(path: Path) -> Folder:
@@ -75,7 +77,7 @@ def _sort_in(folder: Folder, file: Path, content: Any) -> None:
         if not isinstance(row, dict):
             continue
         kind = row.get("kind")
-        target = folder.times if kind == "kv" else folder.ladder if kind == "ladder" else \
+        target = folder.times if kind == "kv" else folder.prompts if kind in ("prefill", "prompt") else folder.ladder if kind == "ladder" else \
             folder.quality if kind in ("text", "task", "grid") else folder.sims if _SIM_KEYS <= set(row) else None
         if target is not None:
             target.append(row)

@@ -25,22 +25,48 @@ _LADDER_COLUMNS = ("budget %", "rung", "sees", "published", "hits %", "gain", "b
 def decode_time(rows: Sequence[Row]) -> Section:
     """Of rows of `edgekv bench kv`: each run stands by itself, since times of two runs do not compare."""
     section = Section("decode", "Time of a decode step")
-    runs: dict[tuple, list[Row]] = {}
-    for row in rows:
-        if row.get("decode_ms_p50") is not None:
-            runs.setdefault(tuple(row.get(key) for key in _RUN_KEYS), []).append(row)
+    runs = _runs(rows, "decode_ms_p50")
     if not runs:
         section.missing = "rows of edgekv bench kv -o json"
         return section
     section.text = ("Medians in ms per token, measured in turns. Stock llama.cpp is measured with flash attention and without; off is the "
                     "faster of the two, and what every ratio is to. The limit is a step with an empty cache, on as many threads: what the "
                     "weights alone cost.")
-    missing = dict.fromkeys(f"{row.get('mode')}: {row['note']}" for row in rows if row.get("mode") in STOCK_KERNELS and row.get("note"))
-    if missing:
-        section.text += f" Not measured: {'; '.join(missing)}."
-    for run in runs.values():
+    section.text += _not_measured(rows, "decode_ms_p50")
+    for run in runs:
         section.table(_TIME_COLUMNS, [_time_line(row) for row in run], where(run))
     return section
+
+
+def prompt_time(rows: Sequence[Row]) -> Section:
+    """Of rows of `edgekv bench kv --prefill`, by run."""
+    section = Section("prompts", "Time of prompts")
+    runs = _runs(rows, "ms_p50")
+    if not runs:
+        section.missing = "rows of edgekv bench kv --prefill -o json"
+        return section
+    section.text = ("Medians, measured in turns: a chunk of a prompt behind each depth, and whole prompts from an empty cache. Attention is "
+                    "what the chunk takes longer than in an empty cache; a pair is one query, key and query head. Ratios are to off, the "
+                    "faster of stock llama.cpp with flash attention and without.")
+    section.text += _not_measured(rows, "ms_p50")
+    for run in runs:
+        section.table(_PROMPT_COLUMNS, [_prompt_line(row) for row in run], where(run))
+    return section
+
+
+def _runs(rows: Sequence[Row], figure: str) -> list[list[Row]]:
+    """The rows that have `figure`, by run."""
+    runs: dict[tuple, list[Row]] = {}
+    for row in rows:
+        if row.get(figure) is not None:
+            runs.setdefault(tuple(row.get(key) for key in _RUN_KEYS), []).append(row)
+    return list(runs.values())
+
+
+def _not_measured(rows: Sequence[Row], figure: str) -> str:
+    missing = dict.fromkeys(f"{row.get('mode')}: {row['note']}" for row in rows
+                            if row.get("mode") in STOCK_KERNELS and row.get(figure) is None and row.get("note"))
+    return f" Not measured: {'; '.join(missing)}." if missing else ""
 
 
 _RUN_KEYS = ("cpu", "date", "model", "version", "isa")
@@ -53,6 +79,16 @@ def _time_line(row: Row) -> tuple[str, ...]:
             f"{row.get('type_k')}/{row.get('type_v')}", number(row["decode_ms_p50"], ".2f"), number(row.get("ratio_vs_stock"), ".2f"),
             str(row.get("stock") or "–"), number(row.get("limit_ms_p50"), ".2f"), number(row.get("ratio_vs_limit"), ".2f"),
             number(row.get("kld_exact"), ".1e"))
+
+
+_PROMPT_COLUMNS = ("mode", "text", "tokens", "behind", "threads", "K/V", "tokens/s", "x stock", "best stock", "attention %", "ns/pair")
+
+
+def _prompt_line(row: Row) -> tuple[str, ...]:
+    return (str(row.get("mode")), str(row.get("text")), number(row.get("n_tokens"), ",d"), number(row.get("depth"), ",d"),
+            number(row.get("threads"), "d"), f"{row.get('type_k')}/{row.get('type_v')}", number(row.get("tokens_per_second"), ",.0f"),
+            number(row.get("ratio_vs_stock"), ".2f"), str(row.get("stock") or "–"), percent(row.get("attention_fraction"), 0),
+            number(row.get("pair_ns"), ".2f"))
 
 
 def ladder(rows: Sequence[Row]) -> Section:

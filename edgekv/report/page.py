@@ -10,7 +10,7 @@ from edgekv import __version__
 from edgekv.errors import ConfigError
 from edgekv.report.drawing import VARIABLES, require
 from edgekv.report.folder import Cache, Folder, read
-from edgekv.report.measured import decode_time, ladder, quality, retention
+from edgekv.report.measured import decode_time, ladder, prompt_time, quality, retention
 from edgekv.report.sections import Section
 from edgekv.report.simulated import budget_curves, head_roles, hits_by_head, popularity, reads
 from edgekv.report.study import STEPS, Study
@@ -57,8 +57,8 @@ def all_sections(folder: Folder, studies: list[Study]) -> list[Section]:
     first = studies[0] if studies else None
     profile = first.profile() if first else None
     return [
-        decode_time(folder.times), ladder(folder.ladder), budget_curves(studies, folder.sims), hits_by_head(first),
-        popularity(first, profile), reads(first), quality(folder.ladder, folder.quality), retention(folder.quality),
+        decode_time(folder.times), prompt_time(folder.prompts), ladder(folder.ladder), budget_curves(studies, folder.sims),
+        hits_by_head(first), popularity(first, profile), reads(first), quality(folder.ladder, folder.quality), retention(folder.quality),
         head_roles(first, profile),
     ]
 
@@ -95,6 +95,6 @@ def render(folder: Folder, sections: list[Section]) -> str:
 
 
 def _sources(folder: Folder) -> list[str]:
-    counts = ((len(folder.times), "rows of times"), (len(folder.ladder), "rungs"), (len(folder.sims), "simulated rows"),
+    counts = ((len(folder.times) + len(folder.prompts), "rows of times"), (len(folder.ladder), "rungs"), (len(folder.sims), "simulated rows"),
               (len(folder.quality), "quality rows"), (len(folder.traces), "traces"))
     return [f"{n} {what}" for n, what in counts if n]

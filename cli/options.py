@@ -89,8 +89,8 @@ def _choices(kind: type) -> click.Choice:
 
 
 _KV_FIELDS = {
-    "kv": "mode", "resolution": "resolution", "kv_prompts": "prompts", "sketch": "sketch", "attend": "attend", "kv_budget": "kv_budget", "policy": "policy",
-    "prefetch": "prefetch", "keep": "keep", "page_tokens": "page_tokens", "type_k": "type_k", "type_v": "type_v", "device": "device",
+    "kv": "mode", "resolution": "resolution", "kv_prompts": "prompts", "sketch": "sketch", "attend": "attend", "kv_budget": "kv_budget",
+    "policy": "policy", "prefetch": "prefetch", "keep": "keep", "page_tokens": "page_tokens", "type_k": "type_k", "type_v": "type_v", "device": "device",
     "kv_vram": "kv_vram",
 }
 """Parameter: field of KvOptions."""
@@ -198,8 +198,8 @@ def _refuse_useless(kv: KvOptions, named: set[str]) -> None:
     options = {field: f"--{name.replace('_', '-')}" for name, field in _KV_FIELDS.items()}
     kv.check_effect(named, options.__getitem__)
     if kv.prompts is PromptReading.SPARSE and kv.device == DeviceKind.CUDA.value:
-        raise ConfigError("--kv-prompts sparse is for attention on the processor, and the device is cuda, where llama.cpp reads prompts; use "
-                          "--kv-prompts exact, or --device cpu")
+        raise ConfigError("--kv-prompts sparse is for attention on the processor, and the device is cuda, where llama.cpp reads prompts; "
+                          "use --kv-prompts exact, or --device cpu")
     if "kv_vram" in named and kv.mode is KvMode.OFF:
         raise ConfigError("--kv-vram is for EdgeKV's attention, and the mode is off: llama.cpp then keeps all of the KV cache in GPU "
                           "memory; leave it out, or use --kv exact or --kv sparse")

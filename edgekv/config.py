@@ -139,7 +139,8 @@ class KvOptions:
         object.__setattr__(self, "keep", Keep.parse(self.keep))
         object.__setattr__(self, "resolution", parse_resolution(self.resolution))
         if not isinstance(self.prompt_coverage, float) or not 0 < self.prompt_coverage <= 1:
-            raise ConfigError(f"prompt_coverage is {self.prompt_coverage!r}; it must be a share above 0, such as {KvOptions.prompt_coverage:g}")
+            raise ConfigError(f"prompt_coverage is {self.prompt_coverage!r}; it must be a share above 0, such as "
+                              f"{KvOptions.prompt_coverage:g}")
         for name, least in (("exact_tokens", 0), ("recent_tokens", 0), ("sink_tokens", 0), ("error_every", 0), ("plan_every", 1)):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be a whole number from {least}")

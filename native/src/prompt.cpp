@@ -95,8 +95,6 @@ PromptLayout prompt_layout(const AttendProblem & p, const PromptPlan & plan) {
     at.acc = take(rows * static_cast<size_t>(at.v_channels));
     at.max = take(rows);
     at.sum = take(rows);
-    at.low = take(rows);
-    at.high = take(rows);
     at.k = take(static_cast<size_t>(kPromptCells * at.k_channels));
     at.v = take(static_cast<size_t>(kPromptCells * at.v_channels));
     at.scores = take(static_cast<size_t>(kPromptPanels * kPromptCells * kPromptRows));

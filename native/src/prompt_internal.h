@@ -19,7 +19,6 @@ struct PromptLayout {
     size_t q;         // 4 bytes for each row and channel
     size_t acc;       // float [panels][v_channels][kLanes]
     size_t max, sum;  // float [n_rows], logits in powers of two
-    size_t low, high; // int32 [n_rows]: which of a block's cells a row sees, the first 32 and the others
     size_t k;         // 4 bytes for each of 64 cells and channel
     size_t v;
     size_t scores;    // float [kPromptPanels][64][kLanes], then the weights

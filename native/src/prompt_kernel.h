@@ -70,7 +70,7 @@ struct Cells {
     const char * row(int cell) const { return first + static_cast<size_t>(cell) * stride; }
 };
 
-// Rows of floats [64][channels]; `channels` behind the head's are zero.
+// Rows of floats [64][channels]; what lies behind the head's channels says nothing.
 inline void widen(const Cells & cells, int channels, float * out) {
     for (int c = 0; c < kPromptCells; ++c) {
         cells.fetch_ahead(c);
@@ -275,7 +275,6 @@ private:
     static constexpr uint64_t kAll = ~uint64_t{0};
 
     float * floats(size_t offset) const { return reinterpret_cast<float *>(space + offset); }
-    int32_t * ints(size_t offset) const { return reinterpret_cast<int32_t *>(space + offset); }
     char * q_panel(int panel) const { return space + at.q + static_cast<size_t>(panel * kLanes * at.k_channels) * 4; }
     float * acc(int panel) const { return floats(at.acc) + panel * kLanes * at.v_channels; }
     int token(int block, int t) const { return prompt_first_token(p.n_tokens, item.first_block + block) + t; }

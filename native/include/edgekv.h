@@ -78,7 +78,7 @@ typedef enum {
 typedef enum {
     EDGEKV_MODE_OFF   = 0, /* stock nodes */
     EDGEKV_MODE_EXACT = 1, /* every visible page for each token */
-    EDGEKV_MODE_SPARSE = 2, /* the selected pages; prompts attend every visible page */
+    EDGEKV_MODE_SPARSE = 2, /* the selected rows; prompts every visible page, or a part: prompt_coverage */
     EDGEKV_MODE_EVICT  = 3, /* all pages but those that were dropped; host plane only */
 } edgekv_mode;
 

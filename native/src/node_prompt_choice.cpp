@@ -43,31 +43,20 @@ struct ItemChoice {
     template <class T>
     T * at(size_t offset) const { return reinterpret_cast<T *>(memory + offset); }
 
-    uint64_t visible(int token, int block) const {
-        const AttendProblem & p     = problem.attend;
-        const int             first = block*kPromptCells;
-        const int             end   = std::min(first + kPromptCells, p.n_cells);
-        uint64_t              cells = 0;
-        const char *          row   = p.mask + token*p.mask_stride_token;
-        for (int c = first; c < end; ++c) {
-            bool hidden = false;
-            if (p.mask_type == MaskType::f16) {
-                hidden = reinterpret_cast<const uint16_t *>(row)[c] == 0xfc00;
-            } else if (p.mask_type == MaskType::f32) {
-                hidden = reinterpret_cast<const float *>(row)[c] == -INFINITY;
-            }
-            cells |= (uint64_t) !hidden << (c - first);
-        }
-        return cells;
-    }
-
     Seen seen(int token_block, int block) const { return problem.seen[token_block*problem.seen_stride + block]; }
 
     void look(int token, int token_block) const {
-        Sight * sight = at<Sight>(space.sight);
+        const AttendProblem & p     = problem.attend;
+        Sight *               sight = at<Sight>(space.sight);
         for (int b = 0; b < n_blocks; ++b) {
-            const Seen how = seen(token_block, b);
-            sight[b] = { how == Seen::nothing ? 0 : how == Seen::all ? ~uint64_t{0} : visible(token, b), 0 };
+            const Seen how   = seen(token_block, b);
+            const int  first = b*kPromptCells;
+            sight[b] = {};
+            if (how == Seen::all) {
+                sight[b].visible = ~uint64_t{0};
+            } else if (how == Seen::some) {
+                sight[b].visible = visible_cells(p.mask_type, p.mask + token*p.mask_stride_token, first, std::min(first + kPromptCells, p.n_cells));
+            }
         }
     }
 
@@ -78,7 +67,6 @@ struct ItemChoice {
         const Sketch          sketch = ctx.hierarchy.sketch(layer.info.row, stream);
         const SketchKeys      keys   = { p.k_type, p.k, p.k_stride_cell, p.k_stride_head };
         const Shares          out    = { at<uint16_t>(space.cells), at<float>(space.tops), at<float>(space.sums), space.cell_stride, space.group_stride };
-        const Isa             isa    = selected_isa();
 
         std::fill_n(at<float>(space.shares), n_blocks, 0.0f);
         for (int tb = item.first_block; tb < item.end_block; ++tb) {
@@ -87,19 +75,8 @@ struct ItemChoice {
                 look(token, tb);
                 const SketchQuery q = { p.q + token*p.q_stride_token + (size_t) item.head*group*p.q_stride_head, p.q_stride_token, p.q_stride_head,
                                         1, group, p.scale, p.softcap, at<Sight>(space.sight), (size_t) n_blocks };
-                sketch_query_prepare(sketch, q, memory, isa);
-                for (int b = 0, begin = 0; b <= n_blocks; ++b) {  // the open block has no sketch
-                    if (b < n_blocks && !ctx.hierarchy.is_open(stream, b)) {
-                        continue;
-                    }
-                    if (b > begin) {
-                        sketch_scan(sketch, q, memory, item.head, begin, b - begin, out, isa);
-                    }
-                    if (b < n_blocks) {
-                        sketch_scan_keys(keys, p.head_dim, q, item.head, b, out, isa);
-                    }
-                    begin = b + 1;
-                }
+                sketch_query_prepare(sketch, q, memory, selected_isa());
+                scan_groups(ctx.hierarchy, stream, sketch, keys, q, memory, item.head, 0, n_blocks, out);
                 for (int g = 0; g < group; ++g) {
                     add_block_shares(out.tops + g*space.group_stride, out.sums + g*space.group_stride, n_blocks, at<float>(space.shares));
                 }

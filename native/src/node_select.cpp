@@ -49,23 +49,6 @@ struct SelectPlan {
     size_t cell_stride, group_stride, shares_offset, tops_offset, sums_offset, threads_offset, scratch_offset, sight_offset, thread_bytes, bytes;
 };
 
-uint64_t visible_cells(const ggml_tensor * mask, const char * row, int first, int end) {
-    uint64_t cells = 0;
-    if (mask->type == GGML_TYPE_F16) {
-        const uint16_t * x = reinterpret_cast<const uint16_t *>(row) + first;
-        for (int c = 0; c < end - first; ++c) {
-            cells |= (uint64_t) (x[c] != 0xfc00) << c;
-        }
-    } else {
-        const float * x = reinterpret_cast<const float *>(row) + first;
-        for (int c = 0; c < end - first; ++c) {
-            cells |= (uint64_t) (x[c] != -INFINITY) << c;
-        }
-    }
-
-    return cells;
-}
-
 // What a token at `position` sees; certain are the pages at the start and the newest ones, and what has no sketch.
 void find_sight(const edgekv_context & ctx, const SelectPlan & plan, const ggml_tensor * mask, const char * row, int stream, int32_t position,
                 Sight * sight) {
@@ -77,7 +60,7 @@ void find_sight(const edgekv_context & ctx, const SelectPlan & plan, const ggml_
         const int first = group*kGroupCells;
         const int end   = std::min(first + kGroupCells, plan.n_cells);
 
-        sight[group] = { visible_cells(mask, row, first, end), 0 };
+        sight[group] = { visible_cells(mask_type(mask), row, first, end), 0 };
         if (sight[group].visible == 0) {
             continue;
         }
@@ -172,25 +155,11 @@ struct SelectRun {
             prepared = head;
         }
 
-        // the open group has no sketch
-        const int first = chunk*kChunkGroups;
-        const int end   = std::min(first + kChunkGroups, plan.n_groups);
-        int       begin = first;
-        for (int group = first; group <= end; ++group) {
-            if (group < end && !ctx.hierarchy.is_open(stream, group)) {
-                continue;
-            }
-            if (group > begin) {
-                sketch_scan(sketch, q, own(), head, begin, group - begin, out, selected_isa());
-            }
-            if (group < end) {
-                const ggml_tensor * k = node->src[SELECT_K];
-                const SketchKeys keys = { k->type == GGML_TYPE_Q8_0 ? CellType::q8_0 : CellType::f16,
-                                          static_cast<const char *>(k->data) + s*k->nb[3], k->nb[2], k->nb[1] };
-                sketch_scan_keys(keys, layer.info.head_dim, q, head, group, out, selected_isa());
-            }
-            begin = group + 1;
-        }
+        const ggml_tensor * k     = node->src[SELECT_K];
+        const SketchKeys    keys  = { k->type == GGML_TYPE_Q8_0 ? CellType::q8_0 : CellType::f16,
+                                      static_cast<const char *>(k->data) + s*k->nb[3], k->nb[2], k->nb[1] };
+        const int           first = chunk*kChunkGroups;
+        scan_groups(ctx.hierarchy, stream, sketch, keys, q, own(), head, first, std::min(first + kChunkGroups, plan.n_groups), out);
     }
 
     void select(int token, int head) const {
@@ -273,6 +242,40 @@ void run_select(ggml_tensor * dst, int ith, int nth, void * userdata) {
 }
 
 }  // namespace
+
+uint64_t visible_cells(MaskType type, const char * row, int first, int end) {
+    uint64_t cells = 0;
+    if (type == MaskType::f16) {
+        const uint16_t * x = reinterpret_cast<const uint16_t *>(row) + first;
+        for (int c = 0; c < end - first; ++c) {
+            cells |= (uint64_t) (x[c] != 0xfc00) << c;
+        }
+    } else {
+        const float * x = reinterpret_cast<const float *>(row) + first;
+        for (int c = 0; c < end - first; ++c) {
+            cells |= (uint64_t) (x[c] != -INFINITY) << c;
+        }
+    }
+
+    return cells;
+}
+
+void scan_groups(const Hierarchy & tiers, int stream, const Sketch & sketch, const SketchKeys & keys, const SketchQuery & query,
+                 const char * prepared, int head, int first, int end, const Shares & out) {
+    int begin = first;
+    for (int group = first; group <= end; ++group) {
+        if (group < end && !tiers.is_open(stream, group)) {
+            continue;
+        }
+        if (group > begin) {
+            sketch_scan(sketch, query, prepared, head, begin, group - begin, out, selected_isa());
+        }
+        if (group < end) {
+            sketch_scan_keys(keys, sketch.head_dim, query, head, group, out, selected_isa());
+        }
+        begin = group + 1;
+    }
+}
 
 ggml_tensor * build_select(edgekv_context & ctx, Layer & layer, const llama_edgekv_attend & args) {
     const SelectPlan plan(layer, args.q, args.k, ctx.n_threads);

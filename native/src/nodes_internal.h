@@ -13,6 +13,13 @@ enum AttendSource { ATTEND_Q, ATTEND_K, ATTEND_V, ATTEND_MASK, ATTEND_SINKS, ATT
 // the problem of one stream; tensors without data (while the graph is built) give null pointers, which only size the workspace
 AttendProblem make_problem(const Layer & layer, const ggml_tensor * dst, int64_t s);
 
+// The cells [first, end), at most 64, that a row of a mask lets its token see.
+uint64_t visible_cells(MaskType type, const char * row, int first, int end);
+
+// Scans groups [first, end) of a KV head for prepared queries: by their sketches, and the open group, which has none, by its keys.
+void scan_groups(const Hierarchy & tiers, int stream, const Sketch & sketch, const SketchKeys & keys, const SketchQuery & query,
+                 const char * prepared, int head, int first, int end, const Shares & out);
+
 // Sparse prompts: whether this ubatch is one, what a thread needs for it behind what attention needs, and the choice of one item, which goes
 // to `problem.chosen`, in `memory`. k_idxs: the cells of the stream's tokens.
 bool sparse_prompt(const edgekv_context & ctx, int n_cells);

@@ -48,16 +48,11 @@ inline F channels_of(const Cells & cells, int cell, int i) {
     if (!cells.has(cell)) {
         return Simd::zero();
     }
-    if (i + kLanes <= cells.head_dim) {
+    const int left = cells.head_dim - i;
+    if (left >= kLanes) {
         return load_channels(T, cells.row(cell), i);
     }
-    if (i >= cells.head_dim) {
-        return Simd::zero();
-    }
-    alignas(64) float row[2 * kLanes] = {};  // the last whole vector, and the zeros behind it
-    const int last = cells.head_dim - kLanes;
-    Simd::store(row, load_channels(T, cells.row(cell), last));
-    return Simd::load(row + i - last);
+    return left > 0 ? Simd::load_some_f16(cells.row(cell) + 2 * i, left) : Simd::zero();  // blocks of q8_0 are whole vectors
 }
 
 // Rows of kPromptCells keys [64][channels] as bf16, and the largest of each channel; or only their rests.
@@ -135,8 +130,8 @@ struct KeysTiles {
     static constexpr int kCellsOfTile = 16;
 
     // of each channel, over all rows of the item and over the cells of the block
-    alignas(64) float largest_q[kPromptChannels] = {};
-    alignas(64) float largest_k[kPromptChannels];
+    alignas(64) float largest_q[kMaxHeadDim] = {};
+    alignas(64) float largest_k[kMaxHeadDim];
     bool splits = false;  // at the block at hand
 
     // [channels / 2][16 rows] pairs, then their rests

@@ -7,7 +7,6 @@ namespace edgekv {
 
 // Rows are padded to whole blocks of tokens, channels to what a product takes at once.
 constexpr int kPromptRows = kPromptTokens;  // of a query head and a block of tokens: whole vectors of every instruction set
-constexpr int kPromptChannels = 512;        // of a head, at most
 constexpr int kPromptPanels = 4;            // vectors of rows that a product takes at most
 
 // A thread's scratch; offsets in bytes. A panel is a vector of rows: kLanes of them, [..][kLanes] of whatever lies in it.

@@ -286,7 +286,7 @@ private:
             floats(at.max)[r] = kNothing;
             floats(at.sum)[r] = 0.0f;
         }
-        alignas(64) float rows[kLanes * kPromptChannels];
+        alignas(64) float rows[kLanes * kMaxHeadDim];
         for (int panel = 0; panel < n_panels; ++panel) {
             const int block = panel / block_panels, first = panel % block_panels * kLanes;
             const int n = tokens_of(block) * plan.group;

@@ -95,9 +95,9 @@ _KV_FIELDS = {
 }
 """Parameter: field of KvOptions."""
 
-_MODES_OF = {**dict.fromkeys(("resolution", "kv_prompts", "sketch", "attend", "kv_budget", "prefetch"), (KvMode.SPARSE,)),
+_MODES_OF = {**dict.fromkeys(("resolution", "prompts", "sketch", "attend", "kv_budget", "prefetch"), (KvMode.SPARSE,)),
              "policy": (KvMode.SPARSE, KvMode.EVICT), "keep": (KvMode.EVICT,)}
-"""Parameters that do nothing in the other modes."""
+"""Fields that do nothing in the other modes."""
 
 _KV_OPTIONS = [
     option("-c", "--ctx", type=click.IntRange(min=1), metavar="TOKENS",
@@ -190,12 +190,12 @@ def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _refuse_useless(kv: KvOptions, named: set[str]) -> None:
     """ConfigError for an option on the command line that the others leave without effect; variables may say what they like."""
-    for name, modes in _MODES_OF.items():
-        if name in named and kv.mode not in modes:
-            these = " and ".join(mode.value for mode in modes)
-            raise ConfigError(f"--{name.replace('_', '-')} works in mode{'s' * (len(modes) > 1)} {these} only, and the mode is "
-                              f"{kv.mode.value}; add --kv {modes[0].value}")
     options = {field: f"--{name.replace('_', '-')}" for name, field in _KV_FIELDS.items()}
+    for field, modes in _MODES_OF.items():
+        if field in named and kv.mode not in modes:
+            these = " and ".join(mode.value for mode in modes)
+            raise ConfigError(f"{options[field]} works in mode{'s' * (len(modes) > 1)} {these} only, and the mode is "
+                              f"{kv.mode.value}; add --kv {modes[0].value}")
     kv.check_effect(named, options.__getitem__)
     if kv.prompts is PromptReading.SPARSE and kv.device == DeviceKind.CUDA.value:
         raise ConfigError("--kv-prompts sparse is for attention on the processor, and the device is cuda, where llama.cpp reads prompts; "

@@ -70,9 +70,10 @@ def test_the_command_line_goes_before_the_environment():
     assert parse("--kv", "exact", **variables)["kv"].mode is KvMode.EXACT, "variables for mode sparse do not disturb the others"
 
 
-@pytest.mark.parametrize("name", ["attend", "resolution", "sketch", "kv-budget", "policy", "prefetch"])
+@pytest.mark.parametrize("name", ["attend", "resolution", "sketch", "kv-budget", "kv-prompts", "policy", "prefetch"])
 def test_options_without_effect_are_refused(name):
-    value = {"attend": "5%", "resolution": "900", "sketch": "b3", "kv-budget": "auto", "policy": "ema", "prefetch": "none"}[name]
+    value = {"attend": "5%", "resolution": "900", "sketch": "b3", "kv-budget": "auto", "kv-prompts": "sparse", "policy": "ema",
+             "prefetch": "none"}[name]
     modes = "modes sparse and evict" if name == "policy" else "mode sparse"
     with pytest.raises(ConfigError, match=f"--{name} works in {modes} only, and the mode is off; add --kv sparse"):
         parse("--kv", "off", f"--{name}", value)

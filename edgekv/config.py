@@ -98,8 +98,9 @@ class KvOptions:
     sketch: SketchKind = SketchKind.B3
     prompts: PromptReading = PromptReading.EXACT
     """Mode sparse with sketches: how batches of more than 16 tokens attend; not on a GPU."""
-    prompt_coverage: float = 0.99
-    """With sparse prompts: how much of the estimated attention of 128 tokens the blocks cover that they attend."""
+    prompt_resolution: float = 100.0
+    """With sparse prompts: up to 160 tokens at a time attend a block of 64 cells for certain where it has more than 1/prompt_resolution
+    of their estimated attention, as a root mean square; they attend the others by chance, and weigh them by what they stand for."""
     attend: Attend = Attend()
     """Mode sparse without sketches: the pages that each head attends."""
     exact_tokens: int = 768
@@ -138,9 +139,7 @@ class KvOptions:
         object.__setattr__(self, "attend", Attend.parse(self.attend))
         object.__setattr__(self, "keep", Keep.parse(self.keep))
         object.__setattr__(self, "resolution", parse_resolution(self.resolution))
-        if not isinstance(self.prompt_coverage, float) or not 0 < self.prompt_coverage <= 1:
-            raise ConfigError(f"prompt_coverage is {self.prompt_coverage!r}; it must be a share above 0, such as "
-                              f"{KvOptions.prompt_coverage:g}")
+        object.__setattr__(self, "prompt_resolution", parse_resolution(self.prompt_resolution, "prompt_resolution"))
         for name, least in (("exact_tokens", 0), ("recent_tokens", 0), ("sink_tokens", 0), ("error_every", 0), ("plan_every", 1)):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be a whole number from {least}")
@@ -227,7 +226,7 @@ def _text(text: str, variable: str) -> str:
     return text
 
 
-def parse_resolution(value: str | float) -> float:
+def parse_resolution(value: str | float, name: str = "resolution") -> float:
     """A number of at least 1. Raises ConfigError."""
     try:
         resolution = float(value)
@@ -235,7 +234,7 @@ def parse_resolution(value: str | float) -> float:
             return resolution
     except (TypeError, ValueError):
         pass
-    raise ConfigError(f"the resolution is {value!r}; it must be a number from 1 to {_MOST_RESOLUTION:g}, such as {KvOptions.resolution:g}")
+    raise ConfigError(f"the {name} is {value!r}; it must be a number from 1 to {_MOST_RESOLUTION:g}, such as {getattr(KvOptions, name):g}")
 
 
 def _resolution(text: str, variable: str) -> float:

@@ -130,7 +130,7 @@ def selection(options: KvOptions) -> dict:
         "tokens": options.attend.tokens, "exact_tokens": options.exact_tokens, "sink_tokens": options.sink_tokens,
         "recent_tokens": options.recent_tokens, "error_every": options.error_every, "keep_rows": options.keep_rows,
         "keep_tokens": options.keep_tokens,
-        "prompt_coverage": options.prompt_coverage if options.prompts is PromptReading.SPARSE else 0.0,
+        "prompt_resolution": options.prompt_resolution if options.prompts is PromptReading.SPARSE else 0.0,
     }
 
 

@@ -78,7 +78,7 @@ typedef enum {
 typedef enum {
     EDGEKV_MODE_OFF   = 0, /* stock nodes */
     EDGEKV_MODE_EXACT = 1, /* every visible page for each token */
-    EDGEKV_MODE_SPARSE = 2, /* the selected rows; prompts every visible page, or a part: prompt_coverage */
+    EDGEKV_MODE_SPARSE = 2, /* the selected rows; prompts every visible page, or a part: prompt_resolution */
     EDGEKV_MODE_EVICT  = 3, /* all pages but those that were dropped; host plane only */
 } edgekv_mode;
 
@@ -98,8 +98,8 @@ typedef struct {
     int recent_tokens;  /* ... and those with one of the newest so many; also what has no sketch yet, up to 63 of the newest */
     int error_every;    /* the error of a head is estimated for one in so many tokens, the heads in turn; 0: never */
     bool keep_rows;     /* edgekv_last_rows() knows what the last ubatch read */
-    float prompt_coverage; /* mode sparse with sketches: ubatches too long for the hook attend blocks of 64 cells that cover so much of
-                              their estimated attention; 0: all that they see */
+    float prompt_resolution; /* mode sparse with sketches: ubatches too long for the hook attend blocks of 64 cells; one with more than
+                                1/prompt_resolution of the estimated attention for certain, others by chance; 0: all that they see */
     int keep_tokens;    /* mode evict: a cache made under these defaults has so many cells a stream, rounded up to 256; 0: no bound */
 } edgekv_selection;
 

@@ -22,8 +22,8 @@ edgekv_status check_selection(const edgekv_selection & s) {
     if (!(s.share >= 0.0f && s.share <= 1.0f)) {
         return fail(EDGEKV_INVALID, "the share of a selection must lie between 0 and 1");
     }
-    if (!(s.prompt_coverage >= 0.0f && s.prompt_coverage <= 1.0f)) {
-        return fail(EDGEKV_INVALID, "the coverage of prompts must lie between 0 and 1");
+    if (s.prompt_resolution != 0.0f && (!(s.prompt_resolution >= 1.0f) || !std::isfinite(s.prompt_resolution))) {
+        return fail(EDGEKV_INVALID, "the resolution of prompts must be a number from 1 on, or 0");
     }
     if (s.tokens < 0 || s.exact_tokens < 0 || s.sink_tokens < 0 || s.recent_tokens < 0 || s.error_every < 0 || s.keep_tokens < 0) {
         return fail(EDGEKV_INVALID, "the counts of a selection must not be negative");

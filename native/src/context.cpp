@@ -138,7 +138,7 @@ bool edgekv_context::reserve_sparse() {
             return false;
         }
     }
-    if (params.selection.prompt_coverage > 0.0f && !read_sparsely) {
+    if (params.selection.prompt_resolution > 0.0f && !read_sparsely) {
         read_sparsely.reset(new (std::nothrow) std::atomic<uint8_t>[(size_t) n_stream*n_cells]());
         return read_sparsely != nullptr;
     }

@@ -18,15 +18,14 @@ struct ChoiceSpace {
         cells        = align64(sketch_query_bytes(head_dim, group));
         tops         = cells + align64(group*cell_stride*sizeof(uint16_t));
         sums         = tops + align64(group*group_stride*sizeof(float));
-        shares       = sums + align64(group*group_stride*sizeof(float));
-        sight        = shares + align64(n_blocks*sizeof(float));
-        order        = sight + align64(n_blocks*sizeof(Sight));
-        certain      = order + align64(n_blocks*sizeof(int32_t));
-        chosen       = certain + align64(n_blocks);
-        bytes        = chosen + align64(n_blocks);
+        squares      = sums + align64(group*group_stride*sizeof(float));
+        sight        = squares + align64(n_blocks*sizeof(float));
+        certain      = sight + align64(n_blocks*sizeof(Sight));
+        raise        = certain + align64(n_blocks);
+        bytes        = raise + align64(n_blocks*sizeof(float));
     }
 
-    size_t group_stride, cell_stride, cells, tops, sums, shares, sight, order, certain, chosen, bytes;
+    size_t group_stride, cell_stride, cells, tops, sums, squares, sight, certain, raise, bytes;
 };
 
 struct ItemChoice {
@@ -60,15 +59,16 @@ struct ItemChoice {
         }
     }
 
-    // Every kSampledTokens-th token of the item is asked, the last of each so many.
-    void estimate() const {
+    // Asks every kSampledTokens-th token of the item, the last of each so many. Returns how many rows were asked.
+    int estimate() const {
         const AttendProblem & p      = problem.attend;
         const int             group  = p.n_head/p.n_head_kv;
         const Sketch          sketch = ctx.hierarchy.sketch(layer.info.row, stream);
         const SketchKeys      keys   = { p.k_type, p.k, p.k_stride_cell, p.k_stride_head };
         const Shares          out    = { at<uint16_t>(space.cells), at<float>(space.tops), at<float>(space.sums), space.cell_stride, space.group_stride };
+        int                   n_rows = 0;
 
-        std::fill_n(at<float>(space.shares), n_blocks, 0.0f);
+        std::fill_n(at<float>(space.squares), n_blocks, 0.0f);
         for (int tb = item.first_block; tb < item.end_block; ++tb) {
             const int end = prompt_first_token(p.n_tokens, tb + 1);
             for (int token = end - 1; token >= prompt_first_token(p.n_tokens, tb); token -= kSampledTokens) {
@@ -78,10 +78,13 @@ struct ItemChoice {
                 sketch_query_prepare(sketch, q, memory, selected_isa());
                 scan_groups(ctx.hierarchy, stream, sketch, keys, q, memory, item.head, 0, n_blocks, out);
                 for (int g = 0; g < group; ++g) {
-                    add_block_shares(out.tops + g*space.group_stride, out.sums + g*space.group_stride, n_blocks, at<float>(space.shares));
+                    add_square_shares(out.tops + g*space.group_stride, out.sums + g*space.group_stride, n_blocks, at<float>(space.squares));
                 }
+                n_rows += group;
             }
         }
+
+        return n_rows;
     }
 
     // The sinks, what is pinned, and the newest tokens before the item and of it; returns how many blocks some token sees.
@@ -115,10 +118,20 @@ struct ItemChoice {
     }
 };
 
+// Where the draw of an item begins, 0 to 1: other heads and layers leave out other blocks, so that what they miss is not the same.
+float offset_of(const Layer & layer, const PromptItem & item) {
+    uint32_t x = (uint32_t) (layer.info.row*64 + item.head)*2654435761u + (uint32_t) item.first_block*2246822519u;
+    x ^= x >> 15;
+    x *= 2654435761u;
+    x ^= x >> 13;
+
+    return (float) (x & 0xffff)/65536.0f;
+}
+
 }  // namespace
 
 bool sparse_prompt(const edgekv_context & ctx, int n_cells) {
-    return ctx.sketches() && ctx.params.selection.prompt_coverage > 0.0f && n_cells >= kSparsePromptCells;
+    return ctx.sketches() && ctx.params.selection.prompt_resolution > 0.0f && n_cells >= kSparsePromptCells;
 }
 
 size_t prompt_choice_bytes(const AttendProblem & problem) {
@@ -133,14 +146,15 @@ void choose_prompt_blocks(Layer & layer, const int64_t * k_idxs, int stream, con
                                      ChoiceSpace(p.head_dim, p.n_head/p.n_head_kv, p.n_cells), memory, prompt_cell_blocks(p.n_cells) };
     const ChoiceSpace & space = choice.space;
 
-    choice.estimate();
-    const int n_seen   = choice.find_certain();
-    const int n_chosen = choose_blocks(choice.at<float>(space.shares), choice.at<uint8_t>(space.certain), choice.n_blocks,
-                                       ctx.params.selection.prompt_coverage, choice.at<int32_t>(space.order), choice.at<uint8_t>(space.chosen));
-    problem.chosen = choice.at<uint8_t>(space.chosen);
+    const int     n_rows  = choice.estimate();
+    const int     n_seen  = choice.find_certain();
+    float * const raise   = choice.at<float>(space.raise);
+    const int     n_drawn = draw_blocks(choice.at<float>(space.squares), n_rows, choice.at<uint8_t>(space.certain), choice.n_blocks,
+                                        ctx.params.selection.prompt_resolution, offset_of(layer, choice.item), raise);
+    problem.raise = raise;
     ctx.prompt_blocks.seen.fetch_add(n_seen, std::memory_order_relaxed);
-    ctx.prompt_blocks.attended.fetch_add(n_chosen, std::memory_order_relaxed);
-    if (n_chosen < n_seen) {
+    ctx.prompt_blocks.attended.fetch_add(n_drawn, std::memory_order_relaxed);
+    if (n_drawn < n_seen || std::any_of(raise, raise + choice.n_blocks, [](float x) { return x > 0.0f; })) {
         const int end = prompt_first_token(p.n_tokens, choice.item.end_block);
         for (int token = prompt_first_token(p.n_tokens, choice.item.first_block); token < end; ++token) {
             ctx.read_sparsely[k_idxs[token]].store(1, std::memory_order_relaxed);

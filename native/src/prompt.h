@@ -37,8 +37,9 @@ struct PromptProblem {
     // Pages that a KV head does not attend, non-zero: [n_head_kv][dropped_stride]; null: none
     const uint8_t * dropped;
     size_t dropped_stride;
-    // Blocks of cells that an item attends, non-zero: [cell blocks], of the item at hand; null: all
-    const uint8_t * chosen;
+    // What raises the logits of the blocks of cells, in powers of two, 0 or more: [cell blocks], of the item at hand; negative: the block is
+    // not attended; null: all are, as they are
+    const float * raise;
 };
 
 // How a problem is cut; the same for all of its threads.
@@ -64,7 +65,7 @@ void prompt_attend(const PromptProblem & problem, const PromptPlan & plan, int i
 
 bool prompt_supports(int head_dim, CellType k_type, CellType v_type);
 
-// The specification: double precision over the stored values, plain loops; all items at once, with `chosen` null.
+// The specification: double precision over the stored values, plain loops; all items at once, with `raise` null.
 void prompt_reference(const PromptProblem & problem);
 
 }  // namespace edgekv

@@ -5,7 +5,7 @@
 
 namespace edgekv {
 
-void add_block_shares(const float * tops, const float * sums, int n_blocks, float * shares) {
+void add_square_shares(const float * tops, const float * sums, int n_blocks, float * squares) {
     const float top = *std::max_element(tops, tops + n_blocks);
     if (top == -INFINITY) {
         return;  // the row sees nothing
@@ -15,30 +15,27 @@ void add_block_shares(const float * tops, const float * sums, int n_blocks, floa
         total += static_cast<double>(sums[b] * std::exp(tops[b] - top));
     }
     for (int b = 0; b < n_blocks; ++b) {
-        shares[b] += sums[b] * std::exp(tops[b] - top) / static_cast<float>(total);
+        const float share = sums[b] * std::exp(tops[b] - top) / static_cast<float>(total);
+        squares[b] += share * share;
     }
 }
 
-int choose_blocks(const float * shares, const uint8_t * certain, int n_blocks, float coverage, int32_t * order, uint8_t * chosen) {
-    double all = 0.0, covered = 0.0;
-    int n_chosen = 0, n = 0;
+int draw_blocks(const float * squares, int n_rows, const uint8_t * certain, int n_blocks, float resolution, float offset, float * raise) {
+    int n_drawn = 0;
+    float sum = offset;
     for (int b = 0; b < n_blocks; ++b) {
-        all += static_cast<double>(shares[b]);
-        chosen[b] = certain[b] != 0;
-        if (chosen[b]) {
-            covered += static_cast<double>(shares[b]);
-            n_chosen += 1;
-        } else if (shares[b] > 0.0f) {
-            order[n++] = b;
+        const float wanted = resolution * std::sqrt(squares[b] / static_cast<float>(n_rows));
+        const float chance = certain[b] || wanted >= 1.0f ? 1.0f : squares[b] > 0.0f ? std::max(wanted, kLeastChance) : 0.0f;
+        bool drawn = chance == 1.0f;
+        if (!drawn) {
+            sum += chance;
+            drawn = sum >= 1.0f;
+            sum -= drawn ? 1.0f : 0.0f;
         }
+        raise[b] = drawn ? -std::log2(chance) : -1.0f;
+        n_drawn += drawn;
     }
-    std::sort(order, order + n, [&](int a, int b) { return shares[a] != shares[b] ? shares[a] > shares[b] : a < b; });
-    for (int i = 0; i < n && covered < static_cast<double>(coverage) * all; ++i) {
-        chosen[order[i]] = 1;
-        covered += static_cast<double>(shares[order[i]]);
-        n_chosen += 1;
-    }
-    return n_chosen;
+    return n_drawn;
 }
 
 }  // namespace edgekv

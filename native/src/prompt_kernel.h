@@ -251,7 +251,7 @@ public:
             if (observes) {
                 see_nothing(block);
             }
-            if (problem.chosen != nullptr && problem.chosen[block] == 0) {
+            if (problem.raise != nullptr && problem.raise[block] < 0.0f) {
                 continue;
             }
             const uint64_t kept = kept_cells(block);
@@ -463,7 +463,8 @@ private:
                 tops[i] = Simd::max(tops[i], Simd::load(scores + (c + i) * kLanes));
             }
         }
-        const F top = Simd::max(Simd::max(tops[0], tops[1]), Simd::max(tops[2], tops[3]));
+        const F raise = Simd::set1(problem.raise != nullptr ? problem.raise[block] : 0.0f);
+        const F top = Simd::add(Simd::max(Simd::max(tops[0], tops[1]), Simd::max(tops[2], tops[3])), raise);
         float * const maxima = floats(at.max) + panel * kLanes;
         float * const sums = floats(at.sum) + panel * kLanes;
         F max = Simd::load(maxima), sum = Simd::load(sums);
@@ -476,13 +477,14 @@ private:
             sum = Simd::mul(sum, less);
             max = higher;
         }
+        const F base = Simd::sub(max, raise);
         F strips[kStrips];
         EDGEKV_UNROLL
         for (int strip = 0; strip < kStrips; ++strip) {
             F even = Simd::zero(), odd = Simd::zero();
             for (int c = strip * kStripCells; c < (strip + 1) * kStripCells; c += 2) {
-                F x = exp2_of<Values::kDegree>(Simd::sub(Simd::load(scores + c * kLanes), max));
-                F y = exp2_of<Values::kDegree>(Simd::sub(Simd::load(scores + (c + 1) * kLanes), max));
+                F x = exp2_of<Values::kDegree>(Simd::sub(Simd::load(scores + c * kLanes), base));
+                F y = exp2_of<Values::kDegree>(Simd::sub(Simd::load(scores + (c + 1) * kLanes), base));
                 Values::put(scores, c, x, y);
                 even = Simd::add(even, x);
                 odd = Simd::add(odd, y);

@@ -33,7 +33,7 @@ class StreamCells:
     """The last used cell + 1."""
     read_sparsely: np.ndarray
     """bool [cell]: the token was read by a sparse prompt (`KvOptions.prompts`), so that what the cell holds in all layers but the first is
-    approximate. What came from a saved state or another stream is not labelled."""
+    approximate. Saved states and copies in other streams keep the label."""
 
     def sequences(self, cell: int) -> set[int]:
         """Sequence numbers the cell belongs to."""

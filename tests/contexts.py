@@ -53,15 +53,22 @@ class Context:
         finally:
             llama_cpp.llama_batch_free(batch)
 
-    def save(self) -> bytes:
-        size = llama_cpp.llama_state_get_size(self.ctx)
+    def save(self, sequence: int | None = None) -> bytes:
+        """The state of one sequence; None: of the whole context."""
+        if sequence is None:
+            size = llama_cpp.llama_state_get_size(self.ctx)
+            buffer = (ctypes.c_uint8 * size)()
+            return bytes(buffer[: llama_cpp.llama_state_get_data(self.ctx, buffer, size)])
+        size = llama_cpp.llama_state_seq_get_size(self.ctx, sequence)
         buffer = (ctypes.c_uint8 * size)()
-        written = llama_cpp.llama_state_get_data(self.ctx, buffer, size)
-        return bytes(buffer[:written])
+        return bytes(buffer[: llama_cpp.llama_state_seq_get_data(self.ctx, buffer, size, sequence)])
 
-    def load(self, state: bytes) -> None:
+    def load(self, state: bytes, sequence: int | None = None) -> None:
         buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        assert llama_cpp.llama_state_set_data(self.ctx, buffer, len(state)) == len(state)
+        if sequence is None:
+            assert llama_cpp.llama_state_set_data(self.ctx, buffer, len(state)) == len(state)
+        else:
+            assert llama_cpp.llama_state_seq_set_data(self.ctx, buffer, len(state), sequence) == len(state)
 
     def close(self) -> None:
         llama_cpp.llama_free(self.ctx)

@@ -100,6 +100,32 @@ def test_cells_that_are_read_again_exactly_lose_their_label(synthetic):
             assert not run.cells.stream().read_sparsely[2560:DEPTH].any()
 
 
+def test_a_label_goes_with_the_cells(synthetic):
+    """Into a saved state and from it into another context; into a copy in another stream. An exact state takes it off."""
+    path, sparse = synthetic("llama", n_head=6), KvOptions(**SPARSE, prompt_resolution=2.0)
+    exact = sparse.with_(prompts="exact")
+    with attached(path, exact, **SIZES) as (context, run):
+        read(context, 0, DEPTH)
+        unlabelled = context.save()
+        run.configure(sparse)
+        read(context, DEPTH, DEPTH + CHUNK)
+        state, sequence = context.save(), context.save(sequence=0)
+    expected = (np.arange(SIZES["n_ctx"]) >= DEPTH) & (np.arange(SIZES["n_ctx"]) < DEPTH + CHUNK)
+    for saved, where in ((state, {}), (sequence, {"sequence": 0})):
+        with attached(path, exact, **SIZES) as (context, run):
+            context.load(saved, **where)
+            assert np.array_equal(run.cells.stream().read_sparsely.astype(bool), expected)
+            context.load(unlabelled)
+            assert not run.cells.stream().read_sparsely.any()
+    with attached(path, sparse, **SIZES | {"n_ctx": 2 * 4096, "n_seq": 2}, unified=False) as (context, run):
+        read(context, 0, DEPTH)
+        labels = run.cells.stream(0).read_sparsely.copy()
+        assert labels.any() and not run.cells.stream(1).read_sparsely.any()
+        llama_cpp.llama_memory_seq_cp(context.memory, 0, 1, -1, -1)
+        context.decode([7], [DEPTH], [1])  # the copy is made when the next batch comes
+        assert np.array_equal(run.cells.stream(1).read_sparsely[:DEPTH], labels[:DEPTH])
+
+
 def test_streams_of_their_own(synthetic):
     """Each stream chooses among its own cells: its logits are those that it has alone."""
     path, options = synthetic("llama", n_head=6, dtype="f32"), KvOptions(**SPARSE, prompt_resolution=10.0)

@@ -351,7 +351,7 @@ def cells(handle: Handle, stream: int) -> NativeCells:
     return NativeCells(
         out.n_cells, out.n_stream, out.n_used, out.used_end, _view(out.pos, np.int32, (out.n_cells,)),
         _view(out.seq, np.uint64, (out.n_cells, out.n_seq_words)), _view(out.changed, np.uint64, (out.n_cells,)), out.now,
-        np.zeros(out.n_cells, bool) if out.read_sparsely == ffi.NULL else _view(out.read_sparsely, np.bool_, (out.n_cells,)))
+        _view(out.read_sparsely, np.bool_, (out.n_cells,)))
 
 
 def prompt_blocks(handle: Handle) -> tuple[int, int]:

@@ -277,7 +277,7 @@ typedef struct {
     const uint64_t * changed; /* [n_cells], clock time of the last change of position, sequences or K/V data */
     uint64_t now;             /* clock time */
     const uint8_t * read_sparsely; /* [n_cells], not zero: read by a sparse prompt, so that K and V behind the first layer are approximate;
-                                      null: none was. What a state or another stream brought is not labelled. */
+                                      copies in other streams and saved states are labelled too */
 } edgekv_cells;
 
 /* K or V rows of one layer, in place: element (stream, cell, head) at data + strides. Lives as long as the context. */

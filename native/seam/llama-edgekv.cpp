@@ -62,9 +62,9 @@ struct llama_edgekv_access {
 
     static bool v_transposed(const llama_kv_cache & kv) { return kv.v_trans; }
 
-    static const llama_kv_cells & cells(const llama_kv_cache & kv, uint32_t stream) { return kv.v_cells[stream]; }
+    static llama_kv_cells & cells(const llama_kv_cache & kv, uint32_t stream) { return kv.v_cells[stream]; }
 
-    static void fill(const llama_kv_cells & cells, llama_edgekv_cells & out) {
+    static void fill(llama_kv_cells & cells, llama_edgekv_cells & out) {
         out.n_cells     = cells.size();
         out.n_used      = cells.get_used();
         out.used_end    = cells.used_max_p1();
@@ -73,6 +73,7 @@ struct llama_edgekv_access {
         out.seq         = reinterpret_cast<const uint64_t *>(cells.seq.data());
         out.changed     = cells.edgekv_clock.times().data();
         out.now         = cells.edgekv_clock.now();
+        out.read_sparsely = cells.edgekv_read_sparsely.data();
     }
 
     static int changed(const llama_kv_cells & cells, uint64_t since, llama_edgekv_range * out, int capacity) {

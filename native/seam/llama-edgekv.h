@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 // raised whenever a struct or function of this header changes; both sides compare it before they talk
-#define LLAMA_EDGEKV_ABI 5
+#define LLAMA_EDGEKV_ABI 6
 
 #ifdef __cplusplus
 extern "C" {
@@ -133,6 +133,8 @@ struct llama_edgekv_cells {
     const uint64_t * seq;        // [n_cells][n_seq_words], bit s: the cell belongs to sequence s
     const uint64_t * changed;    // [n_cells] clock time of the last change
     uint64_t now;                // clock time
+    uint8_t * read_sparsely;     // [n_cells], not zero: a sparse prompt read it. Put on when its ubatch is computed, from any thread, atomically;
+                                 // taken off by the next placement, copied between streams, saved and loaded with the state
 };
 
 // false: the context has no KV cache the seam knows, or no such stream
@@ -197,6 +199,19 @@ ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, 
 // the memory of a KV cache, allocated and not yet written: in host memory it asks for huge pages, so that scattered rows cost fewer misses
 // of the TLB
 void llama_edgekv_huge_pages(ggml_backend_buffer_t buf);
+
+// a cell's number of sequences as a saved state holds it: its highest bit says that a sparse prompt read the cell
+inline uint32_t llama_edgekv_labelled(size_t n_seq_id, uint8_t read_sparsely) {
+    return (uint32_t) n_seq_id | (read_sparsely ? uint32_t{1} << 31 : 0);
+}
+
+// takes that bit off
+inline uint8_t llama_edgekv_take_label(uint32_t & n_seq_id) {
+    const uint8_t read_sparsely = n_seq_id >> 31;
+    n_seq_id &= ~(uint32_t{1} << 31);
+
+    return read_sparsely;
+}
 
 // whether llama_edgekv_allow_gaps() was called for the context of this memory
 bool llama_edgekv_has_gaps(const struct llama_memory_i * memory);

@@ -495,8 +495,7 @@ edgekv_status edgekv_get_cells(const edgekv_context * ctx, int stream, edgekv_ce
     }
     *out = { (int) cells.n_cells, (int) cells.n_stream, (int) cells.n_used, (int) cells.used_end, (int) cells.n_seq_words,
              cells.pos, cells.seq, cells.changed, cells.now,
-             ctx->read_sparsely ? reinterpret_cast<const uint8_t *>(ctx->read_sparsely.get()) + (size_t) stream*ctx->n_cells : nullptr };
-    static_assert(sizeof(std::atomic<uint8_t>) == 1, "callers see an array of bytes");
+             cells.read_sparsely };
 
     return EDGEKV_OK;
 }

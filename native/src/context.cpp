@@ -138,10 +138,6 @@ bool edgekv_context::reserve_sparse() {
             return false;
         }
     }
-    if (params.selection.prompt_resolution > 0.0f && !read_sparsely) {
-        read_sparsely.reset(new (std::nothrow) std::atomic<uint8_t>[(size_t) n_stream*n_cells]());
-        return read_sparsely != nullptr;
-    }
 
     return true;
 }

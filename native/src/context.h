@@ -127,9 +127,6 @@ struct edgekv_context {
     struct {
         std::atomic<int64_t> seen{0}, attended{0};
     } prompt_blocks;  // of sparse prompts, over items, KV heads and layers
-    // [stream][cell], not zero: the token was read by a sparse prompt, so that what its cell holds behind the first layer is approximate.
-    // Null as long as no prompt was to be read so.
-    std::unique_ptr<std::atomic<uint8_t>[]> read_sparsely;
     bool drops = false;  // mode evict: some head does not attend some page, in this ubatch
     edgekv::Hierarchy hierarchy;
     uint64_t n_ubatch = 0;

@@ -128,6 +128,14 @@ float offset_of(const Layer & layer, const PromptItem & item) {
     return (float) (x & 0xffff)/65536.0f;
 }
 
+// the labels of a stream's cells
+uint8_t * read_sparsely(const edgekv_context & ctx, int stream) {
+    llama_edgekv_cells cells = {};
+    llama_edgekv_get_cells(ctx.lctx, (uint32_t) stream, &cells);
+
+    return cells.read_sparsely;
+}
+
 }  // namespace
 
 bool sparse_prompt(const edgekv_context & ctx, int n_cells) {
@@ -155,9 +163,11 @@ void choose_prompt_blocks(Layer & layer, const int64_t * k_idxs, int stream, con
     ctx.prompt_blocks.seen.fetch_add(n_seen, std::memory_order_relaxed);
     ctx.prompt_blocks.attended.fetch_add(n_drawn, std::memory_order_relaxed);
     if (n_drawn < n_seen || std::any_of(raise, raise + choice.n_blocks, [](float x) { return x > 0.0f; })) {
-        const int end = prompt_first_token(p.n_tokens, choice.item.end_block);
+        const int     end        = prompt_first_token(p.n_tokens, choice.item.end_block);
+        const int64_t first_cell = (int64_t) stream*ctx.n_cells;
+        uint8_t * const labels   = read_sparsely(ctx, stream);
         for (int token = prompt_first_token(p.n_tokens, choice.item.first_block); token < end; ++token) {
-            ctx.read_sparsely[k_idxs[token]].store(1, std::memory_order_relaxed);
+            __atomic_store_n(labels + k_idxs[token] - first_cell, 1, __ATOMIC_RELAXED);  // other heads' items label it too
         }
     }
 }

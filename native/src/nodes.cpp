@@ -60,11 +60,6 @@ void run_store(ggml_tensor * dst, int ith, int nth, void * userdata) {
             }
         }
     }
-    if (ith == 0 && layer.info.row == 0 && layer.owner->read_sparsely) {
-        for (int64_t token = 0; token < n_tokens; ++token) {  // the attend nodes, which come later, say what is
-            layer.owner->read_sparsely[static_cast<const int64_t *>(dst->src[STORE_K_IDXS]->data)[token]].store(0, std::memory_order_relaxed);
-        }
-    }
     if (ith == 0 && layer.owner->params.mode == EDGEKV_MODE_SPARSE) {
         layer.owner->sketched.store(true, std::memory_order_relaxed);
     }
@@ -222,9 +217,8 @@ ggml_tensor * build_observe(Layer & layer, const llama_edgekv_attend & args, ggm
 
 bool build_store(edgekv_context & ctx, const llama_edgekv_store & args) {
     Layer * layer = ctx.served_layer(args.il, args.k);
-    // longer ubatches are stored here only for their sketches and labels, or for a device to read
-    if (!layer || (!ctx.plane && !ctx.attends(args.k, args.k_cur->ne[2]) && ctx.params.mode != EDGEKV_MODE_SPARSE &&
-                   !ctx.read_sparsely)) {
+    // longer ubatches are stored here only for their sketches, or for a device to read
+    if (!layer || (!ctx.plane && !ctx.attends(args.k, args.k_cur->ne[2]) && ctx.params.mode != EDGEKV_MODE_SPARSE)) {
         return false;
     }
     if (!storable(args.k_cur, args.k_idxs, args.k) || !storable(args.v_cur, args.v_idxs, args.v)) {

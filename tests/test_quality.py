@@ -236,6 +236,25 @@ def test_a_destructive_mode_starts_like_the_others(started):
     assert len(likeness.measured["off"].nll) == 23
 
 
+def test_a_mode_with_sparse_prompts_reads_the_context_itself(synthetic):
+    """Once, and the modes after it start from what full attention has read."""
+    with opened(synthetic("llama", n_head=6), Caches(), 4096, 2) as decoder:
+        tokens = np.random.default_rng(5).integers(260, 350, 3000).tolist()
+        start, told = Start(decoder, decoder.llama.kv.options), []
+        reading, exact = find_mode("sparse:prompts=sparse,prompt_resolution=2"), find_mode("exact")
+        assert reading.reads_itself and not exact.reads_itself and not find_mode("sparse").reads_itself
+        start.read(tokens, [reading], 2, told.append)
+
+        def read_sparsely(mode) -> bool:
+            start.begin(mode)
+            assert decoder.position == 3000
+            decoder.decode(tokens[:1])
+            return bool(decoder.kv.cells.stream().read_sparsely[:3000].any())
+
+        assert [read_sparsely(mode) for mode in (exact, reading, reading, exact)] == [False, True, True, False]
+        assert told.count(3000) == 2, "full attention and the mode, each once"
+
+
 def test_questions_come_after_the_same_tokens_in_a_destructive_mode(synthetic, monkeypatch):
     """What stands before a question that is asked after the context went cold does not depend on how it got there."""
     seen = []

@@ -15,7 +15,7 @@ from edgekv.config import KvOptions, parse_bytes
 from edgekv.errors import ConfigError
 from edgekv.prefetch import PREFETCHERS
 from edgekv.registry import Registry
-from edgekv.vocab import KvMode, SketchKind
+from edgekv.vocab import KvMode, PromptReading, SketchKind
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,11 @@ class BenchMode:
     def alternates(self) -> bool:
         """Whether a context can switch to it. One that cannot needs a context of its own, with a cache of its own."""
         return self.flash_attn
+
+    @property
+    def reads_itself(self) -> bool:
+        """Whether a context that it reads differs from one that full attention has read."""
+        return self.changes.get("prompts", PromptReading.EXACT) == PromptReading.SPARSE
 
     @property
     def figures(self) -> Mapping[str, float | None]:

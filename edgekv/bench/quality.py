@@ -1,8 +1,9 @@
 """What a mode costs in quality: its predictions of a text against those of full attention, and what it still answers.
 
-Two halves. Texts are read in once and then predicted by each mode, token by token (edgekv.bench.likeness). Tasks are questions
-about long contexts with answers that are right or wrong (edgekv.bench.tasks, edgekv.bench.answers); what full attention does
-not answer says nothing about the cache, so a mode is judged on what it keeps of the rest (edgekv.bench.retention).
+Two halves. Texts are read in once and then predicted by each mode, token by token (edgekv.bench.likeness). Tasks are questions about
+long contexts with answers that are right or wrong (edgekv.bench.tasks, edgekv.bench.answers); what full attention does not answer
+says nothing about the cache, so a mode is judged on what it keeps of the rest (edgekv.bench.retention). Full attention reads texts and
+contexts for all modes but those with sparse prompts, which read them themselves.
 """
 
 from __future__ import annotations
@@ -186,11 +187,15 @@ class _Run:
     def _planned(self) -> Iterator[Work]:
         for _ in self.work.texts:
             yield Work.after(Kind.READ, 0, self.work.depth)
-            for _ in self.bench.all_modes:
+            for mode in self.bench.all_modes.values():
+                if mode.reads_itself:
+                    yield Work.after(Kind.READ, 0, self.work.depth)
                 yield Work.after(Kind.DECODE, self.work.depth, WARMUP_TOKENS + self.bench.n_steps)
         for reading in self.work.plan.readings:
             yield Work.after(Kind.READ, 0, reading.start)
             for mode in self.bench.all_modes.values():
+                if mode.reads_itself:
+                    yield Work.after(Kind.READ, 0, reading.start)
                 yield Work.after(Kind.DECODE, reading.start, reading.n_decoded(mode.destructive))
 
     def rows(self) -> Iterator[list[Row]]:
@@ -255,11 +260,13 @@ class _Run:
 
         def after_batch(position: int) -> None:
             nonlocal before
+            before = 0 if position <= before else before  # a mode reads it again
             self._done(Kind.READ, f"{what}: read", before, position - before)
             before = position
+            if position == len(tokens):
+                self.effort.finish()
 
         self.start.read(tokens, modes.values(), self.bench.n_threads, after_batch)
-        self.effort.finish()
 
     def _done(self, kind: Kind, what: str, position: int, n_tokens: int) -> None:
         now = time.perf_counter()

@@ -98,7 +98,7 @@ class KvOptions:
     sketch: SketchKind = SketchKind.B3
     prompts: PromptReading = PromptReading.EXACT
     """Mode sparse with sketches: how batches of more than 16 tokens attend; not on a GPU."""
-    prompt_resolution: float = 100.0
+    prompt_resolution: float = 125.0
     """With sparse prompts: up to 160 tokens at a time attend a block of 64 cells for certain where it has more than 1/prompt_resolution
     of their estimated attention, as a root mean square; they attend the others by chance, and weigh them by what they stand for."""
     attend: Attend = Attend()

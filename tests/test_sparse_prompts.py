@@ -145,8 +145,8 @@ def test_streams_of_their_own(synthetic):
 
 @pytest.mark.parametrize(("options", "sentence"), [
     ({"prompts": "some"}, "there is no way of reading prompts 'some'; use one of: exact, sparse"),
-    ({"prompt_resolution": 0.5}, "the prompt_resolution is 0.5; it must be a number from 1 to 1e+09, such as 100"),
-    ({"prompt_resolution": "fine"}, "the prompt_resolution is 'fine'; it must be a number from 1 to 1e+09, such as 100"),
+    ({"prompt_resolution": 0.5}, "the prompt_resolution is 0.5; it must be a number from 1 to 1e+09, such as 125"),
+    ({"prompt_resolution": "fine"}, "the prompt_resolution is 'fine'; it must be a number from 1 to 1e+09, such as 125"),
 ])
 def test_what_cannot_be_is_refused(options, sentence):
     with pytest.raises(ConfigError) as caught:

@@ -80,18 +80,6 @@ KV_COLUMNS = [
     Column("note", "note", right=False),
 ]
 
-RECALL_COLUMNS = [
-    Column("mode", "mode", right=False),
-    Column("depth", "depth"),
-    Column("asked", "asked"),
-    Column("found", "found"),
-    Column("kept_of", "found of full's"),
-    Column("marks", "answers", right=False),
-    Column("decode_ms_p50", "ms/token", lambda ms: f"{ms:.2f}"),
-    *_READ_COLUMNS,
-    Column("note", "note", right=False),
-]
-
 
 @click.group()
 def bench() -> None:
@@ -177,61 +165,6 @@ def kv(
     if output in ("table", "md"):
         rows = [{**row, "kv": f"{row['type_k']}/{row['type_v']}"} for row in rows]
     print_measured(rows, _used(KV_COLUMNS, rows), output)
-
-
-@bench.command()
-@model_argument
-@option("-d", "--depths", type=_COUNTS, default="4096", show_default=True,
-        help="Tokens that the facts are planted in.")
-@option("-t", "--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads.")
-@option("--text", default="prose", show_default=True, metavar="TEXT", help=f"Text around the facts: {_TEXT_HELP}.")
-@option("--type-k", type=click.Choice(_TYPE_NAMES), default="f16", show_default=True, help="Type of the K cache.")
-@option("--type-v", type=click.Choice(_TYPE_NAMES), default="f16", show_default=True, help="Type of the V cache.")
-@option("--page-tokens", type=click.IntRange(1), help="Cells per page.  [default: 16]")
-@option("--modes", type=ModeList(), default="off,exact,sparse", show_default=True,
-        help="As in `edgekv bench kv`, but for off-noflash; off is off-flash here.")
-@option("-q", "--questions", type=click.IntRange(1), default=16, show_default=True, help="Questions to ask, 16 at most.")
-@option("--facts", type=click.IntRange(1), default=4, show_default=True,
-        help="Facts in one context; each context is read in anew.")
-@option("--cold", type=click.IntRange(1), default=256, show_default=True,
-        help="Tokens decoded in the mode under test before the first question, so that the context goes cold.")
-@option("--seed", type=int, default=0, show_default=True, help="Chooses the numbers in the facts.")
-@output_option("json", "csv", "md")
-def recall(
-    model: Path | None, depths: tuple[int, ...], threads: int, text: str, type_k: str, type_v: str, page_tokens: int | None,
-    modes: tuple[str, ...], questions: int, facts: int, cold: int, seed: int, output: str,
-) -> None:
-    """Ask for facts from a context that went cold, and compare KV modes with full attention.
-
-    Facts ("The lucky number of Maria is 4711.") are planted in a text, evenly spread. The text is read in; then the mode under
-    test decodes further text, and only then a question and the beginning of its answer, token by token. "found" counts right
-    answers, "found of full's" those that full attention finds too. Each letter of "answers" is a question: + found, - lost,
-    x lost and not found by full attention either (it says nothing about the cache), * found by this mode only. JSON and CSV have
-    the wrong answers.
-
-    MODEL is a GGUF file; without it the default model is used.
-    """
-    from edgekv.bench.passes import Caches
-    from edgekv.bench.recall import RecallBench, run
-    from edgekv.bench.text import find_text
-
-    request = RecallBench(
-        model=model_path(model),
-        text=find_text(text),
-        depths=depths,
-        modes=modes,
-        n_questions=questions,
-        n_facts=facts,
-        n_cold=cold,
-        n_threads=threads,
-        caches=Caches(CacheType(type_k), CacheType(type_v), page_tokens),
-        seed=seed,
-    )
-    with progress_bar() as progress:
-        rows = [row for group in run(request, progress) for row in group]
-    if output in ("table", "md"):
-        rows = [{**row, "kept_of": f"{row['kept']} of {row['full_found']}"} for row in rows]
-    print_measured(rows, _used(RECALL_COLUMNS, rows), output)
 
 
 def _pairs(type_k: tuple[str, ...], type_v: tuple[str, ...]) -> tuple[tuple[CacheType, CacheType], ...]:

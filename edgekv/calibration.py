@@ -127,15 +127,6 @@ def ship_or_read(page_bytes: int, rates: Rates, uses: float = USES) -> ColdPage:
     return ColdPage.SHIP if uses > break_even_uses(page_bytes, rates) else ColdPage.READ
 
 
-def prefetch_cap_bytes(token_ms: float, rates: Rates, share: float) -> int:
-    """Bytes of pages that may be copied for each token of `token_ms` so that at most `share` (0 to 1) of it is link time.
-
-    Copies and what a token itself reads from host memory take turns on one link; the rest of its time is left to the latter.
-    """
-    seconds = max(0.0, share * token_ms * 1e-3 - rates.launch_us * 1e-6)
-    return int(seconds * rates.link_gather)
-
-
 def on_host_slowdown(rates: Rates) -> float:
     """How many times as long the processor takes to read the same pages in its own memory as the GPU in its; never less than 1."""
     return max(1.0, rates.vram / rates.dram)

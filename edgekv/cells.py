@@ -48,10 +48,6 @@ class StreamCells:
         """int [n]: the cells that changed after `time` (a `now` seen earlier)."""
         return np.flatnonzero(self.changed > np.uint64(time))
 
-    def pages_changed_since(self, time: int, page_tokens: int) -> np.ndarray:
-        """int [n]: the pages with such a cell, ascending."""
-        return np.unique(self.changed_since(time) // page_tokens)
-
 
 class Cells:
     """Cells and K/V rows of a context; made by its Runtime."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,28 +15,11 @@ from edgekv.migrator import Migrator
 from edgekv.observation import Observation, Shape
 from edgekv.pages import PageTable
 from edgekv.planner import Limits
-from edgekv.policies import Anchor, Settings
+from edgekv.policies import Settings
 from edgekv.prefetch import Rope
 from edgekv.residency import Reason, State
 from edgekv.stats import Stats
 from edgekv.tiers import Transport
-
-
-@dataclass(frozen=True)
-class Whereabouts:
-    """Where one page lives, and why."""
-
-    state: State
-    reason: Reason
-    slot: int
-    """-1: none."""
-    score: float
-    pinned: bool
-
-    def __str__(self) -> str:
-        place = {State.FREE: "empty", State.FILLING: "in home, being filled", State.HOME: "in home",
-                 State.RESIDENT: f"in the arena, slot {self.slot}", State.MOVING: f"on its way to slot {self.slot}"}[self.state]
-        return f"{place}: {self.reason.description} (score {self.score:.2g}{', pinned' if self.pinned else ''})"
 
 
 class Hierarchy:
@@ -229,23 +211,11 @@ class Hierarchy:
         """bool [page] or [row, head, page]: what the policy and the user pinned, as of the last run; None before the first."""
         return self._pins
 
-    def pin_system(self, n_tokens: int) -> None:
-        """Anchor the system prompt, the first n_tokens positions. Raises ConfigError where the policy has no anchors."""
-        anchors = [member for member in self.policy.members if isinstance(member, Anchor)]
-        if not anchors:
-            raise ConfigError("the policy has no anchors to hold the system prompt; add anchor to it, as in ema+anchor")
-        anchors[0].system_tokens = n_tokens
-
     def _range(self, first_page: int, last_page: int) -> np.ndarray:
         if not 0 <= first_page <= last_page < self.shape.n_pages:
             raise ConfigError(f"there are no pages {first_page} to {last_page}; the context has pages 0 to "
                               f"{self.shape.n_pages - 1}")
         return np.arange(first_page, last_page + 1)
-
-    @property
-    def user_pins(self) -> np.ndarray:
-        """int64 [n]: pages pinned with `pin`."""
-        return np.flatnonzero(self._user_pins)
 
     # ---- what it says --------------------------------------------------------------------------------------------------------
 
@@ -258,15 +228,6 @@ class Hierarchy:
         table = self.table.why()
         return [(state, Reason(reason), int(table[state, reason])) for state in State if state != State.FREE
                 for reason in np.argsort(-table[state], kind="stable") if table[state, reason]]
-
-    def explain(self, row: int, head: int, page: int) -> Whereabouts:
-        """One page. Raises ConfigError where there is none."""
-        if not (0 <= row < self.shape.n_rows and 0 <= head < self.shape.n_heads and self.shape.exists[row, head]):
-            raise ConfigError(f"there is no KV head {head} in row {row}")
-        self._range(page, page)
-        state, reason, slot = self.table.explain(row, head, page)
-        score, pinned = (float(self.ops.download(array[row, head, page : page + 1])[0]) for array in (self._priority, self._pinned))
-        return Whereabouts(state, reason, slot, score, bool(pinned))
 
     def close(self) -> None:
         """Wait for the copies under way. Nothing may be asked of it afterwards but what it says."""

@@ -72,11 +72,6 @@ class PageTable:
         both = self._state[self.shape.exists] * np.uint8(len(Reason)) + self._why[self.shape.exists]
         return np.bincount(both.reshape(-1), minlength=len(State) * len(Reason)).reshape(len(State), len(Reason))
 
-    def explain(self, row: int, head: int, page: int) -> tuple[State, Reason, int]:
-        """State, reason and slot (-1: none) of one page."""
-        at = row, head, page
-        return State(self._state[at]), Reason(self._why[at]), int(self._slot[at])
-
     # ---- cells change --------------------------------------------------------------------------------------------------------
 
     def change(self, pages: np.ndarray, empty: np.ndarray) -> np.ndarray:

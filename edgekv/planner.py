@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgekv.errors import ConfigError
-from edgekv.kernels.rank import HostRanking, Ranking
+from edgekv.kernels.rank import Ranking
 from edgekv.residency import Reason, Residency, State
 
 
@@ -60,12 +60,6 @@ class MigrationPlan:
 
 
 _NO_IDS = np.empty(0, np.int64)
-
-
-def plan(scores: np.ndarray | None, pinned: np.ndarray | None, wanted: np.ndarray, residency: Residency,
-         limits: Limits) -> MigrationPlan:
-    """`decide` by scores in host memory: float32 [row, head, page], None: all zero."""
-    return decide(HostRanking(scores, pinned, residency), pinned, wanted, residency, limits)
 
 
 def decide(ranking: Ranking, pinned: np.ndarray | None, wanted: np.ndarray, residency: Residency, limits: Limits) -> MigrationPlan:

@@ -51,28 +51,6 @@ class MemoryReport:
 
 
 @dataclass(frozen=True)
-class DeviceReport:
-    """The device that a context's data plane runs on, and what was set aside there, in bytes."""
-
-    kind: str
-    """"cuda" or "emulated"."""
-    index: int
-    name: str
-    budget_bytes: int
-    """What --kv-vram came to; `fixed_bytes` of it are sketches, tables, scratch and `staging_bytes`, where prompts are read in."""
-    fixed_bytes: int
-    staging_bytes: int
-    n_slots: int
-    """Of the arena, in use; `n_slots_max` are there."""
-    n_slots_max: int
-    slot_bytes: int
-
-    @property
-    def arena_bytes(self) -> int:
-        return self.n_slots * self.slot_bytes
-
-
-@dataclass(frozen=True)
 class SelectionReport:
     """What mode sparse read: sums since the context was attached, over all layers, KV heads and query tokens. What was attended whole, in
     a short context or in a prompt, is not counted."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fake_gpus import RATES
 from test_hierarchy import World, act
 from test_ops import emulated_kernels  # noqa: F401  (a fixture)
-from tiers import CopyError, FakeDevice, settled
+from tiers import CopyError, FakeDevice, plan, settled
 
 from edgekv import tiering
 from edgekv._native import core, device, hierarchy
@@ -26,7 +26,7 @@ from edgekv.kernels.move import ROW
 from edgekv.kernels.ops import Ops
 from edgekv.migrator import Migrator
 from edgekv.observation import Shape
-from edgekv.planner import Limits, plan
+from edgekv.planner import Limits
 from edgekv.policies import POLICIES
 from edgekv.prefetch import PREFETCHERS
 from edgekv.residency import Reason, State
@@ -214,7 +214,6 @@ def test_a_budget_that_shrinks_on_a_device(cupy):
             world.cut(56)
             world.step()
         assert len(world.resident()) <= n_slots and world.hierarchy.table.n_slots == n_slots
-    assert "score" in str(world.hierarchy.explain(0, 0, 2))
 
 
 @settings(max_examples=40, deadline=None)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiers import FakeArena, FakeDevice
+from tiers import FakeArena, FakeDevice, where
 
 from edgekv.errors import ConfigError, TierError
 from edgekv.hierarchy import Hierarchy
@@ -111,7 +111,8 @@ def test_the_hot_pages_come_to_the_arena():
     assert world.resident() == hot
     row, head, page = (int(n) for n in SHAPE.places(np.int64(20)))
     assert world.priority[row, head, page] > 0.5
-    assert "in the arena, slot" in str(world.hierarchy.explain(row, head, page))
+    state, reason, slot = where(world.hierarchy.table, row, head, page)
+    assert state == State.RESIDENT and reason == Reason.HOT and slot in range(6)
     tiers = world.hierarchy.tiers()
     assert tiers[State.RESIDENT] == 6 and sum(tiers.values()) == 96
     why = dict(((state, reason), n) for state, reason, n in world.hierarchy.why())
@@ -132,15 +133,13 @@ def test_pins():
     assert world.hierarchy.pin(5, 6) == 2
     for _ in range(8):
         world.step()
-    where = world.hierarchy.explain(1, 1, 5)
-    assert where.state == State.RESIDENT and where.reason == Reason.PINNED and where.pinned
+    assert where(world.hierarchy.table, 1, 1, 5)[:2] == (State.RESIDENT, Reason.PINNED) and world.pinned[1, 1, 5]
     assert set(np.flatnonzero(world.pinned[0, 0])) == {0, 5, 6, 12, 13, 14}, "sinks, the user's, and the recent ones"
-    assert world.hierarchy.user_pins.tolist() == [5, 6]
     assert world.hierarchy.pin(14, 15) == 1, "page 15 is empty"
     world.cut(22)
     world.step()
-    assert world.hierarchy.user_pins.tolist() == [5], "what is emptied is not pinned any more"
-    assert world.hierarchy.unpin(0, 15) == 1 and world.hierarchy.user_pins.tolist() == []
+    assert world.hierarchy.unpin(0, 15) == 1, "what is emptied is not pinned any more"
+    assert world.hierarchy.unpin(0, 15) == 0
     with pytest.raises(ConfigError, match="pages 0 to 15"):
         world.hierarchy.pin(3, 16)
     with pytest.raises(ConfigError, match="pages 4 to 3"):
@@ -154,16 +153,6 @@ def test_pins_that_do_not_fit():
         world.cut(60)
         world.step()
     assert len(world.resident()) == 4 and world.hierarchy.stats.n_unplaced > 0
-
-
-def test_system_prompt():
-    world = World()
-    world.hierarchy.pin_system(10)
-    world.step(50, observed=False)
-    world.step()
-    assert set(np.flatnonzero(world.pinned[0, 0])) == {0, 1, 2, 10, 11, 12}
-    with pytest.raises(ConfigError, match="ema\\+anchor"):
-        World(policy="lru").hierarchy.pin_system(10)
 
 
 def test_resize():
@@ -250,7 +239,7 @@ def test_a_page_keeps_its_score_when_it_is_full():
         world.step()
     before = world.priority[0, 0, 2]
     world.step()
-    assert world.hierarchy.explain(0, 0, 2).state != State.FILLING
+    assert where(world.hierarchy.table, 0, 0, 2)[0] != State.FILLING
     assert world.priority[0, 0, 2] > before > 0
 
 
@@ -264,14 +253,6 @@ def test_mistakes(wrong, said):
 def test_wrong_arrays():
     with pytest.raises(ConfigError, match="must be \\(3, 2, 16\\)"):
         Hierarchy(SHAPE, FakeArena(SHAPE), np.zeros((3, 2, 8), np.float32), np.zeros(SHAPE.axes, np.uint8), page_bytes=1)
-
-
-def test_explain_asks_for_a_page_that_is():
-    hierarchy = World(Shape(2, 2, 8, exists=np.array([[True, True], [True, False]]))).hierarchy
-    assert str(hierarchy.explain(1, 0, 3)) == "empty: holds no tokens (score 0)"
-    for at in ((1, 1, 0), (2, 0, 0), (0, 0, 8)):
-        with pytest.raises(ConfigError):
-            hierarchy.explain(*at)
 
 
 @pytest.mark.parametrize("prefetch_name", PREFETCHERS)

@@ -12,7 +12,7 @@ from pathlib import Path
 import fake_cupy
 import numpy as np
 import pytest
-from tiers import observation, promote, settled
+from tiers import observation, plan, promote, settled
 
 from edgekv.errors import CudaUnavailable, NativeError
 from edgekv.kernels import backend, cupy_ops
@@ -21,7 +21,7 @@ from edgekv.kernels.move import MOVE, ROW, Places
 from edgekv.kernels.ops import Ops
 from edgekv.kernels.rank import HostRanking, ListedRanking, Top
 from edgekv.observation import Observation, Shape
-from edgekv.planner import Limits, decide, plan
+from edgekv.planner import Limits, decide
 from edgekv.policies import POLICIES, Settings, make
 from edgekv.prefetch import PREFETCHERS, Rope
 from edgekv.prefetch import make as make_prefetch

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiers import promote, settled
+from tiers import plan, promote, settled
 
 from edgekv.errors import ConfigError
 from edgekv.kernels.topk import largest, smallest
 from edgekv.observation import Shape
-from edgekv.planner import Limits, plan
+from edgekv.planner import Limits
 from edgekv.residency import Reason, State
 
 SHAPE = Shape(2, 2, 8)  # ids: row 0: 0-7, 8-15; row 1: 16-23, 24-31

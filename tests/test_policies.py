@@ -177,7 +177,7 @@ def test_mistakes(spec: str, said: str):
 
 
 @pytest.mark.parametrize("wrong", [
-    {"alpha": 0.0}, {"alpha": 1.5}, {"sink_tokens": -1}, {"recent_tokens": -1}, {"n_heavy": -1}, {"n_window": 0}, {"kernel_tokens": 0},
+    {"alpha": 0.0}, {"alpha": 1.5}, {"sink_tokens": -1}, {"recent_tokens": -1}, {"n_window": 0}, {"kernel_tokens": 0},
     {"kernel_tokens": 4}, {"window_tokens": 0}, {"n_top": 0}, {"random_share": 1.1}, {"random_share": -0.1}])
 def test_settings_are_checked(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
@@ -642,25 +642,6 @@ def test_oracle():
         check_live(name)
     with pytest.raises(ConfigError, match="no policy 'oracles'"):
         check_live("oracles")
-
-
-def test_heavy_hitters():
-    policy = make("anchor", SMALL, Settings(n_heavy=2, n_window=5, sink_tokens=4))
-    total = np.zeros(SMALL.axes)
-    for n, seen in enumerate(growing()):
-        policy.update(seen)
-        if 0 < n <= 5:
-            total += seen.mass_sum
-        expected = np.zeros(SMALL.axes, bool)
-        expected[:, :, 0] = True
-        if n >= 5:
-            for at in heads():
-                expected[at][np.argsort(-total[at])[:2]] = True
-        np.testing.assert_array_equal(np.broadcast_to(policy.pins, SMALL.axes), expected)
-    page = int(np.argmax(total[0, 0]))
-    policy.forget(np.array([page]))
-    assert page == 0 or not policy.pins[:, :, page].any()
-    assert policy.scores is None
 
 
 # ---- the matrix -----------------------------------------------------------------------------------------------------------------

@@ -8,9 +8,11 @@ from collections.abc import Callable
 import numpy as np
 
 from edgekv.errors import TierError
+from edgekv.kernels.rank import HostRanking
 from edgekv.observation import Observation, Shape
 from edgekv.pages import PageTable
-from edgekv.residency import Reason, State
+from edgekv.planner import Limits, MigrationPlan, decide
+from edgekv.residency import Reason, Residency, State
 from edgekv.tiers.device import DeviceArena
 
 
@@ -29,6 +31,17 @@ def promote(table: PageTable, ids, reason: Reason = Reason.HOT) -> np.ndarray:
     ids, slots = table.reserve(np.array(ids, np.int64), reason)
     table.commit(ids)
     return slots
+
+
+def where(table: PageTable, row: int, head: int, page: int) -> tuple[State, Reason, int]:
+    """State, reason and slot (-1: none) of one page."""
+    at, residency = (row, head, page), table.residency
+    return State(residency.state[at]), Reason(table._why[at]), int(residency.slot[at])
+
+
+def plan(scores: np.ndarray | None, pinned: np.ndarray | None, wanted: np.ndarray, residency: Residency, limits: Limits) -> MigrationPlan:
+    """`decide` by scores in host memory: float32 [row, head, page], None: all zero."""
+    return decide(HostRanking(scores, pinned, residency), pinned, wanted, residency, limits)
 
 
 def observation(shape: Shape, n_used: int, mass: np.ndarray | None = None, changed=(), observed: bool = True,

@@ -31,15 +31,6 @@ class Fact:
         """Of the answer."""
         return f"The {self.subject} is"
 
-    @property
-    def question(self) -> str:
-        """In plain text, with the beginning of its answer."""
-        return f"\n\nQuestion: {self.asked}\nAnswer: {self.beginning}"
-
-    def answered_by(self, text: str) -> bool:
-        """Whether the first number in `text` is the fact's."""
-        return first_number(text) == self.value
-
 
 def first_number(text: str) -> str | None:
     digits = "".join(c if c.isdigit() else " " for c in text).split()

@@ -40,7 +40,7 @@ from edgekv.registry import Registry
 POLICIES: Registry[type[Policy]] = Registry("policy")
 POLICIES.add("ema", Ema, "moving average of the attention mass, for each head", "EdgeKV")
 POLICIES.add("ema-any", EmaAny, "one moving average for each layer, of the head that attends a page most", "EdgeKV")
-POLICIES.add("anchor", Anchor, "pins the first tokens and the system prompt", "StreamingLLM, arXiv:2309.17453")
+POLICIES.add("anchor", Anchor, "pins the first tokens", "StreamingLLM, arXiv:2309.17453")
 POLICIES.add("recent", Recent, "pins the newest tokens", "StreamingLLM, arXiv:2309.17453")
 POLICIES.add("lru", Lru, "what was accessed last", "classic")
 POLICIES.add("lfu", Lfu, "what was accessed most often", "classic")

@@ -27,7 +27,7 @@ class Settings:
     seed: int = 0
     """random, nacl."""
     n_window: int = 32
-    """snapkv, pyramidkv, adakv, nacl, anchor: so many tokens after a prompt say what of it matters. morphkv: so many newest tokens do.
+    """snapkv, pyramidkv, adakv, nacl: so many tokens after a prompt say what of it matters. morphkv: so many newest tokens do.
     SnapKV's and MorphKV's default."""
     kernel_tokens: int = 5
     """snapkv, pyramidkv, adakv: width of the pooling along the sequence, an odd number. SnapKV's default."""
@@ -37,13 +37,11 @@ class Settings:
     """hierarchical: so many pages with most mass of a head are popular."""
     random_share: float = 0.37
     """nacl: share of the budget that is drawn. Its source's defaults: 7 % of the tokens drawn beside 12 % by score."""
-    n_heavy: int = 0
-    """anchor: pages of each head that are pinned for their mass right after the prompt. None: measured not to pay."""
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha <= 1:
             raise ConfigError(f"alpha is {self.alpha!r}; it must be above 0 and at most 1")
-        for name in ("sink_tokens", "recent_tokens", "access_mass", "seed", "n_heavy"):
+        for name in ("sink_tokens", "recent_tokens", "access_mass", "seed"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must not be negative")
         for name in ("n_window", "kernel_tokens", "window_tokens", "n_top"):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from edgekv.amounts import mebibytes, percent, signed_percent
 from edgekv.cli.ladder import ladder
 from edgekv.cli.lists import CommaList
 from edgekv.cli.options import model_argument, model_path, option
@@ -40,22 +42,10 @@ _MODES_HELP = (
 _TEXT_HELP = "prose, code or dialogue (made from Python's standard library), or a file"
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
-
-
-def _signed_percent(share: float) -> str:
-    return f"{100 * share:+.2f}"
-
-
-def _mebibytes(n: float) -> str:
-    return f"{n / (1 << 20):.1f}"
-
-
 _READ_COLUMNS = [
-    Column("attended_fraction", "attended %", _percent),
-    Column("error", "error %", lambda error: f"{100 * error:.2f}"),
-    Column("hit_rate", "hits %", _percent),
+    Column("attended_fraction", "attended %", percent),
+    Column("error", "error %", partial(percent, digits=2)),
+    Column("hit_rate", "hits %", percent),
 ]
 
 KV_COLUMNS = [
@@ -69,14 +59,14 @@ KV_COLUMNS = [
     Column("stock", "best stock", right=False),
     Column("limit_ms_p50", "limit ms", lambda ms: f"{ms:.2f}"),
     Column("ratio_vs_limit", "x limit", lambda ratio: f"{ratio:.2f}"),
-    Column("growth_fraction", "growth %", lambda share: f"{100 * share:.0f}"),
-    Column("nll_vs_exact", "NLL +%", _signed_percent),
+    Column("growth_fraction", "growth %", partial(percent, digits=0)),
+    Column("nll_vs_exact", "NLL +%", signed_percent),
     Column("kld_stock", "KLD stock", lambda kld: f"{kld:.1e}"),
     Column("kld_exact", "KLD exact", lambda kld: f"{kld:.1e}"),
-    Column("same_top_exact", "same top %", _percent),
+    Column("same_top_exact", "same top %", percent),
     *_READ_COLUMNS,
-    Column("overhead_fraction", "overhead %", _percent),
-    Column("arena_bytes", "arena MiB", _mebibytes),
+    Column("overhead_fraction", "overhead %", percent),
+    Column("arena_bytes", "arena MiB", mebibytes),
     Column("note", "note", right=False),
 ]
 

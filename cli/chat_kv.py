@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from edgekv.amounts import percent, rough_percent, size
 from edgekv.reports import MemoryReport, SelectionReport, TierReport
 from edgekv.server import Server
 from edgekv.vocab import KvMode, SketchKind
@@ -153,25 +154,19 @@ def selection_rows(selection: SelectionReport, tiers: TierReport) -> list[Row]:
              f"{tiers.n_invalidated:,} out because they changed, {tiers.n_failed:,} copies failed")
     if not selection.n_selections:
         return [("reads", "everything so far: the context is short"), ("moved", moved)]
-    by_mass = f", {_percent(selection.hit_rate_mass)} of the attention mass" if selection.mass else ""
-    rows = [("reads", f"{reads_text(selection)}: {_percent(selection.attended)}")]
+    by_mass = f", {percent(selection.hit_rate_mass)} % of the attention mass" if selection.mass else ""
+    rows = [("reads", f"{reads_text(selection)}: {percent(selection.attended)} %")]
     if selection.error is not None:  # they are sampled
-        rows[0] = ("reads", f"{rows[0][1]}, of these {_percent(selection.certain)} for certain")
-        rows.append(("error", f"~{error_text(selection.error)} of a head's output (estimated)"))
+        rows[0] = ("reads", f"{rows[0][1]}, of these {percent(selection.certain)} % for certain")
+        rows.append(("error", f"~{rough_percent(selection.error)} of a head's output (estimated)"))
     if tiers.n_slots:
-        rows.append(("arena hits", f"{_percent(selection.hit_rate)} of the tokens read{by_mass}"))
+        rows.append(("arena hits", f"{percent(selection.hit_rate)} % of the tokens read{by_mass}"))
     return [*rows, ("moved", moved)]
 
 
 def reads_text(selection: SelectionReport) -> str:
     """ "474 of 7,168 tokens a head": what a KV head reads for a query token, on average, of those in view."""
     return f"{selection.rows_per_head:,.0f} of {selection.visible_per_head:,.0f} tokens a head"
-
-
-def error_text(error: float) -> str:
-    """A relative error with one digit that counts: "0.6 %", "12 %"."""
-    percent = 100 * error
-    return f"{percent:.0f} %" if percent >= 9.5 else f"{percent:.1g} %" if percent >= 0.001 else "0 %"
 
 
 def layer_rows() -> list[Row]:
@@ -186,27 +181,6 @@ def layer_rows() -> list[Row]:
             *(("layers", f"{len(layers)} {reason}") for reason, layers in by_reason.items())]
 
 
-def size(n_bytes: int) -> str:
-    """Bytes for people: "27.0 MiB"."""
-    value, unit = float(n_bytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.1f} {unit}" if unit != "B" else f"{n_bytes} B"
-
-
-def size_of(used: int, total: int) -> str:
-    """ "22.5 of 45.0 MiB"; each with its unit where they differ."""
-    used_text, total_text = size(used), size(total)
-    number, unit = used_text.split()
-    return f"{number if unit == total_text.split()[1] else used_text} of {total_text}"
-
-
 def _bytes(n_bytes: int) -> str:
     """For a column of sizes."""
     return f"{size(n_bytes):>10}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"

@@ -16,11 +16,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
+from edgekv.amounts import duration, rough_percent, size, size_of
 from edgekv.cli import chat_client
 from edgekv.cli.chat_client import Piece, Timings
-from edgekv.cli.chat_kv import KvStatus, error_text, reads_text, size, size_of
+from edgekv.cli.chat_kv import KvStatus, reads_text
 from edgekv.cli.chat_session import Answer
-from edgekv.cli.progress import Lines, Reading, duration
+from edgekv.cli.progress import Lines, Reading
 from edgekv.errors import ContextOverflow
 from edgekv.reports import SelectionReport
 
@@ -244,7 +245,7 @@ def _reads(mode: str, selection: SelectionReport) -> Part:
     if not selection.n_selections:
         return [(_LAST, f"KV {mode} reads all tokens")]
     share = f"KV {mode} {100 * selection.attended:.1f} %"
-    error = "" if selection.error is None else f", error ~{error_text(selection.error)}"
+    error = "" if selection.error is None else f", error ~{rough_percent(selection.error)}"
     return [(2, f"KV {mode} reads {reads_text(selection)}{error}"), (4, share + error), (_LAST, share)]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgekv.amounts import percent
 from edgekv.cli.options import model_argument, model_path, option, threads_option
 from edgekv.cli.tables import Column, output_option, print_json, print_rows
 from edgekv.errors import ConfigError
@@ -20,22 +21,18 @@ if TYPE_CHECKING:
 SNIPPET_CHARS = 40
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
-
-
 COLUMNS = [
     Column("layer", "layer"),
     Column("head", "head"),
     Column("role", "role", right=False),
-    Column("sink", "first %", _percent),
-    Column("recent", "recent %", _percent),
-    Column("rest", "rest %", _percent),
-    Column("concentration", "on few %", _percent),
-    Column("change", "change %", _percent),
+    Column("sink", "first %", percent),
+    Column("recent", "recent %", percent),
+    Column("rest", "rest %", percent),
+    Column("concentration", "on few %", percent),
+    Column("change", "change %", percent),
     Column("effective_pages", "eff. pages", lambda n: f"{n:.1f}"),
     Column("top_page", "top page"),
-    Column("top_share", "its %", _percent),
+    Column("top_share", "its %", percent),
     Column("top_text", "its text", right=False),
 ]
 

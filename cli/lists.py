@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
+from edgekv.amounts import parse_share
 from edgekv.cli.options import Parsed
-from edgekv.config import parse_share
 from edgekv.errors import ConfigError
 
 

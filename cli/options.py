@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-from edgekv.config import AUTO_ARENA, AUTO_DEVICE, DEVICES, Attend, Keep, KvOptions, parse_bytes, parse_resolution
+from edgekv.amounts import parse_bytes
+from edgekv.config import AUTO_ARENA, AUTO_DEVICE, DEVICES, Attend, Keep, KvOptions, parse_resolution
 from edgekv.errors import ConfigError
 from edgekv.vocab import CacheType, DeviceKind, KvMode, PromptReading, SketchKind
 

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 
 import click
 
+from edgekv.amounts import duration
+
 EVERY_SECONDS = 30.0
 """Between two lines within a part."""
 
@@ -105,7 +107,3 @@ class Lines:
     def _line(self, text: str, now: float) -> None:
         self._last, self._said = now, True
         self._say(text)
-
-
-def duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

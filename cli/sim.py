@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgekv.amounts import GIB, percent
+from edgekv.assignments import assigned
 from edgekv.cli.lists import CommaList
 from edgekv.cli.options import Parsed, option
 from edgekv.cli.progress import progress_bar
 from edgekv.cli.tables import Column, output_option, print_rows
 from edgekv.config import Attend, KvOptions
-from edgekv.errors import ConfigError
 from edgekv.vocab import Split
 
 if TYPE_CHECKING:
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
 
 
 _BUDGET = Parsed("PERCENT|TOKENS", Attend.parse)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
 
 
 def _budget(budget: float) -> str:
@@ -44,13 +41,13 @@ _WHAT = [
     Column("head", "head"),
 ]
 _FIGURES = [
-    Column("hit_rate", "hits %", _percent),
-    Column("hit_rate_mass", "hit mass %", _percent),
-    Column("worst_mass", "worst %", _percent),
-    Column("hot", "hot %", _percent),
+    Column("hit_rate", "hits %", percent),
+    Column("hit_rate_mass", "hit mass %", percent),
+    Column("worst_mass", "worst %", percent),
+    Column("hot", "hot %", percent),
     Column("fetched", "fetched", lambda pages: f"{pages:.2f}"),
 ]
-_LOADED_BYTES = 1 << 30
+_LOADED_BYTES = GIB
 """A trace up to this size is read once for all settings; a larger one is read anew for each."""
 
 _ONLY_IF_THEY_DIFFER = {"trace", "prefetch"}
@@ -133,18 +130,7 @@ def _rows(result: Result, by: str, worst: int | None) -> list[dict[str, Any]]:
 def _settings(assignments: tuple[str, ...]) -> Settings:
     from edgekv.policies import Settings
 
-    kinds = {field.name: type(field.default) for field in fields(Settings)}
-    values: dict[str, Any] = {}
-    for assignment in assignments:
-        name, equals, text = (part.strip() for part in assignment.partition("="))
-        if not equals or name not in kinds:
-            raise ConfigError(f"--set {assignment!r} is no setting; write NAME=VALUE with one of the names {', '.join(kinds)}")
-        try:
-            values[name] = kinds[name](text)
-        except ValueError:
-            noun = "a whole number" if kinds[name] is int else "a number"
-            raise ConfigError(f"--set {assignment!r}: {name} must be {noun}") from None
-    return Settings(**values)
+    return Settings(**assigned(assignments, {field.name: type(field.default) for field in fields(Settings)}, "--set"))
 
 
 def _used(rows: list[dict[str, Any]]) -> list[Column]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from edgekv.amounts import size
 from edgekv.cli.options import Parsed, model_argument, model_path, option, threads_option
 from edgekv.cli.progress import progress_bar
 from edgekv.cli.tables import output_option, print_json
@@ -62,7 +63,7 @@ def record(
         n_threads=threads or n_cores(), caches=Caches(CacheType(type_k), CacheType(type_v), page_tokens))
     with progress_bar() as progress:
         run(recording, output, progress, warn=lambda text: click.echo(f"warning: {text}", err=True))
-    click.echo(f"{output}: {depth} tokens and {steps} steps, {output.stat().st_size / (1 << 20):.1f} MiB", err=True)
+    click.echo(f"{output}: {depth} tokens and {steps} steps, {size(output.stat().st_size)}", err=True)
 
 
 @trace.command()
@@ -90,7 +91,7 @@ def info(file: Path, output: str) -> None:
         "pages": f"{header.n_pages} of {header.page_tokens} tokens",
         "heads": f"{heads} KV heads in {header.n_rows} layers, {' or '.join(map(str, groups))} query heads each",
         "cache": f"{header.type_k}/{header.type_v}", "sampled": f"at resolution {header.resolution:,g}",
-        "file": f"version {header.version}, {facts['file_bytes'] / (1 << 20):.1f} MiB",
+        "file": f"version {header.version}, {size(facts['file_bytes'])}",
     }
     for name, line in lines.items():
         click.echo(f"{name:9} {line}")

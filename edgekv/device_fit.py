@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from edgekv.amounts import MIB, size
 from edgekv.config import KvOptions
 from edgekv.errors import DoesNotFit
 from edgekv.fit import (
     COMPUTE_BYTES, CONTEXT_STEP, ContextChoice, DevicePlan, KvBytes, available_bytes, head_row_bytes, kv_bytes, largest_context,
-    page_bytes, rounded, size_text, sparse_layers,
+    page_bytes, rounded, sparse_layers,
 )
 from edgekv.models import Geometry
 from edgekv.vocab import MAX_QUERY_TOKENS, CacheType, KvMode
-
-MIB = 1 << 20
 
 PAGE_TABLE_BYTES = 4 + 4 + 1 + 8
 """Of one page of one layer and KV head: slot, priority, pin, attention mass (maximum and sum)."""
@@ -148,22 +147,22 @@ def _with_arena(plan: DevicePlan, n_pages: int) -> DevicePlan:
 def check_device(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int = 1) -> DevicePlan:
     """The plan of a context that fits. Raises DoesNotFit, which says how much is missing and which options fit."""
     plan = device_plan(model, n_ctx, kv, room, n_sequences)
-    beside = f"beside the weights ({size_text(plan.weights)}) and work buffers ({size_text(plan.compute)})"
+    beside = f"beside the weights ({size(plan.weights)}) and work buffers ({size(plan.compute)})"
     if plan.room < 0:
-        raise DoesNotFit(f"the weights ({size_text(plan.weights)}), work buffers ({size_text(plan.compute)}) and the caches that stay "
-                         f"on the GPU ({size_text(plan.others)}) need more than the {size_text(room.free)} that are free on "
-                         f"{room.name}: {size_text(-plan.room)} are missing; {_fewer_layers(model, plan, room)}")
+        raise DoesNotFit(f"the weights ({size(plan.weights)}), work buffers ({size(plan.compute)}) and the caches that stay "
+                         f"on the GPU ({size(plan.others)}) need more than the {size(room.free)} that are free on "
+                         f"{room.name}: {size(-plan.room)} are missing; {_fewer_layers(model, plan, room)}")
     if kv.kv_vram is not None and kv.kv_vram > plan.room:
-        raise DoesNotFit(f"--kv-vram {size_text(kv.kv_vram)} is more than {room.name} has free {beside}: "
-                         f"{size_text(kv.kv_vram - plan.room)} are missing; use --kv-vram {plan.room // MIB}MiB or less, or auto")
+        raise DoesNotFit(f"--kv-vram {size(kv.kv_vram)} is more than {room.name} has free {beside}: "
+                         f"{size(kv.kv_vram - plan.room)} are missing; use --kv-vram {plan.room // MIB}MiB or less, or auto")
     if plan.missing:
-        has = (f"--kv-vram is {size_text(kv.kv_vram)}" if kv.kv_vram is not None
-               else f"{size_text(plan.budget)} of {room.name} are to be had {beside}")
+        has = (f"--kv-vram is {size(kv.kv_vram)}" if kv.kv_vram is not None
+               else f"{size(plan.budget)} of {room.name} are to be had {beside}")
         least = least_budget(model, plan, kv, room)
         what = "tables, staging, and a ring for cold pages" if kv.mode is KvMode.EXACT else "sketches, tables and staging"
         ways = ", or ".join(_remedies(model, plan, least, kv, room)) or "--device cpu"
-        raise DoesNotFit(f"a context of {n_ctx:,} tokens needs {size_text(least)} of GPU memory for its {what}, and {has}: "
-                         f"{size_text(least - plan.budget)} are missing; use {ways}")
+        raise DoesNotFit(f"a context of {n_ctx:,} tokens needs {size(least)} of GPU memory for its {what}, and {has}: "
+                         f"{size(least - plan.budget)} are missing; use {ways}")
     return plan
 
 
@@ -193,18 +192,18 @@ def choose_device_context(
         n = min(n_train, largest_context(comfortable, n_train))
         if n < min(n_train, CONTEXT_STEP):
             check_device(model, CONTEXT_STEP, kv, room, n_sequences)
-            raise DoesNotFit(f"there is no memory for a context: {size_text(available)} are free on the host and "
-                             f"{size_text(room.free)} on {room.name}; close other programs, or give --ctx")
+            raise DoesNotFit(f"there is no memory for a context: {size(available)} are free on the host and "
+                             f"{size(room.free)} on {room.name}; close other programs, or give --ctx")
         note = None if n == n_train else (
             f"the context is {n:,} tokens of the {n_train:,} the model was trained for: more does not fit in half of the free "
-            f"{size_text(available)} and {size_text(plan(n).budget)} on {room.name} (--ctx sets another)")
+            f"{size(available)} and {size(plan(n).budget)} on {room.name} (--ctx sets another)")
     else:
         room_host = max(0, available - COMPUTE_BYTES)
         home = plan(rounded(n_ctx)).home
         if home > room_host:
             best = min(n_train, largest_context(lambda n: fits(n, room_host), n_train))
-            raise DoesNotFit(f"a context of {n_ctx:,} tokens needs {size_text(home)} of host memory for its pages, and "
-                             f"{size_text(available)} are free; " + (f"use --ctx {best} or less" if best else "close other programs"))
+            raise DoesNotFit(f"a context of {n_ctx:,} tokens needs {size(home)} of host memory for its pages, and "
+                             f"{size(available)} are free; " + (f"use --ctx {best} or less" if best else "close other programs"))
         check_device(model, n_ctx, kv, room, n_sequences)
         n = min(n_ctx, n_train)
         note = None if n == n_ctx else f"the model was trained for {n:,} tokens; the context is that, not {n_ctx:,}"

@@ -139,7 +139,7 @@ def _model(path: Path, usable: bool) -> dict[str, Any]:
         "path": str(path),
         "kv_bytes_per_token": {kind: g.kv_bytes_per_token(kind, kind) for kind in ("f16", "q8_0")},
         "kv_bytes_trained": {kind: g.kv_bytes(g.n_ctx_train, kind, kind) for kind in ("f16", "q8_0")},
-        "sparse_bytes_trained": asdict(kv_bytes(g, g.n_ctx_train, sparse)) if sparse_layers(g) else None,
+        "sparse_bytes_trained": asdict(kv_bytes(g, g.n_ctx_train, sparse)) if usable and sparse_layers(g) else None,
     }
     evict = KvOptions.from_env(mode=KvMode.EVICT, device="cpu")
     facts["evict"] = {"keep": str(evict.keep), **asdict(kv_bytes(g, g.n_ctx_train, in_tokens(g, evict)))} if sparse_layers(g) else None
@@ -150,9 +150,10 @@ def _model(path: Path, usable: bool) -> dict[str, Any]:
 
 def _device_plans(g: Geometry) -> list[dict[str, Any]]:
     """What a context would take of each usable device, of the modes that run there, and how much of it would be hot."""
+    from edgekv.amounts import size
     from edgekv.config import KvOptions
     from edgekv.device_fit import check_device, device_plan
-    from edgekv.fit import available_bytes, size_text
+    from edgekv.fit import available_bytes
 
     available, plans = available_bytes(), []
     for found in devices.devices(DeviceKind.CUDA):
@@ -164,7 +165,7 @@ def _device_plans(g: Geometry) -> list[dict[str, Any]]:
                 try:
                     check_device(g, n_ctx, kv, room)
                     problem = None if plan.home <= available else (
-                        f"the pages take {size_text(plan.home)} of host memory, and {size_text(available)} are free")
+                        f"the pages take {size(plan.home)} of host memory, and {size(available)} are free")
                 except DoesNotFit as error:
                     problem = str(error)
                 plans.append({"device": found.name, "mode": mode, "hot_tokens": plan.hot_tokens, "available": available,

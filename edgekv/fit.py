@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from edgekv.amounts import MIB, size
 from edgekv.config import AUTO_ARENA, Keep, KvOptions
 from edgekv.errors import ConfigError, DoesNotFit
 from edgekv.models import Geometry
@@ -17,14 +18,13 @@ from edgekv.vocab import MAX_QUERY_TOKENS, KvMode, SketchKind
 CONTEXT_STEP = 256
 """llama.cpp rounds a context up to a multiple of this many tokens."""
 
-COMPUTE_BYTES = 256 << 20
+COMPUTE_BYTES = 256 * MIB
 """Set aside for llama.cpp's work buffers; they grow with the vocabulary, not with the context."""
 
 TABLE_BYTES = 48
 """Of one page of one layer and KV head: priority, pin, slot, mass and score, in the library and in Python."""
 
 _HEAD_DIMS = (64, 72, 80, 96, 112, 128, 192, 256, 512)  # the kernels there are; the library has the last word
-_GROUP_TOKENS = 64  # whose sketches share their ranges
 _VECTOR_BYTES = 64
 _ROW_BYTES = 8  # in a list of rows: the cell and its weight
 _TILE_ROWS = 64  # of a list, which leave the sum of their values, and their own weights, for each query head
@@ -164,8 +164,8 @@ def in_tokens(model: Geometry, kv: KvOptions) -> KvOptions:
     per_token = model.kv_bytes_per_token(kv.type_k.value, kv.type_v.value)
     n_tokens = kv.keep.bytes // max(1, per_token) // CONTEXT_STEP * CONTEXT_STEP
     if n_tokens < CONTEXT_STEP:
-        raise ConfigError(f"{size_text(kv.keep.bytes)} hold fewer than {CONTEXT_STEP} tokens of this model, {per_token:,} bytes each; "
-                          f"keep at least {size_text(CONTEXT_STEP * per_token)}")
+        raise ConfigError(f"{size(kv.keep.bytes)} hold fewer than {CONTEXT_STEP} tokens of this model, {per_token:,} bytes each; "
+                          f"keep at least {size(CONTEXT_STEP * per_token)}")
     return kv.with_(keep=Keep(n_tokens))
 
 
@@ -187,20 +187,18 @@ def kv_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1) -
         return KvBytes(home, tables=n_sequences * n_heads * n_pages * TABLE_BYTES)
     return KvBytes(
         home,
-        sketches=n_sequences * n_heads * _sketch_bytes(kv.sketch, model.head_dim_k, n_pages * kv.page_tokens),
+        sketches=n_sequences * _sketch_bytes(kv.sketch, model.head_dim_k, n_heads, n_pages * kv.page_tokens),
         tables=n_sequences * n_heads * n_pages * TABLE_BYTES,
         arena=_arena_bytes(model, n_sequences * n_pages, n_heads, kv),
         workspace=n_sequences * max(_step_bytes(model, il, n_ctx, kv.sketch) for il in layers),
     )
 
 
-def _sketch_bytes(kind: SketchKind, head_dim: int, n_cells: int) -> int:
-    """Of one head and stream: for each group the codes of its cells, and two parameters for each channel (native/src/sketch_layout.cpp)."""
-    if kind is SketchKind.NONE:
-        return 0
-    codes = _GROUP_TOKENS * 4 * 3 * -(-head_dim // 32)
-    params = 16 + 2 * 64 * -(-head_dim // 64)
-    return -(-(-(-n_cells // _GROUP_TOKENS) * (codes + params)) // _VECTOR_BYTES) * _VECTOR_BYTES
+def _sketch_bytes(kind: SketchKind, head_dim: int, n_heads: int, n_cells: int) -> int:
+    """Of so many heads and one stream. The library knows the layout; what does not need it works where the library cannot be loaded."""
+    from edgekv._native.hierarchy import sketch_bytes
+
+    return sketch_bytes(kind, head_dim, n_heads, n_cells)
 
 
 def _step_bytes(model: Geometry, il: int, n_cells: int, kind: SketchKind) -> int:
@@ -245,22 +243,22 @@ def choose_context(
     if n_ctx is None:
         n = min(model.n_ctx_train, largest(max(available - COMPUTE_BYTES, 0) // 2))
         if n < min(model.n_ctx_train, CONTEXT_STEP):
-            raise DoesNotFit(f"there is no memory for a context: {size_text(available)} are free; close other programs")
+            raise DoesNotFit(f"there is no memory for a context: {size(available)} are free; close other programs")
         note = None
         if n < model.n_ctx_train:
             note = (f"the context is {n:,} tokens of the {model.n_ctx_train:,} the model was trained for, "
-                    f"to leave half of the free {size_text(available)} alone (--ctx sets another)")
+                    f"to leave half of the free {size(available)} alone (--ctx sets another)")
         return ContextChoice(n, needed(n), note)
     wanted, room = needed(rounded(n_ctx)), available - COMPUTE_BYTES
     if wanted.total > room:
-        free = f"{size_text(available)} are free"
+        free = f"{size(available)} are free"
         if wanted.fixed <= room and kv.kv_budget is not None:
-            raise DoesNotFit(f"a KV budget of {size_text(kv.kv_budget)} does not fit beside the {size_text(wanted.fixed)} that a context "
+            raise DoesNotFit(f"a KV budget of {size(kv.kv_budget)} does not fit beside the {size(wanted.fixed)} that a context "
                              f"of {n_ctx:,} tokens takes anyway, and {free}; "
                              f"use --kv-budget {(room - wanted.fixed) >> 20}MiB or less")
         best = min(largest(room), model.n_ctx_train)
         what = "KV cache, its sketches and arena" if kv.mode is KvMode.SPARSE else "KV cache"
-        raise DoesNotFit(f"a context of {n_ctx:,} tokens needs {size_text(wanted.total)} for its {what} and {free}; "
+        raise DoesNotFit(f"a context of {n_ctx:,} tokens needs {size(wanted.total)} for its {what} and {free}; "
                          + (f"use --ctx {best} or less" if best else "close other programs"))
     if n_ctx > model.n_ctx_train:
         n = model.n_ctx_train
@@ -286,8 +284,3 @@ def _check_budget(model: Geometry, kv: KvOptions) -> None:
 def rounded(n: int) -> int:
     """Tokens of the context that llama.cpp makes of `n`."""
     return -(-n // CONTEXT_STEP) * CONTEXT_STEP
-
-
-def size_text(n_bytes: int) -> str:
-    """ "1.5 GiB", "300.0 MiB"."""
-    return f"{n_bytes / (1 << 30):.1f} GiB" if n_bytes >= 1 << 30 else f"{n_bytes / (1 << 20):.1f} MiB"

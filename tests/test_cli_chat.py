@@ -22,9 +22,10 @@ import pexpect
 import pytest
 from rich.console import Console
 
+from edgekv.amounts import rough_percent, size, size_of
 from edgekv.cli import chat_commands
 from edgekv.cli.chat_client import ChatClient, Piece, Progress, Timings
-from edgekv.cli.chat_kv import KvStatus, error_text, page_rows, selection_rows, size, size_of, tier_rows
+from edgekv.cli.chat_kv import KvStatus, page_rows, selection_rows, tier_rows
 from edgekv.cli.chat_pins import Pins, message_span
 from edgekv.cli.chat_render import Renderer, overflow_advice
 from edgekv.cli.chat_session import Answer, Conversation
@@ -375,7 +376,7 @@ def test_footer_of_mode_sparse(capsys):
 @pytest.mark.parametrize(("error", "text"), [(0.0, "0 %"), (0.00062, "0.06 %"), (0.0062, "0.6 %"), (0.0096, "1 %"), (0.047, "5 %"),
                                              (0.0951, "10 %"), (0.123, "12 %"), (2.0, "200 %")])
 def test_an_error_has_one_digit_that_counts(error: float, text: str):
-    assert error_text(error) == text
+    assert rough_percent(error) == text
 
 
 def lines(rows: list[tuple[str, str]]) -> str:

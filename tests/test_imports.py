@@ -16,10 +16,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # From the lowest to the highest: a module imports only from entries before its own. Modules of one package may import each other.
 ORDER = [
-    "errors", "vocab", "machine", "registry", "config", "stats", "reports",
-    "models", "fit", "device_fit",
+    "errors", "vocab", "machine", "registry", "amounts", "assignments", "config", "stats", "reports",
+    "models",
     "observation", "residency", "kernels", "codecs", "pages", "budgets", "trace_format", "trace", "roles", "policies", "prefetch", "planner", "eviction", "sim",
-    "_native", "devices", "calibration", "cells", "observers", "tiers", "migrator", "hierarchy",
+    "_native", "fit", "device_fit", "devices", "calibration", "cells", "observers", "tiers", "migrator", "hierarchy",
     "key_norms", "tiering", "runtime", "llama", "server_log", "server_options", "server", "heads", "diagnosis",
     "bench", "report", "cli",
 ]

@@ -88,12 +88,11 @@ def test_lru():
     np.testing.assert_allclose(policy.scores, threshold / (1 + age), rtol=1e-4)
 
 
-@pytest.mark.parametrize("n_used, sinks, system, pinned", [
-    (10, 16, 0, [0]), (10, 17, 0, [0, 1]), (10, 0, 0, []), (10, 16, 40, [0, 1, 2]), (1, 64, 0, [0]), (0, 16, 0, [])])
-def test_anchor(n_used: int, sinks: int, system: int, pinned: list[int]):
+@pytest.mark.parametrize("n_used, sinks, pinned", [
+    (10, 16, [0]), (10, 17, [0, 1]), (10, 0, []), (10, 40, [0, 1, 2]), (1, 64, [0]), (0, 16, [])])
+def test_anchor(n_used: int, sinks: int, pinned: list[int]):
     policy = make("anchor", SHAPE, Settings(sink_tokens=sinks))
     policy.update(observation(SHAPE, 10))
-    policy.members[0].system_tokens = system
     policy.update(observation(SHAPE, n_used))
     assert np.flatnonzero(policy.pins).tolist() == pinned and policy.scores is None
 

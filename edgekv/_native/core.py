@@ -21,7 +21,7 @@ _DEVICES = {DeviceKind.HOST: lib.EDGEKV_DEVICE_HOST, DeviceKind.CUDA: lib.EDGEKV
 _MODES = {KvMode.OFF: lib.EDGEKV_MODE_OFF, KvMode.EXACT: lib.EDGEKV_MODE_EXACT, KvMode.SPARSE: lib.EDGEKV_MODE_SPARSE,
           KvMode.EVICT: lib.EDGEKV_MODE_EVICT}
 _MODE_OF = {number: mode for mode, number in _MODES.items()}
-_SKETCHES = {SketchKind.NONE: lib.EDGEKV_SKETCH_NONE, SketchKind.B3: lib.EDGEKV_SKETCH_B3}
+SKETCHES = {SketchKind.NONE: lib.EDGEKV_SKETCH_NONE, SketchKind.B3: lib.EDGEKV_SKETCH_B3}
 _ERRORS = {
     lib.EDGEKV_INVALID: ConfigError,
     lib.EDGEKV_ABI: AbiMismatch,
@@ -121,7 +121,7 @@ def edgekv_py_ubatch(handle, _user):
 def selection(options: KvOptions) -> dict:
     """The fields of an edgekv_selection."""
     return {
-        "sketch": _SKETCHES[options.sketch], "resolution": options.resolution, "share": options.attend.share,
+        "sketch": SKETCHES[options.sketch], "resolution": options.resolution, "share": options.attend.share,
         "tokens": options.attend.tokens, "exact_tokens": options.exact_tokens, "sink_tokens": options.sink_tokens,
         "recent_tokens": options.recent_tokens, "error_every": options.error_every, "keep_rows": options.keep_rows,
         "keep_tokens": options.keep_tokens,

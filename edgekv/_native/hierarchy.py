@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgekv._native._core import ffi, lib
-from edgekv._native.core import Handle, _check, _view, selection
+from edgekv._native.core import SKETCHES, Handle, _check, _view, selection
 from edgekv.config import KvOptions
 from edgekv.kernels.move import MOVE
+from edgekv.vocab import SketchKind
 
 SELECTED = np.dtype([(name, np.float64) for name in ("n_tokens", "n_visible", "n_read", "n_certain", "n_hits", "mass", "mass_hits", "error",
                                                      "n_errors")])
@@ -45,6 +46,11 @@ def hierarchy(handle: Handle) -> NativeHierarchy:
     return NativeHierarchy(shape, priority, pinned, _view(out.slots, np.int32, shape), _view(out.newest, np.int32, (out.n_pages,)),
                            _view(out.dropped, np.uint8, shape) if out.dropped != ffi.NULL else None,
                            out.n_slots, out.slot_bytes)
+
+
+def sketch_bytes(kind: SketchKind, head_dim: int, n_head_kv: int, n_cells: int) -> int:
+    """Bytes of the sketches of one layer and one stream; `head_dim`: one that a kernel serves."""
+    return lib.edgekv_sketch_bytes(SKETCHES[kind], head_dim, n_head_kv, n_cells)
 
 
 def set_selection(handle: Handle, options: KvOptions) -> None:

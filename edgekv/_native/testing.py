@@ -8,9 +8,7 @@ import numpy as np
 
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import Handle, _check, isa_available
-
-GROUP_TOKENS = 64
-"""Cells whose sketches share their ranges (native: kGroupCells)."""
+from edgekv.kernels.sample import GROUP_CELLS
 
 
 def set_isa(name: str) -> None:
@@ -49,7 +47,7 @@ def sample(shares: np.ndarray, tops: np.ndarray, sums: np.ndarray, visible: np.n
     """Sampling for one query token and KV head, by the kernel of an instruction set: `edgekv.kernels.sample` in native code.
 
     Args:
-        shares: uint16 [query head, cell], cells in groups of GROUP_TOKENS: exp(logit - top of the group), the upper half of a float32.
+        shares: uint16 [query head, cell], cells in groups of GROUP_CELLS: exp(logit - top of the group), the upper half of a float32.
         tops, sums: float32 [query head, group]: the largest logit of the group, and the sum of its exponentials.
         visible, certain: bool [cell]: what the token sees, and what of it is read in any case.
 
@@ -61,7 +59,7 @@ def sample(shares: np.ndarray, tops: np.ndarray, sums: np.ndarray, visible: np.n
     sight = np.ascontiguousarray(np.stack([_bits(visible), _bits(certain)], axis=1))
     rows, weights = np.zeros(n_cells, np.int32), np.zeros(n_cells, np.float32)
     args = ffi.new("edgekv_sample_args *", {
-        "n_groups": n_cells // GROUP_TOKENS, "group": group, "shares": ffi.from_buffer("uint16_t *", shares),
+        "n_groups": n_cells // GROUP_CELLS, "group": group, "shares": ffi.from_buffer("uint16_t *", shares),
         "tops": ffi.from_buffer("float *", tops), "sums": ffi.from_buffer("float *", sums), "sight": ffi.from_buffer("uint64_t *", sight),
         "resolution": resolution, "rows": ffi.from_buffer("int32_t *", rows), "weights": ffi.from_buffer("float *", weights)})
     _check(lib.edgekv_sample(args, isa))

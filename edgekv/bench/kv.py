@@ -21,7 +21,7 @@ import numpy as np
 from edgekv import _native
 from edgekv.bench.decoder import Decoder
 from edgekv.bench.measured import Measured
-from edgekv.bench.modes import FULL, STOCK, STOCK_KERNELS, check_counts, check_turns, find_mode, in_order, rotated, with_stock
+from edgekv.bench.modes import FULL, STOCK, STOCK_KERNELS, check_counts, check_turns, find_mode, rotated, with_stock
 from edgekv.bench.passes import (
     BATCH_TOKENS, WARMUP_TOKENS, Caches, ContextError, beside, decode, hooked_note, memory_figures, opened, own, read, warm_up,
     weights_alone,

@@ -5,13 +5,14 @@ A mode is a registered name, or a name with changes of its own, such as `sparse:
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args, get_type_hints
 
 from edgekv import policies
-from edgekv.config import KvOptions, parse_bytes
+from edgekv.amounts import parse_bytes
+from edgekv.assignments import assigned, split_at
+from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
 from edgekv.prefetch import PREFETCHERS
 from edgekv.registry import Registry
@@ -96,14 +97,8 @@ def find_mode(name: str) -> BenchMode:
     mode = MODES.get(base)
     if not colon:
         return mode
-    changes, named = dict(mode.changes), set()
-    for change in _items(text):
-        key, equals, value = (part.strip() for part in change.partition("="))
-        if not equals or key not in CHANGEABLE:
-            raise ConfigError(f"bench mode {name!r}: {change!r} is no change; write OPTION=VALUE, with one of the options "
-                              f"{', '.join(CHANGEABLE)}")
-        changes[key] = _value(name, key, value)
-        named.add(key)
+    named = assigned(split_at(",", text), {key: _reader(key) for key in CHANGEABLE}, f"bench mode {name!r}", "change")
+    changes = {**mode.changes, **named}
     try:
         options = KvOptions(**changes)
         options.check_effect(named)
@@ -118,7 +113,7 @@ def find_mode(name: str) -> BenchMode:
 def split_modes(text: str) -> tuple[str, ...]:
     """The modes of a comma-separated list; a part such as `policy=lru` belongs to the mode before it."""
     names: list[str] = []
-    for part in _items(text):
+    for part in split_at(",", text):
         if names and ":" in names[-1] and "=" in part and ":" not in part:
             names[-1] += f",{part.strip()}"
         else:
@@ -165,27 +160,14 @@ def check_counts(counts: Mapping[str, Sequence[int]]) -> None:
             raise ConfigError(f"a {name} must be 1 or more")
 
 
-def _items(text: str) -> list[str]:
-    """What commas part; those inside brackets belong to a policy's settings."""
-    return re.split(r",(?![^(]*\))", text)
-
-
 _FIXED = {"page_tokens", "type_k", "type_v"}
 CHANGEABLE = tuple(option.name for option in fields(KvOptions) if option.name not in _FIXED)
 """Options that a mode may change: all but those that are fixed when a context is created."""
 
-_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
-
-def _value(mode: str, key: str, text: str) -> Any:
-    """`text` as the type of that option."""
+def _reader(key: str) -> Callable[[str], Any]:
+    """How the value of that option is read."""
     kind = get_type_hints(KvOptions)[key]
-    try:
-        if kind is bool:
-            return _WORDS[text.lower()]
-        if int in get_args(kind):  # bytes, or none for auto
-            return parse_bytes(text, key)
-        return kind(text) if kind in (int, float) else text
-    except (KeyError, ValueError):
-        allowed = {bool: "on or off", int: "a whole number", float: "a number"}[kind]
-        raise ConfigError(f"bench mode {mode!r}: {key} is {text!r}; it must be {allowed}") from None
+    if int in get_args(kind):  # bytes, or none for auto
+        return lambda text: parse_bytes(text, key)
+    return kind if kind in (bool, int, float) else str

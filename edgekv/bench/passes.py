@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from edgekv.amounts import size
 from edgekv.bench.decoder import Decoder
 from edgekv.bench.measured import added
 from edgekv.bench.modes import BenchMode
@@ -54,7 +55,7 @@ class Caches:
         free = available_bytes()
         if needed <= free:
             return None
-        return f"does not fit: it needs {needed / (1 << 30):.1f} GiB and {free / (1 << 30):.1f} GiB are free"
+        return f"does not fit: it needs {size(needed)} and {size(free)} are free"
 
 
 def opened(model: Path, caches: Caches, n_ctx: int, n_threads: int, flash_attn: bool = True,

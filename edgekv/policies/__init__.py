@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import fields, replace
 
+from edgekv.assignments import assigned, split_at
 from edgekv.errors import ConfigError
 from edgekv.kernels.ops import Array, Ops
 from edgekv.observation import Shape
@@ -94,7 +95,7 @@ def make(spec: str, shape: Shape, settings: Settings | None = None, ops: Ops | N
 def _parts(spec: str, settings: Settings) -> list[tuple[type[Policy], Settings]]:
     """Kind and settings of each part. Raises ConfigError."""
     parts = {}
-    for text in re.split(r"\+(?![^(]*\))", spec):  # a plus in brackets belongs to a number
+    for text in split_at("+", spec):  # a plus in brackets belongs to a number
         match = _PART.fullmatch(text.strip())
         if match is None:
             raise ConfigError(f"the policy {spec!r} has brackets in the wrong place; write NAME(SETTING=VALUE,...)+NAME")
@@ -102,21 +103,6 @@ def _parts(spec: str, settings: Settings) -> list[tuple[type[Policy], Settings]]
         if name in parts:
             raise ConfigError(f"the policy {spec!r} names a part twice; name each once")
         kind = POLICIES.get(name)
-        parts[name] = kind, settings if match["changes"] is None else replace(settings, **_changes(spec, match["changes"]))
+        changes = {} if match["changes"] is None else assigned(match["changes"].split(","), _KINDS, f"the policy {spec!r}")
+        parts[name] = kind, replace(settings, **changes)
     return list(parts.values())
-
-
-def _changes(spec: str, text: str) -> dict[str, int | float]:
-    """The settings between brackets."""
-    changes: dict[str, int | float] = {}
-    for change in text.split(","):
-        key, equals, value = (piece.strip() for piece in change.partition("="))
-        if not equals or key not in _KINDS:
-            raise ConfigError(f"the policy {spec!r}: {change.strip()!r} is no setting; write SETTING=VALUE, with one of "
-                              f"{', '.join(_KINDS)}")
-        try:
-            changes[key] = _KINDS[key](value)
-        except ValueError:
-            kind = "a whole number" if _KINDS[key] is int else "a number"
-            raise ConfigError(f"the policy {spec!r}: {key} is {value!r}; it must be {kind}") from None
-    return changes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edgekv import __version__
+from edgekv import __version__, amounts
 from edgekv.report.drawing import BLUE, GREEN, ORANGE, PURPLE, RED, svg
 from edgekv.report.study import EMA, POOLED, Study
 
@@ -54,11 +54,11 @@ class Section:
 
 def percent(share: Any, digits: int = 1) -> str:
     """Without its sign; a dash for what is not known."""
-    return _shown(share, lambda value: f"{100 * value:.{digits}f}")
+    return _shown(share, lambda value: amounts.percent(value, digits))
 
 
 def points(share: Any) -> str:
-    return _shown(share, lambda value: f"{100 * value:+.1f}")
+    return _shown(share, lambda value: amounts.signed_percent(value, 1))
 
 
 def number(value: Any, form: str) -> str:

@@ -16,7 +16,7 @@ from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
 from edgekv.prefetch import PREFETCHERS
 from edgekv.registry import Registry
-from edgekv.vocab import KvMode, SketchKind
+from edgekv.vocab import FULL, STOCK, STOCK_KERNELS, KvMode, SketchKind
 
 
 @dataclass(frozen=True)
@@ -52,16 +52,6 @@ class BenchMode:
             options = options.with_(recent_tokens=max(0, n_attended - options.sink_tokens))
         return options
 
-
-STOCK = "off"
-"""What others are compared with: where times are measured the faster of STOCK_KERNELS, elsewhere the first of them, whose cache is
-that of the other modes."""
-
-STOCK_KERNELS = ("off-flash", "off-noflash")
-"""Stock llama.cpp can attend in two ways, and which one is faster depends on the processor, the compiler and the depth."""
-
-FULL = "exact"
-"""Full attention in our kernel: what the predictions of a sparse mode are compared with, besides stock."""
 
 MODES: Registry[BenchMode] = Registry("bench mode")
 

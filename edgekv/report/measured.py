@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgekv.bench.modes import FULL, STOCK, STOCK_KERNELS
 from edgekv.bench.retention import Retention
 from edgekv.report import charts, maps
 from edgekv.report.charts import Interval, Line, Panel
 from edgekv.report.drawing import BLUE, GREEN, ORANGE, PURPLE, RED
 from edgekv.report.sections import Row, Section, number, percent, points, where
 from edgekv.report.study import MAP_BUDGET
+from edgekv.vocab import FULL, STOCK, STOCK_KERNELS
 
 LINES = 5
 """Lines that have a name where none of _TOLD is there; the others are grey."""

@@ -9,12 +9,12 @@ from typing import Any
 import click
 
 from edgekv.amounts import mebibytes, percent, signed_percent
+from edgekv.cli.common.lists import CommaList
+from edgekv.cli.common.options import model_argument, model_path, option
+from edgekv.cli.common.progress import progress_bar
+from edgekv.cli.common.tables import Column, output_option, print_measured
 from edgekv.cli.ladder import ladder
-from edgekv.cli.lists import CommaList
-from edgekv.cli.options import model_argument, model_path, option
 from edgekv.cli.prefill import check_options, print_prefill
-from edgekv.cli.progress import progress_bar
-from edgekv.cli.tables import Column, output_option, print_measured
 from edgekv.vocab import CacheType
 
 
@@ -24,7 +24,7 @@ class ModeList(click.ParamType):
     name = "MODE,MODE,..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        from edgekv.bench.modes import split_modes
+        from edgekv.bench.harness.modes import split_modes
 
         return split_modes(value) if isinstance(value, str) else tuple(value)
 
@@ -134,7 +134,7 @@ def kv(
     MODEL is a GGUF file; without it the default model is used.
     """
     from edgekv.bench import kv as decoding, prefill as reading
-    from edgekv.bench.text import find_text
+    from edgekv.bench.texts.text import find_text
 
     check_options(ctx, prefill)
     what = {

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from edgekv.amounts import gibibytes, size, tokens
-from edgekv.cli.options import model_argument, option
-from edgekv.cli.tables import Column, output_option, print_json, print_rows
+from edgekv.cli.common.options import model_argument, option
+from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
 from edgekv.errors import EXIT_LIBRARY
 
 LAYER_COLUMNS = [
@@ -120,7 +120,7 @@ def _print_gpu(gpu: dict[str, Any]) -> None:
     _line("device library", "libedgekv-cuda" if gpu["device_library"] else
           "none: attention runs on the processor (EDGEKV_CUDA=on builds the one for NVIDIA GPUs)")
     if gpu["devices"]:
-        from edgekv.devices import cupy_install
+        from edgekv.memory.devices import cupy_install
 
         limit = gpu["pinned"]["limit"]
         _line("cupy", gpu["cupy"] or f"not installed; {cupy_install(None)}")

@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from edgekv.amounts import duration, percent, signed_percent
-from edgekv.cli.lists import BUDGETS, NAMES, CommaList
-from edgekv.cli.options import model_argument, model_path, option
-from edgekv.cli.progress import progress_bar
-from edgekv.cli.tables import Column, output_option, print_measured
+from edgekv.cli.common.lists import BUDGETS, NAMES, CommaList
+from edgekv.cli.common.options import model_argument, model_path, option
+from edgekv.cli.common.progress import progress_bar
+from edgekv.cli.common.tables import Column, output_option, print_measured
 
 
 COLUMNS = [
@@ -75,7 +75,7 @@ def ladder(
     MODEL is a GGUF file; without it the default model is used.
     """
     from edgekv.bench.ladder import MEAN, LadderBench, of_traces, prepare, run, save as save_rows
-    from edgekv.bench.text import find_text
+    from edgekv.bench.texts.text import find_text
 
     if traces:
         request = of_traces(model_path(model) if live else None, traces, budgets=budgets, observe=observe, live=live,

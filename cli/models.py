@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from edgekv.amounts import gibibytes, tokens
-from edgekv.cli.options import option
-from edgekv.cli.tables import Column, output_option, print_rows
+from edgekv.cli.common.options import option
+from edgekv.cli.common.tables import Column, output_option, print_rows
 
 WEIGHT_TYPES = ("q4_0", "q8_0", "f16")  # as in edgekv.models.shapes, which would take NumPy into every `--help`
 

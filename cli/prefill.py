@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from edgekv.amounts import percent, tokens
-from edgekv.cli.tables import Column, print_measured, print_rows
+from edgekv.cli.common.tables import Column, print_measured, print_rows
 
 _PLACE = [
     Column("text", "text", right=False),

@@ -10,10 +10,10 @@ import click
 
 from edgekv.amounts import duration, percent, signed_percent
 from edgekv.cli.bench import ModeList
-from edgekv.cli.lists import CommaList
-from edgekv.cli.options import model_argument, model_path, option, threads_option
-from edgekv.cli.progress import progress_bar
-from edgekv.cli.tables import Column, measured_on, output_option, print_rows
+from edgekv.cli.common.lists import CommaList
+from edgekv.cli.common.options import model_argument, model_path, option, threads_option
+from edgekv.cli.common.progress import progress_bar
+from edgekv.cli.common.tables import Column, measured_on, output_option, print_rows
 
 _COUNTS = CommaList(click.IntRange(1), "N,N,...")
 DEFAULT_MODES = ("exact", "sparse", "ema", "streaming")
@@ -105,10 +105,10 @@ def quality(
 
     MODEL is a GGUF file; without it the default model is used.
     """
-    from edgekv.machine import n_cores
     from edgekv.bench.quality import QualityBench, run
     from edgekv.bench.tasks import TASKS, default_tasks
-    from edgekv.bench.text import find_text
+    from edgekv.bench.texts.text import find_text
+    from edgekv.machine import n_cores
 
     groups = {"default": default_tasks(), "all": tuple(TASKS), "none": ()}
     own = _own_mode({"policy": policy, "attend": budget})

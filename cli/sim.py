@@ -11,16 +11,16 @@ import click
 
 from edgekv.amounts import GIB, percent
 from edgekv.assignments import assigned
-from edgekv.cli.lists import CommaList
-from edgekv.cli.options import Parsed, option
-from edgekv.cli.progress import progress_bar
-from edgekv.cli.tables import Column, output_option, print_rows
+from edgekv.cli.common.lists import CommaList
+from edgekv.cli.common.options import Parsed, option
+from edgekv.cli.common.progress import progress_bar
+from edgekv.cli.common.tables import Column, output_option, print_rows
 from edgekv.config import Attend, KvOptions
 from edgekv.vocab import Split
 
 if TYPE_CHECKING:
+    from edgekv.lab.sim import Result, Setting
     from edgekv.policies import Settings
-    from edgekv.sim import Result, Setting
 
 
 _BUDGET = Parsed("PERCENT|TOKENS", Attend.parse)
@@ -94,7 +94,7 @@ def sim(
     Where the policy decides what is attended (--observe honest) the hit mass is what is kept of the attention; what is missed does not
     change the later layers and tokens here, as it would in a model. JSON and CSV have more columns.
     """
-    from edgekv.sim import Setting
+    from edgekv.lab.sim import Setting
 
     base = Setting(split=split, prefetch=prefetch, prefetch_pages=prefetch_pages, access=access, settings=_settings(assignments))
     settings = [base.with_(policy=spec, budget=share, observe=seen) for spec in specs for seen in observe for share in shares]
@@ -106,8 +106,8 @@ def sim(
 
 
 def _results(traces: tuple[Path, ...], settings: list[Setting], progress: Any) -> Iterator[tuple[Path, Result]]:
-    from edgekv.sim import simulate
-    from edgekv.trace import Trace
+    from edgekv.lab.sim import simulate
+    from edgekv.lab.trace import Trace
 
     for path in traces:
         with Trace.open(path) as opened:

@@ -9,8 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgekv import devices, machine
+from edgekv import machine
 from edgekv.errors import DoesNotFit, EdgeKVError, ModelError, NativeError
+from edgekv.memory import devices
 from edgekv.vocab import DeviceKind, KvMode
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def _gpu(backends: list[str] | None) -> dict[str, Any]:
 
 def _pinned() -> dict[str, int | None]:
     """Bytes of host memory that could be pinned: what is free, and the limit of locked memory (None: no limit)."""
-    from edgekv.fit import available_bytes
+    from edgekv.memory.fit import available_bytes
 
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return {"available": available_bytes(), "limit": None if limit == resource.RLIM_INFINITY else limit}
@@ -118,7 +119,7 @@ def _devices(recalibrate: bool) -> list[dict[str, Any]]:
 
 
 def _rates(info: Any, recalibrate: bool) -> dict[str, Any]:
-    from edgekv.calibration import calibrate
+    from edgekv.memory.calibration import calibrate
 
     if not info.usable:
         return {"rates": None, "rates_error": info.problem}
@@ -130,7 +131,7 @@ def _rates(info: Any, recalibrate: bool) -> dict[str, Any]:
 
 def _model(path: Path, usable: bool) -> dict[str, Any]:
     from edgekv.config import KvOptions
-    from edgekv.fit import in_tokens, kv_bytes, sparse_layers
+    from edgekv.memory.fit import in_tokens, kv_bytes, sparse_layers
     from edgekv.models import geometry
 
     g = geometry(path)
@@ -152,8 +153,8 @@ def _device_plans(g: Geometry) -> list[dict[str, Any]]:
     """What a context would take of each usable device, of the modes that run there, and how much of it would be hot."""
     from edgekv.amounts import size
     from edgekv.config import KvOptions
-    from edgekv.device_fit import check_device, device_plan
-    from edgekv.fit import available_bytes
+    from edgekv.memory.device_fit import check_device, device_plan
+    from edgekv.memory.fit import available_bytes
 
     available, plans = available_bytes(), []
     for found in devices.devices(DeviceKind.CUDA):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from edgekv import runtime
 from edgekv.config import KvOptions
-from edgekv.runtime import Runtime
+from edgekv.live import runtime
+from edgekv.live.runtime import Runtime
 
 import llama_cpp
 from edgekv._native import core

@@ -14,9 +14,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from edgekv.lab.sim import Setting, simulate
+from edgekv.lab.trace import Trace
 from edgekv.policies import POLICIES
-from edgekv.sim import Setting, simulate
-from edgekv.trace import Trace
 
 FOLDER = Path(__file__).resolve().parent / "golden"
 EXPECTED = FOLDER / "expected.json"
@@ -66,7 +66,7 @@ def main() -> None:
 
 def _record() -> None:
     from edgekv.bench.record import Recording, record
-    from edgekv.bench.text import find_text
+    from edgekv.bench.texts.text import find_text
     from edgekv.models import default_model, synth
 
     FOLDER.mkdir(exist_ok=True)

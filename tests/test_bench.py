@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 from edgekv.bench import kv
-from edgekv.bench.decoder import Decoder
+from edgekv.bench.harness.decoder import Decoder
+from edgekv.bench.harness.measured import Measured, log_softmax
+from edgekv.bench.harness.modes import MODES, find_mode, in_order, rotated, split_modes
+from edgekv.bench.harness.passes import Caches, beside, opened, read, weights_alone
 from edgekv.bench.kv import KvBench
-from edgekv.bench.measured import Measured, log_softmax
-from edgekv.bench.modes import MODES, find_mode, in_order, rotated, split_modes
-from edgekv.bench.passes import Caches, beside, opened, read, weights_alone
-from edgekv.bench.text import TEXTS, Text, find_text, read_text, standard_text
+from edgekv.bench.texts.text import TEXTS, Text, find_text, read_text, standard_text
 from edgekv.cli.bench import bench as command
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, EdgeKVError

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from fake_gpus import CARD, RATES, gpus  # noqa: F401 - a fixture
 
-from edgekv.calibration import (
+from edgekv.errors import NativeError
+from edgekv.memory.calibration import (
     ColdPage, break_even_uses, cache_file, calibrate, on_host_slowdown, pinning_refused, ship_or_read,
 )
-from edgekv.errors import NativeError
 from edgekv.vocab import DeviceKind
 
 CUDA = DeviceKind.CUDA
@@ -38,7 +38,7 @@ def test_measured_again_when_something_changed(gpus, change):  # noqa: F811
 def test_measured_again_for_another_version(gpus, monkeypatch):  # noqa: F811
     machine = gpus(CARD)
     calibrate(CUDA)
-    monkeypatch.setattr("edgekv.calibration.__version__", "99.0")
+    monkeypatch.setattr("edgekv.memory.calibration.__version__", "99.0")
     calibrate(CUDA)
     assert machine.n_measured == 2
 

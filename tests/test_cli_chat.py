@@ -23,17 +23,17 @@ import pytest
 from rich.console import Console
 
 from edgekv.amounts import rough_percent, size, size_of
-from edgekv.cli import chat_commands
-from edgekv.cli.chat_client import ChatClient, Piece, Progress, Timings
-from edgekv.cli.chat_kv import KvStatus, page_rows, selection_rows, tier_rows
-from edgekv.cli.chat_pins import Pins, message_span
-from edgekv.cli.chat_render import Renderer, overflow_advice
-from edgekv.cli.chat_session import Answer, Conversation
-from edgekv.cli.progress import Lines, Reading
+from edgekv.cli.chat import commands
+from edgekv.cli.chat.client import ChatClient, Piece, Progress, Timings
+from edgekv.cli.chat.kv import KvStatus, page_rows, selection_rows, tier_rows
+from edgekv.cli.chat.pins import Pins, message_span
+from edgekv.cli.chat.render import Renderer, overflow_advice
+from edgekv.cli.chat.session import Answer, Conversation
+from edgekv.cli.common.progress import Lines, Reading
 from edgekv.errors import (
     EXIT_DOES_NOT_FIT, EXIT_INTERRUPTED, EXIT_MODEL, EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, ContextOverflow, EdgeKVError,
 )
-from edgekv.reports import MemoryReport, SelectionReport, TierReport
+from edgekv.live.reports import MemoryReport, SelectionReport, TierReport
 
 # ---- the client, against a server made of paper -----------------------------------------------------------------------------
 
@@ -310,7 +310,7 @@ def test_speed_of_a_prompt():
 def test_a_prompt_that_is_read_shows_speed_and_time_left(monkeypatch, capsys, terminal):
     now = [0.0]
     for watched in (Reading, Lines):
-        monkeypatch.setattr(f"edgekv.cli.chat_render.{watched.__name__}", partial(watched, clock=lambda: now[0]))
+        monkeypatch.setattr(f"edgekv.cli.chat.render.{watched.__name__}", partial(watched, clock=lambda: now[0]))
     renderer = Renderer(PaperKv(), footer=True)
     renderer.console = Console(stderr=True, highlight=False, soft_wrap=True, force_terminal=terminal, width=160)
     with renderer.turn() as show:
@@ -425,7 +425,7 @@ def test_sizes():
 ])
 def test_command_mistakes(line, sentence):
     with pytest.raises(EdgeKVError, match=sentence):
-        chat_commands.run(None, line)
+        commands.run(None, line)
 
 
 # ---- pins -------------------------------------------------------------------------------------------------------------------

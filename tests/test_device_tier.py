@@ -17,20 +17,20 @@ from test_hierarchy import World, act
 from test_ops import emulated_kernels  # noqa: F401  (a fixture)
 from tiers import CopyError, FakeDevice, plan, settled
 
-from edgekv import tiering
 from edgekv._native import core, device, hierarchy
+from edgekv.arrays import cupy_ops
+from edgekv.arrays.move import ROW
+from edgekv.arrays.ops import Ops
 from edgekv.config import KvOptions
 from edgekv.errors import TierError
-from edgekv.kernels import cupy_ops
-from edgekv.kernels.move import ROW
-from edgekv.kernels.ops import Ops
-from edgekv.migrator import Migrator
-from edgekv.observation import Shape
-from edgekv.planner import Limits
+from edgekv.hierarchy.migrator import Migrator
+from edgekv.hierarchy.planner import Limits
+from edgekv.hierarchy.stats import Stats
+from edgekv.live import wiring
+from edgekv.pages.observation import Shape
+from edgekv.pages.residency import Reason, State
 from edgekv.policies import POLICIES
 from edgekv.prefetch import PREFETCHERS
-from edgekv.residency import Reason, State
-from edgekv.stats import Stats
 from edgekv.vocab import DeviceKind, KvMode
 
 SHAPE = Shape(2, 2, 8)
@@ -235,7 +235,7 @@ def test_any_events_over_streams(seed: int):
 
 def test_exact_fills_and_stays():
     """Mode exact on a device: the arena fills while the prompt is read, in equal shares of layers, and nothing moves afterwards."""
-    world = World(n_slots=20, device=True, policy="ema", hot=[3, 20, 37], limits=tiering.limits(KvMode.EXACT, True),
+    world = World(n_slots=20, device=True, policy="ema", hot=[3, 20, 37], limits=wiring.limits(KvMode.EXACT, True),
                   bytes_per_run=400)
     for _ in range(14):
         world.step(4, observed=False)
@@ -256,7 +256,7 @@ def test_exact_fills_and_stays():
 
 def test_sparse_on_a_device_fills_and_swaps():
     hot = [12, 28, 44, 60, 76, 92]
-    world = World(n_slots=20, device=True, policy="ema", limits=tiering.limits(KvMode.SPARSE, True))
+    world = World(n_slots=20, device=True, policy="ema", limits=wiring.limits(KvMode.SPARSE, True))
     world.step(56, observed=False)
     for _ in range(12):
         world.cut(56)
@@ -274,15 +274,15 @@ def test_sparse_on_a_device_fills_and_swaps():
 
 
 def test_bytes_per_run():
-    assert tiering.bytes_per_run(None, 0.1) == tiering.bytes_per_run(25e9, None) == tiering.BYTES_PER_RUN
-    assert tiering.bytes_per_run(25e9, 0.16) == 400_000_000
-    assert tiering.bytes_per_run(1e6, 0.16) == tiering.BYTES_PER_RUN
+    assert wiring.bytes_per_run(None, 0.1) == wiring.bytes_per_run(25e9, None) == wiring.BYTES_PER_RUN
+    assert wiring.bytes_per_run(25e9, 0.16) == 400_000_000
+    assert wiring.bytes_per_run(1e6, 0.16) == wiring.BYTES_PER_RUN
 
 
 def test_limits_are_a_matter_of_mode():
-    assert tiering.limits(KvMode.SPARSE, False) == tiering.limits(KvMode.EXACT, False) == Limits()
-    assert tiering.limits(KvMode.SPARSE, True).swap and not tiering.limits(KvMode.EXACT, True).swap
-    assert tiering.limits(KvMode.EXACT, True).fill
+    assert wiring.limits(KvMode.SPARSE, False) == wiring.limits(KvMode.EXACT, False) == Limits()
+    assert wiring.limits(KvMode.SPARSE, True).swap and not wiring.limits(KvMode.EXACT, True).swap
+    assert wiring.limits(KvMode.EXACT, True).fill
 
 
 @pytest.fixture
@@ -335,7 +335,7 @@ def prompt_step(changed: list[int]) -> types.SimpleNamespace:
 def test_tiering_on_an_emulated_plane(plane):
     """In mode exact: capacity from the plane, copies told before they begin, bytes where the kernels will look for them."""
     options = KvOptions(mode=KvMode.EXACT)
-    tiers = tiering.Tiering(object(), options, stats := Stats(), tiering.operations(object()))
+    tiers = wiring.Tiering(object(), options, stats := Stats(), wiring.operations(object()))
     assert plane.said == [("arena", 0), ("arena", 10)] and not plane.priority.any() and not plane.pinned.any()
     plane.newest[:] = np.minimum((np.arange(8) + 1) * 16, 120) - 1
     tiers.run(prompt_step(list(range(8))))
@@ -358,11 +358,11 @@ def test_tiering_on_an_emulated_plane(plane):
 
 def test_pace_follows_the_link(plane, monkeypatch: pytest.MonkeyPatch):
     clock = iter([1.0, 1.1, 1.3, 60.0])
-    tiers = tiering.Tiering(object(), KvOptions(mode=KvMode.EXACT), Stats(), Ops(), replace(RATES, link_gather=1e10))
-    monkeypatch.setattr(tiering.time, "perf_counter", lambda: next(clock))
+    tiers = wiring.Tiering(object(), KvOptions(mode=KvMode.EXACT), Stats(), Ops(), replace(RATES, link_gather=1e10))
+    monkeypatch.setattr(wiring.time, "perf_counter", lambda: next(clock))
     paces = []
     for _ in range(4):
         tiers._measure()
         paces.append(tiers.hierarchy.migrator.pages_per_run * 2048)
-    assert paces[0] == tiering.BYTES_PER_RUN
+    assert paces[0] == wiring.BYTES_PER_RUN
     assert [round(pace / 1e8, 2) for pace in paces[1:]] == [1.0, 1.0, 1.0], "a person who thinks for a minute changes nothing"

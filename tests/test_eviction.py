@@ -11,21 +11,23 @@ import pytest
 from contexts import Context, attached
 from decoding import kld
 
-from edgekv import Llama, eviction, runtime
-from edgekv.cli.chat_kv import KvWatch, memory_rows, mode_summary
-from edgekv.cli.chat_render import _kv_parts
+from edgekv import Llama
+from edgekv.cli.chat.kv import KvWatch, memory_rows, mode_summary
+from edgekv.cli.chat.render import _kv_parts
 from edgekv.config import Keep, KvOptions
 from edgekv.errors import ConfigError
-from edgekv.observation import Shape
-from edgekv.runtime import Runtime
-from edgekv.server import Server
-from edgekv.server_options import ServerOptions
+from edgekv.hierarchy import eviction
+from edgekv.live import runtime
+from edgekv.live.runtime import Runtime
+from edgekv.pages.observation import Shape
+from edgekv.serving.options import ServerOptions
+from edgekv.serving.server import Server
 from edgekv.vocab import KvMode, Split
 
-import llama_cpp  # after edgekv.runtime, which puts the libraries in place
+import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
 from edgekv._native import core
 from edgekv._native import hierarchy as native
-from edgekv.kernels.move import MOVE
+from edgekv.arrays.move import MOVE
 
 ONE = dict(n_seq=1, n_batch=128, n_ubatch=128)
 TOLERANCE = 1e-3

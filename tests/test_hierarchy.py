@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import FakeArena, FakeDevice, where
 
+from edgekv.arrays.ops import Ops
 from edgekv.errors import ConfigError, TierError
-from edgekv.hierarchy import Hierarchy
-from edgekv.kernels.ops import Ops
-from edgekv.observation import Observation, Shape
-from edgekv.planner import Limits
+from edgekv.hierarchy.planner import Limits
+from edgekv.hierarchy.step import Hierarchy
+from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.residency import Reason, State
 from edgekv.policies import POLICIES, Settings
 from edgekv.prefetch import PREFETCHERS, Rope
-from edgekv.residency import Reason, State
 
 SHAPE = Shape(3, 2, 16, page_tokens=4)
 

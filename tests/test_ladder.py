@@ -9,14 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 from edgekv.bench import ladder
+from edgekv.bench.harness.modes import find_mode
 from edgekv.bench.ladder import BASE, FIGURES, MEAN, RUNGS, LadderBench, of_traces, prepare, run
-from edgekv.bench.modes import find_mode
-from edgekv.bench.text import Text
+from edgekv.bench.texts.text import Text
 from edgekv.cli.main import cli
 from edgekv.errors import ConfigError
+from edgekv.lab.sim import simulate
+from edgekv.lab.trace import Trace
 from edgekv.machine import cpu_family
-from edgekv.sim import simulate
-from edgekv.trace import Trace
 from edgekv.vocab import SketchKind, Split
 
 from traces import random_trace

@@ -7,12 +7,12 @@ import pytest
 from tiers import FakeArena, settled, where
 
 from edgekv.errors import TierError
-from edgekv.migrator import Migrator
-from edgekv.observation import Shape
-from edgekv.planner import MigrationPlan
-from edgekv.residency import Reason, State
-from edgekv.stats import Stats
-from edgekv.tiers.arena import HostArena
+from edgekv.hierarchy.migrator import Migrator
+from edgekv.hierarchy.planner import MigrationPlan
+from edgekv.hierarchy.stats import Stats
+from edgekv.live.host_arena import HostArena
+from edgekv.pages.observation import Shape
+from edgekv.pages.residency import Reason, State
 
 SHAPE = Shape(2, 2, 8)
 

@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 from tiers import observation, plan, promote, settled
 
+from edgekv.arrays import backend, cupy_ops
+from edgekv.arrays.ema import weights
+from edgekv.arrays.move import MOVE, ROW, Places
+from edgekv.arrays.ops import Ops
+from edgekv.arrays.rank import HostRanking, ListedRanking, Top
 from edgekv.errors import CudaUnavailable, NativeError
-from edgekv.kernels import backend, cupy_ops
-from edgekv.kernels.ema import weights
-from edgekv.kernels.move import MOVE, ROW, Places
-from edgekv.kernels.ops import Ops
-from edgekv.kernels.rank import HostRanking, ListedRanking, Top
-from edgekv.observation import Observation, Shape
-from edgekv.planner import Limits, decide
+from edgekv.hierarchy.planner import Limits, decide
+from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.residency import Reason, State
 from edgekv.policies import POLICIES, Settings, make
 from edgekv.prefetch import PREFETCHERS, Rope
 from edgekv.prefetch import make as make_prefetch
-from edgekv.residency import Reason, State
 from edgekv.vocab import DeviceKind
 
 
@@ -383,7 +383,7 @@ def test_a_kernel_source_that_is_missing():
 def test_nothing_imports_cupy():
     """Not even where it is installed."""
     code = ("import sys, importlib, pkgutil, edgekv\n"
-            "for name in ('kernels.cupy_ops', 'policies', 'prefetch', 'planner', 'hierarchy', 'tiers.device', 'tiering'):\n"
+            "for name in ('arrays.cupy_ops', 'policies', 'prefetch', 'hierarchy.planner', 'hierarchy.step', 'live.device_arena', 'live.wiring'):\n"
             "    importlib.import_module('edgekv.' + name)\n"
             "assert 'cupy' not in sys.modules")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

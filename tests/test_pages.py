@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tiers import promote, settled, where
 
 from edgekv.errors import ConfigError, TierError
-from edgekv.observation import Shape
-from edgekv.pages import PageTable
-from edgekv.residency import Reason, State, pins_of
+from edgekv.hierarchy.table import PageTable
+from edgekv.pages.observation import Shape
+from edgekv.pages.residency import Reason, State, pins_of
 
 SHAPE = Shape(2, 2, 8)
 NONE = np.zeros(0, bool)

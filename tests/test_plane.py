@@ -16,13 +16,13 @@ from double import Reference, as_values, rounding
 from fake_gpus import RATES
 from test_sparse import check, follow_events
 
-from edgekv import Llama, runtime
+from edgekv import Llama
+from edgekv._native import core, device
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError
+from edgekv.live import runtime
+from edgekv.live.wiring import Tiering
 from edgekv.vocab import DeviceKind
-from edgekv.tiering import Tiering
-
-from edgekv._native import core, device
 
 pytestmark = pytest.mark.usefixtures("emulator", "single_precision")
 

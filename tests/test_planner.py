@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import plan, promote, settled
 
+from edgekv.arrays.topk import largest, smallest
 from edgekv.errors import ConfigError
-from edgekv.kernels.topk import largest, smallest
-from edgekv.observation import Shape
-from edgekv.planner import Limits
-from edgekv.residency import Reason, State
+from edgekv.hierarchy.planner import Limits
+from edgekv.pages.observation import Shape
+from edgekv.pages.residency import Reason, State
 
 SHAPE = Shape(2, 2, 8)  # ids: row 0: 0-7, 8-15; row 1: 16-23, 24-31
 NONE = np.empty(0, np.int64)

@@ -17,12 +17,12 @@ from click.testing import CliRunner
 from test_ops import emulated_kernels  # noqa: F401 - a fixture
 from tiers import observation
 
-from edgekv.budgets import SPLITS
+from edgekv.arrays import cupy_ops
+from edgekv.arrays.ema import BLOCK, ema, scratch_elements, weights
 from edgekv.cli.main import cli
 from edgekv.errors import ConfigError
-from edgekv.kernels import cupy_ops
-from edgekv.kernels.ema import BLOCK, ema, scratch_elements, weights
-from edgekv.observation import Observation, Shape
+from edgekv.hierarchy.budgets import SPLITS
+from edgekv.pages.observation import Observation, Shape
 from edgekv.policies import POLICIES, Policy, Settings, check_live, kinds, make
 from edgekv.prefetch import PREFETCHERS
 from edgekv.vocab import Split

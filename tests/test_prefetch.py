@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from tiers import observation, promote, settled
 
+from edgekv.arrays.rope import distance_prior
 from edgekv.errors import ConfigError
-from edgekv.kernels.rope import distance_prior
-from edgekv.observation import Shape
+from edgekv.pages.observation import Shape
+from edgekv.pages.residency import Reason, State
 from edgekv.prefetch import PREFETCHERS, Rope, make
-from edgekv.residency import Reason, State
 
 SHAPE = Shape(2, 2, 8)  # ids: row 0: 0-7, 8-15; row 1: 16-23, 24-31
 ROPE = Rope(head_dim=64, n_rot=64)

@@ -14,9 +14,9 @@ from double import Reference
 from test_eviction import drop, dropped
 
 from edgekv.config import KvOptions
-from edgekv.runtime import Runtime
+from edgekv.live.runtime import Runtime
 
-import llama_cpp  # after edgekv.runtime, which puts the libraries in place
+import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
 from edgekv._native import core, hierarchy, testing
 
 pytestmark = pytest.mark.usefixtures("single_precision")

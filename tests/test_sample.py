@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgekv import _native
-from edgekv.kernels.sample import GROUP_CELLS, ONE, chances, sample, shares_of, walk
+from edgekv.arrays.sample import GROUP_CELLS, ONE, chances, sample, shares_of, walk
 
 _native.prepare()
 

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from traces import random_trace
 
-from edgekv.bench.modes import BenchMode
-from edgekv.bench.passes import decoder_of, read, warm_up
+from edgekv.bench.harness.modes import BenchMode
+from edgekv.bench.harness.passes import decoder_of, read, warm_up
 from edgekv.bench.record import Recording, record
-from edgekv.bench.text import find_text
+from edgekv.bench.texts.text import find_text
 from edgekv.config import Attend, KvOptions
 from edgekv.errors import ConfigError
+from edgekv.lab.sim import OBSERVATIONS, Access, Replay, Setting, simulate
+from edgekv.lab.trace import Trace
+from edgekv.pages.residency import State
 from edgekv.policies import POLICIES, Settings
-from edgekv.residency import State
-from edgekv.sim import OBSERVATIONS, Access, Replay, Setting, simulate
-from edgekv.trace import Trace
 from edgekv.vocab import Split
 
 
@@ -263,8 +263,8 @@ def test_keys_are_shown_to_who_looks_at_them():
 
 
 def test_what_is_fetched():
-    from edgekv.observation import Shape
-    from edgekv.sim.hot import HotTier
+    from edgekv.lab.sim.hot import HotTier
+    from edgekv.pages.observation import Shape
 
     def pages(*which: int, n: int = 7) -> np.ndarray:
         return np.isin(np.arange(n), which)[None, None]

@@ -17,10 +17,10 @@ from test_cells import Model, act
 from edgekv import Llama
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
-from edgekv.reports import SelectionReport
-from edgekv.runtime import Runtime
+from edgekv.live.reports import SelectionReport
+from edgekv.live.runtime import Runtime
 
-import llama_cpp  # after edgekv.runtime, which puts the libraries in place
+import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
 from edgekv._native import core, device, hierarchy, testing
 
 N_PROMPT = 600

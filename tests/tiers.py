@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from edgekv.arrays.rank import HostRanking
 from edgekv.errors import TierError
-from edgekv.kernels.rank import HostRanking
-from edgekv.observation import Observation, Shape
-from edgekv.pages import PageTable
-from edgekv.planner import Limits, MigrationPlan, decide
-from edgekv.residency import Reason, Residency, State
-from edgekv.tiers.device import DeviceArena
+from edgekv.hierarchy.planner import Limits, MigrationPlan, decide
+from edgekv.hierarchy.table import PageTable
+from edgekv.live.device_arena import DeviceArena
+from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.residency import Reason, Residency, State
 
 
 def settled(shape: Shape, n_slots: int, pages: range | int) -> PageTable:

@@ -8,8 +8,8 @@ import numpy as np
 
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import SKETCHES, Handle, _check, _view, selection
+from edgekv.arrays.move import MOVE
 from edgekv.config import KvOptions
-from edgekv.kernels.move import MOVE
 from edgekv.vocab import SketchKind
 
 SELECTED = np.dtype([(name, np.float64) for name in ("n_tokens", "n_visible", "n_read", "n_certain", "n_hits", "mass", "mass_hits", "error",

@@ -8,7 +8,7 @@ import numpy as np
 
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import Handle, _check, isa_available
-from edgekv.kernels.sample import GROUP_CELLS
+from edgekv.arrays.sample import GROUP_CELLS
 
 
 def set_isa(name: str) -> None:
@@ -44,7 +44,7 @@ def check(handle: Handle) -> NativeCheck:
 
 def sample(shares: np.ndarray, tops: np.ndarray, sums: np.ndarray, visible: np.ndarray, certain: np.ndarray, resolution: float,
            isa: int = 0) -> tuple[np.ndarray, np.ndarray, int]:
-    """Sampling for one query token and KV head, by the kernel of an instruction set: `edgekv.kernels.sample` in native code.
+    """Sampling for one query token and KV head, by the kernel of an instruction set: `edgekv.arrays.sample` in native code.
 
     Args:
         shares: uint16 [query head, cell], cells in groups of GROUP_CELLS: exp(logit - top of the group), the upper half of a float32.

@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 
 from edgekv.amounts import size
-from edgekv.bench.decoder import Decoder  # first: it puts llama_cpp on our libraries
-from edgekv.bench.measured import added
-from edgekv.bench.passes import ContextError, decoder_of
+from edgekv.bench.harness.decoder import Decoder  # first: it puts llama_cpp on our libraries
+from edgekv.bench.harness.measured import added
+from edgekv.bench.harness.passes import ContextError, decoder_of
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.machine import n_cores, stamp
-from edgekv.reports import SelectionReport
-from edgekv.runtime import Runtime
-from edgekv.stats import Stats
+from edgekv.live.reports import SelectionReport
+from edgekv.live.runtime import Runtime
+from edgekv.hierarchy.stats import Stats
 from edgekv.vocab import CacheType, DeviceKind, KvMode
 
 import llama_cpp

@@ -1,7 +1,7 @@
 """The ladder: each idea that keeps pages, on top of the one before, on recorded attention and as a live mode.
 
 The rungs up to RoPE prefetch, and their published hit rates, are those of the design's source; then comes what EdgeKV adds. Every rung is
-simulated on a trace of each text (`edgekv.sim`), once for each kind of observation, with the budget as hot tier: under sampled
+simulated on a trace of each text (`edgekv.lab.sim`), once for each kind of observation, with the budget as hot tier: under sampled
 observation the arena of mode sparse, under honest observation what a policy that decides alone attends. Where a live configuration does
 the latter it also decodes the text (`edgekv.bench.kv`), so that what a hit rate is worth shows in the predictions. The gain of a
 rung is to its base, which is not always the rung before: all kinds of prefetch are compared with the same rung without.
@@ -19,15 +19,15 @@ import numpy as np
 
 from edgekv import __version__, policies
 from edgekv.bench import kv
-from edgekv.bench.modes import FULL, STOCK_KERNELS
-from edgekv.bench.passes import WARMUP_TOKENS
+from edgekv.bench.harness.modes import FULL, STOCK_KERNELS
+from edgekv.bench.harness.passes import WARMUP_TOKENS
 from edgekv.bench.record import Recording, record
-from edgekv.bench.text import Text, find_text
+from edgekv.bench.texts.text import Text, find_text
 from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.lab.sim import OBSERVATIONS, Setting, simulate
+from edgekv.lab.trace import Trace
 from edgekv.machine import stamp
 from edgekv.models import geometry
-from edgekv.sim import OBSERVATIONS, Setting, simulate
-from edgekv.trace import Trace
 from edgekv.vocab import PAGE_TOKENS, Split
 
 Row = dict[str, Any]

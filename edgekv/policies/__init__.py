@@ -8,34 +8,34 @@ from __future__ import annotations
 import re
 from dataclasses import fields, replace
 
+from edgekv.arrays.ops import Array, Ops
 from edgekv.assignments import assigned, split_at
 from edgekv.errors import ConfigError
-from edgekv.kernels.ops import Array, Ops
-from edgekv.observation import Shape
-from edgekv.policies.adakv import AdaKv
-from edgekv.policies.anchor import Anchor
+from edgekv.pages.observation import Shape
+from edgekv.policies.averages.ema import Ema
+from edgekv.policies.averages.ema_any import EmaAny
 from edgekv.policies.base import Policy, Settings
+from edgekv.policies.baselines.none import NoPolicy
+from edgekv.policies.baselines.oracle import Oracle
+from edgekv.policies.baselines.random import Random
+from edgekv.policies.caches.hierarchical import Hierarchical
+from edgekv.policies.caches.lfu import Lfu
+from edgekv.policies.caches.lru import Lru
+from edgekv.policies.caches.mlfq import Mlfq
+from edgekv.policies.caches.s3fifo import S3Fifo
 from edgekv.policies.composed import Composed
-from edgekv.policies.ema import Ema
-from edgekv.policies.ema_any import EmaAny
-from edgekv.policies.h2o import H2O
-from edgekv.policies.hierarchical import Hierarchical
 from edgekv.policies.knorm import KNorm
-from edgekv.policies.lfu import Lfu
-from edgekv.policies.lru import Lru
-from edgekv.policies.mlfq import Mlfq
-from edgekv.policies.morphkv import MorphKv
-from edgekv.policies.nacl import Nacl
-from edgekv.policies.none import NoPolicy
-from edgekv.policies.oracle import Oracle
-from edgekv.policies.pyramidkv import PyramidKv
-from edgekv.policies.random import Random
-from edgekv.policies.recent import Recent
-from edgekv.policies.s3fifo import S3Fifo
-from edgekv.policies.snapkv import SnapKv
-from edgekv.policies.streaming import Streaming, Streaming288
-from edgekv.policies.tova import Tova
-from edgekv.policies.treekv import TreeKv
+from edgekv.policies.mass.h2o import H2O
+from edgekv.policies.mass.morphkv import MorphKv
+from edgekv.policies.mass.tova import Tova
+from edgekv.policies.mass.treekv import TreeKv
+from edgekv.policies.pins.anchor import Anchor
+from edgekv.policies.pins.recent import Recent
+from edgekv.policies.pins.streaming import Streaming, Streaming288
+from edgekv.policies.prompt.adakv import AdaKv
+from edgekv.policies.prompt.nacl import Nacl
+from edgekv.policies.prompt.pyramidkv import PyramidKv
+from edgekv.policies.prompt.snapkv import SnapKv
 from edgekv.registry import Registry
 
 POLICIES: Registry[type[Policy]] = Registry("policy")

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgekv.arrays.ops import Array, Ops
 from edgekv.errors import ConfigError
-from edgekv.kernels.ops import Array, Ops
-from edgekv.observation import Observation, Shape
+from edgekv.pages.observation import Observation, Shape
 from edgekv.vocab import Split
 
 

@@ -6,8 +6,8 @@ from functools import reduce
 
 import numpy as np
 
-from edgekv.kernels.ops import Array, Ops
-from edgekv.observation import Observation, Shape
+from edgekv.arrays.ops import Array, Ops
+from edgekv.pages.observation import Observation, Shape
 from edgekv.policies.base import Policy, Settings
 
 

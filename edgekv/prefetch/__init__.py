@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edgekv.kernels.ops import Ops
-from edgekv.observation import Shape
+from edgekv.arrays.ops import Ops
+from edgekv.pages.observation import Shape
 from edgekv.prefetch.base import Prefetcher, Rope
 from edgekv.prefetch.neighbour import Neighbour
 from edgekv.prefetch.none import NoPrefetch

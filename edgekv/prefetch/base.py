@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgekv.kernels.ops import Ops
-from edgekv.kernels.order import Later
-from edgekv.observation import Observation, Shape
-from edgekv.residency import Residency, State
+from edgekv.arrays.ops import Ops
+from edgekv.arrays.order import Later
+from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.residency import Residency, State
 
 
 @dataclass(frozen=True)

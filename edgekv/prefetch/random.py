@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgekv.kernels.ops import Ops
-from edgekv.kernels.order import Later
-from edgekv.observation import Observation, Shape
+from edgekv.arrays.ops import Ops
+from edgekv.arrays.order import Later
+from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.residency import Residency, State
 from edgekv.prefetch.base import Prefetcher, Rope
-from edgekv.residency import Residency, State
 
 
 class RandomPages(Prefetcher):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from edgekv.arrays.ops import Ops
+from edgekv.arrays.order import Later
+from edgekv.arrays.rope import distance_prior
+from edgekv.arrays.topk import largest
 from edgekv.errors import ConfigError
-from edgekv.kernels.ops import Ops
-from edgekv.kernels.order import Later
-from edgekv.kernels.rope import distance_prior
-from edgekv.kernels.topk import largest
-from edgekv.observation import Observation, Shape
+from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.residency import Residency, State
 from edgekv.prefetch.base import Prefetcher, Rope, only_home
-from edgekv.residency import Residency, State
 
 
 class RopeDistance(Prefetcher):

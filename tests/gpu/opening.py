@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from edgekv.config import KvOptions
+from edgekv.live.runtime import Runtime
 from edgekv.llama import Llama
-from edgekv.runtime import Runtime
 
 
 def open_model(path: Path | str, device: str, mode: str, vram: int | None = None, n_ctx: int = 4096, **more: Any) -> Llama:

@@ -1,0 +1,32 @@
+"""A fixed random order: what any policy has to beat."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgekv.arrays.ops import Array, Ops
+from edgekv.pages.observation import Observation, Shape
+from edgekv.policies.base import Policy, Settings
+
+
+class Random(Policy):
+    """Scores uniform between 0 and twice the mean mass of a page in use; a page keeps its place in the order until it is
+    forgotten."""
+
+    scoring = True
+
+    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+        super().__init__(shape, settings, ops, scores)
+        self._random = np.random.default_rng(settings.seed)
+        self._draws = ops.upload(self._random.random(shape.axes, np.float32))
+
+    def update(self, observation: Observation) -> None:
+        end = observation.n_used_end
+        if end:
+            means = np.where(observation.page_positions[:end] >= 0, np.float32(2 / end), np.float32(0))
+            self.ops.xp.multiply(self._draws[:, :, :end], self.ops.upload(means), out=self._scores[:, :, :end])
+
+    def forget(self, pages: np.ndarray) -> None:
+        super().forget(pages)
+        anew = self._random.random((*self.shape.axes[:2], len(pages)), np.float32)
+        self._draws[:, :, self.ops.upload(pages)] = self.ops.upload(anew)

@@ -1,0 +1,25 @@
+"""The newest pages."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgekv.arrays.ops import Array, Ops
+from edgekv.pages.observation import Observation, Shape
+from edgekv.policies.base import Policy, Settings
+from edgekv.policies.caches.age import within
+
+
+class Recent(Policy):
+    """Pins the pages with one of the `recent_tokens` newest positions of their stream."""
+
+    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+        super().__init__(shape, settings, ops, scores)
+        self._pins = np.zeros(shape.n_pages, bool)
+
+    @property
+    def pins(self) -> np.ndarray:
+        return self._pins
+
+    def update(self, observation: Observation) -> None:
+        self._pins = within(self.shape, observation, self.settings.recent_tokens)

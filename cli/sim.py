@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ from edgekv.vocab import Split
 
 if TYPE_CHECKING:
     from edgekv.lab.sim import Result, Setting
-    from edgekv.policies import Settings
 
 
 _BUDGET = Parsed("PERCENT|TOKENS", Attend.parse)
@@ -127,10 +125,10 @@ def _rows(result: Result, by: str, worst: int | None) -> list[dict[str, Any]]:
     return [{**{key: value for key, value in row.items() if key not in whole}, **part} for part in of]
 
 
-def _settings(assignments: tuple[str, ...]) -> Settings:
-    from edgekv.policies import Settings
+def _settings(assignments: tuple[str, ...]) -> dict[str, Any]:
+    from edgekv.policies import setting_kinds
 
-    return Settings(**assigned(assignments, {field.name: type(field.default) for field in fields(Settings)}, "--set"))
+    return assigned(assignments, setting_kinds(), "--set")
 
 
 def _used(rows: list[dict[str, Any]]) -> list[Column]:

@@ -16,7 +16,7 @@ from edgekv.hierarchy.planner import Limits
 from edgekv.hierarchy.step import Hierarchy
 from edgekv.pages.observation import Observation, Shape
 from edgekv.pages.residency import Reason, State
-from edgekv.policies import POLICIES, Settings
+from edgekv.policies import POLICIES
 from edgekv.prefetch import PREFETCHERS, Rope
 
 SHAPE = Shape(3, 2, 16, page_tokens=4)
@@ -35,7 +35,7 @@ class World:
         with self.ops:
             self.there = [self.ops.upload(np.full(shape.axes, 7, kind)) for kind in (np.float32, np.uint8)]
         options = {"page_bytes": 100, "bytes_per_run": 1200, "plan_every": 4, "rope": Rope(8, 8),
-                   "settings": Settings(sink_tokens=4, recent_tokens=8)} | options
+                   "settings": dict(sink_tokens=4, recent_tokens=8)} | options
         self.hierarchy = Hierarchy(shape, self.arena.transport if device else self.arena, *self.there, ops=self.ops, **options)
         self.hierarchy.resize(n_slots)
         self.rng = np.random.default_rng(seed)

@@ -23,7 +23,7 @@ from edgekv.errors import CudaUnavailable, NativeError
 from edgekv.hierarchy.planner import Limits, decide
 from edgekv.pages.observation import Observation, Shape
 from edgekv.pages.residency import Reason, State
-from edgekv.policies import POLICIES, Settings, make
+from edgekv.policies import POLICIES, make
 from edgekv.prefetch import PREFETCHERS, Rope
 from edgekv.prefetch import make as make_prefetch
 from edgekv.vocab import DeviceKind
@@ -106,7 +106,7 @@ def test_policies_are_the_same_everywhere(ops: Ops, spec: str):
     rng = np.random.default_rng(0)
     shape = Shape(2, 3, 61)
     given = ops.zeros(shape.axes, np.float32)
-    here, there = make(spec, shape, Settings()), make(spec, shape, Settings(), ops, given)
+    here, there = make(spec, shape, {}), make(spec, shape, {}, ops, given)
     for n_used in (0, 1, 40, 61, 33, 50):
         seen = observation(shape, n_used, random_mass(rng, shape.axes), n_tokens=3)
         here.update(seen)

@@ -23,7 +23,7 @@ from edgekv.cli.main import cli
 from edgekv.errors import ConfigError
 from edgekv.hierarchy.budgets import SPLITS
 from edgekv.pages.observation import Observation, Shape
-from edgekv.policies import POLICIES, Policy, Settings, check_live, kinds, make
+from edgekv.policies import POLICIES, Policy, check_live, kinds, make, setting_kinds
 from edgekv.prefetch import PREFETCHERS
 from edgekv.vocab import Split
 
@@ -48,7 +48,7 @@ def plain_ema(steps, alpha: float) -> np.ndarray:
 @pytest.mark.parametrize("alpha", [0.02, 0.1, 1.0])
 def test_ema(alpha: float):
     rng = np.random.default_rng(0)
-    policy = make("ema", SHAPE, Settings(alpha=alpha))
+    policy = make("ema", SHAPE, dict(alpha=alpha))
     steps = [(n * masses(rng), n) for n in (1, 1, 3, 1, 2)]
     for mass, n in steps:
         policy.update(observation(SHAPE, 10, mass, n_tokens=n))
@@ -78,7 +78,7 @@ def test_scores_never_become_denormal():
 
 def test_lru():
     rng = np.random.default_rng(1)
-    policy, threshold = make("lru", SHAPE, Settings(access_mass=0.1)), 0.1
+    policy, threshold = make("lru", SHAPE, dict(access_mass=0.1)), 0.1
     age = np.full(SHAPE.axes, np.inf)
     for _ in range(30):
         mass = masses(rng)
@@ -91,7 +91,7 @@ def test_lru():
 @pytest.mark.parametrize("n_used, sinks, pinned", [
     (10, 16, [0]), (10, 17, [0, 1]), (10, 0, []), (10, 40, [0, 1, 2]), (1, 64, [0]), (0, 16, [])])
 def test_anchor(n_used: int, sinks: int, pinned: list[int]):
-    policy = make("anchor", SHAPE, Settings(sink_tokens=sinks))
+    policy = make("anchor", SHAPE, dict(sink_tokens=sinks))
     policy.update(observation(SHAPE, 10))
     policy.update(observation(SHAPE, n_used))
     assert np.flatnonzero(policy.pins).tolist() == pinned and policy.scores is None
@@ -100,7 +100,7 @@ def test_anchor(n_used: int, sinks: int, pinned: list[int]):
 @pytest.mark.parametrize("n_used, recent, pinned", [
     (10, 64, [6, 7, 8, 9]), (10, 65, [5, 6, 7, 8, 9]), (10, 1, [9]), (10, 0, []), (2, 64, [0, 1]), (0, 64, [])])
 def test_recent(n_used: int, recent: int, pinned: list[int]):
-    policy = make("recent", SHAPE, Settings(recent_tokens=recent))
+    policy = make("recent", SHAPE, dict(recent_tokens=recent))
     policy.update(observation(SHAPE, 10))
     policy.update(observation(SHAPE, n_used))
     assert np.flatnonzero(policy.pins).tolist() == pinned
@@ -111,7 +111,7 @@ def test_streams_are_separate():
     shape = Shape(1, 1, 10, pages_per_stream=5)
     positions = np.array([15, 31, 47, -1, -1, 15, 18, -1, -1, -1], np.int32)
     seen = dataclasses.replace(observation(shape, 7), page_positions=positions, position=47)
-    policy = make("anchor+recent", shape, Settings(sink_tokens=16, recent_tokens=3))
+    policy = make("anchor+recent", shape, dict(sink_tokens=16, recent_tokens=3))
     policy.update(seen)
     assert np.flatnonzero(policy.members[0].pins).tolist() == [0, 5, 6], "page 6 may have begun before position 16"
     assert np.flatnonzero(policy.members[1].pins).tolist() == [2, 6]
@@ -119,7 +119,7 @@ def test_streams_are_separate():
 
 
 def test_random_is_seeded_and_stays():
-    one, same, other = (make("random", SHAPE, Settings(seed=seed)) for seed in (1, 1, 2))
+    one, same, other = (make("random", SHAPE, dict(seed=seed)) for seed in (1, 1, 2))
     for policy in (one, same, other):
         policy.update(observation(SHAPE, 10))
     before = one.scores.copy()
@@ -166,9 +166,11 @@ def test_every_policy(spec: str):
 @pytest.mark.parametrize("spec, said", [
     ("emma", "no policy 'emma'.*ema, ema-any, anchor"), ("ema+", "no policy ''"), ("ema+ema(alpha=0.2)", "twice"),
     ("ema(alpha=0.2", "brackets in the wrong place"), ("ema(alpha=0.2)lru", "brackets"), ("ema((alpha=0.2))", "brackets"),
-    ("ema(alfa=0.2)", "'alfa=0.2' is no setting.*one of alpha, sink_tokens"), ("ema(alpha)", "'alpha' is no setting"),
+    ("ema(alfa=0.2)", "'alfa=0.2' is no setting.*one of alpha$"),
+    ("hierarchical(alfa=0.2)", "'alfa=0.2' is no setting.*one of access_mass, window_tokens"),
+    ("none(a=1)", "there is no setting here"), ("ema(alpha)", "'alpha' is no setting"),
     ("anchor()", "'' is no setting"), ("ema(alpha=x)", "alpha is 'x'; it must be a number"),
-    ("ema(seed=0.5)", "seed is '0.5'; it must be a whole number"),
+    ("random(seed=0.5)", "seed is '0.5'; it must be a whole number"),
     ("ema(alpha=2)", "alpha is 2.0; it must be above 0")])
 def test_mistakes(spec: str, said: str):
     with pytest.raises(ConfigError, match=said):
@@ -180,7 +182,7 @@ def test_mistakes(spec: str, said: str):
     {"kernel_tokens": 4}, {"window_tokens": 0}, {"n_top": 0}, {"random_share": 1.1}, {"random_share": -0.1}])
 def test_settings_are_checked(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        Settings(**wrong)
+        make("ema+anchor+recent+lru+random+nacl+hierarchical", SHAPE, wrong)
 
 
 # ---- each policy against a plain loop -------------------------------------------------------------------------------------------
@@ -203,7 +205,7 @@ def growing(shape: Shape = SMALL, n_steps: int = 60, prompt: int = 40, seed: int
                           np.where(positions >= 0, norms, np.float32(0)))
 
 
-def check(name: str, expected: Callable[[Observation], np.ndarray], settings: Settings = Settings(), shape: Shape = SMALL,
+def check(name: str, expected: Callable[[Observation], np.ndarray], settings: dict | None = None, shape: Shape = SMALL,
           **options: int) -> Policy:
     """`expected` is called with each observed step, and says what the scores then are: float [row, head, :n_used_end]."""
     policy = make(name, shape, settings)
@@ -232,7 +234,7 @@ def test_lfu():
             counts[at] += seen.mass_sum[at] > np.float32(0.1)
         return 0.1 * counts[:, :, : seen.n_used_end] / n
 
-    check("lfu", expected, Settings(access_mass=0.1))
+    check("lfu", expected, dict(access_mass=0.1))
 
 
 def test_mlfq():
@@ -248,7 +250,7 @@ def test_mlfq():
                 level[at], idle[at] = max(level[at] - 1, 0), 0
         return np.where(count > 0, 0.05 / 8 * (level + 1 / (1 + idle)), 0)[:, :, : seen.n_used_end]
 
-    check("mlfq", expected, Settings(access_mass=0.05, window_tokens=6))
+    check("mlfq", expected, dict(access_mass=0.05, window_tokens=6))
 
 
 class PlainS3Fifo:
@@ -294,7 +296,7 @@ def test_s3fifo(n_budget: int, access_mass: float):
     """One access at a time: batches that evict many at once have a test of their own."""
     shape = Shape(2, 3, 30, page_tokens=4)
     rng = np.random.default_rng(0)
-    policy = make("s3fifo", shape, Settings(access_mass=access_mass))
+    policy = make("s3fifo", shape, dict(access_mass=access_mass))
     plain = {at: PlainS3Fifo(n_budget, max(1, n_budget // 10)) for at in heads(shape)}
     popular = rng.permutation(30)
     for now in range(400):
@@ -317,7 +319,7 @@ def test_s3fifo_in_batches():
     """Many accesses in a step: the main queue's survivors, their hits and their order are those of the loop."""
     shape = Shape(1, 4, 40, page_tokens=4)
     rng = np.random.default_rng(1)
-    policy = make("s3fifo", shape, Settings(access_mass=0.1))
+    policy = make("s3fifo", shape, dict(access_mass=0.1))
     plain = {at: PlainS3Fifo(12, 1) for at in heads(shape)}
     for now in range(300):
         mass = np.where(rng.random(shape.axes) < rng.choice([0.02, 0.1, 0.5]) / (1 + np.arange(40) / 10), 0.5, 0.0)
@@ -336,7 +338,7 @@ def test_streaming():
         worth = [1 / (1 + plain_age(seen, page)) if page >= 2 else 1024.0 for page in range(seen.n_used_end)]
         return np.broadcast_to(worth, (2, 3, seen.n_used_end))
 
-    policy = check("streaming", expected, Settings(sink_tokens=5))
+    policy = check("streaming", expected, dict(sink_tokens=5))
     assert policy.split is Split.UNIFORM and policy.most(7) == 7
     kept = np.argsort(-policy.scores[0, 0])[:6]
     assert sorted(kept) == [0, 1, 21, 22, 23, 24], "the sinks, and the window is what the budget leaves"
@@ -361,7 +363,7 @@ def test_h2o():
 
     policy = check("h2o", expected, n_budget=6)
     assert np.flatnonzero(policy.pins).tolist() == [22, 23, 24], "half of the budget for the newest"
-    policy = check("h2o", lambda seen: policy.scores[:, :, : seen.n_used_end], Settings(recent_tokens=5), n_budget=0, n_steps=0)
+    policy = check("h2o", lambda seen: policy.scores[:, :, : seen.n_used_end], dict(recent_tokens=5), n_budget=0, n_steps=0)
     assert np.flatnonzero(policy.pins).tolist() == [8, 9], "no budget is known"
 
 
@@ -411,12 +413,12 @@ def plain_snapkv(n_window: int, kernel: int):
 @pytest.mark.parametrize("kernel", [1, 5, 9])
 @pytest.mark.parametrize("name, split", [("snapkv", Split.UNIFORM), ("pyramidkv", Split.PYRAMID), ("adakv", Split.LAYER)])
 def test_snapkv(name: str, split: Split, kernel: int):
-    policy = check(name, plain_snapkv(8, kernel), Settings(n_window=8, kernel_tokens=kernel))
+    policy = check(name, plain_snapkv(8, kernel), dict(n_window=8, kernel_tokens=kernel))
     assert policy.split is split and make(f"{name}+anchor+recent", SMALL).split is split
 
 
 def test_snapkv_begins_anew_with_a_prompt():
-    policy = make("snapkv", SMALL, Settings(n_window=2, kernel_tokens=1))
+    policy = make("snapkv", SMALL, dict(n_window=2, kernel_tokens=1))
     mass = masses(np.random.default_rng(0), SMALL)
 
     def step(n_used: int, mass: np.ndarray, **changes: object) -> np.ndarray:
@@ -441,7 +443,7 @@ def test_snapkv_pools_within_a_stream():
     positions = np.array([3, 7, 11, -1, 3, 7, -1, -1], np.int32)
     mass = np.zeros(shape.axes, np.float32)
     mass[0, 0, [2, 4]] = 1
-    policy = make("snapkv", shape, Settings(n_window=1))
+    policy = make("snapkv", shape, dict(n_window=1))
     policy.update(dataclasses.replace(observation(shape, 6, mass), page_positions=positions, position=11, n_tokens=20, observed=False))
     policy.update(dataclasses.replace(observation(shape, 6, mass), page_positions=positions, position=11))
     edge = 3 / (5 * 4)
@@ -451,11 +453,11 @@ def test_snapkv_pools_within_a_stream():
 
 def test_a_kernel_wider_than_pages():
     with pytest.raises(ConfigError, match="kernel_tokens is 11; it may be at most 9"):
-        make("snapkv", SMALL, Settings(kernel_tokens=11))
+        make("snapkv", SMALL, dict(kernel_tokens=11))
 
 
 def test_nacl():
-    settings = Settings(n_window=8, random_share=0.5, seed=7)
+    settings = dict(n_window=8, random_share=0.5, seed=7)
     window, n = np.zeros(SMALL.axes), 0
     drawn = np.random.default_rng(7).standard_exponential(SMALL.axes, np.float32)
 
@@ -479,7 +481,7 @@ def test_nacl():
         return worth
 
     check("nacl", expected, settings)
-    other, same, one = (make("nacl", SMALL, Settings(n_window=8, random_share=0.5, seed=seed)) for seen, seed in zip(range(3), (8, 7, 7)))
+    other, same, one = (make("nacl", SMALL, dict(n_window=8, random_share=0.5, seed=seed)) for seen, seed in zip(range(3), (8, 7, 7)))
     for seen in growing():
         for policy in (other, same, one):
             policy.update(seen)
@@ -490,7 +492,7 @@ def test_nacl_draws_by_weight():
     """The best half of the budget is sure; of the others each is drawn about as often as e^p says: almost evenly."""
     shape, mass = Shape(40, 50, 20), np.zeros((40, 50, 20), np.float32)
     mass[:, :, :4] = [0.4, 0.3, 0.2, 0.1]
-    policy = make("nacl", shape, Settings(n_window=1, random_share=0.5))
+    policy = make("nacl", shape, dict(n_window=1, random_share=0.5))
     policy.update(dataclasses.replace(observation(shape, 19, mass), n_budget=6))
     taken = np.argsort(-policy.scores[:, :, :18], axis=2)[:, :, :6]
     often = np.bincount(taken.reshape(-1), minlength=18) / 2000
@@ -516,7 +518,7 @@ def test_hierarchical():
         most = np.maximum(last, count)
         return (0.01 / 4 * (level + most / (most + 20)))[:, :, : seen.n_used_end]
 
-    policy = check("hierarchical", expected, Settings(window_tokens=20, n_top=8), n_steps=80, prompt=6)
+    policy = check("hierarchical", expected, dict(window_tokens=20, n_top=8), n_steps=80, prompt=6)
     assert len(np.unique(policy.scores * 400 // 1)) == 4, "all levels occur"
 
 
@@ -530,7 +532,7 @@ def test_morphkv():
         window = recent[max(0, n - (16 if n % 2 == 0 else 15)) :]
         return np.mean(window, axis=0)[:, :, : seen.n_used_end]
 
-    policy = check("morphkv", expected, Settings(n_window=16))
+    policy = check("morphkv", expected, dict(n_window=16))
     assert np.flatnonzero(policy.pins).tolist() == [21, 22, 23, 24]
 
 
@@ -753,9 +755,12 @@ def test_every_policy_on_a_device(emulated_kernels: Path, monkeypatch: pytest.Mo
 
 def test_parts_have_settings_of_their_own():
     shape = Shape(1, 1, 4)
-    policy = make("ema(alpha=0.5) + lru( access_mass = 2e-1, seed=3 )+anchor+recent", shape, Settings(alpha=0.25, recent_tokens=16))
-    assert [member.settings.alpha for member in policy.members] == [0.5, 0.25, 0.25, 0.25]
-    assert policy.members[1].settings == Settings(alpha=0.25, recent_tokens=16, access_mass=0.2, seed=3)
+    policy = make("ema(alpha=0.5) + hierarchical( access_mass = 2e-1, n_top=3 )+anchor+recent", shape,
+                  dict(alpha=0.25, recent_tokens=16, n_top=9))
+    assert [dataclasses.asdict(member.settings) for member in policy.members] == [
+        {"alpha": 0.5}, {"access_mass": 0.2, "window_tokens": 40, "n_top": 3}, {"sink_tokens": 16}, {"recent_tokens": 16}]
+    assert make("ema", shape, {"alpha": 0.25, "n_top": 9}).members[0].settings.alpha == 0.25
+    assert setting_kinds(POLICIES.get("lru")) == {"access_mass": float} and setting_kinds()["seed"] is int
     assert [kind.__name__ for kind in kinds("ema(alpha=1e+0)+recent(recent_tokens=+3)")] == ["Ema", "Recent"]
     policy.update(observation(shape, 4, np.full(shape.axes, 0.25)))
     assert policy.members[0].scores[0, 0, 0] == pytest.approx(0.125) and np.flatnonzero(policy.pins).tolist() == [0, 3]

@@ -22,7 +22,7 @@ from edgekv.errors import ConfigError
 from edgekv.lab.sim import OBSERVATIONS, Access, Replay, Setting, simulate
 from edgekv.lab.trace import Trace
 from edgekv.pages.residency import State
-from edgekv.policies import POLICIES, Settings
+from edgekv.policies import POLICIES
 from edgekv.vocab import Split
 
 
@@ -119,7 +119,7 @@ def test_rows_by_layer_and_head():
 def test_pins_and_scores_choose():
     """Uniform: in each head the pins, the page being filled, then the best scores, of equal ones the newer page."""
     trace = random_trace()
-    setting = Setting(split="uniform", budget=0.4, settings=Settings(recent_tokens=20))
+    setting = Setting(split="uniform", budget=0.4, settings=dict(recent_tokens=20))
     replay = Replay(trace, setting)
     for step in trace:
         end, scores = step.n_used_end, replay.policy.scores.copy()
@@ -378,7 +378,7 @@ def test_live_attention_without_sketches(one_layer, policy):
         for head in range(2):
             pages[step, head, runtime.last_rows(0, head)[0] // 16] = True
     chosen = np.zeros_like(pages)
-    setting = Setting(policy=policy, budget=0.2, observe="honest", settings=Settings(sink_tokens=0, recent_tokens=0))
+    setting = Setting(policy=policy, budget=0.2, observe="honest", settings=dict(sink_tokens=0, recent_tokens=0))
     with Trace.open(path) as trace:
         for replay, step, measured in replayed(trace, setting):
             if measured:
@@ -450,7 +450,7 @@ def test_the_command(tmp_path):
         (trace, policy, budget, observe) for trace in ("one.trace", "two.trace") for policy in ("lru", "ema") for budget in (0.1, 64)
         for observe in ("honest", "sampled")}
     with Trace.open(two) as trace:
-        expected = simulate(trace, Setting(policy="ema", budget=0.1, observe="honest", settings=Settings(alpha=0.5))).row()
+        expected = simulate(trace, Setting(policy="ema", budget=0.1, observe="honest", settings=dict(alpha=0.5))).row()
     found = next(row for row in rows if row["trace"] == "two.trace" and row["policy"] == "ema" and row["budget"] == 0.1
                  and row["observe"] == "honest")
     assert {key: value for key, value in found.items() if key not in ("trace", "seconds")} == pytest.approx(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -19,7 +20,6 @@ from edgekv.hierarchy.table import PageTable
 from edgekv.hierarchy.transport import Transport
 from edgekv.pages.observation import Observation, Shape
 from edgekv.pages.residency import Reason, State
-from edgekv.policies import Settings
 from edgekv.prefetch import Rope
 
 
@@ -34,7 +34,7 @@ class Hierarchy:
     """
 
     def __init__(self, shape: Shape, transport: Transport, priority: Array, pinned: Array, *, page_bytes: int, ops: Ops | None = None,
-                 policy: str = "ema+anchor+recent", prefetch_name: str = "none", settings: Settings | None = None,
+                 policy: str = "ema+anchor+recent", prefetch_name: str = "none", settings: Mapping[str, int | float] | None = None,
                  rope: Rope | None = None, limits: Limits | None = None, plan_every: int = 16, bytes_per_run: int = 1 << 20,
                  stats: Stats | None = None):
         if plan_every < 1 or page_bytes < 1 or bytes_per_run < 1:

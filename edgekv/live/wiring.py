@@ -28,7 +28,6 @@ from edgekv.memory.calibration import ColdPage, ship_or_read
 from edgekv.memory.fit import arena_bytes
 from edgekv.pages.observation import Observation, Shape
 from edgekv.pages.residency import State
-from edgekv.policies import Settings
 from edgekv.prefetch import Rope
 from edgekv.vocab import DeviceKind, KvMode, SketchKind
 
@@ -119,7 +118,7 @@ class Tiering:
         self.hierarchy = Hierarchy(
             self.shape, self._transport(), ops.view(view.priority, np.float32, view.shape), ops.view(view.pinned, np.uint8, view.shape),
             ops=ops, page_bytes=max(1, self.slot_bytes), policy=options.policy,
-            prefetch_name=options.prefetch, settings=Settings(sink_tokens=options.sink_tokens, recent_tokens=options.recent_tokens),
+            prefetch_name=options.prefetch, settings={"sink_tokens": options.sink_tokens, "recent_tokens": options.recent_tokens},
             rope=Rope(head_dim, *rope) if rope and head_dim else None, limits=limits(options.mode, self._plane is not None),
             plan_every=n_runs, bytes_per_run=BYTES_PER_RUN, stats=stats)
         self._key_norms: KeyNorms | None = None

@@ -6,7 +6,8 @@ A policy is named by its parts, joined by "+"; a part may have settings of its o
 from __future__ import annotations
 
 import re
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import fields
 
 from edgekv.arrays.ops import Array, Ops
 from edgekv.assignments import assigned, split_at
@@ -66,12 +67,17 @@ POLICIES.add("random", Random, "a fixed random order: the least to beat", "class
 POLICIES.add("none", NoPolicy, "no opinion: nothing is worth more than anything else", "EdgeKV")
 
 _PART = re.compile(r"(?P<name>[^()]*?)\s*(?:\((?P<changes>[^()]*)\))?")
-_KINDS = {field.name: type(field.default) for field in fields(Settings)}
 
 
 def kinds(spec: str) -> list[type[Policy]]:
     """The parts of a policy's name, joined by "+". Raises ConfigError."""
-    return [kind for kind, _ in _parts(spec, Settings())]
+    return [kind for kind, _ in _parts(spec, {})]
+
+
+def setting_kinds(*policies: type[Policy]) -> dict[str, type]:
+    """The type of each setting that one of these policies has; of all that are registered where none is named."""
+    found = policies or [POLICIES.get(name) for name in POLICIES]
+    return {one.name: type(one.default) for policy in found for one in fields(policy.settings_of)}
 
 
 def check_live(spec: str) -> None:
@@ -81,18 +87,19 @@ def check_live(spec: str) -> None:
                           "choose another")
 
 
-def make(spec: str, shape: Shape, settings: Settings | None = None, ops: Ops | None = None, scores: Array | None = None) -> Composed:
-    """The policy named by `spec`, one or several names joined by "+": their scores add, their pins unite. settings: for the parts
-    that do not say otherwise; ops: where scores and mass live, None: in host memory; scores: zeros, the array to keep the scores in,
+def make(spec: str, shape: Shape, settings: Mapping[str, int | float] | None = None, ops: Ops | None = None,
+         scores: Array | None = None) -> Composed:
+    """The policy named by `spec`, one or several names joined by "+": their scores add, their pins unite. settings: by name, for the parts
+    that have them and do not say otherwise; ops: where scores and mass live, None: in host memory; scores: zeros, the array to keep the scores in,
     None: one of its own. Raises ConfigError."""
-    settings, ops = settings or Settings(), ops or Ops()
-    parts = _parts(spec, settings)
+    ops = ops or Ops()
+    parts = _parts(spec, settings or {})
     alone = sum(kind.scoring for kind, _ in parts) == 1
     members = [kind(shape, its, ops, scores if alone else None) for kind, its in parts]
-    return Composed(shape, settings, ops, members, None if alone else scores)
+    return Composed(shape, ops, members, None if alone else scores)
 
 
-def _parts(spec: str, settings: Settings) -> list[tuple[type[Policy], Settings]]:
+def _parts(spec: str, settings: Mapping[str, int | float]) -> list[tuple[type[Policy], Settings]]:
     """Kind and settings of each part. Raises ConfigError."""
     parts = {}
     for text in split_at("+", spec):  # a plus in brackets belongs to a number
@@ -103,6 +110,7 @@ def _parts(spec: str, settings: Settings) -> list[tuple[type[Policy], Settings]]
         if name in parts:
             raise ConfigError(f"the policy {spec!r} names a part twice; name each once")
         kind = POLICIES.get(name)
-        changes = {} if match["changes"] is None else assigned(match["changes"].split(","), _KINDS, f"the policy {spec!r}")
-        parts[name] = kind, replace(settings, **changes)
+        known = setting_kinds(kind)
+        own = {} if match["changes"] is None else assigned(match["changes"].split(","), known, f"the policy {spec!r}")
+        parts[name] = kind, kind.settings_of(**{key: value for key, value in settings.items() if key in known} | own)
     return list(parts.values())

@@ -14,8 +14,8 @@ from edgekv.policies.base import Policy, Settings
 class Composed(Policy):
     """Scores add, pins unite. The split is that of the first member which has one, and what one member needs, all get."""
 
-    def __init__(self, shape: Shape, settings: Settings, ops: Ops, members: list[Policy], scores: Array | None = None):
-        super().__init__(shape, settings, ops)
+    def __init__(self, shape: Shape, ops: Ops, members: list[Policy], scores: Array | None = None):
+        super().__init__(shape, Settings(), ops)
         self.members = members
         scoring = [member for member in members if member.scoring]
         self.scoring = bool(scoring)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from edgekv.config import Attend, KvOptions, choice
 from edgekv.errors import ConfigError
-from edgekv.policies import Settings
 from edgekv.prefetch import PREFETCHERS
 from edgekv.registry import Registry
 from edgekv.vocab import Split
@@ -63,7 +63,8 @@ class Setting:
     """How many pages a head may be given in a step by prefetch, on average over heads."""
     access: Access | str = Access()
     """What counts as wanted, for `hit_rate`."""
-    settings: Settings = Settings()
+    settings: Mapping[str, int | float] = field(default_factory=dict)
+    """Of the policies, by name."""
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from edgekv.arrays.ema import weights
 from edgekv.arrays.ops import Array, Ops
 from edgekv.pages.observation import Observation, Shape
-from edgekv.policies.base import Policy, Settings
+from edgekv.policies.base import Policy, Settings, number
 
 _LEAST = 1e-25
 """A score below it is as good as none ..."""
@@ -15,12 +16,19 @@ _DECAY = 1e-10
 """... and so much a score decays at most between two looks: it never becomes denormal (1e-38)."""
 
 
+@dataclass(frozen=True)
+class EmaSettings(Settings):
+    alpha: float = number(0.1, lambda alpha: 0 < alpha <= 1, "above 0 and at most 1")
+    """Weight of the newest token."""
+
+
 class Ema(Policy):
     """score = alpha * mass + (1 - alpha) * score, on the mass summed over the query heads of the group."""
 
+    settings_of = EmaSettings
     scoring = True
 
-    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: Shape, settings: EmaSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         alpha = settings.alpha
         self._flush_tokens = 1 if alpha == 1 else max(1, int(math.log(_DECAY) / math.log(1 - alpha)))

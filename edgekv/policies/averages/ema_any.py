@@ -6,8 +6,8 @@ import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
 from edgekv.pages.observation import Observation, Shape
-from edgekv.policies.averages.ema import Ema
-from edgekv.policies.base import Policy, Settings
+from edgekv.policies.averages.ema import Ema, EmaSettings
+from edgekv.policies.base import Policy
 
 
 class EmaAny(Policy):
@@ -18,9 +18,10 @@ class EmaAny(Policy):
     A run of several tokens has the maximum of their sums.
     """
 
+    settings_of = EmaSettings
     scoring = True
 
-    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: Shape, settings: EmaSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         one = Shape(shape.n_rows, 1, shape.n_pages, shape.page_tokens, shape.pages_per_stream)
         self._ema = Ema(one, settings, ops)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
 from edgekv.pages.observation import Observation, Shape
-from edgekv.policies.base import Policy, Settings
+from edgekv.policies.base import Policy, Settings, at_least
+
+
+@dataclass(frozen=True)
+class RandomSettings(Settings):
+    seed: int = at_least(0, 0)
 
 
 class Random(Policy):
     """Scores uniform between 0 and twice the mean mass of a page in use; a page keeps its place in the order until it is
     forgotten."""
 
+    settings_of = RandomSettings
     scoring = True
 
-    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: Shape, settings: RandomSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         self._random = np.random.default_rng(settings.seed)
         self._draws = ops.upload(self._random.random(shape.axes, np.float32))

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from edgekv.arrays.best import best
 from edgekv.arrays.ops import Array, Ops
 from edgekv.pages.observation import Observation, Shape
-from edgekv.policies.base import Policy, Settings
+from edgekv.policies.base import Policy, at_least
+from edgekv.policies.caches.access import AccessSettings
 
 FROM_COUNTS = (1, 5, 10)
 """Counts in a window from which a page belongs to level 1, 2 and 3."""
+
+
+@dataclass(frozen=True)
+class HierarchicalSettings(AccessSettings):
+    window_tokens: int = at_least(1, 40)
+    """Tokens between two changes of level."""
+    n_top: int = at_least(1, 16)
+    """So many pages with most mass of a head are popular."""
 
 
 class Hierarchical(Policy):
@@ -24,9 +35,10 @@ class Hierarchical(Policy):
     all of them, and a window is that much longer. The source names no number of best; `n_top` is ours.
     """
 
+    settings_of = HierarchicalSettings
     scoring = True
 
-    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: Shape, settings: HierarchicalSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         self._levels, self._last, self._counts = (ops.zeros(shape.axes, np.float32) for _ in range(3))
         self._n_tokens = 0

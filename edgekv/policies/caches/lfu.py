@@ -6,7 +6,8 @@ import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
 from edgekv.pages.observation import Observation, Shape
-from edgekv.policies.base import Policy, Settings
+from edgekv.policies.base import Policy
+from edgekv.policies.caches.access import AccessSettings
 
 
 class Lfu(Policy):
@@ -16,9 +17,10 @@ class Lfu(Policy):
     A run of several tokens accesses a page with all of them, where their mean mass is above access_mass, or with none.
     """
 
+    settings_of = AccessSettings
     scoring = True
 
-    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: Shape, settings: AccessSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         self._counts = ops.zeros(shape.axes, np.float32)
         self._n_tokens = 0

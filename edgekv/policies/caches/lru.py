@@ -6,16 +6,18 @@ import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
 from edgekv.pages.observation import Observation, Shape
-from edgekv.policies.base import Policy, Settings
+from edgekv.policies.base import Policy
+from edgekv.policies.caches.access import AccessSettings
 
 
 class Lru(Policy):
     """score = access_mass / (1 + tokens since the page was last accessed), where an access is a mass above access_mass per token:
     the order is that of LRU, and the scale that of the least mass which counts as an access. Never accessed: 0."""
 
+    settings_of = AccessSettings
     scoring = True
 
-    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: Shape, settings: AccessSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         self._accessed = ops.zeros(shape.axes, bool)
         self._scratch = ops.zeros(shape.axes, np.float32)

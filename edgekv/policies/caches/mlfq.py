@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
 from edgekv.pages.observation import Observation, Shape
-from edgekv.policies.base import Policy, Settings
+from edgekv.policies.base import Policy, at_least
+from edgekv.policies.caches.access import AccessSettings
 
 N_LEVELS = 8
 """MQ's number of queues."""
+
+
+@dataclass(frozen=True)
+class MlfqSettings(AccessSettings):
+    window_tokens: int = at_least(1, 40)
+    """Tokens without an access after which a page sinks."""
 
 
 class Mlfq(Policy):
@@ -26,9 +35,10 @@ class Mlfq(Policy):
     here all that are due do.
     """
 
+    settings_of = MlfqSettings
     scoring = True
 
-    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: Shape, settings: MlfqSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         self._counts, self._levels, self._idle = (ops.zeros(shape.axes, np.float32) for _ in range(3))
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
 from edgekv.pages.observation import Observation, Shape
-from edgekv.policies.base import Policy, Settings
+from edgekv.policies.base import Policy
+from edgekv.policies.caches.access import AccessSettings
 
 SMALL_SHARE = 0.1
 """Of the cache, the small queue's: the source's default."""
@@ -36,9 +37,10 @@ class S3Fifo(Policy):
     with r = 1 / (1 + runs since the page entered): in the cache before outside, and in the order in which pages would go.
     """
 
+    settings_of = AccessSettings
     scoring = True
 
-    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: Shape, settings: AccessSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         self._small, self._main = (ops.zeros(shape.axes, bool) for _ in range(2))
         self._hits, self._ghosts, self._entered = (ops.zeros(shape.axes, np.int32) for _ in range(3))  # ghosts: number, 0: none

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
 from edgekv.pages.observation import Observation, Shape
-from edgekv.policies.base import Policy, Settings
-from edgekv.policies.caches.age import newest, within
+from edgekv.policies.base import Policy, Settings, at_least
+from edgekv.policies.age import newest, within
 from edgekv.vocab import Split
+
+
+@dataclass(frozen=True)
+class H2OSettings(Settings):
+    recent_tokens: int = at_least(0, 64)
+    """So many newest tokens are pinned where nobody knows the budget."""
 
 
 class H2O(Policy):
@@ -22,10 +30,11 @@ class H2O(Policy):
     budget, `recent_tokens` are pinned. With several streams in use the newest half is divided evenly over them.
     """
 
+    settings_of = H2OSettings
     scoring = True
     split = Split.UNIFORM
 
-    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: Shape, settings: H2OSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         self._sums = ops.zeros(shape.axes, np.float32)
         self._n_tokens = 0

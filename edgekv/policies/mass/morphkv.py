@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
 from edgekv.pages.observation import Observation, Shape
-from edgekv.policies.base import Policy, Settings
-from edgekv.policies.caches.age import within
+from edgekv.policies.base import Policy, Settings, at_least
+from edgekv.policies.age import within
 from edgekv.vocab import Split
 
 N_CHUNKS = 8
 """The ring that holds the window's mass has so many chunks of tokens: it slides by one."""
+
+
+@dataclass(frozen=True)
+class MorphKvSettings(Settings):
+    n_window: int = at_least(1, 32)
+    """R, the newest tokens: its source's default."""
 
 
 class MorphKv(Policy):
@@ -27,10 +34,11 @@ class MorphKv(Policy):
     tokens are chunks of their own. A page has the sum of its tokens; the pages with one of the R newest are pinned.
     """
 
+    settings_of = MorphKvSettings
     scoring = True
     split = Split.UNIFORM
 
-    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: Shape, settings: MorphKvSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         self._pins = np.zeros(shape.n_pages, bool)
         self._chunk_tokens = max(1, settings.n_window // N_CHUNKS)

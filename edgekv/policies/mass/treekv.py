@@ -9,7 +9,7 @@ import numpy as np
 from edgekv.arrays.ops import Array, Ops
 from edgekv.pages.observation import Observation, Shape
 from edgekv.policies.base import Policy, Settings
-from edgekv.policies.caches.age import KEPT, by_page, newest
+from edgekv.policies.age import KEPT, by_page, newest
 from edgekv.vocab import Split
 
 LEAST = 1e-12

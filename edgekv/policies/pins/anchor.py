@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
 from edgekv.pages.observation import Observation, Shape
-from edgekv.policies.base import Policy, Settings
+from edgekv.policies.base import Policy, Settings, at_least
+
+
+@dataclass(frozen=True)
+class AnchorSettings(Settings):
+    sink_tokens: int = at_least(0, 16)
+    """Pages that begin before this position are pinned."""
 
 
 class Anchor(Policy):
     """Pins the pages that begin with the sinks (the first tokens, on which heads rest when nothing else matters: StreamingLLM,
     arXiv:2309.17453), by position, in every sequence."""
 
-    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+    settings_of = AnchorSettings
+
+    def __init__(self, shape: Shape, settings: AnchorSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         self._pins = np.zeros(shape.n_pages, bool)
 

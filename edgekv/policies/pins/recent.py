@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
 from edgekv.pages.observation import Observation, Shape
-from edgekv.policies.base import Policy, Settings
-from edgekv.policies.caches.age import within
+from edgekv.policies.base import Policy, Settings, at_least
+from edgekv.policies.age import within
+
+
+@dataclass(frozen=True)
+class RecentSettings(Settings):
+    recent_tokens: int = at_least(0, 64)
+    """Pages with one of so many newest positions are pinned."""
 
 
 class Recent(Policy):
     """Pins the pages with one of the `recent_tokens` newest positions of their stream."""
 
-    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+    settings_of = RecentSettings
+
+    def __init__(self, shape: Shape, settings: RecentSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         self._pins = np.zeros(shape.n_pages, bool)
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from edgekv.arrays.ops import Array, Ops
 from edgekv.pages.observation import Observation, Shape
-from edgekv.policies.base import Policy, Settings
-from edgekv.policies.caches.age import KEPT, recency
+from edgekv.policies.base import Policy, Settings, at_least
+from edgekv.policies.age import KEPT, recency
 from edgekv.vocab import Split
+
+
+@dataclass(frozen=True)
+class StreamingSettings(Settings):
+    sink_tokens: int = at_least(0, 16)
+    """Pages that begin before this position are kept whatever their age."""
 
 
 class Streaming(Policy):
@@ -21,6 +28,7 @@ class Streaming(Policy):
     which a page makes 16), in each stream. It looks at no attention: unobserved tokens teach it as much as others.
     """
 
+    settings_of = StreamingSettings
     scoring = True
     split = Split.UNIFORM
 
@@ -43,7 +51,7 @@ class Streaming288(Streaming):
     SINK_TOKENS = 32
     WINDOW_TOKENS = 256
 
-    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: Shape, settings: StreamingSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         self._most = sum(math.ceil(n / shape.page_tokens) for n in (self.SINK_TOKENS, self.WINDOW_TOKENS))
 

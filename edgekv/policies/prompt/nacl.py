@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from edgekv.arrays.best import best
 from edgekv.arrays.ops import Array, Ops
 from edgekv.pages.observation import Observation, Shape
-from edgekv.policies.base import Settings
-from edgekv.policies.prompt.snapkv import SnapKv
+from edgekv.policies.base import at_least, number
+from edgekv.policies.prompt.snapkv import SnapKv, SnapKvSettings
+
+
+@dataclass(frozen=True)
+class NaclSettings(SnapKvSettings):
+    random_share: float = number(0.37, lambda share: 0 <= share <= 1, "from 0 to 1")
+    """Of the budget, what is drawn. Its source's defaults: 7 % of the tokens drawn beside 12 % by score."""
+    seed: int = at_least(0, 0)
 
 
 class Nacl(SnapKv):
@@ -25,7 +34,9 @@ class Nacl(SnapKv):
     of the prompt are protected: compose with anchor and recent. Where nobody knows the budget, nothing is drawn.
     """
 
-    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+    settings_of = NaclSettings
+
+    def __init__(self, shape: Shape, settings: NaclSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         drawn = np.random.default_rng(settings.seed).standard_exponential(shape.axes, np.float32)
         self._drawn = ops.upload(np.maximum(drawn, np.float32(1e-6)))

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
 from edgekv.errors import ConfigError
 from edgekv.pages.observation import Observation, Shape
-from edgekv.policies.base import Policy, Settings
-from edgekv.policies.caches.age import KEPT, recency
+from edgekv.policies.base import Policy, Settings, at_least, number
+from edgekv.policies.age import KEPT, recency
 from edgekv.policies.prompt.window import PromptWindow
 from edgekv.vocab import Split
+
+
+@dataclass(frozen=True)
+class SnapKvSettings(Settings):
+    n_window: int = at_least(1, 32)
+    """So many tokens after a prompt say what of it matters: SnapKV's default."""
+    kernel_tokens: int = number(5, lambda k: k >= 1 and k % 2, "an odd number from 1 on, so that the kernel has a middle")
+    """Width of the pooling along the sequence: SnapKV's default."""
 
 
 class SnapKv(Policy):
@@ -25,17 +35,18 @@ class SnapKv(Policy):
     h (h + 1) / (2 k p) goes to either neighbour, if its mass is even.
     """
 
+    settings_of = SnapKvSettings
     scoring = True
     split: Split | None = Split.UNIFORM
 
-    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: Shape, settings: SnapKvSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         k, p = settings.kernel_tokens, shape.page_tokens
         reach = (k - 1) // 2
         if reach > p:
             raise ConfigError(f"kernel_tokens is {k}; it may be at most {2 * p + 1}, as pages have {p} tokens")
         self._edge = reach * (reach + 1) / (2 * k * p)
-        self._window = PromptWindow(shape, settings, ops)
+        self._window = PromptWindow(shape, settings.n_window, ops)
         self._kept = ops.zeros(shape.axes, np.float32)
 
     def update(self, observation: Observation) -> None:

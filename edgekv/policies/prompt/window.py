@@ -6,8 +6,7 @@ import numpy as np
 
 from edgekv.arrays.ops import Ops
 from edgekv.pages.observation import Observation, Shape
-from edgekv.policies.base import Settings
-from edgekv.policies.caches.age import by_page, newest
+from edgekv.policies.age import by_page, newest
 
 PROMPT_TOKENS = 16
 """A run of more tokens than this that was not observed is a prompt, or part of one."""
@@ -21,9 +20,9 @@ class PromptWindow:
     There is one for all streams.
     """
 
-    def __init__(self, shape: Shape, settings: Settings, ops: Ops):
+    def __init__(self, shape: Shape, n_window: int, ops: Ops):
         self._shape, self._ops = shape, ops
-        self._n_window = settings.n_window
+        self._n_window = n_window
         self.mass = ops.zeros(shape.axes, np.float32)
         """Array [row, head, page], over all its tokens."""
         self.n_tokens = 0

@@ -27,13 +27,13 @@ from edgekv.hierarchy.migrator import Migrator
 from edgekv.hierarchy.planner import Limits
 from edgekv.hierarchy.stats import Stats
 from edgekv.live import wiring
-from edgekv.pages.observation import Shape
 from edgekv.pages.residency import Reason, State
+from edgekv.pages.shape import PageShape
 from edgekv.policies import POLICIES
 from edgekv.prefetch import PREFETCHERS
 from edgekv.vocab import DeviceKind, KvMode
 
-SHAPE = Shape(2, 2, 8)
+SHAPE = PageShape(2, 2, 8)
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ def test_a_budget_that_shrinks_on_a_device(cupy):
 def test_any_events_over_streams(seed: int):
     """Growth, cuts, pins and budgets, over copies that are late, out of order, lost and refused, and steps that read behind them."""
     rng = np.random.default_rng(seed)
-    shape = Shape(2, 2, 16, page_tokens=4)
+    shape = PageShape(2, 2, 16, page_tokens=4)
     world = World(shape, n_slots=int(rng.integers(0, 40)), seed=seed, plan_every=int(rng.integers(1, 5)), device=True,
                   delay=float(rng.choice([0, 0.6])), fail=float(rng.choice([0, 0.1])), refuse=float(rng.choice([0, 0.2])),
                   prompts=float(rng.choice([0, 0.5])), prefetch_name=str(rng.choice(list(PREFETCHERS))),

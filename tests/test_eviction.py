@@ -19,7 +19,7 @@ from edgekv.errors import ConfigError
 from edgekv.hierarchy import eviction
 from edgekv.live import runtime
 from edgekv.live.runtime import Runtime
-from edgekv.pages.observation import Shape
+from edgekv.pages.shape import PageShape
 from edgekv.serving.options import ServerOptions
 from edgekv.serving.server import Server
 from edgekv.vocab import KvMode, Split
@@ -80,10 +80,10 @@ def attended(run: Runtime, row: int, head: int) -> set[int]:
 # ---- decisions ------------------------------------------------------------------------------------------------------------------
 
 
-SHAPE = Shape(2, 2, 8)
+SHAPE = PageShape(2, 2, 8)
 
 
-def decide(scores=None, pins=None, gone=None, positions=None, cells=None, shape: Shape = SHAPE, **more) -> eviction.Losses:
+def decide(scores=None, pins=None, gone=None, positions=None, cells=None, shape: PageShape = SHAPE, **more) -> eviction.Losses:
     positions = np.arange(8) * 16 + 15 if positions is None else np.array(positions)
     cells = np.where(positions >= 0, 16, 0) if cells is None else np.array(cells)
     gone = np.zeros(shape.axes, np.uint8) if gone is None else gone
@@ -122,7 +122,7 @@ def test_room_is_made_from_what_the_best_head_values_least_and_pins_go_last():
     assert decide(scores, pins, n_excess=17).freed.tolist() == [3, 4], "whole pages, for 17 cells"
     assert decide(scores, pins, n_excess=7 * 16).freed.tolist() == [1, 2, 3, 4, 5, 6], "a bound is a bound; the first and the newest stay"
     assert decide(scores, pins, n_excess=16, cells=[16, 16, 16, 4, 4, 16, 16, 3]).freed.tolist() == [3, 4, 5]
-    assert decide(shape=Shape(0, 0, 8), n_excess=20).freed.tolist() == [1, 2], "nobody observes: the oldest but the first"
+    assert decide(shape=PageShape(0, 0, 8), n_excess=20).freed.tolist() == [1, 2], "nobody observes: the oldest but the first"
 
 
 def test_bounds_that_cannot_be_kept_are_refused():

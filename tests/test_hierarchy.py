@@ -14,18 +14,19 @@ from edgekv.arrays.ops import Ops
 from edgekv.errors import ConfigError, TierError
 from edgekv.hierarchy.planner import Limits
 from edgekv.hierarchy.step import Hierarchy
-from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.observation import Observation
 from edgekv.pages.residency import Reason, State
+from edgekv.pages.shape import PageShape
 from edgekv.policies import POLICIES
 from edgekv.prefetch import PREFETCHERS, Rope
 
-SHAPE = Shape(3, 2, 16, page_tokens=4)
+SHAPE = PageShape(3, 2, 16, page_tokens=4)
 
 
 class World:
     """One sequence that grows and is cut, what it attends, and the hierarchy over it."""
 
-    def __init__(self, shape: Shape = SHAPE, n_slots: int = 20, seed: int = 0, hot: list[int] | None = None, ops: Ops | None = None,
+    def __init__(self, shape: PageShape = SHAPE, n_slots: int = 20, seed: int = 0, hot: list[int] | None = None, ops: Ops | None = None,
                  device: bool = False, **options):
         """ops: where scores and mass live; device: copies go over a fake device's streams."""
         faults = {name: options.pop(name) for name in ("delay", "fail", "refuse", "prompts") if name in options}
@@ -294,7 +295,7 @@ def act(rng: np.random.Generator, world: World, *more: str) -> None:
 def test_any_events(seed: int):
     """Growth, cuts, pins, budgets, and copies that are late, out of order and lost: slots always equal home."""
     rng = np.random.default_rng(seed)
-    shape = Shape(2, 2, 16, page_tokens=4, exists=np.array([[True, True], [True, rng.random() < 0.5]]))
+    shape = PageShape(2, 2, 16, page_tokens=4, exists=np.array([[True, True], [True, rng.random() < 0.5]]))
     world = World(shape, n_slots=int(rng.integers(0, 40)), seed=seed, plan_every=int(rng.integers(1, 5)),
                   delay=float(rng.choice([0, 0.5])), fail=float(rng.choice([0, 0.3])), refuse=float(rng.choice([0, 0.2])),
                   prefetch_name=str(rng.choice(list(PREFETCHERS))), bytes_per_run=int(rng.choice([100, 500, 5000])),
@@ -311,7 +312,7 @@ def test_any_events(seed: int):
 
 def test_long_run():
     """2,000 steps: what does not grow with the context does not grow at all."""
-    shape = Shape(2, 2, 64, page_tokens=4)
+    shape = PageShape(2, 2, 64, page_tokens=4)
     world = World(shape, n_slots=60, delay=0.3, fail=0.05, prefetch_name="neighbour")
     world.step(100, observed=False)
     sizes = []

@@ -11,10 +11,10 @@ from edgekv.hierarchy.migrator import Migrator
 from edgekv.hierarchy.planner import MigrationPlan
 from edgekv.hierarchy.stats import Stats
 from edgekv.live.host_arena import HostArena
-from edgekv.pages.observation import Shape
 from edgekv.pages.residency import Reason, State
+from edgekv.pages.shape import PageShape
 
-SHAPE = Shape(2, 2, 8)
+SHAPE = PageShape(2, 2, 8)
 
 
 def a_plan(promoted, demoted=()) -> MigrationPlan:

@@ -10,10 +10,10 @@ from tiers import promote, settled, where
 
 from edgekv.errors import ConfigError, TierError
 from edgekv.hierarchy.table import PageTable
-from edgekv.pages.observation import Shape
 from edgekv.pages.residency import Reason, State, pins_of
+from edgekv.pages.shape import PageShape
 
-SHAPE = Shape(2, 2, 8)
+SHAPE = PageShape(2, 2, 8)
 NONE = np.zeros(0, bool)
 
 
@@ -32,7 +32,7 @@ def test_ids():
 @pytest.mark.parametrize("wrong", [dict(n_rows=-1), dict(pages_per_stream=3), dict(exists=np.ones((1, 2)))])
 def test_shape_is_checked(wrong):
     with pytest.raises(ConfigError):
-        Shape(**{"n_rows": 2, "n_heads": 2, "n_pages": 8} | wrong)
+        PageShape(**{"n_rows": 2, "n_heads": 2, "n_pages": 8} | wrong)
 
 
 def test_life_of_a_page():
@@ -107,7 +107,7 @@ def test_impossible_transitions(call):
 
 
 def test_heads_that_do_not_exist():
-    table = settled(Shape(2, 2, 8, exists=np.array([[True, True], [True, False]])), 4, 4)
+    table = settled(PageShape(2, 2, 8, exists=np.array([[True, True], [True, False]])), 4, 4)
     assert set(states(table, 1, 1)) == {"FREE"} and table.counts()[State.HOME] == 12
     assert table.reasons[Reason.SETTLED] == 12
     with pytest.raises(TierError, match="row 1, head 1"):
@@ -184,7 +184,7 @@ def test_pins_of():
 def test_invariants_hold(seed: int, n_slots: int):
     """Any events in any order."""
     rng = np.random.default_rng(seed)
-    shape = Shape(2, 2, 8, exists=np.array([[True, True], [True, rng.random() < 0.5]]))
+    shape = PageShape(2, 2, 8, exists=np.array([[True, True], [True, rng.random() < 0.5]]))
     table = PageTable(shape, n_slots)
     scores = rng.random(shape.axes, np.float32)
     for _ in range(40):

@@ -22,16 +22,17 @@ from edgekv.arrays.ema import BLOCK, ema, scratch_elements, weights
 from edgekv.cli.main import cli
 from edgekv.errors import ConfigError
 from edgekv.hierarchy.budgets import SPLITS
-from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
 from edgekv.policies import POLICIES, Policy, check_live, kinds, make, setting_kinds
 from edgekv.prefetch import PREFETCHERS
 from edgekv.vocab import Split
 
-SHAPE = Shape(2, 3, 10)
-SMALL = Shape(2, 3, 25, page_tokens=4)
+SHAPE = PageShape(2, 3, 10)
+SMALL = PageShape(2, 3, 25, page_tokens=4)
 
 
-def masses(rng: np.random.Generator, shape: Shape = SHAPE) -> np.ndarray:
+def masses(rng: np.random.Generator, shape: PageShape = SHAPE) -> np.ndarray:
     mass = rng.gamma(0.3, 1.0, shape.axes).astype(np.float32)
     return mass / mass.sum(axis=2, keepdims=True)
 
@@ -108,7 +109,7 @@ def test_recent(n_used: int, recent: int, pinned: list[int]):
 
 def test_streams_are_separate():
     """Two streams of different lengths: each has its own newest and its own first pages."""
-    shape = Shape(1, 1, 10, pages_per_stream=5)
+    shape = PageShape(1, 1, 10, pages_per_stream=5)
     positions = np.array([15, 31, 47, -1, -1, 15, 18, -1, -1, -1], np.int32)
     seen = dataclasses.replace(observation(shape, 7), page_positions=positions, position=47)
     policy = make("anchor+recent", shape, dict(sink_tokens=16, recent_tokens=3))
@@ -188,7 +189,7 @@ def test_settings_are_checked(wrong):
 # ---- each policy against a plain loop -------------------------------------------------------------------------------------------
 
 
-def growing(shape: Shape = SMALL, n_steps: int = 60, prompt: int = 40, seed: int = 3, n_budget: int = 4) -> Iterator[Observation]:
+def growing(shape: PageShape = SMALL, n_steps: int = 60, prompt: int = 40, seed: int = 3, n_budget: int = 4) -> Iterator[Observation]:
     """A prompt that is not observed, then a token in each step, each page of `page_tokens` filling up."""
     rng = np.random.default_rng(seed)
     norms = rng.gamma(9, 1, shape.axes).astype(np.float32)
@@ -205,7 +206,7 @@ def growing(shape: Shape = SMALL, n_steps: int = 60, prompt: int = 40, seed: int
                           np.where(positions >= 0, norms, np.float32(0)))
 
 
-def check(name: str, expected: Callable[[Observation], np.ndarray], settings: dict | None = None, shape: Shape = SMALL,
+def check(name: str, expected: Callable[[Observation], np.ndarray], settings: dict | None = None, shape: PageShape = SMALL,
           **options: int) -> Policy:
     """`expected` is called with each observed step, and says what the scores then are: float [row, head, :n_used_end]."""
     policy = make(name, shape, settings)
@@ -216,7 +217,7 @@ def check(name: str, expected: Callable[[Observation], np.ndarray], settings: di
     return policy
 
 
-def heads(shape: Shape = SMALL) -> Iterator[tuple[int, int]]:
+def heads(shape: PageShape = SMALL) -> Iterator[tuple[int, int]]:
     return np.ndindex(shape.axes[:2])
 
 
@@ -294,7 +295,7 @@ class PlainS3Fifo:
 @pytest.mark.parametrize("n_budget, access_mass", [(10, 0.02), (4, 0.02), (1, 0.02), (20, 0.005), (10, 0.3)])
 def test_s3fifo(n_budget: int, access_mass: float):
     """One access at a time: batches that evict many at once have a test of their own."""
-    shape = Shape(2, 3, 30, page_tokens=4)
+    shape = PageShape(2, 3, 30, page_tokens=4)
     rng = np.random.default_rng(0)
     policy = make("s3fifo", shape, dict(access_mass=access_mass))
     plain = {at: PlainS3Fifo(n_budget, max(1, n_budget // 10)) for at in heads(shape)}
@@ -317,7 +318,7 @@ def test_s3fifo(n_budget: int, access_mass: float):
 
 def test_s3fifo_in_batches():
     """Many accesses in a step: the main queue's survivors, their hits and their order are those of the loop."""
-    shape = Shape(1, 4, 40, page_tokens=4)
+    shape = PageShape(1, 4, 40, page_tokens=4)
     rng = np.random.default_rng(1)
     policy = make("s3fifo", shape, dict(access_mass=0.1))
     plain = {at: PlainS3Fifo(12, 1) for at in heads(shape)}
@@ -345,12 +346,12 @@ def test_streaming():
 
 
 def test_streaming_288():
-    policy = make("streaming-288+anchor+recent", Shape(1, 1, 40))
+    policy = make("streaming-288+anchor+recent", PageShape(1, 1, 40))
     assert policy.most(100) == 18 and policy.most(12) == 12
     policy.update(observation(policy.shape, 40))
     assert sorted(np.argsort(-policy.scores[0, 0])[:18]) == [0, 1, *range(24, 40)]
-    assert make("streaming-288", Shape(1, 1, 40, page_tokens=64)).most(100) == 1 + 4
-    assert make("ema+streaming-288", Shape(1, 1, 40)).most(100) == 100 and make("anchor", Shape(1, 1, 40)).most(100) == 100
+    assert make("streaming-288", PageShape(1, 1, 40, page_tokens=64)).most(100) == 1 + 4
+    assert make("ema+streaming-288", PageShape(1, 1, 40)).most(100) == 100 and make("anchor", PageShape(1, 1, 40)).most(100) == 100
 
 
 def test_h2o():
@@ -368,7 +369,7 @@ def test_h2o():
 
 
 def test_tova():
-    shape = Shape(2, 3, 25, page_tokens=4, exists=np.array([[True, True, True], [True, True, False]]))
+    shape = PageShape(2, 3, 25, page_tokens=4, exists=np.array([[True, True, True], [True, True, False]]))
 
     def expected(seen):
         mean = np.zeros((2, 3, seen.n_used_end))
@@ -439,7 +440,7 @@ def test_snapkv_begins_anew_with_a_prompt():
 
 
 def test_snapkv_pools_within_a_stream():
-    shape = Shape(1, 1, 8, page_tokens=4, pages_per_stream=4)
+    shape = PageShape(1, 1, 8, page_tokens=4, pages_per_stream=4)
     positions = np.array([3, 7, 11, -1, 3, 7, -1, -1], np.int32)
     mass = np.zeros(shape.axes, np.float32)
     mass[0, 0, [2, 4]] = 1
@@ -490,7 +491,7 @@ def test_nacl():
 
 def test_nacl_draws_by_weight():
     """The best half of the budget is sure; of the others each is drawn about as often as e^p says: almost evenly."""
-    shape, mass = Shape(40, 50, 20), np.zeros((40, 50, 20), np.float32)
+    shape, mass = PageShape(40, 50, 20), np.zeros((40, 50, 20), np.float32)
     mass[:, :, :4] = [0.4, 0.3, 0.2, 0.1]
     policy = make("nacl", shape, dict(n_window=1, random_share=0.5))
     policy.update(dataclasses.replace(observation(shape, 19, mass), n_budget=6))
@@ -568,7 +569,7 @@ class PlainTreeKv:
 
 @pytest.mark.parametrize("n_budget, prompt", [(5, 4), (9, 4), (3, 40), (2, 40), (1, 10), (8, 61)])
 def test_treekv(n_budget: int, prompt: int):
-    shape = Shape(2, 3, 40, page_tokens=4)
+    shape = PageShape(2, 3, 40, page_tokens=4)
     plain = {at: PlainTreeKv() for at in heads(shape)}
     total, n_tokens, known = np.zeros(shape.axes), np.zeros(40), 0
 
@@ -594,7 +595,7 @@ def test_treekv(n_budget: int, prompt: int):
 
 def test_treekv_is_sparse_at_the_beginning():
     """With even attention the kept pages get denser towards the end."""
-    shape = Shape(1, 1, 400)
+    shape = PageShape(1, 1, 400)
     policy = make("treekv", shape)
     rng = np.random.default_rng(0)
     for n_used in range(1, 401):
@@ -685,7 +686,7 @@ def test_same_steps_same_scores(name: str):
 @pytest.mark.parametrize("name", POLICIES)
 def test_empty_pages_are_worth_nothing(name: str):
     """Two streams, of which the first is shorter: its empty pages lie before those in use. Then it is cut."""
-    shape = Shape(2, 3, 20, page_tokens=4, pages_per_stream=10)
+    shape = PageShape(2, 3, 20, page_tokens=4, pages_per_stream=10)
     rng = np.random.default_rng(0)
     policy = make(name, shape)
     lengths = np.array([13, 30])
@@ -754,7 +755,7 @@ def test_every_policy_on_a_device(emulated_kernels: Path, monkeypatch: pytest.Mo
 
 
 def test_parts_have_settings_of_their_own():
-    shape = Shape(1, 1, 4)
+    shape = PageShape(1, 1, 4)
     policy = make("ema(alpha=0.5) + hierarchical( access_mass = 2e-1, n_top=3 )+anchor+recent", shape,
                   dict(alpha=0.25, recent_tokens=16, n_top=9))
     assert [dataclasses.asdict(member.settings) for member in policy.members] == [

@@ -264,12 +264,12 @@ def test_keys_are_shown_to_who_looks_at_them():
 
 def test_what_is_fetched():
     from edgekv.lab.sim.hot import HotTier
-    from edgekv.pages.observation import Shape
+    from edgekv.pages.shape import PageShape
 
     def pages(*which: int, n: int = 7) -> np.ndarray:
         return np.isin(np.arange(n), which)[None, None]
 
-    tier = HotTier(Shape(1, 1, 8))
+    tier = HotTier(PageShape(1, 1, 8))
     assert tier.admit(pages(0, 1, 2, 6)).tolist() == [[3]]  # the last page is being filled: it is not fetched
     assert tier.admit(pages(1, 3, 6)).tolist() == [[1]]
     assert np.flatnonzero(tier.hot).tolist() == [1, 3, 6], "nothing else stays"

@@ -8,7 +8,7 @@ import numpy as np
 
 from edgekv.errors import ConfigError
 from edgekv.hierarchy.budgets import divide
-from edgekv.pages.observation import Shape
+from edgekv.pages.shape import PageShape
 from edgekv.vocab import Split
 
 BATCHES = 4
@@ -21,7 +21,7 @@ class Losses:
     """What one look came to."""
 
     dropped: np.ndarray
-    """int64 [n]: flat ids (`Shape.ids`) of pages that a head does not attend any more though others do."""
+    """int64 [n]: flat ids (`PageShape.ids`) of pages that a head does not attend any more though others do."""
     freed: np.ndarray
     """int64 [n]: pages whose cells are emptied, for all rows and heads."""
 
@@ -43,7 +43,7 @@ def check_keep(keep_tokens: int, n_cells: int, n_batch: int, n_always: int, free
                           f"kept {min(keep_tokens, room):,} are for them and all others; keep more, or fewer of these")
 
 
-def decide(shape: Shape, scores: np.ndarray | None, pins: np.ndarray | None, dropped: np.ndarray, page_positions: np.ndarray,
+def decide(shape: PageShape, scores: np.ndarray | None, pins: np.ndarray | None, dropped: np.ndarray, page_positions: np.ndarray,
            page_cells: np.ndarray, *, split: Split, n_keep: float, n_excess: int = 0) -> Losses:
     """What heads drop to keep `n_keep` pages each on average, and what is freed.
 

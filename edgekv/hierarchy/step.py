@@ -18,8 +18,9 @@ from edgekv.hierarchy.planner import Limits
 from edgekv.hierarchy.stats import Stats
 from edgekv.hierarchy.table import PageTable
 from edgekv.hierarchy.transport import Transport
-from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.observation import Observation
 from edgekv.pages.residency import Reason, State
+from edgekv.pages.shape import PageShape
 from edgekv.prefetch import Rope
 
 
@@ -33,7 +34,7 @@ class Hierarchy:
     arena begins without slots; `resize` gives it some.
     """
 
-    def __init__(self, shape: Shape, transport: Transport, priority: Array, pinned: Array, *, page_bytes: int, ops: Ops | None = None,
+    def __init__(self, shape: PageShape, transport: Transport, priority: Array, pinned: Array, *, page_bytes: int, ops: Ops | None = None,
                  policy: str = "ema+anchor+recent", prefetch_name: str = "none", settings: Mapping[str, int | float] | None = None,
                  rope: Rope | None = None, limits: Limits | None = None, plan_every: int = 16, bytes_per_run: int = 1 << 20,
                  stats: Stats | None = None):

@@ -10,15 +10,15 @@ import numpy as np
 
 from edgekv.arrays.topk import smallest
 from edgekv.errors import TierError
-from edgekv.pages.observation import Shape
 from edgekv.pages.residency import Reason, Residency, State, pins_of
+from edgekv.pages.shape import PageShape
 
 
 class PageTable:
-    """State, slot and reason of every page; slots and who has them. Methods take arrays of flat ids (`Shape.ids`), each id
+    """State, slot and reason of every page; slots and who has them. Methods take arrays of flat ids (`PageShape.ids`), each id
     once."""
 
-    def __init__(self, shape: Shape, n_slots: int = 0):
+    def __init__(self, shape: PageShape, n_slots: int = 0):
         self.shape = shape
         self.reasons = np.zeros(len(Reason), np.int64)
         """Transitions so far, by reason."""

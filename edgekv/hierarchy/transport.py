@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Transport(Protocol):
-    """Copies pages between home and the arena, and keeps the native page table: ids are `Shape.ids`, int64 [n]; slots are int32
+    """Copies pages between home and the arena, and keeps the native page table: ids are `PageShape.ids`, int64 [n]; slots are int32
     [n]."""
 
     def start(self, ids: np.ndarray, slots: np.ndarray) -> int:

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from edgekv.errors import ConfigError, EdgeKVError
-from edgekv.pages.observation import Shape
+from edgekv.pages.shape import PageShape
 
 FORMAT = "edgekv-trace"
 VERSION = 2
@@ -116,8 +116,8 @@ class Header:
         return self.n_warmup + self.n_steps
 
     @property
-    def shape(self) -> Shape:
-        return Shape(self.n_rows, self.n_heads, self.n_pages, self.page_tokens, exists=np.array(self.exists))
+    def shape(self) -> PageShape:
+        return PageShape(self.n_rows, self.n_heads, self.n_pages, self.page_tokens, exists=np.array(self.exists))
 
     def position(self, step: int) -> int:
         """Of the token that is decoded in a step."""

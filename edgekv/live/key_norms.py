@@ -6,13 +6,13 @@ import numpy as np
 
 from edgekv._native import core
 from edgekv.arrays.norms import page_norms
-from edgekv.pages.observation import Shape
+from edgekv.pages.shape import PageShape
 
 
 class KeyNorms:
     """values: float32 [row, head, page], 0 where a page is empty. Reads home in host memory."""
 
-    def __init__(self, handle: core.Handle, shape: Shape):
+    def __init__(self, handle: core.Handle, shape: PageShape):
         self._shape = shape
         layers = [layer for layer in core.layers(handle) if layer.row >= 0]
         self._keys = [(layer.row, layer.n_head_kv, core.rows(handle, layer.il, value=False)) for layer in layers]

@@ -26,8 +26,9 @@ from edgekv.live.key_norms import KeyNorms
 from edgekv.live.reports import SelectionReport, TierReport
 from edgekv.memory.calibration import ColdPage, ship_or_read
 from edgekv.memory.fit import arena_bytes
-from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.observation import Observation
 from edgekv.pages.residency import State
+from edgekv.pages.shape import PageShape
 from edgekv.prefetch import Rope
 from edgekv.vocab import DeviceKind, KvMode, SketchKind
 
@@ -102,7 +103,7 @@ class Tiering:
         exists = np.zeros(view.shape[:2], bool)
         for layer in layers:
             exists[layer.row, : layer.n_head_kv] = True
-        self.shape = Shape(*view.shape, page_tokens=observed.page_tokens, pages_per_stream=observed.pages_per_stream, exists=exists)
+        self.shape = PageShape(*view.shape, page_tokens=observed.page_tokens, pages_per_stream=observed.pages_per_stream, exists=exists)
         self.slot_bytes = view.slot_bytes
         self._ships = rates is None or ship_or_read(self.slot_bytes, rates) is ColdPage.SHIP
         self._newest = view.newest

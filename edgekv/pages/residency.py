@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from edgekv.pages.observation import Shape
+from edgekv.pages.shape import PageShape
 
 
 class State(IntEnum):
@@ -59,7 +59,7 @@ _REASONS = {
 class Residency:
     """A read-only view of a page table: it changes with the table, and is taken anew for each decision."""
 
-    shape: Shape
+    shape: PageShape
     state: np.ndarray
     """uint8 State [row, head, page]."""
     slot: np.ndarray

@@ -12,7 +12,7 @@ from dataclasses import fields
 from edgekv.arrays.ops import Array, Ops
 from edgekv.assignments import assigned, split_at
 from edgekv.errors import ConfigError
-from edgekv.pages.observation import Shape
+from edgekv.pages.shape import PageShape
 from edgekv.policies.averages.ema import Ema
 from edgekv.policies.averages.ema_any import EmaAny
 from edgekv.policies.base import Policy, Settings
@@ -87,7 +87,7 @@ def check_live(spec: str) -> None:
                           "choose another")
 
 
-def make(spec: str, shape: Shape, settings: Mapping[str, int | float] | None = None, ops: Ops | None = None,
+def make(spec: str, shape: PageShape, settings: Mapping[str, int | float] | None = None, ops: Ops | None = None,
          scores: Array | None = None) -> Composed:
     """The policy named by `spec`, one or several names joined by "+": their scores add, their pins unite. settings: by name, for the parts
     that have them and do not say otherwise; ops: where scores and mass live, None: in host memory; scores: zeros, the array to keep the scores in,

@@ -10,7 +10,8 @@ import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
 from edgekv.errors import ConfigError
-from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
 from edgekv.vocab import Split
 
 
@@ -50,7 +51,7 @@ class Policy:
     clairvoyant = False
     """It wants to see a run's mass before it is attended: only a simulator can do that."""
 
-    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: PageShape, settings: Settings, ops: Ops, scores: Array | None = None):
         """scores: zeros to keep them in; None: the policy makes its own."""
         self.shape = shape
         self.settings = settings

@@ -6,15 +6,16 @@ import numpy as np
 
 from edgekv.arrays.ops import Ops
 from edgekv.arrays.order import Later
-from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.observation import Observation
 from edgekv.pages.residency import Residency, State
+from edgekv.pages.shape import PageShape
 from edgekv.prefetch.base import Prefetcher, Rope
 
 
 class RandomPages(Prefetcher):
     """HOME pages drawn evenly, without repetition, from a seed of its own."""
 
-    def __init__(self, shape: Shape, rope: Rope | None, ops: Ops):
+    def __init__(self, shape: PageShape, rope: Rope | None, ops: Ops):
         super().__init__(shape, rope, ops)
         self._random = np.random.default_rng(0)
 

@@ -9,8 +9,9 @@ from edgekv.arrays.order import Later
 from edgekv.arrays.rope import distance_prior
 from edgekv.arrays.topk import largest
 from edgekv.errors import ConfigError
-from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.observation import Observation
 from edgekv.pages.residency import Residency, State
+from edgekv.pages.shape import PageShape
 from edgekv.prefetch.base import Prefetcher, Rope, only_home
 
 
@@ -18,7 +19,7 @@ class RopeDistance(Prefetcher):
     """Pages in the order of their distance's prior (`kernels.rope.distance_prior`, averaged over a page's positions), the same
     for all rows and heads. It knows nothing of the text: a prior for the cold start and for ties."""
 
-    def __init__(self, shape: Shape, rope: Rope | None, ops: Ops):
+    def __init__(self, shape: PageShape, rope: Rope | None, ops: Ops):
         super().__init__(shape, rope, ops)
         if rope is None:
             raise ConfigError("prefetch rope needs a model with rotary position embedding; use previous, neighbour or none")

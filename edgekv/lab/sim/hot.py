@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.observation import Observation
 from edgekv.pages.residency import Residency, State
+from edgekv.pages.shape import PageShape
 from edgekv.prefetch import Prefetcher
 
 
@@ -13,7 +14,7 @@ class HotTier:
     """bool `hot` [row, head, page]. What the policy chooses becomes hot, and nothing else stays. The page being filled is written in place
     and is always hot; it is never fetched. Prefetched pages come on top, and are hot in the next step."""
 
-    def __init__(self, shape: Shape):
+    def __init__(self, shape: PageShape):
         self.shape = shape
         self.hot = np.zeros(shape.axes, bool)
         self.brought = np.zeros(shape.axes, bool)

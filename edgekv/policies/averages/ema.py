@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from edgekv.arrays.ema import weights
 from edgekv.arrays.ops import Array, Ops
-from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
 from edgekv.policies.base import Policy, Settings, number
 
 _LEAST = 1e-25
@@ -28,7 +29,7 @@ class Ema(Policy):
     settings_of = EmaSettings
     scoring = True
 
-    def __init__(self, shape: Shape, settings: EmaSettings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: PageShape, settings: EmaSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         alpha = settings.alpha
         self._flush_tokens = 1 if alpha == 1 else max(1, int(math.log(_DECAY) / math.log(1 - alpha)))

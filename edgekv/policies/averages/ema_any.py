@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
-from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
 from edgekv.policies.averages.ema import Ema, EmaSettings
 from edgekv.policies.base import Policy
 
@@ -21,9 +22,9 @@ class EmaAny(Policy):
     settings_of = EmaSettings
     scoring = True
 
-    def __init__(self, shape: Shape, settings: EmaSettings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: PageShape, settings: EmaSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
-        one = Shape(shape.n_rows, 1, shape.n_pages, shape.page_tokens, shape.pages_per_stream)
+        one = PageShape(shape.n_rows, 1, shape.n_pages, shape.page_tokens, shape.pages_per_stream)
         self._ema = Ema(one, settings, ops)
         self._mass = ops.zeros(one.axes, np.float32)
         self._exists = ops.upload(shape.exists.astype(np.float32)[:, :, None])

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
-from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
 from edgekv.policies.base import Policy, Settings, at_least
 
 
@@ -23,7 +24,7 @@ class Random(Policy):
     settings_of = RandomSettings
     scoring = True
 
-    def __init__(self, shape: Shape, settings: RandomSettings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: PageShape, settings: RandomSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         self._random = np.random.default_rng(settings.seed)
         self._draws = ops.upload(self._random.random(shape.axes, np.float32))

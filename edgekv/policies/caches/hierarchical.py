@@ -8,7 +8,8 @@ import numpy as np
 
 from edgekv.arrays.best import best
 from edgekv.arrays.ops import Array, Ops
-from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
 from edgekv.policies.base import Policy, at_least
 from edgekv.policies.caches.access import AccessSettings
 
@@ -38,7 +39,7 @@ class Hierarchical(Policy):
     settings_of = HierarchicalSettings
     scoring = True
 
-    def __init__(self, shape: Shape, settings: HierarchicalSettings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: PageShape, settings: HierarchicalSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         self._levels, self._last, self._counts = (ops.zeros(shape.axes, np.float32) for _ in range(3))
         self._n_tokens = 0

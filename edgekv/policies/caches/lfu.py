@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
-from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
 from edgekv.policies.base import Policy
 from edgekv.policies.caches.access import AccessSettings
 
@@ -20,7 +21,7 @@ class Lfu(Policy):
     settings_of = AccessSettings
     scoring = True
 
-    def __init__(self, shape: Shape, settings: AccessSettings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: PageShape, settings: AccessSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         self._counts = ops.zeros(shape.axes, np.float32)
         self._n_tokens = 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
-from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
 from edgekv.policies.base import Policy
 from edgekv.policies.caches.access import AccessSettings
 
@@ -17,7 +18,7 @@ class Lru(Policy):
     settings_of = AccessSettings
     scoring = True
 
-    def __init__(self, shape: Shape, settings: AccessSettings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: PageShape, settings: AccessSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         self._accessed = ops.zeros(shape.axes, bool)
         self._scratch = ops.zeros(shape.axes, np.float32)

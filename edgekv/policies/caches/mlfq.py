@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
-from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
 from edgekv.policies.base import Policy, at_least
 from edgekv.policies.caches.access import AccessSettings
 
@@ -38,7 +39,7 @@ class Mlfq(Policy):
     settings_of = MlfqSettings
     scoring = True
 
-    def __init__(self, shape: Shape, settings: MlfqSettings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: PageShape, settings: MlfqSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         self._counts, self._levels, self._idle = (ops.zeros(shape.axes, np.float32) for _ in range(3))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
-from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
 from edgekv.policies.base import Policy
 from edgekv.policies.caches.access import AccessSettings
 
@@ -40,7 +41,7 @@ class S3Fifo(Policy):
     settings_of = AccessSettings
     scoring = True
 
-    def __init__(self, shape: Shape, settings: AccessSettings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: PageShape, settings: AccessSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         self._small, self._main = (ops.zeros(shape.axes, bool) for _ in range(2))
         self._hits, self._ghosts, self._entered = (ops.zeros(shape.axes, np.int32) for _ in range(3))  # ghosts: number, 0: none

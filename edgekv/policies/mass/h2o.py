@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
-from edgekv.pages.observation import Observation, Shape
-from edgekv.policies.base import Policy, Settings, at_least
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
 from edgekv.policies.age import newest, within
+from edgekv.policies.base import Policy, Settings, at_least
 from edgekv.vocab import Split
 
 
@@ -34,7 +35,7 @@ class H2O(Policy):
     scoring = True
     split = Split.UNIFORM
 
-    def __init__(self, shape: Shape, settings: H2OSettings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: PageShape, settings: H2OSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         self._sums = ops.zeros(shape.axes, np.float32)
         self._n_tokens = 0

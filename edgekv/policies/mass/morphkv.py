@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
-from edgekv.pages.observation import Observation, Shape
-from edgekv.policies.base import Policy, Settings, at_least
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
 from edgekv.policies.age import within
+from edgekv.policies.base import Policy, Settings, at_least
 from edgekv.vocab import Split
 
 N_CHUNKS = 8
@@ -38,7 +39,7 @@ class MorphKv(Policy):
     scoring = True
     split = Split.UNIFORM
 
-    def __init__(self, shape: Shape, settings: MorphKvSettings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: PageShape, settings: MorphKvSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         self._pins = np.zeros(shape.n_pages, bool)
         self._chunk_tokens = max(1, settings.n_window // N_CHUNKS)

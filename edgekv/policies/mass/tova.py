@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
-from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
 from edgekv.policies.base import Policy, Settings
 from edgekv.vocab import Split
 
@@ -23,7 +24,7 @@ class Tova(Policy):
     scoring = True
     split = Split.UNIFORM
 
-    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: PageShape, settings: Settings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         shares = shape.exists / np.maximum(shape.exists.sum(axis=1, keepdims=True), 1)
         self._shares = ops.upload(shares.astype(np.float32)[:, :, None])

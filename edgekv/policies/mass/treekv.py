@@ -7,9 +7,10 @@ import math
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
-from edgekv.pages.observation import Observation, Shape
-from edgekv.policies.base import Policy, Settings
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
 from edgekv.policies.age import KEPT, by_page, newest
+from edgekv.policies.base import Policy, Settings
 from edgekv.vocab import Split
 
 LEAST = 1e-12
@@ -30,7 +31,7 @@ class TreeKv(Policy):
     scoring = True
     split = Split.UNIFORM
 
-    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: PageShape, settings: Settings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         self._sums, self._kept = ops.zeros(shape.axes, np.float32), ops.zeros(shape.axes, np.float32)
         self._hand = ops.zeros((*shape.axes[:2], 1), np.int32)  # how many kept pages stand before the next pair

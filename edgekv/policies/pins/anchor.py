@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
-from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
 from edgekv.policies.base import Policy, Settings, at_least
 
 
@@ -23,7 +24,7 @@ class Anchor(Policy):
 
     settings_of = AnchorSettings
 
-    def __init__(self, shape: Shape, settings: AnchorSettings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: PageShape, settings: AnchorSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         self._pins = np.zeros(shape.n_pages, bool)
 

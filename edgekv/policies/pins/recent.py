@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
-from edgekv.pages.observation import Observation, Shape
-from edgekv.policies.base import Policy, Settings, at_least
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
 from edgekv.policies.age import within
+from edgekv.policies.base import Policy, Settings, at_least
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Recent(Policy):
 
     settings_of = RecentSettings
 
-    def __init__(self, shape: Shape, settings: RecentSettings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: PageShape, settings: RecentSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         self._pins = np.zeros(shape.n_pages, bool)
 

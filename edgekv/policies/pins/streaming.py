@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 
 from edgekv.arrays.ops import Array, Ops
-from edgekv.pages.observation import Observation, Shape
-from edgekv.policies.base import Policy, Settings, at_least
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
 from edgekv.policies.age import KEPT, recency
+from edgekv.policies.base import Policy, Settings, at_least
 from edgekv.vocab import Split
 
 
@@ -51,7 +52,7 @@ class Streaming288(Streaming):
     SINK_TOKENS = 32
     WINDOW_TOKENS = 256
 
-    def __init__(self, shape: Shape, settings: StreamingSettings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: PageShape, settings: StreamingSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         self._most = sum(math.ceil(n / shape.page_tokens) for n in (self.SINK_TOKENS, self.WINDOW_TOKENS))
 

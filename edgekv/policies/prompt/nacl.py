@@ -8,7 +8,8 @@ import numpy as np
 
 from edgekv.arrays.best import best
 from edgekv.arrays.ops import Array, Ops
-from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
 from edgekv.policies.base import at_least, number
 from edgekv.policies.prompt.snapkv import SnapKv, SnapKvSettings
 
@@ -36,7 +37,7 @@ class Nacl(SnapKv):
 
     settings_of = NaclSettings
 
-    def __init__(self, shape: Shape, settings: NaclSettings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: PageShape, settings: NaclSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         drawn = np.random.default_rng(settings.seed).standard_exponential(shape.axes, np.float32)
         self._drawn = ops.upload(np.maximum(drawn, np.float32(1e-6)))

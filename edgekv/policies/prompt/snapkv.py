@@ -8,9 +8,10 @@ import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
 from edgekv.errors import ConfigError
-from edgekv.pages.observation import Observation, Shape
-from edgekv.policies.base import Policy, Settings, at_least, number
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
 from edgekv.policies.age import KEPT, recency
+from edgekv.policies.base import Policy, Settings, at_least, number
 from edgekv.policies.prompt.window import PromptWindow
 from edgekv.vocab import Split
 
@@ -39,7 +40,7 @@ class SnapKv(Policy):
     scoring = True
     split: Split | None = Split.UNIFORM
 
-    def __init__(self, shape: Shape, settings: SnapKvSettings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: PageShape, settings: SnapKvSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         k, p = settings.kernel_tokens, shape.page_tokens
         reach = (k - 1) // 2

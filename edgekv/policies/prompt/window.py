@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from edgekv.arrays.ops import Ops
-from edgekv.pages.observation import Observation, Shape
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
 from edgekv.policies.age import by_page, newest
 
 PROMPT_TOKENS = 16
@@ -20,7 +21,7 @@ class PromptWindow:
     There is one for all streams.
     """
 
-    def __init__(self, shape: Shape, n_window: int, ops: Ops):
+    def __init__(self, shape: PageShape, n_window: int, ops: Ops):
         self._shape, self._ops = shape, ops
         self._n_window = n_window
         self.mass = ops.zeros(shape.axes, np.float32)

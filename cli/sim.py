@@ -18,7 +18,7 @@ from edgekv.config import Attend, KvOptions
 from edgekv.vocab import Split
 
 if TYPE_CHECKING:
-    from edgekv.lab.sim import Result, Setting
+    from edgekv.lab.sim import Result, Scenario
 
 
 _BUDGET = Parsed("PERCENT|TOKENS", Attend.parse)
@@ -46,7 +46,7 @@ _FIGURES = [
     Column("fetched", "fetched", lambda pages: f"{pages:.2f}"),
 ]
 _LOADED_BYTES = GIB
-"""A trace up to this size is read once for all settings; a larger one is read anew for each."""
+"""A trace up to this size is read once for all scenarios; a larger one is read anew for each."""
 
 _ONLY_IF_THEY_DIFFER = {"trace", "prefetch"}
 
@@ -92,28 +92,28 @@ def sim(
     Where the policy decides what is attended (--observe honest) the hit mass is what is kept of the attention; what is missed does not
     change the later layers and tokens here, as it would in a model. JSON and CSV have more columns.
     """
-    from edgekv.lab.sim import Setting
+    from edgekv.lab.sim import Scenario
 
-    base = Setting(split=split, prefetch=prefetch, prefetch_pages=prefetch_pages, access=access, settings=_settings(assignments))
-    settings = [base.with_(policy=spec, budget=share, observe=seen) for spec in specs for seen in observe for share in shares]
+    base = Scenario(split=split, prefetch=prefetch, prefetch_pages=prefetch_pages, access=access, settings=_settings(assignments))
+    scenarios = [base.with_(policy=spec, budget=share, observe=seen) for spec in specs for seen in observe for share in shares]
     rows = []
     with progress_bar() as progress:
-        for path, result in _results(traces, settings, progress):
+        for path, result in _results(traces, scenarios, progress):
             rows += [{"trace": path.name, **row} for row in _rows(result, by, worst)]
     print_rows(rows, _used(rows), output)
 
 
-def _results(traces: tuple[Path, ...], settings: list[Setting], progress: Any) -> Iterator[tuple[Path, Result]]:
+def _results(traces: tuple[Path, ...], scenarios: list[Scenario], progress: Any) -> Iterator[tuple[Path, Result]]:
     from edgekv.lab.sim import simulate
     from edgekv.lab.trace import Trace
 
     for path in traces:
         with Trace.open(path) as opened:
-            several = len(settings) > 1 and opened.loaded_bytes <= _LOADED_BYTES
+            several = len(scenarios) > 1 and opened.loaded_bytes <= _LOADED_BYTES
             trace = opened.loaded() if several else opened
-            for i, setting in enumerate(settings):
-                doing = f"{path.name}, {i + 1} of {len(settings)}: {setting.name}"
-                yield path, simulate(trace, setting, lambda done, total, doing=doing: progress(doing, done, total))
+            for i, scenario in enumerate(scenarios):
+                doing = f"{path.name}, {i + 1} of {len(scenarios)}: {scenario.name}"
+                yield path, simulate(trace, scenario, lambda done, total, doing=doing: progress(doing, done, total))
 
 
 def _rows(result: Result, by: str, worst: int | None) -> list[dict[str, Any]]:

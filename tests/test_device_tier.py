@@ -17,7 +17,7 @@ from test_hierarchy import World, act
 from test_ops import emulated_kernels  # noqa: F401  (a fixture)
 from tiers import CopyError, FakeDevice, plan, settled
 
-from edgekv._native import core, device, hierarchy
+from edgekv._native import core, device, paging
 from edgekv.arrays import cupy_ops
 from edgekv.arrays.move import ROW
 from edgekv.arrays.ops import Ops
@@ -307,14 +307,14 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
                          1 << 20, 1 << 10, 0)
     for module, functions in (
         (device, {"plane": lambda handle: place}),
-        (core, {"observation": lambda handle: types.SimpleNamespace(page_tokens=16, pages_per_stream=n_pages),
+        (core, {"run_so_far": lambda handle: types.SimpleNamespace(page_tokens=16, pages_per_stream=n_pages),
                 "layers": lambda handle: [types.SimpleNamespace(row=row, n_head_kv=n, head_dim=32)
                                           for row, n in ((0, 2), (1, 1), (-1, 9))],
                 "limits": lambda handle: core.NativeLimits(n_cells, 1, n_cells, n_cells),
                 "cells": lambda handle, stream: types.SimpleNamespace(n_cells=n_cells, n_used=0),
                 "rope": lambda handle: None}),
-        (hierarchy, {"set_arena": lambda handle, n: said.append(("arena", n)),
-                     "hierarchy": lambda handle: hierarchy.NativeHierarchy(shape, priority.ctypes.data, pinned.ctypes.data,
+        (paging, {"set_arena": lambda handle, n: said.append(("arena", n)),
+                     "page_arrays": lambda handle: paging.PageArrays(shape, priority.ctypes.data, pinned.ctypes.data,
                                                                            np.zeros(shape, np.int32), newest, None, 0,
                                                                            32 * row_bytes),
                      "begin_copies": lambda handle, moves: said.append(("begin", moves.copy())),

@@ -26,7 +26,7 @@ from edgekv.vocab import KvMode, Split
 
 import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
 from edgekv._native import core
-from edgekv._native import hierarchy as native
+from edgekv._native import paging as native
 from edgekv.arrays.move import MOVE
 
 ONE = dict(n_seq=1, n_batch=128, n_ubatch=128)
@@ -63,7 +63,7 @@ class Chat:
 
 
 def dropped(run: Runtime) -> np.ndarray:
-    return np.array(native.hierarchy(run._native_handle()).dropped)
+    return np.array(native.page_arrays(run._native_handle()).dropped)
 
 
 def drop(run: Runtime, mask: np.ndarray) -> None:
@@ -189,7 +189,7 @@ def test_a_page_that_all_heads_drop_is_as_good_as_removed(synthetic, monkeypatch
         for n in (128, 90):
             tokens = ours.tokens(n)
             ours.feed(tokens), other.feed(tokens)
-        mask = np.zeros(native.hierarchy(run._native_handle()).shape, bool)
+        mask = np.zeros(native.page_arrays(run._native_handle()).shape, bool)
         mask[:, :, [2, 5, 6, 11]] = True
         monkeypatch.setattr(run._tiering, "evict", lambda: None)  # it would free them
         drop(run, mask)
@@ -212,7 +212,7 @@ def test_each_head_attends_what_it_kept(synthetic, single_precision):
             chat = Chat(context, run)
             chat.feed(chat.tokens(128)), chat.feed(chat.tokens(80))
             if name == "all":
-                mask = rng.random(native.hierarchy(run._native_handle()).shape) < 0.4
+                mask = rng.random(native.page_arrays(run._native_handle()).shape) < 0.4
                 mask[:, :, 12:] = False  # the page being filled, and those to come
                 mask[0, 0] &= ~mask.all(axis=(0, 1))  # what no head keeps would be freed
             else:
@@ -364,7 +364,7 @@ def test_random_events(synthetic, monkeypatch, caplog, seed: int, bounded: bool)
         handle = run._native_handle()
         chat = Chat(context, run, seed)
         run.configure(options)
-        shadow = np.zeros(native.hierarchy(handle).shape, bool)
+        shadow = np.zeros(native.page_arrays(handle).shape, bool)
         clock = np.zeros(run.cells.n_cells, np.uint64)
         real = native.drop_pages
         n_checked = 0

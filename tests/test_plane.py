@@ -485,8 +485,8 @@ def test_the_link_decides_whether_there_is_an_arena(synthetic, monkeypatch):
 
 
 def test_more_slots_than_there_are_is_refused(synthetic):
-    from edgekv._native import hierarchy
+    from edgekv._native import paging
 
     llama = open_model(synthetic("llama"), **ALL)
     with pytest.raises((ConfigError, DoesNotFit), match="has room for"):
-        hierarchy.set_arena(llama.kv._native_handle(), plane_of(llama).n_slots_max + 1)
+        paging.set_arena(llama.kv._native_handle(), plane_of(llama).n_slots_max + 1)

@@ -17,7 +17,7 @@ from edgekv.config import KvOptions
 from edgekv.live.runtime import Runtime
 
 import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
-from edgekv._native import core, hierarchy, testing
+from edgekv._native import core, paging, testing
 
 pytestmark = pytest.mark.usefixtures("single_precision")
 
@@ -200,7 +200,7 @@ def test_what_a_head_dropped_is_not_attended(synthetic, monkeypatch, sizes):
     with attached(synthetic("llama", n_head=6, dtype="f32"), options, n_ctx=1024, **ALONE, **capture.arguments) as (context, run):
         fill(context, run, 230)
         monkeypatch.setattr(run._tiering, "evict", lambda: None)  # it would free what all heads dropped
-        rng, shape = np.random.default_rng(3), hierarchy.hierarchy(run._native_handle()).shape
+        rng, shape = np.random.default_rng(3), paging.page_arrays(run._native_handle()).shape
         mass: list[np.ndarray] = []
         run.observers.append(lambda step: mass.append((step.n_observed, step.mass_sum[0].copy(), step.mass_max[0].copy())))
         capture.on, position = True, 230

@@ -278,7 +278,7 @@ def _view(pointer, dtype, shape: tuple[int, ...], strides: tuple[int, ...] | Non
 
 
 @dataclass(frozen=True)
-class NativeObservation:
+class NativeRun:
     mass_max: np.ndarray
     mass_sum: np.ndarray
     pages_per_stream: int
@@ -295,7 +295,7 @@ class NativeObservation:
     """The newest ubatch was the last of its run: the next one begins at zero."""
 
 
-class ObservationReader:
+class RunReader:
     """Reads the observation of one context; the arrays over its mass are made once, for they stay where they are: by `view(address,
     dtype, shape)`, where they lie on a device."""
 
@@ -310,21 +310,21 @@ class ObservationReader:
         else:
             self._mass = tuple(view(int(ffi.cast("uintptr_t", mass)), np.float32, shape) for mass in (out.mass_max, out.mass_sum))
 
-    def read(self) -> NativeObservation:
+    def read(self) -> NativeRun:
         """Attention mass of the run so far: float32 [row, kv_head, page] views that live until the next ubatch."""
         out = self._out
         _check(lib.edgekv_get_observation(self._handle, out))
         changed = np.frombuffer(ffi.buffer(out.changed, 4 * out.n_changed), np.int32) if out.n_changed else _NO_PAGES
-        return NativeObservation(*self._mass, out.pages_per_stream, out.page_tokens, out.n_ubatches, out.n_ubatches_hooked, out.n_tokens,
+        return NativeRun(*self._mass, out.pages_per_stream, out.page_tokens, out.n_ubatches, out.n_ubatches_hooked, out.n_tokens,
                                  out.n_tokens_hooked, out.n_tokens_observed, changed, out.newest, bool(out.ends_run))
 
 
 _NO_PAGES = np.empty(0, np.int32)
 
 
-def observation(handle: Handle) -> NativeObservation:
-    """The observation of a context, once."""
-    return ObservationReader(handle).read()
+def run_so_far(handle: Handle) -> NativeRun:
+    """What the run of a context came to so far, read once."""
+    return RunReader(handle).read()
 
 
 @dataclass(frozen=True)

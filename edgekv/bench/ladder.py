@@ -24,7 +24,7 @@ from edgekv.bench.harness.passes import WARMUP_TOKENS
 from edgekv.bench.record import Recording, record
 from edgekv.bench.texts.text import Text, find_text
 from edgekv.errors import ConfigError, EdgeKVError
-from edgekv.lab.sim import OBSERVATIONS, Setting, simulate
+from edgekv.lab.sim import OBSERVATIONS, Scenario, simulate
 from edgekv.lab.trace import Trace
 from edgekv.machine import stamp
 from edgekv.models import geometry
@@ -37,7 +37,7 @@ Progress = Callable[[str, int, int], None]
 @dataclass(frozen=True)
 class Rung:
     name: str
-    setting: Mapping[str, Any]
+    scenario: Mapping[str, Any]
     """What differs from `BASE`, but for the budget and what is observed."""
     base: str | None
     """The rung that its gain is measured against."""
@@ -71,7 +71,7 @@ RUNGS = (
 """The first five are the source's; the next three take the place of its last; then come those beyond, and what they are compared
 with. lru is per head here. A rung that does not say otherwise divides the budget uniformly."""
 
-BASE = Setting(split=Split.UNIFORM)
+BASE = Scenario(split=Split.UNIFORM)
 
 LIVE_OBSERVATION = "honest"
 """What the policy sees where it decides what is attended."""
@@ -244,7 +244,7 @@ def _simulated(bench: LadderBench, text: str, path: Path, progress: Progress) ->
         done: dict[tuple[float, str, str | None], Row] = {}
         for i, (budget, observe, rung) in enumerate(plans):
             progress(f"{text}: {rung.name}, {observe}, at {100 * budget:g} %", i, len(plans))
-            found = simulate(trace, BASE.with_(budget=budget, observe=observe, **rung.setting)).row()
+            found = simulate(trace, BASE.with_(budget=budget, observe=observe, **rung.scenario)).row()
             row = {**common, "rung": rung.name, "base": rung.base, "published": rung.published, "budget": budget,
                    **{key: found[key] for key in ("policy", "split", "observe", "prefetch", "access")},
                    **{key: found[key] for key in _SIMULATED}}
@@ -256,7 +256,7 @@ def _simulated(bench: LadderBench, text: str, path: Path, progress: Progress) ->
 
 def _clairvoyant(rung: Rung) -> bool:
     """It sees what it is about to choose for, whatever is observed."""
-    return any(kind.clairvoyant for kind in policies.kinds(rung.setting["policy"]))
+    return any(kind.clairvoyant for kind in policies.kinds(rung.scenario["policy"]))
 
 
 def _decoded(bench: LadderBench, text: Text, progress: Progress) -> Iterator[Row]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from edgekv._native.core import NativeObservation
+    from edgekv._native.core import NativeRun
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Observers(list[Observer]):
     added since the one before: that differs by the rounding of a float32 sum.
     """
 
-    def __init__(self, layers: tuple[int, ...], read: Callable[[], NativeObservation], download: Callable[[Any], np.ndarray],
+    def __init__(self, layers: tuple[int, ...], read: Callable[[], NativeRun], download: Callable[[Any], np.ndarray],
                  watch: Callable[[bool], None]):
         super().__init__()
         self._layers, self._read, self._download, self._watch = layers, read, download, watch
@@ -64,7 +64,7 @@ class Observers(list[Observer]):
         super().clear()
         self._watch(False)
 
-    def tell(self, seen: NativeObservation) -> None:
+    def tell(self, seen: NativeRun) -> None:
         """Call all of them, after a ubatch. On a device this waits for it: who observes wants to see."""
         if not self:
             return
@@ -78,7 +78,7 @@ class Observers(list[Observer]):
         for observer in list(self):
             observer(ubatch)
 
-    def _sums(self, seen: NativeObservation) -> tuple:
+    def _sums(self, seen: NativeRun) -> tuple:
         return (self._download(seen.mass_max), self._download(seen.mass_sum), seen.n_tokens, seen.n_tokens_hooked,
                 seen.n_tokens_observed)
 

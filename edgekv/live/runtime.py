@@ -26,7 +26,7 @@ from edgekv.vocab import DeviceKind, KvMode
 
 _native.prepare()
 
-from edgekv._native import core, device, hierarchy  # noqa: E402  (the libraries must be in place first)
+from edgekv._native import core, device, paging  # noqa: E402  (the libraries must be in place first)
 from edgekv.live.cells import Cells  # noqa: E402
 from edgekv.live.wiring import Tiering, has_tiers, operations, selection_report  # noqa: E402
 
@@ -52,7 +52,7 @@ class Runtime:
         # the rows of the observation are fixed when the context is attached
         self._rows = tuple(layer.il for layer in core.layers(handle) if layer.row >= 0)
         self._ops = operations(handle)
-        self._observation = core.ObservationReader(handle, self._ops.view if self._ops.on_device else None)
+        self._observation = core.RunReader(handle, self._ops.view if self._ops.on_device else None)
         self._n_heads = self._observation.read().mass_sum.shape[1]
         self.cells = Cells(self._native_handle)
         self.observers = Observers(self._rows, self._observation.read, self._ops.download, self._watch)
@@ -142,7 +142,7 @@ class Runtime:
         before = core.memory(handle).arena_bytes
         if self._tiering is not None:
             self._tiering.close()
-        hierarchy.limit_arena(handle, max(0, plane.n_slots_max - -(-n_bytes // plane.slot_bytes)))
+        paging.limit_arena(handle, max(0, plane.n_slots_max - -(-n_bytes // plane.slot_bytes)))
         if self._tiering is not None:
             self._tiering = self._make_tiering(handle, _effective(self.options))
             self._pin_again()
@@ -177,7 +177,7 @@ class Runtime:
         effective = _effective(options)
         self._check_evict(effective)
         self._leave_arena(effective.mode)
-        hierarchy.set_selection(handle, options)
+        paging.set_selection(handle, options)
         core.set_mode(handle, effective.mode)
         core.set_observe(handle, options.observe, options.observe_prompt)
         self._options = options
@@ -227,14 +227,14 @@ class Runtime:
         return TierReport() if self._tiering is None else self._tiering.tiers()
 
     def layer_selection(self) -> np.ndarray:
-        """What mode sparse read so far, by layer and KV head: `edgekv._native.hierarchy.SELECTED` [layer, kv_head], a copy."""
-        return hierarchy.selected(self._native_handle(), len(self._rows), self._n_heads)
+        """What mode sparse read so far, by layer and KV head: `edgekv._native.paging.SELECTED` [layer, kv_head], a copy."""
+        return paging.selected(self._native_handle(), len(self._rows), self._n_heads)
 
     def last_rows(self, row: int, head: int, token: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """What a query token of the last step read in one KV head of the row-th attended layer, with `KvOptions.keep_rows`: int32 [n]
         cells of stream 0, ascending, and float32 [n] their weights, 1 where a token was read for certain. Empty where everything was
         attended. Raises ConfigError for a row, head or token that there cannot be."""
-        return hierarchy.last_rows(self._native_handle(), row, head, token)
+        return paging.last_rows(self._native_handle(), row, head, token)
 
     # ---- pins ---------------------------------------------------------------------------------------------------------------
 
@@ -307,7 +307,7 @@ class Runtime:
         if self._handle is not None:
             core.set_watched(self._handle, on)
 
-    def _record(self, seen: core.NativeObservation) -> None:
+    def _record(self, seen: core.NativeRun) -> None:
         stats = self.stats
         stats.n_ubatches += seen.n_ubatches
         stats.n_tokens += seen.n_tokens

@@ -8,7 +8,7 @@ from collections import deque
 import numpy as np
 
 from edgekv._native import core, device
-from edgekv._native import hierarchy as native
+from edgekv._native import paging as native
 from edgekv.arrays import backend
 from edgekv.arrays.move import MOVE, Places
 from edgekv.arrays.ops import Ops
@@ -97,8 +97,8 @@ class Tiering:
         self._intervals: deque[float] = deque(maxlen=8)
         self._last_run = 0.0
         native.set_arena(handle, 0)
-        view = native.hierarchy(handle)
-        observed = core.observation(handle)
+        view = native.page_arrays(handle)
+        observed = core.run_so_far(handle)
         layers = [layer for layer in core.layers(handle) if layer.row >= 0]
         exists = np.zeros(view.shape[:2], bool)
         for layer in layers:
@@ -163,7 +163,7 @@ class Tiering:
         if self._plane is not None and options.mode is KvMode.SPARSE or KvMode.EVICT in (before.mode, options.mode):
             self.resize(options)
 
-    def run(self, seen: core.NativeObservation) -> None:
+    def run(self, seen: core.NativeRun) -> None:
         """A run of the policy: all phases of the hierarchy."""
         if self._link is not None:
             self._measure()

@@ -196,7 +196,7 @@ def kv_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1) -
 
 def _sketch_bytes(kind: SketchKind, head_dim: int, n_heads: int, n_cells: int) -> int:
     """Of so many heads and one stream. The library knows the layout; what does not need it works where the library cannot be loaded."""
-    from edgekv._native.hierarchy import sketch_bytes
+    from edgekv._native.paging import sketch_bytes
 
     return sketch_bytes(kind, head_dim, n_heads, n_cells)
 

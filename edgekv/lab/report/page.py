@@ -10,7 +10,7 @@ from edgekv import __version__
 from edgekv.errors import ConfigError
 from edgekv.lab.report.drawing import VARIABLES, require
 from edgekv.lab.report.folder import Cache, Folder, read
-from edgekv.lab.report.measured import decode_time, ladder, prompt_time, quality, retention
+from edgekv.lab.report.results import decode_time, ladder, prompt_time, quality, retention
 from edgekv.lab.report.sections import Section
 from edgekv.lab.report.simulated import budget_curves, head_roles, hits_by_head, popularity, reads
 from edgekv.lab.report.study import STEPS, Study

@@ -13,7 +13,7 @@ import numpy as np
 from edgekv import __version__
 from edgekv.lab.report.folder import Cache, identity
 from edgekv.lab.roles import ROLES, Profile, Role, of_steps
-from edgekv.lab.sim import Replay, Setting, simulate
+from edgekv.lab.sim import Replay, Scenario, simulate
 from edgekv.lab.trace import Header, Trace
 from edgekv.policies import POLICIES
 
@@ -35,7 +35,7 @@ _ONLY_PINS = {"anchor", "recent", "none"}
 
 
 def subjects() -> dict[str, dict[str, Any]]:
-    """What is compared, by name, as changes to `Setting`: every policy where it decides what is attended, what mode sparse's observation
+    """What is compared, by name, as changes to `Scenario`: every policy where it decides what is attended, what mode sparse's observation
     makes of two of them, the oracle."""
     alone = [name for name in POLICIES if name not in _ONLY_PINS and name != ORACLE]
     found: dict[str, dict[str, Any]] = {name: {"policy": name, "observe": "honest"} for name in (*alone, EMA)}
@@ -86,11 +86,11 @@ class Study:
         self.subjects = subjects()
 
     def run(self, **changes: Any) -> Simulated:
-        setting = Setting(**changes)
-        key = json.dumps([__version__, self._identity, self.n_steps, asdict(setting)], default=str, sort_keys=True)
+        scenario = Scenario(**changes)
+        key = json.dumps([__version__, self._identity, self.n_steps, asdict(scenario)], default=str, sort_keys=True)
         found = self._cache.get(key)
         if found is None:
-            result = simulate(self.trace, setting)
+            result = simulate(self.trace, scenario)
             found = {"row": result.row()}
             for name in _ARRAYS:
                 array = getattr(result, name)
@@ -157,7 +157,7 @@ class Study:
         ages: dict[str, list[float]] = {"attention": self._ages_of_mass()}
         for i, name in enumerate(HIGHLIGHTS):
             self.progress(f"{self.text}: pages that {name} chooses", i, len(HIGHLIGHTS))
-            replay = Replay(self.trace, Setting(budget=MAP_BUDGET, **self.subjects[name]))
+            replay = Replay(self.trace, Scenario(budget=MAP_BUDGET, **self.subjects[name]))
             mask = np.zeros((self.n_steps, self.header.n_pages), bool)
             counts, n = np.zeros(len(AGES)), 0
             for step in self.trace.steps():

@@ -1,11 +1,11 @@
 """Replays recorded attention against a policy, without a model: how much of it a hot tier that the policy fills would serve, and at what
 cost.
 
-    from edgekv.lab.sim import Setting, simulate
+    from edgekv.lab.sim import Scenario, simulate
     from edgekv.lab.trace import Trace
 
     with Trace.open("prose.trace") as trace:
-        print(simulate(trace, Setting(policy="ema+anchor+recent", budget=0.1)).row())
+        print(simulate(trace, Scenario(policy="ema+anchor+recent", budget=0.1)).row())
 
 A step t, which decodes one token, with the policies and prefetchers that run live:
 
@@ -25,7 +25,7 @@ change the later layers and tokens, as it would live.
 Figures, each by head and over all:
 
     hit_rate       what is wanted and hot / what is wanted: by access. Wanted are the rows that mode sparse reads, or pages by their true
-                   mass (`Setting.access`)
+                   mass (`Scenario.access`)
     hit_rate_mass  true mass on hot pages / true mass on all. Under honest observation hot is what is attended, so that without
                    prefetch this is the coverage: the attention that is kept
     hot            pages, as a share of the visible ones in `Result.row`
@@ -36,6 +36,6 @@ A policy knows what it chooses before the step, so that it has been fetched by t
 
 from edgekv.lab.sim.replay import Replay, simulate
 from edgekv.lab.sim.result import Result
-from edgekv.lab.sim.setting import OBSERVATIONS, Access, Setting
+from edgekv.lab.sim.scenario import OBSERVATIONS, Access, Scenario
 
-__all__ = ["OBSERVATIONS", "Access", "Replay", "Result", "Setting", "simulate"]
+__all__ = ["OBSERVATIONS", "Access", "Replay", "Result", "Scenario", "simulate"]

@@ -12,7 +12,7 @@ from edgekv import policies, prefetch
 from edgekv.hierarchy import budgets
 from edgekv.lab.sim.hot import HotTier
 from edgekv.lab.sim.result import Result
-from edgekv.lab.sim.setting import Access, Setting
+from edgekv.lab.sim.scenario import Access, Scenario
 from edgekv.lab.trace import Header, Trace, TraceStep
 from edgekv.pages.observation import Observation
 from edgekv.policies import Policy
@@ -25,11 +25,11 @@ Progress = Callable[[int, int], None]
 REPORT_STEPS = 16
 
 
-def simulate(trace: Trace, setting: Setting, progress: Progress | None = None) -> Result:
+def simulate(trace: Trace, scenario: Scenario, progress: Progress | None = None) -> Result:
     """Raises ConfigError for a policy or prefetch that there is not, or that the trace's model cannot have."""
     began = time.perf_counter()
-    replay = Replay(trace, setting)
-    for i, step in enumerate(trace.steps(setting.needs_sampled)):
+    replay = Replay(trace, scenario)
+    for i, step in enumerate(trace.steps(scenario.needs_sampled)):
         replay.step(step)
         if progress is not None and i % REPORT_STEPS == 0:
             progress(i, len(trace))
@@ -37,19 +37,19 @@ def simulate(trace: Trace, setting: Setting, progress: Progress | None = None) -
 
 
 class Replay:
-    """The state of a simulation between two steps. Steps come with what mode sparse observed where `Setting.needs_sampled`."""
+    """The state of a simulation between two steps. Steps come with what mode sparse observed where `Scenario.needs_sampled`."""
 
-    def __init__(self, trace: Trace, setting: Setting):
+    def __init__(self, trace: Trace, scenario: Scenario):
         header = trace.header
-        self.header, self.setting, self.shape = header, setting, header.shape
-        self.policy: Policy = policies.make(setting.policy, self.shape, setting.settings)
-        self.split = _split(setting, self.policy)
-        self.prefetcher = prefetch.make(setting.prefetch, self.shape, Rope(*header.rope) if header.rope else None)
+        self.header, self.scenario, self.shape = header, scenario, header.shape
+        self.policy: Policy = policies.make(scenario.policy, self.shape, scenario.settings)
+        self.split = _split(scenario, self.policy)
+        self.prefetcher = prefetch.make(scenario.prefetch, self.shape, Rope(*header.rope) if header.rope else None)
         self.hot = HotTier(self.shape)
         self.chosen: np.ndarray | None = None
         """bool [row, head, :n_used_end]: what the policy chose for the last step; None in the warm-up but for its last step, where it says
         what the policy would have chosen."""
-        self._n_prefetch = 0 if setting.prefetch == "none" else round(setting.prefetch_pages * self.shape.n_existing_heads)
+        self._n_prefetch = 0 if scenario.prefetch == "none" else round(scenario.prefetch_pages * self.shape.n_existing_heads)
         self._key_norms = trace.key_norms if self.policy.needs_keys else None
         self._sums = _Sums(header)
         self._n_done = 0
@@ -70,7 +70,7 @@ class Replay:
             norms = np.where(np.arange(self.shape.n_pages) < end, norms, np.float32(0))
         return Observation(mass_sum, mass_max, n_tokens, observed, np.array([end - 1]) if changed is None else changed,
                            self.header.page_positions(position), position, end,
-                           self.setting.n_budget(end, self.shape.page_tokens), norms)
+                           self.scenario.n_budget(end, self.shape.page_tokens), norms)
 
     def step(self, step: TraceStep) -> None:
         """Choose, measure, observe; in the warm-up nothing is missed."""
@@ -83,9 +83,9 @@ class Replay:
         if chooses:
             self._choose(step)
         seen = true
-        if self.setting.observe == "sampled":
+        if self.scenario.observe == "sampled":
             seen = replace(true, mass_sum=step.sampled_sum, mass_max=step.sampled_max)
-        elif self.setting.observe == "honest" and not step.warmup:
+        elif self.scenario.observe == "honest" and not step.warmup:
             seen = self._honest(step, true)
         if not self.policy.clairvoyant:
             self.policy.update(seen)
@@ -98,11 +98,11 @@ class Replay:
         always = np.zeros(end, bool) if pins is None else pins[..., :end].copy()
         always[..., end - 1] = True
         values = np.zeros((*self.shape.axes[:2], end), np.float32) if scores is None else scores[:, :, :end]
-        n = min(self.policy.most(self.setting.n_budget(end, self.shape.page_tokens)), end)
+        n = min(self.policy.most(self.scenario.n_budget(end, self.shape.page_tokens)), end)
         self.chosen = budgets.divide(self.split, values, always, np.True_, n, self.shape.exists)
         fetched = self.hot.admit(self.chosen)
         if not step.warmup:
-            self._sums.add(step, self.chosen | self.hot.brought[:, :, :end], fetched, self.hot.brought[:, :, :end], self.setting.access)
+            self._sums.add(step, self.chosen | self.hot.brought[:, :, :end], fetched, self.hot.brought[:, :, :end], self.scenario.access)
 
     def _honest(self, step: TraceStep, true: Observation) -> Observation:
         """What is seen where the chosen pages alone are attended: the softmax over them."""
@@ -115,17 +115,17 @@ class Replay:
         return replace(true, mass_sum=mass_sum, mass_max=mass_max)
 
     def result(self, seconds: float) -> Result:
-        observe = "ahead" if self.policy.clairvoyant else self.setting.observe
-        return self._sums.result(self.setting, self.header, self.split, observe, seconds)
+        observe = "ahead" if self.policy.clairvoyant else self.scenario.observe
+        return self._sums.result(self.scenario, self.header, self.split, observe, seconds)
 
 
-def _split(setting: Setting, policy: Policy) -> Split:
+def _split(scenario: Scenario, policy: Policy) -> Split:
     """How the budget is divided: as asked for, else as in the policy's source, else as live."""
-    if setting.split is not None:
-        return setting.split
+    if scenario.split is not None:
+        return scenario.split
     if policy.split is not None:
         return policy.split
-    return Split.UNIFORM if setting.observe == "honest" else Split.POOLED
+    return Split.UNIFORM if scenario.observe == "honest" else Split.POOLED
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
@@ -161,14 +161,14 @@ class _Sums:
         self._prefetched += prefetched
         self._hit_mass_over_time.append(float(hit_mass[self._exists].mean()))
 
-    def result(self, setting: Setting, header: Header, split: Split, observe: str, seconds: float) -> Result:
+    def result(self, scenario: Scenario, header: Header, split: Split, observe: str, seconds: float) -> Result:
         def by_head(sums: np.ndarray, over: np.ndarray | int) -> np.ndarray:
             over = np.broadcast_to(over, sums.shape)
             return np.divide(sums, over, out=np.full(sums.shape, np.nan), where=self._exists & (over > 0))
 
         n = self._n_steps
         return Result(
-            setting, header, split, observe, hit_rate_by_head=by_head(self._hits, self._wanted),
+            scenario, header, split, observe, hit_rate_by_head=by_head(self._hits, self._wanted),
             hit_rate_mass_by_head=by_head(self._hit_mass, n), hot_by_head=by_head(self._hot, n),
             fetched_by_head=by_head(self._fetched, n), prefetched_by_head=by_head(self._prefetched, n),
             n_wanted=self._wanted * self._exists, n_visible=self._n_visible / n,

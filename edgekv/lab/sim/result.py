@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edgekv.lab.sim.setting import Setting
+from edgekv.lab.sim.scenario import Scenario
 from edgekv.lab.trace import Header
 from edgekv.vocab import Split
 
@@ -17,12 +17,12 @@ from edgekv.vocab import Split
 class Result:
     """Means over the steps that are measured. Arrays _by_head are float64 [row, head], NaN where the row has no such head."""
 
-    setting: Setting
+    scenario: Scenario
     header: Header
     split: Split
     """How the budget was divided."""
     observe: str
-    """That of the setting, or "ahead": the policy saw each step before it chose, as only the oracle does."""
+    """That of the scenario, or "ahead": the policy saw each step before it chose, as only the oracle does."""
     hit_rate_by_head: np.ndarray
     """What was wanted and hot / what was wanted."""
     hit_rate_mass_by_head: np.ndarray
@@ -58,10 +58,10 @@ class Result:
     def row(self) -> dict[str, Any]:
         """Numbers and words, for a table. hit_rate is by access; worst_mass is hit_rate_mass of the head that has least; budget is a
         share, or a whole number of tokens."""
-        setting = self.setting
+        scenario = self.scenario
         return {
-            "policy": setting.policy, "budget": setting.budget.tokens or setting.budget.share, "split": self.split.value,
-            "observe": self.observe, "prefetch": setting.prefetch, "access": str(setting.access),
+            "policy": scenario.policy, "budget": scenario.budget.tokens or scenario.budget.share, "split": self.split.value,
+            "observe": self.observe, "prefetch": scenario.prefetch, "access": str(scenario.access),
             "hit_rate": self.hit_rate, "hit_rate_mass": self.hit_rate_mass, "worst_mass": float(np.nanmin(self.hit_rate_mass_by_head)),
             "hot": self._mean(self.hot_by_head) / self.n_visible, "fetched": self._mean(self.fetched_by_head),
             "prefetched": self._mean(self.prefetched_by_head), "seconds": self.seconds,

@@ -18,7 +18,7 @@ SELECTED = np.dtype([(name, np.float64) for name in ("n_tokens", "n_visible", "n
 
 
 @dataclass(frozen=True)
-class NativeHierarchy:
+class PageArrays:
     """Arrays live until the context is freed."""
 
     shape: tuple[int, int, int]
@@ -38,12 +38,12 @@ class NativeHierarchy:
     slot_bytes: int
 
 
-def hierarchy(handle: Handle) -> NativeHierarchy:
+def page_arrays(handle: Handle) -> PageArrays:
     out = ffi.new("edgekv_hierarchy *")
     _check(lib.edgekv_get_hierarchy(handle, out))
     shape = (out.n_rows, out.n_heads, out.n_pages)
     priority, pinned = (int(ffi.cast("uintptr_t", pointer)) for pointer in (out.priority, out.pinned))
-    return NativeHierarchy(shape, priority, pinned, _view(out.slots, np.int32, shape), _view(out.newest, np.int32, (out.n_pages,)),
+    return PageArrays(shape, priority, pinned, _view(out.slots, np.int32, shape), _view(out.newest, np.int32, (out.n_pages,)),
                            _view(out.dropped, np.uint8, shape) if out.dropped != ffi.NULL else None,
                            out.n_slots, out.slot_bytes)
 

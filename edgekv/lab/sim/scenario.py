@@ -48,7 +48,7 @@ class Access:
 
 
 @dataclass(frozen=True)
-class Setting:
+class Scenario:
     """One simulation. Raises ConfigError for what does not go together."""
 
     policy: str = KvOptions.policy
@@ -80,7 +80,7 @@ class Setting:
             raise ConfigError(f"prefetch_pages is {self.prefetch_pages!r}; it must not be negative")
         set_(self, "access", Access.parse(self.access))
 
-    def with_(self, **changes) -> Setting:
+    def with_(self, **changes) -> Scenario:
         return replace(self, **changes)
 
     def n_budget(self, n_visible: int, page_tokens: int) -> int:

@@ -20,7 +20,7 @@ from edgekv import Llama
 from edgekv._native import core, device
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError
-from edgekv.live import runtime
+from edgekv.live import attachments
 from edgekv.live.wiring import Tiering
 from edgekv.vocab import DeviceKind
 
@@ -473,7 +473,7 @@ def test_the_link_decides_whether_there_is_an_arena(synthetic, monkeypatch):
     run, plane = llama.kv, device.plane
     monkeypatch.setattr(device, "plane", lambda handle: replace(plane(handle), kind=DeviceKind.CUDA))
     for link, has_arena in ((RATES.link_gather, True), (RATES.vram, False)):
-        monkeypatch.setattr(runtime, "_rates", lambda kind, index=0: replace(RATES, link_gather=link))
+        monkeypatch.setattr(attachments, "rates", lambda kind, index=0: replace(RATES, link_gather=link))
         for plan_every in (1, 32):
             options = run.options.with_(plan_every=plan_every)
             tiering = run._make_tiering(run._native_handle(), options)

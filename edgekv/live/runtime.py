@@ -6,40 +6,28 @@ in-process server's included; `Runtime.attach` takes one that already exists.
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import threading
 import time
-from collections.abc import Iterator
 
 import numpy as np
 
-from edgekv import _native, policies, prefetch
-from edgekv.config import AUTO_DEVICE, KvOptions, choice
-from edgekv.errors import ConfigError, EdgeKVError, NotPinned
+from edgekv import _native
+from edgekv.config import KvOptions, choice
+from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.hierarchy import eviction
 from edgekv.hierarchy.stats import Stats
 from edgekv.live.observers import Observers
 from edgekv.live.reports import LayerReport, MemoryReport, SelectionReport, TierReport
-from edgekv.memory import calibration
 from edgekv.vocab import DeviceKind, KvMode
 
 _native.prepare()
 
 from edgekv._native import core, device, paging  # noqa: E402  (the libraries must be in place first)
+from edgekv.live import attachments  # noqa: E402
+from edgekv.live.attachments import defaults, find, last_failure, live, raise_failure, set_defaults  # noqa: E402
 from edgekv.live.cells import Cells  # noqa: E402
 from edgekv.live.wiring import Tiering, has_tiers, operations, selection_report  # noqa: E402
 
-
-_lock = threading.Lock()
-log = logging.getLogger("edgekv")
-
-_live: dict[core.Handle, Runtime] = {}
-_options: KvOptions | None = None
-"""The defaults in force."""
-_last_failure: EdgeKVError | None = None
-_attaching = threading.local()
-"""`options` of the context that this thread attaches."""
+__all__ = ["Runtime", "defaults", "find", "last_failure", "live", "raise_failure", "set_defaults"]
 
 
 class Runtime:
@@ -67,25 +55,13 @@ class Runtime:
 
     def _make_tiering(self, handle: core.Handle, options: KvOptions) -> Tiering:
         plane = device.plane(handle)
-        rates = _rates(plane.kind, plane.index) if plane is not None and plane.kind is DeviceKind.CUDA else None
+        rates = attachments.rates(plane.kind, plane.index) if plane is not None and plane.kind is DeviceKind.CUDA else None
         return Tiering(handle, options, self.stats, self._ops, rates)
 
     @classmethod
     def attach(cls, address: int, options: KvOptions | None = None) -> Runtime:
         """Attach the llama_context at `address`, or return its Runtime if it has one already, configured anew."""
-        options = options or KvOptions.from_env()
-        handle = core.find(address)
-        if handle is None:
-            _attaching.options = options
-            try:
-                handle = core.attach(address, _effective(options))
-            finally:
-                _attaching.options = None
-            raise_failure()
-            return _of(handle)
-        found = _of(handle)
-        found.configure(options.with_(page_tokens=found.page_tokens))
-        return found
+        return attachments.attach(address, options or KvOptions.from_env())
 
     # ---- what it is ---------------------------------------------------------------------------------------------------------
 
@@ -144,7 +120,7 @@ class Runtime:
             self._tiering.close()
         paging.limit_arena(handle, max(0, plane.n_slots_max - -(-n_bytes // plane.slot_bytes)))
         if self._tiering is not None:
-            self._tiering = self._make_tiering(handle, _effective(self.options))
+            self._tiering = self._make_tiering(handle, attachments.effective(self.options))
             self._pin_again()
         return before - core.memory(handle).arena_bytes
 
@@ -174,7 +150,7 @@ class Runtime:
         handle, before = self._native_handle(), self._options
         if options.page_tokens != self.page_tokens:
             raise ConfigError(f"the pages of this context have {self.page_tokens} tokens; only a new context can have {options.page_tokens}")
-        effective = _effective(options)
+        effective = attachments.effective(options)
         self._check_evict(effective)
         self._leave_arena(effective.mode)
         paging.set_selection(handle, options)
@@ -314,117 +290,12 @@ class Runtime:
         stats.n_ubatches_hooked += seen.n_ubatches_hooked
         stats.n_tokens_hooked += seen.n_tokens_hooked
 
-    def _close(self) -> None:
+    def end(self) -> None:
+        """The context is gone: nothing may be asked of it any more."""
         if self._tiering is not None:
             self._tiering.close()
         self._handle = None
         self.observers.clear()
 
 
-# ---- the contexts of this process -----------------------------------------------------------------------------------------------
-
-
-def live() -> list[Runtime]:
-    """Every attached context, oldest first."""
-    with _lock:
-        return list(_live.values())
-
-
-def _of(handle: core.Handle) -> Runtime:
-    with _lock:
-        return _live[handle]
-
-
-def raise_failure() -> None:
-    """Raise what kept the context that this thread created last from being attached; nothing where it is."""
-    error, _attaching.error = getattr(_attaching, "error", None), None
-    if error is not None:
-        raise error
-
-
-def last_failure() -> EdgeKVError | None:
-    """The same of any thread, for a context that another one created."""
-    return _last_failure
-
-
-def find(address: int) -> Runtime | None:
-    """The Runtime of the llama_context at `address`, or None."""
-    handle = core.find(address)
-    with _lock:
-        return None if handle is None else _live.get(handle)
-
-
-def set_defaults(options: KvOptions | None) -> None:
-    """How contexts created from now on are attached; None: they are not."""
-    global _options
-    _options = options
-    if options is None:
-        core.clear_defaults()
-    else:
-        core.set_defaults(_effective(options))
-
-
-@contextlib.contextmanager
-def defaults(options: KvOptions) -> Iterator[None]:
-    """Defaults for the contexts created inside the block, on any thread."""
-    set_defaults(options)
-    try:
-        yield
-    finally:
-        set_defaults(None)
-
-
-def _effective(options: KvOptions) -> KvOptions:
-    """With EDGEKV=0 everything is stock, whatever was asked for. Raises ConfigError for a policy or a prefetch that there is not:
-    here, because nobody could catch it when a context is attached."""
-    policies.check_live(options.policy)
-    prefetch.PREFETCHERS.get(options.prefetch)
-    return options if core.enabled() else options.with_(mode=KvMode.OFF)
-
-
-def _rates(kind: DeviceKind, index: int = 0) -> device.Rates | None:
-    """What the device was measured to do; None where it cannot be measured."""
-    try:
-        return calibration.calibrate(kind, index)
-    except EdgeKVError as error:
-        log.warning("the rates of the GPU cannot be measured, so that pages move at the least pace: %s", error)
-        return None
-
-
-def _attached(handle: core.Handle) -> None:
-    options = _effective(getattr(_attaching, "options", None) or _options or KvOptions())
-    try:
-        if (problem := core.device_problem(handle)) is not None:
-            if options.device != AUTO_DEVICE:
-                raise problem
-            if isinstance(problem, NotPinned):
-                log.warning("%s", calibration.pinning_refused(str(problem), _rates(DeviceKind.CUDA)))
-            else:
-                log.warning("EdgeKV does not serve this context on the GPU: %s", problem)
-        made = Runtime(handle, options)
-    except EdgeKVError as error:  # nobody above this call can catch it
-        core.set_mode(handle, KvMode.OFF)
-        _attaching.error = error
-        global _last_failure
-        _last_failure = error
-        log.error("a context runs on stock llama.cpp attention: %s", error)
-        return
-    with _lock:
-        _live[handle] = made
-
-
-def _detached(handle: core.Handle) -> None:
-    with _lock:
-        runtime = _live.pop(handle, None)
-    if runtime is not None:
-        runtime._close()
-
-
-def _after_ubatch(handle: core.Handle) -> None:
-    with _lock:
-        runtime = _live.get(handle)
-    if runtime is not None:
-        runtime.after_ubatch()
-
-
-core.set_callbacks(_attached, _detached, _after_ubatch)
+attachments.begin(Runtime)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from edgekv.amounts import mebibytes, percent, signed_percent
+from edgekv.cli.common.lists import CommaList
+from edgekv.cli.common.options import model_argument, model_path, option
+from edgekv.cli.common.progress import progress_bar
+from edgekv.cli.common.tables import Column, output_option, print_measured
 from edgekv.cli.ladder import ladder
-from edgekv.cli.lists import CommaList
-from edgekv.cli.options import model_argument, model_path, option
 from edgekv.cli.prefill import check_options, print_prefill
-from edgekv.cli.progress import progress_bar
-from edgekv.cli.tables import Column, output_option, print_measured
 from edgekv.vocab import CacheType
 
 
@@ -22,7 +24,7 @@ class ModeList(click.ParamType):
     name = "MODE,MODE,..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        from edgekv.bench.modes import split_modes
+        from edgekv.bench.harness.modes import split_modes
 
         return split_modes(value) if isinstance(value, str) else tuple(value)
 
@@ -40,22 +42,10 @@ _MODES_HELP = (
 _TEXT_HELP = "prose, code or dialogue (made from Python's standard library), or a file"
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
-
-
-def _signed_percent(share: float) -> str:
-    return f"{100 * share:+.2f}"
-
-
-def _mebibytes(n: float) -> str:
-    return f"{n / (1 << 20):.1f}"
-
-
 _READ_COLUMNS = [
-    Column("attended_fraction", "attended %", _percent),
-    Column("error", "error %", lambda error: f"{100 * error:.2f}"),
-    Column("hit_rate", "hits %", _percent),
+    Column("attended_fraction", "attended %", percent),
+    Column("error", "error %", partial(percent, digits=2)),
+    Column("hit_rate", "hits %", percent),
 ]
 
 KV_COLUMNS = [
@@ -69,26 +59,14 @@ KV_COLUMNS = [
     Column("stock", "best stock", right=False),
     Column("limit_ms_p50", "limit ms", lambda ms: f"{ms:.2f}"),
     Column("ratio_vs_limit", "x limit", lambda ratio: f"{ratio:.2f}"),
-    Column("growth_fraction", "growth %", lambda share: f"{100 * share:.0f}"),
-    Column("nll_vs_exact", "NLL +%", _signed_percent),
+    Column("growth_fraction", "growth %", partial(percent, digits=0)),
+    Column("nll_vs_exact", "NLL +%", signed_percent),
     Column("kld_stock", "KLD stock", lambda kld: f"{kld:.1e}"),
     Column("kld_exact", "KLD exact", lambda kld: f"{kld:.1e}"),
-    Column("same_top_exact", "same top %", _percent),
+    Column("same_top_exact", "same top %", percent),
     *_READ_COLUMNS,
-    Column("overhead_fraction", "overhead %", _percent),
-    Column("arena_bytes", "arena MiB", _mebibytes),
-    Column("note", "note", right=False),
-]
-
-RECALL_COLUMNS = [
-    Column("mode", "mode", right=False),
-    Column("depth", "depth"),
-    Column("asked", "asked"),
-    Column("found", "found"),
-    Column("kept_of", "found of full's"),
-    Column("marks", "answers", right=False),
-    Column("decode_ms_p50", "ms/token", lambda ms: f"{ms:.2f}"),
-    *_READ_COLUMNS,
+    Column("overhead_fraction", "overhead %", percent),
+    Column("arena_bytes", "arena MiB", mebibytes),
     Column("note", "note", right=False),
 ]
 
@@ -156,7 +134,7 @@ def kv(
     MODEL is a GGUF file; without it the default model is used.
     """
     from edgekv.bench import kv as decoding, prefill as reading
-    from edgekv.bench.text import find_text
+    from edgekv.bench.texts.text import find_text
 
     check_options(ctx, prefill)
     what = {
@@ -177,61 +155,6 @@ def kv(
     if output in ("table", "md"):
         rows = [{**row, "kv": f"{row['type_k']}/{row['type_v']}"} for row in rows]
     print_measured(rows, _used(KV_COLUMNS, rows), output)
-
-
-@bench.command()
-@model_argument
-@option("-d", "--depths", type=_COUNTS, default="4096", show_default=True,
-        help="Tokens that the facts are planted in.")
-@option("-t", "--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads.")
-@option("--text", default="prose", show_default=True, metavar="TEXT", help=f"Text around the facts: {_TEXT_HELP}.")
-@option("--type-k", type=click.Choice(_TYPE_NAMES), default="f16", show_default=True, help="Type of the K cache.")
-@option("--type-v", type=click.Choice(_TYPE_NAMES), default="f16", show_default=True, help="Type of the V cache.")
-@option("--page-tokens", type=click.IntRange(1), help="Cells per page.  [default: 16]")
-@option("--modes", type=ModeList(), default="off,exact,sparse", show_default=True,
-        help="As in `edgekv bench kv`, but for off-noflash; off is off-flash here.")
-@option("-q", "--questions", type=click.IntRange(1), default=16, show_default=True, help="Questions to ask, 16 at most.")
-@option("--facts", type=click.IntRange(1), default=4, show_default=True,
-        help="Facts in one context; each context is read in anew.")
-@option("--cold", type=click.IntRange(1), default=256, show_default=True,
-        help="Tokens decoded in the mode under test before the first question, so that the context goes cold.")
-@option("--seed", type=int, default=0, show_default=True, help="Chooses the numbers in the facts.")
-@output_option("json", "csv", "md")
-def recall(
-    model: Path | None, depths: tuple[int, ...], threads: int, text: str, type_k: str, type_v: str, page_tokens: int | None,
-    modes: tuple[str, ...], questions: int, facts: int, cold: int, seed: int, output: str,
-) -> None:
-    """Ask for facts from a context that went cold, and compare KV modes with full attention.
-
-    Facts ("The lucky number of Maria is 4711.") are planted in a text, evenly spread. The text is read in; then the mode under
-    test decodes further text, and only then a question and the beginning of its answer, token by token. "found" counts right
-    answers, "found of full's" those that full attention finds too. Each letter of "answers" is a question: + found, - lost,
-    x lost and not found by full attention either (it says nothing about the cache), * found by this mode only. JSON and CSV have
-    the wrong answers.
-
-    MODEL is a GGUF file; without it the default model is used.
-    """
-    from edgekv.bench.passes import Caches
-    from edgekv.bench.recall import RecallBench, run
-    from edgekv.bench.text import find_text
-
-    request = RecallBench(
-        model=model_path(model),
-        text=find_text(text),
-        depths=depths,
-        modes=modes,
-        n_questions=questions,
-        n_facts=facts,
-        n_cold=cold,
-        n_threads=threads,
-        caches=Caches(CacheType(type_k), CacheType(type_v), page_tokens),
-        seed=seed,
-    )
-    with progress_bar() as progress:
-        rows = [row for group in run(request, progress) for row in group]
-    if output in ("table", "md"):
-        rows = [{**row, "kept_of": f"{row['kept']} of {row['full_found']}"} for row in rows]
-    print_measured(rows, _used(RECALL_COLUMNS, rows), output)
 
 
 def _pairs(type_k: tuple[str, ...], type_v: tuple[str, ...]) -> tuple[tuple[CacheType, CacheType], ...]:

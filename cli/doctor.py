@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from edgekv.cli.options import model_argument, option
-from edgekv.cli.tables import Column, output_option, print_json, print_rows
+from edgekv.amounts import gibibytes, size, tokens
+from edgekv.cli.common.options import model_argument, option
+from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
 from edgekv.errors import EXIT_LIBRARY
 
 LAYER_COLUMNS = [
@@ -35,17 +36,13 @@ _RATES = {
 }
 
 
-def _gibibytes(n_bytes: float) -> str:
-    return f"{n_bytes / (1 << 30):.2f}"
-
-
 PLAN_COLUMNS = [
     Column("mode", "mode", lambda mode: getattr(mode, "value", mode), right=False),
-    Column("n_ctx", "context", lambda n: f"{n:,}"),
-    Column("home", "host: pages", _gibibytes),
-    Column("budget", "GPU: KV budget", _gibibytes),
-    *(Column(name, name, _gibibytes) for name in ("sketches", "tables", "staging", "ring", "arena")),
-    Column("hot_tokens", "hot tokens", lambda n: f"{n:,}"),
+    Column("n_ctx", "context", tokens),
+    Column("home", "host: pages", gibibytes),
+    Column("budget", "GPU: KV budget", gibibytes),
+    *(Column(name, name, gibibytes) for name in ("sketches", "tables", "staging", "ring", "arena")),
+    Column("hot_tokens", "hot tokens", tokens),
     Column("fits", "fits", right=False),
 ]
 
@@ -123,16 +120,16 @@ def _print_gpu(gpu: dict[str, Any]) -> None:
     _line("device library", "libedgekv-cuda" if gpu["device_library"] else
           "none: attention runs on the processor (EDGEKV_CUDA=on builds the one for NVIDIA GPUs)")
     if gpu["devices"]:
-        from edgekv.devices import cupy_install
+        from edgekv.memory.devices import cupy_install
 
         limit = gpu["pinned"]["limit"]
         _line("cupy", gpu["cupy"] or f"not installed; {cupy_install(None)}")
-        _line("pinned memory", f"up to {_size(gpu['pinned']['available'])}, what is free; locked memory (ulimit -l): "
-                               + ("no limit" if limit is None else _size(limit)))
+        _line("pinned memory", f"up to {size(gpu['pinned']['available'])}, what is free; locked memory (ulimit -l): "
+                               + ("no limit" if limit is None else size(limit)))
 
 
 def _print_device(device: dict[str, Any]) -> None:
-    free = f"{_size(device['free_bytes'])} of {_size(device['total_bytes'])} free"
+    free = f"{size(device['free_bytes'])} of {size(device['total_bytes'])} free"
     label = f"device {device['index']}"
     if device["arch"]:  # an emulated device has none
         _line(label, f"{device['name']}, compute capability {device['arch'] // 10}.{device['arch'] % 10}, {device['n_sm']} multiprocessors")
@@ -163,7 +160,7 @@ def _print_plans(plans: list[dict[str, Any]]) -> None:
     for name, group in groupby(plans, key=lambda plan: plan["device"]):
         rows = list(group)
         click.echo()
-        click.echo(f"on {name}, in GiB (weights {_gibibytes(rows[0]['weights'])}; host memory free {_gibibytes(rows[0]['available'])}):")
+        click.echo(f"on {name}, in GiB (weights {gibibytes(rows[0]['weights'])}; host memory free {gibibytes(rows[0]['available'])}):")
         print_rows([{**row, "staging": row["staging"] + row["scratch"], "fits": "no" if row["problem"] else "yes"} for row in rows],
                    PLAN_COLUMNS, "table")
         for row in rows:
@@ -179,7 +176,7 @@ def _print_model(model: dict[str, Any], weights: dict[str, str | None]) -> None:
     if kind is not None and weights[kind] is None and any(weights.values()):
         _line("weights", f"{kind} is not among the types that are multiplied fast here; a file in one of them reads prompts several times "
                          "as fast")
-    _line("size", _size(model["file_bytes"]))
+    _line("size", size(model["file_bytes"]))
     dims = sorted({model["head_dim_k"], model["head_dim_v"]}, reverse=True)
     _line("layers", f"{model['n_layer']}, with {_span(model['n_head'])} query and {_span(model['n_head_kv'])} KV heads "
                     f"of {' (K) and '.join(map(str, dims))}{' (V)' * (len(dims) > 1)}")
@@ -191,13 +188,13 @@ def _print_model(model: dict[str, Any], weights: dict[str, str | None]) -> None:
         _line("sliding window", f"{model['sliding_window']:,} tokens in {sum(model['swa'])} of {model['n_layer']} layers")
     _line("chat template", "yes" if model["chat_template"] else "no")
     for kind, n_bytes in model["kv_bytes_per_token"].items():
-        _line(f"KV {kind}", f"{n_bytes:,} bytes a token, {_size(model['kv_bytes_trained'][kind])} at the trained context")
+        _line(f"KV {kind}", f"{n_bytes:,} bytes a token, {size(model['kv_bytes_trained'][kind])} at the trained context")
     if sparse := model["sparse_bytes_trained"]:
-        _line("--kv sparse", f"besides, at the trained context: sketches {_size(sparse['sketches'])}, arena "
-                             f"{_size(sparse['arena'])} (--kv-budget sets another), tables {_size(sparse['tables'])}, work space "
-                             f"{_size(sparse['workspace'])}")
+        _line("--kv sparse", f"besides, at the trained context: sketches {size(sparse['sketches'])}, arena "
+                             f"{size(sparse['arena'])} (--kv-budget sets another), tables {size(sparse['tables'])}, work space "
+                             f"{size(sparse['workspace'])}")
     if evict := model["evict"]:
-        _line("--kv evict", f"K and V {_size(evict['home'])} however long the context, tables {_size(evict['tables'])} "
+        _line("--kv evict", f"K and V {size(evict['home'])} however long the context, tables {size(evict['tables'])} "
                             f"(--keep {evict['keep']}; another number of tokens or bytes keeps another share)")
     if model["layers_error"] is not None:
         _line("attention", f"not known: {model['layers_error']}")
@@ -242,7 +239,3 @@ def _line(label: str, text: str) -> None:
 def _span(values: list[int]) -> str:
     low, high = min(values), max(values)
     return f"{low}" if low == high else f"{low}-{high}"
-
-
-def _size(n_bytes: int) -> str:
-    return f"{n_bytes / (1 << 20):,.1f} MiB" if n_bytes < 10 << 30 else f"{n_bytes / (1 << 30):,.1f} GiB"

@@ -10,32 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.cli.options import model_argument, model_path, option, threads_option
-from edgekv.cli.tables import Column, output_option, print_json, print_rows
+from edgekv.amounts import percent
+from edgekv.cli.common.options import model_argument, model_path, option, threads_option
+from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
 from edgekv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from edgekv.heads import HeadMass
+    from edgekv.lab.heads import HeadMass
 
 SNIPPET_CHARS = 40
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
 
 
 COLUMNS = [
     Column("layer", "layer"),
     Column("head", "head"),
     Column("role", "role", right=False),
-    Column("sink", "first %", _percent),
-    Column("recent", "recent %", _percent),
-    Column("rest", "rest %", _percent),
-    Column("concentration", "on few %", _percent),
-    Column("change", "change %", _percent),
+    Column("sink", "first %", percent),
+    Column("recent", "recent %", percent),
+    Column("rest", "rest %", percent),
+    Column("concentration", "on few %", percent),
+    Column("change", "change %", percent),
     Column("effective_pages", "eff. pages", lambda n: f"{n:.1f}"),
     Column("top_page", "top page"),
-    Column("top_share", "its %", _percent),
+    Column("top_share", "its %", percent),
     Column("top_text", "its text", right=False),
 ]
 
@@ -75,7 +72,7 @@ def heads(
     MODEL is a GGUF file; without it the default model is used.
     """
     if picture is not None:
-        from edgekv.report.drawing import check_picture
+        from edgekv.lab.report.drawing import check_picture
 
         check_picture(picture)
     name, mass, texts = _replayed(trace, recent) if trace is not None else _observed(model, prompt, last, recent, ctx, threads)
@@ -97,8 +94,8 @@ def heads(
 
 
 def _replayed(path: Path, recent: int) -> tuple[str, HeadMass, list[str]]:
-    from edgekv.heads import replay
-    from edgekv.trace import Trace
+    from edgekv.lab.heads import replay
+    from edgekv.lab.trace import Trace
 
     trace = Trace.open(path)
     return f"{trace.header.model}, {path.name}", replay(trace, recent), []
@@ -112,7 +109,7 @@ def _observed(
         if sys.stdin.isatty():
             raise ConfigError("there is no prompt; give one with -p TEXT or on standard input")
         prompt = sys.stdin.read()
-    from edgekv.heads import observe
+    from edgekv.lab.heads import observe
     from edgekv.llama import Llama
     from edgekv.models import geometry
     from edgekv.vocab import KvMode
@@ -132,7 +129,7 @@ def _observed(
 
 def _print_map(mass: HeadMass, chosen: list[int]) -> None:
     """A line for each head with a letter for each layer, as many layers as the terminal is wide."""
-    from edgekv.roles import ROLES, UNKNOWN
+    from edgekv.lab.roles import ROLES, UNKNOWN
 
     known = mass.profile.roles()[chosen]
     if (known == UNKNOWN).all():
@@ -169,8 +166,8 @@ def _ruler(layers: list[int]) -> str:
 
 
 def _draw(mass: HeadMass, name: str, picture: Path) -> None:
-    from edgekv.report import drawing
-    from edgekv.report.maps import role_map
+    from edgekv.lab.report import drawing
+    from edgekv.lab.report.maps import role_map
 
     title = f"Head roles of {name}: {mass.n_tokens} tokens, the last {mass.n_steps} observed"
     drawing.save(role_map(mass.profile, title), picture)

@@ -3,40 +3,34 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from edgekv.cli.lists import BUDGETS, NAMES, CommaList
-from edgekv.cli.options import model_argument, model_path, option
-from edgekv.cli.progress import progress_bar
-from edgekv.cli.tables import Column, output_option, print_measured
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
-
-
-def _points(share: float) -> str:
-    return f"{100 * share:+.1f}"
+from edgekv.amounts import duration, percent, signed_percent
+from edgekv.cli.common.lists import BUDGETS, NAMES, CommaList
+from edgekv.cli.common.options import model_argument, model_path, option
+from edgekv.cli.common.progress import progress_bar
+from edgekv.cli.common.tables import Column, output_option, print_measured
 
 
 COLUMNS = [
     Column("budget", "budget %", lambda share: f"{100 * share:g}"),
     Column("rung", "rung", right=False),
     Column("observe", "sees", right=False),
-    Column("published", "published", _percent),
-    Column("hit_rate", "hits %", _percent),
-    Column("gain", "gain", _points),
-    Column("hit_rate_mass", "by mass %", _percent),
-    Column("gain_mass", "gain", _points),
-    Column("worst_mass", "worst %", _percent),
+    Column("published", "published", percent),
+    Column("hit_rate", "hits %", percent),
+    Column("gain", "gain", partial(signed_percent, digits=1)),
+    Column("hit_rate_mass", "by mass %", percent),
+    Column("gain_mass", "gain", partial(signed_percent, digits=1)),
+    Column("worst_mass", "worst %", percent),
     Column("fetched", "fetched", lambda pages: f"{pages:.2f}"),
     Column("kld", "KLD", lambda kld: f"{kld:.1e}"),
-    Column("same_top", "same top %", _percent),
+    Column("same_top", "same top %", percent),
     Column("ms_ratio", "x exact ms", lambda ratio: f"{ratio:.2f}"),
-    Column("overhead", "overhead %", _percent),
+    Column("overhead", "overhead %", percent),
 ]
 
 
@@ -81,7 +75,7 @@ def ladder(
     MODEL is a GGUF file; without it the default model is used.
     """
     from edgekv.bench.ladder import MEAN, LadderBench, of_traces, prepare, run, save as save_rows
-    from edgekv.bench.text import find_text
+    from edgekv.bench.texts.text import find_text
 
     if traces:
         request = of_traces(model_path(model) if live else None, traces, budgets=budgets, observe=observe, live=live,
@@ -89,7 +83,7 @@ def ladder(
     else:
         request = LadderBench(model_path(model), tuple(find_text(name) for name in texts), (), depth, steps, budgets, observe, live,
                               live_steps, rounds, threads)
-    click.echo(f"this will take about {_minutes(request.estimated_seconds())}", err=True)
+    click.echo(f"this will take about {duration(request.estimated_seconds())}", err=True)
     with tempfile.TemporaryDirectory(prefix="edgekv-ladder-") as temporary, progress_bar() as progress:
         def warn(text: str) -> None:
             click.echo(f"warning: {text}", err=True)
@@ -101,7 +95,3 @@ def ladder(
     if output in ("table", "md"):
         shown = [row for row in rows if row["text"] == MEAN] or rows
     print_measured(shown, [column for column in COLUMNS if any(row[column.key] is not None for row in shown)], output)
-
-
-def _minutes(seconds: float) -> str:
-    return f"{round(seconds)} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"

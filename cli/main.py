@@ -15,7 +15,7 @@ from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUNTIME, EdgeKVError
 
 # name: (module, attribute, help); the help stands here so that `--help` imports nothing.
 COMMANDS = {
-    "chat": ("edgekv.cli.chat", "chat", "Chat with a model, or answer one prompt."),
+    "chat": ("edgekv.cli.chat.command", "chat", "Chat with a model, or answer one prompt."),
     "serve": ("edgekv.cli.serve", "serve", "Serve a model to OpenAI-compatible clients."),
     "doctor": ("edgekv.cli.doctor", "doctor", "Say what works on this machine, what does not, and why."),
     "heads": ("edgekv.cli.heads", "heads", "Show what each attention head looked at after a prompt."),
@@ -89,7 +89,7 @@ def _run() -> int:
 
 
 def _leave(code: int) -> NoReturn:
-    server = sys.modules.get("edgekv.server")
+    server = sys.modules.get("edgekv.serving.server")
     if server is not None and server.active() is not None:
         # A model is still being loaded, or the server does not stop: its thread can only die with the process.
         server.active().abandon()

@@ -9,14 +9,11 @@ from pathlib import Path
 
 import click
 
-from edgekv.cli.options import option
-from edgekv.cli.tables import Column, output_option, print_rows
+from edgekv.amounts import gibibytes, tokens
+from edgekv.cli.common.options import option
+from edgekv.cli.common.tables import Column, output_option, print_rows
 
 WEIGHT_TYPES = ("q4_0", "q8_0", "f16")  # as in edgekv.models.shapes, which would take NumPy into every `--help`
-
-
-def _gibibytes(n: float) -> str:
-    return f"{n / (1 << 30):.2f}"
 
 
 LIST_COLUMNS = [
@@ -26,10 +23,10 @@ LIST_COLUMNS = [
     Column("n_layer", "layers"),
     Column("heads", "heads/KV"),
     Column("head_dim", "head dim"),
-    Column("n_vocab", "vocabulary", lambda n: f"{n:,}"),
-    Column("n_ctx_train", "context", lambda n: f"{n:,}"),
-    Column("kv_bytes_per_token", "KV B/token f16", lambda n: f"{n:,}"),
-    *(Column(f"file_bytes_{name}", f"{name} GiB", _gibibytes) for name in WEIGHT_TYPES),
+    Column("n_vocab", "vocabulary", tokens),
+    Column("n_ctx_train", "context", tokens),
+    Column("kv_bytes_per_token", "KV B/token f16", tokens),
+    *(Column(f"file_bytes_{name}", f"{name} GiB", gibibytes) for name in WEIGHT_TYPES),
 ]
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from edgekv.cli.options import option
-from edgekv.cli.tables import Column, output_option, print_rows
+from edgekv.cli.common.options import option
+from edgekv.cli.common.tables import Column, output_option, print_rows
 
 COLUMNS = [
     Column("kind", "kind", right=False),
@@ -33,7 +33,7 @@ def policies(kind: str | None, output: str) -> None:
 
 
 def _rows() -> list[dict[str, Any]]:
-    from edgekv.budgets import SPLITS
+    from edgekv.hierarchy.budgets import SPLITS
     from edgekv.policies import POLICIES
     from edgekv.prefetch import PREFETCHERS
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from edgekv.cli.tables import Column, print_measured, print_rows
+from edgekv.amounts import percent, tokens
+from edgekv.cli.common.tables import Column, print_measured, print_rows
 
 _PLACE = [
     Column("text", "text", right=False),
@@ -23,18 +25,18 @@ _STOCK = [
 ]
 
 CHUNK_COLUMNS = [
-    Column("depth", "depth", lambda depth: f"{depth:,}"),
+    Column("depth", "depth", tokens),
     *_PLACE,
     Column("ms_p50", "ms/chunk", lambda ms: f"{ms:,.0f}"),
     Column("range", "[min, max]"),
     *_STOCK,
-    Column("attention_fraction", "attention %", lambda share: f"{100 * share:.0f}"),
+    Column("attention_fraction", "attention %", partial(percent, digits=0)),
     Column("pair_ns", "ns/pair", lambda ns: f"{ns:.2f}"),
     Column("note", "note", right=False),
 ]
 
 WHOLE_COLUMNS = [
-    Column("n_tokens", "prompt", lambda n: f"{n:,}"),
+    Column("n_tokens", "prompt", tokens),
     *_PLACE,
     Column("seconds", "s", lambda seconds: f"{seconds:.1f}"),
     Column("range", "[min, max]"),

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from edgekv.amounts import duration, percent, signed_percent
 from edgekv.cli.bench import ModeList
-from edgekv.cli.lists import CommaList
-from edgekv.cli.options import model_argument, model_path, option, threads_option
-from edgekv.cli.progress import duration, progress_bar
-from edgekv.cli.tables import Column, measured_on, output_option, print_rows
+from edgekv.cli.common.lists import CommaList
+from edgekv.cli.common.options import model_argument, model_path, option, threads_option
+from edgekv.cli.common.progress import progress_bar
+from edgekv.cli.common.tables import Column, measured_on, output_option, print_rows
 
 _COUNTS = CommaList(click.IntRange(1), "N,N,...")
 DEFAULT_MODES = ("exact", "sparse", "ema", "streaming")
 DEFAULT_TEXTS = ("prose", "code", "dialogue")
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
 
 
 def _scientific(value: float) -> str:
@@ -32,15 +30,15 @@ TEXT_COLUMNS = [
     Column("depth", "depth"),
     Column("nll", "NLL", lambda nll: f"{nll:.4f}"),
     Column("ppl", "perplexity", lambda ppl: f"{ppl:.3f}"),
-    Column("ppl_vs_exact", "PPL +%", lambda share: f"{100 * share:+.2f}"),
+    Column("ppl_vs_exact", "PPL +%", signed_percent),
     Column("ppl_interval", "95 %"),
     Column("kld_exact", "KLD exact", _scientific),
     Column("kld_interval", "95 %"),
     Column("kld_p99_exact", "KLD p99", _scientific),
     Column("kld_stock", "KLD stock", _scientific),
-    Column("same_top_exact", "same top %", _percent),
-    Column("attended_fraction", "attended %", _percent),
-    Column("error", "error %", lambda error: f"{100 * error:.2f}"),
+    Column("same_top_exact", "same top %", percent),
+    Column("attended_fraction", "attended %", percent),
+    Column("error", "error %", partial(percent, digits=2)),
     Column("note", "note", right=False),
 ]
 
@@ -51,10 +49,10 @@ TASK_COLUMNS = [
     Column("full_found", "full finds"),
     Column("kept", "mode keeps"),
     Column("extra", "finds besides"),
-    Column("retention", "retention %", _percent),
+    Column("retention", "retention %", percent),
     Column("retention_interval", "95 %"),
-    Column("attended_fraction", "attended %", _percent),
-    Column("error", "error %", lambda error: f"{100 * error:.2f}"),
+    Column("attended_fraction", "attended %", percent),
+    Column("error", "error %", partial(percent, digits=2)),
     Column("note", "note", right=False),
 ]
 
@@ -107,10 +105,10 @@ def quality(
 
     MODEL is a GGUF file; without it the default model is used.
     """
-    from edgekv.machine import n_cores
     from edgekv.bench.quality import QualityBench, run
     from edgekv.bench.tasks import TASKS, default_tasks
-    from edgekv.bench.text import find_text
+    from edgekv.bench.texts.text import find_text
+    from edgekv.machine import n_cores
 
     groups = {"default": default_tasks(), "all": tuple(TASKS), "none": ()}
     own = _own_mode({"policy": policy, "attend": budget})
@@ -160,7 +158,7 @@ def _grid(cells: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Colum
     lengths = list(dict.fromkeys(cell["length"] for cell in cells))
     half = min((cell["part"] for cell in cells), default=0)
     for cell in cells:
-        parts = f"{100 * (cell['part'] - half):.0f}-{100 * (cell['part'] + half):.0f}"
+        parts = f"{percent(cell['part'] - half, 0)}-{percent(cell['part'] + half, 0)}"
         row = rows.setdefault((cell["task"], cell["mode"], cell["part"]), {"task": cell["task"], "mode": cell["mode"], "parts": parts})
         row[cell["length"]] = f"{cell['found']}/{cell['asked']}" if cell["asked"] else None
         row["note"] = "; ".join(filter(None, (row.get("note"), cell["note"]))) or None
@@ -172,9 +170,9 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     shown = dict(row)
     if row["kld_low_exact"] is not None:
         shown["kld_interval"] = f"{row['kld_low_exact']:.1e}..{row['kld_high_exact']:.1e}"
-        shown["ppl_interval"] = f"{100 * row['ppl_low_exact']:+.2f}..{100 * row['ppl_high_exact']:+.2f}"
+        shown["ppl_interval"] = f"{signed_percent(row['ppl_low_exact'])}..{signed_percent(row['ppl_high_exact'])}"
     if row["retention_low"] is not None:
-        shown["retention_interval"] = f"{100 * row['retention_low']:.0f}..{100 * row['retention_high']:.0f}"
+        shown["retention_interval"] = f"{percent(row['retention_low'], 0)}..{percent(row['retention_high'], 0)}"
     if row["says_nothing"]:
         shown["note"] = SAYS_NOTHING if not row["note"] else f"{SAYS_NOTHING}; {row['note']}"
     return shown

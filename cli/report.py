@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from edgekv.cli.options import option
-from edgekv.cli.progress import progress_bar
+from edgekv.cli.common.options import option
+from edgekv.cli.common.progress import progress_bar
 
 
 @click.command()
@@ -25,7 +25,7 @@ def report(folder: Path, out: Path | None, steps: int) -> None:
 
     Needs matplotlib: pip install "edgekv[report]".
     """
-    from edgekv.report.page import write
+    from edgekv.lab.report.page import write
 
     with progress_bar() as progress:
         written = write(folder, out, progress, steps)

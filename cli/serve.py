@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.cli.options import kv_options, model_argument, model_path, option, split_kv_options
+from edgekv.cli.common.options import kv_options, model_argument, model_path, option, split_kv_options
 from edgekv.errors import EXIT_OK
 
 if TYPE_CHECKING:
-    from edgekv.server import Server
+    from edgekv.serving.server import Server
 
 _HELP = ("-h", "--help", "--usage")
 _EXTRA = "edgekv.serve.extra"
@@ -50,8 +50,8 @@ def serve(
     stopping it let it clean up, and leave with exit code 0.
     """
     extra = click.get_current_context().meta.get(_EXTRA, ())
-    from edgekv.server import Server, ServerOptions
-    from edgekv.server_options import try_extra
+    from edgekv.serving.options import try_extra
+    from edgekv.serving.server import Server, ServerOptions
 
     if any(argument in _HELP for argument in extra):
         click.echo(try_extra(extra).stdout)
@@ -81,7 +81,7 @@ def _announce(server: Server) -> None:
         click.echo(f"note: {server.context.note}", err=True)
     if server.options.api_key is None and server.is_public:
         click.echo("warning: anybody who reaches this machine can use the server; --api-key KEY keeps others out", err=True)
-    from edgekv.cli.chat_kv import mode_summary
+    from edgekv.cli.chat.kv import mode_summary
 
     context = f"{server.context.n_ctx:,} tokens of context" + (f" for each of {n}" if (n := server.options.parallel) > 1 else "")
     click.echo(f"serving {server.alias} at {server.url}/v1 ({context}, KV {mode_summary(server)}); Ctrl-C stops it", err=True)

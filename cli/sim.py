@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.cli.lists import CommaList
-from edgekv.cli.options import Parsed, option
-from edgekv.cli.progress import progress_bar
-from edgekv.cli.tables import Column, output_option, print_rows
+from edgekv.amounts import GIB, percent
+from edgekv.assignments import assigned
+from edgekv.cli.common.lists import CommaList
+from edgekv.cli.common.options import Parsed, option
+from edgekv.cli.common.progress import progress_bar
+from edgekv.cli.common.tables import Column, output_option, print_rows
 from edgekv.config import Attend, KvOptions
-from edgekv.errors import ConfigError
 from edgekv.vocab import Split
 
 if TYPE_CHECKING:
-    from edgekv.policies import Settings
-    from edgekv.sim import Result, Setting
+    from edgekv.lab.sim import Result, Scenario
 
 
 _BUDGET = Parsed("PERCENT|TOKENS", Attend.parse)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
 
 
 def _budget(budget: float) -> str:
@@ -44,14 +39,14 @@ _WHAT = [
     Column("head", "head"),
 ]
 _FIGURES = [
-    Column("hit_rate", "hits %", _percent),
-    Column("hit_rate_mass", "hit mass %", _percent),
-    Column("worst_mass", "worst %", _percent),
-    Column("hot", "hot %", _percent),
+    Column("hit_rate", "hits %", percent),
+    Column("hit_rate_mass", "hit mass %", percent),
+    Column("worst_mass", "worst %", percent),
+    Column("hot", "hot %", percent),
     Column("fetched", "fetched", lambda pages: f"{pages:.2f}"),
 ]
-_LOADED_BYTES = 1 << 30
-"""A trace up to this size is read once for all settings; a larger one is read anew for each."""
+_LOADED_BYTES = GIB
+"""A trace up to this size is read once for all scenarios; a larger one is read anew for each."""
 
 _ONLY_IF_THEY_DIFFER = {"trace", "prefetch"}
 
@@ -97,28 +92,28 @@ def sim(
     Where the policy decides what is attended (--observe honest) the hit mass is what is kept of the attention; what is missed does not
     change the later layers and tokens here, as it would in a model. JSON and CSV have more columns.
     """
-    from edgekv.sim import Setting
+    from edgekv.lab.sim import Scenario
 
-    base = Setting(split=split, prefetch=prefetch, prefetch_pages=prefetch_pages, access=access, settings=_settings(assignments))
-    settings = [base.with_(policy=spec, budget=share, observe=seen) for spec in specs for seen in observe for share in shares]
+    base = Scenario(split=split, prefetch=prefetch, prefetch_pages=prefetch_pages, access=access, settings=_settings(assignments))
+    scenarios = [base.with_(policy=spec, budget=share, observe=seen) for spec in specs for seen in observe for share in shares]
     rows = []
     with progress_bar() as progress:
-        for path, result in _results(traces, settings, progress):
+        for path, result in _results(traces, scenarios, progress):
             rows += [{"trace": path.name, **row} for row in _rows(result, by, worst)]
     print_rows(rows, _used(rows), output)
 
 
-def _results(traces: tuple[Path, ...], settings: list[Setting], progress: Any) -> Iterator[tuple[Path, Result]]:
-    from edgekv.sim import simulate
-    from edgekv.trace import Trace
+def _results(traces: tuple[Path, ...], scenarios: list[Scenario], progress: Any) -> Iterator[tuple[Path, Result]]:
+    from edgekv.lab.sim import simulate
+    from edgekv.lab.trace import Trace
 
     for path in traces:
         with Trace.open(path) as opened:
-            several = len(settings) > 1 and opened.loaded_bytes <= _LOADED_BYTES
+            several = len(scenarios) > 1 and opened.loaded_bytes <= _LOADED_BYTES
             trace = opened.loaded() if several else opened
-            for i, setting in enumerate(settings):
-                doing = f"{path.name}, {i + 1} of {len(settings)}: {setting.name}"
-                yield path, simulate(trace, setting, lambda done, total, doing=doing: progress(doing, done, total))
+            for i, scenario in enumerate(scenarios):
+                doing = f"{path.name}, {i + 1} of {len(scenarios)}: {scenario.name}"
+                yield path, simulate(trace, scenario, lambda done, total, doing=doing: progress(doing, done, total))
 
 
 def _rows(result: Result, by: str, worst: int | None) -> list[dict[str, Any]]:
@@ -130,21 +125,10 @@ def _rows(result: Result, by: str, worst: int | None) -> list[dict[str, Any]]:
     return [{**{key: value for key, value in row.items() if key not in whole}, **part} for part in of]
 
 
-def _settings(assignments: tuple[str, ...]) -> Settings:
-    from edgekv.policies import Settings
+def _settings(assignments: tuple[str, ...]) -> dict[str, Any]:
+    from edgekv.policies import setting_kinds
 
-    kinds = {field.name: type(field.default) for field in fields(Settings)}
-    values: dict[str, Any] = {}
-    for assignment in assignments:
-        name, equals, text = (part.strip() for part in assignment.partition("="))
-        if not equals or name not in kinds:
-            raise ConfigError(f"--set {assignment!r} is no setting; write NAME=VALUE with one of the names {', '.join(kinds)}")
-        try:
-            values[name] = kinds[name](text)
-        except ValueError:
-            noun = "a whole number" if kinds[name] is int else "a number"
-            raise ConfigError(f"--set {assignment!r}: {name} must be {noun}") from None
-    return Settings(**values)
+    return assigned(assignments, setting_kinds(), "--set")
 
 
 def _used(rows: list[dict[str, Any]]) -> list[Column]:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 
-from edgekv.cli.options import Parsed, model_argument, model_path, option, threads_option
-from edgekv.cli.progress import progress_bar
-from edgekv.cli.tables import output_option, print_json
+from edgekv.amounts import size
+from edgekv.cli.common.options import Parsed, model_argument, model_path, option, threads_option
+from edgekv.cli.common.progress import progress_bar
+from edgekv.cli.common.tables import output_option, print_json
 from edgekv.config import KvOptions, parse_resolution
 from edgekv.vocab import CacheType
 
@@ -45,16 +46,16 @@ def record(
 
     The text is read in up to the window, and then decoded token by token, once with full attention and once in mode sparse. For each token
     the file has the attention mass on every page of every layer and KV head, summed over the query heads of the group and as their
-    maximum, the same as mode sparse observed it, and how many rows of the page it read; the format stands in edgekv/trace_format.py. Only
+    maximum, the same as mode sparse observed it, and how many rows of the page it read; the format stands in edgekv/lab/trace_format.py. Only
     layers that EdgeKV's attention serves are recorded. The file is there when the recording is complete; one that is interrupted leaves
     nothing.
 
     MODEL is a GGUF file; without it the default model is used.
     """
-    from edgekv.bench.passes import Caches
+    from edgekv.bench.harness.passes import Caches
     from edgekv.bench.record import Recording
     from edgekv.bench.record import record as run
-    from edgekv.bench.text import find_text
+    from edgekv.bench.texts.text import find_text
     from edgekv.machine import n_cores
 
     recording = Recording(
@@ -62,7 +63,7 @@ def record(
         n_threads=threads or n_cores(), caches=Caches(CacheType(type_k), CacheType(type_v), page_tokens))
     with progress_bar() as progress:
         run(recording, output, progress, warn=lambda text: click.echo(f"warning: {text}", err=True))
-    click.echo(f"{output}: {depth} tokens and {steps} steps, {output.stat().st_size / (1 << 20):.1f} MiB", err=True)
+    click.echo(f"{output}: {depth} tokens and {steps} steps, {size(output.stat().st_size)}", err=True)
 
 
 @trace.command()
@@ -70,7 +71,7 @@ def record(
 @output_option("json")
 def info(file: Path, output: str) -> None:
     """Say what a trace is of."""
-    from edgekv.trace import Trace
+    from edgekv.lab.trace import Trace
 
     with Trace.open(file) as opened:
         header = opened.header
@@ -90,7 +91,7 @@ def info(file: Path, output: str) -> None:
         "pages": f"{header.n_pages} of {header.page_tokens} tokens",
         "heads": f"{heads} KV heads in {header.n_rows} layers, {' or '.join(map(str, groups))} query heads each",
         "cache": f"{header.type_k}/{header.type_v}", "sampled": f"at resolution {header.resolution:,g}",
-        "file": f"version {header.version}, {facts['file_bytes'] / (1 << 20):.1f} MiB",
+        "file": f"version {header.version}, {size(facts['file_bytes'])}",
     }
     for name, line in lines.items():
         click.echo(f"{name:9} {line}")

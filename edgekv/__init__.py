@@ -20,16 +20,23 @@ lib_folder = next((folder for folder in (os.path.join(part, "lib") for part in _
 if lib_folder is not None:
     os.environ["LLAMA_CPP_LIB_PATH"] = lib_folder  # llama_cpp looks there when it is imported
 
-__all__ = ["Llama", "__version__"]
+__all__ = ["KvOptions", "Llama", "Runtime", "__version__", "runtime"]
 
 owns_process = False
 """Whether this process is our command line, which tells in a sentence how native code ended it; a library does not touch signals."""
 
 
+_PUBLIC = {"Llama": ("edgekv.llama", "Llama"), "KvOptions": ("edgekv.config", "KvOptions"), "Runtime": ("edgekv.live.runtime", "Runtime"),
+           "runtime": ("edgekv.live.runtime", None)}
+"""Where each name lies; None: it is the module."""
+
+
 def __getattr__(name: str):
     # llama_cpp takes half a second to import; `edgekv --help` must not pay for it
-    if name == "Llama":
-        from edgekv.llama import Llama
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'edgekv' has no attribute {name!r}")
+    from importlib import import_module
 
-        return Llama
-    raise AttributeError(f"module 'edgekv' has no attribute {name!r}")
+    module, attribute = _PUBLIC[name]
+    found = import_module(module)
+    return found if attribute is None else getattr(found, attribute)

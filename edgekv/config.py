@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import TypeVar
 
+from edgekv.amounts import SWITCH, parse_bytes, parse_tokens
 from edgekv.errors import ConfigError
 from edgekv.vocab import PAGE_TOKENS, CacheType, DeviceKind, KvMode, PromptReading, SketchKind, Split
 
@@ -40,10 +40,10 @@ class Attend:
         try:
             if text.endswith("%") and 0 < float(text[:-1]) <= 100:
                 return cls(share=float(text[:-1]) / 100)
-            if not text.endswith("%") and int(text) >= 1:
-                return cls(tokens=int(text))
         except ValueError:
             pass
+        if n_tokens := parse_tokens(text):
+            return cls(tokens=n_tokens)
         raise ConfigError(f"what is attended is {text!r}; it must be a share of the context such as 12.5%, or a number of tokens")
 
     def pages(self, n_visible: int, page_tokens: int) -> int:
@@ -68,11 +68,8 @@ class Keep:
         if isinstance(value, Keep):
             return value
         text = str(value).strip()
-        try:
-            if int(text) >= 1:
-                return cls(tokens=int(text))
-        except ValueError:
-            pass
+        if n_tokens := parse_tokens(text):
+            return cls(tokens=n_tokens)
         if text[:1].isdigit() and not text.isdigit():
             n_bytes = parse_bytes(text, "what is kept")
             if n_bytes:
@@ -215,9 +212,8 @@ def _integer(text: str, variable: str) -> int:
 
 
 def _boolean(text: str, variable: str) -> bool:
-    known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
     try:
-        return known[text.lower()]
+        return SWITCH[text.lower()]
     except KeyError:
         raise ConfigError(f"{variable}={text} is neither on nor off") from None
 
@@ -239,28 +235,6 @@ def parse_resolution(value: str | float, name: str = "resolution") -> float:
 
 def _resolution(text: str, variable: str) -> float:
     return parse_resolution(text)
-
-
-def parse_share(text: str, noun: str = "the share") -> float:
-    """ "95%" and "0.95" are the same share. Raises ConfigError."""
-    number, percent, rest = text.strip().partition("%")
-    try:
-        share = float(number) / (100 if percent else 1)
-        if not rest and 0 <= share <= 1:
-            return share
-    except ValueError:
-        pass
-    raise ConfigError(f"{noun} is {text!r}; it must be a share such as 95% or 0.95, or 0 for none")
-
-
-def parse_bytes(text: str, noun: str = "the size") -> int | None:
-    """ "512MiB", "1.5G" (both powers of 1024), "4096" as bytes; "auto" is None. Raises ConfigError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE)
-    if text.strip().lower() == "auto":
-        return None
-    if match is None:
-        raise ConfigError(f"{noun} is {text!r}; write bytes such as 512MiB or 2GiB, or auto")
-    return int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))
 
 
 def _bytes(text: str, variable: str) -> int | None:

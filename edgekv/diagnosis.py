@@ -9,8 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgekv import devices, machine
+from edgekv import machine
 from edgekv.errors import DoesNotFit, EdgeKVError, ModelError, NativeError
+from edgekv.memory import devices
 from edgekv.vocab import DeviceKind, KvMode
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def _gpu(backends: list[str] | None) -> dict[str, Any]:
 
 def _pinned() -> dict[str, int | None]:
     """Bytes of host memory that could be pinned: what is free, and the limit of locked memory (None: no limit)."""
-    from edgekv.fit import available_bytes
+    from edgekv.memory.fit import available_bytes
 
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return {"available": available_bytes(), "limit": None if limit == resource.RLIM_INFINITY else limit}
@@ -118,7 +119,7 @@ def _devices(recalibrate: bool) -> list[dict[str, Any]]:
 
 
 def _rates(info: Any, recalibrate: bool) -> dict[str, Any]:
-    from edgekv.calibration import calibrate
+    from edgekv.memory.calibration import calibrate
 
     if not info.usable:
         return {"rates": None, "rates_error": info.problem}
@@ -130,7 +131,7 @@ def _rates(info: Any, recalibrate: bool) -> dict[str, Any]:
 
 def _model(path: Path, usable: bool) -> dict[str, Any]:
     from edgekv.config import KvOptions
-    from edgekv.fit import in_tokens, kv_bytes, sparse_layers
+    from edgekv.memory.fit import in_tokens, kv_bytes, sparse_layers
     from edgekv.models import geometry
 
     g = geometry(path)
@@ -139,7 +140,7 @@ def _model(path: Path, usable: bool) -> dict[str, Any]:
         "path": str(path),
         "kv_bytes_per_token": {kind: g.kv_bytes_per_token(kind, kind) for kind in ("f16", "q8_0")},
         "kv_bytes_trained": {kind: g.kv_bytes(g.n_ctx_train, kind, kind) for kind in ("f16", "q8_0")},
-        "sparse_bytes_trained": asdict(kv_bytes(g, g.n_ctx_train, sparse)) if sparse_layers(g) else None,
+        "sparse_bytes_trained": asdict(kv_bytes(g, g.n_ctx_train, sparse)) if usable and sparse_layers(g) else None,
     }
     evict = KvOptions.from_env(mode=KvMode.EVICT, device="cpu")
     facts["evict"] = {"keep": str(evict.keep), **asdict(kv_bytes(g, g.n_ctx_train, in_tokens(g, evict)))} if sparse_layers(g) else None
@@ -150,9 +151,10 @@ def _model(path: Path, usable: bool) -> dict[str, Any]:
 
 def _device_plans(g: Geometry) -> list[dict[str, Any]]:
     """What a context would take of each usable device, of the modes that run there, and how much of it would be hot."""
+    from edgekv.amounts import size
     from edgekv.config import KvOptions
-    from edgekv.device_fit import check_device, device_plan
-    from edgekv.fit import available_bytes, size_text
+    from edgekv.memory.device_fit import check_device, device_plan
+    from edgekv.memory.fit import available_bytes
 
     available, plans = available_bytes(), []
     for found in devices.devices(DeviceKind.CUDA):
@@ -164,7 +166,7 @@ def _device_plans(g: Geometry) -> list[dict[str, Any]]:
                 try:
                     check_device(g, n_ctx, kv, room)
                     problem = None if plan.home <= available else (
-                        f"the pages take {size_text(plan.home)} of host memory, and {size_text(available)} are free")
+                        f"the pages take {size(plan.home)} of host memory, and {size(available)} are free")
                 except DoesNotFit as error:
                     problem = str(error)
                 plans.append({"device": found.name, "mode": mode, "hot_tokens": plan.hot_tokens, "available": available,

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from edgekv import runtime  # first: it puts llama_cpp on our libraries
-from edgekv import devices, eviction, fit
+from edgekv.live import runtime  # first: it puts llama_cpp on our libraries
+from edgekv.memory import devices, fit
+from edgekv.hierarchy import eviction
 from edgekv.config import KvOptions
-from edgekv.device_fit import device_plan
+from edgekv.memory.device_fit import device_plan
 from edgekv.errors import EdgeKVError, ModelError
 from edgekv.models import geometry
-from edgekv.runtime import Runtime
+from edgekv.live.runtime import Runtime
 from edgekv.vocab import CacheType, DeviceKind, KvMode
 
 import llama_cpp

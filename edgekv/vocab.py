@@ -11,6 +11,16 @@ MAX_QUERY_TOKENS = 16
 """Query tokens of a stream that the decode attention serves at once: on the processor the longest ubatch, longer ones are prompts; on a
 device the largest group of one (native: kPlaneTokens)."""
 
+STOCK = "off"
+"""What others are compared with: where times are measured the faster of STOCK_KERNELS, elsewhere the first of them, whose cache is
+that of the other modes."""
+
+STOCK_KERNELS = ("off-flash", "off-noflash")
+"""Stock llama.cpp can attend in two ways, and which one is faster depends on the processor, the compiler and the depth."""
+
+FULL = "exact"
+"""Full attention in our kernel: what the predictions of a sparse mode are compared with, besides stock."""
+
 
 class KvMode(str, enum.Enum):
     """What each token attends, and what it promises."""

@@ -1,6 +1,6 @@
 """Tiny models with random weights, written as GGUF files that llama.cpp loads: for tests and benchmarks, never for their prose.
 
-Each is a function of its path, its `Shape` and a seed; the same three give the same bytes. Weights are scaled so that attention
+Each is a function of its path, its `SyntheticShape` and a seed; the same three give the same bytes. Weights are scaled so that attention
 is far from uniform and the best token is far from the second, which makes a wrong kernel visible in the logits.
 """
 
@@ -26,7 +26,7 @@ _CONTROL, _UNKNOWN, _NORMAL, _BYTE = (
 
 
 @dataclass(frozen=True)
-class Shape:
+class SyntheticShape:
     """Sizes of a synthetic model. `n_head` is a multiple of `n_head_kv`; `head_dim` is free of `n_embd`."""
 
     n_layer: int = 2
@@ -47,7 +47,7 @@ class Shape:
 class _Model:
     """A GGUF file under construction."""
 
-    def __init__(self, path: Path, arch: str, shape: Shape, seed: int):
+    def __init__(self, path: Path, arch: str, shape: SyntheticShape, seed: int):
         self.shape, self.seed, self.path, self.arch = shape, seed, path, arch
         self.gguf = gguf.GGUFWriter(path, arch)
         self.gguf.add_type("model")
@@ -152,7 +152,7 @@ def add_text_tokenizer(writer: gguf.GGUFWriter, n_vocab: int) -> None:
     writer.add_chat_template(CHAT_TEMPLATE)
 
 
-def llama(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
+def llama(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
     """Plain attention in every layer."""
     m = _decoder(path, "llama", shape, seed)
     for il in range(shape.n_layer):
@@ -164,7 +164,7 @@ def llama(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
     return m.finish()
 
 
-def deci(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
+def deci(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
     """Plain attention, but odd layers have a KV head for each query head."""
     n_head_kv = [shape.n_head if il % 2 else shape.n_head_kv for il in range(shape.n_layer)]
     m = _decoder(path, "deci", shape, seed, n_head_kv=n_head_kv)
@@ -177,7 +177,7 @@ def deci(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
     return m.finish()
 
 
-def qwen3(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
+def qwen3(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
     """Queries and keys are normalised per head before RoPE."""
     m = _decoder(path, "qwen3", shape, seed)
     for il in range(shape.n_layer):
@@ -191,7 +191,7 @@ def qwen3(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
     return m.finish()
 
 
-def gemma2(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
+def gemma2(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
     """Soft-capped attention logits; even layers see a sliding window, odd ones everything (two caches, iSWA)."""
     m = _decoder(path, "gemma2", replace(shape, attn_gain=2 * shape.attn_gain), seed, output=False)
     m.gguf.add_sliding_window(shape.sliding_window)
@@ -209,7 +209,7 @@ def gemma2(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
     return m.finish()
 
 
-def gpt_oss(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
+def gpt_oss(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
     """Attention sinks (a logit for each head that takes weight and gives nothing), iSWA, two experts of which one is used."""
     m = _decoder(path, "gpt-oss", shape, seed)
     m.gguf.add_sliding_window(shape.sliding_window)
@@ -233,7 +233,7 @@ def gpt_oss(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
     return m.finish()
 
 
-def mamba(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
+def mamba(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
     """Recurrent: no attention and no KV cache."""
     m = _Model(path, "mamba", shape, seed)
     inner, state, rank, kernel = 2 * shape.n_embd, 8, 8, 4
@@ -262,7 +262,7 @@ def mamba(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
     return m.finish()
 
 
-def lfm2(path: Path, shape: Shape = Shape(n_layer=4, n_head=2, n_head_kv=1), seed: int = 0) -> Path:
+def lfm2(path: Path, shape: SyntheticShape = SyntheticShape(n_layer=4, n_head=2, n_head_kv=1), seed: int = 0) -> Path:
     """Hybrid: even layers are short convolutions (no KV), odd ones attend. Needs n_head * head_dim = n_embd."""
     attends = [il % 2 == 1 for il in range(shape.n_layer)]
     m = _decoder(path, "lfm2", shape, seed, n_head_kv=[shape.n_head_kv * a for a in attends], norm="token_embd_norm")
@@ -283,7 +283,7 @@ def lfm2(path: Path, shape: Shape = Shape(n_layer=4, n_head=2, n_head_kv=1), see
     return m.finish()
 
 
-def bert(path: Path, shape: Shape = Shape(n_head=2, n_head_kv=2, n_ctx_train=512), seed: int = 0) -> Path:
+def bert(path: Path, shape: SyntheticShape = SyntheticShape(n_head=2, n_head_kv=2, n_ctx_train=512), seed: int = 0) -> Path:
     """An embedding model: attends in both directions, makes vectors, cannot chat. Needs n_head * head_dim = n_embd."""
     m = _Model(path, "bert", shape, seed)
     m.gguf.add_head_count(shape.n_head)
@@ -314,7 +314,7 @@ def bert(path: Path, shape: Shape = Shape(n_head=2, n_head_kv=2, n_ctx_train=512
     return m.finish()
 
 
-def vocabulary(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
+def vocabulary(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
     """A tokenizer and sizes, but no weights."""
     m = _Model(path, "llama", shape, seed)
     m.attention()
@@ -323,7 +323,7 @@ def vocabulary(path: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
 
 
 def _decoder(
-    path: Path, arch: str, shape: Shape, seed: int, output: bool = True, n_head_kv: list[int] | None = None,
+    path: Path, arch: str, shape: SyntheticShape, seed: int, output: bool = True, n_head_kv: list[int] | None = None,
     norm: str = "output_norm",
 ) -> _Model:
     """What every attending architecture has: metadata, tokenizer, embeddings, last norm, head (tied where `output` is off)."""
@@ -347,7 +347,7 @@ GENERATES_TEXT = ("llama", "deci", "qwen3", "gemma2", "gpt-oss", "lfm2", "mamba"
 
 
 def write(kind: str, path: Path, seed: int = 0, **sizes: object) -> Path:
-    """Write a model of one of the `KINDS`; `sizes` are fields of `Shape` that differ from the kind's default."""
+    """Write a model of one of the `KINDS`; `sizes` are fields of `SyntheticShape` that differ from the kind's default."""
     function = KINDS[kind]
     default = inspect.signature(function).parameters["shape"].default
     return function(path, replace(default, **sizes), seed)

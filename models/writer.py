@@ -16,6 +16,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from edgekv.amounts import size
 from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
 from edgekv.models.shapes import WEIGHT_TYPES, ModelShape, Weights
 from edgekv.models.synth import FIRST_PRINTABLE, add_text_tokenizer
@@ -93,7 +94,7 @@ def _write(writer: gguf.GGUFWriter, shape: ModelShape, path: Path, weight_type: 
 def _check_room(path: Path, n_bytes: int) -> None:
     free = shutil.disk_usage(path.parent).free
     if n_bytes > free:
-        raise DoesNotFit(f"{path.name} takes {_size(n_bytes)}, and {_size(free)} are free on its disk: {_size(n_bytes - free)} are "
+        raise DoesNotFit(f"{path.name} takes {size(n_bytes)}, and {size(free)} are free on its disk: {size(n_bytes - free)} are "
                          "missing; name a file on another disk with -o, or ask for fewer --layers")
 
 
@@ -158,7 +159,3 @@ def _chunks(tensor: Weights, bank: _Bank, seed: int) -> Iterator[np.ndarray]:
                 chosen = np.where(common_here, common, chosen)
             yield blocks.take(chosen.ravel(), mode="clip")
             left -= n
-
-
-def _size(n_bytes: int) -> str:
-    return f"{n_bytes / (1 << 30):.2f} GiB" if n_bytes >= 1 << 30 else f"{n_bytes / (1 << 20):.1f} MiB"

@@ -10,7 +10,7 @@ import numpy as np
 from double import as_values
 
 from edgekv import _native
-from edgekv.runtime import Runtime
+from edgekv.live.runtime import Runtime
 
 import llama_cpp
 

@@ -29,7 +29,7 @@ def build(folder: Path) -> Path:
         pytest.skip("a C++ compiler is needed to build the emulated device")
     library = folder / "libemulated-kernels.so"
     sources = [Path(__file__).with_name("emulated_kernels.cpp"), CUDA / "gpu_emulated.cpp", *sorted(CUDA.glob("emulator_*.cpp"))]
-    folders = [CUDA, ROOT / "edgekv" / "kernels" / "cuda", ROOT / "native" / "src", ROOT / "native" / "include"]
+    folders = [CUDA, ROOT / "edgekv" / "arrays" / "cuda", ROOT / "native" / "src", ROOT / "native" / "include"]
     command = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", *(f"-I{folder}" for folder in folders),
                "-o", str(library), *map(str, sources), "-pthread"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -302,7 +302,7 @@ def module(library: Path, device: Device) -> SimpleNamespace:
     native.edgekv_test_launch.argtypes = [ctypes.c_char_p, *[ctypes.c_uint] * 3, ctypes.POINTER(ctypes.c_void_p)]
 
     def over(memory: SimpleNamespace, shape: tuple[int, ...], dtype: np.dtype) -> Array:
-        from edgekv.kernels.ops import Ops
+        from edgekv.arrays.ops import Ops
 
         return Array(Ops().view(memory.address, dtype, shape))
 

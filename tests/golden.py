@@ -14,9 +14,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from edgekv.lab.sim import Scenario, simulate
+from edgekv.lab.trace import Trace
 from edgekv.policies import POLICIES
-from edgekv.sim import Setting, simulate
-from edgekv.trace import Trace
 
 FOLDER = Path(__file__).resolve().parent / "golden"
 EXPECTED = FOLDER / "expected.json"
@@ -29,23 +29,23 @@ POLICY_NAMES = ("ema+anchor+recent", *POLICIES)
 BUDGETS = (0.25, 0.5)
 
 
-def settings() -> Iterator[tuple[str, Setting]]:
-    """Of each name, what is simulated: every policy, and what else a setting can have."""
+def scenarios() -> Iterator[tuple[str, Scenario]]:
+    """Of each name, what is simulated: every policy, and what else a scenario can have."""
     for policy in POLICY_NAMES:
         for budget in BUDGETS:
             for observe in ("honest", "sampled"):
-                yield f"{policy}, {100 * budget:g}%, {observe}", Setting(policy=policy, budget=budget, observe=observe)
+                yield f"{policy}, {100 * budget:g}%, {observe}", Scenario(policy=policy, budget=budget, observe=observe)
     others = {
         "full": {"observe": "full"}, "uniform": {"split": "uniform"}, "layer": {"split": "layer"}, "pyramid": {"split": "pyramid"},
         "pooled, honest": {"split": "pooled", "observe": "honest"}, "top": {"access": "top8"}, "mass": {"access": "mass2%"},
         "neighbour": {"prefetch": "neighbour"}, "rope": {"prefetch": "rope"}, "previous": {"prefetch": "previous"},
     }
     for name, changes in others.items():
-        yield name, Setting(**{"budget": 0.25, **changes})
+        yield name, Scenario(**{"budget": 0.25, **changes})
 
 
-def figures(trace: Trace, setting: Setting) -> dict[str, float]:
-    row = simulate(trace, setting).row()
+def figures(trace: Trace, scenario: Scenario) -> dict[str, float]:
+    row = simulate(trace, scenario).row()
     return {name: round(row[name], 8) for name in FIGURES}
 
 
@@ -58,7 +58,7 @@ def main() -> None:
     for name, path in TRACES.items():
         with Trace.open(path) as opened:
             trace = opened.loaded()
-        expected[name] = {what: figures(trace, setting) for what, setting in settings()}
+        expected[name] = {what: figures(trace, scenario) for what, scenario in scenarios()}
     lines = [f'"{name}": {{\n' + ",\n".join(f"  {json.dumps(what)}: {json.dumps(row)}" for what, row in rows.items()) + "\n}"
              for name, rows in expected.items()]
     EXPECTED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
@@ -66,7 +66,7 @@ def main() -> None:
 
 def _record() -> None:
     from edgekv.bench.record import Recording, record
-    from edgekv.bench.text import find_text
+    from edgekv.bench.texts.text import find_text
     from edgekv.models import default_model, synth
 
     FOLDER.mkdir(exist_ok=True)

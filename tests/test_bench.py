@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 from edgekv.bench import kv
-from edgekv.bench.decoder import Decoder
+from edgekv.bench.harness.decoder import Decoder
+from edgekv.bench.harness.measured import Measured, log_softmax
+from edgekv.bench.harness.modes import MODES, find_mode, in_order, rotated, split_modes
+from edgekv.bench.harness.passes import Caches, beside, opened, read, weights_alone
 from edgekv.bench.kv import KvBench
-from edgekv.bench.measured import Measured, log_softmax
-from edgekv.bench.modes import MODES, find_mode, in_order, rotated, split_modes
-from edgekv.bench.passes import Caches, beside, opened, read, weights_alone
-from edgekv.bench.text import TEXTS, Text, find_text, read_text, standard_text
+from edgekv.bench.texts.text import TEXTS, Text, find_text, read_text, standard_text
 from edgekv.cli.bench import bench as command
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, EdgeKVError
@@ -307,8 +307,8 @@ def test_modes_can_be_changed():
 
 
 @pytest.mark.parametrize(("name", "sentence"), [
-    ("fish", "choose one of: off, "), ("sparse:fins=2", "with one of the options mode, observe, resolution, "),
-    ("sparse:resolution", "write OPTION=VALUE"), ("sparse:resolution=much", "resolution is 'much'; it must be a number"),
+    ("fish", "choose one of: off, "), ("sparse:fins=2", "with one of mode, observe, resolution, "),
+    ("sparse:resolution", "write NAME=VALUE"), ("sparse:resolution=much", "resolution is 'much'; it must be a number"),
     ("sparse:keep_rows=perhaps", "it must be on or off"), ("sparse:error_every=0.5", "a whole number"),
     ("sparse:resolution=0.5", "a number from 1"), ("sparse:coverage=0.9", "is no change"), ("sparse-box", "choose one of: off, "),
     ("sparse:attend=10%", "attend says how much .* use resolution, or sketch none"), ("ema:resolution=9", "the sketch is none; use attend"),

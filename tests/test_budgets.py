@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgekv.budgets import LAYER_FLOOR, SPLITS, divide, layer_weights
 from edgekv.errors import ConfigError
+from edgekv.hierarchy.budgets import LAYER_FLOOR, SPLITS, divide, layer_weights
 from edgekv.vocab import Split
 
 ROWS, HEADS, PAGES = 4, 3, 23

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from fake_gpus import CARD, RATES, gpus  # noqa: F401 - a fixture
 
-from edgekv.calibration import (
-    ColdPage, break_even_uses, cache_file, calibrate, on_host_slowdown, pinning_refused, prefetch_cap_bytes, ship_or_read,
-)
 from edgekv.errors import NativeError
+from edgekv.memory.calibration import (
+    ColdPage, break_even_uses, cache_file, calibrate, on_host_slowdown, pinning_refused, ship_or_read,
+)
 from edgekv.vocab import DeviceKind
 
 CUDA = DeviceKind.CUDA
@@ -38,7 +38,7 @@ def test_measured_again_when_something_changed(gpus, change):  # noqa: F811
 def test_measured_again_for_another_version(gpus, monkeypatch):  # noqa: F811
     machine = gpus(CARD)
     calibrate(CUDA)
-    monkeypatch.setattr("edgekv.calibration.__version__", "99.0")
+    monkeypatch.setattr("edgekv.memory.calibration.__version__", "99.0")
     calibrate(CUDA)
     assert machine.n_measured == 2
 
@@ -103,13 +103,6 @@ def test_break_even():
 def test_a_link_as_fast_as_the_memory_never_ships(link):
     rates = replace(RATES, link_gather=link)
     assert break_even_uses(PAGE, rates) == math.inf and ship_or_read(PAGE, rates, 1e9) is ColdPage.READ
-
-
-def test_prefetch_cap():
-    assert prefetch_cap_bytes(20.0, RATES, 0.5) == int((0.010 - 5e-6) * 22e9)
-    assert prefetch_cap_bytes(20.0, RATES, 0.0) == 0 == prefetch_cap_bytes(0.0, RATES, 1.0)
-    caps = [prefetch_cap_bytes(ms, RATES, 0.25) for ms in (1, 2, 5, 10, 50)]
-    assert caps == sorted(caps)
 
 
 def test_the_cost_of_a_refused_pin():

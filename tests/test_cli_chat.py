@@ -22,17 +22,18 @@ import pexpect
 import pytest
 from rich.console import Console
 
-from edgekv.cli import chat_commands
-from edgekv.cli.chat_client import ChatClient, Piece, Progress, Timings
-from edgekv.cli.chat_kv import KvStatus, error_text, page_rows, selection_rows, size, size_of, tier_rows
-from edgekv.cli.chat_pins import Pins, message_span
-from edgekv.cli.chat_render import Renderer, overflow_advice
-from edgekv.cli.chat_session import Answer, Conversation
-from edgekv.cli.progress import Lines, Reading
+from edgekv.amounts import rough_percent, size, size_of
+from edgekv.cli.chat import commands
+from edgekv.cli.chat.client import ChatClient, Piece, Progress, Timings
+from edgekv.cli.chat.kv import KvStatus, page_rows, selection_rows, tier_rows
+from edgekv.cli.chat.pins import Pins, message_span
+from edgekv.cli.chat.render import Renderer, overflow_advice
+from edgekv.cli.chat.session import Answer, Conversation
+from edgekv.cli.common.progress import Lines, Reading
 from edgekv.errors import (
     EXIT_DOES_NOT_FIT, EXIT_INTERRUPTED, EXIT_MODEL, EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, ContextOverflow, EdgeKVError,
 )
-from edgekv.reports import MemoryReport, SelectionReport, TierReport
+from edgekv.live.reports import MemoryReport, SelectionReport, TierReport
 
 # ---- the client, against a server made of paper -----------------------------------------------------------------------------
 
@@ -309,7 +310,7 @@ def test_speed_of_a_prompt():
 def test_a_prompt_that_is_read_shows_speed_and_time_left(monkeypatch, capsys, terminal):
     now = [0.0]
     for watched in (Reading, Lines):
-        monkeypatch.setattr(f"edgekv.cli.chat_render.{watched.__name__}", partial(watched, clock=lambda: now[0]))
+        monkeypatch.setattr(f"edgekv.cli.chat.render.{watched.__name__}", partial(watched, clock=lambda: now[0]))
     renderer = Renderer(PaperKv(), footer=True)
     renderer.console = Console(stderr=True, highlight=False, soft_wrap=True, force_terminal=terminal, width=160)
     with renderer.turn() as show:
@@ -375,7 +376,7 @@ def test_footer_of_mode_sparse(capsys):
 @pytest.mark.parametrize(("error", "text"), [(0.0, "0 %"), (0.00062, "0.06 %"), (0.0062, "0.6 %"), (0.0096, "1 %"), (0.047, "5 %"),
                                              (0.0951, "10 %"), (0.123, "12 %"), (2.0, "200 %")])
 def test_an_error_has_one_digit_that_counts(error: float, text: str):
-    assert error_text(error) == text
+    assert rough_percent(error) == text
 
 
 def lines(rows: list[tuple[str, str]]) -> str:
@@ -424,7 +425,7 @@ def test_sizes():
 ])
 def test_command_mistakes(line, sentence):
     with pytest.raises(EdgeKVError, match=sentence):
-        chat_commands.run(None, line)
+        commands.run(None, line)
 
 
 # ---- pins -------------------------------------------------------------------------------------------------------------------

@@ -15,25 +15,25 @@ from hypothesis import strategies as st
 from fake_gpus import RATES
 from test_hierarchy import World, act
 from test_ops import emulated_kernels  # noqa: F401  (a fixture)
-from tiers import CopyError, FakeDevice, settled
+from tiers import CopyError, FakeDevice, plan, settled
 
-from edgekv import tiering
-from edgekv._native import core, device, hierarchy
+from edgekv._native import core, device, paging
+from edgekv.arrays import cupy_ops
+from edgekv.arrays.move import ROW
+from edgekv.arrays.ops import Ops
 from edgekv.config import KvOptions
 from edgekv.errors import TierError
-from edgekv.kernels import cupy_ops
-from edgekv.kernels.move import ROW
-from edgekv.kernels.ops import Ops
-from edgekv.migrator import Migrator
-from edgekv.observation import Shape
-from edgekv.planner import Limits, plan
+from edgekv.hierarchy.migrator import Migrator
+from edgekv.hierarchy.planner import Limits
+from edgekv.hierarchy.stats import Stats
+from edgekv.live import wiring
+from edgekv.pages.residency import Reason, State
+from edgekv.pages.shape import PageShape
 from edgekv.policies import POLICIES
 from edgekv.prefetch import PREFETCHERS
-from edgekv.residency import Reason, State
-from edgekv.stats import Stats
 from edgekv.vocab import DeviceKind, KvMode
 
-SHAPE = Shape(2, 2, 8)
+SHAPE = PageShape(2, 2, 8)
 
 
 @pytest.fixture
@@ -214,7 +214,6 @@ def test_a_budget_that_shrinks_on_a_device(cupy):
             world.cut(56)
             world.step()
         assert len(world.resident()) <= n_slots and world.hierarchy.table.n_slots == n_slots
-    assert "score" in str(world.hierarchy.explain(0, 0, 2))
 
 
 @settings(max_examples=40, deadline=None)
@@ -222,7 +221,7 @@ def test_a_budget_that_shrinks_on_a_device(cupy):
 def test_any_events_over_streams(seed: int):
     """Growth, cuts, pins and budgets, over copies that are late, out of order, lost and refused, and steps that read behind them."""
     rng = np.random.default_rng(seed)
-    shape = Shape(2, 2, 16, page_tokens=4)
+    shape = PageShape(2, 2, 16, page_tokens=4)
     world = World(shape, n_slots=int(rng.integers(0, 40)), seed=seed, plan_every=int(rng.integers(1, 5)), device=True,
                   delay=float(rng.choice([0, 0.6])), fail=float(rng.choice([0, 0.1])), refuse=float(rng.choice([0, 0.2])),
                   prompts=float(rng.choice([0, 0.5])), prefetch_name=str(rng.choice(list(PREFETCHERS))),
@@ -236,7 +235,7 @@ def test_any_events_over_streams(seed: int):
 
 def test_exact_fills_and_stays():
     """Mode exact on a device: the arena fills while the prompt is read, in equal shares of layers, and nothing moves afterwards."""
-    world = World(n_slots=20, device=True, policy="ema", hot=[3, 20, 37], limits=tiering.limits(KvMode.EXACT, True),
+    world = World(n_slots=20, device=True, policy="ema", hot=[3, 20, 37], limits=wiring.limits(KvMode.EXACT, True),
                   bytes_per_run=400)
     for _ in range(14):
         world.step(4, observed=False)
@@ -257,7 +256,7 @@ def test_exact_fills_and_stays():
 
 def test_sparse_on_a_device_fills_and_swaps():
     hot = [12, 28, 44, 60, 76, 92]
-    world = World(n_slots=20, device=True, policy="ema", limits=tiering.limits(KvMode.SPARSE, True))
+    world = World(n_slots=20, device=True, policy="ema", limits=wiring.limits(KvMode.SPARSE, True))
     world.step(56, observed=False)
     for _ in range(12):
         world.cut(56)
@@ -275,15 +274,15 @@ def test_sparse_on_a_device_fills_and_swaps():
 
 
 def test_bytes_per_run():
-    assert tiering.bytes_per_run(None, 0.1) == tiering.bytes_per_run(25e9, None) == tiering.BYTES_PER_RUN
-    assert tiering.bytes_per_run(25e9, 0.16) == 400_000_000
-    assert tiering.bytes_per_run(1e6, 0.16) == tiering.BYTES_PER_RUN
+    assert wiring.bytes_per_run(None, 0.1) == wiring.bytes_per_run(25e9, None) == wiring.BYTES_PER_RUN
+    assert wiring.bytes_per_run(25e9, 0.16) == 400_000_000
+    assert wiring.bytes_per_run(1e6, 0.16) == wiring.BYTES_PER_RUN
 
 
 def test_limits_are_a_matter_of_mode():
-    assert tiering.limits(KvMode.SPARSE, False) == tiering.limits(KvMode.EXACT, False) == Limits()
-    assert tiering.limits(KvMode.SPARSE, True).swap and not tiering.limits(KvMode.EXACT, True).swap
-    assert tiering.limits(KvMode.EXACT, True).fill
+    assert wiring.limits(KvMode.SPARSE, False) == wiring.limits(KvMode.EXACT, False) == Limits()
+    assert wiring.limits(KvMode.SPARSE, True).swap and not wiring.limits(KvMode.EXACT, True).swap
+    assert wiring.limits(KvMode.EXACT, True).fill
 
 
 @pytest.fixture
@@ -308,14 +307,14 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
                          1 << 20, 1 << 10, 0)
     for module, functions in (
         (device, {"plane": lambda handle: place}),
-        (core, {"observation": lambda handle: types.SimpleNamespace(page_tokens=16, pages_per_stream=n_pages),
+        (core, {"run_so_far": lambda handle: types.SimpleNamespace(page_tokens=16, pages_per_stream=n_pages),
                 "layers": lambda handle: [types.SimpleNamespace(row=row, n_head_kv=n, head_dim=32)
                                           for row, n in ((0, 2), (1, 1), (-1, 9))],
                 "limits": lambda handle: core.NativeLimits(n_cells, 1, n_cells, n_cells),
                 "cells": lambda handle, stream: types.SimpleNamespace(n_cells=n_cells, n_used=0),
                 "rope": lambda handle: None}),
-        (hierarchy, {"set_arena": lambda handle, n: said.append(("arena", n)),
-                     "hierarchy": lambda handle: hierarchy.NativeHierarchy(shape, priority.ctypes.data, pinned.ctypes.data,
+        (paging, {"set_arena": lambda handle, n: said.append(("arena", n)),
+                     "page_arrays": lambda handle: paging.PageArrays(shape, priority.ctypes.data, pinned.ctypes.data,
                                                                            np.zeros(shape, np.int32), newest, None, 0,
                                                                            32 * row_bytes),
                      "begin_copies": lambda handle, moves: said.append(("begin", moves.copy())),
@@ -336,7 +335,7 @@ def prompt_step(changed: list[int]) -> types.SimpleNamespace:
 def test_tiering_on_an_emulated_plane(plane):
     """In mode exact: capacity from the plane, copies told before they begin, bytes where the kernels will look for them."""
     options = KvOptions(mode=KvMode.EXACT)
-    tiers = tiering.Tiering(object(), options, stats := Stats(), tiering.operations(object()))
+    tiers = wiring.Tiering(object(), options, stats := Stats(), wiring.operations(object()))
     assert plane.said == [("arena", 0), ("arena", 10)] and not plane.priority.any() and not plane.pinned.any()
     plane.newest[:] = np.minimum((np.arange(8) + 1) * 16, 120) - 1
     tiers.run(prompt_step(list(range(8))))
@@ -359,11 +358,11 @@ def test_tiering_on_an_emulated_plane(plane):
 
 def test_pace_follows_the_link(plane, monkeypatch: pytest.MonkeyPatch):
     clock = iter([1.0, 1.1, 1.3, 60.0])
-    tiers = tiering.Tiering(object(), KvOptions(mode=KvMode.EXACT), Stats(), Ops(), replace(RATES, link_gather=1e10))
-    monkeypatch.setattr(tiering.time, "perf_counter", lambda: next(clock))
+    tiers = wiring.Tiering(object(), KvOptions(mode=KvMode.EXACT), Stats(), Ops(), replace(RATES, link_gather=1e10))
+    monkeypatch.setattr(wiring.time, "perf_counter", lambda: next(clock))
     paces = []
     for _ in range(4):
         tiers._measure()
         paces.append(tiers.hierarchy.migrator.pages_per_run * 2048)
-    assert paces[0] == tiering.BYTES_PER_RUN
+    assert paces[0] == wiring.BYTES_PER_RUN
     assert [round(pace / 1e8, 2) for pace in paces[1:]] == [1.0, 1.0, 1.0], "a person who thinks for a minute changes nothing"

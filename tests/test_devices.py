@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from fake_gpus import CARD, gpus  # noqa: F401 - a fixture
 
-from edgekv import devices
 from edgekv.config import KvOptions
 from edgekv.errors import EXIT_LIBRARY, CudaUnavailable
+from edgekv.memory import devices
 from edgekv.vocab import DeviceKind
 
 LISTED = "GeForce RTX 4070, 12282 MiB, driver 550.54"
@@ -98,5 +98,5 @@ def test_cupy_is_not_imported():
     import subprocess
     import sys
 
-    code = "import sys; from edgekv import devices; devices.cupy_version(); print('cupy' in sys.modules)"
+    code = "import sys; from edgekv.memory import devices; devices.cupy_version(); print('cupy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

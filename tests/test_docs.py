@@ -132,7 +132,7 @@ def test_every_choice_is_named(value):
 
 
 def test_chat_commands_are_named():
-    from edgekv.cli.chat_commands import COMMANDS as slash
+    from edgekv.cli.chat.commands import COMMANDS as slash
 
     named = set(re.findall(r"`(/[a-z]+)", README))
     assert named - {"/health", "/slots", "/tokenize"} <= set(slash)

@@ -13,11 +13,12 @@ import pytest
 from click.testing import CliRunner
 from fake_gpus import CARD, gpus  # noqa: F401 - a fixture
 
-from edgekv import _native, devices, diagnosis
+from edgekv import _native, diagnosis
 from edgekv._native.weights import WEIGHT_TYPES, _library, layouts
 from edgekv.cli.doctor import doctor
 from edgekv.errors import EXIT_LIBRARY, ModelError, NativeError
 from edgekv.machine import CPUINFO, cpu_family
+from edgekv.memory import devices
 from edgekv.vocab import DeviceKind
 
 
@@ -243,7 +244,7 @@ def test_device_plans(machine, synthetic, monkeypatch):
 
 
 def test_pages_need_host_memory(machine, synthetic, monkeypatch):
-    monkeypatch.setattr("edgekv.fit.available_bytes", lambda: 16 << 20)
+    monkeypatch.setattr("edgekv.memory.fit.available_bytes", lambda: 16 << 20)
     plans = json.loads(run(str(synthetic(n_ctx_train=8192)), "-o", "json").stdout)["model"]["device_plans"]
     assert [plan["problem"] for plan in plans][:2] == [None, "the pages take 32.0 MiB of host memory, and 16.0 MiB are free"]
 

@@ -11,21 +11,23 @@ import pytest
 from contexts import Context, attached
 from decoding import kld
 
-from edgekv import Llama, eviction, runtime
-from edgekv.cli.chat_kv import KvWatch, memory_rows, mode_summary
-from edgekv.cli.chat_render import _kv_parts
+from edgekv import Llama
+from edgekv.cli.chat.kv import KvWatch, memory_rows, mode_summary
+from edgekv.cli.chat.render import _kv_parts
 from edgekv.config import Keep, KvOptions
 from edgekv.errors import ConfigError
-from edgekv.observation import Shape
-from edgekv.runtime import Runtime
-from edgekv.server import Server
-from edgekv.server_options import ServerOptions
+from edgekv.hierarchy import eviction
+from edgekv.live import runtime
+from edgekv.live.runtime import Runtime
+from edgekv.pages.shape import PageShape
+from edgekv.serving.options import ServerOptions
+from edgekv.serving.server import Server
 from edgekv.vocab import KvMode, Split
 
-import llama_cpp  # after edgekv.runtime, which puts the libraries in place
+import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
 from edgekv._native import core
-from edgekv._native import hierarchy as native
-from edgekv.kernels.move import MOVE
+from edgekv._native import paging as native
+from edgekv.arrays.move import MOVE
 
 ONE = dict(n_seq=1, n_batch=128, n_ubatch=128)
 TOLERANCE = 1e-3
@@ -61,7 +63,7 @@ class Chat:
 
 
 def dropped(run: Runtime) -> np.ndarray:
-    return np.array(native.hierarchy(run._native_handle()).dropped)
+    return np.array(native.page_arrays(run._native_handle()).dropped)
 
 
 def drop(run: Runtime, mask: np.ndarray) -> None:
@@ -78,10 +80,10 @@ def attended(run: Runtime, row: int, head: int) -> set[int]:
 # ---- decisions ------------------------------------------------------------------------------------------------------------------
 
 
-SHAPE = Shape(2, 2, 8)
+SHAPE = PageShape(2, 2, 8)
 
 
-def decide(scores=None, pins=None, gone=None, positions=None, cells=None, shape: Shape = SHAPE, **more) -> eviction.Losses:
+def decide(scores=None, pins=None, gone=None, positions=None, cells=None, shape: PageShape = SHAPE, **more) -> eviction.Losses:
     positions = np.arange(8) * 16 + 15 if positions is None else np.array(positions)
     cells = np.where(positions >= 0, 16, 0) if cells is None else np.array(cells)
     gone = np.zeros(shape.axes, np.uint8) if gone is None else gone
@@ -120,7 +122,7 @@ def test_room_is_made_from_what_the_best_head_values_least_and_pins_go_last():
     assert decide(scores, pins, n_excess=17).freed.tolist() == [3, 4], "whole pages, for 17 cells"
     assert decide(scores, pins, n_excess=7 * 16).freed.tolist() == [1, 2, 3, 4, 5, 6], "a bound is a bound; the first and the newest stay"
     assert decide(scores, pins, n_excess=16, cells=[16, 16, 16, 4, 4, 16, 16, 3]).freed.tolist() == [3, 4, 5]
-    assert decide(shape=Shape(0, 0, 8), n_excess=20).freed.tolist() == [1, 2], "nobody observes: the oldest but the first"
+    assert decide(shape=PageShape(0, 0, 8), n_excess=20).freed.tolist() == [1, 2], "nobody observes: the oldest but the first"
 
 
 def test_bounds_that_cannot_be_kept_are_refused():
@@ -187,7 +189,7 @@ def test_a_page_that_all_heads_drop_is_as_good_as_removed(synthetic, monkeypatch
         for n in (128, 90):
             tokens = ours.tokens(n)
             ours.feed(tokens), other.feed(tokens)
-        mask = np.zeros(native.hierarchy(run._native_handle()).shape, bool)
+        mask = np.zeros(native.page_arrays(run._native_handle()).shape, bool)
         mask[:, :, [2, 5, 6, 11]] = True
         monkeypatch.setattr(run._tiering, "evict", lambda: None)  # it would free them
         drop(run, mask)
@@ -210,7 +212,7 @@ def test_each_head_attends_what_it_kept(synthetic, single_precision):
             chat = Chat(context, run)
             chat.feed(chat.tokens(128)), chat.feed(chat.tokens(80))
             if name == "all":
-                mask = rng.random(native.hierarchy(run._native_handle()).shape) < 0.4
+                mask = rng.random(native.page_arrays(run._native_handle()).shape) < 0.4
                 mask[:, :, 12:] = False  # the page being filled, and those to come
                 mask[0, 0] &= ~mask.all(axis=(0, 1))  # what no head keeps would be freed
             else:
@@ -362,7 +364,7 @@ def test_random_events(synthetic, monkeypatch, caplog, seed: int, bounded: bool)
         handle = run._native_handle()
         chat = Chat(context, run, seed)
         run.configure(options)
-        shadow = np.zeros(native.hierarchy(handle).shape, bool)
+        shadow = np.zeros(native.page_arrays(handle).shape, bool)
         clock = np.zeros(run.cells.n_cells, np.uint64)
         real = native.drop_pages
         n_checked = 0

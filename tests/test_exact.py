@@ -12,7 +12,7 @@ from contexts import attached
 from decoding import kld, step_logits, top_gap
 
 from edgekv import Llama
-from edgekv.bench.decoder import Decoder
+from edgekv.bench.harness.decoder import Decoder
 from edgekv.config import KvOptions
 
 N_PROMPT = 600
@@ -169,7 +169,7 @@ def test_every_instruction_set_gives_the_same_answers(synthetic, tmp_path):
 
 
 def test_an_unknown_instruction_set_is_refused(synthetic):
-    done = subprocess.run([sys.executable, "-c", "import edgekv.runtime"], env={**os.environ, "EDGEKV_ISA": "mmx"},
+    done = subprocess.run([sys.executable, "-c", "import edgekv.live.runtime"], env={**os.environ, "EDGEKV_ISA": "mmx"},
                           capture_output=True, text=True)
     assert done.returncode != 0 and "EDGEKV_ISA=mmx is not known; use one of: portable" in done.stderr
 

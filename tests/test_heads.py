@@ -1,4 +1,4 @@
-"""edgekv.heads and `edgekv heads`: what is made of attention mass."""
+"""edgekv.lab.heads and `edgekv heads`: what is made of attention mass."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from edgekv.cli.heads import heads as command
 from edgekv.errors import ConfigError, ContextOverflow, EdgeKVError, ModelError
-from edgekv.heads import HeadLayer, HeadMass, observe, replay
+from edgekv.lab.heads import HeadLayer, HeadMass, observe, replay
+from edgekv.lab.report.drawing import MissingLibrary
+from edgekv.lab.roles import RoleMeter, of_steps
 from edgekv.llama import Llama
-from edgekv.report.drawing import MissingLibrary
-from edgekv.roles import RoleMeter, of_steps
 
 from traces import random_trace
 

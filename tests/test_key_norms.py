@@ -9,7 +9,7 @@ from contexts import attached
 from edgekv.config import KvOptions
 
 import llama_cpp
-from edgekv.key_norms import KeyNorms
+from edgekv.live.key_norms import KeyNorms
 
 OPTIONS = KvOptions(mode="sparse", sketch="none", exact_tokens=0, policy="ema+anchor+recent", plan_every=1)
 

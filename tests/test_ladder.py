@@ -9,14 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 from edgekv.bench import ladder
+from edgekv.bench.harness.modes import find_mode
 from edgekv.bench.ladder import BASE, FIGURES, MEAN, RUNGS, LadderBench, of_traces, prepare, run
-from edgekv.bench.modes import find_mode
-from edgekv.bench.text import Text
+from edgekv.bench.texts.text import Text
 from edgekv.cli.main import cli
 from edgekv.errors import ConfigError
+from edgekv.lab.sim import simulate
+from edgekv.lab.trace import Trace
 from edgekv.machine import cpu_family
-from edgekv.sim import simulate
-from edgekv.trace import Trace
 from edgekv.vocab import SketchKind, Split
 
 from traces import random_trace
@@ -39,17 +39,17 @@ def test_rungs_make_sense():
     assert [rung.published for rung in RUNGS if rung.published] == [0.70, 0.78, 0.85, 0.91, 0.95]
     for i, rung in enumerate(RUNGS):
         assert rung.base is None or rung.base in NAMES[:i], f"{rung.name} is compared with what comes later"
-        BASE.with_(budget=0.1, **rung.setting)
+        BASE.with_(budget=0.1, **rung.scenario)
 
 
 @pytest.mark.parametrize("rung", [rung for rung in RUNGS if rung.live], ids=lambda rung: rung.name)
 def test_live_modes_are_what_is_simulated(rung):
     mode = find_mode(rung.bench_mode(0.125))
     options = mode.options(ladder.kv.KvOptions(), 4096)
-    setting = BASE.with_(budget=0.125, **rung.setting)
-    assert options.attend == setting.budget and options.exact_tokens == 0 and options.sketch is SketchKind.NONE
-    assert rung.name == "streaming" or options.policy == setting.policy
-    assert setting.split is Split.UNIFORM  # as each head attends alike
+    scenario = BASE.with_(budget=0.125, **rung.scenario)
+    assert options.attend == scenario.budget and options.exact_tokens == 0 and options.sketch is SketchKind.NONE
+    assert rung.name == "streaming" or options.policy == scenario.policy
+    assert scenario.split is Split.UNIFORM  # as each head attends alike
 
 
 def test_rows(trace):
@@ -63,7 +63,7 @@ def test_rows(trace):
         for row in rows[len(rows) // 2 :]:
             rung = RUNGS[NAMES.index(row["rung"])]
             observe = "sampled" if row["observe"] == "ahead" else row["observe"]
-            expected = simulate(opened, BASE.with_(budget=0.3, observe=observe, **rung.setting)).row()
+            expected = simulate(opened, BASE.with_(budget=0.3, observe=observe, **rung.scenario)).row()
             assert [row[key] for key in ("hit_rate", "hit_rate_mass", "worst_mass", "fetched")] == \
                 [expected[key] for key in ("hit_rate", "hit_rate_mass", "worst_mass", "fetched")]
     by_name = {(row["observe"], row["rung"]): row for row in rows if row["budget"] == 0.1}

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tiers import FakeArena, settled
+from tiers import FakeArena, settled, where
 
 from edgekv.errors import TierError
-from edgekv.migrator import Migrator
-from edgekv.observation import Shape
-from edgekv.planner import MigrationPlan
-from edgekv.residency import Reason, State
-from edgekv.stats import Stats
-from edgekv.tiers.arena import HostArena
+from edgekv.hierarchy.migrator import Migrator
+from edgekv.hierarchy.planner import MigrationPlan
+from edgekv.hierarchy.stats import Stats
+from edgekv.live.host_arena import HostArena
+from edgekv.pages.residency import Reason, State
+from edgekv.pages.shape import PageShape
 
-SHAPE = Shape(2, 2, 8)
+SHAPE = PageShape(2, 2, 8)
 
 
 def a_plan(promoted, demoted=()) -> MigrationPlan:
@@ -78,7 +78,7 @@ def test_a_slot_is_taken_when_it_is_needed():
     assert bench.resident() == [1, 3], "page 1 waits until page 10 is copied"
     bench.step()
     assert bench.resident() == [3, 9] and bench.stats.n_demoted == 2
-    assert bench.table.explain(0, 0, 2) == (State.HOME, Reason.OUTRANKED, -1)
+    assert where(bench.table, 0, 0, 2) == (State.HOME, Reason.OUTRANKED, -1)
     bench.step()
     assert bench.resident() == [3, 9, 10]
 
@@ -104,7 +104,7 @@ def test_failed_copies_stay_at_home():
     for _ in range(3):
         bench.step()
     assert bench.resident() == [] and bench.arena.n_copied == 2, "they are not tried again until planned again"
-    assert bench.stats.n_failed_copies == 2 and bench.table.explain(0, 0, 1) == (State.HOME, Reason.FAILED, -1)
+    assert bench.stats.n_failed_copies == 2 and where(bench.table, 0, 0, 1) == (State.HOME, Reason.FAILED, -1)
     bench.arena.fail = 0.0
     bench.migrator.submit(a_plan([1, 2]))
     bench.step()
@@ -143,7 +143,7 @@ def test_a_change_under_the_copy():
     bench.table.change(np.array([1]), np.zeros(1, bool))
     bench.arena.delay = 0.0
     bench.step()
-    assert bench.resident() == [2] and bench.table.explain(0, 0, 1) == (State.FILLING, Reason.CHANGED, -1)
+    assert bench.resident() == [2] and where(bench.table, 0, 0, 1) == (State.FILLING, Reason.CHANGED, -1)
     bench.arena.check(bench.table)
 
 

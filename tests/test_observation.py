@@ -8,7 +8,7 @@ import pytest
 from contexts import attached
 
 from edgekv.config import KvOptions
-from edgekv.observers import Ubatch
+from edgekv.live.observers import Ubatch
 
 PAGE = 16
 

@@ -12,20 +12,21 @@ from pathlib import Path
 import fake_cupy
 import numpy as np
 import pytest
-from tiers import observation, promote, settled
+from tiers import observation, plan, promote, settled
 
+from edgekv.arrays import backend, cupy_ops
+from edgekv.arrays.ema import weights
+from edgekv.arrays.move import MOVE, ROW, Places
+from edgekv.arrays.ops import Ops
+from edgekv.arrays.rank import HostRanking, ListedRanking, Top
 from edgekv.errors import CudaUnavailable, NativeError
-from edgekv.kernels import backend, cupy_ops
-from edgekv.kernels.ema import weights
-from edgekv.kernels.move import MOVE, ROW, Places
-from edgekv.kernels.ops import Ops
-from edgekv.kernels.rank import HostRanking, ListedRanking, Top
-from edgekv.observation import Observation, Shape
-from edgekv.planner import Limits, decide, plan
-from edgekv.policies import POLICIES, Settings, make
+from edgekv.hierarchy.planner import Limits, decide
+from edgekv.pages.observation import Observation
+from edgekv.pages.residency import Reason, State
+from edgekv.pages.shape import PageShape
+from edgekv.policies import POLICIES, make
 from edgekv.prefetch import PREFETCHERS, Rope
 from edgekv.prefetch import make as make_prefetch
-from edgekv.residency import Reason, State
 from edgekv.vocab import DeviceKind
 
 
@@ -104,9 +105,9 @@ def test_clear(ops: Ops):
 def test_policies_are_the_same_everywhere(ops: Ops, spec: str):
     """Scores and pins through growth, cuts and forgetting; the scores stand in the array that was given."""
     rng = np.random.default_rng(0)
-    shape = Shape(2, 3, 61)
+    shape = PageShape(2, 3, 61)
     given = ops.zeros(shape.axes, np.float32)
-    here, there = make(spec, shape, Settings()), make(spec, shape, Settings(), ops, given)
+    here, there = make(spec, shape, {}), make(spec, shape, {}, ops, given)
     for n_used in (0, 1, 40, 61, 33, 50):
         seen = observation(shape, n_used, random_mass(rng, shape.axes), n_tokens=3)
         here.update(seen)
@@ -157,7 +158,7 @@ def test_top(ops: Ops, n_pages: int, values: Callable):
                 np.testing.assert_array_equal(found.values, mass.reshape(-1)[order])
 
 
-def table_of(rng: np.random.Generator, shape: Shape, n_used: int):
+def table_of(rng: np.random.Generator, shape: PageShape, n_used: int):
     table = settled(shape, int(shape.n_rows * shape.n_heads * n_used // 2), n_used)
     home = np.flatnonzero(table.residency.state == State.HOME)
     promote(table, rng.choice(home, len(home) // 3, replace=False))
@@ -171,7 +172,7 @@ def table_of(rng: np.random.Generator, shape: Shape, n_used: int):
 def test_rank(ops: Ops, n_pages: int, n_used: int, values: Callable, pinning: str):
     """What a ranking answers, and the plan that comes of it, down to the ids."""
     rng = np.random.default_rng(n_pages)
-    shape = Shape(2, 3, n_pages, exists=np.array([[True, True, True], [True, True, False]]))
+    shape = PageShape(2, 3, n_pages, exists=np.array([[True, True, True], [True, True, False]]))
     table = table_of(rng, shape, n_used)
     scores = values(rng, shape.axes)
     pins = {"none": None, "pages": rng.random(n_pages) < 0.1, "each": rng.random(shape.axes) < 0.1}[pinning]
@@ -194,7 +195,7 @@ def test_rank(ops: Ops, n_pages: int, n_used: int, values: Callable, pinning: st
 
 
 def test_rank_without_scores(ops: Ops):
-    table = settled(Shape(2, 2, 8), 4, 6)
+    table = settled(PageShape(2, 2, 8), 4, 6)
     promote(table, [1, 10])
     with ops:
         ranking = ops.rank(None, np.arange(8) == 1, table.residency, 10).get()
@@ -204,7 +205,7 @@ def test_rank_without_scores(ops: Ops):
 def test_old_answers():
     """Between question and decision pages leave their slots, come home and are pinned: the plan is one of now."""
     rng = np.random.default_rng(3)
-    shape = Shape(1, 2, 32)
+    shape = PageShape(1, 2, 32)
     table = settled(shape, 20, 32)
     promote(table, np.arange(20))
     scores = rng.random(shape.axes).astype(np.float32)
@@ -226,7 +227,7 @@ def test_old_answers():
 @pytest.mark.parametrize("name", PREFETCHERS)
 def test_prefetchers_are_the_same_everywhere(ops: Ops, name: str):
     rng = np.random.default_rng(0)
-    shape = Shape(2, 2, 61)
+    shape = PageShape(2, 2, 61)
     table = table_of(rng, shape, 50)
     here, there = make_prefetch(name, shape, Rope(8, 8)), make_prefetch(name, shape, Rope(8, 8), ops)
     for limit in (0, 5, 64):
@@ -318,7 +319,7 @@ def test_answers_come_later(emulated_kernels: Path, monkeypatch: pytest.MonkeyPa
     device = fake_cupy.Device()
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy.module(emulated_kernels, device))
     ops = cupy_ops.CupyOps(0, 0, 13000)
-    shape = Shape(2, 2, 61)
+    shape = PageShape(2, 2, 61)
     table = table_of(np.random.default_rng(0), shape, 61)
     scores = random_mass(np.random.default_rng(1), shape.axes)
     expected = plan(scores, None, np.empty(0, np.int64), table.residency, Limits())
@@ -383,7 +384,7 @@ def test_a_kernel_source_that_is_missing():
 def test_nothing_imports_cupy():
     """Not even where it is installed."""
     code = ("import sys, importlib, pkgutil, edgekv\n"
-            "for name in ('kernels.cupy_ops', 'policies', 'prefetch', 'planner', 'hierarchy', 'tiers.device', 'tiering'):\n"
+            "for name in ('arrays.cupy_ops', 'policies', 'prefetch', 'hierarchy.planner', 'hierarchy.step', 'live.device_arena', 'live.wiring'):\n"
             "    importlib.import_module('edgekv.' + name)\n"
             "assert 'cupy' not in sys.modules")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

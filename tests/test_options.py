@@ -9,10 +9,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from edgekv import devices
-from edgekv.cli.options import kv_options, split_kv_options
+from edgekv.cli.common.options import kv_options, split_kv_options
 from edgekv.config import Attend, KvOptions
 from edgekv.errors import ConfigError, CudaUnavailable
+from edgekv.memory import devices
 from edgekv.policies import POLICIES
 from edgekv.prefetch import PREFETCHERS
 from edgekv.vocab import CacheType, KvMode, SketchKind

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiers import promote, settled
+from tiers import promote, settled, where
 
 from edgekv.errors import ConfigError, TierError
-from edgekv.observation import Shape
-from edgekv.pages import PageTable
-from edgekv.residency import Reason, State, pins_of
+from edgekv.hierarchy.table import PageTable
+from edgekv.pages.residency import Reason, State, pins_of
+from edgekv.pages.shape import PageShape
 
-SHAPE = Shape(2, 2, 8)
+SHAPE = PageShape(2, 2, 8)
 NONE = np.zeros(0, bool)
 
 
@@ -32,7 +32,7 @@ def test_ids():
 @pytest.mark.parametrize("wrong", [dict(n_rows=-1), dict(pages_per_stream=3), dict(exists=np.ones((1, 2)))])
 def test_shape_is_checked(wrong):
     with pytest.raises(ConfigError):
-        Shape(**{"n_rows": 2, "n_heads": 2, "n_pages": 8} | wrong)
+        PageShape(**{"n_rows": 2, "n_heads": 2, "n_pages": 8} | wrong)
 
 
 def test_life_of_a_page():
@@ -45,13 +45,13 @@ def test_life_of_a_page():
 
     ids, slots = table.reserve(np.array([8, 0, 24]), Reason.HOT)
     assert ids.tolist() == [8, 0, 24] and slots.tolist() == [0, 1, 2] and table.n_free == 0
-    assert table.explain(0, 1, 0) == (State.MOVING, Reason.HOT, 0)
+    assert where(table, 0, 1, 0) == (State.MOVING, Reason.HOT, 0)
     assert table.commit(np.array([0, 24])).all()
     table.cancel(np.array([8]))
-    assert table.explain(0, 0, 0) == (State.RESIDENT, Reason.HOT, 1)
-    assert table.explain(0, 1, 0) == (State.HOME, Reason.FAILED, -1) and table.n_free == 1
+    assert where(table, 0, 0, 0) == (State.RESIDENT, Reason.HOT, 1)
+    assert where(table, 0, 1, 0) == (State.HOME, Reason.FAILED, -1) and table.n_free == 1
     table.release(np.array([24]))
-    assert table.explain(1, 1, 0) == (State.HOME, Reason.OUTRANKED, -1)
+    assert where(table, 1, 1, 0) == (State.HOME, Reason.OUTRANKED, -1)
     assert promote(table, [16]).tolist() == [2], "the slot that became free last is taken first"
 
     # the tokens of page 0 are replaced, then removed
@@ -69,7 +69,7 @@ def test_not_fitting_is_an_answer():
     table = settled(SHAPE, 2, 4)
     ids, slots = table.reserve(np.array([3, 2, 1, 0]), np.array([Reason.PINNED, Reason.HOT, Reason.HOT, Reason.HOT], np.uint8))
     assert ids.tolist() == [3, 2] and len(slots) == 2
-    assert table.explain(0, 0, 3)[1] == Reason.PINNED and table.explain(0, 0, 2)[1] == Reason.HOT
+    assert where(table, 0, 0, 3)[1] == Reason.PINNED and where(table, 0, 0, 2)[1] == Reason.HOT
     assert not len(table.reserve(np.array([1]), Reason.HOT)[0])
 
 
@@ -78,14 +78,14 @@ def test_change_under_a_copy():
     table.reserve(np.array([2, 10]), Reason.HOT)
     table.reserve(np.array([3]), Reason.HOT)
     assert table.change(np.array([2]), np.zeros(1, bool)).tolist() == [2]
-    assert table.explain(0, 0, 2)[0] == State.MOVING and table.n_free == 1, "the copy still writes into its slot"
+    assert where(table, 0, 0, 2)[0] == State.MOVING and table.n_free == 1, "the copy still writes into its slot"
     table.check()
     table.change(np.array([5]), np.zeros(1, bool))  # page 2 settles again before its copy ends
     assert table.commit(np.array([2, 3])).tolist() == [False, True]
-    assert table.explain(0, 0, 2) == (State.HOME, Reason.CHANGED, -1)
+    assert where(table, 0, 0, 2) == (State.HOME, Reason.CHANGED, -1)
     table.change(np.array([2]), np.array([True]))
     table.cancel(np.array([10]))
-    assert table.explain(0, 1, 2) == (State.FREE, Reason.CHANGED, -1) and table.n_free == 3
+    assert where(table, 0, 1, 2) == (State.FREE, Reason.CHANGED, -1) and table.n_free == 3
     table.check()
 
 
@@ -107,7 +107,7 @@ def test_impossible_transitions(call):
 
 
 def test_heads_that_do_not_exist():
-    table = settled(Shape(2, 2, 8, exists=np.array([[True, True], [True, False]])), 4, 4)
+    table = settled(PageShape(2, 2, 8, exists=np.array([[True, True], [True, False]])), 4, 4)
     assert set(states(table, 1, 1)) == {"FREE"} and table.counts()[State.HOME] == 12
     assert table.reasons[Reason.SETTLED] == 12
     with pytest.raises(TierError, match="row 1, head 1"):
@@ -124,7 +124,7 @@ def test_shrink():
     demoted, done = table.resize(3, scores, pinned)
     assert done and table.n_slots == 3
     assert sorted(demoted.tolist()) == [2, 3, 4, 5], "2, 3 and 4 are the lowest that are not pinned; 5 stood in slot 5"
-    assert table.n_free == 1 and table.explain(0, 0, 5) == (State.HOME, Reason.BUDGET, -1)
+    assert table.n_free == 1 and where(table, 0, 0, 5) == (State.HOME, Reason.BUDGET, -1)
     assert table.resize(5, scores)[1] and table.n_free == 3
     assert promote(table, [7]).tolist() == [2], "the lowest free slot"
     assert sorted(table.resize(0, scores)[0].tolist()) == [0, 1, 7]
@@ -184,7 +184,7 @@ def test_pins_of():
 def test_invariants_hold(seed: int, n_slots: int):
     """Any events in any order."""
     rng = np.random.default_rng(seed)
-    shape = Shape(2, 2, 8, exists=np.array([[True, True], [True, rng.random() < 0.5]]))
+    shape = PageShape(2, 2, 8, exists=np.array([[True, True], [True, rng.random() < 0.5]]))
     table = PageTable(shape, n_slots)
     scores = rng.random(shape.axes, np.float32)
     for _ in range(40):

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from contexts import attached
+from contexts import attached, n_hooked
 from decoding import kld
 from double import Reference, as_values, rounding
 from fake_gpus import RATES
 from test_sparse import check, follow_events
 
-from edgekv import Llama, runtime
+from edgekv import Llama
+from edgekv._native import core, device
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError
+from edgekv.live import attachments
+from edgekv.live.wiring import Tiering
 from edgekv.vocab import DeviceKind
-from edgekv.tiering import Tiering
-
-from edgekv._native import core, device
 
 pytestmark = pytest.mark.usefixtures("emulator", "single_precision")
 
@@ -91,9 +91,9 @@ def test_logits_are_those_of_the_host_plane(synthetic, kind, shape, mode):
     exact = logits_of(open_model(path, "cpu"))
     llama = open_model(path, **options)
     plane_of(llama)
-    before = core.counters(llama.kv._native_handle()).n_hooked
+    before = n_hooked(llama.kv)
     ours = logits_of(llama)
-    assert core.counters(llama.kv._native_handle()).n_hooked - before == len(STEPS)
+    assert n_hooked(llama.kv) - before == len(STEPS)
     assert kld(exact, ours).max() <= SINGLE
     check(llama.kv)
 
@@ -110,7 +110,7 @@ def test_logits_are_those_of_double_precision(synthetic, shape, types, steps, mo
     llama = open_model(path, **options)
     plane_of(llama)
     ours = logits_of(llama, steps)
-    assert core.counters(llama.kv._native_handle()).n_hooked == len(steps)
+    assert n_hooked(llama.kv) == len(steps)
     tokens, cells = llama.input_ids[: llama.n_tokens].tolist(), llama.kv.cells
     assert np.array_equal(cells.stream(0).positions[: len(tokens)], np.arange(len(tokens)))
     stored = [[rows(layer)[0, : len(tokens)] for layer in (0, 1)] for rows in (cells.keys, cells.values)]
@@ -135,9 +135,9 @@ def test_steps_of_up_to_64_tokens_run_on_the_plane(synthetic, kind, shape, mode)
         stock = open_model(path, "cpu", mode="off")
         bound = 2 * kld(logits_of(stock, singles), logits_of(stock, LONG_STEPS)).mean()
     llama = open_model(path, **options)
-    before = core.counters(llama.kv._native_handle()).n_hooked
+    before = n_hooked(llama.kv)
     ours = logits_of(llama, LONG_STEPS)
-    assert core.counters(llama.kv._native_handle()).n_hooked - before == len(LONG_STEPS)
+    assert n_hooked(llama.kv) - before == len(LONG_STEPS)
     assert (kld(exact, ours).mean() if kind == "gpt-oss" else kld(exact, ours).max()) <= bound
     check(llama.kv)
 
@@ -277,7 +277,7 @@ def test_several_sequences(synthetic, unified: bool, mode: str, n_each: int):
             for seq, n in enumerate(ends):
                 context.decode(rng.integers(260, 350, n), range(n), [seq] * n)
             rows = []
-            before = core.counters(run._native_handle()).n_hooked
+            before = n_hooked(run)
             for _ in range(4):
                 tokens = rng.integers(260, 350, (3, n_each))
                 n_at_once = min(n_each, 5) if where == "cpu" else n_each  # of 3 sequences: the host plane serves 16 tokens
@@ -291,7 +291,7 @@ def test_several_sequences(synthetic, unified: bool, mode: str, n_each: int):
                 ends = [end + n_each for end in ends]
             logits[where] = np.concatenate(rows)
             if where == "emulated":
-                assert core.counters(run._native_handle()).n_hooked - before == 4
+                assert n_hooked(run) - before == 4
             check(run)
     assert kld(logits["cpu"], logits["emulated"]).max() <= SINGLE
 
@@ -473,7 +473,7 @@ def test_the_link_decides_whether_there_is_an_arena(synthetic, monkeypatch):
     run, plane = llama.kv, device.plane
     monkeypatch.setattr(device, "plane", lambda handle: replace(plane(handle), kind=DeviceKind.CUDA))
     for link, has_arena in ((RATES.link_gather, True), (RATES.vram, False)):
-        monkeypatch.setattr(runtime, "_rates", lambda kind, index=0: replace(RATES, link_gather=link))
+        monkeypatch.setattr(attachments, "rates", lambda kind, index=0: replace(RATES, link_gather=link))
         for plan_every in (1, 32):
             options = run.options.with_(plan_every=plan_every)
             tiering = run._make_tiering(run._native_handle(), options)
@@ -485,8 +485,8 @@ def test_the_link_decides_whether_there_is_an_arena(synthetic, monkeypatch):
 
 
 def test_more_slots_than_there_are_is_refused(synthetic):
-    from edgekv._native import hierarchy
+    from edgekv._native import paging
 
     llama = open_model(synthetic("llama"), **ALL)
     with pytest.raises((ConfigError, DoesNotFit), match="has room for"):
-        hierarchy.set_arena(llama.kv._native_handle(), plane_of(llama).n_slots_max + 1)
+        paging.set_arena(llama.kv._native_handle(), plane_of(llama).n_slots_max + 1)

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiers import promote, settled
+from tiers import plan, promote, settled
 
+from edgekv.arrays.topk import largest, smallest
 from edgekv.errors import ConfigError
-from edgekv.kernels.topk import largest, smallest
-from edgekv.observation import Shape
-from edgekv.planner import Limits, plan
-from edgekv.residency import Reason, State
+from edgekv.hierarchy.planner import Limits
+from edgekv.pages.residency import Reason, State
+from edgekv.pages.shape import PageShape
 
-SHAPE = Shape(2, 2, 8)  # ids: row 0: 0-7, 8-15; row 1: 16-23, 24-31
+SHAPE = PageShape(2, 2, 8)  # ids: row 0: 0-7, 8-15; row 1: 16-23, 24-31
 NONE = np.empty(0, np.int64)
 
 
@@ -95,7 +95,7 @@ def test_pins_that_do_not_fit_are_counted():
 
 def test_many_swaps():
     """More than are put in order at first."""
-    shape = Shape(4, 4, 256)
+    shape = PageShape(4, 4, 256)
     table = settled(shape, 1500, 256)
     promote(table, np.arange(1500))
     scores = np.linspace(0.1, 0.2, 4096, dtype=np.float32).reshape(shape.axes)
@@ -126,7 +126,7 @@ def test_topk(k: int):
 @given(st.integers(0, 2**32 - 1))
 def test_promises(seed: int):
     rng = np.random.default_rng(seed)
-    shape = Shape(2, 3, 16, exists=rng.random((2, 3)) < 0.9)
+    shape = PageShape(2, 3, 16, exists=rng.random((2, 3)) < 0.9)
     table = settled(shape, int(rng.integers(0, 60)), int(rng.integers(0, 17)))
     for kind in ("resident", "moving"):
         home = np.flatnonzero(table.residency.state == State.HOME)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from tiers import observation, promote, settled
 
+from edgekv.arrays.rope import distance_prior
 from edgekv.errors import ConfigError
-from edgekv.kernels.rope import distance_prior
-from edgekv.observation import Shape
+from edgekv.pages.residency import Reason, State
+from edgekv.pages.shape import PageShape
 from edgekv.prefetch import PREFETCHERS, Rope, make
-from edgekv.residency import Reason, State
 
-SHAPE = Shape(2, 2, 8)  # ids: row 0: 0-7, 8-15; row 1: 16-23, 24-31
+SHAPE = PageShape(2, 2, 8)  # ids: row 0: 0-7, 8-15; row 1: 16-23, 24-31
 ROPE = Rope(head_dim=64, n_rot=64)
 
 
@@ -45,7 +45,7 @@ def test_neighbour():
 
 
 def test_neighbours_keep_to_their_stream():
-    shape = Shape(1, 1, 8, pages_per_stream=4)
+    shape = PageShape(1, 1, 8, pages_per_stream=4)
     table = settled(shape, 4, 8)
     seen = observation(shape, 8, np.eye(8, dtype=np.float32)[[[3]]] + 0.5 * np.eye(8, dtype=np.float32)[[[4]]])
     assert make("neighbour", shape).wanted(seen, table.residency, 10).get().tolist() == [2, 5]
@@ -70,7 +70,7 @@ def test_rope():
 
 
 def test_rope_by_distance():
-    shape = Shape(1, 1, 64)
+    shape = PageShape(1, 1, 64)
     table = settled(shape, 0, 64)
     prefetcher = make("rope", shape, Rope(head_dim=8, n_rot=4, base=100.0))
     ids = prefetcher.wanted(observation(shape, 64), table.residency, 64).get()
@@ -86,7 +86,7 @@ def test_rope_needs_a_rope():
 def test_every_prefetcher(name: str):
     """Only HOME pages, each once, within the limit; and nothing where nothing is."""
     rng = np.random.default_rng(0)
-    shape = Shape(2, 2, 8, exists=np.array([[True, True], [True, False]]))
+    shape = PageShape(2, 2, 8, exists=np.array([[True, True], [True, False]]))
     table = settled(shape, 8, 6)
     promote(table, [0, 9, 10])
     table.reserve(np.array([3]), Reason.HOT)

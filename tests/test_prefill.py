@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from edgekv.bench import prefill
-from edgekv.bench.decoder import Decoder
-from edgekv.bench.passes import Caches
+from edgekv.bench.harness.decoder import Decoder
+from edgekv.bench.harness.passes import Caches
 from edgekv.bench.prefill import FIGURES, PrefillBench
-from edgekv.bench.text import Text, standard_text
+from edgekv.bench.texts.text import Text, standard_text
 from edgekv.cli.bench import bench as command
 from edgekv.errors import ConfigError
 from edgekv.machine import cpu_family

@@ -14,10 +14,10 @@ from double import Reference
 from test_eviction import drop, dropped
 
 from edgekv.config import KvOptions
-from edgekv.runtime import Runtime
+from edgekv.live.runtime import Runtime
 
-import llama_cpp  # after edgekv.runtime, which puts the libraries in place
-from edgekv._native import core, hierarchy
+import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
+from edgekv._native import core, paging, testing
 
 pytestmark = pytest.mark.usefixtures("single_precision")
 
@@ -80,7 +80,7 @@ def test_logits_of_kernels_that_round_to_bf16(synthetic, isa: str, types, shape,
         pytest.skip("no q8_0 block divides such a row")
     path = synthetic("llama", dtype="f32", **{"n_head": 6} | shape)
     reference = Reference(path)
-    core.set_isa(isa)
+    testing.set_isa(isa)
     with attached(path, KvOptions(mode="exact"), n_ctx=1024, **ALONE | {"n_threads": n_threads}, type_k=types[0], type_v=types[1]) as (context, run):
         fill(context, run, DEPTH)
         for n in (17, 64, 200):
@@ -200,7 +200,7 @@ def test_what_a_head_dropped_is_not_attended(synthetic, monkeypatch, sizes):
     with attached(synthetic("llama", n_head=6, dtype="f32"), options, n_ctx=1024, **ALONE, **capture.arguments) as (context, run):
         fill(context, run, 230)
         monkeypatch.setattr(run._tiering, "evict", lambda: None)  # it would free what all heads dropped
-        rng, shape = np.random.default_rng(3), hierarchy.hierarchy(run._native_handle()).shape
+        rng, shape = np.random.default_rng(3), paging.page_arrays(run._native_handle()).shape
         mass: list[np.ndarray] = []
         run.observers.append(lambda step: mass.append((step.n_observed, step.mass_sum[0].copy(), step.mass_max[0].copy())))
         capture.on, position = True, 230

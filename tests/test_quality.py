@@ -14,21 +14,21 @@ from click.testing import CliRunner
 
 from edgekv.bench import asking
 from edgekv.bench.answers import Answers, Plan
-from edgekv.bench.effort import Effort, Kind, Work
-from edgekv.bench.intervals import of_mean, wilson
+from edgekv.bench.harness.effort import Effort, Kind, Work
+from edgekv.bench.harness.measured import Measured
+from edgekv.bench.harness.modes import find_mode
+from edgekv.bench.harness.passes import Caches, opened, read
 from edgekv.bench.likeness import compare
-from edgekv.bench.measured import Measured
-from edgekv.bench.modes import find_mode
-from edgekv.bench.passes import Caches, opened, read
 from edgekv.bench.quality import COUNTS, FIGURES, QualityBench, run
-from edgekv.bench.retention import Retention
 from edgekv.bench.start import Start
 from edgekv.bench.tasks import Blank, Question
-from edgekv.bench.text import Text, find_text, standard_text
-from edgekv.cli.progress import Lines, progress_bar
+from edgekv.bench.texts.text import Text, find_text, standard_text
+from edgekv.cli.common.progress import Lines, progress_bar
 from edgekv.cli.quality import _own_mode
 from edgekv.cli.quality import quality as command
 from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
+from edgekv.lab.intervals import of_mean, wilson
+from edgekv.lab.retention import Retention
 from edgekv.machine import cpu_family
 
 from decoding import kld
@@ -169,8 +169,8 @@ def test_time_left_where_the_caller_does_not_know():
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_progress_of_the_command(synthetic, monkeypatch, capsys, terminal):
-    monkeypatch.setattr("edgekv.cli.progress.EVERY_SECONDS", 0.0)
-    monkeypatch.setattr("edgekv.cli.progress.LEAST_SECONDS", 0.0)
+    monkeypatch.setattr("edgekv.cli.common.progress.EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("edgekv.cli.common.progress.LEAST_SECONDS", 0.0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
     request = QualityBench(synthetic(), **{**QUICK, "tasks": ("passkey",)})
     with progress_bar() as progress:

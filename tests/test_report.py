@@ -1,4 +1,4 @@
-"""edgekv.report and `edgekv report`: a folder of results as one page."""
+"""edgekv.lab.report and `edgekv report`: a folder of results as one page."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from click.testing import CliRunner
 
 from edgekv.cli.report import report as command
 from edgekv.errors import ConfigError
-from edgekv.report import charts, drawing, page, study
-from edgekv.report.folder import CACHE_FILE, read
-from edgekv.report.measured import _by_depth
-from edgekv.report.study import Study
+from edgekv.lab.report import charts, drawing, page, study
+from edgekv.lab.report.folder import CACHE_FILE, read
+from edgekv.lab.report.results import _by_depth
+from edgekv.lab.report.study import Study
 
 from traces import random_trace
 
@@ -146,11 +146,11 @@ def test_what_is_said(full):
 
 def test_figures_are_those_of_the_simulator(full):
     """The table of curves has what simulate() gives."""
-    from edgekv.sim import Setting, simulate
-    from edgekv.trace import Trace
+    from edgekv.lab.sim import Scenario, simulate
+    from edgekv.lab.trace import Trace
 
     with Trace.open(full[0] / "noise.npz") as trace:
-        expected = [simulate(trace, Setting(policy="lru", budget=budget, observe="honest")).hit_rate_mass for budget in study.BUDGETS]
+        expected = [simulate(trace, Scenario(policy="lru", budget=budget, observe="honest")).hit_rate_mass for budget in study.BUDGETS]
         read = [step.n_read for step in trace if not step.warmup]
     row = re.search(r"<tr><td[^>]*>lru</td>(.*?)</tr>", full[1][full[1].index('id="budget"') :])
     assert re.findall(r">([\d.]+)</td>", row[1]) == [f"{100 * value:.1f}" for value in expected]
@@ -406,8 +406,8 @@ def test_style_is_not_left_behind():
 
 def test_several_runs_of_a_task_add_up():
     """Of other lengths or seeds: the counts, and the interval of their sum."""
-    from edgekv.bench.retention import Retention
-    from edgekv.report.measured import retention
+    from edgekv.lab.report.results import retention
+    from edgekv.lab.retention import Retention
 
     def row(**counts: int) -> dict:
         return {"kind": "task", "task": "passkey", "mode": "sparse", "length": None, "model": "tiny.gguf", **counts}

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from contexts import Context, attached
+from contexts import Context, attached, n_hooked
 
-from edgekv import Llama, _native, runtime
+from edgekv import Llama, _native
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, EdgeKVError
-from edgekv.runtime import Runtime
+from edgekv.live import runtime
+from edgekv.live.runtime import Runtime
 from edgekv.vocab import KvMode
 
-from edgekv._native import core  # after edgekv.runtime, which puts the libraries in place
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -91,10 +91,10 @@ def test_the_mode_belongs_to_the_thread_that_decodes(synthetic):
         run.observers.clear()
         run.observers.append(lambda step: setattr(run, "mode", "off"))
         context.decode([271], [81], [0])
-        assert run.mode is KvMode.OFF and core.counters(run._native_handle()).n_hooked == 3
+        assert run.mode is KvMode.OFF and n_hooked(run) == 3
         run.observers.clear()
         context.decode([272], [82], [0])
-        assert core.counters(run._native_handle()).n_hooked == 3, "from the next step on"
+        assert n_hooked(run) == 3, "from the next step on"
 
         elsewhere(run)
         assert len(refused) == 2 and run.mode is KvMode.SPARSE, "nothing decodes"
@@ -158,13 +158,13 @@ def test_llama_cpp_on_other_libraries_is_refused(tmp_path):
     """llama_cpp imported first, on libraries of its own: one sentence, not two llama.cpps in one process."""
     done = python("import sys, types; m = types.ModuleType('llama_cpp.llama_cpp'); "
                   "m._lib = types.SimpleNamespace(_name='/elsewhere/libllama.so'); "
-                  "sys.modules['llama_cpp.llama_cpp'] = m; import edgekv.runtime")
+                  "sys.modules['llama_cpp.llama_cpp'] = m; import edgekv.live.runtime")
     assert done.returncode != 0 and "AbiMismatch: llama_cpp was imported before edgekv and runs on /elsewhere" in done.stderr
 
 
 def test_another_llama_cpp_version_is_refused():
     done = python("import importlib.metadata as m; real = m.version; "
-                  "m.version = lambda name: '0.3.35' if name == 'llama-cpp-python' else real(name); import edgekv.runtime")
+                  "m.version = lambda name: '0.3.35' if name == 'llama-cpp-python' else real(name); import edgekv.live.runtime")
     assert done.returncode != 0 and "AbiMismatch: llama-cpp-python 0.3.35 is installed, EdgeKV is built for 0.3.36" in done.stderr
 
 

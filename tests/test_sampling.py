@@ -10,11 +10,11 @@ from attention import Capture, full
 from contexts import Context, attached
 from decoding import kld
 
-from edgekv.bench.text import find_text
+from edgekv.bench.texts.text import find_text
 from edgekv.config import KvOptions
-from edgekv.runtime import Runtime
+from edgekv.live.runtime import Runtime
 
-import llama_cpp  # after edgekv.runtime, which puts the libraries in place
+import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
 
 DEPTH, STEPS = 2000, 24
 SAMPLED = KvOptions(mode="sparse", exact_tokens=0, error_every=1, keep_rows=True)

@@ -19,12 +19,13 @@ import pytest
 
 from contexts import Context
 
-from edgekv import devices, runtime
 from edgekv.config import KvOptions
-from edgekv.device_fit import DeviceRoom
 from edgekv.errors import EXIT_MODEL, ConfigError, DoesNotFit, EdgeKVError, ModelError
-from edgekv.server import Server, ServerOptions, active
-from edgekv.server_log import ServerLog
+from edgekv.live import runtime
+from edgekv.memory import devices
+from edgekv.memory.device_fit import DeviceRoom
+from edgekv.serving.log import ServerLog
+from edgekv.serving.server import Server, ServerOptions, active
 from edgekv.vocab import KvMode
 
 
@@ -136,7 +137,7 @@ def test_ctrl_c_belongs_to_python(tiny, interruptible):
 
 @pytest.mark.parametrize("mode", KvMode)
 def test_its_context_is_tiered(tiny, mode):
-    from edgekv import runtime
+    from edgekv.live import runtime
 
     with Server(options(tiny, kv=KvOptions(mode=mode))):
         attached = [live for live in runtime.live() if live.memory().n_cells == 512]
@@ -146,7 +147,7 @@ def test_its_context_is_tiered(tiny, mode):
 
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_mode_sparse_answers_each_client_from_its_own_context(default_model, parallel):
-    from edgekv import runtime
+    from edgekv.live import runtime
 
     sparse = KvOptions(mode=KvMode.SPARSE, resolution=1000, exact_tokens=64)
     numbers = {"Maria": "4711", "Peter": "8256"}

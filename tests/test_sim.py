@@ -13,22 +13,22 @@ import numpy as np
 import pytest
 from traces import random_trace
 
-from edgekv.bench.modes import BenchMode
-from edgekv.bench.passes import decoder_of, read, warm_up
+from edgekv.bench.harness.modes import BenchMode
+from edgekv.bench.harness.passes import decoder_of, read, warm_up
 from edgekv.bench.record import Recording, record
-from edgekv.bench.text import find_text
+from edgekv.bench.texts.text import find_text
 from edgekv.config import Attend, KvOptions
 from edgekv.errors import ConfigError
-from edgekv.policies import POLICIES, Settings
-from edgekv.residency import State
-from edgekv.sim import OBSERVATIONS, Access, Replay, Setting, simulate
-from edgekv.trace import Trace
+from edgekv.lab.sim import OBSERVATIONS, Access, Replay, Scenario, simulate
+from edgekv.lab.trace import Trace
+from edgekv.pages.residency import State
+from edgekv.policies import POLICIES
 from edgekv.vocab import Split
 
 
-def replayed(trace: Trace, setting: Setting):
+def replayed(trace: Trace, scenario: Scenario):
     """(replay, step, whether it was measured) after each step."""
-    replay = Replay(trace, setting)
+    replay = Replay(trace, scenario)
     for step in trace:
         replay.step(step)
         yield replay, step, not step.warmup
@@ -37,12 +37,12 @@ def replayed(trace: Trace, setting: Setting):
 # ---- what is counted, by plain loops ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("setting", [
-    Setting(budget=0.4), Setting(policy="lru", budget=0.3, observe="full", access="mass3%"),
-    Setting(budget=0.3, observe="honest", access="top3"), Setting(budget=0.3, split="uniform", observe="honest"),
-    Setting(policy="random", budget=Attend(tokens=100)), Setting(budget=0.2, prefetch="rope", prefetch_pages=2)],
-    ids=lambda setting: f"{setting.name}, {setting.access}, {setting.prefetch}")
-def test_figures(setting: Setting):
+@pytest.mark.parametrize("scenario", [
+    Scenario(budget=0.4), Scenario(policy="lru", budget=0.3, observe="full", access="mass3%"),
+    Scenario(budget=0.3, observe="honest", access="top3"), Scenario(budget=0.3, split="uniform", observe="honest"),
+    Scenario(policy="random", budget=Attend(tokens=100)), Scenario(budget=0.2, prefetch="rope", prefetch_pages=2)],
+    ids=lambda scenario: f"{scenario.name}, {scenario.access}, {scenario.prefetch}")
+def test_figures(scenario: Scenario):
     trace = random_trace()
     exists = np.array(trace.header.exists)
     heads = list(zip(*np.nonzero(exists)))
@@ -50,7 +50,7 @@ def test_figures(setting: Setting):
     before: dict = {}
     brought: dict = {head: set() for head in heads}
     over_time = []
-    for replay, step, measured in replayed(trace, setting):
+    for replay, step, measured in replayed(trace, scenario):
         if replay.chosen is None:
             continue
         end = step.n_used_end
@@ -59,11 +59,11 @@ def test_figures(setting: Setting):
             mass = step.mass_sum[row, head, :end].astype(np.float64)
             chosen = set(np.flatnonzero(replay.chosen[row, head]).tolist())
             hot = chosen | brought[row, head]
-            if setting.access.top:
+            if scenario.access.top:
                 by_mass = sorted(range(end), key=lambda page: (-mass[page], -page))
-                wanted = dict.fromkeys(by_mass[: setting.access.top], 1)
-            elif setting.access.share:
-                wanted = {page: 1 for page in range(end) if mass[page] > setting.access.share * mass.sum()}
+                wanted = dict.fromkeys(by_mass[: scenario.access.top], 1)
+            elif scenario.access.share:
+                wanted = {page: 1 for page in range(end) if mass[page] > scenario.access.share * mass.sum()}
             else:
                 wanted = dict(enumerate(step.n_read[row, head, :end].tolist()))
             if measured:
@@ -79,7 +79,7 @@ def test_figures(setting: Setting):
             before[row, head] = chosen | brought[row, head]
         if measured:
             over_time.append(np.mean(rates))
-    result, n = simulate(trace, setting), trace.header.n_steps
+    result, n = simulate(trace, scenario), trace.header.n_steps
     total = {name: sum(of[name] for of in sums.values()) for name in sums[heads[0]]}
     for (row, head), of in sums.items():
         assert result.hit_rate_mass_by_head[row, head] == pytest.approx(of["hit_mass"] / n, rel=1e-5)
@@ -94,12 +94,12 @@ def test_figures(setting: Setting):
     assert row["fetched"] == pytest.approx(total["fetched"] / n / len(heads))
     assert row["worst_mass"] == pytest.approx(min(of["hit_mass"] for of in sums.values()) / n, rel=1e-5)
     assert 0 < row["hit_rate_mass"] < 1 and 0 < row["hit_rate"] < 1
-    assert (total["fetched"] > 0) == (setting.observe != "honest" and setting.policy != "random"), "these two never change their minds"
+    assert (total["fetched"] > 0) == (scenario.observe != "honest" and scenario.policy != "random"), "these two never change their minds"
     np.testing.assert_allclose(result.hit_rate_mass_over_time, over_time, rtol=1e-5)
 
 
 def test_rows_by_layer_and_head():
-    result = simulate(random_trace(), Setting(budget=0.25))
+    result = simulate(random_trace(), Scenario(budget=0.25))
     heads, layers = list(result.by_head()), list(result.by_layer())
     assert [(row["layer"], row["head"]) for row in heads] == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
     assert [row["layer"] for row in layers] == [1, 2, 3]
@@ -119,8 +119,8 @@ def test_rows_by_layer_and_head():
 def test_pins_and_scores_choose():
     """Uniform: in each head the pins, the page being filled, then the best scores, of equal ones the newer page."""
     trace = random_trace()
-    setting = Setting(split="uniform", budget=0.4, settings=Settings(recent_tokens=20))
-    replay = Replay(trace, setting)
+    scenario = Scenario(split="uniform", budget=0.4, settings=dict(recent_tokens=20))
+    replay = Replay(trace, scenario)
     for step in trace:
         end, scores = step.n_used_end, replay.policy.scores.copy()
         pins = np.flatnonzero(replay.policy.pins[:end]).tolist()
@@ -138,9 +138,9 @@ def test_pins_and_scores_choose():
 @pytest.mark.parametrize("split", [Split.UNIFORM, Split.POOLED])
 def test_nothing_beats_the_oracle(policy, split):
     trace = random_trace()
-    oracle = simulate(trace, Setting(policy="oracle", budget=0.5, split=split))
+    oracle = simulate(trace, Scenario(policy="oracle", budget=0.5, split=split))
     for observe in OBSERVATIONS:
-        other = simulate(trace, Setting(policy=policy, budget=0.5, split=split, observe=observe))
+        other = simulate(trace, Scenario(policy=policy, budget=0.5, split=split, observe=observe))
         assert other.hot_by_head[0, 0] > 0
         if split is Split.UNIFORM:
             assert (other.hit_rate_mass_by_head <= oracle.hit_rate_mass_by_head + 1e-6)[~np.isnan(other.hit_rate_mass_by_head)].all()
@@ -153,7 +153,7 @@ def test_nothing_beats_the_oracle(policy, split):
 @pytest.mark.parametrize("changes", [{"policy": "ema"}, {"policy": "lru"}, {"policy": "random"}, {"policy": "none"}, {"observe": "honest"},
                                      {"split": "uniform"}, {"split": "layer"}, {"policy": "oracle"}, {"observe": "full"}], ids=str)
 def test_the_whole_budget_covers_everything(changes):
-    result = simulate(random_trace(), Setting(**{"budget": 1.0, **changes}))
+    result = simulate(random_trace(), Scenario(**{"budget": 1.0, **changes}))
     row = result.row()
     for figure in ("hit_rate", "hit_rate_mass", "worst_mass", "hot"):
         assert row[figure] == pytest.approx(1, abs=1e-6), figure
@@ -163,7 +163,7 @@ def test_the_whole_budget_covers_everything(changes):
 def test_the_budget():
     trace = random_trace()
     for budget, pages in ((0.25, 5), (Attend(tokens=65), 5), (Attend(tokens=9999), 20)):
-        for replay, step, measured in replayed(trace, Setting(policy="ema", budget=budget, split="uniform")):
+        for replay, step, measured in replayed(trace, Scenario(policy="ema", budget=budget, split="uniform")):
             if measured and step.n_used_end == 20:
                 assert (replay.chosen[:2].sum(axis=2) == pages).all()
                 assert not replay.chosen[2, 1].any()
@@ -171,17 +171,17 @@ def test_the_budget():
 
 def test_whose_split():
     trace = random_trace()
-    for setting, split in ((Setting(), "pooled"), (Setting(observe="honest"), "uniform"), (Setting(split="layer"), "layer"),
-                           (Setting(policy="pyramidkv"), "pyramid"), (Setting(policy="pyramidkv", split="pooled"), "pooled")):
-        assert simulate(trace, setting).row()["split"] == split
+    for scenario, split in ((Scenario(), "pooled"), (Scenario(observe="honest"), "uniform"), (Scenario(split="layer"), "layer"),
+                           (Scenario(policy="pyramidkv"), "pyramid"), (Scenario(policy="pyramidkv", split="pooled"), "pooled")):
+        assert simulate(trace, scenario).row()["split"] == split
 
 
 # ---- what the policy sees ---------------------------------------------------------------------------------------------------------
 
 
-def seen_by_policy(trace: Trace, setting: Setting):
+def seen_by_policy(trace: Trace, scenario: Scenario):
     """(step, what was chosen, observation) of each step; nothing is chosen in the warm-up but at its end."""
-    replay, seen = Replay(trace, setting), []
+    replay, seen = Replay(trace, scenario), []
     update = replay.policy.update
 
     def spy(observation) -> None:
@@ -196,7 +196,7 @@ def seen_by_policy(trace: Trace, setting: Setting):
 
 def test_honest_observation():
     """Chosen pages only, as the softmax over them; in the warm-up all."""
-    for step, chosen, seen in seen_by_policy(random_trace(), Setting(budget=0.25, observe="honest")):
+    for step, chosen, seen in seen_by_policy(random_trace(), Scenario(budget=0.25, observe="honest")):
         if step.warmup:
             np.testing.assert_array_equal(seen.mass_sum, step.mass_sum)
             continue
@@ -212,7 +212,7 @@ def test_honest_observation():
 
 @pytest.mark.parametrize(("observe", "prefix"), [("full", "mass"), ("sampled", "sampled")])
 def test_observation_of_all_pages(observe, prefix):
-    for step, _, seen in seen_by_policy(random_trace(), Setting(budget=0.25, observe=observe)):
+    for step, _, seen in seen_by_policy(random_trace(), Scenario(budget=0.25, observe=observe)):
         np.testing.assert_array_equal(seen.mass_sum, getattr(step, f"{prefix}_sum"))
         np.testing.assert_array_equal(seen.mass_max, getattr(step, f"{prefix}_max"))
 
@@ -226,7 +226,7 @@ def test_sampling_brings_a_page_back():
         arrays[name][25:, 0, 0, 4] = {"mass_sum": 4.0, "sampled_sum": 4.0, "n_read": 16}[name]
     risen = Trace.of(trace.header, *arrays.values())
     chosen = {observe: [bool(replay.chosen[0, 0, 4]) for replay, _, measured in
-                        replayed(risen, Setting(policy="ema", budget=0.25, observe=observe, split="uniform")) if measured]
+                        replayed(risen, Scenario(policy="ema", budget=0.25, observe=observe, split="uniform")) if measured]
               for observe in OBSERVATIONS}
     assert not any(chosen["honest"]) and chosen["sampled"] == chosen["full"]
     assert not any(chosen["full"][:21]) and all(chosen["full"][21:])  # five steps of warm-up; it is seen in one and chosen for the next
@@ -242,7 +242,7 @@ def test_the_prompt_is_not_observed():
 
     POLICIES.add("spy", Spy, "looks")
     try:
-        simulate(trace, Setting(policy="spy"))
+        simulate(trace, Scenario(policy="spy"))
     finally:
         del POLICIES._entries["spy"]
     first, *others = observations
@@ -253,23 +253,23 @@ def test_the_prompt_is_not_observed():
 
 def test_keys_are_shown_to_who_looks_at_them():
     trace = random_trace()
-    for step, _, seen in seen_by_policy(trace, Setting(policy="knorm")):
+    for step, _, seen in seen_by_policy(trace, Scenario(policy="knorm")):
         np.testing.assert_array_equal(seen.key_norms[:, :, : step.n_used_end], trace.key_norms[:, :, : step.n_used_end])
         assert not seen.key_norms[:, :, step.n_used_end :].any()
-    assert all(seen.key_norms is None for _, _, seen in seen_by_policy(trace, Setting(policy="ema")))
+    assert all(seen.key_norms is None for _, _, seen in seen_by_policy(trace, Scenario(policy="ema")))
 
 
 # ---- the hot tier -----------------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_fetched():
-    from edgekv.observation import Shape
-    from edgekv.sim.hot import HotTier
+    from edgekv.lab.sim.hot import HotTier
+    from edgekv.pages.shape import PageShape
 
     def pages(*which: int, n: int = 7) -> np.ndarray:
         return np.isin(np.arange(n), which)[None, None]
 
-    tier = HotTier(Shape(1, 1, 8))
+    tier = HotTier(PageShape(1, 1, 8))
     assert tier.admit(pages(0, 1, 2, 6)).tolist() == [[3]]  # the last page is being filled: it is not fetched
     assert tier.admit(pages(1, 3, 6)).tolist() == [[1]]
     assert np.flatnonzero(tier.hot).tolist() == [1, 3, 6], "nothing else stays"
@@ -280,9 +280,9 @@ def test_what_is_fetched():
 @pytest.mark.parametrize("observe", ["sampled", "honest"])
 def test_prefetch(prefetch, observe):
     trace = random_trace(depth=400)
-    setting = Setting(budget=0.2, observe=observe, prefetch=prefetch, prefetch_pages=1.4)
+    scenario = Scenario(budget=0.2, observe=observe, prefetch=prefetch, prefetch_pages=1.4)
     n = last = 0
-    for replay, step, measured in replayed(trace, setting):
+    for replay, step, measured in replayed(trace, scenario):
         if replay.chosen is None:
             continue
         n += last  # what was brought after a step is there for the next
@@ -290,7 +290,7 @@ def test_prefetch(prefetch, observe):
         assert brought.sum() <= 7 and not brought[:, :, end - 1 :].any() and not brought[2, 1].any()
         assert not brought[:, :, :end][replay.chosen].any(), "what is chosen is hot already"
         last = int(brought.sum())
-    plain, more = simulate(trace, setting.with_(prefetch="none")).row(), simulate(trace, setting).row()
+    plain, more = simulate(trace, scenario.with_(prefetch="none")).row(), simulate(trace, scenario).row()
     assert plain["prefetched"] == 0 and more["hot"] > plain["hot"]
     assert more["prefetched"] * 5 * trace.header.n_steps == pytest.approx(n)
     # who sees only what it chose has seen mass on hot pages only, after the last step of the warm-up
@@ -300,7 +300,7 @@ def test_prefetch(prefetch, observe):
 
 def test_residency():
     trace = random_trace()
-    for replay, step, _ in replayed(trace, Setting(budget=0.2)):
+    for replay, step, _ in replayed(trace, Scenario(budget=0.2)):
         pass
     residency, end = replay.hot.residency(step.n_used_end), step.n_used_end
     assert (residency.state[:2, :, end - 1] == State.FILLING).all() and (residency.state[:, :, end:] == State.FREE).all()
@@ -309,7 +309,7 @@ def test_residency():
     assert np.array_equal(resident[:2, :, : end - 1], replay.hot.hot[:2, :, : end - 1])
 
 
-# ---- settings -------------------------------------------------------------------------------------------------------------------
+# ---- scenarios ------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("changes", "match"), [
@@ -319,12 +319,12 @@ def test_residency():
     ({"prefetch_pages": -1}, "prefetch_pages")])
 def test_settings_that_are_refused(changes, match):
     with pytest.raises(ConfigError, match=match):
-        Setting(**changes)
+        Scenario(**changes)
 
 
 def test_a_policy_that_there_is_not():
     with pytest.raises(ConfigError, match="no policy 'best'"):
-        simulate(random_trace(), Setting(policy="best"))
+        simulate(random_trace(), Scenario(policy="best"))
 
 
 def test_access():
@@ -333,8 +333,8 @@ def test_access():
 
 
 def test_names():
-    assert Setting(policy="lru").name == "lru (sampled)" and Setting(policy="ema", observe="honest").name == "ema (honest)"
-    row = simulate(random_trace(), Setting(observe="full")).row()
+    assert Scenario(policy="lru").name == "lru (sampled)" and Scenario(policy="ema", observe="honest").name == "ema (honest)"
+    row = simulate(random_trace(), Scenario(observe="full")).row()
     assert (row["observe"], row["access"], row["budget"]) == ("full", "rows", 0.1)
 
 
@@ -378,9 +378,9 @@ def test_live_attention_without_sketches(one_layer, policy):
         for head in range(2):
             pages[step, head, runtime.last_rows(0, head)[0] // 16] = True
     chosen = np.zeros_like(pages)
-    setting = Setting(policy=policy, budget=0.2, observe="honest", settings=Settings(sink_tokens=0, recent_tokens=0))
+    scenario = Scenario(policy=policy, budget=0.2, observe="honest", settings=dict(sink_tokens=0, recent_tokens=0))
     with Trace.open(path) as trace:
-        for replay, step, measured in replayed(trace, setting):
+        for replay, step, measured in replayed(trace, scenario):
             if measured:
                 chosen[step.position - DEPTH, :, : step.n_used_end] = replay.chosen[0]
     np.testing.assert_array_equal(pages, chosen)
@@ -394,7 +394,7 @@ def test_live_scores_of_sampling(one_layer, policy):
     options = KvOptions(mode="sparse", exact_tokens=0, kv_budget=0, device="cpu", plan_every=1, resolution=100.0, policy=policy,
                         observe_prompt=False)
     with Trace.open(path) as trace:
-        replay, steps = Replay(trace, Setting(policy=policy)), trace.steps()
+        replay, steps = Replay(trace, Scenario(policy=policy)), trace.steps()
         for _ in range(N_WARMUP):
             replay.step(next(steps))
         for runtime, _ in live(model, options, warms_up=False):
@@ -418,16 +418,16 @@ def golden_traces() -> dict[str, Trace]:
 
 
 @pytest.mark.parametrize("name", golden.TRACES)
-@pytest.mark.parametrize(("what", "setting"), list(golden.settings()), ids=[what for what, _ in golden.settings()])
-def test_golden(expected, golden_traces, name, what, setting):
+@pytest.mark.parametrize(("what", "scenario"), list(golden.scenarios()), ids=[what for what, _ in golden.scenarios()])
+def test_golden(expected, golden_traces, name, what, scenario):
     assert what in expected[name], "a policy is new: run python tests/golden.py"
-    assert golden.figures(golden_traces[name], setting) == pytest.approx(expected[name][what], abs=1e-6)
+    assert golden.figures(golden_traces[name], scenario) == pytest.approx(expected[name][what], abs=1e-6)
 
 
 def test_golden_files_are_small(expected):
     assert all(path.stat().st_size < 300_000 for path in golden.TRACES.values())
     for name in golden.TRACES:
-        assert list(expected[name]) == [what for what, _ in golden.settings()], "run python tests/golden.py"
+        assert list(expected[name]) == [what for what, _ in golden.scenarios()], "run python tests/golden.py"
 
 
 # ---- the command ------------------------------------------------------------------------------------------------------------------
@@ -450,7 +450,7 @@ def test_the_command(tmp_path):
         (trace, policy, budget, observe) for trace in ("one.trace", "two.trace") for policy in ("lru", "ema") for budget in (0.1, 64)
         for observe in ("honest", "sampled")}
     with Trace.open(two) as trace:
-        expected = simulate(trace, Setting(policy="ema", budget=0.1, observe="honest", settings=Settings(alpha=0.5))).row()
+        expected = simulate(trace, Scenario(policy="ema", budget=0.1, observe="honest", settings=dict(alpha=0.5))).row()
     found = next(row for row in rows if row["trace"] == "two.trace" and row["policy"] == "ema" and row["budget"] == 0.1
                  and row["observe"] == "honest")
     assert {key: value for key, value in found.items() if key not in ("trace", "seconds")} == pytest.approx(
@@ -465,8 +465,8 @@ def test_the_command(tmp_path):
 
 
 @pytest.mark.parametrize(("arguments", "code", "said"), [
-    (("--set", "beta=1"), 2, "--set 'beta=1' is no setting; write NAME=VALUE with one of the names alpha, "),
-    (("--set", "seed=x"), 2, "seed must be a whole number"), (("--policy", "best"), 2, "there is no policy 'best'"),
+    (("--set", "beta=1"), 2, "--set: 'beta=1' is no setting; write NAME=VALUE, with one of alpha, "),
+    (("--set", "seed=x"), 2, "seed is 'x'; it must be a whole number"), (("--policy", "best"), 2, "there is no policy 'best'"),
     (("--budget", "x"), 2, "is 'x'; it must be a share of the context"), (("--access", "x"), 2, "the access is 'x'"),
     (("--observe", "nothing"), 2, "'nothing' is not one of")])
 def test_mistakes(tmp_path, arguments, code, said):

@@ -17,11 +17,11 @@ from test_cells import Model, act
 from edgekv import Llama
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
-from edgekv.reports import SelectionReport
-from edgekv.runtime import Runtime
+from edgekv.live.reports import SelectionReport
+from edgekv.live.runtime import Runtime
 
-import llama_cpp  # after edgekv.runtime, which puts the libraries in place
-from edgekv._native import core, device, hierarchy
+import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
+from edgekv._native import core, device, paging, testing
 
 N_PROMPT = 600
 ALL = dict(mode="sparse", resolution=1e9, exact_tokens=0)
@@ -33,13 +33,13 @@ def open_model(path, **options) -> Llama:
     return Llama(str(path), **{"n_ctx": 1024, "n_threads": 2, "verbose": False, "logits_all": True, **options})
 
 
-def check(run: Runtime) -> hierarchy.NativeCheck:
+def check(run: Runtime) -> testing.NativeCheck:
     """Sketches equal a rebuild, slots hold what home holds, the tables agree with each other."""
-    found = hierarchy.check(run._native_handle())
+    found = testing.check(run._native_handle())
     assert found.n_groups_wrong == 0 and found.n_slots_wrong == 0, found
     if run._tiering is not None:
         run._tiering.hierarchy.check()
-        slots = hierarchy.hierarchy(run._native_handle()).slots
+        slots = paging.page_arrays(run._native_handle()).slots
         used = slots[slots >= 0]
         assert len(np.unique(used)) == len(used), "a slot belongs to one page"
         plane = device.plane(run._native_handle())
@@ -324,7 +324,7 @@ def test_an_arena_that_cannot_be_had_is_refused(synthetic, monkeypatch):
         if n_slots:
             raise DoesNotFit("there is no memory for an arena")
 
-    monkeypatch.setattr(hierarchy, "set_arena", refuse)
+    monkeypatch.setattr(paging, "set_arena", refuse)
     with pytest.raises(DoesNotFit, match="no memory for an arena"):
         Llama(str(synthetic("llama")), kv="sparse", n_ctx=256, verbose=False)
     monkeypatch.undo()

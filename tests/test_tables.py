@@ -1,4 +1,4 @@
-"""cli/tables.py: the same rows as plain text, in a terminal, as JSON, CSV and Markdown."""
+"""cli/common/tables.py: the same rows as plain text, in a terminal, as JSON, CSV and Markdown."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from edgekv.cli import tables
-from edgekv.cli.tables import Column, output_option, print_json, print_rows
+from edgekv.cli.common import tables
+from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
 
 COLUMNS = [Column("name", "name", right=False), Column("share", "share %", lambda share: f"{100 * share:.1f}")]
 ROWS = [{"name": "first", "share": 0.5, "extra": [1, 2]}, {"name": "se|cond", "share": None, "extra": []},

@@ -11,12 +11,12 @@ import pytest
 
 from edgekv.bench.answers import GAP_TOKENS, Plan
 from edgekv.bench.asking import n_tokens_of
-from edgekv.bench.frame import Frame, plain
-from edgekv.bench.haystack import paragraphs, planted, sentences
+from edgekv.bench.harness.frame import Frame, plain
 from edgekv.bench.tasks import TASKS, Blank, Question, default_tasks
 from edgekv.bench.tasks.base import is_right, spread
 from edgekv.bench.tasks.forms import FORMS
-from edgekv.bench.text import Text, find_text
+from edgekv.bench.texts.haystack import paragraphs, planted, sentences
+from edgekv.bench.texts.text import Text, find_text
 from edgekv.errors import ConfigError, ModelError
 from edgekv.llama import Llama
 

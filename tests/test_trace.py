@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from traces import header, masses, random_trace, sampled
 
-from edgekv.bench.passes import Caches
+from edgekv.bench.harness.passes import Caches
 from edgekv.bench.record import Recording, record
-from edgekv.bench.text import Text, find_text
+from edgekv.bench.texts.text import Text, find_text
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.lab.trace import Trace
+from edgekv.lab.trace_format import CHUNK_STEPS, TraceWriter
 from edgekv.llama import Llama
-from edgekv.trace import Trace
-from edgekv.trace_format import CHUNK_STEPS, TraceWriter
 from edgekv.vocab import CacheType
 
 EDGEKV = [sys.executable, "-c", "from edgekv.cli.main import main; main()"]

@@ -7,14 +7,17 @@ from collections.abc import Callable
 
 import numpy as np
 
+from edgekv.arrays.rank import HostRanking
 from edgekv.errors import TierError
-from edgekv.observation import Observation, Shape
-from edgekv.pages import PageTable
-from edgekv.residency import Reason, State
-from edgekv.tiers.device import DeviceArena
+from edgekv.hierarchy.planner import Limits, MigrationPlan, decide
+from edgekv.hierarchy.table import PageTable
+from edgekv.live.device_arena import DeviceArena
+from edgekv.pages.observation import Observation
+from edgekv.pages.residency import Reason, Residency, State
+from edgekv.pages.shape import PageShape
 
 
-def settled(shape: Shape, n_slots: int, pages: range | int) -> PageTable:
+def settled(shape: PageShape, n_slots: int, pages: range | int) -> PageTable:
     """A page table with these pages at home."""
     table = PageTable(shape, n_slots)
     pages = np.arange(pages) if isinstance(pages, int) else np.array(pages)
@@ -31,7 +34,18 @@ def promote(table: PageTable, ids, reason: Reason = Reason.HOT) -> np.ndarray:
     return slots
 
 
-def observation(shape: Shape, n_used: int, mass: np.ndarray | None = None, changed=(), observed: bool = True,
+def where(table: PageTable, row: int, head: int, page: int) -> tuple[State, Reason, int]:
+    """State, reason and slot (-1: none) of one page."""
+    at, residency = (row, head, page), table.residency
+    return State(residency.state[at]), Reason(table._why[at]), int(residency.slot[at])
+
+
+def plan(scores: np.ndarray | None, pinned: np.ndarray | None, wanted: np.ndarray, residency: Residency, limits: Limits) -> MigrationPlan:
+    """`decide` by scores in host memory: float32 [row, head, page], None: all zero."""
+    return decide(HostRanking(scores, pinned, residency), pinned, wanted, residency, limits)
+
+
+def observation(shape: PageShape, n_used: int, mass: np.ndarray | None = None, changed=(), observed: bool = True,
                 n_tokens: int = 1) -> Observation:
     """Pages 0 .. n_used - 1 of the only stream, full of consecutive positions."""
     pages = np.arange(shape.n_pages)
@@ -49,7 +63,7 @@ class FakeArena:
     its copy.
     """
 
-    def __init__(self, shape: Shape, seed: int = 0, delay: float = 0.0, fail: float = 0.0, refuse: float = 0.0):
+    def __init__(self, shape: PageShape, seed: int = 0, delay: float = 0.0, fail: float = 0.0, refuse: float = 0.0):
         self.shape = shape
         self.home = np.arange(np.prod(shape.axes)).astype(np.int64) * 1000
         self.arena = np.empty(0, np.int64)
@@ -170,7 +184,7 @@ class FakeDevice(FakeArena):
     """The same behind a step's stream and a side stream, for `DeviceArena`: `step` queues a step, which reads, when the device gets
     to it, the slots of the page table as it was when the step was queued, and finds its pages' bytes in them."""
 
-    def __init__(self, shape: Shape, seed: int = 0, delay: float = 0.0, fail: float = 0.0, refuse: float = 0.0, prompts: float = 0.0):
+    def __init__(self, shape: PageShape, seed: int = 0, delay: float = 0.0, fail: float = 0.0, refuse: float = 0.0, prompts: float = 0.0):
         super().__init__(shape, seed, delay, fail, refuse)
         self.prompts = prompts
         """How many steps are parts of prompts; some of them are the last, after which another was expected."""

@@ -21,7 +21,7 @@ _DEVICES = {DeviceKind.HOST: lib.EDGEKV_DEVICE_HOST, DeviceKind.CUDA: lib.EDGEKV
 _MODES = {KvMode.OFF: lib.EDGEKV_MODE_OFF, KvMode.EXACT: lib.EDGEKV_MODE_EXACT, KvMode.SPARSE: lib.EDGEKV_MODE_SPARSE,
           KvMode.EVICT: lib.EDGEKV_MODE_EVICT}
 _MODE_OF = {number: mode for mode, number in _MODES.items()}
-_SKETCHES = {SketchKind.NONE: lib.EDGEKV_SKETCH_NONE, SketchKind.B3: lib.EDGEKV_SKETCH_B3}
+SKETCHES = {SketchKind.NONE: lib.EDGEKV_SKETCH_NONE, SketchKind.B3: lib.EDGEKV_SKETCH_B3}
 _ERRORS = {
     lib.EDGEKV_INVALID: ConfigError,
     lib.EDGEKV_ABI: AbiMismatch,
@@ -67,11 +67,6 @@ def enabled() -> bool:
 
 def isa() -> str:
     return ffi.string(lib.edgekv_isa_name(lib.edgekv_isa())).decode()
-
-
-def set_isa(name: str) -> None:
-    """Use another instruction set from the next ubatch on, while nothing decodes; for tests."""
-    _check(lib.edgekv_set_isa(isa_available().index(name)))
 
 
 def isa_available() -> list[str]:
@@ -126,7 +121,7 @@ def edgekv_py_ubatch(handle, _user):
 def selection(options: KvOptions) -> dict:
     """The fields of an edgekv_selection."""
     return {
-        "sketch": _SKETCHES[options.sketch], "resolution": options.resolution, "share": options.attend.share,
+        "sketch": SKETCHES[options.sketch], "resolution": options.resolution, "share": options.attend.share,
         "tokens": options.attend.tokens, "exact_tokens": options.exact_tokens, "sink_tokens": options.sink_tokens,
         "recent_tokens": options.recent_tokens, "error_every": options.error_every, "keep_rows": options.keep_rows,
         "keep_tokens": options.keep_tokens,
@@ -283,7 +278,7 @@ def _view(pointer, dtype, shape: tuple[int, ...], strides: tuple[int, ...] | Non
 
 
 @dataclass(frozen=True)
-class NativeObservation:
+class NativeRun:
     mass_max: np.ndarray
     mass_sum: np.ndarray
     pages_per_stream: int
@@ -300,7 +295,7 @@ class NativeObservation:
     """The newest ubatch was the last of its run: the next one begins at zero."""
 
 
-class ObservationReader:
+class RunReader:
     """Reads the observation of one context; the arrays over its mass are made once, for they stay where they are: by `view(address,
     dtype, shape)`, where they lie on a device."""
 
@@ -315,21 +310,21 @@ class ObservationReader:
         else:
             self._mass = tuple(view(int(ffi.cast("uintptr_t", mass)), np.float32, shape) for mass in (out.mass_max, out.mass_sum))
 
-    def read(self) -> NativeObservation:
+    def read(self) -> NativeRun:
         """Attention mass of the run so far: float32 [row, kv_head, page] views that live until the next ubatch."""
         out = self._out
         _check(lib.edgekv_get_observation(self._handle, out))
         changed = np.frombuffer(ffi.buffer(out.changed, 4 * out.n_changed), np.int32) if out.n_changed else _NO_PAGES
-        return NativeObservation(*self._mass, out.pages_per_stream, out.page_tokens, out.n_ubatches, out.n_ubatches_hooked, out.n_tokens,
+        return NativeRun(*self._mass, out.pages_per_stream, out.page_tokens, out.n_ubatches, out.n_ubatches_hooked, out.n_tokens,
                                  out.n_tokens_hooked, out.n_tokens_observed, changed, out.newest, bool(out.ends_run))
 
 
 _NO_PAGES = np.empty(0, np.int32)
 
 
-def observation(handle: Handle) -> NativeObservation:
-    """The observation of a context, once."""
-    return ObservationReader(handle).read()
+def run_so_far(handle: Handle) -> NativeRun:
+    """What the run of a context came to so far, read once."""
+    return RunReader(handle).read()
 
 
 @dataclass(frozen=True)
@@ -352,13 +347,6 @@ def cells(handle: Handle, stream: int) -> NativeCells:
         out.n_cells, out.n_stream, out.n_used, out.used_end, _view(out.pos, np.int32, (out.n_cells,)),
         _view(out.seq, np.uint64, (out.n_cells, out.n_seq_words)), _view(out.changed, np.uint64, (out.n_cells,)), out.now,
         _view(out.read_sparsely, np.bool_, (out.n_cells,)))
-
-
-def prompt_blocks(handle: Handle) -> tuple[int, int]:
-    """Of sparse prompts since the context was attached: blocks of 64 cells that were seen, and attended."""
-    seen, attended = ffi.new("int64_t *"), ffi.new("int64_t *")
-    lib.edgekv_get_prompt_blocks(handle, seen, attended)
-    return seen[0], attended[0]
 
 
 def stream_of(handle: Handle, seq_id: int) -> int:
@@ -404,17 +392,3 @@ def memory(handle: Handle) -> NativeMemory:
     out = lib.edgekv_get_memory(handle)
     return NativeMemory(out.home_bytes, out.observation_bytes, out.workspace_bytes, out.sketch_bytes, out.arena_bytes,
                         out.table_bytes, out.n_cells, out.n_cells_used, out.device_bytes, bool(out.pinned))
-
-
-@dataclass(frozen=True)
-class NativeCounters:
-    n_ubatches: int
-    n_hooked: int
-    n_tokens: int
-    n_tokens_hooked: int
-    n_cells_looked: int
-
-
-def counters(handle: Handle) -> NativeCounters:
-    out = lib.edgekv_get_counters(handle)
-    return NativeCounters(out.n_ubatches, out.n_hooked, out.n_tokens, out.n_tokens_hooked, out.n_cells_looked)

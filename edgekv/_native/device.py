@@ -94,7 +94,7 @@ class Plane:
     n_cells: int
     """Of a stream."""
     rows: int
-    """Address of one edgekv_device_row for each row (`edgekv.kernels.move.ROW`)."""
+    """Address of one edgekv_device_row for each row (`edgekv.arrays.move.ROW`)."""
     budget_bytes: int
     fixed_bytes: int
     """Of these: sketches, tables, observation and `staging_bytes`, what prompts are staged in."""

@@ -1,7 +1,7 @@
 """What each mode answers to the questions of tasks: every context is read once, and every mode starts from it.
 
 No mode has seen a question when it starts: full attention reads the context but for its last WARMUP_TOKENS tokens, which are
-decoded one by one as in any pass (edgekv.bench.passes), and only then comes the question, under the mode.
+decoded one by one as in any pass (edgekv.bench.harness.passes), and only then comes the question, under the mode.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from edgekv.bench.asking import ask, n_tokens_of
-from edgekv.bench.decoder import Decoder
-from edgekv.bench.frame import Frame, plain
-from edgekv.bench.haystack import sentences
-from edgekv.bench.measured import added
-from edgekv.bench.modes import BenchMode
-from edgekv.bench.passes import WARMUP_TOKENS, decode, warm_up
+from edgekv.bench.harness.decoder import Decoder
+from edgekv.bench.harness.frame import Frame, plain
+from edgekv.bench.harness.measured import added
+from edgekv.bench.harness.modes import BenchMode
+from edgekv.bench.harness.passes import WARMUP_TOKENS, decode, warm_up
 from edgekv.bench.sparsity import was_sparse
 from edgekv.bench.start import Start
 from edgekv.bench.tasks import TASKS, Context, Question, Sample
-from edgekv.bench.text import Text
+from edgekv.bench.texts.haystack import sentences
+from edgekv.bench.texts.text import Text
 from edgekv.errors import ConfigError
+from edgekv.live.reports import SelectionReport
 from edgekv.llama import Llama
-from edgekv.reports import SelectionReport
 
 GAP_TOKENS = 32
 """Further text before each question but the first of a context that went cold: what one question stirred up cools down again."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgekv.bench.decoder import Decoder
-from edgekv.bench.frame import plain
+from edgekv.bench.harness.decoder import Decoder
+from edgekv.bench.harness.frame import plain
 from edgekv.bench.tasks import Question
 from edgekv.llama import Llama
 

@@ -19,15 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from edgekv.bench.decoder import Decoder  # first: it puts llama_cpp on our libraries
-from edgekv.bench.measured import added
-from edgekv.bench.passes import ContextError, decoder_of
+from edgekv.amounts import size
+from edgekv.bench.harness.decoder import Decoder  # first: it puts llama_cpp on our libraries
+from edgekv.bench.harness.measured import added
+from edgekv.bench.harness.passes import ContextError, decoder_of
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.machine import n_cores, stamp
-from edgekv.reports import SelectionReport
-from edgekv.runtime import Runtime
-from edgekv.stats import Stats
+from edgekv.live.reports import SelectionReport
+from edgekv.live.runtime import Runtime
+from edgekv.hierarchy.stats import Stats
 from edgekv.vocab import CacheType, DeviceKind, KvMode
 
 import llama_cpp
@@ -172,7 +173,7 @@ class _Column:
         if usable and self.bench.way.mode is KvMode.OFF and not state.is_file():
             began = time.perf_counter()
             _save(decoder, state, tokens)
-            self.say(f"state kept: {state.stat().st_size / (1 << 30):.2f} GiB in {time.perf_counter() - began:.1f} s")
+            self.say(f"state kept: {size(state.stat().st_size)} in {time.perf_counter() - began:.1f} s")
 
     def _read(self, tokens: Sequence[int]) -> float:
         """Decode `tokens` in batches and return the seconds."""

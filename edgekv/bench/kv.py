@@ -1,7 +1,7 @@
 """Decode speed and fidelity of KV modes, in one run on the same tokens.
 
 For each context the text is read in once, up to each depth in turn. From there on every mode decodes the same tokens of the text
-(teacher-forced) in passes of its own (edgekv.bench.passes); the passes take turns, so that all modes see the same machine, warm
+(teacher-forced) in passes of its own (edgekv.bench.harness.passes); the passes take turns, so that all modes see the same machine, warm
 or busy. Two kinds of passes besides say what the times are worth. Stock llama.cpp takes turns with flash attention and, in a second
 context on the same weights, without: ratios are to the faster one there. And steps with an empty cache give the limit: what a step
 costs where attention is free. Predictions are compared on the first round: with stock's, and with those of full attention in our
@@ -19,18 +19,18 @@ from typing import Any
 import numpy as np
 
 from edgekv import _native
-from edgekv.bench.decoder import Decoder
-from edgekv.bench.measured import Measured
-from edgekv.bench.modes import FULL, STOCK, STOCK_KERNELS, check_counts, check_turns, find_mode, in_order, rotated, with_stock
-from edgekv.bench.passes import (
+from edgekv.bench.harness.decoder import Decoder
+from edgekv.bench.harness.measured import Measured
+from edgekv.bench.harness.modes import FULL, STOCK, STOCK_KERNELS, check_counts, check_turns, find_mode, rotated, with_stock
+from edgekv.bench.harness.passes import (
     BATCH_TOKENS, WARMUP_TOKENS, Caches, ContextError, beside, decode, hooked_note, memory_figures, opened, own, read, warm_up,
     weights_alone,
 )
-from edgekv.bench.text import Text
+from edgekv.bench.texts.text import Text
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
-from edgekv.fit import CONTEXT_STEP
 from edgekv.machine import n_cores, stamp
+from edgekv.memory.fit import CONTEXT_STEP
 from edgekv.models import Geometry, geometry
 from edgekv.vocab import CacheType
 

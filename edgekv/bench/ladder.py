@@ -1,7 +1,7 @@
 """The ladder: each idea that keeps pages, on top of the one before, on recorded attention and as a live mode.
 
 The rungs up to RoPE prefetch, and their published hit rates, are those of the design's source; then comes what EdgeKV adds. Every rung is
-simulated on a trace of each text (`edgekv.sim`), once for each kind of observation, with the budget as hot tier: under sampled
+simulated on a trace of each text (`edgekv.lab.sim`), once for each kind of observation, with the budget as hot tier: under sampled
 observation the arena of mode sparse, under honest observation what a policy that decides alone attends. Where a live configuration does
 the latter it also decodes the text (`edgekv.bench.kv`), so that what a hit rate is worth shows in the predictions. The gain of a
 rung is to its base, which is not always the rung before: all kinds of prefetch are compared with the same rung without.
@@ -19,15 +19,15 @@ import numpy as np
 
 from edgekv import __version__, policies
 from edgekv.bench import kv
-from edgekv.bench.modes import FULL, STOCK_KERNELS
-from edgekv.bench.passes import WARMUP_TOKENS
+from edgekv.bench.harness.modes import FULL, STOCK_KERNELS
+from edgekv.bench.harness.passes import WARMUP_TOKENS
 from edgekv.bench.record import Recording, record
-from edgekv.bench.text import Text, find_text
+from edgekv.bench.texts.text import Text, find_text
 from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.lab.sim import OBSERVATIONS, Scenario, simulate
+from edgekv.lab.trace import Trace
 from edgekv.machine import stamp
 from edgekv.models import geometry
-from edgekv.sim import OBSERVATIONS, Setting, simulate
-from edgekv.trace import Trace
 from edgekv.vocab import PAGE_TOKENS, Split
 
 Row = dict[str, Any]
@@ -37,7 +37,7 @@ Progress = Callable[[str, int, int], None]
 @dataclass(frozen=True)
 class Rung:
     name: str
-    setting: Mapping[str, Any]
+    scenario: Mapping[str, Any]
     """What differs from `BASE`, but for the budget and what is observed."""
     base: str | None
     """The rung that its gain is measured against."""
@@ -71,7 +71,7 @@ RUNGS = (
 """The first five are the source's; the next three take the place of its last; then come those beyond, and what they are compared
 with. lru is per head here. A rung that does not say otherwise divides the budget uniformly."""
 
-BASE = Setting(split=Split.UNIFORM)
+BASE = Scenario(split=Split.UNIFORM)
 
 LIVE_OBSERVATION = "honest"
 """What the policy sees where it decides what is attended."""
@@ -244,7 +244,7 @@ def _simulated(bench: LadderBench, text: str, path: Path, progress: Progress) ->
         done: dict[tuple[float, str, str | None], Row] = {}
         for i, (budget, observe, rung) in enumerate(plans):
             progress(f"{text}: {rung.name}, {observe}, at {100 * budget:g} %", i, len(plans))
-            found = simulate(trace, BASE.with_(budget=budget, observe=observe, **rung.setting)).row()
+            found = simulate(trace, BASE.with_(budget=budget, observe=observe, **rung.scenario)).row()
             row = {**common, "rung": rung.name, "base": rung.base, "published": rung.published, "budget": budget,
                    **{key: found[key] for key in ("policy", "split", "observe", "prefetch", "access")},
                    **{key: found[key] for key in _SIMULATED}}
@@ -256,7 +256,7 @@ def _simulated(bench: LadderBench, text: str, path: Path, progress: Progress) ->
 
 def _clairvoyant(rung: Rung) -> bool:
     """It sees what it is about to choose for, whatever is observed."""
-    return any(kind.clairvoyant for kind in policies.kinds(rung.setting["policy"]))
+    return any(kind.clairvoyant for kind in policies.kinds(rung.scenario["policy"]))
 
 
 def _decoded(bench: LadderBench, text: Text, progress: Progress) -> Iterator[Row]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from edgekv.bench.decoder import Decoder
-from edgekv.bench.measured import Measured
-from edgekv.bench.modes import FULL, STOCK, BenchMode
-from edgekv.bench.passes import WARMUP_TOKENS, decode, warm_up
+from edgekv.bench.harness.decoder import Decoder
+from edgekv.bench.harness.measured import Measured
+from edgekv.bench.harness.modes import FULL, STOCK, BenchMode
+from edgekv.bench.harness.passes import WARMUP_TOKENS, decode, warm_up
 from edgekv.bench.sparsity import was_sparse
 from edgekv.bench.start import Start
 

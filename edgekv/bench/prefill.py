@@ -17,16 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from edgekv import _native, runtime
-from edgekv.bench.decoder import Decoder
+from edgekv import _native
+from edgekv.bench.harness.decoder import Decoder
+from edgekv.bench.harness.modes import FULL, STOCK, STOCK_KERNELS, BenchMode, check_counts, check_turns, find_mode, rotated, with_stock
+from edgekv.bench.harness.passes import BATCH_TOKENS, Caches, ContextError, beside, hooked_note, opened, own, read
 from edgekv.bench.kv import Progress, Row
-from edgekv.bench.modes import FULL, STOCK, STOCK_KERNELS, BenchMode, check_counts, check_turns, find_mode, rotated, with_stock
-from edgekv.bench.passes import BATCH_TOKENS, Caches, ContextError, beside, hooked_note, opened, own, read
-from edgekv.bench.text import Text
+from edgekv.bench.texts.text import Text
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
-from edgekv.fit import CONTEXT_STEP
+from edgekv.live import runtime
 from edgekv.machine import n_cores, stamp
+from edgekv.memory.fit import CONTEXT_STEP
 from edgekv.models import Geometry, geometry
 from edgekv.vocab import CacheType
 

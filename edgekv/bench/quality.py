@@ -2,7 +2,7 @@
 
 Two halves. Texts are read in once and then predicted by each mode, token by token (edgekv.bench.likeness). Tasks are questions about
 long contexts with answers that are right or wrong (edgekv.bench.tasks, edgekv.bench.answers); what full attention does not answer
-says nothing about the cache, so a mode is judged on what it keeps of the rest (edgekv.bench.retention). Full attention reads texts and
+says nothing about the cache, so a mode is judged on what it keeps of the rest (edgekv.lab.retention). Full attention reads texts and
 contexts for all modes but those with sparse prompts, which read them themselves.
 """
 
@@ -16,16 +16,16 @@ from typing import Any
 
 from edgekv import _native
 from edgekv.bench.answers import Answers, Plan
-from edgekv.bench.decoder import Decoder
-from edgekv.bench.effort import Effort, Kind, Work
+from edgekv.bench.harness.decoder import Decoder
+from edgekv.bench.harness.effort import Effort, Kind, Work
+from edgekv.bench.harness.modes import FULL, BenchMode, find_mode, in_order
+from edgekv.bench.harness.passes import BATCH_TOKENS, WARMUP_TOKENS, Caches, ContextError, hooked_note, opened
 from edgekv.bench.likeness import Likeness, compare
-from edgekv.bench.modes import FULL, BenchMode, find_mode, in_order
-from edgekv.bench.passes import BATCH_TOKENS, WARMUP_TOKENS, Caches, ContextError, hooked_note, opened
 from edgekv.bench.sparsity import ATTENDED_EVERYTHING
 from edgekv.bench.start import Start
 from edgekv.bench.task_rows import ALL, AskedInModes
 from edgekv.bench.tasks import TASKS, default_tasks
-from edgekv.bench.text import Text
+from edgekv.bench.texts.text import Text
 from edgekv.errors import ConfigError, DoesNotFit
 from edgekv.machine import stamp
 from edgekv.models import geometry

@@ -15,19 +15,18 @@ from pathlib import Path
 import numpy as np
 
 from edgekv import _native
-from edgekv.bench.decoder import Decoder
-from edgekv.bench.passes import BATCH_TOKENS, Caches, decoder_of, read
-from edgekv.bench.text import Text
+from edgekv.arrays.norms import page_norms
+from edgekv.bench.harness.decoder import Decoder
+from edgekv.bench.harness.passes import BATCH_TOKENS, Caches, decoder_of, read
+from edgekv.bench.texts.text import Text
 from edgekv.config import KvOptions, parse_resolution
 from edgekv.errors import ConfigError, EdgeKVError
-from edgekv.kernels.norms import page_norms
+from edgekv.lab.trace_format import CHUNK_STEPS, FULL, SAMPLED, Header, TraceWriter, dtype_of
+from edgekv.live.observers import Ubatch
+from edgekv.live.runtime import Runtime
 from edgekv.models import geometry
-from edgekv.observers import Ubatch
-from edgekv.runtime import Runtime
-from edgekv.trace_format import CHUNK_STEPS, FULL, SAMPLED, Header, TraceWriter, dtype_of
 from edgekv.vocab import DeviceKind, KvMode, SketchKind
-
-from edgekv._native import core  # after edgekv.runtime, which puts the libraries in place
+from edgekv._native import core  # after edgekv.live.runtime, which puts the libraries in place
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, the tokens done so far and their number."""

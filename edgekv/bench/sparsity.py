@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from edgekv.bench.modes import BenchMode
-from edgekv.reports import SelectionReport
-from edgekv.runtime import Runtime
+from edgekv.bench.harness.modes import BenchMode
+from edgekv.live.reports import SelectionReport
+from edgekv.live.runtime import Runtime
 from edgekv.vocab import KvMode
 
 ATTENDED_EVERYTHING = "attended everything"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from edgekv.bench.decoder import Decoder, Snapshot
-from edgekv.bench.modes import STOCK, BenchMode, find_mode
-from edgekv.bench.passes import read
+from edgekv.bench.harness.decoder import Decoder, Snapshot
+from edgekv.bench.harness.modes import STOCK, BenchMode, find_mode
+from edgekv.bench.harness.passes import read
 from edgekv.config import KvOptions
 
 

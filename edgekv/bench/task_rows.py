@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from edgekv.bench.answers import Answer, Answers
-from edgekv.bench.measured import added
-from edgekv.bench.modes import FULL, BenchMode
-from edgekv.bench.retention import Retention
+from edgekv.bench.harness.measured import added
+from edgekv.bench.harness.modes import FULL, BenchMode
 from edgekv.bench.sparsity import ATTENDED_EVERYTHING
 from edgekv.bench.tasks import TASKS
-from edgekv.reports import SelectionReport
+from edgekv.lab.retention import Retention
+from edgekv.live.reports import SelectionReport
 
 ALL = "all"
 """In place of the name of a text or a task: all of them together."""

@@ -6,41 +6,43 @@ A policy is named by its parts, joined by "+"; a part may have settings of its o
 from __future__ import annotations
 
 import re
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import fields
 
+from edgekv.arrays.ops import Array, Ops
+from edgekv.assignments import assigned, split_at
 from edgekv.errors import ConfigError
-from edgekv.kernels.ops import Array, Ops
-from edgekv.observation import Shape
-from edgekv.policies.adakv import AdaKv
-from edgekv.policies.anchor import Anchor
+from edgekv.pages.shape import PageShape
+from edgekv.policies.averages.ema import Ema
+from edgekv.policies.averages.ema_any import EmaAny
 from edgekv.policies.base import Policy, Settings
+from edgekv.policies.baselines.none import NoPolicy
+from edgekv.policies.baselines.oracle import Oracle
+from edgekv.policies.baselines.random import Random
+from edgekv.policies.caches.hierarchical import Hierarchical
+from edgekv.policies.caches.lfu import Lfu
+from edgekv.policies.caches.lru import Lru
+from edgekv.policies.caches.mlfq import Mlfq
+from edgekv.policies.caches.s3fifo import S3Fifo
 from edgekv.policies.composed import Composed
-from edgekv.policies.ema import Ema
-from edgekv.policies.ema_any import EmaAny
-from edgekv.policies.h2o import H2O
-from edgekv.policies.hierarchical import Hierarchical
 from edgekv.policies.knorm import KNorm
-from edgekv.policies.lfu import Lfu
-from edgekv.policies.lru import Lru
-from edgekv.policies.mlfq import Mlfq
-from edgekv.policies.morphkv import MorphKv
-from edgekv.policies.nacl import Nacl
-from edgekv.policies.none import NoPolicy
-from edgekv.policies.oracle import Oracle
-from edgekv.policies.pyramidkv import PyramidKv
-from edgekv.policies.random import Random
-from edgekv.policies.recent import Recent
-from edgekv.policies.s3fifo import S3Fifo
-from edgekv.policies.snapkv import SnapKv
-from edgekv.policies.streaming import Streaming, Streaming288
-from edgekv.policies.tova import Tova
-from edgekv.policies.treekv import TreeKv
+from edgekv.policies.mass.h2o import H2O
+from edgekv.policies.mass.morphkv import MorphKv
+from edgekv.policies.mass.tova import Tova
+from edgekv.policies.mass.treekv import TreeKv
+from edgekv.policies.pins.anchor import Anchor
+from edgekv.policies.pins.recent import Recent
+from edgekv.policies.pins.streaming import Streaming, Streaming288
+from edgekv.policies.prompt.adakv import AdaKv
+from edgekv.policies.prompt.nacl import Nacl
+from edgekv.policies.prompt.pyramidkv import PyramidKv
+from edgekv.policies.prompt.snapkv import SnapKv
 from edgekv.registry import Registry
 
 POLICIES: Registry[type[Policy]] = Registry("policy")
 POLICIES.add("ema", Ema, "moving average of the attention mass, for each head", "EdgeKV")
 POLICIES.add("ema-any", EmaAny, "one moving average for each layer, of the head that attends a page most", "EdgeKV")
-POLICIES.add("anchor", Anchor, "pins the first tokens and the system prompt", "StreamingLLM, arXiv:2309.17453")
+POLICIES.add("anchor", Anchor, "pins the first tokens", "StreamingLLM, arXiv:2309.17453")
 POLICIES.add("recent", Recent, "pins the newest tokens", "StreamingLLM, arXiv:2309.17453")
 POLICIES.add("lru", Lru, "what was accessed last", "classic")
 POLICIES.add("lfu", Lfu, "what was accessed most often", "classic")
@@ -65,12 +67,17 @@ POLICIES.add("random", Random, "a fixed random order: the least to beat", "class
 POLICIES.add("none", NoPolicy, "no opinion: nothing is worth more than anything else", "EdgeKV")
 
 _PART = re.compile(r"(?P<name>[^()]*?)\s*(?:\((?P<changes>[^()]*)\))?")
-_KINDS = {field.name: type(field.default) for field in fields(Settings)}
 
 
 def kinds(spec: str) -> list[type[Policy]]:
     """The parts of a policy's name, joined by "+". Raises ConfigError."""
-    return [kind for kind, _ in _parts(spec, Settings())]
+    return [kind for kind, _ in _parts(spec, {})]
+
+
+def setting_kinds(*policies: type[Policy]) -> dict[str, type]:
+    """The type of each setting that one of these policies has; of all that are registered where none is named."""
+    found = policies or [POLICIES.get(name) for name in POLICIES]
+    return {one.name: type(one.default) for policy in found for one in fields(policy.settings_of)}
 
 
 def check_live(spec: str) -> None:
@@ -80,21 +87,22 @@ def check_live(spec: str) -> None:
                           "choose another")
 
 
-def make(spec: str, shape: Shape, settings: Settings | None = None, ops: Ops | None = None, scores: Array | None = None) -> Composed:
-    """The policy named by `spec`, one or several names joined by "+": their scores add, their pins unite. settings: for the parts
-    that do not say otherwise; ops: where scores and mass live, None: in host memory; scores: zeros, the array to keep the scores in,
+def make(spec: str, shape: PageShape, settings: Mapping[str, int | float] | None = None, ops: Ops | None = None,
+         scores: Array | None = None) -> Composed:
+    """The policy named by `spec`, one or several names joined by "+": their scores add, their pins unite. settings: by name, for the parts
+    that have them and do not say otherwise; ops: where scores and mass live, None: in host memory; scores: zeros, the array to keep the scores in,
     None: one of its own. Raises ConfigError."""
-    settings, ops = settings or Settings(), ops or Ops()
-    parts = _parts(spec, settings)
+    ops = ops or Ops()
+    parts = _parts(spec, settings or {})
     alone = sum(kind.scoring for kind, _ in parts) == 1
     members = [kind(shape, its, ops, scores if alone else None) for kind, its in parts]
-    return Composed(shape, settings, ops, members, None if alone else scores)
+    return Composed(shape, ops, members, None if alone else scores)
 
 
-def _parts(spec: str, settings: Settings) -> list[tuple[type[Policy], Settings]]:
+def _parts(spec: str, settings: Mapping[str, int | float]) -> list[tuple[type[Policy], Settings]]:
     """Kind and settings of each part. Raises ConfigError."""
     parts = {}
-    for text in re.split(r"\+(?![^(]*\))", spec):  # a plus in brackets belongs to a number
+    for text in split_at("+", spec):  # a plus in brackets belongs to a number
         match = _PART.fullmatch(text.strip())
         if match is None:
             raise ConfigError(f"the policy {spec!r} has brackets in the wrong place; write NAME(SETTING=VALUE,...)+NAME")
@@ -102,21 +110,7 @@ def _parts(spec: str, settings: Settings) -> list[tuple[type[Policy], Settings]]
         if name in parts:
             raise ConfigError(f"the policy {spec!r} names a part twice; name each once")
         kind = POLICIES.get(name)
-        parts[name] = kind, settings if match["changes"] is None else replace(settings, **_changes(spec, match["changes"]))
+        known = setting_kinds(kind)
+        own = {} if match["changes"] is None else assigned(match["changes"].split(","), known, f"the policy {spec!r}")
+        parts[name] = kind, kind.settings_of(**{key: value for key, value in settings.items() if key in known} | own)
     return list(parts.values())
-
-
-def _changes(spec: str, text: str) -> dict[str, int | float]:
-    """The settings between brackets."""
-    changes: dict[str, int | float] = {}
-    for change in text.split(","):
-        key, equals, value = (piece.strip() for piece in change.partition("="))
-        if not equals or key not in _KINDS:
-            raise ConfigError(f"the policy {spec!r}: {change.strip()!r} is no setting; write SETTING=VALUE, with one of "
-                              f"{', '.join(_KINDS)}")
-        try:
-            changes[key] = _KINDS[key](value)
-        except ValueError:
-            kind = "a whole number" if _KINDS[key] is int else "a number"
-            raise ConfigError(f"the policy {spec!r}: {key} is {value!r}; it must be {kind}") from None
-    return changes

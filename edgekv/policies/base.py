@@ -2,63 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
+from edgekv.arrays.ops import Array, Ops
 from edgekv.errors import ConfigError
-from edgekv.kernels.ops import Array, Ops
-from edgekv.observation import Observation, Shape
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
 from edgekv.vocab import Split
+
+
+def number(default: int | float, allowed: Callable[[Any], bool], sentence: str) -> Any:
+    """A field of `Settings`: what it may be, and that in words."""
+    return field(default=default, metadata={"allowed": allowed, "sentence": sentence})
+
+
+def at_least(least: int, default: int | float) -> Any:
+    """A field of `Settings` with a least value."""
+    return number(default, lambda value: value >= least, f"at least {least}")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The numbers policies are made with."""
-
-    alpha: float = 0.1
-    """ema: weight of the newest token."""
-    sink_tokens: int = 16
-    """anchor: pages that begin before this position are pinned."""
-    recent_tokens: int = 64
-    """recent: pages with one of so many newest positions are pinned."""
-    access_mass: float = 0.01
-    """lru, lfu, mlfq, s3fifo: a page with more attention mass than this, per token, was accessed."""
-    seed: int = 0
-    """random, nacl."""
-    n_window: int = 32
-    """snapkv, pyramidkv, adakv, nacl, anchor: so many tokens after a prompt say what of it matters. morphkv: so many newest tokens do.
-    SnapKV's and MorphKV's default."""
-    kernel_tokens: int = 5
-    """snapkv, pyramidkv, adakv: width of the pooling along the sequence, an odd number. SnapKV's default."""
-    window_tokens: int = 40
-    """hierarchical: tokens between two changes of level. mlfq: tokens without an access after which a page sinks."""
-    n_top: int = 16
-    """hierarchical: so many pages with most mass of a head are popular."""
-    random_share: float = 0.37
-    """nacl: share of the budget that is drawn. Its source's defaults: 7 % of the tokens drawn beside 12 % by score."""
-    n_heavy: int = 0
-    """anchor: pages of each head that are pinned for their mass right after the prompt. None: measured not to pay."""
+    """The numbers that a policy is made with: each policy has a class of its own, beside it. Raises ConfigError."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha <= 1:
-            raise ConfigError(f"alpha is {self.alpha!r}; it must be above 0 and at most 1")
-        for name in ("sink_tokens", "recent_tokens", "access_mass", "seed", "n_heavy"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must not be negative")
-        for name in ("n_window", "kernel_tokens", "window_tokens", "n_top"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be at least 1")
-        if self.kernel_tokens % 2 == 0:
-            raise ConfigError(f"kernel_tokens is {self.kernel_tokens}; it must be odd, so that the kernel has a middle")
-        if not 0 <= self.random_share <= 1:
-            raise ConfigError(f"random_share is {self.random_share!r}; it must be from 0 to 1")
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if not one.metadata["allowed"](value):
+                raise ConfigError(f"{one.name} is {value!r}; it must be {one.metadata['sentence']}")
 
 
 class Policy:
     """What pages are worth (`scores`) and which must stay (`pins`); either may be None. Scores live where `ops` works, as the mass
     does; pins by page are NumPy arrays."""
 
+    settings_of: type[Settings] = Settings
+    """The class of its settings."""
     scoring = False
     """The policy has scores."""
     split: Split | None = None
@@ -68,7 +51,7 @@ class Policy:
     clairvoyant = False
     """It wants to see a run's mass before it is attended: only a simulator can do that."""
 
-    def __init__(self, shape: Shape, settings: Settings, ops: Ops, scores: Array | None = None):
+    def __init__(self, shape: PageShape, settings: Settings, ops: Ops, scores: Array | None = None):
         """scores: zeros to keep them in; None: the policy makes its own."""
         self.shape = shape
         self.settings = settings

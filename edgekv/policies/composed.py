@@ -6,16 +6,17 @@ from functools import reduce
 
 import numpy as np
 
-from edgekv.kernels.ops import Array, Ops
-from edgekv.observation import Observation, Shape
+from edgekv.arrays.ops import Array, Ops
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
 from edgekv.policies.base import Policy, Settings
 
 
 class Composed(Policy):
     """Scores add, pins unite. The split is that of the first member which has one, and what one member needs, all get."""
 
-    def __init__(self, shape: Shape, settings: Settings, ops: Ops, members: list[Policy], scores: Array | None = None):
-        super().__init__(shape, settings, ops)
+    def __init__(self, shape: PageShape, ops: Ops, members: list[Policy], scores: Array | None = None):
+        super().__init__(shape, Settings(), ops)
         self.members = members
         scoring = [member for member in members if member.scoring]
         self.scoring = bool(scoring)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edgekv.errors import ConfigError
-from edgekv.observation import Observation
+from edgekv.pages.observation import Observation
 from edgekv.policies.base import Policy
 from edgekv.vocab import Split
 

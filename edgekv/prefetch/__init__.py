@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edgekv.kernels.ops import Ops
-from edgekv.observation import Shape
+from edgekv.arrays.ops import Ops
+from edgekv.pages.shape import PageShape
 from edgekv.prefetch.base import Prefetcher, Rope
 from edgekv.prefetch.neighbour import Neighbour
 from edgekv.prefetch.none import NoPrefetch
@@ -21,7 +21,7 @@ PREFETCHERS.add("rope", RopeDistance, "a prior by distance, from the model's rot
 PREFETCHERS.add("random", RandomPages, "any pages: the least to beat", "classic")
 
 
-def make(name: str, shape: Shape, rope: Rope | None = None, ops: Ops | None = None) -> Prefetcher:
+def make(name: str, shape: PageShape, rope: Rope | None = None, ops: Ops | None = None) -> Prefetcher:
     """The prefetcher of that name. rope: None where the model has no rotary embedding; ops: where the mass lives, None: in host
     memory. Raises ConfigError."""
     return PREFETCHERS.get(name)(shape, rope, ops or Ops())

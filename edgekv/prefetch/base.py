@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgekv.kernels.ops import Ops
-from edgekv.kernels.order import Later
-from edgekv.observation import Observation, Shape
-from edgekv.residency import Residency, State
+from edgekv.arrays.ops import Ops
+from edgekv.arrays.order import Later
+from edgekv.pages.observation import Observation
+from edgekv.pages.residency import Residency, State
+from edgekv.pages.shape import PageShape
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Rope:
 class Prefetcher:
     """Says which pages will be wanted next, before any score says so. The mass it sees lives where `ops` works."""
 
-    def __init__(self, shape: Shape, rope: Rope | None, ops: Ops):
+    def __init__(self, shape: PageShape, rope: Rope | None, ops: Ops):
         self.shape = shape
         self.rope = rope
         self.ops = ops

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgekv.kernels.order import Later
-from edgekv.kernels.rank import Top
-from edgekv.observation import Observation
+from edgekv.arrays.order import Later
+from edgekv.arrays.rank import Top
+from edgekv.pages.observation import Observation
+from edgekv.pages.residency import Residency
 from edgekv.prefetch.base import NOTHING, Prefetcher, only_home
-from edgekv.residency import Residency
 
 
 class Neighbour(Prefetcher):

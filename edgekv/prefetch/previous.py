@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgekv.kernels.order import Later
-from edgekv.observation import Observation
+from edgekv.arrays.order import Later
+from edgekv.pages.observation import Observation
+from edgekv.pages.residency import Residency, State
 from edgekv.prefetch.base import NOTHING, Prefetcher
-from edgekv.residency import Residency, State
 
 
 class Previous(Prefetcher):

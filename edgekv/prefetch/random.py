@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgekv.kernels.ops import Ops
-from edgekv.kernels.order import Later
-from edgekv.observation import Observation, Shape
+from edgekv.arrays.ops import Ops
+from edgekv.arrays.order import Later
+from edgekv.pages.observation import Observation
+from edgekv.pages.residency import Residency, State
+from edgekv.pages.shape import PageShape
 from edgekv.prefetch.base import Prefetcher, Rope
-from edgekv.residency import Residency, State
 
 
 class RandomPages(Prefetcher):
     """HOME pages drawn evenly, without repetition, from a seed of its own."""
 
-    def __init__(self, shape: Shape, rope: Rope | None, ops: Ops):
+    def __init__(self, shape: PageShape, rope: Rope | None, ops: Ops):
         super().__init__(shape, rope, ops)
         self._random = np.random.default_rng(0)
 

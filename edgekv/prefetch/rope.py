@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
+from edgekv.arrays.ops import Ops
+from edgekv.arrays.order import Later
+from edgekv.arrays.rope import distance_prior
+from edgekv.arrays.topk import largest
 from edgekv.errors import ConfigError
-from edgekv.kernels.ops import Ops
-from edgekv.kernels.order import Later
-from edgekv.kernels.rope import distance_prior
-from edgekv.kernels.topk import largest
-from edgekv.observation import Observation, Shape
+from edgekv.pages.observation import Observation
+from edgekv.pages.residency import Residency, State
+from edgekv.pages.shape import PageShape
 from edgekv.prefetch.base import Prefetcher, Rope, only_home
-from edgekv.residency import Residency, State
 
 
 class RopeDistance(Prefetcher):
     """Pages in the order of their distance's prior (`kernels.rope.distance_prior`, averaged over a page's positions), the same
     for all rows and heads. It knows nothing of the text: a prior for the cold start and for ties."""
 
-    def __init__(self, shape: Shape, rope: Rope | None, ops: Ops):
+    def __init__(self, shape: PageShape, rope: Rope | None, ops: Ops):
         super().__init__(shape, rope, ops)
         if rope is None:
             raise ConfigError("prefetch rope needs a model with rotary position embedding; use previous, neighbour or none")

@@ -8,7 +8,7 @@
 // over the rows read, numerators and denominators of the softmax, are estimates without bias of the sums over all (Horvitz and Thompson,
 // 1952). No state, no random numbers: the same shares give the same rows.
 //
-// Nothing here knows ggml, llama.cpp or Python. NumPy's specification is edgekv/kernels/sample.py.
+// Nothing here knows ggml, llama.cpp or Python. NumPy's specification is edgekv/arrays/sample.py.
 #pragma once
 
 #include "sketch.h"

@@ -32,7 +32,7 @@ def main() -> int:
     from edgekv.errors import EdgeKVError
     from opening import check, open_model  # beside this file
 
-    from edgekv.bench.decoder import Decoder
+    from edgekv.bench.harness.decoder import Decoder
 
     try:
         llama = open_model(given.model, given.device, given.mode, given.vram, given.prompt + given.steps + 64, type_k=given.type,
@@ -41,7 +41,7 @@ def main() -> int:
         print(f"refused: {error}")
         return error.exit_code
     if given.text:
-        from edgekv.bench.text import standard_text
+        from edgekv.bench.texts.text import standard_text
 
         prompt = standard_text().tokens(llama, given.prompt)
     else:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 def main() -> int:
-    from edgekv.calibration import calibrate
-    from edgekv.devices import devices
     from edgekv.errors import EdgeKVError
+    from edgekv.memory.calibration import calibrate
+    from edgekv.memory.devices import devices
     from edgekv.vocab import DeviceKind
 
     kind = DeviceKind(sys.argv[1])

@@ -11,7 +11,7 @@ import pytest
 from decoding import kld
 from gpu.opening import check, open_model
 
-from edgekv.bench.decoder import Decoder
+from edgekv.bench.harness.decoder import Decoder
 from edgekv.errors import EdgeKVError
 
 MIB = 1 << 20

@@ -10,7 +10,7 @@ import pytest
 from decoding import kld
 from gpu.opening import check, open_model
 
-from edgekv.bench.decoder import Decoder
+from edgekv.bench.harness.decoder import Decoder
 
 import llama_cpp
 

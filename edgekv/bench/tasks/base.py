@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from edgekv.bench.facts import first_number
-from edgekv.bench.frame import Frame, plain
-from edgekv.bench.haystack import MARGIN, Haystack, planted, sentences
-from edgekv.bench.text import Text
+from edgekv.bench.harness.frame import Frame, plain
+from edgekv.bench.texts.facts import first_number
+from edgekv.bench.texts.haystack import MARGIN, Haystack, planted, sentences
+from edgekv.bench.texts.text import Text
 from edgekv.llama import Llama
 from edgekv.registry import Registry
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from edgekv.bench.facts import Fact
 from edgekv.bench.tasks.base import Blank, Question, Sample, task
-from edgekv.bench.tasks.recall import facts_in_text
+from edgekv.bench.tasks.facts_in_text import facts_in_text
+from edgekv.bench.texts.facts import Fact
 
 Form = Callable[[Random, list[Fact]], list[Question]]
 """Questions about all facts of a text."""

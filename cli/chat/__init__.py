@@ -1,0 +1,1 @@
+"""`edgekv chat`."""

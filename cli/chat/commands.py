@@ -1,0 +1,177 @@
+"""The slash commands of the chat. Each is a function of the session and the text after its name; its docstring is its help."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgekv.cli.chat.kv import layer_rows, memory_rows
+from edgekv.cli.chat.pins import SYSTEM
+from edgekv.cli.chat.session import read_text
+from edgekv.errors import EdgeKVError
+
+if TYPE_CHECKING:
+    from edgekv.cli.chat.loop import ChatLoop
+
+Command = Callable[["ChatLoop", str], None]
+
+COMMANDS: dict[str, tuple[str, Command]] = {}
+"""Name with its slash: (what goes after it, the function)."""
+
+
+def run(loop: ChatLoop, line: str) -> None:
+    """Run the command in `line`, which starts with a slash. Raises EdgeKVError with a sentence for anything that is wrong."""
+    name, _, argument = line.strip().partition(" ")
+    argument = argument.strip()
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
+        raise EdgeKVError(f"there is no command {name}; " + (f"did you mean {near[0]}?" if near else "/help lists them"))
+    usage, command = COMMANDS[name]
+    if argument and not usage:
+        raise EdgeKVError(f"{name} takes nothing after it")
+    if usage and not usage.startswith("[") and not argument:
+        raise EdgeKVError(f"{name} needs a name after it: {name} {usage}")
+    command(loop, argument)
+
+
+def _command(usage: str = "") -> Callable[[Command], Command]:
+    def register(function: Command) -> Command:
+        COMMANDS["/" + function.__name__.strip("_")] = (usage, function)
+        return function
+
+    return register
+
+
+@_command()
+def help(loop: ChatLoop, _: str) -> None:  # noqa: A001
+    """Show this list."""
+    shown = {command: f"{name} {usage}".rstrip() for name, (usage, command) in reversed(COMMANDS.items())}
+    loop.renderer.table([
+        *((name, inspect.getdoc(command) or "") for command, name in reversed(shown.items())),
+        ("//...", "Send a message that begins with a slash."),
+        ("Alt-Enter", "Start a new line; so does Enter after a trailing backslash."),
+        ("Ctrl-C", "Stop the answer and keep what there is of it; at the prompt, clear the line; twice, leave."),
+        ("Ctrl-D", "Leave."),
+    ])
+
+
+@_command()
+def clear(loop: ChatLoop, _: str) -> None:
+    """Forget the conversation and start a new one; the system prompt stays."""
+    loop.conversation.clear()
+    loop.renderer.note("new conversation")
+
+
+@_command()
+def regen(loop: ChatLoop, _: str) -> None:
+    """Make the last answer again."""
+    loop.turn(loop.conversation.regenerate)
+
+
+@_command()
+def undo(loop: ChatLoop, _: str) -> None:
+    """Take the last question and its answer back, or the files that wait to be sent."""
+    first = loop.conversation.undo().strip().split("\n", 1)[0]
+    loop.renderer.note(f"taken back: {first if len(first) <= 60 else first[:60] + '...'}")
+
+
+@_command("[TEXT]")
+def system(loop: ChatLoop, text: str) -> None:
+    """Set the system prompt, or show it; `/system none` removes it."""
+    if text:
+        loop.conversation.system = None if text == "none" else text
+    loop.renderer.note(f"system prompt: {loop.conversation.system}" if loop.conversation.system else "no system prompt")
+
+
+@_command("FILE")
+def save(loop: ChatLoop, name: str) -> None:
+    """Save the conversation as JSON."""
+    path = Path(name).expanduser()
+    loop.renderer.note(f"saved {loop.conversation.save(path)} messages in {path}")
+
+
+@_command("FILE")
+def load(loop: ChatLoop, name: str) -> None:
+    """Continue a saved conversation in the place of this one."""
+    path = Path(name).expanduser()
+    loop.renderer.note(f"loaded {loop.conversation.load(path)} messages from {path}")
+
+
+@_command("FILE")
+def read(loop: ChatLoop, name: str) -> None:
+    """Put a file's text before the next message."""
+    path = Path(name).expanduser()
+    text = read_text(path)
+    if not text.strip():
+        raise EdgeKVError(f"{path} is empty")
+    loop.conversation.draft.files.append((path.name, text))
+    loop.renderer.note(f"{path.name}: {len(text):,} characters, sent with the next message")
+
+
+@_command()
+def stats(loop: ChatLoop, _: str) -> None:
+    """Show the model, the length and speed of the conversation, and how attention is computed."""
+    last, server, model = loop.conversation.last, loop.server, loop.server.model
+    rows = [
+        ("model", f"{model.name or server.alias} ({model.file_type}, {model.n_params / 1e6:,.0f} M parameters)"),
+        ("messages", str(len(loop.conversation.messages))),
+    ]
+    if last is not None and last.timings is not None:
+        timings = last.timings
+        rows.append(("context", f"{timings.n_context:,} of {server.context.n_ctx:,} tokens"))
+        if timings.prefill_tps:
+            known = f", {timings.n_cached:,} known from before" if timings.n_cached else ""
+            rows.append(("prefill", f"{timings.n_prompt:,} tokens at {timings.prefill_tps:.0f} t/s{known}"))
+        if timings.decode_tps:
+            rows.append(("decode", f"{timings.n_predicted:,} tokens at {timings.decode_tps:.1f} t/s"))
+    loop.renderer.table([*rows, *layer_rows()])
+
+
+@_command()
+def memory(loop: ChatLoop, _: str) -> None:
+    """Show what the KV cache and the model occupy; in mode sparse also which pages live where and why."""
+    loop.renderer.table(memory_rows(loop.server))
+
+
+@_command("[N|last|system]")
+def pin(loop: ChatLoop, which: str) -> None:
+    """Mode sparse: always attend a message and keep it in the arena; without a name, list the messages and what is pinned."""
+    loop.sparse_runtime()
+    if which:
+        loop.pins.add(which)
+    spans = loop.apply_pins()
+    messages = loop.conversation.messages
+    if not messages:
+        raise EdgeKVError("there is no message to pin yet")
+    first = 0 if messages[0]["role"] == SYSTEM else 1
+    rows = []
+    for index, message in enumerate(messages):
+        text = " ".join(message["content"].split())
+        line = text if len(text) <= 60 else f"{text[:60]}..."
+        if index in spans:
+            span = spans[index]
+            state = f"pinned, tokens {span[0]:,} to {span[1]:,}" if span else "pinned as soon as it is in the context"
+            line = f"{line}  ({state})"
+        rows.append((SYSTEM if message["role"] == SYSTEM else str(index + first), f"{message['role']}: {line}"))
+    loop.renderer.table(rows)
+
+
+@_command()
+def unpin(loop: ChatLoop, _: str) -> None:
+    """Take all pins back, that of the system prompt too."""
+    loop.sparse_runtime()
+    loop.pins.clear()
+    loop.apply_pins()
+    loop.renderer.note("nothing is pinned")
+
+
+@_command()
+def exit(loop: ChatLoop, _: str) -> None:  # noqa: A001
+    """Leave; so do /quit and Ctrl-D."""
+    loop.leaving = True
+
+
+COMMANDS["/quit"] = COMMANDS["/exit"]

@@ -1,0 +1,186 @@
+"""What the KV cache of this process's server is doing, for the footer and the /memory and /stats commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from edgekv.amounts import percent, rough_percent, size
+from edgekv.live.reports import MemoryReport, SelectionReport, TierReport
+from edgekv.serving.server import Server
+from edgekv.vocab import KvMode, SketchKind
+
+if TYPE_CHECKING:
+    from edgekv.live.runtime import Runtime
+
+Row = tuple[str, str]
+"""Name and value of a line."""
+
+
+@dataclass(frozen=True)
+class KvStatus:
+    """`mode` is the one in force, and says so if only some layers are served by our kernel; bytes are of K and V together."""
+
+    mode: str
+    used_bytes: int
+    total_bytes: int
+    n_ctx: int
+    selection: SelectionReport | None = None
+    """Mode sparse: what the last answer read."""
+    tiers: TierReport = TierReport()
+    kept: tuple[int, int] | None = None
+    """Mode evict: tokens that are kept, of how many."""
+
+
+class KvWatch:
+    """Follows the cache from answer to answer."""
+
+    def __init__(self, server: Server):
+        self._server = server
+        self._before = SelectionReport()
+
+    def begin(self) -> None:
+        """An answer begins."""
+        attached = attached_runtime()
+        self._before = SelectionReport() if attached is None else attached.selection()
+
+    def status(self, n_used: int) -> KvStatus:
+        """The state of the cache with `n_used` tokens in it, after an answer."""
+        context, kv = self._server.context, self._server.options.kv
+        attached = attached_runtime()
+        if attached is None:
+            per_token = self._server.model.kv_bytes_per_token(kv.type_k.value, kv.type_v.value)
+            return KvStatus("off", per_token * n_used, context.kv_bytes, context.n_ctx)
+        memory = attached.memory()
+        status = KvStatus(mode_text(attached), memory.used_bytes, memory.home_bytes, context.n_ctx)
+        if attached.mode is KvMode.EVICT:
+            return replace(status, kept=(memory.n_cells_used, attached.n_positions))
+        if attached.mode is not KvMode.SPARSE:
+            return status
+        return KvStatus(status.mode, status.used_bytes, status.total_bytes, status.n_ctx,
+                        attached.selection().since(self._before), attached.tiers())
+
+
+def attached_runtime() -> Runtime | None:
+    """The Runtime of this process's server; None where its context is not attached."""
+    from edgekv.live import runtime
+
+    return next(iter(runtime.live()), None)
+
+
+def mode_text(attached: Runtime) -> str:
+    """The mode in force, with the layers where not all are served."""
+    layers = attached.layers
+    n_hooked = sum(layer.hooked for layer in layers)
+    mode = attached.mode
+    if mode is KvMode.OFF or n_hooked == len(layers):
+        return mode.value
+    return f"{mode.value} on {n_hooked} of {len(layers)} layers"
+
+
+def mode_summary(server: Server) -> str:
+    """The mode with what it is set to, for a line that says what was started."""
+    attached = attached_runtime()
+    if attached is None:
+        return KvMode.OFF.value
+    if attached.mode is KvMode.EVICT:
+        return f"{mode_text(attached)}: {attached.options.keep_tokens:,} tokens kept"
+    if attached.mode is not KvMode.SPARSE:
+        return mode_text(attached)
+    options, arena = attached.options, attached.memory().arena_bytes
+    if options.sketch is SketchKind.NONE:
+        amount = f"{options.attend.tokens:,} tokens" if options.attend.tokens else str(options.attend)
+        amount = f"{amount} attended"
+    else:
+        amount = f"resolution {options.resolution:,.15g}"
+    return f"{mode_text(attached)}: {amount}, {f'arena {size(arena)}' if arena else 'no arena'}"
+
+
+# ---- /memory ------------------------------------------------------------------------------------------------------------------
+
+
+def memory_rows(server: Server) -> list[Row]:
+    """What the KV cache and the model occupy; in mode sparse also which pages live where and why."""
+    attached = attached_runtime()
+    model = ("model", _bytes(server.model.tensor_bytes))
+    if attached is None:
+        return [("home", f"{_bytes(server.context.kv_bytes)}  {server.context.n_ctx:,} tokens (stock llama.cpp)"), model]
+    rows = [*tier_rows(attached.memory(), attached.tiers(), attached.options.sketch.value), model]
+    if attached.mode is KvMode.EVICT:
+        rows += [("", ""), *kept_rows(attached.memory().n_cells_used, attached.n_positions, attached.tiers())]
+    if attached.mode is KvMode.SPARSE:
+        rows += [("", ""), *page_rows(attached.tiers()), ("", ""), *selection_rows(attached.selection(), attached.tiers())]
+    return rows
+
+
+def tier_rows(memory: MemoryReport, tiers: TierReport, sketch: str) -> list[Row]:
+    """Bytes of each tier: allocated, and for arena and home how much of it holds pages."""
+    rows = []
+    if tiers.n_slots:
+        n_taken = tiers.n_resident + tiers.n_moving
+        rows.append(("arena", f"{_bytes(memory.arena_bytes)}  {_bytes(n_taken * tiers.slot_bytes).strip()} used: "
+                              f"{n_taken:,} of {tiers.n_slots:,} slots of {size(tiers.slot_bytes)}"))
+    rows.append(("home", f"{_bytes(memory.home_bytes)}  {size(memory.used_bytes)} used: "
+                         f"{memory.n_cells_used:,} of {memory.n_cells:,} tokens"))
+    if memory.sketch_bytes:
+        rows.append(("sketches", f"{_bytes(memory.sketch_bytes)}  {sketch}, of all keys but the newest"))
+    rows.append(("tables", f"{_bytes(memory.table_bytes + memory.observation_bytes)}  page table, scores, attention mass"))
+    rows.append(("work space", _bytes(memory.workspace_bytes)))
+    rows.append(("above stock", f"{_bytes(memory.extra_bytes)}  all of these but home"))
+    return rows
+
+
+def page_rows(tiers: TierReport) -> list[Row]:
+    """Pages by the tier they live in, and why they are there; a page is one of a layer and KV head."""
+    places = (("resident", "in the arena", tiers.n_resident), ("moving", "on the way there", tiers.n_moving),
+              ("home", "only at home", tiers.n_home), ("filling", "being filled", tiers.n_filling))
+    rows = []
+    for where, label, n_pages in places:
+        reasons = [f"{why} ({n:,})" if n < n_pages else why for place, why, n in tiers.reasons if place == where]
+        if n_pages:
+            rows.append((label, f"{n_pages:>10,}  {'; '.join(reasons)}".rstrip()))
+    return [("pages", f"{sum(n for _, _, n in places):>10,}  of 1 layer and KV head each"), *rows]
+
+
+def kept_rows(n_kept: int, n_tokens: int, tiers: TierReport) -> list[Row]:
+    """Mode evict: what of the conversation is still there."""
+    heads = f"; {tiers.n_dropped:,} pages of 1 layer and KV head that others keep are not attended by theirs" if tiers.n_dropped else ""
+    return [("kept", f"{n_kept:,} of {n_tokens:,} tokens{heads}"), ("dropped", f"{tiers.n_freed:,} tokens since the start, for good")]
+
+
+def selection_rows(selection: SelectionReport, tiers: TierReport) -> list[Row]:
+    """What was read since the start, how far off that is, and what moved."""
+    moved = (f"{size(tiers.moved_bytes)}: {tiers.n_promotions:,} pages into the arena, {tiers.n_demotions:,} out, "
+             f"{tiers.n_invalidated:,} out because they changed, {tiers.n_failed:,} copies failed")
+    if not selection.n_selections:
+        return [("reads", "everything so far: the context is short"), ("moved", moved)]
+    by_mass = f", {percent(selection.hit_rate_mass)} % of the attention mass" if selection.mass else ""
+    rows = [("reads", f"{reads_text(selection)}: {percent(selection.attended)} %")]
+    if selection.error is not None:  # they are sampled
+        rows[0] = ("reads", f"{rows[0][1]}, of these {percent(selection.certain)} % for certain")
+        rows.append(("error", f"~{rough_percent(selection.error)} of a head's output (estimated)"))
+    if tiers.n_slots:
+        rows.append(("arena hits", f"{percent(selection.hit_rate)} % of the tokens read{by_mass}"))
+    return [*rows, ("moved", moved)]
+
+
+def reads_text(selection: SelectionReport) -> str:
+    """ "474 of 7,168 tokens a head": what a KV head reads for a query token, on average, of those in view."""
+    return f"{selection.rows_per_head:,.0f} of {selection.visible_per_head:,.0f} tokens a head"
+
+
+def layer_rows() -> list[Row]:
+    """Which layers our kernel serves, and why it does not serve the others, grouped by the reason."""
+    attached = attached_runtime()
+    if attached is None:
+        return [("mode", "off: stock llama.cpp attention")]
+    by_reason: dict[str, list[int]] = {}
+    for layer in attached.layers:
+        by_reason.setdefault("served by our kernel" if layer.hooked else layer.reason, []).append(layer.il)
+    return [("mode", f"{attached.mode.value}: {attached.mode.description}"),
+            *(("layers", f"{len(layers)} {reason}") for reason, layers in by_reason.items())]
+
+
+def _bytes(n_bytes: int) -> str:
+    """For a column of sizes."""
+    return f"{size(n_bytes):>10}"

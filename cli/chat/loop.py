@@ -1,0 +1,83 @@
+"""The interactive session: read a message or command, answer, show the footer, again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from edgekv.cli.chat import commands
+from edgekv.cli.chat.client import Piece
+from edgekv.cli.chat.input import ChatInput
+from edgekv.cli.chat.kv import attached_runtime
+from edgekv.cli.chat.pins import Pins
+from edgekv.cli.chat.render import Renderer, overflow_advice
+from edgekv.cli.chat.session import Answer, Conversation
+from edgekv.errors import ContextOverflow, EdgeKVError
+from edgekv.serving.server import Server
+from edgekv.vocab import KvMode
+
+if TYPE_CHECKING:
+    from edgekv.live.runtime import Runtime
+
+
+class ChatLoop:
+    """What the commands work on."""
+
+    def __init__(self, server: Server, conversation: Conversation, renderer: Renderer):
+        self.server = server
+        self.conversation = conversation
+        self.renderer = renderer
+        self.pins = Pins(conversation)
+        self.leaving = False
+
+    def run(self) -> None:
+        """Until the person leaves. Raises EdgeKVError when the server is gone."""
+        keyboard = ChatInput(list(commands.COMMANDS), self.renderer.note, self.renderer.styled)
+        while not self.leaving:
+            try:
+                self._turn(keyboard)
+            except ContextOverflow as error:
+                self.renderer.error(overflow_advice(error, self.server.model.n_ctx_train, in_session=True))
+            except EdgeKVError as error:
+                if not self.server.alive:
+                    raise
+                self.renderer.error(str(error))
+            except KeyboardInterrupt:  # between an answer and the prompt: there is nothing to stop
+                continue
+
+    def _turn(self, keyboard: ChatInput) -> None:
+        draft = self.conversation.draft
+        message = keyboard.read("".join(f"[{name}] " for name, _ in draft.files) + "> ", draft.text)
+        if message is None:
+            self.leaving = True
+            return
+        draft.text = ""
+        if message.startswith("/") and not message.startswith("//"):
+            commands.run(self, message)
+        else:
+            draft.text = message[1:] if message.startswith("//") else message
+            self.turn(self.conversation.send)
+
+    def turn(self, answer_with: Callable[[Callable[[Piece], None]], Answer]) -> None:
+        """Show one answer and its footer; `answer_with` is the conversation's send or regenerate."""
+        with self.renderer.turn() as show:
+            answer = answer_with(show)
+        if answer.interrupted and not answer.text:
+            self.renderer.note("stopped before the answer began; nothing is lost")
+        else:
+            self.renderer.footer(answer)
+        self.apply_pins()
+        self.renderer.note("")
+
+    def sparse_runtime(self) -> Runtime:
+        """The Runtime in mode sparse or evict. Raises EdgeKVError in the other modes, in which there is nothing to pin."""
+        attached = attached_runtime()
+        if attached is None or attached.mode not in (KvMode.SPARSE, KvMode.EVICT):
+            mode = KvMode.OFF if attached is None else attached.mode
+            raise EdgeKVError(f"mode {mode.value} attends every message whole, so there is nothing to pin; --kv sparse chooses")
+        return attached
+
+    def apply_pins(self) -> dict[int, tuple[int, int] | None]:
+        """Bring the pins in the cache up to date, between two answers: see `Pins.apply`."""
+        attached = attached_runtime()
+        return {} if attached is None or attached.mode not in (KvMode.SPARSE, KvMode.EVICT) else self.pins.apply(attached)

@@ -1,0 +1,98 @@
+"""Which messages of a conversation are pinned, and where their tokens stand in the context."""
+
+from __future__ import annotations
+
+from os.path import commonprefix
+from typing import TYPE_CHECKING
+
+from edgekv.cli.chat.client import ChatClient, Message
+from edgekv.errors import ConfigError, EdgeKVError
+
+if TYPE_CHECKING:
+    from edgekv.cli.chat.session import Conversation
+    from edgekv.live.runtime import Runtime
+
+SYSTEM = "system"
+
+_OTHER = "\N{REPLACEMENT CHARACTER}"
+_QUESTION: Message = {"role": "user", "content": "?"}
+
+
+def message_span(client: ChatClient, messages: list[Message], index: int) -> tuple[int, int] | None:
+    """(first, last) position of the content of message `index`, as the next prompt has it; None where the template leaves it out.
+
+    A template is a program: what it makes of a message can depend on all the others. So the whole is rendered, once as it is
+    and once with another content in this place, and the content is where the two differ.
+    """
+    if messages[-1]["role"] != "user":
+        messages = [*messages, _QUESTION]  # an answer at the end would be continued, without the template's end of it
+    other = [*messages[:index], {**messages[index], "content": _OTHER}, *messages[index + 1:]]
+    prompt, changed = client.prompt(messages), client.prompt(other)
+    start = len(commonprefix([prompt, changed]))
+    n_after = len(commonprefix([prompt[start:][::-1], changed[start:][::-1]]))
+    end = len(prompt) - n_after
+    if end <= start:
+        return None
+    first, n = client.n_tokens(prompt[:start]), client.n_tokens(prompt[:end])
+    return first, max(first, n - 1)
+
+
+class Pins:
+    """The pinned messages of a conversation. They stay pinned as long as they are part of it; the system message is at first."""
+
+    def __init__(self, conversation: Conversation):
+        self._conversation = conversation
+        self._system = True
+        self._messages: list[Message] = []  # by identity: the same text may have been said twice
+
+    def add(self, which: str) -> None:
+        """Pin message `which`: its number, "last" or "system". Raises EdgeKVError where there is none."""
+        if which == SYSTEM:
+            if self._conversation.system is None:
+                raise EdgeKVError("there is no system prompt to pin; /system TEXT sets one")
+            self._system = True
+            return
+        turns = self._conversation.turns
+        if not turns:
+            raise EdgeKVError("there is no message to pin yet")
+        number = str(len(turns)) if which == "last" else which
+        if not number.isdecimal() or not 1 <= int(number) <= len(turns):
+            raise EdgeKVError(f"there is no message {which}; use 1 to {len(turns)}, last or system (/pin lists them)")
+        message = turns[int(number) - 1]
+        if not self.holds(message):
+            self._messages.append(message)
+
+    def clear(self) -> None:
+        self._system, self._messages = False, []
+
+    def holds(self, message: Message) -> bool:
+        if message["role"] == SYSTEM:
+            return self._system
+        return any(message is pinned for pinned in self._messages)
+
+    def apply(self, attached: Runtime) -> dict[int, tuple[int, int] | None]:
+        """Pin in the cache what is pinned here. Returns the span of each pinned message by its index in the conversation's
+        messages; None: its tokens are not in the context yet, and are pinned when they are."""
+        conversation, spans = self._conversation, {}
+        self._messages = [message for message in self._messages if any(message is turn for turn in conversation.turns)]
+        attached.unpin_all()
+        n_positions = self._n_positions(attached)
+        for index, message in enumerate(conversation.messages):
+            if not self.holds(message):
+                continue
+            span = message_span(conversation.client, conversation.messages, index)
+            if span is not None and span[0] < n_positions:
+                span = span[0], min(span[1], n_positions - 1)
+                try:
+                    attached.pin(*span)
+                except ConfigError:  # mode evict dropped all of it
+                    span = None
+            else:
+                span = None
+            spans[index] = span
+        return spans
+
+    @staticmethod
+    def _n_positions(attached: Runtime) -> int:
+        """One past the newest position in the cache."""
+        return int(attached.cells.stream().positions.max(initial=-1)) + 1

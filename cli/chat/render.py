@@ -1,0 +1,271 @@
+"""What a person sees of a chat: the answer on standard output, and the progress bar, the footer and notes on standard error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+try:
+    import termios
+except ImportError:  # Windows
+    termios = None  # type: ignore[assignment]
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.text import Text
+
+from edgekv.amounts import duration, rough_percent, size, size_of
+from edgekv.cli.chat import client
+from edgekv.cli.chat.client import Piece, Timings
+from edgekv.cli.chat.kv import KvStatus, reads_text
+from edgekv.cli.chat.session import Answer
+from edgekv.cli.common.progress import Lines, Reading
+from edgekv.errors import ContextOverflow
+from edgekv.live.reports import SelectionReport
+
+BAR_FROM_TOKENS = 512
+"""Prompts with fewer tokens to read get no progress bar: it would only flicker."""
+
+_LFLAG = 3  # of termios.tcgetattr()
+
+# What a model writes must not steer the terminal.
+_CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)], "\N{REPLACEMENT CHARACTER}") | {0x09: "\t", 0x0A: "\n", 0x0D: None}
+
+
+Part = list[tuple[int, str]]
+"""Forms of a part of the footer, the longest first, each with a rank: on a narrow terminal the lowest gives way first."""
+
+_LAST = 9
+
+
+class KvSource(Protocol):
+    """Where the footer's figures of the KV cache come from: `edgekv.cli.chat.kv.KvWatch`."""
+
+    def begin(self) -> None: ...
+
+    def status(self, n_used: int) -> KvStatus: ...
+
+
+class Renderer:
+    """Shows one turn after the other. Plain text where a stream is no terminal; no styles with NO_COLOR."""
+
+    def __init__(self, kv: KvSource, footer: bool):
+        self._kv = kv
+        self._footer = footer
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        if self.console.no_color:
+            self.console = Console(stderr=True, highlight=False, soft_wrap=True, color_system=None)
+        self._out = sys.stdout
+        self._out_is_terminal = self._out.isatty()
+        if hasattr(self._out, "reconfigure"):
+            self._out.reconfigure(errors="replace")  # an answer with an emoji must not end a chat in a plain ASCII locale
+
+    @property
+    def styled(self) -> bool:
+        """Whether colours and weights are wanted."""
+        return self.console.color_system is not None
+
+    @contextmanager
+    def turn(self) -> Iterator[Callable[[Piece], None]]:
+        """Gives the function that shows pieces; leaves the cursor at the start of a line, whatever happens inside."""
+        turn = _Turn(self)
+        self._kv.begin()
+        with _unseen_keys():
+            try:
+                yield turn.show
+            finally:
+                turn.end()
+
+    @contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """A spinner for work of unknown length; nothing where standard error is no terminal."""
+        with _unseen_keys(), self._progress(SpinnerColumn(), TextColumn("{task.description}", markup=False)) as progress:
+            progress.add_task(text)
+            yield
+
+    def footer(self, answer: Answer) -> None:
+        if not self._footer or answer.timings is None:
+            return
+        timings = answer.timings
+        kv = self._kv.status(timings.n_context)
+        parts: list[Part] = [
+            [(_LAST, f"context {timings.n_context:,}/{kv.n_ctx:,}")],
+            *_kv_parts(kv),
+            *([[(0, f"prefill {timings.prefill_tps:.0f} t/s"), (_LAST, "")]] if timings.prefill_tps else []),
+            *([[(_LAST, f"decode {timings.decode_tps:.1f} t/s")]] if timings.decode_tps else []),
+            *([(_LAST, ending)] for ending in _ending(answer, timings, kv.n_ctx)),
+        ]
+        self.note(one_line(parts, self.console.width if self.console.is_terminal else None))
+
+    def note(self, text: str) -> None:
+        self.console.print(Text(text, style="dim"))
+
+    def error(self, text: str) -> None:
+        self.console.print(Text(text, style="red"))
+
+    def table(self, rows: list[tuple[str, str]]) -> None:
+        width = max(len(name) for name, _ in rows)
+        for name, value in rows:
+            self.console.print(Text(f"  {name:<{width}}  " if value else name, style="bold").append(value, style="not bold"))
+
+    def _progress(self, *columns: SpinnerColumn | TextColumn | BarColumn) -> Progress:
+        # Rich must leave sys.stderr alone: the server's log swaps it while the model loads.
+        return Progress(
+            *columns, console=self.console, transient=True, redirect_stdout=False, redirect_stderr=False,
+            disable=not self.console.is_terminal,
+        )
+
+
+class _Turn:
+    def __init__(self, renderer: Renderer):
+        self._renderer = renderer
+        self._out, self._plain = renderer._out, not renderer._out_is_terminal
+        self._reading: Reading | None = None
+        self._bar: Progress | None = None
+        self._lines: Lines | None = None
+        self._thinking = False
+        self._at_line_start = True
+
+    def show(self, piece: Piece) -> None:
+        if piece.text or piece.thought or piece.finish_reason:
+            self._close_bar()
+        elif piece.progress:
+            self._show_bar(piece.progress)
+        if piece.thought and not self._plain:
+            self._switch(thinking=True)
+            self._write(piece.thought)
+        if piece.text:
+            self._switch(thinking=False)
+            self._write(piece.text)
+
+    def end(self) -> None:
+        self._close_bar()
+        self._switch(thinking=False)
+        if not self._at_line_start:
+            self._write("\n")
+
+    def _switch(self, thinking: bool) -> None:
+        if thinking == self._thinking:
+            return
+        self._thinking = thinking
+        if not thinking and not self._at_line_start:
+            self._write("\n")
+        self._write("(thinking)\n" if thinking else "(answer)\n")
+
+    def _write(self, text: str) -> None:
+        self._out.write(text if self._plain else text.translate(_CONTROLS))
+        self._out.flush()
+        self._at_line_start = text.endswith("\n")
+
+    def _show_bar(self, progress: client.Progress) -> None:
+        n_total, n_done = progress.n_total - progress.n_cached, progress.n_processed - progress.n_cached
+        if n_total < BAR_FROM_TOKENS:
+            return
+        if self._reading is None:
+            self._begin_reading(progress, n_total)
+        self._reading.at(progress.n_processed)
+        speed, left = self._reading.tokens_per_second, self._reading.seconds_left
+        said = "" if speed is None else f"{speed:,.0f} tokens/s"
+        if self._bar is not None:
+            said += "" if left is None else f", about {duration(left)} left"
+            self._bar.update(self._bar.task_ids[0], completed=n_done, said=said, refresh=True)
+        elif left is not None:
+            self._lines(f"reading: {n_done:,} of {n_total:,} tokens, {said}", n_done, n_total, left)
+
+    def _begin_reading(self, progress: client.Progress, n_total: int) -> None:
+        """A bar on a terminal; elsewhere a line every now and then."""
+        self._reading = Reading(progress.n_total, progress.n_processed)
+        if not self._renderer.console.is_terminal:
+            self._lines = Lines(say=self._renderer.note)
+            return
+        self._bar = self._renderer._progress(TextColumn("reading"), BarColumn(), TextColumn("{task.completed:,.0f}/{task.total:,.0f} tokens"),
+                                             TextColumn("{task.fields[said]}"))
+        self._bar.add_task("reading", total=n_total, said="")
+        self._bar.start()
+
+    def _close_bar(self) -> None:
+        self._reading = None
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        if self._lines is not None:
+            self._lines.close()
+            self._lines = None
+
+
+@contextmanager
+def _unseen_keys() -> Iterator[None]:
+    """Keys typed meanwhile, Ctrl-C too, do not print themselves into the answer; they wait for the next prompt."""
+    if termios is None or not sys.stdin.isatty():
+        yield
+        return
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    silent = [*before[:_LFLAG], before[_LFLAG] & ~termios.ECHO, *before[_LFLAG + 1:]]
+    try:
+        termios.tcsetattr(fd, termios.TCSANOW, silent)
+        yield
+    finally:
+        termios.tcsetattr(fd, termios.TCSANOW, before)
+
+
+def one_line(parts: list[Part], width: int | None) -> str:
+    """The parts side by side, as long as `width` characters allow; None: each in its longest form."""
+    while True:
+        line = " · ".join(forms[0][1] for forms in parts if forms[0][1])
+        long = [forms for forms in parts if len(forms) > 1]
+        if width is None or len(line) <= width or not long:
+            return line
+        shrinking = min(long, key=lambda forms: forms[0][0])
+        parts = [forms[1:] if forms is shrinking else forms for forms in parts]
+
+
+def _kv_parts(kv: KvStatus) -> list[Part]:
+    chosen = kv.selection
+    if kv.kept is not None:
+        kept, n_tokens = kv.kept
+        return [[(2, f"KV {kv.mode}: {kept:,} of {n_tokens:,} tokens kept"), (_LAST, f"KV {kv.mode} {kept:,} kept")]]
+    if chosen is None:
+        return [[(_LAST, f"KV {kv.mode} {size(kv.used_bytes)} of {size(kv.total_bytes)}")]]
+    parts: list[Part] = [_reads(kv.mode, chosen)]
+    if kv.tiers.n_slots:
+        arena = f"arena {size_of(kv.tiers.n_resident * kv.tiers.slot_bytes, kv.tiers.n_slots * kv.tiers.slot_bytes)}"
+        if chosen.n_selections:
+            hit = f"hit {100 * chosen.hit_rate:.0f} %"
+            parts.append([(1, f"{arena}, {hit}"), (3, f"arena {hit}"), (_LAST, "")])
+        else:
+            parts.append([(1, arena), (_LAST, "")])
+    return parts
+
+
+def _reads(mode: str, selection: SelectionReport) -> Part:
+    """What each head read, and how far off its output is by its own estimate."""
+    if not selection.n_selections:
+        return [(_LAST, f"KV {mode} reads all tokens")]
+    share = f"KV {mode} {100 * selection.attended:.1f} %"
+    error = "" if selection.error is None else f", error ~{rough_percent(selection.error)}"
+    return [(2, f"KV {mode} reads {reads_text(selection)}{error}"), (4, share + error), (_LAST, share)]
+
+
+def _ending(answer: Answer, timings: Timings, n_ctx: int) -> list[str]:
+    if answer.interrupted:
+        return ["stopped by you"]
+    if answer.finish_reason != "length":
+        return []
+    # One cell short: the last token was never fed back.
+    return ["cut: the context is full"] if timings.n_context >= n_ctx - 1 else ["cut at --max-tokens"]
+
+
+def overflow_advice(error: ContextOverflow, n_ctx_train: int, in_session: bool) -> str:
+    """The error with what to do about it: shorten, or open a larger context where the model has one."""
+    wanted = -(-((error.n_prompt_tokens or 0) + 256) // 1024) * 1024
+    advice = "shorten the message (it is kept), /undo or /clear" if in_session else "shorten the prompt"
+    if wanted <= n_ctx_train:
+        advice += f", or start with --ctx {wanted} or more"
+    elif error.n_ctx is not None and error.n_ctx < n_ctx_train:
+        advice += f"; even the largest --ctx of this model, {n_ctx_train}, would leave no room"
+    else:
+        advice += "; the model has no longer context"
+    return f"{error}: {advice}"

@@ -1,0 +1,187 @@
+"""A conversation: its messages, and what happens to them when an answer is cut, refused or taken back."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edgekv.cli.chat.client import ChatClient, Message, Piece, Timings
+from edgekv.errors import EdgeKVError
+
+_ROLES = ("system", "user", "assistant")
+
+
+@dataclass
+class Draft:
+    """The next message while it is being made: typed text, and files that go before it."""
+
+    text: str = ""
+    files: list[tuple[str, str]] = field(default_factory=list)  # (name, text)
+
+    @property
+    def content(self) -> str:
+        return "\n\n".join([*(f"{name}:\n\n{text.rstrip()}" for name, text in self.files), *([self.text] if self.text else [])])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How one turn went. `interrupted` by the person; `finish_reason` "length" where a limit cut it."""
+
+    text: str
+    timings: Timings | None
+    interrupted: bool
+    finish_reason: str | None
+
+
+class Conversation:
+    """The messages so far, always alternating user and assistant after an optional system message."""
+
+    def __init__(self, client: ChatClient, system: str | None = None):
+        self.client = client
+        self.system = system
+        self.turns: list[Message] = []
+        self.draft = Draft()
+        self.last: Answer | None = None
+
+    @property
+    def messages(self) -> list[Message]:
+        return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns]
+
+    def send(self, show: Callable[[Piece], None]) -> Answer:
+        """Send the draft and stream the answer into `show`.
+
+        An answer that is interrupted stays as far as it came. If there is none yet, or the prompt does not fit, the message goes
+        back into the draft and the conversation is as before: ContextOverflow and EdgeKVError pass through.
+        """
+        before, draft = list(self.turns), self.draft
+        try:
+            self.draft = Draft()
+            self.turns.append({"role": "user", "content": draft.content})
+            answer = self._answer(show)
+        except BaseException:
+            self.turns, self.draft = before, draft
+            raise
+        if answer.interrupted and not answer.text:
+            self.turns, self.draft = before, draft
+        return answer
+
+    def regenerate(self, show: Callable[[Piece], None]) -> Answer:
+        """Answer the last question again; the old answer stays if nothing new comes."""
+        if not self.turns:
+            raise EdgeKVError("there is no answer yet to make again")
+        before = list(self.turns)
+        try:
+            self.turns.pop()
+            answer = self._answer(show)
+        except BaseException:
+            self.turns = before
+            raise
+        if answer.interrupted and not answer.text:
+            self.turns = before
+        return answer
+
+    def undo(self) -> str:
+        """Take the files of the draft back, or else the last question and its answer; returns the names or the question."""
+        if self.draft.files:
+            names = ", ".join(name for name, _ in self.draft.files)
+            self.draft.files.clear()
+            return names
+        if not self.turns:
+            raise EdgeKVError("there is nothing to undo")
+        self.turns.pop()
+        return self.turns.pop()["content"]
+
+    def clear(self) -> None:
+        self.turns, self.draft, self.last = [], Draft(), None
+
+    def _answer(self, show: Callable[[Piece], None]) -> Answer:
+        texts: list[str] = []
+        timings, reason, interrupted = None, None, False
+        pieces = self.client.stream(self.messages)
+        try:
+            for piece in pieces:
+                if piece.text:
+                    texts.append(piece.text)
+                timings = piece.timings or timings
+                reason = piece.finish_reason or reason
+                show(piece)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            pieces.close()  # type: ignore[attr-defined]  # ends the request, and with it the server's work
+        self.last = Answer("".join(texts), timings, interrupted, reason)
+        if self.last.text or not interrupted:
+            self.turns.append({"role": "assistant", "content": self.last.text})
+        return self.last
+
+    def save(self, path: Path) -> int:
+        """Write the messages as JSON, whole or not at all; returns their number.
+
+        Raises EdgeKVError if the file cannot be written, or exists and is no saved conversation.
+        """
+        if not self.turns:
+            raise EdgeKVError("there is nothing to save yet")
+        if path.exists():
+            try:
+                _read_messages(path)
+            except EdgeKVError:
+                raise EdgeKVError(f"{path} exists and is not a saved conversation; choose another name") from None
+        path = path.resolve()  # a link stays a link
+        text = json.dumps(self.messages, ensure_ascii=False, indent=1) + "\n"
+        temporary = None
+        try:
+            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+                temporary = Path(file.name)
+                file.write(text.encode())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError as error:
+            if temporary is not None:
+                with suppress(OSError):
+                    temporary.unlink()
+            raise EdgeKVError(f"{path} cannot be written: {error.strerror or error}; nothing was saved") from None
+        return len(self.messages)
+
+    def load(self, path: Path) -> int:
+        """Put the conversation saved in `path` in the place of this one; returns its number of messages."""
+        messages = _read_messages(path)
+        self.clear()
+        self.system = messages[0]["content"] if messages and messages[0]["role"] == "system" else None
+        self.turns = messages[1:] if self.system is not None else messages
+        return len(messages)
+
+
+def read_text(path: Path) -> str:
+    """A text file's content. Raises EdgeKVError with a sentence for everything that is none."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise EdgeKVError(f"{path} cannot be read: {error.strerror or error}") from None
+    if b"\0" in data:
+        raise EdgeKVError(f"{path} is not a text file")
+    return data.decode("utf-8", "replace")
+
+
+def _read_messages(path: Path) -> list[Message]:
+    problem = f"{path} is not a saved conversation"
+    try:
+        messages = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise EdgeKVError(f"{problem}: it is no JSON ({error.msg} in line {error.lineno})") from None
+    if not isinstance(messages, list):
+        raise EdgeKVError(f"{problem}: it must be a list of messages")
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, dict) or message.get("role") not in _ROLES or not isinstance(message.get("content"), str):
+            raise EdgeKVError(f'{problem}: message {number} must be {{"role": one of {", ".join(_ROLES)}, "content": text}}')
+    roles = [message["role"] for message in messages]
+    turns = roles[1:] if roles[:1] == ["system"] else roles
+    if turns != ["user", "assistant"] * (len(turns) // 2):
+        raise EdgeKVError(f"{problem}: after the system message, user and assistant must take turns and the assistant speak last")
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
+

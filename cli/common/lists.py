@@ -1,0 +1,35 @@
+"""Parameters that are lists, written with commas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from edgekv.amounts import parse_share
+from edgekv.cli.common.options import Parsed
+from edgekv.errors import ConfigError
+
+
+class CommaList(click.ParamType):
+    """A list such as "512,4096", each item of another parameter type."""
+
+    def __init__(self, item: click.ParamType, name: str):
+        self.item, self.name = item, name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
+        if not isinstance(value, str):
+            return tuple(value)
+        return tuple(self.item.convert(part.strip(), param, ctx) for part in value.split(","))
+
+
+def _share(text: str) -> float:
+    """Above zero, such as 12.5% or 0.125. Raises ConfigError."""
+    share = parse_share(text)
+    if share == 0:
+        raise ConfigError("the share must be above 0")
+    return share
+
+
+BUDGETS = CommaList(Parsed("SHARE", _share), "SHARE,...")
+NAMES = CommaList(click.STRING, "NAME,...")

@@ -1,0 +1,211 @@
+"""Options that commands share. Each option of each command also reads an environment variable, which its help names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from edgekv.amounts import parse_bytes
+from edgekv.config import AUTO_ARENA, AUTO_DEVICE, DEVICES, Attend, Keep, KvOptions, parse_resolution
+from edgekv.errors import ConfigError
+from edgekv.vocab import CacheType, DeviceKind, KvMode, PromptReading, SketchKind
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+ENV_PREFIX = "EDGEKV_"
+
+
+def option(*names: str, **settings: Any) -> Callable[[F], F]:
+    """`click.option` with the environment variable EDGEKV_<LONG NAME>: `--max-tokens` reads EDGEKV_MAX_TOKENS."""
+    long = next(name for name in names if name.startswith("--"))
+    settings.setdefault("envvar", ENV_PREFIX + long.split("/")[0].lstrip("-").replace("-", "_").upper())
+    return click.option(*names, show_envvar=True, **settings)
+
+
+def model_argument(function: F) -> F:
+    """MODEL: the path of a GGUF file; none for the default model. Hand it to `model_path()`."""
+    return click.argument("model", required=False, envvar=ENV_PREFIX + "MODEL", type=click.Path(path_type=Path))(function)
+
+
+def model_path(model: Path | None) -> Path:
+    """The model to use. Raises ModelError if none is named and the default one is not installed."""
+    if model is not None:
+        return model
+    from edgekv.models import default_model
+
+    return default_model()
+
+
+threads_option = option("-t", "--threads", type=click.IntRange(min=1), help="CPU threads.  [default: one for each core]")
+
+
+# ---- how the KV cache is kept and attended --------------------------------------------------------------------------------------
+
+
+class Parsed(click.ParamType):
+    """A value that a function reads, of edgekv.config or beside the option; its ConfigError is the message."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]):
+        self.name, self._parse = name, parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except ConfigError as error:
+            self.fail(f"{error}.", param, ctx)
+
+
+class _KvOption(click.Option):
+    """Its variable is read by `KvOptions.from_env`, for library and command line alike; here it only stands in the help."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        return None
+
+
+AUTO = "auto"
+
+
+def _budget(text: str) -> int | str:
+    n_bytes = parse_bytes(text, "the KV budget")
+    return AUTO if n_bytes is None else n_bytes
+
+
+def _vram(text: str) -> int | str:
+    n_bytes = parse_bytes(text, "the KV budget in GPU memory")
+    return AUTO if n_bytes is None else n_bytes
+
+
+def _kv_option(*names: str, **settings: Any) -> Callable[[F], F]:
+    return option(*names, cls=_KvOption, **settings)
+
+
+def _choices(kind: type) -> click.Choice:
+    return click.Choice([member.value for member in kind])
+
+
+_KV_FIELDS = {
+    "kv": "mode", "resolution": "resolution", "kv_prompts": "prompts", "sketch": "sketch", "attend": "attend", "kv_budget": "kv_budget",
+    "policy": "policy", "prefetch": "prefetch", "keep": "keep", "page_tokens": "page_tokens", "type_k": "type_k", "type_v": "type_v", "device": "device",
+    "kv_vram": "kv_vram",
+}
+"""Parameter: field of KvOptions."""
+
+_MODES_OF = {**dict.fromkeys(("resolution", "prompts", "sketch", "attend", "kv_budget", "prefetch"), (KvMode.SPARSE,)),
+             "policy": (KvMode.SPARSE, KvMode.EVICT), "keep": (KvMode.EVICT,)}
+"""Fields that do nothing in the other modes."""
+
+_KV_OPTIONS = [
+    option("-c", "--ctx", type=click.IntRange(min=1), metavar="TOKENS",
+           help="Context length.  [default: what the model was trained for, as far as memory allows]"),
+    _kv_option("--kv", type=_choices(KvMode), help="; ".join(f"{mode.value}: {mode.description}" for mode in KvMode)
+               + ".  [default: sparse; exact on a GPU, and on a processor without AVX2]"),
+    _kv_option("--resolution", type=Parsed("resolution", parse_resolution), metavar="C",
+               help="Mode sparse: a token with more than 1/C of a head's attention is read for certain, the others by chance and with the "
+                    "weight of those they stand for; twice the C reads some 40 % more, with an error some 40 % smaller. Contexts of up "
+                    f"to {KvOptions.exact_tokens} tokens are attended whole.  [default: {KvOptions.resolution:g}]"),
+    _kv_option("--kv-prompts", type=_choices(PromptReading),
+               help="Mode sparse: what tokens attend while a prompt is read. "
+                    + "; ".join(f"{reading.value}: {reading.description}" for reading in PromptReading)
+                    + f".  [default: {KvOptions.prompts.value}]"),
+    _kv_option("--kv-budget", type=Parsed("kv_budget", _budget), metavar=f"BYTES|{AUTO}",
+               help="Mode sparse: size of the arena, fast memory for copies of hot pages, e.g. 512MiB; 0 for none; on a GPU "
+                    f"--kv-vram sets it.  [default: {AUTO}, {100 * AUTO_ARENA:g} % of the pages]"),
+    _kv_option("--keep", type=Parsed("keep", Keep.parse), metavar="TOKENS|BYTES",
+               help="Mode evict: how much of the conversation is kept, whatever its length, e.g. 4096 or 64MiB; K and V take no more "
+                    f"memory than that.  [default: {KvOptions.keep}]"),
+    _kv_option("--device", type=click.Choice(DEVICES),
+               help="Where attention runs. cuda: on the GPU, or an error that says why not; cpu: everything on the processor, the "
+                    f"weights too; {AUTO_DEVICE}: on the GPU where there is one that can be used.  [default: {KvOptions.device}]"),
+    _kv_option("--kv-vram", type=Parsed("kv_vram", _vram), metavar=f"BYTES|{AUTO}",
+               help="GPU memory for the KV cache, e.g. 2GiB: sketches and tables of the whole context, what prompts are staged in, and "
+                    "copies of hot pages in the rest; all pages stay in host memory.  "
+                    f"[default: {AUTO}, what is free beside the weights, less a margin]"),
+    option("--gpu-layers", type=click.IntRange(min=0), metavar="N",
+           help="Layers of the model in GPU memory, for a model that does not fit; with fewer than all of them attention runs on the "
+                "processor.  [default: all of them where there is a GPU]"),
+    _kv_option("--sketch", type=_choices(SketchKind),
+               help="Mode sparse: the summary of the keys that tokens are chosen by. "
+                    + "; ".join(f"{kind.value}: {kind.description}" for kind in SketchKind)
+                    + f".  [default: {KvOptions.sketch.value}]"),
+    _kv_option("--attend", type=Parsed("attend", Attend.parse), metavar="PERCENT|TOKENS",
+               help="Mode sparse with --sketch none: how much of the context each head attends, the pages with the best scores, e.g. 10% "
+                    f"or 1024.  [default: {KvOptions.attend}]"),
+    _kv_option("--policy", metavar="NAME+...",
+               help="Modes sparse and evict: what a page is worth, one or several of ema, anchor, recent, h2o, snapkv, ...: `edgekv policies` "
+                    "lists them.  "
+                    f"[default: {KvOptions.policy}]"),
+    _kv_option("--prefetch", metavar="NAME",
+               help="Mode sparse: which pages are expected to be wanted next; one of none, previous, neighbour, rope, random.  "
+                    f"[default: {KvOptions.prefetch}]"),
+    _kv_option("--page-tokens", type=int, metavar="TOKENS",
+               help=f"Tokens of a page, a multiple of 16.  [default: {KvOptions.page_tokens}]"),
+    threads_option,
+    _kv_option("--type-k", type=_choices(CacheType), help=f"Element type of the K cache.  [default: {KvOptions.type_k.value}]"),
+    _kv_option("--type-v", type=_choices(CacheType), help=f"Element type of the V cache.  [default: {KvOptions.type_v.value}]"),
+]
+
+
+def kv_options(function: F) -> F:
+    """--ctx, --threads and what KvOptions has, as parameters: see `split_kv_options()`."""
+    for one in reversed(_KV_OPTIONS):
+        function = one(function)
+    return function
+
+
+def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
+    """Take the values of `kv_options()` out of `settings`, as the fields kv, n_ctx, n_threads and n_gpu_layers of ServerOptions.
+    Where no mode is asked for, it is the one that won in measuring (`devices.measured_mode`).
+
+    What the command line does not say comes from the environment, and then from the defaults of KvOptions. A GPU that is there and
+    will not be used is told on standard error. Raises ConfigError, and CudaUnavailable where a GPU was asked for in vain.
+    """
+    from edgekv import policies
+    from edgekv.memory.devices import measured_mode, place
+    from edgekv.prefetch import PREFETCHERS
+
+    given = {field: value for name, field in _KV_FIELDS.items() if (value := settings.pop(name)) is not None}
+    named = set(given)
+    automatic = [name for name in ("kv_budget", "kv_vram") if given.get(name) == AUTO]
+    for name in automatic:
+        del given[name]
+    kv = KvOptions.from_env(**given)
+    if automatic:  # None, which from_env() takes for an option that was not given
+        kv = kv.with_(**dict.fromkeys(automatic))
+    placement = None
+    if "mode" not in named and not os.environ.get(f"{ENV_PREFIX}KV"):
+        placement = place(kv)  # is the same for mode sparse
+        kv = kv.with_(mode=measured_mode(placement))
+    _refuse_useless(kv, named)
+    policies.check_live(kv.policy)
+    PREFETCHERS.get(kv.prefetch)
+    if (warning := (placement or place(kv)).warning) is not None:
+        click.echo(f"warning: {warning}", err=True)
+    return {"kv": kv, "n_ctx": settings.pop("ctx"), "n_threads": settings.pop("threads"), "n_gpu_layers": settings.pop("gpu_layers")}
+
+
+def _refuse_useless(kv: KvOptions, named: set[str]) -> None:
+    """ConfigError for an option on the command line that the others leave without effect; variables may say what they like."""
+    options = {field: f"--{name.replace('_', '-')}" for name, field in _KV_FIELDS.items()}
+    for field, modes in _MODES_OF.items():
+        if field in named and kv.mode not in modes:
+            these = " and ".join(mode.value for mode in modes)
+            raise ConfigError(f"{options[field]} works in mode{'s' * (len(modes) > 1)} {these} only, and the mode is "
+                              f"{kv.mode.value}; add --kv {modes[0].value}")
+    kv.check_effect(named, options.__getitem__)
+    if kv.prompts is PromptReading.SPARSE and kv.device == DeviceKind.CUDA.value:
+        raise ConfigError("--kv-prompts sparse is for attention on the processor, and the device is cuda, where llama.cpp reads prompts; "
+                          "use --kv-prompts exact, or --device cpu")
+    if "kv_vram" in named and kv.mode is KvMode.OFF:
+        raise ConfigError("--kv-vram is for EdgeKV's attention, and the mode is off: llama.cpp then keeps all of the KV cache in GPU "
+                          "memory; leave it out, or use --kv exact or --kv sparse")
+    if "kv_vram" in named and kv.device == DeviceKind.HOST.value:
+        raise ConfigError("--kv-vram is GPU memory, and the device is cpu; leave it out (--kv-budget sizes the arena in host memory), "
+                          "or use --device cuda")
+    if "kv_budget" in named and kv.device == DeviceKind.CUDA.value:
+        raise ConfigError("--kv-budget sizes the arena in host memory, and the device is cuda; use --kv-vram")

@@ -1,0 +1,112 @@
+"""Rows as a table, JSON, CSV or Markdown: one way for every command that answers with rows."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from edgekv.cli.common.options import option
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table. `show` turns a value into text; None and NaN are shown as a dash without asking it."""
+
+    key: str
+    title: str
+    show: Callable[[Any], str] = str
+    right: bool = True
+
+    def cell(self, row: Row) -> str:
+        value = row.get(self.key)
+        return "-" if value is None or isinstance(value, float) and math.isnan(value) else self.show(value)
+
+
+def output_option(*formats: str) -> Callable[[Callable], Callable]:
+    """`-o/--output`, with "table" first and as default."""
+    choices = ("table", *formats)
+    return option("-o", "--output", type=click.Choice(choices), default="table", show_default=True, help="How to print.")
+
+
+def print_measured(rows: list[Row], columns: list[Column], output: str) -> None:
+    """`print_rows` of measured rows: above a table stands where and when they were measured, which JSON and CSV have in each row."""
+    if output in ("table", "md"):
+        click.echo(measured_on(rows) + "\n")
+    print_rows(rows, columns, output)
+
+
+def measured_on(rows: Iterable[Row]) -> str:
+    """Processor, date, model and version of rows, each once; several where the rows differ."""
+    rows = list(rows)
+    parts = (("cpu", "{}"), ("cores", "{} cores"), ("date", "{}"), ("model", "{}"), ("version", "EdgeKV {}"), ("isa", "{} kernels"))
+    return "; ".join(form.format(", ".join(found)) for key, form in parts
+                     if (found := dict.fromkeys(str(row[key]) for row in rows if row.get(key) is not None)))
+
+
+def print_rows(rows: list[Row], columns: list[Column], output: str) -> None:
+    """Print `rows` on standard output: the `columns` as a table or Markdown, every key as JSON or CSV."""
+    if output == "json":
+        print_json(rows)
+    elif output == "csv":
+        writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]) if rows else [c.key for c in columns], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    elif output == "md":
+        _print_markdown(rows, columns)
+    elif sys.stdout.isatty():
+        _print_rich(rows, columns)
+    else:
+        _print_plain(rows, columns)
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(_without_nan(value), indent=2, ensure_ascii=False))
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no NaN; what is not known is null."""
+    if isinstance(value, float):
+        return None if math.isnan(value) or math.isinf(value) else value
+    if isinstance(value, Mapping):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(item) for item in value]
+    return value
+
+
+def _print_plain(rows: Iterable[Row], columns: list[Column]) -> None:
+    lines = [[c.title for c in columns], *([c.cell(row) for c in columns] for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    for line in lines:
+        cells = (cell.rjust(w) if c.right else cell.ljust(w) for cell, w, c in zip(line, widths, columns))
+        click.echo("  ".join(cells).rstrip())
+
+
+def _print_markdown(rows: Iterable[Row], columns: list[Column]) -> None:
+    click.echo("| " + " | ".join(c.title for c in columns) + " |")
+    click.echo("|" + "|".join("---:" if c.right else "---" for c in columns) + "|")
+    for row in rows:
+        click.echo("| " + " | ".join(c.cell(row).replace("|", "\\|") for c in columns) + " |")
+
+
+def _print_rich(rows: Iterable[Row], columns: list[Column]) -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE, pad_edge=False)
+    for c in columns:
+        table.add_column(c.title, justify="right" if c.right else "left", no_wrap=c.right, overflow="ellipsis")
+    for row in rows:
+        table.add_row(*(Text(c.cell(row)) for c in columns))
+    Console().print(table)

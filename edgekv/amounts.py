@@ -1,0 +1,101 @@
+"""Bytes, tokens, shares, durations and switches: how they are read and printed, everywhere alike."""
+
+from __future__ import annotations
+
+import re
+
+from edgekv.errors import ConfigError
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+"""What a person may write for on and off, in lower case."""
+
+# ---- reading --------------------------------------------------------------------------------------------------------------------
+
+
+def parse_bytes(text: str, noun: str = "the size") -> int | None:
+    """ "512MiB", "1.5G" (both powers of 1024), "4096" as bytes; "auto" is None. Raises ConfigError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE)
+    if text.strip().lower() == "auto":
+        return None
+    if match is None:
+        raise ConfigError(f"{noun} is {text!r}; write bytes such as 512MiB or 2GiB, or auto")
+    return int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))
+
+
+def parse_tokens(text: str) -> int | None:
+    """ "4096" as a number of tokens, at least 1; None for anything else."""
+    try:
+        return n if (n := int(text)) >= 1 else None
+    except ValueError:
+        return None
+
+
+def parse_share(text: str, noun: str = "the share") -> float:
+    """ "95%" and "0.95" are the same share. Raises ConfigError."""
+    number, percent_sign, rest = text.strip().partition("%")
+    try:
+        share = float(number) / (100 if percent_sign else 1)
+        if not rest and 0 <= share <= 1:
+            return share
+    except ValueError:
+        pass
+    raise ConfigError(f"{noun} is {text!r}; it must be a share such as 95% or 0.95, or 0 for none")
+
+
+# ---- printing -------------------------------------------------------------------------------------------------------------------
+
+
+def size(n_bytes: int) -> str:
+    """Bytes in the unit that suits them: "27.0 MiB"."""
+    value, unit = float(n_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.1f} {unit}" if unit != "B" else f"{n_bytes} B"
+
+
+def size_of(used: int, total: int) -> str:
+    """ "22.5 of 45.0 MiB"; each with its unit where they differ."""
+    used_text, total_text = size(used), size(total)
+    number, unit = used_text.split()
+    return f"{number if unit == total_text.split()[1] else used_text} of {total_text}"
+
+
+def mebibytes(n_bytes: float) -> str:
+    """For a column in MiB."""
+    return f"{n_bytes / MIB:.1f}"
+
+
+def gibibytes(n_bytes: float) -> str:
+    """For a column in GiB."""
+    return f"{n_bytes / GIB:.2f}"
+
+
+def tokens(n: int) -> str:
+    """ "4,096"; other counts too."""
+    return f"{n:,}"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """ "12.3", without the sign: for a column in %."""
+    return f"{100 * share:.{digits}f}"
+
+
+def signed_percent(share: float, digits: int = 2) -> str:
+    """ "+1.23": a difference, for a column in % or in percentage points."""
+    return f"{100 * share:+.{digits}f}"
+
+
+def rough_percent(share: float) -> str:
+    """With one digit that counts, and the sign: "0.6 %", "12 %"."""
+    number = 100 * share
+    return f"{number:.0f} %" if number >= 9.5 else f"{number:.1g} %" if number >= 0.001 else "0 %"
+
+
+def duration(seconds: float) -> str:
+    """ "45 s", "3 min"."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,17 @@
+"""The best pages of each head."""
+
+from __future__ import annotations
+
+from edgekv.arrays.ops import Array, Ops
+
+
+def best(ops: Ops, values: Array, n: int) -> Array:
+    """bool [row, head, page]: the n largest of `values` (float [row, head, page], not negative) of each head, if they are above zero.
+    All that equal the n-th are among them."""
+    n_pages = values.shape[2]
+    if n >= n_pages:
+        return values > 0
+    if n <= 0:
+        return values < 0
+    least = ops.xp.partition(values, n_pages - n, axis=2)[:, :, n_pages - n : n_pages - n + 1]
+    return (values >= least) & (values > 0)

@@ -1,0 +1,254 @@
+"""The operations on a CUDA device, by CuPy: kernels of our own for the hot ones (kernels/cuda), on memory that libedgekv allocated.
+
+Nothing here waits for the device but `download`. Only a context on a CUDA device imports this module, and only its constructor cupy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from edgekv.arrays import move
+from edgekv.arrays.ops import Array, Ops
+from edgekv.arrays.order import Event, Later, Stream, both
+from edgekv.arrays.rank import HostRanking, ListedRanking, Ranking, Top
+from edgekv.arrays.topk import listed_largest
+from edgekv.errors import CudaUnavailable, NativeError
+from edgekv.pages.residency import Residency, State
+
+_THREADS = 256
+"""Of a block; the search kernels are written for so many."""
+_GATHER_BLOCKS = 64
+"""Saturate the link and leave most of the device to the ubatch."""
+
+_QUESTION = np.dtype([("values", np.uint64), ("state", np.uint64), ("pins", np.uint64), *((name, np.int32) for name in (
+    "pins_stride", "among", "n_heads", "n_pages", "end", "n", "smallest"))], align=True)
+"""EdgekvQuestion of scores.cuh."""
+_SEARCH_BYTES = 9 * 8 + 9 * 4 + 8 * 256 * 4 + 4
+"""EdgekvSearch."""
+
+
+class CupyOps(Ops):
+    """CuPy, on the device `index` and the stream at the address `stream`."""
+
+    on_device = True
+
+    def __init__(self, index: int, stream: int, runtime: int):
+        super().__init__()
+        cupy = _cupy(index, runtime)
+        self.xp = self._cupy = cupy
+        self.errors = (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError, cupy.cuda.memory.OutOfMemoryError)
+        self._device = cupy.cuda.Device(index)
+        self._in_flight: list[tuple[Event, np.ndarray]] = []
+        with self._device:
+            self._stream = cupy.cuda.ExternalStream(stream, index)
+            self.ubatch_stream = _Stream(cupy, self._device, self._stream)
+            scores, moves = (cupy.RawModule(code=source(name), options=("--std=c++17",))
+                             for name in ("scores.cuh", "move_pages.cuh"))
+            self._ema, self._clear, self._search, self._list = (
+                scores.get_function(f"edgekv_{name}") for name in ("ema", "clear", "search", "list"))
+            self._gather = moves.get_function("edgekv_gather_pages")
+
+    def __enter__(self) -> CupyOps:
+        self._device.__enter__()
+        self._stream.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stream.__exit__(*error)
+        self._device.__exit__(*error)
+
+    def side_stream(self) -> Stream:
+        with self._device:
+            return _Stream(self._cupy, self._device, self._cupy.cuda.Stream(non_blocking=True))
+
+    # ---- arrays --------------------------------------------------------------------------------------------------------------
+
+    def view(self, address: int, dtype: np.dtype | type, shape: tuple[int, ...]) -> Array:
+        dtype = np.dtype(dtype)
+        if 0 in shape:
+            return self.zeros(shape, dtype)
+        n_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        memory = self._cupy.cuda.UnownedMemory(address, n_bytes, None, self._device.id)
+        return self._cupy.ndarray(shape, dtype, self._cupy.cuda.MemoryPointer(memory, 0))
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype | type) -> Array:
+        with self:
+            return self._cupy.zeros(shape, dtype)
+
+    def upload(self, array: np.ndarray) -> Array:
+        with self:
+            return self._cupy.asarray(np.ascontiguousarray(array))  # by way of pinned memory: does not wait
+
+    def download(self, array: Array) -> np.ndarray:
+        with self:
+            return array.get()
+
+    # ---- what policies do ----------------------------------------------------------------------------------------------------
+
+    def ema(self, scores: Array, mass: Array, end: int, new: np.float32, old: np.float32, least: float = 0.0) -> None:
+        if end:
+            self._per_page(self._ema, scores, end, scores, mass, np.int32(scores.shape[2]), np.int32(end), np.float32(new),
+                           np.float32(old), np.float32(least))
+
+    def clear(self, scores: Array, pages: np.ndarray) -> None:
+        if len(pages):
+            pages = self.upload(np.asarray(pages, np.int32))
+            self._per_page(self._clear, scores, len(pages), scores, pages, np.int32(len(pages)), np.int32(scores.shape[2]))
+
+    def _per_page(self, kernel: Callable, scores: Array, n: int, *arguments: object) -> None:
+        with self:
+            kernel((-(-n // _THREADS), scores.shape[0] * scores.shape[1]), (_THREADS,), arguments)
+
+    # ---- what plans ask ------------------------------------------------------------------------------------------------------
+
+    def rank(self, scores: Array | None, pins: np.ndarray | None, residency: Residency, n: int) -> Later[Ranking]:
+        end = residency.n_used_end
+        if scores is None or not end or n <= 0:
+            return Later.now(HostRanking(None, pins, residency))  # nothing of it is on the device
+        state = self.upload(residency.state[:, :, :end])
+        left_out = None if pins is None else self.upload(pins.view(np.uint8))
+        worst = self._find(scores, end, n, state, State.RESIDENT, left_out, smallest=True)
+        best = self._find(scores, end, n, state, State.HOME, left_out)
+        return both(worst, best).then(lambda found: ListedRanking(found[1].top, found[0].top, found[0].n, found[0].mean))
+
+    def top(self, values: Array, end: int, n: int, state: np.ndarray | None = None, among: State = State.HOME) -> Later[Top]:
+        if not end or n <= 0:
+            return Later.now(Top.none())
+        on_device = None if state is None else self.upload(state[:, :, :end])
+        return self._find(values, end, n, on_device, among).then(lambda found: found.ordered())
+
+    def _find(self, values: Array, end: int, n: int, state: Array | None, among: State, pins: Array | None = None,
+              smallest: bool = False) -> Later[_Found]:
+        """Queues the search, and the way of its result to the host."""
+        n_rows, n_heads, n_pages = values.shape
+        n_blocks = max(1, min(512, n_rows * n_heads * end // (8 * _THREADS)))
+        question = np.zeros(1, _QUESTION)
+        question["values"] = values.data.ptr
+        for name, array in (("state", state), ("pins", pins)):
+            if array is not None:
+                question[name] = array.data.ptr
+        question["pins_stride"] = 0 if pins is None or pins.ndim == 1 else n_pages
+        for name, value in (("among", among), ("n_heads", n_rows * n_heads), ("n_pages", n_pages), ("end", end), ("n", n),
+                            ("smallest", smallest)):
+            question[name] = value
+        result = _result(n_blocks, n)
+        with self:
+            asked = self.upload(question.view(np.uint8))
+            work = self._cupy.zeros(_SEARCH_BYTES + result.itemsize, np.uint8)
+            at = {name: np.uint64(work.data.ptr + _SEARCH_BYTES + result.fields[name][1]) for name in result.names}
+            for step in range(8):
+                self._search((n_blocks,), (_THREADS,), (asked, work, np.int32(step), at["n_asked"], at["sums"]))
+            self._list((n_blocks,), (_THREADS,), (asked, work, at["n_listed"], at["ids"], at["values"]))
+            copy = self._pinned(result.itemsize)
+            work[_SEARCH_BYTES:].get(out=copy, blocking=False)
+            done = self.ubatch_stream.record()
+        self._in_flight = [(event, kept) for event, kept in self._in_flight if not event.done()]
+        self._in_flight.append((done, copy))  # also where nobody waits for it: the copy is under way
+        return Later(done, lambda: _Found(copy.view(result)[0], n))
+
+    def _pinned(self, n_bytes: int) -> np.ndarray:
+        return np.frombuffer(self._cupy.cuda.alloc_pinned_memory(n_bytes), np.uint8, n_bytes)
+
+    # ---- what migration does -------------------------------------------------------------------------------------------------
+
+    def gather(self, places: move.Places, moves: np.ndarray, stream: Stream) -> None:
+        with self._device, stream.cupy:  # type: ignore[attr-defined]
+            queued = self._cupy.asarray(np.ascontiguousarray(moves).view(np.int32))
+            self._gather((_GATHER_BLOCKS,), (_THREADS,), (
+                np.uint64(places.rows), queued, np.int32(len(moves)), np.uint64(places.arena), np.uint64(places.slot_bytes),
+                np.int32(places.page_tokens), np.int32(places.n_cells), np.int32(places.pages_per_stream)))
+
+
+# ---- what a search found --------------------------------------------------------------------------------------------------------
+
+
+def _result(n_blocks: int, n: int) -> np.dtype:
+    return np.dtype([("sums", np.float64, (n_blocks,)), ("n_asked", np.uint32, (n_blocks,)), ("n_listed", np.uint32),
+                     ("ids", np.uint32, (n,)), ("values", np.float32, (n,))])
+
+
+class _Found:
+    """The list, in any order, and over all pages that were asked about, their number and mean value."""
+
+    def __init__(self, result: np.void, n: int):
+        n_listed = min(int(result["n_listed"]), n)
+        self.top = Top(result["ids"][:n_listed].astype(np.int64), result["values"][:n_listed].copy())
+        self.n = int(result["n_asked"].sum())
+        self.mean = float(result["sums"].sum() / self.n) if self.n else 0.0
+
+    def ordered(self) -> Top:
+        return self.top[listed_largest(self.top.values, self.top.ids, len(self.top))]
+
+
+# ---- order ----------------------------------------------------------------------------------------------------------------------
+
+
+class _Event:
+    def __init__(self, event):
+        self.cupy = event
+
+    def done(self) -> bool:
+        return bool(self.cupy.done)
+
+    def wait(self) -> None:
+        self.cupy.synchronize()
+
+
+class _Stream:
+    def __init__(self, cupy: ModuleType, device, stream):
+        self._module = cupy
+        self._device = device
+        self.cupy = stream
+
+    def record(self) -> Event:
+        with self._device:
+            event = self._module.cuda.Event(disable_timing=True)
+            event.record(self.cupy)
+        return _Event(event)
+
+    def wait_for(self, event: Event) -> None:
+        self.cupy.wait_event(event.cupy)  # type: ignore[attr-defined]
+
+    def synchronize(self) -> None:
+        self.cupy.synchronize()
+
+
+# ---- the library and the sources ------------------------------------------------------------------------------------------------
+
+
+def _cupy(index: int, runtime: int) -> ModuleType:
+    extra = "cuda13" if runtime >= 13000 else "cuda12"
+    try:
+        cupy = importlib.import_module("cupy")
+    except ImportError as error:
+        raise CudaUnavailable("this context runs on a GPU, for which EdgeKV needs CuPy, and it cannot be loaded "
+                              f'({_first_line(error)}): pip install "edgekv[{extra}]"') from None
+    try:
+        n_devices = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise CudaUnavailable(f"CuPy {cupy.__version__} finds no GPU that it can use ({error}); install the CuPy for this driver: "
+                              f'pip install "edgekv[{extra}]"') from None
+    if index >= n_devices:
+        raise CudaUnavailable(f"this context runs on GPU {index}, and CuPy finds {n_devices} of them; CUDA_VISIBLE_DEVICES was "
+                              "changed after the program began: set it before")
+    return cupy
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def source(name: str) -> str:
+    """A kernel source. Raises NativeError."""
+    here = Path(__file__).resolve().parent
+    # ours lie beside this file; those of native/ are installed there too, but stay where they are in an editable checkout
+    for path in (here / "cuda" / name, here.parent.parent / "native" / "cuda" / name):
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+    raise NativeError(f"the kernel source {name} is missing from the installed package; reinstall it: "
+                      "pip install --force-reinstall edgekv")

@@ -1,0 +1,133 @@
+"""A ranking: the best pages at home and the coldest in the arena, as far as a plan looks. The planner asks for no other scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from edgekv.arrays.topk import largest, listed_largest, smallest
+from edgekv.pages.residency import Residency, State, pins_of
+
+
+@dataclass(frozen=True)
+class Top:
+    """Pages and their values."""
+
+    ids: np.ndarray
+    """int64 [n]"""
+    values: np.ndarray
+    """float32 [n]"""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, which) -> Top:
+        return Top(self.ids[which], self.values[which])
+
+    @classmethod
+    def none(cls) -> Top:
+        return cls(np.empty(0, np.int64), np.empty(0, np.float32))
+
+
+class Home(Protocol):
+    """The HOME pages that a plan has not promoted yet."""
+
+    end: int
+    mask: np.ndarray
+    """bool [row, head, :end]"""
+
+    def holds(self, ids: np.ndarray) -> np.ndarray:
+        """bool [n]: which of these it has."""
+
+
+class Ranking(Protocol):
+    n: int
+    """RESIDENT pages that are not pinned."""
+    mean: float
+    """Of their scores; 0 where there are none."""
+
+    def n_below(self, value: float) -> int:
+        """How many of them have a lower score; at least, where more than were listed do."""
+
+    def coldest(self, n: int) -> Top:
+        """The n with the lowest scores, the lowest first; of equal ones the lower id."""
+
+    def hottest(self, n: int, least: float, home: Home) -> Top:
+        """The n pages of `home` with the highest scores above `least`, the highest first; of equal ones the lower id. `home` and
+        `least` are the same in each call."""
+
+    def fresh(self, residency: Residency, pins: np.ndarray | None) -> Ranking:
+        """The same, without the residents that left or were pinned since it was made."""
+
+
+class HostRanking:
+    """From scores in host memory (float32 [row, head, page]; None: all zero), as far as it is asked. The scores must not change
+    meanwhile."""
+
+    def __init__(self, scores: np.ndarray | None, pins: np.ndarray | None, residency: Residency):
+        held = residency.state == State.RESIDENT
+        if pins is not None:  # few pages, where they are the same for all heads: look only at these
+            held[np.s_[:, :, np.flatnonzero(pins)] if pins.ndim == 1 else pins] = False
+        self._scores = scores
+        self._shape = residency.shape
+        self._resident = np.flatnonzero(held)
+        self._values = np.zeros(len(self._resident), np.float32) if scores is None else scores.reshape(-1)[self._resident]
+        self._candidates: tuple[np.ndarray, np.ndarray] | None = None
+        self.n = len(self._resident)
+        self.mean = float(self._values.mean()) if self.n else 0.0
+
+    def n_below(self, value: float) -> int:
+        return int(np.count_nonzero(self._values < value))
+
+    def coldest(self, n: int) -> Top:
+        if n == 1 and self.n:  # what every plan asks first
+            at = self._values.argmin()
+            return Top(self._resident[at : at + 1], self._values[at : at + 1])
+        at = smallest(self._values, n)
+        return Top(self._resident[at], self._values[at])
+
+    def hottest(self, n: int, least: float, home: Home) -> Top:
+        if self._scores is None or n <= 0:
+            return Top.none()
+        if self._candidates is None:
+            scores = self._scores[:, :, : home.end]
+            found = (scores > least) & home.mask
+            self._candidates = scores[found], np.flatnonzero(found)
+        values, at = self._candidates
+        best = largest(values, n)
+        return Top(self._shape.widen(at[best], home.end), values[best])
+
+    def fresh(self, residency: Residency, pins: np.ndarray | None) -> HostRanking:
+        return self
+
+
+@dataclass(frozen=True)
+class ListedRanking:
+    """From what a device listed: the best and the worst of a run that may be some runs ago, each in any order."""
+
+    best: Top
+    """Pages that were HOME, not pinned and had a score above zero."""
+    worst: Top
+    """Pages that were RESIDENT and not pinned."""
+    n: int
+    mean: float
+
+    def n_below(self, value: float) -> int:
+        return int(np.count_nonzero(self.worst.values < value))
+
+    def coldest(self, n: int) -> Top:
+        return self.worst[listed_largest(-self.worst.values, self.worst.ids, n)]
+
+    def hottest(self, n: int, least: float, home: Home) -> Top:
+        found = self.best[self.best.values > least]
+        found = found[home.holds(found.ids)]
+        return found[listed_largest(found.values, found.ids, n)]
+
+    def fresh(self, residency: Residency, pins: np.ndarray | None) -> ListedRanking:
+        ids = self.worst.ids
+        still = residency.state.reshape(-1)[ids] == State.RESIDENT
+        if pins is not None:
+            still &= ~pins_of(pins, ids, residency.shape.n_pages)
+        return replace(self, worst=self.worst[still], n=self.n - int(np.count_nonzero(~still)))

@@ -1,0 +1,34 @@
+"""NAME=VALUE lists: settings of a policy, changes of a bench mode, `--set`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from edgekv.amounts import SWITCH
+from edgekv.errors import ConfigError
+
+_ALLOWED = {bool: "on or off", int: "a whole number", float: "a number"}
+
+
+def assigned(items: Iterable[str], kinds: Mapping[str, Callable[[str], Any]], said: str, noun: str = "setting") -> dict[str, Any]:
+    """The values that `items`, NAME=VALUE each, give to names of `kinds`, read as their kind: a type, or a function that raises ConfigError.
+    Raises ConfigError, which begins with `said`."""
+    values: dict[str, Any] = {}
+    for item in items:
+        name, equals, text = (part.strip() for part in item.partition("="))
+        if not equals or name not in kinds:
+            allowed = f"write NAME=VALUE, with one of {', '.join(kinds)}" if kinds else f"there is no {noun} here"
+            raise ConfigError(f"{said}: {item.strip()!r} is no {noun}; {allowed}")
+        kind = kinds[name]
+        try:
+            values[name] = SWITCH[text.lower()] if kind is bool else kind(text)
+        except (KeyError, ValueError):
+            raise ConfigError(f"{said}: {name} is {text!r}; it must be {_ALLOWED[kind]}") from None
+    return values
+
+
+def split_at(mark: str, text: str) -> list[str]:
+    """The parts of `text` between marks that stand in no brackets: what is in brackets belongs to the part before them."""
+    return re.split(rf"{re.escape(mark)}(?![^(]*\))", text)

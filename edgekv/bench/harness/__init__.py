@@ -1,0 +1,1 @@
+"""What every measurement needs: modes, contexts, passes, figures."""

@@ -1,0 +1,168 @@
+"""The ways to run a context that benchmarks compare: each is a set of changes to the KV options.
+
+A mode is a registered name, or a name with changes of its own, such as `sparse:resolution=1000`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_args, get_type_hints
+
+from edgekv import policies
+from edgekv.amounts import parse_bytes
+from edgekv.assignments import assigned, split_at
+from edgekv.config import KvOptions
+from edgekv.errors import ConfigError
+from edgekv.prefetch import PREFETCHERS
+from edgekv.registry import Registry
+from edgekv.vocab import FULL, STOCK, STOCK_KERNELS, KvMode, PromptReading, SketchKind
+
+
+@dataclass(frozen=True)
+class BenchMode:
+    """Changes to the KV options of the context."""
+
+    changes: Mapping[str, Any]
+    flash_attn: bool = True
+    newest: bool = False
+    """All that is attended are the first and the newest tokens."""
+    destructive: bool = False
+    """It drops cells: what it has decoded cannot be taken back by a rewind, only by `Decoder.restore`."""
+
+    @property
+    def alternates(self) -> bool:
+        """Whether a context can switch to it. One that cannot needs a context of its own, with a cache of its own."""
+        return self.flash_attn
+
+    @property
+    def reads_itself(self) -> bool:
+        """Whether a context that it reads differs from one that full attention has read."""
+        return self.changes.get("prompts", PromptReading.EXACT) == PromptReading.SPARSE
+
+    @property
+    def figures(self) -> Mapping[str, float | None]:
+        """What it has by its nature: full attention reads everything without an error, and what drops pages does not know its error."""
+        if self.changes["mode"] is KvMode.EXACT:
+            return {"error": 0.0, "attended_fraction": 1.0}
+        if self.changes["mode"] is KvMode.EVICT:
+            return {"error": None}
+        return {"error": None} if self.changes.get("sketch") in (SketchKind.NONE, SketchKind.NONE.value) else {}
+
+    def options(self, base: KvOptions, n_visible: int) -> KvOptions:
+        """The options in force where `n_visible` tokens are attended in full."""
+        options = base.with_(**self.changes)
+        if self.newest:
+            n_attended = options.attend.tokens or round(options.attend.share * n_visible)
+            options = options.with_(recent_tokens=max(0, n_attended - options.sink_tokens))
+        return options
+
+
+MODES: Registry[BenchMode] = Registry("bench mode")
+
+_NO_HIERARCHY = {"policy": "none", "kv_budget": 0}
+"""So that what a sparse mode left behind costs the others nothing."""
+
+
+def _drops(changes: Mapping[str, Any]) -> bool:
+    return changes["mode"] is KvMode.EVICT
+
+
+def _add(name: str, mode: KvMode, description: str, newest: bool = False, **changes: Any) -> None:
+    decides = mode in (KvMode.SPARSE, KvMode.EVICT)
+    changes = {"mode": mode, "observe": mode is not KvMode.OFF, **({} if decides else _NO_HIERARCHY), **changes}
+    MODES.add(name, BenchMode(changes, newest=newest, destructive=_drops(changes)), description)
+
+
+_add(STOCK, KvMode.OFF, "stock llama.cpp: where times are measured the faster of the next two, which always are; elsewhere the first")
+_add(STOCK_KERNELS[0], KvMode.OFF, "stock with flash attention")
+MODES.add(STOCK_KERNELS[1], BenchMode({"mode": KvMode.OFF, "observe": False, **_NO_HIERARCHY}, flash_attn=False),
+          "stock without flash attention, in a context of its own: V is stored transposed then")
+_add(FULL, KvMode.EXACT, "every visible page")
+_add("exact-unobserved", KvMode.EXACT, "exact without measuring attention mass", observe=False)
+_add("sparse", KvMode.SPARSE, "the tokens that sketches say matter and a weighted sample of the others, with the options' defaults")
+_add("ema", KvMode.SPARSE, "the pages attended lately alone, no sketches", sketch=SketchKind.NONE, policy="ema+anchor+recent")
+_add("streaming", KvMode.SPARSE, "the first and the newest pages alone", newest=True, sketch=SketchKind.NONE, policy="anchor+recent")
+_add("evict", KvMode.EVICT, "what the policy kept, the rest dropped for good")
+
+
+def find_mode(name: str) -> BenchMode:
+    """A registered mode, with the changes after the colon if there are any. Raises ConfigError."""
+    base, colon, text = name.partition(":")
+    mode = MODES.get(base)
+    if not colon:
+        return mode
+    named = assigned(split_at(",", text), {key: _reader(key) for key in CHANGEABLE}, f"bench mode {name!r}", "change")
+    changes = {**mode.changes, **named}
+    try:
+        options = KvOptions(**changes)
+        options.check_effect(named)
+        changes["mode"] = options.mode
+        policies.check_live(options.policy)
+        PREFETCHERS.get(options.prefetch)
+    except ConfigError as error:
+        raise ConfigError(f"bench mode {name!r}: {error}") from None
+    return replace(mode, changes=changes, destructive=_drops(changes))
+
+
+def split_modes(text: str) -> tuple[str, ...]:
+    """The modes of a comma-separated list; a part such as `policy=lru` belongs to the mode before it."""
+    names: list[str] = []
+    for part in split_at(",", text):
+        if names and ":" in names[-1] and "=" in part and ":" not in part:
+            names[-1] += f",{part.strip()}"
+        else:
+            names.append(part.strip())
+    return tuple(names)
+
+
+def in_order(modes: Sequence[str]) -> tuple[str, ...]:
+    """The modes in order, each once, stock before all others and full attention before the sparse ones."""
+    first = (STOCK, FULL) if FULL in modes else (STOCK,)
+    return tuple(dict.fromkeys((*first, *modes)))
+
+
+def stock_kernels(modes: Sequence[str]) -> tuple[str, ...]:
+    """Which of STOCK_KERNELS are measured: both, unless `modes` name one of them and not STOCK."""
+    named = tuple(name for name in STOCK_KERNELS if name in modes)
+    return STOCK_KERNELS if STOCK in modes or not named else named
+
+
+def with_stock(modes: Sequence[str]) -> dict[str, BenchMode]:
+    """What is measured where `modes` take turns: the kernels of stock first, then full attention."""
+    names = (*stock_kernels(modes), *in_order(modes))
+    return {name: find_mode(name) for name in names if name != STOCK}
+
+
+def rotated(modes: tuple[str, ...], turn: int) -> tuple[str, ...]:
+    """The order of a turn: each time another one begins."""
+    shift = turn % len(modes)
+    return modes[shift:] + modes[:shift]
+
+
+def check_turns(modes: Sequence[str]) -> None:
+    """Raise ConfigError for a mode that cannot take turns with others."""
+    for mode in modes:
+        if find_mode(mode).destructive:
+            raise ConfigError(f"{mode} drops what the modes after it would read from the same cache, so it takes no turns here; "
+                              "`edgekv quality` restores the cache for it")
+
+
+def check_counts(counts: Mapping[str, Sequence[int]]) -> None:
+    """Raise ConfigError where what `counts` names is not 1 or more, each of them."""
+    for name, values in counts.items():
+        if not values or min(values) < 1:
+            raise ConfigError(f"a {name} must be 1 or more")
+
+
+_FIXED = {"page_tokens", "type_k", "type_v"}
+CHANGEABLE = tuple(option.name for option in fields(KvOptions) if option.name not in _FIXED)
+"""Options that a mode may change: all but those that are fixed when a context is created."""
+
+
+def _reader(key: str) -> Callable[[str], Any]:
+    """How the value of that option is read."""
+    kind = get_type_hints(KvOptions)[key]
+    if int in get_args(kind):  # bytes, or none for auto
+        return lambda text: parse_bytes(text, key)
+    return kind if kind in (bool, int, float) else str

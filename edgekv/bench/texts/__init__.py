@@ -1,0 +1,1 @@
+"""Texts to read, and facts to plant in them."""

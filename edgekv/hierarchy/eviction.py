@@ -1,0 +1,89 @@
+"""Which pages mode evict gives up: who keeps what, and what is freed when nobody does or when there is no room. Pure decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgekv.errors import ConfigError
+from edgekv.hierarchy.budgets import divide
+from edgekv.pages.shape import PageShape
+from edgekv.vocab import Split
+
+BATCHES = 4
+"""The largest batch fits that often into a cache whose pages are freed: a batch's room must be empty before it is read, so that with a
+larger one most of the bound would stand empty."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What one look came to."""
+
+    dropped: np.ndarray
+    """int64 [n]: flat ids (`PageShape.ids`) of pages that a head does not attend any more though others do."""
+    freed: np.ndarray
+    """int64 [n]: pages whose cells are emptied, for all rows and heads."""
+
+
+def batch_tokens(n_cells: int, most: int = 512) -> int:
+    """Tokens of a batch for a cache of so many cells: a quarter of it, a multiple of 16 tokens."""
+    return min(most, max(16, n_cells // BATCHES // 16 * 16))
+
+
+def check_keep(keep_tokens: int, n_cells: int, n_batch: int, n_always: int, frees: bool) -> None:
+    """Raise ConfigError where a bound cannot be kept: `n_always` tokens are never dropped, and where pages are freed to make room
+    (`frees`) a batch must fit into `n_cells` with enough left."""
+    if frees and BATCHES * n_batch > n_cells:
+        raise ConfigError(f"a cache of {n_cells:,} cells cannot make room for batches of {n_batch:,} tokens; keep at least "
+                          f"{BATCHES * n_batch:,} tokens, or read at most {batch_tokens(n_cells)} at once (n_batch)")
+    room = n_cells - n_batch if frees else keep_tokens
+    if n_always > min(keep_tokens, room):
+        raise ConfigError(f"the first and the newest tokens that are always kept are {n_always:,}, and of {keep_tokens:,} tokens that are "
+                          f"kept {min(keep_tokens, room):,} are for them and all others; keep more, or fewer of these")
+
+
+def decide(shape: PageShape, scores: np.ndarray | None, pins: np.ndarray | None, dropped: np.ndarray, page_positions: np.ndarray,
+           page_cells: np.ndarray, *, split: Split, n_keep: float, n_excess: int = 0) -> Losses:
+    """What heads drop to keep `n_keep` pages each on average, and what is freed.
+
+    Args:
+        scores: float [row, head, page], higher = keep; None: the newest are kept.
+        pins: bool [page] or [row, head, page], kept first; None: none. The newest page is kept besides: it is being filled.
+        dropped: [row, head, page], not zero: dropped before.
+        page_positions: int [page], the newest position in each page, -1: empty.
+        page_cells: int [page], cells in use.
+        split: how the pages are divided over rows and heads.
+        n_excess: cells that must be emptied in any case; the pages go whose best head values them least, pins last.
+
+    A page that no head keeps is freed. Of the oldest page the cells stay in any case, though heads drop it as any other: a sequence that
+    is taken back to a position whose neighbours are gone must not be empty, because llama.cpp's server aborts at one. Of equal
+    scores the newer page is kept, which is not the higher one: cells are used again.
+    """
+    used = np.flatnonzero(page_positions >= 0)
+    used = used[np.argsort(page_positions[used], kind="stable")]  # the oldest first
+    if not len(used):
+        return Losses(np.empty(0, np.int64), np.empty(0, np.int64))
+    axes = (*shape.axes[:2], len(used))
+    visible = (np.asarray(dropped)[:, :, used] == 0) & shape.exists[:, :, None]
+    worth = np.zeros(axes, np.float32) if scores is None else np.asarray(scores)[:, :, used]
+    always = np.zeros(axes, bool)
+    if pins is not None:
+        always |= pins[..., used]
+    always[:, :, -1] = True
+    kept = visible if len(used) <= n_keep and split is not Split.PYRAMID else divide(split, worth, always, visible, n_keep, shape.exists)
+
+    best = np.where(kept, np.where(always, np.inf, worth), -np.inf).reshape(-1, len(used)).max(axis=0, initial=-np.inf)
+    if not shape.n_existing_heads:
+        best = np.zeros(len(used))  # nobody knows: the oldest go
+    goes = best == -np.inf
+    goes[[0, -1]] = False
+    left = n_excess - int(page_cells[used[goes]].sum())
+    if left > 0:
+        order = np.argsort(np.where(goes, -np.inf, best), kind="stable")
+        order = order[~goes[order] & (order > 0) & (order < len(used) - 1)]
+        before = np.cumsum(page_cells[used[order]]) - page_cells[used[order]]
+        goes[order[before < left]] = True
+
+    rows, heads, at = np.nonzero(visible & ~kept & ~goes)
+    return Losses(shape.ids(rows, heads, used[at]), used[goes].astype(np.int64))

@@ -1,0 +1,242 @@
+"""The memory hierarchy of one context: who decides, who owns, who moves - and the phases of a run, in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import numpy as np
+
+from edgekv import policies, prefetch
+from edgekv.arrays.ops import Array, Ops
+from edgekv.arrays.order import Later, both
+from edgekv.arrays.rank import Ranking
+from edgekv.errors import ConfigError
+from edgekv.hierarchy import planner
+from edgekv.hierarchy.migrator import Migrator
+from edgekv.hierarchy.planner import Limits
+from edgekv.hierarchy.stats import Stats
+from edgekv.hierarchy.table import PageTable
+from edgekv.hierarchy.transport import Transport
+from edgekv.pages.observation import Observation
+from edgekv.pages.residency import Reason, State
+from edgekv.pages.shape import PageShape
+from edgekv.prefetch import Rope
+
+
+class Hierarchy:
+    """Page table, policy, prefetch, planner and migrator of one context. `run` is its phases; nothing here is thread-safe.
+
+    priority (float32) and pinned (uint8), both [row, head, page], are written in place in each run: selection reads them, and
+    the policy keeps its scores in priority. They and the mass live where `ops` works; residency and pins by page are NumPy arrays.
+    A plan has two halves, a question to the scores and a decision. On the host one follows the other at once; a device answers
+    while it computes the next tokens, and the decision is made in the first run that finds the answer: nobody waits for it. The
+    arena begins without slots; `resize` gives it some.
+    """
+
+    def __init__(self, shape: PageShape, transport: Transport, priority: Array, pinned: Array, *, page_bytes: int, ops: Ops | None = None,
+                 policy: str = "ema+anchor+recent", prefetch_name: str = "none", settings: Mapping[str, int | float] | None = None,
+                 rope: Rope | None = None, limits: Limits | None = None, plan_every: int = 16, bytes_per_run: int = 1 << 20,
+                 stats: Stats | None = None):
+        if plan_every < 1 or page_bytes < 1 or bytes_per_run < 1:
+            raise ConfigError(f"plan_every is {plan_every}, page_bytes {page_bytes} and bytes_per_run {bytes_per_run}; each "
+                              "must be at least 1")
+        if priority.shape != shape.axes or pinned.shape != shape.axes:
+            raise ConfigError(f"priority is {priority.shape} and pinned {pinned.shape}; both must be {shape.axes}")
+        self.shape = shape
+        self.ops = ops or Ops()
+        self.stats = stats or Stats()
+        self.table = PageTable(shape)
+        with self.ops:
+            priority[...] = 0
+            pinned[...] = 0
+            self.policy = policies.make(policy, shape, settings, self.ops, priority)
+        self.prefetcher = prefetch.make(prefetch_name, shape, rope, self.ops)
+        self.migrator = Migrator(self.table, transport, bytes_per_run // page_bytes, page_bytes, self.stats)
+        self.limits = limits or Limits()
+        self.plan_every = plan_every
+        self.transport = transport
+        self.last_plan: planner.MigrationPlan | None = None
+        self._priority, self._pinned = priority, pinned
+        self._user_pins = np.zeros(shape.n_pages, bool)
+        self._pins: np.ndarray | None = None  # of the policy and the user
+        self._written_pins: np.ndarray | None = None
+        self._observation: Observation | None = None
+        self._question: Later[tuple[np.ndarray, Ranking]] | None = None  # of the plan that is due
+        self._wanted_slots = self._arena_slots = 0  # what was asked for, and what the transport has
+        self._until_plan = plan_every
+        self._new = True
+
+    # ---- a run ---------------------------------------------------------------------------------------------------------------
+
+    def run(self, observation: Observation) -> None:
+        """All phases, over the tokens since the last run."""
+        began = time.perf_counter()
+        with self.ops:
+            self.collect()
+            self.observe(observation)
+            self.score()
+            self.plan()
+            self.migrate()
+            self.record()
+        self.stats.hierarchy_seconds += time.perf_counter() - began
+
+    def collect(self) -> None:
+        """Finished copies become resident."""
+        self.migrator.collect()
+        if self._arena_slots != self._wanted_slots:
+            self._resize_arena()
+
+    def observe(self, observation: Observation) -> None:
+        """What changed leaves its slots and is forgotten; what was attended is learned."""
+        self._observation = observation
+        changed = observation.changed
+        if self._new:  # the context may have been in use before
+            changed = np.flatnonzero(observation.page_positions >= 0)
+            self._new = False
+        empty = observation.page_positions[changed] < 0
+        forgotten = self.table.change(changed, empty)
+        if len(forgotten):
+            self.policy.forget(forgotten)
+            self._user_pins[changed[empty]] = False
+        self.policy.update(observation)
+
+    def score(self) -> None:
+        """Hand the pins to selection; the scores are in priority already."""
+        pins = self.policy.pins
+        self._pins = self._user_pins.copy() if pins is None else np.logical_or(self._user_pins, pins)
+        if self._written_pins is None or not np.array_equal(self._pins, self._written_pins):
+            self._pinned[...] = self.ops.upload(self._pins)
+            self._written_pins = self._pins
+
+    def plan(self) -> None:
+        """Every `plan_every` runs: what should move."""
+        self._until_plan -= 1
+        began = time.perf_counter()
+        if self._question is None and self._until_plan <= 0:
+            self._until_plan = self.plan_every
+            self._question = self._ask()
+        if self._question is None:
+            return
+        if self._question.done():
+            wanted, ranking = self._question.get()
+            self._question = None
+            self.last_plan = planner.decide(ranking, self._pins, wanted, self.table.residency, self.limits)
+            self.migrator.submit(self.last_plan)
+            self.stats.n_plans += 1
+            self.stats.n_unplaced = self.last_plan.n_unplaced
+        elif self._until_plan <= 0:
+            self.stats.n_late_answers += 1
+        self.stats.plan_seconds += time.perf_counter() - began
+
+    def _ask(self) -> Later[tuple[np.ndarray, Ranking]] | None:
+        """What a plan needs to know of scores and mass; None where there is nothing to plan."""
+        if not self._wanted_slots or self._arena_slots != self._wanted_slots:
+            return None
+        residency = self.table.residency
+        wanted = self.prefetcher.wanted(self._observation, residency, self.limits.max_wanted)
+        # where no page gives way to another, nobody has to know which are better
+        scores = self.policy.scores if self.limits.swap else None
+        return both(wanted, self.ops.rank(scores, self._pins, residency, self.limits.n_ranked))
+
+    def migrate(self) -> None:
+        """Begin the copies this run may begin."""
+        self.migrator.advance(self._pins)
+
+    def record(self) -> None:
+        """Counters that the table keeps."""
+        self.stats.n_invalidated = self.table.n_invalidated
+        self._observation = None  # its arrays are valid during the run only
+
+    def pace(self, bytes_per_run: int) -> None:
+        """From now on a run begins copies of at most so many bytes; of one page at least."""
+        self.migrator.pages_per_run = max(1, bytes_per_run // self.migrator.page_bytes)
+
+    def plan_next(self) -> None:
+        """The next step plans, whenever the last one did."""
+        self._until_plan = min(self._until_plan, 1)
+
+    # ---- what a person asks for ------------------------------------------------------------------------------------------------
+
+    def resize(self, n_slots: int) -> None:
+        """A new number of slots, at once, or where copies are still under way into slots that go, as soon as they end. The
+        coldest pages leave first. Raises ConfigError, or TierError where the arena cannot have so many; it then stays as it
+        is."""
+        if n_slots < 0:
+            raise ConfigError(f"the arena cannot have {n_slots} slots; give 0 for none, or more")
+        if n_slots > self._arena_slots:
+            self.transport.resize(n_slots)  # may not have the memory
+            self._arena_slots = n_slots
+        self._wanted_slots = n_slots
+        self._question = None
+        self.migrator.drop()
+        self.migrator.collect()  # a copy that has ended is no reason to wait
+        self._resize_arena()
+        self._until_plan = 1
+
+    def _resize_arena(self) -> None:
+        scores = self.policy.scores
+        if scores is not None and self._wanted_slots < self.table.n_slots:
+            scores = self.ops.download(scores)  # waits for the device: budgets change rarely
+        demoted, done = self.table.resize(self._wanted_slots, scores, self._pins)
+        if len(demoted):
+            self.transport.release(demoted)
+            self.stats.n_demoted += len(demoted)
+        if done and self._arena_slots != self._wanted_slots:
+            self.transport.resize(self._wanted_slots)
+            self._arena_slots = self._wanted_slots
+            self._until_plan = 1
+
+    def pin(self, first_page: int, last_page: int) -> int:
+        """Keep these pages (both included) attended and in the arena, for all rows and heads, until they are unpinned or emptied.
+        Returns how many of them hold tokens: only these are pinned. Raises ConfigError."""
+        pages = self._range(first_page, last_page)
+        in_use = self.table.in_use(pages)
+        self._user_pins[pages[in_use]] = True
+        self._until_plan = 1
+        return int(np.count_nonzero(in_use))
+
+    def unpin(self, first_page: int, last_page: int) -> int:
+        """Take back `pin` for these pages; returns how many were pinned by it. Raises ConfigError."""
+        pages = self._range(first_page, last_page)
+        n = int(np.count_nonzero(self._user_pins[pages]))
+        self._user_pins[pages] = False
+        return n
+
+    def forget(self, pages: np.ndarray) -> None:
+        """The cells of these pages (int [n]) have been emptied, and may hold other tokens before the next run."""
+        self.policy.forget(pages)
+        self._user_pins[pages] = False
+
+    @property
+    def pins(self) -> np.ndarray | None:
+        """bool [page] or [row, head, page]: what the policy and the user pinned, as of the last run; None before the first."""
+        return self._pins
+
+    def _range(self, first_page: int, last_page: int) -> np.ndarray:
+        if not 0 <= first_page <= last_page < self.shape.n_pages:
+            raise ConfigError(f"there are no pages {first_page} to {last_page}; the context has pages 0 to "
+                              f"{self.shape.n_pages - 1}")
+        return np.arange(first_page, last_page + 1)
+
+    # ---- what it says --------------------------------------------------------------------------------------------------------
+
+    def tiers(self) -> dict[State, int]:
+        """Pages in each state, over all rows and heads."""
+        return self.table.counts()
+
+    def why(self) -> list[tuple[State, Reason, int]]:
+        """Which pages live where and why: (state, reason, pages), the most first within a state. FREE pages are left out."""
+        table = self.table.why()
+        return [(state, Reason(reason), int(table[state, reason])) for state in State if state != State.FREE
+                for reason in np.argsort(-table[state], kind="stable") if table[state, reason]]
+
+    def close(self) -> None:
+        """Wait for the copies under way. Nothing may be asked of it afterwards but what it says."""
+        self._question = None
+        self.migrator.drop()
+        self.transport.close()
+
+    def check(self) -> None:
+        """The page table's invariants. Raises TierError with the first that is broken."""
+        self.table.check()

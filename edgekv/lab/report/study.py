@@ -1,0 +1,190 @@
+"""The simulations that a report needs of the traces it finds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgekv import __version__
+from edgekv.lab.report.folder import Cache, identity
+from edgekv.lab.roles import ROLES, Profile, Role, of_steps
+from edgekv.lab.sim import Replay, Scenario, simulate
+from edgekv.lab.trace import Header, Trace
+from edgekv.policies import POLICIES
+
+Progress = Callable[[str, int, int], None]
+
+BUDGETS = (0.05, 0.10, 0.20, 0.25)
+MAP_BUDGET = 0.10
+"""Of the pictures that show one budget."""
+
+STEPS = 256
+"""Measured steps of each trace that are simulated."""
+
+EMA = "ema+anchor+recent"
+SAMPLED = f"{EMA}, sampled"
+POOLED = f"{EMA}, sampled, one pool"
+ORACLE, ORACLE_POOLED = "oracle", "oracle, one pool"
+_ONLY_PINS = {"anchor", "recent", "none"}
+"""Policies without an opinion of their own."""
+
+
+def subjects() -> dict[str, dict[str, Any]]:
+    """What is compared, by name, as changes to `Scenario`: every policy where it decides what is attended, what mode sparse's observation
+    makes of two of them, the oracle."""
+    alone = [name for name in POLICIES if name not in _ONLY_PINS and name != ORACLE]
+    found: dict[str, dict[str, Any]] = {name: {"policy": name, "observe": "honest"} for name in (*alone, EMA)}
+    found["lru, sampled"] = {"policy": "lru", "observe": "sampled", "split": "uniform"}
+    found[SAMPLED] = {"policy": EMA, "observe": "sampled", "split": "uniform"}
+    found[POOLED] = {"policy": EMA, "observe": "sampled", "split": "pooled"}
+    found[f"{EMA}, all seen"] = {"policy": EMA, "observe": "full", "split": "uniform"}
+    found[ORACLE] = {"policy": "oracle", "split": "uniform"}
+    found[ORACLE_POOLED] = {"policy": "oracle", "split": "pooled"}
+    return found
+
+
+HIGHLIGHTS = ("streaming", "lru", "h2o", EMA, POOLED)
+"""Lines with a colour and a name of their own; the others are grey, and stand in the table."""
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a report keeps of a result."""
+
+    row: dict[str, Any]
+    hit_rate_mass_by_head: np.ndarray
+    hit_rate_mass_over_time: np.ndarray
+
+
+_ARRAYS = ("hit_rate_mass_by_head", "hit_rate_mass_over_time")
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What mode sparse read in each measured step: float64 [step], means over all heads."""
+
+    rows: np.ndarray
+    pages: np.ndarray
+    """With a row that was read."""
+
+
+class Study:
+    """One trace. Results come from the cache where the same was simulated before."""
+
+    def __init__(self, text: str, path: Path, cache: Cache, progress: Progress, n_steps: int = STEPS):
+        self.text, self.progress = text, progress
+        self._cache, self._identity = cache, identity(path)
+        with Trace.open(path) as trace:
+            self.n_steps = min(n_steps, trace.header.n_steps)
+            self.trace = trace.cut(n_steps=self.n_steps)
+        self.header: Header = self.trace.header
+        self.subjects = subjects()
+
+    def run(self, **changes: Any) -> Simulated:
+        scenario = Scenario(**changes)
+        key = json.dumps([__version__, self._identity, self.n_steps, asdict(scenario)], default=str, sort_keys=True)
+        found = self._cache.get(key)
+        if found is None:
+            result = simulate(self.trace, scenario)
+            found = {"row": result.row()}
+            for name in _ARRAYS:
+                array = getattr(result, name)
+                found[name] = np.where(np.isnan(array), None, np.round(array, 5)).tolist()  # JSON has no NaN
+            self._cache.put(key, found)
+        return Simulated(found["row"], *(np.array(found[name], np.float64) for name in _ARRAYS))
+
+    def curves(self) -> list[dict[str, Any]]:
+        """A row for each subject and budget."""
+        rows = []
+        for i, (name, changes) in enumerate(self.subjects.items()):
+            for j, budget in enumerate(BUDGETS):
+                self.progress(f"{self.text}: {name}", i * len(BUDGETS) + j, len(BUDGETS) * len(self.subjects))
+                rows.append({**self.run(budget=budget, **changes).row, "name": name, "text": self.text})
+        self._cache.write()
+        return rows
+
+    def hit_maps(self) -> dict[str, np.ndarray]:
+        """Hit rate by mass [row, head] at MAP_BUDGET."""
+        return {name: self.run(budget=MAP_BUDGET, **self.subjects[name]).hit_rate_mass_by_head
+                for name in ("streaming", EMA, POOLED, ORACLE_POOLED)}
+
+    def hits_over_time(self) -> dict[str, np.ndarray]:
+        """Hit rate by mass [step] at MAP_BUDGET, mean over all heads, of what can be hot while mode sparse reads."""
+        return {name: self.run(budget=MAP_BUDGET, **self.subjects[name]).hit_rate_mass_over_time
+                for name in ("lru, sampled", SAMPLED, POOLED, ORACLE_POOLED)}
+
+    def reads(self) -> Reads:
+        exists = np.array(self.header.exists)
+        counts = [step.n_read[exists] for step in self.trace.steps() if not step.warmup]
+        return Reads(np.array([n.sum(axis=1).mean() for n in counts]), np.array([(n > 0).sum(axis=1).mean() for n in counts]))
+
+    def profile(self) -> Profile:
+        """What roles are told by, from all steps, those of the warm-up too."""
+        steps = ((step.mass_sum, step.n_used_end) for step in self.trace.steps(sampled=False))
+        return of_steps(steps, self.header.n_rows, self.header.n_heads)
+
+    def example_heads(self, profile: Profile) -> dict[Role, tuple[int, int]]:
+        """(row, head) of the clearest head of each role."""
+        roles = profile.roles()
+        clear = {Role.RETRIEVAL: profile.middle * profile.change, Role.ANCHOR: profile.sink, Role.RECENCY: profile.recent,
+                 Role.OTHER: profile.middle * (1 - profile.change)}
+        found = {}
+        for i, role in enumerate(ROLES):
+            worth = np.where(roles == i, clear[role], -1.0)
+            if (roles == i).any():
+                found[role] = tuple(int(place) for place in np.unravel_index(np.argmax(worth), worth.shape))
+        return found
+
+    def attention_of(self, heads: Mapping[Any, tuple[int, int]]) -> dict[Any, np.ndarray]:
+        """Each head's share of each step's mass, float32 [step, page], measured steps only."""
+        found = {name: [] for name in heads}
+        for step in self.trace.steps(sampled=False):
+            if not step.warmup:
+                for name, (row, head) in heads.items():
+                    mass = step.mass_sum[row, head]
+                    found[name].append(mass / max(float(mass.sum()), 1e-9))
+        return {name: np.array(steps) for name, steps in found.items()}
+
+    def kept(self, row: int, head: int) -> tuple[dict[str, np.ndarray], dict[str, list[float]]]:
+        """What some policies choose at MAP_BUDGET: of one head bool [step, page]; of all heads the share of these pages by age, as AGES
+        has it, and first of all the share of the attention itself."""
+        masks: dict[str, np.ndarray] = {}
+        ages: dict[str, list[float]] = {"attention": self._ages_of_mass()}
+        for i, name in enumerate(HIGHLIGHTS):
+            self.progress(f"{self.text}: pages that {name} chooses", i, len(HIGHLIGHTS))
+            replay = Replay(self.trace, Scenario(budget=MAP_BUDGET, **self.subjects[name]))
+            mask = np.zeros((self.n_steps, self.header.n_pages), bool)
+            counts, n = np.zeros(len(AGES)), 0
+            for step in self.trace.steps():
+                replay.step(step)
+                if not step.warmup:
+                    mask[n, : step.n_used_end] = replay.chosen[row, head]
+                    counts += self._by_age(replay.chosen.sum(axis=(0, 1)), step.n_used_end)
+                    n += 1
+            masks[name] = mask
+            ages[name] = (counts / counts.sum()).tolist()
+        return masks, ages
+
+    def _ages_of_mass(self) -> list[float]:
+        sums = np.zeros(len(AGES))
+        for step in self.trace.steps(sampled=False):
+            if not step.warmup:
+                sums += self._by_age(step.mass_sum.sum(axis=(0, 1))[: step.n_used_end], step.n_used_end)
+        return (sums / sums.sum()).tolist()
+
+    def _by_age(self, values: np.ndarray, end: int) -> np.ndarray:
+        """Sums of [:end] values over AGES: the first page, then by distance from the newest."""
+        age = (end - 1 - np.arange(end)) * self.header.page_tokens
+        bins = 1 + np.digitize(age, _AGE_LIMITS)
+        bins[0] = 0
+        return np.bincount(bins, values, len(AGES))
+
+
+_AGE_LIMITS = (64, 512, 2048)
+AGES = ("first page", "newest 64 tokens", "64 to 512", "512 to 2,048", "older")
+

@@ -1,0 +1,98 @@
+"""What is simulated: a policy and everything around it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from edgekv.config import Attend, KvOptions, choice
+from edgekv.errors import ConfigError
+from edgekv.prefetch import PREFETCHERS
+from edgekv.registry import Registry
+from edgekv.vocab import Split
+
+OBSERVATIONS: Registry[str] = Registry("observation mode")
+OBSERVATIONS.add("sampled", "sampled", "the policy sees what mode sparse reads: an estimate of the mass of every page")
+OBSERVATIONS.add("honest", "honest", "the policy sees the pages it chose, as where it decides what is attended")
+OBSERVATIONS.add("full", "full", "the policy sees the true mass of every page, which no live system can")
+
+ROWS = "rows"
+
+
+@dataclass(frozen=True)
+class Access:
+    """What a head wants in a step: the rows that mode sparse reads, or pages by their true mass."""
+
+    top: int = 0
+    """The so many pages with most."""
+    share: float = 0.0
+    """The pages with more than this share of the head's mass. With both 0 the rows."""
+
+    @classmethod
+    def parse(cls, value: Access | str) -> Access:
+        """ "rows", "top8" or "mass1%". Raises ConfigError."""
+        if isinstance(value, Access):
+            return value
+        if value.strip() == ROWS:
+            return cls()
+        if match := re.fullmatch(r"top([1-9]\d*)", value.strip()):
+            return cls(top=int(match[1]))
+        if (match := re.fullmatch(r"mass(\d+(?:\.\d+)?)%", value.strip())) and 0 < float(match[1]) < 100:
+            return cls(share=float(match[1]) / 100)
+        raise ConfigError(f"the access is {value!r}; write rows for what mode sparse reads, topN for the N pages with most attention mass, "
+                          "or massP% for those with more than P % of it, such as top8 or mass1%")
+
+    def __str__(self) -> str:
+        return f"top{self.top}" if self.top else f"mass{100 * self.share:g}%" if self.share else ROWS
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One simulation. Raises ConfigError for what does not go together."""
+
+    policy: str = KvOptions.policy
+    budget: Attend | float = 0.10
+    """Share of the visible pages that are hot, on average over heads, or an Attend with a number of tokens."""
+    split: Split | None = None
+    """None: that of the policy's source; where it has none, pooled as the arena is, and uniform under honest observation."""
+    observe: str = "sampled"
+    """One of OBSERVATIONS."""
+    prefetch: str = "none"
+    prefetch_pages: float = 1.0
+    """How many pages a head may be given in a step by prefetch, on average over heads."""
+    access: Access | str = Access()
+    """What counts as wanted, for `hit_rate`."""
+    settings: Mapping[str, int | float] = field(default_factory=dict)
+    """Of the policies, by name."""
+
+    def __post_init__(self) -> None:
+        set_ = object.__setattr__
+        if not isinstance(self.budget, Attend):
+            if not 0 < self.budget <= 1:
+                raise ConfigError(f"the budget is {self.budget!r}; it must be a share of the pages above 0 and at most 1")
+            set_(self, "budget", Attend(share=float(self.budget)))
+        if self.split is not None:
+            set_(self, "split", choice(Split, self.split, "budget split"))
+        OBSERVATIONS.get(self.observe)
+        PREFETCHERS.get(self.prefetch)
+        if self.prefetch_pages < 0:
+            raise ConfigError(f"prefetch_pages is {self.prefetch_pages!r}; it must not be negative")
+        set_(self, "access", Access.parse(self.access))
+
+    def with_(self, **changes) -> Scenario:
+        return replace(self, **changes)
+
+    def n_budget(self, n_visible: int, page_tokens: int) -> int:
+        """Pages of a head on average."""
+        return self.budget.pages(n_visible, page_tokens)
+
+    @property
+    def needs_sampled(self) -> bool:
+        """It uses what mode sparse observed."""
+        return self.observe == "sampled" or str(self.access) == ROWS
+
+    @property
+    def name(self) -> str:
+        """Policy and what was observed: "ema+anchor+recent (sampled)"."""
+        return f"{self.policy} ({self.observe})"

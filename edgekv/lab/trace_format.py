@@ -1,0 +1,293 @@
+"""The file that a trace is kept in: a zip that numpy.load can read too.
+
+    header.json                   format, version and the fields of Header, as UTF-8
+    steps/000032.mass_sum.npy     float16 [step, row, kv_head, page]: 32 steps from step 32 on, the pages in use after the last; attention
+                                  mass with full attention, summed over the query heads of the group
+    steps/000032.mass_max.npy     the same, the maximum over the query heads in place of the sum
+    steps/000032.sampled_sum.npy  the same as mass_sum, as mode sparse observed it: weighted mass of the rows that were read
+    steps/000032.sampled_max.npy  the same, the maximum over the query heads
+    steps/000032.n_read.npy       uint16: how many rows mode sparse read of the page
+    key_norms.npy                 float32 [row, kv_head, page]: mean L2 norm of the keys of each page after the last step
+
+A step decodes one token; step 0 is the first after the tokens that were read in batches, the first of the warm-up if there is one. A
+row of these arrays is a hooked layer. What mode sparse observed is from a pass of its own over the same tokens, at `Header.resolution`,
+in which the layers before attended by sampling too, as they do live.
+Members may stand in any order. float16 keeps a mass within 0.05 %, or within 3e-8 where it is below 6e-5. Members are deflated,
+one by one, so that a reader needs no more memory than one of them takes.
+
+A file is written under the name FILE.part and renamed when it is complete: a FILE that exists is whole.
+Version 1 had estimates of sketches in place of what mode sparse observes.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.pages.shape import PageShape
+
+FORMAT = "edgekv-trace"
+VERSION = 2
+CHUNK_STEPS = 32
+DEFLATE_LEVEL = 1
+KEY_NORMS, HEADER = "key_norms.npy", "header.json"
+MASS_SUM, MASS_MAX, SAMPLED_SUM, SAMPLED_MAX, N_READ = "mass_sum", "mass_max", "sampled_sum", "sampled_max", "n_read"
+FULL = (MASS_SUM, MASS_MAX)
+"""Arrays of full attention."""
+SAMPLED = (SAMPLED_SUM, SAMPLED_MAX, N_READ)
+"""Arrays of mode sparse."""
+KINDS = (*FULL, *SAMPLED)
+"""The arrays of each chunk."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a trace is of."""
+
+    model: str
+    """File name of the model."""
+    text: str
+    depth: int
+    """Tokens in the cache when the first measured step begins, those of the warm-up among them."""
+    n_warmup: int
+    """Steps of the warm-up, which every policy sees in full and which are not measured. Nothing is known about the attention of
+    the tokens before them: they were read in batches."""
+    n_steps: int
+    """Measured steps."""
+    n_heads: int
+    """KV heads of the row that has most."""
+    n_pages: int
+    """Pages in use after the last step."""
+    page_tokens: int
+    layers: tuple[int, ...]
+    """Model layer of each row."""
+    groups: tuple[int, ...]
+    """Query heads of each KV head, for each row."""
+    exists: tuple[tuple[bool, ...], ...]
+    """[row][head]: the row has that KV head."""
+    resolution: float
+    """What mode sparse sampled at."""
+    rope: tuple[int, int, float, float] | None = None
+    """head_dim, channels turned, base and linear scaling factor of the rotary embedding."""
+    type_k: str = "f16"
+    type_v: str = "f16"
+    version: int = VERSION
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "groups"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "exists", tuple(tuple(bool(e) for e in row) for row in self.exists))
+        object.__setattr__(self, "rope", None if self.rope is None else tuple(self.rope))
+        rows = {len(self.layers), len(self.groups), len(self.exists)}
+        if len(rows) > 1 or {len(row) for row in self.exists} - {self.n_heads}:
+            raise ConfigError(f"a trace of {len(self.layers)} layers must have as many groups, and {self.n_heads} heads for each")
+        if min(self.n_prompt, self.n_warmup) < 0 or min(self.n_steps, self.n_rows, self.n_heads, self.page_tokens) < 1:
+            raise ConfigError("a trace must have at least one step, row and head, and no more warm-up steps than its depth")
+        if self.n_pages != self.n_used_end(self.n_total - 1):
+            raise ConfigError(f"{self.depth} + {self.n_steps} tokens fill {self.n_used_end(self.n_total - 1)} pages of "
+                              f"{self.page_tokens}, not {self.n_pages}")
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.layers)
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head, of the row that has most."""
+        return max(self.groups)
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens read in batches."""
+        return self.depth - self.n_warmup
+
+    @property
+    def n_total(self) -> int:
+        """Steps with those of the warm-up."""
+        return self.n_warmup + self.n_steps
+
+    @property
+    def shape(self) -> PageShape:
+        return PageShape(self.n_rows, self.n_heads, self.n_pages, self.page_tokens, exists=np.array(self.exists))
+
+    def position(self, step: int) -> int:
+        """Of the token that is decoded in a step."""
+        return self.n_prompt + step
+
+    def n_used_end(self, step: int) -> int:
+        """Pages in use in a step, its own token's among them."""
+        return self.position(step) // self.page_tokens + 1
+
+    def page_positions(self, position: int) -> np.ndarray:
+        """int32 [page]: the newest position in each page when `position` is the newest of all, -1 where it is empty."""
+        first = np.arange(self.n_pages, dtype=np.int32) * self.page_tokens
+        return np.where(first > position, -1, np.minimum(first + self.page_tokens - 1, position)).astype(np.int32)
+
+
+def dtype_of(kind: str) -> type[np.generic]:
+    """The type that one of KINDS is kept in."""
+    return np.uint16 if kind == N_READ else np.float16
+
+
+def chunk_starts(header: Header) -> range:
+    return range(0, header.n_total, CHUNK_STEPS)
+
+
+def _member(kind: str, start: int) -> str:
+    return f"steps/{start:06d}.{kind}.npy"
+
+
+def _members(header: Header) -> set[str]:
+    """What a complete file has besides its header."""
+    return {_member(kind, start) for kind in KINDS for start in chunk_starts(header)} | {KEY_NORMS}
+
+
+class TraceFile:
+    """A complete trace file, read member by member. Raises ConfigError where it is none, is damaged, or of another version."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            self._zip = zipfile.ZipFile(path)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
+        except zipfile.BadZipFile:
+            raise ConfigError(f"{path} is no trace, or only a part of one; record one with `edgekv trace record`") from None
+        try:
+            self.header = self._header()
+            missing = _members(self.header) - set(self._zip.namelist())
+            if missing:
+                raise ConfigError(f"{path} is damaged: {sorted(missing)[0]} is missing in it; record the trace anew")
+        except BaseException:
+            self._zip.close()
+            raise
+
+    def close(self) -> None:
+        self._zip.close()
+
+    def _header(self) -> Header:
+        if HEADER not in self._zip.namelist():
+            raise ConfigError(f"{self.path} is no trace; record one with `edgekv trace record`")
+        try:
+            values = json.loads(self._bytes(HEADER))
+            found, version = values.get("format"), values.get("version")
+        except (ValueError, AttributeError):
+            raise ConfigError(f"{self.path} is no trace: its {HEADER} is not what a trace has") from None
+        if found != FORMAT:
+            raise ConfigError(f"{self.path} is no trace; record one with `edgekv trace record`")
+        if version != VERSION:
+            raise ConfigError(f"{self.path} is a trace of version {version} and this EdgeKV reads version {VERSION}; "
+                              "record it anew")
+        try:
+            return Header(**{name: value for name, value in values.items() if name != "format"})
+        except (TypeError, ConfigError) as error:
+            raise ConfigError(f"{self.path} is damaged: {error}; record the trace anew") from None
+
+    def chunk(self, kind: str, start: int) -> np.ndarray:
+        """[step, row, head, page] from step `start` on, of the type that it is kept in."""
+        header = self.header
+        n = min(CHUNK_STEPS, header.n_total - start)
+        return self._array(_member(kind, start), dtype_of(kind), (n, header.n_rows, header.n_heads, header.n_used_end(start + n - 1)))
+
+    def key_norms(self) -> np.ndarray:
+        return self._array(KEY_NORMS, np.float32, self.header.shape.axes)
+
+    def _array(self, name: str, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
+        try:
+            with self._zip.open(name) as member:
+                array = np.lib.format.read_array(member, allow_pickle=False)
+        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, OSError) as error:
+            raise self._damaged(name, error) from None
+        if array.dtype != dtype or array.shape != shape:
+            raise self._damaged(name, f"it is {array.dtype} {array.shape} and not {np.dtype(dtype)} {shape}")
+        return array
+
+    def _bytes(self, name: str) -> bytes:
+        try:
+            return self._zip.read(name)
+        except (EOFError, zipfile.BadZipFile, zlib.error, OSError) as error:
+            raise self._damaged(name, error) from None
+
+    def _damaged(self, name: str, why: object) -> ConfigError:
+        return ConfigError(f"{self.path} is damaged: {name} cannot be read ({why}); record the trace anew")
+
+
+class TraceWriter:
+    """Writes a trace file, as a context: without an error inside it the file is there afterwards, otherwise nothing is.
+
+    Members are written when they are given, so that never more than one of them is in memory. `replaced`: whether a part of an
+    earlier recording that never ended was found and is overwritten. Raises EdgeKVError where the disk is full, ConfigError where
+    the file cannot be created.
+    """
+
+    def __init__(self, path: Path, header: Header):
+        self.path, self.header = path, header
+        self._part = path.with_name(path.name + ".part")
+        self.replaced = self._part.exists()
+        if path.is_dir():
+            raise ConfigError(f"{path} is a folder; name a file to write the trace to")
+        try:
+            self._file = self._part.open("wb")
+        except OSError as error:
+            raise ConfigError(f"{self._part} cannot be written: {error.strerror}") from None
+        self._zip = zipfile.ZipFile(self._file, "w", zipfile.ZIP_DEFLATED, compresslevel=DEFLATE_LEVEL)
+        self._written: set[str] = set()
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._discard()
+            return
+        try:
+            if missing := _members(self.header) - self._written:
+                raise ValueError(f"the trace is not complete: {sorted(missing)[0]} was not written")
+            text = json.dumps({"format": FORMAT, **asdict(self.header)}, indent=1)
+            self._guarded(lambda: self._zip.writestr(HEADER, text))
+            self._guarded(self._zip.close)
+            self._guarded(self._file.close)
+            self._guarded(lambda: self._part.replace(self.path))
+        except BaseException:
+            self._discard()
+            raise
+
+    def chunk(self, kind: str, start: int, array: np.ndarray) -> None:
+        """One of KINDS, [step, row, head, page] from step `start` on; rounded to the type that it is kept in."""
+        self._write(_member(kind, start), np.ascontiguousarray(array, dtype_of(kind)))
+
+    def key_norms(self, norms: np.ndarray) -> None:
+        self._write(KEY_NORMS, np.ascontiguousarray(norms, np.float32))
+
+    def _write(self, name: str, array: np.ndarray) -> None:
+        def write() -> None:
+            with self._zip.open(name, "w") as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+
+        self._guarded(write)
+        self._written.add(name)
+
+    def _guarded(self, act: Callable[[], Any]) -> None:
+        try:
+            act()
+        except OSError as error:
+            why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
+            raise EdgeKVError(f"the trace {self.path} was not written: {why}; free some space, or record fewer steps, "
+                              "and try again") from None
+
+    def _discard(self) -> None:
+        self._zip.fp = None  # or it would write its directory when it is collected
+        try:
+            self._file.close()
+        except OSError:  # what is buffered does not fit either
+            pass
+        self._part.unlink(missing_ok=True)

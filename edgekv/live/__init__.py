@@ -1,0 +1,1 @@
+"""Contexts of this process: what is attached to them, and what they say about themselves."""

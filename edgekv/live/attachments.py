@@ -1,0 +1,159 @@
+"""The contexts of this process that something hangs on, and how those that come are attached.
+
+Nothing here knows what a Runtime does: `begin` is told how one is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from edgekv import policies, prefetch
+from edgekv._native import core, device
+from edgekv.config import AUTO_DEVICE, KvOptions
+from edgekv.errors import EdgeKVError, NotPinned
+from edgekv.memory import calibration
+from edgekv.vocab import DeviceKind, KvMode
+
+if TYPE_CHECKING:
+    from edgekv.live.runtime import Runtime
+
+log = logging.getLogger("edgekv")
+
+_lock = threading.Lock()
+_live: dict[core.Handle, Runtime] = {}
+_make: Callable[[core.Handle, KvOptions], Runtime]
+_options: KvOptions | None = None
+"""The defaults in force."""
+_last_failure: EdgeKVError | None = None
+_attaching = threading.local()
+"""`options` of the context that this thread attaches."""
+
+
+def begin(make: Callable[[core.Handle, KvOptions], Runtime]) -> None:
+    """From now on each context that is attached gets what `make` makes of it."""
+    global _make
+    _make = make
+    core.set_callbacks(_attached, _detached, _after_ubatch)
+
+
+def live() -> list[Runtime]:
+    """Every attached context, oldest first."""
+    with _lock:
+        return list(_live.values())
+
+
+def find(address: int) -> Runtime | None:
+    """The Runtime of the llama_context at `address`, or None."""
+    handle = core.find(address)
+    with _lock:
+        return None if handle is None else _live.get(handle)
+
+
+def attach(address: int, options: KvOptions) -> Runtime:
+    """Attach the llama_context at `address`, or return its Runtime if it has one already, configured anew."""
+    handle = core.find(address)
+    if handle is None:
+        _attaching.options = options
+        try:
+            handle = core.attach(address, effective(options))
+        finally:
+            _attaching.options = None
+        raise_failure()
+        return _of(handle)
+    found = _of(handle)
+    found.configure(options.with_(page_tokens=found.page_tokens))
+    return found
+
+
+def raise_failure() -> None:
+    """Raise what kept the context that this thread created last from being attached; nothing where it is."""
+    error, _attaching.error = getattr(_attaching, "error", None), None
+    if error is not None:
+        raise error
+
+
+def last_failure() -> EdgeKVError | None:
+    """The same of any thread, for a context that another one created."""
+    return _last_failure
+
+
+def set_defaults(options: KvOptions | None) -> None:
+    """How contexts created from now on are attached; None: they are not."""
+    global _options
+    _options = options
+    if options is None:
+        core.clear_defaults()
+    else:
+        core.set_defaults(effective(options))
+
+
+@contextlib.contextmanager
+def defaults(options: KvOptions) -> Iterator[None]:
+    """Defaults for the contexts created inside the block, on any thread."""
+    set_defaults(options)
+    try:
+        yield
+    finally:
+        set_defaults(None)
+
+
+def rates(kind: DeviceKind, index: int = 0) -> device.Rates | None:
+    """What the device was measured to do; None where it cannot be measured."""
+    try:
+        return calibration.calibrate(kind, index)
+    except EdgeKVError as error:
+        log.warning("the rates of the GPU cannot be measured, so that pages move at the least pace: %s", error)
+        return None
+
+
+def _of(handle: core.Handle) -> Runtime:
+    with _lock:
+        return _live[handle]
+
+
+def effective(options: KvOptions) -> KvOptions:
+    """With EDGEKV=0 everything is stock, whatever was asked for. Raises ConfigError for a policy or a prefetch that there is not:
+    here, because nobody could catch it when a context is attached."""
+    policies.check_live(options.policy)
+    prefetch.PREFETCHERS.get(options.prefetch)
+    return options if core.enabled() else options.with_(mode=KvMode.OFF)
+
+
+def _attached(handle: core.Handle) -> None:
+    options = effective(getattr(_attaching, "options", None) or _options or KvOptions())
+    try:
+        if (problem := core.device_problem(handle)) is not None:
+            if options.device != AUTO_DEVICE:
+                raise problem
+            if isinstance(problem, NotPinned):
+                log.warning("%s", calibration.pinning_refused(str(problem), rates(DeviceKind.CUDA)))
+            else:
+                log.warning("EdgeKV does not serve this context on the GPU: %s", problem)
+        made = _make(handle, options)
+    except EdgeKVError as error:  # nobody above this call can catch it
+        core.set_mode(handle, KvMode.OFF)
+        _attaching.error = error
+        global _last_failure
+        _last_failure = error
+        log.error("a context runs on stock llama.cpp attention: %s", error)
+        return
+    with _lock:
+        _live[handle] = made
+
+
+def _detached(handle: core.Handle) -> None:
+    with _lock:
+        runtime = _live.pop(handle, None)
+    if runtime is not None:
+        runtime.end()
+
+
+def _after_ubatch(handle: core.Handle) -> None:
+    with _lock:
+        runtime = _live.get(handle)
+    if runtime is not None:
+        runtime.after_ubatch()

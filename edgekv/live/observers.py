@@ -1,0 +1,87 @@
+"""Functions that are told of each ubatch of a context. The policy does not notice them: it goes on from run to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from edgekv._native.core import NativeRun
+
+
+@dataclass(frozen=True)
+class Ubatch:
+    """One ubatch, as an observer sees it. The arrays are views that live until the observer returns."""
+
+    layers: tuple[int, ...]
+    """Model layer of each row of the mass arrays: the hooked layers."""
+    mass_max: np.ndarray
+    """float32 [len(layers), kv_head, page]: attention mass, the maximum over the query heads of the group, summed over tokens."""
+    mass_sum: np.ndarray
+    """The same, summed over the query heads of the group: a head's pages add up to the group size (less what sinks took). In mode sparse
+    it is what the rows that were read say of all: right on average over tokens."""
+    n_tokens: int
+    hooked: bool
+    """Whether nodes of ours attended, in one layer at least. False in mode off, and for prompts on a device."""
+    page_tokens: int
+    pages_per_stream: int
+    n_observed: int = 0
+    """Tokens whose mass this is: those of a decode step, or the last 16 of each stream of a prompt (`KvOptions.observe_prompt`). 0: nothing
+    was observed, and the mass is zero."""
+
+
+Observer = Callable[[Ubatch], None]
+
+
+class Observers(list[Observer]):
+    """The observers of one context. Append and remove them while nothing decodes.
+
+    layers: model layer of each row. read(): the native observation. download(array): it in host memory. watch(on): whether the context
+    tells of each ubatch. Mass and counts are kept for the policy and add up over its run, so that a ubatch inside of one is what was
+    added since the one before: that differs by the rounding of a float32 sum.
+    """
+
+    def __init__(self, layers: tuple[int, ...], read: Callable[[], NativeRun], download: Callable[[Any], np.ndarray],
+                 watch: Callable[[bool], None]):
+        super().__init__()
+        self._layers, self._read, self._download, self._watch = layers, read, download, watch
+        self._earlier: tuple | None = None  # the sums of the run, up to the ubatch before
+
+    def append(self, observer: Observer) -> None:
+        if not self:
+            self._earlier = _kept(self._sums(self._read()))
+            self._watch(True)
+        super().append(observer)
+
+    def remove(self, observer: Observer) -> None:
+        super().remove(observer)
+        self._watch(bool(self))
+
+    def clear(self) -> None:
+        super().clear()
+        self._watch(False)
+
+    def tell(self, seen: NativeRun) -> None:
+        """Call all of them, after a ubatch. On a device this waits for it: who observes wants to see."""
+        if not self:
+            return
+        sums, earlier = self._sums(seen), self._earlier
+        self._earlier = None if seen.ends_run else _kept(sums)
+        if seen.n_ubatches > 1:  # of the run
+            sums = tuple(now - before for now, before in zip(sums, earlier))
+        mass_max, mass_sum, n_tokens, n_tokens_hooked, n_observed = sums
+        ubatch = Ubatch(self._layers, mass_max, mass_sum, n_tokens, n_tokens_hooked > 0, seen.page_tokens, seen.pages_per_stream,
+                        n_observed)
+        for observer in list(self):
+            observer(ubatch)
+
+    def _sums(self, seen: NativeRun) -> tuple:
+        return (self._download(seen.mass_max), self._download(seen.mass_sum), seen.n_tokens, seen.n_tokens_hooked,
+                seen.n_tokens_observed)
+
+
+def _kept(sums: tuple) -> tuple:
+    return (*(np.array(mass) for mass in sums[:2]), *sums[2:])

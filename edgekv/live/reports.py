@@ -1,0 +1,137 @@
+"""What a context says about itself: its layers, its memory, its selection, its tiers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """How one layer of the model is attended."""
+
+    il: int
+    hooked: bool
+    reason: str
+    """Why it is or is not."""
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    type_k: str
+    type_v: str
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Bytes and cells of one context."""
+
+    home_bytes: int
+    """K and V of the layers with a plain KV cache, allocated."""
+    observation_bytes: int
+    workspace_bytes: int
+    sketch_bytes: int
+    arena_bytes: int
+    table_bytes: int
+    """Page table, scores, pins and what selection keeps."""
+    n_cells: int
+    n_cells_used: int
+    device_bytes: int = 0
+    """Of these, in the device's memory; 0: the context runs on the host."""
+    pinned: bool = False
+    """Whether home is memory that the device reads at the link's full speed."""
+
+    @property
+    def used_bytes(self) -> int:
+        """Home bytes of the cells in use."""
+        return self.home_bytes * self.n_cells_used // max(1, self.n_cells)
+
+    @property
+    def extra_bytes(self) -> int:
+        """What this context needs above stock llama.cpp, allocated natively."""
+        return self.observation_bytes + self.workspace_bytes + self.sketch_bytes + self.arena_bytes + self.table_bytes
+
+
+@dataclass(frozen=True)
+class SelectionReport:
+    """What mode sparse read: sums since the context was attached, over all layers, KV heads and query tokens. What was attended whole, in
+    a short context or in a prompt, is not counted."""
+
+    n_selections: int = 0
+    """One for each layer, KV head and query token."""
+    n_visible: int = 0
+    """Tokens that these see."""
+    n_read: int = 0
+    """Tokens whose K and V they read."""
+    n_certain: int = 0
+    """Of these, for certain; the others by chance."""
+    n_hits: int = 0
+    """Of these, from the arena."""
+    mass: float = 0.0
+    """Attention mass on what was read, weighted, where it is observed."""
+    mass_hits: float = 0.0
+    error_sum: float = 0.0
+    """Estimated relative errors of the outputs of `n_errors` query heads."""
+    n_errors: int = 0
+
+    def since(self, before: SelectionReport) -> SelectionReport:
+        """What came after an earlier report of the same context."""
+        return SelectionReport(*(getattr(self, field.name) - getattr(before, field.name) for field in fields(self)))
+
+    @property
+    def attended(self) -> float:
+        """Tokens that were read / visible tokens; 0 where nothing was selected, as the rates below."""
+        return self.n_read / self.n_visible if self.n_visible else 0.0
+
+    @property
+    def rows_per_head(self) -> float:
+        """Tokens that a KV head reads for a query token, on average."""
+        return self.n_read / self.n_selections if self.n_selections else 0.0
+
+    @property
+    def visible_per_head(self) -> float:
+        """Tokens that a query token sees, on average."""
+        return self.n_visible / self.n_selections if self.n_selections else 0.0
+
+    @property
+    def certain(self) -> float:
+        """Tokens that were read for certain / tokens that were read."""
+        return self.n_certain / self.n_read if self.n_read else 0.0
+
+    @property
+    def error(self) -> float | None:
+        """Estimated relative error of a query head's output against full attention, on average; None where nobody estimated it."""
+        return self.error_sum / self.n_errors if self.n_errors else None
+
+    @property
+    def hit_rate(self) -> float:
+        """By access."""
+        return self.n_hits / self.n_read if self.n_read else 0.0
+
+    @property
+    def hit_rate_mass(self) -> float:
+        """By attention mass."""
+        return self.mass_hits / self.mass if self.mass else 0.0
+
+
+@dataclass(frozen=True)
+class TierReport:
+    """Which pages live where, and what moved. A page is one of a layer and KV head."""
+
+    n_resident: int = 0
+    n_home: int = 0
+    n_filling: int = 0
+    n_moving: int = 0
+    n_free: int = 0
+    n_slots: int = 0
+    slot_bytes: int = 0
+    moved_bytes: int = 0
+    n_promotions: int = 0
+    n_demotions: int = 0
+    n_invalidated: int = 0
+    """Pages that left the arena because their cells changed."""
+    n_failed: int = 0
+    n_dropped: int = 0
+    """Mode evict: pages that their head does not attend any more, now; others do."""
+    n_freed: int = 0
+    """Mode evict: tokens whose cells were emptied so far."""
+    reasons: tuple[tuple[str, str, int], ...] = ()
+    """(where, why, pages), the most first."""

@@ -1,0 +1,301 @@
+"""A Runtime hangs on one llama_context: it learns of its ubatches, runs the policy and tells observers.
+
+Contexts created in this process are attached by the native context hook with the defaults in force (`set_defaults`, `defaults`), the
+in-process server's included; `Runtime.attach` takes one that already exists.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from edgekv import _native
+from edgekv.config import KvOptions, choice
+from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.hierarchy import eviction
+from edgekv.hierarchy.stats import Stats
+from edgekv.live.observers import Observers
+from edgekv.live.reports import LayerReport, MemoryReport, SelectionReport, TierReport
+from edgekv.vocab import DeviceKind, KvMode
+
+_native.prepare()
+
+from edgekv._native import core, device, paging  # noqa: E402  (the libraries must be in place first)
+from edgekv.live import attachments  # noqa: E402
+from edgekv.live.attachments import defaults, find, last_failure, live, raise_failure, set_defaults  # noqa: E402
+from edgekv.live.cells import Cells  # noqa: E402
+from edgekv.live.wiring import Tiering, has_tiers, operations, selection_report  # noqa: E402
+
+__all__ = ["Runtime", "defaults", "find", "last_failure", "live", "raise_failure", "set_defaults"]
+
+
+class Runtime:
+    """The KV cache of one context: its mode, layers, cells, memory and hierarchy, and the observers called after each ubatch."""
+
+    def __init__(self, handle: core.Handle, options: KvOptions):
+        self._handle: core.Handle | None = handle
+        self._options = options
+        self.page_tokens: int = core.get_params(handle)[1]
+        # the rows of the observation are fixed when the context is attached
+        self._rows = tuple(layer.il for layer in core.layers(handle) if layer.row >= 0)
+        self._ops = operations(handle)
+        self._observation = core.RunReader(handle, self._ops.view if self._ops.on_device else None)
+        self._n_heads = self._observation.read().mass_sum.shape[1]
+        self.cells = Cells(self._native_handle)
+        self.observers = Observers(self._rows, self._observation.read, self._ops.download, self._watch)
+        self.stats = Stats()
+        self._pins: list[tuple[int, int]] = []
+        self._tiering: Tiering | None = None
+        self._overdue = False  # mode evict has been asked for, and has dropped nothing yet
+        self._check_evict(options)
+        if has_tiers(handle, self.mode):
+            self._tiering = self._make_tiering(handle, options)
+            self._set_run_every()
+
+    def _make_tiering(self, handle: core.Handle, options: KvOptions) -> Tiering:
+        plane = device.plane(handle)
+        rates = attachments.rates(plane.kind, plane.index) if plane is not None and plane.kind is DeviceKind.CUDA else None
+        return Tiering(handle, options, self.stats, self._ops, rates)
+
+    @classmethod
+    def attach(cls, address: int, options: KvOptions | None = None) -> Runtime:
+        """Attach the llama_context at `address`, or return its Runtime if it has one already, configured anew."""
+        return attachments.attach(address, options or KvOptions.from_env())
+
+    # ---- what it is ---------------------------------------------------------------------------------------------------------
+
+    def _native_handle(self) -> core.Handle:
+        if self._handle is None:
+            raise EdgeKVError("this context has been freed; its cells and counters are gone")
+        return self._handle
+
+    @property
+    def closed(self) -> bool:
+        return self._handle is None
+
+    @property
+    def address(self) -> int:
+        """Address of the llama_context."""
+        return core.llama_address(self._native_handle())
+
+    @property
+    def mode(self) -> KvMode:
+        """How the next token attends. It is set by the thread that decodes, in an observer, or by any thread while nothing decodes; raises
+        ConfigError while another thread computes a ubatch, and DoesNotFit where there is no memory. On a device mode off gives the arena's
+        memory back, and another mode takes it again."""
+        return core.get_params(self._native_handle())[0]
+
+    @mode.setter
+    def mode(self, mode: KvMode | str) -> None:
+        mode = choice(KvMode, mode, "KV mode")
+        self._check_evict(self._options.with_(mode=mode))
+        self._leave_arena(mode)
+        core.set_mode(self._native_handle(), mode)
+        self._options = self._options.with_(mode=mode)
+        if self._tiering is not None:
+            self._tiering.set_mode(self._options)
+        elif has_tiers(self._native_handle(), mode):
+            self._tiering = self._make_tiering(self._native_handle(), self._options)
+            self._pin_again()
+        self._set_run_every()
+
+    def _leave_arena(self, mode: KvMode) -> None:
+        """On a device the policy ends where the mode has none: the memory that its pages are in goes."""
+        if self._tiering is not None and self._tiering.on_device and not has_tiers(self._native_handle(), mode):
+            core.set_mode(self._native_handle(), self.mode)  # changes nothing, and is refused where another thread decodes
+            self._tiering.close()
+            self._tiering = None
+
+    def give_back(self, n_bytes: int) -> int:
+        """Give at least `n_bytes` of the arena's GPU memory back, or all of it where it has less: a draft model, a projector or another
+        program needs it. Pages stay at home and the policy begins anew. Returns the bytes that were given back, 0 on the processor. Only
+        while nothing decodes."""
+        handle = self._native_handle()
+        plane = device.plane(handle)
+        if plane is None or n_bytes <= 0:
+            return 0
+        before = core.memory(handle).arena_bytes
+        if self._tiering is not None:
+            self._tiering.close()
+        paging.limit_arena(handle, max(0, plane.n_slots_max - -(-n_bytes // plane.slot_bytes)))
+        if self._tiering is not None:
+            self._tiering = self._make_tiering(handle, attachments.effective(self.options))
+            self._pin_again()
+        return before - core.memory(handle).arena_bytes
+
+    @property
+    def observe(self) -> bool:
+        """Whether attention mass is kept, from the next ubatch on. It may be set from any thread."""
+        return core.get_params(self._native_handle())[2]
+
+    @observe.setter
+    def observe(self, observe: bool) -> None:
+        core.set_observe(self._native_handle(), observe, self._options.observe_prompt)
+
+    @property
+    def layers(self) -> list[LayerReport]:
+        return [LayerReport(layer.il, layer.hooked, layer.reason, layer.n_head, layer.n_head_kv, layer.head_dim, layer.type_k,
+                            layer.type_v) for layer in core.layers(self._native_handle())]
+
+    @property
+    def options(self) -> KvOptions:
+        """What is in force; the cache types are those asked for when the context was made."""
+        return self._options.with_(mode=self.mode, observe=self.observe)
+
+    def configure(self, options: KvOptions) -> None:
+        """Change everything but the page size and the cache types, from the next ubatch on. The policy begins anew where it, what it
+        is fed or the prefetch changes. Set it as `mode`: raises ConfigError while another thread computes a ubatch, and DoesNotFit where
+        there is no memory."""
+        handle, before = self._native_handle(), self._options
+        if options.page_tokens != self.page_tokens:
+            raise ConfigError(f"the pages of this context have {self.page_tokens} tokens; only a new context can have {options.page_tokens}")
+        effective = attachments.effective(options)
+        self._check_evict(effective)
+        self._leave_arena(effective.mode)
+        paging.set_selection(handle, options)
+        core.set_mode(handle, effective.mode)
+        core.set_observe(handle, options.observe, options.observe_prompt)
+        self._options = options
+        anew = [name for name in ("policy", "prefetch", "sketch", "sink_tokens", "recent_tokens", "plan_every")
+                if getattr(options, name) != getattr(before, name)]
+        if self._tiering is not None and not anew:
+            self._tiering.set_mode(effective)
+            self._tiering.resize(options)
+        elif self._tiering is not None or has_tiers(handle, self.mode):
+            if self._tiering is not None:
+                self._tiering.close()
+            self._tiering = self._make_tiering(handle, effective)
+            self._pin_again()
+        self._set_run_every()
+
+    def _check_evict(self, options: KvOptions) -> None:
+        """Raises ConfigError where the context cannot keep what these options say in mode evict."""
+        if options.mode is not KvMode.EVICT:
+            return
+        handle = self._native_handle()
+        limits = core.limits(handle)
+        if not self._rows:
+            raise ConfigError("mode evict needs layers that EdgeKV attends, and there are none here; `edgekv doctor MODEL` says why")
+        if limits.n_seq_max > 1:
+            raise ConfigError(f"mode evict serves one sequence, and this context is made for {limits.n_seq_max}; make one for a single "
+                              "sequence (n_seq_max, --parallel 1)")
+        n_cells = self.cells.n_cells
+        always = options.sink_tokens + options.recent_tokens + 2 * options.page_tokens  # whole pages
+        eviction.check_keep(options.keep_tokens, n_cells, limits.n_batch, always, frees=n_cells < limits.n_ctx_seq)
+
+    def memory(self) -> MemoryReport:
+        native = core.memory(self._native_handle())
+        return MemoryReport(native.home_bytes, native.observation_bytes, native.workspace_bytes, native.sketch_bytes,
+                            native.arena_bytes, native.table_bytes, native.n_cells, native.n_cells_used, native.device_bytes, native.pinned)
+
+    @property
+    def n_positions(self) -> int:
+        """One past the newest position in the cache: with what was dropped, the length of a single sequence."""
+        return int(self.cells.stream().positions.max(initial=-1)) + 1
+
+    def selection(self) -> SelectionReport:
+        """What mode sparse read so far, and how far off its outputs are by its own estimate."""
+        return selection_report(self._native_handle(), len(self._rows), self._n_heads)
+
+    def tiers(self) -> TierReport:
+        """Which pages live where; empty where the context never was in mode sparse."""
+        return TierReport() if self._tiering is None else self._tiering.tiers()
+
+    def layer_selection(self) -> np.ndarray:
+        """What mode sparse read so far, by layer and KV head: `edgekv._native.paging.SELECTED` [layer, kv_head], a copy."""
+        return paging.selected(self._native_handle(), len(self._rows), self._n_heads)
+
+    def last_rows(self, row: int, head: int, token: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """What a query token of the last step read in one KV head of the row-th attended layer, with `KvOptions.keep_rows`: int32 [n]
+        cells of stream 0, ascending, and float32 [n] their weights, 1 where a token was read for certain. Empty where everything was
+        attended. Raises ConfigError for a row, head or token that there cannot be."""
+        return paging.last_rows(self._native_handle(), row, head, token)
+
+    # ---- pins ---------------------------------------------------------------------------------------------------------------
+
+    @property
+    def pins(self) -> list[tuple[int, int]]:
+        """(first, last) position of each pinned span."""
+        return list(self._pins)
+
+    def pin(self, first_token: int, last_token: int, seq_id: int = 0) -> int:
+        """Pin the pages that hold positions first_token to last_token of a sequence: always attended, never demoted, until unpinned or
+        emptied. Returns their number. Only while nothing decodes. Raises ConfigError where the mode has no hierarchy or the sequence
+        no such tokens."""
+        if self._tiering is None:
+            raise ConfigError(f"mode {self.mode.value} attends everything, so there is nothing to pin; use mode sparse")
+        n = self._pin(first_token, last_token, seq_id)
+        if not n:
+            raise ConfigError(f"no tokens stand at positions {first_token} to {last_token}")
+        self._pins.append((first_token, last_token))
+        return n
+
+    def unpin_all(self) -> None:
+        """Take every pin back."""
+        self._pins.clear()
+        if self._tiering is not None:
+            self._tiering.hierarchy.unpin(0, self._tiering.shape.n_pages - 1)
+
+    def _pin(self, first_token: int, last_token: int, seq_id: int) -> int:
+        stream = self.cells.stream_of(seq_id)
+        cells = self.cells.stream(stream)
+        inside = cells.in_sequence(seq_id) & (cells.positions >= first_token) & (cells.positions <= last_token)
+        pages = np.unique(np.flatnonzero(inside) // self.page_tokens) + stream * self._tiering.shape.pages_per_stream
+        return sum(self._tiering.hierarchy.pin(int(page), int(page)) for page in pages)
+
+    def _pin_again(self) -> None:
+        for first, last in self._pins:
+            self._pin(first, last, 0)
+
+    def raise_failure(self) -> None:
+        """Raise CudaUnavailable where the context's GPU failed, so that it decodes no more; nothing where it did not."""
+        problem = core.device_problem(self._native_handle())
+        if problem is not None and device.plane(self._native_handle()) is not None:
+            raise problem
+
+    def detach(self) -> None:
+        """Leave the context to the stock path. Only while nothing decodes."""
+        core.detach(self._native_handle())
+
+    # ---- after a ubatch -----------------------------------------------------------------------------------------------------
+
+    def after_ubatch(self) -> None:
+        """After a ubatch, on the thread that decoded it: where a run ends the hierarchy's phases and the counters; the observers."""
+        began = time.perf_counter()
+        seen = self._observation.read()
+        if seen.ends_run:
+            if self._tiering is not None:
+                self._tiering.run(seen)
+                if self._overdue:
+                    self._set_run_every(overdue=False)
+            self._record(seen)
+        self.observers.tell(seen)
+        self.stats.python_seconds += time.perf_counter() - began
+
+    def _set_run_every(self, overdue: bool = True) -> None:
+        """overdue: the options are new, so that mode evict looks after the next ubatch already."""
+        if self._handle is not None:
+            self._overdue = overdue and self.mode is KvMode.EVICT
+            core.set_run_every(self._handle, 1 if self._tiering is None or self._overdue else self._tiering.run_every)
+
+    def _watch(self, on: bool) -> None:
+        if self._handle is not None:
+            core.set_watched(self._handle, on)
+
+    def _record(self, seen: core.NativeRun) -> None:
+        stats = self.stats
+        stats.n_ubatches += seen.n_ubatches
+        stats.n_tokens += seen.n_tokens
+        stats.n_ubatches_hooked += seen.n_ubatches_hooked
+        stats.n_tokens_hooked += seen.n_tokens_hooked
+
+    def end(self) -> None:
+        """The context is gone: nothing may be asked of it any more."""
+        if self._tiering is not None:
+            self._tiering.close()
+        self._handle = None
+        self.observers.clear()
+
+
+attachments.begin(Runtime)

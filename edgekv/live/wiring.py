@@ -1,0 +1,286 @@
+"""The hierarchy of one native context: its shape, its arena, and what a run of the policy looks like from there."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+import numpy as np
+
+from edgekv._native import core, device
+from edgekv._native import paging as native
+from edgekv.arrays import backend
+from edgekv.arrays.move import MOVE, Places
+from edgekv.arrays.ops import Ops
+from edgekv.arrays.order import Stream
+from edgekv.config import KvOptions
+from edgekv.errors import ConfigError, DoesNotFit, TierError
+from edgekv.hierarchy import eviction
+from edgekv.hierarchy.planner import Limits
+from edgekv.hierarchy.stats import Stats
+from edgekv.hierarchy.step import Hierarchy
+from edgekv.hierarchy.transport import Transport
+from edgekv.live.device_arena import DeviceArena
+from edgekv.live.host_arena import HostArena
+from edgekv.live.key_norms import KeyNorms
+from edgekv.live.reports import SelectionReport, TierReport
+from edgekv.memory.calibration import ColdPage, ship_or_read
+from edgekv.memory.fit import arena_bytes
+from edgekv.pages.observation import Observation
+from edgekv.pages.residency import State
+from edgekv.pages.shape import PageShape
+from edgekv.prefetch import Rope
+from edgekv.vocab import DeviceKind, KvMode, SketchKind
+
+RUN_UBATCHES = 16
+"""Decoded ubatches that share one run of the policy, at most: their attention mass adds up meanwhile."""
+
+BYTES_PER_RUN = 1 << 21
+"""Bytes that one run of the policy may move: a small share of the time between two runs. The least where the link's rate is known."""
+
+LINK_SHARE = 0.1
+"""Of what the link carries between two runs of the policy: the tokens themselves read their misses over it."""
+
+DEVICE_MOVES = 16384
+"""Promotions in one plan for a device: its arena fills while the prompt is read."""
+
+
+def operations(handle: core.Handle) -> Ops:
+    """Array operations for the data plane of a context. Raises CudaUnavailable where it runs on a GPU that CuPy cannot use."""
+    plane = device.plane(handle)
+    if plane is None or plane.kind is not DeviceKind.CUDA:
+        return backend.choose()
+    return backend.choose(plane.kind, plane.index, plane.stream, plane.runtime)
+
+
+def has_tiers(handle: core.Handle, mode: KvMode) -> bool:
+    """Whether a context has a policy in this mode: in modes sparse and evict, and on a device, where pages have slots, in mode exact too."""
+    return mode in (KvMode.SPARSE, KvMode.EVICT) or mode is KvMode.EXACT and device.plane(handle) is not None
+
+
+def limits(mode: KvMode, on_device: bool) -> Limits:
+    """How eager plans are. On a device an empty slot is memory that was paid for and earns nothing, so that any page fills it; and in
+    mode exact, where each token reads every page, a page that has a slot keeps it: a swap would cost the link two pages' time and
+    save none."""
+    if not on_device:
+        return Limits()
+    return Limits(max_moves=DEVICE_MOVES, swap=mode is not KvMode.EXACT, fill=True)
+
+
+def bytes_per_run(link: float | None, seconds: float | None) -> int:
+    """Bytes that one run of the policy may move over a link of `link` bytes per second, where runs are `seconds` apart; None: not
+    known."""
+    return BYTES_PER_RUN if link is None or seconds is None else max(BYTES_PER_RUN, int(LINK_SHARE * link * seconds))
+
+
+def budget_pages(options: KvOptions, n_visible: int, page_tokens: int, n_slots: float) -> int:
+    """The pages of a head, of `n_visible`, that the policy decides about: in mode evict those it keeps, without sketches those it attends,
+    otherwise those that have one of the `n_slots` slots of the arena that a head has on average."""
+    if options.mode is KvMode.EVICT:
+        return options.keep_tokens // page_tokens
+    if options.mode is KvMode.SPARSE and options.sketch is SketchKind.NONE:
+        return options.attend.pages(n_visible, page_tokens)
+    return min(n_visible, round(n_slots))
+
+
+class Tiering:
+    """Makes the Hierarchy of an attached context and feeds it with what its tokens attended.
+
+    ops: `operations` of the context. rates: what its device was measured to do; None: not known.
+    """
+
+    def __init__(self, handle: core.Handle, options: KvOptions, stats: Stats, ops: Ops, rates: device.Rates | None = None):
+        self._handle = handle
+        self._options = options
+        self._ops = ops
+        self._link = None if rates is None else rates.link_gather
+        self._intervals: deque[float] = deque(maxlen=8)
+        self._last_run = 0.0
+        native.set_arena(handle, 0)
+        view = native.page_arrays(handle)
+        observed = core.run_so_far(handle)
+        layers = [layer for layer in core.layers(handle) if layer.row >= 0]
+        exists = np.zeros(view.shape[:2], bool)
+        for layer in layers:
+            exists[layer.row, : layer.n_head_kv] = True
+        self.shape = PageShape(*view.shape, page_tokens=observed.page_tokens, pages_per_stream=observed.pages_per_stream, exists=exists)
+        self.slot_bytes = view.slot_bytes
+        self._ships = rates is None or ship_or_read(self.slot_bytes, rates) is ColdPage.SHIP
+        self._newest = view.newest
+        self._dropped = view.dropped
+        self._limits = core.limits(handle)
+        self._is_bounded = bool(layers) and core.cells(handle, 0).n_cells < self._limits.n_ctx_seq
+        self._plane = device.plane(handle)
+        n_runs = -(-options.plan_every // RUN_UBATCHES)
+        self.run_every = options.plan_every // n_runs
+        """Decoded ubatches from one run of the policy to the next."""
+        rope = core.rope(handle)
+        head_dim = layers[0].head_dim if layers else 0
+        self.hierarchy = Hierarchy(
+            self.shape, self._transport(), ops.view(view.priority, np.float32, view.shape), ops.view(view.pinned, np.uint8, view.shape),
+            ops=ops, page_bytes=max(1, self.slot_bytes), policy=options.policy,
+            prefetch_name=options.prefetch, settings={"sink_tokens": options.sink_tokens, "recent_tokens": options.recent_tokens},
+            rope=Rope(head_dim, *rope) if rope and head_dim else None, limits=limits(options.mode, self._plane is not None),
+            plan_every=n_runs, bytes_per_run=BYTES_PER_RUN, stats=stats)
+        self._key_norms: KeyNorms | None = None
+        if self.hierarchy.policy.needs_keys:
+            if self._plane is not None:
+                raise ConfigError(f"the policy {options.policy} looks at keys in host memory, which nobody may do while a device "
+                                  "computes; use another policy, or --device cpu")
+            self._key_norms = KeyNorms(handle, self.shape)
+            self._key_norms.update(np.flatnonzero(self._newest >= 0))
+        self.resize(options)
+
+    @property
+    def on_device(self) -> bool:
+        return self._plane is not None
+
+    def resize(self, options: KvOptions) -> None:
+        """The arena that these options ask for, as far as a device has room for it. Raises DoesNotFit."""
+        self._options = options
+        n_pages = self.shape.n_existing_heads * self.shape.n_pages
+        kv_bytes = n_pages * self.slot_bytes
+        if options.mode is KvMode.EVICT:
+            n_slots = 0  # home is as small as it is meant to be
+        elif not self._ships:
+            n_slots = 0  # the link is about as fast as the device's memory: copies gain nothing
+        elif self._plane is None:
+            n_slots = arena_bytes(options, kv_bytes) // max(1, self.slot_bytes)
+        else:
+            self._plane = device.plane(self._handle)  # sketches of another kind leave room for other slots
+            budget = kv_bytes if options.kv_budget is None else options.kv_budget
+            n_slots = min(n_pages, budget // max(1, self.slot_bytes), self._plane.n_slots_max)
+        try:
+            self.hierarchy.resize(n_slots)
+        except TierError as error:
+            raise DoesNotFit(str(error)) from error
+
+    def set_mode(self, options: KvOptions) -> None:
+        """What tokens attend from now on; pages stay where they are. To sparse on a device only while nothing decodes: its
+        sketches take room from the arena. Raises DoesNotFit."""
+        before, self._options = self._options, options
+        self.hierarchy.limits = limits(options.mode, self._plane is not None)
+        if self._plane is not None and options.mode is KvMode.SPARSE or KvMode.EVICT in (before.mode, options.mode):
+            self.resize(options)
+
+    def run(self, seen: core.NativeRun) -> None:
+        """A run of the policy: all phases of the hierarchy."""
+        if self._link is not None:
+            self._measure()
+        used = np.flatnonzero(self._newest >= 0)
+        if self._key_norms is not None:
+            self._key_norms.update(seen.changed)
+        if self._plane is not None:
+            # a shorter ubatch is the end of its prompt
+            in_prompt = seen.n_tokens_hooked == 0 and seen.n_tokens >= self._limits.n_ubatch
+            self.hierarchy.transport.in_prompt = in_prompt
+            if in_prompt:
+                self.hierarchy.plan_next()  # its next part brings the pages along
+        self.hierarchy.run(Observation(
+            seen.mass_sum, seen.mass_max, seen.n_tokens_observed or seen.n_tokens, seen.n_tokens_observed > 0, seen.changed, self._newest,
+            seen.newest, int(used[-1]) + 1 if len(used) else 0, self._budget_pages(len(used)),
+            None if self._key_norms is None else self._key_norms.values))
+        self.evict()
+
+    def evict(self) -> None:
+        """Mode evict: heads drop what they do not keep; and in a context with fewer cells than tokens, in any mode, what is worth least
+        makes room for the next batch. Between ubatches, and within their callback."""
+        if self._options.mode is not KvMode.EVICT and not self._is_bounded:
+            return
+        cells = core.cells(self._handle, 0)
+        n_excess = self._limits.n_batch - (cells.n_cells - cells.n_used) if self._is_bounded else 0
+        evicts = self._options.mode is KvMode.EVICT
+        if n_excess <= 0 and not evicts:
+            return
+        began = time.perf_counter()
+        positions = np.full(self.shape.n_pages * self.shape.page_tokens, -1, np.int32)
+        positions[: cells.n_cells] = cells.positions
+        by_page = positions.reshape(self.shape.n_pages, -1)
+        policy = self.hierarchy.policy
+        n_pages = self._budget_pages(self.shape.n_pages)
+        losses = eviction.decide(
+            self.shape, policy.scores, self.hierarchy.pins, self._dropped, by_page.max(axis=1), np.count_nonzero(by_page >= 0, axis=1),
+            split=policy.split or self._options.split, n_keep=policy.most(n_pages) if evicts else np.inf, n_excess=n_excess)
+        if len(losses.dropped):
+            native.drop_pages(self._handle, self._moves(losses.dropped))
+            self.hierarchy.stats.n_dropped += len(losses.dropped)
+        if len(losses.freed):
+            self.hierarchy.stats.n_freed += native.free_pages(self._handle, losses.freed)
+            self.hierarchy.forget(losses.freed)
+        self.hierarchy.stats.hierarchy_seconds += time.perf_counter() - began
+
+    def _budget_pages(self, n_visible: int) -> int:
+        n_slots = self.hierarchy.table.n_slots / max(1, self.shape.n_existing_heads)
+        return budget_pages(self._options, n_visible, self.shape.page_tokens, n_slots)
+
+    def _measure(self) -> None:
+        now = time.perf_counter()
+        if self._last_run:
+            self._intervals.append(now - self._last_run)
+            self.hierarchy.pace(bytes_per_run(self._link, min(self._intervals)))  # the least: nobody knows how long a person thinks
+        self._last_run = now
+
+    def close(self) -> None:
+        """Wait for the copies under way: before the context is freed, or tiered anew."""
+        self.hierarchy.close()
+
+    # ---- reports ------------------------------------------------------------------------------------------------------------
+
+    def tiers(self) -> TierReport:
+        counts, stats = self.hierarchy.tiers(), self.hierarchy.stats
+        return TierReport(
+            counts[State.RESIDENT], counts[State.HOME], counts[State.FILLING], counts[State.MOVING], counts[State.FREE],
+            self.hierarchy.table.n_slots, self.slot_bytes, stats.moved_bytes, stats.n_promoted, stats.n_demoted, stats.n_invalidated,
+            stats.n_failed_copies, 0 if self._dropped is None else int(np.count_nonzero(self._dropped)), stats.n_freed,
+            tuple((state.name.lower(), reason.description, n) for state, reason, n in self.hierarchy.why()))
+
+    # ---- transport ------------------------------------------------------------------------------------------------------------
+
+    def _transport(self) -> Transport:
+        if self._plane is None:
+            return HostArena(self._copy, self._publish, self._release, self._resize)
+        return DeviceArena(self._ops.ubatch_stream, self._ops.side_stream(), self._begin, self._gather, self._publish, self._release,
+                           self._resize, self._fill, self._filled, self._ops.errors)
+
+    def _moves(self, ids: np.ndarray, slots: np.ndarray | int = -1) -> np.ndarray:
+        moves = np.empty(len(ids), MOVE)
+        moves["row"], moves["head"], moves["page"] = self.shape.places(ids)
+        moves["slot"] = slots
+        return moves
+
+    def _copy(self, ids: np.ndarray, slots: np.ndarray) -> None:
+        native.copy_pages(self._handle, self._moves(ids, slots))
+
+    def _begin(self, ids: np.ndarray, slots: np.ndarray) -> None:
+        native.begin_copies(self._handle, self._moves(ids, slots))
+
+    def _gather(self, ids: np.ndarray, slots: np.ndarray, stream: Stream) -> None:
+        plane, shape = self._plane, self.shape
+        places = Places(plane.rows, shape.n_rows, plane.arena, self.slot_bytes, shape.page_tokens, shape.pages_per_stream, plane.n_cells)
+        self._ops.gather(places, self._moves(ids, slots), stream)
+
+    def _fill(self, ids: np.ndarray, slots: np.ndarray) -> None:
+        native.fill_pages(self._handle, self._moves(ids, slots))
+
+    def _filled(self, ids: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return native.filled_pages(self._handle, self._moves(ids, slots))
+
+    def _publish(self, ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        return native.publish_pages(self._handle, self._moves(ids, slots))
+
+    def _release(self, ids: np.ndarray) -> None:
+        native.release_pages(self._handle, self._moves(ids))
+
+    def _resize(self, n_slots: int) -> None:
+        try:
+            native.set_arena(self._handle, n_slots)
+        except DoesNotFit as error:
+            raise TierError(str(error)) from error
+
+
+def selection_report(handle: core.Handle, n_rows: int, n_heads: int) -> SelectionReport:
+    """The sums over all layers and heads."""
+    of = native.selected(handle, n_rows, n_heads)
+    count = {name: int(of[name].sum()) for name in ("n_tokens", "n_visible", "n_read", "n_certain", "n_hits", "n_errors")}
+    return SelectionReport(count["n_tokens"], count["n_visible"], count["n_read"], count["n_certain"], count["n_hits"],
+                           float(of["mass"].sum()), float(of["mass_hits"].sum()), float(of["error"].sum()), count["n_errors"])

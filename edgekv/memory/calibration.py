@@ -1,0 +1,138 @@
+"""What this machine's link, memories and launches are measured to do, once, and what follows from it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import tempfile
+from dataclasses import asdict
+from enum import Enum
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import platformdirs
+
+from edgekv import __version__
+from edgekv.vocab import DeviceKind
+
+if TYPE_CHECKING:
+    from edgekv._native.device import DeviceInfo, Rates
+
+log = logging.getLogger("edgekv")
+
+
+class ColdPage(str, Enum):
+    """What to do with a page that is attended and has no slot."""
+
+    SHIP = "ship"  # copy it into device memory, and attend it there from then on
+    READ = "read"  # attend it where it is, in host memory
+
+
+USES = 32
+"""How often a page that was given a slot is attended before another takes it. A head of the default model attends 60 pages of a token
+at 12.5 % of 7,680 tokens, and fetches 0.8 to 2.2 of them into an arena of twice as many: 27 to 75 uses for each (`edgekv sim`)."""
+
+
+# ---- measured -------------------------------------------------------------------------------------------------------------------
+
+
+def calibrate(kind: DeviceKind, index: int = 0, again: bool = False) -> Rates:
+    """Rates of a device: measured when this machine first asks (about a second), then from the cache.
+
+    They are measured anew with `again`, and where device, driver or EdgeKV are not those of the cached ones, or the cache cannot be
+    read. Raises NativeError where the device cannot be used.
+    """
+    native = import_module("edgekv._native.device")
+    key = _key(native.info(kind, index))
+    cached = {} if again else _read().get(_name(kind, index), {})
+    if cached.get("key") == key and (rates := _rates(native, cached.get("rates"))) is not None:
+        return rates
+    rates = native.rates(kind, index)
+    _write(_name(kind, index), {"key": key, "rates": asdict(rates)})
+    return rates
+
+
+def cache_file() -> Path:
+    """Where the rates of this machine's devices are kept."""
+    return Path(platformdirs.user_cache_dir("edgekv")) / "rates.json"
+
+
+def _name(kind: DeviceKind, index: int) -> str:
+    return f"{kind.value}:{index}"
+
+
+def _key(info: DeviceInfo) -> dict[str, Any]:
+    """What rates hold for."""
+    return {"device": info.name, "arch": info.arch, "driver": info.driver, "runtime": info.runtime, "edgekv": __version__}
+
+
+def _rates(native: Any, stored: Any) -> Rates | None:
+    """None for what no measurement gives: a file that somebody edited, or one of another version."""
+    try:
+        rates = native.Rates(**stored)
+        known = all(isinstance(value, (int, float)) and math.isfinite(value) and value > 0 for value in stored.values())
+    except TypeError:
+        return None
+    return rates if known else None
+
+
+def _read() -> dict[str, Any]:
+    try:
+        found = json.loads(cache_file().read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        log.info("the rates in %s cannot be read and are measured again: %s", cache_file(), error)
+        return {}
+    entries = found.items() if isinstance(found, dict) else ()
+    return {name: entry for name, entry in entries if isinstance(entry, dict)}
+
+
+def _write(name: str, entry: dict[str, Any]) -> None:
+    """Other devices' rates stay. The file is replaced at once: another process may be reading it."""
+    path = cache_file()
+    entries = _read() | {name: entry}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
+            json.dump(entries, file, indent=1)
+        os.replace(file.name, path)
+    except OSError as error:
+        log.warning("the measured rates cannot be kept in %s (%s): they are measured each time", path, error.strerror)
+
+
+# ---- what follows from it -------------------------------------------------------------------------------------------------------
+
+
+def break_even_uses(page_bytes: int, rates: Rates) -> float:
+    """After how many uses a copy of a cold page has paid for itself; infinite where reading host memory in place is as fast.
+
+    In place each use takes `page_bytes / link_gather`. A copy takes that once, one write and then for each use one read of device
+    memory, and its part of a launch: pages are copied many to a launch, a launch of a mebibyte is counted.
+    """
+    over_link = page_bytes / rates.link_gather
+    on_device = page_bytes / rates.vram
+    launch = rates.launch_us * 1e-6 * min(1.0, page_bytes / (1 << 20))
+    if over_link <= on_device:
+        return math.inf
+    return (over_link + on_device + launch) / (over_link - on_device)
+
+
+def ship_or_read(page_bytes: int, rates: Rates, uses: float = USES) -> ColdPage:
+    """Whether a cold page that will be attended `uses` times is better copied to the device, or read in place. Where it is better read
+    an arena gains nothing."""
+    return ColdPage.SHIP if uses > break_even_uses(page_bytes, rates) else ColdPage.READ
+
+
+def on_host_slowdown(rates: Rates) -> float:
+    """How many times as long the processor takes to read the same pages in its own memory as the GPU in its; never less than 1."""
+    return max(1.0, rates.vram / rates.dram)
+
+
+def pinning_refused(reason: str, rates: Rates | None = None) -> str:
+    """The warning for a context whose home had to stay pageable: kernels cannot read it, so the processor attends."""
+    cost = f", which reads them about {on_host_slowdown(rates):.0f}x slower than the GPU its own memory" if rates is not None else ""
+    return f"{reason}: attention runs on the processor over pageable memory{cost}; the weights stay on the GPU"

@@ -1,0 +1,241 @@
+"""What a context takes of a GPU's memory: the estimate before a model is loaded. The native library decides the real figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from edgekv.amounts import MIB, size
+from edgekv.config import KvOptions
+from edgekv.errors import DoesNotFit
+from edgekv.memory.fit import (
+    COMPUTE_BYTES, CONTEXT_STEP, ContextChoice, DevicePlan, KvBytes, available_bytes, head_row_bytes, kv_bytes, largest_context,
+    page_bytes, rounded, sparse_layers,
+)
+from edgekv.models import Geometry
+from edgekv.vocab import MAX_QUERY_TOKENS, CacheType, KvMode
+
+PAGE_TABLE_BYTES = 4 + 4 + 1 + 8
+"""Of one page of one layer and KV head: slot, priority, pin, attention mass (maximum and sum)."""
+
+CELL_BYTES = 4
+"""Of one cell: its position."""
+
+UBATCH_TOKENS = (2048, 1024, 512)
+"""Prompt tokens that are computed at once, the most that fit: each time the pages without a slot cross the link, so twice as many halve
+what a prompt costs there, and double llama.cpp's work buffers. The last is llama.cpp's own default."""
+
+COMPUTE_SHARE = 1 / 8
+"""Of what the weights leave free: work buffers that more than the least may take."""
+
+DRAFT_TOKENS = 16
+"""Tokens of a sequence that get logits at once."""
+
+MARGIN_BYTES = 256 * MIB
+MARGIN_SHARE = 0.05
+"""What `--kv-vram auto` leaves free of a card: the larger of both."""
+
+MOST_TOGETHER_BYTES = 64 * MIB
+"""As in native/cuda/plane_device.h: of what tokens that are attended together leave, where they are more than one."""
+
+LEAST_HOT_TOKENS = 768
+"""That the arena of a context has room for whose length nobody gave: about what a head reads."""
+
+MOST_RING_BYTES = 256 * MIB
+RING_SHARE = 1 / 8
+STAGING_SHARE = 1 / 4
+"""Of the budget: what prompts are staged in is there twice where both fit in so much."""
+
+
+@dataclass(frozen=True)
+class DeviceRoom:
+    """The memory of a device before a model is loaded, in bytes."""
+
+    name: str
+    total: int
+    free: int
+    holds_model: bool = True
+    """Whether weights and work buffers go there too; an emulated device has pages only."""
+
+
+def margin_bytes(total: int) -> int:
+    """Left free by an automatic budget, for the driver, CUDA graphs and other programs."""
+    return max(MARGIN_BYTES, int(total * MARGIN_SHARE))
+
+
+def compute_bytes(model: Geometry, n_ctx: int, n_tokens: int, n_outputs: int) -> int:
+    """llama.cpp's work buffers for `n_tokens` prompt tokens at `n_ctx` tokens of context: the f16 mask and some twelve activations of
+    the residual stream's width in f32 for each, and f32 logits of the vocabulary for the `n_outputs` tokens that get them."""
+    return n_tokens * (2 * n_ctx + 12 * 4 * model.n_embd) + min(n_tokens, n_outputs) * 4 * model.n_vocab
+
+
+def layer_bytes(model: Geometry, n_ctx: int, kv: KvOptions) -> int:
+    """K and V of the largest layer, all of its heads, `n_ctx` tokens: what a prompt is staged in, once."""
+    return n_ctx * max((model.n_head_kv[il] for il in sparse_layers(model)), default=0) * head_row_bytes(model, kv)
+
+
+def table_bytes(n_heads: int, n_pages: int, n_cells: int) -> int:
+    """Page table, priority, pins and attention mass of `n_pages` pages of each of `n_heads` KV heads, positions of all cells."""
+    return n_heads * n_pages * PAGE_TABLE_BYTES + n_cells * CELL_BYTES
+
+
+def scratch_bytes(model: Geometry, n_cells: int, kv: KvOptions) -> int:
+    """What the tokens that are attended together leave for the cells of one layer, shared by all layers: for each of them and each query head
+    two numbers for 16 cells; in mode sparse a row and its weight for each KV head, and a share and a logit for each query head, of every
+    cell. Of a long context fewer tokens are attended together."""
+    if kv.mode is not KvMode.SPARSE:
+        return max((MAX_QUERY_TOKENS * model.n_head[il] * -(-n_cells // 16) * 8 for il in sparse_layers(model)), default=0)
+    widest = max((n_cells * (8 * model.n_head_kv[il] + 6 * model.n_head[il]) for il in sparse_layers(model)), default=0)
+    return widest * max(1, min(MAX_QUERY_TOKENS, MOST_TOGETHER_BYTES // max(widest, 1)))
+
+
+def ring_bytes(budget: int, layer: int) -> int:
+    """What the cold pages of mode exact stream through: two layers of `layer` bytes, at most an eighth of the budget and 256 MiB."""
+    return min(2 * layer, int(budget * RING_SHARE), MOST_RING_BYTES)
+
+
+def device_plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int = 1, all_logits: bool = False) -> DevicePlan:
+    """The plan for `n_sequences` sequences of `n_ctx` tokens, with the longest ubatch that fits; it may not fit, see `DevicePlan.missing`
+    and `room`. all_logits: every token of a batch may get logits, as in llama_cpp; llama.cpp's server gives them to the last ones."""
+    for n_ubatch in UBATCH_TOKENS if kv.mode is not KvMode.OFF else UBATCH_TOKENS[-1:]:
+        plan = _plan(model, n_ctx, kv, room, n_sequences, n_ubatch, n_ubatch if all_logits else DRAFT_TOKENS * n_sequences)
+        fits = not plan.missing and plan.room >= (kv.kv_vram or 0)
+        if fits and plan.compute <= COMPUTE_SHARE * (room.free - plan.weights):
+            break
+    return plan
+
+
+def _plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int, n_ubatch: int, n_outputs: int) -> DevicePlan:
+    layers = sparse_layers(model) if kv.mode is not KvMode.OFF else []
+    n_heads = sum(model.n_head_kv[il] for il in layers)
+    n_cells = n_ctx * n_sequences
+    n_pages = n_sequences * -(-n_ctx // kv.page_tokens)
+    home = n_cells * n_heads * head_row_bytes(model, kv) if layers else 0
+    compute = compute_bytes(model, n_cells, min(n_ubatch, n_cells), n_outputs) if room.holds_model else 0
+    weights = model.tensor_bytes if room.holds_model else 0
+    others = kv_bytes(model, n_ctx, kv, n_sequences).home - home if room.holds_model else 0
+    left = room.free - weights - compute - others
+    budget = kv.kv_vram if kv.kv_vram is not None else max(0, left - margin_bytes(room.total))
+    layer = layer_bytes(model, n_cells, kv) if layers else 0
+    n_staged = 2 if 2 * layer <= budget * STAGING_SHARE else 1
+    plan = DevicePlan(
+        n_ctx, n_sequences, room.free, weights, compute, others, budget,
+        sketches=kv_bytes(model, n_ctx, kv, n_sequences).sketches,
+        tables=table_bytes(n_heads, n_pages, n_cells) if layers else 0,
+        scratch=scratch_bytes(model, n_cells, kv) if layers else 0,
+        staging=n_staged * layer,
+        n_staged=n_staged,
+        ring=ring_bytes(budget, layer) if layers and kv.mode is KvMode.EXACT else 0,
+        arena=0,
+        home=home,
+        slot_bytes=page_bytes(model, kv) if layers else 0,
+        n_heads=n_heads,
+        page_tokens=kv.page_tokens,
+        n_ubatch=n_ubatch,
+    )
+    return _with_arena(plan, n_pages)
+
+
+def _with_arena(plan: DevicePlan, n_pages: int) -> DevicePlan:
+    """Whole slots of what the budget has left, never more than there are pages."""
+    if not plan.slot_bytes:
+        return plan
+    n_slots = min(max(0, plan.budget - plan.fixed) // plan.slot_bytes, n_pages * plan.n_heads)
+    return replace(plan, arena=n_slots * plan.slot_bytes)
+
+
+def check_device(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int = 1) -> DevicePlan:
+    """The plan of a context that fits. Raises DoesNotFit, which says how much is missing and which options fit."""
+    plan = device_plan(model, n_ctx, kv, room, n_sequences)
+    beside = f"beside the weights ({size(plan.weights)}) and work buffers ({size(plan.compute)})"
+    if plan.room < 0:
+        raise DoesNotFit(f"the weights ({size(plan.weights)}), work buffers ({size(plan.compute)}) and the caches that stay "
+                         f"on the GPU ({size(plan.others)}) need more than the {size(room.free)} that are free on "
+                         f"{room.name}: {size(-plan.room)} are missing; {_fewer_layers(model, plan, room)}")
+    if kv.kv_vram is not None and kv.kv_vram > plan.room:
+        raise DoesNotFit(f"--kv-vram {size(kv.kv_vram)} is more than {room.name} has free {beside}: "
+                         f"{size(kv.kv_vram - plan.room)} are missing; use --kv-vram {plan.room // MIB}MiB or less, or auto")
+    if plan.missing:
+        has = (f"--kv-vram is {size(kv.kv_vram)}" if kv.kv_vram is not None
+               else f"{size(plan.budget)} of {room.name} are to be had {beside}")
+        least = least_budget(model, plan, kv, room)
+        what = "tables, staging, and a ring for cold pages" if kv.mode is KvMode.EXACT else "sketches, tables and staging"
+        ways = ", or ".join(_remedies(model, plan, least, kv, room)) or "--device cpu"
+        raise DoesNotFit(f"a context of {n_ctx:,} tokens needs {size(least)} of GPU memory for its {what}, and {has}: "
+                         f"{size(least - plan.budget)} are missing; use {ways}")
+    return plan
+
+
+def choose_device_context(
+    model: Geometry, n_ctx: int | None, kv: KvOptions, room: DeviceRoom, n_sequences: int = 1, available: int | None = None
+) -> ContextChoice:
+    """As `fit.choose_context`, for a context whose pages live in host memory and whose sketches and arena on a device.
+
+    `n_ctx` None means what the model was trained for, as far as half of the free host memory holds the pages and the device holds
+    the rest with an arena for `LEAST_HOT_TOKENS`. Raises DoesNotFit with what is missing, on the host or on the device.
+    """
+    available = available_bytes() if available is None else available
+
+    def plan(n: int) -> DevicePlan:
+        return device_plan(model, n, kv, room, n_sequences)
+
+    def fits(n: int, host: int) -> bool:
+        found = plan(n)
+        return found.home <= host and found.room >= 0 and not found.missing
+
+    def comfortable(n: int) -> bool:
+        found = plan(n)
+        return fits(n, max(0, available - COMPUTE_BYTES) // 2) and found.hot_tokens >= min(n * n_sequences, LEAST_HOT_TOKENS)
+
+    n_train = model.n_ctx_train
+    if n_ctx is None:
+        n = min(n_train, largest_context(comfortable, n_train))
+        if n < min(n_train, CONTEXT_STEP):
+            check_device(model, CONTEXT_STEP, kv, room, n_sequences)
+            raise DoesNotFit(f"there is no memory for a context: {size(available)} are free on the host and "
+                             f"{size(room.free)} on {room.name}; close other programs, or give --ctx")
+        note = None if n == n_train else (
+            f"the context is {n:,} tokens of the {n_train:,} the model was trained for: more does not fit in half of the free "
+            f"{size(available)} and {size(plan(n).budget)} on {room.name} (--ctx sets another)")
+    else:
+        room_host = max(0, available - COMPUTE_BYTES)
+        home = plan(rounded(n_ctx)).home
+        if home > room_host:
+            best = min(n_train, largest_context(lambda n: fits(n, room_host), n_train))
+            raise DoesNotFit(f"a context of {n_ctx:,} tokens needs {size(home)} of host memory for its pages, and "
+                             f"{size(available)} are free; " + (f"use --ctx {best} or less" if best else "close other programs"))
+        check_device(model, n_ctx, kv, room, n_sequences)
+        n = min(n_ctx, n_train)
+        note = None if n == n_ctx else f"the model was trained for {n:,} tokens; the context is that, not {n_ctx:,}"
+    chosen = check_device(model, n, kv, room, n_sequences)
+    return ContextChoice(n, KvBytes(chosen.home + chosen.others, chosen.sketches, chosen.tables, chosen.arena), note, chosen)
+
+
+def _fewer_layers(model: Geometry, plan: DevicePlan, room: DeviceRoom) -> str:
+    n = int(max(0, room.free - plan.compute - margin_bytes(room.total)) / (plan.weights / (model.n_layer + 1)))
+    fewer = f"--gpu-layers {n} leaves the other layers, and EdgeKV's attention, to the processor; "
+    return (fewer if 0 < n <= model.n_layer else "") + "--device cpu does without the GPU"
+
+
+def least_budget(model: Geometry, plan: DevicePlan, kv: KvOptions, room: DeviceRoom) -> int:
+    """The smallest budget, in whole MiB, that holds the context of a plan that misses some."""
+    budget, missing = plan.budget, plan.missing
+    while missing:  # a few times: with the budget grow the ring and the staging
+        budget = -(-(budget + missing) // MIB) * MIB
+        missing = device_plan(model, plan.n_ctx, kv.with_(kv_vram=budget), room, plan.n_sequences).missing
+    return budget
+
+
+def _remedies(model: Geometry, plan: DevicePlan, least: int, kv: KvOptions, room: DeviceRoom) -> Iterator[str]:
+    """Options of which each alone makes a plan fit that misses some."""
+    def fits(n_ctx: int, options: KvOptions) -> bool:
+        found = device_plan(model, n_ctx, options, room, plan.n_sequences)
+        return found.room >= 0 and not found.missing and found.budget <= found.room
+
+    if fits(plan.n_ctx, kv.with_(kv_vram=least)):
+        yield f"--kv-vram {least // MIB}MiB or more"
+    if best := largest_context(lambda n: fits(n, kv), plan.n_ctx - 1):
+        yield f"--ctx {best} or less"
+    small = kv.with_(type_k=CacheType.Q8_0, type_v=CacheType.Q8_0)
+    if small != kv and fits(plan.n_ctx, small):
+        yield "--type-k q8_0 --type-v q8_0"

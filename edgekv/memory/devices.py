@@ -1,0 +1,173 @@
+"""Which device a context gets, and the sentence that says why it is not the GPU."""
+
+from __future__ import annotations
+
+import ctypes.util
+import importlib.metadata
+import importlib.util
+import shutil
+import subprocess
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from edgekv.config import AUTO_DEVICE, KvOptions
+from edgekv.errors import ConfigError, CudaUnavailable, NativeError
+from edgekv.memory.device_fit import DeviceRoom
+from edgekv.vocab import DeviceKind, KvMode
+
+if TYPE_CHECKING:
+    from edgekv._native.device import DeviceInfo
+
+DRIVER_NEEDED = {13: 580, 12: 525}
+"""Major version of CUDA: the first branch of the NVIDIA driver that runs it on Linux (CUDA toolkit release notes, under minor version
+compatibility)."""
+
+_CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
+_PLANE = "libedgekv-cuda"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a context's attention is to run. The model has the last word: one with layers on the processor stays there."""
+
+    kind: DeviceKind
+    index: int = 0
+    info: DeviceInfo | None = None
+    """None: the host."""
+    warning: str | None = None
+    """A GPU is there and is not used; to be told loudly."""
+
+    @property
+    def room(self) -> DeviceRoom | None:
+        """Its memory, for `device_fit`; None: the host."""
+        if self.info is None:
+            return None
+        return DeviceRoom(self.info.name, self.info.total_bytes, self.info.free_bytes, holds_model=self.kind is DeviceKind.CUDA)
+
+
+def place(kv: KvOptions) -> Placement:
+    """The device for a context of these options. Raises CudaUnavailable where one was asked for and cannot be used, ConfigError where the
+    mode does not run there."""
+    if kv.mode is KvMode.EVICT and kv.device not in (AUTO_DEVICE, DeviceKind.HOST.value):
+        raise ConfigError(f"mode evict runs on the processor only, and the device is {kv.device}; use --device cpu")
+    if kv.device == DeviceKind.HOST.value or kv.mode is KvMode.EVICT:
+        return Placement(DeviceKind.HOST)
+    kind = DeviceKind.CUDA if kv.device == AUTO_DEVICE else DeviceKind(kv.device)
+    found = devices(kind)
+    listed = nvidia_gpus() if kind is DeviceKind.CUDA and not found else ([], "")
+    why = _why_not(kind, found, listed, needs_cupy=kv.mode is not KvMode.OFF)
+    if why is None:
+        return Placement(kind, found[0].index, found[0])
+    if kv.device != AUTO_DEVICE:
+        raise CudaUnavailable(f"device {kv.device} was asked for and cannot be used: {why}; --device cpu does without it")
+    seen = found[0].name if found else next(iter(listed[0]), None)
+    warning = f"THE GPU IS NOT USED ({seen}): {why}; --device cpu runs without it and without this warning" if seen else None
+    return Placement(DeviceKind.HOST, warning=warning)
+
+
+def measured_mode(placement: Placement) -> KvMode:
+    """The mode where none was asked for: sparse on processors that scan sketches with vectors, where it was measured to be nearer to full
+    attention than stock is, and several times as fast; exact elsewhere."""
+    from edgekv import _native
+
+    vectors = _native.info()["isa"] != "portable"
+    return KvMode.SPARSE if vectors and placement.kind is DeviceKind.HOST else KvMode.EXACT
+
+
+def devices(kind: DeviceKind) -> list[DeviceInfo]:
+    """All devices of a kind that this build can see, those that cannot be used too; the usable ones first."""
+    native = native_devices()
+    if native is None:
+        return []
+    found = [native.info(kind, index) for index in range(native.count(kind))]
+    return sorted(found, key=lambda info: not info.usable)
+
+
+def native_devices() -> Any | None:
+    """The module that asks libedgekv about devices; None where the library cannot be loaded, which others report."""
+    try:
+        return import_module("edgekv._native.device")
+    except (ImportError, OSError, NativeError):
+        return None
+
+
+def why_no_gpu() -> str | None:
+    """Why attention cannot run on a GPU here, as a clause; None: it can."""
+    return _why_not(DeviceKind.CUDA, devices(DeviceKind.CUDA), nvidia_gpus(), needs_cupy=True)
+
+
+def _why_not(kind: DeviceKind, found: list[DeviceInfo], listed: tuple[list[str], str], needs_cupy: bool) -> str | None:
+    """`listed`: what `nvidia_gpus` says, which counts where none is found."""
+    if kind is DeviceKind.EMULATED:
+        return None if found else "the emulated device is not part of the package; build native/cuda/emulated and name its libedgekv-emulated in EDGEKV_EMULATOR"
+    if found and not found[0].usable:
+        return found[0].problem
+    if found:
+        return _cupy_problem(found[0]) if needs_cupy else None
+    seen, problem = listed
+    if not seen:
+        return problem
+    if not has_cuda_build():
+        return "this build of EdgeKV has no CUDA code; install it again with EDGEKV_CUDA=on"
+    return _driver_problem(seen[0])
+
+
+def _driver_problem(seen: str) -> str:
+    """There is a build and there is a GPU, and CUDA finds none."""
+    version = seen.rpartition("driver ")[2]
+    branch = int(version.partition(".")[0]) if version.partition(".")[0].isdigit() else 0
+    if branch < max(DRIVER_NEEDED.values()):
+        needed = ", ".join(f"CUDA {cuda} needs {driver} or newer" for cuda, driver in DRIVER_NEEDED.items())
+        return f"the NVIDIA driver {version} is too old for this build ({needed}); update it"
+    return f"nvidia-smi lists {seen}, and CUDA does not find it; look at CUDA_VISIBLE_DEVICES, and at the container's access to it"
+
+
+def _cupy_problem(info: DeviceInfo) -> str | None:
+    return None if cupy_version() else f"CuPy is not installed; {cupy_install(info)}"
+
+
+def cupy_install(info: DeviceInfo | None) -> str:
+    """What to type for the CuPy that fits a device."""
+    return f"pip install \"edgekv[cuda{'12' if info is not None and info.runtime < 13000 else '13'}]\""
+
+
+def cupy_version() -> str | None:
+    """Version of the installed CuPy, which is not imported; None where there is none."""
+    if importlib.util.find_spec("cupy") is None:
+        return None
+    for name in _CUPY:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def has_cuda_build() -> bool:
+    """Whether this build has the data plane for NVIDIA GPUs. Raises NativeError where the libraries are missing."""
+    from edgekv import _native
+
+    return any(path.name.startswith(_PLANE) for path in _native.lib_dir().iterdir())
+
+
+def nvidia_gpus() -> tuple[list[str], str]:
+    """What the NVIDIA driver lists, as "name, memory, driver version"; where it lists none, a clause that says why."""
+    command = shutil.which("nvidia-smi")
+    driver = ctypes.util.find_library("cuda")
+    if command is None:
+        if driver is None:
+            return [], "no NVIDIA driver is installed (neither nvidia-smi nor libcuda is there)"
+        return [], "libcuda is there, but not nvidia-smi, which tells the GPUs"
+    try:
+        query = [command, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+        result = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [], f"nvidia-smi does not answer ({error})"
+    lines = [line.strip() for line in result.stdout.splitlines() if line.strip()]
+    if result.returncode != 0 or not lines:
+        said = (result.stderr.strip() or result.stdout.strip() or "it lists no GPU").splitlines()[0]
+        return [], f"nvidia-smi finds no GPU: {said}"
+    if driver is None:
+        return [], f"nvidia-smi lists {lines[0]}, but the driver library libcuda is missing"
+    return [f"{name}, {memory}, driver {version}" for name, memory, version in (line.split(", ") for line in lines)], ""

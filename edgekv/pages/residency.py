@@ -1,0 +1,85 @@
+"""Where a page can be, why it is there, and the read-only view of it all that decisions are made on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from edgekv.pages.shape import PageShape
+
+
+class State(IntEnum):
+    """Where a page is in its life."""
+
+    FREE = 0
+    FILLING = 1
+    HOME = 2
+    RESIDENT = 3
+    MOVING = 4
+
+
+class Reason(IntEnum):
+    """Why a page came to the state it is in."""
+
+    EMPTY = 0
+    STORED = 1
+    SETTLED = 2
+    HOT = 3
+    PINNED = 4
+    WANTED = 5
+    OUTRANKED = 6
+    BUDGET = 7
+    CHANGED = 8
+    FAILED = 9
+    ROOM = 10
+
+    @property
+    def description(self) -> str:
+        return _REASONS[self]
+
+
+_REASONS = {
+    Reason.EMPTY: "holds no tokens",
+    Reason.STORED: "tokens are being stored in it",
+    Reason.SETTLED: "no policy asked for it yet",
+    Reason.HOT: "its score is high",
+    Reason.PINNED: "it is pinned",
+    Reason.WANTED: "prefetch expects it to be wanted",
+    Reason.OUTRANKED: "another page is worth more",
+    Reason.BUDGET: "the budget became smaller",
+    Reason.CHANGED: "its tokens changed while it was being copied",
+    Reason.FAILED: "its copy failed",
+    Reason.ROOM: "there was room for it",
+}
+
+
+@dataclass(frozen=True)
+class Residency:
+    """A read-only view of a page table: it changes with the table, and is taken anew for each decision."""
+
+    shape: PageShape
+    state: np.ndarray
+    """uint8 State [row, head, page]."""
+    slot: np.ndarray
+    """int32 [row, head, page]: the slot a RESIDENT page has or a MOVING one will have; -1: none."""
+    owner: np.ndarray
+    """int64 [slot]: flat id of the page in it or on the way to it; -1: free."""
+    n_free: int
+    n_used_end: int
+    """From this page on all are FREE."""
+
+    @property
+    def n_slots(self) -> int:
+        return len(self.owner)
+
+    @property
+    def resident(self) -> np.ndarray:
+        """int64 [n]: ids of the RESIDENT pages, ascending."""
+        return np.flatnonzero(self.state == State.RESIDENT)
+
+
+def pins_of(pinned: np.ndarray, ids: np.ndarray, n_pages: int) -> np.ndarray:
+    """bool [n]: whether pages are pinned; `pinned` as `Policy.pins`."""
+    return pinned[ids % n_pages] if pinned.ndim == 1 else pinned.reshape(-1)[ids]

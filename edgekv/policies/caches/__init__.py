@@ -1,0 +1,1 @@
+"""Replacement policies of caches: an access is attention mass above a threshold."""

@@ -1,0 +1,13 @@
+"""What counts as an access."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgekv.policies.base import Settings, at_least
+
+
+@dataclass(frozen=True)
+class AccessSettings(Settings):
+    access_mass: float = at_least(0, 0.01)
+    """A page with more attention mass than this, per token, was accessed."""

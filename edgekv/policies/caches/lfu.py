@@ -1,0 +1,40 @@
+"""Least frequently used."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgekv.arrays.ops import Array, Ops
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
+from edgekv.policies.base import Policy
+from edgekv.policies.caches.access import AccessSettings
+
+
+class Lfu(Policy):
+    """score = access_mass * (tokens that accessed the page) / (tokens observed), where a token accesses a page with a mass above
+    access_mass. Nothing decays, as in plain LFU; of pages accessed as often, selection takes the newer. Never accessed: 0.
+
+    A run of several tokens accesses a page with all of them, where their mean mass is above access_mass, or with none.
+    """
+
+    settings_of = AccessSettings
+    scoring = True
+
+    def __init__(self, shape: PageShape, settings: AccessSettings, ops: Ops, scores: Array | None = None):
+        super().__init__(shape, settings, ops, scores)
+        self._counts = ops.zeros(shape.axes, np.float32)
+        self._n_tokens = 0
+
+    def update(self, observation: Observation) -> None:
+        if not observation.observed:
+            return
+        end, n, access_mass = observation.n_used_end, observation.n_tokens, self.settings.access_mass
+        self._n_tokens += n
+        counts = self._counts[:, :, :end]
+        counts += (observation.mass_sum[:, :, :end] > access_mass * n) * np.float32(n)
+        self.ops.xp.multiply(counts, np.float32(access_mass / self._n_tokens), out=self._scores[:, :, :end])
+
+    def forget(self, pages: np.ndarray) -> None:
+        super().forget(pages)
+        self.ops.clear(self._counts, pages)

@@ -1,0 +1,37 @@
+"""Least recently used."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgekv.arrays.ops import Array, Ops
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
+from edgekv.policies.base import Policy
+from edgekv.policies.caches.access import AccessSettings
+
+
+class Lru(Policy):
+    """score = access_mass / (1 + tokens since the page was last accessed), where an access is a mass above access_mass per token:
+    the order is that of LRU, and the scale that of the least mass which counts as an access. Never accessed: 0."""
+
+    settings_of = AccessSettings
+    scoring = True
+
+    def __init__(self, shape: PageShape, settings: AccessSettings, ops: Ops, scores: Array | None = None):
+        super().__init__(shape, settings, ops, scores)
+        self._accessed = ops.zeros(shape.axes, bool)
+        self._scratch = ops.zeros(shape.axes, np.float32)
+        self._weight = np.float32(settings.access_mass)
+
+    def update(self, observation: Observation) -> None:
+        if not observation.observed:
+            return
+        xp, end, n = self.ops.xp, observation.n_used_end, observation.n_tokens
+        scores, accessed = self._scores[:, :, :end], self._accessed[:, :, :end]
+        # w / (1 + age + n) from s = w / (1 + age): s / (1 + n s / w), which keeps 0 at 0 and needs no clock that grows
+        aged = xp.multiply(scores, np.float32(n / max(self._weight, 1e-30)), out=self._scratch[:, :, :end])
+        aged += np.float32(1)
+        scores /= aged
+        xp.greater(observation.mass_sum[:, :, :end], self._weight * np.float32(n), out=accessed)
+        xp.copyto(scores, self._weight, where=accessed)

@@ -1,0 +1,1 @@
+"""Policies that compare or add up attention mass."""

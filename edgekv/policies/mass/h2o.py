@@ -1,0 +1,67 @@
+"""Heavy hitters and the newest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgekv.arrays.ops import Array, Ops
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
+from edgekv.policies.age import newest, within
+from edgekv.policies.base import Policy, Settings, at_least
+from edgekv.vocab import Split
+
+
+@dataclass(frozen=True)
+class H2OSettings(Settings):
+    recent_tokens: int = at_least(0, 64)
+    """So many newest tokens are pinned where nobody knows the budget."""
+
+
+class H2O(Policy):
+    """H2O, "Heavy-Hitter Oracle for Efficient Generative Inference" (arXiv:2306.14048): half of the budget for the newest tokens, which
+    are pinned, half for those with most attention accumulated over all tokens, in each head on its own:
+
+        score = sum over tokens of mass / tokens observed
+
+    The division keeps the order, and the scale of a token's attention. A page of 16 tokens has the sum of theirs, so that one heavy
+    token keeps its neighbours. The source accumulates over the prompt too; here what is observed counts. Where nobody knows the
+    budget, `recent_tokens` are pinned. With several streams in use the newest half is divided evenly over them.
+    """
+
+    settings_of = H2OSettings
+    scoring = True
+    split = Split.UNIFORM
+
+    def __init__(self, shape: PageShape, settings: H2OSettings, ops: Ops, scores: Array | None = None):
+        super().__init__(shape, settings, ops, scores)
+        self._sums = ops.zeros(shape.axes, np.float32)
+        self._n_tokens = 0
+        self._pins = np.zeros(shape.n_pages, bool)
+
+    @property
+    def pins(self) -> np.ndarray:
+        return self._pins
+
+    def update(self, observation: Observation) -> None:
+        """Pins are by position: also where no mass was observed."""
+        self._pins = within(self.shape, observation, self._recent_tokens(observation))
+        if not observation.observed:
+            return
+        end = observation.n_used_end
+        self._n_tokens += observation.n_tokens
+        sums = self._sums[:, :, :end]
+        sums += observation.mass_sum[:, :, :end]
+        self.ops.xp.multiply(sums, np.float32(1 / self._n_tokens), out=self._scores[:, :, :end])
+
+    def _recent_tokens(self, observation: Observation) -> int:
+        if not observation.n_budget:
+            return self.settings.recent_tokens
+        n_in_use = int((newest(self.shape, observation) >= 0).sum())
+        return observation.n_budget * self.shape.page_tokens // (2 * max(1, n_in_use))
+
+    def forget(self, pages: np.ndarray) -> None:
+        super().forget(pages)
+        self.ops.clear(self._sums, pages)

@@ -1,0 +1,86 @@
+"""What the newest tokens attend together."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgekv.arrays.ops import Array, Ops
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
+from edgekv.policies.age import within
+from edgekv.policies.base import Policy, Settings, at_least
+from edgekv.vocab import Split
+
+N_CHUNKS = 8
+"""The ring that holds the window's mass has so many chunks of tokens: it slides by one."""
+
+
+@dataclass(frozen=True)
+class MorphKvSettings(Settings):
+    n_window: int = at_least(1, 32)
+    """R, the newest tokens: its source's default."""
+
+
+class MorphKv(Policy):
+    """MorphKV, "Dialogue Without Limits: Constant-Sized KV Caches for Extended Responses in LLMs" (arXiv:2503.00979): the R newest
+    tokens (`n_window`) are kept, and of the distant ones those that they attend most, summed over their queries ("sum fusion", its
+    default for long prompts), anew in each run:
+
+        score = sum over the last R tokens of mass / R,  in each head on its own
+
+    The window is R tokens to an eighth: mass is summed in chunks of R / 8 tokens, and the oldest leaves as a whole. Runs of more
+    tokens are chunks of their own. A page has the sum of its tokens; the pages with one of the R newest are pinned.
+    """
+
+    settings_of = MorphKvSettings
+    scoring = True
+    split = Split.UNIFORM
+
+    def __init__(self, shape: PageShape, settings: MorphKvSettings, ops: Ops, scores: Array | None = None):
+        super().__init__(shape, settings, ops, scores)
+        self._pins = np.zeros(shape.n_pages, bool)
+        self._chunk_tokens = max(1, settings.n_window // N_CHUNKS)
+        self._older = ops.zeros(shape.axes, np.float32)  # the sum of the full chunks
+        self._full: deque[tuple[Array, int]] = deque()
+        self._filling, self._n_filling = ops.zeros(shape.axes, np.float32), 0
+        self._free: list[Array] = []
+
+    @property
+    def pins(self) -> np.ndarray:
+        return self._pins
+
+    def update(self, observation: Observation) -> None:
+        """Pins are by position: also where no mass was observed."""
+        self._pins = within(self.shape, observation, self.settings.n_window)
+        if not observation.observed:
+            return
+        end, n = observation.n_used_end, observation.n_tokens
+        if self._n_filling >= self._chunk_tokens:
+            self._slide(n)
+        filling = self._filling[:, :, :end]
+        filling += observation.mass_sum[:, :, :end]
+        self._n_filling += n
+        n_window = self._n_filling + sum(n_chunk for _, n_chunk in self._full)
+        scores = self._scores[:, :, :end]
+        self.ops.xp.add(self._older[:, :, :end], filling, out=scores)
+        scores *= np.float32(1 / n_window)
+
+    def _slide(self, n_tokens: int) -> None:
+        """A new chunk; what the window then has too much leaves it."""
+        self._full.append((self._filling, self._n_filling))
+        while self._full and sum(n for _, n in self._full) + n_tokens > self.settings.n_window:
+            self._free.append(self._full.popleft()[0])
+        self._filling = self._free.pop() if self._free else self.ops.zeros(self.shape.axes, np.float32)
+        self._filling[...] = 0
+        self._n_filling = 0
+        self._older[...] = 0
+        for chunk, _ in self._full:  # summed anew: what is taken off a sum leaves its rounding behind
+            self._older += chunk
+
+    def forget(self, pages: np.ndarray) -> None:
+        super().forget(pages)
+        for array in (self._older, self._filling, *(chunk for chunk, _ in self._full)):
+            self.ops.clear(array, pages)

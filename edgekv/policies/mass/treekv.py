@@ -1,0 +1,88 @@
+"""Dense near the end, ever sparser towards the beginning."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from edgekv.arrays.ops import Array, Ops
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
+from edgekv.policies.age import KEPT, by_page, newest
+from edgekv.policies.base import Policy, Settings
+from edgekv.vocab import Split
+
+LEAST = 1e-12
+"""Of the score of what is kept: above that of what is not."""
+
+
+class TreeKv(Policy):
+    """TreeKV, "Smooth Key-Value Cache Compression with Tree Structures" (arXiv:2501.04987): where the cache is full, two neighbours among
+    what is kept are compared, and the one with less attention goes; the next comparison takes the pair behind them, and at the
+    end begins again at the left. So what is old has survived many comparisons, like the top of a tree, and what is new few:
+
+        score = mean mass per token since the page is known + LEAST, of what went 0, of each stream's newest page KEPT
+
+    Each head keeps `n_budget` pages: the newest one of each stream, which is still being filled, and the pages that survived. The
+    comparisons are of pages in place of tokens. Where nobody knows the budget, nothing goes.
+    """
+
+    scoring = True
+    split = Split.UNIFORM
+
+    def __init__(self, shape: PageShape, settings: Settings, ops: Ops, scores: Array | None = None):
+        super().__init__(shape, settings, ops, scores)
+        self._sums, self._kept = ops.zeros(shape.axes, np.float32), ops.zeros(shape.axes, np.float32)
+        self._hand = ops.zeros((*shape.axes[:2], 1), np.int32)  # how many kept pages stand before the next pair
+        self._pages = ops.upload(np.arange(shape.n_pages, dtype=np.int32))
+        self._n_tokens = np.zeros(shape.n_pages)
+        self._known = np.zeros(shape.n_pages, bool)
+        self._most = 0  # that any head keeps
+
+    def update(self, observation: Observation) -> None:
+        if not observation.observed:
+            return
+        end, shape, ops = observation.n_used_end, self.shape, self.ops
+        positions, last = observation.page_positions, newest(shape, observation)
+        in_use, tail = positions >= 0, (positions >= 0) & (positions == by_page(shape, last))
+        new = in_use & ~tail & ~self._known
+        self._known |= new
+        self._n_tokens[in_use] += observation.n_tokens
+        sums, kept = self._sums[:, :, :end], self._kept[:, :, :end]
+        sums += observation.mass_sum[:, :, :end]
+        means = sums * ops.upload((1 / np.maximum(self._n_tokens[:end], 1)).astype(np.float32))
+        if new.any():
+            kept += ops.upload(new[:end].astype(np.float32))
+        self._most = min(self._most + int(new.sum()), int(self._known.sum()))
+        capacity = max(1, observation.n_budget - int(np.count_nonzero(last >= 0)))
+        if observation.n_budget and self._most > capacity:
+            for _ in range(1 + math.ceil(math.log2(self._most / capacity))):  # to the end, and then each round halves what is left
+                self._go(kept, means, capacity)
+            self._most = capacity
+        worth = kept * (means + np.float32(LEAST))
+        ops.xp.add(worth, ops.upload(np.where(tail[:end], np.float32(KEPT), np.float32(0))), out=self._scores[:, :, :end])
+
+    def _go(self, kept: Array, worth: Array, capacity: int) -> None:
+        """In each head the pairs from the hand on, until so many are left or the end is reached."""
+        xp, end = self.ops.xp, kept.shape[2]
+        pages, is_kept = self._pages[:end], kept > 0
+        in_order = xp.sort(xp.where(is_kept, pages, np.int32(end - 1)), axis=2)
+        rank = xp.cumsum(is_kept, axis=2, dtype=np.int32) - np.int32(1)
+        n = rank[:, :, end - 1 :] + np.int32(1)
+        self._hand *= (self._hand + np.int32(1) < n) | (n <= capacity)
+        n_go = xp.maximum(xp.minimum(n - np.int32(capacity), (n - self._hand) // np.int32(2)), np.int32(0))
+        behind = rank - self._hand
+        left = behind % np.int32(2) < 1
+        partner = xp.take_along_axis(in_order, xp.minimum(xp.maximum(rank + xp.where(left, np.int32(1), np.int32(-1)), 0), end - 1), axis=2)
+        other = xp.take_along_axis(worth, partner, axis=2)
+        goes = is_kept & (behind >= 0) & (behind < n_go * np.int32(2)) & ((worth < other) | ((worth <= other) & left))
+        kept *= ~goes
+        self._hand += n_go
+
+    def forget(self, pages: np.ndarray) -> None:
+        super().forget(pages)
+        self._known[pages] = False
+        self._n_tokens[pages] = 0
+        for array in (self._sums, self._kept):
+            self.ops.clear(array, pages)

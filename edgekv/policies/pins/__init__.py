@@ -1,0 +1,1 @@
+"""Policies that pin pages by position."""

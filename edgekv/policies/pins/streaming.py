@@ -1,0 +1,63 @@
+"""The first tokens and the newest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from edgekv.arrays.ops import Array, Ops
+from edgekv.pages.observation import Observation
+from edgekv.pages.shape import PageShape
+from edgekv.policies.age import KEPT, recency
+from edgekv.policies.base import Policy, Settings, at_least
+from edgekv.vocab import Split
+
+
+@dataclass(frozen=True)
+class StreamingSettings(Settings):
+    sink_tokens: int = at_least(0, 16)
+    """Pages that begin before this position are kept whatever their age."""
+
+
+class Streaming(Policy):
+    """StreamingLLM, "Efficient Streaming Language Models with Attention Sinks" (arXiv:2309.17453): the sinks, and of the rest the
+    newest:
+
+        score = 1 / (1 + age in pages),  of the sinks: KEPT
+
+    so that the window is what the budget leaves. The sinks are the pages that begin before `sink_tokens` (the source has 4 tokens, of
+    which a page makes 16), in each stream. It looks at no attention: unobserved tokens teach it as much as others.
+    """
+
+    settings_of = StreamingSettings
+    scoring = True
+    split = Split.UNIFORM
+
+    def _sink_tokens(self) -> int:
+        return self.settings.sink_tokens
+
+    def update(self, observation: Observation) -> None:
+        end = observation.n_used_end
+        scores = recency(self.shape, observation)
+        positions = observation.page_positions[:end]
+        n_sink = self._sink_tokens()
+        # a page is known by its newest position: a full one began page_tokens - 1 earlier
+        scores[(positions >= 0) & (positions < n_sink + self.shape.page_tokens - 1) & (n_sink > 0)] = KEPT
+        self._scores[:, :, :end] = self.ops.upload(scores)
+
+
+class Streaming288(Streaming):
+    """StreamingLLM with 32 sinks and a window of 256 tokens whatever the budget: 2 + 16 pages of 16 tokens."""
+
+    SINK_TOKENS = 32
+    WINDOW_TOKENS = 256
+
+    def __init__(self, shape: PageShape, settings: StreamingSettings, ops: Ops, scores: Array | None = None):
+        super().__init__(shape, settings, ops, scores)
+        self._most = sum(math.ceil(n / shape.page_tokens) for n in (self.SINK_TOKENS, self.WINDOW_TOKENS))
+
+    def _sink_tokens(self) -> int:
+        return self.SINK_TOKENS
+
+    def most(self, n_budget: int) -> int:
+        return min(n_budget, self._most)

@@ -1,0 +1,1 @@
+"""Policies that judge a prompt by the attention of the tokens after it."""

@@ -1,0 +1,13 @@
+"""SnapKV with one budget for the heads of a layer."""
+
+from __future__ import annotations
+
+from edgekv.policies.prompt.snapkv import SnapKv
+from edgekv.vocab import Split
+
+
+class AdaKv(SnapKv):
+    """Ada-KV, "Optimizing KV Cache Eviction by Adaptive Budget Allocation" (arXiv:2407.11550): SnapKV's scores, and the heads of a
+    layer share its budget as these fall, with a floor for each (`edgekv.hierarchy.budgets`)."""
+
+    split = Split.LAYER

@@ -1,0 +1,13 @@
+"""SnapKV with fewer pages for each further layer."""
+
+from __future__ import annotations
+
+from edgekv.policies.prompt.snapkv import SnapKv
+from edgekv.vocab import Split
+
+
+class PyramidKv(SnapKv):
+    """PyramidKV, "Dynamic KV Cache Compression based on Pyramidal Information Funneling" (arXiv:2406.02069): SnapKV's scores under a
+    budget that falls evenly from the first layer to the last (`edgekv.hierarchy.budgets`)."""
+
+    split = Split.PYRAMID

@@ -1,0 +1,1 @@
+"""llama.cpp's HTTP server inside this process."""

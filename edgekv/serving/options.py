@@ -1,0 +1,137 @@
+"""What to serve and where, and the checks that llama.cpp's server would answer with the end of the process."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edgekv.config import KvOptions
+from edgekv.errors import ConfigError
+from edgekv.serving.log import bare_message
+from edgekv.vocab import KvMode
+
+LOOPBACK = "127.0.0.1"
+
+# Options that the server object sets itself, and needs to be as it set them; the right-hand side says what to use.
+_OWNED = {
+    **dict.fromkeys(("-m", "--model", "-mu", "--model-url", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"), "MODEL"),
+    "--host": "--host before the --", "--port": "--port before the --",
+    "--api-key": "--api-key before the --", "--api-key-file": "--api-key before the --",
+    "-c": "--ctx", "--ctx-size": "--ctx", "-np": "--parallel", "--parallel": "--parallel",
+    **dict.fromkeys(("-ctk", "--cache-type-k"), "--type-k"), **dict.fromkeys(("-ctv", "--cache-type-v"), "--type-v"),
+    **dict.fromkeys(("-ngl", "--gpu-layers", "--n-gpu-layers"), "--gpu-layers before the --"),
+    **dict.fromkeys(("-dev", "--device"), "--device before the --, and CUDA_VISIBLE_DEVICES to choose one of several GPUs"),
+    **dict.fromkeys(("--api-prefix", "--ssl-key-file", "--ssl-cert-file", "--reuse-port"), "a reverse proxy in front of EdgeKV"),
+    **dict.fromkeys(("--models-dir", "--models-preset"), "one EdgeKV for each model"),
+    **dict.fromkeys(("--log-disable", "--log-file"), "--log-file before the --"),
+}
+
+_LIVES = "the process outlived llama_server()"
+_TRIAL = f"""
+import sys
+sys.path[:] = {{}}
+from edgekv import _native
+from edgekv._native import server
+_native.prepare()
+server.run(sys.argv[1:])
+print({_LIVES!r})
+"""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What to serve, and where. `port` 0 picks a free one; `n_ctx` is the context of each of the `parallel` slots."""
+
+    model: Path
+    kv: KvOptions = field(default_factory=KvOptions)
+    n_ctx: int | None = None  # tokens; None: see edgekv.memory.fit.choose_context
+    n_threads: int | None = None  # None: one for each core
+    n_gpu_layers: int | None = None  # layers in GPU memory; None: all where there is a GPU
+    alias: str | None = None  # the name clients see; None: the file's
+    host: str = LOOPBACK
+    port: int = 0
+    parallel: int = 1
+    api_key: str | None = None
+    extra: tuple[str, ...] = ()  # options of llama.cpp's server, last on its command line
+    log_file: Path | None = None  # None: a temporary file; "-": standard error
+
+
+_NOT_WHILE_EVICTING = {
+    **dict.fromkeys(("--context-shift", "--cache-reuse"), "they move what is left to other positions"),
+    **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size"), "what is kept (--keep) sets it"),
+    **dict.fromkeys(("-md", "--model-draft", "--spec-draft-model"), "a draft model's cache has no bound"),
+}
+
+
+_LOADED_LATER = ("-md", "--model-draft", "--spec-draft-model", "-mm", "--mmproj")
+_WORK_SHARE = 1 / 4  # estimated: caches and work buffers of what is loaded later, of its file's bytes
+
+
+def later_bytes(extra: tuple[str, ...]) -> int:
+    """GPU memory for what llama.cpp's server loads behind the model, a draft model or a projector, estimated from its files. Files that
+    are not there count nothing: the server says so."""
+    named = [Path(value) for name, value in zip(extra, extra[1:]) if name.replace("_", "-") in _LOADED_LATER]
+    return sum(int(path.stat().st_size * (1 + _WORK_SHARE)) for path in named if path.is_file())
+
+
+def check_evict(options: ServerOptions) -> None:
+    """Raise ConfigError for what mode evict cannot serve."""
+    if options.kv.mode is not KvMode.EVICT:
+        return
+    if options.parallel > 1:
+        raise ConfigError(f"mode evict serves one request at a time, not {options.parallel}; leave --parallel out, or use another --kv")
+    for argument in options.extra:
+        name = argument.replace("_", "-") if argument.startswith("--") else argument
+        if name in _NOT_WHILE_EVICTING:
+            raise ConfigError(f"{name} does not go with mode evict: {_NOT_WHILE_EVICTING[name]}; leave it out, or use another --kv")
+
+
+def check_extra(extra: tuple[str, ...]) -> None:
+    """Raise ConfigError for options that cannot be passed on, and for values that would end this process."""
+    for argument in extra:
+        name = argument.replace("_", "-") if argument.startswith("--") else argument
+        if name in _OWNED:
+            raise ConfigError(f"{name} cannot be passed on to llama.cpp's server; use {_OWNED[name]}")
+    if not extra:
+        return
+    trial = try_extra(extra)
+    said = [bare_message(line) for line in trial.stderr.splitlines() if line.strip()]
+    refusals = [line for line in said if line.startswith(("error: ", "error while handling "))]
+    if _LIVES not in trial.stdout or refusals:
+        reason = (refusals or said or ["it gives no reason"])[0].removeprefix("error: ")
+        raise ConfigError(f"llama.cpp's server does not take {' '.join(extra)}: {reason}")
+
+
+def try_extra(extra: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """Let a child process parse the options: some make llama.cpp's server print something, or complain, and call exit()."""
+    argv = ["llama-server", "--model", "no such file", "--host", LOOPBACK, "--port", "0", "--offline", "--no-ui", *extra]
+    command = [sys.executable, "-c", _TRIAL.format(sys.path), *argv]
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+
+
+def free_port(host: str, port: int) -> int:
+    """A port that can be bound now: `port`, or a free one for 0. Raises ConfigError with a sentence."""
+    no_address = f"{host} is no address of this machine; use --host {LOOPBACK}, or 0.0.0.0 for all of its addresses"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except (socket.gaierror, UnicodeError):
+        raise ConfigError(no_address) from None
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+            if port:  # with SO_REUSEADDR a bind alone can pass beside a listener
+                probe.listen(1)
+        except PermissionError:
+            raise ConfigError(f"port {port} is reserved for the system; use one from 1024 on") from None
+        except OverflowError:
+            raise ConfigError(f"there is no port {port}; ports go from 1 to 65535") from None
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ConfigError(f"port {port} on {host} is in use; choose another with --port, or 0 for a free one") from None
+            raise ConfigError(no_address) from None
+        return probe.getsockname()[1]

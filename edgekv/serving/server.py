@@ -1,0 +1,274 @@
+"""llama.cpp's own HTTP server, inside this process, on a thread of its own."""
+
+from __future__ import annotations
+
+import atexit
+import http.client
+import ipaddress
+import json
+import signal
+import socket
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.hierarchy.eviction import batch_tokens
+from edgekv.memory import devices
+from edgekv.memory.device_fit import choose_device_context
+from edgekv.memory.fit import ContextChoice, cells, choose_context, in_tokens
+from edgekv.models import Geometry, geometry
+from edgekv.serving.log import ServerLog
+from edgekv.serving.options import LOOPBACK, ServerOptions, check_evict, check_extra, free_port, later_bytes
+from edgekv.vocab import DeviceKind, KvMode
+
+BATCH_TOKENS = 512
+"""Prompt tokens between two looks at the outside world: a cancelled request stops, and progress is told, this often. On a device what its
+plan computes at once."""
+
+_POLL_S = 0.02
+_STOP_S = 60.0
+_INTERRUPTIBLE_S = 0.5
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Server:
+    """One llama.cpp server in this process; also a context manager. Only one can run at a time, one after the other is fine.
+
+    Start and stop it from the main thread: the server installs its own SIGINT and SIGTERM handlers, and Python lets only the main
+    thread put its own back. KV tiering attaches to the server's context by itself, with `options.kv`.
+    """
+
+    def __init__(self, options: ServerOptions):
+        self.model: Geometry = geometry(options.model)
+        self.options = replace(options, kv=in_tokens(self.model, options.kv))
+        check_evict(self.options)
+        self.context = self._choose_context()
+        self.port = options.port
+        # An event, not the thread: an interrupt during Thread.join() makes Python believe that the thread has ended (bpo-45274).
+        self._ended = threading.Event()
+        self._ended.set()
+        self._log: ServerLog | None = None
+        self._handlers: dict[int, Any] = {}
+        self._exit: int | BaseException | None = None
+        self._ready = False
+
+    def _choose_context(self) -> ContextChoice:
+        """Raises DoesNotFit, and CudaUnavailable where a GPU was asked for in vain."""
+        options, room = self.options, devices.place(self.options.kv).room
+        all_layers = options.n_gpu_layers is None or options.n_gpu_layers > self.model.n_layer
+        if room is not None and all_layers:
+            later = later_bytes(options.extra)
+            room = replace(room, free=max(0, room.free - later))
+            choice = choose_device_context(self.model, options.n_ctx, options.kv, room, options.parallel)
+            if later and options.kv.kv_vram is None:  # an automatic budget would take what is free before they are loaded
+                self.options = replace(options, kv=options.kv.with_(kv_vram=choice.device.budget))
+            return choice
+        return choose_context(self.model, options.n_ctx, options.kv, options.parallel)
+
+    @property
+    def alias(self) -> str:
+        return self.options.alias or self.options.model.stem
+
+    @property
+    def url(self) -> str:
+        """Base address, without a path; an address that listens everywhere is reached through the loopback."""
+        host = {"0.0.0.0": LOOPBACK, "::": "[::1]"}.get(self.options.host, self.options.host)
+        return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{self.port}"
+
+    @property
+    def is_public(self) -> bool:
+        """Whether other machines can reach it."""
+        try:
+            return not ipaddress.ip_address(socket.gethostbyname(self.options.host)).is_loopback
+        except (OSError, ValueError):  # an IPv6 address
+            return self.options.host not in ("::1", "[::1]")
+
+    @property
+    def alive(self) -> bool:
+        return not self._ended.is_set()
+
+    @property
+    def log_path(self) -> Path | None:
+        return self._log.path if self._log else None
+
+    def start(self) -> Server:
+        """Load the model and return when requests are answered.
+
+        Raises ConfigError for a busy port or an option that is not allowed, EdgeKVError when the server gives up while it starts.
+        An interrupt while the model loads cannot stop the load: `stop()` then waits for its end.
+        """
+        global _active
+        if threading.current_thread() is not threading.main_thread():
+            raise EdgeKVError("the server can only be started from the main thread, because it replaces signal handlers")
+        if _active is not None:
+            raise EdgeKVError("a server is already running in this process, and there can be only one; stop it first")
+        check_extra(self.options.extra)
+        self.port = free_port(self.options.host, self.options.port)
+        from edgekv import _native
+        from edgekv._native import crash
+        from edgekv.live import runtime
+
+        _native.prepare()
+        runtime.set_defaults(self.options.kv)
+        self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+        self._log = ServerLog(self.options.log_file)
+        try:
+            self._log.open()
+        except OSError as error:
+            raise ConfigError(f"the log file {self.options.log_file} cannot be written: {error.strerror}; name another") from None
+        crash.details_in(self._log.path)
+        self._exit, self._ready = None, False
+        self._ended.clear()
+        _active = self
+        threading.Thread(target=self._run, args=(self._argv(),), name="llama-server", daemon=True).start()
+        self._wait_until_ready()
+        return self
+
+    def stop(self) -> None:
+        """Stop and wait for the end of it; safe to call twice, and after a server that failed."""
+        global _active
+        if _active is not self:
+            return
+        if not self._ready and self.alive:
+            self._wait_until_ready()  # before that there is nothing to tell it to stop
+        if self.alive:
+            from edgekv._native import server as native
+
+            native.terminate()
+            if not self._ended.wait(_STOP_S):
+                raise EdgeKVError(f"the server did not stop within {_STOP_S:.0f} s")
+        self._release(failed=self._exit != 0)
+
+    def abandon(self) -> None:
+        """For a process that leaves and cannot wait for `stop()`: give standard error back and remove a temporary log."""
+        self._log.close(keep=False)
+
+    def wait(self) -> None:
+        """Block until the server ends by itself, which it should not. Raises EdgeKVError with the reason. Interruptible."""
+        while not self._ended.wait(_INTERRUPTIBLE_S):
+            pass
+        raise EdgeKVError(self.why_stopped())
+
+    def why_stopped(self) -> str:
+        """One sentence about a server that ended without being told to."""
+        if isinstance(self._exit, EdgeKVError):
+            return str(self._exit)
+        if isinstance(self._exit, BaseException):
+            return f"llama.cpp's server ended: {self._exit or type(self._exit).__name__}"
+        return self._log.explain()
+
+    def __enter__(self) -> Server:
+        return self if _active is self else self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def _argv(self) -> list[str]:
+        options, kv = self.options, self.options.kv
+        argv = [
+            "llama-server", "--model", str(options.model), "--alias", self.alias,
+            "--host", options.host, "--port", str(self.port), "--parallel", str(options.parallel),
+            "--ctx-size", str(self.context.n_ctx * options.parallel), "--batch-size", str(self._batch_tokens),
+            "--cache-type-k", kv.type_k.value, "--cache-type-v", kv.type_v.value,
+            "--flash-attn", "on",  # the attention hook needs it, and quantised V does too
+            "--fit", "off",  # what was asked for, or an error: never fewer layers or tokens
+            "--cache-ram", "0",  # up to 8 GiB of old prompts otherwise
+            "--offline", "--no-ui", "--no-warmup", "--cors-origins", "localhost",
+        ]
+        if options.n_threads is not None:
+            argv += ["--threads", str(options.n_threads)]
+        if kv.device == DeviceKind.HOST.value:
+            argv += ["--device", "none"]
+        if options.n_gpu_layers is not None:
+            argv += ["--gpu-layers", str(options.n_gpu_layers)]
+        if options.api_key is not None:
+            argv += ["--api-key", options.api_key]
+        if kv.mode is KvMode.EVICT or self.context.device is not None:
+            argv += ["--ubatch-size", str(self._batch_tokens)]
+        return [*argv, *options.extra]
+
+    @property
+    def _batch_tokens(self) -> int:
+        kv, device = self.options.kv, self.context.device
+        if device is not None:
+            return device.n_ubatch
+        return BATCH_TOKENS if kv.mode is not KvMode.EVICT else batch_tokens(cells(self.context.n_ctx, kv), BATCH_TOKENS)
+
+    def _run(self, argv: list[str]) -> None:
+        from edgekv._native import server as native
+
+        try:
+            self._exit = native.run(argv)
+        except BaseException as error:  # noqa: BLE001 - told by why_stopped()
+            self._exit = error
+        finally:
+            self._ended.set()
+
+    def _wait_until_ready(self) -> None:
+        while not self._ready:
+            if not self.alive:
+                sentence = self.why_stopped()
+                self._release(failed=True)
+                raise EdgeKVError(sentence)
+            # /health answers before the handlers are set and the task loop runs; the second request passes through that loop.
+            self._ready = self._answers("/health") and self._answers("/lora-adapters")
+            time.sleep(0 if self._ready else _POLL_S)
+        for number, handler in self._handlers.items():
+            if handler is not None:  # None: it was not Python's
+                signal.signal(number, handler)
+        self._check_attached()
+
+    def _check_attached(self) -> None:
+        """In mode evict the cache is smaller than the context: without what makes room in it, it would be full before long."""
+        from edgekv.live import runtime
+
+        if self.options.kv.mode is KvMode.EVICT and runtime.core.enabled() and not runtime.live():
+            error = runtime.last_failure() or EdgeKVError("mode evict did not begin")
+            self.stop()
+            raise error
+
+    def _answers(self, path: str) -> bool:
+        try:
+            return self.get(path) is not None
+        except (OSError, http.client.HTTPException, ValueError):
+            return False
+
+    def get(self, path: str) -> Any:
+        """The JSON of a GET; None where the server answers with an error."""
+        address = self.url.removeprefix("http://").rsplit(":", 1)[0].strip("[]")
+        connection = http.client.HTTPConnection(address, self.port, timeout=10)
+        key = self.options.api_key
+        try:
+            connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
+            response = connection.getresponse()
+            return json.loads(response.read()) if response.status == http.HTTPStatus.OK else None
+        finally:
+            connection.close()
+
+    def _release(self, failed: bool) -> None:
+        global _active
+        from edgekv._native import crash
+        from edgekv.live import runtime
+
+        self._log.close(keep=failed)
+        crash.details_in(None)
+        runtime.set_defaults(None)  # contexts that others make are not the server's
+        _active = None
+
+
+_active: Server | None = None
+
+
+def active() -> Server | None:
+    """The server of this process, if one runs or is being loaded."""
+    return _active
+
+
+@atexit.register
+def _stop_active() -> None:
+    if _active is not None:
+        _active.stop()

@@ -65,9 +65,9 @@ bool rates(int index, edgekv_rates * out) {
     return true;
 }
 
-Plane * make(int index, const PlaneShape & shape, void * stream) {
+Engine * make(int index, const EngineShape & shape, void * stream) {
     t_error.clear();
-    auto plane = std::make_unique<DevicePlane>(index, shape, stream);
+    auto plane = std::make_unique<GpuEngine>(index, shape, stream);
 
     return plane->init() ? plane.release() : nullptr;
 }
@@ -97,7 +97,7 @@ std::string mebibytes(size_t n_bytes) {
 const edgekv::DeviceLibrary * edgekv_device_library() {
     using namespace edgekv::gpu;
     static const edgekv::DeviceLibrary library = {
-        edgekv::kPlaneAbi, kKind, device_count, info, rates, make, is_pinned, pin, unpin, error,
+        edgekv::kEngineAbi, kKind, device_count, info, rates, make, is_pinned, pin, unpin, error,
     };
 
     return &library;

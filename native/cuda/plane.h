@@ -1,7 +1,7 @@
-// The data plane of one context on a device, as libedgekv sees it. libedgekv itself knows no CUDA: it opens libedgekv-cuda (or
+// The engine of a context's plane on a device, as libedgekv sees it. libedgekv itself knows no CUDA: it opens libedgekv-cuda (or
 // libedgekv-emulated, the same sources on an emulated device) at run time and finds there one function, edgekv_device_library().
 //
-// A plane owns all device memory of its context but the staging buffer, which is a ggml buffer: arena, sketches, mirrors of the page
+// An engine owns all device memory of its context but the staging buffer, which is a ggml buffer: arena, sketches, mirrors of the page
 // table and of the cells' positions, priority, pins, attention mass, lists and workspaces. Home stays llama.cpp's. Node calls come while a
 // graph is computed or recorded; they enqueue on the stream they are given and never wait. Everything else comes from the decoding
 // thread between ubatches.
@@ -20,17 +20,17 @@
 
 namespace edgekv {
 
-constexpr int kPlaneAbi = 4;
+constexpr int kEngineAbi = 4;
 
 // Query tokens of a stream that the nodes of a step serve; longer ubatches are prompts. In groups of at most kMaxQueryTokens, as even as
 // may be, which are attended one behind the other. What is observed of a step is its last group.
-constexpr int kPlaneTokens = 64;
-inline int plane_groups(int n_tokens) { return (n_tokens + kMaxQueryTokens - 1)/kMaxQueryTokens; }
-inline int plane_group_begin(int n_tokens, int group) { return (int) ((int64_t) n_tokens*group/plane_groups(n_tokens)); }
-inline int plane_observed(int n_tokens) { return n_tokens - plane_group_begin(n_tokens, plane_groups(n_tokens) - 1); }
+constexpr int kEngineTokens = 64;
+inline int engine_groups(int n_tokens) { return (n_tokens + kMaxQueryTokens - 1)/kMaxQueryTokens; }
+inline int engine_group_begin(int n_tokens, int group) { return (int) ((int64_t) n_tokens*group/engine_groups(n_tokens)); }
+inline int engine_observed(int n_tokens) { return n_tokens - engine_group_begin(n_tokens, engine_groups(n_tokens) - 1); }
 
 // A hooked layer. Home as the device addresses it: stream 0, cell 0, head 0. Strides in bytes.
-struct PlaneRow {
+struct EngineRow {
     int n_head, n_head_kv, head_dim;
     CellType k_type, v_type;
     char * k;
@@ -41,7 +41,7 @@ struct PlaneRow {
     size_t v_offset;                  // of V in a slot
 };
 
-struct PlaneShape {
+struct EngineShape {
     int n_heads;            // the most of any row
     int n_stream, n_cells;  // cells of a stream
     int page_tokens;
@@ -49,10 +49,10 @@ struct PlaneShape {
     size_t slot_bytes;
     size_t staging_bytes;   // what the caller took on the device already, counts against the budget
     size_t budget_bytes;    // 0: what is free, less a margin
-    std::vector<PlaneRow> rows;
+    std::vector<EngineRow> rows;
 };
 
-struct PlaneBytes {
+struct EngineBytes {
     size_t budget, fixed, sketches, arena, tables, mass, workspace;
     int n_slots, n_slots_max;
     int tail_slot;  // the first of them, 0: none
@@ -63,37 +63,37 @@ enum class Mirror : int { newest, oldest, positions, slots, open };
 struct MirrorUpdate {
     Mirror array;
     int64_t index;  // newest, oldest: [page]; positions: [stream][cell]; slots: [row][head][page]; open: [stream][group of 64 cells]
-    int32_t value;  // open: not zero: the group has no sketch, and its cells are certain; slots: -1: none; plane_fill(slot): none, but a prompt that stages the page leaves it in this slot
+    int32_t value;  // open: not zero: the group has no sketch, and its cells are certain; slots: -1: none; engine_fill(slot): none, but a prompt that stages the page leaves it in this slot
 };
-constexpr int32_t plane_fill(int32_t slot) { return -2 - slot; }
+constexpr int32_t engine_fill(int32_t slot) { return -2 - slot; }
 
 // Groups whose sketches are built in this step.
-struct PlaneStale {
+struct EngineStale {
     int32_t stream, group;
     uint64_t valid;
 };
 
 // What changes between ubatches without changing the graph.
-struct PlaneStep {
+struct EngineStep {
     const MirrorUpdate * updates;
     size_t n_updates;
-    const PlaneStale * stale;
+    const EngineStale * stale;
     int n_stale;
     uint32_t n_ubatch;  // heads whose error is estimated take turns by it
     bool clear_observation;
 };
 
 // What a node's graph shows of the cache. Part of the node's parameters, so that a recorded CUDA graph is not replayed for another.
-struct PlaneView {
+struct EngineView {
     int32_t n_cells;    // of each stream, in view
     int32_t n_streams, first_stream;
     int32_t n_tokens;   // of each stream
     int32_t leads;      // the first node of the graph that needs to know what each token sees
-    int32_t generation; // of the plane's buffers and of the selection's numbers
+    int32_t generation; // of the engine's buffers and of the selection's numbers
 };
 
 // Tensors are device addresses with ggml's strides in bytes.
-struct PlaneStore {
+struct EngineStore {
     const char * k;  // f32 [n_tokens of all streams][n_head_kv][head_dim]
     const char * v;
     size_t k_stride_token, k_stride_head, v_stride_token, v_stride_head;
@@ -109,7 +109,7 @@ struct PlaneStore {
     int next_row;      // -1: none
 };
 
-struct PlaneQuery {
+struct EngineQuery {
     const char * q;  // f32 [n_tokens of all streams][n_head][head_dim]
     size_t q_stride_token, q_stride_head;
     MaskType mask_type;
@@ -120,8 +120,8 @@ struct PlaneQuery {
     float scale, softcap;
 };
 
-struct PlaneAttend {
-    PlaneQuery query;
+struct EngineAttend {
+    EngineQuery query;
     char * out;  // f32 [n_tokens of all streams][n_head][head_dim], contiguous
     const edgekv_selection * selection;  // attend the rows that it samples; null: every page, through the ring where there is one
     bool observe;
@@ -134,13 +134,13 @@ struct PlaneAttend {
 };
 
 // A graph that a backend computes or records by itself: a split of a step's, or a part of one. By row: whether its nodes are in it.
-struct PlaneGraph {
+struct EngineGraph {
     std::vector<bool> stores, attends;
 };
 
-class Plane {
+class Engine {
 public:
-    virtual ~Plane() = default;  // waits for what is under way
+    virtual ~Engine() = default;  // waits for what is under way
 
     // ---- memory ----
     // Sketches of all rows; false: last_error(). made: they are new, and empty until they are built
@@ -150,12 +150,12 @@ public:
     // that are being filled, if they are a small part of it. No page is in a slot.
     virtual bool reserve_arena(int n_slots, int n_tail) = 0;
     // Workspaces for graphs of this view and row; false: last_error(). They may move: see generation().
-    virtual bool reserve_workspace(int row, const PlaneView & view, SketchKind kind, bool lists) = 0;
+    virtual bool reserve_workspace(int row, const EngineView & view, SketchKind kind, bool lists) = 0;
     virtual int generation() const = 0;
     // Numbers that are given to nodes besides what the graph shows have changed (edgekv_selection): recorded graphs know the old ones.
     virtual void renew() = 0;
     virtual bool set_slots(int n_slots) = 0;  // in use
-    virtual PlaneBytes bytes() const = 0;
+    virtual EngineBytes bytes() const = 0;
 
     virtual float * priority() = 0;  // [row][head][page]
     virtual uint8_t * pinned() = 0;
@@ -166,7 +166,7 @@ public:
     virtual void * stream() = 0;
 
     // ---- around a ubatch ----
-    virtual bool begin(const PlaneStep & step) = 0;
+    virtual bool begin(const EngineStep & step) = 0;
     virtual void end() = 0;
     virtual bool selected(edgekv_selected * out, int first_row, int n_rows) = 0;  // [row][head]; waits
 
@@ -181,9 +181,9 @@ public:
     // ---- nodes ----
     // Which graph the calls below belong to from now on, or until begin(): what one of them announces for the next row is begun only where
     // that row is in it. Needed where graphs are recorded.
-    virtual void begin_graph(const PlaneGraph & graph) = 0;
-    virtual void store(int row, const PlaneView & view, const PlaneStore & args, void * stream) = 0;
-    virtual void attend(int row, const PlaneView & view, const PlaneAttend & args, void * stream) = 0;
+    virtual void begin_graph(const EngineGraph & graph) = 0;
+    virtual void store(int row, const EngineView & view, const EngineStore & args, void * stream) = 0;
+    virtual void attend(int row, const EngineView & view, const EngineAttend & args, void * stream) = 0;
 
     // ---- looking closer ----
     virtual bool wait() = 0;  // for everything; false: something failed, last_error()
@@ -201,8 +201,8 @@ struct DeviceLibrary {
     int (*count)();
     bool (*info)(int index, edgekv_device_info * out);
     bool (*rates)(int index, edgekv_rates * out);
-    // null: last_error(). `stream`: that the nodes will be given; null: the plane makes one of its own
-    Plane * (*make)(int index, const PlaneShape & shape, void * stream);
+    // null: last_error(). `stream`: that the nodes will be given; null: the engine makes one of its own
+    Engine * (*make)(int index, const EngineShape & shape, void * stream);
     bool (*is_pinned)(const void * host);
     bool (*pin)(void * host, size_t n_bytes);
     void (*unpin)(void * host);

@@ -1,4 +1,4 @@
-// The plane of plane.h over gpu.h: memory (plane_memory.cu), what surrounds a ubatch (plane_step.cu), nodes (plane_nodes.cu).
+// The engine of plane.h over gpu.h: memory (plane_memory.cu), what surrounds a ubatch (plane_step.cu), nodes (plane_nodes.cu).
 #pragma once
 
 #include "attend_device.h"
@@ -57,7 +57,7 @@ private:
 };
 
 // a row's home as the kernels take it
-inline EdgekvDeviceRow home_of(const PlaneRow & r) {
+inline EdgekvDeviceRow home_of(const EngineRow & r) {
     EdgekvDeviceRow home = {};
     home.k               = (uint64_t) (uintptr_t) r.k;
     home.v               = (uint64_t) (uintptr_t) r.v;
@@ -75,20 +75,20 @@ inline EdgekvDeviceRow home_of(const PlaneRow & r) {
     return home;
 }
 
-class DevicePlane final : public Plane {
+class GpuEngine final : public Engine {
 public:
-    DevicePlane(int index, const PlaneShape & shape, Stream stream);
-    ~DevicePlane() override;
+    GpuEngine(int index, const EngineShape & shape, Stream stream);
+    ~GpuEngine() override;
     bool init();  // false: last_error()
 
     bool reserve_sketches(SketchKind kind, bool & made) override;
     bool reserve_ring() override;
     bool reserve_arena(int n_slots, int n_tail) override;
-    bool reserve_workspace(int row, const PlaneView & view, SketchKind kind, bool lists) override;
+    bool reserve_workspace(int row, const EngineView & view, SketchKind kind, bool lists) override;
     int generation() const override { return current; }
     void renew() override { current = next_generation(); }
     bool set_slots(int n_slots) override;
-    PlaneBytes bytes() const override;
+    EngineBytes bytes() const override;
 
     float * priority() override { return prior.as<float>(); }
     uint8_t * pinned() override { return pins.as<uint8_t>(); }
@@ -98,7 +98,7 @@ public:
     const edgekv_device_row * rows() override { return row_table.as<edgekv_device_row>(); }
     void * stream() override { return main; }
 
-    bool begin(const PlaneStep & step) override;
+    bool begin(const EngineStep & step) override;
     void end() override {}
     bool selected(edgekv_selected * out, int first_row, int n_rows) override;
 
@@ -107,9 +107,9 @@ public:
     bool records() const override { return !syncs; }
     const char * failure() const override { return failed.empty() ? nullptr : failed.c_str(); }
 
-    void begin_graph(const PlaneGraph & graph) override;
-    void store(int row, const PlaneView & view, const PlaneStore & args, void * stream) override;
-    void attend(int row, const PlaneView & view, const PlaneAttend & args, void * stream) override;
+    void begin_graph(const EngineGraph & graph) override;
+    void store(int row, const EngineView & view, const EngineStore & args, void * stream) override;
+    void attend(int row, const EngineView & view, const EngineAttend & args, void * stream) override;
 
     bool wait() override;
     bool wait_for_step() override { return wait_for(main); }
@@ -151,19 +151,19 @@ private:
     }
     size_t used_bytes() const;
     bool grow(DeviceBuffer & buffer, size_t n_bytes);
-    bool upload_step(const PlaneStep & step);
-    bool upload_updates(const PlaneStep & step);
+    bool upload_step(const EngineStep & step);
+    bool upload_updates(const EngineStep & step);
     bool wait_for(Stream stream);
     void keep_failure(const char * where);
 
     SketchArray sketch_array(int row, int first_stream) const;
     SketchHome sketch_home(int row, int first_stream) const;
-    AttendProblem problem(int row, const PlaneView & view, const PlaneAttend & args, int s) const;
-    int pages_in_view(const PlaneView & view) const { return (view.n_cells + shape.page_tokens - 1)/shape.page_tokens; }
+    AttendProblem problem(int row, const EngineView & view, const EngineAttend & args, int s) const;
+    int pages_in_view(const EngineView & view) const { return (view.n_cells + shape.page_tokens - 1)/shape.page_tokens; }
     int ring_pages(int row) const;  // of all heads, that half of the ring holds
-    int n_chunks(int row, const PlaneView & view) const;
+    int n_chunks(int row, const EngineView & view) const;
     int groups_per_stream() const { return (shape.pages_per_stream*shape.page_tokens + kGroupCells - 1)/kGroupCells; }  // of whole pages
-    static int groups_in_view(const PlaneView & view) { return (view.n_cells + kGroupCells - 1)/kGroupCells; }
+    static int groups_in_view(const EngineView & view) { return (view.n_cells + kGroupCells - 1)/kGroupCells; }
     // of the longest list, and of the shares of a query row
     size_t list_stride() const { return (size_t) groups_per_stream()*kGroupCells; }
     size_t brought_stride() const { return list_stride()/32; }
@@ -171,16 +171,16 @@ private:
 
     bool comes(int row, const std::vector<bool> & rows) const;  // later in this graph
     void forget_ring();
-    void mark_fresh(const PlaneView & view, const int64_t * k_idxs, Stream stream);
-    void fill_ring(const Fill & fill, const PlaneView & view, Stream stream);
-    Ring ring_of(int row, int half, const PlaneView & view, int chunk) const;
+    void mark_fresh(const EngineView & view, const int64_t * k_idxs, Stream stream);
+    void fill_ring(const Fill & fill, const EngineView & view, Stream stream);
+    Ring ring_of(int row, int half, const EngineView & view, int chunk) const;
     // Query tokens that rows are selected for and attended together: of all streams, or where each has several groups, of one.
     struct Group {
-        PlaneView view;
-        PlaneAttend args;
+        EngineView view;
+        EngineAttend args;
         size_t first;  // of all query tokens of the graph
     };
-    std::vector<Group> groups_of(const PlaneView & view, const PlaneAttend & args, int row) const;
+    std::vector<Group> groups_of(const EngineView & view, const EngineAttend & args, int row) const;
     // Of a stream that attends every page: groups that meet each part of the ring one behind the other. A group's partials and
     // weights lie in the workspace until the last part; n_bytes: of all groups.
     struct WholeGroup {
@@ -188,19 +188,19 @@ private:
         int n_splits;
         size_t offset;  // in the workspace
     };
-    std::vector<WholeGroup> whole_groups_of(int row, const PlaneView & view, const PlaneAttend & args, int s, size_t & n_bytes) const;
+    std::vector<WholeGroup> whole_groups_of(int row, const EngineView & view, const EngineAttend & args, int s, size_t & n_bytes) const;
 
-    void stage_view(int row, const PlaneView & view, const PlaneAttend & args, int s, Stream stream);
-    void bring_rows(int row, const PlaneView & view, const PlaneAttend & args, int s, Stream stream);
+    void stage_view(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream);
+    void bring_rows(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream);
     int list_splits(const AttendProblem & problem) const;
     Sight * sights_of(size_t query) const { return sights.as<Sight>() + query*groups_per_stream(); }
-    void find_sight(const PlaneView & view, const PlaneAttend & args, bool sketched, Stream stream);
+    void find_sight(const EngineView & view, const EngineAttend & args, bool sketched, Stream stream);
     void select(int row, const Group & group, Stream stream);
-    void attend_lists(int row, const PlaneView & view, const PlaneAttend & args, int s, Stream stream);
-    void attend_all(int row, const PlaneView & view, const PlaneAttend & args, int s, Stream stream);
+    void attend_lists(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream);
+    void attend_all(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream);
 
     const int index;
-    const PlaneShape shape;
+    const EngineShape shape;
     Device card;
     Stream main = nullptr, side = nullptr;
     bool owns_main = false;
@@ -224,7 +224,7 @@ private:
 
     // the ring
     Event half_filled[2] = {}, half_free[2] = {};
-    PlaneGraph graph;          // empty: not known
+    EngineGraph graph;          // empty: not known
     bool side_joined = false;  // the side stream follows the main one in this graph
     bool half_used[2] = {};    // in this graph
     int n_fills = 0;

@@ -59,7 +59,7 @@ void DeviceBuffer::release() {
 
 // ---- life --------------------------------------------------------------------------------------------------------------------
 
-DevicePlane::DevicePlane(int index, const PlaneShape & shape, Stream stream) :
+GpuEngine::GpuEngine(int index, const EngineShape & shape, Stream stream) :
     index(index), shape(shape), main(stream), syncs(waits_for_nodes()) {
     row_sketches.resize(shape.rows.size());
     mirrors.oldest    = shape.n_pages;
@@ -69,13 +69,13 @@ DevicePlane::DevicePlane(int index, const PlaneShape & shape, Stream stream) :
     mirrors.end       = mirrors.open + (size_t) shape.n_stream*groups_per_stream();
 }
 
-int DevicePlane::next_generation() {
+int GpuEngine::next_generation() {
     static std::atomic<int> newest{0};
 
     return ++newest;
 }
 
-bool DevicePlane::init() {
+bool GpuEngine::init() {
     if (!use_device(index) || !device(index, card)) {
         return false;
     }
@@ -90,11 +90,11 @@ bool DevicePlane::init() {
         }
     }
 
-    PlaneView view = {};
+    EngineView view = {};
     view.n_cells   = shape.n_cells;
     view.n_streams = view.n_tokens = 1;
     for (size_t r = 0; r < shape.rows.size(); ++r) {
-        if (const PlaneRow & row = shape.rows[r]; !attend_device_supports(problem((int) r, view, {}, 0))) {
+        if (const EngineRow & row = shape.rows[r]; !attend_device_supports(problem((int) r, view, {}, 0))) {
             return fail_with("the GPU's kernels do not serve this model: " + std::to_string(row.n_head/row.n_head_kv) +
                              " query heads of size " + std::to_string(row.head_dim) + " share a KV head (at most " + std::to_string(kMaxGroup) +
                              " are served, of size 256 at most); --device cpu runs its attention on the processor");
@@ -106,12 +106,12 @@ bool DevicePlane::init() {
     if (!mirrored.reserve(mirrors.end*sizeof(int32_t)) || !prior.reserve(n_entries()*sizeof(float)) || !pins.reserve(n_entries()) ||
         !mass.reserve(2*n_entries()*sizeof(float)) || !row_table.reserve(n_rows*sizeof(edgekv_device_row)) ||
         !totals.reserve(n_rows*shape.n_heads*sizeof(SampleTotals)) || !hits.reserve(n_rows*shape.n_heads*sizeof(AttendHits)) ||
-        !state.reserve(sizeof(StepState)) || !stale.reserve(n_groups*sizeof(PlaneStale)) || !fresh.reserve(shape.n_pages) ||
+        !state.reserve(sizeof(StepState)) || !stale.reserve(n_groups*sizeof(EngineStale)) || !fresh.reserve(shape.n_pages) ||
         !brought.reserve((size_t) shape.n_stream*shape.n_heads*brought_stride()*sizeof(uint32_t))) {
         return false;
     }
     for (auto & upload : uploads) {
-        if (!upload.host.reserve(kUpdates*sizeof(int2) + sizeof(StepState) + n_groups*sizeof(PlaneStale)) ||
+        if (!upload.host.reserve(kUpdates*sizeof(int2) + sizeof(StepState) + n_groups*sizeof(EngineStale)) ||
             !upload.updates.reserve(kUpdates*sizeof(int2))) {
             return false;
         }
@@ -127,7 +127,7 @@ bool DevicePlane::init() {
     const std::vector<int32_t> built(n_groups);
     std::vector<int32_t> never(shape.n_pages, std::numeric_limits<int32_t>::max());
     std::vector<EdgekvDeviceRow> table;  // edgekv_device_row, see move_device.cu
-    for (const PlaneRow & row : shape.rows) {
+    for (const EngineRow & row : shape.rows) {
         table.push_back(home_of(row));
     }
 
@@ -136,7 +136,7 @@ bool DevicePlane::init() {
            copy(row_table.data(), table.data(), table.size()*sizeof(EdgekvDeviceRow));
 }
 
-DevicePlane::~DevicePlane() {
+GpuEngine::~GpuEngine() {
     use_device(index);
     wait();
     for (Event event : { fork, staged, half_filled[0], half_filled[1], half_free[0], half_free[1], uploads[0].done,
@@ -153,13 +153,13 @@ DevicePlane::~DevicePlane() {
     }
 }
 
-bool DevicePlane::wait() {
+bool GpuEngine::wait() {
     const bool main_ok = !main || wait_for(main);
 
     return (!side || wait_for(side)) && main_ok;
 }
 
-bool DevicePlane::wait_for(Stream stream) {
+bool GpuEngine::wait_for(Stream stream) {
     take_failure();
     if (stream_sync(stream)) {
         return true;
@@ -169,13 +169,13 @@ bool DevicePlane::wait_for(Stream stream) {
     return false;
 }
 
-bool DevicePlane::read(void * dst, const void * src, size_t n_bytes) {
+bool GpuEngine::read(void * dst, const void * src, size_t n_bytes) {
     return use_device(index) && wait_for(main) && copy(dst, src, n_bytes);
 }
 
 // ---- what a mode needs -------------------------------------------------------------------------------------------------------
 
-bool DevicePlane::grow(DeviceBuffer & buffer, size_t n_bytes) {
+bool GpuEngine::grow(DeviceBuffer & buffer, size_t n_bytes) {
     if (n_bytes > buffer.size()) {
         renew();  // recorded graphs know the address of the old one
         use_device(index);
@@ -184,7 +184,7 @@ bool DevicePlane::grow(DeviceBuffer & buffer, size_t n_bytes) {
     return buffer.reserve(n_bytes);
 }
 
-bool DevicePlane::reserve_sketches(SketchKind kind, bool & made) {
+bool GpuEngine::reserve_sketches(SketchKind kind, bool & made) {
     made = false;
     for (size_t r = 0; r < shape.rows.size(); ++r) {
         RowSketches & s = row_sketches[r];
@@ -205,9 +205,9 @@ bool DevicePlane::reserve_sketches(SketchKind kind, bool & made) {
     return true;
 }
 
-bool DevicePlane::reserve_ring() {
+bool GpuEngine::reserve_ring() {
     size_t widest = 0;
-    for (const PlaneRow & row : shape.rows) {
+    for (const EngineRow & row : shape.rows) {
         widest = std::max(widest, row.n_head_kv*shape.slot_bytes);
     }
     if (ring_memory.size() || widest == 0) {
@@ -226,7 +226,7 @@ bool DevicePlane::reserve_ring() {
     return grow(ring_memory, 2*half*widest) && grow(ring_held, 2*half*shape.n_heads);
 }
 
-size_t DevicePlane::used_bytes() const {
+size_t GpuEngine::used_bytes() const {
     size_t n = shape.staging_bytes;
     for (const DeviceBuffer * b : { &mirrored, &prior, &pins, &mass, &row_table, &slots_memory, &totals, &hits, &state, &stale, &ring_memory,
                                     &ring_held, &fresh, &brought, &sights, &shares, &share_tops, &share_sums, &lists, &list_weights,
@@ -240,7 +240,7 @@ size_t DevicePlane::used_bytes() const {
     return n;
 }
 
-bool DevicePlane::reserve_arena(int n_wanted, int n_tail) {
+bool GpuEngine::reserve_arena(int n_wanted, int n_tail) {
     Device now;
     if (slots_memory.size()) {
         wait();
@@ -269,7 +269,7 @@ bool DevicePlane::reserve_arena(int n_wanted, int n_tail) {
     }
 
     size_t n_pages = 0;
-    for (const PlaneRow & row : shape.rows) {
+    for (const EngineRow & row : shape.rows) {
         n_pages += (size_t) row.n_head_kv*shape.n_pages;
     }
     n_tail_slots = n_tail*shape.slot_bytes <= room/4 ? n_tail : 0;
@@ -284,7 +284,7 @@ bool DevicePlane::reserve_arena(int n_wanted, int n_tail) {
     return true;
 }
 
-bool DevicePlane::set_slots(int n) {
+bool GpuEngine::set_slots(int n) {
     if (n > n_slots_max) {
         return fail_with("the arena on the GPU has room for " + std::to_string(n_slots_max) + " pages, not for " + std::to_string(n));
     }
@@ -293,8 +293,8 @@ bool DevicePlane::set_slots(int n) {
     return true;
 }
 
-PlaneBytes DevicePlane::bytes() const {
-    PlaneBytes out = {};
+EngineBytes GpuEngine::bytes() const {
+    EngineBytes out = {};
     for (const auto & s : row_sketches) {
         out.sketches += s.data.size();
     }
@@ -315,21 +315,21 @@ PlaneBytes DevicePlane::bytes() const {
 
 // Shares, rows and logits of a token grow with the context: of a long one fewer tokens are served at a time, which reads the sketches more
 // often, and those lie on the device.
-int DevicePlane::most_tokens(int row) const {
-    const PlaneRow & r        = shape.rows[row];
+int GpuEngine::most_tokens(int row) const {
+    const EngineRow & r        = shape.rows[row];
     const size_t     of_list  = list_stride()*(sizeof(int32_t) + sizeof(float));
     const size_t     of_query = list_stride()*(sizeof(uint16_t) + sizeof(float));
 
     return (int) std::clamp<size_t>(together_bytes/(r.n_head_kv*of_list + r.n_head*of_query), 1, kMaxQueryTokens);
 }
 
-bool DevicePlane::reserve_workspace(int row, const PlaneView & view, SketchKind kind, bool has_lists) {
-    const PlaneRow & r = shape.rows[row];
+bool GpuEngine::reserve_workspace(int row, const EngineView & view, SketchKind kind, bool has_lists) {
+    const EngineRow & r = shape.rows[row];
 
     // for the whole context, so that it need not grow with it
-    PlaneView whole = view;
+    EngineView whole = view;
     whole.n_cells = shape.n_cells;
-    PlaneAttend args = {};
+    EngineAttend args = {};
     size_t n_bytes = 0;
     if (!has_lists) {
         if (!attend_device_supports(whole_groups_of(row, whole, args, 0, n_bytes).front().problem)) {

@@ -22,30 +22,30 @@ __global__ void mark_pages(const int64_t * cells, int n, int n_cells, int page_t
 
 // ---- one graph and the next ----------------------------------------------------------------------------------------------------
 
-void DevicePlane::begin_graph(const PlaneGraph & now) {
+void GpuEngine::begin_graph(const EngineGraph & now) {
     graph = now;
     forget_ring();
 }
 
 // All that it read and filled so far is ordered before what the stream of the step is told next.
-void DevicePlane::forget_ring() {
+void GpuEngine::forget_ring() {
     side_joined  = false;
     half_used[0] = half_used[1] = false;
     n_fills      = 0;
 }
 
-bool DevicePlane::comes(int row, const std::vector<bool> & rows) const {
+bool GpuEngine::comes(int row, const std::vector<bool> & rows) const {
     return row >= 0 && (rows.empty() || rows[row]);
 }
 
 // ---- store -------------------------------------------------------------------------------------------------------------------
 
-void DevicePlane::store(int row, const PlaneView & view, const PlaneStore & args, void * stream) {
-    const PlaneRow & r = shape.rows[row];
+void GpuEngine::store(int row, const EngineView & view, const EngineStore & args, void * stream) {
+    const EngineRow & r = shape.rows[row];
     use_device(index);
 
     const auto stage = [&](int which, char * k, char * v, Stream on) {
-        const PlaneRow & what = shape.rows[which];
+        const EngineRow & what = shape.rows[which];
         for (int s = view.first_stream; s < view.first_stream + view.n_streams; ++s) {
             launch_stage({ home_of(what), s, view.n_cells, shape.page_tokens, slots_of(which, s), (size_t) shape.n_pages, slots_memory.data(),
                            shape.slot_bytes, k + s*what.k_stride_stream, v + s*what.v_stride_stream }, on);
@@ -97,15 +97,15 @@ void DevicePlane::store(int row, const PlaneView & view, const PlaneStore & args
     }
 }
 
-SketchArray DevicePlane::sketch_array(int row, int first_stream) const {
+SketchArray GpuEngine::sketch_array(int row, int first_stream) const {
     const RowSketches & s = row_sketches[row];
-    const PlaneRow &    r = shape.rows[row];
+    const EngineRow &    r = shape.rows[row];
 
     return { r.head_dim, r.n_head_kv, groups_per_stream(), s.data.data() + first_stream*s.stream_bytes, s.stream_bytes };
 }
 
-SketchHome DevicePlane::sketch_home(int row, int first_stream) const {
-    const PlaneRow & r = shape.rows[row];
+SketchHome GpuEngine::sketch_home(int row, int first_stream) const {
+    const EngineRow & r = shape.rows[row];
 
     return { r.k_type, r.k + first_stream*r.k_stride_stream, r.k_stride_cell, r.k_stride_head, r.k_stride_stream, false, slots_memory.data(),
              shape.slot_bytes, slots_of(row, first_stream), (size_t) shape.n_pages, shape.page_tokens, shape.pages_per_stream };
@@ -113,7 +113,7 @@ SketchHome DevicePlane::sketch_home(int row, int first_stream) const {
 
 // ---- select ------------------------------------------------------------------------------------------------------------------
 
-void DevicePlane::find_sight(const PlaneView & view, const PlaneAttend & args, bool sketched, Stream stream) {
+void GpuEngine::find_sight(const EngineView & view, const EngineAttend & args, bool sketched, Stream stream) {
     SightProblem seen = {};
     seen.n_streams          = view.n_streams;
     seen.first_stream       = view.first_stream;
@@ -139,8 +139,8 @@ void DevicePlane::find_sight(const PlaneView & view, const PlaneAttend & args, b
     launch_sight(seen, stream);
 }
 
-std::vector<DevicePlane::Group> DevicePlane::groups_of(const PlaneView & view, const PlaneAttend & args, int row) const {
-    const int n_groups = plane_groups(view.n_tokens);
+std::vector<GpuEngine::Group> GpuEngine::groups_of(const EngineView & view, const EngineAttend & args, int row) const {
+    const int n_groups = engine_groups(view.n_tokens);
     const int most     = most_tokens(row);
     if (n_groups == 1 && view.n_tokens <= most) {
         return { { view, args, 0 } };
@@ -163,8 +163,8 @@ std::vector<DevicePlane::Group> DevicePlane::groups_of(const PlaneView & view, c
     };
     for (int s = 0; s < view.n_streams; ++s) {
         for (int g = 0; g < n_groups; ++g) {
-            const int first   = plane_group_begin(view.n_tokens, g);
-            const int n       = plane_group_begin(view.n_tokens, g + 1) - first;
+            const int first   = engine_group_begin(view.n_tokens, g);
+            const int n       = engine_group_begin(view.n_tokens, g + 1) - first;
             const int n_parts = (n + most - 1)/most;
             for (int part = 0; part < n_parts; ++part) {
                 add(s, first + n*part/n_parts, first + n*(part + 1)/n_parts, g + 1 == n_groups);
@@ -175,11 +175,11 @@ std::vector<DevicePlane::Group> DevicePlane::groups_of(const PlaneView & view, c
     return groups;
 }
 
-void DevicePlane::select(int row, const Group & group, Stream stream) {
-    const PlaneView &        view    = group.view;
-    const PlaneQuery &       args    = group.args.query;
+void GpuEngine::select(int row, const Group & group, Stream stream) {
+    const EngineView &        view    = group.view;
+    const EngineQuery &       args    = group.args.query;
     const edgekv_selection & options = *group.args.selection;
-    const PlaneRow &         r       = shape.rows[row];
+    const EngineRow &         r       = shape.rows[row];
     const size_t             entries = row*n_row_entries();
 
     last_row     = row;
@@ -254,8 +254,8 @@ void DevicePlane::select(int row, const Group & group, Stream stream) {
 
 // ---- attend ------------------------------------------------------------------------------------------------------------------
 
-AttendProblem DevicePlane::problem(int row, const PlaneView & view, const PlaneAttend & args, int s) const {
-    const PlaneRow & r      = shape.rows[row];
+AttendProblem GpuEngine::problem(int row, const EngineView & view, const EngineAttend & args, int s) const {
+    const EngineRow & r      = shape.rows[row];
     const int        stream = view.first_stream + s;
     const size_t     first  = (size_t) s*view.n_tokens;
 
@@ -318,24 +318,24 @@ AttendProblem DevicePlane::problem(int row, const PlaneView & view, const PlaneA
     return p;
 }
 
-int DevicePlane::ring_pages(int row) const {
+int GpuEngine::ring_pages(int row) const {
     const size_t half = ring_memory.size()/2;
 
     return half ? (int) std::min<size_t>(half/(shape.rows[row].n_head_kv*shape.slot_bytes), ring_held.size()/2/shape.rows[row].n_head_kv)
                 : std::max(1, shape.pages_per_stream);
 }
 
-int DevicePlane::n_chunks(int row, const PlaneView & view) const {
+int GpuEngine::n_chunks(int row, const EngineView & view) const {
     return (pages_in_view(view) + ring_pages(row) - 1)/ring_pages(row);
 }
 
-void DevicePlane::mark_fresh(const PlaneView & view, const int64_t * k_idxs, Stream stream) {
+void GpuEngine::mark_fresh(const EngineView & view, const int64_t * k_idxs, Stream stream) {
     zero_async(fresh.data(), fresh.size(), stream);
     launch(mark_pages, { 1 }, 64, 0, stream, k_idxs, view.n_tokens*view.n_streams, shape.n_cells, shape.page_tokens, shape.pages_per_stream,
            fresh.as<uint8_t>());
 }
 
-Ring DevicePlane::ring_of(int row, int half, const PlaneView & view, int chunk) const {
+Ring GpuEngine::ring_of(int row, int half, const EngineView & view, int chunk) const {
     const int    first = chunk*ring_pages(row);
     const int    end   = std::min(first + ring_pages(row), pages_in_view(view));
 
@@ -344,8 +344,8 @@ Ring DevicePlane::ring_of(int row, int half, const PlaneView & view, int chunk) 
 }
 
 // On the side stream, as soon as nobody reads that half of the ring any more.
-void DevicePlane::fill_ring(const Fill & fill, const PlaneView & view, Stream stream) {
-    const PlaneRow & r    = shape.rows[fill.row];
+void GpuEngine::fill_ring(const Fill & fill, const EngineView & view, Stream stream) {
+    const EngineRow & r    = shape.rows[fill.row];
     const int        half = n_fills++%2;
     const Ring       ring = ring_of(fill.row, half, view, fill.chunk);
 
@@ -380,16 +380,16 @@ void DevicePlane::fill_ring(const Fill & fill, const PlaneView & view, Stream st
 }
 
 // Of a stream: all cells in view, to the staging buffer.
-void DevicePlane::stage_view(int row, const PlaneView & view, const PlaneAttend & args, int s, Stream stream) {
-    const PlaneRow & r        = shape.rows[row];
+void GpuEngine::stage_view(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
+    const EngineRow & r        = shape.rows[row];
     const int        of_cache = view.first_stream + s;
     launch_stage({ home_of(r), of_cache, view.n_cells, shape.page_tokens, slots_of(row, of_cache), (size_t) shape.n_pages, slots_memory.data(),
                    shape.slot_bytes, args.k_staging + of_cache*r.k_stride_stream, args.v_staging + of_cache*r.v_stride_stream }, stream);
 }
 
 // The rows that a group's lists name, of one stream.
-void DevicePlane::bring_rows(int row, const PlaneView & view, const PlaneAttend & args, int s, Stream stream) {
-    const PlaneRow & r        = shape.rows[row];
+void GpuEngine::bring_rows(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
+    const EngineRow & r        = shape.rows[row];
     const int        of_cache = view.first_stream + s;
     BringProblem p = {};
     p.row            = home_of(r);
@@ -409,13 +409,13 @@ void DevicePlane::bring_rows(int row, const PlaneView & view, const PlaneAttend 
 }
 
 // Lists have a few hundred rows, whatever there is to see; a longer one takes its blocks longer.
-int DevicePlane::list_splits(const AttendProblem & p) const {
+int GpuEngine::list_splits(const AttendProblem & p) const {
     constexpr int kExpectedRows = 2048;
 
     return attend_device_splits(p, std::min((int) list_stride(), kExpectedRows)/p.page_tokens + 1, card.n_sm);
 }
 
-void DevicePlane::attend_lists(int row, const PlaneView & view, const PlaneAttend & args, int s, Stream stream) {
+void GpuEngine::attend_lists(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
     const AttendProblem p = problem(row, view, args, s);
     AttendPart part = {};
     part.brought  = args.k_staging != nullptr;
@@ -425,18 +425,18 @@ void DevicePlane::attend_lists(int row, const PlaneView & view, const PlaneAtten
     launch_attend_error(p, part, attend_workspace.data(), part.n_splits, &state.as<StepState>()->n_ubatch, stream);
 }
 
-std::vector<DevicePlane::WholeGroup> DevicePlane::whole_groups_of(int row, const PlaneView & view, const PlaneAttend & args, int s,
+std::vector<GpuEngine::WholeGroup> GpuEngine::whole_groups_of(int row, const EngineView & view, const EngineAttend & args, int s,
                                                                   size_t & n_bytes) const {
     const AttendProblem whole    = problem(row, view, args, s);
     const int           n_parts  = n_chunks(row, view);
-    const int           n_groups = plane_groups(view.n_tokens);
+    const int           n_groups = engine_groups(view.n_tokens);
 
     std::vector<WholeGroup> groups;
     n_bytes = 0;
     for (int g = 0; g < n_groups; ++g) {
-        const int     begin = plane_group_begin(view.n_tokens, g);
+        const int     begin = engine_group_begin(view.n_tokens, g);
         AttendProblem p     = whole;
-        p.n_tokens = plane_group_begin(view.n_tokens, g + 1) - begin;
+        p.n_tokens = engine_group_begin(view.n_tokens, g + 1) - begin;
         if (p.q) {
             p.q    += begin*p.q_stride_token;
             p.mask += begin*p.mask_stride_token;
@@ -454,7 +454,7 @@ std::vector<DevicePlane::WholeGroup> DevicePlane::whole_groups_of(int row, const
     return groups;
 }
 
-void DevicePlane::attend_all(int row, const PlaneView & view, const PlaneAttend & args, int s, Stream stream) {
+void GpuEngine::attend_all(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
     size_t     n_bytes  = 0;
     const auto groups   = whole_groups_of(row, view, args, s, n_bytes);
     const int  n_parts  = n_chunks(row, view);
@@ -504,10 +504,10 @@ void DevicePlane::attend_all(int row, const PlaneView & view, const PlaneAttend 
     }
 }
 
-void DevicePlane::attend(int row, const PlaneView & view, const PlaneAttend & given, void * stream) {
+void GpuEngine::attend(int row, const EngineView & view, const EngineAttend & given, void * stream) {
     use_device(index);
-    PlaneAttend args = given;
-    if (plane_groups(view.n_tokens) == 1 || (!args.selection && ring_memory.size())) {
+    EngineAttend args = given;
+    if (engine_groups(view.n_tokens) == 1 || (!args.selection && ring_memory.size())) {
         args.k_staging = args.v_staging = nullptr;  // read in place, or through the ring
     }
     if (args.selection) {

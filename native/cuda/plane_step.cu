@@ -7,7 +7,7 @@
 
 namespace edgekv::gpu {
 
-bool DevicePlane::upload_updates(const PlaneStep & step) {
+bool GpuEngine::upload_updates(const EngineStep & step) {
     const size_t offsets[] = { mirrors.newest, mirrors.oldest, mirrors.positions, mirrors.slots, mirrors.open };
 
     // the last part is left in `uploads[turn]`, whose event the caller records
@@ -35,26 +35,26 @@ bool DevicePlane::upload_updates(const PlaneStep & step) {
     return true;
 }
 
-void DevicePlane::keep_failure(const char * where) {
+void GpuEngine::keep_failure(const char * where) {
     const std::string sentence = take_failure();
     if (failed.empty() && !sentence.empty()) {
         failed = std::string("the GPU failed ") + where + ": " + sentence;
     }
 }
 
-bool DevicePlane::begin_node() {
+bool GpuEngine::begin_node() {
     take_failure();  // not a node's
     return failed.empty() && !error_stands() && use_device(index);
 }
 
-void DevicePlane::end_node(const char * name, void * stream, bool waits) {
+void GpuEngine::end_node(const char * name, void * stream, bool waits) {
     if (waits || (syncs && !stream_capturing(stream, nullptr))) {
         stream_sync(stream);
     }
     keep_failure((std::string("in the node ") + name).c_str());
 }
 
-bool DevicePlane::begin(const PlaneStep & step) {
+bool GpuEngine::begin(const EngineStep & step) {
     if (failed.empty()) {
         take_failure();
         if (!upload_step(step)) {
@@ -65,7 +65,7 @@ bool DevicePlane::begin(const PlaneStep & step) {
     return failed.empty() || fail_with(failed);
 }
 
-bool DevicePlane::upload_step(const PlaneStep & step) {
+bool GpuEngine::upload_step(const EngineStep & step) {
     if (!use_device(index) || !check()) {
         return false;
     }
@@ -97,14 +97,14 @@ bool DevicePlane::upload_step(const PlaneStep & step) {
     char * at = upload.host.data() + kUpdates*sizeof(int2);
     const StepState numbers = { step.n_ubatch, step.n_stale };
     std::memcpy(at, &numbers, sizeof(numbers));
-    std::memcpy(at + sizeof(numbers), step.stale, step.n_stale*sizeof(PlaneStale));
+    std::memcpy(at + sizeof(numbers), step.stale, step.n_stale*sizeof(EngineStale));
 
     return copy_async(state.data(), at, sizeof(numbers), main) &&
-           (step.n_stale == 0 || copy_async(stale.data(), at + sizeof(numbers), step.n_stale*sizeof(PlaneStale), main)) &&
+           (step.n_stale == 0 || copy_async(stale.data(), at + sizeof(numbers), step.n_stale*sizeof(EngineStale), main)) &&
            (!step.clear_observation || zero_async(mass.data(), 2*n_entries()*sizeof(float), main)) && event_record(upload.done, main);
 }
 
-bool DevicePlane::selected(edgekv_selected * out, int first_row, int n_rows) {
+bool GpuEngine::selected(edgekv_selected * out, int first_row, int n_rows) {
     const size_t n = (size_t) n_rows*shape.n_heads;
     std::vector<SampleTotals> of_selection(n);
     std::vector<AttendHits>   of_attention(n);
@@ -121,13 +121,13 @@ bool DevicePlane::selected(edgekv_selected * out, int first_row, int n_rows) {
     return true;
 }
 
-const char * DevicePlane::sketches(int row, int stream) {
+const char * GpuEngine::sketches(int row, int stream) {
     const RowSketches & s = row_sketches[row];
 
     return s.kind == SketchKind::none ? nullptr : s.data.data() + stream*s.stream_bytes;
 }
 
-const int32_t * DevicePlane::last_rows(int row, int list, int & n_rows, const float *& weights) {
+const int32_t * GpuEngine::last_rows(int row, int list, int & n_rows, const float *& weights) {
     n_rows  = 0;
     weights = nullptr;
     int32_t n = 0;

@@ -558,7 +558,7 @@ edgekv_memory edgekv_get_memory(const edgekv_context * ctx) {
     out.arena_bytes       = ctx->hierarchy.arena_bytes();
     out.table_bytes       = ctx->hierarchy.table_bytes();
     if (ctx->plane) {
-        const PlaneBytes device = ctx->plane->bytes();
+        const EngineBytes device = ctx->plane->bytes();
         out.observation_bytes = device.mass;
         out.workspace_bytes   = device.workspace;
         out.sketch_bytes      = device.sketches;

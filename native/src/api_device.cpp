@@ -10,7 +10,7 @@ bool edgekv_get_device(const edgekv_context * ctx, edgekv_device * out) {
         return false;
     }
 
-    const PlaneBytes bytes = ctx->plane->bytes();
+    const EngineBytes bytes = ctx->plane->bytes();
     *out = { ctx->params.placement.kind, ctx->params.placement.index, ctx->plane->stream(), ctx->plane->arena(),
              ctx->hierarchy.dims.slot_bytes, bytes.n_slots, bytes.n_slots_max, ctx->n_cells, ctx->plane->rows(),
              bytes.budget, bytes.fixed, ctx->staging.bytes() };

@@ -235,7 +235,7 @@ bool edgekv_context::end_ubatch(bool ok) {
         sketched.store(graph.sketches, std::memory_order_relaxed);
         n_last_observed.store(graph.n_observed < n_tokens ? graph.n_observed : 0, std::memory_order_relaxed);
         plane->end();
-        const PlaneView & staged = graph.staged;
+        const EngineView & staged = graph.staged;
         const bool        all    = ok && graph.n_staged == n_rows;
         hierarchy.end_fills([&](int stream, int page) {
             return all && stream >= staged.first_stream && stream < staged.first_stream + staged.n_streams &&
@@ -305,7 +305,7 @@ Layer * edgekv_context::served_layer(int il, const ggml_tensor * k) {
 bool edgekv_context::attends(const ggml_tensor * k, int64_t n_tokens_graph) const {
     const int64_t n_stream_graph = k->ne[3];
 
-    return n_tokens_graph%n_stream_graph == 0 && n_tokens_graph/n_stream_graph <= (plane ? kPlaneTokens : kMaxQueryTokens);
+    return n_tokens_graph%n_stream_graph == 0 && n_tokens_graph/n_stream_graph <= (plane ? kEngineTokens : kMaxQueryTokens);
 }
 
 bool edgekv_context::sketches() const {

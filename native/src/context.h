@@ -64,7 +64,7 @@ struct edgekv_context {
 
     // decoding thread, while the graph is built
     edgekv::Layer * served_layer(int il, const ggml_tensor * k);
-    bool attends(const ggml_tensor * k, int64_t n_tokens) const;  // decode-sized: kMaxQueryTokens a stream, on a plane kPlaneTokens
+    bool attends(const ggml_tensor * k, int64_t n_tokens) const;  // decode-sized: kMaxQueryTokens a stream, on a plane kEngineTokens
     bool reserve_workspace(edgekv::AttendProblem problem, int n_stream_graph);
     bool selects(const edgekv::Layer & layer, int n_cells_view) const;
 
@@ -153,7 +153,7 @@ struct edgekv_context {
     // on a device
     const edgekv::DeviceLibrary * library = nullptr;
     edgekv::Staging staging;  // before the plane, which waits for what is under way into it before either is freed
-    std::unique_ptr<edgekv::Plane> plane;
+    std::unique_ptr<edgekv::Engine> plane;
     int most_slots = INT_MAX;
     std::string problem;
     edgekv_status problem_status = EDGEKV_OK;
@@ -162,13 +162,13 @@ struct edgekv_context {
         bool built = false, attends = false, sketches = false, leads_all = false;
         int n_observed = 0;  // tokens
         int n_staged = 0;    // rows, all of the same view
-        edgekv::PlaneView staged = {};
+        edgekv::EngineView staged = {};
     } graph;
 
 private:
     bool lacks_room() const;
     void begin_plane(bool clear);
-    edgekv::PlaneShape plane_shape() const;
+    edgekv::EngineShape plane_shape() const;
     std::string why_not_placed(edgekv_status & status) const;
     float * mass(int which, const edgekv::Layer & layer, int stream) const;
     void clear_observation();

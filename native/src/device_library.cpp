@@ -33,7 +33,7 @@ const DeviceLibrary * open(const std::string & path) {
 #endif
     const DeviceLibrary * library = entry ? entry() : nullptr;
 
-    return library && library->abi == kPlaneAbi ? library : nullptr;
+    return library && library->abi == kEngineAbi ? library : nullptr;
 }
 
 // The installed one for cards; the emulated device is built by whoever tests with it, who names its library. "": there is none

@@ -56,7 +56,7 @@ const std::vector<MirrorUpdate> & Hierarchy::updates() {
             update.value = table[update.index];
             const auto fill = update.value < 0 ? fills.find(update.index) : fills.end();
             if (fill != fills.end() && !fill->second.over) {
-                update.value = plane_fill(fill->second.slot);
+                update.value = engine_fill(fill->second.slot);
             }
         }
     }

@@ -82,7 +82,7 @@ public:
 
     // On a plane: the pages that a step of a stream fills, and the one before them, have slots of their own, behind the caller's: they are
     // written through, so that the newest tokens need no copy. 0: none.
-    int n_tail_pages() const { return kPlaneTokens/dims.page_tokens + 2; }  // a step may begin within a page
+    int n_tail_pages() const { return kEngineTokens/dims.page_tokens + 2; }  // a step may begin within a page
     int n_tail_slots() const { return dims.n_rows*dims.n_heads*dims.n_stream*n_tail_pages(); }
     void set_tail(int first_slot) {
         tail_first = first_slot;

@@ -17,7 +17,7 @@ enum AttendSource { ATTEND_Q, ATTEND_MASK, ATTEND_K_IDXS, ATTEND_SINKS, N_ATTEND
 
 // Behind ggml_custom_op_params in a node's parameters.
 struct NodeParams {
-    PlaneView view;
+    EngineView view;
     int16_t next_row;  // that this node prepares, -1: none
     uint16_t flags;
 };
@@ -35,8 +35,8 @@ NodeParams get_params(const ggml_tensor * node) {
     return params;
 }
 
-PlaneView view_of(edgekv_context & ctx, const ggml_tensor * k, int64_t n_tokens) {
-    PlaneView view = {};
+EngineView view_of(edgekv_context & ctx, const ggml_tensor * k, int64_t n_tokens) {
+    EngineView view = {};
     view.n_cells      = (int32_t) k->ne[2];
     view.n_streams    = (int32_t) k->ne[3];
     view.first_stream = (int32_t) (k->view_offs/k->nb[3]);
@@ -59,7 +59,7 @@ void run_store_on(const Layer & layer, const ggml_tensor * node, void * stream) 
     const auto       src    = [&](StoreSource i) { return node->src[first + i]; };
     const Staging &  buffer = layer.owner->staging;
 
-    PlaneStore args = {};
+    EngineStore args = {};
     args.k = data(src(STORE_K_CUR));
     args.v = data(src(STORE_V_CUR));
     args.k_stride_token = src(STORE_K_CUR)->nb[2];
@@ -81,7 +81,7 @@ void run_store_on(const Layer & layer, const ggml_tensor * node, void * stream) 
     layer.owner->plane->store(layer.info.row, params.view, args, stream);
 }
 
-PlaneQuery query_of(const Layer & layer, const ggml_tensor * q, const ggml_tensor * mask, const ggml_tensor * k_idxs, const ggml_tensor * sinks) {
+EngineQuery query_of(const Layer & layer, const ggml_tensor * q, const ggml_tensor * mask, const ggml_tensor * k_idxs, const ggml_tensor * sinks) {
     return { data(q), q->nb[2], q->nb[1], mask->type == GGML_TYPE_F16 ? MaskType::f16 : MaskType::f32, data(mask), mask->nb[1], mask->nb[3],
              static_cast<const int64_t *>(k_idxs->data), reinterpret_cast<const float *>(data(sinks)), layer.scale, layer.softcap };
 }
@@ -91,7 +91,7 @@ void run_attend_on(const Layer & layer, const ggml_tensor * node, void * stream)
     const edgekv_context & ctx    = *layer.owner;
     const NodeParams       params = get_params(node);
 
-    PlaneAttend args = {};
+    EngineAttend args = {};
     args.query     = query_of(layer, node->src[ATTEND_Q], node->src[ATTEND_MASK], node->src[ATTEND_K_IDXS], node->src[ATTEND_SINKS]);
     args.out       = static_cast<char *>(node->data);
     args.selection = params.flags & SELECTS ? &ctx.params.selection : nullptr;
@@ -105,7 +105,7 @@ void run_attend_on(const Layer & layer, const ggml_tensor * node, void * stream)
 using Run = void (*)(const Layer &, const ggml_tensor *, void *);
 
 void run_node(Run run, const Layer & layer, const ggml_tensor * node, void * stream, bool waits) {
-    Plane & plane = *layer.owner->plane;
+    Engine & plane = *layer.owner->plane;
     if (plane.begin_node()) {
         char name[64];  // llama.cpp gives the last node of a layer's attention another
         std::snprintf(name, sizeof(name), "edgekv_%s-%d", run == run_store_on ? "store" : "attend", layer.il);
@@ -155,7 +155,7 @@ bool device_node_supported(int device, const ggml_tensor * node) {
 
 bool device_graph_begin(int device, ggml_cgraph * graph) {
     edgekv_context * ctx = nullptr;
-    PlaneGraph rows;
+    EngineGraph rows;
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         const ggml_tensor * node = ggml_graph_node(graph, i);
         if (node->op != GGML_OP_CUSTOM || !device_node_supported(device, node)) {
@@ -261,7 +261,7 @@ ggml_tensor * build_attend_device(edgekv_context & ctx, Layer & layer, const lla
     }
     params.flags = (uint16_t) ((selects ? SELECTS : 0) | (ctx.params.observe ? OBSERVES : 0));
     ctx.graph.attends    = true;
-    ctx.graph.n_observed = ctx.params.observe ? plane_observed(params.view.n_tokens)*params.view.n_streams : 0;
+    ctx.graph.n_observed = ctx.params.observe ? engine_observed(params.view.n_tokens)*params.view.n_streams : 0;
 
     ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.q->ne[0]*args.q->ne[1], args.q->ne[2], 1, 1, sources,
                                         N_ATTEND_SOURCES, kAttend, 1, &layer);

@@ -22,8 +22,8 @@ std::string mebibytes(size_t n_bytes) {
 
 }  // namespace
 
-PlaneShape edgekv_context::plane_shape() const {
-    PlaneShape shape = {};
+EngineShape edgekv_context::plane_shape() const {
+    EngineShape shape = {};
     shape.n_heads          = n_heads;
     shape.n_stream         = n_stream;
     shape.n_cells          = n_cells;
@@ -40,7 +40,7 @@ PlaneShape edgekv_context::plane_shape() const {
         const ggml_tensor * k = layer->seam.k;
         const ggml_tensor * v = layer->seam.v;
 
-        PlaneRow row = {};
+        EngineRow row = {};
         row.n_head          = layer->info.n_head;
         row.n_head_kv       = layer->info.n_head_kv;
         row.head_dim        = layer->info.head_dim;
@@ -177,15 +177,15 @@ bool edgekv_context::place() {
     }
     // the widest ubatches that the hook serves, so that nothing has to grow later
     for (const auto & layer : layers) {
-        PlaneView wide = {};
+        EngineView wide = {};
         wide.n_cells   = n_cells;
         wide.n_streams = 1;
-        wide.n_tokens  = kPlaneTokens;
-        PlaneView many = wide;
+        wide.n_tokens  = kEngineTokens;
+        EngineView many = wide;
         many.n_streams = n_stream;
         many.n_tokens  = 1;
         const int row = layer->info.row;
-        for (const PlaneView & view : { wide, many }) {
+        for (const EngineView & view : { wide, many }) {
             if (row >= 0 && (!plane->reserve_workspace(row, view, SketchKind::none, false) ||
                              (sparse && !plane->reserve_workspace(row, view, (SketchKind) params.selection.sketch, true)))) {
                 return refuse(library->last_error(), EDGEKV_NO_MEMORY);
@@ -236,12 +236,12 @@ const char * edgekv_context::failure() {
 
 // before the graph: what changed, and the numbers of this ubatch
 void edgekv_context::begin_plane(bool clear) {
-    std::vector<PlaneStale> stale;
+    std::vector<EngineStale> stale;
     for (const StaleGroup & group : hierarchy.stale_groups()) {
         stale.push_back({ group.stream, group.group, group.valid });
     }
 
-    PlaneStep step = {};
+    EngineStep step = {};
     step.updates           = hierarchy.updates().data();
     step.n_updates         = hierarchy.updates().size();
     step.stale             = stale.data();

@@ -37,8 +37,8 @@ struct Options {
 // One context: home, what a graph has as tensors, and the plane.
 class Decoder {
 public:
-    static PlaneShape shape_over(char * home, size_t budget) {
-        PlaneShape shape = {};
+    static EngineShape shape_over(char * home, size_t budget) {
+        EngineShape shape = {};
         shape.n_heads          = kHeads;
         shape.n_stream         = 1;
         shape.n_cells          = kCells;
@@ -59,7 +59,7 @@ public:
         test::must(gpu::stream_create(&main));
         stream = main;
         bool made;
-        plane = std::make_unique<gpu::DevicePlane>(0, shape, main);
+        plane = std::make_unique<gpu::GpuEngine>(0, shape, main);
         test::must(plane->init() && (options.sparse ? plane->reserve_sketches(options.kind, made) : plane->reserve_ring()));
         for (int row = 0; row < kRows; ++row) {
             test::must(plane->reserve_workspace(row, view(), options.kind, options.sparse));
@@ -80,7 +80,7 @@ public:
 
     char * k(int row) const { return home.data() + (size_t) 2*row*kCells*kCellBytes; }
     char * v(int row) const { return k(row) + kCells*kCellBytes; }
-    PlaneView view() const { return { n_view, 1, 0, 1, 0, plane ? plane->generation() : 0 }; }
+    EngineView view() const { return { n_view, 1, 0, 1, 0, plane ? plane->generation() : 0 }; }
 
     // K, V and Q of every row, the mask and the cell: the tensors that llama.cpp sets before the graph
     void set_inputs(int token) {
@@ -100,7 +100,7 @@ public:
     // its rows
     std::pair<int, int> begin_split(int split) {
         const int first = split*kRows/options.n_splits, end = (split + 1)*kRows/options.n_splits;
-        PlaneGraph graph;
+        EngineGraph graph;
         for (int row = 0; row < kRows; ++row) {
             graph.stores.push_back(row >= first && row < end);
         }
@@ -134,8 +134,8 @@ public:
                 updates.push_back({ Mirror::open, group - 1, 0 });
             }
         }
-        const PlaneStale stale = { 0, group - 1, ~uint64_t{0} };
-        PlaneStep step = {};
+        const EngineStale stale = { 0, group - 1, ~uint64_t{0} };
+        EngineStep step = {};
         step.updates           = updates.data();
         step.n_updates         = updates.size();
         step.stale             = &stale;
@@ -158,8 +158,8 @@ public:
         for (int row = first_row; row < end_row; ++row) {
             const float * at = inputs.data() + row*(2*kHeads*kDim + kQuery);
             const int next = row + 1 < kRows ? row + 1 : -1;
-            PlaneView here = view();
-            PlaneStore store = {};
+            EngineView here = view();
+            EngineStore store = {};
             store.k = (const char *) at;
             store.v = (const char *) (at + kHeads*kDim);
             store.k_stride_token = store.v_stride_token = kHeads*kDim*sizeof(float);
@@ -170,7 +170,7 @@ public:
             node("store-", row, [&] { plane->store(row, here, store, stream); });
 
             here.leads = row == 0;
-            PlaneAttend attend = {};
+            EngineAttend attend = {};
             attend.query = { (const char *) (at + 2*kHeads*kDim), kQuery*sizeof(float), kDim*sizeof(float), MaskType::f16,
                              (const char *) mask.data(), n_view*2u, n_view*2u, cell.data(), nullptr, 0.125f, 0.0f };
             attend.out      = (char *) (out.data() + row*kQuery);
@@ -195,7 +195,7 @@ public:
             plane->renew();
         }
         // ggml's rule: a node with other parameters is recorded again
-        const PlaneView now = view();
+        const EngineView now = view();
         if (std::memcmp(&now, &recorded, sizeof(now)) != 0) {
             recordings.clear();
             recorded = now;
@@ -300,7 +300,7 @@ public:
     // What the n newest tokens attend to in the first row, `together` of which are served at a time
     std::vector<float> several(int newest, int n, size_t together_bytes) {
         plane->together_bytes = together_bytes;
-        PlaneView here = view();
+        EngineView here = view();
         here.n_tokens = n;
         here.leads    = 1;
         test::must(plane->reserve_workspace(0, here, options.kind, true));
@@ -318,7 +318,7 @@ public:
         const DeviceArray<float> q(values), found(values.size());
         const DeviceArray<uint16_t> masks(bias);
         const DeviceArray<int64_t> idxs(cells);
-        PlaneAttend attend = {};
+        EngineAttend attend = {};
         attend.query = { (const char *) q.data(), kQuery*sizeof(float), kDim*sizeof(float), MaskType::f16, (const char *) masks.data(), n_view*2u,
                          (size_t) n*n_view*2u, idxs.data(), nullptr, 0.125f, 0.0f };
         attend.out       = (char *) found.data();
@@ -331,8 +331,8 @@ public:
     }
 
     const Options options;
-    PlaneShape shape = {};
-    std::unique_ptr<gpu::DevicePlane> plane;
+    EngineShape shape = {};
+    std::unique_ptr<gpu::GpuEngine> plane;
     DeviceArray<char> home;
 
 private:
@@ -352,7 +352,7 @@ private:
     DeviceArray<uint16_t> mask{kCells + 256};
     DeviceArray<int64_t> cell{1};
     std::map<int, std::unique_ptr<Recording>> recordings;
-    PlaneView recorded = {};
+    EngineView recorded = {};
 };
 
 template <class T>
@@ -454,7 +454,7 @@ void check_staging(int n_splits) {
     constexpr int kTokens = 32, kView = 256;
     constexpr size_t kBuffer = kCells*kCellBytes;
     Decoder decoder({ false, 0, false, "prompt", n_splits });
-    gpu::DevicePlane & plane = *decoder.plane;
+    gpu::GpuEngine & plane = *decoder.plane;
     DeviceArray<char> staging(4*kBuffer);
     DeviceArray<float> inputs(kTokens*kHeads*kDim);
     DeviceArray<int64_t> cells(kTokens);
@@ -473,7 +473,7 @@ void check_staging(int n_splits) {
             for (int row = first; row < end; ++row) {
                 const int  next = row + 1 < kRows ? row + 1 : -1;
                 const auto half = [&](int which) { return which < 0 ? nullptr : staging.data() + which%2*2*kBuffer; };
-                PlaneStore store = {};
+                EngineStore store = {};
                 store.k = store.v = (const char *) inputs.data();
                 store.k_stride_token = store.v_stride_token = kHeads*kDim*sizeof(float);
                 store.k_stride_head  = store.v_stride_head  = kDim*sizeof(float);
@@ -517,8 +517,8 @@ void check_generations() {
 void check_refusals() {
     std::vector<char> home(2*kRows*kCells*kCellBytes);
     const auto make = [&]() -> std::string {
-        gpu::DevicePlane plane(0, Decoder::shape_over(home.data(), 0), nullptr);
-        const PlaneView view = { 256, 1, 0, 1, 0, 0 };
+        gpu::GpuEngine plane(0, Decoder::shape_over(home.data(), 0), nullptr);
+        const EngineView view = { 256, 1, 0, 1, 0, 0 };
         bool made;
         const bool all = plane.init() && plane.reserve_sketches(SketchKind::b3, made) && plane.reserve_ring() &&
                           plane.reserve_workspace(0, view, SketchKind::b3, true) && plane.reserve_arena(INT_MAX, 4);

@@ -1,10 +1,10 @@
-// The engine of plane.h over gpu.h: memory (plane_memory.cu), what surrounds a ubatch (plane_step.cu), nodes (plane_nodes.cu).
+// The engine of plane/device/engine.h over gpu.h: memory (plane_memory.cu), what surrounds a ubatch (plane_step.cu), nodes (plane_nodes.cu).
 #pragma once
 
 #include "attend_device.h"
 #include "choose_device.h"
 #include "move_device.h"
-#include "plane.h"
+#include "plane/device/engine.h"
 #include "sight_device.h"
 #include "sketch_device.h"
 #include "step_state.h"

@@ -6,7 +6,7 @@
 #include "edgekv.h"
 #include "hierarchy.h"
 #include "llama-edgekv.h"
-#include "plane.h"
+#include "plane/device/engine.h"
 #include "staging.h"
 
 #include <atomic>

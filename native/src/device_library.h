@@ -1,7 +1,7 @@
 // The libraries with device code, opened when they are first asked for.
 #pragma once
 
-#include "plane.h"
+#include "plane/device/engine.h"
 
 #include "ggml-backend.h"
 

@@ -5,7 +5,7 @@
 #include "buffer.h"
 #include "edgekv.h"
 #include "llama-edgekv.h"
-#include "plane.h"
+#include "plane/device/engine.h"
 #include "sketch.h"
 
 #include <cstdint>

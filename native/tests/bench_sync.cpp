@@ -1,7 +1,7 @@
-// Times Hierarchy::sync() on one thread: what a decoded token pays to find out which cells changed.
+// Times Pages::sync() on one thread: what a decoded token pays to find out which cells changed.
 //   bench_sync [rounds=2000]
 // Prints medians in microseconds by the number of cells, with the log of changes and without it (every cell looked at).
-#include "hierarchy.h"
+#include "pages/pages.h"
 
 #include <algorithm>
 #include <chrono>
@@ -15,25 +15,25 @@ using namespace edgekv;
 namespace {
 
 double median_us(int n_cells, int rounds, bool uses_log) {
-    const int pages = n_cells/16;
+    const int n_pages = n_cells/16;
     FakeCache cache(1, FakeCells(n_cells));
-    Hierarchy tiers;
-    tiers.shape({ 2, 2, 1, n_cells, 16, pages, pages, 64 });
+    Pages pages;
+    pages.shape({ 2, 2, 1, n_cells, 16, n_pages, n_pages, 64 }, 64);
     g_uses_log = uses_log;
     for (int c = 0; c < n_cells - rounds; ++c) {
         cache[0].store(c, c);
     }
-    tiers.sync(as_context(cache), 0, true);
-    tiers.sketches_are_true();
+    pages.sync(as_context(cache), 0, true);
+    pages.stale.built();
 
     std::vector<double> times;
     for (int c = n_cells - rounds; c < n_cells; ++c) {
         cache[0].store(c, c);
         const auto began = std::chrono::steady_clock::now();
-        tiers.sync(as_context(cache), 1, true);
-        tiers.sketches_are_true();
+        pages.sync(as_context(cache), 1, true);
+        pages.stale.built();
         times.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - began).count());
-        tiers.changes_delivered();
+        pages.cells.changes_delivered();
     }
     std::nth_element(times.begin(), times.begin() + times.size()/2, times.end());
 

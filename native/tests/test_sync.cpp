@@ -1,5 +1,5 @@
-// Hierarchy::sync() against one that looks at every cell, through random events; and that it looks at what changed only.
-#include "hierarchy.h"
+// Pages::sync() against one that looks at every cell, through random events; and that it looks at what changed only.
+#include "pages/pages.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -20,7 +20,7 @@ void check(bool ok, const char * what, int seed, int step) {
     }
 }
 
-HierarchyShape shape_of(int n_stream, int n_cells, int page_tokens) {
+PageShape shape_of(int n_stream, int n_cells, int page_tokens) {
     const int pages = (n_cells + page_tokens - 1)/page_tokens;
 
     return { 2, 2, n_stream, n_cells, page_tokens, pages, n_stream*pages, 64 };
@@ -52,10 +52,10 @@ void try_and_undo(FakeCells & cells, int first, int n) {
     }
 }
 
-int open_of(const Hierarchy & tiers, int stream, int n_cells) {
+int open_of(const StaleGroups & stale, int stream, int n_cells) {
     int open = -1, n = 0;
     for (int group = 0; group < (n_cells + kGroupCells - 1)/kGroupCells; ++group) {
-        if (tiers.is_open(stream, group)) {
+        if (stale.is_open(stream, group)) {
             open = group;
             n += 1;
         }
@@ -65,7 +65,7 @@ int open_of(const Hierarchy & tiers, int stream, int n_cells) {
 }
 
 // Every group with a key in it is sketched, named, or open; and what is open holds keys, but not in every cell.
-void check_groups(const Hierarchy & tiers, const FakeCells & cells, int stream, int n_cells, const std::vector<uint64_t> & sketched, int seed,
+void check_groups(const StaleGroups & stale_groups, const FakeCells & cells, int stream, int n_cells, const std::vector<uint64_t> & sketched, int seed,
                   int step) {
     for (int group = 0; group < (int) sketched.size(); ++group) {
         uint64_t valid = 0;
@@ -73,10 +73,10 @@ void check_groups(const Hierarchy & tiers, const FakeCells & cells, int stream, 
             valid |= cells.pos[c] >= 0 ? uint64_t{1} << (c - group*kGroupCells) : 0;
         }
         bool named = false;
-        for (const StaleGroup & stale : tiers.stale_groups()) {
+        for (const StaleGroup & stale : stale_groups.to_build()) {
             named = named || (stale.stream == stream && stale.group == group && stale.valid == valid);
         }
-        const bool open = tiers.is_open(stream, group);
+        const bool open = stale_groups.is_open(stream, group);
         check(!(open && named), "a group is open and named", seed, step);
         check(open || named || sketched[group] == valid, "a group has no true sketch", seed, step);
         check(!open || (valid != 0 && ~valid != 0), "a group is open that is full or empty", seed, step);
@@ -91,9 +91,9 @@ void fuzz(int seed) {
     const int page_tokens = 16 << below(3);
     const int n_cells     = 256 + below(40)*16 + below(2)*8;
     FakeCache cache(n_stream, FakeCells(n_cells));
-    Hierarchy ours, all;
-    ours.shape(shape_of(n_stream, n_cells, page_tokens));
-    all.shape(shape_of(n_stream, n_cells, page_tokens));
+    Pages ours, all;
+    ours.shape(shape_of(n_stream, n_cells, page_tokens), 64);
+    all.shape(shape_of(n_stream, n_cells, page_tokens), 64);
 
     std::vector<std::vector<uint64_t>> sketched(n_stream, std::vector<uint64_t>((n_cells + kGroupCells - 1)/kGroupCells, 0));
     int32_t position = 0;
@@ -133,40 +133,40 @@ void fuzz(int seed) {
         g_uses_log = false;
         all.sync(as_context(cache), n, sketches);
 
-        check(ours.changed_pages() == all.changed_pages(), "other pages changed", seed, step);
+        check(ours.cells.changed_pages() == all.cells.changed_pages(), "other pages changed", seed, step);
         for (int s = 0; s < n_stream; ++s) {
-            const int pages = ours.dims.pages_per_stream;
-            check(std::equal(ours.newest(s), ours.newest(s) + pages, all.newest(s)), "another newest position", seed, step);
-            check(std::equal(ours.oldest(s), ours.oldest(s) + pages, all.oldest(s)), "another oldest position", seed, step);
+            const int pages = (n_cells + page_tokens - 1)/page_tokens;
+            check(std::equal(ours.cells.newest(s), ours.cells.newest(s) + pages, all.cells.newest(s)), "another newest position", seed, step);
+            check(std::equal(ours.cells.oldest(s), ours.cells.oldest(s) + pages, all.cells.oldest(s)), "another oldest position", seed, step);
             for (int page = 0; page < pages; ++page) {  // and both are what the cells say
                 int32_t newest = -1;
                 for (int c = page*page_tokens; c < std::min((page + 1)*page_tokens, n_cells); ++c) {
                     newest = std::max(newest, cache[s].pos[c]);
                 }
-                check(ours.newest(s)[page] == newest, "not the newest position", seed, step);
+                check(ours.cells.newest(s)[page] == newest, "not the newest position", seed, step);
             }
         }
-        const auto a = sorted(ours.stale_groups()), b = sorted(all.stale_groups());
+        const auto a = sorted(ours.stale.to_build()), b = sorted(all.stale.to_build());
         check(a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), same), "other groups are stale", seed, step);
         check(sketches || a.empty(), "groups are named though nothing is sketched", seed, step);
         for (int s = 0; sketches && s < n_stream; ++s) {
-            check(open_of(ours, s, n_cells) == open_of(all, s, n_cells), "another group is open", seed, step);
-            check_groups(ours, cache[s], s, n_cells, sketched[s], seed, step);
+            check(open_of(ours.stale, s, n_cells) == open_of(all.stale, s, n_cells), "another group is open", seed, step);
+            check_groups(ours.stale, cache[s], s, n_cells, sketched[s], seed, step);
         }
         if (sketches && below(2)) {
-            for (const StaleGroup & built : ours.stale_groups()) {
+            for (const StaleGroup & built : ours.stale.to_build()) {
                 sketched[built.stream][built.group] = built.valid;
             }
-            ours.sketches_are_true();
-            all.sketches_are_true();
+            ours.stale.built();
+            all.stale.built();
         }
         if (below(20) == 0) {
-            ours.mark_all_stale();
-            all.mark_all_stale();
+            ours.stale.mark_all();
+            all.stale.mark_all();
         }
         if (below(4)) {
-            ours.changes_delivered();
-            all.changes_delivered();
+            ours.cells.changes_delivered();
+            all.cells.changes_delivered();
         }
     }
 }
@@ -174,26 +174,26 @@ void fuzz(int seed) {
 // cells that one decoded token looks at, in a cache of so many
 uint64_t looked_per_token(int n_cells, bool sketches) {
     FakeCache cache(1, FakeCells(n_cells));
-    Hierarchy tiers;
-    tiers.shape(shape_of(1, n_cells, 16));
+    Pages pages;
+    pages.shape(shape_of(1, n_cells, 16), 64);
     int position = 0;
     for (; position < 200; ++position) {
         cache[0].store(position, position);
     }
-    tiers.sync(as_context(cache), 200, sketches);
-    tiers.sketches_are_true();
+    pages.sync(as_context(cache), 200, sketches);
+    pages.stale.built();
 
-    const uint64_t before = tiers.n_looked();
+    const uint64_t before = pages.n_looked();
     for (int i = 0; i < 64; ++i, ++position) {
         try_and_undo(cache[0], position, 1);
         cache[0].store(position, position);
-        tiers.sync(as_context(cache), 1, sketches);
+        pages.sync(as_context(cache), 1, sketches);
         if (sketches) {
-            tiers.sketches_are_true();
+            pages.stale.built();
         }
     }
 
-    return (tiers.n_looked() - before)/64;
+    return (pages.n_looked() - before)/64;
 }
 
 }  // namespace

@@ -22,9 +22,9 @@ extern "Python" void edgekv_py_ubatch(edgekv_context *, void *);
 """
 
 MODULES = {
-    "core": ("edgekv._native._core", "edgekv.h", CALLBACKS),
-    "cpu": ("edgekv._native._cpu", "edgekv_cpu.h", ""),
-    "server": ("edgekv._native._server", "edgekv_server.h", ""),
+    "core": ("edgekv._native._core", ("edgekv.h", "edgekv_testing.h"), CALLBACKS),
+    "cpu": ("edgekv._native._cpu", ("edgekv_cpu.h",), ""),
+    "server": ("edgekv._native._server", ("edgekv_server.h",), ""),
 }
 
 
@@ -37,10 +37,10 @@ def declarations(header: str) -> str:
 
 
 def main(which: str, output: str) -> None:
-    name, header, callbacks = MODULES[which]
+    name, headers, callbacks = MODULES[which]
     ffi = FFI()
-    ffi.cdef(declarations(header) + callbacks)
-    ffi.set_source(name, f'#include "{header}"')
+    ffi.cdef("".join(declarations(header) for header in headers) + callbacks)
+    ffi.set_source(name, "\n".join(f'#include "{header}"' for header in headers))
     ffi.emit_c_code(output)
 
 

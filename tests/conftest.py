@@ -45,13 +45,13 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture
 def single_precision() -> Iterator[None]:
     """Prompts in single precision, where the processor's own kernel rounds operands to bf16: for bounds tighter than that."""
-    from edgekv._native import core
+    from edgekv._native import core, testing
 
     before = core.isa()
     if before in ("avx512bf16", "amx"):
-        core.set_isa("avx512")
+        testing.set_isa("avx512")
     yield
-    core.set_isa(before)
+    testing.set_isa(before)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from edgekv.config import KvOptions
 from edgekv.runtime import Runtime
 
 import llama_cpp
+from edgekv._native import core
 
 
 class Context:
@@ -77,3 +78,9 @@ def attached(path: Path, options: KvOptions = KvOptions(), **arguments) -> Itera
         yield context, runtime.find(context.address)
     finally:
         context.close()
+
+
+def n_hooked(run: Runtime) -> int:
+    """Ubatches so far that nodes of ours attended, those of a run that goes on included."""
+    seen = core.observation(run._native_handle())
+    return run.stats.n_ubatches_hooked + (0 if seen.ends_run else seen.n_ubatches_hooked)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from contexts import attached
+from contexts import attached, n_hooked
 from decoding import kld
 from double import Reference, as_values, rounding
 from fake_gpus import RATES
@@ -91,9 +91,9 @@ def test_logits_are_those_of_the_host_plane(synthetic, kind, shape, mode):
     exact = logits_of(open_model(path, "cpu"))
     llama = open_model(path, **options)
     plane_of(llama)
-    before = core.counters(llama.kv._native_handle()).n_hooked
+    before = n_hooked(llama.kv)
     ours = logits_of(llama)
-    assert core.counters(llama.kv._native_handle()).n_hooked - before == len(STEPS)
+    assert n_hooked(llama.kv) - before == len(STEPS)
     assert kld(exact, ours).max() <= SINGLE
     check(llama.kv)
 
@@ -110,7 +110,7 @@ def test_logits_are_those_of_double_precision(synthetic, shape, types, steps, mo
     llama = open_model(path, **options)
     plane_of(llama)
     ours = logits_of(llama, steps)
-    assert core.counters(llama.kv._native_handle()).n_hooked == len(steps)
+    assert n_hooked(llama.kv) == len(steps)
     tokens, cells = llama.input_ids[: llama.n_tokens].tolist(), llama.kv.cells
     assert np.array_equal(cells.stream(0).positions[: len(tokens)], np.arange(len(tokens)))
     stored = [[rows(layer)[0, : len(tokens)] for layer in (0, 1)] for rows in (cells.keys, cells.values)]
@@ -135,9 +135,9 @@ def test_steps_of_up_to_64_tokens_run_on_the_plane(synthetic, kind, shape, mode)
         stock = open_model(path, "cpu", mode="off")
         bound = 2 * kld(logits_of(stock, singles), logits_of(stock, LONG_STEPS)).mean()
     llama = open_model(path, **options)
-    before = core.counters(llama.kv._native_handle()).n_hooked
+    before = n_hooked(llama.kv)
     ours = logits_of(llama, LONG_STEPS)
-    assert core.counters(llama.kv._native_handle()).n_hooked - before == len(LONG_STEPS)
+    assert n_hooked(llama.kv) - before == len(LONG_STEPS)
     assert (kld(exact, ours).mean() if kind == "gpt-oss" else kld(exact, ours).max()) <= bound
     check(llama.kv)
 
@@ -277,7 +277,7 @@ def test_several_sequences(synthetic, unified: bool, mode: str, n_each: int):
             for seq, n in enumerate(ends):
                 context.decode(rng.integers(260, 350, n), range(n), [seq] * n)
             rows = []
-            before = core.counters(run._native_handle()).n_hooked
+            before = n_hooked(run)
             for _ in range(4):
                 tokens = rng.integers(260, 350, (3, n_each))
                 n_at_once = min(n_each, 5) if where == "cpu" else n_each  # of 3 sequences: the host plane serves 16 tokens
@@ -291,7 +291,7 @@ def test_several_sequences(synthetic, unified: bool, mode: str, n_each: int):
                 ends = [end + n_each for end in ends]
             logits[where] = np.concatenate(rows)
             if where == "emulated":
-                assert core.counters(run._native_handle()).n_hooked - before == 4
+                assert n_hooked(run) - before == 4
             check(run)
     assert kld(logits["cpu"], logits["emulated"]).max() <= SINGLE
 

@@ -17,7 +17,7 @@ from edgekv.config import KvOptions
 from edgekv.runtime import Runtime
 
 import llama_cpp  # after edgekv.runtime, which puts the libraries in place
-from edgekv._native import core, hierarchy
+from edgekv._native import core, hierarchy, testing
 
 pytestmark = pytest.mark.usefixtures("single_precision")
 
@@ -80,7 +80,7 @@ def test_logits_of_kernels_that_round_to_bf16(synthetic, isa: str, types, shape,
         pytest.skip("no q8_0 block divides such a row")
     path = synthetic("llama", dtype="f32", **{"n_head": 6} | shape)
     reference = Reference(path)
-    core.set_isa(isa)
+    testing.set_isa(isa)
     with attached(path, KvOptions(mode="exact"), n_ctx=1024, **ALONE | {"n_threads": n_threads}, type_k=types[0], type_v=types[1]) as (context, run):
         fill(context, run, DEPTH)
         for n in (17, 64, 200):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from contexts import Context, attached
+from contexts import Context, attached, n_hooked
 
 from edgekv import Llama, _native, runtime
 from edgekv.config import KvOptions
@@ -19,7 +19,6 @@ from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.runtime import Runtime
 from edgekv.vocab import KvMode
 
-from edgekv._native import core  # after edgekv.runtime, which puts the libraries in place
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -91,10 +90,10 @@ def test_the_mode_belongs_to_the_thread_that_decodes(synthetic):
         run.observers.clear()
         run.observers.append(lambda step: setattr(run, "mode", "off"))
         context.decode([271], [81], [0])
-        assert run.mode is KvMode.OFF and core.counters(run._native_handle()).n_hooked == 3
+        assert run.mode is KvMode.OFF and n_hooked(run) == 3
         run.observers.clear()
         context.decode([272], [82], [0])
-        assert core.counters(run._native_handle()).n_hooked == 3, "from the next step on"
+        assert n_hooked(run) == 3, "from the next step on"
 
         elsewhere(run)
         assert len(refused) == 2 and run.mode is KvMode.SPARSE, "nothing decodes"

@@ -10,7 +10,7 @@ from edgekv.kernels.sample import GROUP_CELLS, ONE, chances, sample, shares_of, 
 
 _native.prepare()
 
-from edgekv._native import core, hierarchy  # noqa: E402
+from edgekv._native import core, testing  # noqa: E402
 
 
 def case(seed: int, n_groups: int, group: int, hidden: float = 0.1) -> dict:
@@ -105,7 +105,7 @@ def test_kernels(isa, n_groups):
     for seed in range(20):
         arguments = case(seed, n_groups, group=1 + seed % 4)
         p, want = chances(**arguments), sample(**arguments)
-        rows, weights, n_certain = hierarchy.sample(**arguments, isa=isa)
+        rows, weights, n_certain = testing.sample(**arguments, isa=isa)
         assert (np.diff(rows) > 0).all() and len(rows) == len(weights)
         off = np.abs(ONE / weights.astype(np.float64) - p[rows])
         assert (off <= 2 + 2e-6 * p[rows]).all()

@@ -21,7 +21,7 @@ from edgekv.reports import SelectionReport
 from edgekv.runtime import Runtime
 
 import llama_cpp  # after edgekv.runtime, which puts the libraries in place
-from edgekv._native import core, device, hierarchy
+from edgekv._native import core, device, hierarchy, testing
 
 N_PROMPT = 600
 ALL = dict(mode="sparse", resolution=1e9, exact_tokens=0)
@@ -33,9 +33,9 @@ def open_model(path, **options) -> Llama:
     return Llama(str(path), **{"n_ctx": 1024, "n_threads": 2, "verbose": False, "logits_all": True, **options})
 
 
-def check(run: Runtime) -> hierarchy.NativeCheck:
+def check(run: Runtime) -> testing.NativeCheck:
     """Sketches equal a rebuild, slots hold what home holds, the tables agree with each other."""
-    found = hierarchy.check(run._native_handle())
+    found = testing.check(run._native_handle())
     assert found.n_groups_wrong == 0 and found.n_slots_wrong == 0, found
     if run._tiering is not None:
         run._tiering.hierarchy.check()

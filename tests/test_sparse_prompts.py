@@ -7,7 +7,7 @@ import pytest
 from contexts import attached
 from decoding import kld
 
-from edgekv._native import core
+from edgekv._native import testing
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
 
@@ -31,7 +31,7 @@ def read(context, first: int, end: int) -> np.ndarray:
 
 
 def blocks(run) -> tuple[int, int]:
-    return core.prompt_blocks(run._handle)
+    return testing.prompt_blocks(run._handle)
 
 
 def chunk_behind(path, options: KvOptions, n_threads: int = 2) -> tuple[np.ndarray, tuple[int, int], np.ndarray]:

@@ -69,11 +69,6 @@ def isa() -> str:
     return ffi.string(lib.edgekv_isa_name(lib.edgekv_isa())).decode()
 
 
-def set_isa(name: str) -> None:
-    """Use another instruction set from the next ubatch on, while nothing decodes; for tests."""
-    _check(lib.edgekv_set_isa(isa_available().index(name)))
-
-
 def isa_available() -> list[str]:
     names, number = [], 0
     while (name := lib.edgekv_isa_name(number)) != ffi.NULL:
@@ -354,13 +349,6 @@ def cells(handle: Handle, stream: int) -> NativeCells:
         np.zeros(out.n_cells, bool) if out.read_sparsely == ffi.NULL else _view(out.read_sparsely, np.bool_, (out.n_cells,)))
 
 
-def prompt_blocks(handle: Handle) -> tuple[int, int]:
-    """Of sparse prompts since the context was attached: blocks of 64 cells that were seen, and attended."""
-    seen, attended = ffi.new("int64_t *"), ffi.new("int64_t *")
-    lib.edgekv_get_prompt_blocks(handle, seen, attended)
-    return seen[0], attended[0]
-
-
 def stream_of(handle: Handle, seq_id: int) -> int:
     return lib.edgekv_stream_of(handle, seq_id)
 
@@ -404,17 +392,3 @@ def memory(handle: Handle) -> NativeMemory:
     out = lib.edgekv_get_memory(handle)
     return NativeMemory(out.home_bytes, out.observation_bytes, out.workspace_bytes, out.sketch_bytes, out.arena_bytes,
                         out.table_bytes, out.n_cells, out.n_cells_used, out.device_bytes, bool(out.pinned))
-
-
-@dataclass(frozen=True)
-class NativeCounters:
-    n_ubatches: int
-    n_hooked: int
-    n_tokens: int
-    n_tokens_hooked: int
-    n_cells_looked: int
-
-
-def counters(handle: Handle) -> NativeCounters:
-    out = lib.edgekv_get_counters(handle)
-    return NativeCounters(out.n_ubatches, out.n_hooked, out.n_tokens, out.n_tokens_hooked, out.n_cells_looked)

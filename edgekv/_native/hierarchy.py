@@ -15,9 +15,6 @@ SELECTED = np.dtype([(name, np.float64) for name in ("n_tokens", "n_visible", "n
                                                      "n_errors")])
 """One edgekv_selected: sums since the context was attached, of one KV head."""
 
-GROUP_TOKENS = 64
-"""Cells whose sketches share their ranges (native: kGroupCells)."""
-
 
 @dataclass(frozen=True)
 class NativeHierarchy:
@@ -133,46 +130,3 @@ def last_rows(handle: Handle, row: int, head: int, token: int = 0) -> tuple[np.n
     out = ffi.from_buffer("int32_t *", cells), ffi.from_buffer("float *", weights)
     _check(lib.edgekv_last_rows(handle, row, head, token, *out, len(cells), n))
     return cells, weights
-
-
-@dataclass(frozen=True)
-class NativeCheck:
-    n_groups_wrong: int
-    n_groups: int
-    n_slots_wrong: int
-    n_slots: int
-
-
-def check(handle: Handle) -> NativeCheck:
-    """Compare every sketch with one built anew, and every slot in the page table with home."""
-    out = lib.edgekv_check(handle)
-    return NativeCheck(out.n_groups_wrong, out.n_groups, out.n_slots_wrong, out.n_slots)
-
-
-def sample(shares: np.ndarray, tops: np.ndarray, sums: np.ndarray, visible: np.ndarray, certain: np.ndarray, resolution: float,
-           isa: int = 0) -> tuple[np.ndarray, np.ndarray, int]:
-    """Sampling for one query token and KV head, by the kernel of an instruction set: `edgekv.kernels.sample` in native code.
-
-    Args:
-        shares: uint16 [query head, cell], cells in groups of GROUP_TOKENS: exp(logit - top of the group), the upper half of a float32.
-        tops, sums: float32 [query head, group]: the largest logit of the group, and the sum of its exponentials.
-        visible, certain: bool [cell]: what the token sees, and what of it is read in any case.
-
-    Returns int32 [n] cells, ascending, float32 [n] their weights, and how many of them were certain.
-    """
-    shares = np.ascontiguousarray(shares, np.uint16)
-    tops, sums = (np.ascontiguousarray(array, np.float32) for array in (tops, sums))
-    group, n_cells = shares.shape
-    sight = np.ascontiguousarray(np.stack([_bits(visible), _bits(certain)], axis=1))
-    rows, weights = np.zeros(n_cells, np.int32), np.zeros(n_cells, np.float32)
-    args = ffi.new("edgekv_sample_args *", {
-        "n_groups": n_cells // GROUP_TOKENS, "group": group, "shares": ffi.from_buffer("uint16_t *", shares),
-        "tops": ffi.from_buffer("float *", tops), "sums": ffi.from_buffer("float *", sums), "sight": ffi.from_buffer("uint64_t *", sight),
-        "resolution": resolution, "rows": ffi.from_buffer("int32_t *", rows), "weights": ffi.from_buffer("float *", weights)})
-    _check(lib.edgekv_sample(args, isa))
-    return rows[: args.n_rows], weights[: args.n_rows], args.n_certain
-
-
-def _bits(cells: np.ndarray) -> np.ndarray:
-    """bool [cell] as uint64 [group]: cell c of a group is bit c."""
-    return np.packbits(np.asarray(cells, bool), bitorder="little").view("<u8").astype(np.uint64)

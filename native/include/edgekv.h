@@ -306,14 +306,6 @@ typedef struct {
     int n_cells_used;
 } edgekv_memory;
 
-typedef struct {
-    uint64_t n_ubatches;      /* computed to their end */
-    uint64_t n_hooked;        /* of these, attended by the hook: decode steps and prompts */
-    uint64_t n_tokens;
-    uint64_t n_tokens_hooked;
-    uint64_t n_cells_looked;  /* to find what changed before each ubatch: as many as changed, and their neighbours */
-} edgekv_counters;
-
 /* Called with `user` as last argument. They must not throw and must not free the context. */
 typedef struct {
     void (*attached)(edgekv_context * ctx, void * user);
@@ -365,9 +357,9 @@ EDGEKV_API edgekv_status edgekv_set_selection(edgekv_context * ctx, const edgekv
 /* The arena: n_slots slots, 0 for none. Pages in slots that remain stay where they are; the caller has released the others. */
 EDGEKV_API edgekv_status edgekv_set_arena(edgekv_context * ctx, int n_slots);
 EDGEKV_API edgekv_status edgekv_get_hierarchy(const edgekv_context * ctx, edgekv_hierarchy * out);
-/* Sparse prompts since the context was attached: blocks of 64 cells that some token of an item saw, and of these those that it attended,
-   summed over items, KV heads and layers. */
-EDGEKV_API void edgekv_get_prompt_blocks(const edgekv_context * ctx, int64_t * seen, int64_t * attended);
+/* Bytes of the sketches of one layer and one stream, also before there is a context. 0 with EDGEKV_SKETCH_NONE. `head_dim`: one that a
+   kernel serves. */
+EDGEKV_API size_t edgekv_sketch_bytes(edgekv_sketch kind, int head_dim, int n_head_kv, int n_cells);
 EDGEKV_API void edgekv_get_selected(const edgekv_context * ctx, edgekv_selected * out); /* [n_rows][n_heads] */
 
 /* Copies pages from home into their slots; nobody reads them there yet. */
@@ -431,41 +423,11 @@ EDGEKV_API edgekv_status edgekv_get_cells(const edgekv_context * ctx, int stream
 EDGEKV_API int edgekv_stream_of(const edgekv_context * ctx, int seq_id); /* -1: no cache */
 EDGEKV_API edgekv_status edgekv_get_rows(const edgekv_context * ctx, int il, bool value, edgekv_rows * out);
 EDGEKV_API edgekv_memory edgekv_get_memory(const edgekv_context * ctx);
-EDGEKV_API edgekv_counters edgekv_get_counters(const edgekv_context * ctx);
-
-/* What must always hold: the sketch of every group of 64 cells that is not about to be rebuilt equals one built from the keys in home, and every
-   slot in the page table holds the bytes of its page. Slow; between ubatches. Returns how many do not. */
-typedef struct {
-    int n_groups_wrong;
-    int n_groups;      /* compared */
-    int n_slots_wrong;
-    int n_slots;
-} edgekv_check_result;
-EDGEKV_API edgekv_check_result edgekv_check(const edgekv_context * ctx);
-
-/* Sampling as a function of arrays, for one query token and KV head: what mode sparse runs in each layer. Groups are of 64 cells; shares,
-   tops and sums as a scan of the sketches leaves them (native/src/sketch.h). */
-typedef struct {
-    int n_groups;
-    int group;                /* query heads */
-    const uint16_t * shares;  /* [group][64 * n_groups] */
-    const float * tops;       /* [group][n_groups] */
-    const float * sums;       /* [group][n_groups] */
-    const uint64_t * sight;   /* [n_groups][2]: a bit for each cell that is visible, and for each that is certain */
-    float resolution;
-    int32_t * rows;           /* out [64 * n_groups], ascending */
-    float * weights;          /* out, as many */
-    int n_rows;               /* out */
-    int n_certain;            /* out */
-} edgekv_sample_args;
-EDGEKV_API edgekv_status edgekv_sample(edgekv_sample_args * args, int isa);
 
 /* Instruction sets by number, portable first; the name is null past the last. */
 EDGEKV_API const char * edgekv_isa_name(int isa);
 EDGEKV_API bool edgekv_isa_supported(int isa);
 EDGEKV_API int edgekv_isa(void); /* in use */
-/* Uses another one from the next ubatch on, while nothing decodes; for tests. EDGEKV_UNSUPPORTED where this processor has it not. */
-EDGEKV_API edgekv_status edgekv_set_isa(int isa);
 
 /* cffi: end */
 

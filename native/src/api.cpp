@@ -204,6 +204,10 @@ Isa selected_isa() {
     return g_isa;
 }
 
+void select_isa(Isa isa) {
+    g_isa = isa;
+}
+
 bool hooks_enabled() {
     return g_enabled.load(std::memory_order_acquire);
 }
@@ -579,10 +583,6 @@ edgekv_memory edgekv_get_memory(const edgekv_context * ctx) {
     return out;
 }
 
-edgekv_counters edgekv_get_counters(const edgekv_context * ctx) {
-    return ctx->counters;
-}
-
 // ---- instruction sets --------------------------------------------------------------------------------------------------------
 
 const char * edgekv_isa_name(int isa) {
@@ -591,15 +591,6 @@ const char * edgekv_isa_name(int isa) {
 
 bool edgekv_isa_supported(int isa) {
     return isa >= 0 && isa < kNumIsa && isa_supported(kAllIsa[isa]);
-}
-
-edgekv_status edgekv_set_isa(int isa) {
-    if (!edgekv_isa_supported(isa)) {
-        return fail(EDGEKV_UNSUPPORTED, "there is no such instruction set here");
-    }
-    g_isa = kAllIsa[isa];
-
-    return EDGEKV_OK;
 }
 
 int edgekv_isa(void) {

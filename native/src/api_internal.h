@@ -14,6 +14,8 @@ constexpr int kNumIsa   = sizeof(kAllIsa)/sizeof(kAllIsa[0]);
 // keeps the sentence for edgekv_last_error() of this thread, and returns the status
 edgekv_status fail(edgekv_status status, const std::string & sentence);
 
+void select_isa(Isa isa);  // from the next ubatch on
+
 edgekv_status check_thread(const edgekv_context * ctx);  // EDGEKV_INVALID while another thread computes a ubatch
 edgekv_status check_selection(const edgekv_selection & s);
 

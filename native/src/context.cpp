@@ -190,7 +190,6 @@ void edgekv_context::begin_ubatch(int n_tokens_ubatch) {
 
     const edgekv_mode mode = wanted_mode.load(std::memory_order_acquire);
     hierarchy.sync(lctx, plane && mode != EDGEKV_MODE_OFF ? n_tokens : 0, mode == EDGEKV_MODE_SPARSE);
-    counters.n_cells_looked = hierarchy.n_looked();
 
     bool clear = false;
     if (run_delivered) {
@@ -253,13 +252,9 @@ bool edgekv_context::end_ubatch(bool ok) {
     }
 
     if (ok) {
-        counters.n_ubatches += 1;
-        counters.n_tokens   += n_tokens;
         pending.n_ubatches  += 1;
         pending.n_tokens    += n_tokens;
         if (hooked) {
-            counters.n_hooked         += 1;
-            counters.n_tokens_hooked  += n_tokens;
             pending.n_ubatches_hooked += 1;
             pending.n_tokens_hooked   += n_tokens;
         }

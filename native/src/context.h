@@ -148,8 +148,6 @@ struct edgekv_context {
     std::atomic<int> n_last_observed;        // tokens of it that were observed where not all were
     int n_threads = 0;            // the workspace is sized for
 
-    edgekv_counters counters = {};
-
     // on a device
     const edgekv::DeviceLibrary * library = nullptr;
     edgekv::Staging staging;  // before the plane, which waits for what is under way into it before either is freed

@@ -21,9 +21,9 @@ def open_model(path: Path | str, device: str, mode: str, vram: int | None = None
 
 def check(runtime: Runtime) -> None:
     """Every sketch and every slot of the page table is what home says, and the table agrees with itself."""
-    from edgekv._native import hierarchy
+    from edgekv._native import testing
 
-    found = hierarchy.check(runtime._native_handle())
+    found = testing.check(runtime._native_handle())
     assert found.n_groups_wrong == 0 and found.n_slots_wrong == 0, found
     if runtime._tiering is not None:
         runtime._tiering.hierarchy.check()

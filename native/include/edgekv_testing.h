@@ -1,0 +1,56 @@
+/* libedgekv: what only tests ask of it. The rules of edgekv.h hold here too. */
+#ifndef EDGEKV_TESTING_H
+#define EDGEKV_TESTING_H
+
+#include "edgekv.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* cffi: begin */
+
+/* What must always hold: the sketch of every group of 64 cells that is not about to be rebuilt equals one built from the keys in home, and every
+   slot in the page table holds the bytes of its page. Slow; between ubatches. Returns how many do not. */
+typedef struct {
+    int n_groups_wrong;
+    int n_groups;      /* compared */
+    int n_slots_wrong;
+    int n_slots;
+} edgekv_check_result;
+EDGEKV_API edgekv_check_result edgekv_check(const edgekv_context * ctx);
+
+/* Sampling as a function of arrays, for one query token and KV head: what mode sparse runs in each layer. Groups are of 64 cells; shares,
+   tops and sums as a scan of the sketches leaves them (native/src/sketch.h). */
+typedef struct {
+    int n_groups;
+    int group;                /* query heads */
+    const uint16_t * shares;  /* [group][64 * n_groups] */
+    const float * tops;       /* [group][n_groups] */
+    const float * sums;       /* [group][n_groups] */
+    const uint64_t * sight;   /* [n_groups][2]: a bit for each cell that is visible, and for each that is certain */
+    float resolution;
+    int32_t * rows;           /* out [64 * n_groups], ascending */
+    float * weights;          /* out, as many */
+    int n_rows;               /* out */
+    int n_certain;            /* out */
+} edgekv_sample_args;
+EDGEKV_API edgekv_status edgekv_sample(edgekv_sample_args * args, int isa);
+
+/* Uses another instruction set from the next ubatch on, while nothing decodes. EDGEKV_UNSUPPORTED where this processor has it not. */
+EDGEKV_API edgekv_status edgekv_set_isa(int isa);
+
+/* Cells looked at since the context was attached, to find what changed before each ubatch: as many as changed, and their neighbours. */
+EDGEKV_API uint64_t edgekv_cells_looked(const edgekv_context * ctx);
+
+/* Sparse prompts since the context was attached: blocks of 64 cells that some token of an item saw, and of these those that it attended,
+   summed over items, KV heads and layers. */
+EDGEKV_API void edgekv_get_prompt_blocks(const edgekv_context * ctx, int64_t * seen, int64_t * attended);
+
+/* cffi: end */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

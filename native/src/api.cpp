@@ -1,9 +1,8 @@
-// The C functions of edgekv.h and the hooks registered in libllama.
+// The library: its start, the contexts that it knows, and the hooks registered in libllama.
 #include "api_internal.h"
 #include "backends.h"
 #include "context.h"
 #include "device_library.h"
-#include "nodes.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -36,25 +35,6 @@ Library & library() {
 
 std::atomic<bool> g_enabled{false};
 Isa g_isa = Isa::portable;
-
-edgekv_status check_params(const edgekv_params & params) {
-    if (params.placement.kind < EDGEKV_DEVICE_HOST || params.placement.kind > EDGEKV_DEVICE_EMULATED || params.placement.index < 0) {
-        return fail(EDGEKV_INVALID, "there is no device number " + std::to_string(params.placement.index) + " of kind " +
-                                    std::to_string((int) params.placement.kind));
-    }
-    if (params.page_tokens < 16 || params.page_tokens % 16 != 0 || params.page_tokens > 4096) {
-        return fail(EDGEKV_INVALID, "page_tokens is " + std::to_string(params.page_tokens) +
-                                    "; it must be a multiple of 16 from 16 to 4096");
-    }
-    if (params.mode < EDGEKV_MODE_OFF || params.mode > EDGEKV_MODE_EVICT) {
-        return fail(EDGEKV_INVALID, "there is no KV mode number " + std::to_string((int) params.mode));
-    }
-    if (params.mode == EDGEKV_MODE_EVICT && params.placement.kind != EDGEKV_DEVICE_HOST) {
-        return fail(EDGEKV_INVALID, "mode evict runs on the processor only; use the device cpu");
-    }
-
-    return check_selection(params.selection);
-}
 
 edgekv_status choose_isa() {
     const char * wanted = std::getenv("EDGEKV_ISA");
@@ -143,15 +123,17 @@ void on_ubatch_end(llama_context * lctx, bool ok) {
 }
 
 bool on_build_store(llama_context * lctx, const llama_edgekv_store * args) {
-    edgekv_context * ctx = find_active(lctx);
+    edgekv_context * ctx   = find_active(lctx);
+    Layer *          layer = ctx ? ctx->served_layer(args->il, args->k) : nullptr;
 
-    return ctx && build_store(*ctx, *args);
+    return layer && ctx->plane->build_store(*layer, *args);
 }
 
 ggml_tensor * on_build_attend(llama_context * lctx, const llama_edgekv_attend * args) {
-    edgekv_context * ctx = find_active(lctx);
+    edgekv_context * ctx   = find_active(lctx);
+    Layer *          layer = ctx ? ctx->served_layer(args->il, args->k) : nullptr;
 
-    return ctx ? build_attend(*ctx, *args) : nullptr;
+    return layer ? ctx->plane->build_attend(*layer, *args) : nullptr;
 }
 
 // asked while a context's cache is made: only the defaults can know
@@ -166,7 +148,7 @@ bool on_home(ggml_backend_dev_t device) {
 bool on_plans(llama_context * lctx) {
     const edgekv_context * ctx = find_active(lctx);
 
-    return ctx && ctx->plane;
+    return ctx && ctx->plane->plans_graphs();
 }
 
 // the same
@@ -216,6 +198,10 @@ const void * this_thread_name() {
     static thread_local char name;
 
     return &name;
+}
+
+edgekv_status told(const Failure & failure) {
+    return failure ? fail(failure.status, failure.sentence) : EDGEKV_OK;
 }
 
 edgekv_status check_thread(const edgekv_context * ctx) {
@@ -360,227 +346,6 @@ void edgekv_detach(edgekv_context * ctx) {
 
 edgekv_context * edgekv_find(const llama_context * lctx) {
     return find(lctx);
-}
-
-llama_context * edgekv_llama(const edgekv_context * ctx) {
-    return ctx->lctx;
-}
-
-edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode) {
-    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
-        return status;
-    }
-    edgekv_params params = ctx->params;
-    params.mode = mode;
-    if (const edgekv_status status = check_params(params); status != EDGEKV_OK) {
-        return status;
-    }
-    if (mode == EDGEKV_MODE_EVICT && ctx->plane) {
-        return fail(EDGEKV_INVALID, "mode evict runs on the processor only, and this context runs on a device");
-    }
-    if (mode != EDGEKV_MODE_OFF && !hooks_enabled()) {
-        return fail(EDGEKV_DISABLED, "EDGEKV=0 is set: only the stock path can run");
-    }
-    if (mode == EDGEKV_MODE_SPARSE && ctx->wanted_mode.load(std::memory_order_relaxed) != mode && !ctx->reserve_sparse()) {
-        return fail(EDGEKV_NO_MEMORY, ctx->plane ? ctx->plane_error() : "there is no memory for the sketches of this context");
-    }
-    if (mode == EDGEKV_MODE_EXACT && ctx->plane && !ctx->plane->reserve_ring()) {
-        return fail(EDGEKV_NO_MEMORY, ctx->plane_error());
-    }
-    if (ctx->plane && mode == EDGEKV_MODE_OFF) {
-        ctx->release_arena();  // stock nodes copy K and V of each layer to the device: they can use it
-    } else if (ctx->plane && ctx->wanted_mode.load(std::memory_order_relaxed) == EDGEKV_MODE_OFF && !ctx->reserve_arena()) {
-        return fail(EDGEKV_NO_MEMORY, ctx->plane_error());
-    }
-    if (mode == EDGEKV_MODE_EVICT) {
-        llama_edgekv_allow_gaps(ctx->lctx);
-    }
-    ctx->wanted_mode.store(mode, std::memory_order_release);
-
-    return EDGEKV_OK;
-}
-
-edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe, bool observe_prompts) {
-    ctx->wanted_observe.store(observe, std::memory_order_relaxed);
-    ctx->wanted_observe_prompts.store(observe_prompts, std::memory_order_relaxed);
-
-    return EDGEKV_OK;
-}
-
-edgekv_status edgekv_set_run_every(edgekv_context * ctx, int n_ubatches) {
-    if (n_ubatches < 1) {
-        return fail(EDGEKV_INVALID, "a run cannot end after every " + std::to_string(n_ubatches) + " ubatches");
-    }
-    ctx->count_runs(n_ubatches);
-
-    return EDGEKV_OK;
-}
-
-edgekv_status edgekv_set_watched(edgekv_context * ctx, bool watched) {
-    ctx->watched = watched;
-
-    return EDGEKV_OK;
-}
-
-edgekv_params edgekv_get_params(const edgekv_context * ctx) {
-    return { ctx->wanted_mode.load(std::memory_order_relaxed), ctx->params.page_tokens,
-             ctx->wanted_observe.load(std::memory_order_relaxed), ctx->wanted_observe_prompts.load(std::memory_order_relaxed),
-             ctx->params.selection, ctx->params.placement };
-}
-
-// ---- what can be seen --------------------------------------------------------------------------------------------------------
-
-int edgekv_n_layer(const edgekv_context * ctx) {
-    return (int) ctx->layers.size();
-}
-
-edgekv_status edgekv_get_layer(const edgekv_context * ctx, int il, edgekv_layer * out) {
-    if (il < 0 || il >= edgekv_n_layer(ctx)) {
-        return fail(EDGEKV_INVALID, "there is no layer " + std::to_string(il) + "; the model has " + std::to_string(edgekv_n_layer(ctx)));
-    }
-    *out = ctx->layers[il]->info;
-
-    return EDGEKV_OK;
-}
-
-const char * edgekv_layer_state_text(edgekv_layer_state state) {
-    switch (state) {
-        case EDGEKV_LAYER_HOOKED:       return "attended by EdgeKV";
-        case EDGEKV_LAYER_DISABLED:     return "EDGEKV=0 is set";
-        case EDGEKV_LAYER_NO_CACHE:     return "no KV cache of a kind EdgeKV knows";
-        case EDGEKV_LAYER_SWA:          return "sliding window: its cache is short already";
-        case EDGEKV_LAYER_RECURRENT:    return "recurrent: no KV cache";
-        case EDGEKV_LAYER_MLA:          return "compressed KV (MLA) is not served yet";
-        case EDGEKV_LAYER_SHARED:       return "reads the cache of another layer";
-        case EDGEKV_LAYER_V_TRANSPOSED: return "V is transposed: turn flash attention on";
-        case EDGEKV_LAYER_ALIBI:        return "ALiBi position bias is not served";
-        case EDGEKV_LAYER_HEAD_DIM:     return "no kernel for this head size";
-        case EDGEKV_LAYER_CACHE_TYPE:   return "no kernel for this cache type (f16 and q8_0 are served)";
-        case EDGEKV_LAYER_DEVICE:       return "K and V lie in device memory";
-        case EDGEKV_LAYER_GRAPH:        return "its attention has an input the kernel does not serve";
-    }
-
-    return "unknown";
-}
-
-edgekv_status edgekv_get_observation(const edgekv_context * ctx, edgekv_observation * out) {
-    const size_t n = (size_t) ctx->n_rows*ctx->n_heads*ctx->n_pages;
-    const float * base = reinterpret_cast<const float *>(ctx->observation.data());
-
-    *out = {};
-    out->mass_max         = ctx->plane ? ctx->plane->mass_max() : base;
-    out->mass_sum         = ctx->plane ? ctx->plane->mass_sum() : base + n;
-    out->n_rows           = ctx->n_rows;
-    out->n_heads          = ctx->n_heads;
-    out->n_pages          = ctx->n_pages;
-    out->pages_per_stream = ctx->pages_per_stream;
-    out->page_tokens      = ctx->params.page_tokens;
-    out->n_ubatches        = ctx->pending.n_ubatches;
-    out->n_ubatches_hooked = ctx->pending.n_ubatches_hooked;
-    out->n_tokens          = ctx->pending.n_tokens;
-    out->n_tokens_hooked   = ctx->pending.n_tokens_hooked;
-    out->n_tokens_observed = ctx->pending.n_tokens_observed;
-    out->ends_run         = ctx->run_ended();
-    out->changed          = ctx->hierarchy.changed_pages().data();
-    out->n_changed        = (int) ctx->hierarchy.changed_pages().size();
-    out->newest           = -1;
-    for (const int32_t page : ctx->hierarchy.changed_pages()) {
-        out->newest = std::max(out->newest, ctx->hierarchy.newest(0)[page]);
-    }
-
-    return EDGEKV_OK;
-}
-
-edgekv_status edgekv_get_cells(const edgekv_context * ctx, int stream, edgekv_cells * out) {
-    llama_edgekv_cells cells;
-    if (stream < 0 || !llama_edgekv_get_cells(ctx->lctx, (uint32_t) stream, &cells)) {
-        return fail(EDGEKV_UNSUPPORTED, ctx->n_stream == 0 ? std::string("this context has no KV cache of a kind EdgeKV knows")
-                                                           : "there is no stream " + std::to_string(stream));
-    }
-    *out = { (int) cells.n_cells, (int) cells.n_stream, (int) cells.n_used, (int) cells.used_end, (int) cells.n_seq_words,
-             cells.pos, cells.seq, cells.changed, cells.now,
-             ctx->read_sparsely ? reinterpret_cast<const uint8_t *>(ctx->read_sparsely.get()) + (size_t) stream*ctx->n_cells : nullptr };
-    static_assert(sizeof(std::atomic<uint8_t>) == 1, "callers see an array of bytes");
-
-    return EDGEKV_OK;
-}
-
-int edgekv_stream_of(const edgekv_context * ctx, int seq_id) {
-    return llama_edgekv_stream_of(ctx->lctx, seq_id);
-}
-
-edgekv_status edgekv_get_rows(const edgekv_context * ctx, int il, bool value, edgekv_rows * out) {
-    edgekv_layer info;
-    if (const edgekv_status status = edgekv_get_layer(ctx, il, &info); status != EDGEKV_OK) {
-        return status;
-    }
-
-    const auto &        seam   = ctx->layers[il]->seam;
-    const ggml_tensor * tensor = value ? seam.v : seam.k;
-    if (!tensor || !seam.host || (value && seam.v_transposed)) {
-        return fail(EDGEKV_UNSUPPORTED, "layer " + std::to_string(il) + " has no rows to see: " +
-                                        (tensor && seam.host ? "V is transposed" : tensor ? "they lie in device memory"
-                                                                                          : "it has no KV cache of its own"));
-    }
-
-    const int head_dim = value ? seam.head_dim_v : seam.head_dim_k;
-    *out = { tensor->data, (int) tensor->type, (int) tensor->ne[2], (int) tensor->ne[1], info.n_head_kv, head_dim,
-             tensor->nb[2], tensor->nb[1], ggml_row_size(tensor->type, head_dim) };
-
-    return EDGEKV_OK;
-}
-
-edgekv_memory edgekv_get_memory(const edgekv_context * ctx) {
-    edgekv_memory out = {};
-    for (const auto & layer : ctx->layers) {
-        if (layer->seam.k && layer->seam.v) {
-            out.home_bytes += ggml_nbytes(layer->seam.k) + ggml_nbytes(layer->seam.v);
-        }
-    }
-    for (const auto & workspace : ctx->workspaces) {
-        out.workspace_bytes += workspace.size();
-    }
-    for (const auto & workspace : ctx->select_workspaces) {
-        out.workspace_bytes += workspace.size();
-    }
-    for (const auto & workspace : ctx->prompt_workspaces) {
-        out.workspace_bytes += workspace.size();
-    }
-    const auto lists_bytes = [](const std::vector<RowLists> & all) {
-        size_t n = 0;
-        for (const RowLists & lists : all) {
-            n += lists.cells.size() + lists.weights.size() + lists.n_rows.size();
-        }
-        return n;
-    };
-    out.workspace_bytes += lists_bytes(ctx->lists);
-    for (const auto & layer : ctx->layers) {
-        out.workspace_bytes += lists_bytes(layer->lists);
-    }
-    out.observation_bytes = ctx->observation.size();
-    out.sketch_bytes      = ctx->hierarchy.sketch_bytes();
-    out.arena_bytes       = ctx->hierarchy.arena_bytes();
-    out.table_bytes       = ctx->hierarchy.table_bytes();
-    if (ctx->plane) {
-        const EngineBytes device = ctx->plane->bytes();
-        out.observation_bytes = device.mass;
-        out.workspace_bytes   = device.workspace;
-        out.sketch_bytes      = device.sketches;
-        out.arena_bytes       = device.arena;
-        out.table_bytes      += device.tables;
-        out.device_bytes      = device.fixed + device.arena;
-        out.pinned            = ctx->params.placement.kind == EDGEKV_DEVICE_CUDA;
-    }
-    out.workspace_bytes += ctx->staging.bytes();
-    out.n_cells           = ctx->n_stream*ctx->n_cells;
-    for (int s = 0; s < ctx->n_stream; ++s) {
-        llama_edgekv_cells cells;
-        if (llama_edgekv_get_cells(ctx->lctx, (uint32_t) s, &cells)) {
-            out.n_cells_used += (int) cells.n_used;
-        }
-    }
-
-    return out;
 }
 
 // ---- instruction sets --------------------------------------------------------------------------------------------------------

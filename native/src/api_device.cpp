@@ -6,37 +6,21 @@
 using namespace edgekv;
 
 bool edgekv_get_device(const edgekv_context * ctx, edgekv_device * out) {
-    if (!ctx->plane) {
-        return false;
-    }
-
-    const EngineBytes bytes = ctx->plane->bytes();
-    *out = { ctx->params.placement.kind, ctx->params.placement.index, ctx->plane->stream(), ctx->plane->arena(),
-             ctx->hierarchy.dims.slot_bytes, bytes.n_slots, bytes.n_slots_max, ctx->n_cells, ctx->plane->rows(),
-             bytes.budget, bytes.fixed, ctx->staging.bytes() };
-
-    return true;
+    return ctx->plane->describe(*out);
 }
 
 edgekv_status edgekv_limit_arena(edgekv_context * ctx, int n_slots) {
     if (n_slots < 0) {
         return fail(EDGEKV_INVALID, "an arena cannot have " + std::to_string(n_slots) + " slots");
     }
-    if (!ctx->plane) {
-        return fail(EDGEKV_UNSUPPORTED, "this context runs on the processor: its arena is as large as edgekv_set_arena() says");
-    }
-    ctx->most_slots = n_slots;
-    if (ctx->wanted_mode.load(std::memory_order_relaxed) != EDGEKV_MODE_OFF && !ctx->reserve_arena()) {
-        return fail(EDGEKV_NO_MEMORY, ctx->plane_error());
-    }
 
-    return EDGEKV_OK;
+    return told(ctx->plane->limit_slots(n_slots));
 }
 
 edgekv_status edgekv_device_problem(const edgekv_context * ctx, const char ** sentence) {
-    *sentence = ctx->problem.c_str();
+    *sentence = ctx->problem.sentence.c_str();
 
-    return ctx->problem.empty() ? EDGEKV_OK : ctx->problem_status;
+    return ctx->problem.status;
 }
 
 int edgekv_device_count(edgekv_device_kind kind) {

@@ -40,11 +40,8 @@ edgekv_status edgekv_set_selection(edgekv_context * ctx, const edgekv_selection 
     if (const edgekv_status status = check_selection(*selection); status != EDGEKV_OK) {
         return status;
     }
-    if (ctx->set_selection(*selection) != EDGEKV_OK) {
-        return fail(EDGEKV_NO_MEMORY, ctx->plane ? ctx->plane_error() : "there is no memory for the sketches of this context");
-    }
 
-    return EDGEKV_OK;
+    return told(ctx->set_selection(*selection));
 }
 
 bool edgekv_get_rope(const edgekv_context * ctx, int * n_rot, float * freq_base, float * freq_scale) {
@@ -61,22 +58,16 @@ edgekv_status edgekv_set_arena(edgekv_context * ctx, int n_slots) {
     if (n_slots < 0) {
         return fail(EDGEKV_INVALID, "an arena cannot have " + std::to_string(n_slots) + " slots");
     }
-    if (ctx->plane && !ctx->plane->set_slots(n_slots)) {
-        return fail(EDGEKV_NO_MEMORY, ctx->plane_error());
-    }
-    if (!ctx->hierarchy.set_arena(n_slots)) {
-        return fail(EDGEKV_NO_MEMORY, "there is no memory for an arena of " + std::to_string(n_slots*ctx->hierarchy.dims.slot_bytes) + " bytes");
-    }
 
-    return EDGEKV_OK;
+    return told(ctx->plane->set_slots(n_slots));
 }
 
 edgekv_status edgekv_get_hierarchy(const edgekv_context * ctx, edgekv_hierarchy * out) {
-    auto & tiers = const_cast<edgekv_context *>(ctx)->hierarchy;
+    const PageArrays arrays = ctx->plane->arrays();
+    const Table &    table  = ctx->pages.table;
 
-    *out = { ctx->plane ? ctx->plane->priority() : tiers.priority(0, 0, 0), ctx->plane ? ctx->plane->pinned() : tiers.pinned(0, 0, 0),
-             tiers.slots(0, 0, 0), tiers.newest(0), ctx->plane ? nullptr : tiers.dropped(0, 0, 0),
-             ctx->n_rows, ctx->n_heads, ctx->n_pages, tiers.n_slots(), tiers.dims.slot_bytes };
+    *out = { arrays.priority, arrays.pinned, table.data(), ctx->pages.cells.newest(0), arrays.dropped,
+             ctx->shape.n_rows, ctx->shape.n_heads, ctx->shape.n_pages, table.n_slots(), ctx->shape.slot_bytes };
 
     return EDGEKV_OK;
 }
@@ -86,27 +77,8 @@ size_t edgekv_sketch_bytes(edgekv_sketch kind, int head_dim, int n_head_kv, int 
 }
 
 void edgekv_get_selected(const edgekv_context * ctx, edgekv_selected * out) {
-    std::memset(out, 0, sizeof(*out)*ctx->n_rows*ctx->n_heads);
-    if (ctx->plane) {
-        ctx->plane->selected(out, 0, ctx->n_rows);
-        return;
-    }
-    for (const auto & layer : ctx->layers) {
-        for (size_t i = 0; layer->info.row >= 0 && i < layer->hits.size(); ++i) {  // streams count apart
-            const edgekv_selected & one  = layer->selected[i];
-            const AttendHits &      hits = layer->hits[i];
-            edgekv_selected &       sum  = out[(size_t) layer->info.row*ctx->n_heads + i%layer->info.n_head_kv];
-            sum.n_tokens  += one.n_tokens;
-            sum.n_visible += one.n_visible;
-            sum.n_certain += one.n_certain;
-            sum.n_read    += hits.n_read;
-            sum.n_hits    += hits.n_hits;
-            sum.mass      += hits.mass;
-            sum.mass_hits += hits.mass_hits;
-            sum.error     += hits.error;
-            sum.n_errors  += hits.n_errors;
-        }
-    }
+    std::memset(out, 0, sizeof(*out)*ctx->shape.n_rows*ctx->shape.n_heads);
+    ctx->plane->add_selected(out);
 }
 
 namespace {
@@ -114,31 +86,12 @@ namespace {
 edgekv_status check_moves(const edgekv_context * ctx, const edgekv_move * moves, int n, bool slots) {
     for (int i = 0; i < n; ++i) {
         const edgekv_move & move = moves[i];
-        if (move.row < 0 || move.row >= ctx->n_rows || move.head < 0 || move.head >= ctx->n_heads || move.page < 0 ||
-            move.page >= ctx->n_pages || (slots && (move.slot < 0 || move.slot >= ctx->hierarchy.n_slots()))) {
+        if (!ctx->shape.has(move.row, move.head, move.page) || (slots && (move.slot < 0 || move.slot >= ctx->pages.table.n_slots()))) {
             return fail(EDGEKV_INVALID, "move " + std::to_string(i) + " names a page or a slot that does not exist");
         }
     }
 
     return EDGEKV_OK;
-}
-
-void copy_page(edgekv_context * ctx, const Layer & layer, const edgekv_move & move) {
-    const int  stream = move.page/ctx->pages_per_stream;
-    const int  first  = move.page%ctx->pages_per_stream*ctx->params.page_tokens;
-    const int  end    = std::min(first + ctx->params.page_tokens, ctx->n_cells);
-    const auto copy   = [&](const ggml_tensor * cache, int head_dim, char * dst) {
-        const size_t row_bytes = ggml_row_size(cache->type, head_dim);
-        const char * src = static_cast<const char *>(cache->data) + stream*cache->nb[2] + move.head*row_bytes;
-        for (int c = first; c < end; ++c, dst += row_bytes) {
-            std::memcpy(dst, src + c*cache->nb[1], row_bytes);
-        }
-    };
-
-    char * slot = ctx->hierarchy.slot(move.slot);
-    copy(layer.seam.k, layer.seam.head_dim_k, slot);
-    copy(layer.seam.v, layer.seam.head_dim_v, slot + ctx->params.page_tokens*ggml_row_size(layer.seam.k->type, layer.seam.head_dim_k));
-    ctx->hierarchy.copied(move);
 }
 
 }  // namespace
@@ -147,22 +100,8 @@ edgekv_status edgekv_copy_pages(edgekv_context * ctx, const edgekv_move * moves,
     if (const edgekv_status status = check_moves(ctx, moves, n, true); status != EDGEKV_OK) {
         return status;
     }
-    if (ctx->plane) {
-        return fail(EDGEKV_UNSUPPORTED, "on a device pages are copied by kernels of the caller's");
-    }
-    std::vector<const Layer *> layers(ctx->n_rows);
-    for (const auto & layer : ctx->layers) {
-        if (layer->info.row >= 0) {
-            layers[layer->info.row] = layer.get();
-        }
-    }
-    for (int i = 0; i < n; ++i) {
-        if (moves[i].head < layers[moves[i].row]->info.n_head_kv) {
-            copy_page(ctx, *layers[moves[i].row], moves[i]);
-        }
-    }
 
-    return EDGEKV_OK;
+    return told(ctx->plane->copy_pages(moves, n));
 }
 
 edgekv_status edgekv_begin_copies(edgekv_context * ctx, const edgekv_move * moves, int n) {
@@ -170,7 +109,7 @@ edgekv_status edgekv_begin_copies(edgekv_context * ctx, const edgekv_move * move
         return status;
     }
     for (int i = 0; i < n; ++i) {
-        ctx->hierarchy.copied(moves[i]);
+        ctx->pages.table.copied(moves[i], ctx->pages.cells);
     }
 
     return EDGEKV_OK;
@@ -180,12 +119,8 @@ edgekv_status edgekv_fill_pages(edgekv_context * ctx, const edgekv_move * moves,
     if (const edgekv_status status = check_moves(ctx, moves, n, true); status != EDGEKV_OK) {
         return status;
     }
-    if (!ctx->plane) {
-        return fail(EDGEKV_UNSUPPORTED, "prompts bring pages to a device; this context has none");
-    }
-    ctx->hierarchy.fill(moves, n);
 
-    return EDGEKV_OK;
+    return told(ctx->plane->fill_pages(moves, n));
 }
 
 edgekv_status edgekv_filled_pages(const edgekv_context * ctx, const edgekv_move * moves, int n, bool * over, bool * filled) {
@@ -193,8 +128,8 @@ edgekv_status edgekv_filled_pages(const edgekv_context * ctx, const edgekv_move 
         return status;
     }
     for (int i = 0; i < n; ++i) {
-        over[i]   = ctx->hierarchy.is_over(moves[i]);
-        filled[i] = ctx->hierarchy.is_filled(moves[i]);
+        over[i]   = ctx->pages.table.is_over(moves[i]);
+        filled[i] = ctx->pages.table.is_filled(moves[i]);
     }
 
     return EDGEKV_OK;
@@ -205,7 +140,7 @@ edgekv_status edgekv_publish_pages(edgekv_context * ctx, const edgekv_move * mov
         return status;
     }
     for (int i = 0; i < n; ++i) {
-        ok[i] = ctx->hierarchy.publish(ctx->lctx, moves[i]);
+        ok[i] = ctx->pages.table.publish(ctx->lctx, moves[i], ctx->pages.cells);
     }
 
     return EDGEKV_OK;
@@ -216,7 +151,7 @@ edgekv_status edgekv_release_pages(edgekv_context * ctx, const edgekv_move * mov
         return status;
     }
     for (int i = 0; i < n; ++i) {
-        ctx->hierarchy.release(moves[i]);
+        ctx->pages.table.release(moves[i]);
     }
 
     return EDGEKV_OK;
@@ -226,14 +161,8 @@ edgekv_status edgekv_drop_pages(edgekv_context * ctx, const edgekv_move * moves,
     if (const edgekv_status status = check_moves(ctx, moves, n, false); status != EDGEKV_OK) {
         return status;
     }
-    if (ctx->plane) {
-        return fail(EDGEKV_UNSUPPORTED, "on a device no pages are dropped");
-    }
-    for (int i = 0; i < n; ++i) {
-        ctx->hierarchy.drop(moves[i]);
-    }
 
-    return EDGEKV_OK;
+    return told(ctx->plane->drop_pages(moves, n));
 }
 
 edgekv_status edgekv_free_pages(edgekv_context * ctx, const int32_t * pages, int n, int * n_cells) {
@@ -241,13 +170,13 @@ edgekv_status edgekv_free_pages(edgekv_context * ctx, const int32_t * pages, int
 
     *n_cells = 0;
     for (int i = 0; i < n; ++i) {
-        if (pages[i] < 0 || pages[i] >= ctx->n_pages) {
+        if (pages[i] < 0 || pages[i] >= ctx->shape.n_pages) {
             return fail(EDGEKV_INVALID, "there is no page " + std::to_string(pages[i]));
         }
         for (size_t c = 0; c < cells.size(); ++c) {
-            cells[c] = (uint32_t) (pages[i]%ctx->pages_per_stream*ctx->params.page_tokens + c);
+            cells[c] = (uint32_t) (pages[i]%ctx->shape.pages_per_stream*ctx->params.page_tokens + c);
         }
-        *n_cells += llama_edgekv_free_cells(ctx->lctx, (uint32_t) (pages[i]/ctx->pages_per_stream), cells.data(), (int) cells.size());
+        *n_cells += llama_edgekv_free_cells(ctx->lctx, (uint32_t) (pages[i]/ctx->shape.pages_per_stream), cells.data(), (int) cells.size());
     }
 
     return EDGEKV_OK;
@@ -260,10 +189,7 @@ edgekv_limits edgekv_get_limits(const edgekv_context * ctx) {
 
 edgekv_status edgekv_last_rows(const edgekv_context * ctx, int row, int head, int token, int32_t * cells, float * weights, int capacity,
                                int * n_rows) {
-    const Layer * layer = nullptr;
-    for (const auto & other : ctx->layers) {
-        layer = row >= 0 && other->info.row == row ? other.get() : layer;
-    }
+    const Layer * layer = row >= 0 && row < ctx->shape.n_rows ? ctx->rows[row] : nullptr;
     if (!layer || head < 0 || head >= layer->info.n_head_kv || token < 0 || token >= kMaxQueryTokens) {
         return fail(EDGEKV_INVALID, "there is no query token " + std::to_string(token) + " of KV head " + std::to_string(head) +
                                     " in row " + std::to_string(row));
@@ -272,24 +198,11 @@ edgekv_status edgekv_last_rows(const edgekv_context * ctx, int row, int head, in
         return fail(EDGEKV_INVALID, "edgekv_last_rows needs a place for the number of rows, and for as many rows and weights as its capacity");
     }
 
-    const int        list   = token*layer->info.n_head_kv + head;
-    const RowLists & lists  = layer->lists[0];
-    const int32_t *  found  = nullptr;
-    const float *    weigh  = nullptr;
-    *n_rows = 0;
-    if (!ctx->params.selection.keep_rows) {
-        return EDGEKV_OK;
-    }
-    if (ctx->plane) {
-        found = ctx->plane->last_rows(row, list, *n_rows, weigh);
-    } else if (token < lists.n_tokens) {
-        found   = reinterpret_cast<const int32_t *>(lists.cells.data()) + list*lists.stride;
-        weigh   = ctx->sketches() ? reinterpret_cast<const float *>(lists.weights.data()) + list*lists.stride : nullptr;
-        *n_rows = reinterpret_cast<const int32_t *>(lists.n_rows.data())[list];
-    }
-    for (int i = 0; found && i < std::min(*n_rows, capacity); ++i) {
-        cells[i]   = found[i];
-        weights[i] = weigh ? weigh[i] : 1.0f;
+    const RowList list = ctx->params.selection.keep_rows ? ctx->plane->last_rows(*layer, head, token) : RowList{};
+    *n_rows = list.n_rows;
+    for (int i = 0; list.cells && i < std::min(list.n_rows, capacity); ++i) {
+        cells[i]   = list.cells[i];
+        weights[i] = list.weights ? list.weights[i] : 1.0f;
     }
 
     return EDGEKV_OK;

@@ -3,6 +3,7 @@
 
 #include "api_internal.h"
 #include "context.h"
+#include "pages/sketches.h"
 #include "sample.h"
 
 #include <algorithm>
@@ -13,102 +14,58 @@ using namespace edgekv;
 
 namespace {
 
-// A row's sketches and slots in host memory, wherever the plane is.
-class Looker {
-public:
-    Looker(const edgekv_context * ctx) : ctx(ctx), tiers(const_cast<edgekv_context *>(ctx)->hierarchy) {}
+// Whether the cells of a page that hold tokens are the same in a copy of it, as slots have them.
+bool same_page(const edgekv_context * ctx, const Layer & layer, int head, int page, const char * copy) {
+    const PageShape &   shape  = ctx->shape;
+    const ggml_tensor * k      = layer.seam.k;
+    const ggml_tensor * v      = layer.seam.v;
+    const size_t        k_row  = layer.k_row_bytes();
+    const size_t        v_row  = layer.v_row_bytes();
+    const int           stream = page/shape.pages_per_stream;
+    const int           first  = page%shape.pages_per_stream*shape.page_tokens;
 
-    std::vector<Sketch> sketches(const Layer & layer) {
-        std::vector<Sketch> out;
-        copies.resize(ctx->n_stream);
-        for (int s = 0; s < ctx->n_stream; ++s) {
-            Sketch own = tiers.sketch(layer.info.row, s);
-            if (ctx->plane) {
-                const char * there = ctx->plane->sketches(layer.info.row, s);
-                const auto   kind  = there ? (SketchKind) ctx->params.selection.sketch : SketchKind::none;
-                copies[s].resize(there ? ctx->plane->sketch_stream_bytes(layer.info.row) : 0);
-                ctx->plane->read(copies[s].data(), there, copies[s].size());
-                own = { kind, layer.info.head_dim, layer.info.n_head_kv, own.n_groups, copies[s].data() };
-            }
-            out.push_back(own);
+    llama_edgekv_cells cells;
+    const bool known = llama_edgekv_get_cells(ctx->lctx, (uint32_t) stream, &cells);
+    for (int i = 0; i < shape.page_tokens && first + i < shape.n_cells; ++i) {
+        if (known && cells.pos[first + i] < 0) {
+            continue;  // whatever is there, no token is
         }
-
-        return out;
+        const char * home_k = static_cast<const char *>(k->data) + stream*k->nb[2] + (first + i)*k->nb[1] + head*k_row;
+        const char * home_v = static_cast<const char *>(v->data) + stream*v->nb[2] + (first + i)*v->nb[1] + head*v_row;
+        if (std::memcmp(copy + i*k_row, home_k, k_row) != 0 || std::memcmp(copy + shape.page_tokens*k_row + i*v_row, home_v, v_row) != 0) {
+            return false;
+        }
     }
 
-    const char * slot(int i) {
-        if (!ctx->plane) {
-            return tiers.slot(i);
-        }
-        page.resize(tiers.dims.slot_bytes);
-        ctx->plane->read(page.data(), ctx->plane->arena() + i*tiers.dims.slot_bytes, page.size());
+    return true;
+}
 
-        return page.data();
+void check_sketches(const edgekv_context * ctx, const Layer & layer, edgekv_check_result & out) {
+    const ggml_tensor * k = layer.seam.k;
+    std::vector<std::vector<char>> copies(ctx->shape.n_stream);
+    std::vector<Sketch>            own;
+    std::vector<SketchKeys>        keys;
+    for (int s = 0; s < ctx->shape.n_stream; ++s) {
+        own.push_back(ctx->plane->sketch(layer, s, copies[s]));
+        keys.push_back({ cell_type(k), static_cast<const char *>(k->data) + s*k->nb[2], k->nb[1], layer.k_row_bytes() });
     }
-
-private:
-    const edgekv_context * ctx;
-    Hierarchy & tiers;
-    std::vector<std::vector<char>> copies;
-    std::vector<char> page;
-};
+    out.n_groups_wrong += count_wrong_sketches(ctx->lctx, ctx->shape, ctx->pages.cells, ctx->pages.stale, own, keys, out.n_groups);
+}
 
 }  // namespace
 
 edgekv_check_result edgekv_check(const edgekv_context * ctx) {
     edgekv_check_result out = {};
-    auto & tiers = const_cast<edgekv_context *>(ctx)->hierarchy;
-    Looker looker(ctx);
-    if (ctx->plane) {
-        ctx->plane->wait();
-    }
-    std::vector<const int32_t *> positions(ctx->n_stream, nullptr);
-    for (int s = 0; s < ctx->n_stream; ++s) {
-        llama_edgekv_cells cells;
-        if (llama_edgekv_get_cells(ctx->lctx, (uint32_t) s, &cells)) {
-            positions[s] = cells.pos;
-        }
-    }
-
-    for (const auto & layer : ctx->layers) {
-        const int row = layer->info.row;
-        if (row < 0) {
-            continue;
-        }
-
-        const ggml_tensor * k = layer->seam.k;
-        const ggml_tensor * v = layer->seam.v;
-        const size_t k_row = ggml_row_size(k->type, layer->seam.head_dim_k);
-        const size_t v_row = ggml_row_size(v->type, layer->seam.head_dim_v);
-
-        std::vector<SketchKeys> keys;
-        for (int s = 0; s < ctx->n_stream; ++s) {
-            keys.push_back({ k->type == GGML_TYPE_Q8_0 ? CellType::q8_0 : CellType::f16,
-                             static_cast<const char *>(k->data) + s*k->nb[2], k->nb[1], k_row });
-        }
-        out.n_groups_wrong += tiers.count_wrong(ctx->lctx, looker.sketches(*layer), keys, out.n_groups);
-
+    std::vector<char>   copy;
+    ctx->plane->wait();
+    for (const Layer * layer : ctx->rows) {
+        check_sketches(ctx, *layer, out);
         for (int head = 0; head < layer->info.n_head_kv; ++head) {
-            for (int page = 0; page < ctx->n_pages; ++page) {
-                const int slot = tiers.slots(row, 0, head)[page];
-                if (slot < 0) {
-                    continue;
-                }
-                out.n_slots += 1;
-                const char * copy   = looker.slot(slot);
-                const int    stream = page/ctx->pages_per_stream;
-                const int    first  = page%ctx->pages_per_stream*ctx->params.page_tokens;
-                for (int i = 0; i < ctx->params.page_tokens && first + i < ctx->n_cells; ++i) {
-                    if (positions[stream] && positions[stream][first + i] < 0) {
-                        continue;  // whatever is there, no token is
-                    }
-                    const char * home_k = static_cast<const char *>(k->data) + stream*k->nb[2] + (first + i)*k->nb[1] + head*k_row;
-                    const char * home_v = static_cast<const char *>(v->data) + stream*v->nb[2] + (first + i)*v->nb[1] + head*v_row;
-                    if (std::memcmp(copy + i*k_row, home_k, k_row) != 0 ||
-                        std::memcmp(copy + ctx->params.page_tokens*k_row + i*v_row, home_v, v_row) != 0) {
-                        out.n_slots_wrong += 1;
-                        break;
-                    }
+            for (int page = 0; page < ctx->shape.n_pages; ++page) {
+                const int slot = ctx->pages.table.slots(layer->info.row, 0, head)[page];
+                if (slot >= 0) {
+                    out.n_slots       += 1;
+                    out.n_slots_wrong += !same_page(ctx, *layer, head, page, ctx->plane->slot(slot, copy));
                 }
             }
         }
@@ -164,10 +121,11 @@ edgekv_status edgekv_set_isa(int isa) {
 }
 
 uint64_t edgekv_cells_looked(const edgekv_context * ctx) {
-    return ctx->hierarchy.n_looked();
+    return ctx->pages.n_looked();
 }
 
 void edgekv_get_prompt_blocks(const edgekv_context * ctx, int64_t * seen, int64_t * attended) {
-    *seen     = ctx->prompt_blocks.seen.load(std::memory_order_relaxed);
-    *attended = ctx->prompt_blocks.attended.load(std::memory_order_relaxed);
+    const PromptBlocks blocks = ctx->plane->prompt_blocks();
+    *seen     = blocks.seen;
+    *attended = blocks.attended;
 }

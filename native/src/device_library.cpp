@@ -1,9 +1,9 @@
 #include "device_library.h"
 
 #include "backends.h"
+#include "device_nodes.h"
 #include "ggml-edgekv-cuda.h"
 #include "llama-edgekv.h"
-#include "nodes.h"
 
 #include <cstdlib>
 #include <mutex>

@@ -24,8 +24,8 @@ void run_seen(ggml_tensor * dst, int ith, int nth, void *) {
 }
 
 // The node that classifies a mask. The first layer of the graph that has the mask makes it.
-ggml_tensor * build_seen(edgekv_context & ctx, const llama_edgekv_attend & args) {
-    for (const auto & [mask, node] : ctx.seen) {
+ggml_tensor * build_seen(HostPlane & plane, const llama_edgekv_attend & args) {
+    for (const auto & [mask, node] : plane.seen) {
         if (mask == args.mask) {
             return node;
         }
@@ -35,33 +35,33 @@ ggml_tensor * build_seen(edgekv_context & ctx, const llama_edgekv_attend & args)
     ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_I8, prompt_cell_blocks((int) mask->ne[0]), prompt_token_blocks((int) mask->ne[1]),
                                         mask->ne[3], 1, &mask, 1, run_seen, GGML_N_TASKS_MAX, nullptr);
     ggml_format_name(node, "edgekv_seen-%d", args.il);
-    ctx.seen.emplace_back(mask, node);
+    plane.seen.emplace_back(mask, node);
 
     return node;
 }
 
-AttendProblem attend_problem(const Layer & layer, const ggml_tensor * dst, int64_t s) {
+AttendProblem attend_problem(const HostLayer & layer, const ggml_tensor * dst, int64_t s) {
     AttendProblem p = make_problem(layer, dst, s);
-    if (!layer.owner->observes_prompts()) {
+    if (!layer.plane->observes_prompts()) {
         p.mass_max = p.mass_sum = nullptr;
     }
 
     return p;
 }
 
-PromptProblem prompt_problem(const Layer & layer, const ggml_tensor * dst, int64_t s) {
-    edgekv_context &    ctx    = *layer.owner;
+PromptProblem prompt_problem(const HostLayer & layer, const ggml_tensor * dst, int64_t s) {
+    const HostPlane &   plane  = *layer.plane;
     const ggml_tensor * seen   = dst->src[ATTEND_SEEN];
     const ggml_tensor * k      = dst->src[ATTEND_K];
-    const int           stream = (int) (s + k->view_offs/k->nb[3]);
+    const int           stream = (int) s + first_stream(k);
 
     PromptProblem p = {};
     p.attend      = attend_problem(layer, dst, s);
     p.seen        = reinterpret_cast<const Seen *>(static_cast<const char *>(seen->data) + s*seen->nb[2]);
     p.seen_stride = seen->nb[1];
-    if (ctx.params.mode == EDGEKV_MODE_EVICT && ctx.hierarchy.any_dropped(layer.info.row)) {
-        p.dropped        = ctx.hierarchy.dropped(layer.info.row, stream, 0);
-        p.dropped_stride = ctx.n_pages;
+    if (plane.ctx.params.mode == EDGEKV_MODE_EVICT && plane.drops.any(layer.row)) {
+        p.dropped        = plane.drops.of(layer.row, stream, 0);
+        p.dropped_stride = plane.ctx.shape.n_pages;
     }
 
     return p;
@@ -69,45 +69,46 @@ PromptProblem prompt_problem(const Layer & layer, const ggml_tensor * dst, int64
 
 // Threads claim items as they come free, the longest of all streams first.
 void run_attend_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
-    Layer &             layer    = *static_cast<Layer *>(userdata);
-    edgekv_context &    ctx      = *layer.owner;
+    HostLayer &         layer    = *static_cast<HostLayer *>(userdata);
+    HostPlane &         plane    = *layer.plane;
     const ggml_tensor * k        = dst->src[ATTEND_K];
     const int           n_stream = (int) k->ne[3];
-    const bool          sparse   = dst->src[ATTEND_K_IDXS] && sparse_prompt(ctx, (int) k->ne[2]);
-    char * const        memory   = ctx.prompt_workspaces[ith].data();
+    const bool          sparse   = dst->src[ATTEND_K_IDXS] && sparse_prompt(plane, (int) k->ne[2]);
+    char * const        memory   = plane.prompt_workspaces[ith].data();
 
     // cut for as many threads as memory was reserved for: fewer may run
     const AttendProblem whole = attend_problem(layer, dst, 0);
-    const PromptPlan    plan  = prompt_plan(whole, ctx.n_threads);
+    const PromptPlan    plan  = prompt_plan(whole, plane.n_threads);
     const int           n     = plan.n_items*n_stream;
 
-    for (int i = ctx.prompt_items.next.fetch_add(1, std::memory_order_relaxed); i < n;
-         i = ctx.prompt_items.next.fetch_add(1, std::memory_order_relaxed)) {
+    for (int i = plane.prompt_items.next.fetch_add(1, std::memory_order_relaxed); i < n;
+         i = plane.prompt_items.next.fetch_add(1, std::memory_order_relaxed)) {
         const int     s       = i%n_stream;
         PromptProblem problem = prompt_problem(layer, dst, s);
         if (sparse) {
             const int64_t * k_idxs = static_cast<const int64_t *>(dst->src[ATTEND_K_IDXS]->data) + s*whole.n_tokens;
-            choose_prompt_blocks(layer, k_idxs, (int) (s + k->view_offs/k->nb[3]), plan, i/n_stream, problem, memory + align64(plan.scratch_bytes));
+            choose_prompt_blocks(layer, k_idxs, (int) s + first_stream(k), plan, i/n_stream, problem, memory + align64(plan.scratch_bytes));
         }
         prompt_attend(problem, plan, i/n_stream, memory, selected_isa());
     }
     if (ith == 0) {
-        ctx.attended.store(Attended::prompt, std::memory_order_relaxed);
+        plane.attended.store(Attended::prompt, std::memory_order_relaxed);
         if (whole.mass_max) {
-            ctx.n_last_observed.store(n_stream*std::min(whole.n_tokens, kPromptTokens), std::memory_order_relaxed);
+            plane.n_last_observed.store(n_stream*std::min(whole.n_tokens, kPromptTokens), std::memory_order_relaxed);
         }
     }
-    if (ctx.prompt_items.done.fetch_add(1, std::memory_order_acq_rel) + 1 == nth) {
-        ctx.prompt_items.done.store(0, std::memory_order_relaxed);  // ggml's barrier orders this before the next node
-        ctx.prompt_items.next.store(0, std::memory_order_relaxed);
+    if (plane.prompt_items.done.fetch_add(1, std::memory_order_acq_rel) + 1 == nth) {
+        plane.prompt_items.done.store(0, std::memory_order_relaxed);  // ggml's barrier orders this before the next node
+        plane.prompt_items.next.store(0, std::memory_order_relaxed);
     }
 }
 
 }  // namespace
 
-ggml_tensor * build_attend_prompt(edgekv_context & ctx, Layer & layer, const llama_edgekv_attend & args) {
-    ggml_tensor * sources[N_ATTEND_SOURCES] = { args.q, args.k, args.v, args.mask, args.sinks, nullptr, build_seen(ctx, args),
-                                                const_cast<ggml_tensor *>(ctx.sketches() ? layer.k_idxs : nullptr) };
+ggml_tensor * build_attend_prompt(HostLayer & layer, const llama_edgekv_attend & args) {
+    HostPlane & plane = *layer.plane;
+    ggml_tensor * sources[N_ATTEND_SOURCES] = { args.q, args.k, args.v, args.mask, args.sinks, nullptr, build_seen(plane, args),
+                                                const_cast<ggml_tensor *>(plane.ctx.sketches() ? layer.k_idxs : nullptr) };
     layer.k_idxs = nullptr;  // belongs to this graph
     ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.q->ne[0]*args.q->ne[1], args.q->ne[2], 1, 1,
                                         sources, N_ATTEND_SOURCES, run_attend_prompt, GGML_N_TASKS_MAX, &layer);
@@ -117,11 +118,11 @@ ggml_tensor * build_attend_prompt(edgekv_context & ctx, Layer & layer, const lla
     if (!prompt_supports(problem.head_dim, problem.k_type, problem.v_type)) {
         return nullptr;
     }
-    if (ctx.observes_prompts()) {
-        problem.mass_max = problem.mass_sum = reinterpret_cast<float *>(ctx.observation.data());
+    if (plane.observes_prompts()) {
+        problem.mass_max = problem.mass_sum = plane.mass_max(layer.row, 0);
     }
     const size_t choice = sources[ATTEND_K_IDXS] ? prompt_choice_bytes(problem) : 0;
-    if (!ctx.reserve_prompt(align64(prompt_plan(problem, ctx.n_threads).scratch_bytes) + choice)) {
+    if (!plane.reserve_prompt(align64(prompt_plan(problem, plane.n_threads).scratch_bytes) + choice)) {
         return nullptr;  // the stock nodes need none; they attend what is dropped and still there
     }
     ggml_build_forward_expand(args.gf, node);

@@ -30,8 +30,9 @@ struct ChoiceSpace {
 };
 
 struct ItemChoice {
-    const Layer & layer;
-    edgekv_context & ctx;
+    const HostLayer & layer;
+    HostPlane & plane;
+    const edgekv_context & ctx;
     const PromptProblem & problem;
     const PromptItem item;
     const int stream;
@@ -64,7 +65,7 @@ struct ItemChoice {
     void estimate() const {
         const AttendProblem & p      = problem.attend;
         const int             group  = p.n_head/p.n_head_kv;
-        const Sketch          sketch = ctx.hierarchy.sketch(layer.info.row, stream);
+        const Sketch          sketch = plane.sketches.of(layer.row, stream);
         const SketchKeys      keys   = { p.k_type, p.k, p.k_stride_cell, p.k_stride_head };
         const Shares          out    = { at<uint16_t>(space.cells), at<float>(space.tops), at<float>(space.sums), space.cell_stride, space.group_stride };
 
@@ -76,7 +77,7 @@ struct ItemChoice {
                 const SketchQuery q = { p.q + token*p.q_stride_token + (size_t) item.head*group*p.q_stride_head, p.q_stride_token, p.q_stride_head,
                                         1, group, p.scale, p.softcap, at<Sight>(space.sight), (size_t) n_blocks };
                 sketch_query_prepare(sketch, q, memory, selected_isa());
-                scan_groups(ctx.hierarchy, stream, sketch, keys, q, memory, item.head, 0, n_blocks, out);
+                scan_groups(ctx.pages.stale, stream, sketch, keys, q, memory, item.head, 0, n_blocks, out);
                 for (int g = 0; g < group; ++g) {
                     add_block_shares(out.tops + g*space.group_stride, out.sums + g*space.group_stride, n_blocks, at<float>(space.shares));
                 }
@@ -87,12 +88,12 @@ struct ItemChoice {
     // The sinks, what is pinned, and the newest tokens before the item and of it; returns how many blocks some token sees.
     int find_certain() const {
         const auto &    options  = ctx.params.selection;
-        const int32_t * newest   = ctx.hierarchy.newest(stream);
-        const int32_t * oldest   = ctx.hierarchy.oldest(stream);
-        const uint8_t * pinned   = ctx.hierarchy.pinned(layer.info.row, stream, item.head);
+        const int32_t * newest   = ctx.pages.cells.newest(stream);
+        const int32_t * oldest   = ctx.pages.cells.oldest(stream);
+        const uint8_t * pinned   = plane.pinned(layer.row, stream, item.head);
         const int       token    = prompt_first_token(problem.attend.n_tokens, item.first_block);
-        const int32_t   position = ctx.hierarchy.positions(stream)[k_idxs[token] - (int64_t) stream*ctx.n_cells];
-        const int       pages    = (problem.attend.n_cells + ctx.params.page_tokens - 1)/ctx.params.page_tokens;
+        const int32_t   position = ctx.pages.cells.positions(stream)[k_idxs[token] - (int64_t) stream*ctx.shape.n_cells];
+        const int       pages    = (problem.attend.n_cells + ctx.shape.page_tokens - 1)/ctx.shape.page_tokens;
         uint8_t *       certain  = at<uint8_t>(space.certain);
         int             n_seen   = 0;
 
@@ -103,7 +104,7 @@ struct ItemChoice {
             }
             certain[b] = 0;
             for (int c = b*kPromptCells; sees && c < (b + 1)*kPromptCells; c += 16) {
-                const int page = c/ctx.params.page_tokens;
+                const int page = c/ctx.shape.page_tokens;
                 if (page < pages && (oldest[page] < options.sink_tokens || newest[page] > position - kNewestTokens || pinned[page])) {
                     certain[b] = 1;
                 }
@@ -117,33 +118,33 @@ struct ItemChoice {
 
 }  // namespace
 
-bool sparse_prompt(const edgekv_context & ctx, int n_cells) {
-    return ctx.sketches() && ctx.params.selection.prompt_coverage > 0.0f && n_cells >= kSparsePromptCells;
+bool sparse_prompt(const HostPlane & plane, int n_cells) {
+    return plane.ctx.sketches() && plane.ctx.params.selection.prompt_coverage > 0.0f && n_cells >= kSparsePromptCells;
 }
 
 size_t prompt_choice_bytes(const AttendProblem & problem) {
     return ChoiceSpace(problem.head_dim, problem.n_head/problem.n_head_kv, problem.n_cells).bytes;
 }
 
-void choose_prompt_blocks(Layer & layer, const int64_t * k_idxs, int stream, const PromptPlan & plan, int index, PromptProblem & problem,
+void choose_prompt_blocks(HostLayer & layer, const int64_t * k_idxs, int stream, const PromptPlan & plan, int index, PromptProblem & problem,
                           char * memory) {
-    edgekv_context &      ctx = *layer.owner;
+    HostPlane &           plane = *layer.plane;
     const AttendProblem & p   = problem.attend;
-    const ItemChoice      choice = { layer, ctx, problem, prompt_item(plan, p.n_head_kv, index), stream, k_idxs,
+    const ItemChoice      choice = { layer, plane, plane.ctx, problem, prompt_item(plan, p.n_head_kv, index), stream, k_idxs,
                                      ChoiceSpace(p.head_dim, p.n_head/p.n_head_kv, p.n_cells), memory, prompt_cell_blocks(p.n_cells) };
     const ChoiceSpace & space = choice.space;
 
     choice.estimate();
     const int n_seen   = choice.find_certain();
     const int n_chosen = choose_blocks(choice.at<float>(space.shares), choice.at<uint8_t>(space.certain), choice.n_blocks,
-                                       ctx.params.selection.prompt_coverage, choice.at<int32_t>(space.order), choice.at<uint8_t>(space.chosen));
+                                       plane.ctx.params.selection.prompt_coverage, choice.at<int32_t>(space.order), choice.at<uint8_t>(space.chosen));
     problem.chosen = choice.at<uint8_t>(space.chosen);
-    ctx.prompt_blocks.seen.fetch_add(n_seen, std::memory_order_relaxed);
-    ctx.prompt_blocks.attended.fetch_add(n_chosen, std::memory_order_relaxed);
+    plane.blocks.seen.fetch_add(n_seen, std::memory_order_relaxed);
+    plane.blocks.attended.fetch_add(n_chosen, std::memory_order_relaxed);
     if (n_chosen < n_seen) {
         const int end = prompt_first_token(p.n_tokens, choice.item.end_block);
         for (int token = prompt_first_token(p.n_tokens, choice.item.first_block); token < end; ++token) {
-            ctx.read_sparsely[k_idxs[token]].store(1, std::memory_order_relaxed);
+            plane.sparse_cells[k_idxs[token]].store(1, std::memory_order_relaxed);
         }
     }
 }

@@ -20,8 +20,8 @@ constexpr int kChunkGroups = 16;  // that a thread scans at once: 1,024 cells
 // shares [KV head][token][head of the group]; then for each thread the prepared queries of a KV head, what sampling needs, and what the
 // tokens see.
 struct SelectPlan {
-    SelectPlan(const Layer & layer, const ggml_tensor * q, const ggml_tensor * k, int n_threads) {
-        const edgekv_context & ctx = *layer.owner;
+    SelectPlan(const HostLayer & layer, const ggml_tensor * q, const ggml_tensor * k, int n_threads) {
+        const edgekv_context & ctx = layer.plane->ctx;
 
         n_tokens  = (int) (q->ne[2]/k->ne[3]);
         n_head_kv = (int) k->ne[1];
@@ -34,11 +34,11 @@ struct SelectPlan {
 
         cell_stride     = (size_t) n_groups*kGroupCells;
         group_stride    = (size_t) (n_groups + 15)/16*16;
-        shares_offset   = align64((2 + ctx.n_heads)*sizeof(std::atomic<int>));
+        shares_offset   = align64((2 + ctx.shape.n_heads)*sizeof(std::atomic<int>));
         tops_offset     = shares_offset + (scans ? align64((size_t) n_head_kv*n_rows*cell_stride*sizeof(uint16_t)) : 0);
         sums_offset     = tops_offset + (scans ? align64((size_t) n_head_kv*n_rows*group_stride*sizeof(float)) : 0);
         threads_offset  = sums_offset + (sums_offset - tops_offset);
-        scratch_offset  = scans ? align64(sketch_query_bytes(layer.info.head_dim, n_rows)) : 0;
+        scratch_offset  = scans ? align64(sketch_query_bytes(layer.layer->info.head_dim, n_rows)) : 0;
         sight_offset    = scratch_offset + align64(sample_scratch_bytes(n_groups, group));
         thread_bytes    = sight_offset + align64((size_t) n_tokens*n_groups*sizeof(Sight));
         bytes           = threads_offset + n_threads*thread_bytes;
@@ -53,8 +53,8 @@ struct SelectPlan {
 void find_sight(const edgekv_context & ctx, const SelectPlan & plan, const ggml_tensor * mask, const char * row, int stream, int32_t position,
                 Sight * sight) {
     const auto &    options = ctx.params.selection;
-    const int32_t * newest  = ctx.hierarchy.newest(stream);
-    const int32_t * oldest  = ctx.hierarchy.oldest(stream);
+    const int32_t * newest  = ctx.pages.cells.newest(stream);
+    const int32_t * oldest  = ctx.pages.cells.oldest(stream);
 
     for (int group = 0; group < plan.n_groups; ++group) {
         const int first = group*kGroupCells;
@@ -65,28 +65,27 @@ void find_sight(const edgekv_context & ctx, const SelectPlan & plan, const ggml_
             continue;
         }
         for (int c = first; c < end; c += 16) {  // of which pages have a multiple
-            const int page = c/ctx.params.page_tokens;
+            const int page = c/ctx.shape.page_tokens;
             if (oldest[page] < options.sink_tokens || newest[page] > position - std::max(options.recent_tokens, 1)) {
                 sight[group].certain |= uint64_t{0xffff} << (c - first);
             }
         }
-        if (plan.scans && ctx.hierarchy.is_open(stream, group)) {
+        if (plan.scans && ctx.pages.stale.is_open(stream, group)) {
             sight[group].certain = ~uint64_t{0};
         }
     }
 }
 
 // Mode evict: the visible cells of the pages that a head has not dropped, ascending; returns their number.
-int list_kept(edgekv_context & ctx, const Layer & layer, const Sight * sight, int stream, int head, int n_cells, int32_t * cells, int & n_visible) {
-    const uint8_t * dropped = ctx.hierarchy.dropped(layer.info.row, stream, head);
-    int             n       = 0;
+int list_kept(const uint8_t * dropped, const Sight * sight, int n_cells, int page_tokens, int32_t * cells, int & n_visible) {
+    int n = 0;
 
     n_visible = 0;
     for (int group = 0; group < (n_cells + kGroupCells - 1)/kGroupCells; ++group) {
         for (uint64_t left = sight[group].visible; left != 0; left &= left - 1) {
             const int cell = group*kGroupCells + __builtin_ctzll(left);
             n_visible += 1;
-            if (!dropped[cell/ctx.params.page_tokens]) {
+            if (!dropped[cell/page_tokens]) {
                 cells[n++] = cell;
             }
         }
@@ -96,8 +95,9 @@ int list_kept(edgekv_context & ctx, const Layer & layer, const Sight * sight, in
 }
 
 struct SelectRun {
-    Layer & layer;
-    edgekv_context & ctx;
+    HostLayer & layer;
+    HostPlane & plane;
+    const edgekv_context & ctx;
     const ggml_tensor * node;
     const SelectPlan & plan;
     const int64_t s;    // stream in the graph
@@ -106,7 +106,7 @@ struct SelectRun {
     const Sight * sight = nullptr;  // [n_tokens][n_groups]
     int prepared = -1;              // the KV head whose queries are in own()
 
-    char * workspace() const { return ctx.select_workspaces[s].data(); }
+    char * workspace() const { return plane.select_workspaces[s].data(); }
     std::atomic<int> & counter(int i) const { return reinterpret_cast<std::atomic<int> *>(workspace())[i]; }
     char * own() const { return workspace() + plan.threads_offset + ith*plan.thread_bytes; }
 
@@ -127,7 +127,7 @@ struct SelectRun {
     }
 
     void look() {
-        Sight * const all = reinterpret_cast<Sight *>(ctx.sights[s].data());
+        Sight * const all = reinterpret_cast<Sight *>(plane.sights[s].data());
         sight = all;
         if (!layer.leads) {
             return;
@@ -137,8 +137,8 @@ struct SelectRun {
         const ggml_tensor * mask = node->src[SELECT_MASK];
         for (int token = 0; token < plan.n_tokens; ++token) {
             const char *  row  = static_cast<const char *>(mask->data) + s*mask->nb[3] + token*mask->nb[1];
-            const int64_t cell = static_cast<const int64_t *>(node->src[SELECT_K_IDXS]->data)[s*plan.n_tokens + token] - (int64_t) stream*ctx.n_cells;
-            find_sight(ctx, plan, mask, row, stream, ctx.hierarchy.positions(stream)[cell], mine + (size_t) token*plan.n_groups);
+            const int64_t cell = static_cast<const int64_t *>(node->src[SELECT_K_IDXS]->data)[s*plan.n_tokens + token] - (int64_t) stream*ctx.shape.n_cells;
+            find_sight(ctx, plan, mask, row, stream, ctx.pages.cells.positions(stream)[cell], mine + (size_t) token*plan.n_groups);
         }
         if (ith == 0) {
             std::memcpy(all, mine, (size_t) plan.n_tokens*plan.n_groups*sizeof(Sight));
@@ -147,7 +147,7 @@ struct SelectRun {
     }
 
     void scan(int head, int chunk) {
-        const Sketch      sketch = ctx.hierarchy.sketch(layer.info.row, stream);
+        const Sketch      sketch = plane.sketches.of(layer.row, stream);
         const SketchQuery q      = query(head);
         const Shares      out    = shares(head, 0);
         if (prepared != head) {
@@ -156,15 +156,15 @@ struct SelectRun {
         }
 
         const ggml_tensor * k     = node->src[SELECT_K];
-        const SketchKeys    keys  = { k->type == GGML_TYPE_Q8_0 ? CellType::q8_0 : CellType::f16,
+        const SketchKeys    keys  = { cell_type(k),
                                       static_cast<const char *>(k->data) + s*k->nb[3], k->nb[2], k->nb[1] };
         const int           first = chunk*kChunkGroups;
-        scan_groups(ctx.hierarchy, stream, sketch, keys, q, own(), head, first, std::min(first + kChunkGroups, plan.n_groups), out);
+        scan_groups(ctx.pages.stale, stream, sketch, keys, q, own(), head, first, std::min(first + kChunkGroups, plan.n_groups), out);
     }
 
     void select(int token, int head) const {
         const auto &       options = ctx.params.selection;
-        const RowLists &   lists   = ctx.lists_of(layer, s);
+        const RowLists &   lists   = plane.lists_of(layer, s);
         const size_t       list    = (size_t) token*plan.n_head_kv + head;
         const Sight *      seen    = sight + (size_t) token*plan.n_groups;
         const ggml_tensor * sinks  = node->src[SELECT_SINKS];
@@ -172,7 +172,7 @@ struct SelectRun {
         SampleResult       result  = {};
 
         if (ctx.params.mode == EDGEKV_MODE_EVICT) {
-            result.n_rows = list_kept(ctx, layer, seen, stream, head, plan.n_cells, cells, result.n_visible);
+            result.n_rows = list_kept(plane.drops.of(layer.row, stream, head), seen, plan.n_cells, ctx.shape.page_tokens, cells, result.n_visible);
         } else if (plan.scans) {
             const Shares from = shares(head, token);
             SampleProblem p = {};
@@ -185,17 +185,17 @@ struct SelectRun {
             p.group_stride = from.group_stride;
             p.sinks        = sinks ? static_cast<const float *>(sinks->data) + head*plan.group : nullptr;
             p.sight        = seen;
-            p.pinned       = ctx.hierarchy.pinned(layer.info.row, stream, head);
-            p.page_tokens  = ctx.params.page_tokens;
+            p.pinned       = plane.pinned(layer.row, stream, head);
+            p.page_tokens  = ctx.shape.page_tokens;
             p.resolution   = options.resolution;
             p.rows         = cells;
             p.weights      = reinterpret_cast<float *>(lists.weights.data()) + list*lists.stride;
             p.scratch      = own() + plan.scratch_offset;
             result = sample_rows(p, selected_isa());
         } else {
-            const PageChoice choice = { plan.n_cells, ctx.params.page_tokens, seen, ctx.hierarchy.priority(layer.info.row, stream, head),
-                                        ctx.hierarchy.pinned(layer.info.row, stream, head), options.tokens, options.share };
-            const ChoiceResult chosen = choose_pages(choice, cells, ctx.candidates[ith]);
+            const PageChoice choice = { plan.n_cells, ctx.shape.page_tokens, seen, plane.priority(layer.row, stream, head),
+                                        plane.pinned(layer.row, stream, head), options.tokens, options.share };
+            const ChoiceResult chosen = choose_pages(choice, cells, plane.candidates[ith]);
             result = { chosen.n_rows, chosen.n_certain, chosen.n_visible };
         }
         reinterpret_cast<int32_t *>(lists.n_rows.data())[list] = result.n_rows;
@@ -232,12 +232,12 @@ struct SelectRun {
 };
 
 void run_select(ggml_tensor * dst, int ith, int nth, void * userdata) {
-    Layer &             layer = *static_cast<Layer *>(userdata);
+    HostLayer &         layer = *static_cast<HostLayer *>(userdata);
     const ggml_tensor * k     = dst->src[SELECT_K];
     const SelectPlan    plan(layer, dst->src[SELECT_Q], k, nth);
 
     for (int64_t s = 0; s < k->ne[3]; ++s) {
-        SelectRun{ layer, *layer.owner, dst, plan, s, (int) (s + k->view_offs/k->nb[3]), ith }.run(nth);
+        SelectRun{ layer, *layer.plane, layer.plane->ctx, dst, plan, s, (int) s + first_stream(k), ith }.run(nth);
     }
 }
 
@@ -260,11 +260,11 @@ uint64_t visible_cells(MaskType type, const char * row, int first, int end) {
     return cells;
 }
 
-void scan_groups(const Hierarchy & tiers, int stream, const Sketch & sketch, const SketchKeys & keys, const SketchQuery & query,
+void scan_groups(const StaleGroups & stale, int stream, const Sketch & sketch, const SketchKeys & keys, const SketchQuery & query,
                  const char * prepared, int head, int first, int end, const Shares & out) {
     int begin = first;
     for (int group = first; group <= end; ++group) {
-        if (group < end && !tiers.is_open(stream, group)) {
+        if (group < end && !stale.is_open(stream, group)) {
             continue;
         }
         if (group > begin) {
@@ -277,26 +277,27 @@ void scan_groups(const Hierarchy & tiers, int stream, const Sketch & sketch, con
     }
 }
 
-ggml_tensor * build_select(edgekv_context & ctx, Layer & layer, const llama_edgekv_attend & args) {
-    const SelectPlan plan(layer, args.q, args.k, ctx.n_threads);
+ggml_tensor * build_select(HostLayer & layer, const llama_edgekv_attend & args) {
+    HostPlane &      plane = *layer.plane;
+    const SelectPlan plan(layer, args.q, args.k, plane.n_threads);
     const size_t     n_lists = (size_t) plan.n_tokens*plan.n_head_kv;
 
     for (int64_t s = 0; s < args.k->ne[3]; ++s) {
-        RowLists & lists = ctx.lists_of(layer, s);
+        RowLists & lists = plane.lists_of(layer, s);
         lists.n_tokens = plan.n_tokens;
         lists.stride   = plan.cell_stride;
-        if (!ctx.select_workspaces[s].reserve(plan.bytes) ||
-            !ctx.sights[s].reserve((size_t) plan.n_tokens*plan.n_groups*sizeof(Sight)) ||
+        if (!plane.select_workspaces[s].reserve(plan.bytes) ||
+            !plane.sights[s].reserve((size_t) plan.n_tokens*plan.n_groups*sizeof(Sight)) ||
             !lists.cells.reserve(n_lists*lists.stride*sizeof(int32_t)) ||
             !lists.weights.reserve(n_lists*lists.stride*sizeof(float)) ||
             !lists.n_rows.reserve(n_lists*sizeof(int32_t))) {
             return nullptr;
         }
     }
-    ctx.candidates.resize(ctx.n_threads);
+    plane.candidates.resize(plane.n_threads);
 
-    layer.leads      = !ctx.leader_built;
-    ctx.leader_built = true;
+    layer.leads      = !plane.leader_built;
+    plane.leader_built = true;
 
     ggml_tensor * sources[N_SELECT_SOURCES] = { args.q, args.k, args.mask, const_cast<ggml_tensor *>(layer.k_idxs), args.sinks };
     ggml_tensor * node =

@@ -1,6 +1,7 @@
 // What the files that build attention nodes share.
 #pragma once
 
+#include "context.h"
 #include "nodes.h"
 #include "prompt.h"
 
@@ -10,26 +11,27 @@ namespace edgekv {
 
 enum AttendSource { ATTEND_Q, ATTEND_K, ATTEND_V, ATTEND_MASK, ATTEND_SINKS, ATTEND_SELECTED, ATTEND_SEEN, ATTEND_K_IDXS, N_ATTEND_SOURCES };
 
+// too long for the decode kernel
+inline bool is_long(const ggml_tensor * k, int64_t n_tokens) {
+    return n_tokens%k->ne[3] != 0 || n_tokens/k->ne[3] > kMaxQueryTokens;
+}
+
 // the problem of one stream; tensors without data (while the graph is built) give null pointers, which only size the workspace
-AttendProblem make_problem(const Layer & layer, const ggml_tensor * dst, int64_t s);
+AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, int64_t s);
 
 // The cells [first, end), at most 64, that a row of a mask lets its token see.
 uint64_t visible_cells(MaskType type, const char * row, int first, int end);
 
 // Scans groups [first, end) of a KV head for prepared queries: by their sketches, and the open group, which has none, by its keys.
-void scan_groups(const Hierarchy & tiers, int stream, const Sketch & sketch, const SketchKeys & keys, const SketchQuery & query,
+void scan_groups(const StaleGroups & stale, int stream, const Sketch & sketch, const SketchKeys & keys, const SketchQuery & query,
                  const char * prepared, int head, int first, int end, const Shares & out);
 
 // Sparse prompts: whether this ubatch is one, what a thread needs for it behind what attention needs, and the choice of one item, which goes
 // to `problem.chosen`, in `memory`. k_idxs: the cells of the stream's tokens.
-bool sparse_prompt(const edgekv_context & ctx, int n_cells);
+bool sparse_prompt(const HostPlane & plane, int n_cells);
 size_t prompt_choice_bytes(const AttendProblem & problem);
-void choose_prompt_blocks(Layer & layer, const int64_t * k_idxs, int stream, const PromptPlan & plan, int index, PromptProblem & problem,
+void choose_prompt_blocks(HostLayer & layer, const int64_t * k_idxs, int stream, const PromptPlan & plan, int index, PromptProblem & problem,
                           char * memory);
-
-inline MaskType mask_type(const ggml_tensor * mask) {
-    return mask->type == GGML_TYPE_F16 ? MaskType::f16 : MaskType::f32;
-}
 
 inline size_t align64(size_t n) {
     return (n + 63)/64*64;

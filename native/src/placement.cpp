@@ -1,16 +1,13 @@
-// Puts a context's data plane on a device.
+// How a plane takes its device.
 #include "context.h"
 #include "device_library.h"
+#include "plane/device/device_plane.h"
 
 #include <algorithm>
 
-using namespace edgekv;
+namespace edgekv {
 
 namespace {
-
-CellType cell_type(const ggml_tensor * cache) {
-    return cache->type == GGML_TYPE_Q8_0 ? CellType::q8_0 : CellType::f16;
-}
 
 bool on_gpu(const Layer & layer) {
     return ggml_backend_dev_type(layer.seam.device) != GGML_BACKEND_DEVICE_TYPE_CPU;
@@ -22,21 +19,18 @@ std::string mebibytes(size_t n_bytes) {
 
 }  // namespace
 
-EngineShape edgekv_context::plane_shape() const {
+EngineShape DevicePlane::engine_shape() const {
     EngineShape shape = {};
-    shape.n_heads          = n_heads;
-    shape.n_stream         = n_stream;
-    shape.n_cells          = n_cells;
-    shape.page_tokens      = params.page_tokens;
-    shape.pages_per_stream = pages_per_stream;
-    shape.n_pages          = n_pages;
-    shape.slot_bytes       = hierarchy.dims.slot_bytes;
+    shape.n_heads          = ctx.shape.n_heads;
+    shape.n_stream         = ctx.shape.n_stream;
+    shape.n_cells          = ctx.shape.n_cells;
+    shape.page_tokens      = ctx.shape.page_tokens;
+    shape.pages_per_stream = ctx.shape.pages_per_stream;
+    shape.n_pages          = ctx.shape.n_pages;
+    shape.slot_bytes       = ctx.shape.slot_bytes;
     shape.staging_bytes    = staging.bytes();
-    shape.budget_bytes     = params.placement.vram_bytes;
-    for (const auto & layer : layers) {
-        if (layer->info.row < 0) {
-            continue;
-        }
+    shape.budget_bytes     = ctx.params.placement.vram_bytes;
+    for (const Layer * layer : ctx.rows) {
         const ggml_tensor * k = layer->seam.k;
         const ggml_tensor * v = layer->seam.v;
 
@@ -48,15 +42,15 @@ EngineShape edgekv_context::plane_shape() const {
         row.v_type          = cell_type(v);
         row.k               = static_cast<char *>(k->data);
         row.v               = static_cast<char *>(v->data);
-        row.k_row_bytes     = ggml_row_size(k->type, layer->seam.head_dim_k);
-        row.v_row_bytes     = ggml_row_size(v->type, layer->seam.head_dim_v);
+        row.k_row_bytes     = layer->k_row_bytes();
+        row.v_row_bytes     = layer->v_row_bytes();
         row.k_stride_stream = k->nb[2];
         row.k_stride_cell   = k->nb[1];
         row.k_stride_head   = row.k_row_bytes;
         row.v_stride_stream = v->nb[2];
         row.v_stride_cell   = v->nb[1];
         row.v_stride_head   = row.v_row_bytes;
-        row.v_offset        = params.page_tokens*row.k_row_bytes;
+        row.v_offset        = ctx.shape.page_tokens*row.k_row_bytes;
         shape.rows.push_back(row);
     }
 
@@ -64,190 +58,149 @@ EngineShape edgekv_context::plane_shape() const {
 }
 
 // what can be known before anything is allocated
-std::string edgekv_context::why_not_placed(edgekv_status & status) const {
-    const bool emulated = params.placement.kind == EDGEKV_DEVICE_EMULATED;
-    if (n_rows == 0) {
-        return "none of its layers can be served";
+Failure DevicePlane::why_not(bool emulated) const {
+    const auto refuse = [](const char * why) { return Failure{ EDGEKV_UNSUPPORTED, why }; };
+    if (ctx.rows.empty()) {
+        return refuse("none of its layers can be served");
     }
 
     ggml_backend_dev_t device = nullptr;
-    for (const auto & layer : layers) {
+    for (const auto & layer : ctx.layers) {
         if (layer->info.state == EDGEKV_LAYER_DEVICE) {
-            return "its layers do not all lie on one GPU: offload all layers (--gpu-layers) or none";
+            return refuse("its layers do not all lie on one GPU: offload all layers (--gpu-layers) or none");
         }
         if (layer->info.row < 0) {
             continue;
         }
         if (on_gpu(*layer) == emulated) {
-            return emulated ? "the emulated device serves models on the CPU only"
-                            : "its layers run on the CPU: offload them to the GPU (--gpu-layers)";
+            return refuse(emulated ? "the emulated device serves models on the CPU only"
+                                   : "its layers run on the CPU: offload them to the GPU (--gpu-layers)");
         }
         if (device && layer->seam.device != device) {
-            return "its layers lie on several GPUs; EdgeKV serves one";
+            return refuse("its layers lie on several GPUs; EdgeKV serves one");
         }
         device = layer->seam.device;
         if (!emulated && !library->is_pinned(layer->seam.k->data)) {
-            status = EDGEKV_NOT_PINNED;
-            return "the system refused to pin the KV cache in host memory, without which the GPU cannot read it (free memory, raise the limit "
-                   "on locked memory with ulimit -l, and unset GGML_CUDA_NO_PINNED)";
+            return { EDGEKV_NOT_PINNED, "the system refused to pin the KV cache in host memory, without which the GPU cannot read it (free "
+                                        "memory, raise the limit on locked memory with ulimit -l, and unset GGML_CUDA_NO_PINNED)" };
         }
     }
 
-    return "";
+    return {};
 }
 
-bool edgekv_context::place() {
-    if (params.placement.kind == EDGEKV_DEVICE_HOST) {
-        return true;
-    }
-    const auto refuse = [this](const std::string & why, edgekv_status status = EDGEKV_UNSUPPORTED) {
-        problem        = why;
-        problem_status = status;
-        plane.reset();
-        staging.release();
-        hierarchy.return_from_plane();
-        llama_edgekv_invalidate_graph(lctx);
-        if (!reserve_host()) {
-            problem += "; and there is no memory to attend on the CPU";
-            wanted_mode.store(EDGEKV_MODE_OFF, std::memory_order_release);
-        }
-        return false;
-    };
+// For the widest layer; two buffers where they are cheap, so that one fills while the other is read.
+Failure DevicePlane::reserve_staging(ggml_backend_dev_t device, const edgekv_device_info & info) {
+    const auto bytes = [](const Layer * layer, int n) { return Staging::bytes(layer->seam.k, layer->seam.v, n); };
+    const Layer * widest = *std::max_element(ctx.rows.begin(), ctx.rows.end(),
+                                             [&](const Layer * a, const Layer * b) { return bytes(a, 1) < bytes(b, 1); });
 
-    library = open_device_library(params.placement.kind);
-    if (!library) {
-        return refuse("this build of EdgeKV has no CUDA kernels: install it with EDGEKV_CUDA=on");
-    }
-    ggml_backend_dev_t device = nullptr;  // where the model lies
-    for (const auto & layer : layers) {
-        if (!device && (params.placement.kind != EDGEKV_DEVICE_CUDA || on_gpu(*layer))) {
-            device = layer->seam.device;
-        }
-    }
-    if (params.placement.kind == EDGEKV_DEVICE_CUDA && device) {
-        params.placement.index = cuda_index(device);
-    }
-    edgekv_device_info info;
-    if (!library->info(params.placement.index, &info)) {
-        return refuse(library->last_error());
-    }
-    if (!info.usable) {
-        return refuse(info.problem);
-    }
-    edgekv_status status = EDGEKV_UNSUPPORTED;
-    if (const std::string why = why_not_placed(status); !why.empty()) {
-        return refuse(why, status);
-    }
-
-    // the widest layer; two buffers where they are cheap, so that one fills while the other is read
-    const Layer * widest = nullptr;
-    for (const auto & layer : layers) {
-        if (layer->info.row >= 0 && (!widest || Staging::bytes(layer->seam.k, layer->seam.v, 1) > Staging::bytes(widest->seam.k, widest->seam.v, 1))) {
-            widest = layer.get();
-        }
-    }
-    const size_t budget  = params.placement.vram_bytes ? params.placement.vram_bytes : info.free_bytes;
-    const size_t twice   = Staging::bytes(widest->seam.k, widest->seam.v, 2);
-    auto *       buft    = params.placement.kind == EDGEKV_DEVICE_CUDA ? ggml_backend_dev_buffer_type(device) : ggml_backend_cpu_buffer_type();
+    const auto & placement = ctx.params.placement;
+    const size_t budget    = placement.vram_bytes ? placement.vram_bytes : info.free_bytes;
+    const size_t twice     = bytes(widest, 2);
+    auto *       buft      = placement.kind == EDGEKV_DEVICE_CUDA ? ggml_backend_dev_buffer_type(device) : ggml_backend_cpu_buffer_type();
     if (!staging.reserve(buft, widest->seam.k, widest->seam.v, twice <= budget/4 ? 2 : 1)) {
-        return refuse("the GPU has no memory for " + mebibytes(twice/2) + ", which prompts need to attend one layer; " + mebibytes(info.free_bytes) +
-                      " are free. Use a smaller context, a q8_0 cache, or offload fewer layers", EDGEKV_NO_MEMORY);
+        return { EDGEKV_NO_MEMORY, "the GPU has no memory for " + mebibytes(twice/2) + ", which prompts need to attend one layer; " +
+                                   mebibytes(info.free_bytes) + " are free. Use a smaller context, a q8_0 cache, or offload fewer layers" };
     }
 
+    return {};
+}
+
+Failure DevicePlane::make_engine(ggml_backend_dev_t device) {
     void * stream = nullptr;
-    if (params.placement.kind == EDGEKV_DEVICE_CUDA) {
-        stream = cuda_stream(lctx, device);
+    if (ctx.params.placement.kind == EDGEKV_DEVICE_CUDA) {
+        stream = cuda_stream(ctx.lctx, device);
         if (!stream) {
-            return refuse("the CUDA backend that is loaded is not the one EdgeKV was built with; reinstall edgekv");
+            return { EDGEKV_UNSUPPORTED, "the CUDA backend that is loaded is not the one EdgeKV was built with; reinstall edgekv" };
         }
     }
-    plane.reset(library->make(params.placement.index, plane_shape(), stream));
-    if (!plane) {
-        return refuse(library->last_error(), EDGEKV_NO_MEMORY);
-    }
-    hierarchy.leave_to_plane();
-    const bool sparse = params.mode == EDGEKV_MODE_SPARSE;
-    if ((sparse && !reserve_sparse()) || (!sparse && !plane->reserve_ring())) {
-        return refuse(library->last_error(), EDGEKV_NO_MEMORY);
-    }
+    engine.reset(library->make(ctx.params.placement.index, engine_shape(), stream));
 
-    // the graphs that run need less than the stock ones, which would copy K and V
-    if (!llama_edgekv_reserve(lctx)) {
-        return refuse("the GPU has no memory for llama.cpp's compute buffers", EDGEKV_NO_MEMORY);
-    }
-    // the widest ubatches that the hook serves, so that nothing has to grow later
-    for (const auto & layer : layers) {
-        EngineView wide = {};
-        wide.n_cells   = n_cells;
-        wide.n_streams = 1;
-        wide.n_tokens  = kEngineTokens;
-        EngineView many = wide;
-        many.n_streams = n_stream;
-        many.n_tokens  = 1;
-        const int row = layer->info.row;
+    return engine ? Failure{} : no_memory();
+}
+
+// Workspaces of the widest ubatches that the hook serves, so that nothing has to grow later.
+Failure DevicePlane::reserve_widest() {
+    const bool sparse = ctx.params.mode == EDGEKV_MODE_SPARSE;
+    EngineView wide = {};
+    wide.n_cells   = ctx.shape.n_cells;
+    wide.n_streams = 1;
+    wide.n_tokens  = kEngineTokens;
+    EngineView many = wide;
+    many.n_streams = ctx.shape.n_stream;
+    many.n_tokens  = 1;
+    for (int row = 0; row < ctx.shape.n_rows; ++row) {
         for (const EngineView & view : { wide, many }) {
-            if (row >= 0 && (!plane->reserve_workspace(row, view, SketchKind::none, false) ||
-                             (sparse && !plane->reserve_workspace(row, view, (SketchKind) params.selection.sketch, true)))) {
-                return refuse(library->last_error(), EDGEKV_NO_MEMORY);
+            if (!engine->reserve_workspace(row, view, SketchKind::none, false) ||
+                (sparse && !engine->reserve_workspace(row, view, (SketchKind) ctx.params.selection.sketch, true))) {
+                return no_memory();
             }
         }
     }
-    if (params.mode != EDGEKV_MODE_OFF && !reserve_arena()) {
-        return refuse(library->last_error(), EDGEKV_NO_MEMORY);
+
+    return {};
+}
+
+Failure DevicePlane::place() {
+    edgekv_placement & placement = ctx.params.placement;
+    const bool         cuda      = placement.kind == EDGEKV_DEVICE_CUDA;
+
+    library = open_device_library(placement.kind);
+    if (!library) {
+        return { EDGEKV_UNSUPPORTED, "this build of EdgeKV has no CUDA kernels: install it with EDGEKV_CUDA=on" };
+    }
+    ggml_backend_dev_t device = nullptr;  // where the model lies
+    for (const auto & layer : ctx.layers) {
+        if (!device && (!cuda || on_gpu(*layer))) {
+            device = layer->seam.device;
+        }
+    }
+    if (cuda && device) {
+        placement.index = cuda_index(device);
+    }
+    edgekv_device_info info;
+    if (!library->info(placement.index, &info)) {
+        return { EDGEKV_UNSUPPORTED, library->last_error() };
+    }
+    if (!info.usable) {
+        return { EDGEKV_UNSUPPORTED, info.problem };
+    }
+    if (Failure failure = why_not(!cuda)) {
+        return failure;
+    }
+    if (Failure failure = reserve_staging(device, info)) {
+        return failure;
+    }
+    if (Failure failure = make_engine(device)) {
+        return failure;
+    }
+    if (ctx.params.mode == EDGEKV_MODE_SPARSE ? !reserve_sketches(ctx.params.selection) : !engine->reserve_ring()) {
+        return no_memory();
+    }
+    // the graphs that run need less than the stock ones, which would copy K and V
+    if (!llama_edgekv_reserve(ctx.lctx)) {
+        return { EDGEKV_NO_MEMORY, "the GPU has no memory for llama.cpp's compute buffers" };
+    }
+    if (Failure failure = reserve_widest()) {
+        return failure;
     }
 
-    return true;
+    return ctx.params.mode != EDGEKV_MODE_OFF && !reserve_arena() ? no_memory() : Failure{};
 }
 
-bool edgekv_context::reserve_arena() {
-    release_arena();
-    const bool reserved = plane->reserve_arena(most_slots, most_slots > 0 ? hierarchy.n_tail_slots() : 0);
-    hierarchy.set_tail(plane->bytes().tail_slot);
-
-    return reserved;
+bool DevicePlane::serves_cuda(int index) const {
+    return ctx.params.placement.kind == EDGEKV_DEVICE_CUDA && ctx.params.placement.index == index;
 }
 
-void edgekv_context::release_arena() {
-    hierarchy.set_tail(0);
-    hierarchy.set_arena(0);  // no page is in a slot
-    plane->reserve_arena(0, 0);
-    llama_edgekv_invalidate_graph(lctx);
-}
-
-int edgekv_context::next_row(const Layer & layer) const {
-    for (size_t il = layer.il + 1; il < layers.size(); ++il) {
-        if (layers[il]->info.row >= 0 && layers[il]->info.state == EDGEKV_LAYER_HOOKED) {
-            return layers[il]->info.row;
+int DevicePlane::next_row(const Layer & layer) const {
+    for (int row = layer.info.row + 1; row < ctx.shape.n_rows; ++row) {
+        if (ctx.rows[row]->info.state == EDGEKV_LAYER_HOOKED) {
+            return row;
         }
     }
 
     return -1;
 }
 
-const char * edgekv_context::failure() {
-    const char * sentence = plane ? plane->failure() : nullptr;
-    if (sentence && problem.empty()) {
-        problem        = std::string(sentence) + "; what it was told since then is lost: make the context anew";
-        problem_status = EDGEKV_UNSUPPORTED;
-    }
-
-    return sentence ? problem.c_str() : nullptr;
-}
-
-// before the graph: what changed, and the numbers of this ubatch
-void edgekv_context::begin_plane(bool clear) {
-    std::vector<EngineStale> stale;
-    for (const StaleGroup & group : hierarchy.stale_groups()) {
-        stale.push_back({ group.stream, group.group, group.valid });
-    }
-
-    EngineStep step = {};
-    step.updates           = hierarchy.updates().data();
-    step.n_updates         = hierarchy.updates().size();
-    step.stale             = stale.data();
-    step.n_stale           = (int) stale.size();
-    step.n_ubatch          = (uint32_t) n_ubatch;
-    step.clear_observation = clear;
-    plane->begin(step);  // where it fails, failure() says so
-    hierarchy.updates_delivered();
-}
+}  // namespace edgekv

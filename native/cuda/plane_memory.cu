@@ -317,8 +317,8 @@ EngineBytes GpuEngine::bytes() const {
 // often, and those lie on the device.
 int GpuEngine::most_tokens(int row) const {
     const EngineRow & r        = shape.rows[row];
-    const size_t     of_list  = list_stride()*(sizeof(int32_t) + sizeof(float));
-    const size_t     of_query = list_stride()*(sizeof(uint16_t) + sizeof(float));
+    const size_t      of_list  = list_stride()*(sizeof(int32_t) + sizeof(float));
+    const size_t      of_query = list_stride()*(sizeof(uint16_t) + sizeof(float));
 
     return (int) std::clamp<size_t>(together_bytes/(r.n_head_kv*of_list + r.n_head*of_query), 1, kMaxQueryTokens);
 }

@@ -1,5 +1,5 @@
 // The nodes of a graph: what each enqueues. May run while a CUDA graph is recorded, and then only then: arguments and launch shapes
-// depend on the view and on addresses that live as long as the plane (its generation is among the node's parameters). ggml's backend
+// depend on the view and on addresses that live as long as the engine (its generation is among the node's parameters). ggml's backend
 // records each split by itself: what a node forks onto the side stream is joined by a node of the same graph, and no event is waited for in
 // another one.
 #include "plane_device.h"
@@ -7,36 +7,6 @@
 #include <algorithm>
 
 namespace edgekv::gpu {
-
-namespace {
-
-// fresh[page of the cache] = 1 for pages with a token of this ubatch
-__global__ void mark_pages(const int64_t * cells, int n, int n_cells, int page_tokens, int pages_per_stream, uint8_t * fresh) {
-    for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        const int64_t cell = cells[i];
-        fresh[cell/n_cells*pages_per_stream + cell%n_cells/page_tokens] = 1;
-    }
-}
-
-}  // namespace
-
-// ---- one graph and the next ----------------------------------------------------------------------------------------------------
-
-void GpuEngine::begin_graph(const EngineGraph & now) {
-    graph = now;
-    forget_ring();
-}
-
-// All that it read and filled so far is ordered before what the stream of the step is told next.
-void GpuEngine::forget_ring() {
-    side_joined  = false;
-    half_used[0] = half_used[1] = false;
-    n_fills      = 0;
-}
-
-bool GpuEngine::comes(int row, const std::vector<bool> & rows) const {
-    return row >= 0 && (rows.empty() || rows[row]);
-}
 
 // ---- store -------------------------------------------------------------------------------------------------------------------
 
@@ -99,7 +69,7 @@ void GpuEngine::store(int row, const EngineView & view, const EngineStore & args
 
 SketchArray GpuEngine::sketch_array(int row, int first_stream) const {
     const RowSketches & s = row_sketches[row];
-    const EngineRow &    r = shape.rows[row];
+    const EngineRow &   r = shape.rows[row];
 
     return { r.head_dim, r.n_head_kv, groups_per_stream(), s.data.data() + first_stream*s.stream_bytes, s.stream_bytes };
 }
@@ -111,153 +81,12 @@ SketchHome GpuEngine::sketch_home(int row, int first_stream) const {
              shape.slot_bytes, slots_of(row, first_stream), (size_t) shape.n_pages, shape.page_tokens, shape.pages_per_stream };
 }
 
-// ---- select ------------------------------------------------------------------------------------------------------------------
-
-void GpuEngine::find_sight(const EngineView & view, const EngineAttend & args, bool sketched, Stream stream) {
-    SightProblem seen = {};
-    seen.n_streams          = view.n_streams;
-    seen.first_stream       = view.first_stream;
-    seen.n_tokens           = view.n_tokens;
-    seen.n_cells            = view.n_cells;
-    seen.page_tokens        = shape.page_tokens;
-    seen.pages_per_stream   = shape.pages_per_stream;
-    seen.n_cells_stream     = shape.n_cells;
-    seen.mask_type          = args.query.mask_type;
-    seen.mask               = args.query.mask;
-    seen.mask_stride_token  = args.query.mask_stride_token;
-    seen.mask_stride_stream = args.query.mask_stride_stream;
-    seen.newest             = mirror(mirrors.newest);
-    seen.oldest             = mirror(mirrors.oldest);
-    seen.positions          = mirror(mirrors.positions);
-    seen.open               = sketched ? mirror(mirrors.open) : nullptr;
-    seen.groups_per_stream  = groups_per_stream();
-    seen.k_idxs             = args.query.k_idxs;
-    seen.sink_tokens        = args.selection->sink_tokens;
-    seen.recent_tokens      = args.selection->recent_tokens;
-    seen.sight              = sights_of(0);
-    seen.stride             = (size_t) groups_per_stream();
-    launch_sight(seen, stream);
-}
-
-std::vector<GpuEngine::Group> GpuEngine::groups_of(const EngineView & view, const EngineAttend & args, int row) const {
-    const int n_groups = engine_groups(view.n_tokens);
-    const int most     = most_tokens(row);
-    if (n_groups == 1 && view.n_tokens <= most) {
-        return { { view, args, 0 } };
-    }
-
-    std::vector<Group> groups;
-    const auto add = [&](int s, int begin, int end, bool observed) {
-        Group group = { view, args, (size_t) s*view.n_tokens + begin };
-        group.view.first_stream += s;
-        group.view.n_streams = 1;
-        group.view.n_tokens  = end - begin;
-        if (args.query.q) {
-            group.args.query.q      += group.first*args.query.q_stride_token;
-            group.args.query.mask   += s*args.query.mask_stride_stream + begin*args.query.mask_stride_token;
-            group.args.query.k_idxs += group.first;
-            group.args.out += group.first*shape.rows[row].n_head*shape.rows[row].head_dim*sizeof(float);
-        }
-        group.args.observe = args.observe && observed;
-        groups.push_back(group);
-    };
-    for (int s = 0; s < view.n_streams; ++s) {
-        for (int g = 0; g < n_groups; ++g) {
-            const int first   = engine_group_begin(view.n_tokens, g);
-            const int n       = engine_group_begin(view.n_tokens, g + 1) - first;
-            const int n_parts = (n + most - 1)/most;
-            for (int part = 0; part < n_parts; ++part) {
-                add(s, first + n*part/n_parts, first + n*(part + 1)/n_parts, g + 1 == n_groups);
-            }
-        }
-    }
-
-    return groups;
-}
-
-void GpuEngine::select(int row, const Group & group, Stream stream) {
-    const EngineView &        view    = group.view;
-    const EngineQuery &       args    = group.args.query;
-    const edgekv_selection & options = *group.args.selection;
-    const EngineRow &         r       = shape.rows[row];
-    const size_t             entries = row*n_row_entries();
-
-    last_row     = row;
-    n_last_lists = view.n_streams*view.n_tokens*r.n_head_kv;
-    if (row_sketches[row].kind == SketchKind::none) {
-        ChooseBatch batch = {};
-        batch.n_streams        = view.n_streams;
-        batch.first_stream     = view.first_stream;
-        batch.n_tokens         = view.n_tokens;
-        batch.n_head_kv        = r.n_head_kv;
-        batch.n_cells          = view.n_cells;
-        batch.page_tokens      = shape.page_tokens;
-        batch.pages_per_stream = shape.pages_per_stream;
-        batch.head_stride      = shape.n_pages;
-        batch.sight            = sights_of(group.first);
-        batch.sight_stride     = (size_t) groups_per_stream();
-        batch.priority         = prior.as<float>() + entries;
-        batch.pinned           = pins.as<uint8_t>() + entries;
-        batch.tokens           = options.tokens;
-        batch.share            = options.share;
-        batch.rows             = lists.as<int32_t>();
-        batch.stride           = list_stride();
-        batch.n_rows           = list_lengths.as<int32_t>();
-        batch.totals           = totals.as<SampleTotals>() + (size_t) row*shape.n_heads;
-        batch.scratch          = select_scratch.data();
-        launch_choose(batch, stream);
-        return;
-    }
-
-    SketchScanArgs scan = {};
-    scan.sketches       = sketch_array(row, view.first_stream);
-    scan.home           = sketch_home(row, view.first_stream);
-    scan.open           = mirror(mirrors.open) + (size_t) view.first_stream*groups_per_stream();
-    scan.n_streams      = view.n_streams;
-    scan.n_tokens       = view.n_tokens;
-    scan.group          = r.n_head/r.n_head_kv;
-    scan.n_groups       = groups_in_view(view);
-    scan.q              = args.q;
-    scan.q_stride_token = args.q_stride_token;
-    scan.q_stride_head  = args.q_stride_head;
-    scan.scale          = args.scale;
-    scan.softcap        = args.softcap;
-    scan.sight          = sights_of(group.first);
-    scan.sight_stride   = (size_t) groups_per_stream();
-    scan.out            = { shares.as<uint16_t>(), share_tops.as<float>(), share_sums.as<float>(), list_stride(), (size_t) groups_per_stream() };
-    launch_sketch_scan(scan, stream);
-
-    SampleBatch batch = {};
-    batch.n_streams        = view.n_streams;
-    batch.first_stream     = view.first_stream;
-    batch.n_tokens         = view.n_tokens;
-    batch.n_head_kv        = r.n_head_kv;
-    batch.group            = scan.group;
-    batch.n_groups         = scan.n_groups;
-    batch.shares           = scan.out;
-    batch.sinks            = args.sinks;
-    batch.sight            = scan.sight;
-    batch.sight_stride     = scan.sight_stride;
-    batch.pinned           = pins.as<uint8_t>() + entries;
-    batch.page_tokens      = shape.page_tokens;
-    batch.pages_per_stream = shape.pages_per_stream;
-    batch.head_stride      = shape.n_pages;
-    batch.resolution       = options.resolution;
-    batch.rows             = lists.as<int32_t>();
-    batch.weights          = list_weights.as<float>();
-    batch.stride           = list_stride();
-    batch.n_rows           = list_lengths.as<int32_t>();
-    batch.totals           = totals.as<SampleTotals>() + (size_t) row*shape.n_heads;
-    batch.scratch          = select_scratch.data();
-    launch_sample(batch, stream);
-}
-
 // ---- attend ------------------------------------------------------------------------------------------------------------------
 
 AttendProblem GpuEngine::problem(int row, const EngineView & view, const EngineAttend & args, int s) const {
     const EngineRow & r      = shape.rows[row];
-    const int        stream = view.first_stream + s;
-    const size_t     first  = (size_t) s*view.n_tokens;
+    const int         stream = view.first_stream + s;
+    const size_t      first  = (size_t) s*view.n_tokens;
 
     AttendProblem p = {};
     p.head_dim    = r.head_dim;
@@ -318,71 +147,10 @@ AttendProblem GpuEngine::problem(int row, const EngineView & view, const EngineA
     return p;
 }
 
-int GpuEngine::ring_pages(int row) const {
-    const size_t half = ring_memory.size()/2;
-
-    return half ? (int) std::min<size_t>(half/(shape.rows[row].n_head_kv*shape.slot_bytes), ring_held.size()/2/shape.rows[row].n_head_kv)
-                : std::max(1, shape.pages_per_stream);
-}
-
-int GpuEngine::n_chunks(int row, const EngineView & view) const {
-    return (pages_in_view(view) + ring_pages(row) - 1)/ring_pages(row);
-}
-
-void GpuEngine::mark_fresh(const EngineView & view, const int64_t * k_idxs, Stream stream) {
-    zero_async(fresh.data(), fresh.size(), stream);
-    launch(mark_pages, { 1 }, 64, 0, stream, k_idxs, view.n_tokens*view.n_streams, shape.n_cells, shape.page_tokens, shape.pages_per_stream,
-           fresh.as<uint8_t>());
-}
-
-Ring GpuEngine::ring_of(int row, int half, const EngineView & view, int chunk) const {
-    const int    first = chunk*ring_pages(row);
-    const int    end   = std::min(first + ring_pages(row), pages_in_view(view));
-
-    return { ring_memory.data() + half*(ring_memory.size()/2), first, end, shape.rows[row].n_head_kv,
-             ring_held.as<uint8_t>() + half*(ring_held.size()/2) };
-}
-
-// On the side stream, as soon as nobody reads that half of the ring any more.
-void GpuEngine::fill_ring(const Fill & fill, const EngineView & view, Stream stream) {
-    const EngineRow & r    = shape.rows[fill.row];
-    const int        half = n_fills++%2;
-    const Ring       ring = ring_of(fill.row, half, view, fill.chunk);
-
-    if (!side_joined) {
-        event_record(fork, stream);
-        event_wait(side, fork);
-        side_joined = true;
-    }
-    if (half_used[half]) {
-        event_wait(side, half_free[half]);
-    }
-    half_used[half] = true;
-
-    RingProblem p = {};
-    p.row          = home_of(r);
-    p.stream       = fill.stream;
-    p.n_cells      = shape.n_cells;
-    p.page_tokens  = shape.page_tokens;
-    p.first        = ring.first_page;
-    p.end          = ring.end_page;
-    p.slots        = slots_of(fill.row, fill.stream);
-    p.slots_stride = shape.n_pages;
-    p.newest       = mirror(mirrors.newest) + (size_t) fill.stream*shape.pages_per_stream;
-    p.fresh        = fresh.as<uint8_t>() + (size_t) fill.stream*shape.pages_per_stream;
-    p.ring         = ring.data;
-    p.slot_bytes   = shape.slot_bytes;
-    p.held         = const_cast<uint8_t *>(ring.held);
-    launch_gather_ring(p, side);
-
-    event_record(half_filled[half], side);
-    filling.push_back({ fill, half });
-}
-
 // Of a stream: all cells in view, to the staging buffer.
 void GpuEngine::stage_view(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
     const EngineRow & r        = shape.rows[row];
-    const int        of_cache = view.first_stream + s;
+    const int         of_cache = view.first_stream + s;
     launch_stage({ home_of(r), of_cache, view.n_cells, shape.page_tokens, slots_of(row, of_cache), (size_t) shape.n_pages, slots_memory.data(),
                    shape.slot_bytes, args.k_staging + of_cache*r.k_stride_stream, args.v_staging + of_cache*r.v_stride_stream }, stream);
 }
@@ -390,7 +158,7 @@ void GpuEngine::stage_view(int row, const EngineView & view, const EngineAttend 
 // The rows that a group's lists name, of one stream.
 void GpuEngine::bring_rows(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
     const EngineRow & r        = shape.rows[row];
-    const int        of_cache = view.first_stream + s;
+    const int         of_cache = view.first_stream + s;
     BringProblem p = {};
     p.row            = home_of(r);
     p.stream         = of_cache;

@@ -192,14 +192,6 @@ void launch_gather_ring(const RingProblem & problem, Stream stream, int n_blocks
     }
 }
 
-void launch_gather_pages(const EdgekvDeviceRow * rows, const EdgekvDeviceMove * moves, int n_moves, char * arena,
-                         size_t slot_bytes, int page_tokens, int n_cells, int pages_per_stream, Stream stream, int n_blocks) {
-    if (n_moves > 0) {
-        launch(edgekv_gather_pages, {blocks_for(2ll * n_moves, n_blocks)}, kThreads, 0, stream, rows, moves, n_moves, arena,
-               static_cast<unsigned long long>(slot_bytes), page_tokens, n_cells, pages_per_stream);
-    }
-}
-
 void launch_bring(const BringProblem & problem, Stream stream, int n_blocks) {
     if (problem.n_lists > 0) {
         launch(bring_kernel, {static_cast<unsigned>(n_blocks)}, kThreads, 0, stream, problem);

@@ -33,11 +33,6 @@ struct RingProblem {
 constexpr int kGatherBlocks = 64;
 void launch_gather_ring(const RingProblem & problem, Stream stream, int n_blocks = kGatherBlocks);
 
-// Migration: `moves` and `rows` in device memory; n_cells: of a stream. Kernel: edgekv_gather_pages of move_pages.cuh.
-void launch_gather_pages(const EdgekvDeviceRow * rows, const EdgekvDeviceMove * moves, int n_moves, char * arena,
-                         size_t slot_bytes, int page_tokens, int n_cells, int pages_per_stream, Stream stream,
-                         int n_blocks = kGatherBlocks);
-
 // Prompts: cells [0, n_cells) of one stream of a row, all heads, as they lie in home: cells keep their stride and heads their place.
 // Pages that have a slot come out of it; all others come over the link, once: those that are to have a slot (-2 - slot in its place) are
 // left there too.

@@ -8,9 +8,10 @@ namespace {
 
 constexpr int kChunkPages = 64;  // a multiple of every kLanes; results of a chunk stay in L1
 
-// The softmax weights of pages [first, first + n) of one row of `n_strips` strips.
-inline void page_masses(int per_page, int n_strips, int first, int n, const float * sums, const float * tops, float max,
-                        float inverse, float * mass) {
+// The softmax weights of pages [first, first + n) of one row of `n_strips` strips. final_of: the row's maximum, and 1 / its sum.
+inline void page_masses(int per_page, int n_strips, int first, int n, const float * sums, const float * tops, const float * final_of,
+                        float * mass) {
+    const float max = final_of[0], inverse = final_of[1];
     if (per_page == 1) {
         // rows are padded to whole vectors; what lies behind the last page is never added to anything
         F factor = Simd::zero();
@@ -74,8 +75,8 @@ inline void observe(const AttendProblem & p, const AttendPlan & plan, const char
                 for (int g = 0; g < plan.group; ++g) {
                     const size_t strip = static_cast<size_t>(first_row + g) * plan.strip_stride;
                     float * into = g == 0 ? sum : mass;
-                    page_masses(per_page, plan.n_strips, first, n, strip_sum + strip, strip_max + strip, final_of_row[2 * (first_row + g)],
-                                final_of_row[2 * (first_row + g) + 1], into);
+                    page_masses(per_page, plan.n_strips, first, n, strip_sum + strip, strip_max + strip,
+                                final_of_row + 2 * (first_row + g), into);
                     for (int i = 0; i < n; i += kLanes) {
                         const F x = Simd::load(into + i);
                         Simd::store(top + i, g == 0 ? x : Simd::max(Simd::load(top + i), x));

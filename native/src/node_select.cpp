@@ -159,7 +159,7 @@ struct SelectRun {
         const SketchKeys    keys  = { cell_type(k),
                                       static_cast<const char *>(k->data) + s*k->nb[3], k->nb[2], k->nb[1] };
         const int           first = chunk*kChunkGroups;
-        scan_groups(ctx.pages.stale, stream, sketch, keys, q, own(), head, first, std::min(first + kChunkGroups, plan.n_groups), out);
+        scan_groups(ctx.pages.stale, stream, { sketch, keys, q, own(), head }, first, std::min(first + kChunkGroups, plan.n_groups), out);
     }
 
     void select(int token, int head) const {
@@ -260,18 +260,17 @@ uint64_t visible_cells(MaskType type, const char * row, int first, int end) {
     return cells;
 }
 
-void scan_groups(const StaleGroups & stale, int stream, const Sketch & sketch, const SketchKeys & keys, const SketchQuery & query,
-                 const char * prepared, int head, int first, int end, const Shares & out) {
+void scan_groups(const StaleGroups & stale, int stream, const HeadScan & scan, int first, int end, const Shares & out) {
     int begin = first;
     for (int group = first; group <= end; ++group) {
         if (group < end && !stale.is_open(stream, group)) {
             continue;
         }
         if (group > begin) {
-            sketch_scan(sketch, query, prepared, head, begin, group - begin, out, selected_isa());
+            sketch_scan(scan.sketch, scan.query, scan.prepared, scan.head, begin, group - begin, out, selected_isa());
         }
         if (group < end) {
-            sketch_scan_keys(keys, sketch.head_dim, query, head, group, out, selected_isa());
+            sketch_scan_keys(scan.keys, scan.sketch.head_dim, scan.query, scan.head, group, out, selected_isa());
         }
         begin = group + 1;
     }

@@ -22,9 +22,17 @@ AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, int
 // The cells [first, end), at most 64, that a row of a mask lets its token see.
 uint64_t visible_cells(MaskType type, const char * row, int first, int end);
 
-// Scans groups [first, end) of a KV head for prepared queries: by their sketches, and the open group, which has none, by its keys.
-void scan_groups(const StaleGroups & stale, int stream, const Sketch & sketch, const SketchKeys & keys, const SketchQuery & query,
-                 const char * prepared, int head, int first, int end, const Shares & out);
+// A scan of one KV head's sketches for queries that sketch_query_prepare() made ready.
+struct HeadScan {
+    const Sketch & sketch;
+    const SketchKeys & keys;
+    const SketchQuery & query;
+    const char * prepared;
+    int head;
+};
+
+// Groups [first, end): by their sketches, and the stream's open group, which has none, by its keys.
+void scan_groups(const StaleGroups & stale, int stream, const HeadScan & scan, int first, int end, const Shares & out);
 
 // Sparse prompts: whether this ubatch is one, what a thread needs for it behind what attention needs, and the choice of one item, which goes
 // to `problem.chosen`, in `memory`. k_idxs: the cells of the stream's tokens.

@@ -78,9 +78,9 @@ void sketch_scan(const Sketch & sketch, const SketchQuery & query, const char * 
 // The same for one group that has no sketch, from the keys themselves.
 void sketch_scan_keys(const SketchKeys & keys, int head_dim, const SketchQuery & query, int head, int group, const Shares & out, Isa isa);
 
-// The specification, in double precision and from the keys themselves: the logit of a cell of the group with exact minima and steps.
+// The specification, in double precision and from the keys themselves: the logit of a cell, whose group has keys in the
+// cells of `valid`, with exact minima and steps.
 // The stated error of the kernels against it: see sketch_reference.cpp.
-double sketch_reference(const SketchKeys & keys, int head_dim, int head, int group, uint64_t valid, int cell, const float * q, float scale,
-                        float softcap);
+double sketch_reference(const SketchKeys & keys, int head_dim, int head, int cell, uint64_t valid, const float * q, float scale, float softcap);
 
 }  // namespace edgekv

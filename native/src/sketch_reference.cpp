@@ -37,8 +37,8 @@ double cap(double x, double softcap) { return softcap != 0.0 ? softcap * std::ta
 
 }  // namespace
 
-double sketch_reference(const SketchKeys & keys, int head_dim, int head, int group, uint64_t valid, int cell, const float * q, float scale,
-                        float softcap) {
+double sketch_reference(const SketchKeys & keys, int head_dim, int head, int cell, uint64_t valid, const float * q, float scale, float softcap) {
+    const int group = cell / kGroupCells;
     double logit = 0.0;
     for (int i = 0; i < head_dim; ++i) {
         const auto key = [&](int c) {
@@ -53,7 +53,7 @@ double sketch_reference(const SketchKeys & keys, int head_dim, int head, int gro
             }
         }
         const double step = (most - least) / 7.0;
-        const double k = step > 0.0 ? least + std::rint((key(cell) - least) / step) * step : least;
+        const double k = step > 0.0 ? least + std::rint((key(cell % kGroupCells) - least) / step) * step : least;
         logit += static_cast<double>(q[i]) * scale * k;
     }
     return cap(logit, softcap);

@@ -409,7 +409,7 @@ void check_sketches(const Case & c, const Instance & in, const char * name, cons
                     if (!(in.visible(row, g, c) >> cell & 1)) {
                         continue;
                     }
-                    const double want = sketch_reference(in.keys, c.head_dim, h, g, in.valid[g], cell, q.data(), c.scale, c.softcap);
+                    const double want = sketch_reference(in.keys, c.head_dim, h, g * kGroupCells + cell, in.valid[g], q.data(), c.scale, c.softcap);
                     const uint16_t share = got.share(h, row, g, cell);
                     const double top = got.tops[got.at(h, row, g)];
                     double ignored;

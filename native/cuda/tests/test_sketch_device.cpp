@@ -132,7 +132,7 @@ double reference_top(const Case & c, const Instance & in, int stream, int head, 
     double top = -kInf;
     for (int j = 0; j < kGroupCells; ++j) {
         if (visible >> j & 1) {
-            top = std::fmax(top, sketch_reference(in.keys(c, stream), c.head_dim, head, group, valid, j, q, c.scale, c.softcap));
+            top = std::fmax(top, sketch_reference(in.keys(c, stream), c.head_dim, head, group * kGroupCells + j, valid, q, c.scale, c.softcap));
         }
     }
     return top;

@@ -195,7 +195,7 @@ def kv_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1) -
 
 
 def _sketch_bytes(kind: SketchKind, head_dim: int, n_cells: int) -> int:
-    """Of one head and stream: for each group the codes of its cells, and two parameters for each channel (native/src/sketch_layout.cpp)."""
+    """Of one head and stream: for each group the codes of its cells, and two parameters for each channel (native/src/kernels/sketch/sketch_layout.cpp)."""
     if kind is SketchKind.NONE:
         return 0
     codes = _GROUP_TOKENS * 4 * 3 * -(-head_dim // 32)
@@ -205,7 +205,7 @@ def _sketch_bytes(kind: SketchKind, head_dim: int, n_cells: int) -> int:
 
 def _step_bytes(model: Geometry, il: int, n_cells: int, kind: SketchKind) -> int:
     """What the longest step of a stream leaves between its nodes: for each of its tokens and each KV head of a layer the shares of all
-    cells, a list of rows that may name all of them, and what the rows of each tile came to (native: node_select.cpp, attend.cpp)."""
+    cells, a list of rows that may name all of them, and what the rows of each tile came to (native: host/select.cpp, attend/attend.cpp)."""
     group = model.n_head[il] // model.n_head_kv[il]
     shares = 0 if kind is SketchKind.NONE else _SHARE_BYTES * group
     values = -(-4 * model.head_dim_v // _VECTOR_BYTES) * _VECTOR_BYTES

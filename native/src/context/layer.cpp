@@ -1,6 +1,6 @@
 #include "context/layer.h"
 
-#include "context.h"
+#include "context/context.h"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 // The arena in host memory: slots for copies of pages.
 #pragma once
 
-#include "buffer.h"
+#include "pages/buffer.h"
 #include "pages/shape.h"
 
 #include <cassert>

@@ -1,7 +1,7 @@
 // The axes of every per-page array of a context: [row][head][page], and the pages of a stream lie side by side.
 #pragma once
 
-#include "sketch.h"
+#include "kernels/sketch/sketch.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // The sketches of all rows in host memory.
 #pragma once
 
-#include "buffer.h"
+#include "pages/buffer.h"
 #include "pages/stale.h"
 
 #include <vector>

@@ -11,7 +11,7 @@
 #include "context/layer.h"
 #include "context/ubatch.h"
 #include "edgekv.h"
-#include "sketch.h"
+#include "kernels/sketch/sketch.h"
 
 #include <cstdint>
 #include <string>

@@ -1,6 +1,6 @@
 #include "plane/device/device_plane.h"
 
-#include "context.h"
+#include "context/context.h"
 
 #include <algorithm>
 

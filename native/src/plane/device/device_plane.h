@@ -3,7 +3,7 @@
 
 #include "plane/device/engine.h"
 #include "plane/plane.h"
-#include "staging.h"
+#include "plane/device/staging.h"
 
 #include <climits>
 #include <memory>

@@ -7,10 +7,10 @@
 // thread between ubatches.
 #pragma once
 
-#include "attend.h"
+#include "kernels/attend/attend.h"
 #include "edgekv.h"
-#include "sample.h"
-#include "sketch.h"
+#include "kernels/select/sample.h"
+#include "kernels/sketch/sketch.h"
 
 #include <cstddef>
 #include <cstdint>

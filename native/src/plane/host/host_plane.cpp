@@ -1,6 +1,6 @@
 #include "plane/host/host_plane.h"
 
-#include "context.h"
+#include "context/context.h"
 
 #include <algorithm>
 #include <cassert>

@@ -1,7 +1,7 @@
 // The plane on the host: pages, sketches and the arena in host memory, nodes on the threads of ggml's CPU backend.
 #pragma once
 
-#include "buffer.h"
+#include "pages/buffer.h"
 #include "pages/arena.h"
 #include "pages/drops.h"
 #include "pages/sketches.h"

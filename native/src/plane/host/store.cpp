@@ -1,7 +1,7 @@
 // The node that stores K and V and keeps the sketches true.
-#include "nodes_internal.h"
+#include "plane/host/nodes_internal.h"
 
-#include "backends.h"
+#include "plane/backends.h"
 
 namespace edgekv {
 

@@ -69,6 +69,6 @@ def default_model() -> Path:
 @pytest.fixture(scope="session")
 def emulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library of the emulated device, which is no part of the package: built once, and named for this process and those it starts."""
-    library = build(NATIVE / "cuda" / "emulated", tmp_path_factory.mktemp("emulated"), compilers=("g++",)) / "libedgekv-emulated.so"
+    library = build(NATIVE / "emulator", tmp_path_factory.mktemp("emulated"), compilers=("g++",)) / "libedgekv-emulated.so"
     os.environ["EDGEKV_EMULATOR"] = str(library)
     return library

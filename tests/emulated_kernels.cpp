@@ -1,7 +1,7 @@
 // The kernels that CuPy compiles, on the emulated device: a library for tests/fake_cupy.py. Each call runs to its end.
-#include "gpu.h"
+#include "cuda/gpu.h"
 
-#include "move_pages.cuh"
+#include "cuda/kernels/move_pages.cuh"
 #include "scores.cuh"
 
 #include <cstring>

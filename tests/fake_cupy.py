@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-CUDA = ROOT / "native" / "cuda"
+NATIVE = ROOT / "native"
 
 
 def build(folder: Path) -> Path:
@@ -28,8 +28,8 @@ def build(folder: Path) -> Path:
     if compiler is None:
         pytest.skip("a C++ compiler is needed to build the emulated device")
     library = folder / "libemulated-kernels.so"
-    sources = [Path(__file__).with_name("emulated_kernels.cpp"), CUDA / "gpu_emulated.cpp", *sorted(CUDA.glob("emulator_*.cpp"))]
-    folders = [CUDA, ROOT / "edgekv" / "arrays" / "cuda", ROOT / "native" / "src", ROOT / "native" / "include"]
+    sources = [Path(__file__).with_name("emulated_kernels.cpp"), *sorted((NATIVE / "emulator").glob("*.cpp"))]
+    folders = [NATIVE, ROOT / "edgekv" / "arrays" / "cuda", NATIVE / "src", NATIVE / "include"]
     command = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", *(f"-I{folder}" for folder in folders),
                "-o", str(library), *map(str, sources), "-pthread"]
     done = subprocess.run(command, capture_output=True, text=True)

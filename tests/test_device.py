@@ -1,4 +1,4 @@
-"""The device's kernels on the emulated device: native/cuda/tests/test_*.cpp, built by the host's compiler."""
+"""The device's kernels on the emulated device: native/tests/device/test_*.cpp, built by the host's compiler."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parent.parent / "native" / "cuda" / "tests"
+SOURCE = Path(__file__).resolve().parent.parent / "native" / "tests" / "device"
 PROGRAMS = sorted(path.stem for path in SOURCE.glob("test_*.cpp"))
 SEEDS = ("1", "2")  # one for each core
 
@@ -72,7 +72,7 @@ def test_cuda_architectures(tmp_path: Path, wanted: str, cards: str, known: str,
     script = tmp_path / "ask.cmake"
     script.write_text(f"""
         cmake_minimum_required(VERSION 3.22)
-        include("{SOURCE.parent / "architectures.cmake"}")
+        include("{SOURCE.parents[1] / "cuda" / "architectures.cmake"}")
         edgekv_cuda_architectures("{wanted}" "{cards}" "{" ".join("compute_" + arch for arch in known.split())}" ggml ours)
         message("${{ggml}} ${{ours}}")
     """)

@@ -1,5 +1,5 @@
 """The native tests, built and run: the kernels against their double-precision references for every instruction set, and what follows
-the cells against a look at all of them (native/tests/test_*)."""
+the cells against a look at all of them (native/tests/host/test_*)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgekv import _native
 
 @pytest.fixture(scope="session")
 def checkers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(NATIVE / "tests", tmp_path_factory.mktemp("kernels"), "test_attend", "test_prompt", "test_sample", "test_sketch",
+    return build(NATIVE / "tests" / "host", tmp_path_factory.mktemp("kernels"), "test_attend", "test_prompt", "test_sample", "test_sketch",
                  "test_sync")
 
 

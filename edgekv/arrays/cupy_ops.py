@@ -247,7 +247,7 @@ def source(name: str) -> str:
     """A kernel source. Raises NativeError."""
     here = Path(__file__).resolve().parent
     # ours lie beside this file; those of native/ are installed there too, but stay where they are in an editable checkout
-    for path in (here / "cuda" / name, here.parent.parent / "native" / "cuda" / name):
+    for path in (here / "cuda" / name, here.parent.parent / "native" / "cuda" / "kernels" / name):
         if path.is_file():
             return path.read_text(encoding="utf-8")
     raise NativeError(f"the kernel source {name} is missing from the installed package; reinstall it: "

@@ -1,4 +1,4 @@
-"""Sampling: which rows of K and V one query token reads in one KV head, and with which weights. The truth that native/src/sample.h is
+"""Sampling: which rows of K and V one query token reads in one KV head, and with which weights. The truth that native/src/kernels/select/sample.h is
 tested against.
 
 A cell's share of the attention is estimated; it is read with probability `resolution` times that share, at most 1, and its weight is the

@@ -36,7 +36,7 @@ MARGIN_SHARE = 0.05
 """What `--kv-vram auto` leaves free of a card: the larger of both."""
 
 MOST_TOGETHER_BYTES = 64 * MIB
-"""As in native/cuda/plane_device.h: of what tokens that are attended together leave, where they are more than one."""
+"""As in native/cuda/engine/gpu_engine.h: of what tokens that are attended together leave, where they are more than one."""
 
 LEAST_HOT_TOKENS = 768
 """That the arena of a context has room for whose length nobody gave: about what a head reads."""

@@ -100,7 +100,7 @@ def why_no_gpu() -> str | None:
 def _why_not(kind: DeviceKind, found: list[DeviceInfo], listed: tuple[list[str], str], needs_cupy: bool) -> str | None:
     """`listed`: what `nvidia_gpus` says, which counts where none is found."""
     if kind is DeviceKind.EMULATED:
-        return None if found else "the emulated device is not part of the package; build native/cuda/emulated and name its libedgekv-emulated in EDGEKV_EMULATOR"
+        return None if found else "the emulated device is not part of the package; build native/emulator and name its libedgekv-emulated in EDGEKV_EMULATOR"
     if found and not found[0].usable:
         return found[0].problem
     if found:

@@ -203,7 +203,7 @@ def _sketch_bytes(kind: SketchKind, head_dim: int, n_heads: int, n_cells: int) -
 
 def _step_bytes(model: Geometry, il: int, n_cells: int, kind: SketchKind) -> int:
     """What the longest step of a stream leaves between its nodes: for each of its tokens and each KV head of a layer the shares of all
-    cells, a list of rows that may name all of them, and what the rows of each tile came to (native: node_select.cpp, attend.cpp)."""
+    cells, a list of rows that may name all of them, and what the rows of each tile came to (native: host/select.cpp, attend/attend.cpp)."""
     group = model.n_head[il] // model.n_head_kv[il]
     shares = 0 if kind is SketchKind.NONE else _SHARE_BYTES * group
     values = -(-4 * model.head_dim_v // _VECTOR_BYTES) * _VECTOR_BYTES

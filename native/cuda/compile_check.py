@@ -1,6 +1,6 @@
 """Compile every CUDA file for every architecture that we promise, on a machine that needs no GPU.
 
-    python native/cuda/compile_check.py                      native/cuda/*.cu
+    python native/cuda/compile_check.py                      native/cuda/**/*.cu
     python native/cuda/compile_check.py --ggml DIR           also ggml-cuda.cu of a llama.cpp that patches/apply.py prepared
     python native/cuda/compile_check.py --install DIR        fetch what is missing here from PyPI into DIR first
 
@@ -122,7 +122,7 @@ def flags(file: Path, architectures: list[str], toolkit: Toolkit, ggml: Path | N
         out += [f"-I{ggml / 'ggml' / part}" for part in ("include", "src")] + [f"-I{NATIVE / 'seam'}"]
     else:
         out += ["-Xcompiler", "-Wall,-Wextra", "--Werror", "cross-execution-space-call"]
-        out += [f"-I{NATIVE / part}" for part in ("src", "include", "cuda")]
+        out += [f"-I{NATIVE / part}" for part in (".", "src", "include")]
     for arch in architectures:
         out += ["-gencode", f"arch=compute_{arch},code=sm_{arch}"]
     return out + [f"-I{folder}" for folder in toolkit.includes]
@@ -192,7 +192,7 @@ def check(options: argparse.Namespace) -> list[Result]:
     if bad := [arch for arch in architectures if not re.fullmatch(r"\d{2,3}[af]?", arch)]:
         raise SystemExit(f"--arch {bad[0]!r} is no architecture; give numbers like {ARCHITECTURES}")
     ggml = options.ggml.resolve() if options.ggml else None
-    files = [] if options.only_ggml else sorted(HERE.glob("*.cu"))
+    files = [] if options.only_ggml else sorted(HERE.rglob("*.cu"))
     if ggml is not None:
         files.insert(0, ggml / "ggml" / "src" / "ggml-cuda" / "ggml-cuda.cu")  # it takes longest
         if not files[0].exists():

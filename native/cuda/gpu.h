@@ -24,7 +24,7 @@
 #    include <cuda_fp16.h>
 #    include <cuda_runtime.h>
 #else
-#    include "emulator.h"
+#    include "emulator/emulator.h"
 #endif
 
 namespace edgekv::gpu {

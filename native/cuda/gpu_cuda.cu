@@ -4,7 +4,7 @@
 #include <mutex>
 #include <utility>
 
-#include "gpu.h"
+#include "cuda/gpu.h"
 
 namespace edgekv::gpu {
 

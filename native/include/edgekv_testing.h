@@ -21,7 +21,7 @@ typedef struct {
 EDGEKV_API edgekv_check_result edgekv_check(const edgekv_context * ctx);
 
 /* Sampling as a function of arrays, for one query token and KV head: what mode sparse runs in each layer. Groups are of 64 cells; shares,
-   tops and sums as a scan of the sketches leaves them (native/src/sketch.h). */
+   tops and sums as a scan of the sketches leaves them (native/src/kernels/sketch/sketch.h). */
 typedef struct {
     int n_groups;
     int group;                /* query heads */

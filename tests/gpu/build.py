@@ -126,7 +126,7 @@ def _emulator(session: Session) -> list[list[str | Path]]:
     if session.device != "emulated":
         return []
     build = session.emulator.parent
-    return [["cmake", "-S", session.root / "native" / "cuda" / "emulated", "-B", build],
+    return [["cmake", "-S", session.root / "native" / "emulator", "-B", build],
             ["cmake", "--build", build, "--parallel", str(session.n_cores)]]
 
 

@@ -1,4 +1,4 @@
-"""Stages tests, sanitize and bench for the kernels: native/cuda/tests/test_*.cpp, built for the card and run on it, once more
+"""Stages tests, sanitize and bench for the kernels: native/tests/device/test_*.cpp, built for the card and run on it, once more
 under compute-sanitizer, and those that can, to measure. In a rehearsal the emulated device takes the card's place."""
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ BENCH_CELLS = (8192, 131072)
 
 def names(session: Session) -> list[str]:
     """Every kernel test by name; the emulator's own is none on a card."""
-    found = sorted(path.stem for path in (session.root / "native" / "cuda" / "tests").glob("test_*.cpp"))
+    found = sorted(path.stem for path in (session.root / "native" / "tests" / "device").glob("test_*.cpp"))
     if session.device == "cuda":
-        found = [name for name in found if name != "test_emulator" and '"emulator' not in _source(session, name)]
+        found = [name for name in found if name != "test_emulator" and '"emulator/' not in _source(session, name)]
     return found
 
 
 def _source(session: Session, name: str) -> str:
-    return (session.root / "native" / "cuda" / "tests" / f"{name}.cpp").read_text().replace("../emulator", "emulator")
+    return (session.root / "native" / "tests" / "device" / f"{name}.cpp").read_text()
 
 
 def steps(session: Session) -> list[Step]:
@@ -54,7 +54,7 @@ def folder(session: Session) -> Path:
 
 
 def _build(session: Session, seconds: float) -> Outcome:
-    build, native = folder(session), session.root / "native" / "cuda" / "tests"
+    build, native = folder(session), session.root / "native" / "tests" / "device"
     if session.device == "cuda":
         native = session.root / "tests" / "gpu" / "kernels"
         options = [f"-DCMAKE_CUDA_ARCHITECTURES={session.arch}-real", *session.toolkit.cmake]

@@ -1,5 +1,5 @@
 // Scores of pages: their moving average, and the best and the worst of them. Device code alone, for NVRTC (cupy_ops.py) and for
-// the emulated device of native/cuda. Arrays are [head][page] with all rows' heads in one; the specification is ema.py, rank.py and
+// the emulated device of native/emulator. Arrays are [head][page] with all rows' heads in one; the specification is ema.py, rank.py and
 // ops.py.
 #pragma once
 

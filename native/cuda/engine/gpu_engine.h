@@ -1,0 +1,242 @@
+// The engine of plane/device/engine.h over gpu.h: memory (memory.cu), what surrounds a ubatch (step.cu), nodes (nodes.cu).
+#pragma once
+
+#include "cuda/kernels/attend_device.h"
+#include "cuda/kernels/choose_device.h"
+#include "cuda/kernels/move_device.h"
+#include "plane/device/engine.h"
+#include "cuda/kernels/sight_device.h"
+#include "cuda/kernels/sketch_device.h"
+#include "cuda/engine/step_state.h"
+#include "cuda/kernels/store_device.h"
+
+#include <deque>
+
+namespace edgekv::gpu {
+
+// sets the sentence that the library's last_error() gives; returns false
+bool fail_with(const std::string & sentence);
+std::string mebibytes(size_t n_bytes);
+
+constexpr int kUpdates = 1 << 14;  // that one upload carries
+
+// Device memory, zeroed; grows, never shrinks.
+class DeviceBuffer {
+public:
+    DeviceBuffer() = default;
+    DeviceBuffer(DeviceBuffer && other) noexcept { *this = std::move(other); }
+    DeviceBuffer & operator=(DeviceBuffer && other) noexcept;
+    ~DeviceBuffer() { release(); }
+
+    bool reserve(size_t n_bytes);  // contents are lost when it grows, which waits for the device
+    void release();
+
+    template <class T>
+    T * as() const {
+        return static_cast<T *>(ptr);
+    }
+    char * data() const { return static_cast<char *>(ptr); }
+    size_t size() const { return n; }
+
+private:
+    void * ptr = nullptr;
+    size_t n   = 0;
+};
+
+struct PinnedBuffer {
+    PinnedBuffer() = default;
+    PinnedBuffer(const PinnedBuffer &) = delete;
+    PinnedBuffer & operator=(const PinnedBuffer &) = delete;
+    ~PinnedBuffer() { free_pinned(ptr); }
+    bool reserve(size_t n_bytes) { return alloc_pinned(&ptr, n_bytes); }  // once
+
+    char * data() const { return static_cast<char *>(ptr); }
+
+private:
+    void * ptr = nullptr;
+};
+
+// a row's home as the kernels take it
+inline EdgekvDeviceRow home_of(const EngineRow & r) {
+    EdgekvDeviceRow home = {};
+    home.k               = (uint64_t) (uintptr_t) r.k;
+    home.v               = (uint64_t) (uintptr_t) r.v;
+    home.k_stride_stream = r.k_stride_stream;
+    home.k_stride_cell   = r.k_stride_cell;
+    home.k_stride_head   = r.k_stride_head;
+    home.v_stride_stream = r.v_stride_stream;
+    home.v_stride_cell   = r.v_stride_cell;
+    home.v_stride_head   = r.v_stride_head;
+    home.k_row_bytes     = r.k_row_bytes;
+    home.v_row_bytes     = r.v_row_bytes;
+    home.v_offset        = r.v_offset;
+    home.n_heads         = r.n_head_kv;
+
+    return home;
+}
+
+class GpuEngine final : public Engine {
+public:
+    GpuEngine(int index, const EngineShape & shape, Stream stream);
+    ~GpuEngine() override;
+    bool init();  // false: last_error()
+
+    bool reserve_sketches(SketchKind kind, bool & made) override;
+    bool reserve_ring() override;
+    bool reserve_arena(int n_slots, int n_tail) override;
+    bool reserve_workspace(int row, const EngineView & view, SketchKind kind, bool lists) override;
+    int generation() const override { return current; }
+    void renew() override { current = next_generation(); }
+    bool set_slots(int n_slots) override;
+    EngineBytes bytes() const override;
+
+    float * priority() override { return prior.as<float>(); }
+    uint8_t * pinned() override { return pins.as<uint8_t>(); }
+    float * mass_max() override { return mass.as<float>(); }
+    float * mass_sum() override { return mass.as<float>() + n_entries(); }
+    char * arena() override { return slots_memory.data(); }
+    const edgekv_device_row * rows() override { return row_table.as<edgekv_device_row>(); }
+    void * stream() override { return main; }
+
+    bool begin(const EngineStep & step) override;
+    void end() override {}
+    bool selected(edgekv_selected * out, int first_row, int n_rows) override;
+
+    bool begin_node() override;
+    void end_node(const char * name, void * stream, bool waits) override;
+    bool records() const override { return !syncs; }
+    const char * failure() const override { return failed.empty() ? nullptr : failed.c_str(); }
+
+    void begin_graph(const EngineGraph & graph) override;
+    void store(int row, const EngineView & view, const EngineStore & args, void * stream) override;
+    void attend(int row, const EngineView & view, const EngineAttend & args, void * stream) override;
+
+    bool wait() override;
+    bool wait_for_step() override { return wait_for(main); }
+    bool read(void * dst, const void * src, size_t n_bytes) override;
+    const char * sketches(int row, int stream) override;
+    // Of what selection and attention leave of tokens that are served together, where they are more than one; tests take less.
+    size_t together_bytes = 64u << 20;
+
+    size_t sketch_stream_bytes(int row) override { return row_sketches[row].stream_bytes; }
+    const int32_t * last_rows(int row, int list, int & n_rows, const float *& weights) override;
+
+private:
+    // Host arrays as the kernels see them: one array of numbers, the mirrors behind each other.
+    struct Mirrors {
+        size_t newest, oldest, positions, slots, open, end;
+    };
+    struct RowSketches {
+        SketchKind kind = SketchKind::none;
+        size_t stream_bytes = 0;
+        DeviceBuffer data;
+    };
+    // What a step uploads; two, so that the host fills one while the other is still being read.
+    struct Upload {
+        PinnedBuffer host;
+        DeviceBuffer updates;
+        Event done = nullptr;
+    };
+    // Pages of the ring: which half they fill, and what they are.
+    struct Fill {
+        int row, stream, chunk;
+        bool operator==(const Fill & other) const { return row == other.row && stream == other.stream && chunk == other.chunk; }
+    };
+
+    size_t n_entries() const { return shape.rows.size()*shape.n_heads*shape.n_pages; }
+    size_t n_row_entries() const { return (size_t) shape.n_heads*shape.n_pages; }
+    int32_t * mirror(size_t offset) const { return mirrored.as<int32_t>() + offset; }
+    int32_t * slots_of(int row, int stream) const {
+        return mirror(mirrors.slots) + row*n_row_entries() + (size_t) stream*shape.pages_per_stream;
+    }
+    size_t used_bytes() const;
+    bool grow(DeviceBuffer & buffer, size_t n_bytes);
+    bool upload_step(const EngineStep & step);
+    bool upload_updates(const EngineStep & step);
+    bool wait_for(Stream stream);
+    void keep_failure(const char * where);
+
+    SketchArray sketch_array(int row, int first_stream) const;
+    SketchHome sketch_home(int row, int first_stream) const;
+    AttendProblem problem(int row, const EngineView & view, const EngineAttend & args, int s) const;
+    int pages_in_view(const EngineView & view) const { return (view.n_cells + shape.page_tokens - 1)/shape.page_tokens; }
+    int ring_pages(int row) const;  // of all heads, that half of the ring holds
+    int n_chunks(int row, const EngineView & view) const;
+    int groups_per_stream() const { return (shape.pages_per_stream*shape.page_tokens + kGroupCells - 1)/kGroupCells; }  // of whole pages
+    static int groups_in_view(const EngineView & view) { return (view.n_cells + kGroupCells - 1)/kGroupCells; }
+    // of the longest list, and of the shares of a query row
+    size_t list_stride() const { return (size_t) groups_per_stream()*kGroupCells; }
+    size_t brought_stride() const { return list_stride()/32; }
+    int most_tokens(int row) const;  // that rows are selected for at a time
+
+    bool comes(int row, const std::vector<bool> & rows) const;  // later in this graph
+    void forget_ring();
+    void mark_fresh(const EngineView & view, const int64_t * k_idxs, Stream stream);
+    void fill_ring(const Fill & fill, const EngineView & view, Stream stream);
+    Ring ring_of(int row, int half, const EngineView & view, int chunk) const;
+    // Query tokens that rows are selected for and attended together: of all streams, or where each has several groups, of one.
+    struct Group {
+        EngineView view;
+        EngineAttend args;
+        size_t first;  // of all query tokens of the graph
+    };
+    std::vector<Group> groups_of(const EngineView & view, const EngineAttend & args, int row) const;
+    // Of a stream that attends every page: groups that meet each part of the ring one behind the other. A group's partials and
+    // weights lie in the workspace until the last part; n_bytes: of all groups.
+    struct WholeGroup {
+        AttendProblem problem;
+        int n_splits;
+        size_t offset;  // in the workspace
+    };
+    std::vector<WholeGroup> whole_groups_of(int row, const EngineView & view, const EngineAttend & args, int s, size_t & n_bytes) const;
+
+    void stage_view(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream);
+    void bring_rows(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream);
+    int list_splits(const AttendProblem & problem) const;
+    Sight * sights_of(size_t query) const { return sights.as<Sight>() + query*groups_per_stream(); }
+    void find_sight(const EngineView & view, const EngineAttend & args, bool sketched, Stream stream);
+    void select(int row, const Group & group, Stream stream);
+    void attend_lists(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream);
+    void attend_all(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream);
+
+    const int index;
+    const EngineShape shape;
+    Device card;
+    Stream main = nullptr, side = nullptr;
+    bool owns_main = false;
+    Mirrors mirrors = {};
+
+    DeviceBuffer mirrored, prior, pins, mass, row_table, slots_memory, totals, hits, state, stale;
+    DeviceBuffer ring_memory, ring_held, fresh, brought;
+    DeviceBuffer sights, shares, share_tops, share_sums, lists, list_weights, list_lengths, select_scratch, attend_workspace;
+    std::vector<RowSketches> row_sketches;
+    int n_slots = 0, n_slots_max = 0, n_tail_slots = 0;
+    size_t budget = 0;
+    static int next_generation();  // of all planes of the process: recorded graphs outlive theirs
+    int current = next_generation();
+
+    Upload uploads[2];
+    int turn = 0;
+
+    // prompts: the row whose cells are on their way to the staging buffer
+    Event fork = nullptr, staged = nullptr;
+    int staged_row = -1;
+
+    // the ring
+    Event half_filled[2] = {}, half_free[2] = {};
+    EngineGraph graph;          // empty: not known
+    bool side_joined = false;  // the side stream follows the main one in this graph
+    bool half_used[2] = {};    // in this graph
+    int n_fills = 0;
+    std::deque<std::pair<Fill, int>> filling;  // and the half
+
+    static constexpr const char * kSomewhere = "in a step (EDGEKV_DEVICE_SYNC=1 finds the node)";
+    const bool syncs;
+    std::string failed;  // what did so first
+
+    int last_row = -1, n_last_lists = 0;
+    std::vector<int32_t> last_list;
+    std::vector<float> last_weights;
+};
+
+}  // namespace edgekv::gpu

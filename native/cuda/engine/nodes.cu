@@ -1,0 +1,315 @@
+// The nodes of a graph: what each enqueues. May run while a CUDA graph is recorded, and then only then: arguments and launch shapes
+// depend on the view and on addresses that live as long as the engine (its generation is among the node's parameters). ggml's backend
+// records each split by itself: what a node forks onto the side stream is joined by a node of the same graph, and no event is waited for in
+// another one.
+#include "cuda/engine/gpu_engine.h"
+
+#include <algorithm>
+
+namespace edgekv::gpu {
+
+// ---- store -------------------------------------------------------------------------------------------------------------------
+
+void GpuEngine::store(int row, const EngineView & view, const EngineStore & args, void * stream) {
+    const EngineRow & r = shape.rows[row];
+    use_device(index);
+
+    const auto stage = [&](int which, char * k, char * v, Stream on) {
+        const EngineRow & what = shape.rows[which];
+        for (int s = view.first_stream; s < view.first_stream + view.n_streams; ++s) {
+            launch_stage({ home_of(what), s, view.n_cells, shape.page_tokens, slots_of(which, s), (size_t) shape.n_pages, slots_memory.data(),
+                           shape.slot_bytes, k + s*what.k_stride_stream, v + s*what.v_stride_stream }, on);
+        }
+    };
+
+    if (args.k_staging) {
+        if (staged_row == row) {
+            event_wait(stream, staged);
+        } else {
+            stage(row, args.k_staging, args.v_staging, stream);
+        }
+        staged_row = -1;
+    }
+
+    StoreArgs store = {};
+    store.head_dim  = r.head_dim;
+    store.n_head_kv = r.n_head_kv;
+    store.n_tokens  = view.n_tokens*view.n_streams;
+    store.k = { args.k, args.k_stride_token, args.k_stride_head, args.k_idxs, r.k_type, r.k, r.k_stride_cell, r.k_stride_head, args.k_staging };
+    store.v = { args.v, args.v_stride_token, args.v_stride_head, args.v_idxs, r.v_type, r.v, r.v_stride_cell, r.v_stride_head, args.v_staging };
+    if (slots_memory.size()) {
+        store.arena = { slots_memory.data(), shape.slot_bytes, r.v_offset, slots_of(row, 0), (size_t) shape.n_pages, shape.page_tokens, shape.n_cells,
+                        shape.pages_per_stream };
+    }
+    launch_store(store, stream);
+
+    if (args.sketch) {
+        SketchBuildArgs build = {};
+        build.sketches     = sketch_array(row, 0);
+        build.home         = sketch_home(row, 0);
+        build.stale        = stale.as<StaleGroup>();
+        build.n_stale      = &state.as<StepState>()->n_stale;
+        build.n_expected   = view.n_streams*(view.n_tokens/kGroupCells + 1);
+        if (args.k_staging && view.n_streams == shape.n_stream) {
+            build.home.k       = args.k_staging;
+            build.home.brought = true;
+        }
+        launch_sketch_build(build, stream);
+    }
+
+    // the next row's cells travel while this one is attended; its half of the staging buffer was last read before `fork`
+    if (args.k_next && comes(args.next_row, graph.stores)) {
+        event_record(fork, stream);
+        event_wait(side, fork);
+        stage(args.next_row, args.k_next, args.v_next, side);
+        event_record(staged, side);
+        staged_row = args.next_row;
+    }
+}
+
+SketchArray GpuEngine::sketch_array(int row, int first_stream) const {
+    const RowSketches & s = row_sketches[row];
+    const EngineRow &   r = shape.rows[row];
+
+    return { r.head_dim, r.n_head_kv, groups_per_stream(), s.data.data() + first_stream*s.stream_bytes, s.stream_bytes };
+}
+
+SketchHome GpuEngine::sketch_home(int row, int first_stream) const {
+    const EngineRow & r = shape.rows[row];
+
+    return { r.k_type, r.k + first_stream*r.k_stride_stream, r.k_stride_cell, r.k_stride_head, r.k_stride_stream, false, slots_memory.data(),
+             shape.slot_bytes, slots_of(row, first_stream), (size_t) shape.n_pages, shape.page_tokens, shape.pages_per_stream };
+}
+
+// ---- attend ------------------------------------------------------------------------------------------------------------------
+
+AttendProblem GpuEngine::problem(int row, const EngineView & view, const EngineAttend & args, int s) const {
+    const EngineRow & r      = shape.rows[row];
+    const int         stream = view.first_stream + s;
+    const size_t      first  = (size_t) s*view.n_tokens;
+
+    AttendProblem p = {};
+    p.head_dim    = r.head_dim;
+    p.n_head      = r.n_head;
+    p.n_head_kv   = r.n_head_kv;
+    p.n_tokens    = view.n_tokens;
+    p.n_cells     = view.n_cells;
+    p.page_tokens = shape.page_tokens;
+
+    p.q              = args.query.q ? args.query.q + first*args.query.q_stride_token : nullptr;
+    p.q_stride_token = args.query.q ? args.query.q_stride_token : (size_t) r.n_head*r.head_dim*sizeof(float);
+    p.q_stride_head  = args.query.q ? args.query.q_stride_head : r.head_dim*sizeof(float);
+
+    p.k_type        = r.k_type;
+    p.k             = (args.k_staging ? args.k_staging : r.k) + stream*r.k_stride_stream;
+    p.k_stride_cell = r.k_stride_cell;
+    p.k_stride_head = r.k_stride_head;
+    p.v_type        = r.v_type;
+    p.v             = (args.v_staging ? args.v_staging : r.v) + stream*r.v_stride_stream;
+    p.v_stride_cell = r.v_stride_cell;
+    p.v_stride_head = r.v_stride_head;
+
+    p.mask_type         = args.query.mask_type;
+    p.mask              = args.query.mask ? args.query.mask + s*args.query.mask_stride_stream : nullptr;
+    p.mask_stride_token = args.query.mask_stride_token;
+    p.sinks             = args.query.sinks;
+    p.scale             = args.query.scale;
+    p.softcap           = args.query.softcap;
+
+    p.out_stride_head  = r.head_dim*sizeof(float);
+    p.out_stride_token = r.n_head*p.out_stride_head;
+    p.out              = args.out ? args.out + first*p.out_stride_token : nullptr;
+
+    const size_t entries = row*n_row_entries() + (size_t) stream*shape.pages_per_stream;
+    if (args.observe) {
+        p.mass_max = mass.as<float>() + entries;
+        p.mass_sum = mass.as<float>() + n_entries() + entries;
+    }
+    p.mass_stride = shape.n_pages;
+
+    if (args.selection) {
+        const size_t list = first*r.n_head_kv;
+        p.rows.cells   = lists.as<int32_t>() + list*list_stride();
+        p.rows.weights = row_sketches[row].kind != SketchKind::none ? list_weights.as<float>() + list*list_stride() : nullptr;
+        p.rows.n_rows  = list_lengths.as<int32_t>() + list;
+        p.rows.stride  = list_stride();
+        p.error_every  = args.selection->error_every;
+        p.error_turn   = row;
+        p.hits         = hits.as<AttendHits>() + (size_t) row*shape.n_heads;
+    }
+
+    p.arena.data         = slots_memory.data();
+    p.arena.slot_bytes   = shape.slot_bytes;
+    p.arena.v_offset     = r.v_offset;
+    p.arena.slots        = slots_of(row, stream);
+    p.arena.slots_stride = shape.n_pages;
+
+    return p;
+}
+
+// Of a stream: all cells in view, to the staging buffer.
+void GpuEngine::stage_view(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
+    const EngineRow & r        = shape.rows[row];
+    const int         of_cache = view.first_stream + s;
+    launch_stage({ home_of(r), of_cache, view.n_cells, shape.page_tokens, slots_of(row, of_cache), (size_t) shape.n_pages, slots_memory.data(),
+                   shape.slot_bytes, args.k_staging + of_cache*r.k_stride_stream, args.v_staging + of_cache*r.v_stride_stream }, stream);
+}
+
+// The rows that a group's lists name, of one stream.
+void GpuEngine::bring_rows(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
+    const EngineRow & r        = shape.rows[row];
+    const int         of_cache = view.first_stream + s;
+    BringProblem p = {};
+    p.row            = home_of(r);
+    p.stream         = of_cache;
+    p.page_tokens    = shape.page_tokens;
+    p.cells          = lists.as<int32_t>();
+    p.n_rows         = list_lengths.as<int32_t>();
+    p.list_stride    = list_stride();
+    p.n_lists        = view.n_tokens*r.n_head_kv;
+    p.slots          = slots_of(row, of_cache);
+    p.slots_stride   = shape.n_pages;
+    p.brought        = brought.as<uint32_t>() + (size_t) of_cache*shape.n_heads*brought_stride();
+    p.brought_stride = brought_stride();
+    p.k              = args.k_staging + of_cache*r.k_stride_stream;
+    p.v              = args.v_staging + of_cache*r.v_stride_stream;
+    launch_bring(p, stream);
+}
+
+// Lists have a few hundred rows, whatever there is to see; a longer one takes its blocks longer.
+int GpuEngine::list_splits(const AttendProblem & p) const {
+    constexpr int kExpectedRows = 2048;
+
+    return attend_device_splits(p, std::min((int) list_stride(), kExpectedRows)/p.page_tokens + 1, card.n_sm);
+}
+
+void GpuEngine::attend_lists(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
+    const AttendProblem p = problem(row, view, args, s);
+    AttendPart part = {};
+    part.brought  = args.k_staging != nullptr;
+    part.n_splits = list_splits(p);
+    launch_attend(p, part, attend_workspace.data(), part.n_splits, stream);
+    launch_attend_merge(p, 0, 0, attend_workspace.data(), part.n_splits, stream);
+    launch_attend_error(p, part, attend_workspace.data(), part.n_splits, &state.as<StepState>()->n_ubatch, stream);
+}
+
+std::vector<GpuEngine::WholeGroup> GpuEngine::whole_groups_of(int row, const EngineView & view, const EngineAttend & args, int s,
+                                                                  size_t & n_bytes) const {
+    const AttendProblem whole    = problem(row, view, args, s);
+    const int           n_parts  = n_chunks(row, view);
+    const int           n_groups = engine_groups(view.n_tokens);
+
+    std::vector<WholeGroup> groups;
+    n_bytes = 0;
+    for (int g = 0; g < n_groups; ++g) {
+        const int     begin = engine_group_begin(view.n_tokens, g);
+        AttendProblem p     = whole;
+        p.n_tokens = engine_group_begin(view.n_tokens, g + 1) - begin;
+        if (p.q) {
+            p.q    += begin*p.q_stride_token;
+            p.mask += begin*p.mask_stride_token;
+            p.out  += begin*p.out_stride_token;
+        }
+        const bool observed = g + 1 == n_groups;
+        if (!observed) {
+            p.mass_max = p.mass_sum = nullptr;
+        }
+        const int n_splits = attend_device_splits(p, std::min(pages_in_view(view), ring_pages(row)), card.n_sm);
+        groups.push_back({ p, n_splits, n_bytes });
+        n_bytes += attend_device_workspace_bytes(p, n_parts*n_splits, observed);
+    }
+
+    return groups;
+}
+
+void GpuEngine::attend_all(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
+    size_t     n_bytes  = 0;
+    const auto groups   = whole_groups_of(row, view, args, s, n_bytes);
+    const int  n_parts  = n_chunks(row, view);
+    const int  of_cache = view.first_stream + s;
+    const bool streams  = ring_memory.size() > 0;
+
+    if (args.k_staging) {
+        stage_view(row, view, args, s, stream);
+    }
+    for (int chunk = 0; chunk < n_parts; ++chunk) {
+        AttendPart part = {};
+        part.first_page = chunk*ring_pages(row);
+        part.end_page   = std::min(part.first_page + ring_pages(row), pages_in_view(view));
+        part.brought    = args.k_staging != nullptr;
+
+        int half = 0;
+        if (streams) {
+            const Fill wanted = { row, of_cache, chunk };
+            while (!filling.empty() && !(filling.front().first == wanted)) {  // a layer that was announced and did not come
+                event_wait(stream, half_filled[filling.front().second]);
+                event_record(half_free[filling.front().second], stream);
+                filling.pop_front();
+            }
+            if (filling.empty()) {
+                fill_ring(wanted, view, stream);
+            }
+            half = filling.front().second;
+            filling.pop_front();
+            // the other half fills meanwhile
+            if (filling.empty() && chunk + 1 < n_parts) {
+                fill_ring({ row, of_cache, chunk + 1 }, view, stream);
+            }
+            event_wait(stream, half_filled[half]);
+            part.ring = ring_of(row, half, view, chunk);
+        }
+        for (const WholeGroup & group : groups) {
+            part.first_partial = chunk*group.n_splits;
+            part.n_splits      = group.n_splits;
+            launch_attend(group.problem, part, attend_workspace.data() + group.offset, n_parts*group.n_splits, stream);
+        }
+        if (streams) {
+            event_record(half_free[half], stream);
+        }
+    }
+    for (const WholeGroup & group : groups) {
+        launch_attend_merge(group.problem, 0, pages_in_view(view), attend_workspace.data() + group.offset, n_parts*group.n_splits, stream);
+    }
+}
+
+void GpuEngine::attend(int row, const EngineView & view, const EngineAttend & given, void * stream) {
+    use_device(index);
+    EngineAttend args = given;
+    if (engine_groups(view.n_tokens) == 1 || (!args.selection && ring_memory.size())) {
+        args.k_staging = args.v_staging = nullptr;  // read in place, or through the ring
+    }
+    if (args.selection) {
+        if (view.leads) {
+            find_sight(view, args, row_sketches[row].kind != SketchKind::none, stream);
+        }
+        if (args.k_staging) {
+            zero_async(brought.data(), brought.size(), stream);
+        }
+        for (const Group & group : groups_of(view, args, row)) {
+            select(row, group, stream);
+            if (args.k_staging) {
+                bring_rows(row, group.view, args, 0, stream);
+            }
+            for (int s = 0; s < group.view.n_streams; ++s) {
+                attend_lists(row, group.view, group.args, s, stream);
+            }
+        }
+        return;
+    }
+
+    if (view.leads && ring_memory.size()) {
+        mark_fresh(view, args.query.k_idxs, stream);
+    }
+    for (int s = 0; s < view.n_streams; ++s) {
+        attend_all(row, view, args, s, stream);
+    }
+    // what the next layer reads first travels while the rest of this one computes
+    if (ring_memory.size() && comes(args.next_row, graph.attends)) {
+        fill_ring({ args.next_row, view.first_stream, 0 }, view, stream);
+        if (n_chunks(args.next_row, view) > 1) {
+            fill_ring({ args.next_row, view.first_stream, 1 }, view, stream);
+        }
+    }
+}
+
+}  // namespace edgekv::gpu

@@ -1,0 +1,147 @@
+// Selection: which rows the query tokens of a group read. Enqueued by the nodes of nodes.cu, under the same rules.
+#include "cuda/engine/gpu_engine.h"
+
+#include <algorithm>
+
+namespace edgekv::gpu {
+
+void GpuEngine::find_sight(const EngineView & view, const EngineAttend & args, bool sketched, Stream stream) {
+    SightProblem seen = {};
+    seen.n_streams          = view.n_streams;
+    seen.first_stream       = view.first_stream;
+    seen.n_tokens           = view.n_tokens;
+    seen.n_cells            = view.n_cells;
+    seen.page_tokens        = shape.page_tokens;
+    seen.pages_per_stream   = shape.pages_per_stream;
+    seen.n_cells_stream     = shape.n_cells;
+    seen.mask_type          = args.query.mask_type;
+    seen.mask               = args.query.mask;
+    seen.mask_stride_token  = args.query.mask_stride_token;
+    seen.mask_stride_stream = args.query.mask_stride_stream;
+    seen.newest             = mirror(mirrors.newest);
+    seen.oldest             = mirror(mirrors.oldest);
+    seen.positions          = mirror(mirrors.positions);
+    seen.open               = sketched ? mirror(mirrors.open) : nullptr;
+    seen.groups_per_stream  = groups_per_stream();
+    seen.k_idxs             = args.query.k_idxs;
+    seen.sink_tokens        = args.selection->sink_tokens;
+    seen.recent_tokens      = args.selection->recent_tokens;
+    seen.sight              = sights_of(0);
+    seen.stride             = (size_t) groups_per_stream();
+    launch_sight(seen, stream);
+}
+
+std::vector<GpuEngine::Group> GpuEngine::groups_of(const EngineView & view, const EngineAttend & args, int row) const {
+    const int n_groups = engine_groups(view.n_tokens);
+    const int most     = most_tokens(row);
+    if (n_groups == 1 && view.n_tokens <= most) {
+        return { { view, args, 0 } };
+    }
+
+    std::vector<Group> groups;
+    const auto add = [&](int s, int begin, int end, bool observed) {
+        Group group = { view, args, (size_t) s*view.n_tokens + begin };
+        group.view.first_stream += s;
+        group.view.n_streams = 1;
+        group.view.n_tokens  = end - begin;
+        if (args.query.q) {
+            group.args.query.q      += group.first*args.query.q_stride_token;
+            group.args.query.mask   += s*args.query.mask_stride_stream + begin*args.query.mask_stride_token;
+            group.args.query.k_idxs += group.first;
+            group.args.out += group.first*shape.rows[row].n_head*shape.rows[row].head_dim*sizeof(float);
+        }
+        group.args.observe = args.observe && observed;
+        groups.push_back(group);
+    };
+    for (int s = 0; s < view.n_streams; ++s) {
+        for (int g = 0; g < n_groups; ++g) {
+            const int first   = engine_group_begin(view.n_tokens, g);
+            const int n       = engine_group_begin(view.n_tokens, g + 1) - first;
+            const int n_parts = (n + most - 1)/most;
+            for (int part = 0; part < n_parts; ++part) {
+                add(s, first + n*part/n_parts, first + n*(part + 1)/n_parts, g + 1 == n_groups);
+            }
+        }
+    }
+
+    return groups;
+}
+
+void GpuEngine::select(int row, const Group & group, Stream stream) {
+    const EngineView &       view    = group.view;
+    const EngineQuery &      args    = group.args.query;
+    const edgekv_selection & options = *group.args.selection;
+    const EngineRow &        r       = shape.rows[row];
+    const size_t             entries = row*n_row_entries();
+
+    last_row     = row;
+    n_last_lists = view.n_streams*view.n_tokens*r.n_head_kv;
+    if (row_sketches[row].kind == SketchKind::none) {
+        ChooseBatch batch = {};
+        batch.n_streams        = view.n_streams;
+        batch.first_stream     = view.first_stream;
+        batch.n_tokens         = view.n_tokens;
+        batch.n_head_kv        = r.n_head_kv;
+        batch.n_cells          = view.n_cells;
+        batch.page_tokens      = shape.page_tokens;
+        batch.pages_per_stream = shape.pages_per_stream;
+        batch.head_stride      = shape.n_pages;
+        batch.sight            = sights_of(group.first);
+        batch.sight_stride     = (size_t) groups_per_stream();
+        batch.priority         = prior.as<float>() + entries;
+        batch.pinned           = pins.as<uint8_t>() + entries;
+        batch.tokens           = options.tokens;
+        batch.share            = options.share;
+        batch.rows             = lists.as<int32_t>();
+        batch.stride           = list_stride();
+        batch.n_rows           = list_lengths.as<int32_t>();
+        batch.totals           = totals.as<SampleTotals>() + (size_t) row*shape.n_heads;
+        batch.scratch          = select_scratch.data();
+        launch_choose(batch, stream);
+        return;
+    }
+
+    SketchScanArgs scan = {};
+    scan.sketches       = sketch_array(row, view.first_stream);
+    scan.home           = sketch_home(row, view.first_stream);
+    scan.open           = mirror(mirrors.open) + (size_t) view.first_stream*groups_per_stream();
+    scan.n_streams      = view.n_streams;
+    scan.n_tokens       = view.n_tokens;
+    scan.group          = r.n_head/r.n_head_kv;
+    scan.n_groups       = groups_in_view(view);
+    scan.q              = args.q;
+    scan.q_stride_token = args.q_stride_token;
+    scan.q_stride_head  = args.q_stride_head;
+    scan.scale          = args.scale;
+    scan.softcap        = args.softcap;
+    scan.sight          = sights_of(group.first);
+    scan.sight_stride   = (size_t) groups_per_stream();
+    scan.out            = { shares.as<uint16_t>(), share_tops.as<float>(), share_sums.as<float>(), list_stride(), (size_t) groups_per_stream() };
+    launch_sketch_scan(scan, stream);
+
+    SampleBatch batch = {};
+    batch.n_streams        = view.n_streams;
+    batch.first_stream     = view.first_stream;
+    batch.n_tokens         = view.n_tokens;
+    batch.n_head_kv        = r.n_head_kv;
+    batch.group            = scan.group;
+    batch.n_groups         = scan.n_groups;
+    batch.shares           = scan.out;
+    batch.sinks            = args.sinks;
+    batch.sight            = scan.sight;
+    batch.sight_stride     = scan.sight_stride;
+    batch.pinned           = pins.as<uint8_t>() + entries;
+    batch.page_tokens      = shape.page_tokens;
+    batch.pages_per_stream = shape.pages_per_stream;
+    batch.head_stride      = shape.n_pages;
+    batch.resolution       = options.resolution;
+    batch.rows             = lists.as<int32_t>();
+    batch.weights          = list_weights.as<float>();
+    batch.stride           = list_stride();
+    batch.n_rows           = list_lengths.as<int32_t>();
+    batch.totals           = totals.as<SampleTotals>() + (size_t) row*shape.n_heads;
+    batch.scratch          = select_scratch.data();
+    launch_sample(batch, stream);
+}
+
+}  // namespace edgekv::gpu

@@ -1,0 +1,151 @@
+// What surrounds a ubatch: the host's arrays go to the device. All of it on the stream of the step, so that a graph
+// in flight sees the arrays as they were; nothing waits unless two uploads are still under way.
+#include "cuda/engine/gpu_engine.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace edgekv::gpu {
+
+bool GpuEngine::upload_updates(const EngineStep & step) {
+    const size_t offsets[] = { mirrors.newest, mirrors.oldest, mirrors.positions, mirrors.slots, mirrors.open };
+
+    // the last part is left in `uploads[turn]`, whose event the caller records
+    for (size_t i = 0; i < step.n_updates; i += kUpdates) {
+        if (i > 0 && !event_record(uploads[turn].done, main)) {
+            return false;
+        }
+        turn = 1 - turn;
+        Upload & upload = uploads[turn];
+        if (!event_sync(upload.done)) {
+            return false;
+        }
+        const int n = (int) std::min(step.n_updates - i, (size_t) kUpdates);
+        int2 * packed = reinterpret_cast<int2 *>(upload.host.data());
+        for (int j = 0; j < n; ++j) {
+            const MirrorUpdate & u = step.updates[i + j];
+            packed[j] = make_int2((int) (offsets[(int) u.array] + u.index), u.value);
+        }
+        if (!copy_async(upload.updates.data(), packed, n*sizeof(int2), main)) {
+            return false;
+        }
+        launch_scatter32(mirrored.as<int32_t>(), upload.updates.as<int2>(), n, nullptr, main);
+    }
+
+    return true;
+}
+
+void GpuEngine::keep_failure(const char * where) {
+    const std::string sentence = take_failure();
+    if (failed.empty() && !sentence.empty()) {
+        failed = std::string("the GPU failed ") + where + ": " + sentence;
+    }
+}
+
+bool GpuEngine::begin_node() {
+    take_failure();  // not a node's
+    return failed.empty() && !error_stands() && use_device(index);
+}
+
+void GpuEngine::end_node(const char * name, void * stream, bool waits) {
+    if (waits || (syncs && !stream_capturing(stream, nullptr))) {
+        stream_sync(stream);
+    }
+    keep_failure((std::string("in the node ") + name).c_str());
+}
+
+bool GpuEngine::begin(const EngineStep & step) {
+    if (failed.empty()) {
+        take_failure();
+        if (!upload_step(step)) {
+            keep_failure(kSomewhere);
+        }
+    }
+
+    return failed.empty() || fail_with(failed);
+}
+
+bool GpuEngine::upload_step(const EngineStep & step) {
+    if (!use_device(index) || !check()) {
+        return false;
+    }
+
+    // a ubatch that was given up may have left its copies behind
+    if (staged_row >= 0 && !event_wait(main, staged)) {
+        return false;
+    }
+    for (const auto & [fill, half] : filling) {
+        if (!event_wait(main, half_filled[half])) {
+            return false;
+        }
+    }
+    staged_row = -1;
+    filling.clear();
+    forget_ring();
+    graph = {};
+
+    if (step.n_updates == 0) {
+        turn = 1 - turn;
+        if (!event_sync(uploads[turn].done)) {
+            return false;
+        }
+    } else if (!upload_updates(step)) {
+        return false;
+    }
+    Upload & upload = uploads[turn];
+
+    char * at = upload.host.data() + kUpdates*sizeof(int2);
+    const StepState numbers = { step.n_ubatch, step.n_stale };
+    std::memcpy(at, &numbers, sizeof(numbers));
+    std::memcpy(at + sizeof(numbers), step.stale, step.n_stale*sizeof(EngineStale));
+
+    return copy_async(state.data(), at, sizeof(numbers), main) &&
+           (step.n_stale == 0 || copy_async(stale.data(), at + sizeof(numbers), step.n_stale*sizeof(EngineStale), main)) &&
+           (!step.clear_observation || zero_async(mass.data(), 2*n_entries()*sizeof(float), main)) && event_record(upload.done, main);
+}
+
+bool GpuEngine::selected(edgekv_selected * out, int first_row, int n_rows) {
+    const size_t n = (size_t) n_rows*shape.n_heads;
+    std::vector<SampleTotals> of_selection(n);
+    std::vector<AttendHits>   of_attention(n);
+    if (!read(of_selection.data(), totals.as<SampleTotals>() + (size_t) first_row*shape.n_heads, n*sizeof(SampleTotals)) ||
+        !read(of_attention.data(), hits.as<AttendHits>() + (size_t) first_row*shape.n_heads, n*sizeof(AttendHits))) {
+        return false;
+    }
+    for (size_t i = 0; i < n; ++i) {
+        const auto & s = of_selection[i];
+        const auto & a = of_attention[i];
+        out[i] = { (double) s.n_tokens, (double) s.n_visible, a.n_read, (double) s.n_certain, a.n_hits, a.mass, a.mass_hits, a.error, a.n_errors };
+    }
+
+    return true;
+}
+
+const char * GpuEngine::sketches(int row, int stream) {
+    const RowSketches & s = row_sketches[row];
+
+    return s.kind == SketchKind::none ? nullptr : s.data.data() + stream*s.stream_bytes;
+}
+
+const int32_t * GpuEngine::last_rows(int row, int list, int & n_rows, const float *& weights) {
+    n_rows  = 0;
+    weights = nullptr;
+    int32_t n = 0;
+    const size_t at = list*list_stride();
+    if (row != last_row || list >= n_last_lists || !read(&n, list_lengths.as<int32_t>() + list, sizeof(n))) {
+        return nullptr;
+    }
+    last_list.resize(n);
+    last_weights.resize(n);
+    const bool weighted = row_sketches[row].kind != SketchKind::none;
+    if (!read(last_list.data(), lists.as<int32_t>() + at, n*sizeof(int32_t)) ||
+        (weighted && !read(last_weights.data(), list_weights.as<float>() + at, n*sizeof(float)))) {
+        return nullptr;
+    }
+    n_rows  = n;
+    weights = weighted ? last_weights.data() : nullptr;
+
+    return last_list.data();
+}
+
+}  // namespace edgekv::gpu

@@ -1,0 +1,65 @@
+// Chooses the kernel of a part for the shapes of a problem. Every cell and lists are compiled in sources of their own.
+#pragma once
+
+#include "cuda/kernels/attend_part.cuh"
+
+namespace edgekv::gpu {
+namespace {
+
+template <CellType kTypeK, CellType kTypeV, int kLanes, int kHeads, bool kLists>
+__global__ void __launch_bounds__(kWarps*kWarp, resident_blocks(kHeads))
+attend_part(AttendProblem p, AttendPart part, AttendWorkspace workspace) {
+    Kernel<kTypeK, kTypeV, kLanes, kHeads, kLists>::run(p, part, workspace);
+}
+
+// Heads of a unit. K and V of different types are rare: they have one kernel for every group.
+int heads_of(const AttendProblem & p) {
+    const int group = p.n_head/p.n_head_kv;
+    return p.k_type != p.v_type ? 4 : group <= 2 ? 2 : group <= 4 ? 4 : 8;
+}
+
+template <CellType kTypeK, CellType kTypeV, int kLanes, int kHeads, bool kLists>
+void launch_part(const AttendProblem & p, const AttendPart & part, const AttendWorkspace & workspace, Stream stream) {
+    const Grid grid = {static_cast<unsigned>(part.n_splits), static_cast<unsigned>(p.n_head_kv),
+                       static_cast<unsigned>(units_of(p, kHeads).grid_z)};
+    launch(attend_part<kTypeK, kTypeV, kLanes, kHeads, kLists>, grid, kWarps*kWarp,
+           sizeof(typename Kernel<kTypeK, kTypeV, kLanes, kHeads, kLists>::Shared), stream, p, part, workspace);
+}
+
+template <CellType kTypeK, CellType kTypeV, int kHeads, bool kLists>
+void launch_lanes(const AttendProblem & p, const AttendPart & part, const AttendWorkspace & workspace, Stream stream) {
+    if (p.head_dim <= 64) {
+        launch_part<kTypeK, kTypeV, 8, kHeads, kLists>(p, part, workspace, stream);
+    } else if (p.head_dim <= 128) {
+        launch_part<kTypeK, kTypeV, 16, kHeads, kLists>(p, part, workspace, stream);
+    } else {
+        launch_part<kTypeK, kTypeV, 32, kHeads, kLists>(p, part, workspace, stream);
+    }
+}
+
+template <CellType kType, bool kLists>
+void launch_heads(const AttendProblem & p, const AttendPart & part, const AttendWorkspace & workspace, Stream stream) {
+    switch (heads_of(p)) {
+        case 2: return launch_lanes<kType, kType, 2, kLists>(p, part, workspace, stream);
+        case 4: return launch_lanes<kType, kType, 4, kLists>(p, part, workspace, stream);
+        default: return launch_lanes<kType, kType, 8, kLists>(p, part, workspace, stream);
+    }
+}
+
+template <bool kLists>
+void launch_types(const AttendProblem & p, const AttendPart & part, const AttendWorkspace & workspace, Stream stream) {
+    if (p.k_type == CellType::f16) {
+        if (p.v_type == CellType::f16) {
+            launch_heads<CellType::f16, kLists>(p, part, workspace, stream);
+        } else {
+            launch_lanes<CellType::f16, CellType::q8_0, 4, kLists>(p, part, workspace, stream);
+        }
+    } else if (p.v_type == CellType::q8_0) {
+        launch_heads<CellType::q8_0, kLists>(p, part, workspace, stream);
+    } else {
+        launch_lanes<CellType::q8_0, CellType::f16, 4, kLists>(p, part, workspace, stream);
+    }
+}
+
+}  // namespace
+}  // namespace edgekv::gpu

@@ -1,0 +1,73 @@
+// Eight neighbouring values of a K or V row, as they lie in memory and as floats. A lane loads the words of several rows
+// before it unpacks the first, so that many loads are under way at once; for both types they take four registers.
+#pragma once
+
+#include "kernels/attend/attend.h"
+#include "cuda/gpu.h"
+
+namespace edgekv::gpu {
+namespace {
+
+__device__ __forceinline__ size_t row_bytes(CellType type, int head_dim) {
+    return static_cast<size_t>(type == CellType::q8_0 ? head_dim/32*34 : head_dim*2);
+}
+
+// Where a lane finds eight values in the first of several rows; the other rows follow at a stride.
+struct Eight {
+    const char * at;
+    int before;  // q8_0: bytes from the block's scale to the values
+};
+
+// Values [8*i, 8*i + 8) of a row.
+template <CellType T>
+__device__ __forceinline__ Eight eight_of(const char * row, int i) {
+    return T == CellType::q8_0 ? Eight{row + (i/4*34 + 2 + i%4*8), 2 + i%4*8} : Eight{row + i*16, 0};
+}
+
+// q8_0 blocks are 34 bytes, so that codes begin on 2-byte boundaries only. Of their eight bytes four lie in one aligned word: the
+// first half, or where `at` is odd in units of 2 bytes, the middle; the two pairs that are left are loaded by themselves. Nothing
+// is read that does not belong to the row, and no lane takes another path than its neighbour.
+__device__ __forceinline__ bool straddles(const char * at, unsigned offset) {
+    return ((static_cast<unsigned>(reinterpret_cast<uintptr_t>(at)) + offset) & 2u) != 0;
+}
+
+template <CellType T>
+__device__ __forceinline__ uint4 load_eight(const Eight & eight) {
+    const char * at = eight.at;
+    if (T == CellType::f16) {
+        return __ldg(reinterpret_cast<const uint4 *>(at));
+    }
+    const bool odd = straddles(at, 0);
+    uint4 words;
+    words.x = __ldg(reinterpret_cast<const unsigned *>(at + (odd ? 2 : 0)));
+    words.y = __ldg(reinterpret_cast<const unsigned short *>(at + (odd ? 0 : 4)));
+    words.z = __ldg(reinterpret_cast<const unsigned short *>(at + 6));
+    words.w = __ldg(reinterpret_cast<const unsigned short *>(at - eight.before));
+    return words;
+}
+
+// The values divided by the factor it returns; `odd`: straddles() of where they were loaded. Words of zeros are values of zero.
+template <CellType T>
+__device__ __forceinline__ float unpack_eight(const uint4 & words, bool odd, float (&x)[8]) {
+    if (T == CellType::f16) {
+        const unsigned pairs[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            x[2*i]     = __half2float(__ushort_as_half(static_cast<unsigned short>(pairs[i] & 0xffff)));
+            x[2*i + 1] = __half2float(__ushort_as_half(static_cast<unsigned short>(pairs[i] >> 16)));
+        }
+        return 1.0f;
+    }
+    // a byte b below the exponent of 2^23 reads as 2^23 + b: two fast instructions, where conversions run at a quarter rate
+    const unsigned low = odd ? __byte_perm(words.y, words.x, 0x5410) : words.x;
+    const unsigned high = __byte_perm(odd ? words.x : words.y, words.z, odd ? 0x5432 : 0x5410);
+    const unsigned codes[2] = {low ^ 0x80808080u, high ^ 0x80808080u};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        x[i] = __uint_as_float(__byte_perm(codes[i/4], 0x4b000000u, 0x7440u | static_cast<unsigned>(i%4))) - 8388736.0f;
+    }
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(words.w)));
+}
+
+}  // namespace
+}  // namespace edgekv::gpu

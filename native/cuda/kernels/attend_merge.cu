@@ -1,0 +1,237 @@
+// The second half of the attention: partial softmaxes into the output, and strips' weights into mass and hits.
+//
+// One launch does it all: every block forms the final max and sum of all rows of its KV head again (a few kilobytes from the
+// second-level cache, less than a launch would cost), then takes its share of the rows of the output and of the pages. Without
+// lists pages are shared out by number; with lists the last block has the pages of all lists, one list after the other, since two
+// tokens may have read rows of the same page, and hits are one sum. Lists are short where they pay.
+//
+// Errors have a launch of their own, for the few heads whose turn it is: they need the output, and V once more.
+#include "cuda/kernels/attend_final.cuh"
+
+namespace edgekv::gpu {
+namespace {
+
+constexpr int kMergeThreads = 256;
+constexpr int kMaxRows = kMaxGroup*kMaxQueryTokens;  // of a KV head
+
+// One row of the output: groups of threads take partials in turn, four values a thread.
+__device__ inline void merge_row(const AttendProblem & p, const AttendWorkspace & workspace, int kv, int i, Final final,
+                                 float4 * sums) {
+    const size_t row = row_of(p, kv, i);
+    const int wide = p.head_dim/4, n_groups = kMergeThreads/wide;
+    const int at = threadIdx.x%wide, mine = threadIdx.x/wide;
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int partial = mine; partial < workspace.n_partials && mine < n_groups; partial += n_groups) {
+        const size_t from = row*workspace.n_partials + partial;
+        const float weight = weight_of(workspace.max_sum[from], final.max);
+        if (weight > 0.0f) {
+            const float4 x = reinterpret_cast<const float4 *>(workspace.out + from*p.head_dim)[at];
+            sum = make_float4(sum.x + weight*x.x, sum.y + weight*x.y, sum.z + weight*x.z, sum.w + weight*x.w);
+        }
+    }
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    char * out = p.out + row/p.n_head*p.out_stride_token + row%p.n_head*p.out_stride_head;
+    for (int d = threadIdx.x; d < p.head_dim; d += kMergeThreads) {
+        float total = 0.0f;
+        for (int g = 0; g < n_groups; ++g) {
+            total += reinterpret_cast<const float *>(sums)[g*p.head_dim + d];
+        }
+        reinterpret_cast<float *>(out)[d] = total*final.inverse;
+    }
+    __syncthreads();
+}
+
+// What the heads of a group gave to one page in one token: the largest and the sum.
+struct Mass {
+    float max, sum;
+};
+
+__device__ inline Mass mass_of(const AttendProblem & p, const AttendWorkspace & workspace, const Final * finals, int kv,
+                               int token, int first_strip) {
+    const int group = p.n_head/p.n_head_kv, per_page = p.page_tokens/kStrip;
+    Mass mass = {0.0f, 0.0f};
+    for (int g = 0; g < group; ++g) {
+        const int i = token*group + g;
+        const size_t row = row_of(p, kv, i);
+        const float2 * strips = workspace.strips + row*workspace.strip_stride + first_strip;
+        float x = 0.0f;
+        for (int s = 0; s < per_page; ++s) {
+            x += strips[s].x > 0.0f ? strips[s].x*__expf(strips[s].y - finals[i].max) : 0.0f;
+        }
+        x *= finals[i].inverse;
+        mass.max = fmaxf(mass.max, x);
+        mass.sum += x;
+    }
+    return mass;
+}
+
+__device__ inline void add_mass(const AttendProblem & p, int kv, int page, Mass mass) {
+    const size_t at = static_cast<size_t>(kv)*p.mass_stride + page;
+    if (p.mass_max != nullptr) {
+        p.mass_max[at] += mass.max;
+    }
+    if (p.mass_sum != nullptr) {
+        p.mass_sum[at] += mass.sum;
+    }
+}
+
+__device__ inline void observe_view(const AttendProblem & p, const AttendWorkspace & workspace, const Final * finals, int kv,
+                                    int first_page, int end_page) {
+    for (int page = first_page + blockIdx.x*kMergeThreads + threadIdx.x; page < end_page; page += gridDim.x*kMergeThreads) {
+        for (int token = 0; token < p.n_tokens; ++token) {
+            add_mass(p, kv, page, mass_of(p, workspace, finals, kv, token, page*(p.page_tokens/kStrip)));
+        }
+    }
+}
+
+__device__ inline double sum_of_block(double x, double * sums) {
+    __syncthreads();
+    sums[threadIdx.x] = x;
+    for (int n = kMergeThreads/2; n >= 1; n /= 2) {
+        __syncthreads();
+        if (static_cast<int>(threadIdx.x) < n) {
+            sums[threadIdx.x] += sums[threadIdx.x + n];
+        }
+    }
+    return sums[0];  // of use to thread 0
+}
+
+// What the rows [first, end) of a list, all of one page, gave to it.
+__device__ inline Mass mass_of_rows(const AttendProblem & p, const AttendWorkspace & workspace, const Final * finals, int kv, int token,
+                                    const float * weights, int first, int end) {
+    const int group = p.n_head/p.n_head_kv;
+    Mass mass = {0.0f, 0.0f};
+    for (int g = 0; g < group; ++g) {
+        const int i = token*group + g;
+        const float * logits = workspace.logits + row_of(p, kv, i)*workspace.logit_stride;
+        float x = 0.0f;
+        for (int at = first; at < end; ++at) {
+            x += (weights != nullptr ? weights[at] : 1.0f)*__expf(logits[at] - finals[i].max);
+        }
+        x *= finals[i].inverse;
+        mass.max = fmaxf(mass.max, x);
+        mass.sum += x;
+    }
+    return mass;
+}
+
+__device__ inline void observe_lists(const AttendProblem & p, const AttendWorkspace & workspace, const Final * finals, int kv,
+                                     double * sums) {
+    const int32_t * slots = p.arena.data != nullptr ? p.arena.slots + static_cast<size_t>(kv)*p.arena.slots_stride : nullptr;
+    const bool observed = observes(p);
+    double n_read = 0.0, n_hits = 0.0, mass = 0.0, mass_hits = 0.0;
+    for (int token = 0; token < p.n_tokens; ++token) {
+        const size_t list = static_cast<size_t>(token)*p.n_head_kv + kv;
+        const int32_t * cells = p.rows.cells + list*p.rows.stride;
+        const float * weights = p.rows.weights != nullptr ? p.rows.weights + list*p.rows.stride : nullptr;
+        const int n = p.rows.n_rows[list];
+        for (int i = threadIdx.x; i < n; i += kMergeThreads) {
+            const int page = cells[i]/p.page_tokens;
+            if (i > 0 && cells[i - 1]/p.page_tokens == page) {
+                continue;  // whoever has the first of a page's rows has all of them
+            }
+            int end = i + 1;
+            while (end < n && cells[end]/p.page_tokens == page) {
+                ++end;
+            }
+            const bool hit = slots != nullptr && slots[page] >= 0;
+            n_read += end - i;
+            n_hits += hit ? end - i : 0;
+            if (observed) {
+                const Mass of_page = mass_of_rows(p, workspace, finals, kv, token, weights, i, end);
+                add_mass(p, kv, page, of_page);
+                mass += of_page.sum;
+                mass_hits += hit ? of_page.sum : 0.0f;
+            }
+        }
+        __syncthreads();  // the next token's list gives the same page to another thread
+    }
+    if (p.hits == nullptr) {
+        return;
+    }
+    n_read = sum_of_block(n_read, sums);
+    n_hits = sum_of_block(n_hits, sums);
+    mass = sum_of_block(mass, sums);
+    mass_hits = sum_of_block(mass_hits, sums);
+    if (threadIdx.x == 0) {
+        AttendHits & hits = p.hits[kv];
+        hits.n_read += n_read;
+        hits.n_hits += n_hits;
+        hits.mass += mass;
+        hits.mass_hits += mass_hits;
+    }
+}
+
+__global__ void __launch_bounds__(kMergeThreads)
+attend_merge(AttendProblem p, AttendWorkspace workspace, int first_page, int end_page) {
+    __shared__ Final finals[kMaxRows];
+    __shared__ union {
+        float4 rows[kMergeThreads];
+        double hits[kMergeThreads];
+    } sums;
+    const int kv = blockIdx.y;
+    const int n_rows = p.n_tokens*(p.n_head/p.n_head_kv);
+    for (int i = threadIdx.x/kWarp; i < n_rows; i += kMergeThreads/kWarp) {
+        const Final final = final_of(p, workspace, kv, i, threadIdx.x%kWarp);
+        if (threadIdx.x%kWarp == 0) {
+            finals[i] = final;
+        }
+    }
+    __syncthreads();
+    for (int i = blockIdx.x; i < n_rows; i += gridDim.x) {
+        merge_row(p, workspace, kv, i, finals[i], sums.rows);
+    }
+    if (!has_lists(p)) {
+        if (observes(p)) {
+            observe_view(p, workspace, finals, kv, first_page, end_page);
+        }
+    } else if (blockIdx.x + 1 == gridDim.x && (observes(p) || p.hits != nullptr)) {
+        observe_lists(p, workspace, finals, kv, sums.hits);
+    }
+}
+
+size_t whole(size_t n_bytes) { return (n_bytes + 255)/256*256; }
+
+}  // namespace
+
+AttendWorkspace attend_workspace(const AttendProblem & p, void * workspace, int n_partials) {
+    const size_t n = static_cast<size_t>(p.n_tokens)*p.n_head*n_partials;
+    char * at = static_cast<char *>(workspace);
+    AttendWorkspace w;
+    w.n_partials = n_partials;
+    w.strip_stride = view_pages(p)*(p.page_tokens/kStrip);
+    w.logit_stride = w.strip_stride*kStrip;
+    w.max_sum = reinterpret_cast<float2 *>(at);
+    at += whole(n*sizeof(float2));
+    w.out = reinterpret_cast<float *>(at);
+    at += whole(n*p.head_dim*sizeof(float));
+    w.strips = has_lists(p) ? nullptr : reinterpret_cast<float2 *>(at);
+    w.logits = has_lists(p) ? reinterpret_cast<float *>(at) : nullptr;
+    return w;
+}
+
+size_t attend_device_workspace_bytes(const AttendProblem & p, int n_partials, bool observed) {
+    const size_t n_rows = static_cast<size_t>(p.n_tokens)*p.n_head;
+    const size_t n_strips = static_cast<size_t>(view_pages(p))*(p.page_tokens/kStrip);
+    const size_t noted = has_lists(p) ? n_strips*kStrip*sizeof(float) : n_strips*sizeof(float2);
+    return whole(n_rows*n_partials*sizeof(float2)) + whole(n_rows*n_partials*p.head_dim*sizeof(float)) +
+           (observed ? whole(n_rows*noted) : 0);
+}
+
+void launch_attend_merge(const AttendProblem & problem, int first_page, int end_page, void * workspace, int n_partials,
+                         Stream stream) {
+    constexpr int kMostBlocks = 64;
+    const bool lists = has_lists(problem);
+    const int n_rows = problem.n_tokens*(problem.n_head/problem.n_head_kv);
+    const int end = end_page < view_pages(problem) ? end_page : view_pages(problem);
+    // with lists: a block that has no row of the output, for the pages
+    const int n_page_blocks = !lists && observes(problem) ? (end - first_page + kMergeThreads - 1)/kMergeThreads : 0;
+    int n_blocks = n_rows > n_page_blocks ? n_rows : n_page_blocks;
+    n_blocks = n_blocks < kMostBlocks ? n_blocks : kMostBlocks;
+    const Grid grid = {static_cast<unsigned>(n_blocks + (lists ? 1 : 0)), static_cast<unsigned>(problem.n_head_kv), 1};
+    launch(attend_merge, grid, kMergeThreads, 0, stream, problem, attend_workspace(problem, workspace, n_partials), first_page,
+           end);
+}
+
+}  // namespace edgekv::gpu

@@ -1,0 +1,33 @@
+// What a part of the attention leaves for its merge, and where. Rows are (token, query head) pairs: row = token*n_head + head.
+#pragma once
+
+#include "cuda/kernels/attend_device.h"
+
+namespace edgekv::gpu {
+
+// Cells are weighed in strips of 16, whatever a page holds; a strip is read by one warp.
+constexpr int kStrip = 16;
+
+struct AttendWorkspace {
+    float2 * max_sum;  // [n_rows][n_partials]: largest logit, -inf where nothing was seen, and sum of exp(logit - max)
+    float * out;       // [n_rows][n_partials][head_dim]: sum of exp(logit - max)*v
+    // [n_rows][strip_stride], where every cell is attended and mass is observed: sum of exp(logit - y) of the strip's cells, and y, the max
+    // of its warp so far. The same exponentials serve the output, so mass costs no second pass over K; a pair, because one log-sum has
+    // too few bits beside a bias of -1e30. Strip i is the i-th of the view.
+    float2 * strips;
+    float * logits;    // [n_rows][logit_stride], with lists where keeps_logits(): of the i-th row of the list
+    int n_partials;
+    int strip_stride, logit_stride;
+};
+
+inline __host__ __device__ int view_pages(const AttendProblem & p) { return (p.n_cells + p.page_tokens - 1)/p.page_tokens; }
+inline __host__ __device__ bool observes(const AttendProblem & p) { return p.mass_max != nullptr || p.mass_sum != nullptr; }
+
+inline __host__ __device__ bool has_lists(const AttendProblem & p) { return p.rows.stride != 0; }
+inline __host__ __device__ bool keeps_logits(const AttendProblem & p) { return observes(p) || (p.error_every > 0 && p.hits != nullptr); }
+
+AttendWorkspace attend_workspace(const AttendProblem & problem, void * workspace, int n_partials);
+
+void launch_attend_lists(const AttendProblem & problem, const AttendPart & part, const AttendWorkspace & workspace, Stream stream);
+
+}  // namespace edgekv::gpu

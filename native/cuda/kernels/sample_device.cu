@@ -1,0 +1,237 @@
+#include "cuda/kernels/sample_device.h"
+
+namespace edgekv::gpu {
+namespace {
+
+constexpr unsigned kAll = 0xffffffffu;
+constexpr int kThreads = 256, kWarps = kThreads / kWarp;
+constexpr int kEach = 4;  // neighbouring cells of a thread
+constexpr int kChunkGroups = kThreads * kEach / kGroupCells;
+constexpr int kMaxHeads = 16;
+constexpr uint32_t kOne = 1u << kChanceBits;
+
+// Of a query head: what exp(top - most) of a group, times it, counts in p.
+struct Norm {
+    float most, factor;
+};
+
+// Of a chunk of cells: at most kThreads * kEach * kOne, which is 2^30.
+struct Sums {
+    uint32_t chance, n_visible, n_certain, unused;
+};
+
+struct Scratch {
+    Norm * norms;  // [list][group]
+    Sums * sums;   // [list][chunk]
+};
+
+__host__ __device__ inline int chunks_of(int n_groups) { return (n_groups + kChunkGroups - 1) / kChunkGroups; }
+
+__host__ __device__ inline Scratch scratch_of(const SampleBatch & b) {
+    const size_t n_norms = static_cast<size_t>(b.n_streams) * b.n_tokens * b.n_head_kv * b.group;
+    return {reinterpret_cast<Norm *>(b.scratch), reinterpret_cast<Sums *>(b.scratch + (n_norms + 1) / 2 * 2 * sizeof(Norm))};
+}
+
+// A warp for each row: the top and the sum of all that it sees.
+__global__ void __launch_bounds__(kThreads) sample_norms(const SampleBatch b, int n_rows) {
+    const int lane = threadIdx.x % kWarp, row = blockIdx.x * kWarps + threadIdx.x / kWarp;
+    if (row >= n_rows) {
+        return;
+    }
+    const float * const tops = b.shares.tops + row * b.shares.group_stride;
+    const float * const sums = b.shares.sums + row * b.shares.group_stride;
+    const float sink = b.sinks != nullptr ? b.sinks[row % (b.n_head_kv * b.group)] : -INFINITY;
+    float most = sink;
+    for (int i = lane; i < b.n_groups; i += kWarp) {
+        most = fmaxf(most, tops[i]);
+    }
+    for (int step = kWarp / 2; step > 0; step /= 2) {
+        most = fmaxf(most, __shfl_xor_sync(kAll, most, step));
+    }
+    float total = 0.0f;
+    for (int i = lane; i < b.n_groups; i += kWarp) {
+        total += tops[i] == -INFINITY ? 0.0f : sums[i] * expf(tops[i] - most);
+    }
+    for (int step = kWarp / 2; step > 0; step /= 2) {
+        total += __shfl_xor_sync(kAll, total, step);
+    }
+    total += sink == -INFINITY ? 0.0f : expf(sink - most);
+    if (lane == 0) {
+        scratch_of(b).norms[row] = {most, total > 0.0f ? b.resolution / (static_cast<float>(b.group) * total) : 0.0f};
+    }
+}
+
+// The chances of a thread's cells, in steps of 2^-20; by all threads of the block. `factors`: [kMaxHeads][kChunkGroups], shared.
+struct Chunk {
+    int list, first_group;  // of the block
+    int group, cell;        // of the thread, the first of its cells
+    Sight sight;            // of its cells, from bit 0 on
+
+    __device__ Chunk(const SampleBatch & b, float * factors)
+        : list(blockIdx.y), first_group(blockIdx.x * kChunkGroups), group(first_group + threadIdx.x * kEach / kGroupCells),
+          cell(first_group * kGroupCells + threadIdx.x * kEach), sight{0, 0} {
+        const Norm * const norms = scratch_of(b).norms + static_cast<int64_t>(list) * b.group;
+        for (int i = threadIdx.x; i < b.group * kChunkGroups; i += kThreads) {
+            const int g = i / kChunkGroups, of = first_group + i % kChunkGroups;
+            float factor = 0.0f;
+            if (of < b.n_groups) {
+                const float top = b.shares.tops[(static_cast<int64_t>(list) * b.group + g) * b.shares.group_stride + of];
+                factor = top == -INFINITY ? 0.0f : norms[g].factor * expf(top - norms[g].most);
+            }
+            factors[i] = factor;
+        }
+        __syncthreads();
+        if (group < b.n_groups) {
+            sight = b.sight[static_cast<int64_t>(list / b.n_head_kv) * b.sight_stride + group];
+            sight.visible >>= cell % kGroupCells;
+            sight.certain >>= cell % kGroupCells;
+        }
+    }
+
+    __device__ void chances(const SampleBatch & b, const float * factors, uint32_t (&chance)[kEach]) const {
+        if (group >= b.n_groups || (sight.visible & ((1u << kEach) - 1)) == 0) {
+#pragma unroll
+            for (int i = 0; i < kEach; ++i) {
+                chance[i] = 0;
+            }
+            return;
+        }
+        const int head = list % b.n_head_kv, stream = b.first_stream + list / b.n_head_kv / b.n_tokens;
+        const bool pinned = b.pinned != nullptr && b.pinned[head * b.head_stride + static_cast<size_t>(stream) * b.pages_per_stream +
+                                                            cell / b.page_tokens] != 0;
+        float x[kEach] = {};
+        for (int g = 0; g < b.group; ++g) {
+            const float factor = factors[g * kChunkGroups + (group - first_group)];
+            if (factor > 0.0f) {
+                const uint2 pairs = *reinterpret_cast<const uint2 *>(
+                    b.shares.cells + (static_cast<int64_t>(list) * b.group + g) * b.shares.cell_stride + cell);
+                x[0] = fmaf(factor, __uint_as_float(pairs.x << 16), x[0]);
+                x[1] = fmaf(factor, __uint_as_float(pairs.x & 0xffff0000u), x[1]);
+                x[2] = fmaf(factor, __uint_as_float(pairs.y << 16), x[2]);
+                x[3] = fmaf(factor, __uint_as_float(pairs.y & 0xffff0000u), x[3]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            const bool certain = pinned || (sight.certain >> i & 1) != 0;
+            const uint32_t by_share = static_cast<uint32_t>(__float2int_rn(fminf(x[i], 1.0f) * static_cast<float>(kOne)));
+            chance[i] = (sight.visible >> i & 1) == 0 ? 0u : certain ? kOne : by_share;
+        }
+    }
+};
+
+// A block for each chunk of a list.
+__global__ void __launch_bounds__(kThreads) sample_sums(const SampleBatch b) {
+    __shared__ float factors[kMaxHeads * kChunkGroups];
+    __shared__ Sums warps[kWarps];
+    const Chunk chunk(b, factors);
+    uint32_t chance[kEach];
+    chunk.chances(b, factors, chance);
+    uint32_t sum = 0, n_visible = 0, n_certain = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+        sum += chance[i];
+        n_visible += static_cast<uint32_t>(chunk.sight.visible >> i & 1);
+        n_certain += chance[i] == kOne ? 1u : 0u;
+    }
+    sum = __reduce_add_sync(kAll, sum);
+    n_visible = __reduce_add_sync(kAll, n_visible);
+    n_certain = __reduce_add_sync(kAll, n_certain);
+    if (threadIdx.x % kWarp == 0) {
+        warps[threadIdx.x / kWarp] = {sum, n_visible, n_certain, 0};
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        Sums all = {0, 0, 0, 0};
+        for (int w = 0; w < kWarps; ++w) {
+            all = {all.chance + warps[w].chance, all.n_visible + warps[w].n_visible, all.n_certain + warps[w].n_certain, 0};
+        }
+        scratch_of(b).sums[static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x] = all;
+    }
+}
+
+// The same blocks: where the running sum, from one half on, passes a whole number, the cell is a row; its place in the list is that number.
+__global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
+    __shared__ float factors[kMaxHeads * kChunkGroups];
+    __shared__ uint32_t warps[kWarps];
+    __shared__ unsigned long long before_block[3];
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+    const Sums * const sums = scratch_of(b).sums + static_cast<int64_t>(blockIdx.y) * gridDim.x;
+    const bool last = blockIdx.x + 1 == gridDim.x;
+
+    if (warp == 0) {
+        unsigned long long mine[3] = {0, 0, 0};
+        for (unsigned i = lane; i < blockIdx.x; i += kWarp) {
+            mine[0] += sums[i].chance;
+            mine[1] += sums[i].n_visible;
+            mine[2] += sums[i].n_certain;
+        }
+#pragma unroll
+        for (int k = 0; k < 3; ++k) {
+            for (int step = kWarp / 2; step > 0; step /= 2) {
+                mine[k] += __shfl_xor_sync(kAll, mine[k], step);
+            }
+            if (lane == 0) {
+                before_block[k] = mine[k];
+            }
+        }
+    }
+    const Chunk chunk(b, factors);  // its barrier shows what is before the block
+    uint32_t chance[kEach], sum = 0;
+    chunk.chances(b, factors, chance);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+        sum += chance[i];
+    }
+    uint32_t through = sum;  // the thread's
+    for (unsigned step = 1; step < kWarp; step *= 2) {
+        const uint32_t other = __shfl_up_sync(kAll, through, step);
+        through += lane >= static_cast<int>(step) ? other : 0u;
+    }
+    if (lane == kWarp - 1) {
+        warps[warp] = through;
+    }
+    __syncthreads();
+    unsigned long long at = kOne / 2 + before_block[0] + (through - sum);
+    for (int w = 0; w < warp; ++w) {
+        at += warps[w];
+    }
+
+    int32_t * const rows = b.rows + static_cast<int64_t>(chunk.list) * b.stride;
+    float * const weights = b.weights + static_cast<int64_t>(chunk.list) * b.stride;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+        const unsigned long long next = at + chance[i];
+        if (next >> kChanceBits != at >> kChanceBits) {
+            rows[at >> kChanceBits] = chunk.cell + i;
+            weights[at >> kChanceBits] = __fdiv_rn(static_cast<float>(kOne), static_cast<float>(chance[i]));
+        }
+        at = next;
+    }
+    if (last && threadIdx.x == 0) {
+        const Sums own = sums[blockIdx.x];
+        b.n_rows[chunk.list] = static_cast<int32_t>((kOne / 2 + before_block[0] + own.chance) >> kChanceBits);
+        if (b.totals != nullptr) {
+            SampleTotals & totals = b.totals[chunk.list % b.n_head_kv];
+            atomicAdd(&totals.n_tokens, 1ull);
+            atomicAdd(&totals.n_visible, before_block[1] + own.n_visible);
+            atomicAdd(&totals.n_certain, before_block[2] + own.n_certain);
+        }
+    }
+}
+
+}  // namespace
+
+size_t sample_device_scratch_bytes(int n_lists, int n_groups, int group) {
+    return (static_cast<size_t>(n_lists) * group + 1) / 2 * 2 * sizeof(Norm) + static_cast<size_t>(n_lists) * chunks_of(n_groups) * sizeof(Sums);
+}
+
+void launch_sample(const SampleBatch & b, Stream stream) {
+    const int n_lists = b.n_streams * b.n_tokens * b.n_head_kv, n_rows = n_lists * b.group;
+    launch(sample_norms, {static_cast<unsigned>((n_rows + kWarps - 1) / kWarps)}, kThreads, 0, stream, b, n_rows);
+    const Grid grid = {static_cast<unsigned>(chunks_of(b.n_groups)), static_cast<unsigned>(n_lists)};
+    launch(sample_sums, grid, kThreads, 0, stream, b);
+    launch(sample_emit, grid, kThreads, 0, stream, b);
+}
+
+}  // namespace edgekv::gpu

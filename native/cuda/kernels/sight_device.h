@@ -1,0 +1,39 @@
+// What each query token sees, cell by cell, and what of that it reads in any case: once per step, ahead of the first layer that selects.
+#pragma once
+
+#include "cuda/gpu.h"
+#include "kernels/sketch/sketch.h"
+
+namespace edgekv::gpu {
+
+// All pointers are device memory. Stream s of the graph is stream `first_stream` + s of the cache.
+struct SightProblem {
+    int n_streams, first_stream;
+    int n_tokens;          // of one stream
+    int n_cells;           // in view; any number
+    int page_tokens;       // a multiple of 16
+    int pages_per_stream;  // of the cache; the view has no more
+    int n_cells_stream;    // of the cache
+
+    MaskType mask_type;  // none: every cell in view is seen
+    const char * mask;   // [n_streams][n_tokens][n_cells]
+    size_t mask_stride_token, mask_stride_stream;  // bytes
+
+    const int32_t * newest;     // [stream of the cache][pages_per_stream] newest position in the page
+    const int32_t * oldest;
+    const int32_t * positions;  // [stream of the cache][n_cells_stream]
+    const int32_t * open;       // [stream of the cache][groups_per_stream] not 0: the group has no sketch; null: nothing is open
+    int groups_per_stream;
+    const int64_t * k_idxs;     // [n_streams][n_tokens] the token's own cell, counted through all streams of the cache
+
+    int sink_tokens, recent_tokens;
+
+    Sight * sight;  // out [n_streams][n_tokens][stride]
+    size_t stride;  // at least the groups in view
+};
+
+// Of each group of cells in view: a bit for each cell that the token sees; and of those, for each in a page with sinks or recent tokens
+// and in an open group. Cells behind the view have no bit.
+void launch_sight(const SightProblem & problem, Stream stream);
+
+}  // namespace edgekv::gpu

@@ -1,0 +1,140 @@
+// The shares of one group for some rows of queries: a warp's work in a scan, two cells to a lane.
+#pragma once
+
+#include "cuda/kernels/sketch_query.cuh"
+
+namespace edgekv::gpu {
+namespace {
+
+constexpr unsigned kFullWarp = 0xffffffffu;
+constexpr int kCellsOfLane = kGroupCells / kWarp;
+
+__device__ inline float scan_softcap(float x, float cap) {
+    const float e = __expf(fminf(fmaxf(x * (2.0f / cap), -30.0f), 30.0f));
+    return cap * __fdividef(e - 1.0f, e + 1.0f);
+}
+
+// exp(x) for x <= 0 as the CPU's scan has it: 2^n * (1 + f) for 2^(n + f), too large by up to 6.2 %.
+__device__ inline uint32_t exp_bits(float x) {
+    return static_cast<uint32_t>(__float2int_rn(fmaxf(fmaf(x, 1.44269504f * 0x1p23f, 127.0f * 0x1p23f), 0.0f)));
+}
+
+__device__ inline float warp_sum(float x) {
+    for (int step = kWarp / 2; step > 0; step /= 2) {
+        x += __shfl_xor_sync(kFullWarp, x, step);
+    }
+    return x;
+}
+
+// What a warp leaves of a group for one row, from the logits of its cells; all lanes call.
+__device__ inline void leave_shares(const float (&logit)[kCellsOfLane], uint64_t visible, int lane, uint16_t * cells, float * top_of,
+                                    float * sum_of) {
+    bool seen[kCellsOfLane];
+    float top = -INFINITY, sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kCellsOfLane; ++j) {
+        seen[j] = (visible >> (lane + j * kWarp) & 1) != 0;
+        top = seen[j] ? fmaxf(top, logit[j]) : top;
+    }
+    top = warp_top(top);
+#pragma unroll
+    for (int j = 0; j < kCellsOfLane; ++j) {
+        const uint32_t bits = seen[j] ? exp_bits(logit[j] - top) : 0;
+        sum += __uint_as_float(bits);
+        if (visible != 0) {
+            cells[lane + j * kWarp] = static_cast<uint16_t>(bits >> 16);
+        }
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) {
+        *top_of = top;
+        *sum_of = sum;
+    }
+}
+
+// Twice the i16 times a step, / 2^16 and rounded, of four channels: as i8.
+__device__ inline int scale_bytes(uint32_t step, const QueryQuad & q) {
+    uint32_t p[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        p[i] = static_cast<uint32_t>(static_cast<int32_t>(step >> 8 * i & 0xffu) * q.x[i] + 32768);
+    }
+    return static_cast<int>(__byte_perm(__byte_perm(p[0], p[1], 0x0062), __byte_perm(p[2], p[3], 0x0062), 0x5410));
+}
+
+// NR rows whose queries and factors lie in shared memory.
+template <int D, int NR>
+struct GroupScan {
+    static constexpr int kQuads = D / 4;
+    static constexpr int kChunks = (D + 31) / 32;  // of 32 channels, three dwords of codes
+    struct alignas(16) Factors {
+        int x[kQuads][NR];  // query times step, as i8
+    };
+
+    // The factors of a group, and what the logits of its cells have in common.
+    __device__ static inline void prepare(const char * params, int padded, const ScanRows<D> & rows, int lane, Factors & factors,
+                                          float (&slope)[NR], float (&base)[NR]) {
+        const float * const scales = reinterpret_cast<const float *>(params);
+        const uint32_t * const low = reinterpret_cast<const uint32_t *>(params + kParamHeader);
+        const uint32_t * const step = low + padded / 4;
+        int lows[NR] = {};
+        for (int quad = lane; quad < kQuads; quad += kWarp) {
+            const uint32_t l = __ldg(low + quad) ^ 0x80808080u, s = __ldg(step + quad);
+#pragma unroll
+            for (int r = 0; r < NR; ++r) {
+                lows[r] = __dp4a(static_cast<int>(l), rows.coarse(r, quad), lows[r]);
+                factors.x[quad][r] = scale_bytes(s, rows.quad(r, quad));
+            }
+        }
+        const float step_scale = __ldg(scales), low_scale = __ldg(scales + 1);
+#pragma unroll
+        for (int r = 0; r < NR; ++r) {
+            const QueryHeader header = rows.header(r);
+            for (int away = kWarp / 2; away > 0; away /= 2) {
+                lows[r] += __shfl_xor_sync(kFullWarp, lows[r], away);
+            }
+            slope[r] = step_scale * (header.fine * 32768.0f);
+            base[r] = static_cast<float>(lows[r]) * (low_scale * header.coarse);
+        }
+        __syncwarp();
+    }
+
+    // The sums of products of a lane's cells. codes: of the group.
+    __device__ static inline void multiply(const char * codes, int lane, const Factors & factors, int (&dots)[NR][kCellsOfLane]) {
+#pragma unroll 1
+        for (int chunk = 0; chunk < kChunks; ++chunk) {
+            uint32_t quads[kCellsOfLane][8];
+#pragma unroll
+            for (int j = 0; j < kCellsOfLane; ++j) {
+                const int cell = lane + j * kWarp;
+                const uint32_t * const at = reinterpret_cast<const uint32_t *>(
+                    codes + (cell / kVectorCells * (3 * kChunks) + 3 * chunk) * kVectorBytes + cell % kVectorCells * 4);
+                const uint32_t a = __ldg(at), b = __ldg(at + kVectorCells), c = __ldg(at + 2 * kVectorCells);
+                quads[j][0] = a & 0x07070707u;
+                quads[j][1] = a >> 3 & 0x07070707u;
+                quads[j][2] = b & 0x07070707u;
+                quads[j][3] = b >> 3 & 0x07070707u;
+                quads[j][4] = c & 0x07070707u;
+                quads[j][5] = c >> 3 & 0x07070707u;
+                quads[j][6] = (a >> 6 & 0x03030303u) | (b >> 4 & 0x04040404u);
+                quads[j][7] = (c >> 6 & 0x03030303u) | (b >> 5 & 0x04040404u);
+            }
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                if (8 * chunk + i < kQuads) {
+#pragma unroll
+                    for (int r = 0; r < NR; ++r) {
+                        const int factor = factors.x[8 * chunk + i][r];
+#pragma unroll
+                        for (int j = 0; j < kCellsOfLane; ++j) {
+                            dots[r][j] = __dp4a(static_cast<int>(quads[j][i]), factor, dots[r][j]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+};
+
+}  // namespace
+}  // namespace edgekv::gpu

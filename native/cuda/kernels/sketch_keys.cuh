@@ -1,0 +1,125 @@
+// The keys of a group of cells: each row read once, from home or from a slot, and kept in shared memory as it came.
+#pragma once
+
+#include "cuda/kernels/sketch_device.h"
+#include "kernels/sketch/sketch_internal.h"
+
+namespace edgekv::gpu {
+namespace {
+
+constexpr int kKeyLoads = 8;  // in flight for each lane
+
+struct alignas(16) Bytes16 {
+    uint32_t x[4];
+};
+struct alignas(8) Bytes8 {
+    uint32_t x[2];
+};
+struct alignas(8) Halves {
+    __half x[4];
+};
+
+inline int key_row_bytes(CellType type, int head_dim) { return type == CellType::f16 ? head_dim * 2 : head_dim / 32 * 34; }
+
+// What a launch knows of the rows: how they lie in shared memory, and the widest words that every row begins at.
+struct KeyRows {
+    int row_bytes, row_stride, word_bytes;
+};
+
+// The stride is a few banks more than the row, so that lanes with a row each do not all meet in one.
+inline KeyRows key_rows(const SketchHome & home, int head_dim) {
+    KeyRows rows;
+    rows.row_bytes = key_row_bytes(home.type, head_dim);
+    rows.row_stride = (rows.row_bytes + 15) / 16 * 16 + 16;
+    uintptr_t places = reinterpret_cast<uintptr_t>(home.k) | home.stride_cell | home.stride_head | home.stride_stream |
+                       static_cast<uintptr_t>(rows.row_bytes);
+    if (home.arena != nullptr) {
+        places |= reinterpret_cast<uintptr_t>(home.arena) | home.slot_bytes;
+    }
+    rows.word_bytes = places % 16 == 0 ? 16 : places % 8 == 0 ? 8 : places % 4 == 0 ? 4 : 2;
+    return rows;
+}
+
+// Of a block's shared memory: where each row comes from (null: it is not wanted), then the rows.
+inline size_t key_shared_bytes(const KeyRows & rows) { return kGroupCells * (sizeof(const char *) + static_cast<size_t>(rows.row_stride)); }
+
+template <class T>
+__device__ inline void load_rows(const char * const * from, const KeyRows & rows, char * to) {
+    const unsigned per_row = static_cast<unsigned>(rows.row_bytes) / sizeof(T);
+    const unsigned n = per_row * kGroupCells;
+    for (unsigned first = threadIdx.x; first < n; first += blockDim.x * kKeyLoads) {
+        T x[kKeyLoads] = {};
+#pragma unroll
+        for (int j = 0; j < kKeyLoads; ++j) {
+            const unsigned i = first + j * blockDim.x, row = i / per_row;
+            if (i < n && from[row] != nullptr) {
+                x[j] = reinterpret_cast<const T *>(from[row])[i % per_row];
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < kKeyLoads; ++j) {
+            const unsigned i = first + j * blockDim.x, row = i / per_row;
+            if (i < n) {
+                reinterpret_cast<T *>(to + row * rows.row_stride)[i % per_row] = x[j];
+            }
+        }
+    }
+}
+
+// The rows of the group's cells whose bit is set in `valid`, by a block of at least 64 threads; the others become zeros. Between two
+// barriers: nobody uses the rows before any more, and all see the new ones. Returns where they are.
+__device__ inline const char * load_keys(const SketchHome & home, const KeyRows & rows, int stream, int head, int group, uint64_t valid,
+                                         char * shared) {
+    const char ** const from = reinterpret_cast<const char **>(shared);
+    char * const to = shared + kGroupCells * sizeof(const char *);
+    __syncthreads();
+    if (threadIdx.x < kGroupCells) {
+        const char * row = nullptr;
+        if ((valid >> threadIdx.x & 1) != 0) {
+            const size_t cell = static_cast<size_t>(group) * kGroupCells + threadIdx.x;
+            int slot = -1;
+            if (home.arena != nullptr) {
+                slot = home.slots[head * home.slots_stride + static_cast<size_t>(stream) * home.pages_per_stream + cell / home.page_tokens];
+            }
+            if (slot >= 0) {
+                row = home.arena + static_cast<size_t>(slot) * home.slot_bytes + cell % home.page_tokens * rows.row_bytes;
+            } else {
+                row = home.k + stream * home.stride_stream + cell * home.stride_cell + head * home.stride_head;
+                if (!home.brought) {
+                    reads_home(rows.row_bytes);
+                }
+            }
+        }
+        from[threadIdx.x] = row;
+    }
+    __syncthreads();
+    switch (rows.word_bytes) {
+        case 16: load_rows<Bytes16>(from, rows, to); break;
+        case 8: load_rows<Bytes8>(from, rows, to); break;
+        case 4: load_rows<uint32_t>(from, rows, to); break;
+        default: load_rows<uint16_t>(from, rows, to); break;
+    }
+    __syncthreads();
+    return to;
+}
+
+// Four channels of a key.
+__device__ inline void key_quad(CellType type, const char * row, int quad, float * x) {
+    if (type == CellType::f16) {
+        const Halves h = reinterpret_cast<const Halves *>(row)[quad];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            x[i] = __half2float(h.x[i]);
+        }
+    } else {
+        const char * block = row + quad / 8 * 34;
+        const float scale = __half2float(*reinterpret_cast<const __half *>(block));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            x[i] = __fmul_rn(static_cast<float>(static_cast<int8_t>(block[2 + quad % 8 * 4 + i])), scale);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace edgekv::gpu

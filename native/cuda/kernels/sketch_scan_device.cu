@@ -1,0 +1,217 @@
+// Shares of the attention from the sketches. A warp works on a group of 64 cells and has up to four rows of the head's queries (those of a
+// group of heads, of all tokens); where there are more, other warps of the thread block take them over the same groups at the same time,
+// out of the cache. Groups without a sketch are few: a launch of its own finds them and takes the keys themselves.
+#include "cuda/kernels/sketch_group.cuh"
+#include "cuda/kernels/sketch_keys.cuh"
+
+namespace edgekv::gpu {
+namespace {
+
+constexpr int kScanRows = 4;             // of a warp, at most
+constexpr int kScanWarps = 4;            // of a thread block, at most
+constexpr int kScanBlocks = 4;           // thread blocks that the registers of an SM have to suffice for
+constexpr unsigned kScanGridMax = 4096;  // thread blocks; beyond that a warp takes several groups in turn
+
+constexpr int kOpenThreads = 256;
+constexpr int kOpenRows = 16;  // at a time
+constexpr int kOpenBlocks = 4;  // of a head, that share its open groups
+
+// Row i of a head: of all rows of the outputs.
+__device__ inline int64_t row_of(const SketchScanArgs & args, int stream, int head, int i) {
+    const int64_t list = (static_cast<int64_t>(stream) * args.n_tokens + i / args.group) * args.sketches.n_head_kv + head;
+    return list * args.group + i % args.group;
+}
+
+__device__ inline const float * query_of(const SketchScanArgs & args, int stream, int head, int i) {
+    return reinterpret_cast<const float *>(args.q + (static_cast<size_t>(stream) * args.n_tokens + i / args.group) * args.q_stride_token +
+                                           (static_cast<size_t>(head) * args.group + i % args.group) * args.q_stride_head);
+}
+
+__device__ inline Sight sight_of(const SketchScanArgs & args, int stream, int token, int group) {
+    return args.sight[(static_cast<int64_t>(stream) * args.n_tokens + token) * args.sight_stride + group];
+}
+
+// Thread block: x takes groups, y a head and some of its rows, z a stream. Its warps are [group][part of the rows].
+template <int D, int NR>
+__global__ void __launch_bounds__(kScanWarps * kWarp, kScanBlocks) scan_groups(SketchScanArgs args, SketchLayout layout, int parts_per_block) {
+    using Scan = GroupScan<D, NR>;
+    const int head = static_cast<int>(blockIdx.y) % args.sketches.n_head_kv;
+    const int chunk = static_cast<int>(blockIdx.y) / args.sketches.n_head_kv;
+    const int stream = blockIdx.z;
+
+    char * const shared = shared_memory();
+    const int lane = threadIdx.x % kWarp;
+    const int warp = threadIdx.x / kWarp;
+    const int n_rows = args.n_tokens * args.group;
+    const int first_row = chunk * parts_per_block * NR;
+    for (int i = warp; i < parts_per_block * NR; i += blockDim.x / kWarp) {
+        const int row = min(first_row + i, n_rows - 1);  // past the last row it is repeated, and not stored
+        prepare_row<D>(query_of(args, stream, head, row), args.scale, shared + i * ScanRows<D>::kBytes, lane);
+    }
+    __syncthreads();
+
+    const int part = warp % parts_per_block;
+    const int first = first_row + part * NR;
+    if (first >= n_rows) {
+        return;
+    }
+    const ScanRows<D> rows{shared + part * NR * ScanRows<D>::kBytes};
+    auto & factors = reinterpret_cast<typename Scan::Factors *>(shared + parts_per_block * NR * ScanRows<D>::kBytes)[warp];
+    const char * const of_head = args.sketches.data + stream * args.sketches.stream_bytes + head * layout.head_bytes;
+    const int first_token = first / args.group, last_token = min(first + NR - 1, n_rows - 1) / args.group;
+    const int groups_per_block = static_cast<int>(blockDim.x) / kWarp / parts_per_block;
+    for (int group = blockIdx.x * groups_per_block + warp / parts_per_block; group < args.n_groups; group += gridDim.x * groups_per_block) {
+        if (args.open[static_cast<int64_t>(stream) * args.sketches.n_groups + group] != 0) {
+            continue;
+        }
+        uint64_t seen = 0;  // by any of the tokens
+        for (int token = first_token; token <= last_token; ++token) {
+            seen |= sight_of(args, stream, token, group).visible;
+        }
+        float slope[NR] = {}, base[NR] = {};
+        int dots[NR][kCellsOfLane] = {};
+        if (seen != 0) {
+            __syncwarp();  // all lanes are done with the factors of the group before
+            Scan::prepare(of_head + layout.params_offset + static_cast<size_t>(group) * layout.param_bytes, layout.padded, rows, lane, factors,
+                          slope, base);
+            Scan::multiply(of_head + static_cast<size_t>(group) * layout.code_bytes, lane, factors, dots);
+        }
+#pragma unroll
+        for (int r = 0; r < NR; ++r) {
+            if (first + r >= n_rows) {
+                break;
+            }
+            float logit[kCellsOfLane];
+#pragma unroll
+            for (int j = 0; j < kCellsOfLane; ++j) {
+                logit[j] = fmaf(static_cast<float>(dots[r][j]), slope[r], base[r]);
+                if (args.softcap != 0.0f) {
+                    logit[j] = scan_softcap(logit[j], args.softcap);
+                }
+            }
+            const int64_t row = row_of(args, stream, head, first + r);
+            const int64_t at = row * static_cast<int64_t>(args.out.group_stride) + group;
+            leave_shares(logit, sight_of(args, stream, (first + r) / args.group, group).visible, lane,
+                         args.out.cells + row * static_cast<int64_t>(args.out.cell_stride) + static_cast<int64_t>(group) * kGroupCells,
+                         args.out.tops + at, args.out.sums + at);
+        }
+    }
+}
+
+// Open groups, from the keys: x takes every n-th of those that there are, y is a head, z a stream. A group's keys are read once for all
+// of its tokens.
+__global__ void __launch_bounds__(kOpenThreads) scan_open(SketchScanArgs args, KeyRows key_rows) {
+    __shared__ float logits[kOpenRows][kGroupCells];
+    const int head = blockIdx.y, stream = blockIdx.z;
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+    const int n_rows = args.n_tokens * args.group, dim = args.sketches.head_dim;
+    const int32_t * const open = args.open + static_cast<int64_t>(stream) * args.sketches.n_groups;
+
+    int n_found = 0;
+    for (int base = 0; base < args.n_groups; base += kWarp) {
+        const int mine = base + lane < args.n_groups ? open[base + lane] : 0;
+        unsigned found = __ballot_sync(kFullWarp, mine != 0);  // the same in all warps
+        for (; found != 0; found &= found - 1, ++n_found) {
+            if (n_found % gridDim.x != blockIdx.x) {
+                continue;
+            }
+            const int group = base + __ffs(static_cast<int>(found)) - 1;
+            uint64_t seen = 0;
+            for (int token = 0; token < args.n_tokens; ++token) {
+                seen |= sight_of(args, stream, token, group).visible;
+            }
+            const char * keys = nullptr;
+            if (seen != 0) {
+                keys = load_keys(args.home, key_rows, stream, head, group, seen, shared_memory());
+            }
+            for (int first = 0; first < n_rows; first += kOpenRows) {
+                const int n = min(kOpenRows, n_rows - first);
+                __syncthreads();  // the logits before are used up
+                for (int cell = warp; cell < kGroupCells; cell += kOpenThreads / kWarp) {
+                    if ((seen >> cell & 1) == 0) {
+                        continue;
+                    }
+                    const char * const key = keys + cell * key_rows.row_stride;
+                    for (int r = 0; r < n; ++r) {
+                        const float4 * const q = reinterpret_cast<const float4 *>(query_of(args, stream, head, first + r));
+                        float dot = 0.0f;
+                        for (int quad = lane; quad < dim / 4; quad += kWarp) {
+                            float x[4];
+                            key_quad(args.home.type, key, quad, x);
+                            const float4 y = __ldg(q + quad);
+                            dot += x[0] * y.x + x[1] * y.y + x[2] * y.z + x[3] * y.w;
+                        }
+                        dot = warp_sum(dot) * args.scale;
+                        if (lane == 0) {
+                            logits[r][cell] = args.softcap != 0.0f ? args.softcap * tanhf(dot / args.softcap) : dot;
+                        }
+                    }
+                }
+                __syncthreads();
+                for (int r = warp; r < n; r += kOpenThreads / kWarp) {
+                    const float logit[kCellsOfLane] = {logits[r][lane], logits[r][lane + kWarp]};
+                    const int64_t row = row_of(args, stream, head, first + r);
+                    const int64_t at = row * static_cast<int64_t>(args.out.group_stride) + group;
+                    leave_shares(logit, sight_of(args, stream, (first + r) / args.group, group).visible, lane,
+                                 args.out.cells + row * static_cast<int64_t>(args.out.cell_stride) + static_cast<int64_t>(group) * kGroupCells,
+                                 args.out.tops + at, args.out.sums + at);
+                }
+            }
+        }
+    }
+}
+
+struct ScanKernel {
+    void (*run)(SketchScanArgs, SketchLayout, int);
+    size_t row_bytes, factor_bytes;  // of shared memory, for each row of a block and for each warp
+};
+
+template <int D, int NR>
+constexpr ScanKernel kernel_of() {
+    return {scan_groups<D, NR>, ScanRows<D>::kBytes, sizeof(typename GroupScan<D, NR>::Factors)};
+}
+
+template <int NR>
+ScanKernel scan_kernel(int head_dim) {
+    switch (head_dim) {
+        case 64: return kernel_of<64, NR>();
+        case 72: return kernel_of<72, NR>();
+        case 80: return kernel_of<80, NR>();
+        case 96: return kernel_of<96, NR>();
+        case 112: return kernel_of<112, NR>();
+        case 128: return kernel_of<128, NR>();
+        case 192: return kernel_of<192, NR>();
+        default: return kernel_of<256, NR>();
+    }
+}
+
+}  // namespace
+
+void launch_sketch_scan(const SketchScanArgs & args, Stream stream) {
+    // parts of the rows, as even as it gets
+    const int n_rows = args.n_tokens * args.group;
+    const int n_parts = (n_rows + kScanRows - 1) / kScanRows;
+    const int rows_per_part = (n_rows + n_parts - 1) / n_parts;
+    const int parts_per_block = n_parts < kScanWarps ? n_parts : kScanWarps;
+    const int groups_per_block = kScanWarps / parts_per_block;
+
+    const unsigned heads = static_cast<unsigned>(args.sketches.n_head_kv), z = static_cast<unsigned>(args.n_streams);
+    const unsigned y = heads * static_cast<unsigned>((n_parts + parts_per_block - 1) / parts_per_block);
+    const unsigned x = static_cast<unsigned>((args.n_groups + groups_per_block - 1) / groups_per_block);
+    const unsigned x_max = y * z < kScanGridMax ? kScanGridMax / (y * z) : 1u;
+    if (x == 0) {
+        return;
+    }
+
+    constexpr ScanKernel (*by_rows[])(int) = {scan_kernel<1>, scan_kernel<2>, scan_kernel<3>, scan_kernel<4>};
+    const ScanKernel kernel = by_rows[rows_per_part - 1](args.sketches.head_dim);
+    const unsigned warps = static_cast<unsigned>(groups_per_block * parts_per_block);
+    const size_t shared = static_cast<size_t>(parts_per_block) * rows_per_part * kernel.row_bytes + warps * kernel.factor_bytes;
+    launch(kernel.run, {x < x_max ? x : x_max, y, z}, warps * kWarp, shared, stream, args,
+           sketch_layout(args.sketches.head_dim, args.sketches.n_groups), parts_per_block);
+
+    const KeyRows rows = key_rows(args.home, args.sketches.head_dim);
+    launch(scan_open, {kOpenBlocks, heads, z}, kOpenThreads, key_shared_bytes(rows), stream, args, rows);
+}
+
+}  // namespace edgekv::gpu

@@ -1,0 +1,43 @@
+// Stores the K and V rows of a ubatch: into home, which is pinned host memory that the kernel writes through the link, and on
+// request into a second place and into the arena's slots. One launch for K and V of all tokens and heads.
+#pragma once
+
+#include "kernels/attend/attend.h"
+#include "cuda/gpu.h"
+
+namespace edgekv::gpu {
+
+// K or V. Strides are in bytes; home's rows are counted through all streams.
+struct StoreRows {
+    const char * src;  // f32 [n_tokens][n_head_kv][head_dim]
+    size_t src_stride_token, src_stride_head;
+    const int64_t * rows;  // [n_tokens] in device memory: where each token goes; each row at most once
+    CellType type;
+    char * home;  // row 0, head 0
+    size_t stride_cell, stride_head;
+    char * second;  // another place of the same layout (staging), or null
+};
+
+// Slots of the arena that hold pages which are being written: their rows are kept true as well. A slot holds page_tokens rows of
+// K and, at v_offset, of V, without gaps.
+struct StoreSlots {
+    char * data;  // null: none
+    size_t slot_bytes, v_offset;
+    const int32_t * slots;  // [n_head_kv][slots_stride], the page p of stream s at s * pages_per_stream + p; -1: no slot
+    size_t slots_stride;
+    int page_tokens, cells_per_stream, pages_per_stream;
+};
+
+struct StoreArgs {
+    int head_dim, n_head_kv;  // as attend_supports(); q8_0: head_dim a multiple of 32
+    int n_tokens;             // any number; of all streams
+    StoreRows k, v;
+    StoreSlots arena;
+};
+
+// Writes the bits that ggml-cuda's GGML_OP_SET_ROWS writes. f16: rounded to nearest, ties to even. q8_0: d = max |x| / 127 in
+// float, stored as f16; codes = x * (1 / d), rounded to nearest, ties away from zero. ggml-cuda is compiled with fast maths, so
+// on a GPU both quotients are the card's approximate ones, with subnormals as zero; the emulated device rounds them correctly.
+void launch_store(const StoreArgs & args, Stream stream);
+
+}  // namespace edgekv::gpu

@@ -1,0 +1,62 @@
+// The block that runs on the emulated device, and its threads. Used under lock(); one block runs at a time.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "emulator/emulator_context.h"
+#include "emulator/emulator_state.h"
+
+namespace edgekv::gpu::emulator {
+
+constexpr unsigned kMaxWarps    = 32;
+constexpr size_t   kSharedGuard = 256;  // bytes before and behind dynamic shared memory
+
+struct Site {
+    Collective kind = Collective::none;
+    unsigned mask = 0;
+    const char * file = "";
+    int line = 0;
+};
+
+struct Thread {
+    Context * context = nullptr;  // null: has not begun
+    Site site;
+    uint64_t value = 0, result = 0;
+    int argument = 0, width = 0;
+};
+
+struct Warp {
+    unsigned there = 0, ready = 0, waiting = 0, left = 0;  // lanes
+    unsigned turn = 0;                                     // which lane is first, and whether they run up or down
+};
+
+struct Block {
+    const std::function<void()> * kernel = nullptr;
+    unsigned n_threads = 0, n_left = 0, n_waiting = 0;  // n_waiting: at the barrier
+    unsigned ready = 0;                                 // warps that have ready lanes
+    unsigned current = 0;                               // thread
+    int agreed = 0;                                     // the barrier's result so far
+    Site barrier;
+    bool running = false;
+    Warp warps[kMaxWarps];
+    Thread threads[kMaxWarps*32];
+    Context host;
+    std::vector<Context *> free;
+    std::vector<char> shared;
+    size_t shared_bytes = 0;
+
+    char * shared_begin() {
+        return reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(shared.data()) + 127) & ~uintptr_t(127)) + kSharedGuard;
+    }
+};
+
+Block & block();
+
+std::string describe(const Site & site);
+bool same(const Site & a, const Site & b);
+
+void make_ready(Block & b, unsigned warp, unsigned lanes);
+void wait(Block & b, unsigned self);  // the calling thread, until it is ready and picked
+
+}  // namespace edgekv::gpu::emulator

@@ -1,0 +1,211 @@
+// Where the threads of a block wait for each other: barriers, and what the lanes of a warp do together.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "emulator/emulator_block.h"
+
+namespace edgekv::gpu::emulator {
+
+namespace {
+
+const char * const kNames[] = {
+    "",           "__syncthreads",   "__syncthreads_and", "__syncthreads_or",   "__syncthreads_count", "__syncwarp",
+    "__shfl",     "__shfl_xor",      "__shfl_up",         "__shfl_down",        "__ballot",            "__any",
+    "__all",      "__match_any",     "__reduce_add",      "__reduce_min",       "__reduce_max",        "__reduce_min",
+    "__reduce_max", "__reduce_and",  "__reduce_or",       "__reduce_xor",
+};
+
+uint64_t shuffled(const Thread * lanes, unsigned reader, const Site & site) {
+    const Thread & t = lanes[reader];
+    const int lane = static_cast<int>(reader), begin = lane & ~(t.width - 1), end = begin + t.width;
+    int source = lane;
+    switch (site.kind) {
+        case Collective::shfl: source = begin + (t.argument & (t.width - 1)); break;
+        case Collective::shfl_xor: source = (lane ^ t.argument) < end ? lane ^ t.argument : lane; break;
+        case Collective::shfl_up: source = lane - t.argument >= begin ? lane - t.argument : lane; break;
+        default: source = lane + t.argument < end ? lane + t.argument : lane; break;
+    }
+    if (source < 0 || source > 31 || (site.mask >> source & 1u) == 0) {
+        fault("lane %u reads lane %d in %s, which takes no part", reader, source, describe(site).c_str());
+    }
+    return lanes[source].value;
+}
+
+uint64_t combined(const Block & b, unsigned warp, const Site & site) {
+    uint64_t result = 0;
+    bool first = true;
+    for (unsigned rest = site.mask; rest; rest &= rest - 1) {
+        const unsigned lane = static_cast<unsigned>(__builtin_ctz(rest));
+        const unsigned value = static_cast<unsigned>(b.threads[warp*32 + lane].value);
+        const unsigned so_far = first ? value : static_cast<unsigned>(result);
+        switch (site.kind) {
+            case Collective::ballot: result |= static_cast<uint64_t>(value != 0) << lane; break;
+            case Collective::any: result |= value != 0; break;
+            case Collective::all: result = (first || result) && value != 0; break;
+            case Collective::reduce_add: result = first ? value : static_cast<unsigned>(so_far + value); break;
+            case Collective::reduce_min: result = std::min(so_far, value); break;
+            case Collective::reduce_max: result = std::max(so_far, value); break;
+            case Collective::reduce_min_signed:
+                result = static_cast<unsigned>(std::min(static_cast<int>(so_far), static_cast<int>(value)));
+                break;
+            case Collective::reduce_max_signed:
+                result = static_cast<unsigned>(std::max(static_cast<int>(so_far), static_cast<int>(value)));
+                break;
+            case Collective::reduce_and: result = so_far & value; break;
+            case Collective::reduce_or: result = so_far | value; break;
+            case Collective::reduce_xor: result = first ? value : so_far ^ value; break;
+            default: break;
+        }
+        first = false;
+    }
+    return result;
+}
+
+bool all_at(const Thread * lanes, const Site & site) {
+    for (unsigned rest = site.mask; rest; rest &= rest - 1) {
+        if (!same(lanes[__builtin_ctz(rest)].site, site)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void complete(Block & b, unsigned warp, const Site & site) {
+    Thread * lanes = b.threads + warp*32;
+    const bool shuffle = site.kind >= Collective::shfl && site.kind <= Collective::shfl_down;
+    const uint64_t all = shuffle || site.kind == Collective::syncwarp ? 0 : combined(b, warp, site);
+    for (unsigned rest = site.mask; rest; rest &= rest - 1) {
+        const unsigned lane = static_cast<unsigned>(__builtin_ctz(rest));
+        Thread & t = lanes[lane];
+        t.site.kind = Collective::none;
+        if (site.kind == Collective::shfl_xor && site.mask == ~0u && t.width == 32 && static_cast<unsigned>(t.argument) < 32) {
+            t.result = lanes[lane ^ static_cast<unsigned>(t.argument)].value;  // nearly all there is
+        } else if (shuffle) {
+            t.result = shuffled(lanes, lane, site);
+        } else if (site.kind == Collective::match_any) {
+            t.result = 0;
+            for (unsigned others = site.mask; others; others &= others - 1) {
+                const unsigned other = static_cast<unsigned>(__builtin_ctz(others));
+                t.result |= static_cast<uint64_t>(lanes[other].value == t.value) << other;
+            }
+        } else {
+            t.result = all;
+        }
+    }
+}
+
+}  // namespace
+
+std::string describe(const Site & site) {
+    const char * file = site.file;
+    for (const char * c = file; *c; ++c) {
+        if (*c == '/') {
+            file = c + 1;
+        }
+    }
+    char text[200];
+    std::snprintf(text, sizeof(text), site.kind < Collective::syncwarp ? "%s (%s:%d)" : "%s (%s:%d, mask %08x)",
+                  kNames[static_cast<int>(site.kind)], file, site.line, site.mask);
+    return text;
+}
+
+bool same(const Site & a, const Site & b) {
+    return a.kind == b.kind && a.line == b.line && a.mask == b.mask && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
+}
+
+uint64_t warp_collective(Collective kind, unsigned mask, uint64_t value, int argument, int width, const char * file, int line) {
+    Block & b = block();
+    const Site site{kind, mask, file, line};
+    if (!b.running) {
+        fault("%s was called outside a kernel", describe(site).c_str());
+    }
+    const unsigned self = b.current, warp = self/32, lane = self%32;
+    Warp & w = b.warps[warp];
+    if ((mask >> lane & 1u) == 0) {
+        fault("the thread itself is missing in the mask of %s", describe(site).c_str());
+    }
+    if (mask & ~w.there) {
+        fault("%s names lanes that the block does not have: launch a multiple of 32 threads", describe(site).c_str());
+    }
+    if (mask & w.left) {
+        fault("%s waits for thread %u, which has left the kernel", describe(site).c_str(),
+              warp*32 + static_cast<unsigned>(__builtin_ctz(mask & w.left)));
+    }
+    if (width < 1 || width > 32 || (width & (width - 1)) != 0) {
+        fault("the width %d of %s is not a power of two up to 32", width, describe(site).c_str());
+    }
+    if (const unsigned others = w.waiting & mask) {
+        // one that waits for others only may still come; what is missed here ends as a block that cannot go on
+        const unsigned other = warp*32 + static_cast<unsigned>(__builtin_ctz(others));
+        if ((b.threads[other].site.mask >> lane & 1u) && !same(b.threads[other].site, site)) {
+            fault("threads of a warp are at different places: this one at %s, thread %u at %s", describe(site).c_str(), other,
+                  describe(b.threads[other].site).c_str());
+        }
+    }
+
+    Thread & t = b.threads[self];
+    t.site = site;
+    t.value = value;
+    t.argument = argument;
+    t.width = width;
+    w.waiting |= 1u << lane;
+    if ((w.waiting & mask) == mask && all_at(b.threads + warp*32, site)) {
+        w.waiting &= ~mask;
+        complete(b, warp, site);
+        make_ready(b, warp, mask);
+    }
+    wait(b, self);
+    return t.result;
+}
+
+int block_collective(Collective kind, int predicate, const char * file, int line) {
+    Block & b = block();
+    const Site site{kind, 0, file, line};
+    if (!b.running) {
+        fault("%s was called outside a kernel", describe(site).c_str());
+    }
+    const unsigned self = b.current;
+    if (b.n_left > 0) {
+        fault("%s, but %u of %u threads have left the kernel", describe(site).c_str(), b.n_left, b.n_threads);
+    }
+    if (b.n_waiting > 0 && !same(site, b.barrier)) {
+        fault("threads of a block are at different barriers: this one at %s, others at %s", describe(site).c_str(),
+              describe(b.barrier).c_str());
+    }
+    if (b.n_waiting == 0) {
+        b.barrier = site;
+        b.agreed = kind == Collective::syncthreads_and ? 1 : 0;
+    }
+    switch (kind) {
+        case Collective::syncthreads_and: b.agreed = b.agreed && predicate; break;
+        case Collective::syncthreads_or: b.agreed = b.agreed || predicate; break;
+        case Collective::syncthreads_count: b.agreed += predicate != 0; break;
+        default: break;
+    }
+    b.threads[self].site = site;
+    if (++b.n_waiting == b.n_threads) {
+        b.n_waiting = 0;
+        for (unsigned t = 0; t < b.n_threads; ++t) {
+            b.threads[t].site.kind = Collective::none;
+            b.threads[t].result = static_cast<uint64_t>(b.agreed);
+        }
+        for (unsigned w = 0; w*32 < b.n_threads; ++w) {
+            make_ready(b, w, b.warps[w].there);
+        }
+        b.current = random().below(b.n_threads);  // whose warp goes on is open
+    }
+    wait(b, self);
+    return static_cast<int>(b.threads[self].result);
+}
+
+void atomic_point() {
+    Block & b = block();
+    if (b.running && b.ready != 0 && random().below(8) == 0) {
+        const unsigned self = b.current;
+        make_ready(b, self/32, 1u << self%32);
+        wait(b, self);
+    }
+}
+
+}  // namespace edgekv::gpu::emulator

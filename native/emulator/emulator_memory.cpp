@@ -1,0 +1,243 @@
+// Device memory and pinned memory. Each allocation lies between two pages that nobody may touch; what its size leaves of the
+// pages beside it is filled and checked. A released allocation keeps its addresses for a while, inaccessible, so that late uses
+// are found.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+
+#include "emulator/emulator_state.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#    include <sanitizer/asan_interface.h>
+#endif
+
+namespace edgekv::gpu::emulator {
+
+namespace {
+
+constexpr size_t kAlign     = 256;  // as cudaMalloc's
+constexpr char   kGuard     = '\xa5';
+constexpr size_t kReleased  = 1024;  // how many released allocations are remembered
+
+struct Allocation {
+    Kind kind;
+    size_t n_bytes;
+    char * pages;     // the mapping: a guard page, the data's pages, a guard page
+    size_t n_pages_bytes;
+    bool accessible;
+};
+
+struct Memory {
+    std::map<char *, Allocation> live;
+    std::map<char *, size_t> registered;  // host memory of others
+    std::map<char *, Allocation> released;
+    std::deque<char *> oldest;
+    size_t bytes[2] = {0, 0};
+    int open = 0;
+};
+
+Memory & memory() {
+    static Memory * one = new Memory;
+    return *one;
+}
+
+size_t page() {
+    static const size_t bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    return bytes;
+}
+
+size_t round_up(size_t n, size_t unit) {
+    return (n + unit - 1)/unit*unit;
+}
+
+const char * name(Kind kind) {
+    return kind == Kind::device ? "device" : "pinned";
+}
+
+void access(Allocation & a, bool on) {
+    if (a.accessible != on) {
+        mprotect(a.pages + page(), a.n_pages_bytes - 2*page(), on ? PROT_READ | PROT_WRITE : PROT_NONE);
+        a.accessible = on;
+    }
+}
+
+__attribute__((no_sanitize("address"))) void check(char * p, const Allocation & a) {
+    for (const char * c = a.pages + page(); c < p; ++c) {
+        if (*c != kGuard) {
+            fault("%s memory: a write %zd bytes before an allocation of %zu", name(a.kind), p - c, a.n_bytes);
+        }
+    }
+    const char * end = a.pages + a.n_pages_bytes - page();
+    for (const char * c = p + a.n_bytes; c < end; ++c) {
+        if (*c != kGuard) {
+            fault("%s memory: a write at byte %zd of an allocation of %zu", name(a.kind), c - p, a.n_bytes);
+        }
+    }
+}
+
+// the allocation whose mapping holds the address
+std::map<char *, Allocation>::iterator holder(std::map<char *, Allocation> & all, const void * address) {
+    char * c = static_cast<char *>(const_cast<void *>(address));
+    const auto holds = [c](const Allocation & a) { return c >= a.pages && c < a.pages + a.n_pages_bytes; };
+    auto it = all.upper_bound(c);  // the mapping of the next may begin below its data
+    if (it != all.end() && holds(it->second)) {
+        return it;
+    }
+    return it != all.begin() && holds((--it)->second) ? it : all.end();
+}
+
+}  // namespace
+
+void * memory_alloc(Kind kind, size_t n_bytes) {
+    Memory & m = memory();
+    const size_t data = round_up(std::max<size_t>(n_bytes, 1), kAlign);
+    const size_t n_pages_bytes = round_up(data, page()) + 2*page();
+    void * mapped = mmap(nullptr, n_pages_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED) {
+        return nullptr;
+    }
+    char * pages = static_cast<char *>(mapped);
+    char * end = pages + n_pages_bytes - page();
+    char * p = end - data;  // its end meets the guard page, as near as the alignment lets it
+    std::memset(pages + page(), kGuard, static_cast<size_t>(p - pages) - page());
+    std::memset(p + n_bytes, kGuard, data - n_bytes);
+    mprotect(pages, page(), PROT_NONE);
+    mprotect(end, page(), PROT_NONE);
+#if defined(__SANITIZE_ADDRESS__)
+    ASAN_POISON_MEMORY_REGION(p + n_bytes, data - n_bytes);
+#endif
+    Allocation & a = m.live[p] = Allocation{kind, n_bytes, pages, n_pages_bytes, true};
+    m.bytes[static_cast<int>(kind)] += n_bytes;
+    if (strict() && kind == Kind::device && m.open == 0) {
+        access(a, false);
+    }
+    return p;
+}
+
+bool memory_free(Kind kind, void * pointer) {
+    Memory & m = memory();
+    const auto it = m.live.find(static_cast<char *>(pointer));
+    if (it == m.live.end() || it->second.kind != kind) {
+        return false;
+    }
+    Allocation a = it->second;
+    char * p = it->first;
+    access(a, true);
+#if defined(__SANITIZE_ADDRESS__)
+    ASAN_UNPOISON_MEMORY_REGION(a.pages, a.n_pages_bytes);
+#endif
+    check(p, a);
+    m.bytes[static_cast<int>(kind)] -= a.n_bytes;
+    m.live.erase(it);
+
+    // the pages go back to the system, the addresses stay taken
+    mmap(a.pages, a.n_pages_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    m.released[p] = a;
+    m.oldest.push_back(p);
+    if (m.oldest.size() > kReleased) {
+        const auto last = m.released.find(m.oldest.front());
+        munmap(last->second.pages, last->second.n_pages_bytes);
+        m.released.erase(last);
+        m.oldest.pop_front();
+    }
+    return true;
+}
+
+bool memory_register(void * p, size_t n_bytes) {
+    Memory & m = memory();
+    char * begin = static_cast<char *>(p);
+    for (const auto & [other, bytes] : m.registered) {
+        if (begin < other + bytes && other < begin + n_bytes) {
+            return false;
+        }
+    }
+    if (memory_range(p, n_bytes) != Range::pageable) {
+        return false;
+    }
+    m.registered[begin] = n_bytes;
+    return true;
+}
+
+bool memory_unregister(void * p) {
+    return memory().registered.erase(static_cast<char *>(p)) != 0;
+}
+
+size_t memory_bytes(Kind kind) {
+    return memory().bytes[static_cast<int>(kind)];
+}
+
+void memory_check() {
+    const Opened opened;
+    for (const auto & [p, a] : memory().live) {
+        check(p, a);
+    }
+}
+
+Range memory_range(const void * p, size_t n_bytes) {
+    Memory & m = memory();
+    char * c = static_cast<char *>(const_cast<void *>(p));
+    const auto it = holder(m.live, p);
+    if (it != m.live.end()) {
+        const bool inside = c >= it->first && n_bytes <= it->second.n_bytes &&
+                            static_cast<size_t>(c - it->first) <= it->second.n_bytes - n_bytes;
+        return !inside ? Range::bad : it->second.kind == Kind::device ? Range::device : Range::pinned;
+    }
+    if (holder(m.released, p) != m.released.end()) {
+        return Range::bad;
+    }
+    auto next = m.registered.upper_bound(c);
+    if (next != m.registered.begin()) {
+        --next;
+        if (c < next->first + next->second) {
+            return c + n_bytes <= next->first + next->second ? Range::pinned : Range::bad;
+        }
+    }
+    return Range::pageable;
+}
+
+std::string memory_explain(const void * address) {
+    Memory & m = memory();
+    const char * c = static_cast<const char *>(address);
+    char text[200];
+    auto it = holder(m.released, address);
+    if (it != m.released.end()) {
+        const Allocation & a = it->second;
+        std::snprintf(text, sizeof(text), "byte %zd of %s memory that was released (%zu bytes)", c - it->first, name(a.kind),
+                      a.n_bytes);
+        return text;
+    }
+    it = holder(m.live, address);
+    if (it != m.live.end()) {
+        const Allocation & a = it->second;
+        const bool inside = c >= it->first && c < it->first + a.n_bytes;
+        std::snprintf(text, sizeof(text), "byte %zd of an allocation of %zu bytes of %s memory%s", c - it->first, a.n_bytes,
+                      name(a.kind), inside ? " by the host, which cannot reach it" : "");
+        return text;
+    }
+    return "";
+}
+
+void memory_open() {
+    Memory & m = memory();
+    if (m.open++ == 0 && strict()) {
+        for (auto & [p, a] : m.live) {
+            access(a, true);
+        }
+    }
+}
+
+void memory_close() {
+    Memory & m = memory();
+    if (--m.open == 0 && strict()) {
+        for (auto & [p, a] : m.live) {
+            if (a.kind == Kind::device) {
+                access(a, false);
+            }
+        }
+    }
+}
+
+}  // namespace edgekv::gpu::emulator

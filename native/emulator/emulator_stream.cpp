@@ -1,0 +1,247 @@
+// Streams: everything is queued, and runs in an order drawn from the seed when somebody waits or asks.
+#include "emulator/emulator_stream.h"
+
+#include <cstdlib>
+#include <cstring>
+
+namespace edgekv::gpu::emulator {
+
+namespace {
+
+constexpr size_t kMaxQueued = 4096;  // as a real queue: then the oldest begin to run
+
+uint64_t environment_seed() {
+    const char * text = std::getenv("EDGEKV_EMULATOR_SEED");
+    return text ? std::strtoull(text, nullptr, 10) : 1;
+}
+
+Random & seeded() {
+    static Random one(environment_seed());
+    return one;
+}
+
+// Every second seed leaves everything to those who wait; the others let the device run ahead, too.
+uint32_t draw_eager_calls() {
+    return random().below(2) ? random().below(8) : 0;
+}
+
+bool runnable(const StreamState & s) {
+    return !s.queue.empty() && (!s.queue.front().wait || s.queue.front().wait->done);
+}
+
+void run_first(StreamState & s) {
+    Operation operation = std::move(s.queue.front());
+    s.queue.pop_front();
+    --queues().n_queued;
+    if (operation.record) {
+        operation.record->done = true;
+        operation.record->at   = std::chrono::steady_clock::now();
+    } else if (operation.run) {
+        if (limits().operations_left == 0) {
+            set_sticky("an operation on the device failed (set_limits)");
+            return;
+        }
+        limits().operations_left -= limits().operations_left > 0;
+        const Opened opened;
+        operation.run();
+    }
+}
+
+}  // namespace
+
+Queues & queues() {
+    static Queues * one = [] {
+        Queues * q = new Queues;
+        q->streams[nullptr];
+        q->eager_calls = draw_eager_calls();
+        return q;
+    }();
+    return *one;
+}
+
+bool run_any() {
+    uint32_t weights = 0;
+    for (auto & [handle, s] : queues().streams) {
+        if (runnable(s)) {
+            if (random().below(8) == 0) {
+                s.eager = 1 + random().below(4)*random().below(16);
+            }
+            weights += s.eager;
+        }
+    }
+    if (weights == 0) {
+        return false;
+    }
+    uint32_t chosen = random().below(weights);
+    for (auto & [handle, s] : queues().streams) {
+        if (runnable(s)) {
+            if (chosen < s.eager) {
+                run_first(s);
+                return true;
+            }
+            chosen -= s.eager;
+        }
+    }
+    return false;
+}
+
+void run_towards(const std::function<bool()> & reached, StreamState * s) {
+    const Opened opened;  // once for all of them
+    while (!reached()) {
+        if (random().below(3) == 0) {
+            run_any();
+            continue;
+        }
+        StreamState * next = s;
+        while (!runnable(*next)) {  // a record stands before its waits, so that this ends
+            next = &queues().streams.at(next->queue.front().wait->stream);
+        }
+        run_first(*next);
+    }
+}
+
+StreamState * find_stream(void * stream) {
+    const auto it = queues().streams.find(stream);
+    if (it == queues().streams.end()) {
+        fail("there is no such stream");
+        return nullptr;
+    }
+    return &it->second;
+}
+
+EventState * find_event(void * event) {
+    const auto it = queues().events.find(event);
+    if (it == queues().events.end()) {
+        fail("there is no such event");
+        return nullptr;
+    }
+    return &it->second;
+}
+
+void push(void * stream, StreamState & s, Operation operation) {
+    if (s.capture) {
+        s.capture->streams[stream][stream] += operation.run != nullptr;
+        s.capture->operations.push_back(std::move(operation));
+        return;
+    }
+    s.queue.push_back(std::move(operation));
+    ++queues().n_queued;
+    if (random().below(8) < queues().eager_calls) {
+        for (uint32_t n = random().below(4); n > 0; --n) {
+            run_any();
+        }
+    }
+    while (queues().n_queued > kMaxQueued) {
+        run_any();
+    }
+}
+
+bool spoil(const StreamState & s, const std::string & sentence) {
+    if (s.capture && s.capture->spoilt.empty()) {
+        s.capture->spoilt = sentence;
+    }
+    return fail(sentence);
+}
+
+bool refuse_capture(const StreamState & s, const char * what) {
+    return !s.capture || spoil(s, std::string("the stream records a graph: it cannot be ") + what);
+}
+
+std::recursive_mutex & lock() {
+    static std::recursive_mutex * one = new std::recursive_mutex;
+    return *one;
+}
+
+Random & random() {
+    return seeded();
+}
+
+Limits & limits() {
+    static Limits one;
+    return one;
+}
+
+bool strict() {
+    static const bool on = [] {
+        const char * text = std::getenv("EDGEKV_EMULATOR_STRICT");
+        return text && std::strcmp(text, "0") != 0;
+    }();
+    return on;
+}
+
+void set_limits(const Limits & to) {
+    std::lock_guard<std::recursive_mutex> guard(lock());
+    limits() = to;
+}
+
+void set_seed(uint64_t seed) {
+    std::lock_guard<std::recursive_mutex> guard(lock());
+    random().set(seed);
+    queues().eager_calls = draw_eager_calls();
+}
+
+size_t n_queued() {
+    std::lock_guard<std::recursive_mutex> guard(lock());
+    return queues().n_queued;
+}
+
+void check_guards() {
+    std::lock_guard<std::recursive_mutex> guard(lock());
+    memory_check();
+}
+
+void queue(void * stream, std::function<void()> run) {
+    StreamState * s = find_stream(stream);
+    if (!s) {
+        set_sticky("there is no such stream");
+        return;
+    }
+    push(stream, *s, Operation{std::move(run), nullptr, nullptr});
+}
+
+void drain() {
+    const Opened opened;
+    while (run_any()) {
+    }
+}
+
+namespace {
+
+// known at once, and told by the next sync or check() besides
+void refuse_launch(const std::string & sentence) {
+    fail(sentence);
+    set_sticky(sentence);
+}
+
+}  // namespace
+
+void enqueue(void * stream, dim3 grid, unsigned threads, size_t shared_bytes, std::function<void()> kernel) {
+    std::lock_guard<std::recursive_mutex> guard(lock());
+    if (running()) {
+        fault("a kernel cannot launch another");
+    }
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535) {
+        refuse_launch("a grid of " + std::to_string(grid.x) + " x " + std::to_string(grid.y) + " x " + std::to_string(grid.z) +
+                   " blocks cannot be launched");
+        return;
+    }
+    if (threads == 0 || threads > 1024) {
+        refuse_launch("a block of " + std::to_string(threads) + " threads cannot be launched; 1 to 1024 can");
+        return;
+    }
+    if (shared_bytes > limits().shared_bytes) {
+        refuse_launch("a block cannot have " + std::to_string(shared_bytes) + " bytes of shared memory; up to " +
+                   std::to_string(limits().shared_bytes) + " can be had");
+        return;
+    }
+    queue(stream, [=] { run_grid(grid, threads, shared_bytes, kernel); });
+}
+
+}  // namespace edgekv::gpu::emulator
+
+// for tests that have the device in a library only
+extern "C" __attribute__((visibility("default"))) void edgekv_emulator_fails_after(long n_operations) {
+    edgekv::gpu::emulator::Limits limits;
+    limits.operations_left = n_operations;
+    edgekv::gpu::emulator::set_limits(limits);
+}

@@ -1,0 +1,74 @@
+// The queues of the emulated device. Used under lock().
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "emulator/emulator_state.h"
+
+namespace edgekv::gpu::emulator {
+
+struct Capture;
+
+// How far each stream of a recording has come, as one of them knows: what it did itself, and what it waited for.
+using Known = std::map<void *, size_t>;
+
+// One record of an event: what waits for it holds it, however often the event is recorded again.
+struct Ticket {
+    bool done = false;
+    void * stream = nullptr;
+    std::shared_ptr<Capture> capture;  // it was recorded in; null: none
+    Known known;
+    std::chrono::steady_clock::time_point at;
+};
+using TicketRef = std::shared_ptr<Ticket>;
+
+struct Operation {
+    std::function<void()> run;  // empty for the two below
+    TicketRef record, wait;
+};
+
+struct Capture {
+    uint64_t id = 0;
+    void * origin = nullptr;
+    std::vector<Operation> operations;  // of all its streams, in the order of the calls, which is one of those allowed
+    std::map<void *, Known> streams;    // all that ever belonged to it
+    std::string spoilt;                 // by what cannot be recorded; empty: by nothing
+    bool ended = false;
+};
+
+struct StreamState {
+    std::deque<Operation> queue;
+    uint32_t eager = 1;  // how readily it runs when the choice is free; changes now and then
+    std::shared_ptr<Capture> capture;
+};
+
+struct EventState {
+    bool timed = false;
+    TicketRef newest;
+};
+
+struct Queues {
+    std::map<void *, StreamState> streams;
+    std::map<void *, EventState> events;
+    std::set<Capture *> graphs;
+    size_t n_queued = 0;
+    uint32_t eager_calls = 0;  // of 8 calls that queue something, so many run something at once
+    uintptr_t last_handle = 0;
+};
+
+Queues & queues();
+StreamState * find_stream(void * stream);  // null, with last_failure(): there is none
+EventState * find_event(void * event);
+void push(void * stream, StreamState & s, Operation operation);
+bool refuse_capture(const StreamState & s, const char * what);   // false where the stream records; spoils the recording
+bool spoil(const StreamState & s, const std::string & sentence);  // returns false, with last_failure()
+bool run_any();  // the first operation of some stream; false: nothing is queued
+void run_towards(const std::function<bool()> & reached, StreamState * s);  // that stream, what it waits for, and some others
+
+}  // namespace edgekv::gpu::emulator

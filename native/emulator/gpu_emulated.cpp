@@ -1,0 +1,218 @@
+// gpu.h on the emulated device: the device itself, its memory and copies. Streams and events: emulator_stream.cpp.
+#include <memory>
+#include <vector>
+
+#include "cuda/gpu.h"
+
+#include "emulator/emulator_state.h"
+
+namespace edgekv::gpu {
+
+using namespace emulator;
+
+namespace {
+
+using Guard = std::lock_guard<std::recursive_mutex>;
+
+std::string mib(size_t n_bytes) {
+    return std::to_string((n_bytes + (size_t(1) << 20) - 1) >> 20) + " MiB";
+}
+
+size_t read_from_host = 0;
+
+bool copies() {
+    if (limits().copies_left == 0) {
+        return fail("the copy was refused (set_limits)");
+    }
+    limits().copies_left -= limits().copies_left > 0;
+    return true;
+}
+
+}  // namespace
+
+size_t emulator::link_bytes() {
+    Guard guard(lock());
+    return read_from_host;
+}
+
+void emulator::count_link(size_t n_bytes) {
+    read_from_host += n_bytes;  // under the lock: operations run
+}
+
+int device_count() {
+    return 1;
+}
+
+bool device(int index, Device & out) {
+    if (index != 0) {
+        return fail("there is one emulated device, number 0");
+    }
+    Guard guard(lock());
+    out = Device{};
+    out.name        = "emulated device";
+    out.n_sm        = 1;
+    out.total_bytes = limits().device_bytes;
+    out.free_bytes  = limits().device_bytes - std::min(limits().device_bytes, memory_bytes(Kind::device));
+    out.maps_host   = true;
+    out.has_kernels = true;
+    return true;
+}
+
+bool use_device(int index) {
+    return index == 0 || fail("there is one emulated device, number 0");
+}
+
+const char * last_error() {
+    return last_failure();
+}
+
+bool check() {
+    Guard guard(lock());
+    return take_sticky();
+}
+
+std::string take_failure() {
+    return take_first_failure();
+}
+
+bool error_stands() {
+    return foreign_error();
+}
+
+// ---- memory ------------------------------------------------------------------------------------------------------------------
+
+bool alloc(void ** out, size_t n_bytes) {
+    Guard guard(lock());
+    install_fault_handler();
+    *out = nullptr;
+    const size_t used = memory_bytes(Kind::device), total = limits().device_bytes, free = total - std::min(total, used);
+    if (n_bytes <= free && limits().allocs_left != 0) {
+        limits().allocs_left -= limits().allocs_left > 0;
+        *out = memory_alloc(Kind::device, n_bytes);
+    }
+    return *out || fail("the GPU has no memory for " + mib(n_bytes) + " more; " + mib(free) + " are free");
+}
+
+void free_device(void * p) {
+    Guard guard(lock());
+    if (!p) {
+        return;
+    }
+    drain();
+    if (!memory_free(Kind::device, p)) {
+        fault("free_device: no device memory begins at %p", p);
+    }
+}
+
+bool alloc_pinned(void ** out, size_t n_bytes) {
+    Guard guard(lock());
+    install_fault_handler();
+    *out = limits().pins ? memory_alloc(Kind::pinned, n_bytes) : nullptr;
+    return *out || fail("the host has no pinned memory for " + mib(n_bytes) + " more");
+}
+
+void free_pinned(void * p) {
+    Guard guard(lock());
+    if (!p) {
+        return;
+    }
+    drain();
+    if (!memory_free(Kind::pinned, p)) {
+        fault("free_pinned: no pinned memory begins at %p", p);
+    }
+}
+
+bool pin(void * host, size_t n_bytes) {
+    Guard guard(lock());
+    return (limits().pins && n_bytes > 0 && memory_register(host, n_bytes)) ||
+           fail("pinning " + mib(n_bytes) + " of host memory was refused");
+}
+
+void unpin(void * host) {
+    Guard guard(lock());
+    drain();
+    if (!memory_unregister(host)) {
+        fault("unpin: %p was not pinned", host);
+    }
+}
+
+bool is_pinned(const void * host) {
+    Guard guard(lock());
+    return memory_range(host, 1) == Range::pinned;
+}
+
+// ---- copies ------------------------------------------------------------------------------------------------------------------
+
+bool copy_rows_async(void * dst, size_t dst_stride, const void * src, size_t src_stride, size_t row_bytes, size_t n_rows,
+                     Stream stream) {
+    Guard guard(lock());
+    if (row_bytes == 0 || n_rows == 0) {
+        return true;
+    }
+    if (n_rows > 1 && (row_bytes > dst_stride || row_bytes > src_stride)) {
+        return fail("rows of " + std::to_string(row_bytes) + " bytes do not fit the strides");
+    }
+    const Range to = memory_range(dst, (n_rows - 1)*dst_stride + row_bytes);
+    const Range from = memory_range(src, (n_rows - 1)*src_stride + row_bytes);
+    if (to == Range::bad || from == Range::bad) {
+        const std::string which = to == Range::bad ? "destination" : "source";
+        return fail("the " + which + " of a copy is not all in one allocation");
+    }
+    if (!copies()) {
+        return false;
+    }
+
+    // Memory that is not pinned goes through a buffer of the driver: its contents count as they are now, and a copy to it is over
+    // when the call returns.
+    const bool pageable = to == Range::pageable || from == Range::pageable;
+    if (pageable && stream_capturing(stream, nullptr)) {
+        return fail("the stream records a graph: only pinned host memory can be copied");
+    }
+    const char * source = static_cast<const char *>(src);
+    std::shared_ptr<std::vector<char>> staged;
+    if (from == Range::pageable) {
+        staged = std::make_shared<std::vector<char>>((n_rows - 1)*src_stride + row_bytes);
+        for (size_t i = 0; i < n_rows; ++i) {
+            std::memcpy(staged->data() + i*src_stride, source + i*src_stride, row_bytes);
+        }
+        source = staged->data();
+    }
+    const size_t n_bytes = from == Range::device ? 0 : row_bytes*n_rows;
+    queue(stream, [=] {
+        static_cast<void>(staged);  // lives as long as the operation
+        count_link(n_bytes);
+        for (size_t i = 0; i < n_rows; ++i) {
+            std::memcpy(static_cast<char *>(dst) + i*dst_stride, source + i*src_stride, row_bytes);
+        }
+    });
+    return to != Range::pageable || stream_sync(stream);
+}
+
+bool copy_async(void * dst, const void * src, size_t n_bytes, Stream stream) {
+    return copy_rows_async(dst, n_bytes, src, n_bytes, n_bytes, 1, stream);
+}
+
+bool copy(void * dst, const void * src, size_t n_bytes) {
+    Guard guard(lock());
+    return copy_async(dst, src, n_bytes, nullptr) && stream_sync(nullptr);
+}
+
+bool zero_async(void * dst, size_t n_bytes, Stream stream) {
+    Guard guard(lock());
+    if (n_bytes == 0) {
+        return true;
+    }
+    const Range to = memory_range(dst, n_bytes);
+    if (to != Range::device && to != Range::pinned) {
+        return fail("what is to be zeroed is not all in one allocation of the device's");
+    }
+    queue(stream, [=] { std::memset(dst, 0, n_bytes); });
+    return true;
+}
+
+}  // namespace edgekv::gpu
+
+// for tests that open the library
+extern "C" __attribute__((visibility("default"))) uint64_t edgekv_emulated_link_bytes() {
+    return edgekv::gpu::emulator::link_bytes();
+}

@@ -1,0 +1,202 @@
+// The C functions of edgekv.h about one context: its settings, and what can be seen of it.
+#include "api/internal.h"
+#include "context/context.h"
+
+#include <algorithm>
+#include <string>
+
+using namespace edgekv;
+
+namespace edgekv {
+
+edgekv_status check_params(const edgekv_params & params) {
+    if (params.placement.kind < EDGEKV_DEVICE_HOST || params.placement.kind > EDGEKV_DEVICE_EMULATED || params.placement.index < 0) {
+        return fail(EDGEKV_INVALID, "there is no device number " + std::to_string(params.placement.index) + " of kind " +
+                                    std::to_string((int) params.placement.kind));
+    }
+    if (params.page_tokens < 16 || params.page_tokens % 16 != 0 || params.page_tokens > 4096) {
+        return fail(EDGEKV_INVALID, "page_tokens is " + std::to_string(params.page_tokens) +
+                                    "; it must be a multiple of 16 from 16 to 4096");
+    }
+    if (params.mode < EDGEKV_MODE_OFF || params.mode > EDGEKV_MODE_EVICT) {
+        return fail(EDGEKV_INVALID, "there is no KV mode number " + std::to_string((int) params.mode));
+    }
+    if (params.mode == EDGEKV_MODE_EVICT && params.placement.kind != EDGEKV_DEVICE_HOST) {
+        return fail(EDGEKV_INVALID, "mode evict runs on the processor only; use the device cpu");
+    }
+
+    return check_selection(params.selection);
+}
+
+}  // namespace edgekv
+
+llama_context * edgekv_llama(const edgekv_context * ctx) {
+    return ctx->lctx;
+}
+
+edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode) {
+    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
+        return status;
+    }
+    edgekv_params params = ctx->params;
+    params.mode = mode;
+    if (const edgekv_status status = check_params(params); status != EDGEKV_OK) {
+        return status;
+    }
+    if (mode != EDGEKV_MODE_OFF && !hooks_enabled()) {
+        return fail(EDGEKV_DISABLED, "EDGEKV=0 is set: only the stock path can run");
+    }
+
+    return told(ctx->set_mode(mode));
+}
+
+edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe, bool observe_prompts) {
+    ctx->wanted_observe.store(observe, std::memory_order_relaxed);
+    ctx->wanted_observe_prompts.store(observe_prompts, std::memory_order_relaxed);
+
+    return EDGEKV_OK;
+}
+
+edgekv_status edgekv_set_run_every(edgekv_context * ctx, int n_ubatches) {
+    if (n_ubatches < 1) {
+        return fail(EDGEKV_INVALID, "a run cannot end after every " + std::to_string(n_ubatches) + " ubatches");
+    }
+    ctx->ubatches.count_runs(n_ubatches);
+
+    return EDGEKV_OK;
+}
+
+edgekv_status edgekv_set_watched(edgekv_context * ctx, bool watched) {
+    ctx->ubatches.watched = watched;
+
+    return EDGEKV_OK;
+}
+
+edgekv_params edgekv_get_params(const edgekv_context * ctx) {
+    return { ctx->wanted_mode.load(std::memory_order_relaxed), ctx->params.page_tokens,
+             ctx->wanted_observe.load(std::memory_order_relaxed), ctx->wanted_observe_prompts.load(std::memory_order_relaxed),
+             ctx->params.selection, ctx->params.placement };
+}
+
+// ---- what can be seen --------------------------------------------------------------------------------------------------------
+
+int edgekv_n_layer(const edgekv_context * ctx) {
+    return (int) ctx->layers.size();
+}
+
+edgekv_status edgekv_get_layer(const edgekv_context * ctx, int il, edgekv_layer * out) {
+    if (il < 0 || il >= edgekv_n_layer(ctx)) {
+        return fail(EDGEKV_INVALID, "there is no layer " + std::to_string(il) + "; the model has " + std::to_string(edgekv_n_layer(ctx)));
+    }
+    *out = ctx->layers[il]->info;
+
+    return EDGEKV_OK;
+}
+
+const char * edgekv_layer_state_text(edgekv_layer_state state) {
+    switch (state) {
+        case EDGEKV_LAYER_HOOKED:       return "attended by EdgeKV";
+        case EDGEKV_LAYER_DISABLED:     return "EDGEKV=0 is set";
+        case EDGEKV_LAYER_NO_CACHE:     return "no KV cache of a kind EdgeKV knows";
+        case EDGEKV_LAYER_SWA:          return "sliding window: its cache is short already";
+        case EDGEKV_LAYER_RECURRENT:    return "recurrent: no KV cache";
+        case EDGEKV_LAYER_MLA:          return "compressed KV (MLA) is not served yet";
+        case EDGEKV_LAYER_SHARED:       return "reads the cache of another layer";
+        case EDGEKV_LAYER_V_TRANSPOSED: return "V is transposed: turn flash attention on";
+        case EDGEKV_LAYER_ALIBI:        return "ALiBi position bias is not served";
+        case EDGEKV_LAYER_HEAD_DIM:     return "no kernel for this head size";
+        case EDGEKV_LAYER_CACHE_TYPE:   return "no kernel for this cache type (f16 and q8_0 are served)";
+        case EDGEKV_LAYER_DEVICE:       return "K and V lie in device memory";
+        case EDGEKV_LAYER_GRAPH:        return "its attention has an input the kernel does not serve";
+    }
+
+    return "unknown";
+}
+
+edgekv_status edgekv_get_observation(const edgekv_context * ctx, edgekv_observation * out) {
+    const PageArrays  arrays = ctx->plane->arrays();
+    const PageShape & shape  = ctx->shape;
+    const RunCounts & run    = ctx->ubatches.run();
+    const Cells &     cells  = ctx->pages.cells;
+
+    *out = {};
+    out->mass_max         = arrays.mass_max;
+    out->mass_sum         = arrays.mass_sum;
+    out->n_rows           = shape.n_rows;
+    out->n_heads          = shape.n_heads;
+    out->n_pages          = shape.n_pages;
+    out->pages_per_stream = shape.pages_per_stream;
+    out->page_tokens      = shape.page_tokens;
+    out->n_ubatches        = run.n_ubatches;
+    out->n_ubatches_hooked = run.n_ubatches_hooked;
+    out->n_tokens          = run.n_tokens;
+    out->n_tokens_hooked   = run.n_tokens_hooked;
+    out->n_tokens_observed = run.n_tokens_observed;
+    out->ends_run         = ctx->ubatches.run_ended();
+    out->changed          = cells.changed_pages().data();
+    out->n_changed        = (int) cells.changed_pages().size();
+    out->newest           = -1;
+    for (const int32_t page : cells.changed_pages()) {
+        out->newest = std::max(out->newest, cells.newest(0)[page]);
+    }
+
+    return EDGEKV_OK;
+}
+
+edgekv_status edgekv_get_cells(const edgekv_context * ctx, int stream, edgekv_cells * out) {
+    llama_edgekv_cells cells;
+    if (stream < 0 || !llama_edgekv_get_cells(ctx->lctx, (uint32_t) stream, &cells)) {
+        return fail(EDGEKV_UNSUPPORTED, ctx->shape.n_stream == 0 ? std::string("this context has no KV cache of a kind EdgeKV knows")
+                                                           : "there is no stream " + std::to_string(stream));
+    }
+    *out = { (int) cells.n_cells, (int) cells.n_stream, (int) cells.n_used, (int) cells.used_end, (int) cells.n_seq_words,
+             cells.pos, cells.seq, cells.changed, cells.now,
+             cells.read_sparsely };
+
+    return EDGEKV_OK;
+}
+
+int edgekv_stream_of(const edgekv_context * ctx, int seq_id) {
+    return llama_edgekv_stream_of(ctx->lctx, seq_id);
+}
+
+edgekv_status edgekv_get_rows(const edgekv_context * ctx, int il, bool value, edgekv_rows * out) {
+    edgekv_layer info;
+    if (const edgekv_status status = edgekv_get_layer(ctx, il, &info); status != EDGEKV_OK) {
+        return status;
+    }
+
+    const auto &        seam   = ctx->layers[il]->seam;
+    const ggml_tensor * tensor = value ? seam.v : seam.k;
+    if (!tensor || !seam.host || (value && seam.v_transposed)) {
+        return fail(EDGEKV_UNSUPPORTED, "layer " + std::to_string(il) + " has no rows to see: " +
+                                        (tensor && seam.host ? "V is transposed" : tensor ? "they lie in device memory"
+                                                                                          : "it has no KV cache of its own"));
+    }
+
+    const int head_dim = value ? seam.head_dim_v : seam.head_dim_k;
+    *out = { tensor->data, (int) tensor->type, (int) tensor->ne[2], (int) tensor->ne[1], info.n_head_kv, head_dim,
+             tensor->nb[2], tensor->nb[1], ggml_row_size(tensor->type, head_dim) };
+
+    return EDGEKV_OK;
+}
+
+edgekv_memory edgekv_get_memory(const edgekv_context * ctx) {
+    edgekv_memory out = {};
+    for (const auto & layer : ctx->layers) {
+        if (layer->seam.k && layer->seam.v) {
+            out.home_bytes += ggml_nbytes(layer->seam.k) + ggml_nbytes(layer->seam.v);
+        }
+    }
+    out.table_bytes = ctx->pages.bytes();
+    ctx->plane->add_memory(out);
+    out.n_cells = ctx->shape.n_stream*ctx->shape.n_cells;
+    for (int s = 0; s < ctx->shape.n_stream; ++s) {
+        llama_edgekv_cells cells;
+        if (llama_edgekv_get_cells(ctx->lctx, (uint32_t) s, &cells)) {
+            out.n_cells_used += (int) cells.n_used;
+        }
+    }
+
+    return out;
+}

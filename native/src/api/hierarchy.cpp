@@ -1,0 +1,209 @@
+// The C functions of edgekv.h about the memory hierarchy: selection, page table and arena.
+#include "api/internal.h"
+#include "context/context.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+using namespace edgekv;
+
+namespace edgekv {
+
+edgekv_status check_selection(const edgekv_selection & s) {
+    if (s.sketch < EDGEKV_SKETCH_NONE || s.sketch > EDGEKV_SKETCH_B3) {
+        return fail(EDGEKV_INVALID, "there is no sketch number " + std::to_string((int) s.sketch));
+    }
+    if (!(s.resolution >= 1.0f) || !std::isfinite(s.resolution)) {
+        return fail(EDGEKV_INVALID, "the resolution of a selection must be a number from 1 on");
+    }
+    if (!(s.share >= 0.0f && s.share <= 1.0f)) {
+        return fail(EDGEKV_INVALID, "the share of a selection must lie between 0 and 1");
+    }
+    if (s.prompt_resolution != 0.0f && (!(s.prompt_resolution >= 1.0f) || !std::isfinite(s.prompt_resolution))) {
+        return fail(EDGEKV_INVALID, "the resolution of prompts must be a number from 1 on, or 0");
+    }
+    if (s.tokens < 0 || s.exact_tokens < 0 || s.sink_tokens < 0 || s.recent_tokens < 0 || s.error_every < 0 || s.keep_tokens < 0) {
+        return fail(EDGEKV_INVALID, "the counts of a selection must not be negative");
+    }
+
+    return EDGEKV_OK;
+}
+
+}  // namespace edgekv
+
+edgekv_status edgekv_set_selection(edgekv_context * ctx, const edgekv_selection * selection) {
+    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
+        return status;
+    }
+    if (const edgekv_status status = check_selection(*selection); status != EDGEKV_OK) {
+        return status;
+    }
+
+    return told(ctx->set_selection(*selection));
+}
+
+bool edgekv_get_rope(const edgekv_context * ctx, int * n_rot, float * freq_base, float * freq_scale) {
+    llama_edgekv_rope rope;
+    const bool has = llama_edgekv_get_rope(ctx->lctx, &rope);
+    *n_rot      = rope.n_rot;
+    *freq_base  = rope.freq_base;
+    *freq_scale = rope.freq_scale;
+
+    return has;
+}
+
+edgekv_status edgekv_set_arena(edgekv_context * ctx, int n_slots) {
+    if (n_slots < 0) {
+        return fail(EDGEKV_INVALID, "an arena cannot have " + std::to_string(n_slots) + " slots");
+    }
+
+    return told(ctx->plane->set_slots(n_slots));
+}
+
+edgekv_status edgekv_get_hierarchy(const edgekv_context * ctx, edgekv_hierarchy * out) {
+    const PageArrays arrays = ctx->plane->arrays();
+    const Table &    table  = ctx->pages.table;
+
+    *out = { arrays.priority, arrays.pinned, table.data(), ctx->pages.cells.newest(0), arrays.dropped,
+             ctx->shape.n_rows, ctx->shape.n_heads, ctx->shape.n_pages, table.n_slots(), ctx->shape.slot_bytes };
+
+    return EDGEKV_OK;
+}
+
+size_t edgekv_sketch_bytes(edgekv_sketch kind, int head_dim, int n_head_kv, int n_cells) {
+    return sketch_bytes((SketchKind) kind, head_dim, n_head_kv, (n_cells + kGroupCells - 1)/kGroupCells);
+}
+
+void edgekv_get_selected(const edgekv_context * ctx, edgekv_selected * out) {
+    std::memset(out, 0, sizeof(*out)*ctx->shape.n_rows*ctx->shape.n_heads);
+    ctx->plane->add_selected(out);
+}
+
+namespace {
+
+edgekv_status check_moves(const edgekv_context * ctx, const edgekv_move * moves, int n, bool slots) {
+    for (int i = 0; i < n; ++i) {
+        const edgekv_move & move = moves[i];
+        if (!ctx->shape.has(move.row, move.head, move.page) || (slots && (move.slot < 0 || move.slot >= ctx->pages.table.n_slots()))) {
+            return fail(EDGEKV_INVALID, "move " + std::to_string(i) + " names a page or a slot that does not exist");
+        }
+    }
+
+    return EDGEKV_OK;
+}
+
+}  // namespace
+
+edgekv_status edgekv_copy_pages(edgekv_context * ctx, const edgekv_move * moves, int n) {
+    if (const edgekv_status status = check_moves(ctx, moves, n, true); status != EDGEKV_OK) {
+        return status;
+    }
+
+    return told(ctx->plane->copy_pages(moves, n));
+}
+
+edgekv_status edgekv_begin_copies(edgekv_context * ctx, const edgekv_move * moves, int n) {
+    if (const edgekv_status status = check_moves(ctx, moves, n, true); status != EDGEKV_OK) {
+        return status;
+    }
+    for (int i = 0; i < n; ++i) {
+        ctx->pages.table.copied(moves[i], ctx->pages.cells);
+    }
+
+    return EDGEKV_OK;
+}
+
+edgekv_status edgekv_fill_pages(edgekv_context * ctx, const edgekv_move * moves, int n) {
+    if (const edgekv_status status = check_moves(ctx, moves, n, true); status != EDGEKV_OK) {
+        return status;
+    }
+
+    return told(ctx->plane->fill_pages(moves, n));
+}
+
+edgekv_status edgekv_filled_pages(const edgekv_context * ctx, const edgekv_move * moves, int n, bool * over, bool * filled) {
+    if (const edgekv_status status = check_moves(ctx, moves, n, true); status != EDGEKV_OK) {
+        return status;
+    }
+    for (int i = 0; i < n; ++i) {
+        over[i]   = ctx->pages.table.is_over(moves[i]);
+        filled[i] = ctx->pages.table.is_filled(moves[i]);
+    }
+
+    return EDGEKV_OK;
+}
+
+edgekv_status edgekv_publish_pages(edgekv_context * ctx, const edgekv_move * moves, int n, bool * ok) {
+    if (const edgekv_status status = check_moves(ctx, moves, n, true); status != EDGEKV_OK) {
+        return status;
+    }
+    for (int i = 0; i < n; ++i) {
+        ok[i] = ctx->pages.table.publish(ctx->lctx, moves[i], ctx->pages.cells);
+    }
+
+    return EDGEKV_OK;
+}
+
+edgekv_status edgekv_release_pages(edgekv_context * ctx, const edgekv_move * moves, int n) {
+    if (const edgekv_status status = check_moves(ctx, moves, n, false); status != EDGEKV_OK) {
+        return status;
+    }
+    for (int i = 0; i < n; ++i) {
+        ctx->pages.table.release(moves[i]);
+    }
+
+    return EDGEKV_OK;
+}
+
+edgekv_status edgekv_drop_pages(edgekv_context * ctx, const edgekv_move * moves, int n) {
+    if (const edgekv_status status = check_moves(ctx, moves, n, false); status != EDGEKV_OK) {
+        return status;
+    }
+
+    return told(ctx->plane->drop_pages(moves, n));
+}
+
+edgekv_status edgekv_free_pages(edgekv_context * ctx, const int32_t * pages, int n, int * n_cells) {
+    std::vector<uint32_t> cells(ctx->params.page_tokens);
+
+    *n_cells = 0;
+    for (int i = 0; i < n; ++i) {
+        if (pages[i] < 0 || pages[i] >= ctx->shape.n_pages) {
+            return fail(EDGEKV_INVALID, "there is no page " + std::to_string(pages[i]));
+        }
+        for (size_t c = 0; c < cells.size(); ++c) {
+            cells[c] = (uint32_t) (pages[i]%ctx->shape.pages_per_stream*ctx->params.page_tokens + c);
+        }
+        *n_cells += llama_edgekv_free_cells(ctx->lctx, (uint32_t) (pages[i]/ctx->shape.pages_per_stream), cells.data(), (int) cells.size());
+    }
+
+    return EDGEKV_OK;
+}
+
+edgekv_limits edgekv_get_limits(const edgekv_context * ctx) {
+    return { (int) llama_n_ctx_seq(ctx->lctx), (int) llama_n_seq_max(ctx->lctx), (int) llama_n_batch(ctx->lctx),
+             (int) llama_n_ubatch(ctx->lctx) };
+}
+
+edgekv_status edgekv_last_rows(const edgekv_context * ctx, int row, int head, int token, int32_t * cells, float * weights, int capacity,
+                               int * n_rows) {
+    const Layer * layer = row >= 0 && row < ctx->shape.n_rows ? ctx->rows[row] : nullptr;
+    if (!layer || head < 0 || head >= layer->info.n_head_kv || token < 0 || token >= kMaxQueryTokens) {
+        return fail(EDGEKV_INVALID, "there is no query token " + std::to_string(token) + " of KV head " + std::to_string(head) +
+                                    " in row " + std::to_string(row));
+    }
+    if (!n_rows || capacity < 0 || (capacity > 0 && (!cells || !weights))) {
+        return fail(EDGEKV_INVALID, "edgekv_last_rows needs a place for the number of rows, and for as many rows and weights as its capacity");
+    }
+
+    const RowList list = ctx->params.selection.keep_rows ? ctx->plane->last_rows(*layer, head, token) : RowList{};
+    *n_rows = list.n_rows;
+    for (int i = 0; list.cells && i < std::min(list.n_rows, capacity); ++i) {
+        cells[i]   = list.cells[i];
+        weights[i] = list.weights ? list.weights[i] : 1.0f;
+    }
+
+    return EDGEKV_OK;
+}

@@ -1,0 +1,26 @@
+// What the files of the C API share.
+#pragma once
+
+#include "kernels/attend/attend.h"
+#include "edgekv.h"
+#include "plane/plane.h"
+
+#include <string>
+
+namespace edgekv {
+
+constexpr Isa kAllIsa[] = { Isa::portable, Isa::avx2, Isa::avx512, Isa::avx512bf16, Isa::amx };
+constexpr int kNumIsa   = sizeof(kAllIsa)/sizeof(kAllIsa[0]);
+
+// keeps the sentence for edgekv_last_error() of this thread, and returns the status
+edgekv_status fail(edgekv_status status, const std::string & sentence);
+
+edgekv_status told(const Failure & failure);  // the same with a failure's sentence, or EDGEKV_OK
+
+void select_isa(Isa isa);  // from the next ubatch on
+
+edgekv_status check_thread(const edgekv_context * ctx);  // EDGEKV_INVALID while another thread computes a ubatch
+edgekv_status check_params(const edgekv_params & params);
+edgekv_status check_selection(const edgekv_selection & s);
+
+}  // namespace edgekv

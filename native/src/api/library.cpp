@@ -1,0 +1,363 @@
+// The library: its start, the contexts that it knows, and the hooks registered in libllama.
+#include "api/internal.h"
+#include "plane/backends.h"
+#include "context/context.h"
+#include "plane/device/library.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <new>
+#include <string>
+
+using namespace edgekv;
+
+namespace {
+
+thread_local std::string t_error;
+
+// What the library knows. Contexts come and go on any thread; a context's own state belongs to its decoding thread.
+struct Library {
+    std::mutex mutex;
+    std::map<const llama_context *, std::unique_ptr<edgekv_context>> contexts;
+    bool initialised = false;
+    bool have_defaults = false;
+    edgekv_params defaults = {};
+    edgekv_callbacks callbacks = {};
+};
+
+Library & library() {
+    static Library * lib = new Library;  // never destroyed: contexts may outlive static destruction
+    return *lib;
+}
+
+std::atomic<bool> g_enabled{false};
+Isa g_isa = Isa::portable;
+
+edgekv_status choose_isa() {
+    const char * wanted = std::getenv("EDGEKV_ISA");
+    if (!wanted || !*wanted) {
+        g_isa = isa_best();
+        return EDGEKV_OK;
+    }
+
+    std::string names;
+    for (const Isa isa : kAllIsa) {
+        if (std::strcmp(wanted, isa_name(isa)) == 0) {
+            if (!isa_supported(isa)) {
+                return fail(EDGEKV_UNSUPPORTED, std::string("EDGEKV_ISA=") + wanted + " is not available on this machine or in this build");
+            }
+            g_isa = isa;
+            return EDGEKV_OK;
+        }
+        names += std::string(names.empty() ? "" : ", ") + isa_name(isa);
+    }
+
+    return fail(EDGEKV_INVALID, std::string("EDGEKV_ISA=") + wanted + " is not known; use one of: " + names);
+}
+
+edgekv_context * find(const llama_context * lctx) {
+    auto & lib = library();
+    std::lock_guard<std::mutex> lock(lib.mutex);
+    const auto it = lib.contexts.find(lctx);
+
+    return it == lib.contexts.end() ? nullptr : it->second.get();
+}
+
+// null with EDGEKV=0 too: what runs around and inside a ubatch is a no-op then
+edgekv_context * find_active(const llama_context * lctx) {
+    return hooks_enabled() ? find(lctx) : nullptr;
+}
+
+edgekv_callbacks current_callbacks() {
+    auto & lib = library();
+    std::lock_guard<std::mutex> lock(lib.mutex);
+
+    return lib.callbacks;
+}
+
+// ---- hooks: called by libllama -----------------------------------------------------------------------------------------------
+
+void on_created(llama_context * lctx) {
+    edgekv_params params;
+    {
+        auto & lib = library();
+        std::lock_guard<std::mutex> lock(lib.mutex);
+        if (!lib.have_defaults) {
+            return;
+        }
+        params = lib.defaults;
+    }
+
+    edgekv_context * ctx;
+    edgekv_attach(lctx, &params, &ctx);  // where it fails the context runs stock, and edgekv_find() says so
+}
+
+void on_freed(llama_context * lctx) {
+    if (edgekv_context * ctx = find(lctx)) {
+        edgekv_detach(ctx);
+    }
+}
+
+void on_ubatch_begin(llama_context * lctx, int n_tokens) {
+    if (edgekv_context * ctx = find_active(lctx)) {
+        ctx->decoder.store(this_thread_name(), std::memory_order_release);
+        ctx->begin_ubatch(n_tokens);
+    }
+}
+
+void on_ubatch_end(llama_context * lctx, bool ok) {
+    edgekv_context * ctx = find_active(lctx);
+    if (!ctx) {
+        return;
+    }
+
+    if (ctx->end_ubatch(ok)) {
+        if (const auto callbacks = current_callbacks(); callbacks.ubatch) {
+            callbacks.ubatch(ctx, callbacks.user);
+        }
+    }
+    ctx->decoder.store(nullptr, std::memory_order_release);
+}
+
+bool on_build_store(llama_context * lctx, const llama_edgekv_store * args) {
+    edgekv_context * ctx   = find_active(lctx);
+    Layer *          layer = ctx ? ctx->served_layer(args->il, args->k) : nullptr;
+
+    return layer && ctx->plane->build_store(*layer, *args);
+}
+
+ggml_tensor * on_build_attend(llama_context * lctx, const llama_edgekv_attend * args) {
+    edgekv_context * ctx   = find_active(lctx);
+    Layer *          layer = ctx ? ctx->served_layer(args->il, args->k) : nullptr;
+
+    return layer ? ctx->plane->build_attend(*layer, *args) : nullptr;
+}
+
+// asked while a context's cache is made: only the defaults can know
+bool on_home(ggml_backend_dev_t device) {
+    auto & lib = library();
+    std::lock_guard<std::mutex> lock(lib.mutex);
+
+    return hooks_enabled() && lib.have_defaults && lib.defaults.mode != EDGEKV_MODE_OFF &&
+           lib.defaults.placement.kind == EDGEKV_DEVICE_CUDA && cuda_usable(device);
+}
+
+bool on_plans(llama_context * lctx) {
+    const edgekv_context * ctx = find_active(lctx);
+
+    return ctx && ctx->plane->plans_graphs();
+}
+
+// the same
+uint32_t on_kv_cells(uint32_t n_cells) {
+    auto & lib = library();
+    std::lock_guard<std::mutex> lock(lib.mutex);
+    const auto & defaults = lib.defaults;
+    if (!hooks_enabled() || !lib.have_defaults || defaults.mode != EDGEKV_MODE_EVICT || defaults.selection.keep_tokens == 0) {
+        return n_cells;
+    }
+
+    return std::min<uint32_t>(n_cells, (defaults.selection.keep_tokens + 255)/256*256);
+}
+
+const char * on_ubatch_failure(llama_context * lctx) {
+    edgekv_context * ctx = find_active(lctx);
+
+    return ctx ? ctx->failure() : nullptr;
+}
+
+const llama_edgekv_hooks kHooks = {
+    on_created, on_freed, on_ubatch_begin, on_ubatch_failure, on_ubatch_end, on_build_store, on_build_attend, on_home, on_plans, on_kv_cells,
+};
+
+}  // namespace
+
+namespace edgekv {
+
+edgekv_status fail(edgekv_status status, const std::string & sentence) {
+    t_error = sentence;
+    return status;
+}
+
+Isa selected_isa() {
+    return g_isa;
+}
+
+void select_isa(Isa isa) {
+    g_isa = isa;
+}
+
+bool hooks_enabled() {
+    return g_enabled.load(std::memory_order_acquire);
+}
+
+const void * this_thread_name() {
+    static thread_local char name;
+
+    return &name;
+}
+
+edgekv_status told(const Failure & failure) {
+    return failure ? fail(failure.status, failure.sentence) : EDGEKV_OK;
+}
+
+edgekv_status check_thread(const edgekv_context * ctx) {
+    if (ctx->decodes_elsewhere()) {
+        return fail(EDGEKV_INVALID, "this context decodes on another thread; what it attends is changed between two decodes, or by the "
+                                    "decoding thread in its ubatch callback");
+    }
+
+    return EDGEKV_OK;
+}
+
+}  // namespace edgekv
+
+// ---- the library -------------------------------------------------------------------------------------------------------------
+
+const char * edgekv_version(void) {
+    return EDGEKV_VERSION;
+}
+
+const char * edgekv_upstream(void) {
+    return llama_edgekv_upstream();
+}
+
+const char * edgekv_last_error(void) {
+    return t_error.c_str();
+}
+
+edgekv_status edgekv_init(void) {
+    auto & lib = library();
+    std::lock_guard<std::mutex> lock(lib.mutex);
+    if (lib.initialised) {
+        return EDGEKV_OK;
+    }
+
+    if (llama_edgekv_abi() != LLAMA_EDGEKV_ABI || std::strcmp(llama_edgekv_upstream(), EDGEKV_UPSTREAM) != 0) {
+        return fail(EDGEKV_ABI, std::string("the loaded libllama is built from ") + llama_edgekv_upstream() + " with seam " +
+                                std::to_string(llama_edgekv_abi()) + ", EdgeKV needs " + EDGEKV_UPSTREAM + " with seam " +
+                                std::to_string(LLAMA_EDGEKV_ABI) + "; reinstall edgekv");
+    }
+    if (!load_backends()) {
+        return fail(EDGEKV_UNSUPPORTED, "no library of ggml for this processor lies in " + library_folder() + "; reinstall edgekv");
+    }
+    if (const edgekv_status status = choose_isa(); status != EDGEKV_OK) {
+        return status;
+    }
+
+    const char * enabled = std::getenv("EDGEKV");
+    g_enabled.store(!enabled || std::strcmp(enabled, "0") != 0, std::memory_order_release);
+    llama_edgekv_set_hooks(&kHooks);
+    lib.initialised = true;
+
+    return EDGEKV_OK;
+}
+
+bool edgekv_enabled(void) {
+    return hooks_enabled();
+}
+
+edgekv_status edgekv_set_defaults(const edgekv_params * params) {
+    if (params) {
+        if (const edgekv_status status = check_params(*params); status != EDGEKV_OK) {
+            return status;
+        }
+    }
+
+    auto & lib = library();
+    std::lock_guard<std::mutex> lock(lib.mutex);
+    lib.have_defaults = params != nullptr;
+    if (params) {
+        lib.defaults = *params;
+    }
+
+    return EDGEKV_OK;
+}
+
+edgekv_status edgekv_set_callbacks(const edgekv_callbacks * callbacks) {
+    auto & lib = library();
+    std::lock_guard<std::mutex> lock(lib.mutex);
+    lib.callbacks = callbacks ? *callbacks : edgekv_callbacks{};
+
+    return EDGEKV_OK;
+}
+
+// ---- contexts ----------------------------------------------------------------------------------------------------------------
+
+edgekv_status edgekv_attach(llama_context * lctx, const edgekv_params * params, edgekv_context ** out) {
+    auto & lib = library();
+    edgekv_context * ctx = nullptr;
+
+    if (!lctx || !params || !out) {
+        return fail(EDGEKV_INVALID, "edgekv_attach needs a context, parameters and a place for the handle");
+    }
+    if (const edgekv_status status = check_params(*params); status != EDGEKV_OK) {
+        return status;
+    }
+
+    {
+        std::lock_guard<std::mutex> lock(lib.mutex);
+        if (!lib.initialised) {
+            return fail(EDGEKV_INVALID, "call edgekv_init() first");
+        }
+        if (lib.contexts.count(lctx)) {
+            return fail(EDGEKV_INVALID, "this llama_context is attached already");
+        }
+        edgekv_params effective = *params;
+        if (!hooks_enabled()) {
+            effective.mode = EDGEKV_MODE_OFF;
+        }
+        try {
+            auto owned = std::make_unique<edgekv_context>(lctx, effective);
+            ctx = owned.get();
+            lib.contexts.emplace(lctx, std::move(owned));
+        } catch (const std::bad_alloc &) {
+            return fail(EDGEKV_NO_MEMORY, "there is no memory for the observation buffer of this context");
+        }
+    }
+    if (hooks_enabled()) {
+        ctx->place();  // where it fails, edgekv_device_problem() says why
+    }
+
+    llama_edgekv_invalidate_graph(lctx);
+    *out = ctx;
+
+    if (const auto callbacks = current_callbacks(); callbacks.attached) {
+        callbacks.attached(ctx, callbacks.user);
+    }
+
+    return EDGEKV_OK;
+}
+
+void edgekv_detach(edgekv_context * ctx) {
+    if (const auto callbacks = current_callbacks(); callbacks.detached) {
+        callbacks.detached(ctx, callbacks.user);
+    }
+
+    llama_edgekv_invalidate_graph(ctx->lctx);
+
+    auto & lib = library();
+    std::lock_guard<std::mutex> lock(lib.mutex);
+    lib.contexts.erase(ctx->lctx);
+}
+
+edgekv_context * edgekv_find(const llama_context * lctx) {
+    return find(lctx);
+}
+
+// ---- instruction sets --------------------------------------------------------------------------------------------------------
+
+const char * edgekv_isa_name(int isa) {
+    return isa >= 0 && isa < kNumIsa ? isa_name(kAllIsa[isa]) : nullptr;
+}
+
+bool edgekv_isa_supported(int isa) {
+    return isa >= 0 && isa < kNumIsa && isa_supported(kAllIsa[isa]);
+}
+
+int edgekv_isa(void) {
+    return (int) selected_isa();
+}

@@ -1,0 +1,131 @@
+// The C functions of edgekv_testing.h.
+#include "edgekv_testing.h"
+
+#include "api/internal.h"
+#include "context/context.h"
+#include "pages/sketches.h"
+#include "kernels/select/sample.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+using namespace edgekv;
+
+namespace {
+
+// Whether the cells of a page that hold tokens are the same in a copy of it, as slots have them.
+bool same_page(const edgekv_context * ctx, const Layer & layer, int head, int page, const char * copy) {
+    const PageShape &   shape  = ctx->shape;
+    const ggml_tensor * k      = layer.seam.k;
+    const ggml_tensor * v      = layer.seam.v;
+    const size_t        k_row  = layer.k_row_bytes();
+    const size_t        v_row  = layer.v_row_bytes();
+    const int           stream = page/shape.pages_per_stream;
+    const int           first  = page%shape.pages_per_stream*shape.page_tokens;
+
+    llama_edgekv_cells cells;
+    const bool known = llama_edgekv_get_cells(ctx->lctx, (uint32_t) stream, &cells);
+    for (int i = 0; i < shape.page_tokens && first + i < shape.n_cells; ++i) {
+        if (known && cells.pos[first + i] < 0) {
+            continue;  // whatever is there, no token is
+        }
+        const char * home_k = static_cast<const char *>(k->data) + stream*k->nb[2] + (first + i)*k->nb[1] + head*k_row;
+        const char * home_v = static_cast<const char *>(v->data) + stream*v->nb[2] + (first + i)*v->nb[1] + head*v_row;
+        if (std::memcmp(copy + i*k_row, home_k, k_row) != 0 || std::memcmp(copy + shape.page_tokens*k_row + i*v_row, home_v, v_row) != 0) {
+            return false;
+        }
+    }
+
+    return true;
+}
+
+void check_sketches(const edgekv_context * ctx, const Layer & layer, edgekv_check_result & out) {
+    const ggml_tensor * k = layer.seam.k;
+    std::vector<std::vector<char>> copies(ctx->shape.n_stream);
+    std::vector<Sketch>            own;
+    std::vector<SketchKeys>        keys;
+    for (int s = 0; s < ctx->shape.n_stream; ++s) {
+        own.push_back(ctx->plane->sketch(layer, s, copies[s]));
+        keys.push_back({ cell_type(k), static_cast<const char *>(k->data) + s*k->nb[2], k->nb[1], layer.k_row_bytes() });
+    }
+    out.n_groups_wrong += count_wrong_sketches(ctx->lctx, ctx->shape, ctx->pages.cells, ctx->pages.stale, own, keys, out.n_groups);
+}
+
+}  // namespace
+
+edgekv_check_result edgekv_check(const edgekv_context * ctx) {
+    edgekv_check_result out = {};
+    std::vector<char>   copy;
+    ctx->plane->wait();
+    for (const Layer * layer : ctx->rows) {
+        check_sketches(ctx, *layer, out);
+        for (int head = 0; head < layer->info.n_head_kv; ++head) {
+            for (int page = 0; page < ctx->shape.n_pages; ++page) {
+                const int slot = ctx->pages.table.slots(layer->info.row, 0, head)[page];
+                if (slot >= 0) {
+                    out.n_slots       += 1;
+                    out.n_slots_wrong += !same_page(ctx, *layer, head, page, ctx->plane->slot(slot, copy));
+                }
+            }
+        }
+    }
+
+    return out;
+}
+
+edgekv_status edgekv_sample(edgekv_sample_args * args, int isa) {
+    if (isa < 0 || isa >= kNumIsa || !isa_supported(kAllIsa[isa])) {
+        return fail(EDGEKV_UNSUPPORTED, "this instruction set is not available on this machine or in this build");
+    }
+
+    Buffer scratch;
+    if (!scratch.reserve(sample_scratch_bytes(args->n_groups, args->group))) {
+        return fail(EDGEKV_NO_MEMORY, "there is no memory to sample rows");
+    }
+
+    std::vector<Sight> sight(args->n_groups);
+    for (int i = 0; i < args->n_groups; ++i) {
+        sight[i] = { args->sight[2*i], args->sight[2*i + 1] };
+    }
+
+    SampleProblem p = {};
+    p.n_groups     = args->n_groups;
+    p.group        = args->group;
+    p.shares       = args->shares;
+    p.tops         = args->tops;
+    p.sums         = args->sums;
+    p.cell_stride  = (size_t) args->n_groups*kGroupCells;
+    p.group_stride = args->n_groups;
+    p.sight        = sight.data();
+    p.page_tokens  = 16;
+    p.resolution   = args->resolution;
+    p.rows         = args->rows;
+    p.weights      = args->weights;
+    p.scratch      = scratch.data();
+
+    const SampleResult result = sample_rows(p, kAllIsa[isa]);
+    args->n_rows    = result.n_rows;
+    args->n_certain = result.n_certain;
+
+    return EDGEKV_OK;
+}
+
+edgekv_status edgekv_set_isa(int isa) {
+    if (!edgekv_isa_supported(isa)) {
+        return fail(EDGEKV_UNSUPPORTED, "there is no such instruction set here");
+    }
+    select_isa(kAllIsa[isa]);
+
+    return EDGEKV_OK;
+}
+
+uint64_t edgekv_cells_looked(const edgekv_context * ctx) {
+    return ctx->pages.n_looked();
+}
+
+void edgekv_get_prompt_blocks(const edgekv_context * ctx, int64_t * seen, int64_t * attended) {
+    const PromptBlocks blocks = ctx->plane->prompt_blocks();
+    *seen     = blocks.seen;
+    *attended = blocks.attended;
+}

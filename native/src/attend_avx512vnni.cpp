@@ -1,9 +1,0 @@
-#include "simd_avx512.h"
-// the headers below use its Simd
-#include "attend_rows.h"
-
-namespace edgekv {
-
-const AttendKernels kAttendAvx512Vnni = {process, finish, observe};
-
-}  // namespace edgekv

@@ -1,0 +1,167 @@
+#include "context/context.h"
+
+#include "plane/device/device_plane.h"
+#include "plane/host/host_plane.h"
+
+#include <algorithm>
+#include <new>
+
+using namespace edgekv;
+
+edgekv_context::edgekv_context(llama_context * lctx, const edgekv_params & params) :
+    lctx(lctx), params(params), wanted_mode(params.mode), wanted_observe(params.observe), wanted_observe_prompts(params.observe_prompts) {
+    llama_edgekv_cells cells;
+    shape.page_tokens = params.page_tokens;
+    if (llama_edgekv_get_cells(lctx, 0, &cells)) {
+        shape.n_stream         = (int) cells.n_stream;
+        shape.n_cells          = (int) cells.n_cells;
+        shape.pages_per_stream = (shape.n_cells + params.page_tokens - 1)/params.page_tokens;
+        shape.n_pages          = shape.n_stream*shape.pages_per_stream;
+    }
+
+    for (int il = 0; il < llama_edgekv_n_layer(lctx); ++il) {
+        layers.push_back(std::make_unique<Layer>(look_at_layer(lctx, il)));
+        Layer & layer = *layers.back();
+        if (layer.info.state == EDGEKV_LAYER_HOOKED) {
+            layer.info.row   = shape.n_rows++;
+            shape.n_heads    = std::max(shape.n_heads, layer.info.n_head_kv);
+            shape.slot_bytes = std::max(shape.slot_bytes, ((layer.k_row_bytes() + layer.v_row_bytes())*params.page_tokens + 63)/64*64);
+            rows.push_back(&layer);
+        }
+    }
+    pages.shape(shape, kEngineTokens);
+
+    auto host = std::make_unique<HostPlane>(*this);
+    if (params.mode == EDGEKV_MODE_EVICT) {
+        llama_edgekv_allow_gaps(lctx);
+    }
+    if (params.placement.kind == EDGEKV_DEVICE_HOST && !host->reserve()) {
+        throw std::bad_alloc();
+    }
+    plane = std::move(host);
+}
+
+void edgekv_context::place() {
+    if (params.placement.kind == EDGEKV_DEVICE_HOST) {
+        return;
+    }
+    auto device = std::make_unique<DevicePlane>(*this);
+    DevicePlane & on_device = *device;
+    plane = std::move(device);  // llama.cpp reserves its buffers for graphs with its nodes
+
+    if (const Failure why = on_device.place()) {
+        pages.shape(shape, kEngineTokens);
+        auto host = std::make_unique<HostPlane>(*this);
+        const bool reserved = host->reserve();
+        problem = { why.status, why.sentence + (reserved ? "" : "; and there is no memory to attend on the CPU") };
+        plane   = std::move(host);
+        llama_edgekv_invalidate_graph(lctx);
+        if (!reserved) {
+            wanted_mode.store(EDGEKV_MODE_OFF, std::memory_order_release);
+        }
+    }
+}
+
+const char * edgekv_context::failure() {
+    const char * sentence = plane->failure();
+    if (sentence && problem.sentence.empty()) {
+        problem = { EDGEKV_UNSUPPORTED, std::string(sentence) + "; what it was told since then is lost: make the context anew" };
+    }
+
+    return sentence ? problem.sentence.c_str() : nullptr;
+}
+
+// ---- settings ----------------------------------------------------------------------------------------------------------------
+
+Failure edgekv_context::set_mode(edgekv_mode mode) {
+    if (const Failure failure = plane->enter(mode)) {
+        return failure;
+    }
+    wanted_mode.store(mode, std::memory_order_release);
+
+    return {};
+}
+
+Failure edgekv_context::set_selection(const edgekv_selection & selection) {
+    if (wanted_mode.load(std::memory_order_relaxed) == EDGEKV_MODE_SPARSE) {
+        if (const Failure failure = plane->reserve_selection(selection)) {
+            return failure;
+        }
+    }
+    params.selection = selection;
+    plane->selection_changed();
+    llama_edgekv_invalidate_graph(lctx);
+
+    return {};
+}
+
+bool edgekv_context::sketches() const {
+    return params.mode == EDGEKV_MODE_SPARSE && params.selection.sketch != EDGEKV_SKETCH_NONE;
+}
+
+bool edgekv_context::decodes_elsewhere() const {
+    const void * thread = decoder.load(std::memory_order_acquire);
+
+    return thread && thread != this_thread_name();
+}
+
+// ---- ubatches ----------------------------------------------------------------------------------------------------------------
+
+void edgekv_context::begin_ubatch(int n_tokens) {
+    const edgekv_mode mode    = wanted_mode.load(std::memory_order_acquire);
+    const bool        observe = wanted_observe.load(std::memory_order_relaxed);
+    const bool        prompts = wanted_observe_prompts.load(std::memory_order_relaxed);
+
+    UbatchBegin ubatch = ubatches.begin(n_tokens);
+    ubatch.anew = mode != params.mode || observe != params.observe || prompts != params.observe_prompts;
+    if (ubatch.anew) {
+        llama_edgekv_invalidate_graph(lctx);
+    }
+    params.mode            = mode;
+    params.observe         = observe;
+    params.observe_prompts = prompts;
+
+    pages.sync(lctx, mode != EDGEKV_MODE_OFF ? n_tokens : 0, mode == EDGEKV_MODE_SPARSE);
+    plane->begin(ubatch);
+}
+
+bool edgekv_context::end_ubatch(bool ok) {
+    const UbatchDone done = plane->end(ok);
+    if (ok && done.sketched) {
+        pages.stale.built();
+    }
+    ubatches.end(ok, done, params.observe, lacks_room());
+    if (ubatches.run_ended()) {
+        pages.cells.changes_delivered();
+    }
+
+    return ubatches.run_ended() || (ok && ubatches.watched);
+}
+
+// the next llama_decode may find no cells for a batch, though the context has tokens left
+bool edgekv_context::lacks_room() const {
+    if (shape.n_cells >= (int) llama_n_ctx_seq(lctx)) {
+        return false;
+    }
+    for (int s = 0; s < shape.n_stream; ++s) {
+        llama_edgekv_cells cells;
+        if (llama_edgekv_get_cells(lctx, (uint32_t) s, &cells) && cells.n_cells - cells.n_used < llama_n_batch(lctx)) {
+            return true;
+        }
+    }
+
+    return false;
+}
+
+Layer * edgekv_context::served_layer(int il, const ggml_tensor * k) {
+    if (params.mode == EDGEKV_MODE_OFF || il < 0 || il >= (int) layers.size()) {
+        return nullptr;
+    }
+
+    Layer * layer = layers[il].get();
+    if (layer->info.state != EDGEKV_LAYER_HOOKED || k->view_src != layer->seam.k) {
+        return nullptr;
+    }
+
+    return layer;
+}

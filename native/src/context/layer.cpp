@@ -1,0 +1,93 @@
+#include "context/layer.h"
+
+#include "context/context.h"
+
+#include <algorithm>
+
+namespace edgekv {
+
+static bool served_type(const ggml_tensor * cache) {
+    return cache->type == GGML_TYPE_F16 || cache->type == GGML_TYPE_Q8_0;
+}
+
+// why a layer cannot be served, or EDGEKV_LAYER_HOOKED
+static edgekv_layer_state classify(const llama_edgekv_layer & seam) {
+    if (!hooks_enabled()) {
+        return EDGEKV_LAYER_DISABLED;
+    }
+
+    switch (seam.kind) {
+        case LLAMA_EDGEKV_LAYER_ATTENTION: break;
+        case LLAMA_EDGEKV_LAYER_SWA:       return EDGEKV_LAYER_SWA;
+        case LLAMA_EDGEKV_LAYER_RECURRENT: return EDGEKV_LAYER_RECURRENT;
+        case LLAMA_EDGEKV_LAYER_MLA:       return EDGEKV_LAYER_MLA;
+        case LLAMA_EDGEKV_LAYER_SHARED:    return EDGEKV_LAYER_SHARED;
+        case LLAMA_EDGEKV_LAYER_NONE:      return EDGEKV_LAYER_NO_CACHE;
+    }
+
+    if (!seam.host) {
+        return EDGEKV_LAYER_DEVICE;
+    }
+    if (seam.v_transposed) {
+        return EDGEKV_LAYER_V_TRANSPOSED;
+    }
+    if (seam.alibi) {
+        return EDGEKV_LAYER_ALIBI;
+    }
+    if (!served_type(seam.k) || !served_type(seam.v)) {
+        return EDGEKV_LAYER_CACHE_TYPE;
+    }
+    if (seam.head_dim_k != seam.head_dim_v || seam.n_head % std::max(1, seam.n_head_kv) != 0 ||
+        seam.n_head > kMaxGroup*std::max(1, seam.n_head_kv) || seam.n_head_kv > kMaxHeadsKv ||
+        !attend_supports(seam.head_dim_k, cell_type(seam.k), cell_type(seam.v))) {
+        return EDGEKV_LAYER_HEAD_DIM;
+    }
+
+    return EDGEKV_LAYER_HOOKED;
+}
+
+Layer look_at_layer(const llama_context * lctx, int il) {
+    Layer layer;
+    layer.il = il;
+    llama_edgekv_get_layer(lctx, il, &layer.seam);
+
+    const auto & seam = layer.seam;
+    auto &       info = layer.info;
+    info.state     = classify(seam);
+    info.row       = -1;
+    info.n_head    = seam.n_head;
+    info.n_head_kv = seam.n_head_kv;
+    info.head_dim  = seam.head_dim_k;
+    info.k_type    = seam.k ? (int) seam.k->type : -1;
+    info.v_type    = seam.v ? (int) seam.v->type : -1;
+
+    return layer;
+}
+
+static bool storable(const ggml_tensor * cur, const ggml_tensor * idxs, const ggml_tensor * view) {
+    const ggml_tensor * cache = view->view_src;
+
+    // heads of a token lie side by side, and streams behind each other, as the row index assumes
+    return cur->type == GGML_TYPE_F32 && cur->nb[0] == sizeof(float) && cur->nb[1] == cur->ne[0]*sizeof(float) &&
+           idxs->type == GGML_TYPE_I64 && cur->ne[0]*cur->ne[1] == cache->ne[0] &&
+           cache->nb[2] == cache->ne[1]*cache->nb[1];
+}
+
+bool storable(const llama_edgekv_store & args) {
+    return storable(args.k_cur, args.k_idxs, args.k) && storable(args.v_cur, args.v_idxs, args.v);
+}
+
+bool attendable(const llama_edgekv_attend & args) {
+    const ggml_tensor * q    = args.q;
+    const ggml_tensor * k    = args.k;
+    const ggml_tensor * v    = args.v;
+    const ggml_tensor * mask = args.mask;
+
+    return args.plain && q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0] && v->ne[0] == k->ne[0] &&
+           v->ne[2] == k->ne[2] && q->ne[1] % k->ne[1] == 0 &&
+           (mask->type == GGML_TYPE_F16 || mask->type == GGML_TYPE_F32) && mask->ne[0] == k->ne[2] && mask->ne[3] == k->ne[3] &&
+           mask->ne[1]*mask->ne[3] == q->ne[2] &&
+           (!args.sinks || args.sinks->type == GGML_TYPE_F32);
+}
+
+}  // namespace edgekv

@@ -1,0 +1,41 @@
+// One model layer: what the seam says of it, and whether it is served.
+#pragma once
+
+#include "kernels/attend/attend.h"
+#include "edgekv.h"
+#include "llama-edgekv.h"
+
+#include <cstddef>
+
+namespace edgekv {
+
+struct Layer {
+    int il = 0;
+    edgekv_layer info = {};
+    llama_edgekv_layer seam = {};
+
+    // of one head of one cell
+    size_t k_row_bytes() const { return ggml_row_size(seam.k->type, seam.head_dim_k); }
+    size_t v_row_bytes() const { return ggml_row_size(seam.v->type, seam.head_dim_v); }
+};
+
+Layer look_at_layer(const llama_context * lctx, int il);  // info.row is -1
+
+inline CellType cell_type(const ggml_tensor * cache) {
+    return cache->type == GGML_TYPE_Q8_0 ? CellType::q8_0 : CellType::f16;
+}
+
+inline MaskType mask_type(const ggml_tensor * mask) {
+    return mask->type == GGML_TYPE_F16 ? MaskType::f16 : MaskType::f32;
+}
+
+// the stream of the cache that a view of it begins with
+inline int first_stream(const ggml_tensor * view) {
+    return (int) (view->view_offs/view->nb[3]);
+}
+
+// Whether a node of ours can serve the tensors of a graph. Both planes ask.
+bool storable(const llama_edgekv_store & args);
+bool attendable(const llama_edgekv_attend & args);
+
+}  // namespace edgekv

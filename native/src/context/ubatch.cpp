@@ -1,0 +1,48 @@
+#include "context/ubatch.h"
+
+#include <cassert>
+
+namespace edgekv {
+
+UbatchBegin Ubatches::begin(int n_tokens_ubatch) {
+    assert(n_tokens_ubatch > 0);
+    n_tokens = n_tokens_ubatch;
+    number  += 1;
+
+    bool clear = false;
+    if (delivered) {
+        clear     = observed;
+        observed  = false;
+        pending   = {};
+        delivered = false;
+    }
+
+    return { number, n_tokens, clear, false };
+}
+
+void Ubatches::end(bool ok, const UbatchDone & done, bool observes, bool lacks_room) {
+    const bool hooked     = done.by != Attended::none;
+    const int  n_last     = done.n_last_observed;
+    const int  n_observed = n_last > 0 ? n_last : done.by == Attended::decode && observes ? n_tokens : 0;
+    observed = observed || hooked || n_last > 0;
+
+    if (ok) {
+        pending.n_ubatches += 1;
+        pending.n_tokens   += n_tokens;
+        if (hooked) {
+            pending.n_ubatches_hooked += 1;
+            pending.n_tokens_hooked   += n_tokens;
+        }
+        pending.n_tokens_observed += n_observed;
+    }
+    // a prompt's ubatch ends the run
+    delivered = ok && (done.by != Attended::decode || n_last > 0 || pending.n_ubatches_hooked >= run_every || lacks_room);
+}
+
+void Ubatches::count_runs(int every) {
+    assert(every > 0);
+    run_every = every;
+    delivered = true;  // what was summed up so far is not asked for any more
+}
+
+}  // namespace edgekv

@@ -1,0 +1,171 @@
+// Dispatch, workspace layout and the hand-over from the last thread to the merge of every cell.
+#include "kernels/attend/attend.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cassert>
+#include <cstring>
+#include <iterator>
+
+#include "kernels/attend/attend_internal.h"
+#include "kernels/simd/isa_dispatch.h"
+#include "kernels/simd/subnormals.h"
+#include "kernels/simd/tiles.h"
+
+namespace edgekv {
+namespace {
+
+size_t align64(size_t n) { return (n + 63) / 64 * 64; }
+
+AttendPlan make_plan(const AttendProblem & p, int n_threads) {
+    AttendPlan plan{};
+    plan.n_threads = n_threads;
+    plan.group = p.n_head / p.n_head_kv;
+    plan.rows_per_kv = plan.group * p.n_tokens;
+    plan.n_rows = plan.rows_per_kv * p.n_head_kv;
+    plan.n_strips = (p.n_cells + kStripCells - 1) / kStripCells;
+
+    // Large tiles cost less; small ones when there would be too few for the threads to share out evenly.
+    plan.tile_strips = kTileStrips;
+    const auto units = [&] { return (plan.n_strips + plan.tile_strips - 1) / plan.tile_strips * p.n_head_kv; };
+    while (n_threads > 1 && plan.tile_strips > 1 && units() < 8 * n_threads) {
+        plan.tile_strips /= 2;
+    }
+    plan.n_tiles = (plan.n_strips + plan.tile_strips - 1) / plan.tile_strips;
+    plan.n_units = units();
+
+    const size_t rows = static_cast<size_t>(plan.n_rows);
+    const size_t head_dim = static_cast<size_t>(p.head_dim);
+    const size_t acc_bytes = align64(head_dim * sizeof(float));
+    plan.acc_stride = static_cast<int>(acc_bytes / sizeof(float));
+    plan.q_row_bytes = align64(head_dim) * sizeof(float) + align64(head_dim / 32 * 8);  // room for the quantised form too
+    plan.sum_offset = align64(rows * sizeof(float));
+    plan.acc_offset = 2 * plan.sum_offset;
+    plan.q_offset = plan.acc_offset + rows * acc_bytes;
+    plan.partial_bytes = plan.q_offset + rows * plan.q_row_bytes;
+
+    const int per_page = p.page_tokens / kStripCells;
+    const size_t whole_pages = static_cast<size_t>((plan.n_strips + per_page - 1) / per_page * per_page);
+    plan.strip_stride = align64(whole_pages * sizeof(float)) / sizeof(float);
+    const bool observed = p.mass_max != nullptr || p.mass_sum != nullptr;
+    plan.strip_sum_offset = kAttendHeaderBytes;
+    plan.strip_max_offset = plan.strip_sum_offset + (observed ? rows * plan.strip_stride * sizeof(float) : 0);
+    plan.final_offset = plan.strip_max_offset + (observed ? rows * plan.strip_stride * sizeof(float) : 0);
+    plan.partial_offset = plan.final_offset + (observed ? align64(2 * rows * sizeof(float)) : 0);
+
+    const size_t group = static_cast<size_t>(plan.group);
+    plan.query_offset = kAttendHeaderBytes;
+    plan.masses_offset = align64(group * plan.q_row_bytes);
+    plan.mass_stride = static_cast<size_t>((p.n_cells + p.page_tokens - 1) / p.page_tokens + kStripCells - 1) / kStripCells * kStripCells;
+    plan.query_bytes = plan.masses_offset + (observed ? align64(group * plan.mass_stride * sizeof(float)) : 0);
+    plan.tile_offset = plan.query_offset + static_cast<size_t>(n_threads) * plan.query_bytes;
+    plan.tile_weights = align64(2 * group * sizeof(float));
+    plan.tile_acc = plan.tile_weights + align64(group * kTileCells * sizeof(float));
+    plan.tile_bytes = plan.tile_acc + group * acc_bytes;
+    return plan;
+}
+
+const AttendKernels & kernels(Isa isa) {
+#if EDGEKV_X86
+    return kernels_for(isa, kAttendPortable, kAttendAvx2, kAttendAvx512, kAttendAvx512Vnni);
+#else
+    (void) isa;
+    return kAttendPortable;
+#endif
+}
+
+}  // namespace
+
+size_t attend_workspace_bytes(const AttendProblem & problem, int n_threads) {
+    const AttendPlan plan = make_plan(problem, n_threads);
+    if (problem.rows.stride > 0) {
+        const size_t n_lists = static_cast<size_t>(problem.n_tokens) * static_cast<size_t>(problem.n_head_kv);
+        return plan.tile_offset + n_lists * ((problem.rows.stride + kTileCells - 1) / kTileCells) * plan.tile_bytes;
+    }
+    return plan.partial_offset + static_cast<size_t>(n_threads) * plan.partial_bytes;
+}
+
+void attend_run_with(const AttendKernels & kernels, const AttendProblem & problem, void * workspace, int ith, int nth) {
+    assert(attend_supports(problem.head_dim, problem.k_type, problem.v_type));
+    static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "the header is an array of counters");
+    const SubnormalsAreZero fast;
+    const AttendPlan plan = make_plan(problem, nth);
+    char * bytes = static_cast<char *>(workspace);
+    kernels.process(problem, plan, bytes, ith);
+
+    auto * header = reinterpret_cast<std::atomic<uint32_t> *>(bytes);
+    if (header[0].fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(nth)) {
+        header[0].store(0, std::memory_order_relaxed);  // the caller's own barrier orders this before the next run
+        header[1].store(0, std::memory_order_relaxed);
+        kernels.finish(problem, plan, bytes);
+    }
+}
+
+void attend_run(const AttendProblem & problem, void * workspace, int ith, int nth, Isa isa) {
+    attend_run_with(kernels(isa), problem, workspace, ith, nth);
+}
+
+void attend_observe_with(const AttendKernels & kernels, const AttendProblem & problem, const void * workspace, int ith, int nth) {
+    if (problem.rows.stride > 0) {
+        return;
+    }
+    const SubnormalsAreZero fast;
+    kernels.observe(problem, make_plan(problem, nth), static_cast<const char *>(workspace), ith);
+}
+
+void attend_observe(const AttendProblem & problem, const void * workspace, int ith, int nth, Isa isa) {
+    attend_observe_with(kernels(isa), problem, workspace, ith, nth);
+}
+
+const AttendKernels * attend_kernels(const char * name) {
+#if EDGEKV_X86
+    return kernels_by_name(name, kAttendPortable, kAttendAvx2, kAttendAvx512, kAttendAvx512Vnni);
+#else
+    return std::strcmp(name, "portable") == 0 ? &kAttendPortable : nullptr;
+#endif
+}
+
+bool isa_supported(Isa isa) {
+    switch (isa) {
+        case Isa::portable: return true;
+#if EDGEKV_X86
+        case Isa::avx2:
+            return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+        case Isa::avx512:
+            return isa_supported(Isa::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+        case Isa::avx512bf16: return isa_supported(Isa::avx512) && has_avx512_bf16();
+        case Isa::amx: return isa_supported(Isa::avx512) && tiles_usable();
+#endif
+        default: return false;
+    }
+}
+
+Isa isa_best() {
+    for (const Isa isa : {Isa::amx, Isa::avx512bf16, Isa::avx512, Isa::avx2}) {
+        if (isa_supported(isa)) {
+            return isa;
+        }
+    }
+    return Isa::portable;
+}
+
+const char * isa_name(Isa isa) {
+    switch (isa) {
+        case Isa::portable: return "portable";
+        case Isa::avx2: return "avx2";
+        case Isa::avx512: return "avx512";
+        case Isa::avx512bf16: return "avx512bf16";
+        case Isa::amx: return "amx";
+    }
+    return "?";
+}
+
+bool attend_supports(int head_dim, CellType k_type, CellType v_type) {
+    constexpr int sizes[] = {64, 72, 80, 96, 112, 128, 192, 256, kMaxHeadDim};
+    const bool known = std::find(std::begin(sizes), std::end(sizes), head_dim) != std::end(sizes);
+    const bool quantised = k_type == CellType::q8_0 || v_type == CellType::q8_0;
+    return known && !(quantised && head_dim % 32 != 0);
+}
+
+}  // namespace edgekv

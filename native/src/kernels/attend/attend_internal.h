@@ -1,0 +1,65 @@
+// What attend.cpp shares with the per-ISA kernels: the layout of the workspace and the kernel table. Declarations and plain
+// data only: an inline function here would be compiled under several instruction sets and merged by the linker.
+#pragma once
+
+#include "kernels/attend/attend.h"
+
+namespace edgekv {
+
+// Cells are processed in strips of 16 and tiles of up to 4 strips. A strip is addressed by its own base pointers, so that
+// strips need not be consecutive in memory.
+constexpr int kStripCells = 16;
+constexpr int kTileStrips = 4;
+constexpr int kTileCells = kStripCells * kTileStrips;
+
+// The header: threads that are done, the next tile of a list, and from kArrivals on, by KV head, tiles that are done.
+constexpr int kArrivals = 16;  // uint32
+
+// The same on every thread of a run. Row (kv head h, token t, head g of the group) has index h*rows_per_kv + t*group + g.
+struct AttendPlan {
+    int group;
+    int rows_per_kv;
+    int n_rows;
+    int n_strips;
+    int tile_strips;
+    int n_tiles;
+    int n_units;  // unit u: tile u / n_head_kv, KV head u % n_head_kv
+    int n_threads;
+    int acc_stride;  // floats of an output accumulator: head_dim in whole vectors
+
+    // Per thread: running max and sum [n_rows], output accumulators [n_rows][acc_stride], prepared queries [n_rows].
+    size_t partial_offset, partial_bytes;
+    size_t sum_offset, acc_offset, q_offset;  // within a partial; the max comes first
+    size_t q_row_bytes;
+
+    // Per row and strip, if mass is observed: the sum of the weights and the running
+    // max that they refer to.
+    size_t strip_sum_offset, strip_max_offset;
+    size_t strip_stride;  // floats per row
+    size_t final_offset;  // per row, if mass is observed: the final max and 1 / sum, left by the merge
+
+    // With lists of rows what follows the header is laid out otherwise: per thread the prepared queries of a head and the masses of a list
+    // by query head and page; and per tile of 64 rows of a list its largest logits and sums [group], weights [group][64] and sums over V.
+    size_t query_offset, query_bytes, masses_offset;
+    size_t mass_stride;  // floats per query head
+    size_t tile_offset, tile_bytes, tile_weights, tile_acc;
+};
+
+struct AttendKernels {
+    void (*process)(const AttendProblem & problem, const AttendPlan & plan, char * workspace, int ith);
+    void (*finish)(const AttendProblem & problem, const AttendPlan & plan, char * workspace);
+    void (*observe)(const AttendProblem & problem, const AttendPlan & plan, const char * workspace, int ith);
+};
+
+extern const AttendKernels kAttendPortable;
+extern const AttendKernels kAttendAvx2;
+extern const AttendKernels kAttendAvx512;
+extern const AttendKernels kAttendAvx512Vnni;
+
+// By name, "avx512vnni" apart from "avx512"; null if not compiled in or not usable on this CPU.
+const AttendKernels * attend_kernels(const char * name);
+
+void attend_run_with(const AttendKernels & kernels, const AttendProblem & problem, void * workspace, int ith, int nth);
+void attend_observe_with(const AttendKernels & kernels, const AttendProblem & problem, const void * workspace, int ith, int nth);
+
+}  // namespace edgekv

@@ -1,0 +1,280 @@
+// Every cell: a thread's share of an attention run walks its (tile, KV head) units and keeps an online softmax per query row.
+#pragma once
+
+#include <string.h>
+
+#include "kernels/attend/attend_query.h"
+#include "kernels/attend/attend_softmax.h"
+
+namespace edgekv {
+namespace {
+
+template <class U>
+using QkFn = void (*)(const U &, const char * const * q, float (*scores)[kTileCells]);
+template <class U>
+using PvFn = void (*)(const U &, const float (*p)[kTileCells], float * const * acc, const float * factor);
+
+// By number of rows in the register block; blocks larger than the ISA's kRows do not occur.
+template <class U, int D>
+struct Products {
+    static constexpr int rows(int n) { return n < Simd::kRows ? n : Simd::kRows; }
+    static constexpr QkFn<U> kQkF16[] = {qk_f16<U, D, rows(1)>, qk_f16<U, D, rows(2)>, qk_f16<U, D, rows(3)>, qk_f16<U, D, rows(4)>};
+    static constexpr PvFn<U> kPvF16[] = {pv<U, CellType::f16, D, rows(1)>, pv<U, CellType::f16, D, rows(2)>,
+                                         pv<U, CellType::f16, D, rows(3)>, pv<U, CellType::f16, D, rows(4)>};
+
+    static const QkFn<U> * qk(CellType type) {
+        if constexpr (D % kBlock == 0) {
+            static constexpr QkFn<U> q8[] = {qk_q8<U, D, rows(1)>, qk_q8<U, D, rows(2)>, qk_q8<U, D, rows(3)>, qk_q8<U, D, rows(4)>};
+            return type == CellType::q8_0 ? q8 : kQkF16;
+        } else {
+            return kQkF16;
+        }
+    }
+    static const PvFn<U> * pv_of(CellType type) {
+        if constexpr (D % kBlock == 0) {
+            static constexpr PvFn<U> q8[] = {pv<U, CellType::q8_0, D, rows(1)>, pv<U, CellType::q8_0, D, rows(2)>,
+                                             pv<U, CellType::q8_0, D, rows(3)>, pv<U, CellType::q8_0, D, rows(4)>};
+            return type == CellType::q8_0 ? q8 : kPvF16;
+        } else {
+            return kPvF16;
+        }
+    }
+};
+
+// What the heads of a tile share.
+struct Tile {
+    int first_cell;
+    int n_cells;
+    uint8_t visible[kTileCells];
+    int n_visible;
+    int tokens[kMaxQueryTokens];  // those that see any of the tile
+    int n_tokens;
+    alignas(64) float bias[kMaxQueryTokens][kTileCells];  // -inf from n_cells on
+};
+
+// The mask of cells [first, first + n) for one token, -inf up to `padded`.
+inline void fill_bias(const AttendProblem & p, int token, int first, int n, int padded, float * bias) {
+    const int whole = n / kLanes * kLanes;
+    const char * mask = p.mask + static_cast<size_t>(token) * p.mask_stride_token;
+    if (p.mask_type == MaskType::f16) {
+        mask += static_cast<size_t>(first) * 2;
+        for (int c = 0; c < whole; c += kLanes) {
+            Simd::store(bias + c, Simd::load_f16(mask + c * 2));
+        }
+        if (whole < n) {
+            alignas(64) char tail[kLanes * 2] = {};
+            alignas(64) float values[kLanes];
+            memcpy(tail, mask + whole * 2, static_cast<size_t>(n - whole) * 2);
+            Simd::store(values, Simd::load_f16(tail));
+            memcpy(bias + whole, values, static_cast<size_t>(n - whole) * sizeof(float));
+        }
+    } else if (p.mask_type == MaskType::f32) {
+        memcpy(bias, mask + static_cast<size_t>(first) * 4, static_cast<size_t>(n) * 4);
+    } else {
+        memset(bias, 0, static_cast<size_t>(n) * 4);
+    }
+    for (int c = n; c < padded; ++c) {
+        bias[c] = -INFINITY;
+    }
+}
+
+inline void prepare_tile(const AttendProblem & p, const AttendPlan & plan, int index, Tile & tile) {
+    const int tile_cells = plan.tile_strips * kStripCells;
+    tile.first_cell = index * tile_cells;
+    tile.n_cells = p.n_cells - tile.first_cell < tile_cells ? p.n_cells - tile.first_cell : tile_cells;
+    tile.n_tokens = 0;
+    tile.n_visible = 0;
+    uint64_t seen = 0;
+    for (int t = 0; t < p.n_tokens; ++t) {
+        fill_bias(p, t, tile.first_cell, tile.n_cells, kTileCells, tile.bias[t]);
+        uint64_t bits = 0;
+        for (int c = 0; c < kTileCells; c += kLanes) {
+            bits |= static_cast<uint64_t>(Simd::visible_bits(Simd::load(tile.bias[t] + c))) << c;
+        }
+        if (bits != 0) {
+            tile.tokens[tile.n_tokens++] = t;
+            seen |= bits;
+        }
+    }
+    for (int c = 0; c < tile.n_cells; ++c) {
+        tile.visible[tile.n_visible] = static_cast<uint8_t>(c);
+        tile.n_visible += static_cast<int>(seen >> c & 1);
+    }
+}
+
+// The f16 scales of the unit's q8_0 rows, as floats by block and cell; 0 for cells that do not exist.
+inline void load_scales(const Unit & unit, const char * const * strips, const size_t * strides, int n_blocks,
+                        float (*scale)[kTileCells]) {
+    for (int s = 0; s < unit.n_strips; ++s) {
+        const size_t stride = strides[s];
+        for (int b = 0; b < n_blocks; ++b) {
+            const char * first = strips[s] + static_cast<size_t>(b) * kBlockBytes;
+            float * dst = scale[b] + s * kStripCells;
+            if (unit.cells[s] == kStripCells) {
+                for (int c = 0; c < kStripCells; c += kLanes) {
+                    Simd::store(dst + c, Simd::gather_f16(first + static_cast<size_t>(c) * stride, stride));
+                }
+                continue;
+            }
+            alignas(64) char halves[kStripCells * 2] = {};
+            for (int c = 0; c < unit.cells[s]; ++c) {
+                memcpy(halves + 2 * c, first + static_cast<size_t>(c) * stride, 2);
+            }
+            for (int c = 0; c < kStripCells; c += kLanes) {
+                Simd::store(dst + c, Simd::load_f16(halves + 2 * c));
+            }
+        }
+    }
+}
+
+// Memory is best fetched in address order. So where the heads of a cell lie side by side, a unit prefetches a stretch of the
+// next tile's cells with all their heads (its share of the tile), and its own rows only where the cells of a head do.
+inline Ahead ahead_of(const char * cell, size_t stride_cell, size_t stride_head, int head, int n_heads) {
+    if (stride_head < stride_cell) {
+        const int step = static_cast<int>(stride_cell / static_cast<size_t>(n_heads));
+        return {cell + static_cast<size_t>(head * kStripCells) * static_cast<size_t>(step), step, step};
+    }
+    return {cell + static_cast<size_t>(head) * stride_head, static_cast<int>(stride_cell), static_cast<int>(stride_cell)};
+}
+
+inline void prepare_prefetch(const AttendProblem & p, const AttendPlan & plan, int tile, int head, Unit & unit) {
+    for (int s = 0; s < unit.n_strips; ++s) {
+        const int wanted = tile * plan.tile_strips + s;
+        const int strip = wanted < plan.n_strips ? wanted : plan.n_strips - 1;
+        const size_t cell = static_cast<size_t>(strip) * kStripCells;
+        unit.next_k[s] = ahead_of(p.k + cell * p.k_stride_cell, p.k_stride_cell, p.k_stride_head, head, p.n_head_kv);
+        unit.next_v[s] = ahead_of(p.v + cell * p.v_stride_cell, p.v_stride_cell, p.v_stride_head, head, p.n_head_kv);
+    }
+}
+
+inline void prepare_unit(const AttendProblem & p, const Tile & tile, int head, Unit & unit) {
+    unit.n_strips = (tile.n_cells + kStripCells - 1) / kStripCells;
+    unit.visible = tile.visible;
+    unit.n_visible = tile.n_visible;
+    for (int s = 0; s < unit.n_strips; ++s) {
+        const size_t cell = static_cast<size_t>(tile.first_cell + s * kStripCells);
+        const int left = tile.n_cells - s * kStripCells;
+        unit.k[s] = p.k + cell * p.k_stride_cell + static_cast<size_t>(head) * p.k_stride_head;
+        unit.v[s] = p.v + cell * p.v_stride_cell + static_cast<size_t>(head) * p.v_stride_head;
+        unit.k_stride[s] = p.k_stride_cell;
+        unit.v_stride[s] = p.v_stride_cell;
+        unit.cells[s] = left < kStripCells ? left : kStripCells;
+    }
+    if (p.k_type == CellType::q8_0) {
+        load_scales(unit, unit.k, unit.k_stride, p.head_dim / kBlock, unit.scales.k);
+    }
+    if (p.v_type == CellType::q8_0) {
+        load_scales(unit, unit.v, unit.v_stride, p.head_dim / kBlock, unit.scales.v);
+    }
+}
+
+inline void clear_strips(const AttendPlan & plan, char * workspace, int row, int strip, int n_strips) {
+    float * sums = reinterpret_cast<float *>(workspace + plan.strip_sum_offset);
+    float * tops = reinterpret_cast<float *>(workspace + plan.strip_max_offset);
+    for (int s = strip; s < strip + n_strips; ++s) {
+        sums[row * plan.strip_stride + s] = 0.0f;
+        tops[row * plan.strip_stride + s] = -INFINITY;
+    }
+}
+
+// One thread's share of a run: its partial softmax in the workspace, and the products of the tiles it walks.
+template <int D>
+class Share {
+public:
+    Share(const AttendProblem & p, const AttendPlan & plan, char * workspace, int ith) :
+        p(p), plan(plan), observed(p.mass_max != nullptr || p.mass_sum != nullptr), qk(Products<Unit, D>::qk(p.k_type)),
+        weigh(Products<Unit, D>::pv_of(p.v_type)), acc_stride(static_cast<size_t>(dim_of<D>(plan.acc_stride))) {
+        char * partial = workspace + plan.partial_offset + static_cast<size_t>(ith) * plan.partial_bytes;
+        max = reinterpret_cast<float *>(partial);
+        sum = reinterpret_cast<float *>(partial + plan.sum_offset);
+        acc = reinterpret_cast<float *>(partial + plan.acc_offset);
+        queries = partial + plan.q_offset;
+        strip_sum = reinterpret_cast<float *>(workspace + plan.strip_sum_offset);
+        strip_max = reinterpret_cast<float *>(workspace + plan.strip_max_offset);
+        for (int row = 0; row < plan.n_rows; ++row) {
+            max[row] = -INFINITY;
+            sum[row] = 0.0f;
+            const int in_head = row % plan.rows_per_kv;
+            prepare_query<D>(p, in_head / plan.group, row / plan.rows_per_kv * plan.group + in_head % plan.group,
+                             queries + static_cast<size_t>(row) * plan.q_row_bytes);
+        }
+        memset(acc, 0, static_cast<size_t>(plan.n_rows) * acc_stride * sizeof(float));
+    }
+
+    // `first_strip`: where the tile's strips stand in the strip sums of its rows.
+    void attend(const Tile & tile, const Unit & unit, int head, int first_strip) {
+        const int n_rows = tile.n_tokens * plan.group;
+        const int n_blocks = (n_rows + Simd::kRows - 1) / Simd::kRows;
+        for (int block = 0, done = 0; block < n_blocks; ++block) {
+            const int count = (n_rows - done + n_blocks - block - 1) / (n_blocks - block);  // as even as it gets
+            const char * q[Simd::kRows];
+            const float * bias[Simd::kRows];
+            float * out[Simd::kRows];
+            float factor[Simd::kRows];
+            RowState state[Simd::kRows];
+            for (int r = 0; r < count; ++r) {
+                const int token = tile.tokens[(done + r) / plan.group];
+                const size_t row = static_cast<size_t>(head * plan.rows_per_kv + token * plan.group + (done + r) % plan.group);
+                const size_t strip = row * plan.strip_stride + static_cast<size_t>(first_strip);
+                q[r] = queries + row * plan.q_row_bytes;
+                bias[r] = tile.bias[token];
+                out[r] = acc + row * acc_stride;
+                state[r] = {max + row, sum + row, observed ? strip_sum + strip : nullptr, observed ? strip_max + strip : nullptr};
+            }
+            qk[count - 1](unit, q, scores);
+            softmax_tile(count, unit.n_strips, p.softcap, scores, bias, state, factor);
+            weigh[count - 1](unit, scores, out, factor);
+            done += count;
+        }
+    }
+
+    const AttendProblem & p;
+    const AttendPlan & plan;
+    const bool observed;
+
+private:
+    const QkFn<Unit> * qk;
+    const PvFn<Unit> * weigh;
+    const size_t acc_stride;
+    float *max, *sum, *acc, *strip_sum, *strip_max;
+    char * queries;
+    alignas(64) float scores[Simd::kRows][kTileCells];
+};
+
+template <int D>
+void process_all(const AttendProblem & p, const AttendPlan & plan, char * workspace, int ith) {
+    const int begin = static_cast<int>(static_cast<int64_t>(plan.n_units) * ith / plan.n_threads);
+    const int end = static_cast<int>(static_cast<int64_t>(plan.n_units) * (ith + 1) / plan.n_threads);
+
+    Share<D> share(p, plan, workspace, ith);
+    Tile tile;
+    Unit unit;
+    unit.head_dim = p.head_dim;
+    int tile_index = begin / p.n_head_kv;
+    int head = begin % p.n_head_kv - 1;
+    for (int u = begin; u < end; ++u) {
+        if (++head == p.n_head_kv) {
+            head = 0;
+            ++tile_index;
+        }
+        if (head == 0 || u == begin) {
+            prepare_tile(p, plan, tile_index, tile);
+        }
+        const int first_strip = tile_index * plan.tile_strips;
+        if (share.observed && tile.n_tokens < p.n_tokens) {
+            for (int i = 0; i < plan.rows_per_kv; ++i) {
+                clear_strips(plan, workspace, head * plan.rows_per_kv + i, first_strip,
+                             (tile.n_cells + kStripCells - 1) / kStripCells);
+            }
+        }
+        if (tile.n_tokens == 0) {
+            continue;
+        }
+        prepare_unit(p, tile, head, unit);
+        prepare_prefetch(p, plan, tile_index + 1, head, unit);
+        share.attend(tile, unit, head, first_strip);
+    }
+}
+
+}  // namespace
+}  // namespace edgekv

@@ -1,0 +1,65 @@
+// Merges the threads' partial softmaxes into the output; run by the last thread to arrive.
+#pragma once
+
+#include <string.h>
+
+#include "kernels/attend/attend_softmax.h"
+
+namespace edgekv {
+namespace {
+
+// Leaves the row's final max and 1/sum in `max` and `inverse` (0 if the row saw nothing).
+inline void merge_row(const AttendProblem & p, const AttendPlan & plan, char * workspace, int row, int head, char * out,
+                      float & max, float & inverse) {
+    const auto partial = [&](int i) { return workspace + plan.partial_offset + static_cast<size_t>(i) * plan.partial_bytes; };
+    const auto max_of = [&](int i) { return reinterpret_cast<const float *>(partial(i))[row]; };
+
+    float top = p.sinks != nullptr ? p.sinks[head] : -INFINITY;
+    for (int i = 0; i < plan.n_threads; ++i) {
+        top = max_of(i) > top ? max_of(i) : top;
+    }
+    const auto weight_of = [&](int i) { return max_of(i) == -INFINITY ? 0.0f : expf(max_of(i) - top); };
+
+    float total = p.sinks != nullptr && top > -INFINITY ? expf(p.sinks[head] - top) : 0.0f;
+    for (int i = 0; i < plan.n_threads; ++i) {
+        total += weight_of(i) * reinterpret_cast<const float *>(partial(i) + plan.sum_offset)[row];
+    }
+    max = top;
+    inverse = total > 0.0f ? 1.0f / total : 0.0f;
+
+    // Threads' contributions are added up in `out` itself, thread by thread.
+    for (int i = 0; i < plan.n_threads; ++i) {
+        const float * acc = reinterpret_cast<const float *>(partial(i) + plan.acc_offset) + static_cast<size_t>(row) * plan.acc_stride;
+        const F factor = Simd::set1(weight_of(i) * inverse);
+        int d = 0;
+        for (; d + kLanes <= p.head_dim; d += kLanes) {
+            const F x = Simd::mul(Simd::load(acc + d), factor);
+            Simd::store(out + d * 4, i == 0 ? x : Simd::add(Simd::load(out + d * 4), x));
+        }
+        if (d < p.head_dim) {
+            const int left = p.head_dim - d;
+            const F x = Simd::mul(Simd::load(acc + d), factor);
+            Simd::store_some(out + d * 4, i == 0 ? x : Simd::add(Simd::load_some(out + d * 4, left), x), left);
+        }
+    }
+}
+
+inline void merge(const AttendProblem & p, const AttendPlan & plan, char * workspace) {
+    const bool observed = p.mass_max != nullptr || p.mass_sum != nullptr;
+    float * final_of_row = reinterpret_cast<float *>(workspace + plan.final_offset);
+    for (int row = 0; row < plan.n_rows; ++row) {
+        const int kv = row / plan.rows_per_kv;
+        const int token = row % plan.rows_per_kv / plan.group;
+        const int head = kv * plan.group + row % plan.group;
+        char * out = p.out + static_cast<size_t>(token) * p.out_stride_token + static_cast<size_t>(head) * p.out_stride_head;
+        float max, inverse;
+        merge_row(p, plan, workspace, row, head, out, max, inverse);
+        if (observed) {
+            final_of_row[2 * row] = max;
+            final_of_row[2 * row + 1] = inverse;
+        }
+    }
+}
+
+}  // namespace
+}  // namespace edgekv

@@ -1,0 +1,9 @@
+#include "kernels/simd/simd_portable.h"
+// the headers below use its Simd
+#include "kernels/attend/attend_rows.h"
+
+namespace edgekv {
+
+const AttendKernels kAttendPortable = {process, finish, observe};
+
+}  // namespace edgekv

@@ -1,0 +1,455 @@
+// Lists of rows: threads claim tiles of 64 rows of a list; who completes a head merges the tiles of its lists and says what came of it.
+#pragma once
+
+#include <atomic>
+
+#include "kernels/attend/attend_kernel.h"
+#include "kernels/attend/attend_merge.h"
+#include "kernels/attend/attend_observe.h"
+
+namespace edgekv {
+namespace {
+
+// One query token and KV head.
+struct RowList {
+    const int32_t * cells;
+    const float * weights;
+    int n, n_tiles;
+    int token, head;
+};
+
+inline RowList list_of(const AttendProblem & p, int index) {
+    const size_t at = static_cast<size_t>(index) * p.rows.stride;
+    const int n = p.rows.n_rows[index];
+    return {p.rows.cells + at, p.rows.weights != nullptr ? p.rows.weights + at : nullptr, n, (n + kTileCells - 1) / kTileCells,
+            index / p.n_head_kv, index % p.n_head_kv};
+}
+
+// Walks the tiles of all lists, one list after the other; claimed tiles come in ascending order.
+class Tiles {
+public:
+    Tiles(const AttendProblem & p) : p(p), n_lists(p.n_tokens * p.n_head_kv), rows(list_of(p, 0)) {}
+
+    bool go_to(int64_t tile) {  // false: there is none
+        while (tile >= before + rows.n_tiles) {
+            before += rows.n_tiles;
+            if (++index == n_lists) {
+                return false;
+            }
+            rows = list_of(p, index);
+        }
+        in_list = static_cast<int>(tile - before);
+        return true;
+    }
+    int n_here() const { return rows.n - in_list * kTileCells < kTileCells ? rows.n - in_list * kTileCells : kTileCells; }
+
+    const AttendProblem & p;
+    int n_lists, index = 0, in_list = 0;
+    int64_t before = 0;
+    RowList rows;
+};
+
+constexpr size_t row_bytes_of(CellType type, int dim) {
+    return type == CellType::q8_0 ? static_cast<size_t>(dim / kBlock * kBlockBytes) : static_cast<size_t>(2 * dim);
+}
+
+// Where the rows of a tile lie: in the arena where their page has a slot, else at home.
+template <int D>
+void find_rows(const AttendProblem & p, const Tiles & at, const char ** k, const char ** v) {
+    const int32_t * cells = at.rows.cells + at.in_list * kTileCells;
+    const int n = at.n_here(), dim = dim_of<D>(p.head_dim);
+    const char * home_k = p.k + static_cast<size_t>(at.rows.head) * p.k_stride_head;
+    const char * home_v = p.v + static_cast<size_t>(at.rows.head) * p.v_stride_head;
+    const int32_t * slots = p.arena.data != nullptr ? p.arena.slots + static_cast<size_t>(at.rows.head) * p.arena.slots_stride : nullptr;
+    for (int i = 0; i < n; ++i) {
+        const size_t cell = static_cast<size_t>(cells[i]);
+        k[i] = home_k + cell * p.k_stride_cell;
+        v[i] = home_v + cell * p.v_stride_cell;
+        if (slots == nullptr) {
+            continue;
+        }
+        const int page = cells[i] / p.page_tokens;
+        if (slots[page] >= 0) {
+            const char * slot = p.arena.data + static_cast<size_t>(slots[page]) * p.arena.slot_bytes;
+            const size_t in_page = static_cast<size_t>(cells[i] - page * p.page_tokens);
+            k[i] = slot + in_page * row_bytes_of(p.k_type, dim);
+            v[i] = slot + p.arena.v_offset + in_page * row_bytes_of(p.v_type, dim);
+        }
+    }
+    for (int i = n; i < kTileCells; ++i) {
+        k[i] = k[n - 1];
+        v[i] = v[n - 1];
+    }
+}
+
+// Whole strips, so that rows past the last have its logit too.
+inline void gather_scales(const char * const * rows, int n_strips, int n_blocks, float (*scale)[kTileCells]) {
+    for (int b = 0; b < n_blocks; ++b) {
+        alignas(64) char halves[kTileCells * 2];
+        for (int i = 0; i < n_strips * kStripCells; ++i) {
+            memcpy(halves + 2 * i, rows[i] + b * kBlockBytes, 2);
+        }
+        for (int i = 0; i < n_strips * kStripCells; i += kLanes) {
+            Simd::store(scale[b] + i, Simd::load_f16(halves + 2 * i));
+        }
+    }
+}
+
+// What a tile leaves: for each query head the largest logit, the sum of its weights, the weights, and their sum over V.
+struct TilePart {
+    float *max, *sum, *weights, *acc;
+};
+
+inline TilePart part_of(const AttendPlan & plan, char * workspace, int64_t tile) {
+    char * at = workspace + plan.tile_offset + static_cast<size_t>(tile) * plan.tile_bytes;
+    float * max = reinterpret_cast<float *>(at);
+    return {max, max + plan.group, reinterpret_cast<float *>(at + plan.tile_weights), reinterpret_cast<float *>(at + plan.tile_acc)};
+}
+
+// Scores become weights under the tile's largest logit.
+inline void weigh_tile(float softcap, float * scores, const float * weights, int n, float & max, float & sum) {
+    const int padded = (n + kStripCells - 1) / kStripCells * kStripCells;
+    F top = Simd::set1(-INFINITY);
+    for (int c = 0; c < padded; c += kLanes) {
+        F s = Simd::load(scores + c);
+        if (softcap != 0.0f) {
+            s = vector_softcap(s, softcap);
+            Simd::store(scores + c, s);
+        }
+        top = Simd::max(top, s);  // rows past the last repeat it
+    }
+    max = Simd::reduce_max(top);
+    const F shift = Simd::set1(max);
+    F total = Simd::zero();
+    for (int c = 0; c < padded; c += kLanes) {
+        const F e = Simd::mul(vector_exp(Simd::sub(Simd::load(scores + c), shift)), Simd::load(weights + c));
+        Simd::store(scores + c, e);
+        total = Simd::add(total, e);
+    }
+    sum = Simd::sum(total);
+}
+
+template <int D>
+class RowRun {
+public:
+    RowRun(const AttendProblem & p, const AttendPlan & plan, char * workspace, int ith) :
+        p(p), plan(plan), workspace(workspace), qk(Products<Gathered, D>::qk(p.k_type)), weigh(Products<Gathered, D>::pv_of(p.v_type)),
+        queries(workspace + plan.query_offset + static_cast<size_t>(ith) * plan.query_bytes),
+        masses(reinterpret_cast<float *>(queries + plan.masses_offset)),
+        shift((p.page_tokens & (p.page_tokens - 1)) == 0 ? __builtin_ctz(static_cast<unsigned>(p.page_tokens)) : -1) {}
+
+    void run() {
+        if (p.mass_max != nullptr || p.mass_sum != nullptr) {
+            memset(masses, 0, static_cast<size_t>(plan.group) * plan.mass_stride * sizeof(float));
+        }
+        Tiles at(p), ahead(p);
+        Gathered tiles[2];
+        for (Gathered & tile : tiles) {
+            tile.head_dim = p.head_dim;
+            tile.k_bytes = static_cast<int>(row_bytes_of(p.k_type, dim_of<D>(p.head_dim)));
+            tile.v_bytes = static_cast<int>(row_bytes_of(p.v_type, dim_of<D>(p.head_dim)));
+        }
+        int64_t index = claim();
+        bool more = at.go_to(index);
+        if (more) {
+            find_rows<D>(p, at, tiles[0].k, tiles[0].v);
+            for (int i = 0; i < at.n_here(); ++i) {
+                Gathered::fetch(tiles[0].k[i], tiles[0].k_bytes);
+                Gathered::fetch(tiles[0].v[i], tiles[0].v_bytes);
+            }
+        }
+        for (int turn = 0; more; turn ^= 1) {
+            const int64_t next = claim();
+            const bool comes = ahead.go_to(next);
+            tiles[turn].next = &tiles[comes ? turn ^ 1 : turn];
+            if (comes) {
+                find_rows<D>(p, ahead, tiles[turn ^ 1].k, tiles[turn ^ 1].v);
+            }
+            attend(at, tiles[turn], index);
+            if (comes) {
+                at.go_to(next);
+            }
+            index = next;
+            more = comes;
+        }
+    }
+
+private:
+    int64_t claim() const { return reinterpret_cast<std::atomic<uint32_t> *>(workspace)[1].fetch_add(1, std::memory_order_relaxed); }
+
+    void prepare(const RowList & rows) {
+        if (rows.token == token && rows.head == head) {
+            return;
+        }
+        token = rows.token;
+        head = rows.head;
+        for (int g = 0; g < plan.group; ++g) {
+            prepare_query<D>(p, token, head * plan.group + g, queries + static_cast<size_t>(g) * plan.q_row_bytes);
+        }
+    }
+
+    void attend(const Tiles & at, Gathered & tile, int64_t index) {
+        const int n = at.n_here();
+        tile.n_strips = (n + kStripCells - 1) / kStripCells;
+        tile.n_visible = n;
+        const int n_scales = dim_of<D>(p.head_dim) / kBlock;
+        if (p.k_type == CellType::q8_0) {
+            gather_scales(tile.k, tile.n_strips, n_scales, tile.scales.k);
+        }
+        if (p.v_type == CellType::q8_0) {
+            gather_scales(tile.v, tile.n_strips, n_scales, tile.scales.v);
+        }
+        alignas(64) float weights[kTileCells] = {};
+        for (int i = 0; i < n; ++i) {
+            weights[i] = at.rows.weights != nullptr ? at.rows.weights[at.in_list * kTileCells + i] : 1.0f;
+        }
+        prepare(at.rows);
+        const TilePart part = part_of(plan, workspace, index);
+        const size_t acc_stride = static_cast<size_t>(dim_of<D>(plan.acc_stride));
+        memset(part.acc, 0, static_cast<size_t>(plan.group) * acc_stride * sizeof(float));
+        const int n_blocks = (plan.group + Simd::kRows - 1) / Simd::kRows;
+        for (int block = 0, done = 0; block < n_blocks; ++block) {
+            const int count = (plan.group - done + n_blocks - block - 1) / (n_blocks - block);  // as even as it gets
+            const char * q[Simd::kRows];
+            float * out[Simd::kRows];
+            float factor[Simd::kRows];
+            for (int r = 0; r < count; ++r) {
+                q[r] = queries + static_cast<size_t>(done + r) * plan.q_row_bytes;
+                out[r] = part.acc + static_cast<size_t>(done + r) * acc_stride;
+                factor[r] = 1.0f;
+            }
+            float (*scores)[kTileCells] = reinterpret_cast<float (*)[kTileCells]>(part.weights + static_cast<size_t>(done) * kTileCells);
+            qk[count - 1](tile, q, scores);
+            for (int r = 0; r < count; ++r) {
+                weigh_tile(p.softcap, scores[r], weights, n, part.max[done + r], part.sum[done + r]);
+            }
+            weigh[count - 1](tile, scores, out, factor);
+            done += count;
+        }
+        arrive(at.rows.head);
+    }
+
+    // Who completes a head merges the lists of all its tokens: a head's sums are written by one thread, and always in the same order.
+    void arrive(int head) const {
+        uint32_t n_tiles = 0;
+        for (int token = 0; token < p.n_tokens; ++token) {
+            n_tiles += static_cast<uint32_t>(list_of(p, token * p.n_head_kv + head).n_tiles);
+        }
+        std::atomic<uint32_t> & arrived = reinterpret_cast<std::atomic<uint32_t> *>(workspace)[kArrivals + head];
+        if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 != n_tiles) {
+            return;
+        }
+        arrived.store(0, std::memory_order_relaxed);
+        int64_t first = 0;
+        for (int i = 0; i < p.n_tokens * p.n_head_kv; ++i) {
+            const RowList rows = list_of(p, i);
+            if (rows.head == head && rows.n > 0) {
+                merge(rows, first);
+            }
+            first += rows.n_tiles;
+        }
+    }
+
+    // The tiles of a list, in their order.
+    void merge(const RowList & rows, int64_t first) const {
+        const int dim = dim_of<D>(p.head_dim), n_vectors = (dim + kLanes - 1) / kLanes;
+        const size_t acc_stride = static_cast<size_t>(dim_of<D>(plan.acc_stride));
+        float max[kMaxGroup], inverse[kMaxGroup];
+        for (int g = 0; g < plan.group; ++g) {
+            const int query_head = rows.head * plan.group + g;
+            char * out = p.out + static_cast<size_t>(rows.token) * p.out_stride_token + static_cast<size_t>(query_head) * p.out_stride_head;
+            float top = p.sinks != nullptr ? p.sinks[query_head] : -INFINITY;
+            for (int i = 0; i < rows.n_tiles; ++i) {
+                const float x = part_of(plan, workspace, first + i).max[g];
+                top = x > top ? x : top;
+            }
+            float total = p.sinks != nullptr ? expf(p.sinks[query_head] - top) : 0.0f;
+            F sum[most_dim<D>() / kLanes];
+            for (int d = 0; d < n_vectors; ++d) {
+                sum[d] = Simd::zero();
+            }
+            for (int i = 0; i < rows.n_tiles; ++i) {
+                const TilePart part = part_of(plan, workspace, first + i);
+                const float factor = expf(part.max[g] - top);
+                total += factor * part.sum[g];
+                for (int d = 0; d < n_vectors; ++d) {
+                    sum[d] = Simd::fma(Simd::load(part.acc + static_cast<size_t>(g) * acc_stride + d * kLanes), Simd::set1(factor), sum[d]);
+                }
+            }
+            max[g] = top;
+            inverse[g] = total > 0.0f ? 1.0f / total : 0.0f;
+            for (int d = 0; d < n_vectors; ++d) {
+                store_floats<D>(out, d * kLanes, dim, Simd::mul(sum[d], Simd::set1(inverse[g])));
+            }
+        }
+        tell(rows, first, max, inverse);
+        if (p.hits != nullptr && rows.weights != nullptr && p.error_every > 0 && (rows.head + p.error_turn) % p.error_every == 0) {
+            for (int g = 0; g < plan.group; ++g) {
+                p.hits[rows.head].error += error(rows, first, g, max[g], inverse[g]);
+                p.hits[rows.head].n_errors += 1.0;
+            }
+        }
+    }
+
+    // Mass by page, and hits. What the query heads have on a page is summed up head by head first.
+    void tell(const RowList & rows, int64_t first, const float * max, const float * inverse) const {
+        const int32_t * slots = p.arena.data != nullptr ? p.arena.slots + static_cast<size_t>(rows.head) * p.arena.slots_stride : nullptr;
+        AttendHits sums{};
+        sums.n_read = rows.n;
+        for (int i = 0; slots != nullptr && i < rows.n; ++i) {
+            sums.n_hits += slots[page_of(rows.cells[i])] >= 0 ? 1 : 0;
+        }
+        if (p.mass_max != nullptr || p.mass_sum != nullptr) {
+            for (int i = 0; i < rows.n_tiles; ++i) {
+                const TilePart part = part_of(plan, workspace, first + i);
+                const int n = rows.n - i * kTileCells < kTileCells ? rows.n - i * kTileCells : kTileCells;
+                for (int g = 0; g < plan.group; ++g) {
+                    const float factor = expf(part.max[g] - max[g]) * inverse[g];
+                    float * of_page = masses + static_cast<size_t>(g) * plan.mass_stride;
+                    for (int c = 0; c < n; ++c) {
+                        of_page[page_of(rows.cells[i * kTileCells + c])] += part.weights[g * kTileCells + c] * factor;
+                    }
+                }
+            }
+            add_masses(rows.head, slots, sums);
+        }
+        if (p.hits != nullptr) {
+            AttendHits & hits = p.hits[rows.head];
+            hits.n_read += sums.n_read;
+            hits.n_hits += sums.n_hits;
+            hits.mass += sums.mass;
+            hits.mass_hits += sums.mass_hits;
+        }
+    }
+
+    int page_of(int cell) const { return shift >= 0 ? cell >> shift : cell / p.page_tokens; }
+
+    // Maximum and sum over the query heads; leaves the masses zero again.
+    void add_masses(int head, const int32_t * slots, AttendHits & sums) const {
+        const int n_pages = (p.n_cells + p.page_tokens - 1) / p.page_tokens;
+        alignas(64) float top[kChunkPages], sum[kChunkPages];
+        for (int page = 0; page < n_pages; page += kChunkPages) {
+            const int n = n_pages - page < kChunkPages ? n_pages - page : kChunkPages;
+            F all = Simd::zero();
+            for (int i = 0; i < n; i += kLanes) {
+                F most = Simd::zero(), total = Simd::zero();
+                for (int g = 0; g < plan.group; ++g) {
+                    float * of_page = masses + static_cast<size_t>(g) * plan.mass_stride + page + i;
+                    const F x = Simd::load(of_page);
+                    most = Simd::max(most, x);
+                    total = Simd::add(total, x);
+                    Simd::store(of_page, Simd::zero());
+                }
+                Simd::store(top + i, most);
+                Simd::store(sum + i, total);
+                all = Simd::add(all, total);
+            }
+            sums.mass += Simd::sum(all);
+            for (int i = 0; slots != nullptr && i < n; ++i) {
+                sums.mass_hits += slots[page + i] >= 0 ? sum[i] : 0.0f;
+            }
+            const size_t at = static_cast<size_t>(head) * p.mass_stride + static_cast<size_t>(page);
+            add_chunk(p.mass_max != nullptr ? p.mass_max + at : nullptr, top, n);
+            add_chunk(p.mass_sum != nullptr ? p.mass_sum + at : nullptr, sum, n);
+        }
+    }
+
+    // See AttendProblem.
+    float error(const RowList & rows, int64_t first, int g, float max, float inverse) const {
+        const int dim = dim_of<D>(p.head_dim);
+        const int query_head = rows.head * plan.group + g;
+        const char * out = p.out + static_cast<size_t>(rows.token) * p.out_stride_token + static_cast<size_t>(query_head) * p.out_stride_head;
+        F length = Simd::zero();
+        for (int d = 0; d < dim; d += kLanes) {
+            const F x = load_floats<D>(out, d, dim);
+            length = Simd::fma(x, x, length);
+        }
+        Tiles at(p);
+        Gathered tile;
+        double variance = 0.0;
+        for (int i = 0; i < rows.n_tiles; ++i) {
+            at.go_to(first + i);
+            find_rows<D>(p, at, tile.k, tile.v);
+            const TilePart part = part_of(plan, workspace, first + i);
+            const float factor = expf(part.max[g] - max) * inverse;
+            const int n = at.n_here();
+            if (p.v_type == CellType::q8_0) {
+                gather_scales(tile.v, (n + kStripCells - 1) / kStripCells, dim / kBlock, tile.scales.v);
+            }
+            for (int c = 0; c < n; ++c) {
+                const float weight = rows.weights[i * kTileCells + c];
+                if (weight <= 1.0f) {
+                    continue;
+                }
+                const float share = part.weights[g * kTileCells + c] * factor;
+                F apart = Simd::zero();
+                for (int d = 0; d < dim; d += kLanes) {
+                    F x;
+                    if (p.v_type == CellType::q8_0) {
+                        x = Simd::mul(load_value<CellType::q8_0, D>(tile.v[c], d, dim), Simd::set1(tile.scales.v[d / kBlock][c]));
+                    } else {
+                        x = load_value<CellType::f16, D>(tile.v[c], d, dim);
+                    }
+                    x = Simd::sub(x, load_floats<D>(out, d, dim));
+                    apart = Simd::fma(x, x, apart);
+                }
+                variance += static_cast<double>((1.0f - 1.0f / weight) * share * share * Simd::sum(apart));
+            }
+        }
+        const float norm = Simd::sum(length);
+        return norm > 0.0f ? sqrtf(static_cast<float>(variance) / norm) : 0.0f;
+    }
+
+    const AttendProblem & p;
+    const AttendPlan & plan;
+    char * workspace;
+    const QkFn<Gathered> * qk;
+    const PvFn<Gathered> * weigh;
+    char * queries;
+    float * masses;  // [group][mass_stride], zero between lists
+    const int shift;  // of a page, where its tokens are a power of two; divisions are slow
+    int token = -1, head = -1;
+};
+
+inline void clear_empty(const AttendProblem & p) {
+    for (int i = 0; i < p.n_tokens * p.n_head_kv; ++i) {
+        const RowList rows = list_of(p, i);
+        for (int g = 0; rows.n == 0 && g < p.n_head / p.n_head_kv; ++g) {
+            memset(p.out + static_cast<size_t>(rows.token) * p.out_stride_token +
+                       static_cast<size_t>(rows.head * (p.n_head / p.n_head_kv) + g) * p.out_stride_head,
+                   0, static_cast<size_t>(p.head_dim) * sizeof(float));
+        }
+    }
+}
+
+template <int D>
+void process_of(const AttendProblem & p, const AttendPlan & plan, char * workspace, int ith) {
+    if (p.rows.stride == 0) {
+        process_all<D>(p, plan, workspace, ith);
+        return;
+    }
+    if (ith == 0) {
+        clear_empty(p);
+    }
+    RowRun<D>(p, plan, workspace, ith).run();
+}
+
+inline void finish(const AttendProblem & p, const AttendPlan & plan, char * workspace) {
+    if (p.rows.stride == 0) {
+        merge(p, plan, workspace);
+    }
+}
+
+inline void process(const AttendProblem & problem, const AttendPlan & plan, char * workspace, int ith) {
+    switch (problem.head_dim) {
+        case 64: return process_of<64>(problem, plan, workspace, ith);
+        case 80: return process_of<80>(problem, plan, workspace, ith);
+        case 96: return process_of<96>(problem, plan, workspace, ith);
+        case 128: return process_of<128>(problem, plan, workspace, ith);
+        case 256: return process_of<256>(problem, plan, workspace, ith);
+        default: return process_of<kAny>(problem, plan, workspace, ith);
+    }
+}
+
+}  // namespace
+}  // namespace edgekv

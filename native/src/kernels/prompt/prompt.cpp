@@ -1,0 +1,133 @@
+// How a prompt is cut, what its blocks see, and which kernel serves.
+#include "kernels/prompt/prompt_internal.h"
+
+#include <cassert>
+#include <cstring>
+
+#include "kernels/simd/isa_dispatch.h"
+#include "kernels/simd/subnormals.h"
+
+namespace edgekv {
+namespace {
+
+// An item's rows and their sums stay in a core's second-level cache while the cells pass by.
+constexpr int kItemRows = 512;
+constexpr int kItemFloats = 32 * 1024;
+
+size_t align64(size_t n) { return (n + 63) / 64 * 64; }
+
+int round_up(int n, int to) { return (n + to - 1) / to * to; }
+
+// Whether any bit and whether all bits of `hidden` are set in n values; `other`: any that is neither hidden nor zero.
+template <class T>
+void look(const char * row, int n, T hidden, bool & any_hidden, bool & any_visible, bool & other) {
+    unsigned some = 0, all = 1, more = 0;
+    for (int i = 0; i < n; ++i) {
+        T x;
+        std::memcpy(&x, row + sizeof(T) * static_cast<size_t>(i), sizeof(T));
+        some |= x == hidden;
+        all &= x == hidden;
+        more |= x != hidden && static_cast<T>(x << 1) != 0;
+    }
+    any_hidden = any_hidden || some;
+    any_visible = any_visible || !all;
+    other = other || more;
+}
+
+}  // namespace
+
+void prompt_classify(MaskType type, const char * mask, size_t stride_token, int n_tokens, int n_cells, int block, Seen * seen) {
+    const int first = prompt_first_token(n_tokens, block), end = prompt_first_token(n_tokens, block + 1);
+    for (int b = 0; b < prompt_cell_blocks(n_cells); ++b) {
+        const int cell = b * kPromptCells;
+        const int n = n_cells - cell < kPromptCells ? n_cells - cell : kPromptCells;
+        bool hidden = n < kPromptCells, visible = type == MaskType::none, other = false;
+        for (int t = first; t < end && type != MaskType::none; ++t) {
+            const char * row = mask + static_cast<size_t>(t) * stride_token;
+            if (type == MaskType::f16) {
+                look<uint16_t>(row + static_cast<size_t>(cell) * 2, n, 0xfc00, hidden, visible, other);
+            } else {
+                look<uint32_t>(row + static_cast<size_t>(cell) * 4, n, 0xff800000, hidden, visible, other);
+            }
+        }
+        seen[b] = !visible ? Seen::nothing : hidden || other ? Seen::some : Seen::all;
+    }
+}
+
+PromptPlan prompt_plan(const AttendProblem & p, int n_threads) {
+    PromptPlan plan{};
+    plan.group = p.n_head / p.n_head_kv;
+    plan.n_token_blocks = prompt_token_blocks(p.n_tokens);
+    plan.n_cell_blocks = prompt_cell_blocks(p.n_cells);
+
+    // Long items cost less; short ones where there would be too few for the threads to share out evenly.
+    const int block_rows = kPromptRows * plan.group;
+    const int rows = kItemRows < kItemFloats / p.head_dim ? kItemRows : kItemFloats / p.head_dim;
+    plan.item_blocks = rows / block_rows > 1 ? rows / block_rows : 1;
+    const auto items = [&] { return (plan.n_token_blocks + plan.item_blocks - 1) / plan.item_blocks; };
+    while (n_threads > 1 && plan.item_blocks > 1 && items() * p.n_head_kv < 4 * n_threads) {
+        plan.item_blocks = (plan.item_blocks + 1) / 2;
+    }
+    plan.n_item_rows = items();
+    plan.n_items = plan.n_item_rows * p.n_head_kv;
+    plan.scratch_bytes = prompt_layout(p, plan).bytes;
+    return plan;
+}
+
+PromptItem prompt_item(const PromptPlan & plan, int n_head_kv, int item) {
+    const int end = plan.n_token_blocks - item / n_head_kv * plan.item_blocks;
+    return {item % n_head_kv, end > plan.item_blocks ? end - plan.item_blocks : 0, end};
+}
+
+PromptLayout prompt_layout(const AttendProblem & p, const PromptPlan & plan) {
+    PromptLayout at{};
+    at.block_rows = kPromptRows * plan.group;
+    at.n_rows = at.block_rows * plan.item_blocks;
+    at.k_channels = round_up(p.head_dim, 32);
+    at.v_channels = round_up(p.head_dim, 16);
+    const size_t rows = static_cast<size_t>(at.n_rows);
+    const auto take = [&](size_t n_values) {
+        const size_t offset = at.bytes;
+        at.bytes += align64(4 * n_values);
+        return offset;
+    };
+    at.q = take(rows * static_cast<size_t>(at.k_channels));
+    at.acc = take(rows * static_cast<size_t>(at.v_channels));
+    at.max = take(rows);
+    at.sum = take(rows);
+    at.k = take(static_cast<size_t>(kPromptCells * at.k_channels));
+    at.v = take(static_cast<size_t>(kPromptCells * at.v_channels));
+    at.scores = take(static_cast<size_t>(kPromptPanels * kPromptCells * kPromptRows));
+    at.bias = take(static_cast<size_t>(kPromptCells * kPromptRows));
+    if (p.mass_max != nullptr || p.mass_sum != nullptr) {
+        const size_t blocks = static_cast<size_t>(plan.n_cell_blocks) * static_cast<size_t>(at.block_rows);
+        at.strip_sums = take(blocks * (kPromptCells / 16));
+        at.block_max = take(blocks);
+    }
+    return at;
+}
+
+const PromptKernels & prompt_kernels(Isa isa) {
+    switch (isa) {
+#if EDGEKV_X86
+        case Isa::avx2: return kPromptAvx2;
+        case Isa::avx512: return kPromptAvx512;
+        case Isa::avx512bf16: return kPromptAvx512Bf16;
+        case Isa::amx: return kPromptAmx;
+#endif
+        default: return kPromptPortable;
+    }
+}
+
+void prompt_attend(const PromptProblem & problem, const PromptPlan & plan, int item, char * scratch, Isa isa) {
+    assert(prompt_supports(problem.attend.head_dim, problem.attend.k_type, problem.attend.v_type));
+    const SubnormalsAreZero fast;
+    prompt_kernels(isa).attend(problem, plan, item, scratch);
+}
+
+bool prompt_supports(int head_dim, CellType k_type, CellType v_type) {
+    const bool quantised = k_type == CellType::q8_0 || v_type == CellType::q8_0;
+    return head_dim >= 16 && head_dim <= kMaxHeadDim && head_dim % 8 == 0 && !(quantised && head_dim % 32 != 0);
+}
+
+}  // namespace edgekv

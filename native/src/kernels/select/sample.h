@@ -1,0 +1,50 @@
+// Sampling: which rows of K and V one query token reads in one KV head, and with which weights, from the shares that a scan estimated.
+//
+//   p(cell) = min(1, resolution * mean over the query heads of the cell's share), in steps of 2^-20; 1 where the cell is certain or its
+//             page pinned, 0 where the token cannot see it
+//
+// Cells are walked in order over the running sum of p, and a cell is read where the sum passes a whole number and a half (systematic
+// sampling with a fixed offset): with probability p over all offsets, and for certain where p is 1. Its weight is 1 / p, so that sums
+// over the rows read, numerators and denominators of the softmax, are estimates without bias of the sums over all (Horvitz and Thompson,
+// 1952). No state, no random numbers: the same shares give the same rows.
+//
+// Nothing here knows ggml, llama.cpp or Python. NumPy's specification is edgekv/arrays/sample.py.
+#pragma once
+
+#include "kernels/sketch/sketch.h"
+
+namespace edgekv {
+
+constexpr int kChanceBits = 20;  // p is a multiple of 2^-20
+
+struct SampleProblem {
+    int n_groups;
+    int group;  // query heads
+    const uint16_t * shares;  // [group][cell_stride], as in Shares
+    const float * tops;       // [group][group_stride]
+    const float * sums;
+    size_t cell_stride, group_stride;
+    const float * sinks;    // [group] attention-sink logits, or null
+    const Sight * sight;    // [n_groups]
+    const uint8_t * pinned; // by page, or null
+    int page_tokens;
+    float resolution;
+
+    int32_t * rows;   // out [kGroupCells * n_groups], ascending; what lies behind the last row is overwritten
+    float * weights;  // out, as many
+    char * scratch;   // sample_scratch_bytes(), 64-byte aligned
+};
+
+struct SampleResult {
+    int n_rows;
+    int n_certain;  // of these, with p = 1
+    int n_visible;
+};
+
+size_t sample_scratch_bytes(int n_groups, int group);
+SampleResult sample_rows(const SampleProblem & problem, Isa isa);
+
+// The specification: double precision, plain loops. chances: [kGroupCells * n_groups] the p of each cell in steps of 2^-20; null: not wanted.
+SampleResult sample_reference(const SampleProblem & problem, int32_t * chances);
+
+}  // namespace edgekv

@@ -1,0 +1,98 @@
+// Sampling over the Simd of the translation unit that includes this.
+#pragma once
+
+#include "kernels/attend/attend_softmax.h"
+#include "kernels/select/sample_internal.h"
+
+namespace edgekv {
+namespace {
+
+// What a query head's shares of each group count in p, in steps of 2^-20; 0 where it sees nothing.
+inline void make_factors(const SampleProblem & p, int head, float * factor) {
+    const float * tops = p.tops + static_cast<size_t>(head) * p.group_stride;
+    const float * sums = p.sums + static_cast<size_t>(head) * p.group_stride;
+    const int padded = (p.n_groups + 15) / 16 * 16;
+    for (int i = 0; i < padded; ++i) {
+        factor[i] = i < p.n_groups ? tops[i] : -INFINITY;
+    }
+    F most = Simd::set1(p.sinks != nullptr ? p.sinks[head] : -INFINITY);
+    for (int i = 0; i < padded; i += kLanes) {
+        most = Simd::max(most, Simd::load(factor + i));
+    }
+    const float top = Simd::reduce_max(most);
+    float total = p.sinks != nullptr ? expf(p.sinks[head] - top) : 0.0f;
+    const F shift = Simd::set1(top == -INFINITY ? 0.0f : top);
+    for (int i = 0; i < padded; i += kLanes) {
+        Simd::store(factor + i, vector_exp(Simd::sub(Simd::load(factor + i), shift)));
+    }
+    for (int i = 0; i < p.n_groups; ++i) {
+        total += factor[i] > 0.0f ? factor[i] * sums[i] : 0.0f;
+    }
+    const F scale = Simd::set1(total > 0.0f ? p.resolution / static_cast<float>(p.group) * (1 << kChanceBits) / total : 0.0f);
+    for (int i = 0; i < padded; i += kLanes) {
+        Simd::store(factor + i, Simd::mul(Simd::load(factor + i), scale));
+    }
+}
+
+inline uint64_t pinned_cells(const SampleProblem & p, int group) {
+    uint64_t cells = 0;
+    for (int c = 0; c < kGroupCells; c += 16) {  // of which pages have a multiple
+        cells |= p.pinned[(group * kGroupCells + c) / p.page_tokens] != 0 ? uint64_t{0xffff} << c : 0;
+    }
+    return cells;
+}
+
+inline SampleResult sample(const SampleProblem & p) {
+    constexpr int one = 1 << kChanceBits;
+    constexpr unsigned all = (1u << (kLanes - 1) << 1) - 1;
+    const int padded = (p.n_groups + 15) / 16 * 16;
+    float * factors = reinterpret_cast<float *>(p.scratch);
+    for (int g = 0; g < p.group; ++g) {
+        make_factors(p, g, factors + static_cast<size_t>(g) * padded);
+    }
+
+    // Rows and, in place of the weights, their chances: a row is written no later than its cell comes, so that a whole vector fits.
+    int32_t * chances = reinterpret_cast<int32_t *>(p.weights);
+    SampleResult result{};
+    I sum = Simd::iset1(one / 2);
+    for (int group = 0; group < p.n_groups; ++group) {
+        const uint64_t visible = p.sight[group].visible;
+        if (visible == 0) {
+            continue;
+        }
+        const uint64_t certain = visible & (p.sight[group].certain | (p.pinned != nullptr ? pinned_cells(p, group) : 0));
+        result.n_visible += __builtin_popcountll(visible);
+        for (int v = 0; v < kGroupCells / kLanes; ++v) {
+            const int first = group * kGroupCells + v * kLanes;
+            F x = Simd::zero();
+            for (int g = 0; g < p.group; ++g) {
+                const F share = Simd::load_upper_halves(p.shares + static_cast<size_t>(g) * p.cell_stride + static_cast<size_t>(first));
+                x = Simd::fma(share, Simd::set1(factors[static_cast<size_t>(g) * padded + group]), x);
+            }
+            I chance = Simd::to_int(Simd::min(x, Simd::set1(static_cast<float>(one))));
+            if (const unsigned seen = lane_bits(visible, v); seen != all) {
+                chance = Simd::lanes_of(Simd::izero(), chance, seen);
+            }
+            if (const unsigned sure = lane_bits(certain, v); sure != 0) {
+                chance = Simd::lanes_of(chance, Simd::iset1(one), sure);
+            }
+            const I upto = Simd::iadd(sum, Simd::iprefix(chance));
+            const unsigned taken = Simd::lanes_differ(Simd::right<kChanceBits>(upto), Simd::right<kChanceBits>(Simd::idiff(upto, chance)));
+            sum = Simd::ilast(upto);
+            Simd::append(chances + result.n_rows, chance, taken);
+            result.n_rows += Simd::append(p.rows + result.n_rows, Simd::icount(first), taken);
+        }
+        sum = Simd::iand(sum, Simd::iset1(one - 1));  // whole numbers are behind us
+    }
+    for (int i = 0; i < result.n_rows; i += kLanes) {  // behind the last row there is room for the rest of a vector
+        const I chance = Simd::iload(chances + i);
+        const int left = result.n_rows - i;
+        const unsigned here = left < kLanes ? (1u << left) - 1 : all;
+        result.n_certain += __builtin_popcount(~Simd::lanes_differ(chance, Simd::iset1(one)) & here);
+        Simd::store(p.weights + i, Simd::div(Simd::set1(static_cast<float>(one)), Simd::to_float(chance)));
+    }
+    return result;
+}
+
+}  // namespace
+}  // namespace edgekv

@@ -1,0 +1,71 @@
+// The specification of sampling, in double precision.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "kernels/select/sample.h"
+
+namespace edgekv {
+namespace {
+
+double share_of(uint16_t upper_half) {
+    const uint32_t bits = static_cast<uint32_t>(upper_half) << 16;
+    float x;
+    std::memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+}  // namespace
+
+SampleResult sample_reference(const SampleProblem & p, int32_t * chances) {
+    // what a query head's exponentials of a group count in p
+    std::vector<double> factor(static_cast<size_t>(p.group) * static_cast<size_t>(p.n_groups));
+    for (int g = 0; g < p.group; ++g) {
+        const float * tops = p.tops + static_cast<size_t>(g) * p.group_stride;
+        const float * sums = p.sums + static_cast<size_t>(g) * p.group_stride;
+        double most = p.sinks != nullptr ? p.sinks[g] : -INFINITY;
+        for (int i = 0; i < p.n_groups; ++i) {
+            most = std::max<double>(most, tops[i]);
+        }
+        double total = p.sinks != nullptr ? std::exp(p.sinks[g] - most) : 0.0;
+        for (int i = 0; i < p.n_groups; ++i) {
+            total += tops[i] == -INFINITY ? 0.0 : sums[i] * std::exp(tops[i] - most);
+        }
+        for (int i = 0; i < p.n_groups; ++i) {
+            factor[static_cast<size_t>(g * p.n_groups + i)] =
+                tops[i] == -INFINITY ? 0.0 : p.resolution / p.group * std::exp(tops[i] - most) / total;
+        }
+    }
+
+    constexpr int64_t one = int64_t{1} << kChanceBits;
+    SampleResult result{};
+    int64_t sum = one / 2;
+    for (int cell = 0; cell < kGroupCells * p.n_groups; ++cell) {
+        const Sight & sight = p.sight[cell / kGroupCells];
+        int64_t chance = 0;
+        if (sight.visible >> cell % kGroupCells & 1) {
+            result.n_visible += 1;
+            double x = 0.0;
+            for (int g = 0; g < p.group; ++g) {
+                const double f = factor[static_cast<size_t>(g * p.n_groups + cell / kGroupCells)];
+                x += f == 0.0 ? 0.0 : f * share_of(p.shares[static_cast<size_t>(g) * p.cell_stride + static_cast<size_t>(cell)]);
+            }
+            const bool certain = sight.certain >> cell % kGroupCells & 1 || (p.pinned != nullptr && p.pinned[cell / p.page_tokens] != 0);
+            chance = certain ? one : static_cast<int64_t>(std::rint(std::min(x, 1.0) * one));
+        }
+        if (chances != nullptr) {
+            chances[cell] = static_cast<int32_t>(chance);
+        }
+        if ((sum + chance) / one != sum / one) {
+            p.rows[result.n_rows] = cell;
+            p.weights[result.n_rows] = static_cast<float>(static_cast<double>(one) / static_cast<double>(chance));
+            result.n_rows += 1;
+            result.n_certain += chance == one ? 1 : 0;
+        }
+        sum += chance;
+    }
+    return result;
+}
+
+}  // namespace edgekv

@@ -1,0 +1,262 @@
+// AVX-512 (F, BW, VL, DQ; VNNI where the translation unit has it). Included by the attend_avx512*.cpp only.
+#pragma once
+
+#include "kernels/simd/simd_gather.h"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace edgekv {
+namespace {
+
+struct Simd {
+    static constexpr int kLanes = 16;
+    static constexpr int kRows = 4;       // query rows per register block
+    static constexpr int kPvVectors = 4;  // output vectors per row and register block
+    static constexpr int kPromptPanels = 3;                       // vectors of rows of a prompt's register block,
+    static constexpr int prompt_rows(int) { return 8; }           // and rows against so many vectors
+#ifdef __AVX512VNNI__
+    static constexpr bool kBiasedK = true;  // dot4() sees k + 128
+#else
+    static constexpr bool kBiasedK = false;
+#endif
+
+    using F = __m512;
+    using I = __m512i;
+
+    static F zero() { return _mm512_setzero_ps(); }
+    static F set1(float x) { return _mm512_set1_ps(x); }
+    static F load(const void * p) { return _mm512_loadu_ps(p); }
+    static void store(void * p, F a) { _mm512_storeu_ps(p, a); }
+    static F add(F a, F b) { return _mm512_add_ps(a, b); }
+    static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+    static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+    static F div(F a, F b) { return _mm512_div_ps(a, b); }
+    static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+    static F min(F a, F b) { return _mm512_min_ps(a, b); }
+    static F max(F a, F b) { return _mm512_max_ps(a, b); }
+    static float reduce_max(F a) { return _mm512_reduce_max_ps(a); }
+
+    static void prefetch(const char * p) { _mm_prefetch(p, _MM_HINT_T1); }
+    static F load_f16(const char * p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))); }
+    // Where only n values are left of a row, 8 or at least kLanes: what lies behind them is not touched, and read as 0.
+    static __mmask16 some(int n) { return n < kLanes ? 0xff : 0xffff; }
+    static F load_some(const void * p, int n) { return _mm512_maskz_loadu_ps(some(n), p); }
+    static void store_some(void * p, F a, int n) { _mm512_mask_storeu_ps(p, some(n), a); }
+    static F load_some_f16(const char * p, int n) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(some(n), p)); }
+    // Halves `stride` bytes apart.
+    static F gather_f16(const char * p, size_t stride) {
+        const __m128i lo = gather_8_halves(p, stride), hi = gather_8_halves(p + 8 * stride, stride);
+        return _mm512_cvtph_ps(_mm256_set_m128i(hi, lo));
+    }
+    static F load_i8(const char * p) {
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
+    }
+
+    static F round(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+    static F scale2(F a, F n) { return _mm512_scalef_ps(a, n); }  // a * 2^n
+    static F zero_below(F a, F x, F limit) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_GE_OQ), a); }
+
+    // Bits of the lanes whose bias lets the cell be seen.
+    static bool all_same(F x) {
+        return _mm512_cmp_ps_mask(x, _mm512_broadcastss_ps(_mm512_castps512_ps128(x)), _CMP_NEQ_UQ) == 0;
+    }
+    static unsigned visible_bits(F bias) { return _mm512_cmp_ps_mask(bias, set1(-__builtin_inff()), _CMP_GT_OQ); }
+    // s + bias, but -inf where the bias is, whatever s holds.
+    static F add_bias(F s, F bias) {
+        return _mm512_mask_add_ps(bias, _mm512_cmp_ps_mask(bias, set1(-__builtin_inff()), _CMP_GT_OQ), s, bias);
+    }
+
+    // Every 128-bit group of the result is [sum a, sum b, sum c, sum d] over that group of the inputs.
+    static F quad(F a, F b, F c, F d) {
+        const F ab = add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+        const F cd = add(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+        return add(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+    }
+    // Sums the 128-bit groups of x[i] into group i.
+    static F join(const F * x) {
+        const F lo = add(_mm512_shuffle_f32x4(x[0], x[1], 0x88), _mm512_shuffle_f32x4(x[0], x[1], 0xdd));
+        const F hi = add(_mm512_shuffle_f32x4(x[2], x[3], 0x88), _mm512_shuffle_f32x4(x[2], x[3], 0xdd));
+        return add(_mm512_shuffle_f32x4(lo, hi, 0x88), _mm512_shuffle_f32x4(lo, hi, 0xdd));
+    }
+
+    static I izero() { return _mm512_setzero_si512(); }
+    static I iload(const void * p) { return _mm512_loadu_si512(p); }
+    static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
+    static I isub(I a, int b) { return _mm512_sub_epi32(a, _mm512_set1_epi32(b)); }
+
+    // The int8 values of blocks 2v and 2v+1 of a q8_0 row; zeros for a block that the row does not have.
+    static I load_q8(const char * row, int v, int n_blocks) {
+        const char * p = row + static_cast<size_t>(2 * v) * 34 + 2;
+        const __m256i lo = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
+        if (2 * v + 1 >= n_blocks) {
+            return _mm512_zextsi256_si512(lo);
+        }
+        return _mm512_inserti64x4(_mm512_castsi256_si512(lo), _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p + 34)), 1);
+    }
+    // Transposes 4 x 4 dwords in every 128-bit group, into the form that dot4() takes.
+    static void transpose4(I * k) {
+        const I ab0 = _mm512_unpacklo_epi32(k[0], k[1]), ab1 = _mm512_unpackhi_epi32(k[0], k[1]);
+        const I cd0 = _mm512_unpacklo_epi32(k[2], k[3]), cd1 = _mm512_unpackhi_epi32(k[2], k[3]);
+        k[0] = _mm512_unpacklo_epi64(ab0, cd0);
+        k[1] = _mm512_unpackhi_epi64(ab0, cd0);
+        k[2] = _mm512_unpacklo_epi64(ab1, cd1);
+        k[3] = _mm512_unpackhi_epi64(ab1, cd1);
+#ifdef __AVX512VNNI__
+        for (int i = 0; i < 4; ++i) {
+            k[i] = _mm512_xor_si512(k[i], _mm512_set1_epi8(-128));
+        }
+#endif
+    }
+    // acc + the dot products of 4 int8 in every dword.
+    static I dot4(I acc, I k, I q) {
+#ifdef __AVX512VNNI__
+        return _mm512_dpbusd_epi32(acc, k, q);
+#else
+        const I signed_q = _mm512_mask_sub_epi8(q, _mm512_movepi8_mask(k), izero(), q);
+        const I pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(k), signed_q);
+        return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+#endif
+    }
+    // acc[g] holds 4 cells with partial sums in its 128-bit groups; out[b] becomes the 16 cells' sums over block b.
+    static void block_sums(const I * acc, I * out) {
+        const I lo = _mm512_add_epi32(_mm512_shuffle_i32x4(acc[0], acc[1], 0x88), _mm512_shuffle_i32x4(acc[0], acc[1], 0xdd));
+        const I hi = _mm512_add_epi32(_mm512_shuffle_i32x4(acc[2], acc[3], 0x88), _mm512_shuffle_i32x4(acc[2], acc[3], 0xdd));
+        out[0] = _mm512_shuffle_i32x4(lo, hi, 0x88);
+        out[1] = _mm512_shuffle_i32x4(lo, hi, 0xdd);
+    }
+
+    // ---- sketches and sampling: a lane is a cell, or four channels ----
+
+    static void in_register(I & a) { asm("" : "+v"(a)); }  // one load for several uses, where the compiler would load anew
+    static void istore(void * p, I a) { _mm512_storeu_si512(p, a); }
+    static I iset1(int x) { return _mm512_set1_epi32(x); }
+    static I idup4(const char * p) {  // 4 bytes, to every lane
+        int x;
+        __builtin_memcpy(&x, p, 4);
+        return _mm512_set1_epi32(x);
+    }
+    static I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
+    static I idiff(I a, I b) { return _mm512_sub_epi32(a, b); }
+    static I imax(I a, I b) { return _mm512_max_epi32(a, b); }
+    static float sum(F a) { return _mm512_reduce_add_ps(a); }
+    // Lane i, below 4: all lanes of the i-th in one.
+    template <class Op>
+    static I fold4(I a, I b, I c, I d, Op op) {
+        const I ab = op(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+        const I cd = op(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+        const I x = op(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+        const I y = op(x, _mm512_shuffle_i32x4(x, x, 0x4e));
+        return op(y, _mm512_shuffle_i32x4(y, y, 0xb1));
+    }
+    static I iprefix(I a) {  // sums of the lanes up to each
+        a = _mm512_add_epi32(a, _mm512_alignr_epi32(a, izero(), 15));
+        a = _mm512_add_epi32(a, _mm512_alignr_epi32(a, izero(), 14));
+        a = _mm512_add_epi32(a, _mm512_alignr_epi32(a, izero(), 12));
+        return _mm512_add_epi32(a, _mm512_alignr_epi32(a, izero(), 8));
+    }
+    static I ilast(I a) { return _mm512_permutexvar_epi32(_mm512_set1_epi32(15), a); }  // the last lane, to every lane
+    static unsigned lanes_differ(I a, I b) { return _mm512_cmpneq_epi32_mask(a, b); }
+    static I lanes_of(I a, I b, unsigned bits) {  // of b where a bit is set
+        return _mm512_mask_mov_epi32(a, static_cast<__mmask16>(bits), b);
+    }
+    // The lanes whose bit is set, one behind the other; all lanes of `to` may be written. Returns how many.
+    static int append(int32_t * to, I a, unsigned bits) {
+        _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(static_cast<__mmask16>(bits), a));
+        return __builtin_popcount(bits);
+    }
+    static I icount(int first) {  // first, first + 1, ...
+        return _mm512_add_epi32(_mm512_set1_epi32(first), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    }
+    static I select(I mask, I a, I b) { return _mm512_ternarylogic_epi32(mask, a, b, 0xca); }  // bitwise mask ? a : b
+    static F as_float(I a) { return _mm512_castsi512_ps(a); }
+    static I as_int(F a) { return _mm512_castps_si512(a); }
+    static I to_int(F a) { return _mm512_cvtps_epi32(a); }  // nearest, ties to even
+    static F where_positive(F x, F a, F b) {                // x > 0 ? a : b
+        return _mm512_mask_mov_ps(b, _mm512_cmp_ps_mask(x, zero(), _CMP_GT_OQ), a);
+    }
+    static void store_low_bytes(void * p, I a) {
+        _mm_storeu_si128(static_cast<__m128i *>(p), _mm512_cvtepi32_epi8(a));
+    }
+    static void store_upper_halves(void * p, I a, I b) {  // of a, then of b
+        const I mixed = _mm512_packus_epi32(_mm512_srli_epi32(a, 16), _mm512_srli_epi32(b, 16));  // by 128-bit groups
+        _mm512_storeu_si512(p, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), mixed));
+    }
+    static F load_upper_halves(const void * p) {
+        return as_float(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i *>(p))), 16));
+    }
+    template <int N>
+    static I right(I a) {  // without sign
+        return N == 0 ? a : _mm512_srli_epi32(a, N);
+    }
+    static I iand(I a, I b) { return _mm512_and_si512(a, b); }
+    // Four u8 codes <= 7 times four i8, summed up in a form that code_sums() brings to one int per lane. At most kCodeDots in a row, and
+    // kCodeChains chains of them hide what one takes.
+#ifdef __AVX512VNNI__
+    static constexpr int kCodeDots = 1 << 20, kCodeChains = 16;
+#else
+    static constexpr int kCodeDots = 16, kCodeChains = 8;
+#endif
+    static I code_dot(I acc, I codes, I q) {
+#ifdef __AVX512VNNI__
+        return _mm512_dpbusd_epi32(acc, codes, q);
+#else
+        return _mm512_add_epi16(acc, _mm512_maddubs_epi16(codes, q));
+#endif
+    }
+    static I code_sums(I total, I acc) {
+#ifdef __AVX512VNNI__
+        return _mm512_add_epi32(total, acc);
+#else
+        return _mm512_add_epi32(total, _mm512_madd_epi16(acc, _mm512_set1_epi16(1)));
+#endif
+    }
+    // Like dot4(), but of values stored as value + 128: where kBiasedK, each call adds 128 * (sum of q).
+    static I dot4_stored(I acc, I k, I q) {
+#ifdef __AVX512VNNI__
+        return _mm512_dpbusd_epi32(acc, k, q);
+#else
+        return dot4(acc, _mm512_xor_si512(k, _mm512_set1_epi8(-128)), q);
+#endif
+    }
+    // u8 times i16 / 2^15, rounded, as i8; of each 16 channels the first eight factors are in `lo`, the others in `hi`.
+    static I scale_bytes(I a, I lo, I hi) {
+        const I first = _mm512_mulhrs_epi16(_mm512_unpacklo_epi8(a, izero()), lo);
+        return _mm512_packs_epi16(first, _mm512_mulhrs_epi16(_mm512_unpackhi_epi8(a, izero()), hi));
+    }
+    static F dup_f16(const char * p) { return _mm512_cvtph_ps(_mm256_set1_epi16(half_bits(p))); }
+
+    // ---- prompts: a lane is a row ----
+
+    template <int N>
+    static I left(I a) {
+        return _mm512_slli_epi32(a, N);
+    }
+    static bool any_above(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0; }
+    static F where_bits(I a, I bits, F yes, F no) {  // a & bits ? yes : no
+        return _mm512_mask_mov_ps(no, _mm512_test_epi32_mask(a, bits), yes);
+    }
+    // Lane j of x[i] changes places with lane i of x[j].
+    static void transpose(F (&x)[16]) {
+        F a[16];
+        _Pragma("GCC unroll 4") for (int i = 0; i < 16; i += 4) {
+            const F ab0 = _mm512_unpacklo_ps(x[i], x[i + 1]), ab1 = _mm512_unpackhi_ps(x[i], x[i + 1]);
+            const F cd0 = _mm512_unpacklo_ps(x[i + 2], x[i + 3]), cd1 = _mm512_unpackhi_ps(x[i + 2], x[i + 3]);
+            a[i] = _mm512_shuffle_ps(ab0, cd0, 0x44);
+            a[i + 1] = _mm512_shuffle_ps(ab0, cd0, 0xee);
+            a[i + 2] = _mm512_shuffle_ps(ab1, cd1, 0x44);
+            a[i + 3] = _mm512_shuffle_ps(ab1, cd1, 0xee);
+        }
+        _Pragma("GCC unroll 4") for (int i = 0; i < 4; ++i) {  // a[4 r + i]: columns i, 4 + i, 8 + i and 12 + i of rows 4 r and on
+            const F lo0 = _mm512_shuffle_f32x4(a[i], a[4 + i], 0x88), lo1 = _mm512_shuffle_f32x4(a[i], a[4 + i], 0xdd);
+            const F hi0 = _mm512_shuffle_f32x4(a[8 + i], a[12 + i], 0x88), hi1 = _mm512_shuffle_f32x4(a[8 + i], a[12 + i], 0xdd);
+            x[i] = _mm512_shuffle_f32x4(lo0, hi0, 0x88);
+            x[8 + i] = _mm512_shuffle_f32x4(lo0, hi0, 0xdd);
+            x[4 + i] = _mm512_shuffle_f32x4(lo1, hi1, 0x88);
+            x[12 + i] = _mm512_shuffle_f32x4(lo1, hi1, 0xdd);
+        }
+    }
+};
+
+}  // namespace
+}  // namespace edgekv

@@ -1,0 +1,86 @@
+// Sketches: a small always-resident summary of the keys, from which every cell's logit is estimated without reading its key.
+//
+// A group is 64 consecutive cells of one layer and one KV head. One sketch array serves one layer and one stream.
+//
+//   b3   a 3-bit code of each key channel, in equal steps from the group's channel minimum to its maximum
+//
+// Channel minima and steps are 8-bit integers under a scale per group; codes are taken against what these stand for.
+//
+// Nothing here knows ggml, llama.cpp or Python.
+#pragma once
+
+#include "kernels/attend/attend.h"
+
+namespace edgekv {
+
+enum class SketchKind : int { none = 0, b3 = 1 };
+
+constexpr int kGroupCells = 64;
+
+// The sketches of one layer and one stream. `data` is 64-byte aligned. A group that was never built must not be scanned.
+struct Sketch {
+    SketchKind kind;
+    int head_dim;  // one that attend_supports()
+    int n_head_kv;
+    int n_groups;
+    char * data;   // sketch_bytes()
+};
+
+size_t sketch_bytes(SketchKind kind, int head_dim, int n_head_kv, int n_groups);
+
+// K of the same layer and stream, as in AttendProblem.
+struct SketchKeys {
+    CellType type;
+    const char * k;  // cell 0, head 0
+    size_t stride_cell, stride_head;
+};
+
+// (Re)builds one group of one head from the cells whose bit is set in `valid` (bit c: cell 64*group + c holds a key); what the others
+// hold does not matter. valid == 0: all bytes of the group become zero. The same keys give the same bytes under every instruction set.
+// Groups and heads may be built by different threads at the same time. Keys must be finite.
+void sketch_build(const Sketch & sketch, const SketchKeys & keys, int head, int group, uint64_t valid, Isa isa);
+
+// What one query token may see of a group, a bit for each cell, and what of that it reads in any case.
+struct Sight {
+    uint64_t visible, certain;
+};
+
+// The query rows of one KV head: of each of `n_tokens` tokens the `group` heads that share it.
+struct SketchQuery {
+    const char * q;  // f32 [n_tokens][group][head_dim]
+    size_t stride_token, stride_head;  // bytes
+    int n_tokens, group;
+    float scale;
+    float softcap;  // as in AttendProblem
+    const Sight * sight;  // [n_tokens][sight_stride], by group
+    size_t sight_stride;
+};
+
+// What a scan leaves for each query row, row = token * group + head: of each cell exp(logit - top of its group) as the upper half of a
+// float, 0 where the token cannot see it; and of each group the top, the largest logit seen (-inf: none; natural log), and the sum of
+// these exponentials. The exponential is the one that reading an integer as a float gives: up to 6.2 % too large. That is all the
+// same for a proposal to sample from, which cells and sums share.
+struct Shares {
+    uint16_t * cells;  // [n_rows][cell_stride]
+    float * tops;      // [n_rows][group_stride]
+    float * sums;      // [n_rows][group_stride]
+    size_t cell_stride, group_stride;
+};
+
+// A KV head's query rows in the form that a scan takes, made once and scanned in pieces by any threads.
+size_t sketch_query_bytes(int head_dim, int n_rows);
+void sketch_query_prepare(const Sketch & sketch, const SketchQuery & query, char * prepared, Isa isa);
+
+// Groups [first, first + n); groups that a token does not see get a top of -inf and a sum of 0, and their cells are left as they are.
+void sketch_scan(const Sketch & sketch, const SketchQuery & query, const char * prepared, int head, int first, int n, const Shares & out,
+                 Isa isa);
+
+// The same for one group that has no sketch, from the keys themselves.
+void sketch_scan_keys(const SketchKeys & keys, int head_dim, const SketchQuery & query, int head, int group, const Shares & out, Isa isa);
+
+// The specification, in double precision and from the keys themselves: the logit of a cell, whose group has keys in the
+// cells of `valid`, with exact minima and steps.
+// The stated error of the kernels against it: see sketch_reference.cpp.
+double sketch_reference(const SketchKeys & keys, int head_dim, int head, int cell, uint64_t valid, const float * q, float scale, float softcap);
+
+}  // namespace edgekv

@@ -1,0 +1,9 @@
+#include "kernels/simd/simd_avx2.h"
+// the headers below use its Simd
+#include "kernels/sketch/sketch_scan.h"
+
+namespace edgekv {
+
+const SketchKernels kSketchAvx2 = {build, prepare, scan, scan_keys};
+
+}  // namespace edgekv

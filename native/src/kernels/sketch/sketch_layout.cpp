@@ -1,0 +1,25 @@
+// Layout of the sketches, the same on every plane.
+#include <cassert>
+
+#include "kernels/sketch/sketch.h"
+#include "kernels/sketch/sketch_internal.h"
+
+namespace edgekv {
+
+SketchLayout sketch_layout(int head_dim, int n_groups) {
+    assert(head_dim % 8 == 0 && head_dim <= kMaxHeadDim);
+    SketchLayout layout{};
+    layout.padded = (head_dim + 63) / 64 * 64;
+    layout.n_dwords = (head_dim + 31) / 32 * 3;
+    layout.code_bytes = kGroupCells / kVectorCells * layout.n_dwords * kVectorBytes;
+    layout.param_bytes = kParamHeader + 2 * layout.padded;
+    layout.params_offset = static_cast<size_t>(n_groups) * static_cast<size_t>(layout.code_bytes);
+    layout.head_bytes = (layout.params_offset + static_cast<size_t>(n_groups) * static_cast<size_t>(layout.param_bytes) + 63) / 64 * 64;
+    return layout;
+}
+
+size_t sketch_bytes(SketchKind kind, int head_dim, int n_head_kv, int n_groups) {
+    return kind == SketchKind::none ? 0 : static_cast<size_t>(n_head_kv) * sketch_layout(head_dim, n_groups).head_bytes;
+}
+
+}  // namespace edgekv

@@ -1,0 +1,62 @@
+// The specification of the sketches' logits, in double precision and from the keys themselves.
+//
+// A kernel's key differs from it by what its bytes round. Per channel, with s the exact step (a seventh of the range), S the step scale (the
+// group's largest step / 255) and L the low scale (largest |low| / 127): both are within half a step of the key where the range is not
+// left, which rounding low and step moves by at most L / 2 + 7 * S / 2, so they differ by at most s + 7 * S / 2 + L. Query times step is
+// rounded to i8, which adds at most 0.504 * fine * 2^15 * S per channel and code, where fine = the query's largest channel / 16256;
+// times low the query is rounded to coarse = its largest channel / 127. For the sums see tests/host/test_sketch.cpp, which checks them.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "kernels/sketch/sketch.h"
+
+namespace edgekv {
+namespace {
+
+double half_to_double(uint16_t h) {
+    const int exponent = h >> 10 & 31;
+    const double mantissa = h & 1023;
+    const double sign = h & 0x8000 ? -1.0 : 1.0;
+    return sign * (exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(mantissa + 1024, exponent - 25));
+}
+
+double element(CellType type, const char * row, int i) {
+    uint16_t half;
+    if (type == CellType::f16) {
+        std::memcpy(&half, row + 2 * i, 2);
+        return half_to_double(half);
+    }
+    const char * block = row + i / 32 * 34;
+    std::memcpy(&half, block, 2);
+    return half_to_double(half) * static_cast<int8_t>(block[2 + i % 32]);
+}
+
+double cap(double x, double softcap) { return softcap != 0.0 ? softcap * std::tanh(x / softcap) : x; }
+
+}  // namespace
+
+double sketch_reference(const SketchKeys & keys, int head_dim, int head, int cell, uint64_t valid, const float * q, float scale, float softcap) {
+    const int group = cell / kGroupCells;
+    double logit = 0.0;
+    for (int i = 0; i < head_dim; ++i) {
+        const auto key = [&](int c) {
+            const size_t at = static_cast<size_t>(group) * kGroupCells + static_cast<size_t>(c);
+            return element(keys.type, keys.k + at * keys.stride_cell + static_cast<size_t>(head) * keys.stride_head, i);
+        };
+        double least = INFINITY, most = -INFINITY;
+        for (int c = 0; c < kGroupCells; ++c) {
+            if (valid >> c & 1) {
+                least = std::min(least, key(c));
+                most = std::max(most, key(c));
+            }
+        }
+        const double step = (most - least) / 7.0;
+        const double k = step > 0.0 ? least + std::rint((key(cell % kGroupCells) - least) / step) * step : least;
+        logit += static_cast<double>(q[i]) * scale * k;
+    }
+    return cap(logit, softcap);
+}
+
+}  // namespace edgekv

@@ -1,0 +1,463 @@
+// The scan of a KV head's groups for its query rows, kLanes cells at a time, with a cell in each lane.
+#pragma once
+
+#include "kernels/sketch/sketch_build.h"
+
+namespace edgekv {
+namespace {
+
+constexpr int kNever = -(1 << 30);  // a dot product far below any that there can be
+
+// What a scan leaves of one row and group, from the bits of its exponentials on.
+struct RowShares {
+    uint16_t * cells;
+    float *top, *sum;
+};
+
+inline RowShares shares_of(const Shares & out, int row, int group) {
+    return {out.cells + static_cast<size_t>(row) * out.cell_stride + static_cast<size_t>(group) * kGroupCells,
+            out.tops + static_cast<size_t>(row) * out.group_stride + group, out.sums + static_cast<size_t>(row) * out.group_stride + group};
+}
+
+// The float 2^(x / 2^23), nearly, for x + 127 * 2^23 in `bits`: 0 from 2^-127 down.
+inline I crude_exp2(F bits) { return Simd::to_int(Simd::max(bits, Simd::zero())); }
+
+// Shares of a group from its logits; what is not visible is -inf there.
+inline void share_logits(const float * logits, const RowShares & out) {
+    F top = Simd::set1(-INFINITY);
+    for (int c = 0; c < kGroupCells; c += kLanes) {
+        top = Simd::max(top, Simd::load(logits + c));
+    }
+    *out.top = Simd::reduce_max(top);
+    const F most = Simd::set1(*out.top), rate = Simd::set1(1.44269504f * 0x1p23f);
+    F sum = Simd::zero();
+    for (int c = 0; c < kGroupCells; c += 2 * kLanes) {
+        I e[2];
+        for (int i = 0; i < 2; ++i) {
+            const F below = Simd::max(Simd::sub(Simd::load(logits + c + i * kLanes), most), Simd::set1(-1000.0f));
+            e[i] = crude_exp2(Simd::fma(below, rate, Simd::set1(127.0f * 0x1p23f)));
+            sum = Simd::add(sum, Simd::as_float(e[i]));
+        }
+        Simd::store_upper_halves(out.cells + c, e[0], e[1]);
+    }
+    *out.sum = Simd::sum(sum);
+}
+
+inline void cap_and_share(float * logits, float softcap, uint64_t visible, const RowShares & out) {
+    for (int c = 0; c < kGroupCells; c += kLanes) {
+        const F x = softcap != 0.0f ? vector_softcap(Simd::load(logits + c), softcap) : Simd::load(logits + c);
+        Simd::store(logits + c, x);
+    }
+    for (int c = 0; c < kGroupCells; ++c) {
+        logits[c] = visible >> c & 1 ? logits[c] : -INFINITY;
+    }
+    share_logits(logits, out);
+}
+
+inline void see_nothing(const RowShares & out) {
+    *out.top = -INFINITY;
+    *out.sum = 0.0f;
+}
+
+constexpr int rows_at_most(int n) { return n < Simd::kRows ? n : Simd::kRows; }
+
+template <int N>
+struct Rows {
+    static constexpr int n = N;
+};
+
+// Lane r: all lanes of row r in one.
+template <int NR, class Op>
+inline I fold_rows(const I (&x)[NR], Op op) {
+    return Simd::fold4(x[0], x[NR > 1 ? 1 : 0], x[NR > 2 ? 2 : 0], x[NR > 3 ? 3 : NR > 1 ? 1 : 0], op);
+}
+
+// The sketches of one head.
+struct SketchedHead {
+    const SketchLayout & layout;
+    const char * data;
+
+    const char * codes(int group) const { return data + static_cast<size_t>(group) * static_cast<size_t>(layout.code_bytes); }
+    const char * params(int group) const {
+        return data + layout.params_offset + static_cast<size_t>(group) * static_cast<size_t>(layout.param_bytes);
+    }
+    void fetch(int group) const {
+        const size_t at = static_cast<size_t>(group) * static_cast<size_t>(layout.code_bytes);
+        for (int i = 0; at < layout.params_offset && i < layout.code_bytes; i += 64) {
+            Simd::prefetch(data + at + i);
+        }
+    }
+};
+
+// NR query rows of one token. T: triples of dwords that hold a cell's codes, or kAny.
+template <int T, int NR>
+class RowsScan {
+public:
+    RowsScan(const SketchLayout & layout, const char * rows, float cap) :
+        n_triples(T != kAny ? T : layout.n_dwords / 3), padded(T != kAny ? kMostPadded : layout.padded), softcap(cap) {
+        for (int r = 0; r < NR; ++r) {
+            const char * row = rows + static_cast<size_t>(r) * row_bytes(padded);
+            const SketchRow header = row_header(row);
+            q[r] = row + kRowQ;
+            fine[r] = header.fine * 32768.0f;
+            coarse[r] = header.coarse;
+            excess[r] = Simd::kBiasedK ? header.excess : 0;
+        }
+    }
+
+    // Groups [first, end), three at a time on their way: the factors of one, the dot products of the one before, the shares of the one
+    // before that. So none waits for what it needs. The first rows
+    // to pass over the codes fetch them in time.
+    void run(const SketchedHead & head, const Sight * sight, int first, int end, const Shares & out, int first_row) {
+        const bool fetches = first_row == 0;
+        const auto seen_from = [&](int group) {
+            while (group < end && sight[group].visible == 0) {
+                for (int r = 0; r < NR; ++r) {
+                    see_nothing(shares_of(out, first_row + r, group));
+                }
+                ++group;
+            }
+            return group;
+        };
+        Stage *before = &stages[0], *now = &stages[1], *ahead = &stages[2];
+        if (fetches) {
+            head.fetch(first);
+            head.fetch(first + 1);
+        }
+        before->group = end;
+        for (now->group = seen_from(first), start(head, *now, end); now->group < end;) {
+            ahead->group = seen_from(now->group + 1);
+            start(head, *ahead, end);
+            if (fetches && ahead->group < end) {
+                head.fetch(ahead->group + 1);
+            }
+            make_dots(head.codes(now->group), *now);
+            if (before->group < end) {
+                share(*before, sight, out, first_row);
+            }
+            Stage * const done = before;
+            before = now;
+            now = ahead;
+            ahead = done;
+        }
+        if (before->group < end) {
+            share(*before, sight, out, first_row);
+        }
+    }
+
+private:
+    static constexpr int kMostTriples = T != kAny ? T : kMaxHeadDim / 32;
+    static constexpr int kMostPadded = (32 * kMostTriples + 63) / 64 * 64;
+    static constexpr int kVectors = kGroupCells / kLanes;
+    // vectors of cells that share the loads of the factors
+    static constexpr int kKeys = NR * 4 <= Simd::kCodeChains ? 4 : NR * 2 <= Simd::kCodeChains ? 2 : 1;
+    static constexpr int kFlush = Simd::kCodeDots / 8;  // triples after which code_dot() must be summed up
+
+    // A group on its way. By row: logit = base + slope * dot.
+    struct Stage {
+        int group;
+        alignas(64) char factor[NR][kMostPadded];
+        alignas(64) float base[kLanes];
+        alignas(64) float slope[kLanes];
+        alignas(64) int32_t most[kLanes];  // of the dots
+        alignas(64) int32_t dots[NR][kGroupCells];
+    };
+
+    inline void start(const SketchedHead & head, Stage & s, int end) const {
+        if (s.group < end) {
+            make_factors(head.params(s.group), s);
+        }
+    }
+
+    inline void make_factors(const char * params, Stage & s) const {
+        float scale[2];
+        memcpy(scale, params, sizeof(scale));
+        const char * low = params + kParamHeader;
+        I sums[NR];
+        for (int r = 0; r < NR; ++r) {
+            sums[r] = Simd::izero();
+        }
+        const int n = T != kAny ? kMostPadded : padded;
+        const auto scale_some = [&](int i) {
+            const I lows = Simd::iload(low + i), steps = Simd::iload(low + n + i);
+            EDGEKV_UNROLL
+            for (int r = 0; r < NR; ++r) {
+                sums[r] = Simd::dot4_stored(sums[r], lows, Simd::iload(q[r] + 2 * n + i));
+                Simd::istore(s.factor[r] + i, Simd::scale_bytes(steps, Simd::iload(q[r] + i), Simd::iload(q[r] + n + i)));
+            }
+        };
+        if constexpr (T != kAny) {
+            EDGEKV_UNROLL
+            for (int i = 0; i < kMostPadded; i += 4 * kLanes) {
+                scale_some(i);
+            }
+        } else {
+            for (int i = 0; i < n; i += 4 * kLanes) {
+                scale_some(i);
+            }
+        }
+        const I sum = Simd::idiff(fold_rows(sums, [](I a, I b) { return Simd::iadd(a, b); }), Simd::iload(excess));
+        Simd::store(s.base, Simd::mul(Simd::to_float(sum), Simd::mul(Simd::set1(scale[1]), Simd::load(coarse))));
+        Simd::store(s.slope, Simd::mul(Simd::set1(scale[0]), Simd::load(fine)));
+    }
+
+    template <int Quad>
+    inline void dot_quad(I (&acc)[kKeys][NR], const I (&code)[kKeys], const Stage & s, int triple) const {
+        EDGEKV_UNROLL
+        for (int r = 0; r < NR; ++r) {
+            I f = Simd::idup4(s.factor[r] + 32 * triple + 4 * Quad);
+            if constexpr (kKeys > 1) {
+                Simd::in_register(f);
+            }
+            EDGEKV_UNROLL
+            for (int k = 0; k < kKeys; ++k) {
+                acc[k][r] = Simd::code_dot(acc[k][r], code[k], f);
+            }
+        }
+    }
+
+    inline void make_dots(const char * codes, Stage & s) const {
+        const I seven = Simd::iset1(0x07070707), three = Simd::iset1(0x03030303);
+        I most[NR];
+        for (int r = 0; r < NR; ++r) {
+            most[r] = Simd::iset1(kNever);
+        }
+        for (int v = 0; v < kVectors; v += kKeys) {
+            I acc[kKeys][NR], total[kKeys][NR];
+            EDGEKV_UNROLL
+            for (int k = 0; k < kKeys; ++k) {
+                EDGEKV_UNROLL
+                for (int r = 0; r < NR; ++r) {
+                    acc[k][r] = total[k][r] = Simd::izero();
+                }
+            }
+            const int triples = T != kAny ? T : n_triples;
+            const auto dot_triple = [&](int t) {
+                I a[kKeys], b[kKeys], c[kKeys], code[kKeys];
+                const auto each = [&](auto op) {
+                    EDGEKV_UNROLL
+                    for (int k = 0; k < kKeys; ++k) {
+                        code[k] = op(k);
+                    }
+                };
+                EDGEKV_UNROLL
+                for (int k = 0; k < kKeys; ++k) {
+                    const int cell = (v + k) * kLanes;
+                    const char * at = codes + (cell / kVectorCells * 3 * triples + 3 * t) * kVectorBytes + cell % kVectorCells * 4;
+                    a[k] = Simd::iload(at);
+                    b[k] = Simd::iload(at + kVectorBytes);
+                    c[k] = Simd::iload(at + 2 * kVectorBytes);
+                }
+                each([&](int k) { return Simd::iand(a[k], seven); });
+                dot_quad<0>(acc, code, s, t);
+                each([&](int k) { return Simd::iand(Simd::right<3>(a[k]), seven); });
+                dot_quad<1>(acc, code, s, t);
+                each([&](int k) { return Simd::iand(b[k], seven); });
+                dot_quad<2>(acc, code, s, t);
+                each([&](int k) { return Simd::iand(Simd::right<3>(b[k]), seven); });
+                dot_quad<3>(acc, code, s, t);
+                each([&](int k) { return Simd::iand(c[k], seven); });
+                dot_quad<4>(acc, code, s, t);
+                each([&](int k) { return Simd::iand(Simd::right<3>(c[k]), seven); });
+                dot_quad<5>(acc, code, s, t);
+                each([&](int k) { return Simd::iand(Simd::select(three, Simd::right<6>(a[k]), Simd::right<4>(b[k])), seven); });
+                dot_quad<6>(acc, code, s, t);
+                each([&](int k) { return Simd::iand(Simd::select(three, Simd::right<6>(c[k]), Simd::right<5>(b[k])), seven); });
+                dot_quad<7>(acc, code, s, t);
+                if (t % kFlush == kFlush - 1 || t == triples - 1) {
+                    EDGEKV_UNROLL
+                    for (int k = 0; k < kKeys; ++k) {
+                        EDGEKV_UNROLL
+                        for (int r = 0; r < NR; ++r) {
+                            total[k][r] = Simd::code_sums(total[k][r], acc[k][r]);
+                            acc[k][r] = Simd::izero();
+                        }
+                    }
+                }
+            };
+            if constexpr (T != kAny) {
+                EDGEKV_UNROLL
+                for (int t = 0; t < T; ++t) {
+                    dot_triple(t);
+                }
+            } else {
+                for (int t = 0; t < triples; ++t) {
+                    dot_triple(t);
+                }
+            }
+            EDGEKV_UNROLL
+            for (int k = 0; k < kKeys; ++k) {
+                EDGEKV_UNROLL
+                for (int r = 0; r < NR; ++r) {
+                    Simd::istore(s.dots[r] + (v + k) * kLanes, total[k][r]);
+                    most[r] = Simd::imax(most[r], total[k][r]);
+                }
+            }
+        }
+        Simd::istore(s.most, fold_rows(most, [](I x, I y) { return Simd::imax(x, y); }));
+    }
+
+    // Leaves only what is visible; the rest is far below.
+    inline void hide_dots(Stage & s, uint64_t visible) const {
+        I most[NR];
+        for (int r = 0; r < NR; ++r) {
+            most[r] = Simd::iset1(kNever);
+            for (int v = 0; v < kVectors; ++v) {
+                const I seen = Simd::lanes_of(Simd::iset1(kNever), Simd::iload(s.dots[r] + v * kLanes), lane_bits(visible, v));
+                Simd::istore(s.dots[r] + v * kLanes, seen);
+                most[r] = Simd::imax(most[r], seen);
+            }
+        }
+        Simd::istore(s.most, fold_rows(most, [](I x, I y) { return Simd::imax(x, y); }));
+    }
+
+    inline void share_capped(const Stage & s, int r, uint64_t visible, const RowShares & out) const {
+        alignas(64) float logits[kGroupCells];
+        for (int c = 0; c < kGroupCells; c += kLanes) {
+            Simd::store(logits + c, Simd::fma(Simd::to_float(Simd::iload(s.dots[r] + c)), Simd::set1(s.slope[r]), Simd::set1(s.base[r])));
+        }
+        cap_and_share(logits, softcap, visible, out);
+    }
+
+    template <bool kWhole>
+    inline I share_row(const Stage & s, int r, float rate, uint64_t visible, uint16_t * out) const {
+        F sum = Simd::zero();
+        EDGEKV_UNROLL
+        for (int v = 0; v < kVectors; v += 2) {
+            I e[2];
+            EDGEKV_UNROLL
+            for (int i = 0; i < 2; ++i) {
+                const F below = Simd::to_float(Simd::idiff(Simd::iload(s.dots[r] + (v + i) * kLanes), Simd::iset1(s.most[r])));
+                e[i] = crude_exp2(Simd::fma(below, Simd::set1(rate), Simd::set1(127.0f * 0x1p23f)));
+                if constexpr (!kWhole) {
+                    e[i] = Simd::lanes_of(Simd::izero(), e[i], lane_bits(visible, v + i));  // a slope of 0 makes everything the same
+                }
+                sum = Simd::add(sum, Simd::as_float(e[i]));
+            }
+            Simd::store_upper_halves(out + v * kLanes, e[0], e[1]);
+        }
+        return Simd::as_int(sum);
+    }
+
+    inline void share(Stage & s, const Sight * sight, const Shares & out, int first_row) const {
+        const uint64_t visible = sight[s.group].visible;
+        if (softcap != 0.0f) {
+            for (int r = 0; r < NR; ++r) {
+                share_capped(s, r, visible, shares_of(out, first_row + r, s.group));
+            }
+            return;
+        }
+        const bool whole = visible == ~uint64_t{0};
+        if (!whole) {
+            hide_dots(s, visible);
+        }
+        alignas(64) float top[kLanes], rate[kLanes], sum[kLanes];
+        const F slope = Simd::load(s.slope);
+        Simd::store(top, Simd::add(Simd::load(s.base), Simd::mul(slope, Simd::to_float(Simd::iload(s.most)))));
+        Simd::store(rate, Simd::mul(slope, Simd::set1(1.44269504f * 0x1p23f)));
+        I sums[NR];
+        EDGEKV_UNROLL
+        for (int r = 0; r < NR; ++r) {
+            const RowShares shares = shares_of(out, first_row + r, s.group);
+            sums[r] = whole ? share_row<true>(s, r, rate[r], visible, shares.cells) : share_row<false>(s, r, rate[r], visible, shares.cells);
+        }
+        Simd::store(sum, Simd::as_float(fold_rows(sums, [](I a, I b) { return Simd::as_int(Simd::add(Simd::as_float(a), Simd::as_float(b))); })));
+        for (int r = 0; r < NR; ++r) {
+            const RowShares shares = shares_of(out, first_row + r, s.group);
+            *shares.top = top[r];
+            *shares.sum = sum[r];
+        }
+    }
+
+    const char * q[NR];
+    int n_triples, padded;
+    float softcap;
+    alignas(64) float fine[kLanes] = {};
+    alignas(64) float coarse[kLanes] = {};
+    alignas(64) int32_t excess[kLanes] = {};
+    Stage stages[3];
+};
+
+constexpr int kBlockGroups = 16;  // stay in the cache while all rows pass over them
+
+template <int T>
+void scan_head(const SketchedHead & head, const SketchQuery & query, const char * prepared, int first, int n, const Shares & out) {
+    const size_t bytes = row_bytes(head.layout.padded);
+    for (int from = first; from < first + n; from += kBlockGroups) {
+        const int end = from + kBlockGroups < first + n ? from + kBlockGroups : first + n;
+        for (int token = 0; token < query.n_tokens; ++token) {
+            const Sight * sight = query.sight + static_cast<size_t>(token) * query.sight_stride;
+            const int row = token * query.group;
+            const auto some = [&](auto rows, int done) {
+                RowsScan<T, decltype(rows)::n> scan(head.layout, prepared + static_cast<size_t>(row + done) * bytes, query.softcap);
+                scan.run(head, sight, from, end, out, row + done);
+            };
+            const int n_parts = (query.group + Simd::kRows - 1) / Simd::kRows;
+            for (int part = 0, done = 0; part < n_parts; ++part) {
+                const int count = (query.group - done + n_parts - part - 1) / (n_parts - part);  // as even as it gets
+                switch (count) {  // never more than kRows
+                    case 1: some(Rows<rows_at_most(1)>{}, done); break;
+                    case 2: some(Rows<rows_at_most(2)>{}, done); break;
+                    case 3: some(Rows<rows_at_most(3)>{}, done); break;
+                    case 4: some(Rows<rows_at_most(4)>{}, done); break;
+                }
+                done += count;
+            }
+        }
+    }
+}
+
+inline void scan(const Sketch & sketch, const SketchLayout & layout, const SketchQuery & query, const char * prepared, int head, int first,
+                 int n, const Shares & out) {
+    const SketchedHead of_head{layout, sketch.data + static_cast<size_t>(head) * layout.head_bytes};
+    switch (layout.n_dwords / 3) {
+        case 2: return scan_head<2>(of_head, query, prepared, first, n, out);
+        case 3: return scan_head<3>(of_head, query, prepared, first, n, out);
+        case 4: return scan_head<4>(of_head, query, prepared, first, n, out);
+        case 8: return scan_head<8>(of_head, query, prepared, first, n, out);
+        default: return scan_head<kAny>(of_head, query, prepared, first, n, out);
+    }
+}
+
+// A group without a sketch.
+template <int D>
+void scan_keys_of(const SketchKeys & keys, int head_dim, const SketchQuery & query, int head, int group, const Shares & out) {
+    const int dim = dim_of<D>(head_dim);
+    const char * first = keys.k + static_cast<size_t>(group) * kGroupCells * keys.stride_cell + static_cast<size_t>(head) * keys.stride_head;
+    for (int token = 0; token < query.n_tokens; ++token) {
+        const uint64_t visible = query.sight[static_cast<size_t>(token) * query.sight_stride + static_cast<size_t>(group)].visible;
+        for (int g = 0; g < query.group; ++g) {
+            const RowShares shares = shares_of(out, token * query.group + g, group);
+            if (visible == 0) {
+                see_nothing(shares);
+                continue;
+            }
+            const char * q = query_row(query, token, g);
+            alignas(64) float key[most_dim<D>()], logits[kGroupCells] = {};
+            for (uint64_t left = visible; left != 0; left &= left - 1) {
+                const int cell = __builtin_ctzll(left);
+                load_key<D>(keys.type, first + static_cast<size_t>(cell) * keys.stride_cell, dim, key);
+                F dot = Simd::zero();
+                for (int i = 0; i < dim; i += kLanes) {
+                    dot = Simd::fma(Simd::load(key + i), load_floats<D>(q, i, dim), dot);
+                }
+                logits[cell] = Simd::sum(dot) * query.scale;
+            }
+            cap_and_share(logits, query.softcap, visible, shares);
+        }
+    }
+}
+
+inline void scan_keys(const SketchKeys & keys, int head_dim, const SketchQuery & query, int head, int group, const Shares & out) {
+    switch (head_dim) {
+        case 64: return scan_keys_of<64>(keys, head_dim, query, head, group, out);
+        case 80: return scan_keys_of<80>(keys, head_dim, query, head, group, out);
+        case 96: return scan_keys_of<96>(keys, head_dim, query, head, group, out);
+        case 128: return scan_keys_of<128>(keys, head_dim, query, head, group, out);
+        case 256: return scan_keys_of<256>(keys, head_dim, query, head, group, out);
+        default: return scan_keys_of<kAny>(keys, head_dim, query, head, group, out);
+    }
+}
+
+}  // namespace
+}  // namespace edgekv

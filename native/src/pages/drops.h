@@ -1,0 +1,36 @@
+// Mode evict: what a head does not attend any more.
+#pragma once
+
+#include "edgekv.h"
+#include "pages/shape.h"
+
+#include <cassert>
+#include <cstdint>
+#include <vector>
+
+namespace edgekv {
+
+class Drops {
+public:
+    void shape(const PageShape & shape);  // nothing is dropped; throws std::bad_alloc
+
+    void drop(const edgekv_move & move);
+    void undrop(int page);  // for all rows and heads: what is there now is not what was dropped
+
+    bool any() const { return total > 0; }
+    bool any(int row) const { assert(row >= 0 && row < dims.n_rows); return of_row[row] > 0; }
+    const uint8_t * of(int row, int stream, int head) const {  // [page of the stream]
+        assert(dims.has(row, head, 0) && dims.has_stream(stream));
+        return dropped.data() + dims.entry_of_stream(row, stream, head);
+    }
+    const uint8_t * data() const { return dropped.data(); }
+    size_t bytes() const { return dropped.size(); }
+
+private:
+    PageShape dims = {};
+    std::vector<uint8_t> dropped;
+    std::vector<int64_t> of_row;
+    int64_t total = 0;
+};
+
+}  // namespace edgekv

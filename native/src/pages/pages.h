@@ -1,0 +1,38 @@
+// What is known of the pages of a context, whichever plane attends them.
+#pragma once
+
+#include "pages/cells.h"
+#include "pages/stale.h"
+#include "pages/table.h"
+
+namespace edgekv {
+
+struct Pages {
+    Cells cells;
+    StaleGroups stale;
+    Table table;
+
+    // step_tokens: see Table; throws std::bad_alloc
+    void shape(const PageShape & shape, int step_tokens) {
+        cells.shape(shape);
+        stale.shape(shape);
+        table.shape(shape, step_tokens);
+    }
+
+    // Decoding thread, before a ubatch is computed: what changed since the call before. `n_stored`: see Table; `sketches`: whether the
+    // ubatch builds sketches.
+    void sync(const llama_context * lctx, int n_stored, bool sketches) {
+        cells.sync(lctx, stale);
+        if (sketches) {
+            stale.find(cells);
+        } else {
+            stale.find_none();
+        }
+        table.sync(cells, n_stored);
+    }
+
+    uint64_t n_looked() const { return cells.n_looked() + stale.n_looked(); }
+    size_t bytes() const { return cells.bytes() + stale.bytes() + table.bytes(); }
+};
+
+}  // namespace edgekv

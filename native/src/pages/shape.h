@@ -1,0 +1,29 @@
+// The axes of every per-page array of a context: [row][head][page], and the pages of a stream lie side by side.
+#pragma once
+
+#include "kernels/sketch/sketch.h"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace edgekv {
+
+struct PageShape {
+    int n_rows, n_heads;      // hooked layers, the most KV heads of any
+    int n_stream, n_cells;    // cells of a stream
+    int page_tokens;
+    int pages_per_stream, n_pages;
+    size_t slot_bytes;        // of the largest row
+
+    size_t n_entries() const { return (size_t) n_rows*n_heads*n_pages; }
+    size_t entry(int row, int head, int page) const { return ((size_t) row*n_heads + head)*n_pages + page; }
+    size_t entry_of_stream(int row, int stream, int head) const { return entry(row, head, stream*pages_per_stream); }
+    int n_groups() const { return (pages_per_stream*page_tokens + kGroupCells - 1)/kGroupCells; }  // of a stream
+
+    bool has(int row, int head, int page) const {
+        return row >= 0 && row < n_rows && head >= 0 && head < n_heads && page >= 0 && page < n_pages;
+    }
+    bool has_stream(int stream) const { return stream >= 0 && stream < n_stream; }
+};
+
+}  // namespace edgekv

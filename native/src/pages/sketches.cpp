@@ -1,0 +1,93 @@
+#include "pages/sketches.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+
+namespace edgekv {
+
+void Sketches::shape(const PageShape & shape) {
+    dims = shape;
+    rows.clear();
+    rows.resize(dims.n_rows);
+}
+
+bool Sketches::reserve(int row, SketchKind kind, int head_dim, int n_head_kv, bool & made) {
+    assert(row >= 0 && row < dims.n_rows && n_head_kv <= dims.n_heads);
+    Row & r = rows[row];
+    made = r.kind != kind;
+    if (!made) {
+        return true;
+    }
+
+    const size_t stream_bytes = sketch_bytes(kind, head_dim, n_head_kv, dims.n_groups());
+
+    Buffer fresh;
+    if (!fresh.reserve(stream_bytes*dims.n_stream)) {
+        made = false;
+        return false;
+    }
+    r = { kind, head_dim, n_head_kv, stream_bytes, std::move(fresh) };
+
+    return true;
+}
+
+Sketch Sketches::of(int row, int stream) const {
+    assert(row >= 0 && row < dims.n_rows && dims.has_stream(stream));
+    const Row & r = rows[row];
+
+    return { r.kind, r.head_dim, r.n_head_kv, dims.n_groups(), r.data.data() ? r.data.data() + stream*r.stream_bytes : nullptr };
+}
+
+size_t Sketches::bytes() const {
+    size_t n = 0;
+    for (const Row & r : rows) {
+        n += r.data.size();
+    }
+
+    return n;
+}
+
+int count_wrong_sketches(const llama_context * lctx, const PageShape & shape, const Cells & cells, const StaleGroups & stale,
+                         const std::vector<Sketch> & own, const std::vector<SketchKeys> & keys, int & n_compared) {
+    assert((int) own.size() == shape.n_stream && (int) keys.size() == shape.n_stream);
+    int n_wrong = 0;
+
+    Buffer rebuilt;
+    for (int stream = 0; stream < shape.n_stream; ++stream) {
+        llama_edgekv_cells seen;
+        const Sketch & mine = own[stream];
+        if (mine.kind == SketchKind::none || !llama_edgekv_get_cells(lctx, (uint32_t) stream, &seen)) {
+            continue;
+        }
+        const size_t n_bytes = sketch_bytes(mine.kind, mine.head_dim, mine.n_head_kv, mine.n_groups);
+        if (!rebuilt.reserve(n_bytes)) {
+            return -1;
+        }
+        for (int group = 0; group < mine.n_groups; ++group) {
+            const int first   = group*kGroupCells;
+            bool     is_stale = stale.is_stale(stream, group);
+            uint64_t valid    = 0;
+            for (int c = first; c < std::min(first + kGroupCells, (int) seen.n_cells); ++c) {
+                is_stale = is_stale || seen.changed[c] > cells.time_of_stream(stream);
+                valid   |= seen.pos[c] >= 0 ? uint64_t{1} << (c - first) : 0;
+            }
+            if (is_stale) {
+                continue;
+            }
+            // rebuilt in a copy, which must not change by it
+            std::memcpy(rebuilt.data(), mine.data, n_bytes);
+            Sketch copy = mine;
+            copy.data   = rebuilt.data();
+            for (int head = 0; head < mine.n_head_kv; ++head) {
+                sketch_build(copy, keys[stream], head, group, valid, Isa::portable);
+            }
+            n_compared += 1;
+            n_wrong    += std::memcmp(rebuilt.data(), mine.data, n_bytes) != 0;
+        }
+    }
+
+    return n_wrong;
+}
+
+}  // namespace edgekv

@@ -1,0 +1,37 @@
+// The sketches of all rows in host memory.
+#pragma once
+
+#include "pages/buffer.h"
+#include "pages/stale.h"
+
+#include <vector>
+
+namespace edgekv {
+
+class Sketches {
+public:
+    void shape(const PageShape & shape);  // no row has any
+
+    // Memory for sketches of a kind for `row`. made: the kind or the row is new, and all of them must be built. false: out of memory
+    bool reserve(int row, SketchKind kind, int head_dim, int n_head_kv, bool & made);
+    Sketch of(int row, int stream) const;  // data null: there are none
+    size_t bytes() const;
+
+private:
+    struct Row {
+        SketchKind kind = SketchKind::none;
+        int head_dim = 0, n_head_kv = 0;
+        size_t stream_bytes = 0;
+        Buffer data;
+    };
+
+    PageShape dims = {};
+    std::vector<Row> rows;
+};
+
+// The groups of `own`, a row's sketches [stream] in host memory, that differ from a rebuild out of `keys`, [stream]; those that are stale
+// now, or would be at the next sync, are left out. -1: out of memory.
+int count_wrong_sketches(const llama_context * lctx, const PageShape & shape, const Cells & cells, const StaleGroups & stale,
+                         const std::vector<Sketch> & own, const std::vector<SketchKeys> & keys, int & n_compared);
+
+}  // namespace edgekv

@@ -1,0 +1,58 @@
+// Which groups of cells have K that is not what their sketch was built from.
+#pragma once
+
+#include "pages/cells.h"
+
+#include <cassert>
+#include <cstdint>
+#include <vector>
+
+namespace edgekv {
+
+struct StaleGroup {
+    int stream;
+    int group;
+    uint64_t valid;  // a bit for each cell that holds a key
+};
+
+class StaleGroups {
+public:
+    void shape(const PageShape & shape);  // none is stale; throws std::bad_alloc
+
+    void mark(int stream, int group) {
+        assert(dims.has_stream(stream) && group >= 0 && group < dims.n_groups());
+        mark_id(stream*dims.n_groups() + group);
+    }
+    void mark_all();
+    bool is_stale(int stream, int group) const { return bits[(size_t) stream*dims.n_groups() + group]; }
+
+    // Before a ubatch. It builds sketches: those of to_build(), all that is stale but for the group that is being filled: of a stream the
+    // highest stale one that holds keys, and not in every cell, is open. Otherwise it builds none, and what is stale stays so.
+    void find(const Cells & cells);
+    void find_none() { building.clear(); }
+    const std::vector<StaleGroup> & to_build() const { return building; }
+    void built();  // all of to_build()
+
+    int open_group(int stream) const { assert(dims.has_stream(stream)); return open[stream]; }  // -1: none
+    bool is_open(int stream, int group) const { return open[stream] == group; }
+
+    uint64_t n_looked() const { return looked; }  // cells
+    size_t bytes() const { return bits.size() + ids.capacity()*sizeof(int32_t); }
+
+private:
+    void mark_id(int32_t id) {
+        if (!bits[id]) {
+            bits[id] = 1;
+            ids.push_back(id);
+        }
+    }
+
+    PageShape dims = {};
+    std::vector<uint8_t> bits;  // [stream][group]: in `ids`
+    std::vector<int32_t> ids;
+    std::vector<StaleGroup> building;
+    std::vector<int> open;      // [stream]
+    uint64_t looked = 0;
+};
+
+}  // namespace edgekv

@@ -1,0 +1,107 @@
+// The page table: which page has a copy in which slot of the arena. A page whose cells change leaves it at once.
+#pragma once
+
+#include "edgekv.h"
+#include "pages/cells.h"
+
+#include <cassert>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+namespace edgekv {
+
+class Table {
+public:
+    // No page is in a slot. `step_tokens`: the most query tokens of a stream that one step stores; throws std::bad_alloc
+    void shape(const PageShape & shape, int step_tokens);
+
+    // Decoding thread, after the cells' sync: pages that changed leave the table. `n_stored`: tokens whose rows nodes of ours will store,
+    // also in the arena where the table says so.
+    void sync(const Cells & cells, int n_stored);
+
+    const int32_t * slots(int row, int stream, int head) const {  // [page of the stream], -1: only in home
+        assert(dims.has(row, head, 0) && dims.has_stream(stream));
+        return table.data() + dims.entry_of_stream(row, stream, head);
+    }
+    const int32_t * data() const { return table.data(); }
+
+    // ---- the caller's slots ----
+    void set_slots(int n_slots);  // pages in slots behind these leave the table
+    int n_slots() const { return (int) slot_copied.size(); }
+
+    void copied(const edgekv_move & move, const Cells & cells);  // begins now
+    // false: the page is not what was copied into the slot last, or it has changed since
+    bool publish(const llama_context * lctx, const edgekv_move & move, const Cells & cells);
+    void release(const edgekv_move & move);
+
+    // ---- slots that a step fills ----
+    // On a device the pages that a step of a stream fills, and the one before them, have slots of their own, behind the caller's: they are
+    // written through, so that the newest tokens need no copy. first_slot 0: none.
+    int n_tail_pages() const { return step_tokens/dims.page_tokens + 2; }  // a step may begin within a page
+    int n_tail_slots() const { return dims.n_rows*dims.n_heads*dims.n_stream*n_tail_pages(); }
+    void set_tail(int first_slot);
+
+    // On a device: if the next ubatch is a prompt, which brings every page to the device anyway, it leaves these in their slots, and they
+    // can then be published; as if copied at this moment.
+    void fill(const edgekv_move * moves, int n, const Cells & cells);
+    // After that ubatch. filled(stream, page of it): whether the page was staged, in every row
+    template <class Filled>
+    void end_fills(const Filled & filled) {
+        for (auto & [entry, fill] : fills) {
+            if (!fill.over) {
+                const int page = (int) (entry%dims.n_pages);
+                fill.over   = true;
+                fill.filled = table[entry] < 0 && filled(page/dims.pages_per_stream, page%dims.pages_per_stream);  // else it came from a slot
+                touched_entries.push_back(entry);
+            }
+        }
+    }
+    bool is_over(const edgekv_move & move) const;  // the ubatch, or it was never told to fill the page
+    bool is_filled(const edgekv_move & move) const;
+
+    // ---- for a plane that mirrors the table ----
+    const std::vector<int64_t> & touched() const { return touched_entries; }  // since they were taken; an entry may stand there twice
+    void touched_taken() { touched_entries.clear(); }
+    int32_t slot_of(int64_t entry) const { return table[entry]; }
+    int32_t slot_to_fill(int64_t entry) const;  // in the next ubatch, -1: none
+
+    size_t bytes() const { return table.size()*sizeof(int32_t) + slot_copied.size()*sizeof(Copied); }
+
+private:
+    struct Copied {
+        uint64_t time = 0;
+        int64_t entry = -1;
+    };
+
+    struct Fill {
+        int32_t slot;
+        bool over, filled;
+    };
+
+    int64_t entry_of(const edgekv_move & move) const {
+        assert(dims.has(move.row, move.head, move.page));
+        return (int64_t) dims.entry(move.row, move.head, move.page);
+    }
+    void set(int64_t entry, int32_t slot);
+    void drop(int64_t entry);
+    void drop_page(int page);
+    void follow_tail(int stream, const std::vector<ChangedPage> & changed);
+    int tail_slot(int row_head, int page) const {
+        return tail_first + (row_head*dims.n_stream + page/dims.pages_per_stream)*n_tail_pages() + page%n_tail_pages();
+    }
+
+    PageShape dims = {};
+    int step_tokens = 0;
+    std::vector<int32_t> table;
+    int n_published = 0;
+    std::vector<Copied> slot_copied;
+    std::unordered_map<int64_t, Fill> fills;  // by entry
+    std::vector<int64_t> touched_entries;
+
+    int tail_first = 0;
+    std::vector<std::vector<int>> tails;    // [stream] the pages in its slots, by page%n_tail_pages(); -1: none
+    std::vector<ChangedPage> newest_last;
+};
+
+}  // namespace edgekv

@@ -1,0 +1,227 @@
+#include "plane/device/device_plane.h"
+
+#include "context/context.h"
+
+#include <algorithm>
+
+namespace edgekv {
+
+DevicePlane::DevicePlane(edgekv_context & ctx) : ctx(ctx), open(ctx.shape.n_stream, -1) {
+    for (const Layer * served : ctx.rows) {
+        auto layer = std::make_unique<DeviceLayer>();
+        layer->plane = this;
+        layer->layer = served;
+        layer->row   = served->info.row;
+        layers.push_back(std::move(layer));
+    }
+}
+
+// ---- memory and settings -----------------------------------------------------------------------------------------------------
+
+bool DevicePlane::reserve_sketches(const edgekv_selection & selection) {
+    bool       made = false;
+    const bool had  = engine->reserve_sketches((SketchKind) selection.sketch, made);
+    if (made) {
+        ctx.pages.stale.mark_all();
+    }
+
+    return had;
+}
+
+Failure DevicePlane::reserve_selection(const edgekv_selection & selection) {
+    return reserve_sketches(selection) ? Failure{} : no_memory();
+}
+
+Failure DevicePlane::enter(edgekv_mode mode) {
+    if ((mode == EDGEKV_MODE_SPARSE && !reserve_sketches(ctx.params.selection)) || (mode == EDGEKV_MODE_EXACT && !engine->reserve_ring())) {
+        return no_memory();
+    }
+    if (mode == EDGEKV_MODE_OFF) {
+        release_arena();  // stock nodes copy K and V of each layer to the device: they can use it
+    } else if (ctx.wanted_mode.load(std::memory_order_relaxed) == EDGEKV_MODE_OFF && !reserve_arena()) {
+        return no_memory();
+    }
+
+    return {};
+}
+
+bool DevicePlane::reserve_arena() {
+    Table & table = ctx.pages.table;
+    release_arena();
+    const bool reserved = engine->reserve_arena(most_slots, most_slots > 0 ? table.n_tail_slots() : 0);
+    table.set_tail(engine->bytes().tail_slot);
+
+    return reserved;
+}
+
+void DevicePlane::release_arena() {
+    ctx.pages.table.set_tail(0);
+    ctx.pages.table.set_slots(0);  // no page is in a slot
+    engine->reserve_arena(0, 0);
+    llama_edgekv_invalidate_graph(ctx.lctx);
+}
+
+Failure DevicePlane::set_slots(int n_slots) {
+    if (!engine->set_slots(n_slots)) {
+        return no_memory();
+    }
+    ctx.pages.table.set_slots(n_slots);
+
+    return {};
+}
+
+Failure DevicePlane::limit_slots(int n_slots) {
+    most_slots = n_slots;
+    if (ctx.wanted_mode.load(std::memory_order_relaxed) != EDGEKV_MODE_OFF && !reserve_arena()) {
+        return no_memory();
+    }
+
+    return {};
+}
+
+// ---- pages -------------------------------------------------------------------------------------------------------------------
+
+Failure DevicePlane::copy_pages(const edgekv_move *, int) {
+    return { EDGEKV_UNSUPPORTED, "on a device pages are copied by kernels of the caller's" };
+}
+
+Failure DevicePlane::fill_pages(const edgekv_move * moves, int n) {
+    ctx.pages.table.fill(moves, n, ctx.pages.cells);
+
+    return {};
+}
+
+Failure DevicePlane::drop_pages(const edgekv_move *, int) {
+    return { EDGEKV_UNSUPPORTED, "on a device no pages are dropped" };
+}
+
+// ---- around a ubatch ---------------------------------------------------------------------------------------------------------
+
+// Entries of the engine's arrays that are not what they were at the ubatch before. One that stands there twice has the same value in both.
+void DevicePlane::mirror_pages() {
+    const PageShape & shape = ctx.shape;
+    const Cells &     cells = ctx.pages.cells;
+    Table &           table = ctx.pages.table;
+
+    updates.clear();
+    for (int s = 0; s < shape.n_stream; ++s) {
+        const int32_t * positions = cells.positions(s);
+        for (const ChangedPage & changed : cells.changed_now(s)) {
+            const int page  = changed.page%shape.pages_per_stream;
+            const int first = page*shape.page_tokens;
+            updates.push_back({ Mirror::newest, changed.page, cells.newest(s)[page] });
+            updates.push_back({ Mirror::oldest, changed.page, cells.oldest(s)[page] });
+            for (int c = first; c < std::min(first + shape.page_tokens, shape.n_cells); ++c) {
+                updates.push_back({ Mirror::positions, (int64_t) s*shape.n_cells + c, positions[c] });
+            }
+        }
+        const int before = open[s];
+        open[s] = ctx.pages.stale.open_group(s);
+        if (before >= 0 && before != open[s]) {
+            updates.push_back({ Mirror::open, (int64_t) s*shape.n_groups() + before, 0 });
+        }
+        if (open[s] >= 0 && before != open[s]) {
+            updates.push_back({ Mirror::open, (int64_t) s*shape.n_groups() + open[s], 1 });
+        }
+    }
+    for (const int64_t entry : table.touched()) {
+        const int32_t slot = table.slot_of(entry);
+        const int32_t fill = slot < 0 ? table.slot_to_fill(entry) : -1;
+        updates.push_back({ Mirror::slots, entry, fill >= 0 ? engine_fill(fill) : slot });
+    }
+    table.touched_taken();
+}
+
+void DevicePlane::begin(const UbatchBegin & ubatch) {
+    if (ubatch.anew) {
+        graph = {};
+    }
+    graph.built        = false;
+    graph.leader_built = false;
+
+    mirror_pages();
+    stale.clear();
+    for (const StaleGroup & group : ctx.pages.stale.to_build()) {
+        stale.push_back({ group.stream, group.group, group.valid });
+    }
+
+    EngineStep step = {};
+    step.updates           = updates.data();
+    step.n_updates         = updates.size();
+    step.stale             = stale.data();
+    step.n_stale           = (int) stale.size();
+    step.n_ubatch          = (uint32_t) ubatch.number;
+    step.clear_observation = ubatch.clear_observation;
+    engine->begin(step);  // where it fails, failure() says so
+    n_tokens = ubatch.n_tokens;
+}
+
+UbatchDone DevicePlane::end(bool ok) {
+    engine->end();
+    const PageShape &  shape  = ctx.shape;
+    const EngineView & staged = graph.staged;
+    const bool         all    = ok && graph.n_staged == shape.n_rows;
+    ctx.pages.table.end_fills([&](int stream, int page) {
+        return all && stream >= staged.first_stream && stream < staged.first_stream + staged.n_streams &&
+               std::min((page + 1)*shape.page_tokens, shape.n_cells) <= staged.n_cells;
+    });
+
+    return { graph.attends ? Attended::decode : Attended::none, graph.sketches, graph.n_observed < n_tokens ? graph.n_observed : 0 };
+}
+
+// ---- what can be seen --------------------------------------------------------------------------------------------------------
+
+PageArrays DevicePlane::arrays() {
+    return { engine->priority(), engine->pinned(), nullptr, engine->mass_max(), engine->mass_sum() };
+}
+
+void DevicePlane::add_selected(edgekv_selected * out) {
+    engine->selected(out, 0, ctx.shape.n_rows);
+}
+
+RowList DevicePlane::last_rows(const Layer & layer, int head, int token) {
+    RowList out;
+    out.cells = engine->last_rows(layer.info.row, token*layer.info.n_head_kv + head, out.n_rows, out.weights);
+
+    return out;
+}
+
+void DevicePlane::add_memory(edgekv_memory & out) const {
+    const EngineBytes bytes = engine->bytes();
+    out.observation_bytes += bytes.mass;
+    out.workspace_bytes   += bytes.workspace + staging.bytes();
+    out.sketch_bytes      += bytes.sketches;
+    out.arena_bytes       += bytes.arena;
+    out.table_bytes       += bytes.tables;
+    out.device_bytes      += bytes.fixed + bytes.arena;
+    out.pinned             = ctx.params.placement.kind == EDGEKV_DEVICE_CUDA;
+}
+
+bool DevicePlane::describe(edgekv_device & out) const {
+    const EngineBytes bytes = engine->bytes();
+    out = { ctx.params.placement.kind, ctx.params.placement.index, engine->stream(), engine->arena(), ctx.shape.slot_bytes, bytes.n_slots,
+            bytes.n_slots_max, ctx.shape.n_cells, engine->rows(), bytes.budget, bytes.fixed, staging.bytes() };
+
+    return true;
+}
+
+// ---- checks ------------------------------------------------------------------------------------------------------------------
+
+Sketch DevicePlane::sketch(const Layer & layer, int stream, std::vector<char> & copy) {
+    const int    row   = layer.info.row;
+    const char * there = engine->sketches(row, stream);
+    copy.resize(there ? engine->sketch_stream_bytes(row) : 0);
+    engine->read(copy.data(), there, copy.size());
+
+    return { there ? (SketchKind) ctx.params.selection.sketch : SketchKind::none, layer.info.head_dim, layer.info.n_head_kv,
+             ctx.shape.n_groups(), copy.data() };
+}
+
+const char * DevicePlane::slot(int i, std::vector<char> & copy) {
+    copy.resize(ctx.shape.slot_bytes);
+    engine->read(copy.data(), engine->arena() + i*ctx.shape.slot_bytes, copy.size());
+
+    return copy.data();
+}
+
+}  // namespace edgekv

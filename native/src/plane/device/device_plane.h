@@ -1,0 +1,111 @@
+// The plane on a device: an engine, opened at run time, holds pages and sketches there and runs the nodes; home stays in host memory.
+#pragma once
+
+#include "plane/device/engine.h"
+#include "plane/plane.h"
+#include "plane/device/staging.h"
+
+#include <climits>
+#include <memory>
+#include <string>
+#include <vector>
+
+struct edgekv_context;
+
+namespace edgekv {
+
+class DevicePlane;
+
+// A layer that is served. Its address is the userdata of its graph nodes.
+struct DeviceLayer {
+    DevicePlane * plane = nullptr;
+    const Layer * layer = nullptr;
+    int row = -1;
+
+    // of the graph that is built last
+    float scale   = 0.0f;
+    float softcap = 0.0f;
+    const ggml_tensor * k_idxs = nullptr;
+    ggml_tensor * staged = nullptr;  // the node that left K of all cells in the staging buffer
+};
+
+class DevicePlane final : public Plane {
+public:
+    explicit DevicePlane(edgekv_context & ctx);
+
+    // Takes the device that params.placement names, once, after the context has this plane. On a failure it is of no use.
+    Failure place();
+
+    Failure enter(edgekv_mode mode) override;
+    Failure reserve_selection(const edgekv_selection & selection) override;
+    void selection_changed() override { engine->renew(); }
+    Failure set_slots(int n_slots) override;
+    Failure limit_slots(int n_slots) override;
+
+    Failure copy_pages(const edgekv_move * moves, int n) override;
+    Failure fill_pages(const edgekv_move * moves, int n) override;
+    Failure drop_pages(const edgekv_move * moves, int n) override;
+
+    void begin(const UbatchBegin & ubatch) override;
+    UbatchDone end(bool ok) override;
+    const char * failure() const override { return engine->failure(); }
+    bool plans_graphs() const override { return true; }
+
+    bool build_store(Layer & layer, const llama_edgekv_store & args) override;
+    ggml_tensor * build_attend(Layer & layer, const llama_edgekv_attend & args) override;
+
+    PageArrays arrays() override;
+    void add_selected(edgekv_selected * out) override;
+    RowList last_rows(const Layer & layer, int head, int token) override;
+    PromptBlocks prompt_blocks() const override { return {}; }
+    void add_memory(edgekv_memory & out) const override;
+    bool describe(edgekv_device & out) const override;
+
+    void wait() override { engine->wait(); }
+    Sketch sketch(const Layer & layer, int stream, std::vector<char> & copy) override;
+    const char * slot(int i, std::vector<char> & copy) override;
+
+    // ---- what its nodes share ----
+    DeviceLayer & of(const Layer & layer) { return *layers[layer.info.row]; }
+    bool serves_cuda(int index) const;
+    int next_row(const Layer & layer) const;  // that is hooked, -1: none
+
+    edgekv_context & ctx;
+    const DeviceLibrary * library = nullptr;
+    Staging staging;  // before the engine, which waits for what is under way into it before either is freed
+    std::unique_ptr<Engine> engine;
+
+    // of the graph that runs: recorded CUDA graphs are replayed without calling the nodes
+    struct {
+        bool built = false, attends = false, sketches = false, leads_all = false, leader_built = false;
+        int n_observed = 0;  // tokens
+        int n_staged = 0;    // rows, all of the same view
+        EngineView staged = {};
+    } graph;
+
+private:
+    // ---- placement ----
+    Failure no_memory() const { return { EDGEKV_NO_MEMORY, library->last_error() }; }
+    Failure why_not(bool emulated) const;
+    Failure reserve_staging(ggml_backend_dev_t device, const edgekv_device_info & info);
+    Failure make_engine(ggml_backend_dev_t device);
+    Failure reserve_widest();
+    EngineShape engine_shape() const;
+
+    // While nothing decodes: all pages leave the arena. Its memory is taken anew, for most_slots slots at most, or given back.
+    bool reserve_arena();
+    void release_arena();
+    bool reserve_sketches(const edgekv_selection & selection);
+
+    // ---- what the engine mirrors ----
+    void mirror_pages();
+
+    std::vector<std::unique_ptr<DeviceLayer>> layers;  // by row
+    int most_slots = INT_MAX;
+    int n_tokens   = 0;  // of the ubatch
+    std::vector<MirrorUpdate> updates;
+    std::vector<EngineStale> stale;
+    std::vector<int> open;  // [stream] the group that is, as the engine knows it
+};
+
+}  // namespace edgekv

@@ -1,0 +1,214 @@
+// The engine of a context's plane on a device, as libedgekv sees it. libedgekv itself knows no CUDA: it opens libedgekv-cuda (or
+// libedgekv-emulated, the same sources on an emulated device) at run time and finds there one function, edgekv_device_library().
+//
+// An engine owns all device memory of its context but the staging buffer, which is a ggml buffer: arena, sketches, mirrors of the page
+// table and of the cells' positions, priority, pins, attention mass, lists and workspaces. Home stays llama.cpp's. Node calls come while a
+// graph is computed or recorded; they enqueue on the stream they are given and never wait. Everything else comes from the decoding
+// thread between ubatches.
+#pragma once
+
+#include "kernels/attend/attend.h"
+#include "edgekv.h"
+#include "kernels/select/sample.h"
+#include "kernels/sketch/sketch.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace edgekv {
+
+constexpr int kEngineAbi = 4;
+
+// Query tokens of a stream that the nodes of a step serve; longer ubatches are prompts. In groups of at most kMaxQueryTokens, as even as
+// may be, which are attended one behind the other. What is observed of a step is its last group.
+constexpr int kEngineTokens = 64;
+inline int engine_groups(int n_tokens) { return (n_tokens + kMaxQueryTokens - 1)/kMaxQueryTokens; }
+inline int engine_group_begin(int n_tokens, int group) { return (int) ((int64_t) n_tokens*group/engine_groups(n_tokens)); }
+inline int engine_observed(int n_tokens) { return n_tokens - engine_group_begin(n_tokens, engine_groups(n_tokens) - 1); }
+
+// A hooked layer. Home as the device addresses it: stream 0, cell 0, head 0. Strides in bytes.
+struct EngineRow {
+    int n_head, n_head_kv, head_dim;
+    CellType k_type, v_type;
+    char * k;
+    char * v;
+    size_t k_stride_stream, k_stride_cell, k_stride_head;
+    size_t v_stride_stream, v_stride_cell, v_stride_head;
+    size_t k_row_bytes, v_row_bytes;  // of one head of one cell
+    size_t v_offset;                  // of V in a slot
+};
+
+struct EngineShape {
+    int n_heads;            // the most of any row
+    int n_stream, n_cells;  // cells of a stream
+    int page_tokens;
+    int pages_per_stream, n_pages;
+    size_t slot_bytes;
+    size_t staging_bytes;   // what the caller took on the device already, counts against the budget
+    size_t budget_bytes;    // 0: what is free, less a margin
+    std::vector<EngineRow> rows;
+};
+
+struct EngineBytes {
+    size_t budget, fixed, sketches, arena, tables, mass, workspace;
+    int n_slots, n_slots_max;
+    int tail_slot;  // the first of them, 0: none
+};
+
+// Host arrays that kernels read: entry `index` of the array is now `value`.
+enum class Mirror : int { newest, oldest, positions, slots, open };
+struct MirrorUpdate {
+    Mirror array;
+    int64_t index;  // newest, oldest: [page]; positions: [stream][cell]; slots: [row][head][page]; open: [stream][group of 64 cells]
+    int32_t value;  // open: not zero: the group has no sketch, and its cells are certain; slots: -1: none; engine_fill(slot): none, but a prompt that stages the page leaves it in this slot
+};
+constexpr int32_t engine_fill(int32_t slot) { return -2 - slot; }
+
+// Groups whose sketches are built in this step.
+struct EngineStale {
+    int32_t stream, group;
+    uint64_t valid;
+};
+
+// What changes between ubatches without changing the graph.
+struct EngineStep {
+    const MirrorUpdate * updates;
+    size_t n_updates;
+    const EngineStale * stale;
+    int n_stale;
+    uint32_t n_ubatch;  // heads whose error is estimated take turns by it
+    bool clear_observation;
+};
+
+// What a node's graph shows of the cache. Part of the node's parameters, so that a recorded CUDA graph is not replayed for another.
+struct EngineView {
+    int32_t n_cells;    // of each stream, in view
+    int32_t n_streams, first_stream;
+    int32_t n_tokens;   // of each stream
+    int32_t leads;      // the first node of the graph that needs to know what each token sees
+    int32_t generation; // of the engine's buffers and of the selection's numbers
+};
+
+// Tensors are device addresses with ggml's strides in bytes.
+struct EngineStore {
+    const char * k;  // f32 [n_tokens of all streams][n_head_kv][head_dim]
+    const char * v;
+    size_t k_stride_token, k_stride_head, v_stride_token, v_stride_head;
+    const int64_t * k_idxs;  // counted through all streams
+    const int64_t * v_idxs;
+    bool sketch;
+
+    // Prompts: all cells in view are copied to the staging buffer, which the stock attention then reads. null: no prompt.
+    char * k_staging;  // of the cache's layout
+    char * v_staging;
+    char * k_next;     // where the next row will be staged, which is begun now; null: it waits for its turn
+    char * v_next;
+    int next_row;      // -1: none
+};
+
+struct EngineQuery {
+    const char * q;  // f32 [n_tokens of all streams][n_head][head_dim]
+    size_t q_stride_token, q_stride_head;
+    MaskType mask_type;
+    const char * mask;
+    size_t mask_stride_token, mask_stride_stream;
+    const int64_t * k_idxs;
+    const float * sinks;  // [n_head] or null
+    float scale, softcap;
+};
+
+struct EngineAttend {
+    EngineQuery query;
+    char * out;  // f32 [n_tokens of all streams][n_head][head_dim], contiguous
+    const edgekv_selection * selection;  // attend the rows that it samples; null: every page, through the ring where there is one
+    bool observe;
+    int next_row;  // that will be attended next in this graph without a selection; -1: none
+
+    // The staging buffer, of the cache's layout, which is free in a graph that attends: what several groups of tokens read of home is brought
+    // there once, because each token would read it over the link again.
+    char * k_staging;
+    char * v_staging;
+};
+
+// A graph that a backend computes or records by itself: a split of a step's, or a part of one. By row: whether its nodes are in it.
+struct EngineGraph {
+    std::vector<bool> stores, attends;
+};
+
+class Engine {
+public:
+    virtual ~Engine() = default;  // waits for what is under way
+
+    // ---- memory ----
+    // Sketches of all rows; false: last_error(). made: they are new, and empty until they are built
+    virtual bool reserve_sketches(SketchKind kind, bool & made) = 0;
+    virtual bool reserve_ring() = 0;   // mode exact
+    // The arena's memory, in place of what it has: what the budget has left, for n_slots slots at most. n_tail further ones are for the pages
+    // that are being filled, if they are a small part of it. No page is in a slot.
+    virtual bool reserve_arena(int n_slots, int n_tail) = 0;
+    // Workspaces for graphs of this view and row; false: last_error(). They may move: see generation().
+    virtual bool reserve_workspace(int row, const EngineView & view, SketchKind kind, bool lists) = 0;
+    virtual int generation() const = 0;
+    // Numbers that are given to nodes besides what the graph shows have changed (edgekv_selection): recorded graphs know the old ones.
+    virtual void renew() = 0;
+    virtual bool set_slots(int n_slots) = 0;  // in use
+    virtual EngineBytes bytes() const = 0;
+
+    virtual float * priority() = 0;  // [row][head][page]
+    virtual uint8_t * pinned() = 0;
+    virtual float * mass_max() = 0;
+    virtual float * mass_sum() = 0;
+    virtual char * arena() = 0;
+    virtual const edgekv_device_row * rows() = 0;
+    virtual void * stream() = 0;
+
+    // ---- around a ubatch ----
+    virtual bool begin(const EngineStep & step) = 0;
+    virtual void end() = 0;
+    virtual bool selected(edgekv_selected * out, int first_row, int n_rows) = 0;  // [row][head]; waits
+
+    // ---- failures ----
+    // Around each node. begin_node: whether it may run: not behind a failure, nor where an error stands that ggml has yet to see. end_node
+    // keeps the first failure with the node's name; `waits` for what it enqueued, as every node does with EDGEKV_DEVICE_SYNC=1.
+    virtual bool begin_node() = 0;
+    virtual void end_node(const char * name, void * stream, bool waits) = 0;
+    virtual bool records() const = 0;       // false: nodes are waited for, which a recording forbids
+    virtual const char * failure() const = 0;  // the first, of a node or of what surrounds a ubatch, for good; null: none
+
+    // ---- nodes ----
+    // Which graph the calls below belong to from now on, or until begin(): what one of them announces for the next row is begun only where
+    // that row is in it. Needed where graphs are recorded.
+    virtual void begin_graph(const EngineGraph & graph) = 0;
+    virtual void store(int row, const EngineView & view, const EngineStore & args, void * stream) = 0;
+    virtual void attend(int row, const EngineView & view, const EngineAttend & args, void * stream) = 0;
+
+    // ---- looking closer ----
+    virtual bool wait() = 0;  // for everything; false: something failed, last_error()
+    virtual bool wait_for_step() = 0;  // for the stream of the step
+    virtual bool read(void * dst, const void * src, size_t n_bytes) = 0;  // device to host; waits
+    virtual const char * sketches(int row, int stream) = 0;  // device address
+    virtual size_t sketch_stream_bytes(int row) = 0;
+    // Of the group that was attended last, with edgekv_selection.keep_rows; waits
+    virtual const int32_t * last_rows(int row, int list, int & n_rows, const float *& weights) = 0;
+};
+
+struct DeviceLibrary {
+    int abi;
+    edgekv_device_kind kind;
+    int (*count)();
+    bool (*info)(int index, edgekv_device_info * out);
+    bool (*rates)(int index, edgekv_rates * out);
+    // null: last_error(). `stream`: that the nodes will be given; null: the engine makes one of its own
+    Engine * (*make)(int index, const EngineShape & shape, void * stream);
+    bool (*is_pinned)(const void * host);
+    bool (*pin)(void * host, size_t n_bytes);
+    void (*unpin)(void * host);
+    const char * (*last_error)();
+};
+
+}  // namespace edgekv
+
+extern "C" EDGEKV_API const edgekv::DeviceLibrary * edgekv_device_library();

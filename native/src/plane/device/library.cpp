@@ -1,0 +1,107 @@
+#include "plane/device/library.h"
+
+#include "plane/backends.h"
+#include "plane/device/cuda_nodes.h"
+#include "ggml-edgekv-cuda.h"
+#include "llama-edgekv.h"
+
+#include <cstdlib>
+#include <mutex>
+#include <string>
+
+#if defined(_WIN32)
+#    include <windows.h>
+#else
+#    include <dlfcn.h>
+#endif
+
+namespace edgekv {
+
+namespace {
+
+using Entry = const DeviceLibrary * (*)();
+
+// by its full path: what else the system would search may hold another
+const DeviceLibrary * open(const std::string & path) {
+#if defined(_WIN32)
+    // the libraries that it needs are looked for beside it, too
+    HMODULE module = LoadLibraryExA(path.c_str(), nullptr, LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR | LOAD_LIBRARY_SEARCH_DEFAULT_DIRS);
+    auto entry = module ? reinterpret_cast<Entry>(GetProcAddress(module, "edgekv_device_library")) : nullptr;
+#else
+    void * module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    auto entry = module ? reinterpret_cast<Entry>(dlsym(module, "edgekv_device_library")) : nullptr;
+#endif
+    const DeviceLibrary * library = entry ? entry() : nullptr;
+
+    return library && library->abi == kEngineAbi ? library : nullptr;
+}
+
+// The installed one for cards; the emulated device is built by whoever tests with it, who names its library. "": there is none
+std::string path_of(edgekv_device_kind kind) {
+    if (kind == EDGEKV_DEVICE_EMULATED) {
+        const char * named = std::getenv("EDGEKV_EMULATOR");
+        return named ? named : "";
+    }
+    const std::string folder = library_folder();
+#if defined(_WIN32)
+    return folder.empty() ? "" : folder + "edgekv-cuda.dll";
+#elif defined(__APPLE__)
+    return folder.empty() ? "" : folder + "libedgekv-cuda.dylib";
+#else
+    return folder.empty() ? "" : folder + "libedgekv-cuda.so";
+#endif
+}
+
+const ggml_edgekv_cuda_custom kCustomNodes = { device_node_supported, device_graph_begin, device_node_compute };
+
+}  // namespace
+
+const DeviceLibrary * open_device_library(edgekv_device_kind kind) {
+    static std::mutex mutex;
+    static const DeviceLibrary * libraries[3] = {};
+    static bool tried[3] = {};
+
+    std::lock_guard<std::mutex> lock(mutex);
+    if (kind != EDGEKV_DEVICE_CUDA && kind != EDGEKV_DEVICE_EMULATED) {
+        return nullptr;
+    }
+    if (!tried[kind]) {
+        const std::string path = path_of(kind);
+        tried[kind]     = !path.empty();
+        libraries[kind] = path.empty() ? nullptr : open(path);
+    }
+
+    return libraries[kind];
+}
+
+int cuda_index(ggml_backend_dev_t device) {
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device);
+    int i = 0;
+    while (i < (int) ggml_backend_reg_dev_count(reg) - 1 && ggml_backend_reg_dev_get(reg, i) != device) {
+        i += 1;
+    }
+
+    return i;
+}
+
+bool cuda_usable(ggml_backend_dev_t device) {
+    const DeviceLibrary * library = open_device_library(EDGEKV_DEVICE_CUDA);
+    edgekv_device_info info;
+
+    return library && library->info(cuda_index(device), &info) && info.usable;
+}
+
+void * cuda_stream(llama_context * lctx, ggml_backend_dev_t device) {
+    ggml_backend_reg_t reg     = ggml_backend_dev_backend_reg(device);
+    ggml_backend_t     backend = llama_edgekv_backend(lctx, device);
+    auto set    = reinterpret_cast<ggml_edgekv_cuda_set_custom_t>(ggml_backend_reg_get_proc_address(reg, GGML_EDGEKV_CUDA_SET_CUSTOM));
+    auto stream = reinterpret_cast<ggml_edgekv_cuda_stream_t>(ggml_backend_reg_get_proc_address(reg, GGML_EDGEKV_CUDA_STREAM));
+    if (!set || !stream || !backend) {
+        return nullptr;
+    }
+    set(&kCustomNodes);
+
+    return stream(backend);
+}
+
+}  // namespace edgekv

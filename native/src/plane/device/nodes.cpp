@@ -1,0 +1,284 @@
+// The nodes of a plane on a device. A node's parameters carry all that its kernels' arguments depend on besides its sources, so that a
+// recorded CUDA graph is replayed for the same graph only. K and V are no sources: they lie in host memory, and the scheduler would copy
+// them. On an emulated device the CPU backend runs the nodes, on one thread, and waits for each.
+#include "context/context.h"
+#include "plane/device/cuda_nodes.h"
+#include "plane/device/device_plane.h"
+
+#include "ggml-impl.h"
+
+#include <cstdio>
+#include <cstring>
+
+namespace edgekv {
+
+namespace {
+
+enum DeviceStoreSource { STORE_K_CUR, STORE_V_CUR, STORE_K_IDXS, STORE_V_IDXS, N_STORE_SOURCES };
+enum DeviceAttendSource { ATTEND_Q, ATTEND_MASK, ATTEND_K_IDXS, ATTEND_SINKS, N_ATTEND_SOURCES };
+
+// Behind ggml_custom_op_params in a node's parameters.
+struct NodeParams {
+    EngineView view;
+    int16_t next_row;  // that this node prepares, -1: none
+    uint16_t flags;
+};
+enum NodeFlag : uint16_t { SKETCHES = 1, OBSERVES = 2, STAGES = 4, SELECTS = 8 };
+static_assert(sizeof(ggml_custom_op_params) + sizeof(NodeParams) <= GGML_MAX_OP_PARAMS, "they must fit behind ggml's");
+
+void set_params(ggml_tensor * node, const NodeParams & params) {
+    std::memcpy(reinterpret_cast<char *>(node->op_params) + sizeof(ggml_custom_op_params), &params, sizeof(params));
+}
+
+NodeParams get_params(const ggml_tensor * node) {
+    NodeParams params;
+    std::memcpy(&params, reinterpret_cast<const char *>(node->op_params) + sizeof(ggml_custom_op_params), sizeof(params));
+
+    return params;
+}
+
+EngineView view_of(const Engine & engine, const ggml_tensor * k, int64_t n_tokens) {
+    EngineView view = {};
+    view.n_cells      = (int32_t) k->ne[2];
+    view.n_streams    = (int32_t) k->ne[3];
+    view.first_stream = first_stream(k);
+    view.n_tokens     = (int32_t) (n_tokens/k->ne[3]);
+    view.generation   = engine.generation();
+
+    return view;
+}
+
+// ---- running -----------------------------------------------------------------------------------------------------------------
+
+const char * data(const ggml_tensor * t) {
+    return t ? static_cast<const char *>(t->data) : nullptr;
+}
+
+void run_store_on(const DeviceLayer & layer, const ggml_tensor * node, void * stream) {
+    const NodeParams params = get_params(node);
+    const bool       stages = params.flags & STAGES;
+    const int        first  = stages ? 1 : 0;  // the first source of an in-place node is the buffer
+    const auto       src    = [&](DeviceStoreSource i) { return node->src[first + i]; };
+    const Staging &  buffer = layer.plane->staging;
+
+    EngineStore args = {};
+    args.k = data(src(STORE_K_CUR));
+    args.v = data(src(STORE_V_CUR));
+    args.k_stride_token = src(STORE_K_CUR)->nb[2];
+    args.k_stride_head  = src(STORE_K_CUR)->nb[1];
+    args.v_stride_token = src(STORE_V_CUR)->nb[2];
+    args.v_stride_head  = src(STORE_V_CUR)->nb[1];
+    args.k_idxs = static_cast<const int64_t *>(src(STORE_K_IDXS)->data);
+    args.v_idxs = static_cast<const int64_t *>(src(STORE_V_IDXS)->data);
+    args.sketch   = params.flags & SKETCHES;
+    args.next_row = params.next_row;
+    if (stages) {
+        args.k_staging = static_cast<char *>(buffer.k(layer.row)->data);
+        args.v_staging = static_cast<char *>(buffer.v(layer.row)->data);
+        if (params.next_row >= 0) {
+            args.k_next = static_cast<char *>(buffer.k(params.next_row)->data);
+            args.v_next = static_cast<char *>(buffer.v(params.next_row)->data);
+        }
+    }
+    layer.plane->engine->store(layer.row, params.view, args, stream);
+}
+
+EngineQuery query_of(const DeviceLayer & layer, const ggml_tensor * q, const ggml_tensor * mask, const ggml_tensor * k_idxs, const ggml_tensor * sinks) {
+    return { data(q), q->nb[2], q->nb[1], mask_type(mask), data(mask), mask->nb[1], mask->nb[3],
+             static_cast<const int64_t *>(k_idxs->data), reinterpret_cast<const float *>(data(sinks)), layer.scale, layer.softcap };
+}
+
+// Selection and attention are one node: of a longer step, groups of tokens select and attend one behind the other in the same buffers.
+void run_attend_on(const DeviceLayer & layer, const ggml_tensor * node, void * stream) {
+    const DevicePlane & plane  = *layer.plane;
+    const NodeParams    params = get_params(node);
+
+    EngineAttend args = {};
+    args.query     = query_of(layer, node->src[ATTEND_Q], node->src[ATTEND_MASK], node->src[ATTEND_K_IDXS], node->src[ATTEND_SINKS]);
+    args.out       = static_cast<char *>(node->data);
+    args.selection = params.flags & SELECTS ? &plane.ctx.params.selection : nullptr;
+    args.observe   = params.flags & OBSERVES;
+    args.next_row  = params.next_row;
+    args.k_staging = static_cast<char *>(plane.staging.k(layer.row)->data);
+    args.v_staging = static_cast<char *>(plane.staging.v(layer.row)->data);
+    plane.engine->attend(layer.row, params.view, args, stream);
+}
+
+using Run = void (*)(const DeviceLayer &, const ggml_tensor *, void *);
+
+void run_node(Run run, const DeviceLayer & layer, const ggml_tensor * node, void * stream, bool waits) {
+    Engine & engine = *layer.plane->engine;
+    if (engine.begin_node()) {
+        char name[64];  // llama.cpp gives the last node of a layer's attention another
+        std::snprintf(name, sizeof(name), "edgekv_%s-%d", run == run_store_on ? "store" : "attend", layer.layer->il);
+        run(layer, node, stream);
+        engine.end_node(name, stream, waits);
+    }
+}
+
+// as the CPU backend calls it; their addresses also name the nodes to the CUDA backend
+template <Run run>
+void run_emulated(ggml_tensor * dst, int ith, int, void * userdata) {
+    const DeviceLayer & layer = *static_cast<const DeviceLayer *>(userdata);
+    if (ith == 0) {
+        run_node(run, layer, dst, layer.plane->engine->stream(), true);
+    }
+}
+
+constexpr ggml_custom_op_t kStore  = run_emulated<run_store_on>;
+constexpr ggml_custom_op_t kAttend = run_emulated<run_attend_on>;
+
+ggml_custom_op_params custom_params(const ggml_tensor * node) {
+    ggml_custom_op_params params;
+    std::memcpy(&params, node->op_params, sizeof(params));
+
+    return params;
+}
+
+}  // namespace
+
+bool device_node_supported(int device, const ggml_tensor * node) {
+    const auto params = custom_params(node);
+    if (params.fun != kStore && params.fun != kAttend) {
+        return false;
+    }
+
+    return static_cast<const DeviceLayer *>(params.userdata)->plane->serves_cuda(device);
+}
+
+bool device_graph_begin(int device, ggml_cgraph * graph) {
+    const DevicePlane * plane = nullptr;
+    EngineGraph rows;
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        const ggml_tensor * node = ggml_graph_node(graph, i);
+        if (node->op != GGML_OP_CUSTOM || !device_node_supported(device, node)) {
+            continue;
+        }
+        const auto          params = custom_params(node);
+        const DeviceLayer & layer  = *static_cast<const DeviceLayer *>(params.userdata);
+        if (!plane) {
+            plane = layer.plane;
+            rows.stores.resize(plane->ctx.shape.n_rows);
+            rows.attends.resize(plane->ctx.shape.n_rows);
+        }
+        rows.stores[layer.row]  = rows.stores[layer.row] || params.fun == kStore;
+        rows.attends[layer.row] = rows.attends[layer.row] || params.fun == kAttend;
+    }
+    if (!plane) {
+        return true;
+    }
+    plane->engine->begin_graph(rows);
+
+    return plane->engine->records();
+}
+
+void device_node_compute(int, ggml_tensor * node, void * stream) {
+    const auto          params = custom_params(node);
+    const DeviceLayer & layer  = *static_cast<const DeviceLayer *>(params.userdata);
+
+    run_node(params.fun == kStore ? run_store_on : run_attend_on, layer, node, stream, false);
+}
+
+// ---- building ----------------------------------------------------------------------------------------------------------------
+
+static bool is_prompt(const ggml_tensor * k, int64_t n_tokens) {
+    return n_tokens%k->ne[3] != 0 || n_tokens/k->ne[3] > kEngineTokens;
+}
+
+bool DevicePlane::build_store(Layer & served, const llama_edgekv_store & args) {
+    if (!storable(args)) {
+        served.info.state = EDGEKV_LAYER_GRAPH;
+        return false;
+    }
+    if (!graph.built) {
+        graph = {};
+        graph.built = true;
+    }
+
+    DeviceLayer & layer  = of(served);
+    const bool    prompt = is_prompt(args.k, args.k_cur->ne[2]);
+
+    NodeParams params = {};
+    params.view     = view_of(*engine, args.k, args.k_cur->ne[2]);
+    params.flags    = (uint16_t) ((ctx.sketches() ? SKETCHES : 0) | (prompt ? STAGES : 0));
+    params.next_row = (int16_t) (prompt && staging.n_buffers() > 1 ? next_row(served) : -1);
+
+    ggml_tensor * sources[N_STORE_SOURCES] = { args.k_cur, args.v_cur, args.k_idxs, args.v_idxs };
+    ggml_tensor * node = prompt ? ggml_custom_inplace(args.ctx, staging.k(layer.row), sources, N_STORE_SOURCES, kStore, 1, &layer)
+                                : ggml_custom_4d(args.ctx, GGML_TYPE_F32, 1, 1, 1, 1, sources, N_STORE_SOURCES, kStore, 1, &layer);
+    set_params(node, params);
+    ggml_format_name(node, "edgekv_store-%d", args.il);
+    ggml_build_forward_expand(args.gf, node);
+
+    layer.staged = prompt ? node : nullptr;
+    layer.k_idxs = args.k_idxs;
+    graph.sketches = graph.sketches || params.flags & SKETCHES;
+    graph.n_staged += prompt;
+    graph.staged    = params.view;
+
+    return true;
+}
+
+// The stock nodes read the staged copy; V's is written by the same node.
+static void attend_staged(const Staging & staging, DeviceLayer & layer, const llama_edgekv_attend & args) {
+    const auto as = [&](ggml_tensor * buffer, const ggml_tensor * view) {
+        return ggml_view_4d(args.ctx, buffer, view->ne[0], view->ne[1], view->ne[2], view->ne[3], view->nb[1], view->nb[2], view->nb[3], view->view_offs);
+    };
+    *args.k_stock = as(layer.staged, args.k);
+    *args.v_stock = as(staging.v(layer.row), args.v);
+    layer.staged  = nullptr;
+    layer.k_idxs  = nullptr;
+}
+
+ggml_tensor * DevicePlane::build_attend(Layer & served, const llama_edgekv_attend & args) {
+    DeviceLayer & layer = of(served);
+    if (layer.staged) {
+        attend_staged(staging, layer, args);
+        return nullptr;
+    }
+    if (!attendable(args)) {
+        served.info.state = EDGEKV_LAYER_GRAPH;
+        return nullptr;
+    }
+    if (!layer.k_idxs) {
+        return nullptr;
+    }
+
+    layer.scale   = args.scale;
+    layer.softcap = args.softcap;
+
+    const bool selects = ctx.selects((int) args.k->ne[2]);
+    const auto kind    = selects ? (SketchKind) ctx.params.selection.sketch : SketchKind::none;
+    NodeParams params  = {};
+    params.view     = view_of(*engine, args.k, args.q->ne[2]);
+    params.next_row = -1;
+    if (!engine->reserve_workspace(layer.row, params.view, kind, selects)) {
+        return nullptr;  // the scheduler copies K and V for the stock nodes: slow, and right
+    }
+    params.view.generation = engine->generation();
+
+    ggml_tensor * k_idxs = const_cast<ggml_tensor *>(layer.k_idxs);
+    ggml_tensor * sources[N_ATTEND_SOURCES] = { args.q, args.mask, k_idxs, args.sinks };
+    layer.k_idxs = nullptr;  // belongs to this graph
+    if (selects) {
+        params.view.leads  = !graph.leader_built;
+        graph.leader_built = true;
+    } else {
+        params.view.leads = !graph.leads_all;
+        graph.leads_all   = true;
+        params.next_row   = (int16_t) (ctx.params.mode == EDGEKV_MODE_EXACT ? next_row(served) : -1);
+    }
+    params.flags = (uint16_t) ((selects ? SELECTS : 0) | (ctx.params.observe ? OBSERVES : 0));
+    graph.attends    = true;
+    graph.n_observed = ctx.params.observe ? engine_observed(params.view.n_tokens)*params.view.n_streams : 0;
+
+    ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.q->ne[0]*args.q->ne[1], args.q->ne[2], 1, 1, sources,
+                                        N_ATTEND_SOURCES, kAttend, 1, &layer);
+    set_params(node, params);
+    ggml_format_name(node, "edgekv_attend-%d", args.il);
+    ggml_build_forward_expand(args.gf, node);
+
+    return node;
+}
+
+}  // namespace edgekv

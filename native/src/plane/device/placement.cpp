@@ -1,0 +1,206 @@
+// How a plane takes its device.
+#include "context/context.h"
+#include "plane/device/library.h"
+#include "plane/device/device_plane.h"
+
+#include <algorithm>
+
+namespace edgekv {
+
+namespace {
+
+bool on_gpu(const Layer & layer) {
+    return ggml_backend_dev_type(layer.seam.device) != GGML_BACKEND_DEVICE_TYPE_CPU;
+}
+
+std::string mebibytes(size_t n_bytes) {
+    return std::to_string((n_bytes + (1u << 20) - 1) >> 20) + " MiB";
+}
+
+}  // namespace
+
+EngineShape DevicePlane::engine_shape() const {
+    EngineShape shape = {};
+    shape.n_heads          = ctx.shape.n_heads;
+    shape.n_stream         = ctx.shape.n_stream;
+    shape.n_cells          = ctx.shape.n_cells;
+    shape.page_tokens      = ctx.shape.page_tokens;
+    shape.pages_per_stream = ctx.shape.pages_per_stream;
+    shape.n_pages          = ctx.shape.n_pages;
+    shape.slot_bytes       = ctx.shape.slot_bytes;
+    shape.staging_bytes    = staging.bytes();
+    shape.budget_bytes     = ctx.params.placement.vram_bytes;
+    for (const Layer * layer : ctx.rows) {
+        const ggml_tensor * k = layer->seam.k;
+        const ggml_tensor * v = layer->seam.v;
+
+        EngineRow row = {};
+        row.n_head          = layer->info.n_head;
+        row.n_head_kv       = layer->info.n_head_kv;
+        row.head_dim        = layer->info.head_dim;
+        row.k_type          = cell_type(k);
+        row.v_type          = cell_type(v);
+        row.k               = static_cast<char *>(k->data);
+        row.v               = static_cast<char *>(v->data);
+        row.k_row_bytes     = layer->k_row_bytes();
+        row.v_row_bytes     = layer->v_row_bytes();
+        row.k_stride_stream = k->nb[2];
+        row.k_stride_cell   = k->nb[1];
+        row.k_stride_head   = row.k_row_bytes;
+        row.v_stride_stream = v->nb[2];
+        row.v_stride_cell   = v->nb[1];
+        row.v_stride_head   = row.v_row_bytes;
+        row.v_offset        = ctx.shape.page_tokens*row.k_row_bytes;
+        shape.rows.push_back(row);
+    }
+
+    return shape;
+}
+
+// what can be known before anything is allocated
+Failure DevicePlane::why_not(bool emulated) const {
+    const auto refuse = [](const char * why) { return Failure{ EDGEKV_UNSUPPORTED, why }; };
+    if (ctx.rows.empty()) {
+        return refuse("none of its layers can be served");
+    }
+
+    ggml_backend_dev_t device = nullptr;
+    for (const auto & layer : ctx.layers) {
+        if (layer->info.state == EDGEKV_LAYER_DEVICE) {
+            return refuse("its layers do not all lie on one GPU: offload all layers (--gpu-layers) or none");
+        }
+        if (layer->info.row < 0) {
+            continue;
+        }
+        if (on_gpu(*layer) == emulated) {
+            return refuse(emulated ? "the emulated device serves models on the CPU only"
+                                   : "its layers run on the CPU: offload them to the GPU (--gpu-layers)");
+        }
+        if (device && layer->seam.device != device) {
+            return refuse("its layers lie on several GPUs; EdgeKV serves one");
+        }
+        device = layer->seam.device;
+        if (!emulated && !library->is_pinned(layer->seam.k->data)) {
+            return { EDGEKV_NOT_PINNED, "the system refused to pin the KV cache in host memory, without which the GPU cannot read it (free "
+                                        "memory, raise the limit on locked memory with ulimit -l, and unset GGML_CUDA_NO_PINNED)" };
+        }
+    }
+
+    return {};
+}
+
+// For the widest layer; two buffers where they are cheap, so that one fills while the other is read.
+Failure DevicePlane::reserve_staging(ggml_backend_dev_t device, const edgekv_device_info & info) {
+    const auto bytes = [](const Layer * layer, int n) { return Staging::bytes(layer->seam.k, layer->seam.v, n); };
+    const Layer * widest = *std::max_element(ctx.rows.begin(), ctx.rows.end(),
+                                             [&](const Layer * a, const Layer * b) { return bytes(a, 1) < bytes(b, 1); });
+
+    const auto & placement = ctx.params.placement;
+    const size_t budget    = placement.vram_bytes ? placement.vram_bytes : info.free_bytes;
+    const size_t twice     = bytes(widest, 2);
+    auto *       buft      = placement.kind == EDGEKV_DEVICE_CUDA ? ggml_backend_dev_buffer_type(device) : ggml_backend_cpu_buffer_type();
+    if (!staging.reserve(buft, widest->seam.k, widest->seam.v, twice <= budget/4 ? 2 : 1)) {
+        return { EDGEKV_NO_MEMORY, "the GPU has no memory for " + mebibytes(twice/2) + ", which prompts need to attend one layer; " +
+                                   mebibytes(info.free_bytes) + " are free. Use a smaller context, a q8_0 cache, or offload fewer layers" };
+    }
+
+    return {};
+}
+
+Failure DevicePlane::make_engine(ggml_backend_dev_t device) {
+    void * stream = nullptr;
+    if (ctx.params.placement.kind == EDGEKV_DEVICE_CUDA) {
+        stream = cuda_stream(ctx.lctx, device);
+        if (!stream) {
+            return { EDGEKV_UNSUPPORTED, "the CUDA backend that is loaded is not the one EdgeKV was built with; reinstall edgekv" };
+        }
+    }
+    engine.reset(library->make(ctx.params.placement.index, engine_shape(), stream));
+
+    return engine ? Failure{} : no_memory();
+}
+
+// Workspaces of the widest ubatches that the hook serves, so that nothing has to grow later.
+Failure DevicePlane::reserve_widest() {
+    const bool sparse = ctx.params.mode == EDGEKV_MODE_SPARSE;
+    EngineView wide = {};
+    wide.n_cells   = ctx.shape.n_cells;
+    wide.n_streams = 1;
+    wide.n_tokens  = kEngineTokens;
+    EngineView many = wide;
+    many.n_streams = ctx.shape.n_stream;
+    many.n_tokens  = 1;
+    for (int row = 0; row < ctx.shape.n_rows; ++row) {
+        for (const EngineView & view : { wide, many }) {
+            if (!engine->reserve_workspace(row, view, SketchKind::none, false) ||
+                (sparse && !engine->reserve_workspace(row, view, (SketchKind) ctx.params.selection.sketch, true))) {
+                return no_memory();
+            }
+        }
+    }
+
+    return {};
+}
+
+Failure DevicePlane::place() {
+    edgekv_placement & placement = ctx.params.placement;
+    const bool         cuda      = placement.kind == EDGEKV_DEVICE_CUDA;
+
+    library = open_device_library(placement.kind);
+    if (!library) {
+        return { EDGEKV_UNSUPPORTED, "this build of EdgeKV has no CUDA kernels: install it with EDGEKV_CUDA=on" };
+    }
+    ggml_backend_dev_t device = nullptr;  // where the model lies
+    for (const auto & layer : ctx.layers) {
+        if (!device && (!cuda || on_gpu(*layer))) {
+            device = layer->seam.device;
+        }
+    }
+    if (cuda && device) {
+        placement.index = cuda_index(device);
+    }
+    edgekv_device_info info;
+    if (!library->info(placement.index, &info)) {
+        return { EDGEKV_UNSUPPORTED, library->last_error() };
+    }
+    if (!info.usable) {
+        return { EDGEKV_UNSUPPORTED, info.problem };
+    }
+    if (Failure failure = why_not(!cuda)) {
+        return failure;
+    }
+    if (Failure failure = reserve_staging(device, info)) {
+        return failure;
+    }
+    if (Failure failure = make_engine(device)) {
+        return failure;
+    }
+    if (ctx.params.mode == EDGEKV_MODE_SPARSE ? !reserve_sketches(ctx.params.selection) : !engine->reserve_ring()) {
+        return no_memory();
+    }
+    // the graphs that run need less than the stock ones, which would copy K and V
+    if (!llama_edgekv_reserve(ctx.lctx)) {
+        return { EDGEKV_NO_MEMORY, "the GPU has no memory for llama.cpp's compute buffers" };
+    }
+    if (Failure failure = reserve_widest()) {
+        return failure;
+    }
+
+    return ctx.params.mode != EDGEKV_MODE_OFF && !reserve_arena() ? no_memory() : Failure{};
+}
+
+bool DevicePlane::serves_cuda(int index) const {
+    return ctx.params.placement.kind == EDGEKV_DEVICE_CUDA && ctx.params.placement.index == index;
+}
+
+int DevicePlane::next_row(const Layer & layer) const {
+    for (int row = layer.info.row + 1; row < ctx.shape.n_rows; ++row) {
+        if (ctx.rows[row]->info.state == EDGEKV_LAYER_HOOKED) {
+            return row;
+        }
+    }
+
+    return -1;
+}
+
+}  // namespace edgekv

@@ -1,0 +1,302 @@
+#include "plane/host/host_plane.h"
+
+#include "context/context.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+#include <new>
+
+namespace edgekv {
+
+HostPlane::HostPlane(edgekv_context & ctx) : ctx(ctx), arena(ctx.shape.slot_bytes) {
+    const PageShape & shape = ctx.shape;
+    sketches.shape(shape);
+    drops.shape(shape);
+    prior.assign(shape.n_entries(), 0.0f);
+    pins.assign(shape.n_entries(), 0);
+    workspaces.resize(shape.n_stream);
+    select_workspaces.resize(shape.n_stream);
+    sights.resize(shape.n_stream);
+    lists.resize(shape.n_stream);
+    for (const Layer * served : ctx.rows) {
+        auto layer = std::make_unique<HostLayer>();
+        layer->plane = this;
+        layer->layer = served;
+        layer->row   = served->info.row;
+        layer->lists.resize(shape.n_stream);
+        layer->hits.resize((size_t) shape.n_stream*served->info.n_head_kv);
+        layer->selected.resize((size_t) shape.n_stream*served->info.n_head_kv);
+        layers.push_back(std::move(layer));
+    }
+}
+
+// ---- memory and settings -----------------------------------------------------------------------------------------------------
+
+bool HostPlane::reserve() {
+    return (ctx.params.mode != EDGEKV_MODE_SPARSE || reserve_sparse(ctx.params.selection)) &&
+           observation.reserve(2*sizeof(float)*ctx.shape.n_entries());
+}
+
+bool HostPlane::reserve_sparse(const edgekv_selection & selection) {
+    for (const auto & layer : layers) {
+        bool        made;
+        const auto & info = layer->layer->info;
+        if (!sketches.reserve(layer->row, (SketchKind) selection.sketch, info.head_dim, info.n_head_kv, made)) {
+            return false;
+        }
+        if (made) {
+            ctx.pages.stale.mark_all();
+        }
+    }
+
+    return true;
+}
+
+Failure HostPlane::reserve_selection(const edgekv_selection & selection) {
+    if (!reserve_sparse(selection)) {
+        return { EDGEKV_NO_MEMORY, "there is no memory for the sketches of this context" };
+    }
+
+    return {};
+}
+
+Failure HostPlane::enter(edgekv_mode mode) {
+    if (mode == EDGEKV_MODE_SPARSE) {
+        return reserve_selection(ctx.params.selection);
+    }
+    if (mode == EDGEKV_MODE_EVICT) {
+        llama_edgekv_allow_gaps(ctx.lctx);
+    }
+
+    return {};
+}
+
+Failure HostPlane::set_slots(int n_slots) {
+    if (!arena.reserve(n_slots)) {
+        return { EDGEKV_NO_MEMORY, "there is no memory for an arena of " + std::to_string(n_slots*ctx.shape.slot_bytes) + " bytes" };
+    }
+    ctx.pages.table.set_slots(n_slots);
+
+    return {};
+}
+
+Failure HostPlane::limit_slots(int) {
+    return { EDGEKV_UNSUPPORTED, "this context runs on the processor: its arena is as large as edgekv_set_arena() says" };
+}
+
+// ---- pages -------------------------------------------------------------------------------------------------------------------
+
+void HostPlane::copy_page(const Layer & layer, const edgekv_move & move) {
+    const PageShape & shape  = ctx.shape;
+    const int         stream = move.page/shape.pages_per_stream;
+    const int         first  = move.page%shape.pages_per_stream*shape.page_tokens;
+    const int         end    = std::min(first + shape.page_tokens, shape.n_cells);
+    const auto        copy   = [&](const ggml_tensor * cache, size_t row_bytes, char * dst) {
+        const char * src = static_cast<const char *>(cache->data) + stream*cache->nb[2] + move.head*row_bytes;
+        for (int c = first; c < end; ++c, dst += row_bytes) {
+            std::memcpy(dst, src + c*cache->nb[1], row_bytes);
+        }
+    };
+
+    char * slot = arena.slot(move.slot);
+    copy(layer.seam.k, layer.k_row_bytes(), slot);
+    copy(layer.seam.v, layer.v_row_bytes(), slot + shape.page_tokens*layer.k_row_bytes());
+    ctx.pages.table.copied(move, ctx.pages.cells);
+}
+
+Failure HostPlane::copy_pages(const edgekv_move * moves, int n) {
+    for (int i = 0; i < n; ++i) {
+        const Layer & layer = *ctx.rows[moves[i].row];
+        if (moves[i].head < layer.info.n_head_kv) {
+            copy_page(layer, moves[i]);
+        }
+    }
+
+    return {};
+}
+
+Failure HostPlane::fill_pages(const edgekv_move *, int) {
+    return { EDGEKV_UNSUPPORTED, "prompts bring pages to a device; this context has none" };
+}
+
+Failure HostPlane::drop_pages(const edgekv_move * moves, int n) {
+    for (int i = 0; i < n; ++i) {
+        drops.drop(moves[i]);
+    }
+
+    return {};
+}
+
+// ---- around a ubatch ---------------------------------------------------------------------------------------------------------
+
+void HostPlane::begin(const UbatchBegin & ubatch) {
+    n_ubatch     = ubatch.number;
+    leader_built = false;
+    seen.clear();
+    sketched.store(false, std::memory_order_relaxed);
+    attended.store(Attended::none, std::memory_order_relaxed);
+    n_last_observed.store(0, std::memory_order_relaxed);
+    if (ubatch.clear_observation) {
+        observation.zero(0, 2*sizeof(float)*ctx.shape.n_entries());
+    }
+    ctx.pages.table.touched_taken();
+    for (int s = 0; drops.any() && s < ctx.shape.n_stream; ++s) {
+        for (const ChangedPage & changed : ctx.pages.cells.changed_now(s)) {
+            drops.undrop(changed.page);
+        }
+    }
+
+    // the graph depends on what is dropped, the workspaces on the number of threads
+    const int threads = std::max(llama_n_threads(ctx.lctx), llama_n_threads_batch(ctx.lctx));
+    if (drops.any() != evicts || threads > n_threads) {
+        llama_edgekv_invalidate_graph(ctx.lctx);
+    }
+    evicts    = drops.any();
+    n_threads = std::max(n_threads, threads);
+}
+
+UbatchDone HostPlane::end(bool) {
+    return { attended.load(std::memory_order_relaxed), sketched.load(std::memory_order_relaxed),
+             n_last_observed.load(std::memory_order_relaxed) };
+}
+
+// ---- what its nodes share ----------------------------------------------------------------------------------------------------
+
+bool HostPlane::selects(const HostLayer & layer, int n_cells_view) const {
+    return layer.k_idxs && (ctx.params.mode == EDGEKV_MODE_EVICT ? evicts : ctx.selects(n_cells_view));
+}
+
+bool HostPlane::observes_prompts() const {
+    return ctx.params.observe && ctx.params.observe_prompts && (ctx.params.mode == EDGEKV_MODE_SPARSE || ctx.params.mode == EDGEKV_MODE_EVICT);
+}
+
+bool HostPlane::reserve_workspace(AttendProblem problem, int n_stream_graph) {
+    if (ctx.params.observe) {
+        problem.mass_max = problem.mass_sum = reinterpret_cast<float *>(observation.data());
+    }
+
+    const size_t n_bytes = attend_workspace_bytes(problem, n_threads);
+
+    for (int s = 0; s < n_stream_graph; ++s) {
+        if (!workspaces[s].reserve(n_bytes)) {
+            return false;
+        }
+    }
+
+    return true;
+}
+
+bool HostPlane::reserve_prompt(size_t n_bytes) {
+    prompt_workspaces.resize(n_threads);
+    for (auto & workspace : prompt_workspaces) {
+        if (!workspace.reserve(n_bytes)) {
+            return false;
+        }
+    }
+
+    return true;
+}
+
+RowLists & HostPlane::lists_of(HostLayer & layer, int64_t s) {
+    return ctx.params.selection.keep_rows ? layer.lists[s] : lists[s];
+}
+
+float * HostPlane::priority(int row, int stream, int head) {
+    assert(ctx.shape.has(row, head, 0) && ctx.shape.has_stream(stream));
+    return prior.data() + ctx.shape.entry_of_stream(row, stream, head);
+}
+
+uint8_t * HostPlane::pinned(int row, int stream, int head) {
+    assert(ctx.shape.has(row, head, 0) && ctx.shape.has_stream(stream));
+    return pins.data() + ctx.shape.entry_of_stream(row, stream, head);
+}
+
+float * HostPlane::mass(int which, int row, int stream) const {
+    if (!ctx.params.observe) {
+        return nullptr;
+    }
+
+    return reinterpret_cast<float *>(observation.data()) + which*ctx.shape.n_entries() + ctx.shape.entry_of_stream(row, stream, 0);
+}
+
+float * HostPlane::mass_max(int row, int stream) const {
+    return mass(0, row, stream);
+}
+
+float * HostPlane::mass_sum(int row, int stream) const {
+    return mass(1, row, stream);
+}
+
+// ---- what can be seen --------------------------------------------------------------------------------------------------------
+
+PageArrays HostPlane::arrays() {
+    const float * mass = reinterpret_cast<const float *>(observation.data());
+
+    return { prior.data(), pins.data(), drops.data(), mass, mass + ctx.shape.n_entries() };
+}
+
+void HostPlane::add_selected(edgekv_selected * out) {
+    for (const auto & layer : layers) {
+        for (size_t i = 0; i < layer->hits.size(); ++i) {  // streams count apart
+            const edgekv_selected & one  = layer->selected[i];
+            const AttendHits &      hits = layer->hits[i];
+            edgekv_selected &       sum  = out[(size_t) layer->row*ctx.shape.n_heads + i%layer->layer->info.n_head_kv];
+            sum.n_tokens  += one.n_tokens;
+            sum.n_visible += one.n_visible;
+            sum.n_certain += one.n_certain;
+            sum.n_read    += hits.n_read;
+            sum.n_hits    += hits.n_hits;
+            sum.mass      += hits.mass;
+            sum.mass_hits += hits.mass_hits;
+            sum.error     += hits.error;
+            sum.n_errors  += hits.n_errors;
+        }
+    }
+}
+
+RowList HostPlane::last_rows(const Layer & layer, int head, int token) {
+    const RowLists & from = of(layer).lists[0];
+    const int        list = token*layer.info.n_head_kv + head;
+    if (token >= from.n_tokens) {
+        return {};
+    }
+
+    return { reinterpret_cast<const int32_t *>(from.cells.data()) + list*from.stride,
+             ctx.sketches() ? reinterpret_cast<const float *>(from.weights.data()) + list*from.stride : nullptr,
+             reinterpret_cast<const int32_t *>(from.n_rows.data())[list] };
+}
+
+PromptBlocks HostPlane::prompt_blocks() const {
+    return { blocks.seen.load(std::memory_order_relaxed), blocks.attended.load(std::memory_order_relaxed) };
+}
+
+void HostPlane::add_memory(edgekv_memory & out) const {
+    for (const auto * buffers : { &workspaces, &select_workspaces, &prompt_workspaces }) {
+        for (const Buffer & buffer : *buffers) {
+            out.workspace_bytes += buffer.size();
+        }
+    }
+    for (const RowLists & of_stream : lists) {
+        out.workspace_bytes += of_stream.bytes();
+    }
+    for (const auto & layer : layers) {
+        for (const RowLists & of_stream : layer->lists) {
+            out.workspace_bytes += of_stream.bytes();
+        }
+    }
+    out.observation_bytes += observation.size();
+    out.sketch_bytes      += sketches.bytes();
+    out.arena_bytes       += arena.bytes();
+    out.table_bytes       += prior.size()*sizeof(float) + pins.size() + drops.bytes();
+}
+
+Sketch HostPlane::sketch(const Layer & layer, int stream, std::vector<char> &) {
+    return sketches.of(layer.info.row, stream);
+}
+
+const char * HostPlane::slot(int i, std::vector<char> &) {
+    return arena.slot(i);
+}
+
+}  // namespace edgekv

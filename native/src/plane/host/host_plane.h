@@ -1,0 +1,136 @@
+// The plane on the host: pages, sketches and the arena in host memory, nodes on the threads of ggml's CPU backend.
+#pragma once
+
+#include "pages/buffer.h"
+#include "pages/arena.h"
+#include "pages/drops.h"
+#include "pages/sketches.h"
+#include "plane/plane.h"
+
+#include <atomic>
+#include <memory>
+#include <utility>
+#include <vector>
+
+struct edgekv_context;
+
+namespace edgekv {
+
+// What selection left of one stream: lists [n_tokens][n_head_kv], as in AttendRows.
+struct RowLists {
+    Buffer cells, weights, n_rows;
+    size_t stride = 0;
+    int n_tokens = 0;
+
+    size_t bytes() const { return cells.size() + weights.size() + n_rows.size(); }
+};
+
+class HostPlane;
+
+// A layer that is served. Its address is the userdata of its graph nodes.
+struct HostLayer {
+    HostPlane * plane = nullptr;
+    const Layer * layer = nullptr;
+    int row = -1;
+
+    // of the graph that is built last
+    float scale   = 0.0f;
+    float softcap = 0.0f;
+    const ggml_tensor * k_idxs = nullptr;
+    bool leads = false;  // the first layer that selects: it finds out what each token sees
+
+    std::vector<RowLists> lists;            // [stream], where they are kept
+    std::vector<AttendHits> hits;           // [stream][n_head_kv]
+    std::vector<edgekv_selected> selected;  // [stream][n_head_kv], without what is in hits
+};
+
+class HostPlane final : public Plane {
+public:
+    explicit HostPlane(edgekv_context & ctx);  // throws std::bad_alloc
+    bool reserve();  // what the context's mode needs; false: out of memory
+
+    Failure enter(edgekv_mode mode) override;
+    Failure reserve_selection(const edgekv_selection & selection) override;
+    void selection_changed() override {}
+    Failure set_slots(int n_slots) override;
+    Failure limit_slots(int n_slots) override;
+
+    Failure copy_pages(const edgekv_move * moves, int n) override;
+    Failure fill_pages(const edgekv_move * moves, int n) override;
+    Failure drop_pages(const edgekv_move * moves, int n) override;
+
+    void begin(const UbatchBegin & ubatch) override;
+    UbatchDone end(bool ok) override;
+    const char * failure() const override { return nullptr; }
+    bool plans_graphs() const override { return false; }
+
+    bool build_store(Layer & layer, const llama_edgekv_store & args) override;
+    ggml_tensor * build_attend(Layer & layer, const llama_edgekv_attend & args) override;
+
+    PageArrays arrays() override;
+    void add_selected(edgekv_selected * out) override;
+    RowList last_rows(const Layer & layer, int head, int token) override;
+    PromptBlocks prompt_blocks() const override;
+    void add_memory(edgekv_memory & out) const override;
+    bool describe(edgekv_device &) const override { return false; }
+
+    void wait() override {}
+    Sketch sketch(const Layer & layer, int stream, std::vector<char> & copy) override;
+    const char * slot(int i, std::vector<char> & copy) override;
+
+    // ---- what its nodes share ----
+
+    // decoding thread, while the graph is built
+    HostLayer & of(const Layer & layer) { return *layers[layer.info.row]; }
+    bool selects(const HostLayer & layer, int n_cells_view) const;
+    bool observes_prompts() const;  // the last tokens of each stream of a long ubatch
+    bool reserve_workspace(AttendProblem problem, int n_stream_graph);
+    bool reserve_prompt(size_t n_bytes);  // of each thread; false: out of memory
+    RowLists & lists_of(HostLayer & layer, int64_t s);
+
+    // [page of the stream]
+    float * priority(int row, int stream, int head);
+    uint8_t * pinned(int row, int stream, int head);
+    float * mass_max(int row, int stream) const;  // null: not observed
+    float * mass_sum(int row, int stream) const;
+
+    edgekv_context & ctx;
+    Sketches sketches;
+    Arena arena;
+    Drops drops;
+    bool evicts = false;   // mode evict: some head does not attend some page, in this ubatch
+
+    uint64_t n_ubatch = 0;
+    int n_threads = 0;     // the workspaces are sized for
+    std::vector<Buffer> workspaces;  // one a stream
+    std::vector<Buffer> select_workspaces;
+    std::vector<Buffer> sights;    // [n_tokens][groups of the view] of the ubatch, written by the layer that leads
+    std::vector<std::vector<int32_t>> candidates;  // pages, one a thread, where there are no sketches
+    bool leader_built = false;
+    std::vector<Buffer> prompt_workspaces;  // one a thread
+    struct {
+        std::atomic<int> next{0}, done{0};  // work item, threads
+    } prompt_items;  // of the prompt node that runs; zero between nodes
+    std::vector<std::pair<const ggml_tensor *, ggml_tensor *>> seen;  // masks of the graph that is built, and the nodes that classify them
+    struct {
+        std::atomic<int64_t> seen{0}, attended{0};
+    } blocks;  // of sparse prompts, over items, KV heads and layers
+
+    // of this ubatch, by its nodes
+    std::atomic<bool> sketched{false};
+    std::atomic<Attended> attended{Attended::none};
+    std::atomic<int> n_last_observed{0};
+
+private:
+    bool reserve_sparse(const edgekv_selection & selection);
+    void copy_page(const Layer & layer, const edgekv_move & move);
+    float * mass(int which, int row, int stream) const;
+
+    std::vector<std::unique_ptr<HostLayer>> layers;  // by row
+    std::vector<RowLists> lists;  // of the layer that selected last: the next to run attends it
+    std::vector<float> prior;
+    std::vector<uint8_t> pins;
+    Buffer observation;           // mass_max, then mass_sum
+};
+
+}  // namespace edgekv

@@ -1,0 +1,133 @@
+// The nodes of ubatches that are too long for the decode kernel: what their tokens see of the cells, found once for all layers that share
+// a mask, and attention.
+#include "plane/host/nodes_internal.h"
+#include "kernels/prompt/prompt.h"
+
+#include <atomic>
+
+namespace edgekv {
+
+namespace {
+
+// Classifies the blocks of a mask: [stream][token block][cell block]
+void run_seen(ggml_tensor * dst, int ith, int nth, void *) {
+    const ggml_tensor * mask     = dst->src[0];
+    const int           n_blocks = (int) dst->ne[1];
+
+    for (int i = ith; i < n_blocks*(int) dst->ne[2]; i += nth) {
+        const int    s     = i/n_blocks;
+        const int    block = i%n_blocks;
+        char * const seen  = static_cast<char *>(dst->data) + s*dst->nb[2] + block*dst->nb[1];
+        prompt_classify(mask_type(mask), static_cast<const char *>(mask->data) + s*mask->nb[3], mask->nb[1], (int) mask->ne[1],
+                        (int) mask->ne[0], block, reinterpret_cast<Seen *>(seen));
+    }
+}
+
+// The node that classifies a mask. The first layer of the graph that has the mask makes it.
+ggml_tensor * build_seen(HostPlane & plane, const llama_edgekv_attend & args) {
+    for (const auto & [mask, node] : plane.seen) {
+        if (mask == args.mask) {
+            return node;
+        }
+    }
+
+    ggml_tensor * mask = args.mask;
+    ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_I8, prompt_cell_blocks((int) mask->ne[0]), prompt_token_blocks((int) mask->ne[1]),
+                                        mask->ne[3], 1, &mask, 1, run_seen, GGML_N_TASKS_MAX, nullptr);
+    ggml_format_name(node, "edgekv_seen-%d", args.il);
+    plane.seen.emplace_back(mask, node);
+
+    return node;
+}
+
+AttendProblem attend_problem(const HostLayer & layer, const ggml_tensor * dst, int64_t s) {
+    AttendProblem p = make_problem(layer, dst, s);
+    if (!layer.plane->observes_prompts()) {
+        p.mass_max = p.mass_sum = nullptr;
+    }
+
+    return p;
+}
+
+PromptProblem prompt_problem(const HostLayer & layer, const ggml_tensor * dst, int64_t s) {
+    const HostPlane &   plane  = *layer.plane;
+    const ggml_tensor * seen   = dst->src[ATTEND_SEEN];
+    const ggml_tensor * k      = dst->src[ATTEND_K];
+    const int           stream = (int) s + first_stream(k);
+
+    PromptProblem p = {};
+    p.attend      = attend_problem(layer, dst, s);
+    p.seen        = reinterpret_cast<const Seen *>(static_cast<const char *>(seen->data) + s*seen->nb[2]);
+    p.seen_stride = seen->nb[1];
+    if (plane.ctx.params.mode == EDGEKV_MODE_EVICT && plane.drops.any(layer.row)) {
+        p.dropped        = plane.drops.of(layer.row, stream, 0);
+        p.dropped_stride = plane.ctx.shape.n_pages;
+    }
+
+    return p;
+}
+
+// Threads claim items as they come free, the longest of all streams first.
+void run_attend_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    HostLayer &         layer    = *static_cast<HostLayer *>(userdata);
+    HostPlane &         plane    = *layer.plane;
+    const ggml_tensor * k        = dst->src[ATTEND_K];
+    const int           n_stream = (int) k->ne[3];
+    const bool          sparse   = dst->src[ATTEND_K_IDXS] && sparse_prompt(plane, (int) k->ne[2]);
+    char * const        memory   = plane.prompt_workspaces[ith].data();
+
+    // cut for as many threads as memory was reserved for: fewer may run
+    const AttendProblem whole = attend_problem(layer, dst, 0);
+    const PromptPlan    plan  = prompt_plan(whole, plane.n_threads);
+    const int           n     = plan.n_items*n_stream;
+
+    for (int i = plane.prompt_items.next.fetch_add(1, std::memory_order_relaxed); i < n;
+         i = plane.prompt_items.next.fetch_add(1, std::memory_order_relaxed)) {
+        const int     s       = i%n_stream;
+        PromptProblem problem = prompt_problem(layer, dst, s);
+        if (sparse) {
+            const int64_t * k_idxs = static_cast<const int64_t *>(dst->src[ATTEND_K_IDXS]->data) + s*whole.n_tokens;
+            choose_prompt_blocks(layer, k_idxs, (int) s + first_stream(k), plan, i/n_stream, problem, memory + align64(plan.scratch_bytes));
+        }
+        prompt_attend(problem, plan, i/n_stream, memory, selected_isa());
+    }
+    if (ith == 0) {
+        plane.attended.store(Attended::prompt, std::memory_order_relaxed);
+        if (whole.mass_max) {
+            plane.n_last_observed.store(n_stream*std::min(whole.n_tokens, kPromptTokens), std::memory_order_relaxed);
+        }
+    }
+    if (plane.prompt_items.done.fetch_add(1, std::memory_order_acq_rel) + 1 == nth) {
+        plane.prompt_items.done.store(0, std::memory_order_relaxed);  // ggml's barrier orders this before the next node
+        plane.prompt_items.next.store(0, std::memory_order_relaxed);
+    }
+}
+
+}  // namespace
+
+ggml_tensor * build_attend_prompt(HostLayer & layer, const llama_edgekv_attend & args) {
+    HostPlane & plane = *layer.plane;
+    ggml_tensor * sources[N_ATTEND_SOURCES] = { args.q, args.k, args.v, args.mask, args.sinks, nullptr, build_seen(plane, args),
+                                                const_cast<ggml_tensor *>(plane.ctx.sketches() ? layer.k_idxs : nullptr) };
+    layer.k_idxs = nullptr;  // belongs to this graph
+    ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.q->ne[0]*args.q->ne[1], args.q->ne[2], 1, 1,
+                                        sources, N_ATTEND_SOURCES, run_attend_prompt, GGML_N_TASKS_MAX, &layer);
+    ggml_format_name(node, "edgekv_attend_prompt-%d", args.il);
+
+    AttendProblem problem = make_problem(layer, node, 0);
+    if (!prompt_supports(problem.head_dim, problem.k_type, problem.v_type)) {
+        return nullptr;
+    }
+    if (plane.observes_prompts()) {
+        problem.mass_max = problem.mass_sum = plane.mass_max(layer.row, 0);
+    }
+    const size_t choice = sources[ATTEND_K_IDXS] ? prompt_choice_bytes(problem) : 0;
+    if (!plane.reserve_prompt(align64(prompt_plan(problem, plane.n_threads).scratch_bytes) + choice)) {
+        return nullptr;  // the stock nodes need none; they attend what is dropped and still there
+    }
+    ggml_build_forward_expand(args.gf, node);
+
+    return node;
+}
+
+}  // namespace edgekv

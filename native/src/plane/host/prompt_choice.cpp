@@ -1,0 +1,176 @@
+// Sparse prompts: what an item attends, by the sketches of all that its tokens see.
+#include "plane/host/nodes_internal.h"
+#include "kernels/prompt/prompt_choice.h"
+
+#include <algorithm>
+
+namespace edgekv {
+
+namespace {
+
+// a thread's memory for one query token of a KV head at a time
+struct ChoiceSpace {
+    ChoiceSpace(int head_dim, int group, int n_cells) {
+        const size_t n_blocks = prompt_cell_blocks(n_cells);
+
+        group_stride = (n_blocks + 15)/16*16;
+        cell_stride  = n_blocks*kGroupCells;
+        cells        = align64(sketch_query_bytes(head_dim, group));
+        tops         = cells + align64(group*cell_stride*sizeof(uint16_t));
+        sums         = tops + align64(group*group_stride*sizeof(float));
+        squares      = sums + align64(group*group_stride*sizeof(float));
+        sight        = squares + align64(n_blocks*sizeof(float));
+        certain      = sight + align64(n_blocks*sizeof(Sight));
+        raise        = certain + align64(n_blocks);
+        bytes        = raise + align64(n_blocks*sizeof(float));
+    }
+
+    size_t group_stride, cell_stride, cells, tops, sums, squares, sight, certain, raise, bytes;
+};
+
+struct ItemChoice {
+    const HostLayer & layer;
+    HostPlane & plane;
+    const edgekv_context & ctx;
+    const PromptProblem & problem;
+    const PromptItem item;
+    const int stream;
+    const int64_t * k_idxs;  // of the stream's tokens
+    const ChoiceSpace space;
+    char * const memory;
+    const int n_blocks;
+
+    template <class T>
+    T * at(size_t offset) const { return reinterpret_cast<T *>(memory + offset); }
+
+    Seen seen(int token_block, int block) const { return problem.seen[token_block*problem.seen_stride + block]; }
+
+    void look(int token, int token_block) const {
+        const AttendProblem & p     = problem.attend;
+        Sight *               sight = at<Sight>(space.sight);
+        for (int b = 0; b < n_blocks; ++b) {
+            const Seen how   = seen(token_block, b);
+            const int  first = b*kPromptCells;
+            sight[b] = {};
+            if (how == Seen::all) {
+                sight[b].visible = ~uint64_t{0};
+            } else if (how == Seen::some) {
+                sight[b].visible = visible_cells(p.mask_type, p.mask + token*p.mask_stride_token, first, std::min(first + kPromptCells, p.n_cells));
+            }
+        }
+    }
+
+    // Asks every kSampledTokens-th token of the item, the last of each so many. Returns how many rows were asked.
+    int estimate() const {
+        const AttendProblem & p      = problem.attend;
+        const int             group  = p.n_head/p.n_head_kv;
+        const Sketch          sketch = plane.sketches.of(layer.row, stream);
+        const SketchKeys      keys   = { p.k_type, p.k, p.k_stride_cell, p.k_stride_head };
+        const Shares          out    = { at<uint16_t>(space.cells), at<float>(space.tops), at<float>(space.sums), space.cell_stride, space.group_stride };
+        int                   n_rows = 0;
+
+        std::fill_n(at<float>(space.squares), n_blocks, 0.0f);
+        for (int tb = item.first_block; tb < item.end_block; ++tb) {
+            const int end = prompt_first_token(p.n_tokens, tb + 1);
+            for (int token = end - 1; token >= prompt_first_token(p.n_tokens, tb); token -= kSampledTokens) {
+                look(token, tb);
+                const SketchQuery q = { p.q + token*p.q_stride_token + (size_t) item.head*group*p.q_stride_head, p.q_stride_token, p.q_stride_head,
+                                        1, group, p.scale, p.softcap, at<Sight>(space.sight), (size_t) n_blocks };
+                sketch_query_prepare(sketch, q, memory, selected_isa());
+                scan_groups(ctx.pages.stale, stream, { sketch, keys, q, memory, item.head }, 0, n_blocks, out);
+                for (int g = 0; g < group; ++g) {
+                    add_square_shares(out.tops + g*space.group_stride, out.sums + g*space.group_stride, n_blocks, at<float>(space.squares));
+                }
+                n_rows += group;
+            }
+        }
+
+        return n_rows;
+    }
+
+    // The sinks, what is pinned, and the newest tokens before the item and of it; returns how many blocks some token sees.
+    int find_certain() const {
+        const auto &    options  = ctx.params.selection;
+        const int32_t * newest   = ctx.pages.cells.newest(stream);
+        const int32_t * oldest   = ctx.pages.cells.oldest(stream);
+        const uint8_t * pinned   = plane.pinned(layer.row, stream, item.head);
+        const int       token    = prompt_first_token(problem.attend.n_tokens, item.first_block);
+        const int32_t   position = ctx.pages.cells.positions(stream)[k_idxs[token] - (int64_t) stream*ctx.shape.n_cells];
+        const int       pages    = (problem.attend.n_cells + ctx.shape.page_tokens - 1)/ctx.shape.page_tokens;
+        uint8_t *       certain  = at<uint8_t>(space.certain);
+        int             n_seen   = 0;
+
+        for (int b = 0; b < n_blocks; ++b) {
+            bool sees = false;
+            for (int tb = item.first_block; tb < item.end_block; ++tb) {
+                sees = sees || seen(tb, b) != Seen::nothing;
+            }
+            certain[b] = 0;
+            for (int c = b*kPromptCells; sees && c < (b + 1)*kPromptCells; c += 16) {
+                const int page = c/ctx.shape.page_tokens;
+                if (page < pages && (oldest[page] < options.sink_tokens || newest[page] > position - kNewestTokens || pinned[page])) {
+                    certain[b] = 1;
+                }
+            }
+            n_seen += sees;
+        }
+
+        return n_seen;
+    }
+};
+
+// Where the draw of an item begins, 0 to 1: other heads and layers leave out other blocks, so that what they miss is not the same.
+float offset_of(const HostLayer & layer, const PromptItem & item) {
+    uint32_t x = (uint32_t) (layer.row*64 + item.head)*2654435761u + (uint32_t) item.first_block*2246822519u;
+    x ^= x >> 15;
+    x *= 2654435761u;
+    x ^= x >> 13;
+
+    return (float) (x & 0xffff)/65536.0f;
+}
+
+// the labels of a stream's cells
+uint8_t * read_sparsely(const edgekv_context & ctx, int stream) {
+    llama_edgekv_cells cells = {};
+    llama_edgekv_get_cells(ctx.lctx, (uint32_t) stream, &cells);
+
+    return cells.read_sparsely;
+}
+
+}  // namespace
+
+bool sparse_prompt(const HostPlane & plane, int n_cells) {
+    return plane.ctx.sketches() && plane.ctx.params.selection.prompt_resolution > 0.0f && n_cells >= kSparsePromptCells;
+}
+
+size_t prompt_choice_bytes(const AttendProblem & problem) {
+    return ChoiceSpace(problem.head_dim, problem.n_head/problem.n_head_kv, problem.n_cells).bytes;
+}
+
+void choose_prompt_blocks(HostLayer & layer, const int64_t * k_idxs, int stream, const PromptPlan & plan, int index, PromptProblem & problem,
+                          char * memory) {
+    HostPlane &           plane = *layer.plane;
+    const AttendProblem & p   = problem.attend;
+    const ItemChoice      choice = { layer, plane, plane.ctx, problem, prompt_item(plan, p.n_head_kv, index), stream, k_idxs,
+                                     ChoiceSpace(p.head_dim, p.n_head/p.n_head_kv, p.n_cells), memory, prompt_cell_blocks(p.n_cells) };
+    const ChoiceSpace & space = choice.space;
+
+    const int     n_rows  = choice.estimate();
+    const int     n_seen  = choice.find_certain();
+    float * const raise   = choice.at<float>(space.raise);
+    const int     n_drawn = draw_blocks(choice.at<float>(space.squares), n_rows, choice.at<uint8_t>(space.certain), choice.n_blocks,
+                                        plane.ctx.params.selection.prompt_resolution, offset_of(layer, choice.item), raise);
+    problem.raise = raise;
+    plane.blocks.seen.fetch_add(n_seen, std::memory_order_relaxed);
+    plane.blocks.attended.fetch_add(n_drawn, std::memory_order_relaxed);
+    if (n_drawn < n_seen || std::any_of(raise, raise + choice.n_blocks, [](float x) { return x > 0.0f; })) {
+        const int     end        = prompt_first_token(p.n_tokens, choice.item.end_block);
+        const int64_t first_cell = (int64_t) stream*plane.ctx.shape.n_cells;
+        uint8_t * const labels   = read_sparsely(plane.ctx, stream);
+        for (int token = prompt_first_token(p.n_tokens, choice.item.first_block); token < end; ++token) {
+            __atomic_store_n(labels + k_idxs[token] - first_cell, 1, __ATOMIC_RELAXED);  // other heads' items label it too
+        }
+    }
+}
+
+}  // namespace edgekv

@@ -1,0 +1,90 @@
+// The node that stores K and V and keeps the sketches true.
+#include "plane/host/nodes_internal.h"
+
+#include "plane/backends.h"
+
+namespace edgekv {
+
+namespace {
+
+enum StoreSource { STORE_K_CUR, STORE_V_CUR, STORE_K_IDXS, STORE_V_IDXS, STORE_K, STORE_V, N_STORE_SOURCES };
+
+// one head of one token; the same conversion as ggml_set_rows, so that the cache holds the same bits as with the stock nodes
+void store_head(const ggml_tensor * cur, const ggml_tensor * idxs, const ggml_tensor * view, int64_t token, int64_t head) {
+    const ggml_tensor * cache = view->view_src;
+    const int64_t row         = static_cast<const int64_t *>(idxs->data)[token];
+    const int64_t n           = cur->ne[0];
+
+    char *        dst = static_cast<char *>(cache->data) + row*cache->nb[1] + head*ggml_row_size(cache->type, n);
+    const float * src = reinterpret_cast<const float *>(static_cast<const char *>(cur->data) + token*cur->nb[2] + head*cur->nb[1]);
+
+    cpu_type_traits(cache->type)->from_float(src, dst, n);
+}
+
+void sketch_head(const HostLayer & layer, const ggml_tensor * view, int head) {
+    const ggml_tensor * cache = view->view_src;
+
+    SketchKeys keys = {};
+    keys.type        = cell_type(cache);
+    keys.stride_cell = cache->nb[1];
+    keys.stride_head = layer.layer->k_row_bytes();
+
+    for (const StaleGroup & stale : layer.plane->ctx.pages.stale.to_build()) {
+        keys.k = static_cast<const char *>(cache->data) + stale.stream*cache->nb[2];
+        sketch_build(layer.plane->sketches.of(layer.row, stale.stream), keys, head, stale.group, stale.valid, selected_isa());
+    }
+}
+
+// A head's K is stored and sketched by one thread: the sketch needs the rows of all tokens, and there is no barrier between.
+void run_store(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    const HostLayer & layer    = *static_cast<const HostLayer *>(userdata);
+    HostPlane &       plane    = *layer.plane;
+    const int64_t     n_heads  = dst->src[STORE_K_CUR]->ne[1];
+    const int64_t     n_tokens = dst->src[STORE_K_CUR]->ne[2];
+    const bool        sketched = plane.ctx.sketches();
+
+    for (int64_t unit = ith; unit < n_heads + n_tokens; unit += nth) {
+        if (unit < n_heads) {
+            for (int64_t token = 0; token < n_tokens; ++token) {
+                store_head(dst->src[STORE_K_CUR], dst->src[STORE_K_IDXS], dst->src[STORE_K], token, unit);
+            }
+            if (sketched) {
+                sketch_head(layer, dst->src[STORE_K], (int) unit);
+            }
+        } else {
+            for (int64_t head = 0; head < n_heads; ++head) {
+                store_head(dst->src[STORE_V_CUR], dst->src[STORE_V_IDXS], dst->src[STORE_V], unit - n_heads, head);
+            }
+        }
+    }
+    if (ith == 0 && plane.ctx.params.mode == EDGEKV_MODE_SPARSE) {
+        plane.sketched.store(true, std::memory_order_relaxed);
+    }
+}
+
+}  // namespace
+
+bool HostPlane::build_store(Layer & served, const llama_edgekv_store & args) {
+    // longer ubatches are stored here only for their sketches
+    if (is_long(args.k, args.k_cur->ne[2]) && ctx.params.mode != EDGEKV_MODE_SPARSE) {
+        return false;
+    }
+    if (!storable(args)) {
+        served.info.state = EDGEKV_LAYER_GRAPH;
+        return false;
+    }
+
+    HostLayer & layer = of(served);
+    ggml_tensor * sources[N_STORE_SOURCES] = { args.k_cur, args.v_cur, args.k_idxs, args.v_idxs, args.k, args.v };
+
+    // the node's own value is not used; it exists for its place in the graph
+    ggml_tensor * node =
+        ggml_custom_4d(args.ctx, GGML_TYPE_F32, 1, 1, 1, 1, sources, N_STORE_SOURCES, run_store, GGML_N_TASKS_MAX, &layer);
+    ggml_format_name(node, "edgekv_store-%d", args.il);
+    ggml_build_forward_expand(args.gf, node);
+    layer.k_idxs = args.k_idxs;
+
+    return true;
+}
+
+}  // namespace edgekv

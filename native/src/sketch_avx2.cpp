@@ -1,9 +1,0 @@
-#include "simd_avx2.h"
-// the headers below use its Simd
-#include "sketch_scan.h"
-
-namespace edgekv {
-
-const SketchKernels kSketchAvx2 = {build, prepare, scan, scan_keys};
-
-}  // namespace edgekv

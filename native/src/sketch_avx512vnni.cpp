@@ -1,9 +1,0 @@
-#include "simd_avx512.h"
-// the headers below use its Simd
-#include "sketch_scan.h"
-
-namespace edgekv {
-
-const SketchKernels kSketchAvx512Vnni = {build, prepare, scan, scan_keys};
-
-}  // namespace edgekv

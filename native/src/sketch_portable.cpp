@@ -1,9 +1,0 @@
-#include "simd_portable.h"
-// the headers below use its Simd
-#include "sketch_scan.h"
-
-namespace edgekv {
-
-const SketchKernels kSketchPortable = {build, prepare, scan, scan_keys};
-
-}  // namespace edgekv

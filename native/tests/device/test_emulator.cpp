@@ -1,0 +1,380 @@
+// The emulated device itself: arithmetic, blocks and their threads, and what it reports.
+#include <cmath>
+#include <cstring>
+#include <ctime>
+#include <set>
+#include <vector>
+
+#include "check.h"
+#include "cuda/gpu.h"
+
+using namespace edgekv::gpu;
+namespace emulator = edgekv::gpu::emulator;
+
+namespace {
+
+constexpr unsigned kAll = 0xffffffffu;
+
+// ---- arithmetic --------------------------------------------------------------------------------------------------------------
+
+// `value` * 2^-48, to the nearest half, ties to even: in integers, so that nothing is rounded before
+uint16_t half_of(__int128 value) {
+    const uint16_t sign = value < 0 ? 0x8000 : 0;
+    unsigned __int128 rest = static_cast<unsigned __int128>(value < 0 ? -value : value);
+    int exponent = 0;  // the unit of the result is 2^(exponent - 24)
+    while (rest >> (24 + exponent) >= 2048) {
+        ++exponent;
+    }
+    const unsigned __int128 half = static_cast<unsigned __int128>(1) << (23 + exponent), low = rest & (2*half - 1);
+    unsigned mantissa = static_cast<unsigned>(rest >> (24 + exponent));
+    mantissa += low > half || (low == half && (mantissa & 1u));
+    if (mantissa == 2048) {
+        mantissa = 1024;
+        ++exponent;
+    }
+    const unsigned bits = mantissa < 1024 ? mantissa : (static_cast<unsigned>(exponent) + 1) << 10 | (mantissa - 1024);
+    return sign | static_cast<uint16_t>(bits > 0x7c00 ? 0x7c00 : bits);
+}
+
+__int128 units(uint16_t h) {  // of 2^-24
+    const int exponent = h >> 10 & 31;
+    const __int128 mantissa = exponent ? 1024 + (h & 1023) : h & 1023;
+    return (h & 0x8000 ? -mantissa : mantissa)*(static_cast<__int128>(1) << (exponent ? exponent - 1 : 0));
+}
+
+void check_halves() {
+    for (unsigned bits = 0; bits < 65536; ++bits) {
+        const uint16_t h = static_cast<uint16_t>(bits);
+        const float f = __half2float(__ushort_as_half(h));
+        if ((bits & 0x7fff) > 0x7c00) {
+            CHECK(std::isnan(f) && __half_as_ushort(__float2half_rn(f)) == 0x7fff);
+            continue;
+        }
+        CHECK(__half_as_ushort(__float2half_rn(f)) == h);
+        if ((bits & 0x7c00) != 0x7c00) {
+            CHECK(f == static_cast<float>(std::ldexp(static_cast<double>(units(h)), -24)));
+            const float next = std::nextafterf(f, INFINITY), middle = (f + __half2float(__ushort_as_half(h + 1)))/2;
+            CHECK(__half_as_ushort(__float2half_rn(next)) == h || bits == 0x8000);
+            if (bits < 0x7bff) {  // ties go to even; anything beyond them does not
+                CHECK(__half_as_ushort(__float2half_rn(middle)) == (h & 1 ? h + 1 : h));
+                CHECK(__half_as_ushort(__float2half_rn(std::nextafterf(middle, INFINITY))) == h + 1);
+            }
+        }
+    }
+    CHECK(__half_as_ushort(__float2half_rn(65519.996f)) == 0x7bff && __half_as_ushort(__float2half_rn(65520.0f)) == 0x7c00);
+
+    uint64_t state = 1;
+    for (int i = 0; i < 200000; ++i) {
+        state = state*6364136223846793005u + 1442695040888963407u;
+        const uint16_t a = static_cast<uint16_t>(state >> 48), b = static_cast<uint16_t>(state >> 32);
+        const uint16_t c = static_cast<uint16_t>(state >> 16);
+        if ((a & 0x7c00) == 0x7c00 || (b & 0x7c00) == 0x7c00 || (c & 0x7c00) == 0x7c00) {
+            continue;
+        }
+        const __half x = __ushort_as_half(a), y = __ushort_as_half(b), z = __ushort_as_half(c);
+        const __int128 one = static_cast<__int128>(1) << 24;
+        const __int128 sum = units(a) + units(c), product = units(a)*units(b), both = product + units(c)*one;
+        CHECK(sum == 0 || __half_as_ushort(__hadd(x, z)) == half_of(sum*one));
+        CHECK(product == 0 || __half_as_ushort(__hmul(x, y)) == half_of(product));
+        CHECK(both == 0 || __half_as_ushort(__hfma(x, y, z)) == half_of(both));
+    }
+}
+
+void check_bits() {
+    CHECK(__dp4a(0x7f80ff01, static_cast<int>(0x807fff02), 10) == 10 + 127*-128 + -128*127 + 1 + 2);
+    CHECK(__byte_perm(0x33221100, 0x77665544, 0x7531) == 0x77553311 && __byte_perm(0x00800000, 0, 0xaaaa) == 0xffffffffu);
+    CHECK(__brev(1) == 0x80000000u && __clz(1) == 31 && __clz(0) == 32 && __ffs(8) == 4 && __popc(0xf0f0) == 8);
+    CHECK(__funnelshift_l(0x80000000u, 1, 1) == 3 && __funnelshift_r(0, 1, 1) == 0x80000000u);
+    CHECK(__float2int_rn(2.5f) == 2 && __float2int_rn(-1e20f) == INT32_MIN && __float2int_rn(NAN) == 0);
+}
+
+// ---- blocks ------------------------------------------------------------------------------------------------------------------
+
+__global__ void __launch_bounds__(1024) sum_block(const int * in, int * out, int n) {
+    __shared__ int part[32];
+    int sum = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < n; i += static_cast<int>(blockDim.x)) {
+        sum += in[i];
+    }
+    for (int d = 16; d > 0; d /= 2) {
+        sum += __shfl_down_sync(kAll, sum, static_cast<unsigned>(d));
+    }
+    if (threadIdx.x%32 == 0) {
+        part[threadIdx.x/32] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        sum = threadIdx.x < blockDim.x/32 ? part[threadIdx.x] : 0;
+        sum = static_cast<int>(__reduce_add_sync(kAll, sum));
+        if (threadIdx.x == 0) {
+            atomicAdd(out, sum);
+        }
+    }
+}
+
+__global__ void warp_functions(int * out) {
+    const int lane = static_cast<int>(threadIdx.x);
+    int * o = out + lane*16;
+    o[0] = __shfl_sync(kAll, lane, 5);
+    o[1] = __shfl_sync(kAll, lane, 3, 8);
+    o[2] = __shfl_xor_sync(kAll, lane, 16);
+    o[3] = __shfl_up_sync(kAll, lane, 2);
+    o[4] = __shfl_down_sync(kAll, lane, 3, 8);
+    o[5] = static_cast<int>(__ballot_sync(kAll, lane%3 == 0));
+    o[6] = __any_sync(kAll, lane == 31) + 2*__all_sync(kAll, lane < 31);
+    o[7] = static_cast<int>(__match_any_sync(kAll, lane/4));
+    o[8] = __reduce_max_sync(kAll, lane - 40);
+    o[9] = static_cast<int>(__shfl_xor_sync(kAll, 1e300*lane, 1) == 1e300*(lane ^ 1));
+    const unsigned half = lane < 16 ? 0xffffu : 0xffff0000u;  // the two halves of a warp go their own ways
+    if (lane < 16) {
+        o[10] = __shfl_sync(half, lane, 7);
+    } else {
+        o[10] = __shfl_sync(half, lane, 23);
+    }
+    __syncwarp();
+    o[11] = __syncthreads_count(lane%2) + 100*__syncthreads_or(lane == 3) + 1000*__syncthreads_and(lane == 3);
+}
+
+__global__ void atomics(int * counts, float * sums, unsigned * locked) {
+    atomicAdd(counts, 1);
+    atomicMax(counts + 1, static_cast<int>(blockIdx.x*blockDim.x + threadIdx.x));
+    atomicMin(counts + 2, -static_cast<int>(threadIdx.x));
+    atomicOr(counts + 3, 1 << threadIdx.x%32);
+    atomicAdd(sums, 0.5f);
+    unsigned old = *locked;
+    for (;;) {
+        const unsigned seen = atomicCAS(locked, old, old + 2);
+        if (seen == old) {
+            break;
+        }
+        old = seen;
+    }
+}
+
+__global__ void note_order(int * order, int * next, int * visits) {
+    if (threadIdx.x == 0) {
+        const int block = static_cast<int>((blockIdx.z*gridDim.y + blockIdx.y)*gridDim.x + blockIdx.x);
+        order[atomicAdd(next, 1)] = block;
+        atomicAdd(visits + block, 1);
+    }
+}
+
+__global__ void read_shared(int * out) {
+    int * shared = reinterpret_cast<int *>(shared_memory());
+    out[threadIdx.x] = shared[threadIdx.x];
+    shared[threadIdx.x] = 7;
+}
+
+__global__ void rotate(int * out, bool barrier) {
+    __shared__ int values[64];
+    values[threadIdx.x] = static_cast<int>(threadIdx.x) + 100*static_cast<int>(blockIdx.x);
+    if (barrier) {
+        __syncthreads();
+    }
+    out[blockIdx.x*64 + threadIdx.x] = values[(threadIdx.x + 1)%64];
+    if (barrier) {
+        __syncthreads();
+    }
+}
+
+void check_blocks() {
+    std::vector<int> in(1541);
+    int expected = 0;
+    for (size_t i = 0; i < in.size(); ++i) {
+        in[i] = static_cast<int>(i*i%97);
+        expected += in[i];
+    }
+    Array<int> values(in.size()), out(1024);
+    values.set(in);
+    for (unsigned threads = 32; threads <= 1024; threads += 96) {
+        out.set({0});
+        launch(sum_block, Grid{3}, threads, 0, nullptr, values.p, out.p, 1541);
+        CHECK(out.get()[0] == 3*expected);
+    }
+
+    launch(warp_functions, Grid{}, 32, 0, nullptr, out.p);
+    const std::vector<int> seen = out.get();
+    for (int lane = 0; lane < 32; ++lane) {
+        const int * o = &seen[static_cast<size_t>(lane)*16];
+        CHECK(o[0] == 5 && o[1] == (lane & 24) + 3 && o[2] == (lane ^ 16) && o[3] == (lane < 2 ? lane : lane - 2));
+        CHECK(o[4] == (lane%8 < 5 ? lane + 3 : lane) && o[5] == 0x49249249 && o[6] == 1);
+        CHECK(o[7] == static_cast<int>(0xfu << (lane & 28)) && o[8] == -9 && o[9] == 1 && o[10] == (lane < 16 ? 7 : 23));
+        CHECK(o[11] == 116);
+    }
+
+    Array<int> counts(4);
+    Array<float> sums(1);
+    Array<unsigned> locked(1);
+    launch(atomics, Grid{5}, 96, 0, nullptr, counts.p, sums.p, locked.p);
+    CHECK((counts.get() == std::vector<int>{480, 479, -95, -1}) && sums.get()[0] == 240.0f && locked.get()[0] == 960);
+
+    std::set<std::vector<int>> orders;
+    for (uint64_t seed = 1; seed <= 8; ++seed) {
+        emulator::set_seed(seed);
+        Array<int> order(30), next(1), visits(30);
+        launch(note_order, Grid{5, 3, 2}, 32, 0, nullptr, order.p, next.p, visits.p);
+        orders.insert(order.get());
+        CHECK(visits.get() == std::vector<int>(30, 1));
+    }
+    CHECK(orders.size() > 4);
+
+    launch(read_shared, Grid{2}, 64, 256, nullptr, out.p);  // the second block does not see what the first left
+    CHECK(out.get()[0] == static_cast<int>(0xcdcdcdcd) && out.get()[63] == static_cast<int>(0xcdcdcdcd));
+}
+
+void check_races() {
+    std::set<std::vector<int>> racy, right;
+    for (uint64_t seed = 1; seed <= 10; ++seed) {
+        emulator::set_seed(seed);
+        for (const bool barrier : {false, true}) {
+            Array<int> out(128);
+            launch(rotate, Grid{2}, 64, 0, nullptr, out.p, barrier);
+            (barrier ? right : racy).insert(out.get());
+        }
+    }
+    CHECK(right.size() == 1 && racy.size() > 3);
+}
+
+// ---- what ends the process ---------------------------------------------------------------------------------------------------
+
+enum class Wrong {
+    two_collectives, left_early, barrier_in_branch, two_barriers, other_mask, own_bit, inactive_lane, write_shared, write_behind,
+    write_far, read_freed
+};
+
+__global__ void wrong(Wrong what, char * p, int n) {
+    const int thread = static_cast<int>(threadIdx.x), lane = thread%32;
+    int value = lane;
+    switch (what) {
+        case Wrong::two_collectives: value = lane < 16 ? __shfl_xor_sync(kAll, value, 1) : __any_sync(kAll, 1); break;
+        case Wrong::left_early:
+            if (lane == 3) {
+                return;
+            }
+            value = __shfl_xor_sync(kAll, value, 1);
+            break;
+        case Wrong::barrier_in_branch:
+            if (thread < 40) {
+                __syncthreads();
+            }
+            break;
+        case Wrong::two_barriers:
+            if (thread < 40) {
+                __syncthreads();
+            } else {
+                __syncthreads();
+            }
+            break;
+        case Wrong::other_mask: value = __shfl_xor_sync(lane < 16 ? 0x1ffffu : 0xffff0000u, value, 1); break;
+        case Wrong::own_bit: value = __shfl_sync(1u, value, 0); break;
+        case Wrong::inactive_lane:
+            if (lane < 16) {
+                value = __shfl_sync(0xffffu, value, 20);
+            }
+            break;
+        case Wrong::write_shared: shared_memory()[thread == 0 ? n : 0] = 1; break;
+        case Wrong::write_behind: p[thread == 0 ? n : 0] = 1; break;
+        case Wrong::write_far: p[thread == 0 ? n + 4096 : 0] = 1; break;
+        case Wrong::read_freed: value = p[lane]; break;
+    }
+    p[0] = static_cast<char>(value);
+}
+
+__global__ void deep_stack(char * p) {
+    volatile char local[300*1024];
+    for (int i = 0; i < 300*1024; i += 512) {
+        local[i] = p[0];
+    }
+    p[0] = local[512];
+}
+
+void run_wrong(Wrong what) {
+    char * p = nullptr;
+    const int n = 1000;
+    alloc(reinterpret_cast<void **>(&p), n);
+    if (what == Wrong::read_freed) {
+        free_device(p);
+    }
+    launch(wrong, Grid{}, 64, 1000, nullptr, what, p, n);
+    stream_sync(nullptr);
+    free_device(p);
+}
+
+[[maybe_unused]] void check_faults() {
+    CHECK(dies("at different places", [] { run_wrong(Wrong::two_collectives); }));
+    CHECK(dies("has left the kernel", [] { run_wrong(Wrong::left_early); }));
+    CHECK(dies("have left the kernel", [] { run_wrong(Wrong::barrier_in_branch); }) ||
+          dies("has left the kernel", [] { run_wrong(Wrong::barrier_in_branch); }));
+    CHECK(dies("at different barriers", [] { run_wrong(Wrong::two_barriers); }));
+    CHECK(dies("0001ffff", [] { run_wrong(Wrong::other_mask); }));
+    CHECK(dies("the thread itself is missing", [] { run_wrong(Wrong::own_bit); }));
+    CHECK(dies("takes no part", [] { run_wrong(Wrong::inactive_lane); }));
+    CHECK(dies("dynamic shared memory: a write at byte 1000 of 1000", [] { run_wrong(Wrong::write_shared); }));
+    CHECK(dies("device memory: a write at byte 1000 of an allocation of 1000", [] { run_wrong(Wrong::write_behind); }));
+    CHECK(dies("byte 5096 of an allocation of 1000 bytes of device memory, in block", [] { run_wrong(Wrong::write_far); }));
+    CHECK(dies("of device memory that was released (1000 bytes)", [] { run_wrong(Wrong::read_freed); }));
+    CHECK(dies("local arrays are too large", [] {
+        Array<char> one(1);
+        launch(deep_stack, Grid{}, 32, 0, nullptr, one.p);
+        stream_sync(nullptr);
+    }));
+    CHECK(dies("outside a kernel", [] { __syncthreads(); }));
+    CHECK(dies("no device memory begins at", [] {
+        char * p = nullptr;
+        alloc(reinterpret_cast<void **>(&p), 64);
+        free_device(p + 16);
+    }));
+}
+
+// Device memory is out of the host's reach while nothing runs, where that is asked for (which takes a process of its own).
+int host_access() {
+    int * p = nullptr;
+    alloc(reinterpret_cast<void **>(&p), sizeof(int));
+    launch(note_order, Grid{}, 32, 0, nullptr, p, p, p);
+    CHECK(stream_sync(nullptr));
+    const int value = *reinterpret_cast<volatile int *>(p);
+    return value;
+}
+
+[[maybe_unused]] void check_strict(const char * program) {
+    CHECK(dies("by the host, which cannot reach it", [program] {
+        setenv("EDGEKV_EMULATOR_STRICT", "1", 1);
+        execl(program, program, "--host-access", static_cast<char *>(nullptr));
+    }));
+}
+
+__global__ void shuffles(int * out, int n) {
+    unsigned value = threadIdx.x;
+    for (int i = 0; i < n; ++i) {
+        value += __shfl_xor_sync(kAll, value, 1 + i%31);
+    }
+    out[threadIdx.x] = static_cast<int>(value);
+}
+
+void print_speed() {
+    Array<int> out(128);
+    const std::clock_t begin = std::clock();
+    launch(shuffles, Grid{10}, 128, 0, nullptr, out.p, 500);
+    stream_sync(nullptr);
+    const double seconds = static_cast<double>(std::clock() - begin)/CLOCKS_PER_SEC;
+    std::printf("a shuffle takes %.1f ns per thread\n", seconds*1e9/(10.0*128*500));
+}
+
+}  // namespace
+
+int main(int argc, char ** argv) {
+    if (argc > 1 && std::strcmp(argv[1], "--host-access") == 0) {
+        return host_access();
+    }
+    check_halves();
+    check_bits();
+    check_blocks();
+    check_races();
+#if !defined(__SANITIZE_ADDRESS__)  // which has words of its own for most of these
+    check_faults();
+    check_strict(argv[0]);
+#endif
+    print_speed();
+    std::printf(failures == 0 ? "ok\n" : "%d failures\n", failures);
+    return failures == 0 ? 0 : 1;
+}

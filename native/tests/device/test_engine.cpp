@@ -1,0 +1,622 @@
+// A plane without llama.cpp: two of them decode the same tokens, one told every step what to do, the other by a recorded graph that
+// is only replayed. What they leave - outputs, home, sketches, mass, counters - must be the same bytes: nothing that a node enqueues
+// may depend on what changes from step to step. Outputs of mode exact are compared with attend_reference() too.
+#include "cuda/engine/gpu_engine.h"
+
+#include <algorithm>
+#include <climits>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
+
+#include "attend_cases.h"
+#include "device_array.h"
+#include "graph.h"
+
+using namespace edgekv;
+using test::DeviceArray;
+using test::Recording;
+
+namespace {
+
+constexpr int kRows = 3, kHeads = 2, kGroup = 2, kDim = 64, kCells = 640, kPage = 16, kPages = kCells/kPage;
+constexpr size_t kRowBytes = kDim*2, kCellBytes = kHeads*kRowBytes, kQuery = (size_t) kHeads*kGroup*kDim;
+
+struct Options {
+    bool sparse;
+    size_t budget;   // 0: whatever there is
+    bool migrates;
+    const char * name;
+    int n_splits = 1;  // graphs that a step's rows are divided among
+    SketchKind kind = SketchKind::b3;
+};
+
+// One context: home, what a graph has as tensors, and the plane.
+class Decoder {
+public:
+    static EngineShape shape_over(char * home, size_t budget) {
+        EngineShape shape = {};
+        shape.n_heads          = kHeads;
+        shape.n_stream         = 1;
+        shape.n_cells          = kCells;
+        shape.page_tokens      = kPage;
+        shape.pages_per_stream = shape.n_pages = kPages;
+        shape.slot_bytes       = 2*kPage*kRowBytes;
+        shape.budget_bytes     = budget;
+        for (int row = 0; row < kRows; ++row) {
+            char * k = home + (size_t) 2*row*kCells*kCellBytes;
+            shape.rows.push_back({ kHeads*kGroup, kHeads, kDim, CellType::f16, CellType::f16, k, k + kCells*kCellBytes, kCells*kCellBytes,
+                                   kCellBytes, kRowBytes, kCells*kCellBytes, kCellBytes, kRowBytes, kRowBytes, kRowBytes, kPage*kRowBytes });
+        }
+        return shape;
+    }
+    Decoder(const Options & options) : options(options), home(2*kRows*kCells*kCellBytes, true) {
+        shape = shape_over(home.data(), options.budget);
+        gpu::Stream main = nullptr;
+        test::must(gpu::stream_create(&main));
+        stream = main;
+        bool made;
+        plane = std::make_unique<gpu::GpuEngine>(0, shape, main);
+        test::must(plane->init() && (options.sparse ? plane->reserve_sketches(options.kind, made) : plane->reserve_ring()));
+        for (int row = 0; row < kRows; ++row) {
+            test::must(plane->reserve_workspace(row, view(), options.kind, options.sparse));
+        }
+        test::must(plane->reserve_arena(INT_MAX, 0) && plane->set_slots(plane->bytes().n_slots_max));
+        selection.sketch        = options.kind == SketchKind::none ? EDGEKV_SKETCH_NONE : EDGEKV_SKETCH_B3;
+        selection.resolution    = 40.0f;
+        selection.share         = 0.25f;
+        selection.sink_tokens   = 16;
+        selection.recent_tokens = 32;
+        selection.error_every   = 2;
+        selection.keep_rows     = true;
+    }
+    ~Decoder() {
+        plane.reset();
+        gpu::stream_destroy(stream);
+    }
+
+    char * k(int row) const { return home.data() + (size_t) 2*row*kCells*kCellBytes; }
+    char * v(int row) const { return k(row) + kCells*kCellBytes; }
+    EngineView view() const { return { n_view, 1, 0, 1, 0, plane ? plane->generation() : 0 }; }
+
+    // K, V and Q of every row, the mask and the cell: the tensors that llama.cpp sets before the graph
+    void set_inputs(int token) {
+        std::mt19937 rng(token);
+        std::normal_distribution<float> normal;
+        std::vector<float> values(kRows*(2*kHeads*kDim + kQuery));
+        for (float & x : values) {
+            x = normal(rng);
+        }
+        inputs.set(values);
+        cell.set({ (int64_t) token });
+        std::vector<uint16_t> bias(n_view, 0xfc00);
+        std::fill(bias.begin(), bias.begin() + token + 1, 0);
+        mask.set(bias);
+    }
+
+    // its rows
+    std::pair<int, int> begin_split(int split) {
+        const int first = split*kRows/options.n_splits, end = (split + 1)*kRows/options.n_splits;
+        EngineGraph graph;
+        for (int row = 0; row < kRows; ++row) {
+            graph.stores.push_back(row >= first && row < end);
+        }
+        graph.attends = graph.stores;
+        plane->begin_graph(graph);
+        return { first, end };
+    }
+
+    bool begin(int token) {
+        std::vector<MirrorUpdate> updates;
+        const int page = token/kPage;
+        updates.push_back({ Mirror::newest, page, token });
+        updates.push_back({ Mirror::oldest, page, page*kPage });
+        updates.push_back({ Mirror::positions, token, token });
+        // a page that is full gets a slot, and gives it up again some pages later
+        if (options.migrates && token%kPage == 0 && page > 0) {
+            for (int head = 0; head < kRows*kHeads; ++head) {
+                const int slot = (page - 1)%3*kRows*kHeads + head;
+                copy_page(head, page - 1, slot);
+                updates.push_back({ Mirror::slots, (int64_t) head*kPages + page - 1, slot });
+                if (page > 3) {
+                    updates.push_back({ Mirror::slots, (int64_t) head*kPages + page - 4, -1 });
+                }
+            }
+        }
+        // the group that is being filled has no sketch; the one before is built when it is full
+        const int group = token/kGroupCells;
+        if (token%kGroupCells == 0) {
+            updates.push_back({ Mirror::open, group, 1 });
+            if (group > 0) {
+                updates.push_back({ Mirror::open, group - 1, 0 });
+            }
+        }
+        const EngineStale stale = { 0, group - 1, ~uint64_t{0} };
+        EngineStep step = {};
+        step.updates           = updates.data();
+        step.n_updates         = updates.size();
+        step.stale             = &stale;
+        step.n_stale           = token%kGroupCells == 0 && group > 0 ? 1 : 0;
+        step.n_ubatch          = (uint32_t) token;
+        step.clear_observation = token%8 == 0;
+        return plane->begin(step);
+    }
+
+    // as libedgekv runs each
+    template <class F>
+    void node(const char * name, int row, F && enqueue) {
+        if (plane->begin_node()) {
+            enqueue();
+            plane->end_node((name + std::to_string(row)).c_str(), stream, false);
+        }
+    }
+
+    void nodes(int first_row, int end_row) {
+        for (int row = first_row; row < end_row; ++row) {
+            const float * at = inputs.data() + row*(2*kHeads*kDim + kQuery);
+            const int next = row + 1 < kRows ? row + 1 : -1;
+            EngineView here = view();
+            EngineStore store = {};
+            store.k = (const char *) at;
+            store.v = (const char *) (at + kHeads*kDim);
+            store.k_stride_token = store.v_stride_token = kHeads*kDim*sizeof(float);
+            store.k_stride_head  = store.v_stride_head  = kDim*sizeof(float);
+            store.k_idxs = store.v_idxs = cell.data();
+            store.sketch   = options.sparse && options.kind != SketchKind::none;
+            store.next_row = -1;
+            node("store-", row, [&] { plane->store(row, here, store, stream); });
+
+            here.leads = row == 0;
+            EngineAttend attend = {};
+            attend.query = { (const char *) (at + 2*kHeads*kDim), kQuery*sizeof(float), kDim*sizeof(float), MaskType::f16,
+                             (const char *) mask.data(), n_view*2u, n_view*2u, cell.data(), nullptr, 0.125f, 0.0f };
+            attend.out      = (char *) (out.data() + row*kQuery);
+            attend.selection = options.sparse ? &selection : nullptr;
+            attend.observe  = true;
+            attend.next_row = options.sparse ? -1 : next;
+            node("attend-", row, [&] { plane->attend(row, here, attend, stream); });
+        }
+    }
+
+    void split_nodes(int split) {
+        const auto [first, end] = begin_split(split);
+        nodes(first, end);
+    }
+
+    // the outputs of a step, recorded once for each view
+    std::vector<float> step(int token, bool replays) {
+        n_view = (token/256 + 1)*256;
+        if (token == 45) {  // as when a person changes the budget
+            selection.share      = 0.75f;
+            selection.resolution = 100.0f;
+            plane->renew();
+        }
+        // ggml's rule: a node with other parameters is recorded again
+        const EngineView now = view();
+        if (std::memcmp(&now, &recorded, sizeof(now)) != 0) {
+            recordings.clear();
+            recorded = now;
+        }
+        set_inputs(token);
+        test::must(begin(token));
+        for (int split = 0; split < options.n_splits; ++split) {
+            // a split is recorded when it has been the same for a while, each for itself
+            if (!replays || token < split) {
+                split_nodes(split);
+                continue;
+            }
+            if (!recordings[split]) {
+                recordings[split] = std::make_unique<Recording>(stream);
+                split_nodes(split);
+                if (!recordings[split]->end()) {
+                    CHECK(false, "%s: split %d cannot be recorded: %s", options.name, split, gpu::last_error());
+                    recordings.erase(split);
+                    continue;
+                }
+            }
+            CHECK(recordings[split]->launch(), "%s: %s", options.name, gpu::last_error());
+        }
+        plane->end();
+        test::must(plane->wait_for_step());
+
+        return out.get();
+    }
+
+    // weights: 1 / p of the rows read, by KV head; null: every cell
+    std::vector<float> reference(int token, int row, const std::vector<std::vector<float>> * weights) const {
+        std::vector<float> q = inputs.get();
+        std::vector<float> expected(kQuery);
+        std::vector<uint16_t> bias = mask.get();
+        AttendProblem p = {};
+        p.head_dim    = kDim;
+        p.n_head      = kHeads*kGroup;
+        p.n_head_kv   = kHeads;
+        p.n_tokens    = 1;
+        p.n_cells     = token + 1;
+        p.page_tokens = kPage;
+        p.q = (const char *) (q.data() + row*(2*kHeads*kDim + kQuery) + 2*kHeads*kDim);
+        p.q_stride_token = kQuery*sizeof(float);
+        p.q_stride_head  = kDim*sizeof(float);
+        p.k = k(row);
+        p.v = v(row);
+        p.k_stride_cell = p.v_stride_cell = kCellBytes;
+        p.k_stride_head = p.v_stride_head = kRowBytes;
+        p.mask_type = MaskType::f16;
+        p.mask = (const char *) bias.data();
+        p.mask_stride_token = n_view*2;
+        p.scale = 0.125f;
+        p.out = (char *) expected.data();
+        p.out_stride_token = p.q_stride_token;
+        p.out_stride_head  = p.q_stride_head;
+        std::vector<int32_t> cells, n_rows;
+        std::vector<float> list_weights;
+        for (int head = 0; weights && head < kHeads; ++head) {
+            n_rows.push_back(0);
+            cells.resize((head + 1)*kCells);
+            list_weights.resize((head + 1)*kCells);
+            for (int c = 0; c <= token; ++c) {
+                if ((*weights)[head][c] > 0.0f) {
+                    cells[head*kCells + n_rows[head]] = c;
+                    list_weights[head*kCells + n_rows[head]++] = (*weights)[head][c];
+                }
+            }
+        }
+        p.rows = { cells.data(), list_weights.data(), n_rows.data(), weights ? (size_t) kCells : 0 };
+        attend_reference(p);
+
+        return expected;
+    }
+
+    template <class T>
+    std::vector<T> read(const T * at, size_t n) const {
+        std::vector<T> values(n);
+        test::must(plane->read(values.data(), at, n*sizeof(T)));
+        return values;
+    }
+    std::vector<float> mass() const { return read(plane->mass_max(), 2*(size_t) kRows*kHeads*kPages); }
+    std::vector<char> sketches(int row) const { return read(plane->sketches(row, 0), plane->sketch_stream_bytes(row)); }
+    // of the layer that was attended last, by cell
+    std::vector<std::vector<float>> last_weights(int row) const {
+        std::vector<std::vector<float>> of_heads(kHeads, std::vector<float>(kCells));
+        for (int head = 0; head < kHeads; ++head) {
+            int n = 0;
+            const float * weights = nullptr;
+            const int32_t * cells = plane->last_rows(row, head, n, weights);
+            for (int i = 0; cells && i < n; ++i) {
+                of_heads[head][cells[i]] = weights ? weights[i] : 1.0f;
+            }
+        }
+        return of_heads;
+    }
+    std::vector<edgekv_selected> selected() const {
+        std::vector<edgekv_selected> values(kRows*kHeads);
+        test::must(plane->selected(values.data(), 0, kRows));
+        return values;
+    }
+
+    // What the n newest tokens attend to in the first row, `together` of which are served at a time
+    std::vector<float> several(int newest, int n, size_t together_bytes) {
+        plane->together_bytes = together_bytes;
+        EngineView here = view();
+        here.n_tokens = n;
+        here.leads    = 1;
+        test::must(plane->reserve_workspace(0, here, options.kind, true));
+        here.generation = plane->generation();
+        std::mt19937 rng(7);
+        std::normal_distribution<float> normal;
+        std::vector<float> values(n*kQuery);
+        std::generate(values.begin(), values.end(), [&] { return normal(rng); });
+        std::vector<uint16_t> bias((size_t) n*n_view, 0xfc00);
+        std::vector<int64_t> cells(n);
+        for (int i = 0; i < n; ++i) {
+            cells[i] = newest - n + 1 + i;
+            std::fill_n(bias.begin() + (size_t) i*n_view, cells[i] + 1, 0);
+        }
+        const DeviceArray<float> q(values), found(values.size());
+        const DeviceArray<uint16_t> masks(bias);
+        const DeviceArray<int64_t> idxs(cells);
+        EngineAttend attend = {};
+        attend.query = { (const char *) q.data(), kQuery*sizeof(float), kDim*sizeof(float), MaskType::f16, (const char *) masks.data(), n_view*2u,
+                         (size_t) n*n_view*2u, idxs.data(), nullptr, 0.125f, 0.0f };
+        attend.out       = (char *) found.data();
+        attend.selection = &selection;
+        attend.observe   = true;
+        attend.next_row  = -1;
+        plane->attend(0, here, attend, stream);
+        test::must(plane->wait_for_step());
+        return found.get();
+    }
+
+    const Options options;
+    EngineShape shape = {};
+    std::unique_ptr<gpu::GpuEngine> plane;
+    DeviceArray<char> home;
+
+private:
+    void copy_page(int row_head, int page, int slot) {
+        const int row = row_head/kHeads, head = row_head%kHeads;
+        char * at = plane->arena() + slot*shape.slot_bytes;
+        for (int i = 0; i < kPage; ++i) {
+            const size_t from = (size_t) (page*kPage + i)*kCellBytes + head*kRowBytes;
+            test::must(gpu::copy(at + i*kRowBytes, k(row) + from, kRowBytes) && gpu::copy(at + (kPage + i)*kRowBytes, v(row) + from, kRowBytes));
+        }
+    }
+
+    gpu::Stream stream = nullptr;
+    int n_view = 256;
+    edgekv_selection selection = {};
+    DeviceArray<float> inputs{(size_t) kRows*(2*kHeads*kDim + kQuery)}, out{kRows*kQuery};
+    DeviceArray<uint16_t> mask{kCells + 256};
+    DeviceArray<int64_t> cell{1};
+    std::map<int, std::unique_ptr<Recording>> recordings;
+    EngineView recorded = {};
+};
+
+template <class T>
+bool same(const std::vector<T> & a, const std::vector<T> & b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()*sizeof(T)) == 0;
+}
+
+void check(const Options & options, int n_tokens) {
+    Decoder told(options), replayed(options);
+    for (int token = 0; token < n_tokens; ++token) {
+        const std::vector<float> a = told.step(token, false), b = replayed.step(token, true);
+        CHECK(same(a, b), "%s: token %d differs when it is replayed", options.name, token);
+        for (int row = options.sparse ? kRows - 1 : 0; token%7 == 0 && row < kRows; ++row) {
+            const auto weights = told.last_weights(row);
+            const std::vector<float> expected = told.reference(token, row, options.sparse ? &weights : nullptr);
+            float worst = 0.0f;
+            for (size_t i = 0; i < kQuery; ++i) {
+                worst = std::fmax(worst, std::fabs(expected[i] - a[row*kQuery + i]));
+            }
+            CHECK(worst < 1e-3f, "%s: token %d row %d is off by %g", options.name, token, row, worst);
+            for (int head = 0; options.sparse && head < kHeads; ++head) {
+                for (int c = 0; c <= token; ++c) {
+                    // sinks, recent pages, and the group that is being filled
+                    const bool open    = options.kind != SketchKind::none && c/kGroupCells == token/kGroupCells;
+                    const bool certain = c < 16 || c/kPage*kPage + kPage > token - 31 || open;
+                    CHECK(!certain || weights[head][c] == 1.0f, "%s: token %d row %d head %d does not read cell %d", options.name, token, row, head, c);
+                }
+            }
+        }
+    }
+    CHECK(same(told.mass(), replayed.mass()), "%s: attention mass", options.name);
+    CHECK(same(told.selected(), replayed.selected()), "%s: counters", options.name);
+    CHECK(std::memcmp(told.k(0), replayed.k(0), 2*kRows*kCells*kCellBytes) == 0, "%s: home", options.name);
+    for (int row = 0; options.sparse && options.kind != SketchKind::none && row < kRows; ++row) {
+        CHECK(same(told.sketches(row), replayed.sketches(row)), "%s: sketches of row %d", options.name, row);
+    }
+    if (options.sparse) {
+        double n_tokens_all = 0.0, n_hits = 0.0, n_read = 0.0, n_visible = 0.0, n_certain = 0.0, n_errors = 0.0, mass = 0.0;
+        for (const auto & s : replayed.selected()) {
+            n_tokens_all += s.n_tokens;
+            n_hits       += s.n_hits;
+            n_read       += s.n_read;
+            n_visible    += s.n_visible;
+            n_certain    += s.n_certain;
+            n_errors     += s.n_errors;
+            mass         += s.mass;
+        }
+        const double n_all = (double) n_tokens*kRows*kHeads, n_seen = 0.5*n_tokens*(n_tokens + 1)*kRows*kHeads;
+        CHECK(n_tokens_all == n_all && n_visible == n_seen, "%s: %g tokens and %g visible ones were counted", options.name, n_tokens_all, n_visible);
+        CHECK(n_certain <= n_read && n_read <= n_seen && (n_tokens < 200 || n_read < 0.8*n_seen), "%s: %g rows, %g for certain, of %g", options.name,
+              n_read, n_certain, n_seen);
+        CHECK((n_hits > 0.0) == options.migrates, "%s: %g hits", options.name, n_hits);
+        const double n_estimates = options.kind == SketchKind::none ? 0.0 : n_all*kGroup/2;
+        CHECK(std::fabs(n_errors - n_estimates) <= kRows*kHeads*kGroup, "%s: %g errors were estimated, not %g", options.name, n_errors, n_estimates);
+        CHECK(std::fabs(mass - n_all*kGroup) < 1e-3*n_all*kGroup, "%s: mass %g of %g", options.name, mass, n_all*kGroup);
+    }
+}
+
+// Tokens of a step are served together, or in a long context fewer at a time: the same outputs, mass and counts.
+void check_parts() {
+    Decoder decoder({ true, 0, false, "parts" });
+    constexpr int kTokens = 140, kNewest = 11;
+    for (int token = 0; token < kTokens; ++token) {
+        decoder.step(token, false);
+    }
+    std::vector<std::vector<float>> outs, masses;
+    std::vector<edgekv_selected> counts;
+    std::vector<float> before = decoder.mass();
+    for (const size_t together : { (size_t) 64 << 20, (size_t) 3*40*kCells, (size_t) 1 }) {
+        const edgekv_selected first = decoder.selected()[0];
+        outs.push_back(decoder.several(kTokens - 1, kNewest, together));
+        const edgekv_selected last = decoder.selected()[0];
+        counts.push_back({ last.n_tokens - first.n_tokens, last.n_visible - first.n_visible, last.n_read - first.n_read, last.n_certain - first.n_certain,
+                           last.n_hits - first.n_hits, last.mass - first.mass, 0.0, last.error - first.error, last.n_errors - first.n_errors });
+        const std::vector<float> now = decoder.mass();
+        masses.emplace_back();
+        for (size_t i = 0; i < now.size(); ++i) {
+            masses.back().push_back(now[i] - before[i]);
+        }
+        before = now;
+    }
+    for (size_t part = 1; part < outs.size(); ++part) {
+        for (size_t i = 0; i < outs[0].size(); ++i) {
+            CHECK(std::fabs(outs[part][i] - outs[0][i]) < 1e-5f, "parts: output %zu is %g, not %g", i, outs[part][i], outs[0][i]);
+        }
+        for (size_t i = 0; i < masses[0].size(); ++i) {
+            CHECK(std::fabs(masses[part][i] - masses[0][i]) < 1e-4f, "parts: mass %zu is %g, not %g", i, masses[part][i], masses[0][i]);
+        }
+        const edgekv_selected & a = counts[part], & b = counts[0];
+        CHECK(a.n_tokens == kNewest && a.n_tokens == b.n_tokens && a.n_visible == b.n_visible && a.n_read == b.n_read && a.n_certain == b.n_certain &&
+              a.n_errors == b.n_errors && std::fabs(a.error - b.error) < 1e-4, "parts: %g rows of %g tokens, not %g", a.n_read, a.n_tokens, b.n_read);
+        CHECK(b.n_read < b.n_visible, "parts: all %g rows are read", b.n_read);
+    }
+}
+
+// A prompt whose layers lie in several graphs, each recorded for itself: K and V of a graph's last row are in the staging buffer at its
+// end, the new tokens among them.
+void check_staging(int n_splits) {
+    constexpr int kTokens = 32, kView = 256;
+    constexpr size_t kBuffer = kCells*kCellBytes;
+    Decoder decoder({ false, 0, false, "prompt", n_splits });
+    gpu::GpuEngine & plane = *decoder.plane;
+    DeviceArray<char> staging(4*kBuffer);
+    DeviceArray<float> inputs(kTokens*kHeads*kDim);
+    DeviceArray<int64_t> cells(kTokens);
+    for (int turn = 0; turn < 4; ++turn) {
+        std::mt19937 rng(turn);
+        std::vector<float> values(kTokens*kHeads*kDim);
+        std::generate(values.begin(), values.end(), [&] { return (float) (rng()%1000); });
+        inputs.set(values);
+        std::vector<int64_t> where(kTokens);
+        std::iota(where.begin(), where.end(), turn*kTokens);
+        cells.set(where);
+        test::must(plane.begin({}));
+        for (int split = 0; split < n_splits; ++split) {
+            const auto [first, end] = decoder.begin_split(split);
+            Recording recording(plane.stream());
+            for (int row = first; row < end; ++row) {
+                const int  next = row + 1 < kRows ? row + 1 : -1;
+                const auto half = [&](int which) { return which < 0 ? nullptr : staging.data() + which%2*2*kBuffer; };
+                EngineStore store = {};
+                store.k = store.v = (const char *) inputs.data();
+                store.k_stride_token = store.v_stride_token = kHeads*kDim*sizeof(float);
+                store.k_stride_head  = store.v_stride_head  = kDim*sizeof(float);
+                store.k_idxs = store.v_idxs = cells.data();
+                store.k_staging = half(row);
+                store.v_staging = half(row) + kBuffer;
+                store.k_next    = half(next);
+                store.v_next    = next < 0 ? nullptr : half(next) + kBuffer;
+                store.next_row  = next;
+                plane.store(row, { kView, 1, 0, kTokens, 0, plane.generation() }, store, plane.stream());
+            }
+            CHECK(recording.end() && recording.launch(), "split %d of %d: %s", split, n_splits, gpu::last_error());
+            test::must(plane.wait_for_step());
+            const std::vector<char> all = staging.get();
+            const char * of_last = all.data() + (end - 1)%2*2*kBuffer;
+            CHECK(std::memcmp(of_last, decoder.k(end - 1), kView*kCellBytes) == 0, "K, turn %d split %d of %d", turn, split, n_splits);
+            CHECK(std::memcmp(of_last + kBuffer, decoder.v(end - 1), kView*kCellBytes) == 0, "V, turn %d split %d of %d", turn, split, n_splits);
+        }
+    }
+}
+
+// ggml keeps what it recorded for a graph whose nodes are still the same, also when a context's plane is gone and another stands in its
+// place with other memory: so no two planes of a process may share a generation.
+void check_generations() {
+    const auto generations = [] {
+        Decoder decoder({ true, 0, false, "generations" });
+        std::vector<int> seen = { decoder.plane->generation() };
+        decoder.plane->renew();
+        seen.push_back(decoder.plane->generation());
+        return seen;
+    };
+    std::vector<int> all = generations();
+    const std::vector<int> later = generations();
+    all.insert(all.end(), later.begin(), later.end());
+    std::sort(all.begin(), all.end());
+    CHECK(std::adjacent_find(all.begin(), all.end()) == all.end(), "%d %d %d %d", all[0], all[1], all[2], all[3]);
+}
+
+#if !defined(__CUDACC__)
+// A device that refuses the n-th allocation, copy or pin, for every n until a plane comes to be: each time a sentence, and nothing kept.
+void check_refusals() {
+    std::vector<char> home(2*kRows*kCells*kCellBytes);
+    const auto make = [&]() -> std::string {
+        gpu::GpuEngine plane(0, Decoder::shape_over(home.data(), 0), nullptr);
+        const EngineView view = { 256, 1, 0, 1, 0, 0 };
+        bool made;
+        const bool all = plane.init() && plane.reserve_sketches(SketchKind::b3, made) && plane.reserve_ring() &&
+                          plane.reserve_workspace(0, view, SketchKind::b3, true) && plane.reserve_arena(INT_MAX, 4);
+        return all ? "" : edgekv_device_library()->last_error();
+    };
+    for (int what = 0; what < 3; ++what) {
+        int n = 0;
+        for (std::string sentence = "none"; !sentence.empty() && n < 200; ++n) {
+            gpu::emulator::Limits limits;
+            (what == 0 ? limits.allocs_left : limits.copies_left) = what == 2 ? gpu::emulator::Limits().copies_left : n;
+            limits.pins = what != 2 || n > 0;
+            gpu::emulator::set_limits(limits);
+            sentence = make();
+            CHECK(!sentence.empty() || n > 0, "what %d: nothing was refused", what);
+        }
+        CHECK(n > (what == 2 ? 1 : 2) && n < 200, "what %d: %d refusals", what, n);
+    }
+    gpu::emulator::set_limits({});
+    CHECK(make().empty(), "it comes to be afterwards");
+}
+
+// What fails in a node is kept, the first of it and with its name where that can be known, and every step behind it is refused.
+void check_failures() {
+    const auto failed = [](const char * how, const gpu::emulator::Limits & limits) -> std::string {
+        Decoder decoder({ false, 0, false, how });
+        const auto step = [&](int token) {
+            decoder.set_inputs(token);
+            const bool begun = decoder.begin(token);
+            decoder.nodes(0, kRows);
+            decoder.plane->end();
+            return begun;
+        };
+        CHECK(step(0) && decoder.plane->wait() && !decoder.plane->failure(), "%s: it begins well", how);
+        gpu::emulator::set_limits(limits);
+        CHECK(step(1), "%s: nobody knows yet", how);
+        decoder.plane->wait_for_step();
+        gpu::emulator::set_limits({});
+        CHECK(!step(2) && !step(3), "%s: the next steps", how);
+        const std::string sentence = edgekv_device_library()->last_error();
+        CHECK(decoder.plane->failure() && sentence == decoder.plane->failure(), "%s: %s", how, sentence.c_str());
+        return sentence;
+    };
+    const auto expect = [](const std::string & said, const char * part) {
+        CHECK(said.find(part) != std::string::npos, "%s is not in: %s", part, said.c_str());
+    };
+    gpu::emulator::Limits narrow, lost;
+    narrow.shared_bytes  = 0;  // no kernel that asks for shared memory can be started
+    lost.operations_left = 9;  // of three layers' kernels and copies
+    const std::string refused = failed("a launch is refused", narrow);
+    expect(refused, "the GPU failed in the node attend-0: a block cannot have");
+    expect(failed("an operation is lost", lost), "the GPU failed in a step (EDGEKV_DEVICE_SYNC=1 finds the node): an operation on the device failed");
+    setenv("EDGEKV_DEVICE_SYNC", "1", 1);
+    expect(failed("an operation is lost", lost), "the GPU failed in the node ");
+    expect(failed("a launch is refused", narrow), refused.c_str());
+    unsetenv("EDGEKV_DEVICE_SYNC");
+
+    // ggml asks for the last error behind each of its nodes: what one of its own left is neither taken nor made ours
+    Decoder decoder({ false, 0, false, "ggml's error" });
+    decoder.set_inputs(0);
+    test::must(decoder.begin(0));
+    test::must(decoder.plane->wait());
+    gpu::emulator::leave_error(true);
+    decoder.nodes(0, kRows);
+    CHECK(gpu::error_stands() && gpu::emulator::n_queued() == 0 && !decoder.plane->failure(), "a node ran behind an error of ggml's");
+    gpu::emulator::leave_error(false);
+}
+#endif
+
+}  // namespace
+
+int main(int argc, char **) {
+    gpu::Device card;
+    if (gpu::device_count() == 0 || !gpu::device(0, card)) {
+        std::printf("there is no device: %s\n", gpu::last_error());
+        return 77;
+    }
+    test::must(gpu::use_device(0));
+    const bool all = argc > 1;
+    const auto tokens = [all](int n) { return all ? kCells : n; };
+    check({ false, 0, true, "exact" }, tokens(264));  // over one change of the view
+    check({ false, 0, false, "exact, nothing in the arena" }, tokens(40));
+    check({ false, 600u << 10, true, "exact, a ring of few pages" }, tokens(120));
+    check({ false, 0, true, "exact, two splits", 2 }, tokens(100));
+    check({ false, 600u << 10, true, "exact, a ring of few pages, three splits", 3 }, tokens(120));
+    check({ true, 0, true, "sparse, three splits", 3 }, tokens(60));
+    for (int n_splits = 1; n_splits <= 3; ++n_splits) {
+        check_staging(n_splits);
+    }
+    check({ true, 0, true, "sparse" }, tokens(264));
+    check({ true, 0, true, "sparse, the policy alone", 1, SketchKind::none }, tokens(100));
+    check({ true, 0, false, "sparse, nothing in the arena" }, tokens(60));
+    check_parts();
+    check_generations();
+#if !defined(__CUDACC__)
+    check_refusals();
+    check_failures();
+#endif
+    std::printf("%s\n", test::failures ? "FAILED" : "ok");
+
+    return test::failures != 0;
+}

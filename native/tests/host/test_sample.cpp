@@ -1,0 +1,439 @@
+// Checks sampling against sample_reference() and against what it promises.
+//   test_sample
+//
+// Tolerances. A chance is a sum over query heads of share * factor, a factor an exponential over a sum of n_groups products. The
+// exponential is off by about 1 ulp + |x| * 2^-25, x down to -87, and sums of up to 40 groups round that often: 1e-5 relative, and one step
+// for rounding to steps. Of the rows a kernel reads, 2^20 / weight is the chance that it found; what it found for the others can differ from
+// the specification by as little, so a row must stand where the specification's running sum passes its mark within the sum of what all
+// before can be off by. Where chances have no rounding in them, the lists must be equal.
+#include <algorithm>
+#include <cstdio>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "attend_cases.h"
+#include "kernels/select/sample.h"
+
+using namespace edgekv;
+
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr int kOne = 1 << kChanceBits;
+
+// How a group's logits lie.
+enum class Logits { flat, normal, peaked, far_apart, count };
+
+struct Case {
+    int n_groups, group, page_tokens;
+    float resolution;
+    Logits logits;
+    bool sinks, pins, hidden;
+    int certain;  // 0: none, 1: some, 2: all that is visible
+    std::string name() const {
+        char s[256];
+        std::snprintf(s, sizeof(s), "groups %d heads %d page %d resolution %g logits %d sinks %d pins %d hidden %d certain %d", n_groups, group,
+                      page_tokens, resolution, static_cast<int>(logits), sinks, pins, hidden, certain);
+        return s;
+    }
+};
+
+int failures = 0;
+double worst = 0.0;  // difference of chances, in what they can be off by
+
+void fail(const Case & c, Isa isa, const char * what, double got, double want) {
+    if (++failures <= 20) {
+        std::printf("FAIL %s: %s: got %.9g, want %.9g [%s]\n", isa_name(isa), what, got, want, c.name().c_str());
+    }
+}
+
+uint16_t upper_half(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof(x));
+    return static_cast<uint16_t>(bits >> 16);
+}
+float of_upper_half(uint16_t half) {
+    const uint32_t bits = static_cast<uint32_t>(half) << 16;
+    float x;
+    std::memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+// Shares as a scan leaves them, with NaN where it leaves cells as they are, and room behind that must not be read or written.
+struct Instance {
+    std::vector<uint16_t> shares;
+    std::vector<float> tops, sums, sinks;
+    std::vector<Sight> sight;
+    std::vector<uint8_t> pinned;
+    std::vector<char> scratch;
+    SampleProblem p{};
+
+    Instance(const Case & c, uint64_t seed) {
+        cases::Random rng(seed);
+        const int n_cells = c.n_groups * kGroupCells;
+        p.n_groups = c.n_groups;
+        p.group = c.group;
+        p.cell_stride = static_cast<size_t>(n_cells) + 7;
+        p.group_stride = static_cast<size_t>(c.n_groups) + 3;
+        shares.assign(p.cell_stride * c.group, 0x7fc1);
+        tops.assign(p.group_stride * c.group, std::numeric_limits<float>::quiet_NaN());
+        sums = tops;
+        for (int i = 0; i < c.n_groups; ++i) {
+            const uint64_t r = rng.next(), half = rng.next();
+            const uint64_t visible = !c.hidden || r % 4 == 0 ? ~uint64_t{0} : r % 4 == 1 ? 0 : r % 4 == 2 ? ~uint64_t{0} >> (half >> 58) : half;
+            sight.push_back({visible, c.certain == 2 ? visible : c.certain == 1 && rng.next() % 3 == 0 ? visible & rng.next() : 0});
+        }
+        if (c.certain == 1) {
+            sight.back().certain = sight.back().visible;  // as an open group has it
+        }
+        for (int g = 0; g < c.group; ++g) {
+            for (int i = 0; i < c.n_groups; ++i) {
+                const uint64_t visible = sight[i].visible;
+                const size_t at = g * p.group_stride + static_cast<size_t>(i);
+                tops[at] = -kInf;
+                sums[at] = 0.0f;
+                if (visible == 0) {
+                    continue;
+                }
+                float spread = 1.0f, top = rng.normal();
+                switch (c.logits) {
+                    case Logits::flat: spread = 0.0f; top = 1.0f; break;
+                    case Logits::normal: break;
+                    case Logits::peaked: spread = 4.0f; top = 3.0f * rng.normal() + (i % 7 == 3 ? 8.0f : 0.0f); break;
+                    case Logits::far_apart: spread = 30.0f; top = 70.0f * rng.normal(); break;
+                    case Logits::count: break;
+                }
+                tops[at] = top;
+                bool first = true;
+                for (int cell = 0; cell < kGroupCells; ++cell) {
+                    float share = 0.0f;
+                    if (visible >> cell & 1) {
+                        share = first ? 1.0f : std::exp(-spread * std::fabs(rng.normal()));
+                        first = false;
+                    }
+                    shares[g * p.cell_stride + static_cast<size_t>(i * kGroupCells + cell)] = upper_half(share);
+                    sums[at] += share;
+                }
+            }
+            sinks.push_back(3.0f * rng.normal());
+        }
+        for (int page = 0; page * c.page_tokens < n_cells; ++page) {
+            pinned.push_back(rng.next() % 5 == 0);
+        }
+        p.shares = shares.data();
+        p.tops = tops.data();
+        p.sums = sums.data();
+        p.sinks = c.sinks ? sinks.data() : nullptr;
+        p.sight = sight.data();
+        p.pinned = c.pins ? pinned.data() : nullptr;
+        p.page_tokens = c.page_tokens;
+        p.resolution = c.resolution;
+    }
+};
+
+struct Rows {
+    std::vector<int32_t> cells;
+    std::vector<float> weights;
+    SampleResult result;
+};
+
+Rows sampled(const Case & c, Instance & in, Isa isa) {
+    Rows rows;
+    const size_t n = static_cast<size_t>(c.n_groups) * kGroupCells;
+    rows.cells.assign(n + 4, -9);
+    rows.weights.assign(n + 4, -9.0f);
+    const size_t bytes = sample_scratch_bytes(c.n_groups, c.group);
+    in.scratch.assign(bytes + 128, 0x77);
+    SampleProblem p = in.p;
+    p.rows = rows.cells.data();
+    p.weights = rows.weights.data();
+    p.scratch = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(in.scratch.data()) + 63) / 64 * 64);
+    rows.result = sample_rows(p, isa);
+    if (!std::all_of(p.scratch + bytes, in.scratch.data() + in.scratch.size(), [](char x) { return x == 0x77; })) {
+        fail(c, isa, "write past the scratch", 0, 0);
+    }
+    const size_t room = static_cast<size_t>(c.n_groups) * kGroupCells;
+    for (size_t i = static_cast<size_t>(rows.result.n_rows); i < rows.cells.size(); ++i) {
+        if (i >= room && (rows.cells[i] != -9 || rows.weights[i] != -9.0f)) {
+            fail(c, isa, "write past the room for rows", rows.cells[i], -9);
+            break;
+        }
+        rows.cells[i] = -9;  // what lies behind the last row says nothing
+        rows.weights[i] = -9.0f;
+    }
+    return rows;
+}
+
+bool may_be_read(const Instance & in, int cell) { return in.sight[cell / kGroupCells].visible >> cell % kGroupCells & 1; }
+bool is_certain(const Instance & in, int cell) {
+    return may_be_read(in, cell) &&
+           (in.sight[cell / kGroupCells].certain >> cell % kGroupCells & 1 || (in.p.pinned != nullptr && in.p.pinned[cell / in.p.page_tokens]));
+}
+
+void check_rows(const Case & c, const Instance & in, Isa isa, const Rows & got, const Rows & want, const std::vector<int32_t> & chances) {
+    const SampleResult & r = got.result;
+    if (r.n_visible != want.result.n_visible) {
+        fail(c, isa, "visible cells", r.n_visible, want.result.n_visible);
+    }
+    // What each cell's chance can be off by, and all up to each.
+    const auto off = [&](int32_t chance) { return chance == 0 || chance == kOne ? 1e-5 * chance + 0.51 : 1e-5 * chance + 1.0; };
+    std::vector<double> before{0.5 * kOne}, slack{0.0};
+    for (size_t i = 0; i < chances.size(); ++i) {
+        before.push_back(before.back() + chances[i]);
+        const bool exact = !may_be_read(in, static_cast<int>(i)) || is_certain(in, static_cast<int>(i));
+        slack.push_back(slack.back() + (exact ? 0.0 : off(chances[i])));
+    }
+    int certain = 0, last = -1;
+    for (int i = 0; i < r.n_rows; ++i) {
+        const int cell = got.cells[i];
+        if (!(cell > last && cell < c.n_groups * kGroupCells && may_be_read(in, cell))) {
+            return fail(c, isa, "rows ascend and are visible", cell, last);
+        }
+        last = cell;
+        const double chance = kOne / static_cast<double>(got.weights[i]);
+        const double step = std::rint(chance);
+        if (!(got.weights[i] >= 1.0f) || std::fabs(chance - step) > 1e-6 * chance) {
+            return fail(c, isa, "a weight is 2^20 / chance", got.weights[i], 1);
+        }
+        certain += step == kOne ? 1 : 0;
+        if (is_certain(in, cell) && step != kOne) {
+            fail(c, isa, "weight of a certain cell", got.weights[i], 1);
+        }
+        const double error = std::fabs(step - chances[cell]);
+        if (!(error <= off(chances[cell]))) {
+            return fail(c, isa, "chance", step, chances[cell]);
+        }
+        worst = std::max(worst, error / off(chances[cell]));
+        // the mark that it stands on: exactly i marks were passed before, and one is in the cell
+        const double mark = (i + 1.0) * kOne;
+        if (!(before[cell] <= mark + slack[cell] && before[cell + 1] >= mark - slack[cell + 1])) {
+            return fail(c, isa, "a row stands where the running sum passes its mark", before[cell], mark);
+        }
+    }
+    if (certain != r.n_certain) {
+        fail(c, isa, "certain rows", r.n_certain, certain);
+    }
+    if (!(std::fabs(r.n_rows - std::floor(before.back() / kOne)) <= std::ceil(slack.back() / kOne))) {
+        fail(c, isa, "number of rows", r.n_rows, before.back() / kOne);
+    }
+    for (int cell = 0; cell < c.n_groups * kGroupCells; ++cell) {
+        if (is_certain(in, cell) && !std::binary_search(got.cells.begin(), got.cells.begin() + r.n_rows, cell)) {
+            return fail(c, isa, "every certain cell is read", cell, cell);
+        }
+    }
+    if (slack.back() == 0.0 && (got.cells != want.cells || got.weights != want.weights)) {
+        fail(c, isa, "rows where all is certain", r.n_rows, want.result.n_rows);
+    }
+}
+
+// The same walk in plain integers over chances that floats of the kernel's operations give: sums of products without rounding that matters,
+// because every factor and share is a power of two. Then kernels and reference must agree in every row.
+void check_exact(const Case & c, Instance & in, const std::vector<Isa> & isas) {
+    for (int g = 0; g < c.group; ++g) {
+        for (int i = 0; i < c.n_groups; ++i) {
+            const size_t at = g * in.p.group_stride + static_cast<size_t>(i);
+            if (in.sight[i].visible == 0) {
+                continue;
+            }
+            in.tops[at] = 2.0f;
+            for (int cell = 0; cell < kGroupCells; ++cell) {
+                uint16_t & share = in.shares[g * in.p.cell_stride + static_cast<size_t>(i * kGroupCells + cell)];
+                share = share == 0 ? 0 : upper_half(std::ldexp(1.0f, -((i * 5 + cell * 3 + g) % 9)));
+            }
+            in.sums[at] = 1.0f;
+        }
+    }
+    int seen = 0;
+    for (int i = 0; i < c.n_groups; ++i) {
+        seen += in.sight[i].visible != 0;
+    }
+    in.p.sinks = nullptr;
+    in.p.resolution = std::ldexp(static_cast<float>(seen * c.group), -4);  // every factor is 2^16
+    Rows want;
+    want.cells.assign(static_cast<size_t>(c.n_groups) * kGroupCells + 4, -9);
+    want.weights.assign(want.cells.size(), -9.0f);
+    SampleProblem p = in.p;
+    p.rows = want.cells.data();
+    p.weights = want.weights.data();
+    want.result = sample_reference(p, nullptr);
+    for (const Isa isa : isas) {
+        const Rows got = sampled(c, in, isa);
+        if (got.cells != want.cells || got.weights != want.weights || got.result.n_certain != want.result.n_certain) {
+            fail(c, isa, "rows of chances without rounding", got.result.n_rows, want.result.n_rows);
+        }
+    }
+}
+
+void check_case(const Case & c, uint64_t seed, const std::vector<Isa> & isas) {
+    Instance in(c, seed);
+    std::vector<int32_t> chances(static_cast<size_t>(c.n_groups) * kGroupCells, -1);
+    Rows want;
+    want.cells.assign(chances.size() + 4, -9);
+    want.weights.assign(chances.size() + 4, -9.0f);
+    SampleProblem p = in.p;
+    p.rows = want.cells.data();
+    p.weights = want.weights.data();
+    want.result = sample_reference(p, chances.data());
+    // the specification itself: hidden cells never, certain ones always, and the mean over the heads of the share in Z
+    double expected = 0.0;
+    for (int cell = 0; cell < c.n_groups * kGroupCells; ++cell) {
+        const int32_t chance = chances[cell];
+        if (!may_be_read(in, cell) ? chance != 0 : is_certain(in, cell) ? chance != kOne : chance < 0 || chance > kOne) {
+            fail(c, Isa::portable, "chance of the specification", chance, 0);
+        }
+        expected += chance / static_cast<double>(kOne);
+    }
+    if (want.result.n_rows != static_cast<int>(std::floor(expected + 0.5))) {
+        fail(c, Isa::portable, "rows of the specification", want.result.n_rows, expected);
+    }
+    for (const Isa isa : isas) {
+        const Rows got = sampled(c, in, isa), again = sampled(c, in, isa);
+        check_rows(c, in, isa, got, want, chances);
+        if (got.cells != again.cells || got.weights != again.weights) {
+            fail(c, isa, "two runs differ", 0, 0);
+        }
+    }
+    check_exact(c, in, isas);
+}
+
+void check_all(const std::vector<Isa> & isas) {
+    const int counts[] = {1, 2, 3, 7, 17, 40};
+    const int groups[] = {1, 2, 3, 4, 5, 8, 9};
+    const int pages[] = {16, 32, 48, 64, 128};
+    const float resolutions[] = {1.0f, 30.0f, 500.0f, 4000.0f, 1e6f, 1e9f};
+    cases::Random rng(5);
+    uint64_t n = 0;
+    for (int repeat = 0; repeat < 8; ++repeat) {
+        for (int count : counts) {
+            for (int group : groups) {
+                Case c{};
+                c.n_groups = count;
+                c.group = group;
+                c.page_tokens = pages[rng.next() % 5];
+                c.resolution = resolutions[rng.next() % 6];
+                c.logits = static_cast<Logits>(rng.next() % static_cast<int>(Logits::count));
+                c.sinks = rng.next() % 2 == 0;
+                c.pins = rng.next() % 2 == 0;
+                c.hidden = rng.next() % 3 != 0;
+                c.certain = static_cast<int>(rng.next() % 5 % 3);
+                check_case(c, ++n, isas);
+            }
+        }
+    }
+    std::printf("%llu cases, largest error of a chance %.3f of the tolerance\n", static_cast<unsigned long long>(n), worst);
+}
+
+// Nothing to see: no rows. Everything in reach: all rows, weight 1.
+void check_ends(const std::vector<Isa> & isas) {
+    Case c{5, 3, 16, 100.0f, Logits::normal, true, true, false, 0};
+    for (const Isa isa : isas) {
+        Instance none(c, 1);
+        for (int i = 0; i < c.n_groups; ++i) {
+            none.sight[i] = {0, 0};
+            for (int g = 0; g < c.group; ++g) {
+                none.tops[g * none.p.group_stride + i] = -kInf;
+                none.sums[g * none.p.group_stride + i] = 0.0f;
+            }
+        }
+        for (const bool sinks : {false, true}) {
+            none.p.sinks = sinks ? none.sinks.data() : nullptr;
+            const Rows rows = sampled(c, none, isa);
+            if (rows.result.n_rows != 0 || rows.result.n_visible != 0 || rows.result.n_certain != 0) {
+                fail(c, isa, "rows of nothing", rows.result.n_rows, 0);
+            }
+        }
+        Case every = c;
+        every.resolution = 1e9f;
+        Instance all(every, 2);
+        const Rows rows = sampled(every, all, isa);
+        const int n = c.n_groups * kGroupCells;
+        if (rows.result.n_rows != n || rows.result.n_certain != n || rows.result.n_visible != n) {
+            fail(every, isa, "rows of everything", rows.result.n_rows, n);
+        }
+    }
+}
+
+// Systematic sampling is without bias over its offset. That is fixed, but what comes before shifts it: two cells of the first group, whose
+// chances add up to the offset wanted. The mean over offsets 1 / 4096 apart of a sum of exponentials times values, each times its weight, is
+// the sum over all cells: each cell is read at as many offsets as its chance has in it, give or take 2.
+void check_bias(const std::vector<Isa> & isas) {
+    constexpr int kOffsets = 4096;
+    Case c{9, 3, 16, 60.0f, Logits::peaked, false, false, true, 1};
+    Instance in(c, 3);
+    in.sight[0] = {3, 0};
+    cases::Random rng(9);
+    std::vector<double> value(static_cast<size_t>(c.n_groups) * kGroupCells);
+    for (size_t i = kGroupCells; i < value.size(); ++i) {
+        if (may_be_read(in, static_cast<int>(i))) {
+            const double top = std::exp(in.tops[i / kGroupCells]);  // of the first head
+            value[i] = top * of_upper_half(in.shares[i]) * (rng.normal() + 1.0f);
+        }
+    }
+    for (int g = 0; g < c.group; ++g) {  // a share of 1 is a chance of 1 in the first group, which counts in no normaliser
+        float * tops = in.tops.data() + g * in.p.group_stride;
+        float * sums = in.sums.data() + g * in.p.group_stride;
+        double total = 0.0;
+        for (int i = 1; i < c.n_groups; ++i) {
+            total += tops[i] == -kInf ? 0.0 : sums[i] * std::exp(static_cast<double>(tops[i]));
+        }
+        tops[0] = static_cast<float>(std::log(total / c.resolution));
+        sums[0] = 0.0f;
+    }
+    std::vector<int32_t> chances(value.size());
+    std::vector<int32_t> cells(value.size());
+    std::vector<float> weights(value.size());
+    SampleProblem p = in.p;
+    p.rows = cells.data();
+    p.weights = weights.data();
+    sample_reference(p, chances.data());
+    double want = 0.0, expected = 0.0, tolerance = 0.0;
+    for (size_t i = kGroupCells; i < value.size(); ++i) {
+        const double chance = chances[i] / static_cast<double>(kOne);
+        want += value[i];
+        expected += chance;
+        tolerance += chance == 1.0 ? 0.0 : chance == 0.0 ? std::fabs(value[i]) : std::fabs(value[i]) * 2.0 / kOffsets / chance;
+    }
+    for (const Isa isa : isas) {
+        double mean = 0.0, n_rows = 0.0;
+        for (int k = 0; k < kOffsets; ++k) {
+            for (int g = 0; g < c.group; ++g) {
+                in.shares[g * in.p.cell_stride] = upper_half(static_cast<float>(k / 64) / 64.0f);
+                in.shares[g * in.p.cell_stride + 1] = upper_half(static_cast<float>(k % 64) / 4096.0f);
+            }
+            const Rows rows = sampled(c, in, isa);
+            for (int i = 0; i < rows.result.n_rows; ++i) {
+                if (rows.cells[i] >= kGroupCells) {
+                    mean += rows.weights[i] * value[rows.cells[i]] / kOffsets;
+                    n_rows += 1.0 / kOffsets;
+                }
+            }
+        }
+        if (!(std::fabs(mean - want) <= tolerance) || !(tolerance < 0.02 * want)) {
+            fail(c, isa, "mean over the offsets", mean, want);
+        }
+        if (!(std::fabs(n_rows - expected) <= 0.01)) {
+            fail(c, isa, "mean number of rows", n_rows, expected);
+        }
+        std::printf("%s: mean over %d offsets %.3f, want %.3f +- %.3f; %.3f rows, want %.3f\n", isa_name(isa), kOffsets, mean, want, tolerance,
+                    n_rows, expected);
+    }
+}
+
+}  // namespace
+
+int main() {
+    std::vector<Isa> isas;
+    for (const Isa isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
+        if (isa_supported(isa)) {
+            isas.push_back(isa);
+            std::printf("%s ", isa_name(isa));
+        }
+    }
+    std::printf("\n");
+    check_all(isas);
+    check_ends(isas);
+    check_bias(isas);
+    std::printf(failures == 0 ? "ok\n" : "%d failures\n", failures);
+    return failures == 0 ? 0 : 1;
+}

@@ -132,14 +132,16 @@ WRITTEN = {"results.json", "table.md", ".gpu/1", ".gpu/2", ".gpu/3"}
 
 
 def test_named_files_exist():
-    """By their path in the repository or from the README's folder, or as the end of one in that folder."""
+    """By their path in the repository or from the README's folder, or by the end of it."""
+    ours = [f"/{path.relative_to(ROOT).as_posix()}" for path in TEXTS]
     n_named = 0
     for path, text in TEXT_OF.items():
         for name in re.findall(r"`([^`\n]+)`", unfenced(text)):
             if not re.fullmatch(FILE, name) or name in ELSEWHERE | WRITTEN:
                 continue
             n_named += 1
-            there = (ROOT / name).exists() or (path.parent / name).exists() or any(path.parent.rglob(name.rstrip("/")))
+            there = any(folder.joinpath(name).exists() for folder in (ROOT, path.parent))
+            there = there or any(f"/{name}" in end if name.endswith("/") else end.endswith(f"/{name}") for end in ours)
             assert there, f"{path.relative_to(ROOT)} names {name}, and there is no such file"
     assert n_named > 40
 

@@ -114,22 +114,31 @@ def kv(
 ) -> None:
     """Compare decode time and predictions of KV modes with stock llama.cpp, on the same tokens of a text.
 
-    The text is read in once; then the modes take turns, each decoding the same tokens in passes of its own. "ms/token" is the
-    median time of a decoded token. Stock is measured with flash attention ("off-flash") and without ("off-noflash"); "off" has the
-    figures of the faster, which "best stock" names, and "x stock" says how many times as fast as that one a mode is. "limit ms" is
-    a token with an empty cache, what the weights alone cost, and "x limit" how many times that a token takes. "growth" says how much
-    longer a token takes than at the smallest depth. "KLD stock" and "KLD exact" are the mean divergence of the predicted distribution
-    from off-flash's and from that of full attention in our kernel (the KLD of off-noflash: how far two correct kernels are apart on
-    this model); "NLL +%" and "same top" compare with the latter: by how much the text has become less likely, and how often both find
-    the same token most likely. "attended" is the part of the visible tokens that a head read, "error" the estimated relative
-    error of its output, "hits" what of them was read from the arena, "overhead" the Python layer's part of the time. JSON and CSV have
-    more columns.
+    The text is read in once; then the modes take turns, each decoding the same tokens in passes of its own. Stock is measured with flash
+    attention ("off-flash") and without ("off-noflash"); "off" has the figures of the faster. JSON and CSV have more columns than these:
+
+    \b
+    ms/token     median time of a decoded token
+    best stock   the faster of stock's two kernels, which "off" stands for
+    x stock      how many times as fast as that one a mode is
+    limit ms     a token with an empty cache: what the weights alone cost
+    x limit      how many times the limit a token takes
+    growth       how much longer a token takes than at the smallest depth
+    KLD stock    mean divergence of the predicted distribution from
+                 off-flash's; that of off-noflash says how far two correct
+                 kernels are apart on this model
+    KLD exact    the same, from full attention in our kernel
+    NLL +%       by how much the text has become less likely than there
+    same top     how often both find the same token most likely
+    attended     the share of the visible tokens that a head read
+    error        the estimated relative error of its output
+    hits         the share of what it read that came from the arena
+    overhead     the Python layer's share of the time
 
     With --prefill a chunk of a prompt is read at each depth, taken back and read again, the modes in turns, and in the same turns into an
-    empty cache (depth 0, where it attends to its own tokens alone). "attention" is the part of the time that attention to the depth
-    takes, what the chunk takes longer than in the empty cache, and "ns/pair" that part for each query, key and query head of the layers
-    that EdgeKV serves, times the threads; "[min, max]" is of the rounds. --whole reads a whole prompt, which takes as long as it takes:
-    --rounds of each mode.
+    empty cache (depth 0, where it attends to its own tokens alone). "attention" is the share of the time that attention to the depth
+    takes: what the chunk takes longer than in the empty cache. "ns/pair" is that time for each query, key and query head of the layers
+    that EdgeKV serves, times the threads. "[min, max]" is of the rounds. --whole reads a whole prompt, --rounds times in each mode.
 
     MODEL is a GGUF file; without it the default model is used.
     """

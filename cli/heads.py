@@ -59,15 +59,25 @@ def heads(
     """Read a prompt and show where each head's attention went: on the first page (where models park attention they do not need),
     on the last pages, or in between; and what role that makes of the head.
 
-    The prompt is taken as it is, without a chat template. Its last tokens are decoded one by one, and their attention
-    is summed; the tokens before them are read in batches, which are not observed. A page is 16 tokens. One line is one KV
-    head: its query heads are added up. "eff. pages" is the number of pages that an evenly spread head with the same entropy
-    would use; "on few" the part of the rest that lies on its best twentieth of the pages, "change" the part that moves to other
-    pages from token to token; "top page" is the strongest page that is neither the first nor recent.
+    The prompt is taken as it is, without a chat template. Its last tokens are decoded one by one, and their attention is summed; the
+    tokens before them are read in batches, which are not observed. A page is 16 tokens. One line is one KV head: its query heads are
+    added up. The map of all layers stands below the table.
 
-    The roles: retrieval (a fifth or more of its mass in the middle, on few pages, others for each token), anchor (most of its mass
-    on the first page), recency (most on the last pages), other (none of these: diffuse, or always the same pages). Below the
-    table stands the map of all layers.
+    \b
+    eff. pages   the number of pages that an evenly spread head with the same
+                 entropy would use
+    on few       of what is neither on the first page nor on recent ones, the
+                 share on its best twentieth of the pages
+    change       of the same, the share that moves to other pages from token
+                 to token
+    top page     the strongest page that is neither the first nor recent
+
+    \b
+    retrieval    a fifth or more of its mass in the middle, on few pages,
+                 others for each token
+    anchor       most of its mass on the first page
+    recency      most of its mass on the last pages
+    other        none of these: diffuse, or always the same pages
 
     MODEL is a GGUF file; without it the default model is used.
     """

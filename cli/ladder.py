@@ -64,13 +64,24 @@ def ladder(
 ) -> None:
     """Climb the ladder of ideas that keep pages, from LRU to one budget pooled over all heads, on real attention.
 
-    A trace of each text is recorded and every rung is simulated on it, at each budget of hot pages. "hits" are the rows that mode sparse
-    reads which are in hot pages, "by mass" the attention on hot pages, mean over heads, and "worst" that of the head with least; "gain" is
-    to the rung without the idea: for each prefetch to "+ per head". "fetched" are pages moved per token and head. "sees" says what the
-    policy observes: sampled is what mode sparse sees of all pages, honest the pages that the policy chose alone, as where it decides what
-    is attended, and "by mass" then is what is kept; ahead is the token itself. "published" is what the design's source gives for the
-    rung. KLD, "same top" and "x exact ms" (below 1 is faster than full attention) are live, for rungs that a KV mode without sketches
-    stands for. With several texts the means are shown; JSON and CSV have each text.
+    A trace of each text is recorded, and every rung is simulated on it at each budget of hot pages. With several texts the table shows
+    means; JSON and CSV have each text. The columns:
+
+    \b
+    sees           what the policy observes: sampled, what mode sparse sees of
+                   all pages; honest, the pages that the policy chose alone;
+                   ahead, the token itself
+    hits           of the rows that mode sparse reads, the share in hot pages
+    by mass        the attention on hot pages, mean over heads; with honest,
+                   where the policy decides what is attended, what is kept
+    gain           to the rung without the idea: for each prefetch to
+                   "+ per head"
+    worst          by mass, of the head with least
+    fetched        pages moved for each token and head
+    published      what the design's source gives for the rung
+    KLD, same top, x exact ms
+                   live, for rungs that a KV mode without sketches stands for;
+                   below 1 x exact ms is faster than full attention
 
     MODEL is a GGUF file; without it the default model is used.
     """

@@ -94,14 +94,21 @@ def quality(
 ) -> None:
     """Say what a KV mode costs in quality, against full attention.
 
-    Texts: each is read in, then every mode predicts the same tokens of it. "PPL +%" is the difference of perplexity from full
-    attention's, "KLD exact" the mean divergence of the predicted distributions, "KLD p99" what one in a hundred exceeds, "same
-    top" how often both find the same token most likely; the row "off" (stock llama.cpp) shows how far two correct kernels are
-    apart. Tasks: questions about long contexts, each read in with full attention before the mode sees a question. "retention"
-    is the share of what full attention answers that the mode answers too, and the row "off" again shows what stock keeps. A task
-    that full attention hardly answers, or no better than guesses would, says nothing about the cache, and does not count in the row
-    "all"; what a sparse mode answers while it attends everything does not count either. Intervals are 95 %. JSON and CSV have more:
-    each length, and the wrong answers. The same seed asks the same questions.
+    Texts: each is read in, then every mode predicts the same tokens of it. The row "off" (stock llama.cpp) shows how far two correct
+    kernels are apart. The columns:
+
+    \b
+    PPL +%      the difference of perplexity from full attention's
+    KLD exact   the mean divergence of the predicted distributions
+    KLD p99     what one divergence in a hundred exceeds
+    same top    how often both find the same token most likely
+
+    Tasks: questions about long contexts. Each context is read in with full attention before the mode sees a question. "retention" is the
+    share of what full attention answers that the mode answers too; the row "off" shows what stock keeps. A task that full attention hardly
+    answers, or no better than guesses would, says nothing about the cache, and does not count in the row "all". What a sparse mode answers
+    while it attends everything does not count either.
+
+    Intervals are 95 %. JSON and CSV also have each length and the wrong answers. The same seed asks the same questions.
 
     MODEL is a GGUF file; without it the default model is used.
     """

@@ -83,14 +83,20 @@ def sim(
     """Replay recorded attention (`edgekv trace record`) against policies, without a model: a row for each trace, policy and
     budget.
 
-    A step decodes one token. In each the policy, which has seen the steps before, chooses the pages that are hot: its pins and the page
-    being filled, then those of the highest score; --prefetch adds to them. "hits" is the part of what a head wants (--access) that is
-    hot, "hit mass" the part of the true attention mass on hot pages, mean over heads and steps, "worst" that of the worst head, and
-    "fetched" how many pages become hot for each step and head. "hot" is the part of the visible pages. The first steps of a trace, its
-    window, miss nothing and are not counted.
+    A step decodes one token. The policy has seen the steps before, and chooses the pages that are hot: its pins and the page being
+    filled, then those of the highest score; --prefetch adds to them. The first steps of a trace, its window, miss nothing and are not
+    counted. The columns, of which JSON and CSV have more:
 
-    Where the policy decides what is attended (--observe honest) the hit mass is what is kept of the attention; what is missed does not
-    change the later layers and tokens here, as it would in a model. JSON and CSV have more columns.
+    \b
+    hits       of what a head wants (--access), the share that is hot
+    hit mass   the share of the true attention mass on hot pages, mean over
+               heads and steps
+    worst      the same, of the worst head
+    hot        the share of the visible pages that is hot
+    fetched    pages that become hot for each step and head
+
+    With --observe honest the policy decides what is attended, and the hit mass is what is kept of the attention. What is missed does not
+    change the later layers and tokens here, as it would in a model.
     """
     from edgekv.lab.sim import Scenario
 

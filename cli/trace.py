@@ -44,11 +44,11 @@ def record(
 ) -> None:
     """Record the attention of a model that reads a text with full attention, and what mode sparse observes of it.
 
-    The text is read in up to the window, and then decoded token by token, once with full attention and once in mode sparse. For each token
-    the file has the attention mass on every page of every layer and KV head, summed over the query heads of the group and as their
-    maximum, the same as mode sparse observed it, and how many rows of the page it read; the format stands in edgekv/lab/trace_format.py. Only
-    layers that EdgeKV's attention serves are recorded. The file is there when the recording is complete; one that is interrupted leaves
-    nothing.
+    The text is read in up to the window. The rest is decoded token by token, once with full attention and once in mode sparse. The file
+    holds for each token the attention mass on every page of every layer and KV head: summed over the query heads of the group and as their
+    maximum, and both again as mode sparse observed them. It also holds how many rows of the page mode sparse read.
+    edgekv/lab/trace_format.py describes the format. Only layers that EdgeKV's attention serves are recorded. A recording that is
+    interrupted leaves no file.
 
     MODEL is a GGUF file; without it the default model is used.
     """

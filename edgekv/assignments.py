@@ -20,7 +20,7 @@ def assigned(items: Iterable[str], kinds: Mapping[str, Callable[[str], Any]], sa
         name, equals, text = (part.strip() for part in item.partition("="))
         if not equals or name not in kinds:
             allowed = f"write NAME=VALUE, with one of {', '.join(kinds)}" if kinds else f"there is no {noun} here"
-            raise ConfigError(f"{said}: {item.strip()!r} is no {noun}; {allowed}")
+            raise ConfigError(f"{said}: {item.strip()!r} is not a {noun}; {allowed}")
         kind = kinds[name]
         try:
             values[name] = SWITCH[text.lower()] if kind is bool else kind(text)

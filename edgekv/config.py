@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import TypeVar
 
-from edgekv.amounts import SWITCH, parse_bytes, parse_tokens
+from edgekv.amounts import SWITCH, parse_bytes, parse_tokens, size
 from edgekv.errors import ConfigError
 from edgekv.vocab import PAGE_TOKENS, CacheType, DeviceKind, KvMode, PromptReading, SketchKind, Split
 
@@ -144,7 +144,7 @@ class KvOptions:
             raise ConfigError(f"the KV budget is {self.kv_budget!r}; it must be a number of bytes, 0 for none, or auto")
         if self.kv_vram is not None and (not isinstance(self.kv_vram, int) or self.kv_vram < 1):
             raise ConfigError(f"the KV budget in GPU memory is {self.kv_vram!r}; it must be a number of bytes, or auto; "
-                              "--device cpu does without a GPU")
+                              "use --device cpu to run without a GPU")
         if self.mode is KvMode.EVICT and self.keep.tokens and self.keep.tokens < self.page_tokens:
             raise ConfigError(f"{self.keep.tokens} tokens are less than one page; keep at least {self.page_tokens}")
         object.__setattr__(self, "device", str(getattr(self.device, "value", self.device)))
@@ -158,7 +158,7 @@ class KvOptions:
         """Tokens that mode evict keeps. Raises ConfigError where bytes were given and no model has said how many tokens they hold."""
         if self.keep.bytes:
             if self.mode is KvMode.EVICT:
-                raise ConfigError(f"{self.keep} are no number of tokens yet; keep a number of tokens here")
+                raise ConfigError(f"convert {size(self.keep.bytes)} to tokens first; how many that are depends on the model")
             return 0
         return self.keep.tokens
 
@@ -169,14 +169,14 @@ class KvOptions:
             return
         attend, resolution, sketch, prompts = (spelled(name) for name in ("attend", "resolution", "sketch", "prompts"))
         if "attend" in named and self.sketch is not SketchKind.NONE:
-            raise ConfigError(f"{attend} says how much a head attends without sketches, and the sketch is {self.sketch.value}; "
+            raise ConfigError(f"{attend} works without sketches only, and the sketch is {self.sketch.value}; "
                               f"use {resolution}, or {sketch} none")
         if "resolution" in named and self.sketch is SketchKind.NONE:
-            raise ConfigError(f"{resolution} is for sampling by sketches, and the sketch is none; use {attend}, or {sketch} "
+            raise ConfigError(f"{resolution} needs sketches, and the sketch is none; use {attend}, or {sketch} "
                               f"{SketchKind.B3.value}")
 
         if self.prompts is PromptReading.SPARSE and self.sketch is SketchKind.NONE:
-            raise ConfigError(f"{prompts} sparse needs sketches to choose by, and the sketch is none; use {sketch} {SketchKind.B3.value}, "
+            raise ConfigError(f"{prompts} sparse needs sketches, and the sketch is none; use {sketch} {SketchKind.B3.value}, "
                               f"or {prompts} exact")
 
     @classmethod

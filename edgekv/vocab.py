@@ -36,9 +36,9 @@ class KvMode(str, enum.Enum):
 
 
 _MODE_DESCRIPTIONS = {
-    KvMode.EXACT: "every visible page for each token, in our kernel: the answers of stock llama.cpp, faster",
-    KvMode.SPARSE: "the tokens that matter by sketches of all, and a weighted sample of the others; nothing is lost, the error is reported",
-    KvMode.EVICT: "what the policy kept; the rest is dropped for good: a hard bound on memory, whatever the length of the context",
+    KvMode.EXACT: "each token attends every visible page, in our kernel: the answers of stock llama.cpp, faster",
+    KvMode.SPARSE: "each token attends what matters and a weighted sample of the rest; nothing is lost, and the error is reported",
+    KvMode.EVICT: "each token attends what the policy kept; the rest is dropped for good: a hard bound on memory, however long the context",
     KvMode.OFF: "stock llama.cpp attention",
 }
 

@@ -253,7 +253,7 @@ def test_recurrent_models_are_refused(synthetic):
 def test_bad_requests(synthetic, tmp_path):
     with pytest.raises(ConfigError, match="choose one of: off, "):
         KvBench(synthetic(), (), modes=("fish",))
-    with pytest.raises(ConfigError, match="evict:keep=64 drops what the modes after it"):
+    with pytest.raises(ConfigError, match="evict:keep=64 cannot take turns here: it drops what the modes after it"):
         KvBench(synthetic(), (), depths=(256,), modes=("evict:keep=64",))
     with pytest.raises(ConfigError, match="depth must be 1 or more"):
         KvBench(synthetic(), (), depths=())
@@ -310,9 +310,9 @@ def test_modes_can_be_changed():
     ("fish", "choose one of: off, "), ("sparse:fins=2", "with one of mode, observe, resolution, "),
     ("sparse:resolution", "write NAME=VALUE"), ("sparse:resolution=much", "resolution is 'much'; it must be a number"),
     ("sparse:keep_rows=perhaps", "it must be on or off"), ("sparse:error_every=0.5", "a whole number"),
-    ("sparse:resolution=0.5", "a number from 1"), ("sparse:coverage=0.9", "is no change"), ("sparse-box", "choose one of: off, "),
+    ("sparse:resolution=0.5", "a number from 1"), ("sparse:coverage=0.9", "is not a change"), ("sparse-box", "choose one of: off, "),
     ("sparse:attend=10%", "attend says how much .* use resolution, or sketch none"), ("ema:resolution=9", "the sketch is none; use attend"),
-    ("sparse:sketch=b7", "use one of: b3, none"), ("sparse:kv_budget=much", "write bytes"), ("sparse:page_tokens=32", "is no change"),
+    ("sparse:sketch=b7", "use one of: b3, none"), ("sparse:kv_budget=much", "write bytes"), ("sparse:page_tokens=32", "is not a change"),
     ("sparse:policy=ema+fish", "there is no policy 'fish'"), ("sparse:prefetch=fish", "there is no prefetch 'fish'")])
 def test_modes_that_are_none(name, sentence):
     with pytest.raises(ConfigError, match=sentence):

@@ -1,4 +1,4 @@
-"""The README and the program agree: what one names, the other has."""
+"""The READMEs and the program agree: what one names, the other has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from edgekv.prefetch import PREFETCHERS
 from edgekv.vocab import CacheType, KvMode, SketchKind, Split
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+READMES = [ROOT / path for path in (
+    "README.md", "cli/README.md", "edgekv/README.md", "edgekv/bench/README.md", "edgekv/policies/README.md", "models/README.md",
+    "native/README.md", "patches/README.md", "tests/README.md", "tests/gpu/results/README.md")]
+TEXT_OF = {path: path.read_text(encoding="utf-8") for path in READMES}
+DOCS = "\n".join(TEXT_OF.values())
+MOST_LINES = 130
+"""Of README.md: who wants more goes to the folder that it is about."""
 SOURCES = [path for folder in ("edgekv", "cli", "models", "patches", "native") for path in sorted((ROOT / folder).rglob("*"))]
 
 
@@ -40,16 +46,22 @@ def options(command: click.Command) -> list[click.Option]:
     return [parameter for parameter in command.params if isinstance(parameter, click.Option)]
 
 
+def unfenced(text: str) -> str:
+    """Without its fenced blocks."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+
+
 def code_fragments() -> Iterator[str]:
-    """Lines of fenced blocks, and inline code."""
-    fenced = re.findall(r"^```[^\n]*\n(.*?)^```", README, re.M | re.S)
-    for block in fenced:
-        yield from block.replace("\\\n", " ").splitlines()
-    yield from re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", README, flags=re.M | re.S))
+    """Lines of fenced and of indented blocks, and inline code."""
+    for text in TEXT_OF.values():
+        for block in re.findall(r"^```[^\n]*\n(.*?)^```", text, re.M | re.S):
+            yield from block.replace("\\\n", " ").splitlines()
+        yield from re.findall(r"^    (\S.*)", unfenced(text), re.M)
+        yield from re.findall(r"`([^`\n]+)`", unfenced(text))
 
 
 def invocations() -> list[str]:
-    """What follows each `edgekv` in the README's code, up to the end of the shell command."""
+    """What follows each `edgekv` in the code of the READMEs, up to the end of the shell command."""
     found = []
     for fragment in code_fragments():
         match = re.match(r"(?:[$>] )?(?:.*?[|;&] *)?(?:[A-Z_]+=\S* )*edgekv(?= |$)(.*)", fragment.strip())
@@ -76,8 +88,62 @@ def _names(envvar: object) -> list[str]:
     return [envvar] if isinstance(envvar, str) else list(envvar or [])
 
 
-def test_the_readme_has_examples():
+def test_the_readmes_have_examples():
     assert len(invocations()) >= 5
+
+
+def test_every_readme_is_read():
+    """And the first is short, and leads to all others."""
+    skipped = {"build", "dist", "node_modules"}
+    there = {path for path in ROOT.rglob("README.md") if not any(part.startswith(".") or part in skipped for part in path.relative_to(ROOT).parts)}
+    assert there == set(READMES)
+    first = TEXT_OF[READMES[0]]
+    assert len(first.splitlines()) <= MOST_LINES
+    reached, left = {READMES[0]}, [READMES[0]]
+    while left:
+        path = left.pop()
+        found = {(path.parent / link).resolve() for link in re.findall(r"\]\(([^)#:]+)", TEXT_OF[path])} & there
+        left += found - reached
+        reached |= found
+    assert reached == there
+
+
+def headings(text: str) -> set[str]:
+    """As links name them."""
+    return {re.sub(r"[^\w -]", "", line.lower()).strip().replace(" ", "-") for line in re.findall(r"^#+ (.*)", unfenced(text), re.M)}
+
+
+@pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path):
+    """Pictures apart, which the report makes."""
+    for link in re.findall(r"(?<!!)\[[^]]*\]\(([^)]+)\)", TEXT_OF[path]):
+        target, _, anchor = link.partition("#")
+        file = (path.parent / target).resolve() if target else path
+        assert file.exists(), f"{path.relative_to(ROOT)} links to {link}"
+        assert not anchor or anchor in headings(file.read_text(encoding="utf-8")), f"{path.relative_to(ROOT)} links to {link}"
+
+
+FILE = r"(?:[\w.-]+/)*[\w-]+\.(?:py|md|cpp|h|cuh?|c|cmake|txt|toml|patch|json|svg|html)|(?:\.?[\w-]+/)+(?:[\w.-]+)?"
+"""What stands in backticks and looks like a file or folder of this repository."""
+ELSEWHERE = {"build/", "licenses/llama.cpp", "vendor/llama.cpp"}
+"""What a build, a wheel or llama.cpp's source has."""
+WRITTEN = {"results.json", "table.md", ".gpu/1", ".gpu/2", ".gpu/3"}
+"""What a program writes."""
+
+
+def test_named_files_exist():
+    """By their path in the repository or from the README's folder, or by the end of it."""
+    ours = [f"/{path.relative_to(ROOT).as_posix()}" for path in TEXTS]
+    n_named = 0
+    for path, text in TEXT_OF.items():
+        for name in re.findall(r"`([^`\n]+)`", unfenced(text)):
+            if not re.fullmatch(FILE, name) or name in ELSEWHERE | WRITTEN:
+                continue
+            n_named += 1
+            there = any(folder.joinpath(name).exists() for folder in (ROOT, path.parent))
+            there = there or any(f"/{name}" in end if name.endswith("/") else end.endswith(f"/{name}") for end in ours)
+            assert there, f"{path.relative_to(ROOT)} names {name}, and there is no such file"
+    assert n_named > 40
 
 
 @pytest.mark.parametrize("line", sorted(set(invocations())))
@@ -98,22 +164,22 @@ def test_named_command_lines_exist(line):
 
 
 def test_named_variables_exist():
-    named = set(re.findall(r"\bEDGEKV_[A-Z0-9_]+\b", README))
+    named = set(re.findall(r"\bEDGEKV_[A-Z0-9_]+\b", DOCS))
     assert named <= environment_variables() | {"EDGEKV_"}
 
 
 def test_every_variable_is_named():
-    """Options say theirs in their help; all others stand in the README."""
+    """Options say theirs in their help; all others stand in a README."""
     from_options = {name for command in COMMANDS.values() for option in options(command) for name in _names(option.envvar)}
-    missing = {name for name in environment_variables() - from_options if not re.search(rf"\b{name}\b", README)}
+    missing = {name for name in environment_variables() - from_options if not re.search(rf"\b{name}\b", DOCS)}
     assert not missing
 
 
 @pytest.mark.parametrize("path", sorted(COMMANDS), ids=" ".join)
 def test_every_command_is_documented(path):
-    """In the README by name, in its help with a sentence; each option with help and an environment variable that it names."""
+    """In a README by name, in its help with a sentence; each option with help and an environment variable that it names."""
     command = COMMANDS[path]
-    assert f"edgekv {' '.join(path)}" in README
+    assert f"edgekv {' '.join(path)}" in DOCS
     assert command.help
     for option in options(command):
         assert option.help, f"{option.opts} has no help"
@@ -128,13 +194,13 @@ CHOICES = {*(member.value for kind in (KvMode, CacheType, SketchKind, Split) for
 
 @pytest.mark.parametrize("value", sorted(CHOICES))
 def test_every_choice_is_named(value):
-    assert re.search(rf"`[^`\n]*\b{value}\b", README), f"the README does not say what {value} is"
+    assert re.search(rf"`[^`\n]*\b{value}\b", DOCS), f"no README says what {value} is"
 
 
 def test_chat_commands_are_named():
     from edgekv.cli.chat.commands import COMMANDS as slash
 
-    named = set(re.findall(r"`(/[a-z]+)", README))
+    named = set(re.findall(r"`(/[a-z]+)", DOCS))
     assert named - {"/health", "/slots", "/tokenize"} <= set(slash)
     assert set(slash) - {"/help", "/quit"} <= named
 
@@ -143,8 +209,14 @@ def test_exit_codes_are_named():
     import edgekv.errors as errors
 
     codes = [value for name, value in vars(errors).items() if name.startswith("EXIT_")]
-    section = README[README.lower().find("exit code") :]
+    text = TEXT_OF[ROOT / "cli" / "README.md"]
+    section = text[text.find("## Exit codes") :]
     assert all(re.search(rf"\b{code}\b", section) for code in codes)
+
+
+def test_the_log_says_what_became_of_each_experiment():
+    found = re.findall(r"^## .*", (ROOT / "LOG.md").read_text(encoding="utf-8"), re.M)
+    assert found and all(re.fullmatch(r"## \d{4}-\d\d-\d\d: .* \((kept|dropped|open)\)", heading) for heading in found)
 
 
 # ---- comments -----------------------------------------------------------------------------------------------------------------------

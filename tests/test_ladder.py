@@ -139,7 +139,7 @@ def test_records_decodes_and_records_once(synthetic, tmp_path, monkeypatch):
 @pytest.mark.parametrize("changes, says", [
     ({"budgets": ()}, "budget"), ({"budgets": (0.0,)}, "budget"), ({"n_steps": 0}, "1 or more"),
     ({"observe": ()}, "name what policies observe"), ({"observe": ("all",)}, "no observation mode 'all'"),
-    ({"observe": ("sampled",)}, "live rungs are of honest"), ({"texts": ()}, "neither a text"), ({"model": None}, "need a model"),
+    ({"observe": ("sampled",)}, "live rungs need --observe"), ({"texts": ()}, "needs a text or a trace"), ({"model": None}, "need a model"),
 ])
 def test_refuses(changes, says, tmp_path):
     request = {"model": tmp_path / "model.gguf", "texts": (Text("letters", "abc"),)}

@@ -135,7 +135,7 @@ def test_gpu_memory_from_the_environment():
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    (("--kv", "off", "--kv-vram", "1GiB"), "the mode is off"),
+    (("--kv", "off", "--kv-vram", "1GiB"), "does nothing in mode off"),
     (("--device", "cpu", "--kv-vram", "auto"), "the device is cpu; leave it out .--kv-budget"),
     (("--kv", "sparse", "--device", "cuda", "--kv-budget", "1GiB"), "use --kv-vram"),
 ])
@@ -155,7 +155,7 @@ def test_a_gpu_in_vain(monkeypatch):
     monkeypatch.setattr(devices, "nvidia_gpus", lambda: (["Card, 1 MiB, driver 580.1"], ""))
     monkeypatch.setattr(devices, "devices", lambda kind: [])
     monkeypatch.setattr(devices, "has_cuda_build", lambda: False)
-    with pytest.raises(CudaUnavailable, match="EDGEKV_CUDA=on; --device cpu does without it"):
+    with pytest.raises(CudaUnavailable, match="EDGEKV_CUDA=on; use --device cpu to run without it"):
         parse("--device", "cuda")
     with pytest.raises(CudaUnavailable, match="libedgekv-emulated"):
         parse(EDGEKV_DEVICE="emulated")

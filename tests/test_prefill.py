@@ -120,7 +120,7 @@ def test_beyond_the_trained_context(synthetic):
 def test_bad_requests(synthetic):
     for settings, sentence in (({"modes": ("fish",)}, "choose one of: off, "),
                                ({"modes": ("evict:keep=64",)}, "drops what the modes after"),
-                               ({"depths": (0,)}, "depth must be 1 or more"), ({"n_chunk": 1}, "must be 2 tokens or more"),
+                               ({"depths": (0,)}, "depth must be 1 or more"), ({"n_chunk": 1}, "must have 2 tokens or more"),
                                ({"n_rounds": 0}, "number of rounds must be"), ({"n_whole": -1}, "whole prompt must be 1 or more")):
         with pytest.raises(ConfigError, match=sentence):
             PrefillBench(synthetic(), (), **settings)

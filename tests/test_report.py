@@ -335,7 +335,7 @@ def test_hostile_names(tmp_path):
 
 @pytest.mark.parametrize("content, says", [
     (None, "is not a folder"), ({}, "nothing to report on"), ({"a.json": "{"}, "a.json is not JSON"),
-    ({"a.npz": "x"}, "a.npz is no trace"), ({"a.json": "[1, null]"}, "nothing to report on"),
+    ({"a.npz": "x"}, "a.npz is not a trace"), ({"a.json": "[1, null]"}, "nothing to report on"),
 ], ids=str)
 def test_refuses(content, says, tmp_path):
     folder = tmp_path / "folder"

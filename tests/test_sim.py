@@ -465,7 +465,7 @@ def test_the_command(tmp_path):
 
 
 @pytest.mark.parametrize(("arguments", "code", "said"), [
-    (("--set", "beta=1"), 2, "--set: 'beta=1' is no setting; write NAME=VALUE, with one of alpha, "),
+    (("--set", "beta=1"), 2, "--set: 'beta=1' is not a setting; write NAME=VALUE, with one of alpha, "),
     (("--set", "seed=x"), 2, "seed is 'x'; it must be a whole number"), (("--policy", "best"), 2, "there is no policy 'best'"),
     (("--budget", "x"), 2, "is 'x'; it must be a share of the context"), (("--access", "x"), 2, "the access is 'x'"),
     (("--observe", "nothing"), 2, "'nothing' is not one of")])

@@ -239,7 +239,7 @@ def test_what_is_always_read(synthetic, sketch: str):
     for token in range(20):
         llama.eval([260 + token])
     assert not {18, 19, 20} & whole_pages(llama, 0, 0)
-    with pytest.raises(ConfigError, match="no tokens stand"):
+    with pytest.raises(ConfigError, match="there are no tokens at positions"):
         llama.kv.pin(900, 950)
 
 

@@ -157,10 +157,10 @@ def test_what_cannot_be_is_refused(options, sentence):
 def test_sketches_are_needed():
     with pytest.raises(ConfigError) as caught:
         KvOptions(mode="sparse", prompts="sparse", sketch="none").check_effect(())
-    assert str(caught.value) == "prompts sparse needs sketches to choose by, and the sketch is none; use sketch b3, or prompts exact"
+    assert str(caught.value) == "prompts sparse needs sketches, and the sketch is none; use sketch b3, or prompts exact"
 
 
 def test_a_device_refuses_them(synthetic, emulator):
     with pytest.raises(ConfigError) as caught, attached(synthetic("llama"), KvOptions(**SPARSE, device="emulated"), n_ctx=512):
         pass
-    assert str(caught.value) == "on a GPU llama.cpp reads prompts, with full attention; use prompts exact, or device cpu"
+    assert str(caught.value) == "sparse prompts work on the processor only; use prompts exact, or device cpu"

@@ -248,7 +248,7 @@ def test_no_second_beginning_of_text(synthetic, default_model, real, monkeypatch
     monkeypatch.setattr(llama, "tokenize", tokenize)
     template = llama.metadata["tokenizer.chat_template"]
     monkeypatch.setitem(llama.metadata, "tokenizer.chat_template", "{{ bos_token }}{{ bos_token }}" + template)
-    with pytest.raises(ModelError, match="the chat template hold the beginning-of-text token"):
+    with pytest.raises(ModelError, match="the chat template has the beginning-of-text token"):
         Frame.of(llama)
     llama.close()
 

@@ -1,4 +1,4 @@
-"""Trace files: what is written is read, what is no trace is refused, and an interrupted recording leaves nothing. And the recorder."""
+"""Trace files: what is written is read, what is not a trace is refused, and an interrupted recording leaves nothing. And the recorder."""
 
 from __future__ import annotations
 
@@ -130,22 +130,22 @@ def test_what_is_no_trace(tmp_path):
             Trace.open(path)
 
     path.write_bytes(whole[: len(whole) // 2])
-    refused("is no trace, or only a part of one")
+    refused("is not a trace, or only a part of one")
     path.write_bytes(b"GGUF" + bytes(100))
-    refused("is no trace")
+    refused("is not a trace")
     with zipfile.ZipFile(path, "w") as other:
         other.writestr("readme.txt", "hello")
-    refused("is no trace")
+    refused("is not a trace")
     with zipfile.ZipFile(path, "w") as other:
         other.writestr("header.json", "[1]")
-    refused("is no trace")
+    refused("is not a trace")
     path.unlink()
     refused("cannot be read: No such file")
 
 
 @pytest.mark.parametrize(("old", "new", "match"), [
     ('"version": 2', '"version": 1', "version 1 and this EdgeKV reads version 2; record it anew"),
-    ("edgekv-trace", "another", "is no trace"),
+    ("edgekv-trace", "another", "is not a trace"),
     ('"n_steps": 40', '"n_steps": 90', "is damaged"), ('"n_steps"', '"steps"', "is damaged"),
     ('"n_heads": 2', '"n_heads": 1', "is damaged"), ('"resolution"', '"sketches"', "is damaged")])
 def test_another_header(tmp_path, old, new, match):

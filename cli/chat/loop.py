@@ -74,7 +74,7 @@ class ChatLoop:
         attached = attached_runtime()
         if attached is None or attached.mode not in (KvMode.SPARSE, KvMode.EVICT):
             mode = KvMode.OFF if attached is None else attached.mode
-            raise EdgeKVError(f"mode {mode.value} attends every message whole, so there is nothing to pin; --kv sparse chooses")
+            raise EdgeKVError(f"mode {mode.value} attends every message whole, so there is nothing to pin; use --kv sparse")
         return attached
 
     def apply_pins(self) -> dict[int, tuple[int, int] | None]:

@@ -173,7 +173,7 @@ def _read_messages(path: Path) -> list[Message]:
     try:
         messages = json.loads(read_text(path))
     except json.JSONDecodeError as error:
-        raise EdgeKVError(f"{problem}: it is no JSON ({error.msg} in line {error.lineno})") from None
+        raise EdgeKVError(f"{problem}: it is not JSON ({error.msg} in line {error.lineno})") from None
     if not isinstance(messages, list):
         raise EdgeKVError(f"{problem}: it must be a list of messages")
     for number, message in enumerate(messages, 1):

@@ -106,8 +106,8 @@ _KV_OPTIONS = [
     _kv_option("--kv", type=_choices(KvMode), help="; ".join(f"{mode.value}: {mode.description}" for mode in KvMode)
                + ".  [default: sparse; exact on a GPU, and on a processor without AVX2]"),
     _kv_option("--resolution", type=Parsed("resolution", parse_resolution), metavar="C",
-               help="Mode sparse: a token with more than 1/C of a head's attention is read for certain, the others by chance and with the "
-                    "weight of those they stand for; twice the C reads some 40 % more, with an error some 40 % smaller. Contexts of up "
+               help="Mode sparse: a token with more than 1/C of a head's attention is read for certain. The others are read by chance, and "
+                    "weigh what they stand for. Twice the C reads some 40 % more, with an error some 40 % smaller. Contexts of up "
                     f"to {KvOptions.exact_tokens} tokens are attended whole.  [default: {KvOptions.resolution:g}]"),
     _kv_option("--kv-prompts", type=_choices(PromptReading),
                help="Mode sparse: what tokens attend while a prompt is read. "
@@ -123,8 +123,8 @@ _KV_OPTIONS = [
                help="Where attention runs. cuda: on the GPU, or an error that says why not; cpu: everything on the processor, the "
                     f"weights too; {AUTO_DEVICE}: on the GPU where there is one that can be used.  [default: {KvOptions.device}]"),
     _kv_option("--kv-vram", type=Parsed("kv_vram", _vram), metavar=f"BYTES|{AUTO}",
-               help="GPU memory for the KV cache, e.g. 2GiB: sketches and tables of the whole context, what prompts are staged in, and "
-                    "copies of hot pages in the rest; all pages stay in host memory.  "
+               help="GPU memory for the KV cache, e.g. 2GiB: sketches and tables of the whole context, a buffer for prompts, and "
+                    "copies of hot pages in the rest. All pages stay in host memory.  "
                     f"[default: {AUTO}, what is free beside the weights, less a margin]"),
     option("--gpu-layers", type=click.IntRange(min=0), metavar="N",
            help="Layers of the model in GPU memory, for a model that does not fit; with fewer than all of them attention runs on the "
@@ -199,11 +199,11 @@ def _refuse_useless(kv: KvOptions, named: set[str]) -> None:
                               f"{kv.mode.value}; add --kv {modes[0].value}")
     kv.check_effect(named, options.__getitem__)
     if kv.prompts is PromptReading.SPARSE and kv.device == DeviceKind.CUDA.value:
-        raise ConfigError("--kv-prompts sparse is for attention on the processor, and the device is cuda, where llama.cpp reads prompts; "
+        raise ConfigError("--kv-prompts sparse works on the processor only, and the device is cuda; "
                           "use --kv-prompts exact, or --device cpu")
     if "kv_vram" in named and kv.mode is KvMode.OFF:
-        raise ConfigError("--kv-vram is for EdgeKV's attention, and the mode is off: llama.cpp then keeps all of the KV cache in GPU "
-                          "memory; leave it out, or use --kv exact or --kv sparse")
+        raise ConfigError("--kv-vram does nothing in mode off, where llama.cpp keeps the whole KV cache in GPU memory; "
+                          "leave it out, or use --kv exact or --kv sparse")
     if "kv_vram" in named and kv.device == DeviceKind.HOST.value:
         raise ConfigError("--kv-vram is GPU memory, and the device is cpu; leave it out (--kv-budget sizes the arena in host memory), "
                           "or use --device cuda")

@@ -135,7 +135,7 @@ def _placement(options: KvOptions) -> dict:
     if options.device == AUTO_DEVICE and options.mode is not KvMode.EVICT and lib.edgekv_device_count(_DEVICES[DeviceKind.CUDA]):
         kind = DeviceKind.CUDA
     if kind is not DeviceKind.HOST and options.mode is KvMode.SPARSE and options.prompts is PromptReading.SPARSE:
-        raise ConfigError("on a GPU llama.cpp reads prompts, with full attention; use prompts exact, or device cpu")
+        raise ConfigError("sparse prompts work on the processor only; use prompts exact, or device cpu")
     return {"kind": _DEVICES[kind], "index": 0, "vram_bytes": options.kv_vram or 0}
 
 

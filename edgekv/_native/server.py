@@ -6,7 +6,7 @@ from edgekv import _native
 from edgekv.errors import EdgeKVError
 
 THREW = 70
-"""What `run` returns where the server ended by an exception."""
+"""What `run` returns where the server ended with an exception."""
 
 
 def run(argv: list[str]) -> int:
@@ -17,7 +17,7 @@ def run(argv: list[str]) -> int:
     kept = [ffi.new("char[]", argument.encode()) for argument in argv]
     code = lib.edgekv_server_run(len(kept), ffi.new("char *[]", [*kept, ffi.NULL]))
     if code == THREW:
-        raise EdgeKVError(f"the server ended by an exception: {ffi.string(lib.edgekv_server_error()).decode()}")
+        raise EdgeKVError(f"the server ended with an exception: {ffi.string(lib.edgekv_server_error()).decode()}")
     return code
 
 

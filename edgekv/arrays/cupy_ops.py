@@ -226,7 +226,7 @@ def _cupy(index: int, runtime: int) -> ModuleType:
     try:
         cupy = importlib.import_module("cupy")
     except ImportError as error:
-        raise CudaUnavailable("this context runs on a GPU, for which EdgeKV needs CuPy, and it cannot be loaded "
+        raise CudaUnavailable("EdgeKV needs CuPy for a context on a GPU, and CuPy cannot be loaded "
                               f'({_first_line(error)}): pip install "edgekv[{extra}]"') from None
     try:
         n_devices = cupy.cuda.runtime.getDeviceCount()
@@ -234,8 +234,8 @@ def _cupy(index: int, runtime: int) -> ModuleType:
         raise CudaUnavailable(f"CuPy {cupy.__version__} finds no GPU that it can use ({error}); install the CuPy for this driver: "
                               f'pip install "edgekv[{extra}]"') from None
     if index >= n_devices:
-        raise CudaUnavailable(f"this context runs on GPU {index}, and CuPy finds {n_devices} of them; CUDA_VISIBLE_DEVICES was "
-                              "changed after the program began: set it before")
+        raise CudaUnavailable(f"this context runs on GPU {index}, and CuPy finds {n_devices} of them; set CUDA_VISIBLE_DEVICES "
+                              "before the program starts, not later")
     return cupy
 
 

@@ -118,11 +118,11 @@ class LadderBench:
         for name in self.observe:
             OBSERVATIONS.get(name)
         if self.live and LIVE_OBSERVATION not in self.observe:
-            raise ConfigError("live rungs are of honest observation, which is not among what is observed; add --no-live")
+            raise ConfigError("live rungs need --observe honest; add it, or add --no-live")
         if min(self.depth, self.n_steps, self.n_live_steps, self.n_rounds, self.n_threads) < 1:
             raise ConfigError("depth, steps, rounds and threads must be 1 or more")
         if not self.traces and not self.texts:
-            raise ConfigError("there is neither a text nor a trace to climb the ladder on; name one")
+            raise ConfigError("the ladder needs a text or a trace; name one")
         if (self.live or not self.traces) and self.model is None:
             raise ConfigError("live rungs and recording need a model; name one, or give --trace and --no-live")
 
@@ -171,7 +171,7 @@ def of_traces(model: Path | None, paths: Sequence[Path], **options: Any) -> Ladd
         with Trace.open(path) as trace:
             headers.append(trace.header)
     if len({(header.depth, header.n_steps) for header in headers}) > 1:
-        raise ConfigError("the traces have different depths or numbers of steps, so that their means say nothing; give them "
+        raise ConfigError("the traces have different depths or numbers of steps, and a mean over them says nothing; give them "
                           "one by one")
     texts: tuple[Text, ...] = ()
     if options.get("live", True):

@@ -63,7 +63,7 @@ class PrefillBench:
         check_counts({"depth": self.depths, "thread count": self.threads, "number of rounds": (self.n_rounds,),
                       "whole prompt": (self.n_whole or 1,)})
         if self.n_chunk < 2:
-            raise ConfigError("a chunk of a prompt must be 2 tokens or more: what is read one by one is decoded")
+            raise ConfigError("a chunk of a prompt must have 2 tokens or more")
 
 
 def run(

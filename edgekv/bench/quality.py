@@ -86,7 +86,7 @@ class QualityBench:
         if self.n_steps < 0 or min(self.n_samples, self.n_threads) < 1:
             raise ConfigError("the steps must be 0 or more, the samples and threads 1 or more")
         if not self.n_steps and not self.tasks:
-            raise ConfigError("no steps and no tasks leave nothing to measure; ask for one of them")
+            raise ConfigError("there is nothing to measure; ask for steps or for tasks")
 
     @property
     def all_modes(self) -> dict[str, BenchMode]:

@@ -47,8 +47,8 @@ class Recording:
 
     def __post_init__(self) -> None:
         if self.n_warmup < 0 or min(self.n_steps, self.n_threads) < 1 or self.depth <= self.n_warmup:
-            raise ConfigError(f"{self.n_steps} steps on {self.n_threads} threads after {self.depth} tokens, {self.n_warmup} of them "
-                              "the window, cannot be recorded; steps and threads must be at least 1, and the depth above the window")
+            raise ConfigError(f"cannot record {self.n_steps} steps on {self.n_threads} threads at a depth of {self.depth} tokens with a "
+                              f"window of {self.n_warmup}; steps and threads must be at least 1, and the depth above the window")
         object.__setattr__(self, "resolution", parse_resolution(self.resolution))
 
     @property
@@ -161,7 +161,7 @@ class _Run:
 
         def seen(ubatch: Ubatch) -> None:
             if not ubatch.hooked or ubatch.layers != header.layers:
-                raise EdgeKVError("a decoded token did not run in EdgeKV's attention, so that it cannot be recorded")
+                raise EdgeKVError("a decoded token did not run in EdgeKV's attention, and cannot be recorded")
             chunks.add(*arrays(ubatch))
 
         observer = watch.guard(seen)
@@ -179,7 +179,7 @@ class _Run:
         """A trace says that page p holds the positions from p * page_tokens on."""
         n = len(self.tokens)
         if not np.array_equal(self.runtime.cells.stream(0).positions[:n], np.arange(n)):
-            raise EdgeKVError("llama.cpp did not store the tokens in the order of their positions, so that they make no trace")
+            raise EdgeKVError("llama.cpp did not store the tokens in the order of their positions, and a trace needs that")
 
 
 class _Watch:

@@ -36,11 +36,11 @@ def check_keep(keep_tokens: int, n_cells: int, n_batch: int, n_always: int, free
     (`frees`) a batch must fit into `n_cells` with enough left."""
     if frees and BATCHES * n_batch > n_cells:
         raise ConfigError(f"a cache of {n_cells:,} cells cannot make room for batches of {n_batch:,} tokens; keep at least "
-                          f"{BATCHES * n_batch:,} tokens, or read at most {batch_tokens(n_cells)} at once (n_batch)")
+                          f"{BATCHES * n_batch:,} tokens, or read at most {batch_tokens(n_cells)} tokens at once (n_batch)")
     room = n_cells - n_batch if frees else keep_tokens
     if n_always > min(keep_tokens, room):
-        raise ConfigError(f"the first and the newest tokens that are always kept are {n_always:,}, and of {keep_tokens:,} tokens that are "
-                          f"kept {min(keep_tokens, room):,} are for them and all others; keep more, or fewer of these")
+        raise ConfigError(f"the tokens that are always kept ({n_always:,}: the first and the newest) do not fit into --keep {keep_tokens}, "
+                          f"which has room for {min(keep_tokens, room):,}; keep more, or fewer of these")
 
 
 def decide(shape: PageShape, scores: np.ndarray | None, pins: np.ndarray | None, dropped: np.ndarray, page_positions: np.ndarray,

@@ -149,7 +149,7 @@ class Runtime:
         there is no memory."""
         handle, before = self._native_handle(), self._options
         if options.page_tokens != self.page_tokens:
-            raise ConfigError(f"the pages of this context have {self.page_tokens} tokens; only a new context can have {options.page_tokens}")
+            raise ConfigError(f"this context has pages of {self.page_tokens} tokens; make a new context for pages of {options.page_tokens}")
         effective = attachments.effective(options)
         self._check_evict(effective)
         self._leave_arena(effective.mode)
@@ -227,7 +227,7 @@ class Runtime:
             raise ConfigError(f"mode {self.mode.value} attends everything, so there is nothing to pin; use mode sparse")
         n = self._pin(first_token, last_token, seq_id)
         if not n:
-            raise ConfigError(f"no tokens stand at positions {first_token} to {last_token}")
+            raise ConfigError(f"there are no tokens at positions {first_token} to {last_token}")
         self._pins.append((first_token, last_token))
         return n
 

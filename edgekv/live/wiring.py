@@ -125,7 +125,7 @@ class Tiering:
         self._key_norms: KeyNorms | None = None
         if self.hierarchy.policy.needs_keys:
             if self._plane is not None:
-                raise ConfigError(f"the policy {options.policy} looks at keys in host memory, which nobody may do while a device "
+                raise ConfigError(f"the policy {options.policy} reads keys in host memory, and nobody may do that while a device "
                                   "computes; use another policy, or --device cpu")
             self._key_norms = KeyNorms(handle, self.shape)
             self._key_norms.update(np.flatnonzero(self._newest >= 0))

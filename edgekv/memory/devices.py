@@ -60,7 +60,7 @@ def place(kv: KvOptions) -> Placement:
     if why is None:
         return Placement(kind, found[0].index, found[0])
     if kv.device != AUTO_DEVICE:
-        raise CudaUnavailable(f"device {kv.device} was asked for and cannot be used: {why}; --device cpu does without it")
+        raise CudaUnavailable(f"device {kv.device} cannot be used: {why}; use --device cpu to run without it")
     seen = found[0].name if found else next(iter(listed[0]), None)
     warning = f"THE GPU IS NOT USED ({seen}): {why}; --device cpu runs without it and without this warning" if seen else None
     return Placement(DeviceKind.HOST, warning=warning)

@@ -144,8 +144,8 @@ def check_turns(modes: Sequence[str]) -> None:
     """Raise ConfigError for a mode that cannot take turns with others."""
     for mode in modes:
         if find_mode(mode).destructive:
-            raise ConfigError(f"{mode} drops what the modes after it would read from the same cache, so it takes no turns here; "
-                              "`edgekv quality` restores the cache for it")
+            raise ConfigError(f"{mode} cannot take turns here: it drops what the modes after it would read from the cache; "
+                              "use `edgekv quality`, which restores the cache")
 
 
 def check_counts(counts: Mapping[str, Sequence[int]]) -> None:

@@ -51,8 +51,8 @@ def check_beginnings(llama: Llama, tokens: Sequence[int], what: str, written: st
     n_written = 0 if written is None else written.count(llama.detokenize([bos], special=True).decode())
     if len(places) > n_written or places[:2] == [0, 1]:
         wanted = "once, at the beginning" if written is None else f"{n_written} times, as the text of the chat has it"
-        raise ModelError(f"the tokens of {what} hold the beginning-of-text token {len(places)} times, at "
-                         f"{', '.join(map(str, places[:4]))}, and should {wanted}: what comes after a second one is another text to a model; "
+        raise ModelError(f"{what} has the beginning-of-text token {len(places)} times, at {', '.join(map(str, places[:4]))}, and should "
+                         f"have it {wanted}: a model takes what follows a second one for another text; "
                          "use a model file with another tokenizer or chat template")
 
 

@@ -15,6 +15,9 @@ _ROOT = Path(__file__).resolve().parent.parent
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _ROOT]
 
 
+pytest_plugins = ("fake_cupy", "fake_gpus")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _outside_the_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The same for the Python processes that tests start: they look for modules in the current folder first."""

@@ -14,7 +14,8 @@ from edgekv.live import runtime
 from edgekv.live.runtime import Runtime
 
 import llama_cpp
-from edgekv._native import core
+from edgekv._native import core, paging
+from edgekv.arrays.move import MOVE
 
 
 class Context:
@@ -91,3 +92,14 @@ def n_hooked(run: Runtime) -> int:
     """Ubatches so far that nodes of ours attended, those of a run that goes on included."""
     seen = core.run_so_far(run._native_handle())
     return run.stats.n_ubatches_hooked + (0 if seen.ends_run else seen.n_ubatches_hooked)
+
+
+def dropped(run: Runtime) -> np.ndarray:
+    return np.array(paging.page_arrays(run._native_handle()).dropped)
+
+
+def drop(run: Runtime, mask: np.ndarray) -> None:
+    """Drop the pages of bool [row, head, page], as a decision would."""
+    moves = np.zeros(int(mask.sum()), MOVE)
+    moves["row"], moves["head"], moves["page"] = np.nonzero(mask)
+    paging.drop_pages(run._native_handle(), moves)

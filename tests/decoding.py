@@ -6,6 +6,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from edgekv import Llama
+
+N_PROMPT = 600
+STEP_SIZES = (1, 1, 1, 2, 3, 5, 16, 1)
+
+
+def open_model(path, **options) -> Llama:
+    return Llama(str(path), **{"n_ctx": 1024, "n_threads": 2, "verbose": False, "logits_all": True, "kv": "exact", **options})
+
+
+def tokens_and_steps(sizes=STEP_SIZES, seed: int = 0):
+    tokens = np.random.default_rng(seed).integers(260, 350, N_PROMPT + sum(sizes))
+    edges = np.cumsum([N_PROMPT, *sizes])
+    return tokens[:N_PROMPT], [tokens[a:b] for a, b in zip(edges, edges[1:])]
+
 
 def step_logits(llama, prompt: Sequence[int], steps: Sequence[Sequence[int]], mode: str) -> np.ndarray:
     """Logits after every token of `steps`, float32 [token, n_vocab]: the prompt is read by stock nodes, so that all modes begin with the

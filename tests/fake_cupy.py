@@ -37,6 +37,11 @@ def build(folder: Path) -> Path:
     return library
 
 
+@pytest.fixture(scope="module")
+def emulated_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("kernels"))
+
+
 class DeviceError(RuntimeError):
     """A CUDARuntimeError."""
 

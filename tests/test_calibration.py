@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from fake_gpus import CARD, RATES, gpus  # noqa: F401 - a fixture
+from fake_gpus import CARD, RATES
 
 from edgekv.errors import NativeError
 from edgekv.memory.calibration import (
@@ -19,7 +19,7 @@ CUDA = DeviceKind.CUDA
 SECOND = replace(CARD, index=1, name="GeForce RTX 3060")
 
 
-def test_measured_once(gpus):  # noqa: F811
+def test_measured_once(gpus):
     machine = gpus(CARD)
     assert calibrate(CUDA) == RATES and calibrate(CUDA) == RATES and machine.n_measured == 1
     assert calibrate(CUDA, again=True) == RATES and machine.n_measured == 2
@@ -27,7 +27,7 @@ def test_measured_once(gpus):  # noqa: F811
 
 
 @pytest.mark.parametrize("change", [{"name": "another card"}, {"driver": 13010}, {"runtime": 12080}, {"arch": 90}], ids=str)
-def test_measured_again_when_something_changed(gpus, change):  # noqa: F811
+def test_measured_again_when_something_changed(gpus, change):
     machine = gpus(CARD)
     calibrate(CUDA)
     machine.change(**change)
@@ -35,7 +35,7 @@ def test_measured_again_when_something_changed(gpus, change):  # noqa: F811
     assert calibrate(CUDA).vram == 9e11 and calibrate(CUDA).vram == 9e11 and machine.n_measured == 2
 
 
-def test_measured_again_for_another_version(gpus, monkeypatch):  # noqa: F811
+def test_measured_again_for_another_version(gpus, monkeypatch):
     machine = gpus(CARD)
     calibrate(CUDA)
     monkeypatch.setattr("edgekv.memory.calibration.__version__", "99.0")
@@ -43,7 +43,7 @@ def test_measured_again_for_another_version(gpus, monkeypatch):  # noqa: F811
     assert machine.n_measured == 2
 
 
-def test_each_device_has_its_own(gpus):  # noqa: F811
+def test_each_device_has_its_own(gpus):
     machine = gpus(CARD, SECOND)
     calibrate(CUDA, 0)
     machine.rates = replace(RATES, vram=1e11)
@@ -56,7 +56,7 @@ DAMAGE = ["", "{", "[]", "null", '{"cuda:0": 1}', '{"cuda:0": {"key": 1}}', "\0\
 
 
 @pytest.mark.parametrize("content", DAMAGE, ids=repr)
-def test_a_damaged_file_is_measured_anew(gpus, content):  # noqa: F811
+def test_a_damaged_file_is_measured_anew(gpus, content):
     machine = gpus(CARD)
     calibrate(CUDA)
     if isinstance(content, str) and content.startswith("RATES="):
@@ -71,14 +71,14 @@ def test_a_damaged_file_is_measured_anew(gpus, content):  # noqa: F811
     assert calibrate(CUDA) == RATES and machine.n_measured == 2, "and the file is whole again"
 
 
-def test_a_folder_that_cannot_be_written(gpus, tmp_path, caplog):  # noqa: F811
+def test_a_folder_that_cannot_be_written(gpus, tmp_path, caplog):
     machine = gpus(CARD)
     (tmp_path / "cache").write_text("a file where the folder should be")
     assert calibrate(CUDA) == RATES and calibrate(CUDA) == RATES and machine.n_measured == 2
     assert "cannot be kept" in caplog.text
 
 
-def test_nothing_is_kept_of_a_failure(gpus):  # noqa: F811
+def test_nothing_is_kept_of_a_failure(gpus):
     machine = gpus(CARD)
     machine.rates = None
     with pytest.raises(NativeError, match="lost"):

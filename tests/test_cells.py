@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from contexts import Context, attached
+from contexts import attached
+from events import Model, act
 
 from edgekv.config import KvOptions
 
@@ -15,16 +16,6 @@ import llama_cpp
 from edgekv._native import testing
 
 PAGE = 16
-
-
-class Model:
-    """What should be in the cache: for each sequence the positions it holds."""
-
-    def __init__(self, n_seq: int):
-        self.sequences: list[set[int]] = [set() for _ in range(n_seq)]
-
-    def next(self, seq: int) -> int:
-        return max(self.sequences[seq], default=-1) + 1
 
 
 def snapshot(run) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
@@ -59,51 +50,6 @@ def check_contents(run, model: Model) -> None:
         view = run.cells.stream(s)
         used = np.flatnonzero(view.positions >= 0)
         assert view.n_used == len(used) and view.used_end == (used[-1] + 1 if len(used) else 0)
-
-
-def act(rng: np.random.Generator, context: Context, model: Model, saved: list) -> None:
-    """One random event, on the cache and on the model of it."""
-    n_seq = len(model.sequences)
-    seq, other = (int(s) for s in rng.choice(n_seq, 2, replace=False))
-    here = model.sequences[seq]
-    event = rng.choice(["decode", "decode", "decode", "rm", "cp", "shift", "keep", "save", "load"])
-    if event == "decode" or not here:
-        n = int(rng.integers(1, 25))
-        start = model.next(seq)
-        if sum(map(len, model.sequences)) + n > 200:
-            event = "rm"
-        else:
-            context.decode(rng.integers(260, 350, n), range(start, start + n), [seq] * n)
-            here.update(range(start, start + n))
-            return
-    if event == "rm":
-        low = int(rng.integers(0, model.next(seq) + 1))
-        high = int(rng.choice([-1, low + int(rng.integers(1, 30))]))
-        assert llama_cpp.llama_memory_seq_rm(context.memory, seq, low, high)
-        here -= {p for p in here if p >= low and (high < 0 or p < high)}
-    elif event == "cp":
-        llama_cpp.llama_memory_seq_rm(context.memory, other, -1, -1)
-        llama_cpp.llama_memory_seq_cp(context.memory, seq, other, -1, -1)
-        model.sequences[other] = set(here)
-    elif event == "shift":
-        # what a context shift does: drop some at the front, move the rest down
-        n = int(rng.integers(1, 20))
-        shared = any(here & model.sequences[s] for s in range(n_seq) if s != seq)
-        if shared and context.unified:
-            return  # cells in several sequences move for all of them
-        llama_cpp.llama_memory_seq_rm(context.memory, seq, 0, n)
-        llama_cpp.llama_memory_seq_add(context.memory, seq, n, -1, -n)
-        model.sequences[seq] = {p - n for p in here if p >= n}
-    elif event == "keep" and rng.random() < 0.2 and context.unified:
-        llama_cpp.llama_memory_seq_keep(context.memory, seq)
-        for s in range(n_seq):
-            if s != seq:
-                model.sequences[s] = set()
-    elif event == "save":
-        saved[:] = [context.save(), [set(s) for s in model.sequences]]
-    elif event == "load" and saved:
-        context.load(saved[0])
-        model.sequences = [set(s) for s in saved[1]]
 
 
 @pytest.mark.parametrize("unified", [True, False])

@@ -10,12 +10,11 @@ from pathlib import Path
 import fake_cupy
 import numpy as np
 import pytest
+from fake_gpus import RATES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from fake_gpus import RATES
-from test_hierarchy import World, act
-from test_ops import emulated_kernels  # noqa: F401  (a fixture)
 from tiers import CopyError, FakeDevice, plan, settled
+from world import World, act
 
 from edgekv._native import core, device, paging
 from edgekv.arrays import cupy_ops
@@ -37,7 +36,7 @@ SHAPE = PageShape(2, 2, 8)
 
 
 @pytest.fixture
-def cupy(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+def cupy(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch):
     """(operations on a fake device, the device)."""
     device = fake_cupy.Device()
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy.module(emulated_kernels, device))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_gpus import CARD, gpus  # noqa: F401 - a fixture
+from fake_gpus import CARD
 
 from edgekv.config import KvOptions
 from edgekv.errors import EXIT_LIBRARY, CudaUnavailable
@@ -17,7 +17,7 @@ EMULATED = replace(CARD, kind=DeviceKind.EMULATED, name="emulated device", arch=
 
 
 @pytest.fixture
-def machine(gpus, monkeypatch):  # noqa: F811
+def machine(gpus, monkeypatch):
     """`machine(infos, smi, built, cupy)`: what CUDA finds, what nvidia-smi lists, whether the build has CUDA code, CuPy's version."""
     def set_up(*infos, smi=(LISTED,), built=True, cupy="13.6.0"):
         monkeypatch.setattr(devices, "nvidia_gpus", lambda: (list(smi), "" if smi else "no NVIDIA driver is installed"))

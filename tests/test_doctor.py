@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from fake_gpus import CARD, gpus  # noqa: F401 - a fixture
+from fake_gpus import CARD
 
 from edgekv import _native, diagnosis
 from edgekv._native.weights import WEIGHT_TYPES, _library, layouts
@@ -165,7 +165,7 @@ LISTED = "echo 'NVIDIA H100 80GB HBM3, 81559 MiB, 550.54'"
     (LISTED, None, "libcuda is missing"),
     ("echo 'No devices were found'; exit 6", "libcuda.so.1", "No devices were found"),
 ])
-def test_gpu_in_words(tmp_path, monkeypatch, gpus, script, libcuda, said):  # noqa: F811
+def test_gpu_in_words(tmp_path, monkeypatch, gpus, script, libcuda, said):
     gpus()
     if script is None:
         monkeypatch.setattr(devices.shutil, "which", lambda name: None)
@@ -180,7 +180,7 @@ def test_gpu_in_words(tmp_path, monkeypatch, gpus, script, libcuda, said):  # no
 
 
 @pytest.fixture
-def machine(gpus, monkeypatch):  # noqa: F811
+def machine(gpus, monkeypatch):
     """A machine with a GPU, and a build for it."""
     monkeypatch.setattr(devices, "nvidia_gpus", lambda: (["GeForce RTX 4070, 12282 MiB, driver 580.65"], ""))
     monkeypatch.setattr(devices, "has_cuda_build", lambda: True)

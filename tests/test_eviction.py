@@ -8,7 +8,7 @@ import urllib.request
 import assistant
 import numpy as np
 import pytest
-from contexts import Context, attached
+from contexts import Context, attached, drop, dropped
 from decoding import kld
 
 from edgekv import Llama
@@ -27,7 +27,6 @@ from edgekv.vocab import KvMode, Split
 import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
 from edgekv._native import core
 from edgekv._native import paging as native
-from edgekv.arrays.move import MOVE
 
 ONE = dict(n_seq=1, n_batch=128, n_ubatch=128)
 TOLERANCE = 1e-3
@@ -60,17 +59,6 @@ class Chat:
 
     def positions(self) -> set[int]:
         return set(self.run.cells.stream().positions.tolist()) - {-1}
-
-
-def dropped(run: Runtime) -> np.ndarray:
-    return np.array(native.page_arrays(run._native_handle()).dropped)
-
-
-def drop(run: Runtime, mask: np.ndarray) -> None:
-    """Drop the pages of bool [row, head, page], as a decision would."""
-    moves = np.zeros(int(mask.sum()), MOVE)
-    moves["row"], moves["head"], moves["page"] = np.nonzero(mask)
-    native.drop_pages(run._native_handle(), moves)
 
 
 def attended(run: Runtime, row: int, head: int) -> set[int]:

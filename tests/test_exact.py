@@ -6,27 +6,15 @@ import os
 import subprocess
 import sys
 
+import decoding
 import numpy as np
 import pytest
 from contexts import attached
-from decoding import kld, step_logits, top_gap
+from decoding import N_PROMPT, kld, open_model, step_logits, tokens_and_steps, top_gap
 
 from edgekv import Llama
 from edgekv.bench.harness.decoder import Decoder
 from edgekv.config import KvOptions
-
-N_PROMPT = 600
-STEP_SIZES = (1, 1, 1, 2, 3, 5, 16, 1)
-
-
-def open_model(path, **options) -> Llama:
-    return Llama(str(path), **{"n_ctx": 1024, "n_threads": 2, "verbose": False, "logits_all": True, "kv": "exact", **options})
-
-
-def tokens_and_steps(sizes=STEP_SIZES, seed: int = 0):
-    tokens = np.random.default_rng(seed).integers(260, 350, N_PROMPT + sum(sizes))
-    edges = np.cumsum([N_PROMPT, *sizes])
-    return tokens[:N_PROMPT], [tokens[a:b] for a, b in zip(edges, edges[1:])]
 
 
 def compare(path, **options) -> Llama:
@@ -141,11 +129,11 @@ def test_graphs_survive_changes_of_mode_and_threads(synthetic):
 
 def environment_logits(path, out, **environment: str) -> np.ndarray:
     """The logits that another process with these variables computes, for the same steps."""
-    code = ("import sys, numpy as np; sys.path.insert(0, sys.argv[3]); from test_exact import *; "
+    code = ("import os, sys, numpy as np; sys.path.insert(0, sys.argv[3]); from decoding import open_model, step_logits, tokens_and_steps; "
             "llama = open_model(sys.argv[1]); mode = 'exact' if os.environ.get('EDGEKV') != '0' else 'off'; "
             "np.save(sys.argv[2], step_logits(llama, *tokens_and_steps(), mode)); "
             "print(sorted({layer.reason for layer in llama.kv.layers}))")
-    done = subprocess.run([sys.executable, "-c", code, str(path), str(out), os.path.dirname(__file__)],
+    done = subprocess.run([sys.executable, "-c", code, str(path), str(out), os.path.dirname(decoding.__file__)],
                           env={**os.environ, **environment}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return np.load(out)

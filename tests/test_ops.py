@@ -30,11 +30,6 @@ from edgekv.prefetch import make as make_prefetch
 from edgekv.vocab import DeviceKind
 
 
-@pytest.fixture(scope="module")
-def emulated_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fake_cupy.build(tmp_path_factory.mktemp("kernels"))
-
-
 @pytest.fixture(params=["numpy", "emulated", "cupy"])
 def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ops:
     if request.param == "numpy":

@@ -13,8 +13,8 @@ import pytest
 from contexts import attached, n_hooked
 from decoding import kld
 from double import Reference, as_values, rounding
+from events import check, follow_events
 from fake_gpus import RATES
-from test_sparse import check, follow_events
 
 from edgekv import Llama
 from edgekv._native import core, device

@@ -14,7 +14,6 @@ import fake_cupy
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from test_ops import emulated_kernels  # noqa: F401 - a fixture
 from tiers import observation
 
 from edgekv.arrays import cupy_ops
@@ -730,7 +729,7 @@ def test_every_policy_composes(name: str):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_every_policy_on_a_device(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch, name: str):  # noqa: F811
+def test_every_policy_on_a_device(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch, name: str):
     """The same scores and pins, by strict arrays, and nothing waits for the device."""
     device = fake_cupy.Device()
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy.module(emulated_kernels, device))

@@ -8,10 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from attention import Capture, _ggml, full
-from contexts import attached
+from contexts import attached, drop, dropped
 from decoding import kld
 from double import Reference
-from test_eviction import drop, dropped
 
 from edgekv.config import KvOptions
 from edgekv.live.runtime import Runtime

@@ -12,41 +12,23 @@ import psutil
 import pytest
 from contexts import attached
 from decoding import kld
-from test_cells import Model, act
+from events import SAMPLED, check, follow_events
 
 from edgekv import Llama
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
 from edgekv.live.reports import SelectionReport
-from edgekv.live.runtime import Runtime
 
 import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
-from edgekv._native import core, device, paging, testing
+from edgekv._native import core, paging
 
 N_PROMPT = 600
 ALL = dict(mode="sparse", resolution=1e9, exact_tokens=0)
 """Everything is read for certain, of attention as even as that of random weights."""
-SAMPLED = dict(mode="sparse", resolution=200, exact_tokens=0)
 
 
 def open_model(path, **options) -> Llama:
     return Llama(str(path), **{"n_ctx": 1024, "n_threads": 2, "verbose": False, "logits_all": True, **options})
-
-
-def check(run: Runtime) -> testing.NativeCheck:
-    """Sketches equal a rebuild, slots hold what home holds, the tables agree with each other."""
-    found = testing.check(run._native_handle())
-    assert found.n_groups_wrong == 0 and found.n_slots_wrong == 0, found
-    if run._tiering is not None:
-        run._tiering.hierarchy.check()
-        slots = paging.page_arrays(run._native_handle()).slots
-        used = slots[slots >= 0]
-        assert len(np.unique(used)) == len(used), "a slot belongs to one page"
-        plane = device.plane(run._native_handle())
-        if plane is not None:  # the pages being filled have slots of their own
-            used = used[used < plane.n_slots_max]
-        assert len(used) <= run.tiers().n_slots
-    return found
 
 
 def logits_of(llama: Llama, steps, options: KvOptions, seed: int = 0) -> np.ndarray:
@@ -355,24 +337,6 @@ def test_everything_may_change_while_it_runs(synthetic):
     assert kld(exact, logits_of(llama, (1, 2, 1), options.with_(**ALL))).max() < bound
     with pytest.raises(ConfigError, match="pages of this context have 16"):
         llama.kv.configure(options.with_(page_tokens=32))
-
-
-def follow_events(path, n_events: int, sketch: str, unified: bool, page_tokens: int, n_threads: int = 2, **options) -> tuple[int, int]:
-    """Random events on a context with plans after each step, `check`ed after each decode. Returns the groups and slots compared."""
-    rng = np.random.default_rng(5)
-    kv = KvOptions(**SAMPLED, recent_tokens=0, sketch=sketch, page_tokens=page_tokens, plan_every=1, **options)
-    with attached(path, kv, n_ctx=256 if unified else 4 * 256, unified=unified, n_threads=n_threads) as (context, run):
-        context.unified = unified
-        model, saved, compared, resident = Model(4), [], 0, 0
-        for _ in range(n_events):
-            act(rng, context, model, saved)
-            start = model.next(0)
-            if start < 120:  # sketches are rebuilt behind the next ubatch
-                context.decode([270], [start], [0])
-                model.sequences[0].add(start)
-                found = check(run)
-                compared, resident = compared + found.n_groups, resident + found.n_slots
-        return compared, resident
 
 
 @pytest.mark.parametrize(("sketch", "unified", "page_tokens"), [("b3", True, 16), ("b3", False, 16), ("b3", True, 48)])

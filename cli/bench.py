@@ -133,7 +133,8 @@ def kv(
 
     MODEL is a GGUF file; without it the default model is used.
     """
-    from edgekv.bench import kv as decoding, prefill as reading
+    from edgekv.bench import kv as decoding
+    from edgekv.bench import prefill as reading
     from edgekv.bench.texts.text import find_text
 
     check_options(ctx, prefill)

@@ -132,11 +132,11 @@ def test_every_choice_is_named(value):
 
 
 def test_chat_commands_are_named():
-    from edgekv.cli.chat.commands import COMMANDS as slash
+    from edgekv.cli.chat.commands import COMMANDS as SLASH
 
     named = set(re.findall(r"`(/[a-z]+)", README))
-    assert named - {"/health", "/slots", "/tokenize"} <= set(slash)
-    assert set(slash) - {"/help", "/quit"} <= named
+    assert named - {"/health", "/slots", "/tokenize"} <= set(SLASH)
+    assert set(SLASH) - {"/help", "/quit"} <= named
 
 
 def test_exit_codes_are_named():

@@ -173,7 +173,8 @@ class _Asking:
                 self._begin()
                 done = 0
             n_cold = sample.n_cold + GAP_TOKENS * i if sample.n_cold else 0
-            self._count(lambda: decode(self.decoder, self.plan.cold[done:n_cold], keep_logits=False))
+            cold = self.plan.cold[done:n_cold]
+            self._count(lambda cold=cold: decode(self.decoder, cold, keep_logits=False))
             done, resume = n_cold, self.decoder.position
             said.append(self._ask(question, plain(self.decoder.llama, "\n\n") if sample.n_cold else ()))
             if not self.mode.destructive:

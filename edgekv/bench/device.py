@@ -25,10 +25,10 @@ from edgekv.bench.harness.measured import added
 from edgekv.bench.harness.passes import ContextError, decoder_of
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, EdgeKVError
-from edgekv.machine import n_cores, stamp
+from edgekv.hierarchy.stats import Stats
 from edgekv.live.reports import SelectionReport
 from edgekv.live.runtime import Runtime
-from edgekv.hierarchy.stats import Stats
+from edgekv.machine import n_cores, stamp
 from edgekv.vocab import CacheType, DeviceKind, KvMode
 
 import llama_cpp

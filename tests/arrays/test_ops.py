@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from support import fake_cupy
 import numpy as np
 import pytest
+from support import fake_cupy
 from support.tiers import observation, plan, promote, settled
 
 from edgekv.arrays import backend, cupy_ops

@@ -10,7 +10,7 @@ from edgekv.arrays.sample import GROUP_CELLS, ONE, chances, sample, shares_of, w
 
 _native.prepare()
 
-from edgekv._native import core, testing  # noqa: E402
+from edgekv._native import core, testing  # noqa: E402 (the libraries must be in place first)
 
 
 def case(seed: int, n_groups: int, group: int, hidden: float = 0.1) -> dict:

@@ -183,9 +183,9 @@ def test_threads_repeat_the_depths(synthetic):
 
 def test_likelihood_is_that_of_the_text(synthetic):
     """The reported NLL is what a plain pass over the same tokens gives."""
-    import llama_cpp
-
     from edgekv.llama import Llama
+
+    import llama_cpp
 
     off = run(synthetic(), n_steps=8, n_warmup=4)[1]
     llama = Llama(str(synthetic()), kv="off", n_ctx=256, n_threads=1, verbose=False)

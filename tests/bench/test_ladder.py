@@ -7,6 +7,7 @@ import math
 
 import pytest
 from click.testing import CliRunner
+from support.traces import random_trace
 
 from edgekv.bench import ladder
 from edgekv.bench.harness.modes import find_mode
@@ -18,8 +19,6 @@ from edgekv.lab.sim import simulate
 from edgekv.lab.trace import Trace
 from edgekv.machine import cpu_family
 from edgekv.vocab import SketchKind, Split
-
-from support.traces import random_trace
 
 NAMES = [rung.name for rung in RUNGS]
 SEEING = [name for name in NAMES if "oracle" not in name]

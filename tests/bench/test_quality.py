@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from support.decoding import kld
 
 from edgekv.bench import asking
 from edgekv.bench.answers import Answers, Plan
@@ -30,8 +31,6 @@ from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
 from edgekv.lab.intervals import of_mean, wilson
 from edgekv.lab.retention import Retention
 from edgekv.machine import cpu_family
-
-from support.decoding import kld
 
 SPARSE = "sparse:resolution=20,exact_tokens=0,recent_tokens=16"
 QUICK = {"texts": (standard_text(),), "modes": ("exact", SPARSE), "depth": 400, "n_steps": 12, "tasks": (), "lengths": (700,)}
@@ -184,7 +183,7 @@ def test_progress_of_the_command(synthetic, monkeypatch, capsys, terminal):
 # ---- the way back ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture()
+@pytest.fixture
 def started(synthetic):
     """A decoder that has read 300 tokens of prose, its Start, and the tokens after them."""
     with opened(synthetic(), Caches(), 2000, 1) as decoder:
@@ -280,7 +279,7 @@ def test_answers_are_read_gap_by_gap(synthetic, monkeypatch):
         script = iter("42, ok\n" + "Rome rest")
         tokenize = decoder.llama.tokenize
         decoded = []
-        monkeypatch.setattr(decoder, "decode", lambda tokens: decoded.extend(tokens))
+        monkeypatch.setattr(decoder, "decode", decoded.extend)
         monkeypatch.setattr(asking.np, "argmax", lambda logits: tokenize(next(script).encode(), add_bos=False)[-1])
         monkeypatch.setattr(decoder, "logits", lambda: None)
         question = Question("age?", (Blank("is", "42"), Blank(" of", "ok")))

@@ -31,7 +31,14 @@ from edgekv.cli.chat.render import Renderer, overflow_advice
 from edgekv.cli.chat.session import Answer, Conversation
 from edgekv.cli.common.progress import Lines, Reading
 from edgekv.errors import (
-    EXIT_DOES_NOT_FIT, EXIT_INTERRUPTED, EXIT_MODEL, EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, ContextOverflow, EdgeKVError,
+    EXIT_DOES_NOT_FIT,
+    EXIT_INTERRUPTED,
+    EXIT_MODEL,
+    EXIT_OK,
+    EXIT_RUNTIME,
+    EXIT_USAGE,
+    ContextOverflow,
+    EdgeKVError,
 )
 from edgekv.live.reports import MemoryReport, SelectionReport, TierReport
 
@@ -797,7 +804,7 @@ def test_serve(environment, edgekv, default_model, number, at_birth):
     server = subprocess.Popen(
         [*EDGEKV, "serve", "--port", "0", "--ctx", "512", "--alias", "smol", "--", "--metrics"],
         env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, at_birth),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, at_birth),  # noqa: PLW1509 (as a shell does it; no thread runs yet)
     )
     try:
         announced, example = server.stderr.readline(), server.stderr.readline()

@@ -92,8 +92,7 @@ def table(root: Path) -> list[tuple[str, int]]:
     """(path, bytes) of everything packed, and of what travels with every command."""
     rows = [("the checkout: tracked and untracked files", tree_bytes(root))]
     for parcel in sorted((root / FOLDER).iterdir()):
-        for path in sorted(parcel.iterdir()):
-            rows.append((f"{FOLDER}/{parcel.name}/{path.name}", _bytes(path)))
+        rows += [(f"{FOLDER}/{parcel.name}/{path.name}", _bytes(path)) for path in sorted(parcel.iterdir())]
     return rows
 
 

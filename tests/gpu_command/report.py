@@ -49,8 +49,8 @@ def markdown(whole: Mapping[str, Any]) -> str:
     cards = [f"{card['name']} ({card['memory_mib']} MiB, driver {card['driver']})" for card in about.get("cards", ())]
     text = [
         f"# {', '.join(cards) or 'no GPU'}", "",
-        f"{about.get('processor')}, {about.get('cores')} cores, {about.get('memory_gib')} GiB; {about.get('nvcc') or 'no nvcc'}; "
-        f"Python {about.get('python')}; plane: {about.get('device')}.",
+        (f"{about.get('processor')}, {about.get('cores')} cores, {about.get('memory_gib')} GiB; {about.get('nvcc') or 'no nvcc'}; "
+         f"Python {about.get('python')}; plane: {about.get('device')}."),
         f"Commit {about.get('commit')}, sources {about.get('sources')}; written {about['written']}.", ""]
     if about.get("rates"):
         rates = ", ".join(f"{name} {value:.3g}" for name, value in about["rates"].items())

@@ -82,9 +82,7 @@ def _packages() -> list[Path]:
     """Folders of NVIDIA's Python packages: nvidia/cu13 holds include and lib for all, nvidia/cublas for one."""
     found = []
     for entry in sys.path:
-        for folder in sorted(Path(entry or ".").glob("nvidia/c*")):
-            if (folder / "lib").is_dir():
-                found.append(folder)
+        found += [folder for folder in sorted(Path(entry or ".").glob("nvidia/c*")) if (folder / "lib").is_dir()]
     return found
 
 

@@ -7,12 +7,12 @@ import types
 from dataclasses import replace
 from pathlib import Path
 
-from support import fake_cupy
 import numpy as np
 import pytest
-from support.fake_gpus import RATES
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import fake_cupy
+from support.fake_gpus import RATES
 from support.tiers import CopyError, FakeDevice, plan, settled
 from support.world import World, act
 

@@ -35,7 +35,7 @@ def test_the_hot_pages_come_to_the_arena():
     assert state == State.RESIDENT and reason == Reason.HOT and slot in range(6)
     tiers = world.hierarchy.tiers()
     assert tiers[State.RESIDENT] == 6 and sum(tiers.values()) == 96
-    why = dict(((state, reason), n) for state, reason, n in world.hierarchy.why())
+    why = {(state, reason): n for state, reason, n in world.hierarchy.why()}
     assert why[State.RESIDENT, Reason.HOT] == 6 and State.FREE not in {state for state, _ in why}
 
     world.hot = [i + 1 for i in hot]  # attention moves on, and residency follows

@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from support.traces import random_trace
 
 from edgekv.cli.heads import heads as command
 from edgekv.errors import ConfigError, ContextOverflow, EdgeKVError, ModelError
@@ -16,8 +17,6 @@ from edgekv.lab.heads import HeadLayer, HeadMass, observe, replay
 from edgekv.lab.report.drawing import MissingLibrary
 from edgekv.lab.roles import RoleMeter, of_steps
 from edgekv.llama import Llama
-
-from support.traces import random_trace
 
 PROMPT = 2 * "It is a truth universally acknowledged, that a single man in possession of a fortune, must be in want of a wife. "
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from support.traces import random_trace
 
 from edgekv.cli.report import report as command
 from edgekv.errors import ConfigError
@@ -17,8 +19,6 @@ from edgekv.lab.report import charts, drawing, page, study
 from edgekv.lab.report.folder import CACHE_FILE, read
 from edgekv.lab.report.results import _by_depth
 from edgekv.lab.report.study import Study
-
-from support.traces import random_trace
 
 HOSTILE = "<script>alert('x')</script> & $x_1$ \"q\""
 
@@ -293,7 +293,7 @@ def test_quality_by_what_is_read(tmp_path):
     assert ">stock llama.cpp<" in section
     assert "comes sparse (KLD 6.0e-03, same top token 96.0 %, 6.6 % of the tokens read), and least near ema:policy=lru" in section
     tasks = text[text.index('<section id="retention"') :]
-    assert "<td class=\"left\">exact</td>" not in tasks and tasks.count("<td class=\"left\">passkey</td>") == len(modes)
+    assert '<td class="left">exact</td>' not in tasks and tasks.count('<td class="left">passkey</td>') == len(modes)
 
 
 def test_needles_by_depth_and_length(tmp_path):
@@ -393,7 +393,7 @@ def test_labels_keep_apart():
     boxes = [Text.get_window_extent(label) for label in labels]  # an annotation's own extent has its leader in it
     places = sorted((box.y0, box.y1, label.get_text()) for box, label in zip(boxes, labels))
     assert [name for *_, name in places] == [f"line {i}" for i in range(6)]
-    assert all(below[1] <= above[0] + 2 for below, above in zip(places, places[1:]))
+    assert all(below[1] <= above[0] + 2 for below, above in pairwise(places))
 
 
 def test_style_is_not_left_behind():

@@ -8,9 +8,9 @@ import json
 import subprocess
 import sys
 
-from support import golden
 import numpy as np
 import pytest
+from support import golden
 from support.traces import random_trace
 
 from edgekv.bench.harness.modes import BenchMode

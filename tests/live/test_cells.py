@@ -10,10 +10,10 @@ import pytest
 from support.contexts import attached
 from support.events import Model, act
 
+from edgekv._native import testing
 from edgekv.config import KvOptions
 
 import llama_cpp
-from edgekv._native import testing
 
 PAGE = 16
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import urllib.request
 
-from support import assistant
 import numpy as np
 import pytest
+from support import assistant
 from support.contexts import Context, attached, drop, dropped
 from support.decoding import kld
 
 from edgekv import Llama
+from edgekv._native import core
+from edgekv._native import paging as native
 from edgekv.cli.chat.kv import KvWatch, memory_rows, mode_summary
 from edgekv.cli.chat.render import _kv_parts
 from edgekv.config import Keep, KvOptions
@@ -25,8 +27,6 @@ from edgekv.serving.server import Server
 from edgekv.vocab import KvMode, Split
 
 import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
-from edgekv._native import core
-from edgekv._native import paging as native
 
 ONE = dict(n_seq=1, n_batch=128, n_ubatch=128)
 TOLERANCE = 1e-3

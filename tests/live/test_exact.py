@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support import decoding
 import numpy as np
 import pytest
+from support import decoding
 from support.contexts import attached
 from support.decoding import N_PROMPT, kld, open_model, step_logits, tokens_and_steps, top_gap
 
@@ -203,7 +203,7 @@ def read_and_decode(path, depth: int, runs: list[tuple[str, list[int] | None]], 
         decoder.rewind(depth)
         llama.kv.mode = mode
         if tokens is None and found:
-            tokens = found[0].argmax(axis=1).tolist()
+            tokens = found[0].argmax(axis=1).tolist()  # noqa: PLW2901 (what the first run said)
         logits = [first]
         for i in range(256):
             decoder.decode([int(logits[-1].argmax()) if tokens is None else tokens[i]])

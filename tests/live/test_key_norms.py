@@ -7,9 +7,9 @@ import pytest
 from support.contexts import attached
 
 from edgekv.config import KvOptions
+from edgekv.live.key_norms import KeyNorms
 
 import llama_cpp
-from edgekv.live.key_norms import KeyNorms
 
 OPTIONS = KvOptions(mode="sparse", sketch="none", exact_tokens=0, policy="ema+anchor+recent", plan_every=1)
 

@@ -70,7 +70,7 @@ from double precision (48 models), a query in 8 bits 2,000 times."""
 
 def link_bytes() -> int:
     """What the emulated device has read of host memory: by copies, and by kernels in place."""
-    path = next(Path(line.split(maxsplit=5)[5].strip()) for line in open("/proc/self/maps") if "libedgekv-emulated" in line)
+    path = next(Path(line.split(maxsplit=5)[5].strip()) for line in Path("/proc/self/maps").read_text().splitlines() if "libedgekv-emulated" in line)
     count = ctypes.CDLL(str(path)).edgekv_emulated_link_bytes
     count.restype = ctypes.c_uint64
     return count()

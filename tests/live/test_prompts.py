@@ -12,11 +12,11 @@ from support.contexts import attached, drop, dropped
 from support.decoding import kld
 from support.double import Reference
 
+from edgekv._native import core, paging, testing
 from edgekv.config import KvOptions
 from edgekv.live.runtime import Runtime
 
 import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
-from edgekv._native import core, paging, testing
 
 pytestmark = pytest.mark.usefixtures("single_precision")
 

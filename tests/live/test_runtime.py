@@ -20,7 +20,6 @@ from edgekv.live import runtime
 from edgekv.live.runtime import Runtime
 from edgekv.vocab import KvMode
 
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -48,8 +47,7 @@ def test_contexts_are_independent(synthetic):
 
     def work(context: Context, out: list) -> None:
         context.decode(range(260, 340), range(80), [0] * 80)
-        for i in range(20):
-            out.append(context.decode([270 + i], [80 + i], [0])[0])
+        out.extend(context.decode([270 + i], [80 + i], [0])[0] for i in range(20))
 
     for i, path in enumerate(paths):
         with attached(path, KvOptions(mode=("exact", "off")[i])) as (context, _):

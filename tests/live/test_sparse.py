@@ -15,12 +15,12 @@ from support.decoding import kld
 from support.events import SAMPLED, check, follow_events
 
 from edgekv import Llama
+from edgekv._native import core, paging
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
 from edgekv.live.reports import SelectionReport
 
 import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
-from edgekv._native import core, paging
 
 N_PROMPT = 600
 ALL = dict(mode="sparse", resolution=1e9, exact_tokens=0)

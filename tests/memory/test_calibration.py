@@ -11,7 +11,13 @@ from support.fake_gpus import CARD, RATES
 
 from edgekv.errors import NativeError
 from edgekv.memory.calibration import (
-    ColdPage, break_even_uses, cache_file, calibrate, on_host_slowdown, pinning_refused, ship_or_read,
+    ColdPage,
+    break_even_uses,
+    cache_file,
+    calibrate,
+    on_host_slowdown,
+    pinning_refused,
+    ship_or_read,
 )
 from edgekv.vocab import DeviceKind
 

@@ -11,7 +11,15 @@ from support.contexts import attached
 from edgekv.config import KvOptions
 from edgekv.errors import EXIT_DOES_NOT_FIT, ConfigError, DoesNotFit
 from edgekv.memory.device_fit import (
-    DeviceRoom, check_device, choose_device_context, compute_bytes, device_plan, margin_bytes, ring_bytes, scratch_bytes, table_bytes,
+    DeviceRoom,
+    check_device,
+    choose_device_context,
+    compute_bytes,
+    device_plan,
+    margin_bytes,
+    ring_bytes,
+    scratch_bytes,
+    table_bytes,
 )
 from edgekv.memory.fit import TABLE_BYTES, choose_context, kv_bytes, largest_context, page_bytes
 from edgekv.models import Geometry, geometry

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from support import fake_cupy
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from support import fake_cupy
 from support.tiers import observation
 
 from edgekv.arrays import cupy_ops

@@ -16,7 +16,6 @@ from types import SimpleNamespace
 
 import openai
 import pytest
-
 from support.contexts import Context
 
 from edgekv.config import KvOptions

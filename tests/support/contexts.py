@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from edgekv._native import core, paging
+from edgekv.arrays.move import MOVE
 from edgekv.config import KvOptions
 from edgekv.live import runtime
 from edgekv.live.runtime import Runtime
 
 import llama_cpp
-from edgekv._native import core, paging
-from edgekv.arrays.move import MOVE
 
 
 class Context:

@@ -29,10 +29,10 @@ def main() -> int:
     given = parser.parse_args()
 
     import numpy as np
-    from edgekv.errors import EdgeKVError
     from opening import check, open_model  # beside this file
 
     from edgekv.bench.harness.decoder import Decoder
+    from edgekv.errors import EdgeKVError
 
     try:
         llama = open_model(given.model, given.device, given.mode, given.vram, given.prompt + given.steps + 64, type_k=given.type,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,7 +20,7 @@ def open_model(path, **options) -> Llama:
 def tokens_and_steps(sizes=STEP_SIZES, seed: int = 0):
     tokens = np.random.default_rng(seed).integers(260, 350, N_PROMPT + sum(sizes))
     edges = np.cumsum([N_PROMPT, *sizes])
-    return tokens[:N_PROMPT], [tokens[a:b] for a, b in zip(edges, edges[1:])]
+    return tokens[:N_PROMPT], [tokens[a:b] for a, b in pairwise(edges)]
 
 
 def step_logits(llama, prompt: Sequence[int], steps: Sequence[Sequence[int]], mode: str) -> np.ndarray:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from support.contexts import Context, attached
 
+from edgekv._native import device, paging, testing
 from edgekv.config import KvOptions
 from edgekv.live.runtime import Runtime
 
 import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
-from edgekv._native import device, paging, testing
 
 SAMPLED = dict(mode="sparse", resolution=200, exact_tokens=0)
 

@@ -336,6 +336,6 @@ def module(library: Path, device: Device) -> SimpleNamespace:
             ExternalStream=lambda address, index: Stream(device, address),
             UnownedMemory=lambda address, n_bytes, owner, index: SimpleNamespace(address=address),
             MemoryPointer=lambda memory, offset: SimpleNamespace(address=memory.address + offset),
-            alloc_pinned_memory=lambda n: bytearray(n),
+            alloc_pinned_memory=bytearray,
             runtime=SimpleNamespace(CUDARuntimeError=DeviceError, getDeviceCount=lambda: 1),
             driver=SimpleNamespace(CUDADriverError=DeviceError), memory=SimpleNamespace(OutOfMemoryError=MemoryError)))

@@ -77,8 +77,8 @@ class Llama(llama_cpp.Llama):
             self._kv_options = KvOptions.from_env(**named)
         else:
             self._kv_options = kv_options.with_(**{name: value for name, value in named.items() if value is not None})
-        kinds = {name: given if isinstance(given, int) else chosen.ggml_type
-                 for name, given, chosen in (("type_k", type_k, self._kv_options.type_k), ("type_v", type_v, self._kv_options.type_v))}
+        kinds: dict[str, Any] = {name: given if isinstance(given, int) else chosen.ggml_type
+                                 for name, given, chosen in (("type_k", type_k, self._kv_options.type_k), ("type_v", type_v, self._kv_options.type_v))}
         if self._kv_options.mode is KvMode.EVICT:
             if self._kv_options.keep.bytes:
                 self._kv_options = fit.in_tokens(geometry(Path(model_path)), self._kv_options)

@@ -106,7 +106,7 @@ class DeviceBench:
     @property
     def options(self) -> KvOptions:
         option = "kv_budget" if self.device is DeviceKind.HOST else "kv_vram"
-        budget = {} if self.way.mode is KvMode.OFF else {option: self.budget_bytes}
+        budget: dict[str, Any] = {} if self.way.mode is KvMode.OFF else {option: self.budget_bytes}
         return KvOptions(mode=self.way.mode, device=self.device, type_k=self.way.cache, type_v=self.way.cache, **budget)
 
     def row(self, depth: int, **figures: Any) -> Row:

@@ -149,7 +149,7 @@ class _Run:
 
     def _sampled(self, ubatch: Ubatch) -> tuple[np.ndarray, ...]:
         n_read = np.zeros(self.header.shape.axes, np.uint16)
-        for row, head in zip(*np.nonzero(self.header.exists)):
+        for row, head in zip(*np.nonzero(np.array(self.header.exists))):
             cells, _ = self.runtime.last_rows(int(row), int(head))
             n_read[row, head] = np.bincount(cells // self.header.page_tokens, minlength=self.header.n_pages)
         return ubatch.mass_sum[self._pages], ubatch.mass_max[self._pages], n_read

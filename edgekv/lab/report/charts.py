@@ -35,8 +35,8 @@ class Line:
     """A named line; `faint`: one of many, drawn in grey without a name; `ceiling`: dashed, what nothing can pass."""
 
     name: str
-    x: Sequence[float]
-    y: Sequence[float]
+    x: Sequence[float] | np.ndarray
+    y: Sequence[float] | np.ndarray
     faint: bool = False
     ceiling: bool = False
     colour: str | None = None

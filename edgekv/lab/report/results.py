@@ -324,7 +324,8 @@ def _together(rows: Sequence[Row]) -> list[Row]:
     merged: dict[tuple[str, str], Row] = {}
     for row in rows:
         key = str(row.get("task")), str(row.get("mode"))
-        one = Retention(*(int(row.get(name) or 0) for name in ("asked", "full_found", "found", "kept")), float(row.get("luck") or 0))
+        asked, full_found, found, kept = (int(row.get(name) or 0) for name in ("asked", "full_found", "found", "kept"))
+        one = Retention(asked, full_found, found, kept, float(row.get("luck") or 0))
         counts[key] = counts.get(key, Retention()) + one
         merged[key] = {**merged.get(key, row), **counts[key].row()}
     return list(merged.values())

@@ -60,6 +60,12 @@ def time_rows(cpu: str = "AMD EPYC, Zen 4, AVX-512", date: str = "2026-11-21", v
             for mode, ms in milliseconds.items()]
 
 
+def rows_by_depth() -> list[dict]:
+    """The time rows at two depths: at the smaller one everything takes half as long."""
+    deep = time_rows()
+    return [*deep, *({**row, "depth": 512, "decode_ms_p50": row["decode_ms_p50"] / 2} for row in deep)]
+
+
 def prompt_rows() -> list[dict]:
     """As `edgekv bench kv --prefill -o json` has them."""
     return [{"kind": "prompt" if n == 7680 else "prefill", "mode": mode, "ms_p50": 1e3 * n / tps, "tokens_per_second": tps,
@@ -421,3 +427,26 @@ def test_several_runs_of_a_task_add_up():
 
 def test_ticks_keep_apart():
     assert charts._apart([5, 10, 12.5, 20, 30]) == [5, 10, 20, 30] and charts._apart([]) == [] == charts._apart(())
+
+
+def test_speed_is_plotted_against_depth(tmp_path):
+    """On the page, and as a file: a line for stock's best and each mode, from the smaller depth to the larger."""
+    (tmp_path / "kv.json").write_text(json.dumps(rows_by_depth()))
+    picture = tmp_path / "speed.svg"
+    done = CliRunner().invoke(command, [str(tmp_path), "--speed", str(picture)])
+    assert done.exit_code == 0, done.output
+    drawn, shown = picture.read_text(), (tmp_path / "report.html").read_text()
+    for words in ("stock llama.cpp", "exact", "sparse", "ms per token", "tokens in the context", "prose, 1 thread"):
+        assert f">{words}<" in drawn and f">{words}<" in shown
+    assert "off-flash" not in drawn
+
+
+@pytest.mark.parametrize(("rows", "name", "sentence"), [
+    (time_rows(), "speed.svg", "the plot needs rows of two depths; measure with `edgekv bench kv -d 512,7680 -o json`"),
+    (rows_by_depth(), "speed.txt", "the picture is speed.txt; its name must end in .png or .svg"),
+])
+def test_a_plot_that_cannot_be_is_refused(tmp_path, rows, name, sentence):
+    (tmp_path / "kv.json").write_text(json.dumps(rows))
+    with pytest.raises(ConfigError) as caught:
+        page.write(tmp_path, speed=tmp_path / name)
+    assert str(caught.value) == sentence and not (tmp_path / "report.html").exists()

@@ -51,7 +51,7 @@ class Panel:
     lines: Sequence[Line]
     y_label: str
     scale: str = "percent"
-    """percent, plain, log, or missed: shares near 100 %, at distances as what is missing to it."""
+    """percent, plain, from zero, log, or missed: shares near 100 %, at distances as what is missing to it."""
     target: tuple[float, str] | None = None
     """A line across, and what it stands for."""
 
@@ -147,6 +147,8 @@ def _draw_lines(ax: Axes, panel: Panel) -> list[tuple[float, float, str, str]]:
         _missed_axis(ax, [line for line in panel.lines if not line.faint])
     elif panel.scale == "percent":
         percent_axis(ax.yaxis)
+    elif panel.scale == "from zero":
+        ax.set_ylim(bottom=0, top=1.05 * max(y for line in panel.lines for y in line.y))
     free = iter([colour for colour in SERIES if colour not in {line.colour for line in panel.lines}] * len(panel.lines))
     ends = []
     for line in panel.lines:

@@ -51,7 +51,7 @@ def real_cupy() -> Ops:
         pytest.skip(f"there is no GPU that cupy can use: {error}")
     stream = cupy.cuda.Stream(non_blocking=True)
     ops = cupy_ops.CupyOps(0, stream.ptr, cupy.cuda.runtime.runtimeGetVersion())
-    ops.kept = stream  # type: ignore[attr-defined]
+    ops.kept = stream
     return ops
 
 

@@ -185,7 +185,7 @@ class Array:
     """Memory of the device."""
 
     __array_ufunc__ = None
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def __init__(self, memory: np.ndarray, owner: Allocation | None = None):
         self.memory, self.owner = memory, owner

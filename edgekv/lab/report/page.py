@@ -32,8 +32,9 @@ def write(
     folder: Path, out: Path | None = None, progress: Progress = lambda what, done, total: None, n_steps: int = STEPS,
     speed: Path | None = None,
 ) -> Written:
-    """Write the page of what is in `folder` to `out`, or to `PAGE_FILE` in it, and the plot of its speed to `speed`. Simulates what the traces are needed for, the
-    first `n_steps` steps of each. Raises ConfigError where there is nothing to show, a file is broken, or the page cannot be
+    """Write the page of what is in `folder` to `out`, or to `PAGE_FILE` in it, and the plot of its speed to `speed`.
+    Simulates what the traces are needed for, the first `n_steps` steps of each.
+    Raises ConfigError where there is nothing to show, a file is broken, or the page cannot be
     written, MissingLibrary where an extra is not installed."""
     require("matplotlib", "jinja2")
     found = read(folder)

@@ -64,7 +64,8 @@ def _speed_panels(run: Sequence[Row]) -> list[Panel]:
             key = tuple(row.get(name) for name in ("text", "type_k", "type_v", "threads"))
             panels.setdefault(key, {}).setdefault(str(row.get("mode")), []).append((row["depth"], row["decode_ms_p50"]))
     return [Panel(f"{key[0]}, {key[3]} threads" if key[3] != 1 else f"{key[0]}, 1 thread",
-                  [Line(_SPEED_NAMES.get(mode, mode), *zip(*sorted(points)), colour=_SPEED_COLOURS.get(mode)) for mode, points in modes.items()],
+                  [Line(_SPEED_NAMES.get(mode, mode), [depth for depth, _ in sorted(points)], [ms for _, ms in sorted(points)],
+                        colour=_SPEED_COLOURS.get(mode)) for mode, points in modes.items()],
                   "ms per token", "from zero")
             for key, modes in panels.items() if all(len(points) > 1 for points in modes.values())]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -142,21 +143,22 @@ def kv(
 
     MODEL is a GGUF file; without it the default model is used.
     """
-    from edgekv.bench import kv as decoding, prefill as reading
+    from edgekv.bench import kv as decoding
+    from edgekv.bench import prefill as reading
     from edgekv.bench.texts.text import find_text
 
     check_options(ctx, prefill)
-    what = {
+    what: dict[str, Any] = {
         "model": model_path(model), "texts": tuple(find_text(name) for name in texts), "depths": depths, "threads": threads,
         "cache_types": _pairs(type_k, type_v), "modes": modes, "n_rounds": rounds, "page_tokens": page_tokens,
     }
     if prefill:
-        chunk = {} if ubatch is None else {"n_chunk": ubatch}
-        run, request = reading.run, reading.PrefillBench(**what, **chunk, n_whole=whole)
+        chunk: dict[str, Any] = {} if ubatch is None else {"n_chunk": ubatch}
+        run: Callable[..., Iterator[list[dict[str, Any]]]] = partial(reading.run, reading.PrefillBench(**what, **chunk, n_whole=whole))
     else:
-        run, request = decoding.run, decoding.KvBench(**what, n_steps=steps, n_warmup=warmup)
+        run = partial(decoding.run, decoding.KvBench(**what, n_steps=steps, n_warmup=warmup))
     with progress_bar() as progress:
-        groups = run(request, progress, warn=lambda text: click.echo(f"warning: {text}", err=True))
+        groups = run(progress, warn=lambda text: click.echo(f"warning: {text}", err=True))
         rows = [row for group in groups for row in group]
     if prefill:
         print_prefill(rows, output, _used)

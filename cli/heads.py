@@ -48,7 +48,7 @@ COLUMNS = [
 @option("--recent", type=click.IntRange(0), default=4, show_default=True, help="How many pages at the end count as recent.")
 @option("-l", "--layers", metavar="LIST", help="Show only these layers, e.g. 0,4-7.")
 @option("--picture", type=click.Path(path_type=Path), metavar="FILE",
-        help="Also draw the map of roles, as .png or .svg; needs matplotlib (pip install \"edgekv[report]\").")
+        help='Also draw the map of roles, as .png or .svg; needs matplotlib (pip install "edgekv[report]").')
 @option("-c", "--ctx", type=click.IntRange(1), metavar="TOKENS", help="Context length.  [default: what the prompt needs]")
 @threads_option
 @output_option("json", "csv", "md")

@@ -15,7 +15,6 @@ from edgekv.cli.common.options import model_argument, model_path, option
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.tables import Column, output_option, print_measured
 
-
 COLUMNS = [
     Column("budget", "budget %", lambda share: f"{100 * share:g}"),
     Column("rung", "rung", right=False),
@@ -85,7 +84,8 @@ def ladder(
 
     MODEL is a GGUF file; without it the default model is used.
     """
-    from edgekv.bench.ladder import MEAN, LadderBench, of_traces, prepare, run, save as save_rows
+    from edgekv.bench.ladder import MEAN, LadderBench, of_traces, prepare, run
+    from edgekv.bench.ladder import save as save_rows
     from edgekv.bench.texts.text import find_text
 
     if traces:

@@ -36,6 +36,8 @@ def _rows() -> list[dict[str, Any]]:
     from edgekv.hierarchy.budgets import SPLITS
     from edgekv.policies import POLICIES
     from edgekv.prefetch import PREFETCHERS
+    from edgekv.registry import Registry
 
+    registries: tuple[Registry[Any], ...] = POLICIES, PREFETCHERS, SPLITS
     return [{"kind": kind, "name": name, "description": registry.describe(name), "source": registry.source(name)}
-            for kind, registry in zip(KINDS, (POLICIES, PREFETCHERS, SPLITS)) for name in registry]
+            for kind, registry in zip(KINDS, registries) for name in registry]

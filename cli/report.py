@@ -16,7 +16,9 @@ from edgekv.cli.common.progress import progress_bar
         help="Where the page goes.  [default: report.html in DIR]")
 @option("-n", "--steps", type=click.IntRange(1), default=256, show_default=True,
         help="Tokens of each trace that are simulated for the pictures.")
-def report(folder: Path, out: Path | None, steps: int) -> None:
+@option("--speed", type=click.Path(path_type=Path), metavar="FILE",
+        help="Write the plot of ms per token against depth there too, as .svg or .png.")
+def report(folder: Path, out: Path | None, steps: int, speed: Path | None) -> None:
     """Make one self-contained HTML page of the results in DIR.
 
     DIR holds what other commands wrote: ladder.json (edgekv bench ladder --save DIR), rows of `edgekv bench kv -o json`,
@@ -28,7 +30,7 @@ def report(folder: Path, out: Path | None, steps: int) -> None:
     from edgekv.lab.report.page import write
 
     with progress_bar() as progress:
-        written = write(folder, out, progress, steps)
+        written = write(folder, out, progress, steps, speed)
     for section in written.missing:
         click.echo(f"left out: {section.title}; it needs {section.missing}", err=True)
     click.echo(written.path)

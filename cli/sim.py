@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,8 @@ def sim(
     """
     from edgekv.lab.sim import Scenario
 
-    base = Scenario(split=split, prefetch=prefetch, prefetch_pages=prefetch_pages, access=access, settings=_settings(assignments))
+    base = Scenario(split=None if split is None else Split(split), prefetch=prefetch, prefetch_pages=prefetch_pages, access=access,
+                    settings=_settings(assignments))
     scenarios = [base.with_(policy=spec, budget=share, observe=seen) for spec in specs for seen in observe for share in shares]
     rows = []
     with progress_bar() as progress:
@@ -119,7 +121,7 @@ def _results(traces: tuple[Path, ...], scenarios: list[Scenario], progress: Any)
             trace = opened.loaded() if several else opened
             for i, scenario in enumerate(scenarios):
                 doing = f"{path.name}, {i + 1} of {len(scenarios)}: {scenario.name}"
-                yield path, simulate(trace, scenario, lambda done, total, doing=doing: progress(doing, done, total))
+                yield path, simulate(trace, scenario, partial(progress, doing))
 
 
 def _rows(result: Result, by: str, worst: int | None) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -75,7 +76,7 @@ def info(file: Path, output: str) -> None:
 
     with Trace.open(file) as opened:
         header = opened.header
-    facts = {
+    facts: dict[str, Any] = {
         "version": header.version, "model": header.model, "text": header.text, "depth": header.depth, "n_warmup": header.n_warmup,
         "n_steps": header.n_steps, "n_pages": header.n_pages, "page_tokens": header.page_tokens, "layers": list(header.layers),
         "n_heads": header.n_heads, "groups": list(header.groups), "resolution": header.resolution, "type_k": header.type_k,

@@ -7,7 +7,8 @@ imported after this package runs on our libraries.
 from __future__ import annotations
 
 import os
-from importlib.metadata import PackageNotFoundError, version as _version
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as _version
 
 try:
     __version__ = _version("edgekv")

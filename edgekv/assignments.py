@@ -9,7 +9,7 @@ from typing import Any
 from edgekv.amounts import SWITCH
 from edgekv.errors import ConfigError
 
-_ALLOWED = {bool: "on or off", int: "a whole number", float: "a number"}
+_ALLOWED: dict[Callable[[str], Any], str] = {bool: "on or off", int: "a whole number", float: "a number"}
 
 
 def assigned(items: Iterable[str], kinds: Mapping[str, Callable[[str], Any]], said: str, noun: str = "setting") -> dict[str, Any]:

@@ -188,7 +188,7 @@ class KvOptions:
                 values[name] = convert(text, variable)
         values.update({name: value for name, value in overrides.items() if value is not None})
         if unknown := set(values) - {field.name for field in fields(cls)}:
-            raise ConfigError(f"there is no KV option {sorted(unknown)[0]!r}; the options are: "
+            raise ConfigError(f"there is no KV option {min(unknown)!r}; the options are: "
                               f"{', '.join(field.name for field in fields(cls))}")
         return cls(**values)
 

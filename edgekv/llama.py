@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from edgekv.live import runtime  # first: it puts llama_cpp on our libraries
-from edgekv.memory import devices, fit
-from edgekv.hierarchy import eviction
 from edgekv.config import KvOptions
-from edgekv.memory.device_fit import device_plan
 from edgekv.errors import EdgeKVError, ModelError
-from edgekv.models import geometry
+from edgekv.hierarchy import eviction
+from edgekv.live import runtime  # first: it puts llama_cpp on our libraries
 from edgekv.live.runtime import Runtime
+from edgekv.memory import devices, fit
+from edgekv.memory.device_fit import device_plan
+from edgekv.models import geometry
 from edgekv.vocab import CacheType, DeviceKind, KvMode
 
 import llama_cpp
@@ -50,8 +50,8 @@ class Llama(llama_cpp.Llama):
 
     Args:
         model_path: a GGUF file.
-        kv: KV mode, "exact", "sparse", "evict" or "off" (default: EDGEKV_KV, else `devices.measured_mode`: sparse on most processors). In mode evict n_batch and n_ubatch are at most
-            a quarter of what is kept by default.
+        kv: KV mode, "exact", "sparse", "evict" or "off" (default: EDGEKV_KV, else `devices.measured_mode`: sparse on most processors).
+            In mode evict n_batch and n_ubatch are at most a quarter of what is kept by default.
         kv_options: every KV option at once, e.g. KvOptions(mode="sparse", resolution=2000, kv_budget=64 << 20); what is named besides
             goes first. None: the EDGEKV_* variables, then the defaults.
         kv_page_tokens: cells per page, a multiple of 16.
@@ -77,8 +77,8 @@ class Llama(llama_cpp.Llama):
             self._kv_options = KvOptions.from_env(**named)
         else:
             self._kv_options = kv_options.with_(**{name: value for name, value in named.items() if value is not None})
-        kinds = {name: given if isinstance(given, int) else chosen.ggml_type
-                 for name, given, chosen in (("type_k", type_k, self._kv_options.type_k), ("type_v", type_v, self._kv_options.type_v))}
+        kinds: dict[str, Any] = {name: given if isinstance(given, int) else chosen.ggml_type
+                                 for name, given, chosen in (("type_k", type_k, self._kv_options.type_k), ("type_v", type_v, self._kv_options.type_v))}
         if self._kv_options.mode is KvMode.EVICT:
             if self._kv_options.keep.bytes:
                 self._kv_options = fit.in_tokens(geometry(Path(model_path)), self._kv_options)

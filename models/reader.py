@@ -116,7 +116,7 @@ _ARRAY_LENGTH_PART = 4
 
 
 def _strings_end(data: np.ndarray, offset: int, count: int) -> int:
-    view, length_at = memoryview(data), _LENGTH.unpack_from
+    view, length_at = memoryview(data), _LENGTH.unpack_from  # type: ignore[arg-type]  # an array is a buffer
     try:
         for _ in range(count):
             offset += 8 + length_at(view, offset)[0]

@@ -143,7 +143,7 @@ def _chunks(tensor: Weights, bank: _Bank, seed: int) -> Iterator[np.ndarray]:
     random = np.random.default_rng([seed, zlib.crc32(tensor.name.encode())])
     if tensor.is_vector:
         values = tensor.mean + tensor.std * random.standard_normal(tensor.n_in, dtype=np.float32)
-        yield values * random.choice(np.float32([-1, 1]), tensor.n_in) if tensor.any_sign else values
+        yield values * random.choice(np.array([-1, 1], np.float32), tensor.n_in) if tensor.any_sign else values
         return
     per_row = tensor.n_in // _BLOCK
     common = random.integers(0, _N_BLOCKS, per_row, dtype=np.uint16)

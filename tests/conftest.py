@@ -8,11 +8,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from native_build import NATIVE, build
+
+pytest.register_assert_rewrite("support")
+
+from support.native_build import NATIVE, build  # noqa: E402 (support's own assertions are rewritten only when told before)
 
 # `python -m pytest` puts the repository first on the path, and its edgekv/ is only a part of the installed package.
 _ROOT = Path(__file__).resolve().parent.parent
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _ROOT]
+
+
+pytest_plugins = ("support.fake_cupy", "support.fake_gpus")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -21,7 +21,7 @@ from edgekv.vocab import CacheType, KvMode, SketchKind, Split
 ROOT = Path(__file__).resolve().parent.parent
 READMES = [ROOT / path for path in (
     "README.md", "cli/README.md", "edgekv/README.md", "edgekv/bench/README.md", "edgekv/policies/README.md", "models/README.md",
-    "native/README.md", "patches/README.md", "tests/README.md", "tests/gpu/results/README.md")]
+    "native/README.md", "patches/README.md", "tests/README.md", "tests/gpu_command/results/README.md")]
 TEXT_OF = {path: path.read_text(encoding="utf-8") for path in READMES}
 DOCS = "\n".join(TEXT_OF.values())
 MOST_LINES = 130
@@ -198,11 +198,11 @@ def test_every_choice_is_named(value):
 
 
 def test_chat_commands_are_named():
-    from edgekv.cli.chat.commands import COMMANDS as slash
+    from edgekv.cli.chat.commands import COMMANDS as SLASH
 
     named = set(re.findall(r"`(/[a-z]+)", DOCS))
-    assert named - {"/health", "/slots", "/tokenize"} <= set(slash)
-    assert set(slash) - {"/help", "/quit"} <= named
+    assert named - {"/health", "/slots", "/tokenize"} <= set(SLASH)
+    assert set(SLASH) - {"/help", "/quit"} <= named
 
 
 def test_exit_codes_are_named():

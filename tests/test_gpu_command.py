@@ -1,4 +1,4 @@
-"""`python -m tests.gpu` as far as no GPU is needed: its plan, how it goes on after a kill, its tables, its targets, its exit
+"""`python -m tests.gpu_command` as far as no GPU is needed: its plan, how it goes on after a kill, its tables, its targets, its exit
 codes."""
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
-from gpu import __main__ as command
-from gpu import benchmark, parcels, report
-from gpu.execute import execute
-from gpu.machine import Card, source_hash
-from gpu.session import Session
-from gpu.state import FAILED, OK, SKIPPED, UNFINISHED, State, append, lines
-from gpu.steps import EXIT_FAILED, EXIT_NO_GPU, EXIT_OK, EXIT_UNFINISHED, Outcome, Step, run_steps
-from gpu.targets import MET, MISSED, UNKNOWN, judge, size
+from gpu_command import __main__ as command
+from gpu_command import benchmark, parcels, report
+from gpu_command.execute import execute
+from gpu_command.machine import Card, source_hash
+from gpu_command.session import Session
+from gpu_command.state import FAILED, OK, SKIPPED, UNFINISHED, State, append, lines
+from gpu_command.steps import EXIT_FAILED, EXIT_NO_GPU, EXIT_OK, EXIT_UNFINISHED, Outcome, Step, run_steps
+from gpu_command.targets import MET, MISSED, UNKNOWN, judge, size
 
 ROOT = Path(__file__).resolve().parent.parent
 GIB = 1 << 30
@@ -327,7 +327,7 @@ def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (empty / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
     (empty / "nvidia-smi").chmod(0o755)
     environment = {**os.environ, "PATH": f"{empty}{os.pathsep}{os.environ['PATH']}"}
-    command = [sys.executable, "-m", "tests.gpu", *arguments]
+    command = [sys.executable, "-m", "tests.gpu_command", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
 
 

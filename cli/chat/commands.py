@@ -46,7 +46,7 @@ def _command(usage: str = "") -> Callable[[Command], Command]:
 
 
 @_command()
-def help(loop: ChatLoop, _: str) -> None:  # noqa: A001
+def help(loop: ChatLoop, _: str) -> None:  # noqa: A001 (its name is the command's)
     """Show this list."""
     shown = {command: f"{name} {usage}".rstrip() for name, (usage, command) in reversed(COMMANDS.items())}
     loop.renderer.table([
@@ -169,7 +169,7 @@ def unpin(loop: ChatLoop, _: str) -> None:
 
 
 @_command()
-def exit(loop: ChatLoop, _: str) -> None:  # noqa: A001
+def exit(loop: ChatLoop, _: str) -> None:  # noqa: A001 (as above)
     """Leave; so do /quit and Ctrl-D."""
     loop.leaving = True
 

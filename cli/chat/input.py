@@ -65,7 +65,7 @@ class _Commands(Completer):
         self._commands = commands
         self._paths = PathCompleter(expanduser=True)
 
-    def get_completions(self, document: Document, complete_event):  # noqa: ANN001, ANN201 - prompt_toolkit's types
+    def get_completions(self, document: Document, complete_event):
         line = document.text_before_cursor
         for command in FILE_COMMANDS:
             if line.startswith(command):

@@ -118,10 +118,10 @@ def tier_rows(memory: MemoryReport, tiers: TierReport, sketch: str) -> list[Row]
     rows = []
     if tiers.n_slots:
         n_taken = tiers.n_resident + tiers.n_moving
-        rows.append(("arena", f"{_bytes(memory.arena_bytes)}  {_bytes(n_taken * tiers.slot_bytes).strip()} used: "
-                              f"{n_taken:,} of {tiers.n_slots:,} slots of {size(tiers.slot_bytes)}"))
-    rows.append(("home", f"{_bytes(memory.home_bytes)}  {size(memory.used_bytes)} used: "
-                         f"{memory.n_cells_used:,} of {memory.n_cells:,} tokens"))
+        rows.append(("arena", (f"{_bytes(memory.arena_bytes)}  {_bytes(n_taken * tiers.slot_bytes).strip()} used: "
+                               f"{n_taken:,} of {tiers.n_slots:,} slots of {size(tiers.slot_bytes)}")))
+    rows.append(("home", (f"{_bytes(memory.home_bytes)}  {size(memory.used_bytes)} used: "
+                          f"{memory.n_cells_used:,} of {memory.n_cells:,} tokens")))
     if memory.sketch_bytes:
         rows.append(("sketches", f"{_bytes(memory.sketch_bytes)}  {sketch}, of all keys but the newest"))
     rows.append(("tables", f"{_bytes(memory.table_bytes + memory.observation_bytes)}  page table, scores, attention mass"))

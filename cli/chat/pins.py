@@ -28,8 +28,8 @@ def message_span(client: ChatClient, messages: list[Message], index: int) -> tup
         messages = [*messages, _QUESTION]  # an answer at the end would be continued, without the template's end of it
     other = [*messages[:index], {**messages[index], "content": _OTHER}, *messages[index + 1:]]
     prompt, changed = client.prompt(messages), client.prompt(other)
-    start = len(commonprefix([prompt, changed]))
-    n_after = len(commonprefix([prompt[start:][::-1], changed[start:][::-1]]))
+    start = len(commonprefix([prompt, changed]))  # noqa: RUF071 (of text, character by character)
+    n_after = len(commonprefix([prompt[start:][::-1], changed[start:][::-1]]))  # noqa: RUF071 (of text)
     end = len(prompt) - n_after
     if end <= start:
         return None

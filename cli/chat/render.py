@@ -10,7 +10,7 @@ from typing import Protocol
 try:
     import termios
 except ImportError:  # Windows
-    termios = None  # type: ignore[assignment]
+    termios = None
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn

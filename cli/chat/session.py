@@ -113,7 +113,7 @@ class Conversation:
         except KeyboardInterrupt:
             interrupted = True
         finally:
-            pieces.close()  # type: ignore[attr-defined]  # ends the request, and with it the server's work
+            pieces.close()  # type: ignore[attr-defined]  # a generator; ends the request, and with it the server's work
         self.last = Answer("".join(texts), timings, interrupted, reason)
         if self.last.text or not interrupted:
             self.turns.append({"role": "assistant", "content": self.last.text})

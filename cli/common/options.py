@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -85,7 +86,7 @@ def _kv_option(*names: str, **settings: Any) -> Callable[[F], F]:
     return option(*names, cls=_KvOption, **settings)
 
 
-def _choices(kind: type) -> click.Choice:
+def _choices(kind: type[Enum]) -> click.Choice:
     return click.Choice([member.value for member in kind])
 
 

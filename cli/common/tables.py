@@ -6,7 +6,7 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ def output_option(*formats: str) -> Callable[[Callable], Callable]:
     return option("-o", "--output", type=click.Choice(choices), default="table", show_default=True, help="How to print.")
 
 
-def print_measured(rows: list[Row], columns: list[Column], output: str) -> None:
+def print_measured(rows: Sequence[Row], columns: list[Column], output: str) -> None:
     """`print_rows` of measured rows: above a table stands where and when they were measured, which JSON and CSV have in each row."""
     if output in ("table", "md"):
         click.echo(measured_on(rows) + "\n")
@@ -52,7 +52,7 @@ def measured_on(rows: Iterable[Row]) -> str:
                      if (found := dict.fromkeys(str(row[key]) for row in rows if row.get(key) is not None)))
 
 
-def print_rows(rows: list[Row], columns: list[Column], output: str) -> None:
+def print_rows(rows: Sequence[Row], columns: list[Column], output: str) -> None:
     """Print `rows` on standard output: the `columns` as a table or Markdown, every key as JSON or CSV."""
     if output == "json":
         print_json(rows)

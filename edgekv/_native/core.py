@@ -362,6 +362,7 @@ def rows(handle: Handle, il: int, value: bool) -> np.ndarray:
     out = ffi.new("edgekv_rows *")
     _check(lib.edgekv_get_rows(handle, il, value, out))
     kind = GGML_TYPES.get(out.type)
+    dtype: np.dtype
     if kind == "f16":
         dtype, per_row = np.dtype(np.float16), out.head_dim
     elif kind == "f32":

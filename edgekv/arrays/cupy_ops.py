@@ -157,7 +157,7 @@ class CupyOps(Ops):
     # ---- what migration does -------------------------------------------------------------------------------------------------
 
     def gather(self, places: move.Places, moves: np.ndarray, stream: Stream) -> None:
-        with self._device, stream.cupy:  # type: ignore[attr-defined]
+        with self._device, stream.cupy:  # type: ignore[attr-defined]  # a stream of this device
             queued = self._cupy.asarray(np.ascontiguousarray(moves).view(np.int32))
             self._gather((_GATHER_BLOCKS,), (_THREADS,), (
                 np.uint64(places.rows), queued, np.int32(len(moves)), np.uint64(places.arena), np.uint64(places.slot_bytes),
@@ -212,7 +212,7 @@ class _Stream:
         return _Event(event)
 
     def wait_for(self, event: Event) -> None:
-        self.cupy.wait_event(event.cupy)  # type: ignore[attr-defined]
+        self.cupy.wait_event(event.cupy)  # type: ignore[attr-defined]  # an event of this device
 
     def synchronize(self) -> None:
         self.cupy.synchronize()

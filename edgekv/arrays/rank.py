@@ -43,10 +43,13 @@ class Home(Protocol):
 
 
 class Ranking(Protocol):
-    n: int
-    """RESIDENT pages that are not pinned."""
-    mean: float
-    """The mean of their scores; 0 where there are none."""
+    @property
+    def n(self) -> int:
+        """RESIDENT pages that are not pinned."""
+
+    @property
+    def mean(self) -> float:
+        """The mean of their scores; 0 where there are none."""
 
     def n_below(self, value: float) -> int:
         """How many of them have a lower score; at least, where more than were listed do."""
@@ -83,8 +86,8 @@ class HostRanking:
 
     def coldest(self, n: int) -> Top:
         if n == 1 and self.n:  # what every plan asks first
-            at = self._values.argmin()
-            return Top(self._resident[at : at + 1], self._values[at : at + 1])
+            first = int(self._values.argmin())
+            return Top(self._resident[first : first + 1], self._values[first : first + 1])
         at = smallest(self._values, n)
         return Top(self._resident[at], self._values[at])
 

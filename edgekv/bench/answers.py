@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from edgekv.bench.asking import ask, n_tokens_of
 from edgekv.bench.harness.decoder import Decoder
@@ -173,7 +174,7 @@ class _Asking:
                 self._begin()
                 done = 0
             n_cold = sample.n_cold + GAP_TOKENS * i if sample.n_cold else 0
-            self._count(lambda: decode(self.decoder, self.plan.cold[done:n_cold], keep_logits=False))
+            self._count(partial(decode, self.decoder, self.plan.cold[done:n_cold], keep_logits=False))
             done, resume = n_cold, self.decoder.position
             said.append(self._ask(question, plain(self.decoder.llama, "\n\n") if sample.n_cold else ()))
             if not self.mode.destructive:

@@ -12,7 +12,7 @@ from edgekv.bench.harness.frame import plain
 from edgekv.bench.tasks import Question
 from edgekv.llama import Llama
 
-CLAUSE_ENDS = ".,;\n\"<>(){}[]="
+CLAUSE_ENDS = '.,;\n"<>(){}[]='
 """A gap ends before the first of these, once something stands in it."""
 
 

@@ -25,10 +25,10 @@ from edgekv.bench.harness.measured import added
 from edgekv.bench.harness.passes import ContextError, decoder_of
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, EdgeKVError
-from edgekv.machine import n_cores, stamp
+from edgekv.hierarchy.stats import Stats
 from edgekv.live.reports import SelectionReport
 from edgekv.live.runtime import Runtime
-from edgekv.hierarchy.stats import Stats
+from edgekv.machine import n_cores, stamp
 from edgekv.vocab import CacheType, DeviceKind, KvMode
 
 import llama_cpp
@@ -106,7 +106,7 @@ class DeviceBench:
     @property
     def options(self) -> KvOptions:
         option = "kv_budget" if self.device is DeviceKind.HOST else "kv_vram"
-        budget = {} if self.way.mode is KvMode.OFF else {option: self.budget_bytes}
+        budget: dict[str, Any] = {} if self.way.mode is KvMode.OFF else {option: self.budget_bytes}
         return KvOptions(mode=self.way.mode, device=self.device, type_k=self.way.cache, type_v=self.way.cache, **budget)
 
     def row(self, depth: int, **figures: Any) -> Row:

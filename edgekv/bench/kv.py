@@ -23,7 +23,18 @@ from edgekv.bench.harness.decoder import Decoder
 from edgekv.bench.harness.measured import Measured
 from edgekv.bench.harness.modes import FULL, STOCK, STOCK_KERNELS, check_counts, check_turns, find_mode, rotated, with_stock
 from edgekv.bench.harness.passes import (
-    BATCH_TOKENS, WARMUP_TOKENS, Caches, ContextError, beside, decode, hooked_note, memory_figures, opened, own, read, warm_up,
+    BATCH_TOKENS,
+    WARMUP_TOKENS,
+    Caches,
+    ContextError,
+    beside,
+    decode,
+    hooked_note,
+    memory_figures,
+    opened,
+    own,
+    read,
+    warm_up,
     weights_alone,
 )
 from edgekv.bench.texts.text import Text

@@ -200,7 +200,7 @@ def prepare(
         path = folder / f"{Path(text.name).stem}-{bench.depth}.npz"
         recording = Recording(bench.model, text, bench.depth, bench.n_steps, n_threads=bench.n_threads)
         if not _is_of(path, recording):
-            record(recording, path, lambda what, done, total: progress(f"{text.name}: {what}", done, total), warn)
+            record(recording, path, lambda what, done, total, name=text.name: progress(f"{name}: {what}", done, total), warn)  # type: ignore[misc]  # a default
         found[text.name] = path
     return found
 

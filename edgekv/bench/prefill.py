@@ -170,10 +170,10 @@ class _Run:
                     for name, seconds in none.items():
                         empty[n_threads][name] += seconds
         chunk = _Place(0, self.bench.n_chunk)
-        for n_threads, seconds in empty.items() if chunk in places else ():
-            if not any(seconds.values()):  # there is no depth that they took turns with
-                seconds = self._chunks(base, tokens[: chunk.end], n_threads, 0)[1]
-            results[n_threads, chunk] = self._figures(chunk, n_threads, seconds)
+        for n_threads, taken in empty.items() if chunk in places else ():
+            if not any(taken.values()):  # there is no depth that they took turns with
+                taken = self._chunks(base, tokens[: chunk.end], n_threads, 0)[1]  # noqa: PLW2901 (in its place)
+            results[n_threads, chunk] = self._figures(chunk, n_threads, taken)
         return results
 
     def _fill(self, base: KvOptions, tokens: list[int]) -> None:

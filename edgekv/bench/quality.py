@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ class _Run:
         for name, tokens in self.work.texts:
             self._read(name, tokens[: self.work.depth], self.bench.all_modes)
             likeness = compare(self.decoder, self.start, self.bench.all_modes, tokens[self.work.depth :],
-                               lambda mode, n, name=name: self._predicted(f"{name}: {mode}", n))
+                               lambda mode, n, name=name: self._predicted(f"{name}: {mode}", n))  # type: ignore[misc]  # a default
             yield self._text_rows(name, likeness)
             together += likeness
         if len(self.work.texts) > 1:
@@ -233,7 +234,7 @@ class _Run:
             self._read(what, reading.tokens[: reading.start], self.bench.all_modes)
             for name, mode in self.bench.all_modes.items():
                 plan.answer(reading, self.start, mode, answers[name],
-                            lambda position, n, name=name, what=what: self._done(Kind.DECODE, f"{what}: {name}", position, n))
+                            partial(self._done, Kind.DECODE, f"{what}: {name}"))
                 self.effort.finish()
         return answers
 

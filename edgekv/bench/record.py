@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from edgekv import _native
+from edgekv._native import core  # after edgekv.live.runtime, which puts the libraries in place
 from edgekv.arrays.norms import page_norms
 from edgekv.bench.harness.decoder import Decoder
 from edgekv.bench.harness.passes import BATCH_TOKENS, Caches, decoder_of, read
@@ -26,7 +27,6 @@ from edgekv.live.observers import Ubatch
 from edgekv.live.runtime import Runtime
 from edgekv.models import geometry
 from edgekv.vocab import DeviceKind, KvMode, SketchKind
-from edgekv._native import core  # after edgekv.live.runtime, which puts the libraries in place
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, the tokens done so far and their number."""
@@ -149,7 +149,7 @@ class _Run:
 
     def _sampled(self, ubatch: Ubatch) -> tuple[np.ndarray, ...]:
         n_read = np.zeros(self.header.shape.axes, np.uint16)
-        for row, head in zip(*np.nonzero(self.header.exists)):
+        for row, head in zip(*np.nonzero(np.array(self.header.exists))):
             cells, _ = self.runtime.last_rows(int(row), int(head))
             n_read[row, head] = np.bincount(cells // self.header.page_tokens, minlength=self.header.n_pages)
         return ubatch.mass_sum[self._pages], ubatch.mass_max[self._pages], n_read
@@ -206,7 +206,7 @@ class _Watch:
         def guarded(ubatch: Ubatch) -> None:
             try:
                 observer(ubatch)
-            except Exception as error:  # noqa: BLE001 - check() raises it again
+            except Exception as error:  # check() raises it again
                 self._error = self._error or error
 
         return guarded

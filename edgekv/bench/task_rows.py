@@ -46,8 +46,8 @@ class AskedInModes:
             for mode in self.modes if n_parts > 1 else ():
                 for length in self.lengths:
                     for part in range(n_parts):
-                        counts, wrong, note = self._counts(mode, lambda answer: answer.task == task and answer.n_context == length
-                                                           and int(answer.question.depth * n_parts) == part)
+                        counts, wrong, note = self._counts(mode, lambda answer, length=length, part=part, task=task, n_parts=n_parts: (  # type: ignore[misc]  # defaults
+                            answer.task == task and answer.n_context == length and int(answer.question.depth * n_parts) == part))
                         yield {"kind": "grid", "mode": mode, "task": task, "length": length, "part": (part + 0.5) / n_parts,
                                **counts.row(), "wrong": wrong, "note": note}
 

@@ -30,7 +30,7 @@ def layer_weights(split: Split, n_rows: int) -> np.ndarray:
     return np.linspace(2 - last, last, n_rows)
 
 
-def divide(split: Split, scores: np.ndarray, always: np.ndarray, visible: np.ndarray, n_budget: float,
+def divide(split: Split, scores: np.ndarray, always: np.ndarray | np.bool_, visible: np.ndarray | np.bool_, n_budget: float,
            exists: np.ndarray | None = None) -> np.ndarray:
     """bool [row, head, page]: the pages taken; n_budget for each head on average, where so many are visible.
 

@@ -30,7 +30,7 @@ def wilson(n_found: int, n_asked: int) -> tuple[float, float]:
     return (0.0 if n_found == 0 else low), (1.0 if n_found == n_asked else high)
 
 
-def of_mean(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
+def of_mean(values: Sequence[float] | np.ndarray, seed: int = 0) -> tuple[float, float]:
     """Interval of the mean of `values`, one for each position of a text, from resampled blocks of neighbours.
 
     Why blocks: what a mode misses at one position it misses at the next ones too, so positions are not independent. Why no normal

@@ -144,7 +144,7 @@ class RoleMeter:
         n_few = max(1, round(FEW * (end - start)))
         best = np.partition(middle, -n_few, axis=2)[:, :, -n_few:] if end > start else middle
         for total_share, part in zip(self._sums, (share[:, :, :start], share[:, :, end:], middle, best)):
-            total_share += part.sum(axis=2)
+            total_share += part.sum(axis=2)  # noqa: PLW2901 (in place)
         self._seen += total[:, :, 0] > 0
         if self._before is not None:
             self._compare(middle, self._before[:, :, start:end])

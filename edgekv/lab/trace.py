@@ -160,8 +160,8 @@ class Trace:
             raise ConfigError(f"a trace of {header.n_rows} rows, {header.n_warmup} warm-up steps and {header.n_steps} steps cannot be "
                               f"cut to rows {rows}, {n_warmup} and {n_steps} steps")
         first = header.n_warmup - n_warmup
-        smaller = replace(header, n_warmup=n_warmup, n_steps=n_steps, layers=[header.layers[row] for row in rows],
-                          groups=[header.groups[row] for row in rows], exists=[header.exists[row] for row in rows],
+        smaller = replace(header, n_warmup=n_warmup, n_steps=n_steps, layers=tuple(header.layers[row] for row in rows),
+                          groups=tuple(header.groups[row] for row in rows), exists=tuple(header.exists[row] for row in rows),
                           n_pages=header.n_used_end(header.n_warmup + n_steps - 1))
         arrays = {kind: self._cut(kind, rows, first, smaller) for kind in KINDS}
         return Trace(_Arrays(smaller, arrays, self.key_norms[rows, :, : smaller.n_pages]))

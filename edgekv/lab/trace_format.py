@@ -21,6 +21,7 @@ Version 1 had estimates of sketches in place of what mode sparse observes.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import zipfile
@@ -166,7 +167,7 @@ class TraceFile:
             self.header = self._header()
             missing = _members(self.header) - set(self._zip.namelist())
             if missing:
-                raise ConfigError(f"{path} is damaged: {sorted(missing)[0]} is missing in it; record the trace anew")
+                raise ConfigError(f"{path} is damaged: {min(missing)} is missing in it; record the trace anew")
         except BaseException:
             self._zip.close()
             raise
@@ -251,7 +252,7 @@ class TraceWriter:
             return
         try:
             if missing := _members(self.header) - self._written:
-                raise ValueError(f"the trace is not complete: {sorted(missing)[0]} was not written")
+                raise ValueError(f"the trace is not complete: {min(missing)} was not written")
             text = json.dumps({"format": FORMAT, **asdict(self.header)}, indent=1)
             self._guarded(lambda: self._zip.writestr(HEADER, text))
             self._guarded(self._zip.close)
@@ -286,8 +287,6 @@ class TraceWriter:
 
     def _discard(self) -> None:
         self._zip.fp = None  # or it would write its directory when it is collected
-        try:
+        with contextlib.suppress(OSError):  # what is buffered does not fit either
             self._file.close()
-        except OSError:  # what is buffered does not fit either
-            pass
         self._part.unlink(missing_ok=True)

@@ -77,7 +77,7 @@ class DeviceArena(Transport):
         ended, under_way = [], []
         for copy in self._copies:
             try:
-                copy, done = self._after_prompt(copy) if copy.event is None else (copy, copy.event.done())
+                copy, done = self._after_prompt(copy) if copy.event is None else (copy, copy.event.done())  # noqa: PLW2901 (begun only now)
                 arrived = True
             except (TierError, *self._errors) as error:
                 self.last_error = f"the device lost the copies of {len(copy.ids)} pages: {error}"

@@ -22,10 +22,10 @@ from edgekv.vocab import DeviceKind, KvMode
 _native.prepare()
 
 from edgekv._native import core, device, paging  # noqa: E402  (the libraries must be in place first)
-from edgekv.live import attachments  # noqa: E402
-from edgekv.live.attachments import defaults, find, last_failure, live, raise_failure, set_defaults  # noqa: E402
-from edgekv.live.cells import Cells  # noqa: E402
-from edgekv.live.wiring import Tiering, has_tiers, operations, selection_report  # noqa: E402
+from edgekv.live import attachments  # noqa: E402 (as above)
+from edgekv.live.attachments import defaults, find, last_failure, live, raise_failure, set_defaults  # noqa: E402 (as above)
+from edgekv.live.cells import Cells  # noqa: E402 (as above)
+from edgekv.live.wiring import Tiering, has_tiers, operations, selection_report  # noqa: E402 (as above)
 
 __all__ = ["Runtime", "defaults", "find", "last_failure", "live", "raise_failure", "set_defaults"]
 

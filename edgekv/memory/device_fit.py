@@ -9,8 +9,18 @@ from edgekv.amounts import MIB, size
 from edgekv.config import KvOptions
 from edgekv.errors import DoesNotFit
 from edgekv.memory.fit import (
-    COMPUTE_BYTES, CONTEXT_STEP, ContextChoice, DevicePlan, KvBytes, available_bytes, head_row_bytes, kv_bytes, largest_context,
-    page_bytes, rounded, sparse_layers,
+    COMPUTE_BYTES,
+    CONTEXT_STEP,
+    ContextChoice,
+    DevicePlan,
+    KvBytes,
+    available_bytes,
+    head_row_bytes,
+    kv_bytes,
+    largest_context,
+    page_bytes,
+    rounded,
+    sparse_layers,
 )
 from edgekv.models import Geometry
 from edgekv.vocab import MAX_QUERY_TOKENS, CacheType, KvMode

@@ -20,7 +20,7 @@ class PageShape:
     page_tokens: int = 16
     pages_per_stream: int = 0
     """0: there is one stream."""
-    exists: np.ndarray = field(default=None, repr=False)  # type: ignore[assignment]
+    exists: np.ndarray = field(default=None, repr=False)  # type: ignore[arg-type]  # __post_init__ fills it
     """bool [row, head]: the row has that KV head; None: all of them."""
 
     def __post_init__(self) -> None:

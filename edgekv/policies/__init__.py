@@ -1,4 +1,4 @@
-"""What a page is worth. A policy = one file, one line here, one row in tests/test_policies.py.
+"""What a page is worth. A policy = one file, one line here, one row in tests/policies/test_policies.py.
 
 A policy is named by its parts, joined by "+"; a part may have settings of its own: "ema(alpha=0.02)+anchor+recent".
 """

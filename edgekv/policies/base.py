@@ -56,7 +56,7 @@ class Policy:
         self.shape = shape
         self.settings = settings
         self.ops = ops
-        self._scores = (ops.zeros(shape.axes, np.float32) if scores is None else scores) if self.scoring else None
+        self._scores: Any = (ops.zeros(shape.axes, np.float32) if scores is None else scores) if self.scoring else None
 
     @property
     def scores(self) -> Array | None:

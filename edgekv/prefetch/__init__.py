@@ -1,4 +1,4 @@
-"""What will be wanted next. A prefetcher = one file, one line here, one row in tests/test_prefetch.py."""
+"""What will be wanted next. A prefetcher = one file, one line here, one row in tests/prefetch/test_prefetch.py."""
 
 from __future__ import annotations
 

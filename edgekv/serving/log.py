@@ -6,7 +6,6 @@ while the server lives, and Python's `sys.stderr` writes to a copy of the old on
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import sys
@@ -14,6 +13,7 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 import psutil
 
@@ -41,7 +41,7 @@ class ServerLog:
         self._temporary = path is None
         self.path: Path | None = None
         self._saved_fd: int | None = None
-        self._saved_stderr: io.TextIOBase | None = None
+        self._saved_stderr: TextIO | None = None
         if path is None:
             _remove_orphans()
             fd, name = tempfile.mkstemp(prefix=f"{_NAME}{os.getpid()}-", suffix=".log")
@@ -120,7 +120,7 @@ def bare_message(line: str) -> str:
     return re.sub(r"^(\w+\s+)?\w+: ", "", match["text"]) if match else line
 
 
-def _descriptor(stream: io.TextIOBase) -> int | None:
+def _descriptor(stream: TextIO) -> int | None:
     try:
         return stream.fileno()
     except (AttributeError, OSError, ValueError):

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from edgekv.config import KvOptions
@@ -74,7 +75,7 @@ _WORK_SHARE = 1 / 4  # estimated: caches and work buffers of what is loaded late
 def later_bytes(extra: tuple[str, ...]) -> int:
     """GPU memory for what llama.cpp's server loads behind the model, a draft model or a projector, estimated from its files. Files that
     are not there count nothing: the server says so."""
-    named = [Path(value) for name, value in zip(extra, extra[1:]) if name.replace("_", "-") in _LOADED_LATER]
+    named = [Path(value) for name, value in pairwise(extra) if name.replace("_", "-") in _LOADED_LATER]
     return sum(int(path.stat().st_size * (1 + _WORK_SHARE)) for path in named if path.is_file())
 
 

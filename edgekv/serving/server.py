@@ -130,7 +130,6 @@ class Server:
 
     def stop(self) -> None:
         """Stop and wait for the end of it; safe to call twice, and after a server that failed."""
-        global _active
         if _active is not self:
             return
         if not self._ready and self.alive:
@@ -203,7 +202,7 @@ class Server:
 
         try:
             self._exit = native.run(argv)
-        except BaseException as error:  # noqa: BLE001 - told by why_stopped()
+        except BaseException as error:  # told by why_stopped()
             self._exit = error
         finally:
             self._ended.set()

@@ -1,4 +1,4 @@
-"""These tests need a GPU and the environment that `python -m tests.gpu run` makes; a plain `pytest` leaves them out."""
+"""These tests need a GPU and the environment that `python tests/gpu_command run` makes; a plain `pytest` leaves them out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEVICE = os.environ.get("EDGEKV_GPU_TESTS", "")
 
 collect_ignore_glob = [] if DEVICE else ["test_*.py"]
 
-HERE = Path(__file__).resolve().parent
+DECODE = Path(__file__).resolve().parents[1] / "support" / "decode.py"
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +66,7 @@ def decoded(tmp_path: Path, device: str) -> Callable[..., dict]:
         for name, value in options.items():
             words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
         environment = {**os.environ, **({"EDGEKV": "0"} if mode == "off" else {})}
-        done = subprocess.run([sys.executable, str(HERE / "decode.py"), "--model", str(model), "--mode", mode, "--device", device,
+        done = subprocess.run([sys.executable, str(DECODE), "--model", str(model), "--mode", mode, "--device", device,
                                "--out", str(out), *words], capture_output=True, text=True, env=environment, timeout=220)
         said = f"{mode}: exit code {done.returncode}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
         assert expect is None or done.returncode == expect, said

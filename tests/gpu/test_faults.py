@@ -8,8 +8,8 @@ import sys
 
 import numpy as np
 import pytest
-from decoding import kld
-from gpu.opening import check, open_model
+from support.decoding import kld
+from support.opening import check, open_model
 
 from edgekv.bench.harness.decoder import Decoder
 from edgekv.errors import EdgeKVError

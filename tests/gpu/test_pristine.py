@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from decoding import kld, top_gap
+from support.decoding import kld, top_gap
 
 STEPS = 48
 

@@ -7,13 +7,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgekv.llama import Llama  # first: it puts llama_cpp on our libraries
-from edgekv.live import runtime
+import numpy as np
+
 from edgekv.errors import EdgeKVError
+from edgekv.live import runtime
 from edgekv.live.runtime import Runtime
+from edgekv.llama import Llama  # first: it puts llama_cpp on our libraries
 
 import llama_cpp
-import numpy as np
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from edgekv.bench.texts.text import chat_template, check_beginnings
 from edgekv.errors import ModelError
@@ -30,7 +31,7 @@ class Frame:
             empty = llama.tokenize(b"")
             check_beginnings(llama, empty, "an empty text")
             return cls(tuple(empty), tuple(plain(llama, "\nAnswer: ")), tuple(plain(llama, "\n\nQuestion: ")))
-        said = [{"role": role, "content": MARK} for role in ("user", "assistant", "user")]
+        said: list[Any] = [{"role": role, "content": MARK} for role in ("user", "assistant", "user")]
         first, turns = chat(messages=said[:1]), chat(messages=said).prompt.split(MARK)
         if len(turns) != 4 or first.prompt.count(MARK) != 1:
             raise ModelError("the chat template of this model changes what is said, so questions cannot be asked in it; use another model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 from edgekv.bench.tasks.base import Blank, Context, Question, Sample, spread, task
@@ -20,7 +21,7 @@ def variables(random: Random, n_tokens: int, place: float) -> Sample:
     questions = []
     for chain, value in chains:
         questions.append(_ask(chain[0], "holds the number", value))
-        questions += [_ask(to, "holds what the box", of) for of, to in zip(chain, chain[1:])]
+        questions += [_ask(to, "holds what the box", of) for of, to in pairwise(chain)]
         questions.append(_ask(chain[-1], "holds what other boxes hold, and in the end that is the number", value))
     return Sample(context, tuple(questions))
 
@@ -31,7 +32,7 @@ def chained(random: Random, n_tokens: int, place: float, n_chains: int, n_hops: 
     chains = [names[i::n_chains] for i in range(n_chains)]
     values = [str(value) for value in random.sample(range(10000, 100000), n_chains)]
     links = [[f"The box {chain[0]} holds the number {value}.",
-              *(f"The box {to} holds what the box {of} holds." for of, to in zip(chain, chain[1:]))]
+              *(f"The box {to} holds what the box {of} holds." for of, to in pairwise(chain))]
              for chain, value in zip(chains, values)]
     needles = tuple(link for same_place in zip(*links) for link in same_place)
     return list(zip(chains, values)), Context(n_tokens, needles=needles, depths=spread(len(needles), place), skip=random.random() / 2)

@@ -39,7 +39,7 @@ def common_words(random: Random, n_tokens: int, place: float) -> Sample:
 def frequent_words(random: Random, n_tokens: int, place: float) -> Sample:
     words = list(dict.fromkeys("".join(random.choices(SYLLABLES, k=3)) for _ in range(64)))[:40]
     share = [(rank + 1) ** -ZETA for rank in range(len(words))]
-    owed, listed = [0.0] * len(words), []
+    owed, listed = [0.0] * len(words), list[str]()
     while len(listed) < n_tokens:  # in rounds, as above: each word gets what it is owed
         part = []
         for rank, word in enumerate(words):

@@ -40,7 +40,7 @@ def planted(
     its own at the first end of a piece from its start (in tokens, ascending) on, or earlier where the next piece would push it
     beyond `n_last` tokens. Raises ConfigError where the text has too little or too long pieces, or the needles too many
     tokens."""
-    tokens, positions = list(before), []
+    tokens, positions = list(before), list[int]()
     apart = plain(llama, "\n\n")
     todo = [plain(llama, needle + "\n\n") for needle in needles]
     inside = False  # a paragraph

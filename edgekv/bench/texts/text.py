@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 from edgekv.errors import ConfigError, ModelError
 from edgekv.llama import Llama
@@ -81,7 +82,7 @@ class Dialogue(Text):
             return super().tokens(llama, n)
         n_turns = n // 64 + 1
         while True:  # how many tokens a turn comes to is only known afterwards
-            messages = [{"role": role, "content": said} for turn in self.turns[:n_turns]
+            messages: list[Any] = [{"role": role, "content": said} for turn in self.turns[:n_turns]
                         for role, said in zip(("user", "assistant"), turn)]
             read = chat(messages=messages)
             tokens = llama.tokenize(read.prompt.encode(), add_bos=not read.added_special, special=True)
@@ -157,7 +158,7 @@ def _docstrings() -> Iterator[tuple[str, str]]:
         todo: list[tuple[str, ast.AST]] = [(module, ast.parse(source))]
         while todo:
             name, node = todo.pop(0)
-            if text := ast.get_docstring(node):
+            if text := ast.get_docstring(node):  # type: ignore[arg-type]  # only what has one is put into todo
                 yield name, text
             inner = node.body if isinstance(node, (ast.Module, ast.ClassDef)) else []
             todo[:0] = [(f"{name}.{child.name}", child) for child in inner

@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgekv.lab.report.drawing import (
-    BLUE, GRID, INK, MUTED, ORANGE, PAPER, RED, SERIES, WIDTH, canvas, drawn, end_labels, percent_axis, plain_log_axis,
+    BLUE,
+    GRID,
+    INK,
+    MUTED,
+    ORANGE,
+    PAPER,
+    RED,
+    SERIES,
+    WIDTH,
+    canvas,
+    drawn,
+    end_labels,
+    percent_axis,
+    plain_log_axis,
 )
 
 if TYPE_CHECKING:
@@ -22,8 +35,8 @@ class Line:
     """A named line; `faint`: one of many, drawn in grey without a name; `ceiling`: dashed, what nothing can pass."""
 
     name: str
-    x: Sequence[float]
-    y: Sequence[float]
+    x: Sequence[float] | np.ndarray
+    y: Sequence[float] | np.ndarray
     faint: bool = False
     ceiling: bool = False
     colour: str | None = None
@@ -38,7 +51,7 @@ class Panel:
     lines: Sequence[Line]
     y_label: str
     scale: str = "percent"
-    """percent, plain, log, or missed: shares near 100 %, at distances as what is missing to it."""
+    """percent, plain, from zero, log, or missed: shares near 100 %, at distances as what is missing to it."""
     target: tuple[float, str] | None = None
     """A line across, and what it stands for."""
 
@@ -103,7 +116,7 @@ def line_chart(panels: Sequence[Panel], x_label: str, percent_x: bool = True, he
             percent_axis(ax.xaxis)
             ax.set_xticks(_apart(sorted({x for line in panel.lines for x in line.x})))
     widest = max((len(name) for places in ends for *_, name, _ in places), default=0)
-    for ax, places in zip(axes, ends):  # room for the names
+    for ax in axes:  # room for the names
         left, right = ax.get_xlim()
         share = min(0.6, 0.072 * widest * len(panels) / (WIDTH - 1.0))
         ax.set_xlim(left, left + (right - left) / (1 - share))
@@ -134,6 +147,8 @@ def _draw_lines(ax: Axes, panel: Panel) -> list[tuple[float, float, str, str]]:
         _missed_axis(ax, [line for line in panel.lines if not line.faint])
     elif panel.scale == "percent":
         percent_axis(ax.yaxis)
+    elif panel.scale == "from zero":
+        ax.set_ylim(bottom=0, top=1.05 * max(y for line in panel.lines for y in line.y))
     free = iter([colour for colour in SERIES if colour not in {line.colour for line in panel.lines}] * len(panel.lines))
     ends = []
     for line in panel.lines:

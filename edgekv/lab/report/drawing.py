@@ -74,10 +74,10 @@ def drawn(function: F) -> F:
         with matplotlib.rc_context(_STYLE):
             return function(*args, **kwargs)
 
-    return draw  # type: ignore[return-value]
+    return draw  # type: ignore[return-value]  # it takes what `function` takes
 
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.family": "sans-serif", "font.size": 10,
     "axes.titlesize": 10.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "axes.labelsize": 10, "xtick.labelsize": 9, "ytick.labelsize": 9, "legend.fontsize": 9, "legend.frameon": False,
@@ -103,7 +103,7 @@ def canvas(width: float, height: float, n_rows: int = 1, n_columns: int = 1, **o
 def end_labels(ax: Axes, ends: list[tuple[float, float, str, str]], gap_points: float = 11.0) -> None:
     """Names of lines beside their ends (x, y, name, colour), moved apart where they would overlap. Limits of the axes must be
     set."""
-    ax.figure.draw_without_rendering()
+    ax.figure.draw_without_rendering()  # type: ignore[union-attr]  # of a whole figure
     to_pixels, points = ax.transData, ax.figure.dpi / 72
     places = sorted(((to_pixels.transform(end[:2])[1], *end) for end in ends), key=lambda place: place[0])
     heights = [place[0] for place in places]

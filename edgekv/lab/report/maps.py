@@ -141,7 +141,7 @@ def needle_maps(found: Mapping[str, Mapping[tuple[int, float], float]]) -> Figur
     n_rows = -(-len(found) // n_columns)
     figure, axes = canvas(WIDTH, n_rows * (0.7 + 0.3 * len(parts)) + 0.3, n_rows, n_columns, sharey=True)
     for ax, (mode, cells) in zip(axes, found.items()):
-        shares = np.array([[cells.get((length, part), np.nan) for length in lengths] for part in parts])
+        shares = np.array([[cells.get((int(length), part), np.nan) for length in lengths] for part in parts])
         image = ax.imshow(shares, aspect="auto", cmap=MAP_COLOURS, vmin=0.0, vmax=1.0, interpolation="none")
         ax.set_title(mode)
         ax.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])

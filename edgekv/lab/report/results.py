@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgekv.lab.report import charts, maps
+from edgekv.errors import ConfigError
+from edgekv.lab.report import charts, drawing, maps
 from edgekv.lab.report.charts import Interval, Line, Panel
 from edgekv.lab.report.drawing import BLUE, GREEN, ORANGE, PURPLE, RED
 from edgekv.lab.report.sections import Row, Section, number, percent, points, where
 from edgekv.lab.report.study import MAP_BUDGET
 from edgekv.lab.retention import Retention
 from edgekv.vocab import FULL, STOCK, STOCK_KERNELS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LINES = 5
 """Lines that have a name where none of _TOLD is there; the others are grey."""
@@ -34,8 +40,42 @@ def decode_time(rows: Sequence[Row]) -> Section:
                     "weights alone cost.")
     section.text += _not_measured(rows, "decode_ms_p50")
     for run in runs:
+        if panels := _speed_panels(run):
+            section.picture(_speed_chart(panels), where(run))
         section.table(_TIME_COLUMNS, [_time_line(row) for row in run], where(run))
     return section
+
+
+def speed_picture(rows: Sequence[Row], path: Path) -> None:
+    """Write the plot of ms per token against depth, of the first run of `edgekv bench kv` that has two depths, as SVG or PNG. Raises
+    ConfigError where there is none, or where `path` cannot be written."""
+    for run in _runs(rows, "decode_ms_p50"):
+        if panels := _speed_panels(run):
+            drawing.save(_speed_chart(panels), path)
+            return
+    raise ConfigError("the plot needs rows of two depths; measure with `edgekv bench kv -d 512,7680 -o json`")
+
+
+def _speed_panels(run: Sequence[Row]) -> list[Panel]:
+    """One for each text, cache types and threads that were measured at more than one depth."""
+    panels: dict[tuple, dict[str, list[tuple[int, float]]]] = {}
+    for row in run:
+        if row.get("mode") not in STOCK_KERNELS:  # off is the faster of them
+            key = tuple(row.get(name) for name in ("text", "type_k", "type_v", "threads"))
+            panels.setdefault(key, {}).setdefault(str(row.get("mode")), []).append((row["depth"], row["decode_ms_p50"]))
+    return [Panel(f"{key[0]}, {key[3]} threads" if key[3] != 1 else f"{key[0]}, 1 thread",
+                  [Line(_SPEED_NAMES.get(mode, mode), [depth for depth, _ in sorted(points)], [ms for _, ms in sorted(points)],
+                        colour=_SPEED_COLOURS.get(mode)) for mode, points in modes.items()],
+                  "ms per token", "from zero")
+            for key, modes in panels.items() if all(len(points) > 1 for points in modes.values())]
+
+
+def _speed_chart(panels: Sequence[Panel]) -> Figure:
+    return charts.line_chart(panels, "tokens in the context", percent_x=False)
+
+
+_SPEED_NAMES = {STOCK: "stock llama.cpp", FULL: "exact"}
+_SPEED_COLOURS = {STOCK: RED, FULL: GREEN, "sparse": BLUE}
 
 
 def prompt_time(rows: Sequence[Row]) -> Section:
@@ -285,7 +325,8 @@ def _together(rows: Sequence[Row]) -> list[Row]:
     merged: dict[tuple[str, str], Row] = {}
     for row in rows:
         key = str(row.get("task")), str(row.get("mode"))
-        one = Retention(*(int(row.get(name) or 0) for name in ("asked", "full_found", "found", "kept")), float(row.get("luck") or 0))
+        asked, full_found, found, kept = (int(row.get(name) or 0) for name in ("asked", "full_found", "found", "kept"))
+        one = Retention(asked, full_found, found, kept, float(row.get("luck") or 0))
         counts[key] = counts.get(key, Retention()) + one
         merged[key] = {**merged.get(key, row), **counts[key].row()}
     return list(merged.values())

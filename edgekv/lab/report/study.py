@@ -137,12 +137,13 @@ class Study:
         for i, role in enumerate(ROLES):
             worth = np.where(roles == i, clear[role], -1.0)
             if (roles == i).any():
-                found[role] = tuple(int(place) for place in np.unravel_index(np.argmax(worth), worth.shape))
+                row, head = np.unravel_index(np.argmax(worth), worth.shape)
+                found[role] = int(row), int(head)
         return found
 
     def attention_of(self, heads: Mapping[Any, tuple[int, int]]) -> dict[Any, np.ndarray]:
         """Each head's share of each step's mass, float32 [step, page], measured steps only."""
-        found = {name: [] for name in heads}
+        found: dict[Any, list[np.ndarray]] = {name: [] for name in heads}
         for step in self.trace.steps(sampled=False):
             if not step.warmup:
                 for name, (row, head) in heads.items():

@@ -102,7 +102,8 @@ class Replay:
         self.chosen = budgets.divide(self.split, values, always, np.True_, n, self.shape.exists)
         fetched = self.hot.admit(self.chosen)
         if not step.warmup:
-            self._sums.add(step, self.chosen | self.hot.brought[:, :, :end], fetched, self.hot.brought[:, :, :end], self.scenario.access)
+            brought = self.hot.brought[:, :, :end]
+            self._sums.add(step, self.chosen | brought, fetched, brought, Access.parse(self.scenario.access))
 
     def _honest(self, step: TraceStep, true: Observation) -> Observation:
         """What is seen where the chosen pages alone are attended: the softmax over them."""

@@ -59,8 +59,9 @@ class Result:
         """Numbers and words, for a table. hit_rate is by access; worst_mass is hit_rate_mass of the head that has least; budget is a
         share, or a whole number of tokens."""
         scenario = self.scenario
+        budget: Any = scenario.budget  # an Attend, by now
         return {
-            "policy": scenario.policy, "budget": scenario.budget.tokens or scenario.budget.share, "split": self.split.value,
+            "policy": scenario.policy, "budget": budget.tokens or budget.share, "split": self.split.value,
             "observe": self.observe, "prefetch": scenario.prefetch, "access": str(scenario.access),
             "hit_rate": self.hit_rate, "hit_rate_mass": self.hit_rate_mass, "worst_mass": float(np.nanmin(self.hit_rate_mass_by_head)),
             "hot": self._mean(self.hot_by_head) / self.n_visible, "fetched": self._mean(self.fetched_by_head),

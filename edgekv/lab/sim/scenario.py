@@ -85,7 +85,7 @@ class Scenario:
 
     def n_budget(self, n_visible: int, page_tokens: int) -> int:
         """Pages of a head on average."""
-        return self.budget.pages(n_visible, page_tokens)
+        return self.budget.pages(n_visible, page_tokens)  # type: ignore[union-attr]  # __post_init__ made it one
 
     @property
     def needs_sampled(self) -> bool:

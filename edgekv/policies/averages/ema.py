@@ -26,6 +26,7 @@ class EmaSettings(Settings):
 class Ema(Policy):
     """score = alpha * mass + (1 - alpha) * score, on the mass summed over the query heads of the group."""
 
+    settings: EmaSettings
     settings_of = EmaSettings
     scoring = True
 

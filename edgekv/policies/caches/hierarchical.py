@@ -36,6 +36,7 @@ class Hierarchical(Policy):
     all of them, and a window is that much longer. The source names no number of best; `n_top` is ours.
     """
 
+    settings: HierarchicalSettings
     settings_of = HierarchicalSettings
     scoring = True
 

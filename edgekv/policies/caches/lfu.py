@@ -18,6 +18,7 @@ class Lfu(Policy):
     A run of several tokens accesses a page with all of them, where their mean mass is above access_mass, or with none.
     """
 
+    settings: AccessSettings
     settings_of = AccessSettings
     scoring = True
 

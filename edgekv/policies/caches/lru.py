@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
@@ -22,7 +24,7 @@ class Lru(Policy):
         super().__init__(shape, settings, ops, scores)
         self._accessed = ops.zeros(shape.axes, bool)
         self._scratch = ops.zeros(shape.axes, np.float32)
-        self._weight = np.float32(settings.access_mass)
+        self._weight: Any = np.float32(settings.access_mass)
 
     def update(self, observation: Observation) -> None:
         if not observation.observed:

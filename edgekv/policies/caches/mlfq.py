@@ -36,6 +36,7 @@ class Mlfq(Policy):
     here all that are due do.
     """
 
+    settings: MlfqSettings
     settings_of = MlfqSettings
     scoring = True
 

@@ -38,6 +38,7 @@ class S3Fifo(Policy):
     with r = 1 / (1 + runs since the page entered): in the cache before outside, and in the order in which pages would go.
     """
 
+    settings: AccessSettings
     settings_of = AccessSettings
     scoring = True
 

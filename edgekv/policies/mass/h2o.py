@@ -31,6 +31,7 @@ class H2O(Policy):
     budget is not known, `recent_tokens` are pinned. With several streams in use the newest half is divided evenly over them.
     """
 
+    settings: H2OSettings
     settings_of = H2OSettings
     scoring = True
     split = Split.UNIFORM

@@ -35,6 +35,7 @@ class MorphKv(Policy):
     tokens are chunks of their own. A page has the sum of its tokens; the pages with one of the R newest are pinned.
     """
 
+    settings: MorphKvSettings
     settings_of = MorphKvSettings
     scoring = True
     split = Split.UNIFORM

@@ -22,6 +22,7 @@ class Anchor(Policy):
     """Pins the pages that begin with the sinks (the first tokens, on which heads rest when nothing else matters: StreamingLLM,
     arXiv:2309.17453), by position, in every sequence."""
 
+    settings: AnchorSettings
     settings_of = AnchorSettings
 
     def __init__(self, shape: PageShape, settings: AnchorSettings, ops: Ops, scores: Array | None = None):

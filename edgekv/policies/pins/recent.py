@@ -22,6 +22,7 @@ class RecentSettings(Settings):
 class Recent(Policy):
     """Pins the pages with one of the `recent_tokens` newest positions of their stream."""
 
+    settings: RecentSettings
     settings_of = RecentSettings
 
     def __init__(self, shape: PageShape, settings: RecentSettings, ops: Ops, scores: Array | None = None):

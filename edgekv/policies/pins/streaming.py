@@ -29,6 +29,7 @@ class Streaming(Policy):
     which a page makes 16), in each stream. It looks at no attention: unobserved tokens teach it as much as others.
     """
 
+    settings: StreamingSettings
     settings_of = StreamingSettings
     scoring = True
     split = Split.UNIFORM

@@ -35,6 +35,7 @@ class Nacl(SnapKv):
     of the prompt are protected: compose with anchor and recent. Where the budget is not known, nothing is drawn.
     """
 
+    settings: NaclSettings
     settings_of = NaclSettings
 
     def __init__(self, shape: PageShape, settings: NaclSettings, ops: Ops, scores: Array | None = None):

@@ -198,7 +198,7 @@ edgekv_status edgekv_last_rows(const edgekv_context * ctx, int row, int head, in
         return fail(EDGEKV_INVALID, "edgekv_last_rows needs a place for the number of rows, and for as many rows and weights as its capacity");
     }
 
-    const RowList list = ctx->params.selection.keep_rows ? ctx->plane->last_rows(*layer, head, token) : RowList{};
+    const RowsRead list = ctx->params.selection.keep_rows ? ctx->plane->last_rows(*layer, head, token) : RowsRead{};
     *n_rows = list.n_rows;
     for (int i = 0; list.cells && i < std::min(list.n_rows, capacity); ++i) {
         cells[i]   = list.cells[i];

@@ -36,7 +36,7 @@ struct PageArrays {
 };
 
 // The rows that a query token read in a KV head.
-struct RowList {
+struct RowsRead {
     const int32_t * cells = nullptr;
     const float * weights = nullptr;  // null: all 1
     int n_rows = 0;
@@ -77,7 +77,7 @@ public:
     // ---- what can be seen ----
     virtual PageArrays arrays() = 0;
     virtual void add_selected(edgekv_selected * out) = 0;  // [row][head], zero before
-    virtual RowList last_rows(const Layer & layer, int head, int token) = 0;  // of stream 0
+    virtual RowsRead last_rows(const Layer & layer, int head, int token) = 0;  // of stream 0
     virtual PromptBlocks prompt_blocks() const = 0;
     virtual void add_memory(edgekv_memory & out) const = 0;
     virtual bool describe(edgekv_device & out) const = 0;  // false: this is not a device

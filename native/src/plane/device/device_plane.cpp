@@ -179,8 +179,8 @@ void DevicePlane::add_selected(edgekv_selected * out) {
     engine->selected(out, 0, ctx.shape.n_rows);
 }
 
-RowList DevicePlane::last_rows(const Layer & layer, int head, int token) {
-    RowList out;
+RowsRead DevicePlane::last_rows(const Layer & layer, int head, int token) {
+    RowsRead out;
     out.cells = engine->last_rows(layer.info.row, token*layer.info.n_head_kv + head, out.n_rows, out.weights);
 
     return out;

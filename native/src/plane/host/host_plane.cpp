@@ -255,7 +255,7 @@ void HostPlane::add_selected(edgekv_selected * out) {
     }
 }
 
-RowList HostPlane::last_rows(const Layer & layer, int head, int token) {
+RowsRead HostPlane::last_rows(const Layer & layer, int head, int token) {
     const RowLists & from = of(layer).lists[0];
     const int        list = token*layer.info.n_head_kv + head;
     if (token >= from.n_tokens) {

@@ -69,7 +69,7 @@ public:
 
     PageArrays arrays() override;
     void add_selected(edgekv_selected * out) override;
-    RowList last_rows(const Layer & layer, int head, int token) override;
+    RowsRead last_rows(const Layer & layer, int head, int token) override;
     PromptBlocks prompt_blocks() const override;
     void add_memory(edgekv_memory & out) const override;
     bool describe(edgekv_device &) const override { return false; }

@@ -1,0 +1,118 @@
+"""Sampling: NumPy's specification has no bias and reads what it must, and the kernels of every instruction set agree with it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgekv import _native
+from edgekv.arrays.sample import GROUP_CELLS, ONE, chances, sample, shares_of, walk
+
+_native.prepare()
+
+from edgekv._native import core, testing  # noqa: E402 (the libraries must be in place first)
+
+
+def case(seed: int, n_groups: int, group: int, hidden: float = 0.1) -> dict:
+    """Shares as an exact scan leaves them, over cells of which some are hidden (whole groups too) and some certain."""
+    rng = np.random.default_rng(seed)
+    n = GROUP_CELLS * n_groups
+    visible = rng.random(n) >= hidden
+    if n_groups > 2 and hidden:
+        visible[GROUP_CELLS : 2 * GROUP_CELLS] = False
+    logits = np.where(visible, 3 * rng.standard_normal((group, n)), -np.inf)
+    shares, tops, sums = shares_of(logits)
+    shares[:, ~visible.reshape(-1, GROUP_CELLS).any(axis=1).repeat(GROUP_CELLS)] = 0xFFC0  # what nobody wrote: not a number
+    certain = np.zeros(n, bool)
+    certain[:3], certain[-5:] = True, True
+    return dict(shares=shares, tops=tops, sums=sums, visible=visible, certain=certain, resolution=float(rng.choice([5.0, 60.0, 4000.0])))
+
+
+def test_chances_are_the_shares_of_attention():
+    arguments = case(1, n_groups=5, group=3) | {"resolution": 20.0}
+    logits = np.where(arguments["visible"], 3 * np.random.default_rng(1).standard_normal((3, 320)), -np.inf)
+    shares, tops, sums = shares_of(logits)
+    weights = np.exp(logits)
+    mean = (weights / weights.sum(axis=1, keepdims=True)).mean(axis=0)
+    got = chances(shares, tops, sums, arguments["visible"], np.zeros(320, bool), 20.0) / ONE
+    want = np.minimum(20.0 * mean, 1)
+    assert (want == 1).any() and (want < 0.01).any()
+    np.testing.assert_allclose(got, want, rtol=2.0**-7, atol=1 / ONE)  # shares are truncated to eight bits
+    assert (got <= want + 1 / ONE).all() and not got[~arguments["visible"]].any()
+
+
+def test_sinks_of_the_model_take_their_part():
+    arguments = case(2, n_groups=2, group=2, hidden=0.0) | {"resolution": 10.0, "certain": np.zeros(128, bool)}
+    totals = np.log((arguments["sums"] * np.exp(arguments["tops"])).sum(axis=1))
+    whole, half = chances(**arguments), chances(**arguments, sinks=totals)  # as much as all cells together
+    inside = whole < ONE
+    np.testing.assert_allclose(half[inside], whole[inside] / 2, rtol=1e-4, atol=1)
+    assert inside.sum() > 100
+
+
+def test_the_walk():
+    p = np.array([0.25, 1, 0, 0.5, 0.5, 0.125, 1, 0.0625, 0, 1])
+    found = walk((p * ONE).astype(np.int64))
+    # from 0.5: 0.75, 1.75, 1.75, 2.25, 2.75, 2.875, 3.875, 3.9375, 3.9375, 4.9375
+    assert found.rows.tolist() == [1, 3, 6, 9] and found.weights.tolist() == [1, 2, 1, 1] and found.n_certain == 3
+    assert walk(np.zeros(64, np.int64)).rows.tolist() == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_without_bias(seed):
+    """Over all offsets, each cell is read with its probability, so that weighted sums are right on average."""
+    arguments = case(seed, n_groups=4, group=2)
+    p = chances(**arguments)
+    value = np.random.default_rng(seed).standard_normal(len(p))
+    n, estimates, reads = 1000, [], np.zeros(len(p))
+    for offset in range(n):
+        shift = np.array([offset * ONE // n], np.int64)  # a cell before all others moves the marks
+        found = walk(np.concatenate((shift, p)))
+        rows, weights = found.rows[found.rows > 0] - 1, found.weights[found.rows > 0]
+        estimates.append((weights * value[rows]).sum())
+        reads[rows] += 1
+        assert abs(len(rows) - p.sum() / ONE) <= 1
+    np.testing.assert_allclose(reads / n, p / ONE, atol=1.5 / n)
+    reached = p > ONE // n
+    assert np.mean(estimates) == pytest.approx(value[reached].sum(), abs=0.05 * np.std(estimates) + 0.2)
+
+
+def test_certain_and_hidden():
+    arguments = case(3, n_groups=6, group=3) | {"resolution": 5.0}
+    found = sample(**arguments)
+    must = np.flatnonzero(arguments["certain"] & arguments["visible"])
+    assert np.isin(must, found.rows).all() and (found.weights[np.isin(found.rows, must)] == 1).all()
+    assert arguments["visible"][found.rows].all() and (found.weights >= 1).all() and found.n_certain >= len(must)
+    assert found.n_certain == np.count_nonzero(found.weights == 1) < len(found.rows) < 40
+    nothing = sample(**(arguments | {"visible": np.zeros(384, bool)}))
+    assert not len(nothing.rows) and nothing.n_certain == 0
+
+
+def test_a_resolution_above_all_reads_everything():
+    arguments = case(4, n_groups=3, group=1, hidden=0.0) | {"resolution": 1e9}
+    found = sample(**arguments)
+    assert found.rows.tolist() == list(range(192)) and (found.weights == 1).all()
+
+
+# ---- the kernels ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("isa", range(len(core.isa_available())), ids=core.isa_available())
+@pytest.mark.parametrize("n_groups", [1, 2, 7, 33])
+def test_kernels(isa, n_groups):
+    """They add in float32, so that a probability may be a few steps off, and with it where the running sum passes a whole number."""
+    n_rows = 0
+    for seed in range(20):
+        arguments = case(seed, n_groups, group=1 + seed % 4)
+        p, want = chances(**arguments), sample(**arguments)
+        rows, weights, n_certain = testing.sample(**arguments, isa=isa)
+        assert (np.diff(rows) > 0).all() and len(rows) == len(weights)
+        off = np.abs(ONE / weights.astype(np.float64) - p[rows])
+        assert (off <= 2 + 2e-6 * p[rows]).all()
+        assert n_certain == np.count_nonzero(weights == 1) and abs(n_certain - want.n_certain) <= 1
+        different = np.setxor1d(rows, want.rows)
+        after = np.cumsum(p)[different] + ONE // 2
+        to_mark = np.minimum.reduce([np.abs((at + ONE // 2) % ONE - ONE // 2) for at in (after, after - p[different])])
+        assert (to_mark <= 2 * len(p)).all(), "elsewhere the same cells are read"
+        n_rows += len(rows)
+    assert n_rows > 20 * 5

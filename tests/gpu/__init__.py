@@ -1,6 +1,0 @@
-"""The GPU command: `python -m tests.gpu pack` prepares what a bare machine needs, `python -m tests.gpu run` builds, tests,
-sanitizes and measures there, in pieces of under ten minutes.
-
-It needs Python's standard library only; what it starts runs in an environment that it makes. Modules here import each other
-relatively, and nothing of edgekv: started from the checkout, `import edgekv` would find the sources and not the installed
-package. The files that run inside the installed package are rows.py and test_*.py. """

@@ -1,0 +1,367 @@
+"""The hierarchy on a device: copies on a side stream, answers that come later, capacity and pace. No GPU is needed."""
+
+from __future__ import annotations
+
+import sys
+import types
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import fake_cupy
+from support.fake_gpus import RATES
+from support.tiers import CopyError, FakeDevice, plan, settled
+from support.world import World, act
+
+from edgekv._native import core, device, paging
+from edgekv.arrays import cupy_ops
+from edgekv.arrays.move import ROW
+from edgekv.arrays.ops import Ops
+from edgekv.config import KvOptions
+from edgekv.errors import TierError
+from edgekv.hierarchy.migrator import Migrator
+from edgekv.hierarchy.planner import Limits
+from edgekv.hierarchy.stats import Stats
+from edgekv.live import wiring
+from edgekv.pages.residency import Reason, State
+from edgekv.pages.shape import PageShape
+from edgekv.policies import POLICIES
+from edgekv.prefetch import PREFETCHERS
+from edgekv.vocab import DeviceKind, KvMode
+
+SHAPE = PageShape(2, 2, 8)
+
+
+@pytest.fixture
+def cupy(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch):
+    """(operations on a fake device, the device)."""
+    device = fake_cupy.Device()
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy.module(emulated_kernels, device))
+    return cupy_ops.CupyOps(0, 0, 13000), device
+
+
+# ---- the transport ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_waits_for_the_steps_before_it():
+    """The slot was released, and the step in flight may still read it: the gather comes after."""
+    device = FakeDevice(SHAPE)
+    device.resize(1)
+    arena = device.transport
+    arena.start(np.array([3]), np.array([0]))
+    arena._side.synchronize()
+    while not (done := arena.finished()):
+        pass
+    assert done[0][1].tolist() == [True] and device.table == {3: 0}
+    device.step()
+    arena.release(np.array([3]))
+    arena.start(np.array([9]), np.array([0]))
+    device.side.run(99)
+    assert device.arena[0] == device.home[3], "the step is not over"
+    device.steps.run(99)
+    device.side.run(99)
+    assert device.arena[0] == device.home[9] and device.n_read == 1
+
+
+def test_pages_are_published_when_they_have_arrived():
+    device = FakeDevice(SHAPE, delay=1.0)
+    device.resize(4)
+    ticket = device.transport.start(np.array([1, 2]), np.array([0, 1]))
+    for _ in range(5):
+        assert device.transport.finished() == [] and not device.table
+    device.change(np.array([2]))
+    device.delay = 0.0
+    device.side.synchronize()
+    [(ended, ok)] = device.transport.finished()
+    assert ended == ticket and ok.tolist() == [True, False] and device.table == {1: 0}
+    assert device.transport.finished() == []
+
+
+def test_a_copy_that_the_device_refuses():
+    device = FakeDevice(SHAPE, refuse=1.0)
+    device.resize(4)
+    with pytest.raises(TierError, match="refused to copy 2 pages: out of memory"):
+        device.transport.start(np.array([1, 2]), np.array([0, 1]))
+    assert device.transport.finished() == []
+
+
+def test_a_copy_that_the_device_loses():
+    table = settled(SHAPE, 4, 8)
+    device = FakeDevice(SHAPE, fail=1.0)
+    device.resize(4)
+    migrator = Migrator(table, device.transport, 4, 100, stats := Stats())
+    migrator.submit(plan(np.ones(SHAPE.axes, np.float32), None, np.empty(0, np.int64), table.residency, Limits(max_moves=2)))
+    for _ in range(20):
+        migrator.advance()
+        migrator.collect()
+    table.check()
+    assert not len(table.residency.resident) and table.n_free == 4 and stats.n_failed_copies == 2 and not device.table
+    assert "illegal address" in device.transport.last_error
+
+
+def test_a_prompt_leaves_pages_in_their_slots():
+    """Nothing is copied while one is read: its next part brings all pages along; what it did not is copied afterwards."""
+    device = FakeDevice(SHAPE, prompts=1.0)
+    device.resize(4)
+    device.transport.in_prompt = True
+    ticket = device.transport.start(np.array([1, 2, 5]), np.array([0, 1, 3]))
+    assert device.transport.finished() == [] and not device.n_copied
+    device.fill_all = True
+    device.step()
+    [(ended, ok)] = device.transport.finished()
+    device.steps.synchronize()
+    assert ended == ticket and ok.all() and not device.n_copied and device.table == {1: 0, 2: 1, 5: 3}
+    assert device.arena[[0, 1, 3]].tolist() == device.home[[1, 2, 5]].tolist()
+
+    device.transport.release(np.array([1, 2]))
+    device.transport.start(np.array([7, 8]), np.array([0, 1]))
+    device.fill_all = False
+    device.step()
+    while not (ended := device.transport.finished()):
+        device.side.synchronize()
+    assert ended[0][1].all() and device.n_copied == 2 and device.table == {5: 3, 7: 0, 8: 1}
+
+
+def test_close_waits_for_copies():
+    device = FakeDevice(SHAPE)
+    device.resize(4)
+    device.step()
+    device.transport.start(np.array([1, 2]), np.array([0, 1]))
+    device.transport.close()
+    assert not device.side.work and device.transport.finished() == [] and not device.table
+
+
+def test_close_of_a_device_that_failed():
+    device = FakeDevice(SHAPE)
+
+    def fail() -> None:
+        raise CopyError("the GPU has fallen off the bus")
+
+    device.side.synchronize = fail
+    device.transport.close()
+    assert "fallen off" in device.transport.last_error
+
+
+# ---- the hierarchy ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefetch_name", PREFETCHERS)
+@pytest.mark.parametrize("policy", [*POLICIES, "ema+anchor+recent", "ema+lru"])
+def test_matrix_on_a_device(cupy, policy: str, prefetch_name: str):
+    """Every policy with every prefetch over strict arrays: no step reads the device's memory or waits for it."""
+    ops, device = cupy
+    world = World(policy=policy, prefetch_name=prefetch_name, seed=3, ops=ops, device=True)
+    world.step(40, observed=False)
+    for k in range(60):
+        if world.n_tokens >= 62 or k == 37:
+            world.cut(int(world.rng.integers(10, 60)))
+        world.step()
+        device.n_at_a_time = 1 + k % 40
+    fills = policy != "none" or prefetch_name != "none"
+    stats = world.hierarchy.stats
+    assert bool(stats.n_promoted) == fills and stats.n_plans and device.n_downloads == 0
+
+
+@pytest.mark.parametrize("policy, prefetch_name", [("ema", "none"), ("anchor", "previous"), ("ema+anchor+recent", "neighbour")])
+def test_steps_do_not_wait_for_answers(cupy, policy: str, prefetch_name: str):
+    ops, device = cupy
+    world = World(policy=policy, prefetch_name=prefetch_name, ops=ops, device=True)
+    device.n_at_a_time = 0  # a device that is busy with other things
+    world.step(40, observed=False)
+    for _ in range(20):
+        world.step()
+    stats = world.hierarchy.stats
+    asked = int(policy != "anchor")  # without scores and mass, a prompt's plan asks nothing of the device
+    assert stats.n_plans == 1 - asked and stats.n_late_answers > 0 and device.n_downloads == 0
+    device.n_at_a_time = 1 << 30
+    for _ in range(12):
+        world.cut(56)
+        world.step()
+    assert stats.n_plans >= 2 and stats.n_promoted
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "none"])
+def test_a_device_that_answers_at_once_decides_as_the_host(cupy, policy: str):
+    ops, device = cupy
+    device.eager = True
+    worlds = [World(policy=policy, prefetch_name="neighbour", seed=5, ops=where) for where in (Ops(), ops)]
+    for k in range(40):
+        for world in worlds:
+            if k == 0:
+                world.step(40, observed=False)
+            if world.n_tokens >= 62 or k == 25:
+                world.cut(30)
+            world.step()
+        here, there = worlds
+        assert here.resident() == there.resident()
+        np.testing.assert_array_equal(here.priority, there.priority)
+        np.testing.assert_array_equal(here.pinned, there.pinned)
+    assert here.hierarchy.stats.n_promoted == there.hierarchy.stats.n_promoted > 0
+
+
+def test_a_budget_that_shrinks_on_a_device(cupy):
+    ops, device = cupy
+    device.eager = True
+    world = World(n_slots=30, ops=ops, device=True)
+    world.step(56, observed=False)
+    for n_slots in (30, 12, 40, 0, 5):
+        world.hierarchy.resize(n_slots)
+        for _ in range(20):
+            world.cut(56)
+            world.step()
+        assert len(world.resident()) <= n_slots and world.hierarchy.table.n_slots == n_slots
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_any_events_over_streams(seed: int):
+    """Growth, cuts, pins and budgets, over copies that are late, out of order, lost and refused, and steps that read behind them."""
+    rng = np.random.default_rng(seed)
+    shape = PageShape(2, 2, 16, page_tokens=4)
+    world = World(shape, n_slots=int(rng.integers(0, 40)), seed=seed, plan_every=int(rng.integers(1, 5)), device=True,
+                  delay=float(rng.choice([0, 0.6])), fail=float(rng.choice([0, 0.1])), refuse=float(rng.choice([0, 0.2])),
+                  prompts=float(rng.choice([0, 0.5])), prefetch_name=str(rng.choice(list(PREFETCHERS))),
+                  bytes_per_run=int(rng.choice([100, 500, 5000])),
+                  limits=Limits(max_moves=int(rng.integers(1, 30)), swap=bool(rng.random() < 0.7), fill=bool(rng.random() < 0.5)))
+    for _ in range(60):
+        act(rng, world, "pace")
+    world.hierarchy.close()
+    world.arena.steps.synchronize()
+
+
+def test_exact_fills_and_stays():
+    """Mode exact on a device: the arena fills while the prompt is read, in equal shares of layers, and nothing moves afterwards."""
+    world = World(n_slots=20, device=True, policy="ema", hot=[3, 20, 37], limits=wiring.limits(KvMode.EXACT, True),
+                  bytes_per_run=400)
+    for _ in range(14):
+        world.step(4, observed=False)
+    for _ in range(20):
+        world.cut(56)
+        world.step()
+    resident = world.resident()
+    rows, _, pages = world.shape.places(np.array(resident))
+    assert len(resident) == 20 and np.bincount(rows).max() - np.bincount(rows).min() <= 2 and pages.max() == 3
+    moved = world.hierarchy.stats.moved_bytes
+    for _ in range(30):
+        world.cut(56)
+        world.step()
+    assert world.resident() == resident and world.hierarchy.stats.moved_bytes == moved and world.hierarchy.stats.n_demoted == 0
+    why = {reason for state, reason, _ in world.hierarchy.why() if state == State.RESIDENT}
+    assert why == {Reason.ROOM}
+
+
+def test_sparse_on_a_device_fills_and_swaps():
+    hot = [12, 28, 44, 60, 76, 92]
+    world = World(n_slots=20, device=True, policy="ema", limits=wiring.limits(KvMode.SPARSE, True))
+    world.step(56, observed=False)
+    for _ in range(12):
+        world.cut(56)
+        world.step(observed=False)
+    assert len(world.resident()) == 20 and not set(hot) & set(world.resident())
+    world.hot = hot
+    for _ in range(60):
+        if world.n_tokens > 58:
+            world.cut(56)
+        world.step()
+    assert set(hot) <= set(world.resident())
+
+
+# ---- tiering ------------------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_per_run():
+    assert wiring.bytes_per_run(None, 0.1) == wiring.bytes_per_run(25e9, None) == wiring.BYTES_PER_RUN
+    assert wiring.bytes_per_run(25e9, 0.16) == 400_000_000
+    assert wiring.bytes_per_run(1e6, 0.16) == wiring.BYTES_PER_RUN
+
+
+def test_limits_are_a_matter_of_mode():
+    assert wiring.limits(KvMode.SPARSE, False) == wiring.limits(KvMode.EXACT, False) == Limits()
+    assert wiring.limits(KvMode.SPARSE, True).swap and not wiring.limits(KvMode.EXACT, True).swap
+    assert wiring.limits(KvMode.EXACT, True).fill
+
+
+@pytest.fixture
+def plane(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """The native functions that Tiering calls, over two rows of home and an arena in host memory; `said`: the calls that change
+    something."""
+    rng = np.random.default_rng(0)
+    n_heads, n_pages, n_cells, row_bytes = 2, 8, 120, 64
+    home = rng.integers(0, 256, (2, 2, n_cells, n_heads, row_bytes), dtype=np.uint8)  # row, K or V
+    rows = np.zeros(2, ROW)
+    for row, arrays in zip(rows, home):
+        for kind, array in zip("kv", arrays):
+            row[kind], row[f"{kind}_stride_cell"], row[f"{kind}_stride_head"] = array.ctypes.data, array.strides[0], array.strides[1]
+            row[f"{kind}_row_bytes"] = row_bytes
+    rows["v_offset"], rows["n_heads"] = 16 * row_bytes, (2, 1)
+    arena, n_slots_max = np.zeros((10, 32 * row_bytes), np.uint8), 10
+    shape = (2, n_heads, n_pages)
+    priority, pinned = np.full(shape, 7, np.float32), np.full(shape, 7, np.uint8)
+    newest = np.full(n_pages, -1, np.int32)
+    said: list[tuple] = []
+    place = device.Plane(DeviceKind.EMULATED, 0, 0, arena.ctypes.data, 32 * row_bytes, 0, n_slots_max, n_cells, rows.ctypes.data,
+                         1 << 20, 1 << 10, 0)
+    for module, functions in (
+        (device, {"plane": lambda handle: place}),
+        (core, {"run_so_far": lambda handle: types.SimpleNamespace(page_tokens=16, pages_per_stream=n_pages),
+                "layers": lambda handle: [types.SimpleNamespace(row=row, n_head_kv=n, head_dim=32)
+                                          for row, n in ((0, 2), (1, 1), (-1, 9))],
+                "limits": lambda handle: core.NativeLimits(n_cells, 1, n_cells, n_cells),
+                "cells": lambda handle, stream: types.SimpleNamespace(n_cells=n_cells, n_used=0),
+                "rope": lambda handle: None}),
+        (paging, {"set_arena": lambda handle, n: said.append(("arena", n)),
+                     "page_arrays": lambda handle: paging.PageArrays(shape, priority.ctypes.data, pinned.ctypes.data,
+                                                                           np.zeros(shape, np.int32), newest, None, 0,
+                                                                           32 * row_bytes),
+                     "begin_copies": lambda handle, moves: said.append(("begin", moves.copy())),
+                     "publish_pages": lambda handle, moves: (said.append(("publish", moves.copy())), np.ones(len(moves), bool))[1],
+                     "release_pages": lambda handle, moves: said.append(("release", moves.copy()))}),
+    ):
+        for name, function in functions.items():
+            monkeypatch.setattr(module, name, function)
+    return types.SimpleNamespace(home=home, arena=arena, newest=newest, said=said, priority=priority, pinned=pinned, rows=rows)
+
+
+def prompt_step(changed: list[int]) -> types.SimpleNamespace:
+    mass = np.zeros((2, 2, 8), np.float32)
+    return types.SimpleNamespace(mass_sum=mass, mass_max=mass, n_tokens=16, n_tokens_hooked=0, n_tokens_observed=0, changed=np.array(changed, np.int64),
+                                 newest=100)
+
+
+def test_tiering_on_an_emulated_plane(plane):
+    """In mode exact: capacity from the plane, copies told before they begin, bytes where the kernels will look for them."""
+    options = KvOptions(mode=KvMode.EXACT)
+    tiers = wiring.Tiering(object(), options, stats := Stats(), wiring.operations(object()))
+    assert plane.said == [("arena", 0), ("arena", 10)] and not plane.priority.any() and not plane.pinned.any()
+    plane.newest[:] = np.minimum((np.arange(8) + 1) * 16, 120) - 1
+    tiers.run(prompt_step(list(range(8))))
+    for _ in range(6):
+        tiers.run(prompt_step([]))
+    assert tiers.hierarchy.tiers()[State.RESIDENT] == 10 and stats.n_promoted == 10
+    begun = np.concatenate([moves for what, moves in plane.said if what == "begin"])
+    published = np.concatenate([moves for what, moves in plane.said if what == "publish"])
+    assert sorted(begun.tolist()) == sorted(published.tolist()) and len(begun) == 10
+    assert (begun["head"] < np.where(begun["row"] == 0, 2, 1)).all()
+    for row, head, page, slot in published.tolist():
+        cells = plane.home[row, :, page * 16 : page * 16 + 16, head]
+        np.testing.assert_array_equal(plane.arena[slot].reshape(2, 16, 64)[:, : cells.shape[1]], cells)
+    assert stats.stall_seconds > 0 and stats.moved_bytes == 10 * 2048
+    tiers.set_mode(options.with_(mode=KvMode.SPARSE, kv_budget=3 * 2048))
+    tiers.run(prompt_step([]))
+    assert tiers.hierarchy.table.n_slots == 3
+    tiers.close()
+
+
+def test_pace_follows_the_link(plane, monkeypatch: pytest.MonkeyPatch):
+    clock = iter([1.0, 1.1, 1.3, 60.0])
+    tiers = wiring.Tiering(object(), KvOptions(mode=KvMode.EXACT), Stats(), Ops(), replace(RATES, link_gather=1e10))
+    monkeypatch.setattr(wiring.time, "perf_counter", lambda: next(clock))
+    paces = []
+    for _ in range(4):
+        tiers._measure()
+        paces.append(tiers.hierarchy.migrator.pages_per_run * 2048)
+    assert paces[0] == wiring.BYTES_PER_RUN
+    assert [round(pace / 1e8, 2) for pace in paces[1:]] == [1.0, 1.0, 1.0], "a person who thinks for a minute changes nothing"

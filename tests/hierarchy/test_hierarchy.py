@@ -1,0 +1,233 @@
+"""The hierarchy end to end, over an arena that holds bytes: policy, plan, migration and events together, with no model."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.tiers import FakeArena, where
+from support.world import SHAPE, World, act
+
+from edgekv.errors import ConfigError, TierError
+from edgekv.hierarchy.planner import Limits
+from edgekv.hierarchy.step import Hierarchy
+from edgekv.pages.residency import Reason, State
+from edgekv.pages.shape import PageShape
+from edgekv.policies import POLICIES
+from edgekv.prefetch import PREFETCHERS
+
+
+def test_the_hot_pages_come_to_the_arena():
+    hot = [3, 20, 37, 50, 69, 85]  # ids, one a head
+    world = World(n_slots=6, hot=hot, policy="ema")
+    world.step(56, observed=False)
+    for _ in range(40):
+        if world.n_tokens % 4 == 3:
+            world.cut(52)  # the same 14 pages throughout
+        world.step()
+    assert world.resident() == hot
+    row, head, page = (int(n) for n in SHAPE.places(np.int64(20)))
+    assert world.priority[row, head, page] > 0.5
+    state, reason, slot = where(world.hierarchy.table, row, head, page)
+    assert state == State.RESIDENT and reason == Reason.HOT and slot in range(6)
+    tiers = world.hierarchy.tiers()
+    assert tiers[State.RESIDENT] == 6 and sum(tiers.values()) == 96
+    why = {(state, reason): n for state, reason, n in world.hierarchy.why()}
+    assert why[State.RESIDENT, Reason.HOT] == 6 and State.FREE not in {state for state, _ in why}
+
+    world.hot = [i + 1 for i in hot]  # attention moves on, and residency follows
+    for _ in range(60):
+        if world.n_tokens % 4 == 3:
+            world.cut(52)
+        world.step()
+    assert world.resident() == world.hot
+    assert world.hierarchy.stats.n_demoted >= 6
+
+
+def test_pins():
+    world = World(n_slots=24)
+    world.step(50, observed=False)
+    assert world.hierarchy.pin(5, 6) == 2
+    for _ in range(8):
+        world.step()
+    assert where(world.hierarchy.table, 1, 1, 5)[:2] == (State.RESIDENT, Reason.PINNED) and world.pinned[1, 1, 5]
+    assert set(np.flatnonzero(world.pinned[0, 0])) == {0, 5, 6, 12, 13, 14}, "sinks, the user's, and the recent ones"
+    assert world.hierarchy.pin(14, 15) == 1, "page 15 is empty"
+    world.cut(22)
+    world.step()
+    assert world.hierarchy.unpin(0, 15) == 1, "what is emptied is not pinned any more"
+    assert world.hierarchy.unpin(0, 15) == 0
+    with pytest.raises(ConfigError, match="pages 0 to 15"):
+        world.hierarchy.pin(3, 16)
+    with pytest.raises(ConfigError, match="pages 4 to 3"):
+        world.hierarchy.unpin(4, 3)
+
+
+def test_pins_that_do_not_fit():
+    world = World(n_slots=4)
+    world.step(60, observed=False)
+    for _ in range(9):
+        world.cut(60)
+        world.step()
+    assert len(world.resident()) == 4 and world.hierarchy.stats.n_unplaced > 0
+
+
+def test_resize():
+    world = World(n_slots=30)
+    world.step(56, observed=False)
+    for n_slots in (30, 12, 40, 0, 5):
+        world.hierarchy.resize(n_slots)
+        world.check()
+        assert world.hierarchy.table.n_slots == n_slots and len(world.arena.arena) == n_slots
+        for _ in range(9):
+            world.cut(56)
+            world.step()
+        assert len(world.resident()) <= n_slots
+    assert world.hierarchy.stats.n_demoted >= 18
+    with pytest.raises(ConfigError, match="-1 slots"):
+        world.hierarchy.resize(-1)
+    world.step()
+
+
+def test_shrinking_waits_for_copies():
+    world = World(n_slots=12, delay=1.0)
+    world.step(56, observed=False)
+    for _ in range(4):
+        world.step()
+    assert world.hierarchy.migrator.n_moving == 12
+    world.hierarchy.resize(3)
+    assert world.hierarchy.table.n_slots == 12 and len(world.arena.arena) == 12
+    world.step()
+    world.arena.delay = 0.0
+    world.step()
+    assert world.hierarchy.table.n_slots == 3 and len(world.arena.arena) == 3
+    world.step()
+    assert len(world.resident()) <= 3
+
+
+def test_an_arena_that_cannot_grow():
+    world = World(n_slots=6)
+
+    def refuse(n_slots: int) -> None:
+        raise TierError("no memory for so many slots")
+
+    world.arena.resize = refuse
+    with pytest.raises(TierError, match="no memory"):
+        world.hierarchy.resize(1000)
+    world.step(30, observed=False)
+    for _ in range(10):
+        world.step()
+    assert world.hierarchy.table.n_slots == 6 and len(world.resident()) == 6
+
+
+def test_without_an_arena_the_policy_still_speaks():
+    world = World(n_slots=0)
+    world.step(30, observed=False)
+    for _ in range(20):
+        world.step()
+    assert world.priority.any() and world.pinned.any() and world.hierarchy.stats.n_plans == 0
+
+
+def test_replaced_tokens_are_forgotten():
+    world = World(n_slots=20, policy="ema", hot=[3])
+    world.step(40, observed=False)
+    for _ in range(8):
+        world.step()
+    assert world.priority[0, 0, 3] > 0.3
+    world.cut(12)
+    world.step(20, observed=False)  # other tokens in the same cells
+    assert world.priority[0, 0, 3] == 0 and world.priority[0, 0, 2] > 0
+    assert world.hierarchy.stats.n_invalidated > 0
+
+
+def test_a_context_that_was_in_use_before():
+    """Its pages did not all change in the first step that is seen."""
+    world = World(n_slots=20)
+    world.n_tokens = 50
+    for _ in range(8):
+        world.step()
+    assert world.hierarchy.tiers()[State.FREE] == 6 and len(world.resident()) == 20
+
+
+def test_a_page_keeps_its_score_when_it_is_full():
+    world = World(policy="ema", hot=[2])
+    world.step(9, observed=False)
+    for _ in range(3):
+        world.step()
+    before = world.priority[0, 0, 2]
+    world.step()
+    assert where(world.hierarchy.table, 0, 0, 2)[0] != State.FILLING
+    assert world.priority[0, 0, 2] > before > 0
+
+
+@pytest.mark.parametrize("wrong, said", [({"plan_every": 0}, "plan_every"), ({"page_bytes": 0}, "page_bytes"),
+                                         ({"policy": "best"}, "policy 'best'"), ({"prefetch_name": "all"}, "prefetch 'all'")])
+def test_mistakes(wrong, said):
+    with pytest.raises(ConfigError, match=said):
+        World(**wrong)
+
+
+def test_wrong_arrays():
+    with pytest.raises(ConfigError, match="must be \\(3, 2, 16\\)"):
+        Hierarchy(SHAPE, FakeArena(SHAPE), np.zeros((3, 2, 8), np.float32), np.zeros(SHAPE.axes, np.uint8), page_bytes=1)
+
+
+@pytest.mark.parametrize("prefetch_name", PREFETCHERS)
+@pytest.mark.parametrize("policy", [*POLICIES, "ema+anchor+recent"])
+def test_matrix(policy: str, prefetch_name: str):
+    """Every policy with every prefetch, through growth and cuts."""
+    world = World(policy=policy, prefetch_name=prefetch_name, seed=3)
+    world.step(40, observed=False)
+    for k in range(30):
+        if world.n_tokens >= 62 or k == 17:
+            world.cut(int(world.rng.integers(0, 60)))
+        world.step()
+    fills = policy != "none" or prefetch_name != "none"
+    assert bool(world.hierarchy.stats.n_promoted) == fills
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_any_events(seed: int):
+    """Growth, cuts, pins, budgets, and copies that are late, out of order and lost: slots always equal home."""
+    rng = np.random.default_rng(seed)
+    shape = PageShape(2, 2, 16, page_tokens=4, exists=np.array([[True, True], [True, rng.random() < 0.5]]))
+    world = World(shape, n_slots=int(rng.integers(0, 40)), seed=seed, plan_every=int(rng.integers(1, 5)),
+                  delay=float(rng.choice([0, 0.5])), fail=float(rng.choice([0, 0.3])), refuse=float(rng.choice([0, 0.2])),
+                  prefetch_name=str(rng.choice(list(PREFETCHERS))), bytes_per_run=int(rng.choice([100, 500, 5000])),
+                  limits=Limits(max_moves=int(rng.integers(1, 30))))
+    for _ in range(50):
+        act(rng, world)
+    world.arena.delay = 0.0
+    world.cut(10)
+    for _ in range(3):
+        world.step()
+    world.arena.check(world.hierarchy.table)
+    assert world.hierarchy.table.n_slots == len(world.arena.arena)
+
+
+def test_long_run():
+    """2,000 steps: what does not grow with the context does not grow at all."""
+    shape = PageShape(2, 2, 64, page_tokens=4)
+    world = World(shape, n_slots=60, delay=0.3, fail=0.05, prefetch_name="neighbour")
+    world.step(100, observed=False)
+    sizes = []
+    tracemalloc.start()
+    try:
+        for k in range(2000):
+            if world.n_tokens >= 250:
+                world.cut(150)
+            world.step()
+            if k % 500 == 499:
+                sizes.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert max(sizes) - sizes[0] < 20_000
+    assert world.hierarchy.migrator.n_moving + world.hierarchy.migrator.n_waiting < 200
+    stats = world.hierarchy.stats.as_dict()
+    assert stats["n_plans"] >= 500 and stats["n_promoted"] > 100 and stats["moved_bytes"] >= 100 * stats["n_promoted"]
+    assert stats["n_promoted"] - stats["n_demoted"] - stats["n_invalidated"] == len(world.resident())
+    assert 0 < stats["plan_seconds"] < stats["hierarchy_seconds"]

@@ -1,0 +1,172 @@
+"""The planner: tables with exact ids, and its promises on random inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.tiers import plan, promote, settled
+
+from edgekv.arrays.topk import largest, smallest
+from edgekv.errors import ConfigError
+from edgekv.hierarchy.planner import Limits
+from edgekv.pages.residency import Reason, State
+from edgekv.pages.shape import PageShape
+
+SHAPE = PageShape(2, 2, 8)  # ids: row 0: 0-7, 8-15; row 1: 16-23, 24-31
+NONE = np.empty(0, np.int64)
+
+
+def scored(values: dict[int, float]) -> np.ndarray:
+    scores = np.zeros(SHAPE.axes, np.float32)
+    scores.reshape(-1)[list(values)] = list(values.values())
+    return scores
+
+
+def pages(*which: int) -> np.ndarray:
+    return np.isin(np.arange(8), which)
+
+
+PINNED, WANTED, HOT, ROOM = Reason.PINNED, Reason.WANTED, Reason.HOT, Reason.ROOM
+
+# resident, slots, scores, pinned, wanted, limits -> promote, reasons, demote
+TABLE = {
+    "nothing to do": ([], 2, {}, None, [], {}, [], [], []),
+    "no slots": ([], 0, {1: 0.5}, pages(0), [2], {}, [], [], []),
+    "hottest into free slots": ([], 3, {1: 0.1, 9: 0.5, 17: 0.3, 25: 0.2}, None, [], {}, [9, 17, 25], [HOT] * 3, []),
+    "zero is not hot": ([], 3, {1: 0.1}, None, [], {}, [1], [HOT], []),
+    "past the end is nothing": ([], 2, {7: 0.9, 1: 0.1}, None, [7], {}, [1], [HOT], []),
+    "beaten by the margin": ([0, 1], 2, {0: 0.1, 1: 0.4, 9: 0.2}, None, [], {}, [9], [HOT], [0]),
+    "not beaten by the margin": ([0, 1], 2, {0: 0.2, 1: 0.4, 9: 0.24}, None, [], {}, [], [], []),
+    "beaten by too little": ([0], 1, {9: 0.0005}, None, [], {"gain": 1e-3}, [], [], []),
+    "pairs of the i-th": ([0, 1, 2], 3, {0: 0.3, 1: 0.1, 2: 0.2, 9: 0.5, 10: 0.4, 11: 0.3}, None, [], {}, [9, 10], [HOT] * 2,
+                          [1, 2]),
+    "free slots, then pairs": ([0], 2, {0: 0.1, 9: 0.5, 10: 0.4}, None, [], {}, [9, 10], [HOT] * 2, [0]),
+    "pins into free slots": ([], 4, {1: 0.9}, pages(2), [], {}, [2, 10, 18, 26], [PINNED] * 4, []),
+    "pins over the coldest": ([0, 1, 3, 4, 5], 5, {0: 0.5, 1: 0.1, 3: 0.4, 4: 0.2, 5: 0.3}, pages(2), [], {}, [2, 10, 18, 26],
+                              [PINNED] * 4, [1, 4, 5, 3]),
+    "a pin for each head": ([], 4, {}, scored({9: 1, 18: 1}) > 0, [], {}, [9, 18], [PINNED] * 2, []),
+    "pins are not demoted": ([2, 10], 2, {1: 0.9}, pages(2), [], {}, [], [], []),
+    "wanted into free slots": ([], 2, {}, None, [17, 5, 1], {}, [17, 5], [WANTED] * 2, []),
+    "wanted over a clearly colder": ([0, 1], 2, {0: 0.01, 1: 0.9}, None, [17, 5], {}, [17], [WANTED], [0]),
+    "wanted over nothing else": ([0, 1], 2, {0: 0.3, 1: 0.9}, None, [17], {}, [], [], []),
+    "wanted is bounded": ([], 4, {}, None, [17, 5, 1], {"max_wanted": 1}, [17], [WANTED], []),
+    "wanted twice named counts once": ([1], 6, {}, pages(5), [5, 1, 3], {}, [5, 13, 21, 29, 3], [PINNED] * 4 + [WANTED], []),
+    "in order of urgency": ([0], 6, {0: 0.1, 9: 0.5, 10: 0.3, 11: 0.15}, pages(5), [17], {}, [5, 13, 21, 29, 17, 9],
+                            [PINNED] * 4 + [WANTED, HOT], [0]),
+    "no swaps": ([0, 1], 2, {0: 0.1, 9: 0.5}, pages(5), [17], {"swap": False}, [], [], []),
+    "no swaps, but free slots": ([0], 3, {0: 0.1, 9: 0.5, 10: 0.4}, None, [17], {"swap": False}, [17, 9], [WANTED, HOT], []),
+    "any pages into free slots": ([0], 5, {9: 0.5}, None, [], {"fill": True}, [9, 8, 16, 24], [HOT] + [ROOM] * 3, []),
+    "any pages, boundedly": ([], 5, {}, pages(1), [], {"fill": True, "max_moves": 6}, [1, 9, 17, 25, 0], [PINNED] * 4 + [ROOM], []),
+    "any pages over nothing": ([0, 1], 2, {}, None, [], {"fill": True}, [], [], []),
+    "moves are bounded": ([], 4, {1: 0.1, 9: 0.5, 17: 0.3}, None, [5], {"max_moves": 2}, [5, 9], [WANTED, HOT], []),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_table(name: str):
+    resident, n_slots, scores, pinned, wanted, limits, moved, reasons, demoted = TABLE[name]
+    table = settled(SHAPE, n_slots, 6)
+    promote(table, resident)
+    result = plan(scored(scores), pinned, np.array(wanted, np.int64), table.residency, Limits(**limits))
+    assert result.promote.tolist() == moved and result.promote_reasons.tolist() == reasons and result.demote.tolist() == demoted
+    assert bool(result) == bool(moved)
+
+
+def test_moving_pages_are_left_alone():
+    table = settled(SHAPE, 2, 6)
+    table.reserve(np.array([1, 2]), Reason.HOT)
+    result = plan(scored({1: 0.9, 2: 0.0, 3: 0.5}), pages(4), np.array([1]), table.residency, Limits())
+    assert not result and result.n_unplaced == 4
+
+
+def test_no_scores():
+    table = settled(SHAPE, 1, 6)
+    assert plan(None, None, np.array([3]), table.residency, Limits()).promote.tolist() == [3]
+
+
+def test_pins_that_do_not_fit_are_counted():
+    table = settled(SHAPE, 3, 6)
+    promote(table, [0])
+    result = plan(None, pages(2, 3), NONE, table.residency, Limits())
+    assert result.promote.tolist() == [2, 3, 10] and result.demote.tolist() == [0] and result.n_unplaced == 5
+
+
+def test_many_swaps():
+    """More than are put in order at first."""
+    shape = PageShape(4, 4, 256)
+    table = settled(shape, 1500, 256)
+    promote(table, np.arange(1500))
+    scores = np.linspace(0.1, 0.2, 4096, dtype=np.float32).reshape(shape.axes)
+    scores.reshape(-1)[:1500] = np.linspace(0.01, 0.02, 1500)
+    result = plan(scores, None, NONE, table.residency, Limits())
+    assert result.promote.tolist() == list(range(4095, 4095 - 1500, -1)) and result.demote.tolist() == list(range(1500))
+    bounded = plan(scores, None, NONE, table.residency, Limits(max_moves=300))
+    assert bounded.promote.tolist() == result.promote[:300].tolist() and bounded.demote.tolist() == list(range(300))
+
+
+@pytest.mark.parametrize("wrong", [{"margin": 0.5}, {"max_moves": -1}, {"cold": -0.1}])
+def test_limits_are_checked(wrong):
+    with pytest.raises(ConfigError, match="limits"):
+        Limits(**wrong)
+
+
+@pytest.mark.parametrize("k", [0, 1, 3, 7, 8, 20])
+def test_topk(k: int):
+    for seed in range(20):
+        values = np.random.default_rng(seed).integers(0, 4, 8).astype(np.float32)
+        order = sorted(range(8), key=lambda i: (-values[i], i))
+        assert largest(values, k).tolist() == order[:k]
+        assert smallest(values, k).tolist() == sorted(range(8), key=lambda i: (values[i], i))[:k]
+    assert not len(largest(np.empty(0, np.float32), k))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_promises(seed: int):
+    rng = np.random.default_rng(seed)
+    shape = PageShape(2, 3, 16, exists=rng.random((2, 3)) < 0.9)
+    table = settled(shape, int(rng.integers(0, 60)), int(rng.integers(0, 17)))
+    for kind in ("resident", "moving"):
+        home = np.flatnonzero(table.residency.state == State.HOME)
+        ids, _ = table.reserve(rng.choice(home, rng.integers(0, len(home) + 1), replace=False), Reason.HOT)
+        if kind == "resident":
+            table.commit(ids)
+    scores = (rng.random(shape.axes) * (rng.random(shape.axes) < 0.7)).astype(np.float32)
+    pinned = rng.random(16) < 0.2 if rng.random() < 0.5 else rng.random(shape.axes) < 0.1
+    wanted = rng.choice(96, rng.integers(0, 20), replace=False)
+    limits = Limits(max_moves=int(rng.integers(0, 40)), max_wanted=int(rng.integers(0, 10)))
+    residency = table.residency
+    result = plan(scores, pinned, wanted, residency, limits)
+    state, flat = residency.state.reshape(-1), scores.reshape(-1)
+    is_pinned = np.broadcast_to(pinned, shape.axes).reshape(-1)
+
+    assert (state[result.promote] == State.HOME).all() and len(set(result.promote.tolist())) == len(result.promote)
+    assert (state[result.demote] == State.RESIDENT).all() and len(set(result.demote.tolist())) == len(result.demote)
+    assert not is_pinned[result.demote].any(), "pinned pages are never demoted"
+    assert len(result.promote) <= limits.max_moves and len(result.promote) == len(result.promote_reasons)
+    assert len(result.demote) == max(0, len(result.promote) - residency.n_free), "all fit, nothing leaves for nothing"
+    kinds = result.promote_reasons
+    assert (np.diff(kinds[kinds != Reason.HOT]) >= 0).all() and (kinds == Reason.WANTED).sum() <= limits.max_wanted
+    if residency.n_slots and len(result.promote) < limits.max_moves:
+        missing = is_pinned & (state == State.HOME)
+        missing[result.promote] = False
+        assert missing.sum() == result.n_unplaced
+
+    # the specification of the third class: one after the other, best against coldest
+    n_before = int((kinds != Reason.HOT).sum())
+    hot = sorted((i for i in np.flatnonzero((state == State.HOME) & (flat > 0)) if i not in result.promote[:n_before]),
+                 key=lambda i: (-flat[i], i))
+    cold = sorted((i for i in np.flatnonzero((state == State.RESIDENT) & ~is_pinned)), key=lambda i: (flat[i], i))
+    n_free, expected = residency.n_free - n_before, []
+    cold = cold[max(0, -n_free) :]
+    for i in hot[: limits.max_moves - n_before] if residency.n_slots else []:
+        if n_free > 0:
+            n_free -= 1
+        elif cold and flat[i] > flat[cold[0]] * np.float32(limits.margin) + np.float32(limits.gain):
+            cold.pop(0)
+        else:
+            break
+        expected.append(int(i))
+    assert result.promote[n_before:].tolist() == expected

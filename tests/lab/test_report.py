@@ -1,0 +1,452 @@
+"""edgekv.lab.report and `edgekv report`: a folder of results as one page."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from support.traces import random_trace
+
+from edgekv.cli.report import report as command
+from edgekv.errors import ConfigError
+from edgekv.lab.report import charts, drawing, page, study
+from edgekv.lab.report.folder import CACHE_FILE, read
+from edgekv.lab.report.results import _by_depth
+from edgekv.lab.report.study import Study
+
+HOSTILE = "<script>alert('x')</script> & $x_1$ \"q\""
+
+
+def ladder_rows(text: str = "prose", live: bool = True, model: str = "tiny.gguf") -> list[dict]:
+    return [
+        {"kind": "ladder", "model": model, "text": text, "depth": 300, "n_steps": 40, "version": "1", "rung": rung, "base": None,
+         "published": published, "budget": budget, "policy": rung, "observe": "honest", "hit_rate": 0.6 + budget + i / 20,
+         "hit_rate_mass": 0.7, "worst_mass": 0.6, "fetched": 0.5, "gain": None, "gain_mass": None,
+         "live_attended": budget + 0.01 if live else None, "kld": 0.1 / (i + 1) * (1 - budget) if live else None,
+         "same_top": 0.8 + i / 20 if live else None,
+         "ms_ratio": 0.5 if live else None, "overhead": 0.01 if live else None}
+        for budget in (0.1, 0.3) for i, (rung, published) in enumerate((("lru", 0.7), ("+ anchors", 0.78), ("+ one pool", None)))
+    ]
+
+
+def quality_rows(mode: str = "sparse") -> list[dict]:
+    task = {"kind": "task", "model": "tiny.gguf", "mode": mode, "length": None, "asked": 10, "full_found": 8, "kept": 6,
+            "retention": 0.75, "retention_low": 0.41, "retention_high": 0.93, "says_nothing": False}
+    silent = {**task, "task": "uuid", "full_found": 0, "kept": 0, "retention": None, "retention_low": None,
+              "retention_high": None, "says_nothing": True}
+    text = {"kind": "text", "model": "tiny.gguf", "text": "prose", "mode": mode, "kld_exact": 0.006, "same_top_exact": 0.96,
+            "attended_fraction": 0.066}
+    full = [{**text, "mode": "exact", "kld_exact": None, "same_top_exact": None}, {**task, "task": "passkey", "mode": "exact"}]
+    return [{**task, "task": "passkey"}, {**task, "task": "passkey", "length": 1024, "kept": 1}, silent, *full,
+            {**text, "mode": "off", "kld_exact": 0.004, "same_top_exact": 0.98}, text]
+
+
+def time_rows(cpu: str = "AMD EPYC, Zen 4, AVX-512", date: str = "2026-11-21", v: str = "f16") -> list[dict]:
+    """As `edgekv bench kv -o json` has them: stock's kernels, of which one is not to be had for q8_0."""
+    milliseconds = {"off": 50.0, "off-flash": 80.0, "off-noflash": 50.0, "exact": 20.0, "sparse": 12.5}
+    if v == "q8_0":
+        milliseconds |= {"off": 80.0, "off-noflash": None}
+    best = "off-flash" if v == "q8_0" else "off-noflash"
+    return [{"kind": "kv", "mode": mode, "decode_ms_p50": ms, "stock": ms and best, "ratio_vs_stock": ms and milliseconds["off"] / ms,
+             "limit_ms_p50": ms and 10.0, "ratio_vs_limit": ms and ms / 10, "kld_exact": None if mode == "exact" else 0.006,
+             "text": "prose", "depth": 7680, "threads": 1, "type_k": v, "type_v": v, "model": "tiny.gguf", "version": "1",
+             "isa": "avx512", "cpu": cpu, "date": date, "n_steps": 64, "note": None if ms else "llama.cpp needs flash attention"}
+            for mode, ms in milliseconds.items()]
+
+
+def rows_by_depth() -> list[dict]:
+    """The time rows at two depths: at the smaller one everything takes half as long."""
+    deep = time_rows()
+    return [*deep, *({**row, "depth": 512, "decode_ms_p50": row["decode_ms_p50"] / 2} for row in deep)]
+
+
+def prompt_rows() -> list[dict]:
+    """As `edgekv bench kv --prefill -o json` has them."""
+    return [{"kind": "prompt" if n == 7680 else "prefill", "mode": mode, "ms_p50": 1e3 * n / tps, "tokens_per_second": tps,
+             "stock": "off-flash", "ratio_vs_stock": tps / 56, "attention_fraction": 0.9 if depth else None, "pair_ns": 7.8 if depth else None, "n_tokens": n,
+             "depth": depth, "text": "prose", "threads": 1, "type_k": "f16", "type_v": "f16", "model": "tiny.gguf", "version": "1",
+             "isa": "avx512", "cpu": "AMD EPYC, Zen 4, AVX-512", "date": "2026-11-21", "note": None}
+            for n, depth in ((512, 0), (512, 7680), (7680, 0)) for mode, tps in (("off", 56), ("exact", 280))]
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory) -> tuple[Path, str]:
+    """A folder with everything, and its page."""
+    folder = tmp_path_factory.mktemp("full")
+    (folder / "ladder.json").write_text(json.dumps(ladder_rows()))
+    (folder / "quality.json").write_text(json.dumps(quality_rows()))
+    (folder / "kv.json").write_text(json.dumps(time_rows()))
+    (folder / "prefill.json").write_text(json.dumps(prompt_rows()))
+    (folder / "notes.json").write_text('{"a": 1}')
+    random_trace(depth=600, n_steps=20).write(folder / "noise.npz")
+    result = CliRunner().invoke(command, [str(folder)])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.strip() == str(folder / "report.html")
+    return folder, (folder / "report.html").read_text(encoding="utf-8")
+
+
+class Reader(HTMLParser):
+    """Titles of sections, figures in each, and every address that a page loads or leads to."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.sections: dict[str, int] = {}
+        self.addresses: list[str] = []
+        self.tags: set[str] = set()
+        self.ids: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        self.tags.add(tag)
+        if tag == "section":
+            self.sections[values["id"]] = 0
+        if tag == "svg":
+            self.sections[list(self.sections)[-1]] += 1
+        self.ids += [values["id"]] if "id" in values else []
+        self.addresses += [values[name] for name in ("src", "href", "xlink:href") if name in values]
+
+
+def test_every_section(full):
+    found = Reader(full[1]).sections
+    assert list(found) == ["decode", "prompts", "ladder", "budget", "heads", "time", "reads", "quality", "retention", "roles", "missing"]
+    assert found == {**dict.fromkeys(found, 1), "decode": 0, "prompts": 0, "time": 2, "missing": 0}
+    assert "notes.json" in full[1]  # named, since nothing of it is shown
+
+
+def test_needs_nothing_from_elsewhere(full):
+    reader = Reader(full[1])
+    assert reader.addresses and all(address.startswith(("#", "data:image/png;base64,")) for address in reader.addresses)
+    assert not re.search(r"@import|url\((?!#)|<metadata", full[1])
+    assert not reader.tags & {"script", "link", "iframe", "object"}
+
+
+def test_ids_of_pictures_do_not_meet(full):
+    ids = Reader(full[1]).ids
+    assert len(set(ids)) == len(ids)
+
+
+def test_colours_follow_the_reader(full):
+    """What is drawn has no colour of its own, but for maps' pixels."""
+    pictures = re.findall(r"<svg.*?</svg>", full[1], re.S)
+    assert all("var(--ink)" in picture for picture in pictures)
+    for light, dark in drawing.VARIABLES.values():
+        assert light in full[1] and dark in full[1]
+        assert not any(light in picture for picture in pictures)
+
+
+def test_what_is_said(full):
+    text = re.sub(r"\s+", " ", full[1])
+    assert ("With 10 % of the pages hot the hit rate by access is, by what the policy observes, honest: lru 70.0 % (published 70), "
+            "+ anchors 75.0 % (published 78), + one pool 80.0 %.") in text
+    assert "The model itself cannot do uuid" in text
+    assert "41 to 93" in text
+    assert "random.gguf; noise; 600 tokens deep; 20 decode steps" in text
+
+
+def test_figures_are_those_of_the_simulator(full):
+    """The table of curves has what simulate() gives."""
+    from edgekv.lab.sim import Scenario, simulate
+    from edgekv.lab.trace import Trace
+
+    with Trace.open(full[0] / "noise.npz") as trace:
+        expected = [simulate(trace, Scenario(policy="lru", budget=budget, observe="honest")).hit_rate_mass for budget in study.BUDGETS]
+        read = [step.n_read for step in trace if not step.warmup]
+    row = re.search(r"<tr><td[^>]*>lru</td>(.*?)</tr>", full[1][full[1].index('id="budget"') :])
+    assert re.findall(r">([\d.]+)</td>", row[1]) == [f"{100 * value:.1f}" for value in expected]
+    rows = sum(n.sum() for n in read) / 5 / len(read)
+    assert f"At a resolution of 600 a head reads {rows:,.0f} rows of 610 for a token ({100 * rows / 610:.1f} %)" in full[1]
+
+
+def test_again_from_the_cache(full, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("simulated again")
+
+    folder, before = full
+    assert (folder / CACHE_FILE).exists()
+    monkeypatch.setattr(study, "simulate", refuse)
+    written = page.write(folder, folder.parent / "again.html")
+    assert written.missing == [] and written.path.read_text(encoding="utf-8") == before
+    with pytest.raises(AssertionError, match="simulated again"):  # other settings are not in it
+        page.write(folder, folder.parent / "fewer.html", n_steps=10)
+
+
+def test_cache_knows_the_trace(tmp_path):
+    random_trace(1).write(tmp_path / "noise.npz")
+    first = study.identity(tmp_path / "noise.npz")
+    random_trace(2).write(tmp_path / "noise.npz")
+    assert study.identity(tmp_path / "noise.npz") != first
+    random_trace(1).write(tmp_path / "other.npz")
+    assert study.identity(tmp_path / "other.npz") == first
+
+
+def test_broken_cache_is_made_anew(tmp_path, monkeypatch):
+    whole = study.subjects()
+    monkeypatch.setattr(study, "subjects", lambda: {
+        name: whole[name] for name in (*study.HIGHLIGHTS, "lru, sampled", study.SAMPLED, study.ORACLE_POOLED)})
+    random_trace(n_rows=1, n_heads=1, n_steps=8, lacking=False).write(tmp_path / "noise.npz")
+    (tmp_path / CACHE_FILE).write_text("{")
+    page.write(tmp_path)
+    assert json.loads((tmp_path / CACHE_FILE).read_text())
+
+
+def test_what_is_missing_is_named(tmp_path):
+    (tmp_path / "ladder.json").write_text(json.dumps(ladder_rows(live=False)))
+    result = CliRunner().invoke(command, [str(tmp_path), "-o", str(tmp_path / "page.html")])
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "page.html").read_text()
+    assert list(Reader(text).sections) == ["ladder", "missing"]
+    missing = text[text.index('id="missing"') :]
+    for title in ("Time of a decode step", "Hit rate by mass over the budget", "Hit rate by mass of each head", "Popularity over time",
+                  "What sampling reads", "Quality over", "Retention by task", "Head roles"):
+        assert title in missing and f"left out: {title}" in result.stderr
+    assert "edgekv trace record" in missing and "edgekv quality" in missing
+
+
+def test_rows_of_the_simulator(tmp_path):
+    rows = [{"policy": policy, "budget": budget, "split": "uniform", "observe": "honest", "prefetch": "none",
+             "hit_rate_mass": 0.5 + budget + gain}
+            for policy, gain in (("lru", 0.0), ("lfu", 0.01)) for budget in (0.1, 0.2)]
+    (tmp_path / "sim.json").write_text(json.dumps(rows))
+    page.write(tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    assert Reader(text).sections == {"budget": 1, "missing": 0}
+    assert "lfu, uniform, honest with 61.0 % at 10 %, 71.0 % at 20 %" in text
+
+
+def test_times(tmp_path):
+    """Ratios as they were measured, to the better of stock; each machine and day stands by itself, and what was not to be had is said."""
+    rows = [*time_rows(), *time_rows(v="q8_0"), *time_rows("Intel Xeon, Sapphire Rapids, AMX", "2026-11-22")]
+    (tmp_path / "kv.json").write_text(json.dumps(rows))
+    page.write(tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    assert Reader(text).sections == {"decode": 0, "missing": 0}
+    tables = re.findall(r"<table>.*?</table>", text, re.S)
+    lines = [[re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr><td.*?</tr>", table, re.S)] for table in tables]
+    assert [[line[0] for line in table] for table in lines] == [
+        ["off", "off-flash", "off-noflash", "exact", "sparse", "off", "off-flash", "exact", "sparse"],
+        ["off", "off-flash", "off-noflash", "exact", "sparse"]]
+    assert lines[0][4] == ["sparse", "prose", "7,680", "1", "f16/f16", "12.50", "4.00", "off-noflash", "10.00", "1.25", "6.0e-03"]
+    assert lines[0][8][6:8] == ["6.40", "off-flash"]
+    said = re.sub(r"\s+", " ", text)
+    assert "Not measured: off-noflash: llama.cpp needs flash attention." in said
+    for where in ("AMD EPYC, Zen 4, AVX-512; 2026-11-21", "Intel Xeon, Sapphire Rapids, AMX; 2026-11-22"):
+        assert said.count(where) == 1
+
+
+def test_the_rows_of_bench_kv_are_read(synthetic, tmp_path):
+    """What `edgekv bench kv -o json` prints is what the report shows."""
+    from edgekv.cli.bench import bench
+
+    arguments = [str(synthetic()), "-d", "40", "-n", "4", "-r", "1", "--type-v", "f16,q8_0"]
+    printed = CliRunner().invoke(bench, ["kv", *arguments, "-o", "json"])
+    assert printed.exit_code == 0, printed.output
+    (tmp_path / "kv.json").write_text(printed.stdout)
+    rows = json.loads(printed.stdout)
+    found = read(tmp_path)
+    assert found.times == rows and not found.ignored
+    (section,) = [section for section in page.all_sections(found, []) if not section.missing]
+    shown = [line[0] for table in section.tables for line in table.rows]
+    assert shown == [row["mode"] for row in rows if row["note"] is None or row["mode"] == "off"] and len(shown) == 2 * 5 - 1
+    assert rows[0]["cpu"] in section.tables[0].caption and rows[0]["date"] in section.tables[0].caption
+
+
+def test_the_rows_of_prefill_are_read(synthetic, tmp_path):
+    from edgekv.cli.bench import bench
+
+    arguments = ["kv", str(synthetic()), "--prefill", "-d", "40", "--ubatch", "16", "--whole", "60", "-r", "1", "--modes", "off,exact"]
+    for types, file in (("f16", "a.json"), ("q8_0", "b.json")):
+        printed = CliRunner().invoke(bench, [*arguments, "--type-v", types, "-o", "json"])
+        assert printed.exit_code == 0, printed.output
+        (tmp_path / file).write_text(printed.stdout)
+    found = read(tmp_path)
+    assert len(found.prompts) == 2 * 12 and not found.ignored and not found.times
+    (section,) = [section for section in page.all_sections(found, []) if not section.missing]
+    assert section.key == "prompts" and "Not measured: off-noflash: llama.cpp needs flash attention for a q8_0 V cache." in section.text
+    (table,) = section.tables
+    of = {(line[0], line[2], line[3], line[5]): line for line in table.rows}
+    assert set(of) == {(mode, *place, types) for mode in ("off", "off-flash", "off-noflash", "exact")
+                       for place in (("16", "0"), ("16", "40"), ("60", "0")) for types in ("f16/f16", "f16/q8_0")
+                       if (mode, types) != ("off-noflash", "f16/q8_0")}
+    row = next(row for row in found.prompts if (row["mode"], row["depth"], row["type_v"]) == ("exact", 40, "f16"))
+    line = of["exact", "16", "40", "f16/f16"]
+    assert line[6:9] == (f"{row['tokens_per_second']:,.0f}", f"{row['ratio_vs_stock']:.2f}", row["stock"]) and line[10] != "–"
+    page.write(tmp_path)
+    assert "Time of prompts" in (tmp_path / "report.html").read_text()
+
+
+def test_quality_by_what_is_read(tmp_path):
+    """A mode at several settings is one line, over the tokens that it read; what attends everything is no point of a line."""
+    modes = {"sparse": (0.066, 0.006), "sparse:resolution=1000": (0.042, 0.02), "ema:attend=10%,policy=lru": (0.11, 0.07),
+             "ema": (0.13, 0.05)}
+    rows = [{**row, "attended_fraction": modes[mode][0], "kld_exact": modes[mode][1] if row["mode"] == mode else row.get("kld_exact")}
+            for mode in modes for row in quality_rows(mode)]
+    (tmp_path / "quality.json").write_text(json.dumps(rows))
+    page.write(tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    assert Reader(text).sections == {"quality": 1, "retention": 1, "missing": 0}
+    section = text[text.index('<section id="quality"') : text.index('<section id="retention"')]
+    table = section[section.index("<table>") :]
+    assert [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr><td.*?</tr>", table, re.S)] == [
+        ["sparse", "resolution 1000", "4.2", "2.0e-02", "96.0"], ["sparse", "default", "6.6", "6.0e-03", "96.0"],
+        ["ema", "default", "13.0", "5.0e-02", "96.0"], ["ema:policy=lru", "10%", "11.0", "7.0e-02", "96.0"]]
+    assert ">stock llama.cpp<" in section
+    assert "comes sparse (KLD 6.0e-03, same top token 96.0 %, 6.6 % of the tokens read), and least near ema:policy=lru" in section
+    tasks = text[text.index('<section id="retention"') :]
+    assert '<td class="left">exact</td>' not in tasks and tasks.count('<td class="left">passkey</td>') == len(modes)
+
+
+def test_needles_by_depth_and_length(tmp_path):
+    """A picture beside the retention of the tasks; runs add up, and what attended everything is no cell."""
+    cells = [{"kind": "grid", "model": "tiny.gguf", "mode": mode, "task": "needle-grid", "length": length, "part": part, "asked": asked,
+              "found": found}
+             for mode, found in (("exact", 1), ("sparse", 0)) for length, asked in ((1024, 1), (2048, 1), (512, 0))
+             for part in (0.25, 0.75)]
+    assert _by_depth([*cells, {**cells[0], "asked": 3, "found": 0}])["exact"] == {
+        (1024, 0.25): 0.25, (1024, 0.75): 1.0, (2048, 0.25): 1.0, (2048, 0.75): 1.0}
+    (tmp_path / "quality.json").write_text(json.dumps([*quality_rows(), *cells]))
+    page.write(tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    assert Reader(text).sections == {"quality": 1, "retention": 2, "missing": 0}
+    picture = text[text.rindex("<svg") :]
+    assert all(f">{word}<" in picture for word in ("exact", "sparse", "1,024", "2,048", "25 %", "75 %")) and ">512<" not in picture
+
+
+def test_hostile_names(tmp_path):
+    """Names come from files that others made."""
+    rows = ladder_rows(text=HOSTILE, model=HOSTILE)
+    for row in rows:
+        row["rung"] = f"{row['rung']} {HOSTILE}"
+    (tmp_path / "ladder.json").write_text(json.dumps(rows))
+    (tmp_path / "quality.json").write_text(json.dumps(quality_rows(mode=HOSTILE)))
+    (tmp_path / "<b>.json").write_text("[]")
+    page.write(tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    assert "<script" not in text and "<b>" not in text
+    assert "script" not in Reader(text).tags
+    assert "$x_1$" in text  # not taken for mathematics
+
+
+@pytest.mark.parametrize("content, says", [
+    (None, "is not a folder"), ({}, "nothing to report on"), ({"a.json": "{"}, "a.json is not JSON"),
+    ({"a.npz": "x"}, "a.npz is not a trace"), ({"a.json": "[1, null]"}, "nothing to report on"),
+], ids=str)
+def test_refuses(content, says, tmp_path):
+    folder = tmp_path / "folder"
+    if content is not None:
+        folder.mkdir()
+        for name, text in content.items():
+            (folder / name).write_text(text)
+    result = CliRunner().invoke(command, [str(folder)])
+    assert isinstance(result.exception, ConfigError) and says in str(result.exception)
+    assert result.exception.exit_code == 2 and not (folder / "report.html").exists()
+
+
+def test_refuses_before_it_simulates(tmp_path, monkeypatch):
+    random_trace().write(tmp_path / "noise.npz")
+    monkeypatch.setattr(page, "Study", None)
+    for out in (tmp_path, tmp_path / "no" / "page.html"):
+        with pytest.raises(ConfigError, match="is a folder|cannot be written"):
+            page.write(tmp_path, out)
+
+
+def test_without_libraries(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None)
+    with pytest.raises(drawing.MissingLibrary, match=r'matplotlib.*pip install "edgekv\[report\]"') as caught:
+        page.write(tmp_path)
+    assert caught.value.exit_code == 5
+
+
+def test_same_text_twice(tmp_path):
+    for name in ("a.npz", "b.npz"):
+        random_trace().write(tmp_path / name)
+    assert list(read(tmp_path).traces) == ["noise", "b.npz"]
+
+
+def test_example_heads_and_ages(tmp_path):
+    trace = random_trace(n_rows=1, n_heads=2, lacking=False, n_steps=8)
+    trace.write(tmp_path / "noise.npz")
+    one = Study("noise", tmp_path / "noise.npz", study.Cache(tmp_path), lambda *_: None)
+    profile = one.profile()
+    roles = profile.names()[0]
+    for role, (row, head) in one.example_heads(profile).items():
+        assert row == 0 and roles[head] == role.value
+    measured = [step for step in trace.steps() if not step.warmup]
+    attention = one.attention_of({"head": (0, 1)})["head"]
+    np.testing.assert_allclose(attention, [step.mass_sum[0, 1] / step.mass_sum[0, 1].sum() for step in measured], atol=1e-5)
+    ages = one.kept(0, 1)[1]
+    assert all(sum(values) == pytest.approx(1) for values in ages.values())
+    first = sum(step.mass_sum[:, :, 0].sum() for step in measured) / sum(step.mass_sum.sum() for step in measured)
+    newest = sum(step.mass_sum[:, :, step.n_used_end - 4 : step.n_used_end].sum() for step in measured)
+    assert ages["attention"][0] == pytest.approx(first, abs=1e-5)
+    assert ages["attention"][1] == pytest.approx(newest / sum(step.mass_sum.sum() for step in measured), abs=1e-5)
+
+
+def test_labels_keep_apart():
+    """Names of lines that end at one point do not lie over each other, and stay in order."""
+    from matplotlib.text import Text
+
+    lines = [charts.Line(f"line {i}", (0.1, 0.3), (0.5, 0.9 + i / 1000)) for i in range(6)]
+    figure = charts.line_chart([charts.Panel("title", lines, "y")], "x")
+    figure.draw_without_rendering()
+    labels = [text for text in figure.axes[0].texts if text.get_text().startswith("line")]
+    boxes = [Text.get_window_extent(label) for label in labels]  # an annotation's own extent has its leader in it
+    places = sorted((box.y0, box.y1, label.get_text()) for box, label in zip(boxes, labels))
+    assert [name for *_, name in places] == [f"line {i}" for i in range(6)]
+    assert all(below[1] <= above[0] + 2 for below, above in pairwise(places))
+
+
+def test_style_is_not_left_behind():
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    charts.line_chart([charts.Panel("title", [charts.Line("a", (0.1, 0.2), (0.5, 0.6))], "y", "missed")], "x")
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_several_runs_of_a_task_add_up():
+    """Of other lengths or seeds: the counts, and the interval of their sum."""
+    from edgekv.lab.report.results import retention
+    from edgekv.lab.retention import Retention
+
+    def row(**counts: int) -> dict:
+        return {"kind": "task", "task": "passkey", "mode": "sparse", "length": None, "model": "tiny.gguf", **counts}
+
+    section = retention([row(asked=4, full_found=3, found=3, kept=3), row(asked=6, full_found=5, found=4, kept=4)])
+    whole = Retention(10, 8, 7, 7).row()
+    (task, mode, asked, full, kept, share, interval), = section.tables[0].rows
+    assert (task, mode, asked, full, kept) == ("passkey", "sparse", "10", "8", "7")
+    assert share == "88" and interval == f"{100 * whole['retention_low']:.0f} to {100 * whole['retention_high']:.0f}"
+
+
+def test_ticks_keep_apart():
+    assert charts._apart([5, 10, 12.5, 20, 30]) == [5, 10, 20, 30] and charts._apart([]) == [] == charts._apart(())
+
+
+def test_speed_is_plotted_against_depth(tmp_path):
+    """On the page, and as a file: a line for stock's best and each mode, from the smaller depth to the larger."""
+    (tmp_path / "kv.json").write_text(json.dumps(rows_by_depth()))
+    picture = tmp_path / "speed.svg"
+    done = CliRunner().invoke(command, [str(tmp_path), "--speed", str(picture)])
+    assert done.exit_code == 0, done.output
+    drawn, shown = picture.read_text(), (tmp_path / "report.html").read_text()
+    for words in ("stock llama.cpp", "exact", "sparse", "ms per token", "tokens in the context", "prose, 1 thread"):
+        assert f">{words}<" in drawn and f">{words}<" in shown
+    assert "off-flash" not in drawn
+
+
+@pytest.mark.parametrize(("rows", "name", "sentence"), [
+    (time_rows(), "speed.svg", "the plot needs rows of two depths; measure with `edgekv bench kv -d 512,7680 -o json`"),
+    (rows_by_depth(), "speed.txt", "the picture is speed.txt; its name must end in .png or .svg"),
+])
+def test_a_plot_that_cannot_be_is_refused(tmp_path, rows, name, sentence):
+    (tmp_path / "kv.json").write_text(json.dumps(rows))
+    with pytest.raises(ConfigError) as caught:
+        page.write(tmp_path, speed=tmp_path / name)
+    assert str(caught.value) == sentence and not (tmp_path / "report.html").exists()

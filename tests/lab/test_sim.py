@@ -1,0 +1,475 @@
+"""The simulator: against plain loops, against a live context, and pinned on golden traces."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from support import golden
+from support.traces import random_trace
+
+from edgekv.bench.harness.modes import BenchMode
+from edgekv.bench.harness.passes import decoder_of, read, warm_up
+from edgekv.bench.record import Recording, record
+from edgekv.bench.texts.text import find_text
+from edgekv.config import Attend, KvOptions
+from edgekv.errors import ConfigError
+from edgekv.lab.sim import OBSERVATIONS, Access, Replay, Scenario, simulate
+from edgekv.lab.trace import Trace
+from edgekv.pages.residency import State
+from edgekv.policies import POLICIES
+from edgekv.vocab import Split
+
+
+def replayed(trace: Trace, scenario: Scenario):
+    """(replay, step, whether it was measured) after each step."""
+    replay = Replay(trace, scenario)
+    for step in trace:
+        replay.step(step)
+        yield replay, step, not step.warmup
+
+
+# ---- what is counted, by plain loops ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scenario", [
+    Scenario(budget=0.4), Scenario(policy="lru", budget=0.3, observe="full", access="mass3%"),
+    Scenario(budget=0.3, observe="honest", access="top3"), Scenario(budget=0.3, split="uniform", observe="honest"),
+    Scenario(policy="random", budget=Attend(tokens=100)), Scenario(budget=0.2, prefetch="rope", prefetch_pages=2)],
+    ids=lambda scenario: f"{scenario.name}, {scenario.access}, {scenario.prefetch}")
+def test_figures(scenario: Scenario):
+    trace = random_trace()
+    exists = np.array(trace.header.exists)
+    heads = list(zip(*np.nonzero(exists)))
+    sums = {head: dict.fromkeys(("hit_mass", "hits", "wanted", "hot", "fetched"), 0.0) for head in heads}
+    before: dict = {}
+    brought: dict = {head: set() for head in heads}
+    over_time = []
+    for replay, step, measured in replayed(trace, scenario):
+        if replay.chosen is None:
+            continue
+        end = step.n_used_end
+        rates = []
+        for row, head in heads:
+            mass = step.mass_sum[row, head, :end].astype(np.float64)
+            chosen = set(np.flatnonzero(replay.chosen[row, head]).tolist())
+            hot = chosen | brought[row, head]
+            if scenario.access.top:
+                by_mass = sorted(range(end), key=lambda page: (-mass[page], -page))
+                wanted = dict.fromkeys(by_mass[: scenario.access.top], 1)
+            elif scenario.access.share:
+                wanted = {page: 1 for page in range(end) if mass[page] > scenario.access.share * mass.sum()}
+            else:
+                wanted = dict(enumerate(step.n_read[row, head, :end].tolist()))
+            if measured:
+                of = sums[row, head]
+                rates.append(mass[sorted(hot)].sum() / mass.sum())
+                of["hit_mass"] += rates[-1]
+                of["hits"] += sum(n for page, n in wanted.items() if page in hot)
+                of["wanted"] += sum(wanted.values())
+                of["hot"] += len(hot)
+                # the page being filled is written in place; what prefetch brings for a step is fetched for it
+                of["fetched"] += len(chosen - before[row, head] - {end - 1}) + len(brought[row, head])
+            brought[row, head] = set(np.flatnonzero(replay.hot.brought[row, head]).tolist())
+            before[row, head] = chosen | brought[row, head]
+        if measured:
+            over_time.append(np.mean(rates))
+    result, n = simulate(trace, scenario), trace.header.n_steps
+    total = {name: sum(of[name] for of in sums.values()) for name in sums[heads[0]]}
+    for (row, head), of in sums.items():
+        assert result.hit_rate_mass_by_head[row, head] == pytest.approx(of["hit_mass"] / n, rel=1e-5)
+        assert result.hit_rate_by_head[row, head] == pytest.approx(of["hits"] / of["wanted"], rel=1e-5)
+        assert result.hot_by_head[row, head] == pytest.approx(of["hot"] / n)
+        assert result.fetched_by_head[row, head] == pytest.approx(of["fetched"] / n)
+    for array in (result.hit_rate_mass_by_head, result.hit_rate_by_head, result.fetched_by_head, result.hot_by_head):
+        np.testing.assert_array_equal(np.isnan(array), ~exists)
+    row = result.row()
+    assert row["hit_rate_mass"] == pytest.approx(total["hit_mass"] / n / len(heads), rel=1e-5)
+    assert row["hit_rate"] == pytest.approx(total["hits"] / total["wanted"], rel=1e-5)
+    assert row["fetched"] == pytest.approx(total["fetched"] / n / len(heads))
+    assert row["worst_mass"] == pytest.approx(min(of["hit_mass"] for of in sums.values()) / n, rel=1e-5)
+    assert 0 < row["hit_rate_mass"] < 1 and 0 < row["hit_rate"] < 1
+    assert (total["fetched"] > 0) == (scenario.observe != "honest" and scenario.policy != "random"), "these two never change their minds"
+    np.testing.assert_allclose(result.hit_rate_mass_over_time, over_time, rtol=1e-5)
+
+
+def test_rows_by_layer_and_head():
+    result = simulate(random_trace(), Scenario(budget=0.25))
+    heads, layers = list(result.by_head()), list(result.by_layer())
+    assert [(row["layer"], row["head"]) for row in heads] == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
+    assert [row["layer"] for row in layers] == [1, 2, 3]
+    for layer in layers:
+        of = [row for row in heads if row["layer"] == layer["layer"]]
+        for figure in ("hit_rate_mass", "fetched", "hot"):
+            assert layer[figure] == pytest.approx(np.mean([row[figure] for row in of]))
+        assert min(row["hit_rate"] for row in of) <= layer["hit_rate"] <= max(row["hit_rate"] for row in of)
+    worst = result.worst(2)
+    assert [row["hit_rate_mass"] for row in worst] == sorted(row["hit_rate_mass"] for row in heads)[:2]
+    assert worst[0]["hit_rate_mass"] == result.row()["worst_mass"]
+
+
+# ---- what is chosen -------------------------------------------------------------------------------------------------------------
+
+
+def test_pins_and_scores_choose():
+    """Uniform: in each head the pins, the page being filled, then the best scores, of equal ones the newer page."""
+    trace = random_trace()
+    scenario = Scenario(split="uniform", budget=0.4, settings=dict(recent_tokens=20))
+    replay = Replay(trace, scenario)
+    for step in trace:
+        end, scores = step.n_used_end, replay.policy.scores.copy()
+        pins = np.flatnonzero(replay.policy.pins[:end]).tolist()
+        replay.step(step)
+        if step.warmup:
+            continue
+        for row, head in zip(*np.nonzero(np.array(trace.header.exists))):
+            always = {*pins, end - 1}
+            others = sorted(set(range(end)) - always, key=lambda page: (-scores[row, head, page], -page))
+            expected = always | set(others[: int(0.4 * end + 0.5) - len(always)])
+            assert set(np.flatnonzero(replay.chosen[row, head]).tolist()) == expected
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICIES if not POLICIES.get(name).clairvoyant])
+@pytest.mark.parametrize("split", [Split.UNIFORM, Split.POOLED])
+def test_nothing_beats_the_oracle(policy, split):
+    trace = random_trace()
+    oracle = simulate(trace, Scenario(policy="oracle", budget=0.5, split=split))
+    for observe in OBSERVATIONS:
+        other = simulate(trace, Scenario(policy=policy, budget=0.5, split=split, observe=observe))
+        assert other.hot_by_head[0, 0] > 0
+        if split is Split.UNIFORM:
+            assert (other.hit_rate_mass_by_head <= oracle.hit_rate_mass_by_head + 1e-6)[~np.isnan(other.hit_rate_mass_by_head)].all()
+        assert other.hit_rate_mass_over_time.max() < 1
+        assert (other.hit_rate_mass_over_time <= oracle.hit_rate_mass_over_time + 1e-6).all()
+        assert other.observe == observe
+    assert oracle.observe == "ahead"
+
+
+@pytest.mark.parametrize("changes", [{"policy": "ema"}, {"policy": "lru"}, {"policy": "random"}, {"policy": "none"}, {"observe": "honest"},
+                                     {"split": "uniform"}, {"split": "layer"}, {"policy": "oracle"}, {"observe": "full"}], ids=str)
+def test_the_whole_budget_covers_everything(changes):
+    result = simulate(random_trace(), Scenario(**{"budget": 1.0, **changes}))
+    row = result.row()
+    for figure in ("hit_rate", "hit_rate_mass", "worst_mass", "hot"):
+        assert row[figure] == pytest.approx(1, abs=1e-6), figure
+    assert row["fetched"] == 0
+
+
+def test_the_budget():
+    trace = random_trace()
+    for budget, pages in ((0.25, 5), (Attend(tokens=65), 5), (Attend(tokens=9999), 20)):
+        for replay, step, measured in replayed(trace, Scenario(policy="ema", budget=budget, split="uniform")):
+            if measured and step.n_used_end == 20:
+                assert (replay.chosen[:2].sum(axis=2) == pages).all()
+                assert not replay.chosen[2, 1].any()
+
+
+def test_whose_split():
+    trace = random_trace()
+    for scenario, split in ((Scenario(), "pooled"), (Scenario(observe="honest"), "uniform"), (Scenario(split="layer"), "layer"),
+                           (Scenario(policy="pyramidkv"), "pyramid"), (Scenario(policy="pyramidkv", split="pooled"), "pooled")):
+        assert simulate(trace, scenario).row()["split"] == split
+
+
+# ---- what the policy sees ---------------------------------------------------------------------------------------------------------
+
+
+def seen_by_policy(trace: Trace, scenario: Scenario):
+    """(step, what was chosen, observation) of each step; nothing is chosen in the warm-up but at its end."""
+    replay, seen = Replay(trace, scenario), []
+    update = replay.policy.update
+
+    def spy(observation) -> None:
+        seen.append(observation)
+        update(observation)
+
+    replay.policy.update = spy
+    for step in trace:
+        replay.step(step)
+        yield step, replay.chosen, seen[-1]
+
+
+def test_honest_observation():
+    """Chosen pages only, as the softmax over them; in the warm-up all."""
+    for step, chosen, seen in seen_by_policy(random_trace(), Scenario(budget=0.25, observe="honest")):
+        if step.warmup:
+            np.testing.assert_array_equal(seen.mass_sum, step.mass_sum)
+            continue
+        end = step.n_used_end
+        assert not seen.mass_sum[:, :, end:].any() and not seen.mass_sum[:, :, :end][~chosen].any()
+        assert not seen.mass_max[:, :, :end][~chosen].any()
+        for row, head in ((0, 0), (1, 1)):
+            mass = step.mass_sum[row, head, :end][chosen[row, head]]
+            np.testing.assert_allclose(seen.mass_sum[row, head, :end][chosen[row, head]], mass / mass.sum() * 2, rtol=2e-3)
+        assert (seen.position, seen.n_used_end, seen.n_tokens, seen.observed) == (step.position, end, 1, True)
+        assert seen.changed.tolist() == [end - 1] and seen.n_budget == round(0.25 * end)
+
+
+@pytest.mark.parametrize(("observe", "prefix"), [("full", "mass"), ("sampled", "sampled")])
+def test_observation_of_all_pages(observe, prefix):
+    for step, _, seen in seen_by_policy(random_trace(), Scenario(budget=0.25, observe=observe)):
+        np.testing.assert_array_equal(seen.mass_sum, getattr(step, f"{prefix}_sum"))
+        np.testing.assert_array_equal(seen.mass_max, getattr(step, f"{prefix}_max"))
+
+
+def test_sampling_brings_a_page_back():
+    """A page that nobody attended for long becomes important: whoever sees only what it chose never learns of it."""
+    trace = random_trace(n_steps=40)
+    arrays = {name: np.stack([getattr(step, name) for step in trace]) for name in ("mass_sum", "sampled_sum", "n_read")}
+    for name in arrays:
+        arrays[name][:, 0, 0, 4] = 0
+        arrays[name][25:, 0, 0, 4] = {"mass_sum": 4.0, "sampled_sum": 4.0, "n_read": 16}[name]
+    risen = Trace.of(trace.header, *arrays.values())
+    chosen = {observe: [bool(replay.chosen[0, 0, 4]) for replay, _, measured in
+                        replayed(risen, Scenario(policy="ema", budget=0.25, observe=observe, split="uniform")) if measured]
+              for observe in OBSERVATIONS}
+    assert not any(chosen["honest"]) and chosen["sampled"] == chosen["full"]
+    assert not any(chosen["full"][:21]) and all(chosen["full"][21:])  # five steps of warm-up; it is seen in one and chosen for the next
+
+
+def test_the_prompt_is_not_observed():
+    trace = random_trace(depth=300, n_warmup=5)
+    observations = []
+
+    class Spy(POLICIES.get("none")):
+        def update(self, observation) -> None:
+            observations.append(observation)
+
+    POLICIES.add("spy", Spy, "looks")
+    try:
+        simulate(trace, Scenario(policy="spy"))
+    finally:
+        del POLICIES._entries["spy"]
+    first, *others = observations
+    assert not first.observed and first.n_tokens == 295 and first.position == 294 and first.changed.tolist() == list(range(19))
+    assert len(others) == 45 and all(seen.observed for seen in others) and others[0].position == 295
+    assert others[0].page_positions.tolist()[17:20] == [287, 295, -1]
+
+
+def test_keys_are_shown_to_who_looks_at_them():
+    trace = random_trace()
+    for step, _, seen in seen_by_policy(trace, Scenario(policy="knorm")):
+        np.testing.assert_array_equal(seen.key_norms[:, :, : step.n_used_end], trace.key_norms[:, :, : step.n_used_end])
+        assert not seen.key_norms[:, :, step.n_used_end :].any()
+    assert all(seen.key_norms is None for _, _, seen in seen_by_policy(trace, Scenario(policy="ema")))
+
+
+# ---- the hot tier -----------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_fetched():
+    from edgekv.lab.sim.hot import HotTier
+    from edgekv.pages.shape import PageShape
+
+    def pages(*which: int, n: int = 7) -> np.ndarray:
+        return np.isin(np.arange(n), which)[None, None]
+
+    tier = HotTier(PageShape(1, 1, 8))
+    assert tier.admit(pages(0, 1, 2, 6)).tolist() == [[3]]  # the last page is being filled: it is not fetched
+    assert tier.admit(pages(1, 3, 6)).tolist() == [[1]]
+    assert np.flatnonzero(tier.hot).tolist() == [1, 3, 6], "nothing else stays"
+    assert tier.admit(pages(0, 6, 7, n=8)).tolist() == [[1]]
+
+
+@pytest.mark.parametrize("prefetch", ["rope", "neighbour", "previous", "random"])
+@pytest.mark.parametrize("observe", ["sampled", "honest"])
+def test_prefetch(prefetch, observe):
+    trace = random_trace(depth=400)
+    scenario = Scenario(budget=0.2, observe=observe, prefetch=prefetch, prefetch_pages=1.4)
+    n = last = 0
+    for replay, step, measured in replayed(trace, scenario):
+        if replay.chosen is None:
+            continue
+        n += last  # what was brought after a step is there for the next
+        brought, end = replay.hot.brought, step.n_used_end
+        assert brought.sum() <= 7 and not brought[:, :, end - 1 :].any() and not brought[2, 1].any()
+        assert not brought[:, :, :end][replay.chosen].any(), "what is chosen is hot already"
+        last = int(brought.sum())
+    plain, more = simulate(trace, scenario.with_(prefetch="none")).row(), simulate(trace, scenario).row()
+    assert plain["prefetched"] == 0 and more["hot"] > plain["hot"]
+    assert more["prefetched"] * 5 * trace.header.n_steps == pytest.approx(n)
+    # who sees only what it chose has seen mass on hot pages only, after the last step of the warm-up
+    assert n > 20 if prefetch != "previous" or observe == "sampled" else n <= 7
+    assert more["hit_rate"] > plain["hit_rate"] and more["hit_rate_mass"] > plain["hit_rate_mass"]
+
+
+def test_residency():
+    trace = random_trace()
+    for replay, step, _ in replayed(trace, Scenario(budget=0.2)):
+        pass
+    residency, end = replay.hot.residency(step.n_used_end), step.n_used_end
+    assert (residency.state[:2, :, end - 1] == State.FILLING).all() and (residency.state[:, :, end:] == State.FREE).all()
+    assert (residency.state[2, 1] == State.FREE).all()
+    resident = residency.state == State.RESIDENT
+    assert np.array_equal(resident[:2, :, : end - 1], replay.hot.hot[:2, :, : end - 1])
+
+
+# ---- scenarios ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("changes", "match"), [
+    ({"budget": 0.0}, "the budget is 0.0"), ({"budget": 1.5}, "the budget"), ({"split": "none"}, "no budget split 'none'"),
+    ({"observe": "partly"}, "no observation mode 'partly'; choose one of: sampled, honest, full"),
+    ({"prefetch": "all"}, "no prefetch 'all'"), ({"access": "top0"}, "the access is 'top0'; write rows"), ({"access": "mass0%"}, "access"),
+    ({"prefetch_pages": -1}, "prefetch_pages")])
+def test_settings_that_are_refused(changes, match):
+    with pytest.raises(ConfigError, match=match):
+        Scenario(**changes)
+
+
+def test_a_policy_that_there_is_not():
+    with pytest.raises(ConfigError, match="no policy 'best'"):
+        simulate(random_trace(), Scenario(policy="best"))
+
+
+def test_access():
+    for text, access in (("rows", Access()), ("top12", Access(top=12)), ("mass0.5%", Access(share=0.005))):
+        assert Access.parse(text) == access and str(access) == text
+
+
+def test_names():
+    assert Scenario(policy="lru").name == "lru (sampled)" and Scenario(policy="ema", observe="honest").name == "ema (honest)"
+    row = simulate(random_trace(), Scenario(observe="full")).row()
+    assert (row["observe"], row["access"], row["budget"]) == ("full", "rows", 0.1)
+
+
+# ---- a live context does the same ---------------------------------------------------------------------------------------------------
+
+DEPTH, N_WARMUP, N_STEPS = 400, 16, 80
+
+
+def live(model, options: KvOptions, warms_up: bool):
+    """(runtime, step) after each step that counts, on the tokens of a recording; in the steps before, with `warms_up` full attention."""
+    with decoder_of(model, kv_options=options, n_ctx=DEPTH + N_STEPS, n_batch=512, n_ubatch=512, n_threads=1) as decoder:
+        tokens = find_text("prose").tokens(decoder.llama, DEPTH + N_STEPS)
+        list(read(decoder, tokens[: DEPTH - N_WARMUP], 1))
+        window = tokens[DEPTH - N_WARMUP : DEPTH]
+        if warms_up:
+            warm_up(decoder, BenchMode({"mode": options.mode}), options, window)
+        for token in () if warms_up else window:
+            decoder.decode([token])
+        for step, token in enumerate(tokens[DEPTH:]):
+            decoder.decode([token])
+            yield decoder.llama.kv, step
+
+
+@pytest.fixture(scope="module")
+def one_layer(synthetic, tmp_path_factory):
+    """A model of one layer, whose attention what it read before does not change, and a trace of it."""
+    model = synthetic("llama", n_layer=1, n_head=4)
+    path = tmp_path_factory.mktemp("live") / "a.trace"
+    record(Recording(model, find_text("prose"), DEPTH, N_STEPS, N_WARMUP, resolution=100.0), path)
+    return model, path
+
+
+@pytest.mark.parametrize("policy", ["ema", "lru"])
+def test_live_attention_without_sketches(one_layer, policy):
+    """What is attended where the policy decides: the pages that the simulator chooses under honest observation."""
+    model, path = one_layer
+    options = KvOptions(mode="sparse", exact_tokens=0, sink_tokens=0, recent_tokens=0, kv_budget=0, device="cpu", plan_every=1,
+                        sketch="none", attend="20%", policy=policy, keep_rows=True)
+    pages = np.zeros((N_STEPS, 2, (DEPTH + N_STEPS) // 16), bool)
+    for runtime, step in live(model, options, warms_up=True):
+        for head in range(2):
+            pages[step, head, runtime.last_rows(0, head)[0] // 16] = True
+    chosen = np.zeros_like(pages)
+    scenario = Scenario(policy=policy, budget=0.2, observe="honest", settings=dict(sink_tokens=0, recent_tokens=0))
+    with Trace.open(path) as trace:
+        for replay, step, measured in replayed(trace, scenario):
+            if measured:
+                chosen[step.position - DEPTH, :, : step.n_used_end] = replay.chosen[0]
+    np.testing.assert_array_equal(pages, chosen)
+    assert 800 < pages.sum() < 1200 and (pages != np.roll(pages, 1, axis=0)).sum() > 10
+
+
+@pytest.mark.parametrize("policy", ["ema", "lru"])
+def test_live_scores_of_sampling(one_layer, policy):
+    """What a live policy makes of what mode sparse reads: the scores that the simulator has under sampled observation."""
+    model, path = one_layer
+    options = KvOptions(mode="sparse", exact_tokens=0, kv_budget=0, device="cpu", plan_every=1, resolution=100.0, policy=policy,
+                        observe_prompt=False)
+    with Trace.open(path) as trace:
+        replay, steps = Replay(trace, Scenario(policy=policy)), trace.steps()
+        for _ in range(N_WARMUP):
+            replay.step(next(steps))
+        for runtime, _ in live(model, options, warms_up=False):
+            replay.step(next(steps))
+            scores = runtime._tiering.hierarchy.policy.scores[:, :, : trace.header.n_pages]
+            np.testing.assert_allclose(scores, replay.policy.scores, rtol=2e-3, atol=1e-6)
+        assert np.count_nonzero(scores) > 20
+
+
+# ---- golden -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict:
+    return json.loads(golden.EXPECTED.read_text())
+
+
+@pytest.fixture(scope="module")
+def golden_traces() -> dict[str, Trace]:
+    return {name: Trace.open(path).loaded() for name, path in golden.TRACES.items()}
+
+
+@pytest.mark.parametrize("name", golden.TRACES)
+@pytest.mark.parametrize(("what", "scenario"), list(golden.scenarios()), ids=[what for what, _ in golden.scenarios()])
+def test_golden(expected, golden_traces, name, what, scenario):
+    assert what in expected[name], "a policy is new: run python tests/support/golden.py"
+    assert golden.figures(golden_traces[name], scenario) == pytest.approx(expected[name][what], abs=1e-6)
+
+
+def test_golden_files_are_small(expected):
+    assert all(path.stat().st_size < 300_000 for path in golden.TRACES.values())
+    for name in golden.TRACES:
+        assert list(expected[name]) == [what for what, _ in golden.scenarios()], "run python tests/support/golden.py"
+
+
+# ---- the command ------------------------------------------------------------------------------------------------------------------
+
+
+def sim(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", "from edgekv.cli.main import main; main()", "sim", *map(str, arguments)],
+                          capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_command(tmp_path):
+    one, two = tmp_path / "one.trace", tmp_path / "two.trace"
+    random_trace().write(one)
+    random_trace(seed=1).write(two)
+    done = sim(one, two, "--policy", "lru", "--policy", "ema", "--budget", "10%,64", "--observe", "honest,sampled", "-o", "json",
+               "--set", "alpha=0.5")
+    rows = json.loads(done.stdout)
+    assert done.returncode == 0 and done.stderr == "" and len(rows) == 16
+    assert {(row["trace"], row["policy"], row["budget"], row["observe"]) for row in rows} == {
+        (trace, policy, budget, observe) for trace in ("one.trace", "two.trace") for policy in ("lru", "ema") for budget in (0.1, 64)
+        for observe in ("honest", "sampled")}
+    with Trace.open(two) as trace:
+        expected = simulate(trace, Scenario(policy="ema", budget=0.1, observe="honest", settings=dict(alpha=0.5))).row()
+    found = next(row for row in rows if row["trace"] == "two.trace" and row["policy"] == "ema" and row["budget"] == 0.1
+                 and row["observe"] == "honest")
+    assert {key: value for key, value in found.items() if key not in ("trace", "seconds")} == pytest.approx(
+        {key: value for key, value in expected.items() if key != "seconds"})
+
+    table = sim(one, "--budget", "20%", "--worst", 2, "-o", "csv")
+    heads = list(csv.DictReader(io.StringIO(table.stdout)))
+    assert len(heads) == 2 and float(heads[0]["hit_rate_mass"]) <= float(heads[1]["hit_rate_mass"]) and {"layer", "head"} <= set(heads[0])
+    layers = sim(one, "--by", "layer", "--budget", "20%", "-o", "md").stdout.splitlines()
+    assert len(layers) == 5 and "| layer |" in layers[0]
+    assert "sampled" in sim(one).stdout
+
+
+@pytest.mark.parametrize(("arguments", "code", "said"), [
+    (("--set", "beta=1"), 2, "--set: 'beta=1' is not a setting; write NAME=VALUE, with one of alpha, "),
+    (("--set", "seed=x"), 2, "seed is 'x'; it must be a whole number"), (("--policy", "best"), 2, "there is no policy 'best'"),
+    (("--budget", "x"), 2, "is 'x'; it must be a share of the context"), (("--access", "x"), 2, "the access is 'x'"),
+    (("--observe", "nothing"), 2, "'nothing' is not one of")])
+def test_mistakes(tmp_path, arguments, code, said):
+    random_trace().write(tmp_path / "a.trace")
+    done = sim(tmp_path / "a.trace", *arguments)
+    assert done.returncode == code and said in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,383 @@
+"""Trace files: what is written is read, what is not a trace is refused, and an interrupted recording leaves nothing. And the recorder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.traces import header, masses, random_trace, sampled
+
+from edgekv.bench.harness.passes import Caches
+from edgekv.bench.record import Recording, record
+from edgekv.bench.texts.text import Text, find_text
+from edgekv.config import KvOptions
+from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.lab.trace import Trace
+from edgekv.lab.trace_format import CHUNK_STEPS, TraceWriter
+from edgekv.llama import Llama
+from edgekv.vocab import CacheType
+
+EDGEKV = [sys.executable, "-c", "from edgekv.cli.main import main; main()"]
+
+
+ARRAYS = ("mass_sum", "mass_max", "sampled_sum", "sampled_max", "n_read")
+
+
+def same(one: Trace, other: Trace) -> None:
+    assert one.header == other.header
+    np.testing.assert_array_equal(one.key_norms, other.key_norms)
+    for a, b in zip(one, other, strict=True):
+        assert (a.position, a.n_used_end, a.warmup) == (b.position, b.n_used_end, b.warmup)
+        for name in ARRAYS:
+            np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+
+
+def arrays_of(trace: Trace) -> dict[str, np.ndarray]:
+    """[step, row, head, page] of each."""
+    steps = list(trace)
+    return {name: np.stack([getattr(step, name) for step in steps]) for name in ARRAYS}
+
+
+# ---- the file -------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_is_read(tmp_path):
+    trace = random_trace(n_steps=2 * CHUNK_STEPS + 3)
+    trace.write(tmp_path / "a.trace")
+    with Trace.open(tmp_path / "a.trace") as read:
+        same(trace, read)
+        same(trace, read)  # again, from the start
+        loaded = read.loaded()
+    same(loaded, trace)
+    same(loaded, Trace.of(trace.header, **arrays_of(trace), key_norms=trace.key_norms))
+    assert loaded.loaded_bytes == sum(array.nbytes for array in loaded._source._arrays.values())
+    assert os.listdir(tmp_path) == ["a.trace"]
+
+
+def test_steps():
+    of = header(depth=300, n_warmup=5, n_steps=40)
+    mass = masses(of)
+    seen, n_read = sampled(of, mass)
+    steps = list(Trace.of(of, mass, seen, n_read))
+    assert [step.warmup for step in steps] == [True] * 5 + [False] * 40
+    assert [step.position for step in steps] == list(range(295, 340))
+    assert steps[8].n_used_end == 19 and steps[9].n_used_end == 20  # positions 303 and 304 = 19 * 16
+    assert not steps[8].mass_sum[:, :, 19:].any()
+    for name, array in {"mass_sum": mass, "mass_max": mass, "sampled_sum": seen, "sampled_max": seen}.items():
+        np.testing.assert_allclose(np.stack([getattr(step, name) for step in steps]), array, rtol=1e-3, atol=1e-7)
+    np.testing.assert_array_equal(np.stack([step.n_read for step in steps]), n_read)
+    positions = of.page_positions(303)
+    assert positions[:2].tolist() == [15, 31] and positions[18:].tolist() == [303, -1, -1, -1]
+
+
+def test_numpy_reads_it(tmp_path):
+    trace = random_trace()
+    trace.write(tmp_path / "a.npz")
+    with np.load(tmp_path / "a.npz") as arrays:
+        chunk = arrays["steps/000032.mass_sum"]
+        assert chunk.dtype == np.float16 and chunk.shape == (13, 3, 2, trace.header.n_pages)
+        np.testing.assert_array_equal(chunk[-1], list(trace)[-1].mass_sum.astype(np.float16))
+        assert arrays["steps/000032.n_read"].dtype == np.uint16
+
+
+def test_only_what_is_asked_for_is_read(tmp_path):
+    random_trace().write(tmp_path / "a.trace")
+    with zipfile.ZipFile(tmp_path / "a.trace") as whole:
+        member = next(info for info in whole.infolist() if info.filename.endswith("sampled_max.npy"))
+    data = bytearray((tmp_path / "a.trace").read_bytes())
+    middle = member.header_offset + len(member.filename) + 200
+    data[middle : middle + 40] = bytes(40)
+    (tmp_path / "a.trace").write_bytes(data)
+    with Trace.open(tmp_path / "a.trace") as trace:
+        steps = list(trace.steps(sampled=False))
+        assert len(steps) == len(trace) and steps[0].sampled_sum is steps[0].n_read is None
+        with pytest.raises(ConfigError, match="damaged.*sampled_max"):
+            list(trace)
+
+
+@pytest.mark.parametrize(("rows", "n_steps", "n_warmup"), [([2, 0], 7, 2), (None, None, 0), ([1], 40, None)])
+def test_cut(rows, n_steps, n_warmup):
+    trace = random_trace()
+    smaller = trace.cut(rows, n_steps, n_warmup)
+    rows = [0, 1, 2] if rows is None else rows
+    assert smaller.header.layers == tuple(trace.header.layers[row] for row in rows)
+    kept = list(trace)[5 - smaller.header.n_warmup :][: len(smaller)]
+    assert len(smaller) == (5 if n_warmup is None else n_warmup) + (n_steps or 40) == len(kept)
+    n = smaller.header.n_pages
+    for a, b in zip(smaller, kept):
+        assert (a.position, a.warmup) == (b.position, b.warmup)
+        for name in ARRAYS:
+            np.testing.assert_array_equal(getattr(a, name), getattr(b, name)[rows, :, :n])
+    np.testing.assert_array_equal(smaller.key_norms, trace.key_norms[rows, :, :n])
+    with pytest.raises(ConfigError, match="cannot be cut"):
+        trace.cut([3])
+
+
+def test_what_is_no_trace(tmp_path):
+    path = tmp_path / "a.trace"
+    random_trace().write(path)
+    whole = path.read_bytes()
+
+    def refused(match: str) -> None:
+        with pytest.raises(ConfigError, match=match):
+            Trace.open(path)
+
+    path.write_bytes(whole[: len(whole) // 2])
+    refused("is not a trace, or only a part of one")
+    path.write_bytes(b"GGUF" + bytes(100))
+    refused("is not a trace")
+    with zipfile.ZipFile(path, "w") as other:
+        other.writestr("readme.txt", "hello")
+    refused("is not a trace")
+    with zipfile.ZipFile(path, "w") as other:
+        other.writestr("header.json", "[1]")
+    refused("is not a trace")
+    path.unlink()
+    refused("cannot be read: No such file")
+
+
+@pytest.mark.parametrize(("old", "new", "match"), [
+    ('"version": 2', '"version": 1', "version 1 and this EdgeKV reads version 2; record it anew"),
+    ("edgekv-trace", "another", "is not a trace"),
+    ('"n_steps": 40', '"n_steps": 90', "is damaged"), ('"n_steps"', '"steps"', "is damaged"),
+    ('"n_heads": 2', '"n_heads": 1', "is damaged"), ('"resolution"', '"sketches"', "is damaged")])
+def test_another_header(tmp_path, old, new, match):
+    random_trace().write(tmp_path / "a.trace")
+    with zipfile.ZipFile(tmp_path / "a.trace") as whole, zipfile.ZipFile(tmp_path / "b.trace", "w") as changed:
+        for name in whole.namelist():
+            data = whole.read(name)
+            changed.writestr(name, data.replace(old.encode(), new.encode(), 1) if name == "header.json" else data)
+    with pytest.raises(ConfigError, match=match):
+        Trace.open(tmp_path / "b.trace")
+
+
+def test_a_member_that_is_missing(tmp_path):
+    random_trace().write(tmp_path / "a.trace")
+    with zipfile.ZipFile(tmp_path / "a.trace") as whole, zipfile.ZipFile(tmp_path / "b.trace", "w") as less:
+        for name in whole.namelist():
+            if name != "steps/000032.n_read.npy":
+                less.writestr(name, whole.read(name))
+    with pytest.raises(ConfigError, match="000032.n_read.npy is missing"):
+        Trace.open(tmp_path / "b.trace")
+
+
+def test_a_writer_that_fails_leaves_nothing(tmp_path):
+    trace, path = random_trace(), tmp_path / "a.trace"
+    path.write_text("an earlier one")
+    with pytest.raises(KeyboardInterrupt), TraceWriter(path, trace.header) as writer:
+        writer.key_norms(trace.key_norms)
+        assert len(list(tmp_path.iterdir())) == 2
+        raise KeyboardInterrupt
+    with pytest.raises(ValueError, match="not complete"), TraceWriter(path, trace.header) as writer:
+        writer.key_norms(trace.key_norms)
+    assert [file.name for file in tmp_path.iterdir()] == ["a.trace"] and path.read_text() == "an earlier one"
+    (tmp_path / "a.trace.part").write_text("half")
+    with pytest.raises(KeyboardInterrupt), TraceWriter(path, trace.header) as writer:
+        assert writer.replaced
+        raise KeyboardInterrupt
+    trace.write(path)
+    with Trace.open(path) as read:
+        same(trace, read)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_full_disk(tmp_path):
+    (tmp_path / "a.trace.part").symlink_to("/dev/full")
+    with pytest.raises(EdgeKVError, match="a.trace was not written: the disk is full; free some space"):
+        random_trace().write(tmp_path / "a.trace")
+    assert not list(tmp_path.iterdir())
+
+
+def test_places_that_cannot_be_written(tmp_path):
+    with pytest.raises(ConfigError, match="is a folder"):
+        random_trace().write(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be written: No such file"):
+        random_trace().write(tmp_path / "none" / "a.trace")
+
+
+# ---- the recorder ---------------------------------------------------------------------------------------------------------------
+
+TEXT = Text("words", "A text of its own, with few words. " * 60)
+
+
+def recorded(tmp_path, model, **changes) -> Trace:
+    path = tmp_path / f"{len(list(tmp_path.iterdir()))}.trace"
+    settings = {"depth": 300, "n_steps": 40, "n_warmup": 8, **changes}
+    record(Recording(model, find_text("prose"), **settings), path)
+    return Trace.open(path)
+
+
+def observed(model, tokens, n_prompt: int, **options) -> np.ndarray:
+    """float32 [step, row, head, page]: what mode exact gives the pages."""
+    llama = Llama(str(model), kv="exact", n_ctx=len(tokens), n_threads=1, verbose=False, **options)
+    steps = []
+    try:
+        llama.eval(tokens[:n_prompt])
+        llama.kv.observers.append(lambda step: steps.append(step.mass_sum.copy()))
+        for token in tokens[n_prompt:]:
+            llama.eval([token])
+    finally:
+        llama.close()
+    return np.stack(steps)
+
+
+@pytest.mark.parametrize(("kind", "shape", "type_k"), [
+    ("llama", {}, "f16"), ("llama", {"n_head": 6, "n_head_kv": 2, "head_dim": 128}, "q8_0"), ("gemma2", {}, "f16"),
+    ("gpt-oss", {}, "f16")])
+def test_a_recording_is_full_attention(tmp_path, synthetic, kind, shape, type_k):
+    model = synthetic(kind, **shape)
+    caches = Caches(CacheType(type_k))
+    with recorded(tmp_path, model, caches=caches) as trace:
+        of, steps = trace.header, list(trace)
+    llama = Llama(str(model), n_ctx=512, verbose=False)
+    tokens = find_text("prose").tokens(llama, 340)
+    hooked = [layer for layer in llama.kv.layers if layer.hooked]
+    llama.close()
+    assert of.layers == tuple(layer.il for layer in hooked) and of.groups == tuple(layer.n_head // layer.n_head_kv for layer in hooked)
+    assert (of.depth, of.n_total, of.n_pages) == (300, 48, 22)
+    # the same step gives the same bits; float16 rounds them
+    truth = observed(model, tokens, 292, type_k=type_k)[..., : of.n_pages]
+    np.testing.assert_array_equal(np.stack([step.mass_sum for step in steps]), truth.astype(np.float16).astype(np.float32))
+    for step in steps:
+        assert (step.mass_max <= step.mass_sum + 1e-6).all()
+        assert (step.mass_max * of.group >= step.mass_sum * (1 - 1e-3) - 1e-6).all()
+        if kind != "gpt-oss":  # sinks of the model itself take some
+            np.testing.assert_allclose(step.mass_sum.sum(axis=2), of.group, rtol=2e-3)
+
+
+def sparse(model, tokens, n_prompt: int, resolution: float) -> tuple[np.ndarray, np.ndarray]:
+    """float32 [step, row, head, page]: what mode sparse observes, and how many rows it reads of each page."""
+    options = KvOptions(mode="sparse", resolution=resolution, exact_tokens=0, keep_rows=True, plan_every=1, policy="none", kv_budget=0,
+                        device="cpu")
+    llama = Llama(str(model), kv_options=options, n_ctx=len(tokens), n_threads=1, verbose=False)
+    masses, reads = [], []
+
+    def seen(step) -> None:
+        masses.append(step.mass_sum.copy())
+        reads.append(np.zeros(step.mass_sum.shape))
+        for row, head in np.ndindex(reads[-1].shape[:2]):
+            for cell in llama.kv.last_rows(row, head)[0]:
+                reads[-1][row, head, cell // 16] += 1
+
+    try:
+        llama.eval(tokens[:n_prompt])
+        llama.kv.observers.append(seen)
+        for token in tokens[n_prompt:]:
+            llama.eval([token])
+    finally:
+        llama.close()
+    return np.stack(masses), np.stack(reads)
+
+
+def test_a_recording_is_what_mode_sparse_observes(tmp_path, synthetic):
+    """The same as live, and without bias: over many steps its mean is that of full attention."""
+    model = synthetic("llama", n_layer=2)
+    with recorded(tmp_path, model, resolution=200.0) as trace:
+        of, arrays = trace.header, arrays_of(trace)
+    assert of.resolution == 200
+    llama = Llama(str(model), n_ctx=512, verbose=False)
+    tokens = find_text("prose").tokens(llama, 340)
+    llama.close()
+    mass, n_read = sparse(model, tokens, 292, 200.0)
+    np.testing.assert_array_equal(arrays["sampled_sum"], mass[..., : of.n_pages].astype(np.float16).astype(np.float32))
+    np.testing.assert_array_equal(arrays["n_read"], n_read[..., : of.n_pages])
+    assert (arrays["n_read"].sum(axis=3) < 300).all() and (arrays["n_read"] == 0).any()
+    assert not arrays["sampled_sum"][arrays["n_read"] == 0].any(), "what is not read has no weight"
+    assert (arrays["sampled_max"] <= arrays["sampled_sum"] + 1e-6).all()
+    np.testing.assert_allclose(arrays["sampled_sum"].sum(axis=3), of.group, rtol=2e-3)
+    # pages between the sinks and the newest are read by chance; the first layer sees the same as full attention does
+    middle = np.s_[:, 0, :, 2:12]
+    error = arrays["sampled_sum"][middle] - arrays["mass_sum"][middle]
+    mean = arrays["mass_sum"][middle].mean()
+    assert np.abs(error.mean()) < 0.02 * mean and error.std() > 0.05 * mean
+
+
+def test_key_norms(tmp_path, synthetic):
+    """Norms do not turn with the position: those of q8_0 are those of f16 but for its rounding."""
+    model = synthetic("llama")
+    norms = []
+    for type_k in CacheType:
+        with recorded(tmp_path, model, caches=Caches(type_k)) as trace:
+            norms.append(trace.key_norms)
+    assert norms[0].shape == (2, 2, 22) and (norms[0] > 1).all() and norms[0].std() > 0.05
+    np.testing.assert_allclose(*norms, rtol=0.01)
+
+
+def test_what_cannot_be_recorded(tmp_path, synthetic):
+    path = tmp_path / "a.trace"
+
+    def refused(match: str, kind: type[EdgeKVError], model: Path, text: Text = TEXT, **changes) -> None:
+        with pytest.raises(kind, match=match):
+            record(Recording(model, text, **{"depth": 300, "n_steps": 40, "n_warmup": 8, **changes}), path)
+        assert not list(tmp_path.iterdir())
+
+    llama = synthetic("llama")
+    refused("the text words has .* tokens and 4000 are needed", ConfigError, llama, depth=3000, n_steps=1000)
+    refused("serves no layer of this model", EdgeKVError, synthetic("mamba"))
+    for changes in ({"resolution": 0.0}, {"n_steps": 0}, {"depth": 8}):
+        with pytest.raises(ConfigError):
+            Recording(llama, TEXT, **{"depth": 300, "n_warmup": 8, **changes})
+
+
+def test_a_recurrent_model_reads_the_text_again(tmp_path, synthetic):
+    """It cannot go back: both passes start from the same tokens nevertheless."""
+    said = []
+    path = tmp_path / "a.trace"
+    record(Recording(synthetic("lfm2"), find_text("prose"), depth=300, n_steps=40, n_warmup=8, resolution=1e9), path,
+           lambda what, done, total: said.append(what))
+    assert list(dict.fromkeys(said)) == ["read the text", "record attention", "record what sampling observes"]
+    assert said.index("record attention") < len(said) - 1 - said[::-1].index("read the text")
+    with Trace.open(path) as trace:
+        for step in trace:  # a resolution that reads everything
+            np.testing.assert_allclose(step.sampled_sum, step.mass_sum, rtol=2e-3, atol=1e-5)
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------------------
+
+
+def command(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*EDGEKV, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False,
+                          env={**os.environ, **environment})
+
+
+def test_record_and_info(tmp_path, synthetic):
+    path = tmp_path / "a.trace"
+    small = ("--depth", 200, "--steps", 20, "--window", 4, "--threads", 1)
+    done = command("trace", "record", synthetic("llama"), "-o", path, "--text", "code", "--resolution", "2000", *small)
+    assert done.returncode == 0 and done.stdout == "" and "200 tokens and 20 steps" in done.stderr
+    told = command("trace", "info", path)
+    assert "200 before the steps (4 of them the window), 20 steps" in told.stdout and "4 KV heads in 2 layers" in told.stdout
+    assert "at resolution 2,000" in told.stdout and '"resolution": 2000.0' in command("trace", "info", path, "-o", "json").stdout
+    stock = command("trace", "record", synthetic("llama"), "-o", path, *small, EDGEKV="0")
+    assert stock.returncode == 2 and stock.stderr == "edgekv: EDGEKV=0 is set, so there is no attention to observe; unset it\n"
+    none = command("trace", "record", synthetic("llama"), "-o", path, "--resolution", "0")
+    assert none.returncode == 2 and "the resolution is '0'" in none.stderr
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_recording(tmp_path, synthetic, sign):
+    """Ctrl-C leaves nothing; after a kill the next recording replaces what is left, and says so."""
+    path, part = tmp_path / "a.trace", tmp_path / "a.trace.part"
+    arguments = ["trace", "record", str(synthetic("llama")), "-o", str(path), "--threads", "1"]
+    running = subprocess.Popen([*EDGEKV, *arguments, "--depth", "400", "--steps", "3600"], stderr=subprocess.PIPE, text=True)
+    for _ in range(600):
+        if part.exists() and part.stat().st_size:
+            break
+        time.sleep(0.05)
+    running.send_signal(sign)
+    _, said = running.communicate(timeout=60)
+    assert not path.exists()
+    assert part.exists() == (sign == signal.SIGKILL)
+    if sign == signal.SIGINT:
+        assert running.returncode == 130 and said.strip() == "edgekv: interrupted"
+        return
+    done = command(*arguments, "--depth", 200, "--steps", 20)
+    assert done.returncode == 0 and "a.trace.part, left over from a recording that did not end, is replaced" in done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["a.trace"]

@@ -1,0 +1,166 @@
+"""Sparse prompts: which blocks they attend, what that costs, and that it is told."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.contexts import attached
+from support.decoding import kld
+
+from edgekv._native import testing
+from edgekv.config import KvOptions
+from edgekv.errors import ConfigError
+
+import llama_cpp
+
+DEPTH, CHUNK = 3072, 320
+SIZES = {"n_ctx": 4096, "n_seq": 1, "n_threads": 2}
+SPARSE = {"mode": "sparse", "kv_budget": 0, "policy": "none", "prompts": "sparse"}
+
+
+def tokens(n: int) -> np.ndarray:
+    return np.random.default_rng(3).integers(260, 350, n)
+
+
+def read(context, first: int, end: int) -> np.ndarray:
+    logits = None
+    for start in range(first, end, 512):
+        stop = min(start + 512, end)
+        logits = context.decode(tokens(end)[start:stop], range(start, stop), [0] * (stop - start))
+    return logits
+
+
+def blocks(run) -> tuple[int, int]:
+    return testing.prompt_blocks(run._handle)
+
+
+def chunk_behind(path, options: KvOptions, n_threads: int = 2) -> tuple[np.ndarray, tuple[int, int], np.ndarray]:
+    """Logits of a chunk behind a context that was read exactly, the blocks seen and attended, and the labels of its cells."""
+    with attached(path, options.with_(prompts="exact"), **SIZES | {"n_threads": n_threads}) as (context, run):
+        read(context, 0, DEPTH)
+        run.configure(options)
+        before = blocks(run)
+        logits = read(context, DEPTH, DEPTH + CHUNK)
+        seen, attended = np.subtract(blocks(run), before)
+        return logits, (seen, attended), run.cells.stream().read_sparsely.copy()
+
+
+def test_what_is_left_out_is_counted_and_labelled(synthetic):
+    path = synthetic("llama", n_head=6, dtype="f32")
+    exact, (seen, attended), labels = chunk_behind(path, KvOptions(**SPARSE | {"prompts": "exact"}))
+    assert (seen, attended) == (0, 0) and not labels.any()
+    logits, (seen, attended), labels = chunk_behind(path, KvOptions(**SPARSE, prompt_resolution=2.0))
+    assert 0 < attended < seen
+    assert labels[DEPTH : DEPTH + CHUNK].all() and not labels[:DEPTH].any() and not labels[DEPTH + CHUNK :].any()
+    assert kld(exact, logits).mean() > 0
+
+
+def test_a_finer_resolution_attends_more_and_all_of_it_is_exact(synthetic):
+    path = synthetic("llama", n_head=6, dtype="f32")
+    exact, *_ = chunk_behind(path, KvOptions(**SPARSE | {"prompts": "exact"}))
+    apart, share = [], []
+    for resolution in (2.0, 50.0, 1e6):
+        logits, (seen, attended), _ = chunk_behind(path, KvOptions(**SPARSE, prompt_resolution=resolution))
+        apart.append(kld(exact, logits).mean())
+        share.append(attended / seen)
+    assert share[0] < share[1] < share[2] and apart[2] < apart[1] < apart[0]
+    assert apart[2] < 1e-6
+
+
+def test_the_number_of_threads_changes_nothing_but_the_cut(synthetic):
+    path = synthetic("llama", n_head=6)
+    options = KvOptions(**SPARSE, prompt_resolution=20.0)
+    first = chunk_behind(path, options)
+    again = chunk_behind(path, options)
+    assert np.array_equal(first[0], again[0]) and first[1] == again[1]
+
+
+def test_short_contexts_are_read_exactly(synthetic):
+    path = synthetic("llama", n_head=6)
+    results = []
+    for prompts in ("exact", "sparse"):
+        with attached(path, KvOptions(**SPARSE | {"prompts": prompts}, prompt_resolution=2.0), **SIZES) as (context, run):
+            results.append(read(context, 0, 1500))
+            assert blocks(run) == (0, 0)
+    assert np.array_equal(*results)
+
+
+def test_cells_that_are_read_again_exactly_lose_their_label(synthetic):
+    with attached(synthetic("llama", n_head=6), KvOptions(**SPARSE, prompt_resolution=2.0), **SIZES) as (context, run):
+        read(context, 0, DEPTH)
+        assert run.cells.stream().read_sparsely[2048:DEPTH].any()
+        for options in (KvOptions(**SPARSE | {"prompts": "exact"}), KvOptions(mode="exact", policy="none", kv_budget=0)):
+            run.configure(KvOptions(**SPARSE, prompt_resolution=2.0))
+            llama_cpp.llama_memory_seq_rm(context.memory, 0, 2560, -1)
+            read(context, 2560, DEPTH)
+            assert run.cells.stream().read_sparsely[2560:DEPTH].all()
+            run.configure(options)
+            llama_cpp.llama_memory_seq_rm(context.memory, 0, 2560, -1)
+            read(context, 2560, DEPTH)
+            assert not run.cells.stream().read_sparsely[2560:DEPTH].any()
+
+
+def test_a_label_goes_with_the_cells(synthetic):
+    """Into a saved state and from it into another context; into a copy in another stream. An exact state takes it off."""
+    path, sparse = synthetic("llama", n_head=6), KvOptions(**SPARSE, prompt_resolution=2.0)
+    exact = sparse.with_(prompts="exact")
+    with attached(path, exact, **SIZES) as (context, run):
+        read(context, 0, DEPTH)
+        unlabelled = context.save()
+        run.configure(sparse)
+        read(context, DEPTH, DEPTH + CHUNK)
+        state, sequence = context.save(), context.save(sequence=0)
+    expected = (np.arange(SIZES["n_ctx"]) >= DEPTH) & (np.arange(SIZES["n_ctx"]) < DEPTH + CHUNK)
+    for saved, where in ((state, {}), (sequence, {"sequence": 0})):
+        with attached(path, exact, **SIZES) as (context, run):
+            context.load(saved, **where)
+            assert np.array_equal(run.cells.stream().read_sparsely.astype(bool), expected)
+            context.load(unlabelled)
+            assert not run.cells.stream().read_sparsely.any()
+    with attached(path, sparse, **SIZES | {"n_ctx": 2 * 4096, "n_seq": 2}, unified=False) as (context, run):
+        read(context, 0, DEPTH)
+        labels = run.cells.stream(0).read_sparsely.copy()
+        assert labels.any() and not run.cells.stream(1).read_sparsely.any()
+        llama_cpp.llama_memory_seq_cp(context.memory, 0, 1, -1, -1)
+        context.decode([7], [DEPTH], [1])  # the copy is made when the next batch comes
+        assert np.array_equal(run.cells.stream(1).read_sparsely[:DEPTH], labels[:DEPTH])
+
+
+def test_streams_of_their_own(synthetic):
+    """Each stream chooses among its own cells: its logits are those that it has alone."""
+    path, options = synthetic("llama", n_head=6, dtype="f32"), KvOptions(**SPARSE, prompt_resolution=10.0)
+    alone = {}
+    for sequence in (0, 1):
+        with attached(path, options, **SIZES | {"n_ctx": 2 * 4096, "n_seq": 2}, unified=False) as (context, run):
+            for start in range(0, 3072, 256):
+                part = tokens(3072)[start : start + 256] + sequence
+                alone[sequence] = context.decode(part, range(start, start + 256), [sequence] * 256)
+    with attached(path, options, **SIZES | {"n_ctx": 2 * 4096, "n_seq": 2}, unified=False) as (context, run):
+        for start in range(0, 3072, 256):
+            both = np.concatenate([tokens(3072)[start : start + 256] + sequence for sequence in (0, 1)])
+            logits = context.decode(both, [*range(start, start + 256)] * 2, [0] * 256 + [1] * 256)
+    for sequence in (0, 1):
+        assert kld(alone[sequence], logits[256 * sequence : 256 * (sequence + 1)]).mean() < 1e-5
+
+
+@pytest.mark.parametrize(("options", "sentence"), [
+    ({"prompts": "some"}, "there is no way of reading prompts 'some'; use one of: exact, sparse"),
+    ({"prompt_resolution": 0.5}, "the prompt_resolution is 0.5; it must be a number from 1 to 1e+09, such as 125"),
+    ({"prompt_resolution": "fine"}, "the prompt_resolution is 'fine'; it must be a number from 1 to 1e+09, such as 125"),
+])
+def test_what_cannot_be_is_refused(options, sentence):
+    with pytest.raises(ConfigError) as caught:
+        KvOptions(**options)
+    assert str(caught.value).startswith(sentence)
+
+
+def test_sketches_are_needed():
+    with pytest.raises(ConfigError) as caught:
+        KvOptions(mode="sparse", prompts="sparse", sketch="none").check_effect(())
+    assert str(caught.value) == "prompts sparse needs sketches, and the sketch is none; use sketch b3, or prompts exact"
+
+
+def test_a_device_refuses_them(synthetic, emulator):
+    with pytest.raises(ConfigError) as caught, attached(synthetic("llama"), KvOptions(**SPARSE, device="emulated"), n_ctx=512):
+        pass
+    assert str(caught.value) == "sparse prompts work on the processor only; use prompts exact, or device cpu"

@@ -1,0 +1,272 @@
+"""What fits in memory: contexts, in mode sparse their sketches and arena, and all of it on a device."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from support.contexts import attached
+
+from edgekv.config import KvOptions
+from edgekv.errors import EXIT_DOES_NOT_FIT, ConfigError, DoesNotFit
+from edgekv.memory.device_fit import (
+    DeviceRoom,
+    check_device,
+    choose_device_context,
+    compute_bytes,
+    device_plan,
+    margin_bytes,
+    ring_bytes,
+    scratch_bytes,
+    table_bytes,
+)
+from edgekv.memory.fit import TABLE_BYTES, choose_context, kv_bytes, largest_context, page_bytes
+from edgekv.models import Geometry, geometry
+from edgekv.vocab import KvMode, SketchKind
+
+EXACT = KvOptions(mode=KvMode.EXACT)
+SPARSE = KvOptions(mode=KvMode.SPARSE)
+MIB, PLENTY = 1 << 20, 1 << 40
+
+
+@pytest.fixture
+def model(synthetic):
+    return geometry(synthetic("llama", n_ctx_train=4096))
+
+
+def test_context_choice(model):
+    per_token = model.kv_bytes_per_token()
+    assert choose_context(model, None, EXACT, available=PLENTY).n_ctx == 4096
+    assert choose_context(model, 300, EXACT, available=PLENTY).kv_bytes == 300 * per_token
+    cut = choose_context(model, 9000, EXACT, available=PLENTY)
+    assert cut.n_ctx == 4096 and "4,096" in cut.note and "9,000" in cut.note
+    scarce = choose_context(model, None, EXACT, available=256 * MIB + 2 * 1024 * per_token)
+    assert scarce.n_ctx == 1024 and "--ctx" in scarce.note
+    with pytest.raises(DoesNotFit) as caught:
+        choose_context(model, 4096, EXACT, available=256 * MIB + 1024 * per_token)
+    assert caught.value.exit_code == EXIT_DOES_NOT_FIT and "use --ctx 1024 or less" in str(caught.value)
+    with pytest.raises(DoesNotFit, match="use --ctx 4096 or less"):
+        choose_context(model, 10**9, EXACT, available=1 << 30)
+    with pytest.raises(DoesNotFit, match="close other programs"):
+        choose_context(model, None, EXACT, available=0)
+    half = choose_context(model, None, EXACT, n_sequences=2, available=256 * MIB + 4 * 1024 * per_token)
+    assert half.n_ctx == 1024 and half.kv_bytes == 2 * 1024 * per_token
+
+
+def test_sparse_leaves_room_for_its_own(model):
+    """What just fits in mode exact does not in mode sparse, and the context that is proposed instead does."""
+    available = 256 * MIB + kv_bytes(model, 4096, EXACT).total
+    assert choose_context(model, 4096, EXACT, available=available).n_ctx == 4096
+    with pytest.raises(DoesNotFit, match="sketches and arena .* use --ctx") as caught:
+        choose_context(model, 4096, SPARSE, available=available)
+    proposed = int(str(caught.value).split("--ctx ")[1].split()[0])
+    assert 1536 <= proposed < 4096 and choose_context(model, proposed, SPARSE, available=available)
+
+
+def test_an_impossible_budget_gets_a_possible_one(model):
+    needed = kv_bytes(model, 4096, SPARSE.with_(kv_budget=1 << 40))
+    assert needed.arena == needed.home, "an arena is never larger than what it holds copies of"
+    available = 256 * MIB + needed.fixed + MIB
+    with pytest.raises(DoesNotFit, match="a KV budget of .* use --kv-budget 1MiB or less"):
+        choose_context(model, 4096, SPARSE.with_(kv_budget=1 << 40), available=available)
+    assert choose_context(model, 4096, SPARSE.with_(kv_budget=MIB), available=available).bytes.arena == MIB
+    assert choose_context(model, 4096, SPARSE.with_(kv_budget=0), available=available).bytes.arena == 0
+    with pytest.raises(ConfigError, match=f"one page of this model takes {page_bytes(model, SPARSE):,}; give more"):
+        choose_context(model, 4096, SPARSE.with_(kv_budget=1), available=PLENTY)
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("mamba", []), ("gemma2", [1]), ("lfm2", [1, 3])])
+def test_only_layers_that_can_be_sparse_count(synthetic, kind, layers):
+    model = geometry(synthetic(kind))
+    exact, sparse = kv_bytes(model, 512, EXACT), kv_bytes(model, 512, SPARSE)
+    assert sparse.home == exact.home == exact.total
+    n_heads = sum(model.n_head_kv[il] for il in layers)
+    assert sparse.tables == n_heads * 32 * TABLE_BYTES and (sparse.sketches > 0) == (sparse.arena > 0) == (n_heads > 0)
+
+
+CASES = [*({"sketch": kind.value} for kind in SketchKind), {"page_tokens": 80}, {"kv_budget": 100_000}, {"kv_budget": 0}, {"type_k": "q8_0"}]
+
+
+@pytest.mark.parametrize("changes", CASES, ids=str)
+@pytest.mark.parametrize(("n_sequences", "head_dim"), [(1, 64), (2, 96), (1, 192)])
+def test_the_estimate_is_what_is_allocated(synthetic, changes, n_sequences, head_dim):
+    path = synthetic("llama", n_ctx_train=4096, head_dim=head_dim)
+    options = KvOptions(mode=KvMode.SPARSE, **changes)
+    expected = kv_bytes(geometry(path), 1536, options, n_sequences)
+    types = {"type_k": options.type_k.ggml_type, "type_v": options.type_v.ggml_type}
+    shape = {"n_ctx": 1536 * n_sequences, "n_seq": n_sequences, "unified": False, "n_threads": 1}
+    with attached(path, options, **shape, **types) as (_, runtime):
+        memory = runtime.memory()
+        assert (memory.home_bytes, memory.sketch_bytes, memory.arena_bytes) == (expected.home, expected.sketches, expected.arena)
+        assert memory.table_bytes + memory.observation_bytes <= expected.tables
+
+
+@pytest.mark.parametrize("sketch", list(SketchKind))
+@pytest.mark.parametrize(("n_sequences", "shape"), [(1, {"head_dim": 64}), (1, {"head_dim": 128, "n_head": 6}), (3, {"head_dim": 64}),
+                                                   (1, {"head_dim": 72, "n_head": 18})])
+def test_the_work_space_is_that_of_the_longest_step(synthetic, sketch, n_sequences, shape):
+    """Sixteen tokens of each sequence at once, at the end of its context."""
+    path, n_ctx = synthetic("llama", n_ctx_train=4096, **shape), 2048
+    options = KvOptions(mode=KvMode.SPARSE, exact_tokens=0, sketch=sketch, kv_budget=0)
+    expected = kv_bytes(geometry(path), n_ctx, options, n_sequences).workspace
+    with attached(path, options, n_ctx=n_ctx * n_sequences, n_seq=n_sequences, unified=False, n_threads=1) as (context, runtime):
+        for sequence in range(n_sequences):
+            for first in range(0, n_ctx - 16, 508):
+                context.decode([300] * 508, range(first, first + 508), [sequence] * 508)
+        last = range(n_ctx - 16, n_ctx)
+        context.decode([300] * 16 * n_sequences, [*last] * n_sequences, [s for s in range(n_sequences) for _ in last])
+        assert runtime.selection().n_selections == 16 * n_sequences * 2 * 2
+        workspace = runtime.memory().workspace_bytes
+    assert expected <= workspace <= 1.1 * expected + 512 * 1024
+
+
+# ---- on a device ------------------------------------------------------------------------------------------------------------------
+
+GIB = 1 << 30
+CARD = DeviceRoom("GeForce RTX 4070", 12 * GIB, 12 * GIB - 300 * MIB)
+
+
+@pytest.fixture
+def large(synthetic) -> Geometry:
+    """Llama 3 8B with weights of 4 bits, as far as memory goes."""
+    small = geometry(synthetic("llama"))
+    return replace(small, n_layer=32, n_embd=4096, n_head=(32,) * 32, n_head_kv=(8,) * 32, head_dim_k=128, head_dim_v=128,
+                   swa=(False,) * 32, n_vocab=128_256, n_ctx_train=131_072, tensor_bytes=4_517_000_000)
+
+
+def test_device_formulas(large):
+    """By hand, for 32,768 tokens: 2,048 pages of each of 256 KV heads."""
+    plan = device_plan(large, 32768, SPARSE.with_(kv_vram=2 * GIB), CARD)
+    assert plan.home == 32768 * 131072 and plan.slot_bytes == 16 * 2 * 128 * 2
+    assert plan.sketches == kv_bytes(large, 32768, SPARSE).sketches
+    assert plan.tables == 256 * 2048 * 17 + 32768 * 4 == table_bytes(256, 2048, 32768)
+    assert plan.scratch == 8 * 32768 * (8 * (4 + 4) + 32 * (2 + 4)) == scratch_bytes(large, 32768, SPARSE), "8 tokens at a time"
+    assert scratch_bytes(large, 2048, SPARSE) == 16 * 2048 * 256 and scratch_bytes(large, 1 << 20, SPARSE) == (1 << 20) * 256
+    assert scratch_bytes(large, 32768, EXACT) == 16 * 8 * 2048 * 4 * 8
+    assert (plan.n_staged, plan.staging, plan.ring) == (2, 2 * 32768 * 8 * 512, 0)
+    assert plan.arena == (2 * GIB - plan.fixed) // 8192 * 8192 and plan.hot_tokens == plan.arena // (8192 * 256) * 16
+    assert plan.n_ubatch == 2048 and plan.compute == compute_bytes(large, 32768, 2048, 16) == 2048 * (2 * 32768 + 48 * 4096) + 16 * 4 * 128_256
+    assert plan.room == CARD.free - large.tensor_bytes - plan.compute
+    small = device_plan(large, 32768, SPARSE.with_(kv_vram=512 * MIB), CARD)
+    assert (small.n_staged, small.staging) == (1, 32768 * 8 * 512), "a small budget stages one layer at a time"
+    two = device_plan(large, 16384, SPARSE.with_(kv_vram=2 * GIB), CARD, n_sequences=2)
+    assert (two.home, two.staging, two.sketches, two.tables) == (plan.home, plan.staging, plan.sketches, plan.tables)
+
+
+def test_the_longest_ubatch_that_fits(large):
+    """Its work buffers may take an eighth of what the weights leave, and nothing that the budget needs."""
+    at = {n_ctx: device_plan(large, n_ctx, EXACT, CARD).n_ubatch for n_ctx in (32768, 131072, 524288)}
+    assert at == {32768: 2048, 131072: 2048, 524288: 512}
+    assert device_plan(large, 131072, EXACT, replace(CARD, free=9 * GIB)).n_ubatch == 1024
+    whole = device_plan(large, 32768, SPARSE, CARD)
+    tight = device_plan(large, 32768, SPARSE.with_(kv_vram=whole.room + 1), CARD)
+    assert tight.n_ubatch == 1024 and tight.room >= whole.room + 1
+    assert device_plan(large, 32768, SPARSE, CARD, all_logits=True).n_ubatch == 1024, "the logits of 2,048 tokens are a gigabyte"
+    assert device_plan(large, 32768, EXACT.with_(mode="off"), CARD).n_ubatch == 512
+    assert device_plan(large, 32768, EXACT, replace(CARD, holds_model=False)).n_ubatch == 2048
+
+
+def test_automatic_budget(large):
+    plan = device_plan(large, 8192, EXACT, CARD)
+    assert margin_bytes(4 * GIB) == 256 * MIB and margin_bytes(CARD.total) == int(0.05 * CARD.total)
+    assert plan.budget == plan.room - margin_bytes(CARD.total)
+    assert plan.arena == plan.home and plan.hot_tokens == 8192, "never more than there are pages"
+    assert plan.sketches == 0 and plan.ring == ring_bytes(plan.budget, 8192 * 8 * 512) == 64 * MIB
+    assert ring_bytes(64 * MIB, GIB) == 8 * MIB and ring_bytes(GIB, GIB) == 128 * MIB and ring_bytes(8 * GIB, GIB) == 256 * MIB
+
+
+def test_what_stays_with_llama_cpp(synthetic):
+    """Sliding-window layers, and everything in mode off, keep their caches on the device beside the budget."""
+    model = geometry(synthetic("gemma2"))
+    plan = device_plan(model, 1024, EXACT, CARD)
+    assert plan.n_heads == 2 and plan.home + plan.others == model.kv_bytes(1024) and plan.others == 64 * 512
+    off = device_plan(model, 1024, EXACT.with_(mode="off"), CARD)
+    assert (off.home, off.others, off.fixed, off.arena, off.missing) == (0, model.kv_bytes(1024), 0, 0, 0)
+    recurrent = device_plan(geometry(synthetic("mamba")), 1024, SPARSE, CARD)
+    assert recurrent.fixed == recurrent.home == recurrent.hot_tokens == 0
+
+
+def test_an_emulated_device_holds_no_model(large):
+    plan = device_plan(large, 4096, EXACT, replace(CARD, holds_model=False))
+    assert plan.weights == plan.compute == plan.others == 0 and plan.room == CARD.free
+
+
+SHORT = [
+    (SPARSE.with_(kv_vram=512 * MIB), 32768, ["--kv-vram", "--ctx"]),
+    (SPARSE.with_(kv_vram=GIB), 131072, ["--kv-vram", "--ctx"]),
+    (SPARSE.with_(kv_vram=2 * GIB), 131072, ["--kv-vram", "--ctx", "--type-k"]),
+    (EXACT.with_(kv_vram=512 * MIB), 131072, ["--kv-vram", "--ctx", "--type-k"]),
+    (EXACT.with_(kv_vram=64 * MIB), 16384, ["--kv-vram", "--ctx", "--type-k"]),
+    (EXACT.with_(kv_vram=MIB), 4096, ["--kv-vram"]),
+    (SPARSE, 524288, ["--ctx"]),
+]
+
+
+@pytest.mark.parametrize(("kv", "n_ctx", "ways"), SHORT, ids=lambda value: str(value) if isinstance(value, int) else "")
+def test_what_is_proposed_fits(large, kv, n_ctx, ways):
+    """Each proposal of the refusal, followed alone, is accepted; the next smaller budget and the next larger context are not."""
+    large = replace(large, n_ctx_train=n_ctx)
+    with pytest.raises(DoesNotFit, match="are missing; use ") as caught:
+        check_device(large, n_ctx, kv, CARD)
+    said = str(caught.value)
+    proposed = said.partition("missing; use ")[2].split(", or ")
+    assert len(proposed) == len(ways) and all(text.startswith(way) for text, way in zip(proposed, ways)), said
+    if match := re.search(r"use --kv-vram (\d+)MiB or more", said):
+        least = int(match[1]) * MIB
+        assert check_device(large, n_ctx, kv.with_(kv_vram=least), CARD)
+        with pytest.raises(DoesNotFit):
+            check_device(large, n_ctx, kv.with_(kv_vram=least - MIB), CARD)
+    if match := re.search(r"--ctx (\d+) or less", said):
+        assert check_device(large, int(match[1]), kv, CARD)
+        with pytest.raises(DoesNotFit):
+            check_device(large, int(match[1]) + 256, kv, CARD)
+    if "q8_0" in said:
+        assert check_device(large, n_ctx, kv.with_(type_k="q8_0", type_v="q8_0"), CARD)
+
+
+def test_more_than_the_card_has(large):
+    with pytest.raises(DoesNotFit, match=r"are missing; use --kv-vram (\d+)MiB or less, or auto") as caught:
+        check_device(large, 32768, SPARSE.with_(kv_vram=11 * GIB), CARD)
+    most = int(re.search(r"use --kv-vram (\d+)MiB", str(caught.value))[1]) * MIB
+    assert check_device(large, 32768, SPARSE.with_(kv_vram=most), CARD)
+    with pytest.raises(DoesNotFit, match="--kv-vram .* is more than"):
+        check_device(large, 32768, SPARSE.with_(kv_vram=most + MIB), CARD)
+
+
+@pytest.mark.parametrize(("free", "layers"), [(4 * GIB, True), (300 * MIB, False)])
+def test_the_weights_do_not_fit(large, free, layers):
+    with pytest.raises(DoesNotFit, match="are missing; ") as caught:
+        check_device(large, 4096, SPARSE, DeviceRoom("small card", 4 * GIB, free))
+    assert "--device cpu" in str(caught.value) and ("--gpu-layers" in str(caught.value)) is layers
+    assert caught.value.exit_code == EXIT_DOES_NOT_FIT
+
+
+def test_another_program_has_the_memory(large):
+    """Free memory counts, not what the card has."""
+    with pytest.raises(DoesNotFit, match=r"\d MiB of GeForce RTX 4070 are to be had beside the weights"):
+        check_device(large, 131072, SPARSE, replace(CARD, free=6 * GIB))
+
+
+def test_device_context_choice(large):
+    whole = choose_device_context(large, None, EXACT, CARD, available=64 * GIB)
+    assert whole.n_ctx == 131072 and whole.note is None and whole.device.hot_tokens > 30_000 and whole.kv_bytes == 16 * GIB
+    by_host = choose_device_context(large, None, SPARSE, CARD, available=9 * GIB)
+    assert by_host.kv_bytes <= 4.5 * GIB and "--ctx" in by_host.note and by_host.n_ctx % 256 == 0
+    by_card = choose_device_context(large, None, SPARSE.with_(kv_vram=GIB), CARD, available=64 * GIB)
+    assert 32768 < by_card.n_ctx < 65536 and by_card.device.hot_tokens >= 768 and "1.0 GiB on GeForce RTX 4070" in by_card.note
+    cut = choose_device_context(large, 200_000, EXACT, CARD, available=64 * GIB)
+    assert cut.n_ctx == 131072 and "200,000" in cut.note
+    with pytest.raises(DoesNotFit, match=r"host memory for its pages.* use --ctx (\d+) or less") as caught:
+        choose_device_context(large, 131072, EXACT, CARD, available=12 * GIB)
+    best = int(re.search(r"--ctx (\d+)", str(caught.value))[1])
+    assert choose_device_context(large, best, EXACT, CARD, available=12 * GIB).n_ctx == best
+    with pytest.raises(DoesNotFit, match="the weights"):
+        choose_device_context(large, None, EXACT, replace(CARD, free=GIB), available=64 * GIB)
+    with pytest.raises(DoesNotFit, match="are free on the host"):
+        choose_device_context(large, None, EXACT, CARD, available=0)
+
+
+def test_the_largest_context():
+    assert largest_context(lambda n: n <= 5000, 131072) == 4864
+    assert largest_context(lambda n: True, 1000) == 1024 and largest_context(lambda n: False, 1000) == 0

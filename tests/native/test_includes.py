@@ -1,0 +1,66 @@
+"""Includes of the native sources: what may know what, and no circle."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+NATIVE = Path(__file__).resolve().parents[2] / "native"
+ROOTS = (NATIVE / "src", NATIVE, NATIVE / "include", NATIVE / "seam")
+SOURCES = sorted(path for folder in ("src", "cuda", "emulator", "include", "seam") for path in (NATIVE / folder).rglob("*")
+                 if path.suffix in (".c", ".cpp", ".h", ".cu", ".cuh"))
+MAY_INCLUDE = {
+    "src/kernels": {"src/kernels"},
+    "src/pages": {"src/pages", "src/kernels", "include", "seam"},
+    "src/plane": {"src/plane", "src/context", "src/pages", "src/kernels", "include", "seam"},
+    "src/context": {"src/context", "src/plane", "src/pages", "src/kernels", "include", "seam"},
+    "src/api": {"src/api", "src/context", "src/plane", "src/pages", "src/kernels", "include", "seam"},
+    "cuda/kernels": {"cuda/kernels", "cuda", "src/kernels", "include"},
+    "cuda/engine": {"cuda/engine", "cuda/kernels", "cuda", "src/plane/device", "src/kernels", "include"},
+    "emulator": {"emulator", "cuda"},
+}
+"""By folder. What the device's sources see of src is the engine's interface and the kernels' contracts."""
+
+
+def includes(path: Path) -> list[Path]:
+    """Those of ours."""
+    names = re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(encoding="utf-8"), re.M)
+    return [found for name in names if (found := next((root / name for root in ROOTS if (root / name).is_file()), None))]
+
+
+def folder(path: Path) -> str:
+    return path.parent.relative_to(NATIVE).as_posix()
+
+
+@pytest.mark.parametrize("of", MAY_INCLUDE)
+def test_a_folder_knows_what_it_may_know(of: str):
+    known = {f"{path.relative_to(NATIVE)} includes {found.relative_to(NATIVE)}" for path in SOURCES
+             if f"{folder(path)}/".startswith(f"{of}/") for found in includes(path)
+             if not any(folder(found) == name or folder(found).startswith(f"{name}/") and name != "cuda" for name in MAY_INCLUDE[of])}
+    assert not known
+
+
+def test_no_header_includes_itself_through_others():
+    edges = {path: includes(path) for path in SOURCES}
+    done: set[Path] = set()
+
+    def visit(path: Path, above: tuple[Path, ...]) -> None:
+        assert path not in above, " -> ".join(one.name for one in (*above, path))
+        if path not in done:
+            for found in edges[path]:
+                visit(found, (*above, path))
+            done.add(path)
+
+    for path in SOURCES:
+        visit(path, ())
+
+
+def test_an_enum_has_its_name_alone():
+    """Of the namespaces that the host's sources share, those without a name too."""
+    names: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for name in re.findall(r"^\s*enum (?:class )?(\w+)\s*(?::\s*\w+\s*)?\{", path.read_text(encoding="utf-8"), re.M):
+            names.setdefault(name, []).append(path.name)
+    assert not {name: where for name, where in names.items() if len(where) > 1}

@@ -58,7 +58,7 @@ def list_shapes(output: str) -> None:
 @option("--type", "weight_type", envvar="EDGEKV_SYNTH_TYPE", type=click.Choice(WEIGHT_TYPES), default=WEIGHT_TYPES[0],
         show_default=True, help="Type of the matrices.")
 @option("--layers", envvar="EDGEKV_SYNTH_LAYERS", type=click.IntRange(1, 512), metavar="N",
-        help="Write so many layers.  [default: as many as the model has]")
+        help="Layers to write.  [default: as many as the model has]")
 @option("--ctx-train", envvar="EDGEKV_SYNTH_CTX_TRAIN", type=click.IntRange(256), metavar="TOKENS",
         help="The longest context that the file allows; random weights take any.  [default: the model's]")
 @option("--seed", envvar="EDGEKV_SYNTH_SEED", type=click.IntRange(0), default=0, show_default=True, help="Seed of the weights.")

@@ -27,7 +27,7 @@ def diagnose(model: Path | None = None, recalibrate: bool = False) -> dict[str, 
     """The report, ready for JSON. `libraries_error` and `default_model_error` are sentences, or None.
 
     With a model: its geometry, KV bytes, layers and device plans under `model`. `recalibrate` measures the rates of devices again.
-    Raises ModelError if it is no model that can chat.
+    Raises ModelError if it is not a model that can chat.
     """
     report: dict[str, Any] = {
         "python": platform.python_version(),

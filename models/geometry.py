@@ -104,7 +104,7 @@ def geometry(path: str | Path) -> Geometry:
     try:
         return _describe(path, readers)
     except (TypeError, ValueError, KeyError, OverflowError):
-        raise ModelError(f"{path} is damaged: what it says of its layers, heads and positions makes no sense") from None
+        raise ModelError(f"{path} is damaged: it does not say what layers, heads and positions its model has") from None
 
 
 def _describe(path: Path, readers: list[MetadataReader]) -> Geometry:

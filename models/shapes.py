@@ -31,9 +31,9 @@ class Weights:
     std: float
     mean: float = 0.0
     shared: float = 0.0
-    """Of a matrix: the share of each row, in blocks, that all rows have alike."""
+    """The share of each row of a matrix, in blocks, that all rows have alike."""
     any_sign: bool = False
-    """Of a vector: half of its numbers, at random, are negative."""
+    """Half of the numbers of a vector, at random, are negative."""
 
     @property
     def is_vector(self) -> bool:
@@ -71,7 +71,7 @@ class ModelShape:
         return sum(weights.n_elements for weights in self.weights())
 
     def file_bytes(self, weight_type: str) -> int:
-        """Of all tensors; the vocabulary comes on top, some 20 bytes a token."""
+        """Bytes of all tensors; the vocabulary comes on top, some 20 bytes a token."""
         return sum(weights.n_bytes(weight_type) for weights in self.weights())
 
     def kv_bytes_per_token(self, type_k: str = "f16", type_v: str = "f16") -> int:

@@ -30,7 +30,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Timings:
-    """Of one request: tokens and milliseconds, upstream's own measurement."""
+    """Timings of one request: tokens and milliseconds, upstream's own measurement."""
 
     n_cached: int
     n_prompt: int  # without the cached ones

@@ -49,7 +49,7 @@ class KvSource(Protocol):
 
 
 class Renderer:
-    """Shows one turn after the other. Plain text where a stream is no terminal; no styles with NO_COLOR."""
+    """Shows one turn after the other. Plain text where a stream is not a terminal; no styles with NO_COLOR."""
 
     def __init__(self, kv: KvSource, footer: bool):
         self._kv = kv
@@ -80,7 +80,7 @@ class Renderer:
 
     @contextmanager
     def waiting(self, text: str) -> Iterator[None]:
-        """A spinner for work of unknown length; nothing where standard error is no terminal."""
+        """A spinner for work of unknown length; nothing where standard error is not a terminal."""
         with _unseen_keys(), self._progress(SpinnerColumn(), TextColumn("{task.description}", markup=False)) as progress:
             progress.add_task(text)
             yield

@@ -122,7 +122,7 @@ class Conversation:
     def save(self, path: Path) -> int:
         """Write the messages as JSON, whole or not at all; returns their number.
 
-        Raises EdgeKVError if the file cannot be written, or exists and is no saved conversation.
+        Raises EdgeKVError if the file cannot be written, or exists and is not a saved conversation.
         """
         if not self.turns:
             raise EdgeKVError("there is nothing to save yet")

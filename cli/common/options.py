@@ -164,7 +164,7 @@ def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
     Where no mode is asked for, it is the one that won in measuring (`devices.measured_mode`).
 
     What the command line does not say comes from the environment, and then from the defaults of KvOptions. A GPU that is there and
-    will not be used is told on standard error. Raises ConfigError, and CudaUnavailable where a GPU was asked for in vain.
+    will not be used is told on standard error. Raises ConfigError, and CudaUnavailable where a GPU was asked for and cannot be used.
     """
     from edgekv import policies
     from edgekv.memory.devices import measured_mode, place
@@ -191,7 +191,7 @@ def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_useless(kv: KvOptions, named: set[str]) -> None:
-    """ConfigError for an option on the command line that the others leave without effect; variables may say what they like."""
+    """ConfigError for an option on the command line that the others leave without effect; variables are not checked."""
     options = {field: f"--{name.replace('_', '-')}" for name, field in _KV_FIELDS.items()}
     for field, modes in _MODES_OF.items():
         if field in named and kv.mode not in modes:

@@ -51,7 +51,7 @@ class Reading:
     fitted to what the parts have taken so far: in a token, linear in what stands before it."""
 
     def __init__(self, n_total: int, n_cached: int, clock: Callable[[], float] = time.monotonic):
-        """Of `n_total` tokens, the first `n_cached` are there already. `clock` gives seconds."""
+        """The first `n_cached` of `n_total` tokens are there already. `clock` gives seconds."""
         from edgekv.bench.harness.effort import Effort, Kind, Work
 
         self._work = lambda position, n_tokens: Work.after(Kind.READ, position, n_tokens)
@@ -59,7 +59,7 @@ class Reading:
         self._clock, self._latest = clock, deque([(clock(), n_cached)], maxlen=LATEST + 1)
 
     def at(self, n_tokens: int) -> None:
-        """So many are there now."""
+        """`n_tokens` are there now."""
         now, (before, n_before) = self._clock(), self._latest[-1]
         if n_tokens > n_before:
             self._effort.add(self._work(n_before, n_tokens - n_before), now - before)

@@ -92,12 +92,12 @@ class Plane:
     n_slots: int
     n_slots_max: int
     n_cells: int
-    """Of a stream."""
+    """Cells of a stream."""
     rows: int
     """Address of one edgekv_device_row for each row (`edgekv.arrays.move.ROW`)."""
     budget_bytes: int
     fixed_bytes: int
-    """Of these: sketches, tables, observation and `staging_bytes`, what prompts are staged in."""
+    """The fixed part of it: sketches, tables, observation, and `staging_bytes` for prompts."""
     staging_bytes: int
 
     @property

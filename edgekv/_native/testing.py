@@ -17,7 +17,7 @@ def set_isa(name: str) -> None:
 
 
 def prompt_blocks(handle: Handle) -> tuple[int, int]:
-    """Of sparse prompts since the context was attached: blocks of 64 cells that were seen, and attended."""
+    """Blocks of 64 cells that sparse prompts saw since the context was attached, and those that they attended."""
     seen, attended = ffi.new("int64_t *"), ffi.new("int64_t *")
     lib.edgekv_get_prompt_blocks(handle, seen, attended)
     return seen[0], attended[0]

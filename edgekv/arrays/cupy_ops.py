@@ -21,7 +21,7 @@ from edgekv.errors import CudaUnavailable, NativeError
 from edgekv.pages.residency import Residency, State
 
 _THREADS = 256
-"""Of a block; the search kernels are written for so many."""
+"""Threads of a block; the search kernels are written for this number."""
 _GATHER_BLOCKS = 64
 """Saturate the link and leave most of the device to the ubatch."""
 

@@ -20,14 +20,14 @@ class Places:
     """Where the pages of a context lie; addresses are the device's."""
 
     rows: int
-    """Of ROW [n_rows]."""
+    """Address of ROW [n_rows]."""
     n_rows: int
     arena: int
     slot_bytes: int
     page_tokens: int
     pages_per_stream: int
     n_cells: int
-    """Of a stream: its last page may have fewer than page_tokens."""
+    """Cells of a stream; its last page may have fewer than page_tokens."""
 
 
 def gather_pages(view, places: Places, moves: np.ndarray) -> None:

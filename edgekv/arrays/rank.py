@@ -49,7 +49,7 @@ class Ranking(Protocol):
 
     @property
     def mean(self) -> float:
-        """Of their scores; 0 where there are none."""
+        """The mean of their scores; 0 where there are none."""
 
     def n_below(self, value: float) -> int:
         """How many of them have a lower score; at least, where more than were listed do."""
@@ -108,7 +108,7 @@ class HostRanking:
 
 @dataclass(frozen=True)
 class ListedRanking:
-    """From what a device listed: the best and the worst of a run that may be some runs ago, each in any order."""
+    """A ranking from what a device listed: the best and the worst of a run that may be some runs ago, each in any order."""
 
     best: Top
     """Pages that were HOME, not pinned and had a score above zero."""

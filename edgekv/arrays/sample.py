@@ -26,7 +26,7 @@ class Sample:
     weights: np.ndarray
     """float32 [n]: 1 / the probability with which each was to be read."""
     n_certain: int
-    """Of these, with probability 1."""
+    """How many of these were read with probability 1."""
 
 
 def shares_of(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -50,7 +50,7 @@ class Answer:
 
 @dataclass
 class Answers:
-    """Of one mode: all answers, in the order of the plan; and by task what it attended while it was asked."""
+    """All answers of one mode, in the order of the plan; and by task what it attended while it was asked."""
 
     given: list[Answer] = field(default_factory=list)
     selections: dict[tuple[str, int], SelectionReport] = field(default_factory=dict)

@@ -34,7 +34,7 @@ from edgekv.vocab import CacheType, DeviceKind, KvMode
 import llama_cpp
 
 MARGIN_TOKENS = 512
-"""Of context beyond the deepest depth: what is decoded there."""
+"""Tokens of context beyond the deepest depth: what is decoded there."""
 
 BATCH_TOKENS = 2048
 UBATCH_TOKENS = 512
@@ -229,7 +229,7 @@ class _Column:
         return self._missed_bytes(self.runtime.selection()) + self.runtime.stats.moved_bytes
 
     def _missed_bytes(self, selection: SelectionReport) -> int:
-        """Of K and V of the rows that were read in place."""
+        """Bytes of K and V of the rows that were read in place."""
         return (selection.n_read - selection.n_hits) * self.runtime.tiers().slot_bytes // self.runtime.options.page_tokens
 
     def _figures(self, seconds: Sequence[float], stats: Stats, selection: SelectionReport) -> Row:

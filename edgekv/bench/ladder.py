@@ -89,7 +89,7 @@ nll_vs_exact compare with full attention."""
 
 
 _PREFILL_BYTE_SECONDS, _DECODE_BYTE_SECONDS, _SIMULATED_PAGE_SECONDS = 5e-11, 8e-11, 5e-8
-"""Of one core of a server's processor: for each byte of weights and cache and each token, and for each page of each head and
+"""Seconds of one core of a server's processor: for each byte of weights and cache and each token, and for each page of each head and
 step."""
 
 

@@ -28,7 +28,7 @@ class Likeness:
     """Sparse modes that attended everything in one of the texts."""
 
     def figures(self, name: str, mode: BenchMode) -> dict[str, Any]:
-        """Of a mode: its likelihood, its distance from both references, what it attended."""
+        """Figures of a mode: its likelihood, its distance from both references, what it attended."""
         one = self.measured[name]
         known = one.figures()
         figures = {"nll": known["nll"], "ppl": float(np.exp(known["nll"])),

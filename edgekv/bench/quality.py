@@ -34,7 +34,7 @@ from edgekv.models import geometry
 DEPTH = 7680
 LENGTHS = (1024, 2048, 4096)
 LEAST_TOKENS = 256
-"""Of a depth or a length: with fewer there is nothing to select."""
+"""The least tokens of a depth or a length: with fewer there is nothing to select."""
 
 FIGURES = (
     "nll", "ppl", "ppl_vs_exact", "ppl_low_exact", "ppl_high_exact", "nll_minus_exact", "nll_low_exact", "nll_high_exact", "kld_exact",
@@ -42,11 +42,11 @@ FIGURES = (
     "nll_minus_stock", "nll_low_stock", "nll_high_stock", "kld_stock", "kld_low_stock", "kld_high_stock", "kld_p99_stock",
     "same_top_stock", "rows_per_head",
 )
-"""Of a text. _low and _high are the ends of 95 % intervals."""
+"""Figures of a text. _low and _high are the ends of 95 % intervals."""
 
 COUNTS = ("asked", "full_found", "found", "kept", "extra", "retention", "retention_low", "retention_high", "luck", "says_nothing",
           "wrong")
-"""Of a task or a cell of a grid, see `Retention.row`; `wrong` is what was said instead, where full attention is right."""
+"""Figures of a task or a cell of a grid, see `Retention.row`; `wrong` is what was said instead, where full attention is right."""
 
 Row = dict[str, Any]
 Progress = Callable[[str, int, int, float | None], None]

@@ -137,7 +137,7 @@ class _Run:
             self.progress("read the text", position, len(prompt))
 
     def _go_back(self, watch: _Watch) -> None:
-        """To the end of the text. A model with recurrent layers cannot, and reads it once more."""
+        """Go back to the end of the text. A model with recurrent layers cannot, and reads it once more."""
         try:
             self.decoder.rewind(self.header.n_prompt)
         except EdgeKVError:

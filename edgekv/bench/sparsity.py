@@ -1,4 +1,4 @@
-"""Whether a mode that is to leave something out really did: one that attended everything finds everything, and that is no finding."""
+"""Whether a mode that is to leave something out really did. One that attended everything finds everything, which says nothing."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def wilson(n_found: int, n_asked: int) -> tuple[float, float]:
     American Statistical Association 22 (1927). Unlike mean plus-minus error it stays inside 0 to 1 and has a width at 0 and 1.
     """
     if not 0 <= n_found <= n_asked:
-        raise ValueError(f"{n_found} of {n_asked} is no share")
+        raise ValueError(f"{n_found} of {n_asked} is not a share")
     if n_asked == 0:
         return 0.0, 1.0
     share, z2 = n_found / n_asked, Z * Z

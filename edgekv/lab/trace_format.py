@@ -121,7 +121,7 @@ class Header:
         return PageShape(self.n_rows, self.n_heads, self.n_pages, self.page_tokens, exists=np.array(self.exists))
 
     def position(self, step: int) -> int:
-        """Of the token that is decoded in a step."""
+        """The position of the token that is decoded in a step."""
         return self.n_prompt + step
 
     def n_used_end(self, step: int) -> int:

@@ -26,17 +26,17 @@ from edgekv.models import Geometry
 from edgekv.vocab import MAX_QUERY_TOKENS, CacheType, KvMode
 
 PAGE_TABLE_BYTES = 4 + 4 + 1 + 8
-"""Of one page of one layer and KV head: slot, priority, pin, attention mass (maximum and sum)."""
+"""Bytes for one page of one layer and KV head: slot, priority, pin, attention mass (maximum and sum)."""
 
 CELL_BYTES = 4
-"""Of one cell: its position."""
+"""Bytes for one cell: its position."""
 
 UBATCH_TOKENS = (2048, 1024, 512)
 """Prompt tokens that are computed at once, the most that fit: each time the pages without a slot cross the link, so twice as many halve
 what a prompt costs there, and double llama.cpp's work buffers. The last is llama.cpp's own default."""
 
 COMPUTE_SHARE = 1 / 8
-"""Of what the weights leave free: work buffers that more than the least may take."""
+"""The share of what the weights leave free that work buffers above the least may take."""
 
 DRAFT_TOKENS = 16
 """Tokens of a sequence that get logits at once."""
@@ -49,12 +49,12 @@ MOST_TOGETHER_BYTES = 64 * MIB
 """As in native/cuda/engine/gpu_engine.h: of what tokens that are attended together leave, where they are more than one."""
 
 LEAST_HOT_TOKENS = 768
-"""That the arena of a context has room for whose length nobody gave: about what a head reads."""
+"""Tokens that the arena has room for, where nobody gave the length of the context: about what a head reads."""
 
 MOST_RING_BYTES = 256 * MIB
 RING_SHARE = 1 / 8
 STAGING_SHARE = 1 / 4
-"""Of the budget: what prompts are staged in is there twice where both fit in so much."""
+"""The share of the budget that two staging buffers for prompts may take; otherwise there is one."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ COMPUTE_BYTES = 256 * MIB
 """Set aside for llama.cpp's work buffers; they grow with the vocabulary, not with the context."""
 
 TABLE_BYTES = 48
-"""Of one page of one layer and KV head: priority, pin, slot, mass and score, in the library and in Python."""
+"""Bytes for one page of one layer and KV head: priority, pin, slot, mass and score, in the library and in Python."""
 
 _HEAD_DIMS = (64, 72, 80, 96, 112, 128, 192, 256, 512)  # the kernels there are; the library has the last word
 _VECTOR_BYTES = 64
@@ -40,7 +40,7 @@ class KvBytes:
     tables: int = 0
     arena: int = 0
     workspace: int = 0
-    """Of a step, that all layers use in turn; it grows with the context."""
+    """The work space of a step, which all layers use in turn; it grows with the context."""
 
     @property
     def fixed(self) -> int:
@@ -80,7 +80,7 @@ class DevicePlan:
     """Mode exact: what cold pages stream through."""
     arena: int
     home: int
-    """Of the pages, in host memory."""
+    """Bytes of the pages, in host memory."""
     slot_bytes: int
     n_heads: int
     """KV heads of all layers whose pages it holds."""
@@ -195,7 +195,7 @@ def kv_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1) -
 
 
 def _sketch_bytes(kind: SketchKind, head_dim: int, n_heads: int, n_cells: int) -> int:
-    """Of so many heads and one stream. The library knows the layout; what does not need it works where the library cannot be loaded."""
+    """Bytes for `n_heads` heads and one stream. The library knows the layout, and is loaded only here."""
     from edgekv._native.paging import sketch_bytes
 
     return sketch_bytes(kind, head_dim, n_heads, n_cells)

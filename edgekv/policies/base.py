@@ -73,7 +73,7 @@ class Policy:
         """Take in the tokens since the last run. Called in each run, also where no mass was observed."""
 
     def most(self, n_budget: int) -> int:
-        """How many pages of a budget of so many for each head it would keep, where its source fixes that."""
+        """How many of `n_budget` pages for each head it would keep, where its source fixes that."""
         return n_budget
 
     def forget(self, pages: np.ndarray) -> None:

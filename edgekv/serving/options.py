@@ -116,7 +116,7 @@ def try_extra(extra: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
 
 def free_port(host: str, port: int) -> int:
     """A port that can be bound now: `port`, or a free one for 0. Raises ConfigError with a sentence."""
-    no_address = f"{host} is no address of this machine; use --host {LOOPBACK}, or 0.0.0.0 for all of its addresses"
+    no_address = f"{host} is not an address of this machine; use --host {LOOPBACK}, or 0.0.0.0 for all of its addresses"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (socket.gaierror, UnicodeError):

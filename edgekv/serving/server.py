@@ -57,7 +57,7 @@ class Server:
         self._ready = False
 
     def _choose_context(self) -> ContextChoice:
-        """Raises DoesNotFit, and CudaUnavailable where a GPU was asked for in vain."""
+        """Raises DoesNotFit, and CudaUnavailable where a GPU was asked for and cannot be used."""
         options, room = self.options, devices.place(self.options.kv).room
         all_layers = options.n_gpu_layers is None or options.n_gpu_layers > self.model.n_layer
         if room is not None and all_layers:

@@ -168,7 +168,7 @@ def test_every_policy(spec: str):
     ("ema(alpha=0.2", "brackets in the wrong place"), ("ema(alpha=0.2)lru", "brackets"), ("ema((alpha=0.2))", "brackets"),
     ("ema(alfa=0.2)", "'alfa=0.2' is not a setting.*one of alpha$"),
     ("hierarchical(alfa=0.2)", "'alfa=0.2' is not a setting.*one of access_mass, window_tokens"),
-    ("none(a=1)", "there is not a setting here"), ("ema(alpha)", "'alpha' is not a setting"),
+    ("none(a=1)", "there is no setting here"), ("ema(alpha)", "'alpha' is not a setting"),
     ("anchor()", "'' is not a setting"), ("ema(alpha=x)", "alpha is 'x'; it must be a number"),
     ("random(seed=0.5)", "seed is '0.5'; it must be a whole number"),
     ("ema(alpha=2)", "alpha is 2.0; it must be above 0")])

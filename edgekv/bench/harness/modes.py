@@ -61,7 +61,7 @@ class BenchMode:
 MODES: Registry[BenchMode] = Registry("bench mode")
 
 _NO_HIERARCHY = {"policy": "none", "kv_budget": 0}
-"""So that what a sparse mode left behind costs the others nothing."""
+"""What a sparse mode left behind then costs the others nothing."""
 
 
 def _drops(changes: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ Form = Callable[[Random, list[Fact]], list[Question]]
 
 
 def _true_or_false(random: Random, facts: list[Fact]) -> list[Question]:
-    """Of each thing a true and a false statement; what is false of it is true of another one."""
+    """A true and a false statement of each thing; what is false of it is true of another one."""
     statements = []
     for fact in facts:
         wrong = random.choice([other.value for other in facts if other != fact])

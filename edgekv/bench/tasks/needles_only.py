@@ -11,7 +11,7 @@ from edgekv.bench.tasks.words import WORDS
 N_ASKED = 4
 
 LEAST_TOKENS = 8
-"""Of a sentence, in any model's tokens: so many sentences always fill the context."""
+"""The least tokens of a sentence, for any model: sentences counted by it always fill the context."""
 
 
 @task("niah-needles", "a text of nothing but magic numbers, each of another thing: four of them are asked for", RULER, by_default=False)

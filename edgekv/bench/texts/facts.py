@@ -28,7 +28,7 @@ class Fact:
 
     @property
     def beginning(self) -> str:
-        """Of the answer."""
+        """How the answer begins."""
         return f"The {self.subject} is"
 
 

@@ -27,9 +27,9 @@ _SIM_KEYS = {"policy", "budget", "observe", "hit_rate_mass"}
 class Folder:
     path: Path
     times: list[Row] = field(default_factory=list)
-    """Of `edgekv bench kv`."""
+    """Rows of `edgekv bench kv`."""
     prompts: list[Row] = field(default_factory=list)
-    """Of `edgekv bench kv --prefill`."""
+    """Rows of `edgekv bench kv --prefill`."""
     ladder: list[Row] = field(default_factory=list)
     sims: list[Row] = field(default_factory=list)
     quality: list[Row] = field(default_factory=list)

@@ -29,7 +29,7 @@ _LADDER_COLUMNS = ("budget %", "rung", "sees", "published", "hits %", "gain", "b
 
 
 def decode_time(rows: Sequence[Row]) -> Section:
-    """Of rows of `edgekv bench kv`: each run stands by itself, since times of two runs do not compare."""
+    """The section of rows of `edgekv bench kv`. Each run stands by itself, since times of two runs do not compare."""
     section = Section("decode", "Time of a decode step")
     runs = _runs(rows, "decode_ms_p50")
     if not runs:
@@ -79,7 +79,7 @@ _SPEED_COLOURS = {STOCK: RED, FULL: GREEN, "sparse": BLUE}
 
 
 def prompt_time(rows: Sequence[Row]) -> Section:
-    """Of rows of `edgekv bench kv --prefill`, by run."""
+    """The section of rows of `edgekv bench kv --prefill`, by run."""
     section = Section("prompts", "Time of prompts")
     runs = _runs(rows, "ms_p50")
     if not runs:
@@ -132,7 +132,7 @@ def _prompt_line(row: Row) -> tuple[str, ...]:
 
 
 def ladder(rows: Sequence[Row]) -> Section:
-    """Of rows of `edgekv bench ladder`, as means over their texts."""
+    """The section of rows of `edgekv bench ladder`, as means over their texts."""
     section = Section("ladder", "The ladder")
     shown = _means(rows)
     if not shown:
@@ -238,7 +238,7 @@ def _mode(mode: str) -> tuple[str, str]:
 
 
 def quality(ladder_rows: Sequence[Row], rows: Sequence[Row]) -> Section:
-    """Of the live rungs of a ladder, and of texts of `edgekv quality`."""
+    """The section of the live rungs of a ladder, and of texts of `edgekv quality`."""
     section = Section("quality", "Quality over what is read")
     found = [(row, likeness) for row in (*ladder_rows, *rows) if (likeness := _likeness(row)) is not None]
     if not found:
@@ -282,7 +282,7 @@ _TOLD = {"sparse": BLUE, "+ recent pins": RED, "ema": RED, "streaming": GREEN, "
 
 
 def retention(rows: Sequence[Row]) -> Section:
-    """Of tasks of `edgekv quality`."""
+    """The section of tasks of `edgekv quality`."""
     section = Section("retention", "Retention by task")
     asked = _together([row for row in rows if row.get("kind") == "task" and row.get("mode") != "exact" and row.get("length") is None])
     if not asked:

@@ -21,7 +21,7 @@ Progress = Callable[[str, int, int], None]
 
 BUDGETS = (0.05, 0.10, 0.20, 0.25)
 MAP_BUDGET = 0.10
-"""Of the pictures that show one budget."""
+"""The budget of the pictures that show one."""
 
 STEPS = 256
 """Measured steps of each trace that are simulated."""

@@ -22,7 +22,7 @@ class Result:
     split: Split
     """How the budget was divided."""
     observe: str
-    """That of the scenario, or "ahead": the policy saw each step before it chose, as only the oracle does."""
+    """The observation of the scenario, or "ahead": the policy saw each step before it chose, as only the oracle does."""
     hit_rate_by_head: np.ndarray
     """What was wanted and hot / what was wanted."""
     hit_rate_mass_by_head: np.ndarray
@@ -44,7 +44,7 @@ class Result:
 
     @property
     def hit_rate(self) -> float:
-        """Of all that is wanted by all heads."""
+        """The share of all that is wanted by all heads."""
         return _weighted(self.hit_rate_by_head, self.n_wanted)
 
     @property

@@ -25,7 +25,7 @@ class Access:
     """What a head wants in a step: the rows that mode sparse reads, or pages by their true mass."""
 
     top: int = 0
-    """The so many pages with most."""
+    """This number of pages, those with most."""
     share: float = 0.0
     """The pages with more than this share of the head's mass. With both 0 the rows."""
 
@@ -64,7 +64,7 @@ class Scenario:
     access: Access | str = Access()
     """What counts as wanted, for `hit_rate`."""
     settings: Mapping[str, int | float] = field(default_factory=dict)
-    """Of the policies, by name."""
+    """Settings of the policies, by name."""
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__

@@ -22,7 +22,7 @@ class HierarchicalSettings(AccessSettings):
     window_tokens: int = at_least(1, 40)
     """Tokens between two changes of level."""
     n_top: int = at_least(1, 16)
-    """So many pages with most mass of a head are popular."""
+    """The number of pages of a head, those with most mass, that are popular."""
 
 
 class Hierarchical(Policy):

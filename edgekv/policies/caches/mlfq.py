@@ -1,4 +1,4 @@
-"""Levels by how often a page was accessed, that it falls through again when nobody does."""
+"""Levels by how often a page was accessed. Without accesses a page falls through them again."""
 
 from __future__ import annotations
 

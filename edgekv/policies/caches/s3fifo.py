@@ -11,7 +11,7 @@ from edgekv.policies.base import Policy
 from edgekv.policies.caches.access import AccessSettings
 
 SMALL_SHARE = 0.1
-"""Of the cache, the small queue's: the source's default."""
+"""The small queue's share of the cache: the source's default."""
 MOST_HITS = 3
 """Hits are counted in two bits."""
 
@@ -31,7 +31,7 @@ class S3Fifo(Policy):
     - else of the main queue goes, or with a hit enters it anew with one hit less.
 
     A run accesses many pages at once: they enter together, in the order of pages, and then as many as are too many go, which is what
-    the loop would do. Where nobody knows the budget, everything fits.
+    the loop would do. Where the budget is not known, everything fits.
 
         score = access_mass / 6 * ((2 + hits + r) in the main queue, (1 + r) in the small, r / 2 as a ghost), otherwise 0
 

@@ -17,7 +17,7 @@ from edgekv.vocab import Split
 @dataclass(frozen=True)
 class H2OSettings(Settings):
     recent_tokens: int = at_least(0, 64)
-    """So many newest tokens are pinned where nobody knows the budget."""
+    """The number of newest tokens that are pinned where the budget is not known."""
 
 
 class H2O(Policy):
@@ -27,8 +27,8 @@ class H2O(Policy):
         score = sum over tokens of mass / tokens observed
 
     The division keeps the order, and the scale of a token's attention. A page of 16 tokens has the sum of theirs, so that one heavy
-    token keeps its neighbours. The source accumulates over the prompt too; here what is observed counts. Where nobody knows the
-    budget, `recent_tokens` are pinned. With several streams in use the newest half is divided evenly over them.
+    token keeps its neighbours. The source accumulates over the prompt too; here what is observed counts. Where the
+    budget is not known, `recent_tokens` are pinned. With several streams in use the newest half is divided evenly over them.
     """
 
     settings: H2OSettings

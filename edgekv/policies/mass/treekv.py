@@ -14,7 +14,7 @@ from edgekv.policies.base import Policy, Settings
 from edgekv.vocab import Split
 
 LEAST = 1e-12
-"""Of the score of what is kept: above that of what is not."""
+"""The least score of what is kept: above that of what is not."""
 
 
 class TreeKv(Policy):
@@ -25,7 +25,7 @@ class TreeKv(Policy):
         score = mean mass per token since the page is known + LEAST, of what went 0, of each stream's newest page KEPT
 
     Each head keeps `n_budget` pages: the newest one of each stream, which is still being filled, and the pages that survived. The
-    comparisons are of pages in place of tokens. Where nobody knows the budget, nothing goes.
+    comparisons are of pages in place of tokens. Where the budget is not known, nothing goes.
     """
 
     scoring = True

@@ -16,7 +16,7 @@ from edgekv.policies.base import Policy, Settings, at_least
 @dataclass(frozen=True)
 class RecentSettings(Settings):
     recent_tokens: int = at_least(0, 64)
-    """Pages with one of so many newest positions are pinned."""
+    """Pages with one of this many newest positions are pinned."""
 
 
 class Recent(Policy):

@@ -17,7 +17,7 @@ from edgekv.policies.prompt.snapkv import SnapKv, SnapKvSettings
 @dataclass(frozen=True)
 class NaclSettings(SnapKvSettings):
     random_share: float = number(0.37, lambda share: 0 <= share <= 1, "from 0 to 1")
-    """Of the budget, what is drawn. Its source's defaults: 7 % of the tokens drawn beside 12 % by score."""
+    """The share of the budget that is drawn. Its source's defaults: 7 % of the tokens drawn beside 12 % by score."""
     seed: int = at_least(0, 0)
 
 
@@ -32,7 +32,7 @@ class Nacl(SnapKv):
 
     In the order of q, pages are drawn without repetition with the weights e^p: the source's softmax over the scores. Its proxies are
     the last 1 % of the prompt, here the tokens of `PromptWindow`, and newer pages are kept as with `snapkv`. Its sinks and the newest
-    of the prompt are protected: compose with anchor and recent. Where nobody knows the budget, nothing is drawn.
+    of the prompt are protected: compose with anchor and recent. Where the budget is not known, nothing is drawn.
     """
 
     settings: NaclSettings

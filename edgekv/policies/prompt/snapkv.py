@@ -19,7 +19,7 @@ from edgekv.vocab import Split
 @dataclass(frozen=True)
 class SnapKvSettings(Settings):
     n_window: int = at_least(1, 32)
-    """So many tokens after a prompt say what of it matters: SnapKV's default."""
+    """The number of tokens after a prompt that say what of it matters: SnapKV's default."""
     kernel_tokens: int = number(5, lambda k: k >= 1 and k % 2, "an odd number from 1 on, so that the kernel has a middle")
     """Width of the pooling along the sequence: SnapKV's default."""
 

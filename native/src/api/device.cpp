@@ -37,7 +37,7 @@ edgekv_status find_library(edgekv_device_kind kind, int index, const DeviceLibra
         return fail(EDGEKV_UNSUPPORTED, "this build of EdgeKV has no CUDA kernels: install it with EDGEKV_CUDA=on");
     }
     if (const int n = library->count(); index < 0 || index >= n) {
-        return fail(EDGEKV_UNSUPPORTED, n == 0 ? std::string(library->last_error()[0] ? library->last_error() : "no GPU is to be found")
+        return fail(EDGEKV_UNSUPPORTED, n == 0 ? std::string(library->last_error()[0] ? library->last_error() : "there is no GPU")
                                                : "there is no GPU " + std::to_string(index) + "; there are " + std::to_string(n));
     }
 

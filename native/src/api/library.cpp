@@ -206,8 +206,8 @@ edgekv_status told(const Failure & failure) {
 
 edgekv_status check_thread(const edgekv_context * ctx) {
     if (ctx->decodes_elsewhere()) {
-        return fail(EDGEKV_INVALID, "this context decodes on another thread; what it attends is changed between two decodes, or by the "
-                                    "decoding thread in its ubatch callback");
+        return fail(EDGEKV_INVALID, "this context decodes on another thread; change it between two decodes, or on that thread in the "
+                                    "ubatch callback");
     }
 
     return EDGEKV_OK;

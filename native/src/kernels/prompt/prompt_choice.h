@@ -7,7 +7,7 @@
 
 namespace edgekv {
 
-constexpr int kSampledTokens = 4;         // one of so many query tokens is asked
+constexpr int kSampledTokens = 4;         // one of this number of query tokens is asked
 constexpr int kSparsePromptCells = 2048;  // of a view; shorter ones are attended whole, where there is little to leave out
 constexpr int kNewestTokens = 512;        // before the item's first token, always attended
 // A block that some asked row sees is drawn with this chance at least: a row that was not asked may need it, and its weight stays bounded.

@@ -82,7 +82,7 @@ Failure DevicePlane::limit_slots(int n_slots) {
 // ---- pages -------------------------------------------------------------------------------------------------------------------
 
 Failure DevicePlane::copy_pages(const edgekv_move *, int) {
-    return { EDGEKV_UNSUPPORTED, "on a device pages are copied by kernels of the caller's" };
+    return { EDGEKV_UNSUPPORTED, "on a device the caller's own kernels copy pages" };
 }
 
 Failure DevicePlane::fill_pages(const edgekv_move * moves, int n) {
@@ -92,7 +92,7 @@ Failure DevicePlane::fill_pages(const edgekv_move * moves, int n) {
 }
 
 Failure DevicePlane::drop_pages(const edgekv_move *, int) {
-    return { EDGEKV_UNSUPPORTED, "on a device no pages are dropped" };
+    return { EDGEKV_UNSUPPORTED, "a device cannot drop pages" };
 }
 
 // ---- around a ubatch ---------------------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ Failure DevicePlane::why_not(bool emulated) const {
         }
         device = layer->seam.device;
         if (!emulated && !library->is_pinned(layer->seam.k->data)) {
-            return { EDGEKV_NOT_PINNED, "the system refused to pin the KV cache in host memory, without which the GPU cannot read it (free "
+            return { EDGEKV_NOT_PINNED, "the system refused to pin the KV cache in host memory, and the GPU can only read pinned memory (free "
                                         "memory, raise the limit on locked memory with ulimit -l, and unset GGML_CUDA_NO_PINNED)" };
         }
     }

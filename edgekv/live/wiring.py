@@ -10,19 +10,17 @@ import numpy as np
 from edgekv._native import core, device
 from edgekv._native import paging as native
 from edgekv.arrays import backend
-from edgekv.arrays.move import MOVE, Places
 from edgekv.arrays.ops import Ops
-from edgekv.arrays.order import Stream
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, DoesNotFit, TierError
 from edgekv.hierarchy import eviction
 from edgekv.hierarchy.planner import Limits
 from edgekv.hierarchy.stats import Stats
 from edgekv.hierarchy.step import Hierarchy
-from edgekv.hierarchy.transport import Transport
 from edgekv.live.device_arena import DeviceArena
 from edgekv.live.host_arena import HostArena
 from edgekv.live.key_norms import KeyNorms
+from edgekv.live.native_pages import NativePages
 from edgekv.live.reports import SelectionReport, TierReport
 from edgekv.memory.calibration import ColdPage, ship_or_read
 from edgekv.memory.fit import arena_bytes
@@ -92,7 +90,6 @@ class Tiering:
     def __init__(self, handle: core.Handle, options: KvOptions, stats: Stats, ops: Ops, rates: device.Rates | None = None):
         self._handle = handle
         self._options = options
-        self._ops = ops
         self._link = None if rates is None else rates.link_gather
         self._intervals: deque[float] = deque(maxlen=8)
         self._last_run = 0.0
@@ -116,8 +113,9 @@ class Tiering:
         """Decoded ubatches from one run of the policy to the next."""
         rope = core.rope(handle)
         head_dim = layers[0].head_dim if layers else 0
+        self._pages = NativePages(handle, self.shape, ops, self.slot_bytes)
         self.hierarchy = Hierarchy(
-            self.shape, self._transport(), ops.view(view.priority, np.float32, view.shape), ops.view(view.pinned, np.uint8, view.shape),
+            self.shape, HostArena(self._pages) if self._plane is None else DeviceArena(self._pages, ops), ops.view(view.priority, np.float32, view.shape), ops.view(view.pinned, np.uint8, view.shape),
             ops=ops, page_bytes=max(1, self.slot_bytes), policy=options.policy,
             prefetch_name=options.prefetch, settings={"sink_tokens": options.sink_tokens, "recent_tokens": options.recent_tokens},
             rope=Rope(head_dim, *rope) if rope and head_dim else None, limits=limits(options.mode, self._plane is not None),
@@ -202,10 +200,10 @@ class Tiering:
             self.shape, policy.scores, self.hierarchy.pins, self._dropped, by_page.max(axis=1), np.count_nonzero(by_page >= 0, axis=1),
             split=policy.split or self._options.split, n_keep=policy.most(n_pages) if evicts else np.inf, n_excess=n_excess)
         if len(losses.dropped):
-            native.drop_pages(self._handle, self._moves(losses.dropped))
+            self._pages.drop(losses.dropped)
             self.hierarchy.stats.n_dropped += len(losses.dropped)
         if len(losses.freed):
-            self.hierarchy.stats.n_freed += native.free_pages(self._handle, losses.freed)
+            self.hierarchy.stats.n_freed += self._pages.free(losses.freed)
             self.hierarchy.forget(losses.freed)
         self.hierarchy.stats.hierarchy_seconds += time.perf_counter() - began
 
@@ -233,49 +231,6 @@ class Tiering:
             self.hierarchy.table.n_slots, self.slot_bytes, stats.moved_bytes, stats.n_promoted, stats.n_demoted, stats.n_invalidated,
             stats.n_failed_copies, 0 if self._dropped is None else int(np.count_nonzero(self._dropped)), stats.n_freed,
             tuple((state.name.lower(), reason.description, n) for state, reason, n in self.hierarchy.why()))
-
-    # ---- transport ------------------------------------------------------------------------------------------------------------
-
-    def _transport(self) -> Transport:
-        if self._plane is None:
-            return HostArena(self._copy, self._publish, self._release, self._resize)
-        return DeviceArena(self._ops.ubatch_stream, self._ops.side_stream(), self._begin, self._gather, self._publish, self._release,
-                           self._resize, self._fill, self._filled, self._ops.errors)
-
-    def _moves(self, ids: np.ndarray, slots: np.ndarray | int = -1) -> np.ndarray:
-        moves = np.empty(len(ids), MOVE)
-        moves["row"], moves["head"], moves["page"] = self.shape.places(ids)
-        moves["slot"] = slots
-        return moves
-
-    def _copy(self, ids: np.ndarray, slots: np.ndarray) -> None:
-        native.copy_pages(self._handle, self._moves(ids, slots))
-
-    def _begin(self, ids: np.ndarray, slots: np.ndarray) -> None:
-        native.begin_copies(self._handle, self._moves(ids, slots))
-
-    def _gather(self, ids: np.ndarray, slots: np.ndarray, stream: Stream) -> None:
-        plane, shape = self._plane, self.shape
-        places = Places(plane.rows, shape.n_rows, plane.arena, self.slot_bytes, shape.page_tokens, shape.pages_per_stream, plane.n_cells)
-        self._ops.gather(places, self._moves(ids, slots), stream)
-
-    def _fill(self, ids: np.ndarray, slots: np.ndarray) -> None:
-        native.fill_pages(self._handle, self._moves(ids, slots))
-
-    def _filled(self, ids: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return native.filled_pages(self._handle, self._moves(ids, slots))
-
-    def _publish(self, ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        return native.publish_pages(self._handle, self._moves(ids, slots))
-
-    def _release(self, ids: np.ndarray) -> None:
-        native.release_pages(self._handle, self._moves(ids))
-
-    def _resize(self, n_slots: int) -> None:
-        try:
-            native.set_arena(self._handle, n_slots)
-        except DoesNotFit as error:
-            raise TierError(str(error)) from error
 
 
 def selection_report(handle: core.Handle, n_rows: int, n_heads: int) -> SelectionReport:

@@ -127,7 +127,7 @@ def stats(loop: ChatLoop, _: str) -> None:
             rows.append(("prefill", f"{timings.n_prompt:,} tokens at {timings.prefill_tps:.0f} t/s{known}"))
         if timings.decode_tps:
             rows.append(("decode", f"{timings.n_predicted:,} tokens at {timings.decode_tps:.1f} t/s"))
-    loop.renderer.table([*rows, *layer_rows()])
+    loop.renderer.table([*rows, *layer_rows(server)])
 
 
 @_command()

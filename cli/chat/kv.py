@@ -41,13 +41,13 @@ class KvWatch:
 
     def begin(self) -> None:
         """An answer begins."""
-        attached = attached_runtime()
+        attached = self._server.runtime
         self._before = SelectionReport() if attached is None else attached.selection()
 
     def status(self, n_used: int) -> KvStatus:
         """The state of the cache with `n_used` tokens in it, after an answer."""
         context, kv = self._server.context, self._server.options.kv
-        attached = attached_runtime()
+        attached = self._server.runtime
         if attached is None:
             per_token = self._server.model.kv_bytes_per_token(kv.type_k.value, kv.type_v.value)
             return KvStatus("off", per_token * n_used, context.kv_bytes, context.n_ctx)
@@ -59,13 +59,6 @@ class KvWatch:
             return status
         return KvStatus(status.mode, status.used_bytes, status.total_bytes, status.n_ctx,
                         attached.selection().since(self._before), attached.tiers())
-
-
-def attached_runtime() -> Runtime | None:
-    """The Runtime of this process's server; None where its context is not attached."""
-    from edgekv.live import runtime
-
-    return next(iter(runtime.live()), None)
 
 
 def mode_text(attached: Runtime) -> str:
@@ -80,7 +73,7 @@ def mode_text(attached: Runtime) -> str:
 
 def mode_summary(server: Server) -> str:
     """The mode with what it is set to, for a line that says what was started."""
-    attached = attached_runtime()
+    attached = server.runtime
     if attached is None:
         return KvMode.OFF.value
     if attached.mode is KvMode.EVICT:
@@ -101,7 +94,7 @@ def mode_summary(server: Server) -> str:
 
 def memory_rows(server: Server) -> list[Row]:
     """What the KV cache and the model occupy; in mode sparse also which pages live where and why."""
-    attached = attached_runtime()
+    attached = server.runtime
     model = ("model", _bytes(server.model.tensor_bytes))
     if attached is None:
         return [("home", f"{_bytes(server.context.kv_bytes)}  {server.context.n_ctx:,} tokens (stock llama.cpp)"), model]
@@ -169,9 +162,9 @@ def reads_text(selection: SelectionReport) -> str:
     return f"{selection.rows_per_head:,.0f} of {selection.visible_per_head:,.0f} tokens a head"
 
 
-def layer_rows() -> list[Row]:
+def layer_rows(server: Server) -> list[Row]:
     """Which layers our kernel serves, and why it does not serve the others, grouped by the reason."""
-    attached = attached_runtime()
+    attached = server.runtime
     if attached is None:
         return [("mode", "off: stock llama.cpp attention")]
     by_reason: dict[str, list[int]] = {}

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from edgekv.cli.chat import commands
 from edgekv.cli.chat.client import Piece
 from edgekv.cli.chat.input import ChatInput
-from edgekv.cli.chat.kv import attached_runtime
 from edgekv.cli.chat.pins import Pins
 from edgekv.cli.chat.render import Renderer, overflow_advice
 from edgekv.cli.chat.session import Answer, Conversation
@@ -71,7 +70,7 @@ class ChatLoop:
 
     def sparse_runtime(self) -> Runtime:
         """The Runtime in mode sparse or evict. Raises EdgeKVError in the other modes, in which there is nothing to pin."""
-        attached = attached_runtime()
+        attached = self.server.runtime
         if attached is None or attached.mode not in (KvMode.SPARSE, KvMode.EVICT):
             mode = KvMode.OFF if attached is None else attached.mode
             raise EdgeKVError(f"mode {mode.value} attends every message whole, so there is nothing to pin; use --kv sparse")
@@ -79,5 +78,5 @@ class ChatLoop:
 
     def apply_pins(self) -> dict[int, tuple[int, int] | None]:
         """Bring the pins in the cache up to date, between two answers: see `Pins.apply`."""
-        attached = attached_runtime()
+        attached = self.server.runtime
         return {} if attached is None or attached.mode not in (KvMode.SPARSE, KvMode.EVICT) else self.pins.apply(attached)

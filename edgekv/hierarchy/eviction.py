@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -17,6 +18,24 @@ larger one most of the bound would stand empty."""
 
 
 @dataclass(frozen=True)
+class Demand:
+    """The cells as they are, and what must go."""
+
+    dropped: np.ndarray
+    """[row, head, page], not zero: dropped before."""
+    page_positions: np.ndarray
+    """int [page], the newest position in each page, -1: empty."""
+    page_cells: np.ndarray
+    """int [page], cells in use."""
+    split: Split
+    """How the pages are divided over rows and heads."""
+    n_keep: float | None
+    """Pages that a head keeps on average; None: all."""
+    n_excess: int = 0
+    """Cells that must be emptied in any case; the pages go whose best head values them least, pins last."""
+
+
+@dataclass(frozen=True)
 class Losses:
     """What one look came to."""
 
@@ -24,6 +43,19 @@ class Losses:
     """int64 [n]: flat ids (`PageShape.ids`) of pages that a head does not attend any more though others do."""
     freed: np.ndarray
     """int64 [n]: pages whose cells are emptied, for all rows and heads."""
+
+
+class Evictor(Protocol):
+    """The cells that pages stand in."""
+
+    def demand(self) -> Demand | None:
+        """None: nothing has to go."""
+
+    def drop(self, ids: np.ndarray) -> None:
+        """The heads of these pages (`Losses.dropped`) do not attend them any more, until their cells change."""
+
+    def free(self, pages: np.ndarray) -> int:
+        """Empty the cells of these pages (`Losses.freed`); returns how many cells that were."""
 
 
 def batch_tokens(n_cells: int, most: int = 512) -> int:
@@ -43,29 +75,25 @@ def check_keep(keep_tokens: int, n_cells: int, n_batch: int, n_always: int, free
                           f"which has room for {min(keep_tokens, room):,}; keep more, or fewer of these")
 
 
-def decide(shape: PageShape, scores: np.ndarray | None, pins: np.ndarray | None, dropped: np.ndarray, page_positions: np.ndarray,
-           page_cells: np.ndarray, *, split: Split, n_keep: float, n_excess: int = 0) -> Losses:
+def decide(shape: PageShape, scores: np.ndarray | None, pins: np.ndarray | None, demand: Demand) -> Losses:
     """What heads drop to keep `n_keep` pages each on average, and what is freed.
 
     Args:
         scores: float [row, head, page], higher = keep; None: the newest are kept.
         pins: bool [page] or [row, head, page], kept first; None: none. The newest page is kept besides: it is being filled.
-        dropped: [row, head, page], not zero: dropped before.
-        page_positions: int [page], the newest position in each page, -1: empty.
-        page_cells: int [page], cells in use.
-        split: how the pages are divided over rows and heads.
-        n_excess: cells that must be emptied in any case; the pages go whose best head values them least, pins last.
 
     A page that no head keeps is freed. Of the oldest page the cells stay in any case, though heads drop it as any other: a sequence that
     is taken back to a position whose neighbours are gone must not be empty, because llama.cpp's server aborts at one. Of equal
     scores the newer page is kept, which is not the higher one: cells are used again.
     """
+    page_positions, page_cells, split = demand.page_positions, demand.page_cells, demand.split
+    n_keep = np.inf if demand.n_keep is None else demand.n_keep
     used = np.flatnonzero(page_positions >= 0)
     used = used[np.argsort(page_positions[used], kind="stable")]  # the oldest first
     if not len(used):
         return Losses(np.empty(0, np.int64), np.empty(0, np.int64))
     axes = (*shape.axes[:2], len(used))
-    visible = (np.asarray(dropped)[:, :, used] == 0) & shape.exists[:, :, None]
+    visible = (np.asarray(demand.dropped)[:, :, used] == 0) & shape.exists[:, :, None]
     worth = np.zeros(axes, np.float32) if scores is None else np.asarray(scores)[:, :, used]
     always = np.zeros(axes, bool)
     if pins is not None:
@@ -78,7 +106,7 @@ def decide(shape: PageShape, scores: np.ndarray | None, pins: np.ndarray | None,
         best = np.zeros(len(used))  # nobody knows: the oldest go
     goes = best == -np.inf
     goes[[0, -1]] = False
-    left = n_excess - int(page_cells[used[goes]].sum())
+    left = demand.n_excess - int(page_cells[used[goes]].sum())
     if left > 0:
         order = np.argsort(np.where(goes, -np.inf, best), kind="stable")
         order = order[~goes[order] & (order > 0) & (order < len(used) - 1)]

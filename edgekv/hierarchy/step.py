@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,7 +13,8 @@ from edgekv.arrays.ops import Array, Ops
 from edgekv.arrays.order import Later, both
 from edgekv.arrays.rank import Ranking
 from edgekv.errors import ConfigError
-from edgekv.hierarchy import planner
+from edgekv.hierarchy import eviction, planner
+from edgekv.hierarchy.eviction import Evictor
 from edgekv.hierarchy.migrator import Migrator
 from edgekv.hierarchy.planner import Limits
 from edgekv.hierarchy.stats import Stats
@@ -24,23 +26,42 @@ from edgekv.pages.shape import PageShape
 from edgekv.prefetch import Rope
 
 
-class Hierarchy:
-    """Page table, policy, prefetch, planner and migrator of one context. `run` is its phases; nothing here is thread-safe.
+@dataclass(frozen=True)
+class HierarchySettings:
+    """How a hierarchy decides, and how much it moves. Raises ConfigError for numbers that cannot be."""
 
-    priority (float32) and pinned (uint8), both [row, head, page], are written in place in each run: selection reads them, and
+    page_bytes: int
+    """Of a page in the arena."""
+    policy: str = "ema+anchor+recent"
+    prefetch: str = "none"
+    policy_settings: Mapping[str, int | float] | None = None
+    """None: each policy's own."""
+    rope: Rope | None = None
+    """None: the model has none."""
+    limits: Limits = Limits()
+    plan_every: int = 16
+    """Steps from plan to plan."""
+    bytes_per_run: int = 1 << 20
+    """What copies may carry, begun in one step."""
+
+    def __post_init__(self) -> None:
+        if self.plan_every < 1 or self.page_bytes < 1 or self.bytes_per_run < 1:
+            raise ConfigError(f"plan_every is {self.plan_every}, page_bytes {self.page_bytes} and bytes_per_run {self.bytes_per_run}; "
+                              "each must be at least 1")
+
+
+class Hierarchy:
+    """Page table, policy, prefetch, planner and migrator of one context. `step` is its phases; nothing here is thread-safe.
+
+    priority (float32) and pinned (uint8), both [row, head, page], are written in place in each step: selection reads them, and
     the policy keeps its scores in priority. They and the mass live where `ops` works; residency and pins by page are NumPy arrays.
     A plan has two halves, a question to the scores and a decision. On the host one follows the other at once; a device answers
     while it computes the next tokens, and the decision is made in the first run that finds the answer: nobody waits for it. The
     arena begins without slots; `resize` gives it some.
     """
 
-    def __init__(self, shape: PageShape, transport: Transport, priority: Array, pinned: Array, *, page_bytes: int, ops: Ops | None = None,
-                 policy: str = "ema+anchor+recent", prefetch_name: str = "none", settings: Mapping[str, int | float] | None = None,
-                 rope: Rope | None = None, limits: Limits | None = None, plan_every: int = 16, bytes_per_run: int = 1 << 20,
-                 stats: Stats | None = None):
-        if plan_every < 1 or page_bytes < 1 or bytes_per_run < 1:
-            raise ConfigError(f"plan_every is {plan_every}, page_bytes {page_bytes} and bytes_per_run {bytes_per_run}; each "
-                              "must be at least 1")
+    def __init__(self, shape: PageShape, transport: Transport, priority: Array, pinned: Array, settings: HierarchySettings, *,
+                 ops: Ops | None = None, stats: Stats | None = None, evictor: Evictor | None = None):
         if priority.shape != shape.axes or pinned.shape != shape.axes:
             raise ConfigError(f"priority is {priority.shape} and pinned {pinned.shape}; both must be {shape.axes}")
         self.shape = shape
@@ -50,12 +71,13 @@ class Hierarchy:
         with self.ops:
             priority[...] = 0
             pinned[...] = 0
-            self.policy = policies.make(policy, shape, settings, self.ops, priority)
-        self.prefetcher = prefetch.make(prefetch_name, shape, rope, self.ops)
-        self.migrator = Migrator(self.table, transport, bytes_per_run // page_bytes, page_bytes, self.stats)
-        self.limits = limits or Limits()
-        self.plan_every = plan_every
+            self.policy = policies.make(settings.policy, shape, settings.policy_settings, self.ops, priority)
+        self.prefetcher = prefetch.make(settings.prefetch, shape, settings.rope, self.ops)
+        self.migrator = Migrator(self.table, transport, settings.bytes_per_run // settings.page_bytes, settings.page_bytes, self.stats)
+        self.limits = settings.limits
+        self.plan_every = settings.plan_every
         self.transport = transport
+        self.evictor = evictor
         self.last_plan: planner.MigrationPlan | None = None
         self._priority, self._pinned = priority, pinned
         self._user_pins = np.zeros(shape.n_pages, bool)
@@ -64,13 +86,13 @@ class Hierarchy:
         self._observation: Observation | None = None
         self._question: Later[tuple[np.ndarray, Ranking]] | None = None  # of the plan that is due
         self._wanted_slots = self._arena_slots = 0  # what was asked for, and what the transport has
-        self._until_plan = plan_every
+        self._until_plan = self.plan_every
         self._new = True
 
-    # ---- a run ---------------------------------------------------------------------------------------------------------------
+    # ---- a step --------------------------------------------------------------------------------------------------------------
 
-    def run(self, observation: Observation) -> None:
-        """All phases, over the tokens since the last run."""
+    def step(self, observation: Observation) -> None:
+        """One run of the policy: all phases, over the tokens since the last one."""
         began = time.perf_counter()
         with self.ops:
             self.collect()
@@ -78,6 +100,7 @@ class Hierarchy:
             self.score()
             self.plan()
             self.migrate()
+            self.evict()
             self.record()
         self.stats.hierarchy_seconds += time.perf_counter() - began
 
@@ -142,6 +165,21 @@ class Hierarchy:
     def migrate(self) -> None:
         """Begin the copies this run may begin."""
         self.migrator.advance(self._pins)
+
+    def evict(self) -> None:
+        """What heads do not keep is dropped, and what has no room is freed."""
+        demand = None if self.evictor is None else self.evictor.demand()
+        if demand is None:
+            return
+        n_keep = None if demand.n_keep is None else self.policy.most(demand.n_keep)
+        demand = replace(demand, split=self.policy.split or demand.split, n_keep=n_keep)
+        losses = eviction.decide(self.shape, self.policy.scores, self._pins, demand)
+        if len(losses.dropped):
+            self.evictor.drop(losses.dropped)
+            self.stats.n_dropped += len(losses.dropped)
+        if len(losses.freed):
+            self.stats.n_freed += self.evictor.free(losses.freed)
+            self.forget(losses.freed)
 
     def record(self) -> None:
         """Counters that the table keeps."""

@@ -156,4 +156,4 @@ def _after_ubatch(handle: core.Handle) -> None:
     with _lock:
         runtime = _live.get(handle)
     if runtime is not None:
-        runtime.after_ubatch()
+        runtime.step()

@@ -2,14 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
 from edgekv.arrays.order import Event, Stream
 from edgekv.errors import TierError
 from edgekv.hierarchy.transport import Transport
+
+
+class Pages(Protocol):
+    """What the arena asks of native code."""
+
+    def begin(self, ids: np.ndarray, slots: np.ndarray) -> None:
+        """Copies of these pages come now: native code can say later which pages changed meanwhile."""
+
+    def gather(self, ids: np.ndarray, slots: np.ndarray, stream: Stream) -> None:
+        """Queue these copies."""
+
+    def publish(self, ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Enter copied pages in the page table; bool [n], False for those that changed since `begin`."""
+
+    def fill(self, ids: np.ndarray, slots: np.ndarray) -> None:
+        """Ask the next ubatch for these pages."""
+
+    def filled(self, ids: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """bool [n] each: whether that ubatch is over, and which pages it left in their slots."""
+
+    def release(self, ids: np.ndarray) -> None:
+        """Take pages out of the page table."""
+
+    def resize(self, n_slots: int) -> None:
+        """Give the arena so many slots. Raises TierError where there is no memory."""
+
+
+class Streams(Protocol):
+    """What the arena asks of the array operations."""
+
+    ubatch_stream: Stream
+    errors: tuple[type[Exception], ...]
+    """What the device raises when it fails."""
+
+    def side_stream(self) -> Stream:
+        """A stream beside it, for copies."""
 
 
 @dataclass(frozen=True)
@@ -30,23 +66,12 @@ class DeviceArena(Transport):
 
     While a prompt is read (`in_prompt`) nothing is copied at once: its next ubatch brings every page to the device anyway, and leaves
     these in their slots. What it did not, because the prompt was at its end, is copied then.
-
-    begin(ids, slots) tells the native side which copies come now, so that it can say later which pages changed meanwhile;
-    gather(ids, slots, stream) queues them; publish(ids, slots) enters copied pages in the page table and returns bool [n], False for
-    those that changed since begin; release(ids) takes them out; resize(n_slots). fill(ids, slots) asks the next ubatch for these pages,
-    and filled(ids, slots) says after it, bool [n] each, whether it is over and which pages it left in their slots. `errors`: what the
-    device raises when it fails.
     """
 
-    def __init__(self, ubatches: Stream, side: Stream, begin: Callable[[np.ndarray, np.ndarray], None],
-                 gather: Callable[[np.ndarray, np.ndarray, Stream], None], publish: Callable[[np.ndarray, np.ndarray], np.ndarray],
-                 release: Callable[[np.ndarray], None], resize: Callable[[int], None], fill: Callable[[np.ndarray, np.ndarray], None],
-                 filled: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]], errors: tuple[type[Exception], ...] = ()):
-        self._ubatches, self._side = ubatches, side
-        self._begin, self._gather = begin, gather
-        self._publish, self._release, self._resize = publish, release, resize
-        self._fill, self._filled = fill, filled
-        self._errors = errors
+    def __init__(self, pages: Pages, streams: Streams):
+        self._pages = pages
+        self._ubatches, self._side = streams.ubatch_stream, streams.side_stream()
+        self._errors = streams.errors
         self.in_prompt = False
         """Whether another part of a prompt is expected next."""
         self._copies: list[_Copy] = []
@@ -56,7 +81,7 @@ class DeviceArena(Transport):
 
     def start(self, ids: np.ndarray, slots: np.ndarray) -> int:
         if self.in_prompt:
-            self._fill(ids, slots)
+            self._pages.fill(ids, slots)
             event = None
         else:
             event = self._copy(ids, slots)
@@ -66,9 +91,9 @@ class DeviceArena(Transport):
 
     def _copy(self, ids: np.ndarray, slots: np.ndarray) -> Event:
         try:
-            self._begin(ids, slots)
+            self._pages.begin(ids, slots)
             self._side.wait_for(self._ubatches.record())
-            self._gather(ids, slots, self._side)
+            self._pages.gather(ids, slots, self._side)
             return self._side.record()
         except self._errors as error:
             raise TierError(f"the device refused to copy {len(ids)} pages: {error}") from error
@@ -85,7 +110,7 @@ class DeviceArena(Transport):
             if not done:
                 under_way.append(copy)
             elif arrived:
-                ended.append((copy.ticket, self._publish(copy.ids, copy.slots)))
+                ended.append((copy.ticket, self._pages.publish(copy.ids, copy.slots)))
             else:
                 ended.append((copy.ticket, np.zeros(len(copy.ids), bool)))
         self._copies = under_way
@@ -93,7 +118,7 @@ class DeviceArena(Transport):
 
     def _after_prompt(self, copy: _Copy) -> tuple[_Copy, bool]:
         """What became of pages that a prompt was asked for, and whether all have arrived."""
-        over, filled = self._filled(copy.ids, copy.slots)
+        over, filled = self._pages.filled(copy.ids, copy.slots)
         if not over.all():
             return copy, False
         if filled.all():
@@ -101,10 +126,10 @@ class DeviceArena(Transport):
         return replace(copy, event=self._copy(copy.ids[~filled], copy.slots[~filled])), False
 
     def release(self, ids: np.ndarray) -> None:
-        self._release(ids)
+        self._pages.release(ids)
 
     def resize(self, n_slots: int) -> None:
-        self._resize(n_slots)
+        self._pages.resize(n_slots)
 
     def close(self) -> None:
         try:

@@ -2,45 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
 from edgekv.hierarchy.transport import Transport
 
 
+class Pages(Protocol):
+    """What the arena asks of native code."""
+
+    def copy(self, ids: np.ndarray, slots: np.ndarray) -> None:
+        """Copy the bytes of pages into slots. Raises TierError where it cannot."""
+
+    def publish(self, ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Enter copied pages in the page table; bool [n], False for those that changed since."""
+
+    def release(self, ids: np.ndarray) -> None:
+        """Take pages out of the page table."""
+
+    def resize(self, n_slots: int) -> None:
+        """Give the arena so many slots. Raises TierError where there is no memory."""
+
+
 class HostArena(Transport):
     """A transport that copies at once, on the calling thread, and publishes at the next `finished`: two phases, as a stream has
-    them.
+    them."""
 
-    copy(ids, slots) copies bytes and raises TierError where it cannot; publish(ids, slots) enters copied pages in the page table
-    and returns bool [n], False for those that changed since; release(ids) takes them out; resize(n_slots).
-    """
-
-    def __init__(self, copy: Callable[[np.ndarray, np.ndarray], None], publish: Callable[[np.ndarray, np.ndarray], np.ndarray],
-                 release: Callable[[np.ndarray], None], resize: Callable[[int], None]):
-        self._copy = copy
-        self._publish = publish
-        self._release = release
-        self._resize = resize
+    def __init__(self, pages: Pages):
+        self._pages = pages
         self._copied: list[tuple[int, np.ndarray, np.ndarray]] = []
         self._n_tickets = 0
 
     def start(self, ids: np.ndarray, slots: np.ndarray) -> int:
-        self._copy(ids, slots)
+        self._pages.copy(ids, slots)
         self._n_tickets += 1
         self._copied.append((self._n_tickets, ids, slots))
         return self._n_tickets
 
     def finished(self) -> list[tuple[int, np.ndarray]]:
         copied, self._copied = self._copied, []
-        return [(ticket, self._publish(ids, slots)) for ticket, ids, slots in copied]
+        return [(ticket, self._pages.publish(ids, slots)) for ticket, ids, slots in copied]
 
     def release(self, ids: np.ndarray) -> None:
-        self._release(ids)
+        self._pages.release(ids)
 
     def resize(self, n_slots: int) -> None:
-        self._resize(n_slots)
+        self._pages.resize(n_slots)
 
     def close(self) -> None:
         self._copied.clear()

@@ -260,13 +260,13 @@ class Runtime:
 
     # ---- after a ubatch -----------------------------------------------------------------------------------------------------
 
-    def after_ubatch(self) -> None:
-        """After a ubatch, on the thread that decoded it: where a run ends the hierarchy's phases and the counters; the observers."""
+    def step(self) -> None:
+        """After a ubatch, on the thread that decoded it: where a run ends the hierarchy's step and the counters; the observers."""
         began = time.perf_counter()
         seen = self._observation.read()
         if seen.ends_run:
             if self._tiering is not None:
-                self._tiering.run(seen)
+                self._tiering.hierarchy.step(self._tiering.observation(seen))
                 if self._overdue:
                     self._set_run_every(overdue=False)
             self._record(seen)

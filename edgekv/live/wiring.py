@@ -10,19 +10,17 @@ import numpy as np
 from edgekv._native import core, device
 from edgekv._native import paging as native
 from edgekv.arrays import backend
-from edgekv.arrays.move import MOVE, Places
 from edgekv.arrays.ops import Ops
-from edgekv.arrays.order import Stream
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, DoesNotFit, TierError
-from edgekv.hierarchy import eviction
 from edgekv.hierarchy.planner import Limits
 from edgekv.hierarchy.stats import Stats
-from edgekv.hierarchy.step import Hierarchy
-from edgekv.hierarchy.transport import Transport
+from edgekv.hierarchy.step import Hierarchy, HierarchySettings
 from edgekv.live.device_arena import DeviceArena
 from edgekv.live.host_arena import HostArena
 from edgekv.live.key_norms import KeyNorms
+from edgekv.live.native_evictor import NativeEvictor
+from edgekv.live.native_pages import NativePages
 from edgekv.live.reports import SelectionReport, TierReport
 from edgekv.memory.calibration import ColdPage, ship_or_read
 from edgekv.memory.fit import arena_bytes
@@ -84,7 +82,7 @@ def budget_pages(options: KvOptions, n_visible: int, page_tokens: int, n_slots: 
 
 
 class Tiering:
-    """Makes the Hierarchy of an attached context and feeds it with what its tokens attended.
+    """Makes the Hierarchy of an attached context, and what it is shown of its tokens.
 
     ops: `operations` of the context. rates: what its device was measured to do; None: not known.
     """
@@ -92,7 +90,6 @@ class Tiering:
     def __init__(self, handle: core.Handle, options: KvOptions, stats: Stats, ops: Ops, rates: device.Rates | None = None):
         self._handle = handle
         self._options = options
-        self._ops = ops
         self._link = None if rates is None else rates.link_gather
         self._intervals: deque[float] = deque(maxlen=8)
         self._last_run = 0.0
@@ -109,19 +106,24 @@ class Tiering:
         self._newest = view.newest
         self._dropped = view.dropped
         self._limits = core.limits(handle)
-        self._is_bounded = bool(layers) and core.cells(handle, 0).n_cells < self._limits.n_ctx_seq
         self._plane = device.plane(handle)
         n_runs = -(-options.plan_every // RUN_UBATCHES)
         self.run_every = options.plan_every // n_runs
         """Decoded ubatches from one run of the policy to the next."""
         rope = core.rope(handle)
         head_dim = layers[0].head_dim if layers else 0
-        self.hierarchy = Hierarchy(
-            self.shape, self._transport(), ops.view(view.priority, np.float32, view.shape), ops.view(view.pinned, np.uint8, view.shape),
-            ops=ops, page_bytes=max(1, self.slot_bytes), policy=options.policy,
-            prefetch_name=options.prefetch, settings={"sink_tokens": options.sink_tokens, "recent_tokens": options.recent_tokens},
+        settings = HierarchySettings(
+            page_bytes=max(1, self.slot_bytes), policy=options.policy, prefetch=options.prefetch,
+            policy_settings={"sink_tokens": options.sink_tokens, "recent_tokens": options.recent_tokens},
             rope=Rope(head_dim, *rope) if rope and head_dim else None, limits=limits(options.mode, self._plane is not None),
-            plan_every=n_runs, bytes_per_run=BYTES_PER_RUN, stats=stats)
+            plan_every=n_runs, bytes_per_run=BYTES_PER_RUN)
+        pages = NativePages(handle, self.shape, ops, self.slot_bytes)
+        is_bounded = bool(layers) and core.cells(handle, 0).n_cells < self._limits.n_ctx_seq
+        self._evictor = NativeEvictor(handle, self.shape, pages, self._dropped, options, is_bounded)
+        self.hierarchy = Hierarchy(
+            self.shape, HostArena(pages) if self._plane is None else DeviceArena(pages, ops),
+            ops.view(view.priority, np.float32, view.shape), ops.view(view.pinned, np.uint8, view.shape), settings, ops=ops, stats=stats,
+            evictor=self._evictor)
         self._key_norms: KeyNorms | None = None
         if self.hierarchy.policy.needs_keys:
             if self._plane is not None:
@@ -137,7 +139,7 @@ class Tiering:
 
     def resize(self, options: KvOptions) -> None:
         """The arena that these options ask for, as far as a device has room for it. Raises DoesNotFit."""
-        self._options = options
+        self._use(options)
         n_pages = self.shape.n_existing_heads * self.shape.n_pages
         kv_bytes = n_pages * self.slot_bytes
         if options.mode is KvMode.EVICT:
@@ -158,13 +160,17 @@ class Tiering:
     def set_mode(self, options: KvOptions) -> None:
         """What tokens attend from now on; pages stay where they are. To sparse on a device only while nothing decodes: its
         sketches take room from the arena. Raises DoesNotFit."""
-        before, self._options = self._options, options
+        before = self._options
+        self._use(options)
         self.hierarchy.limits = limits(options.mode, self._plane is not None)
         if self._plane is not None and options.mode is KvMode.SPARSE or KvMode.EVICT in (before.mode, options.mode):
             self.resize(options)
 
-    def run(self, seen: core.NativeRun) -> None:
-        """A run of the policy: all phases of the hierarchy."""
+    def _use(self, options: KvOptions) -> None:
+        self._options = self._evictor.options = options
+
+    def observation(self, seen: core.NativeRun) -> Observation:
+        """What the hierarchy is shown of a run. On a device that reads a prompt the arena is told, and the next step plans."""
         if self._link is not None:
             self._measure()
         used = np.flatnonzero(self._newest >= 0)
@@ -176,38 +182,10 @@ class Tiering:
             self.hierarchy.transport.in_prompt = in_prompt
             if in_prompt:
                 self.hierarchy.plan_next()  # its next part brings the pages along
-        self.hierarchy.run(Observation(
+        return Observation(
             seen.mass_sum, seen.mass_max, seen.n_tokens_observed or seen.n_tokens, seen.n_tokens_observed > 0, seen.changed, self._newest,
             seen.newest, int(used[-1]) + 1 if len(used) else 0, self._budget_pages(len(used)),
-            None if self._key_norms is None else self._key_norms.values))
-        self.evict()
-
-    def evict(self) -> None:
-        """Mode evict: heads drop what they do not keep; and in a context with fewer cells than tokens, in any mode, what is worth least
-        makes room for the next batch. Between ubatches, and within their callback."""
-        if self._options.mode is not KvMode.EVICT and not self._is_bounded:
-            return
-        cells = core.cells(self._handle, 0)
-        n_excess = self._limits.n_batch - (cells.n_cells - cells.n_used) if self._is_bounded else 0
-        evicts = self._options.mode is KvMode.EVICT
-        if n_excess <= 0 and not evicts:
-            return
-        began = time.perf_counter()
-        positions = np.full(self.shape.n_pages * self.shape.page_tokens, -1, np.int32)
-        positions[: cells.n_cells] = cells.positions
-        by_page = positions.reshape(self.shape.n_pages, -1)
-        policy = self.hierarchy.policy
-        n_pages = self._budget_pages(self.shape.n_pages)
-        losses = eviction.decide(
-            self.shape, policy.scores, self.hierarchy.pins, self._dropped, by_page.max(axis=1), np.count_nonzero(by_page >= 0, axis=1),
-            split=policy.split or self._options.split, n_keep=policy.most(n_pages) if evicts else np.inf, n_excess=n_excess)
-        if len(losses.dropped):
-            native.drop_pages(self._handle, self._moves(losses.dropped))
-            self.hierarchy.stats.n_dropped += len(losses.dropped)
-        if len(losses.freed):
-            self.hierarchy.stats.n_freed += native.free_pages(self._handle, losses.freed)
-            self.hierarchy.forget(losses.freed)
-        self.hierarchy.stats.hierarchy_seconds += time.perf_counter() - began
+            None if self._key_norms is None else self._key_norms.values)
 
     def _budget_pages(self, n_visible: int) -> int:
         n_slots = self.hierarchy.table.n_slots / max(1, self.shape.n_existing_heads)
@@ -233,49 +211,6 @@ class Tiering:
             self.hierarchy.table.n_slots, self.slot_bytes, stats.moved_bytes, stats.n_promoted, stats.n_demoted, stats.n_invalidated,
             stats.n_failed_copies, 0 if self._dropped is None else int(np.count_nonzero(self._dropped)), stats.n_freed,
             tuple((state.name.lower(), reason.description, n) for state, reason, n in self.hierarchy.why()))
-
-    # ---- transport ------------------------------------------------------------------------------------------------------------
-
-    def _transport(self) -> Transport:
-        if self._plane is None:
-            return HostArena(self._copy, self._publish, self._release, self._resize)
-        return DeviceArena(self._ops.ubatch_stream, self._ops.side_stream(), self._begin, self._gather, self._publish, self._release,
-                           self._resize, self._fill, self._filled, self._ops.errors)
-
-    def _moves(self, ids: np.ndarray, slots: np.ndarray | int = -1) -> np.ndarray:
-        moves = np.empty(len(ids), MOVE)
-        moves["row"], moves["head"], moves["page"] = self.shape.places(ids)
-        moves["slot"] = slots
-        return moves
-
-    def _copy(self, ids: np.ndarray, slots: np.ndarray) -> None:
-        native.copy_pages(self._handle, self._moves(ids, slots))
-
-    def _begin(self, ids: np.ndarray, slots: np.ndarray) -> None:
-        native.begin_copies(self._handle, self._moves(ids, slots))
-
-    def _gather(self, ids: np.ndarray, slots: np.ndarray, stream: Stream) -> None:
-        plane, shape = self._plane, self.shape
-        places = Places(plane.rows, shape.n_rows, plane.arena, self.slot_bytes, shape.page_tokens, shape.pages_per_stream, plane.n_cells)
-        self._ops.gather(places, self._moves(ids, slots), stream)
-
-    def _fill(self, ids: np.ndarray, slots: np.ndarray) -> None:
-        native.fill_pages(self._handle, self._moves(ids, slots))
-
-    def _filled(self, ids: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return native.filled_pages(self._handle, self._moves(ids, slots))
-
-    def _publish(self, ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        return native.publish_pages(self._handle, self._moves(ids, slots))
-
-    def _release(self, ids: np.ndarray) -> None:
-        native.release_pages(self._handle, self._moves(ids))
-
-    def _resize(self, n_slots: int) -> None:
-        try:
-            native.set_arena(self._handle, n_slots)
-        except DoesNotFit as error:
-            raise TierError(str(error)) from error
 
 
 def selection_report(handle: core.Handle, n_rows: int, n_heads: int) -> SelectionReport:

@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.hierarchy.eviction import batch_tokens
@@ -24,6 +24,9 @@ from edgekv.models import Geometry, geometry
 from edgekv.serving.log import ServerLog
 from edgekv.serving.options import LOOPBACK, ServerOptions, check_evict, check_extra, free_port, later_bytes
 from edgekv.vocab import DeviceKind, KvMode
+
+if TYPE_CHECKING:
+    from edgekv.live.runtime import Runtime
 
 BATCH_TOKENS = 512
 """Prompt tokens between two looks at the outside world: a cancelled request stops, and progress is told, this often. On a device what its
@@ -55,6 +58,8 @@ class Server:
         self._handlers: dict[int, Any] = {}
         self._exit: int | BaseException | None = None
         self._ready = False
+        self._before: set[Runtime] = set()  # contexts that others made
+        self._runtime: Runtime | None = None
 
     def _choose_context(self) -> ContextChoice:
         """Raises DoesNotFit, and CudaUnavailable where a GPU was asked for and cannot be used."""
@@ -92,6 +97,11 @@ class Server:
         return not self._ended.is_set()
 
     @property
+    def runtime(self) -> Runtime | None:
+        """What hangs on the context that answers; None where it is not attached, and while the server is not ready."""
+        return None if self._runtime is None or self._runtime.closed else self._runtime
+
+    @property
     def log_path(self) -> Path | None:
         return self._log.path if self._log else None
 
@@ -114,6 +124,7 @@ class Server:
 
         _native.prepare()
         runtime.set_defaults(self.options.kv)
+        self._before, self._runtime = set(runtime.live()), None
         self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
         self._log = ServerLog(self.options.log_file)
         try:
@@ -219,13 +230,16 @@ class Server:
         for number, handler in self._handlers.items():
             if handler is not None:  # None: it was not Python's
                 signal.signal(number, handler)
-        self._check_attached()
+        self._find_runtime()
 
-    def _check_attached(self) -> None:
-        """In mode evict the cache is smaller than the context: without what makes room in it, it would be full before long."""
+    def _find_runtime(self) -> None:
+        """What hangs on the context that answers. Mode evict needs it: its cache is smaller than the context, and full before long where
+        nothing makes room."""
         from edgekv.live import runtime
 
-        if self.options.kv.mode is KvMode.EVICT and runtime.core.enabled() and not runtime.live():
+        # a draft model's context comes later
+        self._runtime = next((made for made in runtime.live() if made not in self._before), None)
+        if self.options.kv.mode is KvMode.EVICT and runtime.core.enabled() and self._runtime is None:
             error = runtime.last_failure() or EdgeKVError("mode evict did not begin")
             self.stop()
             raise error
@@ -255,6 +269,7 @@ class Server:
 
         self._log.close(keep=failed)
         crash.details_in(None)
+        self._before, self._runtime = set(), None
         runtime.set_defaults(None)  # contexts that others make are not the server's
         _active = None
 

@@ -200,18 +200,8 @@ ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, 
 // of the TLB
 void llama_edgekv_huge_pages(ggml_backend_buffer_t buf);
 
-// a cell's number of sequences as a saved state holds it: its highest bit says that a sparse prompt read the cell
-inline uint32_t llama_edgekv_labelled(size_t n_seq_id, uint8_t read_sparsely) {
-    return (uint32_t) n_seq_id | (read_sparsely ? uint32_t{1} << 31 : 0);
-}
-
-// takes that bit off
-inline uint8_t llama_edgekv_take_label(uint32_t & n_seq_id) {
-    const uint8_t read_sparsely = n_seq_id >> 31;
-    n_seq_id &= ~(uint32_t{1} << 31);
-
-    return read_sparsely;
-}
+// stands among a cell's sequences in a saved state where a sparse prompt read the cell; no sequence has this number
+#define LLAMA_EDGEKV_READ_SPARSELY 0x45444b56
 
 // whether llama_edgekv_allow_gaps() was called for the context of this memory
 bool llama_edgekv_has_gaps(const struct llama_memory_i * memory);

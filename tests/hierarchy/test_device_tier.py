@@ -153,7 +153,7 @@ def test_close_of_a_device_that_failed():
 def test_matrix_on_a_device(cupy, policy: str, prefetch_name: str):
     """Every policy with every prefetch over strict arrays: no step reads the device's memory or waits for it."""
     ops, device = cupy
-    world = World(policy=policy, prefetch_name=prefetch_name, seed=3, ops=ops, device=True)
+    world = World(policy=policy, prefetch=prefetch_name, seed=3, ops=ops, device=True)
     world.step(40, observed=False)
     for k in range(60):
         if world.n_tokens >= 62 or k == 37:
@@ -168,7 +168,7 @@ def test_matrix_on_a_device(cupy, policy: str, prefetch_name: str):
 @pytest.mark.parametrize("policy, prefetch_name", [("ema", "none"), ("anchor", "previous"), ("ema+anchor+recent", "neighbour")])
 def test_steps_do_not_wait_for_answers(cupy, policy: str, prefetch_name: str):
     ops, device = cupy
-    world = World(policy=policy, prefetch_name=prefetch_name, ops=ops, device=True)
+    world = World(policy=policy, prefetch=prefetch_name, ops=ops, device=True)
     device.n_at_a_time = 0  # a device that is busy with other things
     world.step(40, observed=False)
     for _ in range(20):
@@ -187,7 +187,7 @@ def test_steps_do_not_wait_for_answers(cupy, policy: str, prefetch_name: str):
 def test_a_device_that_answers_at_once_decides_as_the_host(cupy, policy: str):
     ops, device = cupy
     device.eager = True
-    worlds = [World(policy=policy, prefetch_name="neighbour", seed=5, ops=where) for where in (Ops(), ops)]
+    worlds = [World(policy=policy, prefetch="neighbour", seed=5, ops=where) for where in (Ops(), ops)]
     for k in range(40):
         for world in worlds:
             if k == 0:
@@ -223,7 +223,7 @@ def test_any_events_over_streams(seed: int):
     shape = PageShape(2, 2, 16, page_tokens=4)
     world = World(shape, n_slots=int(rng.integers(0, 40)), seed=seed, plan_every=int(rng.integers(1, 5)), device=True,
                   delay=float(rng.choice([0, 0.6])), fail=float(rng.choice([0, 0.1])), refuse=float(rng.choice([0, 0.2])),
-                  prompts=float(rng.choice([0, 0.5])), prefetch_name=str(rng.choice(list(PREFETCHERS))),
+                  prompts=float(rng.choice([0, 0.5])), prefetch=str(rng.choice(list(PREFETCHERS))),
                   bytes_per_run=int(rng.choice([100, 500, 5000])),
                   limits=Limits(max_moves=int(rng.integers(1, 30)), swap=bool(rng.random() < 0.7), fill=bool(rng.random() < 0.5)))
     for _ in range(60):
@@ -337,9 +337,9 @@ def test_tiering_on_an_emulated_plane(plane):
     tiers = wiring.Tiering(object(), options, stats := Stats(), wiring.operations(object()))
     assert plane.said == [("arena", 0), ("arena", 10)] and not plane.priority.any() and not plane.pinned.any()
     plane.newest[:] = np.minimum((np.arange(8) + 1) * 16, 120) - 1
-    tiers.run(prompt_step(list(range(8))))
+    tiers.hierarchy.step(tiers.observation(prompt_step(list(range(8)))))
     for _ in range(6):
-        tiers.run(prompt_step([]))
+        tiers.hierarchy.step(tiers.observation(prompt_step([])))
     assert tiers.hierarchy.tiers()[State.RESIDENT] == 10 and stats.n_promoted == 10
     begun = np.concatenate([moves for what, moves in plane.said if what == "begin"])
     published = np.concatenate([moves for what, moves in plane.said if what == "publish"])
@@ -350,7 +350,7 @@ def test_tiering_on_an_emulated_plane(plane):
         np.testing.assert_array_equal(plane.arena[slot].reshape(2, 16, 64)[:, : cells.shape[1]], cells)
     assert stats.stall_seconds > 0 and stats.moved_bytes == 10 * 2048
     tiers.set_mode(options.with_(mode=KvMode.SPARSE, kv_budget=3 * 2048))
-    tiers.run(prompt_step([]))
+    tiers.hierarchy.step(tiers.observation(prompt_step([])))
     assert tiers.hierarchy.table.n_slots == 3
     tiers.close()
 

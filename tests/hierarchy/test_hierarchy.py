@@ -13,7 +13,7 @@ from support.world import SHAPE, World, act
 
 from edgekv.errors import ConfigError, TierError
 from edgekv.hierarchy.planner import Limits
-from edgekv.hierarchy.step import Hierarchy
+from edgekv.hierarchy.step import Hierarchy, HierarchySettings
 from edgekv.pages.residency import Reason, State
 from edgekv.pages.shape import PageShape
 from edgekv.policies import POLICIES
@@ -164,7 +164,7 @@ def test_a_page_keeps_its_score_when_it_is_full():
 
 
 @pytest.mark.parametrize("wrong, said", [({"plan_every": 0}, "plan_every"), ({"page_bytes": 0}, "page_bytes"),
-                                         ({"policy": "best"}, "policy 'best'"), ({"prefetch_name": "all"}, "prefetch 'all'")])
+                                         ({"policy": "best"}, "policy 'best'"), ({"prefetch": "all"}, "prefetch 'all'")])
 def test_mistakes(wrong, said):
     with pytest.raises(ConfigError, match=said):
         World(**wrong)
@@ -172,14 +172,15 @@ def test_mistakes(wrong, said):
 
 def test_wrong_arrays():
     with pytest.raises(ConfigError, match="must be \\(3, 2, 16\\)"):
-        Hierarchy(SHAPE, FakeArena(SHAPE), np.zeros((3, 2, 8), np.float32), np.zeros(SHAPE.axes, np.uint8), page_bytes=1)
+        Hierarchy(SHAPE, FakeArena(SHAPE), np.zeros((3, 2, 8), np.float32), np.zeros(SHAPE.axes, np.uint8),
+                  HierarchySettings(page_bytes=1))
 
 
 @pytest.mark.parametrize("prefetch_name", PREFETCHERS)
 @pytest.mark.parametrize("policy", [*POLICIES, "ema+anchor+recent"])
 def test_matrix(policy: str, prefetch_name: str):
     """Every policy with every prefetch, through growth and cuts."""
-    world = World(policy=policy, prefetch_name=prefetch_name, seed=3)
+    world = World(policy=policy, prefetch=prefetch_name, seed=3)
     world.step(40, observed=False)
     for k in range(30):
         if world.n_tokens >= 62 or k == 17:
@@ -197,7 +198,7 @@ def test_any_events(seed: int):
     shape = PageShape(2, 2, 16, page_tokens=4, exists=np.array([[True, True], [True, rng.random() < 0.5]]))
     world = World(shape, n_slots=int(rng.integers(0, 40)), seed=seed, plan_every=int(rng.integers(1, 5)),
                   delay=float(rng.choice([0, 0.5])), fail=float(rng.choice([0, 0.3])), refuse=float(rng.choice([0, 0.2])),
-                  prefetch_name=str(rng.choice(list(PREFETCHERS))), bytes_per_run=int(rng.choice([100, 500, 5000])),
+                  prefetch=str(rng.choice(list(PREFETCHERS))), bytes_per_run=int(rng.choice([100, 500, 5000])),
                   limits=Limits(max_moves=int(rng.integers(1, 30))))
     for _ in range(50):
         act(rng, world)
@@ -212,7 +213,7 @@ def test_any_events(seed: int):
 def test_long_run():
     """2,000 steps: what does not grow with the context does not grow at all."""
     shape = PageShape(2, 2, 64, page_tokens=4)
-    world = World(shape, n_slots=60, delay=0.3, fail=0.05, prefetch_name="neighbour")
+    world = World(shape, n_slots=60, delay=0.3, fail=0.05, prefetch="neighbour")
     world.step(100, observed=False)
     sizes = []
     tracemalloc.start()

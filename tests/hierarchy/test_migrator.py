@@ -176,25 +176,41 @@ def test_late_and_out_of_order(seed: int):
     assert bench.arena.most_published <= 12
 
 
+class FakePages:
+    """What `HostArena` asks of native code: page 2 changes under its copy; `refuses`: no copy begins."""
+
+    def __init__(self, refuses: bool = False):
+        self.said: list[tuple] = []
+        self._refuses = refuses
+
+    def copy(self, ids: np.ndarray, slots: np.ndarray) -> None:
+        if self._refuses:
+            raise TierError("no")
+        self.said.append(("copy", ids.tolist(), slots.tolist()))
+
+    def publish(self, ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        return ids != 2
+
+    def release(self, ids: np.ndarray) -> None:
+        self.said.append(("release", ids.tolist()))
+
+    def resize(self, n_slots: int) -> None:
+        self.said.append(("resize", n_slots))
+
+
 def test_host_arena():
-    said = []
-    arena = HostArena(copy=lambda ids, slots: said.append(("copy", ids.tolist(), slots.tolist())),
-                      publish=lambda ids, slots: ids != 2,
-                      release=lambda ids: said.append(("release", ids.tolist())),
-                      resize=lambda n: said.append(("resize", n)))
+    pages = FakePages()
+    arena = HostArena(pages)
     arena.resize(2)
     ticket = arena.start(np.array([1, 2]), np.array([0, 1], np.int32))
     [(done, ok)] = arena.finished()
     assert done == ticket and ok.tolist() == [True, False] and arena.finished() == []
     arena.release(np.array([1]))
-    assert said == [("resize", 2), ("copy", [1, 2], [0, 1]), ("release", [1])]
+    assert pages.said == [("resize", 2), ("copy", [1, 2], [0, 1]), ("release", [1])]
 
 
 def test_host_arena_that_cannot_copy():
-    def refuse(ids, slots):
-        raise TierError("no")
-
-    arena = HostArena(refuse, lambda ids, slots: ids >= 0, lambda ids: None, lambda n: None)
+    arena = HostArena(FakePages(refuses=True))
     with pytest.raises(TierError):
         arena.start(np.array([1]), np.array([0]))
     assert arena.finished() == []

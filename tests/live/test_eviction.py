@@ -75,7 +75,7 @@ def decide(scores=None, pins=None, gone=None, positions=None, cells=None, shape:
     positions = np.arange(8) * 16 + 15 if positions is None else np.array(positions)
     cells = np.where(positions >= 0, 16, 0) if cells is None else np.array(cells)
     gone = np.zeros(shape.axes, np.uint8) if gone is None else gone
-    return eviction.decide(shape, scores, pins, gone, positions, cells, **{"split": Split.UNIFORM, "n_keep": 8, **more})
+    return eviction.decide(shape, scores, pins, eviction.Demand(gone, positions, cells, **{"split": Split.UNIFORM, "n_keep": 8, **more}))
 
 
 def test_nothing_goes_while_all_fits():
@@ -181,7 +181,7 @@ def test_a_page_that_all_heads_drop_is_as_good_as_removed(synthetic, monkeypatch
             ours.feed(tokens), other.feed(tokens)
         mask = np.zeros(native.page_arrays(run._native_handle()).shape, bool)
         mask[:, :, [2, 5, 6, 11]] = True
-        monkeypatch.setattr(run._tiering, "evict", lambda: None)  # it would free them
+        monkeypatch.setattr(run._tiering.hierarchy, "evict", lambda: None)  # it would free them
         drop(run, mask)
         for page in (2, 5, 6, 11):
             llama_cpp.llama_memory_seq_rm(stock.memory, 0, 16 * page, 16 * page + 16)
@@ -378,8 +378,8 @@ def test_random_events(synthetic, monkeypatch, caplog, seed: int, bounded: bool)
                         assert attended(run, row, head) == set(np.flatnonzero(in_use & ~shadow[row, head]).tolist())
 
         monkeypatch.setattr(native, "drop_pages", drop_pages)
-        step = run._tiering.run
-        monkeypatch.setattr(run._tiering, "run", lambda seen: (look(seen), step(seen)))
+        observation = run._tiering.observation
+        monkeypatch.setattr(run._tiering, "observation", lambda seen: (look(seen), observation(seen))[1])
         states: list[tuple[int, bytes]] = []
         for _ in range(140):
             event = rng.choice(["one", "few", "prompt", "undo", "clear", "save", "load", "mode"], p=[.55, .1, .15, .07, .02, .04, .05, .02])

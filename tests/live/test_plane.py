@@ -21,7 +21,7 @@ from edgekv._native import core, device
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError
 from edgekv.live import attachments
-from edgekv.live.wiring import Tiering
+from edgekv.live.native_pages import NativePages
 from edgekv.vocab import DeviceKind
 
 pytestmark = pytest.mark.usefixtures("emulator", "single_precision")
@@ -174,8 +174,8 @@ def test_a_prompt_brings_no_resident_page_over_the_link(synthetic, options):
 def test_a_prompt_fills_the_arena_on_its_way(synthetic, options, monkeypatch):
     """Its pages come to the device to be attended, and stay there: no page is fetched for its slot alone before the prompt ends."""
     fetched = []
-    gather = Tiering._gather
-    monkeypatch.setattr(Tiering, "_gather", lambda self, ids, *rest: (fetched.append(len(ids)), gather(self, ids, *rest)))
+    gather = NativePages.gather
+    monkeypatch.setattr(NativePages, "gather", lambda self, ids, *rest: (fetched.append(len(ids)), gather(self, ids, *rest)))
     llama = open_model(synthetic("llama"), n_ctx=1024, **options)
     before = link_bytes()
     logits_of(llama, (), n_prompt=900)  # six parts, which see 256, 512, 512, 768, 768 and 1,024 cells

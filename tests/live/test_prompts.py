@@ -198,7 +198,7 @@ def test_what_a_head_dropped_is_not_attended(synthetic, monkeypatch, sizes):
     options = KvOptions(mode="evict", keep=1024, policy="anchor+recent")
     with attached(synthetic("llama", n_head=6, dtype="f32"), options, n_ctx=1024, **ALONE, **capture.arguments) as (context, run):
         fill(context, run, 230)
-        monkeypatch.setattr(run._tiering, "evict", lambda: None)  # it would free what all heads dropped
+        monkeypatch.setattr(run._tiering.hierarchy, "evict", lambda: None)  # it would free what all heads dropped
         rng, shape = np.random.default_rng(3), paging.page_arrays(run._native_handle()).shape
         mass: list[np.ndarray] = []
         run.observers.append(lambda step: mass.append((step.n_observed, step.mass_sum[0].copy(), step.mass_max[0].copy())))

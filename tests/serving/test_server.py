@@ -138,16 +138,16 @@ def test_ctrl_c_belongs_to_python(tiny, interruptible):
 def test_its_context_is_tiered(tiny, mode):
     from edgekv.live import runtime
 
-    with Server(options(tiny, kv=KvOptions(mode=mode))):
+    with Server(options(tiny, kv=KvOptions(mode=mode))) as server:
         attached = [live for live in runtime.live() if live.memory().n_cells == 512]
         assert [live.mode for live in attached] == [mode]
+        assert attached == [server.runtime]
     assert not [live for live in runtime.live() if live in attached]
+    assert server.runtime is None
 
 
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_mode_sparse_answers_each_client_from_its_own_context(default_model, parallel):
-    from edgekv.live import runtime
-
     sparse = KvOptions(mode=KvMode.SPARSE, resolution=1000, exact_tokens=64)
     numbers = {"Maria": "4711", "Peter": "8256"}
     with Server(options(default_model, n_ctx=1024, kv=sparse, parallel=parallel)) as server:
@@ -160,7 +160,7 @@ def test_mode_sparse_answers_each_client_from_its_own_context(default_model, par
 
         with ThreadPoolExecutor(2) as pool:  # with one slot they wait for each other
             answers = list(pool.map(ask, numbers))
-        attached = runtime.live()[0]
+        attached = server.runtime
         assert 0.2 < attached.selection().attended < 0.8 and attached.memory().arena_bytes > 0
     assert [number in answer for number, answer in zip(numbers.values(), answers)] == [True, True], answers
 

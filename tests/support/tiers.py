@@ -194,10 +194,13 @@ class FakeDevice(FakeArena):
         self.queued: list[dict[int, int]] = []
         self.random = np.random.default_rng(seed)
         self.steps, self.side = FakeStream(self), FakeStream(self)
+        self.ubatch_stream, self.errors = self.steps, (CopyError,)
         self.begun: dict[int, tuple[int, int]] = {}
         self.n_read = 0
-        self.transport = DeviceArena(self.steps, self.side, self.begin, self.gather, self.publish, self.release, self.resize, self.fill,
-                                     self.filled, (CopyError,))
+        self.transport = DeviceArena(self, self)  # it is the pages and the streams
+
+    def side_stream(self) -> FakeStream:
+        return self.side
 
     def advance(self, n: int) -> None:
         """Either stream goes on, by n operations at most."""

@@ -6,7 +6,7 @@ import numpy as np
 from support.tiers import FakeArena, FakeDevice
 
 from edgekv.arrays.ops import Ops
-from edgekv.hierarchy.step import Hierarchy
+from edgekv.hierarchy.step import Hierarchy, HierarchySettings
 from edgekv.pages.observation import Observation
 from edgekv.pages.shape import PageShape
 from edgekv.prefetch import Rope
@@ -27,8 +27,9 @@ class World:
         with self.ops:
             self.there = [self.ops.upload(np.full(shape.axes, 7, kind)) for kind in (np.float32, np.uint8)]
         options = {"page_bytes": 100, "bytes_per_run": 1200, "plan_every": 4, "rope": Rope(8, 8),
-                   "settings": dict(sink_tokens=4, recent_tokens=8)} | options
-        self.hierarchy = Hierarchy(shape, self.arena.transport if device else self.arena, *self.there, ops=self.ops, **options)
+                   "policy_settings": dict(sink_tokens=4, recent_tokens=8)} | options
+        self.hierarchy = Hierarchy(shape, self.arena.transport if device else self.arena, *self.there, HierarchySettings(**options),
+                                   ops=self.ops)
         self.hierarchy.resize(n_slots)
         self.rng = np.random.default_rng(seed)
         self.positions = np.full(shape.n_pages, -1, np.int32)
@@ -72,7 +73,7 @@ class World:
         norms = np.where(self.positions >= 0, 1 + np.arange(len(self.positions)) % 5, 0) * np.ones(self.shape.axes, np.float32)
         with self.ops:
             mass, norms = self.ops.upload(mass), self.ops.upload(norms.astype(np.float32))
-        self.hierarchy.run(Observation(mass, mass, n, observed, changed, self.positions, self.n_tokens - 1, end, key_norms=norms))
+        self.hierarchy.step(Observation(mass, mass, n, observed, changed, self.positions, self.n_tokens - 1, end, key_norms=norms))
         if isinstance(self.arena, FakeDevice):
             self.arena.step()
         self.check()

@@ -29,7 +29,7 @@ class Demand:
     """int [page], cells in use."""
     split: Split
     """How the pages are divided over rows and heads."""
-    n_keep: float | None
+    n_keep: int | None
     """Pages that a head keeps on average; None: all."""
     n_excess: int = 0
     """Cells that must be emptied in any case; the pages go whose best head values them least, pins last."""

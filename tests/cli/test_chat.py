@@ -226,7 +226,7 @@ def test_save_on_a_full_disk(paper, conversation, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("content", "sentence"), [
-    ("{", "no JSON"), ("{}", "a list"), ('["x"]', "message 1"), ('[{"role": "user"}]', "message 1"),
+    ("{", "not JSON"), ("{}", "a list"), ('["x"]', "message 1"), ('[{"role": "user"}]', "message 1"),
     ('[{"role": "user", "content": "x"}]', "take turns"),
     ('[{"role": "assistant", "content": "x"}, {"role": "user", "content": "x"}]', "take turns"),
     ("a\0b", "not a text file"), (None, "No such file"),
@@ -572,7 +572,7 @@ def test_every_setting_reaches_the_sampler(edgekv, default_model):
     (["chat", "none.gguf", "-p", "x"], "", EXIT_MODEL, "there is no file none.gguf"),
     (["chat", "-p", "x", "--ctx", "100000000"], "", EXIT_DOES_NOT_FIT, "use --ctx 8192 or less"),
     (["chat", "--ctx", "256"], "word " * 500, EXIT_RUNTIME, r"tokens and the context holds 256: .* --ctx 1024 or more"),
-    (["serve", "--host", "1.2.3.4"], "", EXIT_USAGE, "no address of this machine"),
+    (["serve", "--host", "1.2.3.4"], "", EXIT_USAGE, "not an address of this machine"),
     (["serve", "--", "--no-such-option"], "", EXIT_USAGE, "--no-such-option"),
     (["nonsense"], "", EXIT_USAGE, "No such command"),
 ])

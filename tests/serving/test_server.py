@@ -188,7 +188,7 @@ def test_busy_port_is_refused_before_the_model_is_read(tiny, native):
 
 @pytest.mark.parametrize("host", ["1.2.3.4", "no.such.host.invalid", "..x"])
 def test_foreign_host(tiny, host):
-    with pytest.raises(ConfigError, match="no address of this machine"):
+    with pytest.raises(ConfigError, match="not an address of this machine"):
         Server(options(tiny, host=host)).start()
 
 

@@ -338,7 +338,7 @@ def test_everything_may_change_while_it_runs(synthetic):
         assert llama.kv.memory().arena_bytes <= options.kv_budget
     exact, bound = exact_and_its_spread(llama, (1, 2, 1))
     assert kld(exact, logits_of(llama, (1, 2, 1), options.with_(**ALL))).max() < bound
-    with pytest.raises(ConfigError, match="pages of this context have 16"):
+    with pytest.raises(ConfigError, match="this context has pages of 16 tokens"):
         llama.kv.configure(options.with_(page_tokens=32))
 
 

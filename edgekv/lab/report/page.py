@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgekv import __version__
 from edgekv.errors import ConfigError
-from edgekv.lab.report.drawing import VARIABLES, check_picture, require
+from edgekv.lab.report.drawing import VARIABLES, require
 from edgekv.lab.report.folder import Cache, Folder, read
 from edgekv.lab.report.results import decode_time, ladder, prompt_time, quality, retention, speed_picture
 from edgekv.lab.report.sections import Section
@@ -32,16 +32,14 @@ def write(
     folder: Path, out: Path | None = None, progress: Progress = lambda what, done, total: None, n_steps: int = STEPS,
     speed: Path | None = None,
 ) -> Written:
-    """Write the page of what is in `folder` to `out`, or to `PAGE_FILE` in it, and the plot of its speed to `speed`.
-    Simulates what the traces are needed for, the first `n_steps` steps of each.
-    Raises ConfigError where there is nothing to show, a file is broken, or the page cannot be
-    written, MissingLibrary where an extra is not installed."""
+    """Write the page of what is in `folder` to `out`, or to `PAGE_FILE` in it, and the plot of its speed to `speed`. Simulates what the
+    traces are needed for, the first `n_steps` steps of each. Raises ConfigError where there is nothing to show, a file is broken, or the
+    page or the plot cannot be written, MissingLibrary where an extra is not installed."""
     require("matplotlib", "jinja2")
     found = read(folder)
     out = folder / PAGE_FILE if out is None else out
     _check(out)
     if speed is not None:
-        check_picture(speed)
         speed_picture(found.times, speed)
     cache = Cache(folder)
     studies = []

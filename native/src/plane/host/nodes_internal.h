@@ -35,7 +35,7 @@ struct HeadScan {
 void scan_groups(const StaleGroups & stale, int stream, const HeadScan & scan, int first, int end, const Shares & out);
 
 // Sparse prompts: whether this ubatch is one, what a thread needs for it behind what attention needs, and the choice of one item, which goes
-// to `problem.chosen`, in `memory`. k_idxs: the cells of the stream's tokens.
+// to `problem.raise`, in `memory`. k_idxs: the cells of the stream's tokens.
 bool sparse_prompt(const HostPlane & plane, int n_cells);
 size_t prompt_choice_bytes(const AttendProblem & problem);
 void choose_prompt_blocks(HostLayer & layer, const int64_t * k_idxs, int stream, const PromptPlan & plan, int index, PromptProblem & problem,

@@ -16,11 +16,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # From the lowest to the highest: a module imports only from entries before its own. Modules of one package may import each other.
 GROUND = ["errors", "vocab", "machine", "registry", "amounts", "assignments", "config"]
-PACKAGES = ["models", "pages", "arrays", "policies", "prefetch", "hierarchy", "_native", "memory", "live", "llama", "lab", "diagnosis", "bench",
-            "serving", "cli"]
+PACKAGES = ["models", "pages", "arrays", "policies", "prefetch", "hierarchy", "store", "_native", "memory", "live", "llama", "lab", "diagnosis",
+            "bench", "serving", "cli"]
 ORDER = [*GROUND, *PACKAGES]
 
-PURE = ("policies", "prefetch", "hierarchy", "lab.sim", "lab.roles", "lab.retention", "lab.intervals")
+PURE = ("policies", "prefetch", "hierarchy", "store", "lab.sim", "lab.roles", "lab.retention", "lab.intervals")
 """These see arrays and a read-only view: the same file runs live and in `sim`."""
 
 TERMINAL = {"click", "rich", "prompt_toolkit"}

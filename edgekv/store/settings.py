@@ -1,0 +1,24 @@
+"""Where prefixes are kept, and how much of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class StoreSettings:
+    """The places of a prefix store and their bounds. Without a folder and an address everything is in RAM, and gone at the end."""
+
+    ram_bytes: int = GIB
+    """0: nothing stays in RAM but what is under way."""
+    folder: Path | None = None
+    folder_bytes: int = 10 * GIB
+    url: str | None = None
+    """redis://HOST:PORT/DB of a Redis-compatible server."""
+    url_ttl_s: int = 24 * 3600
+    """What nobody asks for is forgotten there after so long."""
+    url_timeout_s: float = 0.5
+    """No call waits longer; what has not come by then is a miss."""

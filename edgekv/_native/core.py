@@ -337,7 +337,7 @@ class NativeCells:
     sequence_bits: np.ndarray
     changed: np.ndarray
     now: int
-    read_sparsely: np.ndarray
+    labels: np.ndarray
 
 
 def cells(handle: Handle, stream: int) -> NativeCells:
@@ -346,7 +346,7 @@ def cells(handle: Handle, stream: int) -> NativeCells:
     return NativeCells(
         out.n_cells, out.n_stream, out.n_used, out.used_end, _view(out.pos, np.int32, (out.n_cells,)),
         _view(out.seq, np.uint64, (out.n_cells, out.n_seq_words)), _view(out.changed, np.uint64, (out.n_cells,)), out.now,
-        _view(out.read_sparsely, np.bool_, (out.n_cells,)))
+        _view(out.labels, np.uint8, (out.n_cells,)))
 
 
 def stream_of(handle: Handle, seq_id: int) -> int:

@@ -25,6 +25,7 @@ from edgekv._native import core, device, paging  # noqa: E402  (the libraries mu
 from edgekv.live import attachments  # noqa: E402 (as above)
 from edgekv.live.attachments import defaults, find, last_failure, live, raise_failure, set_defaults  # noqa: E402 (as above)
 from edgekv.live.cells import Cells  # noqa: E402 (as above)
+from edgekv.live.tokens import Tokens  # noqa: E402 (as above)
 from edgekv.live.wiring import Tiering, has_tiers, operations, selection_report  # noqa: E402 (as above)
 
 __all__ = ["Runtime", "defaults", "find", "last_failure", "live", "raise_failure", "set_defaults"]
@@ -43,6 +44,7 @@ class Runtime:
         self._observation = core.RunReader(handle, self._ops.view if self._ops.on_device else None)
         self._n_heads = self._observation.read().mass_sum.shape[1]
         self.cells = Cells(self._native_handle)
+        self.tokens = Tokens(self._native_handle, self.cells)
         self.observers = Observers(self._rows, self._observation.read, self._ops.download, self._watch)
         self.stats = Stats()
         self._pins: list[tuple[int, int]] = []

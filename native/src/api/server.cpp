@@ -7,6 +7,8 @@
 int llama_server(int argc, char ** argv);
 void llama_server_terminate();
 
+void edgekv_seam_set_prefixes(const edgekv_prefixes * prefixes);  // native/seam/server/prefixes.cpp
+
 static std::string g_error;
 
 int edgekv_server_run(int argc, char ** argv) {
@@ -29,4 +31,8 @@ void edgekv_server_terminate(void) {
 
 const char * edgekv_server_error(void) {
     return g_error.c_str();
+}
+
+void edgekv_server_set_prefixes(const edgekv_prefixes * prefixes) {
+    edgekv_seam_set_prefixes(prefixes);
 }

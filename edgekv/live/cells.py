@@ -40,7 +40,7 @@ class StreamCells:
 
     @property
     def read_sparsely(self) -> np.ndarray:
-        """bool [cell], a copy: the token was read by a sparse prompt (`KvOptions.prompts`)."""
+        """bool [cell], a copy: the token was read by a sparse prompt (`SelectionOptions.prompts`)."""
         return (self.labels & SPARSE_PROMPT) != 0
 
     def sequences(self, cell: int) -> set[int]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
 from edgekv.serving.log import bare_message
+from edgekv.store.settings import StoreSettings
 from edgekv.vocab import KvMode
 
 LOOPBACK = "127.0.0.1"
@@ -59,6 +60,7 @@ class ServerOptions:
     api_key: str | None = None
     extra: tuple[str, ...] = ()  # options of llama.cpp's server, last on its command line
     log_file: Path | None = None  # None: a temporary file; "-": standard error
+    store: StoreSettings | None = None  # where prefixes of conversations are kept; None: nowhere
 
 
 _NOT_WHILE_EVICTING = {

@@ -27,6 +27,7 @@ from edgekv.vocab import DeviceKind, KvMode
 
 if TYPE_CHECKING:
     from edgekv.live.runtime import Runtime
+    from edgekv.serving.prefixes import Prefixes
 
 BATCH_TOKENS = 512
 """Prompt tokens between two looks at the outside world: a cancelled request stops, and progress is told, this often. On a device what its
@@ -60,6 +61,7 @@ class Server:
         self._ready = False
         self._before: set[Runtime] = set()  # contexts that others made
         self._runtime: Runtime | None = None
+        self._prefixes: Prefixes | None = None
 
     def _choose_context(self) -> ContextChoice:
         """Raises DoesNotFit, and CudaUnavailable where a GPU was asked for and cannot be used."""
@@ -102,6 +104,11 @@ class Server:
         return None if self._runtime is None or self._runtime.closed else self._runtime
 
     @property
+    def prefixes(self) -> Prefixes | None:
+        """What keeps prefixes of conversations; None where nothing does."""
+        return self._prefixes
+
+    @property
     def log_path(self) -> Path | None:
         return self._log.path if self._log else None
 
@@ -132,6 +139,7 @@ class Server:
         except OSError as error:
             raise ConfigError(f"the log file {self.options.log_file} cannot be written: {error.strerror}; name another") from None
         crash.details_in(self._log.path)
+        self._open_prefixes()
         self._exit, self._ready = None, False
         self._ended.clear()
         _active = self
@@ -208,6 +216,24 @@ class Server:
             return device.n_ubatch
         return BATCH_TOKENS if kv.mode is not KvMode.EVICT else batch_tokens(cells(self.context.n_ctx, kv), BATCH_TOKENS)
 
+    def _open_prefixes(self) -> None:
+        """In mode evict what is dropped cannot be kept."""
+        from edgekv._native import server as native
+        from edgekv.serving.prefixes import Prefixes
+
+        options = self.options
+        if options.store is not None and options.kv.mode is not KvMode.EVICT:
+            self._prefixes = Prefixes(options.model, options.extra, options.store)
+        native.set_prefixes(self._prefixes)
+
+    def _close_prefixes(self) -> None:
+        from edgekv._native import server as native
+
+        native.set_prefixes(None)
+        prefixes, self._prefixes = self._prefixes, None
+        if prefixes is not None:
+            prefixes.close()
+
     def _run(self, argv: list[str]) -> None:
         from edgekv._native import server as native
 
@@ -267,6 +293,7 @@ class Server:
         from edgekv._native import crash
         from edgekv.live import runtime
 
+        self._close_prefixes()
         self._log.close(keep=failed)
         crash.details_in(None)
         self._before, self._runtime = set(), None

@@ -50,7 +50,11 @@ class Place(Protocol):
 
     @property
     def working(self) -> bool:
-        """False while it is left alone after a failure."""
+        """False while it is left alone after a failure: it has nothing."""
+
+    @property
+    def writable(self) -> bool:
+        """False while nothing is written to it after a failure."""
 
     def have(self, links: Sequence[Link]) -> list[bool]: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgekv.store.folder import FolderPlace
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.place import Place
 from edgekv.store.settings import StoreSettings
@@ -10,4 +11,6 @@ from edgekv.store.settings import StoreSettings
 def open_places(identity: ModelIdentity, settings: StoreSettings) -> list[Place]:
     """The fastest first. A place that cannot be used now is there all the same, and tried again. Raises ConfigError for a bad address."""
     places: list[Place] = []
+    if settings.folder is not None:
+        places.append(FolderPlace(identity, settings.folder, settings.folder_bytes))
     return places

@@ -30,6 +30,13 @@ def _outside_the_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     os.chdir(before)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_config_file(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """That of whoever runs the tests says nothing here."""
+    os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
+    os.environ.pop("EDGEKV_CONFIG", None)
+
+
 @pytest.fixture(scope="session")
 def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`synthetic(kind="llama", seed=0, **shape)`: path of a tiny model (edgekv.models.synth), written once for all tests."""

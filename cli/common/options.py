@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from edgekv.amounts import parse_bytes
 from edgekv.config import (
@@ -171,7 +172,7 @@ def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
     """Take the values of `kv_options()` out of `settings`, as the fields kv, n_ctx, n_threads and n_gpu_layers of ServerOptions.
     Where no mode is asked for, it is the one that won in measuring (`devices.measured_mode`).
 
-    What the command line does not say comes from the environment, and then from the defaults of KvOptions. A GPU that is there and
+    What the command line does not say comes from the environment, then from the file, then from the defaults of KvOptions. A GPU that is there and
     will not be used is told on standard error. Raises ConfigError, and CudaUnavailable where a GPU was asked for and cannot be used.
     """
     from edgekv import policies
@@ -179,7 +180,9 @@ def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
     from edgekv.prefetch import PREFETCHERS
 
     given = {field: value for name, field in _KV_FIELDS.items() if (value := settings.pop(name)) is not None}
-    named = set(given)
+    context = click.get_current_context(silent=True)
+    named = {field for name, field in _KV_FIELDS.items()
+             if field in given and (context is None or context.get_parameter_source(name) is ParameterSource.COMMANDLINE)}
     automatic = [name for name in ("kv_budget", "kv_vram") if given.get(name) == AUTO]
     for name in automatic:
         del given[name]
@@ -187,7 +190,7 @@ def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
     if automatic:  # None, which from_env() takes for an option that was not given
         kv = kv.with_(**dict.fromkeys(automatic))
     placement = None
-    if "mode" not in named and not os.environ.get(f"{ENV_PREFIX}KV"):
+    if "mode" not in given and not os.environ.get(f"{ENV_PREFIX}KV"):
         placement = place(kv)  # is the same for mode sparse
         kv = kv.with_(mode=measured_mode(placement))
     # what the command line names; a variable may be without effect

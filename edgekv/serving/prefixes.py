@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgekv._native.server import Found, SequenceTokens
+from edgekv._native.prefixes import Found, SequenceTokens
 from edgekv.errors import DoesNotFit, NativeError
 from edgekv.live import attachments, cells
 from edgekv.live.runtime import Runtime

@@ -6,6 +6,7 @@ import atexit
 import http.client
 import ipaddress
 import json
+import secrets
 import signal
 import socket
 import threading
@@ -50,6 +51,9 @@ class Server:
         self.model: Geometry = geometry(options.model)
         self.options = replace(options, kv=in_tokens(self.model, options.kv))
         check_evict(self.options)
+        keys = options.api_keys()
+        # One of our own besides: for what this process asks, and because llama.cpp logs the end of a key that is the only one.
+        self._keys = (secrets.token_urlsafe(), *keys) if keys else ()
         self.context = self._choose_context()
         self.port = options.port
         # An event, not the thread: an interrupt during Thread.join() makes Python believe that the thread has ended (bpo-45274).
@@ -70,11 +74,11 @@ class Server:
         if room is not None and all_layers:
             later = later_bytes(options.extra)
             room = replace(room, free=max(0, room.free - later))
-            choice = choose_device_context(self.model, options.n_ctx, options.kv, room, options.parallel)
+            choice = choose_device_context(self.model, options.n_ctx, options.kv, room, options.n_slots)
             if later and options.kv.placement.kv_vram is None:  # an automatic budget would take what is free before they are loaded
                 self.options = replace(options, kv=options.kv.with_(kv_vram=choice.device.budget))
             return choice
-        return choose_context(self.model, options.n_ctx, options.kv, options.parallel)
+        return choose_context(self.model, options.n_ctx, options.kv, options.n_slots)
 
     @property
     def alias(self) -> str:
@@ -189,13 +193,13 @@ class Server:
         options, kv = self.options, self.options.kv
         argv = [
             "llama-server", "--model", str(options.model), "--alias", self.alias,
-            "--host", options.host, "--port", str(self.port), "--parallel", str(options.parallel),
-            "--ctx-size", str(self.context.n_ctx * options.parallel), "--batch-size", str(self._batch_tokens),
+            "--host", options.host, "--port", str(self.port), "--parallel", str(options.n_slots),
+            "--ctx-size", str(self.context.n_ctx * options.n_slots), "--batch-size", str(self._batch_tokens),
             "--cache-type-k", kv.cache.type_k.value, "--cache-type-v", kv.cache.type_v.value,
             "--flash-attn", "on",  # the attention hook needs it, and quantised V does too
             "--fit", "off",  # what was asked for, or an error: never fewer layers or tokens
             "--cache-ram", "0",  # up to 8 GiB of old prompts otherwise
-            "--offline", "--no-ui", "--no-warmup", "--cors-origins", "localhost",
+            "--offline", "--no-ui", "--no-warmup", "--cors-origins", options.cors,
         ]
         if options.n_threads is not None:
             argv += ["--threads", str(options.n_threads)]
@@ -203,8 +207,8 @@ class Server:
             argv += ["--device", "none"]
         if options.n_gpu_layers is not None:
             argv += ["--gpu-layers", str(options.n_gpu_layers)]
-        if options.api_key is not None:
-            argv += ["--api-key", options.api_key]
+        if self._keys:
+            argv += ["--api-key", ",".join(self._keys)]
         if kv.mode is KvMode.EVICT or self.context.device is not None:
             argv += ["--ubatch-size", str(self._batch_tokens)]
         return [*argv, *options.extra]
@@ -218,7 +222,7 @@ class Server:
 
     def _open_prefixes(self) -> None:
         """In mode evict what is dropped cannot be kept."""
-        from edgekv._native import server as native
+        from edgekv._native import prefixes as native
         from edgekv.serving.prefixes import Prefixes
 
         options = self.options
@@ -227,7 +231,7 @@ class Server:
         native.set_prefixes(self._prefixes)
 
     def _close_prefixes(self) -> None:
-        from edgekv._native import server as native
+        from edgekv._native import prefixes as native
 
         native.set_prefixes(None)
         prefixes, self._prefixes = self._prefixes, None
@@ -237,6 +241,8 @@ class Server:
     def _run(self, argv: list[str]) -> None:
         from edgekv._native import server as native
 
+        options, limits = self.options, self.options.limits
+        native.limit(limits.max_gap_s, options.n_slots, limits.queue_for(options.n_slots))
         try:
             self._exit = native.run(argv)
         except BaseException as error:  # told by why_stopped()
@@ -280,9 +286,9 @@ class Server:
         """The JSON of a GET; None where the server answers with an error."""
         address = self.url.removeprefix("http://").rsplit(":", 1)[0].strip("[]")
         connection = http.client.HTTPConnection(address, self.port, timeout=10)
-        key = self.options.api_key
+        headers = {"Authorization": f"Bearer {self._keys[0]}"} if self._keys else {}
         try:
-            connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
+            connection.request("GET", path, headers=headers)
             response = connection.getresponse()
             return json.loads(response.read()) if response.status == http.HTTPStatus.OK else None
         finally:

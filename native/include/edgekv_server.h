@@ -69,6 +69,25 @@ typedef struct {
 /* null: nobody keeps prefixes. Only while no server runs. */
 EDGEKV_API void edgekv_server_set_prefixes(const edgekv_prefixes * prefixes);
 
+/* What one request may cost the others, for the servers that run from now on; no bounds before the first call. A running answer waits
+   about max_gap_s seconds at most for its next token while prompts are read (0: they are read at full speed). n_slots requests are
+   answered and max_queue wait (below 0: any number); more get HTTP 503. */
+EDGEKV_API void edgekv_server_limit(double max_gap_s, int32_t n_slots, int32_t max_queue);
+
+/* how that goes, since the server started; seconds */
+typedef struct edgekv_server_pacing {
+    double   max_gap_s;      /* the bound; 0: none */
+    double   worst_gap_s;    /* between two tokens of a running answer */
+    double   last_gap_s;
+    uint64_t n_mixed;        /* batches that held prompt tokens and the next tokens of running answers */
+    int32_t  n_prompt_batch; /* prompt tokens that the newest of these was allowed */
+    int32_t  n_requests;     /* answered or waiting now */
+    uint64_t n_refused;      /* requests that found no place */
+} edgekv_server_pacing;
+
+/* from any thread */
+EDGEKV_API void edgekv_server_pace(edgekv_server_pacing * pacing);
+
 /* cffi: end */
 
 #define EDGEKV_SERVER_THREW 70

@@ -1,5 +1,8 @@
 #include "edgekv_server.h"
 
+#include "server/limits.h"
+#include "server/pace.h"
+
 #include <exception>
 #include <string>
 
@@ -9,10 +12,12 @@ void llama_server_terminate();
 
 void edgekv_seam_set_prefixes(const edgekv_prefixes * prefixes);  // native/seam/server/prefixes.cpp
 
-static std::string g_error;
+static std::string            g_error;
+static edgekv_server::limits g_limits;
 
 int edgekv_server_run(int argc, char ** argv) {
     g_error.clear();
+    edgekv_server::begin(g_limits);
 
     try {
         return llama_server(argc, argv);
@@ -35,4 +40,14 @@ const char * edgekv_server_error(void) {
 
 void edgekv_server_set_prefixes(const edgekv_prefixes * prefixes) {
     edgekv_seam_set_prefixes(prefixes);
+}
+
+void edgekv_server_limit(double max_gap_s, int32_t n_slots, int32_t max_queue) {
+    g_limits = { max_gap_s, n_slots, max_queue };
+}
+
+void edgekv_server_pace(edgekv_server_pacing * pacing) {
+    const auto pace    = edgekv_server::report();
+    const auto traffic = edgekv_server::current_traffic();
+    *pacing = { pace.max_gap_s, pace.worst_gap_s, pace.last_gap_s, pace.n_batches, pace.n_prompt_batch, traffic.n_requests, traffic.n_refused };
 }

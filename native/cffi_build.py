@@ -21,10 +21,15 @@ extern "Python" void edgekv_py_detached(edgekv_context *, void *);
 extern "Python" void edgekv_py_ubatch(edgekv_context *, void *);
 """
 
+# and of edgekv/_native/server.py
+SERVER_CALLBACKS = """
+extern "Python" void edgekv_py_refresh(int);
+"""
+
 MODULES = {
     "core": ("edgekv._native._core", ("edgekv.h", "edgekv_testing.h"), CALLBACKS),
     "cpu": ("edgekv._native._cpu", ("edgekv_cpu.h",), ""),
-    "server": ("edgekv._native._server", ("edgekv_server.h",), ""),
+    "server": ("edgekv._native._server", ("edgekv_server.h",), SERVER_CALLBACKS),
 }
 
 

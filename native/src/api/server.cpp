@@ -1,5 +1,7 @@
 #include "edgekv_server.h"
 
+#include "server/published.h"
+
 #include <exception>
 #include <string>
 
@@ -29,4 +31,20 @@ void edgekv_server_terminate(void) {
 
 const char * edgekv_server_error(void) {
     return g_error.c_str();
+}
+
+void edgekv_server_publish(const char * path, const char * type, const char * text) {
+    edgekv_pages::publish(path, type, text);
+}
+
+void edgekv_server_withdraw(void) {
+    edgekv_pages::withdraw();
+}
+
+int64_t edgekv_server_asked_ms(const char * path) {
+    return edgekv_pages::asked_ms(path);
+}
+
+void edgekv_server_on_refresh(void (*function)(int idle)) {
+    edgekv_pages::on_refresh(function);
 }

@@ -21,9 +21,11 @@ extern "Python" void edgekv_py_detached(edgekv_context *, void *);
 extern "Python" void edgekv_py_ubatch(edgekv_context *, void *);
 """
 
+# of edgekv/_native/prefixes.py and edgekv/_native/server.py
 SERVER_CALLBACKS = """
 extern "Python" void edgekv_py_prefix_begin(void *, edgekv_prefix_tokens const *, int, edgekv_prefix_found *);
 extern "Python" void edgekv_py_prefix_keep(void *, edgekv_prefix_tokens const *);
+extern "Python" void edgekv_py_refresh(int);
 """
 
 MODULES = {

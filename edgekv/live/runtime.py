@@ -7,6 +7,7 @@ in-process server's included; `Runtime.attach` takes one that already exists.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from edgekv.hierarchy import eviction
 from edgekv.hierarchy.stats import Stats
 from edgekv.live.observers import Observers
 from edgekv.live.reports import LayerReport, MemoryReport, SelectionReport, TierReport
+from edgekv.pages.residency import Residency
 from edgekv.vocab import DeviceKind, KvMode
 
 _native.prepare()
@@ -47,6 +49,10 @@ class Runtime:
         self.tokens = Tokens(self._native_handle, self.cells)
         self.observers = Observers(self._rows, self._observation.read, self._ops.download, self._watch)
         self.stats = Stats()
+        self.after_step: Callable[[], None] | None = None
+        """Called on the thread that decodes, after each step: where a run of the policy ends, and after each ubatch too while somebody
+        follows closely."""
+        self._follows = False
         self._pins: list[tuple[int, int]] = []
         self._tiering: Tiering | None = None
         self._overdue = False  # mode evict has been asked for, and has dropped nothing yet
@@ -194,6 +200,20 @@ class Runtime:
         """One past the newest position in the cache: with what was dropped, the length of a single sequence."""
         return int(self.cells.stream().positions.max(initial=-1)) + 1
 
+    @property
+    def n_context(self) -> int:
+        """Tokens of a sequence, at most."""
+        return core.limits(self._native_handle()).n_ctx_seq
+
+    def residency(self) -> Residency | None:
+        """Where each page is: a read-only view, on the thread that decodes; None where the mode has no tiers."""
+        return None if self._tiering is None else self._tiering.hierarchy.table.residency
+
+    def mass(self) -> np.ndarray:
+        """Attention mass of the policy's run so far: float32 [attended layer, kv_head, page], summed over the query heads of the group and
+        the tokens. In host memory a view that lives until the next ubatch; on a device this waits for it. Zero where nothing is observed."""
+        return self._ops.download(self._observation.read().mass_sum)
+
     def selection(self) -> SelectionReport:
         """What mode sparse read so far, and how far off its outputs are by its own estimate."""
         return selection_report(self._native_handle(), len(self._rows), self._n_heads)
@@ -272,6 +292,14 @@ class Runtime:
             self._record(seen)
         self.observers.tell(seen)
         self.stats.python_seconds += time.perf_counter() - began
+        if self.after_step is not None:
+            self.after_step()
+
+    def follow(self, closely: bool) -> None:
+        """Whether steps come after each ubatch, and not only where a run of the policy ends. Only on the thread that decodes."""
+        if closely != self._follows:
+            self._follows = closely
+            self._watch(bool(self.observers))
 
     def _set_run_every(self, overdue: bool = True) -> None:
         """overdue: the options are new, so that mode evict looks after the next ubatch already."""
@@ -281,7 +309,7 @@ class Runtime:
 
     def _watch(self, on: bool) -> None:
         if self._handle is not None:
-            core.set_watched(self._handle, on)
+            core.set_watched(self._handle, on or self._follows)
 
     def _record(self, seen: core.NativeRun) -> None:
         stats = self.stats
@@ -295,6 +323,7 @@ class Runtime:
         if self._tiering is not None:
             self._tiering.close()
         self._handle = None
+        self.after_step = None
         self.observers.clear()
 
 

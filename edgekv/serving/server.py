@@ -24,6 +24,8 @@ from edgekv.memory.fit import ContextChoice, cells, choose_context, in_tokens
 from edgekv.models import Geometry, geometry
 from edgekv.serving.log import ServerLog
 from edgekv.serving.options import LOOPBACK, ServerOptions, check_evict, check_extra, free_port, later_bytes
+from edgekv.serving.publisher import Publisher
+from edgekv.serving.shown import Served
 from edgekv.vocab import DeviceKind, KvMode
 
 if TYPE_CHECKING:
@@ -66,6 +68,8 @@ class Server:
         self._before: set[Runtime] = set()  # contexts that others made
         self._runtime: Runtime | None = None
         self._prefixes: Prefixes | None = None
+        self.figures = Publisher(self._served(), lambda: self.runtime)
+        """What the endpoint shows of the KV hierarchy."""
 
     def _choose_context(self) -> ContextChoice:
         """Raises DoesNotFit, and CudaUnavailable where a GPU was asked for and cannot be used."""
@@ -83,6 +87,9 @@ class Server:
     @property
     def alias(self) -> str:
         return self.options.alias or self.options.model.stem
+
+    def _served(self) -> Served:
+        return Served(self.alias, self.options.parallel, self.context.n_ctx, self.model.tensor_bytes, self.context.kv_bytes)
 
     @property
     def url(self) -> str:
@@ -200,6 +207,7 @@ class Server:
             "--fit", "off",  # what was asked for, or an error: never fewer layers or tokens
             "--cache-ram", "0",  # up to 8 GiB of old prompts otherwise
             "--offline", "--no-ui", "--no-warmup", "--cors-origins", options.cors,
+            "--metrics",  # costs nothing while nobody asks
         ]
         if options.n_threads is not None:
             argv += ["--threads", str(options.n_threads)]
@@ -263,6 +271,8 @@ class Server:
             if handler is not None:  # None: it was not Python's
                 signal.signal(number, handler)
         self._find_runtime()
+        self.figures.begin()
+        self._answers("/lora-adapters")  # passes through the task loop, which takes the first figures
 
     def _find_runtime(self) -> None:
         """What hangs on the context that answers. Mode evict needs it: its cache is smaller than the context, and full before long where
@@ -300,6 +310,7 @@ class Server:
         from edgekv.live import runtime
 
         self._close_prefixes()
+        self.figures.end()
         self._log.close(keep=failed)
         crash.details_in(None)
         self._before, self._runtime = set(), None

@@ -25,7 +25,8 @@ from edgekv._native import core, device, paging  # noqa: E402  (the libraries mu
 from edgekv.live import attachments  # noqa: E402 (as above)
 from edgekv.live.attachments import defaults, find, last_failure, live, raise_failure, set_defaults  # noqa: E402 (as above)
 from edgekv.live.cells import Cells  # noqa: E402 (as above)
-from edgekv.live.wiring import Tiering, has_tiers, operations, selection_report  # noqa: E402 (as above)
+from edgekv.live.tokens import Tokens  # noqa: E402 (as above)
+from edgekv.live.wiring import Tiering, begins_with, has_tiers, operations, selection_report  # noqa: E402 (as above)
 
 __all__ = ["Runtime", "defaults", "find", "last_failure", "live", "raise_failure", "set_defaults"]
 
@@ -43,6 +44,7 @@ class Runtime:
         self._observation = core.RunReader(handle, self._ops.view if self._ops.on_device else None)
         self._n_heads = self._observation.read().mass_sum.shape[1]
         self.cells = Cells(self._native_handle)
+        self.tokens = Tokens(self._native_handle, self.cells)
         self.observers = Observers(self._rows, self._observation.read, self._ops.download, self._watch)
         self.stats = Stats()
         self._pins: list[tuple[int, int]] = []
@@ -131,7 +133,7 @@ class Runtime:
 
     @observe.setter
     def observe(self, observe: bool) -> None:
-        core.set_observe(self._native_handle(), observe, self._options.observe_prompt)
+        core.set_observe(self._native_handle(), observe, self._options.placement.observe_prompt)
 
     @property
     def layers(self) -> list[LayerReport]:
@@ -148,18 +150,16 @@ class Runtime:
         is fed or the prefetch changes. Set it as `mode`: raises ConfigError while another thread computes a ubatch, and DoesNotFit where
         there is no memory."""
         handle, before = self._native_handle(), self._options
-        if options.page_tokens != self.page_tokens:
-            raise ConfigError(f"this context has pages of {self.page_tokens} tokens; make a new context for pages of {options.page_tokens}")
+        if options.cache.page_tokens != self.page_tokens:
+            raise ConfigError(f"this context has pages of {self.page_tokens} tokens; make a new context for pages of {options.cache.page_tokens}")
         effective = attachments.effective(options)
         self._check_evict(effective)
         self._leave_arena(effective.mode)
-        paging.set_selection(handle, options)
+        paging.set_selection(handle, options.selection, options.keep_tokens)
         core.set_mode(handle, effective.mode)
-        core.set_observe(handle, options.observe, options.observe_prompt)
+        core.set_observe(handle, options.placement.observe, options.placement.observe_prompt)
         self._options = options
-        anew = [name for name in ("policy", "prefetch", "sketch", "sink_tokens", "recent_tokens", "plan_every")
-                if getattr(options, name) != getattr(before, name)]
-        if self._tiering is not None and not anew:
+        if self._tiering is not None and begins_with(options) == begins_with(before):
             self._tiering.set_mode(effective)
             self._tiering.resize(options)
         elif self._tiering is not None or has_tiers(handle, self.mode):
@@ -181,7 +181,7 @@ class Runtime:
             raise ConfigError(f"mode evict serves one sequence, and this context is made for {limits.n_seq_max}; make one for a single "
                               "sequence (n_seq_max, --slots 1)")
         n_cells = self.cells.n_cells
-        always = options.sink_tokens + options.recent_tokens + 2 * options.page_tokens  # whole pages
+        always = options.selection.sink_tokens + options.selection.recent_tokens + 2 * options.cache.page_tokens  # whole pages
         eviction.check_keep(options.keep_tokens, n_cells, limits.n_batch, always, frees=n_cells < limits.n_ctx_seq)
 
     def memory(self) -> MemoryReport:
@@ -207,7 +207,7 @@ class Runtime:
         return paging.selected(self._native_handle(), len(self._rows), self._n_heads)
 
     def last_rows(self, row: int, head: int, token: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """What a query token of the last step read in one KV head of the row-th attended layer, with `KvOptions.keep_rows`: int32 [n]
+        """What a query token of the last step read in one KV head of the row-th attended layer, with `SelectionOptions.keep_rows`: int32 [n]
         cells of stream 0, ascending, and float32 [n] their weights, 1 where a token was read for certain. Empty where everything was
         attended. Raises ConfigError for a row, head or token that there cannot be."""
         return paging.last_rows(self._native_handle(), row, head, token)

@@ -73,7 +73,7 @@ class Server:
             later = later_bytes(options.extra)
             room = replace(room, free=max(0, room.free - later))
             choice = choose_device_context(self.model, options.n_ctx, options.kv, room, options.n_slots)
-            if later and options.kv.kv_vram is None:  # an automatic budget would take what is free before they are loaded
+            if later and options.kv.placement.kv_vram is None:  # an automatic budget would take what is free before they are loaded
                 self.options = replace(options, kv=options.kv.with_(kv_vram=choice.device.budget))
             return choice
         return choose_context(self.model, options.n_ctx, options.kv, options.n_slots)
@@ -187,7 +187,7 @@ class Server:
             "llama-server", "--model", str(options.model), "--alias", self.alias,
             "--host", options.host, "--port", str(self.port), "--parallel", str(options.n_slots),
             "--ctx-size", str(self.context.n_ctx * options.n_slots), "--batch-size", str(self._batch_tokens),
-            "--cache-type-k", kv.type_k.value, "--cache-type-v", kv.type_v.value,
+            "--cache-type-k", kv.cache.type_k.value, "--cache-type-v", kv.cache.type_v.value,
             "--flash-attn", "on",  # the attention hook needs it, and quantised V does too
             "--fit", "off",  # what was asked for, or an error: never fewer layers or tokens
             "--cache-ram", "0",  # up to 8 GiB of old prompts otherwise
@@ -195,7 +195,7 @@ class Server:
         ]
         if options.n_threads is not None:
             argv += ["--threads", str(options.n_threads)]
-        if kv.device == DeviceKind.HOST.value:
+        if kv.placement.device == DeviceKind.HOST.value:
             argv += ["--device", "none"]
         if options.n_gpu_layers is not None:
             argv += ["--gpu-layers", str(options.n_gpu_layers)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-GIB = 1 << 30
+from edgekv.amounts import GIB
 
 
 @dataclass(frozen=True)
@@ -22,3 +22,10 @@ class StoreSettings:
     """What nobody asks for is forgotten there after so long."""
     url_timeout_s: float = 0.5
     """No call waits longer; what has not come by then is a miss."""
+
+
+def default_folder() -> Path:
+    """Where prefixes are kept when nobody names a folder: a folder of this user's cache."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("edgekv")) / "prefixes"

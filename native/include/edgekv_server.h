@@ -20,6 +20,55 @@ EDGEKV_API int edgekv_server_run(int argc, char ** argv);
 EDGEKV_API void edgekv_server_terminate(void);
 EDGEKV_API const char * edgekv_server_error(void);
 
+/* Prefixes: K and V of tokens that an earlier request computed. Whoever keeps them registers two functions, which the server calls on the
+   thread that decodes, between two llama_decode(). */
+
+#define EDGEKV_PREFIX_BLOCK 256
+
+typedef struct {
+    struct llama_context * lctx;
+    int seq_id;
+    const int32_t * tokens;
+    int n_tokens;
+    const char * adapters; /* that K and V depend on; another text for other adapters or scales */
+} edgekv_prefix_tokens;
+
+/* The first token in which something kept differs from what is asked, although at least a block of it goes on behind; n_lost: 0: nothing */
+typedef struct {
+    int position;
+    int stored;
+    int asked;
+    int n_lost;
+} edgekv_near_miss;
+
+/* tokens that were put into the sequence, by where they came from */
+typedef struct {
+    int ram;
+    int disk;
+    int remote;
+    edgekv_near_miss nearly;
+} edgekv_prefix_found;
+
+/* tokens of a prompt that need not be computed: those of the slot itself, of another slot's cells, and what was put in */
+typedef struct {
+    int slot;
+    int shared;
+    int ram;
+    int disk;
+    int remote;
+} edgekv_prefix_sources;
+
+typedef struct {
+    /* A prompt begins: its sequence holds the first n_have tokens of it. Puts in those that come next, as many as it has. */
+    void (*begin)(void * user, const edgekv_prefix_tokens * prompt, int n_have, edgekv_prefix_found * out);
+    /* The sequence holds these tokens, computed. */
+    void (*keep)(void * user, const edgekv_prefix_tokens * held);
+    void * user;
+} edgekv_prefixes;
+
+/* null: nobody keeps prefixes. Only while no server runs. */
+EDGEKV_API void edgekv_server_set_prefixes(const edgekv_prefixes * prefixes);
+
 /* What one request may cost the others, for the servers that run from now on; no bounds before the first call. A running answer waits
    about max_gap_s seconds at most for its next token while prompts are read (0: they are read at full speed). n_slots requests are
    answered and max_queue wait (below 0: any number); more get HTTP 503. */

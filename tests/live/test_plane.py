@@ -239,7 +239,7 @@ def test_rows_by_chance_are_read_in_place(synthetic):
         llama.eval([260 + token])
     now = llama.kv.layer_selection()
     rows = (now["n_read"] - now["n_hits"]).sum() - (selected["n_read"] - selected["n_hits"]).sum()
-    row_bytes = llama.kv.tiers().slot_bytes / llama.kv.options.page_tokens
+    row_bytes = llama.kv.tiers().slot_bytes / llama.kv.options.cache.page_tokens
     assert rows > 0
     assert link_bytes() - before == pytest.approx(rows * row_bytes, rel=0.25), "besides tables, and the keys of the open group"
 

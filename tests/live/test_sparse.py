@@ -335,7 +335,7 @@ def test_everything_may_change_while_it_runs(synthetic):
         for token in range(12):
             llama.eval([260 + token])
         check(llama.kv)
-        assert llama.kv.memory().arena_bytes <= options.kv_budget
+        assert llama.kv.memory().arena_bytes <= options.placement.kv_budget
     exact, bound = exact_and_its_spread(llama, (1, 2, 1))
     assert kld(exact, logits_of(llama, (1, 2, 1), options.with_(**ALL))).max() < bound
     with pytest.raises(ConfigError, match="this context has pages of 16 tokens"):

@@ -331,11 +331,11 @@ def test_an_automatic_budget_leaves_room_for_what_is_loaded_later(tiny, tmp_path
     with projector.open("wb") as file:
         file.truncate(1 << 30)
     alone = Server(options(tiny))
-    assert alone.options.kv.kv_vram is None, "what is free when the context is made"
+    assert alone.options.kv.placement.kv_vram is None, "what is free when the context is made"
     beside = Server(options(tiny, extra=(name, str(projector))))
-    assert beside.options.kv.kv_vram == alone.context.device.budget - (5 << 28), "its file, and a quarter of it for its work"
+    assert beside.options.kv.placement.kv_vram == alone.context.device.budget - (5 << 28), "its file, and a quarter of it for its work"
     given = Server(options(tiny, kv=KvOptions(kv_vram=1 << 30), extra=(name, str(projector))))
-    assert given.options.kv.kv_vram == 1 << 30, "what a person says stands"
-    assert Server(options(tiny, extra=(name, str(tmp_path / "none.gguf")))).options.kv.kv_vram is None
+    assert given.options.kv.placement.kv_vram == 1 << 30, "what a person says stands"
+    assert Server(options(tiny, extra=(name, str(tmp_path / "none.gguf")))).options.kv.placement.kv_vram is None
     with pytest.raises(DoesNotFit):
         Server(options(tiny, kv=KvOptions(kv_vram=6 << 30), extra=(name, str(projector))))

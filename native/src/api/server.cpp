@@ -10,6 +10,8 @@
 int llama_server(int argc, char ** argv);
 void llama_server_terminate();
 
+void edgekv_seam_set_prefixes(const edgekv_prefixes * prefixes);  // native/seam/server/prefixes.cpp
+
 static std::string            g_error;
 static edgekv_server::limits g_limits;
 
@@ -34,6 +36,10 @@ void edgekv_server_terminate(void) {
 
 const char * edgekv_server_error(void) {
     return g_error.c_str();
+}
+
+void edgekv_server_set_prefixes(const edgekv_prefixes * prefixes) {
+    edgekv_seam_set_prefixes(prefixes);
 }
 
 void edgekv_server_limit(double max_gap_s, int32_t n_slots, int32_t max_queue) {

@@ -1,0 +1,96 @@
+"""What K and V depend on besides the tokens: which stored rows belong to a model, and how many bytes they have."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+HEAD_BYTES = 4096
+"""Of each tensor: enough to tell two fine-tunings apart, little enough that a model of 40 GB takes milliseconds."""
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Bytes of one token's row in each layer: of K, and of V.
+
+    The payload of a block of n tokens is, layer by layer, K rows uint8 [n, k_bytes[l]] and then V rows uint8 [n, v_bytes[l]],
+    without gaps.
+    """
+
+    k_bytes: tuple[int, ...]
+    v_bytes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.k_bytes) != len(self.v_bytes):
+            raise ValueError(f"{len(self.k_bytes)} layers have K rows and {len(self.v_bytes)} have V rows")
+
+    def token_bytes(self) -> int:
+        return sum(self.k_bytes) + sum(self.v_bytes)
+
+    def block_bytes(self, n_tokens: int) -> int:
+        return n_tokens * self.token_bytes()
+
+    def layer_starts(self, n_tokens: int) -> np.ndarray:
+        """Where each layer begins in the payload of `n_tokens`, and where the last one ends: int64 [layer + 1], in bytes."""
+        sizes = np.add(self.k_bytes, self.v_bytes, dtype=np.int64) * n_tokens
+        return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """Rows of two identities are never taken for one another."""
+
+    fingerprint: bytes
+    """Of everything that K and V depend on besides the tokens: model file, adapters, types, RoPE settings."""
+    layout: RowLayout
+    name: str
+    """For people."""
+
+    def root_key(self) -> bytes:
+        """The parent of a conversation's first block, 16 bytes; also what the folder of this identity is called."""
+        layout = np.array([self.layout.k_bytes, self.layout.v_bytes], dtype="<i8").tobytes()
+        return hashlib.blake2b(_framed(self.fingerprint, layout), digest_size=16, person=b"edgekv-root").digest()
+
+
+def fingerprint_of_file(path: Path, *settings: str) -> bytes:
+    """16 bytes that change with the model in `path` and with `settings` (types of K and V, RoPE, adapters: whatever rows depend on).
+
+    Read are the size of the file, everything before the tensors' data, and the first 4 KiB of each tensor; of a model in several files,
+    those of each. Raises ModelError where the file is no whole GGUF file.
+    """
+    digest = hashlib.blake2b(digest_size=16, person=b"edgekv-model")
+    for part in _parts(Path(path)):
+        for piece in _telling_bytes(part):
+            digest.update(_framed(piece))
+    digest.update(_framed(*(text.encode() for text in settings)))
+    return digest.digest()
+
+
+def _telling_bytes(path: Path) -> Iterator[bytes]:
+    from edgekv.models.reader import open_gguf
+
+    reader = open_gguf(path)
+    yield path.stat().st_size.to_bytes(8, "little")
+    with path.open("rb") as file:
+        yield file.read(reader.data_offset)
+        for tensor in reader.tensor_infos:
+            file.seek(tensor.end - tensor.n_bytes)
+            yield file.read(min(HEAD_BYTES, tensor.n_bytes))
+
+
+def _parts(path: Path) -> list[Path]:
+    """All files of a model that was split as llama.cpp does it."""
+    match = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", path.name)
+    if match is None:
+        return [path]
+    return [path.with_name(f"{match[1]}-{i:05d}-of-{match[2]}.gguf") for i in range(1, int(match[2]) + 1)]
+
+
+def _framed(*pieces: bytes) -> bytes:
+    """Each with its length before it, so that no two lists of pieces give the same bytes."""
+    return b"".join(len(piece).to_bytes(8, "little") + piece for piece in pieces)

@@ -1,0 +1,107 @@
+"""What lies below RAM: the interface of a place, and how a place that fails is left alone for a while."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from edgekv.store.blocks import Block, Link
+from edgekv.store.results import PlaceStats
+
+log = logging.getLogger("edgekv")
+
+
+class Child(NamedTuple):
+    """A block that a place has, without its rows."""
+
+    link: Link
+    tokens: np.ndarray
+    """int32 [n]."""
+
+
+class Outcome(enum.Enum):
+    """Of a write."""
+
+    WRITTEN = enum.auto()
+    """It is there; it may have been there before."""
+    DECLINED = enum.auto()
+    """The place has no room for it within its bound, and will not have it."""
+    LATER = enum.auto()
+    """The place cannot be used at present."""
+
+
+class Place(Protocol):
+    """Keeps blocks of one model identity. No method raises: what fails is a miss, counted and logged once.
+
+    `write` and `touch` are called by one thread, the others by any.
+    """
+
+    name: str
+    """As in Piece.source."""
+    ahead: int
+    """How many blocks of a chain one call of `have` had better ask for: 1 where a call costs little."""
+    stats: PlaceStats
+
+    @property
+    def working(self) -> bool:
+        """False while it is left alone after a failure."""
+
+    def have(self, links: Sequence[Link]) -> list[bool]: ...
+
+    def children(self, parent: bytes) -> list[Child]:
+        """What follows a block, tails included."""
+
+    def load(self, links: Sequence[Link]) -> list[Block | None]:
+        """Blocks whose rows were verified, in the order of `links`; None for what is not there or was refused."""
+
+    def write(self, block: Block) -> Outcome:
+        """Keep a block, and drop the tails that it goes on from."""
+
+    def touch(self, chain: Sequence[Link]) -> list[Link]:
+        """A chain, from its root on, was used: what it does not have of it. Writing to the place evicts none of it until the next call."""
+
+    def close(self) -> None: ...
+
+
+def covered_tails(children: Iterable[Child], block: Block) -> list[Child]:
+    """The children of the block's parent that the block makes superfluous: tails that it begins with, not of a better reading."""
+    return [child for child in children
+            if child.link.n < block.link.n and child.link.reading >= block.link.reading
+            and np.array_equal(child.tokens, block.tokens[: child.link.n])]
+
+
+class Outage:
+    """Whether a place can be used. Says so once when it cannot, and once when it can again; between, it is tried every `back_off_s`."""
+
+    def __init__(self, what: str, back_off_s: float, stats: PlaceStats, clock: Callable[[], float] = time.monotonic):
+        self._what, self._back_off_s, self._stats, self._clock = what, back_off_s, stats, clock
+        self._lock = threading.Lock()
+        self._failed = False
+        self._until = 0.0
+
+    @property
+    def working(self) -> bool:
+        return not self._failed or self._clock() >= self._until
+
+    def failed(self, why: str) -> None:
+        """Leave it alone for a while. `why` ends a sentence that begins with the place."""
+        with self._lock:
+            first, self._failed = not self._failed, True
+            self._until = self._clock() + self._back_off_s
+            self._stats.n_errors += 1
+        if first:
+            log.warning("%s %s; prefixes stay in RAM, and it is tried again every %.0f s", self._what, why, self._back_off_s)
+
+    def succeeded(self) -> None:
+        if not self._failed:
+            return
+        with self._lock:
+            again, self._failed = self._failed, False
+        if again:
+            log.warning("%s works again", self._what)

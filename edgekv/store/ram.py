@@ -1,0 +1,66 @@
+"""The upper tier: blocks in RAM, bounded in bytes, least recently used first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+
+from edgekv.store.blocks import Block, Link
+from edgekv.store.place import Child, covered_tails
+
+
+class Ram:
+    """Not locked: its store does that."""
+
+    name = "ram"
+    """As in Piece.source."""
+
+    def __init__(self) -> None:
+        self.n_bytes = 0
+        self._blocks: OrderedDict[bytes, Block] = OrderedDict()  # the least recently used first
+        self._children: dict[bytes, set[bytes]] = {}
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._blocks
+
+    def get(self, key: bytes) -> Block | None:
+        return self._blocks.get(key)
+
+    def links(self) -> Iterator[Link]:
+        """The least recently used first."""
+        return (block.link for block in self._blocks.values())
+
+    def children(self, parent: bytes) -> list[Child]:
+        blocks = [self._blocks[key] for key in sorted(self._children.get(parent, ()))]
+        return [Child(block.link, block.tokens) for block in blocks]
+
+    def put(self, block: Block) -> list[Link]:
+        """Keep a block that is not there, as the most recently used one; returns the tails that it made superfluous, which are gone."""
+        tails = [child.link for child in covered_tails(self.children(block.link.parent), block)]
+        for link in tails:
+            self.remove(link.key)
+        self._blocks[block.link.key] = block
+        self._children.setdefault(block.link.parent, set()).add(block.link.key)
+        self.n_bytes += block.n_bytes
+        return tails
+
+    def remove(self, key: bytes) -> None:
+        block = self._blocks.pop(key)
+        self.n_bytes -= block.n_bytes
+        siblings = self._children[block.link.parent]
+        siblings.remove(key)
+        if not siblings:
+            del self._children[block.link.parent]
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """A chain was used, from the root on: children count as less recently used than their parents, and are evicted before them."""
+        for key in reversed(list(keys)):
+            if key in self._blocks:
+                self._blocks.move_to_end(key)
+
+    def oldest(self, may_go: Callable[[bytes], bool]) -> bytes | None:
+        """The least recently used block that may go."""
+        return next((key for key in self._blocks if may_go(key)), None)

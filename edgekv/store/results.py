@@ -1,0 +1,102 @@
+"""What a store answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edgekv.store.blocks import Reading
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Rows of one block that continue what is in place."""
+
+    first: int
+    """Position of the first token that is used."""
+    n: int
+    """Tokens that are used."""
+    skip: int
+    """Rows of the block before `first`."""
+    n_block: int
+    """Tokens of the block: the payload is laid out for so many (RowLayout)."""
+    reading: Reading
+    source: str
+    """ram, disk or remote."""
+    payload: np.ndarray
+    """uint8 [layout.block_bytes(n_block)]; not to be written to."""
+
+
+@dataclass(frozen=True)
+class NearMiss:
+    """A stored chain went on for `n_lost` (at least 256) tokens from the first token that differed."""
+
+    position: int
+    stored: int
+    """The token there in the chain."""
+    asked: int
+    """The token there in what was asked for."""
+    n_lost: int
+    """At least: what is only on a remote server is not counted."""
+    goes_on_alike: bool
+    """Behind the difference both go on with the same tokens, so what differs is an insertion such as a date, and not a new question."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    pieces: tuple[Piece, ...] = ()
+    """They follow each other from `n_have` on."""
+    nearly: NearMiss | None = None
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(piece.n for piece in self.pieces)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """In tokens, all from the beginning of the conversation."""
+
+    n_known: int = 0
+    """The store had them."""
+    n_new: int = 0
+    """Read and kept now."""
+    n_left_out: int = 0
+    """No room, within the bound, until what is being written has been written."""
+
+
+@dataclass
+class PlaceStats:
+    """Of one place, since the store was opened; n_blocks and n_bytes as they are now, where the place knows them."""
+
+    n_blocks: int = 0
+    n_bytes: int = 0
+    hit_tokens: int = 0
+    n_loaded_bytes: int = 0
+    n_written: int = 0
+    n_written_bytes: int = 0
+    n_evicted: int = 0
+    n_refused: int = 0
+    """Damaged, truncated, foreign or of another version."""
+    n_errors: int = 0
+    """Times that the place could not be used: full, read-only, gone, unreachable, slow."""
+
+
+@dataclass
+class StoreStats:
+    """Counts since the store was opened, and bytes as they are now."""
+
+    ram: PlaceStats = field(default_factory=PlaceStats)
+    disk: PlaceStats = field(default_factory=PlaceStats)
+    remote: PlaceStats = field(default_factory=PlaceStats)
+    asked_tokens: int = 0
+    """Tokens that were not in place when `restore` was called."""
+    missed_tokens: int = 0
+    """Of these, those that no place had."""
+    n_restores: int = 0
+    n_saves: int = 0
+    n_unwritten: int = 0
+    """Blocks that wait for the writer."""
+    n_dropped: int = 0
+    """Blocks that RAM had no room for before they were written."""

@@ -1,0 +1,164 @@
+"""Which stored chain goes furthest along a sequence of tokens, and what it would have been."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from edgekv.store.blocks import BLOCK_TOKENS, Link, Reading, child_link, n_common
+from edgekv.store.place import Child
+from edgekv.store.results import NearMiss
+
+MOST_BELOW = 512
+"""Blocks looked at to say how far a chain goes on."""
+
+
+class Holder(Protocol):
+    """A tier that can be asked; see Place."""
+
+    name: str
+    ahead: int
+
+    @property
+    def working(self) -> bool: ...
+    def have(self, links: Sequence[Link]) -> list[bool]: ...
+    def children(self, parent: bytes) -> list[Child]: ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """A block of the chain that was found: the first `n` of its tokens are those asked for."""
+
+    link: Link
+    n: int
+    holder: Holder
+
+
+@dataclass(frozen=True)
+class Found:
+    """What goes furthest; all steps but the last are whole blocks."""
+
+    steps: tuple[Step, ...]
+    nearly: NearMiss | None
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(step.n for step in self.steps)
+
+
+class Search:
+    """One search, over `holders` from the fastest to the slowest, in chains up to the reading `accepts`. What a holder said is remembered."""
+
+    def __init__(self, holders: Sequence[Holder], tokens: np.ndarray, accepts: Reading):
+        self._holders = holders
+        self._tokens = tokens
+        self._accepts = accepts
+        self._had: list[dict[bytes, bool]] = [{} for _ in holders]
+
+    def run(self, root: bytes) -> Found:
+        ends = self._whole_blocks(root)
+        n_whole = BLOCK_TOKENS * len(ends[0])
+        rest = self._tokens[n_whole:]
+        best: tuple[Step, ...] = ends[0]
+        n_best, siblings = 0, []
+        for path in ends if len(rest) else ():
+            parent = path[-1].link.key if path else root
+            for holder in self._holders:
+                if n_best == len(rest) or not holder.working:
+                    continue
+                for child in self._accepted(holder.children(parent), path):
+                    n = n_common(child.tokens, rest)
+                    siblings.append((n, child))
+                    if n > n_best or (n == n_best and n and child.link.reading < best[-1].link.reading):
+                        n_best, best = n, (*path, Step(child.link, n, holder))
+        position = n_whole + n_best
+        return Found(best, None if position == len(self._tokens) else self._nearly(position, n_best, siblings))
+
+    def _accepted(self, children: list[Child], path: tuple[Step, ...]) -> list[Child]:
+        least = path[-1].link.reading if path else Reading.EXACT
+        return sorted((child for child in children if least <= child.link.reading <= self._accepts),
+                      key=lambda child: (child.link.reading, -child.link.n))
+
+    # ---- whole blocks: their keys follow from the tokens -----------------------------------------------------------------------------
+
+    def _whole_blocks(self, root: bytes) -> list[tuple[Step, ...]]:
+        """Every longest chain of whole blocks, the one with the lowest labels first."""
+        ends: list[tuple[Step, ...]] = [()]
+        for first in range(0, len(self._tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+            longer = []
+            for path in ends:
+                parent, least = (path[-1].link.key, path[-1].link.reading) if path else (root, Reading.EXACT)
+                for reading in range(least, self._accepts + 1):
+                    link = child_link(parent, Reading(reading), self._tokens[first : first + BLOCK_TOKENS])
+                    holder = self._holder_of(link, first)
+                    if holder is not None:
+                        longer.append((*path, Step(link, BLOCK_TOKENS, holder)))
+            if not longer:
+                break
+            ends = longer
+        return ends
+
+    def _holder_of(self, link: Link, first: int) -> Holder | None:
+        for holder, had in zip(self._holders, self._had):
+            if link.key not in had:
+                asked = self._ahead(link, first, holder.ahead)
+                had.update(zip((one.key for one in asked), holder.have(asked)))
+            if had[link.key]:
+                return holder
+        return None
+
+    def _ahead(self, link: Link, first: int, n: int) -> list[Link]:
+        """`link` and what would follow it with the same label: where a call is dear, one for many."""
+        links = [link]
+        for at in range(first + BLOCK_TOKENS, len(self._tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+            if len(links) == n:
+                break
+            links.append(child_link(links[-1].key, link.reading, self._tokens[at : at + BLOCK_TOKENS]))
+        return links
+
+    # ---- what it would have been -----------------------------------------------------------------------------------------------------
+
+    def _nearly(self, position: int, n_best: int, siblings: list[tuple[int, Child]]) -> NearMiss | None:
+        """About the chain that goes on furthest from where the first token differs."""
+        asked, nearest = self._tokens[position:], None
+        seen: set[bytes] = set()
+        for n, child in siblings:
+            if n < n_best or len(child.tokens) == n or child.link.key in seen:
+                continue
+            seen.add(child.link.key)
+            below = self._longest_below(child)
+            n_lost = len(child.tokens) - n + sum(len(one.tokens) for one in below)
+            if n_lost >= BLOCK_TOKENS and (nearest is None or n_lost > nearest.n_lost):
+                stored = np.concatenate([child.tokens[n:], *(one.tokens for one in below[:1])])
+                nearest = NearMiss(position, int(stored[0]), int(asked[0]), n_lost, goes_on_alike(stored, asked))
+        return nearest
+
+    def _longest_below(self, child: Child) -> list[Child]:
+        """The longest chain that follows a block, as far as it is quickly found: RAM and disk, so many blocks."""
+        n_left = MOST_BELOW
+        longest: list[Child] = []
+        pending: list[tuple[Child, list[Child]]] = [(child, [])] if child.link.n == BLOCK_TOKENS else []
+        while pending and n_left:
+            parent, path = pending.pop()
+            for one in _children_of(parent.link.key, self._holders):
+                n_left -= 1
+                longer = [*path, one]
+                if sum(len(c.tokens) for c in longer) > sum(len(c.tokens) for c in longest):
+                    longest = longer
+                if one.link.n == BLOCK_TOKENS:
+                    pending.append((one, longer))
+        return longest
+
+
+def _children_of(parent: bytes, holders: Sequence[Holder]) -> list[Child]:
+    found = [child for holder in holders if holder.ahead == 1 and holder.working for child in holder.children(parent)]
+    return list({child.link.key: child for child in found}.values())
+
+
+def goes_on_alike(stored: np.ndarray, asked: np.ndarray, shift: int = 16, n: int = 24) -> bool:
+    """Whether both have the same `n` tokens again, at most `shift` tokens behind the first."""
+    runs = {stored[i : i + n].tobytes() for i in range(1, shift + 1) if len(stored) >= i + n}
+    return any(asked[i : i + n].tobytes() in runs for i in range(1, shift + 1) if len(asked) >= i + n)

@@ -1,0 +1,268 @@
+"""The prefix store of one model: what was read once is found again by its tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from edgekv.store.blocks import BLOCK_TOKENS, Block, Link, Reading, child_link
+from edgekv.store.identity import ModelIdentity
+from edgekv.store.place import Child, Outcome, Place
+from edgekv.store.places import open_places
+from edgekv.store.ram import Ram
+from edgekv.store.results import Piece, PlaceStats, Restored, Saved, StoreStats
+from edgekv.store.search import Holder, Search, Step
+from edgekv.store.settings import StoreSettings
+from edgekv.store.writer import Writer
+
+MOST_WAIT_S = 0.2
+"""So long a save waits in all for the writer, where RAM is full of what is not written yet; what has no room then is left out."""
+
+UNDER_WAY_BYTES = 128 << 20
+"""What may wait in RAM for the writer where the bound of RAM is 0."""
+
+
+class PrefixStore:
+    """Thread-safe. Tokens are int32 [n], always from the beginning of a conversation."""
+
+    def __init__(self, identity: ModelIdentity, settings: StoreSettings, places: Sequence[Place] | None = None):
+        """`places`: those below RAM, the fastest first; by default what the settings name. Raises ConfigError for an address that is none."""
+        self.identity = identity
+        self.settings = settings
+        self.places = tuple(open_places(identity, settings) if places is None else places)
+        self.most_ram_bytes = settings.ram_bytes or (UNDER_WAY_BYTES if self.places else 0)
+        """Never more than this is kept in RAM."""
+        self._root = identity.root_key()
+        self._lock = threading.Condition()
+        self._ram = Ram()
+        self._upper = _RamHolder(self._ram, self._lock)
+        self._below: set[bytes] = set()  # keys of blocks in RAM that a place has, too
+        self._writers = [Writer(place, self._lock, self._ram.get, self._written) for place in self.places]
+        self._stats = StoreStats()
+        self._closed = False
+
+    # ---- restoring -------------------------------------------------------------------------------------------------------------------
+
+    def restore(self, tokens: np.ndarray, n_have: int, accepts: Reading) -> Restored:
+        """Rows of `tokens` from the position `n_have` on, as far as a stored chain goes whose label is at most `accepts`.
+
+        The pieces follow each other without gaps. There are none where nothing goes further than `n_have`.
+        """
+        tokens = np.ascontiguousarray(tokens, dtype=np.int32)
+        if self._closed or len(tokens) <= n_have:
+            return Restored()
+        found = Search([self._upper, *self.places], tokens, accepts).run(self._root)
+        pieces, blocks, at = [], [], 0
+        for step, loaded in zip(found.steps, self._load(found.steps, n_have)):
+            first, at = max(at, n_have), at + step.n
+            if at <= n_have:
+                continue
+            if loaded is None:
+                break
+            block, source = loaded
+            n = at - first
+            pieces.append(Piece(first, n, step.n - n, step.link.n, step.link.reading, source, block.payload))
+            blocks.append(block)
+        self._promote(blocks, [step.link for step in found.steps])
+        with self._lock:
+            self._stats.n_restores += 1
+            self._stats.asked_tokens += len(tokens) - n_have
+            self._stats.missed_tokens += len(tokens) - n_have - sum(piece.n for piece in pieces)
+            for piece in pieces:
+                if piece.source == Ram.name:
+                    self._stats.ram.hit_tokens += piece.n
+                    self._stats.ram.n_loaded_bytes += piece.payload.nbytes
+                else:
+                    next(place for place in self.places if place.name == piece.source).stats.hit_tokens += piece.n
+        return Restored(tuple(pieces), found.nearly)
+
+    def _load(self, steps: Sequence[Step], n_have: int) -> list[tuple[Block, str] | None]:
+        """The block of each step, and which tier it came from; None where it is not needed or not to be had."""
+        loaded: list[tuple[Block, str] | None] = [None] * len(steps)
+        ends = np.cumsum([step.n for step in steps])
+        needed = [i for i, end in enumerate(ends) if end > n_have]
+        with self._lock:
+            for i in needed:
+                block = self._ram.get(steps[i].link.key)
+                loaded[i] = None if block is None else (block, Ram.name)
+        # First from where the search found them; what fails there, or was evicted meanwhile, from any other place.
+        for place, anyhow in [*((place, False) for place in self.places), *((place, True) for place in self.places)]:
+            wanted = [i for i in needed if loaded[i] is None and (anyhow or steps[i].holder is place)]
+            if wanted and place.working:
+                for i, block in zip(wanted, place.load([steps[i].link for i in wanted])):
+                    loaded[i] = None if block is None else (block, place.name)
+        return loaded
+
+    def _promote(self, blocks: Sequence[Block], chain: Sequence[Link]) -> None:
+        """Blocks of a chain that was used come into RAM, and the chain counts as the most recently used one everywhere."""
+        keys = {link.key for link in chain}
+        with self._lock:
+            for block in blocks if self.settings.ram_bytes else ():
+                if block.link.key not in self._ram and self._make_room(block.n_bytes, keys, None):
+                    self._put(block)
+                    self._below.add(block.link.key)
+            self._used(chain)
+
+    # ---- saving ----------------------------------------------------------------------------------------------------------------------
+
+    def save(self, tokens: np.ndarray, readings: np.ndarray, read: Callable[[int, int], np.ndarray]) -> Saved:
+        """Keep the rows of a conversation. `readings`: Reading of each token, uint8 [n].
+
+        `read(first, n)` gives the payload of these tokens, uint8 [layout.block_bytes(n)], which then belongs to the store. It is called on
+        the calling thread, only for what the store lacks. Places below RAM are written to afterwards, by their threads.
+        """
+        tokens = np.ascontiguousarray(tokens, dtype=np.int32)
+        labels = np.maximum.accumulate(np.asarray(readings, dtype=np.uint8))
+        if len(tokens) != len(labels):
+            raise ValueError(f"{len(tokens)} tokens have {len(labels)} readings")
+        if self._closed:
+            return Saved(n_left_out=len(tokens))
+        deadline = time.monotonic() + MOST_WAIT_S
+        chain: list[Link] = []
+        parent, least, n_known, n_new = self._root, Reading.EXACT, 0, 0
+        for first in range(0, len(tokens), BLOCK_TOKENS):
+            part = tokens[first : first + BLOCK_TOKENS]
+            reading = Reading(labels[first + len(part) - 1])
+            link = self._known(parent, part, least, reading)
+            if link is not None:
+                n_known += len(part)
+            else:
+                link = child_link(parent, reading, part)
+                keys = {one.key for one in chain}
+                with self._lock:
+                    if not self._make_room(self.identity.layout.block_bytes(len(part)) + part.nbytes, keys, deadline):
+                        break
+                block = Block(link, part.copy(), self._checked(read(first, len(part)), len(part)))
+                with self._lock:
+                    if not self._make_room(block.n_bytes, keys, deadline):
+                        break
+                    if link.key not in self._ram:
+                        self._put(block)
+                        for writer in self._writers:
+                            writer.add(link.key)
+                n_new += len(part)
+            chain.append(link)
+            parent, least = link.key, link.reading
+        with self._lock:
+            self._stats.n_saves += 1
+            self._used(chain)
+        return Saved(n_known, n_new, len(tokens) - n_known - n_new)
+
+    def _known(self, parent: bytes, part: np.ndarray, least: Reading, most: Reading) -> Link | None:
+        """A block that RAM or a near place has and that begins with `part`: the one of the best reading from `least` to `most`."""
+        near: list[Holder] = [self._upper, *(place for place in self.places if place.ahead == 1 and place.working)]
+        if len(part) == BLOCK_TOKENS:
+            links = [child_link(parent, Reading(reading), part) for reading in range(least, most + 1)]
+            had = [holder.have(links) for holder in near]
+            return next((link for i, link in enumerate(links) if any(one[i] for one in had)), None)
+        children: list[Child] = [child for holder in near for child in holder.children(parent)]
+        found = [child.link for child in children
+                 if least <= child.link.reading <= most and np.array_equal(child.tokens[: len(part)], part)]
+        return min(found, key=lambda link: link.reading, default=None)
+
+    def _checked(self, payload: np.ndarray, n: int) -> np.ndarray:
+        expected = self.identity.layout.block_bytes(n)
+        if payload.dtype != np.uint8 or payload.shape != (expected,):
+            raise ValueError(f"the rows of {n} tokens are uint8 [{expected}], not {payload.dtype} {list(payload.shape)}")
+        rows = payload.view()
+        rows.flags.writeable = False
+        return rows
+
+    # ---- RAM, with the lock held -----------------------------------------------------------------------------------------------------
+
+    def _put(self, block: Block) -> None:
+        for tail in self._ram.put(block):
+            self._forget(tail.key)
+
+    def _forget(self, key: bytes) -> None:
+        self._below.discard(key)
+        for writer in self._writers:
+            writer.discard(key)
+
+    def _make_room(self, n_bytes: int, chain: set[bytes], deadline: float | None) -> bool:
+        """Evict until `n_bytes` fit. Blocks of `chain` stay unless they are safe below; what a place can still write goes last, and only
+        when waiting until `deadline` did not help."""
+        while self._ram.n_bytes + n_bytes > self.most_ram_bytes:
+            if n_bytes > self.most_ram_bytes:
+                return False
+            key = self._ram.oldest(lambda key: key not in chain and not self._unwritten(key))
+            key = key or self._ram.oldest(lambda key: key in chain and key in self._below and not self._unwritten(key))
+            if key is None and deadline is not None and any(map(self._unwritten, self._keys())) and (left := deadline - time.monotonic()) > 0:
+                self._lock.wait(left)
+                continue
+            if key is None:
+                key = self._ram.oldest(lambda key: key not in chain)
+                if key is None:
+                    return False
+                self._stats.n_dropped += 1
+            self._ram.remove(key)
+            self._forget(key)
+            self._stats.ram.n_evicted += 1
+        return True
+
+    def _keys(self) -> list[bytes]:
+        return [link.key for link in self._ram.links()]
+
+    def _unwritten(self, key: bytes) -> bool:
+        return any(key in writer for writer in self._writers)
+
+    def _used(self, chain: Sequence[Link]) -> None:
+        self._ram.touch(link.key for link in chain)
+        for writer in self._writers if chain else ():
+            writer.used(chain)
+
+    def _written(self, link: Link, outcome: Outcome) -> None:
+        if link.key not in self._ram:
+            return
+        if outcome is Outcome.WRITTEN:
+            self._below.add(link.key)
+        if not self.settings.ram_bytes and not self._unwritten(link.key):
+            self._ram.remove(link.key)
+            self._forget(link.key)
+
+    # ---- the end, and figures --------------------------------------------------------------------------------------------------------
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait until all is written that can be; False where `timeout_s` was not enough."""
+        with self._lock:
+            return self._lock.wait_for(lambda: all(writer.idle for writer in self._writers), timeout_s)
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Write what waits, for so long, and stop. A closed store has nothing and keeps nothing."""
+        self.flush(timeout_s)
+        self._closed = True
+        for writer in self._writers:
+            writer.close()
+        for place in self.places:
+            place.close()
+
+    def stats(self) -> StoreStats:
+        """A copy; counts since the store was opened, bytes and blocks as they are now."""
+        with self._lock:
+            ram = dataclasses.replace(self._stats.ram, n_blocks=len(self._ram), n_bytes=self._ram.n_bytes)
+            lower = {place.name: dataclasses.replace(place.stats) for place in self.places}
+            return dataclasses.replace(self._stats, ram=ram, disk=lower.get("disk", PlaceStats()), remote=lower.get("remote", PlaceStats()),
+                                       n_unwritten=len({key for writer in self._writers for key in writer.pending()}))
+
+
+class _RamHolder:
+    """RAM, as a search asks it."""
+
+    name = Ram.name
+    ahead = 1
+    working = True
+
+    def __init__(self, ram: Ram, lock: threading.Condition):
+        self._ram, self._lock = ram, lock
+
+    def have(self, links: Sequence[Link]) -> list[bool]:
+        with self._lock:
+            return [link.key in self._ram for link in links]
+
+    def children(self, parent: bytes) -> list[Child]:
+        with self._lock:
+            return self._ram.children(parent)

@@ -1,0 +1,98 @@
+"""Writes to a place behind its store's back, on a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+
+from edgekv.store.blocks import Block, Link
+from edgekv.store.place import Outcome, Place
+
+RETRY_S = 0.5
+"""Between two looks at whether a place that failed can be tried again."""
+
+MOST_CHAINS = 64
+"""Chains that were used and that the place was not told about yet; older ones are forgotten."""
+
+
+class Writer:
+    """`lock` is the store's; it guards all that stands here, and `block_of` and `written` are called with it held."""
+
+    def __init__(self, place: Place, lock: threading.Condition, block_of: Callable[[bytes], Block | None],
+                 written: Callable[[Link, Outcome], None]):
+        self.place = place
+        self._lock, self._block_of, self._written = lock, block_of, written
+        self._pending: OrderedDict[bytes, None] = OrderedDict()
+        self._used: deque[Sequence[Link]] = deque(maxlen=MOST_CHAINS)
+        self._busy = self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def __contains__(self, key: bytes) -> bool:
+        """Whether a block waits to be written, and can be."""
+        return key in self._pending and self.place.working
+
+    def pending(self) -> list[bytes]:
+        """Keys of the blocks that wait."""
+        return list(self._pending)
+
+    @property
+    def idle(self) -> bool:
+        """There is nothing to do, or nothing that can be done at present."""
+        return not self._busy and not (self.place.working and (self._pending or self._used))
+
+    def add(self, key: bytes) -> None:
+        self._pending[key] = None
+        self._wake()
+
+    def discard(self, key: bytes) -> None:
+        """The block is no more."""
+        self._pending.pop(key, None)
+
+    def used(self, chain: Sequence[Link]) -> None:
+        """Tell the place, from the chain's root on, and write what it lacks of it."""
+        self._used.append(chain)
+        self._wake()
+
+    def close(self) -> None:
+        """Nothing more is written once the place is done with what it does now."""
+        with self._lock:
+            self._closing = True
+            self._lock.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+
+    def _wake(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"edgekv-write-{self.place.name}", daemon=True)
+            self._thread.start()
+        self._lock.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            chain = block = None
+            with self._lock:
+                while not self._closing and not (self.place.working and (self._pending or self._used)):
+                    self._lock.wait(RETRY_S if self._pending or self._used else None)
+                if self._closing:
+                    return
+                self._busy = True
+                if self._used:
+                    chain = self._used.popleft()
+                else:
+                    block = self._block_of(next(iter(self._pending)))
+            try:
+                if chain is not None:
+                    lacking = self.place.touch(chain)
+                    with self._lock:
+                        self._pending.update((link.key, None) for link in lacking if self._block_of(link.key) is not None)
+                elif block is not None:
+                    outcome = self.place.write(block)
+                    with self._lock:
+                        if outcome is not Outcome.LATER:
+                            self._pending.pop(block.link.key, None)
+                        self._written(block.link, outcome)
+            finally:
+                with self._lock:
+                    self._busy = False
+                    self._lock.notify_all()

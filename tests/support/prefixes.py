@@ -1,0 +1,89 @@
+"""Conversations for a prefix store, whose rows tell which tokens they were computed from."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from edgekv.store.blocks import BLOCK_TOKENS, Reading
+from edgekv.store.identity import ModelIdentity, RowLayout
+from edgekv.store.results import Restored
+
+LAYOUT = RowLayout(k_bytes=(8, 16), v_bytes=(4, 8))
+"""36 bytes of each token, in two layers."""
+
+BLOCK_BYTES = LAYOUT.block_bytes(BLOCK_TOKENS) + 4 * BLOCK_TOKENS
+"""Of RAM, with its tokens."""
+
+
+def identity(name: str = "a model", layout: RowLayout = LAYOUT) -> ModelIdentity:
+    return ModelIdentity(name.encode(), layout, name)
+
+
+def conversation(n: int, seed: int = 0, *, after: Sequence[int] | np.ndarray = ()) -> np.ndarray:
+    """int32 [len(after) + n]: `after`, and `n` random tokens."""
+    more = np.random.default_rng(seed).integers(0, 50_000, n)
+    return np.concatenate([np.asarray(after), more]).astype(np.int32)
+
+
+def rows_of(tokens: np.ndarray, readings: np.ndarray, layout: RowLayout = LAYOUT) -> list[np.ndarray]:
+    """For each layer K, and then for each layer V: uint8 [n, bytes]. A row depends on all tokens up to its own, and on how they were read."""
+    prefix, state = [], 0
+    for token, reading in zip(tokens.tolist(), np.maximum.accumulate(readings).tolist()):
+        state = zlib.crc32(token.to_bytes(4, "little", signed=True), state)
+        prefix.append((state, reading))
+    found = []
+    for salt, width in enumerate((*layout.k_bytes, *layout.v_bytes)):
+        rows = np.zeros((len(tokens), width), np.uint8)
+        for i, (state, reading) in enumerate(prefix):
+            rows[i, :4] = list(zlib.crc32(bytes([salt]), state).to_bytes(4, "little"))
+            rows[i, 3] = reading
+        found.append(rows)
+    return found
+
+
+def payload_of(rows: list[np.ndarray], first: int, n: int) -> np.ndarray:
+    """As RowLayout describes it."""
+    n_layer = len(rows) // 2
+    parts = [rows[which * n_layer + layer][first : first + n].ravel() for layer in range(n_layer) for which in (0, 1)]
+    return np.concatenate(parts)
+
+
+def reader(tokens: np.ndarray, readings: np.ndarray | None = None, calls: list[tuple[int, int]] | None = None,
+           layout: RowLayout = LAYOUT) -> Callable[[int, int], np.ndarray]:
+    """What `PrefixStore.save` reads rows with; `calls` gets what it was asked for."""
+    rows = rows_of(tokens, exact(tokens) if readings is None else readings, layout)
+
+    def read(first: int, n: int) -> np.ndarray:
+        if calls is not None:
+            calls.append((first, n))
+        return payload_of(rows, first, n)
+
+    return read
+
+
+def exact(tokens: np.ndarray) -> np.ndarray:
+    return np.full(len(tokens), Reading.EXACT, np.uint8)
+
+
+def check_rows(restored: Restored, tokens: np.ndarray, n_have: int, accepts: Reading, layout: RowLayout = LAYOUT) -> int:
+    """All rows are those of exactly these tokens, without a gap, and read as it is accepted; how many there are."""
+    expected = rows_of(tokens, exact(tokens), layout)
+    at, n_layer = n_have, len(layout.k_bytes)
+    for piece in restored.pieces:
+        assert piece.first == at and piece.n >= 1 and 0 <= piece.skip <= piece.skip + piece.n <= piece.n_block
+        assert piece.reading <= accepts
+        assert piece.payload.dtype == np.uint8 and piece.payload.shape == (layout.block_bytes(piece.n_block),)
+        start = 0
+        for layer in range(n_layer):
+            for which in (0, 1):
+                want = expected[which * n_layer + layer][at : at + piece.n]
+                n_bytes = piece.n_block * want.shape[1]
+                got = piece.payload[start : start + n_bytes].reshape(piece.n_block, -1)[piece.skip : piece.skip + piece.n]
+                assert np.array_equal(got[:, :3], want[:, :3]) and np.array_equal(got[:, 4:], want[:, 4:])
+                assert (got[:, 3] <= piece.reading).all()
+                start += n_bytes
+        at += piece.n
+    return at - n_have

@@ -18,7 +18,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _ROOT]
 
 
-pytest_plugins = ("support.fake_cupy", "support.fake_gpus")
+pytest_plugins = ("support.fake_cupy", "support.fake_gpus", "support.served")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -17,6 +17,7 @@ from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUNTIME, EdgeKVError
 COMMANDS = {
     "chat": ("edgekv.cli.chat.command", "chat", "Chat with a model, or answer one prompt."),
     "serve": ("edgekv.cli.serve", "serve", "Serve a model to OpenAI-compatible clients."),
+    "cache": ("edgekv.cli.cache", "cache", "Look after the conversations that a server keeps on disk."),
     "doctor": ("edgekv.cli.doctor", "doctor", "Say what works on this machine, what does not, and why."),
     "heads": ("edgekv.cli.heads", "heads", "Show what each attention head looked at after a prompt."),
     "policies": ("edgekv.cli.policies", "policies", "List the policies, prefetchers and budgets, with their sources."),

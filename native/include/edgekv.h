@@ -187,7 +187,7 @@ typedef struct {
     double n_errors;
 } edgekv_selected;
 
-/* The caller's side of the hierarchy. Arrays are [n_rows][n_heads][n_pages], as in the observation, and live until the arena or the
+/* What is said of each page, by the caller and by the library. Arrays are [n_rows][n_heads][n_pages], as in the observation, and live until the arena or the
    sketches are set anew or the context is freed. The caller writes priority and pinned, between ubatches; the library writes the others. */
 typedef struct {
     float * priority;          /* what the policy says a page is worth, in units of attention mass a token */
@@ -200,7 +200,7 @@ typedef struct {
     int n_pages;
     int n_slots;
     size_t slot_bytes;
-} edgekv_hierarchy;
+} edgekv_page_arrays;
 
 typedef struct {
     int row;
@@ -356,7 +356,7 @@ EDGEKV_API edgekv_status edgekv_set_selection(edgekv_context * ctx, const edgekv
 
 /* The arena: n_slots slots, 0 for none. Pages in slots that remain stay where they are; the caller has released the others. */
 EDGEKV_API edgekv_status edgekv_set_arena(edgekv_context * ctx, int n_slots);
-EDGEKV_API edgekv_status edgekv_get_hierarchy(const edgekv_context * ctx, edgekv_hierarchy * out);
+EDGEKV_API edgekv_status edgekv_get_page_arrays(const edgekv_context * ctx, edgekv_page_arrays * out);
 /* Bytes of the sketches of one layer and one stream, also before there is a context. 0 with EDGEKV_SKETCH_NONE. `head_dim`: one that a
    kernel serves. */
 EDGEKV_API size_t edgekv_sketch_bytes(edgekv_sketch kind, int head_dim, int n_head_kv, int n_cells);
@@ -387,7 +387,7 @@ typedef struct {
 EDGEKV_API edgekv_limits edgekv_get_limits(const edgekv_context * ctx);
 
 /* ---- devices ----
-   On a device the observation's mass and the hierarchy's priority and pinned are device addresses; slots and newest stay on the host.
+   On a device the observation's mass and the pages' priority and pinned are device addresses; slots and newest stay on the host.
    The caller copies pages itself, with kernels of its own on a side stream: it tells edgekv_begin_copies(), lets the side stream wait for
    what is on the ubatches' stream (one in flight may still read a slot that was released), copies, and publishes when the copies are
    complete. edgekv_copy_pages() is refused. */
@@ -408,7 +408,7 @@ EDGEKV_API int edgekv_device_count(edgekv_device_kind kind); /* 0 where the buil
 EDGEKV_API edgekv_status edgekv_get_device_info(edgekv_device_kind kind, int index, edgekv_device_info * out);
 EDGEKV_API edgekv_status edgekv_measure_rates(edgekv_device_kind kind, int index, edgekv_rates * out); /* about a second */
 
-/* What the last ubatch read, with edgekv_selection.keep_rows: the cells of one row of the hierarchy, KV head and query token of stream 0,
+/* What the last ubatch read, with edgekv_selection.keep_rows: the cells of one row, KV head and query token of stream 0,
    and their weights; n_rows is their number, and at most `capacity` are written. None where the ubatch had no such token or did not
    select. EDGEKV_INVALID for a row, head or token that there cannot be. */
 EDGEKV_API edgekv_status edgekv_last_rows(const edgekv_context * ctx, int row, int head, int token, int32_t * cells, float * weights,

@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-#include "edgekv.h"
+#include "edgekv_device.h"
 
 static_assert(sizeof(EdgekvDeviceRow) == sizeof(edgekv_device_row) &&
               offsetof(EdgekvDeviceRow, v) == offsetof(edgekv_device_row, v) &&

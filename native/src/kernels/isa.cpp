@@ -1,5 +1,7 @@
 #include "kernels/isa.h"
 
+#include <initializer_list>
+
 #include "kernels/simd/isa_dispatch.h"
 #include "kernels/simd/tiles.h"
 

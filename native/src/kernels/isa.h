@@ -3,7 +3,7 @@
 
 namespace edgekv {
 
-// The last two are for prompts; what they have no kernel of runs as avx512.
+// The last two are for prompts; where they have no kernel, that of avx512 runs.
 enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, avx512bf16 = 3, amx = 4 };
 
 bool isa_supported(Isa isa);  // compiled in and present on this CPU

@@ -8,8 +8,8 @@
 // attend_observe(), behind a barrier of the caller's and before the workspace is used again: each turns the weights of the pages it
 // walked itself, still in its cache, into mass.
 //
-// Lists of rows: threads claim tiles of 64 rows of a list as they come free, and who completes a list merges its tiles in their order. So
-// the result does not depend on the number of threads.
+// Lists of rows: threads claim tiles of 64 rows of a list as they come free. The thread that completes a list merges its tiles in their
+// order, so that the result does not depend on the number of threads.
 //
 // Nothing here knows ggml, llama.cpp or Python.
 #pragma once
@@ -84,8 +84,8 @@ struct AttendProblem {
     float * mass_sum;
     size_t mass_stride;  // in floats
 
-    // With rows the arena is used, mass and hits are written by attend_run() itself, and attend_observe() does nothing. Mass then is
-    // an estimate without bias of what all cells would have.
+    // With rows attend_run() uses the arena and writes mass and hits itself, and attend_observe() does nothing. Mass then is an estimate
+    // without bias of what all cells would have.
     AttendRows rows;
     AttendArena arena;
     AttendHits * hits;  // [n_head_kv], or null

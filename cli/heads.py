@@ -128,7 +128,7 @@ def _observed(
     # Never more than a token for each byte, plus the one at the start; the context is only as large as it has to be.
     n_ctx = ctx or min(geometry(model).n_ctx_train, len(prompt.encode()) + 8)
     options: dict[str, Any] = {} if threads is None else {"n_threads": threads, "n_threads_batch": threads}
-    llama = Llama(str(model), kv=KvMode.EXACT, kv_observe=True, n_ctx=n_ctx, verbose=False, **options)
+    llama = Llama(str(model), kv=KvMode.EXACT, observe=True, n_ctx=n_ctx, verbose=False, **options)
     try:
         mass = observe(llama, llama.tokenize(prompt.encode()), last, recent)
         texts = [llama.detokenize(mass.page_slice(page)).decode(errors="replace") for page in range(mass.n_pages)]

@@ -17,6 +17,7 @@ from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUNTIME, EdgeKVError
 COMMANDS = {
     "chat": ("edgekv.cli.chat.command", "chat", "Chat with a model, or answer one prompt."),
     "serve": ("edgekv.cli.serve", "serve", "Serve a model to OpenAI-compatible clients."),
+    "config": ("edgekv.cli.config", "config", "The file of options, and where each value comes from."),
     "cache": ("edgekv.cli.cache", "cache", "Look after the conversations that a server keeps on disk."),
     "doctor": ("edgekv.cli.doctor", "doctor", "Say what works on this machine, what does not, and why."),
     "heads": ("edgekv.cli.heads", "heads", "Show what each attention head looked at after a prompt."),
@@ -57,12 +58,20 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show the version and exit."
 )
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Run GGUF models with a tiered KV cache.
 
     `edgekv chat` starts at once with the default model. Every option can also be set by the environment variable that its help
-    names.
+    names, those of `chat` and `serve` also in a file (`edgekv config`).
     """
+    from edgekv.cli.common.config_file import COMMANDS as CONFIGURED
+    from edgekv.cli.common.config_file import use_config_file
+
+    if context.invoked_subcommand in CONFIGURED:
+        from edgekv.cli.config import commands
+
+        use_config_file(context, commands())
 
 
 def main() -> NoReturn:

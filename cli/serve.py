@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from edgekv.cli.common.caches import cache_options, caches_text, split_cache_options
 from edgekv.cli.common.options import kv_options, model_argument, model_path, option, split_kv_options
-from edgekv.errors import EXIT_OK
+from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED
 
 if TYPE_CHECKING:
     from edgekv.serving.server import Server
 
 _HELP = ("-h", "--help", "--usage")
 _EXTRA = "edgekv.serve.extra"
+_MAX_GAP_S = 0.5
+_MOST_SLOTS = 16
+_CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
 
 
 class _PassesOn(click.Command):
@@ -34,58 +39,98 @@ class _PassesOn(click.Command):
 @model_argument
 @option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is every address of this machine.")
 @option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="Port to listen on; 0 picks a free one.")
-@option("--api-key", metavar="KEY", help="Answer only requests that carry this key.")
+@option("--api-key", metavar="KEY",
+        help="Answer only requests that carry this key. Others on this machine can see a key on the command line: use the variable, or "
+             "--api-key-file.")
+@option("--api-key-file", type=click.Path(path_type=Path), metavar="FILE",
+        help="Answer only requests that carry one of the keys in this file, one in each line.")
+@option("--cors", default="localhost", show_default=True, metavar="ORIGIN",
+        help="Whose web pages may ask: localhost, one origin such as https://example.org, or * for any.")
 @option("--alias", metavar="NAME", help="Name of the model for clients.  [default: the file's]")
-@option("--parallel", type=click.IntRange(1, 256), default=1, show_default=True,
+@option("--slots", type=click.IntRange(1, _MOST_SLOTS), default=1, show_default=True,
         help="Requests answered at the same time; each has its own context.")
+@option("--max-queue", type=click.IntRange(min=0), metavar="N",
+        help="Requests that wait for a slot; more are refused with HTTP 503 and told when to come again.  [default: 16, and 4 for each slot]")
+@option("--max-gap", type=click.FloatRange(min=0, max=3600), default=_MAX_GAP_S, show_default=True, metavar="SECONDS",
+        help="A running answer waits about this long at most for its next token while the prompt of another is read; 0 reads prompts at "
+             "full speed.")
 @kv_options
+@cache_options
 @option("--log-file", type=click.Path(path_type=Path), help="Where llama.cpp's server writes its log; - for standard error.")
-def serve(
-    model: Path | None, host: str, port: int, api_key: str | None, alias: str | None, parallel: int, log_file: Path | None,
-    **kv_settings: Any,
-) -> int:
+def serve(model: Path | None, slots: int, max_queue: int | None, max_gap: float, **settings: Any) -> int:
     """Serve MODEL to OpenAI-compatible clients until Ctrl-C or SIGTERM.
 
     MODEL is a GGUF file; without one, the default model. What stands after -- goes to llama.cpp's server as it is. Both ways of
-    stopping it let it clean up, and leave with exit code 0.
+    stopping it tell clients that wait for an answer, clean up, and leave with exit code 0. A second signal ends it at once, with exit
+    code 130 or 143.
     """
     extra = click.get_current_context().meta.get(_EXTRA, ())
-    from edgekv.serving.options import try_extra
-    from edgekv.serving.server import Server, ServerOptions
+    from edgekv.serving.options import Limits, ServerOptions, try_extra
+    from edgekv.serving.server import Server
 
     if any(argument in _HELP for argument in extra):
         click.echo(try_extra(extra).stdout)
         return EXIT_OK
+    store = split_cache_options(settings)
     server = Server(ServerOptions(
-        model_path(model), **split_kv_options(kv_settings), alias=alias, host=host, port=port, parallel=parallel, api_key=api_key,
-        extra=extra, log_file=log_file,
+        model_path(model), **split_kv_options(settings), **settings, n_slots=slots, limits=Limits(max_gap, max_queue), store=store,
+        extra=extra,
     ))
-    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a job that a script started with & ignores it from birth
-        signal.signal(number, _interrupt)
+    how_to_stop = _stop_on_signals()
     server.start()
     with server:
         try:
-            _announce(server)
+            _announce(server, how_to_stop)
             server.wait()
         except KeyboardInterrupt:
             click.echo("stopping", err=True)
     return EXIT_OK
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+def _stop_on_signals() -> str:
+    """The first SIGINT or SIGTERM is a KeyboardInterrupt, the second ends the process. Returns how a person sends the first.
+
+    A shell that starts a script's command with & has it ignore SIGINT, and Ctrl-C does not reach it; one that is sent counts there too.
+    """
+    in_background = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    seen: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        if len(seen) > 1:
+            _leave_at_once(number)
+        raise KeyboardInterrupt
+
+    for number in _CODES:
+        signal.signal(number, interrupt)
+    return f"kill {os.getpid()} (SIGTERM) stops it" if in_background else "Ctrl-C stops it"
 
 
-def _announce(server: Server) -> None:
+def _leave_at_once(number: int) -> NoReturn:
+    from edgekv.serving.server import active
+
+    if (server := active()) is not None:
+        server.abandon()
+    click.echo("edgekv: interrupted while stopping", err=True)
+    sys.stderr.flush()
+    os._exit(_CODES[signal.Signals(number)])
+
+
+def _announce(server: Server, how_to_stop: str) -> None:
     if server.context.note:
         click.echo(f"note: {server.context.note}", err=True)
-    if server.options.api_key is None and server.is_public:
-        click.echo("warning: anybody who reaches this machine can use the server; --api-key KEY keeps others out", err=True)
+    options = server.options
+    if not options.api_keys() and server.is_public:
+        click.echo("warning: ANYBODY who reaches this machine can use the server, and read what others ask; "
+                   "--api-key-file FILE keeps them out", err=True)
     from edgekv.cli.chat.kv import mode_summary
+    from edgekv.cli.common.config_file import file_read
 
-    context = f"{server.context.n_ctx:,} tokens of context" + (f" for each of {n}" if (n := server.options.parallel) > 1 else "")
-    click.echo(f"serving {server.alias} at {server.url}/v1 ({context}, KV {mode_summary(server)}); Ctrl-C stops it", err=True)
-    key = "..." if server.options.api_key else "none"
+    context = f"{server.context.n_ctx:,} tokens of context" + (f" for each of {n} slots" if (n := options.n_slots) > 1 else "")
+    config = f"; options from {path}" if (path := file_read()) else ""
+    click.echo(f"serving {server.alias} at {server.url}/v1 ({context}, KV {mode_summary(server)}, cache {caches_text(options.store)}"
+               f"{config}); {how_to_stop}", err=True)
+    key = "..." if options.api_keys() else "none"
     click.echo(
         f"try: {Path(sys.executable).name} -c 'from openai import OpenAI; "
         f'print(OpenAI(base_url="{server.url}/v1", api_key="{key}").chat.completions.create('

@@ -15,7 +15,7 @@ from edgekv.cli.common.lists import CommaList
 from edgekv.cli.common.options import Parsed, option
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.tables import Column, output_option, print_rows
-from edgekv.config import Attend, KvOptions
+from edgekv.config import Attend, PlacementOptions
 from edgekv.vocab import Split
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ _ONLY_IF_THEY_DIFFER = {"trace", "prefetch"}
 
 @click.command()
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")
-@option("--policy", "specs", multiple=True, metavar="NAME+...", default=(KvOptions.policy,), show_default=True,
+@option("--policy", "specs", multiple=True, metavar="NAME+...", default=(PlacementOptions.policy,), show_default=True,
         help="What a page is worth; `edgekv policies` lists them. Several times for several policies.")
 @option("--budget", "shares", type=CommaList(_BUDGET, "PERCENT|TOKENS,..."), default="5%,10%,20%,25%", show_default=True,
         help="How much of the context is hot, on average over heads.")

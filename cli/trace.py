@@ -11,7 +11,7 @@ from edgekv.amounts import size
 from edgekv.cli.common.options import Parsed, model_argument, model_path, option, threads_option
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.tables import output_option, print_json
-from edgekv.config import KvOptions, parse_resolution
+from edgekv.config import SelectionOptions, parse_resolution
 from edgekv.vocab import CacheType
 
 _TYPE_NAMES = [kind.value for kind in CacheType]
@@ -33,7 +33,7 @@ def trace() -> None:
 @option("-n", "--steps", type=click.IntRange(min=1), default=1024, show_default=True, help="Tokens that count, decoded one by one.")
 @option("--window", type=click.IntRange(min=0), default=32, show_default=True,
         help="The last tokens before them, decoded one by one: every policy sees their attention in full.")
-@option("--resolution", type=Parsed("NUMBER", parse_resolution), default=f"{KvOptions.resolution:g}", show_default=True, metavar="C",
+@option("--resolution", type=Parsed("NUMBER", parse_resolution), default=f"{SelectionOptions.resolution:g}", show_default=True, metavar="C",
         help="What the pass in mode sparse samples at.")
 @option("--type-k", type=click.Choice(_TYPE_NAMES), default="f16", show_default=True, help="Type of the K cache.")
 @option("--type-v", type=click.Choice(_TYPE_NAMES), default="f16", show_default=True, help="Type of the V cache.")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from edgekv.config import KvOptions
+from edgekv.config import KvOptions, option_names
 from edgekv.errors import EdgeKVError, ModelError
 from edgekv.hierarchy import eviction
 from edgekv.live import runtime  # first: it puts llama_cpp on our libraries
@@ -54,11 +54,10 @@ class Llama(llama_cpp.Llama):
             In mode evict n_batch and n_ubatch are at most a quarter of what is kept by default.
         kv_options: every KV option at once, e.g. KvOptions(mode="sparse", resolution=2000, kv_budget=64 << 20); what is named besides
             goes first. None: the EDGEKV_* variables, then the defaults.
-        kv_page_tokens: cells per page, a multiple of 16.
-        kv_observe: keep attention mass for observers.
+        Each option of KvOptions can be named besides, e.g. resolution=2000, page_tokens=32, observe=False.
         type_k, type_v: cache types, "f16", "q8_0" or an `enum ggml_type` number.
         flash_attn: on by default, unlike in llama_cpp: without it V is stored transposed and the layers run stock.
-        n_gpu_layers: on a GPU that is used (`KvOptions.device`), all by default, unlike in llama_cpp.
+        n_gpu_layers: on a GPU that is used (`PlacementOptions.device`), all by default, unlike in llama_cpp.
         n_batch, n_ubatch: on such a GPU what its plan computes at once by default, up to 2,048 tokens (`device_fit.device_plan`).
         Everything else as in llama_cpp.Llama.
 
@@ -69,24 +68,25 @@ class Llama(llama_cpp.Llama):
     """
 
     def __init__(self, model_path: str, *, kv: KvMode | str | None = None, kv_options: KvOptions | None = None,
-                 kv_page_tokens: int | None = None, kv_observe: bool | None = None, type_k: CacheType | str | int | None = None,
-                 type_v: CacheType | str | int | None = None, flash_attn: bool = True, **options: Any):
-        named = {"mode": kv, "page_tokens": kv_page_tokens, "observe": kv_observe, "type_k": _cache_name(type_k),
-                 "type_v": _cache_name(type_v)}
+                 type_k: CacheType | str | int | None = None, type_v: CacheType | str | int | None = None, flash_attn: bool = True,
+                 **options: Any):
+        named = {"mode": kv, "type_k": _cache_name(type_k), "type_v": _cache_name(type_v)}
+        named |= {name: options.pop(name) for name in option_names() if name in options}
         if kv_options is None:
             self._kv_options = KvOptions.from_env(**named)
         else:
             self._kv_options = kv_options.with_(**{name: value for name, value in named.items() if value is not None})
+        cache = self._kv_options.cache
         kinds: dict[str, Any] = {name: given if isinstance(given, int) else chosen.ggml_type
-                                 for name, given, chosen in (("type_k", type_k, self._kv_options.type_k), ("type_v", type_v, self._kv_options.type_v))}
+                                 for name, given, chosen in (("type_k", type_k, cache.type_k), ("type_v", type_v, cache.type_v))}
         if self._kv_options.mode is KvMode.EVICT:
-            if self._kv_options.keep.bytes:
+            if self._kv_options.eviction.keep.bytes:
                 self._kv_options = fit.in_tokens(geometry(Path(model_path)), self._kv_options)
             n_batch = eviction.batch_tokens(fit.cells(options.get("n_ctx", 512) or 1 << 30, self._kv_options))
             options.setdefault("n_batch", n_batch)
             options.setdefault("n_ubatch", min(n_batch, options["n_batch"]))
         placement = devices.place(self._kv_options)
-        if kv is None and kv_options is None and not os.environ.get("EDGEKV_KV"):  # nobody asked for a mode
+        if named["mode"] is None and kv_options is None and not os.environ.get("EDGEKV_KV"):  # nobody asked for a mode
             self._kv_options = self._kv_options.with_(mode=devices.measured_mode(placement))
         if placement.warning:
             log.warning("%s", placement.warning)

@@ -18,7 +18,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _ROOT]
 
 
-pytest_plugins = ("support.fake_cupy", "support.fake_gpus")
+pytest_plugins = ("support.fake_cupy", "support.fake_gpus", "support.served")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,6 +28,13 @@ def _outside_the_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     os.chdir(tmp_path_factory.mktemp("work"))
     yield
     os.chdir(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_config_file(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """That of whoever runs the tests says nothing here."""
+    os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
+    os.environ.pop("EDGEKV_CONFIG", None)
 
 
 @pytest.fixture(scope="session")

@@ -19,12 +19,13 @@ Row = tuple[str, str]
 
 @dataclass(frozen=True)
 class KvStatus:
-    """`mode` is the one in force, and says so if only some layers are served by our kernel; bytes are of K and V together."""
+    """`mode` is the one in force, and says so if only some layers are served by our kernel; bytes are of K and V together. None is what
+    a server elsewhere does not tell."""
 
-    mode: str
-    used_bytes: int
-    total_bytes: int
-    n_ctx: int
+    mode: str | None
+    used_bytes: int | None
+    total_bytes: int | None
+    n_ctx: int | None
     selection: SelectionReport | None = None
     """Mode sparse: what the last answer read."""
     tiers: TierReport = TierReport()
@@ -49,7 +50,7 @@ class KvWatch:
         context, kv = self._server.context, self._server.options.kv
         attached = self._server.runtime
         if attached is None:
-            per_token = self._server.model.kv_bytes_per_token(kv.type_k.value, kv.type_v.value)
+            per_token = self._server.model.kv_bytes_per_token(kv.cache.type_k.value, kv.cache.type_v.value)
             return KvStatus("off", per_token * n_used, context.kv_bytes, context.n_ctx)
         memory = attached.memory()
         status = KvStatus(mode_text(attached), memory.used_bytes, memory.home_bytes, context.n_ctx)
@@ -81,11 +82,11 @@ def mode_summary(server: Server) -> str:
     if attached.mode is not KvMode.SPARSE:
         return mode_text(attached)
     options, arena = attached.options, attached.memory().arena_bytes
-    if options.sketch is SketchKind.NONE:
-        amount = f"{options.attend.tokens:,} tokens" if options.attend.tokens else str(options.attend)
+    if options.selection.sketch is SketchKind.NONE:
+        amount = f"{options.selection.attend.tokens:,} tokens" if options.selection.attend.tokens else str(options.selection.attend)
         amount = f"{amount} attended"
     else:
-        amount = f"resolution {options.resolution:,.15g}"
+        amount = f"resolution {options.selection.resolution:,.15g}"
     return f"{mode_text(attached)}: {amount}, {f'arena {size(arena)}' if arena else 'no arena'}"
 
 
@@ -98,7 +99,7 @@ def memory_rows(server: Server) -> list[Row]:
     model = ("model", _bytes(server.model.tensor_bytes))
     if attached is None:
         return [("home", f"{_bytes(server.context.kv_bytes)}  {server.context.n_ctx:,} tokens (stock llama.cpp)"), model]
-    rows = [*tier_rows(attached.memory(), attached.tiers(), attached.options.sketch.value), model]
+    rows = [*tier_rows(attached.memory(), attached.tiers(), attached.options.selection.sketch.value), model]
     if attached.mode is KvMode.EVICT:
         rows += [("", ""), *kept_rows(attached.memory().n_cells_used, attached.n_positions, attached.tiers())]
     if attached.mode is KvMode.SPARSE:

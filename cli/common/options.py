@@ -9,11 +9,24 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from edgekv.amounts import parse_bytes
-from edgekv.config import AUTO_ARENA, AUTO_DEVICE, DEVICES, Attend, Keep, KvOptions, parse_resolution
+from edgekv.config import (
+    AUTO_ARENA,
+    AUTO_DEVICE,
+    DEVICES,
+    Attend,
+    CacheOptions,
+    EvictionOptions,
+    Keep,
+    KvOptions,
+    PlacementOptions,
+    SelectionOptions,
+    parse_resolution,
+)
 from edgekv.errors import ConfigError
-from edgekv.vocab import CacheType, DeviceKind, KvMode, PromptReading, SketchKind
+from edgekv.vocab import CacheType, KvMode, PromptReading, SketchKind
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -95,11 +108,7 @@ _KV_FIELDS = {
     "policy": "policy", "prefetch": "prefetch", "keep": "keep", "page_tokens": "page_tokens", "type_k": "type_k", "type_v": "type_v", "device": "device",
     "kv_vram": "kv_vram",
 }
-"""Parameter: field of KvOptions."""
-
-_MODES_OF = {**dict.fromkeys(("resolution", "prompts", "sketch", "attend", "kv_budget", "prefetch"), (KvMode.SPARSE,)),
-             "policy": (KvMode.SPARSE, KvMode.EVICT), "keep": (KvMode.EVICT,)}
-"""Fields that do nothing in the other modes."""
+"""Parameter: the KV option that it sets."""
 
 _KV_OPTIONS = [
     option("-c", "--ctx", type=click.IntRange(min=1), metavar="TOKENS",
@@ -109,20 +118,20 @@ _KV_OPTIONS = [
     _kv_option("--resolution", type=Parsed("resolution", parse_resolution), metavar="C",
                help="Mode sparse: a token with more than 1/C of a head's attention is read for certain. The others are read by chance, and "
                     "weigh what they stand for. Twice the C reads some 40 % more, with an error some 40 % smaller. Contexts of up "
-                    f"to {KvOptions.exact_tokens} tokens are attended whole.  [default: {KvOptions.resolution:g}]"),
+                    f"to {SelectionOptions.exact_tokens} tokens are attended whole.  [default: {SelectionOptions.resolution:g}]"),
     _kv_option("--kv-prompts", type=_choices(PromptReading),
                help="Mode sparse: what tokens attend while a prompt is read. "
                     + "; ".join(f"{reading.value}: {reading.description}" for reading in PromptReading)
-                    + f".  [default: {KvOptions.prompts.value}]"),
+                    + f".  [default: {SelectionOptions.prompts.value}]"),
     _kv_option("--kv-budget", type=Parsed("kv_budget", _budget), metavar=f"BYTES|{AUTO}",
                help="Mode sparse: size of the arena, fast memory for copies of hot pages, e.g. 512MiB; 0 for none; on a GPU "
                     f"--kv-vram sets it.  [default: {AUTO}, {100 * AUTO_ARENA:g} % of the pages]"),
     _kv_option("--keep", type=Parsed("keep", Keep.parse), metavar="TOKENS|BYTES",
                help="Mode evict: how much of the conversation is kept, whatever its length, e.g. 4096 or 64MiB; K and V take no more "
-                    f"memory than that.  [default: {KvOptions.keep}]"),
+                    f"memory than that.  [default: {EvictionOptions.keep}]"),
     _kv_option("--device", type=click.Choice(DEVICES),
                help="Where attention runs. cuda: on the GPU, or an error that says why not; cpu: everything on the processor, the "
-                    f"weights too; {AUTO_DEVICE}: on the GPU where there is one that can be used.  [default: {KvOptions.device}]"),
+                    f"weights too; {AUTO_DEVICE}: on the GPU where there is one that can be used.  [default: {PlacementOptions.device}]"),
     _kv_option("--kv-vram", type=Parsed("kv_vram", _vram), metavar=f"BYTES|{AUTO}",
                help="GPU memory for the KV cache, e.g. 2GiB: sketches and tables of the whole context, a buffer for prompts, and "
                     "copies of hot pages in the rest. All pages stay in host memory.  "
@@ -133,22 +142,22 @@ _KV_OPTIONS = [
     _kv_option("--sketch", type=_choices(SketchKind),
                help="Mode sparse: the summary of the keys that tokens are chosen by. "
                     + "; ".join(f"{kind.value}: {kind.description}" for kind in SketchKind)
-                    + f".  [default: {KvOptions.sketch.value}]"),
+                    + f".  [default: {SelectionOptions.sketch.value}]"),
     _kv_option("--attend", type=Parsed("attend", Attend.parse), metavar="PERCENT|TOKENS",
                help="Mode sparse with --sketch none: how much of the context each head attends, the pages with the best scores, e.g. 10% "
-                    f"or 1024.  [default: {KvOptions.attend}]"),
+                    f"or 1024.  [default: {SelectionOptions.attend}]"),
     _kv_option("--policy", metavar="NAME+...",
                help="Modes sparse and evict: what a page is worth, one or several of ema, anchor, recent, h2o, snapkv, ...: `edgekv policies` "
                     "lists them.  "
-                    f"[default: {KvOptions.policy}]"),
+                    f"[default: {PlacementOptions.policy}]"),
     _kv_option("--prefetch", metavar="NAME",
                help="Mode sparse: which pages are expected to be wanted next; one of none, previous, neighbour, rope, random.  "
-                    f"[default: {KvOptions.prefetch}]"),
+                    f"[default: {PlacementOptions.prefetch}]"),
     _kv_option("--page-tokens", type=int, metavar="TOKENS",
-               help=f"Tokens of a page, a multiple of 16.  [default: {KvOptions.page_tokens}]"),
+               help=f"Tokens of a page, a multiple of 16.  [default: {CacheOptions.page_tokens}]"),
     threads_option,
-    _kv_option("--type-k", type=_choices(CacheType), help=f"Element type of the K cache.  [default: {KvOptions.type_k.value}]"),
-    _kv_option("--type-v", type=_choices(CacheType), help=f"Element type of the V cache.  [default: {KvOptions.type_v.value}]"),
+    _kv_option("--type-k", type=_choices(CacheType), help=f"Element type of the K cache.  [default: {CacheOptions.type_k.value}]"),
+    _kv_option("--type-v", type=_choices(CacheType), help=f"Element type of the V cache.  [default: {CacheOptions.type_v.value}]"),
 ]
 
 
@@ -163,7 +172,7 @@ def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
     """Take the values of `kv_options()` out of `settings`, as the fields kv, n_ctx, n_threads and n_gpu_layers of ServerOptions.
     Where no mode is asked for, it is the one that won in measuring (`devices.measured_mode`).
 
-    What the command line does not say comes from the environment, and then from the defaults of KvOptions. A GPU that is there and
+    What the command line does not say comes from the environment, then from the file, then from the defaults of KvOptions. A GPU that is there and
     will not be used is told on standard error. Raises ConfigError, and CudaUnavailable where a GPU was asked for and cannot be used.
     """
     from edgekv import policies
@@ -171,7 +180,9 @@ def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
     from edgekv.prefetch import PREFETCHERS
 
     given = {field: value for name, field in _KV_FIELDS.items() if (value := settings.pop(name)) is not None}
-    named = set(given)
+    context = click.get_current_context(silent=True)
+    named = {field for name, field in _KV_FIELDS.items()
+             if field in given and (context is None or context.get_parameter_source(name) is ParameterSource.COMMANDLINE)}
     automatic = [name for name in ("kv_budget", "kv_vram") if given.get(name) == AUTO]
     for name in automatic:
         del given[name]
@@ -179,34 +190,13 @@ def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
     if automatic:  # None, which from_env() takes for an option that was not given
         kv = kv.with_(**dict.fromkeys(automatic))
     placement = None
-    if "mode" not in named and not os.environ.get(f"{ENV_PREFIX}KV"):
+    if "mode" not in given and not os.environ.get(f"{ENV_PREFIX}KV"):
         placement = place(kv)  # is the same for mode sparse
         kv = kv.with_(mode=measured_mode(placement))
-    _refuse_useless(kv, named)
-    policies.check_live(kv.policy)
-    PREFETCHERS.get(kv.prefetch)
+    # what the command line names; a variable may be without effect
+    kv.check_effect(named, {field: f"--{name.replace('_', '-')}" for name, field in _KV_FIELDS.items()}.__getitem__)
+    policies.check_live(kv.placement.policy)
+    PREFETCHERS.get(kv.placement.prefetch)
     if (warning := (placement or place(kv)).warning) is not None:
         click.echo(f"warning: {warning}", err=True)
     return {"kv": kv, "n_ctx": settings.pop("ctx"), "n_threads": settings.pop("threads"), "n_gpu_layers": settings.pop("gpu_layers")}
-
-
-def _refuse_useless(kv: KvOptions, named: set[str]) -> None:
-    """ConfigError for an option on the command line that the others leave without effect; variables are not checked."""
-    options = {field: f"--{name.replace('_', '-')}" for name, field in _KV_FIELDS.items()}
-    for field, modes in _MODES_OF.items():
-        if field in named and kv.mode not in modes:
-            these = " and ".join(mode.value for mode in modes)
-            raise ConfigError(f"{options[field]} works in mode{'s' * (len(modes) > 1)} {these} only, and the mode is "
-                              f"{kv.mode.value}; add --kv {modes[0].value}")
-    kv.check_effect(named, options.__getitem__)
-    if kv.prompts is PromptReading.SPARSE and kv.device == DeviceKind.CUDA.value:
-        raise ConfigError("--kv-prompts sparse works on the processor only, and the device is cuda; "
-                          "use --kv-prompts exact, or --device cpu")
-    if "kv_vram" in named and kv.mode is KvMode.OFF:
-        raise ConfigError("--kv-vram does nothing in mode off, where llama.cpp keeps the whole KV cache in GPU memory; "
-                          "leave it out, or use --kv exact or --kv sparse")
-    if "kv_vram" in named and kv.device == DeviceKind.HOST.value:
-        raise ConfigError("--kv-vram is GPU memory, and the device is cpu; leave it out (--kv-budget sizes the arena in host memory), "
-                          "or use --device cuda")
-    if "kv_budget" in named and kv.device == DeviceKind.CUDA.value:
-        raise ConfigError("--kv-budget sizes the arena in host memory, and the device is cuda; use --kv-vram")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from edgekv._native._core import ffi, lib
-from edgekv.config import AUTO_DEVICE, KvOptions
+from edgekv.config import AUTO_DEVICE, KvOptions, SelectionOptions
 from edgekv.errors import AbiMismatch, ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError, NativeError, NotPinned
 from edgekv.vocab import DeviceKind, KvMode, PromptReading, SketchKind
 
@@ -118,31 +118,31 @@ def edgekv_py_ubatch(handle, _user):
 # ---- contexts -------------------------------------------------------------------------------------------------------------------
 
 
-def selection(options: KvOptions) -> dict:
-    """The fields of an edgekv_selection."""
+def selection(chosen: SelectionOptions, keep_tokens: int) -> dict:
+    """The fields of an edgekv_selection. keep_tokens: what mode evict keeps."""
     return {
-        "sketch": SKETCHES[options.sketch], "resolution": options.resolution, "share": options.attend.share,
-        "tokens": options.attend.tokens, "exact_tokens": options.exact_tokens, "sink_tokens": options.sink_tokens,
-        "recent_tokens": options.recent_tokens, "error_every": options.error_every, "keep_rows": options.keep_rows,
-        "keep_tokens": options.keep_tokens,
-        "prompt_resolution": options.prompt_resolution if options.prompts is PromptReading.SPARSE else 0.0,
+        "sketch": SKETCHES[chosen.sketch], "resolution": chosen.resolution, "share": chosen.attend.share,
+        "tokens": chosen.attend.tokens, "exact_tokens": chosen.exact_tokens, "sink_tokens": chosen.sink_tokens,
+        "recent_tokens": chosen.recent_tokens, "error_every": chosen.error_every, "keep_rows": chosen.keep_rows,
+        "keep_tokens": keep_tokens,
+        "prompt_resolution": chosen.prompt_resolution if chosen.prompts is PromptReading.SPARSE else 0.0,
     }
 
 
 def _placement(options: KvOptions) -> dict:
     """auto: a GPU where this build and this machine have one; a context whose model stays on the CPU then stays there too."""
-    kind = DeviceKind.HOST if options.device == AUTO_DEVICE else DeviceKind(options.device)
-    if options.device == AUTO_DEVICE and options.mode is not KvMode.EVICT and lib.edgekv_device_count(_DEVICES[DeviceKind.CUDA]):
+    kind = DeviceKind.HOST if options.placement.device == AUTO_DEVICE else DeviceKind(options.placement.device)
+    if options.placement.device == AUTO_DEVICE and options.mode is not KvMode.EVICT and lib.edgekv_device_count(_DEVICES[DeviceKind.CUDA]):
         kind = DeviceKind.CUDA
-    if kind is not DeviceKind.HOST and options.mode is KvMode.SPARSE and options.prompts is PromptReading.SPARSE:
+    if kind is not DeviceKind.HOST and options.mode is KvMode.SPARSE and options.selection.prompts is PromptReading.SPARSE:
         raise ConfigError("sparse prompts work on the processor only; use prompts exact, or device cpu")
-    return {"kind": _DEVICES[kind], "index": 0, "vram_bytes": options.kv_vram or 0}
+    return {"kind": _DEVICES[kind], "index": 0, "vram_bytes": options.placement.kv_vram or 0}
 
 
 def _params(options: KvOptions):
     return ffi.new("edgekv_params *", {
-        "mode": _MODES[options.mode], "page_tokens": options.page_tokens, "observe": options.observe,
-        "observe_prompts": options.observe_prompt, "selection": selection(options), "placement": _placement(options)})
+        "mode": _MODES[options.mode], "page_tokens": options.cache.page_tokens, "observe": options.placement.observe,
+        "observe_prompts": options.placement.observe_prompt, "selection": selection(options.selection, options.keep_tokens), "placement": _placement(options)})
 
 
 def device_problem(handle: Handle) -> EdgeKVError | None:
@@ -337,7 +337,7 @@ class NativeCells:
     sequence_bits: np.ndarray
     changed: np.ndarray
     now: int
-    read_sparsely: np.ndarray
+    labels: np.ndarray
 
 
 def cells(handle: Handle, stream: int) -> NativeCells:
@@ -346,7 +346,7 @@ def cells(handle: Handle, stream: int) -> NativeCells:
     return NativeCells(
         out.n_cells, out.n_stream, out.n_used, out.used_end, _view(out.pos, np.int32, (out.n_cells,)),
         _view(out.seq, np.uint64, (out.n_cells, out.n_seq_words)), _view(out.changed, np.uint64, (out.n_cells,)), out.now,
-        _view(out.read_sparsely, np.bool_, (out.n_cells,)))
+        _view(out.labels, np.uint8, (out.n_cells,)))
 
 
 def stream_of(handle: Handle, seq_id: int) -> int:

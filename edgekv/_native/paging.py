@@ -9,7 +9,7 @@ import numpy as np
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import SKETCHES, Handle, _check, _view, selection
 from edgekv.arrays.move import MOVE
-from edgekv.config import KvOptions
+from edgekv.config import SelectionOptions
 from edgekv.vocab import SketchKind
 
 SELECTED = np.dtype([(name, np.float64) for name in ("n_tokens", "n_visible", "n_read", "n_certain", "n_hits", "mass", "mass_hits", "error",
@@ -53,8 +53,9 @@ def sketch_bytes(kind: SketchKind, head_dim: int, n_head_kv: int, n_cells: int) 
     return lib.edgekv_sketch_bytes(SKETCHES[kind], head_dim, n_head_kv, n_cells)
 
 
-def set_selection(handle: Handle, options: KvOptions) -> None:
-    _check(lib.edgekv_set_selection(handle, ffi.new("edgekv_selection *", selection(options))))
+def set_selection(handle: Handle, chosen: SelectionOptions, keep_tokens: int) -> None:
+    """What the next ubatch reads. keep_tokens: what mode evict keeps."""
+    _check(lib.edgekv_set_selection(handle, ffi.new("edgekv_selection *", selection(chosen, keep_tokens))))
 
 
 def limit_arena(handle: Handle, n_slots: int) -> None:
@@ -127,7 +128,7 @@ def free_pages(handle: Handle, pages: np.ndarray) -> int:
 
 
 def last_rows(handle: Handle, row: int, head: int, token: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """What a query token of the last ubatch read in one KV head, with `KvOptions.keep_rows`: int32 [n] cells of stream 0, ascending, and
+    """What a query token of the last ubatch read in one KV head, with `SelectionOptions.keep_rows`: int32 [n] cells of stream 0, ascending, and
     float32 [n] their weights; none where it had no such token or attended everything. Raises ConfigError for a row, head or token that
     there cannot be."""
     n = ffi.new("int *")

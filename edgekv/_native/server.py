@@ -1,9 +1,15 @@
-"""llama.cpp's HTTP server inside this process, through cffi."""
+"""llama.cpp's HTTP server inside this process, through cffi: its life, and what it shows of the KV hierarchy."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from edgekv import _native
 from edgekv.errors import EdgeKVError
+
+log = logging.getLogger("edgekv")
 
 THREW = 70
 """What `run` returns where the server ended with an exception."""
@@ -26,3 +32,94 @@ def terminate() -> None:
     from edgekv._native._server import lib
 
     lib.edgekv_server_terminate()
+
+
+# ---- what one request may cost the others -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pacing:
+    """How long answers wait, in seconds, and what was refused, since the server started."""
+
+    max_gap_s: float
+    """The bound on a running answer's wait for its next token; 0: none."""
+    worst_gap_s: float
+    """The longest wait there was."""
+    last_gap_s: float
+    n_mixed: int
+    """Batches that held prompt tokens and the next tokens of running answers."""
+    n_prompt_batch: int
+    """Prompt tokens that the newest of these was allowed."""
+    n_requests: int
+    """Answered or waiting now."""
+    n_refused: int
+    """Requests that found no place."""
+
+
+def limit(max_gap_s: float, n_slots: int, max_queue: int) -> None:
+    """Set the limits of the servers that `run` starts from now on; seconds, slots, requests that wait."""
+    from edgekv._native._server import lib
+
+    lib.edgekv_server_limit(max_gap_s, n_slots, max_queue)
+
+
+def pacing() -> Pacing:
+    """From any thread; of the last server where none runs."""
+    from edgekv._native._server import ffi, lib
+
+    found = ffi.new("edgekv_server_pacing *")
+    lib.edgekv_server_pace(found)
+    return Pacing(found.max_gap_s, found.worst_gap_s, found.last_gap_s, found.n_mixed, found.n_prompt_batch, found.n_requests,
+                  found.n_refused)
+
+# ---- documents ------------------------------------------------------------------------------------------------------------------
+
+_on_refresh: Callable[[bool], None] | None = None
+_is_defined = False
+
+
+def publish(path: str, kind: str, text: str) -> None:
+    """Show a text of a media type under a path such as "/edgekv/state"; "props", "slots" and "metrics" stand in upstream's answers. From
+    any thread, at any time; it takes the place of the one before."""
+    from edgekv._native._server import lib
+
+    lib.edgekv_server_publish(path.encode(), kind.encode(), text.encode())
+
+
+def withdraw() -> None:
+    """Show nothing any more, and call nobody."""
+    from edgekv._native._server import ffi, lib
+
+    global _on_refresh
+    _on_refresh = None
+    lib.edgekv_server_on_refresh(ffi.NULL)
+    lib.edgekv_server_withdraw()
+
+
+def asked_ms(path: str) -> int:
+    """Milliseconds since somebody asked for a document; -1: nobody did."""
+    from edgekv._native._server import lib
+
+    return lib.edgekv_server_asked_ms(path.encode())
+
+
+def on_refresh(function: Callable[[bool], None]) -> None:
+    """`function(idle)` is called on the thread that decodes, between two batches: before /metrics and /slots are answered, and (idle) where
+    the server has nothing left to do. What it raises is logged, not passed on."""
+    from edgekv._native._server import ffi, lib
+
+    global _on_refresh, _is_defined
+    if not _is_defined:
+        ffi.def_extern("edgekv_py_refresh")(_refresh)
+        _is_defined = True
+    _on_refresh = function
+    lib.edgekv_server_on_refresh(lib.edgekv_py_refresh)
+
+
+def _refresh(idle: bool) -> None:
+    function = _on_refresh
+    if function is not None:
+        try:
+            function(bool(idle))
+        except Exception:
+            log.exception("the server's figures could not be brought up to date")

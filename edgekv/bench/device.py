@@ -230,7 +230,7 @@ class _Column:
 
     def _missed_bytes(self, selection: SelectionReport) -> int:
         """Bytes of K and V of the rows that were read in place."""
-        return (selection.n_read - selection.n_hits) * self.runtime.tiers().slot_bytes // self.runtime.options.page_tokens
+        return (selection.n_read - selection.n_hits) * self.runtime.tiers().slot_bytes // self.runtime.options.cache.page_tokens
 
     def _figures(self, seconds: Sequence[float], stats: Stats, selection: SelectionReport) -> Row:
         milliseconds = 1000 * np.asarray(seconds)

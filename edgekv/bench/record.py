@@ -20,7 +20,7 @@ from edgekv.arrays.norms import page_norms
 from edgekv.bench.harness.decoder import Decoder
 from edgekv.bench.harness.passes import BATCH_TOKENS, Caches, decoder_of, read
 from edgekv.bench.texts.text import Text
-from edgekv.config import KvOptions, parse_resolution
+from edgekv.config import KvOptions, SelectionOptions, parse_resolution
 from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.lab.trace_format import CHUNK_STEPS, FULL, SAMPLED, Header, TraceWriter, dtype_of
 from edgekv.live.observers import Ubatch
@@ -41,7 +41,7 @@ class Recording:
     """Tokens in the cache when the first measured step begins; the last n_warmup of them are decoded one by one."""
     n_steps: int = 1024
     n_warmup: int = 32
-    resolution: float = KvOptions.resolution
+    resolution: float = SelectionOptions.resolution
     n_threads: int = 1
     caches: Caches = Caches()
 
@@ -69,7 +69,7 @@ def record(recording: Recording, path: Path, progress: Progress = lambda what, d
     if recording.n_tokens > model.n_ctx_train:
         warn(f"{model.path.name} was trained for {model.n_ctx_train} tokens: beyond them its attention is not what it learned")
     caches = recording.caches
-    options = _EXACT.with_(page_tokens=caches.page_tokens or KvOptions.from_env().page_tokens)
+    options = _EXACT.with_(page_tokens=caches.page_tokens or KvOptions.from_env().cache.page_tokens)
     with decoder_of(recording.model, kv_options=options, type_k=caches.type_k, type_v=caches.type_v, n_ctx=recording.n_tokens,
                     n_batch=BATCH_TOKENS, n_ubatch=BATCH_TOKENS, n_threads=recording.n_threads) as decoder:
         tokens = recording.text.tokens(decoder.llama, recording.n_tokens)

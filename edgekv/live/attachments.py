@@ -118,8 +118,8 @@ def _of(handle: core.Handle) -> Runtime:
 def effective(options: KvOptions) -> KvOptions:
     """With EDGEKV=0 everything is stock, whatever was asked for. Raises ConfigError for a policy or a prefetch that there is not:
     here, because nobody could catch it when a context is attached."""
-    policies.check_live(options.policy)
-    prefetch.PREFETCHERS.get(options.prefetch)
+    policies.check_live(options.placement.policy)
+    prefetch.PREFETCHERS.get(options.placement.prefetch)
     return options if core.enabled() else options.with_(mode=KvMode.OFF)
 
 
@@ -127,7 +127,7 @@ def _attached(handle: core.Handle) -> None:
     options = effective(getattr(_attaching, "options", None) or _options or KvOptions())
     try:
         if (problem := core.device_problem(handle)) is not None:
-            if options.device != AUTO_DEVICE:
+            if options.placement.device != AUTO_DEVICE:
                 raise problem
             if isinstance(problem, NotPinned):
                 log.warning("%s", calibration.pinning_refused(str(problem), rates(DeviceKind.CUDA)))

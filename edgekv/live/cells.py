@@ -15,6 +15,9 @@ import numpy as np
 from edgekv._native import core
 from edgekv.errors import EdgeKVError
 
+SPARSE_PROMPT, SAMPLED = 1, 2
+"""Bits of `StreamCells.labels`: the token was read by a sparse prompt; by a decode step that sampled."""
+
 
 @dataclass(frozen=True)
 class StreamCells:
@@ -31,9 +34,14 @@ class StreamCells:
     n_used: int
     used_end: int
     """The last used cell + 1."""
-    read_sparsely: np.ndarray
-    """bool [cell]: the token was read by a sparse prompt (`KvOptions.prompts`), so that what the cell holds in all layers but the first is
-    approximate. Saved states and copies in other streams keep the label."""
+    labels: np.ndarray
+    """uint8 [cell]: how the token was read, bits SPARSE_PROMPT and SAMPLED; 0: exactly. What a labelled cell holds in all layers but the
+    first is approximate. Copies in other streams keep the labels, saved states those of sparse prompts."""
+
+    @property
+    def read_sparsely(self) -> np.ndarray:
+        """bool [cell], a copy: the token was read by a sparse prompt (`SelectionOptions.prompts`)."""
+        return (self.labels & SPARSE_PROMPT) != 0
 
     def sequences(self, cell: int) -> set[int]:
         """Sequence numbers the cell belongs to."""
@@ -67,7 +75,7 @@ class Cells:
     def stream(self, stream: int = 0) -> StreamCells:
         native = core.cells(self._handle(), stream)
         return StreamCells(native.positions, native.sequence_bits, native.changed, native.now, native.n_used, native.used_end,
-                           native.read_sparsely)
+                           native.labels)
 
     def stream_of(self, seq_id: int) -> int:
         """The stream that holds the cells of a sequence."""

@@ -5,43 +5,46 @@ from __future__ import annotations
 import numpy as np
 
 from edgekv._native import core
-from edgekv.config import KvOptions
+from edgekv.config import EvictionOptions
 from edgekv.hierarchy.eviction import Demand
 from edgekv.live.native_pages import NativePages
 from edgekv.pages.shape import PageShape
-from edgekv.vocab import KvMode
+from edgekv.vocab import Split
 
 
 class NativeEvictor:
     """Mode evict: heads drop what they do not keep; and in a context with fewer cells than tokens (`is_bounded`), in any mode, what is
     worth least makes room for the next batch. Between ubatches, and within their callback.
 
-    options: those in force. dropped: `PageArrays.dropped`.
+    eviction: what mode evict keeps, which may change; None: another mode is in force. dropped: `PageArrays.dropped`.
     """
 
-    def __init__(self, handle: core.Handle, shape: PageShape, pages: NativePages, dropped: np.ndarray | None, options: KvOptions,
-                 is_bounded: bool):
+    def __init__(self, handle: core.Handle, shape: PageShape, pages: NativePages, dropped: np.ndarray | None,
+                 eviction: EvictionOptions | None, is_bounded: bool):
         self._handle = handle
         self._shape = shape
         self._pages = pages
         self._dropped = dropped
         self._is_bounded = is_bounded
         self._n_batch = core.limits(handle).n_batch
-        self.options = options
+        self.eviction = eviction
 
     def demand(self) -> Demand | None:
-        evicts = self.options.mode is KvMode.EVICT
-        if not evicts and not self._is_bounded:
+        eviction = self.eviction
+        if eviction is None and not self._is_bounded:
             return None
         cells = core.cells(self._handle, 0)
         n_excess = self._n_batch - (cells.n_cells - cells.n_used) if self._is_bounded else 0
-        if n_excess <= 0 and not evicts:
+        if n_excess <= 0 and eviction is None:
             return None
         positions = np.full(self._shape.n_pages * self._shape.page_tokens, -1, np.int32)
         positions[: cells.n_cells] = cells.positions
         by_page = positions.reshape(self._shape.n_pages, -1)
-        n_keep = self.options.keep_tokens // self._shape.page_tokens if evicts else None
-        return Demand(self._dropped, by_page.max(axis=1), np.count_nonzero(by_page >= 0, axis=1), self.options.split, n_keep, n_excess)
+        n_cells = np.count_nonzero(by_page >= 0, axis=1)
+        if eviction is None:
+            return Demand(self._dropped, by_page.max(axis=1), n_cells, Split.POOLED, None, n_excess)
+        n_keep = eviction.keep.tokens // self._shape.page_tokens
+        return Demand(self._dropped, by_page.max(axis=1), n_cells, eviction.split, n_keep, n_excess)
 
     def drop(self, ids: np.ndarray) -> None:
         self._pages.drop(ids)

@@ -7,6 +7,7 @@ in-process server's included; `Runtime.attach` takes one that already exists.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from edgekv.hierarchy import eviction
 from edgekv.hierarchy.stats import Stats
 from edgekv.live.observers import Observers
 from edgekv.live.reports import LayerReport, MemoryReport, SelectionReport, TierReport
+from edgekv.pages.residency import Residency
 from edgekv.vocab import DeviceKind, KvMode
 
 _native.prepare()
@@ -25,7 +27,8 @@ from edgekv._native import core, device, paging  # noqa: E402  (the libraries mu
 from edgekv.live import attachments  # noqa: E402 (as above)
 from edgekv.live.attachments import defaults, find, last_failure, live, raise_failure, set_defaults  # noqa: E402 (as above)
 from edgekv.live.cells import Cells  # noqa: E402 (as above)
-from edgekv.live.wiring import Tiering, has_tiers, operations, selection_report  # noqa: E402 (as above)
+from edgekv.live.tokens import Tokens  # noqa: E402 (as above)
+from edgekv.live.wiring import Tiering, begins_with, has_tiers, operations, selection_report  # noqa: E402 (as above)
 
 __all__ = ["Runtime", "defaults", "find", "last_failure", "live", "raise_failure", "set_defaults"]
 
@@ -43,8 +46,13 @@ class Runtime:
         self._observation = core.RunReader(handle, self._ops.view if self._ops.on_device else None)
         self._n_heads = self._observation.read().mass_sum.shape[1]
         self.cells = Cells(self._native_handle)
+        self.tokens = Tokens(self._native_handle, self.cells)
         self.observers = Observers(self._rows, self._observation.read, self._ops.download, self._watch)
         self.stats = Stats()
+        self.after_step: Callable[[], None] | None = None
+        """Called on the thread that decodes, after each step: where a run of the policy ends, and after each ubatch too while somebody
+        follows closely."""
+        self._follows = False
         self._pins: list[tuple[int, int]] = []
         self._tiering: Tiering | None = None
         self._overdue = False  # mode evict has been asked for, and has dropped nothing yet
@@ -131,7 +139,7 @@ class Runtime:
 
     @observe.setter
     def observe(self, observe: bool) -> None:
-        core.set_observe(self._native_handle(), observe, self._options.observe_prompt)
+        core.set_observe(self._native_handle(), observe, self._options.placement.observe_prompt)
 
     @property
     def layers(self) -> list[LayerReport]:
@@ -148,18 +156,16 @@ class Runtime:
         is fed or the prefetch changes. Set it as `mode`: raises ConfigError while another thread computes a ubatch, and DoesNotFit where
         there is no memory."""
         handle, before = self._native_handle(), self._options
-        if options.page_tokens != self.page_tokens:
-            raise ConfigError(f"this context has pages of {self.page_tokens} tokens; make a new context for pages of {options.page_tokens}")
+        if options.cache.page_tokens != self.page_tokens:
+            raise ConfigError(f"this context has pages of {self.page_tokens} tokens; make a new context for pages of {options.cache.page_tokens}")
         effective = attachments.effective(options)
         self._check_evict(effective)
         self._leave_arena(effective.mode)
-        paging.set_selection(handle, options)
+        paging.set_selection(handle, options.selection, options.keep_tokens)
         core.set_mode(handle, effective.mode)
-        core.set_observe(handle, options.observe, options.observe_prompt)
+        core.set_observe(handle, options.placement.observe, options.placement.observe_prompt)
         self._options = options
-        anew = [name for name in ("policy", "prefetch", "sketch", "sink_tokens", "recent_tokens", "plan_every")
-                if getattr(options, name) != getattr(before, name)]
-        if self._tiering is not None and not anew:
+        if self._tiering is not None and begins_with(options) == begins_with(before):
             self._tiering.set_mode(effective)
             self._tiering.resize(options)
         elif self._tiering is not None or has_tiers(handle, self.mode):
@@ -179,9 +185,9 @@ class Runtime:
             raise ConfigError("mode evict needs layers that EdgeKV attends, and there are none here; `edgekv doctor MODEL` says why")
         if limits.n_seq_max > 1:
             raise ConfigError(f"mode evict serves one sequence, and this context is made for {limits.n_seq_max}; make one for a single "
-                              "sequence (n_seq_max, --parallel 1)")
+                              "sequence (n_seq_max, --slots 1)")
         n_cells = self.cells.n_cells
-        always = options.sink_tokens + options.recent_tokens + 2 * options.page_tokens  # whole pages
+        always = options.selection.sink_tokens + options.selection.recent_tokens + 2 * options.cache.page_tokens  # whole pages
         eviction.check_keep(options.keep_tokens, n_cells, limits.n_batch, always, frees=n_cells < limits.n_ctx_seq)
 
     def memory(self) -> MemoryReport:
@@ -193,6 +199,20 @@ class Runtime:
     def n_positions(self) -> int:
         """One past the newest position in the cache: with what was dropped, the length of a single sequence."""
         return int(self.cells.stream().positions.max(initial=-1)) + 1
+
+    @property
+    def n_context(self) -> int:
+        """Tokens of a sequence, at most."""
+        return core.limits(self._native_handle()).n_ctx_seq
+
+    def residency(self) -> Residency | None:
+        """Where each page is: a read-only view, on the thread that decodes; None where the mode has no tiers."""
+        return None if self._tiering is None else self._tiering.hierarchy.table.residency
+
+    def mass(self) -> np.ndarray:
+        """Attention mass of the policy's run so far: float32 [attended layer, kv_head, page], summed over the query heads of the group and
+        the tokens. In host memory a view that lives until the next ubatch; on a device this waits for it. Zero where nothing is observed."""
+        return self._ops.download(self._observation.read().mass_sum)
 
     def selection(self) -> SelectionReport:
         """What mode sparse read so far, and how far off its outputs are by its own estimate."""
@@ -207,7 +227,7 @@ class Runtime:
         return paging.selected(self._native_handle(), len(self._rows), self._n_heads)
 
     def last_rows(self, row: int, head: int, token: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """What a query token of the last step read in one KV head of the row-th attended layer, with `KvOptions.keep_rows`: int32 [n]
+        """What a query token of the last step read in one KV head of the row-th attended layer, with `SelectionOptions.keep_rows`: int32 [n]
         cells of stream 0, ascending, and float32 [n] their weights, 1 where a token was read for certain. Empty where everything was
         attended. Raises ConfigError for a row, head or token that there cannot be."""
         return paging.last_rows(self._native_handle(), row, head, token)
@@ -272,6 +292,14 @@ class Runtime:
             self._record(seen)
         self.observers.tell(seen)
         self.stats.python_seconds += time.perf_counter() - began
+        if self.after_step is not None:
+            self.after_step()
+
+    def follow(self, closely: bool) -> None:
+        """Whether steps come after each ubatch, and not only where a run of the policy ends. Only on the thread that decodes."""
+        if closely != self._follows:
+            self._follows = closely
+            self._watch(bool(self.observers))
 
     def _set_run_every(self, overdue: bool = True) -> None:
         """overdue: the options are new, so that mode evict looks after the next ubatch already."""
@@ -281,7 +309,7 @@ class Runtime:
 
     def _watch(self, on: bool) -> None:
         if self._handle is not None:
-            core.set_watched(self._handle, on)
+            core.set_watched(self._handle, on or self._follows)
 
     def _record(self, seen: core.NativeRun) -> None:
         stats = self.stats
@@ -295,6 +323,7 @@ class Runtime:
         if self._tiering is not None:
             self._tiering.close()
         self._handle = None
+        self.after_step = None
         self.observers.clear()
 
 

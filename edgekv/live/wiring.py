@@ -11,7 +11,7 @@ from edgekv._native import core, device
 from edgekv._native import paging as native
 from edgekv.arrays import backend
 from edgekv.arrays.ops import Ops
-from edgekv.config import KvOptions
+from edgekv.config import EvictionOptions, KvOptions
 from edgekv.errors import ConfigError, DoesNotFit, TierError
 from edgekv.hierarchy.planner import Limits
 from edgekv.hierarchy.stats import Stats
@@ -76,9 +76,20 @@ def budget_pages(options: KvOptions, n_visible: int, page_tokens: int, n_slots: 
     otherwise those that have one of the `n_slots` slots of the arena that a head has on average."""
     if options.mode is KvMode.EVICT:
         return options.keep_tokens // page_tokens
-    if options.mode is KvMode.SPARSE and options.sketch is SketchKind.NONE:
-        return options.attend.pages(n_visible, page_tokens)
+    if options.mode is KvMode.SPARSE and options.selection.sketch is SketchKind.NONE:
+        return options.selection.attend.pages(n_visible, page_tokens)
     return min(n_visible, round(n_slots))
+
+
+def evicts(options: KvOptions) -> EvictionOptions | None:
+    """What mode evict keeps; None in the other modes."""
+    return options.eviction if options.mode is KvMode.EVICT else None
+
+
+def begins_with(options: KvOptions) -> tuple:
+    """What a policy is made of and fed from: where it changes, the policy begins anew."""
+    chosen, placed = options.selection, options.placement
+    return placed.policy, placed.prefetch, placed.plan_every, chosen.sketch, chosen.sink_tokens, chosen.recent_tokens
 
 
 class Tiering:
@@ -107,19 +118,19 @@ class Tiering:
         self._dropped = view.dropped
         self._limits = core.limits(handle)
         self._plane = device.plane(handle)
-        n_runs = -(-options.plan_every // RUN_UBATCHES)
-        self.run_every = options.plan_every // n_runs
+        n_runs = -(-options.placement.plan_every // RUN_UBATCHES)
+        self.run_every = options.placement.plan_every // n_runs
         """Decoded ubatches from one run of the policy to the next."""
         rope = core.rope(handle)
         head_dim = layers[0].head_dim if layers else 0
         settings = HierarchySettings(
-            page_bytes=max(1, self.slot_bytes), policy=options.policy, prefetch=options.prefetch,
-            policy_settings={"sink_tokens": options.sink_tokens, "recent_tokens": options.recent_tokens},
+            page_bytes=max(1, self.slot_bytes), policy=options.placement.policy, prefetch=options.placement.prefetch,
+            policy_settings={"sink_tokens": options.selection.sink_tokens, "recent_tokens": options.selection.recent_tokens},
             rope=Rope(head_dim, *rope) if rope and head_dim else None, limits=limits(options.mode, self._plane is not None),
             plan_every=n_runs, bytes_per_run=BYTES_PER_RUN)
         pages = NativePages(handle, self.shape, ops, self.slot_bytes)
         is_bounded = bool(layers) and core.cells(handle, 0).n_cells < self._limits.n_ctx_seq
-        self._evictor = NativeEvictor(handle, self.shape, pages, self._dropped, options, is_bounded)
+        self._evictor = NativeEvictor(handle, self.shape, pages, self._dropped, evicts(options), is_bounded)
         self.hierarchy = Hierarchy(
             self.shape, HostArena(pages) if self._plane is None else DeviceArena(pages, ops),
             ops.view(view.priority, np.float32, view.shape), ops.view(view.pinned, np.uint8, view.shape), settings, ops=ops, stats=stats,
@@ -127,7 +138,7 @@ class Tiering:
         self._key_norms: KeyNorms | None = None
         if self.hierarchy.policy.needs_keys:
             if self._plane is not None:
-                raise ConfigError(f"the policy {options.policy} reads keys in host memory, and nobody may do that while a device "
+                raise ConfigError(f"the policy {options.placement.policy} reads keys in host memory, and nobody may do that while a device "
                                   "computes; use another policy, or --device cpu")
             self._key_norms = KeyNorms(handle, self.shape)
             self._key_norms.update(np.flatnonzero(self._newest >= 0))
@@ -147,10 +158,10 @@ class Tiering:
         elif not self._ships:
             n_slots = 0  # the link is about as fast as the device's memory: copies gain nothing
         elif self._plane is None:
-            n_slots = arena_bytes(options, kv_bytes) // max(1, self.slot_bytes)
+            n_slots = arena_bytes(options.placement.kv_budget, kv_bytes) // max(1, self.slot_bytes)
         else:
             self._plane = device.plane(self._handle)  # sketches of another kind leave room for other slots
-            budget = kv_bytes if options.kv_budget is None else options.kv_budget
+            budget = kv_bytes if options.placement.kv_budget is None else options.placement.kv_budget
             n_slots = min(n_pages, budget // max(1, self.slot_bytes), self._plane.n_slots_max)
         try:
             self.hierarchy.resize(n_slots)
@@ -167,7 +178,8 @@ class Tiering:
             self.resize(options)
 
     def _use(self, options: KvOptions) -> None:
-        self._options = self._evictor.options = options
+        self._options = options
+        self._evictor.eviction = evicts(options)
 
     def observation(self, seen: core.NativeRun) -> Observation:
         """What the hierarchy is shown of a run. On a device that reads a prompt the arena is told, and the next step plans."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from edgekv.amounts import MIB, size
-from edgekv.config import KvOptions
+from edgekv.config import CacheOptions, KvOptions
 from edgekv.errors import DoesNotFit
 from edgekv.memory.fit import (
     COMPUTE_BYTES,
@@ -79,9 +79,9 @@ def compute_bytes(model: Geometry, n_ctx: int, n_tokens: int, n_outputs: int) ->
     return n_tokens * (2 * n_ctx + 12 * 4 * model.n_embd) + min(n_tokens, n_outputs) * 4 * model.n_vocab
 
 
-def layer_bytes(model: Geometry, n_ctx: int, kv: KvOptions) -> int:
+def layer_bytes(model: Geometry, n_ctx: int, cache: CacheOptions) -> int:
     """K and V of the largest layer, all of its heads, `n_ctx` tokens: what a prompt is staged in, once."""
-    return n_ctx * max((model.n_head_kv[il] for il in sparse_layers(model)), default=0) * head_row_bytes(model, kv)
+    return n_ctx * max((model.n_head_kv[il] for il in sparse_layers(model)), default=0) * head_row_bytes(model, cache)
 
 
 def table_bytes(n_heads: int, n_pages: int, n_cells: int) -> int:
@@ -89,11 +89,11 @@ def table_bytes(n_heads: int, n_pages: int, n_cells: int) -> int:
     return n_heads * n_pages * PAGE_TABLE_BYTES + n_cells * CELL_BYTES
 
 
-def scratch_bytes(model: Geometry, n_cells: int, kv: KvOptions) -> int:
+def scratch_bytes(model: Geometry, n_cells: int, mode: KvMode) -> int:
     """What the tokens that are attended together leave for the cells of one layer, shared by all layers: for each of them and each query head
     two numbers for 16 cells; in mode sparse a row and its weight for each KV head, and a share and a logit for each query head, of every
     cell. Of a long context fewer tokens are attended together."""
-    if kv.mode is not KvMode.SPARSE:
+    if mode is not KvMode.SPARSE:
         return max((MAX_QUERY_TOKENS * model.n_head[il] * -(-n_cells // 16) * 8 for il in sparse_layers(model)), default=0)
     widest = max((n_cells * (8 * model.n_head_kv[il] + 6 * model.n_head[il]) for il in sparse_layers(model)), default=0)
     return widest * max(1, min(MAX_QUERY_TOKENS, MOST_TOGETHER_BYTES // max(widest, 1)))
@@ -109,7 +109,7 @@ def device_plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_
     and `room`. all_logits: every token of a batch may get logits, as in llama_cpp; llama.cpp's server gives them to the last ones."""
     for n_ubatch in UBATCH_TOKENS if kv.mode is not KvMode.OFF else UBATCH_TOKENS[-1:]:
         plan = _plan(model, n_ctx, kv, room, n_sequences, n_ubatch, n_ubatch if all_logits else DRAFT_TOKENS * n_sequences)
-        fits = not plan.missing and plan.room >= (kv.kv_vram or 0)
+        fits = not plan.missing and plan.room >= (kv.placement.kv_vram or 0)
         if fits and plan.compute <= COMPUTE_SHARE * (room.free - plan.weights):
             break
     return plan
@@ -119,28 +119,28 @@ def _plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequen
     layers = sparse_layers(model) if kv.mode is not KvMode.OFF else []
     n_heads = sum(model.n_head_kv[il] for il in layers)
     n_cells = n_ctx * n_sequences
-    n_pages = n_sequences * -(-n_ctx // kv.page_tokens)
-    home = n_cells * n_heads * head_row_bytes(model, kv) if layers else 0
+    n_pages = n_sequences * -(-n_ctx // kv.cache.page_tokens)
+    home = n_cells * n_heads * head_row_bytes(model, kv.cache) if layers else 0
     compute = compute_bytes(model, n_cells, min(n_ubatch, n_cells), n_outputs) if room.holds_model else 0
     weights = model.tensor_bytes if room.holds_model else 0
     others = kv_bytes(model, n_ctx, kv, n_sequences).home - home if room.holds_model else 0
     left = room.free - weights - compute - others
-    budget = kv.kv_vram if kv.kv_vram is not None else max(0, left - margin_bytes(room.total))
-    layer = layer_bytes(model, n_cells, kv) if layers else 0
+    budget = kv.placement.kv_vram if kv.placement.kv_vram is not None else max(0, left - margin_bytes(room.total))
+    layer = layer_bytes(model, n_cells, kv.cache) if layers else 0
     n_staged = 2 if 2 * layer <= budget * STAGING_SHARE else 1
     plan = DevicePlan(
         n_ctx, n_sequences, room.free, weights, compute, others, budget,
         sketches=kv_bytes(model, n_ctx, kv, n_sequences).sketches,
         tables=table_bytes(n_heads, n_pages, n_cells) if layers else 0,
-        scratch=scratch_bytes(model, n_cells, kv) if layers else 0,
+        scratch=scratch_bytes(model, n_cells, kv.mode) if layers else 0,
         staging=n_staged * layer,
         n_staged=n_staged,
         ring=ring_bytes(budget, layer) if layers and kv.mode is KvMode.EXACT else 0,
         arena=0,
         home=home,
-        slot_bytes=page_bytes(model, kv) if layers else 0,
+        slot_bytes=page_bytes(model, kv.cache) if layers else 0,
         n_heads=n_heads,
-        page_tokens=kv.page_tokens,
+        page_tokens=kv.cache.page_tokens,
         n_ubatch=n_ubatch,
     )
     return _with_arena(plan, n_pages)
@@ -162,11 +162,11 @@ def check_device(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n
         raise DoesNotFit(f"the weights ({size(plan.weights)}), work buffers ({size(plan.compute)}) and the caches that stay "
                          f"on the GPU ({size(plan.others)}) need more than the {size(room.free)} that are free on "
                          f"{room.name}: {size(-plan.room)} are missing; {_fewer_layers(model, plan, room)}")
-    if kv.kv_vram is not None and kv.kv_vram > plan.room:
-        raise DoesNotFit(f"--kv-vram {size(kv.kv_vram)} is more than {room.name} has free {beside}: "
-                         f"{size(kv.kv_vram - plan.room)} are missing; use --kv-vram {plan.room // MIB}MiB or less, or auto")
+    if kv.placement.kv_vram is not None and kv.placement.kv_vram > plan.room:
+        raise DoesNotFit(f"--kv-vram {size(kv.placement.kv_vram)} is more than {room.name} has free {beside}: "
+                         f"{size(kv.placement.kv_vram - plan.room)} are missing; use --kv-vram {plan.room // MIB}MiB or less, or auto")
     if plan.missing:
-        has = (f"--kv-vram is {size(kv.kv_vram)}" if kv.kv_vram is not None
+        has = (f"--kv-vram is {size(kv.placement.kv_vram)}" if kv.placement.kv_vram is not None
                else f"{size(plan.budget)} of {room.name} are to be had {beside}")
         least = least_budget(model, plan, kv, room)
         what = "tables, staging, and a ring for cold pages" if kv.mode is KvMode.EXACT else "sketches, tables and staging"

@@ -49,18 +49,18 @@ class Placement:
 def place(kv: KvOptions) -> Placement:
     """The device for a context of these options. Raises CudaUnavailable where one was asked for and cannot be used, ConfigError where the
     mode does not run there."""
-    if kv.mode is KvMode.EVICT and kv.device not in (AUTO_DEVICE, DeviceKind.HOST.value):
-        raise ConfigError(f"mode evict runs on the processor only, and the device is {kv.device}; use --device cpu")
-    if kv.device == DeviceKind.HOST.value or kv.mode is KvMode.EVICT:
+    if kv.mode is KvMode.EVICT and kv.placement.device not in (AUTO_DEVICE, DeviceKind.HOST.value):
+        raise ConfigError(f"mode evict runs on the processor only, and the device is {kv.placement.device}; use --device cpu")
+    if kv.placement.device == DeviceKind.HOST.value or kv.mode is KvMode.EVICT:
         return Placement(DeviceKind.HOST)
-    kind = DeviceKind.CUDA if kv.device == AUTO_DEVICE else DeviceKind(kv.device)
+    kind = DeviceKind.CUDA if kv.placement.device == AUTO_DEVICE else DeviceKind(kv.placement.device)
     found = devices(kind)
     listed = nvidia_gpus() if kind is DeviceKind.CUDA and not found else ([], "")
     why = _why_not(kind, found, listed, needs_cupy=kv.mode is not KvMode.OFF)
     if why is None:
         return Placement(kind, found[0].index, found[0])
-    if kv.device != AUTO_DEVICE:
-        raise CudaUnavailable(f"device {kv.device} cannot be used: {why}; use --device cpu to run without it")
+    if kv.placement.device != AUTO_DEVICE:
+        raise CudaUnavailable(f"device {kv.placement.device} cannot be used: {why}; use --device cpu to run without it")
     seen = found[0].name if found else next(iter(listed[0]), None)
     warning = f"THE GPU IS NOT USED ({seen}): {why}; --device cpu runs without it and without this warning" if seen else None
     return Placement(DeviceKind.HOST, warning=warning)

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from edgekv.amounts import MIB, size
-from edgekv.config import AUTO_ARENA, Keep, KvOptions
+from edgekv.config import AUTO_ARENA, CacheOptions, Keep, KvOptions
 from edgekv.errors import ConfigError, DoesNotFit
 from edgekv.models import Geometry
 from edgekv.vocab import MAX_QUERY_TOKENS, KvMode, SketchKind
@@ -147,24 +147,24 @@ def sparse_layers(model: Geometry) -> list[int]:
     return [il for il in range(model.n_layer) if model.n_head_kv[il] and not model.swa[il]]
 
 
-def page_bytes(model: Geometry, kv: KvOptions) -> int:
+def page_bytes(model: Geometry, cache: CacheOptions) -> int:
     """Bytes of one page in the arena, of a model that has `sparse_layers`."""
-    return -(-(head_row_bytes(model, kv) * kv.page_tokens) // _VECTOR_BYTES) * _VECTOR_BYTES
+    return -(-(head_row_bytes(model, cache) * cache.page_tokens) // _VECTOR_BYTES) * _VECTOR_BYTES
 
 
-def head_row_bytes(model: Geometry, kv: KvOptions) -> int:
+def head_row_bytes(model: Geometry, cache: CacheOptions) -> int:
     """Bytes of K and V of one token in one KV head, of a model that has KV heads; those of all layers are alike."""
-    return model.kv_bytes_per_token(kv.type_k.value, kv.type_v.value) // sum(model.n_head_kv)
+    return model.kv_bytes_per_token(cache.type_k.value, cache.type_v.value) // sum(model.n_head_kv)
 
 
 def in_tokens(model: Geometry, kv: KvOptions) -> KvOptions:
     """The options with what mode evict keeps in tokens: as many cells as the bytes hold, in multiples of 256. Raises ConfigError."""
-    if kv.mode is not KvMode.EVICT or not kv.keep.bytes:
+    if kv.mode is not KvMode.EVICT or not kv.eviction.keep.bytes:
         return kv
-    per_token = model.kv_bytes_per_token(kv.type_k.value, kv.type_v.value)
-    n_tokens = kv.keep.bytes // max(1, per_token) // CONTEXT_STEP * CONTEXT_STEP
+    per_token = model.kv_bytes_per_token(kv.cache.type_k.value, kv.cache.type_v.value)
+    n_tokens = kv.eviction.keep.bytes // max(1, per_token) // CONTEXT_STEP * CONTEXT_STEP
     if n_tokens < CONTEXT_STEP:
-        raise ConfigError(f"{size(kv.keep.bytes)} hold fewer than {CONTEXT_STEP} tokens of this model, {per_token:,} bytes each; "
+        raise ConfigError(f"{size(kv.eviction.keep.bytes)} hold fewer than {CONTEXT_STEP} tokens of this model, {per_token:,} bytes each; "
                           f"keep at least {size(CONTEXT_STEP * per_token)}")
     return kv.with_(keep=Keep(n_tokens))
 
@@ -177,20 +177,20 @@ def cells(n_ctx: int, kv: KvOptions) -> int:
 def kv_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1) -> KvBytes:
     """Bytes of the KV cache of `n_sequences` sequences of `n_ctx` tokens each."""
     n_ctx = cells(n_ctx, kv)
-    home = n_sequences * model.kv_bytes(n_ctx, kv.type_k.value, kv.type_v.value)
+    home = n_sequences * model.kv_bytes(n_ctx, kv.cache.type_k.value, kv.cache.type_v.value)
     layers = sparse_layers(model) if kv.mode in (KvMode.SPARSE, KvMode.EVICT) else []
     if not layers:
         return KvBytes(home)
     n_heads = sum(model.n_head_kv[il] for il in layers)
-    n_pages = -(-n_ctx // kv.page_tokens)  # of a sequence
+    n_pages = -(-n_ctx // kv.cache.page_tokens)  # of a sequence
     if kv.mode is KvMode.EVICT:
         return KvBytes(home, tables=n_sequences * n_heads * n_pages * TABLE_BYTES)
     return KvBytes(
         home,
-        sketches=n_sequences * _sketch_bytes(kv.sketch, model.head_dim_k, n_heads, n_pages * kv.page_tokens),
+        sketches=n_sequences * _sketch_bytes(kv.selection.sketch, model.head_dim_k, n_heads, n_pages * kv.cache.page_tokens),
         tables=n_sequences * n_heads * n_pages * TABLE_BYTES,
         arena=_arena_bytes(model, n_sequences * n_pages, n_heads, kv),
-        workspace=n_sequences * max(_step_bytes(model, il, n_ctx, kv.sketch) for il in layers),
+        workspace=n_sequences * max(_step_bytes(model, il, n_ctx, kv.selection.sketch) for il in layers),
     )
 
 
@@ -213,13 +213,13 @@ def _step_bytes(model: Geometry, il: int, n_cells: int, kind: SketchKind) -> int
 
 def _arena_bytes(model: Geometry, n_pages: int, n_heads: int, kv: KvOptions) -> int:
     """Whole slots. `n_pages` of each of `n_heads` KV heads are all there are (those of several sequences together)."""
-    page = page_bytes(model, kv)
-    return arena_bytes(kv, n_pages * n_heads * page) // page * page
+    page = page_bytes(model, kv.cache)
+    return arena_bytes(kv.placement.kv_budget, n_pages * n_heads * page) // page * page
 
 
-def arena_bytes(kv: KvOptions, kv_bytes: int) -> int:
-    """Bytes that the options allow the arena of a context whose K and V take `kv_bytes`."""
-    return math.ceil(AUTO_ARENA * kv_bytes) if kv.kv_budget is None else min(kv.kv_budget, kv_bytes)
+def arena_bytes(kv_budget: int | None, kv_bytes: int) -> int:
+    """Bytes that the budget (None: automatic) allows the arena of a context whose K and V take `kv_bytes`."""
+    return math.ceil(AUTO_ARENA * kv_bytes) if kv_budget is None else min(kv_budget, kv_bytes)
 
 
 def choose_context(
@@ -252,8 +252,8 @@ def choose_context(
     wanted, room = needed(rounded(n_ctx)), available - COMPUTE_BYTES
     if wanted.total > room:
         free = f"{size(available)} are free"
-        if wanted.fixed <= room and kv.kv_budget is not None:
-            raise DoesNotFit(f"a KV budget of {size(kv.kv_budget)} does not fit beside the {size(wanted.fixed)} that a context "
+        if wanted.fixed <= room and kv.placement.kv_budget is not None:
+            raise DoesNotFit(f"a KV budget of {size(kv.placement.kv_budget)} does not fit beside the {size(wanted.fixed)} that a context "
                              f"of {n_ctx:,} tokens takes anyway, and {free}; "
                              f"use --kv-budget {(room - wanted.fixed) >> 20}MiB or less")
         best = min(largest(room), model.n_ctx_train)
@@ -276,8 +276,8 @@ def largest_context(fits: Callable[[int], bool], most: int) -> int:
 
 
 def _check_budget(model: Geometry, kv: KvOptions) -> None:
-    if kv.mode is KvMode.SPARSE and kv.kv_budget and sparse_layers(model) and kv.kv_budget < page_bytes(model, kv):
-        raise ConfigError(f"the KV budget is {kv.kv_budget:,} bytes, and one page of this model takes {page_bytes(model, kv):,}; "
+    if kv.mode is KvMode.SPARSE and kv.placement.kv_budget and sparse_layers(model) and kv.placement.kv_budget < page_bytes(model, kv.cache):
+        raise ConfigError(f"the KV budget is {kv.placement.kv_budget:,} bytes, and one page of this model takes {page_bytes(model, kv.cache):,}; "
                           "give more, auto, or 0 for no arena")
 
 

@@ -19,7 +19,7 @@ class Observation:
     """The same, the maximum over the query heads."""
     n_tokens: int
     observed: bool
-    """False where nobody looked (prompts read by stock nodes or without `KvOptions.observe_prompt`) or nothing is kept: the mass is zero
+    """False where nobody looked (prompts read by stock nodes or without `PlacementOptions.observe_prompt`) or nothing is kept: the mass is zero
     and says nothing."""
     changed: np.ndarray
     """int [n]: pages with a cell that changed since the last run, ascending; those stored into are among them."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import math
+import re
 import socket
 import subprocess
 import sys
@@ -13,16 +15,21 @@ from pathlib import Path
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
 from edgekv.serving.log import bare_message
+from edgekv.store.settings import StoreSettings
 from edgekv.vocab import KvMode
 
 LOOPBACK = "127.0.0.1"
+MOST_SLOTS = 16
+LOCALHOST = "localhost"
+"""As a CORS origin: pages of this machine, on any port."""
 
 # Options that the server object sets itself, and needs to be as it set them; the right-hand side says what to use.
 _OWNED = {
     **dict.fromkeys(("-m", "--model", "-mu", "--model-url", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"), "MODEL"),
     "--host": "--host before the --", "--port": "--port before the --",
-    "--api-key": "--api-key before the --", "--api-key-file": "--api-key before the --",
-    "-c": "--ctx", "--ctx-size": "--ctx", "-np": "--parallel", "--parallel": "--parallel",
+    "--api-key": "--api-key before the --", "--api-key-file": "--api-key-file before the --", "--cors-origins": "--cors",
+    "-c": "--ctx", "--ctx-size": "--ctx", "-np": "--slots", "--parallel": "--slots",
+    **dict.fromkeys(("-cram", "--cache-ram"), "--cache-ram before the --"),
     **dict.fromkeys(("-ctk", "--cache-type-k"), "--type-k"), **dict.fromkeys(("-ctv", "--cache-type-v"), "--type-v"),
     **dict.fromkeys(("-ngl", "--gpu-layers", "--n-gpu-layers"), "--gpu-layers before the --"),
     **dict.fromkeys(("-dev", "--device"), "--device before the --, and CUDA_VISIBLE_DEVICES to choose one of several GPUs"),
@@ -44,8 +51,28 @@ print({_LIVES!r})
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What one request may cost the others."""
+
+    max_gap_s: float = 0.5
+    """What a running answer may wait for its next token while a prompt is read, in seconds, as far as 16 prompt tokens at a time allow;
+    0: prompts are read at full speed."""
+    max_queue: int | None = None
+    """Requests that wait for a slot; more are refused. None: `queue_for` the slots."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_gap_s < math.inf:
+            raise ConfigError(f"the longest gap is {self.max_gap_s!r}; it must be a number of seconds, or 0 for no limit")
+        if self.max_queue is not None and self.max_queue < 0:
+            raise ConfigError(f"the queue holds {self.max_queue!r} requests; it must hold 0 or more")
+
+    def queue_for(self, n_slots: int) -> int:
+        return 16 + 4 * n_slots if self.max_queue is None else self.max_queue
+
+
+@dataclass(frozen=True)
 class ServerOptions:
-    """What to serve, and where. `port` 0 picks a free one; `n_ctx` is the context of each of the `parallel` slots."""
+    """What to serve, and where. `port` 0 picks a free one; `n_ctx` is the context of each of the `n_slots` slots."""
 
     model: Path
     kv: KvOptions = field(default_factory=KvOptions)
@@ -55,10 +82,42 @@ class ServerOptions:
     alias: str | None = None  # the name clients see; None: the file's
     host: str = LOOPBACK
     port: int = 0
-    parallel: int = 1
+    n_slots: int = 1  # requests answered at the same time
+    limits: Limits = Limits()
+    store: StoreSettings | None = None  # None: a prompt that no slot holds is read again
     api_key: str | None = None
+    api_key_file: Path | None = None  # more keys, one a line; # begins a comment
+    cors: str = LOCALHOST  # the origin whose pages may ask; "*": any
     extra: tuple[str, ...] = ()  # options of llama.cpp's server, last on its command line
     log_file: Path | None = None  # None: a temporary file; "-": standard error
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n_slots <= MOST_SLOTS:
+            raise ConfigError(f"there cannot be {self.n_slots} slots; use 1 to {MOST_SLOTS}")
+        if self.cors not in (LOCALHOST, "*") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/,*]+", self.cors, re.IGNORECASE):
+            raise ConfigError(f"{self.cors!r} is no origin; write one such as https://example.org, without a path, or * for any")
+
+    def api_keys(self) -> tuple[str, ...]:
+        """Every key that opens the server; none where anybody may ask. Raises ConfigError where the file of keys cannot be used."""
+        keys = [] if self.api_key is None else [self.api_key]
+        if self.api_key_file is not None:
+            keys += _keys_in(self.api_key_file)
+        for key in keys:
+            if not key or not key.isascii() or not key.isprintable() or key != key.strip() or set(key) & set(',"'):
+                raise ConfigError("an API key must be printable ASCII without commas, quotes and spaces around it; choose another")
+        return tuple(keys)
+
+
+def _keys_in(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(f"the file of API keys {path} cannot be read: {reason}; name a text file with one key in each line") from None
+    keys = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    if not keys:
+        raise ConfigError(f"the file of API keys {path} has no key; write one in each line")
+    return keys
 
 
 _NOT_WHILE_EVICTING = {
@@ -83,8 +142,8 @@ def check_evict(options: ServerOptions) -> None:
     """Raise ConfigError for what mode evict cannot serve."""
     if options.kv.mode is not KvMode.EVICT:
         return
-    if options.parallel > 1:
-        raise ConfigError(f"mode evict serves one request at a time, not {options.parallel}; leave --parallel out, or use another --kv")
+    if options.n_slots > 1:
+        raise ConfigError(f"mode evict serves one request at a time, not {options.n_slots}; leave --slots out, or use another --kv")
     for argument in options.extra:
         name = argument.replace("_", "-") if argument.startswith("--") else argument
         if name in _NOT_WHILE_EVICTING:

@@ -6,6 +6,7 @@ import atexit
 import http.client
 import ipaddress
 import json
+import secrets
 import signal
 import socket
 import threading
@@ -23,10 +24,13 @@ from edgekv.memory.fit import ContextChoice, cells, choose_context, in_tokens
 from edgekv.models import Geometry, geometry
 from edgekv.serving.log import ServerLog
 from edgekv.serving.options import LOOPBACK, ServerOptions, check_evict, check_extra, free_port, later_bytes
+from edgekv.serving.publisher import Publisher
+from edgekv.serving.shown import Served
 from edgekv.vocab import DeviceKind, KvMode
 
 if TYPE_CHECKING:
     from edgekv.live.runtime import Runtime
+    from edgekv.serving.prefixes import Prefixes
 
 BATCH_TOKENS = 512
 """Prompt tokens between two looks at the outside world: a cancelled request stops, and progress is told, this often. On a device what its
@@ -49,6 +53,9 @@ class Server:
         self.model: Geometry = geometry(options.model)
         self.options = replace(options, kv=in_tokens(self.model, options.kv))
         check_evict(self.options)
+        keys = options.api_keys()
+        # One of our own besides: for what this process asks, and because llama.cpp logs the end of a key that is the only one.
+        self._keys = (secrets.token_urlsafe(), *keys) if keys else ()
         self.context = self._choose_context()
         self.port = options.port
         # An event, not the thread: an interrupt during Thread.join() makes Python believe that the thread has ended (bpo-45274).
@@ -60,6 +67,9 @@ class Server:
         self._ready = False
         self._before: set[Runtime] = set()  # contexts that others made
         self._runtime: Runtime | None = None
+        self._prefixes: Prefixes | None = None
+        self.figures = Publisher(self._served(), lambda: self.runtime)
+        """What the endpoint shows of the KV hierarchy."""
 
     def _choose_context(self) -> ContextChoice:
         """Raises DoesNotFit, and CudaUnavailable where a GPU was asked for and cannot be used."""
@@ -68,15 +78,18 @@ class Server:
         if room is not None and all_layers:
             later = later_bytes(options.extra)
             room = replace(room, free=max(0, room.free - later))
-            choice = choose_device_context(self.model, options.n_ctx, options.kv, room, options.parallel)
-            if later and options.kv.kv_vram is None:  # an automatic budget would take what is free before they are loaded
+            choice = choose_device_context(self.model, options.n_ctx, options.kv, room, options.n_slots)
+            if later and options.kv.placement.kv_vram is None:  # an automatic budget would take what is free before they are loaded
                 self.options = replace(options, kv=options.kv.with_(kv_vram=choice.device.budget))
             return choice
-        return choose_context(self.model, options.n_ctx, options.kv, options.parallel)
+        return choose_context(self.model, options.n_ctx, options.kv, options.n_slots)
 
     @property
     def alias(self) -> str:
         return self.options.alias or self.options.model.stem
+
+    def _served(self) -> Served:
+        return Served(self.alias, self.options.parallel, self.context.n_ctx, self.model.tensor_bytes, self.context.kv_bytes)
 
     @property
     def url(self) -> str:
@@ -100,6 +113,11 @@ class Server:
     def runtime(self) -> Runtime | None:
         """What hangs on the context that answers; None where it is not attached, and while the server is not ready."""
         return None if self._runtime is None or self._runtime.closed else self._runtime
+
+    @property
+    def prefixes(self) -> Prefixes | None:
+        """What keeps prefixes of conversations; None where nothing does."""
+        return self._prefixes
 
     @property
     def log_path(self) -> Path | None:
@@ -132,6 +150,7 @@ class Server:
         except OSError as error:
             raise ConfigError(f"the log file {self.options.log_file} cannot be written: {error.strerror}; name another") from None
         crash.details_in(self._log.path)
+        self._open_prefixes()
         self._exit, self._ready = None, False
         self._ended.clear()
         _active = self
@@ -181,22 +200,23 @@ class Server:
         options, kv = self.options, self.options.kv
         argv = [
             "llama-server", "--model", str(options.model), "--alias", self.alias,
-            "--host", options.host, "--port", str(self.port), "--parallel", str(options.parallel),
-            "--ctx-size", str(self.context.n_ctx * options.parallel), "--batch-size", str(self._batch_tokens),
-            "--cache-type-k", kv.type_k.value, "--cache-type-v", kv.type_v.value,
+            "--host", options.host, "--port", str(self.port), "--parallel", str(options.n_slots),
+            "--ctx-size", str(self.context.n_ctx * options.n_slots), "--batch-size", str(self._batch_tokens),
+            "--cache-type-k", kv.cache.type_k.value, "--cache-type-v", kv.cache.type_v.value,
             "--flash-attn", "on",  # the attention hook needs it, and quantised V does too
             "--fit", "off",  # what was asked for, or an error: never fewer layers or tokens
             "--cache-ram", "0",  # up to 8 GiB of old prompts otherwise
-            "--offline", "--no-ui", "--no-warmup", "--cors-origins", "localhost",
+            "--offline", "--no-ui", "--no-warmup", "--cors-origins", options.cors,
+            "--metrics",  # costs nothing while nobody asks
         ]
         if options.n_threads is not None:
             argv += ["--threads", str(options.n_threads)]
-        if kv.device == DeviceKind.HOST.value:
+        if kv.placement.device == DeviceKind.HOST.value:
             argv += ["--device", "none"]
         if options.n_gpu_layers is not None:
             argv += ["--gpu-layers", str(options.n_gpu_layers)]
-        if options.api_key is not None:
-            argv += ["--api-key", options.api_key]
+        if self._keys:
+            argv += ["--api-key", ",".join(self._keys)]
         if kv.mode is KvMode.EVICT or self.context.device is not None:
             argv += ["--ubatch-size", str(self._batch_tokens)]
         return [*argv, *options.extra]
@@ -208,9 +228,32 @@ class Server:
             return device.n_ubatch
         return BATCH_TOKENS if kv.mode is not KvMode.EVICT else batch_tokens(cells(self.context.n_ctx, kv), BATCH_TOKENS)
 
+    def _open_prefixes(self) -> None:
+        """In mode evict what is dropped cannot be kept."""
+        from edgekv._native import prefixes as native
+        from edgekv.serving.prefixes import Prefixes
+
+        options = self.options
+        if options.store is not None and options.kv.mode is not KvMode.EVICT:
+            self._prefixes = Prefixes(options.model, options.extra, options.store)
+            self.figures.store = self._prefixes.figures
+        native.set_prefixes(self._prefixes)
+
+    def _close_prefixes(self) -> None:
+        from edgekv._native import prefixes as native
+
+        native.set_prefixes(None)
+        prefixes, self._prefixes = self._prefixes, None
+        self.figures.store = None
+        if prefixes is not None:
+            prefixes.close()
+
     def _run(self, argv: list[str]) -> None:
         from edgekv._native import server as native
 
+        options, limits = self.options, self.options.limits
+        native.limit(limits.max_gap_s, options.n_slots, limits.queue_for(options.n_slots))
+        self.figures.worst_gap = lambda: native.pacing().worst_gap_s
         try:
             self._exit = native.run(argv)
         except BaseException as error:  # told by why_stopped()
@@ -231,6 +274,8 @@ class Server:
             if handler is not None:  # None: it was not Python's
                 signal.signal(number, handler)
         self._find_runtime()
+        self.figures.begin()
+        self._answers("/lora-adapters")  # passes through the task loop, which takes the first figures
 
     def _find_runtime(self) -> None:
         """What hangs on the context that answers. Mode evict needs it: its cache is smaller than the context, and full before long where
@@ -254,9 +299,9 @@ class Server:
         """The JSON of a GET; None where the server answers with an error."""
         address = self.url.removeprefix("http://").rsplit(":", 1)[0].strip("[]")
         connection = http.client.HTTPConnection(address, self.port, timeout=10)
-        key = self.options.api_key
+        headers = {"Authorization": f"Bearer {self._keys[0]}"} if self._keys else {}
         try:
-            connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
+            connection.request("GET", path, headers=headers)
             response = connection.getresponse()
             return json.loads(response.read()) if response.status == http.HTTPStatus.OK else None
         finally:
@@ -267,6 +312,8 @@ class Server:
         from edgekv._native import crash
         from edgekv.live import runtime
 
+        self._close_prefixes()
+        self.figures.end()
         self._log.close(keep=failed)
         crash.details_in(None)
         self._before, self._runtime = set(), None

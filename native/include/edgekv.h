@@ -276,8 +276,8 @@ typedef struct {
     const uint64_t * seq;     /* [n_cells][n_seq_words] */
     const uint64_t * changed; /* [n_cells], clock time of the last change of position, sequences or K/V data */
     uint64_t now;             /* clock time */
-    const uint8_t * read_sparsely; /* [n_cells], not zero: read by a sparse prompt, so that K and V behind the first layer are approximate;
-                                      copies in other streams and saved states are labelled too */
+    const uint8_t * labels;   /* [n_cells], bits: 1: read by a sparse prompt, 2: by a decode step that sampled, so that K and V behind the first
+                                 layer are approximate. Copies in other streams are labelled too; saved states keep the first bit only */
 } edgekv_cells;
 
 /* K or V rows of one layer, in place: element (stream, cell, head) at data + strides. Lives as long as the context. */

@@ -20,6 +20,86 @@ EDGEKV_API int edgekv_server_run(int argc, char ** argv);
 EDGEKV_API void edgekv_server_terminate(void);
 EDGEKV_API const char * edgekv_server_error(void);
 
+/* Prefixes: K and V of tokens that an earlier request computed. Whoever keeps them registers two functions, which the server calls on the
+   thread that decodes, between two llama_decode(). */
+
+#define EDGEKV_PREFIX_BLOCK 256
+
+typedef struct {
+    struct llama_context * lctx;
+    int seq_id;
+    const int32_t * tokens;
+    int n_tokens;
+    const char * adapters; /* that K and V depend on; another text for other adapters or scales */
+} edgekv_prefix_tokens;
+
+/* The first token in which something kept differs from what is asked, although at least a block of it goes on behind; n_lost: 0: nothing */
+typedef struct {
+    int position;
+    int stored;
+    int asked;
+    int n_lost;
+} edgekv_near_miss;
+
+/* tokens that were put into the sequence, by where they came from */
+typedef struct {
+    int ram;
+    int disk;
+    int remote;
+    edgekv_near_miss nearly;
+} edgekv_prefix_found;
+
+/* tokens of a prompt that need not be computed: those of the slot itself, of another slot's cells, and what was put in */
+typedef struct {
+    int slot;
+    int shared;
+    int ram;
+    int disk;
+    int remote;
+} edgekv_prefix_sources;
+
+typedef struct {
+    /* A prompt begins: its sequence holds the first n_have tokens of it. Puts in those that come next, as many as it has. */
+    void (*begin)(void * user, const edgekv_prefix_tokens * prompt, int n_have, edgekv_prefix_found * out);
+    /* The sequence holds these tokens, computed. */
+    void (*keep)(void * user, const edgekv_prefix_tokens * held);
+    void * user;
+} edgekv_prefixes;
+
+/* null: nobody keeps prefixes. Only while no server runs. */
+EDGEKV_API void edgekv_server_set_prefixes(const edgekv_prefixes * prefixes);
+
+/* What one request may cost the others, for the servers that run from now on; no bounds before the first call. A running answer waits
+   about max_gap_s seconds at most for its next token while prompts are read (0: they are read at full speed). n_slots requests are
+   answered and max_queue wait (below 0: any number); more get HTTP 503. */
+EDGEKV_API void edgekv_server_limit(double max_gap_s, int32_t n_slots, int32_t max_queue);
+
+/* how that goes, since the server started; seconds */
+typedef struct edgekv_server_pacing {
+    double   max_gap_s;      /* the bound; 0: none */
+    double   worst_gap_s;    /* between two tokens of a running answer */
+    double   last_gap_s;
+    uint64_t n_mixed;        /* batches that held prompt tokens and the next tokens of running answers */
+    int32_t  n_prompt_batch; /* prompt tokens that the newest of these was allowed */
+    int32_t  n_requests;     /* answered or waiting now */
+    uint64_t n_refused;      /* requests that found no place */
+} edgekv_server_pacing;
+
+/* from any thread */
+EDGEKV_API void edgekv_server_pace(edgekv_server_pacing * pacing);
+
+/* What the server shows of the KV hierarchy. A document is shown under its path, such as "/edgekv/state"; "props", "slots" and "metrics"
+   stand in the answers of upstream's routes of these names. Any thread may publish, at any time: the text is copied, and takes the place
+   of the one before. */
+EDGEKV_API void edgekv_server_publish(const char * path, const char * type, const char * text);
+/* takes all of them back */
+EDGEKV_API void edgekv_server_withdraw(void);
+/* milliseconds since somebody asked for the document; -1: nobody did, or there is no such document */
+EDGEKV_API int64_t edgekv_server_asked_ms(const char * path);
+/* called on the thread that decodes, between two batches, where what is published should be brought up to date: before /metrics and
+   /slots are answered, and (idle) where nothing is left to do; null: nobody is called */
+EDGEKV_API void edgekv_server_on_refresh(void (*function)(int idle));
+
 /* cffi: end */
 
 #define EDGEKV_SERVER_THREW 70

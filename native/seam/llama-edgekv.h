@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 // raised whenever a struct or function of this header changes; both sides compare it before they talk
-#define LLAMA_EDGEKV_ABI 6
+#define LLAMA_EDGEKV_ABI 7
 
 #ifdef __cplusplus
 extern "C" {
@@ -133,8 +133,14 @@ struct llama_edgekv_cells {
     const uint64_t * seq;        // [n_cells][n_seq_words], bit s: the cell belongs to sequence s
     const uint64_t * changed;    // [n_cells] clock time of the last change
     uint64_t now;                // clock time
-    uint8_t * read_sparsely;     // [n_cells], not zero: a sparse prompt read it. Put on when its ubatch is computed, from any thread, atomically;
-                                 // taken off by the next placement, copied between streams, saved and loaded with the state
+    uint8_t * labels;            // [n_cells] bits of llama_edgekv_label. Put on when a ubatch is computed, from any thread, atomically; taken off
+                                 // by the next placement, copied between streams
+};
+
+// how a cell's token was read, where that was not exact
+enum llama_edgekv_label {
+    LLAMA_EDGEKV_SPARSE_PROMPT = 1, // by a prompt that attended a part of what it sees; saved and loaded with the state
+    LLAMA_EDGEKV_SAMPLED       = 2, // by a decode step that sampled; not in saved states
 };
 
 // false: the context has no KV cache the seam knows, or no such stream
@@ -158,6 +164,15 @@ LLAMA_API int llama_edgekv_free_cells(struct llama_context * lctx, uint32_t stre
 
 // From now on a batch may begin behind a position that is missing in its sequence: cells of the plain cache will be freed.
 LLAMA_API void llama_edgekv_allow_gaps(struct llama_context * lctx);
+
+// Whether all that the context keeps of its tokens is their rows in one plain cache of its own: then rows that were computed once can be
+// put back, and nothing else is needed.
+LLAMA_API bool llama_edgekv_only_rows(const struct llama_context * lctx);
+
+// Places n more tokens of a sequence, at positions first_pos and on: out [n] are their cells, in the sequence's stream. K and V of them are
+// then to be written, before the next ubatch. false: there are not so many empty cells, or llama_edgekv_only_rows() is false. Call it on
+// the thread that decodes, or while nothing is decoding.
+LLAMA_API bool llama_edgekv_add_cells(struct llama_context * lctx, int seq_id, int first_pos, int n, uint32_t * out);
 
 // rotary position embedding as the context applies it
 struct llama_edgekv_rope {
@@ -189,9 +204,21 @@ bool llama_edgekv_build_store(
         const llm_graph_context & graph, const llama_kv_cache_context * mctx,
         ggml_tensor * k_cur, ggml_tensor * v_cur, ggml_tensor * k_idxs, ggml_tensor * v_idxs, int il);
 
-ggml_tensor * llama_edgekv_build_attend(
-        const llm_graph_context & graph, ggml_tensor * q, ggml_tensor *& k, ggml_tensor *& v, ggml_tensor * kq_b,
-        ggml_tensor * mask, ggml_tensor * sinks, ggml_tensor * v_mla, int64_t n_kv_max, float scale, int il);
+// what llama.cpp attends with, in the order of its own arguments
+struct llama_edgekv_mha {
+    ggml_tensor *  q;
+    ggml_tensor *& k; // a hook may have the stock nodes read others
+    ggml_tensor *& v;
+    ggml_tensor *  kq_b;
+    ggml_tensor *  mask;
+    ggml_tensor *  sinks;
+    ggml_tensor *  v_mla;
+    int64_t n_kv_max;
+    float   scale;
+    int     il;
+};
+
+ggml_tensor * llama_edgekv_build_attend(const llm_graph_context & graph, const llama_edgekv_mha & mha);
 
 // the buffer type of layer il's K and V, which would be `buft`
 ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, bool v_trans, ggml_backend_buffer_type_t buft);

@@ -298,11 +298,11 @@ def test_passes_do_not_know_of_each_other(synthetic):
 def test_modes_can_be_changed():
     mode = find_mode("sparse:resolution=1e3,keep_rows=on,kv_budget=2MiB,error_every=2,sketch=b3")
     options = mode.options(KvOptions(), 4096)
-    assert (options.resolution, options.keep_rows, options.error_every) == (1000.0, True, 2)
-    assert options.kv_budget == 2 << 20 and options.sketch is SketchKind.B3 and options.mode is KvMode.SPARSE
-    assert str(find_mode("sparse:sketch=none,attend=10%").options(KvOptions(), 4096).attend) == "10%"
-    assert find_mode("sparse:kv_budget=auto").options(KvOptions(), 4096).kv_budget is None
-    assert find_mode("streaming").options(KvOptions(), 8000).recent_tokens == 1000 - KvOptions().sink_tokens
+    assert (options.selection.resolution, options.selection.keep_rows, options.selection.error_every) == (1000.0, True, 2)
+    assert options.placement.kv_budget == 2 << 20 and options.selection.sketch is SketchKind.B3 and options.mode is KvMode.SPARSE
+    assert str(find_mode("sparse:sketch=none,attend=10%").options(KvOptions(), 4096).selection.attend) == "10%"
+    assert find_mode("sparse:kv_budget=auto").options(KvOptions(), 4096).placement.kv_budget is None
+    assert find_mode("streaming").options(KvOptions(), 8000).selection.recent_tokens == 1000 - KvOptions().selection.sink_tokens
     assert find_mode("sparse:sketch=none").figures == {"error": None} and find_mode("sparse").figures == {}
 
 

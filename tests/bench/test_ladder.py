@@ -46,8 +46,8 @@ def test_live_modes_are_what_is_simulated(rung):
     mode = find_mode(rung.bench_mode(0.125))
     options = mode.options(ladder.kv.KvOptions(), 4096)
     scenario = BASE.with_(budget=0.125, **rung.scenario)
-    assert options.attend == scenario.budget and options.exact_tokens == 0 and options.sketch is SketchKind.NONE
-    assert rung.name == "streaming" or options.policy == scenario.policy
+    assert options.selection.attend == scenario.budget and options.selection.exact_tokens == 0 and options.selection.sketch is SketchKind.NONE
+    assert rung.name == "streaming" or options.placement.policy == scenario.policy
     assert scenario.split is Split.UNIFORM  # as each head attends alike
 
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from edgekv.cli.common.options import kv_options, split_kv_options
-from edgekv.config import Attend, KvOptions
+from edgekv.config import Attend, KvOptions, PlacementOptions, SelectionOptions
 from edgekv.errors import ConfigError, CudaUnavailable
 from edgekv.memory import devices
 from edgekv.policies import POLICIES
@@ -55,8 +55,8 @@ def test_every_option_arrives():
         mode=KvMode.SPARSE, resolution=2000.0, kv_budget=3 << 29, sketch=SketchKind.B3, policy="lru+anchor", prefetch="rope",
         page_tokens=32, type_k=CacheType.Q8_0, type_v=CacheType.Q8_0, kv_vram=2 << 30)}
     kv = parse("--kv", "sparse", "--sketch", "none", "--attend", "1024")["kv"]
-    assert (kv.sketch, kv.attend) == (SketchKind.NONE, Attend(tokens=1024))
-    assert parse("--device", "cpu")["kv"].device == "cpu"
+    assert (kv.selection.sketch, kv.selection.attend) == (SketchKind.NONE, Attend(tokens=1024))
+    assert parse("--device", "cpu")["kv"].placement.device == "cpu"
 
 
 def test_the_command_line_goes_before_the_environment():
@@ -65,8 +65,8 @@ def test_the_command_line_goes_before_the_environment():
     kv = parse(**variables)["kv"]
     assert kv == KvOptions.from_env(mode="sparse", resolution=500.5, kv_budget=1 << 20, attend="5%", split="uniform")
     kv = parse("--resolution", "16000", "--kv-budget", "auto", **variables)["kv"]
-    assert (kv.resolution, kv.kv_budget, kv.attend.share) == (16000, None, 0.05)
-    assert parse("--kv-budget", "0", **variables)["kv"].kv_budget == 0
+    assert (kv.selection.resolution, kv.placement.kv_budget, kv.selection.attend.share) == (16000, None, 0.05)
+    assert parse("--kv-budget", "0", **variables)["kv"].placement.kv_budget == 0
     assert parse("--kv", "exact", **variables)["kv"].mode is KvMode.EXACT, "variables for mode sparse do not disturb the others"
 
 
@@ -87,15 +87,15 @@ def test_what_is_attended_without_sketches_and_how_finely_with_them():
         parse("--kv", "sparse", "--resolution", "1000", "--sketch", "none")
     with pytest.raises(ConfigError, match="--resolution needs sketches"):
         parse("--resolution", "1000", EDGEKV_KV="sparse", EDGEKV_SKETCH="none")
-    assert parse("--kv", "sparse", EDGEKV_ATTEND="10%")["kv"].attend.share == 0.1
-    assert parse("--kv", "sparse", "--sketch", "none", EDGEKV_RESOLUTION="10")["kv"].resolution == 10
+    assert parse("--kv", "sparse", EDGEKV_ATTEND="10%")["kv"].selection.attend.share == 0.1
+    assert parse("--kv", "sparse", "--sketch", "none", EDGEKV_RESOLUTION="10")["kv"].selection.resolution == 10
 
 
 @pytest.mark.parametrize("value", ["0", "0.9", "-4", "nan", "inf", "much", "", None, "1e999"], ids=str)
 def test_a_resolution_is_a_number_from_1(value):
     with pytest.raises(ConfigError, match=r"it must be a number from 1 to 1e\+09, such as 2000"):
         KvOptions(resolution=value)
-    assert KvOptions(resolution=1).resolution == 1.0 and isinstance(KvOptions(resolution="2e3").resolution, float)
+    assert KvOptions(resolution=1).selection.resolution == 1.0 and isinstance(KvOptions(resolution="2e3").selection.resolution, float)
 
 
 @pytest.mark.parametrize("values", [{"exact_tokens": -1}, {"error_every": -1}, {"error_every": 1.5}, {"recent_tokens": None}], ids=str)
@@ -119,7 +119,7 @@ def test_options_that_there_are_no_more(arguments):
 
 def test_what_evict_keeps():
     assert parse("--kv", "evict", "--keep", "2048", "--policy", "ema")["kv"].keep_tokens == 2048
-    assert parse("--kv", "evict", EDGEKV_KEEP="64MiB")["kv"].keep.bytes == 64 << 20
+    assert parse("--kv", "evict", EDGEKV_KEEP="64MiB")["kv"].eviction.keep.bytes == 64 << 20
     with pytest.raises(ConfigError, match="--keep works in mode evict only, and the mode is sparse; add --kv evict"):
         parse("--kv", "sparse", "--keep", "2048")
     with pytest.raises(ConfigError, match="runs on the processor only"):
@@ -129,9 +129,9 @@ def test_what_evict_keeps():
 def test_gpu_memory_from_the_environment():
     variables = {"EDGEKV_KV_VRAM": "1GiB", "EDGEKV_DEVICE": "cpu"}
     kv = parse(**variables)["kv"]
-    assert (kv.kv_vram, kv.device) == (1 << 30, "cpu")
+    assert (kv.placement.kv_vram, kv.placement.device) == (1 << 30, "cpu")
     assert parse("--kv-vram", "auto", "--device", "auto", **variables)["kv"] == KvOptions(mode=MEASURED)
-    assert parse("--kv", "off", **variables)["kv"].kv_vram == 1 << 30, "a variable may be without effect"
+    assert parse("--kv", "off", **variables)["kv"].placement.kv_vram == 1 << 30, "a variable may be without effect"
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
@@ -176,7 +176,7 @@ def test_the_emulated_device_is_for_tests_only():
         pass
 
     assert CliRunner().invoke(command, ["--device", "emulated"]).exit_code == 2
-    assert KvOptions.from_env(device="emulated").device == "emulated"
+    assert KvOptions.from_env(device="emulated").placement.device == "emulated"
 
 
 def test_the_help_names_what_there_is():
@@ -191,8 +191,8 @@ def test_the_help_names_what_there_is():
     assert {"ema", "anchor", "recent", "h2o", "snapkv"} <= set(POLICIES)  # the examples
     for name in PREFETCHERS:
         assert name in text["prefetch"]
-    for option, default in (("kv", "sparse; exact on a GPU, and on a processor without AVX2"), ("attend", str(KvOptions.attend)), ("policy", KvOptions.policy),
-                            ("resolution", f"{KvOptions.resolution:g}"), ("sketch", KvOptions.sketch.value)):
+    for option, default in (("kv", "sparse; exact on a GPU, and on a processor without AVX2"), ("attend", str(SelectionOptions.attend)),
+                            ("policy", PlacementOptions.policy), ("resolution", f"{SelectionOptions.resolution:g}"), ("sketch", SelectionOptions.sketch.value)):
         assert f"[default: {default}]" in text[option]
 
 

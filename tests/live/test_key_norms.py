@@ -36,7 +36,7 @@ def plain(run, shape) -> np.ndarray:
 @pytest.mark.parametrize("unified", [True, False])
 def test_norms_follow_the_cells(synthetic, kind: str, unified: bool):
     options = OPTIONS.with_(type_k=kind, type_v=kind)
-    number = options.type_k.ggml_type
+    number = options.cache.type_k.ggml_type
     with attached(synthetic(), options, n_ctx=512, n_seq=2, unified=unified, type_k=number, type_v=number) as (context, run):
         shape = run._tiering.shape
         context.decode(np.arange(100), np.arange(100), [0] * 100)

@@ -84,7 +84,7 @@ def test_the_mode_belongs_to_the_thread_that_decodes(synthetic):
         run.observers.append(lambda step: elsewhere(run))
         context.decode([270], [80], [0])
         assert len(refused) == 2 and all("decodes on another thread" in sentence for sentence in refused)
-        assert run.mode is KvMode.EXACT and run.options.mode is KvMode.EXACT and run.options.attend == KvOptions().attend
+        assert run.mode is KvMode.EXACT and run.options.mode is KvMode.EXACT and run.options.selection.attend == KvOptions().selection.attend
 
         run.observers.clear()
         run.observers.append(lambda step: setattr(run, "mode", "off"))
@@ -130,7 +130,7 @@ def test_llama_is_a_drop_in(synthetic):
 @pytest.mark.parametrize(("options", "message"), [
     ({"kv": "fast"}, "there is no KV mode 'fast'; use one of: exact, sparse, evict, off"),
     ({"type_k": "q3"}, "there is no K cache type 'q3'; use one of: f16, q8_0"),
-    ({"kv_page_tokens": 20}, "page_tokens is 20; it must be a multiple of 16")])
+    ({"page_tokens": 20}, "page_tokens is 20; it must be a multiple of 16")])
 def test_bad_options_are_refused(synthetic, options: dict, message: str):
     with pytest.raises(ConfigError, match=message):
         Llama(str(synthetic("llama")), verbose=False, **options)
@@ -141,7 +141,7 @@ def test_options_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("EDGEKV_PAGE_TOKENS", "32")
     monkeypatch.setenv("EDGEKV_OBSERVE", "0")
     options = KvOptions.from_env(type_k="q8_0")
-    assert (options.mode, options.page_tokens, options.observe, options.type_k.value) == (KvMode.OFF, 32, False, "q8_0")
+    assert (options.mode, options.cache.page_tokens, options.placement.observe, options.cache.type_k.value) == (KvMode.OFF, 32, False, "q8_0")
     assert KvOptions.from_env(mode="exact").mode is KvMode.EXACT, "an argument beats the environment"
     monkeypatch.setenv("EDGEKV_PAGE_TOKENS", "many")
     with pytest.raises(ConfigError, match="EDGEKV_PAGE_TOKENS=many is not a whole number"):

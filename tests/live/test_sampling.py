@@ -11,7 +11,7 @@ from support.contexts import Context, attached
 from support.decoding import kld
 
 from edgekv.bench.texts.text import find_text
-from edgekv.config import KvOptions
+from edgekv.config import KvOptions, SelectionOptions
 from edgekv.live.runtime import Runtime
 
 import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
@@ -55,7 +55,7 @@ def sampled_steps(path, resolution: float, n_steps: int = STEPS) -> Iterator[tup
             yield run, capture, position + 1, sums, seen.pop()
 
 
-@pytest.mark.parametrize("resolution", [500, KvOptions.resolution])
+@pytest.mark.parametrize("resolution", [500, SelectionOptions.resolution])
 def test_the_estimated_error_is_the_error(default_model, resolution: float):
     """Of each head and token, by its output against full attention of the same query over the same cache."""
     estimated, true = [], []

@@ -72,7 +72,7 @@ def test_an_impossible_budget_gets_a_possible_one(model):
         choose_context(model, 4096, SPARSE.with_(kv_budget=1 << 40), available=available)
     assert choose_context(model, 4096, SPARSE.with_(kv_budget=MIB), available=available).bytes.arena == MIB
     assert choose_context(model, 4096, SPARSE.with_(kv_budget=0), available=available).bytes.arena == 0
-    with pytest.raises(ConfigError, match=f"one page of this model takes {page_bytes(model, SPARSE):,}; give more"):
+    with pytest.raises(ConfigError, match=f"one page of this model takes {page_bytes(model, SPARSE.cache):,}; give more"):
         choose_context(model, 4096, SPARSE.with_(kv_budget=1), available=PLENTY)
 
 
@@ -94,7 +94,7 @@ def test_the_estimate_is_what_is_allocated(synthetic, changes, n_sequences, head
     path = synthetic("llama", n_ctx_train=4096, head_dim=head_dim)
     options = KvOptions(mode=KvMode.SPARSE, **changes)
     expected = kv_bytes(geometry(path), 1536, options, n_sequences)
-    types = {"type_k": options.type_k.ggml_type, "type_v": options.type_v.ggml_type}
+    types = {"type_k": options.cache.type_k.ggml_type, "type_v": options.cache.type_v.ggml_type}
     shape = {"n_ctx": 1536 * n_sequences, "n_seq": n_sequences, "unified": False, "n_threads": 1}
     with attached(path, options, **shape, **types) as (_, runtime):
         memory = runtime.memory()
@@ -141,9 +141,9 @@ def test_device_formulas(large):
     assert plan.home == 32768 * 131072 and plan.slot_bytes == 16 * 2 * 128 * 2
     assert plan.sketches == kv_bytes(large, 32768, SPARSE).sketches
     assert plan.tables == 256 * 2048 * 17 + 32768 * 4 == table_bytes(256, 2048, 32768)
-    assert plan.scratch == 8 * 32768 * (8 * (4 + 4) + 32 * (2 + 4)) == scratch_bytes(large, 32768, SPARSE), "8 tokens at a time"
-    assert scratch_bytes(large, 2048, SPARSE) == 16 * 2048 * 256 and scratch_bytes(large, 1 << 20, SPARSE) == (1 << 20) * 256
-    assert scratch_bytes(large, 32768, EXACT) == 16 * 8 * 2048 * 4 * 8
+    assert plan.scratch == 8 * 32768 * (8 * (4 + 4) + 32 * (2 + 4)) == scratch_bytes(large, 32768, KvMode.SPARSE), "8 tokens at a time"
+    assert scratch_bytes(large, 2048, KvMode.SPARSE) == 16 * 2048 * 256 and scratch_bytes(large, 1 << 20, KvMode.SPARSE) == (1 << 20) * 256
+    assert scratch_bytes(large, 32768, KvMode.EXACT) == 16 * 8 * 2048 * 4 * 8
     assert (plan.n_staged, plan.staging, plan.ring) == (2, 2 * 32768 * 8 * 512, 0)
     assert plan.arena == (2 * GIB - plan.fixed) // 8192 * 8192 and plan.hot_tokens == plan.arena // (8192 * 256) * 16
     assert plan.n_ubatch == 2048 and plan.compute == compute_bytes(large, 32768, 2048, 16) == 2048 * (2 * 32768 + 48 * 4096) + 16 * 4 * 128_256

@@ -146,11 +146,11 @@ def test_its_context_is_tiered(tiny, mode):
     assert server.runtime is None
 
 
-@pytest.mark.parametrize("parallel", [1, 2])
-def test_mode_sparse_answers_each_client_from_its_own_context(default_model, parallel):
+@pytest.mark.parametrize("n_slots", [1, 2])
+def test_mode_sparse_answers_each_client_from_its_own_context(default_model, n_slots):
     sparse = KvOptions(mode=KvMode.SPARSE, resolution=1000, exact_tokens=64)
     numbers = {"Maria": "4711", "Peter": "8256"}
-    with Server(options(default_model, n_ctx=1024, kv=sparse, parallel=parallel)) as server:
+    with Server(options(default_model, n_ctx=1024, kv=sparse, n_slots=n_slots)) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
         def ask(name: str) -> str:
@@ -261,7 +261,8 @@ def test_models_that_cannot_chat(kind, tmp_path, synthetic):
 
 
 @pytest.mark.parametrize("extra", [
-    ("--port", "1"), ("--model", "x"), ("-c", "5"), ("--api_key", "k"), ("--hf-repo", "a/b"),  # ours
+    ("--port", "1"), ("--model", "x"), ("-c", "5"), ("-np", "2"), ("--cors-origins", "*"), ("--cache-ram", "9"),
+    ("--api_key", "k"), ("--hf-repo", "a/b"),  # ours
     ("--no-such-option",), ("--numa", "x"),  # refused by llama.cpp
     ("--chat-template", "{% if"), ("--version",),  # llama.cpp calls exit()
 ])
@@ -331,11 +332,11 @@ def test_an_automatic_budget_leaves_room_for_what_is_loaded_later(tiny, tmp_path
     with projector.open("wb") as file:
         file.truncate(1 << 30)
     alone = Server(options(tiny))
-    assert alone.options.kv.kv_vram is None, "what is free when the context is made"
+    assert alone.options.kv.placement.kv_vram is None, "what is free when the context is made"
     beside = Server(options(tiny, extra=(name, str(projector))))
-    assert beside.options.kv.kv_vram == alone.context.device.budget - (5 << 28), "its file, and a quarter of it for its work"
+    assert beside.options.kv.placement.kv_vram == alone.context.device.budget - (5 << 28), "its file, and a quarter of it for its work"
     given = Server(options(tiny, kv=KvOptions(kv_vram=1 << 30), extra=(name, str(projector))))
-    assert given.options.kv.kv_vram == 1 << 30, "what a person says stands"
-    assert Server(options(tiny, extra=(name, str(tmp_path / "none.gguf")))).options.kv.kv_vram is None
+    assert given.options.kv.placement.kv_vram == 1 << 30, "what a person says stands"
+    assert Server(options(tiny, extra=(name, str(tmp_path / "none.gguf")))).options.kv.placement.kv_vram is None
     with pytest.raises(DoesNotFit):
         Server(options(tiny, kv=KvOptions(kv_vram=6 << 30), extra=(name, str(projector))))

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 from edgekv import policies
 from edgekv.amounts import parse_bytes
 from edgekv.assignments import assigned, split_at
-from edgekv.config import KvOptions
+from edgekv.config import CacheOptions, KvOptions, option_kind, option_names
 from edgekv.errors import ConfigError
 from edgekv.prefetch import PREFETCHERS
 from edgekv.registry import Registry
@@ -53,8 +53,8 @@ class BenchMode:
         """The options in force where `n_visible` tokens are attended in full."""
         options = base.with_(**self.changes)
         if self.newest:
-            n_attended = options.attend.tokens or round(options.attend.share * n_visible)
-            options = options.with_(recent_tokens=max(0, n_attended - options.sink_tokens))
+            n_attended = options.selection.attend.tokens or round(options.selection.attend.share * n_visible)
+            options = options.with_(recent_tokens=max(0, n_attended - options.selection.sink_tokens))
         return options
 
 
@@ -98,8 +98,8 @@ def find_mode(name: str) -> BenchMode:
         options = KvOptions(**changes)
         options.check_effect(named)
         changes["mode"] = options.mode
-        policies.check_live(options.policy)
-        PREFETCHERS.get(options.prefetch)
+        policies.check_live(options.placement.policy)
+        PREFETCHERS.get(options.placement.prefetch)
     except ConfigError as error:
         raise ConfigError(f"bench mode {name!r}: {error}") from None
     return replace(mode, changes=changes, destructive=_drops(changes))
@@ -155,14 +155,14 @@ def check_counts(counts: Mapping[str, Sequence[int]]) -> None:
             raise ConfigError(f"a {name} must be 1 or more")
 
 
-_FIXED = {"page_tokens", "type_k", "type_v"}
-CHANGEABLE = tuple(option.name for option in fields(KvOptions) if option.name not in _FIXED)
+_FIXED = {option.name for option in fields(CacheOptions)}
+CHANGEABLE = tuple(name for name in option_names() if name not in _FIXED)
 """Options that a mode may change: all but those that are fixed when a context is created."""
 
 
 def _reader(key: str) -> Callable[[str], Any]:
     """How the value of that option is read."""
-    kind = get_type_hints(KvOptions)[key]
+    kind = option_kind(key)
     if int in get_args(kind):  # bytes, or none for auto
         return lambda text: parse_bytes(text, key)
     return kind if kind in (bool, int, float) else str

@@ -61,7 +61,7 @@ class Caches:
 def opened(model: Path, caches: Caches, n_ctx: int, n_threads: int, flash_attn: bool = True,
            n_batch: int = BATCH_TOKENS) -> AbstractContextManager[Decoder]:
     """`decoder_of` an empty context of these caches, stock until a mode is set; it computes up to `n_batch` tokens at once."""
-    return decoder_of(model, kv=KvMode.OFF, kv_page_tokens=caches.page_tokens, type_k=caches.type_k, type_v=caches.type_v,
+    return decoder_of(model, kv=KvMode.OFF, page_tokens=caches.page_tokens, type_k=caches.type_k, type_v=caches.type_v,
                       flash_attn=flash_attn, n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_batch, n_threads=n_threads)
 
 

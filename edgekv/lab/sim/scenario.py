@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from edgekv.config import Attend, KvOptions, choice
+from edgekv.config import Attend, PlacementOptions, choice
 from edgekv.errors import ConfigError
 from edgekv.prefetch import PREFETCHERS
 from edgekv.registry import Registry
@@ -51,7 +51,7 @@ class Access:
 class Scenario:
     """One simulation. Raises ConfigError for what does not go together."""
 
-    policy: str = KvOptions.policy
+    policy: str = PlacementOptions.policy
     budget: Attend | float = 0.10
     """Share of the visible pages that are hot, on average over heads, or an Attend with a number of tokens."""
     split: Split | None = None

@@ -151,7 +151,7 @@ edgekv_status edgekv_get_cells(const edgekv_context * ctx, int stream, edgekv_ce
     }
     *out = { (int) cells.n_cells, (int) cells.n_stream, (int) cells.n_used, (int) cells.used_end, (int) cells.n_seq_words,
              cells.pos, cells.seq, cells.changed, cells.now,
-             cells.read_sparsely };
+             cells.labels };
 
     return EDGEKV_OK;
 }

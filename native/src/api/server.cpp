@@ -1,5 +1,9 @@
 #include "edgekv_server.h"
 
+#include "server/limits.h"
+#include "server/pace.h"
+#include "server/published.h"
+
 #include <exception>
 #include <string>
 
@@ -7,10 +11,14 @@
 int llama_server(int argc, char ** argv);
 void llama_server_terminate();
 
-static std::string g_error;
+void edgekv_seam_set_prefixes(const edgekv_prefixes * prefixes);  // native/seam/server/prefixes.cpp
+
+static std::string            g_error;
+static edgekv_server::limits g_limits;
 
 int edgekv_server_run(int argc, char ** argv) {
     g_error.clear();
+    edgekv_server::begin(g_limits);
 
     try {
         return llama_server(argc, argv);
@@ -29,4 +37,34 @@ void edgekv_server_terminate(void) {
 
 const char * edgekv_server_error(void) {
     return g_error.c_str();
+}
+
+void edgekv_server_set_prefixes(const edgekv_prefixes * prefixes) {
+    edgekv_seam_set_prefixes(prefixes);
+}
+
+void edgekv_server_limit(double max_gap_s, int32_t n_slots, int32_t max_queue) {
+    g_limits = { max_gap_s, n_slots, max_queue };
+}
+
+void edgekv_server_pace(edgekv_server_pacing * pacing) {
+    const auto pace    = edgekv_server::report();
+    const auto traffic = edgekv_server::current_traffic();
+    *pacing = { pace.max_gap_s, pace.worst_gap_s, pace.last_gap_s, pace.n_batches, pace.n_prompt_batch, traffic.n_requests, traffic.n_refused };
+}
+
+void edgekv_server_publish(const char * path, const char * type, const char * text) {
+    edgekv_pages::publish(path, type, text);
+}
+
+void edgekv_server_withdraw(void) {
+    edgekv_pages::withdraw();
+}
+
+int64_t edgekv_server_asked_ms(const char * path) {
+    return edgekv_pages::asked_ms(path);
+}
+
+void edgekv_server_on_refresh(void (*function)(int idle)) {
+    edgekv_pages::on_refresh(function);
 }

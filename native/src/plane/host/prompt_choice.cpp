@@ -130,11 +130,11 @@ float offset_of(const HostLayer & layer, const PromptItem & item) {
 }
 
 // the labels of a stream's cells
-uint8_t * read_sparsely(const edgekv_context & ctx, int stream) {
+uint8_t * labels_of(const edgekv_context & ctx, int stream) {
     llama_edgekv_cells cells = {};
     llama_edgekv_get_cells(ctx.lctx, (uint32_t) stream, &cells);
 
-    return cells.read_sparsely;
+    return cells.labels;
 }
 
 }  // namespace
@@ -166,9 +166,9 @@ void choose_prompt_blocks(HostLayer & layer, const int64_t * k_idxs, int stream,
     if (n_drawn < n_seen || std::any_of(raise, raise + choice.n_blocks, [](float x) { return x > 0.0f; })) {
         const int     end        = prompt_first_token(p.n_tokens, choice.item.end_block);
         const int64_t first_cell = (int64_t) stream*plane.ctx.shape.n_cells;
-        uint8_t * const labels   = read_sparsely(plane.ctx, stream);
+        uint8_t * const labels   = labels_of(plane.ctx, stream);
         for (int token = prompt_first_token(p.n_tokens, choice.item.first_block); token < end; ++token) {
-            __atomic_store_n(labels + k_idxs[token] - first_cell, 1, __ATOMIC_RELAXED);  // other heads' items label it too
+            __atomic_fetch_or(labels + k_idxs[token] - first_cell, LLAMA_EDGEKV_SPARSE_PROMPT, __ATOMIC_RELAXED);  // other heads' items label it too
         }
     }
 }

@@ -206,10 +206,23 @@ struct SelectRun {
         sum.n_certain += result.n_certain;
     }
 
+    // the cells of the ubatch's tokens: what they read from here on is a sample
+    void label() const {
+        llama_edgekv_cells cells = {};
+        llama_edgekv_get_cells(ctx.lctx, (uint32_t) stream, &cells);
+        const int64_t * k_idxs = static_cast<const int64_t *>(node->src[SELECT_K_IDXS]->data) + s*plan.n_tokens;
+        for (int token = 0; token < plan.n_tokens; ++token) {
+            cells.labels[k_idxs[token] - (int64_t) stream*ctx.shape.n_cells] |= LLAMA_EDGEKV_SAMPLED;
+        }
+    }
+
     // Threads claim chunks as they come free, head by head. Who completes a head selects for all of its tokens: its sums are written by
     // one thread.
     void run(int nth) {
         look();
+        if (layer.leads && ith == 0 && ctx.params.mode == EDGEKV_MODE_SPARSE) {
+            label();
+        }
         const int n = plan.n_head_kv*plan.n_chunks;
         for (int i = counter(1).fetch_add(1, std::memory_order_relaxed); i < n; i = counter(1).fetch_add(1, std::memory_order_relaxed)) {
             const int head = i/plan.n_chunks;

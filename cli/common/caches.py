@@ -1,0 +1,89 @@
+"""Options that say where prefixes of conversations are kept, so that coming back to one does not read it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from edgekv.amounts import parse_bytes, size
+from edgekv.cli.common.options import Parsed, option
+from edgekv.errors import ConfigError
+from edgekv.store.settings import StoreSettings
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _size(noun: str) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        n_bytes = parse_bytes(text, noun)
+        if n_bytes is None:
+            raise ConfigError(f"{noun} is {text!r}; write bytes such as 512MiB or 2GiB")
+        return n_bytes
+
+    return parse
+
+
+def _address(text: str) -> str:
+    if not text.startswith(("redis://", "rediss://")):
+        raise ConfigError("the shared cache's address must begin with redis:// or rediss://, such as redis://127.0.0.1:6379/0")
+    return text
+
+
+_OPTIONS = [
+    option("--cache-ram", type=Parsed("cache_ram", _size("the cache in RAM")), metavar="SIZE",
+           help="Host memory for what was read before, so that a conversation that comes back is not read again; 0 for none. It is "
+                f"lost when the server ends.  [default: {size(StoreSettings.ram_bytes)}]"),
+    option("--cache-dir", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+           help="Folder for the same, which outlives the server. Conversations can be read from it: keep it private.  [default: none]"),
+    option("--cache-disk", type=Parsed("cache_disk", _size("the cache on disk")), metavar="SIZE",
+           help=f"Most bytes in the folder of --cache-dir; what was not used for longest goes.  [default: {size(StoreSettings.folder_bytes)}]"),
+    option("--cache-url", type=Parsed("cache_url", _address), metavar="URL",
+           help="A Redis-compatible server that several EdgeKV servers share, redis://HOST:PORT/DB. Others can see an address on the "
+                "command line: give one with a password by the variable.  [default: none]"),
+]
+
+
+def cache_options(function: F) -> F:
+    """--cache-ram and what belongs to it, as parameters: see `split_cache_options()`."""
+    for one in reversed(_OPTIONS):
+        function = one(function)
+    return function
+
+
+def split_cache_options(settings: dict[str, Any]) -> StoreSettings | None:
+    """Take the values of `cache_options()` out of `settings`. None: nothing is kept. Raises ConfigError."""
+    ram, folder, disk, url = (settings.pop(name) for name in ("cache_ram", "cache_dir", "cache_disk", "cache_url"))
+    if disk is not None and folder is None and _on_command_line("cache_disk"):
+        raise ConfigError("--cache-disk bounds the folder of --cache-dir, and there is none; add --cache-dir DIR")
+    if ram == 0 and folder is None and url is None:
+        return None
+    given = {"ram_bytes": ram, "folder": folder, "folder_bytes": disk, "url": url}
+    return StoreSettings(**{name: value for name, value in given.items() if value is not None})
+
+
+def _on_command_line(name: str) -> bool:
+    context = click.get_current_context(silent=True)
+    return context is not None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def without_password(url: str) -> str:
+    """An address as it may be shown."""
+    scheme, _, rest = url.partition("://")
+    user, at, place = rest.rpartition("@")
+    return f"{scheme}://{'...@' if at and user else ''}{place}"
+
+
+def caches_text(store: StoreSettings | None) -> str:
+    """What keeps prefixes, for a line that says what was started."""
+    if store is None:
+        return "none"
+    parts = [f"{size(store.ram_bytes)} of RAM"] if store.ram_bytes else []
+    if store.folder is not None:
+        parts.append(f"{size(store.folder_bytes)} in {store.folder}")
+    if store.url is not None:
+        parts.append(without_password(store.url))
+    return ", ".join(parts)

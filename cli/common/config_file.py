@@ -1,0 +1,129 @@
+"""The file of options: TOML, one key for each long option of `edgekv chat` and `edgekv serve`, below variables and command line."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import platformdirs
+
+from edgekv.cli.common.options import Parsed
+from edgekv.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+VARIABLE = "EDGEKV_CONFIG"
+COMMANDS = ("chat", "serve")
+"""Those that read the file."""
+
+_ONLY_SAID = {"prompt"}
+"""Options that belong to one call."""
+_READ = "edgekv.config_file"
+
+
+def config_path() -> Path:
+    """Where the file is, or would be."""
+    if named := os.environ.get(VARIABLE):
+        return Path(named).expanduser()
+    return platformdirs.user_config_path("edgekv", appauthor=False) / "config.toml"
+
+
+def use_config_file(context: click.Context, commands: Mapping[str, click.Command]) -> None:
+    """Make what the file says the defaults of `commands`, which run below `context`. Raises ConfigError."""
+    values = read(commands)
+    if values is None:
+        return
+    context.meta[_READ] = config_path()
+    context.default_map = {name: _defaults(command, values) for name, command in commands.items()}
+
+
+def file_read() -> Path | None:
+    """The file that this call took defaults from; None: there is none."""
+    context = click.get_current_context(silent=True)
+    return None if context is None else context.meta.get(_READ)
+
+
+def keys(command: click.Command) -> dict[str, click.Parameter]:
+    """What the file can say for a command."""
+    return {key(parameter): parameter for parameter in command.params
+            if parameter.name not in _ONLY_SAID and not getattr(parameter, "is_eager", False)}
+
+
+def key(parameter: click.Parameter) -> str:
+    """The long option's name without its dashes; an argument's name."""
+    long = [name for name in parameter.opts if name.startswith("--")]
+    return (long or parameter.opts)[0].lstrip("-")
+
+
+def read(commands: Mapping[str, click.Command]) -> dict[str, Any] | None:
+    """The file's keys and values, checked; None where there is no file. Raises ConfigError: one sentence with the file's name."""
+    path = config_path()
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        if os.environ.get(VARIABLE):
+            raise ConfigError(f"there is no file {path}, which {VARIABLE} names; `edgekv config init` writes it") from None
+        return None
+    except OSError as error:
+        raise ConfigError(f"the file of options {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"the file of options {path} is not UTF-8 text") from None
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"the file of options {path} is not TOML: {error}") from None
+    known = {name: parameter for command in commands.values() for name, parameter in keys(command).items()}
+    return {name: _checked(path, name, value, known) for name, value in found.items()}
+
+
+def _checked(path: Path, name: str, value: Any, known: dict[str, click.Parameter]) -> Any:
+    if name not in known:
+        near = difflib.get_close_matches(name.replace("_", "-"), known, n=1)
+        advice = f"did you mean {near[0]}?" if near else "`edgekv config show` lists those there are"
+        raise ConfigError(f"{path}: there is no option {name}; {advice}")
+    parameter = known[name]
+    allowed, noun = _kind(parameter)
+    if not isinstance(value, allowed) or isinstance(value, bool) and bool not in allowed:
+        raise ConfigError(f"{path}: {name} is {value!r}; it must be {noun}")
+    if isinstance(parameter.type, click.Path) and value != "-":
+        value = str(path.parent / Path(value).expanduser())  # from the file's folder, wherever the command runs
+    if bool in allowed:
+        return value
+    try:
+        parameter.type.convert(str(value), parameter, None)
+    except click.BadParameter as error:
+        raise ConfigError(f"{path}: {name}: {error.message.rstrip('.')}") from None
+    return str(value)
+
+
+def _kind(parameter: click.Parameter) -> tuple[tuple[type, ...], str]:
+    """The types that TOML may have there, and what a person calls them."""
+    if getattr(parameter, "is_flag", False):
+        return (bool,), "true or false"
+    if isinstance(parameter.type, (click.IntRange, click.types.IntParamType)):
+        return (int,), "a whole number"
+    if isinstance(parameter.type, click.FloatRange):
+        return (int, float), "a number"
+    if isinstance(parameter.type, Parsed):
+        return (str, int, float), 'text in quotes such as "512MiB", or a number'
+    return (str,), "text in quotes"
+
+
+def _defaults(command: click.Command, values: dict[str, Any]) -> dict[str, Any]:
+    """For click's default_map. A variable goes first, also one that is read later (EDGEKV_KV and its like)."""
+    return {str(parameter.name): values[name] for name, parameter in keys(command).items()
+            if name in values and not variable_set(parameter)}
+
+
+def variable_set(parameter: click.Parameter) -> str | None:
+    """The name of its environment variable, where that is set."""
+    names = [parameter.envvar] if isinstance(parameter.envvar, str) else list(parameter.envvar or ())
+    return next((name for name in names if os.environ.get(name)), None)

@@ -1,0 +1,154 @@
+"""`edgekv config`: the file of options, and where each value comes from."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from edgekv.cli.common.caches import without_password
+from edgekv.cli.common.config_file import COMMANDS, config_path, keys, use_config_file, variable_set
+from edgekv.cli.common.options import option
+from edgekv.cli.common.tables import Column, output_option, print_rows
+from edgekv.errors import EXIT_OK, ConfigError
+
+_MODULES = {"chat": "edgekv.cli.chat.command", "serve": "edgekv.cli.serve"}
+_COLUMNS = [
+    Column("option", "option", right=False),
+    Column("value", "value", right=False),
+    Column("source", "from", right=False),
+]
+_WIDTH = 120
+_SECRETS = {"api-key"}
+
+
+def commands() -> dict[str, click.Command]:
+    """Those that read the file."""
+    return {name: getattr(importlib.import_module(_MODULES[name]), name) for name in COMMANDS}
+
+
+@click.group()
+def config() -> None:
+    """The file of options of `edgekv chat` and `edgekv serve`.
+
+    It is TOML: each key is a long option without its dashes, such as ctx or kv-budget. The command line goes first, then the
+    environment, then the file.
+    """
+
+
+@config.command()
+def path() -> int:
+    """Print where the file is, or would be; EDGEKV_CONFIG names another."""
+    click.echo(config_path())
+    if not config_path().exists():
+        click.echo("there is no such file yet; `edgekv config init` writes it", err=True)
+    return EXIT_OK
+
+
+@config.command()
+@option("--force", is_flag=True, envvar="EDGEKV_CONFIG_FORCE", help="Write over a file that is there.")
+def init(force: bool) -> int:
+    """Write a file with every option and its help, all of them comments."""
+    file = config_path()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
+        with os.fdopen(os.open(file, flags, 0o600), "w", encoding="utf-8") as out:  # it may come to hold a key
+            out.write(template())
+    except FileExistsError:
+        raise ConfigError(f"there is a file {file}; edit it, or write over it with --force") from None
+    except OSError as error:
+        raise ConfigError(f"the file {file} cannot be written: {error.strerror}; EDGEKV_CONFIG names another") from None
+    click.echo(file)
+    return EXIT_OK
+
+
+@config.command(context_settings={"ignore_unknown_options": True})
+@output_option("json", "csv", "md")
+@click.argument("command", type=click.Choice(COMMANDS), default="serve")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def show(output: str, command: str, arguments: tuple[str, ...]) -> int:
+    """Show the options of COMMAND, chat or serve, and where each value comes from.
+
+    ARGUMENTS are what would stand behind the command: `edgekv config show serve --slots 4`.
+    """
+    outer = click.Context(click.Group("edgekv"), info_name="edgekv")
+    known = commands()
+    use_config_file(outer, known)
+    with outer, known[command].make_context(command, list(arguments), parent=outer) as inner:
+        rows = [_row(name, parameter, inner) for name, parameter in keys(known[command]).items()]
+    print_rows(rows, _COLUMNS, output)
+    return EXIT_OK
+
+
+def _row(name: str, parameter: click.Parameter, context: click.Context) -> dict[str, Any]:
+    source = context.get_parameter_source(str(parameter.name))
+    value = context.params.get(str(parameter.name))
+    variable = variable_set(parameter)
+    if source is ParameterSource.COMMANDLINE:
+        origin = "command line"
+    elif variable is not None:
+        value, origin = os.environ[variable] if value is None else value, f"variable {variable}"
+    elif source is ParameterSource.DEFAULT_MAP:
+        origin = "file"
+    else:
+        return {"option": name, "value": default_text(parameter), "source": "default"}
+    return {"option": name, "value": _shown(name, value), "source": origin}
+
+
+def _shown(name: str, value: Any) -> str:
+    if name in _SECRETS:
+        return "..."
+    if isinstance(value, bool):
+        return str(value).lower()
+    return without_password(str(value)) if name.endswith("url") else str(value)
+
+
+def default_text(parameter: click.Parameter) -> str | None:
+    """The default as the help gives it; None where there is none to give."""
+    if said := re.search(r"\[default: (.*)\]$", getattr(parameter, "help", None) or ""):
+        return said[1]
+    default = parameter.to_info_dict().get("default")
+    return None if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def template() -> str:
+    """The file with every option as a comment."""
+    by_key: dict[str, tuple[click.Parameter, list[str]]] = {}
+    for command, found in commands().items():
+        for name, parameter in keys(found).items():
+            by_key.setdefault(name, (parameter, []))[1].append(command)
+    lines = ["# Options of EdgeKV. Take the # off a line to set one.",
+             "# The command line goes first, then the EDGEKV_* variables, then this file. `edgekv config show` says what is in force.", ""]
+    titles = {COMMANDS: "# ---- chat and serve ----", **{(name,): f"# ---- {name} alone ----" for name in COMMANDS}}
+    for group, title in titles.items():
+        lines += [title, ""]
+        for name, (parameter, used_by) in by_key.items():
+            if tuple(used_by) == group:
+                lines += _entry(name, parameter)
+    return "\n".join(lines)
+
+
+def _entry(name: str, parameter: click.Parameter) -> Sequence[str]:
+    text = " ".join((getattr(parameter, "help", None) or "The GGUF file.  [default: the small model, where it is installed]").split())
+    return [*(f"# {line}" for line in textwrap.wrap(text, _WIDTH)), f"#{name} = {_example(parameter)}", ""]
+
+
+def _example(parameter: click.Parameter) -> str:
+    """The default, or in quotes what belongs there."""
+    default = parameter.to_info_dict().get("default")
+    if getattr(parameter, "is_flag", False):
+        return "true" if default is None else str(default).lower()
+    if isinstance(default, (int, float)):
+        return str(default)
+    if isinstance(default, str):
+        return f'"{default}"'
+    if isinstance(parameter.type, click.Choice):
+        return f'"{"|".join(parameter.type.choices)}"'
+    return f'"{parameter.metavar or parameter.type.name.upper()}"'

@@ -1,0 +1,44 @@
+"""K and V of whole tokens through cffi: taken out of a context's home, and put back."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgekv._native._core import ffi, lib
+from edgekv._native.core import Handle, _check
+
+
+def token_bytes(handle: Handle) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Bytes of a token's row of K and of V in each layer that keeps any. Raises NativeError where the context keeps more of its tokens
+    than rows in one plain cache."""
+    n_layer = lib.edgekv_n_layer(handle)
+    k_bytes, v_bytes = ffi.new("size_t[]", n_layer), ffi.new("size_t[]", n_layer)
+    _check(lib.edgekv_token_bytes(handle, k_bytes, v_bytes))
+    kept = [il for il in range(n_layer) if k_bytes[il] or v_bytes[il]]
+    return tuple(int(k_bytes[il]) for il in kept), tuple(int(v_bytes[il]) for il in kept)
+
+
+def read_tokens(handle: Handle, stream: int, cells: np.ndarray, n_bytes: int) -> np.ndarray:
+    """The block of the tokens in `cells` (uint32 [n]) of a stream: uint8 [n_bytes], for each layer K rows and then V rows."""
+    block = np.empty(n_bytes, np.uint8)
+    _check(lib.edgekv_read_tokens(handle, stream, _cells(cells), len(cells), ffi.cast("void *", block.ctypes.data)))
+    return block
+
+
+def add_tokens(handle: Handle, seq_id: int, first_position: int, n: int) -> np.ndarray:
+    """Place n more tokens of a sequence; their cells, uint32 [n]. Their rows must be written before the next decode. Raises DoesNotFit
+    where there are not so many empty cells."""
+    cells = np.empty(n, np.uint32)
+    _check(lib.edgekv_add_tokens(handle, seq_id, first_position, n, _cells(cells)))
+    return cells
+
+
+def write_tokens(handle: Handle, stream: int, cells: np.ndarray, skip: int, n_block: int, block: np.ndarray, label: int) -> None:
+    """Write the rows of `cells` (uint32 [n]) from a block of n_block tokens, behind its first `skip`, and label them."""
+    pointer = ffi.cast("void *", block.ctypes.data)
+    _check(lib.edgekv_write_tokens(handle, stream, _cells(cells), len(cells), skip, n_block, pointer, label))
+
+
+def _cells(cells: np.ndarray):
+    assert cells.dtype == np.uint32 and cells.flags.c_contiguous
+    return ffi.cast("uint32_t *", cells.ctypes.data)

@@ -1,0 +1,133 @@
+"""The four groups of KV options. Each defines its options once, with their environment variables, and checks them by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from edgekv.amounts import parse_bytes
+from edgekv.config.values import Attend, Keep, as_written, boolean, choice, integer, parse_resolution
+from edgekv.errors import ConfigError
+from edgekv.vocab import PAGE_TOKENS, CacheType, DeviceKind, PromptReading, SketchKind, Split
+
+AUTO_DEVICE = "auto"
+DEVICES = (AUTO_DEVICE, DeviceKind.HOST.value, DeviceKind.CUDA.value)
+"""What a person can ask for; the emulated device is for tests and can be had besides."""
+
+AUTO_ARENA = 0.2
+"""Of the pages, what an automatic arena in host memory has slots for."""
+
+
+def variable(default: Any, name: str, read: Callable[[str, str], Any] = as_written) -> Any:
+    """A field that the environment variable `name` sets too. read: its text and its name to a value."""
+    return field(default=default, metadata={"variable": name, "read": read})
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """The cells of a context; they stay what they are once it is created."""
+
+    page_tokens: int = variable(PAGE_TOKENS, "EDGEKV_PAGE_TOKENS", integer)
+    type_k: CacheType = variable(CacheType.F16, "EDGEKV_TYPE_K")
+    type_v: CacheType = variable(CacheType.F16, "EDGEKV_TYPE_V")
+
+    def __post_init__(self) -> None:
+        _choose(self, "type_k", CacheType, "K cache type")
+        _choose(self, "type_v", CacheType, "V cache type")
+        if not isinstance(self.page_tokens, int) or self.page_tokens < 16 or self.page_tokens % 16 or self.page_tokens > 4096:
+            raise ConfigError(f"page_tokens is {self.page_tokens!r}; it must be a multiple of 16 from 16 to 4096")
+
+
+@dataclass(frozen=True)
+class SelectionOptions:
+    """What a token reads in mode sparse."""
+
+    resolution: float = variable(2000.0, "EDGEKV_RESOLUTION", parse_resolution)
+    """A token with more than 1/resolution of a head's estimated attention is read for certain; the others are read by chance, in
+    proportion to their estimate, and weigh what they stand for."""
+    sketch: SketchKind = variable(SketchKind.B3, "EDGEKV_SKETCH")
+    prompts: PromptReading = variable(PromptReading.EXACT, "EDGEKV_KV_PROMPTS")
+    """With sketches: how batches of more than 16 tokens attend; not on a GPU."""
+    prompt_resolution: float = 125.0
+    """With sparse prompts: up to 160 tokens at a time attend a block of 64 cells for certain where it has more than 1/prompt_resolution
+    of their estimated attention, as a root mean square; they attend the others by chance, and weigh them by what they stand for."""
+    attend: Attend = variable(Attend(), "EDGEKV_ATTEND")
+    """Without sketches: the pages that each head attends."""
+    exact_tokens: int = 768
+    """A context of at most so many cells is attended whole."""
+    recent_tokens: int = 64
+    """The newest tokens, always read."""
+    sink_tokens: int = 16
+    """The first tokens, always read."""
+    error_every: int = 8
+    """The error of a head's output is estimated for one in so many tokens, the heads in turn; 0: never."""
+    keep_rows: bool = False
+    """What the last step read can be asked for (`Runtime.last_rows`); not on a GPU."""
+
+    def __post_init__(self) -> None:
+        _choose(self, "sketch", SketchKind, "sketch")
+        _choose(self, "prompts", PromptReading, "way of reading prompts")
+        object.__setattr__(self, "attend", Attend.parse(self.attend))
+        object.__setattr__(self, "resolution", parse_resolution(self.resolution))
+        object.__setattr__(self, "prompt_resolution", parse_resolution(self.prompt_resolution, "prompt_resolution", such_as=125))
+        for name in ("exact_tokens", "recent_tokens", "sink_tokens", "error_every"):
+            _at_least(self, name, 0)
+
+
+@dataclass(frozen=True)
+class EvictionOptions:
+    """What mode evict keeps."""
+
+    keep: Keep = variable(Keep(), "EDGEKV_KEEP")
+    """A context created in this mode has cells for no more."""
+    split: Split = variable(Split.POOLED, "EDGEKV_SPLIT")
+    """How that is divided over layers and heads."""
+
+    def __post_init__(self) -> None:
+        _choose(self, "split", Split, "budget split")
+        object.__setattr__(self, "keep", Keep.parse(self.keep))
+
+
+@dataclass(frozen=True)
+class PlacementOptions:
+    """Where attention runs and which pages lie there: what policies are shown, what they move, and into how much memory."""
+
+    observe: bool = variable(True, "EDGEKV_OBSERVE", boolean)
+    """Attention mass is kept, for policies and observers."""
+    observe_prompt: bool = variable(True, "EDGEKV_OBSERVE_PROMPT", boolean)
+    """In modes sparse and evict policies see what the last 16 tokens of each batch of a prompt attend to; not on a GPU."""
+    policy: str = variable("ema+anchor+recent", "EDGEKV_POLICY")
+    prefetch: str = variable("none", "EDGEKV_PREFETCH")
+    plan_every: int = 32
+    """Decoded ubatches between two plans of what moves. The policy runs after so many, at most 16: what they attended adds up meanwhile."""
+    device: str = variable(AUTO_DEVICE, "EDGEKV_DEVICE")
+    """One of DEVICES. auto: a GPU where there is one that can be used."""
+    kv_budget: int | None = variable(None, "EDGEKV_KV_BUDGET", parse_bytes)
+    """Bytes of the arena in host memory; 0: none, None: room for AUTO_ARENA of the pages. On a GPU `kv_vram` counts instead."""
+    kv_vram: int | None = variable(None, "EDGEKV_KV_VRAM", parse_bytes)
+    """Bytes of GPU memory for everything of ours: sketches, tables, what prompts are staged in, arena. None: what is free, less a
+    margin."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, "plan_every", 1)
+        if self.kv_budget is not None and (not isinstance(self.kv_budget, int) or self.kv_budget < 0):
+            raise ConfigError(f"the KV budget is {self.kv_budget!r}; it must be a number of bytes, 0 for none, or auto")
+        if self.kv_vram is not None and (not isinstance(self.kv_vram, int) or self.kv_vram < 1):
+            raise ConfigError(f"the KV budget in GPU memory is {self.kv_vram!r}; it must be a number of bytes, or auto; "
+                              "use --device cpu to run without a GPU")
+        object.__setattr__(self, "device", str(getattr(self.device, "value", self.device)))
+        if self.device not in (*DEVICES, DeviceKind.EMULATED.value):
+            raise ConfigError(f"there is no device {self.device!r}; use one of: {', '.join(DEVICES)}")
+
+
+def _choose(group: object, name: str, kind: type[Enum], noun: str) -> None:
+    """Make the option a member of `kind`."""
+    object.__setattr__(group, name, choice(kind, getattr(group, name), noun))
+
+
+def _at_least(group: object, name: str, least: int) -> None:
+    value = getattr(group, name)
+    if not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name} is {value!r}; it must be a whole number from {least}")

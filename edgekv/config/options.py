@@ -1,0 +1,130 @@
+"""All KV options of one context, from arguments and EDGEKV_* variables, and what they must keep to between groups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_type_hints
+
+from edgekv.amounts import size
+from edgekv.config.groups import CacheOptions, EvictionOptions, PlacementOptions, SelectionOptions, variable
+from edgekv.config.values import choice
+from edgekv.errors import ConfigError
+from edgekv.vocab import DeviceKind, KvMode, PromptReading, SketchKind
+
+_MODES_OF = {**dict.fromkeys(("resolution", "prompts", "sketch", "attend", "kv_budget", "prefetch"), (KvMode.SPARSE,)),
+             "policy": (KvMode.SPARSE, KvMode.EVICT), "keep": (KvMode.EVICT,)}
+"""Options that do nothing in the other modes."""
+
+
+@dataclass(frozen=True, init=False)
+class KvOptions:
+    """How a context's KV cache is kept and attended: the mode, and four groups of options.
+
+    An option is given by its own name, whatever its group: `KvOptions(mode="sparse", resolution=1000, kv_budget=0)`; a group by the
+    group's. What needs one group takes that group alone.
+    """
+
+    mode: KvMode = variable(KvMode.EXACT, "EDGEKV_KV")
+    cache: CacheOptions = CacheOptions()
+    selection: SelectionOptions = SelectionOptions()
+    eviction: EvictionOptions = EvictionOptions()
+    placement: PlacementOptions = PlacementOptions()
+
+    def __init__(self, **named: Any) -> None:
+        """named: options and groups. Raises ConfigError."""
+        own = {one.name: named.pop(one.name, one.default) for one in fields(self)}
+        in_groups: dict[str, dict[str, Any]] = {}
+        for name, value in named.items():
+            if name not in _GROUP_OF:
+                raise ConfigError(f"there is no KV option {name!r}; the options are: {', '.join(option_names())}")
+            in_groups.setdefault(_GROUP_OF[name], {})[name] = value
+        for name, changes in in_groups.items():
+            own[name] = replace(own[name], **changes)
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
+        self._check()
+
+    def _check(self) -> None:
+        """What the groups cannot check by themselves."""
+        object.__setattr__(self, "mode", choice(KvMode, self.mode, "KV mode"))
+        if self.mode is KvMode.EVICT and 0 < self.eviction.keep.tokens < self.cache.page_tokens:
+            raise ConfigError(f"{self.eviction.keep.tokens} tokens are less than one page; keep at least {self.cache.page_tokens}")
+
+    def check_effect(self, named: Collection[str], spelled: Callable[[str], str] = str) -> None:
+        """ConfigError where one of the options `named` does nothing because of another; `spelled`: what a person calls it."""
+        for name, modes in _MODES_OF.items():
+            if name in named and self.mode not in modes:
+                these = " and ".join(mode.value for mode in modes)
+                raise ConfigError(f"{spelled(name)} works in mode{'s' * (len(modes) > 1)} {these} only, and the mode is "
+                                  f"{self.mode.value}; add {spelled('mode')} {modes[0].value}")
+        self._check_sketch(named, spelled)
+        self._check_device(named, spelled)
+
+    def _check_sketch(self, named: Collection[str], spelled: Callable[[str], str]) -> None:
+        if self.mode is not KvMode.SPARSE:
+            return
+        attend, resolution, sketch, prompts = (spelled(name) for name in ("attend", "resolution", "sketch", "prompts"))
+        chosen = self.selection.sketch
+        if "attend" in named and chosen is not SketchKind.NONE:
+            raise ConfigError(f"{attend} works without sketches only, and the sketch is {chosen.value}; use {resolution}, or {sketch} none")
+        if chosen is not SketchKind.NONE:
+            return
+        if "resolution" in named:
+            raise ConfigError(f"{resolution} needs sketches, and the sketch is none; use {attend}, or {sketch} {SketchKind.B3.value}")
+        if self.selection.prompts is PromptReading.SPARSE:
+            raise ConfigError(f"{prompts} sparse needs sketches, and the sketch is none; use {sketch} {SketchKind.B3.value}, "
+                              f"or {prompts} exact")
+
+    def _check_device(self, named: Collection[str], spelled: Callable[[str], str]) -> None:
+        mode, device, prompts, kv_vram, kv_budget = (spelled(name) for name in ("mode", "device", "prompts", "kv_vram", "kv_budget"))
+        chosen = self.placement.device
+        if self.selection.prompts is PromptReading.SPARSE and chosen == DeviceKind.CUDA.value:
+            raise ConfigError(f"{prompts} sparse works on the processor only, and the device is cuda; use {prompts} exact, or {device} cpu")
+        if "kv_vram" in named and self.mode is KvMode.OFF:
+            raise ConfigError(f"{kv_vram} does nothing in mode off, where llama.cpp keeps the whole KV cache in GPU memory; "
+                              f"leave it out, or use {mode} exact or {mode} sparse")
+        if "kv_vram" in named and chosen == DeviceKind.HOST.value:
+            raise ConfigError(f"{kv_vram} is GPU memory, and the device is cpu; leave it out ({kv_budget} sizes the arena in host memory), "
+                              f"or use {device} cuda")
+        if "kv_budget" in named and chosen == DeviceKind.CUDA.value:
+            raise ConfigError(f"{kv_budget} sizes the arena in host memory, and the device is cuda; use {kv_vram}")
+
+    @property
+    def keep_tokens(self) -> int:
+        """Tokens that mode evict keeps. Raises ConfigError where bytes were given and no model has said how many tokens they hold."""
+        keep = self.eviction.keep
+        if keep.bytes and self.mode is KvMode.EVICT:
+            raise ConfigError(f"convert {size(keep.bytes)} to tokens first; how many that are depends on the model")
+        return keep.tokens
+
+    @classmethod
+    def from_env(cls, **named: Any) -> KvOptions:
+        """Defaults, then the options' EDGEKV_* variables, then every option named that is not None."""
+        values: dict[str, Any] = {}
+        for group in (cls, *_GROUPS.values()):
+            for one in fields(group):
+                in_env = one.metadata.get("variable", "")
+                if named.get(one.name) is None and (text := os.environ.get(in_env)):
+                    values[one.name] = one.metadata["read"](text, in_env)
+        values.update({name: value for name, value in named.items() if value is not None})
+        return cls(**values)
+
+    def with_(self, **named: Any) -> KvOptions:
+        """These options with the ones named changed, None included."""
+        return replace(self, **named)
+
+
+_GROUPS: dict[str, type] = {one.name: type(one.default) for one in fields(KvOptions) if one.name != "mode"}
+_GROUP_OF = {one.name: name for name, group in _GROUPS.items() for one in fields(group)}
+
+
+def option_names() -> list[str]:
+    """All options, by their own names."""
+    return ["mode", *_GROUP_OF]
+
+
+def option_kind(name: str) -> Any:
+    """The type of an option, as its group declares it."""
+    return KvMode if name == "mode" else get_type_hints(_GROUPS[_GROUP_OF[name]])[name]

@@ -1,0 +1,112 @@
+"""The values of KV options: how they are read, and the sentence that says what is wrong with one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeVar
+
+from edgekv.amounts import SWITCH, parse_bytes, parse_tokens
+from edgekv.errors import ConfigError
+
+E = TypeVar("E", bound=Enum)
+
+_MOST_RESOLUTION = 1e9  # everything that attention in single precision can tell from nothing
+
+
+@dataclass(frozen=True)
+class Attend:
+    """What a token attends in mode sparse without sketches: a share of the visible pages, or a number of tokens."""
+
+    share: float = 0.125
+    tokens: int = 0
+    """Counts instead of the share where it is not 0."""
+
+    @classmethod
+    def parse(cls, value: Attend | str | float) -> Attend:
+        """ "12.5%" is a share, "1024" a number of tokens. Raises ConfigError."""
+        if isinstance(value, Attend):
+            return value
+        text = str(value).strip()
+        try:
+            if text.endswith("%") and 0 < float(text[:-1]) <= 100:
+                return cls(share=float(text[:-1]) / 100)
+        except ValueError:
+            pass
+        if n_tokens := parse_tokens(text):
+            return cls(tokens=n_tokens)
+        raise ConfigError(f"what is attended is {text!r}; it must be a share of the context such as 12.5%, or a number of tokens")
+
+    def pages(self, n_visible: int, page_tokens: int) -> int:
+        """Of `n_visible` pages, rounded as native selection rounds."""
+        return min(n_visible, -(-self.tokens // page_tokens) if self.tokens else int(self.share * n_visible + 0.5))
+
+    def __str__(self) -> str:
+        return f"{self.tokens}" if self.tokens else f"{100 * self.share:g}%"
+
+
+@dataclass(frozen=True)
+class Keep:
+    """The bound of mode evict: a number of tokens, or of bytes of K and V together."""
+
+    tokens: int = 4096
+    bytes: int = 0
+    """Counts instead of the tokens where it is not 0, until a model says how many tokens that are."""
+
+    @classmethod
+    def parse(cls, value: Keep | str | int) -> Keep:
+        """ "4096" is a number of tokens, "64MiB" (with a unit) of bytes. Raises ConfigError."""
+        if isinstance(value, Keep):
+            return value
+        text = str(value).strip()
+        if n_tokens := parse_tokens(text):
+            return cls(tokens=n_tokens)
+        if text[:1].isdigit() and not text.isdigit():
+            n_bytes = parse_bytes(text, "what is kept")
+            if n_bytes:
+                return cls(tokens=0, bytes=n_bytes)
+        raise ConfigError(f"what is kept is {text!r}; it must be a number of tokens such as 4096, or bytes with their unit such as 64MiB")
+
+    def __str__(self) -> str:
+        return f"{self.bytes}B" if self.bytes else f"{self.tokens}"
+
+
+def choice(kind: type[E], value: E | str, noun: str) -> E:
+    """`value` as a member of `kind`; a ConfigError lists what is allowed."""
+    try:
+        return kind(value)
+    except ValueError:
+        raise ConfigError(f"there is no {noun} {value!r}; use one of: {', '.join(str(member.value) for member in kind)}") from None
+
+
+def parse_resolution(value: str | float, name: str = "resolution", such_as: float = 2000) -> float:
+    """A number of at least 1. Raises ConfigError."""
+    try:
+        resolution = float(value)
+        if 1 <= resolution <= _MOST_RESOLUTION:
+            return resolution
+    except (TypeError, ValueError):
+        pass
+    raise ConfigError(f"the {name} is {value!r}; it must be a number from 1 to {_MOST_RESOLUTION:g}, such as {such_as:g}")
+
+
+# ---- from the environment: what a variable's text says ----------------------------------------------------------------------------
+
+
+def integer(text: str, variable: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{variable}={text} is not a whole number") from None
+
+
+def boolean(text: str, variable: str) -> bool:
+    try:
+        return SWITCH[text.lower()]
+    except KeyError:
+        raise ConfigError(f"{variable}={text} is neither on nor off") from None
+
+
+def as_written(text: str, variable: str) -> str:
+    """Text that the option itself reads."""
+    return text

@@ -1,0 +1,61 @@
+"""K and V of whole tokens of a context: taken out as blocks, and put back without computing them.
+
+A block of n tokens is uint8: for each layer K rows [n, bytes] and then V rows [n, bytes], as the cache holds them. Everything here belongs
+to the thread that decodes, between two decodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from edgekv._native import core, device, tokens
+from edgekv.live.cells import Cells, StreamCells
+
+
+class Tokens:
+    """The tokens of a context's sequences; made by its Runtime."""
+
+    def __init__(self, handle: Callable[[], core.Handle], cells: Cells):
+        self._handle = handle
+        self._cells = cells
+
+    def row_bytes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Bytes of a token's K row and V row, in each layer that keeps any. Raises NativeError where the context keeps more of its tokens
+        than rows in one plain cache: sliding windows, recurrent states, compressed caches."""
+        return tokens.token_bytes(self._handle())
+
+    def depends_on(self) -> tuple[str, ...]:
+        """What K and V of a token depend on besides the model's file and the tokens, as text: cache types, rotary embedding."""
+        handle = self._handle()
+        types = sorted({f"{layer.type_k}/{layer.type_v}" for layer in core.layers(handle)})
+        return f"types {' '.join(types)}", f"rope {core.rope(handle)}"
+
+    @property
+    def on_device(self) -> bool:
+        return device.plane(self._handle()) is not None
+
+    def cells_of(self, seq_id: int, n: int) -> np.ndarray:
+        """uint32 [m]: the cells of positions 0 to m - 1 of a sequence, m as large as can be and at most n."""
+        view = self._cells.stream(self._cells.stream_of(seq_id))
+        mine = np.flatnonzero(view.in_sequence(seq_id) & (view.positions < n)).astype(np.uint32)
+        mine = mine[np.argsort(view.positions[mine], kind="stable")]
+        missing = np.flatnonzero(view.positions[mine] != np.arange(len(mine)))
+        return mine[:missing[0]] if len(missing) else mine
+
+    def labels(self, seq_id: int, cells: np.ndarray) -> np.ndarray:
+        """uint8 [n], a copy: how the tokens in `cells` were read (`StreamCells.labels`)."""
+        view: StreamCells = self._cells.stream(self._cells.stream_of(seq_id))
+        return view.labels[cells]
+
+    def read(self, seq_id: int, cells: np.ndarray, n_bytes: int) -> np.ndarray:
+        """The block of the tokens in `cells` (uint32 [n]), of n_bytes."""
+        return tokens.read_tokens(self._handle(), self._cells.stream_of(seq_id), np.ascontiguousarray(cells), n_bytes)
+
+    def put(self, seq_id: int, first: int, block: np.ndarray, rows: range, n_block: int, label: int) -> None:
+        """Put rows of a block of n_block tokens at positions `first` and on of a sequence, in place of what it has there and behind.
+        Raises DoesNotFit where there are not so many empty cells; the sequence then ends at `first`."""
+        handle = self._handle()
+        cells = tokens.add_tokens(handle, seq_id, first, len(rows))
+        tokens.write_tokens(handle, self._cells.stream_of(seq_id), cells, rows.start, n_block, block, label)

@@ -1,0 +1,116 @@
+// What the seam's own files share: the hook table, and the one place that reads llama.cpp's private state.
+#pragma once
+
+#include "llama-edgekv.h"
+
+#include "llama-context.h"
+#include "llama-kv-cache.h"
+#include "llama-kv-cache-iswa.h"
+#include "llama-memory-hybrid.h"
+#include "llama-memory-hybrid-iswa.h"
+#include "llama-model.h"
+
+#include <algorithm>
+#include <cstdint>
+
+// null: none is registered
+const llama_edgekv_hooks * llama_edgekv_get_hooks();
+
+// llama.cpp's classes call it their friend
+struct llama_edgekv_access {
+    // the plain cache of a context: its only one, the non-SWA half of iSWA, or the attention part of a hybrid memory
+    static llama_kv_cache * cache(const llama_context * lctx) { return cache(lctx->get_memory()); }
+
+    static llama_kv_cache * cache(llama_memory_i * mem) {
+        if (auto * kv = dynamic_cast<llama_kv_cache *>(mem)) {
+            return kv;
+        }
+        if (auto * iswa = dynamic_cast<llama_kv_cache_iswa *>(mem)) {
+            return iswa->get_base();
+        }
+        if (auto * hybrid = dynamic_cast<llama_memory_hybrid *>(mem)) {
+            return hybrid->get_mem_attn();
+        }
+        if (auto * hybrid = dynamic_cast<llama_memory_hybrid_iswa *>(mem)) {
+            return hybrid->get_mem_attn()->get_base();
+        }
+
+        return nullptr;
+    }
+
+    static const llama_kv_cache::kv_layer * layer(const llama_kv_cache & kv, int il) {
+        const auto it = kv.map_layer_ids.find(il);
+
+        return it == kv.map_layer_ids.end() ? nullptr : &kv.layers[it->second];
+    }
+
+    // the cells, and K and V of some or all layers, are those of another context
+    static bool is_guest(const llama_kv_cache & kv) { return kv.other != nullptr; }
+
+    static bool v_transposed(const llama_kv_cache & kv) { return kv.v_trans; }
+
+    static llama_kv_cells & cells(const llama_kv_cache & kv, uint32_t stream) { return kv.v_cells[stream]; }
+
+    static void fill(llama_kv_cells & cells, llama_edgekv_cells & out) {
+        out.n_cells     = cells.size();
+        out.n_used      = cells.get_used();
+        out.used_end    = cells.used_max_p1();
+        out.n_seq_words = sizeof(llama_kv_cells::seq_set_t)/sizeof(uint64_t);
+        out.pos         = cells.pos.data();
+        out.seq         = reinterpret_cast<const uint64_t *>(cells.seq.data());
+        out.changed     = cells.edgekv_clock.times().data();
+        out.now         = cells.edgekv_clock.now();
+        out.labels      = cells.edgekv_labels.data();
+    }
+
+    static int changed(const llama_kv_cells & cells, uint64_t since, llama_edgekv_range * out, int capacity) {
+        int n = 0;
+        const bool known = cells.edgekv_clock.since(since, [&](uint32_t first, uint32_t end) {
+            if (n < capacity) {
+                out[n] = { first, end };
+            }
+            n += 1;
+        });
+        if (!known || n > capacity) {
+            out[0] = { 0, cells.size() };
+            n = 1;
+        }
+
+        return n;
+    }
+
+    static bool & gaps(llama_kv_cache & kv) { return kv.v_cells[0].edgekv_clock.gaps; }
+
+    static int free_cells(llama_kv_cache & kv, uint32_t stream, const uint32_t * idxs, int n) {
+        auto & cells = kv.v_cells[stream];
+        auto & head  = kv.v_heads[stream];
+
+        int n_freed = 0;
+        for (int i = 0; i < n; ++i) {
+            if (idxs[i] < cells.size() && !cells.is_empty(idxs[i])) {
+                cells.rm(idxs[i]);
+                head = std::min(head, idxs[i]);  // where the search for room begins, as after seq_rm
+                n_freed += 1;
+            }
+        }
+
+        return n_freed;
+    }
+
+    static void invalidate_graph(llama_context * lctx) { lctx->gf_res_prev_active = nullptr; }
+
+    static ggml_backend_t backend(llama_context * lctx, ggml_backend_dev_t device) {
+        for (const auto & backend : lctx->backends) {
+            if (ggml_backend_get_device(backend.get()) == device) {
+                return backend.get();
+            }
+        }
+
+        return nullptr;
+    }
+
+    static void reserve(llama_context * lctx) {
+        lctx->sched_need_reserve = true;
+        lctx->sched_reserve();
+    }
+};

@@ -1,0 +1,131 @@
+// What a layer is, where its K and V lie, and how large its cache is made.
+#include "llama-edgekv-access.h"
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+//
+// call sites
+//
+
+// a layer whose K and V stand in a plain cache of its own
+static bool plain_cache(const llama_hparams & hparams, int il) {
+    return hparams.has_kv(il) && !hparams.is_recr(il) && !hparams.is_mla() && !hparams.is_swa(il) && !hparams.use_alibi;
+}
+
+ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, bool v_trans, ggml_backend_buffer_type_t buft) {
+    const auto * hooks   = llama_edgekv_get_hooks();
+    const auto & hparams = model.hparams;
+    auto *       device  = model.dev_layer(il);
+    if (!hooks || v_trans || !plain_cache(hparams, il) || ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU) {
+        return buft;
+    }
+    for (int other = 0; other < (int) hparams.n_layer(); ++other) {
+        if (plain_cache(hparams, other) && model.dev_layer(other) != device) {
+            return buft;
+        }
+    }
+    if (!hooks->home_on_host(device)) {
+        return buft;
+    }
+
+    // pinned, where the device's backend has such memory
+    auto * host = ggml_backend_dev_host_buffer_type(device);
+
+    return host ? host : ggml_backend_cpu_buffer_type();
+}
+
+void llama_edgekv_huge_pages([[maybe_unused]] ggml_backend_buffer_t buf) {
+#ifdef __linux__
+    if (!llama_edgekv_get_hooks() || ggml_backend_buffer_get_type(buf) != ggml_backend_cpu_buffer_type()) {
+        return;
+    }
+    const uintptr_t huge  = uintptr_t{2} << 20;
+    const uintptr_t base  = reinterpret_cast<uintptr_t>(ggml_backend_buffer_get_base(buf));
+    const uintptr_t first = (base + huge - 1)/huge*huge;
+    const uintptr_t end   = (base + ggml_backend_buffer_get_size(buf))/huge*huge;
+    if (first < end) {
+        madvise(reinterpret_cast<void *>(first), end - first, MADV_HUGEPAGE);  // where it is refused, the cache has small pages
+    }
+#endif
+}
+
+uint32_t llama_edgekv_kv_cells(const llama_model & model, uint32_t n_cells) {
+    const auto * hooks   = llama_edgekv_get_hooks();
+    const auto & hparams = model.hparams;
+    // compressed caches, and those with an index beside them, are no plain caches
+    if (!hooks || hparams.is_mla() || hparams.indexer_head_size > 0) {
+        return n_cells;
+    }
+
+    return hooks->kv_cells(n_cells);
+}
+
+//
+// exports
+//
+
+int llama_edgekv_n_layer(const llama_context * lctx) {
+    return (int) lctx->get_model().hparams.n_layer();
+}
+
+bool llama_edgekv_get_layer(const llama_context * lctx, int il, llama_edgekv_layer * out) {
+    const auto & hparams = lctx->get_model().hparams;
+    if (il < 0 || il >= llama_edgekv_n_layer(lctx)) {
+        return false;
+    }
+
+    *out = {};
+    out->kind       = LLAMA_EDGEKV_LAYER_NONE;
+    out->n_head     = (int) hparams.n_head(il);
+    out->n_head_kv  = (int) hparams.n_head_kv(il);
+    out->head_dim_k = (int) hparams.n_embd_head_k(il);
+    out->head_dim_v = (int) hparams.n_embd_head_v(il);
+    out->device     = lctx->get_model().dev_layer(il);
+    out->alibi      = hparams.use_alibi;
+
+    if (hparams.is_recr(il)) {
+        out->kind = LLAMA_EDGEKV_LAYER_RECURRENT;
+        return true;
+    }
+    if (hparams.is_mla()) {
+        out->kind = LLAMA_EDGEKV_LAYER_MLA;
+        return true;
+    }
+    if (hparams.is_swa(il)) {
+        out->kind = LLAMA_EDGEKV_LAYER_SWA;
+        return true;
+    }
+
+    const auto * kv    = llama_edgekv_access::cache(lctx);
+    const auto * layer = kv ? llama_edgekv_access::layer(*kv, il) : nullptr;
+    if (!layer || !layer->k || !layer->v) {
+        return true;
+    }
+    if ((int) layer->il != il || llama_edgekv_access::is_guest(*kv)) {
+        out->kind = LLAMA_EDGEKV_LAYER_SHARED;
+        return true;
+    }
+
+    out->kind         = LLAMA_EDGEKV_LAYER_ATTENTION;
+    out->v_transposed = llama_edgekv_access::v_transposed(*kv);
+    out->host         = ggml_backend_buffer_is_host(layer->k->buffer) && ggml_backend_buffer_is_host(layer->v->buffer);
+    out->k            = layer->k;
+    out->v            = layer->v;
+
+    return true;
+}
+
+bool llama_edgekv_get_rope(const llama_context * lctx, llama_edgekv_rope * out) {
+    const auto & hparams = lctx->get_model().hparams;
+    const auto & cparams = lctx->get_cparams();
+
+    *out = {};
+    if (llama_edgekv_n_layer(lctx) == 0) {  // of a model only the vocabulary may be loaded
+        return false;
+    }
+    *out = { (int) hparams.n_rot(), cparams.rope_freq_base, cparams.rope_freq_scale };
+
+    return hparams.rope_type != LLAMA_ROPE_TYPE_NONE;
+}

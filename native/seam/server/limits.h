@@ -1,0 +1,61 @@
+// What one request may cost the others, and what a server owes those that wait when it stops. The patches call it, from many threads.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+namespace edgekv_server {
+
+struct limits {
+    double  max_gap_s = 0;  // 0: prompts are read at full speed
+    int32_t n_slots   = 1;
+    int32_t max_queue = -1; // requests that wait for a slot; below 0: any number
+};
+
+// before a server starts; forgets the one before
+void begin(const limits & l);
+
+const limits & current();
+
+// no answer comes any more: requests are refused, readers tell theirs
+bool stopping();
+
+// the server stops: waits, for a few seconds at most, until everybody who waits for an answer has been told
+void end_answers();
+
+constexpr const char * STOPPING = "the server is stopping";
+
+// The place of a request among those that are answered or wait. Held until the answer has been sent.
+class ticket {
+  public:
+    ticket() = default;
+    ~ticket();
+
+    ticket(const ticket &)             = delete;
+    ticket & operator=(const ticket &) = delete;
+
+    // false: there is no place, or the server is stopping; `why()` says which
+    bool take();
+
+    const std::string & why() const { return reason; }
+
+    // seconds after which asking again may help
+    static int retry_after_s();
+
+  private:
+    bool                                  held = false;
+    std::string                           reason;
+    std::chrono::steady_clock::time_point since;
+};
+
+struct traffic {
+    int32_t  n_requests = 0; // answered or waiting now
+    uint64_t n_refused  = 0; // since the start
+};
+
+traffic current_traffic();
+
+} // namespace edgekv_server

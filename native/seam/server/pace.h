@@ -1,0 +1,56 @@
+// How many prompt tokens go into a batch beside the next tokens of running answers, so that these do not wait too long; and in which
+// order prompts are read. One thread, the one that decodes, calls all but report().
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <tuple>
+#include <vector>
+
+namespace edgekv_server {
+
+void begin_pace(double max_gap_s);
+
+// tokens that the batch may have in all, of the `n_batch` that fit; `n_answers` of them are the next tokens of running answers
+int32_t paced_batch(int32_t n_batch, int32_t n_answers);
+
+// around the decoding of a batch with `n_prompt` prompt tokens
+void decode_begins();
+void decode_ended(int32_t n_tokens, int32_t n_prompt);
+
+// an answer got a token; `n_gen`, which one (1 is the first), `since_us`, when it got the one before
+void answer_token(int32_t n_gen, int64_t since_us, int64_t now_us);
+
+struct pace_report {
+    double   max_gap_s      = 0; // what was asked for; 0: no bound
+    double   worst_gap_s    = 0; // between two tokens of a running answer, since the start
+    double   last_gap_s     = 0;
+    uint64_t n_batches      = 0; // with prompt tokens beside running answers
+    int32_t  n_prompt_batch = 0; // prompt tokens that the newest of them was allowed
+};
+
+pace_report report();
+
+// Which slot's prompt goes into the batch first: the one with the fewest tokens left, so that a short prompt does not wait for a long
+// one; every fourth time the oldest, so that short ones do not keep a long one out.
+template <typename Slots>
+auto reading_order(Slots & slots, uint64_t n_batch) {
+    using slot = typename Slots::value_type;
+    constexpr uint64_t OLDEST_EVERY = 4;
+
+    std::vector<slot *> order;
+    for (slot & s : slots) {
+        order.push_back(&s);
+    }
+    const bool oldest = n_batch % OLDEST_EVERY == OLDEST_EVERY - 1;
+    std::stable_sort(order.begin(), order.end(), [&](slot * a, slot * b) {
+        if (!a->task || !b->task) {
+            return a->task && !b->task;
+        }
+        const auto left = [](slot * s) { return (int64_t) s->task->n_tokens() - s->prompt.n_tokens(); };
+        return oldest ? a->task->id < b->task->id : left(a) < left(b);
+    });
+    return order;
+}
+
+} // namespace edgekv_server

@@ -1,0 +1,157 @@
+#include "prefixes.h"
+
+#include "llama-edgekv.h"
+
+#include <cinttypes>
+#include <limits>
+#include <unordered_map>
+
+static edgekv_prefixes g_prefixes = {};
+static bool            g_kept     = false;  // somebody registered
+
+// tokens at the beginning of a sequence whose K and V are what they give; all where there is no entry
+static std::unordered_map<int, int> g_pure;
+
+void edgekv_seam_set_prefixes(const edgekv_prefixes * prefixes) {
+    g_kept     = prefixes != nullptr;
+    g_prefixes = prefixes ? *prefixes : edgekv_prefixes{};
+    g_pure.clear();
+}
+
+static int edgekv_pure(int seq_id) {
+    const auto it = g_pure.find(seq_id);
+
+    return it == g_pure.end() ? std::numeric_limits<int>::max() : it->second;
+}
+
+void edgekv_prefix_moved(int seq_id, int first) {
+    g_pure[seq_id] = std::min(edgekv_pure(seq_id), first);
+}
+
+void edgekv_prefix_copied(int from_seq, int to_seq) {
+    g_pure[to_seq] = edgekv_pure(from_seq);
+}
+
+std::string edgekv_adapters(const std::vector<common_adapter_lora_info> & lora) {
+    std::string text;
+    for (const auto & adapter : lora) {
+        if (adapter.scale != 0.0f) {
+            text += adapter.path + ":" + std::to_string(adapter.scale) + ";";
+        }
+    }
+
+    return text;
+}
+
+// tokens of the sequence that are computed
+static int edgekv_computed(const edgekv_prefix_slot & slot) {
+    const int n = llama_memory_seq_pos_max(llama_get_memory(slot.lctx), slot.seq_id) + 1;
+
+    return std::min(n, slot.held->has_mtmd ? 0 : (int) slot.held->size());
+}
+
+static bool edgekv_unified(const edgekv_prefix_slot & slot) {
+    return llama_edgekv_only_rows(slot.lctx) && llama_n_ctx_seq(slot.lctx) == llama_n_ctx(slot.lctx) && llama_n_seq_max(slot.lctx) > 1;
+}
+
+bool edgekv_prefix_shares(const edgekv_prefix_slot & slot) {
+    return g_kept || edgekv_unified(slot);
+}
+
+int edgekv_prefix_common(
+        const edgekv_prefix_slot & slot, const server_tokens & prompt, const edgekv_prefix_slot & other, const server_tokens & read) {
+    if (prompt.has_mtmd || read.has_mtmd || slot.held->has_mtmd || other.adapters != slot.adapters) {
+        return 0;
+    }
+    const int n_common = (int) read.get_common_prefix(prompt);
+    const int n_have   = (int) slot.held->get_common_prefix(prompt);
+
+    // the slot computes the last token itself
+    return n_common - n_have < EDGEKV_PREFIX_BLOCK ? 0 : std::min(n_common, (int) prompt.size() - 1);
+}
+
+// cells of the sequence that begins most like the prompt
+static int edgekv_share(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past, const std::vector<edgekv_prefix_slot> & others) {
+    int n_best = n_past;
+    const edgekv_prefix_slot * best = nullptr;
+    for (const auto & other : others) {
+        if (other.held->has_mtmd || other.adapters != slot.adapters) {
+            continue;
+        }
+        const int n = std::min({ (int) other.held->get_common_prefix(prompt), edgekv_computed(other), edgekv_pure(other.seq_id) });
+        if (n > n_best) {
+            n_best = n;
+            best   = &other;
+        }
+    }
+    if (best) {
+        llama_memory_seq_rm(llama_get_memory(slot.lctx), slot.seq_id, n_past, -1);
+        llama_memory_seq_cp(llama_get_memory(slot.lctx), best->seq_id, slot.seq_id, n_past, n_best);
+    }
+
+    return n_best;
+}
+
+int edgekv_prefix_begin(
+        const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past, const std::vector<edgekv_prefix_slot> & others,
+        edgekv_prefix_sources & sources) {
+    sources      = {};
+    sources.slot = n_past;
+    if (n_past <= edgekv_pure(slot.seq_id)) {
+        g_pure.erase(slot.seq_id);  // what comes behind is computed
+    }
+    if (prompt.has_mtmd || slot.held->has_mtmd) {
+        return n_past;
+    }
+
+    int n = n_past;
+    if (edgekv_unified(slot)) {
+        n = edgekv_share(slot, prompt, n, others);
+        sources.shared = n - n_past;
+    }
+    if (g_kept) {
+        edgekv_prefix_found found = {};
+        const auto & tokens = prompt.get_tokens();
+        const edgekv_prefix_tokens all = { slot.lctx, slot.seq_id, tokens.data(), (int) tokens.size(), slot.adapters.c_str() };
+        g_prefixes.begin(g_prefixes.user, &all, n, &found);
+        if (found.ram + found.disk + found.remote > 0) {
+            sources.ram    = found.ram;
+            sources.disk   = found.disk;
+            sources.remote = found.remote;
+            n += found.ram + found.disk + found.remote;
+        }
+        if (found.nearly.n_lost > 0) {
+            SRV_WRN("a kept conversation goes on differently at token %d: '%s' there, '%s' now; %d tokens behind it are read again\n",
+                    found.nearly.position, common_token_to_piece(slot.lctx, found.nearly.stored).c_str(),
+                    common_token_to_piece(slot.lctx, found.nearly.asked).c_str(), found.nearly.n_lost);
+        }
+    }
+    if (n > n_past) {
+        slot.held->keep_first(n_past);
+        for (int i = n_past; i < n; ++i) {
+            slot.held->push_back(prompt[i]);
+        }
+        SRV_INF("slot %d has %d tokens of its prompt of %d: %d of its own, %d of other slots, %d from RAM, %d from disk, %d from a server\n",
+                slot.seq_id, n, (int) prompt.size(), sources.slot, sources.shared, sources.ram, sources.disk, sources.remote);
+    }
+
+    return n;
+}
+
+void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool whole_blocks) {
+    if (!g_kept || slot.held->has_mtmd) {
+        return;
+    }
+    int n = std::min(edgekv_computed(slot), edgekv_pure(slot.seq_id));
+    if (whole_blocks) {
+        n = n/EDGEKV_PREFIX_BLOCK*EDGEKV_PREFIX_BLOCK;
+    }
+    if (n > 0) {
+        const edgekv_prefix_tokens all = { slot.lctx, slot.seq_id, slot.held->get_tokens().data(), n, slot.adapters.c_str() };
+        g_prefixes.keep(g_prefixes.user, &all);
+    }
+}
+
+json edgekv_sources_json(const edgekv_prefix_sources & sources) {
+    return { {"slot", sources.slot}, {"shared", sources.shared}, {"ram", sources.ram}, {"disk", sources.disk}, {"remote", sources.remote} };
+}

@@ -1,0 +1,87 @@
+// What the server asks of whoever keeps prefixes: K and V of the tokens that a prompt begins with, computed by an earlier request. The patch
+// to server-context.cpp calls what stands here; who keeps them registers with edgekv_server_set_prefixes() (edgekv_server.h). Without
+// anybody a slot has what it had. All of it runs on the thread that decodes, between two llama_decode().
+#pragma once
+
+#include "edgekv_server.h"
+#include "server-common.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+// A slot as it is seen from here.
+struct edgekv_prefix_slot {
+    llama_context * lctx;
+    int seq_id;
+    server_tokens * held;  // the tokens that its sequence holds, or is about to compute
+    std::string adapters;  // that K and V depend on; another text for other adapters or scales
+};
+
+std::string edgekv_adapters(const std::vector<common_adapter_lora_info> & lora);
+
+template <typename Slot>
+edgekv_prefix_slot edgekv_slot(Slot & slot) {
+    return { slot.ctx_tgt, slot.id, &slot.prompt.tokens, edgekv_adapters(slot.lora) };
+}
+
+// whether anybody keeps prefixes, or sequences can share cells, so that it pays to wait for a prompt that another slot reads
+bool edgekv_prefix_shares(const edgekv_prefix_slot & slot);
+
+// how many tokens of a prompt that another slot reads are computed and worth waiting for: 0: none; `read`: they are all there now
+int edgekv_prefix_common(const edgekv_prefix_slot & slot, const server_tokens & prompt, const edgekv_prefix_slot & other, const server_tokens & read);
+
+// A prompt begins in a slot that holds the first n_past tokens of it. Takes what it can: cells of the other slots where the cache is
+// unified, blocks of who keeps prefixes. Returns how many tokens it holds now, and `held` says so too. `sources`: what came from where.
+int edgekv_prefix_begin(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past,
+                        const std::vector<edgekv_prefix_slot> & others, edgekv_prefix_sources & sources);
+
+// The slot's tokens are computed: they can be kept. whole_blocks: more of them will come soon.
+void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool whole_blocks);
+
+// From token `first` on K and V in the sequence are not what its tokens give: they were moved, or loaded from somewhere.
+void edgekv_prefix_moved(int seq_id, int first);
+void edgekv_prefix_copied(int from_seq, int to_seq);
+
+// Whether a slot that is about to read its prompt should wait for another one which is reading the same beginning. What is there already
+// of such a beginning is kept, so that edgekv_prefix_begin() finds it.
+template <typename Slots, typename Slot, typename State>
+bool edgekv_prefix_comes(Slots & slots, Slot & slot, State reading) {
+    if (!slot.task->params.cache_prompt || slot.ctx_dft || !edgekv_prefix_shares(edgekv_slot(slot))) {
+        return false;
+    }
+    for (auto & other : slots) {
+        if (other.id == slot.id || other.state != reading || !other.task->params.cache_prompt) {
+            continue;
+        }
+        const auto theirs   = edgekv_slot(other);
+        const int  n_common = edgekv_prefix_common(edgekv_slot(slot), slot.task->tokens, theirs, other.task->tokens);
+        if (n_common == 0) {
+            continue;
+        }
+        if (llama_memory_seq_pos_max(llama_get_memory(theirs.lctx), theirs.seq_id) + 1 < n_common) {
+            return true;
+        }
+        edgekv_prefix_keep(theirs, true);
+    }
+
+    return false;
+}
+
+template <typename Slots, typename Slot>
+int edgekv_prefix_take(Slots & slots, Slot & slot, int n_past) {
+    if (slot.ctx_dft || slot.alora_invocation_start > 0) {
+        return n_past;
+    }
+    std::vector<edgekv_prefix_slot> others;
+    for (auto & other : slots) {
+        if (other.id != slot.id) {
+            others.push_back(edgekv_slot(other));
+        }
+    }
+
+    return edgekv_prefix_begin(edgekv_slot(slot), slot.task->tokens, n_past, others, slot.stats.edgekv_sources);
+}
+
+// {"slot": 0, ...} for a reply's usage
+json edgekv_sources_json(const edgekv_prefix_sources & sources);

@@ -1,0 +1,109 @@
+#include "server/requests.h"
+
+#include "server/limits.h"
+
+#include <new>
+#include <stdexcept>
+#include <typeinfo>
+
+namespace edgekv_server {
+
+namespace {
+
+struct unserved {
+    endpoint     where;
+    const char * field;
+    const char * advice;
+};
+
+constexpr unserved UNSERVED[] = {
+    { endpoint::chat,        "functions",          "use 'tools'" },
+    { endpoint::chat,        "function_call",      "use 'tool_choice'" },
+    { endpoint::chat,        "audio",              "answers are text; leave it out" },
+    { endpoint::chat,        "web_search_options", "leave it out, or offer a search as a tool" },
+    { endpoint::completions, "suffix",             "use /infill with a model that can fill in" },
+    { endpoint::responses,   "conversation",       "send the whole conversation as 'input'" },
+    { endpoint::responses,   "background",         "ask with 'stream', or wait for the answer" },
+    { endpoint::responses,   "prompt",             "send its text as 'instructions' and 'input'" },
+    { endpoint::messages,    "mcp_servers",        "offer their tools as 'tools'" },
+    { endpoint::messages,    "container",          "leave it out" },
+};
+
+// null, false, "", [], {} ask for nothing
+bool asks(const json & value) {
+    if (value.is_null() || (value.is_boolean() && !value.get<bool>())) {
+        return false;
+    }
+    if (value.is_string()) {
+        return !value.get<std::string>().empty();
+    }
+    return !(value.is_array() || value.is_object()) || !value.empty();
+}
+
+[[noreturn]] void refuse(const std::string & sentence) {
+    throw std::invalid_argument(sentence);
+}
+
+bool is_count(const json & body, const char * field) {
+    return body.contains(field) && body.at(field).is_number_integer();
+}
+
+} // namespace
+
+void check_fields(const json & body, endpoint where) {
+    if (!body.is_object()) {
+        refuse("the request must be a JSON object");
+    }
+    for (const auto & entry : UNSERVED) {
+        if (entry.where == where && body.contains(entry.field) && asks(body.at(entry.field))) {
+            refuse(std::string("the field '") + entry.field + "' is not supported; " + entry.advice);
+        }
+    }
+    if (where == endpoint::chat && body.contains("modalities") && body.at("modalities").is_array()) {
+        for (const auto & modality : body.at("modalities")) {
+            if (modality.is_string() && modality.get<std::string>() != "text") {
+                refuse("the field 'modalities' asks for " + modality.get<std::string>() + "; answers are text");
+            }
+        }
+    }
+    const int64_t n = is_count(body, "n") ? body.at("n").get<int64_t>() : 1;
+    if (n > current().n_slots) {
+        refuse("the field 'n' is " + std::to_string(n) + ", and each answer needs a slot; start the server with --slots " +
+               std::to_string(n) + " or more, or ask for " + std::to_string(current().n_slots) + " at most");
+    }
+    if (where == endpoint::completions && is_count(body, "best_of") && body.at("best_of").get<int64_t>() > n) {
+        refuse("the field 'best_of' is not supported above 'n'; ask for 'n' and choose");
+    }
+}
+
+std::string checked_key(const std::vector<std::string> & keys, const std::string & given) {
+    std::string found;
+    for (const auto & key : keys) {
+        // volatile: every character is looked at, also behind the first that differs
+        volatile unsigned char differs = key.size() == given.size() ? 0 : 1;
+        for (size_t i = 0; i < given.size(); ++i) {
+            differs = differs | static_cast<unsigned char>(given[i] ^ key[key.empty() ? 0 : i % key.size()]);
+        }
+        if (!differs) {
+            found = key;
+        }
+    }
+    return found;
+}
+
+error_type fault(const std::exception & e) {
+    const bool theirs = dynamic_cast<const common_json_error *>(&e) != nullptr || dynamic_cast<const std::logic_error *>(&e) != nullptr ||
+                        typeid(e) == typeid(std::runtime_error);
+    return theirs ? ERROR_TYPE_INVALID_REQUEST : ERROR_TYPE_SERVER;
+}
+
+std::string error_body(const json & error) {
+    json told = error;
+    if (json_value(error, "type", std::string()) == "exceed_context_size_error") {
+        told["code"]  = "context_length_exceeded";
+        told["param"] = "messages";
+    }
+    return safe_json_to_str({{ "error", told }});
+}
+
+} // namespace edgekv_server

@@ -1,0 +1,151 @@
+// The C functions of edgekv_tokens.h: rows of tokens, out of the home and back.
+#include "edgekv_tokens.h"
+
+#include "api/internal.h"
+#include "context/context.h"
+
+#include "ggml-backend.h"
+
+#include <string>
+
+using namespace edgekv;
+
+namespace {
+
+struct Rows {
+    ggml_tensor * tensor;
+    size_t bytes;  // of a row
+};
+
+// Calls act(K or V of a layer) for each layer with a cache, K first.
+template <typename Act>
+void for_each_rows(const llama_context * lctx, Act act) {
+    for (int il = 0; il < llama_edgekv_n_layer(lctx); ++il) {
+        llama_edgekv_layer layer;
+        llama_edgekv_get_layer(lctx, il, &layer);
+        if (layer.kind != LLAMA_EDGEKV_LAYER_ATTENTION) {
+            continue;
+        }
+        for (ggml_tensor * tensor : { layer.k, layer.v }) {
+            act(il, Rows{ tensor, ggml_row_size(tensor->type, tensor->ne[0]) });
+        }
+    }
+}
+
+// Calls act(first of the run, its length) for each run of consecutive cells.
+template <typename Act>
+void for_each_run(const uint32_t * cells, int n, Act act) {
+    for (int first = 0, end; first < n; first = end) {
+        for (end = first + 1; end < n && cells[end] == cells[end - 1] + 1;) {
+            ++end;
+        }
+        act(first, end - first);
+    }
+}
+
+edgekv_status check(const edgekv_context * ctx, int stream, const uint32_t * cells, int n) {
+    llama_edgekv_cells view;
+    if (!llama_edgekv_only_rows(ctx->lctx)) {
+        return fail(EDGEKV_UNSUPPORTED, "the context keeps more of its tokens than rows in one plain cache");
+    }
+    if (stream < 0 || !llama_edgekv_get_cells(ctx->lctx, (uint32_t) stream, &view)) {
+        return fail(EDGEKV_INVALID, "there is no stream " + std::to_string(stream));
+    }
+    for (int i = 0; i < n; ++i) {
+        if (cells[i] >= view.n_cells) {
+            return fail(EDGEKV_INVALID, "there is no cell " + std::to_string(cells[i]));
+        }
+    }
+
+    return EDGEKV_OK;
+}
+
+}  // namespace
+
+edgekv_status edgekv_token_bytes(const edgekv_context * ctx, size_t * k_bytes, size_t * v_bytes) {
+    if (!llama_edgekv_only_rows(ctx->lctx)) {
+        return fail(EDGEKV_UNSUPPORTED, "the context keeps more of its tokens than rows in one plain cache");
+    }
+    for (int il = 0; il < llama_edgekv_n_layer(ctx->lctx); ++il) {
+        k_bytes[il] = v_bytes[il] = 0;
+    }
+    bool is_value = false;
+    for_each_rows(ctx->lctx, [&](int il, const Rows & rows) {
+        (is_value ? v_bytes : k_bytes)[il] = rows.bytes;
+        is_value = !is_value;
+    });
+
+    return EDGEKV_OK;
+}
+
+edgekv_status edgekv_read_tokens(const edgekv_context * ctx, int stream, const uint32_t * cells, int n, void * block) {
+    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
+        return status;
+    }
+    if (const edgekv_status status = check(ctx, stream, cells, n); status != EDGEKV_OK) {
+        return status;
+    }
+
+    llama_synchronize(ctx->lctx);  // a device may still be writing rows
+    char * out = static_cast<char *>(block);
+    for_each_rows(ctx->lctx, [&](int, const Rows & rows) {
+        for_each_run(cells, n, [&](int first, int n_run) {
+            ggml_backend_tensor_get(rows.tensor, out + first*rows.bytes, stream*rows.tensor->nb[2] + cells[first]*rows.tensor->nb[1],
+                                    n_run*rows.bytes);
+        });
+        out += n*rows.bytes;
+    });
+
+    return EDGEKV_OK;
+}
+
+edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos, int n, uint32_t * cells) {
+    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
+        return status;
+    }
+    const int stream = llama_edgekv_stream_of(ctx->lctx, seq_id);
+    if (stream < 0 || first_pos < 0 || n < 1) {
+        return fail(EDGEKV_INVALID, "sequence " + std::to_string(seq_id) + " cannot get " + std::to_string(n) + " tokens at position " +
+                                    std::to_string(first_pos));
+    }
+    if (const edgekv_status status = check(ctx, stream, nullptr, 0); status != EDGEKV_OK) {
+        return status;
+    }
+    llama_memory_seq_rm(llama_get_memory(ctx->lctx), seq_id, first_pos, -1);
+    if (!llama_edgekv_add_cells(ctx->lctx, seq_id, first_pos, n, cells)) {
+        return fail(EDGEKV_NO_MEMORY, "the cache has no " + std::to_string(n) + " empty cells");
+    }
+
+    return EDGEKV_OK;
+}
+
+edgekv_status edgekv_write_tokens(edgekv_context * ctx, int stream, const uint32_t * cells, int n, int skip, int n_block, const void * block,
+                              uint8_t label) {
+    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
+        return status;
+    }
+    if (const edgekv_status status = check(ctx, stream, cells, n); status != EDGEKV_OK) {
+        return status;
+    }
+    if (n < 1 || skip < 0 || skip + n > n_block) {
+        return fail(EDGEKV_INVALID, "a block of " + std::to_string(n_block) + " tokens has no " + std::to_string(n) + " behind its first " +
+                                    std::to_string(skip));
+    }
+
+    llama_synchronize(ctx->lctx);
+    const char * in = static_cast<const char *>(block);
+    for_each_rows(ctx->lctx, [&](int, const Rows & rows) {
+        for_each_run(cells, n, [&](int first, int n_run) {
+            ggml_backend_tensor_set(rows.tensor, in + (skip + first)*rows.bytes,
+                                    stream*rows.tensor->nb[2] + cells[first]*rows.tensor->nb[1], n_run*rows.bytes);
+        });
+        in += n_block*rows.bytes;
+    });
+    llama_edgekv_cells view;
+    llama_edgekv_get_cells(ctx->lctx, (uint32_t) stream, &view);
+    for (int i = 0; i < n; ++i) {
+        view.labels[cells[i]] = label;
+    }
+
+    return EDGEKV_OK;
+}

@@ -1,0 +1,145 @@
+"""The file of options: what it says counts below variables and command line, and what it cannot say gets one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from edgekv.cli.common import config_file
+from edgekv.cli.config import commands, template
+from edgekv.cli.main import cli
+from edgekv.errors import EXIT_USAGE, ConfigError
+
+
+@pytest.fixture(autouse=True)
+def file(monkeypatch, tmp_path) -> Path:
+    """A place for the file, and no variables."""
+    for name in list(os.environ):
+        if name.startswith("EDGEKV_"):
+            monkeypatch.delenv(name)
+    path = tmp_path / "folder" / "config.toml"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    return path
+
+
+def run(*arguments: str, **variables: str) -> Result:
+    return CliRunner().invoke(cli, arguments, env=variables)
+
+
+def shown(*arguments: str, **variables: str) -> dict[str, tuple[str, str]]:
+    """Each option's value and where it comes from, as `edgekv config show` has them."""
+    result = run("config", "show", "-o", "json", *arguments, **variables)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return {row["option"]: (row["value"], row["source"]) for row in json.loads(result.stdout)}
+
+
+def write(path: Path, text: str) -> dict[str, str]:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return {"EDGEKV_CONFIG": str(path)}
+
+
+def test_the_path(file, tmp_path):
+    result = run("config", "path")
+    assert result.stdout.strip() == str(tmp_path / "home" / "edgekv" / "config.toml") and "config init" in result.stderr
+    assert run("config", "path", **write(file, "")).stdout.strip() == str(file)
+
+
+def test_a_new_file_has_every_option_and_says_nothing(file):
+    variables = {"EDGEKV_CONFIG": str(file)}
+    assert run("config", "init", **variables).exit_code == 0
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600, "it may come to hold a key"
+    assert config_file.tomllib.loads(file.read_text()) == {}
+    assert {source for _, source in shown(**variables).values()} == {"default"}
+    again = run("config", "init", **variables)
+    assert isinstance(again.exception, ConfigError) and "--force" in str(again.exception)
+    file.write_text("slots = 2")
+    assert run("config", "init", "--force", **variables).exit_code == 0 and file.read_text() == template()
+
+
+def test_each_line_of_a_new_file_is_toml():
+    """Without its #: a key, and a default or what belongs there."""
+    lines = [line[1:] for line in template().splitlines() if re.match(r"#[a-z-]+ = ", line)]
+    found = {name for line in lines for name in config_file.tomllib.loads(line)}
+    assert found == {name for command in commands().values() for name in config_file.keys(command)}
+    assert "prompt" not in found and {"ctx", "slots", "temp", "model", "cache-dir", "max-gap"} <= found
+
+
+def test_the_command_line_then_variables_then_the_file(file):
+    variables = write(file, 'slots = 2\nctx = 4096\nkv = "exact"\nresolution = 500\nmax-gap = 1\nfooter = false\nkv-budget = "1MiB"\n')
+    found = shown(**variables)
+    assert found["slots"] == ("2", "file") and found["kv"] == ("exact", "file") and found["max-gap"] == ("1.0", "file")
+    assert found["host"] == ("127.0.0.1", "default")
+    found = shown("serve", "--slots", "4", EDGEKV_CTX="512", EDGEKV_KV="off", **variables)
+    assert found["slots"] == ("4", "command line")
+    assert found["ctx"] == ("512", "variable EDGEKV_CTX") and found["kv"] == ("off", "variable EDGEKV_KV")
+    chat = shown("chat", **variables)
+    assert chat["footer"] == ("false", "file") and chat["ctx"] == ("4096", "file") and "slots" not in chat
+
+
+def test_kv_options_of_the_file_reach_the_context(file, monkeypatch):
+    """Variables of KV options are read by the library: they go before the file too; and the file may name what has no effect."""
+    from edgekv.cli import serve as module
+
+    seen = []
+    monkeypatch.setattr(module, "model_path", lambda model: Path("m.gguf"))
+    monkeypatch.setattr("edgekv.serving.server.Server", lambda options: seen.append(options) or 1 / 0)
+    variables = write(file, 'kv = "exact"\nresolution = 500\ntype-k = "q8_0"\nslots = 3\nmax-queue = 0\ncache-dir = "kept"\ncache-disk = "2GiB"\n')
+    run("serve", **variables)
+    run("serve", "--kv", "sparse", "--cache-ram", "0", EDGEKV_RESOLUTION="900", **variables)
+    first, second = seen
+    assert (first.kv.mode.value, first.kv.type_k.value, first.n_slots, first.limits.max_queue) == ("exact", "q8_0", 3, 0)
+    assert first.store.folder == file.parent / "kept" and first.store.folder_bytes == 2 << 30, "paths begin in the file's folder"
+    assert second.kv.mode.value == "sparse" and second.kv.resolution == 900 and second.store.ram_bytes == 0
+
+
+@pytest.mark.parametrize(("text", "sentence"), [
+    ("slot = 2", "there is no option slot; did you mean slots?"),
+    ("api_key = 'x'", "there is no option api_key; did you mean api-key?"),
+    ("zzz = 2", "there is no option zzz; `edgekv config show` lists those there are"),
+    ("prompt = 'x'", "there is no option prompt"),
+    ("slots = '2'", "slots is '2'; it must be a whole number"),
+    ("slots = true", "slots is True; it must be a whole number"),
+    ("slots = 99", "slots: 99 is not in the range 1<=x<=16"),
+    ("max-gap = 'long'", "max-gap is 'long'; it must be a number"),
+    ("kv = 'fast'", "kv: 'fast' is not one of 'exact'"),
+    ("footer = 1", "footer is 1; it must be true or false"),
+    ("alias = [1]", "alias is [1]; it must be text in quotes"),
+    ("kv-budget = 'much'", "kv-budget: the KV budget is 'much'; write bytes such as 512MiB"),
+    ("cache-url = 'http://x'", "must begin with redis://"),
+    ("slots = ", "is not TOML"),
+    ("[serve]\nslots = 2", "there is no option serve"),
+])
+def test_mistakes_get_a_sentence(file, text, sentence):
+    for command in ("serve", "chat"):
+        result = run(command, **write(file, text))
+        assert isinstance(result.exception, ConfigError) and result.exception.exit_code == EXIT_USAGE
+        said = str(result.exception)
+        assert sentence in said and str(file) in said and "\n" not in said
+    assert run("config", "path", **write(file, text)).exit_code == 0, "what mends the file works"
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "bytes"])
+def test_files_that_cannot_be_read(file, kind):
+    variables = {"EDGEKV_CONFIG": str(file)}
+    if kind == "folder":
+        file.mkdir(parents=True)
+    elif kind == "bytes":
+        write(file, "")
+        file.write_bytes(b"\xff\xfe")
+    result = run("serve", **variables)
+    assert isinstance(result.exception, ConfigError)
+    assert {"missing": "there is no file", "folder": "cannot be read", "bytes": "is not UTF-8"}[kind] in str(result.exception)
+
+
+def test_secrets_are_not_shown(file):
+    variables = write(file, 'api-key = "secret"\ncache-url = "redis://me:secret@host:1/0"\n')
+    found = shown(**variables)
+    assert found["api-key"] == ("...", "file") and found["cache-url"] == ("redis://...@host:1/0", "file")
+    assert "secret" not in run("config", "show", **variables).output

@@ -1,0 +1,92 @@
+"""Tokens that were computed once are put back: the next token's logits are those of a context that never lost them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.contexts import attached
+
+from edgekv.config import KvOptions
+from edgekv.errors import DoesNotFit, NativeError
+from edgekv.live.cells import SAMPLED
+
+import llama_cpp
+
+N, BLOCK = 600, 256
+Q8_0 = {"type_k": llama_cpp.GGML_TYPE_Q8_0, "type_v": llama_cpp.GGML_TYPE_Q8_0}
+SPARSE = {"mode": "sparse", "exact_tokens": 0, "resolution": 1e6, "policy": "none", "kv_budget": 0}
+
+
+def read(context, first: int, end: int, seq: int = 0) -> np.ndarray:
+    tokens = np.random.default_rng(5).integers(260, 1000, N + 40)
+    parts = [range(at, min(at + 200, end)) for at in range(first, end, 200)]
+    return np.concatenate([context.decode(tokens[part] % context.n_vocab, part, [seq] * len(part)) for part in parts])
+
+
+def take(run, seq: int, n: int) -> list[tuple[int, int, np.ndarray]]:
+    """The first n tokens of a sequence, in blocks: (first, tokens, rows)."""
+    k_bytes, v_bytes = run.tokens.row_bytes()
+    cells = run.tokens.cells_of(seq, n)
+    assert len(cells) == n
+    found = []
+    for first in range(0, n, BLOCK):
+        part = cells[first:first + BLOCK]
+        found.append((first, len(part), run.tokens.read(seq, part, (sum(k_bytes) + sum(v_bytes)) * len(part))))
+    return found
+
+
+@pytest.mark.parametrize("unified", [True, False])
+@pytest.mark.parametrize("types", [{}, Q8_0], ids=["f16", "q8_0"])
+@pytest.mark.parametrize("options", [{"mode": "off"}, {"mode": "exact"}, SPARSE], ids=["off", "exact", "sparse"])
+def test_what_is_put_back_is_as_if_it_had_stayed(synthetic, options: dict, types: dict, unified: bool):
+    with attached(synthetic("llama", n_head=6, dtype="f32"), KvOptions(**options), n_ctx=4096, unified=unified, **types) as (context, run):
+        read(context, 0, 70, seq=3)  # cells do not begin at 0
+        read(context, 0, N)
+        blocks = take(run, 0, N)
+        stayed = read(context, N, N + 5)
+        llama_cpp.llama_memory_seq_rm(context.memory, 0, 0, -1)
+        for first, n, rows in blocks:
+            run.tokens.put(1, first, rows, range(n), n, 0)
+        came = read(context, N, N + 5, seq=1)
+        np.testing.assert_allclose(came, stayed, rtol=0, atol=2e-4 * np.abs(stayed).max())
+        assert take(run, 1, N)[1][2].tobytes() == blocks[1][2].tobytes()
+
+
+def test_a_part_of_a_block_takes_the_place_of_what_was_there(synthetic):
+    with attached(synthetic("llama", dtype="f32"), KvOptions(mode="exact"), n_ctx=1024) as (context, run):
+        read(context, 0, N)
+        (_, _, first), (_, _, second), _ = take(run, 0, N)
+        stayed = read(context, 400, 405, seq=0) if llama_cpp.llama_memory_seq_rm(context.memory, 0, 400, -1) else None
+        llama_cpp.llama_memory_seq_rm(context.memory, 0, 0, -1)
+        read(context, 0, 300, seq=1)
+        run.tokens.put(1, 256, second, range(144), BLOCK, 0)  # in place of 44 that were computed
+        assert run.tokens.cells_of(1, N).shape == (400,)
+        np.testing.assert_allclose(read(context, 400, 405, seq=1), stayed, rtol=0, atol=1e-4 * np.abs(stayed).max())
+        run.tokens.put(2, 0, first, range(256), BLOCK, 0)
+        run.tokens.put(2, 256, second, range(10), BLOCK, 0)
+        with pytest.raises(DoesNotFit, match="no 256 empty cells"):
+            run.tokens.put(3, 0, first, range(256), BLOCK, 0) or run.tokens.put(3, 256, second, range(256), BLOCK, 0)
+
+
+def test_steps_that_sample_label_their_cells(synthetic):
+    options = KvOptions(**SPARSE | {"exact_tokens": 512, "resolution": 4.0})
+    with attached(synthetic("llama", dtype="f32"), options, n_ctx=2048) as (context, run):
+        read(context, 0, 200)
+        context.decode([300], [200], [0])  # a view of 256 cells: attended whole
+        assert not run.cells.stream().labels.any()
+        llama_cpp.llama_memory_seq_rm(context.memory, 0, 200, -1)
+        read(context, 200, N)  # prompts attend everything
+        assert not run.cells.stream().labels.any()
+        context.decode([300], [N], [0])
+        view = run.cells.stream()
+        assert (view.labels == SAMPLED).tolist() == (view.positions == N).tolist() and not view.read_sparsely.any()
+        cells = run.tokens.cells_of(0, N + 1)
+        block = run.tokens.read(0, cells[-1:], sum(map(sum, run.tokens.row_bytes())))
+        run.tokens.put(1, 0, block, range(1), 1, SAMPLED)
+        assert run.tokens.labels(1, run.tokens.cells_of(1, 1)).tolist() == [SAMPLED]
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "lfm2"])
+def test_what_is_not_in_one_plain_cache_is_refused(synthetic, kind: str):
+    with attached(synthetic(kind), KvOptions(mode="exact")) as (_, run), pytest.raises(NativeError, match="more of its tokens than rows"):
+        run.tokens.row_bytes()

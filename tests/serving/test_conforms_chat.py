@@ -1,0 +1,143 @@
+"""The endpoint as OpenAI's own client uses it: what is asked for arrives, in the shape that the client checks."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+
+HELLO = [{"role": "user", "content": "Say hello."}]
+
+
+@pytest.fixture(scope="module")
+def client(endpoint) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="secret", max_retries=0)
+
+
+@pytest.fixture
+def chat(client):
+    def ask(**settings):
+        return client.chat.completions.create(**{"model": "smol", "messages": HELLO, "max_completion_tokens": 8, "temperature": 0, **settings})
+
+    return ask
+
+
+def test_models(client):
+    assert [model.id for model in client.models.list()] == ["smol"]
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_an_answer_ends_where_it_shall(client, name):
+    answer = client.chat.completions.create(model="smol", messages=HELLO, **{name: 3})
+    assert answer.choices[0].finish_reason == "length" and answer.usage.completion_tokens == 3
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 3 and answer.choices[0].message.role == "assistant"
+
+
+def test_a_stream_is_the_answer_in_pieces(chat):
+    whole = chat(extra_body={"cache_prompt": False})
+    chunks = list(chat(stream=True, stream_options={"include_usage": True}, extra_body={"cache_prompt": False}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content and len(chunks) > 4
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == whole.choices[0].finish_reason
+    assert chunks[-1].usage == whole.usage.model_copy(update={"prompt_tokens_details": chunks[-1].usage.prompt_tokens_details})
+    assert not chunks[-1].choices and {chunk.id for chunk in chunks} == {chunks[0].id}
+    assert all(chunk.usage is None for chunk in chat(stream=True)), "only where it is asked for"
+
+
+def test_what_was_read_before_is_counted(chat):
+    text = [{"role": "user", "content": "The river is calm. " * 30 + "Is it?"}]
+    chat(messages=text)
+    again = chat(messages=text).usage
+    assert again.prompt_tokens_details.cached_tokens >= again.prompt_tokens - 2
+
+
+def test_stop(chat):
+    whole = chat(max_completion_tokens=16).choices[0].message.content
+    word = whole.split()[2]
+    for stop in (word, [word, "nonsense"]):
+        cut = chat(max_completion_tokens=16, stop=stop).choices[0]
+        assert cut.message.content == whole[: whole.index(word)] and cut.finish_reason == "stop"
+
+
+def test_a_seed_repeats(chat):
+    first, again, other = (chat(temperature=1.5, seed=seed, max_completion_tokens=16).choices[0].message.content for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_several_answers(chat):
+    answers = chat(n=2, temperature=1.5, seed=3).choices
+    assert [choice.index for choice in answers] == [0, 1] and all(choice.message.content for choice in answers)
+
+
+def test_more_answers_than_slots_are_refused_with_what_to_do(chat):
+    with pytest.raises(openai.BadRequestError, match="'n' is 3, and each answer needs a slot; start the server with --slots 3 or more"):
+        chat(n=3)
+
+
+def test_logprobs(chat):
+    content = chat(logprobs=True, top_logprobs=3, max_completion_tokens=4).choices[0].logprobs.content
+    assert len(content) == 4
+    for token in content:
+        assert token.logprob <= 0 and len(token.top_logprobs) == 3 and bytes(token.bytes).decode("utf-8", "replace") == token.token
+        assert token.top_logprobs[0].token == token.token, "the best, at temperature 0"
+    with pytest.raises(openai.BadRequestError, match="top_logprobs requires logprobs"):
+        chat(top_logprobs=3)
+
+
+def test_logit_bias(client, endpoint, chat):
+    [token] = endpoint.ask("/tokenize", {"content": " hello"}).body["tokens"]
+    text = chat(logit_bias={str(token): 100}, max_completion_tokens=4).choices[0].message.content
+    assert text == " hello" * 4 or text == "hello" + " hello" * 3
+
+
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 99}},
+          "required": ["name", "age"], "additionalProperties": False}
+
+
+def test_structured_output(chat):
+    settings = {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}}
+    answer = json.loads(chat(max_completion_tokens=64, **settings).choices[0].message.content)
+    assert set(answer) == {"name", "age"} and isinstance(answer["age"], int)
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chat(stream=True, max_completion_tokens=64, **settings))
+    assert set(json.loads(streamed)) == {"name", "age"}
+    parsed = json.loads(chat(max_completion_tokens=64, extra_body={"json_schema": SCHEMA}).choices[0].message.content)
+    assert set(parsed) == {"name", "age"}
+
+
+TOOL = {"type": "function", "function": {
+    "name": "get_weather", "description": "The weather of a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]}}}
+
+
+def test_tools(chat):
+    asked = [{"role": "user", "content": "What is the weather in Paris?"}]
+    choice = chat(messages=asked, tools=[TOOL], tool_choice="required", max_completion_tokens=96).choices[0]
+    [call] = choice.message.tool_calls
+    assert choice.finish_reason == "tool_calls" and call.function.name == "get_weather" and call.id
+    assert set(json.loads(call.function.arguments)) == {"city"}
+    told = [*asked, choice.message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
+    assert chat(messages=told, tools=[TOOL]).choices[0].finish_reason in ("stop", "length", "tool_calls")
+
+
+def test_tools_in_a_stream(chat):
+    asked = [{"role": "user", "content": "What is the weather in Paris?"}]
+    chunks = chat(messages=asked, tools=[TOOL], tool_choice="required", max_completion_tokens=96, stream=True)
+    calls = [call for chunk in chunks if chunk.choices for call in chunk.choices[0].delta.tool_calls or []]
+    assert calls[0].function.name == "get_weather"
+    assert set(json.loads("".join(call.function.arguments or "" for call in calls))) == {"city"}
+
+
+def test_completions(client):
+    answer = client.completions.create(model="smol", prompt="The capital of France is", max_tokens=4, temperature=0, logprobs=2)
+    assert answer.choices[0].text and answer.usage.completion_tokens == 4
+    pieces = client.completions.create(model="smol", prompt="The capital of France is", max_tokens=4, temperature=0, stream=True)
+    assert "".join(piece.choices[0].text for piece in pieces) == answer.choices[0].text
+    several = client.completions.create(model="smol", prompt=["One, two,", "A, B,"], max_tokens=2)
+    assert [choice.index for choice in several.choices] == [0, 1]
+
+
+def test_fields_that_nobody_knows_are_ignored(chat):
+    answer = chat(user="me", store=False, metadata={"a": "b"}, service_tier="auto", extra_body={"no_such_field": {"x": 1}})
+    assert answer.choices[0].message.content

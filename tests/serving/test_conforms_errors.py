@@ -1,0 +1,97 @@
+"""What is wrong gets a status, a type and one sentence, the same for clients of both dialects."""
+
+from __future__ import annotations
+
+import urllib.request
+
+import openai
+import pytest
+
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "Say hello."}]
+
+
+def test_a_prompt_that_is_too_long(endpoint):
+    body = {"messages": [{"role": "user", "content": "word " * 2000}]}
+    for stream in (False, True):
+        reply = endpoint.ask(CHAT, {**body, "stream": stream})
+        error = reply.body["error"]
+        assert reply.status == 400 and error["type"] == "exceed_context_size_error" and error["code"] == "context_length_exceeded"
+        assert error["n_ctx"] == 1024 and error["n_prompt_tokens"] > 2000 and error["message"]
+    client = openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="secret", max_retries=0)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="smol", **body)
+    assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(("path", "field", "value", "sentence"), [
+    (CHAT, "functions", [{"name": "f"}], "the field 'functions' is not supported; use 'tools'"),
+    (CHAT, "function_call", "auto", "use 'tool_choice'"),
+    (CHAT, "audio", {"voice": "x"}, "'audio' is not supported; answers are text"),
+    (CHAT, "modalities", ["text", "audio"], "'modalities' asks for audio; answers are text"),
+    (CHAT, "web_search_options", {"a": 1}, "'web_search_options' is not supported"),
+    (CHAT, "response_format", {"type": "xml"}, "response_format type must be one of"),
+    (CHAT, "tools", [{"type": "web_search"}], "Unsupported tool type"),
+    ("/v1/completions", "suffix", "end", "'suffix' is not supported"),
+    ("/v1/completions", "best_of", 4, "'best_of' is not supported above 'n'"),
+    ("/v1/responses", "previous_response_id", "x", "does not support 'previous_response_id'"),
+    ("/v1/responses", "background", True, "'background' is not supported; ask with 'stream'"),
+    ("/v1/responses", "conversation", "c1", "'conversation' is not supported; send the whole conversation"),
+    ("/v1/messages", "mcp_servers", [{"url": "x"}], "'mcp_servers' is not supported"),
+])
+def test_fields_that_are_known_and_not_served_are_named(endpoint, path, field, value, sentence):
+    base = {"messages": HELLO, "prompt": "Say", "input": "Say hello.", "max_tokens": 2}
+    reply = endpoint.ask(path, {**{name: base[name] for name in _NEEDED[path]}, field: value})
+    assert reply.status == 400 and sentence in reply.body["error"]["message"] and "\n" not in reply.body["error"]["message"][:80]
+    assert reply.body["error"]["type"] == "invalid_request_error"
+
+
+_NEEDED = {CHAT: ("messages",), "/v1/completions": ("prompt",), "/v1/responses": ("input",), "/v1/messages": ("messages", "max_tokens")}
+
+
+@pytest.mark.parametrize("value", [None, False, "", [], {}], ids=str)
+def test_fields_that_ask_for_nothing_are_fine(endpoint, value):
+    assert endpoint.ask(CHAT, {"messages": HELLO, "max_tokens": 1, "functions": value}).status == 200
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    (CHAT, b"{"), (CHAT, b"\xff\xfe"), (CHAT, b""), (CHAT, b"[]"), (CHAT, b"7"), (CHAT, b"{}"), (CHAT, {"messages": "hi"}),
+    (CHAT, {"messages": [7]}), (CHAT, {"messages": [{"role": "user"}]}), (CHAT, {"messages": HELLO, "temperature": "hot"}),
+    (CHAT, {"messages": HELLO, "max_tokens": "many"}), (CHAT, {"messages": HELLO, "grammar": "root ::= ("}),
+    (CHAT, {"messages": HELLO, "json_schema": {"type": "nonsense"}}), (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}),
+    (CHAT, {"messages": HELLO, "tools": "x", "grammar": "root ::= \"a\"", "json_schema": {}}),
+    ("/v1/completions", {}), ("/v1/responses", b"nonsense"), ("/v1/messages", b"nonsense"), ("/tokenize", b"{"),
+], ids=lambda value: str(value)[:60])
+def test_what_cannot_be_read_is_the_clients_fault(endpoint, path, body):
+    reply = endpoint.ask(path, body)
+    assert reply.status == 400 and reply.body["error"]["message"] and reply.body["error"]["type"] == "invalid_request_error"
+    assert endpoint.ask("/health").status == 200
+
+
+def test_no_such_place(endpoint):
+    reply = endpoint.ask("/v1/nothing", {"a": 1})
+    assert reply.status == 404 and reply.body["error"]["type"] == "not_found_error"
+
+
+@pytest.mark.parametrize("key", ["secre", "secrets", "Secret", "x", "secretsecret", "sécret", "# ours"])
+def test_another_key_opens_nothing(endpoint, key):
+    reply = endpoint.ask("/v1/models", key=key.encode().decode("latin-1"))
+    assert reply.status == 401 and reply.body["error"]["type"] == "authentication_error"
+
+
+def test_keys_open(endpoint):
+    for key in ("secret", "other"):
+        assert endpoint.ask("/v1/models", key=key).status == 200
+    request = urllib.request.Request(f"{endpoint.url}/v1/models", headers={"X-Api-Key": "other"})
+    with urllib.request.urlopen(request, timeout=30) as response:
+        assert response.status == 200
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{endpoint.url}/v1/models", timeout=30)
+    with urllib.request.urlopen(f"{endpoint.url}/health", timeout=30) as response:
+        assert response.status == 200, "whether it lives is no secret"
+
+
+@pytest.mark.parametrize(("origin", "allowed"), [
+    ("http://localhost:3000", "http://localhost:3000"), ("http://127.0.0.1", "http://127.0.0.1"), ("https://example.org", None)])
+def test_pages_of_this_machine_may_ask(endpoint, origin, allowed):
+    assert endpoint.ask("/v1/models", Origin=origin).headers.get("access-control-allow-origin") == allowed

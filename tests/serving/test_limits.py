@@ -1,0 +1,216 @@
+"""What one request may cost the others: the queue ends, long prompts do not stop answers, and who waits at the end is told."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.served import Reply, Served, serving
+
+from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, ConfigError
+from edgekv.serving.options import Limits, ServerOptions
+from edgekv.serving.server import Server
+
+CHAT = "/v1/chat/completions"
+LONG = {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 700, "ignore_eos": True}
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+class Stream:
+    """The events of a streamed answer, as they come."""
+
+    def __init__(self, url: str, body: dict, path: str = CHAT):
+        self._connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=120)
+        self._connection.request("POST", path, json.dumps({**body, "stream": True}), {"Content-Type": "application/json"})
+        self._response = self._connection.getresponse()
+
+    def event(self) -> dict | str | None:
+        """The next; a string where it is no JSON, None at the end of the stream."""
+        while line := self._response.readline():
+            if line.startswith(b"data: "):
+                text = line[6:].decode().strip()
+                return json.loads(text) if text.startswith("{") else text
+        return None
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.02)
+
+
+def busy(served: Served) -> int:
+    return sum(slot["is_processing"] for slot in served.ask("/slots").body)
+
+
+# ---- the queue ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_says_when_to_come_again(default_model, tmp_path):
+    with serving(tmp_path, "--ctx", "1024", "--max-queue", "1") as served:
+        streams = [Stream(served.url, LONG)]
+        assert streams[0].event()
+        with ThreadPoolExecutor(1) as pool:
+            waits = pool.submit(served.ask, CHAT, {**LONG, "max_tokens": 1})
+            refused: list[Reply] = []
+
+            def is_refused() -> bool:
+                reply = served.ask(CHAT, {**LONG, "max_tokens": 1})
+                refused.append(reply)
+                return reply.status == 503
+
+            time.sleep(0.5)
+            assert is_refused()
+            assert refused[-1].body["error"]["type"] == "unavailable_error" and "try again later" in refused[-1].body["error"]["message"]
+            assert 1 <= int(refused[-1].headers["retry-after"]) <= 60
+            assert served.ask("/health").status == 200, "what needs no slot is answered"
+            streams[0].close()
+            assert waits.result(60).status == 200, "who waited is answered"
+        assert served.ask(CHAT, {**LONG, "max_tokens": 1}).status == 200
+
+
+def test_limits_that_cannot_be(synthetic):
+    for limits in ({"max_gap_s": -1}, {"max_gap_s": float("nan")}, {"max_queue": -1}):
+        with pytest.raises(ConfigError, match="it must"):
+            Limits(**limits)
+    for more in ({"n_slots": 0}, {"n_slots": 17}, {"cors": "example.org"}, {"cors": "https://a/b"}):
+        with pytest.raises(ConfigError):
+            ServerOptions(synthetic("llama"), **more)
+    assert ServerOptions(synthetic("llama"), cors="https://example.org:8000").cors and Limits().queue_for(4) == 32
+
+
+@pytest.mark.parametrize(("text", "sentence"), [(None, "cannot be read"), ("# none\n\n", "has no key"), ("a b\nc,d\n", "printable ASCII")])
+def test_files_of_keys_that_cannot_be(synthetic, tmp_path, text, sentence):
+    if text is not None:
+        (tmp_path / "keys").write_text(text)
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        Server(ServerOptions(synthetic("llama"), api_key_file=tmp_path / "keys"))
+    assert "c,d" not in str(caught.value)
+
+
+def test_a_key_is_nowhere_to_be_seen(synthetic, tmp_path):
+    """Neither in the log, however much it says, nor in the process list."""
+    log = tmp_path / "server.log"
+    with serving(tmp_path, str(synthetic("llama")), "--ctx", "256", "--log-file", str(log), "--", "--log-verbosity", "9",
+                 key="opensesame4711", EDGEKV_API_KEY="opensesame4711") as served:
+        assert served.ask("/v1/models").status == 200 and served.ask("/v1/models", key="wrong").status == 401
+        command = Path(f"/proc/{served.process.pid}/cmdline")
+        assert not command.exists() or b"opensesame" not in command.read_bytes()
+        assert "opensesame" not in "".join(served.lines)
+    text = log.read_text()
+    assert "model loaded" in text and "4711" not in text
+
+
+# ---- pacing ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_how_much_of_a_prompt_goes_beside_answers(tmp_path):
+    """The arithmetic alone, in C++."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
+    program = tmp_path / "pace"
+    sources = [ROOT / "tests/serving/pace.cpp", ROOT / "native/seam/server/pace.cpp"]
+    subprocess.run([compiler, "-std=c++17", "-O1", f"-I{ROOT / 'native/seam'}", *sources, "-o", program, "-pthread"], check=True)
+    done = subprocess.run([program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+PROMPT = {"messages": [{"role": "user", "content": "The river is calm today. " * 240}], "max_tokens": 1}
+
+
+@pytest.mark.parametrize(("max_gap_s", "least", "most"), [(0, 1, 8), (0.001, 60, 200)], ids=["full speed", "a tight bound"])
+def test_a_long_prompt_beside_an_answer(default_model, max_gap_s, least, most):
+    """Some 1,200 tokens: at full speed in batches of 512, under a bound that cannot be kept in the smallest there are."""
+    from edgekv._native import server as native
+
+    options = ServerOptions(default_model, n_ctx=2048, n_threads=1, n_slots=2, limits=Limits(max_gap_s))
+    with Server(options) as server:
+        answer = Stream(server.url, {**LONG, "max_tokens": 2000})
+        until(lambda: isinstance(event := answer.event(), dict) and event["choices"])
+        stop = threading.Event()
+        reader = threading.Thread(target=lambda: [answer.event() for _ in iter(stop.is_set, True)])
+        reader.start()
+        prompt = Stream(server.url, PROMPT)
+        while prompt.event() is not None:
+            pass
+        stop.set()
+        reader.join()
+        seen = native.pacing()
+        answer.close()
+    assert least <= seen.n_mixed <= most and seen.max_gap_s == max_gap_s
+    assert 0 < seen.last_gap_s <= seen.worst_gap_s
+    assert seen.n_refused == 0 and (max_gap_s == 0 or seen.n_prompt_batch == 16)
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one(default_model):
+    with Server(ServerOptions(default_model, n_ctx=8192, n_threads=1, n_slots=2)) as server:
+        text = {"role": "user", "content": "The river is calm today. " * 1000}
+        long = Stream(server.url, {"messages": [text], "max_tokens": 1, "return_progress": True})
+        read = long.event()["prompt_progress"]
+        assert read["processed"] < read["total"] / 2
+        short = Stream(server.url, {**LONG, "max_tokens": 1})
+        while short.event() is not None:
+            pass
+        left = long.event()["prompt_progress"]  # what was told while the short one was answered waits in the buffers
+        assert left["processed"] < left["total"]
+        events = [event for event in iter(long.event, None) if isinstance(event, dict)]
+        assert sum("prompt_progress" in event for event in events) >= 2, "the long one was read after that"
+        assert events[-1]["choices"][0]["finish_reason"], "and answered"
+        long.close()
+        short.close()
+
+
+# ---- the end --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_who_waits_is_told(default_model, tmp_path, number):
+    """A stream gets an event and ends as it should; a request in the queue an answer."""
+    with serving(tmp_path, "--ctx", "1024") as served, ThreadPoolExecutor(1) as pool:
+        stream = Stream(served.url, LONG)
+        assert stream.event()
+        waits = pool.submit(served.ask, CHAT, LONG)
+        time.sleep(0.5)
+        served.process.send_signal(number)
+        events = list(iter(stream.event, None))
+        assert events[-1]["error"]["message"] == "the server is stopping" and events[-1]["error"]["type"] == "unavailable_error"
+        assert waits.result(30).status == 503
+        assert served.process.wait(30) == EXIT_OK
+        assert served.process.stderr.read().splitlines()[-1] == "stopping"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, EXIT_TERMINATED), (signal.SIGINT, EXIT_INTERRUPTED)], ids=["TERM", "INT"])
+def test_a_second_signal_ends_it_at_once(default_model, tmp_path, number, code):
+    with serving(tmp_path, "--ctx", "8192", "--max-gap", "0") as served:
+        text = {"role": "user", "content": "The river is calm today. " * 1000}
+        streams = [Stream(served.url, {"messages": [text], "max_tokens": 1, "return_progress": True})]
+        assert streams[0].event()
+        served.process.send_signal(number)
+        while "stopping" not in (line := served.process.stderr.readline()):
+            assert line
+        served.process.send_signal(number)
+        assert served.process.wait(10) == code
+        assert "Traceback" not in served.process.stderr.read()
+
+
+def test_out_of_reach_of_ctrl_c_it_names_the_signal(synthetic, tmp_path):
+    old = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with serving(tmp_path, str(synthetic("llama")), "--ctx", "256") as served:
+            assert f"kill {served.process.pid} (SIGTERM) stops it" in served.lines[-1]
+    finally:
+        signal.signal(signal.SIGINT, old)

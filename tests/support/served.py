@@ -1,0 +1,93 @@
+"""`edgekv serve` as a process of its own, for tests that ask it as clients do."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EDGEKV = [sys.executable, "-c", "from edgekv.cli.main import main; main()"]
+
+
+@dataclass
+class Reply:
+    """What came back: the status, the headers in lower case, the body as JSON where it is JSON."""
+
+    status: int
+    headers: dict[str, str]
+    body: Any
+
+
+@dataclass
+class Served:
+    """A running server. `lines` are what it said when it was ready."""
+
+    process: subprocess.Popen
+    url: str
+    key: str | None
+    lines: list[str]
+
+    def ask(self, path: str, body: Any = None, method: str | None = None, key: str | None = None, **headers: str) -> Reply:
+        """`body` is JSON, or bytes as they are; none asks with GET."""
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json", **headers}, method=method)
+        if key or self.key:
+            request.add_header("Authorization", f"Bearer {key or self.key}")
+        try:
+            with urllib.request.urlopen(request, timeout=120) as response:
+                return _reply(response.status, response.headers, response.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return _reply(error.code, error.headers, error.read())
+
+
+def _reply(status: int, headers: Any, data: bytes) -> Reply:
+    try:
+        body = json.loads(data)
+    except ValueError:
+        body = data.decode("utf-8", "replace")
+    return Reply(status, {name.lower(): value for name, value in headers.items()}, body)
+
+
+def environment(home: Path, **variables: str) -> dict[str, str]:
+    """Of a user without variables and files of options; one thread, as several wait for each other on a busy machine."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("EDGEKV_", "XDG_"))}
+    return clean | {"HOME": str(home), "EDGEKV_THREADS": "1"} | variables
+
+
+@contextmanager
+def serving(home: Path, *arguments: str, key: str | None = None, **variables: str) -> Iterator[Served]:
+    """`edgekv serve` on a free port until the block ends."""
+    process = subprocess.Popen([*EDGEKV, "serve", "--port", "0", *arguments], env=environment(home, **variables), cwd=home,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        lines: list[str] = []
+        while not (ready := re.search(r" at (http://\S+)/v1 ", lines[-1] if lines else "")):
+            lines.append(process.stderr.readline())
+            assert lines[-1], f"no server: {''.join(lines)}"
+        yield Served(process, ready[1], key, lines)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
+
+
+@pytest.fixture(scope="session")
+def endpoint(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The default model in two slots, with a key: one server for all tests that only ask."""
+    home = tmp_path_factory.mktemp("served")
+    (home / "keys").write_text("# ours\nsecret\nother\n")
+    with serving(home, "--slots", "2", "--ctx", "1024", "--alias", "smol", "--api-key-file", "keys", key="secret") as served:
+        yield served

@@ -74,10 +74,6 @@ void check_json(const std::string & text, int n_strings) {
     }
 }
 
-bool begins_with(const std::string & text, const char * beginning) {
-    return text.rfind(beginning, 0) == 0;
-}
-
 } // namespace
 
 void check_body(const std::string & body) {
@@ -85,23 +81,6 @@ void check_body(const std::string & body) {
     if (first != std::string::npos && (body[first] == '{' || body[first] == '[')) {
         check_json(body, 0);
     }
-}
-
-bool is_clients_fault(const std::exception & error) {
-    const std::string what = error.what();
-    if (dynamic_cast<const common_json_error *>(&error) != nullptr) {
-        return what.find("type_error.316") == std::string::npos; // text that is not UTF-8 in what the server writes
-    }
-    if (dynamic_cast<const std::out_of_range *>(&error) != nullptr) { // a token that the vocabulary does not have
-        return true;
-    }
-    for (const char * beginning : {"Failed to parse messages", "Failed to parse tools", "'messages' is required", "image input is not supported",
-                                   "audio input is not supported", "video input is not supported"}) {
-        if (begins_with(what, beginning)) {
-            return true;
-        }
-    }
-    return false;
 }
 
 } // namespace edgekv_guards

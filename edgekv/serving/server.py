@@ -90,7 +90,7 @@ class Server:
         return self.options.alias or self.options.model.stem
 
     def _served(self) -> Served:
-        return Served(self.alias, self.options.parallel, self.context.n_ctx, self.model.tensor_bytes, self.context.kv_bytes)
+        return Served(self.alias, self.options.n_slots, self.context.n_ctx, self.model.tensor_bytes, self.context.kv_bytes)
 
     @property
     def url(self) -> str:

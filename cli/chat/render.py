@@ -5,12 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
 from typing import Protocol
-
-try:
-    import termios
-except ImportError:  # Windows
-    termios = None
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
@@ -166,27 +163,27 @@ class _Turn:
         n_total, n_done = progress.n_total - progress.n_cached, progress.n_processed - progress.n_cached
         if n_total < BAR_FROM_TOKENS:
             return
-        if self._reading is None:
-            self._begin_reading(progress, n_total)
-        self._reading.at(progress.n_processed)
-        speed, left = self._reading.tokens_per_second, self._reading.seconds_left
+        reading = self._reading or self._begin_reading(progress, n_total)
+        reading.at(progress.n_processed)
+        speed, left = reading.tokens_per_second, reading.seconds_left
         said = "" if speed is None else f"{speed:,.0f} tokens/s"
         if self._bar is not None:
             said += "" if left is None else f", about {duration(left)} left"
             self._bar.update(self._bar.task_ids[0], completed=n_done, said=said, refresh=True)
-        elif left is not None:
+        elif left is not None and self._lines is not None:
             self._lines(f"reading: {n_done:,} of {n_total:,} tokens, {said}", n_done, n_total, left)
 
-    def _begin_reading(self, progress: client.Progress, n_total: int) -> None:
+    def _begin_reading(self, progress: client.Progress, n_total: int) -> Reading:
         """A bar on a terminal; elsewhere a line every now and then."""
-        self._reading = Reading(progress.n_total, progress.n_processed)
+        reading = self._reading = Reading(progress.n_total, progress.n_processed)
         if not self._renderer.console.is_terminal:
             self._lines = Lines(say=self._renderer.note)
-            return
+            return reading
         self._bar = self._renderer._progress(TextColumn("reading"), BarColumn(), TextColumn("{task.completed:,.0f}/{task.total:,.0f} tokens"),
                                              TextColumn("{task.fields[said]}"))
         self._bar.add_task("reading", total=n_total, said="")
         self._bar.start()
+        return reading
 
     def _close_bar(self) -> None:
         self._reading = None
@@ -198,9 +195,18 @@ class _Turn:
             self._lines = None
 
 
+def _termios() -> ModuleType | None:
+    """None on Windows, which has none."""
+    try:
+        return import_module("termios")
+    except ImportError:
+        return None
+
+
 @contextmanager
 def _unseen_keys() -> Iterator[None]:
     """Keys typed meanwhile, Ctrl-C too, do not print themselves into the answer; they wait for the next prompt."""
+    termios = _termios()
     if termios is None or not sys.stdin.isatty():
         yield
         return

@@ -105,7 +105,7 @@ class Runtime:
             self._tiering.set_mode(self._options)
         elif has_tiers(self._native_handle(), mode):
             self._tiering = self._make_tiering(self._native_handle(), self._options)
-            self._pin_again()
+            self._pin_again(self._tiering)
         self._set_run_every()
 
     def _leave_arena(self, mode: KvMode) -> None:
@@ -129,7 +129,7 @@ class Runtime:
         paging.limit_arena(handle, max(0, plane.n_slots_max - -(-n_bytes // plane.slot_bytes)))
         if self._tiering is not None:
             self._tiering = self._make_tiering(handle, attachments.effective(self.options))
-            self._pin_again()
+            self._pin_again(self._tiering)
         return before - core.memory(handle).arena_bytes
 
     @property
@@ -172,7 +172,7 @@ class Runtime:
             if self._tiering is not None:
                 self._tiering.close()
             self._tiering = self._make_tiering(handle, effective)
-            self._pin_again()
+            self._pin_again(self._tiering)
         self._set_run_every()
 
     def _check_evict(self, options: KvOptions) -> None:
@@ -245,7 +245,7 @@ class Runtime:
         no such tokens."""
         if self._tiering is None:
             raise ConfigError(f"mode {self.mode.value} attends everything, so there is nothing to pin; use mode sparse")
-        n = self._pin(first_token, last_token, seq_id)
+        n = self._pin(self._tiering, first_token, last_token, seq_id)
         if not n:
             raise ConfigError(f"there are no tokens at positions {first_token} to {last_token}")
         self._pins.append((first_token, last_token))
@@ -257,16 +257,16 @@ class Runtime:
         if self._tiering is not None:
             self._tiering.hierarchy.unpin(0, self._tiering.shape.n_pages - 1)
 
-    def _pin(self, first_token: int, last_token: int, seq_id: int) -> int:
+    def _pin(self, tiering: Tiering, first_token: int, last_token: int, seq_id: int) -> int:
         stream = self.cells.stream_of(seq_id)
         cells = self.cells.stream(stream)
         inside = cells.in_sequence(seq_id) & (cells.positions >= first_token) & (cells.positions <= last_token)
-        pages = np.unique(np.flatnonzero(inside) // self.page_tokens) + stream * self._tiering.shape.pages_per_stream
-        return sum(self._tiering.hierarchy.pin(int(page), int(page)) for page in pages)
+        pages = np.unique(np.flatnonzero(inside) // self.page_tokens) + stream * tiering.shape.pages_per_stream
+        return sum(tiering.hierarchy.pin(int(page), int(page)) for page in pages)
 
-    def _pin_again(self) -> None:
+    def _pin_again(self, tiering: Tiering) -> None:
         for first, last in self._pins:
-            self._pin(first, last, 0)
+            self._pin(tiering, first, last, 0)
 
     def raise_failure(self) -> None:
         """Raise CudaUnavailable where the context's GPU failed, so that it decodes no more; nothing where it did not."""

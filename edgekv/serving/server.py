@@ -79,7 +79,8 @@ class Server:
             later = later_bytes(options.extra)
             room = replace(room, free=max(0, room.free - later))
             choice = choose_device_context(self.model, options.n_ctx, options.kv, room, options.n_slots)
-            if later and options.kv.placement.kv_vram is None:  # an automatic budget would take what is free before they are loaded
+            # an automatic budget would take what is free before they are loaded
+            if later and choice.device is not None and options.kv.placement.kv_vram is None:
                 self.options = replace(options, kv=options.kv.with_(kv_vram=choice.device.budget))
             return choice
         return choose_context(self.model, options.n_ctx, options.kv, options.n_slots)
@@ -174,7 +175,8 @@ class Server:
 
     def abandon(self) -> None:
         """For a process that leaves and cannot wait for `stop()`: give standard error back and remove a temporary log."""
-        self._log.close(keep=False)
+        if self._log is not None:
+            self._log.close(keep=False)
 
     def wait(self) -> None:
         """Block until the server ends by itself, which it should not. Raises EdgeKVError with the reason. Interruptible."""
@@ -188,7 +190,7 @@ class Server:
             return str(self._exit)
         if isinstance(self._exit, BaseException):
             return f"llama.cpp's server ended: {self._exit or type(self._exit).__name__}"
-        return self._log.explain()
+        return "the server was not started" if self._log is None else self._log.explain()
 
     def __enter__(self) -> Server:
         return self if _active is self else self.start()
@@ -314,7 +316,8 @@ class Server:
 
         self._close_prefixes()
         self.figures.end()
-        self._log.close(keep=failed)
+        if self._log is not None:
+            self._log.close(keep=failed)
         crash.details_in(None)
         self._before, self._runtime = set(), None
         runtime.set_defaults(None)  # contexts that others make are not the server's

@@ -103,10 +103,10 @@ _LAYOUTS = {"AMX": "in tiles, AMX", "CPU_REPACK": "in interleaved rows"}
 
 def _print_weights(weights: dict[str, str | None]) -> None:
     """Which quantised types the processor multiplies fast. llama.cpp takes the first layout that a type can have, its best."""
-    of: dict[str | None, list[str]] = {}
+    of: dict[str, list[str]] = {}
+    slow: list[str] = []
     for name, layout in weights.items():
-        of.setdefault(layout, []).append(name)
-    slow = of.pop(None, [])
+        (slow if layout is None else of.setdefault(layout, [])).append(name)
     fast = "; ".join(f"{', '.join(names)} ({_LAYOUTS.get(layout, layout)})" for layout, names in of.items())
     _line("weights", f"fast kernels for {fast}" if fast else "no type has kernels of its own on this processor")
     if fast and slow:

@@ -158,7 +158,7 @@ def _device_plans(g: Geometry) -> list[dict[str, Any]]:
 
     available, plans = available_bytes(), []
     for found in devices.devices(DeviceKind.CUDA):
-        room = devices.Placement(found.kind, found.index, found).room
+        room = devices.room_of(found)
         for mode in (KvMode.EXACT, KvMode.SPARSE) if found.usable else ():
             for times in CONTEXTS:
                 kv, n_ctx = KvOptions.from_env(mode=mode), times * g.n_ctx_train

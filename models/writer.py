@@ -74,6 +74,8 @@ def _write(writer: gguf.GGUFWriter, shape: ModelShape, path: Path, weight_type: 
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
+    if not writer.fout:
+        raise EdgeKVError(f"{path} could not be written: gguf did not open it")
     file = writer.fout[0]
     total = shape.file_bytes(weight_type) + len(tensors) * writer.data_alignment
     _check_room(path, total)

@@ -21,13 +21,18 @@ extern "Python" void edgekv_py_detached(edgekv_context *, void *);
 extern "Python" void edgekv_py_ubatch(edgekv_context *, void *);
 """
 
+# of edgekv/_native/prefixes.py and edgekv/_native/server.py
 SERVER_CALLBACKS = """
 extern "Python" void edgekv_py_prefix_begin(void *, edgekv_prefix_tokens const *, int, edgekv_prefix_found *);
 extern "Python" void edgekv_py_prefix_keep(void *, edgekv_prefix_tokens const *);
+extern "Python" void edgekv_py_refresh(int);
 """
 
+PARTS = ("base", "settings", "context", "observation", "pages", "tokens", "device")
+"""Of edgekv.h, each behind those whose types it takes."""
+
 MODULES = {
-    "core": ("edgekv._native._core", ("edgekv.h", "edgekv_tokens.h", "edgekv_testing.h"), CALLBACKS),
+    "core": ("edgekv._native._core", tuple(f"edgekv_{part}.h" for part in PARTS) + ("edgekv.h", "edgekv_testing.h"), CALLBACKS),
     "cpu": ("edgekv._native._cpu", ("edgekv_cpu.h",), ""),
     "server": ("edgekv._native._server", ("edgekv_server.h",), SERVER_CALLBACKS),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ Message = dict[str, str]
 
 _QUICK_S = 60.0  # for what is no more than text processing
 
+PLACES = ("slot", "ram", "disk", "remote")
+"""Where tokens of a prompt can be known from: the slot's own cache, and the tiers of the prefix store."""
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -30,7 +34,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Timings:
-    """Timings of one request: tokens and milliseconds, upstream's own measurement."""
+    """Timings of one request: tokens and milliseconds. Of llama.cpp's servers their own measurement, of others this side's."""
 
     n_cached: int
     n_prompt: int  # without the cached ones
@@ -54,6 +58,32 @@ class Timings:
 
 
 @dataclass(frozen=True)
+class Usage:
+    """Tokens of one request as the server counts them, and how many of the prompt's it knew from where."""
+
+    n_prompt: int  # the cached ones included
+    n_predicted: int
+    n_cached: int = 0
+    origins: tuple[tuple[str, int], ...] = ()
+    """(place, tokens) of the cached ones, where the server tells: slot, ram, disk, remote."""
+
+    @classmethod
+    def parse(cls, usage: dict[str, Any]) -> Usage | None:
+        """None for what does not look like a usage."""
+        details = usage.get("prompt_tokens_details")
+        details = details if isinstance(details, dict) else {}
+        places = details.get("edgekv")
+        places = places if isinstance(places, dict) else {}
+        origins = tuple((place, n) for place in PLACES if isinstance(n := places.get(place), int) and n > 0)
+        n_prompt, n_predicted, n_cached = (
+            n if isinstance(n, int) else None
+            for n in (usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens") or 0))
+        if n_prompt is None or n_predicted is None or n_cached is None:
+            return None
+        return cls(n_prompt, n_predicted, n_cached, origins)
+
+
+@dataclass(frozen=True)
 class Piece:
     """What one event of the stream brought; most bring only `text`."""
 
@@ -62,19 +92,27 @@ class Piece:
     progress: Progress | None = None
     timings: Timings | None = None
     finish_reason: str | None = None  # "stop", or "length" where a limit cut the answer
+    usage: Usage | None = None
 
 
 class ChatClient:
-    """Talks to the chat endpoint below `url` (without /v1). `sampling` are request fields, e.g. {"temperature": 0}."""
+    """Talks to the chat endpoint below `url` (without /v1). `sampling` are request fields, e.g. {"temperature": 0}.
 
-    def __init__(self, url: str, api_key: str | None = None, sampling: dict[str, Any] | None = None):
+    elsewhere: not the server of this process: a proxy may be needed, certificates count, and llama.cpp's own fields are left out until
+    `is_llama` says that it knows them.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None, sampling: dict[str, Any] | None = None, elsewhere: bool = False):
         self.sampling = sampling or {}
+        self.is_llama = not elsewhere
+        self.url = url
         self._http = httpx.Client(
             base_url=url,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(10.0, read=None),  # a prompt can take minutes to read
-            trust_env=False,  # a proxy has no business between this process and itself
-            verify=False,  # plain HTTP; saves loading the certificates
+            # A proxy has no business between this machine and itself; loading the certificates takes time.
+            trust_env=elsewhere and not _is_here(url),
+            verify=url.startswith("https:"),
         )
 
     def stream(self, messages: list[Message]) -> Iterator[Piece]:
@@ -82,16 +120,25 @@ class ChatClient:
 
         Raises ContextOverflow if the prompt does not fit, EdgeKVError if the server refuses, fails or is gone.
         """
-        body = {**self.sampling, "messages": messages, "stream": True, "return_progress": True, "timings_per_token": True}
+        body = {**self.sampling, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
+        if self.is_llama:
+            body |= {"return_progress": True, "timings_per_token": True}
+        watch = _Watch()
         try:
             with self._http.sse("/v1/chat/completions", method="POST", json=body) as events:
                 if events.response.status_code != HTTPStatus.OK:
                     raise _refusal(events.response.read())
                 for event in events:
                     if event.data == "[DONE]":
-                        return
-                    yield _piece(json.loads(event.data))
-        except (httpx.TransportError, json.JSONDecodeError) as error:
+                        break
+                    piece = _piece(json.loads(event.data))
+                    watch.saw(piece)
+                    yield piece
+                if (timings := watch.timings()) is not None:
+                    yield Piece(timings=timings)
+        except httpx.ConnectError as error:
+            raise EdgeKVError(f"the server does not answer ({error or type(error).__name__})") from None
+        except (httpx.HTTPError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise EdgeKVError(f"the server stopped in the middle of an answer ({error or type(error).__name__})") from None
 
     def prompt(self, messages: list[Message]) -> str:
@@ -101,6 +148,14 @@ class ChatClient:
     def n_tokens(self, text: str) -> int:
         """How many tokens a prompt that begins with `text` begins with."""
         return len(self._post("/tokenize", {"content": text, "add_special": True})["tokens"])
+
+    def get(self, path: str, timeout: float = _QUICK_S) -> tuple[int, Any]:
+        """(status, JSON) of a GET; None in the place of what is no JSON. Raises httpx.HTTPError where nothing answers."""
+        response = self._http.get(path, timeout=timeout)
+        try:
+            return response.status_code, response.json()
+        except ValueError:
+            return response.status_code, None
 
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -115,21 +170,51 @@ class ChatClient:
         self._http.close()
 
 
+class _Watch:
+    """Measures on this side of the line what a server does not tell."""
+
+    def __init__(self) -> None:
+        self._begun = self._last = time.monotonic()
+        self._first: float | None = None
+        self._told = False
+        self._usage: Usage | None = None
+
+    def saw(self, piece: Piece) -> None:
+        self._told |= piece.timings is not None
+        self._usage = piece.usage or self._usage
+        if piece.text or piece.thought:
+            self._last = time.monotonic()
+            self._first = self._first or self._last
+
+    def timings(self) -> Timings | None:
+        """None where the server told its own, or did not say how many tokens there were."""
+        if self._told or self._usage is None:
+            return None
+        first, usage = self._first or self._last, self._usage
+        return Timings(usage.n_cached, usage.n_prompt - usage.n_cached, 1e3 * (first - self._begun), usage.n_predicted,
+                       1e3 * (self._last - first))
+
+
 def _piece(chunk: dict[str, Any]) -> Piece:
     if "error" in chunk:
         raise _refusal_of(chunk["error"])
     choice = (chunk.get("choices") or [{}])[0]
     delta = choice.get("delta") or {}
-    progress, timings = chunk.get("prompt_progress"), chunk.get("timings")
+    progress, timings, usage = chunk.get("prompt_progress"), chunk.get("timings"), chunk.get("usage")
     return Piece(
         text=delta.get("content") or "",
-        thought=delta.get("reasoning_content") or "",
+        thought=delta.get("reasoning_content") or delta.get("reasoning") or "",
         progress=progress and Progress(progress["total"], progress["cache"], progress["processed"]),
         timings=timings and Timings(
             timings["cache_n"], timings["prompt_n"], timings["prompt_ms"], timings["predicted_n"], timings["predicted_ms"]
         ),
         finish_reason=choice.get("finish_reason"),
+        usage=Usage.parse(usage) if isinstance(usage, dict) else None,
     )
+
+
+def _is_here(url: str) -> bool:
+    return httpx.URL(url).host in ("localhost", "127.0.0.1", "::1")
 
 
 def _refusal(body: bytes) -> EdgeKVError:
@@ -138,8 +223,12 @@ def _refusal(body: bytes) -> EdgeKVError:
     return EdgeKVError(f"the server refused the request: {body.decode('utf-8', 'replace').strip() or 'it gave no reason'}")
 
 
-def _refusal_of(error: dict[str, Any]) -> EdgeKVError:
+def _refusal_of(error: Any) -> EdgeKVError:
+    if not isinstance(error, dict):
+        return EdgeKVError(f"the server refused the request: {error or 'it gave no reason'}")
     if error.get("type") == "exceed_context_size_error" and "n_prompt_tokens" in error:
         n_prompt, n_ctx = error["n_prompt_tokens"], error["n_ctx"]
         return ContextOverflow(f"the conversation is {n_prompt:,} tokens and the context holds {n_ctx:,}", n_prompt, n_ctx)
+    if error.get("code") == "context_length_exceeded":
+        return ContextOverflow(f"the conversation does not fit into the context ({error.get('message', 'it gave no figures')})")
     return EdgeKVError(f"the server refused the request: {error.get('message', 'it gave no reason')}")

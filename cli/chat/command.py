@@ -8,16 +8,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from edgekv.cli.common.options import kv_options, model_argument, model_path, option, split_kv_options
-from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, ContextOverflow, EdgeKVError
+from edgekv.errors import ConfigError, EdgeKVError
 
 if TYPE_CHECKING:
-    from edgekv.cli.chat.render import Renderer
-    from edgekv.cli.chat.session import Conversation
-    from edgekv.serving.server import Server
+    from edgekv.store.settings import StoreSettings
 
 _MODELS_OWN = "[default: the model's own, or llama.cpp's]"
+
+_NEWEST = ""  # --resume without a name
+
+_SAMPLING = {"max_tokens": "max_tokens", "temp": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p",
+             "repeat_penalty": "repeat_penalty", "seed": "seed"}
+"""Parameter: field of the request."""
+
+_ANYWHERE = {"model", "prompt", "system", "footer", "url", "api_key", "api_key_file", "resume", "no_keep", *_SAMPLING}
+"""Parameters that mean something where the model is elsewhere too."""
 
 
 @click.command()
@@ -33,40 +41,62 @@ _MODELS_OWN = "[default: the model's own, or llama.cpp's]"
 @option("--min-p", type=click.FloatRange(0, 1), help=f"Leave out tokens this much less likely than the best.  {_MODELS_OWN}")
 @option("--repeat-penalty", type=click.FloatRange(min=0, min_open=True), help=f"Above 1 discourages repetition.  {_MODELS_OWN}")
 @option("--seed", type=click.IntRange(0, 2**32 - 2), help="Seed of the sampler.  [default: another each time]")
+@option("--url", metavar="URL", help="Talk to the OpenAI-compatible server at this address, e.g. http://127.0.0.1:8080; nothing is loaded "
+                                      "here, and MODEL is the name of one that it has.")
+@option("--api-key", metavar="KEY", help="With --url: the server's key. Others on this machine can see a command line, but neither a file "
+                                         "nor a variable.")
+@option("--api-key-file", type=click.Path(path_type=Path), metavar="FILE", help="With --url: a file with the server's key.")
+@option("--resume", is_flag=False, flag_value=_NEWEST, metavar="[NAME]",
+        help="Go on with a kept conversation; without NAME with the newest. /chats lists them.")
+@option("--no-keep", is_flag=True, help="Keep neither this conversation nor its K and V on disk.")
 @option("--footer/--no-footer", default=None, help="Figures after each answer, on standard error.  [default: on a terminal]")
 @option("--log-file", type=click.Path(path_type=Path), help="Where llama.cpp's server writes its log; - for standard error.")
 def chat(
-    model: Path | None, prompt: str | None, system: str | None, footer: bool | None, log_file: Path | None, **settings: Any
+    model: Path | None, prompt: str | None, system: str | None, footer: bool | None, log_file: Path | None, url: str | None,
+    api_key: str | None, api_key_file: Path | None, resume: str | None, no_keep: bool, **settings: Any,
 ) -> int:
     """Chat with MODEL, a GGUF file; without one, with the default model.
 
     With --prompt, or text on standard input, it answers once and leaves: the answer goes to standard output, everything else to
-    standard error. Otherwise it is a conversation; /help lists what you can do in it.
+    standard error. Otherwise it is a conversation; /help lists what you can do in it. Conversations are kept, and --resume goes on
+    with one.
     """
+    _check_place(url)
     question = _question(prompt)
     if question is None and not sys.stdout.isatty():
         raise click.UsageError("a conversation needs a terminal; use --prompt TEXT, or give the text on standard input")
     from edgekv.cli.chat.client import ChatClient
-    from edgekv.cli.chat.kv import KvWatch
+    from edgekv.cli.chat.kept import Kept, kept_folder
     from edgekv.cli.chat.render import Renderer
-    from edgekv.cli.chat.session import Conversation
+    from edgekv.cli.chat.talk import Talk
+    from edgekv.cli.chat.views import OwnServer
+
+    kept = Kept(kept_folder())
+    renderer = Renderer(None, footer=sys.stderr.isatty() if footer is None else footer)
+    talk = Talk(renderer, kept, question, system, kept.newest() if resume == _NEWEST else resume, wanted=not no_keep)
+    sampling = {field: settings.pop(name) for name, field in _SAMPLING.items()}
+    sampling = {field: value for field, value in sampling.items() if value is not None}
+    if url is not None:
+        from edgekv.cli.chat.remote import RemoteServer, base_url
+
+        client = ChatClient(base_url(url), _key(api_key, api_key_file), sampling, elsewhere=True)
+        with renderer.waiting(f"connecting to {url}"):
+            remote = RemoteServer(client, _name_there(model))
+        return talk.run(remote, client)
+
     from edgekv.serving.server import Server, ServerOptions
 
     # The key keeps other users of this machine out: they could read the conversation.
     server = Server(ServerOptions(
-        model_path(model), **split_kv_options(settings), api_key=secrets.token_urlsafe(), log_file=log_file,
+        model_path(model), **split_kv_options(settings), store=_store(talk.keeping), api_key=secrets.token_urlsafe(), log_file=log_file,
     ))
-    renderer = Renderer(KvWatch(server), footer=sys.stderr.isatty() if footer is None else footer)
     if server.context.note:
         renderer.note(f"note: {server.context.note}")
     with renderer.waiting(f"loading {server.alias}"):
         server.start()
     with server:
-        conversation = Conversation(ChatClient(server.url, server.options.api_key, _sampling(settings)), system)
         try:
-            if question is not None:
-                return _answer_once(question, conversation, renderer, server.model.n_ctx_train)
-            return _converse(server, conversation, renderer)
+            return talk.run(OwnServer(server), ChatClient(server.url, server.options.api_key, sampling))
         except EdgeKVError:
             if server.alive:
                 raise
@@ -86,28 +116,50 @@ def _question(prompt: str | None) -> str | None:
     return question
 
 
-def _sampling(settings: dict[str, Any]) -> dict[str, Any]:
-    names = {"temp": "temperature"}
-    return {names.get(name, name): value for name, value in settings.items() if value is not None}
+# ---- here or elsewhere ----------------------------------------------------------------------------------------------------------
 
 
-def _converse(server: Server, conversation: Conversation, renderer: Renderer) -> int:
-    from edgekv.cli.chat.kv import mode_summary
-    from edgekv.cli.chat.loop import ChatLoop
+def _check_place(url: str | None) -> None:
+    """UsageError for options on the command line that do nothing where the model is; variables are not checked."""
+    context = click.get_current_context()
+    given = [parameter for parameter in context.command.params
+             if parameter.name and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE]
+    if url is None:
+        useless, why = {"api_key", "api_key_file"}, "{} is the key of a server at --url, and there is none"
+    else:
+        useless = {parameter.name for parameter in given if parameter.name} - _ANYWHERE
+        why = "{} is for a model in this process, and the one at --url is elsewhere; leave one of them out"
+    for parameter in given:
+        if parameter.name in useless:
+            raise click.UsageError(why.format(max(parameter.opts, key=len)))
 
-    renderer.note(f"{server.alias}: context {server.context.n_ctx:,}, KV {mode_summary(server)}. /help for help, Ctrl-D leaves")
-    ChatLoop(server, conversation, renderer).run()
-    return EXIT_OK
+
+def _name_there(model: Path | None) -> str | None:
+    """What EDGEKV_MODEL names is a file of this machine, and has no business there."""
+    source = click.get_current_context().get_parameter_source("model")
+    return str(model) if model is not None and source is ParameterSource.COMMANDLINE else None
 
 
-def _answer_once(question: str, conversation: Conversation, renderer: Renderer, n_ctx_train: int) -> int:
-    from edgekv.cli.chat.render import overflow_advice
-
-    conversation.draft.text = question
+def _key(key: str | None, file: Path | None) -> str | None:
+    """Raises ConfigError for two keys on the command line, and for a file without one."""
+    if file is None:
+        return key
+    source = click.get_current_context().get_parameter_source
+    if key is not None and source("api_key") is ParameterSource.COMMANDLINE:
+        if source("api_key_file") is ParameterSource.COMMANDLINE:
+            raise ConfigError("--api-key and --api-key-file both give a key; leave one of them out")
+        return key
     try:
-        with renderer.turn() as show:
-            answer = conversation.send(show)
-    except ContextOverflow as error:
-        raise ContextOverflow(overflow_advice(error, n_ctx_train, in_session=False), error.n_prompt_tokens, error.n_ctx) from None
-    renderer.footer(answer)
-    return EXIT_INTERRUPTED if answer.interrupted else EXIT_OK
+        lines = file.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the key file {file} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}") from None
+    if not lines:
+        raise ConfigError(f"the key file {file} is empty")
+    return lines[0]
+
+
+def _store(on_disk: bool) -> StoreSettings:
+    """The prefix store, so that a conversation that comes back is not read again: on disk too where the conversation is kept there."""
+    from edgekv.store.settings import StoreSettings, default_folder
+
+    return StoreSettings(folder=default_folder() if on_disk else None)

@@ -8,15 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgekv.cli.chat.kv import layer_rows, memory_rows
 from edgekv.cli.chat.pins import SYSTEM
-from edgekv.cli.chat.session import read_text
+from edgekv.cli.chat.saved import read_text
+from edgekv.cli.common.tables import Column, print_rows
 from edgekv.errors import EdgeKVError
 
 if TYPE_CHECKING:
     from edgekv.cli.chat.loop import ChatLoop
 
 Command = Callable[["ChatLoop", str], None]
+
+_CHATS = [
+    Column("name", "name", right=False), Column("n_turns", "turns"), Column("n_tokens", "tokens", "{:,}".format),
+    Column("when", "when", "{:%Y-%m-%d %H:%M}".format), Column("first", "first words", right=False),
+]
 
 COMMANDS: dict[str, tuple[str, Command]] = {}
 """Name with its slash: (what goes after it, the function)."""
@@ -62,6 +67,7 @@ def help(loop: ChatLoop, _: str) -> None:  # noqa: A001 (its name is the command
 def clear(loop: ChatLoop, _: str) -> None:
     """Forget the conversation and start a new one; the system prompt stays."""
     loop.conversation.clear()
+    loop.keeper.begin()
     loop.renderer.note("new conversation")
 
 
@@ -74,7 +80,10 @@ def regen(loop: ChatLoop, _: str) -> None:
 @_command()
 def undo(loop: ChatLoop, _: str) -> None:
     """Take the last question and its answer back, or the files that wait to be sent."""
+    files = bool(loop.conversation.draft.files)
     first = loop.conversation.undo().strip().split("\n", 1)[0]
+    if not files:
+        loop.keep()
     loop.renderer.note(f"taken back: {first if len(first) <= 60 else first[:60] + '...'}")
 
 
@@ -97,7 +106,35 @@ def save(loop: ChatLoop, name: str) -> None:
 def load(loop: ChatLoop, name: str) -> None:
     """Continue a saved conversation in the place of this one."""
     path = Path(name).expanduser()
-    loop.renderer.note(f"loaded {loop.conversation.load(path)} messages from {path}")
+    n_messages = loop.conversation.load(path)
+    loop.keeper.begin()
+    loop.renderer.note(f"loaded {n_messages} messages from {path}")
+
+
+@_command("[NAME | rm NAME]")
+def chats(loop: ChatLoop, what: str) -> None:
+    """List the kept conversations; with a name go on with that one, `/chats rm NAME` removes it."""
+    kept = loop.keeper.kept
+    word, _, rest = what.partition(" ")
+    if word == "rm":
+        name = rest.strip()
+        if not name:
+            raise EdgeKVError("/chats rm needs a name after it; /chats lists them")
+        if name == loop.keeper.name:
+            raise EdgeKVError(f"{name} is the conversation that you are in; /clear begins another one")
+        kept.remove(name)
+        loop.renderer.note(f"removed {name}")
+    elif what:
+        n_messages = loop.keeper.open(what)
+        loop.renderer.note(f"going on with {what}, {n_messages} messages")
+    else:
+        entries, problems = kept.entries()
+        if entries:
+            print_rows([vars(entry) for entry in entries], _CHATS, "table")
+        else:
+            loop.renderer.note("no conversation is kept yet")
+        for problem in problems:
+            loop.renderer.note(f"left out: {problem}")
 
 
 @_command("FILE")
@@ -114,26 +151,23 @@ def read(loop: ChatLoop, name: str) -> None:
 @_command()
 def stats(loop: ChatLoop, _: str) -> None:
     """Show the model, the length and speed of the conversation, and how attention is computed."""
-    last, server, model = loop.conversation.last, loop.server, loop.server.model
-    rows = [
-        ("model", f"{model.name or server.alias} ({model.file_type}, {model.n_params / 1e6:,.0f} M parameters)"),
-        ("messages", str(len(loop.conversation.messages))),
-    ]
+    last, server = loop.conversation.last, loop.server
+    rows = [*server.model_rows(), ("messages", str(len(loop.conversation.messages)))]
     if last is not None and last.timings is not None:
         timings = last.timings
-        rows.append(("context", f"{timings.n_context:,} of {server.context.n_ctx:,} tokens"))
+        rows.append(("context", f"{timings.n_context:,}{f' of {server.n_ctx:,}' if server.n_ctx else ''} tokens"))
         if timings.prefill_tps:
             known = f", {timings.n_cached:,} known from before" if timings.n_cached else ""
             rows.append(("prefill", f"{timings.n_prompt:,} tokens at {timings.prefill_tps:.0f} t/s{known}"))
         if timings.decode_tps:
             rows.append(("decode", f"{timings.n_predicted:,} tokens at {timings.decode_tps:.1f} t/s"))
-    loop.renderer.table([*rows, *layer_rows(server)])
+    loop.renderer.table([*rows, *server.attention_rows()])
 
 
 @_command()
 def memory(loop: ChatLoop, _: str) -> None:
     """Show what the KV cache and the model occupy; in mode sparse also which pages live where and why."""
-    loop.renderer.table(memory_rows(loop.server))
+    loop.renderer.table(loop.server.memory_rows())
 
 
 @_command("[N|last|system]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from platformdirs import user_state_path
@@ -13,7 +14,10 @@ from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
+from edgekv.errors import EdgeKVError
+
 FILE_COMMANDS = ("/read ", "/save ", "/load ")
+CHATS_COMMAND = "/chats "
 
 
 def history_path() -> Path:
@@ -23,13 +27,14 @@ def history_path() -> Path:
 class ChatInput:
     """Reads messages from the terminal; `note` shows a line beside the conversation."""
 
-    def __init__(self, commands: list[str], note: Callable[[str], None], styled: bool):
+    def __init__(self, commands: list[str], note: Callable[[str], None], styled: bool, chats: Callable[[], list[str]] = list):
+        """chats: gives the names of kept conversations."""
         self._note, self._styled = note, styled
         history, problem = _history()
         if problem:
             note(problem)
         self._session: PromptSession[str] = PromptSession(
-            history=history, multiline=True, key_bindings=_keys(), completer=_Commands(commands), complete_while_typing=False,
+            history=history, multiline=True, key_bindings=_keys(), completer=_Commands(commands, chats), complete_while_typing=False,
             prompt_continuation=lambda width, *_: " " * width, enable_history_search=False,
         )
         self._session.app.ttimeoutlen = 0.1  # a lone Escape is not waited for long
@@ -59,10 +64,10 @@ class ChatInput:
 
 
 class _Commands(Completer):
-    """Completes command names, and file names after the commands that take one."""
+    """Completes command names, file names after the commands that take one, and names of conversations after /chats."""
 
-    def __init__(self, commands: list[str]):
-        self._commands = commands
+    def __init__(self, commands: list[str], chats: Callable[[], list[str]]):
+        self._commands, self._chats = commands, chats
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, complete_event):
@@ -72,6 +77,11 @@ class _Commands(Completer):
                 rest = line[len(command):].lstrip()
                 yield from self._paths.get_completions(Document(rest, len(rest)), complete_event)
                 return
+        if line.startswith(CHATS_COMMAND):
+            begun = line[len(CHATS_COMMAND):].lstrip().removeprefix("rm ").lstrip()
+            with suppress(EdgeKVError):  # a folder that cannot be read
+                yield from (Completion(name, start_position=-len(begun)) for name in self._chats() if name.startswith(begun))
+            return
         if line.startswith("/") and " " not in line:
             for command in self._commands:
                 if command.startswith(line):

@@ -19,12 +19,13 @@ Row = tuple[str, str]
 
 @dataclass(frozen=True)
 class KvStatus:
-    """`mode` is the one in force, and says so if only some layers are served by our kernel; bytes are of K and V together."""
+    """`mode` is the one in force, and says so if only some layers are served by our kernel; bytes are of K and V together. None is what
+    a server elsewhere does not tell."""
 
-    mode: str
-    used_bytes: int
-    total_bytes: int
-    n_ctx: int
+    mode: str | None
+    used_bytes: int | None
+    total_bytes: int | None
+    n_ctx: int | None
     selection: SelectionReport | None = None
     """Mode sparse: what the last answer read."""
     tiers: TierReport = TierReport()

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from edgekv.cli.chat import commands
 from edgekv.cli.chat.client import Piece
 from edgekv.cli.chat.input import ChatInput
+from edgekv.cli.chat.kept import Keeper
 from edgekv.cli.chat.pins import Pins
 from edgekv.cli.chat.render import Renderer, overflow_advice
 from edgekv.cli.chat.session import Answer, Conversation
+from edgekv.cli.chat.views import OwnServer, ServerView
 from edgekv.errors import ContextOverflow, EdgeKVError
-from edgekv.serving.server import Server
 from edgekv.vocab import KvMode
 
 if TYPE_CHECKING:
@@ -22,27 +23,31 @@ if TYPE_CHECKING:
 class ChatLoop:
     """What the commands work on."""
 
-    def __init__(self, server: Server, conversation: Conversation, renderer: Renderer):
+    def __init__(self, server: ServerView, conversation: Conversation, renderer: Renderer, keeper: Keeper):
         self.server = server
         self.conversation = conversation
         self.renderer = renderer
+        self.keeper = keeper
         self.pins = Pins(conversation)
         self.leaving = False
+        self._not_kept = ""
 
     def run(self) -> None:
         """Until the person leaves. Raises EdgeKVError when the server is gone."""
-        keyboard = ChatInput(list(commands.COMMANDS), self.renderer.note, self.renderer.styled)
+        keyboard = ChatInput(list(commands.COMMANDS), self.renderer.note, self.renderer.styled, self.keeper.kept.names)
         while not self.leaving:
             try:
                 self._turn(keyboard)
             except ContextOverflow as error:
-                self.renderer.error(overflow_advice(error, self.server.model.n_ctx_train, in_session=True))
+                self.renderer.error(overflow_advice(error, self.server.n_ctx_train, in_session=True))
             except EdgeKVError as error:
-                if not self.server.alive:
+                if self.server.gone is not None:
                     raise
                 self.renderer.error(str(error))
             except KeyboardInterrupt:  # between an answer and the prompt: there is nothing to stop
                 continue
+        if self.keeper.name is not None:
+            self.renderer.note(f"kept as {self.keeper.name}; `edgekv chat --resume` goes on")
 
     def _turn(self, keyboard: ChatInput) -> None:
         draft = self.conversation.draft
@@ -65,12 +70,24 @@ class ChatLoop:
             self.renderer.note("stopped before the answer began; nothing is lost")
         else:
             self.renderer.footer(answer)
+        self.keep()
         self.apply_pins()
         self.renderer.note("")
+
+    def keep(self) -> None:
+        """Keep the conversation; where that fails it goes on, and a line says so once."""
+        try:
+            self.keeper.keep()
+        except EdgeKVError as error:
+            if str(error) != self._not_kept:
+                self._not_kept = str(error)
+                self.renderer.error(f"this conversation is not kept: {error}")
 
     def sparse_runtime(self) -> Runtime:
         """The Runtime in mode sparse or evict. Raises EdgeKVError in the other modes, in which there is nothing to pin."""
         attached = self.server.runtime
+        if attached is None and not isinstance(self.server, OwnServer):
+            raise EdgeKVError("a server elsewhere does not let a chat pin messages; leave --url out to have the model here")
         if attached is None or attached.mode not in (KvMode.SPARSE, KvMode.EVICT):
             mode = KvMode.OFF if attached is None else attached.mode
             raise EdgeKVError(f"mode {mode.value} attends every message whole, so there is nothing to pin; use --kv sparse")

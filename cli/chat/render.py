@@ -5,12 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
 from typing import Protocol
-
-try:
-    import termios
-except ImportError:  # Windows
-    termios = None
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
@@ -18,7 +15,7 @@ from rich.text import Text
 
 from edgekv.amounts import duration, rough_percent, size, size_of
 from edgekv.cli.chat import client
-from edgekv.cli.chat.client import Piece, Timings
+from edgekv.cli.chat.client import PLACES, Piece, Timings, Usage
 from edgekv.cli.chat.kv import KvStatus, reads_text
 from edgekv.cli.chat.session import Answer
 from edgekv.cli.common.progress import Lines, Reading
@@ -41,7 +38,7 @@ _LAST = 9
 
 
 class KvSource(Protocol):
-    """Where the footer's figures of the KV cache come from: `edgekv.cli.chat.kv.KvWatch`."""
+    """Where the footer's figures of the KV cache come from: a `ServerView`."""
 
     def begin(self) -> None: ...
 
@@ -51,8 +48,9 @@ class KvSource(Protocol):
 class Renderer:
     """Shows one turn after the other. Plain text where a stream is not a terminal; no styles with NO_COLOR."""
 
-    def __init__(self, kv: KvSource, footer: bool):
-        self._kv = kv
+    def __init__(self, kv: KvSource | None, footer: bool):
+        """kv None: there is none yet; it is set before the first turn."""
+        self.kv = kv
         self._footer = footer
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
         if self.console.no_color:
@@ -71,7 +69,8 @@ class Renderer:
     def turn(self) -> Iterator[Callable[[Piece], None]]:
         """Gives the function that shows pieces; leaves the cursor at the start of a line, whatever happens inside."""
         turn = _Turn(self)
-        self._kv.begin()
+        if self.kv is not None:
+            self.kv.begin()
         with _unseen_keys():
             try:
                 yield turn.show
@@ -86,13 +85,14 @@ class Renderer:
             yield
 
     def footer(self, answer: Answer) -> None:
-        if not self._footer or answer.timings is None:
+        if not self._footer or answer.timings is None or self.kv is None:
             return
         timings = answer.timings
-        kv = self._kv.status(timings.n_context)
+        kv = self.kv.status(timings.n_context)
         parts: list[Part] = [
-            [(_LAST, f"context {timings.n_context:,}/{kv.n_ctx:,}")],
+            [(_LAST, f"context {timings.n_context:,}" + (f"/{kv.n_ctx:,}" if kv.n_ctx else ""))],
             *_kv_parts(kv),
+            *([_known(answer.usage)] if answer.usage is not None and answer.usage.n_cached else []),
             *([[(0, f"prefill {timings.prefill_tps:.0f} t/s"), (_LAST, "")]] if timings.prefill_tps else []),
             *([[(_LAST, f"decode {timings.decode_tps:.1f} t/s")]] if timings.decode_tps else []),
             *([(_LAST, ending)] for ending in _ending(answer, timings, kv.n_ctx)),
@@ -163,27 +163,27 @@ class _Turn:
         n_total, n_done = progress.n_total - progress.n_cached, progress.n_processed - progress.n_cached
         if n_total < BAR_FROM_TOKENS:
             return
-        if self._reading is None:
-            self._begin_reading(progress, n_total)
-        self._reading.at(progress.n_processed)
-        speed, left = self._reading.tokens_per_second, self._reading.seconds_left
+        reading = self._reading or self._begin_reading(progress, n_total)
+        reading.at(progress.n_processed)
+        speed, left = reading.tokens_per_second, reading.seconds_left
         said = "" if speed is None else f"{speed:,.0f} tokens/s"
         if self._bar is not None:
             said += "" if left is None else f", about {duration(left)} left"
             self._bar.update(self._bar.task_ids[0], completed=n_done, said=said, refresh=True)
-        elif left is not None:
+        elif left is not None and self._lines is not None:
             self._lines(f"reading: {n_done:,} of {n_total:,} tokens, {said}", n_done, n_total, left)
 
-    def _begin_reading(self, progress: client.Progress, n_total: int) -> None:
+    def _begin_reading(self, progress: client.Progress, n_total: int) -> Reading:
         """A bar on a terminal; elsewhere a line every now and then."""
-        self._reading = Reading(progress.n_total, progress.n_processed)
+        reading = self._reading = Reading(progress.n_total, progress.n_processed)
         if not self._renderer.console.is_terminal:
             self._lines = Lines(say=self._renderer.note)
-            return
+            return reading
         self._bar = self._renderer._progress(TextColumn("reading"), BarColumn(), TextColumn("{task.completed:,.0f}/{task.total:,.0f} tokens"),
                                              TextColumn("{task.fields[said]}"))
         self._bar.add_task("reading", total=n_total, said="")
         self._bar.start()
+        return reading
 
     def _close_bar(self) -> None:
         self._reading = None
@@ -195,9 +195,18 @@ class _Turn:
             self._lines = None
 
 
+def _termios() -> ModuleType | None:
+    """None on Windows, which has none."""
+    try:
+        return import_module("termios")
+    except ImportError:
+        return None
+
+
 @contextmanager
 def _unseen_keys() -> Iterator[None]:
     """Keys typed meanwhile, Ctrl-C too, do not print themselves into the answer; they wait for the next prompt."""
+    termios = _termios()
     if termios is None or not sys.stdin.isatty():
         yield
         return
@@ -227,8 +236,11 @@ def _kv_parts(kv: KvStatus) -> list[Part]:
     if kv.kept is not None:
         kept, n_tokens = kv.kept
         return [[(2, f"KV {kv.mode}: {kept:,} of {n_tokens:,} tokens kept"), (_LAST, f"KV {kv.mode} {kept:,} kept")]]
+    if kv.mode is None:
+        return []
     if chosen is None:
-        return [[(_LAST, f"KV {kv.mode} {size(kv.used_bytes)} of {size(kv.total_bytes)}")]]
+        sizes = f" {size(kv.used_bytes)} of {size(kv.total_bytes)}" if kv.used_bytes is not None and kv.total_bytes is not None else ""
+        return [[(_LAST, f"KV {kv.mode}{sizes}")]]
     parts: list[Part] = [_reads(kv.mode, chosen)]
     if kv.tiers.n_slots:
         arena = f"arena {size_of(kv.tiers.n_resident * kv.tiers.slot_bytes, kv.tiers.n_slots * kv.tiers.slot_bytes)}"
@@ -240,6 +252,15 @@ def _kv_parts(kv: KvStatus) -> list[Part]:
     return parts
 
 
+def _known(usage: Usage) -> Part:
+    """How much of the prompt was not read again, and where it came from."""
+    if not usage.origins:
+        return [(0, f"prompt {usage.n_prompt:,}: {usage.n_cached:,} known"), (_LAST, "")]
+    places = ", ".join(f"{n:,} from {place}" for place, n in usage.origins)
+    slower = ", ".join(f"{n:,} from {place}" for place, n in usage.origins if place != PLACES[0])
+    return [(1, f"prompt {usage.n_prompt:,}: {places}"), (2, slower), (_LAST, "")]
+
+
 def _reads(mode: str, selection: SelectionReport) -> Part:
     """What each head read, and how far off its output is by its own estimate."""
     if not selection.n_selections:
@@ -249,19 +270,22 @@ def _reads(mode: str, selection: SelectionReport) -> Part:
     return [(2, f"KV {mode} reads {reads_text(selection)}{error}"), (4, share + error), (_LAST, share)]
 
 
-def _ending(answer: Answer, timings: Timings, n_ctx: int) -> list[str]:
+def _ending(answer: Answer, timings: Timings, n_ctx: int | None) -> list[str]:
     if answer.interrupted:
         return ["stopped by you"]
     if answer.finish_reason != "length":
         return []
     # One cell short: the last token was never fed back.
-    return ["cut: the context is full"] if timings.n_context >= n_ctx - 1 else ["cut at --max-tokens"]
+    return ["cut: the context is full"] if n_ctx is not None and timings.n_context >= n_ctx - 1 else ["cut at --max-tokens"]
 
 
-def overflow_advice(error: ContextOverflow, n_ctx_train: int, in_session: bool) -> str:
-    """The error with what to do about it: shorten, or open a larger context where the model has one."""
+def overflow_advice(error: ContextOverflow, n_ctx_train: int | None, in_session: bool) -> str:
+    """The error with what to do about it: shorten, or open a larger context where the model has one. n_ctx_train None: the context is
+    not for this side to choose."""
     wanted = -(-((error.n_prompt_tokens or 0) + 256) // 1024) * 1024
     advice = "shorten the message (it is kept), /undo or /clear" if in_session else "shorten the prompt"
+    if n_ctx_train is None:
+        return f"{error}: {advice}"
     if wanted <= n_ctx_train:
         advice += f", or start with --ctx {wanted} or more"
     elif error.n_ctx is not None and error.n_ctx < n_ctx_train:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edgekv.cli.chat.client import ChatClient, Message, Piece, Timings
+from edgekv.cli.chat.client import ChatClient, Message, Piece, Timings, Usage
+from edgekv.cli.chat.saved import read_messages, write_messages
 from edgekv.errors import EdgeKVError
-
-_ROLES = ("system", "user", "assistant")
 
 
 @dataclass
@@ -36,6 +31,7 @@ class Answer:
     timings: Timings | None
     interrupted: bool
     finish_reason: str | None
+    usage: Usage | None = None
 
 
 class Conversation:
@@ -101,7 +97,7 @@ class Conversation:
 
     def _answer(self, show: Callable[[Piece], None]) -> Answer:
         texts: list[str] = []
-        timings, reason, interrupted = None, None, False
+        timings, reason, usage, interrupted = None, None, None, False
         pieces = self.client.stream(self.messages)
         try:
             for piece in pieces:
@@ -109,12 +105,13 @@ class Conversation:
                     texts.append(piece.text)
                 timings = piece.timings or timings
                 reason = piece.finish_reason or reason
+                usage = piece.usage or usage
                 show(piece)
         except KeyboardInterrupt:
             interrupted = True
         finally:
             pieces.close()  # type: ignore[attr-defined]  # a generator; ends the request, and with it the server's work
-        self.last = Answer("".join(texts), timings, interrupted, reason)
+        self.last = Answer("".join(texts), timings, interrupted, reason, usage)
         if self.last.text or not interrupted:
             self.turns.append({"role": "assistant", "content": self.last.text})
         return self.last
@@ -128,60 +125,16 @@ class Conversation:
             raise EdgeKVError("there is nothing to save yet")
         if path.exists():
             try:
-                _read_messages(path)
+                read_messages(path)
             except EdgeKVError:
                 raise EdgeKVError(f"{path} exists and is not a saved conversation; choose another name") from None
-        path = path.resolve()  # a link stays a link
-        text = json.dumps(self.messages, ensure_ascii=False, indent=1) + "\n"
-        temporary = None
-        try:
-            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-                temporary = Path(file.name)
-                file.write(text.encode())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except OSError as error:
-            if temporary is not None:
-                with suppress(OSError):
-                    temporary.unlink()
-            raise EdgeKVError(f"{path} cannot be written: {error.strerror or error}; nothing was saved") from None
+        write_messages(path, self.messages)
         return len(self.messages)
 
     def load(self, path: Path) -> int:
         """Put the conversation saved in `path` in the place of this one; returns its number of messages."""
-        messages = _read_messages(path)
+        messages = read_messages(path)
         self.clear()
         self.system = messages[0]["content"] if messages and messages[0]["role"] == "system" else None
         self.turns = messages[1:] if self.system is not None else messages
         return len(messages)
-
-
-def read_text(path: Path) -> str:
-    """A text file's content. Raises EdgeKVError with a sentence for everything that is none."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise EdgeKVError(f"{path} cannot be read: {error.strerror or error}") from None
-    if b"\0" in data:
-        raise EdgeKVError(f"{path} is not a text file")
-    return data.decode("utf-8", "replace")
-
-
-def _read_messages(path: Path) -> list[Message]:
-    problem = f"{path} is not a saved conversation"
-    try:
-        messages = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise EdgeKVError(f"{problem}: it is not JSON ({error.msg} in line {error.lineno})") from None
-    if not isinstance(messages, list):
-        raise EdgeKVError(f"{problem}: it must be a list of messages")
-    for number, message in enumerate(messages, 1):
-        if not isinstance(message, dict) or message.get("role") not in _ROLES or not isinstance(message.get("content"), str):
-            raise EdgeKVError(f'{problem}: message {number} must be {{"role": one of {", ".join(_ROLES)}, "content": text}}')
-    roles = [message["role"] for message in messages]
-    turns = roles[1:] if roles[:1] == ["system"] else roles
-    if turns != ["user", "assistant"] * (len(turns) // 2):
-        raise EdgeKVError(f"{problem}: after the system message, user and assistant must take turns and the assistant speak last")
-    return [{"role": message["role"], "content": message["content"]} for message in messages]
-

@@ -1,12 +1,10 @@
-"""llama.cpp's HTTP server inside this process, through cffi."""
+"""llama.cpp's HTTP server inside this process, through cffi: its life, and what it shows of the KV hierarchy."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
 
 from edgekv import _native
 from edgekv.errors import EdgeKVError
@@ -34,92 +32,6 @@ def terminate() -> None:
     from edgekv._native._server import lib
 
     lib.edgekv_server_terminate()
-
-
-# ---- prefixes -------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SequenceTokens:
-    """Tokens of a sequence of the server: a prompt that begins, or what was computed."""
-
-    address: int
-    """Of the llama_context."""
-    seq_id: int
-    tokens: np.ndarray
-    """int32 [n]; lives until the call returns."""
-    adapters: str
-    """What K and V depend on besides the model: another text for other adapters or scales."""
-
-
-@dataclass
-class Found:
-    """Tokens that `begin` put into a sequence, by where they came from; `nearly` = (position, token kept, token asked, tokens lost)."""
-
-    ram: int = 0
-    disk: int = 0
-    remote: int = 0
-    nearly: tuple[int, int, int, int] = (0, 0, 0, 0)
-
-
-class KeepsPrefixes(Protocol):
-    """Both are called on the thread that decodes, between two decodes. What they raise is logged, and nothing was found or kept."""
-
-    def begin(self, prompt: SequenceTokens, n_have: int) -> Found: ...
-
-    def keep(self, held: SequenceTokens) -> None: ...
-
-
-_keeps: KeepsPrefixes | None = None
-
-
-def set_prefixes(keeps: KeepsPrefixes | None) -> None:
-    """Who keeps prefixes for the server; None: nobody. Only while no server runs."""
-    global _keeps
-    _native.prepare()
-    from edgekv._native._server import ffi, lib
-
-    _keeps = keeps
-    if keeps is None:
-        lib.edgekv_server_set_prefixes(ffi.NULL)
-        return
-    _define_callbacks()
-    lib.edgekv_server_set_prefixes(ffi.new("edgekv_prefixes *", {
-        "begin": lib.edgekv_py_prefix_begin, "keep": lib.edgekv_py_prefix_keep, "user": ffi.NULL}))
-
-
-_defined = False
-
-
-def _define_callbacks() -> None:
-    """Once: the module is compiled, and can be imported only behind `_native.prepare()`."""
-    global _defined
-    if _defined:
-        return
-    from edgekv._native._server import ffi
-
-    def tokens_of(native) -> SequenceTokens:
-        tokens = np.frombuffer(ffi.buffer(native.tokens, 4 * native.n_tokens), np.int32)
-        return SequenceTokens(int(ffi.cast("uintptr_t", native.lctx)), native.seq_id, tokens, ffi.string(native.adapters).decode())
-
-    @ffi.def_extern()
-    def edgekv_py_prefix_begin(_user, prompt, n_have, out):
-        try:
-            found = _keeps.begin(tokens_of(prompt), n_have) if _keeps else Found()
-            out.ram, out.disk, out.remote = found.ram, found.disk, found.remote
-            out.nearly.position, out.nearly.stored, out.nearly.asked, out.nearly.n_lost = found.nearly
-        except Exception:
-            log.exception("kept prefixes could not be looked up")
-
-    @ffi.def_extern()
-    def edgekv_py_prefix_keep(_user, held):
-        try:
-            if _keeps:
-                _keeps.keep(tokens_of(held))
-        except Exception:
-            log.exception("a prefix could not be kept")
-
-    _defined = True
 
 
 # ---- what one request may cost the others -----------------------------------------------------------------------------------------
@@ -159,3 +71,55 @@ def pacing() -> Pacing:
     lib.edgekv_server_pace(found)
     return Pacing(found.max_gap_s, found.worst_gap_s, found.last_gap_s, found.n_mixed, found.n_prompt_batch, found.n_requests,
                   found.n_refused)
+
+# ---- documents ------------------------------------------------------------------------------------------------------------------
+
+_on_refresh: Callable[[bool], None] | None = None
+_is_defined = False
+
+
+def publish(path: str, kind: str, text: str) -> None:
+    """Show a text of a media type under a path such as "/edgekv/state"; "props", "slots" and "metrics" stand in upstream's answers. From
+    any thread, at any time; it takes the place of the one before."""
+    from edgekv._native._server import lib
+
+    lib.edgekv_server_publish(path.encode(), kind.encode(), text.encode())
+
+
+def withdraw() -> None:
+    """Show nothing any more, and call nobody."""
+    from edgekv._native._server import ffi, lib
+
+    global _on_refresh
+    _on_refresh = None
+    lib.edgekv_server_on_refresh(ffi.NULL)
+    lib.edgekv_server_withdraw()
+
+
+def asked_ms(path: str) -> int:
+    """Milliseconds since somebody asked for a document; -1: nobody did."""
+    from edgekv._native._server import lib
+
+    return lib.edgekv_server_asked_ms(path.encode())
+
+
+def on_refresh(function: Callable[[bool], None]) -> None:
+    """`function(idle)` is called on the thread that decodes, between two batches: before /metrics and /slots are answered, and (idle) where
+    the server has nothing left to do. What it raises is logged, not passed on."""
+    from edgekv._native._server import ffi, lib
+
+    global _on_refresh, _is_defined
+    if not _is_defined:
+        ffi.def_extern("edgekv_py_refresh")(_refresh)
+        _is_defined = True
+    _on_refresh = function
+    lib.edgekv_server_on_refresh(lib.edgekv_py_refresh)
+
+
+def _refresh(idle: bool) -> None:
+    function = _on_refresh
+    if function is not None:
+        try:
+            function(bool(idle))
+        except Exception:
+            log.exception("the server's figures could not be brought up to date")

@@ -140,7 +140,7 @@ class CupyOps(Ops):
         with self:
             asked = self.upload(question.view(np.uint8))
             work = self._cupy.zeros(_SEARCH_BYTES + result.itemsize, np.uint8)
-            at = {name: np.uint64(work.data.ptr + _SEARCH_BYTES + result.fields[name][1]) for name in result.names}
+            at = {name: np.uint64(work.data.ptr + _SEARCH_BYTES + offset) for name, (_, offset, *_) in (result.fields or {}).items()}
             for step in range(8):
                 self._search((n_blocks,), (_THREADS,), (asked, work, np.int32(step), at["n_asked"], at["sums"]))
             self._list((n_blocks,), (_THREADS,), (asked, work, at["n_listed"], at["ids"], at["values"]))

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-ROW = np.dtype([(name, np.uint64) for name in (
-    "k", "v", "k_stride_stream", "k_stride_cell", "k_stride_head", "v_stride_stream", "v_stride_cell", "v_stride_head",
-    "k_row_bytes", "v_row_bytes", "v_offset", "n_heads")])
+_ROW_FIELDS = ("k", "v", "k_stride_stream", "k_stride_cell", "k_stride_head", "v_stride_stream", "v_stride_cell", "v_stride_head",
+               "k_row_bytes", "v_row_bytes", "v_offset", "n_heads")
+ROW = np.dtype([(name, np.uint64) for name in _ROW_FIELDS])
 """One edgekv_device_row: where the home of a row lies, as the device addresses it, and how its pages lie in a slot."""
 
 MOVE = np.dtype([("row", np.int32), ("head", np.int32), ("page", np.int32), ("slot", np.int32)])
@@ -38,7 +38,7 @@ def gather_pages(view, places: Places, moves: np.ndarray) -> None:
     """
     rows = view(places.rows, ROW, (places.n_rows,))
     for move in moves:
-        row = {name: int(rows[move["row"]][name]) for name in ROW.names}
+        row = {name: int(rows[move["row"]][name]) for name in _ROW_FIELDS}
         if move["head"] >= row["n_heads"]:
             continue
         stream, page = divmod(int(move["page"]), places.pages_per_stream)

@@ -156,10 +156,10 @@ class _Column:
 
     def _fill(self, tokens: Sequence[int]) -> None:
         """The cache holds `tokens`. One that holds more is cut; of one that holds less the rest is read in."""
-        decoder, state = self.decoder, self.bench.state
-        usable = state is not None and self.bench.way.cache is CacheType.F16
+        decoder = self.decoder
+        state = self.bench.state if self.bench.way.cache is CacheType.F16 else None
         began = time.perf_counter()
-        if usable and state.is_file():
+        if state is not None and state.is_file():
             decoder.position = _load(decoder, state, len(tokens))
             decoder.rewind(min(decoder.position, len(tokens)))
             self.filled = f"restored to {decoder.position}" + (", the rest read in" if decoder.position < len(tokens) else "")
@@ -170,7 +170,7 @@ class _Column:
         seconds = time.perf_counter() - began
         if n_before < len(tokens):
             self.say(f"read to {len(tokens)} in {seconds:.1f} s")
-        if usable and self.bench.way.mode is KvMode.OFF and not state.is_file():
+        if state is not None and self.bench.way.mode is KvMode.OFF and not state.is_file():
             began = time.perf_counter()
             _save(decoder, state, tokens)
             self.say(f"state kept: {size(state.stat().st_size)} in {time.perf_counter() - began:.1f} s")

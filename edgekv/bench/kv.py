@@ -192,7 +192,7 @@ class _Run:
         for turn in range(self.bench.n_rounds):
             for i, name in enumerate(rotated(turns, turn)):
                 self.progress(f"decode at {depth}", turn * len(turns) + i, self.bench.n_rounds * len(turns))
-                if name == _LIMIT:
+                if limit is not None and name == _LIMIT:
                     limit_ms += [1000 * seconds for seconds in weights_alone(limit, tokens[self.bench.n_warmup : -1])]
                     continue
                 decoder = self.decoders[name]

@@ -123,8 +123,14 @@ class LadderBench:
             raise ConfigError("depth, steps, rounds and threads must be 1 or more")
         if not self.traces and not self.texts:
             raise ConfigError("the ladder needs a text or a trace; name one")
-        if (self.live or not self.traces) and self.model is None:
+        if self.live or not self.traces:
+            self.decoded_model()
+
+    def decoded_model(self) -> Path:
+        """The model that live rungs and recording decode with. Raises ConfigError where none is named."""
+        if self.model is None:
             raise ConfigError("live rungs and recording need a model; name one, or give --trace and --no-live")
+        return self.model
 
     def estimated_seconds(self) -> float:
         """Roughly, from the sizes of things: see _SECONDS_PER. For a message, not for a decision."""
@@ -198,7 +204,7 @@ def prepare(
         raise ConfigError(f"{folder} cannot be written: {error.strerror}; choose another folder") from None
     for text in bench.texts:
         path = folder / f"{Path(text.name).stem}-{bench.depth}.npz"
-        recording = Recording(bench.model, text, bench.depth, bench.n_steps, n_threads=bench.n_threads)
+        recording = Recording(bench.decoded_model(), text, bench.depth, bench.n_steps, n_threads=bench.n_threads)
         if not _is_of(path, recording):
             record(recording, path, lambda what, done, total, name=text.name: progress(f"{name}: {what}", done, total), warn)  # type: ignore[misc]  # a default
         found[text.name] = path
@@ -262,7 +268,7 @@ def _clairvoyant(rung: Rung) -> bool:
 def _decoded(bench: LadderBench, text: Text, progress: Progress) -> Iterator[Row]:
     """What the live modes did on the first steps after the depth."""
     modes = bench.live_modes
-    request = kv.KvBench(bench.model, (text,), (bench.depth,), (bench.n_threads,), modes=(STOCK_KERNELS[0], FULL, *modes.values()),
+    request = kv.KvBench(bench.decoded_model(), (text,), (bench.depth,), (bench.n_threads,), modes=(STOCK_KERNELS[0], FULL, *modes.values()),
                          n_steps=bench.n_live_steps, n_rounds=bench.n_rounds)
     rows = {row["mode"]: row for group in kv.run(request, lambda what, done, total: progress(f"{text.name}: {what}", done, total))
             for row in group}

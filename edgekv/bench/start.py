@@ -31,7 +31,7 @@ class Start:
         reads them again."""
         self._tokens, self._n_threads, self._progress = tokens, n_threads, progress
         self._snapshot, self._dropped, self._reader = None, False, None
-        self._read(find_mode(STOCK))
+        self._read(None)
         self.position = self.decoder.position
         if any(mode.destructive or mode.reads_itself for mode in modes):
             self._snapshot = self.decoder.snapshot()
@@ -41,16 +41,18 @@ class Start:
         reader = mode if mode.reads_itself else None
         if not self._dropped and reader == self._reader:
             self.decoder.rewind(self.position)
-        elif reader is None:
+        elif reader is None and self._snapshot is not None:
             self.decoder.llama.kv.configure(find_mode(STOCK).options(self.base, self.position))
             self.decoder.restore(self._snapshot)
         else:
-            self._read(mode)
+            self._read(reader)
         self._reader, self._dropped = reader, mode.destructive
 
-    def _read(self, mode: BenchMode) -> None:
+    def _read(self, mode: BenchMode | None) -> None:
+        """Empty the context and read the tokens as `mode` does; None: with stock attention."""
         self.decoder.llama.kv.configure(find_mode(STOCK).options(self.base, len(self._tokens)))  # a dropped cell cannot be rewound
         self.decoder.rewind(0)
-        self.decoder.llama.kv.configure(mode.options(self.base, len(self._tokens)))
+        if mode is not None:
+            self.decoder.llama.kv.configure(mode.options(self.base, len(self._tokens)))
         for position in read(self.decoder, self._tokens, self._n_threads):
             self._progress(position)

@@ -154,10 +154,11 @@ class Hierarchy:
 
     def _ask(self) -> Later[tuple[np.ndarray, Ranking]] | None:
         """What a plan needs to know of scores and mass; None where there is nothing to plan."""
-        if not self._wanted_slots or self._arena_slots != self._wanted_slots:
+        seen = self._observation
+        if seen is None or not self._wanted_slots or self._arena_slots != self._wanted_slots:
             return None
         residency = self.table.residency
-        wanted = self.prefetcher.wanted(self._observation, residency, self.limits.max_wanted)
+        wanted = self.prefetcher.wanted(seen, residency, self.limits.max_wanted)
         # where no page gives way to another, nobody has to know which are better
         scores = self.policy.scores if self.limits.swap else None
         return both(wanted, self.ops.rank(scores, self._pins, residency, self.limits.n_ranked))
@@ -168,17 +169,18 @@ class Hierarchy:
 
     def evict(self) -> None:
         """What heads do not keep is dropped, and what has no room is freed."""
-        demand = None if self.evictor is None else self.evictor.demand()
-        if demand is None:
+        evictor = self.evictor
+        demand = None if evictor is None else evictor.demand()
+        if evictor is None or demand is None:
             return
         n_keep = None if demand.n_keep is None else self.policy.most(demand.n_keep)
         demand = replace(demand, split=self.policy.split or demand.split, n_keep=n_keep)
         losses = eviction.decide(self.shape, self.policy.scores, self._pins, demand)
         if len(losses.dropped):
-            self.evictor.drop(losses.dropped)
+            evictor.drop(losses.dropped)
             self.stats.n_dropped += len(losses.dropped)
         if len(losses.freed):
-            self.stats.n_freed += self.evictor.free(losses.freed)
+            self.stats.n_freed += evictor.free(losses.freed)
             self.forget(losses.freed)
 
     def record(self) -> None:

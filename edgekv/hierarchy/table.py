@@ -37,7 +37,7 @@ class PageTable:
         self._limit = 0  # slots that may be handed out; below n_slots only while the arena shrinks under copies
         self._exists = shape.exists.astype(np.uint8)[:, :, None]
         self._flat_state, self._flat_slot, self._flat_why = (a.reshape(-1) for a in (self._state, self._slot, self._why))
-        self._read_only = tuple(_read_only(a) for a in (self._state, self._slot))
+        self._seen_state, self._seen_slot = _read_only(self._state), _read_only(self._slot)
         self.resize(n_slots, None)
 
     # ---- what it says --------------------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ class PageTable:
 
     @property
     def residency(self) -> Residency:
-        return Residency(self.shape, *self._read_only, _read_only(self._owner), self._n_free, self.n_used_end)
+        return Residency(self.shape, self._seen_state, self._seen_slot, _read_only(self._owner), self._n_free, self.n_used_end)
 
     def states(self, ids: np.ndarray) -> np.ndarray:
         """uint8 [n]: State of pages."""

@@ -160,6 +160,8 @@ class _Total:
         self.meter.add(mass, n_used_end)
 
     def result(self, layers: list[HeadLayer], tokens: list[int], n_tokens: int, page_tokens: int) -> HeadMass:
+        if self.mass is None:
+            raise EdgeKVError("nothing was observed: there were no steps")
         mass = self.mass[:, :, : self.n_used_end]
         whole = mass.sum(axis=2, keepdims=True)
         share = np.full((len(layers), max(layer.n_head_kv for layer in layers), mass.shape[2]), np.nan)

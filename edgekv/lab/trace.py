@@ -43,6 +43,13 @@ class TraceStep:
     n_read: np.ndarray | None = None
     """uint16: how many rows mode sparse read of the page."""
 
+    @property
+    def sampled(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(sampled_sum, sampled_max, n_read). Raises ValueError where they were not asked for (`Trace.steps`)."""
+        if self.sampled_sum is None or self.sampled_max is None or self.n_read is None:
+            raise ValueError("this step was read without what mode sparse observed")
+        return self.sampled_sum, self.sampled_max, self.n_read
+
 
 class _Source(Protocol):
     header: Header

@@ -72,6 +72,7 @@ class DeviceArena(Transport):
         self._pages = pages
         self._ubatches, self._side = streams.ubatch_stream, streams.side_stream()
         self._errors = streams.errors
+        self._failures: tuple[type[Exception], ...] = (TierError, *streams.errors)
         self.in_prompt = False
         """Whether another part of a prompt is expected next."""
         self._copies: list[_Copy] = []
@@ -104,7 +105,7 @@ class DeviceArena(Transport):
             try:
                 copy, done = self._after_prompt(copy) if copy.event is None else (copy, copy.event.done())  # noqa: PLW2901 (begun only now)
                 arrived = True
-            except (TierError, *self._errors) as error:
+            except self._failures as error:
                 self.last_error = f"the device lost the copies of {len(copy.ids)} pages: {error}"
                 done, arrived = True, False
             if not done:

@@ -30,8 +30,8 @@ class NativeEvictor:
         self.eviction = eviction
 
     def demand(self) -> Demand | None:
-        eviction = self.eviction
-        if eviction is None and not self._is_bounded:
+        eviction, gone = self.eviction, self._dropped
+        if gone is None or eviction is None and not self._is_bounded:
             return None
         cells = core.cells(self._handle, 0)
         n_excess = self._n_batch - (cells.n_cells - cells.n_used) if self._is_bounded else 0
@@ -42,9 +42,9 @@ class NativeEvictor:
         by_page = positions.reshape(self._shape.n_pages, -1)
         n_cells = np.count_nonzero(by_page >= 0, axis=1)
         if eviction is None:
-            return Demand(self._dropped, by_page.max(axis=1), n_cells, Split.POOLED, None, n_excess)
+            return Demand(gone, by_page.max(axis=1), n_cells, Split.POOLED, None, n_excess)
         n_keep = eviction.keep.tokens // self._shape.page_tokens
-        return Demand(self._dropped, by_page.max(axis=1), n_cells, eviction.split, n_keep, n_excess)
+        return Demand(gone, by_page.max(axis=1), n_cells, eviction.split, n_keep, n_excess)
 
     def drop(self, ids: np.ndarray) -> None:
         self._pages.drop(ids)

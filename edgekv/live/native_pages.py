@@ -29,6 +29,8 @@ class NativePages:
 
     def gather(self, ids: np.ndarray, slots: np.ndarray, stream: Stream) -> None:
         plane, shape = device.plane(self._handle), self._shape
+        if plane is None:
+            raise TierError("the context has no device any more")
         places = Places(plane.rows, shape.n_rows, plane.arena, self._slot_bytes, shape.page_tokens, shape.pages_per_stream, plane.n_cells)
         self._ops.gather(places, self._moves(ids, slots), stream)
 

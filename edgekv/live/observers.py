@@ -70,7 +70,7 @@ class Observers(list[Observer]):
             return
         sums, earlier = self._sums(seen), self._earlier
         self._earlier = None if seen.ends_run else _kept(sums)
-        if seen.n_ubatches > 1:  # of the run
+        if seen.n_ubatches > 1 and earlier is not None:  # of the run
             sums = tuple(now - before for now, before in zip(sums, earlier))
         mass_max, mass_sum, n_tokens, n_tokens_hooked, n_observed = sums
         ubatch = Ubatch(self._layers, mass_max, mass_sum, n_tokens, n_tokens_hooked > 0, seen.page_tokens, seen.pages_per_stream,

@@ -7,6 +7,7 @@ in-process server's included; `Runtime.attach` takes one that already exists.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from edgekv.hierarchy import eviction
 from edgekv.hierarchy.stats import Stats
 from edgekv.live.observers import Observers
 from edgekv.live.reports import LayerReport, MemoryReport, SelectionReport, TierReport
+from edgekv.pages.residency import Residency
 from edgekv.vocab import DeviceKind, KvMode
 
 _native.prepare()
@@ -47,6 +49,10 @@ class Runtime:
         self.tokens = Tokens(self._native_handle, self.cells)
         self.observers = Observers(self._rows, self._observation.read, self._ops.download, self._watch)
         self.stats = Stats()
+        self.after_step: Callable[[], None] | None = None
+        """Called on the thread that decodes, after each step: where a run of the policy ends, and after each ubatch too while somebody
+        follows closely."""
+        self._follows = False
         self._pins: list[tuple[int, int]] = []
         self._tiering: Tiering | None = None
         self._overdue = False  # mode evict has been asked for, and has dropped nothing yet
@@ -99,7 +105,7 @@ class Runtime:
             self._tiering.set_mode(self._options)
         elif has_tiers(self._native_handle(), mode):
             self._tiering = self._make_tiering(self._native_handle(), self._options)
-            self._pin_again()
+            self._pin_again(self._tiering)
         self._set_run_every()
 
     def _leave_arena(self, mode: KvMode) -> None:
@@ -123,7 +129,7 @@ class Runtime:
         paging.limit_arena(handle, max(0, plane.n_slots_max - -(-n_bytes // plane.slot_bytes)))
         if self._tiering is not None:
             self._tiering = self._make_tiering(handle, attachments.effective(self.options))
-            self._pin_again()
+            self._pin_again(self._tiering)
         return before - core.memory(handle).arena_bytes
 
     @property
@@ -166,7 +172,7 @@ class Runtime:
             if self._tiering is not None:
                 self._tiering.close()
             self._tiering = self._make_tiering(handle, effective)
-            self._pin_again()
+            self._pin_again(self._tiering)
         self._set_run_every()
 
     def _check_evict(self, options: KvOptions) -> None:
@@ -193,6 +199,20 @@ class Runtime:
     def n_positions(self) -> int:
         """One past the newest position in the cache: with what was dropped, the length of a single sequence."""
         return int(self.cells.stream().positions.max(initial=-1)) + 1
+
+    @property
+    def n_context(self) -> int:
+        """Tokens of a sequence, at most."""
+        return core.limits(self._native_handle()).n_ctx_seq
+
+    def residency(self) -> Residency | None:
+        """Where each page is: a read-only view, on the thread that decodes; None where the mode has no tiers."""
+        return None if self._tiering is None else self._tiering.hierarchy.table.residency
+
+    def mass(self) -> np.ndarray:
+        """Attention mass of the policy's run so far: float32 [attended layer, kv_head, page], summed over the query heads of the group and
+        the tokens. In host memory a view that lives until the next ubatch; on a device this waits for it. Zero where nothing is observed."""
+        return self._ops.download(self._observation.read().mass_sum)
 
     def selection(self) -> SelectionReport:
         """What mode sparse read so far, and how far off its outputs are by its own estimate."""
@@ -225,7 +245,7 @@ class Runtime:
         no such tokens."""
         if self._tiering is None:
             raise ConfigError(f"mode {self.mode.value} attends everything, so there is nothing to pin; use mode sparse")
-        n = self._pin(first_token, last_token, seq_id)
+        n = self._pin(self._tiering, first_token, last_token, seq_id)
         if not n:
             raise ConfigError(f"there are no tokens at positions {first_token} to {last_token}")
         self._pins.append((first_token, last_token))
@@ -237,16 +257,16 @@ class Runtime:
         if self._tiering is not None:
             self._tiering.hierarchy.unpin(0, self._tiering.shape.n_pages - 1)
 
-    def _pin(self, first_token: int, last_token: int, seq_id: int) -> int:
+    def _pin(self, tiering: Tiering, first_token: int, last_token: int, seq_id: int) -> int:
         stream = self.cells.stream_of(seq_id)
         cells = self.cells.stream(stream)
         inside = cells.in_sequence(seq_id) & (cells.positions >= first_token) & (cells.positions <= last_token)
-        pages = np.unique(np.flatnonzero(inside) // self.page_tokens) + stream * self._tiering.shape.pages_per_stream
-        return sum(self._tiering.hierarchy.pin(int(page), int(page)) for page in pages)
+        pages = np.unique(np.flatnonzero(inside) // self.page_tokens) + stream * tiering.shape.pages_per_stream
+        return sum(tiering.hierarchy.pin(int(page), int(page)) for page in pages)
 
-    def _pin_again(self) -> None:
+    def _pin_again(self, tiering: Tiering) -> None:
         for first, last in self._pins:
-            self._pin(first, last, 0)
+            self._pin(tiering, first, last, 0)
 
     def raise_failure(self) -> None:
         """Raise CudaUnavailable where the context's GPU failed, so that it decodes no more; nothing where it did not."""
@@ -272,6 +292,14 @@ class Runtime:
             self._record(seen)
         self.observers.tell(seen)
         self.stats.python_seconds += time.perf_counter() - began
+        if self.after_step is not None:
+            self.after_step()
+
+    def follow(self, closely: bool) -> None:
+        """Whether steps come after each ubatch, and not only where a run of the policy ends. Only on the thread that decodes."""
+        if closely != self._follows:
+            self._follows = closely
+            self._watch(bool(self.observers))
 
     def _set_run_every(self, overdue: bool = True) -> None:
         """overdue: the options are new, so that mode evict looks after the next ubatch already."""
@@ -281,7 +309,7 @@ class Runtime:
 
     def _watch(self, on: bool) -> None:
         if self._handle is not None:
-            core.set_watched(self._handle, on)
+            core.set_watched(self._handle, on or self._follows)
 
     def _record(self, seen: core.NativeRun) -> None:
         stats = self.stats
@@ -295,6 +323,7 @@ class Runtime:
         if self._tiering is not None:
             self._tiering.close()
         self._handle = None
+        self.after_step = None
         self.observers.clear()
 
 

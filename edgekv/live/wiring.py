@@ -129,10 +129,11 @@ class Tiering:
             rope=Rope(head_dim, *rope) if rope and head_dim else None, limits=limits(options.mode, self._plane is not None),
             plan_every=n_runs, bytes_per_run=BYTES_PER_RUN)
         pages = NativePages(handle, self.shape, ops, self.slot_bytes)
+        self._device_arena = None if self._plane is None else DeviceArena(pages, ops)
         is_bounded = bool(layers) and core.cells(handle, 0).n_cells < self._limits.n_ctx_seq
         self._evictor = NativeEvictor(handle, self.shape, pages, self._dropped, evicts(options), is_bounded)
         self.hierarchy = Hierarchy(
-            self.shape, HostArena(pages) if self._plane is None else DeviceArena(pages, ops),
+            self.shape, self._device_arena or HostArena(pages),
             ops.view(view.priority, np.float32, view.shape), ops.view(view.pinned, np.uint8, view.shape), settings, ops=ops, stats=stats,
             evictor=self._evictor)
         self._key_norms: KeyNorms | None = None
@@ -157,12 +158,12 @@ class Tiering:
             n_slots = 0  # home is as small as it is meant to be
         elif not self._ships:
             n_slots = 0  # the link is about as fast as the device's memory: copies gain nothing
-        elif self._plane is None:
+        elif (plane := device.plane(self._handle)) is None:
             n_slots = arena_bytes(options.placement.kv_budget, kv_bytes) // max(1, self.slot_bytes)
         else:
-            self._plane = device.plane(self._handle)  # sketches of another kind leave room for other slots
+            self._plane = plane  # sketches of another kind leave room for other slots
             budget = kv_bytes if options.placement.kv_budget is None else options.placement.kv_budget
-            n_slots = min(n_pages, budget // max(1, self.slot_bytes), self._plane.n_slots_max)
+            n_slots = min(n_pages, budget // max(1, self.slot_bytes), plane.n_slots_max)
         try:
             self.hierarchy.resize(n_slots)
         except TierError as error:
@@ -188,10 +189,10 @@ class Tiering:
         used = np.flatnonzero(self._newest >= 0)
         if self._key_norms is not None:
             self._key_norms.update(seen.changed)
-        if self._plane is not None:
+        if self._device_arena is not None:
             # a shorter ubatch is the end of its prompt
             in_prompt = seen.n_tokens_hooked == 0 and seen.n_tokens >= self._limits.n_ubatch
-            self.hierarchy.transport.in_prompt = in_prompt
+            self._device_arena.in_prompt = in_prompt
             if in_prompt:
                 self.hierarchy.plan_next()  # its next part brings the pages along
         return Observation(

@@ -41,9 +41,12 @@ class Placement:
     @property
     def room(self) -> DeviceRoom | None:
         """Its memory, for `device_fit`; None: the host."""
-        if self.info is None:
-            return None
-        return DeviceRoom(self.info.name, self.info.total_bytes, self.info.free_bytes, holds_model=self.kind is DeviceKind.CUDA)
+        return None if self.info is None else room_of(self.info)
+
+
+def room_of(info: DeviceInfo) -> DeviceRoom:
+    """The memory of a device, for `device_fit`."""
+    return DeviceRoom(info.name, info.total_bytes, info.free_bytes, holds_model=info.kind is DeviceKind.CUDA)
 
 
 def place(kv: KvOptions) -> Placement:

@@ -23,11 +23,12 @@ class Composed(Policy):
         self.split = next((member.split for member in members if member.split is not None), None)
         self.needs_keys = any(member.needs_keys for member in members)
         self.clairvoyant = any(member.clairvoyant for member in members)
-        self._added = scoring if len(scoring) > 1 else []
+        of_members = [array for member in scoring if (array := member.scores) is not None]
+        self._added = of_members if len(of_members) > 1 else []
         if self._added:
             self._scores = ops.zeros(shape.axes, np.float32) if scores is None else scores
-        elif scoring:
-            self._scores = scoring[0].scores  # the same array: nothing to add up
+        elif of_members:
+            self._scores = of_members[0]  # nothing to add up
 
     @property
     def pins(self) -> np.ndarray | None:
@@ -39,7 +40,7 @@ class Composed(Policy):
             member.update(observation)
         if self._added:
             part = np.s_[:, :, : observation.n_used_end]
-            total, first, *others = self._scores[part], *(member.scores[part] for member in self._added)
+            total, first, *others = self._scores[part], *(scores[part] for scores in self._added)
             self.ops.xp.add(first, others[0], out=total)
             for scores in others[1:]:
                 total += scores

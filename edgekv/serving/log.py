@@ -37,7 +37,6 @@ class ServerLog:
     """The log of one server. `path` None: a temporary file, which `close(keep=False)` removes; "-": standard error, as it was."""
 
     def __init__(self, path: Path | None):
-        self._redirects = path is None or str(path) != "-"
         self._temporary = path is None
         self.path: Path | None = None
         self._saved_fd: int | None = None
@@ -47,12 +46,12 @@ class ServerLog:
             fd, name = tempfile.mkstemp(prefix=f"{_NAME}{os.getpid()}-", suffix=".log")
             os.close(fd)
             self.path = Path(name)
-        elif self._redirects:
+        elif str(path) != "-":
             self.path = path
 
     def open(self) -> None:
         """Point descriptor 2 to the file. Raises OSError if the file cannot be written."""
-        if not self._redirects:
+        if self.path is None:
             return
         fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
         sys.stderr.flush()
@@ -74,7 +73,7 @@ class ServerLog:
             os.dup2(self._saved_fd, _STDERR)
             os.close(self._saved_fd)
             self._saved_fd = self._saved_stderr = None
-        if self._temporary and not keep:
+        if self._temporary and self.path is not None and not keep:
             self.path.unlink(missing_ok=True)
 
     def explain(self) -> str:

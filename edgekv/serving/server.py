@@ -24,10 +24,13 @@ from edgekv.memory.fit import ContextChoice, cells, choose_context, in_tokens
 from edgekv.models import Geometry, geometry
 from edgekv.serving.log import ServerLog
 from edgekv.serving.options import LOOPBACK, ServerOptions, check_evict, check_extra, free_port, later_bytes
+from edgekv.serving.publisher import Publisher
+from edgekv.serving.shown import Served
 from edgekv.vocab import DeviceKind, KvMode
 
 if TYPE_CHECKING:
     from edgekv.live.runtime import Runtime
+    from edgekv.serving.prefixes import Prefixes
 
 BATCH_TOKENS = 512
 """Prompt tokens between two looks at the outside world: a cancelled request stops, and progress is told, this often. On a device what its
@@ -64,6 +67,9 @@ class Server:
         self._ready = False
         self._before: set[Runtime] = set()  # contexts that others made
         self._runtime: Runtime | None = None
+        self._prefixes: Prefixes | None = None
+        self.figures = Publisher(self._served(), lambda: self.runtime)
+        """What the endpoint shows of the KV hierarchy."""
 
     def _choose_context(self) -> ContextChoice:
         """Raises DoesNotFit, and CudaUnavailable where a GPU was asked for and cannot be used."""
@@ -73,7 +79,8 @@ class Server:
             later = later_bytes(options.extra)
             room = replace(room, free=max(0, room.free - later))
             choice = choose_device_context(self.model, options.n_ctx, options.kv, room, options.n_slots)
-            if later and options.kv.placement.kv_vram is None:  # an automatic budget would take what is free before they are loaded
+            # an automatic budget would take what is free before they are loaded
+            if later and choice.device is not None and options.kv.placement.kv_vram is None:
                 self.options = replace(options, kv=options.kv.with_(kv_vram=choice.device.budget))
             return choice
         return choose_context(self.model, options.n_ctx, options.kv, options.n_slots)
@@ -81,6 +88,9 @@ class Server:
     @property
     def alias(self) -> str:
         return self.options.alias or self.options.model.stem
+
+    def _served(self) -> Served:
+        return Served(self.alias, self.options.parallel, self.context.n_ctx, self.model.tensor_bytes, self.context.kv_bytes)
 
     @property
     def url(self) -> str:
@@ -104,6 +114,11 @@ class Server:
     def runtime(self) -> Runtime | None:
         """What hangs on the context that answers; None where it is not attached, and while the server is not ready."""
         return None if self._runtime is None or self._runtime.closed else self._runtime
+
+    @property
+    def prefixes(self) -> Prefixes | None:
+        """What keeps prefixes of conversations; None where nothing does."""
+        return self._prefixes
 
     @property
     def log_path(self) -> Path | None:
@@ -136,6 +151,7 @@ class Server:
         except OSError as error:
             raise ConfigError(f"the log file {self.options.log_file} cannot be written: {error.strerror}; name another") from None
         crash.details_in(self._log.path)
+        self._open_prefixes()
         self._exit, self._ready = None, False
         self._ended.clear()
         _active = self
@@ -159,7 +175,8 @@ class Server:
 
     def abandon(self) -> None:
         """For a process that leaves and cannot wait for `stop()`: give standard error back and remove a temporary log."""
-        self._log.close(keep=False)
+        if self._log is not None:
+            self._log.close(keep=False)
 
     def wait(self) -> None:
         """Block until the server ends by itself, which it should not. Raises EdgeKVError with the reason. Interruptible."""
@@ -173,7 +190,7 @@ class Server:
             return str(self._exit)
         if isinstance(self._exit, BaseException):
             return f"llama.cpp's server ended: {self._exit or type(self._exit).__name__}"
-        return self._log.explain()
+        return "the server was not started" if self._log is None else self._log.explain()
 
     def __enter__(self) -> Server:
         return self if _active is self else self.start()
@@ -192,6 +209,7 @@ class Server:
             "--fit", "off",  # what was asked for, or an error: never fewer layers or tokens
             "--cache-ram", "0",  # up to 8 GiB of old prompts otherwise
             "--offline", "--no-ui", "--no-warmup", "--cors-origins", options.cors,
+            "--metrics",  # costs nothing while nobody asks
         ]
         if options.n_threads is not None:
             argv += ["--threads", str(options.n_threads)]
@@ -212,11 +230,32 @@ class Server:
             return device.n_ubatch
         return BATCH_TOKENS if kv.mode is not KvMode.EVICT else batch_tokens(cells(self.context.n_ctx, kv), BATCH_TOKENS)
 
+    def _open_prefixes(self) -> None:
+        """In mode evict what is dropped cannot be kept."""
+        from edgekv._native import prefixes as native
+        from edgekv.serving.prefixes import Prefixes
+
+        options = self.options
+        if options.store is not None and options.kv.mode is not KvMode.EVICT:
+            self._prefixes = Prefixes(options.model, options.extra, options.store)
+            self.figures.store = self._prefixes.figures
+        native.set_prefixes(self._prefixes)
+
+    def _close_prefixes(self) -> None:
+        from edgekv._native import prefixes as native
+
+        native.set_prefixes(None)
+        prefixes, self._prefixes = self._prefixes, None
+        self.figures.store = None
+        if prefixes is not None:
+            prefixes.close()
+
     def _run(self, argv: list[str]) -> None:
         from edgekv._native import server as native
 
         options, limits = self.options, self.options.limits
         native.limit(limits.max_gap_s, options.n_slots, limits.queue_for(options.n_slots))
+        self.figures.worst_gap = lambda: native.pacing().worst_gap_s
         try:
             self._exit = native.run(argv)
         except BaseException as error:  # told by why_stopped()
@@ -237,6 +276,8 @@ class Server:
             if handler is not None:  # None: it was not Python's
                 signal.signal(number, handler)
         self._find_runtime()
+        self.figures.begin()
+        self._answers("/lora-adapters")  # passes through the task loop, which takes the first figures
 
     def _find_runtime(self) -> None:
         """What hangs on the context that answers. Mode evict needs it: its cache is smaller than the context, and full before long where
@@ -273,7 +314,10 @@ class Server:
         from edgekv._native import crash
         from edgekv.live import runtime
 
-        self._log.close(keep=failed)
+        self._close_prefixes()
+        self.figures.end()
+        if self._log is not None:
+            self._log.close(keep=failed)
         crash.details_in(None)
         self._before, self._runtime = set(), None
         runtime.set_defaults(None)  # contexts that others make are not the server's

@@ -30,7 +30,7 @@ class Writer:
 
     def __contains__(self, key: bytes) -> bool:
         """Whether a block waits to be written, and can be."""
-        return key in self._pending and self.place.working
+        return key in self._pending and self.place.writable
 
     def pending(self) -> list[bytes]:
         """Keys of the blocks that wait."""
@@ -39,7 +39,7 @@ class Writer:
     @property
     def idle(self) -> bool:
         """There is nothing to do, or nothing that can be done at present."""
-        return not self._busy and not (self.place.working and (self._pending or self._used))
+        return not self._busy and not (self.place.writable and (self._pending or self._used))
 
     def add(self, key: bytes) -> None:
         self._pending[key] = None
@@ -72,7 +72,7 @@ class Writer:
         while True:
             chain = block = None
             with self._lock:
-                while not self._closing and not (self.place.working and (self._pending or self._used)):
+                while not self._closing and not (self.place.writable and (self._pending or self._used)):
                     self._lock.wait(RETRY_S if self._pending or self._used else None)
                 if self._closing:
                     return

@@ -7,7 +7,7 @@
 #ifndef EDGEKV_SERVER_H
 #define EDGEKV_SERVER_H
 
-#include "edgekv.h"
+#include "edgekv_base.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -87,6 +87,18 @@ typedef struct edgekv_server_pacing {
 
 /* from any thread */
 EDGEKV_API void edgekv_server_pace(edgekv_server_pacing * pacing);
+
+/* What the server shows of the KV hierarchy. A document is shown under its path, such as "/edgekv/state"; "props", "slots" and "metrics"
+   stand in the answers of upstream's routes of these names. Any thread may publish, at any time: the text is copied, and takes the place
+   of the one before. */
+EDGEKV_API void edgekv_server_publish(const char * path, const char * type, const char * text);
+/* takes all of them back */
+EDGEKV_API void edgekv_server_withdraw(void);
+/* milliseconds since somebody asked for the document; -1: nobody did, or there is no such document */
+EDGEKV_API int64_t edgekv_server_asked_ms(const char * path);
+/* called on the thread that decodes, between two batches, where what is published should be brought up to date: before /metrics and
+   /slots are answered, and (idle) where nothing is left to do; null: nobody is called */
+EDGEKV_API void edgekv_server_on_refresh(void (*function)(int idle));
 
 /* cffi: end */
 

@@ -98,28 +98,26 @@ bool llama_edgekv_build_store(
     return hooks->build_store(t_current, &args);
 }
 
-ggml_tensor * llama_edgekv_build_attend(
-        const llm_graph_context & graph, ggml_tensor * q, ggml_tensor *& k, ggml_tensor *& v, ggml_tensor * kq_b,
-        ggml_tensor * mask, ggml_tensor * sinks, ggml_tensor * v_mla, int64_t n_kv_max, float scale, int il) {
+ggml_tensor * llama_edgekv_build_attend(const llm_graph_context & graph, const llama_edgekv_mha & mha) {
     const auto * hooks = llama_edgekv_get_hooks();
-    if (!hooks || !t_current || !mask || !k->view_src || !v->view_src) {
+    if (!hooks || !t_current || !mha.mask || !mha.k->view_src || !mha.v->view_src) {
         return nullptr;
     }
 
     const llama_edgekv_attend args = {
         /*.ctx     =*/ graph.ctx0,
         /*.gf      =*/ graph.gf,
-        /*.il      =*/ il,
-        /*.q       =*/ q,
-        /*.k       =*/ k,
-        /*.v       =*/ v,
-        /*.k_stock =*/ &k,
-        /*.v_stock =*/ &v,
-        /*.mask    =*/ mask,
-        /*.sinks   =*/ sinks,
-        /*.scale   =*/ scale,
+        /*.il      =*/ mha.il,
+        /*.q       =*/ mha.q,
+        /*.k       =*/ mha.k,
+        /*.v       =*/ mha.v,
+        /*.k_stock =*/ &mha.k,
+        /*.v_stock =*/ &mha.v,
+        /*.mask    =*/ mha.mask,
+        /*.sinks   =*/ mha.sinks,
+        /*.scale   =*/ mha.scale,
         /*.softcap =*/ graph.hparams.attn_soft_cap ? graph.hparams.f_attn_logit_softcapping : 0.0f,
-        /*.plain   =*/ !kq_b && !v_mla && n_kv_max == 0,
+        /*.plain   =*/ !mha.kq_b && !mha.v_mla && mha.n_kv_max == 0,
     };
 
     return hooks->build_attend(t_current, &args);

@@ -204,9 +204,21 @@ bool llama_edgekv_build_store(
         const llm_graph_context & graph, const llama_kv_cache_context * mctx,
         ggml_tensor * k_cur, ggml_tensor * v_cur, ggml_tensor * k_idxs, ggml_tensor * v_idxs, int il);
 
-ggml_tensor * llama_edgekv_build_attend(
-        const llm_graph_context & graph, ggml_tensor * q, ggml_tensor *& k, ggml_tensor *& v, ggml_tensor * kq_b,
-        ggml_tensor * mask, ggml_tensor * sinks, ggml_tensor * v_mla, int64_t n_kv_max, float scale, int il);
+// what llama.cpp attends with, in the order of its own arguments
+struct llama_edgekv_mha {
+    ggml_tensor *  q;
+    ggml_tensor *& k; // a hook may have the stock nodes read others
+    ggml_tensor *& v;
+    ggml_tensor *  kq_b;
+    ggml_tensor *  mask;
+    ggml_tensor *  sinks;
+    ggml_tensor *  v_mla;
+    int64_t n_kv_max;
+    float   scale;
+    int     il;
+};
+
+ggml_tensor * llama_edgekv_build_attend(const llm_graph_context & graph, const llama_edgekv_mha & mha);
 
 // the buffer type of layer il's K and V, which would be `buft`
 ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, bool v_trans, ggml_backend_buffer_type_t buft);

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support import fake_cupy
+from support.array_libraries import address_of, on
 from support.tiers import observation, plan, promote, settled
 
-from edgekv.arrays import backend, cupy_ops
+from edgekv.arrays import cupy_ops
 from edgekv.arrays.ema import weights
-from edgekv.arrays.move import MOVE, ROW, Places
 from edgekv.arrays.ops import Ops
 from edgekv.arrays.rank import HostRanking, ListedRanking, Top
-from edgekv.errors import CudaUnavailable, NativeError
 from edgekv.hierarchy.planner import Limits, decide
 from edgekv.pages.observation import Observation
 from edgekv.pages.residency import Reason, State
@@ -27,38 +24,6 @@ from edgekv.pages.shape import PageShape
 from edgekv.policies import POLICIES, make
 from edgekv.prefetch import PREFETCHERS, Rope
 from edgekv.prefetch import make as make_prefetch
-from edgekv.vocab import DeviceKind
-
-
-@pytest.fixture(params=["numpy", "emulated", "cupy"])
-def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ops:
-    if request.param == "numpy":
-        return Ops()
-    if request.param == "emulated":
-        cupy = fake_cupy.module(request.getfixturevalue("emulated_kernels"), fake_cupy.Device())
-        monkeypatch.setitem(sys.modules, "cupy", cupy)
-        return cupy_ops.CupyOps(0, 0, 13000)
-    return real_cupy()
-
-
-def real_cupy() -> Ops:
-    try:
-        cupy = importlib.import_module("cupy")
-        cupy.cuda.runtime.getDeviceCount()
-    except ImportError:
-        pytest.skip("cupy is not installed")
-    except Exception as error:
-        pytest.skip(f"there is no GPU that cupy can use: {error}")
-    stream = cupy.cuda.Stream(non_blocking=True)
-    ops = cupy_ops.CupyOps(0, stream.ptr, cupy.cuda.runtime.runtimeGetVersion())
-    ops.kept = stream
-    return ops
-
-
-def on(ops: Ops, array: np.ndarray):
-    """A copy of the array where ops works."""
-    with ops:
-        return ops.upload(array.copy())
 
 
 def random_mass(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -66,9 +31,6 @@ def random_mass(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 LENGTHS = [1, 27, 61, 113, 256, 482, 577, 1110, 1541, 2047, 3330]
-
-
-# ---- policies -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n_pages", LENGTHS)
@@ -124,9 +86,6 @@ def test_policies_are_the_same_everywhere(ops: Ops, spec: str):
 def observation_there(ops: Ops, seen: Observation) -> Observation:
     mass = on(ops, seen.mass_sum)
     return replace(seen, mass_sum=mass, mass_max=mass, key_norms=on(ops, seen.key_norms))
-
-
-# ---- what plans ask -----------------------------------------------------------------------------------------------------------
 
 
 def ties(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -232,74 +191,6 @@ def test_prefetchers_are_the_same_everywhere(ops: Ops, name: str):
         assert found.get().tolist() == here.wanted(seen, table.residency, limit).get().tolist()
 
 
-# ---- gather -------------------------------------------------------------------------------------------------------------------
-
-
-def homes(rng: np.random.Generator, n_stream: int, n_cells: int, n_heads: int, row_bytes: tuple[int, int]) -> list[np.ndarray]:
-    """K and V of a row: uint8 [stream, cell, head, byte]."""
-    return [rng.integers(0, 256, (n_stream, n_cells, n_heads, n), dtype=np.uint8) for n in row_bytes]
-
-
-@pytest.mark.parametrize("row_bytes", [(128, 128), (256, 192), (68, 68), (34, 136), (272, 102)])
-@pytest.mark.parametrize("n_cells, page_tokens", [(256, 16), (113, 16), (577, 32)])
-def test_gather(ops: Ops, row_bytes: tuple[int, int], n_cells: int, page_tokens: int):
-    """f16 and q8_0 rows of several head sizes, streams, and a last page that has fewer cells."""
-    rng = np.random.default_rng(n_cells)
-    n_rows, n_stream, n_heads = 2, 2, 3
-    pages_per_stream, v_offset = -(-n_cells // page_tokens), page_tokens * row_bytes[0]
-    slot_bytes = -(-(v_offset + page_tokens * row_bytes[1]) // 64) * 64
-    home = [homes(rng, n_stream, n_cells, n_heads, row_bytes) for _ in range(n_rows)]
-    there = [[pinned(ops, array) for array in row] for row in home]
-    rows = np.zeros(n_rows, ROW)
-    for row, arrays in zip(rows, there):
-        for kind, (_, address), array in zip("kv", arrays, home[0]):
-            row[kind] = address
-            row[f"{kind}_stride_stream"], row[f"{kind}_stride_cell"], row[f"{kind}_stride_head"] = array.strides[:3]
-            row[f"{kind}_row_bytes"] = array.shape[3]
-    rows["v_offset"], rows["n_heads"] = v_offset, (n_heads, n_heads - 1)
-
-    n_slots = 40
-    moves = np.zeros(30, MOVE)
-    moves["row"], moves["head"] = rng.integers(0, n_rows, 30), rng.integers(0, n_heads, 30)
-    moves["page"], moves["slot"] = rng.integers(0, n_stream * pages_per_stream, 30), rng.permutation(n_slots)[:30]
-    moves["page"][:2] = pages_per_stream - 1, 2 * pages_per_stream - 1
-    expected = np.full((n_slots, slot_bytes), 7, np.uint8)
-    for row, head, page, slot in moves.tolist():
-        if head < rows["n_heads"][row]:
-            stream, first = page // pages_per_stream, page % pages_per_stream * page_tokens
-            for offset, array in zip((0, v_offset), home[row]):
-                cells = array[stream, first : first + page_tokens, head].reshape(-1)
-                expected[slot, offset : offset + len(cells)] = cells
-
-    arena, described = on(ops, np.full((n_slots, slot_bytes), 7, np.uint8)), on(ops, rows.view(np.uint64))
-    places = Places(address_of(described), n_rows, address_of(arena), slot_bytes, page_tokens, pages_per_stream, n_cells)
-    side = ops.side_stream()
-    with ops:
-        side.wait_for(ops.ubatch_stream.record())
-    ops.gather(places, moves, side)
-    done = side.record()
-    done.wait()
-    assert done.done()
-    np.testing.assert_array_equal(ops.download(arena), expected)
-
-
-def address_of(array) -> int:
-    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
-
-
-def pinned(ops: Ops, array: np.ndarray) -> tuple[object, int]:
-    """(what keeps it, the address of a copy that kernels reach in host memory)."""
-    if not hasattr(ops.xp, "cuda"):
-        return array, array.ctypes.data
-    memory = ops.xp.cuda.alloc_pinned_memory(array.nbytes)
-    copy = np.frombuffer(memory, np.uint8, array.nbytes)
-    copy[:] = array.reshape(-1)
-    return memory, copy.ctypes.data
-
-
-# ---- views, order, and what is missing ----------------------------------------------------------------------------------------
-
-
 def test_views_share_memory(ops: Ops):
     array = on(ops, np.arange(24, dtype=np.float32).reshape(2, 3, 4))
     view = ops.view(address_of(array), np.float32, (2, 3, 4))
@@ -328,78 +219,3 @@ def test_answers_come_later(emulated_kernels: Path, monkeypatch: pytest.MonkeyPa
             polls += 1
         assert polls > 10 and device.n_downloads == 0
         assert decide(answer.get(), None, np.empty(0, np.int64), table.residency, Limits()).promote.tolist() == expected.promote.tolist()
-
-
-def test_strict_arrays_notice_the_host(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch):
-    """The double that these tests rest on refuses what must not happen."""
-    monkeypatch.setitem(sys.modules, "cupy", fake_cupy.module(emulated_kernels, fake_cupy.Device()))
-    ops = cupy_ops.CupyOps(0, 0, 13000)
-    array = on(ops, np.zeros((2, 3, 4), np.float32))
-    for mistake in (lambda: np.asarray(array), lambda: np.flatnonzero(array), lambda: bool(array), lambda: float(array),
-                    lambda: list(array)):
-        with pytest.raises((AssertionError, TypeError)):
-            mistake()
-    with ops, pytest.raises(AssertionError, match="by itself"):
-        array[:, :, np.array([1])] = 0
-    with pytest.raises(AssertionError, match="outside of a stream"):
-        array[...] = 0
-
-
-def test_the_backend_is_chosen_by_kind():
-    assert type(backend.choose()) is Ops and type(backend.choose(DeviceKind.EMULATED)) is Ops
-
-
-@pytest.mark.parametrize("runtime, extra", [(12080, "cuda12"), (13000, "cuda13")])
-def test_without_cupy(monkeypatch: pytest.MonkeyPatch, runtime: int, extra: str):
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(CudaUnavailable, match=rf'pip install "edgekv\[{extra}\]"') as error:
-        backend.choose(DeviceKind.CUDA, 0, 0, runtime)
-    assert error.value.exit_code == 5 and "\n" not in str(error.value)
-
-
-def test_cupy_without_a_device(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch):
-    cupy = fake_cupy.module(emulated_kernels, fake_cupy.Device())
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    with pytest.raises(CudaUnavailable, match="GPU 3, and CuPy finds 1"):
-        backend.choose(DeviceKind.CUDA, 3, 0, 13000)
-
-    def none() -> int:
-        raise fake_cupy.DeviceError("cudaErrorInsufficientDriver")
-
-    cupy.cuda.runtime.getDeviceCount = none
-    with pytest.raises(CudaUnavailable, match="InsufficientDriver"):
-        backend.choose(DeviceKind.CUDA, 0, 0, 13000)
-
-
-def test_a_kernel_source_that_is_missing():
-    with pytest.raises(NativeError, match="reinstall"):
-        cupy_ops.source("nothing.cuh")
-
-
-def test_nothing_imports_cupy():
-    """Not even where it is installed."""
-    code = ("import sys, importlib, pkgutil, edgekv\n"
-            "for name in ('arrays.cupy_ops', 'policies', 'prefetch', 'hierarchy.planner', 'hierarchy.step', 'live.device_arena', 'live.wiring'):\n"
-            "    importlib.import_module('edgekv.' + name)\n"
-            "assert 'cupy' not in sys.modules")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.fixture
-def nvrtc() -> Iterator[object]:
-    try:
-        yield importlib.import_module("cupy").cuda.nvrtc
-    except ImportError:
-        pytest.skip("cupy is not installed")
-
-
-@pytest.mark.parametrize("arch", [80, 86, 89, 90, 120])
-@pytest.mark.parametrize("name", ["scores.cuh", "move_pages.cuh"])
-def test_nvrtc_compiles_the_sources(nvrtc, name: str, arch: int):
-    try:
-        program = nvrtc.createProgram(cupy_ops.source(name), name, [], [])
-    except (OSError, RuntimeError) as error:
-        pytest.skip(f"NVRTC cannot be loaded: {error}")
-    nvrtc.compileProgram(program, ["--std=c++17", f"-arch=sm_{arch}"])
-    assert nvrtc.getCUBIN(program)

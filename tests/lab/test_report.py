@@ -5,74 +5,22 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from support.results import ladder_rows, prompt_rows, quality_rows, time_rows
 from support.traces import random_trace
 
 from edgekv.cli.report import report as command
 from edgekv.errors import ConfigError
-from edgekv.lab.report import charts, drawing, page, study
+from edgekv.lab.report import drawing, page, study
 from edgekv.lab.report.folder import CACHE_FILE, read
 from edgekv.lab.report.results import _by_depth
 from edgekv.lab.report.study import Study
 
 HOSTILE = "<script>alert('x')</script> & $x_1$ \"q\""
-
-
-def ladder_rows(text: str = "prose", live: bool = True, model: str = "tiny.gguf") -> list[dict]:
-    return [
-        {"kind": "ladder", "model": model, "text": text, "depth": 300, "n_steps": 40, "version": "1", "rung": rung, "base": None,
-         "published": published, "budget": budget, "policy": rung, "observe": "honest", "hit_rate": 0.6 + budget + i / 20,
-         "hit_rate_mass": 0.7, "worst_mass": 0.6, "fetched": 0.5, "gain": None, "gain_mass": None,
-         "live_attended": budget + 0.01 if live else None, "kld": 0.1 / (i + 1) * (1 - budget) if live else None,
-         "same_top": 0.8 + i / 20 if live else None,
-         "ms_ratio": 0.5 if live else None, "overhead": 0.01 if live else None}
-        for budget in (0.1, 0.3) for i, (rung, published) in enumerate((("lru", 0.7), ("+ anchors", 0.78), ("+ one pool", None)))
-    ]
-
-
-def quality_rows(mode: str = "sparse") -> list[dict]:
-    task = {"kind": "task", "model": "tiny.gguf", "mode": mode, "length": None, "asked": 10, "full_found": 8, "kept": 6,
-            "retention": 0.75, "retention_low": 0.41, "retention_high": 0.93, "says_nothing": False}
-    silent = {**task, "task": "uuid", "full_found": 0, "kept": 0, "retention": None, "retention_low": None,
-              "retention_high": None, "says_nothing": True}
-    text = {"kind": "text", "model": "tiny.gguf", "text": "prose", "mode": mode, "kld_exact": 0.006, "same_top_exact": 0.96,
-            "attended_fraction": 0.066}
-    full = [{**text, "mode": "exact", "kld_exact": None, "same_top_exact": None}, {**task, "task": "passkey", "mode": "exact"}]
-    return [{**task, "task": "passkey"}, {**task, "task": "passkey", "length": 1024, "kept": 1}, silent, *full,
-            {**text, "mode": "off", "kld_exact": 0.004, "same_top_exact": 0.98}, text]
-
-
-def time_rows(cpu: str = "AMD EPYC, Zen 4, AVX-512", date: str = "2026-11-21", v: str = "f16") -> list[dict]:
-    """As `edgekv bench kv -o json` has them: stock's kernels, of which one is not to be had for q8_0."""
-    milliseconds = {"off": 50.0, "off-flash": 80.0, "off-noflash": 50.0, "exact": 20.0, "sparse": 12.5}
-    if v == "q8_0":
-        milliseconds |= {"off": 80.0, "off-noflash": None}
-    best = "off-flash" if v == "q8_0" else "off-noflash"
-    return [{"kind": "kv", "mode": mode, "decode_ms_p50": ms, "stock": ms and best, "ratio_vs_stock": ms and milliseconds["off"] / ms,
-             "limit_ms_p50": ms and 10.0, "ratio_vs_limit": ms and ms / 10, "kld_exact": None if mode == "exact" else 0.006,
-             "text": "prose", "depth": 7680, "threads": 1, "type_k": v, "type_v": v, "model": "tiny.gguf", "version": "1",
-             "isa": "avx512", "cpu": cpu, "date": date, "n_steps": 64, "note": None if ms else "llama.cpp needs flash attention"}
-            for mode, ms in milliseconds.items()]
-
-
-def rows_by_depth() -> list[dict]:
-    """The time rows at two depths: at the smaller one everything takes half as long."""
-    deep = time_rows()
-    return [*deep, *({**row, "depth": 512, "decode_ms_p50": row["decode_ms_p50"] / 2} for row in deep)]
-
-
-def prompt_rows() -> list[dict]:
-    """As `edgekv bench kv --prefill -o json` has them."""
-    return [{"kind": "prompt" if n == 7680 else "prefill", "mode": mode, "ms_p50": 1e3 * n / tps, "tokens_per_second": tps,
-             "stock": "off-flash", "ratio_vs_stock": tps / 56, "attention_fraction": 0.9 if depth else None, "pair_ns": 7.8 if depth else None, "n_tokens": n,
-             "depth": depth, "text": "prose", "threads": 1, "type_k": "f16", "type_v": "f16", "model": "tiny.gguf", "version": "1",
-             "isa": "avx512", "cpu": "AMD EPYC, Zen 4, AVX-512", "date": "2026-11-21", "note": None}
-            for n, depth in ((512, 0), (512, 7680), (7680, 0)) for mode, tps in (("off", 56), ("exact", 280))]
 
 
 @pytest.fixture(scope="module")
@@ -388,28 +336,6 @@ def test_example_heads_and_ages(tmp_path):
     assert ages["attention"][1] == pytest.approx(newest / sum(step.mass_sum.sum() for step in measured), abs=1e-5)
 
 
-def test_labels_keep_apart():
-    """Names of lines that end at one point do not lie over each other, and stay in order."""
-    from matplotlib.text import Text
-
-    lines = [charts.Line(f"line {i}", (0.1, 0.3), (0.5, 0.9 + i / 1000)) for i in range(6)]
-    figure = charts.line_chart([charts.Panel("title", lines, "y")], "x")
-    figure.draw_without_rendering()
-    labels = [text for text in figure.axes[0].texts if text.get_text().startswith("line")]
-    boxes = [Text.get_window_extent(label) for label in labels]  # an annotation's own extent has its leader in it
-    places = sorted((box.y0, box.y1, label.get_text()) for box, label in zip(boxes, labels))
-    assert [name for *_, name in places] == [f"line {i}" for i in range(6)]
-    assert all(below[1] <= above[0] + 2 for below, above in pairwise(places))
-
-
-def test_style_is_not_left_behind():
-    import matplotlib
-
-    before = dict(matplotlib.rcParams)
-    charts.line_chart([charts.Panel("title", [charts.Line("a", (0.1, 0.2), (0.5, 0.6))], "y", "missed")], "x")
-    assert dict(matplotlib.rcParams) == before
-
-
 def test_several_runs_of_a_task_add_up():
     """Of other lengths or seeds: the counts, and the interval of their sum."""
     from edgekv.lab.report.results import retention
@@ -423,30 +349,3 @@ def test_several_runs_of_a_task_add_up():
     (task, mode, asked, full, kept, share, interval), = section.tables[0].rows
     assert (task, mode, asked, full, kept) == ("passkey", "sparse", "10", "8", "7")
     assert share == "88" and interval == f"{100 * whole['retention_low']:.0f} to {100 * whole['retention_high']:.0f}"
-
-
-def test_ticks_keep_apart():
-    assert charts._apart([5, 10, 12.5, 20, 30]) == [5, 10, 20, 30] and charts._apart([]) == [] == charts._apart(())
-
-
-def test_speed_is_plotted_against_depth(tmp_path):
-    """On the page, and as a file: a line for stock's best and each mode, from the smaller depth to the larger."""
-    (tmp_path / "kv.json").write_text(json.dumps(rows_by_depth()))
-    picture = tmp_path / "speed.svg"
-    done = CliRunner().invoke(command, [str(tmp_path), "--speed", str(picture)])
-    assert done.exit_code == 0, done.output
-    drawn, shown = picture.read_text(), (tmp_path / "report.html").read_text()
-    for words in ("stock llama.cpp", "exact", "sparse", "ms per token", "tokens in the context", "prose, 1 thread"):
-        assert f">{words}<" in drawn and f">{words}<" in shown
-    assert "off-flash" not in drawn
-
-
-@pytest.mark.parametrize(("rows", "name", "sentence"), [
-    (time_rows(), "speed.svg", "the plot needs rows of two depths; measure with `edgekv bench kv -d 512,7680 -o json`"),
-    (rows_by_depth(), "speed.txt", "the picture is speed.txt; its name must end in .png or .svg"),
-])
-def test_a_plot_that_cannot_be_is_refused(tmp_path, rows, name, sentence):
-    (tmp_path / "kv.json").write_text(json.dumps(rows))
-    with pytest.raises(ConfigError) as caught:
-        page.write(tmp_path, speed=tmp_path / name)
-    assert str(caught.value) == sentence and not (tmp_path / "report.html").exists()

@@ -1,4 +1,4 @@
-"""The simulator: against plain loops, against a live context, and pinned on golden traces."""
+"""The simulator: what is counted against plain loops, what is chosen, what policies see, the hot tier, scenarios and the command."""
 
 from __future__ import annotations
 
@@ -10,31 +10,15 @@ import sys
 
 import numpy as np
 import pytest
-from support import golden
-from support.traces import random_trace
+from support.traces import random_trace, replayed
 
-from edgekv.bench.harness.modes import BenchMode
-from edgekv.bench.harness.passes import decoder_of, read, warm_up
-from edgekv.bench.record import Recording, record
-from edgekv.bench.texts.text import find_text
-from edgekv.config import Attend, KvOptions
+from edgekv.config import Attend
 from edgekv.errors import ConfigError
 from edgekv.lab.sim import OBSERVATIONS, Access, Replay, Scenario, simulate
 from edgekv.lab.trace import Trace
 from edgekv.pages.residency import State
 from edgekv.policies import POLICIES
 from edgekv.vocab import Split
-
-
-def replayed(trace: Trace, scenario: Scenario):
-    """(replay, step, whether it was measured) after each step."""
-    replay = Replay(trace, scenario)
-    for step in trace:
-        replay.step(step)
-        yield replay, step, not step.warmup
-
-
-# ---- what is counted, by plain loops ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scenario", [
@@ -113,9 +97,6 @@ def test_rows_by_layer_and_head():
     assert worst[0]["hit_rate_mass"] == result.row()["worst_mass"]
 
 
-# ---- what is chosen -------------------------------------------------------------------------------------------------------------
-
-
 def test_pins_and_scores_choose():
     """Uniform: in each head the pins, the page being filled, then the best scores, of equal ones the newer page."""
     trace = random_trace()
@@ -174,9 +155,6 @@ def test_whose_split():
     for scenario, split in ((Scenario(), "pooled"), (Scenario(observe="honest"), "uniform"), (Scenario(split="layer"), "layer"),
                            (Scenario(policy="pyramidkv"), "pyramid"), (Scenario(policy="pyramidkv", split="pooled"), "pooled")):
         assert simulate(trace, scenario).row()["split"] == split
-
-
-# ---- what the policy sees ---------------------------------------------------------------------------------------------------------
 
 
 def seen_by_policy(trace: Trace, scenario: Scenario):
@@ -259,9 +237,6 @@ def test_keys_are_shown_to_who_looks_at_them():
     assert all(seen.key_norms is None for _, _, seen in seen_by_policy(trace, Scenario(policy="ema")))
 
 
-# ---- the hot tier -----------------------------------------------------------------------------------------------------------------
-
-
 def test_what_is_fetched():
     from edgekv.lab.sim.hot import HotTier
     from edgekv.pages.shape import PageShape
@@ -309,9 +284,6 @@ def test_residency():
     assert np.array_equal(resident[:2, :, : end - 1], replay.hot.hot[:2, :, : end - 1])
 
 
-# ---- scenarios ------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("changes", "match"), [
     ({"budget": 0.0}, "the budget is 0.0"), ({"budget": 1.5}, "the budget"), ({"split": "none"}, "no budget split 'none'"),
     ({"observe": "partly"}, "no observation mode 'partly'; choose one of: sampled, honest, full"),
@@ -336,101 +308,6 @@ def test_names():
     assert Scenario(policy="lru").name == "lru (sampled)" and Scenario(policy="ema", observe="honest").name == "ema (honest)"
     row = simulate(random_trace(), Scenario(observe="full")).row()
     assert (row["observe"], row["access"], row["budget"]) == ("full", "rows", 0.1)
-
-
-# ---- a live context does the same ---------------------------------------------------------------------------------------------------
-
-DEPTH, N_WARMUP, N_STEPS = 400, 16, 80
-
-
-def live(model, options: KvOptions, warms_up: bool):
-    """(runtime, step) after each step that counts, on the tokens of a recording; in the steps before, with `warms_up` full attention."""
-    with decoder_of(model, kv_options=options, n_ctx=DEPTH + N_STEPS, n_batch=512, n_ubatch=512, n_threads=1) as decoder:
-        tokens = find_text("prose").tokens(decoder.llama, DEPTH + N_STEPS)
-        list(read(decoder, tokens[: DEPTH - N_WARMUP], 1))
-        window = tokens[DEPTH - N_WARMUP : DEPTH]
-        if warms_up:
-            warm_up(decoder, BenchMode({"mode": options.mode}), options, window)
-        for token in () if warms_up else window:
-            decoder.decode([token])
-        for step, token in enumerate(tokens[DEPTH:]):
-            decoder.decode([token])
-            yield decoder.llama.kv, step
-
-
-@pytest.fixture(scope="module")
-def one_layer(synthetic, tmp_path_factory):
-    """A model of one layer, whose attention what it read before does not change, and a trace of it."""
-    model = synthetic("llama", n_layer=1, n_head=4)
-    path = tmp_path_factory.mktemp("live") / "a.trace"
-    record(Recording(model, find_text("prose"), DEPTH, N_STEPS, N_WARMUP, resolution=100.0), path)
-    return model, path
-
-
-@pytest.mark.parametrize("policy", ["ema", "lru"])
-def test_live_attention_without_sketches(one_layer, policy):
-    """What is attended where the policy decides: the pages that the simulator chooses under honest observation."""
-    model, path = one_layer
-    options = KvOptions(mode="sparse", exact_tokens=0, sink_tokens=0, recent_tokens=0, kv_budget=0, device="cpu", plan_every=1,
-                        sketch="none", attend="20%", policy=policy, keep_rows=True)
-    pages = np.zeros((N_STEPS, 2, (DEPTH + N_STEPS) // 16), bool)
-    for runtime, step in live(model, options, warms_up=True):
-        for head in range(2):
-            pages[step, head, runtime.last_rows(0, head)[0] // 16] = True
-    chosen = np.zeros_like(pages)
-    scenario = Scenario(policy=policy, budget=0.2, observe="honest", settings=dict(sink_tokens=0, recent_tokens=0))
-    with Trace.open(path) as trace:
-        for replay, step, measured in replayed(trace, scenario):
-            if measured:
-                chosen[step.position - DEPTH, :, : step.n_used_end] = replay.chosen[0]
-    np.testing.assert_array_equal(pages, chosen)
-    assert 800 < pages.sum() < 1200 and (pages != np.roll(pages, 1, axis=0)).sum() > 10
-
-
-@pytest.mark.parametrize("policy", ["ema", "lru"])
-def test_live_scores_of_sampling(one_layer, policy):
-    """What a live policy makes of what mode sparse reads: the scores that the simulator has under sampled observation."""
-    model, path = one_layer
-    options = KvOptions(mode="sparse", exact_tokens=0, kv_budget=0, device="cpu", plan_every=1, resolution=100.0, policy=policy,
-                        observe_prompt=False)
-    with Trace.open(path) as trace:
-        replay, steps = Replay(trace, Scenario(policy=policy)), trace.steps()
-        for _ in range(N_WARMUP):
-            replay.step(next(steps))
-        for runtime, _ in live(model, options, warms_up=False):
-            replay.step(next(steps))
-            scores = runtime._tiering.hierarchy.policy.scores[:, :, : trace.header.n_pages]
-            np.testing.assert_allclose(scores, replay.policy.scores, rtol=2e-3, atol=1e-6)
-        assert np.count_nonzero(scores) > 20
-
-
-# ---- golden -----------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def expected() -> dict:
-    return json.loads(golden.EXPECTED.read_text())
-
-
-@pytest.fixture(scope="module")
-def golden_traces() -> dict[str, Trace]:
-    return {name: Trace.open(path).loaded() for name, path in golden.TRACES.items()}
-
-
-@pytest.mark.parametrize("name", golden.TRACES)
-@pytest.mark.parametrize(("what", "scenario"), list(golden.scenarios()), ids=[what for what, _ in golden.scenarios()])
-def test_golden(expected, golden_traces, name, what, scenario):
-    assert what in expected[name], "a policy is new: run python tests/support/golden.py"
-    assert golden.figures(golden_traces[name], scenario) == pytest.approx(expected[name][what], abs=1e-6)
-
-
-def test_golden_files_are_small(expected):
-    assert all(path.stat().st_size < 300_000 for path in golden.TRACES.values())
-    for name in golden.TRACES:
-        assert list(expected[name]) == [what for what, _ in golden.scenarios()], "run python tests/support/golden.py"
-
-
-# ---- the command ------------------------------------------------------------------------------------------------------------------
 
 
 def sim(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -3,83 +3,31 @@ llama.cpp's CPU backend. The host plane and stock llama.cpp are the yardstick.""
 
 from __future__ import annotations
 
-import ctypes
-import threading
-from dataclasses import replace
-from pathlib import Path
-
 import numpy as np
 import pytest
 from support.contexts import attached, n_hooked
 from support.decoding import kld
 from support.double import Reference, as_values, rounding
 from support.events import check, follow_events
-from support.fake_gpus import RATES
+from support.planes import (
+    ALL,
+    LONG_STEPS,
+    N_PROMPT,
+    SAMPLED,
+    SINGLE,
+    SLACK,
+    STEPS,
+    cache_bytes,
+    link_bytes,
+    logits_of,
+    open_model,
+    plane_of,
+)
 
-from edgekv import Llama
-from edgekv._native import core, device
 from edgekv.config import KvOptions
-from edgekv.errors import ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError
-from edgekv.live import attachments
 from edgekv.live.native_pages import NativePages
-from edgekv.vocab import DeviceKind
 
 pytestmark = pytest.mark.usefixtures("emulator", "single_precision")
-
-N_PROMPT = 150
-STEPS = (1, 1, 2, 5, 16, 1)
-LONG_STEPS = (17, 64, 1)
-"""Up to 64 tokens run on the plane too, in groups; a longer ubatch is a prompt."""
-ALL = dict(mode="sparse", resolution=1e9, exact_tokens=0)
-"""Everything is read for certain, of attention as even as that of random weights."""
-SAMPLED = dict(mode="sparse", resolution=100, exact_tokens=0, recent_tokens=16)
-
-
-def open_model(path, device: str = "emulated", *, n_ctx: int = 256, **options) -> Llama:
-    return Llama(str(path), kv_options=KvOptions(device=device, **options), n_ctx=n_ctx, n_threads=1, n_threads_batch=1, n_ubatch=N_PROMPT,
-                 verbose=False, logits_all=True)
-
-
-def plane_of(llama: Llama) -> device.Plane:
-    found = device.plane(llama.kv._native_handle())
-    assert found is not None, core.device_problem(llama.kv._native_handle())
-    return found
-
-
-def logits_of(llama: Llama, steps=STEPS, n_prompt: int = N_PROMPT, seed: int = 0) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    llama.reset()
-    llama._ctx.kv_cache_clear()
-    tokens = rng.integers(260, 350, n_prompt + sum(steps)).tolist()  # the same, however they are divided
-    llama.eval(tokens[:n_prompt])
-    first = llama.n_tokens
-    for n in steps:
-        llama.eval(tokens[llama.n_tokens : llama.n_tokens + n])
-    return np.array(llama.scores[first : llama.n_tokens])
-
-
-SINGLE = 1e-3**2 / 2
-"""KLD of two planes with F32 weights. Sums in another order move a logit, of standard deviation 2.3, by about 1e-4; where that makes the
-rounding of a stored key or value flip, 2^-11 of one channel, by less than 1e-3. And shifts of logits by at most e make a divergence of
-at most e^2 / 2 (Hoeffding)."""
-
-SLACK = 32
-"""Times the largest error of NumPy in single precision, which sums in another order: other orders and functions are 1 to 5 times as far
-from double precision (48 models), a query in 8 bits 2,000 times."""
-
-
-def link_bytes() -> int:
-    """What the emulated device has read of host memory: by copies, and by kernels in place."""
-    path = next(Path(line.split(maxsplit=5)[5].strip()) for line in Path("/proc/self/maps").read_text().splitlines() if "libedgekv-emulated" in line)
-    count = ctypes.CDLL(str(path)).edgekv_emulated_link_bytes
-    count.restype = ctypes.c_uint64
-    return count()
-
-
-def cache_bytes(llama: Llama) -> int:
-    """All pages that hold a token."""
-    tiers = llama.kv.tiers()
-    return (tiers.n_resident + tiers.n_home + tiers.n_filling + tiers.n_moving) * tiers.slot_bytes
 
 
 @pytest.mark.parametrize(("kind", "shape"), [
@@ -319,174 +267,3 @@ def test_everything_may_change_while_it_runs(synthetic):
     exact = logits_of(open_model(path, "cpu", n_ctx=512))
     llama.kv.configure(options.with_(**ALL))
     assert kld(exact, logits_of(llama)).max() <= SINGLE
-
-
-# ---- what can go wrong ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_budget_that_is_too_small_is_refused(synthetic):
-    with pytest.raises(DoesNotFit, match="KV budget .* on the GPU is too small"):
-        open_model(synthetic("llama"), kv_vram=1000)
-
-
-def test_what_is_refused_takes_no_memory(synthetic):
-    """The staging buffer is there before it shows that the rest has no room."""
-    options = KvOptions(device="emulated", mode="exact", kv_vram=1000)
-    with attached(synthetic("llama"), options, n_ctx=256, n_seq=1, n_threads=1) as (context, run):
-        handle = core.find(context.address)
-        assert run is None and isinstance(core.device_problem(handle), DoesNotFit) and device.plane(handle) is None
-        memory = core.memory(handle)
-        assert (memory.workspace_bytes, memory.device_bytes) == (0, 0)
-
-
-def test_a_model_that_cannot_be_served_is_refused(synthetic):
-    with pytest.raises(EdgeKVError, match="none of its layers can be served"):
-        open_model(synthetic("mamba"))
-
-
-def test_two_contexts_share_a_device(synthetic):
-    path = synthetic("llama")
-    one, other = open_model(path, **ALL), open_model(path, mode="exact")
-    alone = logits_of(one)
-    for _ in range(3):
-        one.eval([270])
-        other.eval([270])
-    assert np.array_equal(logits_of(one), alone)
-    one.close()
-    other.eval([271])
-    assert plane_of(other).n_slots_max > 0
-
-
-def test_a_context_is_freed_while_pages_are_on_their_way(synthetic):
-    llama = open_model(synthetic("llama"), plan_every=1, **ALL)
-    logits_of(llama)
-    for token in range(40):  # until a page is full and its copy begins
-        llama.eval([260 + token])
-        if llama.kv.tiers().n_moving:
-            break
-    assert llama.kv.tiers().n_moving > 0
-    llama.close()
-
-
-@pytest.mark.parametrize("mode", ["exact", "sparse"])
-def test_mode_off_gives_the_memory_of_the_arena_back(synthetic, mode: str):
-    path = synthetic("llama")
-    llama = open_model(path, **ALL | {"mode": mode})
-    expected, full = logits_of(llama), llama.kv.memory().arena_bytes
-    free = device.info(DeviceKind.EMULATED).free_bytes
-    logits_of(llama, (1,) * 40)
-    assert full > 0 and llama.kv.tiers().n_resident > 0
-    for change in (lambda to: setattr(llama.kv, "mode", to), lambda to: llama.kv.configure(llama.kv.options.with_(mode=to))):
-        change("off")
-        assert llama.kv.memory().arena_bytes == 0 and device.info(DeviceKind.EMULATED).free_bytes >= free + full
-        logits_of(llama)
-        change(mode)
-        assert llama.kv.memory().arena_bytes == full and device.info(DeviceKind.EMULATED).free_bytes <= free
-        assert np.array_equal(logits_of(llama), expected) or mode == "sparse"
-        logits_of(llama, (1,) * 40)
-        assert check(llama.kv).n_slots > 0 and llama.kv.tiers().n_resident > 0
-
-
-def test_a_mode_that_is_refused_takes_nothing_apart(synthetic):
-    """The thread that decodes uses the arena while another asks for mode off."""
-    refused = []
-
-    def off(run) -> None:
-        try:
-            run.mode = "off"
-        except ConfigError as error:
-            refused.append(str(error))
-
-    def elsewhere(run) -> None:
-        thread = threading.Thread(target=off, args=(run,))
-        thread.start()
-        thread.join()
-
-    with attached(synthetic("llama"), KvOptions(device="emulated", **ALL), n_seq=1, n_threads=1) as (context, run):
-        context.decode(range(260, 340), range(80), [0] * 80)
-        for position in range(80, 120):
-            context.decode([270], [position], [0])
-        assert run.tiers().n_slots > 0
-        run.observers.append(lambda ubatch: elsewhere(run))
-        context.decode([271], [120], [0])
-        assert len(refused) == 1 and "decodes on another thread" in refused[0]
-        assert run.tiers().n_slots > 0
-        run.observers.clear()
-        context.decode([272], [121], [0])
-
-
-def test_the_arena_gives_memory_back_when_it_is_asked(synthetic):
-    llama = open_model(synthetic("llama"), mode="exact")
-    expected, full = logits_of(llama), llama.kv.memory().arena_bytes
-    slot = plane_of(llama).slot_bytes
-    free = device.info(DeviceKind.EMULATED).free_bytes
-    assert llama.kv.give_back(10 * slot + 1) >= 10 * slot + 1
-    left = llama.kv.memory().arena_bytes
-    assert 0 < left <= full - 10 * slot and device.info(DeviceKind.EMULATED).free_bytes == free + full - left
-    llama.kv.mode = "off"
-    llama.kv.mode = "exact"
-    assert llama.kv.memory().arena_bytes == left, "what was given away stays with those who asked for it"
-    assert kld(expected, logits_of(llama)).max() < 1e-4
-    assert check(llama.kv).n_slots > 0
-    assert llama.kv.give_back(1 << 40) == left and llama.kv.memory().arena_bytes == 0
-    assert kld(expected, logits_of(llama)).max() < 1e-4
-    assert open_model(synthetic("llama"), "cpu").kv.give_back(1000) == 0
-
-
-@pytest.fixture
-def fails_after(emulator):
-    """`fails_after(n)`: of the operations on the emulated device n are done, the next is lost."""
-    device.count(DeviceKind.EMULATED)  # opens it
-    library = ctypes.CDLL(str(emulator))
-    library.edgekv_emulator_fails_after.argtypes = [ctypes.c_long]
-    yield library.edgekv_emulator_fails_after
-    library.edgekv_emulator_fails_after(-1)
-
-
-@pytest.mark.parametrize("mode", ["exact", "sparse"])
-@pytest.mark.parametrize("node", ["edgekv_store-0", "edgekv_attend-0"])
-def test_a_device_that_fails_fails_the_step_by_name(synthetic, fails_after, mode: str, node: str):
-    """Whichever of its operations is lost; those before the first node are told as what they are."""
-    for n_operations in range(64):
-        llama = open_model(synthetic("llama"), **ALL | {"mode": mode})
-        logits_of(llama)
-        before = llama.n_tokens
-        fails_after(n_operations)
-        with pytest.raises(CudaUnavailable, match="the GPU failed .*: make the context anew") as told:
-            llama.eval([270])
-        assert llama.n_tokens == before and llama.kv.memory().n_cells_used == before, "the step left nothing behind"
-        fails_after(-1)
-        if f"in the node {node}:" in str(told.value):
-            break
-        llama.close()
-    else:
-        pytest.fail(f"no operation of {node} was lost")
-    with pytest.raises(CudaUnavailable, match=node):  # the first failure stays: what was stored since then is not to be trusted
-        llama.eval([270])
-    other = open_model(synthetic("llama"), **ALL | {"mode": mode})
-    assert np.isfinite(logits_of(other)).all()
-
-
-def test_the_link_decides_whether_there_is_an_arena(synthetic, monkeypatch):
-    """And nothing else: not how often plans are made."""
-    llama = open_model(synthetic("llama"), **ALL)
-    run, plane = llama.kv, device.plane
-    monkeypatch.setattr(device, "plane", lambda handle: replace(plane(handle), kind=DeviceKind.CUDA))
-    for link, has_arena in ((RATES.link_gather, True), (RATES.vram, False)):
-        monkeypatch.setattr(attachments, "rates", lambda kind, index=0: replace(RATES, link_gather=link))
-        for plan_every in (1, 32):
-            options = run.options.with_(plan_every=plan_every)
-            tiering = run._make_tiering(run._native_handle(), options)
-            assert (tiering.hierarchy.table.n_slots > 0) is has_arena
-            tiering.resize(options)
-            assert (tiering.hierarchy.table.n_slots > 0) is has_arena, "also when a person changes options"
-            tiering.close()
-    llama.close()
-
-
-def test_more_slots_than_there_are_is_refused(synthetic):
-    from edgekv._native import paging
-
-    llama = open_model(synthetic("llama"), **ALL)
-    with pytest.raises((ConfigError, DoesNotFit), match="has room for"):
-        paging.set_arena(llama.kv._native_handle(), plane_of(llama).n_slots_max + 1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.prefixes import BLOCK_BYTES, check_rows, conversation, exact, identity, reader
+from support.prefixes import BLOCK_BYTES, check_rows, conversation, exact, grow, identity, plans, reachable, reader
 
 from edgekv.store.blocks import BLOCK_TOKENS, Reading
 from edgekv.store.settings import StoreSettings
@@ -197,34 +197,8 @@ def test_a_closed_store_is_empty():
 
 # ---- any conversations -------------------------------------------------------------------------------------------------------------
 
-branches = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 900), st.integers(1, 700), st.lists(st.tuples(
-    st.integers(0, 1500), st.sampled_from(Reading)), max_size=2)), min_size=1, max_size=7)
-"""Of each conversation: which earlier one it branches from, after how many tokens, how many follow, and from where it was read how."""
-
-
-def grow(plan) -> list[tuple[np.ndarray, np.ndarray]]:
-    grown: list[tuple[np.ndarray, np.ndarray]] = []
-    for seed, (which, at, n, changes) in enumerate(plan):
-        before = grown[which % len(grown)][0][:at] if grown else np.empty(0)
-        tokens = conversation(n, seed, after=before)
-        readings = exact(tokens)
-        for start, reading in changes:
-            readings[start:] = reading
-        grown.append((tokens, np.maximum.accumulate(readings)))
-    return grown
-
-
-def reachable(tokens: np.ndarray, readings: np.ndarray, asked: np.ndarray, accepts: Reading) -> int:
-    """Tokens of `asked` that one saved conversation can give: whole blocks have the label of their last token."""
-    n = next((i for i, (a, b) in enumerate(zip(tokens, asked)) if a != b), min(len(tokens), len(asked)))
-    for first in range(0, len(tokens), BLOCK_TOKENS):
-        if readings[min(len(tokens), first + BLOCK_TOKENS) - 1] > accepts:
-            return min(n, first)
-    return n
-
-
 @settings(max_examples=60, deadline=None)
-@given(branches, st.sampled_from(Reading), st.integers(0, 600))
+@given(plans(7), st.sampled_from(Reading), st.integers(0, 600))
 def test_the_longest_prefix_comes_back_and_is_that_of_these_tokens(plan, accepts, n_have):
     store, grown = ram_store(), grow(plan)
     for tokens, readings in grown:
@@ -236,7 +210,7 @@ def test_the_longest_prefix_comes_back_and_is_that_of_these_tokens(plan, accepts
 
 
 @settings(max_examples=60, deadline=None)
-@given(branches, st.integers(1, 6), st.sampled_from(Reading))
+@given(plans(7), st.integers(1, 6), st.sampled_from(Reading))
 def test_the_bound_of_ram_holds_and_rows_are_right(plan, n_blocks, accepts):
     store = ram_store(n_blocks * BLOCK_BYTES)
     for tokens, readings in grow(plan):

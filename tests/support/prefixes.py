@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from hypothesis import strategies as st
 
 from edgekv.store.blocks import BLOCK_TOKENS, Reading
 from edgekv.store.identity import ModelIdentity, RowLayout
@@ -87,3 +88,34 @@ def check_rows(restored: Restored, tokens: np.ndarray, n_have: int, accepts: Rea
                 start += n_bytes
         at += piece.n
     return at - n_have
+
+
+# ---- any conversations ----------------------------------------------------------------------------------------------------------
+
+
+def plans(most: int) -> st.SearchStrategy:
+    """Of each conversation: which earlier one it branches from, after how many tokens, how many follow, and from where it was read how."""
+    changes = st.lists(st.tuples(st.integers(0, 1500), st.sampled_from(Reading)), max_size=2)
+    return st.lists(st.tuples(st.integers(0, 9), st.integers(0, 900), st.integers(1, 700), changes), min_size=1, max_size=most)
+
+
+def grow(plan: Sequence[tuple]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Tokens and readings of each."""
+    grown: list[tuple[np.ndarray, np.ndarray]] = []
+    for seed, (which, at, n, changes) in enumerate(plan):
+        before = grown[which % len(grown)][0][:at] if grown else np.empty(0)
+        tokens = conversation(n, seed, after=before)
+        readings = exact(tokens)
+        for start, reading in changes:
+            readings[start:] = reading
+        grown.append((tokens, np.maximum.accumulate(readings)))
+    return grown
+
+
+def reachable(tokens: np.ndarray, readings: np.ndarray, asked: np.ndarray, accepts: Reading) -> int:
+    """Tokens of `asked` that one saved conversation can give: whole blocks have the label of their last token."""
+    n = next((i for i, (a, b) in enumerate(zip(tokens, asked)) if a != b), min(len(tokens), len(asked)))
+    for first in range(0, len(tokens), BLOCK_TOKENS):
+        if readings[min(len(tokens), first + BLOCK_TOKENS) - 1] > accepts:
+            return min(n, first)
+    return n

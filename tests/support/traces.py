@@ -1,9 +1,10 @@
-"""Traces out of random numbers, for tests that need no model."""
+"""Traces out of random numbers, for tests that need no model, and their replay."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from edgekv.lab.sim import Replay, Scenario
 from edgekv.lab.trace import Header, Trace
 
 
@@ -46,3 +47,11 @@ def random_trace(seed: int = 0, **shape) -> Trace:
     seen, n_read = sampled(of, mass, seed)
     norms = np.random.default_rng(seed).random(of.shape.axes, np.float32)
     return Trace.of(of, mass, seen, n_read, mass * np.float32(0.75), seen * np.float32(0.75), norms)
+
+
+def replayed(trace: Trace, scenario: Scenario):
+    """(replay, step, whether it was measured) after each step."""
+    replay = Replay(trace, scenario)
+    for step in trace:
+        replay.step(step)
+        yield replay, step, not step.warmup

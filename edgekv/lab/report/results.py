@@ -165,8 +165,8 @@ def _means(rows: Sequence[Row]) -> list[Row]:
         groups.setdefault(tuple(place), []).append(row)
 
     def mean(key: str, group: Sequence[Row]) -> float | None:
-        values = [row.get(key) for row in group]
-        return None if None in values else float(np.mean(values))
+        known = [value for row in group if (value := row.get(key)) is not None]
+        return float(np.mean(known)) if len(known) == len(group) else None
 
     return [{**group[0], **{key: mean(key, group) for key in _LADDER_FIGURES}} for group in groups.values()]
 
@@ -215,12 +215,14 @@ def _likeness(row: Row) -> _Likeness | None:
     if row.get("text") in ("mean", "all"):
         return None
     if row.get("kind") == "ladder":
-        found = (row["rung"], f"{100 * row['budget']:g}%", row.get("live_attended"), row.get("kld"), row.get("same_top"))
+        name, dial = row["rung"], f"{100 * row['budget']:g}%"
+        read, kld, same_top = row.get("live_attended"), row.get("kld"), row.get("same_top")
     elif row.get("kind") == "text" and row.get("mode") not in _REFERENCES:
-        found = (*_mode(str(row.get("mode"))), row.get("attended_fraction"), row.get("kld_exact"), row.get("same_top_exact"))
+        name, dial = _mode(str(row.get("mode")))
+        read, kld, same_top = row.get("attended_fraction"), row.get("kld_exact"), row.get("same_top_exact")
     else:
         return None
-    return None if None in found else _Likeness(*found)
+    return None if read is None or kld is None or same_top is None else _Likeness(name, dial, read, kld, same_top)
 
 
 _REFERENCES = (STOCK, *STOCK_KERNELS, FULL, "exact-unobserved")

@@ -84,8 +84,7 @@ def hits_by_head(study: Study | None) -> Section:
 
 def popularity(study: Study | None, profile: Profile | None) -> Section:
     section = Section("time", "Popularity over time")
-    heads = {} if study is None or profile is None else study.example_heads(profile)
-    if not heads:
+    if study is None or profile is None or not (heads := study.example_heads(profile)):
         section.missing = NO_TRACE
         return section
     names = {f"{role.value}: layer {study.header.layers[row]}, head {head}": (row, head) for role, (row, head) in heads.items()}

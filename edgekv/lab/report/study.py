@@ -94,7 +94,7 @@ class Study:
             found = {"row": result.row()}
             for name in _ARRAYS:
                 array = getattr(result, name)
-                found[name] = np.where(np.isnan(array), None, np.round(array, 5)).tolist()  # JSON has no NaN
+                found[name] = np.where(np.isnan(array), np.array(None), np.round(array, 5)).tolist()  # JSON has no NaN
             self._cache.put(key, found)
         return Simulated(found["row"], *(np.array(found[name], np.float64) for name in _ARRAYS))
 
@@ -120,7 +120,7 @@ class Study:
 
     def reads(self) -> Reads:
         exists = np.array(self.header.exists)
-        counts = [step.n_read[exists] for step in self.trace.steps() if not step.warmup]
+        counts = [step.sampled[2][exists] for step in self.trace.steps() if not step.warmup]
         return Reads(np.array([n.sum(axis=1).mean() for n in counts]), np.array([(n > 0).sum(axis=1).mean() for n in counts]))
 
     def profile(self) -> Profile:
@@ -163,7 +163,7 @@ class Study:
             counts, n = np.zeros(len(AGES)), 0
             for step in self.trace.steps():
                 replay.step(step)
-                if not step.warmup:
+                if not step.warmup and replay.chosen is not None:
                     mask[n, : step.n_used_end] = replay.chosen[row, head]
                     counts += self._by_age(replay.chosen.sum(axis=(0, 1)), step.n_used_end)
                     n += 1

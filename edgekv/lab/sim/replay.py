@@ -80,36 +80,38 @@ class Replay:
             self.policy.update(true)
         # what the policy would have chosen for the last step of the warm-up is what is hot when the first one begins
         chooses = not step.warmup or self._n_done == self.header.n_warmup
-        if chooses:
-            self._choose(step)
+        chosen = self._choose(step) if chooses else None
         seen = true
         if self.scenario.observe == "sampled":
-            seen = replace(true, mass_sum=step.sampled_sum, mass_max=step.sampled_max)
-        elif self.scenario.observe == "honest" and not step.warmup:
-            seen = self._honest(step, true)
+            mass_sum, mass_max, _ = step.sampled
+            seen = replace(true, mass_sum=mass_sum, mass_max=mass_max)
+        elif self.scenario.observe == "honest" and not step.warmup and chosen is not None:
+            seen = self._honest(step, true, chosen)
         if not self.policy.clairvoyant:
             self.policy.update(seen)
         if chooses and self._n_prefetch:
             self.hot.prefetch(self.prefetcher, seen, self._n_prefetch)
 
-    def _choose(self, step: TraceStep) -> None:
-        """The policy's pins and the page being filled, then the pages of the highest score up to the budget."""
+    def _choose(self, step: TraceStep) -> np.ndarray:
+        """bool [row, head, :n_used_end]: the policy's pins and the page being filled, then the pages of the highest score up to the
+        budget."""
         end, scores, pins = step.n_used_end, self.policy.scores, self.policy.pins
         always = np.zeros(end, bool) if pins is None else pins[..., :end].copy()
         always[..., end - 1] = True
         values = np.zeros((*self.shape.axes[:2], end), np.float32) if scores is None else scores[:, :, :end]
         n = min(self.policy.most(self.scenario.n_budget(end, self.shape.page_tokens)), end)
-        self.chosen = budgets.divide(self.split, values, always, np.True_, n, self.shape.exists)
-        fetched = self.hot.admit(self.chosen)
+        chosen = self.chosen = budgets.divide(self.split, values, always, np.True_, n, self.shape.exists)
+        fetched = self.hot.admit(chosen)
         if not step.warmup:
             brought = self.hot.brought[:, :, :end]
-            self._sums.add(step, self.chosen | brought, fetched, brought, Access.parse(self.scenario.access))
+            self._sums.add(step, chosen | brought, fetched, brought, Access.parse(self.scenario.access))
+        return chosen
 
-    def _honest(self, step: TraceStep, true: Observation) -> Observation:
+    def _honest(self, step: TraceStep, true: Observation, chosen: np.ndarray) -> Observation:
         """What is seen where the chosen pages alone are attended: the softmax over them."""
         end = step.n_used_end
         mass = true.mass_sum[:, :, :end]
-        seen = self.chosen * _ratio(mass.sum(axis=2), np.sum(mass, axis=2, where=self.chosen))[:, :, None]
+        seen = chosen * _ratio(mass.sum(axis=2), np.sum(mass, axis=2, where=chosen))[:, :, None]
         mass_sum, mass_max = np.zeros(self.shape.axes, np.float32), np.zeros(self.shape.axes, np.float32)
         np.multiply(mass, seen, out=mass_sum[:, :, :end])
         np.multiply(true.mass_max[:, :, :end], seen, out=mass_max[:, :, :end])
@@ -182,4 +184,5 @@ def _wanted(step: TraceStep, mass: np.ndarray, total: np.ndarray, access: Access
         return budgets.divide(Split.UNIFORM, mass, np.False_, np.True_, access.top)
     if access.share:
         return mass > np.float32(access.share) * total[:, :, None]
-    return step.n_read[:, :, : step.n_used_end]
+    _, _, n_read = step.sampled
+    return n_read[:, :, : step.n_used_end]

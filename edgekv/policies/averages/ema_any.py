@@ -25,7 +25,8 @@ class EmaAny(Policy):
     def __init__(self, shape: PageShape, settings: EmaSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         one = PageShape(shape.n_rows, 1, shape.n_pages, shape.page_tokens, shape.pages_per_stream)
-        self._ema = Ema(one, settings, ops)
+        self._of_layer = ops.zeros(one.axes, np.float32)
+        self._ema = Ema(one, settings, ops, self._of_layer)
         self._mass = ops.zeros(one.axes, np.float32)
         self._exists = ops.upload(shape.exists.astype(np.float32)[:, :, None])
 
@@ -35,7 +36,7 @@ class EmaAny(Policy):
         xp, end = self.ops.xp, observation.n_used_end
         xp.max(observation.mass_sum[:, :, :end], axis=1, keepdims=True, out=self._mass[:, :, :end])
         self._ema.take(self._mass, end, observation.n_tokens)
-        xp.multiply(self._ema.scores[:, :, :end], self._exists, out=self._scores[:, :, :end])
+        xp.multiply(self._of_layer[:, :, :end], self._exists, out=self._scores[:, :, :end])
 
     def forget(self, pages: np.ndarray) -> None:
         super().forget(pages)

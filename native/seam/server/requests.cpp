@@ -104,6 +104,9 @@ std::string checked_key(const std::vector<std::string> & keys, const std::string
 }
 
 error_type fault(const std::exception & e) {
+    if (std::string(e.what()).find("type_error.316") != std::string::npos) {
+        return ERROR_TYPE_SERVER; // text that is not UTF-8 in what the server writes
+    }
     const bool theirs = dynamic_cast<const common_json_error *>(&e) != nullptr || dynamic_cast<const std::logic_error *>(&e) != nullptr ||
                         typeid(e) == typeid(std::runtime_error);
     return theirs ? ERROR_TYPE_INVALID_REQUEST : ERROR_TYPE_SERVER;

@@ -2,6 +2,7 @@
 
 #include "server/limits.h"
 #include "server/pace.h"
+#include "server/published.h"
 
 #include <exception>
 #include <string>
@@ -50,4 +51,20 @@ void edgekv_server_pace(edgekv_server_pacing * pacing) {
     const auto pace    = edgekv_server::report();
     const auto traffic = edgekv_server::current_traffic();
     *pacing = { pace.max_gap_s, pace.worst_gap_s, pace.last_gap_s, pace.n_batches, pace.n_prompt_batch, traffic.n_requests, traffic.n_refused };
+}
+
+void edgekv_server_publish(const char * path, const char * type, const char * text) {
+    edgekv_pages::publish(path, type, text);
+}
+
+void edgekv_server_withdraw(void) {
+    edgekv_pages::withdraw();
+}
+
+int64_t edgekv_server_asked_ms(const char * path) {
+    return edgekv_pages::asked_ms(path);
+}
+
+void edgekv_server_on_refresh(void (*function)(int idle)) {
+    edgekv_pages::on_refresh(function);
 }

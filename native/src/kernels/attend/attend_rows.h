@@ -1,110 +1,17 @@
-// Lists of rows: threads claim tiles of 64 rows of a list; who completes a head merges the tiles of its lists and says what came of it.
+// Attention to lists of rows: threads claim tiles of 64 rows of a list. The thread that completes a head merges the tiles of its lists and
+// writes mass and hits.
 #pragma once
 
 #include <atomic>
 
 #include "kernels/attend/attend_kernel.h"
+#include "kernels/attend/attend_list_error.h"
+#include "kernels/attend/attend_lists.h"
 #include "kernels/attend/attend_merge.h"
 #include "kernels/attend/attend_observe.h"
 
 namespace edgekv {
 namespace {
-
-// One query token and KV head.
-struct RowList {
-    const int32_t * cells;
-    const float * weights;
-    int n, n_tiles;
-    int token, head;
-};
-
-inline RowList list_of(const AttendProblem & p, int index) {
-    const size_t at = static_cast<size_t>(index) * p.rows.stride;
-    const int n = p.rows.n_rows[index];
-    return {p.rows.cells + at, p.rows.weights != nullptr ? p.rows.weights + at : nullptr, n, (n + kTileCells - 1) / kTileCells,
-            index / p.n_head_kv, index % p.n_head_kv};
-}
-
-// Walks the tiles of all lists, one list after the other; claimed tiles come in ascending order.
-class Tiles {
-public:
-    Tiles(const AttendProblem & p) : p(p), n_lists(p.n_tokens * p.n_head_kv), rows(list_of(p, 0)) {}
-
-    bool go_to(int64_t tile) {  // false: there is none
-        while (tile >= before + rows.n_tiles) {
-            before += rows.n_tiles;
-            if (++index == n_lists) {
-                return false;
-            }
-            rows = list_of(p, index);
-        }
-        in_list = static_cast<int>(tile - before);
-        return true;
-    }
-    int n_here() const { return rows.n - in_list * kTileCells < kTileCells ? rows.n - in_list * kTileCells : kTileCells; }
-
-    const AttendProblem & p;
-    int n_lists, index = 0, in_list = 0;
-    int64_t before = 0;
-    RowList rows;
-};
-
-constexpr size_t row_bytes_of(CellType type, int dim) {
-    return type == CellType::q8_0 ? static_cast<size_t>(dim / kBlock * kBlockBytes) : static_cast<size_t>(2 * dim);
-}
-
-// Where the rows of a tile lie: in the arena where their page has a slot, else at home.
-template <int D>
-void find_rows(const AttendProblem & p, const Tiles & at, const char ** k, const char ** v) {
-    const int32_t * cells = at.rows.cells + at.in_list * kTileCells;
-    const int n = at.n_here(), dim = dim_of<D>(p.head_dim);
-    const char * home_k = p.k + static_cast<size_t>(at.rows.head) * p.k_stride_head;
-    const char * home_v = p.v + static_cast<size_t>(at.rows.head) * p.v_stride_head;
-    const int32_t * slots = p.arena.data != nullptr ? p.arena.slots + static_cast<size_t>(at.rows.head) * p.arena.slots_stride : nullptr;
-    for (int i = 0; i < n; ++i) {
-        const size_t cell = static_cast<size_t>(cells[i]);
-        k[i] = home_k + cell * p.k_stride_cell;
-        v[i] = home_v + cell * p.v_stride_cell;
-        if (slots == nullptr) {
-            continue;
-        }
-        const int page = cells[i] / p.page_tokens;
-        if (slots[page] >= 0) {
-            const char * slot = p.arena.data + static_cast<size_t>(slots[page]) * p.arena.slot_bytes;
-            const size_t in_page = static_cast<size_t>(cells[i] - page * p.page_tokens);
-            k[i] = slot + in_page * row_bytes_of(p.k_type, dim);
-            v[i] = slot + p.arena.v_offset + in_page * row_bytes_of(p.v_type, dim);
-        }
-    }
-    for (int i = n; i < kTileCells; ++i) {
-        k[i] = k[n - 1];
-        v[i] = v[n - 1];
-    }
-}
-
-// Whole strips, so that rows past the last have its logit too.
-inline void gather_scales(const char * const * rows, int n_strips, int n_blocks, float (*scale)[kTileCells]) {
-    for (int b = 0; b < n_blocks; ++b) {
-        alignas(64) char halves[kTileCells * 2];
-        for (int i = 0; i < n_strips * kStripCells; ++i) {
-            memcpy(halves + 2 * i, rows[i] + b * kBlockBytes, 2);
-        }
-        for (int i = 0; i < n_strips * kStripCells; i += kLanes) {
-            Simd::store(scale[b] + i, Simd::load_f16(halves + 2 * i));
-        }
-    }
-}
-
-// What a tile leaves: for each query head the largest logit, the sum of its weights, the weights, and their sum over V.
-struct TilePart {
-    float *max, *sum, *weights, *acc;
-};
-
-inline TilePart part_of(const AttendPlan & plan, char * workspace, int64_t tile) {
-    char * at = workspace + plan.tile_offset + static_cast<size_t>(tile) * plan.tile_bytes;
-    float * max = reinterpret_cast<float *>(at);
-    return {max, max + plan.group, reinterpret_cast<float *>(at + plan.tile_weights), reinterpret_cast<float *>(at + plan.tile_acc)};
-}
 
 // Scores become weights under the tile's largest logit.
 inline void weigh_tile(float softcap, float * scores, const float * weights, int n, float & max, float & sum) {
@@ -229,7 +136,7 @@ private:
         arrive(at.rows.head);
     }
 
-    // Who completes a head merges the lists of all its tokens: a head's sums are written by one thread, and always in the same order.
+    // The thread that completes a head merges the lists of all its tokens: one thread writes a head's sums, always in the same order.
     void arrive(int head) const {
         uint32_t n_tiles = 0;
         for (int token = 0; token < p.n_tokens; ++token) {
@@ -285,13 +192,13 @@ private:
         tell(rows, first, max, inverse);
         if (p.hits != nullptr && rows.weights != nullptr && p.error_every > 0 && (rows.head + p.error_turn) % p.error_every == 0) {
             for (int g = 0; g < plan.group; ++g) {
-                p.hits[rows.head].error += error(rows, first, g, max[g], inverse[g]);
+                p.hits[rows.head].error += list_error<D>(p, plan, workspace, rows, first, g, max[g], inverse[g]);
                 p.hits[rows.head].n_errors += 1.0;
             }
         }
     }
 
-    // Mass by page, and hits. What the query heads have on a page is summed up head by head first.
+    // Mass by page, and hits. Each query head's weights on a page are summed up first.
     void tell(const RowList & rows, int64_t first, const float * max, const float * inverse) const {
         const int32_t * slots = p.arena.data != nullptr ? p.arena.slots + static_cast<size_t>(rows.head) * p.arena.slots_stride : nullptr;
         AttendHits sums{};
@@ -352,52 +259,6 @@ private:
             add_chunk(p.mass_max != nullptr ? p.mass_max + at : nullptr, top, n);
             add_chunk(p.mass_sum != nullptr ? p.mass_sum + at : nullptr, sum, n);
         }
-    }
-
-    // See AttendProblem.
-    float error(const RowList & rows, int64_t first, int g, float max, float inverse) const {
-        const int dim = dim_of<D>(p.head_dim);
-        const int query_head = rows.head * plan.group + g;
-        const char * out = p.out + static_cast<size_t>(rows.token) * p.out_stride_token + static_cast<size_t>(query_head) * p.out_stride_head;
-        F length = Simd::zero();
-        for (int d = 0; d < dim; d += kLanes) {
-            const F x = load_floats<D>(out, d, dim);
-            length = Simd::fma(x, x, length);
-        }
-        Tiles at(p);
-        Gathered tile;
-        double variance = 0.0;
-        for (int i = 0; i < rows.n_tiles; ++i) {
-            at.go_to(first + i);
-            find_rows<D>(p, at, tile.k, tile.v);
-            const TilePart part = part_of(plan, workspace, first + i);
-            const float factor = expf(part.max[g] - max) * inverse;
-            const int n = at.n_here();
-            if (p.v_type == CellType::q8_0) {
-                gather_scales(tile.v, (n + kStripCells - 1) / kStripCells, dim / kBlock, tile.scales.v);
-            }
-            for (int c = 0; c < n; ++c) {
-                const float weight = rows.weights[i * kTileCells + c];
-                if (weight <= 1.0f) {
-                    continue;
-                }
-                const float share = part.weights[g * kTileCells + c] * factor;
-                F apart = Simd::zero();
-                for (int d = 0; d < dim; d += kLanes) {
-                    F x;
-                    if (p.v_type == CellType::q8_0) {
-                        x = Simd::mul(load_value<CellType::q8_0, D>(tile.v[c], d, dim), Simd::set1(tile.scales.v[d / kBlock][c]));
-                    } else {
-                        x = load_value<CellType::f16, D>(tile.v[c], d, dim);
-                    }
-                    x = Simd::sub(x, load_floats<D>(out, d, dim));
-                    apart = Simd::fma(x, x, apart);
-                }
-                variance += static_cast<double>((1.0f - 1.0f / weight) * share * share * Simd::sum(apart));
-            }
-        }
-        const float norm = Simd::sum(length);
-        return norm > 0.0f ? sqrtf(static_cast<float>(variance) / norm) : 0.0f;
     }
 
     const AttendProblem & p;

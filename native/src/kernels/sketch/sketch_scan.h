@@ -2,62 +2,13 @@
 #pragma once
 
 #include "kernels/sketch/sketch_build.h"
+#include "kernels/sketch/sketch_keys.h"
+#include "kernels/sketch/sketch_shares.h"
 
 namespace edgekv {
 namespace {
 
 constexpr int kNever = -(1 << 30);  // a dot product far below any that there can be
-
-// What a scan leaves of one row and group, from the bits of its exponentials on.
-struct RowShares {
-    uint16_t * cells;
-    float *top, *sum;
-};
-
-inline RowShares shares_of(const Shares & out, int row, int group) {
-    return {out.cells + static_cast<size_t>(row) * out.cell_stride + static_cast<size_t>(group) * kGroupCells,
-            out.tops + static_cast<size_t>(row) * out.group_stride + group, out.sums + static_cast<size_t>(row) * out.group_stride + group};
-}
-
-// The float 2^(x / 2^23), nearly, for x + 127 * 2^23 in `bits`: 0 from 2^-127 down.
-inline I crude_exp2(F bits) { return Simd::to_int(Simd::max(bits, Simd::zero())); }
-
-// Shares of a group from its logits; what is not visible is -inf there.
-inline void share_logits(const float * logits, const RowShares & out) {
-    F top = Simd::set1(-INFINITY);
-    for (int c = 0; c < kGroupCells; c += kLanes) {
-        top = Simd::max(top, Simd::load(logits + c));
-    }
-    *out.top = Simd::reduce_max(top);
-    const F most = Simd::set1(*out.top), rate = Simd::set1(1.44269504f * 0x1p23f);
-    F sum = Simd::zero();
-    for (int c = 0; c < kGroupCells; c += 2 * kLanes) {
-        I e[2];
-        for (int i = 0; i < 2; ++i) {
-            const F below = Simd::max(Simd::sub(Simd::load(logits + c + i * kLanes), most), Simd::set1(-1000.0f));
-            e[i] = crude_exp2(Simd::fma(below, rate, Simd::set1(127.0f * 0x1p23f)));
-            sum = Simd::add(sum, Simd::as_float(e[i]));
-        }
-        Simd::store_upper_halves(out.cells + c, e[0], e[1]);
-    }
-    *out.sum = Simd::sum(sum);
-}
-
-inline void cap_and_share(float * logits, float softcap, uint64_t visible, const RowShares & out) {
-    for (int c = 0; c < kGroupCells; c += kLanes) {
-        const F x = softcap != 0.0f ? vector_softcap(Simd::load(logits + c), softcap) : Simd::load(logits + c);
-        Simd::store(logits + c, x);
-    }
-    for (int c = 0; c < kGroupCells; ++c) {
-        logits[c] = visible >> c & 1 ? logits[c] : -INFINITY;
-    }
-    share_logits(logits, out);
-}
-
-inline void see_nothing(const RowShares & out) {
-    *out.top = -INFINITY;
-    *out.sum = 0.0f;
-}
 
 constexpr int rows_at_most(int n) { return n < Simd::kRows ? n : Simd::kRows; }
 
@@ -105,9 +56,8 @@ public:
         }
     }
 
-    // Groups [first, end), three at a time on their way: the factors of one, the dot products of the one before, the shares of the one
-    // before that. So none waits for what it needs. The first rows
-    // to pass over the codes fetch them in time.
+    // Groups [first, end). Three are on their way at a time: the factors of one, the dot products of the one before, the shares of the one
+    // before that. So none waits for what it needs. The first rows that pass over the codes fetch them in time.
     void run(const SketchedHead & head, const Sight * sight, int first, int end, const Shares & out, int first_row) {
         const bool fetches = first_row == 0;
         const auto seen_from = [&](int group) {
@@ -416,46 +366,6 @@ inline void scan(const Sketch & sketch, const SketchLayout & layout, const Sketc
         case 4: return scan_head<4>(of_head, query, prepared, first, n, out);
         case 8: return scan_head<8>(of_head, query, prepared, first, n, out);
         default: return scan_head<kAny>(of_head, query, prepared, first, n, out);
-    }
-}
-
-// A group without a sketch.
-template <int D>
-void scan_keys_of(const SketchKeys & keys, int head_dim, const SketchQuery & query, int head, int group, const Shares & out) {
-    const int dim = dim_of<D>(head_dim);
-    const char * first = keys.k + static_cast<size_t>(group) * kGroupCells * keys.stride_cell + static_cast<size_t>(head) * keys.stride_head;
-    for (int token = 0; token < query.n_tokens; ++token) {
-        const uint64_t visible = query.sight[static_cast<size_t>(token) * query.sight_stride + static_cast<size_t>(group)].visible;
-        for (int g = 0; g < query.group; ++g) {
-            const RowShares shares = shares_of(out, token * query.group + g, group);
-            if (visible == 0) {
-                see_nothing(shares);
-                continue;
-            }
-            const char * q = query_row(query, token, g);
-            alignas(64) float key[most_dim<D>()], logits[kGroupCells] = {};
-            for (uint64_t left = visible; left != 0; left &= left - 1) {
-                const int cell = __builtin_ctzll(left);
-                load_key<D>(keys.type, first + static_cast<size_t>(cell) * keys.stride_cell, dim, key);
-                F dot = Simd::zero();
-                for (int i = 0; i < dim; i += kLanes) {
-                    dot = Simd::fma(Simd::load(key + i), load_floats<D>(q, i, dim), dot);
-                }
-                logits[cell] = Simd::sum(dot) * query.scale;
-            }
-            cap_and_share(logits, query.softcap, visible, shares);
-        }
-    }
-}
-
-inline void scan_keys(const SketchKeys & keys, int head_dim, const SketchQuery & query, int head, int group, const Shares & out) {
-    switch (head_dim) {
-        case 64: return scan_keys_of<64>(keys, head_dim, query, head, group, out);
-        case 80: return scan_keys_of<80>(keys, head_dim, query, head, group, out);
-        case 96: return scan_keys_of<96>(keys, head_dim, query, head, group, out);
-        case 128: return scan_keys_of<128>(keys, head_dim, query, head, group, out);
-        case 256: return scan_keys_of<256>(keys, head_dim, query, head, group, out);
-        default: return scan_keys_of<kAny>(keys, head_dim, query, head, group, out);
     }
 }
 

@@ -1,0 +1,193 @@
+"""Conversations that are kept by themselves: one file each, under a name made from the first words."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_data_path
+
+from edgekv.cli.chat.saved import read_records, write_messages
+from edgekv.cli.chat.session import Conversation
+from edgekv.errors import EdgeKVError
+
+_ENDING = ".json"
+_NAME_WORDS, _NAME_LETTERS = 5, 40
+_FIRST_LETTERS = 60
+_NOT_NAMES = ("", "rm")  # "rm" is what /chats takes for a command
+_TOKENS = "tokens"  # beside role and content of the last message: what was in the context after it
+
+
+def kept_folder() -> Path:
+    return user_data_path("edgekv") / "chats"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One kept conversation. `n_tokens` of its context after the last answer, None where nobody said."""
+
+    name: str
+    n_turns: int
+    n_tokens: int | None
+    when: datetime
+    first: str
+
+
+class Kept:
+    """The folder of kept conversations."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def names(self) -> list[str]:
+        """The newest first."""
+        try:
+            found = [(stamp, path.name) for path in self.folder.iterdir() if _is_kept(path) and (stamp := _stamp(path)) is not None]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise EdgeKVError(f"{self.folder} cannot be read: {error.strerror or error}") from None
+        return [name.removesuffix(_ENDING) for _, name in sorted(found, reverse=True)]
+
+    def newest(self) -> str:
+        """Raises EdgeKVError where nothing is kept."""
+        names = self.names()
+        if not names:
+            raise EdgeKVError(f"no conversation is kept yet in {self.folder}")
+        return names[0]
+
+    def entries(self) -> tuple[list[Entry], list[str]]:
+        """The conversations, the newest first, and a sentence for each file that is none."""
+        entries, problems = [], []
+        for name in self.names():
+            path = self.folder / f"{name}{_ENDING}"
+            try:
+                entries.append(_entry(name, read_records(path), path.stat().st_mtime))
+            except OSError:  # removed meanwhile
+                continue
+            except EdgeKVError as error:
+                problems.append(str(error))
+        return entries, problems
+
+    def path(self, name: str) -> Path:
+        """Raises EdgeKVError where there is no conversation of this name."""
+        names = self.names()
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            raise EdgeKVError(f"no conversation is kept as {name}; " + (f"did you mean {near[0]}?" if near else "/chats lists those that are"))
+        return self.folder / f"{name}{_ENDING}"
+
+    def remove(self, name: str) -> None:
+        path = self.path(name)
+        try:
+            path.unlink()
+        except OSError as error:
+            raise EdgeKVError(f"{path} cannot be removed: {error.strerror or error}") from None
+
+    def add(self, messages: list[dict[str, Any]]) -> Path:
+        """Write a new conversation, under a name of its own. Raises EdgeKVError where it cannot be written."""
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise EdgeKVError(f"{self.folder} cannot be made: {error.strerror or error}") from None
+        words = name_from(next((message["content"] for message in messages if message["role"] == "user"), ""))
+        number = 1
+        while True:
+            name = words if number == 1 else f"{words}-{number}"
+            path = self.folder / f"{name}{_ENDING}"
+            number += 1
+            if name in _NOT_NAMES or path.exists():
+                continue
+            try:
+                write_messages(path, messages, new=True)
+            except FileExistsError:  # another chat was quicker
+                continue
+            return path
+
+
+class Keeper:
+    """Keeps one conversation after each turn, if it is to be kept at all."""
+
+    def __init__(self, conversation: Conversation, kept: Kept, keeping: bool = True):
+        self.kept = kept
+        self.conversation, self.keeping = conversation, keeping
+        self._path: Path | None = None
+        self._seen: tuple[int, int] | None = None
+
+    @property
+    def name(self) -> str | None:
+        """None before the first answer, and where nothing is kept."""
+        return None if self._path is None else self._path.name.removesuffix(_ENDING)
+
+    def open(self, name: str) -> int:
+        """Go on with a kept conversation; returns the number of its messages. Raises EdgeKVError where it is not there or damaged."""
+        path = self.kept.path(name)
+        seen = _stamp(path)
+        n_messages = self.conversation.load(path)
+        self._path, self._seen = path, seen
+        return n_messages
+
+    def begin(self) -> None:
+        """What follows is another conversation, with a name of its own."""
+        self._path = self._seen = None
+
+    def keep(self) -> None:
+        """Write the conversation as it is now. One that another chat has written since is left to it, and this one gets a new name.
+        Raises EdgeKVError where it cannot be written."""
+        if not self.keeping:
+            return
+        if self._path is not None and _stamp(self._path) != self._seen:
+            self._path = None
+        if not self.conversation.turns:
+            if self._path is not None:
+                self.kept.remove(self._path.name.removesuffix(_ENDING))
+            self.begin()
+            return
+        records = _records(self.conversation)
+        if self._path is None:
+            self._path = self.kept.add(records)
+        else:
+            write_messages(self._path, records)
+        self._seen = _stamp(self._path)
+
+
+def name_from(text: str) -> str:
+    """A file's name from the first words of a text: letters and digits of any script, small, with dashes between words."""
+    words = re.findall(r"[^\W_]+", text.lower())[:_NAME_WORDS]
+    while len(words) > 1 and len("-".join(words)) > _NAME_LETTERS:
+        words.pop()
+    return "-".join(words)[:_NAME_LETTERS] or "chat"
+
+
+def _is_kept(path: Path) -> bool:
+    return path.name.endswith(_ENDING) and not path.name.startswith(".") and path.is_file()
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Changes when somebody writes the file; None where it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino
+
+
+def _records(conversation: Conversation) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = [dict(message) for message in conversation.messages]
+    timings = None if conversation.last is None else conversation.last.timings
+    if timings is not None and conversation.last is not None and conversation.last.text == records[-1]["content"]:
+        records[-1][_TOKENS] = timings.n_context
+    return records
+
+
+def _entry(name: str, records: list[dict[str, Any]], modified: float) -> Entry:
+    n_tokens = records[-1].get(_TOKENS) if records else None
+    first = " ".join(next((record["content"] for record in records if record["role"] == "user"), "").split())
+    return Entry(
+        name, sum(record["role"] == "user" for record in records), n_tokens if isinstance(n_tokens, int) else None,
+        datetime.fromtimestamp(modified), first if len(first) <= _FIRST_LETTERS else f"{first[:_FIRST_LETTERS]}...",
+    )

@@ -1,0 +1,66 @@
+"""What is to be said, whoever answers: one question, or a conversation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgekv.cli.chat.client import ChatClient
+from edgekv.cli.chat.kept import Keeper, Kept
+from edgekv.cli.chat.render import Renderer, overflow_advice
+from edgekv.cli.chat.saved import read_messages
+from edgekv.cli.chat.session import Conversation
+from edgekv.cli.chat.views import ServerView
+from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, ContextOverflow
+
+
+@dataclass(frozen=True)
+class Talk:
+    """`question` None: a conversation at the terminal. `resumed` is the name of a kept conversation that goes on."""
+
+    renderer: Renderer
+    kept: Kept
+    question: str | None
+    system: str | None
+    resumed: str | None
+    wanted: bool = True
+    """Whether a person wants anything kept."""
+
+    def __post_init__(self) -> None:
+        if self.resumed is not None:
+            read_messages(self.kept.path(self.resumed))  # before a model is loaded
+
+    @property
+    def keeping(self) -> bool:
+        """One question alone is no conversation: scripts ask them by the thousand."""
+        return self.wanted and (self.question is None or self.resumed is not None)
+
+    def run(self, server: ServerView, client: ChatClient) -> int:
+        """Returns the exit code. Raises EdgeKVError."""
+        conversation = Conversation(client, self.system)
+        keeper = Keeper(conversation, self.kept, self.keeping)
+        if self.resumed is not None:
+            keeper.open(self.resumed)
+            conversation.system = self.system or conversation.system
+        self.renderer.kv = server
+        if self.question is not None:
+            return self._answer_once(self.question, server, keeper)
+        self.renderer.note(f"{server.summary()}. /help for help, Ctrl-D leaves")
+        if self.resumed is not None:
+            self.renderer.note(f"going on with {self.resumed}, {len(conversation.messages)} messages")
+        from edgekv.cli.chat.loop import ChatLoop  # brings the line editor, which one question does without
+
+        ChatLoop(server, conversation, self.renderer, keeper).run()
+        return EXIT_OK
+
+    def _answer_once(self, question: str, server: ServerView, keeper: Keeper) -> int:
+        conversation = keeper.conversation
+        conversation.draft.text = question
+        try:
+            with self.renderer.turn() as show:
+                answer = conversation.send(show)
+        except ContextOverflow as error:
+            advice = overflow_advice(error, server.n_ctx_train, in_session=False)
+            raise ContextOverflow(advice, error.n_prompt_tokens, error.n_ctx) from None
+        self.renderer.footer(answer)
+        keeper.keep()
+        return EXIT_INTERRUPTED if answer.interrupted else EXIT_OK

@@ -1,0 +1,86 @@
+"""What a chat needs to know of the server that answers, and the one that runs in this process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from edgekv.cli.chat.kv import KvStatus, KvWatch, Row, layer_rows, memory_rows, mode_summary
+from edgekv.serving.server import Server
+
+if TYPE_CHECKING:
+    from edgekv.live.runtime import Runtime
+
+
+class ServerView(Protocol):
+    """Lengths are in tokens; None is what nobody here can know."""
+
+    @property
+    def n_ctx(self) -> int | None: ...
+
+    @property
+    def n_ctx_train(self) -> int | None: ...
+
+    @property
+    def runtime(self) -> Runtime | None:
+        """What hangs on the context that answers, where that is in this process."""
+
+    @property
+    def gone(self) -> str | None:
+        """Why there will be no more answers, ever; None while there may be."""
+
+    def summary(self) -> str:
+        """The model, its context and KV mode, for the line that a chat begins with."""
+
+    def begin(self) -> None:
+        """An answer begins."""
+
+    def status(self, n_used: int) -> KvStatus:
+        """The state of the KV cache with `n_used` tokens in it, after an answer."""
+
+    def model_rows(self) -> list[Row]: ...
+
+    def attention_rows(self) -> list[Row]: ...
+
+    def memory_rows(self) -> list[Row]: ...
+
+
+class OwnServer:
+    """The server of this process: everything can be known."""
+
+    def __init__(self, server: Server):
+        self._server, self._watch = server, KvWatch(server)
+
+    @property
+    def n_ctx(self) -> int:
+        return self._server.context.n_ctx
+
+    @property
+    def n_ctx_train(self) -> int:
+        return self._server.model.n_ctx_train
+
+    @property
+    def runtime(self) -> Runtime | None:
+        return self._server.runtime
+
+    @property
+    def gone(self) -> str | None:
+        return None if self._server.alive else self._server.why_stopped()
+
+    def summary(self) -> str:
+        return f"{self._server.alias}: context {self.n_ctx:,}, KV {mode_summary(self._server)}"
+
+    def begin(self) -> None:
+        self._watch.begin()
+
+    def status(self, n_used: int) -> KvStatus:
+        return self._watch.status(n_used)
+
+    def model_rows(self) -> list[Row]:
+        model = self._server.model
+        return [("model", f"{model.name or self._server.alias} ({model.file_type}, {model.n_params / 1e6:,.0f} M parameters)")]
+
+    def attention_rows(self) -> list[Row]:
+        return layer_rows(self._server)
+
+    def memory_rows(self) -> list[Row]:
+        return memory_rows(self._server)

@@ -1,0 +1,97 @@
+"""Who keeps prefixes of conversations for the server, through cffi: its two functions, called by the server's decoding thread."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from edgekv import _native
+
+log = logging.getLogger("edgekv")
+
+
+
+@dataclass(frozen=True)
+class SequenceTokens:
+    """Tokens of a sequence of the server: a prompt that begins, or what was computed."""
+
+    address: int
+    """Of the llama_context."""
+    seq_id: int
+    tokens: np.ndarray
+    """int32 [n]; lives until the call returns."""
+    adapters: str
+    """What K and V depend on besides the model: another text for other adapters or scales."""
+
+
+@dataclass
+class Found:
+    """Tokens that `begin` put into a sequence, by where they came from; `nearly` = (position, token kept, token asked, tokens lost)."""
+
+    ram: int = 0
+    disk: int = 0
+    remote: int = 0
+    nearly: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+
+class KeepsPrefixes(Protocol):
+    """Both are called on the thread that decodes, between two decodes. What they raise is logged, and nothing was found or kept."""
+
+    def begin(self, prompt: SequenceTokens, n_have: int) -> Found: ...
+
+    def keep(self, held: SequenceTokens) -> None: ...
+
+
+_keeps: KeepsPrefixes | None = None
+
+
+def set_prefixes(keeps: KeepsPrefixes | None) -> None:
+    """Who keeps prefixes for the server; None: nobody. Only while no server runs."""
+    global _keeps
+    _native.prepare()
+    from edgekv._native._server import ffi, lib
+
+    _keeps = keeps
+    if keeps is None:
+        lib.edgekv_server_set_prefixes(ffi.NULL)
+        return
+    _define_callbacks()
+    lib.edgekv_server_set_prefixes(ffi.new("edgekv_prefixes *", {
+        "begin": lib.edgekv_py_prefix_begin, "keep": lib.edgekv_py_prefix_keep, "user": ffi.NULL}))
+
+
+_defined = False
+
+
+def _define_callbacks() -> None:
+    """Once: the module is compiled, and can be imported only behind `_native.prepare()`."""
+    global _defined
+    if _defined:
+        return
+    from edgekv._native._server import ffi
+
+    def tokens_of(native) -> SequenceTokens:
+        tokens = np.frombuffer(ffi.buffer(native.tokens, 4 * native.n_tokens), np.int32)
+        return SequenceTokens(int(ffi.cast("uintptr_t", native.lctx)), native.seq_id, tokens, ffi.string(native.adapters).decode())
+
+    @ffi.def_extern()
+    def edgekv_py_prefix_begin(_user, prompt, n_have, out):
+        try:
+            found = _keeps.begin(tokens_of(prompt), n_have) if _keeps else Found()
+            out.ram, out.disk, out.remote = found.ram, found.disk, found.remote
+            out.nearly.position, out.nearly.stored, out.nearly.asked, out.nearly.n_lost = found.nearly
+        except Exception:
+            log.exception("kept prefixes could not be looked up")
+
+    @ffi.def_extern()
+    def edgekv_py_prefix_keep(_user, held):
+        try:
+            if _keeps:
+                _keeps.keep(tokens_of(held))
+        except Exception:
+            log.exception("a prefix could not be kept")
+
+    _defined = True

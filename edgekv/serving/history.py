@@ -1,0 +1,64 @@
+"""What the last minutes of decoding came to, second by second."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from edgekv.live.figures import Figures
+
+SECONDS = 1.0
+"""From one point to the next, at least."""
+LAST_SECONDS = 0.25
+"""The same for the last one before a pause."""
+POINTS = 240
+
+
+@dataclass(frozen=True)
+class Point:
+    """One stretch of decoding. None: nothing was selected in it, or nobody kept that figure."""
+
+    at: float
+    """`time.time()` at its end."""
+    tokens_per_second: float
+    """Tokens computed, of prompts and answers, in all slots."""
+    read: float | None
+    """Tokens read / tokens visible."""
+    hit_rate: float | None
+    """By access: tokens read from the arena / tokens read."""
+    hit_rate_mass: float | None
+    """By attention mass."""
+    error: float | None
+    """Estimated relative error of a head's output."""
+    moved_per_second: float
+    """Bytes of the copies into the arena."""
+
+
+class History:
+    """Points of one server, the oldest first, and the speed at which each slot grew in the newest stretch."""
+
+    def __init__(self) -> None:
+        self.points: deque[Point] = deque(maxlen=POINTS)
+        self._before: Figures | None = None
+
+    def add(self, figures: Figures, began: bool = False, ended: bool = False) -> bool:
+        """Take figures into account; whether there is a new point. `began`: decoding goes on after a pause, which belongs to no stretch;
+        `ended`: a pause comes, so that a shorter stretch is a point too."""
+        before = self._before
+        if before is None or began or figures.stats.n_tokens < before.stats.n_tokens:
+            self._before = figures
+            return False
+        seconds = figures.taken - before.taken
+        if seconds < (LAST_SECONDS if ended else SECONDS):
+            return False
+        self._before = figures
+        n_tokens = figures.stats.n_tokens - before.stats.n_tokens
+        if not n_tokens:
+            return False
+        read = figures.selection.since(before.selection)
+        arena = figures.tiers.n_slots > 0
+        self.points.append(Point(
+            figures.taken, n_tokens / seconds, read.attended if read.n_selections else None,
+            read.hit_rate if read.n_read and arena else None, read.hit_rate_mass if read.mass and arena else None, read.error,
+            (figures.tiers.moved_bytes - before.tiers.moved_bytes) / seconds))
+        return True

@@ -1,0 +1,27 @@
+"""The page at /edgekv: one document, with its style and scripts in it, that asks the server it came from and nobody else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib import resources
+
+SCRIPTS = ("ask.js", "map.js", "curves.js", "page.js")
+"""In the order in which a browser runs them."""
+
+
+def document() -> str:
+    """`page.html` with everything inside. A browser runs no other script and asks no other host: the policy in it says so."""
+    style, script = _text("page.css"), "".join(map(_text, SCRIPTS))
+    policy = ("default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+              f"style-src '{_digest(style)}'; script-src '{_digest(script)}'")
+    return _text("page.html").replace("{{policy}}", policy).replace("{{style}}", style).replace("{{script}}", script)
+
+
+def _text(name: str) -> str:
+    return resources.files(__name__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    """As Content-Security-Policy names what stands in a document."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

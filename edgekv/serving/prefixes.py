@@ -1,0 +1,142 @@
+"""Prefixes of conversations for the server in this process: between its sequences and a `PrefixStore`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+
+from edgekv._native.prefixes import Found, SequenceTokens
+from edgekv.errors import DoesNotFit, NativeError
+from edgekv.live import attachments, cells
+from edgekv.live.runtime import Runtime
+from edgekv.serving.shown import StoreFigures
+from edgekv.store.identity import ModelIdentity, RowLayout, fingerprint_of_file
+from edgekv.store.settings import StoreSettings
+from edgekv.store.store import PrefixStore, Reading, StoreStats
+from edgekv.vocab import KvMode, PromptReading
+
+log = logging.getLogger("edgekv")
+
+
+class Prefixes:
+    """What the server calls when a prompt begins and when tokens are computed (`edgekv._native.server.KeepsPrefixes`).
+
+    K and V depend on the model's file, the types they are stored in, the rotary embedding, what `extra` (options of llama.cpp's server)
+    says of these, and a request's adapters: there is a store for each, made when it is first needed.
+    """
+
+    def __init__(self, model: Path, extra: tuple[str, ...], where: StoreSettings):
+        self._model, self._settings, self._where = model, _what_changes_rows(extra), where
+        self._stores: dict[tuple[int, str], PrefixStore | None] = {}
+        self._n_hits = self._n_prompts = 0
+
+    def begin(self, prompt: SequenceTokens, n_have: int) -> Found:
+        """Put the blocks that continue the first n_have tokens of a prompt into its sequence."""
+        found = Found()
+        runtime, store = self._open(prompt)
+        if runtime is None or store is None:
+            return found
+        restored = store.restore(prompt.tokens, n_have, _accepted(runtime))
+        self._n_prompts += 1
+        self._n_hits += bool(restored.pieces)
+        for piece in restored.pieces:
+            rows = range(piece.skip, piece.skip + piece.n)
+            try:
+                runtime.tokens.put(prompt.seq_id, piece.first, piece.payload, rows, piece.n_block, _LABELS[piece.reading])
+            except DoesNotFit:  # a unified cache that other sequences fill: the server computes the rest, or refuses it
+                break
+            setattr(found, piece.source, getattr(found, piece.source) + piece.n)
+        if (nearly := restored.nearly) is not None and nearly.goes_on_alike:
+            found.nearly = (nearly.position, nearly.stored, nearly.asked, nearly.n_lost)
+        return found
+
+    def keep(self, held: SequenceTokens) -> None:
+        """Keep what a sequence holds, as far as all of it is there."""
+        runtime, store = self._open(held)
+        if runtime is None or store is None:
+            return
+        places = runtime.tokens.cells_of(held.seq_id, len(held.tokens))
+        readings = _readings(runtime, runtime.tokens.labels(held.seq_id, places))
+        layout = store.identity.layout
+
+        def read(first: int, n: int) -> np.ndarray:
+            return runtime.tokens.read(held.seq_id, places[first:first + n], layout.block_bytes(n))
+
+        store.save(held.tokens[:len(places)], readings, read)
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until everything is written to the places below RAM."""
+        for store in self._open_stores():
+            store.flush(timeout_s)
+
+    def close(self) -> None:
+        for store in self._open_stores():
+            store.close()
+        self._stores.clear()
+
+    def stats(self) -> list[StoreStats]:
+        """Of each store that is open."""
+        return [store.stats() for store in self._open_stores()]
+
+    def figures(self) -> StoreFigures:
+        """What the endpoint shows, of all stores together."""
+        all_stats = self.stats()
+        return StoreFigures(
+            ram_bytes=sum(stats.ram.n_bytes for stats in all_stats), ram_limit_bytes=self._where.ram_bytes,
+            disk_bytes=max((stats.disk.n_bytes for stats in all_stats), default=0),  # each counts the whole folder
+            disk_limit_bytes=self._where.folder_bytes if self._where.folder else 0,
+            n_blocks=sum(stats.ram.n_blocks + stats.disk.n_blocks for stats in all_stats), n_hits=self._n_hits,
+            n_misses=self._n_prompts - self._n_hits,
+            n_tokens_loaded=sum(place.hit_tokens for stats in all_stats for place in (stats.ram, stats.disk, stats.remote)))
+
+    def _open_stores(self) -> list[PrefixStore]:
+        return [store for store in self._stores.values() if store is not None]
+
+    def _open(self, of: SequenceTokens) -> tuple[Runtime | None, PrefixStore | None]:
+        runtime = attachments.find(of.address)
+        if runtime is None:
+            return None, None
+        key = of.address, of.adapters
+        if key not in self._stores:
+            self._stores[key] = self._make(runtime, of.adapters)
+        return runtime, self._stores[key]
+
+    def _make(self, runtime: Runtime, adapters: str) -> PrefixStore | None:
+        try:
+            layout = RowLayout(*runtime.tokens.row_bytes())
+        except NativeError as error:
+            log.warning("prefixes are not kept: %s", error)
+            return None
+        fingerprint = fingerprint_of_file(self._model, *runtime.tokens.depends_on(), *self._settings, adapters)
+        return PrefixStore(ModelIdentity(fingerprint, layout, self._model.stem), self._where)
+
+
+_CHANGE_ROWS = ("--rope-", "--yarn-", "--override-kv", "--control-vector", "--no-kv-offload")
+
+
+def _what_changes_rows(extra: tuple[str, ...]) -> tuple[str, ...]:
+    """Of options of llama.cpp's server those that K and V depend on, with their values."""
+    names = [i for i, argument in enumerate(extra) if argument.replace("_", "-").startswith(_CHANGE_ROWS)]
+    return tuple(argument for i in names for argument in extra[i:i + 2])
+
+
+_LABELS = {Reading.EXACT: 0, Reading.SAMPLED: cells.SAMPLED, Reading.SPARSE: cells.SPARSE_PROMPT}
+
+
+def _accepted(runtime: Runtime) -> Reading:
+    """The worst reading that a context may take: what it would compute itself."""
+    if runtime.mode is not KvMode.SPARSE:
+        return Reading.EXACT
+    return Reading.SPARSE if runtime.options.selection.prompts is PromptReading.SPARSE else Reading.SAMPLED
+
+
+def _readings(runtime: Runtime, labels: np.ndarray) -> np.ndarray:
+    """uint8 [n] of Reading, by the labels of the tokens' cells."""
+    readings = np.full(len(labels), Reading.EXACT, np.uint8)
+    readings[(labels & cells.SAMPLED) != 0] = Reading.SAMPLED
+    readings[(labels & cells.SPARSE_PROMPT) != 0] = Reading.SPARSE
+    if runtime.mode is KvMode.SPARSE and runtime.tokens.on_device:
+        np.maximum(readings, Reading.SAMPLED, out=readings)  # a device does not say which of its steps sampled
+    return readings

@@ -1,0 +1,151 @@
+"""Takes the figures of a running server and publishes them: seldom while nobody looks, several times a second while somebody does."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from edgekv._native import server as native
+from edgekv.live.figures import Figures, collect
+from edgekv.live.page_map import MapMaker
+from edgekv.serving import metrics, page, shown
+from edgekv.serving.history import History
+from edgekv.serving.shown import Served, Shown, StoreFigures
+
+if TYPE_CHECKING:
+    from edgekv.live.runtime import Runtime
+
+JSON = "application/json; charset=utf-8"
+
+WATCHED_MS = 3000
+"""So long after a question somebody is taken to be looking."""
+LIVE_S = 0.2
+"""From one set of figures to the next while somebody looks, at least."""
+QUIET_S = 1.0
+"""The same while nobody does: for the curves that the next one will want to see."""
+SHARE = 1 / 150
+"""Of the time between two sets, at most so much is spent on taking one."""
+AGAIN_S = 0.02
+"""Where several ask at the same time, and nothing is computed between, one set does for all."""
+
+
+class Publisher:
+    """What one server shows. `begin` and `end` on the thread that starts and stops it; everything else on the one that decodes.
+
+    store, worst_gap: called for each set of figures, and set by who knows; None: nobody does.
+    """
+
+    def __init__(self, served: Served, runtime: Callable[[], Runtime | None]):
+        self.store: Callable[[], StoreFigures | None] | None = None
+        self.worst_gap: Callable[[], float | None] | None = None
+        self.shown = Shown(served)
+        """The latest."""
+        self.seconds = 0.0
+        """Spent on figures so far."""
+        self._runtime = runtime
+        self._history = History()
+        self._maps = MapMaker()
+        self._drawn: dict[int, tuple[int, int]] = {}  # by slot: steps and the clock of its cells, when its map was drawn
+        self._growing = False
+        self._n_steps = self._n_steps_taken = 0  # so far, and up to the latest figures
+        self._taken = 0.0  # time.perf_counter()
+        self._cost = 0.0
+
+    def begin(self) -> None:
+        """Publish what is known already, and take figures from now on."""
+        self.shown = Shown(self.shown.served)
+        self._history, self._maps, self._drawn = History(), MapMaker(), {}
+        native.publish("/edgekv", "text/html; charset=utf-8", page.document())
+        for slot in range(self.shown.served.n_slots):
+            native.publish(_map_path(slot), JSON, "null")
+        self._publish_history()
+        self._publish(self.shown)
+        native.on_refresh(self.refresh)
+        if (runtime := self._runtime()) is not None:
+            runtime.after_step = self.after_step
+
+    def end(self) -> None:
+        """Nothing is shown any more. After the server has ended."""
+        native.withdraw()
+
+    # ---- on the thread that decodes ------------------------------------------------------------------------------------------
+
+    def after_step(self) -> None:
+        """A step of the Runtime is over; nearly always this is all there is to do."""
+        self._n_steps += 1
+        now = time.perf_counter()
+        if now - self._taken < max(LIVE_S, self._cost / SHARE):
+            return
+        watched = 0 <= native.asked_ms("/edgekv/state") < WATCHED_MS
+        runtime = self._runtime()
+        if runtime is not None:
+            runtime.follow(watched)  # a run of the policy can take longer than a person wants to wait
+        if watched or now - self._taken >= max(QUIET_S, self._cost / SHARE):
+            self._take(busy=True)
+
+    def refresh(self, idle: bool) -> None:
+        """Somebody asks for figures of now, or (idle) nothing is left to do."""
+        if self._n_steps != self._n_steps_taken or idle and self.shown.busy or time.perf_counter() - self._taken > AGAIN_S:
+            self._take(busy=self.shown.busy and not idle)
+        self._publish_answers()
+
+    def _take(self, busy: bool) -> None:
+        began = time.perf_counter()
+        runtime = self._runtime()
+        figures = None if runtime is None else collect(runtime, self.shown.served.n_slots)
+        if figures is not None:
+            self._remember(figures, busy)
+        speed = self._history.points[-1].tokens_per_second if busy and self._history.points else 0.0
+        self.shown = Shown(self.shown.served, figures, busy, speed, self.store and self.store(), self.worst_gap and self.worst_gap())
+        self._publish(self.shown)
+        if runtime is not None and figures is not None:
+            self._draw(runtime, figures, busy)
+        self._n_steps_taken = self._n_steps
+        self._taken = time.perf_counter()
+        self._cost = self._taken - began
+        self.seconds += self._cost
+
+    def _remember(self, figures: Figures, busy: bool) -> None:
+        if self._history.add(figures, began=busy and not self._growing, ended=not busy):
+            self._publish_history()
+        self._growing = busy
+
+    # ---- documents -----------------------------------------------------------------------------------------------------------
+
+    def _publish(self, now: Shown) -> None:
+        native.publish("/edgekv/state", JSON, json.dumps(shown.state(now)))
+        native.publish("props", JSON, json.dumps(shown.props(now)))
+
+    def _publish_answers(self) -> None:
+        native.publish("slots", JSON, json.dumps(shown.slots(self.shown)))
+        native.publish("metrics", "text/plain", metrics.text(self.shown))
+
+    def _publish_history(self) -> None:
+        native.publish("/edgekv/history", JSON, json.dumps(shown.history(self._history)))
+
+    def _draw(self, runtime: Runtime, figures: Figures, busy: bool) -> None:
+        """Maps that somebody looks at. In a pause all that are not up to date: nobody draws them when they are asked for."""
+        drawn: dict[int, str] = {}
+        for slot, sequence in enumerate(figures.sequences):
+            asked = 0 <= native.asked_ms(_map_path(slot)) < WATCHED_MS
+            now = self._n_steps, runtime.cells.stream(sequence.stream).now
+            if not (asked if busy else self._drawn.get(slot) != now):
+                continue
+            if sequence.stream not in drawn:
+                drawn[sequence.stream] = self._map_text(runtime, sequence.stream)
+            native.publish(_map_path(slot), JSON, drawn[sequence.stream])
+            self._drawn[slot] = now
+
+    def _map_text(self, runtime: Runtime, stream: int) -> str:
+        drawn = self._maps.draw(runtime, stream)
+        return json.dumps({
+            "stream": stream, "layers": drawn.layers, "n_columns": drawn.n_columns, "pages_per_column": drawn.pages_per_column,
+            "heads_per_line": drawn.heads_per_line, "n_pages_used": drawn.n_pages_used, "page_tokens": runtime.page_tokens,
+            "fields": base64.b64encode(drawn.fields.tobytes()).decode()})
+
+
+def _map_path(slot: int) -> str:
+    return f"/edgekv/map/{slot}"

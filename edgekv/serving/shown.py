@@ -1,0 +1,163 @@
+"""What the endpoint shows of a server at one moment, and the documents that say it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from edgekv import __version__
+from edgekv.amounts import size
+from edgekv.live.figures import Figures, SequenceFigures
+from edgekv.serving.history import History, Point
+from edgekv.vocab import KvMode
+
+
+@dataclass(frozen=True)
+class Served:
+    """What does not change while a server lives."""
+
+    model: str
+    n_slots: int
+    n_context: int
+    """Tokens of a slot."""
+    weight_bytes: int
+    kv_bytes: int
+    """K and V of all slots; for a context that nothing hangs on."""
+    version: str = __version__
+
+
+@dataclass(frozen=True)
+class StoreFigures:
+    """What a prefix store holds, and what it was good for."""
+
+    ram_bytes: int
+    ram_limit_bytes: int
+    disk_bytes: int
+    disk_limit_bytes: int
+    n_blocks: int
+    """In RAM and on disk."""
+    n_hits: int
+    """Prompts that began with tokens from the store."""
+    n_misses: int
+    n_tokens_loaded: int
+    """Prompt tokens that came from the store and were not computed."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Figures of one moment."""
+
+    served: Served
+    figures: Figures | None = None
+    """None: nothing hangs on the context, so that stock llama.cpp serves it; or nobody has asked yet."""
+    busy: bool = False
+    """Whether a ubatch was computed since the server last had nothing to do."""
+    tokens_per_second: float = 0.0
+    store: StoreFigures | None = None
+    worst_gap: float | None = None
+    """Seconds: the longest pause between two tokens of a running answer; None: nobody measures it."""
+
+    @property
+    def mode(self) -> KvMode:
+        return KvMode.OFF if self.figures is None else self.figures.options.mode
+
+
+def props(shown: Shown) -> dict[str, Any]:
+    """The `edgekv` object of /props."""
+    served, figures = shown.served, shown.figures
+    about = {"version": served.version, "page": "/edgekv", "mode": shown.mode.value, "mode_description": shown.mode.description,
+             "n_ctx_slot": served.n_context}
+    if figures is None:
+        return about
+    options = figures.options
+    sparse = {"policy": options.policy, "prefetch": options.prefetch, "sketch": options.sketch.value, "resolution": options.resolution}
+    return {**about, "page_tokens": options.page_tokens, "n_layers": figures.n_layers, "n_layers_served": figures.n_layers_served,
+            **(sparse if shown.mode is KvMode.SPARSE else {}),
+            **({"policy": options.policy, "keep_tokens": options.keep_tokens} if shown.mode is KvMode.EVICT else {}),
+            "tiers": tiers(shown), "store": store(shown)}
+
+
+def slots(shown: Shown) -> list[dict[str, Any]]:
+    """The `edgekv` objects of /slots, by the slot's number."""
+    if shown.figures is None:
+        return []
+    return [_slot(sequence, shown) for sequence in shown.figures.sequences]
+
+
+def _slot(sequence: SequenceFigures, shown: Shown) -> dict[str, Any]:
+    figures = shown.figures
+    assert figures is not None
+    n_pages = sequence.n_arena_pages + sequence.n_home_pages
+    per_token = figures.memory.home_bytes / max(1, figures.memory.n_cells)
+    return {"stream": sequence.stream, "n_tokens": sequence.n_tokens, "n_ctx": figures.n_context, "n_tokens_read_sparsely": sequence.n_read_sparsely,
+            "pages_arena": sequence.n_arena_pages, "pages_home": sequence.n_home_pages,
+            "arena_ratio": sequence.n_arena_pages / n_pages if n_pages else 0.0,
+            "bytes_arena": sequence.n_arena_pages * figures.tiers.slot_bytes, "bytes_home": round(sequence.n_tokens * per_token)}
+
+
+def tiers(shown: Shown) -> list[dict[str, Any]]:
+    """Where the bytes are, the fastest first: allocated, and what of it holds something (None: nobody counts that)."""
+    figures = shown.figures
+    if figures is None:
+        return [{"tier": "home", "bytes": shown.served.kv_bytes, "used_bytes": None}]
+    memory, pages = figures.memory, figures.tiers
+    found: list[tuple[str, int, int | None]] = []
+    if memory.arena_bytes or pages.n_slots:
+        found.append(("arena", memory.arena_bytes, (pages.n_resident + pages.n_moving) * pages.slot_bytes))
+    found.append(("home", memory.home_bytes, memory.used_bytes))
+    if memory.sketch_bytes:
+        found.append(("sketches", memory.sketch_bytes, None))
+    found.append(("tables", memory.table_bytes + memory.observation_bytes, None))
+    found.append(("work", memory.workspace_bytes, None))
+    if shown.store is not None:
+        found.append(("store_ram", shown.store.ram_limit_bytes, shown.store.ram_bytes))
+        if shown.store.disk_limit_bytes:
+            found.append(("store_disk", shown.store.disk_limit_bytes, shown.store.disk_bytes))
+    return [{"tier": name, "bytes": n_bytes, "used_bytes": used} for name, n_bytes, used in found]
+
+
+def store(shown: Shown) -> dict[str, int] | None:
+    return None if shown.store is None else {field.name: getattr(shown.store, field.name) for field in fields(shown.store)}
+
+
+def state(shown: Shown) -> dict[str, Any]:
+    """The document /edgekv/state: all that the page shows but curves and maps."""
+    served, figures = shown.served, shown.figures
+    found: dict[str, Any] = {
+        "model": served.model, "version": served.version, "weight_bytes": served.weight_bytes, "mode": shown.mode.value,
+        "mode_description": shown.mode.description, "busy": shown.busy, "tokens_per_second": round(shown.tokens_per_second, 2),
+        "n_slots": served.n_slots, "n_ctx_slot": served.n_context, "tiers": tiers(shown), "slots": slots(shown), "store": store(shown),
+        "worst_gap_seconds": shown.worst_gap, "served": figures is not None}
+    if figures is None:
+        return found
+    options, pages, selection = figures.options, figures.tiers, figures.selection
+    settings = {"page tokens": f"{options.page_tokens}"}
+    if shown.mode is KvMode.SPARSE:
+        settings = {"resolution": f"{options.resolution:,.15g}", "sketch": options.sketch.value, "policy": options.policy,
+                    "arena": size(figures.memory.arena_bytes) if figures.memory.arena_bytes else "none", **settings}
+    elif shown.mode is KvMode.EVICT:
+        settings = {"kept": f"{options.keep_tokens:,} tokens", "policy": options.policy, **settings}
+    return {
+        **found, "taken": round(figures.taken, 3), "settings": settings, "n_layers": figures.n_layers,
+        "n_layers_served": figures.n_layers_served, "n_heads": figures.n_heads,
+        "pages": {"arena": pages.n_resident, "moving": pages.n_moving, "home": pages.n_home, "filling": pages.n_filling,
+                  "arena_slots": pages.n_slots, "bytes_each": pages.slot_bytes,
+                  "promoted": pages.n_promotions, "demoted": pages.n_demotions, "invalidated": pages.n_invalidated,
+                  "failed": pages.n_failed, "moved_bytes": pages.moved_bytes, "stall_seconds": round(figures.stats.stall_seconds, 6)},
+        "reasons": [{"where": where, "why": why, "pages": n} for where, why, n in pages.reasons],
+        "selection": {"n_selections": selection.n_selections, "rows_per_head": round(selection.rows_per_head, 1),
+                      "visible_per_head": round(selection.visible_per_head, 1), "read": selection.attended, "certain": selection.certain,
+                      "hit_rate": selection.hit_rate if pages.n_slots else None,
+                      "hit_rate_mass": selection.hit_rate_mass if pages.n_slots and selection.mass else None, "error": selection.error},
+        "kept": [figures.memory.n_cells_used, figures.n_positions] if shown.mode is KvMode.EVICT else None,
+        "n_tokens": figures.stats.n_tokens}
+
+
+def history(past: History) -> dict[str, list[float | None]]:
+    """The document /edgekv/history: a list for each field of a Point."""
+    return {field.name: [_rounded(getattr(point, field.name)) for point in past.points] for field in fields(Point)}
+
+
+def _rounded(value: float | None) -> float | None:
+    """Enough for a curve."""
+    return None if value is None else float(f"{value:.4g}") if abs(value) < 1e9 else round(value, 1)

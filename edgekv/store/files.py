@@ -1,0 +1,141 @@
+"""Where blocks lie in a folder, and what lies there: no index, so that several processes can share it.
+
+    FOLDER/ROOT/PARENT/KEY-READING-N.kv    a block; all names are in hexadecimal, ROOT is that of the model identity
+    FOLDER/ROOT/PARENT/.tmp-PID-COUNT      one that is being written, by the process that has it locked
+    FOLDER/pins/NAME.json                  what is kept until it expires
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edgekv.store.blocks import KEY_BYTES, Link, Reading
+from edgekv.store.format import Header, decode_header, header_bytes
+
+TEMPORARY = ".tmp-"
+_HEX = rf"[0-9a-f]{{{2 * KEY_BYTES}}}"
+_NAME = re.compile(rf"({_HEX})-([0-9])-([0-9]{{1,3}})\.kv")
+_FOLDER = re.compile(_HEX)
+_FIRST_READ = 8192
+"""Most headers are shorter."""
+
+
+@dataclass(frozen=True)
+class BlockFile:
+    """A file that has a block's name; what is in it nobody has looked at."""
+
+    path: Path
+    root: bytes
+    link: Link
+    n_bytes: int
+    used_ns: int
+    """When it was last used: its modification time."""
+
+
+def path_of(folder: Path, root: bytes, link: Link) -> Path:
+    return folder / root.hex() / link.parent.hex() / f"{link.key.hex()}-{int(link.reading)}-{link.n}.kv"
+
+
+def link_of(parent: bytes, name: str) -> Link | None:
+    """What a file's name says; None for a name of another kind."""
+    match = _NAME.fullmatch(name)
+    if match is None or int(match[2]) > max(Reading):
+        return None
+    return Link(bytes.fromhex(match[1]), parent, Reading(int(match[2])), int(match[3]))
+
+
+def links_below(folder: Path, root: bytes, parent: bytes) -> list[Link]:
+    """Of all files of the blocks that follow `parent`; none where there is no folder. Raises OSError."""
+    try:
+        names = os.listdir(folder / root.hex() / parent.hex())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [link for link in (link_of(parent, name) for name in sorted(names)) if link is not None]
+
+
+def scan(folder: Path) -> Iterator[BlockFile]:
+    """Every block file of every model. What vanishes meanwhile is left out. Raises OSError where a folder cannot be read."""
+    for root in _folders(folder):
+        for parent in _folders(Path(root.path)):
+            for entry in _entries(parent.path):
+                link = link_of(bytes.fromhex(parent.name), entry.name)
+                if link is not None:
+                    with contextlib.suppress(FileNotFoundError):
+                        found = entry.stat(follow_symlinks=False)
+                        yield BlockFile(Path(entry.path), bytes.fromhex(root.name), link, found.st_size, found.st_mtime_ns)
+
+
+def read_header(path: Path) -> Header:
+    """Raises Refused, OSError."""
+    with path.open("rb") as file:
+        data = file.read(_FIRST_READ)
+        n_bytes = header_bytes(data)
+        return decode_header(data + file.read(max(0, n_bytes - len(data))))
+
+
+def read_whole(path: Path) -> np.ndarray:
+    """uint8 [n]. Not mapped: a file that another process cuts short must not end this one. Raises OSError."""
+    with path.open("rb", buffering=0) as file:
+        data = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
+        at = 0
+        while at < len(data):
+            n = file.readinto(data.data[at:])
+            if not n:
+                return data[:at]
+            at += n
+    return data
+
+
+def remove_file(path: Path) -> bool:
+    """Remove a block's file, and its folder where it was the last one; False where it was gone. Raises OSError."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    with contextlib.suppress(OSError):  # others are in it
+        path.parent.rmdir()
+        path.parent.parent.rmdir()
+    return True
+
+
+def remove_temporaries(folder: Path) -> int:
+    """Remove what processes left that were killed while they wrote: nobody has it locked. How many. Raises OSError."""
+    n = 0
+    for root in _folders(folder):
+        for parent in _folders(Path(root.path)):
+            for entry in _entries(parent.path):
+                if entry.name.startswith(TEMPORARY):
+                    n += _remove_unlocked(Path(entry.path))
+    return n
+
+
+def _remove_unlocked(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()
+    return True
+
+
+def _folders(folder: Path) -> list[os.DirEntry[str]]:
+    return [entry for entry in _entries(folder) if _FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)]
+
+
+def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

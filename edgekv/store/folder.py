@@ -1,0 +1,287 @@
+"""A place below RAM: a folder, which survives the process and which several processes share."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from edgekv.store.blocks import Block, Link
+from edgekv.store.bound import FolderBound
+from edgekv.store.files import TEMPORARY, links_below, path_of, read_header, read_whole, remove_file, remove_temporaries
+from edgekv.store.format import Refused, decode, encode_header
+from edgekv.store.identity import ModelIdentity
+from edgekv.store.pins import read_pins
+from edgekv.store.place import Child, Outage, Outcome, covered_tails, log
+from edgekv.store.results import PlaceStats
+
+BACK_OFF_S = 30.0
+"""Until a folder that could not be written to is tried again."""
+
+N_READERS = 2
+"""Threads that read and verify: zlib and the system let others run meanwhile."""
+
+REMEMBERED = 4096
+"""Blocks whose tokens are kept in memory, so that their files need not be opened to be compared."""
+
+MOST_ATTEMPTS = 9
+
+_counter = itertools.count()
+
+
+class FolderPlace:
+    """One model identity's part of a folder. The bound is that of the whole folder."""
+
+    name = "disk"
+    ahead = 1
+
+    def __init__(self, identity: ModelIdentity, folder: Path, most_bytes: int, back_off_s: float = BACK_OFF_S):
+        self.stats = PlaceStats()
+        self._identity, self._root, self._folder = identity, identity.root_key(), Path(folder)
+        self._reading = Outage(f"the folder {folder}", back_off_s, self.stats)
+        self._writing = Outage(f"the folder {folder}", back_off_s, self.stats)
+        self._bound = FolderBound(self._folder, most_bytes)
+        self._latest: dict[bytes, int] = {}  # keys of the chain that was used last, and its times in ns
+        self._lock = threading.Lock()  # of the two below
+        self._tokens: OrderedDict[bytes, np.ndarray] = OrderedDict()
+        self._refused: set[Path] = set()
+        self._pool = ThreadPoolExecutor(N_READERS, thread_name_prefix="edgekv-read")
+        self._made = False
+        try:
+            self._make_folder()
+            remove_temporaries(self._folder)
+            self._look()
+        except OSError as error:
+            self._writing.failed(_why(error))
+
+    @property
+    def working(self) -> bool:
+        return self._reading.working
+
+    @property
+    def writable(self) -> bool:
+        return self._writing.working
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)
+
+    # ---- reading ---------------------------------------------------------------------------------------------------------------------
+
+    def have(self, links: Sequence[Link]) -> list[bool]:
+        return [os.path.exists(path := self._path(link)) and path not in self._refused for link in links]
+
+    def children(self, parent: bytes) -> list[Child]:
+        if not self.working:
+            return []
+        try:
+            links = links_below(self._folder, self._root, parent)
+        except OSError as error:
+            self._reading.failed(_why(error))
+            return []
+        found = ((link, self._tokens_of(link)) for link in links)
+        return [Child(link, tokens) for link, tokens in found if tokens is not None]
+
+    def load(self, links: Sequence[Link]) -> list[Block | None]:
+        try:
+            return list(self._pool.map(self._load_one, links))
+        except RuntimeError:  # closed meanwhile
+            return [None] * len(links)
+
+    def _load_one(self, link: Link) -> Block | None:
+        path = self._path(link)
+        try:
+            data = read_whole(path)
+            block = decode(data, self._root, link, self._identity.layout)
+        except FileNotFoundError:
+            return None
+        except Refused as refused:
+            self._refuse(path, refused)
+            return None
+        except OSError as error:
+            self._reading.failed(_why(error))
+            return None
+        self._reading.succeeded()
+        self._remember(link.key, block.tokens)
+        self.stats.n_loaded_bytes += len(data)
+        return block
+
+    def _tokens_of(self, link: Link) -> np.ndarray | None:
+        with self._lock:
+            if link.key in self._tokens:
+                self._tokens.move_to_end(link.key)
+                return self._tokens[link.key]
+        path = self._path(link)
+        if path in self._refused:
+            return None
+        try:
+            header = read_header(path)
+            if header.link != link or header.root != self._root:
+                raise Refused("it is another block than its name says", damaged=True)
+        except FileNotFoundError:
+            return None
+        except Refused as refused:
+            self._refuse(path, refused)
+            return None
+        except OSError as error:
+            self._reading.failed(_why(error))
+            return None
+        self._remember(link.key, header.tokens)
+        return header.tokens
+
+    def _remember(self, key: bytes, tokens: np.ndarray) -> None:
+        with self._lock:
+            self._tokens[key] = tokens
+            if len(self._tokens) > REMEMBERED:
+                self._tokens.popitem(last=False)
+
+    def _refuse(self, path: Path, refused: Refused) -> None:
+        """Skip a file from now on; remove it where it is a block of ours that was damaged. Said of the first one."""
+        with self._lock:
+            if path in self._refused:
+                return
+            first = not self._refused
+            self._refused.add(path)
+            self.stats.n_refused += 1
+        if first:
+            then = "removed" if refused.damaged else "left alone"
+            log.warning("%s is not used and %s: %s; more such files in this folder are not reported", path, then, refused)
+        if refused.damaged:
+            with contextlib.suppress(OSError):
+                remove_file(path)
+                self._refused.discard(path)
+
+    # ---- writing ---------------------------------------------------------------------------------------------------------------------
+
+    def touch(self, chain: Sequence[Link]) -> list[Link]:
+        now, lacking = time.time_ns(), []
+        # Children are evicted before their parents.
+        self._latest = {link.key: now - depth * 1_000_000 for depth, link in enumerate(chain)}
+        for link in chain:
+            try:
+                os.utime(self._path(link), ns=(self._latest[link.key],) * 2)
+            except FileNotFoundError:
+                lacking.append(link)
+            except OSError:  # it may be read all the same
+                continue
+        return lacking
+
+    def write(self, block: Block) -> Outcome:
+        path = self._path(block.link)
+        try:
+            if self._made and not self._folder.is_dir():
+                log.warning("the folder %s vanished with its prefixes; it is made anew, and what is in RAM is written again when it is used",
+                            self._folder)
+            self._make_folder()
+            if path in self._refused or not path.exists():
+                header = encode_header(block, self._identity)
+                n_bytes = len(header) + block.payload.nbytes
+                fits, n_evicted = self._bound.make_room(n_bytes, lambda link: link.key in self._latest)
+                self.stats.n_evicted += n_evicted
+                if not fits:
+                    self._counted()
+                    return Outcome.DECLINED
+                self._write_anyhow(path, header, block.payload, self._latest.get(block.link.key, time.time_ns()))
+                self._bound.added(n_bytes)
+                self.stats.n_written += 1
+                self.stats.n_written_bytes += n_bytes
+            self._remember(block.link.key, block.tokens)
+            self._drop_tails(block)
+        except OSError as error:
+            self._writing.failed(_why(error))
+            return Outcome.LATER
+        self._counted()
+        self._refused.discard(path)
+        self._writing.succeeded()
+        return Outcome.WRITTEN
+
+    def _write_anyhow(self, path: Path, header: bytes, payload: np.ndarray, used_ns: int) -> None:
+        """Other processes remove folders that are empty, and temporaries that look abandoned, while this one is about to write."""
+        for _ in range(MOST_ATTEMPTS - 1):
+            with contextlib.suppress(FileNotFoundError):
+                self._write_file(path, header, payload, used_ns)
+                return
+        self._write_file(path, header, payload, used_ns)
+
+    def _write_file(self, path: Path, header: bytes, payload: np.ndarray, used_ns: int) -> None:
+        """All of it under another name, on the disk, and only then under its own."""
+        made = not path.parent.is_dir()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.parent / f"{TEMPORARY}{os.getpid()}-{next(_counter)}"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            write_all(descriptor, memoryview(header))
+            write_all(descriptor, payload.data)
+            os.utime(descriptor, ns=(used_ns, used_ns))
+            os.fsync(descriptor)
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+        _sync_folder(path.parent)
+        if made:
+            _sync_folder(path.parent.parent)
+
+    def _drop_tails(self, block: Block) -> None:
+        tails = [child.link for child in covered_tails(self.children(block.link.parent), block)]
+        pinned = {pin.key for pin in read_pins(self._folder)} if tails else set()
+        for link in tails:
+            path = self._path(link)
+            n_bytes = path.stat().st_size if path.exists() else 0
+            if link.key not in pinned and remove_file(path):
+                self._bound.removed(n_bytes)
+
+    def _make_folder(self) -> None:
+        if not self._folder.is_dir():
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._made = True
+
+    def _look(self) -> None:
+        self._bound.look()
+        self._counted()
+
+    def _counted(self) -> None:
+        self.stats.n_blocks, self.stats.n_bytes = self._bound.n_blocks, self._bound.n_bytes
+
+    def _path(self, link: Link) -> Path:
+        return path_of(self._folder, self._root, link)
+
+
+def write_all(descriptor: int, data: memoryview) -> None:
+    """Raises OSError."""
+    while len(data):
+        data = data[os.write(descriptor, data) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:  # what was written has been evicted already
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _why(error: OSError) -> str:
+    """The end of a sentence that begins with the folder."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "is on a disk that is full"
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return f"cannot be used ({os.strerror(error.errno).lower()}: may this user write there?)"
+    return f"cannot be used ({error.strerror or error})"

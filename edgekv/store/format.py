@@ -1,0 +1,127 @@
+"""The bytes of a block outside RAM: a header that says whose rows they are, a checksum for each layer, and the rows."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgekv.store.blocks import BLOCK_TOKENS, KEY_BYTES, Block, Link, Reading, child_link
+from edgekv.store.identity import ModelIdentity, RowLayout
+
+MAGIC = b"EDGEKV\x00B"
+VERSION = 1
+_PREFIX = struct.Struct("<8sIII")  # magic, version, bytes of the JSON text, its CRC-32
+_ALIGNED = 64  # the rows begin at a multiple of this
+MOST_HEADER_BYTES = 1 << 20
+
+
+class Refused(Exception):
+    """These bytes cannot be used as a block."""
+
+    def __init__(self, why: str, damaged: bool):
+        super().__init__(why)
+        self.damaged = damaged
+        """They are of this version and were once a block; else others may know what they are."""
+
+
+@dataclass(frozen=True, eq=False)
+class Header:
+    """What stands before the rows."""
+
+    link: Link
+    tokens: np.ndarray
+    """int32 [n]."""
+    root: bytes
+    """The root key of the model identity."""
+    name: str
+    """Of the model, for people."""
+    layout: RowLayout
+    checksums: tuple[int, ...]
+    """CRC-32 of the rows of each layer."""
+    start: int
+    """Where the rows begin."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Of all."""
+        return self.start + self.layout.block_bytes(self.link.n)
+
+
+def encode_header(block: Block, identity: ModelIdentity) -> bytes:
+    """All bytes before the rows."""
+    layout = identity.layout
+    text = json.dumps({
+        "root": identity.root_key().hex(), "name": identity.name, "parent": block.link.parent.hex(), "key": block.link.key.hex(),
+        "reading": int(block.link.reading), "k_bytes": layout.k_bytes, "v_bytes": layout.v_bytes,
+        "checksums": layer_checksums(block.payload, layout, block.link.n), "tokens": block.tokens.tolist(),
+    }, separators=(",", ":")).encode()
+    head = _PREFIX.pack(MAGIC, VERSION, len(text), zlib.crc32(text)) + text
+    return head + bytes(-len(head) % _ALIGNED)
+
+
+def header_bytes(first: bytes) -> int:
+    """How many bytes the header has, by the first 20 or more. Raises Refused."""
+    if not MAGIC.startswith(first[: len(MAGIC)]):
+        raise Refused("it is no block of EdgeKV's", damaged=False)
+    if len(first) < _PREFIX.size:
+        raise Refused("it is truncated", damaged=True)
+    _, version, n_text, _ = _PREFIX.unpack_from(first)
+    if version != VERSION:
+        raise Refused(f"it is of format version {version}, and this EdgeKV writes {VERSION}", damaged=False)
+    if n_text > MOST_HEADER_BYTES:
+        raise Refused("its header is damaged", damaged=True)
+    return -(-(_PREFIX.size + n_text) // _ALIGNED) * _ALIGNED
+
+
+def decode_header(data: bytes | memoryview) -> Header:
+    """The header at the beginning of `data`, which may go on. Raises Refused; what it gives is consistent in itself."""
+    start = header_bytes(bytes(data[: _PREFIX.size]))
+    if len(data) < start:
+        raise Refused("it is truncated", damaged=True)
+    _, _, n_text, checksum = _PREFIX.unpack_from(data)
+    text = bytes(data[_PREFIX.size : _PREFIX.size + n_text])
+    if zlib.crc32(text) != checksum:
+        raise Refused("its header is damaged", damaged=True)
+    try:
+        said = json.loads(text)
+        tokens = np.array(said["tokens"], dtype=np.int32)
+        layout = RowLayout(tuple(map(int, said["k_bytes"])), tuple(map(int, said["v_bytes"])))
+        root, parent, key = (bytes.fromhex(said[name]) for name in ("root", "parent", "key"))
+        link = Link(key, parent, Reading(said["reading"]), len(tokens))
+        header = Header(link, tokens, root, str(said["name"]), layout, tuple(map(int, said["checksums"])), start)
+    except (ValueError, KeyError, TypeError, OverflowError, AttributeError):
+        raise Refused("its header says what no block's does", damaged=True) from None
+    if not 1 <= len(tokens) <= BLOCK_TOKENS or len(header.checksums) != len(layout.k_bytes) or len(root) != KEY_BYTES:
+        raise Refused("its header says what no block's does", damaged=True)
+    if child_link(parent, link.reading, tokens).key != key:
+        raise Refused("its key is not that of its tokens", damaged=True)
+    return header
+
+
+def decode(data: np.ndarray, root: bytes, link: Link, layout: RowLayout | None = None) -> Block:
+    """The block in `data` (uint8 [n]), of which it is a view. Raises Refused unless it is exactly the one asked for, and all of it.
+
+    Without `layout` the rows may have any; who hands them to a model must say which it has.
+    """
+    header = decode_header(data.data)
+    if header.root != root or header.link != link or layout not in (None, header.layout):
+        raise Refused("it is another block than its name says", damaged=True)
+    if len(data) != header.n_bytes:
+        raise Refused("it is truncated" if len(data) < header.n_bytes else "it is longer than its rows", damaged=True)
+    payload = data[header.start :]
+    for layer, (checksum, expected) in enumerate(zip(layer_checksums(payload, header.layout, link.n), header.checksums)):
+        if checksum != expected:
+            raise Refused(f"the rows of layer {layer} are damaged", damaged=True)
+    payload.flags.writeable = False
+    return Block(link, header.tokens, payload)
+
+
+def layer_checksums(payload: np.ndarray, layout: RowLayout, n_tokens: int) -> list[int]:
+    """CRC-32 of the rows of each layer: several times as fast as BLAKE2 with zlib, and what damages disks and memory shows up in it."""
+    starts = layout.layer_starts(n_tokens).tolist()
+    return [zlib.crc32(payload.data[start:end]) for start, end in itertools.pairwise(starts)]

@@ -1,0 +1,83 @@
+"""Prefixes of a folder that have a name and stay until it expires, however little they are used."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from edgekv.errors import ConfigError
+from edgekv.store.files import BlockFile
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Pin:
+    """Every block on the chain to `key` stays."""
+
+    name: str
+    root: bytes
+    """Root key of the model identity."""
+    key: bytes
+    expires: float
+    """Seconds since 1970."""
+
+
+def write_pin(folder: Path, pin: Pin) -> None:
+    """Raises ConfigError for a name that is none, OSError."""
+    if not _NAME.fullmatch(pin.name):
+        raise ConfigError(f"the name is {pin.name!r}; it must be 1 to 64 letters, digits, dots, dashes or underscores, the first a letter "
+                          "or digit")
+    path = _path(folder, pin.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{pin.name}-{os.getpid()}")
+    temporary.write_text(json.dumps({**asdict(pin), "root": pin.root.hex(), "key": pin.key.hex()}))
+    temporary.replace(path)
+
+
+def remove_pin(folder: Path, name: str) -> bool:
+    """False where there is none. Raises OSError."""
+    try:
+        _path(folder, name).unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def read_pins(folder: Path, now: float | None = None) -> list[Pin]:
+    """Those that have not expired, by name; a file that is no pin is none."""
+    pins = []
+    for path in sorted((folder / "pins").glob("*.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            said = json.loads(path.read_text())
+            pins.append(Pin(path.stem, bytes.fromhex(said["root"]), bytes.fromhex(said["key"]), float(said["expires"])))
+    return [pin for pin in pins if pin.expires > (time.time() if now is None else now)]
+
+
+def chain_to(key: bytes, by_key: dict[bytes, BlockFile]) -> list[BlockFile]:
+    """The files of a chain, from its root to `key`, as far as they are there."""
+    chain: list[BlockFile] = []
+    while key in by_key and len(chain) < len(by_key):
+        chain.append(by_key[key])
+        key = by_key[key].link.parent
+    return chain[::-1]
+
+
+def pinned_paths(pins: Iterable[Pin], files: Iterable[BlockFile]) -> set[Path]:
+    """What may not be evicted."""
+    pins, files = list(pins), list(files) if pins else []
+    paths: set[Path] = set()
+    for pin in pins:
+        by_key = {file.link.key: file for file in files if file.root == pin.root}
+        paths |= {file.path for file in chain_to(pin.key, by_key)}
+    return paths
+
+
+def _path(folder: Path, name: str) -> Path:
+    return folder / "pins" / f"{name}.json"

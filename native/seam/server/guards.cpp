@@ -1,0 +1,86 @@
+#include "server/guards.h"
+
+#include "server-common.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <stdexcept>
+
+namespace edgekv_guards {
+
+namespace {
+
+constexpr int MOST_LEVELS = 200; // a tool's schema has ten; overflow begins at some ten thousand
+constexpr int MOST_STRINGS = 4;  // JSON in a string in JSON
+
+[[noreturn]] void refuse(const char * what) {
+    throw std::invalid_argument(std::string(what) + " in the request is nested more than " + std::to_string(MOST_LEVELS) + " levels deep");
+}
+
+void check_parentheses(const std::string & pattern) {
+    int depth = 0;
+    for (size_t i = 0; i < pattern.size(); i++) {
+        if (pattern[i] == '\\') {
+            i++;
+        } else if (pattern[i] == '(' && ++depth > MOST_LEVELS) {
+            refuse("a pattern");
+        } else if (pattern[i] == ')') {
+            depth--;
+        }
+    }
+}
+
+// of what nesting looks at: quotes and backslashes
+std::string unescaped(const std::string & text) {
+    std::string result;
+    result.reserve(text.size());
+    for (size_t i = 0; i < text.size(); i++) {
+        if (text[i] == '\\' && i + 1 < text.size()) {
+            i++;
+            if (text[i] != '"' && text[i] != '\\') {
+                result += ' ';
+                continue;
+            }
+        }
+        result += text[i];
+    }
+    return result;
+}
+
+void check_json(const std::string & text, int n_strings) {
+    int         depth = 0;
+    std::string key;
+    for (size_t i = 0; i < text.size(); i++) {
+        const char c = text[i];
+        if ((c == '{' || c == '[') && ++depth > MOST_LEVELS) {
+            refuse("JSON");
+        } else if (c == '}' || c == ']') {
+            depth--;
+        } else if (c == '"') {
+            const size_t first = i + 1;
+            for (i = first; i < text.size() && text[i] != '"'; i++) {
+                i += text[i] == '\\';
+            }
+            const size_t last = std::min(i, text.size());
+            const size_t next = text.find_first_not_of(" \t\r\n", last + 1);
+            if (next != std::string::npos && text[next] == ':') {
+                key = text.substr(first, last - first);
+            } else if (key == "pattern") {
+                check_parentheses(unescaped(text.substr(first, last - first)));
+            } else if (key == "arguments" && n_strings < MOST_STRINGS) { // a tool call's; templates get it as JSON
+                check_json(unescaped(text.substr(first, last - first)), n_strings + 1);
+            }
+        }
+    }
+}
+
+} // namespace
+
+void check_body(const std::string & body) {
+    const size_t first = body.find_first_not_of("\xEF\xBB\xBF \t\r\n"); // a byte order mark, and white space
+    if (first != std::string::npos && (body[first] == '{' || body[first] == '[')) {
+        check_json(body, 0);
+    }
+}
+
+} // namespace edgekv_guards

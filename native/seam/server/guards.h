@@ -1,0 +1,12 @@
+#pragma once
+
+#include <string>
+
+// What a request may hold: for the patch `server-guards`.
+namespace edgekv_guards {
+
+// Throws std::invalid_argument for a JSON body that nests deeper than anybody means it to: upstream walks JSON, and what it makes of it, by
+// recursion, and a stack that overflows ends the process. Bodies that are no JSON pass.
+void check_body(const std::string & body);
+
+} // namespace edgekv_guards

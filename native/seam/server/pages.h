@@ -1,0 +1,31 @@
+// What the patches to the server call where figures of the KV hierarchy belong into an answer. The figures are those that were last
+// published (published.h); without any, an answer stays as it is.
+#pragma once
+
+#include "server-common.h"
+#include "server-http.h"
+
+#include <string>
+
+namespace edgekv_pages {
+
+// the document that was published under the request's path; 404 where there is none. A header X-EdgeKV-Busy says whether anything is
+// computed now (1 or 0), which the document may not know yet
+server_http_res_ptr serve(const server_http_req & req);
+
+// `edgekv` in an object, from the document "props"
+void add_to_props(json & props);
+
+// `edgekv` in each element of an array of slots, from the document "slots": an array with one element for each slot, by its number
+void add_to_slots(json & slots);
+
+// the document "metrics" behind a text in Prometheus' format
+void add_to_metrics(std::string & text);
+
+// on the thread that decodes, between two batches: whoever publishes may do so anew; idle: nothing is left to do
+void refresh(bool idle);
+
+// on the thread that decodes: there is something to do, until refresh(true)
+void set_busy();
+
+} // namespace edgekv_pages

@@ -1,0 +1,108 @@
+// Lists of rows in tiles of 64: where their rows lie, and what a tile leaves.
+#pragma once
+
+#include <string.h>
+
+#include "kernels/attend/attend_kernel.h"
+
+namespace edgekv {
+namespace {
+
+// One query token and KV head.
+struct RowList {
+    const int32_t * cells;
+    const float * weights;
+    int n, n_tiles;
+    int token, head;
+};
+
+inline RowList list_of(const AttendProblem & p, int index) {
+    const size_t at = static_cast<size_t>(index) * p.rows.stride;
+    const int n = p.rows.n_rows[index];
+    return {p.rows.cells + at, p.rows.weights != nullptr ? p.rows.weights + at : nullptr, n, (n + kTileCells - 1) / kTileCells,
+            index / p.n_head_kv, index % p.n_head_kv};
+}
+
+// Walks the tiles of all lists, one list after the other; claimed tiles come in ascending order.
+class Tiles {
+public:
+    Tiles(const AttendProblem & p) : p(p), n_lists(p.n_tokens * p.n_head_kv), rows(list_of(p, 0)) {}
+
+    bool go_to(int64_t tile) {  // false: there is none
+        while (tile >= before + rows.n_tiles) {
+            before += rows.n_tiles;
+            if (++index == n_lists) {
+                return false;
+            }
+            rows = list_of(p, index);
+        }
+        in_list = static_cast<int>(tile - before);
+        return true;
+    }
+    int n_here() const { return rows.n - in_list * kTileCells < kTileCells ? rows.n - in_list * kTileCells : kTileCells; }
+
+    const AttendProblem & p;
+    int n_lists, index = 0, in_list = 0;
+    int64_t before = 0;
+    RowList rows;
+};
+
+constexpr size_t row_bytes_of(CellType type, int dim) {
+    return type == CellType::q8_0 ? static_cast<size_t>(dim / kBlock * kBlockBytes) : static_cast<size_t>(2 * dim);
+}
+
+// Where the rows of a tile lie: in the arena where their page has a slot, else at home.
+template <int D>
+void find_rows(const AttendProblem & p, const Tiles & at, const char ** k, const char ** v) {
+    const int32_t * cells = at.rows.cells + at.in_list * kTileCells;
+    const int n = at.n_here(), dim = dim_of<D>(p.head_dim);
+    const char * home_k = p.k + static_cast<size_t>(at.rows.head) * p.k_stride_head;
+    const char * home_v = p.v + static_cast<size_t>(at.rows.head) * p.v_stride_head;
+    const int32_t * slots = p.arena.data != nullptr ? p.arena.slots + static_cast<size_t>(at.rows.head) * p.arena.slots_stride : nullptr;
+    for (int i = 0; i < n; ++i) {
+        const size_t cell = static_cast<size_t>(cells[i]);
+        k[i] = home_k + cell * p.k_stride_cell;
+        v[i] = home_v + cell * p.v_stride_cell;
+        if (slots == nullptr) {
+            continue;
+        }
+        const int page = cells[i] / p.page_tokens;
+        if (slots[page] >= 0) {
+            const char * slot = p.arena.data + static_cast<size_t>(slots[page]) * p.arena.slot_bytes;
+            const size_t in_page = static_cast<size_t>(cells[i] - page * p.page_tokens);
+            k[i] = slot + in_page * row_bytes_of(p.k_type, dim);
+            v[i] = slot + p.arena.v_offset + in_page * row_bytes_of(p.v_type, dim);
+        }
+    }
+    for (int i = n; i < kTileCells; ++i) {
+        k[i] = k[n - 1];
+        v[i] = v[n - 1];
+    }
+}
+
+// Whole strips, so that rows past the last have its logit too.
+inline void gather_scales(const char * const * rows, int n_strips, int n_blocks, float (*scale)[kTileCells]) {
+    for (int b = 0; b < n_blocks; ++b) {
+        alignas(64) char halves[kTileCells * 2];
+        for (int i = 0; i < n_strips * kStripCells; ++i) {
+            memcpy(halves + 2 * i, rows[i] + b * kBlockBytes, 2);
+        }
+        for (int i = 0; i < n_strips * kStripCells; i += kLanes) {
+            Simd::store(scale[b] + i, Simd::load_f16(halves + 2 * i));
+        }
+    }
+}
+
+// What a tile leaves: for each query head the largest logit, the sum of its weights, the weights, and their sum over V.
+struct TilePart {
+    float *max, *sum, *weights, *acc;
+};
+
+inline TilePart part_of(const AttendPlan & plan, char * workspace, int64_t tile) {
+    char * at = workspace + plan.tile_offset + static_cast<size_t>(tile) * plan.tile_bytes;
+    float * max = reinterpret_cast<float *>(at);
+    return {max, max + plan.group, reinterpret_cast<float *>(at + plan.tile_weights), reinterpret_cast<float *>(at + plan.tile_acc)};
+}
+
+}  // namespace
+}  // namespace edgekv

@@ -1,0 +1,94 @@
+"""Which array library is chosen, and what is said where one is missing."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import fake_cupy
+from support.array_libraries import on
+
+from edgekv.arrays import backend, cupy_ops
+from edgekv.arrays.ops import Ops
+from edgekv.errors import CudaUnavailable, NativeError
+from edgekv.vocab import DeviceKind
+
+
+def test_strict_arrays_notice_the_host(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch):
+    """The double that these tests rest on refuses what must not happen."""
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy.module(emulated_kernels, fake_cupy.Device()))
+    ops = cupy_ops.CupyOps(0, 0, 13000)
+    array = on(ops, np.zeros((2, 3, 4), np.float32))
+    for mistake in (lambda: np.asarray(array), lambda: np.flatnonzero(array), lambda: bool(array), lambda: float(array),
+                    lambda: list(array)):
+        with pytest.raises((AssertionError, TypeError)):
+            mistake()
+    with ops, pytest.raises(AssertionError, match="by itself"):
+        array[:, :, np.array([1])] = 0
+    with pytest.raises(AssertionError, match="outside of a stream"):
+        array[...] = 0
+
+
+def test_the_backend_is_chosen_by_kind():
+    assert type(backend.choose()) is Ops and type(backend.choose(DeviceKind.EMULATED)) is Ops
+
+
+@pytest.mark.parametrize("runtime, extra", [(12080, "cuda12"), (13000, "cuda13")])
+def test_without_cupy(monkeypatch: pytest.MonkeyPatch, runtime: int, extra: str):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(CudaUnavailable, match=rf'pip install "edgekv\[{extra}\]"') as error:
+        backend.choose(DeviceKind.CUDA, 0, 0, runtime)
+    assert error.value.exit_code == 5 and "\n" not in str(error.value)
+
+
+def test_cupy_without_a_device(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch):
+    cupy = fake_cupy.module(emulated_kernels, fake_cupy.Device())
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    with pytest.raises(CudaUnavailable, match="GPU 3, and CuPy finds 1"):
+        backend.choose(DeviceKind.CUDA, 3, 0, 13000)
+
+    def none() -> int:
+        raise fake_cupy.DeviceError("cudaErrorInsufficientDriver")
+
+    cupy.cuda.runtime.getDeviceCount = none
+    with pytest.raises(CudaUnavailable, match="InsufficientDriver"):
+        backend.choose(DeviceKind.CUDA, 0, 0, 13000)
+
+
+def test_a_kernel_source_that_is_missing():
+    with pytest.raises(NativeError, match="reinstall"):
+        cupy_ops.source("nothing.cuh")
+
+
+def test_nothing_imports_cupy():
+    """Not even where it is installed."""
+    code = ("import sys, importlib, pkgutil, edgekv\n"
+            "for name in ('arrays.cupy_ops', 'policies', 'prefetch', 'hierarchy.planner', 'hierarchy.step', 'live.device_arena', 'live.wiring'):\n"
+            "    importlib.import_module('edgekv.' + name)\n"
+            "assert 'cupy' not in sys.modules")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def nvrtc() -> Iterator[object]:
+    try:
+        yield importlib.import_module("cupy").cuda.nvrtc
+    except ImportError:
+        pytest.skip("cupy is not installed")
+
+
+@pytest.mark.parametrize("arch", [80, 86, 89, 90, 120])
+@pytest.mark.parametrize("name", ["scores.cuh", "move_pages.cuh"])
+def test_nvrtc_compiles_the_sources(nvrtc, name: str, arch: int):
+    try:
+        program = nvrtc.createProgram(cupy_ops.source(name), name, [], [])
+    except (OSError, RuntimeError) as error:
+        pytest.skip(f"NVRTC cannot be loaded: {error}")
+    nvrtc.compileProgram(program, ["--std=c++17", f"-arch=sm_{arch}"])
+    assert nvrtc.getCUBIN(program)

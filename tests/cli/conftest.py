@@ -1,0 +1,63 @@
+"""What tests of the command line start: a server made of paper, the program, a chat in a pseudo-terminal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.paper import PaperServer
+from support.program import EDGEKV, Screen
+
+from edgekv.cli.chat.client import ChatClient
+from edgekv.cli.chat.session import Conversation
+
+
+@pytest.fixture
+def paper() -> Iterator[PaperServer]:
+    server = PaperServer()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def conversation(paper: PaperServer) -> Conversation:
+    client = ChatClient(f"http://127.0.0.1:{paper.server_port}", "key", {"temperature": 0.0})
+    return Conversation(client, system="be nice")
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("EDGEKV_", "NO_COLOR"))}
+    # One thread: several spin for each other, which on a busy machine takes a hundred times as long.
+    return clean | {
+        "XDG_STATE_HOME": str(tmp_path / "state"), "HOME": str(tmp_path), "TERM": "xterm-256color", "EDGEKV_THREADS": "1",
+    }
+
+
+@pytest.fixture
+def edgekv(environment: dict[str, str], tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    def run(*arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*EDGEKV, *arguments], input=stdin, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False,
+            env={**environment, **variables},
+        )
+
+    return run
+
+
+@pytest.fixture
+def screen(environment, default_model) -> Iterator[Callable[..., Screen]]:
+    opened: list[Screen] = []
+
+    def start(*arguments: str, **variables: str) -> Screen:
+        opened.append(Screen({**environment, **variables}, *arguments))
+        opened[-1].until("Ctrl-D leaves")
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.child.close(force=True)

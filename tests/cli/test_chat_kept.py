@@ -1,0 +1,301 @@
+"""Conversations that are kept, and come back: `--resume` and `/chats`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pexpect
+import pytest
+from support.paper_endpoint import PaperEndpoint, says
+
+from edgekv.cli.chat.client import Timings
+from edgekv.cli.chat.kept import Keeper, Kept, name_from
+from edgekv.cli.chat.session import Answer, Conversation
+from edgekv.errors import EXIT_OK, EXIT_RUNTIME, EdgeKVError
+
+# ---- files ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(tmp_path) -> Kept:
+    return Kept(tmp_path / "data" / "chats")
+
+
+def said(*words: str, system: str | None = None, n_context: int | None = None) -> Conversation:
+    """A conversation of these questions and answers, in turns."""
+    conversation = Conversation(None, system)
+    conversation.turns = [{"role": ("user", "assistant")[i % 2], "content": word} for i, word in enumerate(words)]
+    if n_context is not None:
+        conversation.last = Answer(words[-1], Timings(0, n_context - 1, 1.0, 1, 1.0), False, "stop")
+    return conversation
+
+
+def keep(kept: Kept, *words: str, **more: object) -> Keeper:
+    keeper = Keeper(said(*words, **more), kept)
+    keeper.keep()
+    return keeper
+
+
+@pytest.mark.parametrize(("text", "name"), [
+    ("What is a KV cache?", "what-is-a-kv-cache"), ("  Ärger mit Öl: 3 Fässer, und noch mehr", "ärger-mit-öl-3-fässer"),
+    ("../../etc/passwd", "etc-passwd"), ("a.b_c\nd", "a-b-c-d"), ("?!", "chat"), ("", "chat"), ("漢字のテスト", "漢字のテスト"),
+    ("x" * 300, "x" * 40), ("word " * 3 + "y" * 40, "word-word-word"),
+])
+def test_names(text, name):
+    assert name_from(text) == name
+
+
+def test_a_conversation_is_kept_and_comes_back(kept):
+    keeper = keep(kept, "What is a KV cache?", "Grüß Gott", system="Be brief.", n_context=1234)
+    assert keeper.name == "what-is-a-kv-cache" and kept.newest() == keeper.name
+    path = kept.path(keeper.name)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(kept.folder.stat().st_mode) == 0o700
+    assert [p.name for p in kept.folder.iterdir()] == [path.name], "no temporary file is left"
+    (entry,), problems = kept.entries()
+    assert (entry.name, entry.n_turns, entry.n_tokens, entry.first, problems) == (keeper.name, 1, 1234, "What is a KV cache?", [])
+    loaded = Conversation(None)
+    assert loaded.load(path) == 3 and loaded.messages == keeper.conversation.messages, "/load reads it, without what stands beside"
+    other = Keeper(Conversation(None), kept)
+    assert other.open(keeper.name) == 3 and other.conversation.system == "Be brief." and other.name == keeper.name
+    other.conversation.turns += said("more", "yes").turns
+    other.keep()
+    assert len(json.loads(path.read_text())) == 5 and kept.names() == [keeper.name]
+
+
+def test_names_are_unique(kept):
+    names = [keep(kept, "Hello there", str(i)).name for i in range(3)]
+    assert names == ["hello-there", "hello-there-2", "hello-there-3"]
+    assert keep(kept, "rm", "x").name == "rm-2", "/chats rm is a command"
+
+
+def test_the_newest_first(kept):
+    for number, word in enumerate(("one", "two", "three")):
+        keep(kept, word, "x")
+        os.utime(kept.path(word), (number, 100 - number))
+    assert kept.names() == ["one", "two", "three"] and kept.newest() == "one"
+
+
+def test_undone_to_the_end_is_removed(kept):
+    keeper = keep(kept, "one", "x", "two", "y")
+    keeper.conversation.undo()
+    keeper.keep()
+    assert [entry.n_turns for entry in kept.entries()[0]] == [1]
+    keeper.conversation.undo()
+    keeper.keep()
+    assert kept.names() == [] and keeper.name is None
+    keeper.keep()
+
+
+def test_two_chats_with_one_conversation_lose_nothing(kept):
+    first = keep(kept, "one", "x")
+    second = Keeper(Conversation(None), kept)
+    second.open("one")
+    for keeper, word in (first, "first"), (second, "second"):
+        keeper.conversation.turns += said(word, "y").turns
+        time.sleep(0.01)
+        keeper.keep()
+    assert (first.name, second.name) == ("one", "one-2")
+    assert [[m["content"] for m in json.loads(kept.path(name).read_text())] for name in ("one", "one-2")] == [
+        ["one", "x", "first", "y"], ["one", "x", "second", "y"]]
+
+
+def test_a_name_that_another_takes_first(kept, monkeypatch):
+    """Between the look and the writing."""
+    keep(kept, "one", "x")
+    looks = iter([False, True, False])
+    real = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: next(looks) if path.parent == kept.folder else real(path))
+    assert keep(kept, "one", "y").name == "one-3"
+    monkeypatch.undo()
+    assert json.loads(kept.path("one").read_text())[1]["content"] == "x" and len(list(kept.folder.iterdir())) == 2
+
+
+def test_a_full_disk_changes_nothing(kept, monkeypatch):
+    keeper = keep(kept, "one", "x")
+    before = kept.path("one").read_bytes()
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    keeper.conversation.turns += said("two", "y").turns
+    with pytest.raises(EdgeKVError, match="No space left on device; nothing was saved"):
+        keeper.keep()
+    assert kept.path("one").read_bytes() == before and len(list(kept.folder.iterdir())) == 1
+    monkeypatch.undo()
+    keeper.keep()
+    assert len(json.loads(kept.path("one").read_text())) == 4
+
+
+def test_a_folder_that_cannot_be_made(kept):
+    kept.folder.parent.parent.mkdir(exist_ok=True)
+    kept.folder.parent.write_text("not a folder")
+    with pytest.raises(EdgeKVError, match="cannot be made: "):
+        keep(kept, "one", "x")
+
+
+def test_nothing_is_kept_that_shall_not(kept):
+    keeper = Keeper(said("one", "x"), kept, keeping=False)
+    keeper.keep()
+    assert not kept.folder.exists() and keeper.name is None
+
+
+def test_files_that_are_no_conversations(kept):
+    keep(kept, "one", "x")
+    (kept.folder / "bad.json").write_text("{")
+    (kept.folder / "deep.json").write_text("[" * 100_000)
+    (kept.folder / "notes.txt").write_text("mine")
+    (kept.folder / ".one.json.tmp").write_text("half")
+    entries, problems = kept.entries()
+    assert [entry.name for entry in entries] == ["one"] and len(problems) == 2 and "is not a saved conversation" in problems[0]
+    with pytest.raises(EdgeKVError, match="not JSON"):
+        Keeper(Conversation(None), kept).open("bad")
+
+
+@pytest.mark.parametrize("name", ["nobody", "../one", "", "rm", "one.json"])
+def test_names_that_are_not_there(kept, name):
+    keep(kept, "one", "x")
+    with pytest.raises(EdgeKVError, match=f"no conversation is kept as {re.escape(name)}; "):
+        kept.path(name)
+    with pytest.raises(EdgeKVError, match="no conversation is kept yet"):
+        Kept(kept.folder / "none").newest()
+
+
+# ---- the whole, with a server made of paper ---------------------------------------------------------------------------------
+
+EDGEKV = [sys.executable, "-c", "from edgekv.cli.main import main; main()", "chat"]
+CONTROL = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|[()][A-Z0-9]|[=>])")
+
+
+@pytest.fixture
+def endpoint() -> Iterator[PaperEndpoint]:
+    server = PaperEndpoint()
+    server.script = [says(f"answer {number}", usage={"prompt_tokens": 100 * number, "completion_tokens": 5}) for number in range(1, 20)]
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def environment(tmp_path, endpoint) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("EDGEKV_", "NO_COLOR"))}
+    return clean | {"HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path / "data"), "XDG_STATE_HOME": str(tmp_path / "state"),
+                    "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", "NO_COLOR": "1", "EDGEKV_URL": endpoint.url}
+
+
+class Terminal:
+    """A chat in a pseudo-terminal, read without control sequences."""
+
+    def __init__(self, environment: dict[str, str], *arguments: str):
+        self.child = pexpect.spawn(EDGEKV[0], [*EDGEKV[1:], *arguments], encoding="utf-8", dimensions=(40, 160), env=environment, timeout=60,
+                                   preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+        self._raw, self._seen = "", 0
+
+    def until(self, pattern: str) -> str:
+        end = time.monotonic() + 60
+        while True:
+            shown = CONTROL.sub("", self._raw)
+            if match := re.compile(pattern, re.DOTALL).search(shown, self._seen):
+                new, self._seen = shown[self._seen:match.end()], match.end()
+                return new
+            assert time.monotonic() < end, f"{pattern!r} does not come:\n{shown[self._seen:]}"
+            try:
+                self._raw += self.child.read_nonblocking(4096, timeout=0.2)
+            except pexpect.TIMEOUT:
+                continue
+            except pexpect.EOF:
+                pytest.fail(f"{pattern!r} does not come, the chat has ended:\n{shown[self._seen:]}")
+
+    def say(self, line: str, pattern: str) -> str:
+        self.child.send(f"{line}\r")
+        return self.until(pattern)
+
+    def leave(self, pattern: str = "") -> None:
+        self.child.send("\x04")
+        self.until(pattern)
+        self.child.expect(pexpect.EOF)
+        self.child.close()
+        assert self.child.exitstatus == EXIT_OK
+
+
+@pytest.fixture
+def terminal(environment) -> Iterator[Callable[..., Terminal]]:
+    opened: list[Terminal] = []
+
+    def start(*arguments: str, **variables: str) -> Terminal:
+        opened.append(Terminal({**environment, **variables}, *arguments))
+        opened[-1].until("Ctrl-D leaves")
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.child.close(force=True)
+
+
+def test_a_session_that_comes_back(terminal, endpoint, tmp_path):
+    folder = tmp_path / "data" / "edgekv" / "chats"
+    chat = terminal("-s", "Be brief.")
+    chat.say("/chats", "no conversation is kept yet")
+    chat.say("What is a cache?", "answer 1.*context 105")
+    chat.say("And a page?", "answer 2.*context 205")
+    chat.say("/clear", "new conversation")
+    chat.say("Something else", "answer 3.*context 305")
+    shown = chat.say("/chats", "What is a cache[^\n]*\n")
+    assert re.search(r"something-else +1 +305 +\d{4}-\d\d-\d\d \d\d:\d\d +Something else", shown), shown
+    assert re.search(r"what-is-a-cache +2 +205 +\d{4}-", shown), shown
+    chat.say("/chats what-is-a-cash", "no conversation is kept as what-is-a-cash; did you mean what-is-a-cache")
+    chat.say("/chats what-is-a-cache", "going on with what-is-a-cache, 5 messages")
+    chat.say("/undo", "taken back: And a page")
+    chat.say("/chats rm what-is-a-cache", "is the conversation that you are in")
+    chat.say("/chats rm", "needs a name after it")
+    chat.say("/chats rm something-else", "removed something-else")
+    chat.say("/memory", "does not say what its memory holds")
+    chat.say("/pin last", "does not let a chat pin")
+    chat.leave("kept as what-is-a-cache; `edgekv chat --resume` goes on")
+    assert [path.name for path in folder.iterdir()] == ["what-is-a-cache.json"]
+    endpoint.requests.clear()
+    again = terminal("--resume")
+    again.until("going on with what-is-a-cache, 3 messages")
+    again.say("More.", "answer 4")
+    assert [message["content"] for message in endpoint.requests[0]["messages"]] == ["Be brief.", "What is a cache?", "answer 1", "More."]
+    again.leave("kept as")
+
+
+def test_a_chat_that_keeps_nothing(terminal, tmp_path):
+    for arguments, variables in (("--no-keep",), {}), ((), {"EDGEKV_NO_KEEP": "1"}):
+        chat = terminal(*arguments, **variables)
+        chat.say("hello", "answer")
+        chat.leave()
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_conversation_that_cannot_be_kept_goes_on(terminal, tmp_path):
+    (tmp_path / "data").write_text("not a folder")
+    chat = terminal()
+    chat.say("hello", "this conversation is not kept: .* cannot be made")
+    assert "not kept" not in chat.say("more", r"answer 2.*t/s.*\n>"), "said once"
+    chat.leave()
+
+
+def test_one_question_goes_on_with_a_conversation(environment, endpoint, tmp_path):
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*EDGEKV, "-p", "and now?", *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False,
+                              stdin=subprocess.DEVNULL)
+
+    kept = Kept(tmp_path / "data" / "edgekv" / "chats")
+    assert run("--resume").returncode == EXIT_RUNTIME
+    keep(kept, "one", "x", system="Be brief.")
+    assert run("--resume", "one", "-s", "Be long.").stdout == "answer 1\n"
+    assert [m["content"] for m in endpoint.requests[0]["messages"]] == ["Be long.", "one", "x", "and now?"]
+    assert run("--resume").stdout == "answer 2\n" and kept.entries()[0][0].n_turns == 3
+    assert run().returncode == EXIT_OK and kept.names() == ["one"] and kept.entries()[0][0].n_turns == 3
+    missing = run("--resume", "onn")
+    assert missing.returncode == EXIT_RUNTIME and "did you mean one?" in missing.stderr

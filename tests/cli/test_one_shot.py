@@ -1,0 +1,71 @@
+"""`edgekv chat -p`: one answer without a terminal, its settings, and mistakes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+from support.program import EDGEKV
+
+from edgekv.errors import EXIT_DOES_NOT_FIT, EXIT_MODEL, EXIT_OK, EXIT_RUNTIME, EXIT_USAGE
+
+SHORT = ("--temp", "0", "-n", "8", "--ctx", "512")
+
+
+def test_one_shot(edgekv, default_model):
+    whole = edgekv("chat", "-p", "Say hello.", *SHORT)
+    assert whole.returncode == EXIT_OK and whole.stdout.strip() and whole.stdout.endswith("\n")
+    assert whole.stderr == "", "nothing beside the answer where nobody watches"
+    assert "\x1b" not in whole.stdout
+    piped = edgekv("chat", str(default_model), *SHORT, stdin="Say hello.")
+    assert piped.stdout == whole.stdout
+    portable = edgekv("chat", "-p", "Say hello.", "--footer", *SHORT, EDGEKV_ISA="portable", EDGEKV_DEVICE="cpu")
+    assert portable.returncode == EXIT_OK and "KV exact" in portable.stderr, "sketches are slow to scan there"
+    both = edgekv("chat", "-p", "Say", "--footer", *SHORT, stdin="hello.", EDGEKV_TYPE_K="q8_0", EDGEKV_KV="off")
+    assert both.returncode == EXIT_OK and "KV off" in both.stderr and "context" not in both.stdout and "\x1b" not in both.stderr
+
+
+def test_every_setting_reaches_the_sampler(edgekv, default_model):
+    first, second = (edgekv("chat", "-p", "Tell me a story.", "-n", "12", "--ctx", "512", "--seed", seed).stdout for seed in "12")
+    again = edgekv("chat", "-n", "12", EDGEKV_PROMPT="Tell me a story.", EDGEKV_CTX="512", EDGEKV_SEED="1",
+                   EDGEKV_MODEL=str(default_model)).stdout
+    assert first == again != second
+
+
+@pytest.mark.parametrize(("arguments", "stdin", "code", "sentence"), [
+    (["chat"], "  \n", EXIT_USAGE, "prompt is empty"),
+    (["chat", "--kv", "fast", "-p", "x"], "", EXIT_USAGE, "'exact', 'sparse', 'evict', 'off'"),
+    (["chat", "--kv", "exact", "--attend", "10%", "-p", "x"], "", EXIT_USAGE, "--attend works in mode sparse only"),
+    (["chat", "--kv", "sparse", "--attend", "0", "-p", "x"], "", EXIT_USAGE, "a share of the context such as 12.5%, or a number"),
+    (["chat", "--kv", "sparse", "--attend", "10%", "-p", "x"], "", EXIT_USAGE, "the sketch is b3; use --resolution, or --sketch none"),
+    (["chat", "--kv", "sparse", "--resolution", "0.5", "-p", "x"], "", EXIT_USAGE, r"it must be a number from 1 to 1e\+09, such as 2000"),
+    (["chat", "--kv", "sparse", "--coverage", "95%", "-p", "x"], "", EXIT_USAGE, "No such option '--coverage'"),
+    (["chat", "--kv", "sparse", "--policy", "ema+luck", "-p", "x"], "", EXIT_USAGE, "no policy 'luck'; choose one of: ema"),
+    (["chat", "--kv", "sparse", "--prefetch", "x", "-p", "x"], "", EXIT_USAGE, "no prefetch 'x'"),
+    (["chat", "--kv", "sparse", "--kv-budget", "100", "-p", "x"], "", EXIT_USAGE, "one page of this model takes 4,096"),
+    (["chat", "--page-tokens", "17", "-p", "x"], "", EXIT_USAGE, "a multiple of 16"),
+    (["chat", "none.gguf", "-p", "x"], "", EXIT_MODEL, "there is no file none.gguf"),
+    (["chat", "-p", "x", "--ctx", "100000000"], "", EXIT_DOES_NOT_FIT, "use --ctx 8192 or less"),
+    (["chat", "--ctx", "256"], "word " * 500, EXIT_RUNTIME, r"tokens and the context holds 256: .* --ctx 1024 or more"),
+    (["serve", "--host", "1.2.3.4"], "", EXIT_USAGE, "not an address of this machine"),
+    (["serve", "--", "--no-such-option"], "", EXIT_USAGE, "--no-such-option"),
+    (["nonsense"], "", EXIT_USAGE, "No such command"),
+])
+def test_mistakes_get_a_sentence(edgekv, default_model, arguments, stdin, code, sentence):
+    result = edgekv(*arguments, stdin=stdin)
+    assert result.returncode == code and re.search(sentence, result.stderr), result.stderr
+    assert not result.stdout and "Traceback" not in result.stderr
+
+
+def test_version(edgekv):
+    assert re.fullmatch(r"edgekv \d+\.\d+.*\n", edgekv("--version").stdout)
+
+
+def test_a_reader_that_leaves(environment, default_model):
+    command = [*EDGEKV, "chat", "-p", "Tell me a story.", "--temp", "0", "-n", "40", "--ctx", "256"]
+    result = subprocess.run(
+        ["bash", "-c", '"$0" "$@" | head -c 1; exit ${PIPESTATUS[0]}', *command],
+        env=environment, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, timeout=120, check=False,
+    )
+    assert result.returncode == EXIT_RUNTIME and "Traceback" not in result.stderr and "Exception" not in result.stderr

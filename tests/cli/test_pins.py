@@ -1,0 +1,81 @@
+"""Pinned messages: where their tokens stand, and how pins follow the conversation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgekv.cli.chat.pins import Pins, message_span
+from edgekv.cli.chat.session import Conversation
+from edgekv.errors import EdgeKVError
+
+
+class PaperTemplate:
+    """A client whose tokens are characters, and whose template marks roles and trims contents."""
+
+    def prompt(self, messages: list[dict[str, str]]) -> str:
+        return "".join(f"<{m['role'][0]}>{m['content'].strip()}</>" for m in messages) + "<a>"
+
+    def n_tokens(self, text: str) -> int:
+        return 1 + len(text)  # one at the beginning
+
+
+class PaperRuntime:
+    def __init__(self, n_positions: int):
+        self.cells = self
+        self.positions = np.arange(n_positions)
+        self.pins: list[tuple[int, int]] = []
+
+    def stream(self) -> PaperRuntime:
+        return self
+
+    def unpin_all(self) -> None:
+        self.pins.clear()
+
+    def pin(self, first: int, last: int) -> None:
+        self.pins.append((first, last))
+
+
+@pytest.fixture
+def pinned() -> Pins:
+    conversation = Conversation(PaperTemplate(), system="be nice")
+    said = (("user", " one "), ("assistant", "two"), ("user", "one"), ("assistant", "four"))
+    conversation.turns = [{"role": role, "content": text} for role, text in said]
+    return Pins(conversation)
+
+
+def test_spans_are_where_the_tokens_stand(pinned):
+    messages = pinned._conversation.messages
+    prompt = "^" + PaperTemplate().prompt(messages)
+    for index, message in enumerate(messages):
+        first, last = message_span(PaperTemplate(), messages, index)
+        assert prompt[first : last + 1] == message["content"].strip()
+    assert message_span(PaperTemplate(), [{"role": "user", "content": ""}], 0) is None
+
+
+def test_pins_follow_the_conversation(pinned):
+    conversation, runtime = pinned._conversation, PaperRuntime(1000)
+    assert list(pinned.apply(runtime)) == [0], "the system prompt is pinned from the start"
+    pinned.add("3")
+    pinned.add("last")
+    before = pinned.apply(runtime)
+    assert list(before) == [0, 3, 4] and runtime.pins == list(before.values())
+    conversation.turns[-1] = {"role": "assistant", "content": "anew"}  # as /regen does
+    assert list(pinned.apply(runtime)) == [0, 3] and runtime.pins == list(before.values())[:2]
+    short = PaperRuntime(before[3][0] + 1)  # the tokens of the message are not all there yet
+    assert pinned.apply(short)[3] == (before[3][0],) * 2 and pinned.apply(PaperRuntime(5)) == {0: (4, 4), 3: None}
+    pinned.clear()
+    assert pinned.apply(runtime) == {} and runtime.pins == []
+
+
+@pytest.mark.parametrize(("which", "sentence"), [
+    ("0", "use 1 to 4, last or system"), ("5", "no message 5"), ("first", "no message first"),
+])
+def test_pins_that_cannot_be(pinned, which, sentence):
+    with pytest.raises(EdgeKVError, match=sentence):
+        pinned.add(which)
+    pinned._conversation.clear()
+    pinned._conversation.system = None
+    for name in ("system", "last"):
+        with pytest.raises(EdgeKVError, match="there is no"):
+            pinned.add(name)

@@ -1,0 +1,217 @@
+"""What a chat shows: text, progress, footer, memory, advice."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from rich.console import Console
+from support.program import CONTROL
+
+from edgekv.amounts import rough_percent, size, size_of
+from edgekv.cli.chat import commands
+from edgekv.cli.chat.client import Piece, Progress, Timings
+from edgekv.cli.chat.kv import KvStatus, page_rows, selection_rows, tier_rows
+from edgekv.cli.chat.render import Renderer, overflow_advice
+from edgekv.cli.chat.session import Answer
+from edgekv.cli.common.progress import Lines, Reading
+from edgekv.errors import ContextOverflow, EdgeKVError
+from edgekv.live.reports import MemoryReport, SelectionReport, TierReport
+
+
+class PaperKv:
+    """A cache of 100 bytes and 64 tokens; with a selection, in mode sparse."""
+
+    def __init__(self, selection: SelectionReport | None = None, tiers: TierReport = TierReport()):
+        self.selection, self.tiers = selection, tiers
+        self.n_begun = 0
+
+    def begin(self) -> None:
+        self.n_begun += 1
+
+    def status(self, n_used: int) -> KvStatus:
+        return KvStatus("exact" if self.selection is None else "sparse", n_used, 100, 64, self.selection, self.tiers)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def render(monkeypatch: pytest.MonkeyPatch, out: io.StringIO, pieces: list[Piece]) -> str:
+    monkeypatch.setattr(sys, "stdout", out)
+    kv = PaperKv()
+    with Renderer(kv, footer=True).turn() as show:
+        for piece in pieces:
+            show(piece)
+    assert kv.n_begun == 1
+    return out.getvalue()
+
+
+def test_text_is_shown_as_it_is(monkeypatch):
+    pieces = [Piece(thought="secret"), Piece(text="[bold]x[/bold] :smile: "), Piece(text="\x1b[31mred\r\n\tend")]
+    assert render(monkeypatch, io.StringIO(), pieces) == "[bold]x[/bold] :smile: \x1b[31mred\r\n\tend\n"
+    on_terminal = render(monkeypatch, Terminal(), pieces)
+    assert "\x1b" not in on_terminal and "\r" not in on_terminal, "a model must not steer the terminal"
+    assert on_terminal == "(thinking)\nsecret\n(answer)\n[bold]x[/bold] :smile: \N{REPLACEMENT CHARACTER}[31mred\n\tend\n"
+
+
+def read_by(seconds: Callable[[int], float], n_total: int, n_cached: int = 0, n_batch: int = 512, noise: float = 0.0):
+    """A Reading, before and after each batch of a prompt whose token at position p takes seconds(p): (seconds so far, it, tokens there)."""
+    now, rng = [0.0], np.random.default_rng(n_total)
+    reading = Reading(n_total, n_cached, lambda: now[0])
+    yield now[0], reading, n_cached
+    for first in range(n_cached, n_total, n_batch):
+        last = min(first + n_batch, n_total)
+        now[0] += sum(map(seconds, range(first, last))) * (1 + noise * rng.standard_normal())
+        reading.at(last)
+        yield now[0], reading, last
+
+
+@pytest.mark.parametrize(("start", "slope"), [(1.8e-3, 2.1e-6), (2e-4, 2e-7), (0.0, 1e-6), (1e-3, 0.0)])
+@pytest.mark.parametrize(("n_total", "n_cached"), [(7680, 0), (31_000, 0), (7680, 3000), (2048, 0)])
+def test_time_left_of_a_prompt(start, slope, n_total, n_cached):
+    """Reading slows with depth. At half of the time the time left is within a quarter of what it takes, though batches' times scatter by
+    a twentieth."""
+    states = [(spent, reading.seconds_left, n) for spent, reading, n in read_by(lambda p: start + slope * p, n_total, n_cached, noise=0.05)]
+    whole = states[-1][0]
+    spent, left, n = next(state for state in states if state[0] >= whole / 2)
+    assert left == pytest.approx(whole - spent, rel=0.25)
+    if (start, slope, n_total, n_cached) == (1.8e-3, 2.1e-6, 7680, 0):  # the default model on one thread
+        by_the_mean = spent * (n_total - n) / n
+        assert by_the_mean < 0.6 * (whole - spent), "the mean so far promises half of it"
+    assert [left for _, left, _ in states[:2]] == [None, None] and states[-1][1] == pytest.approx(0, abs=0.05 * whole)
+
+
+def test_speed_of_a_prompt():
+    """Of the last three batches, not of all."""
+    speeds = [reading.tokens_per_second for _, reading, _ in read_by(lambda p: 1e-3 if p < 1024 else 4e-3, 4096)]
+    assert speeds[0] is None and speeds[1:] == pytest.approx([1000, 1000, 1536 / 3.072, 1536 / 4.608, 250, 250, 250, 250])
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_prompt_that_is_read_shows_speed_and_time_left(monkeypatch, capsys, terminal):
+    now = [0.0]
+    for watched in (Reading, Lines):
+        monkeypatch.setattr(f"edgekv.cli.chat.render.{watched.__name__}", partial(watched, clock=lambda: now[0]))
+    renderer = Renderer(PaperKv(), footer=True)
+    renderer.console = Console(stderr=True, highlight=False, soft_wrap=True, force_terminal=terminal, width=160)
+    with renderer.turn() as show:
+        for n in range(1000, 7001, 500):
+            show(Piece(progress=Progress(8000, 1000, n)))
+            now[0] += 5 * (1 + n / 1000)  # 10 seconds at first, 37.5 at last
+        show(Piece(text="answer"))
+    err = CONTROL.sub("", capsys.readouterr().err)
+    lines = [line.strip() for line in re.split(r"[\r\n]+", err) if "tokens" in line]
+    if terminal:
+        assert "reading" in lines[0] and "0/7,000 tokens" in lines[0] and "left" not in lines[0]
+        assert any(re.search(r"500/7,000 tokens +50 tokens/s$", line) for line in lines), "nobody knows yet"
+        assert any(re.search(r"5,500/7,000 tokens +15 tokens/s, about 2 min left", line) for line in lines)
+    else:
+        assert re.fullmatch(r"reading: 1,500 of 7,000 tokens, 40 tokens/s, 21 % done, about [56] min left", lines[0])
+        assert len(lines) == 7, "one every half minute"
+        assert "reading finished, after 5 min in all" in err
+
+
+@pytest.mark.parametrize(("answer", "footer"), [
+    (Answer("x", Timings(3, 10, 50.0, 5, 100.0), False, "stop"),
+     "context 18/64 · KV exact 18 B of 100 B · prefill 200 t/s · decode 40.0 t/s"),
+    (Answer("x", Timings(3, 1, 9.0, 1, 0.001), True, None), "context 5/64 · KV exact 5 B of 100 B · stopped by you"),
+    (Answer("x", Timings(0, 59, 59.0, 5, 0.0), False, "length"), "prefill 1000 t/s · cut: the context is full"),
+    (Answer("x", Timings(0, 1, 1.0, 5, 0.0), False, "length"), "cut at --max-tokens"),
+])
+def test_footer(capsys, answer, footer):
+    Renderer(PaperKv(), footer=True).footer(answer)
+    out, err = capsys.readouterr()
+    assert footer in err and not out and "\x1b" not in err
+
+
+MIB = 1 << 20
+CHOSEN = SelectionReport(n_selections=9000, n_visible=9000 * 7168, n_read=9000 * 474, n_certain=9000 * 237, n_hits=3_882_060, mass=80.0,
+                         mass_hits=76.0, error_sum=6.2, n_errors=1000)
+TIERS = TierReport(n_resident=5760, n_home=17_000, n_filling=90, n_moving=10, n_slots=11_520, slot_bytes=4096,
+                   moved_bytes=30 * MIB, n_promotions=7000, n_demotions=1230, reasons=(("resident", "hot", 5000), ("resident", "pinned", 760),
+                                                                 ("home", "cold", 17_000)))
+
+
+def test_footer_of_mode_sparse(capsys):
+    answer = Answer("x", Timings(3, 10, 50.0, 5, 100.0), False, "stop")
+    whole = ("context 18/64 · KV sparse reads 474 of 7,168 tokens a head, error ~0.6 % · arena 22.5 of 45.0 MiB, hit 91 %"
+             " · prefill 200 t/s · decode 40.0 t/s")
+
+    def footer(kv: PaperKv, width: int | None = None) -> str:
+        renderer = Renderer(kv, footer=True)
+        if width:
+            renderer.console = Console(stderr=True, highlight=False, soft_wrap=True, force_terminal=True, width=width)
+        renderer.footer(answer)
+        return CONTROL.sub("", capsys.readouterr().err).rstrip("\n")
+
+    assert footer(PaperKv(CHOSEN, TIERS)) == whole == footer(PaperKv(CHOSEN, TIERS), len(whole))
+    narrow = [footer(PaperKv(CHOSEN, TIERS), width) for width in (150, 100, 80, 50)]
+    assert all(len(line) <= width for line, width in zip(narrow, (150, 100, 80, 50)))
+    assert "prefill" not in narrow[1] and "arena hit 91 %" in narrow[1] and "KV sparse 6.6 %, error ~0.6 %" in narrow[2]
+    assert all("context" in line and "decode" in line and ("474 of 7,168" in line or "6.6 %" in line) for line in narrow)
+    assert "KV sparse reads all tokens · decode" in footer(PaperKv(SelectionReport()), 70), "a short context is attended whole"
+    without = footer(PaperKv(replace(CHOSEN, error_sum=0.0, n_errors=0), TIERS))
+    assert "reads 474 of 7,168 tokens a head · arena" in without, "nobody estimated an error"
+
+
+@pytest.mark.parametrize(("error", "text"), [(0.0, "0 %"), (0.00062, "0.06 %"), (0.0062, "0.6 %"), (0.0096, "1 %"), (0.047, "5 %"),
+                                             (0.0951, "10 %"), (0.123, "12 %"), (2.0, "200 %")])
+def test_an_error_has_one_digit_that_counts(error: float, text: str):
+    assert rough_percent(error) == text
+
+
+def lines(rows: list[tuple[str, str]]) -> str:
+    return "\n".join(f"{name}: {' '.join(value.split())}" for name, value in rows)
+
+
+def test_memory_of_mode_sparse():
+    memory = MemoryReport(home_bytes=180 * MIB, observation_bytes=MIB, workspace_bytes=1024, sketch_bytes=17 * MIB,
+                          arena_bytes=45 * MIB, table_bytes=MIB, n_cells=8192, n_cells_used=4096)
+    shown = lines([*tier_rows(memory, TIERS, "b3"), *page_rows(TIERS), *selection_rows(CHOSEN, TIERS)])
+    assert shown.splitlines() == [
+        "arena: 45.0 MiB 22.5 MiB used: 5,770 of 11,520 slots of 4.0 KiB",
+        "home: 180.0 MiB 90.0 MiB used: 4,096 of 8,192 tokens",
+        "sketches: 17.0 MiB b3, of all keys but the newest",
+        "tables: 2.0 MiB page table, scores, attention mass",
+        "work space: 1.0 KiB",
+        "above stock: 64.0 MiB all of these but home",
+        "pages: 22,860 of 1 layer and KV head each",
+        "in the arena: 5,760 hot (5,000); pinned (760)",
+        "on the way there: 10",
+        "only at home: 17,000 cold",
+        "being filled: 90",
+        "reads: 474 of 7,168 tokens a head: 6.6 %, of these 50.0 % for certain",
+        "error: ~0.6 % of a head's output (estimated)",
+        "arena hits: 91.0 % of the tokens read, 95.0 % of the attention mass",
+        "moved: 30.0 MiB: 7,000 pages into the arena, 1,230 out, 0 out because they changed, 0 copies failed",
+    ]
+    assert "reads: everything so far" in lines(selection_rows(SelectionReport(), TierReport()))
+
+
+def test_overflow_advice():
+    error = ContextOverflow("too long", 3000, 2048)
+    assert "start with --ctx 4096 or more" in overflow_advice(error, 8192, in_session=False)
+    assert "/undo" in overflow_advice(error, 8192, in_session=True)
+    assert "no longer context" in overflow_advice(ContextOverflow("too long", 9000, 8192), 8192, in_session=False)
+    assert "8192, would leave no room" in overflow_advice(ContextOverflow("too long", 9000, 2048), 8192, in_session=False)
+
+
+def test_sizes():
+    assert (size_of(MIB, 3 * MIB), size_of(1024, MIB)) == ("1.0 of 3.0 MiB", "1.0 KiB of 1.0 MiB")
+    assert [size(n) for n in (0, 1023, 1024, 180 << 20, 3 << 41)] == ["0 B", "1023 B", "1.0 KiB", "180.0 MiB", "6.0 TiB"]
+
+
+@pytest.mark.parametrize(("line", "sentence"), [
+    ("/hlep", "did you mean /help"), ("/xyzzy", "/help lists them"), ("/save", "/save FILE"), ("/clear all", "takes nothing"),
+])
+def test_command_mistakes(line, sentence):
+    with pytest.raises(EdgeKVError, match=sentence):
+        commands.run(None, line)

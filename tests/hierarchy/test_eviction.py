@@ -1,0 +1,72 @@
+"""What mode evict drops and frees: the decision alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgekv.config import Keep, KvOptions
+from edgekv.errors import ConfigError
+from edgekv.hierarchy import eviction
+from edgekv.pages.shape import PageShape
+from edgekv.vocab import Split
+
+SHAPE = PageShape(2, 2, 8)
+
+
+def decide(scores=None, pins=None, gone=None, positions=None, cells=None, shape: PageShape = SHAPE, **more) -> eviction.Losses:
+    positions = np.arange(8) * 16 + 15 if positions is None else np.array(positions)
+    cells = np.where(positions >= 0, 16, 0) if cells is None else np.array(cells)
+    gone = np.zeros(shape.axes, np.uint8) if gone is None else gone
+    return eviction.decide(shape, scores, pins, eviction.Demand(gone, positions, cells, **{"split": Split.UNIFORM, "n_keep": 8, **more}))
+
+
+def test_nothing_goes_while_all_fits():
+    losses = decide()
+    assert not len(losses.dropped) and not len(losses.freed)
+    assert not len(decide(positions=[-1] * 8).freed), "an empty cache"
+
+
+def test_without_scores_the_oldest_go_by_position_and_not_by_place():
+    losses = decide(positions=[100, 20, 90, 30, 80, 40, 70, 60], n_keep=3)
+    assert losses.freed.tolist() == [3, 5, 7, 6]
+    assert losses.dropped.tolist() == [1, 9, 17, 25], "the oldest of all by every head, and its cells stay"
+
+
+def test_heads_keep_different_pages_and_what_none_keeps_is_freed():
+    scores = np.zeros(SHAPE.axes, np.float32)
+    scores[0, 0, 2] = scores[0, 1, 3] = scores[1, :, 4] = 1
+    losses = decide(scores, n_keep=2)  # and page 7, the newest
+    assert losses.freed.tolist() == [1, 5, 6]
+    gone = np.zeros(SHAPE.axes, bool)
+    gone.reshape(-1)[losses.dropped] = True
+    assert (~gone[0, 0]).nonzero()[0].tolist() == [1, 2, 5, 6, 7], "freed pages are not dropped besides"
+    again = decide(scores, gone=gone.astype(np.uint8), positions=[15, -1, 47, 63, 79, -1, -1, 127], n_keep=2)
+    assert not len(again.dropped) and not len(again.freed), "what is gone is gone"
+
+
+def test_room_is_made_from_what_the_best_head_values_least_and_pins_go_last():
+    scores = np.zeros(SHAPE.axes, np.float32)
+    scores[0, 0] = [8, 7, 1, 2, 3, 4, 5, 0]
+    pins = np.zeros(8, bool)
+    pins[2] = True
+    assert decide(scores, pins, n_excess=17).freed.tolist() == [3, 4], "whole pages, for 17 cells"
+    assert decide(scores, pins, n_excess=7 * 16).freed.tolist() == [1, 2, 3, 4, 5, 6], "a bound is a bound; the first and the newest stay"
+    assert decide(scores, pins, n_excess=16, cells=[16, 16, 16, 4, 4, 16, 16, 3]).freed.tolist() == [3, 4, 5]
+    assert decide(shape=PageShape(0, 0, 8), n_excess=20).freed.tolist() == [1, 2], "nobody observes: the oldest but the first"
+
+
+def test_bounds_that_cannot_be_kept_are_refused():
+    with pytest.raises(ConfigError, match="cannot make room for batches of 512 tokens; keep at least 2,048 tokens, or read at most 256 "
+                                          "tokens at once"):
+        eviction.check_keep(1024, 1024, 512, 100, frees=True)
+    with pytest.raises(ConfigError, match="always kept \\(900: the first and the newest\\) do not fit into --keep 1024, which has room "
+                                          "for 768"):
+        eviction.check_keep(1024, 1024, 256, 900, frees=True)
+    eviction.check_keep(1024, 8192, 512, 900, frees=False)
+    for text, message in (("soon", "it must be a number of tokens"), ("0", "it must be"), ("3", "less than one page"), ("auto", "must be")):
+        with pytest.raises(ConfigError, match=message):
+            KvOptions(mode="evict", keep=text)
+    assert Keep.parse("64MiB") == Keep(0, 64 << 20) and Keep.parse(" 4096 ") == Keep(4096)
+    with pytest.raises(ConfigError, match="convert 1.0 MiB to tokens first"):
+        _ = KvOptions(mode="evict", keep="1MiB").keep_tokens

@@ -1,0 +1,63 @@
+"""The report's pictures by themselves: labels, ticks, style, and the plot of speed against depth."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from click.testing import CliRunner
+from support.results import rows_by_depth, time_rows
+
+from edgekv.cli.report import report as command
+from edgekv.errors import ConfigError
+from edgekv.lab.report import charts, page
+
+
+def test_labels_keep_apart():
+    """Names of lines that end at one point do not lie over each other, and stay in order."""
+    from matplotlib.text import Text
+
+    lines = [charts.Line(f"line {i}", (0.1, 0.3), (0.5, 0.9 + i / 1000)) for i in range(6)]
+    figure = charts.line_chart([charts.Panel("title", lines, "y")], "x")
+    figure.draw_without_rendering()
+    labels = [text for text in figure.axes[0].texts if text.get_text().startswith("line")]
+    boxes = [Text.get_window_extent(label) for label in labels]  # an annotation's own extent has its leader in it
+    places = sorted((box.y0, box.y1, label.get_text()) for box, label in zip(boxes, labels))
+    assert [name for *_, name in places] == [f"line {i}" for i in range(6)]
+    assert all(below[1] <= above[0] + 2 for below, above in pairwise(places))
+
+
+def test_style_is_not_left_behind():
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    charts.line_chart([charts.Panel("title", [charts.Line("a", (0.1, 0.2), (0.5, 0.6))], "y", "missed")], "x")
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_ticks_keep_apart():
+    assert charts._apart([5, 10, 12.5, 20, 30]) == [5, 10, 20, 30] and charts._apart([]) == [] == charts._apart(())
+
+
+def test_speed_is_plotted_against_depth(tmp_path):
+    """On the page, and as a file: a line for stock's best and each mode, from the smaller depth to the larger."""
+    (tmp_path / "kv.json").write_text(json.dumps(rows_by_depth()))
+    picture = tmp_path / "speed.svg"
+    done = CliRunner().invoke(command, [str(tmp_path), "--speed", str(picture)])
+    assert done.exit_code == 0, done.output
+    drawn, shown = picture.read_text(), (tmp_path / "report.html").read_text()
+    for words in ("stock llama.cpp", "exact", "sparse", "ms per token", "tokens in the context", "prose, 1 thread"):
+        assert f">{words}<" in drawn and f">{words}<" in shown
+    assert "off-flash" not in drawn
+
+
+@pytest.mark.parametrize(("rows", "name", "sentence"), [
+    (time_rows(), "speed.svg", "the plot needs rows of two depths; measure with `edgekv bench kv -d 512,7680 -o json`"),
+    (rows_by_depth(), "speed.txt", "the picture is speed.txt; its name must end in .png or .svg"),
+])
+def test_a_plot_that_cannot_be_is_refused(tmp_path, rows, name, sentence):
+    (tmp_path / "kv.json").write_text(json.dumps(rows))
+    with pytest.raises(ConfigError) as caught:
+        page.write(tmp_path, speed=tmp_path / name)
+    assert str(caught.value) == sentence and not (tmp_path / "report.html").exists()

@@ -1,0 +1,111 @@
+"""Mode sparse while things change: options, events, a failed decode, two thousand tokens, instruction sets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import psutil
+import pytest
+from support.contexts import attached
+from support.decoding import kld
+from support.events import SAMPLED, check, follow_events
+from support.sparse import ALL, exact_and_its_spread, logits_of, open_model
+
+from edgekv._native import core
+from edgekv.config import KvOptions
+from edgekv.errors import ConfigError
+
+
+def test_everything_may_change_while_it_runs(synthetic):
+    llama = open_model(synthetic("llama"), n_ctx=2048)
+    options = llama.kv.options.with_(**SAMPLED, kv_budget=1 << 17)
+    logits_of(llama, (1,) * 20, options)
+    slots = llama.kv.tiers().n_slots
+    assert llama.kv.memory().arena_bytes == slots * llama.kv.tiers().slot_bytes <= 1 << 17
+    for changes in ({"kv_budget": 1 << 16}, {"resolution": 1e4}, {"mode": "off"}, {"mode": "sparse"}, {"sketch": "none"}, {"kv_budget": 0},
+                    {"sketch": "b3", "kv_budget": 1 << 18}, {"policy": "lru", "prefetch": "rope"}, {"mode": "exact"}, {"exact_tokens": 900},
+                    {"mode": "sparse", "error_every": 3, "keep_rows": True}, {"exact_tokens": 0, "recent_tokens": 0},
+                    {"policy": "random", "prefetch": "previous"}, {"policy": "none"}):
+        options = options.with_(**changes)
+        llama.kv.configure(options)
+        assert llama.kv.mode == options.mode and llama.kv.options == options
+        for token in range(12):
+            llama.eval([260 + token])
+        check(llama.kv)
+        assert llama.kv.memory().arena_bytes <= options.placement.kv_budget
+    exact, bound = exact_and_its_spread(llama, (1, 2, 1))
+    assert kld(exact, logits_of(llama, (1, 2, 1), options.with_(**ALL))).max() < bound
+    with pytest.raises(ConfigError, match="this context has pages of 16 tokens"):
+        llama.kv.configure(options.with_(page_tokens=32))
+
+
+@pytest.mark.parametrize(("sketch", "unified", "page_tokens"), [("b3", True, 16), ("b3", False, 16), ("b3", True, 48)])
+def test_sketches_and_arena_follow_every_event(synthetic, sketch: str, unified: bool, page_tokens: int):
+    """Removed, copied, shifted, saved and restored cells: always as if built anew."""
+    compared, resident = follow_events(synthetic("llama"), 70 if unified else 30, sketch, unified, page_tokens, kv_budget=1 << 20)
+    assert compared > 300 and resident > 100
+
+
+def test_a_failed_decode_leaves_them_true(synthetic):
+    with attached(synthetic("llama"), KvOptions(**ALL, kv_budget=1 << 20, plan_every=1), n_ctx=256) as (context, run):
+        context.decode(range(260, 300), range(40), [0] * 40)
+        with pytest.raises(AssertionError, match="llama_decode returned 1"):
+            context.decode([270] * 230, range(40, 270), [0] * 230)
+        for position in range(40, 80):
+            context.decode([270], [position], [0])
+        assert check(run).n_slots > 0
+
+
+def test_two_thousand_tokens_without_drift(synthetic):
+    llama = open_model(synthetic("llama"), n_ctx=3072, logits_all=False)
+    options = llama.kv.options.with_(**SAMPLED | {"exact_tokens": 256}, kv_budget=1 << 18)
+    logits_of_nothing = np.random.default_rng(0).integers(260, 350, 800).tolist()
+    llama.kv.configure(options)
+    llama.eval(logits_of_nothing)
+    process, sizes = psutil.Process(), []
+    for i in range(2000):
+        llama.eval([260 + i % 90])
+        if i % 250 == 249:
+            check(llama.kv)
+            sizes.append((process.memory_info().rss, llama.kv.memory().extra_bytes))
+    assert sizes[-1][0] - sizes[2][0] < 8 << 20, "the process grows"
+    assert sizes[-1][1] - sizes[2][1] < 1 << 20, "the buffers grow"
+    seen = llama.kv.selection()
+    assert 0.05 < seen.attended < 0.25 and seen.n_selections == 2000 * 4
+
+
+def test_edgekv_0_runs_stock(synthetic):
+    script = ("import sys, edgekv; llama = edgekv.Llama(sys.argv[1], kv='sparse', n_ctx=256, verbose=False); "
+              "llama.eval(list(range(260, 300))); llama.eval([270]); "
+              "print(llama.kv.mode.value, llama.kv.selection().n_selections, llama.kv.memory().sketch_bytes)")
+    result = subprocess.run([sys.executable, "-c", script, str(synthetic("llama"))], env=os.environ | {"EDGEKV": "0"}, capture_output=True,
+                            text=True, timeout=60, check=True)
+    assert result.stdout.split() == ["off", "0", "0"]
+
+
+def test_every_instruction_set_gives_the_same_answers(synthetic):
+    """Where a prompt's operands are rounded to bf16 the chances of all rows are a little others, and the walk reads another sample: there
+    everything is read."""
+    script = ("import sys, numpy as np, edgekv; llama = edgekv.Llama(sys.argv[1], kv='sparse', n_ctx=1024, verbose=False, logits_all=True); "
+              "llama.kv.configure(llama.kv.options.with_(resolution=float(sys.argv[3]), exact_tokens=0)); "
+              "rng = np.random.default_rng(0); llama.eval(rng.integers(260, 350, 600).tolist()); "
+              "[llama.eval([int(t)]) for t in rng.integers(260, 350, 12)]; np.save(sys.argv[2], llama.scores[600:612])")
+
+    model = synthetic("llama", dtype="f32")  # with f16 rounding flips draws
+
+    def logits(isa: str, resolution: float) -> np.ndarray:
+        path = model.parent / f"{isa}.npy"
+        subprocess.run([sys.executable, "-c", script, str(model), str(path), str(resolution)], env=os.environ | {"EDGEKV_ISA": isa},
+                       timeout=60, check=True)
+        return np.load(path)
+
+    sampled, whole = logits("portable", 200), logits("portable", 1e9)
+    for isa in core.isa_available()[1:]:
+        if isa in ("avx512bf16", "amx"):
+            assert kld(whole, logits(isa, 1e9)).max() < 1e-3
+        else:  # other rounding, other marks of the walk: another sample of the same
+            apart = kld(sampled, logits(isa, 200))
+            assert np.median(apart) < 1e-3 and apart.max() < 0.02

@@ -1,0 +1,64 @@
+"""The server in mode evict: a conversation longer than what is kept, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+
+import pytest
+
+from edgekv._native import core
+from edgekv.cli.chat.kv import KvWatch, memory_rows, mode_summary
+from edgekv.cli.chat.render import _kv_parts
+from edgekv.config import KvOptions
+from edgekv.errors import ConfigError
+from edgekv.live import runtime
+from edgekv.live.runtime import Runtime
+from edgekv.serving.options import ServerOptions
+from edgekv.serving.server import Server
+
+
+def ask(server: Server, messages: list[dict], n: int) -> dict:
+    body = json.dumps({"messages": messages, "max_tokens": n, "temperature": 0}).encode()
+    request = urllib.request.Request(f"{server.url}/v1/chat/completions", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as response:
+        return json.load(response)
+
+
+def test_a_conversation_longer_than_what_is_kept(synthetic):
+    """Served turn by turn, taken back to where the neighbour is gone, and begun anew."""
+    options = ServerOptions(synthetic("llama"), kv=KvOptions(mode="evict", keep=256), n_ctx=2048)
+    with Server(options) as server:
+        (run,) = runtime.live()
+        messages, seen = [], []
+        for turn in range(9):
+            messages += [{"role": "user", "content": f"{turn}" * 80}]
+            messages += [ask(server, messages, 30)["choices"][0]["message"]]
+            seen.append(run.n_positions)
+            assert run.memory().n_cells_used <= 256
+            if turn == 7:
+                messages = messages[:6]
+        assert max(seen) > 800 and run.stats.n_freed > 500 and llama_n_ctx(run) == 2048
+        status = KvWatch(server).status(run.n_positions)
+        assert status.kept == (run.memory().n_cells_used, run.n_positions)
+        assert _kv_parts(status)[0][0][1] == f"KV evict: {status.kept[0]:,} of {status.kept[1]:,} tokens kept"
+        assert mode_summary(server) == "evict: 256 tokens kept"
+        rows = dict(memory_rows(server))
+        assert rows["kept"].startswith(f"{status.kept[0]:,} of") and rows["dropped"].startswith(f"{run.stats.n_freed:,} tokens")
+        assert ask(server, [{"role": "user", "content": "x"}], 5)["usage"]["completion_tokens"] > 0
+
+
+def llama_n_ctx(run: Runtime) -> int:
+    return core.limits(run._native_handle()).n_ctx_seq
+
+
+def test_what_the_server_cannot_keep_is_refused(synthetic):
+    path, kv = synthetic("llama"), KvOptions(mode="evict", keep=512)
+    with pytest.raises(ConfigError, match="one request at a time, not 2"):
+        Server(ServerOptions(path, kv=kv, n_slots=2))
+    for option in ("--context-shift", "--cache_reuse", "-ub"):
+        with pytest.raises(ConfigError, match="does not go with mode evict"):
+            Server(ServerOptions(path, kv=kv, extra=(option, "256")))
+    with pytest.raises(ConfigError, match="always kept \\(5,"):
+        Server(ServerOptions(path, kv=kv.with_(recent_tokens=5000), n_ctx=2048)).start()
+    assert not runtime.live()

@@ -1,0 +1,48 @@
+"""A context in mode evict, one sequence of it, and what its heads attend."""
+
+from __future__ import annotations
+
+import numpy as np
+from support.contexts import Context
+
+from edgekv._native import paging as native
+from edgekv.config import KvOptions
+from edgekv.live.runtime import Runtime
+
+import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
+
+ONE = dict(n_seq=1, n_batch=128, n_ubatch=128)
+TOLERANCE = 1e-3
+"""Of one kernel against another on the tiny models, in nats; attending what was dropped is a thousand times as far away."""
+
+
+def evict(keep: int = 512, **more) -> KvOptions:
+    return KvOptions(mode="evict", **{"keep": keep, "policy": "anchor+recent", "keep_rows": True, **more})
+
+
+class Chat:
+    """One sequence of a context, fed with random tokens."""
+
+    def __init__(self, context: Context, run: Runtime | None, seed: int = 0):
+        self.context, self.run, self.position = context, run, 0
+        self.rng = np.random.default_rng(seed)
+
+    def tokens(self, n: int) -> list[int]:
+        return self.rng.integers(260, 350, n).tolist()
+
+    def feed(self, tokens: list[int]) -> np.ndarray:
+        n = len(tokens)
+        logits = self.context.decode(tokens, range(self.position, self.position + n), [0] * n)
+        self.position += n
+        return logits
+
+    def rewind(self, position: int) -> None:
+        assert llama_cpp.llama_memory_seq_rm(self.context.memory, 0, position, -1)
+        self.position = position
+
+    def positions(self) -> set[int]:
+        return set(self.run.cells.stream().positions.tolist()) - {-1}
+
+
+def attended(run: Runtime, row: int, head: int) -> set[int]:
+    return set((native.last_rows(run._native_handle(), row, head)[0] // 16).tolist())

@@ -1,0 +1,50 @@
+"""The program itself in a process of its own, without a terminal and in a pseudo-terminal."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import time
+
+import pexpect
+import pytest
+
+EDGEKV = [sys.executable, "-c", "from edgekv.cli.main import main; main()"]
+CONTROL = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|[()][A-Z0-9]|[=>])")
+
+
+class Screen:
+    """A chat in a pseudo-terminal, read without the terminal's control sequences."""
+
+    def __init__(self, environment: dict[str, str], *arguments: str):
+        self.child = pexpect.spawn(
+            EDGEKV[0], [*EDGEKV[1:], "chat", *arguments], encoding="utf-8", dimensions=(40, 200),
+            env={**environment, "PROMPT_TOOLKIT_NO_CPR": "1"},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore Ctrl-C, and hand that on
+        )
+        self._raw, self._seen = "", 0
+
+    def until(self, pattern: str, timeout: float = 90) -> str:
+        """What was shown since the last call, up to and with `pattern`."""
+        end = time.monotonic() + timeout
+        while True:
+            shown = CONTROL.sub("", self._raw)
+            if match := re.compile(pattern, re.DOTALL).search(shown, self._seen):
+                new, self._seen = shown[self._seen:match.end()], match.end()
+                return new
+            assert time.monotonic() < end, f"{pattern!r} does not come; the screen shows:\n{shown[self._seen:]}"
+            try:
+                self._raw += self.child.read_nonblocking(4096, timeout=0.2)
+            except pexpect.TIMEOUT:
+                continue
+            except pexpect.EOF:
+                pytest.fail(f"{pattern!r} does not come, the chat has ended:\n{shown[self._seen:]}")
+
+    def type(self, text: str) -> None:
+        self.child.send(text)
+
+    def ends(self) -> int:
+        self.child.expect(pexpect.EOF, timeout=60)
+        self.child.close()
+        return self.child.exitstatus

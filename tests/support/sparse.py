@@ -1,0 +1,49 @@
+"""A model in mode sparse, and the steps that compare it with full attention."""
+
+from __future__ import annotations
+
+import numpy as np
+from support.decoding import kld
+
+from edgekv import Llama
+from edgekv.config import KvOptions
+
+import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
+
+N_PROMPT = 600
+ALL = dict(mode="sparse", resolution=1e9, exact_tokens=0)
+"""Everything is read for certain, of attention as even as that of random weights."""
+
+
+def open_model(path, **options) -> Llama:
+    return Llama(str(path), **{"n_ctx": 1024, "n_threads": 2, "verbose": False, "logits_all": True, **options})
+
+
+def logits_of(llama: Llama, steps, options: KvOptions, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    llama.reset()
+    llama._ctx.kv_cache_clear()
+    llama.kv.configure(options)
+    llama.eval(rng.integers(260, 350, N_PROMPT).tolist())
+    first = llama.n_tokens
+    for n in steps:
+        llama.eval(rng.integers(260, 350, n).tolist())
+    return np.array(llama.scores[first : llama.n_tokens])
+
+
+def exact_and_its_spread(llama: Llama, steps) -> tuple[np.ndarray, float]:
+    """Logits of `exact`, and four times what it is from itself with another number of threads: sums in another order, which a step of
+    8-bit activations makes visible."""
+    exact = logits_of(llama, steps, llama.kv.options.with_(mode="exact"))
+    llama_cpp.llama_set_n_threads(llama.ctx, 1, 1)
+    other = logits_of(llama, steps, llama.kv.options)
+    llama_cpp.llama_set_n_threads(llama.ctx, 2, 2)
+    return exact, max(4 * kld(exact, other).max(), 1e-6)
+
+
+def whole_pages(llama: Llama, row: int, head: int) -> set[int]:
+    """Of the last step: the pages of which every token was read for certain, the newest page as far as it is filled."""
+    cells, weights = llama.kv.last_rows(row, head)
+    certain = np.bincount(cells[weights == 1] // 16, minlength=llama.n_ctx() // 16)
+    size = np.clip(llama.n_tokens - 16 * np.arange(len(certain)), 0, 16)
+    return set(np.flatnonzero((certain == size) & (size > 0)).tolist())

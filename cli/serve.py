@@ -83,7 +83,7 @@ def serve(model: Path | None, slots: int, max_queue: int | None, max_gap: float,
             _announce(server, how_to_stop)
             server.wait()
         except KeyboardInterrupt:
-            click.echo("stopping", err=True)
+            _say("stopping")
     return EXIT_OK
 
 
@@ -111,9 +111,13 @@ def _leave_at_once(number: int) -> NoReturn:
 
     if (server := active()) is not None:
         server.abandon()
-    click.echo("edgekv: interrupted while stopping", err=True)
-    sys.stderr.flush()
+    _say("edgekv: interrupted while stopping")
     os._exit(_CODES[signal.Signals(number)])
+
+
+def _say(text: str) -> None:
+    """On standard error, at once: a signal may come in between, and what is buffered cannot be written by its handler too."""
+    os.write(sys.stderr.fileno(), f"{text}\n".encode())
 
 
 def _announce(server: Server, how_to_stop: str) -> None:

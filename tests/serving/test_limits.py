@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from support.served import Reply, Served, serving
 
+from edgekv.config import KvOptions
 from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, ConfigError
 from edgekv.serving.options import Limits, ServerOptions
 from edgekv.serving.server import Server
@@ -129,49 +130,52 @@ def test_how_much_of_a_prompt_goes_beside_answers(tmp_path):
     assert done.returncode == 0, done.stdout
 
 
-PROMPT = {"messages": [{"role": "user", "content": "The river is calm today. " * 240}], "max_tokens": 1}
+@pytest.fixture
+def tiny(synthetic) -> Path:
+    return synthetic("llama", n_ctx_train=8192)
 
 
-@pytest.mark.parametrize(("max_gap_s", "least", "most"), [(0, 1, 8), (0.001, 60, 200)], ids=["full speed", "a tight bound"])
-def test_a_long_prompt_beside_an_answer(default_model, max_gap_s, least, most):
-    """Some 1,200 tokens: at full speed in batches of 512, under a bound that cannot be kept in the smallest there are."""
+def tokens(n: int) -> list[int]:
+    return [5 + i % 50 for i in range(n)]
+
+
+def drained(stream: Stream) -> list[dict]:
+    return [event for event in iter(stream.event, None) if isinstance(event, dict)]
+
+
+@pytest.mark.parametrize(("max_gap_s", "least", "most"), [(0, 2, 6), (1e-6, 90, 120)], ids=["full speed", "a bound nobody can keep"])
+def test_a_long_prompt_beside_an_answer(tiny, max_gap_s, least, most):
+    """1,500 tokens: in batches of 512, or in the smallest there are."""
     from edgekv._native import server as native
 
-    options = ServerOptions(default_model, n_ctx=2048, n_threads=1, n_slots=2, limits=Limits(max_gap_s))
+    options = ServerOptions(tiny, n_ctx=8192, n_threads=1, n_slots=2, limits=Limits(max_gap_s), kv=KvOptions(mode="exact"))
     with Server(options) as server:
-        answer = Stream(server.url, {**LONG, "max_tokens": 2000})
-        until(lambda: isinstance(event := answer.event(), dict) and event["choices"])
-        stop = threading.Event()
-        reader = threading.Thread(target=lambda: [answer.event() for _ in iter(stop.is_set, True)])
+        answer = Stream(server.url, {"prompt": tokens(9), "n_predict": 8000, "ignore_eos": True}, "/completion")
+        assert answer.event() and answer.event()
+        reader = threading.Thread(target=drained, args=(answer,))
         reader.start()
-        prompt = Stream(server.url, PROMPT)
-        while prompt.event() is not None:
-            pass
-        stop.set()
-        reader.join()
+        before = native.pacing().n_mixed
+        assert drained(Stream(server.url, {"prompt": tokens(1500), "n_predict": 1}, "/completion"))[-1]["tokens_evaluated"] == 1500
         seen = native.pacing()
-        answer.close()
-    assert least <= seen.n_mixed <= most and seen.max_gap_s == max_gap_s
+        assert reader.is_alive(), "the answer ran all the time"
+    reader.join()
+    assert least <= seen.n_mixed - before <= most and seen.max_gap_s == max_gap_s
     assert 0 < seen.last_gap_s <= seen.worst_gap_s
     assert seen.n_refused == 0 and (max_gap_s == 0 or seen.n_prompt_batch == 16)
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one(default_model):
-    with Server(ServerOptions(default_model, n_ctx=8192, n_threads=1, n_slots=2)) as server:
-        text = {"role": "user", "content": "The river is calm today. " * 1000}
+    with Server(ServerOptions(default_model, n_ctx=2048, n_threads=1, n_slots=2, kv=KvOptions(mode="exact"))) as server:
+        text = {"role": "user", "content": "The river is calm today. " * 280}
         long = Stream(server.url, {"messages": [text], "max_tokens": 1, "return_progress": True})
-        read = long.event()["prompt_progress"]
-        assert read["processed"] < read["total"] / 2
-        short = Stream(server.url, {**LONG, "max_tokens": 1})
-        while short.event() is not None:
-            pass
-        left = long.event()["prompt_progress"]  # what was told while the short one was answered waits in the buffers
-        assert left["processed"] < left["total"]
-        events = [event for event in iter(long.event, None) if isinstance(event, dict)]
-        assert sum("prompt_progress" in event for event in events) >= 2, "the long one was read after that"
-        assert events[-1]["choices"][0]["finish_reason"], "and answered"
-        long.close()
-        short.close()
+        first = long.event()["prompt_progress"]
+        assert first["processed"] < first["total"] / 2 and first["total"] > 1600
+        with ThreadPoolExecutor(1) as pool:
+            read = pool.submit(lambda: (drained(long), time.monotonic()))
+            assert drained(Stream(server.url, {**LONG, "max_tokens": 1}))
+            answered = time.monotonic()
+            events, ended = read.result(300)
+    assert answered < ended and events[-1]["choices"][0]["finish_reason"] == "length"
 
 
 # ---- the end --------------------------------------------------------------------------------------------------------------------

@@ -202,7 +202,7 @@ def test_chat_commands_are_named():
     from edgekv.cli.chat.commands import COMMANDS as SLASH
 
     named = set(re.findall(r"`(/[a-z]+)", DOCS))
-    assert named - {"/health", "/slots", "/tokenize"} <= set(SLASH)
+    assert named - {"/edgekv", "/health", "/metrics", "/props", "/slots", "/tokenize"} <= set(SLASH)  # the endpoint's
     assert set(SLASH) - {"/help", "/quit"} <= named
 
 

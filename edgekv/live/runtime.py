@@ -205,6 +205,12 @@ class Runtime:
         """Tokens of a sequence, at most."""
         return core.limits(self._native_handle()).n_ctx_seq
 
+    @property
+    def n_tokens(self) -> int:
+        """Tokens computed so far; `stats` has them where a run of the policy ends."""
+        seen = self._observation.read()
+        return self.stats.n_tokens + (0 if seen.ends_run else seen.n_tokens)
+
     def residency(self) -> Residency | None:
         """Where each page is: a read-only view, on the thread that decodes; None where the mode has no tiers."""
         return None if self._tiering is None else self._tiering.hierarchy.table.residency

@@ -34,6 +34,8 @@ plan computes at once."""
 
 _POLL_S = 0.02
 _STOP_S = 60.0
+_DAWDLE_S = 30
+"""A client that neither sends the rest of its request nor takes its answer is waited for so long, also when the server stops."""
 _INTERRUPTIBLE_S = 0.5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -187,6 +189,7 @@ class Server:
             "--flash-attn", "on",  # the attention hook needs it, and quantised V does too
             "--fit", "off",  # what was asked for, or an error: never fewer layers or tokens
             "--cache-ram", "0",  # up to 8 GiB of old prompts otherwise
+            "--timeout", str(_DAWDLE_S),
             "--offline", "--no-ui", "--no-warmup", "--cors-origins", "localhost",
         ]
         if options.n_threads is not None:

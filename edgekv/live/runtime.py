@@ -281,7 +281,7 @@ class Runtime:
         if self._handle is not None:
             core.set_watched(self._handle, on)
 
-    def _record(self, seen: core.NativeRun) -> None:
+    def _record(self, seen: core.RunSums) -> None:
         stats = self.stats
         stats.n_ubatches += seen.n_ubatches
         stats.n_tokens += seen.n_tokens

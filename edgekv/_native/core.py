@@ -142,7 +142,8 @@ def _placement(options: KvOptions) -> dict:
 def _params(options: KvOptions):
     return ffi.new("edgekv_params *", {
         "mode": _MODES[options.mode], "page_tokens": options.cache.page_tokens, "observe": options.placement.observe,
-        "observe_prompts": options.placement.observe_prompt, "selection": selection(options.selection, options.keep_tokens), "placement": _placement(options)})
+        "observe_prompts": options.placement.observe_prompt, "selection": selection(options.selection, options.keep_tokens),
+        "placement": _placement(options)})
 
 
 def device_problem(handle: Handle) -> EdgeKVError | None:

@@ -32,7 +32,7 @@ class StreamCells:
     used_end: int
     """The last used cell + 1."""
     read_sparsely: np.ndarray
-    """bool [cell]: the token was read by a sparse prompt (`SelectionOptions.prompts`), so that what the cell holds in all layers but the first is
+    """bool [cell]: a sparse prompt (the option `prompts`) read the token, so that what the cell holds in all layers but the first is
     approximate. Saved states and copies in other streams keep the label."""
 
     def sequences(self, cell: int) -> set[int]:

@@ -29,7 +29,7 @@ class UbatchReport:
     page_tokens: int
     pages_per_stream: int
     n_observed: int = 0
-    """Tokens whose mass this is: those of a decode step, or the last 16 of each stream of a prompt (`PlacementOptions.observe_prompt`). 0: nothing
+    """Tokens whose mass this is: those of a decode step, or the last 16 of each stream of a prompt (the option `observe_prompt`). 0: nothing
     was observed, and the mass is zero."""
 
 

@@ -139,7 +139,7 @@ class Tiering:
         self._key_norms: KeyNorms | None = None
         if self.hierarchy.policy.needs_keys:
             if self._plane is not None:
-                raise ConfigError(f"the policy {options.placement.policy} reads keys in host memory, and nobody may do that while a device "
+                raise ConfigError(f"the policy {options.placement.policy} reads keys in host memory, which cannot be done while a device "
                                   "computes; use another policy, or --device cpu")
             self._key_norms = KeyNorms(handle, self.shape)
             self._key_norms.update(np.flatnonzero(self._newest >= 0))
@@ -208,7 +208,7 @@ class Tiering:
         now = time.perf_counter()
         if self._last_run:
             self._intervals.append(now - self._last_run)
-            self.hierarchy.pace(bytes_per_run(self._link, min(self._intervals)))  # the least: nobody knows how long a person thinks
+            self.hierarchy.pace(bytes_per_run(self._link, min(self._intervals)))  # the least: a person may have paused between the others
         self._last_run = now
 
     def close(self) -> None:

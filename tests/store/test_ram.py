@@ -78,6 +78,17 @@ def test_a_tail_goes_when_a_longer_block_begins_with_it():
         assert n_restored(store, conversation(50, seed, after=tokens)) == 650
 
 
+def test_a_tail_stays_when_only_a_worse_block_begins_with_it():
+    store, tokens = ram_store(), conversation(100)
+    save(store, tokens)
+    longer = conversation(300, 1, after=tokens)
+    save(store, longer, np.full(400, SPARSE))
+    assert n_restored(store, longer, accepts=EXACT) == 100
+    assert n_restored(store, longer, accepts=SPARSE) == 400
+    save(store, longer)
+    assert n_restored(store, longer, accepts=EXACT) == 400
+
+
 def test_a_common_beginning_is_kept_once():
     store, system = ram_store(), conversation(1024)
     for seed in range(1, 9):

@@ -41,7 +41,7 @@ def _of_store(read: Callable[[StoreFigures], float]) -> Callable[[Shown], Iterab
 def _about(shown: Shown) -> Iterable[Value]:
     labels = {"model": shown.served.model, "mode": shown.mode.value, "version": shown.served.version}
     if shown.figures is not None:
-        labels |= {"policy": shown.figures.options.policy, "sketch": shown.figures.options.sketch.value}
+        labels |= {"policy": shown.figures.options.placement.policy, "sketch": shown.figures.options.selection.sketch.value}
     yield labels, 1
 
 

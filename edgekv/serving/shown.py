@@ -70,10 +70,11 @@ def props(shown: Shown) -> dict[str, Any]:
     if figures is None:
         return about
     options = figures.options
-    sparse = {"policy": options.policy, "prefetch": options.prefetch, "sketch": options.sketch.value, "resolution": options.resolution}
-    return {**about, "page_tokens": options.page_tokens, "n_layers": figures.n_layers, "n_layers_served": figures.n_layers_served,
+    sparse = {"policy": options.placement.policy, "prefetch": options.placement.prefetch, "sketch": options.selection.sketch.value,
+              "resolution": options.selection.resolution}
+    return {**about, "page_tokens": options.cache.page_tokens, "n_layers": figures.n_layers, "n_layers_served": figures.n_layers_served,
             **(sparse if shown.mode is KvMode.SPARSE else {}),
-            **({"policy": options.policy, "keep_tokens": options.keep_tokens} if shown.mode is KvMode.EVICT else {}),
+            **({"policy": options.placement.policy, "keep_tokens": options.keep_tokens} if shown.mode is KvMode.EVICT else {}),
             "tiers": tiers(shown), "store": store(shown)}
 
 
@@ -131,12 +132,12 @@ def state(shown: Shown) -> dict[str, Any]:
     if figures is None:
         return found
     options, pages, selection = figures.options, figures.tiers, figures.selection
-    settings = {"page tokens": f"{options.page_tokens}"}
+    settings = {"page tokens": f"{options.cache.page_tokens}"}
     if shown.mode is KvMode.SPARSE:
-        settings = {"resolution": f"{options.resolution:,.15g}", "sketch": options.sketch.value, "policy": options.policy,
+        settings = {"resolution": f"{options.selection.resolution:,.15g}", "sketch": options.selection.sketch.value, "policy": options.placement.policy,
                     "arena": size(figures.memory.arena_bytes) if figures.memory.arena_bytes else "none", **settings}
     elif shown.mode is KvMode.EVICT:
-        settings = {"kept": f"{options.keep_tokens:,} tokens", "policy": options.policy, **settings}
+        settings = {"kept": f"{options.keep_tokens:,} tokens", "policy": options.placement.policy, **settings}
     return {
         **found, "taken": round(figures.taken, 3), "settings": settings, "n_layers": figures.n_layers,
         "n_layers_served": figures.n_layers_served, "n_heads": figures.n_heads,

@@ -14,6 +14,7 @@ from typing import Any
 
 from edgekv.serving.server import Server, ServerOptions
 
+
 def options(model: Path, n_slots: int, **more: Any) -> ServerOptions:
     return ServerOptions(model, n_slots=n_slots, **{"n_threads": 1, **more})
 

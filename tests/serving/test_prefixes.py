@@ -68,7 +68,7 @@ def test_conversations_that_take_turns_are_read_once(tiny, kv):
         for seed, length in turns:
             prompt = grown[seed] + conversation(seed, length)[len(grown[seed]):]
             answer = ask(server, prompt)
-            assert n_read(answer) == max(1, len(prompt) - len(grown[seed]) + (1 if grown[seed] else 0)) or not grown[seed]
+            assert n_read(answer) - (len(prompt) - len(grown[seed])) in (0, -1)  # all of them begin with one token
             kept.append((prompt, answer["tokens"]))
             grown[seed] = prompt + answer["tokens"][:-1]
         (stats,) = server.prefixes.stats()
@@ -86,13 +86,12 @@ def test_where_the_tokens_came_from_is_said(tiny, tmp_path):
         assert sources(server, one) == {"slot": 0, "shared": 0, "ram": 0, "disk": 0, "remote": 0}
         assert sources(server, [*one, 300])["slot"] >= 600
         sources(server, two)
-        assert sources(server, one)["ram"] == 600
+        assert sources(server, one) == {"slot": 1, "shared": 0, "ram": 599, "disk": 0, "remote": 0}  # both begin with one token
         server.prefixes.flush()
     with serve(tiny, store=where) as server:  # after a restart
         assert sources(server, two)["disk"] == 600
-        found = sources(server, one[:400])
-        assert found["disk"] == 400
-        assert sources(server, two[:300] + one[:10]) == {"slot": 0, "shared": 0, "ram": 300, "disk": 0, "remote": 0}
+        assert sources(server, one[:400])["disk"] == 399
+        assert sources(server, two[:300] + one[:10])["ram"] == 299  # what came from disk stays in RAM
 
 
 def test_what_a_sample_read_is_not_taken_for_exact(tiny, tmp_path):
@@ -103,7 +102,7 @@ def test_what_a_sample_read_is_not_taken_for_exact(tiny, tmp_path):
         server.prefixes.flush()
     longer = [*prompt, *answer["tokens"][:-1]]
     with serve(tiny, EXACT, where) as server:
-        assert sources(server, longer)["disk"] == 600  # the prompt was read exactly
+        assert sources(server, longer)["disk"] == 512  # the blocks of the prompt alone, which was read exactly
     with serve(tiny, SPARSE, where) as server:
         assert sources(server, longer)["disk"] == len(longer)
 
@@ -132,7 +131,8 @@ def test_a_beginning_that_all_share_is_read_once(tiny):
         answers = list(pool.map(lambda prompt: ask(server, prompt), prompts))
         assert sum(map(n_read, answers)) < 1024 + 8 * 300
         (stats,) = server.prefixes.stats()
-        assert stats.ram.n_bytes < 2 * 1024 * server.prefixes.token_bytes() + 8 * 256 * server.prefixes.token_bytes()
+        n_kept = stats.ram.n_bytes / sum(map(sum, server.runtime.tokens.row_bytes()))
+        assert n_kept < 1024 + 8 * 60  # once, and what each has besides
     with serve(tiny, n_slots=1, store=None) as server:
         for prompt, answer in zip(prompts, answers):
             assert ask(server, prompt, cache_prompt=False)["tokens"] == answer["tokens"]
@@ -181,7 +181,7 @@ def test_tokens_that_were_moved_are_not_kept(tiny):
         assert shifted["truncated"]
         ask(server, conversation(9, 300))
         again = ask(server, prompt, 4)
-        assert again["timings"]["cache_n"] == 399 and again["tokens"] == shifted["tokens"][:4]
+        assert again["timings"]["cache_n"] == 256 and again["tokens"] == shifted["tokens"][:4]  # a block from before the shift
         moved = ask(server, prompt[:100] + prompt[250:], 4)
         assert moved["timings"]["cache_n"] == 100
 

@@ -143,7 +143,8 @@ def _model(path: Path, usable: bool) -> dict[str, Any]:
         "sparse_bytes_trained": asdict(kv_bytes(g, g.n_ctx_train, sparse)) if usable and sparse_layers(g) else None,
     }
     evict = KvOptions.from_env(mode=KvMode.EVICT, device="cpu")
-    facts["evict"] = {"keep": str(evict.eviction.keep), **asdict(kv_bytes(g, g.n_ctx_train, in_tokens(g, evict)))} if sparse_layers(g) else None
+    kept = kv_bytes(g, g.n_ctx_train, in_tokens(g, evict)) if sparse_layers(g) else None
+    facts["evict"] = None if kept is None else {"keep": str(evict.eviction.keep), **asdict(kept)}
     facts["device_plans"] = _device_plans(g) if usable else []
     layers, problem = _layers(path) if usable else ([], "the libraries cannot be used")
     return facts | {"layers": layers, "layers_error": problem}

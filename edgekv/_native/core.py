@@ -142,7 +142,8 @@ def _placement(options: KvOptions) -> dict:
 def _params(options: KvOptions):
     return ffi.new("edgekv_params *", {
         "mode": _MODES[options.mode], "page_tokens": options.cache.page_tokens, "observe": options.placement.observe,
-        "observe_prompts": options.placement.observe_prompt, "selection": selection(options.selection, options.keep_tokens), "placement": _placement(options)})
+        "observe_prompts": options.placement.observe_prompt, "selection": selection(options.selection, options.keep_tokens),
+        "placement": _placement(options)})
 
 
 def device_problem(handle: Handle) -> EdgeKVError | None:
@@ -278,7 +279,9 @@ def _view(pointer, dtype, shape: tuple[int, ...], strides: tuple[int, ...] | Non
 
 
 @dataclass(frozen=True)
-class NativeRun:
+class RunSums:
+    """What native code added up since the last run of the policy ended; counts of ubatches and tokens, and pages that changed."""
+
     mass_max: np.ndarray
     mass_sum: np.ndarray
     pages_per_stream: int
@@ -310,19 +313,19 @@ class RunReader:
         else:
             self._mass = tuple(view(int(ffi.cast("uintptr_t", mass)), np.float32, shape) for mass in (out.mass_max, out.mass_sum))
 
-    def read(self) -> NativeRun:
+    def read(self) -> RunSums:
         """Attention mass of the run so far: float32 [row, kv_head, page] views that live until the next ubatch."""
         out = self._out
         _check(lib.edgekv_get_observation(self._handle, out))
         changed = np.frombuffer(ffi.buffer(out.changed, 4 * out.n_changed), np.int32) if out.n_changed else _NO_PAGES
-        return NativeRun(*self._mass, out.pages_per_stream, out.page_tokens, out.n_ubatches, out.n_ubatches_hooked, out.n_tokens,
+        return RunSums(*self._mass, out.pages_per_stream, out.page_tokens, out.n_ubatches, out.n_ubatches_hooked, out.n_tokens,
                                  out.n_tokens_hooked, out.n_tokens_observed, changed, out.newest, bool(out.ends_run))
 
 
 _NO_PAGES = np.empty(0, np.int32)
 
 
-def run_so_far(handle: Handle) -> NativeRun:
+def run_so_far(handle: Handle) -> RunSums:
     """What the run of a context came to so far, read once."""
     return RunReader(handle).read()
 

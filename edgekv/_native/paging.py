@@ -128,7 +128,7 @@ def free_pages(handle: Handle, pages: np.ndarray) -> int:
 
 
 def last_rows(handle: Handle, row: int, head: int, token: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """What a query token of the last ubatch read in one KV head, with `SelectionOptions.keep_rows`: int32 [n] cells of stream 0, ascending, and
+    """What a query token of the last ubatch read in one KV head, with the option `keep_rows`: int32 [n] cells of stream 0, ascending, and
     float32 [n] their weights; none where it had no such token or attended everything. Raises ConfigError for a row, head or token that
     there cannot be."""
     n = ffi.new("int *")

@@ -52,7 +52,7 @@ class Ranking(Protocol):
         """The mean of their scores; 0 where there are none."""
 
     def n_below(self, value: float) -> int:
-        """How many of them have a lower score; at least, where more than were listed do."""
+        """How many of them have a lower score; a lower bound where more do than were listed."""
 
     def coldest(self, n: int) -> Top:
         """The n with the lowest scores, the lowest first; of equal ones the lower id."""

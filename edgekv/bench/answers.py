@@ -13,9 +13,9 @@ from functools import partial
 from edgekv.bench.asking import ask, n_tokens_of
 from edgekv.bench.harness.decoder import Decoder
 from edgekv.bench.harness.frame import Frame, plain
-from edgekv.bench.harness.measured import added
 from edgekv.bench.harness.modes import BenchMode
 from edgekv.bench.harness.passes import WARMUP_TOKENS, decode, warm_up
+from edgekv.bench.harness.tally import added
 from edgekv.bench.sparsity import was_sparse
 from edgekv.bench.start import Start
 from edgekv.bench.tasks import TASKS, Context, Question, Sample

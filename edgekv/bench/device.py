@@ -21,8 +21,8 @@ import numpy as np
 
 from edgekv.amounts import size
 from edgekv.bench.harness.decoder import Decoder  # first: it puts llama_cpp on our libraries
-from edgekv.bench.harness.measured import added
 from edgekv.bench.harness.passes import ContextError, decoder_of
+from edgekv.bench.harness.tally import added
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.hierarchy.stats import Stats

@@ -13,15 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from edgekv import _native
 from edgekv.bench.harness.decoder import Decoder
-from edgekv.bench.harness.measured import Measured
-from edgekv.bench.harness.modes import FULL, STOCK, STOCK_KERNELS, check_counts, check_turns, find_mode, rotated, with_stock
+from edgekv.bench.harness.modes import FULL, STOCK, STOCK_KERNELS, check_counts, find_mode, rotated, with_stock
 from edgekv.bench.harness.passes import (
     BATCH_TOKENS,
     WARMUP_TOKENS,
@@ -37,13 +35,14 @@ from edgekv.bench.harness.passes import (
     warm_up,
     weights_alone,
 )
+from edgekv.bench.harness.request import SpeedRequest
+from edgekv.bench.harness.tally import Tally
 from edgekv.bench.texts.text import Text
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
 from edgekv.machine import n_cores, stamp
 from edgekv.memory.fit import CONTEXT_STEP
 from edgekv.models import Geometry, geometry
-from edgekv.vocab import CacheType
 
 FIGURES = (
     "decode_ms_p50", "decode_ms_p10", "decode_ms_p90", "stock", "ratio_vs_stock", "ratio_paired", "limit_ms_p50", "ratio_vs_limit",
@@ -64,25 +63,16 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class KvBench:
+class KvBench(SpeedRequest):
     """What to measure. Every combination of text, cache types, threads and depth gives one row for each mode, the first of them for the
     best of stock. Both of STOCK_KERNELS are measured, unless `modes` name one of them alone."""
 
-    model: Path
-    texts: tuple[Text, ...]
-    depths: tuple[int, ...] = (512, 4096, 7680)
-    threads: tuple[int, ...] = (1,)
-    cache_types: tuple[tuple[CacheType, CacheType], ...] = ((CacheType.F16, CacheType.F16),)
-    modes: tuple[str, ...] = (STOCK, FULL)
     n_steps: int = 64  # timed decode steps of a pass
-    n_rounds: int = 3  # passes of each mode
     n_warmup: int = WARMUP_TOKENS
-    page_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        check_turns(self.modes)
-        check_counts({"depth": self.depths, "thread count": self.threads, "number of steps": (self.n_steps,),
-                      "number of rounds": (self.n_rounds,), "number of steps before": (self.n_warmup,)})
+        super().__post_init__()
+        check_counts({"number of steps": (self.n_steps,), "number of steps before": (self.n_warmup,)})
 
     @property
     def n_tokens(self) -> int:
@@ -182,7 +172,7 @@ class _Run:
     ) -> dict[str, dict[str, Any]]:
         """Figures of each mode over the same tokens, from `depth` on; leaves the decoders there."""
         targets = tokens[self.bench.n_warmup + 1 :]
-        measured = {name: Measured() for name in self.decoders}
+        measured = {name: Tally() for name in self.decoders}
         bytes_kept: dict[str, dict[str, int]] = {}
         references: dict[str, list[np.ndarray]] = {}
         limit_ms: list[float] = []
@@ -211,7 +201,7 @@ class _Run:
         results = {name: {**self._figures(name, measured), **bytes_kept[name]} for name in measured}
         return self._with_limits(results, float(np.median(limit_ms)) if limit else None, n_threads)
 
-    def _figures(self, name: str, measured: Mapping[str, Measured]) -> dict[str, Any]:
+    def _figures(self, name: str, measured: Mapping[str, Tally]) -> dict[str, Any]:
         one, stocks = measured[name], [kernel for kernel in STOCK_KERNELS if kernel in measured]
         stock = min(stocks, key=lambda kernel: np.median(measured[kernel].milliseconds))
         figures = {**one.figures(), "stock": stock, **one.speed(measured[stock]), **self.modes[name].figures}

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from edgekv.bench.harness.decoder import Decoder
-from edgekv.bench.harness.measured import Measured
 from edgekv.bench.harness.modes import FULL, STOCK, BenchMode
 from edgekv.bench.harness.passes import WARMUP_TOKENS, decode, warm_up
+from edgekv.bench.harness.tally import Tally
 from edgekv.bench.sparsity import was_sparse
 from edgekv.bench.start import Start
 
@@ -23,7 +23,7 @@ REFERENCES = {STOCK: "stock", FULL: "exact"}
 class Likeness:
     """What each mode predicted; of several texts added up, positions after positions."""
 
-    measured: dict[str, Measured] = field(default_factory=dict)
+    measured: dict[str, Tally] = field(default_factory=dict)
     dense: frozenset[str] = frozenset()
     """Sparse modes that attended everything in one of the texts."""
 
@@ -48,7 +48,7 @@ def compare(decoder: Decoder, start: Start, modes: Mapping[str, BenchMode], toke
     """Decode `tokens` from `start` on in each mode, the first WARMUP_TOKENS with full attention; the last one is only predicted.
     `modes` begins with the references; `decoded` is told what was decoded: (mode, tokens)."""
     targets = tokens[WARMUP_TOKENS + 1 :]
-    measured = {name: Measured() for name in modes}
+    measured = {name: Tally() for name in modes}
     references: dict[str, list[np.ndarray]] = {}
     dense: set[str] = set()
     for name, mode in modes.items():

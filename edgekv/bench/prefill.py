@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from edgekv import _native
 from edgekv.bench.harness.decoder import Decoder
-from edgekv.bench.harness.modes import FULL, STOCK, STOCK_KERNELS, BenchMode, check_counts, check_turns, find_mode, rotated, with_stock
+from edgekv.bench.harness.modes import FULL, STOCK, STOCK_KERNELS, BenchMode, check_counts, find_mode, rotated, with_stock
 from edgekv.bench.harness.passes import BATCH_TOKENS, Caches, ContextError, beside, hooked_note, opened, own, read
+from edgekv.bench.harness.request import SpeedRequest
 from edgekv.bench.kv import Progress, Row
 from edgekv.bench.texts.text import Text
 from edgekv.config import KvOptions
@@ -29,7 +29,6 @@ from edgekv.live import runtime
 from edgekv.machine import n_cores, stamp
 from edgekv.memory.fit import CONTEXT_STEP
 from edgekv.models import Geometry, geometry
-from edgekv.vocab import CacheType
 
 FIGURES = ("tokens_per_second", "ms_p50", "ms_min", "ms_max", "stock", "ratio_vs_stock", "attention_fraction", "pair_ns")
 """What is measured. `ms_p50` is the median time of the `n_tokens` that a row is about, and tokens_per_second is theirs; `stock` is the
@@ -43,25 +42,16 @@ FILLS = FULL
 
 
 @dataclass(frozen=True)
-class PrefillBench:
+class PrefillBench(SpeedRequest):
     """What to measure. Every combination of text, cache types and threads gives, for an empty cache, each depth and `n_whole`, one row for
     each mode, the first of them for the best of stock."""
 
-    model: Path
-    texts: tuple[Text, ...]
-    depths: tuple[int, ...] = (512, 4096, 7680)
-    threads: tuple[int, ...] = (1,)
-    cache_types: tuple[tuple[CacheType, CacheType], ...] = ((CacheType.F16, CacheType.F16),)
-    modes: tuple[str, ...] = (STOCK, FULL)
     n_chunk: int = BATCH_TOKENS  # tokens of a chunk, computed at once
     n_whole: int | None = None  # tokens of a prompt that is read whole, chunk after chunk from an empty cache
-    n_rounds: int = 3  # of each mode
-    page_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        check_turns(self.modes)
-        check_counts({"depth": self.depths, "thread count": self.threads, "number of rounds": (self.n_rounds,),
-                      "whole prompt": (self.n_whole or 1,)})
+        super().__post_init__()
+        check_counts({"whole prompt": (self.n_whole or 1,)})
         if self.n_chunk < 2:
             raise ConfigError("a chunk of a prompt must have 2 tokens or more")
 

@@ -23,7 +23,7 @@ from edgekv.bench.texts.text import Text
 from edgekv.config import KvOptions, SelectionOptions, parse_resolution
 from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.lab.trace_format import CHUNK_STEPS, FULL, SAMPLED, Header, TraceWriter, dtype_of
-from edgekv.live.observers import Ubatch
+from edgekv.live.observers import UbatchReport
 from edgekv.live.runtime import Runtime
 from edgekv.models import geometry
 from edgekv.vocab import DeviceKind, KvMode, SketchKind
@@ -144,22 +144,22 @@ class _Run:
             self.decoder.rewind(0)
             self._read(watch)
 
-    def _full(self, ubatch: Ubatch) -> tuple[np.ndarray, ...]:
+    def _full(self, ubatch: UbatchReport) -> tuple[np.ndarray, ...]:
         return ubatch.mass_sum[self._pages], ubatch.mass_max[self._pages]
 
-    def _sampled(self, ubatch: Ubatch) -> tuple[np.ndarray, ...]:
+    def _sampled(self, ubatch: UbatchReport) -> tuple[np.ndarray, ...]:
         n_read = np.zeros(self.header.shape.axes, np.uint16)
         for row, head in zip(*np.nonzero(np.array(self.header.exists))):
             cells, _ = self.runtime.last_rows(int(row), int(head))
             n_read[row, head] = np.bincount(cells // self.header.page_tokens, minlength=self.header.n_pages)
         return ubatch.mass_sum[self._pages], ubatch.mass_max[self._pages], n_read
 
-    def _pass(self, doing: str, kinds: tuple[str, ...], arrays: Callable[[Ubatch], tuple[np.ndarray, ...]], watch: _Watch) -> None:
+    def _pass(self, doing: str, kinds: tuple[str, ...], arrays: Callable[[UbatchReport], tuple[np.ndarray, ...]], watch: _Watch) -> None:
         """Decode the tokens after the text one by one and write those arrays of each."""
         header, runtime = self.header, self.runtime
         chunks = _Chunks(self.writer, header, kinds)
 
-        def seen(ubatch: Ubatch) -> None:
+        def seen(ubatch: UbatchReport) -> None:
             if not ubatch.hooked or ubatch.layers != header.layers:
                 raise EdgeKVError("a decoded token did not run in EdgeKV's attention, and cannot be recorded")
             chunks.add(*arrays(ubatch))
@@ -202,8 +202,8 @@ class _Watch:
     def _interrupt(self, *_: object) -> None:
         self._error = KeyboardInterrupt()
 
-    def guard(self, observer: Callable[[Ubatch], None]) -> Callable[[Ubatch], None]:
-        def guarded(ubatch: Ubatch) -> None:
+    def guard(self, observer: Callable[[UbatchReport], None]) -> Callable[[UbatchReport], None]:
+        def guarded(ubatch: UbatchReport) -> None:
             try:
                 observer(ubatch)
             except Exception as error:  # check() raises it again

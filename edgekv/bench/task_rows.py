@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from edgekv.bench.answers import Answer, Answers
-from edgekv.bench.harness.measured import added
 from edgekv.bench.harness.modes import FULL, BenchMode
+from edgekv.bench.harness.tally import added
 from edgekv.bench.sparsity import ATTENDED_EVERYTHING
 from edgekv.bench.tasks import TASKS
 from edgekv.lab.retention import Retention

@@ -14,10 +14,10 @@ from edgekv.vocab import PAGE_TOKENS, CacheType, DeviceKind, PromptReading, Sket
 
 AUTO_DEVICE = "auto"
 DEVICES = (AUTO_DEVICE, DeviceKind.HOST.value, DeviceKind.CUDA.value)
-"""What a person can ask for; the emulated device is for tests and can be had besides."""
+"""What a person can ask for. There is also the emulated device, for tests."""
 
 AUTO_ARENA = 0.2
-"""Of the pages, what an automatic arena in host memory has slots for."""
+"""The share of the pages that an automatic arena in host memory has slots for."""
 
 
 def variable(default: Any, name: str, read: Callable[[str, str], Any] = as_written) -> Any:

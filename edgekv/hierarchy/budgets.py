@@ -15,7 +15,7 @@ SPLITS.add("pyramid", Split.PYRAMID, Split.PYRAMID.description, "PyramidKV, arXi
 SPLITS.add("pooled", Split.POOLED, Split.POOLED.description, "EdgeKV")
 
 LAYER_FLOOR = 0.2
-"""Of its even share, what each head has at least where a layer's heads share a budget: the safeguard of AdaKV."""
+"""The least that each head gets where a layer's heads share a budget, as a part of its even share: AdaKV's safeguard."""
 
 PYRAMID_STEEPNESS = 20
 """PyramidKV's beta: the last layer has 1 / beta of the mean budget."""
@@ -32,12 +32,12 @@ def layer_weights(split: Split, n_rows: int) -> np.ndarray:
 
 def divide(split: Split, scores: np.ndarray, always: np.ndarray | np.bool_, visible: np.ndarray | np.bool_, n_budget: float,
            exists: np.ndarray | None = None) -> np.ndarray:
-    """bool [row, head, page]: the pages taken; n_budget for each head on average, where so many are visible.
+    """bool [row, head, page]: the pages taken, n_budget for each head on average, or all where fewer are visible.
 
     Args:
         scores: float [row, head, page], higher = keep.
-        always: bool, broadcasts: taken first, where visible; they count, and may exceed the budget.
-        visible: bool, broadcasts: nothing else is taken.
+        always: bool, broadcasts. These are taken first where they are visible. They count, and may exceed the budget.
+        visible: bool, broadcasts. Only these are taken.
         exists: bool [row, head]; None: every row has every head.
 
     Of equal scores the higher page is taken, as native selection does.
@@ -63,8 +63,8 @@ def divide(split: Split, scores: np.ndarray, always: np.ndarray | np.bool_, visi
 
 
 def _best(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """bool [group, n]: the counts[group] largest values of each group, infinite ones besides, minus infinity never; of equal values
-    the later ones."""
+    """bool [group, n]: the counts[group] largest values of each group. Infinite values are always taken, minus infinity never; of equal
+    values the later ones are taken."""
     n = values.shape[1]
     always = values == np.inf
     counts = np.minimum(np.maximum(counts, always.sum(axis=1)), (values > -np.inf).sum(axis=1))

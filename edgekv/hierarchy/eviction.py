@@ -1,4 +1,4 @@
-"""Which pages mode evict gives up: who keeps what, and what is freed when nobody does or when there is no room. Pure decisions."""
+"""Decides which pages mode evict gives up: what each head keeps, and what is freed because no head keeps it or there is no room. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from edgekv.pages.shape import PageShape
 from edgekv.vocab import Split
 
 BATCHES = 4
-"""The largest batch fits that often into a cache whose pages are freed: a batch's room must be empty before it is read, so that with a
-larger one most of the bound would stand empty."""
+"""A cache whose pages are freed has room for this many of its largest batches, or more. The room for a batch must be empty before the
+batch is read, so that larger batches would leave most of the bound empty."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Demand:
     """The cells as they are, and what must go."""
 
     dropped: np.ndarray
-    """[row, head, page], not zero: dropped before."""
+    """uint8 [row, head, page]; not zero: the head dropped the page before."""
     page_positions: np.ndarray
     """int [page], the newest position in each page, -1: empty."""
     page_cells: np.ndarray
@@ -32,12 +32,12 @@ class Demand:
     n_keep: int | None
     """Pages that a head keeps on average; None: all."""
     n_excess: int = 0
-    """Cells that must be emptied in any case; the pages go whose best head values them least, pins last."""
+    """Cells that must be emptied in any case. The pages that their best head values least go first, pinned ones last."""
 
 
 @dataclass(frozen=True)
 class Losses:
-    """What one look came to."""
+    """What one decision drops and frees."""
 
     dropped: np.ndarray
     """int64 [n]: flat ids (`PageShape.ids`) of pages that a head does not attend any more though others do."""

@@ -32,7 +32,7 @@ class Migrator:
         self.page_bytes = page_bytes
         self.stats = stats
         self.last_error = ""
-        """The sentence of the last copy that could not be begun."""
+        """Why the last copy that failed could not begin."""
         self._promote, self._reasons, self._demote = _NO_IDS, np.empty(0, np.uint8), _NO_IDS
         self._moving: dict[int, np.ndarray] = {}
 
@@ -47,7 +47,7 @@ class Migrator:
         return sum(len(ids) for ids in self._moving.values())
 
     def submit(self, plan: MigrationPlan) -> None:
-        """From now on this plan, in place of what was left of the one before."""
+        """Carry out this plan from now on; what was left of the one before is dropped."""
         self._promote, self._reasons, self._demote = plan.promote, plan.promote_reasons, plan.demote
 
     def drop(self) -> None:
@@ -99,7 +99,7 @@ class Migrator:
             self.stats.n_demoted += len(ids)
 
     def collect(self) -> None:
-        """Take in the copies that ended."""
+        """Make the pages resident whose copies have ended."""
         began = time.perf_counter()
         finished = self.transport.finished()
         self.stats.stall_seconds += time.perf_counter() - began
@@ -111,7 +111,7 @@ class Migrator:
                 done = ids[ok]
                 self.table.cancel(ids[~ok], Reason.FAILED)
             resident = self.table.commit(done)
-            if not resident.all():  # published, but the table knows of a change: home is right
+            if not resident.all():  # these changed after they were published: the bytes at home are right
                 self.transport.release(done[~resident])
             n_resident = int(np.count_nonzero(resident))
             self.stats.n_promoted += n_resident

@@ -18,18 +18,18 @@ class Limits:
     max_moves: int = 4096
     """Promotions in one plan."""
     max_wanted: int = 64
-    """Of these, prefetched pages."""
+    """Prefetched pages among these."""
     margin: float = 1.25
     """A page takes the slot of another only if its score is more than this times the other's ..."""
     gain: float = 1e-4
-    """... plus this, in attention mass per token: a copy has to pay."""
+    """... plus this, in attention mass per token, because a copy has a price."""
     cold: float = 0.1
     """A prefetched page may take the slot of a page whose score is below this share of the mean over residents that are not
     pinned."""
     swap: bool = True
     """False: a page that has a slot keeps it. Where every page is read for each token, a swap costs a copy and gains nothing."""
     fill: bool = False
-    """Slots that nobody asked for get any pages: those of all layers and heads alike, from the first page on."""
+    """Fill slots that nothing asked for with any pages: from the first page on, evenly over layers and heads."""
 
     def __post_init__(self) -> None:
         if min(self.max_moves, self.max_wanted, self.gain, self.cold) < 0 or self.margin < 1:
@@ -108,14 +108,15 @@ def decide(ranking: Ranking, pinned: np.ndarray | None, wanted: np.ndarray, resi
 
 
 def _swap(ranking: Ranking, home: _Home, n_free: int, n_held: int, n_done: int, limits: Limits) -> tuple[np.ndarray, np.ndarray]:
-    """(ids to promote, by falling score; ids to demote, by rising score), n_done promotions before them included. The i-th candidate
-    beyond the free slots goes against the i-th resident beyond those that had to go."""
+    """Returns (ids to promote, by falling score; ids to demote, by rising score). The ids to demote include those that make room for the
+    n_done promotions that come first. The i-th candidate beyond the free slots competes with the i-th resident beyond those that had
+    to go."""
     n_left = min(n_free + n_held, limits.max_moves) - n_done
     n_free_left, n_gone = max(0, n_free - n_done), max(0, n_done - n_free)
     least = 0.0
     if n_held and not n_free_left and len(coldest := ranking.coldest(1)):
         least = limits.margin * float(coldest.values[0]) + limits.gain
-    n_swaps = min(256, n_held)  # most plans move few pages: put more in order only where all of these swap
+    n_swaps = min(256, n_held)  # most plans move few pages: sort more only where all of these swap
     while True:
         cold = ranking.coldest(min(n_held, n_gone + n_swaps))
         needs = cold.values[n_gone:] * np.float32(limits.margin) + np.float32(limits.gain)
@@ -157,7 +158,7 @@ class _Home:
         """n of them, page by page, each of all rows and heads: layers keep equal shares."""
         if n <= 0:
             return _NO_IDS
-        end = int(np.searchsorted(np.cumsum(np.count_nonzero(self.mask, axis=(0, 1))), n)) + 1  # so many pages have enough
+        end = int(np.searchsorted(np.cumsum(np.count_nonzero(self.mask, axis=(0, 1))), n)) + 1  # this many pages hold n or more
         pages, rows, heads = np.nonzero(self.mask[:, :, :end].transpose(2, 0, 1))
         return self._shape.ids(rows[:n], heads[:n], pages[:n])
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass
 class Stats:
-    """What the ubatches of a context came to, up to the policy's last run. Selection counts for itself: `SelectionReport`."""
+    """Counts over the ubatches of a context, up to the policy's last run. Selection has counts of its own: `SelectionReport`."""
 
     n_ubatches: int = 0
     n_ubatches_hooked: int = 0
@@ -35,14 +35,14 @@ class Stats:
     moved_bytes: int = 0
     """Bytes of the copies begun."""
     moved_bytes_last: int = 0
-    """Of these, in the last run of the policy."""
+    """Bytes of the copies begun in the last run of the policy."""
     hierarchy_seconds: float = 0.0
     """Time spent on policy, plan and migration; part of python_seconds."""
     plan_seconds: float = 0.0
-    """The plans' part of hierarchy_seconds."""
+    """Time spent on plans; part of hierarchy_seconds."""
     stall_seconds: float = 0.0
-    """Time that ubatches waited for the arena: in host memory for the copies themselves, on a device for beginning and collecting them,
-    and for what a plan asked it. Part of hierarchy_seconds."""
+    """Time that ubatches waited for the arena; part of hierarchy_seconds. In host memory that is the copies themselves; on a device it is
+    beginning and collecting them, and the questions of plans."""
     n_late_answers: int = 0
     """Runs of the policy in which a plan was due and the device had not answered yet."""
 

@@ -37,12 +37,12 @@ class HierarchySettings:
     policy_settings: Mapping[str, int | float] | None = None
     """None: each policy's own."""
     rope: Rope | None = None
-    """None: the model has none."""
+    """None: the model has no rotary positions."""
     limits: Limits = Limits()
     plan_every: int = 16
     """Steps from plan to plan."""
     bytes_per_run: int = 1 << 20
-    """What copies may carry, begun in one step."""
+    """Bytes of the copies that one step may begin."""
 
     def __post_init__(self) -> None:
         if self.plan_every < 1 or self.page_bytes < 1 or self.bytes_per_run < 1:
@@ -55,9 +55,9 @@ class Hierarchy:
 
     priority (float32) and pinned (uint8), both [row, head, page], are written in place in each step: selection reads them, and
     the policy keeps its scores in priority. They and the mass live where `ops` works; residency and pins by page are NumPy arrays.
-    A plan has two halves, a question to the scores and a decision. On the host one follows the other at once; a device answers
-    while it computes the next tokens, and the decision is made in the first run that finds the answer: nobody waits for it. The
-    arena begins without slots; `resize` gives it some.
+    A plan has two halves: a question about the scores, and a decision. On the host the decision follows at once. A device answers
+    while it computes the next tokens; nothing waits for it, and the first run that finds the answer decides. The arena begins
+    without slots; `resize` gives it some.
     """
 
     def __init__(self, shape: PageShape, transport: Transport, priority: Array, pinned: Array, settings: HierarchySettings, *,
@@ -189,17 +189,17 @@ class Hierarchy:
         self._observation = None  # its arrays are valid during the run only
 
     def pace(self, bytes_per_run: int) -> None:
-        """From now on a run begins copies of at most so many bytes; of one page at least."""
+        """Limit the copies that a run begins to so many bytes, or to one page where that is more."""
         self.migrator.pages_per_run = max(1, bytes_per_run // self.migrator.page_bytes)
 
     def plan_next(self) -> None:
-        """The next step plans, whenever the last one did."""
+        """Plan in the next step, however recent the last plan is."""
         self._until_plan = min(self._until_plan, 1)
 
     # ---- what a person asks for ------------------------------------------------------------------------------------------------
 
     def resize(self, n_slots: int) -> None:
-        """A new number of slots, at once, or where copies are still under way into slots that go, as soon as they end. The
+        """Change the number of slots: at once, or, where copies are still under way into slots that go, as soon as they end. The
         coldest pages leave first. Raises ConfigError, or TierError where the arena cannot have so many; it then stays as it
         is."""
         if n_slots < 0:
@@ -272,7 +272,7 @@ class Hierarchy:
                 for reason in np.argsort(-table[state], kind="stable") if table[state, reason]]
 
     def close(self) -> None:
-        """Wait for the copies under way. Nothing may be asked of it afterwards but what it says."""
+        """Wait for the copies under way. Only its counts may be read afterwards."""
         self._question = None
         self.migrator.drop()
         self.transport.close()

@@ -1,4 +1,4 @@
-"""The tiers that hold the bytes of pages, and what moves them."""
+"""What an arena can do: copy pages into slots, and keep the native page table."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Transport(Protocol):
         """Begin to copy pages from home into slots; returns a ticket. Raises TierError where nothing was begun."""
 
     def finished(self) -> list[tuple[int, np.ndarray]]:
-        """Tickets whose copies ended since the call before, in any order, with bool [n]: which pages are complete and stand in
-        the page table now. A page that changed since its copy began is not among them."""
+        """Returns (ticket, bool [n]) for each copy that ended since the last call, in any order. True: the page is complete and
+        stands in the page table now. False: it changed since its copy began, or the copy failed."""
 
     def release(self, ids: np.ndarray) -> None:
         """Take pages out of the page table. Nothing is copied: home always has the bytes."""
 
     def resize(self, n_slots: int) -> None:
-        """Give the arena so many slots; pages in slots that stay are kept. No page and no copy is in a slot that goes."""
+        """Give the arena so many slots; pages in slots that stay are kept. The caller has emptied the slots that go."""
 
     def close(self) -> None:
         """Wait for the copies under way and forget them: the slots may be taken away afterwards."""

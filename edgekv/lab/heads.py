@@ -9,7 +9,7 @@ import numpy as np
 
 from edgekv.errors import ConfigError, ContextOverflow, EdgeKVError
 from edgekv.lab.roles import RECENT_PAGES, Profile, RoleMeter
-from edgekv.live.observers import Ubatch
+from edgekv.live.observers import UbatchReport
 from edgekv.live.runtime import Runtime
 from edgekv.llama import Llama
 from edgekv.vocab import KvMode
@@ -117,7 +117,7 @@ def observe(llama: Llama, tokens: list[int], n_steps: int = 1, recent_pages: int
     n_used_ends = iter(-(-n // runtime.page_tokens) for n in range(len(tokens) - n_steps + 1, len(tokens) + 1))
     total = _Total(RoleMeter(len(hooked), max(layer.n_head_kv for layer in layers), recent_pages=recent_pages))
 
-    def add(ubatch: Ubatch) -> None:
+    def add(ubatch: UbatchReport) -> None:
         if ubatch.n_observed:
             total.add(ubatch.mass_sum, next(n_used_ends))
 

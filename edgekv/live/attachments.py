@@ -34,7 +34,7 @@ _attaching = threading.local()
 
 
 def begin(make: Callable[[core.Handle, KvOptions], Runtime]) -> None:
-    """From now on each context that is attached gets what `make` makes of it."""
+    """Give each context that is attached from now on the Runtime that `make` returns."""
     global _make
     _make = make
     core.set_callbacks(_attached, _detached, _after_ubatch)
@@ -70,14 +70,14 @@ def attach(address: int, options: KvOptions) -> Runtime:
 
 
 def raise_failure() -> None:
-    """Raise what kept the context that this thread created last from being attached; nothing where it is."""
+    """Raise the error that kept this thread's newest context from being attached; nothing where it is attached."""
     error, _attaching.error = getattr(_attaching, "error", None), None
     if error is not None:
         raise error
 
 
 def last_failure() -> EdgeKVError | None:
-    """The same of any thread, for a context that another one created."""
+    """The newest such error of any thread, for a context that another thread created."""
     return _last_failure
 
 
@@ -116,8 +116,8 @@ def _of(handle: core.Handle) -> Runtime:
 
 
 def effective(options: KvOptions) -> KvOptions:
-    """With EDGEKV=0 everything is stock, whatever was asked for. Raises ConfigError for a policy or a prefetch that there is not:
-    here, because nobody could catch it when a context is attached."""
+    """With EDGEKV=0 everything is stock, whatever was asked for. Raises ConfigError for a policy or a prefetch that does not
+    exist: here, because nobody could catch it when a context is attached."""
     policies.check_live(options.placement.policy)
     prefetch.PREFETCHERS.get(options.placement.prefetch)
     return options if core.enabled() else options.with_(mode=KvMode.OFF)

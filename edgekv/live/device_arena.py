@@ -16,7 +16,7 @@ class Pages(Protocol):
     """What the arena asks of native code."""
 
     def begin(self, ids: np.ndarray, slots: np.ndarray) -> None:
-        """Copies of these pages come now: native code can say later which pages changed meanwhile."""
+        """Announce copies of these pages, so that native code can say later which of them changed meanwhile."""
 
     def gather(self, ids: np.ndarray, slots: np.ndarray, stream: Stream) -> None:
         """Queue these copies."""
@@ -58,7 +58,7 @@ class _Copy:
 
 
 class DeviceArena(Transport):
-    """A transport that copies on a side stream and publishes what has arrived: nothing here waits but `close`.
+    """A transport that copies on a side stream and publishes what has arrived. Only `close` waits.
 
     Two orders keep the bytes right. A copy begins after all that stands in the ubatches' stream when it is queued: a ubatch may still
     read a slot that was released before, and what it stored in home must have arrived there. And a page is published only when the
@@ -78,7 +78,7 @@ class DeviceArena(Transport):
         self._copies: list[_Copy] = []
         self._n_tickets = 0
         self.last_error = ""
-        """The sentence of the last copy that the device lost."""
+        """Why the device lost the last copy that failed."""
 
     def start(self, ids: np.ndarray, slots: np.ndarray) -> int:
         if self.in_prompt:

@@ -48,6 +48,8 @@ class Figures:
     """Tokens of a sequence, at most."""
     n_positions: int
     """One past the newest position in stream 0."""
+    n_tokens: int
+    """Computed so far, of prompts and answers."""
     memory: MemoryReport
     tiers: TierReport
     selection: SelectionReport
@@ -57,12 +59,14 @@ class Figures:
 
 def collect(runtime: Runtime, n_sequences: int) -> Figures:
     """The figures of now, with those of sequences 0 to n_sequences - 1. On the thread that decodes, or while nothing does."""
-    layers = [layer for layer in runtime.layers if layer.hooked]
+    layers = runtime.layers
+    served = [layer for layer in layers if layer.hooked]
+    n_heads = sum(layer.n_head_kv for layer in served)
     return Figures(
-        taken=time.time(), options=runtime.options, n_layers=len(runtime.layers), n_layers_served=len(layers),
-        n_heads=sum(layer.n_head_kv for layer in layers), n_context=runtime.n_context, n_positions=runtime.n_positions,
-        memory=runtime.memory(), tiers=runtime.tiers(), selection=runtime.selection(), stats=replace(runtime.stats),
-        sequences=_sequences(runtime, n_sequences, sum(layer.n_head_kv for layer in layers)))
+        taken=time.time(), options=runtime.options, n_layers=len(layers), n_layers_served=len(served),
+        n_heads=n_heads, n_context=runtime.n_context, n_positions=runtime.n_positions,
+        n_tokens=runtime.n_tokens, memory=runtime.memory(), tiers=runtime.tiers(), selection=runtime.selection(), stats=replace(runtime.stats),
+        sequences=_sequences(runtime, n_sequences, n_heads))
 
 
 def _sequences(runtime: Runtime, n_sequences: int, n_heads: int) -> tuple[SequenceFigures, ...]:

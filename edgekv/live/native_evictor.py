@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgekv._native import core
+from edgekv._native import core, paging
 from edgekv.config import EvictionOptions
 from edgekv.hierarchy.eviction import Demand
-from edgekv.live.native_pages import NativePages
+from edgekv.live.native_pages import moves_of
 from edgekv.pages.shape import PageShape
 from edgekv.vocab import Split
 
 
 class NativeEvictor:
-    """Mode evict: heads drop what they do not keep; and in a context with fewer cells than tokens (`is_bounded`), in any mode, what is
-    worth least makes room for the next batch. Between ubatches, and within their callback.
+    """In mode evict heads drop what they do not keep. A context with fewer cells than tokens (`is_bounded`) frees in every mode what is
+    worth least, so that the next batch has room. Call it between ubatches, or in their callback.
 
     eviction: what mode evict keeps, which may change; None: another mode is in force. dropped: `PageArrays.dropped`.
     """
 
-    def __init__(self, handle: core.Handle, shape: PageShape, pages: NativePages, dropped: np.ndarray | None,
-                 eviction: EvictionOptions | None, is_bounded: bool):
+    def __init__(self, handle: core.Handle, shape: PageShape, dropped: np.ndarray | None, eviction: EvictionOptions | None,
+                 is_bounded: bool):
         self._handle = handle
         self._shape = shape
-        self._pages = pages
         self._dropped = dropped
         self._is_bounded = is_bounded
         self._n_batch = core.limits(handle).n_batch
@@ -47,7 +46,7 @@ class NativeEvictor:
         return Demand(gone, by_page.max(axis=1), n_cells, eviction.split, n_keep, n_excess)
 
     def drop(self, ids: np.ndarray) -> None:
-        self._pages.drop(ids)
+        paging.drop_pages(self._handle, moves_of(self._shape, ids))
 
     def free(self, pages: np.ndarray) -> int:
-        return self._pages.free(pages)
+        return paging.free_pages(self._handle, pages)

@@ -1,4 +1,4 @@
-"""The pages of one context as arenas and eviction ask for them, by ids of its shape: the native calls behind them."""
+"""The pages of one context as arenas ask for them, by ids of its shape: the native calls behind them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgekv.pages.shape import PageShape
 
 
 class NativePages:
-    """What `host_arena.Pages` and `device_arena.Pages` say, and what eviction drops; `slot_bytes`: of a page in the arena."""
+    """What `host_arena.Pages` and `device_arena.Pages` say; `slot_bytes`: of a page in the arena."""
 
     def __init__(self, handle: core.Handle, shape: PageShape, ops: Ops, slot_bytes: int):
         self._handle = handle
@@ -52,16 +52,13 @@ class NativePages:
         except DoesNotFit as error:
             raise TierError(str(error)) from error
 
-    def drop(self, ids: np.ndarray) -> None:
-        """Mode evict: their heads do not attend these pages any more, until their cells change."""
-        paging.drop_pages(self._handle, self._moves(ids))
-
-    def free(self, pages: np.ndarray) -> int:
-        """Empty the cells of these pages (int [n]), of all rows and heads; returns how many cells that were."""
-        return paging.free_pages(self._handle, pages)
-
     def _moves(self, ids: np.ndarray, slots: np.ndarray | int = -1) -> np.ndarray:
-        moves = np.empty(len(ids), MOVE)
-        moves["row"], moves["head"], moves["page"] = self._shape.places(ids)
-        moves["slot"] = slots
-        return moves
+        return moves_of(self._shape, ids, slots)
+
+
+def moves_of(shape: PageShape, ids: np.ndarray, slots: np.ndarray | int = -1) -> np.ndarray:
+    """MOVE [n]: pages by id and the slots that they go to, -1 where they go to none."""
+    moves = np.empty(len(ids), MOVE)
+    moves["row"], moves["head"], moves["page"] = shape.places(ids)
+    moves["slot"] = slots
+    return moves

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from edgekv._native.core import NativeRun
+    from edgekv._native.core import RunSums
 
 
 @dataclass(frozen=True)
-class Ubatch:
+class UbatchReport:
     """One ubatch, as an observer sees it. The arrays are views that live until the observer returns."""
 
     layers: tuple[int, ...]
@@ -22,29 +22,29 @@ class Ubatch:
     """float32 [len(layers), kv_head, page]: attention mass, the maximum over the query heads of the group, summed over tokens."""
     mass_sum: np.ndarray
     """The same, summed over the query heads of the group: a head's pages add up to the group size (less what sinks took). In mode sparse
-    it is what the rows that were read say of all: right on average over tokens."""
+    it is estimated from the rows that were read, and right on average over tokens."""
     n_tokens: int
     hooked: bool
     """Whether nodes of ours attended, in one layer at least. False in mode off, and for prompts on a device."""
     page_tokens: int
     pages_per_stream: int
     n_observed: int = 0
-    """Tokens whose mass this is: those of a decode step, or the last 16 of each stream of a prompt (`PlacementOptions.observe_prompt`). 0: nothing
+    """Tokens whose mass this is: those of a decode step, or the last 16 of each stream of a prompt (the option `observe_prompt`). 0: nothing
     was observed, and the mass is zero."""
 
 
-Observer = Callable[[Ubatch], None]
+Observer = Callable[[UbatchReport], None]
 
 
 class Observers(list[Observer]):
     """The observers of one context. Append and remove them while nothing decodes.
 
     layers: model layer of each row. read(): the native observation. download(array): it in host memory. watch(on): whether the context
-    tells of each ubatch. Mass and counts are kept for the policy and add up over its run, so that a ubatch inside of one is what was
-    added since the one before: that differs by the rounding of a float32 sum.
+    tells of each ubatch. Mass and counts add up over a run of the policy. What a ubatch inside a run added is the difference from the
+    ubatch before; it is as exact as a float32 sum.
     """
 
-    def __init__(self, layers: tuple[int, ...], read: Callable[[], NativeRun], download: Callable[[Any], np.ndarray],
+    def __init__(self, layers: tuple[int, ...], read: Callable[[], RunSums], download: Callable[[Any], np.ndarray],
                  watch: Callable[[bool], None]):
         super().__init__()
         self._layers, self._read, self._download, self._watch = layers, read, download, watch
@@ -64,7 +64,7 @@ class Observers(list[Observer]):
         super().clear()
         self._watch(False)
 
-    def tell(self, seen: NativeRun) -> None:
+    def tell(self, seen: RunSums) -> None:
         """Call all of them, after a ubatch. On a device this waits for it: who observes wants to see."""
         if not self:
             return
@@ -73,12 +73,12 @@ class Observers(list[Observer]):
         if seen.n_ubatches > 1 and earlier is not None:  # of the run
             sums = tuple(now - before for now, before in zip(sums, earlier))
         mass_max, mass_sum, n_tokens, n_tokens_hooked, n_observed = sums
-        ubatch = Ubatch(self._layers, mass_max, mass_sum, n_tokens, n_tokens_hooked > 0, seen.page_tokens, seen.pages_per_stream,
+        ubatch = UbatchReport(self._layers, mass_max, mass_sum, n_tokens, n_tokens_hooked > 0, seen.page_tokens, seen.pages_per_stream,
                         n_observed)
         for observer in list(self):
             observer(ubatch)
 
-    def _sums(self, seen: NativeRun) -> tuple:
+    def _sums(self, seen: RunSums) -> tuple:
         return (self._download(seen.mass_max), self._download(seen.mass_sum), seen.n_tokens, seen.n_tokens_hooked,
                 seen.n_tokens_observed)
 

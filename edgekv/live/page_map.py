@@ -23,7 +23,7 @@ _PLACE_OF = np.zeros(len(State), np.uint8)
 _PLACE_OF[[State.HOME, State.FILLING, State.MOVING, State.RESIDENT]] = HOME, FILLING, MOVING, ALL
 
 LEVELS = 15
-FAINTEST, BRIGHTEST = 0.1, 30.0
+FAINTEST, BRIGHTEST = 0.03, 30.0
 """Attention of a field, in even shares of its line's: up to the first it is at level 0, from the second on at the highest; between them by
 the logarithm."""
 
@@ -62,14 +62,12 @@ class MapMaker:
         heads = _heads_per_line([layer.n_head_kv for layer in layers])
         # several pages or heads to a field: summed over blocks
         residency = runtime.residency()
+        in_use = _pages_in_use(cells.positions, n_pages, runtime.page_tokens)
         if residency is None:
-            used = np.zeros(n_pages * runtime.page_tokens, bool)
-            end = min(len(used), len(cells.positions))
-            used[:end] = cells.positions[:end] >= 0
-            used = used.reshape(n_pages, runtime.page_tokens).any(axis=1)
-            state = np.broadcast_to(np.where(used, np.uint8(State.HOME), np.uint8(State.FREE)), (*mass.shape[:2], n_pages))
-        else:
+            state = np.broadcast_to(np.where(in_use, np.uint8(State.HOME), np.uint8(State.FREE)), (*mass.shape[:2], n_pages))
+        else:  # the table learns of a new page where a run of the policy ends
             state = residency.state[:, :, first : first + n_pages]
+            state = np.where(in_use & (state == State.FREE), np.uint8(State.FILLING), state)
         lines = [(row, head) for row, layer in enumerate(layers) for head in range(0, layer.n_head_kv, heads)]
         at = np.array(lines, np.intp).reshape(-1, 2)
         if width == heads == 1:
@@ -78,7 +76,7 @@ class MapMaker:
             place = _places(_blocks(state == State.RESIDENT, at, heads, width), _blocks(state != State.FREE, at, heads, width))
         mass = _blocks(mass[:, :, first : first + n_pages], at, heads, width)
         return PageMap(tuple(layers[row].il for row, _ in lines), place.shape[1], width, heads, n_used,
-                       place * np.uint8(16) + self._levels(stream, mass, max(1, -(-n_used // width))))
+                       place * np.uint8(16) + np.where(place == EMPTY, np.uint8(0), self._levels(stream, mass, max(1, -(-n_used // width)))))
 
     def _levels(self, stream: int, mass: np.ndarray, n_columns: int) -> np.ndarray:
         """uint8 [line, column], of float [line, column] with `n_columns` in use: this run of the policy, and those before at half as much
@@ -94,6 +92,14 @@ class MapMaker:
         self._shares[stream] = shares
         steps = np.log(np.maximum(shares * (n_columns / FAINTEST), 1)) * (LEVELS / np.log(BRIGHTEST / FAINTEST))
         return np.minimum(np.ceil(steps), LEVELS).astype(np.uint8)
+
+
+def _pages_in_use(positions: np.ndarray, n_pages: int, page_tokens: int) -> np.ndarray:
+    """bool [page]: the first pages of a stream that hold a token."""
+    in_use = np.zeros(n_pages * page_tokens, bool)
+    end = min(len(in_use), len(positions))
+    in_use[:end] = positions[:end] >= 0
+    return in_use.reshape(n_pages, page_tokens).any(axis=1)
 
 
 def _heads_per_line(n_heads: list[int]) -> int:

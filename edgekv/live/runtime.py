@@ -157,7 +157,8 @@ class Runtime:
         there is no memory."""
         handle, before = self._native_handle(), self._options
         if options.cache.page_tokens != self.page_tokens:
-            raise ConfigError(f"this context has pages of {self.page_tokens} tokens; make a new context for pages of {options.cache.page_tokens}")
+            raise ConfigError(f"this context has pages of {self.page_tokens} tokens; make a new context for pages of "
+                              f"{options.cache.page_tokens}")
         effective = attachments.effective(options)
         self._check_evict(effective)
         self._leave_arena(effective.mode)
@@ -205,6 +206,12 @@ class Runtime:
         """Tokens of a sequence, at most."""
         return core.limits(self._native_handle()).n_ctx_seq
 
+    @property
+    def n_tokens(self) -> int:
+        """Tokens computed so far; `stats` has them where a run of the policy ends."""
+        seen = self._observation.read()
+        return self.stats.n_tokens + (0 if seen.ends_run else seen.n_tokens)
+
     def residency(self) -> Residency | None:
         """Where each page is: a read-only view, on the thread that decodes; None where the mode has no tiers."""
         return None if self._tiering is None else self._tiering.hierarchy.table.residency
@@ -227,7 +234,7 @@ class Runtime:
         return paging.selected(self._native_handle(), len(self._rows), self._n_heads)
 
     def last_rows(self, row: int, head: int, token: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """What a query token of the last step read in one KV head of the row-th attended layer, with `SelectionOptions.keep_rows`: int32 [n]
+        """What a query token of the last step read in one KV head of the row-th attended layer, with the option `keep_rows`: int32 [n]
         cells of stream 0, ascending, and float32 [n] their weights, 1 where a token was read for certain. Empty where everything was
         attended. Raises ConfigError for a row, head or token that there cannot be."""
         return paging.last_rows(self._native_handle(), row, head, token)
@@ -311,7 +318,7 @@ class Runtime:
         if self._handle is not None:
             core.set_watched(self._handle, on or self._follows)
 
-    def _record(self, seen: core.NativeRun) -> None:
+    def _record(self, seen: core.RunSums) -> None:
         stats = self.stats
         stats.n_ubatches += seen.n_ubatches
         stats.n_tokens += seen.n_tokens

@@ -31,13 +31,13 @@ from edgekv.prefetch import Rope
 from edgekv.vocab import DeviceKind, KvMode, SketchKind
 
 RUN_UBATCHES = 16
-"""Decoded ubatches that share one run of the policy, at most: their attention mass adds up meanwhile."""
+"""At most so many decoded ubatches share one run of the policy; their attention mass adds up meanwhile."""
 
 BYTES_PER_RUN = 1 << 21
 """Bytes that one run of the policy may move: a small share of the time between two runs. The least where the link's rate is known."""
 
 LINK_SHARE = 0.1
-"""Of what the link carries between two runs of the policy: the tokens themselves read their misses over it."""
+"""The part of the link's bytes between two runs that copies may take: tokens read their misses over the same link."""
 
 DEVICE_MOVES = 16384
 """Promotions in one plan for a device: its arena fills while the prompt is read."""
@@ -93,7 +93,7 @@ def begins_with(options: KvOptions) -> tuple:
 
 
 class Tiering:
-    """Makes the Hierarchy of an attached context, and what it is shown of its tokens.
+    """Makes the Hierarchy of an attached context, and the observations that it is shown.
 
     ops: `operations` of the context. rates: what its device was measured to do; None: not known.
     """
@@ -131,7 +131,7 @@ class Tiering:
         pages = NativePages(handle, self.shape, ops, self.slot_bytes)
         self._device_arena = None if self._plane is None else DeviceArena(pages, ops)
         is_bounded = bool(layers) and core.cells(handle, 0).n_cells < self._limits.n_ctx_seq
-        self._evictor = NativeEvictor(handle, self.shape, pages, self._dropped, evicts(options), is_bounded)
+        self._evictor = NativeEvictor(handle, self.shape, self._dropped, evicts(options), is_bounded)
         self.hierarchy = Hierarchy(
             self.shape, self._device_arena or HostArena(pages),
             ops.view(view.priority, np.float32, view.shape), ops.view(view.pinned, np.uint8, view.shape), settings, ops=ops, stats=stats,
@@ -139,7 +139,7 @@ class Tiering:
         self._key_norms: KeyNorms | None = None
         if self.hierarchy.policy.needs_keys:
             if self._plane is not None:
-                raise ConfigError(f"the policy {options.placement.policy} reads keys in host memory, and nobody may do that while a device "
+                raise ConfigError(f"the policy {options.placement.policy} reads keys in host memory, which cannot be done while a device "
                                   "computes; use another policy, or --device cpu")
             self._key_norms = KeyNorms(handle, self.shape)
             self._key_norms.update(np.flatnonzero(self._newest >= 0))
@@ -170,8 +170,8 @@ class Tiering:
             raise DoesNotFit(str(error)) from error
 
     def set_mode(self, options: KvOptions) -> None:
-        """What tokens attend from now on; pages stay where they are. To sparse on a device only while nothing decodes: its
-        sketches take room from the arena. Raises DoesNotFit."""
+        """Change what tokens attend from now on; pages stay where they are. A device changes to sparse only while nothing decodes,
+        because sketches take room from the arena. Raises DoesNotFit."""
         before = self._options
         self._use(options)
         self.hierarchy.limits = limits(options.mode, self._plane is not None)
@@ -182,7 +182,7 @@ class Tiering:
         self._options = options
         self._evictor.eviction = evicts(options)
 
-    def observation(self, seen: core.NativeRun) -> Observation:
+    def observation(self, seen: core.RunSums) -> Observation:
         """What the hierarchy is shown of a run. On a device that reads a prompt the arena is told, and the next step plans."""
         if self._link is not None:
             self._measure()
@@ -208,7 +208,7 @@ class Tiering:
         now = time.perf_counter()
         if self._last_run:
             self._intervals.append(now - self._last_run)
-            self.hierarchy.pace(bytes_per_run(self._link, min(self._intervals)))  # the least: nobody knows how long a person thinks
+            self.hierarchy.pace(bytes_per_run(self._link, min(self._intervals)))  # the least: a person may have paused between the others
         self._last_run = now
 
     def close(self) -> None:

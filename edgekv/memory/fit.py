@@ -276,8 +276,9 @@ def largest_context(fits: Callable[[int], bool], most: int) -> int:
 
 
 def _check_budget(model: Geometry, kv: KvOptions) -> None:
-    if kv.mode is KvMode.SPARSE and kv.placement.kv_budget and sparse_layers(model) and kv.placement.kv_budget < page_bytes(model, kv.cache):
-        raise ConfigError(f"the KV budget is {kv.placement.kv_budget:,} bytes, and one page of this model takes {page_bytes(model, kv.cache):,}; "
+    budget = kv.placement.kv_budget
+    if kv.mode is KvMode.SPARSE and budget and sparse_layers(model) and budget < page_bytes(model, kv.cache):
+        raise ConfigError(f"the KV budget is {budget:,} bytes, and one page of this model takes {page_bytes(model, kv.cache):,}; "
                           "give more, auto, or 0 for no arena")
 
 

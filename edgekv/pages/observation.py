@@ -13,16 +13,16 @@ class Observation:
 
     mass_sum: np.ndarray
     """float32 [row, head, page]: attention mass, summed over the query heads of the group and over the query tokens. In mode sparse with
-    sketches it is what the rows that were read say of all, right on average over tokens; without sketches it is zero where a page was not
-    attended."""
+    sketches it is estimated from the rows that were read, and right on average over tokens; without sketches it is zero where a page was
+    not attended."""
     mass_max: np.ndarray
     """The same, the maximum over the query heads."""
     n_tokens: int
     observed: bool
-    """False where nobody looked (prompts read by stock nodes or without `PlacementOptions.observe_prompt`) or nothing is kept: the mass is zero
+    """False where no mass was kept: stock nodes read a prompt, or the options `observe` or `observe_prompt` are off. The mass is zero then
     and says nothing."""
     changed: np.ndarray
-    """int [n]: pages with a cell that changed since the last run, ascending; those stored into are among them."""
+    """int [n]: pages with a cell that changed since the last run, ascending; also where a new token was stored."""
     page_positions: np.ndarray
     """int32 [page]: the newest position in the page, -1: no cell is in use."""
     position: int
@@ -30,6 +30,6 @@ class Observation:
     n_used_end: int
     """From this page on all are empty."""
     n_budget: int = 0
-    """Pages that a head may keep, attend or have in the arena on average, those always taken included; 0: nobody knows."""
+    """Pages that a head may keep, attend or have in the arena on average; pages that are always taken count too. 0: unknown."""
     key_norms: np.ndarray | None = None
     """float32 [row, head, page]: mean L2 norm of the page's keys, zero where it is empty; None where no policy needs it."""

@@ -45,14 +45,14 @@ class History:
         """Take figures into account; whether there is a new point. `began`: decoding goes on after a pause, which belongs to no stretch;
         `ended`: a pause comes, so that a shorter stretch is a point too."""
         before = self._before
-        if before is None or began or figures.stats.n_tokens < before.stats.n_tokens:
+        if before is None or began or figures.n_tokens < before.n_tokens:
             self._before = figures
             return False
         seconds = figures.taken - before.taken
         if seconds < (LAST_SECONDS if ended else SECONDS):
             return False
         self._before = figures
-        n_tokens = figures.stats.n_tokens - before.stats.n_tokens
+        n_tokens = figures.n_tokens - before.n_tokens
         if not n_tokens:
             return False
         read = figures.selection.since(before.selection)

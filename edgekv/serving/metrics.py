@@ -116,7 +116,7 @@ METRICS = (
     Metric("edgekv_policy_seconds_total", "counter", "Time for policy, plans and copies, stalls included.",
            _one(lambda figures: figures.stats.hierarchy_seconds)),
     Metric("edgekv_plans_total", "counter", "Plans of what should move.", _one(lambda figures: figures.stats.n_plans)),
-    Metric("edgekv_tokens_total", "counter", "Tokens computed, of prompts and answers.", _one(lambda figures: figures.stats.n_tokens)),
+    Metric("edgekv_tokens_total", "counter", "Tokens computed, of prompts and answers.", _one(lambda figures: figures.n_tokens)),
     Metric("edgekv_tokens_dropped_total", "counter", "Mode evict: tokens that were dropped for good.",
            _one(lambda figures: figures.tiers.n_freed)),
     Metric("edgekv_slot_tokens", "gauge", "Tokens of each slot in the KV cache.", _slot_tokens),

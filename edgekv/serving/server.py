@@ -40,6 +40,8 @@ plan computes at once."""
 
 _POLL_S = 0.02
 _STOP_S = 60.0
+_DAWDLE_S = 30
+"""A client that neither sends the rest of its request nor takes its answer is waited for so long, also when the server stops."""
 _INTERRUPTIBLE_S = 0.5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -224,6 +226,7 @@ class Server:
             "--cache-ram", "0",  # up to 8 GiB of old prompts otherwise
             "--offline", "--no-ui", "--no-warmup", "--cors-origins", options.cors,
             "--metrics",  # costs nothing while nobody asks
+            "--timeout", str(_DAWDLE_S),
         ]
         if options.n_threads is not None:
             argv += ["--threads", str(options.n_threads)]

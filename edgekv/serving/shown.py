@@ -150,7 +150,7 @@ def state(shown: Shown) -> dict[str, Any]:
                       "hit_rate": selection.hit_rate if pages.n_slots else None,
                       "hit_rate_mass": selection.hit_rate_mass if pages.n_slots and selection.mass else None, "error": selection.error},
         "kept": [figures.memory.n_cells_used, figures.n_positions] if shown.mode is KvMode.EVICT else None,
-        "n_tokens": figures.stats.n_tokens}
+        "n_tokens": figures.n_tokens}
 
 
 def history(past: History) -> dict[str, list[float | None]]:

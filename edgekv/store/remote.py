@@ -35,8 +35,6 @@ LEAST_RATE = 20e6
 MOST_CHILDREN = 1024
 """Of a block, until those are taken out that the server has forgotten."""
 
-N_LOADERS = 2
-
 T = TypeVar("T")
 
 
@@ -82,17 +80,17 @@ class RedisPlace:
         return self._ask(lambda: self._children(self._client, parent)) or []
 
     def load(self, links: Sequence[Link]) -> list[Block | None]:
-        """Two at a time; as soon as one does not come, the others do not either."""
+        """One after the other (redis-py reads under the interpreter's lock: two at a time were slower), until one does not come."""
         loaded: list[Block | None] = [None] * len(links)
         if not self.working:
             return loaded
         n_bytes = [self._identity.layout.block_bytes(link.n) for link in links]
         end = time.monotonic() + self._timeout_s + sum(n_bytes) / LEAST_RATE
-        pool = ThreadPoolExecutor(N_LOADERS, thread_name_prefix="edgekv-load")
+        pool = ThreadPoolExecutor(1, thread_name_prefix="edgekv-load")
         try:
             coming = [pool.submit(self._load_one, link) for link in links]
             for i, future in enumerate(coming):
-                most = min(end - time.monotonic(), self._timeout_s + N_LOADERS * n_bytes[i] / LEAST_RATE)
+                most = min(end - time.monotonic(), self._timeout_s + n_bytes[i] / LEAST_RATE)
                 loaded[i] = self._wait(future, most)
                 if loaded[i] is None:
                     break

@@ -1,5 +1,5 @@
-// Custom nodes (GGML_OP_CUSTOM) on ggml's CUDA backend. The patched ggml-cuda.cu includes this header and calls what stands here; who
-// wants to serve nodes finds the registration function through the backend registry, so that nothing links against ggml-cuda:
+// Custom nodes (GGML_OP_CUSTOM) on ggml's CUDA backend. The patched ggml-cuda.cu includes this header and calls what stands here. A library
+// that serves nodes finds the registration function through the backend registry, so that nothing links against ggml-cuda:
 //
 //   ggml_backend_reg_get_proc_address(reg, GGML_EDGEKV_CUDA_SET_CUSTOM)   ggml_edgekv_cuda_set_custom_t
 //   ggml_backend_reg_get_proc_address(reg, GGML_EDGEKV_CUDA_STREAM)       ggml_edgekv_cuda_stream_t

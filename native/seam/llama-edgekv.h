@@ -57,7 +57,7 @@ struct llama_edgekv_hooks {
 
     // around one ubatch; ok is false where it was not computed to its end
     void (*ubatch_begin)(struct llama_context * lctx, int n_tokens);
-    // Asked behind ubatch_begin, and again when the graph was computed: why llama_decode must fail; null: it need not.
+    // Why llama_decode must fail; null: it need not. Asked behind ubatch_begin, and again when the graph was computed.
     const char * (*ubatch_failure)(struct llama_context * lctx);
     void (*ubatch_end)(struct llama_context * lctx, bool ok);
 
@@ -157,8 +157,8 @@ struct llama_edgekv_range {
 LLAMA_API int llama_edgekv_get_changed(
         const struct llama_context * lctx, uint32_t stream, uint64_t since, struct llama_edgekv_range * out, int capacity);
 
-// Empties cells of a stream of the plain cache; those that are empty already are left out. Returns how many. Tokens in other caches of
-// the context (sliding windows) stay, and so do cells that belong to another context, as a draft model's may. Call it on the thread that
+// Empties cells of a stream of the plain cache and returns how many were not empty. Tokens in other caches of the context (sliding
+// windows) stay, and so do cells that belong to another context, as a draft model's may. Call it on the thread that
 // decodes, or while nothing is decoding.
 LLAMA_API int llama_edgekv_free_cells(struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n);
 
@@ -223,11 +223,11 @@ ggml_tensor * llama_edgekv_build_attend(const llm_graph_context & graph, const l
 // the buffer type of layer il's K and V, which would be `buft`
 ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, bool v_trans, ggml_backend_buffer_type_t buft);
 
-// the memory of a KV cache, allocated and not yet written: in host memory it asks for huge pages, so that scattered rows cost fewer misses
-// of the TLB
+// Asks for huge pages for the memory of a KV cache that is allocated and not yet written, where that is host memory. Scattered rows then
+// cost fewer misses of the TLB.
 void llama_edgekv_huge_pages(ggml_backend_buffer_t buf);
 
-// stands among a cell's sequences in a saved state where a sparse prompt read the cell; no sequence has this number
+// a saved state has this number among a cell's sequences where a sparse prompt read the cell; no sequence has it
 #define LLAMA_EDGEKV_READ_SPARSELY 0x45444b56
 
 // whether llama_edgekv_allow_gaps() was called for the context of this memory

@@ -7,7 +7,7 @@ import pytest
 from support.decoding import kld
 
 from edgekv.bench.harness.effort import Effort, Kind, Work
-from edgekv.bench.harness.measured import Measured
+from edgekv.bench.harness.tally import Tally
 from edgekv.bench.quality import COUNTS
 from edgekv.lab.intervals import of_mean, wilson
 from edgekv.lab.retention import Retention
@@ -59,7 +59,7 @@ def test_distance():
     logits = random.normal(0, 1, (200, 50)).astype(np.float32)
     noise = random.normal(0, 0.3, logits.shape).astype(np.float32)
     targets = random.integers(0, 50, 200).tolist()
-    reference, other = Measured(), Measured()
+    reference, other = Tally(), Tally()
     reference.compare({}, list(logits), targets)
     other.compare({"exact": list(logits)}, list(logits + noise), targets)
     figures, expected = other.distance("exact", reference), kld(logits, logits + noise)

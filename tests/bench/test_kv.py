@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from edgekv.bench import kv
 from edgekv.bench.harness.decoder import Decoder
-from edgekv.bench.harness.measured import Measured, log_softmax
 from edgekv.bench.harness.modes import MODES, find_mode, in_order, rotated, split_modes
 from edgekv.bench.harness.passes import Caches, beside, opened, read, weights_alone
+from edgekv.bench.harness.tally import Tally, log_softmax
 from edgekv.bench.kv import KvBench
 from edgekv.bench.texts.text import TEXTS, Text, find_text, read_text, standard_text
 from edgekv.cli.bench import bench as command
@@ -73,12 +73,12 @@ def test_ratios_are_to_the_faster_of_stocks_kernels(synthetic):
 
 @pytest.mark.parametrize("slower", ["off-flash", "off-noflash"])
 def test_whichever_kernel_is_faster_is_stock(synthetic, monkeypatch, slower):
-    figures = Measured.time
+    figures = Tally.time
 
     def slowed(self, seconds, stats, selection):
         figures(self, [value + (10 if names.pop(0) == slower else 1) for value in seconds], stats, selection)
 
-    monkeypatch.setattr(Measured, "time", slowed)
+    monkeypatch.setattr(Tally, "time", slowed)
     names = ["off-flash"] * 4 + ["exact"] * 4 + ["off-noflash"] * 4  # the order of turns; references first
     rows = {row["mode"]: row for row in run(synthetic(), n_steps=4, n_rounds=1)}
     faster = ({"off-flash", "off-noflash"} - {slower}).pop()
@@ -212,13 +212,13 @@ def test_every_mode_gets_every_turn():
 @pytest.mark.parametrize(("n_steps", "n_rounds"), [(1, 1), (8, 1), (9, 3)])
 def test_number_of_timed_steps(synthetic, monkeypatch, n_steps, n_rounds):
     counted = []
-    figures = Measured.figures
+    figures = Tally.figures
 
     def counting(self, *rest):
         counted.append((len(self.milliseconds), len(self.nll)))
         return figures(self, *rest)
 
-    monkeypatch.setattr(Measured, "figures", counting)
+    monkeypatch.setattr(Tally, "figures", counting)
     run(synthetic(), n_steps=n_steps, n_rounds=n_rounds)
     assert counted == [(n_steps * n_rounds, n_steps + 1)] * 3, "the first step of a pass is compared and not timed"
 
@@ -307,12 +307,14 @@ def test_modes_can_be_changed():
 
 
 @pytest.mark.parametrize(("name", "sentence"), [
-    ("fish", "choose one of: off, "), ("sparse:fins=2", "with one of mode, observe, resolution, "),
+    ("fish", "choose one of: off, "), ("sparse:fins=2", "with one of mode, resolution, sketch, "),
     ("sparse:resolution", "write NAME=VALUE"), ("sparse:resolution=much", "resolution is 'much'; it must be a number"),
     ("sparse:keep_rows=perhaps", "it must be on or off"), ("sparse:error_every=0.5", "a whole number"),
     ("sparse:resolution=0.5", "a number from 1"), ("sparse:coverage=0.9", "is not a change"), ("sparse-box", "choose one of: off, "),
     ("sparse:attend=10%", "attend works without sketches only, .* use resolution, or sketch none"), ("ema:resolution=9", "the sketch is none; use attend"),
     ("sparse:sketch=b7", "use one of: b3, none"), ("sparse:kv_budget=much", "write bytes"), ("sparse:page_tokens=32", "is not a change"),
+    ("exact:resolution=100", "resolution works in mode sparse only, and the mode is exact; add mode sparse"),
+    ("off:kv_vram=1GiB", "kv_vram does nothing in mode off"),
     ("sparse:policy=ema+fish", "there is no policy 'fish'"), ("sparse:prefetch=fish", "there is no prefetch 'fish'")])
 def test_modes_that_are_none(name, sentence):
     with pytest.raises(ConfigError, match=sentence):

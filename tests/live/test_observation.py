@@ -8,7 +8,7 @@ import pytest
 from support.contexts import attached
 
 from edgekv.config import KvOptions
-from edgekv.live.observers import Ubatch
+from edgekv.live.observers import UbatchReport
 
 PAGE = 16
 
@@ -17,12 +17,12 @@ class Recorder:
     """Copies of every step's mass."""
 
     def __init__(self, run):
-        self.steps: list[Ubatch] = []
+        self.steps: list[UbatchReport] = []
         self.mass_max: list[np.ndarray] = []
         self.mass_sum: list[np.ndarray] = []
         run.observers.append(self)
 
-    def __call__(self, step: Ubatch) -> None:
+    def __call__(self, step: UbatchReport) -> None:
         self.steps.append(step)
         self.mass_max.append(step.mass_max.copy())
         self.mass_sum.append(step.mass_sum.copy())
@@ -126,7 +126,7 @@ def test_observing_can_be_turned_off(synthetic):
 
 
 def test_an_observer_that_fails_does_not_stop_the_decode(synthetic, caplog):
-    def broken(ubatch: Ubatch) -> None:
+    def broken(ubatch: UbatchReport) -> None:
         raise RuntimeError("observer fell over")
 
     with attached(synthetic("llama")) as (context, run):

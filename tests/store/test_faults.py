@@ -71,7 +71,7 @@ def start_writer(folder) -> subprocess.Popen:
 
 def test_kill_9_at_any_moment_leaves_a_folder_that_the_next_start_reads(tmp_path, caplog):
     folder, chance = tmp_path / "prefixes", random.Random(1)
-    for _ in range(6):
+    for _ in range(5):
         writer = start_writer(folder)
         seed = int(writer.stdout.readline())  # it has begun
         time.sleep(chance.uniform(0, 0.3))

@@ -241,7 +241,7 @@ def test_pins_are_named(tmp_path):
 # ---- any conversations -------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(plans(5), st.sampled_from(Reading), st.sampled_from([0, 30_000, RAM]), st.integers(0, 300))
 def test_the_longest_prefix_comes_back_after_a_restart(tmp_path_factory, plan, accepts, ram_bytes, n_have):
     folder, grown = tmp_path_factory.mktemp("prefixes"), grow(plan)
@@ -257,7 +257,7 @@ def test_the_longest_prefix_comes_back_after_a_restart(tmp_path_factory, plan, a
     store.close()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(plans(6), st.integers(13_000, 90_000))
 def test_the_bound_of_the_folder_holds_and_rows_are_right(tmp_path_factory, plan, folder_bytes):
     folder = tmp_path_factory.mktemp("prefixes")
@@ -265,7 +265,9 @@ def test_the_bound_of_the_folder_holds_and_rows_are_right(tmp_path_factory, plan
     for tokens, readings in grow(plan):
         save(store, tokens, readings)
         assert sum(os.path.getsize(path) for path in files(folder)) <= folder_bytes
-        n_restored(open_store(folder, 20_000, folder_bytes), tokens, 0, SPARSE)
         n_restored(store, tokens, 0, EXACT)
+        other = open_store(folder, 0, folder_bytes)
+        n_restored(other, tokens, 0, SPARSE)
+        other.close()  # it would write what was evicted again, and the bound counts what others write a second late
     assert not list(folder.rglob(".tmp-*"))
     assert np.all([FolderPlace(identity(), folder, folder_bytes).load([file.link])[0] for file in scan(folder)])

@@ -197,7 +197,7 @@ def test_a_closed_store_is_empty():
 
 # ---- any conversations -------------------------------------------------------------------------------------------------------------
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(plans(7), st.sampled_from(Reading), st.integers(0, 600))
 def test_the_longest_prefix_comes_back_and_is_that_of_these_tokens(plan, accepts, n_have):
     store, grown = ram_store(), grow(plan)
@@ -209,7 +209,7 @@ def test_the_longest_prefix_comes_back_and_is_that_of_these_tokens(plan, accepts
             assert n_restored(store, asked, n_have, accepts) == max(0, best - n_have)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(plans(7), st.integers(1, 6), st.sampled_from(Reading))
 def test_the_bound_of_ram_holds_and_rows_are_right(plan, n_blocks, accepts):
     store = ram_store(n_blocks * BLOCK_BYTES)

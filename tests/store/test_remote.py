@@ -71,7 +71,7 @@ def server(running):
 
 
 def open_store(url, ram_bytes=1 << 30, **more) -> PrefixStore:
-    more.setdefault("url_timeout_s", 2.0)
+    more.setdefault("url_timeout_s", 20.0)
     return PrefixStore(identity(), StoreSettings(ram_bytes=ram_bytes, url=url, **more))
 
 
@@ -166,7 +166,7 @@ def test_the_folder_comes_first_and_each_gets_what_it_lacks(server, tmp_path):
     assert n_restored(open_store(server.url), tokens) == 600
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plans(4), st.sampled_from(Reading), st.integers(0, 300))
 def test_the_longest_prefix_comes_back(server, plan, accepts, n_have):
     server.client.flushall()

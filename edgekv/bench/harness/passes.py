@@ -18,8 +18,8 @@ import numpy as np
 
 from edgekv.amounts import size
 from edgekv.bench.harness.decoder import Decoder
-from edgekv.bench.harness.measured import added
 from edgekv.bench.harness.modes import BenchMode
+from edgekv.bench.harness.tally import added
 from edgekv.config import KvOptions
 from edgekv.errors import EdgeKVError, ModelError
 from edgekv.hierarchy.stats import Stats

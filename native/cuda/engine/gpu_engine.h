@@ -116,7 +116,7 @@ public:
     bool wait_for_step() override { return wait_for(main); }
     bool read(void * dst, const void * src, size_t n_bytes) override;
     const char * sketches(int row, int stream) override;
-    // Of what selection and attention leave of tokens that are served together, where they are more than one; tests take less.
+    // How much selection and attention may leave for tokens that are served together, where they are more than one; tests take less.
     size_t together_bytes = 64u << 20;
 
     size_t sketch_stream_bytes(int row) override { return row_sketches[row].stream_bytes; }

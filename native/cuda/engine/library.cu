@@ -72,7 +72,7 @@ Engine * make(int index, const EngineShape & shape, void * stream) {
     return plane->init() ? plane.release() : nullptr;
 }
 
-// a sentence of ours is told once: what fails after it may be the device's
+// our own sentence is told once: a later failure may be the device's
 const char * error() {
     static thread_local std::string told;
     told = t_error.empty() ? last_error() : t_error;

@@ -313,8 +313,8 @@ EngineBytes GpuEngine::bytes() const {
 
 // ---- workspaces --------------------------------------------------------------------------------------------------------------
 
-// Shares, rows and logits of a token grow with the context: of a long one fewer tokens are served at a time, which reads the sketches more
-// often, and those lie on the device.
+// Shares, rows and logits of a token grow with the context. A long context serves fewer tokens at a time and reads the sketches more often,
+// which lie on the device.
 int GpuEngine::most_tokens(int row) const {
     const EngineRow & r        = shape.rows[row];
     const size_t      of_list  = list_stride()*(sizeof(int32_t) + sizeof(float));

@@ -1,7 +1,7 @@
-// The nodes of a graph: what each enqueues. May run while a CUDA graph is recorded, and then only then: arguments and launch shapes
-// depend on the view and on addresses that live as long as the engine (its generation is among the node's parameters). ggml's backend
-// records each split by itself: what a node forks onto the side stream is joined by a node of the same graph, and no event is waited for in
-// another one.
+// The nodes of a graph: what each enqueues. They may run while a CUDA graph is recorded, and are not called when it is replayed. So
+// arguments and launch shapes depend on the view and on addresses that live as long as the engine (its generation is among the node's
+// parameters). ggml's backend records each split by itself: a node of the same graph joins what a node forks onto the side stream, and no
+// graph waits for an event of another.
 #include "cuda/engine/gpu_engine.h"
 
 #include <algorithm>
@@ -147,7 +147,7 @@ AttendProblem GpuEngine::problem(int row, const EngineView & view, const EngineA
     return p;
 }
 
-// Of a stream: all cells in view, to the staging buffer.
+// Brings all cells in view of a stream to the staging buffer.
 void GpuEngine::stage_view(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
     const EngineRow & r        = shape.rows[row];
     const int         of_cache = view.first_stream + s;
@@ -176,7 +176,7 @@ void GpuEngine::bring_rows(int row, const EngineView & view, const EngineAttend 
     launch_bring(p, stream);
 }
 
-// Lists have a few hundred rows, whatever there is to see; a longer one takes its blocks longer.
+// Lists have a few hundred rows, however much there is to see. A longer list keeps its blocks busy for longer.
 int GpuEngine::list_splits(const AttendProblem & p) const {
     constexpr int kExpectedRows = 2048;
 

@@ -12,8 +12,8 @@ struct Rates {                  // bytes per second
     double launch_us     = 0;   // microseconds from launch to launch
 };
 
-// About a second on a GPU. The best of several runs each: what else the machine does only makes them slower. Takes up to 512 MiB
-// of pinned and of device memory, less where less is free. False, with last_error(): not even a small buffer can be had.
+// Takes about a second on a GPU, and up to 512 MiB of pinned and of device memory, less where less is free. Each rate is the best of several
+// runs, because what else the machine does only makes them slower. False, with last_error(): not even a small buffer can be had.
 bool measure_rates(int index, Rates & out);
 
 }  // namespace edgekv::gpu

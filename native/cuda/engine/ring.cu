@@ -1,5 +1,5 @@
-// The ring: what mode exact reads of home travels through it on the side stream, one half while the other is read. What of it is under
-// way belongs to one graph; see nodes.cu.
+// The ring: what mode exact reads of home travels through it on the side stream. One half fills while the other is read. Copies that are
+// under way belong to one graph; see nodes.cu.
 #include "cuda/engine/gpu_engine.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ void GpuEngine::begin_graph(const EngineGraph & now) {
     forget_ring();
 }
 
-// All that it read and filled so far is ordered before what the stream of the step is told next.
+// Nothing of it is under way any more: what it read and filled so far is ordered before what the stream of the step is told next.
 void GpuEngine::forget_ring() {
     side_joined  = false;
     half_used[0] = half_used[1] = false;

@@ -1,4 +1,4 @@
-// Selection: which rows the query tokens of a group read. Enqueued by the nodes of nodes.cu, under the same rules.
+// Selection: which rows the query tokens of a group read. The nodes of nodes.cu enqueue it, under the same rules.
 #include "cuda/engine/gpu_engine.h"
 
 #include <algorithm>

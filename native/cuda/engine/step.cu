@@ -1,5 +1,5 @@
-// What surrounds a ubatch: the host's arrays go to the device. All of it on the stream of the step, so that a graph
-// in flight sees the arrays as they were; nothing waits unless two uploads are still under way.
+// What surrounds a ubatch: the host's arrays go to the device. They go on the stream of the step, so that a graph in flight sees the arrays
+// as they were. Nothing waits unless two uploads are still under way.
 #include "cuda/engine/gpu_engine.h"
 
 #include <algorithm>

@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kThreads, 2) stage_kernel(const StageProblem p
     }
 }
 
-// A warp for each row of a list. Of those that name the same one, the first to come copies it.
+// A warp for each row of a list. Where several lists name a row, the first warp that comes copies it.
 __global__ void __launch_bounds__(kThreads) bring_kernel(const BringProblem p) {
     const unsigned lane = threadIdx.x % kWarp;
     const int n_heads = static_cast<int>(p.row.n_heads), n_warps = static_cast<int>(gridDim.x) * (kThreads / kWarp);

@@ -34,7 +34,7 @@ constexpr int kGatherBlocks = 64;
 void launch_gather_ring(const RingProblem & problem, Stream stream, int n_blocks = kGatherBlocks);
 
 // Prompts: cells [0, n_cells) of one stream of a row, all heads, as they lie in home: cells keep their stride and heads their place.
-// Pages that have a slot come out of it; all others come over the link, once: those that are to have a slot (-2 - slot in its place) are
+// Pages that have a slot come out of it; all others come over the link, once. Those that are to have a slot (the table says -2 - slot) are
 // left there too.
 struct StageProblem {
     EdgekvDeviceRow row;

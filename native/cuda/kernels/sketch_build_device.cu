@@ -109,8 +109,8 @@ __device__ inline void build_params(Ranges & ranges, int n_slices, int head_dim,
     }
 }
 
-// The codes of a cell's 32 channels from 32 * chunk on, against the values that the parameters stand for, so that a code makes up for
-// their rounding.
+// The codes of a cell's 32 channels from 32 * chunk on. They are taken against the values that the parameters stand for, so that they make
+// up for the rounding of the parameters.
 __device__ inline void build_codes(CellType type, const char * row, int chunk, int head_dim, const Ranges & ranges, uint32_t * codes) {
 #pragma unroll
     for (int q = 0; q < 8; ++q) {

@@ -7,7 +7,7 @@
 
 namespace edgekv::gpu {
 
-// Around what is asked of the runtime: an error that stood there before stays, one that it leaves is answered here and taken away.
+// Stands around a call of the runtime. An error that was there before stays; the error that the call leaves is answered and taken away.
 class Call {
 public:
     Call() : none_stood(cudaPeekAtLastError() == cudaSuccess) {}

@@ -1,4 +1,4 @@
-// What a person reads where native code ends the process: one sentence, whatever took standard error over in the meantime.
+// When native code ends the process, a person reads one sentence, whatever has taken over standard error in the meantime.
 #include "edgekv.h"
 
 #if defined(_WIN32)
@@ -43,7 +43,7 @@ void put(const char * text) {
     }
 }
 
-// once: an abort that follows from what was told already has nothing to add
+// once: an abort that follows from what was told adds nothing
 void tell(const char * what, const char * message) {
     if (g_told) {
         return;

@@ -136,7 +136,7 @@ ggml_tensor * on_build_attend(llama_context * lctx, const llama_edgekv_attend * 
     return layer ? ctx->plane->build_attend(*layer, *args) : nullptr;
 }
 
-// asked while a context's cache is made: only the defaults can know
+// libllama asks while it makes a context's cache, when there is no handle yet: only the defaults can answer
 bool on_home(ggml_backend_dev_t device) {
     auto & lib = library();
     std::lock_guard<std::mutex> lock(lib.mutex);

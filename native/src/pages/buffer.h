@@ -6,8 +6,8 @@
 
 namespace edgekv {
 
-// 64-byte aligned, zeroed; grows, never shrinks. What was never written takes no memory, only addresses: a buffer may be as large as the
-// worst case.
+// 64-byte aligned, zeroed; grows, never shrinks. Pages that were never written take addresses and no memory, so that a buffer may be as
+// large as the worst case.
 class Buffer {
 public:
     bool reserve(size_t n_bytes);  // contents are lost when it grows; false: out of memory, nothing changed

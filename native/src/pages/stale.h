@@ -26,8 +26,8 @@ public:
     void mark_all();
     bool is_stale(int stream, int group) const { return bits[(size_t) stream*dims.n_groups() + group]; }
 
-    // Before a ubatch. It builds sketches: those of to_build(), all that is stale but for the group that is being filled: of a stream the
-    // highest stale one that holds keys, and not in every cell, is open. Otherwise it builds none, and what is stale stays so.
+    // Before a ubatch. One that builds sketches builds those of to_build(): all stale groups but the open ones. The open group of a stream is
+    // the one that is being filled: the highest stale one that holds keys, and not in every cell. find_none(): the ubatch builds none.
     void find(const Cells & cells);
     void find_none() { building.clear(); }
     const std::vector<StaleGroup> & to_build() const { return building; }

@@ -9,7 +9,8 @@ namespace edgekv {
 
 std::string library_folder();  // with the separator at its end; empty: the system does not tell
 
-// Loads what lies there, the best variant for this processor among them; where backends are linked in, nothing. false: there is none of ours.
+// Loads the backends that lie there, each in its best variant for this processor. Does nothing where backends are linked in. false: none of
+// ours lies there.
 bool load_backends();
 
 // How ggml's CPU backend converts rows of a type; after load_backends().

@@ -33,7 +33,7 @@ class DevicePlane final : public Plane {
 public:
     explicit DevicePlane(edgekv_context & ctx);
 
-    // Takes the device that params.placement names, once, after the context has this plane. On a failure it is of no use.
+    // Takes the device that params.placement names. Called once, after the context has this plane. A plane that fails here is of no use.
     Failure place();
 
     Failure enter(edgekv_mode mode) override;

@@ -22,8 +22,8 @@ namespace edgekv {
 
 constexpr int kEngineAbi = 4;
 
-// Query tokens of a stream that the nodes of a step serve; longer ubatches are prompts. In groups of at most kMaxQueryTokens, as even as
-// may be, which are attended one behind the other. What is observed of a step is its last group.
+// How many query tokens of a stream the nodes of a step serve; longer ubatches are prompts. The tokens form groups of at most
+// kMaxQueryTokens, as even as may be, which are attended one behind the other. The last group of a step is observed.
 constexpr int kEngineTokens = 64;
 inline int engine_groups(int n_tokens) { return (n_tokens + kMaxQueryTokens - 1)/kMaxQueryTokens; }
 inline int engine_group_begin(int n_tokens, int group) { return (int) ((int64_t) n_tokens*group/engine_groups(n_tokens)); }
@@ -127,13 +127,14 @@ struct EngineAttend {
     bool observe;
     int next_row;  // that will be attended next in this graph without a selection; -1: none
 
-    // The staging buffer, of the cache's layout, which is free in a graph that attends: what several groups of tokens read of home is brought
-    // there once, because each token would read it over the link again.
+    // The staging buffer, with the cache's layout. It is free in a graph that attends. What several groups of tokens read of home comes here
+    // once, because otherwise each token would read it over the link again.
     char * k_staging;
     char * v_staging;
 };
 
-// A graph that a backend computes or records by itself: a split of a step's, or a part of one. By row: whether its nodes are in it.
+// A graph that a backend computes or records by itself: a split of a step's graph, or a part of one. It says for each row whether the row's
+// nodes are in it.
 struct EngineGraph {
     std::vector<bool> stores, attends;
 };
@@ -152,7 +153,7 @@ public:
     // Workspaces for graphs of this view and row; false: last_error(). They may move: see generation().
     virtual bool reserve_workspace(int row, const EngineView & view, SketchKind kind, bool lists) = 0;
     virtual int generation() const = 0;
-    // Numbers that are given to nodes besides what the graph shows have changed (edgekv_selection): recorded graphs know the old ones.
+    // Nodes get numbers that the graph does not show (edgekv_selection), and these have changed: recorded graphs know the old ones.
     virtual void renew() = 0;
     virtual bool set_slots(int n_slots) = 0;  // in use
     virtual EngineBytes bytes() const = 0;

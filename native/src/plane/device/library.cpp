@@ -21,10 +21,10 @@ namespace {
 
 using Entry = const DeviceLibrary * (*)();
 
-// by its full path: what else the system would search may hold another
+// by its full path: the folders that the system searches may hold another
 const DeviceLibrary * open(const std::string & path) {
 #if defined(_WIN32)
-    // the libraries that it needs are looked for beside it, too
+    // the system looks beside it, too, for the libraries that it needs
     HMODULE module = LoadLibraryExA(path.c_str(), nullptr, LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR | LOAD_LIBRARY_SEARCH_DEFAULT_DIRS);
     auto entry = module ? reinterpret_cast<Entry>(GetProcAddress(module, "edgekv_device_library")) : nullptr;
 #else
@@ -36,7 +36,7 @@ const DeviceLibrary * open(const std::string & path) {
     return library && library->abi == kEngineAbi ? library : nullptr;
 }
 
-// The installed one for cards; the emulated device is built by whoever tests with it, who names its library. "": there is none
+// For cards the installed one. Who tests with the emulated device builds it and names its library. "": there is none
 std::string path_of(edgekv_device_kind kind) {
     if (kind == EDGEKV_DEVICE_EMULATED) {
         const char * named = std::getenv("EDGEKV_EMULATOR");

@@ -88,7 +88,7 @@ EngineQuery query_of(const DeviceLayer & layer, const ggml_tensor * q, const ggm
              static_cast<const int64_t *>(k_idxs->data), reinterpret_cast<const float *>(data(sinks)), layer.scale, layer.softcap };
 }
 
-// Selection and attention are one node: of a longer step, groups of tokens select and attend one behind the other in the same buffers.
+// Selection and attention are one node: in a longer step, groups of tokens select and attend one behind the other in the same buffers.
 void run_attend_on(const DeviceLayer & layer, const ggml_tensor * node, void * stream) {
     const DevicePlane & plane  = *layer.plane;
     const NodeParams    params = get_params(node);

@@ -114,7 +114,7 @@ void run_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
     }
 }
 
-// follows its attend node before anything else uses the workspace
+// runs behind its attend node, before anything else uses the workspace
 void run_observe(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const HostLayer &   layer = *static_cast<const HostLayer *>(userdata);
     const ggml_tensor * node  = dst->src[0];
@@ -124,7 +124,7 @@ void run_observe(ggml_tensor * dst, int ith, int nth, void * userdata) {
     }
 }
 
-// the node that follows its attend node: turns what that left in the workspace into attention mass
+// the node behind an attend node: it turns what that one left in the workspace into attention mass
 ggml_tensor * build_observe(HostLayer & layer, const llama_edgekv_attend & args, ggml_tensor * attend) {
     ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, 1, 1, 1, 1, &attend, 1, run_observe, GGML_N_TASKS_MAX, &layer);
     ggml_format_name(node, "edgekv_observe-%d", args.il);

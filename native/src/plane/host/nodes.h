@@ -42,8 +42,9 @@ struct HeadScan {
 // Groups [first, end): by their sketches, and the stream's open group, which has none, by its keys.
 void scan_groups(const StaleGroups & stale, int stream, const HeadScan & scan, int first, int end, const Shares & out);
 
-// Sparse prompts: whether this ubatch is one, what a thread needs for it behind what attention needs, and the choice of one item, which goes
-// to `problem.raise`, in `memory`. k_idxs: the cells of the stream's tokens.
+// Sparse prompts. sparse_prompt() says whether this ubatch is one, prompt_choice_bytes() what memory a thread needs for it behind what
+// attention needs. choose_prompt_blocks() leaves the choice of one item in `problem.raise`, which lies in `memory`. k_idxs: the cells of
+// the stream's tokens.
 bool sparse_prompt(const HostPlane & plane, int n_cells);
 size_t prompt_choice_bytes(const AttendProblem & problem);
 void choose_prompt_blocks(HostLayer & layer, const int64_t * k_idxs, int stream, const PromptPlan & plan, int index, PromptProblem & problem,

@@ -49,7 +49,7 @@ struct SelectPlan {
     size_t cell_stride, group_stride, shares_offset, tops_offset, sums_offset, threads_offset, scratch_offset, sight_offset, thread_bytes, bytes;
 };
 
-// What a token at `position` sees; certain are the pages at the start and the newest ones, and what has no sketch.
+// What a token at `position` sees. It reads the pages at the start, the newest ones and what has no sketch for certain.
 void find_sight(const edgekv_context & ctx, const SelectPlan & plan, const ggml_tensor * mask, const char * row, int stream, int32_t position,
                 Sight * sight) {
     const auto &    options = ctx.params.selection;
@@ -216,8 +216,8 @@ struct SelectRun {
         }
     }
 
-    // Threads claim chunks as they come free, head by head. Who completes a head selects for all of its tokens: its sums are written by
-    // one thread.
+    // Threads claim chunks as they come free, head by head. The thread that completes a head selects for all of its tokens, so that one
+    // thread writes the head's sums.
     void run(int nth) {
         look();
         if (layer.leads && ith == 0 && ctx.params.mode == EDGEKV_MODE_SPARSE) {

@@ -15,9 +15,9 @@ from edgekv.live.reports import SelectionReport
 T = TypeVar("T", Stats, SelectionReport)
 
 
-class Measured:
-    """A time for each timed step, the counters of the timed steps; likelihood, and by reference the divergence from it and the
-    agreement on the top token, for each compared step."""
+class Tally:
+    """What the steps of one mode came to: for each timed step its time, for all of them the counters; for each compared step the
+    likelihood, and by reference the divergence from it and the agreement on the top token."""
 
     def __init__(self) -> None:
         self.milliseconds: list[float] = []
@@ -45,9 +45,9 @@ class Measured:
                 self.kld.setdefault(name, []).append(float(np.sum(np.exp(log_p) * (log_p - log_q))))
                 self.same_top.setdefault(name, []).append(bool(np.argmax(log_p) == np.argmax(log_q)))
 
-    def __add__(self, other: Measured) -> Measured:
+    def __add__(self, other: Tally) -> Tally:
         """Both, one after the other."""
-        both = Measured()
+        both = Tally()
         both.milliseconds = self.milliseconds + other.milliseconds
         both.stats, both.selection = added(self.stats, other.stats), added(self.selection, other.selection)
         both.nll = self.nll + other.nll
@@ -77,7 +77,7 @@ class Measured:
             }
         return shares
 
-    def against(self, name: str, reference: Measured) -> dict[str, Any]:
+    def against(self, name: str, reference: Tally) -> dict[str, Any]:
         """How the predictions compare with `reference`, known as `name`; the difference of likelihood as a share of it."""
         return {
             f"kld_{name}": float(np.mean(self.kld[name])),
@@ -85,7 +85,7 @@ class Measured:
             f"nll_vs_{name}": float(np.mean(self.nll)) / float(np.mean(reference.nll)) - 1,
         }
 
-    def distance(self, name: str, reference: Measured) -> dict[str, Any]:
+    def distance(self, name: str, reference: Tally) -> dict[str, Any]:
         """How the predictions compare with `reference`, known as `name`, with 95 % intervals (`edgekv.lab.intervals`):
         `ppl_vs_` is the relative difference of perplexity, `kld_p99_` the divergence that one position in a hundred exceeds."""
         kld, difference = self.kld[name], np.subtract(self.nll, reference.nll)
@@ -99,7 +99,7 @@ class Measured:
             f"ppl_high_{name}": float(np.expm1(nll_high)),
         }
 
-    def speed(self, stock: Measured) -> dict[str, Any]:
+    def speed(self, stock: Tally) -> dict[str, Any]:
         """Ratios of times, stock's over this mode's: above 1 is faster."""
         if not self.milliseconds:
             return {}

@@ -1,0 +1,90 @@
+"""Sixteen streams on four slots: no error, no growth, nobody starves. EDGEKV_SOAK_MINUTES has it run for longer, and on the default model."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from support.clients import Endpoint, options
+
+from edgekv.serving.server import Server
+
+N_SLOTS, N_STREAMS = 4, 16
+SOAK_MINUTES = float(os.environ.get("EDGEKV_SOAK_MINUTES", "0"))
+SHORT_S = 20.0
+
+GROWTH_SHARE, GROWTH_BYTES = 0.02, 12 << 20
+"""Of resident memory from the middle third to the last. A leak of one small buffer for each token or request is more in ten minutes; the
+allocator's arenas of threads that come and go are less."""
+
+WORDS = ("river", "stone", "why", "the", "cache", "42", "holds", "a", "page", "and", "then", "Ärger", "\n")
+
+
+@dataclass
+class Seen:
+    """What clients saw: seconds to the first token and to the last, tokens, and errors."""
+
+    first_s: list[float] = field(default_factory=list)
+    whole_s: list[float] = field(default_factory=list)
+    n_tokens: int = 0
+    errors: list[str] = field(default_factory=list)
+
+
+def talk(endpoint: Endpoint, seed: int, until: float, most_words: int, seen: Seen) -> None:
+    rng = random.Random(seed)
+    while time.monotonic() < until:
+        prompt = " ".join(rng.choices(WORDS, k=rng.randint(2, most_words)))
+        begun, first, n_tokens, ended = time.monotonic(), None, 0, False
+        try:
+            with endpoint.stream({"prompt": prompt, "n_predict": rng.randint(8, 48), "ignore_eos": True}) as response:
+                assert response.status == 200, response.read()
+                for line in response:
+                    if line.startswith(b"data: "):
+                        event = json.loads(line[6:])
+                        assert "error" not in event, event
+                        first = first or time.monotonic()
+                        n_tokens += len(event.get("tokens", ()))
+                        ended |= event.get("stop", False)
+            assert ended and first, "the stream broke off"
+        except Exception as error:  # all of them belong into the report
+            seen.errors.append(f"{type(error).__name__}: {error}")
+            return
+        seen.first_s.append(first - begun)
+        seen.whole_s.append(time.monotonic() - begun)
+        seen.n_tokens += n_tokens
+
+
+def test_sixteen_streams(synthetic, request):
+    model: Path = request.getfixturevalue("default_model") if SOAK_MINUTES else synthetic("llama")
+    seconds = SOAK_MINUTES * 60 or SHORT_S
+    process, resident, seen = psutil.Process(), [], Seen()
+    with Server(options(model, N_SLOTS, n_ctx=2048, n_threads=None if SOAK_MINUTES else 1)) as server:
+        endpoint = Endpoint(server)
+        until = time.monotonic() + seconds
+        threads = [threading.Thread(target=talk, args=(endpoint, seed, until, 400, seen)) for seed in range(N_STREAMS)]
+        for thread in threads:
+            thread.start()
+        while time.monotonic() < until:
+            time.sleep(0.25)
+            resident.append(process.memory_info().rss)
+        for thread in threads:
+            thread.join(120)
+        assert not any(thread.is_alive() for thread in threads), "a stream starves"
+        endpoint.seconds_until_idle(10)
+    assert not seen.errors and len(seen.first_s) >= 2 * N_STREAMS, (seen.errors, len(seen.first_s))
+    third = len(resident) // 3
+    middle, last = (statistics.median(part) for part in (resident[third:2 * third], resident[2 * third:]))
+    worst, usual = max(seen.first_s), statistics.median(seen.whole_s)
+    print(f"\n{seconds / 60:.1f} min: {len(seen.first_s)} answers, {seen.n_tokens} tokens; first token after {statistics.median(seen.first_s):.2f} s "
+          f"(median), {worst:.2f} s (worst); whole answer {usual:.2f} s (median); resident {middle / 2**20:.1f} MiB, then {last / 2**20:.1f} MiB")
+    assert last - middle < max(GROWTH_BYTES, GROWTH_SHARE * middle)
+    # Twelve of sixteen wait, three rounds before it is their turn: who waits for longer than five whole answers is passed over.
+    assert worst < 5 * usual + 5
+

@@ -124,9 +124,8 @@ def _announce(server: Server, how_to_stop: str) -> None:
     if server.context.note:
         click.echo(f"note: {server.context.note}", err=True)
     options = server.options
-    if not options.api_keys() and server.is_public:
-        click.echo("warning: ANYBODY who reaches this machine can use the server, and read what others ask; "
-                   "--api-key-file FILE keeps them out", err=True)
+    if not server.needs_key and server.is_public:
+        click.echo("warning: ANYBODY who reaches this machine can use the server; --api-key-file FILE keeps others out", err=True)
     from edgekv.cli.chat.kv import mode_summary
     from edgekv.cli.common.config_file import file_read
 
@@ -134,7 +133,7 @@ def _announce(server: Server, how_to_stop: str) -> None:
     config = f"; options from {path}" if (path := file_read()) else ""
     click.echo(f"serving {server.alias} at {server.url}/v1 ({context}, KV {mode_summary(server)}, cache {caches_text(options.store)}"
                f"{config}); {how_to_stop}", err=True)
-    key = "..." if options.api_keys() else "none"
+    key = "..." if server.needs_key else "none"
     click.echo(
         f"try: {Path(sys.executable).name} -c 'from openai import OpenAI; "
         f'print(OpenAI(base_url="{server.url}/v1", api_key="{key}").chat.completions.create('

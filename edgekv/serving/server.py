@@ -6,6 +6,7 @@ import atexit
 import http.client
 import ipaddress
 import json
+import os
 import secrets
 import signal
 import socket
@@ -16,11 +17,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.amounts import size
+from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
 from edgekv.hierarchy.eviction import batch_tokens
 from edgekv.memory import devices
 from edgekv.memory.device_fit import choose_device_context
-from edgekv.memory.fit import ContextChoice, cells, choose_context, in_tokens
+from edgekv.memory.fit import ContextChoice, available_bytes, cells, choose_context, in_tokens
 from edgekv.models import Geometry, geometry
 from edgekv.serving.log import ServerLog
 from edgekv.serving.options import LOOPBACK, ServerOptions, check_evict, check_extra, free_port, later_bytes
@@ -57,7 +59,8 @@ class Server:
         check_evict(self.options)
         keys = options.api_keys()
         # One of our own besides: for what this process asks, and because llama.cpp logs the end of a key that is the only one.
-        self._keys = (secrets.token_urlsafe(), *keys) if keys else ()
+        # LLAMA_API_KEY is a key too, which llama.cpp takes by itself.
+        self._keys = (secrets.token_urlsafe(), *keys) if keys or os.environ.get("LLAMA_API_KEY") else ()
         self.context = self._choose_context()
         self.port = options.port
         # An event, not the thread: an interrupt during Thread.join() makes Python believe that the thread has ended (bpo-45274).
@@ -85,7 +88,18 @@ class Server:
             if later and choice.device is not None and options.kv.placement.kv_vram is None:
                 self.options = replace(options, kv=options.kv.with_(kv_vram=choice.device.budget))
             return choice
-        return choose_context(self.model, options.n_ctx, options.kv, options.n_slots)
+        kept = options.store.ram_bytes if options.store is not None else 0
+        try:
+            return choose_context(self.model, options.n_ctx, options.kv, options.n_slots, max(0, available_bytes() - kept))
+        except DoesNotFit as error:
+            if not kept:
+                raise
+            raise DoesNotFit(f"{error}; {size(kept)} of memory are set aside for what was read before (--cache-ram)") from None
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether only requests with a key are answered."""
+        return bool(self._keys)
 
     @property
     def alias(self) -> str:

@@ -1,0 +1,104 @@
+"""`edgekv serve`: what its options become, and what it says about them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from support.served import serving
+
+from edgekv.cli.common.caches import cache_options, caches_text, split_cache_options, without_password
+from edgekv.cli.main import cli
+from edgekv.cli.serve import _announce
+from edgekv.errors import EXIT_DOES_NOT_FIT, EXIT_USAGE, ConfigError, DoesNotFit
+from edgekv.serving.options import ServerOptions
+from edgekv.serving.server import Server
+from edgekv.store.settings import StoreSettings
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("EDGEKV_"):
+            monkeypatch.delenv(name)
+
+
+# ---- caches ---------------------------------------------------------------------------------------------------------------------
+
+
+def caches(*arguments: str, **variables: str) -> StoreSettings | None:
+    found: list[StoreSettings | None] = []
+
+    @click.command()
+    @cache_options
+    def command(**settings: Any) -> None:
+        found.append(split_cache_options(settings))
+        assert not settings
+
+    result = CliRunner().invoke(command, arguments, env=variables, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return found[0]
+
+
+def test_what_is_kept_where():
+    assert caches() == StoreSettings() and caches().folder is None, "RAM alone: nothing is written that nobody asked for"
+    assert caches("--cache-ram", "0") is None
+    assert caches("--cache-ram", "0", "--cache-dir", "d") == StoreSettings(ram_bytes=0, folder=Path("d"))
+    assert caches("--cache-ram", "2GiB", "--cache-disk", "5GiB", EDGEKV_CACHE_DIR="d") == StoreSettings(2 << 30, Path("d"), 5 << 30)
+    assert caches(EDGEKV_CACHE_URL="redis://h:1/0").url == "redis://h:1/0"
+    assert caches(EDGEKV_CACHE_DISK="5GiB") == StoreSettings(folder_bytes=5 << 30), "a variable may be without effect"
+    with pytest.raises(ConfigError, match="--cache-disk bounds the folder of --cache-dir, and there is none"):
+        caches("--cache-disk", "5GiB")
+
+
+def test_what_is_said_of_them():
+    assert caches_text(None) == "none" and caches_text(StoreSettings()) == "1.0 GiB of RAM"
+    everything = StoreSettings(1 << 20, Path("d"), 1 << 30, "redis://me:secret@h:1/0")
+    assert caches_text(everything) == "1.0 MiB of RAM, 1.0 GiB in d, redis://...@h:1/0"
+    assert without_password("redis://h:1/0") == "redis://h:1/0"
+
+
+@pytest.mark.parametrize("arguments", [
+    ("--cache-ram", "much"), ("--cache-ram", "auto"), ("--cache-ram", "-1"), ("--cache-disk", "x"), ("--cache-url", "http://h"),
+    ("--cache-dir", __file__), ("--slots", "0"), ("--slots", "17"), ("--slots", "x"), ("--parallel", "2"), ("--max-gap", "-1"),
+    ("--max-gap", "nan"), ("--max-queue", "-1"), ("--cors", "example.org"), ("--api-key", ""), ("--api-key", "a,b"),
+    ("--api-key-file", "none"), ("--host", "1.2.3.4"), ("--port", "99999"),
+], ids=" ".join)
+def test_mistakes_get_a_sentence(synthetic, arguments):
+    result = CliRunner().invoke(cli, ["serve", str(synthetic("llama")), *arguments])
+    code = result.exception.exit_code if isinstance(result.exception, ConfigError) else result.exit_code
+    assert code == EXIT_USAGE and (str(result.exception) + result.output).strip()
+    assert "a,b" not in str(result.exception)
+
+
+def test_memory_of_the_cache_is_not_given_to_the_context(synthetic):
+    model = synthetic("llama")
+    kept = StoreSettings(ram_bytes=1 << 50)
+    with pytest.raises(DoesNotFit, match="are set aside for what was read before .--cache-ram") as caught:
+        Server(ServerOptions(model, n_ctx=256, store=kept))
+    assert caught.value.exit_code == EXIT_DOES_NOT_FIT
+    assert Server(ServerOptions(model, n_ctx=256)).context.n_ctx == 256
+
+
+# ---- what it says ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("public", "needs_key", "warns"), [(True, False, True), (True, True, False), (False, False, False)])
+def test_a_server_for_everybody_warns(synthetic, capsys, public, needs_key, warns):
+    _announce(SimpleNamespace(
+        context=SimpleNamespace(n_ctx=1024, note=None), options=ServerOptions(synthetic("llama"), n_slots=3, store=StoreSettings()),
+        is_public=public, needs_key=needs_key, alias="a", url="http://h:1", runtime=None), "Ctrl-C stops it")
+    out, err = capsys.readouterr()
+    assert ("warning: ANYBODY who reaches this machine can use the server" in err) is warns and not out
+    assert "serving a at http://h:1/v1 (1,024 tokens of context for each of 3 slots, KV off, cache 1.0 GiB of RAM); Ctrl-C stops it" in err
+
+
+def test_a_key_of_llama_cpps_own_variable_counts(synthetic, tmp_path):
+    with serving(tmp_path, str(synthetic("llama")), "--ctx", "256", LLAMA_API_KEY="theirs") as served:
+        assert served.ask("/v1/models").status == 401
+        assert served.ask("/v1/models", key="theirs").status == 200

@@ -73,20 +73,18 @@ class RemoteServer:
         pass
 
     def status(self, n_used: int) -> KvStatus:
-        if self._edgekv:
-            self._props = self._read_props() or self._props
         return KvStatus(_text(self._edgekv, "mode"), None, None, self.n_ctx)
 
     def model_rows(self) -> list[Row]:
         return [("model", self.name), ("server", self._client.url)]
 
     def attention_rows(self) -> list[Row]:
-        mode = _text(self._edgekv, "mode")
-        return [("mode", mode)] if mode else []
+        mode, description = _text(self._edgekv, "mode"), _text(self._edgekv, "mode_description")
+        return [("mode", f"{mode}: {description}" if description else mode)] if mode else []
 
     def memory_rows(self) -> list[Row]:
         self._props = self._read_props() or self._props
-        rows = _rows(self._edgekv)
+        rows = [*_tier_rows(self._edgekv.get("tiers")), *_rows({"store": self._edgekv.get("store")})]
         if not rows:
             raise EdgeKVError(f"the server at {self._client.url} does not say what its memory holds")
         return rows
@@ -150,6 +148,16 @@ def _text(where: Any, key: str) -> str | None:
 def _count(where: Any, key: str) -> int | None:
     value = where.get(key) if isinstance(where, dict) else None
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _tier_rows(tiers: Any) -> list[Row]:
+    """Name and bytes of each tier, and how much of them holds something."""
+    rows: list[Row] = []
+    for tier in tiers if isinstance(tiers, list) else []:
+        name, n_bytes, used = _text(tier, "tier"), _count(tier, "bytes"), _count(tier, "used_bytes")
+        if name and n_bytes:
+            rows.append((name.replace("_", " "), f"{size(n_bytes):>10}" + (f"  {size(used)} used" if used else "")))
+    return rows
 
 
 def _rows(figures: dict[str, Any], before: str = "") -> list[Row]:

@@ -21,7 +21,9 @@ from edgekv.errors import EXIT_MODEL, EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, ConfigE
 
 USAGE = {"prompt_tokens": 1000, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 900}}
 PROPS = {"default_generation_settings": {"n_ctx": 4096, "params": {}}, "total_slots": 2}
-EDGEKV_PROPS = {**PROPS, "edgekv": {"mode": "sparse", "arena_bytes": 3 << 20, "hits": {"by_row": 0.5, "pages": [1, 2]}, "odd": None, "on": True}}
+TIERS = [{"tier": "arena", "bytes": 3 << 20, "used_bytes": 1 << 20}, {"tier": "home", "bytes": 90 << 20, "used_bytes": None}, {"tier": 3}, 4]
+EDGEKV_PROPS = {**PROPS, "edgekv": {"mode": "sparse", "mode_description": "a sample", "tiers": TIERS,
+                                    "store": {"ram_bytes": 1 << 30, "hits": {"by_block": 0.5, "all": [1, 2]}, "odd": None, "on": True}}}
 
 
 @pytest.fixture
@@ -97,8 +99,9 @@ def test_llamas_server_tells_its_context(opened):
 def test_edgekvs_server_tells_its_tiers(opened):
     remote = connect(opened(pages={"/props": page(EDGEKV_PROPS)}))
     assert remote.status(7).mode == "sparse" and remote.summary().endswith(", context 4,096, KV sparse")
-    assert remote.memory_rows() == [("mode", "sparse"), ("arena", "3.0 MiB"), ("hits by row", "0.5")]
-    assert remote.attention_rows() == [("mode", "sparse")]
+    assert [(name, value.strip()) for name, value in remote.memory_rows()] == [
+        ("arena", "3.0 MiB  1.0 MiB used"), ("home", "90.0 MiB"), ("store ram", "1.0 GiB"), ("store hits by block", "0.5")]
+    assert remote.attention_rows() == [("mode", "sparse: a sample")]
 
 
 @pytest.mark.parametrize("props", [[], {"edgekv": 3}, {"edgekv": {"mode": 3}}, {"default_generation_settings": 7},

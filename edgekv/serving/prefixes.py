@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +25,18 @@ class Prefixes:
     """What the server calls when a prompt begins and when tokens are computed (`edgekv._native.server.KeepsPrefixes`).
 
     K and V depend on the model's file, the types they are stored in, the rotary embedding, what `extra` (options of llama.cpp's server)
-    says of these, and a request's adapters: there is a store for each, made when it is first needed.
+    says of these, and a request's adapters: there is a store for each, made when it is first needed. The first one has all of the RAM;
+    what other adapters give is kept in the places below it.
     """
 
     def __init__(self, model: Path, extra: tuple[str, ...], where: StoreSettings):
         self._model, self._settings, self._where = model, _what_changes_rows(extra), where
         self._stores: dict[tuple[int, str], PrefixStore | None] = {}
         self._n_hits = self._n_prompts = 0
+
+    def open(self, runtime: Runtime) -> None:
+        """Open the store of prompts without adapters. Raises ConfigError for an address that is none."""
+        self._store(runtime, adapters="")
 
     def begin(self, prompt: SequenceTokens, n_have: int) -> Found:
         """Put the blocks that continue the first n_have tokens of a prompt into its sequence."""
@@ -98,10 +104,13 @@ class Prefixes:
         runtime = attachments.find(of.address)
         if runtime is None:
             return None, None
-        key = of.address, of.adapters
+        return runtime, self._store(runtime, of.adapters)
+
+    def _store(self, runtime: Runtime, adapters: str) -> PrefixStore | None:
+        key = runtime.address, adapters
         if key not in self._stores:
-            self._stores[key] = self._make(runtime, of.adapters)
-        return runtime, self._stores[key]
+            self._stores[key] = self._make(runtime, adapters)
+        return self._stores[key]
 
     def _make(self, runtime: Runtime, adapters: str) -> PrefixStore | None:
         try:
@@ -110,7 +119,8 @@ class Prefixes:
             log.warning("prefixes are not kept: %s", error)
             return None
         fingerprint = fingerprint_of_file(self._model, *runtime.tokens.depends_on(), *self._settings, adapters)
-        return PrefixStore(ModelIdentity(fingerprint, layout, self._model.stem), self._where)
+        where = replace(self._where, ram_bytes=0) if self._open_stores() else self._where
+        return PrefixStore(ModelIdentity(fingerprint, layout, self._model.stem), where)
 
 
 _CHANGE_ROWS = ("--rope-", "--yarn-", "--override-kv", "--control-vector", "--no-kv-offload")

@@ -307,6 +307,12 @@ class Server:
             error = runtime.last_failure() or EdgeKVError("mode evict did not begin")
             self.stop()
             raise error
+        if self._prefixes is not None and self._runtime is not None:
+            try:
+                self._prefixes.open(self._runtime)
+            except EdgeKVError:
+                self.stop()
+                raise
 
     def _answers(self, path: str) -> bool:
         try:

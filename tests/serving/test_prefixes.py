@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from edgekv.config import KvOptions
+from edgekv.errors import ConfigError
 from edgekv.serving.server import Server, ServerOptions
 from edgekv.store.settings import StoreSettings
 
@@ -197,3 +198,8 @@ def test_a_cache_that_cannot_be_kept_is_named(synthetic, warnings_of):
         ask(server, conversation(1, 300))
         assert sources(server, conversation(1, 300))["ram"] == 0
     assert "prefixes are not kept" in warnings_of.text and warnings_of.text.count("prefixes are not kept") == 1
+
+
+def test_an_address_that_is_none_is_told_at_once(tiny):
+    with pytest.raises(ConfigError, match="nonsense"):
+        serve(tiny, store=StoreSettings(url="nonsense://x")).start()

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "attend_cases.h"
+#include "kernels/attend/attend.h"
 
 using namespace edgekv;
 

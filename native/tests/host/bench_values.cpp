@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "attend_cases.h"
+#include "kernels/attend/attend.h"
 #include "kernels/select/sample.h"
 #include "kernels/sketch/sketch_internal.h"
 #include "kernels/simd/subnormals.h"

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from edgekv.amounts import mebibytes, percent, signed_percent
+from edgekv.cli.bench_serve import bench_serve
 from edgekv.cli.common.lists import CommaList
 from edgekv.cli.common.options import model_argument, model_path, option
 from edgekv.cli.common.progress import progress_bar
@@ -78,6 +79,7 @@ def bench() -> None:
 
 
 bench.add_command(ladder)
+bench.add_command(bench_serve)
 
 
 @bench.command()

@@ -1,0 +1,83 @@
+"""`edgekv bench serve`: how servers answer several clients at once."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgekv.amounts import tokens
+from edgekv.cli.common.lists import CommaList
+from edgekv.cli.common.options import model_argument, model_path, option
+from edgekv.cli.common.progress import progress_bar
+from edgekv.cli.common.tables import Column, output_option, print_measured
+from edgekv.vocab import STOCK_KERNELS, KvMode
+
+
+def _number(digits: int, value: float) -> str:
+    return f"{value:,.{digits}f}"
+
+
+COLUMNS = [
+    Column("server", "server", right=False),
+    Column("part", "part", right=False),
+    Column("clients", "clients"),
+    Column("n_prompt", "prompt", tokens),
+    Column("seconds", "s", partial(_number, 1)),
+    Column("seconds_vs_stock", "x stock", partial(_number, 2)),
+    Column("tokens_per_second", "tokens/s", partial(_number, 1)),
+    Column("speed_vs_stock", "x stock", partial(_number, 2)),
+    Column("ttft_p50_s", "first token", lambda s: f"{s:.2f} s"),
+    Column("ttft_max_s", "latest", lambda s: f"{s:.2f} s"),
+    Column("gap_p50_ms", "gap ms", partial(_number, 0)),
+    Column("gap_p99_ms", "p99", partial(_number, 0)),
+    Column("gap_max_ms", "worst", partial(_number, 0)),
+]
+
+SERVERS = (*STOCK_KERNELS, KvMode.EXACT.value, KvMode.SPARSE.value)
+
+
+@click.command(name="serve")
+@model_argument
+@option("--url", metavar="URL", help="Ask the server that runs there, in place of starting some.")
+@option("--api-key", metavar="KEY", help="With --url: the key that it asks for.")
+@option("--servers", type=CommaList(click.Choice(SERVERS), "SERVER,..."), default=",".join(SERVERS), show_default=True,
+        help="What to compare: stock llama.cpp with and without flash attention, and modes of EdgeKV.")
+@option("-c", "--clients", type=click.IntRange(1, 64), default=4, show_default=True, help="Clients that ask at the same time.")
+@option("-p", "--prompt", "n_prompt", type=click.IntRange(1), default=1900, show_default=True, help="Tokens of each client's prompt.")
+@option("-n", "--answer", "n_answer", type=click.IntRange(2), default=64, show_default=True, help="Tokens of each answer.")
+@option("-r", "--turns", type=click.IntRange(1), default=2, show_default=True, help="Turns of each server.")
+@option("-t", "--threads", type=click.IntRange(1), help="CPU threads of each server.  [default: one for each core]")
+@option("--text", default="prose", show_default=True, help="Text to read: prose, code or dialogue, or a file.")
+@output_option("json", "csv", "md")
+def bench_serve(
+    model: Path | None, url: str | None, api_key: str | None, servers: tuple[str, ...], clients: int, n_prompt: int, n_answer: int,
+    turns: int, threads: int | None, text: str, output: str,
+) -> None:
+    """Ask servers from several clients at once, in turns, and compare.
+
+    Each turn has two parts: read, with prompts that the server has never seen, and decode, with the same prompts again, which it holds.
+    The columns:
+
+    \b
+    s              until the last client has its last token
+    x stock        the better of stock's two servers divided by it; above 1
+                   is faster. Beside tokens/s it is of these
+    tokens/s       of all clients together, while all of them answer
+    first token    the median client's wait for it; latest: the last one's
+    gap ms         between two tokens of an answer: median, p99 and worst
+
+    MODEL is a GGUF file; without it the default model is used.
+    """
+    from edgekv.bench.clients import Load
+    from edgekv.bench.serve import ServeBench, run
+    from edgekv.bench.texts.text import find_text
+
+    if url is not None and model is not None:
+        raise click.UsageError("--url asks a server that runs already; leave MODEL out")
+    request = ServeBench(None if url else model_path(model), Load(clients, n_prompt, n_answer), servers, turns, threads, (), url, api_key)
+    with progress_bar() as progress:
+        rows: list[dict[str, Any]] = run(request, find_text(text).content, progress)
+    print_measured(rows, [column for column in COLUMNS if any(row[column.key] is not None for row in rows)], output)

@@ -1,0 +1,176 @@
+"""How an endpoint answers several clients at once: time to the first token, time between tokens, throughput.
+
+Each turn has two parts. In *read* every client asks with a prompt of its own that the server has never seen. In *decode* they ask with the
+same prompts again, which the server holds, so that little but decoding is measured. Any server that speaks OpenAI's completions can be
+asked; tokens are counted as they are streamed, one an event.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from edgekv.errors import ConfigError, EdgeKVError
+
+CHARACTERS = 3
+"""A token is about so many characters of English or more; what is too long is cut by the server's own count where it can be asked."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the clients of one turn ask."""
+
+    n_clients: int = 4
+    n_prompt: int = 1900
+    """Tokens of each prompt, as far as the server says how many a text has."""
+    n_answer: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("n_clients", "n_prompt", "n_answer"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+
+
+@dataclass
+class Answered:
+    """What one client saw; times are seconds of the same clock."""
+
+    asked: float
+    arrivals: list[float] = field(default_factory=list)
+    """When each token came."""
+
+    @property
+    def gaps(self) -> np.ndarray:
+        """Seconds between tokens, float64 [token - 1]."""
+        return np.diff(self.arrivals)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What all clients of a part of a turn saw."""
+
+    answers: tuple[Answered, ...]
+
+    @property
+    def seconds(self) -> float:
+        """From the first question to the last token."""
+        return max(answer.arrivals[-1] for answer in self.answers) - min(answer.asked for answer in self.answers)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all clients together, while all of them have answers that run."""
+        begun = max(answer.arrivals[0] for answer in self.answers)
+        ended = min(answer.arrivals[-1] for answer in self.answers)
+        n = sum(sum(begun < at <= ended for at in answer.arrivals) for answer in self.answers)
+        return n / (ended - begun) if ended > begun else float("nan")
+
+    @property
+    def first_tokens(self) -> np.ndarray:
+        """Seconds until each client had its first token, float64 [client]."""
+        return np.array([answer.arrivals[0] - answer.asked for answer in self.answers])
+
+    @property
+    def gaps(self) -> np.ndarray:
+        """Seconds between two tokens of an answer, of all answers: float64 [n]."""
+        return np.concatenate([answer.gaps for answer in self.answers])
+
+
+class Endpoint:
+    """Clients of a server at `url`; each request has a connection of its own."""
+
+    def __init__(self, url: str, key: str | None = None, timeout_s: float = 1800.0):
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"{url!r} is no address of a server; write one such as http://127.0.0.1:8080")
+        self._parts, self._timeout = parts, timeout_s
+        self._base = parts.path.rstrip("/").removesuffix("/v1")
+        self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+
+    def _connect(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        return kind(self._parts.hostname or "", self._parts.port, timeout=self._timeout)
+
+    def _post(self, connection: http.client.HTTPConnection, path: str, body: dict) -> http.client.HTTPResponse:
+        try:
+            connection.request("POST", self._base + path, json.dumps(body), self._headers)
+            return connection.getresponse()
+        except OSError as error:
+            raise EdgeKVError(f"{self._parts.geturl()} cannot be reached: {error.strerror or error}") from None
+
+    def cut(self, text: str, n_tokens: int) -> str:
+        """The beginning of `text` with about so many tokens: by the server's own count where it has llama.cpp's /tokenize."""
+        text = text[: 8 * n_tokens]
+        connection = self._connect()
+        try:
+            response = self._post(connection, "/tokenize", {"content": text, "with_pieces": True})
+            if response.status != http.HTTPStatus.OK:
+                return text[: CHARACTERS * n_tokens]
+            pieces = [token["piece"] for token in json.load(response)["tokens"][:n_tokens]]
+            return "".join(piece if isinstance(piece, str) else bytes(piece).decode("utf-8", "ignore") for piece in pieces)
+        finally:
+            connection.close()
+
+    def ask(self, prompt: str, n_tokens: int, model: str) -> Answered:
+        """Stream one completion. Raises EdgeKVError with the server's own words where it refuses."""
+        answered = Answered(time.perf_counter())
+        connection = self._connect()
+        try:
+            body = {"model": model, "prompt": prompt, "max_tokens": n_tokens, "temperature": 0, "stream": True, "ignore_eos": True}
+            response = self._post(connection, "/v1/completions", body)
+            if response.status != http.HTTPStatus.OK:
+                raise EdgeKVError(f"the server answered with HTTP {response.status}: {response.read(500).decode('utf-8', 'replace')}")
+            for _ in _events(response):
+                answered.arrivals.append(time.perf_counter())
+        except (OSError, http.client.HTTPException) as error:
+            raise EdgeKVError(f"the server broke off after {len(answered.arrivals)} tokens: {error}") from None
+        finally:
+            connection.close()
+        if not answered.arrivals:
+            raise EdgeKVError("the server answered without a token")
+        return answered
+
+    def together(self, prompts: Sequence[str], n_tokens: int, model: str) -> Part:
+        """All prompts at the same time, one client each."""
+        start = threading.Barrier(len(prompts))
+
+        def one(prompt: str) -> Answered:
+            start.wait()
+            return self.ask(prompt, n_tokens, model)
+
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            return Part(tuple(pool.map(one, prompts)))
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[dict]:
+    """Events of a stream that hold text, until its end."""
+    for line in response:
+        data = line.decode("utf-8", "replace").strip()
+        if not data.startswith("data:"):
+            continue
+        data = data.removeprefix("data:").strip()
+        if data == "[DONE]":
+            return
+        event = json.loads(data)
+        if "error" in event:
+            raise EdgeKVError(f"the server broke off: {event['error'].get('message', event['error'])}")
+        if any(choice.get("text") for choice in event.get("choices", ())):
+            yield event
+
+
+def prompts_for(text: str, load: Load, turn: int) -> list[str]:
+    """A text for each client, about twice as long as it needs; those of another turn, and of another client, begin differently."""
+    length = 8 * load.n_prompt
+    found = []
+    for client in range(load.n_clients):
+        number = turn * load.n_clients + client
+        first = number * 1009 * 7 % max(1, len(text) - length)
+        found.append(f"Part {number}. " + text[first:first + length])
+    return found

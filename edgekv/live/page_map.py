@@ -103,7 +103,7 @@ def _pages_in_use(positions: np.ndarray, n_pages: int, page_tokens: int) -> np.n
     in_use = np.zeros(n_pages * page_tokens, bool)
     end = min(len(in_use), len(positions))
     in_use[:end] = positions[:end] >= 0
-    return np.any(in_use.reshape(n_pages, page_tokens), axis=1)
+    return np.asarray(in_use.reshape(n_pages, page_tokens).any(axis=1))
 
 
 def _heads_per_line(n_heads: list[int]) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edgekv.live.reports import LayerReport
 from edgekv.pages.residency import State
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class MapMaker:
     """Draws the maps of one context, and evens out attention from one to the next."""
 
     def __init__(self) -> None:
+        self._layers: list[LayerReport] | None = None  # the served ones: they stay the same
         self._shares: dict[int, np.ndarray] = {}  # by stream, float32 [line, column]
 
     def draw(self, runtime: Runtime, stream: int) -> PageMap:
@@ -58,7 +60,9 @@ class MapMaker:
         width = -(-n_pages // MOST_COLUMNS)
         mass = runtime.mass()
         first = stream * (mass.shape[2] // max(1, runtime.cells.n_stream))
-        layers = [layer for layer in runtime.layers if layer.hooked]
+        if self._layers is None:
+            self._layers = [layer for layer in runtime.layers if layer.hooked]
+        layers = self._layers
         heads = _heads_per_line([layer.n_head_kv for layer in layers])
         # several pages or heads to a field: summed over blocks
         residency = runtime.residency()

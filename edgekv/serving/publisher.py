@@ -26,7 +26,7 @@ LIVE_S = 0.2
 """From one set of figures to the next while somebody looks, at least."""
 QUIET_S = 1.0
 """The same while nobody does: for the curves that the next one will want to see."""
-SHARE = 1 / 200
+SHARE = 1 / 125
 """Of the time between two sets, at most so much is spent on taking one."""
 AGAIN_S = 0.02
 """Where several ask at the same time, and nothing is computed between, one set does for all."""

@@ -34,11 +34,11 @@ function roof(values, least) {
   return [1, 2, 5, 10].map((n) => n * unit).find((n) => n >= most * 0.999);
 }
 
-// lines: [{name, values, tone, dashed, say, own}]; `own`: has a scale of its own
-function drawCurve(where, times, lines, least) {
+// lines: [{name, values, tone, dashed, say, own}]; `own`: has a scale of its own. none: what to say where there are no values
+function drawCurve(where, times, lines, least, none) {
   const known = lines.filter((line) => line.values.some((value) => value !== null));
   if (!known.length) {
-    where.replaceChildren(make("p", "none", times.length ? "Nothing of this in the current mode, or the context is still short." : "Nothing decoded yet."));
+    where.replaceChildren(make("p", "none", times.length ? none : "Nothing decoded yet."));
     return;
   }
   const shared = roof(known.filter((line) => !line.own).flatMap((line) => line.values), least);
@@ -61,9 +61,13 @@ function drawCurve(where, times, lines, least) {
   where.replaceChildren(now, picture, make("div", "span", make("span", "", `${seconds} s of decoding ago`), make("span", "", "latest")));
 }
 
-function drawCurves(past) {
+function drawCurves(past, state) {
+  const short = "So far everything was read: the context is short.";
+  const hits = state.served && state.pages.arena_slots ? short : `Mode ${state.mode} has no arena here.`;
+  const error = { off: "Stock llama.cpp reads everything.", exact: "Mode exact reads everything: there is no error to estimate.",
+    evict: "Mode evict reads all that is kept; what it dropped is gone." }[state.mode] ?? short;
   const of = (name, values, tone, more) => ({ name, values, tone, say: percent, ...more });
-  drawCurve(at("curve-speed"), past.at, [of("tokens a second", past.tokens_per_second, "good", { say: speed })], 1);
-  drawCurve(at("curve-hits"), past.at, [of("of rows", past.hit_rate, "arena"), of("of attention", past.hit_rate_mass, "home", { dashed: true })], 1);
-  drawCurve(at("curve-error"), past.at, [of("read", past.read, "home"), of("error", past.error, "wrong", { dashed: true, own: 0.001 })], 0.01);
+  drawCurve(at("curve-speed"), past.at, [of("tokens a second", past.tokens_per_second, "good", { say: speed })], 1, "–");
+  drawCurve(at("curve-hits"), past.at, [of("of rows", past.hit_rate, "arena"), of("of attention", past.hit_rate_mass, "home", { dashed: true })], 1, hits);
+  drawCurve(at("curve-error"), past.at, [of("read", past.read, "home"), of("error", past.error, "wrong", { dashed: true, own: 0.001 })], 0.01, error);
 }

@@ -117,8 +117,8 @@ class PageMap {
   }
 }
 
-// what the colours mean; without tiers there is no arena
-function drawLegend(hasArena) {
+// what the colours mean; without tiers there is no arena, and stock llama.cpp tells nobody where attention goes
+function drawLegend(hasArena, hasAttention) {
   const ramp = (place) => {
     const made = make("canvas");
     Object.assign(made, { width: 64, height: 1 });
@@ -133,6 +133,7 @@ function drawLegend(hasArena) {
   const entries = hasArena
     ? [[ramp(ALL), "in the arena (fast copy)"], [ramp(HOME), "only at home (host memory)"], [plain("filling"), "being filled"],
       [plain("moving"), "moving"]]
-    : [[ramp(HOME), "in the KV cache"]];
-  at("legend").replaceChildren(...entries.map(([mark, text]) => make("span", "", mark, text)), make("span", "", "little attention → much"));
+    : [[hasAttention ? ramp(HOME) : plain("home-faint"), "in the KV cache"]];
+  at("legend").replaceChildren(...entries.map(([mark, text]) => make("span", "", mark, text)),
+    ...(hasAttention ? [make("span", "", "little attention → much")] : []));
 }

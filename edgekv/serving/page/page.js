@@ -20,7 +20,7 @@ let historyAt = -Infinity;
 
 function bar(title, amount, parts, whole_, note) {
   const track = make("div", "track");
-  for (const [value, tone] of parts) {
+  for (const [value, tone] of parts.filter(([value]) => value > 0)) {
     const part = make("i");
     part.style.background = `var(--${tone})`;
     part.style.width = `${Math.min(100, 100 * value / Math.max(1, whole_))}%`;
@@ -87,17 +87,18 @@ function showPages(state) {
 
 function showMovement(state) {
   const { pages, selection } = state;
-  const pairs = [["into the arena", many(pages.promoted, "page")], ["out, for others", many(pages.demoted, "page")],
+  const hasTiers = pages.arena_slots || pages.promoted;
+  const pairs = !hasTiers ? [] : [["into the arena", many(pages.promoted, "page")], ["out, for others", many(pages.demoted, "page")],
     ["out, tokens changed", many(pages.invalidated, "page")], ["copied", bytes(pages.moved_bytes)],
     ["tokens waited", `${(1000 * pages.stall_seconds).toFixed(1)} ms`]];
-  if (pages.failed) pairs.push(["copies failed", whole(pages.failed)]);
+  if (hasTiers && pages.failed) pairs.push(["copies failed", whole(pages.failed)]);
   if (selection.n_selections) {
     pairs.push(["a head reads", `${whole(selection.rows_per_head)} of ${whole(selection.visible_per_head)} tokens`]);
     if (selection.error !== null) pairs.push(["of these for certain", percent(selection.certain)]);
   }
   if (state.kept) pairs.push(["kept", `${whole(state.kept[0])} of ${whole(state.kept[1])} tokens`]);
   if (state.worst_gap_seconds !== null) pairs.push(["longest pause in an answer", `${state.worst_gap_seconds.toFixed(2)} s`]);
-  list(at("moved"), pairs);
+  list(at("moved"), pairs.length ? pairs : [["nothing moves", "one tier"]]);
 }
 
 function showStore(state) {
@@ -143,7 +144,7 @@ function layMaps(streams) {
 }
 
 async function showMaps(state) {
-  drawLegend(state.served && state.pages.arena_slots > 0);
+  drawLegend(state.served && state.pages.arena_slots > 0, state.mode !== "off");
   if (!state.served) {
     at("maps").replaceChildren(make("p", "none", "There are no figures of this context."));
     return;
@@ -179,7 +180,7 @@ async function once() {
   await showMaps(state);
   if (performance.now() - historyAt > HISTORY_MS) {
     historyAt = performance.now();
-    drawCurves(await ask("history"));
+    drawCurves(await ask("history"), state);
   }
   return state.busy ? BUSY_MS : IDLE_MS;
 }

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
-from platformdirs import user_cache_path
 
 from edgekv.cli.common.options import kv_options, model_argument, model_path, option, split_kv_options
 from edgekv.errors import ConfigError, EdgeKVError
@@ -159,6 +158,8 @@ def _key(key: str | None, file: Path | None) -> str | None:
 def _store(on_disk: bool) -> dict[str, Any]:
     """The prefix store, so that a conversation that comes back is not read again: on disk too where the conversation is kept there."""
     from dataclasses import fields
+
+    from platformdirs import user_cache_path
 
     from edgekv.serving.options import ServerOptions
     from edgekv.store.settings import StoreSettings

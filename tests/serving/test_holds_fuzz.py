@@ -197,9 +197,18 @@ def test_random_requests(endpoint):
 ], ids=lambda data: data[:30].decode("latin-1"))
 def test_bytes_that_are_no_http(endpoint, data):
     with contextlib.suppress(ConnectionError), endpoint.send(data) as client:  # it may hang up, but not answer that all is well
-        client.shutdown(socket.SHUT_WR)
+        hangs_on(client)
         status = client.recv(4096).split(b"\r\n", 1)[0]
         assert not status or b" 4" in status, status
+
+
+def hangs_on(client: socket.socket) -> bool:
+    """Stop sending; False where the server has hung up before."""
+    try:
+        client.shutdown(socket.SHUT_WR)
+    except OSError:
+        return False
+    return True
 
 
 def test_slow_and_half_closed_clients_hinder_nobody(endpoint):
@@ -211,12 +220,11 @@ def test_slow_and_half_closed_clients_hinder_nobody(endpoint):
         assert endpoint.ask("POST", CHAT, body)[0] == 200
         assert time.monotonic() - begun < 20, "others wait for the slow ones"
         for client in slow[::2]:  # half of them stop sending and listen
-            client.shutdown(socket.SHUT_WR)
-        for client in slow[::2]:
             with contextlib.suppress(ConnectionError):
-                assert b" 200 " not in client.recv(4096)[:20]
+                if hangs_on(client):
+                    assert b" 200 " not in client.recv(4096)[:20]
     with endpoint.send(half) as whole:  # a request may be complete before its sender stops sending
-        whole.shutdown(socket.SHUT_WR)
+        hangs_on(whole)
         answer = b""
         with contextlib.suppress(ConnectionError):
             answer = whole.recv(4096)

@@ -126,7 +126,8 @@ def template() -> str:
             by_key.setdefault(name, (parameter, []))[1].append(command)
     lines = ["# Options of EdgeKV. Take the # off a line to set one.",
              "# The command line goes first, then the EDGEKV_* variables, then this file. `edgekv config show` says what is in force.", ""]
-    titles = {COMMANDS: "# ---- chat and serve ----", **{(name,): f"# ---- {name} alone ----" for name in COMMANDS}}
+    titles: dict[tuple[str, ...], str] = {COMMANDS: "# ---- chat and serve ----"}
+    titles |= {(name,): f"# ---- {name} alone ----" for name in COMMANDS}
     for group, title in titles.items():
         lines += [title, ""]
         for name, (parameter, used_by) in by_key.items():

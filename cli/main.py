@@ -18,6 +18,7 @@ COMMANDS = {
     "chat": ("edgekv.cli.chat.command", "chat", "Chat with a model, or answer one prompt."),
     "serve": ("edgekv.cli.serve", "serve", "Serve a model to OpenAI-compatible clients."),
     "config": ("edgekv.cli.config", "config", "The file of options, and where each value comes from."),
+    "cache": ("edgekv.cli.cache", "cache", "Look after the conversations that a server keeps on disk."),
     "doctor": ("edgekv.cli.doctor", "doctor", "Say what works on this machine, what does not, and why."),
     "heads": ("edgekv.cli.heads", "heads", "Show what each attention head looked at after a prompt."),
     "policies": ("edgekv.cli.policies", "policies", "List the policies, prefetchers and budgets, with their sources."),

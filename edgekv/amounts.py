@@ -45,6 +45,14 @@ def parse_share(text: str, noun: str = "the share") -> float:
     raise ConfigError(f"{noun} is {text!r}; it must be a share such as 95% or 0.95, or 0 for none")
 
 
+def parse_duration(text: str, noun: str = "the time") -> float:
+    """ "90s", "45min", "12h", "30d" as seconds. Raises ConfigError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|min|h|d)\s*", text)
+    if match is None:
+        raise ConfigError(f"{noun} is {text!r}; write a number with s, min, h or d behind it, such as 12h or 30d")
+    return float(match[1]) * {"s": 1, "min": 60, "h": 3600, "d": 86400}[match[2]]
+
+
 # ---- printing -------------------------------------------------------------------------------------------------------------------
 
 
@@ -99,3 +107,10 @@ def rough_percent(share: float) -> str:
 def duration(seconds: float) -> str:
     """ "45 s", "3 min"."""
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def long_duration(seconds: float) -> str:
+    """As `duration`, and "5 h", "3 d": where days may pass."""
+    if seconds < 5400:
+        return duration(seconds)
+    return f"{seconds / 3600:.0f} h" if seconds < 36 * 3600 else f"{seconds / 86400:.0f} d"

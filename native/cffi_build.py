@@ -28,8 +28,11 @@ extern "Python" void edgekv_py_prefix_keep(void *, edgekv_prefix_tokens const *)
 extern "Python" void edgekv_py_refresh(int);
 """
 
+PARTS = ("base", "settings", "context", "observation", "pages", "tokens", "device")
+"""Of edgekv.h, each behind those whose types it takes."""
+
 MODULES = {
-    "core": ("edgekv._native._core", ("edgekv.h", "edgekv_tokens.h", "edgekv_testing.h"), CALLBACKS),
+    "core": ("edgekv._native._core", tuple(f"edgekv_{part}.h" for part in PARTS) + ("edgekv.h", "edgekv_testing.h"), CALLBACKS),
     "cpu": ("edgekv._native._cpu", ("edgekv_cpu.h",), ""),
     "server": ("edgekv._native._server", ("edgekv_server.h",), SERVER_CALLBACKS),
 }

@@ -20,7 +20,8 @@ from edgekv.vocab import CacheType, KvMode, SketchKind, Split
 
 ROOT = Path(__file__).resolve().parent.parent
 READMES = [ROOT / path for path in (
-    "README.md", "cli/README.md", "edgekv/README.md", "edgekv/bench/README.md", "edgekv/policies/README.md", "models/README.md",
+    "README.md", "cli/README.md", "edgekv/README.md", "edgekv/bench/README.md", "edgekv/policies/README.md", "edgekv/serving/README.md",
+    "models/README.md",
     "native/README.md", "patches/README.md", "tests/README.md", "tests/gpu_command/results/README.md")]
 TEXT_OF = {path: path.read_text(encoding="utf-8") for path in READMES}
 DOCS = "\n".join(TEXT_OF.values())

@@ -115,7 +115,8 @@ finally:
 
 @pytest.mark.parametrize("command", [[], ["chat"], ["serve"], ["doctor"], ["heads"], ["policies"], ["bench"], ["bench", "kv"],
                                      ["bench", "ladder"], ["trace"], ["trace", "record"], ["trace", "info"],
-                                     ["sim"], ["quality"], ["report"], ["models"], ["models", "list"], ["models", "synth"]], ids=" ".join)
+                                     ["sim"], ["quality"], ["report"], ["cache"], ["cache", "list"], ["cache", "rm"], ["models"],
+                                     ["models", "list"], ["models", "synth"]], ids=" ".join)
 def test_help_imports_nothing_heavy(command, tmp_path):
     result = _python(tmp_path, "-c", HELP, *command, "--help")
     assert result.returncode == 0, result.stderr

@@ -5,14 +5,16 @@ from __future__ import annotations
 import secrets
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
-from platformdirs import user_cache_path
 
 from edgekv.cli.common.options import kv_options, model_argument, model_path, option, split_kv_options
 from edgekv.errors import ConfigError, EdgeKVError
+
+if TYPE_CHECKING:
+    from edgekv.store.settings import StoreSettings
 
 _MODELS_OWN = "[default: the model's own, or llama.cpp's]"
 
@@ -86,7 +88,7 @@ def chat(
 
     # The key keeps other users of this machine out: they could read the conversation.
     server = Server(ServerOptions(
-        model_path(model), **split_kv_options(settings), **_store(talk.keeping), api_key=secrets.token_urlsafe(), log_file=log_file,
+        model_path(model), **split_kv_options(settings), store=_store(talk.keeping), api_key=secrets.token_urlsafe(), log_file=log_file,
     ))
     if server.context.note:
         renderer.note(f"note: {server.context.note}")
@@ -156,13 +158,8 @@ def _key(key: str | None, file: Path | None) -> str | None:
     return lines[0]
 
 
-def _store(on_disk: bool) -> dict[str, Any]:
+def _store(on_disk: bool) -> StoreSettings:
     """The prefix store, so that a conversation that comes back is not read again: on disk too where the conversation is kept there."""
-    from dataclasses import fields
+    from edgekv.store.settings import StoreSettings, default_folder
 
-    from edgekv.serving.options import ServerOptions
-    from edgekv.store.settings import StoreSettings
-
-    if "store" not in {field.name for field in fields(ServerOptions)}:  # WAITS for ServerOptions.store; then these two lines go
-        return {}
-    return {"store": StoreSettings(folder=user_cache_path("edgekv") / "prefixes" if on_disk else None)}
+    return StoreSettings(folder=default_folder() if on_disk else None)

@@ -94,7 +94,7 @@ def _checked(path: Path, name: str, value: Any, known: dict[str, click.Parameter
     if not isinstance(value, allowed) or isinstance(value, bool) and bool not in allowed:
         raise ConfigError(f"{path}: {name} is {value!r}; it must be {noun}")
     if isinstance(parameter.type, click.Path) and value != "-":
-        value = str(path.parent / Path(value).expanduser())  # from the file's folder, wherever the command runs
+        value = str(path.parent / Path(str(value)).expanduser())  # from the file's folder, wherever the command runs
     if bool in allowed:
         return value
     try:

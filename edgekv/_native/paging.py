@@ -39,8 +39,8 @@ class PageArrays:
 
 
 def page_arrays(handle: Handle) -> PageArrays:
-    out = ffi.new("edgekv_hierarchy *")
-    _check(lib.edgekv_get_hierarchy(handle, out))
+    out = ffi.new("edgekv_page_arrays *")
+    _check(lib.edgekv_get_page_arrays(handle, out))
     shape = (out.n_rows, out.n_heads, out.n_pages)
     priority, pinned = (int(ffi.cast("uintptr_t", pointer)) for pointer in (out.priority, out.pinned))
     return PageArrays(shape, priority, pinned, _view(out.slots, np.int32, shape), _view(out.newest, np.int32, (out.n_pages,)),

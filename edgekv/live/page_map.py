@@ -23,8 +23,9 @@ _PLACE_OF = np.zeros(len(State), np.uint8)
 _PLACE_OF[[State.HOME, State.FILLING, State.MOVING, State.RESIDENT]] = HOME, FILLING, MOVING, ALL
 
 LEVELS = 15
-FAINTEST, BRIGHTEST = 1e-4, 0.3
-"""Shares of a line's attention: below the first a field is at level 0, from the second on at the highest; between them by the logarithm."""
+FAINTEST, BRIGHTEST = 0.1, 30.0
+"""Attention of a field, in even shares of its line's: up to the first it is at level 0, from the second on at the highest; between them by
+the logarithm."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,11 @@ class MapMaker:
             place = _places(_blocks(state == State.RESIDENT, at, heads, width), _blocks(state != State.FREE, at, heads, width))
         mass = _blocks(mass[:, :, first : first + n_pages], at, heads, width)
         return PageMap(tuple(layers[row].il for row, _ in lines), place.shape[1], width, heads, n_used,
-                       place * np.uint8(16) + self._levels(stream, mass))
+                       place * np.uint8(16) + self._levels(stream, mass, max(1, -(-n_used // width))))
 
-    def _levels(self, stream: int, mass: np.ndarray) -> np.ndarray:
-        """uint8 [line, column], of float [line, column]: the shares of this run of the policy and, half as much each, of those before."""
+    def _levels(self, stream: int, mass: np.ndarray, n_columns: int) -> np.ndarray:
+        """uint8 [line, column], of float [line, column] with `n_columns` in use: this run of the policy, and those before at half as much
+        each."""
         total = mass.sum(axis=1, keepdims=True, dtype=np.float64)
         before = self._shares.get(stream)
         if not total.any():
@@ -90,7 +92,7 @@ class MapMaker:
             if before is not None and before.shape == shares.shape:
                 shares = (shares + before) / 2
         self._shares[stream] = shares
-        steps = np.log(np.maximum(shares, FAINTEST) / FAINTEST) * (LEVELS / np.log(BRIGHTEST / FAINTEST))
+        steps = np.log(np.maximum(shares * (n_columns / FAINTEST), 1)) * (LEVELS / np.log(BRIGHTEST / FAINTEST))
         return np.minimum(np.ceil(steps), LEVELS).astype(np.uint8)
 
 

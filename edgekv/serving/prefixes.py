@@ -11,6 +11,7 @@ from edgekv._native.prefixes import Found, SequenceTokens
 from edgekv.errors import DoesNotFit, NativeError
 from edgekv.live import attachments, cells
 from edgekv.live.runtime import Runtime
+from edgekv.serving.shown import StoreFigures
 from edgekv.store.identity import ModelIdentity, RowLayout, fingerprint_of_file
 from edgekv.store.settings import StoreSettings
 from edgekv.store.store import PrefixStore, Reading, StoreStats
@@ -29,6 +30,7 @@ class Prefixes:
     def __init__(self, model: Path, extra: tuple[str, ...], where: StoreSettings):
         self._model, self._settings, self._where = model, _what_changes_rows(extra), where
         self._stores: dict[tuple[int, str], PrefixStore | None] = {}
+        self._n_hits = self._n_prompts = 0
 
     def begin(self, prompt: SequenceTokens, n_have: int) -> Found:
         """Put the blocks that continue the first n_have tokens of a prompt into its sequence."""
@@ -37,6 +39,8 @@ class Prefixes:
         if runtime is None or store is None:
             return found
         restored = store.restore(prompt.tokens, n_have, _accepted(runtime))
+        self._n_prompts += 1
+        self._n_hits += bool(restored.pieces)
         for piece in restored.pieces:
             rows = range(piece.skip, piece.skip + piece.n)
             try:
@@ -44,7 +48,7 @@ class Prefixes:
             except DoesNotFit:  # a unified cache that other sequences fill: the server computes the rest, or refuses it
                 break
             setattr(found, piece.source, getattr(found, piece.source) + piece.n)
-        if (nearly := restored.nearly) is not None:
+        if (nearly := restored.nearly) is not None and nearly.goes_on_alike:
             found.nearly = (nearly.position, nearly.stored, nearly.asked, nearly.n_lost)
         return found
 
@@ -75,6 +79,17 @@ class Prefixes:
     def stats(self) -> list[StoreStats]:
         """Of each store that is open."""
         return [store.stats() for store in self._open_stores()]
+
+    def figures(self) -> StoreFigures:
+        """What the endpoint shows, of all stores together."""
+        all_stats = self.stats()
+        return StoreFigures(
+            ram_bytes=sum(stats.ram.n_bytes for stats in all_stats), ram_limit_bytes=self._where.ram_bytes,
+            disk_bytes=max((stats.disk.n_bytes for stats in all_stats), default=0),  # each counts the whole folder
+            disk_limit_bytes=self._where.folder_bytes if self._where.folder else 0,
+            n_blocks=sum(stats.ram.n_blocks + stats.disk.n_blocks for stats in all_stats), n_hits=self._n_hits,
+            n_misses=self._n_prompts - self._n_hits,
+            n_tokens_loaded=sum(place.hit_tokens for stats in all_stats for place in (stats.ram, stats.disk, stats.remote)))
 
     def _open_stores(self) -> list[PrefixStore]:
         return [store for store in self._stores.values() if store is not None]

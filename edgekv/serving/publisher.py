@@ -29,7 +29,7 @@ QUIET_S = 1.0
 SHARE = 1 / 150
 """Of the time between two sets, at most so much is spent on taking one."""
 AGAIN_S = 0.02
-"""Where several ask at the same time, one set does for all."""
+"""Where several ask at the same time, and nothing is computed between, one set does for all."""
 
 
 class Publisher:
@@ -48,15 +48,16 @@ class Publisher:
         self._runtime = runtime
         self._history = History()
         self._maps = MapMaker()
-        self._clocks: dict[int, int] = {}  # of a slot's cells, when its map was drawn
+        self._drawn: dict[int, tuple[int, int]] = {}  # by slot: steps and the clock of its cells, when its map was drawn
         self._growing = False
+        self._n_steps = self._n_steps_taken = 0  # so far, and up to the latest figures
         self._taken = 0.0  # time.perf_counter()
         self._cost = 0.0
 
     def begin(self) -> None:
         """Publish what is known already, and take figures from now on."""
         self.shown = Shown(self.shown.served)
-        self._history, self._maps, self._clocks = History(), MapMaker(), {}
+        self._history, self._maps, self._drawn = History(), MapMaker(), {}
         native.publish("/edgekv", "text/html; charset=utf-8", page.document())
         for slot in range(self.shown.served.n_slots):
             native.publish(_map_path(slot), JSON, "null")
@@ -74,6 +75,7 @@ class Publisher:
 
     def after_step(self) -> None:
         """A step of the Runtime is over; nearly always this is all there is to do."""
+        self._n_steps += 1
         now = time.perf_counter()
         if now - self._taken < max(LIVE_S, self._cost / SHARE):
             return
@@ -86,7 +88,7 @@ class Publisher:
 
     def refresh(self, idle: bool) -> None:
         """Somebody asks for figures of now, or (idle) nothing is left to do."""
-        if time.perf_counter() - self._taken > AGAIN_S or idle and self.shown.busy:
+        if self._n_steps != self._n_steps_taken or idle and self.shown.busy or time.perf_counter() - self._taken > AGAIN_S:
             self._take(busy=self.shown.busy and not idle)
         self._publish_answers()
 
@@ -101,6 +103,7 @@ class Publisher:
         self._publish(self.shown)
         if runtime is not None and figures is not None:
             self._draw(runtime, figures, busy)
+        self._n_steps_taken = self._n_steps
         self._taken = time.perf_counter()
         self._cost = self._taken - began
         self.seconds += self._cost
@@ -128,13 +131,13 @@ class Publisher:
         drawn: dict[int, str] = {}
         for slot, sequence in enumerate(figures.sequences):
             asked = 0 <= native.asked_ms(_map_path(slot)) < WATCHED_MS
-            clock = runtime.cells.stream(sequence.stream).now
-            if not (asked if busy else self._clocks.get(slot) != clock):
+            now = self._n_steps, runtime.cells.stream(sequence.stream).now
+            if not (asked if busy else self._drawn.get(slot) != now):
                 continue
             if sequence.stream not in drawn:
                 drawn[sequence.stream] = self._map_text(runtime, sequence.stream)
             native.publish(_map_path(slot), JSON, drawn[sequence.stream])
-            self._clocks[slot] = clock
+            self._drawn[slot] = now
 
     def _map_text(self, runtime: Runtime, stream: int) -> str:
         drawn = self._maps.draw(runtime, stream)

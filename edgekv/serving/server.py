@@ -236,6 +236,7 @@ class Server:
         options = self.options
         if options.store is not None and options.kv.mode is not KvMode.EVICT:
             self._prefixes = Prefixes(options.model, options.extra, options.store)
+            self.figures.store = self._prefixes.figures
         native.set_prefixes(self._prefixes)
 
     def _close_prefixes(self) -> None:
@@ -243,6 +244,7 @@ class Server:
 
         native.set_prefixes(None)
         prefixes, self._prefixes = self._prefixes, None
+        self.figures.store = None
         if prefixes is not None:
             prefixes.close()
 
@@ -251,6 +253,7 @@ class Server:
 
         options, limits = self.options, self.options.limits
         native.limit(limits.max_gap_s, options.n_slots, limits.queue_for(options.n_slots))
+        self.figures.worst_gap = lambda: native.pacing().worst_gap_s
         try:
             self._exit = native.run(argv)
         except BaseException as error:  # told by why_stopped()

@@ -21,6 +21,7 @@ from edgekv.store.bound import FolderBound
 from edgekv.store.files import TEMPORARY, links_below, path_of, read_header, read_whole, remove_file, remove_temporaries
 from edgekv.store.format import Refused, decode, encode_header
 from edgekv.store.identity import ModelIdentity
+from edgekv.store.pins import read_pins
 from edgekv.store.place import Child, Outage, Outcome, covered_tails, log
 from edgekv.store.results import PlaceStats
 
@@ -100,7 +101,7 @@ class FolderPlace:
         path = self._path(link)
         try:
             data = read_whole(path)
-            block = decode(data, self._identity, link)
+            block = decode(data, self._root, link, self._identity.layout)
         except FileNotFoundError:
             return None
         except Refused as refused:
@@ -194,11 +195,7 @@ class FolderPlace:
                 self.stats.n_written += 1
                 self.stats.n_written_bytes += n_bytes
             self._remember(block.link.key, block.tokens)
-            for child in covered_tails(self.children(block.link.parent), block):
-                tail = self._path(child.link)
-                n_bytes = tail.stat().st_size if tail.exists() else 0
-                if remove_file(tail):
-                    self._bound.removed(n_bytes)
+            self._drop_tails(block)
         except OSError as error:
             self._writing.failed(_why(error))
             return Outcome.LATER
@@ -238,6 +235,15 @@ class FolderPlace:
         _sync_folder(path.parent)
         if made:
             _sync_folder(path.parent.parent)
+
+    def _drop_tails(self, block: Block) -> None:
+        tails = [child.link for child in covered_tails(self.children(block.link.parent), block)]
+        pinned = {pin.key for pin in read_pins(self._folder)} if tails else set()
+        for link in tails:
+            path = self._path(link)
+            n_bytes = path.stat().st_size if path.exists() else 0
+            if link.key not in pinned and remove_file(path):
+                self._bound.removed(n_bytes)
 
     def _make_folder(self) -> None:
         if not self._folder.is_dir():

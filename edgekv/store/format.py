@@ -103,10 +103,13 @@ def decode_header(data: bytes | memoryview) -> Header:
     return header
 
 
-def decode(data: np.ndarray, identity: ModelIdentity, link: Link) -> Block:
-    """The block in `data` (uint8 [n]), of which it is a view. Raises Refused unless it is exactly the one asked for, and all of it."""
+def decode(data: np.ndarray, root: bytes, link: Link, layout: RowLayout | None = None) -> Block:
+    """The block in `data` (uint8 [n]), of which it is a view. Raises Refused unless it is exactly the one asked for, and all of it.
+
+    Without `layout` the rows may have any; who hands them to a model must say which it has.
+    """
     header = decode_header(data.data)
-    if header.root != identity.root_key() or header.layout != identity.layout or header.link != link:
+    if header.root != root or header.link != link or layout not in (None, header.layout):
         raise Refused("it is another block than its name says", damaged=True)
     if len(data) != header.n_bytes:
         raise Refused("it is truncated" if len(data) < header.n_bytes else "it is longer than its rows", damaged=True)

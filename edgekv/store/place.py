@@ -84,7 +84,7 @@ class Outage:
     """Whether a place can be used. Says so once when it cannot, and once when it can again; between, it is tried every `back_off_s`."""
 
     def __init__(self, what: str, back_off_s: float, stats: PlaceStats, clock: Callable[[], float] = time.monotonic):
-        self._what, self._back_off_s, self._stats, self._clock = what, back_off_s, stats, clock
+        self.what, self._back_off_s, self._stats, self._clock = what, back_off_s, stats, clock
         self._lock = threading.Lock()
         self._failed = False
         self._until = 0.0
@@ -100,7 +100,7 @@ class Outage:
             self._until = self._clock() + self._back_off_s
             self._stats.n_errors += 1
         if first:
-            log.warning("%s %s; prefixes stay in RAM, and it is tried again every %.0f s", self._what, why, self._back_off_s)
+            log.warning("%s %s; prefixes stay in RAM, and it is tried again every %.0f s", self.what, why, self._back_off_s)
 
     def succeeded(self) -> None:
         if not self._failed:
@@ -108,4 +108,4 @@ class Outage:
         with self._lock:
             again, self._failed = self._failed, False
         if again:
-            log.warning("%s works again", self._what)
+            log.warning("%s works again", self.what)

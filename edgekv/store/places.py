@@ -13,4 +13,8 @@ def open_places(identity: ModelIdentity, settings: StoreSettings) -> list[Place]
     places: list[Place] = []
     if settings.folder is not None:
         places.append(FolderPlace(identity, settings.folder, settings.folder_bytes))
+    if settings.url is not None:
+        from edgekv.store.remote import RedisPlace
+
+        places.append(RedisPlace(identity, settings.url, settings.url_ttl_s, settings.url_timeout_s))
     return places

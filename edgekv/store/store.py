@@ -90,8 +90,8 @@ class PrefixStore:
                 block = self._ram.get(steps[i].link.key)
                 loaded[i] = None if block is None else (block, Ram.name)
         # First from where the search found them; what fails there, or was evicted meanwhile, from any other place.
-        for place, anyhow in [*((place, False) for place in self.places), *((place, True) for place in self.places)]:
-            wanted = [i for i in needed if loaded[i] is None and (anyhow or steps[i].holder is place)]
+        for place, found in [*((place, True) for place in self.places), *((place, False) for place in self.places)]:
+            wanted = [i for i in needed if loaded[i] is None and (steps[i].holder is place) == found]
             if wanted and place.working:
                 for i, block in zip(wanted, place.load([steps[i].link for i in wanted])):
                     loaded[i] = None if block is None else (block, place.name)

@@ -1,6 +1,6 @@
-// The device as the data plane sees it: memory, streams, events, launches. Two builds of one source stand behind it: the CUDA runtime
-// (gpu_cuda.cu, compiled by nvcc), and an emulated device (emulator.*, compiled by the host's C++ compiler), on which every kernel of
-// this folder runs thread by thread, so that arithmetic and stream order are tested on machines without a GPU.
+// The device as the data plane sees it: memory, streams, events, launches. It has two implementations: the CUDA runtime (cuda/runtime,
+// compiled by nvcc), and an emulated device (native/emulator, compiled by the host's C++ compiler). The emulated one runs every kernel
+// of this folder thread by thread, so that arithmetic and stream order are tested on machines without a GPU.
 //
 // Kernels are written in CUDA C++ and include this header only. What differs between the builds stands here and in emulator.h:
 //   dynamic shared memory  shared_memory(), in place of `extern __shared__`

@@ -7,7 +7,7 @@
 #ifndef EDGEKV_SERVER_H
 #define EDGEKV_SERVER_H
 
-#include "edgekv.h"
+#include "edgekv_base.h"
 
 #ifdef __cplusplus
 extern "C" {

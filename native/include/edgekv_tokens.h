@@ -7,7 +7,7 @@
 #ifndef EDGEKV_TOKENS_H
 #define EDGEKV_TOKENS_H
 
-#include "edgekv.h"
+#include "edgekv_base.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -94,9 +94,9 @@ def test_kv_options_of_the_file_reach_the_context(file, monkeypatch):
     run("serve", **variables)
     run("serve", "--kv", "sparse", "--cache-ram", "0", EDGEKV_RESOLUTION="900", **variables)
     first, second = seen
-    assert (first.kv.mode.value, first.kv.type_k.value, first.n_slots, first.limits.max_queue) == ("exact", "q8_0", 3, 0)
+    assert (first.kv.mode.value, first.kv.cache.type_k.value, first.n_slots, first.limits.max_queue) == ("exact", "q8_0", 3, 0)
     assert first.store.folder == file.parent / "kept" and first.store.folder_bytes == 2 << 30, "paths begin in the file's folder"
-    assert second.kv.mode.value == "sparse" and second.kv.resolution == 900 and second.store.ram_bytes == 0
+    assert second.kv.mode.value == "sparse" and second.kv.selection.resolution == 900 and second.store.ram_bytes == 0
 
 
 @pytest.mark.parametrize(("text", "sentence"), [

@@ -18,6 +18,7 @@ MAY_INCLUDE = {
     "src/context": {"src/context", "src/plane", "src/pages", "src/kernels", "include", "seam"},
     "src/api": {"src/api", "src/context", "src/plane", "src/pages", "src/kernels", "include", "seam"},
     "cuda/kernels": {"cuda/kernels", "cuda", "src/kernels", "include"},
+    "cuda/runtime": {"cuda/runtime", "cuda"},
     "cuda/engine": {"cuda/engine", "cuda/kernels", "cuda", "src/plane/device", "src/kernels", "include"},
     "emulator": {"emulator", "cuda"},
 }

@@ -6,6 +6,7 @@ import json
 
 import openai
 import pytest
+from support.served import serving
 
 HELLO = [{"role": "user", "content": "Say hello."}]
 
@@ -111,22 +112,34 @@ TOOL = {"type": "function", "function": {
     "parameters": {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]}}}
 
 
+CALLS = [{"role": "user", "content": "What is the weather in Paris?"}, {"role": "assistant", "content": "<tool_call>"}]
+"""The small model seldom calls by itself: its answer has begun."""
+WITH_TOOL = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "max_completion_tokens": 96}
+
+
 def test_tools(chat):
-    asked = [{"role": "user", "content": "What is the weather in Paris?"}]
-    choice = chat(messages=asked, tools=[TOOL], tool_choice="required", max_completion_tokens=96).choices[0]
+    choice = chat(messages=CALLS, **WITH_TOOL).choices[0]
     [call] = choice.message.tool_calls
     assert choice.finish_reason == "tool_calls" and call.function.name == "get_weather" and call.id
     assert set(json.loads(call.function.arguments)) == {"city"}
-    told = [*asked, choice.message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
+    told = [CALLS[0], choice.message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
     assert chat(messages=told, tools=[TOOL]).choices[0].finish_reason in ("stop", "length", "tool_calls")
 
 
 def test_tools_in_a_stream(chat):
-    asked = [{"role": "user", "content": "What is the weather in Paris?"}]
-    chunks = chat(messages=asked, tools=[TOOL], tool_choice="required", max_completion_tokens=96, stream=True)
+    chunks = chat(messages=CALLS, stream=True, **WITH_TOOL)
     calls = [call for chunk in chunks if chunk.choices for call in chunk.choices[0].delta.tool_calls or []]
     assert calls[0].function.name == "get_weather"
     assert set(json.loads("".join(call.function.arguments or "" for call in calls))) == {"city"}
+
+
+def test_a_template_without_tools_calls_none(default_model, tmp_path):
+    """Only where a call must come is that a mistake: many clients offer tools to every model."""
+    with serving(tmp_path, "--ctx", "256") as served:
+        body = {"messages": CALLS[:1], "tools": [TOOL], "max_tokens": 2}
+        assert served.ask("/v1/chat/completions", body).status == 200
+        reply = served.ask("/v1/chat/completions", {**body, "tool_choice": "required"})
+    assert reply.status == 400 and "the model's chat template knows no tools" in reply.body["error"]["message"]
 
 
 def test_completions(client):

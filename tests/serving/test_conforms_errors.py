@@ -42,7 +42,7 @@ def test_a_prompt_that_is_too_long(endpoint):
 def test_fields_that_are_known_and_not_served_are_named(endpoint, path, field, value, sentence):
     base = {"messages": HELLO, "prompt": "Say", "input": "Say hello.", "max_tokens": 2}
     reply = endpoint.ask(path, {**{name: base[name] for name in _NEEDED[path]}, field: value})
-    assert reply.status == 400 and sentence in reply.body["error"]["message"] and "\n" not in reply.body["error"]["message"][:80]
+    assert reply.status == 400 and sentence in reply.body["error"]["message"]
     assert reply.body["error"]["type"] == "invalid_request_error"
 
 
@@ -59,7 +59,7 @@ def test_fields_that_ask_for_nothing_are_fine(endpoint, value):
     (CHAT, {"messages": [7]}), (CHAT, {"messages": [{"role": "user"}]}), (CHAT, {"messages": HELLO, "temperature": "hot"}),
     (CHAT, {"messages": HELLO, "max_tokens": "many"}), (CHAT, {"messages": HELLO, "grammar": "root ::= ("}),
     (CHAT, {"messages": HELLO, "json_schema": {"type": "nonsense"}}), (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}),
-    (CHAT, {"messages": HELLO, "tools": "x", "grammar": "root ::= \"a\"", "json_schema": {}}),
+    (CHAT, {"messages": HELLO, "tools": "x", "grammar": 'root ::= "a"', "json_schema": {}}),
     ("/v1/completions", {}), ("/v1/responses", b"nonsense"), ("/v1/messages", b"nonsense"), ("/tokenize", b"{"),
 ], ids=lambda value: str(value)[:60])
 def test_what_cannot_be_read_is_the_clients_fault(endpoint, path, body):

@@ -261,8 +261,8 @@ def test_models_that_cannot_chat(kind, tmp_path, synthetic):
 
 
 @pytest.mark.parametrize("extra", [
-    ("--port", "1"), ("--model", "x"), ("-c", "5"), ("-np", "2"), ("--cors-origins", "*"), ("--cache-ram", "9"),
-    ("--api_key", "k"), ("--hf-repo", "a/b"),  # ours
+    ("--port", "1"), ("--model", "x"), ("-c", "5"), ("--api_key", "k"), ("--hf-repo", "a/b"),  # ours
+    ("-np", "2"), ("--cors-origins", "*"), ("--cache-ram", "9"),
     ("--no-such-option",), ("--numa", "x"),  # refused by llama.cpp
     ("--chat-template", "{% if"), ("--version",),  # llama.cpp calls exit()
 ])

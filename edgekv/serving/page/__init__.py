@@ -1,4 +1,4 @@
-"""The page at /edgekv: one document, with its style and script in it, that asks the server it came from and nobody else."""
+"""The page at /edgekv: one document, with its style and scripts in it, that asks the server it came from and nobody else."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import base64
 import hashlib
 from importlib import resources
 
+SCRIPTS = ("ask.js", "map.js", "curves.js", "page.js")
+"""In the order in which a browser runs them."""
+
 
 def document() -> str:
-    """`page.html` with `page.css` and `page.js` inside. A browser runs no other script and asks no other host: the policy in it says so."""
-    files = resources.files(__name__)
-    html, style, script = (files.joinpath(f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
-    policy = (f"default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    """`page.html` with everything inside. A browser runs no other script and asks no other host: the policy in it says so."""
+    style, script = _text("page.css"), "".join(map(_text, SCRIPTS))
+    policy = ("default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
               f"style-src '{_digest(style)}'; script-src '{_digest(script)}'")
-    return html.replace("{{policy}}", policy).replace("{{style}}", style).replace("{{script}}", script)
+    return _text("page.html").replace("{{policy}}", policy).replace("{{style}}", style).replace("{{script}}", script)
+
+
+def _text(name: str) -> str:
+    return resources.files(__name__).joinpath(name).read_text(encoding="utf-8")
 
 
 def _digest(text: str) -> str:

@@ -12,7 +12,10 @@ async function ask(path) {
   const answer = await fetch(`edgekv/${path}`, { cache: "no-store", headers: key ? { Authorization: `Bearer ${key}` } : {} });
   if (answer.status === 401) throw new KeyNeeded();
   if (!answer.ok) throw new Error(`the server answers ${answer.status}`);
-  return answer.json();
+  const said = await answer.json();
+  // newer than what is said: a batch that is computed has no figures yet
+  if (path === "state") said.busy = answer.headers.get("X-EdgeKV-Busy") === "1";
+  return said;
 }
 
 // ---- how things are said

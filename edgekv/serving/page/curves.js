@@ -55,7 +55,7 @@ function drawCurve(where, times, lines, least) {
     const mark = make("i");
     mark.style.color = `var(--${line.tone})`;
     const latest = line.values.findLast((value) => value !== null);
-    now.append(make("div", line.dashed ? "dashed" : "", make("b", "", line.say(latest)), mark, `${line.name} (top ${line.say(top)})`));
+    now.append(make("div", line.dashed ? "dashed" : "", make("b", "", line.say(latest)), mark, `${line.name}; top line ${line.say(top)}`));
   }
   const seconds = Math.max(times.length, 30);
   where.replaceChildren(now, picture, make("div", "span", make("span", "", `${seconds} s of decoding ago`), make("span", "", "latest")));

@@ -2,7 +2,7 @@
 // ---- the map: a field is a column of a line, a byte: where its pages live * 16 + how much attention it got (0 to 15)
 
 const EMPTY = 0, HOME = 1, FILLING = 2, MOVING = 3, SOME = 4, ALL = 15;
-const LEVELS = 15, FAINTEST = 1e-4, BRIGHTEST = 0.3;
+const LEVELS = 15, FAINTEST = 0.1, BRIGHTEST = 30;  // in even shares
 const MARGIN = { left: 30, bottom: 17 };
 
 const rgb = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
@@ -24,8 +24,8 @@ let colours = palette();
 
 function attention(level) {
   if (level === 0) return "hardly any attention";
-  const share = FAINTEST * (BRIGHTEST / FAINTEST) ** (level / LEVELS);
-  return `up to ${percent(share)} of this head's attention`;
+  const times = FAINTEST * (BRIGHTEST / FAINTEST) ** ((level - 0.5) / LEVELS);
+  return `about ${times < 3 ? times.toFixed(1) : whole(times)} times an even share of this head's attention`;
 }
 
 function placeText(place) {

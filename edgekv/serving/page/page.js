@@ -73,7 +73,9 @@ function showTiers(state) {
 
 function showPages(state) {
   at("page-tokens").textContent = state.settings["page tokens"];
-  const rows = state.reasons.map(({ where, why, pages }) => {
+  const order = Object.keys(PLACES);
+  const reasons = [...state.reasons].sort((a, b) => order.indexOf(a.where) - order.indexOf(b.where) || b.pages - a.pages);
+  const rows = reasons.map(({ where, why, pages }) => {
     const [name, tone] = PLACES[where] ?? [where, "other"], mark = make("i");
     mark.style.background = `var(--${tone})`;
     return make("tr", "", make("td", "place", mark, name), make("td", "", why), make("td", "", whole(pages)));

@@ -4,6 +4,7 @@
 #include "cuda/kernels/attend_device.h"
 #include "cuda/kernels/choose_device.h"
 #include "cuda/kernels/move_device.h"
+#include "cuda/kernels/sample_device.h"
 #include "plane/device/engine.h"
 #include "cuda/kernels/sight_device.h"
 #include "cuda/kernels/sketch_device.h"
@@ -195,6 +196,7 @@ private:
     int list_splits(const AttendProblem & problem) const;
     Sight * sights_of(size_t query) const { return sights.as<Sight>() + query*groups_per_stream(); }
     void find_sight(const EngineView & view, const EngineAttend & args, bool sketched, Stream stream);
+    ListBatch batch_of(int row, const Group & group) const;  // what lists of either kind take
     void select(int row, const Group & group, Stream stream);
     void attend_lists(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream);
     void attend_all(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream);

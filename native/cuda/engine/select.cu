@@ -67,37 +67,39 @@ std::vector<GpuEngine::Group> GpuEngine::groups_of(const EngineView & view, cons
     return groups;
 }
 
+ListBatch GpuEngine::batch_of(int row, const Group & group) const {
+    const EngineView & view = group.view;
+
+    ListBatch batch = {};
+    batch.n_streams        = view.n_streams;
+    batch.first_stream     = view.first_stream;
+    batch.n_tokens         = view.n_tokens;
+    batch.n_head_kv        = shape.rows[row].n_head_kv;
+    batch.sight            = sights_of(group.first);
+    batch.sight_stride     = (size_t) groups_per_stream();
+    batch.pinned           = pins.as<uint8_t>() + row*n_row_entries();
+    batch.page_tokens      = shape.page_tokens;
+    batch.pages_per_stream = shape.pages_per_stream;
+    batch.head_stride      = shape.n_pages;
+    batch.rows             = lists.as<int32_t>();
+    batch.stride           = list_stride();
+    batch.n_rows           = list_lengths.as<int32_t>();
+    batch.totals           = totals.as<SampleTotals>() + (size_t) row*shape.n_heads;
+    batch.scratch          = select_scratch.data();
+
+    return batch;
+}
+
 void GpuEngine::select(int row, const Group & group, Stream stream) {
     const EngineView &       view    = group.view;
     const EngineQuery &      args    = group.args.query;
     const edgekv_selection & options = *group.args.selection;
     const EngineRow &        r       = shape.rows[row];
-    const size_t             entries = row*n_row_entries();
 
     last_row     = row;
     n_last_lists = view.n_streams*view.n_tokens*r.n_head_kv;
     if (row_sketches[row].kind == SketchKind::none) {
-        ChooseBatch batch = {};
-        batch.n_streams        = view.n_streams;
-        batch.first_stream     = view.first_stream;
-        batch.n_tokens         = view.n_tokens;
-        batch.n_head_kv        = r.n_head_kv;
-        batch.n_cells          = view.n_cells;
-        batch.page_tokens      = shape.page_tokens;
-        batch.pages_per_stream = shape.pages_per_stream;
-        batch.head_stride      = shape.n_pages;
-        batch.sight            = sights_of(group.first);
-        batch.sight_stride     = (size_t) groups_per_stream();
-        batch.priority         = prior.as<float>() + entries;
-        batch.pinned           = pins.as<uint8_t>() + entries;
-        batch.tokens           = options.tokens;
-        batch.share            = options.share;
-        batch.rows             = lists.as<int32_t>();
-        batch.stride           = list_stride();
-        batch.n_rows           = list_lengths.as<int32_t>();
-        batch.totals           = totals.as<SampleTotals>() + (size_t) row*shape.n_heads;
-        batch.scratch          = select_scratch.data();
-        launch_choose(batch, stream);
+        launch_choose({ batch_of(row, group), view.n_cells, prior.as<float>() + row*n_row_entries(), options.tokens, options.share }, stream);
         return;
     }
 
@@ -119,29 +121,8 @@ void GpuEngine::select(int row, const Group & group, Stream stream) {
     scan.out            = { shares.as<uint16_t>(), share_tops.as<float>(), share_sums.as<float>(), list_stride(), (size_t) groups_per_stream() };
     launch_sketch_scan(scan, stream);
 
-    SampleBatch batch = {};
-    batch.n_streams        = view.n_streams;
-    batch.first_stream     = view.first_stream;
-    batch.n_tokens         = view.n_tokens;
-    batch.n_head_kv        = r.n_head_kv;
-    batch.group            = scan.group;
-    batch.n_groups         = scan.n_groups;
-    batch.shares           = scan.out;
-    batch.sinks            = args.sinks;
-    batch.sight            = scan.sight;
-    batch.sight_stride     = scan.sight_stride;
-    batch.pinned           = pins.as<uint8_t>() + entries;
-    batch.page_tokens      = shape.page_tokens;
-    batch.pages_per_stream = shape.pages_per_stream;
-    batch.head_stride      = shape.n_pages;
-    batch.resolution       = options.resolution;
-    batch.rows             = lists.as<int32_t>();
-    batch.weights          = list_weights.as<float>();
-    batch.stride           = list_stride();
-    batch.n_rows           = list_lengths.as<int32_t>();
-    batch.totals           = totals.as<SampleTotals>() + (size_t) row*shape.n_heads;
-    batch.scratch          = select_scratch.data();
-    launch_sample(batch, stream);
+    launch_sample({ batch_of(row, group), scan.group, scan.n_groups, scan.out, args.sinks, options.resolution, list_weights.as<float>() },
+                  stream);
 }
 
 }  // namespace edgekv::gpu

@@ -2,7 +2,7 @@
 // before it unpacks the first, so that many loads are under way at once; for both types they take four registers.
 #pragma once
 
-#include "kernels/attend/attend.h"
+#include "kernels/layout.h"
 #include "cuda/gpu.h"
 
 namespace edgekv::gpu {

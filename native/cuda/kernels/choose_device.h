@@ -2,32 +2,16 @@
 // and KV heads of a layer at once. The same rows.
 #pragma once
 
-#include "cuda/kernels/sample_device.h"
+#include "cuda/kernels/list_batch.h"
 
 namespace edgekv::gpu {
 
-// All pointers are device memory; lists as in SampleBatch. Page p of stream s (of the cache) and head h stands at
-// h * head_stride + s * pages_per_stream + p.
-struct ChooseBatch {
-    int n_streams, first_stream;
-    int n_tokens;  // of one stream
-    int n_head_kv;
-    int n_cells;   // in view of one stream
-    int page_tokens, pages_per_stream;
-    size_t head_stride;
-
-    const Sight * sight;  // [stream * n_tokens + token][sight_stride]
-    size_t sight_stride;
-    const float * priority;
-    const uint8_t * pinned;
+// With choose_device_scratch_bytes() of scratch, and a stride of at least n_cells.
+struct ChooseBatch : ListBatch {
+    int n_cells;  // in view of one stream
+    const float * priority;  // by page, as `pinned`
     int tokens;   // the budget: see page_choice.h
     float share;
-
-    int32_t * rows;    // out [list][stride], ascending cells
-    size_t stride;     // at least n_cells
-    int32_t * n_rows;  // out [list]
-    SampleTotals * totals;  // [n_head_kv] added to; or null
-    char * scratch;         // choose_device_scratch_bytes(), 16-byte aligned
 };
 
 size_t choose_device_scratch_bytes(int n_lists, int n_pages);

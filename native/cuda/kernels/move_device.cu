@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-#include "edgekv.h"
+#include "edgekv_device.h"
 
 static_assert(sizeof(EdgekvDeviceRow) == sizeof(edgekv_device_row) &&
               offsetof(EdgekvDeviceRow, v) == offsetof(edgekv_device_row, v) &&
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads) gather_ring_kernel(const RingProblem
             if (lane == 0) {
                 reads_home(p.page_tokens * (value ? p.row.v_row_bytes : p.row.k_row_bytes));
             }
-            move_pages::copy_page(p.row, value, head, p.stream, page, p.page_tokens, p.n_cells, p.ring + at * p.slot_bytes, lane);
+            move_pages::copy_page(p.row, value, {head, p.stream, page, p.page_tokens, p.n_cells}, p.ring + at * p.slot_bytes, lane);
         }
     }
 }

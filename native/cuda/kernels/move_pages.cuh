@@ -61,17 +61,25 @@ __device__ inline void copy_rows(char * dst, const char * src, unsigned long lon
     }
 }
 
-// K or V of one page of one head: the cells that the stream has. What the slot holds behind them stays.
-__device__ inline void copy_page(const EdgekvDeviceRow & row, bool value, int head, int stream, int page, int page_tokens,
-                                 int n_cells, char * slot, unsigned lane) {
-    const int first = page * page_tokens;
-    const int n_rows = n_cells - first < page_tokens ? n_cells - first : page_tokens;
+// One page of one head.
+struct Page {
+    int head;
+    int stream;
+    int index;  // in the stream
+    int tokens;
+    int n_cells;  // of the stream: rows of a last page behind them do not exist
+};
+
+// K or V of a page. What the slot holds behind the page's last cell stays.
+__device__ inline void copy_page(const EdgekvDeviceRow & row, bool value, const Page & page, char * slot, unsigned lane) {
+    const int first = page.index * page.tokens;
+    const int n_rows = page.n_cells - first < page.tokens ? page.n_cells - first : page.tokens;
     if (n_rows <= 0) {
         return;
     }
     const unsigned long long stride = value ? row.v_stride_cell : row.k_stride_cell;
-    const unsigned long long from = value ? row.v + stream * row.v_stride_stream + head * row.v_stride_head
-                                          : row.k + stream * row.k_stride_stream + head * row.k_stride_head;
+    const unsigned long long from = value ? row.v + page.stream * row.v_stride_stream + page.head * row.v_stride_head
+                                          : row.k + page.stream * row.k_stride_stream + page.head * row.k_stride_head;
     const unsigned row_bytes = (unsigned) (value ? row.v_row_bytes : row.k_row_bytes);
     copy_rows(value ? slot + row.v_offset : slot, reinterpret_cast<const char *>(from + first * stride), stride, row_bytes,
               (unsigned)n_rows, lane);
@@ -94,8 +102,8 @@ edgekv_gather_pages(const EdgekvDeviceRow * rows, const EdgekvDeviceMove * moves
         const EdgekvDeviceMove move = moves[i / 2];
         const EdgekvDeviceRow & row = rows[move.row];
         if (move.head < (int) row.n_heads) {
-            move_pages::copy_page(row, i % 2 != 0, move.head, move.page / pages_per_stream, move.page % pages_per_stream,
-                                  page_tokens, n_cells, arena + move.slot * slot_bytes, lane);
+            const move_pages::Page page = {move.head, move.page / pages_per_stream, move.page % pages_per_stream, page_tokens, n_cells};
+            move_pages::copy_page(row, i % 2 != 0, page, arena + move.slot * slot_bytes, lane);
         }
     }
 }

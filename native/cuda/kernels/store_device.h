@@ -2,7 +2,7 @@
 // request into a second place and into the arena's slots. One launch for K and V of all tokens and heads.
 #pragma once
 
-#include "kernels/attend/attend.h"
+#include "kernels/layout.h"
 #include "cuda/gpu.h"
 
 namespace edgekv::gpu {

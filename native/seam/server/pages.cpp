@@ -23,7 +23,8 @@ struct document {
 
 std::mutex                      g_documents_mutex;
 std::map<std::string, document> g_documents;
-std::atomic<void (*)(int)>       g_refresh{nullptr};
+std::atomic<void (*)(int)>      g_refresh{nullptr};
+std::atomic<bool>               g_busy{false};
 
 // false where there is no such document
 bool take(const std::string & path, std::string & type, std::string & text) {
@@ -58,6 +59,7 @@ void publish(const std::string & path, const std::string & type, const std::stri
 void withdraw() {
     const std::lock_guard<std::mutex> lock(g_documents_mutex);
     g_documents.clear();
+    g_busy = false;
 }
 
 int64_t asked_ms(const std::string & path) {
@@ -73,9 +75,16 @@ void on_refresh(void (*function)(int)) {
     g_refresh = function;
 }
 
+void set_busy() {
+    g_busy = true;
+}
+
 void refresh(bool idle) {
     if (void (*function)(int) = g_refresh.load()) {
         function(idle ? 1 : 0);
+    }
+    if (idle) {
+        g_busy = false; // with the figures of its end published
     }
 }
 
@@ -88,6 +97,7 @@ server_http_res_ptr serve(const server_http_req & req) {
         return res;
     }
     res->headers["Cache-Control"] = "no-store";
+    res->headers["X-EdgeKV-Busy"] = g_busy ? "1" : "0";
     res->headers["X-Content-Type-Options"] = "nosniff";
     return res;
 }

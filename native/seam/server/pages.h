@@ -9,7 +9,8 @@
 
 namespace edgekv_pages {
 
-// the document that was published under the request's path; 404 where there is none
+// the document that was published under the request's path; 404 where there is none. A header X-EdgeKV-Busy says whether anything is
+// computed now (1 or 0), which the document may not know yet
 server_http_res_ptr serve(const server_http_req & req);
 
 // `edgekv` in an object, from the document "props"
@@ -23,5 +24,8 @@ void add_to_metrics(std::string & text);
 
 // on the thread that decodes, between two batches: whoever publishes may do so anew; idle: nothing is left to do
 void refresh(bool idle);
+
+// on the thread that decodes: there is something to do, until refresh(true)
+void set_busy();
 
 } // namespace edgekv_pages

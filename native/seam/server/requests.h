@@ -5,6 +5,7 @@
 #include "server-common.h"
 
 #include <exception>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,9 @@ enum class endpoint { chat, completions, responses, messages };
 
 // std::invalid_argument for a field that is known, asks for something, and has no effect here
 void check_fields(const json & body, endpoint where);
+
+// the same for a tool call that must come, where the chat template (`caps`, what it can) would not tell the model of any tool
+void check_tools(const json & body, const std::map<std::string, bool> & caps);
 
 // `given` where it is one of the keys, else an empty string; takes as long for a wrong key as for a right one of its length
 std::string checked_key(const std::vector<std::string> & keys, const std::string & given);

@@ -1,7 +1,7 @@
 // What the files of the C API share.
 #pragma once
 
-#include "kernels/attend/attend.h"
+#include "kernels/isa.h"
 #include "edgekv.h"
 #include "plane/plane.h"
 

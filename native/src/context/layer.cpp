@@ -1,6 +1,7 @@
 #include "context/layer.h"
 
 #include "context/context.h"
+#include "kernels/attend/attend.h"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 // One model layer: what the seam says of it, and whether it is served.
 #pragma once
 
-#include "kernels/attend/attend.h"
+#include "kernels/layout.h"
 #include "edgekv.h"
 #include "llama-edgekv.h"
 

@@ -7,7 +7,8 @@
 #include <limits>
 #include <memory>
 
-#include "attend_cases.h"
+#include "attend_masks.h"
+#include "cache_rows.h"
 #include "cuda/kernels/attend_device.h"
 
 namespace setup {
@@ -17,7 +18,7 @@ using namespace edgekv;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-enum class Mask { none, causal_f16, causal_f32, interleaved, biased, first_row_hidden, all_hidden, huge_bias, sparse, count };
+using cases::Mask;
 enum class Select { all, lists, full_lists };  // no lists; random ones, some empty; lists of every row that the token sees
 
 struct Case {
@@ -88,31 +89,6 @@ private:
     size_t bytes_ = 0;
 };
 
-// The additive mask as float, before it is stored in its type.
-inline std::vector<float> mask_values(const Case & c, cases::Random & rng) {
-    std::vector<float> m(static_cast<size_t>(c.n_tokens)*c.n_cells);
-    for (int t = 0; t < c.n_tokens; ++t) {
-        for (int i = 0; i < c.n_cells; ++i) {
-            const bool causal = i <= std::max(c.n_cells*3/4 - c.n_tokens + t, 0);  // the last quarter is padding
-            float x = 0.0f;
-            switch (c.mask) {
-                case Mask::none: break;
-                case Mask::causal_f16:
-                case Mask::causal_f32: x = causal ? 0.0f : -kInf; break;
-                case Mask::interleaved: x = causal && i*7/3 % 2 == t % 2 ? 0.0f : -kInf; break;
-                case Mask::biased: x = rng.uniform() < 0.1f ? -kInf : rng.uniform()*10.0f - 8.0f; break;
-                case Mask::first_row_hidden: x = t == 0 ? -kInf : 0.0f; break;
-                case Mask::all_hidden: x = -kInf; break;
-                case Mask::huge_bias: x = t == 0 || i % 5 == 0 ? -1e30f : i % 7 == 0 ? -3e38f : 0.0f; break;
-                case Mask::sparse: x = i/16 % 9 == 4 && (i + t) % 3 != 0 ? 0.0f : -kInf; break;
-                case Mask::count: break;
-            }
-            m[static_cast<size_t>(t)*c.n_cells + i] = x;
-        }
-    }
-    return m;
-}
-
 // Values on the host; `p` is the reference's problem, without results.
 struct Values {
     AttendProblem p{};
@@ -133,13 +109,22 @@ struct Values {
         p.v_type      = c.v_type;
         p.scale       = 1.0f/std::sqrt(static_cast<float>(c.head_dim));
         p.softcap     = c.softcap;
-        const std::vector<float> bias = mask_values(c, rng);
+        const cases::MaskValues bias(c.mask, c.n_tokens, c.n_cells, rng);
 
         make_queries(c, rng);
-        double ignored = 0.0;
-        make_rows(c, bias, rng, c.k_type, k, p.k_stride_cell, p.k_stride_head, ignored, k_norm);
-        make_rows(c, bias, rng, c.v_type, v, p.v_stride_cell, p.v_stride_head, v_max, ignored);
-        make_mask(c, bias);
+        auto keys   = make_rows(c, c.k_type, bias, rng);
+        auto values = make_rows(c, c.v_type, bias, rng);
+        k = std::move(keys.bytes);
+        v = std::move(values.bytes);
+        p.k_stride_cell = keys.stride_cell;
+        p.k_stride_head = keys.stride_head;
+        p.v_stride_cell = values.stride_cell;
+        p.v_stride_head = values.stride_head;
+        k_norm          = keys.longest;
+        v_max           = values.largest;
+        p.mask_type     = cases::mask_type(c.mask);
+        mask            = cases::stored_mask<std::vector<char>>(bias, p.mask_type, c.gaps ? 5 : 0, p.mask_stride_token);
+        visible_tokens  = bias.seeing_tokens();
         for (int h = 0; c.sinks && h < p.n_head; ++h) {
             sinks.push_back(2.0f*rng.normal() + 3.0f);
         }
@@ -173,56 +158,16 @@ private:
         }
     }
 
-    void make_rows(const Case & c, const std::vector<float> & bias, cases::Random & rng, CellType type,
-                   std::vector<char> & buffer, size_t & stride_cell, size_t & stride_head, double & largest, double & norm_max) {
-        const size_t bytes = cases::row_bytes(type, c.head_dim);
-        const size_t unit = type == CellType::f16 ? 16 : 2;
-        stride_head = bytes + (c.gaps ? 3*unit : 0);
-        stride_cell = stride_head*c.n_head_kv + (c.gaps ? 5*unit : 0);
-        buffer.resize(stride_cell*(c.n_cells - 1) + stride_head*(c.n_head_kv - 1) + bytes);
-        std::vector<float> row(static_cast<size_t>(c.head_dim));
-        for (int cell = 0; cell < c.n_cells; ++cell) {
-            bool hidden = true;
-            for (int t = 0; t < c.n_tokens; ++t) {
-                hidden = hidden && bias[static_cast<size_t>(t)*c.n_cells + cell] == -kInf;
+    static cases::CacheRows<std::vector<char>> make_rows(const Case & c, CellType type, const cases::MaskValues & bias, cases::Random & rng) {
+        const size_t unit = type == CellType::f16 ? 16 : 2, bytes = cases::row_bytes(type, c.head_dim);
+        const cases::RowsShape shape = {type, c.head_dim, c.n_head_kv, c.n_cells, c.gaps ? 3*unit : 0, c.gaps ? 5*unit : 0};
+        const auto value = [&](int, int, int) { return rng.normal(); };
+        const auto spoil = [&](int cell, char * row) {
+            if (bias.hidden(cell)) {  // must not matter
+                std::memset(row, 0xff, bytes);
             }
-            for (int h = 0; h < c.n_head_kv; ++h) {
-                char * dst = buffer.data() + cell*stride_cell + h*stride_head;
-                double norm = 0.0;
-                for (float & x : row) {
-                    x = rng.normal();
-                    norm += x*x;
-                    largest = std::max(largest, std::fabs(static_cast<double>(x)));
-                }
-                norm_max = std::max(norm_max, std::sqrt(norm));
-                cases::store_row(type, row, dst);
-                if (hidden) {  // must not matter
-                    std::memset(dst, 0xff, bytes);
-                }
-            }
-        }
-    }
-
-    void make_mask(const Case & c, const std::vector<float> & bias) {
-        const bool f32 = c.mask == Mask::causal_f32 || c.mask == Mask::first_row_hidden || c.mask == Mask::huge_bias;
-        p.mask_type = c.mask == Mask::none ? MaskType::none : f32 ? MaskType::f32 : MaskType::f16;
-        const size_t size = f32 ? 4 : 2;
-        p.mask_stride_token = (static_cast<size_t>(c.n_cells) + (c.gaps ? 5 : 0))*size;
-        if (c.mask != Mask::none) {
-            mask.resize(p.mask_stride_token*(c.n_tokens - 1) + static_cast<size_t>(c.n_cells)*size);
-        }
-        for (int t = 0; t < c.n_tokens; ++t) {
-            bool any = false;
-            for (int i = 0; i < c.n_cells; ++i) {
-                const float x = bias[static_cast<size_t>(t)*c.n_cells + i];
-                any = any || x != -kInf;
-                const uint16_t h = f32 ? 0 : cases::to_half(x);
-                if (c.mask != Mask::none) {
-                    std::memcpy(mask.data() + t*p.mask_stride_token + i*size, f32 ? static_cast<const void *>(&x) : &h, size);
-                }
-            }
-            visible_tokens += any ? 1 : 0;
-        }
+        };
+        return cases::cache_rows<std::vector<char>>(shape, value, spoil);
     }
 };
 
@@ -235,7 +180,7 @@ struct Lists {
 
     Lists(const Case & c, uint64_t seed) : weighted(seed % 4 != 0) {
         cases::Random rng(seed + 77), of_mask(seed);
-        const std::vector<float> bias = mask_values(c, of_mask);
+        const cases::MaskValues bias(c.mask, c.n_tokens, c.n_cells, of_mask);
         stride = static_cast<size_t>(c.n_cells) + 1;
         cells.assign(stride*c.n_tokens*c.n_head_kv, -7);
         weights.assign(cells.size(), kNan);
@@ -244,7 +189,7 @@ struct Lists {
             const uint64_t share = rng.next() % 4;  // some lists are empty
             for (int cell = 0; cell < c.n_cells; ++cell) {
                 const bool dense = (cell/c.page_tokens + static_cast<int>(list)) % 3 == 0;
-                if (bias[list/c.n_head_kv*c.n_cells + cell] > -kInf &&
+                if (bias.sees(static_cast<int>(list)/c.n_head_kv, cell) &&
                     (c.select == Select::full_lists || (dense ? rng.next() % 4 < share : rng.next() % 32 < share))) {
                     const size_t at = list*stride + static_cast<size_t>(n_rows[list]++);
                     cells[at] = cell;

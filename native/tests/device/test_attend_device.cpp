@@ -142,10 +142,16 @@ void run(const Case & c, const OnDevice & d, int n_splits) {
     }
 }
 
+struct Wanted {
+    const Results & results;
+    size_t mass_stride;
+    const std::vector<AttendHits> & hits;
+};
+
 // Hits from the reference's mass: mass_sum has been added up over tokens, as hits are, but lists differ between tokens. So where
 // there are several tokens only the sums over all pages are known. Errors are the reference's own.
-void check_hits(const Case & c, const AttendProblem & p, const OnDevice & d, const Lists & lists, const Placed & placed,
-                const Results & want, const std::vector<AttendHits> & reference, int n_splits, double tolerance) {
+void check_hits(const Case & c, int n_splits, const OnDevice & d, const Lists & lists, const Placed & placed, const Wanted & want,
+                double tolerance) {
     std::vector<AttendHits> hits(static_cast<size_t>(c.n_head_kv));
     d.hits.read(hits);
     for (int h = 0; h < c.n_head_kv; ++h) {
@@ -159,7 +165,7 @@ void check_hits(const Case & c, const AttendProblem & p, const OnDevice & d, con
             }
         }
         for (int page = 0; page < c.n_pages(); ++page) {
-            const double x = want.mass_sum[h*p.mass_stride + page] - static_cast<double>(Results::kMassBase);
+            const double x = want.results.mass_sum[h*want.mass_stride + page] - static_cast<double>(Results::kMassBase);
             mass += x;
             mass_hits += c.arena && placed.slots[static_cast<size_t>(h*c.n_pages() + page)] >= 0 ? x : 0.0;
         }
@@ -180,15 +186,15 @@ void check_hits(const Case & c, const AttendProblem & p, const OnDevice & d, con
         if (c.observe == 0 && (got.mass != 3.0 || got.mass_hits != 4.0)) {
             fail(c, n_splits, "mass that nobody observed", got.mass, 3.0);
         }
-        const double error = 5.0 + reference[h].error, n_errors = 6.0 + reference[h].n_errors;
+        const double error = 5.0 + want.hits[h].error, n_errors = 6.0 + want.hits[h].n_errors;
         if (got.n_errors != n_errors) {
             fail(c, n_splits, "n_errors", got.n_errors, n_errors);
         }
         // an output that is next to nothing beside what it sums up is known less well
-        if (!(std::fabs(got.error - error) <= 1e-3*reference[h].error + tolerance*reference[h].n_errors)) {
+        if (!(std::fabs(got.error - error) <= 1e-3*want.hits[h].error + tolerance*want.hits[h].n_errors)) {
             fail(c, n_splits, "error", got.error, error);
         }
-        n_errors_all += reference[h].n_errors;
+        n_errors_all += want.hits[h].n_errors;
     }
 }
 
@@ -229,7 +235,7 @@ void check_case(const Case & c, uint64_t seed) {
         compare(c, n_splits, "mass_max", got.mass_max, want.mass_max, mass_tolerance);
         compare(c, n_splits, "mass_sum", got.mass_sum, want.mass_sum, mass_tolerance);
         if (variant == 0 && lists) {
-            check_hits(c, p, d, *lists, placed, want, reference, n_splits, mass_tolerance);
+            check_hits(c, n_splits, d, *lists, placed, {want, p.mass_stride, reference}, mass_tolerance);
         }
         for (int h = 0; c.observe == 3 && h < c.n_head_kv; ++h) {
             double total = 0.0;

@@ -54,9 +54,10 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
     const DeviceArray<int32_t> rows(std::vector<int32_t>(n_lists * stride, -7)), n_rows(std::vector<int32_t>(n_lists, -7));
     const DeviceArray<SampleTotals> totals(std::vector<SampleTotals>(static_cast<size_t>(c.n_head_kv), SampleTotals{1, 2, 3}));
     const DeviceArray<char> scratch(choose_device_scratch_bytes(static_cast<int>(n_lists), n_pages));
-    launch_choose({c.n_streams, first_stream, c.n_tokens, c.n_head_kv, c.n_cells, c.page_tokens, pages_per_stream, static_cast<size_t>(n_pages_all),
-                   sight_device.data(), sight_stride, priority_device.data(), pinned_device.data(), c.tokens, c.share, rows.data(), stride,
-                   n_rows.data(), totals.data(), scratch.data()}, stream);
+    const ListBatch lists = {c.n_streams, first_stream, c.n_tokens, c.n_head_kv, sight_device.data(), sight_stride, pinned_device.data(),
+                             c.page_tokens, pages_per_stream, static_cast<size_t>(n_pages_all), rows.data(), stride, n_rows.data(),
+                             totals.data(), scratch.data()};
+    launch_choose({lists, c.n_cells, priority_device.data(), c.tokens, c.share}, stream);
     test::must(stream_sync(stream) && check());
 
     const std::vector<int32_t> got = rows.get(), n_got = n_rows.get();

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/attend/attend.h"
+#include "kernels/layout.h"
 
 namespace cases {
 

@@ -10,412 +10,13 @@
 // by at most 2 * e * max |v| (its own chain has n_cells additions again), and the mass of a page by 2 * e per query row. Lists of rows
 // are the same, as their weights scale a sum and its terms alike. The estimated error of a row is a root of a sum of squares, each off by
 // a relative 4 * e and what |v - o| is off by.
-#include <algorithm>
-#include <cstdio>
-#include <limits>
 #include <memory>
-#include <string>
-#include <thread>
 
-#include "at_end.h"
-#include "attend_cases.h"
-#include "kernels/attend/attend_internal.h"
+#include "attend_results.h"
 
 using namespace edgekv;
 
 namespace {
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-enum class Mask { none, causal_f16, causal_f32, interleaved, biased, first_row_hidden, all_hidden, huge_bias, sparse, count };
-
-struct Case {
-    int head_dim, group, n_head_kv, n_tokens, n_cells, page_tokens;
-    CellType k_type, v_type;
-    Mask mask;
-    float softcap;
-    bool sinks, gaps, low;  // low: the logits of the first query head of each KV head are far below 0
-    int observe;  // bit 0: mass_max, bit 1: mass_sum
-    int select;   // 0: no lists, 1: random rows with weights, 2: every visible cell, 3: the same without weights; from 1 on with an arena
-    std::string name() const {
-        char s[256];
-        std::snprintf(s, sizeof(s),
-                      "d%d group %d kv %d tokens %d cells %d page %d k%d v%d mask %d softcap %g sinks %d gaps %d low %d obs %d select %d",
-                      head_dim, group, n_head_kv, n_tokens, n_cells, page_tokens, static_cast<int>(k_type),
-                      static_cast<int>(v_type), static_cast<int>(mask), softcap, sinks, gaps, low, observe, select);
-        return s;
-    }
-};
-
-// The additive mask as float, before it is stored in its type.
-std::vector<float> mask_values(const Case & c, cases::Random & rng) {
-    std::vector<float> m(static_cast<size_t>(c.n_tokens) * c.n_cells);
-    for (int t = 0; t < c.n_tokens; ++t) {
-        for (int i = 0; i < c.n_cells; ++i) {
-            const int position = c.n_cells * 3 / 4 - c.n_tokens + t;  // the last quarter is padding
-            const bool causal = i <= std::max(position, 0);
-            float x = 0.0f;
-            switch (c.mask) {
-                case Mask::none: break;
-                case Mask::causal_f16:
-                case Mask::causal_f32: x = causal ? 0.0f : -kInf; break;
-                case Mask::interleaved: x = causal && i * 7 / 3 % 2 == t % 2 ? 0.0f : -kInf; break;
-                case Mask::biased: x = rng.uniform() < 0.1f ? -kInf : rng.uniform() * 10.0f - 8.0f; break;
-                case Mask::first_row_hidden: x = t == 0 ? -kInf : 0.0f; break;
-                case Mask::all_hidden: x = -kInf; break;
-                case Mask::huge_bias: x = t == 0 || i % 5 == 0 ? -1e30f : i % 7 == 0 ? -3e38f : 0.0f; break;
-                case Mask::count: break;
-                case Mask::sparse: x = i / 16 % 9 == 4 && (i + t) % 3 != 0 ? 0.0f : -kInf; break;
-            }
-            m[static_cast<size_t>(t) * c.n_cells + i] = x;
-        }
-    }
-    return m;
-}
-
-// A problem with buffers that end where the last element does, so that any overrun faults.
-struct Instance {
-    AttendProblem p{};
-    cases::Bytes q, k, v, mask;
-    std::vector<float> sinks, bias;
-    double tolerance = 0.0;
-    double v_max = 0.0;
-    int visible_rows = 0;  // tokens that see anything
-
-    Instance(const Case & c, uint64_t seed) {
-        cases::Random rng(seed);
-        const int n_head = c.group * c.n_head_kv;
-        p.head_dim = c.head_dim;
-        p.n_head = n_head;
-        p.n_head_kv = c.n_head_kv;
-        p.n_tokens = c.n_tokens;
-        p.n_cells = c.n_cells;
-        p.page_tokens = c.page_tokens;
-        p.k_type = c.k_type;
-        p.v_type = c.v_type;
-        p.scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
-        p.softcap = c.softcap;
-        bias = mask_values(c, rng);
-        const auto hidden = [&](int cell) {
-            for (int t = 0; t < c.n_tokens; ++t) {
-                if (bias[static_cast<size_t>(t) * c.n_cells + cell] != -kInf) {
-                    return false;
-                }
-            }
-            return true;
-        };
-
-        p.q_stride_head = static_cast<size_t>(c.head_dim) * 4 + (c.gaps ? 20 : 0);
-        p.q_stride_token = p.q_stride_head * n_head + (c.gaps ? 12 : 0);
-        q.resize(p.q_stride_token * (c.n_tokens - 1) + p.q_stride_head * (n_head - 1) + static_cast<size_t>(c.head_dim) * 4);
-        double q_norm = 0.0;
-        for (int t = 0; t < c.n_tokens; ++t) {
-            for (int h = 0; h < n_head; ++h) {
-                double norm = 0.0;
-                for (int i = 0; i < c.head_dim; ++i) {
-                    const float x = (h == 1 && i < 32) ? 0.0f : 2.0f * rng.normal();  // a block of zeros to quantise
-                    std::memcpy(q.data() + t * p.q_stride_token + h * p.q_stride_head + 4 * i, &x, 4);
-                    norm += x * x;
-                }
-                q_norm = std::max(q_norm, std::sqrt(norm));
-            }
-        }
-        double k_norm = 0.0;
-        const auto fill = [&](cases::Bytes & buffer, CellType type, size_t & stride_cell, size_t & stride_head,
-                              double & largest, double & norm_max) {
-            const size_t bytes = cases::row_bytes(type, c.head_dim);
-            stride_head = bytes + (c.gaps ? 6 : 0);
-            stride_cell = stride_head * c.n_head_kv + (c.gaps ? 10 : 0);
-            buffer.resize(stride_cell * (c.n_cells - 1) + stride_head * (c.n_head_kv - 1) + bytes);
-            std::vector<float> row(static_cast<size_t>(c.head_dim));
-            for (int cell = 0; cell < c.n_cells; ++cell) {
-                for (int h = 0; h < c.n_head_kv; ++h) {
-                    char * dst = buffer.data() + cell * stride_cell + h * stride_head;
-                    double norm = 0.0;
-                    for (int i = 0; i < c.head_dim; ++i) {
-                        float & x = row[static_cast<size_t>(i)];
-                        x = rng.normal();
-                        if (c.low && &buffer == &k) {
-                            float of_query;
-                            std::memcpy(&of_query, q.data() + h * c.group * p.q_stride_head + 4 * i, 4);
-                            x -= 4.0f * of_query;
-                        }
-                        norm += x * x;
-                        largest = std::max(largest, std::fabs(static_cast<double>(x)));
-                    }
-                    norm_max = std::max(norm_max, std::sqrt(norm));
-                    cases::store_row(type, row, dst);
-                    if (hidden(cell)) {  // must not matter: NaN for f16 and for the block scales
-                        std::memset(dst, 0xff, bytes);
-                    }
-                }
-            }
-        };
-        double ignored = 0.0;
-        fill(k, c.k_type, p.k_stride_cell, p.k_stride_head, ignored, k_norm);
-        fill(v, c.v_type, p.v_stride_cell, p.v_stride_head, v_max, ignored);
-
-        const bool f32 = c.mask == Mask::causal_f32 || c.mask == Mask::first_row_hidden || c.mask == Mask::huge_bias;
-        p.mask_type = c.mask == Mask::none ? MaskType::none : f32 ? MaskType::f32 : MaskType::f16;
-        const size_t size = f32 ? 4 : 2;
-        p.mask_stride_token = (static_cast<size_t>(c.n_cells) + (c.gaps ? 5 : 0)) * size;
-        if (c.mask != Mask::none) {
-            mask.resize(p.mask_stride_token * (c.n_tokens - 1) + static_cast<size_t>(c.n_cells) * size);
-        }
-        for (int t = 0; t < c.n_tokens; ++t) {
-            bool any = false;
-            for (int i = 0; i < c.n_cells; ++i) {
-                const float x = bias[static_cast<size_t>(t) * c.n_cells + i];
-                any = any || x != -kInf;
-                const uint16_t h = f32 ? 0 : cases::to_half(x);
-                if (c.mask != Mask::none) {
-                    std::memcpy(mask.data() + t * p.mask_stride_token + i * size, f32 ? static_cast<const void *>(&x) : &h, size);
-                }
-            }
-            visible_rows += any ? 1 : 0;
-        }
-        for (int h = 0; c.sinks && h < n_head; ++h) {
-            sinks.push_back(2.0f * rng.normal() + 3.0f);
-        }
-        p.q = q.data();
-        p.k = k.data();
-        p.v = v.data();
-        p.mask = mask.data();
-        p.sinks = c.sinks ? sinks.data() : nullptr;
-
-        const double u = 0x1p-24;
-        const double s = p.scale * q_norm * k_norm;  // bounds sum |q_i k_i|
-        const double largest_bias = c.mask == Mask::biased ? 8.0 : 0.0;  // where huge ones count, all cells have them
-        const double logit = u * (3.5 * std::sqrt(c.head_dim / 8 + 3) * s + 2 * (s + largest_bias + c.softcap) + 4);
-        tolerance = 2 * (2 * logit + 3.5 * std::sqrt(c.n_cells) * u);
-    }
-
-    bool sees(int token, int cell) const { return bias[static_cast<size_t>(token) * p.n_cells + cell] != -kInf; }
-};
-
-// Lists, slots and an arena for an instance; the home rows of pages that have a slot are spoilt in a copy.
-struct Lists {
-    std::vector<int32_t> cells, n_rows, slots;
-    std::vector<float> weights;
-    cases::Bytes k, v;
-    std::vector<char> arena;
-    std::vector<AttendHits> hits, want_hits;
-    std::vector<int> n_listed;  // lists that have a row, by KV head
-
-    Lists(const Case & c, Instance & instance, AttendProblem & p, uint64_t seed) {
-        cases::Random rng(seed + 77);
-        const int n = (c.n_cells + c.page_tokens - 1) / c.page_tokens;
-        const size_t k_row = cases::row_bytes(c.k_type, c.head_dim), v_row = cases::row_bytes(c.v_type, c.head_dim);
-        const size_t stride = static_cast<size_t>(c.n_cells) + seed % 3;
-        cells.assign(stride * c.n_tokens * c.n_head_kv, -7);
-        weights.assign(cells.size(), kNan);
-        n_rows.assign(static_cast<size_t>(c.n_tokens) * c.n_head_kv, 0);
-        slots.assign(static_cast<size_t>(n) * c.n_head_kv, -1);
-        hits.assign(static_cast<size_t>(c.n_head_kv), AttendHits{});
-        want_hits = hits;
-        n_listed.assign(hits.size(), 0);
-
-        k = instance.k;
-        v = instance.v;
-        p.arena.slot_bytes = (k_row + v_row) * static_cast<size_t>(c.page_tokens);
-        p.arena.v_offset = k_row * static_cast<size_t>(c.page_tokens);
-        int n_slots = 0;
-        for (int h = 0; h < c.n_head_kv; ++h) {
-            for (int page = 0; page < n; ++page) {
-                if (rng.next() % 3 != 0) {
-                    continue;
-                }
-                slots[static_cast<size_t>(h * n + page)] = n_slots++;
-                arena.resize(p.arena.slot_bytes * static_cast<size_t>(n_slots));
-                char * slot = arena.data() + p.arena.slot_bytes * static_cast<size_t>(n_slots - 1);
-                for (int i = 0; i < c.page_tokens && page * c.page_tokens + i < c.n_cells; ++i) {
-                    const size_t cell = static_cast<size_t>(page * c.page_tokens + i);
-                    char * from_k = k.data() + cell * p.k_stride_cell + static_cast<size_t>(h) * p.k_stride_head;
-                    char * from_v = v.data() + cell * p.v_stride_cell + static_cast<size_t>(h) * p.v_stride_head;
-                    std::memcpy(slot + static_cast<size_t>(i) * k_row, from_k, k_row);
-                    std::memcpy(slot + p.arena.v_offset + static_cast<size_t>(i) * v_row, from_v, v_row);
-                    std::memset(from_k, 0xff, k_row);
-                    std::memset(from_v, 0xff, v_row);
-                }
-            }
-        }
-        for (int t = 0; t < c.n_tokens; ++t) {
-            for (int h = 0; h < c.n_head_kv; ++h) {
-                const size_t list = static_cast<size_t>(t * c.n_head_kv + h);
-                const uint64_t share = rng.next() % 5;  // some lists are empty
-                for (int cell = 0; cell < c.n_cells; ++cell) {
-                    if (!instance.sees(t, cell) || (c.select == 1 && rng.next() % 4 >= share)) {
-                        continue;
-                    }
-                    const size_t at = list * stride + static_cast<size_t>(n_rows[list]++);
-                    cells[at] = cell;
-                    weights[at] = c.select == 1 && rng.next() % 3 != 0 ? 1.0f / (rng.uniform() + 0.001f) : 1.0f;
-                    weights[at] = std::max(weights[at], 1.0f);
-                    want_hits[static_cast<size_t>(h)].n_read += 1;
-                    want_hits[static_cast<size_t>(h)].n_hits += slots[static_cast<size_t>(h * n + cell / c.page_tokens)] >= 0 ? 1 : 0;
-                }
-                n_listed[static_cast<size_t>(h)] += n_rows[list] > 0 ? 1 : 0;
-            }
-        }
-        p.rows = {cells.data(), c.select == 3 ? nullptr : weights.data(), n_rows.data(), stride};
-        p.arena.slots_stride = static_cast<size_t>(n);
-        p.error_every = static_cast<int>(seed % 4);  // 0: never
-        p.error_turn = static_cast<int>(seed / 4 % 5);
-    }
-
-    void use(AttendProblem & p) {
-        p.k = k.data();
-        p.v = v.data();
-        p.arena.data = arena.data();
-        p.arena.slots = slots.data();
-        p.hits = hits.data();
-    }
-};
-
-// Where a run writes, with gaps and margins that must keep their filling.
-struct Results {
-    static constexpr float kFill = 12345.0f;
-    static constexpr float kMassBase = 0.5f;
-    std::vector<float> out, mass_max, mass_sum;
-
-    Results(const Case & c, AttendProblem & p, float out_fill) {
-        const size_t gap = c.gaps ? 3 : 0;
-        const size_t pages = (static_cast<size_t>(c.n_cells) + c.page_tokens - 1) / c.page_tokens;
-        p.out_stride_head = (static_cast<size_t>(c.head_dim) + gap) * 4;
-        p.out_stride_token = p.out_stride_head * p.n_head + gap * 4;
-        p.mass_stride = pages + 2;
-        out.assign(p.out_stride_token / 4 * c.n_tokens + 1, kFill);
-        mass_max.assign(p.mass_stride * c.n_head_kv, kFill);
-        mass_sum.assign(p.mass_stride * c.n_head_kv, kFill);
-        for (int t = 0; t < c.n_tokens; ++t) {
-            for (int h = 0; h < p.n_head; ++h) {
-                float * row = out.data() + (t * p.out_stride_token + h * p.out_stride_head) / 4;
-                std::fill(row, row + c.head_dim, out_fill);
-            }
-        }
-        for (int h = 0; h < c.n_head_kv; ++h) {
-            std::fill_n(mass_max.data() + h * p.mass_stride, pages, kMassBase);
-            std::fill_n(mass_sum.data() + h * p.mass_stride, pages, kMassBase);
-        }
-        p.out = reinterpret_cast<char *>(out.data());
-        p.mass_max = c.observe & 1 ? mass_max.data() : nullptr;
-        p.mass_sum = c.observe & 2 ? mass_sum.data() : nullptr;
-    }
-};
-
-int failures = 0;
-double worst = 0.0, worst_error = 0.0;  // in units of the tolerance; of estimated errors
-
-void fail(const Case & c, const char * kernels, int n_threads, const char * what, double got, double want) {
-    if (++failures <= 20) {
-        std::printf("FAIL %s x%d: %s: got %g, want %g [%s]\n", kernels, n_threads, what, got, want, c.name().c_str());
-    }
-}
-
-void compare(const Case & c, const char * kernels, int n_threads, const char * what, const std::vector<float> & got,
-             const std::vector<float> & want, double tolerance) {
-    for (size_t i = 0; i < want.size(); ++i) {
-        const double error = std::fabs(static_cast<double>(got[i]) - want[i]);
-        if (!(error <= tolerance)) {
-            return fail(c, kernels, n_threads, what, got[i], want[i]);
-        }
-        worst = std::max(worst, error / tolerance);
-    }
-}
-
-// Every share once; nothing waits inside a call, so the shares may also come one after the other, from any first one.
-template <typename Share>
-void in_shares(int n_threads, bool threads, const Share & share) {
-    if (!threads) {
-        for (int i = 0; i < n_threads; ++i) {
-            share((i + 1) % n_threads);
-        }
-        return;
-    }
-    std::vector<std::thread> pool;
-    for (int i = 0; i < n_threads; ++i) {
-        pool.emplace_back([&, i] { share(i); });
-    }
-    for (std::thread & t : pool) {
-        t.join();
-    }
-}
-
-void run(const char * kernels, const AttendProblem & p, char * workspace, int n_threads, bool threads) {
-    const AttendKernels & table = *attend_kernels(kernels);
-    in_shares(n_threads, threads, [&](int i) { attend_run_with(table, p, workspace, i, n_threads); });
-    if (p.mass_max != nullptr || p.mass_sum != nullptr) {
-        in_shares(n_threads, threads, [&](int i) { attend_observe_with(table, p, workspace, i, n_threads); });
-    }
-}
-
-// What no number of threads may change, with lists: every bit of it.
-struct Bits {
-    std::vector<float> out, mass_max, mass_sum;
-    std::vector<AttendHits> hits;
-
-    bool operator==(const Bits & other) const {
-        const auto same = [](const auto & a, const auto & b) {
-            return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])) == 0;
-        };
-        return same(out, other.out) && same(mass_max, other.mass_max) && same(mass_sum, other.mass_sum) && same(hits, other.hits);
-    }
-};
-
-void check_hits(const Case & c, const char * kernels, int n_threads, const Lists & lists, const Results & want, const AttendProblem & p,
-                double mass_tolerance, double error_tolerance) {
-    const int pages = (c.n_cells + c.page_tokens - 1) / c.page_tokens;
-    for (int h = 0; h < c.n_head_kv; ++h) {
-        const AttendHits &hits = lists.hits[static_cast<size_t>(h)], &wanted = lists.want_hits[static_cast<size_t>(h)];
-        if (hits.n_read != wanted.n_read) {
-            fail(c, kernels, n_threads, "n_read", hits.n_read, wanted.n_read);
-        }
-        if (hits.n_hits != wanted.n_hits) {
-            fail(c, kernels, n_threads, "n_hits", hits.n_hits, wanted.n_hits);
-        }
-        double mass = 0.0, mass_hits = 0.0;
-        for (int i = 0; i < pages; ++i) {
-            const double of_page = want.mass_sum[h * p.mass_stride + i] - Results::kMassBase;
-            mass += of_page;
-            mass_hits += lists.slots[static_cast<size_t>(h * pages + i)] >= 0 ? of_page : 0.0;
-        }
-        const double allowed = mass_tolerance + 0x1p-22 * pages * c.n_tokens;
-        if ((c.observe & 2) != 0 && !(std::fabs(hits.mass - mass) <= allowed)) {
-            fail(c, kernels, n_threads, "mass", hits.mass, mass);
-        }
-        if ((c.observe & 2) != 0 && !(std::fabs(hits.mass_hits - mass_hits) <= allowed)) {
-            fail(c, kernels, n_threads, "mass in the arena", hits.mass_hits, mass_hits);
-        }
-        if (hits.n_errors != wanted.n_errors) {
-            fail(c, kernels, n_threads, "n_errors", hits.n_errors, wanted.n_errors);
-        }
-        if (c.low && c.sinks) {
-            continue;  // beside the sink the squares of the outputs are below what a float holds
-        }
-        const double error = std::fabs(hits.error - wanted.error);
-        if (!(error <= (wanted.error + wanted.n_errors) * error_tolerance)) {
-            fail(c, kernels, n_threads, "estimated error", hits.error, wanted.error);
-        }
-        worst_error = wanted.n_errors > 0 ? std::max(worst_error, error / (wanted.error + wanted.n_errors) / error_tolerance) : worst_error;
-    }
-}
-
-// The least length of an output that is not zero.
-double shortest_output(const Case & c, const AttendProblem & p, const Results & want) {
-    double shortest = kInf;
-    for (int t = 0; t < c.n_tokens; ++t) {
-        for (int h = 0; h < p.n_head; ++h) {
-            const float * row = want.out.data() + (t * p.out_stride_token + h * p.out_stride_head) / 4;
-            double square = 0.0;
-            for (int i = 0; i < c.head_dim; ++i) {
-                square += static_cast<double>(row[i]) * row[i];
-            }
-            shortest = square > 0.0 ? std::min(shortest, std::sqrt(square)) : shortest;
-        }
-    }
-    return shortest;
-}
 
 void check_case(const Case & c, uint64_t seed, const std::vector<const char *> & all_kernels) {
     Instance instance(c, seed);
@@ -441,6 +42,7 @@ void check_case(const Case & c, uint64_t seed, const std::vector<const char *> &
         std::unique_ptr<Bits> first;
         for (size_t variant = 0; variant < 2; ++variant) {
             const int n_threads = thread_counts[(seed + 2 * variant + seed / 4) % 4];
+            const Made by{c, kernels, n_threads};
             Results got(c, p, kNan);
             const size_t bytes = attend_workspace_bytes(p, n_threads);
             std::vector<float> raw(bytes / 4 + 64, kNan);
@@ -454,19 +56,19 @@ void check_case(const Case & c, uint64_t seed, const std::vector<const char *> &
                 if (lists) {
                     Bits bits{into.out, into.mass_max, into.mass_sum, lists->hits};
                     if (first && !(bits == *first)) {
-                        fail(c, kernels, n_threads, "the number of threads changes the bits", n_threads, 0);
+                        fail(by, "the number of threads changes the bits", n_threads, 0);
                     }
                     first = std::make_unique<Bits>(std::move(bits));
                 }
             };
             attend(seed % 2 == 0, got);
             if (lists) {
-                check_hits(c, kernels, n_threads, *lists, want, p, mass_tolerance, error_tolerance);
+                check_hits(by, *lists, want, p, mass_tolerance, error_tolerance);
             }
 
-            compare(c, kernels, n_threads, "out", got.out, want.out, instance.tolerance * instance.v_max);
-            compare(c, kernels, n_threads, "mass_max", got.mass_max, want.mass_max, mass_tolerance);
-            compare(c, kernels, n_threads, "mass_sum", got.mass_sum, want.mass_sum, mass_tolerance);
+            compare(by, "out", got.out, want.out, instance.tolerance * instance.v_max);
+            compare(by, "mass_max", got.mass_max, want.mass_max, mass_tolerance);
+            compare(by, "mass_sum", got.mass_sum, want.mass_sum, mass_tolerance);
             for (int h = 0; c.observe == 3 && h < c.n_head_kv; ++h) {
                 double total = 0.0;
                 for (int i = 0; i < pages; ++i) {
@@ -474,30 +76,30 @@ void check_case(const Case & c, uint64_t seed, const std::vector<const char *> &
                     const float sum = got.mass_sum[h * p.mass_stride + i] - Results::kMassBase;
                     total += sum;
                     if (!(top <= sum + 0x1p-20f)) {
-                        fail(c, kernels, n_threads, "mass_max <= mass_sum", top, sum);
+                        fail(by, "mass_max <= mass_sum", top, sum);
                     }
                 }
                 // base + mass is rounded to 2^-24 per page, token and array
                 const double allowed = mass_tolerance + 0x1p-24 * pages * c.n_tokens * 4;
                 const int n_outputs = c.group * (lists ? lists->n_listed[static_cast<size_t>(h)] : instance.visible_rows);
                 if (!c.sinks && !(std::fabs(total - n_outputs) <= allowed)) {
-                    fail(c, kernels, n_threads, "total mass", total, n_outputs);
+                    fail(by, "total mass", total, n_outputs);
                 }
             }
             for (size_t i = 0; i < kAttendHeaderBytes; ++i) {
                 if (workspace[i] != 0) {
-                    return fail(c, kernels, n_threads, "workspace header left zero", workspace[i], 0);
+                    return fail(by, "workspace header left zero", workspace[i], 0);
                 }
             }
             for (float * x = reinterpret_cast<float *>(workspace + bytes); x < raw.data() + raw.size(); ++x) {
                 if (!std::isnan(*x)) {
-                    return fail(c, kernels, n_threads, "write past the workspace", *x, kNan);
+                    return fail(by, "write past the workspace", *x, kNan);
                 }
             }
             Results again(c, p, kNan);  // with what the first run left in the workspace
             attend(false, again);
-            compare(c, kernels, n_threads, "out of a second run", again.out, want.out, instance.tolerance * instance.v_max);
-            compare(c, kernels, n_threads, "mass_sum of a second run", again.mass_sum, want.mass_sum, mass_tolerance);
+            compare(by, "out of a second run", again.out, want.out, instance.tolerance * instance.v_max);
+            compare(by, "mass_sum of a second run", again.mass_sum, want.mass_sum, mass_tolerance);
         }
     }
 }
@@ -574,10 +176,10 @@ void check_turns(const std::vector<const char *> & kernels) {
         for (int turn = 0; turn < 3; ++turn) {
             Results got_every(every, p[0], kNan);
             run(name, p[0], workspace, 2, false);
-            compare(every, name, 2, "out, in turns", got_every.out, want_every.out, of_every.tolerance * of_every.v_max);
+            compare({every, name, 2}, "out, in turns", got_every.out, want_every.out, of_every.tolerance * of_every.v_max);
             Results got_lists(lists, p[1], kNan);
             run(name, p[1], workspace, 2, false);
-            compare(lists, name, 2, "out, in turns", got_lists.out, want_lists.out, of_lists.tolerance * of_lists.v_max);
+            compare({lists, name, 2}, "out, in turns", got_lists.out, want_lists.out, of_lists.tolerance * of_lists.v_max);
         }
     }
 }

@@ -7,37 +7,12 @@
 // the specification by as little, so a row must stand where the specification's running sum passes its mark within the sum of what all
 // before can be off by. Where chances have no rounding in them, the lists must be equal.
 #include <algorithm>
-#include <cstdio>
-#include <limits>
-#include <string>
-#include <vector>
 
-#include "attend_cases.h"
-#include "kernels/select/sample.h"
+#include "sample_instance.h"
 
 using namespace edgekv;
 
 namespace {
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr int kOne = 1 << kChanceBits;
-
-// How a group's logits lie.
-enum class Logits { flat, normal, peaked, far_apart, count };
-
-struct Case {
-    int n_groups, group, page_tokens;
-    float resolution;
-    Logits logits;
-    bool sinks, pins, hidden;
-    int certain;  // 0: none, 1: some, 2: all that is visible
-    std::string name() const {
-        char s[256];
-        std::snprintf(s, sizeof(s), "groups %d heads %d page %d resolution %g logits %d sinks %d pins %d hidden %d certain %d", n_groups, group,
-                      page_tokens, resolution, static_cast<int>(logits), sinks, pins, hidden, certain);
-        return s;
-    }
-};
 
 int failures = 0;
 double worst = 0.0;  // difference of chances, in what they can be off by
@@ -47,90 +22,6 @@ void fail(const Case & c, Isa isa, const char * what, double got, double want) {
         std::printf("FAIL %s: %s: got %.9g, want %.9g [%s]\n", isa_name(isa), what, got, want, c.name().c_str());
     }
 }
-
-uint16_t upper_half(float x) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, sizeof(x));
-    return static_cast<uint16_t>(bits >> 16);
-}
-float of_upper_half(uint16_t half) {
-    const uint32_t bits = static_cast<uint32_t>(half) << 16;
-    float x;
-    std::memcpy(&x, &bits, sizeof(x));
-    return x;
-}
-
-// Shares as a scan leaves them, with NaN where it leaves cells as they are, and room behind that must not be read or written.
-struct Instance {
-    std::vector<uint16_t> shares;
-    std::vector<float> tops, sums, sinks;
-    std::vector<Sight> sight;
-    std::vector<uint8_t> pinned;
-    std::vector<char> scratch;
-    SampleProblem p{};
-
-    Instance(const Case & c, uint64_t seed) {
-        cases::Random rng(seed);
-        const int n_cells = c.n_groups * kGroupCells;
-        p.n_groups = c.n_groups;
-        p.group = c.group;
-        p.cell_stride = static_cast<size_t>(n_cells) + 7;
-        p.group_stride = static_cast<size_t>(c.n_groups) + 3;
-        shares.assign(p.cell_stride * c.group, 0x7fc1);
-        tops.assign(p.group_stride * c.group, std::numeric_limits<float>::quiet_NaN());
-        sums = tops;
-        for (int i = 0; i < c.n_groups; ++i) {
-            const uint64_t r = rng.next(), half = rng.next();
-            const uint64_t visible = !c.hidden || r % 4 == 0 ? ~uint64_t{0} : r % 4 == 1 ? 0 : r % 4 == 2 ? ~uint64_t{0} >> (half >> 58) : half;
-            sight.push_back({visible, c.certain == 2 ? visible : c.certain == 1 && rng.next() % 3 == 0 ? visible & rng.next() : 0});
-        }
-        if (c.certain == 1) {
-            sight.back().certain = sight.back().visible;  // as an open group has it
-        }
-        for (int g = 0; g < c.group; ++g) {
-            for (int i = 0; i < c.n_groups; ++i) {
-                const uint64_t visible = sight[i].visible;
-                const size_t at = g * p.group_stride + static_cast<size_t>(i);
-                tops[at] = -kInf;
-                sums[at] = 0.0f;
-                if (visible == 0) {
-                    continue;
-                }
-                float spread = 1.0f, top = rng.normal();
-                switch (c.logits) {
-                    case Logits::flat: spread = 0.0f; top = 1.0f; break;
-                    case Logits::normal: break;
-                    case Logits::peaked: spread = 4.0f; top = 3.0f * rng.normal() + (i % 7 == 3 ? 8.0f : 0.0f); break;
-                    case Logits::far_apart: spread = 30.0f; top = 70.0f * rng.normal(); break;
-                    case Logits::count: break;
-                }
-                tops[at] = top;
-                bool first = true;
-                for (int cell = 0; cell < kGroupCells; ++cell) {
-                    float share = 0.0f;
-                    if (visible >> cell & 1) {
-                        share = first ? 1.0f : std::exp(-spread * std::fabs(rng.normal()));
-                        first = false;
-                    }
-                    shares[g * p.cell_stride + static_cast<size_t>(i * kGroupCells + cell)] = upper_half(share);
-                    sums[at] += share;
-                }
-            }
-            sinks.push_back(3.0f * rng.normal());
-        }
-        for (int page = 0; page * c.page_tokens < n_cells; ++page) {
-            pinned.push_back(rng.next() % 5 == 0);
-        }
-        p.shares = shares.data();
-        p.tops = tops.data();
-        p.sums = sums.data();
-        p.sinks = c.sinks ? sinks.data() : nullptr;
-        p.sight = sight.data();
-        p.pinned = c.pins ? pinned.data() : nullptr;
-        p.page_tokens = c.page_tokens;
-        p.resolution = c.resolution;
-    }
-};
 
 struct Rows {
     std::vector<int32_t> cells;
@@ -163,12 +54,6 @@ Rows sampled(const Case & c, Instance & in, Isa isa) {
         rows.weights[i] = -9.0f;
     }
     return rows;
-}
-
-bool may_be_read(const Instance & in, int cell) { return in.sight[cell / kGroupCells].visible >> cell % kGroupCells & 1; }
-bool is_certain(const Instance & in, int cell) {
-    return may_be_read(in, cell) &&
-           (in.sight[cell / kGroupCells].certain >> cell % kGroupCells & 1 || (in.p.pinned != nullptr && in.p.pinned[cell / in.p.page_tokens]));
 }
 
 void check_rows(const Case & c, const Instance & in, Isa isa, const Rows & got, const Rows & want, const std::vector<int32_t> & chances) {

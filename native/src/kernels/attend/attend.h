@@ -8,8 +8,8 @@
 // attend_observe(), behind a barrier of the caller's and before the workspace is used again: each turns the weights of the pages it
 // walked itself, still in its cache, into mass.
 //
-// Lists of rows: threads claim tiles of 64 rows of a list as they come free, and who completes a list merges its tiles in their order. So
-// the result does not depend on the number of threads.
+// Lists of rows: threads claim tiles of 64 rows of a list as they come free. The thread that completes a list merges its tiles in their
+// order, so that the result does not depend on the number of threads.
 //
 // Nothing here knows ggml, llama.cpp or Python.
 #pragma once
@@ -17,19 +17,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/isa.h"
+#include "kernels/layout.h"
+
 namespace edgekv {
-
-// The last two are for prompts; what they have no kernel of runs as avx512.
-enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, avx512bf16 = 3, amx = 4 };
-
-enum class CellType : int { f16 = 0, q8_0 = 1 };  // q8_0: blocks of 32 as {f16 scale; int8 x 32}
-
-enum class MaskType : int { none = 0, f16 = 1, f32 = 2 };
-
-constexpr int kMaxQueryTokens = 16;
-constexpr int kMaxGroup = 128;  // query heads that share a KV head
-constexpr int kMaxHeadsKv = 256;
-constexpr int kMaxHeadDim = 512;
 
 // Counters at the start of a workspace, for every problem at the same place: no layer leaves numbers where another one counts.
 constexpr size_t kAttendHeaderBytes = 64 + kMaxHeadsKv * sizeof(uint32_t);
@@ -93,8 +84,8 @@ struct AttendProblem {
     float * mass_sum;
     size_t mass_stride;  // in floats
 
-    // With rows the arena is used, mass and hits are written by attend_run() itself, and attend_observe() does nothing. Mass then is
-    // an estimate without bias of what all cells would have.
+    // With rows attend_run() uses the arena and writes mass and hits itself, and attend_observe() does nothing. Mass then is an estimate
+    // without bias of what all cells would have.
     AttendRows rows;
     AttendArena arena;
     AttendHits * hits;  // [n_head_kv], or null
@@ -111,14 +102,12 @@ size_t attend_workspace_bytes(const AttendProblem & problem, int n_threads);
 void attend_run(const AttendProblem & problem, void * workspace, int ith, int nth, Isa isa);
 void attend_observe(const AttendProblem & problem, const void * workspace, int ith, int nth, Isa isa);
 
-bool isa_supported(Isa isa);  // compiled in and present on this CPU
-Isa isa_best();
-const char * isa_name(Isa isa);
 // Head sizes 64, 72, 80, 96, 112, 128, 192, 256 and 512; with q8_0 those that are multiples of 32.
 bool attend_supports(int head_dim, CellType k_type, CellType v_type);
 
-// The specification: double precision, plain loops, single thread; reads home only and counts no hits, only errors. With K in q8_0 a query is part of the specification in its
-// quantised form: per block of 32 int8 values, scale = max |q| / 127, rounded to nearest even (the blocks' scales stay float).
+// The specification: double precision, plain loops, single thread; reads home only and counts no hits, only errors. With K in q8_0 a query
+// is part of the specification in its quantised form: per block of 32 int8 values, scale = max |q| / 127, rounded to nearest even (the
+// blocks' scales stay float).
 void attend_reference(const AttendProblem & problem);
 
 }  // namespace edgekv

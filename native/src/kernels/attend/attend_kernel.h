@@ -127,8 +127,8 @@ inline void load_scales(const Unit & unit, const char * const * strips, const si
     }
 }
 
-// Memory is best fetched in address order. So where the heads of a cell lie side by side, a unit prefetches a stretch of the
-// next tile's cells with all their heads (its share of the tile), and its own rows only where the cells of a head do.
+// Memory is best fetched in address order. Where the heads of a cell lie side by side, a unit prefetches a stretch of the next tile's
+// cells with all their heads (its share of the tile). Where the cells of a head lie side by side, it prefetches its own rows.
 inline Ahead ahead_of(const char * cell, size_t stride_cell, size_t stride_head, int head, int n_heads) {
     if (stride_head < stride_cell) {
         const int step = static_cast<int>(stride_cell / static_cast<size_t>(n_heads));

@@ -1,4 +1,5 @@
-// Lists of rows: threads claim tiles of 64 rows of a list; who completes a head merges the tiles of its lists and says what came of it.
+// Attention to lists of rows: threads claim tiles of 64 rows of a list. The thread that completes a head merges the tiles of its lists and
+// writes mass and hits.
 #pragma once
 
 #include <atomic>
@@ -135,7 +136,7 @@ private:
         arrive(at.rows.head);
     }
 
-    // Who completes a head merges the lists of all its tokens: a head's sums are written by one thread, and always in the same order.
+    // The thread that completes a head merges the lists of all its tokens: one thread writes a head's sums, always in the same order.
     void arrive(int head) const {
         uint32_t n_tiles = 0;
         for (int token = 0; token < p.n_tokens; ++token) {
@@ -197,7 +198,7 @@ private:
         }
     }
 
-    // Mass by page, and hits. What the query heads have on a page is summed up head by head first.
+    // Mass by page, and hits. Each query head's weights on a page are summed up first.
     void tell(const RowList & rows, int64_t first, const float * max, const float * inverse) const {
         const int32_t * slots = p.arena.data != nullptr ? p.arena.slots + static_cast<size_t>(rows.head) * p.arena.slots_stride : nullptr;
         AttendHits sums{};

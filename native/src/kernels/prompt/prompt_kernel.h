@@ -119,8 +119,8 @@ private:
         }
     }
 
-    // Turns a panel's scores into weights relative to its running maxima. Whether these moved: then `factor` is what the sums so far
-    // have to be multiplied with.
+    // Turns a panel's scores into weights relative to its running maxima. Returns whether these moved; the sums so far then have to be
+    // multiplied with `factor`.
     bool weigh(int block, int panel, const BlockSight & sight, float * scores, float * factor) {
         if (p.softcap != 0.0f) {
             for (int c = 0; c < kPromptCells; ++c) {

@@ -18,7 +18,7 @@ inline F load_channels(CellType type, const char * row, int i) {
     return Simd::mul(Simd::load_i8(block + 2 + i % kBlock), Simd::dup_f16(block));
 }
 
-// The cells of a block, as they come to the products.
+// The cells of a block of K or V, before they are packed for a product.
 struct Cells {
     CellType type;
     const char * first;

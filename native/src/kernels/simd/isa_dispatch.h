@@ -1,7 +1,7 @@
 // Which of a kernel's tables serves on this CPU. Only for translation units that are compiled for any CPU.
 #pragma once
 
-#include "kernels/attend/attend.h"
+#include "kernels/isa.h"
 
 #include <cstring>
 

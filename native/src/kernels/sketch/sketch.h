@@ -9,7 +9,11 @@
 // Nothing here knows ggml, llama.cpp or Python.
 #pragma once
 
-#include "kernels/attend/attend.h"
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/isa.h"
+#include "kernels/layout.h"
 
 namespace edgekv {
 

@@ -1,4 +1,4 @@
-// Builds one group of one head. Only operations that IEEE 754 rounds the same everywhere are used, and no fused ones (the sources are
+// Builds one group of one head. It uses only operations that IEEE 754 rounds the same everywhere, and no fused ones (the sources are
 // compiled with contraction off), so that every instruction set writes the same bytes.
 #pragma once
 
@@ -99,7 +99,7 @@ void build_group(const Sketch & sketch, const SketchLayout & layout, const Sketc
         memset(low_bytes + dim, 0, static_cast<size_t>(layout.padded - dim));  // whole vectors wrote a 0 + 128 there
     }
 
-    // Against the values that the bytes stand for, so that a code makes up for their rounding.
+    // Codes are taken against the values that the bytes stand for, so that they make up for the rounding of the bytes.
     alignas(64) uint8_t levels_of[(most_channels + 31) / 32 * 32 + 64] = {};
     for (uint64_t left = valid; left != 0; left &= left - 1) {
         const int cell = __builtin_ctzll(left);

@@ -56,9 +56,8 @@ public:
         }
     }
 
-    // Groups [first, end), three at a time on their way: the factors of one, the dot products of the one before, the shares of the one
-    // before that. So none waits for what it needs. The first rows
-    // to pass over the codes fetch them in time.
+    // Groups [first, end). Three are on their way at a time: the factors of one, the dot products of the one before, the shares of the one
+    // before that. So none waits for what it needs. The first rows that pass over the codes fetch them in time.
     void run(const SketchedHead & head, const Sight * sight, int first, int end, const Shares & out, int first_row) {
         const bool fetches = first_row == 0;
         const auto seen_from = [&](int group) {

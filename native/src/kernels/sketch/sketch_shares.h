@@ -1,4 +1,4 @@
-// Shares: the exponentials of a group's logits, relative to its largest, from crude to summed up.
+// What a scan leaves of a group: the shares of its cells, which are exponentials relative to its largest logit.
 #pragma once
 
 #include "kernels/sketch/sketch_build.h"
@@ -6,7 +6,7 @@
 namespace edgekv {
 namespace {
 
-// What a scan leaves of one row and group, from the bits of its exponentials on.
+// Where a scan leaves what it found of one row and group.
 struct RowShares {
     uint16_t * cells;
     float *top, *sum;

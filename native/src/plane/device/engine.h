@@ -7,7 +7,7 @@
 // thread between ubatches.
 #pragma once
 
-#include "kernels/attend/attend.h"
+#include "kernels/layout.h"
 #include "edgekv.h"
 #include "kernels/select/sample.h"
 #include "kernels/sketch/sketch.h"

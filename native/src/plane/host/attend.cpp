@@ -1,5 +1,5 @@
 // The nodes that attend a decode, and turn what they left into mass.
-#include "plane/host/nodes_internal.h"
+#include "plane/host/nodes.h"
 
 #include <algorithm>
 

@@ -1,8 +1,9 @@
 // The plane on the host: pages, sketches and the arena in host memory, nodes on the threads of ggml's CPU backend.
 #pragma once
 
-#include "pages/buffer.h"
+#include "kernels/attend/attend.h"
 #include "pages/arena.h"
+#include "pages/buffer.h"
 #include "pages/drops.h"
 #include "pages/sketches.h"
 #include "plane/plane.h"

@@ -1,6 +1,6 @@
 // The nodes of ubatches that are too long for the decode kernel: what their tokens see of the cells, found once for all layers that share
 // a mask, and attention.
-#include "plane/host/nodes_internal.h"
+#include "plane/host/nodes.h"
 #include "kernels/prompt/prompt.h"
 
 #include <atomic>

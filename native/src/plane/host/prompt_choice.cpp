@@ -1,5 +1,5 @@
 // Sparse prompts: what an item attends, by the sketches of all that its tokens see.
-#include "plane/host/nodes_internal.h"
+#include "plane/host/nodes.h"
 #include "kernels/prompt/prompt_choice.h"
 
 #include <algorithm>
@@ -30,8 +30,6 @@ struct ChoiceSpace {
 
 struct ItemChoice {
     const HostLayer & layer;
-    HostPlane & plane;
-    const edgekv_context & ctx;
     const PromptProblem & problem;
     const PromptItem item;
     const int stream;
@@ -39,6 +37,9 @@ struct ItemChoice {
     const ChoiceSpace space;
     char * const memory;
     const int n_blocks;
+
+    HostPlane & plane() const { return *layer.plane; }
+    const edgekv_context & ctx() const { return plane().ctx; }
 
     template <class T>
     T * at(size_t offset) const { return reinterpret_cast<T *>(memory + offset); }
@@ -64,7 +65,7 @@ struct ItemChoice {
     int estimate() const {
         const AttendProblem & p      = problem.attend;
         const int             group  = p.n_head/p.n_head_kv;
-        const Sketch          sketch = plane.sketches.of(layer.row, stream);
+        const Sketch          sketch = plane().sketches.of(layer.row, stream);
         const SketchKeys      keys   = { p.k_type, p.k, p.k_stride_cell, p.k_stride_head };
         const Shares          out    = { at<uint16_t>(space.cells), at<float>(space.tops), at<float>(space.sums), space.cell_stride, space.group_stride };
         int                   n_rows = 0;
@@ -77,7 +78,7 @@ struct ItemChoice {
                 const SketchQuery q = { p.q + token*p.q_stride_token + (size_t) item.head*group*p.q_stride_head, p.q_stride_token, p.q_stride_head,
                                         1, group, p.scale, p.softcap, at<Sight>(space.sight), (size_t) n_blocks };
                 sketch_query_prepare(sketch, q, memory, selected_isa());
-                scan_groups(ctx.pages.stale, stream, { sketch, keys, q, memory, item.head }, 0, n_blocks, out);
+                scan_groups(ctx().pages.stale, stream, { sketch, keys, q, memory, item.head }, 0, n_blocks, out);
                 for (int g = 0; g < group; ++g) {
                     add_square_shares(out.tops + g*space.group_stride, out.sums + g*space.group_stride, n_blocks, at<float>(space.squares));
                 }
@@ -90,13 +91,13 @@ struct ItemChoice {
 
     // The sinks, what is pinned, and the newest tokens before the item and of it; returns how many blocks some token sees.
     int find_certain() const {
-        const auto &    options  = ctx.params.selection;
-        const int32_t * newest   = ctx.pages.cells.newest(stream);
-        const int32_t * oldest   = ctx.pages.cells.oldest(stream);
-        const uint8_t * pinned   = plane.pinned(layer.row, stream, item.head);
+        const auto &    options  = ctx().params.selection;
+        const int32_t * newest   = ctx().pages.cells.newest(stream);
+        const int32_t * oldest   = ctx().pages.cells.oldest(stream);
+        const uint8_t * pinned   = plane().pinned(layer.row, stream, item.head);
         const int       token    = prompt_first_token(problem.attend.n_tokens, item.first_block);
-        const int32_t   position = ctx.pages.cells.positions(stream)[k_idxs[token] - (int64_t) stream*ctx.shape.n_cells];
-        const int       pages    = (problem.attend.n_cells + ctx.shape.page_tokens - 1)/ctx.shape.page_tokens;
+        const int32_t   position = ctx().pages.cells.positions(stream)[k_idxs[token] - (int64_t) stream*ctx().shape.n_cells];
+        const int       pages    = (problem.attend.n_cells + ctx().shape.page_tokens - 1)/ctx().shape.page_tokens;
         uint8_t *       certain  = at<uint8_t>(space.certain);
         int             n_seen   = 0;
 
@@ -107,7 +108,7 @@ struct ItemChoice {
             }
             certain[b] = 0;
             for (int c = b*kPromptCells; sees && c < (b + 1)*kPromptCells; c += 16) {
-                const int page = c/ctx.shape.page_tokens;
+                const int page = c/ctx().shape.page_tokens;
                 if (page < pages && (oldest[page] < options.sink_tokens || newest[page] > position - kNewestTokens || pinned[page])) {
                     certain[b] = 1;
                 }
@@ -149,9 +150,9 @@ size_t prompt_choice_bytes(const AttendProblem & problem) {
 
 void choose_prompt_blocks(HostLayer & layer, const int64_t * k_idxs, int stream, const PromptPlan & plan, int index, PromptProblem & problem,
                           char * memory) {
-    HostPlane &           plane = *layer.plane;
-    const AttendProblem & p   = problem.attend;
-    const ItemChoice      choice = { layer, plane, plane.ctx, problem, prompt_item(plan, p.n_head_kv, index), stream, k_idxs,
+    HostPlane &           plane  = *layer.plane;
+    const AttendProblem & p      = problem.attend;
+    const ItemChoice      choice = { layer, problem, prompt_item(plan, p.n_head_kv, index), stream, k_idxs,
                                      ChoiceSpace(p.head_dim, p.n_head/p.n_head_kv, p.n_cells), memory, prompt_cell_blocks(p.n_cells) };
     const ChoiceSpace & space = choice.space;
 

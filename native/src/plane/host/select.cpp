@@ -1,5 +1,5 @@
 // The node between storing and attending: which rows each query token reads in each KV head.
-#include "plane/host/nodes_internal.h"
+#include "plane/host/nodes.h"
 #include "plane/host/page_choice.h"
 #include "kernels/select/sample.h"
 

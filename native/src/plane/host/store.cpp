@@ -1,5 +1,5 @@
 // The node that stores K and V and keeps the sketches true.
-#include "plane/host/nodes_internal.h"
+#include "plane/host/nodes.h"
 
 #include "plane/backends.h"
 

@@ -1,4 +1,4 @@
-// The C functions of edgekv.h about the memory hierarchy: selection, page table and arena.
+// The C functions about pages: selection, page table and arena.
 #include "api/internal.h"
 #include "context/context.h"
 
@@ -62,7 +62,7 @@ edgekv_status edgekv_set_arena(edgekv_context * ctx, int n_slots) {
     return told(ctx->plane->set_slots(n_slots));
 }
 
-edgekv_status edgekv_get_hierarchy(const edgekv_context * ctx, edgekv_hierarchy * out) {
+edgekv_status edgekv_get_page_arrays(const edgekv_context * ctx, edgekv_page_arrays * out) {
     const PageArrays arrays = ctx->plane->arrays();
     const Table &    table  = ctx->pages.table;
 

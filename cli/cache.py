@@ -1,0 +1,194 @@
+"""`edgekv cache`: the prefixes of conversations that are kept in a folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgekv.amounts import long_duration, mebibytes, parse_duration, size, tokens
+from edgekv.cli.common.options import Parsed, option
+from edgekv.cli.common.progress import progress_bar
+from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
+from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.store.settings import default_folder
+
+if TYPE_CHECKING:
+    from edgekv.store.listing import Chain
+
+LIST_COLUMNS = [
+    Column("id", "ID", right=False),
+    Column("model", "model", right=False),
+    Column("tokens", "tokens", tokens),
+    Column("bytes", "MiB", mebibytes),
+    Column("own_bytes", "own MiB", mebibytes),
+    Column("reading", "read", right=False),
+    Column("unused_s", "last used", lambda seconds: f"{long_duration(seconds)} ago"),
+    Column("pins", "pins", lambda pins: ", ".join(pins) or "-", right=False),
+    Column("note", "note", right=False),
+]
+
+BLOCK_COLUMNS = [
+    Column("first", "from token", tokens),
+    Column("n", "tokens", tokens),
+    Column("bytes", "MiB", mebibytes),
+    Column("reading", "read", right=False),
+    Column("shared", "shared", lambda shared: "yes" if shared else "no", right=False),
+    Column("key", "key", right=False),
+]
+
+N_SHOWN = 32
+"""Of the first tokens."""
+
+folder_option = option("--cache-dir", "folder", envvar="EDGEKV_CACHE_DIR", type=click.Path(path_type=Path, file_okay=False),
+                       help="The folder of the prefixes.  [default: edgekv/prefixes in the user's cache folder]")
+
+
+@click.group()
+def cache() -> None:
+    """Look after the prefixes of conversations that a server keeps on disk (edgekv serve --cache-dir).
+
+    Any number of servers may be using the folder meanwhile.
+    """
+
+
+@cache.command("list")
+@folder_option
+@output_option("json", "csv", "md")
+def list_(folder: Path | None, output: str) -> None:
+    """List stored conversations: model, tokens, bytes, how they were read, when they were used, and which names pin them.
+
+    Conversations with a common beginning share its blocks; "own" is what one alone has, and what `edgekv cache rm` frees.
+    """
+    chains = _chains(folder)
+    print_rows([_row(chain) for chain in chains], LIST_COLUMNS, output)
+    if output == "table":
+        files = {file.path: file.n_bytes for chain in chains for file in chain.files}
+        click.echo(f"{len(chains)} conversations in {len(files)} blocks, {size(sum(files.values()))} in {_folder(folder)}", err=True)
+
+
+@cache.command()
+@click.argument("id")
+@folder_option
+@output_option("json", "csv", "md")
+def show(id: str, folder: Path | None, output: str) -> None:  # noqa: A002 - its name on the command line
+    """Show the blocks of a conversation, and its first tokens by their numbers: their text is known only to the model's tokenizer."""
+    from edgekv.store.listing import find_chain, first_tokens
+
+    chain = find_chain(_chains(folder), id)
+    shown = {file.path for file in chain.own}
+    rows, first = [], 0
+    for file in chain.files:
+        rows.append({"first": first, "n": file.link.n, "bytes": file.n_bytes, "reading": file.link.reading.name.lower(),
+                     "shared": file.path not in shown, "key": file.link.key.hex(), "file": str(file.path)})
+        first += file.link.n
+    if output == "json":
+        print_json({**_row(chain), "first_tokens": first_tokens(chain, N_SHOWN), "blocks": rows})
+        return
+    if output != "csv":
+        click.echo(f"{chain.id}: {tokens(chain.n_tokens)} tokens of {chain.name}, {size(chain.n_bytes)}; it begins with the tokens "
+                   f"{' '.join(map(str, first_tokens(chain, N_SHOWN)))}\n")
+    print_rows(rows, BLOCK_COLUMNS, output)
+
+
+@cache.command()
+@click.argument("ids", metavar="[ID]...", nargs=-1)
+@option("--all", "everything", envvar="EDGEKV_CACHE_RM_ALL", is_flag=True, help="Remove every conversation.")
+@option("--model", envvar="EDGEKV_CACHE_RM_MODEL", metavar="NAME", help="Remove every conversation of the model with this name.")
+@folder_option
+def rm(ids: Sequence[str], everything: bool, model: str | None, folder: Path | None) -> None:
+    """Remove conversations. Blocks that others share stay, and so does what is pinned."""
+    from edgekv.store.listing import find_chain, remove_chains
+
+    if bool(ids) + everything + (model is not None) != 1:
+        raise ConfigError("name the IDs to remove, or --all, or --model NAME, and only one of these")
+    chains = _chains(folder)
+    if ids:
+        doomed = list({(chain := find_chain(chains, one)).leaf.path: chain for one in ids}.values())
+        if pinned := next((chain for chain in doomed if chain.pins), None):
+            raise ConfigError(f"{pinned.id} is pinned as {pinned.pins[0].name}; `edgekv cache unpin {pinned.pins[0].name}` first")
+    else:
+        doomed = [chain for chain in chains if everything or chain.name == model]
+        if model is not None and not doomed:
+            names = ", ".join(sorted({chain.name for chain in chains})) or "none"
+            raise ConfigError(f"no conversation of a model {model!r} is stored; there are: {names}")
+    removable = [chain for chain in doomed if not chain.pins]
+    n_bytes = remove_chains(removable, chains)
+    click.echo(f"{len(removable)} conversations removed, {size(n_bytes)}")
+    if len(removable) < len(doomed):
+        click.echo(f"{len(doomed) - len(removable)} are pinned and stay; `edgekv cache unpin` takes a name from one", err=True)
+
+
+@cache.command()
+@option("--remove", envvar="EDGEKV_CACHE_VERIFY_REMOVE", is_flag=True, help="Remove what is damaged.")
+@folder_option
+def verify(remove: bool, folder: Path | None) -> None:
+    """Read every block and check its rows against their checksums. The exit code is 1 where a block is damaged."""
+    from edgekv.store.files import remove_file
+    from edgekv.store.listing import check_files
+
+    n = n_bytes = n_damaged = 0
+    with progress_bar() as show_progress:
+        for n, n_files, checked in check_files(_folder(folder)):
+            show_progress("verify", n, n_files)
+            n_bytes += checked.file.n_bytes
+            if checked.refused is not None:
+                n_damaged += checked.refused.damaged
+                click.echo(f"{checked.file.path}: {checked.refused}", err=True)
+                if checked.refused.damaged and remove:
+                    remove_file(checked.file.path)
+    click.echo(f"{n} blocks, {size(n_bytes)}, {n_damaged} damaged")
+    if n_damaged:
+        then = "they were removed" if remove else "servers skip them; `edgekv cache verify --remove` removes them"
+        raise EdgeKVError(f"{n_damaged} of {n} blocks are damaged; {then}")
+
+
+@cache.command()
+@click.argument("id")
+@click.argument("name")
+@option("--ttl", envvar="EDGEKV_CACHE_PIN_TTL", type=Parsed("TIME", lambda text: parse_duration(text, "--ttl")), default="30d",
+        show_default=True, metavar="TIME", help="How long it stays: a number with s, min, h or d behind it.")
+@folder_option
+def pin(id: str, name: str, ttl: float, folder: Path | None) -> None:  # noqa: A002 - its name on the command line
+    """Keep a conversation under a name, however full the folder gets, until its time is over."""
+    from edgekv.store.listing import find_chain
+    from edgekv.store.pins import Pin, write_pin
+
+    chain = find_chain(_chains(folder), id)
+    try:
+        write_pin(_folder(folder), Pin(name, chain.leaf.root, chain.leaf.link.key, time.time() + ttl))
+    except OSError as error:
+        raise EdgeKVError(f"the pin cannot be written into {_folder(folder)}: {error.strerror}") from None
+    click.echo(f"{chain.id} is pinned as {name} for {long_duration(ttl)}")
+
+
+@cache.command()
+@click.argument("name")
+@folder_option
+def unpin(name: str, folder: Path | None) -> None:
+    """Take the name from a conversation, which then stays as long as others do."""
+    from edgekv.store.pins import read_pins, remove_pin
+
+    if not remove_pin(_folder(folder), name):
+        names = ", ".join(one.name for one in read_pins(_folder(folder))) or "none"
+        raise ConfigError(f"nothing is pinned as {name!r}; there are: {names}")
+    click.echo(f"{name} is no longer pinned")
+
+
+def _folder(folder: Path | None) -> Path:
+    return folder or default_folder()
+
+
+def _chains(folder: Path | None) -> list[Chain]:
+    from edgekv.store.listing import list_chains
+
+    return list_chains(_folder(folder))
+
+
+def _row(chain: Chain) -> dict[str, Any]:
+    return {"id": chain.id, "model": chain.name, "tokens": chain.n_tokens, "bytes": chain.n_bytes, "own_bytes": chain.own_bytes,
+            "reading": chain.reading.name.lower(), "unused_s": round(chain.unused_s(), 1), "pins": [pin.name for pin in chain.pins],
+            "note": None if chain.whole else "its beginning is gone"}

@@ -1,0 +1,249 @@
+"""A place below RAM that several machines share: a Redis-compatible server.
+
+    edgekv:ROOT:KEY              a block: the same bytes as a file's
+    edgekv:ROOT:PARENT:children  a hash: what follows a block; KEY and READING (17 bytes) -> tokens (int32, little endian)
+
+All names are in hexadecimal, ROOT is the model identity's. Everything has a time to live, renewed when it is used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, TypeVar
+
+import numpy as np
+
+from edgekv.errors import ConfigError
+from edgekv.store.blocks import BLOCK_TOKENS, KEY_BYTES, Block, Link, Reading, child_link
+from edgekv.store.format import Refused, decode, encode_header
+from edgekv.store.identity import ModelIdentity
+from edgekv.store.place import Child, Outage, Outcome, covered_tails, log
+from edgekv.store.results import PlaceStats
+
+BACK_OFF_S = 5.0
+"""Until a server that failed is asked again."""
+
+MOST_BLOCK_BYTES = 256 << 20
+"""Larger ones are not sent. How much the server keeps in all, it says itself (maxmemory, with a policy such as allkeys-lru)."""
+
+LEAST_RATE = 20e6
+"""Bytes a second: rows may take the bound of a call and so long besides. What comes slower is a miss."""
+
+MOST_CHILDREN = 1024
+"""Of a block, until those are taken out that the server has forgotten."""
+
+N_LOADERS = 2
+
+T = TypeVar("T")
+
+
+class RedisPlace:
+    """One model identity's part of a server. No call keeps its caller waiting for more than `timeout_s`, and `load` for LEAST_RATE besides."""
+
+    name = "remote"
+    ahead = 512
+
+    def __init__(self, identity: ModelIdentity, url: str, ttl_s: int, timeout_s: float, back_off_s: float = BACK_OFF_S):
+        """Does not connect yet. Raises ConfigError where `url` is none, or redis-py is not installed."""
+        self.stats = PlaceStats()
+        self._identity, self._root, self._ttl_s, self._timeout_s = identity, identity.root_key(), ttl_s, timeout_s
+        self._client = _client(url, timeout_s)
+        # Nobody waits for a write, and a socket's timeout is that of a whole block.
+        self._writing_client = _client(url, timeout_s + identity.layout.block_bytes(BLOCK_TOKENS) / LEAST_RATE)
+        where = self._client.connection_pool.connection_kwargs
+        what = f"the prefix server at {where.get('path') or '{}:{}'.format(where.get('host', 'localhost'), where.get('port', 6379))}"
+        self._asking = Outage(what, back_off_s, self.stats)
+        self._writing = Outage(what, back_off_s, self.stats)
+        self._pool = ThreadPoolExecutor(4, thread_name_prefix="edgekv-ask")
+
+    @property
+    def working(self) -> bool:
+        return self._asking.working
+
+    @property
+    def writable(self) -> bool:
+        return self._asking.working and self._writing.working
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._disconnect()
+        self._writing_client.connection_pool.disconnect()
+
+    # ---- reading ---------------------------------------------------------------------------------------------------------------------
+
+    def have(self, links: Sequence[Link]) -> list[bool]:
+        found = self._ask(lambda: self._exist(self._client, [link.key for link in links]))
+        return found or [False] * len(links)
+
+    def children(self, parent: bytes) -> list[Child]:
+        return self._ask(lambda: self._children(self._client, parent)) or []
+
+    def load(self, links: Sequence[Link]) -> list[Block | None]:
+        """Two at a time; as soon as one does not come, the others do not either."""
+        loaded: list[Block | None] = [None] * len(links)
+        if not self.working:
+            return loaded
+        n_bytes = [self._identity.layout.block_bytes(link.n) for link in links]
+        end = time.monotonic() + self._timeout_s + sum(n_bytes) / LEAST_RATE
+        pool = ThreadPoolExecutor(N_LOADERS, thread_name_prefix="edgekv-load")
+        try:
+            coming = [pool.submit(self._load_one, link) for link in links]
+            for i, future in enumerate(coming):
+                most = min(end - time.monotonic(), self._timeout_s + N_LOADERS * n_bytes[i] / LEAST_RATE)
+                loaded[i] = self._wait(future, most)
+                if loaded[i] is None:
+                    break
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        return loaded
+
+    def _load_one(self, link: Link) -> Block | None:
+        data = self._client.get(self._name(link.key))
+        if data is None:
+            return None
+        try:
+            block = decode(np.frombuffer(data, np.uint8), self._root, link, self._identity.layout)
+        except Refused as refused:
+            self._refuse(link, refused)
+            return None
+        self.stats.n_loaded_bytes += len(data)
+        return block
+
+    def _refuse(self, link: Link, refused: Refused) -> None:
+        self.stats.n_refused += 1
+        if self.stats.n_refused == 1:
+            log.warning("%s has a block that is not used: %s; more such blocks are not reported", self._asking.what, refused)
+        if refused.damaged:
+            self._client.unlink(self._name(link.key))
+
+    def _exist(self, client: Any, keys: Sequence[bytes]) -> list[bool]:
+        pipeline = client.pipeline(transaction=False)
+        for key in keys:
+            pipeline.exists(self._name(key))
+        return [bool(n) for n in pipeline.execute()]
+
+    def _children(self, client: Any, parent: bytes) -> list[Child]:
+        """Those that the server still has the rows of; what it forgot is taken out where it has become much."""
+        listed = client.hgetall(self._name(parent, ":children"))
+        children = [child for field, value in listed.items() if (child := _child(parent, field, value)) is not None]
+        there = self._exist(client, [child.link.key for child in children]) if children else []
+        if len(listed) > MOST_CHILDREN:
+            gone = [_field(child.link) for child, had in zip(children, there) if not had]
+            if gone:
+                client.hdel(self._name(parent, ":children"), *gone)
+        return [child for child, had in zip(children, there) if had]
+
+    # ---- writing ---------------------------------------------------------------------------------------------------------------------
+
+    def touch(self, chain: Sequence[Link]) -> list[Link]:
+        def expire() -> list[Link]:
+            pipeline = self._writing_client.pipeline(transaction=False)
+            for link in chain:
+                pipeline.expire(self._name(link.key), self._ttl_s)
+                pipeline.expire(self._name(link.parent, ":children"), self._ttl_s)
+            answers = pipeline.execute()
+            return [link for link, *there in zip(chain, answers[::2], answers[1::2]) if not all(there)]
+
+        return self._try(expire, self._writing) or []
+
+    def write(self, block: Block) -> Outcome:
+        if block.payload.nbytes > MOST_BLOCK_BYTES:
+            return Outcome.DECLINED
+        return self._try(lambda: self._write(block), self._writing) or Outcome.LATER
+
+    def _write(self, block: Block) -> Outcome:
+        link, listing = block.link, self._name(block.link.parent, ":children")
+        if not self._writing_client.expire(self._name(link.key), self._ttl_s):
+            data = b"".join([encode_header(block, self._identity), block.payload.data])
+            self._writing_client.set(self._name(link.key), data, ex=self._ttl_s)
+            self.stats.n_written += 1
+            self.stats.n_written_bytes += len(data)
+        tails = covered_tails(self._children(self._writing_client, link.parent), block)
+        pipeline = self._writing_client.pipeline(transaction=False)
+        pipeline.hset(listing, _field(link), block.tokens.astype("<i4").tobytes())
+        pipeline.expire(listing, self._ttl_s)
+        for tail in tails:
+            pipeline.hdel(listing, _field(tail.link))
+            pipeline.unlink(self._name(tail.link.key))
+        pipeline.execute()
+        return Outcome.WRITTEN
+
+    # ---- a server that fails ---------------------------------------------------------------------------------------------------------
+
+    def _ask(self, question: Callable[[], T]) -> T | None:
+        """The answer; None where none came in time."""
+        if not self.working:
+            return None
+        try:
+            return self._wait(self._pool.submit(question), self._timeout_s)
+        except RuntimeError:  # closed meanwhile
+            return None
+
+    def _wait(self, future: Future[T], timeout_s: float) -> T | None:
+        """redis-py bounds each read from the socket; this bounds their sum, for a server that answers byte by byte."""
+        done = self._try(lambda: (future.result(timeout_s),), self._asking)
+        return None if done is None else done[0]
+
+    def _try(self, call: Callable[[], T], outage: Outage) -> T | None:
+        """What `call` gives. Where it fails there is an outage: of the server, or, where it only refuses, the one that is named."""
+        from redis import exceptions
+
+        try:
+            answer = call()
+        except exceptions.ResponseError as error:  # full, read-only, not allowed
+            outage.failed(f"refuses: {_first_line(error)}")
+        except (FutureTimeout, exceptions.TimeoutError):
+            self._failed(f"does not answer within {self._timeout_s:g} s")
+        except Exception as error:  # whatever redis-py makes of what a broken server sends: it is a miss, never an error
+            self._failed(f"cannot be used ({_first_line(error)})")
+        else:
+            self._asking.succeeded()
+            outage.succeeded()
+            return answer
+        return None
+
+    def _failed(self, why: str) -> None:
+        self._asking.failed(why)
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        """Threads that still wait for an answer get an error instead."""
+        self._client.connection_pool.disconnect(inuse_connections=True)
+
+    def _name(self, key: bytes, more: str = "") -> str:
+        return f"edgekv:{self._root.hex()}:{key.hex()}{more}"
+
+
+def _client(url: str, timeout_s: float) -> Any:
+    try:
+        import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+    except ImportError:
+        raise ConfigError('a prefix server needs redis-py, which is not installed; install it with `pip install "edgekv[redis]"`') from None
+    try:
+        return redis.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 0),
+                                    protocol=2, socket_read_size=1 << 20)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"the address of the prefix server is {url.split('@')[-1]!r}; write redis://HOST:PORT or rediss://HOST:PORT "
+                          f"({_first_line(error)})") from None
+
+
+def _field(link: Link) -> bytes:
+    return link.key + bytes([link.reading])
+
+
+def _child(parent: bytes, field: bytes, value: bytes) -> Child | None:
+    """What a field of the hash says; None for what is none of ours."""
+    if len(field) != KEY_BYTES + 1 or field[-1] > max(Reading) or len(value) % 4 or not 4 <= len(value) <= 4 * BLOCK_TOKENS:
+        return None
+    tokens = np.frombuffer(value, "<i4").astype(np.int32)
+    link = child_link(parent, Reading(field[-1]), tokens)
+    return Child(link, tokens) if link.key == field[:-1] else None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

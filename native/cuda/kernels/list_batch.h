@@ -1,0 +1,36 @@
+// What the two ways to select rows on the device have in common: whom they select for, and where they leave lists.
+#pragma once
+
+#include "cuda/gpu.h"
+#include "kernels/select/sample.h"
+
+namespace edgekv::gpu {
+
+// What a KV head came to, summed up over query tokens.
+struct SampleTotals {
+    unsigned long long n_tokens, n_visible, n_certain;
+};
+
+// All pointers but none of the numbers are device memory. List l = (stream * n_tokens + token) * n_head_kv + head, with `stream`
+// counted in the graph.
+struct ListBatch {
+    int n_streams, first_stream;
+    int n_tokens;  // of one stream
+    int n_head_kv;
+
+    const Sight * sight; // [stream * n_tokens + token][sight_stride]
+    size_t sight_stride;
+
+    // page p of stream s (of the cache) and head h stands at h * head_stride + s * pages_per_stream + p
+    const uint8_t * pinned;
+    int page_tokens, pages_per_stream;
+    size_t head_stride;
+
+    int32_t * rows;    // out [list][stride], ascending cells
+    size_t stride;     // at least the cells in view
+    int32_t * n_rows;  // out [list]
+    SampleTotals * totals;  // [n_head_kv] added to; or null
+    char * scratch;         // 16-byte aligned; free again for the next launch on the stream
+};
+
+}  // namespace edgekv::gpu

@@ -1,0 +1,38 @@
+// Calls of the CUDA runtime, and what becomes of their errors.
+#pragma once
+
+#include <string>
+
+#include "cuda/gpu.h"
+
+namespace edgekv::gpu {
+
+// Around what is asked of the runtime: an error that stood there before stays, one that it leaves is answered here and taken away.
+class Call {
+public:
+    Call() : none_stood(cudaPeekAtLastError() == cudaSuccess) {}
+    ~Call() {
+        if (none_stood) {
+            cudaGetLastError();
+        }
+    }
+    Call(const Call &) = delete;
+    Call & operator=(const Call &) = delete;
+
+private:
+    const bool none_stood;
+};
+
+// Sentences for last_error(). refuse() returns false.
+bool refuse(const std::string & text);
+std::string sentence(cudaError_t error);
+bool ok(cudaError_t error, const char * what);           // refuses where there is an error
+void fail_later(cudaError_t error, const char * what);  // check() will tell it
+
+int attribute(cudaDeviceAttr which, int index);
+int arch_of(int index);  // 89: compute capability 8.9
+int current_device();
+
+inline cudaStream_t native(Stream stream) { return static_cast<cudaStream_t>(stream); }
+
+}  // namespace edgekv::gpu

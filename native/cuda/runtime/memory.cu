@@ -1,0 +1,116 @@
+// Device memory, pinned host memory, and copies.
+#include <algorithm>
+
+#include "cuda/runtime/call.h"
+
+namespace edgekv::gpu {
+
+namespace {
+
+std::string mib(size_t n_bytes) {
+    return std::to_string((n_bytes + (size_t(1) << 20) - 1) >> 20) + " MiB";
+}
+
+}  // namespace
+
+bool alloc(void ** out, size_t n_bytes) {
+    const Call call;
+    *out = nullptr;
+    n_bytes = std::max<size_t>(n_bytes, 1);
+    const cudaError_t error = cudaMalloc(out, n_bytes);
+    if (error == cudaErrorMemoryAllocation) {
+        size_t free = 0, total = 0;
+        cudaMemGetInfo(&free, &total);
+        *out = nullptr;
+        return refuse("the GPU has no memory for " + mib(n_bytes) + " more; " + mib(free) + " are free");
+    }
+    // the default stream zeroes; streams that do not wait for it may use the memory at once
+    if (ok(error, "device memory") && ok(cudaMemset(*out, 0, n_bytes), "device memory") &&
+        ok(cudaStreamSynchronize(nullptr), "device memory")) {
+        return true;
+    }
+    if (*out) {
+        cudaFree(*out);
+    }
+    *out = nullptr;
+    return false;
+}
+
+void free_device(void * p) {
+    if (p) {
+        const Call call;
+        ok(cudaFree(p), "release of device memory");
+    }
+}
+
+bool alloc_pinned(void ** out, size_t n_bytes) {
+    const Call call;
+    *out = nullptr;
+    const cudaError_t error = cudaHostAlloc(out, std::max<size_t>(n_bytes, 1), cudaHostAllocMapped | cudaHostAllocPortable);
+    if (error == cudaErrorMemoryAllocation) {
+        *out = nullptr;
+        return refuse("the host has no pinned memory for " + mib(n_bytes) + " more");
+    }
+    return ok(error, "pinned memory");
+}
+
+void free_pinned(void * p) {
+    if (p) {
+        const Call call;
+        ok(cudaDeviceSynchronize(), "release of pinned memory");  // operations that are queued may use it
+        ok(cudaFreeHost(p), "release of pinned memory");
+    }
+}
+
+bool pin(void * host, size_t n_bytes) {
+    const Call call;
+    const cudaError_t error = cudaHostRegister(host, n_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+    return error == cudaSuccess || refuse("pinning " + mib(n_bytes) + " of host memory was refused: " + sentence(error));
+}
+
+void unpin(void * host) {
+    const Call call;
+    ok(cudaDeviceSynchronize(), "release of pinned memory");
+    ok(cudaHostUnregister(host), "release of pinned memory");
+}
+
+bool is_pinned(const void * host) {
+    const Call call;
+    cudaPointerAttributes attributes;
+    if (cudaPointerGetAttributes(&attributes, host) != cudaSuccess) {
+        return false;
+    }
+    return attributes.type == cudaMemoryTypeHost && attributes.devicePointer == host;
+}
+
+bool copy(void * dst, const void * src, size_t n_bytes) {
+    // cudaMemcpy returns before the end where both are device memory, and where the source is pageable
+    const Call call;
+    return ok(cudaMemcpy(dst, src, n_bytes, cudaMemcpyDefault), "a copy failed") &&
+           ok(cudaStreamSynchronize(nullptr), "a copy failed");
+}
+
+bool copy_async(void * dst, const void * src, size_t n_bytes, Stream stream) {
+    const Call call;
+    return n_bytes == 0 || ok(cudaMemcpyAsync(dst, src, n_bytes, cudaMemcpyDefault, native(stream)), "a copy failed");
+}
+
+bool copy_rows_async(void * dst, size_t dst_stride, const void * src, size_t src_stride, size_t row_bytes, size_t n_rows,
+                     Stream stream) {
+    if (n_rows <= 1 || (dst_stride == row_bytes && src_stride == row_bytes)) {
+        return copy_async(dst, src, row_bytes*n_rows, stream);
+    }
+    if (row_bytes == 0) {
+        return true;
+    }
+    const Call call;
+    return ok(cudaMemcpy2DAsync(dst, dst_stride, src, src_stride, row_bytes, n_rows, cudaMemcpyDefault, native(stream)),
+              "a copy failed");
+}
+
+bool zero_async(void * dst, size_t n_bytes, Stream stream) {
+    const Call call;
+    return n_bytes == 0 || ok(cudaMemsetAsync(dst, 0, n_bytes, native(stream)), "zeroing failed");
+}
+
+}  // namespace edgekv::gpu

@@ -1,0 +1,106 @@
+/* libedgekv: what can be seen of a context at any time: limits, layers, cells, K and V, memory. */
+#ifndef EDGEKV_CONTEXT_H
+#define EDGEKV_CONTEXT_H
+
+#include "edgekv_base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* cffi: begin */
+
+/* What a context was made with. */
+typedef struct {
+    int n_ctx_seq; /* tokens of a sequence: llama_n_ctx_seq() */
+    int n_seq_max;
+    int n_batch;   /* tokens of the largest llama_decode */
+    int n_ubatch;
+} edgekv_limits;
+EDGEKV_API edgekv_limits edgekv_get_limits(const edgekv_context * ctx);
+
+/* Rotary position embedding as the context applies it; false: the model has none. */
+EDGEKV_API bool edgekv_get_rope(const edgekv_context * ctx, int * n_rot, float * freq_base, float * freq_scale);
+
+/* why a layer runs on the stock path */
+typedef enum {
+    EDGEKV_LAYER_HOOKED       = 0,
+    EDGEKV_LAYER_DISABLED     = 1,  /* EDGEKV=0 */
+    EDGEKV_LAYER_NO_CACHE     = 2,  /* no KV cache of a known kind */
+    EDGEKV_LAYER_SWA          = 3,  /* sliding window: its cache is short already */
+    EDGEKV_LAYER_RECURRENT    = 4,
+    EDGEKV_LAYER_MLA          = 5,
+    EDGEKV_LAYER_SHARED       = 6,  /* reads another layer's cache, or shares another context's cells */
+    EDGEKV_LAYER_V_TRANSPOSED = 7,  /* flash attention is off */
+    EDGEKV_LAYER_ALIBI        = 8,
+    EDGEKV_LAYER_HEAD_DIM     = 9,  /* no kernel for this head size */
+    EDGEKV_LAYER_CACHE_TYPE   = 10, /* no kernel for this cache type */
+    EDGEKV_LAYER_DEVICE       = 11, /* K and V do not lie in host memory */
+    EDGEKV_LAYER_GRAPH        = 12, /* its attention has an input the kernel does not serve; seen when its graph is built */
+} edgekv_layer_state;
+
+typedef struct {
+    edgekv_layer_state state;
+    int row;          /* this layer's row in the observation, -1 if not hooked */
+    int n_head;
+    int n_head_kv;
+    int head_dim;     /* of K */
+    int k_type;       /* enum ggml_type, -1 without a cache */
+    int v_type;
+} edgekv_layer;
+EDGEKV_API int edgekv_n_layer(const edgekv_context * ctx);
+EDGEKV_API edgekv_status edgekv_get_layer(const edgekv_context * ctx, int il, edgekv_layer * out);
+EDGEKV_API const char * edgekv_layer_state_text(edgekv_layer_state state);
+
+/* The cells of one stream in place; contents change with every decode and llama_memory_* call. Lives as long as the context. */
+typedef struct {
+    int n_cells;
+    int n_stream;
+    int n_used;
+    int used_end;             /* the last used cell + 1 */
+    int n_seq_words;
+    const int32_t * pos;      /* [n_cells], -1: empty */
+    const uint64_t * seq;     /* [n_cells][n_seq_words] */
+    const uint64_t * changed; /* [n_cells], clock time of the last change of position, sequences or K/V data */
+    uint64_t now;             /* clock time */
+    const uint8_t * labels;   /* [n_cells], bits: 1: read by a sparse prompt, 2: by a decode step that sampled, so that K and V behind the first
+                                 layer are approximate. Copies in other streams are labelled too; saved states keep the first bit only */
+} edgekv_cells;
+EDGEKV_API edgekv_status edgekv_get_cells(const edgekv_context * ctx, int stream, edgekv_cells * out);
+EDGEKV_API int edgekv_stream_of(const edgekv_context * ctx, int seq_id); /* -1: no cache */
+
+/* K or V rows of one layer, in place: element (stream, cell, head) at data + strides. Lives as long as the context. */
+typedef struct {
+    const void * data;
+    int type;              /* enum ggml_type */
+    int n_stream;
+    int n_cells;
+    int n_heads;
+    int head_dim;
+    size_t stride_stream;  /* bytes */
+    size_t stride_cell;
+    size_t stride_head;
+} edgekv_rows;
+EDGEKV_API edgekv_status edgekv_get_rows(const edgekv_context * ctx, int il, bool value, edgekv_rows * out);
+
+typedef struct {
+    size_t home_bytes;        /* K and V of all layers the seam knows */
+    size_t observation_bytes;
+    size_t workspace_bytes;
+    size_t sketch_bytes;
+    size_t arena_bytes;
+    size_t table_bytes;       /* priority, pins, page table, selection */
+    size_t device_bytes;      /* of observation, workspace, sketches, arena and tables: on the device; with the staging buffer */
+    bool pinned;              /* home is pinned memory */
+    int n_cells;              /* of all streams */
+    int n_cells_used;
+} edgekv_memory;
+EDGEKV_API edgekv_memory edgekv_get_memory(const edgekv_context * ctx);
+
+/* cffi: end */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,80 @@
+/* libedgekv: what a context is attached with, and how that changes. */
+#ifndef EDGEKV_SETTINGS_H
+#define EDGEKV_SETTINGS_H
+
+#include "edgekv_base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* cffi: begin */
+
+typedef enum {
+    EDGEKV_MODE_OFF   = 0, /* stock nodes */
+    EDGEKV_MODE_EXACT = 1, /* every visible page for each token */
+    EDGEKV_MODE_SPARSE = 2, /* the selected rows; prompts every visible page, or a part: prompt_resolution */
+    EDGEKV_MODE_EVICT  = 3, /* all pages but those that were dropped; host plane only */
+} edgekv_mode;
+
+typedef enum {
+    EDGEKV_SKETCH_NONE = 0,
+    EDGEKV_SKETCH_B3   = 1, /* 3 bits for each key channel, ranges shared by 64 tokens */
+} edgekv_sketch;
+
+/* What mode sparse reads, and how much mode evict keeps. */
+typedef struct {
+    edgekv_sketch sketch;
+    float resolution;   /* a token with more than 1/resolution of the estimated attention is read for certain, others by chance; at least 1 */
+    float share;        /* without sketches: a head attends its best pages by priority, this share of the visible ones, ... */
+    int tokens;         /* ... or where not 0, so many tokens */
+    int exact_tokens;   /* a view of the cache of at most so many cells is attended whole */
+    int sink_tokens;    /* pages with a position below this are always read, ... */
+    int recent_tokens;  /* ... and those with one of the newest so many; also what has no sketch yet, up to 63 of the newest */
+    int error_every;    /* the error of a head is estimated for one in so many tokens, the heads in turn; 0: never */
+    bool keep_rows;     /* edgekv_last_rows() knows what the last ubatch read */
+    float prompt_resolution; /* mode sparse with sketches: ubatches too long for the hook attend blocks of 64 cells; one with more than
+                                1/prompt_resolution of the estimated attention for certain, others by chance; 0: all that they see */
+    int keep_tokens;    /* mode evict: a cache made under these defaults has so many cells a stream, rounded up to 256; 0: no bound */
+} edgekv_selection;
+
+/* Where the data plane of a context runs. */
+typedef enum {
+    EDGEKV_DEVICE_HOST     = 0, /* on the processor's cores */
+    EDGEKV_DEVICE_CUDA     = 1,
+    EDGEKV_DEVICE_EMULATED = 2, /* the CUDA plane's own kernels on an emulated device, for tests */
+} edgekv_device_kind;
+
+typedef struct {
+    edgekv_device_kind kind;
+    int index;
+    size_t vram_bytes; /* for all of ours on the device: sketches, tables, attention mass, staging, arena; 0: what is free, less a margin */
+} edgekv_placement;
+
+typedef struct {
+    edgekv_mode mode;
+    int page_tokens; /* a multiple of 16 */
+    bool observe;    /* keep attention mass */
+    bool observe_prompts; /* in modes sparse and evict also that of the last tokens of prompts, 16 of each stream; host plane only */
+    edgekv_selection selection;
+    edgekv_placement placement;
+} edgekv_params;
+
+/* What contexts created from now on are attached with; null: they are not. */
+EDGEKV_API edgekv_status edgekv_set_defaults(const edgekv_params * params);
+
+/* How ubatches attend from the next one on. Decoding thread. */
+EDGEKV_API edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode);
+/* From the next ubatch on. Any thread. */
+EDGEKV_API edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe, bool observe_prompts);
+/* Takes effect at the next ubatch, which then also builds the sketches of a kind that is new. Decoding thread. */
+EDGEKV_API edgekv_status edgekv_set_selection(edgekv_context * ctx, const edgekv_selection * selection);
+EDGEKV_API edgekv_params edgekv_get_params(const edgekv_context * ctx);
+
+/* cffi: end */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

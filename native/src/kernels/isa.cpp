@@ -1,0 +1,46 @@
+#include "kernels/isa.h"
+
+#include <initializer_list>
+
+#include "kernels/simd/isa_dispatch.h"
+#include "kernels/simd/tiles.h"
+
+namespace edgekv {
+
+bool isa_supported(Isa isa) {
+    switch (isa) {
+        case Isa::portable: return true;
+#if EDGEKV_X86
+        case Isa::avx2:
+            return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+        case Isa::avx512:
+            return isa_supported(Isa::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+        case Isa::avx512bf16: return isa_supported(Isa::avx512) && has_avx512_bf16();
+        case Isa::amx: return isa_supported(Isa::avx512) && tiles_usable();
+#endif
+        default: return false;
+    }
+}
+
+Isa isa_best() {
+    for (const Isa isa : {Isa::amx, Isa::avx512bf16, Isa::avx512, Isa::avx2}) {
+        if (isa_supported(isa)) {
+            return isa;
+        }
+    }
+    return Isa::portable;
+}
+
+const char * isa_name(Isa isa) {
+    switch (isa) {
+        case Isa::portable: return "portable";
+        case Isa::avx2: return "avx2";
+        case Isa::avx512: return "avx512";
+        case Isa::avx512bf16: return "avx512bf16";
+        case Isa::amx: return "amx";
+    }
+    return "?";
+}
+
+}  // namespace edgekv

@@ -1,0 +1,13 @@
+// The instruction sets that kernels are written for, and which of them this processor has.
+#pragma once
+
+namespace edgekv {
+
+// The last two are for prompts; where they have no kernel, that of avx512 runs.
+enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, avx512bf16 = 3, amx = 4 };
+
+bool isa_supported(Isa isa);  // compiled in and present on this CPU
+Isa isa_best();
+const char * isa_name(Isa isa);
+
+}  // namespace edgekv

@@ -1,0 +1,15 @@
+// How rows of K and V and masks lie in memory, and how large a problem may be.
+#pragma once
+
+namespace edgekv {
+
+enum class CellType : int { f16 = 0, q8_0 = 1 };  // q8_0: blocks of 32 as {f16 scale; int8 x 32}
+
+enum class MaskType : int { none = 0, f16 = 1, f32 = 2 };
+
+constexpr int kMaxQueryTokens = 16;
+constexpr int kMaxGroup = 128;  // query heads that share a KV head
+constexpr int kMaxHeadsKv = 256;
+constexpr int kMaxHeadDim = 512;
+
+}  // namespace edgekv

@@ -1,0 +1,162 @@
+"""`edgekv cache`: what a folder holds, and what may be done to it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+import pytest
+from click.testing import CliRunner
+from support.prefixes import check_rows, conversation, exact, identity, reader
+
+from edgekv.cli.cache import cache
+from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.store.blocks import Reading
+from edgekv.store.files import scan
+from edgekv.store.settings import StoreSettings, default_folder
+from edgekv.store.store import PrefixStore
+
+SYSTEM = conversation(512, 0)
+TALKS = [conversation(100 * n, n, after=SYSTEM) for n in (1, 2, 3)]
+OTHER = conversation(300, 9)
+
+
+def open_store(folder, who="a model") -> PrefixStore:
+    return PrefixStore(identity(who), StoreSettings(folder=folder))
+
+
+def save(folder, tokens, who="a model", reading=Reading.EXACT):
+    store = open_store(folder, who)
+    readings = exact(tokens) + reading
+    store.save(tokens, readings, reader(tokens, readings))
+    store.close()
+    time.sleep(0.01)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for talk in TALKS:
+        save(tmp_path, talk)
+    save(tmp_path, OTHER, "another", Reading.SPARSE)
+    return tmp_path
+
+
+def n_stored(folder, tokens, who="a model") -> int:
+    return check_rows(open_store(folder, who).restore(tokens, 0, Reading.SPARSE), tokens, 0, Reading.SPARSE)
+
+
+def run(folder, command, *arguments, **environment):
+    return CliRunner().invoke(cache, [command, *arguments, "--cache-dir", str(folder)], env=environment)
+
+
+def rows(folder):
+    return json.loads(run(folder, "list", "-o", "json").stdout)
+
+
+def error_of(result, kind):
+    assert isinstance(result.exception, kind), result.output
+    return str(result.exception)
+
+
+def test_list(folder):
+    found = rows(folder)
+    assert [(row["model"], row["tokens"], row["reading"]) for row in found] == [
+        ("another", 300, "sparse"), ("a model", 812, "exact"), ("a model", 712, "exact"), ("a model", 612, "exact")]
+    assert all(0 <= row["unused_s"] < 300 and row["pins"] == [] for row in found)
+    assert found[1]["own_bytes"] > found[2]["own_bytes"] > found[3]["own_bytes"] and found[0]["own_bytes"] == found[0]["bytes"]
+    table = run(folder, "list")
+    assert "4 conversations in 8 blocks" in table.stderr
+    assert all(row["id"] in table.stdout for row in found) and "812" in table.stdout
+
+
+def test_an_empty_folder(tmp_path):
+    assert rows(tmp_path) == [] and "0 conversations in 0 blocks" in run(tmp_path, "list").stderr
+    assert run(tmp_path / "none", "list").exit_code == 0
+    assert "0 blocks" in run(tmp_path, "verify").stdout
+
+
+def test_the_folder_comes_from_the_environment_or_the_users_cache(folder, monkeypatch):
+    result = CliRunner().invoke(cache, ["list", "-o", "json"], env={"EDGEKV_CACHE_DIR": str(folder)})
+    assert len(json.loads(result.stdout)) == 4
+    monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
+    assert default_folder().parts[-2:] == ("edgekv", "prefixes")
+
+
+def test_show(folder):
+    row = rows(folder)[1]
+    shown = json.loads(run(folder, "show", row["id"][:6], "-o", "json").stdout)
+    assert shown["first_tokens"] == SYSTEM[:32].tolist()
+    assert [(block["first"], block["n"], block["shared"]) for block in shown["blocks"]] == [
+        (0, 256, True), (256, 256, True), (512, 256, False), (768, 44, False)]
+    text = run(folder, "show", row["id"]).stdout
+    assert f"{SYSTEM[0]} {SYSTEM[1]}" in text and "812" in text
+    assert len(run(folder, "show", row["id"], "-o", "csv").stdout.splitlines()) == 5
+
+
+def test_show_says_which_ids_there_are(folder):
+    assert "edgekv cache list" in error_of(run(folder, "show", "zz"), ConfigError)
+    start = next(c for c in "0123456789abcdef" if sum(row["id"].startswith(c) for row in rows(folder)) == 1)
+    assert run(folder, "show", start).exit_code == 0
+
+
+def test_rm_leaves_what_others_share(folder):
+    found = rows(folder)
+    assert "1 conversations removed" in run(folder, "rm", found[1]["id"]).stdout
+    assert [n_stored(folder, talk) for talk in TALKS] == [612, 712, 512]
+    run(folder, "rm", found[2]["id"], found[3]["id"])
+    assert [n_stored(folder, talk) for talk in TALKS] == [0, 0, 0]
+    assert n_stored(folder, OTHER, "another") == 300
+
+
+def test_rm_by_model_and_all(folder):
+    assert "another" in error_of(run(folder, "rm", "--model", "a third"), ConfigError)
+    assert "3 conversations" in run(folder, "rm", "--model", "a model").stdout
+    assert len(rows(folder)) == 1
+    run(folder, "rm", "--all")
+    assert rows(folder) == [] and not list(scan(folder))
+    assert error_of(run(folder, "rm"), ConfigError)
+    assert error_of(run(folder, "rm", "abc", "--all"), ConfigError)
+
+
+def test_pins(folder):
+    first = rows(folder)[3]
+    assert "pinned as manual for 2 d" in run(folder, "pin", first["id"], "manual", "--ttl", "2d").stdout
+    assert rows(folder)[3]["pins"] == ["manual"] and "manual" in run(folder, "list").stdout
+    assert "unpin manual" in error_of(run(folder, "rm", first["id"]), ConfigError)
+    assert "1 are pinned" in run(folder, "rm", "--all").stderr
+    assert [row["id"] for row in rows(folder)] == [first["id"]] and n_stored(folder, TALKS[0]) == 612
+    assert "manual" in error_of(run(folder, "unpin", "other"), ConfigError)
+    run(folder, "unpin", "manual")
+    run(folder, "rm", "--all")
+    assert rows(folder) == []
+
+
+def test_a_time_and_a_name_that_are_none(folder):
+    one = rows(folder)[0]["id"]
+    assert run(folder, "pin", one, "x", "--ttl", "soon").exit_code == 2
+    assert "letters" in error_of(run(folder, "pin", one, "../x"), ConfigError)
+
+
+def test_a_pinned_tail_stays_when_the_conversation_goes_on(folder):
+    run(folder, "pin", rows(folder)[3]["id"], "manual")
+    save(folder, conversation(300, 5, after=TALKS[0]))
+    assert "manual" in [pin for row in rows(folder) for pin in row["pins"]]
+
+
+def test_verify(folder):
+    result = run(folder, "verify")
+    assert result.exit_code == 0 and re.search(r"\d+ blocks, .* 0 damaged", result.stdout)
+    damaged = rows(folder)[1]["id"]
+    path = next(file.path for file in scan(folder) if file.link.key.hex().startswith(damaged))
+    path.write_bytes(path.read_bytes()[:-9])
+    result = run(folder, "verify")
+    assert "1 of 8 blocks are damaged" in error_of(result, EdgeKVError) and result.exception.exit_code == 1
+    assert str(path) in result.stderr and path.exists()
+    assert "were removed" in error_of(run(folder, "verify", "--remove"), EdgeKVError) and not path.exists()
+    assert run(folder, "verify").exit_code == 0
+
+
+def test_a_chain_whose_beginning_is_gone_says_so(folder):
+    next(file.path for file in scan(folder) if file.link.parent == identity("another").root_key()).unlink()
+    assert [row["note"] for row in rows(folder)].count("its beginning is gone") == 1

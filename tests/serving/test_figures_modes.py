@@ -1,0 +1,57 @@
+"""Figures of servers of their own: behind a key, in other modes, without a Runtime, one after the other."""
+
+from __future__ import annotations
+
+import pytest
+from support.endpoint import N_TOKENS, ask, complete, exposed, options, settled
+
+from edgekv.config import KvOptions
+from edgekv.serving.server import Server
+from edgekv.vocab import KvMode
+
+
+def test_nobody_sees_figures_without_the_key(synthetic):
+    with Server(options(synthetic("llama"), api_key="secret")) as server:
+        for path in ("/edgekv/state", "/edgekv/history", "/edgekv/map/0", "/metrics", "/slots", "/props"):
+            assert ask(server, path)[0] == ask(server, path, "wrong")[0] == 401
+            assert ask(server, path, "secret")[0] == 200
+        status, text, headers = ask(server, "/edgekv")
+        assert status == 200 and headers["Content-Type"].startswith("text/html")
+        assert "secret" not in text and server.alias not in text, "the page itself says nothing of the server"
+        assert ask(server, "/edgekv/map/1", "secret")[0] == ask(server, "/edgekv/map/x", "secret")[0] == 404
+
+
+@pytest.mark.parametrize("mode", [KvMode.OFF, KvMode.EXACT, KvMode.EVICT])
+def test_modes_without_an_arena(synthetic, mode):
+    with Server(options(synthetic("llama"), kv=KvOptions(mode=mode, keep=512))) as server:
+        complete(server, n_answer=4)
+        state = settled(server)
+        assert state["mode"] == mode.value and state["served"] and state["pages"]["arena_slots"] == 0
+        assert state["slots"][0]["n_tokens"] == server.runtime.memory().n_cells_used and state["slots"][0]["pages_arena"] == 0
+        assert server.get("/edgekv/map/0")["n_pages_used"] >= N_TOKENS // 16
+        assert ("edgekv_hit_ratio", (("by", "access"),)) not in exposed(server), "no arena, no hits"
+
+
+def test_a_server_that_nothing_hangs_on(synthetic, monkeypatch):
+    """As with EDGEKV=0: the page has something to say, and upstream's answers are as they were."""
+    from edgekv._native import core
+
+    with Server(options(synthetic("llama"))) as server:
+        monkeypatch.setattr(server, "_runtime", None)
+        complete(server, n_answer=2)
+        state = settled(server)
+        assert not state["served"] and state["mode"] == "off" and state["slots"] == []
+        assert "edgekv" not in server.get("/slots")[0] and server.get("/props")["edgekv"]["mode"] == "off"
+        assert {name for name, _ in exposed(server)} == {"edgekv_info", "edgekv_tier_bytes", "edgekv_slot_context_tokens"}
+    assert core.enabled()
+
+
+def test_nothing_is_left_when_the_server_has_ended(synthetic):
+    from edgekv._native import server as native
+
+    with Server(options(synthetic("llama"))) as server:
+        server.get("/edgekv/state")
+        assert native.asked_ms("/edgekv/state") >= 0
+    assert native.asked_ms("/edgekv/state") == -1
+    with server:  # the same object, once more
+        assert settled(server)["slots"][0]["n_tokens"] == 0

@@ -1,0 +1,197 @@
+"""The page at /edgekv, in a real browser without a window; skipped where there is none."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from typing import Any
+
+import pytest
+from support.endpoint import N_TOKENS, complete, options, settled, until
+
+from edgekv.config import KvOptions
+from edgekv.serving import page
+from edgekv.serving.server import Server
+from edgekv.vocab import KvMode
+
+SPARSE = KvOptions(mode=KvMode.SPARSE, resolution=200, exact_tokens=64)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    chromium, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+    if not chromium or not driver:
+        pytest.skip("there is no chromium with chromedriver here; apt-get install chromium chromium-driver")
+    settings = webdriver.ChromeOptions()
+    settings.binary_location = chromium
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
+        settings.add_argument(argument)
+    settings.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    opened = webdriver.Chrome(options=settings, service=webdriver.ChromeService(driver))
+    yield opened
+    opened.quit()
+
+
+@pytest.fixture
+def served(synthetic) -> Iterator[Server]:
+    with Server(options(synthetic("llama"), kv=SPARSE, parallel=2)) as server:
+        yield server
+
+
+@contextmanager
+def answering(server: Server) -> Iterator[None]:
+    """Answers run one after the other, each of another prompt."""
+    over = threading.Event()
+
+    def answer() -> None:
+        seed = 0
+        while not over.is_set():
+            complete(server, seed, N_TOKENS, 600)
+            seed += 1
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        settled(server)
+
+
+def look(browser, width: int, theme: str) -> None:
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": 1200, "deviceScaleFactor": 1, "mobile": False})
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]})
+
+
+def text(browser, selector: str) -> str:
+    """What the element says, hidden or not; empty where there is none."""
+    return browser.execute_script("return document.querySelector(arguments[0])?.textContent ?? ''", selector)
+
+
+def shown(browser, selector: str) -> bool:
+    return browser.execute_script("return document.querySelector(arguments[0])?.checkVisibility() ?? false", selector)
+
+
+COLOURS = """
+const canvas = document.querySelectorAll(".map canvas")[arguments[0]];
+if (!canvas?.width) return 0;
+const data = canvas.getContext("2d").getImageData(40, 0, canvas.width - 40, canvas.height - 20).data, found = new Set();
+for (let i = 0; i < data.length; i += 4) if (data[i + 3]) found.add(data[i] << 16 | data[i + 1] << 8 | data[i + 2]);
+return found.size;
+"""
+"""How many colours a map has."""
+
+
+def test_it_follows_an_answer(served, browser):
+    browser.get(f"{served.url}/edgekv")
+    until(lambda: shown(browser, "#main"))
+    with answering(served):
+        until(lambda: text(browser, "#status").startswith("computing"))
+        seen: set[str] = set()
+        end = time.monotonic() + 30
+        while len(seen) < 3:
+            seen.add(text(browser, "#slots .label span"))
+            assert time.monotonic() < end, f"slot 0 said only {seen}"
+            time.sleep(0.05)
+        assert max(int(browser.execute_script(COLOURS, number)) for number in range(2)) > 10, "places and levels of attention"
+        until(lambda: "%" in text(browser, "#curve-hits b"))
+    until(lambda: text(browser, "#status") == "idle")
+    state = settled(served)
+    until(lambda: text(browser, "#slots .label span") == f"{state['slots'][0]['n_tokens']:,} of 1,024 tokens")
+    assert f"{state['pages']['promoted']:,} page" in text(browser, "#moved")
+    assert len(browser.execute_script("return [...document.querySelectorAll('.map')]")) == 2
+
+
+def test_it_asks_nobody_else_and_breaks_nothing(served, browser):
+    browser.get_log("browser")  # of pages before, whose servers have ended
+    browser.get(f"{served.url}/edgekv")
+    until(lambda: shown(browser, ".map"))
+    asked = browser.execute_script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
+    assert asked and all(name.startswith(f"{served.url}/edgekv/") for name in asked)
+    said = [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+    assert not said
+    browser.execute_script("const other = document.createElement('script'); other.textContent = 'window.broken = 1'; document.body.append(other)")
+    assert browser.execute_script("return window.broken ?? 0") == 0, "its policy lets no other script run"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1600])
+def test_it_fits(served, browser, width, theme):
+    look(browser, width, theme)
+    browser.get(f"{served.url}/edgekv")
+    until(lambda: shown(browser, ".map"))
+    assert browser.execute_script("return document.documentElement.scrollWidth") == width, "nothing has to be scrolled sideways"
+    narrow = browser.execute_script("return [...document.querySelectorAll('.map canvas')].map((canvas) => canvas.clientWidth)")
+    assert min(narrow) > 250
+    ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", ground))) < 200) == (theme == "dark")
+
+
+def test_keys_are_asked_for(synthetic, browser):
+    with Server(options(synthetic("llama"), api_key="secret")) as server:
+        browser.get(f"{server.url}/edgekv")
+        until(lambda: shown(browser, "#key"))
+        assert not shown(browser, "#main")
+
+        def enter(key: str) -> None:
+            field = browser.find_element("css selector", "#key")
+            field.clear()
+            field.send_keys(key)
+            browser.find_element("css selector", "#ask-key button").click()
+
+        enter("wrong")
+        until(lambda: shown(browser, "#key-wrong"))
+        enter("secret")
+        until(lambda: shown(browser, "#main"))
+        assert not shown(browser, "#ask-key") and server.alias in text(browser, "#model")
+        browser.refresh()
+        until(lambda: shown(browser, "#main"))  # the tab knows it
+
+
+@pytest.mark.parametrize(("mode", "note"), [(KvMode.OFF, "no tiers"), (KvMode.EXACT, "")])
+def test_it_says_what_there_is_not(synthetic, browser, mode, note):
+    with Server(options(synthetic("llama"), kv=KvOptions(mode=mode))) as server:
+        browser.get(f"{server.url}/edgekv")
+        until(lambda: shown(browser, ".map"))
+        assert note in text(browser, "#note") and "nothing decoded yet" in text(browser, ".map")
+        assert text(browser, "#curve-speed") == "Nothing decoded yet." and "one tier" in text(browser, "#pages")
+        complete(server, n_answer=4)
+        until(lambda: "304 tokens" in text(browser, ".map") or "303 tokens" in text(browser, ".map"))
+
+
+# ---- without a browser ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_document_is_whole():
+    document = page.document()
+    assert "{{" not in document and not re.search(r"""(?:src|href)=["'](?!data:)""", document), "nothing is fetched for it"
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", document)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    """As WCAG 2 defines it."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_colours_can_be_told_apart(theme):
+    light, _, rest = resources.files(page).joinpath("page.css").read_text(encoding="utf-8").partition("@media (prefers-color-scheme: dark)")
+    of = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", light if theme == "light" else rest.split("}")[0]))
+    for name in ("text", "muted", "wrong"):
+        assert min(contrast(of[name], of[ground]) for ground in ("card", "ground")) >= 4.5, name
+    for name in ("home", "arena", "good", "other", "wrong", "filling", "moving", "home-strong", "arena-strong"):
+        assert contrast(of[name], of["card"]) >= 3, name

@@ -1,0 +1,199 @@
+"""Prompts begin with what was computed before: by a conversation that comes back, by another slot, by another server."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgekv.config import KvOptions
+from edgekv.serving.server import Server, ServerOptions
+from edgekv.store.settings import StoreSettings
+
+EXACT = {"mode": "exact", "policy": "none", "kv_budget": 0}
+SPARSE = {"mode": "sparse", "policy": "none", "kv_budget": 0, "exact_tokens": 256, "resolution": 16.0}
+
+
+@pytest.fixture
+def tiny(synthetic) -> Path:
+    return synthetic("llama", n_head=6, dtype="f32")
+
+
+def serve(model: Path, kv: dict = EXACT, store: StoreSettings | None = StoreSettings(), **more) -> Server:
+    return Server(ServerOptions(model, kv=KvOptions(**kv), n_ctx=more.pop("n_ctx", 2048), n_threads=1, store=store, **more))
+
+
+def ask(server: Server, tokens: list[int], n: int = 8, **more) -> dict:
+    """The answer, its tokens and where those of the prompt came from."""
+    body = json.dumps({"prompt": [int(token) for token in tokens], "n_predict": n, "temperature": 0, "return_tokens": True,
+                       "ignore_eos": True, **more}).encode()
+    request = urllib.request.Request(f"{server.url}/completion", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as response:
+        return json.load(response)
+
+
+def n_read(answer: dict) -> int:
+    return answer["timings"]["prompt_n"]
+
+
+def conversation(seed: int, n: int) -> list[int]:
+    return [1, *np.random.default_rng(seed).integers(260, 320, n - 1).tolist()]
+
+
+def sources(server: Server, tokens: list[int], n: int = 4) -> dict:
+    body = json.dumps({"prompt": tokens, "max_tokens": n, "temperature": 0}).encode()
+    request = urllib.request.Request(f"{server.url}/v1/completions", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as response:
+        usage = json.load(response)["usage"]
+    found = usage["edgekv"]["cached_tokens"]
+    assert sum(found.values()) - usage["prompt_tokens_details"]["cached_tokens"] in (0, 1)  # the last token is computed in any case
+    return found
+
+
+# ---- conversations that come back ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kv", [{"mode": "off"}, EXACT, SPARSE], ids=["off", "exact", "sparse"])
+def test_conversations_that_take_turns_are_read_once(tiny, kv):
+    """Three of them on one slot, and the answers are those of a server that reads everything again."""
+    turns = [(seed, length) for length in (500, 530, 700) for seed in range(3)]
+    with serve(tiny, kv) as server:
+        grown = {seed: [] for seed in range(3)}
+        kept = []
+        for seed, length in turns:
+            prompt = grown[seed] + conversation(seed, length)[len(grown[seed]):]
+            answer = ask(server, prompt)
+            assert n_read(answer) == max(1, len(prompt) - len(grown[seed]) + (1 if grown[seed] else 0)) or not grown[seed]
+            kept.append((prompt, answer["tokens"]))
+            grown[seed] = prompt + answer["tokens"][:-1]
+        (stats,) = server.prefixes.stats()
+        assert stats.ram.hit_tokens > 3 * 1000 and stats.n_dropped == 0
+    if kv is not SPARSE:  # whose samples of one text differ with what was decoded before
+        with serve(tiny, kv, store=None) as server:
+            for prompt, tokens in kept:
+                assert ask(server, prompt, cache_prompt=False)["tokens"] == tokens
+
+
+def test_where_the_tokens_came_from_is_said(tiny, tmp_path):
+    one, two = conversation(1, 600), conversation(2, 600)
+    where = StoreSettings(ram_bytes=64 << 20, folder=tmp_path)
+    with serve(tiny, store=where) as server:
+        assert sources(server, one) == {"slot": 0, "shared": 0, "ram": 0, "disk": 0, "remote": 0}
+        assert sources(server, [*one, 300])["slot"] >= 600
+        sources(server, two)
+        assert sources(server, one)["ram"] == 600
+        server.prefixes.flush()
+    with serve(tiny, store=where) as server:  # after a restart
+        assert sources(server, two)["disk"] == 600
+        found = sources(server, one[:400])
+        assert found["disk"] == 400
+        assert sources(server, two[:300] + one[:10]) == {"slot": 0, "shared": 0, "ram": 300, "disk": 0, "remote": 0}
+
+
+def test_what_a_sample_read_is_not_taken_for_exact(tiny, tmp_path):
+    where = StoreSettings(folder=tmp_path)
+    prompt = conversation(3, 600)
+    with serve(tiny, SPARSE, where) as server:
+        answer = ask(server, prompt, 30)
+        server.prefixes.flush()
+    longer = [*prompt, *answer["tokens"][:-1]]
+    with serve(tiny, EXACT, where) as server:
+        assert sources(server, longer)["disk"] == 600  # the prompt was read exactly
+    with serve(tiny, SPARSE, where) as server:
+        assert sources(server, longer)["disk"] == len(longer)
+
+
+def test_other_types_are_other_rows(tiny, tmp_path):
+    where, prompt = StoreSettings(folder=tmp_path), conversation(4, 300)
+    with serve(tiny, EXACT, where) as server:
+        ask(server, prompt)
+        server.prefixes.flush()
+    with serve(tiny, EXACT | {"type_k": "q8_0", "type_v": "q8_0"}, where) as server:
+        assert sources(server, prompt)["disk"] == 0
+    with serve(tiny, EXACT, where, extra=("--rope-scaling", "linear", "--rope-scale", "2")) as server:
+        assert sources(server, prompt)["disk"] == 0
+    with serve(tiny, EXACT, where) as server:
+        assert sources(server, prompt)["disk"] == 300
+
+
+# ---- slots -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_beginning_that_all_share_is_read_once(tiny):
+    """Eight requests at the same time with the same system prompt."""
+    common = conversation(5, 1024)
+    prompts = [common + conversation(50 + i, 40)[1:] for i in range(8)]
+    with serve(tiny, n_slots=8) as server, ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda prompt: ask(server, prompt), prompts))
+        assert sum(map(n_read, answers)) < 1024 + 8 * 300
+        (stats,) = server.prefixes.stats()
+        assert stats.ram.n_bytes < 2 * 1024 * server.prefixes.token_bytes() + 8 * 256 * server.prefixes.token_bytes()
+    with serve(tiny, n_slots=1, store=None) as server:
+        for prompt, answer in zip(prompts, answers):
+            assert ask(server, prompt, cache_prompt=False)["tokens"] == answer["tokens"]
+
+
+def test_slots_of_one_cache_share_cells(tiny):
+    common = conversation(6, 600)
+    with serve(tiny, n_slots=4, extra=("--kv-unified",), store=None) as server:
+        alone = ask(server, common, id_slot=0)
+        used = server.runtime.memory().n_cells_used
+        for slot in (1, 2, 3):
+            more = common + conversation(60 + slot, 20)[1:]
+            answer = ask(server, more, id_slot=slot)
+            assert n_read(answer) == 19
+        assert server.runtime.memory().n_cells_used < used + 3 * 40
+        assert ask(server, common, id_slot=2)["tokens"] == alone["tokens"]
+
+
+@pytest.mark.parametrize("kv", [EXACT, SPARSE], ids=["exact", "sparse"])
+def test_conversations_on_few_slots(tiny, kv):
+    """Eight conversations on two slots, mixed: each grows by what is new, and no token is read twice."""
+    rng = np.random.default_rng(7)
+    grown: dict[int, list[int]] = {}
+    with serve(tiny, kv, n_slots=2) as server:
+        for turn in range(30):
+            seed = int(rng.integers(8))
+            before = grown.get(seed, [])
+            prompt = [*(before or [1]), *rng.integers(260, 320, 60).tolist()]
+            answer = ask(server, prompt, 6)
+            assert n_read(answer) <= 61 + (0 if before else 1), (turn, seed)
+            grown[seed] = prompt + answer["tokens"][:-1]
+        last = {seed: ask(server, tokens, 4)["tokens"] for seed, tokens in grown.items()}
+    if kv is EXACT:
+        with serve(tiny, kv, store=None) as server:
+            assert {seed: ask(server, tokens, 4, cache_prompt=False)["tokens"] for seed, tokens in grown.items()} == last
+
+
+# ---- what is not kept ------------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_that_were_moved_are_not_kept(tiny):
+    """A context shift leaves K and V that their tokens alone do not give."""
+    prompt = conversation(8, 400)
+    with serve(tiny, n_ctx=512, extra=("--context-shift",)) as server:
+        shifted = ask(server, prompt, 300, n_keep=100)
+        assert shifted["truncated"]
+        ask(server, conversation(9, 300))
+        again = ask(server, prompt, 4)
+        assert again["timings"]["cache_n"] == 399 and again["tokens"] == shifted["tokens"][:4]
+        moved = ask(server, prompt[:100] + prompt[250:], 4)
+        assert moved["timings"]["cache_n"] == 100
+
+
+@pytest.fixture
+def warnings_of(caplog) -> Iterator[pytest.LogCaptureFixture]:
+    with caplog.at_level("WARNING", logger="edgekv"):
+        yield caplog
+
+
+def test_a_cache_that_cannot_be_kept_is_named(synthetic, warnings_of):
+    with serve(synthetic("gemma2")) as server:
+        ask(server, conversation(1, 300))
+        assert sources(server, conversation(1, 300))["ram"] == 0
+    assert "prefixes are not kept" in warnings_of.text and warnings_of.text.count("prefixes are not kept") == 1

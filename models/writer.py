@@ -43,12 +43,14 @@ def write_model(shape: ModelShape, path: Path, weight_type: str = WEIGHT_TYPES[0
     It grows as `<path>.part` and gets its name when it is complete; an interrupt or an error removes it. Raises ConfigError for a
     type or path that cannot be, DoesNotFit where the disk has no room for it.
     """
+    _check_type(weight_type)
     return _whole(shape, path, weight_type, lambda writer, total: _write_tensors(writer, shape, path, weight_type, seed, progress, total))
 
 
 def write_header(shape: ModelShape, path: Path, weight_type: str = WEIGHT_TYPES[0]) -> Path:
     """Write the header alone: it says what tensors there are, and holds none of them. `edgekv plan` reads such a file; nothing can run
     it. Raises as `write_model` does."""
+    _check_type(weight_type)
     return _whole(shape, path, weight_type, lambda writer, total: None, header_only=True)
 
 
@@ -58,14 +60,17 @@ def write_empty(shape: ModelShape, path: Path, weight_type: str) -> Path:
     return _whole(shape, path, weight_type, lambda writer, total: _extend(writer.fout[0], total))
 
 
+def _check_type(weight_type: str) -> None:
+    if weight_type not in WEIGHT_TYPES:
+        raise ConfigError(f"there is no weight type {weight_type!r}; use one of: {', '.join(WEIGHT_TYPES)}")
+
+
 def _extend(file: BinaryIO, n_bytes: int) -> None:
     file.truncate(file.tell() + n_bytes)
 
 
 def _whole(shape: ModelShape, path: Path, weight_type: str, body: Callable[[gguf.GGUFWriter, int], None], header_only: bool = False) -> Path:
     """A header and what `body` writes behind it, all of it or nothing. body: the writer, bytes of all tensors with their padding."""
-    if weight_type not in WEIGHT_TYPES and weight_type.upper() not in gguf.GGMLQuantizationType.__members__:
-        raise ConfigError(f"there is no weight type {weight_type!r}; use one of: {', '.join(WEIGHT_TYPES)}")
     if path.exists():
         raise ConfigError(f"{path} exists; remove it, or name another file with -o")
     if not path.parent.is_dir():

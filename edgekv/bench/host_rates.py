@@ -67,12 +67,12 @@ def read_rate(n_threads: int) -> float:
     """Bytes a second that `n_threads` read of memory, each its own part, in a row."""
     parts = [np.ones(64 * MIB // 8, np.uint64) for _ in range(n_threads)]
     with ThreadPoolExecutor(n_threads) as pool:
-        def once() -> float:
+        seconds: list[float] = []
+        while len(seconds) <= _LEAST_STEPS or sum(seconds) < _PATIENCE_S:
             began = time.perf_counter()
             list(pool.map(np.max, parts))
-            return time.perf_counter() - began
-
-        return sum(part.nbytes for part in parts) / min(once() for _ in range(4))
+            seconds.append(time.perf_counter() - began)
+        return sum(part.nbytes for part in parts) / min(seconds)
 
 
 # ---- weights --------------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import logging
 import re
 import shutil
 import tempfile
@@ -24,17 +24,31 @@ _NO_MMAP = 0
 def reserved_compute(model: ModelFile, kv: KvOptions, n_ctx: int, n_slots: int) -> int:
     """Bytes for a context on the processor as `edgekv serve` opens it. The weights need not be there. Raises ModelError where llama.cpp
     cannot read the header."""
-    lines: list[str] = []
-    collect = llama_cpp.llama_log_callback(lambda level, text, data: lines.append(text.decode(errors="replace")))
-    before, data = llama_cpp.ggml_log_callback(), ctypes.c_void_p()
-    llama_cpp.llama_log_get(ctypes.byref(before), ctypes.byref(data))
-    llama_cpp.llama_log_set(collect, ctypes.c_void_p())
+    heard = _Heard()
+    upstream, printed = (logging.getLogger(name) for name in ("edgekv.llama.cpp", "llama-cpp-python"))
+    levels = upstream.level, printed.level
+    upstream.addHandler(heard)
+    upstream.setLevel(logging.INFO)
+    printed.setLevel(logging.ERROR)  # or it goes to standard error too
     try:
         with tempfile.TemporaryDirectory(prefix="edgekv-") as folder:
-            _reserve(_with_holes(model, Path(folder)), kv, n_ctx, n_slots, lines)
+            _reserve(_with_holes(model, Path(folder)), kv, n_ctx, n_slots, heard.lines)
     finally:
-        llama_cpp.llama_log_set(before, data)
-    return round(sum(float(size) for line in lines for size in _SIZE.findall(line)) * (1 << 20))
+        upstream.removeHandler(heard)
+        upstream.setLevel(levels[0])
+        printed.setLevel(levels[1])
+    return round(sum(float(size) for line in heard.lines for size in _SIZE.findall(line)) * (1 << 20))
+
+
+class _Heard(logging.Handler):
+    """What llama.cpp said, line by line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
 
 
 def _with_holes(model: ModelFile, folder: Path) -> Path:

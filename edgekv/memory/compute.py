@@ -8,7 +8,7 @@ from edgekv.models.geometry import ModelFile
 
 _F32, _F16 = 4, 2
 
-CLOSE = frozenset({"llama", "qwen2", "qwen3", "mistral3", "deci", "lfm2"})
+CLOSE = frozenset({"llama", "deci", "qwen3", "qwen3moe", "gemma2", "gemma3", "lfm2"})
 """Architectures whose graphs the formula was compared with."""
 
 
@@ -16,8 +16,9 @@ def compute_bytes(model: ModelFile, n_ctx: int, n_slots: int, n_ubatch: int) -> 
     """Bytes for ubatches of up to `n_ubatch` tokens in `n_slots` sequences of `n_ctx` tokens on the processor, and whether the formula was
     compared with this architecture.
 
-    The widest point of such a graph is the feed-forward network: its two halves and their product, and four times the residual stream.
-    The masks of all cells lie beside it, in f16 as flash attention reads them, one for each cache.
+    The widest point of such a graph is the feed-forward network: its two halves and their product, three times the residual stream, and what
+    the queries left free. The masks of all cells lie beside it, in f16 as flash attention reads them, one for each cache, and the logits
+    of one token of each slot.
     """
     shape, get = model.geometry, model.header.value
     arch = shape.architecture
@@ -32,7 +33,8 @@ def compute_bytes(model: ModelFile, n_ctx: int, n_slots: int, n_ubatch: int) -> 
         per_expert = int(get(f"{arch}.expert_feed_forward_length", widest))
         activations = 2 * n_used * (shape.n_embd + per_expert)
     else:
-        activations = 3 * widest + (3 if shape.recurrent_bytes else 4) * shape.n_embd
-    attending = max(shape.n_head) * shape.head_dim_k + 2 * max(shape.n_head_kv, default=0) * shape.head_dim_k + 3 * shape.n_embd
+        rest = 0 if shape.recurrent_bytes else max(shape.n_embd, max(shape.n_head) * shape.head_dim_k)
+        activations = 3 * widest + 3 * shape.n_embd + rest
+    attending = (2 * max(shape.n_head) + 3 * max(shape.n_head_kv)) * shape.head_dim_k  # queries and keys before and after RoPE, values
     logits = _F32 * shape.n_vocab * n_slots
-    return masks + max(n_tokens * _F32 * max(activations, attending), logits), arch in CLOSE and not n_used
+    return masks + n_tokens * _F32 * max(activations, attending) + logits, arch in CLOSE

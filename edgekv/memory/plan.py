@@ -4,7 +4,7 @@ to take and why. From the model's header, this machine's free memory and its mea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgekv.amounts import size
@@ -13,7 +13,7 @@ from edgekv.errors import DoesNotFit
 from edgekv.memory.allocations import HOST, NATIVE_BYTES, Part, device_parts, home_bytes, host_parts, total
 from edgekv.memory.device_fit import DeviceRoom, choose_device_context, device_plan
 from edgekv.memory.device_roofline import DeviceRoofline
-from edgekv.memory.fit import choose_context, in_tokens, largest_context, rounded, sparse_layers
+from edgekv.memory.fit import COMPUTE_BYTES, choose_context, in_tokens, largest_context, rounded, sparse_layers
 from edgekv.memory.host_rates import HostRates
 from edgekv.memory.roofline import DEPTHS, LEAST_TOKENS_PER_S, HostRoofline, Speed, depth_at
 from edgekv.models.geometry import Geometry, ModelFile
@@ -136,7 +136,7 @@ def make_plan(request: Request, host: HostRates | None, device: Rates | None = N
     return Plan(
         str(shape.path), shape.architecture, shape.file_type, shape.n_params, shape.n_ctx_train,
         shape.kv_bytes_per_token(kv.cache.type_k.value, kv.cache.type_v.value), kv.mode.value, n_ctx, request.n_slots, place, free, parts,
-        problem or _problem(request, n_ctx, kv, parts), limits, users(request, kv), speeds, len(sparse_layers(shape)), shape.n_layer,
+        _problem(request, n_ctx, kv, parts) or problem, limits, users(request, kv), speeds, len(sparse_layers(shape)), shape.n_layer,
         recommended.value, why, _sentence(request, limits), tuple(_flags(request, n_ctx, recommended)), tuple(notes))
 
 
@@ -256,9 +256,8 @@ def _flags(request: Request, n_ctx: int, mode: KvMode) -> Iterator[str]:
     yield from ("--device", "cpu" if request.room is None else "cuda")
 
 
-def with_measured(plan: Plan, measured: dict[str, int]) -> Plan:
-    """The plan with what was found allocated, by the part's name."""
-    from edgekv.memory.allocations import MEASURED
-
-    return replace(plan, parts=tuple(replace(part, bytes=measured[part.name], how=MEASURED) if part.name in measured else part
-                                     for part in plan.parts))
+def fitting_context(model: Geometry, available: int) -> int:
+    """Tokens, up to those that the model was trained for, whose K and V fit on the host beside the weights; 0 where those do not fit."""
+    exact, fixed = KvOptions(), model.tensor_bytes + model.recurrent_bytes + COMPUTE_BYTES
+    fits = largest_context(lambda n: home_bytes(model, n, exact) + fixed <= available, model.n_ctx_train)
+    return min(model.n_ctx_train, fits)

@@ -75,7 +75,8 @@ def synth(shape: str, output: Path | None, weight_type: str, layers: int | None,
     if layers is not None and found.attending:
         found = replace(found, attending=tuple(il for il in found.attending if il < layers))
     found = replace(found, n_layer=layers or found.n_layer, n_ctx_train=ctx_train or found.n_ctx_train)
-    path = output or Path("-".join(["synthetic", found.name, *([f"{layers}-layers"] if layers else []), *(["header"] if header_only else []), f"{weight_type}.gguf"]))
+    parts = ["synthetic", found.name, *([f"{layers}-layers"] if layers else []), *(["header"] if header_only else []), f"{weight_type}.gguf"]
+    path = output or Path("-".join(parts))
     if header_only:
         click.echo(write_header(found, path, weight_type))
         return

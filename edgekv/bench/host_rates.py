@@ -8,8 +8,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,12 +27,15 @@ from edgekv.models.shapes import ModelShape, row_bytes
 from edgekv.models.writer import write_empty, write_model
 from edgekv.vocab import KvMode
 
+T = TypeVar("T")
+
 Say = Callable[[str], None]
 
 _WEIGHT_BYTES = 64 * MIB  # well above the caches of most processors
 _PROMPT_TOKENS = 64
-_DEEP, _SHALLOW, _BATCH = 2048, 256, 512
+_DEEP, _SHALLOW, _BATCH = 2048, 256, 256
 _N_HEAD_KV, _N_LAYER = 2, 4
+_CHEAP = 256  # numbers of the query heads of a KV head
 _LEAST_STEPS, _PATIENCE_S = 2, 0.2
 _FEW, _MANY = 500.0, 32_000.0
 """Two resolutions of mode sparse, whose difference is the time of a row."""
@@ -43,20 +47,22 @@ _FLOOR = 1e-3
 
 def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, say: Say = lambda what: None, again: bool = False) -> HostRates:
     """The rates for a model: from the file of this machine's, and measured where it has none, which `say` is told. `again` measures all."""
-    kept = Kept(n_threads, _native.info()["isa"])
+    kept = Kept(n_threads, _native.isa())
     shape = attention_shape(model.geometry, kv)
 
-    def found(name: str, known: object, measure: Callable[[], object]) -> object:
-        if known is None or again:
-            say(f"measuring this machine once: {name}")
-            known = measure()
-            kept.keep(name, known)
-        return known
+    def found(name: str, known: T | None, measure: Callable[[], T]) -> T:
+        if known is not None and not again:
+            return known
+        say(f"measuring this machine once: {name}")
+        measured = measure()
+        kept.keep(name, measured)
+        return measured
 
     read = found("read", kept.read(), lambda: read_rate(n_threads))
     attention = found(f"attention {shape.name}", kept.attention(shape), lambda: attention_rates(shape, n_threads))
-    weights = {kind: found(f"weights {kind}", kept.weights(kind), lambda kind=kind: weight_rates(kind, n_threads, attention.layer))
-               for kind in measured_types(model)}
+    weights: dict[str, WeightRates] = {}
+    for kind in measured_types(model):
+        weights[kind] = found(f"weights {kind}", kept.weights(kind), partial(weight_rates, kind, n_threads, attention.layer))
     return HostRates(n_threads, read, weights, attention)
 
 
@@ -98,12 +104,15 @@ def _weights_shape(n_layer: int) -> ModelShape:
     return ModelShape("weights", "llama", n_layer, 2048, 8192, 16, 4, 128, 512, 4096, 10_000.0)
 
 
-def _best(decoder: Decoder, n_tokens: int, depth: int) -> float:
+def _best(decoder: Decoder, n_tokens: int, depth: int, cold: np.ndarray | None = None) -> float:
     """Seconds of the fastest of the steps behind `depth` tokens that a short while allows: other programs make any of them slower, and
-    none faster. The first is not counted."""
-    seconds: list[float] = []
-    while len(seconds) <= _LEAST_STEPS or sum(seconds) < _PATIENCE_S:
+    none faster. The first is not counted. cold: read before each step, so that the caches hold nothing of the last one, as after the
+    weights of a model."""
+    began, seconds = time.perf_counter(), list[float]()
+    while len(seconds) <= _LEAST_STEPS or time.perf_counter() < began + _PATIENCE_S:
         decoder.rewind(depth)
+        if cold is not None:
+            cold.max()
         seconds.append(decoder.decode([300 + len(seconds) % 8] * n_tokens))
     decoder.rewind(depth)
     return min(seconds[1:])
@@ -118,7 +127,7 @@ def attention_rates(shape: AttentionShape, n_threads: int) -> AttentionRates:
     heads = ModelShape("heads", "llama", _N_LAYER, 64, 64, n_head_kv * shape.group, n_head_kv, shape.head_dim, 384, 4096, 10_000.0)
     with tempfile.TemporaryDirectory(prefix="edgekv-") as folder:
         path = write_model(heads, Path(folder) / "heads.gguf", "f16")
-        with decoder_of(path, kv=KvMode.EXACT, n_ctx=_DEEP + 256, n_batch=_BATCH, n_ubatch=_BATCH, n_threads=n_threads, kv_budget=None,
+        with decoder_of(path, kv=KvMode.EXACT, n_ctx=depth_read(shape) + 256, n_batch=_BATCH, n_ubatch=_BATCH, n_threads=n_threads, kv_budget=None,
                         n_threads_batch=n_threads, n_gpu_layers=0, type_k=shape.type_k, type_v=shape.type_v, device="cpu") as decoder:
             return _Attention(decoder, _N_LAYER * n_head_kv, shape).rates()
 
@@ -126,31 +135,34 @@ def attention_rates(shape: AttentionShape, n_threads: int) -> AttentionRates:
 class _Attention:
     def __init__(self, decoder: Decoder, n_heads: int, shape: AttentionShape):
         self.decoder, self.n_heads, self.shape = decoder, n_heads, shape
-        self.tokens = np.random.default_rng(0).integers(260, 350, _DEEP).tolist()
+        self.deep = depth_read(shape)
+        self.cold = np.ones(_WEIGHT_BYTES // 8, np.uint64)
+        self.tokens = np.random.default_rng(0).integers(260, 350, self.deep).tolist()
 
     def rates(self) -> AttentionRates:
         self._mode(KvMode.EXACT)
         prompt_exact = self._prompt(self.decoder)
         few, n_few = self._sparse(_FEW)
         many, n_many = self._sparse(_MANY)
-        exact, base = self._step(KvMode.EXACT)
-        self._mode(KvMode.OFF)
+        deep = {mode: self._step(mode, self.deep) for mode in (KvMode.EXACT, KvMode.OFF)}
+        shallow = {mode: self._step(mode, _SHALLOW) for mode in (KvMode.EXACT, KvMode.OFF)}
+        exact, base = self._line(shallow[KvMode.EXACT], deep[KvMode.EXACT])
+        stock, _ = self._line(shallow[KvMode.OFF], deep[KvMode.OFF])
         prompt_stock = self._prompt(self.decoder)
-        stock = min(self._step(KvMode.OFF)[0], self._without_flash())
         row = max((many - few) / (self.n_heads * max(1.0, n_many - n_few)), exact / 2)
-        scan = max((few - base) / (self.n_heads * _DEEP) - row * n_few / _DEEP, _FLOOR * exact)
-        return AttentionRates(base / _N_LAYER, stock, exact, row, scan, prompt_stock, prompt_exact)
+        scan = max((few - base) / (self.n_heads * self.deep) - row * n_few / self.deep, _FLOOR * exact)
+        return AttentionRates(base / _N_LAYER, min(stock, self._without_flash()), exact, row, scan, prompt_stock, prompt_exact)
 
     def _prompt(self, decoder: Decoder) -> float:
         """Read everything in. Returns the seconds that a token takes longer for each cell before it, of one head: the last chunk against
         the first."""
         decoder.rewind(0)
-        chunks = [self.tokens[first : first + _BATCH] for first in range(0, _DEEP, _BATCH)]
+        chunks = [self.tokens[first : first + _BATCH] for first in range(0, self.deep, _BATCH)]
         first = min(self._again(decoder, chunks[0], 0) for _ in range(2))
         for chunk in chunks[1:-1]:
             decoder.decode(chunk)
-        last = min(self._again(decoder, chunks[-1], _DEEP - _BATCH) for _ in range(2))
-        return max(last - first, _FLOOR * last) / (_BATCH * self.n_heads * (_DEEP - _BATCH))
+        last = min(self._again(decoder, chunks[-1], self.deep - _BATCH) for _ in range(2))
+        return max(last - first, _FLOOR * last) / (_BATCH * self.n_heads * (self.deep - _BATCH))
 
     def _again(self, decoder: Decoder, chunk: list[int], depth: int) -> float:
         decoder.rewind(depth)
@@ -163,26 +175,21 @@ class _Attention:
         runtime.configure(runtime.options.with_(mode=mode, **_NO_TIERS, **changes))
         return runtime
 
-    def _step(self, mode: KvMode) -> tuple[float, float]:
-        """Seconds of one more cell, and of a step without any."""
+    def _step(self, mode: KvMode, depth: int) -> float:
         self._mode(mode)
-        return self._line(self.decoder)
+        self.decoder.rewind(depth)
+        return _best(self.decoder, 1, depth, self.cold)
 
-    def _line(self, decoder: Decoder) -> tuple[float, float]:
-        """Through the times of a step behind many tokens and behind few. The few are read anew, and the many are there again after it."""
-        deep = _best(decoder, 1, _DEEP)
-        decoder.rewind(_SHALLOW)
-        shallow = _best(decoder, 1, _SHALLOW)
-        for first in range(_SHALLOW, _DEEP, _BATCH):
-            decoder.decode(self.tokens[first : min(first + _BATCH, _DEEP)])
-        per_cell = max((deep - shallow) / (_DEEP - _SHALLOW), _FLOOR * deep / _DEEP)
+    def _line(self, shallow: float, deep: float) -> tuple[float, float]:
+        """Through the seconds of a step behind few tokens and behind many: of one more cell of a head, and of a step without any."""
+        per_cell = max((deep - shallow) / (self.deep - _SHALLOW), _FLOOR * deep / self.deep)
         return per_cell / self.n_heads, max(shallow - per_cell * _SHALLOW, _FLOOR * shallow)
 
     def _sparse(self, resolution: float) -> tuple[float, float]:
         """Seconds of a step, and the rows that a head read in it."""
         runtime = self._mode(KvMode.SPARSE, resolution=resolution)
         before = runtime.selection()
-        seconds = _best(self.decoder, 1, _DEEP)
+        seconds = _best(self.decoder, 1, self.deep, self.cold)
         return seconds, runtime.selection().since(before).rows_per_head
 
     def _without_flash(self) -> float:
@@ -190,9 +197,17 @@ class _Attention:
         if self.shape.type_v != "f16":
             return math.inf
         try:
-            with beside(self.decoder, _DEEP + 256, flash_attn=False) as other:
+            with beside(self.decoder, self.deep + 256, flash_attn=False) as other:
                 other.set_threads(self.decoder.llama.context_params.n_threads)
-                self._prompt(other)
-                return self._line(other)[0]
+                for first in range(0, self.deep, _BATCH):
+                    other.decode(self.tokens[first : first + _BATCH])
+                deep = _best(other, 1, self.deep, self.cold)
+                other.rewind(_SHALLOW)
+                return self._line(_best(other, 1, _SHALLOW, self.cold), deep)[0]
         except ContextError:
             return math.inf
+
+
+def depth_read(shape: AttentionShape) -> int:
+    """Tokens that are read in: fewer where each costs more. Mode sparse selects from 768 on."""
+    return _DEEP if shape.head_dim * shape.group <= _CHEAP else _DEEP // 2

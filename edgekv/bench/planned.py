@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 
+class Measuring:
+    """What may be measured for a plan. compute: llama.cpp's work buffers too; again: rates that are kept; say: told what is measured."""
+
+    def __init__(self, say: Say = lambda what: None, compute: bool = False, again: bool = False):
+        self.say, self.compute, self.again = say, compute, again
+
+
 def plan_here(
     path: Path, kv: KvOptions, n_ctx: int | None = None, n_slots: int = 1, store_bytes: int = 0, n_threads: int | None = None,
     measuring: Measuring | None = None,
@@ -38,11 +45,12 @@ def plan_here(
     if placement.room is not None:
         from edgekv.memory.calibration import calibrate
 
-        rates = calibrate(placement.kind, placement.index, bool(measuring and measuring.again)) if placement.kind is DeviceKind.CUDA else None
-        return make_plan(request, None, rates)
+        again = bool(measuring and measuring.again)
+        return make_plan(request, None, calibrate(placement.kind, placement.index, again) if placement.kind is DeviceKind.CUDA else None)
     if measuring is None:
         return make_plan(request, kept_rates(model, kv, n_threads))
-    notes = []
+    notes: list[str] = []
+    rates: HostRates | None = None
     if measuring.compute:
         from edgekv.bench.reserve import reserved_compute
 
@@ -53,17 +61,9 @@ def plan_here(
     try:
         rates = measured_rates(model, kv, n_threads, measuring)
     except EdgeKVError as error:  # an answer about memory is one without speeds too
-        rates = None
         notes.append(f"the speeds could not be measured: {error}")
     plan = make_plan(request, rates)
     return replace(plan, notes=(*plan.notes, *notes))
-
-
-class Measuring:
-    """What may be measured for a plan. compute: llama.cpp's work buffers too; again: rates that are kept; say: told what is measured."""
-
-    def __init__(self, say: Say = lambda what: None, compute: bool = False, again: bool = False):
-        self.say, self.compute, self.again = say, compute, again
 
 
 def measured_rates(model: ModelFile, kv: KvOptions, n_threads: int, measuring: Measuring) -> HostRates:
@@ -79,4 +79,4 @@ def kept_rates(model: ModelFile, kv: KvOptions, n_threads: int) -> HostRates | N
     from edgekv import _native
     from edgekv.memory.host_rates import kept_for
 
-    return kept_for(model, kv, n_threads, _native.info()["isa"])
+    return kept_for(model, kv, n_threads, _native.isa())

@@ -3,6 +3,7 @@ compared with a measurement."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from edgekv.config import KvOptions
@@ -50,5 +51,5 @@ class DeviceRoofline:
 
 def hit_share(hot: float) -> float:
     """Rows of mode sparse that are read from the arena, where it holds the share `hot` of the pages."""
-    (x0, y0), (x1, y1) = next(pair for pair in zip(_HOT, _HOT[1:]) if hot <= pair[1][0])
+    (x0, y0), (x1, y1) = next(pair for pair in pairwise(_HOT) if hot <= pair[1][0])
     return y0 + (y1 - y0) * (hot - x0) / (x1 - x0)

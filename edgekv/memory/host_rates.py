@@ -90,7 +90,7 @@ class Kept:
         self._machine = f"{cpu_family()}; {isa} kernels; {n_threads} threads; EdgeKV {__version__}"
 
     def read(self) -> float | None:
-        value = self._mine().get("read")
+        value: Any = self._mine().get("read")
         return float(value) if _is_rate(value) else None
 
     def weights(self, kind: str) -> WeightRates | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from edgekv.amounts import size
@@ -122,7 +123,7 @@ class Plan:
 
 def make_plan(request: Request, host: HostRates | None, device: Rates | None = None) -> Plan:
     """host, device: measured rates; without them there are no speeds."""
-    shape, notes = request.shape, []
+    shape, notes = request.shape, list[str]()
     kv = in_tokens(shape, request.kv)
     n_ctx, note, problem = _context(request, kv)
     notes += [note] if note else []
@@ -193,11 +194,16 @@ def _speeds(request: Request, roofline: Callable[[KvMode, int], Speed] | None, n
 def _limits(request: Request, kv: KvOptions, roofline: Callable[[KvMode, int], Speed] | None) -> Iterator[Limit]:
     for mode in _MODES:
         options = kv.with_(mode=mode, **({"kv_vram": None} if mode is KvMode.OFF else {}))
-        fits = largest_context(lambda n: request.fits(n, options), LONGEST)
-        readable = None
-        if roofline is not None:
-            readable = depth_at(LEAST_TOKENS_PER_S, lambda depth, mode=mode: roofline(mode, depth).decode or 0.0, LONGEST)
-        yield Limit(mode.value, fits, readable)
+        yield Limit(mode.value, largest_context(partial(_fits, request, options), LONGEST), None if roofline is None else
+                    depth_at(LEAST_TOKENS_PER_S, partial(_decode, roofline, mode), LONGEST))
+
+
+def _fits(request: Request, kv: KvOptions, n_ctx: int) -> bool:
+    return request.fits(n_ctx, kv)
+
+
+def _decode(roofline: Callable[[KvMode, int], Speed], mode: KvMode, depth: int) -> float:
+    return roofline(mode, depth).decode or 0.0
 
 
 # ---- what it comes to -----------------------------------------------------------------------------------------------------------

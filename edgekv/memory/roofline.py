@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from edgekv.config import KvOptions
 from edgekv.memory.fit import sparse_layers
@@ -30,7 +31,7 @@ def rows_read(depth: int, resolution: float) -> int:
     """Rows that a KV head reads of `depth` tokens in mode sparse, between and beyond the measured depths as a power of the depth."""
     points = [(math.log(d), math.log(n)) for d, n in ROWS]
     x = math.log(max(depth, 1))
-    (x0, y0), (x1, y1) = next((pair for pair in zip(points, points[1:]) if x <= pair[1][0]), (points[-2], points[-1]))
+    (x0, y0), (x1, y1) = next((pair for pair in pairwise(points) if x <= pair[1][0]), (points[-2], points[-1]))
     rows = math.exp(y0 + (y1 - y0) * (x - x0) / (x1 - x0)) * math.sqrt(resolution / _ROWS_RESOLUTION)
     return min(depth, round(rows))
 

@@ -34,8 +34,8 @@ Say = Callable[[str], None]
 _WEIGHT_BYTES = 64 * MIB  # well above the caches of most processors
 _PROMPT_TOKENS = 64
 _DEEP, _SHALLOW, _BATCH = 2048, 256, 256
-_N_HEAD_KV, _N_LAYER = 2, 4
-_CHEAP = 256  # numbers of the query heads of a KV head
+_N_HEADS = 9  # KV heads of all layers together
+_CHEAP = 2048  # numbers of all query heads
 _LEAST_STEPS, _PATIENCE_S = 2, 0.2
 _FEW, _MANY = 500.0, 32_000.0
 """Two resolutions of mode sparse, whose difference is the time of a row."""
@@ -59,7 +59,7 @@ def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, say: Say = lambd
         return measured
 
     read = found("read", kept.read(), lambda: read_rate(n_threads))
-    attention = found(f"attention {shape.name}", kept.attention(shape), lambda: attention_rates(shape, n_threads))
+    attention = found(f"attention {shape.name}", kept.attention(shape), lambda: attention_rates(shape, n_threads, read))
     weights: dict[str, WeightRates] = {}
     for kind in measured_types(model):
         weights[kind] = found(f"weights {kind}", kept.weights(kind), partial(weight_rates, kind, n_threads, attention.layer))
@@ -95,6 +95,7 @@ def weight_rates(kind: str, n_threads: int, layer_s: float) -> WeightRates:
                         n_threads_batch=n_threads, n_gpu_layers=0) as decoder:
             step = _best(decoder, 1, 0)
             batch = _best(decoder, _PROMPT_TOKENS, 0)
+            step = min(step, _best(decoder, 1, 0))  # others may have been busy for a while
     weights = sum(tensor.n_elements for tensor in shape.weights() if tensor.name.startswith("blk.") and not tensor.is_vector)
     n_bytes = shape.file_bytes(kind) - row_bytes(shape.n_vocab * shape.n_embd, kind)
     return WeightRates(n_bytes / max(step - shape.n_layer * layer_s, step / 2), weights * _PROMPT_TOKENS / batch)
@@ -121,20 +122,23 @@ def _best(decoder: Decoder, n_tokens: int, depth: int, cold: np.ndarray | None =
 # ---- attention ------------------------------------------------------------------------------------------------------------------
 
 
-def attention_rates(shape: AttentionShape, n_threads: int) -> AttentionRates:
-    """Steps of a small model with this shape of heads, at two depths and in each mode."""
-    n_head_kv = max(_N_HEAD_KV, -(-n_threads // shape.group))
-    heads = ModelShape("heads", "llama", _N_LAYER, 64, 64, n_head_kv * shape.group, n_head_kv, shape.head_dim, 384, 4096, 10_000.0)
+def attention_rates(shape: AttentionShape, n_threads: int, read: float) -> AttentionRates:
+    """Steps of a small model with this shape of heads, at two depths and in each mode. read: bytes a second of memory."""
+    n_kv, n_layer = shape.n_head_kv, layers_read(shape)
+    heads = ModelShape("heads", "llama", n_layer, 32, 32, n_kv * shape.group, n_kv, shape.head_dim, 384, 4096, 10_000.0)
     with tempfile.TemporaryDirectory(prefix="edgekv-") as folder:
         path = write_model(heads, Path(folder) / "heads.gguf", "f16")
         with decoder_of(path, kv=KvMode.EXACT, n_ctx=depth_read(shape) + 256, n_batch=_BATCH, n_ubatch=_BATCH, n_threads=n_threads, kv_budget=None,
                         n_threads_batch=n_threads, n_gpu_layers=0, type_k=shape.type_k, type_v=shape.type_v, device="cpu") as decoder:
-            return _Attention(decoder, _N_LAYER * n_head_kv, shape).rates()
+            return _Attention(decoder, shape, heads.file_bytes("f16") / read).rates()
 
 
 class _Attention:
-    def __init__(self, decoder: Decoder, n_heads: int, shape: AttentionShape):
-        self.decoder, self.n_heads, self.shape = decoder, n_heads, shape
+    def __init__(self, decoder: Decoder, shape: AttentionShape, weights_s: float):
+        """weights_s: what the weights of the small model take by themselves."""
+        self.decoder, self.shape, self.weights_s = decoder, shape, weights_s
+        self.n_layer = layers_read(shape)
+        self.n_heads = self.n_layer * shape.n_head_kv
         self.deep = depth_read(shape)
         self.cold = np.ones(_WEIGHT_BYTES // 8, np.uint64)
         self.tokens = np.random.default_rng(0).integers(260, 350, self.deep).tolist()
@@ -149,9 +153,11 @@ class _Attention:
         exact, base = self._line(shallow[KvMode.EXACT], deep[KvMode.EXACT])
         stock, _ = self._line(shallow[KvMode.OFF], deep[KvMode.OFF])
         prompt_stock = self._prompt(self.decoder)
-        row = max((many - few) / (self.n_heads * max(1.0, n_many - n_few)), exact / 2)
+        row = (many - few) / (self.n_heads * max(1.0, n_many - n_few))
+        row = min(max(row, exact / 2), 2 * exact)  # noise aside: by itself a row is read no faster than in a run, and not much slower
         scan = max((few - base) / (self.n_heads * self.deep) - row * n_few / self.deep, _FLOOR * exact)
-        return AttentionRates(base / _N_LAYER, min(stock, self._without_flash()), exact, row, scan, prompt_stock, prompt_exact)
+        layer = max(base - self.weights_s, _FLOOR * base) / self.n_layer
+        return AttentionRates(layer, min(stock, self._without_flash()), exact, row, scan, prompt_stock, prompt_exact)
 
     def _prompt(self, decoder: Decoder) -> float:
         """Read everything in. Returns the seconds that a token takes longer for each cell before it, of one head: the last chunk against
@@ -208,6 +214,11 @@ class _Attention:
             return math.inf
 
 
+def layers_read(shape: AttentionShape) -> int:
+    """Layers of the small model."""
+    return max(2, round(_N_HEADS / shape.n_head_kv))
+
+
 def depth_read(shape: AttentionShape) -> int:
     """Tokens that are read in: fewer where each costs more. Mode sparse selects from 768 on."""
-    return _DEEP if shape.head_dim * shape.group <= _CHEAP else _DEEP // 2
+    return _DEEP if shape.head_dim * shape.group * shape.n_head_kv * layers_read(shape) <= _CHEAP else _DEEP // 2

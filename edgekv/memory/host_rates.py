@@ -63,12 +63,14 @@ class AttentionShape:
     head_dim: int
     group: int
     """Query heads of a KV head."""
+    n_head_kv: int = 2
+    """Of a layer: the rows of a head lie that far apart."""
     type_k: str = "f16"
     type_v: str = "f16"
 
     @property
     def name(self) -> str:
-        return f"{self.head_dim}x{self.group} {self.type_k}/{self.type_v}"
+        return f"{self.head_dim}x{self.group}x{self.n_head_kv} {self.type_k}/{self.type_v}"
 
 
 @dataclass(frozen=True)
@@ -138,9 +140,9 @@ def attention_shape(model: Geometry, kv: KvOptions) -> AttentionShape:
     types = (kv.cache.type_k.value, kv.cache.type_v.value)
     il = next((il for il, n in enumerate(model.n_head_kv) if n), None)
     if il is None:
-        return AttentionShape(64, 1, *types)
+        return AttentionShape(64, 1, 2, *types)
     group = min(_LARGEST_GROUP, max(1, model.n_head[il] // model.n_head_kv[il]))
-    return AttentionShape(measured_head_dim(model.head_dim_k, model.head_dim_v), group, *types)
+    return AttentionShape(measured_head_dim(model.head_dim_k, model.head_dim_v), group, model.n_head_kv[il], *types)
 
 
 def measured_head_dim(head_dim_k: int, head_dim_v: int) -> int:

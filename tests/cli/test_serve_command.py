@@ -48,7 +48,8 @@ def test_serve_says_what_mode_sparse_has(environment, default_model):
                               env={**environment, "EDGEKV_KV": "sparse", "EDGEKV_RESOLUTION": "16000"}, stderr=subprocess.PIPE,
                               text=True)
     try:
-        assert "(1,024 tokens of context for each of 2 slots, KV sparse: resolution 16,000, arena 2.0 MiB, cache 1.0 GiB of RAM)" in list(islice(server.stderr, 3))[-1]
+        announced = list(islice(server.stderr, 3))[-1]
+        assert "(1,024 tokens of context for each of 2 slots, KV sparse: resolution 16,000, arena 2.0 MiB, cache 1.0 GiB of RAM)" in announced
         server.send_signal(signal.SIGTERM)
         assert server.wait(timeout=60) == EXIT_OK
     finally:

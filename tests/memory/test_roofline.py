@@ -76,7 +76,7 @@ def test_rates_are_kept_by_machine(tmp_path):
     kept.keep(f"attention {shape.name}", ATTENTION)
     assert (kept.read(), kept.weights("q4_0"), kept.attention(shape)) == (1e10, WeightRates(1.0, 2.0), ATTENTION)
     assert Kept(1, "avx2", path).read() is None and Kept(2, "portable", path).read() is None
-    assert Kept(2, "avx2", path).attention(AttentionShape(64, 4, "q8_0", "f16")) is None
+    assert Kept(2, "avx2", path).attention(AttentionShape(64, 4, 2, "q8_0", "f16")) is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', "{"])
@@ -98,7 +98,7 @@ def test_measured_once(tmp_path, monkeypatch):
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / name))
     model, kv, said = header(tmp_path, "tiny"), KvOptions(), []
     assert kept_for(model, kv, 1, "x") is None and measured_types(model) == ["q4_0"]
-    monkeypatch.setattr(measuring, "attention_rates", lambda shape, n_threads: ATTENTION)
+    monkeypatch.setattr(measuring, "attention_rates", lambda shape, n_threads, read: ATTENTION)
     monkeypatch.setattr(measuring, "weight_rates", lambda kind, n_threads, layer_s: WeightRates(5e9, 40e9))
     first = measuring.host_rates(model, kv, 1, said.append)
     assert len(said) == 3 and all("measuring this machine once" in line for line in said) and first.read > 1e8
@@ -110,7 +110,7 @@ def test_measured_once(tmp_path, monkeypatch):
 
 def test_rates_of_this_machine():
     """What is measured can be reckoned with; how fast it is, no test says."""
-    attention = measuring.attention_rates(AttentionShape(64, 2), 1)
+    attention = measuring.attention_rates(AttentionShape(64, 2), 1, 1e10)
     assert all(0 < value < 1e-2 for value in vars(attention).values())
     weights = measuring.weight_rates("q8_0", 1, attention.layer)
     assert 1e7 < weights.decode < 1e12 and 1e7 < weights.prompt < 1e13

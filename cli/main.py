@@ -19,6 +19,7 @@ COMMANDS = {
     "serve": ("edgekv.cli.serve", "serve", "Serve a model to OpenAI-compatible clients."),
     "config": ("edgekv.cli.config", "config", "The file of options, and where each value comes from."),
     "cache": ("edgekv.cli.cache", "cache", "Look after the conversations that a server keeps on disk."),
+    "plan": ("edgekv.cli.plan", "plan", "Say what a model needs of this machine, how fast it will be, and with which flags."),
     "doctor": ("edgekv.cli.doctor", "doctor", "Say what works on this machine, what does not, and why."),
     "heads": ("edgekv.cli.heads", "heads", "Show what each attention head looked at after a prompt."),
     "policies": ("edgekv.cli.policies", "policies", "List the policies, prefetchers and budgets, with their sources."),
@@ -27,7 +28,7 @@ COMMANDS = {
     "trace": ("edgekv.cli.trace", "trace", "Record where a model's attention goes, token by token."),
     "sim": ("edgekv.cli.sim", "sim", "Replay recorded attention against policies, without a model."),
     "report": ("edgekv.cli.report", "report", "Make one HTML page of measured results, with pictures."),
-    "models": ("edgekv.cli.models", "models", "Write model files of random weights in known shapes, to measure with."),
+    "models": ("edgekv.cli.models", "models", "Find, describe and fetch models; write ones of random weights."),
 }
 
 

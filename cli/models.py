@@ -1,97 +1,205 @@
-"""`edgekv models`: model files of random weights in the shape of real ones, to measure with."""
+"""`edgekv models`: which models are here, what one is, and how to get more."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.amounts import gibibytes, tokens
-from edgekv.cli.common.options import option
-from edgekv.cli.common.tables import Column, output_option, print_rows
+from edgekv.amounts import gibibytes, size, tokens
+from edgekv.cli.common.options import model_argument, model_path, option
+from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
+from edgekv.cli.synthetic import shapes, synth
 
-WEIGHT_TYPES = ("q4_0", "q8_0", "f16")  # as in edgekv.models.shapes, which would take NumPy into every `--help`
-
+if TYPE_CHECKING:
+    from edgekv.models.geometry import ModelFile
+    from edgekv.models.local import LocalModel
 
 LIST_COLUMNS = [
-    Column("shape", "shape", right=False),
+    Column("name", "model", right=False),
+    Column("source", "from", right=False),
     Column("architecture", "kind", right=False),
     Column("n_params", "parameters", lambda n: f"{n / 1e6:,.1f}M"),
-    Column("n_layer", "layers"),
-    Column("heads", "heads/KV"),
-    Column("head_dim", "head dim"),
-    Column("n_vocab", "vocabulary", tokens),
-    Column("n_ctx_train", "context", tokens),
-    Column("kv_bytes_per_token", "KV B/token f16", tokens),
-    *(Column(f"file_bytes_{name}", f"{name} GiB", gibibytes) for name in WEIGHT_TYPES),
+    Column("file_type", "type", right=False),
+    Column("file_bytes", "GiB", gibibytes),
+    Column("layers", "EdgeKV layers"),
+    Column("kv_bytes_per_token", "KV B/token", tokens),
+    Column("n_ctx_train", "trained for", tokens),
+    Column("fits_tokens", "fits now", tokens),
+    Column("problem", "", right=False),
 ]
+
+TYPE_COLUMNS = [
+    Column("type", "type", right=False),
+    Column("tensors", "tensors", tokens),
+    Column("numbers", "numbers", lambda n: f"{n / 1e6:,.1f}M"),
+    Column("bytes", "size", size),
+]
+
+LAYER_COLUMNS = [
+    Column("layers", "layers", right=False),
+    Column("attention", "attention", right=False),
+    Column("heads", "heads/KV"),
+    Column("reason", "why", right=False),
+]
+
+_TEMPLATE_LINES = 6
 
 
 @click.group()
 def models() -> None:
-    """Write model files of random weights: their speed and memory are those of the real model, their words are not."""
+    """Find models on this machine, describe them, fetch more, and write ones of random weights to measure with."""
+
+
+models.add_command(shapes)
+models.add_command(synth)
 
 
 @models.command("list")
 @output_option("json", "csv", "md")
-def list_shapes(output: str) -> None:
-    """List the shapes that `edgekv models synth` knows: layers, heads, KV cache bytes of a token, sizes of the files."""
-    from edgekv.models.shapes import SHAPES
+def list_models(output: str) -> None:
+    """List the default model and GGUF files in known caches: Hugging Face's, llama.cpp's, Ollama's, LM Studio's.
 
-    rows = [{
-        "shape": shape.name, "architecture": shape.architecture, "n_params": shape.n_params, "n_layer": shape.n_layer,
-        "heads": f"{shape.n_head}/{shape.n_head_kv}", "head_dim": shape.head_dim, "n_embd": shape.n_embd, "n_ff": shape.n_ff,
-        "n_vocab": shape.n_vocab, "n_ctx_train": shape.n_ctx_train, "kv_bytes_per_token": shape.kv_bytes_per_token(),
-        **{f"file_bytes_{name}": shape.file_bytes(name) for name in WEIGHT_TYPES},
-    } for shape in SHAPES.values()]
+    "fits now" is the longest context whose cache, with the weights, fits into what is free, up to what the model was trained for.
+    """
+    from edgekv.models.local import local_models
+
+    rows = [_row(model) for model in local_models()]
+    if output == "table" and not rows:
+        click.echo("there is no model here; `edgekv models pull hf:USER/REPO` fetches one", err=True)
     print_rows(rows, LIST_COLUMNS, output)
 
 
-# Variables of their own: EDGEKV_OUTPUT is a format elsewhere, EDGEKV_LAYERS a list, EDGEKV_SEED the sampler's.
+def _row(local: LocalModel) -> dict[str, Any]:
+    from edgekv.errors import ModelError
+    from edgekv.memory.fit import available_bytes, sparse_layers
+    from edgekv.memory.plan import fitting_context
+    from edgekv.models import geometry
+
+    row: dict[str, Any] = {"name": local.name, "source": local.source, "path": str(local.path)}
+    facts = ("architecture", "n_params", "file_type", "file_bytes", "n_layer", "n_ctx_train")
+    try:
+        g = geometry(local.path)
+    except ModelError as error:
+        return {**row, **dict.fromkeys((*facts, "layers", "kv_bytes_per_token", "fits_tokens")), "problem": str(error)}
+    return {**row, **{name: getattr(g, name) for name in facts}, "layers": f"{len(sparse_layers(g))}/{g.n_layer}",
+            "kv_bytes_per_token": g.kv_bytes_per_token(), "fits_tokens": fitting_context(g, available_bytes()), "problem": None}
+
+
 @models.command()
-@click.argument("shape")
-@option("-o", "--output", envvar="EDGEKV_SYNTH_OUTPUT", type=click.Path(path_type=Path, dir_okay=False),
-        help="The file to write.  [default: synthetic-SHAPE-TYPE.gguf in this folder]")
-@option("--type", "weight_type", envvar="EDGEKV_SYNTH_TYPE", type=click.Choice(WEIGHT_TYPES), default=WEIGHT_TYPES[0],
-        show_default=True, help="Type of the matrices.")
-@option("--layers", envvar="EDGEKV_SYNTH_LAYERS", type=click.IntRange(1, 512), metavar="N",
-        help="Layers to write.  [default: as many as the model has]")
-@option("--ctx-train", envvar="EDGEKV_SYNTH_CTX_TRAIN", type=click.IntRange(256), metavar="TOKENS",
-        help="The longest context that the file allows; random weights take any.  [default: the model's]")
-@option("--seed", envvar="EDGEKV_SYNTH_SEED", type=click.IntRange(0), default=0, show_default=True, help="Seed of the weights.")
-def synth(shape: str, output: Path | None, weight_type: str, layers: int | None, ctx_train: int | None, seed: int) -> None:
-    """Write a model of random weights in the shape of a real one: tiny, qwen3-0.6b, llama-3.2-3b or llama-3-8b.
+@model_argument
+@option("--full", envvar="EDGEKV_SHOW_FULL", is_flag=True, help="The whole chat template, not its first lines.")
+@option("--json", "as_json", envvar="EDGEKV_SHOW_JSON", is_flag=True, help="Print everything as JSON.")
+def show(model: Path | None, full: bool, as_json: bool) -> None:
+    """Describe MODEL from its header: shape, tensors by type, KV bytes of a token, served layers and why not the others, chat template.
 
-    It has the real one's matrices and vocabulary size, so that each token costs what the real one costs, and a tokenizer of single
-    characters. What it answers is random words. The file is complete or not there.
+    MODEL is a GGUF file, or a name of `edgekv models list`; without one, the default model.
     """
-    from dataclasses import replace
+    from edgekv.models.geometry import open_model
 
-    from edgekv.models.shapes import find_shape
-    from edgekv.models.writer import write_model
-
-    found = find_shape(shape)
-    found = replace(found, n_layer=layers or found.n_layer, n_ctx_train=ctx_train or found.n_ctx_train)
-    path = output or Path("-".join(["synthetic", found.name, *([f"{layers}-layers"] if layers else []), f"{weight_type}.gguf"]))
-    with _progress(path.name) as progress:
-        write_model(found, path, weight_type, seed, progress)
-    click.echo(path)
+    file = open_model(_path_of(model), whole=False)
+    facts = _facts(file)
+    if as_json:
+        print_json(facts)
+    else:
+        _print(facts, full)
 
 
-@contextmanager
-def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error where that is a terminal; bytes, rate and time left."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
+@models.command()
+@click.argument("name", required=False)
+def path(name: str | None) -> None:
+    """Print where a model of `edgekv models list` is: the one called NAME, or the only one that has NAME in its name.
+
+    Without NAME, the default model. `edgekv chat "$(edgekv models path NAME)"` uses it.
+    """
+    click.echo(_path_of(Path(name) if name else None, only_names=True))
+
+
+@models.command()
+@click.argument("address")
+def pull(address: str) -> None:
+    """Fetch a model from Hugging Face: hf:USER/REPO or hf:USER/REPO:QUANT, such as hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M.
+
+    Without QUANT, Q4_K_M where there is one. It goes through huggingface_hub (`pip install "edgekv[hub]"`) into that library's cache; an
+    interrupted one goes on where it stopped. Prints the path of the file.
+    """
+    from edgekv.models.hub import Address
+    from edgekv.models.hub import pull as fetch
+
+    click.echo(fetch(Address.parse(address), lambda text: click.echo(text, err=True)))
+
+
+def _path_of(model: Path | None, only_names: bool = False) -> Path:
+    """A file that exists goes before a name."""
+    if model is None or (not only_names and (model.exists() or model.suffix == ".gguf")):
+        return model_path(model)
+    from edgekv.models.local import find_local
+
+    return find_local(str(model)).path
+
+
+def _facts(file: ModelFile) -> dict[str, Any]:
+    from edgekv.memory.served import layers
+
+    g = file.geometry
+    by_type: dict[str, dict[str, Any]] = {}
+    for tensor in file.tensors:
+        row = by_type.setdefault(tensor.type.name, {"type": tensor.type.name, "tensors": 0, "numbers": 0, "bytes": 0})
+        row["tensors"] += 1
+        row["numbers"] += tensor.n_elements
+        row["bytes"] += tensor.n_bytes
+    return asdict(g) | {
+        "path": str(g.path),
+        "tensors": sorted(by_type.values(), key=lambda row: -row["bytes"]),
+        "kv_bytes_per_token_by_type": {kind: g.kv_bytes_per_token(kind, kind) for kind in ("f16", "q8_0")},
+        "layers": [asdict(layer) for layer in layers(g)],
+        "chat_template_text": file.header.value("tokenizer.chat_template"),
+    }
+
+
+def _print(facts: dict[str, Any], full: bool) -> None:
+    _line("model", facts["path"])
+    _line("name", facts["name"] or "(none)")
+    _line("kind", f"{facts['architecture']}, {facts['n_params'] / 1e6:,.1f}M parameters, {facts['file_type']}, {size(facts['tensor_bytes'])} of weights")
+    dims = f"{facts['head_dim_k']}" + ("" if facts["head_dim_k"] == facts["head_dim_v"] else f" (K) and {facts['head_dim_v']} (V)")
+    _line("shape", f"{facts['n_layer']} layers, {max(facts['n_head'])} query and {max(facts['n_head_kv'])} KV heads of {dims}, width {facts['n_embd']:,}")
+    _line("context", f"trained for {facts['n_ctx_train']:,} tokens; vocabulary {facts['n_vocab']:,}")
+    for kind, n_bytes in facts["kv_bytes_per_token_by_type"].items():
+        _line(f"KV {kind}", f"{n_bytes:,} bytes a token")
+    if facts["recurrent_bytes"]:
+        _line("state", f"{size(facts['recurrent_bytes'])} of recurrent layers, however long the context")
+    click.echo()
+    print_rows(facts["tensors"], TYPE_COLUMNS, "table")
+    click.echo()
+    print_rows(_grouped(facts["layers"]), LAYER_COLUMNS, "table")
+    click.echo()
+    _print_template(facts["chat_template_text"], full)
+
+
+def _grouped(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each run of layers that differ in nothing but their number."""
+    rows = []
+    for (reason, served, n_head, n_kv), group in groupby(layers, key=lambda x: (x["reason"], x["served"], x["n_head"], x["n_head_kv"])):
+        numbers = [layer["il"] for layer in group]
+        span = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+        rows.append({"layers": span, "attention": "EdgeKV" if served else "stock", "heads": f"{n_head}/{n_kv}", "reason": reason})
+    return rows
+
+
+def _print_template(template: str | None, full: bool) -> None:
+    if template is None:
+        click.echo("chat template: none; the chat uses a plain one")
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    lines = template.splitlines() or [""]
+    click.echo("chat template:")
+    for line in lines if full else lines[:_TEMPLATE_LINES]:
+        click.echo(f"  {line if full else line[:120]}")
+    if not full and (len(lines) > _TEMPLATE_LINES or max(map(len, lines)) > 120):
+        click.echo(f"  ... ({len(template):,} characters in all; --full shows them)")
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(),
-               TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(name, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+def _line(label: str, text: str) -> None:
+    click.echo(f"{label:<10}{text}")

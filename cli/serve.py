@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -77,14 +79,27 @@ def serve(model: Path | None, slots: int, max_queue: int | None, max_gap: float,
         extra=extra,
     ))
     how_to_stop = _stop_on_signals()
+    memory = _memory(server)
+    click.echo(memory(), err=True)
     server.start()
     with server:
         try:
+            if server.runtime is not None:
+                click.echo(memory(runtime=server.runtime), err=True)
             _announce(server, how_to_stop)
             server.wait()
         except KeyboardInterrupt:
             _say("stopping")
     return EXIT_OK
+
+
+def _memory(server: Server) -> Callable[..., str]:
+    """Gives the line about memory: what it will take of what is free now, and with a runtime what it took."""
+    from edgekv.cli.common.summary import summary_line
+    from edgekv.memory.fit import available_bytes
+
+    store = server.options.store
+    return partial(summary_line, server.model, server.context, available_bytes(), store.ram_bytes if store is not None else 0)
 
 
 def _stop_on_signals() -> str:

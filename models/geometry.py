@@ -11,7 +11,8 @@ import gguf
 from gguf.constants import GGML_QUANT_SIZES
 
 from edgekv.errors import ModelError
-from edgekv.models.reader import MetadataReader, open_gguf
+from edgekv.models.reader import MetadataReader, TensorInfo, open_gguf
+from edgekv.models.recurrent import attending, recurrent_bytes
 
 ENCODERS = frozenset({
     "bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert", "modern-bert",
@@ -64,6 +65,7 @@ class Geometry:
     swa: tuple[bool, ...]  # layers that attend only the window
     mla: bool  # one latent row in place of K and V
     chat_template: bool
+    recurrent_bytes: int = 0  # of one sequence, however long it is: the f32 state of recurrent layers and convolutions
 
     @property
     def n_layer_kv(self) -> int:
@@ -91,18 +93,33 @@ def _row_bytes(n_elements: int, type_name: str) -> int:
     return n_elements * block_bytes // block
 
 
+@dataclass(frozen=True)
+class ModelFile:
+    """A model file, or all parts of a split one, opened."""
+
+    geometry: Geometry
+    tensors: tuple[TensorInfo, ...]
+    header: MetadataReader
+    """Of the first part, which has the metadata."""
+
+
 def geometry(path: str | Path) -> Geometry:
-    """Read the geometry of a model that can chat.
+    """`open_model`'s geometry."""
+    return open_model(path).geometry
+
+
+def open_model(path: str | Path, whole: bool = True) -> ModelFile:
+    """Read what a file says of a model that can chat. Without `whole` its header is enough: tensors may be missing.
 
     Raises ModelError, with one sentence, if the file is missing, no GGUF, damaged or incomplete, or of a kind that cannot
     generate text: a vocabulary without weights, an embedding model, an adapter, a projector.
     """
     path = Path(path)
-    reader = open_gguf(path)
-    readers = [reader, *_other_parts(path, reader)]
+    reader = open_gguf(path, whole)
+    readers = [reader, *_other_parts(path, reader, whole)]
     _check_kind(path, reader)
     try:
-        return _describe(path, readers)
+        return ModelFile(_describe(path, readers), tuple(tensor for part in readers for tensor in part.tensor_infos), reader)
     except (TypeError, ValueError, KeyError, OverflowError):
         raise ModelError(f"{path} is damaged: it does not say what layers, heads and positions its model has") from None
 
@@ -120,6 +137,7 @@ def _describe(path: Path, readers: list[MetadataReader]) -> Geometry:
     n_head = _per_layer(get("attention.head_count", 0), n_layer)
     # Recurrent layers of hybrids have zero KV heads; a model without heads has no attention at all.
     n_head_kv = _per_layer(get("attention.head_count_kv", n_head), n_layer)
+    n_head_kv = attending(arch, reader, n_head_kv)
     default_dim = n_embd // max(n_head) if max(n_head) else 0
     head_dim_k = int(get("attention.key_length", default_dim))
     window = _largest(get("attention.sliding_window", 0))
@@ -150,6 +168,7 @@ def _describe(path: Path, readers: list[MetadataReader]) -> Geometry:
         swa=_swa_layers(arch, get("attention.sliding_window_pattern"), window, n_layer),
         mla=get("attention.key_length_mla") is not None,
         chat_template=reader.value("tokenizer.chat_template") is not None,
+        recurrent_bytes=recurrent_bytes(arch, reader, n_embd, n_head, n_head_kv),
     )
 
 
@@ -170,7 +189,7 @@ def _check_kind(path: Path, reader: MetadataReader) -> None:
         raise ModelError(f"{path} is a {arch} model that attends in both directions and cannot chat; give another model")
 
 
-def _other_parts(path: Path, reader: MetadataReader) -> list[MetadataReader]:
+def _other_parts(path: Path, reader: MetadataReader, whole: bool) -> list[MetadataReader]:
     """The other files of a model that was split; llama.cpp loads them from the first one's name."""
     n_parts = int(reader.value("split.count", 0) or 0)
     if n_parts <= 1:
@@ -181,7 +200,7 @@ def _other_parts(path: Path, reader: MetadataReader) -> list[MetadataReader]:
     names = [path.with_name(f"{match[1]}-{i:05}-of-{n_parts:05}.gguf") for i in range(1, n_parts + 1)]
     if int(reader.value("split.no", 0)) != 0:
         raise ModelError(f"{path} is a later part of a split model; give the first one, {names[0]}")
-    return [open_gguf(name) for name in names[1:]]
+    return [open_gguf(name, whole) for name in names[1:]]
 
 
 def _per_layer(value: Any, n_layer: int) -> tuple[int, ...]:

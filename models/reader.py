@@ -19,6 +19,9 @@ from gguf.gguf_reader import READER_SUPPORTED_VERSIONS, ReaderField
 
 from edgekv.errors import ModelError
 
+HEADER_ONLY = "edgekv.header_only"
+"""In a file that was written without its tensors, for planning."""
+
 _LENGTH = struct.Struct("<Q")
 
 # First bytes of files that people take for models.
@@ -125,8 +128,9 @@ def _strings_end(data: np.ndarray, offset: int, count: int) -> int:
     return offset
 
 
-def open_gguf(path: Path) -> MetadataReader:
-    """Open a model file and check that all of it is there. Raises ModelError with one sentence otherwise."""
+def open_gguf(path: Path, whole: bool = True) -> MetadataReader:
+    """Open a model file and check that all of it is there; without `whole`, that its header is. Raises ModelError with one sentence
+    otherwise."""
     if not path.exists():
         raise ModelError(f"there is no file {path}; give the path of a GGUF model")
     if path.is_dir():
@@ -149,7 +153,9 @@ def open_gguf(path: Path) -> MetadataReader:
     except Exception as error:  # the library raises ValueError, KeyError, IndexError, UnicodeDecodeError and more on damage
         raise ModelError(f"{path} is a damaged GGUF file, or of a newer kind ({error}); download it again") from None
     missing = max((tensor.end for tensor in reader.tensor_infos), default=0) - n_bytes
-    if missing > 0:
+    if missing > 0 and whole:
+        if HEADER_ONLY in reader.fields:
+            raise ModelError(f"{path} holds the header of a model and no weights; `edgekv plan` reads it, and nothing can run it")
         raise ModelError(f"{path} is truncated: the last {missing} bytes of its weights are missing; download it again")
     return reader
 

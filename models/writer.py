@@ -12,12 +12,14 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import gguf
 import numpy as np
 
 from edgekv.amounts import size
 from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
+from edgekv.models.reader import HEADER_ONLY
 from edgekv.models.shapes import WEIGHT_TYPES, ModelShape, Weights
 from edgekv.models.synth import FIRST_PRINTABLE, add_text_tokenizer
 
@@ -29,7 +31,8 @@ _N_BLOCKS = 1 << 16
 _CHUNK_BLOCKS = 1 << 18  # gathered at once: 4.5 to 16 MiB
 _RARE = 0.1  # scale of the rows of control tokens and bytes that are no text: they are hardly ever sampled
 
-_FILE_TYPES = {"q4_0": gguf.LlamaFileType.MOSTLY_Q4_0, "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0, "f16": gguf.LlamaFileType.MOSTLY_F16}
+_FILE_TYPES = {"q4_0": gguf.LlamaFileType.MOSTLY_Q4_0, "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0, "f16": gguf.LlamaFileType.MOSTLY_F16,
+               "bf16": gguf.LlamaFileType.MOSTLY_BF16}
 _PART = ".part"
 
 
@@ -40,8 +43,34 @@ def write_model(shape: ModelShape, path: Path, weight_type: str = WEIGHT_TYPES[0
     It grows as `<path>.part` and gets its name when it is complete; an interrupt or an error removes it. Raises ConfigError for a
     type or path that cannot be, DoesNotFit where the disk has no room for it.
     """
+    _check_type(weight_type)
+    return _whole(shape, path, weight_type, lambda writer, total: _write_tensors(writer, shape, path, weight_type, seed, progress, total))
+
+
+def write_header(shape: ModelShape, path: Path, weight_type: str = WEIGHT_TYPES[0]) -> Path:
+    """Write the header alone: it says what tensors there are, and holds none of them. `edgekv plan` reads such a file; nothing can run
+    it. Raises as `write_model` does."""
+    _check_type(weight_type)
+    return _whole(shape, path, weight_type, lambda writer, total: None, header_only=True)
+
+
+def write_empty(shape: ModelShape, path: Path, weight_type: str) -> Path:
+    """Write a model whose weights are zero bytes, for measurements of speed and memory; any ggml type whose blocks divide the rows. The
+    file has holes where the weights are, which take no disk until they are read."""
+    return _whole(shape, path, weight_type, lambda writer, total: _extend(writer.fout[0], total))
+
+
+def _check_type(weight_type: str) -> None:
     if weight_type not in WEIGHT_TYPES:
         raise ConfigError(f"there is no weight type {weight_type!r}; use one of: {', '.join(WEIGHT_TYPES)}")
+
+
+def _extend(file: BinaryIO, n_bytes: int) -> None:
+    file.truncate(file.tell() + n_bytes)
+
+
+def _whole(shape: ModelShape, path: Path, weight_type: str, body: Callable[[gguf.GGUFWriter, int], None], header_only: bool = False) -> Path:
+    """A header and what `body` writes behind it, all of it or nothing. body: the writer, bytes of all tensors with their padding."""
     if path.exists():
         raise ConfigError(f"{path} exists; remove it, or name another file with -o")
     if not path.parent.is_dir():
@@ -50,7 +79,7 @@ def write_model(shape: ModelShape, path: Path, weight_type: str = WEIGHT_TYPES[0
     writer = gguf.GGUFWriter(part, shape.architecture)
     try:
         part.unlink(missing_ok=True)  # of a process that was killed
-        _write(writer, shape, path, weight_type, seed, progress)
+        body(writer, _write_header(writer, shape, weight_type, header_only))
         writer.close()
         part.rename(path)
     except BaseException as error:
@@ -64,25 +93,33 @@ def write_model(shape: ModelShape, path: Path, weight_type: str = WEIGHT_TYPES[0
     return path
 
 
-def _write(writer: gguf.GGUFWriter, shape: ModelShape, path: Path, weight_type: str, seed: int, progress: Progress) -> None:
+def _write_header(writer: gguf.GGUFWriter, shape: ModelShape, weight_type: str, header_only: bool) -> int:
+    """Returns the bytes of all tensors with their padding."""
     _add_metadata(writer, shape, weight_type)
-    tensors = list(shape.weights())
-    for tensor in tensors:
-        kind = gguf.GGMLQuantizationType["F32" if tensor.is_vector else weight_type.upper()]
-        dims = (tensor.n_in,) if tensor.is_vector else (tensor.n_out, tensor.n_in)
-        writer.add_tensor_info(tensor.name, dims, np.dtype(np.float32), tensor.n_bytes(weight_type), raw_dtype=kind)
+    if header_only:
+        writer.add_bool(HEADER_ONLY, True)
+    total = 0
+    for tensor in shape.weights():
+        n_bytes = tensor.n_bytes(weight_type)
+        kind = gguf.GGMLQuantizationType[tensor.type_in(weight_type).upper()]
+        writer.add_tensor_info(tensor.name, tensor.dims, np.dtype(np.float32), n_bytes, raw_dtype=kind)
+        total += writer.ggml_pad(n_bytes, writer.data_alignment)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     if not writer.fout:
         raise EdgeKVError(f"{path} could not be written: gguf did not open it")
     file = writer.fout[0]
-    total = shape.file_bytes(weight_type) + len(tensors) * writer.data_alignment
+    writer.write_padding(file, file.tell())
+    return total
+
+
+def _write_tensors(writer: gguf.GGUFWriter, shape: ModelShape, path: Path, weight_type: str, seed: int, progress: Progress, total: int) -> None:
+    file = writer.fout[0]
     _check_room(path, total)
     bank = _Bank(weight_type, seed)
     done = 0
-    writer.write_padding(file, file.tell())
-    for tensor in tensors:
+    for tensor in shape.weights():
         n_bytes = 0
         for chunk in _chunks(tensor, bank, seed):
             chunk.tofile(file)
@@ -104,20 +141,29 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: ModelShape, weight_type: str) 
     writer.add_type("model")
     writer.add_name(f"EdgeKV synthetic {shape.name}")
     writer.add_description("random weights in the shape of a model, for measurements; it has nothing to say")
-    writer.add_file_type(_FILE_TYPES[weight_type])
+    if weight_type in _FILE_TYPES:
+        writer.add_file_type(_FILE_TYPES[weight_type])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_context_length(shape.n_ctx_train)
     writer.add_embedding_length(shape.n_embd)
     writer.add_block_count(shape.n_layer)
     writer.add_feed_forward_length(shape.n_ff)
     writer.add_head_count(shape.n_head)
-    writer.add_head_count_kv(shape.n_head_kv)
+    writer.add_head_count_kv(shape.heads_kv if shape.attending else shape.n_head_kv)
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(shape.norm_epsilon)
     writer.add_rope_dimension_count(shape.head_dim)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_vocab_size(shape.n_vocab)
+    if shape.n_expert:
+        writer.add_expert_count(shape.n_expert)
+        writer.add_expert_used_count(shape.n_expert_used)
+        writer.add_expert_feed_forward_length(shape.n_ff_expert)
+    if shape.sliding_window:
+        writer.add_sliding_window(shape.sliding_window)
+    if shape.conv_kernel:
+        writer.add_shortconv_l_cache(shape.conv_kernel)
     add_text_tokenizer(writer, shape.n_vocab)
 
 
@@ -126,6 +172,9 @@ class _Bank:
 
     def __init__(self, weight_type: str, seed: int):
         values = np.random.default_rng([seed, _N_BLOCKS]).standard_normal((_N_BLOCKS, _BLOCK), dtype=np.float32)
+        self._plain = values if weight_type == "bf16" else None
+        if self._plain is not None:
+            return
         if weight_type == "f16":
             self._blocks = values.astype(np.float16).view([("scaled", np.float16, _BLOCK)])[:, 0]
         else:
@@ -135,6 +184,9 @@ class _Bank:
 
     def scaled(self, std: float) -> np.ndarray:
         """Blocks [_N_BLOCKS] of numbers with this standard deviation; both quantised types have their scale in front."""
+        if self._plain is not None:
+            upper = ((self._plain * np.float32(std)).view(np.uint32) >> 16).astype(np.uint16)  # the half of an f32 that bf16 is
+            return upper.view(f"V{upper.itemsize * _BLOCK}")[:, 0]
         blocks = self._blocks.copy()
         blocks["scaled"] = blocks["scaled"].astype(np.float32) * std
         return blocks.view(f"V{blocks.dtype.itemsize}")  # bytes that NumPy gathers without looking at their fields
@@ -147,10 +199,13 @@ def _chunks(tensor: Weights, bank: _Bank, seed: int) -> Iterator[np.ndarray]:
         values = tensor.mean + tensor.std * random.standard_normal(tensor.n_in, dtype=np.float32)
         yield values * random.choice(np.array([-1, 1], np.float32), tensor.n_in) if tensor.any_sign else values
         return
+    if tensor.is_f32:
+        yield np.float32(tensor.std) * random.standard_normal(tensor.n_elements, dtype=np.float32)
+        return
     per_row = tensor.n_in // _BLOCK
     common = random.integers(0, _N_BLOCKS, per_row, dtype=np.uint16)
     n_rare = FIRST_PRINTABLE if tensor.name in ("token_embd.weight", "output.weight") else 0
-    for n_rows, std in ((n_rare, _RARE * tensor.std), (tensor.n_out - n_rare, tensor.std)):
+    for n_rows, std in ((n_rare, _RARE * tensor.std), (tensor.n_rows - n_rare, tensor.std)):
         blocks, left = bank.scaled(std), n_rows
         while left:
             n = min(left, max(1, _CHUNK_BLOCKS // per_row))

@@ -33,10 +33,12 @@ def _address(text: str) -> str:
     return text
 
 
+ram_option = option("--cache-ram", type=Parsed("cache_ram", _size("the cache in RAM")), metavar="SIZE",
+                    help="Host memory for what was read before, so that a conversation that comes back is not read again; 0 for none. "
+                         f"It is lost when the server ends.  [default: {size(StoreSettings.ram_bytes)}]")
+
 _OPTIONS = [
-    option("--cache-ram", type=Parsed("cache_ram", _size("the cache in RAM")), metavar="SIZE",
-           help="Host memory for what was read before, so that a conversation that comes back is not read again; 0 for none. It is "
-                f"lost when the server ends.  [default: {size(StoreSettings.ram_bytes)}]"),
+    ram_option,
     option("--cache-dir", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
            help="Folder for the same, which outlives the server. Conversations can be read from it: keep it private.  [default: none]"),
     option("--cache-disk", type=Parsed("cache_disk", _size("the cache on disk")), metavar="SIZE",

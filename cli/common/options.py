@@ -85,6 +85,13 @@ class _KvOption(click.Option):
 AUTO = "auto"
 
 
+class _Tokens(click.IntRange):
+    """A number of tokens, or auto for None."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return None if value == AUTO else super().convert(value, param, ctx)
+
+
 def _budget(text: str) -> int | str:
     n_bytes = parse_bytes(text, "the KV budget")
     return AUTO if n_bytes is None else n_bytes
@@ -111,8 +118,8 @@ _KV_FIELDS = {
 """Parameter: the KV option that it sets."""
 
 _KV_OPTIONS = [
-    option("-c", "--ctx", type=click.IntRange(min=1), metavar="TOKENS",
-           help="Context length.  [default: what the model was trained for, as far as memory allows]"),
+    option("-c", "--ctx", type=_Tokens(min=1), metavar="TOKENS|auto",
+           help="Context length.  [default: auto, what the model was trained for, as far as memory allows]"),
     _kv_option("--kv", type=_choices(KvMode), help="; ".join(f"{mode.value}: {mode.description}" for mode in KvMode)
                + ".  [default: sparse; exact on a GPU, and on a processor without AVX2]"),
     _kv_option("--resolution", type=Parsed("resolution", parse_resolution), metavar="C",

@@ -90,6 +90,14 @@ def _check_llama_cpp(folder: Path) -> None:
                               f"or set LLAMA_CPP_LIB_PATH={folder}")
 
 
+def isa() -> str:
+    """The instruction set of our kernels, without loading llama_cpp."""
+    prepare()
+    from edgekv._native import core
+
+    return core.isa()
+
+
 def info() -> dict:
     """What is loaded: versions, instruction sets, backends, library paths."""
     prepare()

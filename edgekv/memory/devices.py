@@ -74,7 +74,7 @@ def measured_mode(placement: Placement) -> KvMode:
     attention than stock is, and several times as fast; exact elsewhere."""
     from edgekv import _native
 
-    vectors = _native.info()["isa"] != "portable"
+    vectors = _native.isa() != "portable"
     return KvMode.SPARSE if vectors and placement.kind is DeviceKind.HOST else KvMode.EXACT
 
 

@@ -204,7 +204,7 @@ def test_who_asks_for_none_gets_the_mode_that_won(monkeypatch, request, isa: str
         request.getfixturevalue("emulator")
     from edgekv import _native
 
-    monkeypatch.setattr(_native, "info", lambda: {"isa": isa})
+    monkeypatch.setattr(_native, "isa", lambda: isa)
     assert devices.measured_mode(devices.place(KvOptions(device=device))) is KvMode(mode)
     assert parse("--kv", "exact")["kv"].mode is KvMode.EXACT
     assert parse(EDGEKV_KV="off")["kv"].mode is KvMode.OFF

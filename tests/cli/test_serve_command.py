@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from itertools import islice
 
 import pytest
 from support.program import EDGEKV
@@ -23,7 +24,9 @@ def test_serve(environment, edgekv, default_model, number, at_birth):
         preexec_fn=lambda: signal.signal(signal.SIGINT, at_birth),  # noqa: PLW1509 (as a shell does it; no thread runs yet)
     )
     try:
-        announced, example = server.stderr.readline(), server.stderr.readline()
+        needed, taken, announced, example = (server.stderr.readline() for _ in range(4))
+        assert re.match(r"memory: weights 92.1 MiB, KV home 11.2 MiB.* of \S+ GiB free \(estimated\)$", needed), needed
+        assert re.match(r"memory: weights 92.1 MiB, KV home 11.2 MiB.* free \(measured\)$", taken), taken
         url = re.search(r"serving smol at (http://127.0.0.1:\d+/v1) \(512 tokens of context, KV (?:exact|sparse: resolution 2,000, .*)\)", announced)[1]
         python = re.match(r"try: \S+ -c '(.*)'$", example)[1]
         assert url in python
@@ -45,7 +48,8 @@ def test_serve_says_what_mode_sparse_has(environment, default_model):
                               env={**environment, "EDGEKV_KV": "sparse", "EDGEKV_RESOLUTION": "16000"}, stderr=subprocess.PIPE,
                               text=True)
     try:
-        assert "(1,024 tokens of context for each of 2 slots, KV sparse: resolution 16,000, arena 2.0 MiB, cache 1.0 GiB of RAM)" in server.stderr.readline()
+        announced = list(islice(server.stderr, 3))[-1]
+        assert "(1,024 tokens of context for each of 2 slots, KV sparse: resolution 16,000, arena 2.0 MiB, cache 1.0 GiB of RAM)" in announced
         server.send_signal(signal.SIGTERM)
         assert server.wait(timeout=60) == EXIT_OK
     finally:

@@ -1,0 +1,101 @@
+"""`edgekv models shapes` and `synth`: model files of random weights in the shape of real ones, to measure with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from edgekv.amounts import gibibytes, tokens
+from edgekv.cli.common.options import option
+from edgekv.cli.common.tables import Column, output_option, print_rows
+
+WEIGHT_TYPES = ("q4_0", "q8_0", "f16", "bf16")  # as in edgekv.models.shapes, which would take NumPy into every `--help`
+
+
+SHAPE_COLUMNS = [
+    Column("shape", "shape", right=False),
+    Column("architecture", "kind", right=False),
+    Column("n_params", "parameters", lambda n: f"{n / 1e6:,.1f}M"),
+    Column("n_layer", "layers"),
+    Column("heads", "heads/KV"),
+    Column("head_dim", "head dim"),
+    Column("n_vocab", "vocabulary", tokens),
+    Column("n_ctx_train", "context", tokens),
+    Column("kv_bytes_per_token", "KV B/token f16", tokens),
+    *(Column(f"file_bytes_{name}", f"{name} GiB", gibibytes) for name in WEIGHT_TYPES if name != "bf16"),  # as large as f16
+]
+
+
+@click.command()
+@output_option("json", "csv", "md")
+def shapes(output: str) -> None:
+    """List the shapes that `edgekv models synth` knows: layers, heads, KV cache bytes of a token, sizes of the files."""
+    from edgekv.models.shapes import SHAPES
+
+    rows = [{
+        "shape": shape.name, "architecture": shape.architecture, "n_params": shape.n_params, "n_layer": shape.n_layer,
+        "heads": f"{shape.n_head}/{shape.n_head_kv}", "n_expert": shape.n_expert, "head_dim": shape.head_dim, "n_embd": shape.n_embd, "n_ff": shape.n_ff,
+        "n_vocab": shape.n_vocab, "n_ctx_train": shape.n_ctx_train, "kv_bytes_per_token": shape.kv_bytes_per_token(),
+        **{f"file_bytes_{name}": shape.file_bytes(name) for name in WEIGHT_TYPES},
+    } for shape in SHAPES.values()]
+    print_rows(rows, SHAPE_COLUMNS, output)
+
+
+# Variables of their own: EDGEKV_OUTPUT is a format elsewhere, EDGEKV_LAYERS a list, EDGEKV_SEED the sampler's.
+@click.command()
+@click.argument("shape")
+@option("-o", "--output", envvar="EDGEKV_SYNTH_OUTPUT", type=click.Path(path_type=Path, dir_okay=False),
+        help="The file to write.  [default: synthetic-SHAPE-TYPE.gguf in this folder]")
+@option("--type", "weight_type", envvar="EDGEKV_SYNTH_TYPE", type=click.Choice(WEIGHT_TYPES), default=WEIGHT_TYPES[0],
+        show_default=True, help="Type of the matrices.")
+@option("--layers", envvar="EDGEKV_SYNTH_LAYERS", type=click.IntRange(1, 512), metavar="N",
+        help="Layers to write.  [default: as many as the model has]")
+@option("--ctx-train", envvar="EDGEKV_SYNTH_CTX_TRAIN", type=click.IntRange(256), metavar="TOKENS",
+        help="The longest context that the file allows; random weights take any.  [default: the model's]")
+@option("--header-only", envvar="EDGEKV_SYNTH_HEADER_ONLY", is_flag=True,
+        help="Write the header without the weights, a small file that `edgekv plan` and `edgekv models show` can read.")
+@option("--seed", envvar="EDGEKV_SYNTH_SEED", type=click.IntRange(0), default=0, show_default=True, help="Seed of the weights.")
+def synth(shape: str, output: Path | None, weight_type: str, layers: int | None, ctx_train: int | None, header_only: bool,
+          seed: int) -> None:
+    """Write a model of random weights in the shape of a real one (`edgekv models shapes` lists them).
+
+    It has the real one's matrices and vocabulary size, so that each token costs what the real one costs, and a tokenizer of single
+    characters. What it answers is random words. The file is complete or not there.
+    """
+    from dataclasses import replace
+
+    from edgekv.models.shapes import find_shape
+    from edgekv.models.writer import write_header, write_model
+
+    found = find_shape(shape)
+    if layers is not None and found.attending:
+        found = replace(found, attending=tuple(il for il in found.attending if il < layers))
+    found = replace(found, n_layer=layers or found.n_layer, n_ctx_train=ctx_train or found.n_ctx_train)
+    parts = ["synthetic", found.name, *([f"{layers}-layers"] if layers else []), *(["header"] if header_only else []), f"{weight_type}.gguf"]
+    path = output or Path("-".join(parts))
+    if header_only:
+        click.echo(write_header(found, path, weight_type))
+        return
+    with _progress(path.name) as progress:
+        write_model(found, path, weight_type, seed, progress)
+    click.echo(path)
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error where that is a terminal; bytes, rate and time left."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(),
+               TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,82 @@
+"""A plan of this machine as it is now: its free memory, its GPU, its measured rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgekv.config import KvOptions
+from edgekv.errors import EdgeKVError
+from edgekv.machine import n_cores
+from edgekv.memory.devices import place
+from edgekv.memory.fit import available_bytes
+from edgekv.memory.plan import Plan, Request, make_plan
+from edgekv.models.geometry import open_model
+from edgekv.vocab import DeviceKind
+
+if TYPE_CHECKING:
+    from edgekv.memory.host_rates import HostRates
+    from edgekv.models.geometry import ModelFile
+
+Say = Callable[[str], None]
+
+
+class Measuring:
+    """What may be measured for a plan. compute: llama.cpp's work buffers too; again: rates that are kept; say: told what is measured."""
+
+    def __init__(self, say: Say = lambda what: None, compute: bool = False, again: bool = False):
+        self.say, self.compute, self.again = say, compute, again
+
+
+def plan_here(
+    path: Path, kv: KvOptions, n_ctx: int | None = None, n_slots: int = 1, store_bytes: int = 0, n_threads: int | None = None,
+    measuring: Measuring | None = None,
+) -> Plan:
+    """The plan for a model's header. measuring None: nothing is measured, and speeds are there only where rates are kept.
+
+    Raises ModelError for a file that is no model, CudaUnavailable where a GPU was asked for and cannot be used.
+    """
+    model = open_model(path, whole=False)
+    placement = place(kv)
+    request = Request(model, kv, n_ctx, n_slots, available_bytes(), store_bytes, placement.room)
+    n_threads = n_threads or n_cores()
+    if placement.room is not None:
+        from edgekv.memory.calibration import calibrate
+
+        again = bool(measuring and measuring.again)
+        return make_plan(request, None, calibrate(placement.kind, placement.index, again) if placement.kind is DeviceKind.CUDA else None)
+    if measuring is None:
+        return make_plan(request, kept_rates(model, kv, n_threads))
+    notes: list[str] = []
+    rates: HostRates | None = None
+    if measuring.compute:
+        from edgekv.bench.reserve import reserved_compute
+
+        try:
+            request = replace(request, compute=reserved_compute(model, kv, make_plan(request, None).n_ctx, n_slots))
+        except EdgeKVError as error:
+            notes.append(f"llama.cpp's work buffers could not be measured: {error}")
+    try:
+        rates = measured_rates(model, kv, n_threads, measuring)
+    except EdgeKVError as error:  # an answer about memory is one without speeds too
+        notes.append(f"the speeds could not be measured: {error}")
+    plan = make_plan(request, rates)
+    return replace(plan, notes=(*plan.notes, *notes))
+
+
+def measured_rates(model: ModelFile, kv: KvOptions, n_threads: int, measuring: Measuring) -> HostRates:
+    if not measuring.again and (kept := kept_rates(model, kv, n_threads)) is not None:
+        return kept
+    from edgekv.bench.host_rates import host_rates
+
+    return host_rates(model, kv, n_threads, measuring.say, measuring.again)
+
+
+def kept_rates(model: ModelFile, kv: KvOptions, n_threads: int) -> HostRates | None:
+    """The rates for a model where all of them were measured before."""
+    from edgekv import _native
+    from edgekv.memory.host_rates import kept_for
+
+    return kept_for(model, kv, n_threads, _native.isa())

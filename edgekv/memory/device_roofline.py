@@ -1,0 +1,55 @@
+"""How long a token takes where attention runs on a GPU, from the rates of its memory and its link. No GPU was at hand: nothing of this was
+compared with a measurement."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from edgekv.config import KvOptions
+from edgekv.memory.device_fit import DeviceRoom, device_plan
+from edgekv.memory.fit import head_row_bytes
+from edgekv.memory.roofline import Speed, rows_read
+from edgekv.models.geometry import ModelFile
+from edgekv.models.traffic import traffic
+from edgekv.vocab import KvMode
+
+if TYPE_CHECKING:
+    from edgekv._native.device import Rates
+
+_HOT = ((0.0, 0.0), (0.1, 0.65), (0.2, 0.85), (1.0, 1.0))
+"""(share of the pages in the arena, share of the rows of mode sparse that are read from there): `edgekv sim`, the policy ladder."""
+
+
+class DeviceRoofline:
+    """Bytes of a token over the rate of where they lie. Work that the reading does not hide is not in it, so it is a bound."""
+
+    def __init__(self, model: ModelFile, kv: KvOptions, room: DeviceRoom, rates: Rates):
+        self._model, self._kv, self._room, self._rates = model, kv, room, rates
+        self._weights_s = traffic(model).active_bytes / rates.vram
+
+    def speed(self, mode: KvMode, depth: int) -> Speed:
+        """decode None: it does not fit there."""
+        seconds = self.decode_seconds(mode, depth)
+        return Speed(mode.value, depth, None if seconds is None else 1 / seconds, None)
+
+    def decode_seconds(self, mode: KvMode, depth: int) -> float | None:
+        kv = self._kv.with_(mode=mode) if mode is not KvMode.OFF else self._kv.with_(mode=mode, kv_vram=None)
+        plan = device_plan(self._model.geometry, depth, kv, self._room)
+        if plan.room < 0 or plan.missing:
+            return None
+        seconds = self._weights_s + plan.others / self._rates.vram
+        if mode is KvMode.OFF or not plan.n_heads:
+            return seconds
+        hot = min(1.0, plan.arena / max(1, plan.home))
+        if mode is KvMode.EXACT:
+            return seconds + plan.home * hot / self._rates.vram + plan.home * (1 - hot) / self._rates.link_copy
+        read = rows_read(depth, self._kv.selection.resolution) * plan.n_heads * head_row_bytes(self._model.geometry, self._kv.cache)
+        hits = hit_share(hot)
+        return seconds + plan.sketches / self._rates.vram + read * hits / self._rates.vram + read * (1 - hits) / self._rates.link_gather
+
+
+def hit_share(hot: float) -> float:
+    """Rows of mode sparse that are read from the arena, where it holds the share `hot` of the pages."""
+    (x0, y0), (x1, y1) = next(pair for pair in pairwise(_HOT) if hot <= pair[1][0])
+    return y0 + (y1 - y0) * (hot - x0) / (x1 - x0)

@@ -1,0 +1,170 @@
+"""What this machine's processor was measured to do with weights and caches, kept for each kind of processor, kernels and version."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from edgekv import __version__
+from edgekv.config import KvOptions
+from edgekv.machine import cpu_family
+from edgekv.models.geometry import Geometry, ModelFile
+from edgekv.models.traffic import traffic
+
+_LARGEST_GROUP = 16
+_MEASURED = (64, 80, 96, 112, 128, 192, 256)
+_LEAST_SHARE = 0.05
+"""Of the bytes of a token, what a type of weights must have to be measured; the others count as the slowest."""
+
+log = logging.getLogger("edgekv")
+
+
+@dataclass(frozen=True)
+class WeightRates:
+    """Of one ggml type of weights."""
+
+    decode: float
+    """Bytes a second of weights that one token is multiplied with."""
+    prompt: float
+    """Weights a second that each of many tokens together is multiplied with."""
+
+
+@dataclass(frozen=True)
+class AttentionRates:
+    """Of one shape of attention, for one KV head with its group of query heads. Seconds."""
+
+    layer: float
+    """What a layer costs with next to no cache and next to no weights."""
+    stock: float
+    """A token decoded behind one more cell: the better of stock's kernels."""
+    exact: float
+    row: float
+    """Mode sparse: one more row is read."""
+    scan: float
+    """One more cell's sketch is scanned."""
+    prompt_stock: float
+    """One token of a prompt attends one more cell."""
+    prompt_exact: float
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """What attention's rates depend on."""
+
+    head_dim: int
+    group: int
+    """Query heads of a KV head."""
+    n_head_kv: int = 2
+    """Of a layer: the rows of a head lie that far apart."""
+    type_k: str = "f16"
+    type_v: str = "f16"
+
+    @property
+    def name(self) -> str:
+        return f"{self.head_dim}x{self.group}x{self.n_head_kv} {self.type_k}/{self.type_v}"
+
+
+@dataclass(frozen=True)
+class HostRates:
+    """All of a model's on this processor with so many threads."""
+
+    n_threads: int
+    read: float
+    """Bytes a second of memory, read in a row."""
+    weights: Mapping[str, WeightRates]
+    attention: AttentionRates
+
+
+class Kept:
+    """The file of measured rates. One that cannot be read or written is as good as empty: rates are then measured each time."""
+
+    def __init__(self, n_threads: int, isa: str, path: Path | None = None):
+        self.path = path or Path(platformdirs.user_cache_dir("edgekv")) / "host-rates.json"
+        self._machine = f"{cpu_family()}; {isa} kernels; {n_threads} threads; EdgeKV {__version__}"
+
+    def read(self) -> float | None:
+        value: Any = self._mine().get("read")
+        return float(value) if _is_rate(value) else None
+
+    def weights(self, kind: str) -> WeightRates | None:
+        return _made(WeightRates, self._mine().get(f"weights {kind}"))
+
+    def attention(self, shape: AttentionShape) -> AttentionRates | None:
+        return _made(AttentionRates, self._mine().get(f"attention {shape.name}"))
+
+    def keep(self, name: str, value: Any) -> None:
+        """name: "read", "weights TYPE" or "attention SHAPE"; value: a number or rates."""
+        everything = self._all()
+        everything.setdefault(self._machine, {})[name] = value if isinstance(value, float) else asdict(value)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
+                json.dump(everything, file, indent=1)
+            os.replace(file.name, self.path)
+        except OSError as error:
+            log.warning("the measured rates cannot be kept in %s (%s): they are measured each time", self.path, error.strerror)
+
+    def _mine(self) -> dict[str, Any]:
+        return self._all().get(self._machine, {})
+
+    def _all(self) -> dict[str, dict[str, Any]]:
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        entries = found.items() if isinstance(found, dict) else ()
+        return {name: entry for name, entry in entries if isinstance(entry, dict)}
+
+
+def kept_for(model: ModelFile, kv: KvOptions, n_threads: int, isa: str) -> HostRates | None:
+    """All rates that a model needs, where each was measured before."""
+    kept = Kept(n_threads, isa)
+    read, attention = kept.read(), kept.attention(attention_shape(model.geometry, kv))
+    weights = {kind: rates for kind in measured_types(model) if (rates := kept.weights(kind)) is not None}
+    if read is None or attention is None or len(weights) < len(measured_types(model)):
+        return None
+    return HostRates(n_threads, read, weights, attention)
+
+
+def attention_shape(model: Geometry, kv: KvOptions) -> AttentionShape:
+    """Of the first layer with a KV cache; a model without any counts as a small one."""
+    types = (kv.cache.type_k.value, kv.cache.type_v.value)
+    il = next((il for il, n in enumerate(model.n_head_kv) if n), None)
+    if il is None:
+        return AttentionShape(64, 1, 2, *types)
+    group = min(_LARGEST_GROUP, max(1, model.n_head[il] // model.n_head_kv[il]))
+    return AttentionShape(measured_head_dim(model.head_dim_k, model.head_dim_v), group, model.n_head_kv[il], *types)
+
+
+def measured_head_dim(head_dim_k: int, head_dim_v: int) -> int:
+    """The head size whose rates stand for this one: its own, or one that our kernels serve."""
+    if head_dim_k == head_dim_v and head_dim_k in _MEASURED:
+        return head_dim_k
+    return 256 if min(head_dim_k, head_dim_v) >= 256 else 128
+
+
+def measured_types(model: ModelFile) -> list[str]:
+    """Types of weights that take their share of a token's bytes, the largest in any case."""
+    of = traffic(model)
+    ordered = sorted(of.decode_bytes, key=lambda kind: -of.decode_bytes[kind])
+    return [kind for i, kind in enumerate(ordered) if i == 0 or of.decode_bytes[kind] >= _LEAST_SHARE * of.active_bytes]
+
+
+def _made(kind: Any, stored: Any) -> Any:
+    """None for what no measurement gives: a file that somebody edited, or one of another version."""
+    if not isinstance(stored, dict) or set(stored) != {field.name for field in fields(kind)}:
+        return None
+    return kind(**stored) if all(map(_is_rate, stored.values())) else None
+
+
+def _is_rate(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value) and value > 0

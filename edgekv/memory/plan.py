@@ -1,0 +1,269 @@
+"""The plan of a context before anything is loaded: what it takes of what is free now, which context fits, how fast it will be, which mode
+to take and why. From the model's header, this machine's free memory and its measured rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from edgekv.amounts import size
+from edgekv.config import KvOptions
+from edgekv.errors import DoesNotFit
+from edgekv.memory.allocations import HOST, NATIVE_BYTES, Part, device_parts, home_bytes, host_parts, total
+from edgekv.memory.device_fit import DeviceRoom, choose_device_context, device_plan
+from edgekv.memory.device_roofline import DeviceRoofline
+from edgekv.memory.fit import COMPUTE_BYTES, choose_context, in_tokens, largest_context, rounded, sparse_layers
+from edgekv.memory.host_rates import HostRates
+from edgekv.memory.roofline import DEPTHS, LEAST_TOKENS_PER_S, HostRoofline, Speed, depth_at
+from edgekv.models.geometry import Geometry, ModelFile
+from edgekv.vocab import KvMode
+
+if TYPE_CHECKING:
+    from edgekv._native.device import Rates
+
+GAINS_FROM = 2048
+"""Up to about so many tokens attention is a small part of a token's time, whatever does it."""
+
+USER_TOKENS = 4096
+"""A conversation, where it is said how many fit."""
+
+LONGEST = 1 << 22
+"""Contexts that fit are counted up to this."""
+
+_FALLBACK = 4096
+_NOTHING = 1.1
+"""Times stock: less is within what machines vary, and no gain."""
+
+_MODES = (KvMode.OFF, KvMode.EXACT, KvMode.SPARSE)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be planned. kv: its mode is the one that counts; n_ctx None: what chat and serve would open."""
+
+    model: ModelFile
+    kv: KvOptions
+    n_ctx: int | None
+    n_slots: int
+    available: int
+    """Bytes of host memory that are free."""
+    store_bytes: int = 0
+    """RAM of the prefix store."""
+    room: DeviceRoom | None = None
+    """The GPU that is used; None: the processor attends."""
+    compute: int | None = None
+    """llama.cpp's work buffers, measured; None: by formula."""
+
+    @property
+    def shape(self) -> Geometry:
+        return self.model.geometry
+
+    def parts(self, n_ctx: int, kv: KvOptions) -> list[Part]:
+        if self.room is not None:
+            return device_parts(self.model, n_ctx, kv, self.n_slots, self.room, self.store_bytes)
+        return host_parts(self.model, n_ctx, kv, self.n_slots, self.store_bytes, self.compute)
+
+    def fits(self, n_ctx: int, kv: KvOptions) -> bool:
+        """Everything, beside what is in use now."""
+        if self.room is not None:
+            plan = device_plan(self.shape, n_ctx, kv, self.room, self.n_slots)
+            if plan.room < 0 or plan.missing:
+                return False
+        return total(self.parts(n_ctx, kv)) + NATIVE_BYTES <= self.available
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How far a mode comes on this machine."""
+
+    mode: str
+    fits_tokens: int
+    """The longest context of each slot whose memory is there; LONGEST: that or more."""
+    readable_tokens: int | None
+    """The depth at which decoding falls below LEAST_TOKENS_PER_S by estimate; None: not within LONGEST tokens, or not known."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that `edgekv plan` says. Bytes, tokens, tokens a second."""
+
+    model: str
+    architecture: str
+    file_type: str
+    n_params: int
+    n_ctx_train: int
+    kv_bytes_per_token: int
+    mode: str
+    n_ctx: int
+    n_slots: int
+    place: str
+    free: dict[str, int]
+    """By place."""
+    parts: tuple[Part, ...]
+    problem: str | None
+    """Why it does not fit; None: it does."""
+    limits: tuple[Limit, ...]
+    users: int
+    """Conversations of USER_TOKENS whose K and V fit into what is left beside everything else."""
+    speeds: tuple[Speed, ...]
+    served_layers: int
+    n_layer: int
+    recommended: str
+    why: str
+    sentence: str
+    """What EdgeKV changes about the limit of this machine."""
+    flags: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def total(self, place: str = HOST) -> int:
+        return total(self.parts, place)
+
+
+def make_plan(request: Request, host: HostRates | None, device: Rates | None = None) -> Plan:
+    """host, device: measured rates; without them there are no speeds."""
+    shape, notes = request.shape, list[str]()
+    kv = in_tokens(shape, request.kv)
+    n_ctx, note, problem = _context(request, kv)
+    notes += [note] if note else []
+    parts = tuple(request.parts(n_ctx, kv))
+    place = HOST if request.room is None else request.room.name
+    roofline = _roofline(request, kv, host, device)
+    speeds = tuple(_speeds(request, roofline, n_ctx))
+    limits = tuple(_limits(request, kv, roofline))
+    recommended, why = _recommend(request, n_ctx, roofline, limits)
+    free = {HOST: request.available} | ({place: request.room.free} if request.room is not None else {})
+    return Plan(
+        str(shape.path), shape.architecture, shape.file_type, shape.n_params, shape.n_ctx_train,
+        shape.kv_bytes_per_token(kv.cache.type_k.value, kv.cache.type_v.value), kv.mode.value, n_ctx, request.n_slots, place, free, parts,
+        _problem(request, n_ctx, kv, parts) or problem, limits, users(request, kv), speeds, len(sparse_layers(shape)), shape.n_layer,
+        recommended.value, why, _sentence(request, limits), tuple(_flags(request, n_ctx, recommended)), tuple(notes))
+
+
+def users(request: Request, kv: KvOptions, n_tokens: int = USER_TOKENS) -> int:
+    """Conversations of `n_tokens` whose K and V fit beside the weights, work buffers and the rest that does not grow with them; on a GPU
+    without EdgeKV, where all of them lie in its memory, and in host memory otherwise."""
+    each = home_bytes(request.shape, n_tokens, kv)
+    fixed = [part for part in request.parts(n_tokens, kv.with_(mode=KvMode.OFF)) if not part.name.startswith("KV")]
+    if request.room is not None and kv.mode is KvMode.OFF:
+        return max(0, request.room.free - total(fixed, request.room.name)) // each if each else 0
+    return max(0, request.available - total(fixed) - NATIVE_BYTES) // each if each else 0
+
+
+def _context(request: Request, kv: KvOptions) -> tuple[int, str | None, str | None]:
+    """Tokens, a note about them, and why they cannot be had."""
+    try:
+        if request.room is not None:
+            choice = choose_device_context(request.shape, request.n_ctx, kv, request.room, request.n_slots, request.available)
+        else:
+            choice = choose_context(request.shape, request.n_ctx, kv, request.n_slots, request.available)
+        return choice.n_ctx, choice.note, None
+    except DoesNotFit as error:
+        return min(request.n_ctx or _FALLBACK, request.shape.n_ctx_train), None, str(error)
+
+
+def _problem(request: Request, n_ctx: int, kv: KvOptions, parts: tuple[Part, ...]) -> str | None:
+    missing = total(parts) + NATIVE_BYTES - request.available
+    if missing <= 0:
+        return None
+    weights = next((part.bytes for part in parts if part.name == "weights" and part.place == HOST), 0)
+    if weights > request.available:
+        return (f"the weights take {size(weights)} and {size(request.available)} are free: they would be read from the disk for every token; "
+                "take a smaller model or a smaller type of weights")
+    best = largest_context(lambda n: request.fits(n, kv), n_ctx)
+    return f"{size(missing)} are missing; " + (f"use --ctx {best} or less" if best else "close other programs, or take a smaller model")
+
+
+# ---- how fast -------------------------------------------------------------------------------------------------------------------
+
+
+def _roofline(request: Request, kv: KvOptions, host: HostRates | None, device: Rates | None) -> Callable[[KvMode, int], Speed] | None:
+    if request.room is not None:
+        return DeviceRoofline(request.model, kv, request.room, device).speed if device is not None else None
+    return HostRoofline(request.model, kv, host).speed if host is not None else None
+
+
+def _speeds(request: Request, roofline: Callable[[KvMode, int], Speed] | None, n_ctx: int) -> Iterator[Speed]:
+    if roofline is None:
+        return
+    for depth in sorted({*DEPTHS, n_ctx}):
+        yield from (roofline(mode, depth) for mode in _MODES)
+
+
+def _limits(request: Request, kv: KvOptions, roofline: Callable[[KvMode, int], Speed] | None) -> Iterator[Limit]:
+    for mode in _MODES:
+        options = kv.with_(mode=mode, **({"kv_vram": None} if mode is KvMode.OFF else {}))
+        yield Limit(mode.value, largest_context(partial(_fits, request, options), LONGEST), None if roofline is None else
+                    depth_at(LEAST_TOKENS_PER_S, partial(_decode, roofline, mode), LONGEST))
+
+
+def _fits(request: Request, kv: KvOptions, n_ctx: int) -> bool:
+    return request.fits(n_ctx, kv)
+
+
+def _decode(roofline: Callable[[KvMode, int], Speed], mode: KvMode, depth: int) -> float:
+    return roofline(mode, depth).decode or 0.0
+
+
+# ---- what it comes to -----------------------------------------------------------------------------------------------------------
+
+
+def _recommend(request: Request, n_ctx: int, roofline: Callable[[KvMode, int], Speed] | None, limits: tuple[Limit, ...]) -> tuple[KvMode, str]:
+    served = sparse_layers(request.shape)
+    if not served:
+        return KvMode.OFF, "no layer has a KV cache that EdgeKV can serve: stock llama.cpp runs all of them"
+    fitting = {KvMode(limit.mode) for limit in limits if limit.fits_tokens >= rounded(n_ctx)}
+    if request.room is not None:
+        if KvMode.OFF in fitting:
+            return KvMode.OFF, f"K and V of {n_ctx:,} tokens fit into GPU memory: nothing is to be gained"
+        return KvMode.EXACT, "K and V do not fit into GPU memory; exact loses nothing, and sparse was not measured on a GPU"
+    if n_ctx <= GAINS_FROM:
+        return KvMode.OFF, f"up to about {GAINS_FROM:,} tokens attention is a small part of a token: nothing is gained, any mode will do"
+    if KvMode.SPARSE not in fitting and KvMode.EXACT in fitting:
+        return KvMode.EXACT, "the sketches of mode sparse do not fit beside the cache"
+    if roofline is None:
+        return KvMode.SPARSE, "it reads a small part of the context for each token (no speeds were measured here)"
+    speeds = {mode: roofline(mode, n_ctx).decode or 0.0 for mode in _MODES}
+    best = max((KvMode.EXACT, KvMode.SPARSE), key=speeds.__getitem__)
+    times = speeds[best] / speeds[KvMode.OFF]
+    if times < _NOTHING:
+        return KvMode.OFF, f"at {n_ctx:,} tokens {best.value} is {times:.2f}x stock by estimate: the weights take most of a token's time"
+    return best, f"at {n_ctx:,} tokens it decodes {times:.1f}x as fast as stock by estimate, {speeds[best]:.1f} tokens/s"
+
+
+def _sentence(request: Request, limits: tuple[Limit, ...]) -> str:
+    of = {limit.mode: limit for limit in limits}
+    stock, ours = of[KvMode.OFF.value], of[(KvMode.EXACT if request.room is not None else KvMode.SPARSE).value]
+    if request.room is not None:
+        return (f"without EdgeKV this machine would stop at {_tokens(stock.fits_tokens)}, where {request.room.name} is full; with it at "
+                f"{_tokens(ours.fits_tokens)}, where host memory is")
+    text = (f"on a processor K and V lie in the same memory with EdgeKV and without: {_tokens(stock.fits_tokens)} fit with stock, "
+            f"{_tokens(ours.fits_tokens)} in mode sparse, whose sketches and arena lie beside them.")
+    depths = [(name, of[mode].readable_tokens) for name, mode in (("stock", "off"), ("exact", "exact"), ("sparse", "sparse"))]
+    slower = [f"{name} {f'at {depth:,} tokens' if depth else 'from the start'}" for name, depth in depths if depth is not None]
+    if slower:
+        text += f" The limit is speed: by estimate a token takes more than {1 / LEAST_TOKENS_PER_S:g} s with {', with '.join(slower)}"
+    return text
+
+
+def _tokens(n: int) -> str:
+    return "no context" if not n else f"{n:,} tokens" + (" and more" if n >= LONGEST else "")
+
+
+def _flags(request: Request, n_ctx: int, mode: KvMode) -> Iterator[str]:
+    yield from ("--ctx", str(n_ctx), "--kv", mode.value)
+    if request.n_slots > 1:
+        yield from ("--slots", str(request.n_slots))
+    cache = request.kv.cache
+    for name, kind in (("--type-k", cache.type_k.value), ("--type-v", cache.type_v.value)):
+        if kind != "f16":
+            yield from (name, kind)
+    yield from ("--device", "cpu" if request.room is None else "cuda")
+
+
+def fitting_context(model: Geometry, available: int) -> int:
+    """Tokens, up to those that the model was trained for, whose K and V fit on the host beside the weights; 0 where those do not fit."""
+    exact, fixed = KvOptions(), model.tensor_bytes + model.recurrent_bytes + COMPUTE_BYTES
+    fits = largest_context(lambda n: home_bytes(model, n, exact) + fixed <= available, model.n_ctx_train)
+    return min(model.n_ctx_train, fits)

@@ -1,0 +1,115 @@
+"""How long a token takes, from what it has to read and compute and what this machine was measured to do: an estimate, before anything is
+loaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from edgekv.config import KvOptions
+from edgekv.memory.fit import sparse_layers
+from edgekv.memory.host_rates import HostRates, measured_head_dim
+from edgekv.models.geometry import ModelFile
+from edgekv.models.traffic import traffic
+from edgekv.vocab import KvMode
+
+ROWS = ((1800, 322), (7168, 403), (16_000, 503), (32_000, 598))
+"""(depth, rows that a KV head reads) in mode sparse at resolution 2,000: measured on the default model (LOG.md). Real texts and models
+differ."""
+
+_ROWS_RESOLUTION = 2000.0
+
+DEPTHS = (4096, 8192, 16_384, 32_768, 65_536, 131_072)
+
+LEAST_TOKENS_PER_S = 5.0
+"""About as fast as a person reads: a depth at which decoding is slower is where a machine without a GPU stops being of use."""
+
+
+def rows_read(depth: int, resolution: float) -> int:
+    """Rows that a KV head reads of `depth` tokens in mode sparse, between and beyond the measured depths as a power of the depth."""
+    points = [(math.log(d), math.log(n)) for d, n in ROWS]
+    x = math.log(max(depth, 1))
+    (x0, y0), (x1, y1) = next((pair for pair in pairwise(points) if x <= pair[1][0]), (points[-2], points[-1]))
+    rows = math.exp(y0 + (y1 - y0) * (x - x0) / (x1 - x0)) * math.sqrt(resolution / _ROWS_RESOLUTION)
+    return min(depth, round(rows))
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Estimated tokens a second of one sequence alone, at a depth; None: nobody can tell."""
+
+    mode: str
+    depth: int
+    decode: float | None
+    prompt: float | None
+
+
+class HostRoofline:
+    """A model on this processor. The time of a token: its weights, a fixed part for each layer, and attention, which takes the larger of
+    what the kernel needs and what the bytes need."""
+
+    def __init__(self, model: ModelFile, kv: KvOptions, rates: HostRates):
+        self._model, self._kv, self._rates = model, kv, rates
+        self._traffic = traffic(model)
+        self._served = set(sparse_layers(model.geometry))
+        slowest = min((rate.decode for rate in rates.weights.values()), default=math.inf)
+        self._weights_s = sum(n / rates.weights[kind].decode if kind in rates.weights else n / slowest
+                              for kind, n in self._traffic.decode_bytes.items())
+        slowest = min((rate.prompt for rate in rates.weights.values()), default=math.inf)
+        self._prompt_weights_s = sum(n / (rates.weights[kind].prompt if kind in rates.weights else slowest)
+                                     for kind, n in self._traffic.prompt_weights.items())
+
+    def decode_seconds(self, mode: KvMode, depth: int) -> float:
+        """One token with `depth` tokens before it."""
+        shape, rates = self._model.geometry, self._rates.attention
+        attention = sum(self._layer(il, depth, mode) for il in range(shape.n_layer) if shape.n_head_kv[il])
+        return self._weights_s + shape.n_layer * rates.layer + attention
+
+    def prompt_seconds(self, mode: KvMode, depth: int) -> float:
+        """One of many tokens that are read together, with `depth` tokens before them."""
+        shape, rates = self._model.geometry, self._rates.attention
+        per_cell = [(rates.prompt_exact if mode is not KvMode.OFF and il in self._served else rates.prompt_stock) * n * self._visible(il, depth)
+                    for il, n in enumerate(shape.n_head_kv)]
+        return self._prompt_weights_s + self._scale() * sum(per_cell)
+
+    def speed(self, mode: KvMode, depth: int) -> Speed:
+        return Speed(mode.value, depth, 1 / self.decode_seconds(mode, depth), 1 / self.prompt_seconds(mode, depth))
+
+    def _visible(self, il: int, depth: int) -> int:
+        shape = self._model.geometry
+        return min(depth, shape.sliding_window) if shape.swa[il] else depth
+
+    def _scale(self) -> float:
+        """Rates are those of heads as wide as K and V are on average; a shape that was not measured counts by its width."""
+        shape = self._model.geometry
+        measured = 2 * measured_head_dim(shape.head_dim_k, shape.head_dim_v)
+        return (shape.head_dim_k + shape.head_dim_v) / measured if shape.head_dim_k else 1.0
+
+    def _layer(self, il: int, depth: int, mode: KvMode) -> float:
+        shape, rates = self._model.geometry, self._rates.attention
+        n_heads, cells = shape.n_head_kv[il], self._visible(il, depth)
+        row_bytes = shape.kv_bytes_per_token(self._kv.cache.type_k.value, self._kv.cache.type_v.value) // max(1, sum(shape.n_head_kv))
+        if mode is KvMode.OFF or il not in self._served:
+            kernel, read = rates.stock * cells, cells * row_bytes
+        elif mode is KvMode.EXACT or cells <= self._kv.selection.exact_tokens:
+            kernel, read = rates.exact * cells, cells * row_bytes
+        else:
+            rows = rows_read(cells, self._kv.selection.resolution)
+            kernel, read = rates.row * rows + rates.scan * cells, rows * row_bytes
+        return n_heads * max(self._scale() * kernel, read / self._rates.read)
+
+
+def depth_at(tokens_per_s: float, speed: Callable[[int], float], most: int) -> int | None:
+    """The largest depth up to `most` where `speed(depth)`, which falls, is at least `tokens_per_s`; None: it is that fast at `most`; 0:
+    nowhere."""
+    if speed(most) >= tokens_per_s:
+        return None
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if speed(middle) >= tokens_per_s else (low, middle)
+    return low
+
+

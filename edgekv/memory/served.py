@@ -1,0 +1,36 @@
+"""Which layers EdgeKV's attention serves and why not the others, as far as a model's header tells. `edgekv doctor` opens a context and
+knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgekv.memory.fit import sparse_layers
+from edgekv.models.geometry import Geometry
+
+
+@dataclass(frozen=True)
+class LayerService:
+    il: int
+    served: bool
+    reason: str
+    n_head: int
+    n_head_kv: int
+
+
+def layers(model: Geometry) -> list[LayerService]:
+    served = set(sparse_layers(model))
+    return [LayerService(il, il in served, "plain KV cache" if il in served else _why_not(model, il), model.n_head[il], model.n_head_kv[il])
+            for il in range(model.n_layer)]
+
+
+def _why_not(model: Geometry, il: int) -> str:
+    if not model.n_head_kv[il]:
+        return "no KV cache: recurrent, a convolution, or no attention"
+    if model.mla:
+        return "compressed KV (MLA)"
+    if model.swa[il]:
+        return f"sliding window of {model.sliding_window:,} tokens"
+    if model.head_dim_k != model.head_dim_v:
+        return f"heads of K have {model.head_dim_k} numbers and those of V {model.head_dim_v}"
+    return f"no kernel for heads of {model.head_dim_k}"

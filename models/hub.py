@@ -1,0 +1,95 @@
+"""Fetches GGUF files from Hugging Face, through huggingface_hub: it goes on where it was interrupted, and keeps them in its own cache."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgekv.errors import ConfigError, EdgeKVError, ModelError
+
+PREFERRED = ("Q4_K_M", "Q4_0", "Q4_K_S", "Q8_0", "F16", "BF16")
+"""Where nobody names a type of weights: the first of these that there is."""
+
+_ADDRESS = re.compile(r"(?:hf:)?(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<quant>[\w.-]+))?")
+_PART = re.compile(r"-\d{5}-of-\d{5}$")
+
+
+@dataclass(frozen=True)
+class Address:
+    """hf:user/repo[:quant]."""
+
+    repo: str
+    quant: str | None
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Raises ConfigError."""
+        match = _ADDRESS.fullmatch(text.strip())
+        if match is None:
+            raise ConfigError(f"{text!r} is no address of a model; write hf:USER/REPO or hf:USER/REPO:QUANT, such as "
+                              "hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M")
+        return cls(match["repo"], match["quant"])
+
+
+def choose(files: Sequence[str], quant: str | None, repo: str = "the repository") -> list[str]:
+    """The files of one model, all parts in order. quant: a part of the name, in any case; None: the first of PREFERRED. Raises
+    ModelError, which names what there is."""
+    models: dict[str, list[str]] = {}
+    for file in sorted(files):
+        stem = file.removesuffix(".gguf")
+        if file.endswith(".gguf") and "mmproj" not in stem.lower() and "imatrix" not in stem.lower():
+            models.setdefault(_PART.sub("", stem), []).append(file)
+    if not models:
+        raise ModelError(f"{repo} has no GGUF file; look for one whose name ends in GGUF")
+    named = {stem: re.split(r"[/.]|(?<=[a-z0-9])-", stem.rsplit("/", 1)[-1], flags=re.IGNORECASE) for stem in models}
+    for wanted in (quant,) if quant is not None else PREFERRED:
+        fitting = [stem for stem, words in named.items() if wanted.lower() in (word.lower() for word in words)]
+        if fitting:
+            return models[min(fitting, key=len)]
+    if quant is None:
+        return models[min(models, key=len)]
+    raise ModelError(f"{repo} has no {quant}; it has: {', '.join(models)}")
+
+
+def pull(address: Address, say: Callable[[str], None] = lambda text: None) -> Path:
+    """Fetch a model and return the path of its file, or of its first part. `say` gets a line for each file; huggingface_hub shows the
+    progress. Raises ConfigError where that is not installed, ModelError where there is no such model, EdgeKVError where the site
+    cannot be reached."""
+    hub = _library()
+    try:
+        files = choose(hub.HfApi().list_repo_files(address.repo), address.quant, address.repo)
+        paths = []
+        for i, file in enumerate(files, 1):
+            say(f"{address.repo}: {file}" + (f" ({i} of {len(files)})" if len(files) > 1 else ""))
+            paths.append(Path(hub.hf_hub_download(address.repo, file)))
+    except EdgeKVError:
+        raise
+    except hub.errors.GatedRepoError:
+        raise ModelError(f"{address.repo} is given only to people who have agreed to its terms; do so on its page, and set HF_TOKEN") from None
+    except hub.errors.RepositoryNotFoundError:
+        raise ModelError(f"there is no model {address.repo} on Hugging Face, or it is private and HF_TOKEN is not set") from None
+    except (hub.errors.HfHubHTTPError, OSError, ConnectionError) as error:
+        raise EdgeKVError(f"{address.repo} could not be fetched: {_reason(error)}; what has come is kept, and the same command goes on with "
+                          "it. `edgekv models list` shows the models that are here") from None
+    except Exception as error:  # the library's HTTP client has errors of its own, which differ between its versions
+        if "connect" not in type(error).__name__.lower() and "timeout" not in type(error).__name__.lower():
+            raise
+        raise EdgeKVError(f"{address.repo} could not be fetched: Hugging Face cannot be reached ({_reason(error)}); what has come is kept, "
+                          "and the same command goes on with it. `edgekv models list` shows the models that are here") from None
+    return paths[0]
+
+
+def _reason(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _library() -> Any:
+    try:
+        import huggingface_hub
+        import huggingface_hub.errors
+    except ImportError:
+        raise ConfigError('fetching models needs huggingface_hub; install it with `pip install "edgekv[hub]"`') from None
+    return huggingface_hub

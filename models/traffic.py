@@ -1,0 +1,44 @@
+"""What of a model's weights a token reads: the part of its time that no KV cache changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edgekv.models.geometry import ModelFile
+
+_TABLES = ("token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight", "token_types.weight")
+"""One row is looked up for each token."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """By ggml type of the tensors, in lower case."""
+
+    decode_bytes: Mapping[str, int]
+    """Read for one decoded token, the head included."""
+    prompt_weights: Mapping[str, int]
+    """Numbers that each token of a prompt is multiplied with. The head is not among them: the last token alone needs it."""
+
+    @property
+    def active_bytes(self) -> int:
+        return sum(self.decode_bytes.values())
+
+
+def traffic(model: ModelFile) -> Traffic:
+    """Of a mixture of experts, those count that a token is sent to."""
+    arch = model.geometry.architecture
+    n_expert, n_used = (int(model.header.value(f"{arch}.{key}", 0) or 0) for key in ("expert_count", "expert_used_count"))
+    is_tied = not any(tensor.name == "output.weight" for tensor in model.tensors)
+    decode: dict[str, int] = {}
+    prompt: dict[str, int] = {}
+    for tensor in model.tensors:
+        is_head = tensor.name == ("token_embd.weight" if is_tied else "output.weight")
+        if tensor.name in _TABLES and not is_head:
+            continue
+        kind = tensor.type.name.lower()
+        used, of = (n_used, n_expert) if "_exps." in tensor.name and n_expert else (1, 1)
+        decode[kind] = decode.get(kind, 0) + tensor.n_bytes * used // of
+        if not is_head and len(tensor.shape) > 1:
+            prompt[kind] = prompt.get(kind, 0) + tensor.n_elements * used // of
+    return Traffic(decode, prompt)

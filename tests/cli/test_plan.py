@@ -1,0 +1,93 @@
+"""`edgekv plan`: the table, JSON, exit codes; and the summary line of chat and serve."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from edgekv.bench import host_rates as measuring
+from edgekv.cli.common.summary import summary_line
+from edgekv.cli.plan import plan
+from edgekv.config import KvOptions
+from edgekv.errors import EXIT_DOES_NOT_FIT, ModelError
+from edgekv.memory.fit import choose_context
+from edgekv.memory.host_rates import AttentionRates, WeightRates
+from edgekv.models import geometry
+from edgekv.models.shapes import SHAPES
+from edgekv.models.writer import write_header
+
+
+@pytest.fixture(autouse=True)
+def measured(tmp_path, monkeypatch) -> list[str]:
+    """Rates that nobody has to wait for, kept in a folder of the test; gives the types of weights that were asked for."""
+    asked: list[str] = []
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / "cache" / name))
+    monkeypatch.setattr(measuring, "attention_rates", lambda shape, n, read: AttentionRates(1e-6, 60e-9, 30e-9, 40e-9, 5e-9, 80e-9, 20e-9))
+    monkeypatch.setattr(measuring, "weight_rates", lambda kind, n, layer_s: asked.append(kind) or WeightRates(5e9, 40e9))
+    return asked
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(plan, arguments, standalone_mode=False)
+
+
+def header(tmp_path, name="llama-3.2-1b", weight_type="q4_0") -> str:
+    return str(write_header(SHAPES[name], tmp_path / f"{name}.gguf", weight_type))
+
+
+def test_table(tmp_path, measured):
+    result = run(header(tmp_path), "--ctx", "16384", "--device", "cpu", "--slots", "2", "--cache-ram", "256MiB")
+    assert result.exception is None and result.return_value == 0, result.output
+    assert "32,768 bytes of K and V a token" in result.stdout and "16,384 tokens for each of 2 slots, mode sparse" in result.stdout
+    for words in ("weights", "KV home", "1024.0  known", "prefix store", "256.0", "context that fits", "5 tokens/s up to", "131,072",
+                  "on a processor K and V lie in the same memory", "--kv sparse: at 16,384 tokens", "edgekv serve "):
+        assert words in result.stdout, words
+    assert "measuring this machine once: weights q4_0" in result.stderr and measured == ["q4_0"]
+    again = run(str(tmp_path / "llama-3.2-1b.gguf"), "--ctx", "auto", "--device", "cpu")
+    assert again.return_value == 0 and "measuring" not in again.stderr and measured == ["q4_0"]
+
+
+def test_json(tmp_path):
+    result = run(header(tmp_path), "--ctx", "4096", "--json", "--device", "cpu", "--type-k", "q8_0", "--type-v", "q8_0")
+    found = json.loads(result.stdout)
+    assert found["n_ctx"] == 4096 and found["fits"] and found["mode"] == "sparse" and found["kv_bytes_per_token"] == 32_768 * 34 // 64
+    assert found["total"]["host"] == sum(part["bytes"] for part in found["parts"])
+    assert {part["how"] for part in found["parts"]} == {"known", "estimated"}
+    assert {"--type-k", "q8_0"} < set(found["flags"]) and {speed["mode"] for speed in found["speeds"]} == {"off", "exact", "sparse"}
+
+
+def test_work_buffers_are_measured_when_asked(tmp_path):
+    found = json.loads(run(header(tmp_path), "--ctx", "4096", "--json", "--measure", "--device", "cpu").stdout)
+    compute = next(part for part in found["parts"] if part["name"] == "compute")
+    assert compute["how"] == "measured" and compute["bytes"] == pytest.approx(68.5 * 2**20, rel=0.01)
+
+
+def test_what_does_not_fit_has_its_exit_code(tmp_path):
+    path = str(write_header(SHAPES["llama-3-70b"], tmp_path / "large.gguf", "bf16"))
+    result = run(path, "--device", "cpu", "--ctx", "131072", "--kv", "exact")
+    assert result.return_value == EXIT_DOES_NOT_FIT and "DOES NOT FIT" in result.stdout and "327,680 bytes of K and V" in result.stdout
+
+
+def test_no_model(tmp_path):
+    assert isinstance(run(str(tmp_path / "none.gguf")).exception, ModelError)
+
+
+def test_summary_line(default_model):
+    model, kv = geometry(default_model), KvOptions(mode="sparse")
+    choice = choose_context(model, 8192, kv, available=1 << 34)
+    line = summary_line(model, choice, 1 << 34, 1 << 30)
+    assert line.startswith("memory: weights 92.1 MiB, KV home 180.0 MiB, sketches 18.5 MiB") and line.endswith("of 16.0 GiB free (estimated)")
+    assert "prefixes up to 1.0 GiB" in line
+
+
+def test_summary_line_with_what_is_there(synthetic):
+    from edgekv.llama import Llama
+
+    path = synthetic("llama")
+    llama = Llama(str(path), kv="sparse", n_ctx=1024, verbose=False, device="cpu")
+    model, kv = geometry(path), KvOptions(mode="sparse")
+    line = summary_line(model, choose_context(model, 1024, kv), 1 << 34, runtime=llama.kv)
+    assert "KV home 1.0 MiB" in line and line.endswith("(measured)")
+    llama.close()

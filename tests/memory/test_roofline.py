@@ -1,0 +1,116 @@
+"""Rates that are kept, and the time of a token that follows from them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from edgekv.bench import host_rates as measuring
+from edgekv.config import KvOptions
+from edgekv.memory.host_rates import AttentionRates, AttentionShape, HostRates, Kept, WeightRates, attention_shape, kept_for, measured_types
+from edgekv.memory.roofline import ROWS, HostRoofline, depth_at, rows_read
+from edgekv.models.geometry import open_model
+from edgekv.models.shapes import SHAPES
+from edgekv.models.traffic import traffic
+from edgekv.models.writer import write_header
+from edgekv.vocab import KvMode
+
+ATTENTION = AttentionRates(layer=1e-5, stock=60e-9, exact=30e-9, row=40e-9, scan=5e-9, prompt_stock=80e-9, prompt_exact=20e-9)
+RATES = HostRates(2, 1e12, {"q4_0": WeightRates(5e9, 40e9)}, ATTENTION)
+
+
+def header(tmp_path, name, weight_type="q4_0"):
+    return open_model(write_header(SHAPES[name], tmp_path / f"{name}-{weight_type}.gguf", weight_type), whole=False)
+
+
+def test_rows_follow_what_was_measured():
+    assert [rows_read(depth, 2000) for depth, _ in ROWS] == [rows for _, rows in ROWS]
+    assert rows_read(100, 2000) == 100 and rows_read(4 * 32_000, 2000) > rows_read(32_000, 2000)
+    assert rows_read(7168, 8000) == pytest.approx(2 * rows_read(7168, 2000), abs=1)
+
+
+def test_the_time_of_a_token(tmp_path):
+    model = header(tmp_path, "llama-3.2-1b")
+    line = HostRoofline(model, KvOptions(mode="sparse"), RATES)
+    base = traffic(model).active_bytes / 5e9 + 16 * 1e-5
+    assert line.decode_seconds(KvMode.OFF, 8192) == pytest.approx(base + 16 * 8 * 8192 * 60e-9)
+    assert line.decode_seconds(KvMode.EXACT, 8192) == pytest.approx(base + 16 * 8 * 8192 * 30e-9)
+    assert line.decode_seconds(KvMode.SPARSE, 7168) == pytest.approx(base + 16 * 8 * (403 * 40e-9 + 7168 * 5e-9))
+    assert line.decode_seconds(KvMode.SPARSE, 700) == line.decode_seconds(KvMode.EXACT, 700), "a short context is attended whole"
+    assert line.prompt_seconds(KvMode.SPARSE, 8192) < line.prompt_seconds(KvMode.OFF, 8192)
+    slow = HostRoofline(model, KvOptions(mode="sparse"), replace(RATES, read=1e9))
+    assert slow.decode_seconds(KvMode.EXACT, 8192) == pytest.approx(base + 8192 * 32_768 / 1e9), "memory is the bound"
+
+
+def test_windows_and_recurrent_layers_do_not_grow(tmp_path):
+    gemma, lfm2 = header(tmp_path, "gemma-3-4b"), header(tmp_path, "lfm2-1.2b")
+    line = HostRoofline(gemma, KvOptions(), RATES)
+    assert line.decode_seconds(KvMode.OFF, 8192) - line.decode_seconds(KvMode.OFF, 4096) == pytest.approx(5 * 4 * 4096 * 60e-9)
+    line = HostRoofline(lfm2, KvOptions(), RATES)
+    assert line.decode_seconds(KvMode.EXACT, 8192) - line.decode_seconds(KvMode.EXACT, 4096) == pytest.approx(6 * 8 * 4096 * 30e-9)
+
+
+def test_a_mixture_reads_the_experts_it_uses(tmp_path):
+    model = header(tmp_path, "qwen3-30b-a3b", "bf16")
+    read = traffic(model)
+    assert read.active_bytes == pytest.approx(2 * 3.0e9, rel=0.05), "3.3 billion of 30.5, less the table of embeddings"
+    assert sum(read.prompt_weights.values()) < 3.0e9
+
+
+def test_depth_at():
+    assert depth_at(5, lambda depth: 1000 / depth, 4096) == 200
+    assert depth_at(5, lambda depth: 10.0, 4096) is None and depth_at(5, lambda depth: 1.0, 4096) == 0
+
+
+# ---- what is kept ---------------------------------------------------------------------------------------------------------------
+
+
+def test_rates_are_kept_by_machine(tmp_path):
+    path, shape = tmp_path / "cache" / "host-rates.json", AttentionShape(64, 4)
+    kept = Kept(2, "avx2", path)
+    assert kept.read() is None and kept.attention(shape) is None
+    kept.keep("read", 1e10)
+    kept.keep("weights q4_0", WeightRates(1.0, 2.0))
+    kept.keep(f"attention {shape.name}", ATTENTION)
+    assert (kept.read(), kept.weights("q4_0"), kept.attention(shape)) == (1e10, WeightRates(1.0, 2.0), ATTENTION)
+    assert Kept(1, "avx2", path).read() is None and Kept(2, "portable", path).read() is None
+    assert Kept(2, "avx2", path).attention(AttentionShape(64, 4, 2, "q8_0", "f16")) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', "{"])
+def test_a_damaged_file_is_measured_again(tmp_path, text):
+    path = tmp_path / "host-rates.json"
+    path.write_text(text)
+    kept = Kept(2, "avx2", path)
+    assert kept.read() is None
+    kept.keep("weights q4_0", WeightRates(1.0, 2.0))
+    assert Kept(2, "avx2", path).weights("q4_0") == WeightRates(1.0, 2.0)
+    everything = json.loads(path.read_text())
+    next(entry for entry in everything.values() if isinstance(entry, dict))["weights q4_0"]["decode"] = -1.0
+    path.write_text(json.dumps(everything))
+    assert Kept(2, "avx2", path).weights("q4_0") is None
+
+
+def test_measured_once(tmp_path, monkeypatch):
+    """All that a model needs is measured, kept, and not measured again unless somebody asks."""
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / name))
+    model, kv, said = header(tmp_path, "tiny"), KvOptions(), []
+    assert kept_for(model, kv, 1, "x") is None and measured_types(model) == ["q4_0"]
+    monkeypatch.setattr(measuring, "attention_rates", lambda shape, n_threads, read: ATTENTION)
+    monkeypatch.setattr(measuring, "weight_rates", lambda kind, n_threads, layer_s: WeightRates(5e9, 40e9))
+    first = measuring.host_rates(model, kv, 1, said.append)
+    assert len(said) == 3 and all("measuring this machine once" in line for line in said) and first.read > 1e8
+    assert measuring.host_rates(model, kv, 1, said.append) == first and len(said) == 3
+    measuring.host_rates(model, kv, 1, said.append, again=True)
+    assert len(said) == 6
+    assert attention_shape(model.geometry, kv) == AttentionShape(64, 2)
+
+
+def test_rates_of_this_machine():
+    """What is measured can be reckoned with; how fast it is, no test says."""
+    attention = measuring.attention_rates(AttentionShape(64, 2), 1, 1e10)
+    assert all(0 < value < 1e-2 for value in vars(attention).values())
+    weights = measuring.weight_rates("q8_0", 1, attention.layer)
+    assert 1e7 < weights.decode < 1e12 and 1e7 < weights.prompt < 1e13

@@ -1,0 +1,91 @@
+"""Models that other tools keep on this machine, and how one is found by name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from edgekv.cli.models import models
+from edgekv.errors import ModelError
+from edgekv.models.local import find_local, local_models
+from edgekv.models.shapes import SHAPES
+from edgekv.models.writer import write_header, write_model
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch, default_model):
+    """A home folder with a model of each tool in it, and files that are none."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "LLAMA_CACHE", "OLLAMA_MODELS"):
+        monkeypatch.delenv(name, raising=False)
+    model = write_model(SHAPES["tiny"], tmp_path / "tiny.bin", "q8_0").read_bytes()
+
+    def put(path: str, contents: bytes = model) -> None:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(contents)
+
+    put(".cache/huggingface/hub/models--some--repo/snapshots/abc/model-Q8_0.gguf")
+    put(".cache/huggingface/hub/models--some--repo/snapshots/abc/mmproj-F16.gguf")
+    put(".cache/huggingface/hub/models--some--repo/snapshots/abc/split-00002-of-00002.gguf")
+    put(".cache/llama.cpp/cached.gguf")
+    put(".cache/llama.cpp/page.gguf", b"<!DOCTYPE html>")
+    put(".ollama/models/blobs/sha256-aa")
+    put(".ollama/models/blobs/sha256-bb", b"{}")
+    put(".ollama/models/manifests/registry.ollama.ai/library/small/latest", json.dumps(
+        {"layers": [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:aa"}]}).encode())
+    put(".ollama/models/manifests/registry.ollama.ai/library/other/broken", b"{")
+    put(".lmstudio/models/maker/repo/studio.gguf", model[:-100])
+    return tmp_path
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(models, arguments, standalone_mode=False)
+
+
+def test_every_place_is_looked_at(home):
+    found = {(model.source, model.name) for model in local_models()}
+    assert found == {("default model", "SmolLM2-135M-Instruct.Q4_1"), ("Hugging Face cache", "some/repo/model-Q8_0"),
+                     ("llama.cpp cache", "cached"), ("Ollama", "small:latest"), ("LM Studio", "studio")}
+
+
+def test_places_that_variables_name(home, monkeypatch):
+    monkeypatch.setenv("LLAMA_CACHE", str(home / ".lmstudio"))
+    assert ("llama.cpp cache", "studio") in {(model.source, model.name) for model in local_models()}
+
+
+def test_list(home):
+    rows = {row["name"]: row for row in json.loads(run("list", "-o", "json").stdout)}
+    assert rows["small:latest"]["architecture"] == "llama" and rows["small:latest"]["layers"] == "2/2"
+    assert rows["cached"]["kv_bytes_per_token"] == 1024 and rows["cached"]["fits_tokens"] == 4096
+    assert rows["studio"]["architecture"] is None and "is truncated: the last" in rows["studio"]["problem"]
+    assert "fits now" in run("list").stdout
+
+
+def test_path(home, default_model):
+    assert run("path").stdout.strip() == str(default_model)
+    assert run("path", "small").stdout.strip() == str(home / ".ollama/models/blobs/sha256-aa")
+    with pytest.raises(ModelError, match="there is no model 'large' on this machine; there are: SmolLM2"):
+        find_local("large")
+    with pytest.raises(ModelError, match="'m' is a part of several names"):
+        find_local("m")
+
+
+def test_show(home, tmp_path):
+    text = run("show", "cached").stdout
+    assert "Q8_0" in text and "1,024 bytes a token" in text and "EdgeKV" in text and "chat template:" in text
+    path = write_header(SHAPES["gemma-3-4b"], tmp_path / "gemma.gguf", "q4_0")
+    facts = json.loads(run("show", str(path), "--json").stdout)
+    assert facts["sliding_window"] == 1024 and sum(layer["served"] for layer in facts["layers"]) == 5
+    assert facts["layers"][0]["reason"] == "sliding window of 1,024 tokens" and facts["tensors"][0]["type"] == "Q4_0"
+    assert facts["kv_bytes_per_token_by_type"]["f16"] == 139_264 and "add_generation_prompt" in facts["chat_template_text"]
+    hybrid = run("show", str(write_header(SHAPES["lfm2-1.2b"], tmp_path / "lfm2.gguf", "q4_0"))).stdout
+    assert "no KV cache: recurrent" in hybrid and "160.0 KiB of recurrent layers" in hybrid
+
+
+def test_show_whole_template(home, monkeypatch):
+    assert "--full shows them" not in run("show", "cached").stdout
+    monkeypatch.setattr("edgekv.cli.models._TEMPLATE_LINES", 1)
+    short, full = run("show", "cached").stdout, run("show", "cached", "--full").stdout
+    assert "--full shows them" in short and "--full shows them" not in full and "endfor" in full and "endfor" not in short

@@ -57,12 +57,19 @@ def write_header(shape: ModelShape, path: Path, weight_type: str = WEIGHT_TYPES[
 def write_empty(shape: ModelShape, path: Path, weight_type: str) -> Path:
     """Write a model whose weights are zero bytes, for measurements of speed and memory; any ggml type whose blocks divide the rows. The
     file has holes where the weights are, which take no disk until they are read."""
-    return _whole(shape, path, weight_type, lambda writer, total: _extend(writer.fout[0], total))
+    return _whole(shape, path, weight_type, lambda writer, total: _extend(_file_of(writer), total))
 
 
 def _check_type(weight_type: str) -> None:
     if weight_type not in WEIGHT_TYPES:
         raise ConfigError(f"there is no weight type {weight_type!r}; use one of: {', '.join(WEIGHT_TYPES)}")
+
+
+def _file_of(writer: gguf.GGUFWriter) -> BinaryIO:
+    """Open since the header was written."""
+    if not writer.fout:
+        raise EdgeKVError("a model could not be written: the header comes first")
+    return writer.fout[0]
 
 
 def _extend(file: BinaryIO, n_bytes: int) -> None:
@@ -107,15 +114,13 @@ def _write_header(writer: gguf.GGUFWriter, shape: ModelShape, weight_type: str, 
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    if not writer.fout:
-        raise EdgeKVError(f"{path} could not be written: gguf did not open it")
-    file = writer.fout[0]
+    file = _file_of(writer)
     writer.write_padding(file, file.tell())
     return total
 
 
 def _write_tensors(writer: gguf.GGUFWriter, shape: ModelShape, path: Path, weight_type: str, seed: int, progress: Progress, total: int) -> None:
-    file = writer.fout[0]
+    file = _file_of(writer)
     _check_room(path, total)
     bank = _Bank(weight_type, seed)
     done = 0

@@ -70,23 +70,24 @@ def run(bench: ServeBench, text: str, progress: Progress = lambda what, done, to
 
 
 def _rows(bench: ServeBench, seen: dict[tuple[str, str], list[Part]]) -> list[dict[str, Any]]:
-    rows = []
+    seconds = {key: median(turn.seconds for turn in turns) for key, turns in seen.items()}
+    speeds = {key: median(turn.tokens_per_second for turn in turns) for key, turns in seen.items()}
+    rows: list[dict[str, Any]] = []
     for (name, part), turns in seen.items():
         gaps = np.concatenate([turn.gaps for turn in turns])
         firsts = np.concatenate([turn.first_tokens for turn in turns])
+        stock = [(kernel, part) for kernel in STOCK_KERNELS if (kernel, part) in seen]
         rows.append({
             "server": name, "part": part, "clients": bench.load.n_clients, "n_prompt": bench.load.n_prompt,
-            "n_answer": bench.load.n_answer, "seconds": median(turn.seconds for turn in turns),
-            "tokens_per_second": median(turn.tokens_per_second for turn in turns),
+            "n_answer": bench.load.n_answer, "seconds": seconds[name, part],
+            "seconds_vs_stock": min(seconds[key] for key in stock) / seconds[name, part] if stock else None,
+            "tokens_per_second": speeds[name, part],
+            "speed_vs_stock": speeds[name, part] / max(speeds[key] for key in stock) if stock else None,
             "ttft_p50_s": float(np.median(firsts)), "ttft_max_s": float(firsts.max()),
             "gap_p50_ms": 1e3 * float(np.median(gaps)), "gap_p99_ms": 1e3 * float(np.quantile(gaps, 0.99)),
             "gap_max_ms": 1e3 * float(gaps.max()), "turns": len(turns), **stamp(), "cores": n_cores(),
             "model": bench.model.name if bench.model is not None else None,
         })
-    for row in rows:
-        stock = [other for other in rows if other["server"] in STOCK_KERNELS and other["part"] == row["part"]]
-        row["seconds_vs_stock"] = min(other["seconds"] for other in stock) / row["seconds"] if stock else None
-        row["speed_vs_stock"] = row["tokens_per_second"] / max(other["tokens_per_second"] for other in stock) if stock else None
     return rows
 
 

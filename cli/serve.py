@@ -141,6 +141,14 @@ def _announce(server: Server, how_to_stop: str) -> None:
     options = server.options
     if not server.needs_key and server.is_public:
         click.echo("warning: ANYBODY who reaches this machine can use the server; --api-key-file FILE keeps others out", err=True)
+    from edgekv.serving.options import keeps_more_than_rows
+
+    if {"--kv-unified", "-kvu"} & {argument.replace("_", "-") for argument in options.extra} and options.n_slots > 1:
+        click.echo("warning: with --kv-unified the tokens of all slots mix in the same pages, and each token looks at all of them; leave it out "
+                   "unless the slots share long beginnings and memory is short", err=True)
+    if options.store is not None and keeps_more_than_rows(server.model):
+        click.echo("note: this model keeps more than K and V of its tokens (windows or recurrent states), so llama.cpp keeps whole conversations "
+                   "in --cache-ram; nothing is kept on disk or on another server", err=True)
     from edgekv.cli.chat.kv import mode_summary
     from edgekv.cli.common.config_file import file_read
 

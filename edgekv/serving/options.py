@@ -14,6 +14,7 @@ from pathlib import Path
 
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
+from edgekv.models import Geometry
 from edgekv.serving.log import bare_message
 from edgekv.store.settings import StoreSettings
 from edgekv.vocab import KvMode
@@ -136,6 +137,12 @@ def later_bytes(extra: tuple[str, ...]) -> int:
     are not there count nothing: the server says so."""
     named = [Path(value) for name, value in pairwise(extra) if name.replace("_", "-") in _LOADED_LATER]
     return sum(int(path.stat().st_size * (1 + _WORK_SHARE)) for path in named if path.is_file())
+
+
+def keeps_more_than_rows(model: Geometry) -> bool:
+    """Whether a model keeps more of its tokens than K and V rows in one plain cache: windows, recurrent states, compressed rows. Prefixes of
+    its conversations cannot be put together from blocks; llama.cpp keeps whole conversations of it in RAM."""
+    return any(model.swa) or model.mla or model.recurrent_bytes > 0
 
 
 def check_evict(options: ServerOptions) -> None:

@@ -25,7 +25,7 @@ from edgekv.memory.device_fit import choose_device_context
 from edgekv.memory.fit import ContextChoice, available_bytes, cells, choose_context, in_tokens
 from edgekv.models import Geometry, geometry
 from edgekv.serving.log import ServerLog
-from edgekv.serving.options import LOOPBACK, ServerOptions, check_evict, check_extra, free_port, later_bytes
+from edgekv.serving.options import LOOPBACK, ServerOptions, check_evict, check_extra, free_port, keeps_more_than_rows, later_bytes
 from edgekv.serving.publisher import Publisher
 from edgekv.serving.shown import Served
 from edgekv.vocab import DeviceKind, KvMode
@@ -223,7 +223,7 @@ class Server:
             "--cache-type-k", kv.cache.type_k.value, "--cache-type-v", kv.cache.type_v.value,
             "--flash-attn", "on",  # the attention hook needs it, and quantised V does too
             "--fit", "off",  # what was asked for, or an error: never fewer layers or tokens
-            "--cache-ram", "0",  # up to 8 GiB of old prompts otherwise
+            "--cache-ram", str(self._llama_cache_mib),
             "--offline", "--no-ui", "--no-warmup", "--cors-origins", options.cors,
             "--metrics",  # costs nothing while nobody asks
             "--timeout", str(_DAWDLE_S),
@@ -241,6 +241,12 @@ class Server:
         return [*argv, *options.extra]
 
     @property
+    def _llama_cache_mib(self) -> int:
+        """For llama.cpp's own cache of whole conversations, up to 8 GiB by default: only where prefixes cannot be kept."""
+        store = self.options.store
+        return store.ram_bytes >> 20 if store is not None and keeps_more_than_rows(self.model) else 0
+
+    @property
     def _batch_tokens(self) -> int:
         kv, device = self.options.kv, self.context.device
         if device is not None:
@@ -253,7 +259,7 @@ class Server:
         from edgekv.serving.prefixes import Prefixes
 
         options = self.options
-        if options.store is not None and options.kv.mode is not KvMode.EVICT:
+        if options.store is not None and options.kv.mode is not KvMode.EVICT and not keeps_more_than_rows(self.model):
             self._prefixes = Prefixes(options.model, options.extra, options.store)
             self.figures.store = self._prefixes.figures
         native.set_prefixes(self._prefixes)

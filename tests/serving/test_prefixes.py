@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -187,17 +186,15 @@ def test_tokens_that_were_moved_are_not_kept(tiny):
         assert moved["timings"]["cache_n"] == 100
 
 
-@pytest.fixture
-def warnings_of(caplog) -> Iterator[pytest.LogCaptureFixture]:
-    with caplog.at_level("WARNING", logger="edgekv"):
-        yield caplog
-
-
-def test_a_cache_that_cannot_be_kept_is_named(synthetic, warnings_of):
-    with serve(synthetic("gemma2")) as server:
-        ask(server, conversation(1, 300))
-        assert sources(server, conversation(1, 300))["ram"] == 0
-    assert "prefixes are not kept" in warnings_of.text and warnings_of.text.count("prefixes are not kept") == 1
+def test_whole_conversations_of_a_model_with_windows(synthetic):
+    """Blocks of such a model cannot be put together; llama.cpp keeps whole conversations, and the store none."""
+    with serve(synthetic("gemma2", dtype="f32")) as server:
+        assert server.prefixes is None
+        one, two = conversation(1, 300), conversation(2, 300)
+        first = ask(server, one)
+        ask(server, two)
+        again = ask(server, [*one, *first["tokens"][:-1], 300])
+        assert n_read(again) < 100
 
 
 def test_an_address_that_is_none_is_told_at_once(tiny):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.endpoint import Endpoint, options
+from support.clients import Endpoint, options
 
 from edgekv.config import KvOptions
 from edgekv.serving.server import Server

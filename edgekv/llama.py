@@ -39,7 +39,12 @@ def _log(level: int, text: bytes, _: ctypes.c_void_p) -> None:
         print(words, end="", file=sys.stderr, flush=True)
 
 
-llama_cpp.llama_log_set(_log, None)
+def listen() -> None:
+    """Take llama.cpp's words; a server in this process takes them for itself."""
+    llama_cpp.llama_log_set(_log, None)
+
+
+listen()
 
 ALL_LAYERS = -1
 """llama_cpp's n_gpu_layers for a model that lies on the GPU as a whole."""

@@ -37,7 +37,10 @@ def reserved_compute(model: ModelFile, kv: KvOptions, n_ctx: int, n_slots: int) 
         upstream.removeHandler(heard)
         upstream.setLevel(levels[0])
         printed.setLevel(levels[1])
-    return round(sum(float(size) for line in heard.lines for size in _SIZE.findall(line)) * (1 << 20))
+    sizes = [float(size) for line in heard.lines for size in _SIZE.findall(line)]
+    if not sizes:
+        raise ModelError("llama.cpp reserved its work buffers and did not say how large they are")
+    return round(sum(sizes) * (1 << 20))
 
 
 class _Heard(logging.Handler):

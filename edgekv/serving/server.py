@@ -10,6 +10,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -345,6 +346,8 @@ class Server:
 
         self._close_prefixes()
         self.figures.end()
+        if (llama := sys.modules.get("edgekv.llama")) is not None:
+            llama.listen()  # again: the server's log has ended
         if self._log is not None:
             self._log.close(keep=failed)
         crash.details_in(None)

@@ -92,7 +92,7 @@ def test_memory_of_the_cache_is_not_given_to_the_context(synthetic):
 def test_a_server_for_everybody_warns(synthetic, capsys, public, needs_key, warns):
     _announce(SimpleNamespace(
         context=SimpleNamespace(n_ctx=1024, note=None), options=ServerOptions(synthetic("llama"), n_slots=3, store=StoreSettings()),
-        is_public=public, needs_key=needs_key, alias="a", url="http://h:1", runtime=None), "Ctrl-C stops it")
+        model=geometry(synthetic("llama")), is_public=public, needs_key=needs_key, alias="a", url="http://h:1", runtime=None), "Ctrl-C stops it")
     out, err = capsys.readouterr()
     assert ("warning: ANYBODY who reaches this machine can use the server" in err) is warns and not out
     assert "serving a at http://h:1/v1 (1,024 tokens of context for each of 3 slots, KV off, cache 1.0 GiB of RAM); Ctrl-C stops it" in err

@@ -16,6 +16,7 @@ from edgekv.cli.common.caches import cache_options, caches_text, split_cache_opt
 from edgekv.cli.main import cli
 from edgekv.cli.serve import _announce
 from edgekv.errors import EXIT_DOES_NOT_FIT, EXIT_USAGE, ConfigError, DoesNotFit
+from edgekv.models import geometry
 from edgekv.serving.options import ServerOptions
 from edgekv.serving.server import Server
 from edgekv.store.settings import StoreSettings

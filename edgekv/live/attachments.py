@@ -124,6 +124,7 @@ def effective(options: KvOptions) -> KvOptions:
 
 
 def _attached(handle: core.Handle) -> None:
+    _attaching.error = None  # of a context that this thread created before, and that nobody asked about
     options = effective(getattr(_attaching, "options", None) or _options or KvOptions())
     try:
         if (problem := core.device_problem(handle)) is not None:

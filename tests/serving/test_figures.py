@@ -27,7 +27,7 @@ SPARSE = KvOptions(mode=KvMode.SPARSE, resolution=200, exact_tokens=64)
 @pytest.fixture(scope="module")
 def served(synthetic):
     """Two slots in mode sparse, of which each has read a prompt and answered it."""
-    with Server(options(synthetic("llama"), kv=SPARSE, parallel=2)) as server:
+    with Server(options(synthetic("llama"), kv=SPARSE, n_slots=2)) as server:
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda seed: complete(server, seed), range(2)))
         settled(server)

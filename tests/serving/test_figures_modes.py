@@ -42,7 +42,8 @@ def test_a_server_that_nothing_hangs_on(synthetic, monkeypatch):
         state = settled(server)
         assert not state["served"] and state["mode"] == "off" and state["slots"] == []
         assert "edgekv" not in server.get("/slots")[0] and server.get("/props")["edgekv"]["mode"] == "off"
-        assert {name for name, _ in exposed(server)} == {"edgekv_info", "edgekv_tier_bytes", "edgekv_slot_context_tokens"}
+        assert {name for name, _ in exposed(server)} == {"edgekv_info", "edgekv_tier_bytes", "edgekv_slot_context_tokens",
+                                                          "edgekv_worst_gap_seconds"}
     assert core.enabled()
 
 

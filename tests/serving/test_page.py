@@ -40,7 +40,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def served(synthetic) -> Iterator[Server]:
-    with Server(options(synthetic("llama"), kv=SPARSE, parallel=2)) as server:
+    with Server(options(synthetic("llama"), kv=SPARSE, n_slots=2)) as server:
         yield server
 
 

@@ -46,13 +46,13 @@ def served(synthetic) -> Iterator[Server]:
 
 @contextmanager
 def answering(server: Server) -> Iterator[None]:
-    """Answers run one after the other, each of another prompt."""
+    """Answers run one after the other, each of another prompt and of another length: a quick machine ends each between two looks."""
     over = threading.Event()
 
     def answer() -> None:
         seed = 0
         while not over.is_set():
-            complete(server, seed, N_TOKENS, 600)
+            complete(server, seed, N_TOKENS, 400 + 10 * (seed % 30))
             seed += 1
 
     thread = threading.Thread(target=answer)

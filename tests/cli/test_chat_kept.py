@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pexpect
 import pytest
 from support.paper_endpoint import PaperEndpoint, says
+from support.program import EDGEKV, Screen
 
 from edgekv.cli.chat.client import Timings
 from edgekv.cli.chat.kept import Keeper, Kept, name_from
@@ -172,10 +170,6 @@ def test_names_that_are_not_there(kept, name):
 
 # ---- the whole, with a server made of paper ---------------------------------------------------------------------------------
 
-EDGEKV = [sys.executable, "-c", "from edgekv.cli.main import main; main()", "chat"]
-CONTROL = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|[()][A-Z0-9]|[=>])")
-
-
 @pytest.fixture
 def endpoint() -> Iterator[PaperEndpoint]:
     server = PaperEndpoint()
@@ -191,28 +185,8 @@ def environment(tmp_path, endpoint) -> dict[str, str]:
                     "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", "NO_COLOR": "1", "EDGEKV_URL": endpoint.url}
 
 
-class Terminal:
-    """A chat in a pseudo-terminal, read without control sequences."""
-
-    def __init__(self, environment: dict[str, str], *arguments: str):
-        self.child = pexpect.spawn(EDGEKV[0], [*EDGEKV[1:], *arguments], encoding="utf-8", dimensions=(40, 160), env=environment, timeout=60,
-                                   preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-        self._raw, self._seen = "", 0
-
-    def until(self, pattern: str) -> str:
-        end = time.monotonic() + 60
-        while True:
-            shown = CONTROL.sub("", self._raw)
-            if match := re.compile(pattern, re.DOTALL).search(shown, self._seen):
-                new, self._seen = shown[self._seen:match.end()], match.end()
-                return new
-            assert time.monotonic() < end, f"{pattern!r} does not come:\n{shown[self._seen:]}"
-            try:
-                self._raw += self.child.read_nonblocking(4096, timeout=0.2)
-            except pexpect.TIMEOUT:
-                continue
-            except pexpect.EOF:
-                pytest.fail(f"{pattern!r} does not come, the chat has ended:\n{shown[self._seen:]}")
+class Terminal(Screen):
+    """A chat in a pseudo-terminal that is spoken to line by line."""
 
     def say(self, line: str, pattern: str) -> str:
         self.child.send(f"{line}\r")
@@ -221,9 +195,7 @@ class Terminal:
     def leave(self, pattern: str = "") -> None:
         self.child.send("\x04")
         self.until(pattern)
-        self.child.expect(pexpect.EOF)
-        self.child.close()
-        assert self.child.exitstatus == EXIT_OK
+        assert self.ends() == EXIT_OK
 
 
 @pytest.fixture
@@ -287,7 +259,7 @@ def test_a_conversation_that_cannot_be_kept_goes_on(terminal, tmp_path):
 
 def test_one_question_goes_on_with_a_conversation(environment, endpoint, tmp_path):
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*EDGEKV, "-p", "and now?", *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False,
+        return subprocess.run([*EDGEKV, "chat", "-p", "and now?", *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False,
                               stdin=subprocess.DEVNULL)
 
     kept = Kept(tmp_path / "data" / "edgekv" / "chats")

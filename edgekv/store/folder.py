@@ -10,9 +10,10 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from edgekv.store.identity import ModelIdentity
 from edgekv.store.pins import read_pins
 from edgekv.store.place import Child, Outage, Outcome, covered_tails, log
 from edgekv.store.results import PlaceStats
+
+T = TypeVar("T")
 
 BACK_OFF_S = 30.0
 """Until a folder that could not be written to is tried again."""
@@ -98,22 +101,30 @@ class FolderPlace:
             return [None] * len(links)
 
     def _load_one(self, link: Link) -> Block | None:
-        path = self._path(link)
-        try:
+        def read(path: Path) -> tuple[Block, int]:
             data = read_whole(path)
-            block = decode(data, self._root, link, self._identity.layout)
+            return decode(data, self._root, link, self._identity.layout), len(data)
+
+        found = self._read(self._path(link), read)
+        if found is None:
+            return None
+        block, n_bytes = found
+        self._reading.succeeded()
+        self._remember(link.key, block.tokens)
+        self.stats.n_loaded_bytes += n_bytes
+        return block
+
+    def _read(self, path: Path, read: Callable[[Path], T]) -> T | None:
+        """What `read` makes of a file; None where it is gone, is refused or cannot be read."""
+        try:
+            return read(path)
         except FileNotFoundError:
             return None
         except Refused as refused:
             self._refuse(path, refused)
-            return None
         except OSError as error:
             self._reading.failed(_why(error))
-            return None
-        self._reading.succeeded()
-        self._remember(link.key, block.tokens)
-        self.stats.n_loaded_bytes += len(data)
-        return block
+        return None
 
     def _tokens_of(self, link: Link) -> np.ndarray | None:
         with self._lock:
@@ -123,20 +134,17 @@ class FolderPlace:
         path = self._path(link)
         if path in self._refused:
             return None
-        try:
+
+        def read(path: Path) -> np.ndarray:
             header = read_header(path)
             if header.link != link or header.root != self._root:
                 raise Refused("it is another block than its name says", damaged=True)
-        except FileNotFoundError:
-            return None
-        except Refused as refused:
-            self._refuse(path, refused)
-            return None
-        except OSError as error:
-            self._reading.failed(_why(error))
-            return None
-        self._remember(link.key, header.tokens)
-        return header.tokens
+            return header.tokens
+
+        tokens = self._read(path, read)
+        if tokens is not None:
+            self._remember(link.key, tokens)
+        return tokens
 
     def _remember(self, key: bytes, tokens: np.ndarray) -> None:
         with self._lock:

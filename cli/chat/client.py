@@ -19,7 +19,7 @@ Message = dict[str, str]
 
 _QUICK_S = 60.0  # for what is no more than text processing
 
-PLACES = ("slot", "ram", "disk", "remote")
+PLACES = ("slot", "shared", "ram", "disk", "remote")
 """Where tokens of a prompt can be known from: the slot's own cache, and the tiers of the prefix store."""
 
 
@@ -65,14 +65,15 @@ class Usage:
     n_predicted: int
     n_cached: int = 0
     origins: tuple[tuple[str, int], ...] = ()
-    """(place, tokens) of the cached ones, where the server tells: slot, ram, disk, remote."""
+    """(place, tokens) of the cached ones, where the server tells: one of PLACES."""
 
     @classmethod
     def parse(cls, usage: dict[str, Any]) -> Usage | None:
         """None for what does not look like a usage."""
         details = usage.get("prompt_tokens_details")
         details = details if isinstance(details, dict) else {}
-        places = details.get("edgekv")
+        ours = usage.get("edgekv")
+        places = ours.get("cached_tokens") if isinstance(ours, dict) else None
         places = places if isinstance(places, dict) else {}
         origins = tuple((place, n) for place in PLACES if isinstance(n := places.get(place), int) and n > 0)
         n_prompt, n_predicted, n_cached = (

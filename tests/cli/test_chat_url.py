@@ -171,7 +171,8 @@ def test_a_longer_context_is_not_for_this_side_to_choose():
 ])
 def test_where_the_prompts_tokens_came_from(opened, capsys, details, usage, shown):
     endpoint = opened()
-    endpoint.script = [says("x", usage={"prompt_tokens": 1000, "completion_tokens": 5, "prompt_tokens_details": details})]
+    ours = {"edgekv": {"cached_tokens": details.pop("edgekv")}} if details and "edgekv" in details else {}  # as the server tells it
+    endpoint.script = [says("x", usage={"prompt_tokens": 1000, "completion_tokens": 5, "prompt_tokens_details": details, **ours})]
     remote = connect(endpoint)
     answer = ask(remote)
     assert answer.usage == usage

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels/half.h"
 #include "kernels/prompt/prompt.h"
 
 namespace edgekv {
@@ -22,16 +23,6 @@ T read(const char * p) {
     T x;
     std::memcpy(&x, p, sizeof(T));
     return x;
-}
-
-double half_to_double(uint16_t h) {
-    const int exponent = h >> 10 & 31;
-    const double mantissa = h & 1023;
-    const double sign = h & 0x8000 ? -1.0 : 1.0;
-    if (exponent == 31) {
-        return mantissa != 0 ? NAN : sign * INFINITY;
-    }
-    return sign * (exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(mantissa + 1024, exponent - 25));
 }
 
 double element(CellType type, const char * row, int i) {

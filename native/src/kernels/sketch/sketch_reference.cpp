@@ -10,17 +10,11 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels/half.h"
 #include "kernels/sketch/sketch.h"
 
 namespace edgekv {
 namespace {
-
-double half_to_double(uint16_t h) {
-    const int exponent = h >> 10 & 31;
-    const double mantissa = h & 1023;
-    const double sign = h & 0x8000 ? -1.0 : 1.0;
-    return sign * (exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(mantissa + 1024, exponent - 25));
-}
 
 double element(CellType type, const char * row, int i) {
     uint16_t half;

@@ -28,6 +28,12 @@ def cells_looked(handle: Handle) -> int:
     return lib.edgekv_cells_looked(handle)
 
 
+def use_products(use: bool) -> int:
+    """Let graphs that are built from now on multiply batches with Q4_1 weights in our kernel, or in ggml's. Returns how many products ours
+    has made in this process."""
+    return lib.edgekv_use_products(use)
+
+
 @dataclass(frozen=True)
 class NativeCheck:
     n_groups_wrong: int

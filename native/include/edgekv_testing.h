@@ -40,6 +40,10 @@ EDGEKV_API edgekv_status edgekv_sample(edgekv_sample_args * args, int isa);
 /* Uses another instruction set from the next ubatch on, while nothing decodes. EDGEKV_UNSUPPORTED where this processor has it not. */
 EDGEKV_API edgekv_status edgekv_set_isa(int isa);
 
+/* Whether several tokens meet weights in our kernel, where there is one, in graphs that are built from now on; at first they do. Returns how
+   many products it has made in this process. */
+EDGEKV_API int64_t edgekv_use_products(bool use);
+
 /* Cells looked at since the context was attached, to find what changed before each ubatch: as many as changed, and their neighbours. */
 EDGEKV_API uint64_t edgekv_cells_looked(const edgekv_context * ctx);
 

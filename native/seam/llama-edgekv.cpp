@@ -123,6 +123,22 @@ ggml_tensor * llama_edgekv_build_attend(const llm_graph_context & graph, const l
     return hooks->build_attend(t_current, &args);
 }
 
+ggml_tensor * llama_edgekv_build_product(const llm_graph_context & graph, const ggml_tensor * product) {
+    const auto * hooks = llama_edgekv_get_hooks();
+    if (!hooks || !t_current) {
+        return nullptr;
+    }
+    for (const int32_t param : product->op_params) {
+        if (param) {
+            return nullptr; // a precision of its own
+        }
+    }
+
+    const llama_edgekv_product args = { graph.ctx0, product->src[0], product->src[1] };
+
+    return hooks->build_product(t_current, &args);
+}
+
 //
 // exports
 //

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 // raised whenever a struct or function of this header changes; both sides compare it before they talk
-#define LLAMA_EDGEKV_ABI 7
+#define LLAMA_EDGEKV_ABI 8
 
 #ifdef __cplusplus
 extern "C" {
@@ -51,6 +51,13 @@ struct llama_edgekv_attend {
     bool plain;                 // false: there is a bias, MLA values or a top-k that these arguments do not show
 };
 
+// multiply weights with the ubatch's tokens
+struct llama_edgekv_product {
+    struct ggml_context * ctx;
+    struct ggml_tensor * weights; // [n_in, n_out]
+    struct ggml_tensor * tokens;  // f32 [n_in, n_tokens]
+};
+
 struct llama_edgekv_hooks {
     void (*context_created)(struct llama_context * lctx);
     void (*context_freed)(struct llama_context * lctx);
@@ -64,6 +71,7 @@ struct llama_edgekv_hooks {
     // while the graph of a ubatch is built; false/null: the stock nodes serve
     bool                 (*build_store) (struct llama_context * lctx, const struct llama_edgekv_store  * args);
     struct ggml_tensor * (*build_attend)(struct llama_context * lctx, const struct llama_edgekv_attend * args);
+    struct ggml_tensor * (*build_product)(struct llama_context * lctx, const struct llama_edgekv_product * args);
 
     // While a KV cache is made: whether a layer's K and V, which all lie on `device` by default, shall lie in host memory instead,
     // because the hooks will serve them from there on the device. Asked only for layers with a plain cache, and only where all
@@ -219,6 +227,8 @@ struct llama_edgekv_mha {
 };
 
 ggml_tensor * llama_edgekv_build_attend(const llm_graph_context & graph, const llama_edgekv_mha & mha);
+// in place of a product of weights; null: it stays
+ggml_tensor * llama_edgekv_build_product(const llm_graph_context & graph, const ggml_tensor * product);
 
 // the buffer type of layer il's K and V, which would be `buft`
 ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, bool v_trans, ggml_backend_buffer_type_t buft);

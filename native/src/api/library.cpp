@@ -3,6 +3,7 @@
 #include "plane/backends.h"
 #include "context/context.h"
 #include "plane/device/library.h"
+#include "plane/host/products.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -136,6 +137,13 @@ ggml_tensor * on_build_attend(llama_context * lctx, const llama_edgekv_attend * 
     return layer ? ctx->plane->build_attend(*layer, *args) : nullptr;
 }
 
+// stock llama.cpp is stock in this too
+ggml_tensor * on_build_product(llama_context * lctx, const llama_edgekv_product * args) {
+    const edgekv_context * ctx = find_active(lctx);
+
+    return ctx && ctx->params.mode != EDGEKV_MODE_OFF ? build_product(*args) : nullptr;
+}
+
 // libllama asks while it makes a context's cache, when there is no handle yet: only the defaults can answer
 bool on_home(ggml_backend_dev_t device) {
     auto & lib = library();
@@ -170,7 +178,8 @@ const char * on_ubatch_failure(llama_context * lctx) {
 }
 
 const llama_edgekv_hooks kHooks = {
-    on_created, on_freed, on_ubatch_begin, on_ubatch_failure, on_ubatch_end, on_build_store, on_build_attend, on_home, on_plans, on_kv_cells,
+    on_created, on_freed, on_ubatch_begin, on_ubatch_failure, on_ubatch_end, on_build_store, on_build_attend, on_build_product, on_home, on_plans,
+    on_kv_cells,
 };
 
 }  // namespace

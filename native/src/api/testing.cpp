@@ -5,6 +5,7 @@
 #include "context/context.h"
 #include "pages/sketches.h"
 #include "kernels/select/sample.h"
+#include "plane/host/products.h"
 
 #include <algorithm>
 #include <cstring>
@@ -118,6 +119,10 @@ edgekv_status edgekv_set_isa(int isa) {
     select_isa(kAllIsa[isa]);
 
     return EDGEKV_OK;
+}
+
+int64_t edgekv_use_products(bool use) {
+    return use_products(use);
 }
 
 uint64_t edgekv_cells_looked(const edgekv_context * ctx) {

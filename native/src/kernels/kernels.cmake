@@ -2,7 +2,7 @@
 set(here ${CMAKE_CURRENT_LIST_DIR})
 set(EDGEKV_KERNEL_SOURCES ${here}/isa.cpp ${here}/attend/attend_reference.cpp ${here}/select/sample_reference.cpp
     ${here}/sketch/sketch_reference.cpp ${here}/sketch/sketch_layout.cpp ${here}/simd/tiles.cpp ${here}/prompt/prompt_choice.cpp)
-set(edgekv_kernels attend/attend prompt/prompt select/sample sketch/sketch)
+set(edgekv_kernels attend/attend products/products prompt/prompt select/sample sketch/sketch)
 # Every instruction set must build the same sketch from the same keys, so a multiplication and an addition stay two operations.
 set(edgekv_sketch_flags $<$<CXX_COMPILER_ID:GNU,Clang,AppleClang>:-ffp-contract=off>)
 

@@ -1,0 +1,47 @@
+// Products of weights with several tokens at once, for a type of weights that ggml multiplies with one token after the other: Q4_1. A row's
+// nibbles are unpacked once for four tokens. The kernel's contract.
+//
+// Sums are in single precision over blocks of 32, each block's sum of integers exact, in the order of ggml's own kernel for one token.
+//
+// Nothing here knows ggml, llama.cpp or Python.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/isa.h"
+
+namespace edgekv {
+
+constexpr int kProductBlock = 32;  // values of a block
+
+// Blocks as ggml lays them out; factors are f16.
+struct WeightBlock {
+    uint16_t d, m;                  // a value is d * code + m
+    uint8_t codes[kProductBlock / 2];  // low nibbles: the first half
+};
+struct TokenBlock {
+    uint16_t d, s;                  // a value is d * code; s: d * the sum of the codes
+    int8_t codes[kProductBlock];
+};
+
+struct ProductProblem {
+    const char * weights;  // rows of n_blocks WeightBlock
+    size_t weight_stride;  // bytes between rows
+    const char * tokens;   // n_tokens rows of n_blocks TokenBlock
+    size_t token_stride;
+    int n_blocks;
+    int n_tokens;
+    float * out;           // [n_tokens][out_stride]; the product with row r stands at r
+    size_t out_stride;     // values
+};
+
+bool product_supported(Isa isa);  // false: ggml's own kernel is the better one
+
+// Rows [first, end) with all tokens.
+void multiply_rows(const ProductProblem & problem, int first, int end, Isa isa);
+
+// The specification: double precision, plain loops.
+void multiply_rows_reference(const ProductProblem & problem, int first, int end);
+
+}  // namespace edgekv

@@ -1,0 +1,107 @@
+// Two nodes: the tokens are quantised as ggml does it, then rows of weights meet them. Between them is the barrier that a node has not.
+#include "plane/host/products.h"
+
+#include "context/context.h"
+#include "kernels/products/products.h"
+#include "plane/backends.h"
+
+#include <algorithm>
+#include <atomic>
+#include <new>
+
+namespace edgekv {
+
+namespace {
+
+// In front of the quantised tokens: the next rows that nobody multiplies yet.
+constexpr size_t kHead = 64;
+constexpr int kUnitRows = 32;  // with four tokens they stay in a core's first-level cache
+
+static_assert(sizeof(std::atomic<int>) <= kHead, "a counter fits in front");
+static_assert(sizeof(WeightBlock) == 20 && sizeof(TokenBlock) == 36, "blocks as ggml lays them out");
+
+std::atomic<bool> g_used{true};
+std::atomic<int64_t> g_made{0};
+
+enum ProductSource { PRODUCT_WEIGHTS, PRODUCT_TOKENS, N_PRODUCT_SOURCES };
+
+void run_quantise(ggml_tensor * dst, int ith, int nth, void *) {
+    const ggml_tensor * cur = dst->src[0];
+    const size_t row_bytes  = ggml_row_size(GGML_TYPE_Q8_1, cur->ne[0]);
+    const int64_t n_blocks  = cur->ne[0]/kProductBlock;
+    const int64_t first = n_blocks*ith/nth, end = n_blocks*(ith + 1)/nth;
+    char * out = static_cast<char *>(dst->data);
+
+    if (ith == 0) {
+        new (out) std::atomic<int>(0);
+    }
+    if (first == end) {
+        return;
+    }
+    for (int64_t token = 0; token < cur->ne[1]; ++token) {
+        const auto * row = reinterpret_cast<const float *>(static_cast<const char *>(cur->data) + token*cur->nb[1]);
+        cpu_type_traits(GGML_TYPE_Q8_1)->from_float(row + first*kProductBlock, out + kHead + token*row_bytes + first*sizeof(TokenBlock),
+                                                    (end - first)*kProductBlock);
+    }
+}
+
+void run_product(ggml_tensor * dst, int ith, int nth, void *) {
+    const ggml_tensor * weights = dst->src[PRODUCT_WEIGHTS];
+    char * tokens     = static_cast<char *>(dst->src[PRODUCT_TOKENS]->data);
+    const int n_rows  = (int) weights->ne[1];
+
+    const ProductProblem problem = {
+        /*.weights       =*/ static_cast<const char *>(weights->data),
+        /*.weight_stride =*/ weights->nb[1],
+        /*.tokens        =*/ tokens + kHead,
+        /*.token_stride  =*/ ggml_row_size(GGML_TYPE_Q8_1, weights->ne[0]),
+        /*.n_blocks      =*/ (int) (weights->ne[0]/kProductBlock),
+        /*.n_tokens      =*/ (int) dst->ne[1],
+        /*.out           =*/ static_cast<float *>(dst->data),
+        /*.out_stride    =*/ dst->nb[1]/sizeof(float),
+    };
+
+    if (ith == 0) {
+        g_made.fetch_add(1, std::memory_order_relaxed);
+    }
+
+    // threads claim rows as they come free; small units only where there would be too few for all
+    auto & next = *reinterpret_cast<std::atomic<int> *>(tokens);
+    const int unit = std::max(2, std::min(kUnitRows, n_rows/(4*nth)/2*2));
+    for (int first = next.fetch_add(unit, std::memory_order_relaxed); first < n_rows; first = next.fetch_add(unit, std::memory_order_relaxed)) {
+        multiply_rows(problem, first, std::min(n_rows, first + unit), selected_isa());
+    }
+}
+
+// One token is left to ggml: reading the weights takes as long then, whoever multiplies.
+bool multiplies(const ggml_tensor * w, const ggml_tensor * cur) {
+    return w->type == GGML_TYPE_Q4_1 && product_supported(selected_isa()) && w->buffer && ggml_backend_buffer_is_host(w->buffer) &&
+           !w->view_src && !w->extra && w->ne[2] == 1 && w->ne[3] == 1 && w->nb[0] == ggml_type_size(w->type) &&
+           cur->type == GGML_TYPE_F32 && cur->ne[0] == w->ne[0] && cur->ne[1] > 1 && cur->ne[2] == 1 && cur->ne[3] == 1 &&
+           cur->nb[0] == sizeof(float);
+}
+
+}  // namespace
+
+ggml_tensor * build_product(const llama_edgekv_product & args) {
+    if (!g_used.load(std::memory_order_relaxed) || !multiplies(args.weights, args.tokens)) {
+        return nullptr;
+    }
+
+    const int64_t n_bytes = (int64_t) (kHead + args.tokens->ne[1]*ggml_row_size(GGML_TYPE_Q8_1, args.tokens->ne[0]));
+    ggml_tensor * cur     = args.tokens;
+    ggml_tensor * tokens  = ggml_custom_4d(args.ctx, GGML_TYPE_I8, n_bytes, 1, 1, 1, &cur, 1, run_quantise, GGML_N_TASKS_MAX, nullptr);
+
+    ggml_tensor * sources[N_PRODUCT_SOURCES] = { args.weights, tokens };
+
+    return ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.weights->ne[1], cur->ne[1], 1, 1, sources, N_PRODUCT_SOURCES, run_product,
+                          GGML_N_TASKS_MAX, nullptr);
+}
+
+int64_t use_products(bool use) {
+    g_used.store(use, std::memory_order_relaxed);
+
+    return g_made.load(std::memory_order_relaxed);
+}
+
+}  // namespace edgekv

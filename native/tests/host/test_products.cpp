@@ -1,0 +1,120 @@
+// Checks products of weights against their specification in double.
+//   test_products
+//
+// Tolerance. Each block's sum of integers is exact. A block adds two terms to sums in single precision, which round at most once for each
+// block, and the eight lanes are added at the end: (2 n_blocks + 4) * 2^-24 of the sum of what is added, without signs.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "at_end.h"
+#include "kernels/half.h"
+#include "kernels/products/products.h"
+
+using namespace edgekv;
+
+namespace {
+
+int failures = 0;
+
+struct Case {
+    int n_blocks, n_rows, n_tokens;
+};
+
+template <class T>
+using AtEndVector = std::vector<T, cases::AtEnd<T>>;
+
+struct Instance {
+    explicit Instance(const Case & c, unsigned seed) : c(c) {
+        std::mt19937 random(seed);
+        weights.resize(static_cast<size_t>(c.n_blocks) * static_cast<size_t>(c.n_rows));
+        tokens.resize(static_cast<size_t>(c.n_blocks) * static_cast<size_t>(c.n_tokens));
+        for (auto & block : weights) {
+            block.d = static_cast<uint16_t>(0x2000 + random() % 0x800);             // 0.0078 to 0.03
+            block.m = static_cast<uint16_t>((random() % 2) << 15 | (0x2c00 + random() % 0x400));  // 0.06 to 0.12, either sign
+            std::generate(std::begin(block.codes), std::end(block.codes), [&] { return static_cast<uint8_t>(random()); });
+        }
+        for (auto & block : tokens) {
+            block.d = static_cast<uint16_t>(0x2000 + random() % 0x800);
+            block.s = static_cast<uint16_t>((random() % 2) << 15 | (0x3c00 + random() % 0x400));
+            // the ends of the range too: -128 is not among ggml's codes
+            std::generate(std::begin(block.codes), std::end(block.codes), [&] { return static_cast<int8_t>(static_cast<int>(random() % 255) - 127); });
+        }
+    }
+
+    // what the terms of a product add up to without signs
+    double size_of(int row, int token) const {
+        double sum = 0.0;
+        for (int b = 0; b < c.n_blocks; ++b) {
+            const WeightBlock & w = weights[static_cast<size_t>(row * c.n_blocks + b)];
+            const TokenBlock & t = tokens[static_cast<size_t>(token * c.n_blocks + b)];
+            for (int i = 0; i < kProductBlock; ++i) {
+                const int code = i < kProductBlock / 2 ? w.codes[i] & 15 : w.codes[i - kProductBlock / 2] >> 4;
+                sum += std::fabs(half_to_double(w.d) * half_to_double(t.d) * code * t.codes[i]);
+            }
+            sum += std::fabs(half_to_double(w.m) * half_to_double(t.s));
+        }
+        return sum;
+    }
+
+    Case c;
+    AtEndVector<WeightBlock> weights;
+    AtEndVector<TokenBlock> tokens;
+};
+
+std::vector<float> multiplied(const Instance & in, int first, int end, Isa isa, bool reference) {
+    const size_t stride = static_cast<size_t>(in.c.n_rows) + 3;
+    std::vector<float> out(stride * static_cast<size_t>(in.c.n_tokens), -7.0f);
+    ProductProblem p = {};
+    p.weights = reinterpret_cast<const char *>(in.weights.data());
+    p.weight_stride = sizeof(WeightBlock) * static_cast<size_t>(in.c.n_blocks);
+    p.tokens = reinterpret_cast<const char *>(in.tokens.data());
+    p.token_stride = sizeof(TokenBlock) * static_cast<size_t>(in.c.n_blocks);
+    p.n_blocks = in.c.n_blocks;
+    p.n_tokens = in.c.n_tokens;
+    p.out = out.data();
+    p.out_stride = stride;
+    reference ? multiply_rows_reference(p, first, end) : multiply_rows(p, first, end, isa);
+    return out;
+}
+
+void check(const Case & c, int first, int end, Isa isa) {
+    const Instance in(c, static_cast<unsigned>(c.n_blocks * 1000 + c.n_rows * 10 + c.n_tokens));
+    const std::vector<float> want = multiplied(in, first, end, isa, true), got = multiplied(in, first, end, isa, false);
+    const size_t stride = static_cast<size_t>(c.n_rows) + 3;
+    for (int t = 0; t < c.n_tokens; ++t) {
+        for (int r = 0; r < static_cast<int>(stride); ++r) {
+            const size_t at = static_cast<size_t>(t) * stride + static_cast<size_t>(r);
+            const bool mine = r >= first && r < end;
+            const double bound = mine ? (2.0 * c.n_blocks + 4.0) * std::ldexp(in.size_of(r, t), -24) : 0.0;
+            if (!(std::fabs(static_cast<double>(got[at]) - want[at]) <= bound) && ++failures <= 20) {
+                std::printf("FAIL %s: %d blocks, %d rows, %d tokens: row %d, token %d: got %.9g, want %.9g, within %.2g\n", isa_name(isa),
+                            c.n_blocks, c.n_rows, c.n_tokens, r, t, static_cast<double>(got[at]), static_cast<double>(want[at]), bound);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+int main() {
+    for (const Isa isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
+        if (!isa_supported(isa)) {
+            continue;
+        }
+        std::printf("%s ", isa_name(isa));
+        for (const int n_blocks : {1, 2, 3, 18, 48}) {
+            for (int n_tokens = 1; n_tokens <= 9; ++n_tokens) {
+                check({n_blocks, 7, n_tokens}, 0, 7, isa);
+                check({n_blocks, 8, n_tokens}, 0, 8, isa);
+                check({n_blocks, 8, n_tokens}, 3, 6, isa);
+            }
+        }
+        check({18, 64, 130}, 0, 64, isa);
+    }
+    std::printf(failures == 0 ? "\nok\n" : "\n%d failures\n", failures);
+    return failures == 0 ? 0 : 1;
+}

@@ -15,6 +15,7 @@ from edgekv.cli.common.lists import CommaList
 from edgekv.cli.common.options import model_argument, model_path, option
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.tables import Column, output_option, print_measured
+from edgekv.cli.compare import compare
 from edgekv.cli.ladder import ladder
 from edgekv.cli.prefill import check_options, print_prefill
 from edgekv.vocab import CacheType
@@ -80,6 +81,7 @@ def bench() -> None:
 
 bench.add_command(ladder)
 bench.add_command(bench_serve)
+bench.add_command(compare)
 
 
 @bench.command()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgekv.amounts import long_duration, mebibytes, parse_duration, size, tokens
+from edgekv.cli.common import values
 from edgekv.cli.common.options import Parsed, option
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
@@ -71,7 +72,7 @@ def list_(folder: Path | None, output: str) -> None:
 
 
 @cache.command()
-@click.argument("id")
+@click.argument("id", shell_complete=values.stored)
 @folder_option
 @output_option("json", "csv", "md")
 def show(id: str, folder: Path | None, output: str) -> None:  # noqa: A002 - its name on the command line
@@ -95,9 +96,10 @@ def show(id: str, folder: Path | None, output: str) -> None:  # noqa: A002 - its
 
 
 @cache.command()
-@click.argument("ids", metavar="[ID]...", nargs=-1)
+@click.argument("ids", metavar="[ID]...", nargs=-1, shell_complete=values.stored)
 @option("--all", "everything", envvar="EDGEKV_CACHE_RM_ALL", is_flag=True, help="Remove every conversation.")
-@option("--model", envvar="EDGEKV_CACHE_RM_MODEL", metavar="NAME", help="Remove every conversation of the model with this name.")
+@option("--model", envvar="EDGEKV_CACHE_RM_MODEL", metavar="NAME", shell_complete=values.stored_models,
+        help="Remove every conversation of the model with this name.")
 @folder_option
 def rm(ids: Sequence[str], everything: bool, model: str | None, folder: Path | None) -> None:
     """Remove conversations. Blocks that others share stay, and so does what is pinned."""
@@ -147,7 +149,7 @@ def verify(remove: bool, folder: Path | None) -> None:
 
 
 @cache.command()
-@click.argument("id")
+@click.argument("id", shell_complete=values.stored)
 @click.argument("name")
 @option("--ttl", envvar="EDGEKV_CACHE_PIN_TTL", type=Parsed("TIME", lambda text: parse_duration(text, "--ttl")), default="30d",
         show_default=True, metavar="TIME", help="How long it stays: a number with s, min, h or d behind it.")
@@ -166,7 +168,7 @@ def pin(id: str, name: str, ttl: float, folder: Path | None) -> None:  # noqa: A
 
 
 @cache.command()
-@click.argument("name")
+@click.argument("name", shell_complete=values.pins)
 @folder_option
 def unpin(name: str, folder: Path | None) -> None:
     """Take the name from a conversation, which then stays as long as others do."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgekv.amounts import gibibytes, size, tokens
-from edgekv.cli.common.options import model_argument, model_path, option
+from edgekv.cli.common import values
+from edgekv.cli.common.options import model_or_name_argument, model_path, option
 from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
 from edgekv.cli.synthetic import shapes, synth
 
@@ -90,7 +91,7 @@ def _row(local: LocalModel) -> dict[str, Any]:
 
 
 @models.command()
-@model_argument
+@model_or_name_argument
 @option("--full", envvar="EDGEKV_SHOW_FULL", is_flag=True, help="The whole chat template, not its first lines.")
 @option("--json", "as_json", envvar="EDGEKV_SHOW_JSON", is_flag=True, help="Print everything as JSON.")
 def show(model: Path | None, full: bool, as_json: bool) -> None:
@@ -109,7 +110,7 @@ def show(model: Path | None, full: bool, as_json: bool) -> None:
 
 
 @models.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=values.model_names)
 def path(name: str | None) -> None:
     """Print where a model of `edgekv models list` is: the one called NAME, or the only one that has NAME in its name.
 

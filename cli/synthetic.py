@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from edgekv.amounts import gibibytes, tokens
+from edgekv.cli.common import values
 from edgekv.cli.common.options import option
 from edgekv.cli.common.tables import Column, output_option, print_rows
 
@@ -47,7 +48,7 @@ def shapes(output: str) -> None:
 
 # Variables of their own: EDGEKV_OUTPUT is a format elsewhere, EDGEKV_LAYERS a list, EDGEKV_SEED the sampler's.
 @click.command()
-@click.argument("shape")
+@click.argument("shape", shell_complete=values.shapes)
 @option("-o", "--output", envvar="EDGEKV_SYNTH_OUTPUT", type=click.Path(path_type=Path, dir_okay=False),
         help="The file to write.  [default: synthetic-SHAPE-TYPE.gguf in this folder]")
 @option("--type", "weight_type", envvar="EDGEKV_SYNTH_TYPE", type=click.Choice(WEIGHT_TYPES), default=WEIGHT_TYPES[0],

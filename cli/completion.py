@@ -15,6 +15,7 @@ from click.shell_completion import (
     split_arg_string,
 )
 
+from edgekv.cli.common.examples import examples
 from edgekv.cli.common.values import GGUF
 from edgekv.errors import EdgeKVError
 
@@ -141,7 +142,10 @@ def register() -> None:
         add_completion_class(shell, name)
 
 
-@click.command()
+@click.command(epilog=examples(
+    'eval "$(edgekv completion bash)"',
+    "edgekv completion fish > ~/.config/fish/completions/edgekv.fish",
+))
 @click.argument("shell", type=click.Choice(list(SHELLS)))
 def completion(shell: str) -> None:
     """Print the script that completes commands, options and values at TAB, for bash, zsh or fish.

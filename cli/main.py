@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 import edgekv
+from edgekv.cli.common.examples import examples
 from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUNTIME, EdgeKVError
 
 if TYPE_CHECKING:
@@ -64,7 +65,11 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=examples(
+    "edgekv chat",
+    "edgekv plan model.gguf",
+    "edgekv serve model.gguf --port 8080",
+))
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show the version and exit."
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from edgekv.cli.common.examples import examples
 from edgekv.cli.common.options import kv_options, model_argument, model_path, option, split_kv_options
 from edgekv.cli.common.values import conversations
 from edgekv.errors import ConfigError, EdgeKVError
@@ -29,7 +30,12 @@ _ANYWHERE = {"model", "prompt", "system", "footer", "url", "api_key", "api_key_f
 """Parameters that mean something where the model is elsewhere too."""
 
 
-@click.command()
+@click.command(epilog=examples(
+    "edgekv chat",
+    "edgekv chat model.gguf --ctx 32768",
+    'git diff | edgekv chat -p "Review this:"',
+    "edgekv chat --resume",
+))
 @model_argument
 @option("-p", "--prompt", metavar="TEXT", help="Answer this and leave; text on standard input is put after it.")
 @option("-s", "--system", metavar="TEXT", help="The system prompt.")

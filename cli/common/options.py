@@ -41,7 +41,7 @@ def option(*names: str, **settings: Any) -> Callable[[F], F]:
     """`click.option` with the environment variable EDGEKV_<LONG NAME>: `--max-tokens` reads EDGEKV_MAX_TOKENS. Shells complete it as
     edgekv.cli.common.values says."""
     long = next(name for name in names if name.startswith("--"))
-    if (values := OF_OPTION.get(long)) is not None and not isinstance(settings.get("type"), click.Path):
+    if (values := OF_OPTION.get(long)) is not None:
         settings.setdefault("shell_complete", values)
     settings.setdefault("envvar", ENV_PREFIX + long.split("/")[0].lstrip("-").replace("-", "_").upper())
     return click.option(*names, show_envvar=True, **settings)

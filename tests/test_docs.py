@@ -104,7 +104,7 @@ def headings(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", line.lower()).strip().replace(" ", "-") for line in re.findall(r"^#+ (.*)", unfenced(text), re.M)}
 
 
-@pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", TEXT_OF, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path):
     """Pictures apart, which the report makes."""
     for link in re.findall(r"(?<!!)\[[^]]*\]\(([^)]+)\)", TEXT_OF[path]):

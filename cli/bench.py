@@ -11,6 +11,7 @@ import click
 
 from edgekv.amounts import mebibytes, percent, signed_percent
 from edgekv.cli.bench_serve import bench_serve
+from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList
 from edgekv.cli.common.options import model_argument, model_path, option
 from edgekv.cli.common.progress import progress_bar
@@ -84,7 +85,11 @@ bench.add_command(bench_serve)
 bench.add_command(compare)
 
 
-@bench.command()
+@bench.command(epilog=examples(
+    "edgekv bench kv -d 512,4096,7680 -t 1,2",
+    "edgekv bench kv --modes off,exact,sparse:resolution=1000 -o json",
+    "edgekv bench kv --prefill --whole 4096",
+))
 @model_argument
 @option("-d", "--depths", type=_COUNTS, default="512,4096,7680", show_default=True,
         help="Tokens in the cache when what is measured starts.")

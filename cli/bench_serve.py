@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from edgekv.amounts import tokens
+from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList
 from edgekv.cli.common.options import model_argument, model_path, option
 from edgekv.cli.common.progress import progress_bar
@@ -39,7 +40,11 @@ COLUMNS = [
 SERVERS = (*STOCK_KERNELS, KvMode.EXACT.value, KvMode.SPARSE.value)
 
 
-@click.command(name="serve")
+@click.command(name="serve", epilog=examples(
+    "edgekv bench serve",
+    "edgekv bench serve --clients 8 --servers off-flash,sparse",
+    "edgekv bench serve --url http://127.0.0.1:8080",
+))
 @model_argument
 @option("--url", metavar="URL", help="Ask the server that runs there, in place of starting some.")
 @option("--api-key", metavar="KEY", help="With --url: the key that it asks for.")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgekv.amounts import long_duration, mebibytes, parse_duration, size, tokens
+from edgekv.cli.common import values
+from edgekv.cli.common.examples import examples
 from edgekv.cli.common.options import Parsed, option
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
@@ -47,7 +49,11 @@ folder_option = option("--cache-dir", "folder", envvar="EDGEKV_CACHE_DIR", type=
                        help="The folder of the prefixes.  [default: edgekv/prefixes in the user's cache folder]")
 
 
-@click.group()
+@click.group(epilog=examples(
+    "edgekv cache list",
+    "edgekv cache show 3f2a",
+    "edgekv cache rm --all",
+))
 def cache() -> None:
     """Look after the prefixes of conversations that a server keeps on disk (edgekv serve --cache-dir).
 
@@ -55,7 +61,10 @@ def cache() -> None:
     """
 
 
-@cache.command("list")
+@cache.command("list", epilog=examples(
+    "edgekv cache list",
+    "edgekv cache list --cache-dir prefixes -o json",
+))
 @folder_option
 @output_option("json", "csv", "md")
 def list_(folder: Path | None, output: str) -> None:
@@ -70,8 +79,11 @@ def list_(folder: Path | None, output: str) -> None:
         click.echo(f"{len(chains)} conversations in {len(files)} blocks, {size(sum(files.values()))} in {_folder(folder)}", err=True)
 
 
-@cache.command()
-@click.argument("id")
+@cache.command(epilog=examples(
+    "edgekv cache show 3f2a",
+    "edgekv cache show 3f2a --cache-dir prefixes -o json",
+))
+@click.argument("id", shell_complete=values.stored)
 @folder_option
 @output_option("json", "csv", "md")
 def show(id: str, folder: Path | None, output: str) -> None:  # noqa: A002 - its name on the command line
@@ -94,10 +106,15 @@ def show(id: str, folder: Path | None, output: str) -> None:  # noqa: A002 - its
     print_rows(rows, BLOCK_COLUMNS, output)
 
 
-@cache.command()
-@click.argument("ids", metavar="[ID]...", nargs=-1)
+@cache.command(epilog=examples(
+    "edgekv cache rm 3f2a 91cc",
+    "edgekv cache rm --model SmolLM2-135M-Instruct",
+    "edgekv cache rm --all --cache-dir prefixes",
+))
+@click.argument("ids", metavar="[ID]...", nargs=-1, shell_complete=values.stored)
 @option("--all", "everything", envvar="EDGEKV_CACHE_RM_ALL", is_flag=True, help="Remove every conversation.")
-@option("--model", envvar="EDGEKV_CACHE_RM_MODEL", metavar="NAME", help="Remove every conversation of the model with this name.")
+@option("--model", envvar="EDGEKV_CACHE_RM_MODEL", metavar="NAME", shell_complete=values.stored_models,
+        help="Remove every conversation of the model with this name.")
 @folder_option
 def rm(ids: Sequence[str], everything: bool, model: str | None, folder: Path | None) -> None:
     """Remove conversations. Blocks that others share stay, and so does what is pinned."""
@@ -122,7 +139,10 @@ def rm(ids: Sequence[str], everything: bool, model: str | None, folder: Path | N
         click.echo(f"{len(doomed) - len(removable)} are pinned and stay; `edgekv cache unpin` takes a name from one", err=True)
 
 
-@cache.command()
+@cache.command(epilog=examples(
+    "edgekv cache verify",
+    "edgekv cache verify --remove --cache-dir prefixes",
+))
 @option("--remove", envvar="EDGEKV_CACHE_VERIFY_REMOVE", is_flag=True, help="Remove what is damaged.")
 @folder_option
 def verify(remove: bool, folder: Path | None) -> None:
@@ -146,8 +166,11 @@ def verify(remove: bool, folder: Path | None) -> None:
         raise EdgeKVError(f"{n_damaged} of {n} blocks are damaged; {then}")
 
 
-@cache.command()
-@click.argument("id")
+@cache.command(epilog=examples(
+    "edgekv cache pin 3f2a manual",
+    "edgekv cache pin 3f2a manual --ttl 12h",
+))
+@click.argument("id", shell_complete=values.stored)
 @click.argument("name")
 @option("--ttl", envvar="EDGEKV_CACHE_PIN_TTL", type=Parsed("TIME", lambda text: parse_duration(text, "--ttl")), default="30d",
         show_default=True, metavar="TIME", help="How long it stays: a number with s, min, h or d behind it.")
@@ -165,8 +188,11 @@ def pin(id: str, name: str, ttl: float, folder: Path | None) -> None:  # noqa: A
     click.echo(f"{chain.id} is pinned as {name} for {long_duration(ttl)}")
 
 
-@cache.command()
-@click.argument("name")
+@cache.command(epilog=examples(
+    "edgekv cache unpin manual",
+    "edgekv cache unpin manual --cache-dir prefixes",
+))
+@click.argument("name", shell_complete=values.pins)
 @folder_option
 def unpin(name: str, folder: Path | None) -> None:
     """Take the name from a conversation, which then stays as long as others do."""

@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from edgekv.cli.common.caches import without_password
 from edgekv.cli.common.config_file import COMMANDS, config_path, keys, use_config_file, variable_set
+from edgekv.cli.common.examples import examples
 from edgekv.cli.common.options import option
 from edgekv.cli.common.tables import Column, output_option, print_rows
 from edgekv.errors import EXIT_OK, ConfigError
@@ -33,7 +34,10 @@ def commands() -> dict[str, click.Command]:
     return {name: getattr(importlib.import_module(_MODULES[name]), name) for name in COMMANDS}
 
 
-@click.group()
+@click.group(epilog=examples(
+    "edgekv config init",
+    "edgekv config show",
+))
 def config() -> None:
     """The file of options of `edgekv chat` and `edgekv serve`.
 
@@ -42,7 +46,10 @@ def config() -> None:
     """
 
 
-@config.command()
+@config.command(epilog=examples(
+    "edgekv config path",
+    "EDGEKV_CONFIG=other.toml edgekv config path",
+))
 def path() -> int:
     """Print where the file is, or would be; EDGEKV_CONFIG names another."""
     click.echo(config_path())
@@ -51,7 +58,10 @@ def path() -> int:
     return EXIT_OK
 
 
-@config.command()
+@config.command(epilog=examples(
+    "edgekv config init",
+    "edgekv config init --force",
+))
 @option("--force", is_flag=True, envvar="EDGEKV_CONFIG_FORCE", help="Write over a file that is there.")
 def init(force: bool) -> int:
     """Write a file with every option and its help, all of them comments."""
@@ -69,7 +79,11 @@ def init(force: bool) -> int:
     return EXIT_OK
 
 
-@config.command(context_settings={"ignore_unknown_options": True})
+@config.command(context_settings={"ignore_unknown_options": True}, epilog=examples(
+    "edgekv config show",
+    "edgekv config show chat -o json",
+    "edgekv config show serve --slots 4 --ctx 8192",
+))
 @output_option("json", "csv", "md")
 @click.argument("command", type=click.Choice(COMMANDS), default="serve")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)

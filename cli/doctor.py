@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from edgekv.amounts import gibibytes, size, tokens
+from edgekv.cli.common.examples import examples
 from edgekv.cli.common.options import model_argument, option
 from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
 from edgekv.errors import EXIT_LIBRARY
@@ -47,7 +48,11 @@ PLAN_COLUMNS = [
 ]
 
 
-@click.command()
+@click.command(epilog=examples(
+    "edgekv doctor",
+    "edgekv doctor model.gguf",
+    "edgekv doctor model.gguf -o json",
+))
 @model_argument
 @option("--recalibrate", is_flag=True, help="Measure the rates of the GPU again; they are kept after the first time.")
 @output_option("json")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgekv.amounts import percent
+from edgekv.cli.common.examples import examples
 from edgekv.cli.common.options import model_argument, model_path, option, threads_option
 from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
 from edgekv.errors import ConfigError
@@ -37,7 +38,11 @@ COLUMNS = [
 ]
 
 
-@click.command()
+@click.command(epilog=examples(
+    'edgekv heads -p "The capital of France is Paris, and that of Spain is"',
+    "edgekv heads --layers 0,4-7 --picture heads.svg < notes.txt",
+    "edgekv heads --trace prose.npz",
+))
 @model_argument
 @option("-p", "--prompt", help="The text to read; without it, standard input.")
 @option("--trace", type=click.Path(path_type=Path), metavar="FILE",

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from edgekv.amounts import duration, percent, signed_percent
+from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import BUDGETS, NAMES, CommaList
 from edgekv.cli.common.options import model_argument, model_path, option
 from edgekv.cli.common.progress import progress_bar
@@ -33,7 +34,11 @@ COLUMNS = [
 ]
 
 
-@click.command()
+@click.command(epilog=examples(
+    "edgekv bench ladder --no-live",
+    "edgekv bench ladder --text prose -d 2048 -n 256 --save results",
+    "edgekv bench ladder --trace prose.npz --budgets 10%",
+))
 @model_argument
 @option("--trace", "traces", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
         help="A recorded trace (edgekv trace record) in place of --text, -d and -n. Several times for several.")

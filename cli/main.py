@@ -6,12 +6,16 @@ import importlib
 import importlib.metadata
 import os
 import sys
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 import edgekv
+from edgekv.cli.common.examples import examples
 from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUNTIME, EdgeKVError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 # name: (module, attribute, help); the help stands here so that `--help` imports nothing.
 COMMANDS = {
@@ -29,6 +33,7 @@ COMMANDS = {
     "sim": ("edgekv.cli.sim", "sim", "Replay recorded attention against policies, without a model."),
     "report": ("edgekv.cli.report", "report", "Make one HTML page of measured results, with pictures."),
     "models": ("edgekv.cli.models", "models", "Find, describe and fetch models; write ones of random weights."),
+    "completion": ("edgekv.cli.completion", "completion", "Print the script for completion in bash, zsh or fish."),
 }
 
 
@@ -44,6 +49,11 @@ class LazyGroup(click.Group):
         module, attribute, _ = COMMANDS[name]
         return getattr(importlib.import_module(module), attribute)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from edgekv.cli.common.values import items
+
+        return [*items({name: text for name, (_, _, text) in COMMANDS.items()}, incomplete), *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
@@ -55,7 +65,11 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=examples(
+    "edgekv chat",
+    "edgekv plan model.gguf",
+    "edgekv serve model.gguf --port 8080",
+))
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show the version and exit."
 )
@@ -82,6 +96,10 @@ def main() -> NoReturn:
 
 
 def _run() -> int:
+    if "_EDGEKV_COMPLETE" in os.environ:  # a shell asks, at TAB
+        from edgekv.cli.completion import register
+
+        register()
     try:
         code: Any = cli.main(prog_name="edgekv", standalone_mode=False)
         return code if isinstance(code, int) else EXIT_OK

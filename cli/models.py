@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgekv.amounts import gibibytes, size, tokens
-from edgekv.cli.common.options import model_argument, model_path, option
+from edgekv.cli.common import values
+from edgekv.cli.common.examples import examples
+from edgekv.cli.common.options import model_or_name_argument, model_path, option
 from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
 from edgekv.cli.synthetic import shapes, synth
 
@@ -49,7 +51,11 @@ LAYER_COLUMNS = [
 _TEMPLATE_LINES = 6
 
 
-@click.group()
+@click.group(epilog=examples(
+    "edgekv models list",
+    "edgekv models show model.gguf",
+    "edgekv models synth llama-3-8b --header-only",
+))
 def models() -> None:
     """Find models on this machine, describe them, fetch more, and write ones of random weights to measure with."""
 
@@ -58,7 +64,10 @@ models.add_command(shapes)
 models.add_command(synth)
 
 
-@models.command("list")
+@models.command("list", epilog=examples(
+    "edgekv models list",
+    "edgekv models list -o json",
+))
 @output_option("json", "csv", "md")
 def list_models(output: str) -> None:
     """List the default model and GGUF files in known caches: Hugging Face's, llama.cpp's, Ollama's, LM Studio's.
@@ -89,8 +98,12 @@ def _row(local: LocalModel) -> dict[str, Any]:
             "kv_bytes_per_token": g.kv_bytes_per_token(), "fits_tokens": fitting_context(g, available_bytes()), "problem": None}
 
 
-@models.command()
-@model_argument
+@models.command(epilog=examples(
+    "edgekv models show",
+    "edgekv models show model.gguf --full",
+    "edgekv models show model.gguf --json",
+))
+@model_or_name_argument
 @option("--full", envvar="EDGEKV_SHOW_FULL", is_flag=True, help="The whole chat template, not its first lines.")
 @option("--json", "as_json", envvar="EDGEKV_SHOW_JSON", is_flag=True, help="Print everything as JSON.")
 def show(model: Path | None, full: bool, as_json: bool) -> None:
@@ -108,8 +121,11 @@ def show(model: Path | None, full: bool, as_json: bool) -> None:
         _print(facts, full)
 
 
-@models.command()
-@click.argument("name", required=False)
+@models.command(epilog=examples(
+    "edgekv models path",
+    'edgekv chat "$(edgekv models path SmolLM2)"',
+))
+@click.argument("name", required=False, shell_complete=values.model_names)
 def path(name: str | None) -> None:
     """Print where a model of `edgekv models list` is: the one called NAME, or the only one that has NAME in its name.
 
@@ -118,7 +134,10 @@ def path(name: str | None) -> None:
     click.echo(_path_of(Path(name) if name else None, only_names=True))
 
 
-@models.command()
+@models.command(epilog=examples(
+    "edgekv models pull hf:bartowski/Llama-3.2-1B-Instruct-GGUF",
+    "edgekv models pull hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M",
+))
 @click.argument("address")
 def pull(address: str) -> None:
     """Fetch a model from Hugging Face: hf:USER/REPO or hf:USER/REPO:QUANT, such as hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M.

@@ -11,6 +11,7 @@ import click
 
 from edgekv.amounts import MIB, gibibytes, mebibytes, size, tokens
 from edgekv.cli.common.caches import ram_option
+from edgekv.cli.common.examples import examples
 from edgekv.cli.common.options import kv_options, model_argument, model_path, option, split_kv_options
 from edgekv.cli.common.tables import Column, print_json, print_rows
 from edgekv.errors import EXIT_DOES_NOT_FIT, EXIT_OK
@@ -27,7 +28,11 @@ SPEED_COLUMNS = [
 ]
 
 
-@click.command()
+@click.command(epilog=examples(
+    "edgekv plan",
+    "edgekv plan model.gguf --ctx 65536 --slots 2",
+    "edgekv plan model.gguf --json",
+))
 @model_argument
 @kv_options
 @option("--slots", type=click.IntRange(1, 16), default=1, show_default=True, help="Conversations at the same time, each with its own context.")

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from edgekv.cli.common.examples import examples
 from edgekv.cli.common.options import option
 from edgekv.cli.common.tables import Column, output_option, print_rows
 
@@ -19,7 +20,10 @@ COLUMNS = [
 KINDS = ("policy", "prefetch", "budget")
 
 
-@click.command()
+@click.command(epilog=examples(
+    "edgekv policies",
+    "edgekv policies --kind policy -o md",
+))
 @option("--kind", type=click.Choice(KINDS), help="List only these.")
 @output_option("json", "csv", "md")
 def policies(kind: str | None, output: str) -> None:

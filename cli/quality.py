@@ -10,6 +10,7 @@ import click
 
 from edgekv.amounts import duration, percent, signed_percent
 from edgekv.cli.bench import ModeList
+from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList
 from edgekv.cli.common.options import model_argument, model_path, option, threads_option
 from edgekv.cli.common.progress import progress_bar
@@ -66,7 +67,12 @@ GRID_COLUMNS = [
 SAYS_NOTHING = "says nothing about the cache"
 
 
-@click.command()
+@click.command(epilog=examples(
+    "edgekv quality",
+    "edgekv quality --modes sparse:resolution=1000,ema --tasks none",
+    "edgekv quality model.gguf --lengths 4096 --tasks passkey,variables",
+    "edgekv quality --policy ema+anchor+recent --budget 12.5%",
+))
 @model_argument
 @option("--modes", type=ModeList(), help="Modes to compare with full attention, as in `edgekv bench kv`, e.g. sparse:resolution=1000,ema.  "
         f"[default: {','.join(DEFAULT_MODES)}; with one of the next two options that mode alone]")

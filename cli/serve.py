@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from edgekv.cli.common.caches import cache_options, caches_text, split_cache_options
+from edgekv.cli.common.examples import examples
 from edgekv.cli.common.options import kv_options, model_argument, model_path, option, split_kv_options
 from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED
 
@@ -37,7 +38,12 @@ class _PassesOn(click.Command):
         return super().parse_args(ctx, args)
 
 
-@click.command(cls=_PassesOn, epilog="`edgekv serve -- --help` lists the options of llama.cpp's server.")
+@click.command(cls=_PassesOn, epilog=examples(
+    "edgekv serve --port 8080",
+    "edgekv serve model.gguf --slots 4 --ctx 8192 --cache-dir prefixes",
+    "edgekv serve --host 0.0.0.0 --api-key-file keys",
+    "edgekv serve -- --help         # the options of llama.cpp's server",
+))
 @model_argument
 @option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is every address of this machine.")
 @option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="Port to listen on; 0 picks a free one.")

@@ -11,6 +11,7 @@ import click
 
 from edgekv.amounts import GIB, percent
 from edgekv.assignments import assigned
+from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList
 from edgekv.cli.common.options import Parsed, option
 from edgekv.cli.common.progress import progress_bar
@@ -52,7 +53,11 @@ _LOADED_BYTES = GIB
 _ONLY_IF_THEY_DIFFER = {"trace", "prefetch"}
 
 
-@click.command()
+@click.command(epilog=examples(
+    "edgekv sim prose.npz --policy lru --policy ema+anchor+recent",
+    "edgekv sim prose.npz --observe honest --budget 10% --set alpha=0.02",
+    "edgekv sim prose.npz code.npz --worst 5 -o csv",
+))
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")
 @option("--policy", "specs", multiple=True, metavar="NAME+...", default=(PlacementOptions.policy,), show_default=True,
         help="What a page is worth; `edgekv policies` lists them. Several times for several policies.")

@@ -10,6 +10,8 @@ from pathlib import Path
 import click
 
 from edgekv.amounts import gibibytes, tokens
+from edgekv.cli.common import values
+from edgekv.cli.common.examples import examples
 from edgekv.cli.common.options import option
 from edgekv.cli.common.tables import Column, output_option, print_rows
 
@@ -30,7 +32,10 @@ SHAPE_COLUMNS = [
 ]
 
 
-@click.command()
+@click.command(epilog=examples(
+    "edgekv models shapes",
+    "edgekv models shapes -o json",
+))
 @output_option("json", "csv", "md")
 def shapes(output: str) -> None:
     """List the shapes that `edgekv models synth` knows: layers, heads, KV cache bytes of a token, sizes of the files."""
@@ -46,8 +51,12 @@ def shapes(output: str) -> None:
 
 
 # Variables of their own: EDGEKV_OUTPUT is a format elsewhere, EDGEKV_LAYERS a list, EDGEKV_SEED the sampler's.
-@click.command()
-@click.argument("shape")
+@click.command(epilog=examples(
+    "edgekv models synth llama-3-8b --header-only",
+    "edgekv plan synthetic-llama-3-8b-header-q4_0.gguf",
+    "edgekv models synth qwen3-0.6b --type q8_0 -o random.gguf",
+))
+@click.argument("shape", shell_complete=values.shapes)
 @option("-o", "--output", envvar="EDGEKV_SYNTH_OUTPUT", type=click.Path(path_type=Path, dir_okay=False),
         help="The file to write.  [default: synthetic-SHAPE-TYPE.gguf in this folder]")
 @option("--type", "weight_type", envvar="EDGEKV_SYNTH_TYPE", type=click.Choice(WEIGHT_TYPES), default=WEIGHT_TYPES[0],

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from edgekv.amounts import size
+from edgekv.cli.common.examples import examples
 from edgekv.cli.common.options import Parsed, model_argument, model_path, option, threads_option
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.tables import output_option, print_json
@@ -17,12 +18,18 @@ from edgekv.vocab import CacheType
 _TYPE_NAMES = [kind.value for kind in CacheType]
 
 
-@click.group()
+@click.group(epilog=examples(
+    "edgekv trace record -o prose.npz",
+    "edgekv sim prose.npz",
+))
 def trace() -> None:
     """Record where a model's attention goes, to replay it with `edgekv sim`."""
 
 
-@trace.command()
+@trace.command(epilog=examples(
+    "edgekv trace record -o prose.npz",
+    "edgekv trace record -o notes.npz --text notes.txt -d 2048 -n 256",
+))
 @model_argument
 @option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE",
         help="The file to write.", envvar="EDGEKV_TRACE")
@@ -67,7 +74,10 @@ def record(
     click.echo(f"{output}: {depth} tokens and {steps} steps, {size(output.stat().st_size)}", err=True)
 
 
-@trace.command()
+@trace.command(epilog=examples(
+    "edgekv trace info prose.npz",
+    "edgekv trace info prose.npz -o json",
+))
 @click.argument("file", type=click.Path(path_type=Path))
 @output_option("json")
 def info(file: Path, output: str) -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import re
-import shlex
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
+from support.command_lines import calls, commands, parse
 
-from edgekv.cli.main import cli
 from edgekv.policies import POLICIES
 from edgekv.prefetch import PREFETCHERS
 from edgekv.vocab import CacheType, KvMode, SketchKind, Split
@@ -23,24 +23,15 @@ READMES = [ROOT / path for path in (
     "README.md", "cli/README.md", "edgekv/README.md", "edgekv/bench/README.md", "edgekv/policies/README.md", "edgekv/serving/README.md",
     "edgekv/store/README.md", "models/README.md",
     "native/README.md", "patches/README.md", "tests/README.md", "tests/gpu_command/results/README.md")]
-TEXT_OF = {path: path.read_text(encoding="utf-8") for path in READMES}
+GUIDE = ROOT / "cli" / "GUIDE.md"
+TEXT_OF = {path: path.read_text(encoding="utf-8") for path in [*READMES, GUIDE]}
 DOCS = "\n".join(TEXT_OF.values())
 MOST_LINES = 130
 """Of README.md: who wants more goes to the folder that it is about."""
 SOURCES = [path for folder in ("edgekv", "cli", "models", "patches", "native") for path in sorted((ROOT / folder).rglob("*"))]
 
 
-def commands(command: click.Command = cli, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Every command with its words, e.g. ("bench", "kv"); groups too, except the root."""
-    if path:
-        yield path, command
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            yield from commands(command.get_command(context, name), (*path, name))
-
-
-COMMANDS = dict(commands())
+COMMANDS = {path: command for path, command in commands() if path}
 
 
 def options(command: click.Command) -> list[click.Option]:
@@ -52,22 +43,21 @@ def unfenced(text: str) -> str:
     return re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
 
 
-def code_fragments() -> Iterator[str]:
-    """Lines of fenced and of indented blocks, and inline code."""
-    for text in TEXT_OF.values():
+def code() -> Iterator[tuple[Path, str, bool]]:
+    """File and text of each line of fenced and of indented blocks, which somebody may run, and of inline code, which may only name things."""
+    for path, text in TEXT_OF.items():
         for block in re.findall(r"^```[^\n]*\n(.*?)^```", text, re.M | re.S):
-            yield from block.replace("\\\n", " ").splitlines()
-        yield from re.findall(r"^    (\S.*)", unfenced(text), re.M)
-        yield from re.findall(r"`([^`\n]+)`", unfenced(text))
+            yield from ((path, line, True) for line in block.replace("\\\n", " ").splitlines())
+        yield from ((path, line, True) for line in re.findall(r"^    (\S.*)", unfenced(text), re.M))
+        yield from ((path, name, False) for name in re.findall(r"`([^`\n]+)`", unfenced(text)))
 
 
-def invocations() -> list[str]:
-    """What follows each `edgekv` in the code of the READMEs, up to the end of the shell command."""
-    found = []
-    for fragment in code_fragments():
-        match = re.match(r"(?:[$>] )?(?:.*?[|;&] *)?(?:[A-Z_]+=\S* )*edgekv(?= |$)(.*)", fragment.strip())
-        if match:
-            found.append(re.split(r"[|;#]|&&|(?<!\S)[<>]", match[1])[0].strip())
+def invocations() -> dict[str, bool]:
+    """Each line that runs `edgekv`, and whether it stands in a block."""
+    found: dict[str, bool] = {}
+    for _, line, runs in code():
+        if re.search(r"\bedgekv ", line) and not re.match(r"from |import ", line) and calls(line):
+            found[line] = runs or found.get(line, False)
     return found
 
 
@@ -114,7 +104,7 @@ def headings(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", line.lower()).strip().replace(" ", "-") for line in re.findall(r"^#+ (.*)", unfenced(text), re.M)}
 
 
-@pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", TEXT_OF, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path):
     """Pictures apart, which the report makes."""
     for link in re.findall(r"(?<!!)\[[^]]*\]\(([^)]+)\)", TEXT_OF[path]):
@@ -147,21 +137,39 @@ def test_named_files_exist():
     assert n_named > 40
 
 
-@pytest.mark.parametrize("line", sorted(set(invocations())))
-def test_named_command_lines_exist(line):
-    """The command of each example exists, and each of its options."""
-    words = shlex.split(line)
-    if "--" in words:  # what follows is llama.cpp's own
-        words = words[: words.index("--")]
-    command: click.Command = cli
-    known = {"-h", "--help", "--version"}
-    while words and isinstance(command, click.Group) and not words[0].startswith("-") and not words[0].isupper():  # COMMAND
-        assert words[0] in command.list_commands(click.Context(command)), f"there is no command `edgekv {line}`"
-        command = command.get_command(click.Context(command), words.pop(0))
-    known |= {flag for option in options(command) for flag in (*option.opts, *option.secondary_opts)}
-    for word in words:
-        if re.match(r"--?[A-Za-z]", word):
-            assert word.split("=")[0] in known, f"`edgekv {line}`: there is no {word}"
+@pytest.mark.parametrize("line", sorted(invocations()))
+def test_named_command_lines_are_taken(line, monkeypatch):
+    """By the program itself, short of running them. What names a command in a sentence may leave out what the command needs."""
+    for name in environment_variables():
+        monkeypatch.delenv(name, raising=False)
+    may_lack = () if invocations()[line] else (click.MissingParameter,)
+    for words in calls(line):
+        with contextlib.suppress(*may_lack):
+            parse(words)
+
+
+FOREIGN_OPTIONS = {
+    "--no-build-isolation": "pip", "--cpus": "docker", "--cpuset-cpus": "docker", "--memory": "docker", "--mmproj": "llama.cpp",
+    "--model-draft": "llama.cpp", "--ubatch-size": "llama.cpp",
+}
+
+
+def test_named_options_exist():
+    """Also those that stand in a sentence by themselves: of a command, or of a program of this repository."""
+    known = {flag for command in COMMANDS.values() for option in options(command) for flag in (*option.opts, *option.secondary_opts)}
+    for path in [ROOT / "patches" / "apply.py", *(ROOT / "tests" / "gpu_command").rglob("*.py")]:
+        known |= set(re.findall(r"add_argument\(\s*\"(--[\w-]+)", path.read_text(encoding="utf-8")))
+    named = {(path, name) for path, text, runs in code() if not runs for name in re.findall(r"(?<![\w-])--[a-z][\w-]*", text)}
+    assert len(named) > 60
+    wrong = [f"{path.relative_to(ROOT)}: {name}" for path, name in named if name not in known | {"--help"} | set(FOREIGN_OPTIONS)]
+    assert not wrong
+
+
+def test_the_table_of_commands_is_whole():
+    """That of cli/README.md: every command once, groups too, and no other."""
+    section = TEXT_OF[ROOT / "cli" / "README.md"].split("\n\n")[1]
+    named = re.findall(r"`edgekv ([^`]+)`", "\n".join(line.split("|")[1] for line in section.splitlines()[2:]))
+    assert sorted(named) == sorted(" ".join(path) for path in COMMANDS)
 
 
 def test_named_variables_exist():
@@ -218,6 +226,64 @@ def test_exit_codes_are_named():
 def test_the_log_says_what_became_of_each_experiment():
     found = re.findall(r"^## .*", (ROOT / "LOG.md").read_text(encoding="utf-8"), re.M)
     assert found and all(re.fullmatch(r"## \d{4}-\d\d-\d\d: .* \((kept|dropped|open)\)", heading) for heading in found)
+
+
+# ---- the guide ------------------------------------------------------------------------------------------------------------------------
+
+ANY = "\0"
+"""In a message: what a program puts there."""
+
+
+def messages() -> set[str]:
+    """Every text of the sources with letters in it."""
+    found = set()
+    for path in SOURCES:
+        if path.suffix == ".py":
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.JoinedStr):
+                    found.add("".join(str(part.value) if isinstance(part, ast.Constant) else ANY for part in node.values))
+                elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+                    found.add("".join(_added(node)))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.add(re.sub(r"\{\w*\}|%s|%\.0f", ANY, node.value))
+        elif path.suffix in (".cpp", ".cmake", ".txt"):  # std::to_string(...) between two literals
+            text = re.sub(r"\" \+ [^\";]+ \+\s*\"", ANY, path.read_text(encoding="utf-8"))
+            found |= set(re.findall(r"\"([^\"\n]+)\"", re.sub(r"\$\{\w+\}", ANY, text)))
+    return found
+
+
+def _added(node: ast.expr) -> Iterator[str]:
+    if isinstance(node, ast.BinOp):
+        yield from _added(node.left)
+        yield from _added(node.right)
+    elif isinstance(node, ast.JoinedStr):
+        yield from (str(part.value) if isinstance(part, ast.Constant) else ANY for part in node.values)
+    else:
+        yield str(node.value) if isinstance(node, ast.Constant) else ANY
+
+
+def quoted() -> list[str]:
+    """The messages that the guide shows: code in the first column of its tables of what is wrong."""
+    section = TEXT_OF[GUIDE].split("## Something is wrong")[1]
+    return [message for line in section.splitlines() if line.startswith("| ") for message in re.findall(r"`([^`]+)`", line.split(" | ")[0])]
+
+
+FOREIGN_MESSAGES = {"No CMAKE_CXX_COMPILER could be found": "CMake", "exceed_context_size_error": "llama.cpp",
+                    "Shared library with base name 'llama' not found": "llama-cpp-python"}
+MESSAGES = messages()
+
+
+@pytest.mark.parametrize("message", [message for message in quoted() if message not in FOREIGN_MESSAGES])
+def test_the_guide_quotes_what_the_program_says(message):
+    """Three dots stand for any text."""
+    pattern = re.compile(".*".join(re.escape(part) for part in message.removeprefix("warning: ").split("...")), re.S)
+    assert re.search(r"\w+ \w+", message) and any(pattern.search(text) for text in MESSAGES), f"no source says {message!r}"
+
+
+def test_the_guide_covers_what_people_meet():
+    assert len(quoted()) >= 30
+    assert not any(re.search("port ... on ... is taken".replace("...", ".*"), text) for text in MESSAGES)  # it is in use, so the test can tell
+    assert "(GUIDE.md" in TEXT_OF[ROOT / "cli" / "README.md"]
 
 
 # ---- comments -----------------------------------------------------------------------------------------------------------------------

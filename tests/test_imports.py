@@ -116,7 +116,7 @@ finally:
 @pytest.mark.parametrize("command", [[], ["chat"], ["serve"], ["doctor"], ["heads"], ["policies"], ["bench"], ["bench", "kv"],
                                      ["bench", "ladder"], ["trace"], ["trace", "record"], ["trace", "info"],
                                      ["sim"], ["quality"], ["report"], ["cache"], ["cache", "list"], ["cache", "rm"], ["models"],
-                                     ["models", "list"], ["models", "synth"]], ids=" ".join)
+                                     ["models", "list"], ["models", "synth"], ["completion"]], ids=" ".join)
 def test_help_imports_nothing_heavy(command, tmp_path):
     result = _python(tmp_path, "-c", HELP, *command, "--help")
     assert result.returncode == 0, result.stderr
@@ -125,13 +125,48 @@ def test_help_imports_nothing_heavy(command, tmp_path):
     assert not {"numpy", "llama_cpp", "gguf", "cffi", "httpx2", "prompt_toolkit"} & set(loaded)
 
 
+TAB = """
+import json, os, sys
+from edgekv.cli.main import main
+os.environ |= {"_EDGEKV_COMPLETE": "bash_complete", "COMP_WORDS": sys.argv[1], "COMP_CWORD": ""}
+try:
+    main()
+finally:
+    print("\\n" + json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
+"""
+
+
+@pytest.mark.parametrize("line", ["edgekv ", "edgekv bench ", "edgekv chat --", "edgekv chat --kv ", "edgekv chat mod", "edgekv serve --cache-dir "])
+def test_a_tab_imports_nothing_heavy(line, tmp_path):
+    result = _python(tmp_path, "-c", TAB, line)
+    assert result.returncode == 0, result.stderr
+    *offered, _, loaded = result.stdout.splitlines()
+    assert offered and not {"numpy", "llama_cpp", "gguf", "cffi", "httpx2", "prompt_toolkit", "rich"} & set(json.loads(loaded))
+
+
+def test_a_tab_on_commands_imports_none(tmp_path):
+    """The helps of commands stand in main.py."""
+    result = _python(tmp_path, "-c", TAB.replace('{name.split(".")[0] for name in sys.modules}', "list(sys.modules)"), "edgekv ")
+    assert not {f"edgekv.cli.{name}" for name in ("chat", "serve", "bench", "models")} & set(json.loads(result.stdout.splitlines()[-1]))
+
+
 def test_help_is_quick(tmp_path):
+    assert _seconds(tmp_path, "-c", "from edgekv.cli.main import main; main()", "--help") < 0.3
+
+
+@pytest.mark.parametrize("line", ["edgekv ", "edgekv chat --kv "])
+def test_a_tab_is_quick(line, tmp_path):
+    assert _seconds(tmp_path, "-c", TAB, line) < 0.3
+
+
+def _seconds(folder: Path, *arguments: str) -> float:
+    """The best of three runs."""
     seconds = []
     for _ in range(3):
         start = time.perf_counter()
-        assert _python(tmp_path, "-c", "from edgekv.cli.main import main; main()", "--help").returncode == 0
+        assert _python(folder, *arguments).returncode == 0
         seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 0.3
+    return min(seconds)
 
 
 def _python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

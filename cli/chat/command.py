@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from edgekv.cli.common.examples import examples
 from edgekv.cli.common.options import kv_options, model_argument, model_path, option, split_kv_options
+from edgekv.cli.common.values import conversations
 from edgekv.errors import ConfigError, EdgeKVError
 
 if TYPE_CHECKING:
@@ -28,7 +30,12 @@ _ANYWHERE = {"model", "prompt", "system", "footer", "url", "api_key", "api_key_f
 """Parameters that mean something where the model is elsewhere too."""
 
 
-@click.command()
+@click.command(epilog=examples(
+    "edgekv chat",
+    "edgekv chat model.gguf --ctx 32768",
+    'git diff | edgekv chat -p "Review this:"',
+    "edgekv chat --resume",
+))
 @model_argument
 @option("-p", "--prompt", metavar="TEXT", help="Answer this and leave; text on standard input is put after it.")
 @option("-s", "--system", metavar="TEXT", help="The system prompt.")
@@ -46,7 +53,7 @@ _ANYWHERE = {"model", "prompt", "system", "footer", "url", "api_key", "api_key_f
 @option("--api-key", metavar="KEY", help="With --url: the server's key. Others on this machine can see a command line, but neither a file "
                                          "nor a variable.")
 @option("--api-key-file", type=click.Path(path_type=Path), metavar="FILE", help="With --url: a file with the server's key.")
-@option("--resume", is_flag=False, flag_value=_NEWEST, metavar="[NAME]",
+@option("--resume", is_flag=False, flag_value=_NEWEST, metavar="[NAME]", shell_complete=conversations,
         help="Go on with a kept conversation; without NAME with the newest. /chats lists them.")
 @option("--no-keep", is_flag=True, help="Keep neither this conversation nor its K and V on disk.")
 @option("--footer/--no-footer", default=None, help="Figures after each answer, on standard error.  [default: on a terminal]")

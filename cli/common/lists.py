@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgekv.amounts import parse_share
 from edgekv.cli.common.options import Parsed
+from edgekv.cli.common.values import items
 from edgekv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
 class CommaList(click.ParamType):
@@ -21,6 +25,11 @@ class CommaList(click.ParamType):
         if not isinstance(value, str):
             return tuple(value)
         return tuple(self.item.convert(part.strip(), param, ctx) for part in value.split(","))
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The items that its item type knows, behind the last comma."""
+        known = self.item.shell_complete(ctx, param, "")
+        return items([item.value for item in known], incomplete, ",")
 
 
 def _share(text: str) -> float:

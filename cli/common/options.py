@@ -6,12 +6,13 @@ import os
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from edgekv.amounts import parse_bytes
+from edgekv.cli.common.values import OF_OPTION, Complete, gguf_files, items, models
 from edgekv.config import (
     AUTO_ARENA,
     AUTO_DEVICE,
@@ -28,21 +29,32 @@ from edgekv.config import (
 from edgekv.errors import ConfigError
 from edgekv.vocab import CacheType, KvMode, PromptReading, SketchKind
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 ENV_PREFIX = "EDGEKV_"
 
 
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
-    """`click.option` with the environment variable EDGEKV_<LONG NAME>: `--max-tokens` reads EDGEKV_MAX_TOKENS."""
+    """`click.option` with the environment variable EDGEKV_<LONG NAME>: `--max-tokens` reads EDGEKV_MAX_TOKENS. Shells complete it as
+    edgekv.cli.common.values says."""
     long = next(name for name in names if name.startswith("--"))
+    if (values := OF_OPTION.get(long)) is not None:
+        settings.setdefault("shell_complete", values)
     settings.setdefault("envvar", ENV_PREFIX + long.split("/")[0].lstrip("-").replace("-", "_").upper())
     return click.option(*names, show_envvar=True, **settings)
 
 
-def model_argument(function: F) -> F:
-    """MODEL: the path of a GGUF file; none for the default model. Hand it to `model_path()`."""
-    return click.argument("model", required=False, envvar=ENV_PREFIX + "MODEL", type=click.Path(path_type=Path))(function)
+def _model(names: Complete) -> Callable[[F], F]:
+    return click.argument("model", required=False, envvar=ENV_PREFIX + "MODEL", type=click.Path(path_type=Path), shell_complete=names)
+
+
+model_argument = _model(gguf_files)
+"""MODEL: the path of a GGUF file; none for the default model. Hand it to `model_path()`."""
+model_or_name_argument = _model(models)
+"""The same, or a name of `edgekv models list`."""
 
 
 def model_path(model: Path | None) -> Path:
@@ -90,6 +102,9 @@ class _Tokens(click.IntRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return None if value == AUTO else super().convert(value, param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return items([AUTO], incomplete)
 
 
 def _budget(text: str) -> int | str:

@@ -48,7 +48,7 @@ edgekv_status choose_isa() {
     for (const Isa isa : kAllIsa) {
         if (std::strcmp(wanted, isa_name(isa)) == 0) {
             if (!isa_supported(isa)) {
-                return fail(EDGEKV_UNSUPPORTED, std::string("EDGEKV_ISA=") + wanted + " is not available on this machine or in this build");
+                return fail(EDGEKV_UNSUPPORTED, std::string("EDGEKV_ISA=") + wanted + " is not available on this machine or in this build; leave it out to use the best that is");
             }
             g_isa = isa;
             return EDGEKV_OK;

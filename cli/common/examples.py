@@ -1,0 +1,17 @@
+"""The examples at the end of a command's help."""
+
+from __future__ import annotations
+
+_HEADING = "Examples:"
+_AS_IT_IS = "\b"  # click fills other paragraphs
+
+
+def examples(*lines: str) -> str:
+    """`lines` of a shell, each as somebody would type it, for click's `epilog=`."""
+    return "\n".join([_AS_IT_IS, _HEADING, *(f"  {line}" for line in lines)])
+
+
+def examples_of(epilog: str | None) -> list[str]:
+    """The lines again."""
+    _, _, lines = (epilog or "").partition(f"{_HEADING}\n")
+    return [line.strip() for line in lines.splitlines()]

@@ -1,0 +1,122 @@
+"""What an option or an argument can be, for shell completion. Names come from where they are kept, which is imported at the TAB alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+Complete = Callable[[click.Context, click.Parameter, str], list["CompletionItem"]]
+"""As click's `shell_complete=` takes it: context, parameter, and the value as far as it is typed."""
+
+GGUF = "gguf"
+"""A type of CompletionItem, beside click's "file" and "dir": files of this ending, and folders. The shell finds them."""
+
+TEXTS = ("prose", "code", "dialogue")
+"""As in edgekv.bench.texts, which would load the libraries."""
+
+
+def items(values: Mapping[str, str | None] | Iterable[str], incomplete: str, separator: str = "") -> list[CompletionItem]:
+    """Those of `values`, with what each maps to as its help, that begin like the last part of `incomplete`; what stands before that part
+    stays."""
+    from click.shell_completion import CompletionItem
+
+    start = incomplete.rfind(separator) + 1 if separator else 0
+    helps = values if isinstance(values, Mapping) else dict.fromkeys(values)
+    return [CompletionItem(incomplete[:start] + value, help=text) for value, text in helps.items() if value.startswith(incomplete[start:])]
+
+
+def gguf_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type=GGUF)]
+
+
+def model_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """As `edgekv models list` has them."""
+    from edgekv.models.local import local_models
+
+    return items({model.name: model.source for model in local_models()}, incomplete)
+
+
+def models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names and files."""
+    return [*model_names(ctx, param, incomplete), *gguf_files(ctx, param, incomplete)]
+
+
+def shapes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from edgekv.models.shapes import SHAPES
+
+    return items(list(SHAPES), incomplete)
+
+
+def conversations(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of kept chats, the newest first."""
+    from edgekv.cli.chat.kept import Kept, kept_folder
+
+    return items(Kept(kept_folder()).names(), incomplete)
+
+
+def stored(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """IDs of the conversations in the folder of --cache-dir."""
+    from edgekv.store.listing import list_chains
+    from edgekv.store.settings import default_folder
+
+    chains = list_chains(ctx.params.get("folder") or default_folder())
+    return items({chain.id: f"{chain.name}, {chain.n_tokens:,} tokens" for chain in chains}, incomplete)
+
+
+def stored_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of the models of these."""
+    from edgekv.store.listing import list_chains
+    from edgekv.store.settings import default_folder
+
+    return items(sorted({chain.name for chain in list_chains(ctx.params.get("folder") or default_folder())}), incomplete)
+
+
+def pins(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names that pin some."""
+    from edgekv.store.pins import read_pins
+    from edgekv.store.settings import default_folder
+
+    return items([pin.name for pin in read_pins(ctx.params.get("folder") or default_folder())], incomplete)
+
+
+def _policies(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Joined by plus signs."""
+    from edgekv.policies import POLICIES
+
+    return items({name: POLICIES.describe(name) for name in POLICIES}, incomplete, "+")
+
+
+def _prefetchers(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from edgekv.prefetch import PREFETCHERS
+
+    return items({name: PREFETCHERS.describe(name) for name in PREFETCHERS}, incomplete)
+
+
+def _bench_modes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from edgekv.bench.harness.modes import MODES
+
+    return items({name: MODES.describe(name) for name in MODES}, incomplete, ",")
+
+
+def _texts(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    return [*items(TEXTS, incomplete), CompletionItem(incomplete, type="file")]
+
+
+def _auto(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return items(["auto"], incomplete)
+
+
+OF_OPTION: dict[str, Complete] = {
+    "--kv-budget": _auto, "--kv-vram": _auto, "--policy": _policies, "--prefetch": _prefetchers, "--modes": _bench_modes,
+    "--text": _texts, "--model": gguf_files,
+}
+"""Options that mean the same in every command that has them. Choices, files and folders are known to click."""

@@ -1,0 +1,163 @@
+"""`edgekv completion`: the scripts that let a shell complete command lines, and how each shell is answered."""
+
+from __future__ import annotations
+
+import os
+
+import click
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ShellComplete,
+    ZshComplete,
+    add_completion_class,
+    split_arg_string,
+)
+
+from edgekv.cli.common.examples import examples
+from edgekv.cli.common.values import GGUF
+from edgekv.errors import EdgeKVError
+
+VARIABLE = "_EDGEKV_COMPLETE"
+"""By click's rule. The shell sets it when it calls the program at a TAB, and main() then answers in place of the command."""
+
+_PLAIN = "plain"
+
+
+class _Whole(ShellComplete):
+    """Answers with whole words, `--kv=sparse` too. click's own scripts lose what stands before the equals sign, put a space behind a
+    folder, and cannot show files of one ending alone; so each shell has a script of ours, which leaves files to the shell."""
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        if "--" in args:  # another program's options
+            return [CompletionItem(incomplete, type="file")]
+        name, equals, _ = incomplete.partition("=")
+        before = name + equals if equals and name.startswith("-") else ""
+        try:
+            found = super().get_completions(args, incomplete)
+        except EdgeKVError:  # a folder that cannot be read, say: the command will tell
+            return []
+        return [CompletionItem(before + item.value, help=item.help) if item.type == _PLAIN else item for item in found]
+
+
+class Bash(_Whole, BashComplete):
+    """Bash breaks words at = and : too and replaces only the last part; it hands over the line as it is, and what it breaks at."""
+
+    source_template = f"""\
+%(complete_func)s() {{
+    local line type value
+    COMPREPLY=()
+    while IFS= read -r line; do
+        type=${{line%%%%,*}} value=${{line#*,}}
+        case $type in
+            plain) COMPREPLY+=("$value") ;;
+            file) compopt -o filenames; while IFS= read -r line; do COMPREPLY+=("$line"); done < <(compgen -f -- "$value") ;;
+            dir) compopt -o filenames; while IFS= read -r line; do COMPREPLY+=("$line"); done < <(compgen -d -- "$value") ;;
+            {GGUF}) compopt -o filenames; while IFS= read -r line; do COMPREPLY+=("$line"); done < <(
+                compgen -d -- "$value"; compgen -f -X '!*.gguf' -- "$value") ;;
+        esac
+    done < <(COMP_WORDS="${{COMP_LINE:0:COMP_POINT}}" COMP_CWORD= COMP_WORDBREAKS="$COMP_WORDBREAKS" \\
+        %(complete_var)s=bash_complete "$1" 2>/dev/null)
+}}
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        if os.environ.get("COMP_CWORD"):
+            return super().get_completion_args()
+        words = split_arg_string(f"{os.environ['COMP_WORDS']}|")  # the mark shows whether the last word has begun
+        return words[1:-1], words[-1][:-1]
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        breaks = os.environ.get("COMP_WORDBREAKS", "")
+        kept = max((incomplete.rfind(sign) for sign in "=:" if sign in breaks), default=-1) + 1
+        return [CompletionItem(item.value[kept:], help=item.help) if item.type == _PLAIN else item
+                for item in super().get_completions(args, incomplete)]
+
+
+class Zsh(_Whole, ZshComplete):
+    source_template = f"""\
+#compdef %(prog_name)s
+
+%(complete_func)s() {{
+    local type value help
+    local -a plain described response
+    response=("${{(@f)$(COMP_WORDS="${{words[*]}}" COMP_CWORD=$((CURRENT-1)) %(complete_var)s=zsh_complete %(prog_name)s 2>/dev/null)}}")
+    for type value help in "${{(@)response}}"; do
+        case $type in
+            plain) if [[ $help == _ ]]; then plain+=("$value"); else described+=("$value:$help"); fi ;;
+            file|dir|{GGUF})
+                [[ $PREFIX == -*=* ]] && compset -P '*='
+                case $type in
+                    file) _path_files ;;
+                    dir) _path_files -/ ;;
+                    {GGUF}) _path_files -/; _path_files -g '*.gguf' ;;
+                esac ;;
+        esac
+    done
+    (( $#described )) && _describe -V unsorted described -U
+    (( $#plain )) && compadd -U -V unsorted -a plain
+}}
+
+if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
+    %(complete_func)s "$@"
+else
+    compdef %(complete_func)s %(prog_name)s
+fi
+"""
+
+
+class Fish(_Whole, FishComplete):
+    source_template = f"""\
+function %(complete_func)s
+    set -l token (commandline -ct)
+    set -l before (string match -r -- '^-[^=]*=' $token; or echo '')  # one word in any case
+    set -l typed (string replace -r -- '^-[^=]*=' '' $token)
+    for line in (env %(complete_var)s=fish_complete COMP_WORDS=(commandline -cp) COMP_CWORD=$token %(prog_name)s 2>/dev/null)
+        set -l item (string split -m 1 , -- $line)
+        switch $item[1]
+            case plain
+                echo $item[2]
+            case file
+                string join \\n -- $before(complete -C "'' $typed")
+            case dir
+                string join \\n -- $before(complete -C "'' $typed" | string match -r '.*/(?:\\t.*)?$')
+            case {GGUF}
+                string join \\n -- $before(complete -C "'' $typed" | string match -r '.*(?:/|\\.gguf)(?:\\t.*)?$')
+        end
+    end
+end
+
+complete --no-files --keep-order --command %(prog_name)s --arguments "(%(complete_func)s)"
+"""
+
+
+SHELLS: dict[str, type[ShellComplete]] = {"bash": Bash, "zsh": Zsh, "fish": Fish}
+
+
+def register() -> None:
+    """Have click answer these shells with the classes here."""
+    for name, shell in SHELLS.items():
+        add_completion_class(shell, name)
+
+
+@click.command(epilog=examples(
+    'eval "$(edgekv completion bash)"',
+    "edgekv completion fish > ~/.config/fish/completions/edgekv.fish",
+))
+@click.argument("shell", type=click.Choice(list(SHELLS)))
+def completion(shell: str) -> None:
+    """Print the script that completes commands, options and values at TAB, for bash, zsh or fish.
+
+    \b
+    bash   in ~/.bashrc: eval "$(edgekv completion bash)"
+    zsh    in ~/.zshrc, behind compinit: eval "$(edgekv completion zsh)"
+    fish   edgekv completion fish > ~/.config/fish/completions/edgekv.fish
+
+    A new shell then has it. Names of policies, prefetchers, bench modes, shapes, models, kept chats and stored conversations are looked
+    up at each TAB.
+    """
+    from edgekv.cli.main import cli
+
+    click.echo(SHELLS[shell](cli, {}, "edgekv", VARIABLE).source(), nl=False)

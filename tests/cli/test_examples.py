@@ -1,0 +1,65 @@
+"""The examples at the end of each command's help are lines that it takes."""
+
+from __future__ import annotations
+
+import os
+
+import click
+import pytest
+from support.command_lines import calls, commands, parse
+
+from edgekv.cli.common.examples import examples, examples_of
+from edgekv.errors import ConfigError
+
+COMMANDS = dict(commands())
+MOST_LETTERS = 78
+"""What click's help has room for in a line."""
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("EDGEKV_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize("path", sorted(COMMANDS), ids=lambda path: " ".join(path) or "edgekv")
+def test_every_command_has_examples(path):
+    """Two to four, as the help shows them. One at least is of the command itself, and all of them are taken."""
+    lines = examples_of(COMMANDS[path].epilog)
+    assert 2 <= len(lines) <= 4, f"`edgekv {' '.join(path)} --help` has {len(lines)} examples"
+    shown = COMMANDS[path].get_help(click.Context(COMMANDS[path], info_name="edgekv")).splitlines()
+    for line in lines:
+        assert len(line) + 4 <= MOST_LETTERS and f"    {line}" in shown
+        assert calls(line), f"{line} does not run edgekv"
+        for words in calls(line):
+            parse(words)
+    assert any(tuple(words[: len(path)]) == path for line in lines for words in calls(line))
+
+
+@pytest.mark.parametrize("line", [
+    "edgekv chat --kv-buget 1GiB", "edgekv bench", "edgekv bnech kv", "edgekv chat --ctx many", "edgekv chat a.gguf b.gguf", "edgekv serve --slots 99",
+    "edgekv models synth", 'edgekv chat "$(edgekv models pth)"', "true | EDGEKV_KV=off edgekv chat --kv on",
+])
+def test_a_wrong_example_is_seen(line):
+    def refused(words):
+        try:
+            parse(words)
+        except (click.UsageError, ConfigError):
+            return True
+        return False
+
+    assert any(refused(words) for words in calls(line))
+
+
+def test_calls_are_found():
+    assert calls("edgekv chat") == [["chat"]]
+    assert calls('git diff | edgekv chat -p "Review this:"   # once') == [["chat", "-p", "Review this:"]]
+    assert calls('EDGEKV_KV=off edgekv chat "$(edgekv models path SmolLM2)" > answer') == [
+        ["models", "path", "SmolLM2"], ["chat", "$(edgekv models path SmolLM2)"]]
+    assert calls("edgekvx; echo edgekv") == []
+
+
+def test_examples_come_back():
+    assert examples_of(examples("edgekv a", "edgekv b  # why")) == ["edgekv a", "edgekv b  # why"]
+    assert examples_of(None) == examples_of("Something else.") == []

@@ -13,7 +13,7 @@ from edgekv.config import SelectionOptions
 from edgekv.vocab import SketchKind
 
 SELECTED = np.dtype([(name, np.float64) for name in ("n_tokens", "n_visible", "n_read", "n_certain", "n_hits", "mass", "mass_hits", "error",
-                                                     "n_errors")])
+                                                     "n_errors", "covered", "n_covered")])
 """One edgekv_selected: sums since the context was attached, of one KV head."""
 
 

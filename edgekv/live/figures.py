@@ -12,6 +12,7 @@ from edgekv.config import KvOptions
 from edgekv.hierarchy.stats import Stats
 from edgekv.live.reports import MemoryReport, SelectionReport, TierReport
 from edgekv.pages.residency import State
+from edgekv.vocab import KvMode
 
 if TYPE_CHECKING:
     from edgekv.live.runtime import Runtime
@@ -55,6 +56,19 @@ class Figures:
     selection: SelectionReport
     stats: Stats
     sequences: tuple[SequenceFigures, ...]
+
+    @property
+    def coverage(self) -> float | None:
+        """Since the context was attached."""
+        return coverage(self.options.mode, self.selection)
+
+
+def coverage(mode: KvMode, selection: SelectionReport) -> float | None:
+    """Share of the attention that the tokens read hold, as `SelectionReport.coverage` estimates it: 1 where everything was read. None where
+    nobody can tell, because what is not read has no sketches: without them, and in mode evict."""
+    if mode is KvMode.EVICT:
+        return None
+    return selection.coverage if mode is KvMode.SPARSE and selection.n_selections else 1.0
 
 
 def collect(runtime: Runtime, n_sequences: int) -> Figures:

@@ -75,7 +75,7 @@ def props(shown: Shown) -> dict[str, Any]:
     return {**about, "page_tokens": options.cache.page_tokens, "n_layers": figures.n_layers, "n_layers_served": figures.n_layers_served,
             **(sparse if shown.mode is KvMode.SPARSE else {}),
             **({"policy": options.placement.policy, "keep_tokens": options.keep_tokens} if shown.mode is KvMode.EVICT else {}),
-            "tiers": tiers(shown), "store": store(shown)}
+            "coverage": figures.coverage, "tiers": tiers(shown), "store": store(shown)}
 
 
 def slots(shown: Shown) -> list[dict[str, Any]]:
@@ -149,7 +149,7 @@ def state(shown: Shown) -> dict[str, Any]:
         "selection": {"n_selections": selection.n_selections, "rows_per_head": round(selection.rows_per_head, 1),
                       "visible_per_head": round(selection.visible_per_head, 1), "read": selection.attended, "certain": selection.certain,
                       "hit_rate": selection.hit_rate if pages.n_slots else None,
-                      "hit_rate_mass": selection.hit_rate_mass if pages.n_slots and selection.mass else None, "error": selection.error},
+                      "hit_rate_mass": selection.hit_rate_mass if pages.n_slots and selection.mass else None, "error": selection.error, "coverage": figures.coverage},
         "kept": [figures.memory.n_cells_used, figures.n_positions] if shown.mode is KvMode.EVICT else None,
         "n_tokens": figures.n_tokens}
 

@@ -51,6 +51,9 @@ typedef struct {
     double mass_hits;
     double error;        /* estimated relative errors of the outputs of n_errors query heads of tokens, summed up */
     double n_errors;
+    double covered;      /* estimated shares of the attention that the rows read hold, summed up over n_covered query tokens; what the
+                            model's attention sinks take counts as read */
+    double n_covered;    /* query tokens for which sketches told the shares */
 } edgekv_selected;
 EDGEKV_API void edgekv_get_selected(const edgekv_context * ctx, edgekv_selected * out); /* [n_rows][n_heads] */
 

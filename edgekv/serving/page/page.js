@@ -95,6 +95,7 @@ function showMovement(state) {
   if (selection.n_selections) {
     pairs.push(["a head reads", `${whole(selection.rows_per_head)} of ${whole(selection.visible_per_head)} tokens`]);
     if (selection.error !== null) pairs.push(["of these for certain", percent(selection.certain)]);
+    if (selection.coverage !== null) pairs.push(["attention on what is read", `${percent(selection.coverage)} (estimated)`]);
   }
   if (state.kept) pairs.push(["kept", `${whole(state.kept[0])} of ${whole(state.kept[1])} tokens`]);
   if (state.worst_gap_seconds !== null) pairs.push(["longest pause in an answer", `${state.worst_gap_seconds.toFixed(2)} s`]);

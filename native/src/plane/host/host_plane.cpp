@@ -251,6 +251,8 @@ void HostPlane::add_selected(edgekv_selected * out) {
             sum.mass_hits += hits.mass_hits;
             sum.error     += hits.error;
             sum.n_errors  += hits.n_errors;
+            sum.covered   += one.covered;
+            sum.n_covered += one.n_covered;
         }
     }
 }

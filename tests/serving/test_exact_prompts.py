@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 
 import numpy as np
-import pytest
 from support.streams import Stream, drained
 
 from edgekv.config import KvOptions
@@ -16,11 +15,11 @@ N_PROMPT = 800
 PROMPT = np.random.default_rng(4).integers(260, 350, N_PROMPT).tolist()
 
 
-def read_beside_an_answer(model, max_gap_s: float, *extra: str, **kv: object) -> tuple[np.ndarray, np.ndarray, int]:
+def read_beside_an_answer(model, max_gap_s: float, **kv: object) -> tuple[np.ndarray, np.ndarray, int]:
     """The prompt's labels and its K rows of the last layer, and how many batches it took. The answer is in the other slot."""
     from edgekv._native import server as native
 
-    options = ServerOptions(model, n_ctx=8192, n_threads=1, n_slots=2, limits=Limits(max_gap_s), kv=KvOptions(**kv), extra=extra)
+    options = ServerOptions(model, n_ctx=8192, n_threads=1, n_slots=2, limits=Limits(max_gap_s), kv=KvOptions(**kv))
     with Server(options) as server:
         answer = Stream(server.url, {"prompt": [5 + i % 50 for i in range(99)], "n_predict": 8000, "ignore_eos": True, "id_slot": 0}, "/completion")
         assert answer.event() and answer.event()
@@ -41,15 +40,14 @@ def read_beside_an_answer(model, max_gap_s: float, *extra: str, **kv: object) ->
     return found
 
 
-@pytest.mark.parametrize("extra", [(), ("--kv-unified",)], ids=["own cells", "unified"])
-def test_pieces_of_a_prompt_are_read_exactly(synthetic, extra):
+def test_pieces_of_a_prompt_are_read_exactly(synthetic):
     model = synthetic("llama", n_ctx_train=8192)
     sparse = {"mode": "sparse", "resolution": 20, "exact_tokens": 0}
-    _, want, _ = read_beside_an_answer(model, 0.0, *extra, mode="exact")
-    labels, got, n_batches = read_beside_an_answer(model, 1e-6, *extra, **sparse)
+    _, want, _ = read_beside_an_answer(model, 0.0, mode="exact")
+    labels, got, n_batches = read_beside_an_answer(model, 1e-6, **sparse)
     assert n_batches >= N_PROMPT // 16 - 2, "the pieces are the smallest there are"
     assert not labels.any()
-    labels, sampled, _ = read_beside_an_answer(model, 1e-6, *extra, **sparse, prompts="sparse")
+    labels, sampled, _ = read_beside_an_answer(model, 1e-6, **sparse, prompts="sparse")
     assert labels.any(), "with sparse prompts short pieces are sampled, and say so"
     off = [np.abs(rows - want).max() for rows in (got, sampled)]
     assert off[0] < 0.02 < 10 * off[0] < off[1]

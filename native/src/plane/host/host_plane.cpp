@@ -236,12 +236,15 @@ PageArrays HostPlane::arrays() {
     return { prior.data(), pins.data(), drops.data(), mass, mass + ctx.shape.n_entries() };
 }
 
-void HostPlane::add_selected(edgekv_selected * out) {
+void HostPlane::add_selected(edgekv_selected * out, int stream) {
     for (const auto & layer : layers) {
-        for (size_t i = 0; i < layer->hits.size(); ++i) {  // streams count apart
+        const size_t n_heads = layer->layer->info.n_head_kv;
+        const size_t first   = stream < 0 ? 0 : stream*n_heads;
+        const size_t end     = stream < 0 ? layer->hits.size() : first + n_heads;
+        for (size_t i = first; i < end; ++i) {  // streams count apart
             const edgekv_selected & one  = layer->selected[i];
             const AttendHits &      hits = layer->hits[i];
-            edgekv_selected &       sum  = out[(size_t) layer->row*ctx.shape.n_heads + i%layer->layer->info.n_head_kv];
+            edgekv_selected &       sum  = out[(size_t) layer->row*ctx.shape.n_heads + i%n_heads];
             sum.n_tokens  += one.n_tokens;
             sum.n_visible += one.n_visible;
             sum.n_certain += one.n_certain;

@@ -147,8 +147,9 @@ def _announce(server: Server, how_to_stop: str) -> None:
     from edgekv.serving.options import keeps_more_than_rows
 
     if {"--kv-unified", "-kvu"} & {argument.replace("_", "-") for argument in options.extra} and options.n_slots > 1:
-        click.echo("warning: with --kv-unified the tokens of all slots mix in the same pages, and each token looks at all of them; leave it out "
-                   "unless the slots share long beginnings and memory is short", err=True)
+        click.echo("warning: with --kv-unified the tokens of all slots mix in the same pages, and each token looks at all of them: four answers "
+                   "behind 1,900 tokens each came at 0.8 times the speed in mode sparse, and read 1.5 times the tokens; leave it out unless the "
+                   "slots share long beginnings and memory is short", err=True)
     if options.store is not None and keeps_more_than_rows(server.model):
         click.echo("note: this model keeps more than K and V of its tokens (windows or recurrent states), so llama.cpp keeps whole conversations "
                    "in --cache-ram; nothing is kept on disk or on another server", err=True)

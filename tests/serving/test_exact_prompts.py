@@ -35,6 +35,7 @@ def read_beside_an_answer(model, max_gap_s: float, **kv: object) -> tuple[np.nda
         mine = np.flatnonzero(cells.in_sequence(1))
         mine = mine[np.argsort(cells.positions[mine])][:N_PROMPT]
         layer = max(layer.il for layer in run.layers if layer.hooked)
+        assert run.selection(stream).n_selections == 0 or kv.get("prompts"), "what is read whole is no selection"
         found = cells.labels[mine].copy(), run.cells.keys(layer)[stream, mine].astype(np.float64), n_batches
     reader.join()
     return found

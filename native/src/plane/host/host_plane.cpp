@@ -18,6 +18,7 @@ HostPlane::HostPlane(edgekv_context & ctx) : ctx(ctx), arena(ctx.shape.slot_byte
     workspaces.resize(shape.n_stream);
     select_workspaces.resize(shape.n_stream);
     sights.resize(shape.n_stream);
+    exact_tokens.resize(shape.n_stream);
     lists.resize(shape.n_stream);
     for (const Layer * served : ctx.rows) {
         auto layer = std::make_unique<HostLayer>();

@@ -105,6 +105,7 @@ public:
     int n_threads = 0;     // the workspaces are sized for
     std::vector<Buffer> workspaces;  // one a stream
     std::vector<Buffer> select_workspaces;
+    std::vector<uint32_t> exact_tokens;  // one a stream: a bit for each of its tokens that reads all it sees, as a prompt's does
     std::vector<Buffer> sights;    // [n_tokens][groups of the view] of the ubatch, written by the layer that leads
     std::vector<std::vector<int32_t>> candidates;  // pages, one a thread, where there are no sketches
     bool leader_built = false;

@@ -51,7 +51,7 @@ struct SelectPlan {
 
 // Whether the token in a cell is a prompt's, which is to be read exactly.
 bool of_exact_prompt(const edgekv_context & ctx, const llama_edgekv_cells & cells, int64_t cell) {
-    if (ctx.params.selection.prompt_resolution > 0) {
+    if (ctx.params.mode != EDGEKV_MODE_SPARSE || ctx.params.selection.prompt_resolution > 0) {
         return false;
     }
     const uint64_t * seq = cells.seq + (size_t) cell*cells.n_seq_words;
@@ -115,6 +115,7 @@ struct SelectRun {
     const int ith;
     const Sight * sight = nullptr;  // [n_tokens][n_groups]
     int prepared = -1;              // the KV head whose queries are in own()
+    uint32_t exact = 0;             // a bit for each token that reads all it sees
 
     char * workspace() const { return plane.select_workspaces[s].data(); }
     std::atomic<int> & counter(int i) const { return reinterpret_cast<std::atomic<int> *>(workspace())[i]; }
@@ -140,6 +141,7 @@ struct SelectRun {
         Sight * const all = reinterpret_cast<Sight *>(plane.sights[s].data());
         sight = all;
         if (!layer.leads) {
+            exact = plane.exact_tokens[s];
             return;
         }
         // the layer that leads has no barrier before its readers: each thread finds out for itself, and the first for those to come
@@ -150,10 +152,12 @@ struct SelectRun {
         for (int token = 0; token < plan.n_tokens; ++token) {
             const char *  row  = static_cast<const char *>(mask->data) + s*mask->nb[3] + token*mask->nb[1];
             const int64_t cell = static_cast<const int64_t *>(node->src[SELECT_K_IDXS]->data)[s*plan.n_tokens + token] - (int64_t) stream*ctx.shape.n_cells;
-            find_sight(ctx, plan, mask, row, stream, ctx.pages.cells.positions(stream)[cell], of_exact_prompt(ctx, cells, cell),
-                       mine + (size_t) token*plan.n_groups);
+            const bool    all_of_it = of_exact_prompt(ctx, cells, cell);
+            exact |= (uint32_t) all_of_it << token;
+            find_sight(ctx, plan, mask, row, stream, ctx.pages.cells.positions(stream)[cell], all_of_it, mine + (size_t) token*plan.n_groups);
         }
         if (ith == 0) {
+            plane.exact_tokens[s] = exact;
             std::memcpy(all, mine, (size_t) plan.n_tokens*plan.n_groups*sizeof(Sight));
         }
         sight = mine;
@@ -213,6 +217,9 @@ struct SelectRun {
         }
         reinterpret_cast<int32_t *>(lists.n_rows.data())[list] = result.n_rows;
 
+        if (exact >> token & 1) {
+            return;  // not a selection
+        }
         edgekv_selected & sum = layer.selected[(size_t) stream*plan.n_head_kv + head];
         sum.n_tokens  += 1;
         sum.n_visible += result.n_visible;
@@ -230,7 +237,7 @@ struct SelectRun {
         const int64_t * k_idxs = static_cast<const int64_t *>(node->src[SELECT_K_IDXS]->data) + s*plan.n_tokens;
         for (int token = 0; token < plan.n_tokens; ++token) {
             const int64_t cell = k_idxs[token] - (int64_t) stream*ctx.shape.n_cells;
-            if (!of_exact_prompt(ctx, cells, cell)) {
+            if ((exact >> token & 1) == 0) {
                 cells.labels[cell] |= LLAMA_EDGEKV_SAMPLED;
             }
         }

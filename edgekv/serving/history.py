@@ -61,6 +61,7 @@ class History:
         arena = figures.tiers.n_slots > 0
         self.points.append(Point(
             figures.taken, n_tokens / seconds, read.attended if read.n_selections else None,
-            coverage(figures.options.mode, read), read.hit_rate if read.n_read and arena else None, read.hit_rate_mass if read.mass and arena else None, read.error,
+            coverage(figures.options.mode, read),
+            read.hit_rate if read.n_read and arena else None, read.hit_rate_mass if read.mass and arena else None, read.error,
             (figures.tiers.moved_bytes - before.tiers.moved_bytes) / seconds))
         return True

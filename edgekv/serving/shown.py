@@ -144,12 +144,14 @@ def state(shown: Shown) -> dict[str, Any]:
         "pages": {"arena": pages.n_resident, "moving": pages.n_moving, "home": pages.n_home, "filling": pages.n_filling,
                   "arena_slots": pages.n_slots, "bytes_each": pages.slot_bytes,
                   "promoted": pages.n_promotions, "demoted": pages.n_demotions, "invalidated": pages.n_invalidated,
-                  "failed": pages.n_failed, "dropped_tokens": pages.n_freed, "moved_bytes": pages.moved_bytes, "stall_seconds": round(figures.stats.stall_seconds, 6)},
+                  "failed": pages.n_failed, "dropped_tokens": pages.n_freed, "moved_bytes": pages.moved_bytes,
+                  "stall_seconds": round(figures.stats.stall_seconds, 6)},
         "reasons": [{"where": where, "why": why, "pages": n} for where, why, n in pages.reasons],
         "selection": {"n_selections": selection.n_selections, "rows_per_head": round(selection.rows_per_head, 1),
                       "visible_per_head": round(selection.visible_per_head, 1), "read": selection.attended, "certain": selection.certain,
                       "hit_rate": selection.hit_rate if pages.n_slots else None,
-                      "hit_rate_mass": selection.hit_rate_mass if pages.n_slots and selection.mass else None, "error": selection.error, "coverage": figures.coverage},
+                      "hit_rate_mass": selection.hit_rate_mass if pages.n_slots and selection.mass else None, "error": selection.error,
+                      "coverage": figures.coverage},
         "kept": [figures.memory.n_cells_used, figures.n_positions] if shown.mode is KvMode.EVICT else None,
         "n_tokens": figures.n_tokens}
 

@@ -48,6 +48,7 @@ _TEXT_HELP = "prose, code or dialogue (made from Python's standard library), or 
 
 _READ_COLUMNS = [
     Column("attended_fraction", "attended %", percent),
+    Column("coverage", "coverage %", percent),
     Column("error", "error %", partial(percent, digits=2)),
     Column("hit_rate", "hits %", percent),
 ]
@@ -141,6 +142,7 @@ def kv(
     NLL +%       by how much the text has become less likely than there
     same top     how often both find the same token most likely
     attended     the share of the visible tokens that a head read
+    coverage     the estimated share of the attention that this holds
     error        the estimated relative error of its output
     hits         the share of what it read that came from the arena
     overhead     the Python layer's share of the time

@@ -13,7 +13,7 @@ from edgekv.config import SelectionOptions
 from edgekv.vocab import SketchKind
 
 SELECTED = np.dtype([(name, np.float64) for name in ("n_tokens", "n_visible", "n_read", "n_certain", "n_hits", "mass", "mass_hits", "error",
-                                                     "n_errors")])
+                                                     "n_errors", "covered", "n_covered")])
 """One edgekv_selected: sums since the context was attached, of one KV head."""
 
 
@@ -67,11 +67,11 @@ def set_arena(handle: Handle, n_slots: int) -> None:
     _check(lib.edgekv_set_arena(handle, n_slots))
 
 
-def selected(handle: Handle, n_rows: int, n_heads: int) -> np.ndarray:
-    """SELECTED [row, kv_head]: a copy."""
+def selected(handle: Handle, n_rows: int, n_heads: int, stream: int | None = None) -> np.ndarray:
+    """SELECTED [row, kv_head]: a copy. Of one stream: zeros on a device that has several."""
     out = np.zeros((n_rows, n_heads), SELECTED)
     if out.size:
-        lib.edgekv_get_selected(handle, ffi.from_buffer("edgekv_selected *", out))
+        lib.edgekv_get_selected(handle, -1 if stream is None else stream, ffi.from_buffer("edgekv_selected *", out))
     return out
 
 

@@ -49,7 +49,7 @@ def check(handle: Handle) -> NativeCheck:
 
 
 def sample(shares: np.ndarray, tops: np.ndarray, sums: np.ndarray, visible: np.ndarray, certain: np.ndarray, resolution: float,
-           isa: int = 0) -> tuple[np.ndarray, np.ndarray, int]:
+           isa: int = 0) -> tuple[np.ndarray, np.ndarray, int, float]:
     """Sampling for one query token and KV head, by the kernel of an instruction set: `edgekv.arrays.sample` in native code.
 
     Args:
@@ -57,7 +57,8 @@ def sample(shares: np.ndarray, tops: np.ndarray, sums: np.ndarray, visible: np.n
         tops, sums: float32 [query head, group]: the largest logit of the group, and the sum of its exponentials.
         visible, certain: bool [cell]: what the token sees, and what of it is read in any case.
 
-    Returns int32 [n] cells, ascending, float32 [n] their weights, and how many of them were certain.
+    Returns int32 [n] cells, ascending, float32 [n] their weights, how many of them were certain, and the sum of the probabilities of what
+    was not read.
     """
     shares = np.ascontiguousarray(shares, np.uint16)
     tops, sums = (np.ascontiguousarray(array, np.float32) for array in (tops, sums))
@@ -69,7 +70,7 @@ def sample(shares: np.ndarray, tops: np.ndarray, sums: np.ndarray, visible: np.n
         "tops": ffi.from_buffer("float *", tops), "sums": ffi.from_buffer("float *", sums), "sight": ffi.from_buffer("uint64_t *", sight),
         "resolution": resolution, "rows": ffi.from_buffer("int32_t *", rows), "weights": ffi.from_buffer("float *", weights)})
     _check(lib.edgekv_sample(args, isa))
-    return rows[: args.n_rows], weights[: args.n_rows], args.n_certain
+    return rows[: args.n_rows], weights[: args.n_rows], args.n_certain, args.missed
 
 
 def _bits(cells: np.ndarray) -> np.ndarray:

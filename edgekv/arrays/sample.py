@@ -27,6 +27,8 @@ class Sample:
     """float32 [n]: 1 / the probability with which each was to be read."""
     n_certain: int
     """How many of these were read with probability 1."""
+    missed: float
+    """Sum of the probabilities of the cells that were not read: `resolution` times the estimated share of the attention on them."""
 
 
 def shares_of(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -69,7 +71,8 @@ def walk(chances: np.ndarray) -> Sample:
     sums = np.cumsum(chances) + ONE // 2
     rows = np.flatnonzero(sums // ONE != (sums - chances) // ONE).astype(np.int32)
     taken = chances[rows]
-    return Sample(rows, (ONE / taken).astype(np.float32), int(np.count_nonzero(taken == ONE)))
+    return Sample(rows, (ONE / taken).astype(np.float32), int(np.count_nonzero(taken == ONE)),
+                  int(chances.sum() - taken.sum()) / ONE)
 
 
 def sample(shares: np.ndarray, tops: np.ndarray, sums: np.ndarray, visible: np.ndarray, certain: np.ndarray, resolution: float,

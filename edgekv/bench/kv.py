@@ -48,14 +48,14 @@ FIGURES = (
     "decode_ms_p50", "decode_ms_p10", "decode_ms_p90", "stock", "ratio_vs_stock", "ratio_paired", "limit_ms_p50", "ratio_vs_limit",
     "growth_fraction", "nll",
     "nll_vs_stock", "nll_vs_exact", "kld_stock", "kld_exact", "same_top_stock", "same_top_exact", "attended_fraction", "rows_per_head",
-    "error", "hit_rate", "hit_rate_mass", "moved_bytes_per_step", "overhead_fraction", "sketch_bytes", "arena_bytes",
+    "coverage", "error", "hit_rate", "hit_rate_mass", "moved_bytes_per_step", "overhead_fraction", "sketch_bytes", "arena_bytes",
 )
 """What is measured. `stock` is the faster of stock's kernels there, and the one that ratios are to: ratio_vs_stock divides the medians,
 ratio_paired is the median of the ratios at each position. limit_ms_p50 is a step with an empty cache, on as many threads, and
 ratio_vs_limit how many times that a step takes. kld_stock and the like compare with stock's first kernel that is measured, whose cache
 is that of the other modes. growth_fraction says how much longer a step takes than at the smallest depth. attended_fraction (of the
-visible tokens), rows_per_head, hit_rate and the like are over all timed steps, as the runtime counts them; error is its estimate of the
-relative error of a head's output; overhead_fraction is the Python layer's part of a step."""
+visible tokens), rows_per_head, hit_rate and the like are over all timed steps, as the runtime counts them; coverage and error are its estimates
+of the share of the attention on what is read and of the relative error of a head's output; overhead_fraction is the Python layer's part of a step."""
 
 Row = dict[str, Any]
 Progress = Callable[[str, int, int], None]

@@ -12,6 +12,7 @@ from edgekv.config import KvOptions
 from edgekv.hierarchy.stats import Stats
 from edgekv.live.reports import MemoryReport, SelectionReport, TierReport
 from edgekv.pages.residency import State
+from edgekv.vocab import KvMode
 
 if TYPE_CHECKING:
     from edgekv.live.runtime import Runtime
@@ -31,6 +32,8 @@ class SequenceFigures:
     """Pages in the arena or on the way there."""
     n_home_pages: int
     """The others, which are only at home."""
+    coverage: float | None
+    """As `coverage`, of its stream alone."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,19 @@ class Figures:
     selection: SelectionReport
     stats: Stats
     sequences: tuple[SequenceFigures, ...]
+
+    @property
+    def coverage(self) -> float | None:
+        """Since the context was attached."""
+        return coverage(self.options.mode, self.selection)
+
+
+def coverage(mode: KvMode, selection: SelectionReport) -> float | None:
+    """Share of the attention that the tokens read hold, as `SelectionReport.coverage` estimates it: 1 where everything was read. None where
+    nobody can tell, because what is not read has no sketches: without them, and in mode evict."""
+    if mode is KvMode.EVICT:
+        return None
+    return selection.coverage if mode is KvMode.SPARSE and selection.n_selections else 1.0
 
 
 def collect(runtime: Runtime, n_sequences: int) -> Figures:
@@ -85,8 +101,15 @@ def _sequences(runtime: Runtime, n_sequences: int, n_heads: int) -> tuple[Sequen
             first = stream * (len(in_arena) // max(1, runtime.cells.n_stream))
             n_arena = int(in_arena[first : first + n_pages][pages].sum())
         found.append(SequenceFigures(stream, int(mine.sum()), int(cells.read_sparsely[: len(mine)][mine].sum()), n_arena,
-                                     int(pages.sum()) * n_heads - n_arena))
+                                     int(pages.sum()) * n_heads - n_arena, _coverage_of_stream(runtime, stream)))
     return tuple(found)
+
+
+def _coverage_of_stream(runtime: Runtime, stream: int) -> float | None:
+    found = runtime.selection(stream)
+    if not found.n_selections and runtime.tokens.on_device and runtime.cells.n_stream > 1:
+        return None  # its streams do not count apart
+    return coverage(runtime.mode, found)
 
 
 def _arena_pages(runtime: Runtime) -> np.ndarray | None:

@@ -71,6 +71,9 @@ class SelectionReport:
     error_sum: float = 0.0
     """Estimated relative errors of the outputs of `n_errors` query heads."""
     n_errors: int = 0
+    covered: float = 0.0
+    """Estimated shares of the attention that the tokens read hold, of `n_covered` selections; without sketches nobody estimates them."""
+    n_covered: int = 0
 
     def since(self, before: SelectionReport) -> SelectionReport:
         """What came after an earlier report of the same context."""
@@ -100,6 +103,12 @@ class SelectionReport:
     def error(self) -> float | None:
         """Estimated relative error of a query head's output against full attention, on average; None where nobody estimated it."""
         return self.error_sum / self.n_errors if self.n_errors else None
+
+    @property
+    def coverage(self) -> float | None:
+        """Estimated share of the attention that the tokens read hold, on average; what the others hold the weights of those read by chance
+        stand for. What a model's attention sinks take counts as read. None where nobody estimated it."""
+        return self.covered / self.n_covered if self.n_covered else None
 
     @property
     def hit_rate(self) -> float:

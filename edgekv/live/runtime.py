@@ -221,9 +221,10 @@ class Runtime:
         the tokens. In host memory a view that lives until the next ubatch; on a device this waits for it. Zero where nothing is observed."""
         return self._ops.download(self._observation.read().mass_sum)
 
-    def selection(self) -> SelectionReport:
-        """What mode sparse read so far, and how far off its outputs are by its own estimate."""
-        return selection_report(self._native_handle(), len(self._rows), self._n_heads)
+    def selection(self, stream: int | None = None) -> SelectionReport:
+        """What mode sparse read so far, and how far off its outputs are by its own estimate; of all streams, or of one (on a device that
+        has several these do not count apart, and theirs is empty)."""
+        return selection_report(self._native_handle(), len(self._rows), self._n_heads, stream)
 
     def tiers(self) -> TierReport:
         """Which pages live where; empty where the context never was in mode sparse."""

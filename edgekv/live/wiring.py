@@ -226,9 +226,10 @@ class Tiering:
             tuple((state.name.lower(), reason.description, n) for state, reason, n in self.hierarchy.why()))
 
 
-def selection_report(handle: core.Handle, n_rows: int, n_heads: int) -> SelectionReport:
+def selection_report(handle: core.Handle, n_rows: int, n_heads: int, stream: int | None = None) -> SelectionReport:
     """The sums over all layers and heads."""
-    of = native.selected(handle, n_rows, n_heads)
-    count = {name: int(of[name].sum()) for name in ("n_tokens", "n_visible", "n_read", "n_certain", "n_hits", "n_errors")}
+    of = native.selected(handle, n_rows, n_heads, stream)
+    count = {name: int(of[name].sum()) for name in ("n_tokens", "n_visible", "n_read", "n_certain", "n_hits", "n_errors", "n_covered")}
     return SelectionReport(count["n_tokens"], count["n_visible"], count["n_read"], count["n_certain"], count["n_hits"],
-                           float(of["mass"].sum()), float(of["mass_hits"].sum()), float(of["error"].sum()), count["n_errors"])
+                           float(of["mass"].sum()), float(of["mass_hits"].sum()), float(of["error"].sum()), count["n_errors"],
+                           float(of["covered"].sum()), count["n_covered"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from edgekv.live.figures import Figures
+from edgekv.live.figures import Figures, coverage
 
 SECONDS = 1.0
 """From one point to the next, at least."""
@@ -24,6 +24,8 @@ class Point:
     """Tokens computed, of prompts and answers, in all slots."""
     read: float | None
     """Tokens read / tokens visible."""
+    coverage: float | None
+    """Estimated share of the attention that these hold; 1 where everything was read."""
     hit_rate: float | None
     """By access: tokens read from the arena / tokens read."""
     hit_rate_mass: float | None
@@ -59,6 +61,7 @@ class History:
         arena = figures.tiers.n_slots > 0
         self.points.append(Point(
             figures.taken, n_tokens / seconds, read.attended if read.n_selections else None,
+            coverage(figures.options.mode, read),
             read.hit_rate if read.n_read and arena else None, read.hit_rate_mass if read.mass and arena else None, read.error,
             (figures.tiers.moved_bytes - before.tiers.moved_bytes) / seconds))
         return True

@@ -92,6 +92,8 @@ METRICS = (
     Metric("edgekv_hit_ratio", "gauge", "What was read from the arena, of all that was read, since the start.", _hit_ratio),
     Metric("edgekv_read_ratio", "gauge", "Tokens read, of those visible, since the start.",
            _one(lambda figures: figures.selection.attended if figures.selection.n_selections else None)),
+    Metric("edgekv_coverage_ratio", "gauge", "Estimated share of the attention that the tokens read hold, since the start; 1: all were read.",
+           _one(lambda figures: figures.coverage)),
     Metric("edgekv_error_ratio", "gauge", "Estimated relative error of a head's output against full attention, since the start.",
            _one(lambda figures: figures.selection.error)),
     Metric("edgekv_selections_total", "counter", "Choices of what to read: one for each layer, KV head and token.",

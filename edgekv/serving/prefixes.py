@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from edgekv.live import attachments, cells
 from edgekv.live.runtime import Runtime
 from edgekv.serving.shown import StoreFigures
 from edgekv.store.identity import ModelIdentity, RowLayout, fingerprint_of_file
+from edgekv.store.ram import SharedRam
 from edgekv.store.settings import StoreSettings
 from edgekv.store.store import PrefixStore, Reading, StoreStats
 from edgekv.vocab import KvMode, PromptReading
@@ -25,13 +25,13 @@ class Prefixes:
     """What the server calls when a prompt begins and when tokens are computed (`edgekv._native.server.KeepsPrefixes`).
 
     K and V depend on the model's file, the types they are stored in, the rotary embedding, what `extra` (options of llama.cpp's server)
-    says of these, and a request's adapters: there is a store for each, made when it is first needed. The first one has all of the RAM;
-    what other adapters give is kept in the places below it.
+    says of these, and a request's adapters: there is a store for each, made when it is first needed. They share the RAM and its bound.
     """
 
     def __init__(self, model: Path, extra: tuple[str, ...], where: StoreSettings):
         self._model, self._settings, self._where = model, _what_changes_rows(extra), where
         self._stores: dict[tuple[int, str], PrefixStore | None] = {}
+        self._ram = SharedRam()
         self._n_hits = self._n_prompts = 0
 
     def open(self, runtime: Runtime) -> None:
@@ -90,11 +90,12 @@ class Prefixes:
         """What the endpoint shows, of all stores together."""
         all_stats = self.stats()
         return StoreFigures(
-            ram_bytes=sum(stats.ram.n_bytes for stats in all_stats), ram_limit_bytes=self._where.ram_bytes,
-            disk_bytes=max((stats.disk.n_bytes for stats in all_stats), default=0),  # each counts the whole folder
+            # each counts all of the RAM, and the whole folder
+            ram_bytes=max((stats.ram.n_bytes for stats in all_stats), default=0), ram_limit_bytes=self._where.ram_bytes,
+            disk_bytes=max((stats.disk.n_bytes for stats in all_stats), default=0),
             disk_limit_bytes=self._where.folder_bytes if self._where.folder else 0,
-            n_blocks=sum(stats.ram.n_blocks + stats.disk.n_blocks for stats in all_stats), n_hits=self._n_hits,
-            n_misses=self._n_prompts - self._n_hits,
+            n_blocks=max((stats.ram.n_blocks for stats in all_stats), default=0) + sum(stats.disk.n_blocks for stats in all_stats),
+            n_hits=self._n_hits, n_misses=self._n_prompts - self._n_hits,
             n_tokens_loaded=sum(place.hit_tokens for stats in all_stats for place in (stats.ram, stats.disk, stats.remote)))
 
     def _open_stores(self) -> list[PrefixStore]:
@@ -119,8 +120,7 @@ class Prefixes:
             log.warning("prefixes are not kept: %s", error)
             return None
         fingerprint = fingerprint_of_file(self._model, *runtime.tokens.depends_on(), *self._settings, adapters)
-        where = replace(self._where, ram_bytes=0) if self._open_stores() else self._where
-        return PrefixStore(ModelIdentity(fingerprint, layout, self._model.stem), where)
+        return PrefixStore(ModelIdentity(fingerprint, layout, self._model.stem), self._where, ram=self._ram)
 
 
 _CHANGE_ROWS = ("--rope-", "--yarn-", "--override-kv", "--control-vector", "--no-kv-offload")

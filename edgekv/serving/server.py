@@ -8,7 +8,6 @@ import ipaddress
 import json
 import os
 import secrets
-import signal
 import socket
 import sys
 import threading
@@ -44,14 +43,12 @@ _STOP_S = 60.0
 _DAWDLE_S = 30
 """A client that neither sends the rest of its request nor takes its answer is waited for so long, also when the server stops."""
 _INTERRUPTIBLE_S = 0.5
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Server:
     """One llama.cpp server in this process; also a context manager. Only one can run at a time, one after the other is fine.
 
-    Start and stop it from the main thread: the server installs its own SIGINT and SIGTERM handlers, and Python lets only the main
-    thread put its own back. KV tiering attaches to the server's context by itself, with `options.kv`.
+    Signals stay Python's: whoever wants one to end the server calls `stop()`. KV tiering attaches to the server's context by itself, with `options.kv`.
     """
 
     def __init__(self, options: ServerOptions):
@@ -68,7 +65,6 @@ class Server:
         self._ended = threading.Event()
         self._ended.set()
         self._log: ServerLog | None = None
-        self._handlers: dict[int, Any] = {}
         self._exit: int | BaseException | None = None
         self._ready = False
         self._before: set[Runtime] = set()  # contexts that others made
@@ -128,6 +124,11 @@ class Server:
         return not self._ended.is_set()
 
     @property
+    def ready(self) -> bool:
+        """Whether the model is loaded and requests are answered."""
+        return self._ready and self.alive
+
+    @property
     def runtime(self) -> Runtime | None:
         """What hangs on the context that answers; None where it is not attached, and while the server is not ready."""
         return None if self._runtime is None or self._runtime.closed else self._runtime
@@ -148,8 +149,6 @@ class Server:
         An interrupt while the model loads cannot stop the load: `stop()` then waits for its end.
         """
         global _active
-        if threading.current_thread() is not threading.main_thread():
-            raise EdgeKVError("the server can only be started from the main thread, because it replaces signal handlers")
         if _active is not None:
             raise EdgeKVError("a server is already running in this process, and there can be only one; stop it first")
         check_extra(self.options.extra)
@@ -161,7 +160,6 @@ class Server:
         _native.prepare()
         runtime.set_defaults(self.options.kv)
         self._before, self._runtime = set(runtime.live()), None
-        self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
         self._log = ServerLog(self.options.log_file)
         try:
             self._log.open()
@@ -293,12 +291,9 @@ class Server:
                 sentence = self.why_stopped()
                 self._release(failed=True)
                 raise EdgeKVError(sentence)
-            # /health answers before the handlers are set and the task loop runs; the second request passes through that loop.
+            # /health answers before the task loop runs; the second request passes through that loop.
             self._ready = self._answers("/health") and self._answers("/lora-adapters")
             time.sleep(0 if self._ready else _POLL_S)
-        for number, handler in self._handlers.items():
-            if handler is not None:  # None: it was not Python's
-                signal.signal(number, handler)
         self._find_runtime()
         self.figures.begin()
         self._answers("/lora-adapters")  # passes through the task loop, which takes the first figures

@@ -75,7 +75,7 @@ def props(shown: Shown) -> dict[str, Any]:
     return {**about, "page_tokens": options.cache.page_tokens, "n_layers": figures.n_layers, "n_layers_served": figures.n_layers_served,
             **(sparse if shown.mode is KvMode.SPARSE else {}),
             **({"policy": options.placement.policy, "keep_tokens": options.keep_tokens} if shown.mode is KvMode.EVICT else {}),
-            "tiers": tiers(shown), "store": store(shown)}
+            "coverage": figures.coverage, "tiers": tiers(shown), "store": store(shown)}
 
 
 def slots(shown: Shown) -> list[dict[str, Any]]:
@@ -92,7 +92,7 @@ def _slot(sequence: SequenceFigures, shown: Shown) -> dict[str, Any]:
     per_token = figures.memory.home_bytes / max(1, figures.memory.n_cells)
     return {"stream": sequence.stream, "n_tokens": sequence.n_tokens, "n_ctx": figures.n_context, "n_tokens_read_sparsely": sequence.n_read_sparsely,
             "pages_arena": sequence.n_arena_pages, "pages_home": sequence.n_home_pages,
-            "arena_ratio": sequence.n_arena_pages / n_pages if n_pages else 0.0,
+            "coverage": sequence.coverage, "arena_ratio": sequence.n_arena_pages / n_pages if n_pages else 0.0,
             "bytes_arena": sequence.n_arena_pages * figures.tiers.slot_bytes, "bytes_home": round(sequence.n_tokens * per_token)}
 
 
@@ -144,12 +144,14 @@ def state(shown: Shown) -> dict[str, Any]:
         "pages": {"arena": pages.n_resident, "moving": pages.n_moving, "home": pages.n_home, "filling": pages.n_filling,
                   "arena_slots": pages.n_slots, "bytes_each": pages.slot_bytes,
                   "promoted": pages.n_promotions, "demoted": pages.n_demotions, "invalidated": pages.n_invalidated,
-                  "failed": pages.n_failed, "moved_bytes": pages.moved_bytes, "stall_seconds": round(figures.stats.stall_seconds, 6)},
+                  "failed": pages.n_failed, "dropped_tokens": pages.n_freed, "moved_bytes": pages.moved_bytes,
+                  "stall_seconds": round(figures.stats.stall_seconds, 6)},
         "reasons": [{"where": where, "why": why, "pages": n} for where, why, n in pages.reasons],
         "selection": {"n_selections": selection.n_selections, "rows_per_head": round(selection.rows_per_head, 1),
                       "visible_per_head": round(selection.visible_per_head, 1), "read": selection.attended, "certain": selection.certain,
                       "hit_rate": selection.hit_rate if pages.n_slots else None,
-                      "hit_rate_mass": selection.hit_rate_mass if pages.n_slots and selection.mass else None, "error": selection.error},
+                      "hit_rate_mass": selection.hit_rate_mass if pages.n_slots and selection.mass else None, "error": selection.error,
+                      "coverage": figures.coverage},
         "kept": [figures.memory.n_cells_used, figures.n_positions] if shown.mode is KvMode.EVICT else None,
         "n_tokens": figures.n_tokens}
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 
 from edgekv.store.blocks import Block, Link
 from edgekv.store.place import Child, covered_tails
+from edgekv.store.writer import Writer
 
 
 class Ram:
@@ -64,3 +66,17 @@ class Ram:
     def oldest(self, may_go: Callable[[bytes], bool]) -> bytes | None:
         """The least recently used block that may go."""
         return next((key for key in self._blocks if may_go(key)), None)
+
+
+class SharedRam:
+    """RAM of one store, or of several: then blocks of all of them are evicted by when they were used. Keys of different model identities
+    never meet."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Condition()
+        """Of everything here."""
+        self.blocks = Ram()
+        self.below: set[bytes] = set()
+        """Keys of blocks in RAM that a place has, too."""
+        self.writers: list[Writer] = []
+        """Of all stores."""

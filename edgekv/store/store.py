@@ -13,7 +13,7 @@ from edgekv.store.blocks import BLOCK_TOKENS, Block, Link, Reading, child_link
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.place import Child, Outcome, Place
 from edgekv.store.places import open_places
-from edgekv.store.ram import Ram
+from edgekv.store.ram import Ram, SharedRam
 from edgekv.store.results import Piece, PlaceStats, Restored, Saved, StoreStats
 from edgekv.store.search import Holder, Search, Step
 from edgekv.store.settings import StoreSettings
@@ -29,19 +29,21 @@ UNDER_WAY_BYTES = 128 << 20
 class PrefixStore:
     """Thread-safe. Tokens are int32 [n], always from the beginning of a conversation."""
 
-    def __init__(self, identity: ModelIdentity, settings: StoreSettings, places: Sequence[Place] | None = None):
-        """`places`: those below RAM, the fastest first; by default what the settings name. Raises ConfigError for an address that is none."""
+    def __init__(self, identity: ModelIdentity, settings: StoreSettings, places: Sequence[Place] | None = None, ram: SharedRam | None = None):
+        """`places`: those below RAM, the fastest first; by default what the settings name. `ram`: shared with stores of other identities and
+        the same bound, by default its own. Raises ConfigError for an address that is none."""
         self.identity = identity
         self.settings = settings
         self.places = tuple(open_places(identity, settings) if places is None else places)
         self.most_ram_bytes = settings.ram_bytes or (UNDER_WAY_BYTES if self.places else 0)
         """Never more than this is kept in RAM."""
         self._root = identity.root_key()
-        self._lock = threading.Condition()
-        self._ram = Ram()
+        self._shared = SharedRam() if ram is None else ram
+        self._lock, self._ram, self._below = self._shared.lock, self._shared.blocks, self._shared.below
         self._upper = _RamHolder(self._ram, self._lock)
-        self._below: set[bytes] = set()  # keys of blocks in RAM that a place has, too
         self._writers = [Writer(place, self._lock, self._ram.get, self._written) for place in self.places]
+        with self._lock:
+            self._shared.writers += self._writers
         self._stats = StoreStats()
         self._closed = False
 
@@ -180,7 +182,7 @@ class PrefixStore:
 
     def _forget(self, key: bytes) -> None:
         self._below.discard(key)
-        for writer in self._writers:
+        for writer in self._shared.writers:
             writer.discard(key)
 
     def _make_room(self, n_bytes: int, chain: set[bytes], deadline: float | None) -> bool:
@@ -208,7 +210,7 @@ class PrefixStore:
         return [link.key for link in self._ram.links()]
 
     def _unwritten(self, key: bytes) -> bool:
-        return any(key in writer for writer in self._writers)
+        return any(key in writer for writer in self._shared.writers)
 
     def _used(self, chain: Sequence[Link]) -> None:
         self._ram.touch(link.key for link in chain)
@@ -241,7 +243,7 @@ class PrefixStore:
             place.close()
 
     def stats(self) -> StoreStats:
-        """A copy; counts since the store was opened, bytes and blocks as they are now."""
+        """A copy; counts since the store was opened, bytes and blocks as they are now: in RAM those of all stores that share it."""
         with self._lock:
             ram = dataclasses.replace(self._stats.ram, n_blocks=len(self._ram), n_bytes=self._ram.n_bytes)
             lower = {place.name: dataclasses.replace(place.stats) for place in self.places}

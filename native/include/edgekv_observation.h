@@ -51,8 +51,12 @@ typedef struct {
     double mass_hits;
     double error;        /* estimated relative errors of the outputs of n_errors query heads of tokens, summed up */
     double n_errors;
+    double covered;      /* estimated shares of the attention that the rows read hold, summed up over n_covered query tokens; what the
+                            model's attention sinks take counts as read */
+    double n_covered;    /* query tokens for which sketches told the shares */
 } edgekv_selected;
-EDGEKV_API void edgekv_get_selected(const edgekv_context * ctx, edgekv_selected * out); /* [n_rows][n_heads] */
+/* out: [n_rows][n_heads]. stream: below 0 for all of them; one of several on a device gives zeros, which do not count apart there. */
+EDGEKV_API void edgekv_get_selected(const edgekv_context * ctx, int stream, edgekv_selected * out);
 
 /* What the last ubatch read, with edgekv_selection.keep_rows: the cells of one row, KV head and query token of stream 0,
    and their weights; n_rows is their number, and at most `capacity` are written. None where the ubatch had no such token or did not

@@ -1,7 +1,7 @@
 /* libedgekv-server: llama.cpp's HTTP server, run inside this process.
  *
  * edgekv_server_run() blocks until the server ends; argv[0] is a program name, the rest are llama-server's options, argv[argc] is null.
- * One server at a time. It installs handlers for SIGINT and SIGTERM: who wants their own back installs them after the server has started.
+ * One server at a time. SIGINT and SIGTERM stay with the program that it runs in.
  * edgekv_server_terminate() asks a running server to end and may be called from any thread, once the server has answered a request.
  */
 #ifndef EDGEKV_SERVER_H

@@ -34,6 +34,7 @@ typedef struct {
     float * weights;          /* out, as many */
     int n_rows;               /* out */
     int n_certain;            /* out */
+    double missed;            /* out: resolution times the estimated share of attention on what was not read */
 } edgekv_sample_args;
 EDGEKV_API edgekv_status edgekv_sample(edgekv_sample_args * args, int isa);
 

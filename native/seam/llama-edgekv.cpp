@@ -159,6 +159,12 @@ void llama_edgekv_invalidate_graph(llama_context * lctx) {
     llama_edgekv_access::invalidate_graph(lctx);
 }
 
+void llama_edgekv_set_prompts(llama_context * lctx, const int32_t * seq_ids, int n) {
+    if (const auto * hooks = llama_edgekv_get_hooks()) {
+        hooks->prompts(lctx, seq_ids, n);
+    }
+}
+
 ggml_backend_t llama_edgekv_backend(llama_context * lctx, ggml_backend_dev_t device) {
     return llama_edgekv_access::backend(lctx, device);
 }

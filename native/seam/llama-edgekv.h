@@ -83,6 +83,9 @@ struct llama_edgekv_hooks {
 
     // While a plain KV cache is made: how many cells each stream shall have in place of n_cells; a multiple of 256, not more.
     uint32_t (*kv_cells)(uint32_t n_cells);
+
+    // see llama_edgekv_set_prompts()
+    void (*prompts)(struct llama_context * lctx, const int32_t * seq_ids, int n);
 };
 
 // ---- what libllama exports to libedgekv --------------------------------------------------------------------------------------
@@ -102,6 +105,10 @@ LLAMA_API ggml_backend_t llama_edgekv_backend(struct llama_context * lctx, ggml_
 // Reserves the context's compute buffers anew, now, for graphs with the hooks' nodes where hooks->plans() says so. false: out of
 // memory; the context can then not be used. Call it while nothing is decoding.
 LLAMA_API bool llama_edgekv_reserve(struct llama_context * lctx);
+
+// From the next ubatch on, tokens of these sequences, and of no others, are read as a prompt's, however few they are in a ubatch; none at
+// first. Call it on the thread that decodes, or while nothing is decoding.
+LLAMA_API void llama_edgekv_set_prompts(struct llama_context * lctx, const int32_t * seq_ids, int n);
 
 enum llama_edgekv_layer_kind {
     LLAMA_EDGEKV_LAYER_ATTENTION = 0, // has a plain KV cache of its own

@@ -88,10 +88,21 @@ def test_certain_and_hidden():
     assert not len(nothing.rows) and nothing.n_certain == 0
 
 
+def test_what_is_missed_is_a_share_of_the_attention():
+    """The definition of coverage: the attention on the rows that were read, of all attention that the shares tell."""
+    logits = 3 * np.random.default_rng(6).standard_normal((2, 512))
+    weights = np.exp(logits)
+    share = (weights / weights.sum(axis=1, keepdims=True)).mean(axis=0)
+    everything = np.ones(512, bool)
+    found = sample(*shares_of(logits), everything, ~everything, 30.0)
+    assert 0.2 < 1 - found.missed / 30.0 < 0.9
+    assert 1 - found.missed / 30.0 == pytest.approx(share[found.rows].sum(), abs=0.01)  # shares are truncated to eight bits
+
+
 def test_a_resolution_above_all_reads_everything():
     arguments = case(4, n_groups=3, group=1, hidden=0.0) | {"resolution": 1e9}
     found = sample(**arguments)
-    assert found.rows.tolist() == list(range(192)) and (found.weights == 1).all()
+    assert found.rows.tolist() == list(range(192)) and (found.weights == 1).all() and found.missed == 0
 
 
 # ---- the kernels ------------------------------------------------------------------------------------------------------------------
@@ -105,11 +116,12 @@ def test_kernels(isa, n_groups):
     for seed in range(20):
         arguments = case(seed, n_groups, group=1 + seed % 4)
         p, want = chances(**arguments), sample(**arguments)
-        rows, weights, n_certain = testing.sample(**arguments, isa=isa)
+        rows, weights, n_certain, missed = testing.sample(**arguments, isa=isa)
         assert (np.diff(rows) > 0).all() and len(rows) == len(weights)
         off = np.abs(ONE / weights.astype(np.float64) - p[rows])
         assert (off <= 2 + 2e-6 * p[rows]).all()
         assert n_certain == np.count_nonzero(weights == 1) and abs(n_certain - want.n_certain) <= 1
+        assert missed == pytest.approx(np.delete(p, rows).sum() / ONE, abs=len(p) * 3 / ONE + 1e-5 * len(rows))
         different = np.setxor1d(rows, want.rows)
         after = np.cumsum(p)[different] + ONE // 2
         to_mark = np.minimum.reduce([np.abs((at + ONE // 2) % ONE - ONE // 2) for at in (after, after - p[different])])

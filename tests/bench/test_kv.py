@@ -27,7 +27,7 @@ from edgekv.vocab import CacheType, KvMode, SketchKind
 KEYS = {
     "mode", "depth", "threads", "decode_ms_p50", "decode_ms_p10", "decode_ms_p90", "ratio_vs_stock", "growth_fraction",
     "nll", "nll_vs_stock", "nll_vs_exact", "kld_stock", "kld_exact", "same_top_stock", "same_top_exact",
-    "hit_rate", "hit_rate_mass", "error", "attended_fraction", "rows_per_head", "moved_bytes_per_step", "sketch_bytes", "arena_bytes",
+    "hit_rate", "hit_rate_mass", "coverage", "error", "attended_fraction", "rows_per_head", "moved_bytes_per_step", "sketch_bytes", "arena_bytes",
     "overhead_fraction", "type_k", "type_v", "text", "n_steps", "n_rounds", "model", "isa", "version", "kind", "stock",
     "limit_ms_p50", "ratio_vs_limit", "cpu", "cores", "date",
 }
@@ -49,7 +49,7 @@ def test_rows(synthetic):
         best = flash if flash["decode_ms_p50"] <= noflash["decode_ms_p50"] else noflash
         assert off["ratio_vs_stock"] == 1 == best["ratio_vs_stock"] and off["overhead_fraction"] is None
         assert {flash[key] for key in ("kld_stock", "same_top_stock", "overhead_fraction")} == {None}
-        assert exact["attended_fraction"] == 1 and exact["error"] == 0 and exact["arena_bytes"] is None
+        assert exact["attended_fraction"] == exact["coverage"] == 1 and exact["error"] == 0 and exact["arena_bytes"] is None
         assert isinstance(exact["overhead_fraction"], float)
         assert exact["kld_exact"] is None and flash["kld_exact"] > -1e-9 and noflash["kld_stock"] > -1e-9
         assert unobserved["kld_exact"] == 0 == unobserved["nll_vs_exact"], "passes begin alike: the same kernel says the same"
@@ -276,11 +276,12 @@ def test_every_mode_runs(synthetic):
         assert row["rows_per_head"] == pytest.approx(1236 * row["attended_fraction"], rel=0.05)
         sampled = name.startswith("sparse")
         assert row["error"] > 0 if sampled else row["error"] is None
+        assert row["attended_fraction"] < row["coverage"] < 1 if sampled else row["coverage"] is None
         assert row["sketch_bytes"] > 0 if sampled else row["sketch_bytes"] is None
         assert row["moved_bytes_per_step"] >= 0 and row["overhead_fraction"] > 0
         assert row["kld_exact"] > 0 and row["kld_stock"] > 0 and row["arena_bytes"] > 0
     assert rows[changed[0]]["attended_fraction"] < rows["sparse"]["attended_fraction"]
-    assert rows[changed[0]]["error"] > 2 * rows["sparse"]["error"]
+    assert rows[changed[0]]["error"] > 2 * rows["sparse"]["error"] and rows[changed[0]]["coverage"] < rows["sparse"]["coverage"]
     assert rows["ema"]["attended_fraction"] == pytest.approx(0.125, abs=0.05) == rows["streaming"]["attended_fraction"]
     assert rows[changed[1]]["attended_fraction"] == pytest.approx(0.5, abs=0.05)
     assert rows["off"]["arena_bytes"] is None is rows["exact"]["arena_bytes"]

@@ -61,13 +61,16 @@ struct held {
     int n_tokens() const { return n; }
 };
 struct job {
-    int id;
-    int n;
-    int n_tokens() const { return n; }
+    int  id;
+    int  n;
+    bool embeds = false;
+    int  n_tokens() const { return n; }
+    bool need_embd() const { return embeds; }
 };
 struct slot {
     job *  task;
     held   prompt;
+    bool is_processing() const { return task != nullptr; }
 };
 
 static void test_order() {
@@ -81,10 +84,20 @@ static void test_order() {
     CHECK(order[0]->task == &longest && order[1]->task == &begun && order[2]->task == &shortest);
 }
 
+static void test_embeddings_take_turns() {
+    job answer{ 1, 100 }, embedding{ 2, 400, true };
+    std::vector<slot> slots = { { &answer, { 90 } }, { nullptr, { 5 } }, { &embedding, { 0 } } };
+    CHECK(!embeds_now(slots, 0) && embeds_now(slots, 1) && !embeds_now(slots, 2));
+    CHECK(reading_order(slots, 1, true)[0]->task == &embedding && reading_order(slots, 1)[0]->task == &answer);
+    slots[2].task = nullptr;
+    CHECK(!embeds_now(slots, 1)); // nobody waits for one
+}
+
 int main() {
     test_batches();
     test_a_few_last_tokens_say_nothing();
     test_gaps();
     test_order();
+    test_embeddings_take_turns();
     std::puts("all is well");
 }

@@ -48,12 +48,14 @@ def test_figures_are_those_of_the_runtime(served):
     assert pages.n_resident > 0 and selection.n_selections > 0, "the fixture exercises the hierarchy"
     assert state["selection"]["hit_rate"] == selection.hit_rate and state["selection"]["error"] == selection.error
     assert state["selection"]["read"] == selection.attended < 1
+    assert selection.attended < state["selection"]["coverage"] == selection.coverage < 1
     assert (state["mode"], state["n_layers_served"], state["n_layers"]) == ("sparse", sum(layer.hooked for layer in run.layers), len(run.layers))
 
 
 def test_slots_add_up_to_the_tiers(served):
     state = settled(served)
     slots = [slot["edgekv"] for slot in served.get("/slots")]
+    assert slots[0]["coverage"] != slots[1]["coverage"], "each slot has its own"
     assert slots == state["slots"] and len(slots) == 2
     pages = served.runtime.tiers()
     assert sum(slot["pages_arena"] for slot in slots) == pages.n_resident + pages.n_moving
@@ -62,19 +64,21 @@ def test_slots_add_up_to_the_tiers(served):
     assert 0 <= late <= 2 * 2 * settled(served)["n_heads"]
     for number, slot in enumerate(slots):
         cells = served.runtime.cells.stream(served.runtime.cells.stream_of(number))
+        assert slot["coverage"] == served.runtime.selection(served.runtime.cells.stream_of(number)).coverage < 1
         assert slot["n_tokens"] == cells.in_sequence(number).sum() >= N_TOKENS and slot["n_ctx"] == 1024
 
 
 def test_props_say_how_the_cache_is_set(served):
     about = served.get("/props")["edgekv"]
     assert about["mode"] == "sparse" and about["resolution"] == 200 and about["page"] == "/edgekv"
-    assert about["tiers"] == settled(served)["tiers"]
+    assert about["tiers"] == settled(served)["tiers"] and about["coverage"] == served.runtime.selection().coverage
 
 
 def test_metrics_are_read_by_prometheus(served):
     found = exposed(served)
     selection, pages = served.runtime.selection(), served.runtime.tiers()
     assert found["edgekv_rows_read_total", ()] == selection.n_read and found["edgekv_rows_hit_total", ()] == selection.n_hits
+    assert found["edgekv_coverage_ratio", ()] == pytest.approx(selection.coverage)
     assert found["edgekv_hit_ratio", (("by", "mass"),)] == pytest.approx(selection.hit_rate_mass)
     assert found["edgekv_pages_promoted_total", ()] == pages.n_promotions
     assert found["edgekv_pages", (("state", "arena"),)] == pages.n_resident
@@ -114,6 +118,7 @@ def test_history_is_of_decoding(served):
     past = served.get("/edgekv/history")
     assert len({len(values) for values in past.values()}) == 1 and past["at"] == sorted(past["at"])
     assert all(value > 0 for value in past["tokens_per_second"])
+    assert all(read < covered < 1 for read, covered in zip(past["read"], past["coverage"], strict=True) if read is not None)
 
 
 

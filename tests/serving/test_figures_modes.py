@@ -30,6 +30,9 @@ def test_modes_without_an_arena(synthetic, mode):
         assert state["slots"][0]["n_tokens"] == server.runtime.memory().n_cells_used and state["slots"][0]["pages_arena"] == 0
         assert server.get("/edgekv/map/0")["n_pages_used"] >= N_TOKENS // 16
         assert ("edgekv_hit_ratio", (("by", "access"),)) not in exposed(server), "no arena, no hits"
+        whole = None if mode is KvMode.EVICT else 1.0
+        assert state["selection"]["coverage"] == server.get("/props")["edgekv"]["coverage"] == state["slots"][0]["coverage"] == whole
+        assert exposed(server).get(("edgekv_coverage_ratio", ())) == whole
 
 
 def test_a_server_that_nothing_hangs_on(synthetic, monkeypatch):

@@ -2,48 +2,29 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import shutil
 import signal
 import subprocess
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from support.served import Reply, Served, serving
+from support.streams import CHAT, Stream, drained
 
 from edgekv.config import KvOptions
 from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, ConfigError
 from edgekv.serving.options import Limits, ServerOptions
 from edgekv.serving.server import Server
 
-CHAT = "/v1/chat/completions"
 LONG = {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 700, "ignore_eos": True}
 ROOT = Path(__file__).resolve().parent.parent.parent
-
-
-class Stream:
-    """The events of a streamed answer, as they come."""
-
-    def __init__(self, url: str, body: dict, path: str = CHAT):
-        self._connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=120)
-        self._connection.request("POST", path, json.dumps({**body, "stream": True}), {"Content-Type": "application/json"})
-        self._response = self._connection.getresponse()
-
-    def event(self) -> dict | str | None:
-        """The next; a string where it is no JSON, None at the end of the stream."""
-        while line := self._response.readline():
-            if line.startswith(b"data: "):
-                text = line[6:].decode().strip()
-                return json.loads(text) if text.startswith("{") else text
-        return None
-
-    def close(self) -> None:
-        self._connection.close()
 
 
 def until(condition: Callable[[], object], seconds: float = 60) -> None:
@@ -81,6 +62,46 @@ def test_a_full_queue_says_when_to_come_again(default_model, tmp_path):
             streams[0].close()
             assert waits.result(60).status == 200, "who waited is answered"
         assert served.ask(CHAT, {**LONG, "max_tokens": 1}).status == 200
+
+
+@pytest.mark.parametrize(("pooling", "path", "body"), [
+    ("mean", "/v1/embeddings", {"input": "a cat"}), ("mean", "/embedding", {"content": "a cat"}),
+    ("rank", "/v1/rerank", {"query": "a cat", "documents": ["a dog", "a house"]})], ids=["openai", "own", "rerank"])
+def test_a_full_queue_refuses_embeddings_too(tiny, pooling, path, body):
+    options = ServerOptions(tiny, n_ctx=8192, n_threads=1, limits=Limits(max_queue=0), extra=("--embeddings", "--pooling", pooling))
+    with Server(options) as server:
+        answer = Stream(server.url, {"prompt": tokens(9), "n_predict": 8000, "ignore_eos": True}, "/completion")
+        assert answer.event()
+        request = urllib.request.Request(server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=60)
+        assert refused.value.code == 503 and 1 <= int(refused.value.headers["Retry-After"]) <= 60
+        assert "takes no more" in json.loads(refused.value.read())["error"]["message"]
+        answer.close()
+        until(lambda: not native_requests())
+        if pooling != "rank":  # the model has no head that ranks
+            assert urllib.request.urlopen(request, timeout=60).status == 200
+
+
+def native_requests() -> int:
+    from edgekv._native import server as native
+
+    return native.pacing().n_requests
+
+
+def test_embeddings_do_not_wait_for_the_end_of_answers(tiny):
+    options = ServerOptions(tiny, n_ctx=8192, n_threads=1, n_slots=2, extra=("--embeddings", "--pooling", "mean"))
+    with Server(options) as server:
+        answer = Stream(server.url, {"prompt": tokens(9), "n_predict": 8000, "ignore_eos": True}, "/completion")
+        assert answer.event()
+        reader = threading.Thread(target=drained, args=(answer,))
+        reader.start()
+        for n in (5, 400):  # 400 are more than a paced batch has room for
+            body = json.dumps({"content": tokens(n)}).encode()
+            request = urllib.request.Request(server.url + "/embedding", body, {"Content-Type": "application/json"})
+            assert len(json.loads(urllib.request.urlopen(request, timeout=60).read())[0]["embedding"][0]) > 8
+        assert reader.is_alive(), "the answer runs all the time"
+    reader.join()
 
 
 def test_limits_that_cannot_be(synthetic):
@@ -137,10 +158,6 @@ def tiny(synthetic) -> Path:
 
 def tokens(n: int) -> list[int]:
     return [5 + i % 50 for i in range(n)]
-
-
-def drained(stream: Stream) -> list[dict]:
-    return [event for event in iter(stream.event, None) if isinstance(event, dict)]
 
 
 @pytest.mark.parametrize(("max_gap_s", "least", "most"), [(0, 2, 6), (1e-6, 90, 120)], ids=["full speed", "a bound nobody can keep"])

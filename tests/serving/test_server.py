@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -115,6 +116,36 @@ def interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+def test_signals_are_pythons_at_every_moment(tiny, interruptible):
+    """Also in the moment in which the server becomes ready: the first signal after it answers is Python's."""
+    got: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: got.append(number))
+    stop = threading.Event()
+
+    def bombard() -> None:
+        while not stop.wait(0.002):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=bombard)
+    try:
+        thread.start()
+        with Server(options(tiny)) as server:
+            n_ready = len(got)
+            time.sleep(0.1)
+            assert server.alive and server.get("/health") and len(got) > n_ready > 5
+    finally:
+        stop.set()
+        thread.join()
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_it_can_start_on_another_thread(tiny):
+    with ThreadPoolExecutor(1) as pool:
+        server = pool.submit(Server(options(tiny)).start).result(60)
+    assert server.get("/health")
+    server.stop()
 
 
 def test_ctrl_c_belongs_to_python(tiny, interruptible):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support.prefixes import BLOCK_BYTES, check_rows, conversation, exact, grow, identity, plans, reachable, reader
 
 from edgekv.store.blocks import BLOCK_TOKENS, Reading
+from edgekv.store.ram import SharedRam
 from edgekv.store.settings import StoreSettings
 from edgekv.store.store import PrefixStore
 
@@ -166,6 +167,19 @@ def test_using_a_conversation_keeps_it():
     assert n_restored(store, first) == 768
     save(store, third)
     assert (n_restored(store, first), n_restored(store, second), n_restored(store, third)) == (768, 0, 768)
+
+
+def test_stores_share_a_bound():
+    """Of two models, or one with two adapters: what was used last stays, whosever it is."""
+    shared, settings = SharedRam(), StoreSettings(ram_bytes=5 * BLOCK_BYTES)
+    first, second = (PrefixStore(identity(name), settings, ram=shared) for name in ("one", "another"))
+    old, new = conversation(512, seed=1), conversation(768, seed=2)
+    save(first, old)
+    save(second, old)
+    assert n_restored(first, old) == n_restored(second, old) == 512
+    save(first, new)
+    assert n_restored(first, new) == 768 and n_restored(second, old) == 512 and n_restored(first, old) == 0
+    assert first.stats().ram.n_bytes == second.stats().ram.n_bytes <= 5 * BLOCK_BYTES and first.stats().ram.n_evicted == 2
 
 
 def test_a_conversation_longer_than_ram_keeps_its_beginning():

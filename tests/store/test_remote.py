@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.prefixes import check_rows, conversation, exact, grow, identity, plans, reachable, reader
+from support.redis_server import RedisServer
 
 from edgekv.errors import ConfigError
 from edgekv.store.blocks import Reading
@@ -25,40 +26,9 @@ EXACT, SAMPLED, SPARSE = Reading
 redis = pytest.importorskip("redis", reason="redis-py is not installed (edgekv[redis])")
 
 
-class Server:
-    """redis-server or valkey-server on a free port, without persistence."""
-
-    def __init__(self, binary: str, folder: Path):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self._binary, self._folder = binary, folder
-        self.url = f"redis://127.0.0.1:{self.port}/0"
-        self.client = redis.Redis(port=self.port)
-        self.start()
-
-    def start(self) -> None:
-        self.process = subprocess.Popen([self._binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"],
-                                        cwd=self._folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for _ in range(200):
-            try:
-                self.client.ping()
-                return
-            except redis.ConnectionError:
-                time.sleep(0.05)
-        raise AssertionError("the server does not start")
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
-    binary = shutil.which("valkey-server") or shutil.which("redis-server")
-    if binary is None:
-        pytest.skip("neither valkey-server nor redis-server is installed (Debian: apt-get install redis-server)")
-    server = Server(binary, tmp_path_factory.mktemp("redis"))
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
     yield server
     server.kill()
 
@@ -321,3 +291,32 @@ def test_without_redis_py_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(ConfigError, match=r"edgekv\[redis\]"):
         RedisPlace(identity(), "redis://localhost", 1, 1)
+
+
+# ---- encrypted ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def encrypted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("encrypted")
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1",
+                    "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key", "-out", "certificate"], cwd=folder, check=True, capture_output=True)
+    server = RedisServer(folder, certificate=folder)
+    yield server
+    server.kill()
+
+
+def test_an_encrypted_server(encrypted):
+    tokens = conversation(700)
+    first = open_store(encrypted.url)
+    first.save(tokens, exact(tokens), reader(tokens))
+    assert first.flush(30) and encrypted.client.dbsize() > 0
+    assert check_rows(open_store(encrypted.url).restore(tokens, 0, EXACT), tokens, 0, EXACT) == 700
+
+
+def test_a_certificate_that_nobody_vouches_for_is_a_miss(encrypted, caplog):
+    store = open_store(encrypted.url.partition("?")[0])
+    assert not store.restore(conversation(700), 0, EXACT).pieces and not store.places[0].working
+    assert "certificate" in caplog.text.lower()

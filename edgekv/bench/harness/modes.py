@@ -44,9 +44,9 @@ class BenchMode:
     def figures(self) -> Mapping[str, float | None]:
         """What it has by its nature: full attention reads everything without an error, and what drops pages does not know its error."""
         if self.changes["mode"] is KvMode.EXACT:
-            return {"error": 0.0, "attended_fraction": 1.0}
+            return {"error": 0.0, "attended_fraction": 1.0, "coverage": 1.0}
         if self.changes["mode"] is KvMode.EVICT:
-            return {"error": None}
+            return {"error": None, "coverage": None}
         return {"error": None} if self.changes.get("sketch") in (SketchKind.NONE, SketchKind.NONE.value) else {}
 
     def options(self, base: KvOptions, n_visible: int) -> KvOptions:

@@ -71,7 +71,8 @@ class Tally:
             shares["overhead_fraction"] = 1000 * stats.python_seconds / sum(self.milliseconds)
         if selection.n_selections:
             shares |= {
-                "attended_fraction": selection.attended, "rows_per_head": selection.rows_per_head, "error": selection.error,
+                "attended_fraction": selection.attended, "rows_per_head": selection.rows_per_head, "coverage": selection.coverage,
+                "error": selection.error,
                 "hit_rate": selection.hit_rate, "hit_rate_mass": selection.hit_rate_mass,
                 "moved_bytes_per_step": stats.moved_bytes / max(1, stats.n_ubatches),
             }

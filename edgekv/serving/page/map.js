@@ -133,7 +133,7 @@ function drawLegend(hasArena, hasAttention) {
   const entries = hasArena
     ? [[ramp(ALL), "in the arena (fast copy)"], [ramp(HOME), "only at home (host memory)"], [plain("filling"), "being filled"],
       [plain("moving"), "moving"]]
-    : [[hasAttention ? ramp(HOME) : plain("home-faint"), "in the KV cache"]];
+    : [[hasAttention ? ramp(HOME) : plain("home-faint"), "in the KV cache"], ...(hasAttention ? [[plain("filling"), "being filled"]] : [])];
   at("legend").replaceChildren(...entries.map(([mark, text]) => make("span", "", mark, text)),
     ...(hasAttention ? [make("span", "", "little attention → much")] : []));
 }

@@ -11,6 +11,15 @@ const TIERS = {
   store_ram: ["Store, RAM", "good", "prefixes that can come back"],
   store_disk: ["Store, disk", "good", "prefixes that survive a restart"],
 };
+const ORDERS = {
+  own: "the oldest first",
+  shared: "in the order of the cache, which all slots share",
+  evict: "in the order of the cache: what was dropped makes room for new ones",
+};
+const MOVED = {
+  evict: "The policy drops tokens for good, so that what is kept stays within its bound.",
+  other: "Copies into the arena since the start. Home keeps everything, so that leaving the arena copies nothing.",
+};
 const PLACES = { resident: ["in the arena", "arena"], moving: ["moving", "moving"], home: ["only at home", "home"], filling: ["filling", "filling"] };
 const MOST_MAPS = 4;
 
@@ -49,7 +58,11 @@ function showHeader(state) {
   at("note").textContent = note;
 }
 
+// whether all slots have the cells of one cache
+const sharesCells = (state) => new Set(state.slots.map((slot) => slot.stream)).size < state.slots.length;
+
 function showSlots(state) {
+  at("slots-what").textContent = sharesCells(state) ? `in one cache of ${whole(state.slots[0].n_ctx)} tokens for all` : "each with its own context";
   const found = state.slots.map((slot, i) => {
     const total = slot.pages_arena + slot.pages_home, hot = total ? slot.pages_arena / total : 0;
     const parts = [[slot.n_tokens * hot, "arena"], [slot.n_tokens * (1 - hot), "home"]];
@@ -95,8 +108,12 @@ function showMovement(state) {
   if (selection.n_selections) {
     pairs.push(["a head reads", `${whole(selection.rows_per_head)} of ${whole(selection.visible_per_head)} tokens`]);
     if (selection.error !== null) pairs.push(["of these for certain", percent(selection.certain)]);
+    if (selection.coverage !== null) pairs.push(["attention on what is read", `${percent(selection.coverage)} (estimated)`]);
   }
-  if (state.kept) pairs.push(["kept", `${whole(state.kept[0])} of ${whole(state.kept[1])} tokens`]);
+  if (state.kept) {
+    pairs.push(["kept", `${whole(state.kept[0])} of ${whole(state.kept[1])} tokens`], ["dropped for good", many(pages.dropped_tokens, "token")]);
+  }
+  at("moved-what").textContent = MOVED[state.mode] ?? MOVED.other;
   if (state.worst_gap_seconds !== null) pairs.push(["longest pause in an answer", `${state.worst_gap_seconds.toFixed(2)} s`]);
   list(at("moved"), pairs.length ? pairs : [["nothing moves", "one tier"]]);
 }
@@ -144,6 +161,7 @@ function layMaps(streams) {
 }
 
 async function showMaps(state) {
+  at("column-order").textContent = ORDERS[state.mode] ?? (sharesCells(state) ? ORDERS.shared : ORDERS.own);
   drawLegend(state.served && state.pages.arena_slots > 0, state.mode !== "off");
   if (!state.served) {
     at("maps").replaceChildren(make("p", "none", "There are no figures of this context."));

@@ -115,7 +115,8 @@ bool GpuEngine::selected(edgekv_selected * out, int first_row, int n_rows) {
     for (size_t i = 0; i < n; ++i) {
         const auto & s = of_selection[i];
         const auto & a = of_attention[i];
-        out[i] = { (double) s.n_tokens, (double) s.n_visible, a.n_read, (double) s.n_certain, a.n_hits, a.mass, a.mass_hits, a.error, a.n_errors };
+        out[i] = { (double) s.n_tokens, (double) s.n_visible, a.n_read, (double) s.n_certain, a.n_hits, a.mass, a.mass_hits, a.error, a.n_errors,
+                   (double) s.n_covered - (double) s.missed*0x1p-40, (double) s.n_covered };
     }
 
     return true;

@@ -9,6 +9,8 @@ namespace edgekv::gpu {
 // What a KV head came to, summed up over query tokens.
 struct SampleTotals {
     unsigned long long n_tokens, n_visible, n_certain;
+    unsigned long long n_covered;  // tokens for which sketches told shares
+    unsigned long long missed;     // estimated shares of the attention on what these did not read, in steps of 2^-40
 };
 
 // All pointers but none of the numbers are device memory. List l = (stream * n_tokens + token) * n_head_kv + head, with `stream`

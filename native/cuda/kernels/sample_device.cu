@@ -9,6 +9,7 @@ constexpr int kEach = 4;  // neighbouring cells of a thread
 constexpr int kChunkGroups = kThreads * kEach / kGroupCells;
 constexpr int kMaxHeads = 16;
 constexpr uint32_t kOne = 1u << kChanceBits;
+constexpr double kShareSteps = 1099511627776.0;  // of SampleTotals::missed
 
 // Of a query head: what exp(top - most) of a group, times it, counts in p.
 struct Norm {
@@ -153,7 +154,7 @@ __global__ void __launch_bounds__(kThreads) sample_sums(const SampleBatch b) {
 // The same blocks: where the running sum, from one half on, passes a whole number, the cell is a row; its place in the list is that number.
 __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
     __shared__ float factors[kMaxHeads * kChunkGroups];
-    __shared__ uint32_t warps[kWarps];
+    __shared__ uint32_t warps[kWarps], missed_of_warps[kWarps];
     __shared__ unsigned long long before_block[3];
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
     const Sums * const sums = scratch_of(b).sums + static_cast<int64_t>(blockIdx.y) * gridDim.x;
@@ -199,14 +200,32 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
 
     int32_t * const rows = b.rows + static_cast<int64_t>(chunk.list) * b.stride;
     float * const weights = b.weights + static_cast<int64_t>(chunk.list) * b.stride;
+    uint32_t missed = 0;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
         const unsigned long long next = at + chance[i];
         if (next >> kChanceBits != at >> kChanceBits) {
             rows[at >> kChanceBits] = chunk.cell + i;
             weights[at >> kChanceBits] = __fdiv_rn(static_cast<float>(kOne), static_cast<float>(chance[i]));
+        } else {
+            missed += chance[i];
         }
         at = next;
+    }
+    missed = __reduce_add_sync(kAll, missed);  // of a warp at most 2^27
+    if (lane == 0) {
+        missed_of_warps[warp] = missed;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0 && b.totals != nullptr) {
+        unsigned long long all = 0;
+        for (int w = 0; w < kWarps; ++w) {
+            all += missed_of_warps[w];
+        }
+        if (all != 0) {
+            atomicAdd(&b.totals[chunk.list % b.n_head_kv].missed,
+                      static_cast<unsigned long long>(static_cast<double>(all) * (kShareSteps / kOne) / b.resolution));
+        }
     }
     if (last && threadIdx.x == 0) {
         const Sums own = sums[blockIdx.x];
@@ -216,6 +235,7 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
             atomicAdd(&totals.n_tokens, 1ull);
             atomicAdd(&totals.n_visible, before_block[1] + own.n_visible);
             atomicAdd(&totals.n_certain, before_block[2] + own.n_certain);
+            atomicAdd(&totals.n_covered, 1ull);
         }
     }
 }

@@ -21,6 +21,7 @@ struct limits_state {
     traffic                 seen;
     double                  request_s = 1; // a running mean
     bool                    stopping  = false;
+    bool                    embedded  = false;
 };
 
 limits_state & the_limits() {
@@ -38,12 +39,19 @@ void begin(const limits & l) {
         s.seen      = {};
         s.request_s = 1;
         s.stopping  = false;
+        s.embedded  = true;
     }
     begin_pace(l.max_gap_s);
 }
 
 const limits & current() {
     return the_limits().set;
+}
+
+bool embedded() {
+    auto & s = the_limits();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    return s.embedded;
 }
 
 bool stopping() {

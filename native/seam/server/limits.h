@@ -20,6 +20,9 @@ void begin(const limits & l);
 
 const limits & current();
 
+// whether the server runs inside a program that called begin(): signals are that program's
+bool embedded();
+
 // no answer comes any more: requests are refused, readers tell theirs
 bool stopping();
 

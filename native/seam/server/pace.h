@@ -32,9 +32,9 @@ struct pace_report {
 pace_report report();
 
 // Which slot's prompt goes into the batch first: the one with the fewest tokens left, so that a short prompt does not wait for a long
-// one; every fourth time the oldest, so that short ones do not keep a long one out.
+// one; every fourth time the oldest, so that short ones do not keep a long one out. embeds: before all of them embeddings.
 template <typename Slots>
-auto reading_order(Slots & slots, uint64_t n_batch) {
+auto reading_order(Slots & slots, uint64_t n_batch, bool embeds = false) {
     using slot = typename Slots::value_type;
     constexpr uint64_t OLDEST_EVERY = 4;
 
@@ -47,10 +47,22 @@ auto reading_order(Slots & slots, uint64_t n_batch) {
         if (!a->task || !b->task) {
             return a->task && !b->task;
         }
+        if (embeds && a->task->need_embd() != b->task->need_embd()) {
+            return a->task->need_embd();
+        }
         const auto left = [](slot * s) { return (int64_t) s->task->n_tokens() - s->prompt.n_tokens(); };
         return oldest ? a->task->id < b->task->id : left(a) < left(b);
     });
     return order;
+}
+
+// Whether the next batch is for embeddings alone: every second one, while somebody waits for some. They are read whole, so that a running
+// answer waits for them longer than max_gap_s where they are long.
+template <typename Slots>
+bool embeds_now(const Slots & slots, uint64_t n_batch) {
+    return n_batch % 2 == 1 && std::any_of(slots.begin(), slots.end(), [](const auto & s) {
+        return s.task && s.is_processing() && s.task->need_embd();
+    });
 }
 
 } // namespace edgekv_server

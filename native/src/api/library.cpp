@@ -171,6 +171,12 @@ uint32_t on_kv_cells(uint32_t n_cells) {
     return std::min<uint32_t>(n_cells, (defaults.selection.keep_tokens + 255)/256*256);
 }
 
+void on_prompts(llama_context * lctx, const int32_t * seq_ids, int n) {
+    if (edgekv_context * ctx = find_active(lctx)) {
+        ctx->prompts.assign(seq_ids, seq_ids + n);
+    }
+}
+
 const char * on_ubatch_failure(llama_context * lctx) {
     edgekv_context * ctx = find_active(lctx);
 
@@ -179,7 +185,7 @@ const char * on_ubatch_failure(llama_context * lctx) {
 
 const llama_edgekv_hooks kHooks = {
     on_created, on_freed, on_ubatch_begin, on_ubatch_failure, on_ubatch_end, on_build_store, on_build_attend, on_build_product, on_home, on_plans,
-    on_kv_cells,
+    on_kv_cells, on_prompts,
 };
 
 }  // namespace

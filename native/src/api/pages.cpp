@@ -76,9 +76,11 @@ size_t edgekv_sketch_bytes(edgekv_sketch kind, int head_dim, int n_head_kv, int 
     return sketch_bytes((SketchKind) kind, head_dim, n_head_kv, (n_cells + kGroupCells - 1)/kGroupCells);
 }
 
-void edgekv_get_selected(const edgekv_context * ctx, edgekv_selected * out) {
+void edgekv_get_selected(const edgekv_context * ctx, int stream, edgekv_selected * out) {
     std::memset(out, 0, sizeof(*out)*ctx->shape.n_rows*ctx->shape.n_heads);
-    ctx->plane->add_selected(out);
+    if (stream < ctx->shape.n_stream) {
+        ctx->plane->add_selected(out, stream);
+    }
 }
 
 namespace {

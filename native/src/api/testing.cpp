@@ -108,6 +108,7 @@ edgekv_status edgekv_sample(edgekv_sample_args * args, int isa) {
     const SampleResult result = sample_rows(p, kAllIsa[isa]);
     args->n_rows    = result.n_rows;
     args->n_certain = result.n_certain;
+    args->missed    = result.missed;
 
     return EDGEKV_OK;
 }

@@ -55,6 +55,8 @@ struct edgekv_context {
     std::atomic<bool> wanted_observe;
     std::atomic<bool> wanted_observe_prompts;
 
+    std::vector<int32_t> prompts;  // sequences whose tokens are a prompt's, from the next ubatch on
+
     std::vector<std::unique_ptr<edgekv::Layer>> layers;
     std::vector<edgekv::Layer *> rows;  // the hooked ones
     edgekv::PageShape shape = {};

@@ -76,7 +76,7 @@ public:
 
     // ---- what can be seen ----
     virtual PageArrays arrays() = 0;
-    virtual void add_selected(edgekv_selected * out) = 0;  // [row][head], zero before
+    virtual void add_selected(edgekv_selected * out, int stream) = 0;  // [row][head], zero before; stream below 0: of all
     virtual RowsRead last_rows(const Layer & layer, int head, int token) = 0;  // of stream 0
     virtual PromptBlocks prompt_blocks() const = 0;
     virtual void add_memory(edgekv_memory & out) const = 0;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <set>
 
 #include "cuda/kernels/sample_device.cu"
 
@@ -96,7 +97,7 @@ struct Got {
         const DeviceArray<Sight> sight(in.sight);
         const DeviceArray<uint8_t> pinned(in.pinned);
         const DeviceArray<int32_t> rows_d(std::vector<int32_t>(in.n_lists * in.row_stride, -7)), n_d(std::vector<int32_t>(in.n_lists, -7));
-        const DeviceArray<SampleTotals> totals_d(std::vector<SampleTotals>(static_cast<size_t>(c.n_head_kv), SampleTotals{1, 2, 3}));
+        const DeviceArray<SampleTotals> totals_d(std::vector<SampleTotals>(static_cast<size_t>(c.n_head_kv), SampleTotals{1, 2, 3, 4, 5}));
         const DeviceArray<char> scratch(sample_device_scratch_bytes(static_cast<int>(in.n_lists), c.n_groups, c.group));
         SampleBatch b{};
         b.n_streams = c.n_streams;
@@ -168,9 +169,10 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
     const Got got(c, in, stream), again(c, in, stream);
     CHECK(same(got.rows, again.rows) && same(got.weights, again.weights) && same(got.n_rows, again.n_rows) && same(got.totals, again.totals),
           "a second run differs");
-    std::vector<SampleTotals> totals(static_cast<size_t>(c.n_head_kv), SampleTotals{1, 2, 3});
+    std::vector<SampleTotals> totals(static_cast<size_t>(c.n_head_kv), SampleTotals{1, 2, 3, 4, 5});
     std::vector<int32_t> rows(in.row_stride), chances(in.row_stride);
     std::vector<float> weights(in.row_stride);
+    std::vector<double> missed(static_cast<size_t>(c.n_head_kv), 5.0 * 0x1p-40);
     double slack = 0.0;
     for (size_t list = 0; list < in.n_lists; ++list) {
         const int head = static_cast<int>(list) % c.n_head_kv, query = static_cast<int>(list) / c.n_head_kv;
@@ -198,6 +200,11 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
         totals[head].n_tokens += 1;
         totals[head].n_visible += static_cast<unsigned long long>(want.n_visible);
         totals[head].n_certain += static_cast<unsigned long long>(want.n_certain);
+        totals[head].n_covered += 1;
+        std::set<int> read(got_rows, got_rows + std::max(0, n));
+        for (int cell = 0; cell < c.n_groups * kGroupCells; ++cell) {
+            missed[head] += read.count(cell) != 0 ? 0.0 : chances[cell] / static_cast<double>(1 << kChanceBits) / c.resolution;
+        }
         CHECK(n >= 0 && n < static_cast<int>(in.row_stride) && got_rows[n] == -7 && got_weights[n] == -1.0f, "behind the %d rows", n);
         if (c.exact) {
             CHECK(n == want.n_rows && std::memcmp(rows.data(), got_rows, n * sizeof(int32_t)) == 0 &&
@@ -213,6 +220,10 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
         CHECK(a.n_tokens == b.n_tokens && a.n_visible == b.n_visible && std::fabs(static_cast<double>(a.n_certain) - static_cast<double>(b.n_certain)) <= slack,
               "head %d: %llu tokens, %llu visible, %llu certain; not %llu, %llu, %llu", h, a.n_tokens, a.n_visible, a.n_certain, b.n_tokens, b.n_visible,
               b.n_certain);
+        // chances are a step or a hundred thousandth off
+        const double got_missed = static_cast<double>(a.missed) * 0x1p-40;
+        const double room = static_cast<double>(a.n_tokens) * (1e-4 + c.n_groups * kGroupCells * 0x1p-20 / c.resolution);
+        CHECK(a.n_covered == b.n_covered && std::fabs(got_missed - missed[h]) <= room, "head %d: missed %g, not %g", h, got_missed, missed[h]);
     }
 }
 

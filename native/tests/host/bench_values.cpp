@@ -134,7 +134,7 @@ struct Lists {
         }
     }
     AttendProblem of(AttendProblem p) {
-        p.rows = {cells.data(), weights.data(), n_rows.data(), kCells};
+        p.rows = {cells.data(), weights.data(), n_rows.data(), kCells, 0};
         p.hits = hits.data();
         p.mass_sum = mass.data();
         p.mass_stride = kCells / 16;

@@ -8,6 +8,8 @@
 // over the rows read, numerators and denominators of the softmax, are estimates without bias of the sums over all (Horvitz and Thompson,
 // 1952). No state, no random numbers: the same shares give the same rows.
 //
+// What p comes to over the cells that were not read, divided by the resolution, is the estimated share of the attention that nobody read.
+//
 // Nothing here knows ggml, llama.cpp or Python. NumPy's specification is edgekv/arrays/sample.py.
 #pragma once
 
@@ -39,6 +41,7 @@ struct SampleResult {
     int n_rows;
     int n_certain;  // of these, with p = 1
     int n_visible;
+    double missed;  // sum of p of the cells that were not read: resolution times the estimated share of attention on them
 };
 
 size_t sample_scratch_bytes(int n_groups, int group);

@@ -1,6 +1,8 @@
 // Sampling over the Simd of the translation unit that includes this.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/attend/attend_softmax.h"
 #include "kernels/select/sample_internal.h"
 
@@ -84,13 +86,20 @@ inline SampleResult sample(const SampleProblem & p) {
         }
         sum = Simd::iand(sum, Simd::iset1(one - 1));  // whole numbers are behind us
     }
+    F short_of_one = Simd::zero();
     for (int i = 0; i < result.n_rows; i += kLanes) {  // behind the last row there is room for the rest of a vector
         const I chance = Simd::iload(chances + i);
         const int left = result.n_rows - i;
         const unsigned here = left < kLanes ? (1u << left) - 1 : all;
+        short_of_one = Simd::add(short_of_one, Simd::to_float(Simd::idiff(Simd::iset1(one), Simd::lanes_of(Simd::iset1(one), chance, here))));
         result.n_certain += __builtin_popcount(~Simd::lanes_differ(chance, Simd::iset1(one)) & here);
         Simd::store(p.weights + i, Simd::div(Simd::set1(static_cast<float>(one)), Simd::to_float(chance)));
     }
+    // All chances add up to the whole numbers that were passed, one a row, and to what the running sum is beyond its offset. Those of the
+    // rows are short of as many by what was summed up just now: the others' are the rest.
+    int32_t beyond[kLanes];
+    Simd::istore(beyond, sum);
+    result.missed = std::max(0.0, (static_cast<double>(Simd::sum(short_of_one)) + beyond[0] - one / 2) / one);
     return result;
 }
 

@@ -62,6 +62,8 @@ SampleResult sample_reference(const SampleProblem & p, int32_t * chances) {
             p.weights[result.n_rows] = static_cast<float>(static_cast<double>(one) / static_cast<double>(chance));
             result.n_rows += 1;
             result.n_certain += chance == one ? 1 : 0;
+        } else {
+            result.missed += static_cast<double>(chance) / one;
         }
         sum += chance;
     }

@@ -175,8 +175,10 @@ PageArrays DevicePlane::arrays() {
     return { engine->priority(), engine->pinned(), nullptr, engine->mass_max(), engine->mass_sum() };
 }
 
-void DevicePlane::add_selected(edgekv_selected * out) {
-    engine->selected(out, 0, ctx.shape.n_rows);
+void DevicePlane::add_selected(edgekv_selected * out, int stream) {
+    if (stream < 0 || ctx.shape.n_stream == 1) {  // streams do not count apart
+        engine->selected(out, 0, ctx.shape.n_rows);
+    }
 }
 
 RowsRead DevicePlane::last_rows(const Layer & layer, int head, int token) {

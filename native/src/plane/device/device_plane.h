@@ -55,7 +55,7 @@ public:
     ggml_tensor * build_attend(Layer & layer, const llama_edgekv_attend & args) override;
 
     PageArrays arrays() override;
-    void add_selected(edgekv_selected * out) override;
+    void add_selected(edgekv_selected * out, int stream) override;
     RowsRead last_rows(const Layer & layer, int head, int token) override;
     PromptBlocks prompt_blocks() const override { return {}; }
     void add_memory(edgekv_memory & out) const override;

@@ -82,6 +82,7 @@ void add_rows(HostLayer & layer, const ggml_tensor * dst, int64_t s, AttendProbl
     p.rows.weights = ctx.sketches() ? reinterpret_cast<const float *>(lists.weights.data()) : nullptr;
     p.rows.n_rows  = reinterpret_cast<const int32_t *>(lists.n_rows.data());
     p.rows.stride  = lists.stride;
+    p.rows.uncounted = plane.exact_tokens[s];
     p.error_every  = ctx.params.selection.error_every;
     p.error_turn   = (int) ((plane.n_ubatch + layer.row)%std::max(1, p.error_every));
 

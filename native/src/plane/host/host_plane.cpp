@@ -18,6 +18,7 @@ HostPlane::HostPlane(edgekv_context & ctx) : ctx(ctx), arena(ctx.shape.slot_byte
     workspaces.resize(shape.n_stream);
     select_workspaces.resize(shape.n_stream);
     sights.resize(shape.n_stream);
+    exact_tokens.resize(shape.n_stream);
     lists.resize(shape.n_stream);
     for (const Layer * served : ctx.rows) {
         auto layer = std::make_unique<HostLayer>();
@@ -236,12 +237,15 @@ PageArrays HostPlane::arrays() {
     return { prior.data(), pins.data(), drops.data(), mass, mass + ctx.shape.n_entries() };
 }
 
-void HostPlane::add_selected(edgekv_selected * out) {
+void HostPlane::add_selected(edgekv_selected * out, int stream) {
     for (const auto & layer : layers) {
-        for (size_t i = 0; i < layer->hits.size(); ++i) {  // streams count apart
+        const size_t n_heads = layer->layer->info.n_head_kv;
+        const size_t first   = stream < 0 ? 0 : stream*n_heads;
+        const size_t end     = stream < 0 ? layer->hits.size() : first + n_heads;
+        for (size_t i = first; i < end; ++i) {  // streams count apart
             const edgekv_selected & one  = layer->selected[i];
             const AttendHits &      hits = layer->hits[i];
-            edgekv_selected &       sum  = out[(size_t) layer->row*ctx.shape.n_heads + i%layer->layer->info.n_head_kv];
+            edgekv_selected &       sum  = out[(size_t) layer->row*ctx.shape.n_heads + i%n_heads];
             sum.n_tokens  += one.n_tokens;
             sum.n_visible += one.n_visible;
             sum.n_certain += one.n_certain;
@@ -251,6 +255,8 @@ void HostPlane::add_selected(edgekv_selected * out) {
             sum.mass_hits += hits.mass_hits;
             sum.error     += hits.error;
             sum.n_errors  += hits.n_errors;
+            sum.covered   += one.covered;
+            sum.n_covered += one.n_covered;
         }
     }
 }

@@ -69,7 +69,7 @@ public:
     ggml_tensor * build_attend(Layer & layer, const llama_edgekv_attend & args) override;
 
     PageArrays arrays() override;
-    void add_selected(edgekv_selected * out) override;
+    void add_selected(edgekv_selected * out, int stream) override;
     RowsRead last_rows(const Layer & layer, int head, int token) override;
     PromptBlocks prompt_blocks() const override;
     void add_memory(edgekv_memory & out) const override;
@@ -105,6 +105,7 @@ public:
     int n_threads = 0;     // the workspaces are sized for
     std::vector<Buffer> workspaces;  // one a stream
     std::vector<Buffer> select_workspaces;
+    std::vector<uint32_t> exact_tokens;  // one a stream: a bit for each of its tokens that reads all it sees, as a prompt's does
     std::vector<Buffer> sights;    // [n_tokens][groups of the view] of the ubatch, written by the layer that leads
     std::vector<std::vector<int32_t>> candidates;  // pages, one a thread, where there are no sketches
     bool leader_built = false;

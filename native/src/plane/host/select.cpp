@@ -49,9 +49,19 @@ struct SelectPlan {
     size_t cell_stride, group_stride, shares_offset, tops_offset, sums_offset, threads_offset, scratch_offset, sight_offset, thread_bytes, bytes;
 };
 
-// What a token at `position` sees. It reads the pages at the start, the newest ones and what has no sketch for certain.
+// Whether the token in a cell is a prompt's, which is to be read exactly.
+bool of_exact_prompt(const edgekv_context & ctx, const llama_edgekv_cells & cells, int64_t cell) {
+    if (ctx.params.mode != EDGEKV_MODE_SPARSE || ctx.params.selection.prompt_resolution > 0) {
+        return false;
+    }
+    const uint64_t * seq = cells.seq + (size_t) cell*cells.n_seq_words;
+
+    return std::any_of(ctx.prompts.begin(), ctx.prompts.end(), [&](int32_t id) { return (seq[id/64] >> id%64 & 1) != 0; });
+}
+
+// What a token at `position` sees. It reads the pages at the start, the newest ones and what has no sketch for certain; all: everything.
 void find_sight(const edgekv_context & ctx, const SelectPlan & plan, const ggml_tensor * mask, const char * row, int stream, int32_t position,
-                Sight * sight) {
+                bool all, Sight * sight) {
     const auto &    options = ctx.params.selection;
     const int32_t * newest  = ctx.pages.cells.newest(stream);
     const int32_t * oldest  = ctx.pages.cells.oldest(stream);
@@ -70,7 +80,7 @@ void find_sight(const edgekv_context & ctx, const SelectPlan & plan, const ggml_
                 sight[group].certain |= uint64_t{0xffff} << (c - first);
             }
         }
-        if (plan.scans && ctx.pages.stale.is_open(stream, group)) {
+        if (all || (plan.scans && ctx.pages.stale.is_open(stream, group))) {
             sight[group].certain = ~uint64_t{0};
         }
     }
@@ -105,6 +115,7 @@ struct SelectRun {
     const int ith;
     const Sight * sight = nullptr;  // [n_tokens][n_groups]
     int prepared = -1;              // the KV head whose queries are in own()
+    uint32_t exact = 0;             // a bit for each token that reads all it sees
 
     char * workspace() const { return plane.select_workspaces[s].data(); }
     std::atomic<int> & counter(int i) const { return reinterpret_cast<std::atomic<int> *>(workspace())[i]; }
@@ -130,17 +141,23 @@ struct SelectRun {
         Sight * const all = reinterpret_cast<Sight *>(plane.sights[s].data());
         sight = all;
         if (!layer.leads) {
+            exact = plane.exact_tokens[s];
             return;
         }
         // the layer that leads has no barrier before its readers: each thread finds out for itself, and the first for those to come
         Sight * const mine = reinterpret_cast<Sight *>(own() + plan.sight_offset);
         const ggml_tensor * mask = node->src[SELECT_MASK];
+        llama_edgekv_cells  cells = {};
+        llama_edgekv_get_cells(ctx.lctx, (uint32_t) stream, &cells);
         for (int token = 0; token < plan.n_tokens; ++token) {
             const char *  row  = static_cast<const char *>(mask->data) + s*mask->nb[3] + token*mask->nb[1];
             const int64_t cell = static_cast<const int64_t *>(node->src[SELECT_K_IDXS]->data)[s*plan.n_tokens + token] - (int64_t) stream*ctx.shape.n_cells;
-            find_sight(ctx, plan, mask, row, stream, ctx.pages.cells.positions(stream)[cell], mine + (size_t) token*plan.n_groups);
+            const bool    all_of_it = of_exact_prompt(ctx, cells, cell);
+            exact |= (uint32_t) all_of_it << token;
+            find_sight(ctx, plan, mask, row, stream, ctx.pages.cells.positions(stream)[cell], all_of_it, mine + (size_t) token*plan.n_groups);
         }
         if (ith == 0) {
+            plane.exact_tokens[s] = exact;
             std::memcpy(all, mine, (size_t) plan.n_tokens*plan.n_groups*sizeof(Sight));
         }
         sight = mine;
@@ -200,19 +217,29 @@ struct SelectRun {
         }
         reinterpret_cast<int32_t *>(lists.n_rows.data())[list] = result.n_rows;
 
+        if (exact >> token & 1) {
+            return;  // not a selection
+        }
         edgekv_selected & sum = layer.selected[(size_t) stream*plan.n_head_kv + head];
         sum.n_tokens  += 1;
         sum.n_visible += result.n_visible;
         sum.n_certain += result.n_certain;
+        if (plan.scans) {
+            sum.covered   += 1.0 - result.missed/options.resolution;
+            sum.n_covered += 1;
+        }
     }
 
-    // the cells of the ubatch's tokens: what they read from here on is a sample
+    // the cells of the ubatch's tokens but a prompt's: what they read from here on is a sample
     void label() const {
         llama_edgekv_cells cells = {};
         llama_edgekv_get_cells(ctx.lctx, (uint32_t) stream, &cells);
         const int64_t * k_idxs = static_cast<const int64_t *>(node->src[SELECT_K_IDXS]->data) + s*plan.n_tokens;
         for (int token = 0; token < plan.n_tokens; ++token) {
-            cells.labels[k_idxs[token] - (int64_t) stream*ctx.shape.n_cells] |= LLAMA_EDGEKV_SAMPLED;
+            const int64_t cell = k_idxs[token] - (int64_t) stream*ctx.shape.n_cells;
+            if ((exact >> token & 1) == 0) {
+                cells.labels[cell] |= LLAMA_EDGEKV_SAMPLED;
+            }
         }
     }
 

@@ -1,0 +1,54 @@
+"""A prompt that is read beside answers comes in pieces as short as answers are: it is read exactly nevertheless, where prompts are exact."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from support.streams import Stream, drained
+
+from edgekv.config import KvOptions
+from edgekv.serving.options import Limits, ServerOptions
+from edgekv.serving.server import Server
+
+N_PROMPT = 800
+PROMPT = np.random.default_rng(4).integers(260, 350, N_PROMPT).tolist()
+
+
+def read_beside_an_answer(model, max_gap_s: float, **kv: object) -> tuple[np.ndarray, np.ndarray, int]:
+    """The prompt's labels and its K rows of the last layer, and how many batches it took. The answer is in the other slot."""
+    from edgekv._native import server as native
+
+    options = ServerOptions(model, n_ctx=8192, n_threads=1, n_slots=2, limits=Limits(max_gap_s), kv=KvOptions(**kv))
+    with Server(options) as server:
+        answer = Stream(server.url, {"prompt": [5 + i % 50 for i in range(99)], "n_predict": 8000, "ignore_eos": True, "id_slot": 0}, "/completion")
+        assert answer.event() and answer.event()
+        reader = threading.Thread(target=drained, args=(answer,))
+        reader.start()
+        before = native.pacing().n_mixed
+        last = drained(Stream(server.url, {"prompt": PROMPT, "n_predict": 1, "id_slot": 1}, "/completion"))[-1]
+        n_batches = native.pacing().n_mixed - before
+        assert last["tokens_evaluated"] == N_PROMPT and reader.is_alive(), "the answer ran all the time"
+        run = server.runtime  # what the answer's batches add stands in other cells
+        stream = run.cells.stream_of(1)
+        cells = run.cells.stream(stream)
+        mine = np.flatnonzero(cells.in_sequence(1))
+        mine = mine[np.argsort(cells.positions[mine])][:N_PROMPT]
+        layer = max(layer.il for layer in run.layers if layer.hooked)
+        assert run.selection(stream).n_selections == 0 or kv.get("prompts"), "what is read whole is no selection"
+        found = cells.labels[mine].copy(), run.cells.keys(layer)[stream, mine].astype(np.float64), n_batches
+    reader.join()
+    return found
+
+
+def test_pieces_of_a_prompt_are_read_exactly(synthetic):
+    model = synthetic("llama", n_ctx_train=8192)
+    sparse = {"mode": "sparse", "resolution": 20, "exact_tokens": 0}
+    _, want, _ = read_beside_an_answer(model, 0.0, mode="exact")
+    labels, got, n_batches = read_beside_an_answer(model, 1e-6, **sparse)
+    assert n_batches >= N_PROMPT // 16 - 2, "the pieces are the smallest there are"
+    assert not labels.any()
+    labels, sampled, _ = read_beside_an_answer(model, 1e-6, **sparse, prompts="sparse")
+    assert labels.any(), "with sparse prompts short pieces are sampled, and say so"
+    off = [np.abs(rows - want).max() for rows in (got, sampled)]
+    assert off[0] < 0.02 < 10 * off[0] < off[1]

@@ -16,7 +16,6 @@ from edgekv.llama import Llama  # first: it puts llama_cpp on our libraries
 
 import llama_cpp
 
-
 _SPARE = 1
 """The sequence that states come in by."""
 

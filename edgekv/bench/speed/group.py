@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from edgekv._native import device
 from edgekv.amounts import MIB
 from edgekv.bench.harness.effort import Kind, Work
 from edgekv.bench.harness.modes import STOCK_KERNELS, BenchMode, rotated, with_stock

@@ -10,7 +10,7 @@ from edgekv.config import KvOptions
 from edgekv.memory.compute import compute_bytes
 from edgekv.memory.device_fit import DeviceRoom, device_plan
 from edgekv.memory.fit import COMPUTE_BYTES, KvBytes, cells, kv_bytes, rounded, sparse_layers
-from edgekv.memory.workspace import prompt_bytes, step_bytes
+from edgekv.memory.workspace import exact_step_bytes, prompt_bytes
 from edgekv.models.geometry import Geometry, ModelFile
 from edgekv.vocab import KvMode
 
@@ -164,7 +164,7 @@ def _beside(shape: Geometry, n_ctx: int, kv: KvOptions, request: Request) -> tup
     if kv.mode is not KvMode.EXACT:
         return 0, scratch
     n_pages = n_caches * sum(shape.n_head_kv[il] for il in layers) * -(-n_cells // kv.cache.page_tokens)
-    return _EXACT_TABLE_BYTES * n_pages, scratch + n_caches * max(step_bytes(shape, il, n_cells, kv) for il in layers)
+    return _EXACT_TABLE_BYTES * n_pages, scratch + n_caches * max(exact_step_bytes(shape, il, n_cells, request.n_threads) for il in layers)
 
 
 def _compute(request: Request, n_ctx: int, kv: KvOptions) -> Part:

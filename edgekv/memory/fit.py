@@ -174,7 +174,7 @@ def kv_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1) -
         sketches=n_sequences * _sketch_bytes(kv.selection.sketch, model.head_dim_k, n_heads, n_pages * kv.cache.page_tokens),
         tables=n_sequences * n_heads * n_pages * TABLE_BYTES,
         arena=_arena_bytes(model, n_sequences * n_pages, n_heads, kv),
-        workspace=n_sequences * max(step_bytes(model, il, n_ctx, kv) for il in layers),
+        workspace=n_sequences * max(step_bytes(model, il, n_ctx, kv.selection.sketch) for il in layers),
     )
 
 

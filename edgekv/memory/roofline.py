@@ -65,17 +65,21 @@ class HostRoofline:
         """One token with `depth` tokens before it."""
         shape, rates = self._model.geometry, self._rates.attention
         attention = sum(self._layer(il, depth, mode) for il in range(shape.n_layer) if shape.n_head_kv[il])
-        return self._weights_s + shape.n_layer * rates.layer + attention
+        fixed = sum(rates.stock_layer if shape.n_head_kv[il] and self._is_stock(il, mode) else rates.layer for il in range(shape.n_layer))
+        return self._weights_s + fixed + attention
 
     def prompt_seconds(self, mode: KvMode, depth: int) -> float:
         """One of many tokens that are read together, with `depth` tokens before them."""
         shape, rates = self._model.geometry, self._rates.attention
-        per_cell = [(rates.prompt_exact if mode is not KvMode.OFF and il in self._served else rates.prompt_stock) * n * self._visible(il, depth)
+        per_cell = [(rates.prompt_stock if self._is_stock(il, mode) else rates.prompt_exact) * n * self._visible(il, depth)
                     for il, n in enumerate(shape.n_head_kv)]
         return self._prompt_weights_s + self._scale() * sum(per_cell)
 
     def speed(self, mode: KvMode, depth: int) -> Speed:
         return Speed(mode.value, depth, 1 / self.decode_seconds(mode, depth), 1 / self.prompt_seconds(mode, depth))
+
+    def _is_stock(self, il: int, mode: KvMode) -> bool:
+        return mode is KvMode.OFF or il not in self._served
 
     def _visible(self, il: int, depth: int) -> int:
         shape = self._model.geometry
@@ -91,7 +95,7 @@ class HostRoofline:
         shape, rates = self._model.geometry, self._rates.attention
         n_heads, cells = shape.n_head_kv[il], self._visible(il, depth)
         row_bytes = shape.kv_bytes_per_token(self._kv.cache.type_k.value, self._kv.cache.type_v.value) // max(1, sum(shape.n_head_kv))
-        if mode is KvMode.OFF or il not in self._served:
+        if self._is_stock(il, mode):
             kernel, read = rates.stock * cells, cells * row_bytes
         elif mode is KvMode.EXACT or cells <= self._kv.selection.exact_tokens:
             kernel, read = rates.exact * cells, cells * row_bytes

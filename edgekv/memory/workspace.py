@@ -18,14 +18,19 @@ _PANELS = 4  # of scores
 _SPARSE = (KvMode.SPARSE, KvMode.EVICT)
 
 
-def step_bytes(model: Geometry, il: int, n_cells: int, kv: KvOptions) -> int:
-    """What the longest step of a stream leaves between its nodes. Mode exact: the sums and maxima that mass is observed by. Otherwise for each
-    of its tokens and each KV head of a layer the shares of all cells, a list of rows that may name all of them, and what the rows of each tile
-    came to (native: host/select.cpp, attend/attend.cpp)."""
-    if kv.mode not in _SPARSE:
-        return MAX_QUERY_TOKENS * model.n_head[il] * -(-n_cells // _STRIP_CELLS) * 8
+def exact_step_bytes(model: Geometry, il: int, n_cells: int, n_threads: int) -> int:
+    """What the longest step of a stream in mode exact needs: for each of its tokens and query heads of a layer the sums and maxima that mass is
+    observed by, and in each thread its query and what it came to so far (native: attend/attend.cpp)."""
+    rows = MAX_QUERY_TOKENS * model.n_head[il]
+    return rows * (8 * -(-n_cells // _STRIP_CELLS) + n_threads * 4 * (model.head_dim_k + model.head_dim_v))
+
+
+def step_bytes(model: Geometry, il: int, n_cells: int, kind: SketchKind) -> int:
+    """What the longest step of a stream in mode sparse leaves between its nodes: for each of its tokens and each KV head of a layer the shares
+    of all cells, a list of rows that may name all of them, and what the rows of each tile came to (native: host/select.cpp,
+    attend/attend.cpp)."""
     group = model.n_head[il] // model.n_head_kv[il]
-    shares = 0 if kv.selection.sketch is SketchKind.NONE else _SHARE_BYTES * group
+    shares = 0 if kind is SketchKind.NONE else _SHARE_BYTES * group
     values = _aligned(4 * model.head_dim_v)
     tile = group * (4 * _TILE_ROWS + values) + _aligned(8 * group)
     return MAX_QUERY_TOKENS * model.n_head_kv[il] * (n_cells * (_ROW_BYTES + shares) + -(-n_cells // _TILE_ROWS) * tile)

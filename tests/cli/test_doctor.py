@@ -171,7 +171,7 @@ def test_gpu_in_words(tmp_path, monkeypatch, gpus, script, libcuda, said):
         monkeypatch.setattr(devices.shutil, "which", lambda name: None)
     else:
         _nvidia_smi(tmp_path, script, monkeypatch)
-    monkeypatch.setattr(devices.ctypes.util, "find_library", lambda name: libcuda)
+    monkeypatch.setattr(devices, "has_cuda_driver", lambda: libcuda is not None)
     monkeypatch.setattr(devices, "has_cuda_build", lambda: False)
     gpu = diagnosis._gpu(["cpu"])
     assert gpu["used"] is False and said in gpu["reason"]

@@ -31,8 +31,8 @@ def measured(tmp_path, monkeypatch) -> list[str]:
     """Rates that nobody has to wait for, kept in a folder of the test; gives the types of weights that were asked for."""
     asked: list[str] = []
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / "cache" / name))
-    monkeypatch.setattr(measuring, "attention_rates", lambda shape, n, read: AttentionRates(1e-6, 60e-9, 30e-9, 40e-9, 5e-9, 80e-9, 20e-9))
-    monkeypatch.setattr(measuring, "weight_rates", lambda kind, n, layer_s: asked.append(kind) or WeightRates(5e9, 40e9))
+    monkeypatch.setattr(measuring, "attention_rates", lambda shape, n, read: AttentionRates(1e-6, 2e-6, 60e-9, 30e-9, 40e-9, 5e-9, 80e-9, 20e-9))
+    monkeypatch.setattr(measuring, "weight_rates", lambda kind, n, layer_s, matrices: asked.append(kind) or WeightRates(5e9, 40e9))
     return asked
 
 
@@ -51,7 +51,7 @@ def test_table(tmp_path, measured):
     for words in ("weights", "KV home", "1024.0  known", "prefix store", "256.0", "context that fits", "5 tokens/s up to", "131,072",
                   "on a processor K and V lie in the same memory", "--kv sparse: at 16,384 tokens", "edgekv serve "):
         assert words in result.stdout, words
-    assert "measuring this machine once: weights q4_0" in result.stderr and measured == ["q4_0"]
+    assert "measuring this machine once: weights q4_0 2048x8192" in result.stderr and measured == ["q4_0"]
     again = run(str(tmp_path / "llama-3.2-1b.gguf"), "--ctx", "auto", "--device", "cpu")
     assert again.return_value == 0 and "measuring" not in again.stderr and measured == ["q4_0"]
 

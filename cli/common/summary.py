@@ -50,4 +50,6 @@ def _line(label: str, parts: Sequence[Part], free: int, how: str) -> str:
     needed = sum(part.bytes for part in parts)
     amounts.append(("buffers", needed - sum(n_bytes for _, n_bytes in amounts)))
     shown = ", ".join(f"{name} {size(n_bytes)}" for name, n_bytes in amounts if n_bytes > 0)
+    if how == "measured" and any(part.name == "compute" for part in parts):
+        shown += " (llama.cpp's by estimate)"  # it does not tell
     return f"{label}: {shown}; {size(needed)} of {size(free)} free ({how})"

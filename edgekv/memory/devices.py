@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
 import importlib.util
 import shutil
@@ -155,13 +154,10 @@ def has_cuda_build() -> bool:
 
 
 def has_cuda_driver() -> bool:
-    """Whether libcuda can be loaded, which the NVIDIA driver brings. `ctypes.util.find_library` would ask a compiler and a linker for it, which
-    takes longer than a whole plan."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
+    """Whether libcuda is there, which the NVIDIA driver brings."""
+    from edgekv._native.libraries import can_load
+
+    return can_load("libcuda.so.1")
 
 
 def nvidia_gpus() -> tuple[list[str], str]:

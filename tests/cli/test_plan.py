@@ -104,6 +104,7 @@ def test_summary_line_with_what_is_there(synthetic):
     parts = {part.name: part.bytes for part in with_measured(server.parts(), taken)}
     assert parts["tables"] == taken.table_bytes + taken.observation_bytes and parts["work space"] == taken.workspace_bytes
     assert parts["arena"] == taken.arena_bytes and parts["weights"] == server.model.tensor_bytes
+    assert "MiB (llama.cpp's by estimate); " in line
     llama.close()
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgekv.bench.speed.request import Test
+from edgekv.bench.speed.request import BenchTest
 from edgekv.errors import ConfigError
 from edgekv.vocab import CacheType
 
@@ -37,7 +37,7 @@ class PeerSetting:
     type_v: CacheType
     n_rounds: int
 
-    def arguments(self, test: Test) -> list[str]:
+    def arguments(self, test: BenchTest) -> list[str]:
         both = test.n_prompt and test.n_gen
         flash = "0,1" if self.type_v is CacheType.F16 else "1"
         named = {"-m": self.model, "-p": 0 if both else test.n_prompt, "-n": 0 if both else test.n_gen, "-d": test.depth, "-b": self.n_batch,
@@ -56,7 +56,7 @@ def check(peer: Path) -> None:
         raise ConfigError(f"{peer} is not an executable file; --peer names the program llama-bench of another llama.cpp")
 
 
-def ask(peer: Path, setting: PeerSetting, test: Test) -> list[dict[str, Any]]:
+def ask(peer: Path, setting: PeerSetting, test: BenchTest) -> list[dict[str, Any]]:
     """Its rows, one for each of its attention kernels. Raises PeerError."""
     try:
         done = subprocess.run([str(peer.resolve()), *setting.arguments(test)], capture_output=True, text=True, errors="replace")

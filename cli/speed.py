@@ -78,6 +78,7 @@ def bench(ctx: click.Context, **chosen: Any) -> None:
 def _measure(
     models: Sequence[Path], modes: tuple[str, ...], fill: str, text: str, peer: Path | None, output: str, repetitions: int, **lists: Any
 ) -> None:
+    from edgekv.bench.harness.interrupts import Interrupts
     from edgekv.bench.speed.environment import environment
     from edgekv.bench.speed.meter import Meter
     from edgekv.bench.speed.request import BenchRequest, Fill
@@ -94,7 +95,7 @@ def _measure(
         n_rounds=repetitions, fill=Fill(fill), peer=peer)
     rows: list[dict[str, Any]] = []
     stdout, problem = sys.stdout, None  # a bar takes sys.stdout for itself
-    with progress_bar() as show:
+    with progress_bar() as show, Interrupts():
         meter = Meter(show)
         try:
             where = environment(max(request.threads))

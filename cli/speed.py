@@ -78,6 +78,7 @@ def bench(ctx: click.Context, **chosen: Any) -> None:
 def _measure(
     models: Sequence[Path], modes: tuple[str, ...], fill: str, text: str, peer: Path | None, output: str, repetitions: int, **lists: Any
 ) -> None:
+    from edgekv.bench.harness.interrupts import Interrupts
     from edgekv.bench.speed.environment import environment
     from edgekv.bench.speed.meter import Meter
     from edgekv.bench.speed.request import BenchRequest, Fill
@@ -93,8 +94,9 @@ def _measure(
         threads=found["threads"] or (n_cores(),), batches=found["batches"], ubatches=found["ubatches"], cache_types=types,
         n_rounds=repetitions, fill=Fill(fill), peer=peer)
     rows: list[dict[str, Any]] = []
-    stdout, problem = sys.stdout, None  # a bar takes sys.stdout for itself
-    with progress_bar() as show:
+    problem: BaseException | None = None
+    stdout = sys.stdout  # a bar takes sys.stdout for itself
+    with progress_bar() as show, Interrupts():
         meter = Meter(show)
         try:
             where = environment(max(request.threads))

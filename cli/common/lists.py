@@ -38,7 +38,7 @@ class ModeList(click.ParamType):
     name = "MODE,MODE,..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        from edgekv.bench.harness.modes import split_modes
+        from edgekv.assignments import split_modes
 
         return split_modes(value) if isinstance(value, str) else tuple(value)
 

@@ -12,7 +12,7 @@ from edgekv.bench.speed.contexts import COMPUTED, Contexts, Opening, contexts
 from edgekv.bench.speed.environment import environment
 from edgekv.bench.speed.meter import Meter
 from edgekv.bench.speed.ranges import numbers, pair
-from edgekv.bench.speed.request import BenchRequest, Fill, Test
+from edgekv.bench.speed.request import BenchRequest, BenchTest, Fill
 from edgekv.bench.speed.rows import LLAMA_BENCH, OURS
 from edgekv.bench.speed.run import run
 from edgekv.bench.speed.taken import samples
@@ -50,7 +50,7 @@ def test_pairs():
 
 
 def test_names_are_llama_benchs():
-    names = [Test(*n).name for n in ((512, 0, 0), (0, 128, 0), (0, 128, 16384), (512, 128, 0), (512, 128, 8))]
+    names = [BenchTest(*n).name for n in ((512, 0, 0), (0, 128, 0), (0, 128, 16384), (512, 128, 0), (512, 128, 8))]
     assert names == ["pp512", "tg128", "tg128 @ d16384", "pp512+tg128", "pp512+tg128 @ d8"]
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgekv.bench.harness import interrupts
 from edgekv.errors import EdgeKVError
 from edgekv.live import runtime
 from edgekv.live.runtime import Runtime
@@ -88,6 +89,7 @@ class Decoder:
         if status != 0:
             raise EdgeKVError(f"llama_decode failed with status {status} for {n} tokens at position {self.position}")
         self.position += n
+        interrupts.check()
         return seconds
 
     def logits(self) -> np.ndarray:

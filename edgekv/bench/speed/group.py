@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,15 +17,19 @@ from edgekv.bench.harness.passes import ContextError, hooked_note, memory_figure
 from edgekv.bench.speed import peer
 from edgekv.bench.speed.contexts import Contexts, Opening, contexts
 from edgekv.bench.speed.meter import Meter
-from edgekv.bench.speed.passes import limit, margin, one_pass, targets
+from edgekv.bench.speed.passes import LIMIT_TOKENS, limit, margin, one_pass, targets
 from edgekv.bench.speed.peak import Peak
-from edgekv.bench.speed.request import BenchRequest, Fill, Test, with_arena
+from edgekv.bench.speed.request import BenchRequest, BenchTest, Fill, with_arena
 from edgekv.bench.speed.room import Room
 from edgekv.bench.speed.rows import Row, empty_row, from_peer, machine_fields, model_fields, test_fields
 from edgekv.bench.speed.taken import Taken
 from edgekv.config import KvOptions
+from edgekv.memory.fit import rounded
 from edgekv.models.geometry import ModelFile
 from edgekv.vocab import CacheType, KvMode
+
+_WAKING = 24
+"""Tokens of a prompt that nobody measures: more than a step of the decode kernels takes."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,8 @@ class Group:
         return Room.now(self.setting.file, options, self.setting.type_k, self.setting.type_v, self.setting.n_ubatch)
 
     def _n_ctx(self, depth: int) -> int:
-        return depth + max(map(margin, self.request.tests(depth)))
+        """Of the context for all tests there; llama.cpp rounds up too, but hands smaller batches to a smaller one."""
+        return rounded(max(_WAKING, depth + max(map(margin, self.request.tests(depth)))))
 
     def _refused(self, depth: int, note: str) -> Iterator[list[Row]]:
         for n_threads in self.request.threads:
@@ -123,9 +130,9 @@ class Group:
         for depth in depths:
             works.append(Work.after(Kind.READ, first, depth - first if self.request.fill is Fill.TEXT else 0))
             first = depth
-            n_turns = self.request.n_rounds * len(self.members) * len(self.request.threads)
-            for test in self.request.tests(depth) * n_turns:
-                works += [Work.after(Kind.READ, depth, test.n_prompt), Work.after(Kind.DECODE, depth + test.n_prompt, test.n_gen)]
+            for _, test in product(self.request.threads, self.request.tests(depth)):
+                one = [Work.after(Kind.READ, depth, test.n_prompt), Work.after(Kind.DECODE, depth + test.n_prompt, test.n_gen)]
+                works += one * (self.request.n_rounds * len(self.members))
         return works
 
     def _opening(self, depths: list[int], room: Room) -> Opening:
@@ -149,10 +156,14 @@ class Group:
         return opened.second is not None and (opened.opening.second or 0) >= n_ctx
 
     def _wake(self, opened: Contexts) -> None:
-        """Bring weights and work space into memory; not measured."""
-        n = min(self.setting.n_batch, max([1, *self.request.n_prompt, *(n for n, _ in self.request.n_pg)]))
-        for decoder in opened.all():
-            decoder.decode(opened.token(0, min(n, 32)))
+        """Bring weights and each mode's work space into memory; not measured."""
+        for key in filter(partial(self._can, opened=opened), self.members):
+            member = self.members[key]
+            decoder = opened.of(member.mode)
+            assert decoder is not None
+            if decoder.kv is not None:
+                decoder.kv.configure(member.mode.options(opened.base, _WAKING))
+            decoder.decode(opened.token(0, min(_WAKING, self.setting.n_batch)))
             decoder.rewind(0)
 
     def _fill(self, opened: Contexts, depth: int) -> None:
@@ -162,7 +173,7 @@ class Group:
             self.meter.add(Work.after(Kind.READ, before, depth - before), self.meter.seconds - began)
         self.meter.finish()
 
-    def _test(self, opened: Contexts, test: Test, n_threads: int) -> Iterator[list[Row]]:
+    def _test(self, opened: Contexts, test: BenchTest, n_threads: int) -> Iterator[list[Row]]:
         here = [key for key in self.members if self._can(key, opened, test.depth + margin(test))]
         taken = {key: Taken(test) for key in here}
         limits: list[float] = []
@@ -183,11 +194,10 @@ class Group:
                     if compared and done:
                         reference = reference or done.logits
                         taken[key].tally.compare({"stock": reference}, done.logits, targets(opened, test))
-                        done.logits.clear() if done.logits is not reference else None
                     taken[key].arena_bytes = self._arena(opened, key)
                 if test.n_gen and not test.n_prompt:
                     limits += limit(opened, n_threads)
-                    self.meter.measured += sum(limits[-4:])
+                    self.meter.measured += sum(limits[-LIMIT_TOKENS:])
                 self.peak.look()
         except KeyboardInterrupt as error:
             interrupt = error
@@ -195,7 +205,7 @@ class Group:
         if interrupt:
             raise interrupt
 
-    def _count(self, test: Test, prompt: float, generated: float) -> None:
+    def _count(self, test: BenchTest, prompt: float, generated: float) -> None:
         self.meter.add(Work.after(Kind.READ, test.depth, test.n_prompt), prompt, measured=True)
         self.meter.finish()
         self.meter.add(Work.after(Kind.DECODE, test.depth + test.n_prompt, test.n_gen), generated, measured=True)
@@ -208,7 +218,7 @@ class Group:
 
     # ---- rows -------------------------------------------------------------------------------------------------------------------
 
-    def _rows(self, opened: Contexts, test: Test, n_threads: int, taken: dict[str, Taken], limits: list[float]) -> list[Row]:
+    def _rows(self, opened: Contexts, test: BenchTest, n_threads: int, taken: dict[str, Taken], limits: list[float]) -> list[Row]:
         done = {key: one for key, one in taken.items() if one.seconds}
         stock = min((key for key in STOCK_KERNELS if key in done), key=lambda key: done[key].typical, default=None)
         assert opened.first.kv is not None
@@ -228,7 +238,7 @@ class Group:
             rows.append(self._row(member, test, n_threads, opened, figures))
         return rows
 
-    def _limit(self, key: str, test: Test, n_threads: int, taken: Taken, limits: list[float]) -> dict[str, float]:
+    def _limit(self, key: str, test: BenchTest, n_threads: int, taken: Taken, limits: list[float]) -> dict[str, float]:
         """A token against one with an empty cache, a prompt against the same in an empty cache."""
         if test.n_gen and test.n_prompt:
             return {}
@@ -246,7 +256,7 @@ class Group:
         first = next(iter(self.members))
         return figures if key == first else {**figures, "kld": float(np.mean(taken.tally.kld["stock"]))}
 
-    def _row(self, member: Member, test: Test, n_threads: int, opened: Contexts | None, figures: Row) -> Row:
+    def _row(self, member: Member, test: BenchTest, n_threads: int, opened: Contexts | None, figures: Row) -> Row:
         row = {**empty_row(), **self._common(test, n_threads, opened), "kv_mode": member.name,
                "flash_attn": int(member.mode.flash_attn), **figures}
         if member.budget is not None:
@@ -255,13 +265,13 @@ class Group:
             row |= {"ram_peak_mib": self.peak.ram_mib, "vram_peak_mib": self.peak.vram_mib}
         return row
 
-    def _common(self, test: Test, n_threads: int, opened: Contexts | None) -> Row:
+    def _common(self, test: BenchTest, n_threads: int, opened: Contexts | None) -> Row:
         s = self.setting
         return {**machine_fields(self.where), **model_fields(s.file.geometry, opened.first if opened else None),
                 **test_fields(test, s.type_k, s.type_v, self.request.fill.value), "n_batch": s.n_batch, "n_ubatch": s.n_ubatch,
                 "n_threads": n_threads, "n_ctx": opened.opening.n_ctx if opened else self._n_ctx(test.depth)}
 
-    def _peer(self, test: Test, n_threads: int) -> list[Row]:
+    def _peer(self, test: BenchTest, n_threads: int) -> list[Row]:
         assert self.request.peer is not None
         self.meter.say(f"{test.name}: {self.request.peer.name}")
         s, name = self.setting, self.request.peer.name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from edgekv.bench.harness import interrupts
 from edgekv.bench.harness.effort import Effort, Work
 
 Show = Callable[[str, int, int, float | None], None]
@@ -25,6 +26,8 @@ class Meter:
         self._effort = Effort(works)
 
     def say(self, what: str) -> None:
+        """Show where it is; raises KeyboardInterrupt where it is to end (`edgekv.bench.harness.interrupts`)."""
+        interrupts.check()
         self._show(what, self._effort.n_done, max(1, self._effort.n_tokens), self._effort.seconds_left())
 
     def add(self, work: Work, seconds: float, measured: bool = False) -> None:

@@ -10,7 +10,7 @@ from edgekv.bench.harness.decoder import Decoder
 from edgekv.bench.harness.modes import BenchMode
 from edgekv.bench.harness.passes import WARMUP_TOKENS, Pass, decode, warm_up, weights_alone
 from edgekv.bench.speed.contexts import Contexts
-from edgekv.bench.speed.request import Test
+from edgekv.bench.speed.request import BenchTest
 from edgekv.vocab import KvMode
 
 LIMIT_TOKENS = 4
@@ -20,12 +20,12 @@ _WARMUP_SHARE = 8
 """Of the tokens that are generated, one in so many before them lets a policy see attention."""
 
 
-def margin(test: Test) -> int:
+def margin(test: BenchTest) -> int:
     """Tokens of context that a test takes behind its depth."""
     return test.n_tokens + 1
 
 
-def one_pass(contexts: Contexts, mode: BenchMode, test: Test, n_threads: int, keep_logits: bool) -> tuple[float, Pass | None]:
+def one_pass(contexts: Contexts, mode: BenchMode, test: BenchTest, n_threads: int, keep_logits: bool) -> tuple[float, Pass | None]:
     """Seconds that the prompt took, and what was generated. The cache holds `test.depth` tokens before and after. What a change of mode
     costs, and a policy's first look, are not timed."""
     decoder = contexts.of(mode)
@@ -48,7 +48,7 @@ def one_pass(contexts: Contexts, mode: BenchMode, test: Test, n_threads: int, ke
         decoder.rewind(test.depth)
 
 
-def targets(contexts: Contexts, test: Test) -> list[int]:
+def targets(contexts: Contexts, test: BenchTest) -> list[int]:
     """The successor of each token that a test without a prompt decodes."""
     return contexts.token(test.depth + 1, margin(test))
 
@@ -59,7 +59,7 @@ def limit(contexts: Contexts, n_threads: int) -> list[float]:
     return weights_alone(contexts.small, contexts.token(0, LIMIT_TOKENS + 1))
 
 
-def _enter(contexts: Contexts, decoder: Decoder, mode: BenchMode, test: Test) -> None:
+def _enter(contexts: Contexts, decoder: Decoder, mode: BenchMode, test: BenchTest) -> None:
     if decoder.kv is None:
         return
     if mode.changes["mode"] is KvMode.SPARSE and test.n_gen and not test.n_prompt:

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgekv.bench.speed.request import Test
+from edgekv.bench.harness import interrupts
+from edgekv.bench.speed.request import BenchTest
 from edgekv.errors import ConfigError
 from edgekv.vocab import CacheType
+
+_LOOKS_EVERY = 0.5  # seconds
 
 _SHOWN = 160
 """Characters of what it said."""
@@ -37,7 +40,7 @@ class PeerSetting:
     type_v: CacheType
     n_rounds: int
 
-    def arguments(self, test: Test) -> list[str]:
+    def arguments(self, test: BenchTest) -> list[str]:
         both = test.n_prompt and test.n_gen
         flash = "0,1" if self.type_v is CacheType.F16 else "1"
         named = {"-m": self.model, "-p": 0 if both else test.n_prompt, "-n": 0 if both else test.n_gen, "-d": test.depth, "-b": self.n_batch,
@@ -56,21 +59,37 @@ def check(peer: Path) -> None:
         raise ConfigError(f"{peer} is not an executable file; --peer names the program llama-bench of another llama.cpp")
 
 
-def ask(peer: Path, setting: PeerSetting, test: Test) -> list[dict[str, Any]]:
+def ask(peer: Path, setting: PeerSetting, test: BenchTest) -> list[dict[str, Any]]:
     """Its rows, one for each of its attention kernels. Raises PeerError."""
     try:
-        done = subprocess.run([str(peer.resolve()), *setting.arguments(test)], capture_output=True, text=True, errors="replace")
+        code, said, errors = _run([str(peer.resolve()), *setting.arguments(test)])
     except OSError as error:
         raise PeerError(f"{peer.name} cannot be started: {error.strerror or error}") from error
-    if done.returncode:
-        raise PeerError(f"{peer.name} failed with exit code {done.returncode}: {_said(done.stderr, done.stdout)}")
+    if code:
+        raise PeerError(f"{peer.name} failed with exit code {code}: {_said(errors, said)}")
     try:
-        rows = json.loads(done.stdout)
+        rows = json.loads(said)
     except ValueError:
-        raise PeerError(f"{peer.name} printed no JSON, so it is no llama-bench: {_said(done.stdout, done.stderr)}") from None
+        raise PeerError(f"{peer.name} printed no JSON, so it is no llama-bench: {_said(said, errors)}") from None
     if not isinstance(rows, list) or not rows or not all(_whole(row) for row in rows):
-        raise PeerError(f"{peer.name} printed JSON that is not llama-bench's: {_said(done.stdout)}")
+        raise PeerError(f"{peer.name} printed JSON that is not llama-bench's: {_said(said)}")
     return rows
+
+
+def _run(command: list[str]) -> tuple[int, str, str]:
+    """Exit code, what it printed, what it complained about. Ends with it where Ctrl-C is pressed."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace") as process:
+        try:
+            while True:
+                try:
+                    said, errors = process.communicate(timeout=_LOOKS_EVERY)
+                    interrupts.check()  # it may have got the signal too
+                    return process.returncode, said, errors
+                except subprocess.TimeoutExpired:
+                    interrupts.check()
+        except BaseException:
+            process.kill()
+            raise
 
 
 def _whole(row: Any) -> bool:

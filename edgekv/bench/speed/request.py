@@ -22,7 +22,7 @@ class Fill(str, Enum):
 
 
 @dataclass(frozen=True)
-class Test:
+class BenchTest:
     """A prompt of `n_prompt` tokens is read, or `n_gen` tokens are decoded one by one, or one after the other, behind `depth` tokens."""
 
     n_prompt: int
@@ -73,10 +73,10 @@ class BenchRequest:
         if self.budgets and not any(with_arena(mode) for mode in self.modes):
             raise ConfigError("--kv-budget is the size of an arena, and none of the modes has one; add sparse to --modes")
 
-    def tests(self, depth: int) -> list[Test]:
+    def tests(self, depth: int) -> list[BenchTest]:
         """In llama-bench's order, each once."""
         named = [*((n, 0) for n in self.n_prompt), *((0, n) for n in self.n_gen), *self.n_pg]
-        return [Test(*n, depth) for n in dict.fromkeys(named) if any(n)]
+        return [BenchTest(*n, depth) for n in dict.fromkeys(named) if any(n)]
 
 
 def with_arena(mode: str) -> bool:

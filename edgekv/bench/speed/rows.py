@@ -7,7 +7,7 @@ from typing import Any
 
 from edgekv.bench.harness.decoder import Decoder  # first: it puts llama_cpp on our libraries
 from edgekv.bench.speed.environment import llama_cpp_commit
-from edgekv.bench.speed.request import Test
+from edgekv.bench.speed.request import BenchTest
 from edgekv.models import Geometry
 from edgekv.vocab import CacheType
 
@@ -58,7 +58,7 @@ def machine_fields(where: dict[str, Any]) -> Row:
             "gpu_info": where["gpu"] or "", "backends": "CUDA" if where["gpu"] else "CPU", "environment": where}
 
 
-def test_fields(test: Test, type_k: CacheType, type_v: CacheType, fill: str | None) -> Row:
+def test_fields(test: BenchTest, type_k: CacheType, type_v: CacheType, fill: str | None) -> Row:
     now = datetime.datetime.now(datetime.timezone.utc)
     return {"test": test.name, "n_prompt": test.n_prompt, "n_gen": test.n_gen, "n_depth": test.depth, "type_k": type_k.value,
             "type_v": type_v.value, "fill": fill if test.depth else None, "test_time": now.strftime("%Y-%m-%dT%H:%M:%SZ")}

@@ -12,14 +12,14 @@ import numpy as np
 from edgekv.amounts import MIB
 from edgekv.bench.harness.passes import Pass
 from edgekv.bench.harness.tally import Tally
-from edgekv.bench.speed.request import Test
+from edgekv.bench.speed.request import BenchTest
 
 
 @dataclass
 class Taken:
     """All passes of a mode."""
 
-    test: Test
+    test: BenchTest
     seconds: list[float] = field(default_factory=list)
     """Of each pass, as a whole."""
     first: list[float] = field(default_factory=list)

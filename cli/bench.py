@@ -12,25 +12,14 @@ import click
 from edgekv.amounts import mebibytes, percent, signed_percent
 from edgekv.cli.bench_serve import bench_serve
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.lists import CommaList
+from edgekv.cli.common.lists import CommaList, ModeList
 from edgekv.cli.common.options import model_argument, model_path, option
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.tables import Column, output_option, print_measured
 from edgekv.cli.ladder import ladder
 from edgekv.cli.prefill import check_options, print_prefill
+from edgekv.cli.speed import bench
 from edgekv.vocab import CacheType
-
-
-class ModeList(click.ParamType):
-    """A list of bench modes; changes of a mode may contain commas themselves."""
-
-    name = "MODE,MODE,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        from edgekv.bench.harness.modes import split_modes
-
-        return split_modes(value) if isinstance(value, str) else tuple(value)
-
 
 _COUNTS = CommaList(click.IntRange(1), "N,N,...")
 _TYPE_NAMES = [t.value for t in CacheType]
@@ -72,11 +61,6 @@ KV_COLUMNS = [
     Column("arena_bytes", "arena MiB", mebibytes),
     Column("note", "note", right=False),
 ]
-
-
-@click.group()
-def bench() -> None:
-    """Measure, against stock llama.cpp in the same run."""
 
 
 bench.add_command(ladder)

@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 STAMP = ".edgekv-prepared"
 # what the build needs of llama.cpp; the rest of the sdist (documents, test models) is ten times as large
 WANTED = ("CMakeLists.txt", "LICENSE", "cmake", "common", "ggml", "include", "licenses", "scripts/ui-assets.cmake", "src",
-          "tools/mtmd", "tools/server", "tools/ui", "vendor")
+          "tools/llama-bench", "tools/mtmd", "tools/server", "tools/ui", "vendor")
 
 
 class PatchError(Exception):

@@ -32,6 +32,17 @@ class CommaList(click.ParamType):
         return items([item.value for item in known], incomplete, ",")
 
 
+class ModeList(click.ParamType):
+    """A list of bench modes; changes of a mode may contain commas themselves."""
+
+    name = "MODE,MODE,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        from edgekv.bench.harness.modes import split_modes
+
+        return split_modes(value) if isinstance(value, str) else tuple(value)
+
+
 def _share(text: str) -> float:
     """Above zero, such as 12.5% or 0.125. Raises ConfigError."""
     share = parse_share(text)

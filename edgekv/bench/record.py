@@ -6,8 +6,6 @@ mode sparse, which samples in every layer: what it observes is what a live polic
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,9 @@ import numpy as np
 from edgekv import _native
 from edgekv._native import core  # after edgekv.live.runtime, which puts the libraries in place
 from edgekv.arrays.norms import page_norms
+from edgekv.bench.harness import interrupts
 from edgekv.bench.harness.decoder import Decoder
+from edgekv.bench.harness.interrupts import Interrupts
 from edgekv.bench.harness.passes import BATCH_TOKENS, Caches, decoder_of, read
 from edgekv.bench.texts.text import Text
 from edgekv.config import KvOptions, SelectionOptions, parse_resolution
@@ -182,25 +182,15 @@ class _Run:
             raise EdgeKVError("llama.cpp did not store the tokens in the order of their positions, and a trace needs that")
 
 
-class _Watch:
-    """Raises, between two decodes, what happened in one: native code calls Python after each ubatch, with nobody above who could
-    catch an observer's error, or Ctrl-C, which is noticed there."""
+class _Watch(Interrupts):
+    """Raises, between two decodes, what happened in one."""
 
     def __init__(self) -> None:
         self._error: BaseException | None = None
 
     def __enter__(self) -> _Watch:
-        self._main = threading.current_thread() is threading.main_thread()
-        if self._main:
-            self._before = signal.signal(signal.SIGINT, self._interrupt)
+        super().__enter__()
         return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._main:
-            signal.signal(signal.SIGINT, signal.SIG_DFL if self._before is None else self._before)
-
-    def _interrupt(self, *_: object) -> None:
-        self._error = KeyboardInterrupt()
 
     def guard(self, observer: Callable[[UbatchReport], None]) -> Callable[[UbatchReport], None]:
         def guarded(ubatch: UbatchReport) -> None:
@@ -212,6 +202,7 @@ class _Watch:
         return guarded
 
     def check(self) -> None:
+        interrupts.check()
         if self._error is not None:
             raise self._error
 

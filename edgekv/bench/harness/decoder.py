@@ -9,12 +9,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgekv.bench.harness import interrupts
 from edgekv.errors import EdgeKVError
 from edgekv.live import runtime
 from edgekv.live.runtime import Runtime
 from edgekv.llama import Llama  # first: it puts llama_cpp on our libraries
 
 import llama_cpp
+
+_SPARE = 1
+"""The sequence that states come in by."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,13 @@ class Decoder:
         self._capacity = llama.n_batch
         self._batch = llama_cpp.llama_batch_init(self._capacity, 0, 1)
 
-    def beside(self, n_ctx: int, flash_attn: bool) -> Decoder:
+    def beside(self, n_ctx: int, flash_attn: bool, takes_states: bool = False) -> Decoder:
         """A decoder of a second context on the same weights, with the same cache types. EdgeKV is not attached to it: it runs stock
-        whatever mode the first one is in. Raises EdgeKVError where llama.cpp cannot create it."""
+        whatever mode the first one is in. takes_states: `append` works. Raises EdgeKVError where llama.cpp cannot create it."""
         params = type(self.llama.context_params).from_buffer_copy(self.llama.context_params)
         params.n_ctx = n_ctx
+        if takes_states:
+            params.n_seq_max, params.kv_unified = 2, True
         params.flash_attn_type = (llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash_attn else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED)
         ctx = llama_cpp.llama_init_from_model(self.llama.model, params)
         if not ctx:
@@ -83,6 +89,7 @@ class Decoder:
         if status != 0:
             raise EdgeKVError(f"llama_decode failed with status {status} for {n} tokens at position {self.position}")
         self.position += n
+        interrupts.check()
         return seconds
 
     def logits(self) -> np.ndarray:
@@ -96,6 +103,16 @@ class Decoder:
         if not llama_cpp.llama_memory_seq_rm(self._memory, 0, position, -1):
             raise EdgeKVError("this model has recurrent layers and cannot be rewound, so modes cannot take turns on its tokens")
         self.position = position
+
+    def append(self, state: np.ndarray, n_tokens: int) -> None:
+        """Put the next `n_tokens` into the cache as a saved sequence has them (uint8, as llama_state_seq_get_data writes it). It comes in
+        as a sequence of its own, because a sequence is emptied before a state is loaded into it."""
+        pointer = ctypes.cast(state.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
+        if llama_cpp.llama_state_seq_set_data(self._ctx, pointer, state.nbytes, _SPARE) != state.nbytes:
+            raise EdgeKVError("llama.cpp could not take the state of a sequence")
+        llama_cpp.llama_memory_seq_cp(self._memory, _SPARE, 0, -1, -1)
+        llama_cpp.llama_memory_seq_rm(self._memory, _SPARE, -1, -1)
+        self.position += n_tokens
 
     def snapshot(self) -> Snapshot:
         """All cells, K and V included: as many bytes as those in use have. For modes that drop what a rewind cannot bring

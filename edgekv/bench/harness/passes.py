@@ -84,10 +84,10 @@ def decoder_of(model: Path, **options: Any) -> Iterator[Decoder]:
 
 
 @contextmanager
-def beside(decoder: Decoder, n_ctx: int, flash_attn: bool = True) -> Iterator[Decoder]:
+def beside(decoder: Decoder, n_ctx: int, flash_attn: bool = True, takes_states: bool = False) -> Iterator[Decoder]:
     """`Decoder.beside`, closed at the end. Raises ContextError where it cannot be had."""
     try:
-        other = decoder.beside(n_ctx, flash_attn)
+        other = decoder.beside(n_ctx, flash_attn, takes_states)
     except EdgeKVError as error:
         raise ContextError(f"does not fit: {error}") from error
     try:

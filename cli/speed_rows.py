@@ -1,0 +1,113 @@
+"""Rows of `edgekv bench` as table, Markdown, CSV, JSON and JSON lines."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, TextIO
+
+import click
+
+from edgekv.amounts import percent, size, tokens
+from edgekv.cli.common.tables import Column, print_json, print_rows
+
+Row = dict[str, Any]
+
+OUTPUTS = ("table", "md", "csv", "json", "jsonl")
+
+
+def _fixed(digits: int, value: float) -> str:
+    return f"{value:,.{digits}f}"
+
+
+COLUMNS = [
+    Column("model", "model", right=False),
+    Column("size", "size"),
+    Column("params", "params"),
+    Column("backends", "backend", right=False),
+    Column("n_batch", "batch"),
+    Column("n_ubatch", "ubatch"),
+    Column("n_threads", "threads"),
+    Column("kv", "K/V", right=False),
+    Column("test", "test"),
+    Column("mode", "mode", right=False),
+    Column("speed", "t/s"),
+    Column("ratio_vs_stock", "x stock", partial(_fixed, 2)),
+    Column("limit_ratio", "x limit", partial(_fixed, 2)),
+    Column("tg_ts_p5", "slowest 5 %", partial(_fixed, 2)),
+    Column("ttft_ms", "first token ms", partial(_fixed, 0)),
+    Column("rows_per_head", "rows/head", partial(_fixed, 0)),
+    Column("hit_rate", "hits %", percent),
+    Column("kld", "KLD", lambda kld: f"{kld:.1e}"),
+    Column("kv_budget_mib", "arena MiB", partial(_fixed, 1)),
+    Column("ram_peak_mib", "RAM MiB", partial(_fixed, 0)),
+    Column("vram_peak_mib", "VRAM MiB", partial(_fixed, 0)),
+    Column("fill", "fill", right=False),
+    Column("note", "note", right=False),
+]
+
+_ONLY_WHERE_THEY_DIFFER = {"n_batch", "n_ubatch", "kv"}
+_ONLY_IN_MARKDOWN = {"size", "params", "backends"}
+_IN_CSV = ("date", "family", "isa", "cores", "gpu", "edgekv", "commit")
+"""Of the environment."""
+
+
+def print_speed(rows: Sequence[Row], output: str) -> None:
+    """All rows; of JSON lines none, which `write_line` has written."""
+    if output == "json":
+        print_json(rows)
+    elif output == "csv":
+        _print_csv(rows)
+    elif output in ("table", "md"):
+        from edgekv.bench.speed.environment import in_words
+
+        click.echo(in_words(rows[0]["environment"]) + "\n")
+        shown = [_shown(row) for row in rows]
+        print_rows(shown, _used(shown, output), output)
+        if output == "md":
+            click.echo(f"\nbuild: {rows[0]['build_commit']} ({rows[0]['build_number']})")
+
+
+def write_line(rows: Sequence[Row], file: TextIO) -> None:
+    """Rows as they come, one a line."""
+    for row in rows:
+        click.echo(json.dumps(row, ensure_ascii=False, allow_nan=False), file=file)
+
+
+def _print_csv(rows: Sequence[Row]) -> None:
+    flat = [{**{key: value for key, value in row.items() if key not in ("environment", "samples_ns", "samples_ts")},
+             **{key: row["environment"][key] for key in _IN_CSV}} for row in rows]
+    writer = csv.DictWriter(sys.stdout, fieldnames=list(dict.fromkeys(_keys(flat))), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+
+
+def _keys(rows: Sequence[Row]) -> list[str]:
+    """Of all rows: another llama-bench may have fields of its own."""
+    return [key for row in rows for key in row]
+
+
+def _shown(row: Row) -> Row:
+    """With what columns make of a row's fields."""
+    speed = None if row["avg_ts"] is None else f"{row['avg_ts']:,.2f} ± {row['stddev_ts']:.2f}"
+    mode = row["kv_mode"] + (" *" if row["best_stock"] else "")
+    if row["kv_mode"] == "peer":
+        mode = row["peer"] + ("" if row["flash_attn"] is None else f" -fa {row['flash_attn']}")
+    params = row["model_n_params"]
+    return {**row, "model": row["model_type"] or str(row["model_filename"]).rpartition("/")[2], "size": size(row["model_size"] or 0),
+            "params": "-" if not params else f"{params / 1e9:.2f} B" if params >= 1e9 else f"{params / 1e6:.2f} M",
+            "kv": f"{row['type_k']}/{row['type_v']}", "mode": mode, "speed": speed, "n_threads": tokens(row["n_threads"])}
+
+
+def _used(rows: Sequence[Row], output: str) -> list[Column]:
+    """Without the columns that no row fills, nor what is the same in all of them and said by nobody."""
+    def needed(key: str) -> bool:
+        values = {row.get(key) for row in rows}
+        if key in _ONLY_IN_MARKDOWN and output != "md":
+            return False
+        return len(values) > 1 if key in _ONLY_WHERE_THEY_DIFFER else values != {None}
+
+    return [column for column in COLUMNS if needed(column.key)]

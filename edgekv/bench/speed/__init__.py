@@ -1,0 +1,1 @@
+"""Speed as llama-bench measures it: what `edgekv bench` runs."""

@@ -16,6 +16,7 @@ from edgekv.cli.common.lists import CommaList, ModeList
 from edgekv.cli.common.options import model_argument, model_path, option
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.tables import Column, output_option, print_measured
+from edgekv.cli.compare import compare
 from edgekv.cli.ladder import ladder
 from edgekv.cli.prefill import check_options, print_prefill
 from edgekv.cli.speed import bench
@@ -65,6 +66,7 @@ KV_COLUMNS = [
 
 bench.add_command(ladder)
 bench.add_command(bench_serve)
+bench.add_command(compare)
 
 
 @bench.command(epilog=examples(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,23 +18,43 @@ from edgekv.cli.common.progress import progress_bar
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE",
         help="Where the page goes.  [default: report.html in DIR]")
-@option("-n", "--steps", type=click.IntRange(1), default=256, show_default=True,
-        help="Tokens of each trace that are simulated for the pictures.")
+@option("-m", "--model", type=click.Path(path_type=Path), metavar="MODEL", envvar="EDGEKV_REPORT_MODEL",
+        help="Put the plan of this GGUF file on the page, as `edgekv plan` makes it.")
+@option("--plots", type=click.Path(path_type=Path), metavar="FOLDER",
+        help="Write every picture there too, as .svg and as .png.")
 @option("--speed", type=click.Path(path_type=Path), metavar="FILE",
         help="Write the plot of ms per token against depth there too, as .svg or .png.")
-def report(folder: Path, out: Path | None, steps: int, speed: Path | None) -> None:
-    """Make one self-contained HTML page of the results in DIR.
+@option("-n", "--steps", type=click.IntRange(1), default=256, show_default=True,
+        help="Tokens of each trace that are simulated for the pictures.")
+def report(folder: Path, out: Path | None, model: Path | None, plots: Path | None, speed: Path | None, steps: int) -> None:
+    """Make one self-contained HTML page of the results in DIR, to read, to print and to send.
 
-    DIR holds what other commands wrote: ladder.json (edgekv bench ladder --save DIR), rows of `edgekv bench kv -o json`,
-    `edgekv sim -o json` and `edgekv quality -o json` as *.json, and traces *.npz (edgekv trace record), which are simulated for the pictures; that takes
-    minutes the first time and is kept in DIR. What is not there is left out of the page and named at its end.
+    DIR holds what other commands wrote, as *.json or *.jsonl: rows of `edgekv bench`, `edgekv bench kv`, `edgekv bench serve`, `edgekv quality` and
+    `edgekv sim` (each with -o json), the plan of `edgekv plan --json`, ladder.json (edgekv bench ladder --save DIR), and a server's documents
+    /edgekv/history and /edgekv/state. Traces *.npz (edgekv trace record) are simulated for the pictures; that takes minutes the first time
+    and is kept in DIR. What is not there is left out of the page and named at its end.
+
+    \b
+    edgekv report results
+    edgekv report results -m MODEL.gguf --plots pictures
 
     Needs matplotlib: pip install "edgekv[report]".
     """
-    from edgekv.lab.report.page import write
+    from edgekv.lab.report.page import Request, write
 
+    plan = None if model is None else _plan(model)
     with progress_bar() as progress:
-        written = write(folder, out, progress, steps, speed)
+        written = write(folder, out, progress, steps, Request(speed, plots, plan))
     for section in written.missing:
         click.echo(f"left out: {section.title}; it needs {section.missing}", err=True)
     click.echo(written.path)
+
+
+def _plan(model: Path) -> dict[str, Any]:
+    """What the command itself prints, so that page and command say the same. Raises what it raises."""
+    from edgekv.cli.plan import plan
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        plan.main([str(model), "--json"], prog_name="edgekv plan", standalone_mode=False)
+    return json.loads(printed.getvalue())

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
-from support.results import rows_by_depth, time_rows
+from support.results import bench_rows, rows_by_depth, time_rows
 
 from edgekv.cli.report import report as command
 from edgekv.errors import ConfigError
-from edgekv.lab.report import charts, page
+from edgekv.lab.report import charts, drawing, page
 
 
 def test_labels_keep_apart():
@@ -59,5 +61,46 @@ def test_speed_is_plotted_against_depth(tmp_path):
 def test_a_plot_that_cannot_be_is_refused(tmp_path, rows, name, sentence):
     (tmp_path / "kv.json").write_text(json.dumps(rows))
     with pytest.raises(ConfigError) as caught:
-        page.write(tmp_path, speed=tmp_path / name)
+        page.write(tmp_path, request=page.Request(speed=tmp_path / name))
     assert str(caught.value) == sentence and not (tmp_path / "report.html").exists()
+
+
+def test_every_picture_as_files(tmp_path):
+    """Light for whatever shows it, dark where a browser is asked to be."""
+    (tmp_path / "kv.json").write_text(json.dumps(rows_by_depth()))
+    (tmp_path / "bench.json").write_text(json.dumps(bench_rows()))
+    done = CliRunner().invoke(command, [str(tmp_path), "--plots", str(tmp_path / "new" / "plots")])
+    assert done.exit_code == 0, done.output
+    found = sorted(path.name for path in (tmp_path / "new" / "plots").iterdir())
+    assert found == [f"{name}{ending}" for name in ("decode", "hits", "memory", "reading", "speed") for ending in (".png", ".svg")]
+    drawn = (tmp_path / "new" / "plots" / "speed.svg").read_text()
+    assert ElementTree.fromstring(drawn).tag.endswith("svg")
+    style = re.search(r"<style>(.*?)</style>", drawn, re.S)[1]
+    for light, dark in drawing.VARIABLES.values():
+        assert f'[style*="fill: {light}"]{{fill:{dark}!important}}' in style
+    assert f"fill: {drawing.INK}" in drawn and "var(--" not in drawn
+    assert (tmp_path / "new" / "plots" / "speed.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_plots_need_a_folder(tmp_path):
+    (tmp_path / "kv.json").write_text(json.dumps(rows_by_depth()))
+    with pytest.raises(ConfigError, match=r"the plots cannot be written to .*kv.json"):
+        page.write(tmp_path, request=page.Request(plots=tmp_path / "kv.json"))
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_round_ticks_or_what_was_measured():
+    def ticks(values: tuple[float, ...], narrow: bool = False) -> list[float]:
+        figure = charts.line_chart([charts.Panel("t", [charts.Line("a", values, values)], "y", "plain")], "x", percent_x=False, narrow=narrow)
+        return list(figure.axes[0].get_xticks())
+
+    assert ticks((0, 2048, 4096, 8192, 16384)) == [0, 2048, 4096, 8192, 16384]
+    assert ticks((0, 2048, 4096, 8192, 16384), narrow=True) == [0, 4096, 8192, 16384]
+    assert ticks((0.0, 1.37, 2.9, 4.1)) == [0, 1, 2, 3, 4]
+
+
+def test_long_names_stand_below_a_narrow_picture():
+    lines = [charts.Line(name, (0, 1), (0, 1)) for name in ("sparse", "ema+anchor+recent, sampled, one pool")]
+    wide, narrow = (charts.line_chart([charts.Panel("t", lines, "y")], "x", narrow=narrow) for narrow in (False, True))
+    assert {"sparse"} <= {text.get_text() for text in wide.axes[0].texts} and not wide.legends
+    assert not narrow.axes[0].texts and [text.get_text() for text in narrow.legends[0].get_texts()] == [line.name for line in lines]

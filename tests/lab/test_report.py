@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from support.results import ladder_rows, prompt_rows, quality_rows, time_rows
+from support.results import bench_rows, ladder_rows, prompt_rows, quality_rows, time_rows
+from support.servers import history_document, plan_document, serve_rows, state_documents
 from support.traces import random_trace
 
 from edgekv.cli.report import report as command
@@ -31,6 +32,11 @@ def full(tmp_path_factory) -> tuple[Path, str]:
     (folder / "quality.json").write_text(json.dumps(quality_rows()))
     (folder / "kv.json").write_text(json.dumps(time_rows()))
     (folder / "prefill.json").write_text(json.dumps(prompt_rows()))
+    (folder / "bench.jsonl").write_text("\n".join(json.dumps(row) for row in bench_rows()))
+    (folder / "serve.json").write_text(json.dumps([*serve_rows(1), *serve_rows(4)]))
+    (folder / "plan.json").write_text(json.dumps(plan_document()))
+    (folder / "history.json").write_text(json.dumps(history_document()))
+    (folder / "state.jsonl").write_text("\n".join(json.dumps(state) for state in state_documents()))
     (folder / "notes.json").write_text('{"a": 1}')
     random_trace(depth=600, n_steps=20).write(folder / "noise.npz")
     result = CliRunner().invoke(command, [str(folder)])
@@ -55,7 +61,7 @@ class Reader(HTMLParser):
         self.tags.add(tag)
         if tag == "section":
             self.sections[values["id"]] = 0
-        if tag == "svg":
+        if tag == "figure":
             self.sections[list(self.sections)[-1]] += 1
         self.ids += [values["id"]] if "id" in values else []
         self.addresses += [values[name] for name in ("src", "href", "xlink:href") if name in values]
@@ -63,8 +69,9 @@ class Reader(HTMLParser):
 
 def test_every_section(full):
     found = Reader(full[1]).sections
-    assert list(found) == ["decode", "prompts", "ladder", "budget", "heads", "time", "reads", "quality", "retention", "roles", "missing"]
-    assert found == {**dict.fromkeys(found, 1), "decode": 0, "prompts": 0, "time": 2, "missing": 0}
+    assert list(found) == ["machine", "plan", "speed", "reading", "decode", "prompts", "quality", "retention", "hits", "memory", "serve", "history",
+                           "tiers", "ladder", "budget", "heads", "time", "reads", "roles", "missing"]
+    assert found == {**dict.fromkeys(found, 1), "machine": 0, "decode": 0, "time": 2, "missing": 0}
     assert "notes.json" in full[1]  # named, since nothing of it is shown
 
 
@@ -164,7 +171,7 @@ def test_rows_of_the_simulator(tmp_path):
     (tmp_path / "sim.json").write_text(json.dumps(rows))
     page.write(tmp_path)
     text = (tmp_path / "report.html").read_text()
-    assert Reader(text).sections == {"budget": 1, "missing": 0}
+    assert Reader(text).sections == {"budget": 1, "missing": 0}, "a trace has no machine"
     assert "lfu, uniform, honest with 61.0 % at 10 %, 71.0 % at 20 %" in text
 
 
@@ -174,8 +181,8 @@ def test_times(tmp_path):
     (tmp_path / "kv.json").write_text(json.dumps(rows))
     page.write(tmp_path)
     text = (tmp_path / "report.html").read_text()
-    assert Reader(text).sections == {"decode": 0, "missing": 0}
-    tables = re.findall(r"<table>.*?</table>", text, re.S)
+    assert Reader(text).sections == {"machine": 0, "decode": 0, "missing": 0}
+    tables = re.findall(r"<table>.*?</table>", text[text.index('id="decode"'):], re.S)
     lines = [[re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr><td.*?</tr>", table, re.S)] for table in tables]
     assert [[line[0] for line in table] for table in lines] == [
         ["off", "off-flash", "off-noflash", "exact", "sparse", "off", "off-flash", "exact", "sparse"],
@@ -199,7 +206,7 @@ def test_the_rows_of_bench_kv_are_read(synthetic, tmp_path):
     rows = json.loads(printed.stdout)
     found = read(tmp_path)
     assert found.times == rows and not found.ignored
-    (section,) = [section for section in page.all_sections(found, []) if not section.missing]
+    _, section = [section for section in page.all_sections(found, []) if not section.missing and section.key != "hits"]
     shown = [line[0] for table in section.tables for line in table.rows]
     assert shown == [row["mode"] for row in rows if row["note"] is None or row["mode"] == "off"] and len(shown) == 2 * 5 - 1
     assert rows[0]["cpu"] in section.tables[0].caption and rows[0]["date"] in section.tables[0].caption
@@ -215,7 +222,7 @@ def test_the_rows_of_prefill_are_read(synthetic, tmp_path):
         (tmp_path / file).write_text(printed.stdout)
     found = read(tmp_path)
     assert len(found.prompts) == 2 * 12 and not found.ignored and not found.times
-    (section,) = [section for section in page.all_sections(found, []) if not section.missing]
+    _, section = [section for section in page.all_sections(found, []) if not section.missing]
     assert section.key == "prompts" and "Not measured: off-noflash: llama.cpp needs flash attention for a q8_0 V cache." in section.text
     (table,) = section.tables
     of = {(line[0], line[2], line[3], line[5]): line for line in table.rows}

@@ -53,3 +53,42 @@ def prompt_rows() -> list[dict]:
              "depth": depth, "text": "prose", "threads": 1, "type_k": "f16", "type_v": "f16", "model": "tiny.gguf", "version": "1",
              "isa": "avx512", "cpu": "AMD EPYC, Zen 4, AVX-512", "date": "2026-11-21", "note": None}
             for n, depth in ((512, 0), (512, 7680), (7680, 0)) for mode, tps in (("off", 56), ("exact", 280))]
+
+
+ENVIRONMENT = {"date": "2026-11-22", "cpu": "AMD EPYC 9B14", "family": "AMD EPYC, Zen 4, AVX-512", "isa": "avx512", "cores": 2,
+               "ram_bytes": 24 << 30, "memory_gb_s": 18.3, "gpu": None, "driver": None, "link": None, "python": "3.11.2", "edgekv": "1",
+               "llama_cpp": "0c1e57098", "commit": "abc1234"}
+MODES = {"off-flash": 80.0, "off-noflash": 50.0, "exact": 20.0, "sparse": 12.5}
+"""Milliseconds of a token at 8,000 tokens."""
+
+
+def bench_rows(modes: tuple[str, ...] = tuple(MODES), depths: tuple[int, ...] = (0, 4000, 8000), **changes: object) -> list[dict]:
+    """As `edgekv bench -o json` has them: reading and writing at some depths. With an empty cache a token takes 10 ms."""
+    rows = []
+    for depth in depths:
+        for test, n_prompt, n_gen in (("pp512", 512, 0), ("tg64", 0, 64)):
+            for mode in modes:
+                ms = 10 + (MODES[mode] - 10) * depth / 8000
+                speed = 1e3 / ms * (10 if n_prompt else 1)
+                sparse = mode == "sparse" and n_gen > 0 and depth > 0
+                rows.append({
+                    "build_commit": "0c1e57098", "build_number": 1, "cpu_info": "AMD EPYC 9B14", "gpu_info": "", "backends": "CPU",
+                    "model_filename": "models/tiny.gguf", "model_type": "llama ?B", "n_batch": 2048, "n_ubatch": 512, "n_threads": 2, "type_k": "f16",
+                    "type_v": "f16", "flash_attn": 0 if mode == "off-noflash" else 1, "n_prompt": n_prompt, "n_gen": n_gen, "n_depth": depth,
+                    "avg_ts": speed, "stddev_ts": 0.01 * speed, "samples_ts": [0.99 * speed, speed, 1.01 * speed], "kind": "bench",
+                    "test": test + (f" @ d{depth}" if depth else ""), "kv_mode": mode, "best_stock": mode == "off-noflash",
+                    "kv_budget_mib": 36.0 if mode == "sparse" else None, "n_ctx": depth + 600, "vram_peak_mib": None,
+                    "ram_peak_mib": 250 + depth / 40 * (1.2 if mode == "sparse" else 1), "ttft_ms": 512e3 / speed if n_prompt else None,
+                    "tg_ts_p50": speed if n_gen else None, "tg_ts_p5": 0.9 * speed if n_gen else None, "hit_rate": 0.6 if sparse else None,
+                    "coverage": 0.98 if sparse else None, "bytes_moved": 4096 if sparse else None, "stall_ms": 0.0 if sparse else None,
+                    "nll": 2.5 if n_gen else None, "kld": 0.004 if sparse else None, "limit_ratio": ms / 10, "ratio_vs_stock": 1.0,
+                    "rows_per_head": 474 if sparse else None, "fill": "text" if depth else None, "peer": None, "note": None,
+                    "environment": ENVIRONMENT, **changes})
+    return rows
+
+
+def llama_bench_rows(flash: int | bool = -1) -> list[dict]:
+    """As llama-bench itself writes them."""
+    rows = bench_rows(("off-noflash",))
+    ours = list(rows[0])[list(rows[0]).index("kind"):]
+    return [{**{key: value for key, value in row.items() if key not in ours}, "flash_attn": flash} for row in rows]

@@ -13,6 +13,7 @@ from edgekv.lab.report.drawing import (
     GRID,
     INK,
     MUTED,
+    NARROW,
     ORANGE,
     PAPER,
     RED,
@@ -22,6 +23,7 @@ from edgekv.lab.report.drawing import (
     drawn,
     end_labels,
     percent_axis,
+    plain_axis,
     plain_log_axis,
 )
 
@@ -41,6 +43,8 @@ class Line:
     ceiling: bool = False
     colour: str | None = None
     """None: the next one of SERIES."""
+    estimate: bool = False
+    """Not measured: dotted, without a name."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class Panel:
     lines: Sequence[Line]
     y_label: str
     scale: str = "percent"
-    """percent, plain, from zero, log, or missed: shares near 100 %, at distances as what is missing to it."""
+    """percent, plain, from zero, percent from zero, log, or missed: shares near 100 %, at distances as what is missing to it."""
     target: tuple[float, str] | None = None
     """A line across, and what it stands for."""
 
@@ -104,24 +108,32 @@ def ladder_chart(panels: Mapping[str, Sequence[Step]], x_label: str) -> Figure:
 
 
 @drawn
-def line_chart(panels: Sequence[Panel], x_label: str, percent_x: bool = True, height: float = 3.6) -> Figure:
-    """Panels side by side; named lines have their names at their right ends, faint ones are the grey background."""
-    figure, axes = canvas(WIDTH, height, 1, len(panels))
+def line_chart(panels: Sequence[Panel], x_label: str, percent_x: bool = True, height: float = 3.6, narrow: bool = False) -> Figure:
+    """Panels in pairs, or one below the other where it is narrow; named lines have their names at their right ends, faint ones are the
+    grey background. height: inches of a row of panels."""
+    width, n_columns = (NARROW, 1) if narrow else (WIDTH, min(2, len(panels)))
+    n_rows = -(-len(panels) // n_columns)
+    names = list(dict.fromkeys(line.name for panel in panels for line in panel.lines if not line.faint and not line.estimate))
+    widest = max(map(len, names), default=0)
+    legend = narrow and widest > _AT_ENDS
+    figure, axes = canvas(width, height * n_rows + (0.2 * len(names) if legend else 0), n_rows, n_columns)
+    figure.get_layout_engine().set(h_pad=0.1 if n_rows > 1 else 0.04)  # type: ignore[union-attr]  # canvas() has set one
+    for ax in axes[len(panels) :]:
+        ax.set_visible(False)
     ends: list[list[tuple[float, float, str, str]]] = []
     for ax, panel in zip(axes, panels):
         ends.append(_draw_lines(ax, panel))
         ax.set_title(panel.title)
         ax.set(xlabel=x_label, ylabel=panel.y_label)
-        if percent_x:
-            percent_axis(ax.xaxis)
-            ax.set_xticks(_apart(sorted({x for line in panel.lines for x in line.x})))
-    widest = max((len(name) for places in ends for *_, name, _ in places), default=0)
-    for ax in axes:  # room for the names
+        _x_ticks(ax, panel, percent_x, 0.25 if narrow or n_columns > 1 and not percent_x else 0.12)
+    for ax in axes[: len(panels)]:  # room for the names
         left, right = ax.get_xlim()
-        share = min(0.6, 0.072 * widest * len(panels) / (WIDTH - 1.0))
+        share = 0.0 if legend else min(0.6, 0.072 * widest * n_columns / (width - 1.0))
+        ticks = [tick for tick in ax.get_xticks() if left <= tick <= right]
         ax.set_xlim(left, left + (right - left) / (1 - share))
         ax.spines["bottom"].set_bounds(left, right)
-        ax.set_xticks([tick for tick in ax.get_xticks() if left <= tick <= right])
+        ax.set_xticks(ticks)
+        ax.xaxis.label.set_x((1 - share) / 2)
     for ax, panel, places in zip(axes, panels, ends):
         left, right = ax.spines["bottom"].get_bounds()
         if panel.target is not None:  # in sight, wherever the lines are
@@ -135,8 +147,37 @@ def line_chart(panels: Sequence[Panel], x_label: str, percent_x: bool = True, he
             ax.hlines(value, left, right, color=ORANGE, linewidth=1.2, linestyle=":")
             ax.annotate(name, (left, value), xytext=(3, -10), textcoords="offset points", color=ORANGE, fontsize=8.5)
         ax.set_ylim(limits)
-        end_labels(ax, places)
+        if not legend:
+            end_labels(ax, places)
+    if legend:
+        _legend_below(figure, {name: colour for places in ends for *_, name, colour in places})
     return figure
+
+
+def _x_ticks(ax: Axes, panel: Panel, percent: bool, least: float) -> None:
+    """What was measured, where that is not much; else round numbers."""
+    values = sorted({x for line in panel.lines if not line.estimate for x in line.x})
+    if percent:
+        percent_axis(ax.xaxis, 1)
+        ax.set_xticks(_apart(values, least))
+    else:
+        plain_axis(ax.xaxis, 4 if least > 0.2 else 8)
+        if len(values) <= _FEW and all(float(value).is_integer() for value in values):
+            ax.set_xticks(_apart(values, least))
+
+
+_FEW = 8
+"""Depths and the like, which then are the ticks themselves."""
+
+_AT_ENDS = 14
+"""Characters of the longest name that leaves room for the lines of a narrow picture."""
+
+
+def _legend_below(figure: Figure, colours: Mapping[str, str]) -> None:
+    from matplotlib.lines import Line2D
+
+    figure.legend(handles=[Line2D([], [], color=colour, linestyle="--" if colour == INK else "-", label=name) for name, colour in colours.items()],
+                  loc="outside lower left", ncols=1)
 
 
 def _draw_lines(ax: Axes, panel: Panel) -> list[tuple[float, float, str, str]]:
@@ -145,10 +186,13 @@ def _draw_lines(ax: Axes, panel: Panel) -> list[tuple[float, float, str, str]]:
         plain_log_axis(ax.yaxis)
     elif panel.scale == "missed":
         _missed_axis(ax, [line for line in panel.lines if not line.faint])
-    elif panel.scale == "percent":
+    elif panel.scale in ("percent", "percent from zero"):
+        plain_axis(ax.yaxis, 6)
         percent_axis(ax.yaxis)
     elif panel.scale == "from zero":
-        ax.set_ylim(bottom=0, top=1.05 * max(y for line in panel.lines for y in line.y))
+        plain_axis(ax.yaxis, 6)
+    if panel.scale.endswith("from zero"):
+        ax.set_ylim(bottom=0, top=1.05 * max(y for line in panel.lines for y in line.y) or 1.0)
     free = iter([colour for colour in SERIES if colour not in {line.colour for line in panel.lines}] * len(panel.lines))
     ends = []
     for line in panel.lines:
@@ -156,6 +200,9 @@ def _draw_lines(ax: Axes, panel: Panel) -> list[tuple[float, float, str, str]]:
             ax.plot(line.x, line.y, color=GRID, linewidth=1.2, zorder=1)
             continue
         colour = INK if line.ceiling else line.colour or next(free)
+        if line.estimate:
+            ax.plot(line.x, line.y, color=colour, linestyle=":", linewidth=1.4, zorder=2)
+            continue
         marker, style = "o" if len(line.x) <= 12 else "", "--" if line.ceiling else "-"
         ax.plot(line.x, line.y, color=colour, marker=marker, linestyle=style, zorder=3)
         ends.append((line.x[-1], line.y[-1], line.name, colour))
@@ -189,21 +236,24 @@ class Interval:
     high: float | None = None
 
 
-@drawn
-def _apart(ticks: Sequence[float]) -> list[float]:
-    """Without those whose numbers would run into the one before."""
+def _apart(ticks: Sequence[float], least: float = 0.12) -> list[float]:
+    """Without those whose numbers would run into the one before: closer than this part of the axis."""
     kept = list(ticks[:1])
     for tick in ticks[1:]:
-        if tick - kept[-1] >= 0.12 * (ticks[-1] - ticks[0]):
+        if tick - kept[-1] >= least * (ticks[-1] - ticks[0]):
             kept.append(tick)
     return kept
 
 
-def retention_chart(tasks: Mapping[str, Mapping[str, Interval]]) -> Figure:
-    """tasks: name of the task: configuration: retention. A dot with its interval for each configuration."""
+@drawn
+def retention_chart(tasks: Mapping[str, Mapping[str, Interval]], known: Mapping[str, str], narrow: bool = False) -> Figure:
+    """tasks: name of the task: configuration: retention. A dot with its interval for each configuration. known: colours of some."""
     names = list(dict.fromkeys(name for row in tasks.values() for name in row))
-    height = 0.17 * len(tasks) * (len(names) + 1.2) + 1.1
-    figure, (ax,) = canvas(WIDTH, max(2.4, height))
+    free = iter([colour for colour in SERIES if colour not in known.values()] * len(names))
+    colours = {name: known.get(name) or next(free, MUTED) for name in names}
+    n_columns = 1 if narrow else min(4, len(names))
+    height = 0.17 * len(tasks) * (len(names) + 1.2) + 0.85 + 0.25 * -(-len(names) // n_columns)
+    figure, (ax,) = canvas(NARROW if narrow else WIDTH, max(2.4, height))
     from matplotlib.lines import Line2D
 
     span = 0.8 / max(1, len(names))
@@ -213,14 +263,14 @@ def retention_chart(tasks: Mapping[str, Mapping[str, Interval]]) -> Figure:
             if interval is None or interval.value is None:
                 continue
             y = place - 0.4 + span * (i + 0.5)
-            colour = SERIES[i % len(SERIES)]
+            colour = colours[name]
             if interval.low is not None and interval.high is not None:
                 ax.plot((interval.low, interval.high), (y, y), color=colour, linewidth=1.6)
             ax.plot(interval.value, y, "o", color=colour, markersize=5.5)
         if place:
             ax.axhline(place - 0.5, color=GRID, linewidth=0.7)
     ax.set_yticks(range(len(tasks)), list(tasks))
-    ax.set(ylim=(len(tasks) - 0.5, -0.5), xlabel="retention: right answers of those that full attention gives")
+    ax.set(ylim=(len(tasks) - 0.5, -0.5), xlabel="right answers of those that full attention gives")
     low = min((interval.low if interval.low is not None else interval.value for row in tasks.values() for interval in row.values()
                if interval.value is not None), default=0.0)
     ax.set_xlim(max(0.0, low - 0.05), 1.02)
@@ -228,6 +278,6 @@ def retention_chart(tasks: Mapping[str, Mapping[str, Interval]]) -> Figure:
     ax.axvline(1.0, color=MUTED, linewidth=0.8, linestyle=":")
     ax.tick_params(axis="y", length=0, labelcolor=INK)
     ax.spines["left"].set_visible(False)
-    figure.legend(handles=[Line2D([], [], color=SERIES[i % len(SERIES)], marker="o", label=name) for i, name in enumerate(names)],
-                  loc="outside upper left", ncols=min(4, len(names)))
+    figure.legend(handles=[Line2D([], [], color=colour, marker="o", label=name) for name, colour in colours.items()],
+                  loc="outside upper left", ncols=n_columns)
     return figure

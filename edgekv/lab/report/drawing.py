@@ -6,6 +6,7 @@ matplotlib is an extra: it is imported when the first picture is drawn.
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import io
 import re
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 INK, MUTED, GRID, PAPER = "#1b1f24", "#5b6470", "#d5dae0", "#ffffff"
-BLUE, RED, GREEN, ORANGE, PURPLE, SKY = "#0072b2", "#d55e00", "#009e73", "#b87d00", "#b0518a", "#3a97cf"
-SERIES = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY)
-"""Lines and bars, told apart with any colour vision: after Okabe and Ito, the yellows darkened to be seen on white."""
+BLUE, RED, GREEN, ORANGE, PURPLE, VIOLET = "#0072b2", "#c25400", "#00805d", "#8f6200", "#b0518a", "#5b3fb5"
+SERIES = (BLUE, RED, GREEN, ORANGE, PURPLE, VIOLET)
+"""Lines, bars and their names, told apart with any colour vision: after Okabe and Ito, darkened so far that names can be read on white."""
 
 VARIABLES = {
     "ink": (INK, "#e8eaed"), "muted": (MUTED, "#a3abb5"), "grid": (GRID, "#3a4048"), "paper": (PAPER, "#16191d"),
     "blue": (BLUE, "#5ab4f0"), "red": (RED, "#ff8f4a"), "green": (GREEN, "#2fc79b"), "orange": (ORANGE, "#f0b840"),
-    "purple": (PURPLE, "#e08abb"), "sky": (SKY, "#8fd0f5"),
+    "purple": (PURPLE, "#e08abb"), "violet": (VIOLET, "#b3a1ff"),
 }
 """CSS variable: its colour in light and in dark; the light ones are what pictures are drawn with."""
 
@@ -38,6 +39,8 @@ MAP_COLOURS = "viridis"
 FORMATS = (".png", ".svg")
 WIDTH = 9.0
 """Inches of a picture across the page; the page scales it down on narrow screens."""
+NARROW = 4.4
+"""Inches of one that is made for narrow screens."""
 
 
 class MissingLibrary(EdgeKVError):
@@ -113,18 +116,27 @@ def end_labels(ax: Axes, ends: list[tuple[float, float, str, str]], gap_points: 
             if overlap > 0.01:
                 heights[i] -= overlap / 2
                 heights[i + 1] += overlap / 2
-    for height, (before, x, y, name, colour) in zip(heights, places):
-        moved = (height - before) / points
+    shifts = [(height - place[0]) / points for height, place in zip(heights, places)]
+    beside = 16 if any(abs(moved) > 3 for moved in shifts) else 8  # all alike, so that no line leads through a name
+    for moved, (_, x, y, name, colour) in zip(shifts, places):
         leader = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 3} if abs(moved) > 3 else None
-        ax.annotate(name, (x, y), xytext=(16 if leader else 8, moved), textcoords="offset points", va="center", color=colour,
+        ax.annotate(name, (x, y), xytext=(beside, moved), textcoords="offset points", va="center", color=colour,
                     fontsize=9, annotation_clip=False, arrowprops=leader)
 
 
-def percent_axis(axis: Any) -> None:
+def percent_axis(axis: Any, digits: int = 6) -> None:
     """Shares as percent, with no more digits than they need."""
     from matplotlib.ticker import FuncFormatter
 
-    axis.set_major_formatter(FuncFormatter(lambda share, _: f"{round(100 * share, 6):g} %"))
+    axis.set_major_formatter(FuncFormatter(lambda share, _: f"{round(100 * share, digits):g} %"))
+
+
+def plain_axis(axis: Any, most: int) -> None:
+    """Numbers such as 16,384 and 0.25, at most so many of them."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 2.5, 4, 5, 10]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{round(value, 6):,.7g}"))
 
 
 def plain_log_axis(axis: Any) -> None:
@@ -142,14 +154,28 @@ def save(figure: Figure, path: Path) -> None:
     import matplotlib
 
     try:
-        with matplotlib.rc_context(_STYLE):
-            figure.savefig(path, dpi=144)
+        with matplotlib.rc_context({**_STYLE, "svg.hashsalt": path.name}):
+            if path.suffix.lower() == ".svg":
+                path.write_text(_both_themes(figure), encoding="utf-8")
+            else:
+                figure.savefig(path, dpi=144)
     except OSError as error:
         raise ConfigError(f"the picture {path} cannot be written: {error.strerror}") from None
 
 
-def svg(figure: Figure, name: str) -> str:
-    """An <svg> element for a page, its colours as the CSS variables of VARIABLES. `name` keeps ids of several pictures apart."""
+def _both_themes(figure: Figure) -> str:
+    """A file's SVG: light for every program that shows it, and dark in a browser that is asked to be. Not by CSS variables, which many
+    programs do not know."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    rules = "".join(f'[style*="{what}: {light}"]{{{what}:{dark}!important}}' for light, dark in VARIABLES.values() for what in ("fill", "stroke"))
+    style = f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>"
+    return re.sub(r"(<svg[^>]*>)", rf"\1\n {style}", buffer.getvalue(), count=1)
+
+
+def svg(figure: Figure, name: str, title: str) -> str:
+    """An <svg> element for a page, its colours as the CSS variables of VARIABLES. `name` keeps ids of several pictures apart, `title` is
+    read to who cannot see it."""
     import matplotlib
 
     buffer = io.StringIO()
@@ -161,7 +187,7 @@ def svg(figure: Figure, name: str) -> str:
     text = re.sub(r' id="([^"]*)"', lambda found: f' id="{name}-{found[1]}"' if found[1] in used else "", text)
     text = re.sub(r'(href="#|url\(#)', rf"\1{name}-", text)
     text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text))
-    text = text.replace("<svg ", f'<svg role="img" style="max-width:{figure.get_figwidth() * 100:.0f}px" ', 1)
+    text = text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(title, quote=True)}" style="max-width:{figure.get_figwidth() * 100:.0f}px" ', 1)
     for variable, (light, _) in VARIABLES.items():
         text = text.replace(light, f"var(--{variable})")
     return text

@@ -6,10 +6,11 @@ import hashlib
 import json
 import zipfile
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from edgekv.errors import ConfigError
+from edgekv.lab.rows import read_document
 from edgekv.lab.trace import Trace
 
 Row = dict[str, Any]
@@ -17,15 +18,21 @@ Row = dict[str, Any]
 CACHE_FILE = "report-sim.json"
 """Simulations that a report did itself."""
 
-WANTED = ("ladder.json (edgekv bench ladder --save), rows of `edgekv bench kv -o json`, `edgekv sim -o json` or "
-          "`edgekv quality -o json` as *.json, or traces as *.npz")
+WANTED = ("rows of `edgekv bench -o json`, `edgekv bench kv -o json`, `edgekv bench serve -o json`, `edgekv quality -o json` or `edgekv sim -o json` "
+          "as *.json or *.jsonl, the plan of `edgekv plan --json`, ladder.json (edgekv bench ladder --save), or traces as *.npz")
 
 _SIM_KEYS = {"policy", "budget", "observe", "hit_rate_mass"}
+_SERVE_KEYS = {"server", "part", "clients"}
+_PLAN_KEYS = {"parts", "limits", "speeds", "model"}
+_HISTORY_KEYS = {"at", "tokens_per_second", "moved_per_second"}
+_STATE_KEYS = {"tiers", "slots", "n_ctx_slot"}
 
 
 @dataclass
 class Folder:
     path: Path
+    speeds: list[Row] = field(default_factory=list)
+    """Rows of `edgekv bench`."""
     times: list[Row] = field(default_factory=list)
     """Rows of `edgekv bench kv`."""
     prompts: list[Row] = field(default_factory=list)
@@ -33,6 +40,14 @@ class Folder:
     ladder: list[Row] = field(default_factory=list)
     sims: list[Row] = field(default_factory=list)
     quality: list[Row] = field(default_factory=list)
+    serves: list[Row] = field(default_factory=list)
+    """Rows of `edgekv bench serve`."""
+    plans: list[Row] = field(default_factory=list)
+    """Documents of `edgekv plan --json`."""
+    histories: list[Row] = field(default_factory=list)
+    """Documents /edgekv/history of a server."""
+    states: list[Row] = field(default_factory=list)
+    """Documents /edgekv/state of a server."""
     traces: dict[str, Path] = field(default_factory=dict)
     """By name of the text, or of the file where two have the same text."""
     ignored: list[str] = field(default_factory=list)
@@ -40,50 +55,69 @@ class Folder:
 
     @property
     def rows(self) -> list[Row]:
-        return [*self.times, *self.prompts, *self.ladder, *self.sims, *self.quality]
+        return [*self.speeds, *self.times, *self.prompts, *self.ladder, *self.sims, *self.quality, *self.serves]
+
+    def add(self, document: Row) -> None:
+        """Raises ConfigError for one that a report does not show."""
+        target = _place(self, document)
+        if target is None:
+            raise ConfigError("that is nothing a report shows")
+        target.append(_known(document))
+
+    @property
+    def empty(self) -> bool:
+        return not (self.rows or self.plans or self.histories or self.states or self.traces)
 
 
 def read(path: Path) -> Folder:
-    """Raises ConfigError where there is no such folder, nothing in it that a report shows, or a file that is broken."""
+    """Raises ConfigError where there is no such folder, or a file that is broken."""
     if not path.is_dir():
         raise ConfigError(f"{path} is not a folder; name one that holds {WANTED}")
     folder = Folder(path)
     try:
-        for file in sorted(path.glob("*.json")):
+        for file in sorted([*path.glob("*.json"), *path.glob("*.jsonl")]):
             if file.name != CACHE_FILE:
-                _sort_in(folder, file, _json(file))
+                _sort_in(folder, file, read_document(file))
         for file in sorted(path.glob("*.npz")):
             with Trace.open(file) as trace:
                 text = trace.header.text
             folder.traces[file.name if text in folder.traces else text] = file
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    if not folder.rows and not folder.traces:
-        raise ConfigError(f"there is nothing to report on in {path}; it should hold {WANTED}")
     return folder
-
-
-def _json(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} is not JSON ({error}); write it anew, or take it out of the folder") from None
 
 
 def _sort_in(folder: Folder, file: Path, content: Any) -> None:
     rows = content if isinstance(content, list) else [content]
     known = 0
     for row in rows:
-        if not isinstance(row, dict):
-            continue
-        kind = row.get("kind")
-        target = folder.times if kind == "kv" else folder.prompts if kind in ("prefill", "prompt") else folder.ladder if kind == "ladder" else \
-            folder.quality if kind in ("text", "task", "grid") else folder.sims if _SIM_KEYS <= set(row) else None
+        target = _place(folder, row) if isinstance(row, dict) else None
         if target is not None:
-            target.append(row)
+            target.append(_known(row))
             known += 1
     if known < len(rows) or not rows:
         folder.ignored.append(file.name if not known else f"{len(rows) - known} of the rows in {file.name}")
+
+
+def _place(folder: Folder, row: Row) -> list[Row] | None:
+    """Where a row belongs; None for what a report does not show."""
+    kinds = {"bench": folder.speeds, "kv": folder.times, "prefill": folder.prompts, "prompt": folder.prompts, "ladder": folder.ladder,
+             "text": folder.quality, "task": folder.quality, "grid": folder.quality}
+    if (kind := row.get("kind")) in kinds:
+        return kinds[kind]
+    told = ((_SIM_KEYS, folder.sims), (_SERVE_KEYS, folder.serves), (_PLAN_KEYS, folder.plans), (_HISTORY_KEYS, folder.histories),
+            (_STATE_KEYS, folder.states))
+    return next((target for keys, target in told if keys <= set(row)), None)
+
+
+def _known(row: Row) -> Row:
+    """With what the rows of every command have, under the names that most of them give it; a model by its file's name alone."""
+    environment = row.get("environment")
+    if isinstance(environment, dict):
+        names = {"family": "cpu", "cpu": "cpu_name", "edgekv": "version"}
+        row = {**{names.get(key, key): value for key, value in environment.items()}, **row}
+    model = row.get("model_filename") or row.get("model")
+    return {**row, "model": PurePath(str(model)).name} if model else row
 
 
 def identity(trace: Path) -> str:

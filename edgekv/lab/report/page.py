@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edgekv import __version__
 from edgekv.errors import ConfigError
-from edgekv.lab.report.drawing import VARIABLES, require
-from edgekv.lab.report.folder import Cache, Folder, read
-from edgekv.lab.report.results import decode_time, ladder, prompt_time, quality, retention, speed_picture
+from edgekv.lab.report.drawing import FORMATS, VARIABLES, require, save, svg
+from edgekv.lab.report.folder import WANTED, Cache, Folder, read
+from edgekv.lab.report.machine import machine, planned
+from edgekv.lab.report.results import ladder, quality, retention
 from edgekv.lab.report.sections import Section
+from edgekv.lab.report.servers import clients, memory_over_time, over_time
 from edgekv.lab.report.simulated import budget_curves, head_roles, hits_by_head, popularity, reads
+from edgekv.lab.report.speeds import answers, hits, memory, prompts
 from edgekv.lab.report.study import STEPS, Study
+from edgekv.lab.report.times import decode_time, prompt_time, speed_picture
 
 Progress = Callable[[str, int, int], None]
 
@@ -28,19 +33,37 @@ class Written:
     """Parts that were left out."""
 
 
+@dataclass(frozen=True)
+class Request:
+    """What is wanted besides the page."""
+
+    speed: Path | None = None
+    """A file for the plot of ms per token against depth."""
+    plots: Path | None = None
+    """A folder for every picture, as SVG and PNG."""
+    plan: dict[str, Any] | None = None
+    """A document of `edgekv plan --json`, beside those in the folder."""
+
+
 def write(
     folder: Path, out: Path | None = None, progress: Progress = lambda what, done, total: None, n_steps: int = STEPS,
-    speed: Path | None = None,
+    request: Request = Request(),
 ) -> Written:
-    """Write the page of what is in `folder` to `out`, or to `PAGE_FILE` in it, and the plot of its speed to `speed`. Simulates what the
-    traces are needed for, the first `n_steps` steps of each. Raises ConfigError where there is nothing to show, a file is broken, or the
-    page or the plot cannot be written, MissingLibrary where an extra is not installed."""
+    """Write the page of what is in `folder` to `out`, or to `PAGE_FILE` in it, and what the request names. Simulates what the traces are
+    needed for, the first `n_steps` steps of each. Raises ConfigError where there is nothing to show, a file is broken, or the page or a
+    plot cannot be written, MissingLibrary where an extra is not installed."""
     require("matplotlib", "jinja2")
     found = read(folder)
+    if request.plan is not None:
+        found.add(request.plan)
+    if found.empty:
+        raise ConfigError(f"there is nothing to report on in {folder}; it should hold {WANTED}")
     out = folder / PAGE_FILE if out is None else out
     _check(out)
-    if speed is not None:
-        speed_picture(found.times, speed)
+    if request.plots is not None:
+        _make(request.plots)
+    if request.speed is not None:
+        speed_picture(found.times, request.speed)
     cache = Cache(folder)
     studies = []
     for i, (text, path) in enumerate(found.traces.items()):
@@ -48,6 +71,10 @@ def write(
         studies.append(Study(text, path, cache, progress, n_steps))
     sections = all_sections(found, studies)
     cache.write()
+    if request.plots is not None:
+        for picture in (picture for section in sections for picture in section.pictures):
+            for ending in FORMATS:
+                save(picture.figure, request.plots / f"{picture.name}{ending}")
     try:
         out.write_text(render(found, sections), encoding="utf-8")
     except OSError as error:
@@ -59,11 +86,20 @@ def all_sections(folder: Folder, studies: list[Study]) -> list[Section]:
     """In the order of the page. What shows single heads or steps is of the first trace."""
     first = studies[0] if studies else None
     profile = first.profile() if first else None
+    plan = folder.plans[-1] if folder.plans else None
     return [
-        decode_time(folder.times), prompt_time(folder.prompts), ladder(folder.ladder), budget_curves(studies, folder.sims),
-        hits_by_head(first), popularity(first, profile), reads(first), quality(folder.ladder, folder.quality), retention(folder.quality),
-        head_roles(first, profile),
+        machine(folder.rows), planned(folder.plans), answers(folder.speeds, plan), prompts(folder.speeds, plan), decode_time(folder.times),
+        prompt_time(folder.prompts), quality(folder.ladder, folder.quality), retention(folder.quality), hits(folder.speeds, folder.times),
+        memory(folder.speeds), clients(folder.serves), over_time(folder.histories), memory_over_time(folder.states), ladder(folder.ladder),
+        budget_curves(studies, folder.sims), hits_by_head(first), popularity(first, profile), reads(first), head_roles(first, profile),
     ]
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the plots cannot be written to {folder}: {error.strerror}; name another folder") from None
 
 
 def _check(out: Path) -> None:
@@ -84,20 +120,24 @@ def render(folder: Folder, sections: list[Section]) -> str:
     from jinja2 import Environment
     from markupsafe import Markup
 
-    for section in sections:
-        section.pictures = [(Markup(picture), caption) for picture, caption in section.pictures]
-    models = ", ".join(dict.fromkeys(str(row["model"]) for row in folder.rows if row.get("model")))
+    def drawn(section: Section) -> list[dict[str, Any]]:
+        return [{"wide": Markup(svg(picture.figure, picture.name, picture.title)), "caption": picture.caption,
+                 "narrow": picture.narrow and Markup(svg(picture.narrow, f"{picture.name}-narrow", picture.title))}
+                for picture in section.pictures]
+
+    models = ", ".join(dict.fromkeys(str(row["model"]).removesuffix(".gguf") for row in (*folder.rows, *folder.plans, *folder.states) if row.get("model")))
     environment = Environment(autoescape=True, trim_blocks=True)
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
-        title=f"What each policy keeps{f': {models}' if models else ''}",
-        subtitle=f"EdgeKV {__version__}, from {', '.join(_sources(folder))}",
-        shown=[section for section in sections if not section.missing],
+        title=f"EdgeKV{f': {models}' if models else ''}",
+        subtitle=f"Made by EdgeKV {__version__} from {', '.join(_sources(folder))}",
+        shown=[(section, drawn(section)) for section in sections if not section.missing],
         missing=[section for section in sections if section.missing],
         ignored=folder.ignored, variables=VARIABLES)
 
 
 def _sources(folder: Folder) -> list[str]:
-    counts = ((len(folder.times) + len(folder.prompts), "rows of times"), (len(folder.ladder), "rungs"), (len(folder.sims), "simulated rows"),
-              (len(folder.quality), "quality rows"), (len(folder.traces), "traces"))
-    return [f"{n} {what}" for n, what in counts if n]
+    counts = ((folder.plans, "plans"), (folder.speeds, "rows of speeds"), ([*folder.times, *folder.prompts], "rows of times"),
+              (folder.ladder, "rungs"), (folder.sims, "simulated rows"), (folder.quality, "quality rows"), (folder.serves, "rows of servers"),
+              ([*folder.histories, *folder.states], "documents of servers"), (folder.traces, "traces"))
+    return [f"{what}: {len(of)}" for of, what in counts if of]

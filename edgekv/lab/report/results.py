@@ -1,134 +1,25 @@
-"""The parts of a report that show rows of other commands: times, the ladder, quality over the budget, retention by task."""
+"""The parts of a report that show rows of other commands: the ladder, quality over the budget, retention by task."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgekv.errors import ConfigError
-from edgekv.lab.report import charts, drawing, maps
+from edgekv.lab.report import charts, maps
 from edgekv.lab.report.charts import Interval, Line, Panel
 from edgekv.lab.report.drawing import BLUE, GREEN, ORANGE, PURPLE, RED
-from edgekv.lab.report.sections import Row, Section, number, percent, points, where
+from edgekv.lab.report.sections import MODE_COLOURS, Row, Section, divergence, number, percent, points, where
 from edgekv.lab.report.study import MAP_BUDGET
 from edgekv.lab.retention import Retention
 from edgekv.vocab import FULL, STOCK, STOCK_KERNELS
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LINES = 5
 """Lines that have a name where none of _TOLD is there; the others are grey."""
 
 _LADDER_COLUMNS = ("budget %", "rung", "sees", "published", "hits %", "gain", "by mass %", "gain", "worst %", "fetched", "KLD",
                    "same top %", "x exact ms", "overhead %")
-
-
-def decode_time(rows: Sequence[Row]) -> Section:
-    """The section of rows of `edgekv bench kv`. Each run stands by itself, since times of two runs do not compare."""
-    section = Section("decode", "Time of a decode step")
-    runs = _runs(rows, "decode_ms_p50")
-    if not runs:
-        section.missing = "rows of edgekv bench kv -o json"
-        return section
-    section.text = ("Medians in ms per token, measured in turns. Stock llama.cpp is measured with flash attention and without; off is the "
-                    "faster of the two, and what every ratio is to. The limit is a step with an empty cache, on as many threads: what the "
-                    "weights alone cost.")
-    section.text += _not_measured(rows, "decode_ms_p50")
-    for run in runs:
-        if panels := _speed_panels(run):
-            section.picture(_speed_chart(panels), where(run))
-        section.table(_TIME_COLUMNS, [_time_line(row) for row in run], where(run))
-    return section
-
-
-def speed_picture(rows: Sequence[Row], path: Path) -> None:
-    """Write the plot of ms per token against depth, of the first run of `edgekv bench kv` that has two depths, as SVG or PNG. Raises
-    ConfigError where there is none, or where `path` cannot be written."""
-    for run in _runs(rows, "decode_ms_p50"):
-        if panels := _speed_panels(run):
-            drawing.save(_speed_chart(panels), path)
-            return
-    raise ConfigError("the plot needs rows of two depths; measure with `edgekv bench kv -d 512,7680 -o json`")
-
-
-def _speed_panels(run: Sequence[Row]) -> list[Panel]:
-    """One for each text, cache types and threads that were measured at more than one depth."""
-    panels: dict[tuple, dict[str, list[tuple[int, float]]]] = {}
-    for row in run:
-        if row.get("mode") not in STOCK_KERNELS:  # off is the faster of them
-            key = tuple(row.get(name) for name in ("text", "type_k", "type_v", "threads"))
-            panels.setdefault(key, {}).setdefault(str(row.get("mode")), []).append((row["depth"], row["decode_ms_p50"]))
-    return [Panel(f"{key[0]}, {key[3]} threads" if key[3] != 1 else f"{key[0]}, 1 thread",
-                  [Line(_SPEED_NAMES.get(mode, mode), [depth for depth, _ in sorted(points)], [ms for _, ms in sorted(points)],
-                        colour=_SPEED_COLOURS.get(mode)) for mode, points in modes.items()],
-                  "ms per token", "from zero")
-            for key, modes in panels.items() if all(len(points) > 1 for points in modes.values())]
-
-
-def _speed_chart(panels: Sequence[Panel]) -> Figure:
-    return charts.line_chart(panels, "tokens in the context", percent_x=False)
-
-
-_SPEED_NAMES = {STOCK: "stock llama.cpp", FULL: "exact"}
-_SPEED_COLOURS = {STOCK: RED, FULL: GREEN, "sparse": BLUE}
-
-
-def prompt_time(rows: Sequence[Row]) -> Section:
-    """The section of rows of `edgekv bench kv --prefill`, by run."""
-    section = Section("prompts", "Time of prompts")
-    runs = _runs(rows, "ms_p50")
-    if not runs:
-        section.missing = "rows of edgekv bench kv --prefill -o json"
-        return section
-    section.text = ("Medians, measured in turns: a chunk of a prompt behind each depth, and whole prompts from an empty cache. Attention is "
-                    "what the chunk takes longer than in an empty cache; a pair is one query, key and query head. Ratios are to off, the "
-                    "faster of stock llama.cpp with flash attention and without.")
-    section.text += _not_measured(rows, "ms_p50")
-    for run in runs:
-        section.table(_PROMPT_COLUMNS, [_prompt_line(row) for row in run], where(run))
-    return section
-
-
-def _runs(rows: Sequence[Row], figure: str) -> list[list[Row]]:
-    """The rows that have `figure`, by run."""
-    runs: dict[tuple, list[Row]] = {}
-    for row in rows:
-        if row.get(figure) is not None:
-            runs.setdefault(tuple(row.get(key) for key in _RUN_KEYS), []).append(row)
-    return list(runs.values())
-
-
-def _not_measured(rows: Sequence[Row], figure: str) -> str:
-    missing = dict.fromkeys(f"{row.get('mode')}: {row['note']}" for row in rows
-                            if row.get("mode") in STOCK_KERNELS and row.get(figure) is None and row.get("note"))
-    return f" Not measured: {'; '.join(missing)}." if missing else ""
-
-
-_RUN_KEYS = ("cpu", "date", "model", "version", "isa")
-
-_TIME_COLUMNS = ("mode", "text", "depth", "threads", "K/V", "ms/token", "x stock", "best stock", "limit ms", "x limit", "KLD exact")
-
-
-def _time_line(row: Row) -> tuple[str, ...]:
-    return (str(row.get("mode")), str(row.get("text")), number(row.get("depth"), ",d"), number(row.get("threads"), "d"),
-            f"{row.get('type_k')}/{row.get('type_v')}", number(row["decode_ms_p50"], ".2f"), number(row.get("ratio_vs_stock"), ".2f"),
-            str(row.get("stock") or "–"), number(row.get("limit_ms_p50"), ".2f"), number(row.get("ratio_vs_limit"), ".2f"),
-            number(row.get("kld_exact"), ".1e"))
-
-
-_PROMPT_COLUMNS = ("mode", "text", "tokens", "behind", "threads", "K/V", "tokens/s", "x stock", "best stock", "attention %", "ns/pair")
-
-
-def _prompt_line(row: Row) -> tuple[str, ...]:
-    return (str(row.get("mode")), str(row.get("text")), number(row.get("n_tokens"), ",d"), number(row.get("depth"), ",d"),
-            number(row.get("threads"), "d"), f"{row.get('type_k')}/{row.get('type_v')}", number(row.get("tokens_per_second"), ",.0f"),
-            number(row.get("ratio_vs_stock"), ".2f"), str(row.get("stock") or "–"), percent(row.get("attention_fraction"), 0),
-            number(row.get("pair_ns"), ".2f"))
 
 
 def ladder(rows: Sequence[Row]) -> Section:
@@ -178,7 +69,7 @@ _LADDER_FIGURES = ("hit_rate", "gain", "hit_rate_mass", "gain_mass", "worst_mass
 def _ladder_line(row: Row) -> tuple[str, ...]:
     return (f"{100 * row['budget']:g}", str(row["rung"]), str(row.get("observe")), percent(row.get("published"), 0),
             percent(row["hit_rate"]), points(row["gain"]), percent(row["hit_rate_mass"]), points(row["gain_mass"]),
-            percent(row["worst_mass"]), number(row["fetched"], ".2f"), number(row["kld"], ".1e"), percent(row["same_top"]),
+            percent(row["worst_mass"]), number(row["fetched"], ".2f"), divergence(row["kld"]), percent(row["same_top"]),
             number(row["ms_ratio"], ".2f"), percent(row["overhead"]))
 
 
@@ -261,10 +152,9 @@ def quality(ladder_rows: Sequence[Row], rows: Sequence[Row]) -> Section:
 
     stock = [row["kld_exact"] for row in rows if row.get("kind") == "text" and row.get("mode") == "off" and row.get("kld_exact")]
     target = (float(np.mean(stock)), "stock llama.cpp") if stock else None
-    section.picture(charts.line_chart([Panel("divergence from full attention", lines(1), "mean KLD, nats", "log", target),
-                                       Panel("same most likely token", lines(2), "of all positions")], "tokens read, of those seen",
-                                      height=4.2),
-                    "Means over the texts; grey lines stand in the table.")
+    section.curves([Panel("divergence from full attention", lines(1), "mean KLD, nats", "log", target),
+                    Panel("same most likely token", lines(2), "of all positions")], "tokens read, of those seen",
+                   f"Means over the texts; grey lines stand in the table. {where([row for row, _ in found])}", height=4.2)
     live = [{**row, "n_steps": row.get("n_live_steps", row.get("n_steps"))} for row, _ in found]
 
     def told(name: str) -> str:
@@ -274,7 +164,7 @@ def quality(ladder_rows: Sequence[Row], rows: Sequence[Row]) -> Section:
     section.text = (f"Nearest to full attention, of what reads about {100 * MAP_BUDGET:g} % of the tokens, comes {told(order[0])}, and "
                     f"least near {told(order[-1])}. Measured live, teacher-forced: {where(live)}.")
     section.table(("configuration", "set to", "read %", "KLD", "same top %"), [
-        (name, dial or "default", percent(read), number(kld, ".1e"), percent(same_top))
+        (name, dial or "default", percent(read), divergence(kld), percent(same_top))
         for (name, dial), (read, kld, same_top) in sorted(means.items(), key=lambda item: (order.index(item[0][0]), item[1][0]))])
     return section
 
@@ -297,7 +187,8 @@ def retention(rows: Sequence[Row]) -> Section:
         tasks.setdefault(str(row.get("task")), {})[str(row.get("mode"))] = interval
     shown = {task: found for task, found in tasks.items() if any(one.value is not None for one in found.values())}
     if shown:
-        section.picture(charts.retention_chart(shown), "A dot with its 95 % interval for each mode.")
+        section.picture(charts.retention_chart(shown, MODE_COLOURS), f"A dot with its 95 % interval for each mode. {where(asked)}",
+                        charts.retention_chart(shown, MODE_COLOURS, narrow=True))
     silent = [task for task in tasks if task not in shown]
     cannot = f" The model itself cannot do {', '.join(silent)}: that says nothing about the cache." if silent else ""
     section.text = f"Right answers of those that full attention gives, with 95 % intervals.{cannot} Asked live: {where(asked)}."

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgekv import __version__, amounts
-from edgekv.lab.report.drawing import BLUE, GREEN, ORANGE, PURPLE, RED, svg
+from edgekv.lab.report.charts import Panel, line_chart
+from edgekv.lab.report.drawing import BLUE, GREEN, ORANGE, PURPLE, RED
 from edgekv.lab.report.study import EMA, POOLED, Study
+from edgekv.vocab import FULL, STOCK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,6 +22,13 @@ Row = Mapping[str, Any]
 COLOURS = {POOLED: BLUE, EMA: RED, "streaming": GREEN, "lru": ORANGE, "h2o": PURPLE}
 """The same in every picture; others take what is free."""
 
+MODE_NAMES = {STOCK: "stock llama.cpp", FULL: "exact"}
+MODE_COLOURS = {STOCK: RED, FULL: GREEN, "sparse": BLUE}
+"""KV modes in plots. Stock is the faster of its kernels."""
+
+DEPTH = "tokens in the context"
+LIMIT = "limit: weights alone"
+
 NO_TRACE = "a trace *.npz (edgekv trace record)"
 
 
@@ -28,10 +37,35 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
+    words: bool = False
+    """All of it."""
 
     def left(self, column: int) -> bool:
         """Whether a column holds words: they begin at its left edge."""
-        return any(row[column][:1].isalpha() or row[column][:2] == "+ " for row in self.rows)
+        return self.words or any(row[column][:1].isalpha() or row[column][:2] == "+ " for row in self.rows)
+
+    def head(self, column: int) -> str:
+        """A column's title, whose unit does not leave its last word."""
+        words = self.columns[column].split(" ")
+        return " ".join(words[:-2] + ["\u00a0".join(words[-2:])]) if len(words) > 1 and len(words[-1]) < 4 else self.columns[column].replace("x ", "x\u00a0")
+
+    @classmethod
+    def without_empty(cls, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "", words: bool = False) -> Table:
+        """Without the columns in which nothing is known."""
+        kept = [i for i in range(len(columns)) if any(row[i] != UNKNOWN for row in rows)]
+        return cls([columns[i] for i in kept], [[row[i] for i in kept] for row in rows], caption, words)
+
+
+@dataclass(frozen=True)
+class Picture:
+    name: str
+    """Of its file, without the ending."""
+    title: str
+    """For who cannot see it."""
+    figure: Figure
+    caption: str
+    narrow: Figure | None = None
+    """The same for a narrow screen."""
 
 
 @dataclass
@@ -39,17 +73,24 @@ class Section:
     key: str
     title: str
     text: str = ""
-    pictures: list[tuple[str, str]] = field(default_factory=list)
-    """(SVG element, caption)"""
+    pictures: list[Picture] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     missing: str = ""
     """What would have to be in the folder; empty: it is there."""
 
-    def picture(self, figure: Figure, caption: str) -> None:
-        self.pictures.append((svg(figure, f"{self.key}{len(self.pictures)}"), caption))
+    def picture(self, figure: Figure, caption: str, narrow: Figure | None = None) -> None:
+        number = len(self.pictures) + 1
+        self.pictures.append(Picture(f"{self.key}-{number}" if number > 1 else self.key, self.title, figure, caption, narrow))
+
+    def curves(self, panels: Sequence[Panel], x_label: str, caption: str, **settings: Any) -> None:
+        """A picture of lines, for narrow screens too; `settings` are those of `line_chart`."""
+        self.picture(line_chart(panels, x_label, **settings), caption, line_chart(panels, x_label, narrow=True, **settings))
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> None:
         self.tables.append(Table(columns, list(rows), caption))
+
+
+UNKNOWN = "–"
 
 
 def percent(share: Any, digits: int = 1) -> str:
@@ -65,8 +106,13 @@ def number(value: Any, form: str) -> str:
     return _shown(value, lambda known: format(known, form))
 
 
+def divergence(kld: Any) -> str:
+    """ "6.0e-03"."""
+    return "0" if kld == 0 else number(kld, ".1e")
+
+
 def _shown(value: Any, show: Any) -> str:
-    return show(value) if isinstance(value, (int, float)) and np.isfinite(value) else "–"
+    return show(value) if isinstance(value, (int, float)) and np.isfinite(value) else UNKNOWN
 
 
 def where(rows: Iterable[Row]) -> str:
@@ -79,6 +125,22 @@ def where(rows: Iterable[Row]) -> str:
     parts = (("model", "{}"), ("text", "{}"), ("depth", "{} tokens deep"), ("n_steps", "{} decode steps"),
              ("version", "EdgeKV {}"), ("cpu", "{}"), ("date", "{}"))
     return "; ".join(form.format(found) for key, form in parts if (found := values(key)))
+
+
+_RUN_KEYS = ("cpu", "date", "model", "version", "isa")
+
+
+def runs_of(rows: Iterable[Row], figure: str) -> list[list[Row]]:
+    """The rows that have `figure`, by run: figures of two machines or days do not compare."""
+    runs: dict[tuple, list[Row]] = {}
+    for row in rows:
+        if row.get(figure) is not None:
+            runs.setdefault(tuple(row.get(key) for key in _RUN_KEYS), []).append(row)
+    return list(runs.values())
+
+
+def of_threads(n: Any) -> str:
+    return "1 thread" if n == 1 else f"{n} threads"
 
 
 def facts(study: Study) -> Row:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgekv.lab.report import charts, maps
+from edgekv.lab.report import maps
 from edgekv.lab.report.charts import Line, Panel
 from edgekv.lab.report.sections import COLOURS, NO_TRACE, Row, Section, facts, of_trace, percent, where
 from edgekv.lab.report.study import AGES, HIGHLIGHTS, MAP_BUDGET, ORACLE, ORACLE_POOLED, Study
@@ -30,10 +30,9 @@ def budget_curves(studies: Sequence[Study], given: Sequence[Row]) -> Section:
     lines = [Line(name, list(values), list(values.values()), faint=name not in named, ceiling=name in ceilings,
                   colour=COLOURS.get(name)) for name, values in means.items()]
     title = f"mean over {', '.join(texts)}" if len(texts) > 1 else texts[0]
-    section.picture(charts.line_chart([Panel(title, lines, "attention mass on hot pages", "missed")],
-                                      "pages of the visible ones, per head on average", height=4.6),
-                    "Grey: the other policies of the table, as far as they reach; dashed: the oracle, which sees the step. The scale is "
-                    "that of what is missing to 100 %.")
+    section.curves([Panel(title, lines, "attention mass on hot pages", "missed")], "pages of the visible ones, per head on average",
+                   "Grey: the other policies of the table, as far as they reach; dashed: the oracle, which sees the step. The scale is "
+                   "that of what is missing to 100 %.", height=4.6)
     can_run_live = [name for name in means if "oracle" not in name and "all seen" not in name and ", full" not in name]
     best = {budget: max((means[name][budget], name) for name in can_run_live if budget in means[name])
             for budget in budgets if any(budget in means[name] for name in can_run_live)}
@@ -114,13 +113,13 @@ def reads(study: Study | None) -> Section:
     read, hits = study.reads(), study.hits_over_time()
     header = study.header
     steps = np.arange(study.n_steps) + header.depth
-    section.picture(charts.line_chart(
+    section.curves(
         [Panel("a head and token", [Line("rows", *_smooth(steps, read.rows)), Line("pages with one", *_smooth(steps, read.pages))],
                "read in mode sparse", "plain"),
          Panel(f"with {100 * MAP_BUDGET:g} % of the pages hot", [
              Line(name, *_smooth(steps, values), ceiling=name == ORACLE_POOLED, colour=COLOURS.get(name)) for name, values in hits.items()],
              "attention mass on hot pages")],
-        "decode step", percent_x=False), "Means over all heads and 16 steps.")
+        "decode step", "Means over all heads and 16 steps.", percent_x=False)
     rows, pages, n_tokens = read.rows.mean(), read.pages.mean(), header.depth + study.n_steps / 2
     section.text = (f"At a resolution of {header.resolution:,g} a head reads {rows:,.0f} rows of {n_tokens:,.0f} for a token "
                     f"({percent(rows / n_tokens)} %), on {pages:,.0f} of {n_tokens / header.page_tokens:,.0f} pages. {of_trace(study)}.")

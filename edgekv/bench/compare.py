@@ -1,0 +1,242 @@
+"""Two results compared: rows of `edgekv bench` and of llama-bench, paired by what they measured, with the ratio of their speeds and its
+noise.
+
+The noise of a ratio is propagated from the samples of both sides: var(ln ratio) = (s_a / m_a)^2 / n_a + (s_b / m_b)^2 / n_b, with means m,
+sample standard deviations s and n samples (the repetitions, -r), and a 95 % interval from Student's t with the degrees of freedom of B. L.
+Welch, "The generalization of Student's problem when several different population variances are involved", Biometrika 34 (1947). No
+bootstrap: of the usual three to five samples it is much too narrow. With one sample on a side the noise is not known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from statistics import fmean, stdev
+from typing import Any
+
+from edgekv.errors import ConfigError
+from edgekv.vocab import STOCK_KERNELS
+
+Row = dict[str, Any]
+
+LLAMA_BENCH = "llama-bench"
+"""The mode of rows that llama-bench itself wrote; what it says of flash attention stands behind it."""
+
+SETTINGS = ("model", "test", "mode", "threads", "types", "budget")
+"""What makes two rows a pair."""
+_MORE = ("n_batch", "n_ubatch", "n_gpu_layers", "text", "fill", "peer")
+"""These too, where rows of one file differ in nothing else."""
+
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093,
+      2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
+"""97.5 % quantile of Student's t with 1, 2, ... degrees of freedom."""
+_T_MANY = 1.960
+
+_MACHINE = {"processor": ("cpu_info", "cpu"), "family": ("family",), "cores": ("cores",), "instruction set": ("isa",), "GPU": ("gpu", "gpu_info"),
+            "driver": ("driver",), "link": ("link",), "EdgeKV": ("edgekv", "version"), "llama.cpp": ("llama_cpp", "build_commit"),
+            "commit": ("commit",), "Python": ("python",)}
+"""What is told of a machine, and under which keys rows have it."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one side has of a test: speeds in tokens/s."""
+
+    settings: dict[str, Any]
+    """By SETTINGS and _MORE."""
+    speed: float | None
+    """The mean; None: not measured, `note` says why."""
+    deviation: float | None
+    """Standard deviation of the samples; None: there are fewer than two."""
+    n_samples: int
+    note: str | None = None
+    facts: dict[str, str] = field(default_factory=dict)
+    """By the keys of _MACHINE, as far as the row tells."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    a: Measured
+    b: Measured
+
+    @property
+    def ratio(self) -> float | None:
+        """Speed of B / speed of A; above 1 B is faster."""
+        return self.b.speed / self.a.speed if self.a.speed and self.b.speed else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % interval of the ratio; None where a side has less than two samples."""
+        ratio, sides = self.ratio, (self.a, self.b)
+        if ratio is None or any(side.deviation is None for side in sides):
+            return None
+        variances = [((side.deviation or 0.0) / (side.speed or 1.0)) ** 2 / side.n_samples for side in sides]
+        total = sum(variances)
+        if total == 0.0:
+            return ratio, ratio
+        freedom = total ** 2 / sum(variance ** 2 / (side.n_samples - 1) for variance, side in zip(variances, sides))
+        n = int(freedom)  # a little wider where it is no whole number
+        half = (_T[max(1, n) - 1] if n <= len(_T) else _T_MANY) * math.sqrt(total)
+        return ratio * math.exp(-half), ratio * math.exp(half)
+
+    @property
+    def verdict(self) -> str:
+        """Of B, beside A."""
+        if self.ratio is None:
+            return self.b.note or self.a.note or "not measured"
+        if self.interval is None:
+            return "noise unknown"
+        low, high = self.interval
+        return "faster" if low > 1 else "slower" if high < 1 else "within noise"
+
+    def row(self) -> Row:
+        """Flat, with None for what is not known."""
+        low, high = self.interval or (None, None)
+        a, b = self.a.settings, self.b.settings
+        return {"in": "both", **{name: _both(a[name], b[name]) for name in a},
+                "a_tokens_per_s": self.a.speed, "a_stddev": self.a.deviation, "a_n": self.a.n_samples,
+                "b_tokens_per_s": self.b.speed, "b_stddev": self.b.deviation, "b_n": self.b.n_samples,
+                "ratio": self.ratio, "ratio_low": low, "ratio_high": high, "verdict": self.verdict}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    pairs: list[Pair]
+    only_a: list[Measured]
+    only_b: list[Measured]
+    differences: list[tuple[str, str, str]]
+    """(what, of A, of B): settings and facts of the machines in which the files differ as a whole."""
+    keys: tuple[str, ...]
+    """The settings that tell pairs apart."""
+
+    def rows(self) -> list[Row]:
+        """The pairs, then what stands in one of them only."""
+        alone = [(name, side) for name, sides in (("A", self.only_a), ("B", self.only_b)) for side in sides]
+        empty = dict.fromkeys(("a_tokens_per_s", "a_stddev", "a_n", "b_tokens_per_s", "b_stddev", "b_n", "ratio", "ratio_low", "ratio_high"))
+        return [*(pair.row() for pair in self.pairs), *(
+            {"in": name, **side.settings, **empty, f"{name.lower()}_tokens_per_s": side.speed, f"{name.lower()}_stddev": side.deviation,
+             f"{name.lower()}_n": side.n_samples, "verdict": side.note or f"only in {name}"} for name, side in alone)]
+
+
+def compare(a: Sequence[Row], b: Sequence[Row]) -> Comparison:
+    """Pair the rows of A and B. A setting that has one value in A and another in B keeps no rows apart, it is a difference; nor does the
+    mode, where one side is all llama-bench. Rows that repeat within a side are one, with the samples of all. Raises ConfigError where
+    no rows are to be paired."""
+    sides = [_measured(a, "A"), _measured(b, "B")]
+    of = [{name: {_said(one.settings[name]) for one in side} for name in (*SETTINGS, *_MORE)} for side in sides]
+    foreign = [all(mode.startswith(LLAMA_BENCH) for mode in values["mode"]) for values in of]
+    apart = [name for name in SETTINGS if name == "test" or not (len(of[0][name]) == len(of[1][name]) == 1 and of[0][name] != of[1][name])]
+    changed = [name for name in SETTINGS if name not in apart]
+    if foreign[0] != foreign[1]:
+        apart = [name for name in apart if name not in ("mode", "budget")]
+    keys = (*apart, *(name for name in _MORE if any(_tells_apart(name, side) for side in sides)))
+    left, right = (_by_key(side, keys) for side in sides)
+    pairs = [Pair(one, other) for key, ones in left.items() for one in ones for other in right.get(key, ()) if _same_kernel(one, other)]
+    if not pairs:
+        raise ConfigError(f"the two have no rows in common: A has {_listed(sides[0])}; B has {_listed(sides[1])}; measure the same model, "
+                          "tests, modes and threads")
+    return Comparison(pairs, [one for key, ones in left.items() if key not in right for one in ones],
+                      [one for key, ones in right.items() if key not in left for one in ones],
+                      [*((name, *(next(iter(values[name])) for values in of)) for name in changed), *_machines(*sides)], keys)
+
+
+def _measured(rows: Iterable[Row], side: str) -> list[Measured]:
+    found = [one for row in rows if (one := _one(row)) is not None]
+    if not found:
+        raise ConfigError(f"{side} has no rows of edgekv bench, of edgekv bench kv or of llama-bench; write them with -o json or -o jsonl")
+    merged: dict[tuple, list[tuple[Measured, list[float]]]] = {}
+    for one, samples in found:
+        merged.setdefault(tuple(one.settings.values()), []).append((one, samples))
+    return [ones[0][0] if len(ones) == 1 else _together(ones) for ones in merged.values()]
+
+
+def _one(row: Row) -> tuple[Measured, list[float]] | None:
+    """None for a row of something else."""
+    if row.get("kind") == "kv":
+        ms, test = row.get("decode_ms_p50"), f"tg{row.get('n_steps')} @ d{row.get('depth')}"
+        speed, samples, mode = 1e3 / ms if ms else None, [], row.get("mode")
+    elif "n_prompt" in row and "n_gen" in row and "avg_ts" in row:
+        samples = [float(sample) for sample in row.get("samples_ts") or []]
+        speed = row["avg_ts"] if row["avg_ts"] is not None else fmean(samples) if samples else None
+        mode, test = row.get("kv_mode") or _foreign_mode(row), row.get("test") or _test(row)
+    else:
+        return None
+    settings = {"model": PurePath(str(row.get("model_filename") or row.get("model"))).name, "test": test, "mode": mode,
+                "threads": row.get("n_threads", row.get("threads")), "types": f"{row.get('type_k')}/{row.get('type_v')}",
+                "budget": row.get("kv_budget_mib"), **{name: row.get(name) for name in _MORE}}
+    known = {**row, **(row.get("environment") or {})}
+    facts = {name: str(value) for name, keys in _MACHINE.items() if (value := next((known[key] for key in keys if known.get(key)), None)) is not None}
+    deviation = stdev(samples) if len(samples) > 1 else None
+    return Measured(settings, float(speed) if speed else None, deviation, len(samples), row.get("note"), facts), samples
+
+
+def _foreign_mode(row: Row) -> str:
+    """llama-bench tells of flash attention as -1 (its own choice), 0 or 1, older ones as false or true."""
+    return _FOREIGN.get(row.get("flash_attn", -1), LLAMA_BENCH)
+
+
+_FOREIGN = {False: f"{LLAMA_BENCH}, no flash", True: f"{LLAMA_BENCH}, flash"}
+
+
+def _same_kernel(one: Measured, other: Measured) -> bool:
+    """Of stock's rows that of the same kernel is llama-bench's pair; with flash attention left to llama-bench, either."""
+    said = {str(side.settings["mode"]) for side in (one, other)}
+    stock, flash = said & set(STOCK_KERNELS), said & set(_FOREIGN.values())
+    return not stock or not flash or flash == {_FOREIGN[stock == {STOCK_KERNELS[0]}]}
+
+
+def _test(row: Row) -> str:
+    parts = [f"{name}{row[key]}" for name, key in (("pp", "n_prompt"), ("tg", "n_gen")) if row[key]]
+    return "+".join(parts) + (f" @ d{row['n_depth']}" if row.get("n_depth") else "")
+
+
+def _together(ones: Sequence[tuple[Measured, list[float]]]) -> Measured:
+    """Rows of the same settings as one."""
+    first = ones[0][0]
+    measured = [(one, samples) for one, samples in ones if one.speed is not None]
+    if not measured:
+        return first
+    samples = [sample for _, some in measured for sample in some]
+    if all(some for _, some in measured):
+        return Measured(first.settings, fmean(samples), stdev(samples) if len(samples) > 1 else None, len(samples), None, first.facts)
+    return Measured(first.settings, fmean(one.speed or 0.0 for one, _ in measured), None, 0, None, first.facts)
+
+
+def _tells_apart(name: str, side: Sequence[Measured]) -> bool:
+    """Whether rows of a side have the same SETTINGS and another `name`."""
+    seen: dict[tuple, Any] = {}
+    return any(seen.setdefault(tuple(one.settings[key] for key in SETTINGS), one.settings[name]) != one.settings[name] for one in side)
+
+
+def _by_key(side: Sequence[Measured], keys: Sequence[str]) -> dict[tuple, list[Measured]]:
+    found: dict[tuple, list[Measured]] = {}
+    for one in side:
+        found.setdefault(tuple(_said(one.settings[name]) for name in keys), []).append(one)
+    return found
+
+
+def _machines(a: Sequence[Measured], b: Sequence[Measured]) -> list[tuple[str, str, str]]:
+    """What both tell of their machines, where it is not the same."""
+    told = []
+    for name in _MACHINE:
+        values = [", ".join(dict.fromkeys(one.facts[name] for one in side if name in one.facts)) for side in (a, b)]
+        if all(values) and values[0] != values[1]:
+            told.append((name, *values))
+    return told
+
+
+def _both(a: Any, b: Any) -> Any:
+    """What both sides say, or each; what only one of them says is no difference."""
+    return b if a is None else a if b is None or a == b else f"{_said(a)} -> {_said(b)}"
+
+
+def _listed(side: Sequence[Measured]) -> str:
+    one = side[0].settings
+    others = f" and {len(side) - 1} more" if len(side) > 1 else ""
+    return f"{one['model']} {one['test']}, {one['mode']}, threads {_said(one['threads'])}, {one['types']}{others}"
+
+
+def _said(value: Any) -> str:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

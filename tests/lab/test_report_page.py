@@ -1,0 +1,141 @@
+"""The report in a real browser without a window: screen and paper, wide and narrow, light and dark. Skipped where there is none."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.browser import browser, contrast, look
+from support.results import bench_rows, ladder_rows, prompt_rows, quality_rows, rows_by_depth
+from support.servers import history_document, plan_document, serve_rows, state_documents
+
+from edgekv.lab.report import page
+
+LONG = [{**row, "n_threads": threads} for threads in (1, 2, 4) for row in bench_rows()]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    """A page with every part that needs no trace."""
+    folder = tmp_path_factory.mktemp("report")
+    for name, rows in {"kv": rows_by_depth(), "prefill": prompt_rows(), "bench": LONG, "quality": quality_rows(), "ladder": ladder_rows(),
+                       "serve": [*serve_rows(1), *serve_rows(4)], "plan": plan_document(), "history": history_document(),
+                       "state": state_documents()}.items():
+        (folder / f"{name}.json").write_text(json.dumps(rows))
+    return page.write(folder).path
+
+
+@pytest.fixture(scope="module")
+def opened(written) -> Iterator[Any]:
+    with browser() as window:
+        yield window
+
+
+def show(opened: Any, written: Path, width: int = 1200, theme: str = "light") -> None:
+    look(opened, width, theme)
+    opened.get(f"file://{written}")
+
+
+def test_it_asks_nobody_and_breaks_nothing(opened, written):
+    opened.get_log("browser")
+    show(opened, written)
+    assert opened.execute_script("return performance.getEntriesByType('resource').map((entry) => entry.name)") == []
+    assert opened.get_log("browser") == []
+    assert opened.execute_script("return document.querySelectorAll('section').length") == 15
+
+
+WIDER = """
+const wide = [...document.querySelectorAll("body *")].filter((element) => {
+  const box = element.getBoundingClientRect();
+  return box.right > innerWidth + 1 && !element.closest(".table, .picture");
+});
+return wide.map((element) => element.outerHTML.slice(0, 80));
+"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1200])
+def test_it_fits(opened, written, width, theme):
+    """Only tables and a few pictures are scrolled, each by itself."""
+    show(opened, written, width, theme)
+    assert opened.execute_script("return document.documentElement.scrollWidth") == width
+    assert opened.execute_script(WIDER) == []
+    shown = opened.execute_script("return [...document.querySelectorAll('figure.two svg')].map((svg) => svg.getBoundingClientRect().width)")
+    assert [size > 0 for size in shown] == [width > 640, width < 640] * (len(shown) // 2), "one of each two pictures"
+    if width == 400:
+        assert 340 < max(shown) <= 400
+
+
+COLOURS = """
+const ground = getComputedStyle(document.body).backgroundColor, found = {};
+for (const element of document.querySelectorAll("h1, h2, p, a, td, th, caption, figcaption, summary, svg text")) {
+  const style = getComputedStyle(element), svg = element.tagName === "text";
+  if (element.textContent.trim()) found[svg ? style.fill : style.color] = element.textContent.trim().slice(0, 40);
+}
+return [ground, found];
+"""
+
+
+def parts(colour: str) -> tuple[int, int, int]:
+    red, green, blue, *rest = (float(part) for part in re.findall(r"[\d.]+", colour))
+    assert not rest or rest == [1.0], colour
+    return int(red), int(green), int(blue)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_everything_can_be_read(opened, written, theme):
+    """Text of the page and in its pictures stands out from the ground; on bars alone it has the ground's colour."""
+    show(opened, written, theme=theme)
+    ground, found = opened.execute_script(COLOURS)
+    assert (sum(parts(ground)) < 200) == (theme == "dark")
+    found.pop(ground, None)
+    assert len(found) >= 6
+    faint = {colour: text for colour, text in found.items() if contrast(parts(colour), parts(ground)) < 4.5}
+    assert not faint
+
+
+def test_lines_can_be_seen(opened, written):
+    for theme in ("light", "dark"):
+        show(opened, written, theme=theme)
+        ground, *strokes = opened.execute_script(
+            "return [getComputedStyle(document.body).backgroundColor, ...new Set([...document.querySelectorAll('#speed .wide path')]"
+            ".filter((path) => parseFloat(getComputedStyle(path).strokeWidth) >= 1.4).map((path) => getComputedStyle(path).stroke))]")
+        assert len(strokes) >= 4 and min(contrast(parts(stroke), parts(ground)) for stroke in strokes) >= 3
+
+
+INSIDE = """
+return [...document.querySelectorAll("svg")].filter((svg) => svg.getBoundingClientRect().width).flatMap((svg) => {
+  const frame = svg.getBoundingClientRect();
+  return [...svg.querySelectorAll("text")].filter((text) => {
+    const box = text.getBoundingClientRect();
+    return box.width && (box.left < frame.left - 1 || box.right > frame.right + 1 || box.top < frame.top - 1 || box.bottom > frame.bottom + 1);
+  }).map((text) => `${svg.getAttribute("aria-label")}: ${text.textContent}`);
+});
+"""
+
+
+@pytest.mark.parametrize("width", [400, 1200])
+def test_no_label_is_cut(opened, written, width):
+    show(opened, written, width)
+    assert opened.execute_script(INSIDE) == []
+
+
+def test_on_paper(opened, written):
+    """Light whatever the reader prefers, the long tables open, and nothing beside the page: a table that is too wide would be cut."""
+    look(opened, 700, "dark")  # the width of a sheet between its margins
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": [{"name": "prefers-color-scheme", "value": "dark"}]})
+    opened.get(f"file://{written}")
+    ink = opened.execute_script("return getComputedStyle(document.querySelector('h1')).color")
+    closed = opened.execute_script("return document.querySelectorAll('details:not([open])').length")
+    cells = opened.execute_script("return [...document.querySelectorAll('details td')].map((cell) => cell.getBoundingClientRect().height)")
+    assert contrast(parts(ink), (255, 255, 255)) > 10
+    assert closed > 0 and min(cells) > 5
+    assert opened.execute_script("return document.documentElement.scrollWidth") == 700
+    printed = base64.b64decode(opened.execute_cdp_cmd("Page.printToPDF", {})["data"])
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    assert printed.startswith(b"%PDF") and 5 <= len(re.findall(rb"/Type\s*/Page\b", printed)) <= 25

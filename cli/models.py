@@ -84,18 +84,20 @@ def list_models(output: str) -> None:
 
 def _row(local: LocalModel) -> dict[str, Any]:
     from edgekv.errors import ModelError
-    from edgekv.memory.fit import available_bytes, sparse_layers
+    from edgekv.memory.available import available_bytes
+    from edgekv.memory.fit import sparse_layers
     from edgekv.memory.plan import fitting_context
-    from edgekv.models import geometry
+    from edgekv.models.geometry import open_model
 
     row: dict[str, Any] = {"name": local.name, "source": local.source, "path": str(local.path)}
     facts = ("architecture", "n_params", "file_type", "file_bytes", "n_layer", "n_ctx_train")
     try:
-        g = geometry(local.path)
+        file = open_model(local.path)
     except ModelError as error:
         return {**row, **dict.fromkeys((*facts, "layers", "kv_bytes_per_token", "fits_tokens")), "problem": str(error)}
+    g = file.geometry
     return {**row, **{name: getattr(g, name) for name in facts}, "layers": f"{len(sparse_layers(g))}/{g.n_layer}",
-            "kv_bytes_per_token": g.kv_bytes_per_token(), "fits_tokens": fitting_context(g, available_bytes()), "problem": None}
+            "kv_bytes_per_token": g.kv_bytes_per_token(), "fits_tokens": fitting_context(file, available_bytes()), "problem": None}
 
 
 @models.command(epilog=examples(

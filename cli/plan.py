@@ -46,13 +46,14 @@ def plan(model: Path | None, slots: int, cache_ram: int | None, measure: bool, r
     MODEL is a GGUF file, of which the header is enough; without one, the default model. Nothing is loaded. The rates of this machine
     are measured when they are first asked for, in a few seconds, and kept. The exit code is 4 if the plan does not fit.
     """
-    from edgekv.bench.planned import Measuring, plan_here
+    from edgekv.bench.planned import Asked, Measuring, plan_here
     from edgekv.store.settings import StoreSettings
 
     path, chosen = model_path(model), split_kv_options(settings)
     store = StoreSettings.ram_bytes if cache_ram is None else cache_ram
     measuring = Measuring(lambda what: click.echo(what, err=True), measure, recalibrate)
-    found = plan_here(path, chosen["kv"], chosen["n_ctx"], slots, store, chosen["n_threads"], measuring)
+    asked = Asked(chosen["kv"], chosen["n_ctx"], slots, store, chosen["n_threads"], chosen["weights_from_disk"])
+    found = plan_here(path, asked, measuring)
     if as_json:
         print_json(asdict(found) | {"fits": found.problem is None, "total": {place: found.total(place) for place in found.free}})
     else:

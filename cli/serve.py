@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -73,6 +71,7 @@ def serve(model: Path | None, slots: int, max_queue: int | None, max_gap: float,
     code 130 or 143.
     """
     extra = click.get_current_context().meta.get(_EXTRA, ())
+    from edgekv.cli.common.summary import summary_line
     from edgekv.serving.options import Limits, ServerOptions, try_extra
     from edgekv.serving.server import Server
 
@@ -85,27 +84,17 @@ def serve(model: Path | None, slots: int, max_queue: int | None, max_gap: float,
         extra=extra,
     ))
     how_to_stop = _stop_on_signals()
-    memory = _memory(server)
-    click.echo(memory(), err=True)
+    click.echo(summary_line(server), err=True)
     server.start()
     with server:
         try:
             if server.runtime is not None:
-                click.echo(memory(runtime=server.runtime), err=True)
+                click.echo(summary_line(server, server.runtime), err=True)
             _announce(server, how_to_stop)
             server.wait()
         except KeyboardInterrupt:
             _say("stopping")
     return EXIT_OK
-
-
-def _memory(server: Server) -> Callable[..., str]:
-    """Gives the line about memory: what it will take of what is free now, and with a runtime what it took."""
-    from edgekv.cli.common.summary import summary_line
-    from edgekv.memory.fit import available_bytes
-
-    store = server.options.store
-    return partial(summary_line, server.model, server.context, available_bytes(), store.ram_bytes if store is not None else 0)
 
 
 def _stop_on_signals() -> str:
@@ -147,9 +136,9 @@ def _announce(server: Server, how_to_stop: str) -> None:
     options = server.options
     if not server.needs_key and server.is_public:
         click.echo("warning: ANYBODY who reaches this machine can use the server; --api-key-file FILE keeps others out", err=True)
-    from edgekv.serving.options import keeps_more_than_rows
+    from edgekv.serving.options import keeps_more_than_rows, shares_cells
 
-    if {"--kv-unified", "-kvu"} & {argument.replace("_", "-") for argument in options.extra} and options.n_slots > 1:
+    if shares_cells(options.extra) and options.n_slots > 1:
         click.echo("warning: with --kv-unified the tokens of all slots mix in the same pages, and each token looks at all of them; leave it out "
                    "unless the slots share long beginnings and memory is short", err=True)
     if options.store is not None and keeps_more_than_rows(server.model):

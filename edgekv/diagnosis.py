@@ -104,7 +104,7 @@ def _gpu(backends: list[str] | None) -> dict[str, Any]:
 
 def _pinned() -> dict[str, int | None]:
     """Bytes of host memory that could be pinned: what is free, and the limit of locked memory (None: no limit)."""
-    from edgekv.memory.fit import available_bytes
+    from edgekv.memory.available import available_bytes
 
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return {"available": available_bytes(), "limit": None if limit == resource.RLIM_INFINITY else limit}
@@ -154,8 +154,8 @@ def _device_plans(g: Geometry) -> list[dict[str, Any]]:
     """What a context would take of each usable device, of the modes that run there, and how much of it would be hot."""
     from edgekv.amounts import size
     from edgekv.config import KvOptions
+    from edgekv.memory.available import available_bytes
     from edgekv.memory.device_fit import check_device, device_plan
-    from edgekv.memory.fit import available_bytes
 
     available, plans = available_bytes(), []
     for found in devices.devices(DeviceKind.CUDA):

@@ -16,8 +16,12 @@ from edgekv.hierarchy import eviction
 from edgekv.live import runtime  # first: it puts llama_cpp on our libraries
 from edgekv.live.runtime import Runtime
 from edgekv.memory import devices, fit
+from edgekv.memory.allocations import Request, Slots
+from edgekv.memory.available import available_bytes
+from edgekv.memory.context import check_context
 from edgekv.memory.device_fit import device_plan
 from edgekv.models import geometry
+from edgekv.models.geometry import open_model
 from edgekv.vocab import CacheType, DeviceKind, KvMode
 
 import llama_cpp
@@ -64,17 +68,20 @@ class Llama(llama_cpp.Llama):
         flash_attn: on by default, unlike in llama_cpp: without it V is stored transposed and the layers run stock.
         n_gpu_layers: on a GPU that is used (`PlacementOptions.device`), all by default, unlike in llama_cpp.
         n_batch, n_ubatch: on such a GPU what its plan computes at once by default, up to 2,048 tokens (`device_fit.device_plan`).
+        weights_from_disk: load a model whose weights are larger than the free memory, which is refused otherwise; with use_mmap they are then
+            read from the disk again for every token.
         Everything else as in llama_cpp.Llama.
 
     `kv` is then the context's Runtime (mode, layers, cells, memory, observers); `kv.configure(options)` changes it while it runs.
 
-    Raises ConfigError for a bad option, CudaUnavailable where a GPU was asked for and cannot be used, DoesNotFit where there is no
-    memory for sketches or arena, ModelError where the file cannot be loaded, EdgeKVError where the context cannot be created.
+    Raises ConfigError for a bad option, CudaUnavailable where a GPU was asked for and cannot be used, DoesNotFit, before anything is loaded,
+    where model and context need more memory than is free (what `edgekv plan` counts), ModelError where the file cannot be loaded, EdgeKVError
+    where the context cannot be created.
     """
 
     def __init__(self, model_path: str, *, kv: KvMode | str | None = None, kv_options: KvOptions | None = None,
                  type_k: CacheType | str | int | None = None, type_v: CacheType | str | int | None = None, flash_attn: bool = True,
-                 **options: Any):
+                 weights_from_disk: bool = False, **options: Any):
         named = {"mode": kv, "type_k": _cache_name(type_k), "type_v": _cache_name(type_v)}
         named |= {name: options.pop(name) for name in option_names() if name in options}
         if kv_options is None:
@@ -103,6 +110,8 @@ class Llama(llama_cpp.Llama):
             n_ubatch = device_plan(model, n_ctx, self._kv_options, placement.room, all_logits=True).n_ubatch
             options.setdefault("n_batch", n_ubatch)
             options.setdefault("n_ubatch", min(n_ubatch, options["n_batch"]))
+        if placement.room is None and not options.get("vocab_only"):
+            _check_memory(Path(model_path), self._kv_options, options, weights_from_disk)
         try:
             with runtime.defaults(self._kv_options):
                 super().__init__(str(model_path), flash_attn=flash_attn, **kinds, **options)
@@ -137,6 +146,17 @@ class Llama(llama_cpp.Llama):
         if found is None:
             raise EdgeKVError("this Llama has no attached context: it was closed, or loaded with vocab_only")
         return found
+
+
+def _check_memory(path: Path, kv: KvOptions, options: dict[str, Any], from_disk: bool) -> None:
+    """Raises DoesNotFit. Files that are no chat models are llama.cpp's business."""
+    try:
+        file = open_model(path)
+    except ModelError:
+        return
+    n_ctx = options.get("n_ctx", 512) or file.geometry.n_ctx_train
+    n_threads = options.get("n_threads_batch") or os.cpu_count() or 1
+    check_context(Request(file, kv, n_ctx, Slots(), available_bytes(), n_threads=n_threads, from_disk=from_disk), n_ctx)
 
 
 def _cache_name(value: CacheType | str | int | None) -> CacheType | str | None:

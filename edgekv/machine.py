@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import math
 import os
 import platform
 import re
@@ -44,6 +45,46 @@ def stamp() -> dict[str, str | int]:
 def n_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def default_threads() -> int:
+    """Threads where nobody says how many: one for each core that this process may use, as llama.cpp counts them, without the second thread of
+    a core and without a hybrid processor's slow cores; and no more than its control groups give it time for."""
+    cpus = set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    fast = {cpu for cpu in cpus if cpu in _listed(FAST_CORES)}
+    siblings = {_text(SIBLINGS.format(cpu)) or str(cpu) for cpu in fast or cpus}
+    return max(1, math.ceil(min(len(siblings), _quota())))
+
+
+FAST_CORES = "/sys/devices/cpu_core/cpus"
+"""There on hybrid processors alone."""
+SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+QUOTA = ("/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us")
+"""Version 2 has both numbers in one file."""
+
+
+def _quota() -> float:
+    """Processors' worth of time that a container has; infinite without a limit."""
+    both = _text(QUOTA[0]).split() or [_text(QUOTA[1]), _text(QUOTA[2])]
+    if len(both) == 2 and all(number.isdigit() and int(number) for number in both):
+        return int(both[0]) / int(both[1])
+    return math.inf
+
+
+def _listed(path: str) -> set[int]:
+    """"0-3,8" as numbers; none where there is no such file."""
+    numbers: set[int] = set()
+    for part in filter(None, _text(path).split(",")):
+        first, _, last = part.partition("-")
+        numbers |= set(range(int(first), int(last or first) + 1))
+    return numbers
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
 
 
 def family_of(facts: Mapping[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,7 @@ class Geometry:
         return k if self.mla else k + _row_bytes(self.n_head_kv[il] * self.head_dim_v, type_v)
 
 
+@functools.cache
 def _row_bytes(n_elements: int, type_name: str) -> int:
     block, block_bytes = GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name.upper()]]
     return n_elements * block_bytes // block

@@ -233,6 +233,45 @@ def gpt_oss(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0)
     return m.finish()
 
 
+def deepseek2(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
+    """Compressed K and V (MLA): one latent row of a token for all heads, and no V. `head_dim` is that of a head after it is expanded."""
+    m, s = _Model(path, "deepseek2", shape, seed), shape
+    n_rope, n_latent, n_q = s.head_dim // 2, 2 * s.head_dim, s.n_embd // 2
+    m.gguf.add_head_count(s.n_head)
+    m.gguf.add_head_count_kv(1)
+    m.gguf.add_key_length(n_latent + n_rope)
+    m.gguf.add_value_length(n_latent)
+    m.gguf.add_key_length_mla(s.head_dim + n_rope)
+    m.gguf.add_value_length_mla(s.head_dim)
+    m.gguf.add_q_lora_rank(n_q)
+    m.gguf.add_kv_lora_rank(n_latent)
+    m.gguf.add_layer_norm_rms_eps(1e-5)
+    m.gguf.add_rope_dimension_count(n_rope)
+    m.gguf.add_rope_freq_base(s.rope_base)
+    m.gguf.add_leading_dense_block_count(s.n_layer)
+    m.gguf.add_expert_feed_forward_length(s.n_ff)
+    m.gguf.add_expert_shared_count(1)
+    m.text_tokenizer()
+    m.embedding("token_embd.weight", 4.0)
+    m.norm("output_norm", s.n_embd)
+    m.embedding("output.weight", 4.0)
+    for il in range(s.n_layer):
+        block = f"blk.{il}"
+        m.norm(f"{block}.attn_norm", s.n_embd)
+        m.matrix(f"{block}.attn_q_a.weight", n_q, s.n_embd)
+        m.norm(f"{block}.attn_q_a_norm", n_q)
+        m.matrix(f"{block}.attn_q_b.weight", s.n_head * (s.head_dim + n_rope), n_q, s.attn_gain)
+        m.matrix(f"{block}.attn_kv_a_mqa.weight", n_latent + n_rope, s.n_embd)
+        m.norm(f"{block}.attn_kv_a_norm", n_latent)
+        for part, n_out, n_in in (("k", n_latent, s.head_dim), ("v", s.head_dim, n_latent)):
+            name = f"{block}.attn_{part}_b.weight"
+            m.tensor(name, m._normal(name, s.n_head, n_out, n_in) / np.sqrt(n_in), s.dtype)
+        m.matrix(f"{block}.attn_output.weight", s.n_embd, s.n_head * s.head_dim)
+        m.norm(f"{block}.ffn_norm", s.n_embd)
+        m.ffn(block)
+    return m.finish()
+
+
 def mamba(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
     """Recurrent: no attention and no KV cache."""
     m = _Model(path, "mamba", shape, seed)
@@ -338,8 +377,8 @@ def _decoder(
 
 
 KINDS: dict[str, Callable[..., Path]] = {
-    "llama": llama, "deci": deci, "qwen3": qwen3, "gemma2": gemma2, "gpt-oss": gpt_oss, "lfm2": lfm2, "mamba": mamba, "bert": bert,
-    "vocabulary": vocabulary,
+    "llama": llama, "deci": deci, "qwen3": qwen3, "gemma2": gemma2, "gpt-oss": gpt_oss, "lfm2": lfm2, "mamba": mamba,
+    "deepseek2": deepseek2, "bert": bert, "vocabulary": vocabulary,
 }
 """Every kind by name."""
 

@@ -18,7 +18,8 @@ class Traffic:
     decode_bytes: Mapping[str, int]
     """Read for one decoded token, the head included."""
     prompt_weights: Mapping[str, int]
-    """Numbers that each token of a prompt is multiplied with. The head is not among them: the last token alone needs it."""
+    """Numbers that each token of a prompt is multiplied with. The head is not among them, nor what comes behind the last layer's attention: the
+    last token alone needs them."""
 
     @property
     def active_bytes(self) -> int:
@@ -30,6 +31,7 @@ def traffic(model: ModelFile) -> Traffic:
     arch = model.geometry.architecture
     n_expert, n_used = (int(model.header.value(f"{arch}.{key}", 0) or 0) for key in ("expert_count", "expert_used_count"))
     is_tied = not any(tensor.name == "output.weight" for tensor in model.tensors)
+    last = f"blk.{model.geometry.n_layer - 1}.ffn_"
     decode: dict[str, int] = {}
     prompt: dict[str, int] = {}
     for tensor in model.tensors:
@@ -39,6 +41,6 @@ def traffic(model: ModelFile) -> Traffic:
         kind = tensor.type.name.lower()
         used, of = (n_used, n_expert) if "_exps." in tensor.name and n_expert else (1, 1)
         decode[kind] = decode.get(kind, 0) + tensor.n_bytes * used // of
-        if not is_head and len(tensor.shape) > 1:
+        if not is_head and len(tensor.shape) > 1 and not tensor.name.startswith(last):
             prompt[kind] = prompt.get(kind, 0) + tensor.n_elements * used // of
     return Traffic(decode, prompt)

@@ -52,3 +52,20 @@ def test_stamp():
     stamp = machine.stamp()
     assert stamp["cpu"] == machine.cpu_family() and re.fullmatch(r"\d{4}-\d\d-\d\d", stamp["date"]) and stamp["cores"] >= 1
     assert abs(datetime.date.fromisoformat(stamp["date"]) - datetime.date.today()) <= datetime.timedelta(days=1)
+
+
+# ---- threads --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("files", "n"), [
+    ({}, 8), ({f"s{cpu}": f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}" for cpu in range(8)}, 4), ({"fast": "0-2,7"}, 4), ({"max": "max 100000"}, 8),
+    ({"max": "150000 100000"}, 2), ({"quota": "-1", "period": "100000"}, 8), ({"quota": "300000", "period": "100000"}, 3), ({"max": "1000 100000"}, 1),
+], ids=["plain", "two threads a core", "hybrid", "no limit", "1.5 processors", "v1, no limit", "v1", "a hundredth"])
+def test_default_threads(tmp_path, monkeypatch, files, n):
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr(machine, "FAST_CORES", str(tmp_path / "fast"))
+    monkeypatch.setattr(machine, "SIBLINGS", str(tmp_path / "s{}"))
+    monkeypatch.setattr(machine, "QUOTA", tuple(str(tmp_path / name) for name in ("max", "quota", "period")))
+    assert machine.default_threads() == n

@@ -22,6 +22,9 @@ _MODELS_OWN = "[default: the model's own, or llama.cpp's]"
 
 _NEWEST = ""  # --resume without a name
 
+_STORE_SHARE = 1 / 8
+"""Of the free memory, for the prefix store of a chat, up to its usual size."""
+
 _SAMPLING = {"max_tokens": "max_tokens", "temp": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p",
              "repeat_penalty": "repeat_penalty", "seed": "seed"}
 """Parameter: field of the request."""
@@ -91,6 +94,7 @@ def chat(
             remote = RemoteServer(client, _name_there(model))
         return talk.run(remote, client)
 
+    from edgekv.cli.common.summary import summary_line
     from edgekv.serving.server import Server, ServerOptions
 
     # The key keeps other users of this machine out: they could read the conversation.
@@ -99,10 +103,14 @@ def chat(
     ))
     if server.context.note:
         renderer.note(f"note: {server.context.note}")
+    if question is None:
+        renderer.note(summary_line(server))
     with renderer.waiting(f"loading {server.alias}"):
         server.start()
     with server:
         try:
+            if question is None and server.runtime is not None:
+                renderer.note(summary_line(server, server.runtime))
             return talk.run(OwnServer(server), ChatClient(server.url, server.options.api_key, sampling))
         except EdgeKVError:
             if server.alive:
@@ -166,7 +174,10 @@ def _key(key: str | None, file: Path | None) -> str | None:
 
 
 def _store(on_disk: bool) -> StoreSettings:
-    """The prefix store, so that a conversation that comes back is not read again: on disk too where the conversation is kept there."""
+    """The prefix store, so that a conversation that comes back is not read again: on disk too where the conversation is kept there. On a small
+    machine it leaves the memory to the model."""
+    from edgekv.memory.available import available_bytes
     from edgekv.store.settings import StoreSettings, default_folder
 
-    return StoreSettings(folder=default_folder() if on_disk else None)
+    ram_bytes = min(StoreSettings.ram_bytes, int(_STORE_SHARE * available_bytes()))
+    return StoreSettings(ram_bytes, folder=default_folder() if on_disk else None)

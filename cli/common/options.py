@@ -178,20 +178,23 @@ _KV_OPTIONS = [
     _kv_option("--page-tokens", type=int, metavar="TOKENS",
                help=f"Tokens of a page, a multiple of 16.  [default: {CacheOptions.page_tokens}]"),
     threads_option,
+    option("--weights-from-disk", is_flag=True,
+           help="Load a model whose weights are larger than the free memory, which is refused otherwise: they are then read from the disk "
+                "again for every token."),
     _kv_option("--type-k", type=_choices(CacheType), help=f"Element type of the K cache.  [default: {CacheOptions.type_k.value}]"),
     _kv_option("--type-v", type=_choices(CacheType), help=f"Element type of the V cache.  [default: {CacheOptions.type_v.value}]"),
 ]
 
 
 def kv_options(function: F) -> F:
-    """--ctx, --threads and what KvOptions has, as parameters: see `split_kv_options()`."""
+    """--ctx, --threads, --weights-from-disk and what KvOptions has, as parameters: see `split_kv_options()`."""
     for one in reversed(_KV_OPTIONS):
         function = one(function)
     return function
 
 
 def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
-    """Take the values of `kv_options()` out of `settings`, as the fields kv, n_ctx, n_threads and n_gpu_layers of ServerOptions.
+    """Take the values of `kv_options()` out of `settings`, as the fields kv, n_ctx, n_threads, n_gpu_layers and weights_from_disk of ServerOptions.
     Where no mode is asked for, it is the one that won in measuring (`devices.measured_mode`).
 
     What the command line does not say comes from the environment, then from the file, then from the defaults of KvOptions. A GPU that is there and
@@ -221,4 +224,5 @@ def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
     PREFETCHERS.get(kv.placement.prefetch)
     if (warning := (placement or place(kv)).warning) is not None:
         click.echo(f"warning: {warning}", err=True)
-    return {"kv": kv, "n_ctx": settings.pop("ctx"), "n_threads": settings.pop("threads"), "n_gpu_layers": settings.pop("gpu_layers")}
+    return {"kv": kv, "n_ctx": settings.pop("ctx"), "n_threads": settings.pop("threads"), "n_gpu_layers": settings.pop("gpu_layers"),
+            "weights_from_disk": settings.pop("weights_from_disk")}

@@ -1,32 +1,55 @@
-"""One line about what a model needs of what is free: the first that `chat` and `serve` may show."""
+"""One line about what a model needs of what is free: the first that `chat` and `serve` show, and again once it is there."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edgekv.amounts import size
 
 if TYPE_CHECKING:
+    from edgekv.live.reports import MemoryReport
     from edgekv.live.runtime import Runtime
-    from edgekv.memory.fit import ContextChoice
-    from edgekv.models import Geometry
+    from edgekv.memory.allocations import Part
+    from edgekv.serving.server import Server
+
+_SHOWN = {"weights": "weights", "KV home": "KV home", "sketches": "sketches", "arena": "arena", "prefix store": "prefixes up to",
+          "loaded later": "loaded later"}
+"""Part: what it is called here; the others are buffers."""
 
 
-def summary_line(model: Geometry, context: ContextChoice, available: int, store_bytes: int = 0, runtime: Runtime | None = None) -> str:
-    """What a context needs, by part. available: bytes of host memory that were free before. runtime: of the context that is open now,
-    whose own figures replace the estimates of what it keeps.
+def summary_line(server: Server, runtime: Runtime | None = None) -> str:
+    """What a context needs, by part, of what was free before; a line more where parts of it lie on a GPU. runtime: of the context that is
+    open now, whose own figures replace the estimates of what it keeps.
 
-    "memory: weights 92.1 MiB, KV home 180.0 MiB, sketches 18.5 MiB, arena 36.0 MiB; 340.1 MiB of 20.9 GiB free (estimated)"
+    "memory: weights 92.1 MiB, KV home 180.0 MiB, sketches 18.5 MiB, arena 36.0 MiB, buffers 40.1 MiB; 366.7 MiB of 20.9 GiB free (estimated)"
     """
-    kept = context.bytes
-    parts = {"weights": model.tensor_bytes, "KV home": kept.home, "sketches": kept.sketches, "arena": kept.arena,
-             "tables": kept.tables + kept.workspace, "prefixes up to": store_bytes}
-    how = "estimated"
+    from edgekv.memory.allocations import HOST
+
+    parts, request, how = server.parts(), server.request, "estimated"
     if runtime is not None:
-        memory = runtime.memory()
-        others = max(0, kept.home - memory.home_bytes) if memory.home_bytes else kept.home
-        parts |= {"KV home": memory.home_bytes + others, "sketches": memory.sketch_bytes, "arena": memory.arena_bytes,
-                  "tables": memory.table_bytes + memory.workspace_bytes + memory.observation_bytes}
-        how = "measured"
-    shown = ", ".join(f"{name} {size(n_bytes)}" for name, n_bytes in parts.items() if n_bytes)
-    return f"memory: {shown}; {size(sum(parts.values()))} of {size(available)} free ({how})"
+        parts, how = with_measured(parts, runtime.memory()), "measured"
+    lines = [_line("memory", [part for part in parts if part.place == HOST], request.available, how)]
+    if request.room is not None:
+        lines.append(_line(f"on {request.room.name}", [part for part in parts if part.place == request.room.name], request.room.free, how))
+    return "\n".join(lines)
+
+
+def with_measured(parts: Sequence[Part], memory: MemoryReport) -> list[Part]:
+    """The same parts, with the figures of a context that is open for what it keeps itself."""
+    home = sum(part.bytes for part in parts if part.name == "KV home")
+    others = max(0, home - memory.home_bytes) if memory.home_bytes else home  # caches that llama.cpp keeps alone
+    found = {"KV home": memory.home_bytes + others, "sketches": memory.sketch_bytes, "arena": memory.arena_bytes,
+             "tables": memory.table_bytes + memory.observation_bytes, "work space": memory.workspace_bytes}
+    return [replace(part, bytes=found.get(part.name, part.bytes)) for part in parts]
+
+
+def _line(label: str, parts: Sequence[Part], free: int, how: str) -> str:
+    amounts = [(name, sum(part.bytes for part in parts if part.name == of)) for of, name in _SHOWN.items()]
+    needed = sum(part.bytes for part in parts)
+    amounts.append(("buffers", needed - sum(n_bytes for _, n_bytes in amounts)))
+    shown = ", ".join(f"{name} {size(n_bytes)}" for name, n_bytes in amounts if n_bytes > 0)
+    if how == "measured" and any(part.name == "compute" for part in parts):
+        shown += " (llama.cpp's by estimate)"  # it does not tell
+    return f"{label}: {shown}; {size(needed)} of {size(free)} free ({how})"

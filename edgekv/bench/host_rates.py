@@ -12,7 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import gguf
 import numpy as np
+from gguf.constants import GGML_QUANT_SIZES
 
 from edgekv import _native
 from edgekv.amounts import MIB
@@ -21,7 +23,17 @@ from edgekv.bench.harness.passes import ContextError, beside, decoder_of
 from edgekv.config import KvOptions
 from edgekv.errors import EdgeKVError
 from edgekv.live.runtime import Runtime
-from edgekv.memory.host_rates import AttentionRates, AttentionShape, HostRates, Kept, WeightRates, attention_shape, measured_types
+from edgekv.memory.host_rates import (
+    AttentionRates,
+    AttentionShape,
+    HostRates,
+    Kept,
+    MatrixShape,
+    WeightRates,
+    attention_shape,
+    matrix_shape,
+    measured_types,
+)
 from edgekv.models.geometry import ModelFile
 from edgekv.models.shapes import ModelShape, row_bytes
 from edgekv.models.writer import write_empty, write_model
@@ -33,12 +45,19 @@ Say = Callable[[str], None]
 
 _WEIGHT_BYTES = 64 * MIB  # well above the caches of most processors
 _PROMPT_TOKENS = 64
+_HEAD_DIM = 32  # of the file of weights
 _DEEP, _SHALLOW, _BATCH = 2048, 256, 256
 _N_HEADS = 9  # KV heads of all layers together
 _CHEAP = 2048  # numbers of all query heads
 _LEAST_STEPS, _PATIENCE_S = 2, 0.2
 _FEW, _MANY = 500.0, 32_000.0
 """Two resolutions of mode sparse, whose difference is the time of a row."""
+
+_MOST_ROW = 4
+"""Times a row in a run of rows: what one by itself costs at most."""
+
+_SKETCH_BITS = 3
+"""Of a channel of a key, in the sketches that are the default."""
 
 _NO_TIERS = {"policy": "none", "kv_budget": 0}
 _FLOOR = 1e-3
@@ -61,8 +80,10 @@ def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, say: Say = lambd
     read = found("read", kept.read(), lambda: read_rate(n_threads))
     attention = found(f"attention {shape.name}", kept.attention(shape), lambda: attention_rates(shape, n_threads, read))
     weights: dict[str, WeightRates] = {}
+    matrices = matrix_shape(model)
     for kind in measured_types(model):
-        weights[kind] = found(f"weights {kind}", kept.weights(kind), partial(weight_rates, kind, n_threads, attention.layer))
+        weights[kind] = found(f"weights {kind} {matrices.name}", kept.weights(kind, matrices),
+                              partial(weight_rates, kind, n_threads, attention.layer, matrices))
     return HostRates(n_threads, read, weights, attention)
 
 
@@ -84,11 +105,11 @@ def read_rate(n_threads: int) -> float:
 # ---- weights --------------------------------------------------------------------------------------------------------------------
 
 
-def weight_rates(kind: str, n_threads: int, layer_s: float) -> WeightRates:
+def weight_rates(kind: str, n_threads: int, layer_s: float, matrices: MatrixShape) -> WeightRates:
     """layer_s: what a layer costs besides its weights."""
-    one = _weights_shape(1)
+    one = _weights_shape(1, kind, matrices)
     per_layer = one.file_bytes(kind) - 2 * row_bytes(one.n_vocab * one.n_embd, kind)
-    shape = _weights_shape(max(1, round(_WEIGHT_BYTES / per_layer)))
+    shape = _weights_shape(max(2, round(_WEIGHT_BYTES / per_layer)), kind, matrices)
     with tempfile.TemporaryDirectory(prefix="edgekv-") as folder:
         path = write_empty(shape, Path(folder) / "weights.gguf", kind)
         with decoder_of(path, kv=KvMode.OFF, n_ctx=256, n_batch=_PROMPT_TOKENS, n_ubatch=_PROMPT_TOKENS, n_threads=n_threads,
@@ -96,13 +117,18 @@ def weight_rates(kind: str, n_threads: int, layer_s: float) -> WeightRates:
             step = _best(decoder, 1, 0)
             batch = _best(decoder, _PROMPT_TOKENS, 0)
             step = min(step, _best(decoder, 1, 0))  # others may have been busy for a while
-    weights = sum(tensor.n_elements for tensor in shape.weights() if tensor.name.startswith("blk.") and not tensor.is_vector)
+    last = f"blk.{shape.n_layer - 1}.ffn_"  # which the last token of a prompt alone goes through
+    weights = sum(tensor.n_elements for tensor in shape.weights()
+                  if tensor.name.startswith("blk.") and not tensor.name.startswith(last) and not tensor.is_vector)
     n_bytes = shape.file_bytes(kind) - row_bytes(shape.n_vocab * shape.n_embd, kind)
     return WeightRates(n_bytes / max(step - shape.n_layer * layer_s, step / 2), weights * _PROMPT_TOKENS / batch)
 
 
-def _weights_shape(n_layer: int) -> ModelShape:
-    return ModelShape("weights", "llama", n_layer, 2048, 8192, 16, 4, 128, 512, 4096, 10_000.0)
+def _weights_shape(n_layer: int, kind: str, matrices: MatrixShape) -> ModelShape:
+    """With rows as long as the model's, in whole blocks of the type, and next to no attention."""
+    block = max(32, GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.upper()]][0])
+    n_embd, n_ff = (-(-n // block) * block for n in (matrices.n_embd, matrices.n_ff))
+    return ModelShape("weights", "llama", n_layer, n_embd, n_ff, n_embd // _HEAD_DIM, 1, _HEAD_DIM, 512, 4096, 10_000.0)
 
 
 def _best(decoder: Decoder, n_tokens: int, depth: int, cold: np.ndarray | None = None) -> float:
@@ -130,13 +156,14 @@ def attention_rates(shape: AttentionShape, n_threads: int, read: float) -> Atten
         path = write_model(heads, Path(folder) / "heads.gguf", "f16")
         with decoder_of(path, kv=KvMode.EXACT, n_ctx=depth_read(shape) + 256, n_batch=_BATCH, n_ubatch=_BATCH, n_threads=n_threads, kv_budget=None,
                         n_threads_batch=n_threads, n_gpu_layers=0, type_k=shape.type_k, type_v=shape.type_v, device="cpu") as decoder:
-            return _Attention(decoder, shape, heads.file_bytes("f16") / read).rates()
+            return _Attention(decoder, shape, read, heads.file_bytes("f16")).rates()
 
 
 class _Attention:
-    def __init__(self, decoder: Decoder, shape: AttentionShape, weights_s: float):
-        """weights_s: what the weights of the small model take by themselves."""
-        self.decoder, self.shape, self.weights_s = decoder, shape, weights_s
+    def __init__(self, decoder: Decoder, shape: AttentionShape, read: float, weight_bytes: int):
+        """read: bytes a second of memory. weight_bytes: of the small model."""
+        self.decoder, self.shape = decoder, shape
+        self.weights_s, self.sketch_s = weight_bytes / read, shape.head_dim * _SKETCH_BITS / 8 / read
         self.n_layer = layers_read(shape)
         self.n_heads = self.n_layer * shape.n_head_kv
         self.deep = depth_read(shape)
@@ -151,13 +178,21 @@ class _Attention:
         deep = {mode: self._step(mode, self.deep) for mode in (KvMode.EXACT, KvMode.OFF)}
         shallow = {mode: self._step(mode, _SHALLOW) for mode in (KvMode.EXACT, KvMode.OFF)}
         exact, base = self._line(shallow[KvMode.EXACT], deep[KvMode.EXACT])
-        stock, _ = self._line(shallow[KvMode.OFF], deep[KvMode.OFF])
+        stock, stock_base = min(self._line(shallow[KvMode.OFF], deep[KvMode.OFF]), self._without_flash())
         prompt_stock = self._prompt(self.decoder)
-        row = (many - few) / (self.n_heads * max(1.0, n_many - n_few))
-        row = min(max(row, exact / 2), 2 * exact)  # noise aside: by itself a row is read no faster than in a run, and not much slower
-        scan = max((few - base) / (self.n_heads * self.deep) - row * n_few / self.deep, _FLOOR * exact)
-        layer = max(base - self.weights_s, _FLOOR * base) / self.n_layer
-        return AttentionRates(layer, min(stock, self._without_flash()), exact, row, scan, prompt_stock, prompt_exact)
+        row, scan = self._row_and_scan((few, n_few), (many, n_many), exact, base)
+        layer, stock_layer = (max(seconds - self.weights_s, _FLOOR * seconds) / self.n_layer for seconds in (base, stock_base))
+        return AttentionRates(layer, stock_layer, stock, exact, row, scan, prompt_stock, prompt_exact)
+
+    def _row_and_scan(self, few: tuple[float, float], many: tuple[float, float], exact: float, base: float) -> tuple[float, float]:
+        """Seconds of a row, and of the scan of a cell, from two steps: their seconds, and the rows that a head read. Noise aside a row by itself
+        is read no faster than in a run, and a sketch no faster than memory gives it."""
+        least = self.sketch_s
+        row = (many[0] - few[0]) / (self.n_heads * max(1.0, many[1] - few[1]))
+        row = min(max(row, exact), _MOST_ROW * exact)
+        left = max((few[0] - base) / self.n_heads, least * self.deep)  # of a head
+        scan = max((left - row * few[1]) / self.deep, least)
+        return max(exact, min(row, (left - scan * self.deep) / few[1])), scan
 
     def _prompt(self, decoder: Decoder) -> float:
         """Read everything in. Returns the seconds that a token takes longer for each cell before it, of one head: the last chunk against
@@ -198,10 +233,10 @@ class _Attention:
         seconds = _best(self.decoder, 1, self.deep, self.cold)
         return seconds, runtime.selection().since(before).rows_per_head
 
-    def _without_flash(self) -> float:
-        """Seconds of a cell with stock's other kernel; infinite where it cannot run."""
+    def _without_flash(self) -> tuple[float, float]:
+        """As `_line`, with stock's other kernel; infinite where it cannot run."""
         if self.shape.type_v != "f16":
-            return math.inf
+            return math.inf, math.inf
         try:
             with beside(self.decoder, self.deep + 256, flash_attn=False) as other:
                 other.set_threads(self.decoder.llama.context_params.n_threads)
@@ -209,9 +244,9 @@ class _Attention:
                     other.decode(self.tokens[first : first + _BATCH])
                 deep = _best(other, 1, self.deep, self.cold)
                 other.rewind(_SHALLOW)
-                return self._line(_best(other, 1, _SHALLOW, self.cold), deep)[0]
+                return self._line(_best(other, 1, _SHALLOW, self.cold), deep)
         except ContextError:
-            return math.inf
+            return math.inf, math.inf
 
 
 def layers_read(shape: AttentionShape) -> int:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekv.config import KvOptions
 from edgekv.errors import EdgeKVError
-from edgekv.machine import n_cores
+from edgekv.machine import default_threads
+from edgekv.memory.allocations import Request, Slots
+from edgekv.memory.available import available_bytes
 from edgekv.memory.devices import place
-from edgekv.memory.fit import available_bytes
-from edgekv.memory.plan import Plan, Request, make_plan
+from edgekv.memory.plan import Plan, make_plan
 from edgekv.models.geometry import open_model
 from edgekv.vocab import DeviceKind
 
@@ -30,18 +31,28 @@ class Measuring:
         self.say, self.compute, self.again = say, compute, again
 
 
-def plan_here(
-    path: Path, kv: KvOptions, n_ctx: int | None = None, n_slots: int = 1, store_bytes: int = 0, n_threads: int | None = None,
-    measuring: Measuring | None = None,
-) -> Plan:
+@dataclass(frozen=True)
+class Asked:
+    """What a person says of a context. n_ctx None: as long as memory allows; n_threads None: `machine.default_threads`."""
+
+    kv: KvOptions
+    n_ctx: int | None = None
+    n_slots: int = 1
+    store_bytes: int = 0
+    n_threads: int | None = None
+    from_disk: bool = False
+
+
+def plan_here(path: Path, asked: Asked, measuring: Measuring | None = None) -> Plan:
     """The plan for a model's header. measuring None: nothing is measured, and speeds are there only where rates are kept.
 
     Raises ModelError for a file that is no model, CudaUnavailable where a GPU was asked for and cannot be used.
     """
     model = open_model(path, whole=False)
+    kv, n_threads = asked.kv, asked.n_threads or default_threads()
     placement = place(kv)
-    request = Request(model, kv, n_ctx, n_slots, available_bytes(), store_bytes, placement.room)
-    n_threads = n_threads or n_cores()
+    request = Request(model, kv, asked.n_ctx, Slots(asked.n_slots), available_bytes(), asked.store_bytes, placement.room, n_threads=n_threads,
+                      from_disk=asked.from_disk)
     if placement.room is not None:
         from edgekv.memory.calibration import calibrate
 
@@ -55,7 +66,7 @@ def plan_here(
         from edgekv.bench.reserve import reserved_compute
 
         try:
-            request = replace(request, compute=reserved_compute(model, kv, make_plan(request, None).n_ctx, n_slots))
+            request = replace(request, compute=reserved_compute(model, kv, make_plan(request, None).n_ctx, asked.n_slots))
         except EdgeKVError as error:
             notes.append(f"llama.cpp's work buffers could not be measured: {error}")
     try:

@@ -9,8 +9,10 @@ from edgekv.amounts import MIB
 from edgekv.config import KvOptions
 from edgekv.memory.compute import compute_bytes
 from edgekv.memory.device_fit import DeviceRoom, device_plan
-from edgekv.memory.fit import cells, kv_bytes, rounded
+from edgekv.memory.fit import COMPUTE_BYTES, KvBytes, cells, kv_bytes, rounded, sparse_layers
+from edgekv.memory.workspace import exact_step_bytes, prompt_bytes
 from edgekv.models.geometry import Geometry, ModelFile
+from edgekv.vocab import KvMode
 
 UBATCH_TOKENS = 512
 """Prompt tokens that llama.cpp computes at once on the processor."""
@@ -18,12 +20,15 @@ UBATCH_TOKENS = 512
 KNOWN, ESTIMATED, MEASURED = "known", "estimated", "measured"
 """How a figure was come by: it follows from the header and the options; it comes from a formula; somebody looked."""
 
-HOST = "host"
+HOST, DISK = "host", "disk"
+
+NATIVE_BYTES = 32 * MIB
+"""Libraries, vocabulary and Python, which no part counts."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes of one purpose in one place: HOST, or the name of a device."""
+    """Bytes of one purpose in one place: HOST, DISK, or the name of a device."""
 
     name: str
     bytes: int
@@ -32,13 +37,74 @@ class Part:
     note: str = ""
 
 
-def home_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1, n_ubatch: int = UBATCH_TOKENS) -> int:
+@dataclass(frozen=True)
+class Slots:
+    """Conversations at the same time, each with a context of its own. unified: they share one cache, as large as theirs together."""
+
+    n: int = 1
+    unified: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a context is asked for, and what may be taken for it. kv: its mode is the one that counts; n_ctx None: as long as memory allows."""
+
+    model: ModelFile
+    kv: KvOptions
+    n_ctx: int | None
+    slots: Slots
+    available: int
+    """Bytes of host memory that are free (`memory.available`)."""
+    store_bytes: int = 0
+    """RAM of the prefix store."""
+    room: DeviceRoom | None = None
+    """The GPU that is used; None: the processor attends."""
+    compute: int | None = None
+    """llama.cpp's work buffers, measured; None: by formula."""
+    n_threads: int = 1
+    gpu_layers: int = 0
+    """Layers in the memory of a GPU where the processor attends all the same."""
+    later_bytes: int = 0
+    """For what is loaded behind the model, such as a draft model."""
+    from_disk: bool = False
+    """Whether weights may be read from the disk again and again, and need no memory."""
+
+    @property
+    def shape(self) -> Geometry:
+        return self.model.geometry
+
+    def parts(self, n_ctx: int, kv: KvOptions) -> list[Part]:
+        """In all places, of a context of `n_ctx` tokens for each slot."""
+        if self.room is not None:
+            return device_parts(self, n_ctx, kv, self.room)
+        return host_parts(self, n_ctx, kv)
+
+    def needed(self, n_ctx: int, kv: KvOptions) -> int:
+        """Bytes of host memory, all together."""
+        return total(self.parts(n_ctx, kv)) + (NATIVE_BYTES if self.room is None else COMPUTE_BYTES)
+
+    def fits(self, n_ctx: int, kv: KvOptions) -> bool:
+        """Everything, beside what is in use now; an arena of automatic size gives way."""
+        if self.room is not None:
+            plan = device_plan(self.shape, n_ctx, kv, self.room, self.slots.n)
+            if plan.room < 0 or plan.missing:
+                return False
+        return self.needed(n_ctx, least(kv)) <= self.available
+
+
+def least(kv: KvOptions) -> KvOptions:
+    """The options without what memory can do without: an arena that nobody gave a size for."""
+    return kv.with_(kv_budget=0) if kv.mode is KvMode.SPARSE and kv.placement.kv_budget is None else kv
+
+
+def home_bytes(model: Geometry, n_ctx: int, kv: KvOptions, slots: Slots = Slots(), n_ubatch: int = UBATCH_TOKENS) -> int:
     """K and V of all layers as llama.cpp allocates them: whole steps of 256 cells, and for sliding windows a ubatch more than the window."""
-    n_cells = rounded(cells(n_ctx, kv))
+    n_caches, n_together = (1, slots.n) if slots.unified else (slots.n, 1)
+    n_cells = rounded(n_together * cells(n_ctx, kv))
     types = (kv.cache.type_k.value, kv.cache.type_v.value)
     plain = _only(model, sliding=False).kv_bytes(n_cells, *types)
-    windowed = min(n_cells, rounded(min(n_cells, model.sliding_window + n_ubatch)))
-    return n_sequences * (plain + _only(model, sliding=True).kv_bytes(windowed, *types))
+    windowed = min(n_cells, rounded(n_together * model.sliding_window + n_ubatch))
+    return n_caches * (plain + _only(model, sliding=True).kv_bytes(windowed, *types))
 
 
 def _only(model: Geometry, sliding: bool) -> Geometry:
@@ -47,37 +113,64 @@ def _only(model: Geometry, sliding: bool) -> Geometry:
     return replace(model, n_head_kv=heads, swa=(False,) * model.n_layer)
 
 
-def host_parts(model: ModelFile, n_ctx: int, kv: KvOptions, n_slots: int, store_bytes: int = 0, compute: int | None = None) -> list[Part]:
-    """All of a context on the processor. compute: llama.cpp's work buffers, measured; None: by formula."""
-    shape = model.geometry
-    ours = kv_bytes(shape, n_ctx, kv, n_slots)
+def host_parts(request: Request, n_ctx: int, kv: KvOptions) -> list[Part]:
+    """All of a context on the processor."""
+    shape, n_slots = request.shape, request.slots.n
+    ours = _ours(shape, n_ctx, kv, request.slots)
+    tables, scratch = _beside(shape, n_ctx, kv, request)
+    where, note = (DISK, "read again for every token") if request.from_disk else (HOST, "mapped from the file")
+    weights = shape.tensor_bytes * (shape.n_layer + 1 - min(request.gpu_layers, shape.n_layer)) // (shape.n_layer + 1)
     return _present([
-        Part("weights", shape.tensor_bytes, KNOWN, note="mapped from the file"),
-        _compute(model, n_ctx, kv, n_slots, compute),
-        Part("KV home", home_bytes(shape, n_ctx, kv, n_slots), KNOWN, note="K and V of all tokens"),
+        Part("weights", weights, KNOWN if weights == shape.tensor_bytes else ESTIMATED, where, note),
+        _compute(request, n_ctx, kv),
+        Part("KV home", home_bytes(shape, n_ctx, kv, request.slots), KNOWN, note="K and V of all tokens"),
         Part("recurrent state", n_slots * shape.recurrent_bytes, KNOWN),
         Part("sketches", ours.sketches, KNOWN),
         Part("arena", ours.arena, KNOWN, note="copies of hot pages"),
-        Part("tables", ours.tables, ESTIMATED),
-        Part("work space", ours.workspace, ESTIMATED, note="of a step"),
-        Part("prefix store", store_bytes, KNOWN, note="at most"),
+        Part("tables", ours.tables + tables, ESTIMATED),
+        Part("work space", ours.workspace + scratch, ESTIMATED, note="of a step, and of a prompt"),
+        Part("loaded later", request.later_bytes, ESTIMATED, note="a draft model or a projector"),
+        Part("prefix store", request.store_bytes, KNOWN, note="at most"),
     ])
 
 
-def device_parts(model: ModelFile, n_ctx: int, kv: KvOptions, n_slots: int, room: DeviceRoom, store_bytes: int = 0) -> list[Part]:
+def device_parts(request: Request, n_ctx: int, kv: KvOptions, room: DeviceRoom) -> list[Part]:
     """A context whose attention runs on a device: what lies there, and the pages at home in host memory."""
-    plan = device_plan(model.geometry, n_ctx, kv, room, n_slots)
+    plan = device_plan(request.shape, n_ctx, kv, room, request.slots.n)
     there = (("weights", plan.weights, KNOWN), ("compute", plan.compute, ESTIMATED), ("KV of other layers", plan.others, KNOWN),
              ("sketches", plan.sketches, KNOWN), ("tables", plan.tables, ESTIMATED), ("work space", plan.scratch, ESTIMATED),
              ("staging", plan.staging, KNOWN), ("ring", plan.ring, KNOWN), ("arena", plan.arena, KNOWN))
-    return _present([Part("KV home", plan.home, KNOWN, note="K and V of all tokens, pinned"), Part("prefix store", store_bytes, KNOWN, note="at most"),
+    return _present([Part("KV home", plan.home, KNOWN, note="K and V of all tokens, pinned"),
+                     Part("prefix store", request.store_bytes, KNOWN, note="at most"),
                      *(Part(name, n_bytes, how, room.name) for name, n_bytes, how in there)])
 
 
-def _compute(model: ModelFile, n_ctx: int, kv: KvOptions, n_slots: int, measured: int | None) -> Part:
-    if measured is not None:
-        return Part("compute", measured, MEASURED, note="llama.cpp's work buffers")
-    n_bytes, is_close = compute_bytes(model, cells(n_ctx, kv), n_slots, UBATCH_TOKENS)
+def _ours(shape: Geometry, n_ctx: int, kv: KvOptions, slots: Slots) -> KvBytes:
+    """A cache that slots share is that of one sequence, as long as theirs together."""
+    return kv_bytes(shape, slots.n * n_ctx, kv) if slots.unified else kv_bytes(shape, n_ctx, kv, slots.n)
+
+
+_EXACT_TABLE_BYTES = 20
+"""Of one page of one layer and KV head in mode exact: pin, priority, and mass where it is observed."""
+
+
+def _beside(shape: Geometry, n_ctx: int, kv: KvOptions, request: Request) -> tuple[int, int]:
+    """Bytes of tables and of work space that `KvBytes` does not count: those of mode exact, and scratch of the threads that read a prompt."""
+    layers, slots = sparse_layers(shape), request.slots
+    if kv.mode is KvMode.OFF or not layers:
+        return 0, 0
+    n_caches, n_cells = (1, slots.n * n_ctx) if slots.unified else (slots.n, cells(n_ctx, kv))
+    scratch = prompt_bytes(shape, layers, n_cells, kv, request.n_threads)
+    if kv.mode is not KvMode.EXACT:
+        return 0, scratch
+    n_pages = n_caches * sum(shape.n_head_kv[il] for il in layers) * -(-n_cells // kv.cache.page_tokens)
+    return _EXACT_TABLE_BYTES * n_pages, scratch + n_caches * max(exact_step_bytes(shape, il, n_cells, request.n_threads) for il in layers)
+
+
+def _compute(request: Request, n_ctx: int, kv: KvOptions) -> Part:
+    if request.compute is not None:
+        return Part("compute", request.compute, MEASURED, note="llama.cpp's work buffers")
+    n_bytes, is_close = compute_bytes(request.model, cells(n_ctx, kv), request.slots.n, UBATCH_TOKENS, request.slots.unified)
     return Part("compute", n_bytes, ESTIMATED, note="llama.cpp's work buffers" + ("" if is_close else ", roughly: --measure asks llama.cpp"))
 
 
@@ -87,7 +180,3 @@ def _present(parts: Sequence[Part]) -> list[Part]:
 
 def total(parts: Sequence[Part], place: str = HOST) -> int:
     return sum(part.bytes for part in parts if part.place == place)
-
-
-NATIVE_BYTES = 32 * MIB
-"""Libraries, vocabulary and Python, which no part counts."""

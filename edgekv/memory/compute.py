@@ -3,7 +3,7 @@ shapes (`edgekv.bench.reserve`)."""
 
 from __future__ import annotations
 
-from edgekv.memory.fit import CONTEXT_STEP
+from edgekv.memory.fit import rounded
 from edgekv.models.geometry import ModelFile
 
 _F32, _F16 = 4, 2
@@ -12,9 +12,9 @@ CLOSE = frozenset({"llama", "deci", "qwen3", "qwen3moe", "gemma2", "gemma3", "lf
 """Architectures whose graphs the formula was compared with."""
 
 
-def compute_bytes(model: ModelFile, n_ctx: int, n_slots: int, n_ubatch: int) -> tuple[int, bool]:
+def compute_bytes(model: ModelFile, n_ctx: int, n_slots: int, n_ubatch: int, unified: bool = False) -> tuple[int, bool]:
     """Bytes for ubatches of up to `n_ubatch` tokens in `n_slots` sequences of `n_ctx` tokens on the processor, and whether the formula was
-    compared with this architecture.
+    compared with this architecture. unified: the sequences share one cache.
 
     The widest point of such a graph is the feed-forward network: its two halves and their product, three times the residual stream, and what
     the queries left free. The masks of all cells lie beside it, in f16 as flash attention reads them, one for each cache, and the logits
@@ -23,10 +23,11 @@ def compute_bytes(model: ModelFile, n_ctx: int, n_slots: int, n_ubatch: int) -> 
     shape, get = model.geometry, model.header.value
     arch = shape.architecture
     n_tokens = min(n_ubatch, n_slots * n_ctx)
-    n_kv = -(-n_ctx // CONTEXT_STEP) * CONTEXT_STEP
+    n_together = n_slots if unified else 1
+    n_kv = rounded(n_together * n_ctx)
     masks = n_tokens * n_kv * _F16
     if any(shape.swa):
-        masks += n_tokens * min(n_kv, -(-(shape.sliding_window + n_ubatch) // CONTEXT_STEP) * CONTEXT_STEP) * _F16
+        masks += n_tokens * min(n_kv, rounded(n_together * shape.sliding_window + n_ubatch)) * _F16
     n_ff = get(f"{arch}.feed_forward_length", 0)
     widest = max(n_ff) if isinstance(n_ff, list) else int(n_ff)
     if n_used := int(get(f"{arch}.expert_used_count", 0) or 0):

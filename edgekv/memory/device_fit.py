@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from edgekv.amounts import MIB, size
 from edgekv.config import CacheOptions, KvOptions
 from edgekv.errors import DoesNotFit
+from edgekv.memory.available import available_bytes
 from edgekv.memory.fit import (
     COMPUTE_BYTES,
     CONTEXT_STEP,
     ContextChoice,
     DevicePlan,
     KvBytes,
-    available_bytes,
     head_row_bytes,
     kv_bytes,
     largest_context,
@@ -179,7 +179,7 @@ def check_device(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n
 def choose_device_context(
     model: Geometry, n_ctx: int | None, kv: KvOptions, room: DeviceRoom, n_sequences: int = 1, available: int | None = None
 ) -> ContextChoice:
-    """As `fit.choose_context`, for a context whose pages live in host memory and whose sketches and arena on a device.
+    """As `context.choose_context`, for a context whose pages live in host memory and whose sketches and arena on a device.
 
     `n_ctx` None means what the model was trained for, as far as half of the free host memory holds the pages and the device holds
     the rest with an arena for `LEAST_HOT_TOKENS`. Raises DoesNotFit with what is missing, on the host or on the device.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes.util
 import importlib.metadata
 import importlib.util
 import shutil
@@ -154,12 +153,19 @@ def has_cuda_build() -> bool:
     return any(path.name.startswith(_PLANE) for path in _native.lib_dir().iterdir())
 
 
+def has_cuda_driver() -> bool:
+    """Whether libcuda is there, which the NVIDIA driver brings."""
+    from edgekv._native.libraries import can_load
+
+    return can_load("libcuda.so.1")
+
+
 def nvidia_gpus() -> tuple[list[str], str]:
     """What the NVIDIA driver lists, as "name, memory, driver version"; where it lists none, a clause that says why."""
     command = shutil.which("nvidia-smi")
-    driver = ctypes.util.find_library("cuda")
+    driver = has_cuda_driver()
     if command is None:
-        if driver is None:
+        if not driver:
             return [], "no NVIDIA driver is installed (neither nvidia-smi nor libcuda is there)"
         return [], "libcuda is there, but not nvidia-smi, which tells the GPUs"
     try:
@@ -171,6 +177,6 @@ def nvidia_gpus() -> tuple[list[str], str]:
     if result.returncode != 0 or not lines:
         said = (result.stderr.strip() or result.stdout.strip() or "it lists no GPU").splitlines()[0]
         return [], f"nvidia-smi finds no GPU: {said}"
-    if driver is None:
+    if not driver:
         return [], f"nvidia-smi lists {lines[0]}, but the driver library libcuda is missing"
     return [f"{name}, {memory}, driver {version}" for name, memory, version in (line.split(", ") for line in lines)], ""

@@ -43,7 +43,9 @@ class AttentionRates:
     """Of one shape of attention, for one KV head with its group of query heads. Seconds."""
 
     layer: float
-    """What a layer costs with next to no cache and next to no weights."""
+    """What a layer costs with next to no cache and next to no weights, where EdgeKV attends."""
+    stock_layer: float
+    """The same, with the better of stock's kernels: without flash attention there are more operations, and all threads wait after each."""
     stock: float
     """A token decoded behind one more cell: the better of stock's kernels."""
     exact: float
@@ -74,6 +76,19 @@ class AttentionShape:
 
 
 @dataclass(frozen=True)
+class MatrixShape:
+    """What the rates of weights depend on besides their type: a product begins anew for each row."""
+
+    n_embd: int
+    n_ff: int
+    """Of an expert, where there are experts."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.n_embd}x{self.n_ff}"
+
+
+@dataclass(frozen=True)
 class HostRates:
     """All of a model's on this processor with so many threads."""
 
@@ -95,14 +110,14 @@ class Kept:
         value: Any = self._mine().get("read")
         return float(value) if _is_rate(value) else None
 
-    def weights(self, kind: str) -> WeightRates | None:
-        return _made(WeightRates, self._mine().get(f"weights {kind}"))
+    def weights(self, kind: str, matrices: MatrixShape) -> WeightRates | None:
+        return _made(WeightRates, self._mine().get(f"weights {kind} {matrices.name}"))
 
     def attention(self, shape: AttentionShape) -> AttentionRates | None:
         return _made(AttentionRates, self._mine().get(f"attention {shape.name}"))
 
     def keep(self, name: str, value: Any) -> None:
-        """name: "read", "weights TYPE" or "attention SHAPE"; value: a number or rates."""
+        """name: "read", "weights TYPE MATRICES" or "attention SHAPE"; value: a number or rates."""
         everything = self._all()
         everything.setdefault(self._machine, {})[name] = value if isinstance(value, float) else asdict(value)
         try:
@@ -129,7 +144,7 @@ def kept_for(model: ModelFile, kv: KvOptions, n_threads: int, isa: str) -> HostR
     """All rates that a model needs, where each was measured before."""
     kept = Kept(n_threads, isa)
     read, attention = kept.read(), kept.attention(attention_shape(model.geometry, kv))
-    weights = {kind: rates for kind in measured_types(model) if (rates := kept.weights(kind)) is not None}
+    weights = {kind: rates for kind in measured_types(model) if (rates := kept.weights(kind, matrix_shape(model))) is not None}
     if read is None or attention is None or len(weights) < len(measured_types(model)):
         return None
     return HostRates(n_threads, read, weights, attention)
@@ -143,6 +158,14 @@ def attention_shape(model: Geometry, kv: KvOptions) -> AttentionShape:
         return AttentionShape(64, 1, 2, *types)
     group = min(_LARGEST_GROUP, max(1, model.n_head[il] // model.n_head_kv[il]))
     return AttentionShape(measured_head_dim(model.head_dim_k, model.head_dim_v), group, model.n_head_kv[il], *types)
+
+
+def matrix_shape(model: ModelFile) -> MatrixShape:
+    """The sizes that most of a model's weights have."""
+    arch, n_embd = model.geometry.architecture, model.geometry.n_embd
+    found = model.header.value(f"{arch}.expert_feed_forward_length", 0) or model.header.value(f"{arch}.feed_forward_length", 0)
+    n_ff = max(map(int, found), default=0) if isinstance(found, list) else int(found)
+    return MatrixShape(n_embd, n_ff or 2 * n_embd)
 
 
 def measured_head_dim(head_dim_k: int, head_dim_v: int) -> int:

@@ -4,20 +4,20 @@ to take and why. From the model's header, this machine's free memory and its mea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edgekv.amounts import size
 from edgekv.config import KvOptions
 from edgekv.errors import DoesNotFit
-from edgekv.memory.allocations import HOST, NATIVE_BYTES, Part, device_parts, home_bytes, host_parts, total
-from edgekv.memory.device_fit import DeviceRoom, choose_device_context, device_plan
+from edgekv.machine import default_threads
+from edgekv.memory.allocations import HOST, NATIVE_BYTES, Part, Request, Slots, home_bytes, total
+from edgekv.memory.context import choose_context
 from edgekv.memory.device_roofline import DeviceRoofline
-from edgekv.memory.fit import COMPUTE_BYTES, choose_context, in_tokens, largest_context, rounded, sparse_layers
+from edgekv.memory.fit import ContextChoice, in_tokens, kv_bytes, largest_context, rounded, sparse_layers
 from edgekv.memory.host_rates import HostRates
 from edgekv.memory.roofline import DEPTHS, LEAST_TOKENS_PER_S, HostRoofline, Speed, depth_at
-from edgekv.models.geometry import Geometry, ModelFile
+from edgekv.models.geometry import ModelFile
 from edgekv.vocab import KvMode
 
 if TYPE_CHECKING:
@@ -37,41 +37,6 @@ _NOTHING = 1.1
 """Times stock: less is within what machines vary, and no gain."""
 
 _MODES = (KvMode.OFF, KvMode.EXACT, KvMode.SPARSE)
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is to be planned. kv: its mode is the one that counts; n_ctx None: what chat and serve would open."""
-
-    model: ModelFile
-    kv: KvOptions
-    n_ctx: int | None
-    n_slots: int
-    available: int
-    """Bytes of host memory that are free."""
-    store_bytes: int = 0
-    """RAM of the prefix store."""
-    room: DeviceRoom | None = None
-    """The GPU that is used; None: the processor attends."""
-    compute: int | None = None
-    """llama.cpp's work buffers, measured; None: by formula."""
-
-    @property
-    def shape(self) -> Geometry:
-        return self.model.geometry
-
-    def parts(self, n_ctx: int, kv: KvOptions) -> list[Part]:
-        if self.room is not None:
-            return device_parts(self.model, n_ctx, kv, self.n_slots, self.room, self.store_bytes)
-        return host_parts(self.model, n_ctx, kv, self.n_slots, self.store_bytes, self.compute)
-
-    def fits(self, n_ctx: int, kv: KvOptions) -> bool:
-        """Everything, beside what is in use now."""
-        if self.room is not None:
-            plan = device_plan(self.shape, n_ctx, kv, self.room, self.n_slots)
-            if plan.room < 0 or plan.missing:
-                return False
-        return total(self.parts(n_ctx, kv)) + NATIVE_BYTES <= self.available
 
 
 @dataclass(frozen=True)
@@ -123,11 +88,14 @@ class Plan:
 
 def make_plan(request: Request, host: HostRates | None, device: Rates | None = None) -> Plan:
     """host, device: measured rates; without them there are no speeds."""
-    shape, notes = request.shape, list[str]()
-    kv = in_tokens(shape, request.kv)
-    n_ctx, note, problem = _context(request, kv)
-    notes += [note] if note else []
-    parts = tuple(request.parts(n_ctx, kv))
+    shape, kv = request.shape, in_tokens(request.shape, request.kv)
+    request = replace(request, kv=kv)
+    choice, problem = _context(request)
+    n_ctx = choice.n_ctx
+    notes = [choice.note] if choice.note else []
+    if request.from_disk:
+        notes.append("how long it takes to read weights from the disk is in no speed here")
+    parts = tuple(request.parts(n_ctx, kv if choice.kv_budget is None else kv.with_(kv_budget=choice.kv_budget)))
     place = HOST if request.room is None else request.room.name
     roofline = _roofline(request, kv, host, device)
     speeds = tuple(_speeds(request, roofline, n_ctx))
@@ -136,8 +104,8 @@ def make_plan(request: Request, host: HostRates | None, device: Rates | None = N
     free = {HOST: request.available} | ({place: request.room.free} if request.room is not None else {})
     return Plan(
         str(shape.path), shape.architecture, shape.file_type, shape.n_params, shape.n_ctx_train,
-        shape.kv_bytes_per_token(kv.cache.type_k.value, kv.cache.type_v.value), kv.mode.value, n_ctx, request.n_slots, place, free, parts,
-        _problem(request, n_ctx, kv, parts) or problem, limits, users(request, kv), speeds, len(sparse_layers(shape)), shape.n_layer,
+        shape.kv_bytes_per_token(kv.cache.type_k.value, kv.cache.type_v.value), kv.mode.value, n_ctx, request.slots.n, place, free, parts,
+        problem, limits, users(request, kv), speeds, len(sparse_layers(shape)), shape.n_layer,
         recommended.value, why, _sentence(request, limits), tuple(_flags(request, n_ctx, recommended)), tuple(notes))
 
 
@@ -151,28 +119,13 @@ def users(request: Request, kv: KvOptions, n_tokens: int = USER_TOKENS) -> int:
     return max(0, request.available - total(fixed) - NATIVE_BYTES) // each if each else 0
 
 
-def _context(request: Request, kv: KvOptions) -> tuple[int, str | None, str | None]:
-    """Tokens, a note about them, and why they cannot be had."""
+def _context(request: Request) -> tuple[ContextChoice, str | None]:
+    """The context, and why it cannot be had."""
     try:
-        if request.room is not None:
-            choice = choose_device_context(request.shape, request.n_ctx, kv, request.room, request.n_slots, request.available)
-        else:
-            choice = choose_context(request.shape, request.n_ctx, kv, request.n_slots, request.available)
-        return choice.n_ctx, choice.note, None
+        return choose_context(request), None
     except DoesNotFit as error:
-        return min(request.n_ctx or _FALLBACK, request.shape.n_ctx_train), None, str(error)
-
-
-def _problem(request: Request, n_ctx: int, kv: KvOptions, parts: tuple[Part, ...]) -> str | None:
-    missing = total(parts) + NATIVE_BYTES - request.available
-    if missing <= 0:
-        return None
-    weights = next((part.bytes for part in parts if part.name == "weights" and part.place == HOST), 0)
-    if weights > request.available:
-        return (f"the weights take {size(weights)} and {size(request.available)} are free: they would be read from the disk for every token; "
-                "take a smaller model or a smaller type of weights")
-    best = largest_context(lambda n: request.fits(n, kv), n_ctx)
-    return f"{size(missing)} are missing; " + (f"use --ctx {best} or less" if best else "close other programs, or take a smaller model")
+        n_ctx = min(request.n_ctx or _FALLBACK, request.shape.n_ctx_train)
+        return ContextChoice(n_ctx, kv_bytes(request.shape, n_ctx, request.kv, request.slots.n)), str(error)
 
 
 # ---- how fast -------------------------------------------------------------------------------------------------------------------
@@ -253,8 +206,12 @@ def _tokens(n: int) -> str:
 
 def _flags(request: Request, n_ctx: int, mode: KvMode) -> Iterator[str]:
     yield from ("--ctx", str(n_ctx), "--kv", mode.value)
-    if request.n_slots > 1:
-        yield from ("--slots", str(request.n_slots))
+    if request.slots.n > 1:
+        yield from ("--slots", str(request.slots.n))
+    if request.n_threads != default_threads():
+        yield from ("--threads", str(request.n_threads))
+    if request.from_disk:
+        yield "--weights-from-disk"
     cache = request.kv.cache
     for name, kind in (("--type-k", cache.type_k.value), ("--type-v", cache.type_v.value)):
         if kind != "f16":
@@ -262,8 +219,8 @@ def _flags(request: Request, n_ctx: int, mode: KvMode) -> Iterator[str]:
     yield from ("--device", "cpu" if request.room is None else "cuda")
 
 
-def fitting_context(model: Geometry, available: int) -> int:
-    """Tokens, up to those that the model was trained for, whose K and V fit on the host beside the weights; 0 where those do not fit."""
-    exact, fixed = KvOptions(), model.tensor_bytes + model.recurrent_bytes + COMPUTE_BYTES
-    fits = largest_context(lambda n: home_bytes(model, n, exact) + fixed <= available, model.n_ctx_train)
-    return min(model.n_ctx_train, fits)
+def fitting_context(model: ModelFile, available: int) -> int:
+    """Tokens, up to those that the model was trained for, that fit on the host in mode exact; 0 where not even the weights do."""
+    exact, n_train = KvOptions(mode=KvMode.EXACT), model.geometry.n_ctx_train
+    request = Request(model, exact, None, Slots(), available, n_threads=default_threads())
+    return min(n_train, largest_context(lambda n: request.fits(n, exact), n_train))

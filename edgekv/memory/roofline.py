@@ -4,6 +4,7 @@ loaded."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -46,6 +47,18 @@ class Speed:
     prompt: float | None
 
 
+@dataclass(frozen=True)
+class _Layer:
+    """What the time of a layer depends on."""
+
+    n_head_kv: int
+    slides: bool
+    served: bool
+
+    def is_stock(self, mode: KvMode) -> bool:
+        return mode is KvMode.OFF or not self.served
+
+
 class HostRoofline:
     """A model on this processor. The time of a token: its weights, a fixed part for each layer, and attention, which takes the larger of
     what the kernel needs and what the bytes need."""
@@ -53,7 +66,12 @@ class HostRoofline:
     def __init__(self, model: ModelFile, kv: KvOptions, rates: HostRates):
         self._model, self._kv, self._rates = model, kv, rates
         self._traffic = traffic(model)
-        self._served = set(sparse_layers(model.geometry))
+        shape = model.geometry
+        served = set(sparse_layers(shape))
+        types = (kv.cache.type_k.value, kv.cache.type_v.value)
+        self._row_bytes = shape.kv_bytes_per_token(*types) // max(1, sum(shape.n_head_kv))
+        layers = [_Layer(shape.n_head_kv[il], shape.swa[il], il in served) for il in range(shape.n_layer)]
+        self._layers = Counter(layers).items()  # many are alike
         slowest = min((rate.decode for rate in rates.weights.values()), default=math.inf)
         self._weights_s = sum(n / rates.weights[kind].decode if kind in rates.weights else n / slowest
                               for kind, n in self._traffic.decode_bytes.items())
@@ -63,23 +81,20 @@ class HostRoofline:
 
     def decode_seconds(self, mode: KvMode, depth: int) -> float:
         """One token with `depth` tokens before it."""
-        shape, rates = self._model.geometry, self._rates.attention
-        attention = sum(self._layer(il, depth, mode) for il in range(shape.n_layer) if shape.n_head_kv[il])
-        return self._weights_s + shape.n_layer * rates.layer + attention
+        return self._weights_s + sum(n * self._layer(layer, depth, mode) for layer, n in self._layers)
 
     def prompt_seconds(self, mode: KvMode, depth: int) -> float:
         """One of many tokens that are read together, with `depth` tokens before them."""
-        shape, rates = self._model.geometry, self._rates.attention
-        per_cell = [(rates.prompt_exact if mode is not KvMode.OFF and il in self._served else rates.prompt_stock) * n * self._visible(il, depth)
-                    for il, n in enumerate(shape.n_head_kv)]
+        rates = self._rates.attention
+        per_cell = [n * (rates.prompt_stock if layer.is_stock(mode) else rates.prompt_exact) * layer.n_head_kv * self._visible(layer, depth)
+                    for layer, n in self._layers]
         return self._prompt_weights_s + self._scale() * sum(per_cell)
 
     def speed(self, mode: KvMode, depth: int) -> Speed:
         return Speed(mode.value, depth, 1 / self.decode_seconds(mode, depth), 1 / self.prompt_seconds(mode, depth))
 
-    def _visible(self, il: int, depth: int) -> int:
-        shape = self._model.geometry
-        return min(depth, shape.sliding_window) if shape.swa[il] else depth
+    def _visible(self, layer: _Layer, depth: int) -> int:
+        return min(depth, self._model.geometry.sliding_window) if layer.slides else depth
 
     def _scale(self) -> float:
         """Rates are those of heads as wide as K and V are on average; a shape that was not measured counts by its width."""
@@ -87,18 +102,20 @@ class HostRoofline:
         measured = 2 * measured_head_dim(shape.head_dim_k, shape.head_dim_v)
         return (shape.head_dim_k + shape.head_dim_v) / measured if shape.head_dim_k else 1.0
 
-    def _layer(self, il: int, depth: int, mode: KvMode) -> float:
-        shape, rates = self._model.geometry, self._rates.attention
-        n_heads, cells = shape.n_head_kv[il], self._visible(il, depth)
-        row_bytes = shape.kv_bytes_per_token(self._kv.cache.type_k.value, self._kv.cache.type_v.value) // max(1, sum(shape.n_head_kv))
-        if mode is KvMode.OFF or il not in self._served:
-            kernel, read = rates.stock * cells, cells * row_bytes
-        elif mode is KvMode.EXACT or cells <= self._kv.selection.exact_tokens:
-            kernel, read = rates.exact * cells, cells * row_bytes
+    def _layer(self, layer: _Layer, depth: int, mode: KvMode) -> float:
+        rates, selection = self._rates.attention, self._kv.selection
+        cells, is_stock = self._visible(layer, depth), layer.is_stock(mode)
+        if not layer.n_head_kv:
+            return rates.layer
+        if is_stock:
+            kernel, read = rates.stock * cells, cells
+        elif mode is KvMode.EXACT or cells <= selection.exact_tokens:
+            kernel, read = rates.exact * cells, cells
         else:
-            rows = rows_read(cells, self._kv.selection.resolution)
-            kernel, read = rates.row * rows + rates.scan * cells, rows * row_bytes
-        return n_heads * max(self._scale() * kernel, read / self._rates.read)
+            read = rows_read(cells, selection.resolution)
+            kernel = rates.row * read + rates.scan * cells
+        attention = max(self._scale() * kernel, read * self._row_bytes / self._rates.read)
+        return (rates.stock_layer if is_stock else rates.layer) + layer.n_head_kv * attention
 
 
 def depth_at(tokens_per_s: float, speed: Callable[[int], float], most: int) -> int | None:

@@ -77,9 +77,10 @@ class ServerOptions:
 
     model: Path
     kv: KvOptions = field(default_factory=KvOptions)
-    n_ctx: int | None = None  # tokens; None: see edgekv.memory.fit.choose_context
+    n_ctx: int | None = None  # tokens; None: see edgekv.memory.context.choose_context
     n_threads: int | None = None  # None: one for each core
     n_gpu_layers: int | None = None  # layers in GPU memory; None: all where there is a GPU
+    weights_from_disk: bool = False  # weights that are larger than the free memory are read again for every token, not refused
     alias: str | None = None  # the name clients see; None: the file's
     host: str = LOOPBACK
     port: int = 0
@@ -137,6 +138,11 @@ def later_bytes(extra: tuple[str, ...]) -> int:
     are not there count nothing: the server says so."""
     named = [Path(value) for name, value in pairwise(extra) if name.replace("_", "-") in _LOADED_LATER]
     return sum(int(path.stat().st_size * (1 + _WORK_SHARE)) for path in named if path.is_file())
+
+
+def shares_cells(extra: tuple[str, ...]) -> bool:
+    """Whether llama.cpp's server keeps the tokens of all slots in one cache."""
+    return bool({"--kv-unified", "-kvu"} & {argument.replace("_", "-") for argument in extra})
 
 
 def keeps_more_than_rows(model: Geometry) -> bool:

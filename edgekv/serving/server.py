@@ -18,16 +18,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from edgekv.amounts import size
-from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
+from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.hierarchy.eviction import batch_tokens
-from edgekv.memory import devices
-from edgekv.memory.device_fit import choose_device_context
-from edgekv.memory.fit import ContextChoice, available_bytes, cells, choose_context, in_tokens
-from edgekv.models import Geometry, geometry
+from edgekv.memory.allocations import Part
+from edgekv.memory.context import choose_context
+from edgekv.memory.fit import ContextChoice, cells, in_tokens
+from edgekv.models import Geometry
+from edgekv.models.geometry import open_model
 from edgekv.serving.log import ServerLog
 from edgekv.serving.options import LOOPBACK, ServerOptions, check_evict, check_extra, free_port, keeps_more_than_rows, later_bytes
 from edgekv.serving.publisher import Publisher
+from edgekv.serving.room import memory_request
 from edgekv.serving.shown import Served
 from edgekv.vocab import DeviceKind, KvMode
 
@@ -55,13 +56,15 @@ class Server:
     """
 
     def __init__(self, options: ServerOptions):
-        self.model: Geometry = geometry(options.model)
+        file = open_model(options.model)
+        self.model: Geometry = file.geometry
         self.options = replace(options, kv=in_tokens(self.model, options.kv))
         check_evict(self.options)
         keys = options.api_keys()
         # One of our own besides: for what this process asks, and because llama.cpp logs the end of a key that is the only one.
         # LLAMA_API_KEY is a key too, which llama.cpp takes by itself.
         self._keys = (secrets.token_urlsafe(), *keys) if keys or os.environ.get("LLAMA_API_KEY") else ()
+        self.request = memory_request(self.options, file)
         self.context = self._choose_context()
         self.port = options.port
         # An event, not the thread: an interrupt during Thread.join() makes Python believe that the thread has ended (bpo-45274).
@@ -78,24 +81,19 @@ class Server:
         """What the endpoint shows of the KV hierarchy."""
 
     def _choose_context(self) -> ContextChoice:
-        """Raises DoesNotFit, and CudaUnavailable where a GPU was asked for and cannot be used."""
-        options, room = self.options, devices.place(self.options.kv).room
-        all_layers = options.n_gpu_layers is None or options.n_gpu_layers > self.model.n_layer
-        if room is not None and all_layers:
-            later = later_bytes(options.extra)
-            room = replace(room, free=max(0, room.free - later))
-            choice = choose_device_context(self.model, options.n_ctx, options.kv, room, options.n_slots)
-            # an automatic budget would take what is free before they are loaded
-            if later and choice.device is not None and options.kv.placement.kv_vram is None:
-                self.options = replace(options, kv=options.kv.with_(kv_vram=choice.device.budget))
-            return choice
-        kept = options.store.ram_bytes if options.store is not None else 0
-        try:
-            return choose_context(self.model, options.n_ctx, options.kv, options.n_slots, max(0, available_bytes() - kept))
-        except DoesNotFit as error:
-            if not kept:
-                raise
-            raise DoesNotFit(f"{error}; {size(kept)} of memory are set aside for what was read before (--cache-ram)") from None
+        """Raises DoesNotFit."""
+        choice, kv = choose_context(self.request), self.options.kv
+        # an automatic budget would take what is free before a draft model is loaded
+        if choice.device is not None and later_bytes(self.options.extra) and kv.placement.kv_vram is None:
+            kv = kv.with_(kv_vram=choice.device.budget)
+        elif choice.kv_budget is not None:
+            kv = kv.with_(kv_budget=choice.kv_budget)
+        self.options = replace(self.options, kv=kv)
+        return choice
+
+    def parts(self) -> list[Part]:
+        """What the context takes, by estimate."""
+        return self.request.parts(self.context.n_ctx, self.options.kv)
 
     @property
     def needs_key(self) -> bool:
@@ -227,10 +225,10 @@ class Server:
             "--cache-ram", str(self._llama_cache_mib),
             "--offline", "--no-ui", "--no-warmup", "--cors-origins", options.cors,
             "--metrics",  # costs nothing while nobody asks
-            "--timeout", str(_DAWDLE_S),
+            "--timeout", str(_DAWDLE_S), "--threads", str(self.request.n_threads),
         ]
-        if options.n_threads is not None:
-            argv += ["--threads", str(options.n_threads)]
+        if options.weights_from_disk:
+            argv.append("--no-repack")  # or what the kernels like better is a copy in memory
         if kv.placement.device == DeviceKind.HOST.value:
             argv += ["--device", "none"]
         if options.n_gpu_layers is not None:

@@ -55,7 +55,7 @@ def screen(environment, default_model) -> Iterator[Callable[..., Screen]]:
 
     def start(*arguments: str, **variables: str) -> Screen:
         opened.append(Screen({**environment, **variables}, *arguments))
-        opened[-1].until("Ctrl-D leaves")
+        opened[-1].greeting = opened[-1].until("Ctrl-D leaves")
         return opened[-1]
 
     yield start

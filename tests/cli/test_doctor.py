@@ -171,7 +171,7 @@ def test_gpu_in_words(tmp_path, monkeypatch, gpus, script, libcuda, said):
         monkeypatch.setattr(devices.shutil, "which", lambda name: None)
     else:
         _nvidia_smi(tmp_path, script, monkeypatch)
-    monkeypatch.setattr(devices.ctypes.util, "find_library", lambda name: libcuda)
+    monkeypatch.setattr(devices, "has_cuda_driver", lambda: libcuda is not None)
     monkeypatch.setattr(devices, "has_cuda_build", lambda: False)
     gpu = diagnosis._gpu(["cpu"])
     assert gpu["used"] is False and said in gpu["reason"]
@@ -244,7 +244,7 @@ def test_device_plans(machine, synthetic, monkeypatch):
 
 
 def test_pages_need_host_memory(machine, synthetic, monkeypatch):
-    monkeypatch.setattr("edgekv.memory.fit.available_bytes", lambda: 16 << 20)
+    monkeypatch.setattr("edgekv.memory.available.available_bytes", lambda: 16 << 20)
     plans = json.loads(run(str(synthetic(n_ctx_train=8192)), "-o", "json").stdout)["model"]["device_plans"]
     assert [plan["problem"] for plan in plans][:2] == [None, "the pages take 32.0 MiB of host memory, and 16.0 MiB are free"]
 

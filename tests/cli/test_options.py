@@ -44,14 +44,14 @@ def parse(*arguments: str, **environment: str) -> dict[str, Any]:
 
 
 def test_defaults_are_those_of_the_library():
-    assert parse() == {"kv": KvOptions(mode=MEASURED), "n_ctx": None, "n_threads": None, "n_gpu_layers": None}
+    assert parse() == {"kv": KvOptions(mode=MEASURED), "n_ctx": None, "n_threads": None, "n_gpu_layers": None, "weights_from_disk": False}
 
 
 def test_every_option_arrives():
     kv = parse("--kv", "sparse", "--resolution", "2000", "--kv-budget", "1.5GiB", "--sketch", "b3", "--policy", "lru+anchor",
                "--prefetch", "rope", "--page-tokens", "32", "--type-k", "q8_0", "--type-v", "q8_0", "-t", "3", "-c", "99",
-               "--gpu-layers", "7", "--kv-vram", "2GiB")
-    assert kv == {"n_ctx": 99, "n_threads": 3, "n_gpu_layers": 7, "kv": KvOptions(
+               "--gpu-layers", "7", "--kv-vram", "2GiB", "--weights-from-disk")
+    assert kv == {"n_ctx": 99, "n_threads": 3, "n_gpu_layers": 7, "weights_from_disk": True, "kv": KvOptions(
         mode=KvMode.SPARSE, resolution=2000.0, kv_budget=3 << 29, sketch=SketchKind.B3, policy="lru+anchor", prefetch="rope",
         page_tokens=32, type_k=CacheType.Q8_0, type_v=CacheType.Q8_0, kv_vram=2 << 30)}
     kv = parse("--kv", "sparse", "--sketch", "none", "--attend", "1024")["kv"]

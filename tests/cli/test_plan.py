@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
+from edgekv.amounts import size
 from edgekv.bench import host_rates as measuring
-from edgekv.cli.common.summary import summary_line
+from edgekv.cli.common.summary import summary_line, with_measured
 from edgekv.cli.plan import plan
 from edgekv.config import KvOptions
 from edgekv.errors import EXIT_DOES_NOT_FIT, ModelError
-from edgekv.memory.fit import choose_context
+from edgekv.memory import devices
+from edgekv.memory.device_fit import DeviceRoom
 from edgekv.memory.host_rates import AttentionRates, WeightRates
-from edgekv.models import geometry
+from edgekv.models.geometry import open_model
 from edgekv.models.shapes import SHAPES
 from edgekv.models.writer import write_header
+from edgekv.serving.options import ServerOptions
+from edgekv.serving.server import Server
+from edgekv.store.settings import StoreSettings
 
 
 @pytest.fixture(autouse=True)
@@ -24,8 +31,8 @@ def measured(tmp_path, monkeypatch) -> list[str]:
     """Rates that nobody has to wait for, kept in a folder of the test; gives the types of weights that were asked for."""
     asked: list[str] = []
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / "cache" / name))
-    monkeypatch.setattr(measuring, "attention_rates", lambda shape, n, read: AttentionRates(1e-6, 60e-9, 30e-9, 40e-9, 5e-9, 80e-9, 20e-9))
-    monkeypatch.setattr(measuring, "weight_rates", lambda kind, n, layer_s: asked.append(kind) or WeightRates(5e9, 40e9))
+    monkeypatch.setattr(measuring, "attention_rates", lambda shape, n, read: AttentionRates(1e-6, 2e-6, 60e-9, 30e-9, 40e-9, 5e-9, 80e-9, 20e-9))
+    monkeypatch.setattr(measuring, "weight_rates", lambda kind, n, layer_s, matrices: asked.append(kind) or WeightRates(5e9, 40e9))
     return asked
 
 
@@ -44,7 +51,7 @@ def test_table(tmp_path, measured):
     for words in ("weights", "KV home", "1024.0  known", "prefix store", "256.0", "context that fits", "5 tokens/s up to", "131,072",
                   "on a processor K and V lie in the same memory", "--kv sparse: at 16,384 tokens", "edgekv serve "):
         assert words in result.stdout, words
-    assert "measuring this machine once: weights q4_0" in result.stderr and measured == ["q4_0"]
+    assert "measuring this machine once: weights q4_0 2048x8192" in result.stderr and measured == ["q4_0"]
     again = run(str(tmp_path / "llama-3.2-1b.gguf"), "--ctx", "auto", "--device", "cpu")
     assert again.return_value == 0 and "measuring" not in again.stderr and measured == ["q4_0"]
 
@@ -74,20 +81,38 @@ def test_no_model(tmp_path):
     assert isinstance(run(str(tmp_path / "none.gguf")).exception, ModelError)
 
 
-def test_summary_line(default_model):
-    model, kv = geometry(default_model), KvOptions(mode="sparse")
-    choice = choose_context(model, 8192, kv, available=1 << 34)
-    line = summary_line(model, choice, 1 << 34, 1 << 30)
+def test_summary_line(default_model, monkeypatch):
+    monkeypatch.setattr("edgekv.serving.room.available_bytes", lambda: 1 << 34)
+    server = Server(ServerOptions(default_model, KvOptions(mode="sparse", device="cpu"), 8192, store=StoreSettings(1 << 30)))
+    line = summary_line(server)
     assert line.startswith("memory: weights 92.1 MiB, KV home 180.0 MiB, sketches 18.5 MiB") and line.endswith("of 16.0 GiB free (estimated)")
-    assert "prefixes up to 1.0 GiB" in line
+    assert "prefixes up to 1.0 GiB" in line and "\n" not in line
+    plan = json.loads(run(str(default_model), "--ctx", "8192", "--kv", "sparse", "--device", "cpu", "--json").stdout)
+    assert plan["total"]["host"] == sum(part.bytes for part in server.parts()), "the plan counts the same"
+    assert f"; {size(plan['total']['host'])} of" in line
 
 
 def test_summary_line_with_what_is_there(synthetic):
     from edgekv.llama import Llama
 
-    path = synthetic("llama")
-    llama = Llama(str(path), kv="sparse", n_ctx=1024, verbose=False, device="cpu")
-    model, kv = geometry(path), KvOptions(mode="sparse")
-    line = summary_line(model, choose_context(model, 1024, kv), 1 << 34, runtime=llama.kv)
+    path, kv = synthetic("llama"), KvOptions(mode="sparse", device="cpu")
+    server = Server(ServerOptions(path, kv, 1024))
+    llama = Llama(str(path), kv_options=kv, n_ctx=1024, verbose=False)
+    line = summary_line(server, llama.kv)
     assert "KV home 1.0 MiB" in line and line.endswith("(measured)")
+    taken = llama.kv.memory()
+    parts = {part.name: part.bytes for part in with_measured(server.parts(), taken)}
+    assert parts["tables"] == taken.table_bytes + taken.observation_bytes and parts["work space"] == taken.workspace_bytes
+    assert parts["arena"] == taken.arena_bytes and parts["weights"] == server.model.tensor_bytes
+    assert "MiB (llama.cpp's by estimate); " in line
     llama.close()
+
+
+def test_summary_line_of_a_gpu(tmp_path, monkeypatch):
+    """What lies there has a line of its own: other memory is free."""
+    monkeypatch.setattr(devices, "place", lambda kv: SimpleNamespace(room=DeviceRoom("a card", 12 << 30, 11 << 30)))
+    monkeypatch.setattr("edgekv.serving.server.open_model", lambda path: open_model(path, whole=False))
+    server = Server(ServerOptions(Path(header(tmp_path, "llama-3-8b")), KvOptions(mode="exact", device="cuda"), 32_768))
+    host, card = summary_line(server).splitlines()
+    assert host.startswith("memory: KV home 4.0 GiB;") and "weights" not in host
+    assert card.startswith("on a card: weights 4.") and card.endswith("of 11.0 GiB free (estimated)")

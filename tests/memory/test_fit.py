@@ -9,7 +9,7 @@ import pytest
 from support.contexts import attached
 
 from edgekv.config import KvOptions
-from edgekv.errors import EXIT_DOES_NOT_FIT, ConfigError, DoesNotFit
+from edgekv.errors import EXIT_DOES_NOT_FIT, DoesNotFit
 from edgekv.memory.device_fit import (
     DeviceRoom,
     check_device,
@@ -21,59 +21,13 @@ from edgekv.memory.device_fit import (
     scratch_bytes,
     table_bytes,
 )
-from edgekv.memory.fit import TABLE_BYTES, choose_context, kv_bytes, largest_context, page_bytes
+from edgekv.memory.fit import TABLE_BYTES, kv_bytes, largest_context
 from edgekv.models import Geometry, geometry
 from edgekv.vocab import KvMode, SketchKind
 
 EXACT = KvOptions(mode=KvMode.EXACT)
 SPARSE = KvOptions(mode=KvMode.SPARSE)
 MIB, PLENTY = 1 << 20, 1 << 40
-
-
-@pytest.fixture
-def model(synthetic):
-    return geometry(synthetic("llama", n_ctx_train=4096))
-
-
-def test_context_choice(model):
-    per_token = model.kv_bytes_per_token()
-    assert choose_context(model, None, EXACT, available=PLENTY).n_ctx == 4096
-    assert choose_context(model, 300, EXACT, available=PLENTY).kv_bytes == 300 * per_token
-    cut = choose_context(model, 9000, EXACT, available=PLENTY)
-    assert cut.n_ctx == 4096 and "4,096" in cut.note and "9,000" in cut.note
-    scarce = choose_context(model, None, EXACT, available=256 * MIB + 2 * 1024 * per_token)
-    assert scarce.n_ctx == 1024 and "--ctx" in scarce.note
-    with pytest.raises(DoesNotFit) as caught:
-        choose_context(model, 4096, EXACT, available=256 * MIB + 1024 * per_token)
-    assert caught.value.exit_code == EXIT_DOES_NOT_FIT and "use --ctx 1024 or less" in str(caught.value)
-    with pytest.raises(DoesNotFit, match="use --ctx 4096 or less"):
-        choose_context(model, 10**9, EXACT, available=1 << 30)
-    with pytest.raises(DoesNotFit, match="close other programs"):
-        choose_context(model, None, EXACT, available=0)
-    half = choose_context(model, None, EXACT, n_sequences=2, available=256 * MIB + 4 * 1024 * per_token)
-    assert half.n_ctx == 1024 and half.kv_bytes == 2 * 1024 * per_token
-
-
-def test_sparse_leaves_room_for_its_own(model):
-    """What just fits in mode exact does not in mode sparse, and the context that is proposed instead does."""
-    available = 256 * MIB + kv_bytes(model, 4096, EXACT).total
-    assert choose_context(model, 4096, EXACT, available=available).n_ctx == 4096
-    with pytest.raises(DoesNotFit, match="sketches and arena .* use --ctx") as caught:
-        choose_context(model, 4096, SPARSE, available=available)
-    proposed = int(str(caught.value).split("--ctx ")[1].split()[0])
-    assert 1536 <= proposed < 4096 and choose_context(model, proposed, SPARSE, available=available)
-
-
-def test_an_impossible_budget_gets_a_possible_one(model):
-    needed = kv_bytes(model, 4096, SPARSE.with_(kv_budget=1 << 40))
-    assert needed.arena == needed.home, "an arena is never larger than what it holds copies of"
-    available = 256 * MIB + needed.fixed + MIB
-    with pytest.raises(DoesNotFit, match="a KV budget of .* use --kv-budget 1MiB or less"):
-        choose_context(model, 4096, SPARSE.with_(kv_budget=1 << 40), available=available)
-    assert choose_context(model, 4096, SPARSE.with_(kv_budget=MIB), available=available).bytes.arena == MIB
-    assert choose_context(model, 4096, SPARSE.with_(kv_budget=0), available=available).bytes.arena == 0
-    with pytest.raises(ConfigError, match=f"one page of this model takes {page_bytes(model, SPARSE.cache):,}; give more"):
-        choose_context(model, 4096, SPARSE.with_(kv_budget=1), available=PLENTY)
 
 
 @pytest.mark.parametrize(("kind", "layers"), [("mamba", []), ("gemma2", [1]), ("lfm2", [1, 3])])

@@ -11,11 +11,12 @@ import pytest
 from edgekv.bench.reserve import reserved_compute
 from edgekv.config import KvOptions
 from edgekv.llama import Llama
-from edgekv.memory.allocations import HOST, home_bytes, host_parts, total
+from edgekv.memory.allocations import HOST, Request, Slots, home_bytes, host_parts, total
 from edgekv.memory.device_fit import DeviceRoom
 from edgekv.memory.device_roofline import DeviceRoofline, hit_share
 from edgekv.memory.host_rates import AttentionRates, HostRates, WeightRates
-from edgekv.memory.plan import GAINS_FROM, Request, fitting_context, make_plan, users
+from edgekv.memory.plan import GAINS_FROM, fitting_context, make_plan, users
+from edgekv.memory.served import layers
 from edgekv.models.geometry import open_model
 from edgekv.models.shapes import SHAPES
 from edgekv.models.writer import write_header
@@ -24,7 +25,7 @@ from edgekv.vocab import KvMode
 MIB, GB = 1 << 20, 10**9
 EXACT, SPARSE, OFF = (KvOptions(mode=mode, device="cpu") for mode in ("exact", "sparse", "off"))
 RATES = HostRates(2, 10e9, {"bf16": WeightRates(8e9, 50e9), "q4_0": WeightRates(5e9, 40e9), "f16": WeightRates(8e9, 50e9)},
-                  AttentionRates(1e-6, 60e-9, 30e-9, 40e-9, 5e-9, 80e-9, 20e-9))
+                  AttentionRates(1e-6, 2e-6, 60e-9, 30e-9, 40e-9, 5e-9, 80e-9, 20e-9))
 
 
 def header(tmp_path, name, weight_type="bf16", **changes):
@@ -32,7 +33,7 @@ def header(tmp_path, name, weight_type="bf16", **changes):
 
 
 def request(model, kv=SPARSE, n_ctx=None, n_slots=1, available=64 * GB, **more) -> Request:
-    return Request(model, kv, n_ctx, n_slots, available, **more)
+    return Request(model, kv, n_ctx, Slots(n_slots), available, **more)
 
 
 # ---- the published example ------------------------------------------------------------------------------------------------------
@@ -58,13 +59,14 @@ GEOMETRIES = [  # kind, what differs, context, mode, type of K and V
     ("llama", {}, 4096, "sparse", "f16"), ("llama", {}, 5000, "exact", "q8_0"), ("qwen3", {"n_head_kv": 8}, 4096, "sparse", "f16"),
     ("qwen3", {"n_head_kv": 1}, 8192, "off", "f16"), ("gemma2", {"sliding_window": 1024}, 8192, "exact", "f16"),
     ("gpt-oss", {"sliding_window": 128}, 4096, "exact", "f16"), ("lfm2", {"n_head": 4}, 4096, "sparse", "f16"),
-    ("mamba", {}, 4096, "off", "f16"), ("deci", {}, 4096, "exact", "f16"),
+    ("mamba", {}, 4096, "off", "f16"), ("deci", {}, 4096, "exact", "f16"), ("deepseek2", {}, 4096, "exact", "f16"),
+    ("deepseek2", {}, 4096, "sparse", "q8_0"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "changes", "n_ctx", "mode", "cache"), GEOMETRIES)
 def test_parts_are_what_is_allocated(synthetic, caplog, kind, changes, n_ctx, mode, cache):
-    """GQA, one KV head, as many as query heads, sliding windows, a mixture, a hybrid, no attention at all, layers that differ."""
+    """GQA, one KV head, as many as query heads, sliding windows, a mixture, a hybrid, no attention at all, layers that differ, a compressed cache."""
     path = synthetic(kind, **SIZE | changes)
     kv = KvOptions(mode=mode, device="cpu", type_k=cache, type_v=cache)
     with caplog.at_level(logging.INFO, "edgekv.llama.cpp"):
@@ -74,7 +76,7 @@ def test_parts_are_what_is_allocated(synthetic, caplog, kind, changes, n_ctx, mo
         said[name] += float(mib)
     ours = llama.kv.memory()
     llama.close()
-    parts = {part.name: part.bytes for part in host_parts(open_model(path), n_ctx, kv, 1)}
+    parts = {part.name: part.bytes for part in host_parts(request(open_model(path)), n_ctx, kv)}
     for name, mib in (("weights", said["model"]), ("KV home", said["KV"]), ("recurrent state", said["RS"])):
         assert parts.get(name, 0) / MIB == pytest.approx(mib, rel=0.02, abs=0.006), name  # the log has two digits
     assert parts.get("sketches", 0) == ours.sketch_bytes and parts.get("arena", 0) == pytest.approx(ours.arena_bytes, rel=0.02)
@@ -85,11 +87,12 @@ def test_parts_are_what_is_allocated(synthetic, caplog, kind, changes, n_ctx, mo
 def test_totals_are_near_to_a_reserve_run(tmp_path, name):
     """With llama.cpp's own word on its work buffers: it reserves the graph of a header that has no weights."""
     model = header(tmp_path, name, "q8_0")
-    estimated = host_parts(model, 8192, OFF, 2)
+    asked = request(model, n_slots=2)
+    estimated = host_parts(asked, 8192, OFF)
     measured = reserved_compute(model, OFF, 8192, 2)
     compute = next(part.bytes for part in estimated if part.name == "compute")
     assert compute == pytest.approx(measured, rel=0.06)
-    assert total(estimated) == pytest.approx(total(host_parts(model, 8192, OFF, 2, compute=measured)), rel=0.02)
+    assert total(estimated) == pytest.approx(total(host_parts(replace(asked, compute=measured), 8192, OFF)), rel=0.02)
 
 
 def test_a_header_alone_is_no_model(tmp_path):
@@ -144,6 +147,16 @@ def test_what_cannot_be_served_stays_stock(synthetic):
     assert plan.recommended == "off" and plan.served_layers == 0 and "stock llama.cpp runs all of them" in plan.why
 
 
+def test_a_compressed_cache(synthetic):
+    """MLA: one row of 128 + 32 numbers in place of K and V of four heads; EdgeKV serves none of its layers, and says so."""
+    model = open_model(synthetic("deepseek2"))
+    assert model.geometry.mla and model.geometry.kv_bytes_per_token() == 2 * (128 + 32) * 2
+    plan = make_plan(request(model, n_ctx=4096), RATES)
+    assert plan.served_layers == 0 and plan.recommended == "off" and plan.kv_bytes_per_token == 640
+    assert {part.name for part in plan.parts} == {"weights", "compute", "KV home"}
+    assert [layer.reason for layer in layers(model.geometry)] == ["compressed KV (MLA)"] * 2
+
+
 def test_a_context_that_does_not_fit_names_one_that_does(tmp_path):
     model = header(tmp_path, "llama-3.2-1b", "q4_0")
     plan = make_plan(request(model, n_ctx=131_072, available=3 * GB), RATES)
@@ -186,7 +199,8 @@ def test_a_gpu_s_speed_follows_its_link(tmp_path):
 
 
 def test_fitting_context(tmp_path):
-    g = header(tmp_path, "llama-3.2-1b", "q4_0").geometry
-    assert fitting_context(g, 64 * GB) == g.n_ctx_train and fitting_context(g, g.tensor_bytes) == 0
-    assert 256 <= fitting_context(g, g.tensor_bytes + 400 * MIB) < 8192
+    model = header(tmp_path, "llama-3.2-1b", "q4_0")
+    g = model.geometry
+    assert fitting_context(model, 64 * GB) == g.n_ctx_train and fitting_context(model, g.tensor_bytes) == 0
+    assert 256 <= fitting_context(model, g.tensor_bytes + 300 * MIB) < 8192
     assert HOST == "host"

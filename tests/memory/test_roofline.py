@@ -9,7 +9,18 @@ import pytest
 
 from edgekv.bench import host_rates as measuring
 from edgekv.config import KvOptions
-from edgekv.memory.host_rates import AttentionRates, AttentionShape, HostRates, Kept, WeightRates, attention_shape, kept_for, measured_types
+from edgekv.memory.host_rates import (
+    AttentionRates,
+    AttentionShape,
+    HostRates,
+    Kept,
+    MatrixShape,
+    WeightRates,
+    attention_shape,
+    kept_for,
+    matrix_shape,
+    measured_types,
+)
 from edgekv.memory.roofline import ROWS, HostRoofline, depth_at, rows_read
 from edgekv.models.geometry import open_model
 from edgekv.models.shapes import SHAPES
@@ -17,8 +28,10 @@ from edgekv.models.traffic import traffic
 from edgekv.models.writer import write_header
 from edgekv.vocab import KvMode
 
-ATTENTION = AttentionRates(layer=1e-5, stock=60e-9, exact=30e-9, row=40e-9, scan=5e-9, prompt_stock=80e-9, prompt_exact=20e-9)
+ATTENTION = AttentionRates(layer=1e-5, stock_layer=3e-5, stock=60e-9, exact=30e-9, row=40e-9, scan=5e-9, prompt_stock=80e-9, prompt_exact=20e-9)
 RATES = HostRates(2, 1e12, {"q4_0": WeightRates(5e9, 40e9)}, ATTENTION)
+
+SMALL = MatrixShape(576, 1536)
 
 
 def header(tmp_path, name, weight_type="q4_0"):
@@ -35,7 +48,7 @@ def test_the_time_of_a_token(tmp_path):
     model = header(tmp_path, "llama-3.2-1b")
     line = HostRoofline(model, KvOptions(mode="sparse"), RATES)
     base = traffic(model).active_bytes / 5e9 + 16 * 1e-5
-    assert line.decode_seconds(KvMode.OFF, 8192) == pytest.approx(base + 16 * 8 * 8192 * 60e-9)
+    assert line.decode_seconds(KvMode.OFF, 8192) == pytest.approx(base + 16 * 2e-5 + 16 * 8 * 8192 * 60e-9)
     assert line.decode_seconds(KvMode.EXACT, 8192) == pytest.approx(base + 16 * 8 * 8192 * 30e-9)
     assert line.decode_seconds(KvMode.SPARSE, 7168) == pytest.approx(base + 16 * 8 * (403 * 40e-9 + 7168 * 5e-9))
     assert line.decode_seconds(KvMode.SPARSE, 700) == line.decode_seconds(KvMode.EXACT, 700), "a short context is attended whole"
@@ -59,6 +72,14 @@ def test_a_mixture_reads_the_experts_it_uses(tmp_path):
     assert sum(read.prompt_weights.values()) < 3.0e9
 
 
+def test_rows_are_as_long_as_the_model_s(tmp_path):
+    """A product of short rows takes longer for each byte, so that rates are those of the model's own sizes."""
+    assert matrix_shape(header(tmp_path, "llama-3.2-1b")) == MatrixShape(2048, 8192)
+    assert matrix_shape(header(tmp_path, "qwen3-30b-a3b")) == MatrixShape(2048, 768), "of an expert"
+    odd = measuring._weights_shape(2, "q4_k", MatrixShape(576, 1600))
+    assert (odd.n_embd, odd.n_ff) == (768, 1792), "whole blocks"
+
+
 def test_depth_at():
     assert depth_at(5, lambda depth: 1000 / depth, 4096) == 200
     assert depth_at(5, lambda depth: 10.0, 4096) is None and depth_at(5, lambda depth: 1.0, 4096) == 0
@@ -72,9 +93,10 @@ def test_rates_are_kept_by_machine(tmp_path):
     kept = Kept(2, "avx2", path)
     assert kept.read() is None and kept.attention(shape) is None
     kept.keep("read", 1e10)
-    kept.keep("weights q4_0", WeightRates(1.0, 2.0))
+    kept.keep("weights q4_0 576x1536", WeightRates(1.0, 2.0))
     kept.keep(f"attention {shape.name}", ATTENTION)
-    assert (kept.read(), kept.weights("q4_0"), kept.attention(shape)) == (1e10, WeightRates(1.0, 2.0), ATTENTION)
+    assert (kept.read(), kept.weights("q4_0", SMALL), kept.attention(shape)) == (1e10, WeightRates(1.0, 2.0), ATTENTION)
+    assert kept.weights("q4_0", MatrixShape(576, 1600)) is None
     assert Kept(1, "avx2", path).read() is None and Kept(2, "portable", path).read() is None
     assert Kept(2, "avx2", path).attention(AttentionShape(64, 4, 2, "q8_0", "f16")) is None
 
@@ -85,12 +107,12 @@ def test_a_damaged_file_is_measured_again(tmp_path, text):
     path.write_text(text)
     kept = Kept(2, "avx2", path)
     assert kept.read() is None
-    kept.keep("weights q4_0", WeightRates(1.0, 2.0))
-    assert Kept(2, "avx2", path).weights("q4_0") == WeightRates(1.0, 2.0)
+    kept.keep("weights q4_0 576x1536", WeightRates(1.0, 2.0))
+    assert Kept(2, "avx2", path).weights("q4_0", SMALL) == WeightRates(1.0, 2.0)
     everything = json.loads(path.read_text())
-    next(entry for entry in everything.values() if isinstance(entry, dict))["weights q4_0"]["decode"] = -1.0
+    next(entry for entry in everything.values() if isinstance(entry, dict))["weights q4_0 576x1536"]["decode"] = -1.0
     path.write_text(json.dumps(everything))
-    assert Kept(2, "avx2", path).weights("q4_0") is None
+    assert Kept(2, "avx2", path).weights("q4_0", SMALL) is None
 
 
 def test_measured_once(tmp_path, monkeypatch):
@@ -99,7 +121,7 @@ def test_measured_once(tmp_path, monkeypatch):
     model, kv, said = header(tmp_path, "tiny"), KvOptions(), []
     assert kept_for(model, kv, 1, "x") is None and measured_types(model) == ["q4_0"]
     monkeypatch.setattr(measuring, "attention_rates", lambda shape, n_threads, read: ATTENTION)
-    monkeypatch.setattr(measuring, "weight_rates", lambda kind, n_threads, layer_s: WeightRates(5e9, 40e9))
+    monkeypatch.setattr(measuring, "weight_rates", lambda kind, n_threads, layer_s, matrices: WeightRates(5e9, 40e9))
     first = measuring.host_rates(model, kv, 1, said.append)
     assert len(said) == 3 and all("measuring this machine once" in line for line in said) and first.read > 1e8
     assert measuring.host_rates(model, kv, 1, said.append) == first and len(said) == 3
@@ -112,5 +134,5 @@ def test_rates_of_this_machine():
     """What is measured can be reckoned with; how fast it is, no test says."""
     attention = measuring.attention_rates(AttentionShape(64, 2), 1, 1e10)
     assert all(0 < value < 1e-2 for value in vars(attention).values())
-    weights = measuring.weight_rates("q8_0", 1, attention.layer)
+    weights = measuring.weight_rates("q8_0", 1, attention.layer, SMALL)
     assert 1e7 < weights.decode < 1e12 and 1e7 < weights.prompt < 1e13

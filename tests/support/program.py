@@ -24,6 +24,7 @@ class Screen:
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore Ctrl-C, and hand that on
         )
         self._raw, self._seen = "", 0
+        self.greeting = ""
 
     def until(self, pattern: str, timeout: float = 90) -> str:
         """What was shown since the last call, up to and with `pattern`."""

@@ -26,7 +26,8 @@ from edgekv.hierarchy.stats import Stats
 from edgekv.live.reports import SelectionReport
 from edgekv.live.runtime import Runtime
 from edgekv.llama import Llama
-from edgekv.memory.fit import COMPUTE_BYTES, available_bytes
+from edgekv.memory.available import available_bytes
+from edgekv.memory.fit import COMPUTE_BYTES
 from edgekv.models import Geometry
 from edgekv.vocab import CacheType, KvMode
 

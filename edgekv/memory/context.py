@@ -1,0 +1,116 @@
+"""Which context to open: asked before a model is loaded, because Linux grants memory that it does not have, and swaps or kills later. It counts
+what `edgekv plan` shows, so that what does not fit there is refused here."""
+
+from __future__ import annotations
+
+from edgekv.amounts import MIB, size
+from edgekv.errors import ConfigError, DoesNotFit
+from edgekv.memory.allocations import HOST, NATIVE_BYTES, Request, least
+from edgekv.memory.device_fit import choose_device_context
+from edgekv.memory.fit import CONTEXT_STEP, ContextChoice, kv_bytes, largest_context, page_bytes, rounded, sparse_layers
+from edgekv.vocab import KvMode
+
+
+def choose_context(request: Request) -> ContextChoice:
+    """The context to open, in tokens for each slot.
+
+    Where no length is asked for it is what the model was trained for, as far as half of the memory allows that the weights leave. A larger one
+    than the model was trained for is cut to that. Raises DoesNotFit if all that the context asked for needs, before any cut, is more than
+    is free; ConfigError if the arena's budget holds no page.
+    """
+    model, kv = request.shape, request.kv
+    if request.room is not None:
+        kept = request.store_bytes + request.later_bytes
+        return choose_device_context(model, request.n_ctx, kv, request.room, request.slots.n, max(0, request.available - kept))
+    _check_budget(request)
+    if request.n_ctx is None:
+        return _automatic(request)
+    check_context(request, request.n_ctx)
+    n, note = min(request.n_ctx, model.n_ctx_train), None
+    if n < request.n_ctx:
+        note = f"the model was trained for {n:,} tokens; the context is that, not {request.n_ctx:,}"
+    return _choice(request, n, note)
+
+
+def check_context(request: Request, n_ctx: int) -> None:
+    """Raises DoesNotFit where a context of `n_ctx` tokens for each slot does not fit in host memory; the message says what does."""
+    n, kv, available = rounded(n_ctx), request.kv, request.available
+    needed = request.needed(n, least(kv))
+    if needed <= available:
+        return
+    fixed, free = _without_context(request), f"{size(available)} are free"
+    if fixed + NATIVE_BYTES > available:
+        raise DoesNotFit(_no_model(request, fixed))
+    arena, what = kv_bytes(request.shape, n, kv, request.slots.n).arena, _what(request)
+    if kv.placement.kv_budget and needed - arena <= available:
+        room = (available - needed + arena) // MIB
+        raise DoesNotFit(f"a KV budget of {size(kv.placement.kv_budget)} does not fit beside the {size(needed - arena)} that a context of "
+                         f"{n_ctx:,} tokens takes anyway, and {free}; use --kv-budget {room}MiB or less")
+    best = min(largest_context(lambda n: request.fits(n, kv), request.shape.n_ctx_train), request.shape.n_ctx_train)
+    raise DoesNotFit(f"a context of {n_ctx:,} tokens needs {size(needed)} ({what}), and {free}: {size(needed - available)} are missing; "
+                     + (f"use --ctx {best} or less" if best else "close other programs, or take a smaller model") + _store(request, needed))
+
+
+def _automatic(request: Request) -> ContextChoice:
+    model, kv = request.shape, request.kv
+    fixed = _without_context(request) + NATIVE_BYTES
+    room = (request.available - fixed) // 2
+    n = min(model.n_ctx_train, largest_context(lambda n: request.needed(n, kv) - fixed <= room, model.n_ctx_train))
+    if n < min(model.n_ctx_train, CONTEXT_STEP):
+        if room <= 0:
+            raise DoesNotFit(_no_model(request, fixed - NATIVE_BYTES))
+        n = min(model.n_ctx_train, CONTEXT_STEP)
+        check_context(request, n)  # a small context is better than none
+    note = None
+    if n < model.n_ctx_train:
+        note = (f"the context is {n:,} tokens of the {model.n_ctx_train:,} the model was trained for, to leave half of the "
+                f"{size(request.available - fixed)} alone that are free beside the weights (--ctx sets another)")
+    return _choice(request, n, note)
+
+
+def _choice(request: Request, n_ctx: int, note: str | None) -> ContextChoice:
+    """With as large an arena as fits, where its size is automatic."""
+    kv, budget = request.kv, None
+    missing = request.needed(rounded(n_ctx), kv) - request.available
+    if missing > 0:
+        page = page_bytes(request.shape, kv.cache)
+        arena = kv_bytes(request.shape, rounded(n_ctx), kv, request.slots.n).arena
+        budget = max(0, arena - missing) // page * page
+        kv = kv.with_(kv_budget=budget)
+        note = f"{note + '; ' if note else ''}the arena has {size(budget)}: more does not fit beside the context"
+    return ContextChoice(n_ctx, kv_bytes(request.shape, n_ctx, kv, request.slots.n), note, kv_budget=budget)
+
+
+def _without_context(request: Request) -> int:
+    """Bytes of host memory that no context can do without: weights, what is loaded behind them, the prefix store."""
+    return sum(part.bytes for part in request.parts(CONTEXT_STEP, least(request.kv))
+               if part.place == HOST and part.name in ("weights", "loaded later", "prefix store"))
+
+
+def _what(request: Request) -> str:
+    """What is counted, as a list in words."""
+    weights = [] if request.from_disk else ["weights"]
+    ours = ["sketches and arena"] if request.kv.mode is KvMode.SPARSE else []
+    return ", ".join([*weights, "work buffers", "KV cache", *ours])
+
+
+def _no_model(request: Request, fixed: int) -> str:
+    weights = 0 if request.from_disk else request.shape.tensor_bytes
+    free = f"{size(request.available)} are free"
+    if weights <= request.available:
+        text = f"there is no memory for a context: {size(fixed)} go to the weights and what is kept beside them, and {free}; close other programs"
+        return text + _store(request, fixed + NATIVE_BYTES)
+    return (f"the weights take {size(weights)} and {free}: they would be read from the disk for every token; close other programs, take a "
+            "smaller model or a smaller type of weights, or --weights-from-disk where slow is better than nothing")
+
+
+def _store(request: Request, needed: int) -> str:
+    if not request.store_bytes or needed - request.store_bytes > request.available:
+        return ""
+    return f"; {size(request.store_bytes)} of memory are set aside for what was read before (--cache-ram)"
+
+
+def _check_budget(request: Request) -> None:
+    kv, budget = request.kv, request.kv.placement.kv_budget
+    if kv.mode is KvMode.SPARSE and budget and sparse_layers(request.shape) and budget < (page := page_bytes(request.shape, kv.cache)):
+        raise ConfigError(f"the KV budget is {budget:,} bytes, and one page of this model takes {page:,}; give more, auto, or 0 for no arena")

@@ -1,0 +1,28 @@
+"""What a server asks of the machine's memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgekv.machine import default_threads
+from edgekv.memory import devices
+from edgekv.memory.allocations import Request, Slots
+from edgekv.memory.available import available_bytes
+from edgekv.models.geometry import ModelFile
+from edgekv.serving.options import ServerOptions, later_bytes, shares_cells
+
+
+def memory_request(options: ServerOptions, file: ModelFile) -> Request:
+    """What is to be opened, and the memory that is free for it now. Where not all layers lie on the GPU the processor attends. Raises
+    CudaUnavailable where a GPU was asked for and cannot be used."""
+    room, later, gpu_layers = devices.place(options.kv).room, later_bytes(options.extra), options.n_gpu_layers
+    if room is None:
+        gpu_layers = 0
+    elif gpu_layers is None or gpu_layers > file.geometry.n_layer:
+        room, later, gpu_layers = replace(room, free=max(0, room.free - later)), 0, 0
+    else:
+        room = None
+    return Request(
+        file, options.kv, options.n_ctx, Slots(options.n_slots, shares_cells(options.extra)), available_bytes(),
+        store_bytes=0 if options.store is None else options.store.ram_bytes, room=room, n_threads=options.n_threads or default_threads(),
+        gpu_layers=gpu_layers or 0, later_bytes=later, from_disk=options.weights_from_disk)

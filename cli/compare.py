@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgekv.cli.common.examples import examples
 from edgekv.cli.common.options import option
 from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
 from edgekv.errors import EXIT_OK, EXIT_RUNTIME, ConfigError
@@ -43,7 +44,11 @@ COLUMNS = [
 _ALWAYS = {"test", "mode", "a_tokens_per_s", "a_stddev", "b_tokens_per_s", "b_stddev", "ratio", "interval", "verdict"}
 
 
-@click.command()
+@click.command(epilog=examples(
+    "edgekv bench compare before.json after.json",
+    "edgekv bench compare llama-bench.json edgekv.json -o md",
+    "edgekv bench compare main.json branch.json --fail-below 0.95",
+))
 @click.argument("files", metavar="A.json B.json ...", nargs=-1, type=click.Path(path_type=Path))
 @option("--fail-below", type=click.FloatRange(min=0, min_open=True), metavar="RATIO",
         help="Exit with 1 where B/A of a pair is below RATIO by more than its noise, e.g. 0.95: for a check after each change.")
@@ -62,11 +67,6 @@ def compare(files: tuple[Path, ...], fail_below: float | None, output: str) -> i
 
     The interval knows the noise within the two runs alone. A machine that drifts makes two runs differ by more: for a claim, measure both
     in one run. With one repetition the noise is not known.
-
-    \b
-    edgekv bench compare before.json after.json
-    edgekv bench compare llama-bench.json edgekv.json -o md
-    edgekv bench compare main.json branch.json --fail-below 0.95
     """
     from edgekv.bench.compare import compare as paired
     from edgekv.lab.rows import read_rows

@@ -10,11 +10,15 @@ from typing import Any
 
 import click
 
+from edgekv.cli.common.examples import examples
 from edgekv.cli.common.options import option
 from edgekv.cli.common.progress import progress_bar
 
 
-@click.command()
+@click.command(epilog=examples(
+    "edgekv report results",
+    "edgekv report results -m model.gguf --plots pictures -o page.html",
+))
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE",
         help="Where the page goes.  [default: report.html in DIR]")
@@ -33,10 +37,6 @@ def report(folder: Path, out: Path | None, model: Path | None, plots: Path | Non
     `edgekv sim` (each with -o json), the plan of `edgekv plan --json`, ladder.json (edgekv bench ladder --save DIR), and a server's documents
     /edgekv/history and /edgekv/state. Traces *.npz (edgekv trace record) are simulated for the pictures; that takes minutes the first time
     and is kept in DIR. What is not there is left out of the page and named at its end.
-
-    \b
-    edgekv report results
-    edgekv report results -m MODEL.gguf --plots pictures
 
     Needs matplotlib: pip install "edgekv[report]".
     """

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from edgekv.amounts import parse_bytes
 from edgekv.bench.speed.ranges import numbers, pair
+from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList, ModeList
 from edgekv.cli.common.options import Parsed, model_path, option
 from edgekv.cli.common.progress import progress_bar
@@ -34,7 +35,12 @@ def _many(*names: str, **settings: Any) -> Any:
     return option(*names, multiple=True, show_default=True, **settings)
 
 
-@click.group(invoke_without_command=True)
+@click.group(invoke_without_command=True, epilog=examples(
+    "edgekv bench -p 512 -n 128 -d 0,4096,16384",
+    "edgekv bench -m model.gguf --modes exact,sparse --kv-budget 64MiB,512MiB",
+    "edgekv bench -d 0-32768+8192 --fill synthetic -r 3 -o json",
+    "edgekv bench kv -d 4096 -t 1,2",
+))
 @_many("-m", "--model", "models", type=click.Path(path_type=Path), metavar="FILE",
        help="A GGUF file; several times for several models.  [default: the default model]")
 @_many("-p", "--n-prompt", type=_NUMBERS, default=("512",), help="Tests pp: tokens of a prompt that is read; 0 for none.")

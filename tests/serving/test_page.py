@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +11,8 @@ from importlib import resources
 from typing import Any
 
 import pytest
+from support.browser import browser as opened
+from support.browser import contrast, look
 from support.endpoint import N_TOKENS, complete, options, settled, until
 
 from edgekv.config import KvOptions
@@ -24,18 +25,8 @@ SPARSE = KvOptions(mode=KvMode.SPARSE, resolution=200, exact_tokens=64)
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    chromium, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
-    if not chromium or not driver:
-        pytest.skip("there is no chromium with chromedriver here; apt-get install chromium chromium-driver")
-    settings = webdriver.ChromeOptions()
-    settings.binary_location = chromium
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
-        settings.add_argument(argument)
-    settings.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    opened = webdriver.Chrome(options=settings, service=webdriver.ChromeService(driver))
-    yield opened
-    opened.quit()
+    with opened() as window:
+        yield window
 
 
 @pytest.fixture
@@ -63,11 +54,6 @@ def answering(server: Server) -> Iterator[None]:
         over.set()
         thread.join()
         settled(server)
-
-
-def look(browser, width: int, theme: str) -> None:
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": 1200, "deviceScaleFactor": 1, "mobile": False})
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]})
 
 
 def text(browser, selector: str) -> str:
@@ -175,16 +161,9 @@ def test_the_document_is_whole():
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", document)
 
 
-def luminance(colour: str) -> float:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one: str, other: str) -> float:
-    """As WCAG 2 defines it."""
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
+def parts(colour: str) -> tuple[int, int, int]:
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return red, green, blue
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -192,6 +171,6 @@ def test_colours_can_be_told_apart(theme):
     light, _, rest = resources.files(page).joinpath("page.css").read_text(encoding="utf-8").partition("@media (prefers-color-scheme: dark)")
     of = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", light if theme == "light" else rest.split("}")[0]))
     for name in ("text", "muted", "wrong"):
-        assert min(contrast(of[name], of[ground]) for ground in ("card", "ground")) >= 4.5, name
+        assert min(contrast(parts(of[name]), parts(of[ground])) for ground in ("card", "ground")) >= 4.5, name
     for name in ("home", "arena", "good", "other", "wrong", "filling", "moving", "home-strong", "arena-strong"):
-        assert contrast(of[name], of["card"]) >= 3, name
+        assert contrast(parts(of[name]), parts(of["card"])) >= 3, name

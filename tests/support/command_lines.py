@@ -48,7 +48,7 @@ def parse(words: Sequence[str]) -> click.Context:
         found = command.get_command(context, name)
         if found is None:
             raise click.UsageError(f"there is no command {name}")
-        if not isinstance(found, click.Group):
+        if not isinstance(found, click.Group) or found.invoke_without_command and (not left or left[0].startswith("-")):
             return found.make_context(name, left, parent=context)
         command, context = found, click.Context(found, context, name)
 

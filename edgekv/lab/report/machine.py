@@ -7,12 +7,12 @@ from typing import Any
 
 from edgekv.amounts import size
 from edgekv.lab.report.charts import Line, Panel
-from edgekv.lab.report.sections import MODE_COLOURS, MODE_NAMES, Row, Section, Table, number
+from edgekv.lab.report.sections import DEPTH, MODE_COLOURS, MODE_NAMES, Row, Section, Table, number
 
 _FACTS = (
     ("processor", "cpu_name", "{}"), ("family", "cpu", "{}"), ("cores", "cores", "{}"), ("instruction set", "isa", "{}"),
     ("memory", "ram_bytes", "size"), ("memory rate, measured", "memory_gb_s", "{:.1f} GB/s"), ("GPU", "gpu", "{}"), ("driver", "driver", "{}"),
-    ("link", "link", "{}"), ("EdgeKV", "version", "{}"), ("commit", "commit", "{}"), ("llama.cpp", "llama_cpp", "{}"), ("Python", "python", "{}"),
+    ("link", "link", "{} GB/s"), ("EdgeKV", "version", "{}"), ("commit", "commit", "{}"), ("llama.cpp", "llama_cpp", "{}"), ("Python", "python", "{}"),
     ("measured on", "date", "{}"),
 )
 """What is said, the key of a row, and how it is written."""
@@ -61,7 +61,7 @@ def planned(plans: Sequence[Row]) -> Section:
         if plan.get("problem"):
             section.text += f"It does not fit: {plan['problem']} "
         if lines := _speed_panels(plan):
-            section.curves(lines, "tokens in the context", f"By estimate, from this model's header and the measured rates of the machine: {about}",
+            section.curves(lines, DEPTH, f"By estimate, from this model's header and the measured rates of the machine: {about}",
                            percent_x=False)
         section.tables.append(Table.without_empty(("what", "where", "bytes", "how it is known", "note"), [
             *((str(part.get("name")), str(part.get("place")), size(int(part.get("bytes") or 0)), str(part.get("how")), str(part.get("note") or "–"))

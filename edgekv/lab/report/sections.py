@@ -26,6 +26,7 @@ MODE_NAMES = {STOCK: "stock llama.cpp", FULL: "exact"}
 MODE_COLOURS = {STOCK: RED, FULL: GREEN, "sparse": BLUE}
 """KV modes in plots. Stock is the faster of its kernels."""
 
+DEPTH = "tokens in the context"
 LIMIT = "limit: weights alone"
 
 NO_TRACE = "a trace *.npz (edgekv trace record)"

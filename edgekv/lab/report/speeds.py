@@ -9,6 +9,7 @@ from typing import Any
 
 from edgekv.lab.report.charts import Line, Panel
 from edgekv.lab.report.sections import (
+    DEPTH,
     LIMIT,
     MODE_COLOURS,
     MODE_NAMES,
@@ -24,7 +25,6 @@ from edgekv.lab.report.sections import (
 )
 from edgekv.vocab import STOCK, STOCK_KERNELS
 
-DEPTH = "tokens in the context"
 WANTED = "rows of edgekv bench -o json"
 
 Points = dict[str, dict[int, float]]
@@ -54,7 +54,7 @@ def _speeds(section: Section, rows: Sequence[Row], plan: Row | None, figure: str
     section.text = (f"In tokens/s, {what}, in turns in one run. Stock llama.cpp is the faster of its kernels, with flash attention and without. "
                     "The limit is the speed with an empty cache.")
     for run in runs:
-        section.text += f" {_gain(run)}" if _gain(run) else ""
+        section.text += _gain(run)
         estimates = _estimates(plan, run, figure)
         panels = [Panel(title, _lines(points, estimates), "tokens/s", "from zero") for title, points in _by_test(run, _speed_points).items()]
         if panels:
@@ -134,14 +134,14 @@ def _estimates(plan: Row | None, run: Sequence[Row], figure: str) -> Points:
 
 
 def _gain(run: Sequence[Row]) -> str:
-    """At the deepest place: the fastest of ours."""
+    """At the deepest place: the fastest of ours, as a sentence with a space before it."""
     ours = [row for row in run if row.get("ratio_vs_stock") and row.get("kv_mode") not in (*STOCK_KERNELS, "peer") and row["n_depth"]]
     if not ours:
         return ""
     deepest = max(row["n_depth"] for row in ours)
     best = max((row for row in ours if row["n_depth"] == deepest), key=lambda row: row["avg_ts"])
     times = f"{best['ratio_vs_stock']:.1f} times the better of stock's kernels" if best["ratio_vs_stock"] >= 1.05 else "no more than stock"
-    return f"With {deepest:,} tokens in the context {best['kv_mode']} comes to {best['avg_ts']:,.1f} tokens/s, {times}."
+    return f" With {deepest:,} tokens in the context {best['kv_mode']} comes to {best['avg_ts']:,.1f} tokens/s, {times}."
 
 
 _COLUMNS = ("test", "depth", "mode", "threads", "K/V", "arena MiB", "tokens/s", "±", "x stock", "x limit", "p50 tokens/s", "p5 tokens/s",

@@ -9,6 +9,7 @@ from edgekv.errors import ConfigError
 from edgekv.lab.report import charts, drawing
 from edgekv.lab.report.charts import Line, Panel
 from edgekv.lab.report.sections import (
+    DEPTH,
     LIMIT,
     MODE_COLOURS,
     MODE_NAMES,
@@ -50,9 +51,6 @@ def speed_picture(rows: Sequence[Row], path: Path) -> None:
             drawing.save(charts.line_chart(panels, DEPTH, percent_x=False), path)
             return
     raise ConfigError("the plot needs rows of two depths; measure with `edgekv bench kv -d 512,7680 -o json`")
-
-
-DEPTH = "tokens in the context"
 
 
 def _by_depth(run: Sequence[Row], figure: str, y_label: str) -> list[Panel]:

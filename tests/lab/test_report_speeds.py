@@ -30,7 +30,8 @@ def curves(rows: list[dict]) -> dict[str, dict[str, tuple[list, list]]]:
 
 def texts(section: Section) -> list[str]:
     """What stands in its pictures."""
-    return [text.get_text() for picture in section.pictures for ax in picture.figure.axes for text in (*ax.texts, ax.title, ax.xaxis.label)]
+    axes = [ax for picture in section.pictures for ax in picture.figure.axes]
+    return [said for ax in axes for said in (*(text.get_text() for text in ax.texts), ax.get_title(loc="left"), ax.get_xlabel())]
 
 
 def test_stock_is_its_faster_kernel_at_each_depth():

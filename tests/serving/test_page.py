@@ -152,6 +152,28 @@ def test_it_says_what_there_is_not(synthetic, browser, mode, note):
         until(lambda: "304 tokens" in text(browser, ".map") or "303 tokens" in text(browser, ".map"))
 
 
+def test_mode_evict_is_told_as_it_is(synthetic, browser):
+    with Server(options(synthetic("llama"), kv=KvOptions(mode=KvMode.EVICT, keep=256, observe=True))) as server:
+        complete(server, n_answer=200)
+        state = settled(server)
+        dropped = state["pages"]["dropped_tokens"]
+        assert dropped > 100
+        browser.get(f"{server.url}/edgekv")
+        until(lambda: f"{dropped:,} tokens" in text(browser, "#moved"))
+        assert "for good" in text(browser, "#moved-what") and "what was dropped" in text(browser, "#column-order")
+        assert "being filled" in text(browser, "#legend") and "nobody knows what share" in text(browser, "#curve-error")
+
+
+def test_a_cache_that_slots_share_is_called_one(synthetic, browser):
+    with Server(options(synthetic("llama"), kv=SPARSE, n_slots=2, extra=("--kv-unified",))) as server:
+        complete(server)
+        browser.get(f"{server.url}/edgekv")
+        until(lambda: "in one cache of 2,048 tokens for all" in text(browser, "#slots-what"))
+        assert "which all slots share" in text(browser, "#column-order")
+        assert len(browser.execute_script("return [...document.querySelectorAll('.map')]")) == 1
+        until(lambda: "of the attention covered" in text(browser, "#curve-error"))
+
+
 # ---- without a browser ---------------------------------------------------------------------------------------------------------------
 
 

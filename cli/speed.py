@@ -100,7 +100,8 @@ def _measure(
         threads=found["threads"] or (n_cores(),), batches=found["batches"], ubatches=found["ubatches"], cache_types=types,
         n_rounds=repetitions, fill=Fill(fill), peer=peer)
     rows: list[dict[str, Any]] = []
-    stdout, problem = sys.stdout, None  # a bar takes sys.stdout for itself
+    problem: BaseException | None = None
+    stdout = sys.stdout  # a bar takes sys.stdout for itself
     with progress_bar() as show, Interrupts():
         meter = Meter(show)
         try:

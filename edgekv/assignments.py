@@ -32,3 +32,14 @@ def assigned(items: Iterable[str], kinds: Mapping[str, Callable[[str], Any]], sa
 def split_at(mark: str, text: str) -> list[str]:
     """The parts of `text` between marks that stand in no brackets: what is in brackets belongs to the part before them."""
     return re.split(rf"{re.escape(mark)}(?![^(]*\))", text)
+
+
+def split_modes(text: str) -> tuple[str, ...]:
+    """The modes of a comma-separated list; a part such as `policy=lru` belongs to the mode before it."""
+    names: list[str] = []
+    for part in split_at(",", text):
+        if names and ":" in names[-1] and "=" in part and ":" not in part:
+            names[-1] += f",{part.strip()}"
+        else:
+            names.append(part.strip())
+    return tuple(names)

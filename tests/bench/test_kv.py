@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from edgekv.assignments import split_modes
 from edgekv.bench import kv
 from edgekv.bench.harness.decoder import Decoder
-from edgekv.bench.harness.modes import MODES, find_mode, in_order, rotated, split_modes
+from edgekv.bench.harness.modes import MODES, find_mode, in_order, rotated
 from edgekv.bench.harness.passes import Caches, beside, opened, read, weights_alone
 from edgekv.bench.harness.tally import Tally, log_softmax
 from edgekv.bench.kv import KvBench
@@ -107,10 +108,10 @@ def test_a_limit_that_cannot_be_had_is_said(synthetic, monkeypatch):
     """The small context is not worth losing the others for, on a card whose memory is taken."""
     beside = Decoder.beside
 
-    def refuse(self, n_ctx, flash_attn):
+    def refuse(self, n_ctx, *how):
         if n_ctx == 256:
             raise EdgeKVError("no room")
-        return beside(self, n_ctx, flash_attn)
+        return beside(self, n_ctx, *how)
 
     monkeypatch.setattr(Decoder, "beside", refuse)
     off, *others = run(synthetic(), depths=(500,))

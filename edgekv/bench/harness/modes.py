@@ -105,17 +105,6 @@ def find_mode(name: str) -> BenchMode:
     return replace(mode, changes=changes, destructive=_drops(changes))
 
 
-def split_modes(text: str) -> tuple[str, ...]:
-    """The modes of a comma-separated list; a part such as `policy=lru` belongs to the mode before it."""
-    names: list[str] = []
-    for part in split_at(",", text):
-        if names and ":" in names[-1] and "=" in part and ":" not in part:
-            names[-1] += f",{part.strip()}"
-        else:
-            names.append(part.strip())
-    return tuple(names)
-
-
 def in_order(modes: Sequence[str]) -> tuple[str, ...]:
     """The modes in order, each once, stock before all others and full attention before the sparse ones."""
     first = (STOCK, FULL) if FULL in modes else (STOCK,)

@@ -24,6 +24,7 @@ from edgekv.bench.speed.room import Room
 from edgekv.bench.speed.rows import Row, empty_row, from_peer, machine_fields, model_fields, test_fields
 from edgekv.bench.speed.taken import Taken
 from edgekv.config import KvOptions
+from edgekv.memory.fit import rounded
 from edgekv.models.geometry import ModelFile
 from edgekv.vocab import CacheType, KvMode
 
@@ -99,7 +100,8 @@ class Group:
         return Room.now(self.setting.file, options, self.setting.type_k, self.setting.type_v, self.setting.n_ubatch)
 
     def _n_ctx(self, depth: int) -> int:
-        return depth + max(map(margin, self.request.tests(depth)))
+        """Of the context for all tests there; llama.cpp rounds up too, but hands smaller batches to a smaller one."""
+        return rounded(max(_WAKING, depth + max(map(margin, self.request.tests(depth)))))
 
     def _refused(self, depth: int, note: str) -> Iterator[list[Row]]:
         for n_threads in self.request.threads:

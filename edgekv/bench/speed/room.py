@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from edgekv.amounts import size
 from edgekv.config import KvOptions
 from edgekv.memory.compute import compute_bytes
-from edgekv.memory.fit import available_bytes, kv_bytes, rounded
+from edgekv.memory.fit import available_bytes, kv_bytes
 from edgekv.models.geometry import ModelFile
 from edgekv.vocab import CacheType
 
@@ -17,7 +17,7 @@ _F32 = 4
 
 @dataclass(frozen=True)
 class Room:
-    """What contexts of one model take, in bytes, and what is free for them."""
+    """What contexts of one model take, in bytes, and what is free for them. A context's tokens are a multiple of 256."""
 
     model: ModelFile
     options: Sequence[KvOptions]
@@ -33,14 +33,14 @@ class Room:
 
     def first(self, n_ctx: int) -> int:
         """The model and its first context, in which all modes but stock without flash attention run."""
-        kv = max(kv_bytes(self.model.geometry, rounded(n_ctx), kv).total for kv in self.options)
+        kv = max(kv_bytes(self.model.geometry, n_ctx, kv).total for kv in self.options)
         return self.model.geometry.file_bytes + kv + self._work(n_ctx)
 
     def second(self, n_ctx: int) -> int:
         """A context beside it without flash attention: its work space holds the scores of all query heads."""
         shape = self.model.geometry
-        scores = _F32 * max(shape.n_head) * self.n_ubatch * rounded(n_ctx)
-        return shape.kv_bytes(rounded(n_ctx), self.type_k.value, self.type_v.value) + self._work(n_ctx) + scores
+        scores = _F32 * max(shape.n_head) * self.n_ubatch * n_ctx
+        return shape.kv_bytes(n_ctx, self.type_k.value, self.type_v.value) + self._work(n_ctx) + scores
 
     def problem(self, n_ctx: int, second: int | None = None) -> str | None:
         """Why a first context of `n_ctx` tokens cannot be had, and beside it a second one of `second`; None: they can."""
@@ -54,4 +54,4 @@ class Room:
 
     def _work(self, n_ctx: int) -> int:
         logits = _F32 * self.n_ubatch * self.model.geometry.n_vocab
-        return compute_bytes(self.model, rounded(n_ctx), 1, self.n_ubatch)[0] + logits
+        return compute_bytes(self.model, n_ctx, 1, self.n_ubatch)[0] + logits

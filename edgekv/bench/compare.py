@@ -139,7 +139,7 @@ def compare(a: Sequence[Row], b: Sequence[Row]) -> Comparison:
                           "tests, modes and threads")
     return Comparison(pairs, [one for key, ones in left.items() if key not in right for one in ones],
                       [one for key, ones in right.items() if key not in left for one in ones],
-                      [*((name, *(next(iter(values[name])) for values in of)) for name in changed), *_machines(*sides)], keys)
+                      [*((name, next(iter(of[0][name])), next(iter(of[1][name]))) for name in changed), *_machines(*sides)], keys)
 
 
 def _measured(rows: Iterable[Row], side: str) -> list[Measured]:
@@ -147,8 +147,8 @@ def _measured(rows: Iterable[Row], side: str) -> list[Measured]:
     if not found:
         raise ConfigError(f"{side} has no rows of edgekv bench, of edgekv bench kv or of llama-bench; write them with -o json or -o jsonl")
     merged: dict[tuple, list[tuple[Measured, list[float]]]] = {}
-    for one, samples in found:
-        merged.setdefault(tuple(one.settings.values()), []).append((one, samples))
+    for pair in found:
+        merged.setdefault(tuple(pair[0].settings.values()), []).append(pair)
     return [ones[0][0] if len(ones) == 1 else _together(ones) for ones in merged.values()]
 
 
@@ -221,9 +221,9 @@ def _machines(a: Sequence[Measured], b: Sequence[Measured]) -> list[tuple[str, s
     """What both tell of their machines, where it is not the same."""
     told = []
     for name in _MACHINE:
-        values = [", ".join(dict.fromkeys(one.facts[name] for one in side if name in one.facts)) for side in (a, b)]
-        if all(values) and values[0] != values[1]:
-            told.append((name, *values))
+        of_a, of_b = (", ".join(dict.fromkeys(one.facts[name] for one in side if name in one.facts)) for side in (a, b))
+        if of_a and of_b and of_a != of_b:
+            told.append((name, of_a, of_b))
     return told
 
 

@@ -52,8 +52,9 @@ def compare(files: tuple[Path, ...], fail_below: float | None, output: str) -> i
     """Compare results: the speeds of B beside those of A, pair by pair.
 
     A and B hold rows of `edgekv bench -o json` or jsonl, of `edgekv bench kv -o json`, or of llama-bench itself, whose rows are then compared
-    with each of our modes. Rows of the same model, test, mode, threads and cache types are a pair, and of the same budget where a file has several. What is the same throughout
-    each file and not the same in both is named above the table. With more than two files each is compared with the first.
+    with each of our modes. Rows of the same model, test, mode, threads and cache types are a pair, and of the same budget where a file has
+    several. What is the same throughout each file and not the same in both is named above the table. With more than two files each is
+    compared with the first.
 
     \b
     B/A     above 1: B is faster

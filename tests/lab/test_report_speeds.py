@@ -30,7 +30,8 @@ def curves(rows: list[dict]) -> dict[str, dict[str, tuple[list, list]]]:
 
 def texts(section: Section) -> list[str]:
     """What stands in its pictures."""
-    return [text.get_text() for picture in section.pictures for ax in picture.figure.axes for text in (*ax.texts, ax.title, ax.xaxis.label)]
+    axes = [ax for picture in section.pictures for ax in picture.figure.axes]
+    return [said for ax in axes for said in (*(text.get_text() for text in ax.texts), ax.get_title(loc="left"), ax.get_xlabel())]
 
 
 def test_stock_is_its_faster_kernel_at_each_depth():
@@ -79,6 +80,8 @@ def test_the_plan_is_drawn_beside_its_own_model_only():
 def test_budgets_of_one_mode_are_lines_of_their_own():
     rows = known([*bench_rows(("sparse",), kv_budget_mib=16.0), *bench_rows(("sparse",), kv_budget_mib=0.0)])
     assert list(curves(rows)["tg64, 2 threads"]) == ["sparse, 16 MiB", "sparse, 0 MiB", LIMIT]
+    growing = [{**row, "kv_budget_mib": 10 + row["n_depth"] / 100} for row in known(bench_rows(("sparse",)))]
+    assert list(curves(growing)["tg64, 2 threads"]) == ["sparse", LIMIT]
 
 
 def test_what_does_not_fit_stands_in_the_table():

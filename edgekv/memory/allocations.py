@@ -150,7 +150,7 @@ def _ours(shape: Geometry, n_ctx: int, kv: KvOptions, slots: Slots) -> KvBytes:
     return kv_bytes(shape, slots.n * n_ctx, kv) if slots.unified else kv_bytes(shape, n_ctx, kv, slots.n)
 
 
-_EXACT_TABLE_BYTES = 20
+_EXACT_TABLE_BYTES = 24
 """Of one page of one layer and KV head in mode exact: pin, priority, and mass where it is observed."""
 
 

@@ -149,8 +149,8 @@ def test_named_command_lines_are_taken(line, monkeypatch):
 
 
 FOREIGN_OPTIONS = {
-    "--no-build-isolation": "pip", "--cpus": "docker", "--cpuset-cpus": "docker", "--memory": "docker", "--mmproj": "llama.cpp",
-    "--model-draft": "llama.cpp", "--ubatch-size": "llama.cpp",
+    "--no-build-isolation": "pip", "--build": "cmake", "--target": "cmake", "--cpus": "docker", "--cpuset-cpus": "docker", "--memory": "docker",
+    "--mmproj": "llama.cpp", "--model-draft": "llama.cpp",
 }
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgekv.amounts import parse_share
+from edgekv.assignments import split_modes
 from edgekv.cli.common.options import Parsed
 from edgekv.cli.common.values import items
 from edgekv.errors import ConfigError
@@ -38,8 +39,6 @@ class ModeList(click.ParamType):
     name = "MODE,MODE,..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        from edgekv.assignments import split_modes
-
         return split_modes(value) if isinstance(value, str) else tuple(value)
 
 

@@ -24,10 +24,10 @@ Row = dict[str, Any]
 LLAMA_BENCH = "llama-bench"
 """The mode of rows that llama-bench itself wrote; what it says of flash attention stands behind it."""
 
-SETTINGS = ("model", "test", "mode", "threads", "types", "budget")
+SETTINGS = ("model", "test", "mode", "threads", "types")
 """What makes two rows a pair."""
-_MORE = ("n_batch", "n_ubatch", "n_gpu_layers", "text", "fill", "peer")
-"""These too, where rows of one file differ in nothing else."""
+_MORE = ("budget", "n_batch", "n_ubatch", "n_gpu_layers", "text", "fill", "peer")
+"""These too, where rows of one file differ in nothing else. An automatic budget follows the context, so two runs rarely have the same."""
 
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093,
       2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
@@ -130,8 +130,9 @@ def compare(a: Sequence[Row], b: Sequence[Row]) -> Comparison:
     apart = [name for name in SETTINGS if name == "test" or not (len(of[0][name]) == len(of[1][name]) == 1 and of[0][name] != of[1][name])]
     changed = [name for name in SETTINGS if name not in apart]
     if foreign[0] != foreign[1]:
-        apart = [name for name in apart if name not in ("mode", "budget")]
-    keys = (*apart, *(name for name in _MORE if any(_tells_apart(name, side) for side in sides)))
+        apart = [name for name in apart if name != "mode"]
+    more = [name for name in _MORE if any(_tells_apart(name, side) for side in sides)]
+    keys = (*apart, *(name for name in more if name != "budget" or foreign[0] == foreign[1]))
     left, right = (_by_key(side, keys) for side in sides)
     pairs = [Pair(one, other) for key, ones in left.items() for one in ones for other in right.get(key, ()) if _same_kernel(one, other)]
     if not pairs:
@@ -139,7 +140,7 @@ def compare(a: Sequence[Row], b: Sequence[Row]) -> Comparison:
                           "tests, modes and threads")
     return Comparison(pairs, [one for key, ones in left.items() if key not in right for one in ones],
                       [one for key, ones in right.items() if key not in left for one in ones],
-                      [*((name, *(next(iter(values[name])) for values in of)) for name in changed), *_machines(*sides)], keys)
+                      [*((name, next(iter(of[0][name])), next(iter(of[1][name]))) for name in changed), *_machines(*sides)], keys)
 
 
 def _measured(rows: Iterable[Row], side: str) -> list[Measured]:
@@ -147,8 +148,8 @@ def _measured(rows: Iterable[Row], side: str) -> list[Measured]:
     if not found:
         raise ConfigError(f"{side} has no rows of edgekv bench, of edgekv bench kv or of llama-bench; write them with -o json or -o jsonl")
     merged: dict[tuple, list[tuple[Measured, list[float]]]] = {}
-    for one, samples in found:
-        merged.setdefault(tuple(one.settings.values()), []).append((one, samples))
+    for pair in found:
+        merged.setdefault(tuple(pair[0].settings.values()), []).append(pair)
     return [ones[0][0] if len(ones) == 1 else _together(ones) for ones in merged.values()]
 
 
@@ -221,9 +222,9 @@ def _machines(a: Sequence[Measured], b: Sequence[Measured]) -> list[tuple[str, s
     """What both tell of their machines, where it is not the same."""
     told = []
     for name in _MACHINE:
-        values = [", ".join(dict.fromkeys(one.facts[name] for one in side if name in one.facts)) for side in (a, b)]
-        if all(values) and values[0] != values[1]:
-            told.append((name, *values))
+        of_a, of_b = (", ".join(dict.fromkeys(one.facts[name] for one in side if name in one.facts)) for side in (a, b))
+        if of_a and of_b and of_a != of_b:
+            told.append((name, of_a, of_b))
     return told
 
 

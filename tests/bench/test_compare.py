@@ -87,6 +87,15 @@ def test_settings_that_tell_rows_of_a_file_apart():
     assert [(pair.a.settings["n_batch"], pair.b.settings["n_batch"]) for pair in found.pairs] == [(256, 256)] * 2 + [(512, 512)] * 2
 
 
+def test_an_automatic_budget_keeps_nothing_apart(tmp_path):
+    """It follows the context. Of several in a file each has its own pair."""
+    a, b = (bench_rows(("sparse",), (4000,), kv_budget_mib=budget) for budget in (10.125, 24.0))
+    assert [pair.row()["budget"] for pair in compare(a, b).pairs] == ["10.125 -> 24"] * 2
+    assert "10.125 -> 24" in run(tmp_path, a=a, b=b).stdout
+    both = compare([*a, *b], [*b, *a])
+    assert [pair.row()["budget"] for pair in both.pairs] == [10.125] * 2 + [24.0] * 2
+
+
 @pytest.mark.parametrize(("flash", "with_", "name"), [
     (-1, ["off-flash", "off-noflash", "exact", "sparse"], "llama-bench"), (0, ["off-noflash", "exact", "sparse"], "llama-bench, no flash"),
     (True, ["off-flash", "exact", "sparse"], "llama-bench, flash"),

@@ -108,10 +108,10 @@ def test_a_limit_that_cannot_be_had_is_said(synthetic, monkeypatch):
     """The small context is not worth losing the others for, on a card whose memory is taken."""
     beside = Decoder.beside
 
-    def refuse(self, n_ctx, flash_attn):
+    def refuse(self, n_ctx, *how):
         if n_ctx == 256:
             raise EdgeKVError("no room")
-        return beside(self, n_ctx, flash_attn)
+        return beside(self, n_ctx, *how)
 
     monkeypatch.setattr(Decoder, "beside", refuse)
     off, *others = run(synthetic(), depths=(500,))

@@ -80,6 +80,8 @@ def test_the_plan_is_drawn_beside_its_own_model_only():
 def test_budgets_of_one_mode_are_lines_of_their_own():
     rows = known([*bench_rows(("sparse",), kv_budget_mib=16.0), *bench_rows(("sparse",), kv_budget_mib=0.0)])
     assert list(curves(rows)["tg64, 2 threads"]) == ["sparse, 16 MiB", "sparse, 0 MiB", LIMIT]
+    growing = [{**row, "kv_budget_mib": 10 + row["n_depth"] / 100} for row in known(bench_rows(("sparse",)))]
+    assert list(curves(growing)["tg64, 2 threads"]) == ["sparse", LIMIT]
 
 
 def test_what_does_not_fit_stands_in_the_table():

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from edgekv.amounts import size
 from edgekv.config import KvOptions
+from edgekv.memory.available import available_bytes
 from edgekv.memory.compute import compute_bytes
-from edgekv.memory.fit import available_bytes, kv_bytes
+from edgekv.memory.fit import kv_bytes
 from edgekv.models.geometry import ModelFile
 from edgekv.vocab import CacheType
 

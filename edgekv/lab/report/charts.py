@@ -117,7 +117,7 @@ def line_chart(panels: Sequence[Panel], x_label: str, percent_x: bool = True, he
     widest = max(map(len, names), default=0)
     legend = narrow and widest > _AT_ENDS
     figure, axes = canvas(width, height * n_rows + (0.2 * len(names) if legend else 0), n_rows, n_columns)
-    figure.get_layout_engine().set(h_pad=0.1 if n_rows > 1 else 0.04)  # type: ignore[union-attr]  # canvas() has set one
+    figure.get_layout_engine().set(h_pad=0.1 if n_rows > 1 else 0.04)  # type: ignore[union-attr,call-arg]  # canvas() has set a constrained one
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
     ends: list[list[tuple[float, float, str, str]]] = []

@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 INK, MUTED, GRID, PAPER = "#1b1f24", "#5b6470", "#d5dae0", "#ffffff"
 BLUE, RED, GREEN, ORANGE, PURPLE, VIOLET = "#0072b2", "#c25400", "#00805d", "#8f6200", "#b0518a", "#5b3fb5"
-SERIES = (BLUE, RED, GREEN, ORANGE, PURPLE, VIOLET)
+SERIES = (BLUE, RED, GREEN, PURPLE, VIOLET, ORANGE)
 """Lines, bars and their names, told apart with any colour vision: after Okabe and Ito, darkened so far that names can be read on white."""
 
 VARIABLES = {

@@ -115,7 +115,7 @@ def _known(row: Row) -> Row:
     environment = row.get("environment")
     if isinstance(environment, dict):
         names = {"family": "cpu", "cpu": "cpu_name", "edgekv": "version"}
-        row = {**{names.get(key, key): value for key, value in environment.items()}, **row}
+        row = {**{names.get(str(key), str(key)): value for key, value in environment.items()}, **row}
     model = row.get("model_filename") or row.get("model")
     return {**row, "model": PurePath(str(model)).name} if model else row
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from edgekv.amounts import MIB
 from edgekv.lab.report.charts import Line, Panel
-from edgekv.lab.report.drawing import BLUE, GREEN, ORANGE, RED, VIOLET
+from edgekv.lab.report.drawing import BLUE, GREEN, ORANGE, PURPLE, RED, VIOLET
 from edgekv.lab.report.sections import MODE_COLOURS, Row, Section, Table, number, runs_of, where
 
-_COLOURS = {**MODE_COLOURS, "off-flash": RED, "off-noflash": ORANGE, "endpoint": VIOLET}
+_COLOURS = {**MODE_COLOURS, "off-flash": RED, "off-noflash": PURPLE, "endpoint": VIOLET}
 
 
 def clients(rows: Sequence[Row]) -> Section:
@@ -28,8 +28,13 @@ def clients(rows: Sequence[Row]) -> Section:
         if panels:
             section.curves(panels, "clients at the same time", where(run), percent_x=False)
         order = sorted(run, key=lambda row: (row["clients"], row.get("n_prompt") or 0, str(row.get("part")) == "decode"))
-        section.tables.append(Table.without_empty(_COLUMNS, [_line(row) for row in order], where(run)))
+        section.tables.append(Table.without_empty(_COLUMNS, [_line(row) for row in order], f"{_answers(run)}. {where(run)}"))
     return section
+
+
+def _answers(run: Sequence[Row]) -> str:
+    lengths = dict.fromkeys(number(row.get("n_answer"), ",d") for row in run)
+    return f"Medians of the turns; answers of {', '.join(lengths)} tokens"
 
 
 def _panel(run: Sequence[Row], part: str, figure: str, title: str, y_label: str) -> Panel | None:
@@ -43,13 +48,13 @@ def _panel(run: Sequence[Row], part: str, figure: str, title: str, y_label: str)
                  y_label, "from zero") if lines else None
 
 
-_COLUMNS = ("server", "part", "clients", "prompt", "answer", "all after s", "x stock", "tokens/s", "speed x stock", "first token s", "latest s", "gap ms",
+_COLUMNS = ("server", "part", "clients", "prompt", "all after s", "x stock", "tokens/s", "speed x stock", "first token s", "latest s", "gap ms",
             "gap p99 ms", "worst gap ms")
 
 
 def _line(row: Row) -> tuple[str, ...]:
     return (str(row.get("server")), str(row.get("part")), number(row.get("clients"), "d"), number(row.get("n_prompt"), ",d"),
-            number(row.get("n_answer"), ",d"), number(row.get("seconds"), ",.1f"), number(row.get("seconds_vs_stock"), ".2f"),
+            number(row.get("seconds"), ",.1f"), number(row.get("seconds_vs_stock"), ".2f"),
             number(row.get("tokens_per_second"), ",.1f"), number(row.get("speed_vs_stock"), ".2f"), number(row.get("ttft_p50_s"), ",.2f"),
             number(row.get("ttft_max_s"), ",.2f"), number(row.get("gap_p50_ms"), ",.0f"), number(row.get("gap_p99_ms"), ",.0f"),
             number(row.get("gap_max_ms"), ",.0f"))

@@ -92,16 +92,19 @@ def _speed_points(rows: Sequence[Row]) -> Points:
 
 
 def _points(rows: Sequence[Row], figure: str) -> Points:
-    """Stock is at each depth the kernel that was the faster one there."""
-    budgets: dict[Any, set[Any]] = {}
+    """Stock is at each depth the kernel that was the faster one there. A mode with several budgets at a depth has a line for each; one
+    that grows with the context is no other budget."""
+    budgets: dict[tuple, set[Any]] = {}
     for row in rows:
-        budgets.setdefault(row.get("kv_mode"), set()).add(row.get("kv_budget_mib"))
+        if row.get(figure) is not None:
+            budgets.setdefault((row.get("kv_mode"), row.get("n_depth")), set()).add(row.get("kv_budget_mib"))
+    several = {mode for (mode, _), values in budgets.items() if len(values) > 1}
     found: Points = {}
     for row in rows:
         if row.get(figure) is None or row.get("kv_mode") in STOCK_KERNELS and not row.get("best_stock"):
             continue
         name = _name(row)
-        if len(budgets[row.get("kv_mode")]) > 1:
+        if row.get("kv_mode") in several:
             name += f", {row['kv_budget_mib']:g} MiB" if row.get("kv_budget_mib") is not None else ", no arena"
         found.setdefault(name, {})[row["n_depth"]] = row[figure]
     return found

@@ -38,8 +38,8 @@ COLUMNS = [
     Column("ratio_vs_stock", "x stock", partial(_fixed, 2)),
     Column("limit_ratio", "x limit", partial(_fixed, 2)),
     Column("tg_ts_p5", "slowest 5 %", partial(_fixed, 2)),
-    Column("ttft_ms", "first token ms", partial(_fixed, 0)),
-    Column("rows_per_head", "rows/head", partial(_fixed, 0)),
+    Column("ttft_ms", "first ms", partial(_fixed, 0)),
+    Column("rows_per_head", "rows", partial(_fixed, 0)),
     Column("hit_rate", "hits %", percent),
     Column("kld", "KLD", lambda kld: f"{kld:.1e}"),
     Column("kv_budget_mib", "arena MiB", partial(_fixed, 1)),
@@ -50,7 +50,9 @@ COLUMNS = [
 ]
 
 _ONLY_WHERE_THEY_DIFFER = {"n_batch", "n_ubatch", "kv"}
-_ONLY_IN_MARKDOWN = {"size", "params", "backends"}
+_ONLY_IN_MARKDOWN = {"size", "params", "backends", "tg_ts_p5", "kld", "hit_rate", "ram_peak_mib", "vram_peak_mib", "fill"}
+_ABOVE_A_TABLE = {"model": "{}", "n_threads": "{} threads"}
+"""Where they do not differ: a terminal is narrow."""
 _IN_CSV = ("date", "family", "isa", "cores", "gpu", "edgekv", "commit")
 """Of the environment."""
 
@@ -64,8 +66,11 @@ def print_speed(rows: Sequence[Row], output: str) -> None:
     elif output in ("table", "md"):
         from edgekv.bench.speed.environment import in_words
 
-        click.echo(in_words(rows[0]["environment"]) + "\n")
+        click.echo(in_words(rows[0]["environment"]))
         shown = [_shown(row) for row in rows]
+        if output == "table":
+            click.echo(_above(shown))
+        click.echo()
         print_rows(shown, _used(shown, output), output)
         if output == "md":
             click.echo(f"\nbuild: {rows[0]['build_commit']} ({rows[0]['build_number']})")
@@ -102,12 +107,20 @@ def _shown(row: Row) -> Row:
             "kv": f"{row['type_k']}/{row['type_v']}", "mode": mode, "speed": speed, "n_threads": tokens(row["n_threads"])}
 
 
+def _above(rows: Sequence[Row]) -> str:
+    """What is the same in all rows of a table, and how the cache was filled."""
+    same = [form.format(rows[0][key]) for key, form in _ABOVE_A_TABLE.items() if len({row[key] for row in rows}) == 1]
+    fills = dict.fromkeys(row["fill"] for row in rows if row["fill"] and row["kv_mode"] != "peer")
+    return "; ".join([*same, *(f"fill: {fill}" for fill in fills), "* the faster of stock"])
+
+
 def _used(rows: Sequence[Row], output: str) -> list[Column]:
     """Without the columns that no row fills, nor what is the same in all of them and said by nobody."""
     def needed(key: str) -> bool:
         values = {row.get(key) for row in rows}
         if key in _ONLY_IN_MARKDOWN and output != "md":
             return False
-        return len(values) > 1 if key in _ONLY_WHERE_THEY_DIFFER else values != {None}
+        differs = key in _ONLY_WHERE_THEY_DIFFER or output == "table" and key in {*_ABOVE_A_TABLE, "kv_budget_mib"}
+        return len(values - {None}) > 1 if differs else values != {None}
 
     return [column for column in COLUMNS if needed(column.key)]

@@ -34,13 +34,17 @@ def answered(*arguments) -> str:
 
 
 def test_table_and_markdown(synthetic):
-    for output, separator in (("table", None), ("md", "|")):
+    for output, separator, n_said in (("table", None, 1), ("md", "|", 8)):
         lines = answered("-m", synthetic(), *SMALL, "-d", "0,150", "--fill", "synthetic", "-o", output).splitlines()
         assert "kernels" in lines[0] and "llama.cpp" in lines[0] and "GB/s" in lines[0]
-        assert {"test", "t/s", "mode", "threads"} <= {cell.strip() for cell in lines[2].split(separator)}
-        text = "\n".join(lines)
-        assert text.count("synthetic") == 8 and "tg4 @ d150" in text and text.count(" * ") == 4 and text.count("±") == 16
-    assert lines[-1].startswith("build: ") and "params" in lines[2]
+        head = next(line for line in lines if "t/s" in line)
+        assert {"test", "t/s", "mode"} <= {cell.strip() for cell in head.split(separator)}
+        body = lines[lines.index(head):]
+        assert sum(line.count("synthetic") for line in lines) == n_said and sum("tg4 @ d150" in line for line in body) == 4
+        assert sum(" *" in line for line in body) == 4 and sum("±" in line for line in body) == 16
+        if output == "table":
+            assert "2 threads; fill: synthetic" in lines[1] and max(map(len, body)) < 80
+    assert lines[-1].startswith("build: ") and "params" in head and "threads" in head
 
 
 def test_json_lines_and_csv(synthetic):

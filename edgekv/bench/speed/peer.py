@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgekv._native import SPIN_COUNT
 from edgekv.bench.harness import interrupts
 from edgekv.bench.speed.request import BenchTest
 from edgekv.errors import ConfigError
@@ -78,7 +79,10 @@ def ask(peer: Path, setting: PeerSetting, test: BenchTest) -> list[dict[str, Any
 
 def _run(command: list[str]) -> tuple[int, str, str]:
     """Exit code, what it printed, what it complained about. Ends with it where Ctrl-C is pressed."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace") as process:
+    environment = dict(os.environ)
+    if environment.get("GOMP_SPINCOUNT") == SPIN_COUNT:  # ours, not its own
+        del environment["GOMP_SPINCOUNT"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", env=environment) as process:
         try:
             while True:
                 try:

@@ -46,6 +46,7 @@ Say = Callable[[str], None]
 _WEIGHT_BYTES = 64 * MIB  # well above the caches of most processors
 _PROMPT_TOKENS = 64
 _HEAD_DIM = 32  # of the file of weights
+_TINY = MatrixShape(32, 32)
 _DEEP, _SHALLOW, _BATCH = 2048, 256, 256
 _N_HEADS = 9  # KV heads of all layers together
 _CHEAP = 2048  # numbers of all query heads
@@ -83,7 +84,7 @@ def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, say: Say = lambd
     matrices = matrix_shape(model)
     for kind in measured_types(model):
         weights[kind] = found(f"weights {kind} {matrices.name}", kept.weights(kind, matrices),
-                              partial(weight_rates, kind, n_threads, attention.layer, matrices))
+                              partial(weight_rates, kind, n_threads, matrices))
     return HostRates(n_threads, read, weights, attention)
 
 
@@ -105,23 +106,29 @@ def read_rate(n_threads: int) -> float:
 # ---- weights --------------------------------------------------------------------------------------------------------------------
 
 
-def weight_rates(kind: str, n_threads: int, layer_s: float, matrices: MatrixShape) -> WeightRates:
-    """layer_s: what a layer costs besides its weights."""
-    one = _weights_shape(1, kind, matrices)
-    per_layer = one.file_bytes(kind) - 2 * row_bytes(one.n_vocab * one.n_embd, kind)
+def weight_rates(kind: str, n_threads: int, matrices: MatrixShape) -> WeightRates:
+    """Of a file of weights, less what as many layers of next to no weights take."""
+    shape = _weights_shape(1, kind, matrices)
+    per_layer = shape.file_bytes(kind) - 2 * row_bytes(shape.n_vocab * shape.n_embd, kind)
     shape = _weights_shape(max(2, round(_WEIGHT_BYTES / per_layer)), kind, matrices)
+    step, batch = _weight_steps(shape, kind, n_threads)
+    empty, _ = _weight_steps(_weights_shape(shape.n_layer, "f32", _TINY), "f32", n_threads)
+    last = f"blk.{shape.n_layer - 1}.ffn_"  # which the last token of a prompt alone goes through
+    weights = sum(tensor.n_elements for tensor in shape.weights()
+                  if tensor.name.startswith("blk.") and not tensor.name.startswith(last) and not tensor.is_vector)
+    n_bytes = shape.file_bytes(kind) - row_bytes(shape.n_vocab * shape.n_embd, kind)
+    return WeightRates(n_bytes / max(step - empty, step / 2), weights * _PROMPT_TOKENS / batch)
+
+
+def _weight_steps(shape: ModelShape, kind: str, n_threads: int) -> tuple[float, float]:
+    """Seconds of a token, and of _PROMPT_TOKENS together, with nothing before them."""
     with tempfile.TemporaryDirectory(prefix="edgekv-") as folder:
         path = write_empty(shape, Path(folder) / "weights.gguf", kind)
         with decoder_of(path, kv=KvMode.OFF, n_ctx=256, n_batch=_PROMPT_TOKENS, n_ubatch=_PROMPT_TOKENS, n_threads=n_threads,
                         n_threads_batch=n_threads, n_gpu_layers=0) as decoder:
             step = _best(decoder, 1, 0)
             batch = _best(decoder, _PROMPT_TOKENS, 0)
-            step = min(step, _best(decoder, 1, 0))  # others may have been busy for a while
-    last = f"blk.{shape.n_layer - 1}.ffn_"  # which the last token of a prompt alone goes through
-    weights = sum(tensor.n_elements for tensor in shape.weights()
-                  if tensor.name.startswith("blk.") and not tensor.name.startswith(last) and not tensor.is_vector)
-    n_bytes = shape.file_bytes(kind) - row_bytes(shape.n_vocab * shape.n_embd, kind)
-    return WeightRates(n_bytes / max(step - shape.n_layer * layer_s, step / 2), weights * _PROMPT_TOKENS / batch)
+            return min(step, _best(decoder, 1, 0)), batch  # others may have been busy for a while
 
 
 def _weights_shape(n_layer: int, kind: str, matrices: MatrixShape) -> ModelShape:

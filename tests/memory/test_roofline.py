@@ -121,7 +121,7 @@ def test_measured_once(tmp_path, monkeypatch):
     model, kv, said = header(tmp_path, "tiny"), KvOptions(), []
     assert kept_for(model, kv, 1, "x") is None and measured_types(model) == ["q4_0"]
     monkeypatch.setattr(measuring, "attention_rates", lambda shape, n_threads, read: ATTENTION)
-    monkeypatch.setattr(measuring, "weight_rates", lambda kind, n_threads, layer_s, matrices: WeightRates(5e9, 40e9))
+    monkeypatch.setattr(measuring, "weight_rates", lambda kind, n_threads, matrices: WeightRates(5e9, 40e9))
     first = measuring.host_rates(model, kv, 1, said.append)
     assert len(said) == 3 and all("measuring this machine once" in line for line in said) and first.read > 1e8
     assert measuring.host_rates(model, kv, 1, said.append) == first and len(said) == 3
@@ -134,5 +134,5 @@ def test_rates_of_this_machine():
     """What is measured can be reckoned with; how fast it is, no test says."""
     attention = measuring.attention_rates(AttentionShape(64, 2), 1, 1e10)
     assert all(0 < value < 1e-2 for value in vars(attention).values())
-    weights = measuring.weight_rates("q8_0", 1, attention.layer, SMALL)
+    weights = measuring.weight_rates("q8_0", 1, SMALL)
     assert 1e7 < weights.decode < 1e12 and 1e7 < weights.prompt < 1e13

@@ -166,7 +166,7 @@ def _one(row: Row) -> tuple[Measured, list[float]] | None:
         return None
     settings = {"model": PurePath(str(row.get("model_filename") or row.get("model"))).name, "test": test, "mode": mode,
                 "threads": row.get("n_threads", row.get("threads")), "types": f"{row.get('type_k')}/{row.get('type_v')}",
-                "budget": row.get("kv_budget_mib"), **{name: row.get(name) for name in _MORE}}
+                **{name: row.get(name) for name in _MORE}, "budget": row.get("kv_budget_mib")}
     known = {**row, **(row.get("environment") or {})}
     facts = {name: str(value) for name, keys in _MACHINE.items() if (value := next((known[key] for key in keys if known.get(key)), None)) is not None}
     deviation = stdev(samples) if len(samples) > 1 else None

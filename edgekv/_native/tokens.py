@@ -36,8 +36,9 @@ def add_tokens(handle: Handle, seq_id: int, first_position: int, n: int, label: 
 def write_tokens(handle: Handle, stream: int, cells: np.ndarray, skip: int, n_block: int, block: np.ndarray, layers: range) -> None:
     """Write the rows of `cells` (uint32 [n]) from a block of n_block tokens, behind its first `skip`, in some of the layers with a cache.
     Also by the thread that brings rows while a decode waits for them."""
-    pointer = ffi.cast("void *", block.ctypes.data)
-    _check(lib.edgekv_write_tokens(handle, stream, _cells(cells), len(cells), skip, n_block, pointer, layers.start, layers.stop))
+    rows = ffi.new("edgekv_block_rows *", {"block": ffi.cast("void *", block.ctypes.data), "n_block": n_block, "skip": skip,
+                                           "first_layer": layers.start, "end_layer": layers.stop})
+    _check(lib.edgekv_write_tokens(handle, stream, _cells(cells), len(cells), rows))
 
 
 def can_wait_for_rows(handle: Handle) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ class ComingBlock(Block):
     """Reads and verifies the rows of some layers, on the calling thread. False: they cannot be used, and the block's place has said why."""
 
 
+N_SAMPLES = 8
+"""Of a file, to know whether it is in memory."""
+
+
 @dataclass(frozen=True)
 class BlockReader:
     """Reads rows of a file whose header was verified."""
@@ -34,6 +39,21 @@ class BlockReader:
     header: Header
     data: np.ndarray
     """uint8 [layout.block_bytes(n)]."""
+
+    def cached(self) -> bool:
+        """Whether the rows are in the system's memory, as far as samples tell: reading them then costs work and waits for no disk. False too
+        where the system does not say. Raises OSError."""
+        if not hasattr(os, "RWF_NOWAIT"):
+            return False
+        with self.path.open("rb", buffering=0) as file:
+            try:
+                for at in np.linspace(self.header.start, self.header.n_bytes - 1, N_SAMPLES).astype(int).tolist():
+                    os.preadv(file.fileno(), [bytearray(1)], at, os.RWF_NOWAIT)
+            except OSError as error:
+                if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL):
+                    return False
+                raise
+        return True
 
     def read(self, layers: range) -> int:
         """Fills `data`; returns how many bytes were read. Raises Refused, OSError."""

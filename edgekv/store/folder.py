@@ -122,7 +122,9 @@ class FolderPlace:
         self._remember(link.key, reader.header.tokens)
         payload = reader.data.view()
         payload.flags.writeable = False
-        return ComingBlock(link, reader.header.tokens, payload, read)
+        if not self._read(path, lambda _: reader.cached()):
+            return ComingBlock(link, reader.header.tokens, payload, read)
+        return Block(link, reader.header.tokens, payload) if read(range(self._identity.layout.n_layers)) else None
 
     def _load_one(self, link: Link) -> Block | None:
         def read(path: Path) -> tuple[Block, int]:

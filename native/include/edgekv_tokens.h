@@ -27,10 +27,17 @@ EDGEKV_API edgekv_status edgekv_read_tokens(const edgekv_context * ctx, int stre
    computes. */
 EDGEKV_API edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos, int n, uint8_t label, uint32_t * cells);
 
-/* Sets the rows of cells [n] in the layers [first_layer, end_layer), counted among those with a cache, from a block of n_block tokens, its
-   first `skip` left out. The thread that brings rows (below) may call it while a ubatch is computed. */
-EDGEKV_API edgekv_status edgekv_write_tokens(edgekv_context * ctx, int stream, const uint32_t * cells, int n, int skip, int n_block,
-                                         const void * block, int first_layer, int end_layer);
+/* rows of a block in the layers [first_layer, end_layer), counted among those with a cache */
+typedef struct edgekv_block_rows {
+    const void * block;
+    int n_block; /* its tokens */
+    int skip;    /* of these are left out, from the first */
+    int first_layer;
+    int end_layer;
+} edgekv_block_rows;
+
+/* Sets the rows of cells [n]. The thread that brings rows (below) may call it while a ubatch is computed. */
+EDGEKV_API edgekv_status edgekv_write_tokens(edgekv_context * ctx, int stream, const uint32_t * cells, int n, const edgekv_block_rows * from);
 
 /* Rows that come while the layers before theirs are computed. Behind edgekv_expect_rows() one thread brings those of cells that
    edgekv_add_tokens() placed: edgekv_write_tokens(), then edgekv_rows_came() for the layers before end_layer, counted in the same way. The

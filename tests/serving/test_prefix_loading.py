@@ -39,6 +39,7 @@ def model(synthetic) -> Path:
 @pytest.fixture(autouse=True)
 def layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coming, "GROUP_BYTES", 1)
+    monkeypatch.setattr(BlockReader, "cached", lambda _: False)  # what was written just now is in the system's memory
 
 
 def serve(model: Path, kv: dict, folder: Path | None, **more) -> Server:

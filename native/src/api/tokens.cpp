@@ -124,8 +124,7 @@ edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos,
     return EDGEKV_OK;
 }
 
-edgekv_status edgekv_write_tokens(edgekv_context * ctx, int stream, const uint32_t * cells, int n, int skip, int n_block, const void * block,
-                              int first_layer, int end_layer) {
+edgekv_status edgekv_write_tokens(edgekv_context * ctx, int stream, const uint32_t * cells, int n, const edgekv_block_rows * from) {
     const bool brings = ctx->arrivals.open();  // by the thread that brings rows: the nodes of these layers wait
     if (const edgekv_status status = brings ? EDGEKV_OK : check_thread(ctx); status != EDGEKV_OK) {
         return status;
@@ -133,25 +132,25 @@ edgekv_status edgekv_write_tokens(edgekv_context * ctx, int stream, const uint32
     if (const edgekv_status status = check(ctx, stream, cells, n); status != EDGEKV_OK) {
         return status;
     }
-    if (n < 1 || skip < 0 || skip + n > n_block) {
-        return fail(EDGEKV_INVALID, "a block of " + std::to_string(n_block) + " tokens has no " + std::to_string(n) + " behind its first " +
-                                    std::to_string(skip));
+    if (n < 1 || from->skip < 0 || from->skip + n > from->n_block) {
+        return fail(EDGEKV_INVALID, "a block of " + std::to_string(from->n_block) + " tokens has no " + std::to_string(n) + " behind its first " +
+                                    std::to_string(from->skip));
     }
 
     if (!brings) {
         llama_synchronize(ctx->lctx);
     }
-    const char * in = static_cast<const char *>(block);
+    const char * in = static_cast<const char *>(from->block);
     int n_rows = 0;  // K and V of the layers before
     for_each_rows(ctx->lctx, [&](int, const Rows & rows) {
         const int layer = n_rows++/2;
-        if (layer >= first_layer && layer < end_layer) {
+        if (layer >= from->first_layer && layer < from->end_layer) {
             for_each_run(cells, n, [&](int first, int n_run) {
-                ggml_backend_tensor_set(rows.tensor, in + (skip + first)*rows.bytes,
+                ggml_backend_tensor_set(rows.tensor, in + (from->skip + first)*rows.bytes,
                                         stream*rows.tensor->nb[2] + cells[first]*rows.tensor->nb[1], n_run*rows.bytes);
             });
         }
-        in += n_block*rows.bytes;
+        in += from->n_block*rows.bytes;
     });
 
     return EDGEKV_OK;

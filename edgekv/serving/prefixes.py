@@ -25,6 +25,10 @@ from edgekv.vocab import KvMode, PromptReading
 
 log = logging.getLogger("edgekv")
 
+LEAST_TOKEN_BYTES = 32 << 10
+"""Of K and V of a token. Models that have less compute the rest of a prompt in so short a time that loading meanwhile gains nothing, and a
+quick disk loses 30 ms by it (measured, LOG.md)."""
+
 
 class Prefixes:
     """What the server calls when a prompt begins and when tokens are computed (`edgekv._native.server.KeepsPrefixes`).
@@ -50,7 +54,9 @@ class Prefixes:
         runtime, store = self._open(prompt)
         if runtime is None or store is None:
             return found
-        restored = store.restore(prompt.tokens, n_have, _accepted(runtime), in_part=runtime.tokens.can_wait)
+        layout = store.identity.layout
+        in_part = runtime.tokens.can_wait and layout.token_bytes() >= LEAST_TOKEN_BYTES
+        restored = store.restore(prompt.tokens, n_have, _accepted(runtime), in_part)
         self._n_prompts += 1
         self._n_hits += bool(restored.pieces)
         placed = []
@@ -61,7 +67,6 @@ class Prefixes:
                 break
             placed.append(Placed(piece, cells))
         found = _found(placed)
-        layout = store.identity.layout
         if restored.n_to_come:
             self._loading = Loading(runtime.tokens, prompt.seq_id, placed, layer_groups(layout, BLOCK_TOKENS), partial(store.came, restored))
             found.comes = True

@@ -19,6 +19,7 @@ import pytest
 from edgekv._native import testing
 from edgekv.config import KvOptions
 from edgekv.live.tokens import Tokens
+from edgekv.serving import prefixes
 from edgekv.serving.server import Server, ServerOptions
 from edgekv.store import coming
 from edgekv.store.coming import BlockReader
@@ -39,6 +40,7 @@ def model(synthetic) -> Path:
 @pytest.fixture(autouse=True)
 def layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coming, "GROUP_BYTES", 1)
+    monkeypatch.setattr(prefixes, "LEAST_TOKEN_BYTES", 0)
     monkeypatch.setattr(BlockReader, "cached", lambda _: False)  # what was written just now is in the system's memory
 
 

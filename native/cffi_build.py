@@ -25,6 +25,8 @@ extern "Python" void edgekv_py_ubatch(edgekv_context *, void *);
 SERVER_CALLBACKS = """
 extern "Python" void edgekv_py_prefix_begin(void *, edgekv_prefix_tokens const *, int, edgekv_prefix_found *);
 extern "Python" void edgekv_py_prefix_keep(void *, edgekv_prefix_tokens const *);
+extern "Python" int edgekv_py_prefix_start(void *);
+extern "Python" int edgekv_py_prefix_settle(void *, edgekv_prefix_found *);
 extern "Python" void edgekv_py_refresh(int);
 """
 

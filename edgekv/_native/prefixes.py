@@ -1,4 +1,4 @@
-"""Who keeps prefixes of conversations for the server, through cffi: its two functions, called by the server's decoding thread."""
+"""Who keeps prefixes of conversations for the server, through cffi: its functions, called by the server's decoding thread."""
 
 from __future__ import annotations
 
@@ -34,15 +34,23 @@ class Found:
     ram: int = 0
     disk: int = 0
     remote: int = 0
+    comes: bool = False
+    """They have their cells; their rows come with the next decode."""
     nearly: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
 class KeepsPrefixes(Protocol):
-    """Both are called on the thread that decodes, between two decodes. What they raise is logged, and nothing was found or kept."""
+    """All are called on the thread that decodes, between two decodes. What they raise is logged, and nothing was found or kept."""
 
     def begin(self, prompt: SequenceTokens, n_have: int) -> Found: ...
 
     def keep(self, held: SequenceTokens) -> None: ...
+
+    def start(self) -> None:
+        """Directly before a decode: rows that are to come do so while it computes. Where this raises `settle` comes first."""
+
+    def settle(self) -> tuple[int, Found]:
+        """Wait for the rows that were to come: the position of the first token whose rows could not be had, -1: none; and what is there."""
 
 
 _keeps: KeepsPrefixes | None = None
@@ -60,7 +68,8 @@ def set_prefixes(keeps: KeepsPrefixes | None) -> None:
         return
     _define_callbacks()
     lib.edgekv_server_set_prefixes(ffi.new("edgekv_prefixes *", {
-        "begin": lib.edgekv_py_prefix_begin, "keep": lib.edgekv_py_prefix_keep, "user": ffi.NULL}))
+        "begin": lib.edgekv_py_prefix_begin, "keep": lib.edgekv_py_prefix_keep, "start": lib.edgekv_py_prefix_start,
+        "settle": lib.edgekv_py_prefix_settle, "user": ffi.NULL}))
 
 
 _defined = False
@@ -81,7 +90,7 @@ def _define_callbacks() -> None:
     def edgekv_py_prefix_begin(_user, prompt, n_have, out):
         try:
             found = _keeps.begin(tokens_of(prompt), n_have) if _keeps else Found()
-            out.ram, out.disk, out.remote = found.ram, found.disk, found.remote
+            out.ram, out.disk, out.remote, out.comes = found.ram, found.disk, found.remote, found.comes
             out.nearly.position, out.nearly.stored, out.nearly.asked, out.nearly.n_lost = found.nearly
         except Exception:
             log.exception("kept prefixes could not be looked up")
@@ -93,5 +102,25 @@ def _define_callbacks() -> None:
                 _keeps.keep(tokens_of(held))
         except Exception:
             log.exception("a prefix could not be kept")
+
+    @ffi.def_extern()
+    def edgekv_py_prefix_start(_user):
+        try:
+            if _keeps:
+                _keeps.start()
+            return 1
+        except Exception:
+            log.exception("kept prefixes could not be loaded while the rest is computed")
+            return 0
+
+    @ffi.def_extern()
+    def edgekv_py_prefix_settle(_user, out):
+        try:
+            position, found = _keeps.settle() if _keeps else (-1, Found())
+            out.ram, out.disk, out.remote = found.ram, found.disk, found.remote
+            return position
+        except Exception:
+            log.exception("kept prefixes could not be loaded")
+            return 0  # nothing of the sequence is to be trusted
 
     _defined = True

@@ -25,18 +25,44 @@ def read_tokens(handle: Handle, stream: int, cells: np.ndarray, n_bytes: int) ->
     return block
 
 
-def add_tokens(handle: Handle, seq_id: int, first_position: int, n: int) -> np.ndarray:
-    """Place n more tokens of a sequence; their cells, uint32 [n]. Their rows must be written before the next decode. Raises DoesNotFit
-    where there are not so many empty cells."""
+def add_tokens(handle: Handle, seq_id: int, first_position: int, n: int, label: int) -> np.ndarray:
+    """Place n more tokens of a sequence, labelled; their cells, uint32 [n]. Their rows must be written before the next decode, or come while
+    it computes. Raises DoesNotFit where there are not so many empty cells."""
     cells = np.empty(n, np.uint32)
-    _check(lib.edgekv_add_tokens(handle, seq_id, first_position, n, _cells(cells)))
+    _check(lib.edgekv_add_tokens(handle, seq_id, first_position, n, label, _cells(cells)))
     return cells
 
 
-def write_tokens(handle: Handle, stream: int, cells: np.ndarray, skip: int, n_block: int, block: np.ndarray, label: int) -> None:
-    """Write the rows of `cells` (uint32 [n]) from a block of n_block tokens, behind its first `skip`, and label them."""
-    pointer = ffi.cast("void *", block.ctypes.data)
-    _check(lib.edgekv_write_tokens(handle, stream, _cells(cells), len(cells), skip, n_block, pointer, label))
+def write_tokens(handle: Handle, stream: int, cells: np.ndarray, skip: int, n_block: int, block: np.ndarray, layers: range) -> None:
+    """Write the rows of `cells` (uint32 [n]) from a block of n_block tokens, behind its first `skip`, in some of the layers with a cache.
+    Also by the thread that brings rows while a decode waits for them."""
+    rows = ffi.new("edgekv_block_rows *", {"block": ffi.cast("void *", block.ctypes.data), "n_block": n_block, "skip": skip,
+                                           "first_layer": layers.start, "end_layer": layers.stop})
+    _check(lib.edgekv_write_tokens(handle, stream, _cells(cells), len(cells), rows))
+
+
+def can_wait_for_rows(handle: Handle) -> bool:
+    """Whether the next decode would wait in each layer for its rows, and not for all of them at its beginning."""
+    return bool(lib.edgekv_can_wait_for_rows(handle))
+
+
+def expect_rows(handle: Handle) -> None:
+    """From now on a decode waits for rows: until `rows_came` says that they are there, or `rows_failed`, and then it fails."""
+    _check(lib.edgekv_expect_rows(handle))
+
+
+def rows_came(handle: Handle, end_layer: int) -> None:
+    """The rows of the layers with a cache before `end_layer` are there. From any thread, as `rows_failed`."""
+    lib.edgekv_rows_came(handle, end_layer)
+
+
+def rows_failed(handle: Handle) -> None:
+    lib.edgekv_rows_failed(handle)
+
+
+def expect_no_rows(handle: Handle) -> None:
+    """It is over: on the decoding thread, when nobody brings rows any more."""
+    _check(lib.edgekv_expect_no_rows(handle))
 
 
 def _cells(cells: np.ndarray):

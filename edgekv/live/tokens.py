@@ -1,7 +1,7 @@
 """K and V of whole tokens of a context: taken out as blocks, and put back without computing them.
 
-A block of n tokens is uint8: for each layer K rows [n, bytes] and then V rows [n, bytes], as the cache holds them. Everything here belongs
-to the thread that decodes, between two decodes.
+A block of n tokens is uint8: for each layer K rows [n, bytes] and then V rows [n, bytes], as the cache holds them. Where nothing else is said
+everything here belongs to the thread that decodes, between two decodes.
 """
 
 from __future__ import annotations
@@ -56,6 +56,40 @@ class Tokens:
     def put(self, seq_id: int, first: int, block: np.ndarray, rows: range, n_block: int, label: int) -> None:
         """Put rows of a block of n_block tokens at positions `first` and on of a sequence, in place of what it has there and behind.
         Raises DoesNotFit where there are not so many empty cells; the sequence then ends at `first`."""
-        handle = self._handle()
-        cells = tokens.add_tokens(handle, seq_id, first, len(rows))
-        tokens.write_tokens(handle, self._cells.stream_of(seq_id), cells, rows.start, n_block, block, label)
+        self.write(seq_id, self.place(seq_id, first, len(rows), label), block, rows.start, n_block, range(self.n_layers()))
+
+    def place(self, seq_id: int, first: int, n: int, label: int) -> np.ndarray:
+        """Cells, uint32 [n], for n tokens at positions `first` and on of a sequence, in place of what it has there and behind. Raises as `put`.
+        Their rows must be written before the next decode, or come while it computes."""
+        return tokens.add_tokens(self._handle(), seq_id, first, n, label)
+
+    def write(self, seq_id: int, cells: np.ndarray, block: np.ndarray, skip: int, n_block: int, layers: range) -> None:
+        """Write the rows of `cells` from a block of n_block tokens, its first `skip` left out, in some of the layers."""
+        tokens.write_tokens(self._handle(), self._cells.stream_of(seq_id), cells, skip, n_block, block, layers)
+
+    def n_layers(self) -> int:
+        """Those that keep rows: what `write` counts."""
+        return len(self.row_bytes()[0])
+
+    # ---- rows that come while the next decode computes -------------------------------------------------------------------------------
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether a decode waits in each layer for its rows only: on the processor, where nodes of ours serve all layers."""
+        return tokens.can_wait_for_rows(self._handle())
+
+    def expect(self) -> None:
+        """A thread brings rows from now on (`write`, then `came`, for the first layers first): the next decode waits for them, and does not
+        end before they all came. After `failed` it raises, and has computed nothing."""
+        tokens.expect_rows(self._handle())
+
+    def came(self, end_layer: int) -> None:
+        """The rows of all layers before `end_layer` are there. From the thread that brings them, as `failed`."""
+        tokens.rows_came(self._handle(), end_layer)
+
+    def failed(self) -> None:
+        tokens.rows_failed(self._handle())
+
+    def expect_none(self) -> None:
+        """When the thread that brought rows is done, whether they came or failed."""
+        tokens.expect_no_rows(self._handle())

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +14,10 @@ from edgekv._native.prefixes import Found, SequenceTokens
 from edgekv.errors import DoesNotFit, NativeError
 from edgekv.live import attachments, cells
 from edgekv.live.runtime import Runtime
+from edgekv.serving.loading import Loading, Placed
 from edgekv.serving.shown import StoreFigures
+from edgekv.store.blocks import BLOCK_TOKENS
+from edgekv.store.coming import layer_groups
 from edgekv.store.identity import ModelIdentity, RowLayout, fingerprint_of_file
 from edgekv.store.ram import SharedRam
 from edgekv.store.settings import StoreSettings
@@ -19,6 +25,10 @@ from edgekv.store.store import PrefixStore, Reading, StoreStats
 from edgekv.vocab import KvMode, PromptReading
 
 log = logging.getLogger("edgekv")
+
+LEAST_TOKEN_BYTES = 32 << 10
+"""Of K and V of a token. Models that have less compute the rest of a prompt in so short a time that loading meanwhile gains nothing, and a
+quick disk loses 30 ms by it (measured, LOG.md)."""
 
 
 class Prefixes:
@@ -33,6 +43,7 @@ class Prefixes:
         self._stores: dict[tuple[int, str], PrefixStore | None] = {}
         self._ram = SharedRam()
         self._n_hits = self._n_prompts = 0
+        self._loading: Loading | None = None
 
     def open(self, runtime: Runtime) -> None:
         """Open the store of prompts without adapters. Raises ConfigError for an address that is none."""
@@ -44,19 +55,40 @@ class Prefixes:
         runtime, store = self._open(prompt)
         if runtime is None or store is None:
             return found
-        restored = store.restore(prompt.tokens, n_have, _accepted(runtime))
+        layout = store.identity.layout
+        in_part = runtime.tokens.can_wait and layout.token_bytes() >= LEAST_TOKEN_BYTES
+        restored = store.restore(prompt.tokens, n_have, _accepted(runtime), in_part)
         self._n_prompts += 1
         self._n_hits += bool(restored.pieces)
+        placed = []
         for piece in restored.pieces:
-            rows = range(piece.skip, piece.skip + piece.n)
             try:
-                runtime.tokens.put(prompt.seq_id, piece.first, piece.payload, rows, piece.n_block, _LABELS[piece.reading])
+                cells = runtime.tokens.place(prompt.seq_id, piece.first, piece.n, _LABELS[piece.reading])
             except DoesNotFit:  # a unified cache that other sequences fill: the server computes the rest, or refuses it
                 break
-            setattr(found, piece.source, getattr(found, piece.source) + piece.n)
+            placed.append(Placed(piece, cells))
+        found = _found(placed)
+        if restored.n_to_come:
+            self._loading = Loading(runtime.tokens, prompt.seq_id, placed, layer_groups(layout, BLOCK_TOKENS), partial(store.came, restored))
+            found.comes = True
+        else:
+            for one in placed:
+                runtime.tokens.write(prompt.seq_id, one.cells, one.piece.payload, one.piece.skip, one.piece.n_block, range(layout.n_layers))
         if (nearly := restored.nearly) is not None and nearly.goes_on_alike:
             found.nearly = (nearly.position, nearly.stored, nearly.asked, nearly.n_lost)
         return found
+
+    def start(self) -> None:
+        if self._loading is not None:
+            self._loading.start()
+
+    def settle(self) -> tuple[int, Found]:
+        loading, self._loading = self._loading, None
+        if loading is None:
+            return -1, Found()
+        n_good = loading.finish()
+        whole = n_good == len(loading.placed)
+        return -1 if whole else loading.placed[n_good].piece.first, _found(loading.placed[:n_good])
 
     def keep(self, held: SequenceTokens) -> None:
         """Keep what a sequence holds, as far as all of it is there."""
@@ -133,6 +165,13 @@ def _what_changes_rows(extra: tuple[str, ...]) -> tuple[str, ...]:
 
 
 _LABELS = {Reading.EXACT: 0, Reading.SAMPLED: cells.SAMPLED, Reading.SPARSE: cells.SPARSE_PROMPT}
+
+
+def _found(placed: Sequence[Placed]) -> Found:
+    found = Found()
+    for one in placed:
+        setattr(found, one.piece.source, getattr(found, one.piece.source) + one.piece.n)
+    return found
 
 
 def _accepted(runtime: Runtime) -> Reading:

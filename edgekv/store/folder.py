@@ -19,6 +19,7 @@ import numpy as np
 
 from edgekv.store.blocks import Block, Link
 from edgekv.store.bound import FolderBound
+from edgekv.store.coming import ComingBlock, open_block
 from edgekv.store.files import TEMPORARY, links_below, path_of, read_header, read_whole, remove_file, remove_temporaries
 from edgekv.store.format import Refused, decode, encode_header
 from edgekv.store.identity import ModelIdentity
@@ -95,10 +96,35 @@ class FolderPlace:
         return [Child(link, tokens) for link, tokens in found if tokens is not None]
 
     def load(self, links: Sequence[Link]) -> list[Block | None]:
+        return self._each(self._load_one, links)
+
+    def open(self, links: Sequence[Link]) -> list[Block | None]:
+        return self._each(self._open_one, links)
+
+    def _each(self, get: Callable[[Link], Block | None], links: Sequence[Link]) -> list[Block | None]:
         try:
-            return list(self._pool.map(self._load_one, links))
+            return list(self._pool.map(get, links))
         except RuntimeError:  # closed meanwhile
             return [None] * len(links)
+
+    def _open_one(self, link: Link) -> Block | None:
+        path = self._path(link)
+        reader = self._read(path, lambda path: open_block(path, self._root, link, self._identity.layout))
+        if reader is None:
+            return None
+
+        def read(layers: range) -> bool:
+            n_bytes = self._read(path, lambda _: reader.read(layers))
+            self.stats.n_loaded_bytes += n_bytes or 0
+            return n_bytes is not None
+
+        self._reading.succeeded()
+        self._remember(link.key, reader.header.tokens)
+        payload = reader.data.view()
+        payload.flags.writeable = False
+        if not self._read(path, lambda _: reader.cached()):
+            return ComingBlock(link, reader.header.tokens, payload, read)
+        return Block(link, reader.header.tokens, payload) if read(range(self._identity.layout.n_layers)) else None
 
     def _load_one(self, link: Link) -> Block | None:
         def read(path: Path) -> tuple[Block, int]:

@@ -114,11 +114,17 @@ def decode(data: np.ndarray, root: bytes, link: Link, layout: RowLayout | None =
     if len(data) != header.n_bytes:
         raise Refused("it is truncated" if len(data) < header.n_bytes else "it is longer than its rows", damaged=True)
     payload = data[header.start :]
-    for layer, (checksum, expected) in enumerate(zip(layer_checksums(payload, header.layout, link.n), header.checksums)):
-        if checksum != expected:
-            raise Refused(f"the rows of layer {layer} are damaged", damaged=True)
+    check_layers(payload, header, range(len(header.checksums)))
     payload.flags.writeable = False
     return Block(link, header.tokens, payload)
+
+
+def check_layers(payload: np.ndarray, header: Header, layers: range) -> None:
+    """Raises Refused where the rows of one of the layers are not those that were written."""
+    starts = header.layout.layer_starts(header.link.n)
+    for layer in layers:
+        if zlib.crc32(payload.data[int(starts[layer]) : int(starts[layer + 1])]) != header.checksums[layer]:
+            raise Refused(f"the rows of layer {layer} are damaged", damaged=True)
 
 
 def layer_checksums(payload: np.ndarray, layout: RowLayout, n_tokens: int) -> list[int]:

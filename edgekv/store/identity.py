@@ -29,6 +29,10 @@ class RowLayout:
         if len(self.k_bytes) != len(self.v_bytes):
             raise ValueError(f"{len(self.k_bytes)} layers have K rows and {len(self.v_bytes)} have V rows")
 
+    @property
+    def n_layers(self) -> int:
+        return len(self.k_bytes)
+
     def token_bytes(self) -> int:
         return sum(self.k_bytes) + sum(self.v_bytes)
 

@@ -64,6 +64,9 @@ class Place(Protocol):
     def load(self, links: Sequence[Link]) -> list[Block | None]:
         """Blocks whose rows were verified, in the order of `links`; None for what is not there or was refused."""
 
+    def open(self, links: Sequence[Link]) -> list[Block | None]:
+        """Like `load`, but rows may come later: of a ComingBlock."""
+
     def write(self, block: Block) -> Outcome:
         """Keep a block, and drop the tails that it goes on from."""
 

@@ -98,6 +98,9 @@ class RedisPlace:
             pool.shutdown(wait=False, cancel_futures=True)
         return loaded
 
+    def open(self, links: Sequence[Link]) -> list[Block | None]:
+        return self.load(links)
+
     def _load_one(self, link: Link) -> Block | None:
         data = self._client.get(self._name(link.key))
         if data is None:

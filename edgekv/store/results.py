@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgekv.store.blocks import Reading
+from edgekv.store.blocks import Block, Link, Reading
+from edgekv.store.coming import ComingBlock
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +27,8 @@ class Piece:
     """ram, disk or remote."""
     payload: np.ndarray
     """uint8 [layout.block_bytes(n_block)]; not to be written to."""
+    coming: ComingBlock | None = None
+    """The payload is not there yet: this reads it."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,17 @@ class Restored:
     pieces: tuple[Piece, ...] = ()
     """They follow each other from `n_have` on."""
     nearly: NearMiss | None = None
+    chain: tuple[Link, ...] = ()
+    """All that was found, from the root on."""
+    blocks: tuple[Block, ...] = ()
+    """Of `pieces`."""
+    n_asked: int = 0
+    """Tokens."""
+
+    @property
+    def n_to_come(self) -> int:
+        """Pieces whose payload is not there yet."""
+        return sum(piece.coming is not None for piece in self.pieces)
 
     @property
     def n_tokens(self) -> int:

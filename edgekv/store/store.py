@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edgekv.store.blocks import BLOCK_TOKENS, Block, Link, Reading, child_link
+from edgekv.store.coming import ComingBlock
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.place import Child, Outcome, Place
 from edgekv.store.places import open_places
@@ -49,17 +50,20 @@ class PrefixStore:
 
     # ---- restoring -------------------------------------------------------------------------------------------------------------------
 
-    def restore(self, tokens: np.ndarray, n_have: int, accepts: Reading) -> Restored:
+    def restore(self, tokens: np.ndarray, n_have: int, accepts: Reading, in_part: bool = False) -> Restored:
         """Rows of `tokens` from the position `n_have` on, as far as a stored chain goes whose label is at most `accepts`.
 
-        The pieces follow each other without gaps. There are none where nothing goes further than `n_have`.
+        The pieces follow each other without gaps. There are none where nothing goes further than `n_have`. `in_part`: where some of them are
+        `coming` the caller reads these, and calls `came` in the end.
         """
         tokens = np.ascontiguousarray(tokens, dtype=np.int32)
         if self._closed or len(tokens) <= n_have:
             return Restored()
         found = Search([self._upper, *self.places], tokens, accepts).run(self._root)
-        pieces, blocks, at = [], [], 0
-        for step, loaded in zip(found.steps, self._load(found.steps, n_have)):
+        pieces: list[Piece] = []
+        blocks: list[Block] = []
+        at = 0
+        for step, loaded in zip(found.steps, self._load(found.steps, n_have, in_part)):
             first, at = max(at, n_have), at + step.n
             if at <= n_have:
                 continue
@@ -67,23 +71,32 @@ class PrefixStore:
                 break
             block, source = loaded
             n = at - first
-            pieces.append(Piece(first, n, step.n - n, step.link.n, step.link.reading, source, block.payload))
+            coming = block if isinstance(block, ComingBlock) else None
+            pieces.append(Piece(first, n, step.n - n, step.link.n, step.link.reading, source, block.payload, coming))
             blocks.append(block)
-        self._promote(blocks, [step.link for step in found.steps])
+        chain = tuple(step.link for step in found.steps)
+        restored = Restored(tuple(pieces), found.nearly, chain, tuple(blocks), len(tokens) - n_have)
+        if not restored.n_to_come:
+            self.came(restored, len(pieces))
+        return restored
+
+    def came(self, restored: Restored, n_pieces: int) -> None:
+        """The rows of the first `n_pieces` are all there: they stay in RAM, and count as used. From any thread."""
+        pieces = restored.pieces[:n_pieces]
+        self._promote(restored.blocks[:n_pieces], restored.chain)
         with self._lock:
             self._stats.n_restores += 1
-            self._stats.asked_tokens += len(tokens) - n_have
-            self._stats.missed_tokens += len(tokens) - n_have - sum(piece.n for piece in pieces)
+            self._stats.asked_tokens += restored.n_asked
+            self._stats.missed_tokens += restored.n_asked - sum(piece.n for piece in pieces)
             for piece in pieces:
                 if piece.source == Ram.name:
                     self._stats.ram.hit_tokens += piece.n
                     self._stats.ram.n_loaded_bytes += piece.payload.nbytes
                 else:
                     next(place for place in self.places if place.name == piece.source).stats.hit_tokens += piece.n
-        return Restored(tuple(pieces), found.nearly)
 
-    def _load(self, steps: Sequence[Step], n_have: int) -> list[tuple[Block, str] | None]:
-        """The block of each step, and which tier it came from; None where it is not needed or not to be had."""
+    def _load(self, steps: Sequence[Step], n_have: int, in_part: bool) -> list[tuple[Block, str] | None]:
+        """The block of each step, and which tier it came from; None where it is not needed or not to be had. `in_part`: see restore."""
         loaded: list[tuple[Block, str] | None] = [None] * len(steps)
         ends = np.cumsum([step.n for step in steps])
         needed = [i for i, end in enumerate(ends) if end > n_have]
@@ -95,7 +108,8 @@ class PrefixStore:
         for place, found in [*((place, True) for place in self.places), *((place, False) for place in self.places)]:
             wanted = [i for i in needed if loaded[i] is None and (steps[i].holder is place) == found]
             if wanted and place.working:
-                for i, block in zip(wanted, place.load([steps[i].link for i in wanted])):
+                load = place.open if in_part else place.load
+                for i, block in zip(wanted, load([steps[i].link for i in wanted])):
                     loaded[i] = None if block is None else (block, place.name)
         return loaded
 
@@ -105,7 +119,7 @@ class PrefixStore:
         with self._lock:
             for block in blocks if self.settings.ram_bytes else ():
                 if block.link.key not in self._ram and self._make_room(block.n_bytes, keys, None):
-                    self._put(block)
+                    self._put(Block(block.link, block.tokens, block.payload))
                     self._below.add(block.link.key)
             self._used(chain)
 

@@ -20,7 +20,7 @@ EDGEKV_API int edgekv_server_run(int argc, char ** argv);
 EDGEKV_API void edgekv_server_terminate(void);
 EDGEKV_API const char * edgekv_server_error(void);
 
-/* Prefixes: K and V of tokens that an earlier request computed. Whoever keeps them registers two functions, which the server calls on the
+/* Prefixes: K and V of tokens that an earlier request computed. Whoever keeps them registers functions, which the server calls on the
    thread that decodes, between two llama_decode(). */
 
 #define EDGEKV_PREFIX_BLOCK 256
@@ -46,6 +46,7 @@ typedef struct {
     int ram;
     int disk;
     int remote;
+    int comes; /* 1: they have their cells, and their rows come with the next llama_decode() */
     edgekv_near_miss nearly;
 } edgekv_prefix_found;
 
@@ -63,6 +64,11 @@ typedef struct {
     void (*begin)(void * user, const edgekv_prefix_tokens * prompt, int n_have, edgekv_prefix_found * out);
     /* The sequence holds these tokens, computed. */
     void (*keep)(void * user, const edgekv_prefix_tokens * held);
+    /* Directly before a llama_decode(): 1: the rows that are to come do so while it computes. 0: they do not, and settle() comes first. */
+    int (*start)(void * user);
+    /* Waits until the rows that were to come are there. The position of the first token whose rows could not be had, -1: none;
+       out: what was put in before it. */
+    int (*settle)(void * user, edgekv_prefix_found * out);
     void * user;
 } edgekv_prefixes;
 

@@ -1,8 +1,8 @@
 /* K and V of whole tokens, taken out of a context's home and put back: what was computed once is not computed again.
  *
  * A block is the rows of n tokens: for each layer with a cache K [n][k_bytes] and then V [n][v_bytes], without gaps, as the cache holds
- * them. Only where edgekv_token_bytes() succeeds is that all that the context keeps of a token. The functions belong to the decoding
- * thread, between two llama_decode().
+ * them. Only where edgekv_token_bytes() succeeds is that all that the context keeps of a token. Where nothing else is said the functions belong
+ * to the decoding thread, between two llama_decode().
  */
 #ifndef EDGEKV_TOKENS_H
 #define EDGEKV_TOKENS_H
@@ -23,12 +23,31 @@ EDGEKV_API edgekv_status edgekv_token_bytes(const edgekv_context * ctx, size_t *
 EDGEKV_API edgekv_status edgekv_read_tokens(const edgekv_context * ctx, int stream, const uint32_t * cells, int n, void * block);
 
 /* Places n tokens of a sequence at positions first_pos and on, in place of what it has there and behind; cells [n] are theirs, empty until
-   now. EDGEKV_NO_MEMORY: there are not so many. Their rows must be written before the next llama_decode(). */
-EDGEKV_API edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos, int n, uint32_t * cells);
+   now, and get the label. EDGEKV_NO_MEMORY: there are not so many. Their rows must be written before the next llama_decode(), or come while it
+   computes. */
+EDGEKV_API edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos, int n, uint8_t label, uint32_t * cells);
 
-/* Sets the rows of cells [n] from a block of n_block tokens, its first `skip` left out, and the cells' labels. */
-EDGEKV_API edgekv_status edgekv_write_tokens(edgekv_context * ctx, int stream, const uint32_t * cells, int n, int skip, int n_block,
-                                         const void * block, uint8_t label);
+/* rows of a block in the layers [first_layer, end_layer), counted among those with a cache */
+typedef struct edgekv_block_rows {
+    const void * block;
+    int n_block; /* its tokens */
+    int skip;    /* of these are left out, from the first */
+    int first_layer;
+    int end_layer;
+} edgekv_block_rows;
+
+/* Sets the rows of cells [n]. The thread that brings rows (below) may call it while a ubatch is computed. */
+EDGEKV_API edgekv_status edgekv_write_tokens(edgekv_context * ctx, int stream, const uint32_t * cells, int n, const edgekv_block_rows * from);
+
+/* Rows that come while the layers before theirs are computed. Behind edgekv_expect_rows() one thread brings those of cells that
+   edgekv_add_tokens() placed: edgekv_write_tokens(), then edgekv_rows_came() for the layers before end_layer, counted in the same way. The
+   next llama_decode() waits in each layer for its rows, and does not end before all came. edgekv_rows_failed(): no more come; the
+   decode fails, and whatever it would have computed is lost. It is over with edgekv_expect_no_rows(), on the decoding thread. */
+EDGEKV_API int edgekv_can_wait_for_rows(const edgekv_context * ctx); /* 0: a decode waits for all of them at its beginning */
+EDGEKV_API edgekv_status edgekv_expect_rows(edgekv_context * ctx);
+EDGEKV_API void edgekv_rows_came(edgekv_context * ctx, int end_layer);
+EDGEKV_API void edgekv_rows_failed(edgekv_context * ctx);
+EDGEKV_API edgekv_status edgekv_expect_no_rows(edgekv_context * ctx);
 
 /* cffi: end */
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import numpy as np
 import pytest
 from support.contexts import attached
@@ -90,3 +93,100 @@ def test_steps_that_sample_label_their_cells(synthetic):
 def test_what_is_not_in_one_plain_cache_is_refused(synthetic, kind: str):
     with attached(synthetic(kind), KvOptions(mode="exact")) as (_, run), pytest.raises(NativeError, match="more of its tokens than rows"):
         run.tokens.row_bytes()
+
+
+# ---- rows that come while a decode computes --------------------------------------------------------------------------------------
+
+N_LAYERS = 5
+
+
+def stored(run, layer: int, position: int) -> bool:
+    """Whether a decode that is under way has stored a token's K in a layer."""
+    cells = np.flatnonzero(run.cells.stream().positions == position)
+    return len(cells) == 1 and bool(np.any(run.cells.keys(layer)[0, cells[0]]))
+
+
+def place(run, seq: int, blocks) -> list[np.ndarray]:
+    return [run.tokens.place(seq, first, n, 0) for first, n, _ in blocks]
+
+
+def bring(run, seq: int, blocks, cells, may_come) -> threading.Thread:
+    """A thread that brings layer after layer, each when `may_come(layer)` says so."""
+    def work() -> None:
+        for layer in range(N_LAYERS):
+            if not may_come(layer):
+                run.tokens.failed()
+                return
+            for (_, n, rows), where in zip(blocks, cells):
+                run.tokens.write(seq, where, rows, 0, n, range(layer, layer + 1))
+            run.tokens.came(layer + 1)
+
+    run.tokens.expect()
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("n_more", [5, 39], ids=["step", "prompt"])
+@pytest.mark.parametrize("options", [{"mode": "exact"}, SPARSE], ids=["exact", "sparse"])
+def test_a_layer_is_computed_before_the_rows_of_the_next_come(synthetic, options: dict, n_more: int):
+    """Each layer comes only when the one before it was begun: who waited for all of them would wait for ever."""
+    with attached(synthetic("llama", n_head=6, dtype="f32", n_layer=N_LAYERS), KvOptions(**options), n_ctx=2048) as (context, run):
+        read(context, 0, N)
+        blocks = take(run, 0, N)
+        stayed = read(context, N, N + n_more)
+        # a row that is there was stored by the decode below
+        run.tokens.write(0, run.tokens.cells_of(0, N + n_more), np.zeros(len(blocks[0][2]) * 4, np.uint8), 0, N + n_more, range(N_LAYERS))
+        llama_cpp.llama_memory_seq_rm(context.memory, 0, 0, -1)
+        assert run.tokens.can_wait
+        order = []
+
+        def may_come(layer: int) -> bool:
+            end = time.monotonic() + 20
+            while layer and not stored(run, layer - 1, N) and time.monotonic() < end:
+                time.sleep(0.001)
+            order.append(layer == 0 or stored(run, layer - 1, N))
+            return order[-1]
+
+        cells = place(run, 0, blocks)
+        thread = bring(run, 0, blocks, cells, may_come)
+        came = read(context, N, N + n_more)
+        thread.join()
+        run.tokens.expect_none()
+        assert order == [True] * N_LAYERS
+        np.testing.assert_allclose(came, stayed, rtol=0, atol=2e-4 * np.abs(stayed).max())
+
+
+@pytest.mark.parametrize("options", [{"mode": "exact"}, SPARSE], ids=["exact", "sparse"])
+def test_a_decode_whose_rows_fail_computes_nothing(synthetic, options: dict):
+    with attached(synthetic("llama", n_head=6, dtype="f32", n_layer=N_LAYERS), KvOptions(**options), n_ctx=2048) as (context, run):
+        read(context, 0, N)
+        blocks = take(run, 0, N)
+        stayed = read(context, N, N + 5)
+        llama_cpp.llama_memory_seq_rm(context.memory, 0, 0, -1)
+        cells = place(run, 0, blocks)
+        thread = bring(run, 0, blocks, cells, lambda layer: layer < 3)
+        with pytest.raises(AssertionError, match="llama_decode returned -3"):
+            read(context, N, N + 5)
+        thread.join()
+        with pytest.raises(AssertionError, match="llama_decode returned -3"):  # and none until it is over
+            read(context, N, N + 5)
+        run.tokens.expect_none()
+        assert len(run.tokens.cells_of(0, N + 5)) == N
+        for (_, n, rows), where in zip(blocks, cells):
+            run.tokens.write(0, where, rows, 0, n, range(N_LAYERS))
+        np.testing.assert_allclose(read(context, N, N + 5), stayed, rtol=0, atol=2e-4 * np.abs(stayed).max())
+
+
+def test_where_stock_nodes_serve_all_rows_come_first(synthetic):
+    with attached(synthetic("llama", dtype="f32", n_layer=N_LAYERS), KvOptions(mode="off"), n_ctx=2048) as (context, run):
+        read(context, 0, N)
+        blocks = take(run, 0, N)
+        stayed = read(context, N, N + 5)
+        llama_cpp.llama_memory_seq_rm(context.memory, 0, 0, -1)
+        assert not run.tokens.can_wait
+        thread = bring(run, 0, blocks, place(run, 0, blocks), lambda layer: time.sleep(0.05) is None)
+        came = read(context, N, N + 5)
+        thread.join()
+        run.tokens.expect_none()
+        np.testing.assert_allclose(came, stayed, rtol=0, atol=2e-4 * np.abs(stayed).max())

@@ -12,10 +12,20 @@ static bool            g_kept     = false;  // somebody registered
 // tokens at the beginning of a sequence whose K and V are what they give; all where there is no entry
 static std::unordered_map<int, int> g_pure;
 
+// rows that a slot was promised and that have not come yet
+static struct {
+    bool promised = false;
+    bool started  = false;
+    edgekv_prefix_slot slot = {};
+    edgekv_prefix_sources * sources = nullptr;
+    uint64_t * n_cached = nullptr;
+} g_load;
+
 void edgekv_seam_set_prefixes(const edgekv_prefixes * prefixes) {
     g_kept     = prefixes != nullptr;
     g_prefixes = prefixes ? *prefixes : edgekv_prefixes{};
     g_pure.clear();
+    g_load = {};
 }
 
 static int edgekv_pure(int seq_id) {
@@ -24,11 +34,92 @@ static int edgekv_pure(int seq_id) {
     return it == g_pure.end() ? std::numeric_limits<int>::max() : it->second;
 }
 
+// Reads tokens [first, end) of a slot again, whose rows could not be had.
+static bool edgekv_read_again(const edgekv_prefix_slot & slot, int first, int end) {
+    const auto & tokens  = slot.held->get_tokens();
+    const int    n_batch = (int) llama_n_batch(slot.lctx);
+    llama_batch  batch   = llama_batch_init(std::min(n_batch, end - first), 0, 1);
+    bool ok = true;
+    for (int i = first; i < end && ok; i += n_batch) {
+        batch.n_tokens = std::min(end - i, n_batch);
+        for (int j = 0; j < batch.n_tokens; ++j) {
+            batch.token[j]     = tokens[i + j];
+            batch.pos[j]       = i + j;
+            batch.n_seq_id[j]  = 1;
+            batch.seq_id[j][0] = slot.seq_id;
+            batch.logits[j]    = false;
+        }
+        ok = llama_decode(slot.lctx, batch) == 0;
+    }
+    llama_batch_free(batch);
+
+    return ok;
+}
+
+// Waits for the rows that were promised. false: some could not be had, and the tokens from there on have been read again.
+static bool edgekv_come() {
+    if (!g_load.promised) {
+        return true;
+    }
+    const auto load = g_load;
+    g_load.promised = g_load.started = false;
+    edgekv_prefix_found found = {};
+    const int first = g_prefixes.settle(g_prefixes.user, &found);
+    if (first < 0) {
+        return true;
+    }
+    auto * memory = llama_get_memory(load.slot.lctx);
+    const int end = std::min(llama_memory_seq_pos_max(memory, load.slot.seq_id) + 1, (int) load.slot.held->size());
+    if (first >= end) {
+        return true;  // they have left the sequence
+    }
+    const int n_before = load.sources->ram + load.sources->disk + load.sources->remote;
+    load.sources->ram    = found.ram;
+    load.sources->disk   = found.disk;
+    load.sources->remote = found.remote;
+    *load.n_cached -= std::min<uint64_t>(*load.n_cached, n_before - (found.ram + found.disk + found.remote));
+    SRV_WRN("slot %d: what is kept of its prompt is damaged, or cannot be read, from token %d on; %d tokens are read again\n",
+            load.slot.seq_id, first, end - first);
+    llama_memory_seq_rm(memory, load.slot.seq_id, first, -1);
+    if (!edgekv_read_again(load.slot, first, end)) {
+        SRV_ERR("slot %d: its prompt could not be read again\n", load.slot.seq_id);
+        llama_memory_seq_rm(memory, load.slot.seq_id, first, -1);
+        load.slot.held->keep_first(first);
+    }
+
+    return false;
+}
+
+void edgekv_prefix_settle() {
+    edgekv_come();
+}
+
+void edgekv_prefix_decode_begins() {
+    if (g_load.promised && !g_load.started) {
+        g_load.started = g_prefixes.start(g_prefixes.user);
+        if (!g_load.started) {
+            edgekv_prefix_settle();
+        }
+    }
+}
+
+bool edgekv_prefix_decode_ended(int & ret) {
+    const bool loaded = g_load.started;
+    if (!edgekv_come() && ret == 0) {
+        ret = -3;  // it was computed, and with what?
+        return false;
+    }
+
+    return loaded && ret < -1;
+}
+
 void edgekv_prefix_moved(int seq_id, int first) {
+    edgekv_prefix_settle();
     g_pure[seq_id] = std::min(edgekv_pure(seq_id), first);
 }
 
 void edgekv_prefix_copied(int from_seq, int to_seq) {
+    edgekv_prefix_settle();
     g_pure[to_seq] = edgekv_pure(from_seq);
 }
 
@@ -94,7 +185,8 @@ static int edgekv_share(const edgekv_prefix_slot & slot, const server_tokens & p
 
 int edgekv_prefix_begin(
         const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past, const std::vector<edgekv_prefix_slot> & others,
-        edgekv_prefix_sources & sources) {
+        edgekv_prefix_sources & sources, uint64_t & n_cached) {
+    edgekv_prefix_settle();
     sources      = {};
     sources.slot = n_past;
     if (n_past <= edgekv_pure(slot.seq_id)) {
@@ -120,6 +212,9 @@ int edgekv_prefix_begin(
             sources.remote = found.remote;
             n += found.ram + found.disk + found.remote;
         }
+        if (found.comes) {
+            g_load = { true, false, slot, &sources, &n_cached };
+        }
         if (found.nearly.n_lost > 0) {
             SRV_WRN("a kept conversation goes on differently at token %d: '%s' there, '%s' now; %d tokens behind it are read again\n",
                     found.nearly.position, common_token_to_piece(slot.lctx, found.nearly.stored).c_str(),
@@ -142,6 +237,7 @@ void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool whole_blocks) {
     if (!g_kept || slot.held->has_mtmd) {
         return;
     }
+    edgekv_prefix_settle();
     int n = std::min(edgekv_computed(slot), edgekv_pure(slot.seq_id));
     if (whole_blocks) {
         n = n/EDGEKV_PREFIX_BLOCK*EDGEKV_PREFIX_BLOCK;

@@ -32,9 +32,26 @@ bool edgekv_prefix_shares(const edgekv_prefix_slot & slot);
 int edgekv_prefix_common(const edgekv_prefix_slot & slot, const server_tokens & prompt, const edgekv_prefix_slot & other, const server_tokens & read);
 
 // A prompt begins in a slot that holds the first n_past tokens of it. Takes what it can: cells of the other slots where the cache is
-// unified, blocks of who keeps prefixes. Returns how many tokens it holds now, and `held` says so too. `sources`: what came from where.
+// unified, blocks of who keeps prefixes. Returns how many tokens it holds now, and `held` says so too. `sources`: what came from where; it and
+// `n_cached`, which is set from it, live as long as the slot and are set right where rows do not come.
 int edgekv_prefix_begin(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past,
-                        const std::vector<edgekv_prefix_slot> & others, edgekv_prefix_sources & sources);
+                        const std::vector<edgekv_prefix_slot> & others, edgekv_prefix_sources & sources, uint64_t & n_cached);
+
+// Rows that edgekv_prefix_begin() promised come while the next batch is computed. Around its llama_decode(); the second one says whether it
+// must be called again: it failed because some rows were damaged, and the tokens from there on have been read again.
+void edgekv_prefix_decode_begins();
+bool edgekv_prefix_decode_ended(int & ret);
+
+// Waits for them where no batch is computed. Everything here that looks at rows does so first. One lives while slots are updated: nothing
+// is promised outside.
+void edgekv_prefix_settle();
+struct edgekv_prefix_scope {
+    edgekv_prefix_scope() = default;
+    ~edgekv_prefix_scope() { edgekv_prefix_settle(); }
+
+    edgekv_prefix_scope(const edgekv_prefix_scope &) = delete;
+    edgekv_prefix_scope & operator=(const edgekv_prefix_scope &) = delete;
+};
 
 // The slot's tokens are computed: they can be kept. whole_blocks: more of them will come soon.
 void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool whole_blocks);
@@ -80,7 +97,8 @@ int edgekv_prefix_take(Slots & slots, Slot & slot, int n_past) {
         }
     }
 
-    return edgekv_prefix_begin(edgekv_slot(slot), slot.task->tokens, n_past, others, slot.stats.edgekv_sources);
+    return edgekv_prefix_begin(edgekv_slot(slot), slot.task->tokens, n_past, others, slot.stats.edgekv_sources,
+                               slot.stats.n_prompt_cached);
 }
 
 // {"slot": 0, ...} for a reply's usage

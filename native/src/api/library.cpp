@@ -134,7 +134,12 @@ ggml_tensor * on_build_attend(llama_context * lctx, const llama_edgekv_attend * 
     edgekv_context * ctx   = find_active(lctx);
     Layer *          layer = ctx ? ctx->served_layer(args->il, args->k) : nullptr;
 
-    return layer ? ctx->plane->build_attend(*layer, *args) : nullptr;
+    ggml_tensor * node = layer ? ctx->plane->build_attend(*layer, *args) : nullptr;
+    if (ctx && !node) {
+        ctx->arrivals.wait(args->il);  // the stock nodes do not
+    }
+
+    return node;
 }
 
 // stock llama.cpp is stock in this too

@@ -99,7 +99,7 @@ edgekv_status edgekv_read_tokens(const edgekv_context * ctx, int stream, const u
     return EDGEKV_OK;
 }
 
-edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos, int n, uint32_t * cells) {
+edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos, int n, uint8_t label, uint32_t * cells) {
     if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
         return status;
     }
@@ -115,37 +115,80 @@ edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos,
     if (!llama_edgekv_add_cells(ctx->lctx, seq_id, first_pos, n, cells)) {
         return fail(EDGEKV_NO_MEMORY, "the cache has no " + std::to_string(n) + " empty cells");
     }
-
-    return EDGEKV_OK;
-}
-
-edgekv_status edgekv_write_tokens(edgekv_context * ctx, int stream, const uint32_t * cells, int n, int skip, int n_block, const void * block,
-                              uint8_t label) {
-    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
-        return status;
-    }
-    if (const edgekv_status status = check(ctx, stream, cells, n); status != EDGEKV_OK) {
-        return status;
-    }
-    if (n < 1 || skip < 0 || skip + n > n_block) {
-        return fail(EDGEKV_INVALID, "a block of " + std::to_string(n_block) + " tokens has no " + std::to_string(n) + " behind its first " +
-                                    std::to_string(skip));
-    }
-
-    llama_synchronize(ctx->lctx);
-    const char * in = static_cast<const char *>(block);
-    for_each_rows(ctx->lctx, [&](int, const Rows & rows) {
-        for_each_run(cells, n, [&](int first, int n_run) {
-            ggml_backend_tensor_set(rows.tensor, in + (skip + first)*rows.bytes,
-                                    stream*rows.tensor->nb[2] + cells[first]*rows.tensor->nb[1], n_run*rows.bytes);
-        });
-        in += n_block*rows.bytes;
-    });
     llama_edgekv_cells view;
     llama_edgekv_get_cells(ctx->lctx, (uint32_t) stream, &view);
     for (int i = 0; i < n; ++i) {
         view.labels[cells[i]] = label;
     }
+
+    return EDGEKV_OK;
+}
+
+edgekv_status edgekv_write_tokens(edgekv_context * ctx, int stream, const uint32_t * cells, int n, const edgekv_block_rows * from) {
+    const bool brings = ctx->arrivals.open();  // by the thread that brings rows: the nodes of these layers wait
+    if (const edgekv_status status = brings ? EDGEKV_OK : check_thread(ctx); status != EDGEKV_OK) {
+        return status;
+    }
+    if (const edgekv_status status = check(ctx, stream, cells, n); status != EDGEKV_OK) {
+        return status;
+    }
+    if (n < 1 || from->skip < 0 || from->skip + n > from->n_block) {
+        return fail(EDGEKV_INVALID, "a block of " + std::to_string(from->n_block) + " tokens has no " + std::to_string(n) + " behind its first " +
+                                    std::to_string(from->skip));
+    }
+
+    if (!brings) {
+        llama_synchronize(ctx->lctx);
+    }
+    const char * in = static_cast<const char *>(from->block);
+    int n_rows = 0;  // K and V of the layers before
+    for_each_rows(ctx->lctx, [&](int, const Rows & rows) {
+        const int layer = n_rows++/2;
+        if (layer >= from->first_layer && layer < from->end_layer) {
+            for_each_run(cells, n, [&](int first, int n_run) {
+                ggml_backend_tensor_set(rows.tensor, in + (from->skip + first)*rows.bytes,
+                                        stream*rows.tensor->nb[2] + cells[first]*rows.tensor->nb[1], n_run*rows.bytes);
+            });
+        }
+        in += from->n_block*rows.bytes;
+    });
+
+    return EDGEKV_OK;
+}
+
+int edgekv_can_wait_for_rows(const edgekv_context * ctx) {
+    return ctx->can_wait_for_rows();
+}
+
+edgekv_status edgekv_expect_rows(edgekv_context * ctx) {
+    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
+        return status;
+    }
+    llama_synchronize(ctx->lctx);
+    ctx->arrivals.expect(llama_edgekv_n_layer(ctx->lctx));
+
+    return EDGEKV_OK;
+}
+
+void edgekv_rows_came(edgekv_context * ctx, int end_layer) {
+    int n_rows = 0, end = llama_edgekv_n_layer(ctx->lctx);
+    for_each_rows(ctx->lctx, [&](int il, const Rows &) {
+        if (n_rows++ == 2*end_layer) {
+            end = il;
+        }
+    });
+    ctx->arrivals.came(end);
+}
+
+void edgekv_rows_failed(edgekv_context * ctx) {
+    ctx->arrivals.fail();
+}
+
+edgekv_status edgekv_expect_no_rows(edgekv_context * ctx) {
+    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
+        return status;
+    }
+    ctx->arrivals.expect_none();
 
     return EDGEKV_OK;
 }

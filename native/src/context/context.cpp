@@ -63,6 +63,9 @@ void edgekv_context::place() {
 }
 
 const char * edgekv_context::failure() {
+    if (arrivals.failed()) {
+        return "rows that were loaded meanwhile are damaged, or cannot be read";
+    }
     const char * sentence = plane->failure();
     if (sentence && problem.sentence.empty()) {
         problem = { EDGEKV_UNSUPPORTED, std::string(sentence) + "; what it was told since then is lost: make the context anew" };
@@ -99,6 +102,17 @@ bool edgekv_context::sketches() const {
     return params.mode == EDGEKV_MODE_SPARSE && params.selection.sketch != EDGEKV_SKETCH_NONE;
 }
 
+bool edgekv_context::can_wait_for_rows() const {
+    const edgekv_mode mode = wanted_mode.load(std::memory_order_relaxed);
+    for (const auto & layer : layers) {
+        if (layer->seam.kind == LLAMA_EDGEKV_LAYER_ATTENTION && layer->info.state != EDGEKV_LAYER_HOOKED) {
+            return false;
+        }
+    }
+
+    return hooks_enabled() && plane->waits_for_rows() && (mode == EDGEKV_MODE_EXACT || mode == EDGEKV_MODE_SPARSE);
+}
+
 bool edgekv_context::decodes_elsewhere() const {
     const void * thread = decoder.load(std::memory_order_acquire);
 
@@ -117,15 +131,22 @@ void edgekv_context::begin_ubatch(int n_tokens) {
     if (ubatch.anew) {
         llama_edgekv_invalidate_graph(lctx);
     }
+    if (arrivals.pending()) {
+        llama_edgekv_invalidate_graph(lctx);  // every layer is asked for its nodes, and one that has none waits here
+    }
     params.mode            = mode;
     params.observe         = observe;
     params.observe_prompts = prompts;
 
+    if (!can_wait_for_rows()) {
+        arrivals.wait_for_all();
+    }
     pages.sync(lctx, mode != EDGEKV_MODE_OFF ? n_tokens : 0, mode == EDGEKV_MODE_SPARSE);
     plane->begin(ubatch);
 }
 
 bool edgekv_context::end_ubatch(bool ok) {
+    arrivals.wait_for_all();  // nothing is written into cells between ubatches
     const UbatchDone done = plane->end(ok);
     if (ok && done.sketched) {
         pages.stale.built();

@@ -1,6 +1,7 @@
 // What hangs on one llama_context: who it is, its layers, its ubatches, what is known of its pages, and the plane that attends them.
 #pragma once
 
+#include "context/arrivals.h"
 #include "context/layer.h"
 #include "context/ubatch.h"
 #include "edgekv.h"
@@ -44,6 +45,9 @@ struct edgekv_context {
     bool sketches() const;  // it builds and reads them
     bool selects(int n_cells_view) const { return params.mode == EDGEKV_MODE_SPARSE && n_cells_view > params.selection.exact_tokens; }
 
+    // whether rows can come while a ubatch is computed: nodes that wait for them serve every layer that has any
+    bool can_wait_for_rows() const;
+
     // whether a ubatch is under way on another thread than this: then nothing of the decoding thread's may be touched
     bool decodes_elsewhere() const;
 
@@ -61,6 +65,7 @@ struct edgekv_context {
     std::vector<edgekv::Layer *> rows;  // the hooked ones
     edgekv::PageShape shape = {};
     edgekv::Pages pages;
+    edgekv::Arrivals arrivals;
     edgekv::Ubatches ubatches;
 
     struct {

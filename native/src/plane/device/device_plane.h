@@ -49,6 +49,7 @@ public:
     void begin(const UbatchBegin & ubatch) override;
     UbatchDone end(bool ok) override;
     const char * failure() const override { return engine->failure(); }
+    bool waits_for_rows() const override { return false; }
     bool plans_graphs() const override { return true; }
 
     bool build_store(Layer & layer, const llama_edgekv_store & args) override;

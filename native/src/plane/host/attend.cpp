@@ -101,6 +101,7 @@ void run_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
 
     const int64_t n_stream = dst->src[ATTEND_K]->ne[3];
 
+    plane.ctx.arrivals.wait(layer.layer->il);
     for (int64_t s = 0; s < n_stream; ++s) {
         AttendProblem problem = make_problem(layer, dst, s);
         if (dst->src[ATTEND_SELECTED]) {

@@ -63,6 +63,7 @@ public:
     void begin(const UbatchBegin & ubatch) override;
     UbatchDone end(bool ok) override;
     const char * failure() const override { return nullptr; }
+    bool waits_for_rows() const override { return true; }
     bool plans_graphs() const override { return false; }
 
     bool build_store(Layer & layer, const llama_edgekv_store & args) override;

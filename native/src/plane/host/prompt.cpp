@@ -76,6 +76,7 @@ void run_attend_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const bool          sparse   = dst->src[ATTEND_K_IDXS] && sparse_prompt(plane, (int) k->ne[2]);
     char * const        memory   = plane.prompt_workspaces[ith].data();
 
+    plane.ctx.arrivals.wait(layer.layer->il);
     // cut for as many threads as memory was reserved for: fewer may run
     const AttendProblem whole = attend_problem(layer, dst, 0);
     const PromptPlan    plan  = prompt_plan(whole, plane.n_threads);

@@ -276,6 +276,7 @@ void run_select(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const ggml_tensor * k     = dst->src[SELECT_K];
     const SelectPlan    plan(layer, dst->src[SELECT_Q], k, nth);
 
+    layer.plane->ctx.arrivals.wait(layer.layer->il);
     for (int64_t s = 0; s < k->ne[3]; ++s) {
         SelectRun{ layer, *layer.plane, layer.plane->ctx, dst, plan, s, (int) s + first_stream(k), ith }.run(nth);
     }

@@ -42,6 +42,9 @@ void run_store(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const int64_t     n_heads  = dst->src[STORE_K_CUR]->ne[1];
     const int64_t     n_tokens = dst->src[STORE_K_CUR]->ne[2];
     const bool        sketched = plane.ctx.sketches();
+    if (sketched) {
+        plane.ctx.arrivals.wait(layer.layer->il);
+    }
 
     for (int64_t unit = ith; unit < n_heads + n_tokens; unit += nth) {
         if (unit < n_heads) {

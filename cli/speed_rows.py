@@ -33,7 +33,7 @@ COLUMNS = [
     Column("n_threads", "threads"),
     Column("kv", "K/V", right=False),
     Column("test", "test"),
-    Column("mode", "mode", right=False),
+    Column("mode", "mode"),  # on the right: a narrow terminal folds columns on the left away
     Column("speed", "t/s"),
     Column("ratio_vs_stock", "x stock", partial(_fixed, 2)),
     Column("limit_ratio", "x limit", partial(_fixed, 2)),

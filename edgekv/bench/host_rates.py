@@ -111,24 +111,34 @@ def weight_rates(kind: str, n_threads: int, matrices: MatrixShape) -> WeightRate
     shape = _weights_shape(1, kind, matrices)
     per_layer = shape.file_bytes(kind) - 2 * row_bytes(shape.n_vocab * shape.n_embd, kind)
     shape = _weights_shape(max(2, round(_WEIGHT_BYTES / per_layer)), kind, matrices)
-    step, batch = _weight_steps(shape, kind, n_threads)
-    empty, _ = _weight_steps(_weights_shape(shape.n_layer, "f32", _TINY), "f32", n_threads)
+    step, stock, exact = _weight_steps(shape, kind, n_threads)
+    empty, _, _ = _weight_steps(_weights_shape(shape.n_layer, "f32", _TINY), "f32", n_threads)
     last = f"blk.{shape.n_layer - 1}.ffn_"  # which the last token of a prompt alone goes through
     weights = sum(tensor.n_elements for tensor in shape.weights()
                   if tensor.name.startswith("blk.") and not tensor.name.startswith(last) and not tensor.is_vector)
     n_bytes = shape.file_bytes(kind) - row_bytes(shape.n_vocab * shape.n_embd, kind)
-    return WeightRates(n_bytes / max(step - empty, step / 2), weights * _PROMPT_TOKENS / batch)
+    return WeightRates(n_bytes / max(step - empty, step / 2), weights * _PROMPT_TOKENS / stock, weights * _PROMPT_TOKENS / exact)
 
 
-def _weight_steps(shape: ModelShape, kind: str, n_threads: int) -> tuple[float, float]:
-    """Seconds of a token, and of _PROMPT_TOKENS together, with nothing before them."""
+def _weight_steps(shape: ModelShape, kind: str, n_threads: int) -> tuple[float, float, float]:
+    """Seconds of a token, and of _PROMPT_TOKENS together with stock and in mode exact, with nothing before them."""
     with tempfile.TemporaryDirectory(prefix="edgekv-") as folder:
         path = write_empty(shape, Path(folder) / "weights.gguf", kind)
         with decoder_of(path, kv=KvMode.OFF, n_ctx=256, n_batch=_PROMPT_TOKENS, n_ubatch=_PROMPT_TOKENS, n_threads=n_threads,
                         n_threads_batch=n_threads, n_gpu_layers=0) as decoder:
             step = _best(decoder, 1, 0)
-            batch = _best(decoder, _PROMPT_TOKENS, 0)
-            return min(step, _best(decoder, 1, 0)), batch  # others may have been busy for a while
+            stock = _best(decoder, _PROMPT_TOKENS, 0)
+            step = min(step, _best(decoder, 1, 0))  # others may have been busy for a while
+            _set_mode(decoder, KvMode.EXACT)
+            return step, stock, _best(decoder, _PROMPT_TOKENS, 0)
+
+
+def _set_mode(decoder: Decoder, mode: KvMode, **changes: Any) -> Runtime:
+    runtime = decoder.kv
+    if runtime is None:
+        raise EdgeKVError("EDGEKV=0 is set, so there is only stock attention to measure; unset it")
+    runtime.configure(runtime.options.with_(mode=mode, **_NO_TIERS, **changes))
+    return runtime
 
 
 def _weights_shape(n_layer: int, kind: str, matrices: MatrixShape) -> ModelShape:
@@ -217,11 +227,7 @@ class _Attention:
         return decoder.decode(chunk)
 
     def _mode(self, mode: KvMode, **changes: Any) -> Runtime:
-        runtime = self.decoder.kv
-        if runtime is None:
-            raise EdgeKVError("EDGEKV=0 is set, so there is only stock attention to measure; unset it")
-        runtime.configure(runtime.options.with_(mode=mode, **_NO_TIERS, **changes))
-        return runtime
+        return _set_mode(self.decoder, mode, **changes)
 
     def _step(self, mode: KvMode, depth: int) -> float:
         self._mode(mode)

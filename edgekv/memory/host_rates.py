@@ -34,8 +34,10 @@ class WeightRates:
 
     decode: float
     """Bytes a second of weights that one token is multiplied with."""
-    prompt: float
-    """Weights a second that each of many tokens together is multiplied with."""
+    prompt_stock: float
+    """Weights a second that each of many tokens together is multiplied with, by ggml."""
+    prompt_exact: float
+    """The same in EdgeKV's modes, which have a kernel of their own for some types."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -75,9 +75,12 @@ class HostRoofline:
         slowest = min((rate.decode for rate in rates.weights.values()), default=math.inf)
         self._weights_s = sum(n / rates.weights[kind].decode if kind in rates.weights else n / slowest
                               for kind, n in self._traffic.decode_bytes.items())
-        slowest = min((rate.prompt for rate in rates.weights.values()), default=math.inf)
-        self._prompt_weights_s = sum(n / (rates.weights[kind].prompt if kind in rates.weights else slowest)
-                                     for kind, n in self._traffic.prompt_weights.items())
+        self._stock_prompt_weights_s = self._prompt_weights({kind: rate.prompt_stock for kind, rate in rates.weights.items()})
+        self._prompt_weights_s = self._prompt_weights({kind: rate.prompt_exact for kind, rate in rates.weights.items()})
+
+    def _prompt_weights(self, rates: Mapping[str, float]) -> float:
+        slowest = min(rates.values(), default=math.inf)
+        return sum(n / rates.get(kind, slowest) for kind, n in self._traffic.prompt_weights.items())
 
     def decode_seconds(self, mode: KvMode, depth: int) -> float:
         """One token with `depth` tokens before it."""
@@ -88,7 +91,8 @@ class HostRoofline:
         rates = self._rates.attention
         per_cell = [n * (rates.prompt_stock if layer.is_stock(mode) else rates.prompt_exact) * layer.n_head_kv * self._visible(layer, depth)
                     for layer, n in self._layers]
-        return self._prompt_weights_s + self._scale() * sum(per_cell)
+        weights = self._stock_prompt_weights_s if mode is KvMode.OFF else self._prompt_weights_s
+        return weights + self._scale() * sum(per_cell)
 
     def speed(self, mode: KvMode, depth: int) -> Speed:
         return Speed(mode.value, depth, 1 / self.decode_seconds(mode, depth), 1 / self.prompt_seconds(mode, depth))

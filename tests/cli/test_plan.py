@@ -32,7 +32,7 @@ def measured(tmp_path, monkeypatch) -> list[str]:
     asked: list[str] = []
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / "cache" / name))
     monkeypatch.setattr(measuring, "attention_rates", lambda shape, n, read: AttentionRates(1e-6, 2e-6, 60e-9, 30e-9, 40e-9, 5e-9, 80e-9, 20e-9))
-    monkeypatch.setattr(measuring, "weight_rates", lambda kind, n, matrices: asked.append(kind) or WeightRates(5e9, 40e9))
+    monkeypatch.setattr(measuring, "weight_rates", lambda kind, n, matrices: asked.append(kind) or WeightRates(5e9, 40e9, 40e9))
     return asked
 
 

@@ -24,7 +24,7 @@ from edgekv.vocab import KvMode
 
 MIB, GB = 1 << 20, 10**9
 EXACT, SPARSE, OFF = (KvOptions(mode=mode, device="cpu") for mode in ("exact", "sparse", "off"))
-RATES = HostRates(2, 10e9, {"bf16": WeightRates(8e9, 50e9), "q4_0": WeightRates(5e9, 40e9), "f16": WeightRates(8e9, 50e9)},
+RATES = HostRates(2, 10e9, {"bf16": WeightRates(8e9, 50e9, 50e9), "q4_0": WeightRates(5e9, 40e9, 40e9), "f16": WeightRates(8e9, 50e9, 50e9)},
                   AttentionRates(1e-6, 2e-6, 60e-9, 30e-9, 40e-9, 5e-9, 80e-9, 20e-9))
 
 

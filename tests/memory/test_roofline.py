@@ -29,7 +29,7 @@ from edgekv.models.writer import write_header
 from edgekv.vocab import KvMode
 
 ATTENTION = AttentionRates(layer=1e-5, stock_layer=3e-5, stock=60e-9, exact=30e-9, row=40e-9, scan=5e-9, prompt_stock=80e-9, prompt_exact=20e-9)
-RATES = HostRates(2, 1e12, {"q4_0": WeightRates(5e9, 40e9)}, ATTENTION)
+RATES = HostRates(2, 1e12, {"q4_0": WeightRates(5e9, 40e9, 40e9)}, ATTENTION)
 
 SMALL = MatrixShape(576, 1536)
 
@@ -55,6 +55,15 @@ def test_the_time_of_a_token(tmp_path):
     assert line.prompt_seconds(KvMode.SPARSE, 8192) < line.prompt_seconds(KvMode.OFF, 8192)
     slow = HostRoofline(model, KvOptions(mode="sparse"), replace(RATES, read=1e9))
     assert slow.decode_seconds(KvMode.EXACT, 8192) == pytest.approx(base + 8192 * 32_768 / 1e9), "memory is the bound"
+
+
+def test_prompts_have_rates_of_their_own(tmp_path):
+    """Some types of weights have a kernel for several tokens in EdgeKV's modes alone."""
+    model = header(tmp_path, "llama-3.2-1b")
+    line = HostRoofline(model, KvOptions(), replace(RATES, weights={"q4_0": WeightRates(5e9, 20e9, 40e9)}))
+    n = sum(traffic(model).prompt_weights.values())
+    assert line.prompt_seconds(KvMode.OFF, 0) == pytest.approx(n / 20e9)
+    assert line.prompt_seconds(KvMode.EXACT, 0) == pytest.approx(n / 40e9)
 
 
 def test_windows_and_recurrent_layers_do_not_grow(tmp_path):
@@ -93,9 +102,9 @@ def test_rates_are_kept_by_machine(tmp_path):
     kept = Kept(2, "avx2", path)
     assert kept.read() is None and kept.attention(shape) is None
     kept.keep("read", 1e10)
-    kept.keep("weights q4_0 576x1536", WeightRates(1.0, 2.0))
+    kept.keep("weights q4_0 576x1536", WeightRates(1.0, 2.0, 2.0))
     kept.keep(f"attention {shape.name}", ATTENTION)
-    assert (kept.read(), kept.weights("q4_0", SMALL), kept.attention(shape)) == (1e10, WeightRates(1.0, 2.0), ATTENTION)
+    assert (kept.read(), kept.weights("q4_0", SMALL), kept.attention(shape)) == (1e10, WeightRates(1.0, 2.0, 2.0), ATTENTION)
     assert kept.weights("q4_0", MatrixShape(576, 1600)) is None
     assert Kept(1, "avx2", path).read() is None and Kept(2, "portable", path).read() is None
     assert Kept(2, "avx2", path).attention(AttentionShape(64, 4, 2, "q8_0", "f16")) is None
@@ -107,8 +116,8 @@ def test_a_damaged_file_is_measured_again(tmp_path, text):
     path.write_text(text)
     kept = Kept(2, "avx2", path)
     assert kept.read() is None
-    kept.keep("weights q4_0 576x1536", WeightRates(1.0, 2.0))
-    assert Kept(2, "avx2", path).weights("q4_0", SMALL) == WeightRates(1.0, 2.0)
+    kept.keep("weights q4_0 576x1536", WeightRates(1.0, 2.0, 2.0))
+    assert Kept(2, "avx2", path).weights("q4_0", SMALL) == WeightRates(1.0, 2.0, 2.0)
     everything = json.loads(path.read_text())
     next(entry for entry in everything.values() if isinstance(entry, dict))["weights q4_0 576x1536"]["decode"] = -1.0
     path.write_text(json.dumps(everything))
@@ -121,7 +130,7 @@ def test_measured_once(tmp_path, monkeypatch):
     model, kv, said = header(tmp_path, "tiny"), KvOptions(), []
     assert kept_for(model, kv, 1, "x") is None and measured_types(model) == ["q4_0"]
     monkeypatch.setattr(measuring, "attention_rates", lambda shape, n_threads, read: ATTENTION)
-    monkeypatch.setattr(measuring, "weight_rates", lambda kind, n_threads, matrices: WeightRates(5e9, 40e9))
+    monkeypatch.setattr(measuring, "weight_rates", lambda kind, n_threads, matrices: WeightRates(5e9, 40e9, 40e9))
     first = measuring.host_rates(model, kv, 1, said.append)
     assert len(said) == 3 and all("measuring this machine once" in line for line in said) and first.read > 1e8
     assert measuring.host_rates(model, kv, 1, said.append) == first and len(said) == 3
@@ -135,4 +144,4 @@ def test_rates_of_this_machine():
     attention = measuring.attention_rates(AttentionShape(64, 2), 1, 1e10)
     assert all(0 < value < 1e-2 for value in vars(attention).values())
     weights = measuring.weight_rates("q8_0", 1, SMALL)
-    assert 1e7 < weights.decode < 1e12 and 1e7 < weights.prompt < 1e13
+    assert 1e7 < weights.decode < 1e12 and 1e7 < min(weights.prompt_stock, weights.prompt_exact) and max(weights.prompt_stock, weights.prompt_exact) < 1e13

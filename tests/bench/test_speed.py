@@ -127,6 +127,7 @@ def test_sparse_reads_a_part_of_what_was_made_up(synthetic):
     assert [row["fill"] for row in rows] == [None] * 4 + ["synthetic"] * 4
     sparse = rows[-1]
     assert 64 < sparse["rows_per_head"] < 1200 and sparse["hit_rate"] is not None and sparse["nll"] is None is sparse["kld"]
+    assert 0 < sparse["coverage"] < 1
     assert rows[3]["rows_per_head"] is None and rows[3]["nll"] is not None, "the first tokens are attended whole"
 
 

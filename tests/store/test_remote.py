@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import subprocess
 import sys
@@ -290,3 +291,32 @@ def test_without_redis_py_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(ConfigError, match=r"edgekv\[redis\]"):
         RedisPlace(identity(), "redis://localhost", 1, 1)
+
+
+# ---- encrypted ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def encrypted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("encrypted")
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1",
+                    "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key", "-out", "certificate"], cwd=folder, check=True, capture_output=True)
+    server = RedisServer(folder, certificate=folder)
+    yield server
+    server.kill()
+
+
+def test_an_encrypted_server(encrypted):
+    tokens = conversation(700)
+    first = open_store(encrypted.url)
+    first.save(tokens, exact(tokens), reader(tokens))
+    assert first.flush(30) and encrypted.client.dbsize() > 0
+    assert check_rows(open_store(encrypted.url).restore(tokens, 0, EXACT), tokens, 0, EXACT) == 700
+
+
+def test_a_certificate_that_nobody_vouches_for_is_a_miss(encrypted, caplog):
+    store = open_store(encrypted.url.partition("?")[0])
+    assert not store.restore(conversation(700), 0, EXACT).pieces and not store.places[0].working
+    assert "certificate" in caplog.text.lower()

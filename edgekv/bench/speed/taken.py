@@ -55,7 +55,7 @@ class Taken:
             n = max(1, counted.n_ubatches)
             figures |= {"bytes_moved": counted.moved_bytes / n, "stall_ms": 1000 * counted.stall_seconds / n}
         if read.n_selections:
-            figures |= {"rows_per_head": read.rows_per_head, "hit_rate": read.hit_rate}
+            figures |= {"rows_per_head": read.rows_per_head, "hit_rate": read.hit_rate, "coverage": read.coverage}
         if self.arena_bytes is not None:
             figures["kv_budget_mib"] = self.arena_bytes / MIB
         return figures

@@ -1,0 +1,137 @@
+"""Two servers behind a load balancer, with a prefix server that both share: the configuration that the store's README shows."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from support.redis_server import RedisServer, free_port
+from support.served import Served, serving
+
+README = Path(__file__).resolve().parents[2] / "edgekv/store/README.md"
+N_TOKENS = 600
+
+
+def configuration(port: int, servers: list[Served]) -> str:
+    """The README's, with addresses of this machine; everything else as it stands there."""
+    (text,) = re.findall(r"```\n(defaults\n.*?)```", README.read_text(encoding="utf-8"), re.S)
+    text, n = re.subn(r"bind :8000", f"bind 127.0.0.1:{port}", text)
+    places = iter(served.url.removeprefix("http://") for served in servers)
+    text, n_servers = re.subn(r"10\.0\.0\.1\d:8080", lambda _: next(places), text)
+    assert (n, n_servers) == (1, 2)
+    return text
+
+
+@pytest.fixture(scope="module")
+def balanced(synthetic, tmp_path_factory) -> Iterator[SimpleNamespace]:
+    haproxy = shutil.which("haproxy") or shutil.which("/usr/sbin/haproxy")
+    if haproxy is None:
+        pytest.skip("haproxy is not installed (Debian: apt-get install haproxy)")
+    pytest.importorskip("redis", reason="redis-py is not installed (edgekv[redis])")
+    home = tmp_path_factory.mktemp("balanced")
+    with ExitStack() as stack:
+        shared = RedisServer(home)
+        stack.callback(shared.kill)
+        model = str(synthetic("llama"))
+        servers = [stack.enter_context(serving(home, model, "--ctx", "2048", "--alias", name, "--log-file", str(home / f"{name}.log"),
+                                               EDGEKV_CACHE_URL=shared.url)) for name in ("one", "two")]
+        port = free_port()
+        (home / "haproxy.cfg").write_text(configuration(port, servers))
+        process = subprocess.Popen([haproxy, "-db", "-f", home / "haproxy.cfg"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        front = f"http://127.0.0.1:{port}"
+        until(lambda: process.poll() is None and is_up(front))
+        yield SimpleNamespace(front=front, servers=servers, shared=shared)
+
+
+def is_up(url: str) -> bool:
+    try:
+        return urllib.request.urlopen(f"{url}/health", timeout=5).status == 200
+    except OSError:
+        return False
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.05)
+
+
+def talk(front: str, name: str, tokens: list[int]) -> dict[str, int]:
+    """A turn of the conversation of that name; where the tokens of its prompt came from."""
+    body = json.dumps({"prompt": tokens, "max_tokens": 4, "temperature": 0}).encode()
+    request = urllib.request.Request(f"{front}/v1/completions", body, {"Content-Type": "application/json", "X-Conversation": name})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)["usage"]["edgekv"]["cached_tokens"]
+
+
+def n_computed(served: Served) -> float:
+    time.sleep(0.05)  # figures that are younger than 20 ms are not taken again
+    (value,) = re.findall(r"^edgekv_tokens_total (\S+)", served.ask("/metrics").body, re.M)
+    return float(value)
+
+
+def conversation(seed: int) -> list[int]:
+    return [1, *np.random.default_rng(seed).integers(260, 320, N_TOKENS - 1).tolist()]
+
+
+def test_a_conversation_stays_where_it_is_and_survives_what_fails(balanced):
+    front, servers, shared = balanced.front, balanced.servers, balanced.shared
+
+    # affinity: each name has its server, and both servers have some
+    homes = {}
+    for seed in range(8):
+        before = [n_computed(served) for served in servers]
+        assert sum(talk(front, f"conversation {seed}", conversation(seed)).values()) < 20, "they begin with the same token"
+        grown = [n_computed(served) - n for served, n in zip(servers, before, strict=True)]
+        assert sorted(n > 0 for n in grown) == [False, True]
+        homes[seed] = grown.index(max(grown))
+    assert set(homes.values()) == {0, 1}
+    for seed in homes:
+        found = talk(front, f"conversation {seed}", conversation(seed))
+        assert found["ram"] + found["slot"] >= N_TOKENS - 1 and not found["remote"], "it came back to the server that has read it"
+
+    # under another name it may come to the other server, which has it from the shared one
+    until(lambda: shared.client.dbsize() >= 8)
+    moved = next(name for name in (f"other {i}" for i in range(99)) if talk_lands(front, name, servers) != homes[0])
+    found = talk(front, moved, conversation(0))
+    assert found["remote"] and found["remote"] + found["ram"] >= 512, found
+
+    # the shared server is killed: nobody waits, nobody gets an error
+    shared.kill()
+    began = time.monotonic()
+    for seed in (1, 100):
+        found = talk(front, f"conversation {seed}", conversation(seed))
+        assert found["ram"] + found["slot"] >= (N_TOKENS - 1 if seed == 1 else 0) and not found["remote"]
+    assert time.monotonic() - began < 10
+    shared.start()
+
+    # a server is killed: its conversations move, and begin with what it had given to the shared one since that is back
+    victim = homes[2]
+    time.sleep(5.5)  # a server that failed is asked again after so long
+    fresh = next(seed for seed in range(200, 299) if talk_lands(front, f"conversation {seed}", servers) == victim)
+    talk(front, f"conversation {fresh}", conversation(fresh))
+    until(lambda: shared.client.dbsize() >= 3)
+    time.sleep(0.5)
+    servers[victim].process.kill()
+    found = talk(front, f"conversation {fresh}", conversation(fresh))
+    assert found["remote"] and found["remote"] + found["ram"] >= 512, found
+
+
+def talk_lands(front: str, name: str, servers: list[Served]) -> int:
+    """Which server answers to the name."""
+    before = [n_computed(served) for served in servers]
+    talk(front, name, [1, 261, 262])
+    return next(i for i, served in enumerate(servers) if n_computed(served) > before[i])

@@ -40,7 +40,7 @@ FIGURES = (
     "nll", "ppl", "ppl_vs_exact", "ppl_low_exact", "ppl_high_exact", "nll_minus_exact", "nll_low_exact", "nll_high_exact", "kld_exact",
     "kld_low_exact", "kld_high_exact", "kld_p99_exact", "same_top_exact", "ppl_vs_stock", "ppl_low_stock", "ppl_high_stock",
     "nll_minus_stock", "nll_low_stock", "nll_high_stock", "kld_stock", "kld_low_stock", "kld_high_stock", "kld_p99_stock",
-    "same_top_stock", "rows_per_head",
+    "same_top_stock", "rows_per_head", "coverage",
 )
 """Figures of a text. _low and _high are the ends of 95 % intervals."""
 

@@ -26,6 +26,8 @@ class RedisServer:
         if binary is None:
             pytest.skip("neither valkey-server nor redis-server is installed (Debian: apt-get install redis-server)")
         import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
 
         self.port, self._folder = free_port(), folder
         more: dict = {}
@@ -38,7 +40,7 @@ class RedisServer:
             self.url = f"rediss://127.0.0.1:{self.port}/0?ssl_ca_certs={authority}"
             more = {"ssl": True, "ssl_ca_certs": str(authority)}
         self._command = [binary, *ports, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-        self.client = redis.Redis(port=self.port, **more)
+        self.client = redis.Redis("127.0.0.1", self.port, retry=Retry(NoBackoff(), 0), **more)  # the name that a certificate vouches for
         self.start()
 
     def start(self) -> None:

@@ -52,7 +52,7 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
     const DeviceArray<float> priority_device(priority);
     const DeviceArray<uint8_t> pinned_device(pinned);
     const DeviceArray<int32_t> rows(std::vector<int32_t>(n_lists * stride, -7)), n_rows(std::vector<int32_t>(n_lists, -7));
-    const DeviceArray<SampleTotals> totals(std::vector<SampleTotals>(static_cast<size_t>(c.n_head_kv), SampleTotals{1, 2, 3}));
+    const DeviceArray<SampleTotals> totals(std::vector<SampleTotals>(static_cast<size_t>(c.n_head_kv), SampleTotals{1, 2, 3, 0, 0}));
     const DeviceArray<char> scratch(choose_device_scratch_bytes(static_cast<int>(n_lists), n_pages));
     const ListBatch lists = {c.n_streams, first_stream, c.n_tokens, c.n_head_kv, sight_device.data(), sight_stride, pinned_device.data(),
                              c.page_tokens, pages_per_stream, static_cast<size_t>(n_pages_all), rows.data(), stride, n_rows.data(),
@@ -61,7 +61,7 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
     test::must(stream_sync(stream) && check());
 
     const std::vector<int32_t> got = rows.get(), n_got = n_rows.get();
-    std::vector<SampleTotals> want_totals(static_cast<size_t>(c.n_head_kv), SampleTotals{1, 2, 3});
+    std::vector<SampleTotals> want_totals(static_cast<size_t>(c.n_head_kv), SampleTotals{1, 2, 3, 0, 0});
     std::vector<int32_t> candidates, want(stride);
     for (size_t list = 0; list < n_lists; ++list) {
         const int head = static_cast<int>(list) % c.n_head_kv, query = static_cast<int>(list) / c.n_head_kv;

@@ -126,6 +126,7 @@ def test_a_conversation_stays_where_it_is_and_survives_what_fails(balanced):
     until(lambda: shared.client.dbsize() >= 3)
     time.sleep(0.5)
     servers[victim].process.kill()
+    servers[victim].process.wait()  # before that it may take a connection that it never answers
     found = talk(front, f"conversation {fresh}", conversation(fresh))
     assert found["remote"] and found["remote"] + found["ram"] >= 512, found
 

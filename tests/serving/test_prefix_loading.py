@@ -121,7 +121,7 @@ def test_the_last_layers_come_when_the_first_are_computed(model, tmp_path, reads
                 order.append("asked for the last layer")
                 # the rows of the rest, which the first layer stores when it is computed
                 deadline = threading.Event()
-                for _ in range(500):
+                for _ in range(3000):
                     if stored(runtime, N + 39):
                         computing.set()
                         order.append("the first layer was computed")

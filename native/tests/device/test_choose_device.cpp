@@ -72,7 +72,9 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
               "list %zu of %d cells in pages of %d: %d rows, not %d", list, c.n_cells, c.page_tokens, n_got[list], result.n_rows);
         CHECK(got[list * stride + result.n_rows] == -7, "behind the rows");
         SampleTotals & t = want_totals[head];
-        t = {t.n_tokens + 1, t.n_visible + static_cast<unsigned>(result.n_visible), t.n_certain + static_cast<unsigned>(result.n_certain)};
+        t.n_tokens += 1;
+        t.n_visible += static_cast<unsigned>(result.n_visible);
+        t.n_certain += static_cast<unsigned>(result.n_certain);
         n_rows_all += result.n_rows;
     }
     CHECK(std::memcmp(totals.get().data(), want_totals.data(), want_totals.size() * sizeof(SampleTotals)) == 0, "counters");

@@ -80,7 +80,8 @@ void check_parts() {
         outs.push_back(decoder.several(kTokens - 1, kNewest, together));
         const edgekv_selected last = decoder.selected()[0];
         counts.push_back({ last.n_tokens - first.n_tokens, last.n_visible - first.n_visible, last.n_read - first.n_read, last.n_certain - first.n_certain,
-                           last.n_hits - first.n_hits, last.mass - first.mass, 0.0, last.error - first.error, last.n_errors - first.n_errors });
+                           last.n_hits - first.n_hits, last.mass - first.mass, 0.0, last.error - first.error, last.n_errors - first.n_errors,
+                           last.covered - first.covered, last.n_covered - first.n_covered });
         const std::vector<float> now = decoder.mass();
         masses.emplace_back();
         for (size_t i = 0; i < now.size(); ++i) {

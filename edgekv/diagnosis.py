@@ -60,10 +60,13 @@ def _libraries() -> dict[str, Any]:
 
 def _weights() -> dict[str, str | None]:
     """By type of quantised weights: the layout that llama.cpp has kernels of its own for on this processor, the best first; None: none.
-    (Plain floats are left out: such a layout makes them no faster.)"""
+    EDGEKV: no layout, but a kernel of ours for several tokens. (Plain floats are left out: such a layout makes them no faster.)"""
+    from edgekv import _native
     from edgekv._native import weights
 
     found = {name: layout for name, layout in weights.layouts().items() if name not in ("F16", "BF16")}
+    if "Q4_1" in found and found["Q4_1"] is None and _native.isa() != "portable":
+        found["Q4_1"] = "EDGEKV"  # native/src/kernels/products
     return dict(sorted(found.items(), key=lambda item: item[1] is None))
 
 

@@ -56,7 +56,7 @@ def test_weights_are_named_as_llama_cpp_lays_them_out(default_model):
     load = "import sys; from edgekv import Llama; Llama(sys.argv[1], n_ctx=512, verbose=True)"
     done = subprocess.run([sys.executable, "-c", load, str(default_model)], capture_output=True, text=True, timeout=120)
     laid_out = set(re.findall(r"(\S+) model buffer size", done.stderr)) & {*filter(None, weights.values()), "AMX", "CPU_REPACK"}
-    assert laid_out == {weights["Q4_1"]} - {None}
+    assert laid_out == {weights["Q4_1"]} - {None, "EDGEKV"}, "a kernel of ours takes them as they are"
     assert set(weights) == set(WEIGHT_TYPES) - {"F16", "BF16"}
 
 
@@ -86,6 +86,10 @@ def test_weights_in_words(monkeypatch, synthetic):
     fast = "weights         fast kernels for Q8_0, Q4_0 (in tiles, AMX); Q2_K (in interleaved rows)"
     slow = "                none for Q5_1, IQ1_S: prompts are read several times more slowly with these"
     assert said(found) == [fast, slow] == said(found, str(synthetic())), "nothing is said of the file of plain floats"
+    monkeypatch.setattr(_native, "isa", lambda: "avx2")
+    assert said({"Q4_1": None, "Q5_1": None})[0] == "weights         fast kernels for Q4_1 (by EdgeKV, several tokens at once)"
+    monkeypatch.setattr(_native, "isa", lambda: "portable")
+    assert said({"Q4_0": None, "Q4_1": None}) == said({"Q4_0": None})
     assert said({"Q4_0": None}) == ["weights         no type has kernels of its own on this processor"]
     monkeypatch.setattr("edgekv.diagnosis.asdict", lambda value, real=diagnosis.asdict: {**real(value), **(
         {"file_type": "Q5_1"} if hasattr(value, "file_type") else {})})

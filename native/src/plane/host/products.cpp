@@ -73,9 +73,16 @@ void run_product(ggml_tensor * dst, int ith, int nth, void *) {
     }
 }
 
+// With a GPU, llama.cpp has it multiply long batches with weights that lie on the host.
+bool has_gpu() {
+    static const bool gpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU) || ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_IGPU);
+
+    return gpu;
+}
+
 // One token is left to ggml: reading the weights takes as long then, whoever multiplies.
 bool multiplies(const ggml_tensor * w, const ggml_tensor * cur) {
-    return w->type == GGML_TYPE_Q4_1 && product_supported(selected_isa()) && w->buffer && ggml_backend_buffer_is_host(w->buffer) &&
+    return w->type == GGML_TYPE_Q4_1 && product_supported(selected_isa()) && !has_gpu() && w->buffer && ggml_backend_buffer_is_host(w->buffer) &&
            !w->view_src && !w->extra && w->ne[2] == 1 && w->ne[3] == 1 && w->nb[0] == ggml_type_size(w->type) &&
            cur->type == GGML_TYPE_F32 && cur->ne[0] == w->ne[0] && cur->ne[1] > 1 && cur->ne[2] == 1 && cur->ne[3] == 1 &&
            cur->nb[0] == sizeof(float);

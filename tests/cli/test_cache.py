@@ -43,7 +43,10 @@ def folder(tmp_path):
 
 
 def n_stored(folder, tokens, who="a model") -> int:
-    return check_rows(open_store(folder, who).restore(tokens, 0, Reading.SPARSE), tokens, 0, Reading.SPARSE)
+    store = open_store(folder, who)
+    found = check_rows(store.restore(tokens, 0, Reading.SPARSE), tokens, 0, Reading.SPARSE)
+    store.close()  # one that is open writes again what is removed while it marks it as used
+    return found
 
 
 def run(folder, command, *arguments, **environment):

@@ -8,9 +8,9 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 import platformdirs
 
@@ -20,8 +20,13 @@ from edgekv.machine import cpu_family
 from edgekv.models.geometry import Geometry, ModelFile
 from edgekv.models.traffic import traffic
 
+T = TypeVar("T")
+
 _LARGEST_GROUP = 16
 _MEASURED = (64, 80, 96, 112, 128, 192, 256)
+NEAR, MIDDLE = 2048, 4096
+"""Cells of a layer at which the time of one more changes."""
+
 _LEAST_SHARE = 0.05
 """Of the bytes of a token, what a type of weights must have to be measured; the others count as the slowest."""
 
@@ -41,23 +46,38 @@ class WeightRates:
 
 
 @dataclass(frozen=True)
-class AttentionRates:
-    """Of one shape of attention, for one KV head with its group of query heads. Seconds."""
+class KernelRates:
+    """Of a kernel that attends every cell. Seconds."""
 
     layer: float
-    """What a layer costs with next to no cache and next to no weights, where EdgeKV attends."""
-    stock_layer: float
-    """The same, with the better of stock's kernels: without flash attention there are more operations, and all threads wait after each."""
-    stock: float
-    """A token decoded behind one more cell: the better of stock's kernels."""
-    exact: float
+    """What a layer costs with next to no cache and next to no weights."""
+    near: float
+    """A token decoded behind one more cell, for one KV head with its group of query heads, up to NEAR cells of a layer."""
+    middle: float
+    """The same behind more, up to MIDDLE: a layer's part of the cache no longer fits into a core's cache."""
+    far: float
+    """The same behind more: nor do the addresses of its pages."""
+    prompt: float
+    """One token of a prompt attends one more cell, for such a head."""
+
+    def cells(self, n: int) -> float:
+        """Of a head, decoding, behind `n` cells."""
+        return self.near * min(n, NEAR) + self.middle * max(0, min(n, MIDDLE) - NEAR) + self.far * max(0, n - MIDDLE)
+
+
+@dataclass(frozen=True)
+class AttentionRates:
+    """Of one shape of attention. row and scan: seconds, for one KV head with its group of query heads."""
+
+    exact: KernelRates
+    flash: KernelRates
+    """Stock's, with flash attention."""
+    plain: KernelRates
+    """Stock's, without; where it cannot run, the same as `flash`."""
     row: float
     """Mode sparse: one more row is read."""
     scan: float
     """One more cell's sketch is scanned."""
-    prompt_stock: float
-    """One token of a prompt attends one more cell."""
-    prompt_exact: float
 
 
 @dataclass(frozen=True)
@@ -109,8 +129,7 @@ class Kept:
         self._machine = f"{cpu_family()}; {isa} kernels; {n_threads} threads; EdgeKV {__version__}"
 
     def read(self) -> float | None:
-        value: Any = self._mine().get("read")
-        return float(value) if _is_rate(value) else None
+        return _rate(self._mine().get("read"))
 
     def weights(self, kind: str, matrices: MatrixShape) -> WeightRates | None:
         return _made(WeightRates, self._mine().get(f"weights {kind} {matrices.name}"))
@@ -184,12 +203,14 @@ def measured_types(model: ModelFile) -> list[str]:
     return [kind for i, kind in enumerate(ordered) if i == 0 or of.decode_bytes[kind] >= _LEAST_SHARE * of.active_bytes]
 
 
-def _made(kind: Any, stored: Any) -> Any:
+def _made(kind: type[T], stored: Any) -> T | None:
     """None for what no measurement gives: a file that somebody edited, or one of another version."""
-    if not isinstance(stored, dict) or set(stored) != {field.name for field in fields(kind)}:
+    hints: dict[str, type[Any]] = get_type_hints(kind)
+    if not isinstance(stored, dict) or set(stored) != set(hints):
         return None
-    return kind(**stored) if all(map(_is_rate, stored.values())) else None
+    values = {name: _made(hint, stored[name]) if is_dataclass(hint) else _rate(stored[name]) for name, hint in hints.items()}
+    return None if None in values.values() else kind(**values)
 
 
-def _is_rate(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value) and value > 0
+def _rate(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) and value > 0 else None

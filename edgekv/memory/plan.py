@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from edgekv._native.device import Rates
 
 GAINS_FROM = 2048
-"""Up to about so many tokens attention is a small part of a token's time, whatever does it."""
+"""Up to about so many tokens attention is a small part of a token's time with most models, whatever does it."""
+
+_SHORT = f"up to about {GAINS_FROM:,} tokens attention is a small part of a token"
 
 USER_TOKENS = 4096
 """A conversation, where it is said how many fit."""
@@ -171,8 +173,8 @@ def _recommend(request: Request, n_ctx: int, roofline: Callable[[KvMode, int], S
         if KvMode.OFF in fitting:
             return KvMode.OFF, f"K and V of {n_ctx:,} tokens fit into GPU memory: nothing is to be gained"
         return KvMode.EXACT, "K and V do not fit into GPU memory; exact loses nothing, and sparse was not measured on a GPU"
-    if n_ctx <= GAINS_FROM:
-        return KvMode.OFF, f"up to about {GAINS_FROM:,} tokens attention is a small part of a token: nothing is gained, any mode will do"
+    if n_ctx <= GAINS_FROM and roofline is None:
+        return KvMode.OFF, f"{_SHORT}: little or nothing is gained, any mode will do (no speeds were measured here)"
     if KvMode.SPARSE not in fitting and KvMode.EXACT in fitting:
         return KvMode.EXACT, "the sketches of mode sparse do not fit beside the cache"
     if roofline is None:
@@ -181,7 +183,8 @@ def _recommend(request: Request, n_ctx: int, roofline: Callable[[KvMode, int], S
     best = max((KvMode.EXACT, KvMode.SPARSE), key=speeds.__getitem__)
     times = speeds[best] / speeds[KvMode.OFF]
     if times < _NOTHING:
-        return KvMode.OFF, f"at {n_ctx:,} tokens {best.value} is {times:.2f}x stock by estimate: the weights take most of a token's time"
+        why = f"{_SHORT}, and nothing is gained" if n_ctx <= GAINS_FROM else "the weights take most of a token's time"
+        return KvMode.OFF, f"at {n_ctx:,} tokens {best.value} is {times:.2f}x stock by estimate: {why}"
     return best, f"at {n_ctx:,} tokens it decodes {times:.1f}x as fast as stock by estimate, {speeds[best]:.1f} tokens/s"
 
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from edgekv.config import KvOptions
 from edgekv.memory.fit import sparse_layers
-from edgekv.memory.host_rates import HostRates, measured_head_dim
+from edgekv.memory.host_rates import HostRates, KernelRates, measured_head_dim
 from edgekv.models.geometry import ModelFile
 from edgekv.models.traffic import traffic
 from edgekv.vocab import KvMode
@@ -89,7 +89,8 @@ class HostRoofline:
     def prompt_seconds(self, mode: KvMode, depth: int) -> float:
         """One of many tokens that are read together, with `depth` tokens before them."""
         rates = self._rates.attention
-        per_cell = [n * (rates.prompt_stock if layer.is_stock(mode) else rates.prompt_exact) * layer.n_head_kv * self._visible(layer, depth)
+        stock = min(rates.flash.prompt, rates.plain.prompt)
+        per_cell = [n * (stock if layer.is_stock(mode) else rates.exact.prompt) * layer.n_head_kv * self._visible(layer, depth)
                     for layer, n in self._layers]
         weights = self._stock_prompt_weights_s if mode is KvMode.OFF else self._prompt_weights_s
         return weights + self._scale() * sum(per_cell)
@@ -107,19 +108,19 @@ class HostRoofline:
         return (shape.head_dim_k + shape.head_dim_v) / measured if shape.head_dim_k else 1.0
 
     def _layer(self, layer: _Layer, depth: int, mode: KvMode) -> float:
-        rates, selection = self._rates.attention, self._kv.selection
-        cells, is_stock = self._visible(layer, depth), layer.is_stock(mode)
+        rates, cells = self._rates.attention, self._visible(layer, depth)
         if not layer.n_head_kv:
-            return rates.layer
-        if is_stock:
-            kernel, read = rates.stock * cells, cells
-        elif mode is KvMode.EXACT or cells <= selection.exact_tokens:
-            kernel, read = rates.exact * cells, cells
-        else:
-            read = rows_read(cells, selection.resolution)
-            kernel = rates.row * read + rates.scan * cells
-        attention = max(self._scale() * kernel, read * self._row_bytes / self._rates.read)
-        return (rates.stock_layer if is_stock else rates.layer) + layer.n_head_kv * attention
+            return rates.exact.layer
+        if layer.is_stock(mode):
+            return min(self._attended(layer, kernel, kernel.cells(cells), cells) for kernel in (rates.flash, rates.plain))
+        if mode is KvMode.EXACT or cells <= self._kv.selection.exact_tokens:
+            return self._attended(layer, rates.exact, rates.exact.cells(cells), cells)
+        read = rows_read(cells, self._kv.selection.resolution)
+        return self._attended(layer, rates.exact, rates.row * read + rates.scan * cells, read)
+
+    def _attended(self, layer: _Layer, kernel: KernelRates, head_s: float, n_rows: int) -> float:
+        """head_s: seconds of a KV head by the kernel's rates; n_rows: that it reads."""
+        return kernel.layer + layer.n_head_kv * max(self._scale() * head_s, n_rows * self._row_bytes / self._rates.read)
 
 
 def depth_at(tokens_per_s: float, speed: Callable[[int], float], most: int) -> int | None:
@@ -132,5 +133,3 @@ def depth_at(tokens_per_s: float, speed: Callable[[int], float], most: int) -> i
         middle = (low + high) // 2
         low, high = (middle, high) if speed(middle) >= tokens_per_s else (low, middle)
     return low
-
-

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from support.rates import ATTENTION
 
 from edgekv.amounts import size
 from edgekv.bench import host_rates as measuring
@@ -17,7 +18,7 @@ from edgekv.config import KvOptions
 from edgekv.errors import EXIT_DOES_NOT_FIT, ModelError
 from edgekv.memory import devices
 from edgekv.memory.device_fit import DeviceRoom
-from edgekv.memory.host_rates import AttentionRates, WeightRates
+from edgekv.memory.host_rates import WeightRates
 from edgekv.models.geometry import open_model
 from edgekv.models.shapes import SHAPES
 from edgekv.models.writer import write_header
@@ -31,7 +32,7 @@ def measured(tmp_path, monkeypatch) -> list[str]:
     """Rates that nobody has to wait for, kept in a folder of the test; gives the types of weights that were asked for."""
     asked: list[str] = []
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / "cache" / name))
-    monkeypatch.setattr(measuring, "attention_rates", lambda shape, n, read: AttentionRates(1e-6, 2e-6, 60e-9, 30e-9, 40e-9, 5e-9, 80e-9, 20e-9))
+    monkeypatch.setattr(measuring, "attention_rates", lambda shape, n, read: ATTENTION)
     monkeypatch.setattr(measuring, "weight_rates", lambda kind, n, matrices: asked.append(kind) or WeightRates(5e9, 40e9, 40e9))
     return asked
 

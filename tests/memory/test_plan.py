@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from support.rates import ATTENTION
 
 from edgekv.bench.reserve import reserved_compute
 from edgekv.config import KvOptions
@@ -14,7 +15,7 @@ from edgekv.llama import Llama
 from edgekv.memory.allocations import HOST, Request, Slots, home_bytes, host_parts, total
 from edgekv.memory.device_fit import DeviceRoom
 from edgekv.memory.device_roofline import DeviceRoofline, hit_share
-from edgekv.memory.host_rates import AttentionRates, HostRates, WeightRates
+from edgekv.memory.host_rates import HostRates, WeightRates
 from edgekv.memory.plan import GAINS_FROM, fitting_context, make_plan, users
 from edgekv.memory.served import layers
 from edgekv.models.geometry import open_model
@@ -25,7 +26,7 @@ from edgekv.vocab import KvMode
 MIB, GB = 1 << 20, 10**9
 EXACT, SPARSE, OFF = (KvOptions(mode=mode, device="cpu") for mode in ("exact", "sparse", "off"))
 RATES = HostRates(2, 10e9, {"bf16": WeightRates(8e9, 50e9, 50e9), "q4_0": WeightRates(5e9, 40e9, 40e9), "f16": WeightRates(8e9, 50e9, 50e9)},
-                  AttentionRates(1e-6, 2e-6, 60e-9, 30e-9, 40e-9, 5e-9, 80e-9, 20e-9))
+                  ATTENTION)
 
 
 def header(tmp_path, name, weight_type="bf16", **changes):
@@ -127,8 +128,17 @@ def test_split_files_count_together(tmp_path):
 
 
 def test_short_contexts_gain_nothing(tmp_path):
-    plan = make_plan(request(header(tmp_path, "llama-3.2-1b"), n_ctx=GAINS_FROM), RATES)
+    model = header(tmp_path, "llama-3.2-1b")
+    plan = make_plan(request(model, n_ctx=GAINS_FROM), RATES)
     assert plan.recommended == "off" and "nothing is gained" in plan.why
+    unmeasured = make_plan(request(model, n_ctx=GAINS_FROM), None)
+    assert unmeasured.recommended == "off" and "little or nothing is gained" in unmeasured.why
+
+
+def test_a_small_model_gains_early(tmp_path):
+    """Its weights are few, and attention counts from the beginning."""
+    plan = make_plan(request(header(tmp_path, "qwen3-0.6b", "q4_0"), n_ctx=GAINS_FROM), RATES)
+    assert plan.recommended in ("exact", "sparse") and re.search(r"\d\.\dx as fast as stock", plan.why)
 
 
 def test_long_contexts_gain(tmp_path):

@@ -6,11 +6,11 @@ import json
 from dataclasses import replace
 
 import pytest
+from support.rates import ATTENTION
 
 from edgekv.bench import host_rates as measuring
 from edgekv.config import KvOptions
 from edgekv.memory.host_rates import (
-    AttentionRates,
     AttentionShape,
     HostRates,
     Kept,
@@ -28,7 +28,6 @@ from edgekv.models.traffic import traffic
 from edgekv.models.writer import write_header
 from edgekv.vocab import KvMode
 
-ATTENTION = AttentionRates(layer=1e-5, stock_layer=3e-5, stock=60e-9, exact=30e-9, row=40e-9, scan=5e-9, prompt_stock=80e-9, prompt_exact=20e-9)
 RATES = HostRates(2, 1e12, {"q4_0": WeightRates(5e9, 40e9, 40e9)}, ATTENTION)
 
 SMALL = MatrixShape(576, 1536)
@@ -49,6 +48,8 @@ def test_the_time_of_a_token(tmp_path):
     line = HostRoofline(model, KvOptions(mode="sparse"), RATES)
     base = traffic(model).active_bytes / 5e9 + 16 * 1e-5
     assert line.decode_seconds(KvMode.OFF, 8192) == pytest.approx(base + 16 * 2e-5 + 16 * 8 * 8192 * 60e-9)
+    flash = base + 16 * 1e-5 + 16 * 8 * (2048 * 40e-9 + 52 * 160e-9)
+    assert line.decode_seconds(KvMode.OFF, 2100) == pytest.approx(flash), "the faster one there"
     assert line.decode_seconds(KvMode.EXACT, 8192) == pytest.approx(base + 16 * 8 * 8192 * 30e-9)
     assert line.decode_seconds(KvMode.SPARSE, 7168) == pytest.approx(base + 16 * 8 * (403 * 40e-9 + 7168 * 5e-9))
     assert line.decode_seconds(KvMode.SPARSE, 700) == line.decode_seconds(KvMode.EXACT, 700), "a short context is attended whole"
@@ -142,6 +143,7 @@ def test_measured_once(tmp_path, monkeypatch):
 def test_rates_of_this_machine():
     """What is measured can be reckoned with; how fast it is, no test says."""
     attention = measuring.attention_rates(AttentionShape(64, 2), 1, 1e10)
-    assert all(0 < value < 1e-2 for value in vars(attention).values())
+    rates = [attention.row, attention.scan, *(value for kernel in (attention.exact, attention.flash, attention.plain) for value in vars(kernel).values())]
+    assert len(rates) == 17 and all(0 < value < 1e-2 for value in rates)
     weights = measuring.weight_rates("q8_0", 1, SMALL)
     assert 1e7 < weights.decode < 1e12 and 1e7 < min(weights.prompt_stock, weights.prompt_exact) and max(weights.prompt_stock, weights.prompt_exact) < 1e13

@@ -31,17 +31,21 @@ struct Instance {
     explicit Instance(const Case & c, unsigned seed) : c(c) {
         std::mt19937 random(seed);
         weights.resize(static_cast<size_t>(c.n_blocks) * static_cast<size_t>(c.n_rows));
-        tokens.resize(static_cast<size_t>(c.n_blocks) * static_cast<size_t>(c.n_tokens));
+        const int n_groups = (c.n_tokens + kProductTokens - 1) / kProductTokens;
+        tokens.resize(static_cast<size_t>(c.n_blocks) * static_cast<size_t>(n_groups));
         for (auto & block : weights) {
             block.d = static_cast<uint16_t>(0x2000 + random() % 0x800);             // 0.0078 to 0.03
             block.m = static_cast<uint16_t>((random() % 2) << 15 | (0x2c00 + random() % 0x400));  // 0.06 to 0.12, either sign
             std::generate(std::begin(block.codes), std::end(block.codes), [&] { return static_cast<uint8_t>(random()); });
         }
-        for (auto & block : tokens) {
-            block.d = static_cast<uint16_t>(0x2000 + random() % 0x800);
-            block.s = static_cast<uint16_t>((random() % 2) << 15 | (0x3c00 + random() % 0x400));
-            // the ends of the range too: -128 is not among ggml's codes
-            std::generate(std::begin(block.codes), std::end(block.codes), [&] { return static_cast<int8_t>(static_cast<int>(random() % 255) - 127); });
+        for (auto & blocks : tokens) {
+            for (int t = 0; t < kProductTokens; ++t) {
+                blocks.d[t] = static_cast<float>(half_to_double(static_cast<uint16_t>(0x2000 + random() % 0x800)));
+                blocks.s[t] = static_cast<float>(half_to_double(static_cast<uint16_t>((random() % 2) << 15 | (0x3c00 + random() % 0x400))));
+                // the ends of the range too: -128 is not among ggml's codes
+                std::generate(std::begin(blocks.codes[t]), std::end(blocks.codes[t]),
+                              [&] { return static_cast<int8_t>(static_cast<int>(random() % 255) - 127); });
+            }
         }
     }
 
@@ -50,19 +54,20 @@ struct Instance {
         double sum = 0.0;
         for (int b = 0; b < c.n_blocks; ++b) {
             const WeightBlock & w = weights[static_cast<size_t>(row * c.n_blocks + b)];
-            const TokenBlock & t = tokens[static_cast<size_t>(token * c.n_blocks + b)];
+            const TokenBlocks & t = tokens[static_cast<size_t>(token / kProductTokens * c.n_blocks + b)];
+            const int mine = token % kProductTokens;
             for (int i = 0; i < kProductBlock; ++i) {
                 const int code = i < kProductBlock / 2 ? w.codes[i] & 15 : w.codes[i - kProductBlock / 2] >> 4;
-                sum += std::fabs(half_to_double(w.d) * half_to_double(t.d) * code * t.codes[i]);
+                sum += std::fabs(half_to_double(w.d) * static_cast<double>(t.d[mine]) * code * t.codes[mine][i]);
             }
-            sum += std::fabs(half_to_double(w.m) * half_to_double(t.s));
+            sum += std::fabs(half_to_double(w.m) * static_cast<double>(t.s[mine]));
         }
         return sum;
     }
 
     Case c;
     AtEndVector<WeightBlock> weights;
-    AtEndVector<TokenBlock> tokens;
+    AtEndVector<TokenBlocks> tokens;
 };
 
 std::vector<float> multiplied(const Instance & in, int first, int end, Isa isa, bool reference) {
@@ -71,8 +76,7 @@ std::vector<float> multiplied(const Instance & in, int first, int end, Isa isa, 
     ProductProblem p = {};
     p.weights = reinterpret_cast<const char *>(in.weights.data());
     p.weight_stride = sizeof(WeightBlock) * static_cast<size_t>(in.c.n_blocks);
-    p.tokens = reinterpret_cast<const char *>(in.tokens.data());
-    p.token_stride = sizeof(TokenBlock) * static_cast<size_t>(in.c.n_blocks);
+    p.tokens = in.tokens.data();
     p.n_blocks = in.c.n_blocks;
     p.n_tokens = in.c.n_tokens;
     p.out = out.data();

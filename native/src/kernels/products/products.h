@@ -14,22 +14,25 @@
 namespace edgekv {
 
 constexpr int kProductBlock = 32;  // values of a block
+constexpr int kProductTokens = 4;
 
-// Blocks as ggml lays them out; factors are f16.
+// As ggml lays it out; factors are f16.
 struct WeightBlock {
     uint16_t d, m;                  // a value is d * code + m
     uint8_t codes[kProductBlock / 2];  // low nibbles: the first half
 };
-struct TokenBlock {
-    uint16_t d, s;                  // a value is d * code; s: d * the sum of the codes
-    int8_t codes[kProductBlock];
+
+// A block of each of four tokens, side by side, because a row meets them together. Those that do not exist are zero.
+struct TokenBlocks {
+    float d[kProductTokens];        // a value is d * code; exactly an f16
+    float s[kProductTokens];        // d * the sum of the codes; exactly an f16
+    int8_t codes[kProductTokens][kProductBlock];
 };
 
 struct ProductProblem {
     const char * weights;  // rows of n_blocks WeightBlock
     size_t weight_stride;  // bytes between rows
-    const char * tokens;   // n_tokens rows of n_blocks TokenBlock
-    size_t token_stride;
+    const TokenBlocks * tokens;  // [n_tokens / kProductTokens, rounded up][n_blocks]
     int n_blocks;
     int n_tokens;
     float * out;           // [n_tokens][out_stride]; the product with row r stands at r

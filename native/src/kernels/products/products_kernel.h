@@ -11,14 +11,8 @@
 namespace edgekv {
 namespace {
 
-constexpr int kRows = 2, kTokens = 4;
-
-// The f16 pairs of two blocks' factors.
-inline int32_t factors(const void * block) {
-    int32_t pair;
-    std::memcpy(&pair, block, sizeof pair);
-    return pair;
-}
+constexpr int kRows = 2;
+constexpr size_t kAhead = 2048;  // bytes of weights; rows are too short for the processor to see in time where the next one lies
 
 inline float sum_of(__m256 x) {
     __m128 half = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
@@ -26,14 +20,9 @@ inline float sum_of(__m256 x) {
     return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
 }
 
-template <int T>
-inline __m256 spread(__m128 x) {
-    return _mm256_broadcastss_ps(_mm_permute_ps(x, T * 0x55));
-}
-
 // The products of NR rows and NT tokens: out[NT][stride].
 template <int NR, int NT>
-inline void tile(int n_blocks, const WeightBlock * const * rows, const TokenBlock * const * tokens, float * out, size_t stride) {
+inline void tile(int n_blocks, const WeightBlock * const * rows, const TokenBlocks * tokens, float * out, size_t stride) {
     __m256 sums[NR][NT];
     __m128 least[NR];  // for each token: what the rows' m add
     for (int r = 0; r < NR; ++r) {
@@ -43,27 +32,27 @@ inline void tile(int n_blocks, const WeightBlock * const * rows, const TokenBloc
         }
     }
     const __m256i low = _mm256_set1_epi8(15);
-    const __m256i apart = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+    const __m256i halves = _mm256_setr_epi64x(0, 0, 4, 4);  // the second half of a block's codes lies four bits higher
     for (int b = 0; b < n_blocks; ++b) {
-        const __m128i pairs = _mm_setr_epi32(factors(tokens[0] + b), NT > 1 ? factors(tokens[NT > 1 ? 1 : 0] + b) : 0,
-                                             NT > 2 ? factors(tokens[NT > 2 ? 2 : 0] + b) : 0, NT > 3 ? factors(tokens[NT > 3 ? 3 : 0] + b) : 0);
-        const __m256 ds = _mm256_permutevar8x32_ps(_mm256_cvtph_ps(pairs), apart);
-        const __m128 d_tokens = _mm256_castps256_ps128(ds), s_tokens = _mm256_extractf128_ps(ds, 1);
-        const __m256 d_token[kTokens] = {spread<0>(d_tokens), spread<1>(d_tokens), spread<2>(d_tokens), spread<3>(d_tokens)};
+        const TokenBlocks & x = tokens[b];
+        const __m128 s_tokens = _mm_loadu_ps(x.s);
         __m256i codes[NR];
         __m256 d_row[NR];
         for (int r = 0; r < NR; ++r) {
             const __m128i nibbles = _mm_loadu_si128(reinterpret_cast<const __m128i *>(rows[r][b].codes));
-            codes[r] = _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(nibbles, 4), nibbles), low);
-            const __m128 dm = _mm_cvtph_ps(_mm_cvtsi32_si128(factors(rows[r] + b)));
+            codes[r] = _mm256_and_si256(_mm256_srlv_epi64(_mm256_broadcastsi128_si256(nibbles), halves), low);
+            int32_t factors;
+            std::memcpy(&factors, rows[r] + b, sizeof factors);
+            const __m128 dm = _mm_cvtph_ps(_mm_set1_epi32(factors));
             d_row[r] = _mm256_broadcastss_ps(dm);
-            least[r] = _mm_fmadd_ps(_mm_broadcastss_ps(_mm_movehdup_ps(dm)), s_tokens, least[r]);
+            least[r] = _mm_fmadd_ps(_mm_movehdup_ps(dm), s_tokens, least[r]);
         }
         for (int t = 0; t < NT; ++t) {
-            const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(tokens[t][b].codes));
+            const __m256i token = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(x.codes[t]));
+            const __m256 d_token = _mm256_broadcast_ss(x.d + t);
             for (int r = 0; r < NR; ++r) {
-                const __m256 products = _mm256_cvtepi32_ps(Integers::dot(codes[r], x));
-                sums[r][t] = _mm256_fmadd_ps(_mm256_mul_ps(d_row[r], d_token[t]), products, sums[r][t]);
+                const __m256 products = _mm256_cvtepi32_ps(Integers::dot(codes[r], token));
+                sums[r][t] = _mm256_fmadd_ps(_mm256_mul_ps(d_row[r], d_token), products, sums[r][t]);
             }
         }
     }
@@ -78,15 +67,18 @@ inline void tile(int n_blocks, const WeightBlock * const * rows, const TokenBloc
 
 template <int NT>
 void rows_with(const ProductProblem & p, int first, int end, int token) {
-    const TokenBlock * tokens[NT];
-    for (int t = 0; t < NT; ++t) {
-        tokens[t] = reinterpret_cast<const TokenBlock *>(p.tokens + static_cast<size_t>(token + t) * p.token_stride);
-    }
+    const TokenBlocks * tokens = p.tokens + static_cast<size_t>(token / kProductTokens) * static_cast<size_t>(p.n_blocks);
     const auto row = [&](int r) { return reinterpret_cast<const WeightBlock *>(p.weights + static_cast<size_t>(r) * p.weight_stride); };
     float * out = p.out + static_cast<size_t>(token) * p.out_stride;
     int r = first;
     for (; r + kRows <= end; r += kRows) {
         const WeightBlock * const rows[kRows] = {row(r), row(r + 1)};
+        if (token == 0) {
+            const char * ahead = reinterpret_cast<const char *>(row(r)) + kAhead;
+            for (size_t i = 0; i < kRows * p.weight_stride; i += 64) {
+                _mm_prefetch(ahead + i, _MM_HINT_T0);
+            }
+        }
         tile<kRows, NT>(p.n_blocks, rows, tokens, out + r, p.out_stride);
     }
     if (r < end) {
@@ -97,8 +89,8 @@ void rows_with(const ProductProblem & p, int first, int end, int token) {
 
 void multiply(const ProductProblem & p, int first, int end) {
     int t = 0;
-    for (; t + kTokens <= p.n_tokens; t += kTokens) {
-        rows_with<kTokens>(p, first, end, t);
+    for (; t + kProductTokens <= p.n_tokens; t += kProductTokens) {
+        rows_with<kProductTokens>(p, first, end, t);
     }
     switch (p.n_tokens - t) {
         case 3: return rows_with<3>(p, first, end, t);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <new>
 
 namespace edgekv {
@@ -16,32 +17,60 @@ namespace {
 // In front of the quantised tokens: the next rows that nobody multiplies yet.
 constexpr size_t kHead = 64;
 constexpr int kUnitRows = 32;  // with four tokens they stay in a core's first-level cache
+constexpr int kChunk    = 16;  // blocks that are quantised at once
+
+// ggml's own block of a token
+struct Q8Block {
+    ggml_fp16_t d, s;
+    int8_t      codes[kProductBlock];
+};
 
 static_assert(sizeof(std::atomic<int>) <= kHead, "a counter fits in front");
-static_assert(sizeof(WeightBlock) == 20 && sizeof(TokenBlock) == 36, "blocks as ggml lays them out");
+static_assert(sizeof(WeightBlock) == 20 && sizeof(Q8Block) == 36, "blocks as ggml lays them out");
 
 std::atomic<bool> g_used{true};
 std::atomic<int64_t> g_made{0};
 
 enum ProductSource { PRODUCT_WEIGHTS, PRODUCT_TOKENS, N_PRODUCT_SOURCES };
 
+// n blocks of a token, at `mine` among the four
+void quantise(const float * values, int64_t n, int mine, TokenBlocks * out) {
+    Q8Block     blocks[kChunk];
+    ggml_fp16_t halves[2*kChunk];
+    float       factors[2*kChunk];
+    for (int64_t first = 0; first < n; first += kChunk) {
+        const int64_t some = std::min<int64_t>(kChunk, n - first);
+        cpu_type_traits(GGML_TYPE_Q8_1)->from_float(values + first*kProductBlock, blocks, some*kProductBlock);
+        for (int64_t b = 0; b < some; ++b) {
+            halves[2*b]     = blocks[b].d;
+            halves[2*b + 1] = blocks[b].s;
+        }
+        ggml_fp16_to_fp32_row(halves, factors, 2*some);
+        for (int64_t b = 0; b < some; ++b) {
+            TokenBlocks & to = out[first + b];
+            to.d[mine] = factors[2*b];
+            to.s[mine] = factors[2*b + 1];
+            std::memcpy(to.codes[mine], blocks[b].codes, sizeof blocks[b].codes);
+        }
+    }
+}
+
 void run_quantise(ggml_tensor * dst, int ith, int nth, void *) {
     const ggml_tensor * cur = dst->src[0];
-    const size_t row_bytes  = ggml_row_size(GGML_TYPE_Q8_1, cur->ne[0]);
     const int64_t n_blocks  = cur->ne[0]/kProductBlock;
     const int64_t first = n_blocks*ith/nth, end = n_blocks*(ith + 1)/nth;
-    char * out = static_cast<char *>(dst->data);
+    auto * out = reinterpret_cast<TokenBlocks *>(static_cast<char *>(dst->data) + kHead);
 
     if (ith == 0) {
-        new (out) std::atomic<int>(0);
-    }
-    if (first == end) {
-        return;
+        new (dst->data) std::atomic<int>(0);
     }
     for (int64_t token = 0; token < cur->ne[1]; ++token) {
         const auto * row = reinterpret_cast<const float *>(static_cast<const char *>(cur->data) + token*cur->nb[1]);
-        cpu_type_traits(GGML_TYPE_Q8_1)->from_float(row + first*kProductBlock, out + kHead + token*row_bytes + first*sizeof(TokenBlock),
-                                                    (end - first)*kProductBlock);
+        TokenBlocks * group = out + token/kProductTokens*n_blocks;
+        if (token%kProductTokens == 0 && token + kProductTokens > cur->ne[1]) {
+            std::fill(group + first, group + end, TokenBlocks{});  // the last of them do not exist
+        }
+        quantise(row + first*kProductBlock, end - first, (int) (token%kProductTokens), group + first);
     }
 }
 
@@ -53,8 +82,7 @@ void run_product(ggml_tensor * dst, int ith, int nth, void *) {
     const ProductProblem problem = {
         /*.weights       =*/ static_cast<const char *>(weights->data),
         /*.weight_stride =*/ weights->nb[1],
-        /*.tokens        =*/ tokens + kHead,
-        /*.token_stride  =*/ ggml_row_size(GGML_TYPE_Q8_1, weights->ne[0]),
+        /*.tokens        =*/ reinterpret_cast<const TokenBlocks *>(tokens + kHead),
         /*.n_blocks      =*/ (int) (weights->ne[0]/kProductBlock),
         /*.n_tokens      =*/ (int) dst->ne[1],
         /*.out           =*/ static_cast<float *>(dst->data),
@@ -95,7 +123,8 @@ ggml_tensor * build_product(const llama_edgekv_product & args) {
         return nullptr;
     }
 
-    const int64_t n_bytes = (int64_t) (kHead + args.tokens->ne[1]*ggml_row_size(GGML_TYPE_Q8_1, args.tokens->ne[0]));
+    const int64_t n_groups = (args.tokens->ne[1] + kProductTokens - 1)/kProductTokens;
+    const int64_t n_bytes  = (int64_t) kHead + n_groups*(args.tokens->ne[0]/kProductBlock)*(int64_t) sizeof(TokenBlocks);
     ggml_tensor * cur     = args.tokens;
     ggml_tensor * tokens  = ggml_custom_4d(args.ctx, GGML_TYPE_I8, n_bytes, 1, 1, 1, &cur, 1, run_quantise, GGML_N_TASKS_MAX, nullptr);
 

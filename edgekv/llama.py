@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +128,15 @@ class Llama(llama_cpp.Llama):
             raise
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """As in llama_cpp; raises CudaUnavailable where the GPU failed, now or in an earlier call: this Llama is then of no use."""
+        """As in llama_cpp. Two tokens and more are read as a prompt is: exactly, unless the mode's prompts are sparse (on a GPU up to 16 are sampled
+        all the same).
+
+        Raises CudaUnavailable where the GPU failed, now or in an earlier call: this Llama is then of no use.
+        """
+        found = runtime.find(ctypes.cast(self.ctx, ctypes.c_void_p).value or 0)
         try:
-            super().eval(tokens)
+            with found.reading_prompt() if found is not None and len(tokens) > 1 else nullcontext():
+                super().eval(tokens)
         except RuntimeError as error:
             self.kv.raise_failure()
             raise error

@@ -7,7 +7,8 @@ in-process server's included; `Runtime.attach` takes one that already exists.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -190,6 +191,15 @@ class Runtime:
         n_cells = self.cells.n_cells
         always = options.selection.sink_tokens + options.selection.recent_tokens + 2 * options.cache.page_tokens  # whole pages
         eviction.check_keep(options.keep_tokens, n_cells, limits.n_batch, always, frees=n_cells < limits.n_ctx_seq)
+
+    @contextmanager
+    def reading_prompt(self, seq_id: int = 0) -> Iterator[None]:
+        """Meanwhile the tokens of a sequence are a prompt's: they are read as prompts are, however few of them come at once."""
+        core.set_prompts(self._native_handle(), [seq_id])
+        try:
+            yield
+        finally:
+            core.set_prompts(self._native_handle(), [])
 
     def memory(self) -> MemoryReport:
         native = core.memory(self._native_handle())

@@ -67,6 +67,9 @@ EDGEKV_API edgekv_status edgekv_set_defaults(const edgekv_params * params);
 EDGEKV_API edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode);
 /* From the next ubatch on. Any thread. */
 EDGEKV_API edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe, bool observe_prompts);
+/* Sequences whose tokens are a prompt's, from the next ubatch on and until it is called again: these are read as prompts are, however few of
+   them a ubatch holds. Decoding thread. */
+EDGEKV_API edgekv_status edgekv_set_prompts(edgekv_context * ctx, const int32_t * seq_ids, int n);
 /* Takes effect at the next ubatch, which then also builds the sketches of a kind that is new. Decoding thread. */
 EDGEKV_API edgekv_status edgekv_set_selection(edgekv_context * ctx, const edgekv_selection * selection);
 EDGEKV_API edgekv_params edgekv_get_params(const edgekv_context * ctx);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from support.contexts import attached
 from edgekv.config import KvOptions
 from edgekv.errors import DoesNotFit, NativeError
 from edgekv.live.cells import SAMPLED
+from edgekv.llama import Llama
 
 import llama_cpp
 
@@ -87,6 +89,28 @@ def test_steps_that_sample_label_their_cells(synthetic):
         block = run.tokens.read(0, cells[-1:], sum(map(sum, run.tokens.row_bytes())))
         run.tokens.put(1, 0, block, range(1), 1, SAMPLED)
         assert run.tokens.labels(1, run.tokens.cells_of(1, 1)).tolist() == [SAMPLED]
+
+
+def test_a_short_piece_of_a_prompt_is_read_as_a_prompt(synthetic):
+    options = KvOptions(**SPARSE | {"exact_tokens": 512, "resolution": 4.0})
+    with attached(synthetic("llama", dtype="f32"), options, n_ctx=2048) as (context, run):
+        read(context, 0, N)
+        with run.reading_prompt():
+            read(context, N, N + 5)
+        assert not run.cells.stream().labels.any()
+        read(context, N + 5, N + 10)
+        view = run.cells.stream()
+        assert (view.labels == SAMPLED).tolist() == (view.positions >= N + 5).tolist()
+
+
+def test_so_does_python(synthetic):
+    """A short question behind a long text: `Llama.eval` reads it exactly, and an answer's tokens one by one."""
+    with closing(Llama(str(synthetic("llama")), n_ctx=2048, n_threads=1, verbose=False, kv="sparse", exact_tokens=512, resolution=4.0, policy="none", kv_budget=0)) as llama:
+        llama.eval([260 + i % 100 for i in range(N)])
+        llama.eval([261, 262, 263])
+        assert not llama.kv.cells.stream().labels.any()
+        llama.eval([264])
+        assert np.count_nonzero(llama.kv.cells.stream().labels == SAMPLED) == 1
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "lfm2"])

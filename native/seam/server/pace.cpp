@@ -12,15 +12,40 @@ namespace {
 constexpr int32_t PROMPT_STEP         = 16;  // prompt tokens come in multiples of it, and so many always
 constexpr int32_t FIRST_PROMPT        = 32;  // before anything was measured
 constexpr double  GAP_ROOM         = 0.9; // of the bound; sampling and sending take time too, and times vary
-constexpr double  NEWEST_BATCH = 0.5; // of the running means: a prompt's tokens get dearer as it gets longer
+constexpr double  NEWEST_BATCH = 0.5; // of the running mean of batches without prompts
+constexpr double  KEPT_BATCHES = 0.8; // of what is known of prompt tokens, with each batch
+constexpr double  LEAST_SPREAD = 256; // positions; with less no slope can be told from noise
+constexpr double  USUAL_DEPTH  = 4096; // a token costs twice as much there as at the beginning, until it is known
+
+// What a token of a prompt costs beside answers: a line in its position, through the newest batches by least squares.
+struct token_cost {
+    double n = 0, x = 0, y = 0, xx = 0, xy = 0; // sums of: 1, positions, seconds, and their products
+
+    void learn(double position, double seconds) {
+        for (double * sum : {&n, &x, &y, &xx, &xy}) {
+            *sum *= KEPT_BATCHES;
+        }
+        n += 1;
+        x += position;
+        y += seconds;
+        xx += position * position;
+        xy += position * seconds;
+    }
+
+    double at(double position) const {
+        const double mean_x = x / n, mean = y / n, spread = xx / n - mean_x * mean_x;
+        const double slope = spread < LEAST_SPREAD * LEAST_SPREAD ? mean / (USUAL_DEPTH + mean_x) : std::max(0.0, (xy / n - mean_x * mean) / spread);
+        return std::max(mean / 4, mean + slope * (position - mean_x));
+    }
+};
 
 struct pace_state {
     std::mutex  mutex; // of `seen`
     pace_report seen;
 
-    double            max_gap_s = 0;
-    double            answers_s = 0; // of a batch without prompt tokens
-    double            prompt_s  = 0; // of one prompt token beside that; 0: not known
+    double     max_gap_s = 0;
+    double     answers_s = 0; // of a batch without prompt tokens
+    token_cost prompt;
     std::chrono::steady_clock::time_point began;
 };
 
@@ -40,18 +65,26 @@ void begin_pace(double max_gap_s) {
     std::lock_guard<std::mutex> lock(s.mutex);
     s.seen           = {};
     s.seen.max_gap_s = s.max_gap_s = max_gap_s;
-    s.answers_s = s.prompt_s = 0;
+    s.answers_s      = 0;
+    s.prompt         = {};
 }
 
-int32_t paced_batch(int32_t n_batch, int32_t n_answers) {
+int32_t paced_batch(int32_t n_batch, int32_t n_answers, const std::vector<waiting_prompt> & prompts) {
     auto & s = the_pace();
     if (s.max_gap_s <= 0 || n_answers == 0) {
         return n_batch;
     }
     int32_t n_prompt = FIRST_PROMPT;
-    if (s.prompt_s > 0) {
-        const double room = std::max(0.0, GAP_ROOM * s.max_gap_s - s.answers_s) / s.prompt_s;
-        n_prompt = std::max(PROMPT_STEP, int32_t(std::min<double>(room, n_batch)) / PROMPT_STEP * PROMPT_STEP);
+    if (s.prompt.n > 0) {
+        double room = std::max(0.0, GAP_ROOM * s.max_gap_s - s.answers_s), fits = 0, cost = s.prompt.at(0);
+        for (const auto & prompt : prompts) {
+            cost = s.prompt.at(double(prompt.depth));
+            const double some = std::min(double(prompt.left), room / cost);
+            fits += some;
+            room -= some * cost;
+        }
+        fits += room / cost; // what is left where all of them end
+        n_prompt = std::max(PROMPT_STEP, int32_t(std::min<double>(fits, n_batch)) / PROMPT_STEP * PROMPT_STEP);
     }
     n_prompt = std::min(n_prompt, n_batch - n_answers);
 
@@ -64,19 +97,19 @@ void decode_begins() {
     the_pace().began = std::chrono::steady_clock::now();
 }
 
-void decode_ended(int32_t n_tokens, int32_t n_prompt) {
+void decode_ended(int32_t n_tokens, const prompt_tokens & read) {
     auto & s = the_pace();
     const double took_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - s.began).count();
-    if (n_prompt == 0) {
+    if (read.n == 0) {
         learn_time(s.answers_s, took_s);
         return;
     }
     // a prompt's last batch may be a few tokens, which say little about what one costs
-    if (n_prompt >= PROMPT_STEP) {
-        const double beside_s = n_tokens > n_prompt ? s.answers_s : 0;
-        learn_time(s.prompt_s, std::max(took_s - beside_s, took_s / 2) / n_prompt);
+    if (read.n >= PROMPT_STEP) {
+        const double beside_s = n_tokens > read.n ? s.answers_s : 0;
+        s.prompt.learn(double(read.positions) / read.n, std::max(took_s - beside_s, took_s / 2) / read.n);
     }
-    if (n_tokens > n_prompt) {
+    if (n_tokens > read.n) {
         std::lock_guard<std::mutex> lock(s.mutex);
         s.seen.n_batches++;
     }

@@ -11,12 +11,32 @@ namespace edgekv_server {
 
 void begin_pace(double max_gap_s);
 
-// tokens that the batch may have in all, of the `n_batch` that fit; `n_answers` of them are the next tokens of running answers
-int32_t paced_batch(int32_t n_batch, int32_t n_answers);
+// a prompt that is not read to its end: tokens that are left of it, and those before them
+struct waiting_prompt {
+    int64_t left, depth;
+};
 
-// around the decoding of a batch with `n_prompt` prompt tokens
+// tokens that the batch may have in all, of the `n_batch` that fit; `n_answers` of them are the next tokens of running answers, the others come
+// from `prompts`, in this order
+int32_t paced_batch(int32_t n_batch, int32_t n_answers, const std::vector<waiting_prompt> & prompts);
+
+// prompt tokens of a batch
+struct prompt_tokens {
+    int32_t n         = 0;
+    int64_t positions = 0; // of all of them
+
+    template <typename Token>
+    void add(const Token & token) {
+        if (token.is_prompt) {
+            n++;
+            positions += token.pos;
+        }
+    }
+};
+
+// around the decoding of a batch
 void decode_begins();
-void decode_ended(int32_t n_tokens, int32_t n_prompt);
+void decode_ended(int32_t n_tokens, const prompt_tokens & read);
 
 // an answer got a token; `n_gen`, which one (1 is the first), `since_us`, when it got the one before
 void answer_token(int32_t n_gen, int64_t since_us, int64_t now_us);
@@ -30,6 +50,11 @@ struct pace_report {
 };
 
 pace_report report();
+
+template <typename Slot>
+int64_t tokens_left(const Slot & slot) {
+    return (int64_t) slot.task->n_tokens() - slot.prompt.n_tokens();
+}
 
 // Which slot's prompt goes into the batch first: the one with the fewest tokens left, so that a short prompt does not wait for a long
 // one; every fourth time the oldest, so that short ones do not keep a long one out. embeds: before all of them embeddings.
@@ -50,10 +75,20 @@ auto reading_order(Slots & slots, uint64_t n_batch, bool embeds = false) {
         if (embeds && a->task->need_embd() != b->task->need_embd()) {
             return a->task->need_embd();
         }
-        const auto left = [](slot * s) { return (int64_t) s->task->n_tokens() - s->prompt.n_tokens(); };
-        return oldest ? a->task->id < b->task->id : left(a) < left(b);
+        return oldest ? a->task->id < b->task->id : tokens_left(*a) < tokens_left(*b);
     });
     return order;
+}
+
+template <typename Slots>
+std::vector<waiting_prompt> waiting_prompts(Slots & slots, uint64_t n_batch, bool embeds) {
+    std::vector<waiting_prompt> found;
+    for (const auto * s : reading_order(slots, n_batch, embeds)) {
+        if (s->task && tokens_left(*s) > 0) {
+            found.push_back({tokens_left(*s), s->prompt.n_tokens()});
+        }
+    }
+    return found;
 }
 
 // Whether the next batch is for embeddings alone: every second one, while somebody waits for some. They are read whole, so that a running

@@ -57,6 +57,12 @@ edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe, bool observ
     return EDGEKV_OK;
 }
 
+edgekv_status edgekv_set_prompts(edgekv_context * ctx, const int32_t * seq_ids, int n) {
+    ctx->prompts.assign(seq_ids, seq_ids + n);
+
+    return EDGEKV_OK;
+}
+
 edgekv_status edgekv_set_run_every(edgekv_context * ctx, int n_ubatches) {
     if (n_ubatches < 1) {
         return fail(EDGEKV_INVALID, "a run cannot end after every " + std::to_string(n_ubatches) + " ubatches");

@@ -9,13 +9,14 @@ namespace edgekv_server {
 
 namespace {
 
-constexpr int32_t PROMPT_STEP         = 16;  // prompt tokens come in multiples of it, and so many always
-constexpr int32_t FIRST_PROMPT        = 32;  // before anything was measured
-constexpr double  GAP_ROOM         = 0.9; // of the bound; sampling and sending take time too, and times vary
-constexpr double  NEWEST_BATCH = 0.5; // of the running mean of batches without prompts
-constexpr double  KEPT_BATCHES = 0.8; // of what is known of prompt tokens, with each batch
-constexpr double  LEAST_SPREAD = 256; // positions; with less no slope can be told from noise
-constexpr double  USUAL_DEPTH  = 4096; // a token costs twice as much there as at the beginning, until it is known
+constexpr int32_t PROMPT_STEP  = 16;    // prompt tokens come in multiples of it, and so many always
+constexpr int32_t FIRST_PROMPT = 32;    // before anything was measured
+constexpr double  GAP_ROOM     = 0.8;   // of the bound; sampling and sending take time too, and times vary
+constexpr double  FIRST_BESIDE = 2.0/3; // of the room, for the first batch beside answers: in the long ones before it a token cost less
+constexpr double  NEWEST_BATCH = 0.5;   // of the running mean of batches without prompts
+constexpr double  KEPT_BATCHES = 0.8;   // of what is known of prompt tokens, with each batch
+constexpr double  LEAST_SPREAD = 256;   // positions; with less no slope can be told from noise
+constexpr double  USUAL_DEPTH  = 4096;  // a token costs twice as much there as at the beginning, until it is known
 
 // What a token of a prompt costs beside answers: a line in its position, through the newest batches by least squares.
 struct token_cost {
@@ -46,7 +47,8 @@ struct pace_state {
     double     max_gap_s = 0;
     double     answers_s = 0; // of a batch without prompt tokens
     token_cost prompt;
-    std::chrono::steady_clock::time_point began;
+    bool       beside = false; // the newest batch with prompt tokens had answers in it
+    std::chrono::steady_clock::time_point began, ended; // of the newest batch
 };
 
 pace_state & the_pace() {
@@ -67,6 +69,7 @@ void begin_pace(double max_gap_s) {
     s.seen.max_gap_s = s.max_gap_s = max_gap_s;
     s.answers_s      = 0;
     s.prompt         = {};
+    s.beside         = false;
 }
 
 int32_t paced_batch(int32_t n_batch, int32_t n_answers, const std::vector<waiting_prompt> & prompts) {
@@ -76,7 +79,10 @@ int32_t paced_batch(int32_t n_batch, int32_t n_answers, const std::vector<waitin
     }
     int32_t n_prompt = FIRST_PROMPT;
     if (s.prompt.n > 0) {
-        double room = std::max(0.0, GAP_ROOM * s.max_gap_s - s.answers_s), fits = 0, cost = s.prompt.at(0);
+        // what is kept of a prompt that was just read has taken its time already
+        const double since_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - s.ended).count();
+        double room = std::max(0.0, GAP_ROOM * s.max_gap_s - s.answers_s - since_s) * (s.beside ? 1 : FIRST_BESIDE);
+        double fits = 0, cost = s.prompt.at(0);
         for (const auto & prompt : prompts) {
             cost = s.prompt.at(double(prompt.depth));
             const double some = std::min(double(prompt.left), room / cost);
@@ -99,17 +105,19 @@ void decode_begins() {
 
 void decode_ended(int32_t n_tokens, const prompt_tokens & read) {
     auto & s = the_pace();
-    const double took_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - s.began).count();
+    s.ended = std::chrono::steady_clock::now();
+    const double took_s = std::chrono::duration<double>(s.ended - s.began).count();
     if (read.n == 0) {
         learn_time(s.answers_s, took_s);
         return;
     }
+    s.beside = n_tokens > read.n;
     // a prompt's last batch may be a few tokens, which say little about what one costs
     if (read.n >= PROMPT_STEP) {
-        const double beside_s = n_tokens > read.n ? s.answers_s : 0;
+        const double beside_s = s.beside ? s.answers_s : 0;
         s.prompt.learn(double(read.positions) / read.n, std::max(took_s - beside_s, took_s / 2) / read.n);
     }
-    if (n_tokens > read.n) {
+    if (s.beside) {
         std::lock_guard<std::mutex> lock(s.mutex);
         s.seen.n_batches++;
     }

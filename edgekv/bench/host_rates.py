@@ -21,6 +21,7 @@ from edgekv.bench.attention_rates import attention_rates
 from edgekv.bench.harness.passes import decoder_of
 from edgekv.bench.steps import LEAST_STEPS, PATIENCE_S, best_step, set_mode
 from edgekv.config import KvOptions
+from edgekv.errors import EdgeKVError
 from edgekv.memory.host_rates import (
     HostRates,
     Kept,
@@ -46,7 +47,12 @@ _TINY = MatrixShape(32, 32)
 
 
 def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, say: Say = lambda what: None, again: bool = False) -> HostRates:
-    """The rates for a model: from the file of this machine's, and measured where it has none, which `say` is told. `again` measures all."""
+    """The rates for a model: from the file of this machine's, and measured where it has none, which `say` is told. `again` measures all.
+
+    Raises EdgeKVError where EdgeKV is off.
+    """
+    if not _native.info()["enabled"]:
+        raise EdgeKVError("EDGEKV=0 is set, so there is only stock attention to measure; unset it")
     kept = Kept(n_threads, _native.isa())
     shape = attention_shape(model.geometry, kv)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from support.program import EDGEKV
 from support.rates import ATTENTION
 
 from edgekv.amounts import size
@@ -117,3 +120,10 @@ def test_summary_line_of_a_gpu(tmp_path, monkeypatch):
     host, card = summary_line(server).splitlines()
     assert host.startswith("memory: KV home 4.0 GiB;") and "weights" not in host
     assert card.startswith("on a card: weights 4.") and card.endswith("of 11.0 GiB free (estimated)")
+
+
+def test_without_edgekv_there_are_no_speeds(tmp_path):
+    environment = os.environ | {"EDGEKV": "0", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    result = subprocess.run([*EDGEKV, "plan", header(tmp_path), "--ctx", "4096", "--device", "cpu"], env=environment,
+                            capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0 and "the speeds could not be measured: EDGEKV=0 is set" in result.stdout + result.stderr, result.stderr

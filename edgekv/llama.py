@@ -6,7 +6,7 @@ import ctypes
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -128,18 +128,25 @@ class Llama(llama_cpp.Llama):
             raise
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """As in llama_cpp. Two tokens and more are read as a prompt is: exactly, unless the mode's prompts are sparse (on a GPU up to 16 are sampled
-        all the same).
-
-        Raises CudaUnavailable where the GPU failed, now or in an earlier call: this Llama is then of no use.
-        """
-        found = runtime.find(ctypes.cast(self.ctx, ctypes.c_void_p).value or 0)
+        """As in llama_cpp; raises CudaUnavailable where the GPU failed, now or in an earlier call: this Llama is then of no use."""
         try:
-            with found.reading_prompt() if found is not None and len(tokens) > 1 else nullcontext():
-                super().eval(tokens)
+            super().eval(tokens)
         except RuntimeError as error:
             self.kv.raise_failure()
             raise error
+
+    def generate(self, *arguments: Any, **options: Any) -> Generator[int, Sequence[int] | None, None]:
+        """As in llama_cpp. What is new of the prompt is read as prompts are, exactly unless the mode's are sparse, however few tokens that is
+        (on a GPU up to 16 are sampled as an answer's are)."""
+        tokens = super().generate(*arguments, **options)
+        found = runtime.find(ctypes.cast(self.ctx, ctypes.c_void_p).value or 0)
+        try:
+            with found.reading_prompt() if found is not None else nullcontext():
+                token = next(tokens)
+            while True:
+                token = tokens.send((yield token))
+        except StopIteration:
+            return
 
     def close(self) -> None:
         # llama_cpp closes in __del__ too, also where an option was refused before anything was opened

@@ -104,13 +104,15 @@ def test_a_short_piece_of_a_prompt_is_read_as_a_prompt(synthetic):
 
 
 def test_so_does_python(synthetic):
-    """A short question behind a long text: `Llama.eval` reads it exactly, and an answer's tokens one by one."""
+    """A short question behind a long text is read exactly, and an answer's tokens one by one."""
     selection = {"kv": "sparse", "exact_tokens": 512, "resolution": 4.0, "policy": "none", "kv_budget": 0}
     with closing(Llama(str(synthetic("llama")), n_ctx=2048, n_threads=1, verbose=False, **selection)) as llama:
-        llama.eval([260 + i % 100 for i in range(N)])
-        llama.eval([261, 262, 263])
-        assert not llama.kv.cells.stream().labels.any()
-        llama.eval([264])
+        text = [260 + i % 100 for i in range(N)]
+        for tokens in (text, [*text, 261, 262, 263]):
+            answer = llama.generate(tokens, temp=0)
+            next(answer)
+            assert llama.n_tokens == len(tokens) and not llama.kv.cells.stream().labels.any()
+        next(answer)
         assert np.count_nonzero(llama.kv.cells.stream().labels == SAMPLED) == 1
 
 

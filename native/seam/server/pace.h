@@ -80,6 +80,7 @@ auto reading_order(Slots & slots, uint64_t n_batch, bool embeds = false) {
     return order;
 }
 
+// The prompts that are being read, in that order. One that has not begun stands where its slot's last conversation ended.
 template <typename Slots>
 std::vector<waiting_prompt> waiting_prompts(Slots & slots, uint64_t n_batch, bool embeds) {
     std::vector<waiting_prompt> found;

@@ -3,6 +3,7 @@ and of a few heads stand for the model: a multiplication takes as long whatever 
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -44,6 +45,7 @@ _WEIGHT_BYTES = 64 * MIB  # well above the caches of most processors
 _PROMPT_TOKENS = 64
 _HEAD_DIM = 32  # of the file of weights
 _TINY = MatrixShape(32, 32)
+_BUSY = 0.5  # cores
 
 
 def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, say: Say = lambda what: None, again: bool = False) -> HostRates:
@@ -55,10 +57,16 @@ def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, say: Say = lambd
         raise EdgeKVError("EDGEKV=0 is set, so there is only stock attention to measure; unset it")
     kept = Kept(n_threads, _native.isa())
     shape = attention_shape(model.geometry, kv)
+    busy = _busy()
 
     def found(name: str, known: T | None, measure: Callable[[], T]) -> T:
+        nonlocal busy
         if known is not None and not again:
             return known
+        if busy:
+            say(f"{busy:.1f} cores of this machine were busy in the last minute: if they still are, its rates come out too low, and "
+                "`edgekv plan --recalibrate` measures them again")
+            busy = 0.0
         say(f"measuring this machine once: {name}")
         measured = measure()
         kept.keep(name, measured)
@@ -72,6 +80,15 @@ def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, say: Say = lambd
         weights[kind] = found(f"weights {kind} {matrices.name}", kept.weights(kind, matrices),
                               partial(weight_rates, kind, n_threads, matrices))
     return HostRates(n_threads, read, weights, attention)
+
+
+def _busy() -> float:
+    """Cores that were busy in the last minute; 0.0 where that is next to none, or nobody can tell."""
+    try:
+        load = os.getloadavg()[0]
+    except (AttributeError, OSError):  # another system than Linux or macOS
+        return 0.0
+    return load if load > _BUSY else 0.0
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------------------

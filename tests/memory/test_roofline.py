@@ -132,11 +132,15 @@ def test_measured_once(tmp_path, monkeypatch):
     assert kept_for(model, kv, 1, "x") is None and measured_types(model) == ["q4_0"]
     monkeypatch.setattr(measuring, "attention_rates", lambda shape, n_threads, read: ATTENTION)
     monkeypatch.setattr(measuring, "weight_rates", lambda kind, n_threads, matrices: WeightRates(5e9, 40e9, 40e9))
+    monkeypatch.setattr("os.getloadavg", lambda: (0.1, 0.0, 0.0))
     first = measuring.host_rates(model, kv, 1, said.append)
     assert len(said) == 3 and all("measuring this machine once" in line for line in said) and first.read > 1e8
     assert measuring.host_rates(model, kv, 1, said.append) == first and len(said) == 3
     measuring.host_rates(model, kv, 1, said.append, again=True)
     assert len(said) == 6
+    monkeypatch.setattr("os.getloadavg", lambda: (1.6, 0.0, 0.0))
+    measuring.host_rates(model, kv, 1, said.append, again=True)
+    assert len(said) == 10 and "1.6 cores of this machine were busy" in said[6] and "--recalibrate" in said[6]
     assert attention_shape(model.geometry, kv) == AttentionShape(64, 2)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -217,11 +217,6 @@ def set_mode(handle: Handle, mode: KvMode) -> None:
 def set_observe(handle: Handle, observe: bool, prompts: bool) -> None:
     """prompts: in modes sparse and evict also the last tokens of each prompt-sized ubatch."""
     _check(lib.edgekv_set_observe(handle, observe, prompts))
-
-
-def set_prompts(handle: Handle, seq_ids: Sequence[int]) -> None:
-    """Whose tokens are a prompt's, until the next call. Decoding thread."""
-    _check(lib.edgekv_set_prompts(handle, ffi.new("int32_t[]", list(seq_ids)), len(seq_ids)))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from edgekv._native._core import ffi, lib
@@ -68,3 +70,8 @@ def expect_no_rows(handle: Handle) -> None:
 def _cells(cells: np.ndarray):
     assert cells.dtype == np.uint32 and cells.flags.c_contiguous
     return ffi.cast("uint32_t *", cells.ctypes.data)
+
+
+def set_prompts(handle: Handle, seq_ids: Sequence[int]) -> None:
+    """Whose tokens are a prompt's, until the next call. Decoding thread."""
+    _check(lib.edgekv_set_prompts(handle, ffi.new("int32_t[]", list(seq_ids)), len(seq_ids)))

@@ -24,7 +24,7 @@ from edgekv.vocab import DeviceKind, KvMode
 
 _native.prepare()
 
-from edgekv._native import core, device, paging  # noqa: E402  (the libraries must be in place first)
+from edgekv._native import core, device, paging, tokens  # noqa: E402  (the libraries must be in place first)
 from edgekv.live import attachments  # noqa: E402 (as above)
 from edgekv.live.attachments import defaults, find, last_failure, live, raise_failure, set_defaults  # noqa: E402 (as above)
 from edgekv.live.cells import Cells  # noqa: E402 (as above)
@@ -195,11 +195,11 @@ class Runtime:
     @contextmanager
     def reading_prompt(self, seq_id: int = 0) -> Iterator[None]:
         """Meanwhile the tokens of a sequence are a prompt's: they are read as prompts are, however few of them come at once."""
-        core.set_prompts(self._native_handle(), [seq_id])
+        tokens.set_prompts(self._native_handle(), [seq_id])
         try:
             yield
         finally:
-            core.set_prompts(self._native_handle(), [])
+            tokens.set_prompts(self._native_handle(), [])
 
     def memory(self) -> MemoryReport:
         native = core.memory(self._native_handle())

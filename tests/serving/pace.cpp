@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
+#include <vector>
 
 #define CHECK(x)                                                   \
     if (!(x)) {                                                    \
@@ -13,29 +14,37 @@
 
 using namespace edgekv_server;
 
-static void decoded(int n_tokens, int n_prompt, double seconds) {
+using prompts = std::vector<waiting_prompt>;
+
+static const prompts LONG = { { 1000, 0 } };
+
+static void decoded(int n_tokens, int n_prompt, double seconds, int64_t position = 0) {
     decode_begins();
     std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
-    decode_ended(n_tokens, n_prompt);
+    decode_ended(n_tokens, { n_prompt, n_prompt * position });
+}
+
+static int beside_one(const prompts & waiting) {
+    return paced_batch(1024, 1, waiting) - 1;
 }
 
 static void test_batches() {
     begin_pace(0);
-    CHECK(paced_batch(512, 3) == 512); // no bound
+    CHECK(paced_batch(512, 3, LONG) == 512); // no bound
     begin_pace(0.5);
-    CHECK(paced_batch(512, 0) == 512); // nobody waits
-    CHECK(paced_batch(512, 3) == 3 + 32); // nothing is known
-    CHECK(paced_batch(20, 10) == 20);     // no more than fit
+    CHECK(paced_batch(512, 0, LONG) == 512); // nobody waits
+    CHECK(paced_batch(512, 3, LONG) == 3 + 32); // nothing is known
+    CHECK(paced_batch(20, 10, LONG) == 20);     // no more than fit
     decoded(1, 0, 0.05);
     decoded(101, 100, 0.25); // 2 ms a token beside an answer
-    const int n = paced_batch(512, 1) - 1; // (0.9 * 0.5 - 0.05) / 0.002 = 200
-    CHECK(n % 16 == 0 && n >= 144 && n <= 192);
+    const int n = beside_one(LONG); // (0.8 * 0.5 - 0.05) / 0.002 = 175
+    CHECK(n % 16 == 0 && n >= 112 && n <= 176);
     decoded(33, 32, 0.5);
-    CHECK(paced_batch(512, 1) < 1 + n); // dearer now
+    CHECK(beside_one(LONG) < n); // dearer now
     for (int i = 0; i < 4; ++i) {
         decoded(17, 16, 0.3);
     }
-    CHECK(paced_batch(512, 1) == 1 + 16); // never fewer
+    CHECK(beside_one(LONG) == 16); // never fewer
     const pace_report seen = report();
     CHECK(seen.n_batches == 6 && seen.n_prompt_batch == 16 && seen.max_gap_s == 0.5);
 }
@@ -43,7 +52,33 @@ static void test_batches() {
 static void test_a_few_last_tokens_say_nothing() {
     begin_pace(0.5);
     decoded(4, 3, 0.2);
-    CHECK(paced_batch(512, 1) == 1 + 32);
+    CHECK(beside_one(LONG) == 32);
+}
+
+static void test_deep_tokens_cost_more() {
+    begin_pace(0.5);
+    decoded(101, 100, 0.1);
+    const int unknown = beside_one({ { 1000, 4096 } }); // twice as much until it is known
+    CHECK(unknown >= 160 && unknown <= 208);
+    decoded(101, 100, 0.3, 6000);
+    const int shallow = beside_one(LONG), deep = beside_one({ { 1000, 6000 } }), both = beside_one({ { 64, 0 }, { 1000, 6000 } });
+    CHECK(shallow >= 320 && shallow <= 416 && deep >= 112 && deep <= 144 && both > deep && both <= 64 + deep);
+}
+
+static void test_the_first_batch_beside_answers_is_shorter() {
+    begin_pace(0.5);
+    decoded(100, 100, 0.1);
+    const int first = beside_one(LONG);
+    decoded(101, 100, 0.1);
+    CHECK(3 * first < 2 * beside_one(LONG) + 3 * 16);
+}
+
+static void test_what_was_spent_before_counts() {
+    begin_pace(0.5);
+    decoded(101, 100, 0.1);
+    const int soon = beside_one(LONG);
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    CHECK(beside_one(LONG) <= soon - 160);
 }
 
 static void test_gaps() {
@@ -80,6 +115,8 @@ static void test_order() {
         const auto order = reading_order(slots, i);
         CHECK(order.size() == 4 && order[0]->task == &begun && order[1]->task == &shortest && order[2]->task == &longest && !order[3]->task);
     }
+    const prompts waiting = waiting_prompts(slots, 0, false);
+    CHECK(waiting.size() == 3 && waiting[0].left == 20 && waiting[0].depth == 880 && waiting[2].left == 7000);
     const auto order = reading_order(slots, 3);
     CHECK(order[0]->task == &longest && order[1]->task == &begun && order[2]->task == &shortest);
 }
@@ -96,6 +133,9 @@ static void test_embeddings_take_turns() {
 int main() {
     test_batches();
     test_a_few_last_tokens_say_nothing();
+    test_deep_tokens_cost_more();
+    test_the_first_batch_beside_answers_is_shorter();
+    test_what_was_spent_before_counts();
     test_gaps();
     test_order();
     test_embeddings_take_turns();

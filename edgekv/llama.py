@@ -139,7 +139,7 @@ class Llama(llama_cpp.Llama):
         """As in llama_cpp. What is new of the prompt is read as prompts are, exactly unless the mode's are sparse, however few tokens that is
         (on a GPU up to 16 are sampled as an answer's are)."""
         tokens = super().generate(*arguments, **options)
-        found = runtime.find(ctypes.cast(self.ctx, ctypes.c_void_p).value or 0)
+        found = self._runtime()
         try:
             with found.reading_prompt() if found is not None else nullcontext():
                 token = next(tokens)
@@ -153,10 +153,13 @@ class Llama(llama_cpp.Llama):
         if hasattr(self, "_stack"):
             super().close()
 
+    def _runtime(self) -> Runtime | None:
+        return runtime.find(ctypes.cast(self.ctx, ctypes.c_void_p).value or 0)
+
     @property
     def kv(self) -> Runtime:
         """The Runtime of this model's context."""
-        found = runtime.find(ctypes.cast(self.ctx, ctypes.c_void_p).value or 0)
+        found = self._runtime()
         if found is None:
             raise EdgeKVError("this Llama has no attached context: it was closed, or loaded with vocab_only")
         return found

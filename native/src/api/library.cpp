@@ -178,7 +178,7 @@ uint32_t on_kv_cells(uint32_t n_cells) {
 
 void on_prompts(llama_context * lctx, const int32_t * seq_ids, int n) {
     if (edgekv_context * ctx = find_active(lctx)) {
-        ctx->prompts.assign(seq_ids, seq_ids + n);
+        edgekv_set_prompts(ctx, seq_ids, n);
     }
 }
 

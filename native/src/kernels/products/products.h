@@ -1,7 +1,7 @@
-// Products of weights with several tokens at once, for a type of weights that ggml multiplies with one token after the other: Q4_1. A row's
-// nibbles are unpacked once for four tokens. The kernel's contract.
+// Products of weights with several tokens at once, for types of weights that ggml has no kernel for four tokens of: Q4_1 goes token by token
+// there, Q8_0 two by two. A block of a row is unpacked once for four tokens. The kernel's contract.
 //
-// Sums are in single precision over blocks of 32, each block's sum of integers exact, in the order of ggml's own kernel for one token.
+// Sums are in single precision over blocks of 32, each block's sum of integers exact, in the order of ggml's own kernels.
 //
 // Nothing here knows ggml, llama.cpp or Python.
 #pragma once
@@ -16,10 +16,16 @@ namespace edgekv {
 constexpr int kProductBlock = 32;  // values of a block
 constexpr int kProductTokens = 4;
 
-// As ggml lays it out; factors are f16.
-struct WeightBlock {
-    uint16_t d, m;                  // a value is d * code + m
+enum class WeightType { q4_1, q8_0 };
+
+// As ggml lays them out; factors are f16.
+struct BlockQ4_1 {
+    uint16_t d, m;                     // a value is d * code + m
     uint8_t codes[kProductBlock / 2];  // low nibbles: the first half
+};
+struct BlockQ8_0 {
+    uint16_t d;                        // a value is d * code
+    int8_t codes[kProductBlock];       // not -128
 };
 
 // A block of each of four tokens, side by side, because a row meets them together. Those that do not exist are zero.
@@ -30,7 +36,8 @@ struct TokenBlocks {
 };
 
 struct ProductProblem {
-    const char * weights;  // rows of n_blocks WeightBlock
+    WeightType type;
+    const char * weights;  // rows of n_blocks blocks of that type
     size_t weight_stride;  // bytes between rows
     const TokenBlocks * tokens;  // [n_tokens / kProductTokens, rounded up][n_blocks]
     int n_blocks;

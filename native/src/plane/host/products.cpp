@@ -26,7 +26,7 @@ struct Q8Block {
 };
 
 static_assert(sizeof(std::atomic<int>) <= kHead, "a counter fits in front");
-static_assert(sizeof(WeightBlock) == 20 && sizeof(Q8Block) == 36, "blocks as ggml lays them out");
+static_assert(sizeof(BlockQ4_1) == 20 && sizeof(BlockQ8_0) == 34 && sizeof(Q8Block) == 36, "blocks as ggml lays them out");
 
 std::atomic<bool> g_used{true};
 std::atomic<int64_t> g_made{0};
@@ -80,6 +80,7 @@ void run_product(ggml_tensor * dst, int ith, int nth, void *) {
     const int n_rows  = (int) weights->ne[1];
 
     const ProductProblem problem = {
+        /*.type          =*/ weights->type == GGML_TYPE_Q4_1 ? WeightType::q4_1 : WeightType::q8_0,
         /*.weights       =*/ static_cast<const char *>(weights->data),
         /*.weight_stride =*/ weights->nb[1],
         /*.tokens        =*/ reinterpret_cast<const TokenBlocks *>(tokens + kHead),
@@ -110,7 +111,7 @@ bool has_gpu() {
 
 // One token is left to ggml: reading the weights takes as long then, whoever multiplies.
 bool multiplies(const ggml_tensor * w, const ggml_tensor * cur) {
-    return w->type == GGML_TYPE_Q4_1 && product_supported(selected_isa()) && !has_gpu() && w->buffer && ggml_backend_buffer_is_host(w->buffer) &&
+    return (w->type == GGML_TYPE_Q4_1 || w->type == GGML_TYPE_Q8_0) && product_supported(selected_isa()) && !has_gpu() && w->buffer && ggml_backend_buffer_is_host(w->buffer) &&
            !w->view_src && !w->extra && w->ne[2] == 1 && w->ne[3] == 1 && w->nb[0] == ggml_type_size(w->type) &&
            cur->type == GGML_TYPE_F32 && cur->ne[0] == w->ne[0] && cur->ne[1] > 1 && cur->ne[2] == 1 && cur->ne[3] == 1 &&
            cur->nb[0] == sizeof(float);

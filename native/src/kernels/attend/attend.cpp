@@ -31,7 +31,6 @@ AttendPlan make_plan(const AttendProblem & p, int n_threads) {
         plan.tile_strips /= 2;
     }
     plan.n_tiles = (plan.n_strips + plan.tile_strips - 1) / plan.tile_strips;
-    plan.n_units = units();
 
     const size_t rows = static_cast<size_t>(plan.n_rows);
     const size_t head_dim = static_cast<size_t>(p.head_dim);

@@ -23,7 +23,6 @@ struct AttendPlan {
     int n_strips;
     int tile_strips;
     int n_tiles;
-    int n_units;  // unit u: tile u / n_head_kv, KV head u % n_head_kv
     int n_threads;
     int acc_stride;  // floats of an output accumulator: head_dim in whole vectors
 

@@ -96,7 +96,7 @@ inline void prepare_tile(const AttendProblem & p, const AttendPlan & plan, int i
             seen |= bits;
         }
     }
-    for (int c = 0; c < tile.n_cells; ++c) {
+    for (int c = 0; c < tile.n_cells && seen != 0; ++c) {
         tile.visible[tile.n_visible] = static_cast<uint8_t>(c);
         tile.n_visible += static_cast<int>(seen >> c & 1);
     }
@@ -177,6 +177,27 @@ inline void clear_strips(const AttendPlan & plan, char * workspace, int row, int
     }
 }
 
+// The tiles between the first and the last that any token sees; none: first is end. Behind the end lie cells that nobody has filled yet,
+// and of several conversations of unequal length the shorter ones have many.
+struct Span {
+    int first, end;
+};
+
+inline Span seen_tiles(const AttendProblem & p, const AttendPlan & plan, Tile & tile) {
+    const auto seen = [&](int index) {
+        prepare_tile(p, plan, index, tile);
+        return tile.n_tokens > 0;
+    };
+    Span span = {0, plan.n_tiles};
+    while (span.end > 0 && !seen(span.end - 1)) {
+        --span.end;
+    }
+    while (span.first < span.end && !seen(span.first)) {
+        ++span.first;
+    }
+    return span;
+}
+
 // One thread's share of a run: its partial softmax in the workspace, and the products of the tiles it walks.
 template <int D>
 class Share {
@@ -241,16 +262,27 @@ private:
     alignas(64) float scores[Simd::kRows][kTileCells];
 };
 
+inline void clear_tile(const AttendProblem & p, const AttendPlan & plan, char * workspace, int index, int head) {
+    const int first = index * plan.tile_strips;
+    const int n = plan.n_strips - first < plan.tile_strips ? plan.n_strips - first : plan.tile_strips;
+    for (int i = 0; i < plan.rows_per_kv; ++i) {
+        clear_strips(plan, workspace, head * plan.rows_per_kv + i, first, n);
+    }
+}
+
 template <int D>
 void process_all(const AttendProblem & p, const AttendPlan & plan, char * workspace, int ith) {
-    const int begin = static_cast<int>(static_cast<int64_t>(plan.n_units) * ith / plan.n_threads);
-    const int end = static_cast<int>(static_cast<int64_t>(plan.n_units) * (ith + 1) / plan.n_threads);
+    Tile tile;
+    // unit u: tile span.first + u / n_head_kv, KV head u % n_head_kv
+    const Span span = seen_tiles(p, plan, tile);
+    const int n_units = (span.end - span.first) * p.n_head_kv;
+    const int begin = static_cast<int>(static_cast<int64_t>(n_units) * ith / plan.n_threads);
+    const int end = static_cast<int>(static_cast<int64_t>(n_units) * (ith + 1) / plan.n_threads);
 
     Share<D> share(p, plan, workspace, ith);
-    Tile tile;
     Unit unit;
     unit.head_dim = p.head_dim;
-    int tile_index = begin / p.n_head_kv;
+    int tile_index = span.first + begin / p.n_head_kv;
     int head = begin % p.n_head_kv - 1;
     for (int u = begin; u < end; ++u) {
         if (++head == p.n_head_kv) {
@@ -260,19 +292,24 @@ void process_all(const AttendProblem & p, const AttendPlan & plan, char * worksp
         if (head == 0 || u == begin) {
             prepare_tile(p, plan, tile_index, tile);
         }
-        const int first_strip = tile_index * plan.tile_strips;
         if (share.observed && tile.n_tokens < p.n_tokens) {
-            for (int i = 0; i < plan.rows_per_kv; ++i) {
-                clear_strips(plan, workspace, head * plan.rows_per_kv + i, first_strip,
-                             (tile.n_cells + kStripCells - 1) / kStripCells);
-            }
+            clear_tile(p, plan, workspace, tile_index, head);
         }
         if (tile.n_tokens == 0) {
             continue;
         }
         prepare_unit(p, tile, head, unit);
         prepare_prefetch(p, plan, tile_index + 1, head, unit);
-        share.attend(tile, unit, head, first_strip);
+        share.attend(tile, unit, head, tile_index * plan.tile_strips);
+    }
+    if (share.observed) {  // the tiles outside, which nobody walks
+        for (int h = 0; h < p.n_head_kv; ++h) {
+            for (int t = ith; t < plan.n_tiles; t += plan.n_threads) {
+                if (t < span.first || t >= span.end) {
+                    clear_tile(p, plan, workspace, t, h);
+                }
+            }
+        }
     }
 }
 

@@ -15,6 +15,7 @@ static std::atomic<const llama_edgekv_hooks *> g_hooks{nullptr};
 
 // the context whose ubatch this thread is building and computing
 static thread_local llama_context * t_current = nullptr;
+static thread_local uint64_t t_graph = 0; // how many graphs it has begun to build
 
 const llama_edgekv_hooks * llama_edgekv_get_hooks() {
     return g_hooks.load(std::memory_order_acquire);
@@ -41,6 +42,7 @@ void llama_edgekv_context_freed(llama_context * lctx) {
 
 llama_edgekv_ubatch::llama_edgekv_ubatch(llama_context * lctx, const llama_ubatch & ubatch) : lctx(lctx), outer(t_current) {
     t_current = lctx;
+    ++t_graph;
 
     if (const auto * hooks = llama_edgekv_get_hooks()) {
         hooks->ubatch_begin(lctx, (int) ubatch.n_tokens);
@@ -69,6 +71,7 @@ llama_edgekv_planning::llama_edgekv_planning(llama_context * lctx) : outer(t_cur
     const auto * hooks = llama_edgekv_get_hooks();
 
     t_current = hooks && hooks->plans(lctx) ? lctx : nullptr;
+    ++t_graph;
 }
 
 llama_edgekv_planning::~llama_edgekv_planning() {
@@ -134,7 +137,7 @@ ggml_tensor * llama_edgekv_build_product(const llm_graph_context & graph, const 
         }
     }
 
-    const llama_edgekv_product args = { graph.ctx0, product->src[0], product->src[1] };
+    const llama_edgekv_product args = { graph.ctx0, t_graph, product->src[0], product->src[1] };
 
     return hooks->build_product(t_current, &args);
 }

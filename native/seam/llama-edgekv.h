@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 // raised whenever a struct or function of this header changes; both sides compare it before they talk
-#define LLAMA_EDGEKV_ABI 8
+#define LLAMA_EDGEKV_ABI 9
 
 #ifdef __cplusplus
 extern "C" {
@@ -54,6 +54,7 @@ struct llama_edgekv_attend {
 // multiply weights with the ubatch's tokens
 struct llama_edgekv_product {
     struct ggml_context * ctx;
+    uint64_t graph;               // of this thread: another number for each graph that is built
     struct ggml_tensor * weights; // [n_in, n_out]
     struct ggml_tensor * tokens;  // f32 [n_in, n_tokens]
 };

@@ -1,4 +1,5 @@
 // Two nodes: the tokens are quantised as ggml does it, then rows of weights meet them. Between them is the barrier that a node has not.
+// Matrices that meet the same tokens, as those of Q, K and V do, share the first node.
 #include "plane/host/products.h"
 
 #include "context/context.h"
@@ -14,8 +15,9 @@ namespace edgekv {
 
 namespace {
 
-// In front of the quantised tokens: the next rows that nobody multiplies yet.
+// In front of the quantised tokens: for each product with them the next row that nobody multiplies yet.
 constexpr size_t kHead = 64;
+constexpr int kShared  = kHead/sizeof(std::atomic<int>);
 constexpr int kUnitRows = 32;  // with four tokens they stay in a core's first-level cache
 constexpr int kChunk    = 16;  // blocks that are quantised at once
 
@@ -25,7 +27,6 @@ struct Q8Block {
     int8_t      codes[kProductBlock];
 };
 
-static_assert(sizeof(std::atomic<int>) <= kHead, "a counter fits in front");
 static_assert(sizeof(BlockQ4_1) == 20 && sizeof(BlockQ8_0) == 34 && sizeof(Q8Block) == 36, "blocks as ggml lays them out");
 
 std::atomic<bool> g_used{true};
@@ -61,8 +62,8 @@ void run_quantise(ggml_tensor * dst, int ith, int nth, void *) {
     const int64_t first = n_blocks*ith/nth, end = n_blocks*(ith + 1)/nth;
     auto * out = reinterpret_cast<TokenBlocks *>(static_cast<char *>(dst->data) + kHead);
 
-    if (ith == 0) {
-        new (dst->data) std::atomic<int>(0);
+    for (int i = 0; ith == 0 && i < kShared; ++i) {
+        new (static_cast<std::atomic<int> *>(dst->data) + i) std::atomic<int>(0);
     }
     for (int64_t token = 0; token < cur->ne[1]; ++token) {
         const auto * row = reinterpret_cast<const float *>(static_cast<const char *>(cur->data) + token*cur->nb[1]);
@@ -74,7 +75,8 @@ void run_quantise(ggml_tensor * dst, int ith, int nth, void *) {
     }
 }
 
-void run_product(ggml_tensor * dst, int ith, int nth, void *) {
+// `turn`: which of the products with these tokens, as a number
+void run_product(ggml_tensor * dst, int ith, int nth, void * turn) {
     const ggml_tensor * weights = dst->src[PRODUCT_WEIGHTS];
     char * tokens     = static_cast<char *>(dst->src[PRODUCT_TOKENS]->data);
     const int n_rows  = (int) weights->ne[1];
@@ -95,7 +97,7 @@ void run_product(ggml_tensor * dst, int ith, int nth, void *) {
     }
 
     // threads claim rows as they come free; small units only where there would be too few for all
-    auto & next = *reinterpret_cast<std::atomic<int> *>(tokens);
+    auto & next = reinterpret_cast<std::atomic<int> *>(tokens)[reinterpret_cast<intptr_t>(turn)];
     const int unit = std::max(2, std::min(kUnitRows, n_rows/(4*nth)/2*2));
     for (int first = next.fetch_add(unit, std::memory_order_relaxed); first < n_rows; first = next.fetch_add(unit, std::memory_order_relaxed)) {
         multiply_rows(problem, first, std::min(n_rows, first + unit), selected_isa());
@@ -117,6 +119,26 @@ bool multiplies(const ggml_tensor * w, const ggml_tensor * cur) {
            cur->nb[0] == sizeof(float);
 }
 
+// The tokens that were quantised last, while a graph is built.
+struct Quantised {
+    uint64_t      graph  = 0;
+    ggml_tensor * tokens = nullptr, * node = nullptr;
+    int           n_products = 0;
+};
+thread_local Quantised t_last;
+
+Quantised & quantised(const llama_edgekv_product & args) {
+    if (args.graph == t_last.graph && args.tokens == t_last.tokens && t_last.n_products < kShared) {
+        return t_last;
+    }
+    const int64_t n_groups = (args.tokens->ne[1] + kProductTokens - 1)/kProductTokens;
+    const int64_t n_bytes  = (int64_t) kHead + n_groups*(args.tokens->ne[0]/kProductBlock)*(int64_t) sizeof(TokenBlocks);
+    ggml_tensor * tokens   = args.tokens;
+    t_last = { args.graph, tokens, ggml_custom_4d(args.ctx, GGML_TYPE_I8, n_bytes, 1, 1, 1, &tokens, 1, run_quantise, GGML_N_TASKS_MAX, nullptr), 0 };
+
+    return t_last;
+}
+
 }  // namespace
 
 ggml_tensor * build_product(const llama_edgekv_product & args) {
@@ -124,15 +146,12 @@ ggml_tensor * build_product(const llama_edgekv_product & args) {
         return nullptr;
     }
 
-    const int64_t n_groups = (args.tokens->ne[1] + kProductTokens - 1)/kProductTokens;
-    const int64_t n_bytes  = (int64_t) kHead + n_groups*(args.tokens->ne[0]/kProductBlock)*(int64_t) sizeof(TokenBlocks);
-    ggml_tensor * cur     = args.tokens;
-    ggml_tensor * tokens  = ggml_custom_4d(args.ctx, GGML_TYPE_I8, n_bytes, 1, 1, 1, &cur, 1, run_quantise, GGML_N_TASKS_MAX, nullptr);
+    Quantised &   with    = quantised(args);
+    ggml_tensor * sources[N_PRODUCT_SOURCES] = { args.weights, with.node };
+    void *        turn    = reinterpret_cast<void *>(static_cast<intptr_t>(with.n_products++));
 
-    ggml_tensor * sources[N_PRODUCT_SOURCES] = { args.weights, tokens };
-
-    return ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.weights->ne[1], cur->ne[1], 1, 1, sources, N_PRODUCT_SOURCES, run_product,
-                          GGML_N_TASKS_MAX, nullptr);
+    return ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.weights->ne[1], args.tokens->ne[1], 1, 1, sources, N_PRODUCT_SOURCES, run_product,
+                          GGML_N_TASKS_MAX, turn);
 }
 
 int64_t use_products(bool use) {

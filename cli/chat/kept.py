@@ -18,6 +18,7 @@ from edgekv.errors import EdgeKVError
 _ENDING = ".json"
 _NAME_WORDS, _NAME_LETTERS = 5, 40
 _FIRST_LETTERS = 60
+_MOST_LISTED = 5
 _NOT_NAMES = ("", "rm")  # "rm" is what /chats takes for a command
 _TOKENS = "tokens"  # beside role and content of the last message: what was in the context after it
 
@@ -78,7 +79,7 @@ class Kept:
         names = self.names()
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-            raise EdgeKVError(f"no conversation is kept as {name}; " + (f"did you mean {near[0]}?" if near else "/chats lists those that are"))
+            raise EdgeKVError(f"no conversation is kept as {name}; " + (f"did you mean {near[0]}?" if near else _listed(names)))
         return self.folder / f"{name}{_ENDING}"
 
     def remove(self, name: str) -> None:
@@ -153,6 +154,13 @@ class Keeper:
         else:
             write_messages(self._path, records)
         self._seen = _stamp(self._path)
+
+
+def _listed(names: list[str]) -> str:
+    if not names:
+        return "none is kept yet"
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return f"kept are {', '.join(names[:_MOST_LISTED])}{more}"
 
 
 def name_from(text: str) -> str:

@@ -58,7 +58,7 @@ class KvOptions:
             if name in named and self.mode not in modes:
                 these = " and ".join(mode.value for mode in modes)
                 raise ConfigError(f"{spelled(name)} works in mode{'s' * (len(modes) > 1)} {these} only, and the mode is "
-                                  f"{self.mode.value}; add {spelled('mode')} {modes[0].value}")
+                                  f"{self.mode.value}; use {spelled('mode')} {modes[0].value}")
         self._check_sketch(named, spelled)
         self._check_device(named, spelled)
 

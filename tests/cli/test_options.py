@@ -120,7 +120,7 @@ def test_options_that_there_are_no_more(arguments):
 def test_what_evict_keeps():
     assert parse("--kv", "evict", "--keep", "2048", "--policy", "ema")["kv"].keep_tokens == 2048
     assert parse("--kv", "evict", EDGEKV_KEEP="64MiB")["kv"].eviction.keep.bytes == 64 << 20
-    with pytest.raises(ConfigError, match="--keep works in mode evict only, and the mode is sparse; add --kv evict"):
+    with pytest.raises(ConfigError, match="--keep works in mode evict only, and the mode is sparse; use --kv evict"):
         parse("--kv", "sparse", "--keep", "2048")
     with pytest.raises(ConfigError, match="runs on the processor only"):
         parse("--kv", "evict", "--device", "cuda")

@@ -11,18 +11,24 @@ namespace {
 
 constexpr int32_t PROMPT_STEP  = 16;    // prompt tokens come in multiples of it, and so many always
 constexpr int32_t FIRST_PROMPT = 32;    // before anything was measured
-constexpr double  GAP_ROOM     = 0.8;   // of the bound; sampling and sending take time too, and times vary
+constexpr double  GAP_ROOM     = 0.7;   // of the bound; sampling and sending take time too, and times vary
 constexpr double  FIRST_BESIDE = 2.0/3; // of the room, for the first batch beside answers: in the long ones before it a token cost less
-constexpr double  NEWEST_BATCH = 0.5;   // of the running mean of batches without prompts
-constexpr double  KEPT_BATCHES = 0.8;   // of what is known of prompt tokens, with each batch
+constexpr double  NEWEST_BATCH = 0.5;   // of running means
+constexpr double  KEPT_BATCHES = 0.97;  // of what is known of prompt tokens, with each batch: a line needs tokens of many depths
 constexpr double  LEAST_SPREAD = 256;   // positions; with less no slope can be told from noise
 constexpr double  USUAL_DEPTH  = 4096;  // a token costs twice as much there as at the beginning, until it is known
 
-// What a token of a prompt costs beside answers: a line in its position, through the newest batches by least squares.
+// What a token of a prompt costs beside answers: a line in its position, through many batches by least squares, times what the newest
+// batches took of that. The machine's speed may change from one batch to the next; how cost grows with depth does not.
 struct token_cost {
     double n = 0, x = 0, y = 0, xx = 0, xy = 0; // sums of: 1, positions, seconds, and their products
+    double level = 1;
 
     void learn(double position, double seconds) {
+        if (n > 0) {
+            level += NEWEST_BATCH * (seconds / line(position) - level);
+            seconds /= level;  // the line is of the usual speed
+        }
         for (double * sum : {&n, &x, &y, &xx, &xy}) {
             *sum *= KEPT_BATCHES;
         }
@@ -34,6 +40,10 @@ struct token_cost {
     }
 
     double at(double position) const {
+        return level * line(position);
+    }
+
+    double line(double position) const {
         const double mean_x = x / n, mean = y / n, spread = xx / n - mean_x * mean_x;
         const double slope = spread < LEAST_SPREAD * LEAST_SPREAD ? mean / (USUAL_DEPTH + mean_x) : std::max(0.0, (xy / n - mean_x * mean) / spread);
         return std::max(mean / 4, mean + slope * (position - mean_x));

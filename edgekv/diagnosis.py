@@ -65,8 +65,8 @@ def _weights() -> dict[str, str | None]:
     from edgekv._native import weights
 
     found = {name: layout for name, layout in weights.layouts().items() if name not in ("F16", "BF16")}
-    if "Q4_1" in found and found["Q4_1"] is None and _native.isa() != "portable":
-        found["Q4_1"] = "EDGEKV"  # native/src/kernels/products
+    if _native.isa() != "portable":
+        found |= {name: "EDGEKV" for name in ("Q4_1", "Q8_0") if name in found and found[name] is None}  # native/src/kernels/products
     return dict(sorted(found.items(), key=lambda item: item[1] is None))
 
 

@@ -75,7 +75,7 @@ def test_options_without_effect_are_refused(name):
     value = {"attend": "5%", "resolution": "900", "sketch": "b3", "kv-budget": "auto", "kv-prompts": "sparse", "policy": "ema",
              "prefetch": "none"}[name]
     modes = "modes sparse and evict" if name == "policy" else "mode sparse"
-    with pytest.raises(ConfigError, match=f"--{name} works in {modes} only, and the mode is off; add --kv sparse"):
+    with pytest.raises(ConfigError, match=f"--{name} works in {modes} only, and the mode is off; use --kv sparse"):
         parse("--kv", "off", f"--{name}", value)
 
 

@@ -54,6 +54,22 @@ for seed in range(10**9):
     print(seed, flush=True)
 """
 
+LOADER = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from support.prefixes import check_rows, conversation, identity
+from edgekv.store.blocks import Reading
+from edgekv.store.settings import StoreSettings
+from edgekv.store.store import PrefixStore
+while True:
+    store = PrefixStore(identity(), StoreSettings(ram_bytes=0, folder=Path(sys.argv[1]), folder_bytes=1 << 30))
+    for seed in range(8):
+        tokens = conversation(700, seed)
+        assert check_rows(store.restore(tokens, 0, Reading.EXACT), tokens, 0, Reading.EXACT) == len(tokens)
+        print(seed, flush=True)
+    store.close()
+"""
 
 HOLDER = """
 import fcntl, sys, time
@@ -64,15 +80,15 @@ time.sleep(99)
 """
 
 
-def start_writer(folder) -> subprocess.Popen:
+def start(script, folder) -> subprocess.Popen:
     tests = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    return subprocess.Popen([sys.executable, "-c", WRITER, str(folder), tests], stdout=subprocess.PIPE, text=True, cwd=folder.parent)
+    return subprocess.Popen([sys.executable, "-c", script, str(folder), tests], stdout=subprocess.PIPE, text=True, cwd=folder.parent)
 
 
 def test_kill_9_at_any_moment_leaves_a_folder_that_the_next_start_reads(tmp_path, caplog):
     folder, chance = tmp_path / "prefixes", random.Random(1)
     for _ in range(5):
-        writer = start_writer(folder)
+        writer = start(WRITER, folder)
         seed = int(writer.stdout.readline())  # it has begun
         time.sleep(chance.uniform(0, 0.3))
         writer.send_signal(signal.SIGKILL)
@@ -87,6 +103,26 @@ def test_kill_9_at_any_moment_leaves_a_folder_that_the_next_start_reads(tmp_path
             tokens = conversation(700 + seed % 99, seed)
             assert n_restored(store, tokens) == len(tokens)
         store.close()
+    assert not caplog.records
+
+
+def test_kill_9_in_the_middle_of_a_load_loses_nothing(tmp_path, caplog):
+    folder, chance = tmp_path / "prefixes", random.Random(2)
+    store, kept = open_store(folder), [conversation(700, seed) for seed in range(8)]
+    for tokens in kept:
+        save(store, tokens)
+    store.close()
+    files = {file.path for file in scan(folder)}
+    for _ in range(4):
+        loader = start(LOADER, folder)
+        assert loader.stdout.readline()  # it has begun
+        time.sleep(chance.uniform(0, 0.3))
+        loader.send_signal(signal.SIGKILL)
+        loader.stdout.read()
+        assert loader.wait() == -signal.SIGKILL, "it was still loading"
+        assert {file.path for file in scan(folder)} == files and not list(folder.rglob(f"{TEMPORARY}*"))
+    store = open_store(folder, ram_bytes=0)
+    assert [n_restored(store, tokens) for tokens in kept] == [len(tokens) for tokens in kept]
     assert not caplog.records
 
 

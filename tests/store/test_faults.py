@@ -262,7 +262,7 @@ def test_when_the_writer_is_behind_the_bound_of_ram_holds(tmp_path, monkeypatch)
 
 def test_one_process_removes_while_the_other_reads(tmp_path):
     """Whatever is found is right, and nothing is said."""
-    writer = start_writer(tmp_path / "prefixes")
+    writer = start(WRITER, tmp_path / "prefixes")
     folder = tmp_path / "prefixes"
     stop, chance = time.monotonic() + 3, random.Random(2)
     n_found = 0

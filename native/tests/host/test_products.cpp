@@ -118,7 +118,8 @@ void check(const Case & c, int first, int end, Isa isa) {
             const double bound = mine ? (2.0 * c.n_blocks + 4.0) * std::ldexp(in.size_of(r, t), -24) : 0.0;
             if (!(std::fabs(static_cast<double>(got[at]) - want[at]) <= bound) && ++failures <= 20) {
                 std::printf("FAIL %s, %s: %d blocks, %d rows, %d tokens: row %d, token %d: got %.9g, want %.9g, within %.2g\n", isa_name(isa),
-                            c.type == WeightType::q4_1 ? "Q4_1" : "Q8_0", c.n_blocks, c.n_rows, c.n_tokens, r, t, static_cast<double>(got[at]), static_cast<double>(want[at]), bound);
+                            c.type == WeightType::q4_1 ? "Q4_1" : "Q8_0", c.n_blocks, c.n_rows, c.n_tokens, r, t,
+                            static_cast<double>(got[at]), static_cast<double>(want[at]), bound);
             }
         }
     }

@@ -1,5 +1,5 @@
 // Products of weights with several tokens at once, for types of weights that ggml has no kernel for four tokens of: Q4_1 goes token by token
-// there, Q8_0 two by two. A block of a row is unpacked once for four tokens. The kernel's contract.
+// there, Q8_0 two by two with AVX2. A block of a row is unpacked once for four tokens. The kernel's contract.
 //
 // Sums are in single precision over blocks of 32, each block's sum of integers exact, in the order of ggml's own kernels.
 //

@@ -134,7 +134,8 @@ Quantised & quantised(const llama_edgekv_product & args) {
     const int64_t n_groups = (args.tokens->ne[1] + kProductTokens - 1)/kProductTokens;
     const int64_t n_bytes  = (int64_t) kHead + n_groups*(args.tokens->ne[0]/kProductBlock)*(int64_t) sizeof(TokenBlocks);
     ggml_tensor * tokens   = args.tokens;
-    t_last = { args.graph, tokens, ggml_custom_4d(args.ctx, GGML_TYPE_I8, n_bytes, 1, 1, 1, &tokens, 1, run_quantise, GGML_N_TASKS_MAX, nullptr), 0 };
+    t_last = { args.graph, tokens, nullptr, 0 };
+    t_last.node = ggml_custom_4d(args.ctx, GGML_TYPE_I8, n_bytes, 1, 1, 1, &tokens, 1, run_quantise, GGML_N_TASKS_MAX, nullptr);
 
     return t_last;
 }

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from edgekv.amounts import size
 from edgekv.store.blocks import BLOCK_TOKENS, Block, Link, Reading, child_link
 from edgekv.store.coming import ComingBlock
 from edgekv.store.identity import ModelIdentity
-from edgekv.store.place import Child, Outcome, Place
+from edgekv.store.place import Child, Outcome, Place, log
 from edgekv.store.places import open_places
 from edgekv.store.ram import Ram, SharedRam
 from edgekv.store.results import Piece, PlaceStats, Restored, Saved, StoreStats
@@ -253,8 +254,17 @@ class PrefixStore:
         self._closed = True
         for writer in self._writers:
             writer.close()
+        self._say_what_is_lost()
         for place in self.places:
             place.close()
+
+    def _say_what_is_lost(self) -> None:
+        with self._lock:
+            for writer in self._writers:
+                blocks = [block for key in writer.pending() if (block := self._ram.get(key)) is not None]
+                if blocks:
+                    log.warning("%d block%s of prefixes (%s) were not written to %s before the end, and are lost there", len(blocks),
+                                "s" * (len(blocks) > 1), size(sum(block.n_bytes for block in blocks)), writer.place.name)
 
     def stats(self) -> StoreStats:
         """A copy; counts since the store was opened, bytes and blocks as they are now: in RAM those of all stores that share it."""

@@ -7,7 +7,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
 from edgekv.store.blocks import Block, Link
-from edgekv.store.place import Outcome, Place
+from edgekv.store.place import Outcome, Place, log
 
 RETRY_S = 0.5
 """Between two looks at whether a place that failed can be tried again."""
@@ -25,7 +25,7 @@ class Writer:
         self._lock, self._block_of, self._written = lock, block_of, written
         self._pending: OrderedDict[bytes, None] = OrderedDict()
         self._used: deque[Sequence[Link]] = deque(maxlen=MOST_CHAINS)
-        self._busy = self._closing = False
+        self._busy = self._closing = self._said = False
         self._thread: threading.Thread | None = None
 
     def __contains__(self, key: bytes) -> bool:
@@ -64,35 +64,57 @@ class Writer:
 
     def _wake(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"edgekv-write-{self.place.name}", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name=f"edgekv-write-{self.place.name}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # there are too many now; the next block tries again
+                self.place.stats.n_errors += 1
+                return
+            self._thread = thread
         self._lock.notify_all()
 
     def _run(self) -> None:
-        while True:
-            chain = block = None
-            with self._lock:
-                while not self._closing and not (self.place.writable and (self._pending or self._used)):
-                    self._lock.wait(RETRY_S if self._pending or self._used else None)
-                if self._closing:
-                    return
-                self._busy = True
-                if self._used:
-                    chain = self._used.popleft()
-                else:
-                    block = self._block_of(next(iter(self._pending)))
+        while self._wait():
             try:
-                if chain is not None:
-                    lacking = self.place.touch(chain)
-                    with self._lock:
-                        self._pending.update((link.key, None) for link in lacking if self._block_of(link.key) is not None)
-                elif block is not None:
-                    outcome = self.place.write(block)
-                    with self._lock:
-                        if outcome is not Outcome.LATER:
-                            self._pending.pop(block.link.key, None)
-                        self._written(block.link, outcome)
+                self._do_next()
+            except BaseException:  # a place's fault, or a lack of memory: what waits behind this is written all the same
+                self._unexpected()
             finally:
                 with self._lock:
                     self._busy = False
                     self._lock.notify_all()
+
+    def _wait(self) -> bool:
+        """Until there is something that can be done; False: nothing is to be done any more."""
+        with self._lock:
+            while not self._closing and not (self.place.writable and (self._pending or self._used)):
+                self._lock.wait(RETRY_S if self._pending or self._used else None)
+            self._busy = not self._closing
+            return self._busy
+
+    def _do_next(self) -> None:
+        with self._lock:
+            chain = self._used.popleft() if self._used else None
+            key = next(iter(self._pending), None) if chain is None else None
+            block = None if key is None else self._block_of(key)
+        if chain is not None:
+            lacking = self.place.touch(chain)
+            with self._lock:
+                self._pending.update((link.key, None) for link in lacking if self._block_of(link.key) is not None)
+        elif block is not None:
+            outcome = Outcome.DECLINED  # what cannot be written for a reason that nobody knows is not tried again before it is used again
+            try:
+                outcome = self.place.write(block)
+            finally:
+                with self._lock:
+                    if outcome is not Outcome.LATER:
+                        self._pending.pop(block.link.key, None)
+                    self._written(block.link, outcome)
+
+    def _unexpected(self) -> None:
+        """Counted, and the first one reported."""
+        self.place.stats.n_errors += 1
+        if not self._said:
+            self._said = True
+            log.exception("writing prefixes to %s failed in a way that nobody expected; it goes on with the next block, and more such "
+                          "failures are not reported", self.place.name)

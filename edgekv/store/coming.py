@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from edgekv.store.blocks import Block, Link
-from edgekv.store.files import read_header
-from edgekv.store.format import Header, Refused, check_layers
+from edgekv.store.files import first_bytes, open_file
+from edgekv.store.format import Header, Refused, check_layers, decode_header
 from edgekv.store.identity import RowLayout
 
 GROUP_BYTES = 2 << 20
@@ -36,6 +36,9 @@ class BlockReader:
     """Reads rows of a file whose header was verified."""
 
     path: Path
+    first: bytes
+    """Of the file, all that stands before the rows: it names their checksums, so one that was evicted and written again is told from it. The
+    file is not kept open: a long conversation has more of them than a process may have."""
     header: Header
     data: np.ndarray
     """uint8 [layout.block_bytes(n)]."""
@@ -45,7 +48,7 @@ class BlockReader:
         where the system does not say. Raises OSError."""
         if not hasattr(os, "RWF_NOWAIT"):
             return False
-        with self.path.open("rb", buffering=0) as file:
+        with open_file(self.path) as file:
             try:
                 for at in np.linspace(self.header.start, self.header.n_bytes - 1, N_SAMPLES).astype(int).tolist():
                     os.preadv(file.fileno(), [bytearray(1)], at, os.RWF_NOWAIT)
@@ -56,10 +59,12 @@ class BlockReader:
         return True
 
     def read(self, layers: range) -> int:
-        """Fills `data`; returns how many bytes were read. Raises Refused, OSError."""
+        """Fills `data`; returns how many bytes were read. Raises Refused, OSError; FileNotFoundError also where the file is another one by now."""
         starts = self.header.layout.layer_starts(self.header.link.n)
         first, end = int(starts[layers.start]), int(starts[layers.stop])
-        with self.path.open("rb", buffering=0) as file:
+        with open_file(self.path) as file:
+            if os.pread(file.fileno(), len(self.first), 0) != self.first:
+                raise FileNotFoundError(errno.ENOENT, "it was evicted, and other rows were written in its place", str(self.path))
             at = first
             while at < end:
                 n = os.preadv(file.fileno(), [self.data.data[at:end]], self.header.start + at)
@@ -72,13 +77,14 @@ class BlockReader:
 
 def open_block(path: Path, root: bytes, link: Link, layout: RowLayout) -> BlockReader:
     """Raises Refused unless the file is that of this block and has room for all of its rows; OSError."""
-    header = read_header(path)
+    with open_file(path) as file:
+        data, n_bytes = first_bytes(file), os.fstat(file.fileno()).st_size
+    header = decode_header(data)
     if header.root != root or header.link != link or header.layout != layout:
         raise Refused("it is another block than its name says", damaged=True)
-    n_bytes = path.stat().st_size
     if n_bytes != header.n_bytes:
         raise Refused("it is truncated" if n_bytes < header.n_bytes else "it is longer than its rows", damaged=True)
-    return BlockReader(path, header, np.empty(layout.block_bytes(link.n), np.uint8))
+    return BlockReader(path, data[: header.start], header, np.empty(layout.block_bytes(link.n), np.uint8))
 
 
 def layer_groups(layout: RowLayout, n_tokens: int) -> list[range]:

@@ -1,7 +1,7 @@
 """Where blocks lie in a folder, and what lies there: no index, so that several processes can share it.
 
     FOLDER/ROOT/PARENT/KEY-READING-N.kv    a block; all names are in hexadecimal, ROOT is that of the model identity
-    FOLDER/ROOT/PARENT/.tmp-PID-COUNT      one that is being written, by the process that has it locked
+    FOLDER/ROOT/PARENT/.tmp-RANDOM         one that is being written, by the process that has it locked
     FOLDER/pins/NAME.json                  what is kept until it expires
 """
 
@@ -11,14 +11,17 @@ import contextlib
 import fcntl
 import os
 import re
+import secrets
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
 
 from edgekv.store.blocks import KEY_BYTES, Link, Reading
-from edgekv.store.format import Header, decode_header, header_bytes
+from edgekv.store.format import Header, Refused, decode_header, header_bytes
 
 TEMPORARY = ".tmp-"
 _HEX = rf"[0-9a-f]{{{2 * KEY_BYTES}}}"
@@ -42,6 +45,20 @@ class BlockFile:
 
 def path_of(folder: Path, root: bytes, link: Link) -> Path:
     return folder / root.hex() / link.parent.hex() / f"{link.key.hex()}-{int(link.reading)}-{link.n}.kv"
+
+
+def temporary_name() -> str:
+    """Another one each time, also in containers whose processes have the same numbers."""
+    return TEMPORARY + secrets.token_hex(8)
+
+
+def open_file(path: Path) -> FileIO:
+    """For reading, unbuffered; nobody is waited for. Raises Refused where it is no plain file, OSError."""
+    file = FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # a pipe would wait for who writes into it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise Refused("it is no file", damaged=False)
+    return file
 
 
 def link_of(parent: bytes, name: str) -> Link | None:
@@ -75,15 +92,20 @@ def scan(folder: Path) -> Iterator[BlockFile]:
 
 def read_header(path: Path) -> Header:
     """Raises Refused, OSError."""
-    with path.open("rb") as file:
-        data = file.read(_FIRST_READ)
-        n_bytes = header_bytes(data)
-        return decode_header(data + file.read(max(0, n_bytes - len(data))))
+    with open_file(path) as file:
+        return decode_header(first_bytes(file))
+
+
+def first_bytes(file: FileIO) -> bytes:
+    """A file's header, as far as it goes, and maybe more. Raises Refused, OSError."""
+    data = file.read(_FIRST_READ)
+    return data + file.read(max(0, header_bytes(data) - len(data)))
 
 
 def read_whole(path: Path) -> np.ndarray:
-    """uint8 [n]. Not mapped: a file that another process cuts short must not end this one. Raises OSError."""
-    with path.open("rb", buffering=0) as file:
+    """uint8 [n]. Not mapped: a file that another process cuts short must not end this one. Raises Refused where it is no plain file,
+    OSError."""
+    with open_file(path) as file:
         data = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
         at = 0
         while at < len(data):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import itertools
 import os
 import threading
 import time
@@ -20,7 +19,7 @@ import numpy as np
 from edgekv.store.blocks import Block, Link
 from edgekv.store.bound import FolderBound
 from edgekv.store.coming import ComingBlock, open_block
-from edgekv.store.files import TEMPORARY, links_below, path_of, read_header, read_whole, remove_file, remove_temporaries
+from edgekv.store.files import links_below, path_of, read_header, read_whole, remove_file, remove_temporaries, temporary_name
 from edgekv.store.format import Refused, decode, encode_header
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.pins import read_pins
@@ -39,8 +38,6 @@ REMEMBERED = 4096
 """Blocks whose tokens are kept in memory, so that their files need not be opened to be compared."""
 
 MOST_ATTEMPTS = 9
-
-_counter = itertools.count()
 
 
 class FolderPlace:
@@ -239,9 +236,10 @@ class FolderPlace:
         return Outcome.WRITTEN
 
     def _write_anyhow(self, path: Path, header: bytes, payload: np.ndarray, used_ns: int) -> None:
-        """Other processes remove folders that are empty, and temporaries that look abandoned, while this one is about to write."""
+        """Other processes remove folders that are empty, and temporaries that look abandoned, while this one is about to write; and a
+        name may be taken."""
         for _ in range(MOST_ATTEMPTS - 1):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
                 self._write_file(path, header, payload, used_ns)
                 return
         self._write_file(path, header, payload, used_ns)
@@ -250,7 +248,7 @@ class FolderPlace:
         """All of it under another name, on the disk, and only then under its own."""
         made = not path.parent.is_dir()
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.parent / f"{TEMPORARY}{os.getpid()}-{next(_counter)}"
+        temporary = path.parent / temporary_name()
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with contextlib.suppress(OSError):  # a file system without locks

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import time
 from collections.abc import Iterable
@@ -12,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edgekv.errors import ConfigError
-from edgekv.store.files import BlockFile
+from edgekv.store.files import BlockFile, temporary_name
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -36,7 +35,7 @@ def write_pin(folder: Path, pin: Pin) -> None:
                           "or digit")
     path = _path(folder, pin.name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{pin.name}-{os.getpid()}")
+    temporary = path.with_name(temporary_name())
     temporary.write_text(json.dumps({**asdict(pin), "root": pin.root.hex(), "key": pin.key.hex()}))
     temporary.replace(path)
 
@@ -54,7 +53,7 @@ def read_pins(folder: Path, now: float | None = None) -> list[Pin]:
     """Those that have not expired, by name; a file that is no pin is none."""
     pins = []
     for path in sorted((folder / "pins").glob("*.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             said = json.loads(path.read_text())
             pins.append(Pin(path.stem, bytes.fromhex(said["root"]), bytes.fromhex(said["key"]), float(said["expires"])))
     return [pin for pin in pins if pin.expires > (time.time() if now is None else now)]

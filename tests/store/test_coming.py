@@ -128,3 +128,21 @@ def test_what_is_in_memory_is_read_at_once(folder, monkeypatch, answer, n_to_com
     assert restored.n_to_come == n_to_come
     read(restored, 0, 1)
     assert check_rows(restored, TOKENS, 0, EXACT) == 700
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["the same rows", "other rows"])
+def test_one_that_was_evicted_and_written_again_is_not_damaged(folder, caplog, other):
+    """Between two layers. The same rows go on; of others none are taken, and their file stays."""
+    store = open_store(folder)
+    restored = store.restore(TOKENS, 0, EXACT, in_part=True)
+    assert read(restored, 0) == [True] * 3
+    for file in scan(folder):
+        file.path.unlink()
+    again = PrefixStore(identity(), StoreSettings(ram_bytes=0, folder=folder))
+    rows = reader(TOKENS)
+    again.save(TOKENS, exact(TOKENS), (lambda first, n: rows(first, n) ^ np.uint8(1)) if other else rows)
+    again.close()
+    with caplog.at_level(logging.WARNING, "edgekv"):
+        assert read(restored, 1) == [not other] * 3
+    assert not caplog.records and store.stats().disk.n_refused == 0 and store.places[0].working
+    assert len(list(scan(folder))) == 3

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -33,20 +34,22 @@ quick disk loses 30 ms by it (measured, LOG.md)."""
 class Prefixes:
     """What the server calls when a prompt begins and when tokens are computed (`edgekv._native.server.KeepsPrefixes`).
 
-    K and V depend on the model's file, the types they are stored in, the rotary embedding, what `extra` (options of llama.cpp's server)
-    says of these, and a request's adapters: there is a store for each, made when it is first needed. They share the RAM and its bound.
+    K and V depend on the model's file, the types they are stored in, the rotary embedding and what `extra` (options of llama.cpp's server)
+    says of these: all contexts that agree in that use one store. They depend on a request's adapters too: these are in the root of its
+    chains, so that a request can name any without a store, a thread or a scan of its own.
     """
 
     def __init__(self, model: Path, extra: tuple[str, ...], where: StoreSettings):
         self._model, self._settings, self._where = model, _what_changes_rows(extra), where
-        self._stores: dict[tuple[int, str], PrefixStore | None] = {}
+        self._stores: dict[ModelIdentity, PrefixStore] = {}
+        self._of: WeakKeyDictionary[Runtime, PrefixStore | None] = WeakKeyDictionary()
         self._ram = SharedRam()
         self._n_hits = self._n_prompts = 0
         self._loading: Loading | None = None
 
     def open(self, runtime: Runtime) -> None:
-        """Open the store of prompts without adapters. Raises ConfigError for an address that is none."""
-        self._store(runtime, adapters="")
+        """Open a context's store. Raises ConfigError for an address that is none."""
+        self._store(runtime)
 
     def begin(self, prompt: SequenceTokens, n_have: int) -> Found:
         """Put the blocks that continue the first n_have tokens of a prompt into its sequence."""
@@ -56,7 +59,7 @@ class Prefixes:
             return found
         layout = store.identity.layout
         in_part = runtime.tokens.can_wait and layout.token_bytes() >= LEAST_TOKEN_BYTES
-        restored = store.restore(prompt.tokens, n_have, _accepted(runtime), in_part)
+        restored = store.restore(prompt.tokens, n_have, _accepted(runtime), in_part, _root(store, prompt))
         self._n_prompts += 1
         self._n_hits += bool(restored.pieces)
         placed = []
@@ -101,21 +104,22 @@ class Prefixes:
         def read(first: int, n: int) -> np.ndarray:
             return runtime.tokens.read(held.seq_id, places[first:first + n], layout.block_bytes(n))
 
-        store.save(held.tokens[:len(places)], readings, read)
+        store.save(held.tokens[:len(places)], readings, read, _root(store, held))
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything is written to the places below RAM."""
-        for store in self._open_stores():
+        for store in self._stores.values():
             store.flush(timeout_s)
 
     def close(self) -> None:
-        for store in self._open_stores():
+        for store in self._stores.values():
             store.close()
         self._stores.clear()
+        self._of.clear()
 
     def stats(self) -> list[StoreStats]:
         """Of each store that is open."""
-        return [store.stats() for store in self._open_stores()]
+        return [store.stats() for store in self._stores.values()]
 
     def figures(self) -> StoreFigures:
         """What the endpoint shows, of all stores together."""
@@ -129,29 +133,28 @@ class Prefixes:
             n_hits=self._n_hits, n_misses=self._n_prompts - self._n_hits,
             n_tokens_loaded=sum(place.hit_tokens for stats in all_stats for place in (stats.ram, stats.disk, stats.remote)))
 
-    def _open_stores(self) -> list[PrefixStore]:
-        return [store for store in self._stores.values() if store is not None]
-
     def _open(self, of: SequenceTokens) -> tuple[Runtime | None, PrefixStore | None]:
         runtime = attachments.find(of.address)
         if runtime is None:
             return None, None
-        return runtime, self._store(runtime, of.adapters)
+        return runtime, self._store(runtime)
 
-    def _store(self, runtime: Runtime, adapters: str) -> PrefixStore | None:
-        key = runtime.address, adapters
-        if key not in self._stores:
-            self._stores[key] = self._make(runtime, adapters)
-        return self._stores[key]
+    def _store(self, runtime: Runtime) -> PrefixStore | None:
+        if runtime not in self._of:
+            self._of[runtime] = self._make(runtime)
+        return self._of[runtime]
 
-    def _make(self, runtime: Runtime, adapters: str) -> PrefixStore | None:
+    def _make(self, runtime: Runtime) -> PrefixStore | None:
         try:
             layout = RowLayout(*runtime.tokens.row_bytes())
         except NativeError as error:
             log.warning("prefixes are not kept: %s", error)
             return None
-        fingerprint = fingerprint_of_file(self._model, *runtime.tokens.depends_on(), *self._settings, adapters)
-        return PrefixStore(ModelIdentity(fingerprint, layout, self._model.stem), self._where, ram=self._ram)
+        fingerprint = fingerprint_of_file(self._model, *runtime.tokens.depends_on(), *self._settings)
+        identity = ModelIdentity(fingerprint, layout, self._model.stem)
+        if identity not in self._stores:
+            self._stores[identity] = PrefixStore(identity, self._where, ram=self._ram)
+        return self._stores[identity]
 
 
 _CHANGE_ROWS = ("--rope-", "--yarn-", "--override-kv", "--control-vector", "--no-kv-offload")
@@ -161,6 +164,10 @@ def _what_changes_rows(extra: tuple[str, ...]) -> tuple[str, ...]:
     """Of options of llama.cpp's server those that K and V depend on, with their values."""
     names = [i for i, argument in enumerate(extra) if argument.replace("_", "-").startswith(_CHANGE_ROWS)]
     return tuple(argument for i in names for argument in extra[i:i + 2])
+
+
+def _root(store: PrefixStore, of: SequenceTokens) -> bytes:
+    return store.identity.chain_root(of.adapters)
 
 
 _LABELS = {Reading.EXACT: 0, Reading.SAMPLED: cells.SAMPLED, Reading.SPARSE: cells.SPARSE_PROMPT}

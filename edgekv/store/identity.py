@@ -14,6 +14,10 @@ HEAD_BYTES = 4096
 """Of each tensor: enough to tell two fine-tunings apart, little enough that a model of 40 GB takes milliseconds."""
 
 
+ROOT_BYTES = 4
+"""The beginning that the roots of all chains of an identity have in common."""
+
+
 @dataclass(frozen=True)
 class RowLayout:
     """Bytes of one token's row in each layer: of K, and of V.
@@ -50,15 +54,29 @@ class ModelIdentity:
     """Rows of two identities are never taken for one another."""
 
     fingerprint: bytes
-    """Of everything that K and V depend on besides the tokens: model file, adapters, types, RoPE settings."""
+    """Of everything that K and V of all requests depend on besides the tokens: model file, types, RoPE settings."""
     layout: RowLayout
     name: str
     """For people."""
 
     def root_key(self) -> bytes:
-        """The parent of a conversation's first block, 16 bytes; also what the folder of this identity is called."""
+        """What the folder of this identity is called, 16 bytes; also the parent of a conversation's first block where there is no other."""
         layout = np.array([self.layout.k_bytes, self.layout.v_bytes], dtype="<i8").tobytes()
         return hashlib.blake2b(_framed(self.fingerprint, layout), digest_size=16, person=b"edgekv-root").digest()
+
+    def chain_root(self, *of: str) -> bytes:
+        """The parent of the first block of conversations that have nothing in common with those of other texts, 16 bytes; where all texts are
+        empty the identity's own. It begins like that, which tells it from the key of a block."""
+        root = self.root_key()
+        if not any(of):
+            return root
+        texts = _framed(root, *(text.encode() for text in of))
+        return root[:ROOT_BYTES] + hashlib.blake2b(texts, digest_size=16 - ROOT_BYTES, person=b"edgekv-chain").digest()
+
+
+def begins_chain(root: bytes, parent: bytes) -> bool:
+    """Whether a block with this parent is the first of its conversation; `root` is that of the model identity."""
+    return parent[:ROOT_BYTES] == root[:ROOT_BYTES]
 
 
 def fingerprint_of_file(path: Path, *settings: str) -> bytes:

@@ -13,6 +13,7 @@ from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.store.blocks import Reading
 from edgekv.store.files import BlockFile, read_header, read_whole, remove_file, scan
 from edgekv.store.format import Refused, decode
+from edgekv.store.identity import begins_chain
 from edgekv.store.pins import Pin, chain_to, read_pins
 
 ID_DIGITS = 12
@@ -41,7 +42,7 @@ class Chain:
     @property
     def whole(self) -> bool:
         """Its beginning is there; else nobody finds it, and it goes when room is needed."""
-        return self.files[0].link.parent == self.leaf.root
+        return begins_chain(self.leaf.root, self.files[0].link.parent)
 
     @property
     def n_tokens(self) -> int:

@@ -51,8 +51,9 @@ class PrefixStore:
 
     # ---- restoring -------------------------------------------------------------------------------------------------------------------
 
-    def restore(self, tokens: np.ndarray, n_have: int, accepts: Reading, in_part: bool = False) -> Restored:
-        """Rows of `tokens` from the position `n_have` on, as far as a stored chain goes whose label is at most `accepts`.
+    def restore(self, tokens: np.ndarray, n_have: int, accepts: Reading, in_part: bool = False, root: bytes | None = None) -> Restored:
+        """Rows of `tokens` from the position `n_have` on, as far as a stored chain goes whose label is at most `accepts`. `root`: of the chain
+        (`ModelIdentity.chain_root`), by default the identity's own.
 
         The pieces follow each other without gaps. There are none where nothing goes further than `n_have`. `in_part`: where some of them are
         `coming` the caller reads these, and calls `came` in the end.
@@ -60,7 +61,7 @@ class PrefixStore:
         tokens = np.ascontiguousarray(tokens, dtype=np.int32)
         if self._closed or len(tokens) <= n_have:
             return Restored()
-        found = Search([self._upper, *self.places], tokens, accepts).run(self._root)
+        found = Search([self._upper, *self.places], tokens, accepts).run(self._root if root is None else root)
         pieces: list[Piece] = []
         blocks: list[Block] = []
         at = 0
@@ -126,8 +127,8 @@ class PrefixStore:
 
     # ---- saving ----------------------------------------------------------------------------------------------------------------------
 
-    def save(self, tokens: np.ndarray, readings: np.ndarray, read: Callable[[int, int], np.ndarray]) -> Saved:
-        """Keep the rows of a conversation. `readings`: Reading of each token, uint8 [n].
+    def save(self, tokens: np.ndarray, readings: np.ndarray, read: Callable[[int, int], np.ndarray], root: bytes | None = None) -> Saved:
+        """Keep the rows of a conversation. `readings`: Reading of each token, uint8 [n]. `root`: as in `restore`.
 
         `read(first, n)` gives the payload of these tokens, uint8 [layout.block_bytes(n)], which then belongs to the store. It is called on
         the calling thread, only for what the store lacks. Places below RAM are written to afterwards, by their threads.
@@ -140,7 +141,7 @@ class PrefixStore:
             return Saved(n_left_out=len(tokens))
         deadline = time.monotonic() + MOST_WAIT_S
         chain: list[Link] = []
-        parent, least, n_known, n_new = self._root, Reading.EXACT, 0, 0
+        parent, least, n_known, n_new = self._root if root is None else root, Reading.EXACT, 0, 0
         for first in range(0, len(tokens), BLOCK_TOKENS):
             part = tokens[first : first + BLOCK_TOKENS]
             reading = Reading(labels[first + len(part) - 1])

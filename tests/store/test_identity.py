@@ -9,7 +9,7 @@ from support.prefixes import LAYOUT, identity
 from edgekv.errors import ModelError
 from edgekv.models import synth
 from edgekv.models.reader import open_gguf
-from edgekv.store.identity import RowLayout, fingerprint_of_file
+from edgekv.store.identity import RowLayout, begins_chain, fingerprint_of_file
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +29,14 @@ def test_another_layout_is_another_model():
     widened = RowLayout(LAYOUT.k_bytes, tuple(2 * n for n in LAYOUT.v_bytes))
     keys = {identity().root_key(), identity("another").root_key(), identity(layout=widened).root_key()}
     assert len(keys) == 3 and {len(key) for key in keys} == {16}
+
+
+def test_chains_of_other_texts_have_other_roots():
+    own = identity().root_key()
+    roots = [identity().chain_root(*texts) for texts in [("",), ("a",), ("b",), ("", "a"), ("a", ""), ("a", "b"), ("ab", "")]]
+    assert roots[0] == own and len(set(roots)) == 7 and {len(root) for root in roots} == {16}
+    assert all(begins_chain(own, root) for root in roots)
+    assert not begins_chain(own, identity("another").root_key())
 
 
 def test_settings_are_part_of_the_fingerprint(model):

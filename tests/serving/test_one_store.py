@@ -1,0 +1,129 @@
+"""However many adapters and scales requests name, one store keeps their prefixes, and none takes another's."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from support.prefixes import LAYOUT, conversation
+
+from edgekv._native.prefixes import SequenceTokens
+from edgekv.live import attachments
+from edgekv.serving.prefixes import Prefixes
+from edgekv.store import bound, store
+from edgekv.store.settings import StoreSettings
+from edgekv.vocab import KvMode, PromptReading
+
+N_SCALES = 1000
+
+
+class Rows:
+    """The tokens of a context whose rows are all the same."""
+
+    can_wait = on_device = False
+
+    def __init__(self) -> None:
+        self.n_placed = 0
+
+    def row_bytes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return LAYOUT.k_bytes, LAYOUT.v_bytes
+
+    def depends_on(self) -> tuple[str, ...]:
+        return ("types", "rope")
+
+    def cells_of(self, seq_id: int, n: int) -> np.ndarray:
+        return np.arange(n, dtype=np.uint32)
+
+    def labels(self, seq_id: int, cells: np.ndarray) -> np.ndarray:
+        return np.zeros(len(cells), np.uint8)
+
+    def read(self, seq_id: int, cells: np.ndarray, n_bytes: int) -> np.ndarray:
+        return np.ones(n_bytes, np.uint8)
+
+    def place(self, seq_id: int, first: int, n: int, label: int) -> np.ndarray:
+        self.n_placed += n
+        return np.arange(first, first + n, dtype=np.uint32)
+
+    def write(self, *_: object) -> None:
+        pass
+
+
+class Context:
+    """As a Runtime."""
+
+    address, mode = 1, KvMode.EXACT
+    options = SimpleNamespace(selection=SimpleNamespace(prompts=PromptReading.EXACT))
+
+    def __init__(self) -> None:
+        self.tokens = Rows()
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
+    context = Context()
+    monkeypatch.setattr(attachments, "find", lambda _: context)
+    return context.tokens
+
+
+@pytest.fixture
+def kept(rows: Rows, synthetic, tmp_path: Path) -> Iterator[Prefixes]:
+    kept = Prefixes(synthetic("llama"), (), StoreSettings(ram_bytes=1 << 20, folder=tmp_path, folder_bytes=1 << 30))
+    yield kept
+    kept.close()
+
+
+def of(adapters: str, tokens: np.ndarray) -> SequenceTokens:
+    return SequenceTokens(1, 0, tokens, adapters)
+
+
+def test_a_sweep_of_scales_leaves_threads_memory_and_scans_flat(kept: Prefixes, monkeypatch: pytest.MonkeyPatch):
+    """Each had a store of its own: three threads, two pools and a scan of the folder on the thread that decodes, for ever."""
+    looked: list[int] = []
+    made: list[object] = []
+    look, make = bound.FolderBound.look, store.PrefixStore.__init__
+    monkeypatch.setattr(bound.FolderBound, "look", lambda self: (looked.append(1), look(self))[1])
+    monkeypatch.setattr(store.PrefixStore, "__init__", lambda self, *a, **k: (made.append(self), make(self, *a, **k))[1])
+    tokens = conversation(20)
+    n_threads, n_bytes = [], []
+    tracemalloc.start()
+    try:
+        for i in range(N_SCALES):
+            prompt = of(f"adapter.gguf:{i / N_SCALES:.6f};", tokens)
+            assert kept.begin(prompt, 0).ram == 0
+            if i % 10 == 0:
+                kept.keep(prompt)
+            if i % 100 == 99:
+                gc.collect()
+                n_threads.append(threading.active_count())
+                n_bytes.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert len(made) == 1
+    assert n_threads[-1] == n_threads[1]
+    assert n_bytes[-1] - n_bytes[1] < 200_000  # 80 blocks of 20 tokens, in RAM
+    assert len(looked) < 20  # one at the beginning, and one a second while it writes
+
+
+def test_prefixes_of_other_scales_are_not_taken(kept: Prefixes, rows: Rows):
+    tokens = conversation(300)
+    kept.keep(of("adapter.gguf:1.000000;", tokens))
+    assert kept.begin(of("adapter.gguf:0.500000;", tokens), 0).ram == 0
+    assert kept.begin(of("", tokens), 0).ram == 0
+    assert rows.n_placed == 0
+    assert kept.begin(of("adapter.gguf:1.000000;", tokens), 0).ram == 300
+
+
+def test_a_context_that_is_loaded_again_has_the_same_store(kept: Prefixes, rows: Rows, monkeypatch: pytest.MonkeyPatch):
+    """As after --sleep-idle-seconds: the one before was never closed."""
+    tokens = conversation(300)
+    kept.keep(of("", tokens))
+    again = Context()
+    monkeypatch.setattr(attachments, "find", lambda _: again)
+    assert kept.begin(of("", tokens), 0).ram == 300
+    assert len(kept.stats()) == 1

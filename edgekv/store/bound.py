@@ -23,6 +23,7 @@ class FolderBound:
         """Of all blocks in the folder, when it was last looked at, and what was written since."""
         self.n_blocks = 0
         self._looked: float | None = None
+        self._theirs: set[Path] = set()  # what this user may not remove
 
     def look(self) -> list[BlockFile]:
         """Count again; every file, the least recently used first. Raises OSError."""
@@ -42,28 +43,42 @@ class FolderBound:
     def make_room(self, n_bytes: int, keep: Callable[[Link], bool]) -> tuple[bool, int]:
         """Evict until `n_bytes` fit, but nothing that `keep` wants or that is pinned: whether they fit, and how many files went.
 
-        Nothing goes where that would not be enough. Raises OSError.
+        Nothing goes where that would not be enough, as far as it is known what may be removed. Raises OSError.
         """
+        n_gone = 0
+        while True:
+            fits, victims = self._victims(n_bytes, keep)
+            n_theirs = len(self._theirs)
+            for file in victims:
+                try:
+                    gone = remove_file(file.path)
+                except PermissionError:
+                    self._theirs.add(file.path)
+                    continue
+                if gone:
+                    self.removed(file.n_bytes)
+                    n_gone += 1
+            if len(self._theirs) == n_theirs:
+                return fits, n_gone
+            self._looked = None
+
+    def _victims(self, n_bytes: int, keep: Callable[[Link], bool]) -> tuple[bool, list[BlockFile]]:
+        """Whether there will be room, and what must go for it."""
         if n_bytes > self.most_bytes:
-            return False, 0
+            return False, []
         if self._looked is not None and self._clock() - self._looked < FRESH_S and self.n_bytes + n_bytes <= self.most_bytes:
-            return True, 0
+            return True, []
         files = self.look()
         excess = self.n_bytes + n_bytes - self.most_bytes
         if excess <= 0:
-            return True, 0
+            return True, []
         pinned = pinned_paths(read_pins(self.folder), files)
         victims: list[BlockFile] = []
         spare = self.most_bytes // 64 if self.most_bytes // 64 >= 4 * n_bytes else 0  # or a full folder is looked at for every block
         for file in files:
             if excess <= -spare:
                 break
-            if file.path not in pinned and not keep(file.link):
+            if file.path not in pinned and file.path not in self._theirs and not keep(file.link):
                 victims.append(file)
                 excess -= file.n_bytes
-        if excess > 0:
-            return False, 0
-        for file in victims:
-            if remove_file(file.path):
-                self.removed(file.n_bytes)
-        return True, len(victims)
+        return (False, []) if excess > 0 else (True, victims)

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -29,6 +30,7 @@ _NAME = re.compile(rf"({_HEX})-([0-9])-([0-9]{{1,3}})\.kv")
 _FOLDER = re.compile(_HEX)
 _FIRST_READ = 8192
 """Most headers are shorter."""
+_OF_ONE_FILE = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ESTALE}
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,11 @@ def open_file(path: Path) -> FileIO:
     return file
 
 
+def of_one_file(error: OSError, folder: Path) -> bool:
+    """Whether an error is about one file or folder in `folder`, such as another user's, and not about all that is there."""
+    return error.errno in _OF_ONE_FILE and os.access(folder, os.R_OK | os.X_OK)
+
+
 def link_of(parent: bytes, name: str) -> Link | None:
     """What a file's name says; None for a name of another kind."""
     match = _NAME.fullmatch(name)
@@ -79,13 +86,14 @@ def links_below(folder: Path, root: bytes, parent: bytes) -> list[Link]:
 
 
 def scan(folder: Path) -> Iterator[BlockFile]:
-    """Every block file of every model. What vanishes meanwhile is left out. Raises OSError where a folder cannot be read."""
+    """Every block file of every model. What vanishes meanwhile, and what is in folders of other users, is left out. Raises OSError where
+    `folder` cannot be read."""
     for root in _folders(folder):
-        for parent in _folders(Path(root.path)):
-            for entry in _entries(parent.path):
+        for parent in _folders_in(root):
+            for entry in _entries_in(parent):
                 link = link_of(bytes.fromhex(parent.name), entry.name)
                 if link is not None:
-                    with contextlib.suppress(FileNotFoundError):
+                    with contextlib.suppress(FileNotFoundError, PermissionError):
                         found = entry.stat(follow_symlinks=False)
                         yield BlockFile(Path(entry.path), bytes.fromhex(root.name), link, found.st_size, found.st_mtime_ns)
 
@@ -132,8 +140,8 @@ def remove_temporaries(folder: Path) -> int:
     """Remove what processes left that were killed while they wrote: nobody has it locked. How many. Raises OSError."""
     n = 0
     for root in _folders(folder):
-        for parent in _folders(Path(root.path)):
-            for entry in _entries(parent.path):
+        for parent in _folders_in(root):
+            for entry in _entries_in(parent):
                 if entry.name.startswith(TEMPORARY):
                     n += _remove_unlocked(Path(entry.path))
     return n
@@ -141,10 +149,10 @@ def remove_temporaries(folder: Path) -> int:
 
 def _remove_unlocked(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
-    except (BlockingIOError, FileNotFoundError):
+    except (Refused, BlockingIOError, FileNotFoundError, PermissionError, IsADirectoryError):
         return False
     with contextlib.suppress(OSError):
         path.parent.rmdir()
@@ -152,7 +160,23 @@ def _remove_unlocked(path: Path) -> bool:
 
 
 def _folders(folder: Path) -> list[os.DirEntry[str]]:
-    return [entry for entry in _entries(folder) if _FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)]
+    return [entry for entry in _entries(folder) if _is_folder(entry)]
+
+
+def _folders_in(folder: os.DirEntry[str]) -> list[os.DirEntry[str]]:
+    return [entry for entry in _entries_in(folder) if _is_folder(entry)]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    return _FOLDER.fullmatch(entry.name) is not None and entry.is_dir(follow_symlinks=False)
+
+
+def _entries_in(folder: os.DirEntry[str]) -> list[os.DirEntry[str]]:
+    """None where it is another user's."""
+    try:
+        return _entries(folder.path)
+    except PermissionError:
+        return []
 
 
 def _entries(folder: Path | str) -> list[os.DirEntry[str]]:

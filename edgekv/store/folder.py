@@ -19,8 +19,8 @@ import numpy as np
 from edgekv.store.blocks import Block, Link
 from edgekv.store.bound import FolderBound
 from edgekv.store.coming import ComingBlock, open_block
-from edgekv.store.files import links_below, path_of, read_header, read_whole, remove_file, remove_temporaries, temporary_name
-from edgekv.store.format import Refused, decode, encode_header
+from edgekv.store.files import links_below, of_one_file, path_of, read_header, remove_file, remove_temporaries, temporary_name
+from edgekv.store.format import Refused, encode_header
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.pins import read_pins
 from edgekv.store.place import Child, Outage, Outcome, covered_tails, log
@@ -53,9 +53,10 @@ class FolderPlace:
         self._writing = Outage(f"the folder {folder}", back_off_s, self.stats)
         self._bound = FolderBound(self._folder, most_bytes)
         self._latest: dict[bytes, int] = {}  # keys of the chain that was used last, and its times in ns
-        self._lock = threading.Lock()  # of the two below
+        self._lock = threading.Lock()  # of the three below
         self._tokens: OrderedDict[bytes, np.ndarray] = OrderedDict()
         self._refused: set[Path] = set()
+        self._theirs: set[Path] = set()  # of these, what another user or program has there: it is never written over
         self._pool = ThreadPoolExecutor(N_READERS, thread_name_prefix="edgekv-read")
         self._made = False
         try:
@@ -84,12 +85,9 @@ class FolderPlace:
     def children(self, parent: bytes) -> list[Child]:
         if not self.working:
             return []
-        try:
-            links = links_below(self._folder, self._root, parent)
-        except OSError as error:
-            self._reading.failed(_why(error))
-            return []
-        found = ((link, self._tokens_of(link)) for link in links)
+        folder = self._folder / self._root.hex() / parent.hex()
+        links = self._read(folder, lambda _: links_below(self._folder, self._root, parent)) if folder not in self._refused else None
+        found = ((link, self._tokens_of(link)) for link in links or ())
         return [Child(link, tokens) for link, tokens in found if tokens is not None]
 
     def load(self, links: Sequence[Link]) -> list[Block | None]:
@@ -124,18 +122,10 @@ class FolderPlace:
         return Block(link, reader.header.tokens, payload) if read(range(self._identity.layout.n_layers)) else None
 
     def _load_one(self, link: Link) -> Block | None:
-        def read(path: Path) -> tuple[Block, int]:
-            data = read_whole(path)
-            return decode(data, self._root, link, self._identity.layout), len(data)
-
-        found = self._read(self._path(link), read)
-        if found is None:
-            return None
-        block, n_bytes = found
-        self._reading.succeeded()
-        self._remember(link.key, block.tokens)
-        self.stats.n_loaded_bytes += n_bytes
-        return block
+        block = self._open_one(link)
+        if not isinstance(block, ComingBlock):
+            return block
+        return Block(link, block.tokens, block.payload) if block.read(range(self._identity.layout.n_layers)) else None
 
     def _read(self, path: Path, read: Callable[[Path], T]) -> T | None:
         """What `read` makes of a file; None where it is gone, is refused or cannot be read."""
@@ -146,7 +136,10 @@ class FolderPlace:
         except Refused as refused:
             self._refuse(path, refused)
         except OSError as error:
-            self._reading.failed(_why(error))
+            if of_one_file(error, self._folder):
+                self._skip(path, error)
+            else:
+                self._reading.failed(_why(error))
         return None
 
     def _tokens_of(self, link: Link) -> np.ndarray | None:
@@ -174,6 +167,11 @@ class FolderPlace:
             self._tokens[key] = tokens
             if len(self._tokens) > REMEMBERED:
                 self._tokens.popitem(last=False)
+
+    def _skip(self, path: Path, error: OSError) -> None:
+        with self._lock:
+            self._theirs.add(path)
+        self._refuse(path, Refused(f"it cannot be used ({error.strerror})", damaged=False))
 
     def _refuse(self, path: Path, refused: Refused) -> None:
         """Skip a file from now on; remove it where it is a block of ours that was damaged. Said of the first one."""
@@ -208,6 +206,8 @@ class FolderPlace:
 
     def write(self, block: Block) -> Outcome:
         path = self._path(block.link)
+        if path in self._theirs:
+            return Outcome.DECLINED
         try:
             if self._made and not self._folder.is_dir():
                 log.warning("the folder %s vanished with its prefixes; it is made anew, and what is in RAM is written again when it is used",
@@ -228,12 +228,20 @@ class FolderPlace:
             self._remember(block.link.key, block.tokens)
             self._drop_tails(block)
         except OSError as error:
+            if of_one_file(error, self._folder) and self._is_theirs(path):
+                self._skip(path, error)
+                return Outcome.DECLINED
             self._writing.failed(_why(error))
             return Outcome.LATER
         self._counted()
         self._refused.discard(path)
         self._writing.succeeded()
         return Outcome.WRITTEN
+
+    @staticmethod
+    def _is_theirs(path: Path) -> bool:
+        """Whether something stands in a block's place, or in its folder's, that this user may not write over."""
+        return os.path.lexists(path) or (os.path.lexists(path.parent) and not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)))
 
     def _write_anyhow(self, path: Path, header: bytes, payload: np.ndarray, used_ns: int) -> None:
         """Other processes remove folders that are empty, and temporaries that look abandoned, while this one is about to write; and a
@@ -273,9 +281,10 @@ class FolderPlace:
         pinned = {pin.key for pin in read_pins(self._folder)} if tails else set()
         for link in tails:
             path = self._path(link)
-            n_bytes = path.stat().st_size if path.exists() else 0
-            if link.key not in pinned and remove_file(path):
-                self._bound.removed(n_bytes)
+            with contextlib.suppress(FileNotFoundError, PermissionError):  # another process was quicker, or it is another user's
+                n_bytes = path.stat().st_size
+                if link.key not in pinned and remove_file(path):
+                    self._bound.removed(n_bytes)
 
     def _make_folder(self) -> None:
         if not self._folder.is_dir():

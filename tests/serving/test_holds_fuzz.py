@@ -97,6 +97,18 @@ def test_grammars_and_schemas_that_are_none(endpoint, fields):
     assert refused(endpoint, CHAT, chat(**fields))
 
 
+def escaped(text: str) -> bytes:
+    """A string of JSON with all its characters behind escapes."""
+    return b'"' + "".join(f"\\u{ord(letter):04x}" for letter in text).encode() + b'"'
+
+
+def call_with(arguments: bytes, name: bytes = b'"arguments"') -> bytes:
+    """A chat whose tool call has these bytes as its arguments."""
+    call = b'{"id":"1","type":"function","function":{"name":"f",' + name + b":" + arguments + b"}}"
+    return (b'{"max_tokens":3,"messages":[{"role":"user","content":"x"},{"role":"assistant","tool_calls":[' + call +
+            b']},{"role":"tool","tool_call_id":"1","content":"x"}]}')
+
+
 TOO_DEEP = "nested more than 200 levels deep"
 
 
@@ -108,11 +120,17 @@ TOO_DEEP = "nested more than 200 levels deep"
     (CHAT, chat(json_schema={"type": "string", "pattern": "^" + "(" * DEEP + "$"}), TOO_DEEP),
     (CHAT, chat(messages=[{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {
         "name": "f", "arguments": nested(DEEP, '{"a":', "}").decode()}}]}, {"role": "tool", "tool_call_id": "1", "content": "x"}]), TOO_DEEP),
+    (CHAT, call_with(escaped(nested(DEEP).decode())), TOO_DEEP), (CHAT, call_with(escaped(nested(DEEP, '{"a":', "}").decode())), TOO_DEEP),
+    (CHAT, call_with(json.dumps(nested(DEEP, '{"a":', "}").decode()).encode(), escaped("arguments")), TOO_DEEP),
+    (CHAT, call_with(escaped('{"arguments":' + json.dumps(nested(DEEP).decode()) + "}")), TOO_DEEP),
+    ("/v1/responses", b'{"input":[{"type":"function_call","call_id":"1","name":"f","arguments":' + escaped(nested(DEEP).decode()) + b"}]}", TOO_DEEP),
+    (CHAT, with_field("json_schema", b'{"type":"string","pattern":' + escaped("^" + "(" * DEEP + "$") + b"}"), TOO_DEEP),
+    (CHAT, with_field("json_schema", b'{"type":"string",' + escaped("pattern") + b':"^' + b"(" * DEEP + b'$"}'), TOO_DEEP),
     (CHAT, chat(grammar="root ::= " + "(" * DEEP + '"a"' + ")" * DEEP), "failed to parse grammar"),
     (CHAT, chat(grammar="root ::= a0\n" + "\n".join(f"a{i} ::= a{i + 1}" for i in range(DEEP)) + f'\na{DEEP} ::= "x"'), "failed to parse grammar"),
     (CHAT, chat(grammar="root ::= a0\n" + "\n".join(f"a{i} ::= a{i + 1} a{i + 1} | a{i + 1}" for i in range(40)) + '\na40 ::= "x" | ""'),
      "the grammar is too ambiguous"),
-], ids=range(13))
+], ids=range(20))
 def test_a_stack_does_not_overflow(endpoint, path, body, sentence):
     """Without the guards each of these ends the process, or holds it for ever."""
     assert sentence in refused(endpoint, path, body)
@@ -123,8 +141,9 @@ def test_a_stack_does_not_overflow(endpoint, path, body, sentence):
     chat(messages=[{"role": "user", "content": "[" * 220 + "(" * 220}]), chat(stop=["["] * 300),
     chat(grammar="root ::= " + "(" * 500 + '"a"' + ")" * 500),
     chat(grammar="root ::= a0\n" + "\n".join(f"a{i} ::= a{i + 1} | a{i + 1}" for i in range(60)) + '\na60 ::= "x"'),
-    chat(json_schema={"type": "string", "pattern": "^" + "(" * 150 + "a" + ")" * 150 + "$"}),
-], ids=range(7))
+    chat(json_schema={"type": "string", "pattern": "^" + "(" * 150 + "a" + ")" * 150 + "$"}), call_with(escaped(nested(150, '{"a":', "}").decode())),
+    call_with(json.dumps(json.dumps({"text": "[" * 300 + '"' + "{" * 300, "more": "\\" * 300})).encode()),
+], ids=range(9))
 def test_what_is_only_unusual_passes(endpoint, body):
     status, answer = endpoint.ask("POST", CHAT, body)
     assert status == 200, answer[:300]
@@ -145,7 +164,7 @@ def test_routes_and_methods(endpoint, method, path, body):
 
 def test_huge_bodies(endpoint):
     assert "exceeds the available context size" in refused(endpoint, CHAT, chat(messages=[{"role": "user", "content": "x" * 2_000_000}]))
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {110 << 20}\r\n\r\n".encode()  # more than it takes
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {110 << 20}\r\n\r\n".encode()  # more than it takes
     with endpoint.send(head) as client, contextlib.suppress(ConnectionError):  # it may answer and hang up before it has all
         for _ in range(110):
             client.sendall(bytes(1 << 20))
@@ -189,11 +208,14 @@ def test_random_requests(endpoint):
 # ---- connections -------------------------------------------------------------------------------------------------------------
 
 
+HEAD = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
 @pytest.mark.parametrize("data", [
     b"\r\n\r\n", b"\0" * 1000, b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"x" * 100,
     b"GET /health HTTP/1.1\r\n" + b"X: y\r\n" * 1000 + b"\r\n", b"GET /health HTTP/1.1\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
-    b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\nxxxxx", b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n",
-    b"POST /completion HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n", b"\xff" * 5000 + b"\r\n\r\n",
+    HEAD + b"Content-Length: -5\r\n\r\nxxxxx", HEAD + b"Content-Length: x\r\n\r\n", HEAD + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n",
+    b"\xff" * 5000 + b"\r\n\r\n",
 ], ids=lambda data: data[:30].decode("latin-1"))
 def test_bytes_that_are_no_http(endpoint, data):
     with contextlib.suppress(ConnectionError), endpoint.send(data) as client:  # it may hang up, but not answer that all is well

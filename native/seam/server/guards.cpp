@@ -30,19 +30,27 @@ void check_parentheses(const std::string & pattern) {
     }
 }
 
-// of what nesting looks at: quotes and backslashes
-std::string unescaped(const std::string & text) {
+// The text that a parser makes of what stands between two quotes. Characters beyond ASCII are not told apart, as nothing here asks for one.
+std::string decoded(const std::string & text) {
     std::string result;
     result.reserve(text.size());
     for (size_t i = 0; i < text.size(); i++) {
-        if (text[i] == '\\' && i + 1 < text.size()) {
-            i++;
-            if (text[i] != '"' && text[i] != '\\') {
-                result += ' ';
-                continue;
-            }
+        if (text[i] != '\\' || i + 1 == text.size()) {
+            result += text[i];
+            continue;
         }
-        result += text[i];
+        switch (text[++i]) {
+            case '"': case '\\': case '/': result += text[i]; break;
+            case 'u': {
+                const std::string digits = text.substr(i + 1, 4);
+                const bool        valid  = digits.size() == 4 && digits.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos;
+                const int         code   = valid ? std::stoi(digits, nullptr, 16) : 0;
+                result += code < 0x80 ? char(code) : '?';
+                i += digits.size();
+                break;
+            }
+            default: result += ' '; // white space of another kind
+        }
     }
     return result;
 }
@@ -64,11 +72,11 @@ void check_json(const std::string & text, int n_strings) {
             const size_t last = std::min(i, text.size());
             const size_t next = text.find_first_not_of(" \t\r\n", last + 1);
             if (next != std::string::npos && text[next] == ':') {
-                key = text.substr(first, last - first);
+                key = decoded(text.substr(first, last - first));
             } else if (key == "pattern") {
-                check_parentheses(unescaped(text.substr(first, last - first)));
+                check_parentheses(decoded(text.substr(first, last - first)));
             } else if (key == "arguments" && n_strings < MOST_STRINGS) { // a tool call's; templates get it as JSON
-                check_json(unescaped(text.substr(first, last - first)), n_strings + 1);
+                check_json(decoded(text.substr(first, last - first)), n_strings + 1);
             }
         }
     }

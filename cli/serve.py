@@ -13,7 +13,7 @@ import click
 
 from edgekv.cli.common.caches import cache_options, caches_text, split_cache_options
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.options import kv_options, model_argument, model_path, option, split_kv_options
+from edgekv.cli.common.options import Parsed, kv_options, model_argument, model_path, option, split_kv_options
 from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED
 
 if TYPE_CHECKING:
@@ -24,6 +24,12 @@ _EXTRA = "edgekv.serve.extra"
 _MAX_GAP_S = 0.5
 _MOST_SLOTS = 16
 _CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    from edgekv.serving.sites import parse_hosts
+
+    return parse_hosts(text)
 
 
 class _PassesOn(click.Command):
@@ -52,6 +58,10 @@ class _PassesOn(click.Command):
         help="Answer only requests that carry one of the keys in this file, one in each line.")
 @option("--cors", default="localhost", show_default=True, metavar="ORIGIN",
         help="Whose web pages may ask: localhost, one origin such as https://example.org, or * for any.")
+@option("--allow-host", multiple=True, type=Parsed("hosts", _hosts), callback=lambda _, __, lists: tuple(host for hosts in lists for host in hosts),
+        metavar="NAME[,NAME...]",
+        help="Host names under which clients reach the server, such as a proxy's, besides this machine's own and --host; others are refused, "
+             "as a web page may stand behind them. Can be given several times.")
 @option("--alias", metavar="NAME", help="Name of the model for clients.  [default: the file's]")
 @option("--slots", type=click.IntRange(1, _MOST_SLOTS), default=1, show_default=True,
         help="Requests answered at the same time; each has its own context.")

@@ -119,7 +119,7 @@ def _kind(parameter: click.Parameter) -> tuple[tuple[type, ...], str]:
 
 def _defaults(command: click.Command, values: dict[str, Any]) -> dict[str, Any]:
     """For click's default_map. A variable goes first, also one that is read later (EDGEKV_KV and its like)."""
-    return {str(parameter.name): values[name] for name, parameter in keys(command).items()
+    return {str(parameter.name): [values[name]] if parameter.multiple else values[name] for name, parameter in keys(command).items()
             if name in values and not variable_set(parameter)}
 
 

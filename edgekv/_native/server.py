@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from edgekv import _native
@@ -61,6 +61,13 @@ def limit(max_gap_s: float, n_slots: int, max_queue: int) -> None:
     from edgekv._native._server import lib
 
     lib.edgekv_server_limit(max_gap_s, n_slots, max_queue)
+
+
+def admit(names: Iterable[str], any_address: bool) -> None:
+    """Set under which names the servers that `run` starts from now on may be asked, as `edgekv.serving.sites.Admitted` has them."""
+    from edgekv._native._server import lib
+
+    lib.edgekv_server_admit(",".join(names).encode(), any_address)
 
 
 def pacing() -> Pacing:

@@ -90,6 +90,7 @@ class ServerOptions:
     api_key: str | None = None
     api_key_file: Path | None = None  # more keys, one a line; # begins a comment
     cors: str = LOCALHOST  # the origin whose pages may ask; "*": any
+    allow_host: tuple[str, ...] = ()  # names under which it may be asked besides its own, as edgekv.serving.sites.parse_hosts gives them
     extra: tuple[str, ...] = ()  # options of llama.cpp's server, last on its command line
     log_file: Path | None = None  # None: a temporary file; "-": standard error
 

@@ -29,6 +29,7 @@ from edgekv.serving.options import LOOPBACK, ServerOptions, check_evict, check_e
 from edgekv.serving.publisher import Publisher
 from edgekv.serving.room import memory_request
 from edgekv.serving.shown import Served
+from edgekv.serving.sites import admitted
 from edgekv.vocab import DeviceKind, KvMode
 
 if TYPE_CHECKING:
@@ -275,6 +276,8 @@ class Server:
 
         options, limits = self.options, self.options.limits
         native.limit(limits.max_gap_s, options.n_slots, limits.queue_for(options.n_slots))
+        hosts = admitted(options.host, options.allow_host, self.is_public)
+        native.admit(hosts.names, hosts.any_address)
         self.figures.worst_gap = lambda: native.pacing().worst_gap_s
         try:
             self._exit = native.run(argv)

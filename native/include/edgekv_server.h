@@ -80,6 +80,10 @@ EDGEKV_API void edgekv_server_set_prefixes(const edgekv_prefixes * prefixes);
    answered and max_queue wait (below 0: any number); more get HTTP 503. */
 EDGEKV_API void edgekv_server_limit(double max_gap_s, int32_t n_slots, int32_t max_queue);
 
+/* Under which hosts the servers that run from now on may be asked, besides localhost and the loopback's addresses: names and addresses with
+   commas between them, in lower case, IPv6 without brackets; any_address: under every IP address too. Any host before the first call. */
+EDGEKV_API void edgekv_server_admit(const char * names, int any_address);
+
 /* how that goes, since the server started; seconds */
 typedef struct edgekv_server_pacing {
     double   max_gap_s;      /* the bound; 0: none */

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from support.served import serving
 
 from edgekv.cli.common.caches import cache_options, caches_text, split_cache_options, without_password
+from edgekv.cli.common.config_file import use_config_file
 from edgekv.cli.main import cli
 from edgekv.cli.serve import _announce
 from edgekv.errors import EXIT_DOES_NOT_FIT, EXIT_USAGE, ConfigError, DoesNotFit
@@ -67,7 +68,7 @@ def test_what_is_said_of_them():
 @pytest.mark.parametrize("arguments", [
     ("--cache-ram", "much"), ("--cache-ram", "auto"), ("--cache-ram", "-1"), ("--cache-disk", "x"), ("--cache-url", "http://h"),
     ("--cache-dir", __file__), ("--slots", "0"), ("--slots", "17"), ("--slots", "x"), ("--parallel", "2"), ("--max-gap", "-1"),
-    ("--max-gap", "nan"), ("--max-queue", "-1"), ("--cors", "example.org"), ("--api-key", ""), ("--api-key", "a,b"),
+    ("--max-gap", "nan"), ("--max-queue", "-1"), ("--cors", "example.org"), ("--allow-host", "a b"), ("--api-key", ""), ("--api-key", "a,b"),
     ("--api-key-file", "none"), ("--host", "1.2.3.4"), ("--port", "99999"),
 ], ids=" ".join)
 def test_mistakes_get_a_sentence(synthetic, arguments):
@@ -75,6 +76,21 @@ def test_mistakes_get_a_sentence(synthetic, arguments):
     code = result.exception.exit_code if isinstance(result.exception, ConfigError) else result.exit_code
     assert code == EXIT_USAGE and (str(result.exception) + result.output).strip()
     assert "a,b" not in str(result.exception)
+
+
+def test_hosts_come_one_by_one_in_lists_and_from_elsewhere(tmp_path, monkeypatch):
+    def hosts(*arguments: str, text: str = "") -> tuple[str, ...]:
+        (tmp_path / "config.toml").write_text(text)
+        monkeypatch.setenv("EDGEKV_CONFIG", str(tmp_path / "config.toml"))
+        with click.Context(cli) as context:
+            command = cli.get_command(context, "serve")
+            use_config_file(context, {"chat": cli.get_command(context, "chat"), "serve": command})
+            return command.make_context("serve", list(arguments), parent=context).params["allow_host"]
+
+    assert hosts() == () and hosts("--allow-host", "A.example,b", "--allow-host", "::1") == ("a.example", "b", "::1")
+    assert hosts(text='allow-host = "a.example, b"') == ("a.example", "b")
+    monkeypatch.setenv("EDGEKV_ALLOW_HOST", "c.example,d")
+    assert hosts(text='allow-host = "a.example, b"') == ("c.example", "d") and hosts("--allow-host", "e") == ("e",)
 
 
 def test_memory_of_the_cache_is_not_given_to_the_context(synthetic):

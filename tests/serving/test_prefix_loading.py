@@ -231,7 +231,7 @@ def test_an_end_in_the_middle(model, tmp_path, reads, stops):
         reads(hold)
         client = socket.create_connection(("127.0.0.1", server.port))
         body = json.dumps({"prompt": prompt, "n_predict": 100, "stream": True}).encode()
-        client.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        client.sendall(b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
         assert asked.wait(20)
         client.close()
         if stops:

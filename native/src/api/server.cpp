@@ -3,8 +3,10 @@
 #include "server/limits.h"
 #include "server/pace.h"
 #include "server/published.h"
+#include "server/sites.h"
 
 #include <exception>
+#include <sstream>
 #include <string>
 
 // libllama-server-impl declares these in no header
@@ -45,6 +47,16 @@ void edgekv_server_set_prefixes(const edgekv_prefixes * prefixes) {
 
 void edgekv_server_limit(double max_gap_s, int32_t n_slots, int32_t max_queue) {
     g_limits = { max_gap_s, n_slots, max_queue };
+}
+
+void edgekv_server_admit(const char * names, int any_address) {
+    edgekv_sites::admitted hosts;
+    hosts.any_address = any_address != 0;
+    std::istringstream list(names);
+    for (std::string name; std::getline(list, name, ',');) {
+        hosts.names.push_back(name);
+    }
+    edgekv_sites::admit(hosts);
 }
 
 void edgekv_server_pace(edgekv_server_pacing * pacing) {

@@ -1,0 +1,49 @@
+"""Under which names a server may be asked. A page of another site can give its own name our address (DNS rebinding): then the browser takes
+the server for that page's, and only the name in the Host header tells them apart."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from dataclasses import dataclass
+
+from edgekv.errors import ConfigError
+
+_NAME = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
+_EVERYWHERE = ("0.0.0.0", "::")
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """localhost and the loopback's addresses always, and besides:"""
+
+    names: tuple[str, ...] = ()
+    """Names and addresses, in lower case; an IPv6 address without brackets."""
+    any_address: bool = False
+    """Every IP address. One cannot be given to somebody else, as a name can."""
+
+
+def parse_hosts(text: str) -> tuple[str, ...]:
+    """Names of a list with commas, as `Admitted` has them. Raises ConfigError for what is no name and no address."""
+    return tuple(_parse_host(part.strip()) for part in text.split(",") if part.strip())
+
+
+def _parse_host(text: str) -> str:
+    name = text.lower().removesuffix(".").strip("[]")
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        if len(name) > 253 or not _NAME.fullmatch(name):
+            raise ConfigError(f"{text!r} is no host; write a name such as chat.example.org, or an address, without a port") from None
+        return name
+
+
+def admitted(host: str, allowed: tuple[str, ...], is_public: bool) -> Admitted:
+    """For a server that listens on `host`. One that other machines reach has addresses and names there: any address, and the machine's own
+    name."""
+    names = {*allowed} if host in _EVERYWHERE else {*allowed, *parse_hosts(host)}
+    if is_public:
+        own = socket.gethostname().lower()
+        names |= {own, f"{own.split('.')[0]}.local"}
+    return Admitted(tuple(sorted(names)), is_public)

@@ -1,0 +1,160 @@
+#include "server/sites.h"
+
+#include "server/requests.h"
+
+#include <cpp-httplib/httplib.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cctype>
+#include <memory>
+
+#ifdef _WIN32
+#include <ws2tcpip.h>
+#else
+#include <arpa/inet.h>
+#endif
+
+namespace edgekv_sites {
+
+namespace {
+
+admitted          g_hosts;
+std::atomic<bool> g_checks{ false };
+
+std::string lower(std::string text) {
+    std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return char(std::tolower(c)); });
+    return text;
+}
+
+// of "name:port", "[::1]:port" or either without the port, in lower case and without brackets; empty: it is none of these
+std::string host_of(const std::string & authority) {
+    const std::string text   = lower(authority);
+    const bool        is_v6  = !text.empty() && text[0] == '[';
+    const size_t      end    = is_v6 ? text.find(']') : std::min(text.find(':'), text.size());
+    const size_t      behind = end == std::string::npos ? end : end + is_v6;
+    if (end == std::string::npos || (behind < text.size() && text[behind] != ':') ||
+        !std::all_of(text.begin() + std::min(behind + 1, text.size()), text.end(), [](unsigned char c) { return std::isdigit(c); })) {
+        return {};
+    }
+    std::string host = text.substr(is_v6, end - is_v6);
+    if (!is_v6 && host.size() > 1 && host.back() == '.') {
+        host.pop_back();
+    }
+    return host;
+}
+
+// "http://name:port" -> "name:port"; empty for "null", which is a page without a site
+std::string authority_of(const std::string & origin) {
+    const size_t at = origin.find("://");
+    return at == std::string::npos ? "" : lower(origin.substr(at + 3));
+}
+
+bool is_address(const std::string & host, bool & is_loopback) {
+    unsigned char bytes[16];
+    if (inet_pton(AF_INET, host.c_str(), bytes) == 1) {
+        is_loopback = bytes[0] == 127;
+        return true;
+    }
+    if (inet_pton(AF_INET6, host.c_str(), bytes) == 1) {
+        is_loopback = std::all_of(bytes, bytes + 15, [](unsigned char b) { return b == 0; }) && bytes[15] == 1;
+        return true;
+    }
+    return false;
+}
+
+bool is_local(const std::string & host) {
+    bool is_loopback = false;
+    return host == "localhost" || (is_address(host, is_loopback) && is_loopback);
+}
+
+// the same address in other letters is the same
+bool is_named(const std::string & host) {
+    unsigned char wanted[16], named[16];
+    const bool is_v6 = inet_pton(AF_INET6, host.c_str(), wanted) == 1;
+    return std::any_of(g_hosts.names.begin(), g_hosts.names.end(), [&](const std::string & name) {
+        return name == host || (is_v6 && inet_pton(AF_INET6, name.c_str(), named) == 1 && std::equal(wanted, wanted + 16, named));
+    });
+}
+
+bool is_ours(const std::string & host) {
+    bool is_loopback = false;
+    return is_local(host) || is_named(host) || (g_hosts.any_address && is_address(host, is_loopback));
+}
+
+// Whether a page may send more than questions. One of the server's own, one that may read the answers, or one of a host that was named.
+bool may_send(const std::string & origin, const std::string & own, const std::string & origins) {
+    const std::string authority = authority_of(origin);
+    const std::string host      = host_of(authority);
+    return origins == "*" || (!authority.empty() && authority == lower(own)) || lower(origin) == lower(origins) ||
+           (!host.empty() && ((origins == "localhost" && is_local(host)) || is_named(host)));
+}
+
+std::string media_type(const httplib::Request & req) {
+    std::string type = lower(req.get_header_value("Content-Type"));
+    type.resize(std::min(type.find(';'), type.size()));
+    type.erase(std::remove_if(type.begin(), type.end(), [](unsigned char c) { return std::isspace(c); }), type.end());
+    return type;
+}
+
+bool is_empty(const httplib::Request & req) {
+    return !req.has_header("Transfer-Encoding") && (!req.has_header("Content-Length") || req.get_header_value("Content-Length") == "0");
+}
+
+// what a browser asks about before it sends it; files come as forms, and what has no body has no type
+bool has_right_type(const httplib::Request & req) {
+    static const std::string UPLOADS = "/audio/transcriptions";
+    const std::string type = media_type(req);
+    if (type == "application/json" || (type.empty() && is_empty(req))) {
+        return true;
+    }
+    return type == "multipart/form-data" && req.path.size() >= UPLOADS.size() &&
+           req.path.compare(req.path.size() - UPLOADS.size(), UPLOADS.size(), UPLOADS) == 0;
+}
+
+bool refuse(httplib::Response & res, int status, const char * type, const std::string & sentence) {
+    res.status = status;
+    res.set_content(edgekv_server::error_body({{ "code", status }, { "message", sentence }, { "type", type }}),
+                    "application/json; charset=utf-8");
+    return true;
+}
+
+// for a sentence: what a client sent, as far as it can be shown
+std::string shown(const std::string & text) {
+    std::string found = text.substr(0, 100);
+    std::replace_if(found.begin(), found.end(), [](unsigned char c) { return c < ' ' || c > '~'; }, '?');
+    return "'" + found + "'";
+}
+
+} // namespace
+
+void admit(const admitted & hosts) {
+    g_hosts  = hosts;
+    g_checks = true;
+}
+
+bool refuses(const httplib::Request & req, httplib::Response & res, const std::string & origins) {
+    if (!g_checks) {
+        return false;
+    }
+    const std::string host = req.get_header_value("Host");
+    // a health check may name no host; a browser always does
+    if (req.has_header("Host") && !is_ours(host_of(host))) {
+        return refuse(res, 403, "permission_error", "this server is not asked under the name " + shown(host) +
+                      "; where that name is its own, start it with --allow-host");
+    }
+    if (req.method == "GET" || req.method == "HEAD" || req.method == "OPTIONS") {
+        return false;
+    }
+    const std::string origin = req.get_header_value("Origin");
+    if (req.has_header("Origin") && !may_send(origin, host, origins)) {
+        return refuse(res, 403, "permission_error", "pages of " + shown(origin) + " may not ask this server; where they should, start it with --cors");
+    }
+    if (req.method == "POST" && !has_right_type(req)) {
+        return refuse(res, 415, "invalid_request_error", "the request's Content-Type is " + shown(req.get_header_value("Content-Type")) +
+                      "; send JSON, with the header Content-Type: application/json");
+    }
+    return false;
+}
+
+} // namespace edgekv_sites

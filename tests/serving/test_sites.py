@@ -1,0 +1,151 @@
+"""A server on this machine is asked by programs of its owner, and by any web page that he has open. Requests here are as browsers send them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+
+import pytest
+from support.endpoint import exposed, options
+
+from edgekv.errors import ConfigError
+from edgekv.serving.server import Server
+from edgekv.serving.sites import Admitted, admitted, parse_hosts
+
+PROMPT = {"prompt": [1, 300, 301, 302], "n_predict": 2, "ignore_eos": True}
+JSON = "application/json"
+
+
+def send(server: Server, path: str, body: object = None, method: str | None = None, **headers: str) -> tuple[int, dict]:
+    """Status and body of a request with these headers and no others."""
+    data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    try:
+        connection.putrequest(method or ("GET" if body is None else "POST"), path, skip_host=True, skip_accept_encoding=True)
+        sent = {name.replace("_", "-"): value for name, value in ({"Host": f"127.0.0.1:{server.port}"} | headers).items() if value is not None}
+        if data is not None:
+            sent["Content-Length"] = str(len(data))
+        for name, value in sent.items():
+            connection.putheader(name, value)
+        connection.endheaders(data)
+        response = connection.getresponse()
+        text = response.read()
+        return response.status, json.loads(text) if text.startswith((b"{", b"[")) else {}
+    finally:
+        connection.close()
+
+
+def refusal(answer: tuple[int, dict]) -> tuple[int, str]:
+    status, body = answer
+    return status, body["error"]["message"]
+
+
+def test_a_server_for_others(synthetic):
+    """On all addresses, behind a key and a name: what a person of the same network types is let in, and so is what was named."""
+    key = {"Authorization": "Bearer k"}
+    own = socket.gethostname()
+    with Server(options(synthetic("llama"), host="0.0.0.0", api_key="k", allow_host=("chat.example.org", "fe80::1"), cors="https://other.example")) as server:
+        for host in ("192.168.7.7:8080", "10.0.0.1", "[2001:db8::1]:80", "chat.example.org", "CHAT.example.org:443", own, f"{own}:8080", "localhost:9"):
+            assert send(server, "/v1/models", Host=host, **key)[0] == 200
+            assert send(server, "/completion", PROMPT, Host=host, Content_Type=JSON, Origin=f"http://{host}", **key)[0] == 200, "its own page"
+        for host in ("evil.example", "example.org", "x.chat.example.org", "10.0.0.1.evil.example", "10.0.0", "0x7f000001"):
+            assert send(server, "/v1/models", Host=host, **key)[0] == 403
+        for origin, status in (("https://other.example", 200), ("https://chat.example.org", 200), ("https://third.example", 403),
+                               ("http://10.0.0.1", 403), ("http://other.example", 403), ("null", 403)):
+            assert send(server, "/completion", PROMPT, Content_Type=JSON, Origin=origin, **key)[0] == status, origin
+        assert send(server, "/v1/models")[0] == 401, "a name opens nothing that needs a key"
+
+
+@pytest.fixture(scope="module")
+def alone(synthetic):
+    """For programs of this machine, without a key, as `edgekv serve` starts it."""
+    with Server(options(synthetic("llama"))) as server:
+        yield server
+
+
+def n_computed(server: Server) -> float:
+    return exposed(server).get(("edgekv_tokens_total", ()), 0)
+
+
+def test_a_rebound_page_gets_nothing(alone):
+    """Its name was given the address 127.0.0.1, so that the browser takes the server for the page's own: no question is asked before, and
+    each answer is shown to it."""
+    before = n_computed(alone)
+    for host in ("evil.example", f"evil.example:{alone.port}", "127.0.0.1.evil.example", "localhost.evil.example:80", "evil.example:localhost",
+                 "[::1].evil.example", "x@127.0.0.1", "127.0.0.1, evil.example", "localhost:80:80", "[::1", ""):
+        page = {"Host": host, "Origin": f"http://{host}", "Sec_Fetch_Site": "same-origin"}
+        for answer in (send(alone, "/props", Host=host), send(alone, "/slots", Host=host), send(alone, "/edgekv", Host=host),
+                       send(alone, "/health", Host=host), send(alone, "/completion", PROMPT, Content_Type=JSON, **page),
+                       send(alone, "/completion", method="OPTIONS", **page)):
+            status, body = answer
+            assert status == 403 and body["error"]["type"] == "permission_error" and "--allow-host" in body["error"]["message"]
+    assert n_computed(alone) == before
+
+
+@pytest.mark.parametrize("host", ["localhost", "LocalHost:81", "localhost.:8080", "127.0.0.1", "127.0.0.1:1", "127.8.9.10:99", "[::1]", "[::1]:8080",
+                                  "[0:0:0:0:0:0:0:1]:80", None])
+def test_this_machine_is_known_by_its_names(alone, host):
+    """None: a balancer's health check in HTTP/1.0; browsers always send one."""
+    assert send(alone, "/v1/models", Host=host)[0] == 200
+    assert send(alone, "/completion", PROMPT, Host=host, Content_Type=JSON)[0] == 200
+
+
+def test_an_address_of_the_network_is_for_servers_that_listen_there(alone):
+    assert refusal(send(alone, "/props", Host="192.168.7.7:8080"))[0] == 403
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "text/plain;charset=UTF-8", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "",
+                                  "text/plain; application/json", "application/jsonx", None])
+def test_what_a_browser_sends_without_a_question_does_not_run(alone, kind):
+    """Of another site's page, or of an old browser that says nothing of where it comes from."""
+    before = n_computed(alone)
+    status, sentence = refusal(send(alone, "/completion", PROMPT, Content_Type=kind))
+    assert status == 415 and "Content-Type: application/json" in sentence
+    for origin in ("https://evil.example", "http://evil.example:80", "null", "http://localhost.evil.example", "http://10.0.0.1", "file://"):
+        status, sentence = refusal(send(alone, "/completion", PROMPT, Content_Type=kind, Origin=origin))
+        assert status == 403 and "--cors" in sentence
+        assert send(alone, "/slots/0?action=erase", b"", Origin=origin)[0] == 403, "a POST without a body is simple too"
+        assert send(alone, "/v1/stream", method="DELETE", Origin=origin)[0] == 403
+    assert n_computed(alone) == before
+
+
+@pytest.mark.parametrize("kind", [JSON, "application/json; charset=utf-8", "Application/JSON", "application/json;charset=UTF-8"])
+def test_json_runs(alone, kind):
+    assert send(alone, "/completion", PROMPT, Content_Type=kind)[0] == 200
+
+
+@pytest.mark.parametrize("origin", ["http://localhost:3000", "https://localhost", "http://127.0.0.1:5173", "http://[::1]:1", "HTTP://LOCALHOST"])
+def test_pages_of_this_machine_may_send(alone, origin):
+    assert send(alone, "/completion", PROMPT, Content_Type=JSON, Origin=origin)[0] == 200
+
+
+def test_what_clients_send_besides_json(alone):
+    """Sound comes as a form; an action that has no body has no type."""
+    form = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n\0\1\r\n--x--\r\n'
+    for path in ("/v1/audio/transcriptions", "/audio/transcriptions"):
+        status, body = send(alone, path, form, Content_Type="multipart/form-data; boundary=x")
+        assert status == 501 and "does not support audio" in body["error"]["message"]
+        assert send(alone, path, form, Content_Type="multipart/form-data; boundary=x", Origin="https://evil.example")[0] == 403
+    assert send(alone, "/slots/0?action=erase", b"")[0] not in (403, 415)
+
+
+def test_one_connection_goes_on_after_a_refusal(alone):
+    connection = http.client.HTTPConnection("127.0.0.1", alone.port, timeout=60)
+    for kind, wanted in (("text/plain", 415), (JSON, 200), ("text/plain", 415), (JSON, 200)):
+        connection.request("POST", "/completion", json.dumps({**PROMPT, "x": "y" * 50_000}), {"Content-Type": kind})
+        response = connection.getresponse()
+        response.read()
+        assert response.status == wanted
+    connection.close()
+
+
+def test_who_is_let_in():
+    assert admitted("127.0.0.1", (), False) == Admitted(("127.0.0.1",), False)
+    own = socket.gethostname().lower()
+    assert admitted("0.0.0.0", ("a.b",), True) == Admitted(tuple(sorted({"a.b", own, f"{own.split('.')[0]}.local"})), True)
+    assert {"box.lan", own} <= set(admitted("Box.lan", (), True).names)
+    assert parse_hosts("A.example, b ,[::1],10.0.0.1,") == ("a.example", "b", "::1", "10.0.0.1") and parse_hosts("") == ()
+    for wrong in ("https://a.example", "a.example:80", "a/b", "*", "a b", "ü.example", "a..b", "-a", "[::1]:80"):
+        with pytest.raises(ConfigError, match="is no host"):
+            parse_hosts(wrong)

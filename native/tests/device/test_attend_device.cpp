@@ -11,6 +11,7 @@
 #include "cuda/kernels/attend_merge.cu"
 #include "attend_bench.h"
 #include "attend_setup.h"
+#include "spoilt_rows.h"
 
 using namespace edgekv;
 using namespace setup;
@@ -266,6 +267,32 @@ void check_case(const Case & c, uint64_t seed) {
     }
 }
 
+// Rows that hold infinities and NaN reach nobody who does not see them.
+void check_spoilt(const Case & c, uint64_t seed) {
+    Values values(c, seed);
+    AttendProblem p = values.p;
+    Results want(c, p, 0.0f), got = want;
+    p.mass_max = p.mass_sum = nullptr;
+    p.out = reinterpret_cast<char *>(want.out.data());
+    attend_reference(p);
+    p.out = reinterpret_cast<char *>(got.out.data());
+    const auto attend = [&] {
+        const Placed placed(c, values, seed);
+        OnDevice d(c, p, values, got, nullptr, placed);
+        run(c, d, 3);
+        d.out.read(got.out);
+    };
+    const auto nothing_dropped = [](int, int) { return false; };
+    const std::vector<cases::Spoilt> cells = cases::cells_to_spoil(p, seed);
+    for (const bool keys : {false, true}) {
+        const std::string fault = cases::spoilt_fault({p, values.k.data(), values.v.data(), nothing_dropped, attend, tolerance_of(c, values)*values.v_max}, cells,
+                                                      reinterpret_cast<const char *>(want.out.data()), keys);
+        if (!fault.empty() && ++failures <= 20) {
+            std::printf("FAIL: %s [%s]\n", fault.c_str(), c.name().c_str());
+        }
+    }
+}
+
 // Walks lists of different lengths side by side; `random` decides what the lengths do not decorrelate.
 void check_all(int n_each, double work) {
     const int dims[] = {64, 80, 96, 128, 256, 72, 112, 192};
@@ -308,6 +335,9 @@ void check_all(int n_each, double work) {
                     c.n_cells = std::min(c.n_cells, cells[shorter - 1]);
                 }
                 check_case(c, n);
+                if (c.select == Select::all && c.n_tokens > 1) {
+                    check_spoilt(c, n);
+                }
             }
         }
     }

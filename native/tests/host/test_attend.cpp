@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "attend_results.h"
+#include "spoilt_rows.h"
 
 using namespace edgekv;
 
@@ -104,6 +105,32 @@ void check_case(const Case & c, uint64_t seed, const std::vector<const char *> &
     }
 }
 
+// Rows that hold infinities and NaN reach nobody who does not see them.
+void check_spoilt(const Case & c, uint64_t seed, const std::vector<const char *> & all_kernels) {
+    Instance instance(c, seed);
+    AttendProblem p = instance.p;
+    Results want(c, p, 0.0f), got(c, p, 0.0f);
+    p.out = reinterpret_cast<char *>(want.out.data());
+    p.mass_max = p.mass_sum = nullptr;
+    attend_reference(p);
+    p.out = reinterpret_cast<char *>(got.out.data());
+    const std::vector<cases::Spoilt> cells = cases::cells_to_spoil(p, seed);
+    const int n_threads = 1 + static_cast<int>(seed % 3);
+    for (const char * kernels : all_kernels) {
+        std::vector<float> raw(attend_workspace_bytes(p, n_threads) / 4 + 64);
+        char * workspace = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(raw.data()) + 63) / 64 * 64);
+        const auto attend = [&] { run(kernels, p, workspace, n_threads, false); };
+        const auto nothing_dropped = [](int, int) { return false; };
+        for (const bool keys : {false, true}) {
+            const std::string fault = cases::spoilt_fault({p, instance.k.data(), instance.v.data(), nothing_dropped, attend, instance.tolerance * instance.v_max},
+                                                          cells, reinterpret_cast<const char *>(want.out.data()), keys);
+            if (!fault.empty() && ++failures <= 20) {
+                std::printf("FAIL %s: %s [%s]\n", kernels, fault.c_str(), c.name().c_str());
+            }
+        }
+    }
+}
+
 // Walks lists of different lengths side by side; `random` decides what the lengths do not decorrelate.
 void check_all(const std::vector<const char *> & kernels) {
     const int dims[] = {64, 80, 96, 128, 256, 72, 112, 192, 512};
@@ -147,6 +174,9 @@ void check_all(const std::vector<const char *> & kernels) {
                     (c.n_head_kv > 1 ? c.n_head_kv : c.n_tokens) -= 1;
                 }
                 check_case(c, n, kernels);
+                if (c.select == 0) {
+                    check_spoilt(c, n, kernels);
+                }
             }
         }
     }

@@ -41,14 +41,27 @@ struct Products {
     }
 };
 
+// Cells of a tile, ascending.
+struct TileCells {
+    uint8_t cells[kTileCells];
+    int n;
+
+    void set(uint64_t bits) {
+        for (n = 0; bits != 0; bits &= bits - 1) {
+            cells[n++] = static_cast<uint8_t>(__builtin_ctzll(bits));
+        }
+    }
+};
+
 // What the heads of a tile share.
 struct Tile {
     int first_cell;
     int n_cells;
-    uint8_t visible[kTileCells];
-    int n_visible;
     int tokens[kMaxQueryTokens];  // those that see any of the tile
     int n_tokens;
+    bool alike;         // these see the same cells, ...
+    TileCells visible;  // ... which are these
+    TileCells visible_of[kMaxQueryTokens];  // else: what each of them sees
     alignas(64) float bias[kMaxQueryTokens][kTileCells];  // -inf from n_cells on
 };
 
@@ -83,8 +96,8 @@ inline void prepare_tile(const AttendProblem & p, const AttendPlan & plan, int i
     tile.first_cell = index * tile_cells;
     tile.n_cells = p.n_cells - tile.first_cell < tile_cells ? p.n_cells - tile.first_cell : tile_cells;
     tile.n_tokens = 0;
-    tile.n_visible = 0;
-    uint64_t seen = 0;
+    tile.alike = true;
+    uint64_t seen[kMaxQueryTokens];
     for (int t = 0; t < p.n_tokens; ++t) {
         fill_bias(p, t, tile.first_cell, tile.n_cells, kTileCells, tile.bias[t]);
         uint64_t bits = 0;
@@ -92,13 +105,16 @@ inline void prepare_tile(const AttendProblem & p, const AttendPlan & plan, int i
             bits |= static_cast<uint64_t>(Simd::visible_bits(Simd::load(tile.bias[t] + c))) << c;
         }
         if (bits != 0) {
+            seen[tile.n_tokens] = bits;
+            tile.alike = tile.alike && bits == seen[0];
             tile.tokens[tile.n_tokens++] = t;
-            seen |= bits;
         }
     }
-    for (int c = 0; c < tile.n_cells && seen != 0; ++c) {
-        tile.visible[tile.n_visible] = static_cast<uint8_t>(c);
-        tile.n_visible += static_cast<int>(seen >> c & 1);
+    if (tile.alike && tile.n_tokens > 0) {
+        tile.visible.set(seen[0]);
+    }
+    for (int i = 0; i < tile.n_tokens && !tile.alike; ++i) {
+        tile.visible_of[i].set(seen[i]);
     }
 }
 
@@ -149,8 +165,6 @@ inline void prepare_prefetch(const AttendProblem & p, const AttendPlan & plan, i
 
 inline void prepare_unit(const AttendProblem & p, const Tile & tile, int head, Unit & unit) {
     unit.n_strips = (tile.n_cells + kStripCells - 1) / kStripCells;
-    unit.visible = tile.visible;
-    unit.n_visible = tile.n_visible;
     for (int s = 0; s < unit.n_strips; ++s) {
         const size_t cell = static_cast<size_t>(tile.first_cell + s * kStripCells);
         const int left = tile.n_cells - s * kStripCells;
@@ -223,7 +237,7 @@ public:
     }
 
     // `first_strip`: where the tile's strips stand in the strip sums of its rows.
-    void attend(const Tile & tile, const Unit & unit, int head, int first_strip) {
+    void attend(const Tile & tile, Unit & unit, int head, int first_strip) {
         const int n_rows = tile.n_tokens * plan.group;
         const int n_blocks = (n_rows + Simd::kRows - 1) / Simd::kRows;
         for (int block = 0, done = 0; block < n_blocks; ++block) {
@@ -244,7 +258,7 @@ public:
             }
             qk[count - 1](unit, q, scores);
             softmax_tile(count, unit.n_strips, p.softcap, scores, bias, state, factor);
-            weigh[count - 1](unit, scores, out, factor);
+            weigh_rows(tile, unit, done, count, out, factor);
             done += count;
         }
     }
@@ -254,6 +268,20 @@ public:
     const bool observed;
 
 private:
+    // The sums over V of rows [done, done + count) of the tile. A weight of zero is no reason to read a row of V: times an infinity or a NaN
+    // it is a NaN. So tokens that see different cells walk their own.
+    void weigh_rows(const Tile & tile, Unit & unit, int done, int count, float * const * out, const float * factor) {
+        for (int r = 0; r < count;) {
+            const int token = (done + r) / plan.group, left = (token + 1) * plan.group - (done + r);
+            const int n = tile.alike || left > count - r ? count - r : left;
+            const TileCells & visible = tile.alike ? tile.visible : tile.visible_of[token];
+            unit.visible = visible.cells;
+            unit.n_visible = visible.n;
+            weigh[n - 1](unit, scores + r, out + r, factor + r);
+            r += n;
+        }
+    }
+
     const QkFn<Unit> * qk;
     const PvFn<Unit> * weigh;
     const size_t acc_stride;

@@ -71,7 +71,7 @@ struct Unit {
     int head_dim;
     size_t k_stride[kTileStrips], v_stride[kTileStrips];
     Ahead next_k[kTileStrips], next_v[kTileStrips];
-    const uint8_t * visible;  // the tile's cells that some query token sees
+    const uint8_t * visible;  // the tile's cells that the rows at work see
     int n_visible;
     Scales scales;
 

@@ -12,6 +12,7 @@ struct ValuesPairs {
 
     static void pack_v(const Cells & cells, int channels, char * v) { pack_values(cells, channels, v); }
     static void put(float * weights, int cell, F & even, F & odd) { put_pair(weights, cell, even, odd); }
+    static float weight(const float * weights, int cell, int lane) { return weight_of_pair(weights, cell, lane); }
 
     template <int NV>
     static void add_of(const int32_t * v, int head_dim, const Panels & p) {

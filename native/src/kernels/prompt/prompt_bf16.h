@@ -119,6 +119,15 @@ inline void put_pair(float * weights, int cell, F & even, F & odd) {
     odd = upper(o);
 }
 
+inline float weight_of_pair(const float * weights, int cell, int lane) {
+    uint16_t upper_half;
+    memcpy(&upper_half, reinterpret_cast<const char *>(weights + cell / kPair * kLanes + lane) + cell % kPair * 2, 2);
+    const uint32_t bits = static_cast<uint32_t>(upper_half) << 16;
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
 // Logits, in powers of two, are rounded by about 2^-9 of the root of their products' squares, each the largest of its channel. From this
 // root on operands are split. The default model stays below 110, and its KLD at 1.5e-5.
 constexpr float kLargeProducts = 128.0f;
@@ -235,6 +244,7 @@ struct ValuesTiles {
 
     static void pack_v(const Cells & cells, int channels, char * v) { pack_values(cells, channels, v); }
     static void put(float * weights, int cell, F & even, F & odd) { put_pair(weights, cell, even, odd); }
+    static float weight(const float * weights, int cell, int lane) { return weight_of_pair(weights, cell, lane); }
 
     // Tiles 0 to 3 are sums (two of channels by two panels), 4 and 5 values, 6 and 7 weights.
     static void add(const char * v, int channels, int, const Panels & p) {

@@ -13,6 +13,7 @@
 #include "kernels/prompt/prompt_scope.h"
 #include "kernels/prompt/prompt_sight.h"
 #include "kernels/prompt/prompt_softmax.h"
+#include "kernels/prompt/prompt_wild.h"
 
 namespace edgekv {
 namespace {
@@ -43,8 +44,11 @@ public:
                 continue;
             }
             keys.pack_k(cells_of(p.k_type, p.k, p.k_stride_cell, p.k_stride_head, block, wanted), at.k_channels, space + at.k);
-            Values::pack_v(cells_of(p.v_type, p.v, p.v_stride_cell, p.v_stride_head, block, wanted), at.v_channels, space + at.v);
-            attend(block, sights, n_blocks);
+            Cells values = cells_of(p.v_type, p.v, p.v_stride_cell, p.v_stride_head, block, wanted);
+            const uint64_t wild = all_see(*this, sights, n_blocks, wanted) ? 0 : wild_cells(values);
+            values.wanted &= ~wild;
+            Values::pack_v(values, at.v_channels, space + at.v);
+            attend(block, sights, n_blocks, values, wild);
         }
         finish();
     }
@@ -87,7 +91,7 @@ private:
                 stride_cell, p.head_dim, wanted, ahead < kPromptCells ? ahead : kPromptCells, row_bytes};
     }
 
-    void attend(int block, const BlockSight * sights, int n_blocks) {
+    void attend(int block, const BlockSight * sights, int n_blocks, const Cells & values, uint64_t wild) {
         Panels now;
         int index[kPromptPanels];
         const auto work = [&] {
@@ -97,6 +101,9 @@ private:
                 now.factor[j] = weigh(block, index[j], sights[index[j] / block_panels], now.scores[j], factor[j]) ? factor[j] : nullptr;
             }
             Values::add(space + at.v, at.v_channels, p.head_dim, now);
+            for (int j = 0; j < now.n && wild != 0; ++j) {
+                add_wild<Values>(*this, index[j], sights[index[j] / block_panels], values, wild, now.scores[j], now.acc[j]);
+            }
             now.n = 0;
         };
         now.n = 0;

@@ -153,6 +153,7 @@ struct ValuesF32 {
         Simd::store(weights + cell * kLanes, even);
         Simd::store(weights + (cell + 1) * kLanes, odd);
     }
+    static float weight(const float * weights, int cell, int lane) { return weights[cell * kLanes + lane]; }
 
     template <int NV>
     static void add_of(const float * v, int channels, int head_dim, const Panels & p) {

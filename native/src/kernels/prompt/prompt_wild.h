@@ -1,0 +1,78 @@
+// Masked means untouched: infinities and NaN in V.
+//
+// The products take the weight of a row for each cell, and that of a cell that the row does not see is zero. Zero times an infinity or a NaN
+// is a NaN. So where the rows of an item see different cells of a block, cells with such values are left out of the product, and are added
+// for those rows alone that see them.
+#pragma once
+
+#include <string.h>
+
+#include "kernels/prompt/prompt_products.h"
+#include "kernels/prompt/prompt_sight.h"
+
+namespace edgekv {
+namespace {
+
+// Whether every token of the item sees all of the block's wanted cells.
+inline bool all_see(const ItemScope & s, const BlockSight * sights, int n_blocks, uint64_t wanted) {
+    for (int b = 0; b < n_blocks; ++b) {
+        if (sights[b].any != wanted) {
+            return false;
+        }
+        for (int t = 0; t < s.tokens_of(b); ++t) {
+            if (sights[b].cells[t] != wanted) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+// The wanted cells whose rows hold what is not finite.
+inline uint64_t wild_cells(const Cells & cells) {
+    const bool halves = cells.type == CellType::f16;
+    const int n = halves ? cells.head_dim : cells.head_dim / kBlock, step = halves ? 2 : kBlockBytes;
+    uint64_t wild = 0;
+    for (uint64_t left = cells.wanted; left != 0; left &= left - 1) {
+        const int cell = __builtin_ctzll(left);
+        const char * const row = cells.row(cell);
+        unsigned any = 0;
+        for (int i = 0; i < n; ++i) {
+            uint16_t half;
+            memcpy(&half, row + i * step, 2);
+            any |= (half & 0x7c00) == 0x7c00;
+        }
+        wild |= static_cast<uint64_t>(any) << cell;
+    }
+    return wild;
+}
+
+// Adds wild cells to a panel's sums [channels][kLanes]. Their weights are in the form that `Values` gave them.
+template <class Values>
+void add_wild(const ItemScope & s, int panel, const BlockSight & sight, const Cells & cells, uint64_t wild, const float * weights, float * acc) {
+    if (sight.any == 0) {
+        return;
+    }
+    alignas(64) float row[kMaxHeadDim];
+    for (uint64_t left = wild; left != 0; left &= left - 1) {
+        const int cell = __builtin_ctzll(left);
+        const int last = cells.head_dim - kLanes;
+        for (int i = 0; i < cells.head_dim; i += kLanes) {
+            const int at = i < last ? i : last;
+            Simd::store(row + at, load_channels(cells.type, cells.row(cell), at));
+        }
+        for (int r = 0; r < kLanes; ++r) {
+            const int t = (panel % s.block_panels * kLanes + r) / s.plan.group;
+            if (t >= s.tokens_of(panel / s.block_panels) || (sight.cells[t] >> cell & 1) == 0) {
+                continue;
+            }
+            const float weight = Values::weight(weights, cell, r);
+            for (int d = 0; d < cells.head_dim; ++d) {
+                acc[d * kLanes + r] += weight * row[d];
+            }
+        }
+    }
+}
+
+}  // namespace
+}  // namespace edgekv

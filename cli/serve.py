@@ -56,6 +56,9 @@ class _PassesOn(click.Command):
              "--api-key-file.")
 @option("--api-key-file", type=click.Path(path_type=Path), metavar="FILE",
         help="Answer only requests that carry one of the keys in this file, one in each line.")
+@option("--cache-shared", is_flag=True,
+        help="Let requests with different keys begin with each other's prompts. By default each key has what was read with it to itself, and "
+             "nobody finds out what others sent.")
 @option("--cors", default="localhost", show_default=True, metavar="ORIGIN",
         help="Whose web pages may ask: localhost, one origin such as https://example.org, or * for any.")
 @option("--allow-host", multiple=True, type=Parsed("hosts", _hosts), callback=lambda _, __, lists: tuple(host for hosts in lists for host in hosts),

@@ -100,6 +100,7 @@ def chat(
     # The key keeps other users of this machine out: they could read the conversation.
     server = Server(ServerOptions(
         model_path(model), **split_kv_options(settings), store=_store(talk.keeping), api_key=secrets.token_urlsafe(), log_file=log_file,
+        cache_shared=True,  # the key is another one each time
     ))
     if server.context.note:
         renderer.note(f"note: {server.context.note}")

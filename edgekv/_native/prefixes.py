@@ -25,6 +25,8 @@ class SequenceTokens:
     """int32 [n]; lives until the call returns."""
     adapters: str
     """What K and V depend on besides the model: another text for other adapters or scales."""
+    space: str = ""
+    """The namespace: tokens of another are never a prefix of these."""
 
 
 @dataclass
@@ -84,7 +86,8 @@ def _define_callbacks() -> None:
 
     def tokens_of(native) -> SequenceTokens:
         tokens = np.frombuffer(ffi.buffer(native.tokens, 4 * native.n_tokens), np.int32)
-        return SequenceTokens(int(ffi.cast("uintptr_t", native.lctx)), native.seq_id, tokens, ffi.string(native.adapters).decode())
+        return SequenceTokens(int(ffi.cast("uintptr_t", native.lctx)), native.seq_id, tokens, ffi.string(native.adapters).decode(),
+                              ffi.string(native.space).decode(errors="replace"))
 
     @ffi.def_extern()
     def edgekv_py_prefix_begin(_user, prompt, n_have, out):

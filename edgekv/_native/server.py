@@ -70,6 +70,14 @@ def admit(names: Iterable[str], any_address: bool) -> None:
     lib.edgekv_server_admit(",".join(names).encode(), any_address)
 
 
+def set_spaces(spaces: dict[str, str]) -> None:
+    """The namespace of each key, for the servers that `run` starts from now on; none: all requests are in one."""
+    from edgekv._native._server import ffi, lib
+
+    keys, names = ([ffi.new("char[]", text.encode()) for text in texts] for texts in (spaces, spaces.values()))
+    lib.edgekv_server_spaces(len(keys), ffi.new("char *[]", [*keys, ffi.NULL]), ffi.new("char *[]", [*names, ffi.NULL]))
+
+
 def pacing() -> Pacing:
     """From any thread; of the last server where none runs."""
     from edgekv._native._server import ffi, lib

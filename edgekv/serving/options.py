@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import math
+import os
 import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +24,7 @@ from edgekv.vocab import KvMode
 
 LOOPBACK = "127.0.0.1"
 MOST_SLOTS = 16
+_LLAMA_KEYS = "LLAMA_API_KEY"
 LOCALHOST = "localhost"
 """As a CORS origin: pages of this machine, on any port."""
 
@@ -89,6 +93,7 @@ class ServerOptions:
     store: StoreSettings | None = None  # None: a prompt that no slot holds is read again
     api_key: str | None = None
     api_key_file: Path | None = None  # more keys, one a line; # begins a comment
+    cache_shared: bool = False  # requests with different keys begin with each other's tokens
     cors: str = LOCALHOST  # the origin whose pages may ask; "*": any
     allow_host: tuple[str, ...] = ()  # names under which it may be asked besides its own, as edgekv.serving.sites.parse_hosts gives them
     extra: tuple[str, ...] = ()  # options of llama.cpp's server, last on its command line
@@ -109,6 +114,18 @@ class ServerOptions:
             if not key or not key.isascii() or not key.isprintable() or key != key.strip() or set(key) & set(',"'):
                 raise ConfigError("an API key must be printable ASCII without commas, quotes and spaces around it; choose another")
         return tuple(keys)
+
+
+def spaces_of(keys: Iterable[str]) -> dict[str, str]:
+    """The namespace of each key, and of those that llama.cpp takes from LLAMA_API_KEY by itself: hexadecimal, the same at each start, and no key
+    follows from its own."""
+    all_keys = [*keys, *os.environ.get(_LLAMA_KEYS, "").split(",")]
+    return {key: hashlib.blake2b(key.encode(), digest_size=16, person=b"edgekv-space").hexdigest() for key in all_keys if key}
+
+
+def llama_has_keys() -> bool:
+    """Whether llama.cpp's server takes keys from a variable."""
+    return bool(os.environ.get(_LLAMA_KEYS))
 
 
 def _keys_in(path: Path) -> list[str]:

@@ -36,7 +36,7 @@ class Prefixes:
 
     K and V depend on the model's file, the types they are stored in, the rotary embedding and what `extra` (options of llama.cpp's server)
     says of these: all contexts that agree in that use one store. They depend on a request's adapters too: these are in the root of its
-    chains, so that a request can name any without a store, a thread or a scan of its own.
+    chains, as its namespace is, so that a request can name any without a store, a thread or a scan of its own.
     """
 
     def __init__(self, model: Path, extra: tuple[str, ...], where: StoreSettings):
@@ -167,7 +167,7 @@ def _what_changes_rows(extra: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _root(store: PrefixStore, of: SequenceTokens) -> bytes:
-    return store.identity.chain_root(of.adapters)
+    return store.identity.chain_root(of.adapters, of.space)
 
 
 _LABELS = {Reading.EXACT: 0, Reading.SAMPLED: cells.SAMPLED, Reading.SPARSE: cells.SPARSE_PROMPT}

@@ -6,7 +6,6 @@ import atexit
 import http.client
 import ipaddress
 import json
-import os
 import secrets
 import socket
 import sys
@@ -25,7 +24,17 @@ from edgekv.memory.fit import ContextChoice, cells, in_tokens
 from edgekv.models import Geometry
 from edgekv.models.geometry import open_model
 from edgekv.serving.log import ServerLog
-from edgekv.serving.options import LOOPBACK, ServerOptions, check_evict, check_extra, free_port, keeps_more_than_rows, later_bytes
+from edgekv.serving.options import (
+    LOOPBACK,
+    ServerOptions,
+    check_evict,
+    check_extra,
+    free_port,
+    keeps_more_than_rows,
+    later_bytes,
+    llama_has_keys,
+    spaces_of,
+)
 from edgekv.serving.publisher import Publisher
 from edgekv.serving.room import memory_request
 from edgekv.serving.shown import Served
@@ -60,8 +69,7 @@ class Server:
         check_evict(self.options)
         keys = options.api_keys()
         # One of our own besides: for what this process asks, and because llama.cpp logs the end of a key that is the only one.
-        # LLAMA_API_KEY is a key too, which llama.cpp takes by itself.
-        self._keys = (secrets.token_urlsafe(), *keys) if keys or os.environ.get("LLAMA_API_KEY") else ()
+        self._keys = (secrets.token_urlsafe(), *keys) if keys or llama_has_keys() else ()
         self.request = memory_request(self.options, file)
         self.context = self._choose_context()
         self.port = options.port
@@ -278,6 +286,7 @@ class Server:
         native.limit(limits.max_gap_s, options.n_slots, limits.queue_for(options.n_slots))
         hosts = admitted(options.host, options.allow_host, self.is_public)
         native.admit(hosts.names, hosts.any_address)
+        native.set_spaces(spaces_of(self._keys) if self._keys and not options.cache_shared else {})
         self.figures.worst_gap = lambda: native.pacing().worst_gap_s
         try:
             self._exit = native.run(argv)

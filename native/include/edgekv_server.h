@@ -31,6 +31,7 @@ typedef struct {
     const int32_t * tokens;
     int n_tokens;
     const char * adapters; /* that K and V depend on; another text for other adapters or scales */
+    const char * space;    /* the namespace; tokens of another are never a prefix of these */
 } edgekv_prefix_tokens;
 
 /* The first token in which something kept differs from what is asked, although at least a block of it goes on behind; n_lost: 0: nothing */
@@ -97,6 +98,10 @@ typedef struct edgekv_server_pacing {
 
 /* from any thread */
 EDGEKV_API void edgekv_server_pace(edgekv_server_pacing * pacing);
+
+/* Namespaces, for the servers that run from now on: a request that was let in with keys[i] is in spaces[i]; no keys: all are in one. The
+   texts are copied; spaces are letters and digits. */
+EDGEKV_API void edgekv_server_spaces(int32_t n, const char * const * keys, const char * const * spaces);
 
 /* What the server shows of the KV hierarchy. A document is shown under its path, such as "/edgekv/state"; "props", "slots" and "metrics"
    stand in the answers of upstream's routes of these names. Any thread may publish, at any time: the text is copied, and takes the place

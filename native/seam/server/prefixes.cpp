@@ -204,7 +204,8 @@ int edgekv_prefix_begin(
     if (g_kept) {
         edgekv_prefix_found found = {};
         const auto & tokens = prompt.get_tokens();
-        const edgekv_prefix_tokens all = { slot.lctx, slot.seq_id, tokens.data(), (int) tokens.size(), slot.adapters.c_str() };
+        const edgekv_prefix_tokens all = { slot.lctx, slot.seq_id, tokens.data(), (int) tokens.size(), slot.adapters.c_str(),
+                                           prompt.edgekv_space.c_str() };
         g_prefixes.begin(g_prefixes.user, &all, n, &found);
         if (found.ram + found.disk + found.remote > 0) {
             sources.ram    = found.ram;
@@ -216,9 +217,11 @@ int edgekv_prefix_begin(
             g_load = { true, false, slot, &sources, &n_cached };
         }
         if (found.nearly.n_lost > 0) {
-            SRV_WRN("a kept conversation goes on differently at token %d: '%s' there, '%s' now; %d tokens behind it are read again\n",
+            SRV_WRN("a kept conversation goes on differently at token %d; %d tokens behind it are read again\n",
+                    found.nearly.position, found.nearly.n_lost);
+            SRV_DBG("at token %d there is '%s' in it, and '%s' now\n",
                     found.nearly.position, common_token_to_piece(slot.lctx, found.nearly.stored).c_str(),
-                    common_token_to_piece(slot.lctx, found.nearly.asked).c_str(), found.nearly.n_lost);
+                    common_token_to_piece(slot.lctx, found.nearly.asked).c_str());
         }
     }
     if (n > n_past) {
@@ -234,7 +237,7 @@ int edgekv_prefix_begin(
 }
 
 void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool whole_blocks) {
-    if (!g_kept || slot.held->has_mtmd) {
+    if (!g_kept || !slot.keeps || slot.held->has_mtmd) {
         return;
     }
     edgekv_prefix_settle();
@@ -243,7 +246,8 @@ void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool whole_blocks) {
         n = n/EDGEKV_PREFIX_BLOCK*EDGEKV_PREFIX_BLOCK;
     }
     if (n > 0) {
-        const edgekv_prefix_tokens all = { slot.lctx, slot.seq_id, slot.held->get_tokens().data(), n, slot.adapters.c_str() };
+        const edgekv_prefix_tokens all = { slot.lctx, slot.seq_id, slot.held->get_tokens().data(), n, slot.adapters.c_str(),
+                                           slot.held->edgekv_space.c_str() };
         g_prefixes.keep(g_prefixes.user, &all);
     }
 }

@@ -16,13 +16,32 @@ struct edgekv_prefix_slot {
     int seq_id;
     server_tokens * held;  // the tokens that its sequence holds, or is about to compute
     std::string adapters;  // that K and V depend on; another text for other adapters or scales
+    bool keeps;            // whether others may have what it computes
 };
 
 std::string edgekv_adapters(const std::vector<common_adapter_lora_info> & lora);
 
+// whether what a slot computes may be kept when it is done: not where its request says otherwise, nor for embeddings and rankings
+template <typename Slot>
+bool edgekv_prefix_keeps(const Slot & slot) {
+    return !slot.task || (slot.task->params.cache_prompt && !slot.task->need_embd());
+}
+
 template <typename Slot>
 edgekv_prefix_slot edgekv_slot(Slot & slot) {
-    return { slot.ctx_tgt, slot.id, &slot.prompt.tokens, edgekv_adapters(slot.lora) };
+    return { slot.ctx_tgt, slot.id, &slot.prompt.tokens, edgekv_adapters(slot.lora), edgekv_prefix_keeps(slot) };
+}
+
+// A task is about to get a slot: what this holds of another namespace is no prompt for it, whichever way it would be matched.
+template <typename Slot, typename Task>
+void edgekv_prefix_enter(Slot & slot, const Task & task) {
+    auto & held = slot.prompt.tokens;
+    if (held.edgekv_space != task.tokens.edgekv_space) {
+        if (!held.empty()) {
+            slot.prompt_clear();
+        }
+        held.edgekv_space = task.tokens.edgekv_space;
+    }
 }
 
 // whether anybody keeps prefixes, or sequences can share cells, so that it pays to wait for a prompt that another slot reads
@@ -68,7 +87,7 @@ bool edgekv_prefix_comes(Slots & slots, Slot & slot, State reading) {
         return false;
     }
     for (auto & other : slots) {
-        if (other.id == slot.id || other.state != reading || !other.task->params.cache_prompt) {
+        if (other.id == slot.id || other.state != reading || !edgekv_prefix_keeps(other)) {
             continue;
         }
         const auto theirs   = edgekv_slot(other);
@@ -92,7 +111,7 @@ int edgekv_prefix_take(Slots & slots, Slot & slot, int n_past) {
     }
     std::vector<edgekv_prefix_slot> others;
     for (auto & other : slots) {
-        if (other.id != slot.id) {
+        if (other.id != slot.id && edgekv_prefix_keeps(other)) {
             others.push_back(edgekv_slot(other));
         }
     }

@@ -4,10 +4,13 @@
 #include "server/pace.h"
 #include "server/published.h"
 #include "server/sites.h"
+#include "server/spaces.h"
 
 #include <exception>
+#include <map>
 #include <sstream>
 #include <string>
+#include <utility>
 
 // libllama-server-impl declares these in no header
 int llama_server(int argc, char ** argv);
@@ -57,6 +60,14 @@ void edgekv_server_admit(const char * names, int any_address) {
         hosts.names.push_back(name);
     }
     edgekv_sites::admit(hosts);
+}
+
+void edgekv_server_spaces(int32_t n, const char * const * keys, const char * const * spaces) {
+    std::map<std::string, std::string> by_key;
+    for (int32_t i = 0; i < n; ++i) {
+        by_key[keys[i]] = spaces[i];
+    }
+    edgekv_server::set_spaces(std::move(by_key));
 }
 
 void edgekv_server_pace(edgekv_server_pacing * pacing) {

@@ -1,0 +1,202 @@
+"""What was sent with one key is not found out with another: not in slots, in the cells of others, in RAM, on disk, or in a log."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgekv.config import KvOptions
+from edgekv.serving.server import Server, ServerOptions
+from edgekv.store.settings import StoreSettings
+
+EXACT = KvOptions(mode="exact", policy="none", kv_budget=0)
+ANNA, BERT = "key-of-anna", "key-of-bert"
+N = 600
+
+
+@pytest.fixture
+def tiny(synthetic) -> Path:
+    return synthetic("llama", n_head=6, dtype="f32")
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.write_text(f"{ANNA}\n{BERT}\n")
+    return path
+
+
+def serve(model: Path, keys: Path | None, store: StoreSettings | None = None, **more) -> Server:
+    return Server(ServerOptions(model, kv=more.pop("kv", EXACT), n_ctx=2048, n_threads=1, store=store, api_key_file=keys, **more))
+
+
+def conversation(seed: int, n: int = N) -> list[int]:
+    return [1, *np.random.default_rng(seed).integers(260, 320, n - 1).tolist()]
+
+
+def post(server: Server, path: str, body: dict, key: str | None = None, header: str = "Authorization") -> tuple[int, dict]:
+    given = {} if key is None else {header: key if header == "x-api-key" else f"Bearer {key}"}
+    request = urllib.request.Request(server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json", **given})
+    try:
+        with urllib.request.urlopen(request, timeout=120) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def n_cached(server: Server, tokens: list[int], key: str | None = None, header: str = "Authorization", **more) -> int:
+    status, reply = post(server, "/v1/completions", {"prompt": tokens, "max_tokens": 4, "temperature": 0, **more}, key, header)
+    assert status == 200, reply
+    usage = reply["usage"]
+    found = usage["prompt_tokens_details"]["cached_tokens"]
+    assert found or sum(usage["edgekv"]["cached_tokens"].values()) <= 1  # the last token is computed in any case
+    return found
+
+
+STORED = StoreSettings(ram_bytes=64 << 20)
+PLACES = {
+    "the slot": {"n_slots": 1},
+    "two slots": {"n_slots": 2},
+    "one cache": {"n_slots": 2, "extra": ("--kv-unified",)},
+    "a store": {"n_slots": 1, "store": STORED},
+    "a store and one cache": {"n_slots": 2, "extra": ("--kv-unified",), "store": STORED},
+    "chunks": {"n_slots": 1, "extra": ("--cache-reuse", "16")},
+}
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_another_key_finds_nothing(tiny, keys, where: str):
+    """It found 599 of 600 tokens, in each."""
+    prompt = conversation(1)
+    with serve(tiny, keys, **PLACES[where]) as server:
+        assert n_cached(server, prompt, ANNA) == 0
+        assert n_cached(server, prompt, BERT) == 0
+        assert n_cached(server, prompt[: N // 2], BERT) >= N // 2 - 1  # of its own
+        if where != "the slot" and where != "chunks":  # which Bert took over
+            assert n_cached(server, prompt, ANNA) >= N - 1
+
+
+def test_moved_chunks_are_of_the_same_key(tiny, keys):
+    prompt = conversation(2)
+    with serve(tiny, keys, extra=("--cache-reuse", "16")) as server:
+        n_cached(server, prompt, ANNA)
+        assert n_cached(server, prompt[:1] + prompt[200:], ANNA) > 300
+        n_cached(server, prompt, ANNA)
+        assert n_cached(server, prompt[:1] + prompt[200:], BERT) == 0
+
+
+def test_who_reads_the_same_at_the_same_time_waits_for_its_own_key_alone(tiny, keys):
+    """Of eight requests one read it, and seven took it."""
+    prompt = conversation(3, 1024)
+    whose = [ANNA, BERT] * 4
+    with serve(tiny, keys, STORED, n_slots=8) as server, ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda key: n_cached(server, prompt, key), whose))
+    for key in (ANNA, BERT):
+        assert min(n for n, of in zip(found, whose) if of == key) == 0
+    assert sum(n > 0 for n in found) >= 4
+
+
+def test_conversations_in_the_cache_of_llama_are_a_keys_own(synthetic, keys):
+    """Of a model with windows, whose prefixes cannot be put together from blocks."""
+    with serve(synthetic("gemma2", dtype="f32"), keys, STORED) as server:
+        one, two = conversation(1, 300), conversation(2, 300)
+        n_cached(server, one, ANNA)
+        assert n_cached(server, one, BERT) == 0
+        n_cached(server, two, BERT)
+        assert n_cached(server, [*one, 300], ANNA) > 100
+
+
+def test_what_is_on_disk_is_a_keys_own_after_a_restart_too(tiny, keys, tmp_path):
+    where, prompt = StoreSettings(folder=tmp_path / "prefixes"), conversation(4)
+    with serve(tiny, keys, where) as server:
+        n_cached(server, prompt, ANNA)
+        assert server.prefixes is not None
+        server.prefixes.flush()
+    with serve(tiny, keys, where) as server:
+        assert n_cached(server, prompt, BERT) == 0
+        assert n_cached(server, prompt, ANNA, header="x-api-key") == N - 1
+    with serve(tiny, None, where) as server:
+        assert n_cached(server, prompt) == 0
+    for file in (tmp_path / "prefixes").rglob("*"):
+        assert not file.is_file() or ANNA.encode() not in file.read_bytes()
+
+
+def test_shared_says_what_it_does(tiny, keys):
+    prompt = conversation(5)
+    with serve(tiny, keys, STORED, cache_shared=True) as server:
+        n_cached(server, prompt, ANNA)
+        assert n_cached(server, prompt, BERT) == N - 1
+
+
+def test_keys_of_llamas_own_variable_are_keys(tiny, monkeypatch):
+    monkeypatch.setenv("LLAMA_API_KEY", f"{ANNA},{BERT}")
+    prompt = conversation(6)
+    with serve(tiny, None, STORED) as server:
+        n_cached(server, prompt, ANNA)
+        assert n_cached(server, prompt, BERT) == 0
+        assert n_cached(server, prompt, ANNA) == N - 1
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_prompt_cache_key_is_a_namespace(tiny, keys, shared: bool):
+    prompt = conversation(7)
+    with serve(tiny, keys, STORED, cache_shared=shared) as server:
+        n_cached(server, prompt, ANNA, prompt_cache_key="a project")
+        assert n_cached(server, prompt, ANNA) == 0
+        assert n_cached(server, prompt, ANNA, prompt_cache_key="another") == 0
+        assert n_cached(server, prompt, ANNA, prompt_cache_key="a project") == N - 1
+        assert n_cached(server, prompt, BERT, prompt_cache_key="a project") == (N - 1 if shared else 0)
+
+
+@pytest.mark.parametrize(("path", "body", "usage"), [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 60}], "max_tokens": 2}, "prompt_tokens_details"),
+    ("/v1/responses", {"input": "word " * 60, "max_output_tokens": 2}, "input_tokens_details"),
+])
+def test_prompt_cache_key_in_other_dialects(tiny, path: str, body: dict, usage: str):
+    def cached(server: Server, space: str) -> int:
+        status, reply = post(server, path, {"model": "x", "temperature": 0, "prompt_cache_key": space, **body})
+        assert status == 200, reply
+        return reply["usage"][usage]["cached_tokens"]
+
+    with serve(tiny, None, STORED) as server:
+        assert cached(server, "one") == 0
+        assert cached(server, "two") == 0
+        assert cached(server, "one") > 50
+        status, reply = post(server, path, {"model": "x", **body, "prompt_cache_key": 5})
+        assert status == 400 and "prompt_cache_key" in reply["error"]["message"]
+
+
+def test_saved_slots_are_a_keys_own(tiny, keys, tmp_path):
+    prompt = conversation(8)
+    with serve(tiny, keys, extra=("--slot-save-path", str(tmp_path))) as server:
+        n_cached(server, prompt, ANNA)
+        status, reply = post(server, "/slots/0?action=save", {"filename": "one"}, BERT)
+        assert status == 400 and "another key" in reply["error"]["message"]
+        assert post(server, "/slots/0?action=save", {"filename": "one"}, ANNA)[0] == 200
+        assert post(server, "/slots/0?action=restore", {"filename": "one"}, BERT)[0] == 400
+        status, reply = post(server, "/slots/0?action=restore", {"filename": "one"}, ANNA)
+        assert status == 200 and reply["n_restored"] >= N
+        assert n_cached(server, prompt, BERT) == 0
+        post(server, "/slots/0?action=restore", {"filename": "one"}, ANNA)
+        assert n_cached(server, prompt, ANNA) == N - 1
+
+
+def test_the_log_says_nothing_of_a_conversation(tiny, tmp_path):
+    """It had the two tokens in which a prompt differs from what is kept."""
+    log, words = tmp_path / "log", ["zebra", "quokka", "okapi"]
+    text = " ".join(f"{words[i % 2]} {i}" for i in range(150))
+    with serve(tiny, None, STORED, log_file=log) as server:
+        for prompt in (text, text[:400] + "okapi " + text[400:], "okapi " * 200):
+            assert post(server, "/completion", {"prompt": prompt, "n_predict": 2})[0] == 200
+            assert post(server, "/v1/chat/completions", {"messages": [{"role": "user", "content": prompt[:200]}], "max_tokens": 2})[0] == 200
+    said = log.read_text(errors="replace")
+    assert "goes on differently at token" in said
+    assert not any(word in said for word in words)
+    line = next(line for line in said.splitlines() if "goes on differently" in line)
+    assert "'" not in line

@@ -109,19 +109,26 @@ def show(id: str, folder: Path | None, output: str) -> None:  # noqa: A002 - its
 @cache.command(epilog=examples(
     "edgekv cache rm 3f2a 91cc",
     "edgekv cache rm --model SmolLM2-135M-Instruct",
+    "edgekv cache rm --conversation what-is-a-kv-cache",
     "edgekv cache rm --all --cache-dir prefixes",
 ))
 @click.argument("ids", metavar="[ID]...", nargs=-1, shell_complete=values.stored)
 @option("--all", "everything", envvar="EDGEKV_CACHE_RM_ALL", is_flag=True, help="Remove every conversation.")
 @option("--model", envvar="EDGEKV_CACHE_RM_MODEL", metavar="NAME", shell_complete=values.stored_models,
         help="Remove every conversation of the model with this name.")
+@option("--conversation", envvar="EDGEKV_CACHE_RM_CONVERSATION", metavar="NAME", shell_complete=values.conversations,
+        help="Remove what only the kept chat with this name has, of any model. Its text stays; /chats rm deletes both.")
 @folder_option
-def rm(ids: Sequence[str], everything: bool, model: str | None, folder: Path | None) -> None:
+def rm(ids: Sequence[str], everything: bool, model: str | None, conversation: str | None, folder: Path | None) -> None:
     """Remove conversations. Blocks that others share stay, and so does what is pinned."""
+    from edgekv.store.conversations import forget_all
     from edgekv.store.listing import find_chain, remove_chains
 
-    if bool(ids) + everything + (model is not None) != 1:
-        raise ConfigError("name the IDs to remove, or --all, or --model NAME, and only one of these")
+    if bool(ids) + everything + (model is not None) + (conversation is not None) != 1:
+        raise ConfigError("name the IDs to remove, or --all, or --model NAME, or --conversation NAME, and only one of these")
+    if conversation is not None:
+        click.echo(f"{conversation}: {size(_forget(conversation, _folder(folder)))} removed")
+        return
     chains = _chains(folder)
     if ids:
         doomed = list({(chain := find_chain(chains, one)).leaf.path: chain for one in ids}.values())
@@ -134,6 +141,8 @@ def rm(ids: Sequence[str], everything: bool, model: str | None, folder: Path | N
             raise ConfigError(f"no conversation of a model {model!r} is stored; there are: {names}")
     removable = [chain for chain in doomed if not chain.pins]
     n_bytes = remove_chains(removable, chains)
+    if everything and len(removable) == len(doomed):
+        forget_all(_folder(folder))
     click.echo(f"{len(removable)} conversations removed, {size(n_bytes)}")
     if len(removable) < len(doomed):
         click.echo(f"{len(doomed) - len(removable)} are pinned and stay; `edgekv cache unpin` takes a name from one", err=True)
@@ -202,6 +211,17 @@ def unpin(name: str, folder: Path | None) -> None:
         names = ", ".join(one.name for one in read_pins(_folder(folder))) or "none"
         raise ConfigError(f"nothing is pinned as {name!r}; there are: {names}")
     click.echo(f"{name} is no longer pinned")
+
+
+def _forget(name: str, folder: Path) -> int:
+    """Bytes that went of a kept chat. Raises ConfigError where nothing says which they are."""
+    from edgekv.cli.chat.kept import Kept, kept_folder
+    from edgekv.store.conversations import forget, knows
+
+    conversation = Kept(kept_folder()).id_of(name)
+    if conversation is None or not knows(folder, conversation):
+        raise ConfigError(f"nothing of {name} is known to be in {folder}; `edgekv cache list` shows what is there")
+    return forget(folder, conversation)
 
 
 def _folder(folder: Path | None) -> Path:

@@ -113,7 +113,7 @@ def load(loop: ChatLoop, name: str) -> None:
 
 @_command("[NAME | rm NAME]")
 def chats(loop: ChatLoop, what: str) -> None:
-    """List the kept conversations; with a name go on with that one, `/chats rm NAME` removes it."""
+    """List the kept conversations; with a name go on with that one, `/chats rm NAME` deletes it and its K and V."""
     kept = loop.keeper.kept
     word, _, rest = what.partition(" ")
     if word == "rm":
@@ -122,8 +122,8 @@ def chats(loop: ChatLoop, what: str) -> None:
             raise EdgeKVError("/chats rm needs a name after it; /chats lists them")
         if name == loop.keeper.name:
             raise EdgeKVError(f"{name} is the conversation that you are in; /clear begins another one")
-        kept.remove(name)
-        loop.renderer.note(f"removed {name}")
+        kept.remove(name, loop.server)
+        loop.renderer.note(f"removed {name}, and what only it had of K and V")
     elif what:
         n_messages = loop.keeper.open(what)
         loop.renderer.note(f"going on with {what}, {n_messages} messages")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
+import secrets
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from platformdirs import user_data_path
 
@@ -21,6 +22,8 @@ _FIRST_LETTERS = 60
 _MOST_LISTED = 5
 _NOT_NAMES = ("", "rm")  # "rm" is what /chats takes for a command
 _TOKENS = "tokens"  # beside role and content of the last message: what was in the context after it
+_ID = "conversation"  # beside those of the first: what its K and V are kept under
+_ID_LETTERS = re.compile(r"[0-9a-f]{16}")
 
 
 def kept_folder() -> Path:
@@ -82,8 +85,20 @@ class Kept:
             raise EdgeKVError(f"no conversation is kept as {name}; " + (f"did you mean {near[0]}?" if near else _listed(names)))
         return self.folder / f"{name}{_ENDING}"
 
-    def remove(self, name: str) -> None:
+    def id_of(self, name: str) -> str | None:
+        """What its K and V are kept under; None where that was never said. Raises EdgeKVError where it is not there or damaged."""
+        found = next(iter(read_records(self.path(name))), {}).get(_ID)
+        return found if isinstance(found, str) and _ID_LETTERS.fullmatch(found) else None
+
+    def remove(self, name: str, rows: KeepsRows) -> None:
+        """With its K and V. Raises EdgeKVError."""
         path = self.path(name)
+        try:
+            conversation = self.id_of(name)
+        except EdgeKVError:  # damaged, which is no reason to keep it
+            conversation = None
+        if conversation is not None:
+            rows.forget(conversation)
         try:
             path.unlink()
         except OSError as error:
@@ -110,14 +125,31 @@ class Kept:
             return path
 
 
+class KeepsRows(Protocol):
+    """Who keeps K and V of conversations."""
+
+    def converse(self, conversation: str) -> None:
+        """What is kept from now on belongs to this conversation."""
+
+    def forget(self, conversation: str) -> None:
+        """What is kept of a conversation, and of no other, goes. Raises EdgeKVError."""
+
+
 class Keeper:
     """Keeps one conversation after each turn, if it is to be kept at all."""
 
-    def __init__(self, conversation: Conversation, kept: Kept, keeping: bool = True):
+    def __init__(self, conversation: Conversation, kept: Kept, rows: KeepsRows, keeping: bool = True):
         self.kept = kept
         self.conversation, self.keeping = conversation, keeping
+        self._rows = rows
         self._path: Path | None = None
         self._seen: tuple[int, int] | None = None
+        self._go_on(None)
+
+    def _go_on(self, conversation: str | None) -> None:
+        self._id = conversation or secrets.token_hex(8)
+        if self.keeping:
+            self._rows.converse(self._id)
 
     @property
     def name(self) -> str | None:
@@ -130,11 +162,13 @@ class Keeper:
         seen = _stamp(path)
         n_messages = self.conversation.load(path)
         self._path, self._seen = path, seen
+        self._go_on(self.kept.id_of(name))
         return n_messages
 
     def begin(self) -> None:
         """What follows is another conversation, with a name of its own."""
         self._path = self._seen = None
+        self._go_on(None)
 
     def keep(self) -> None:
         """Write the conversation as it is now. One that another chat has written since is left to it, and this one gets a new name.
@@ -142,13 +176,14 @@ class Keeper:
         if not self.keeping:
             return
         if self._path is not None and _stamp(self._path) != self._seen:
-            self._path = None
+            self.begin()
         if not self.conversation.turns:
             if self._path is not None:
-                self.kept.remove(self._path.name.removesuffix(_ENDING))
+                self.kept.remove(self._path.name.removesuffix(_ENDING), self._rows)
             self.begin()
             return
         records = _records(self.conversation)
+        records[0][_ID] = self._id
         if self._path is None:
             self._path = self.kept.add(records)
         else:

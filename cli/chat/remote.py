@@ -12,6 +12,8 @@ from edgekv.amounts import size
 from edgekv.cli.chat.client import ChatClient
 from edgekv.cli.chat.kv import KvStatus, Row
 from edgekv.errors import ConfigError, EdgeKVError, ModelError
+from edgekv.store import conversations
+from edgekv.store.settings import default_folder
 
 if TYPE_CHECKING:
     from edgekv.live.runtime import Runtime
@@ -71,6 +73,12 @@ class RemoteServer:
 
     def begin(self) -> None:
         pass
+
+    def converse(self, conversation: str) -> None:
+        """It keeps what it keeps."""
+
+    def forget(self, conversation: str) -> None:
+        conversations.forget(default_folder(), conversation)
 
     def status(self, n_used: int) -> KvStatus:
         return KvStatus(_text(self._edgekv, "mode"), None, None, self.n_ctx)

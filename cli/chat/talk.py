@@ -11,6 +11,7 @@ from edgekv.cli.chat.saved import read_messages
 from edgekv.cli.chat.session import Conversation
 from edgekv.cli.chat.views import ServerView
 from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, ContextOverflow
+from edgekv.store.settings import default_folder
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Talk:
     def run(self, server: ServerView, client: ChatClient) -> int:
         """Returns the exit code. Raises EdgeKVError."""
         conversation = Conversation(client, self.system)
-        keeper = Keeper(conversation, self.kept, self.keeping)
+        keeper = Keeper(conversation, self.kept, server, self.keeping)
         if self.resumed is not None:
             keeper.open(self.resumed)
             conversation.system = self.system or conversation.system
@@ -45,6 +46,9 @@ class Talk:
         if self.question is not None:
             return self._answer_once(self.question, server, keeper)
         self.renderer.note(f"{server.summary()}. /help for help, Ctrl-D leaves")
+        if self.keeping and not self.kept.folder.exists():
+            self.renderer.note(f"conversations are kept in {self.kept.folder}, and their K and V in {default_folder()}, for this user's eyes; "
+                               "/chats lists them, /chats rm NAME deletes one, --no-keep keeps none")
         if self.resumed is not None:
             self.renderer.note(f"going on with {self.resumed}, {len(conversation.messages)} messages")
         from edgekv.cli.chat.loop import ChatLoop  # brings the line editor, which one question does without

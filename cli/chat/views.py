@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from edgekv.cli.chat.kv import KvStatus, KvWatch, Row, layer_rows, memory_rows, mode_summary
 from edgekv.serving.server import Server
+from edgekv.store import conversations
+from edgekv.store.settings import default_folder
 
 if TYPE_CHECKING:
     from edgekv.live.runtime import Runtime
@@ -33,6 +35,12 @@ class ServerView(Protocol):
 
     def begin(self) -> None:
         """An answer begins."""
+
+    def converse(self, conversation: str) -> None:
+        """What is kept from now on belongs to this conversation."""
+
+    def forget(self, conversation: str) -> None:
+        """K and V that are kept on this machine of a conversation, and of no other, go. Raises EdgeKVError."""
 
     def status(self, n_used: int) -> KvStatus:
         """The state of the KV cache with `n_used` tokens in it, after an answer."""
@@ -71,6 +79,15 @@ class OwnServer:
 
     def begin(self) -> None:
         self._watch.begin()
+
+    def converse(self, conversation: str) -> None:
+        if self._server.prefixes is not None:
+            self._server.prefixes.conversation = conversation
+
+    def forget(self, conversation: str) -> None:
+        if (prefixes := self._server.prefixes) is not None:
+            prefixes.forget(conversation)
+        conversations.forget(default_folder(), conversation)  # where this chat keeps nothing there too
 
     def status(self, n_used: int) -> KvStatus:
         return self._watch.status(n_used)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -16,6 +17,7 @@ from edgekv.live import attachments, cells
 from edgekv.live.runtime import Runtime
 from edgekv.serving.loading import Loading, Placed
 from edgekv.serving.shown import StoreFigures
+from edgekv.store import conversations
 from edgekv.store.blocks import BLOCK_TOKENS
 from edgekv.store.coming import layer_groups
 from edgekv.store.identity import ModelIdentity, RowLayout, fingerprint_of_file
@@ -44,6 +46,9 @@ class Prefixes:
         self._stores: dict[ModelIdentity, PrefixStore] = {}
         self._of: WeakKeyDictionary[Runtime, PrefixStore | None] = WeakKeyDictionary()
         self._ram = SharedRam()
+        self.conversation: str | None = None
+        """Whose blocks the folder keeps from now on, by a name in small letters and digits; None: nobody's in particular."""
+        self._claims = ThreadPoolExecutor(1, thread_name_prefix="edgekv-claim")
         self._n_hits = self._n_prompts = 0
         self._loading: Loading | None = None
 
@@ -104,7 +109,24 @@ class Prefixes:
         def read(first: int, n: int) -> np.ndarray:
             return runtime.tokens.read(held.seq_id, places[first:first + n], layout.block_bytes(n))
 
-        store.save(held.tokens[:len(places)], readings, read, _root(store, held))
+        saved = store.save(held.tokens[:len(places)], readings, read, _root(store, held))
+        if self.conversation is not None and self._where.folder is not None:
+            self._claims.submit(_claim, self._where.folder, self.conversation, [link.key for link in saved.chain])
+
+    def forget(self, conversation: str) -> int:
+        """What is kept of a conversation, and of no other, goes from RAM and from the folder; bytes that went from there. From any thread but
+        the one that decodes. Raises EdgeKVError where the folder cannot be written to."""
+        folder = self._where.folder
+        if folder is None:
+            return 0
+
+        def forget() -> int:
+            doomed = conversations.blocks_alone(folder, conversation)
+            for store in list(self._stores.values()):
+                store.forget(doomed)
+            return conversations.forget(folder, conversation)
+
+        return self._claims.submit(forget).result()  # behind what was kept of it just now
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything is written to the places below RAM."""
@@ -112,6 +134,7 @@ class Prefixes:
             store.flush(timeout_s)
 
     def close(self) -> None:
+        self._claims.shutdown()
         for store in self._stores.values():
             store.close()
         self._stores.clear()
@@ -168,6 +191,13 @@ def _what_changes_rows(extra: tuple[str, ...]) -> tuple[str, ...]:
 
 def _root(store: PrefixStore, of: SequenceTokens) -> bytes:
     return store.identity.chain_root(of.adapters, of.space)
+
+
+def _claim(folder: Path, conversation: str, keys: list[bytes]) -> None:
+    try:
+        conversations.add_blocks(folder, conversation, keys)
+    except OSError as error:  # a folder that cannot be written to has no blocks of it either
+        log.warning("what is kept of a conversation is not noted in %s: %s", folder, error.strerror)
 
 
 _LABELS = {Reading.EXACT: 0, Reading.SAMPLED: cells.SAMPLED, Reading.SPARSE: cells.SPARSE_PROMPT}

@@ -78,6 +78,8 @@ class Saved:
     """Read and kept now."""
     n_left_out: int = 0
     """No room, within the bound, until what is being written has been written."""
+    chain: tuple[Link, ...] = ()
+    """The blocks of all that is kept, from the root on."""
 
 
 @dataclass

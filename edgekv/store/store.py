@@ -24,6 +24,9 @@ from edgekv.store.writer import Writer
 MOST_WAIT_S = 0.2
 """So long a save waits in all for the writer, where RAM is full of what is not written yet; what has no room then is left out."""
 
+MOST_FLUSH_S = 10.0
+"""So long is waited for what is being written, where that would not outlive the next step."""
+
 UNDER_WAY_BYTES = 128 << 20
 """What may wait in RAM for the writer where the bound of RAM is 0."""
 
@@ -168,7 +171,7 @@ class PrefixStore:
         with self._lock:
             self._stats.n_saves += 1
             self._used(chain)
-        return Saved(n_known, n_new, len(tokens) - n_known - n_new)
+        return Saved(n_known, n_new, len(tokens) - n_known - n_new, tuple(chain))
 
     def _known(self, parent: bytes, part: np.ndarray, least: Reading, most: Reading) -> Link | None:
         """A block that RAM or a near place has and that begins with `part`: the one of the best reading from `least` to `most`."""
@@ -242,6 +245,18 @@ class PrefixStore:
             self._ram.remove(link.key)
             self._forget(link.key)
 
+    def forget(self, keys: set[bytes]) -> None:
+        """Blocks, and what follows them, are no more in RAM, and are not written any more when this returns."""
+        pending = list(keys)
+        with self._lock:
+            while pending:
+                key = pending.pop()
+                pending += [child.link.key for child in self._ram.children(key)]
+                if key in self._ram:
+                    self._ram.remove(key)
+                    self._forget(key)
+        self.flush(MOST_FLUSH_S)
+
     # ---- the end, and figures --------------------------------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float | None = None) -> bool:
@@ -249,7 +264,7 @@ class PrefixStore:
         with self._lock:
             return self._lock.wait_for(lambda: all(writer.idle for writer in self._writers), timeout_s)
 
-    def close(self, timeout_s: float = 10.0) -> None:
+    def close(self, timeout_s: float = MOST_FLUSH_S) -> None:
         """Write what waits, for so long, and stop. A closed store has nothing and keeps nothing."""
         self.flush(timeout_s)
         self._closed = True

@@ -13,6 +13,7 @@ from support.prefixes import check_rows, conversation, exact, identity, reader
 from edgekv.cli.cache import cache
 from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.store.blocks import Reading
+from edgekv.store.conversations import add_blocks
 from edgekv.store.files import scan
 from edgekv.store.settings import StoreSettings, default_folder
 from edgekv.store.store import PrefixStore
@@ -163,3 +164,30 @@ def test_verify(folder):
 def test_a_chain_whose_beginning_is_gone_says_so(folder):
     next(file.path for file in scan(folder) if file.link.parent == identity("another").root_key()).unlink()
     assert [row["note"] for row in rows(folder)].count("its beginning is gone") == 1
+
+
+def test_rm_of_a_kept_chat(folder, tmp_path_factory):
+    data = tmp_path_factory.mktemp("data")
+    environment = {"XDG_DATA_HOME": str(data)}
+    chats = data / "edgekv" / "chats"
+    chats.mkdir(parents=True)
+    for name, beside in {"mine": {"conversation": "0123456789abcdef"}, "older": {}}.items():
+        (chats / f"{name}.json").write_text(json.dumps([{"role": "user", "content": "x", **beside}, {"role": "assistant", "content": "y"}]))
+    for name in ("mine", "older"):  # before anything of them is known to be there
+        assert f"nothing of {name} is known to be in {folder}" in error_of(run(folder, "rm", "--conversation", name, **environment), ConfigError)
+    store = open_store(folder)
+    chain = store.save(TALKS[1], exact(TALKS[1]), reader(TALKS[1])).chain
+    store.close()
+    add_blocks(folder, "0123456789abcdef", [link.key for link in chain])
+    add_blocks(folder, "fedcba9876543210", [link.key for link in chain[:2]])
+    assert "mine: " in run(folder, "rm", "--conversation", "mine", **environment).stdout
+    assert n_stored(folder, TALKS[1]) == len(SYSTEM) and n_stored(folder, TALKS[2]) == len(TALKS[2])
+    assert (chats / "mine.json").exists()
+    assert "only one of these" in error_of(run(folder, "rm", "--conversation", "mine", "--all", **environment), ConfigError)
+    assert "no conversation is kept as nobody" in error_of(run(folder, "rm", "--conversation", "nobody", **environment), EdgeKVError)
+
+
+def test_rm_of_all_leaves_no_note(folder):
+    add_blocks(folder, "0123456789abcdef", [b"0" * 16])
+    run(folder, "rm", "--all")
+    assert not list(folder.rglob("*.json"))

@@ -37,8 +37,21 @@ def said(*words: str, system: str | None = None, n_context: int | None = None) -
     return conversation
 
 
+class Rows:
+    """As who keeps K and V: what was said of conversations."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, str]] = []
+
+    def converse(self, conversation: str) -> None:
+        self.said.append(("converse", conversation))
+
+    def forget(self, conversation: str) -> None:
+        self.said.append(("forget", conversation))
+
+
 def keep(kept: Kept, *words: str, **more: object) -> Keeper:
-    keeper = Keeper(said(*words, **more), kept)
+    keeper = Keeper(said(*words, **more), kept, Rows())
     keeper.keep()
     return keeper
 
@@ -62,7 +75,7 @@ def test_a_conversation_is_kept_and_comes_back(kept):
     assert (entry.name, entry.n_turns, entry.n_tokens, entry.first, problems) == (keeper.name, 1, 1234, "What is a KV cache?", [])
     loaded = Conversation(None)
     assert loaded.load(path) == 3 and loaded.messages == keeper.conversation.messages, "/load reads it, without what stands beside"
-    other = Keeper(Conversation(None), kept)
+    other = Keeper(Conversation(None), kept, Rows())
     assert other.open(keeper.name) == 3 and other.conversation.system == "Be brief." and other.name == keeper.name
     other.conversation.turns += said("more", "yes").turns
     other.keep()
@@ -95,7 +108,7 @@ def test_undone_to_the_end_is_removed(kept):
 
 def test_two_chats_with_one_conversation_lose_nothing(kept):
     first = keep(kept, "one", "x")
-    second = Keeper(Conversation(None), kept)
+    second = Keeper(Conversation(None), kept, Rows())
     second.open("one")
     for keeper, word in (first, "first"), (second, "second"):
         keeper.conversation.turns += said(word, "y").turns
@@ -142,9 +155,37 @@ def test_a_folder_that_cannot_be_made(kept):
 
 
 def test_nothing_is_kept_that_shall_not(kept):
-    keeper = Keeper(said("one", "x"), kept, keeping=False)
+    keeper = Keeper(said("one", "x"), kept, rows := Rows(), keeping=False)
     keeper.keep()
-    assert not kept.folder.exists() and keeper.name is None
+    assert not kept.folder.exists() and keeper.name is None and not rows.said
+
+
+def test_k_and_v_are_kept_under_the_conversation_and_go_with_it(kept):
+    first = Rows()
+    keeper = Keeper(said("one", "x"), kept, first)
+    keeper.keep()
+    ((word, one),) = first.said
+    assert word == "converse" and kept.id_of("one") == one
+
+    later = Rows()
+    again = Keeper(Conversation(None), kept, later)
+    again.open("one")
+    again.begin()
+    assert [word for word, _ in later.said] == ["converse"] * 3 and later.said[1][1] == one and later.said[2][1] != one
+    kept.remove("one", later)
+    assert later.said[-1] == ("forget", one) and kept.names() == []
+
+
+def test_a_conversation_of_before_is_removed_all_the_same(kept):
+    keep(kept, "one", "x")
+    path = kept.path("one")
+    path.write_text(json.dumps([{"role": "user", "content": "one"}, {"role": "assistant", "content": "x"}]))
+    rows = Rows()
+    kept.remove("one", rows)
+    assert not path.exists() and not rows.said
+    path.write_text("{")
+    kept.remove("one", rows)
+    assert not path.exists()
 
 
 def test_files_that_are_no_conversations(kept):
@@ -156,7 +197,7 @@ def test_files_that_are_no_conversations(kept):
     entries, problems = kept.entries()
     assert [entry.name for entry in entries] == ["one"] and len(problems) == 2 and "is not a saved conversation" in problems[0]
     with pytest.raises(EdgeKVError, match="not JSON"):
-        Keeper(Conversation(None), kept).open("bad")
+        Keeper(Conversation(None), kept, Rows()).open("bad")
 
 
 @pytest.mark.parametrize("name", ["nobody", "../one", "", "rm", "one.json"])
@@ -239,6 +280,17 @@ def test_a_session_that_comes_back(terminal, endpoint, tmp_path):
     again.say("More.", "answer 4")
     assert [message["content"] for message in endpoint.requests[0]["messages"]] == ["Be brief.", "What is a cache?", "answer 1", "More."]
     again.leave("kept as")
+
+
+def test_where_conversations_lie_is_said_once(terminal, tmp_path):
+    first = terminal()
+    said = first.say("hello", "answer 1").replace("\r", "").replace("\n", "")
+    assert f"conversations are kept in {tmp_path}/data/edgekv/chats, and their K and V in" in said
+    assert "/chats rm NAME deletes one" in said
+    first.leave("kept as hello")
+    again = terminal()
+    assert "conversations are kept in" not in again.say("hello", "answer 2")
+    again.leave()
 
 
 def test_a_chat_that_keeps_nothing(terminal, tmp_path):

@@ -1,0 +1,91 @@
+"""What shall not be kept is not, and what a person deletes is gone: from slots, RAM and disk."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgekv.config import KvOptions
+from edgekv.serving.server import Server, ServerOptions
+from edgekv.store.files import scan
+from edgekv.store.settings import StoreSettings
+
+EXACT = KvOptions(mode="exact", policy="none", kv_budget=0)
+N = 600
+
+
+@pytest.fixture
+def tiny(synthetic) -> Path:
+    return synthetic("llama", n_head=6, dtype="f32")
+
+
+def serve(model: Path, folder: Path, **more) -> Server:
+    return Server(ServerOptions(model, kv=EXACT, n_ctx=2048, n_threads=1, store=StoreSettings(ram_bytes=64 << 20, folder=folder), **more))
+
+
+def conversation(seed: int, n: int = N) -> list[int]:
+    return [1, *np.random.default_rng(seed).integers(260, 320, n - 1).tolist()]
+
+
+def post(server: Server, path: str, body: dict) -> dict:
+    request = urllib.request.Request(server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as response:
+        return json.load(response)
+
+
+def n_cached(server: Server, tokens: list[int], n: int = 4, **more) -> int:
+    reply = post(server, "/v1/completions", {"prompt": tokens, "max_tokens": n, "temperature": 0, "ignore_eos": True, **more})
+    return reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def n_blocks(server: Server, folder: Path) -> tuple[int, int]:
+    """In RAM and on disk."""
+    server.prefixes.flush()
+    (stats,) = server.prefixes.stats()
+    return stats.ram.n_blocks, len(list(scan(folder)))
+
+
+@pytest.mark.parametrize("extra", [(), ("--kv-unified",)], ids=["a cache each", "one cache"])
+def test_cache_prompt_false_keeps_nothing(tiny, tmp_path, extra):
+    """Six blocks lay on disk."""
+    prompt = conversation(1)
+    with serve(tiny, tmp_path, n_slots=2, extra=extra) as server:
+        assert n_cached(server, prompt, 600, cache_prompt=False) == 0
+        assert n_blocks(server, tmp_path) == (0, 0)
+        assert n_cached(server, prompt) == 0  # nor does a slot have it
+        assert n_blocks(server, tmp_path) == (3, 3)
+        assert n_cached(server, prompt) == N - 1
+
+
+@pytest.mark.parametrize(("path", "body", "extra"), [
+    ("/v1/embeddings", {"input": "word " * 100}, ("--embeddings", "--pooling", "mean", "--ubatch-size", "512")),
+    ("/v1/embeddings", {"input": ["word " * 100, "other " * 60]}, ("--embeddings", "--pooling", "last", "--ubatch-size", "512")),
+])
+def test_embeddings_are_not_kept(tiny, tmp_path, path: str, body: dict, extra: tuple[str, ...]):
+    with serve(tiny, tmp_path, extra=extra) as server:
+        assert all(len(one["embedding"]) for one in post(server, path, body)["data"])
+        assert n_blocks(server, tmp_path) == (0, 0)
+
+
+def test_a_deleted_conversation_is_gone_and_what_others_share_stays(tiny, tmp_path):
+    common = conversation(2)
+    one, two = common + conversation(3, 300)[1:], common + conversation(4, 300)[1:]
+    with serve(tiny, tmp_path) as server:
+        assert server.prefixes is not None
+        for name, prompts in {"a1": (common[:300], common, one), "b2": (two,), "c3": (conversation(5),)}.items():
+            server.prefixes.conversation = name
+            for prompt in prompts:
+                n_cached(server, prompt)
+        before = n_blocks(server, tmp_path)
+        assert server.prefixes.forget("a1") > 0
+        after = n_blocks(server, tmp_path)
+        assert after[0] < before[0] and after[1] < before[1]
+        assert n_cached(server, one, cache_prompt=True) == len(common)  # what is the same in the other
+        server.prefixes.conversation = "b2"
+        assert n_cached(server, two) == len(two) - 1
+    with serve(tiny, tmp_path) as server:
+        assert n_cached(server, two) == len(two) - 1

@@ -87,10 +87,10 @@ class Publisher:
             self._take(busy=True)
 
     def refresh(self, idle: bool) -> None:
-        """Somebody asks for figures of now, or (idle) nothing is left to do."""
+        """Somebody asks for figures of now between two batches, or (idle) nothing is left to do. Who asks while a batch is computed gets the
+        latest."""
         if self._n_steps != self._n_steps_taken or idle and self.shown.busy or time.perf_counter() - self._taken > AGAIN_S:
             self._take(busy=self.shown.busy and not idle)
-        self._publish_answers()
 
     def _take(self, busy: bool) -> None:
         began = time.perf_counter()
@@ -118,10 +118,8 @@ class Publisher:
     def _publish(self, now: Shown) -> None:
         native.publish("/edgekv/state", JSON, json.dumps(shown.state(now)))
         native.publish("props", JSON, json.dumps(shown.props(now)))
-
-    def _publish_answers(self) -> None:
-        native.publish("slots", JSON, json.dumps(shown.slots(self.shown)))
-        native.publish("metrics", "text/plain", metrics.text(self.shown))
+        native.publish("slots", JSON, json.dumps(shown.slots(now)))
+        native.publish("metrics", "text/plain", metrics.text(now))
 
     def _publish_history(self) -> None:
         native.publish("/edgekv/history", JSON, json.dumps(shown.history(self._history)))

@@ -1,0 +1,82 @@
+"""/metrics and /slots while somebody else works: who takes the figures, and whether they are of a time not long ago."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from support.endpoint import ask, complete, exposed, settled
+
+from edgekv.config import KvOptions
+from edgekv.serving import publisher
+from edgekv.serving.options import ServerOptions
+from edgekv.serving.server import Server
+from edgekv.vocab import KvMode
+
+SPARSE = KvOptions(mode=KvMode.SPARSE, resolution=200, exact_tokens=64)
+N_PROMPT = 6000
+
+
+@pytest.fixture
+def looks(monkeypatch) -> tuple[set[int], set[int]]:
+    """The threads that look at cells and page tables for figures, and those that decode."""
+    takers: set[int] = set()
+    decoders: set[int] = set()
+
+    def telling(into: set[int], function: Callable) -> Callable:
+        def told(*arguments, **more):
+            into.add(threading.get_native_id())
+            return function(*arguments, **more)
+
+        return told
+
+    monkeypatch.setattr(publisher, "collect", telling(takers, publisher.collect))
+    monkeypatch.setattr(publisher.Publisher, "_draw", telling(takers, publisher.Publisher._draw))
+    monkeypatch.setattr(publisher.Publisher, "after_step", telling(decoders, publisher.Publisher.after_step))
+    return takers, decoders
+
+
+def long_options(synthetic, **more) -> ServerOptions:
+    return ServerOptions(synthetic("llama", n_ctx_train=2 * N_PROMPT, n_layer=4), kv=SPARSE, n_ctx=2 * N_PROMPT, n_threads=1, **more)
+
+
+def test_no_scrape_looks_at_cells_while_another_thread_decodes(synthetic, looks):
+    """llama.cpp answers both from a thread of its queue while the other decodes."""
+    takers, decoders = looks
+    with Server(long_options(synthetic, n_slots=2)) as server:
+        stop = threading.Event()
+
+        def scrape(path: str) -> int:
+            n = 0
+            while not stop.is_set():
+                assert ask(server, path)[0] == 200
+                n += 1
+            return n
+
+        with ThreadPoolExecutor(5) as pool:
+            scrapes = [pool.submit(scrape, path) for path in ("/metrics", "/slots", "/metrics")]
+            answers = [pool.submit(complete, server, seed, N_PROMPT, 200) for seed in range(2)]
+            for answer in answers:
+                answer.result()
+            stop.set()
+            n_scrapes = [one.result() for one in scrapes]
+        settled(server)
+    assert min(n_scrapes) > 5, "somebody asked meanwhile"
+    assert len(decoders) == 1 and takers == decoders
+
+
+def test_figures_come_while_an_answer_runs(synthetic):
+    """What is published last is of a time not long ago, although nobody looks at the page."""
+    with Server(long_options(synthetic)) as server, ThreadPoolExecutor(1) as pool:
+        seen: set[float] = set()
+        answer = pool.submit(complete, server, 0, N_PROMPT, 5000)
+        while not answer.done() and len(seen) < 4:
+            in_metrics = exposed(server)["edgekv_slot_tokens", (("slot", "0"),)]
+            in_slots = server.get("/slots")[0]["edgekv"]["n_tokens"]
+            assert in_metrics <= in_slots, "the later question has the later answer"
+            seen.add(in_slots)
+            time.sleep(0.05)
+        assert len(seen) >= 4 and not answer.done(), seen

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from importlib.metadata import PackageNotFoundError
+from importlib.metadata import distribution as _distribution
 from importlib.metadata import version as _version
 
 try:
@@ -18,7 +19,30 @@ except PackageNotFoundError:  # a source tree that was never installed
 # in an editable install the libraries lie in another folder of the package than this file
 lib_folder = next((folder for folder in (os.path.join(part, "lib") for part in __path__) if os.path.isdir(folder)), None)
 """Where our shared libraries are; None in a source tree that was never installed."""
-if lib_folder is not None:
+
+
+def _take_installed() -> None:
+    """Put the installed package in the place of this module, which is of a source tree without libraries. In the folder of a clone Python
+    finds the tree before the package."""
+    import sys
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    try:
+        init = str(_distribution("edgekv").locate_file("edgekv/__init__.py"))
+    except PackageNotFoundError:
+        return
+    folder = os.path.dirname(init)
+    spec = spec_from_file_location(__name__, init, submodule_search_locations=[folder])
+    if spec is None or spec.loader is None or not os.path.isdir(os.path.join(folder, "lib")):
+        return
+    module = module_from_spec(spec)
+    sys.modules[__name__] = module  # what the import statement gives
+    spec.loader.exec_module(module)
+
+
+if lib_folder is None:
+    _take_installed()
+else:
     os.environ["LLAMA_CPP_LIB_PATH"] = lib_folder  # llama_cpp looks there when it is imported
 
 __all__ = ["KvOptions", "Llama", "Runtime", "__version__", "runtime"]

@@ -66,8 +66,8 @@ def _import_compiled(name: str) -> ModuleType:
     except ImportError as error:
         source = Path(__file__).resolve().parent.parent.parent
         if (source / "pyproject.toml").is_file():
-            raise NativeError(f"edgekv was imported from the source tree {source}, which holds no compiled module; start Python in "
-                              "another folder to use the installed package, or install with `pip install -e .`") from None
+            raise NativeError(f"edgekv was imported from the source tree {source}, which holds no compiled module, and no package is "
+                              "installed; install it with `pip install .`") from None
         raise NativeError(f"EdgeKV's native module cannot be loaded ({error}); reinstall it") from None
 
 

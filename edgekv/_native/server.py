@@ -54,6 +54,20 @@ class Pacing:
     """Answered or waiting now."""
     n_refused: int
     """Requests that found no place."""
+    n_running: int
+    """Slots at work when the newest batch began."""
+
+
+@dataclass(frozen=True)
+class Waits:
+    """How often something was waited for, by how long."""
+
+    bounds: tuple[float, ...]
+    """Seconds, ascending."""
+    counts: tuple[int, ...]
+    """Of waits up to each bound and above the one before, and of those above all bounds."""
+    sum_s: float
+    """Seconds of all of them together."""
 
 
 def limit(max_gap_s: float, n_slots: int, max_queue: int) -> None:
@@ -85,7 +99,22 @@ def pacing() -> Pacing:
     found = ffi.new("edgekv_server_pacing *")
     lib.edgekv_server_pace(found)
     return Pacing(found.max_gap_s, found.worst_gap_s, found.last_gap_s, found.n_mixed, found.n_prompt_batch, found.n_requests,
-                  found.n_refused)
+                  found.n_refused, found.n_running)
+
+
+def waits() -> tuple[Waits, Waits, Waits]:
+    """For a slot; from a request to the first token of its answer; between two tokens of an answer: since the server started. From any
+    thread."""
+    from edgekv._native._server import ffi, lib
+
+    found = ffi.new("edgekv_server_waits *")
+
+    def of(which: int) -> Waits:
+        lib.edgekv_server_waited(which, found)
+        return Waits(tuple(found.bounds), tuple(found.counts), found.sum_s)
+
+    return of(lib.EDGEKV_WAIT_QUEUE), of(lib.EDGEKV_WAIT_FIRST_TOKEN), of(lib.EDGEKV_WAIT_NEXT_TOKEN)
+
 
 # ---- documents ------------------------------------------------------------------------------------------------------------------
 
@@ -119,8 +148,8 @@ def asked_ms(path: str) -> int:
 
 
 def on_refresh(function: Callable[[bool], None]) -> None:
-    """`function(idle)` is called on the thread that decodes, between two batches: before /metrics and /slots are answered, and (idle) where
-    the server has nothing left to do. What it raises is logged, not passed on."""
+    """`function(idle)` is called on the thread that decodes, between two batches: before /metrics and /slots are answered, if they are asked
+    for there, and (idle) where the server has nothing left to do. What it raises is logged, not passed on."""
     from edgekv._native._server import ffi, lib
 
     global _on_refresh, _is_defined

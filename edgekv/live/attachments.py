@@ -28,6 +28,8 @@ _live: dict[core.Handle, Runtime] = {}
 _make: Callable[[core.Handle, KvOptions], Runtime]
 _options: KvOptions | None = None
 """The defaults in force."""
+_told: Callable[[Runtime], None] | None = None
+"""Called with each Runtime that begins with them."""
 _last_failure: EdgeKVError | None = None
 _attaching = threading.local()
 """`options` of the context that this thread attaches."""
@@ -81,10 +83,11 @@ def last_failure() -> EdgeKVError | None:
     return _last_failure
 
 
-def set_defaults(options: KvOptions | None) -> None:
-    """How contexts created from now on are attached; None: they are not."""
-    global _options
-    _options = options
+def set_defaults(options: KvOptions | None, began: Callable[[Runtime], None] | None = None) -> None:
+    """How contexts created from now on are attached; None: they are not. `began` is called with the Runtime of each, by the thread that
+    created the context."""
+    global _options, _told
+    _options, _told = options, began
     if options is None:
         core.clear_defaults()
     else:
@@ -144,6 +147,8 @@ def _attached(handle: core.Handle) -> None:
         return
     with _lock:
         _live[handle] = made
+    if _told is not None and getattr(_attaching, "options", None) is None:
+        _told(made)
 
 
 def _detached(handle: core.Handle) -> None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
+from edgekv._native.server import Waits
 from edgekv.live.figures import Figures
-from edgekv.serving.shown import Shown, StoreFigures, tiers
+from edgekv.serving.shown import Shown, StoreFigures, TrafficFigures, tiers
 
-Value = tuple[dict[str, str], float]
-"""Labels and a number."""
+Value = tuple[dict[str, str], "float | Waits"]
+"""Labels and a number, or for a histogram all of its numbers."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Metric:
     name: str
     """As in the text; a counter's ends in _total."""
     kind: str
-    """gauge or counter."""
+    """gauge, counter or histogram."""
     help: str
     read: Callable[[Shown], Iterable[Value]]
 
@@ -36,6 +38,19 @@ def _one(read: Callable[[Figures], float | None]) -> Callable[[Shown], Iterable[
 
 def _of_store(read: Callable[[StoreFigures], float]) -> Callable[[Shown], Iterable[Value]]:
     return lambda shown: [] if shown.store is None else [({}, read(shown.store))]
+
+
+def _of_traffic(read: Callable[[TrafficFigures], float | Waits], model: bool = False) -> Callable[[Shown], Iterable[Value]]:
+    """model: with the model's name as its label, as vLLM has it."""
+    def values(shown: Shown) -> Iterable[Value]:
+        return [] if shown.traffic is None else [({"model_name": shown.served.model} if model else {}, read(shown.traffic))]
+
+    return values
+
+
+def _by_place(**fields: str) -> Callable[[Shown], Iterable[Value]]:
+    """Fields of StoreFigures, by the place that they count."""
+    return lambda shown: [] if shown.store is None else [({"place": place}, getattr(shown.store, name)) for place, name in fields.items()]
 
 
 def _about(shown: Shown) -> Iterable[Value]:
@@ -125,24 +140,61 @@ METRICS = (
     Metric("edgekv_slot_context_tokens", "gauge", "Tokens that each slot has room for.", _slot_context),
     Metric("edgekv_slot_pages", "gauge", "Pages of each slot, in the arena and only at home.", _slot_pages),
     Metric("edgekv_worst_gap_seconds", "gauge", "The longest pause between two tokens of a running answer.",
-           lambda shown: [] if shown.worst_gap is None else [({}, shown.worst_gap)]),
+           _of_traffic(lambda traffic: traffic.worst_gap)),
+    Metric("edgekv_requests_running", "gauge", "Slots at work when the newest batch began.", _of_traffic(lambda traffic: traffic.n_running)),
+    Metric("edgekv_requests_waiting", "gauge", "Requests that have no slot.", _of_traffic(lambda traffic: traffic.n_waiting)),
+    Metric("edgekv_requests_refused_total", "counter", "Requests that found no place to wait.", _of_traffic(lambda traffic: traffic.n_refused)),
+    Metric("edgekv_queue_time_seconds", "histogram", "How long requests waited for a slot.", _of_traffic(lambda traffic: traffic.queue)),
+    Metric("edgekv_time_to_first_token_seconds", "histogram", "From a request to the first token of its answer.",
+           _of_traffic(lambda traffic: traffic.first_token)),
+    Metric("edgekv_token_gap_seconds", "histogram", "Between two tokens of an answer.", _of_traffic(lambda traffic: traffic.gaps)),
     Metric("edgekv_store_hits_total", "counter", "Prompts that began with tokens from the prefix store.", _of_store(lambda of: of.n_hits)),
     Metric("edgekv_store_misses_total", "counter", "Prompts that did not.", _of_store(lambda of: of.n_misses)),
     Metric("edgekv_store_tokens_total", "counter", "Prompt tokens that came from the prefix store and were not computed.",
            _of_store(lambda of: of.n_tokens_loaded)),
     Metric("edgekv_store_blocks", "gauge", "Blocks in the prefix store, in RAM and on disk.", _of_store(lambda of: of.n_blocks)),
+    Metric("edgekv_store_waiting_writes", "gauge", "Blocks that wait to be written below RAM.", _of_store(lambda of: of.n_waiting_writes)),
+    Metric("edgekv_store_dropped_total", "counter", "Blocks that RAM had no room for before they were written.", _of_store(lambda of: of.n_dropped)),
+    Metric("edgekv_store_evicted_total", "counter", "Blocks that made room for others.", _by_place(ram="ram_evicted", disk="disk_evicted")),
+    Metric("edgekv_store_refused_total", "counter", "Blocks that were damaged, truncated or foreign, and not used.",
+           _by_place(disk="disk_refused", remote="remote_refused")),
+    Metric("edgekv_store_outages_total", "counter", "Times that a place could not be used: full, read-only, gone, unreachable, slow.",
+           _by_place(disk="disk_outages", remote="remote_outages")),
 )
+
+VLLM = (
+    Metric("vllm:num_requests_running", "gauge", "As edgekv_requests_running.", _of_traffic(lambda traffic: traffic.n_running, model=True)),
+    Metric("vllm:num_requests_waiting", "gauge", "As edgekv_requests_waiting.", _of_traffic(lambda traffic: traffic.n_waiting, model=True)),
+    Metric("vllm:request_queue_time_seconds", "histogram", "As edgekv_queue_time_seconds.", _of_traffic(lambda traffic: traffic.queue, model=True)),
+    Metric("vllm:time_to_first_token_seconds", "histogram", "As edgekv_time_to_first_token_seconds.",
+           _of_traffic(lambda traffic: traffic.first_token, model=True)),
+    Metric("vllm:inter_token_latency_seconds", "histogram", "As edgekv_token_gap_seconds.", _of_traffic(lambda traffic: traffic.gaps, model=True)),
+    Metric("vllm:time_per_output_token_seconds", "histogram", "As edgekv_token_gap_seconds.", _of_traffic(lambda traffic: traffic.gaps, model=True)),
+)
+"""The same under the names that vLLM has for them, so that what reads its metrics reads ours."""
 
 
 def text(shown: Shown) -> str:
     """All of them; one without a value is left out."""
     lines = []
-    for metric in METRICS:
+    for metric in (*METRICS, *VLLM):
         values = list(metric.read(shown))
         if values:
             lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}"]
-            lines += [f"{metric.name}{_labels(labels)} {value:.17g}" for labels, value in values]
+            for labels, value in values:
+                lines += _histogram(metric.name, labels, value) if isinstance(value, Waits) else [_sample(metric.name, labels, value)]
     return "\n".join([*lines, ""])
+
+
+def _histogram(name: str, labels: dict[str, str], waits: Waits) -> list[str]:
+    """Each bucket counts all waits up to its bound."""
+    bounds = [*(f"{bound:g}" for bound in waits.bounds), "+Inf"]
+    buckets = [_sample(f"{name}_bucket", labels | {"le": bound}, n) for bound, n in zip(bounds, accumulate(waits.counts), strict=True)]
+    return [*buckets, _sample(f"{name}_sum", labels, waits.sum_s), _sample(f"{name}_count", labels, sum(waits.counts))]
+
+
+def _sample(name: str, labels: dict[str, str], value: float) -> str:
+    return f"{name}{_labels(labels)} {value:.17g}"
 
 
 def _labels(labels: dict[str, str]) -> str:

@@ -154,7 +154,11 @@ class Prefixes:
             disk_limit_bytes=self._where.folder_bytes if self._where.folder else 0,
             n_blocks=max((stats.ram.n_blocks for stats in all_stats), default=0) + sum(stats.disk.n_blocks for stats in all_stats),
             n_hits=self._n_hits, n_misses=self._n_prompts - self._n_hits,
-            n_tokens_loaded=sum(place.hit_tokens for stats in all_stats for place in (stats.ram, stats.disk, stats.remote)))
+            n_tokens_loaded=sum(place.hit_tokens for stats in all_stats for place in (stats.ram, stats.disk, stats.remote)),
+            n_waiting_writes=sum(stats.n_unwritten for stats in all_stats), n_dropped=sum(stats.n_dropped for stats in all_stats),
+            ram_evicted=sum(stats.ram.n_evicted for stats in all_stats), disk_evicted=sum(stats.disk.n_evicted for stats in all_stats),
+            disk_refused=sum(stats.disk.n_refused for stats in all_stats), remote_refused=sum(stats.remote.n_refused for stats in all_stats),
+            disk_outages=sum(stats.disk.n_errors for stats in all_stats), remote_outages=sum(stats.remote.n_errors for stats in all_stats))
 
     def _open(self, of: SequenceTokens) -> tuple[Runtime | None, PrefixStore | None]:
         runtime = attachments.find(of.address)

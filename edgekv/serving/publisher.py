@@ -13,7 +13,7 @@ from edgekv.live.figures import Figures, collect
 from edgekv.live.page_map import MapMaker
 from edgekv.serving import metrics, page, shown
 from edgekv.serving.history import History
-from edgekv.serving.shown import Served, Shown, StoreFigures
+from edgekv.serving.shown import Served, Shown, StoreFigures, TrafficFigures
 
 if TYPE_CHECKING:
     from edgekv.live.runtime import Runtime
@@ -35,12 +35,12 @@ AGAIN_S = 0.02
 class Publisher:
     """What one server shows. `begin` and `end` on the thread that starts and stops it; everything else on the one that decodes.
 
-    store, worst_gap: called for each set of figures, and set by who knows; None: nobody does.
+    store, traffic: called for each set of figures, and set by who knows; None: nobody does.
     """
 
     def __init__(self, served: Served, runtime: Callable[[], Runtime | None]):
         self.store: Callable[[], StoreFigures | None] | None = None
-        self.worst_gap: Callable[[], float | None] | None = None
+        self.traffic: Callable[[], TrafficFigures] | None = None
         self.shown = Shown(served)
         """The latest."""
         self.seconds = 0.0
@@ -65,7 +65,11 @@ class Publisher:
         self._publish(self.shown)
         native.on_refresh(self.refresh)
         if (runtime := self._runtime()) is not None:
-            runtime.after_step = self.after_step
+            self.follow(runtime)
+
+    def follow(self, runtime: Runtime) -> None:
+        """Take figures while this one's context decodes."""
+        runtime.after_step = self.after_step
 
     def end(self) -> None:
         """Nothing is shown any more. After the server has ended."""
@@ -99,7 +103,7 @@ class Publisher:
         if figures is not None:
             self._remember(figures, busy)
         speed = self._history.points[-1].tokens_per_second if busy and self._history.points else 0.0
-        self.shown = Shown(self.shown.served, figures, busy, speed, self.store and self.store(), self.worst_gap and self.worst_gap())
+        self.shown = Shown(self.shown.served, figures, busy, speed, self.store and self.store(), self.traffic and self.traffic())
         self._publish(self.shown)
         if runtime is not None and figures is not None:
             self._draw(runtime, figures, busy)

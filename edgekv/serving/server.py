@@ -37,7 +37,7 @@ from edgekv.serving.options import (
 )
 from edgekv.serving.publisher import Publisher
 from edgekv.serving.room import memory_request
-from edgekv.serving.shown import Served
+from edgekv.serving.shown import Served, TrafficFigures
 from edgekv.serving.sites import admitted
 from edgekv.vocab import DeviceKind, KvMode
 
@@ -79,7 +79,7 @@ class Server:
         self._log: ServerLog | None = None
         self._exit: int | BaseException | None = None
         self._ready = False
-        self._before: set[Runtime] = set()  # contexts that others made
+        self._thread: threading.Thread | None = None
         self._runtime: Runtime | None = None
         self._prefixes: Prefixes | None = None
         self.figures = Publisher(self._served(), lambda: self.runtime)
@@ -165,8 +165,8 @@ class Server:
         from edgekv.live import runtime
 
         _native.prepare()
-        runtime.set_defaults(self.options.kv)
-        self._before, self._runtime = set(runtime.live()), None
+        runtime.set_defaults(self.options.kv, self._attached)
+        self._runtime = None
         self._log = ServerLog(self.options.log_file)
         try:
             self._log.open()
@@ -177,7 +177,8 @@ class Server:
         self._exit, self._ready = None, False
         self._ended.clear()
         _active = self
-        threading.Thread(target=self._run, args=(self._argv(),), name="llama-server", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, args=(self._argv(),), name="llama-server", daemon=True)
+        self._thread.start()
         self._wait_until_ready()
         return self
 
@@ -287,7 +288,7 @@ class Server:
         hosts = admitted(options.host, options.allow_host, self.is_public)
         native.admit(hosts.names, hosts.any_address)
         native.set_spaces(spaces_of(self._keys) if self._keys and not options.cache_shared else {})
-        self.figures.worst_gap = lambda: native.pacing().worst_gap_s
+        self.figures.traffic = _traffic
         try:
             self._exit = native.run(argv)
         except BaseException as error:  # told by why_stopped()
@@ -304,17 +305,22 @@ class Server:
             # /health answers before the task loop runs; the second request passes through that loop.
             self._ready = self._answers("/health") and self._answers("/lora-adapters")
             time.sleep(0 if self._ready else _POLL_S)
-        self._find_runtime()
+        self._check_runtime()
         self.figures.begin()
         self._answers("/lora-adapters")  # passes through the task loop, which takes the first figures
 
-    def _find_runtime(self) -> None:
-        """What hangs on the context that answers. Mode evict needs it: its cache is smaller than the context, and full before long where
-        nothing makes room."""
+    def _attached(self, made: Runtime) -> None:
+        """A context was made. The server's thread makes the one that answers before others (a draft model's), and anew where it slept."""
+        if threading.current_thread() is self._thread and (self._runtime is None or self._runtime.closed):
+            self._runtime = made
+            if self._ready:
+                self.figures.follow(made)
+
+    def _check_runtime(self) -> None:
+        """Mode evict needs what hangs on the context: its cache is smaller than the context, and full before long where nothing makes
+        room."""
         from edgekv.live import runtime
 
-        # a draft model's context comes later
-        self._runtime = next((made for made in runtime.live() if made not in self._before), None)
         if self.options.kv.mode is KvMode.EVICT and runtime.core.enabled() and self._runtime is None:
             error = runtime.last_failure() or EdgeKVError("mode evict did not begin")
             self.stop()
@@ -356,9 +362,16 @@ class Server:
         if self._log is not None:
             self._log.close(keep=failed)
         crash.details_in(None)
-        self._before, self._runtime = set(), None
+        self._thread = self._runtime = None
         runtime.set_defaults(None)  # contexts that others make are not the server's
         _active = None
+
+
+def _traffic() -> TrafficFigures:
+    from edgekv._native import server as native
+
+    pace, (queue, first_token, gaps) = native.pacing(), native.waits()
+    return TrafficFigures(pace.n_running, max(0, pace.n_requests - pace.n_running), pace.n_refused, pace.worst_gap_s, queue, first_token, gaps)
 
 
 _active: Server | None = None

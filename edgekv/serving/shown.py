@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from edgekv import __version__
+from edgekv._native.server import Waits
 from edgekv.amounts import size
 from edgekv.live.figures import Figures, SequenceFigures
 from edgekv.serving.history import History, Point
@@ -41,6 +42,38 @@ class StoreFigures:
     n_misses: int
     n_tokens_loaded: int
     """Prompt tokens that came from the store and were not computed."""
+    n_waiting_writes: int = 0
+    """Blocks that wait to be written below RAM."""
+    n_dropped: int = 0
+    """Blocks that RAM had no room for before they were written."""
+    ram_evicted: int = 0
+    """Blocks that made room for others in RAM; on disk."""
+    disk_evicted: int = 0
+    disk_refused: int = 0
+    """Blocks on disk that were damaged, truncated or foreign; on a shared server."""
+    remote_refused: int = 0
+    disk_outages: int = 0
+    """Times that the disk could not be used; the shared server."""
+    remote_outages: int = 0
+
+
+@dataclass(frozen=True)
+class TrafficFigures:
+    """Requests, and what they wait for."""
+
+    n_running: int
+    """Slots at work when the newest batch began."""
+    n_waiting: int
+    """Requests that have no slot."""
+    n_refused: int
+    worst_gap: float
+    """Seconds: the longest pause between two tokens of a running answer."""
+    queue: Waits
+    """For a slot."""
+    first_token: Waits
+    """From the request to the first token of its answer."""
+    gaps: Waits
+    """Between two tokens of an answer."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +87,8 @@ class Shown:
     """Whether a ubatch was computed since the server last had nothing to do."""
     tokens_per_second: float = 0.0
     store: StoreFigures | None = None
-    worst_gap: float | None = None
-    """Seconds: the longest pause between two tokens of a running answer; None: nobody measures it."""
+    traffic: TrafficFigures | None = None
+    """None: nobody counts it."""
 
     @property
     def mode(self) -> KvMode:
@@ -128,7 +161,7 @@ def state(shown: Shown) -> dict[str, Any]:
         "model": served.model, "version": served.version, "weight_bytes": served.weight_bytes, "mode": shown.mode.value,
         "mode_description": shown.mode.description, "busy": shown.busy, "tokens_per_second": round(shown.tokens_per_second, 2),
         "n_slots": served.n_slots, "n_ctx_slot": served.n_context, "tiers": tiers(shown), "slots": slots(shown), "store": store(shown),
-        "worst_gap_seconds": shown.worst_gap, "served": figures is not None}
+        "worst_gap_seconds": shown.traffic and shown.traffic.worst_gap, "served": figures is not None}
     if figures is None:
         return found
     options, pages, selection = figures.options, figures.tiers, figures.selection

@@ -94,6 +94,7 @@ typedef struct edgekv_server_pacing {
     int32_t  n_prompt_batch; /* prompt tokens that the newest of these was allowed */
     int32_t  n_requests;     /* answered or waiting now */
     uint64_t n_refused;      /* requests that found no place */
+    int32_t  n_running;      /* slots at work, when the newest batch began */
 } edgekv_server_pacing;
 
 /* from any thread */
@@ -102,6 +103,20 @@ EDGEKV_API void edgekv_server_pace(edgekv_server_pacing * pacing);
 /* Namespaces, for the servers that run from now on: a request that was let in with keys[i] is in spaces[i]; no keys: all are in one. The
    texts are copied; spaces are letters and digits. */
 EDGEKV_API void edgekv_server_spaces(int32_t n, const char * const * keys, const char * const * spaces);
+
+#define EDGEKV_WAIT_BOUNDS 22
+
+/* how long something was waited for, since the server started; seconds */
+typedef struct {
+    double   bounds[EDGEKV_WAIT_BOUNDS];
+    uint64_t counts[EDGEKV_WAIT_BOUNDS + 1]; /* of waits up to each bound and above the one before; of those above all bounds */
+    double   sum_s;
+} edgekv_server_waits;
+
+typedef enum { EDGEKV_WAIT_QUEUE, EDGEKV_WAIT_FIRST_TOKEN, EDGEKV_WAIT_NEXT_TOKEN } edgekv_wait;
+
+/* for a slot; from the request to the first token of its answer; between two tokens of an answer. From any thread */
+EDGEKV_API void edgekv_server_waited(edgekv_wait which, edgekv_server_waits * waits);
 
 /* What the server shows of the KV hierarchy. A document is shown under its path, such as "/edgekv/state"; "props", "slots" and "metrics"
    stand in the answers of upstream's routes of these names. Any thread may publish, at any time: the text is copied, and takes the place
@@ -112,7 +127,7 @@ EDGEKV_API void edgekv_server_withdraw(void);
 /* milliseconds since somebody asked for the document; -1: nobody did, or there is no such document */
 EDGEKV_API int64_t edgekv_server_asked_ms(const char * path);
 /* called on the thread that decodes, between two batches, where what is published should be brought up to date: before /metrics and
-   /slots are answered, and (idle) where nothing is left to do; null: nobody is called */
+   /slots are answered, if they are asked for there, and (idle) where nothing is left to do; null: nobody is called */
 EDGEKV_API void edgekv_server_on_refresh(void (*function)(int idle));
 
 /* cffi: end */

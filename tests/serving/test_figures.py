@@ -6,6 +6,7 @@ import base64
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -83,7 +84,9 @@ def test_metrics_are_read_by_prometheus(served):
     assert found["edgekv_pages_promoted_total", ()] == pages.n_promotions
     assert found["edgekv_pages", (("state", "arena"),)] == pages.n_resident
     assert found["edgekv_slot_tokens", (("slot", "1"),)] >= N_TOKENS
-    assert not {name for name, _ in found} - {metric.name for metric in metrics.METRICS}
+    families = {metric.name for metric in metrics.METRICS}
+    families |= {f"{metric.name}_{part}" for metric in metrics.METRICS if metric.kind == "histogram" for part in ("bucket", "sum", "count")}
+    assert not {name for name, _ in found} - families
     assert "llamacpp:requests_processing" in ask(served, "/metrics")[1], "upstream's stay"
 
 
@@ -130,7 +133,8 @@ def test_store_and_pauses_are_shown_where_they_are_known(served):
 
     assert settled(served)["store"] is None and not [name for name, _ in exposed(served) if name.startswith("edgekv_store")]
     served.figures.store = lambda: StoreFigures(100, 1000, 50, 5000, 3, 7, 2, 1234)
-    served.figures.worst_gap = lambda: 0.25
+    counted = served.figures.traffic
+    served.figures.traffic = lambda: replace(counted(), worst_gap=0.25)
     try:
         time.sleep(0.05)
         found = exposed(served)
@@ -139,7 +143,7 @@ def test_store_and_pauses_are_shown_where_they_are_known(served):
         state = settled(served)
         assert state["store"]["n_hits"] == 7 and state["worst_gap_seconds"] == 0.25
     finally:
-        served.figures.store = served.figures.worst_gap = None
+        served.figures.store, served.figures.traffic = None, counted
 
 
 def test_every_metric_is_documented():
@@ -147,3 +151,5 @@ def test_every_metric_is_documented():
     names = [metric.name for metric in metrics.METRICS]
     assert sorted(re.findall(r"^\| `(edgekv_\w+)", text, re.M)) == sorted(names)
     assert set(re.findall(r"\bedgekv_[a-z_]+", text)) <= set(names)
+    assert re.findall(r"^\| `(vllm:\w+)` \| `(edgekv_\w+)`", text, re.M) == [
+        (metric.name, metric.help.removeprefix("As ").removesuffix(".")) for metric in metrics.VLLM]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from support.endpoint import N_TOKENS, ask, complete, exposed, options, settled
 
@@ -45,8 +47,10 @@ def test_a_server_that_nothing_hangs_on(synthetic, monkeypatch):
         state = settled(server)
         assert not state["served"] and state["mode"] == "off" and state["slots"] == []
         assert "edgekv" not in server.get("/slots")[0] and server.get("/props")["edgekv"]["mode"] == "off"
-        assert {name for name, _ in exposed(server)} == {"edgekv_info", "edgekv_tier_bytes", "edgekv_slot_context_tokens",
-                                                          "edgekv_worst_gap_seconds"}
+        assert {re.sub("_(bucket|sum|count)$", "", name) for name, _ in exposed(server)} == {
+            "edgekv_info", "edgekv_tier_bytes", "edgekv_slot_context_tokens", "edgekv_worst_gap_seconds", "edgekv_requests_running",
+            "edgekv_requests_waiting", "edgekv_requests_refused_total", "edgekv_queue_time_seconds", "edgekv_time_to_first_token_seconds",
+            "edgekv_token_gap_seconds"}
     assert core.enabled()
 
 

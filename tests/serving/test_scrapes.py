@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.endpoint import ask, complete, exposed, settled
+from support.endpoint import ask, complete, exposed, options, settled, until
 
 from edgekv.config import KvOptions
 from edgekv.serving import publisher
@@ -80,3 +80,25 @@ def test_figures_come_while_an_answer_runs(synthetic):
             seen.add(in_slots)
             time.sleep(0.05)
         assert len(seen) >= 4 and not answer.done(), seen
+
+
+def test_figures_come_back_after_sleep(synthetic):
+    """--sleep-idle-seconds frees the model and its context, and the next request loads them again."""
+    with Server(options(synthetic("llama"), kv=SPARSE, extra=("--sleep-idle-seconds", "1"))) as server:
+        complete(server)
+        before, first = settled(server), server.runtime
+        assert before["served"] and before["slots"][0]["n_tokens"] > 0 and first is not None
+        until(lambda: server.get("/props")["is_sleeping"], 30)
+        assert ask(server, "/metrics")[0] == 200, "a scrape does not wake it"
+        assert server.get("/props")["is_sleeping"] and server.runtime is None
+        complete(server, seed=1, n_tokens=200)
+        until(lambda: settled(server).get("taken", 0) > before["taken"])
+        after = settled(server)
+        assert after["served"] and after["mode"] == "sparse" and 200 < after["slots"][0]["n_tokens"] < 300
+        assert server.runtime is not None and server.runtime is not first
+        assert exposed(server)["edgekv_tokens_total", ()] >= 200 and server.get("/slots")[0]["edgekv"]["n_tokens"] > 0
+        server.get("/edgekv/state")  # somebody looks, and sees it grow while an answer runs
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(complete, server, 2, 100, 700)
+            until(lambda: server.get("/edgekv/state")["busy"] or answer.done())
+            answer.result()

@@ -1,6 +1,7 @@
 #include "server/limits.h"
 
 #include "server/pace.h"
+#include "server/waits.h"
 
 #include <algorithm>
 #include <cmath>
@@ -42,6 +43,7 @@ void begin(const limits & l) {
         s.embedded  = true;
     }
     begin_pace(l.max_gap_s);
+    begin_waits();
 }
 
 const limits & current() {

@@ -5,7 +5,9 @@
 #include "server/published.h"
 #include "server/sites.h"
 #include "server/spaces.h"
+#include "server/waits.h"
 
+#include <algorithm>
 #include <exception>
 #include <map>
 #include <sstream>
@@ -73,7 +75,16 @@ void edgekv_server_spaces(int32_t n, const char * const * keys, const char * con
 void edgekv_server_pace(edgekv_server_pacing * pacing) {
     const auto pace    = edgekv_server::report();
     const auto traffic = edgekv_server::current_traffic();
-    *pacing = { pace.max_gap_s, pace.worst_gap_s, pace.last_gap_s, pace.n_batches, pace.n_prompt_batch, traffic.n_requests, traffic.n_refused };
+    *pacing = { pace.max_gap_s, pace.worst_gap_s, pace.last_gap_s, pace.n_batches, pace.n_prompt_batch, traffic.n_requests, traffic.n_refused,
+                edgekv_server::running_slots() };
+}
+
+void edgekv_server_waited(edgekv_wait which, edgekv_server_waits * waits) {
+    static_assert(edgekv_server::WAIT_BOUNDS.size() == EDGEKV_WAIT_BOUNDS, "the declaration has another number of bounds");
+    const auto found = edgekv_server::waited(static_cast<edgekv_server::wait>(which));
+    std::copy(edgekv_server::WAIT_BOUNDS.begin(), edgekv_server::WAIT_BOUNDS.end(), waits->bounds);
+    std::copy(found.counts.begin(), found.counts.end(), waits->counts);
+    waits->sum_s = found.sum_s;
 }
 
 void edgekv_server_publish(const char * path, const char * type, const char * text) {

@@ -2,12 +2,16 @@
 tested against.
 
 A cell's share of the attention is estimated; it is read with probability `resolution` times that share, at most 1, and its weight is the
-inverse of that probability. A sum over the rows that are read, each times its weight, then is an estimate without bias of the sum over
-all cells (Horvitz and Thompson, 1952).
+inverse of that probability. A sum over the rows that are read, each times its weight, then has the sum over all cells as its mean over the
+offsets of the walk (Horvitz and Thompson, 1952); attention is the ratio of two such sums, a consistent estimate.
+
+A part of the resolution is spread evenly over what the token sees, as a floor under the probabilities: a cell whose share is underestimated
+is read now and then, and no weight is above 1 / that floor.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +21,9 @@ GROUP_CELLS = 64
 
 ONE = 1 << 20
 """A probability of 1: probabilities are whole numbers of steps of 2^-20, so that their sums are exact."""
+
+EVEN_SHARE = 1 / 32
+"""Of the resolution: what the floor under the probabilities comes to over all visible cells."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,7 @@ class Sample:
     n_certain: int
     """How many of these were read with probability 1."""
     missed: float
-    """Sum of the probabilities of the cells that were not read: `resolution` times the estimated share of the attention on them."""
+    """`resolution` times the estimated share of the attention on the cells that were not read."""
 
 
 def shares_of(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -42,9 +49,23 @@ def shares_of(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return shares.reshape(logits.shape), tops.astype(np.float32), exponentials.sum(axis=2).astype(np.float32)
 
 
-def chances(shares: np.ndarray, tops: np.ndarray, sums: np.ndarray, visible: np.ndarray, certain: np.ndarray, resolution: float,
-            sinks: np.ndarray | None = None) -> np.ndarray:
-    """int64 [cell]: with which probability each cell is read, in units of 1 / ONE.
+def walk_offset(layer: int, head: int, position: int) -> int:
+    """Where the walk of a token begins, in [0, ONE): a hash of what the conversation says (Appleby's finaliser of MurmurHash3), so that it
+    needs no state, does not depend on where cells lie, and no cell is passed over for ever. layer: its row among those that are served."""
+    x = (position * 0x9E3779B1 + layer * 0x85EBCA77 + head * 0xC2B2AE3D) & 0xFFFFFFFF
+    x = (x ^ x >> 16) * 0x85EBCA6B & 0xFFFFFFFF
+    x = (x ^ x >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
+    return (x ^ x >> 16) >> 12
+
+
+def least_chance(resolution: float, n_visible: int) -> int:
+    """The floor under the probabilities of visible cells, in units of 1 / ONE; at least one unit."""
+    return min(max(math.floor(resolution * EVEN_SHARE * ONE / max(n_visible, 1) + 0.5), 1), ONE)
+
+
+def by_share(shares: np.ndarray, tops: np.ndarray, sums: np.ndarray, visible: np.ndarray, certain: np.ndarray, resolution: float,
+             sinks: np.ndarray | None = None) -> np.ndarray:
+    """int64 [cell]: with which probability each cell is read where there is no floor, in units of 1 / ONE.
 
     Args:
         shares: uint16 [group, cell], tops and sums: float32 [group, n_groups], as `shares_of` gives them; group: query heads.
@@ -65,17 +86,24 @@ def chances(shares: np.ndarray, tops: np.ndarray, sums: np.ndarray, visible: np.
     return np.where(visible, p, 0)
 
 
-def walk(chances: np.ndarray) -> Sample:
-    """Systematic sampling: over the running sum of probabilities, from one half on, a cell is read where the sum passes a whole
-    number. Of any cells in a row as many are read as they have probability, to within one; no state, no random numbers."""
-    sums = np.cumsum(chances) + ONE // 2
+def chances(of_share: np.ndarray, visible: np.ndarray, resolution: float) -> np.ndarray:
+    """int64 [cell]: with which probability each cell is read: `by_share`, but no less than the floor."""
+    return np.where(visible, np.maximum(of_share, least_chance(resolution, int(np.count_nonzero(visible)))), 0)
+
+
+def walk(chances: np.ndarray, offset: int) -> tuple[np.ndarray, np.ndarray]:
+    """Systematic sampling: over the running sum of probabilities, from `offset` on, a cell is read where the sum passes a whole number.
+    Of any cells in a row as many are read as they have probability, to within one; no state, no random numbers.
+
+    Returns int32 [n] the cells read, ascending, and float32 [n] their weights."""
+    sums = np.cumsum(chances) + offset
     rows = np.flatnonzero(sums // ONE != (sums - chances) // ONE).astype(np.int32)
-    taken = chances[rows]
-    return Sample(rows, (ONE / taken).astype(np.float32), int(np.count_nonzero(taken == ONE)),
-                  int(chances.sum() - taken.sum()) / ONE)
+    return rows, (ONE / chances[rows]).astype(np.float32)
 
 
-def sample(shares: np.ndarray, tops: np.ndarray, sums: np.ndarray, visible: np.ndarray, certain: np.ndarray, resolution: float,
+def sample(shares: np.ndarray, tops: np.ndarray, sums: np.ndarray, visible: np.ndarray, certain: np.ndarray, resolution: float, offset: int,
            sinks: np.ndarray | None = None) -> Sample:
-    """Arguments as for `chances`."""
-    return walk(chances(shares, tops, sums, visible, certain, resolution, sinks))
+    """Arguments as for `by_share` and `walk`."""
+    of_share = by_share(shares, tops, sums, visible, certain, resolution, sinks)
+    rows, weights = walk(chances(of_share, visible, resolution), offset)
+    return Sample(rows, weights, int(np.count_nonzero(weights == 1)), int(of_share.sum() - of_share[rows].sum()) / ONE)

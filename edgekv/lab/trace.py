@@ -37,7 +37,7 @@ class TraceStep:
     warmup: bool
     """No policy misses anything of this step, and it is not measured."""
     sampled_sum: np.ndarray | None = None
-    """mass_sum as mode sparse observes it: an estimate without bias, zero where it read nothing. None: not asked for."""
+    """mass_sum as mode sparse observes it: a consistent estimate, zero where it read nothing. None: not asked for."""
     sampled_max: np.ndarray | None = None
     """The same of mass_max."""
     n_read: np.ndarray | None = None

@@ -24,7 +24,7 @@
  *
  * The memory hierarchy. Home is llama.cpp's own K/V. In mode sparse a ubatch reads, for each layer, KV head and query token, the rows that
  * selection takes. It takes for certain what is pinned, the first, the newest and those that matter most by their sketches. It takes the
- * others by chance and with a weight, so that what is attended estimates attention to all without bias. Without sketches it reads the best
+ * others by chance and with a weight, so that what is attended is a consistent estimate of attention to all. Without sketches it reads the best
  * pages by `priority`, which the caller writes between ubatches. The nodes that store K keep the sketches true. The arena is a second place
  * for copies of pages: the caller decides which (edgekv_copy_pages, edgekv_publish_pages, edgekv_release_pages), and the page table says
  * which slot holds which page. A page whose cells change leaves the table at once, before the ubatch that changes them is computed.

@@ -40,7 +40,7 @@ EDGEKV_API edgekv_status edgekv_set_run_every(edgekv_context * ctx, int n_ubatch
 EDGEKV_API edgekv_status edgekv_set_watched(edgekv_context * ctx, bool watched);
 
 /* What selection came to in one KV head, summed up since the context was attached; of mode sparse only, and of what the hook attended by
-   rows. Observed mass is an estimate without bias of the attention to every page, also to those that were not read. */
+   rows. Observed mass is a consistent estimate of the attention to every page, also to those that were not read. */
 typedef struct {
     double n_tokens;     /* query tokens */
     double n_visible;    /* tokens that they see */

@@ -277,7 +277,7 @@ def sparse(model, tokens, n_prompt: int, resolution: float) -> tuple[np.ndarray,
 
 
 def test_a_recording_is_what_mode_sparse_observes(tmp_path, synthetic):
-    """The same as live, and without bias: over many steps its mean is that of full attention."""
+    """The same as live, and right on average: over many steps its mean is that of full attention."""
     model = synthetic("llama", n_layer=2)
     with recorded(tmp_path, model, resolution=200.0) as trace:
         of, arrays = trace.header, arrays_of(trace)

@@ -12,7 +12,7 @@ A step t, which decodes one token, with the policies and prefetchers that run li
 1. The policy has seen the steps before t (the oracle t too: observation "ahead"). Its pins and the page being filled are hot, then the
    pages of the highest score up to the budget, which `edgekv.hierarchy.budgets` divides over layers and heads; and what prefetch brought.
 2. What that serves is counted (below).
-3. The policy observes. `sampled`: what mode sparse does, the weighted mass of the rows that it read, an estimate without bias of the
+3. The policy observes. `sampled`: what mode sparse does, the weighted mass of the rows that it read, a consistent estimate of the
    mass of every page, hot or not. `full`: the true mass of every page, which only a recording has. `honest`: the pages that the policy chose
    alone, their mass scaled up to the softmax over them, as where it decides what is attended: mode evict, and mode sparse without
    sketches. A trace knows the query heads of a group only together: the scale is that of their sum.

@@ -121,8 +121,17 @@ void GpuEngine::select(int row, const Group & group, Stream stream) {
     scan.out            = { shares.as<uint16_t>(), share_tops.as<float>(), share_sums.as<float>(), list_stride(), (size_t) groups_per_stream() };
     launch_sketch_scan(scan, stream);
 
-    launch_sample({ batch_of(row, group), scan.group, scan.n_groups, scan.out, args.sinks, options.resolution, list_weights.as<float>() },
-                  stream);
+    SampleBatch sample = { batch_of(row, group) };
+    sample.group      = scan.group;
+    sample.n_groups   = scan.n_groups;
+    sample.shares     = scan.out;
+    sample.sinks      = args.sinks;
+    sample.resolution = options.resolution;
+    sample.layer      = row;
+    sample.k_idxs     = args.k_idxs;
+    sample.positions  = mirror(mirrors.positions);
+    sample.weights    = list_weights.as<float>();
+    launch_sample(sample, stream);
 }
 
 }  // namespace edgekv::gpu

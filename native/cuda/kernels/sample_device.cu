@@ -16,6 +16,11 @@ struct Norm {
     float most, factor;
 };
 
+// Of a list: where its walk begins, and the floor under the chances of its cells.
+struct Draw {
+    uint32_t offset, least;
+};
+
 // Of a chunk of cells: at most kThreads * kEach * kOne, which is 2^30.
 struct Sums {
     uint32_t chance, n_visible, n_certain, unused;
@@ -23,17 +28,21 @@ struct Sums {
 
 struct Scratch {
     Norm * norms;  // [list][group]
+    Draw * draws;  // [list]
     Sums * sums;   // [list][chunk]
 };
 
 __host__ __device__ inline int chunks_of(int n_groups) { return (n_groups + kChunkGroups - 1) / kChunkGroups; }
 
+__host__ __device__ inline size_t even(size_t n) { return (n + 1) / 2 * 2; }
+
 __host__ __device__ inline Scratch scratch_of(const SampleBatch & b) {
-    const size_t n_norms = static_cast<size_t>(b.n_streams) * b.n_tokens * b.n_head_kv * b.group;
-    return {reinterpret_cast<Norm *>(b.scratch), reinterpret_cast<Sums *>(b.scratch + (n_norms + 1) / 2 * 2 * sizeof(Norm))};
+    const size_t n_lists = static_cast<size_t>(b.n_streams) * b.n_tokens * b.n_head_kv;
+    char * const draws = b.scratch + even(n_lists * b.group) * sizeof(Norm);
+    return {reinterpret_cast<Norm *>(b.scratch), reinterpret_cast<Draw *>(draws), reinterpret_cast<Sums *>(draws + even(n_lists) * sizeof(Draw))};
 }
 
-// A warp for each row: the top and the sum of all that it sees.
+// A warp for each row: the top and the sum of all that it sees, and for each list how its walk begins.
 __global__ void __launch_bounds__(kThreads) sample_norms(const SampleBatch b, int n_rows) {
     const int lane = threadIdx.x % kWarp, row = blockIdx.x * kWarps + threadIdx.x / kWarp;
     if (row >= n_rows) {
@@ -60,9 +69,25 @@ __global__ void __launch_bounds__(kThreads) sample_norms(const SampleBatch b, in
     if (lane == 0) {
         scratch_of(b).norms[row] = {most, total > 0.0f ? b.resolution / (static_cast<float>(b.group) * total) : 0.0f};
     }
+    if (row % b.group != 0) {
+        return;
+    }
+    const int list = row / b.group, query = list / b.n_head_kv;
+    int n_visible = 0;
+    for (int i = lane; i < b.n_groups; i += kWarp) {
+        const uint64_t seen = b.sight[static_cast<int64_t>(query) * b.sight_stride + i].visible;
+        n_visible += __popc(static_cast<unsigned>(seen)) + __popc(static_cast<unsigned>(seen >> 32));
+    }
+    for (int step = kWarp / 2; step > 0; step /= 2) {
+        n_visible += __shfl_xor_sync(kAll, n_visible, step);
+    }
+    if (lane == 0) {
+        scratch_of(b).draws[list] = {static_cast<uint32_t>(walk_offset(b.layer, list % b.n_head_kv, b.positions[b.k_idxs[query]])),
+                                     static_cast<uint32_t>(least_chance(b.resolution, n_visible))};
+    }
 }
 
-// The chances of a thread's cells, in steps of 2^-20; by all threads of the block. `factors`: [kMaxHeads][kChunkGroups], shared.
+// The chances of a thread's cells, in steps of 2^-20, and what they are without the floor; by all threads of the block. `factors`: [kMaxHeads][kChunkGroups], shared.
 struct Chunk {
     int list, first_group;  // of the block
     int group, cell;        // of the thread, the first of its cells
@@ -89,17 +114,18 @@ struct Chunk {
         }
     }
 
-    __device__ void chances(const SampleBatch & b, const float * factors, uint32_t (&chance)[kEach]) const {
+    __device__ void chances(const SampleBatch & b, const float * factors, uint32_t (&chance)[kEach], uint32_t (&by_share)[kEach]) const {
         if (group >= b.n_groups || (sight.visible & ((1u << kEach) - 1)) == 0) {
 #pragma unroll
             for (int i = 0; i < kEach; ++i) {
-                chance[i] = 0;
+                chance[i] = by_share[i] = 0;
             }
             return;
         }
         const int head = list % b.n_head_kv, stream = b.first_stream + list / b.n_head_kv / b.n_tokens;
         const bool pinned = b.pinned != nullptr && b.pinned[head * b.head_stride + static_cast<size_t>(stream) * b.pages_per_stream +
                                                             cell / b.page_tokens] != 0;
+        const uint32_t least = scratch_of(b).draws[list].least;
         float x[kEach] = {};
         for (int g = 0; g < b.group; ++g) {
             const float factor = factors[g * kChunkGroups + (group - first_group)];
@@ -115,8 +141,10 @@ struct Chunk {
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
             const bool certain = pinned || (sight.certain >> i & 1) != 0;
-            const uint32_t by_share = static_cast<uint32_t>(__float2int_rn(fminf(x[i], 1.0f) * static_cast<float>(kOne)));
-            chance[i] = (sight.visible >> i & 1) == 0 ? 0u : certain ? kOne : by_share;
+            const bool visible = (sight.visible >> i & 1) != 0;
+            const uint32_t of_share = static_cast<uint32_t>(__float2int_rn(fminf(x[i], 1.0f) * static_cast<float>(kOne)));
+            by_share[i] = visible ? of_share : 0u;
+            chance[i] = !visible ? 0u : certain ? kOne : max(of_share, least);
         }
     }
 };
@@ -126,8 +154,8 @@ __global__ void __launch_bounds__(kThreads) sample_sums(const SampleBatch b) {
     __shared__ float factors[kMaxHeads * kChunkGroups];
     __shared__ Sums warps[kWarps];
     const Chunk chunk(b, factors);
-    uint32_t chance[kEach];
-    chunk.chances(b, factors, chance);
+    uint32_t chance[kEach], by_share[kEach];
+    chunk.chances(b, factors, chance, by_share);
     uint32_t sum = 0, n_visible = 0, n_certain = 0;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
@@ -151,7 +179,7 @@ __global__ void __launch_bounds__(kThreads) sample_sums(const SampleBatch b) {
     }
 }
 
-// The same blocks: where the running sum, from one half on, passes a whole number, the cell is a row; its place in the list is that number.
+// The same blocks: where the running sum, from the offset on, passes a whole number, the cell is a row; its place in the list is that number.
 __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
     __shared__ float factors[kMaxHeads * kChunkGroups];
     __shared__ uint32_t warps[kWarps], missed_of_warps[kWarps];
@@ -178,8 +206,8 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
         }
     }
     const Chunk chunk(b, factors);  // its barrier shows what is before the block
-    uint32_t chance[kEach], sum = 0;
-    chunk.chances(b, factors, chance);
+    uint32_t chance[kEach], by_share[kEach], sum = 0;
+    chunk.chances(b, factors, chance, by_share);
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
         sum += chance[i];
@@ -193,7 +221,8 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
         warps[warp] = through;
     }
     __syncthreads();
-    unsigned long long at = kOne / 2 + before_block[0] + (through - sum);
+    const uint32_t offset = scratch_of(b).draws[chunk.list].offset;
+    unsigned long long at = offset + before_block[0] + (through - sum);
     for (int w = 0; w < warp; ++w) {
         at += warps[w];
     }
@@ -208,7 +237,7 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
             rows[at >> kChanceBits] = chunk.cell + i;
             weights[at >> kChanceBits] = __fdiv_rn(static_cast<float>(kOne), static_cast<float>(chance[i]));
         } else {
-            missed += chance[i];
+            missed += by_share[i];
         }
         at = next;
     }
@@ -229,7 +258,7 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
     }
     if (last && threadIdx.x == 0) {
         const Sums own = sums[blockIdx.x];
-        b.n_rows[chunk.list] = static_cast<int32_t>((kOne / 2 + before_block[0] + own.chance) >> kChanceBits);
+        b.n_rows[chunk.list] = static_cast<int32_t>((offset + before_block[0] + own.chance) >> kChanceBits);
         if (b.totals != nullptr) {
             SampleTotals & totals = b.totals[chunk.list % b.n_head_kv];
             atomicAdd(&totals.n_tokens, 1ull);
@@ -243,7 +272,8 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
 }  // namespace
 
 size_t sample_device_scratch_bytes(int n_lists, int n_groups, int group) {
-    return (static_cast<size_t>(n_lists) * group + 1) / 2 * 2 * sizeof(Norm) + static_cast<size_t>(n_lists) * chunks_of(n_groups) * sizeof(Sums);
+    const size_t lists = static_cast<size_t>(n_lists);
+    return even(lists * group) * sizeof(Norm) + even(lists) * sizeof(Draw) + lists * chunks_of(n_groups) * sizeof(Sums);
 }
 
 void launch_sample(const SampleBatch & b, Stream stream) {

@@ -16,6 +16,10 @@ struct SampleBatch : ListBatch {
     Shares shares;       // [list][group] rows, as launch_sketch_scan() leaves them
     const float * sinks; // [n_head_kv * group], or null
     float resolution;
+    // whose walk it is: see walk_offset()
+    int layer;
+    const int64_t * k_idxs;     // [stream * n_tokens + token] its cell, counted over all streams of the cache
+    const int32_t * positions;  // of these cells
     float * weights;     // out, as many as rows
 };
 

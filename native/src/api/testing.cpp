@@ -101,6 +101,7 @@ edgekv_status edgekv_sample(edgekv_sample_args * args, int isa) {
     p.sight        = sight.data();
     p.page_tokens  = 16;
     p.resolution   = args->resolution;
+    p.offset       = args->offset;
     p.rows         = args->rows;
     p.weights      = args->weights;
     p.scratch      = scratch.data();

@@ -20,6 +20,7 @@ using test::DeviceArray;
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr int kLayer = 11;
 constexpr double kUnit = 1 << kChanceBits;
 long n_rows_all = 0, n_chance_rows = 0;
 
@@ -42,6 +43,8 @@ struct Instance {
     std::vector<float> tops, sums, sinks;
     std::vector<Sight> sight;
     std::vector<uint8_t> pinned;
+    std::vector<int64_t> k_idxs;
+    std::vector<int32_t> positions;
 
     Instance(const Case & c, uint64_t seed) {
         cases::Random rng(seed);
@@ -83,6 +86,12 @@ struct Instance {
         for (int i = 0; i < c.n_head_kv * n_pages_all; ++i) {
             pinned.push_back(rng.next() % 19 == 0 ? 3 : 0);
         }
+        for (int i = 0; i < c.n_streams * c.n_tokens; ++i) {
+            k_idxs.push_back(static_cast<int64_t>(rng.next() % 97));
+        }
+        for (int i = 0; i < 97; ++i) {
+            positions.push_back(static_cast<int32_t>(rng.next() % 200000));
+        }
     }
 };
 
@@ -96,6 +105,8 @@ struct Got {
         const DeviceArray<float> tops(in.tops), sums(in.sums), sinks(in.sinks), weights_d(std::vector<float>(in.n_lists * in.row_stride, -1.0f));
         const DeviceArray<Sight> sight(in.sight);
         const DeviceArray<uint8_t> pinned(in.pinned);
+        const DeviceArray<int64_t> k_idxs(in.k_idxs);
+        const DeviceArray<int32_t> positions(in.positions);
         const DeviceArray<int32_t> rows_d(std::vector<int32_t>(in.n_lists * in.row_stride, -7)), n_d(std::vector<int32_t>(in.n_lists, -7));
         const DeviceArray<SampleTotals> totals_d(std::vector<SampleTotals>(static_cast<size_t>(c.n_head_kv), SampleTotals{1, 2, 3, 4, 5}));
         const DeviceArray<char> scratch(sample_device_scratch_bytes(static_cast<int>(in.n_lists), c.n_groups, c.group));
@@ -115,6 +126,9 @@ struct Got {
         b.pages_per_stream = in.pages_per_stream;
         b.head_stride = static_cast<size_t>(in.n_pages_all);
         b.resolution = c.resolution;
+        b.layer = kLayer;
+        b.k_idxs = k_idxs.data();
+        b.positions = positions.data();
         b.rows = rows_d.data();
         b.weights = weights_d.data();
         b.stride = in.row_stride;
@@ -136,10 +150,10 @@ bool same(const std::vector<T> & a, const std::vector<T> & b) {
 }
 
 // A list that need not be the reference's: each row where the reference's running sum may pass its mark, with the weight of its chance.
-void check_list(const Case & c, const int32_t * rows, const float * weights, int n, const std::vector<int32_t> & chances, int n_want) {
+void check_list(const Case & c, const int32_t * rows, const float * weights, int n, const std::vector<int32_t> & chances, int offset, int n_want) {
     constexpr double kRelative = 0x1p-17;
     const int n_cells = c.n_groups * kGroupCells;
-    std::vector<double> sum(static_cast<size_t>(n_cells) + 1, kUnit / 2), loose(sum.size(), 2.0);  // before each cell, and how uncertain
+    std::vector<double> sum(static_cast<size_t>(n_cells) + 1, offset), loose(sum.size(), 2.0);  // before each cell, and how uncertain
     for (int i = 0; i < n_cells; ++i) {
         const bool sure = chances[i] == 0 || chances[i] == static_cast<int>(kUnit);
         sum[i + 1] = sum[i] + chances[i];
@@ -170,7 +184,7 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
     CHECK(same(got.rows, again.rows) && same(got.weights, again.weights) && same(got.n_rows, again.n_rows) && same(got.totals, again.totals),
           "a second run differs");
     std::vector<SampleTotals> totals(static_cast<size_t>(c.n_head_kv), SampleTotals{1, 2, 3, 4, 5});
-    std::vector<int32_t> rows(in.row_stride), chances(in.row_stride);
+    std::vector<int32_t> rows(in.row_stride), chances(in.row_stride), by_share(in.row_stride);
     std::vector<float> weights(in.row_stride);
     std::vector<double> missed(static_cast<size_t>(c.n_head_kv), 5.0 * 0x1p-40);
     double slack = 0.0;
@@ -191,9 +205,10 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
         p.pinned = c.pinned ? in.pinned.data() + first_page : nullptr;
         p.page_tokens = c.page_tokens;
         p.resolution = c.resolution;
+        p.offset = walk_offset(kLayer, head, in.positions[static_cast<size_t>(in.k_idxs[static_cast<size_t>(query)])]);
         p.rows = rows.data();
         p.weights = weights.data();
-        const SampleResult want = sample_reference(p, chances.data());
+        const SampleResult want = sample_reference(p, chances.data(), by_share.data());
         const int32_t * got_rows = got.rows.data() + list * in.row_stride;
         const float * got_weights = got.weights.data() + list * in.row_stride;
         const int n = got.n_rows[list];
@@ -203,7 +218,7 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
         totals[head].n_covered += 1;
         std::set<int> read(got_rows, got_rows + std::max(0, n));
         for (int cell = 0; cell < c.n_groups * kGroupCells; ++cell) {
-            missed[head] += read.count(cell) != 0 ? 0.0 : chances[cell] / static_cast<double>(1 << kChanceBits) / c.resolution;
+            missed[head] += read.count(cell) != 0 ? 0.0 : by_share[cell] / static_cast<double>(1 << kChanceBits) / c.resolution;
         }
         CHECK(n >= 0 && n < static_cast<int>(in.row_stride) && got_rows[n] == -7 && got_weights[n] == -1.0f, "behind the %d rows", n);
         if (c.exact) {
@@ -212,7 +227,7 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
             n_rows_all += n;
         } else {
             slack += 1;  // a cell whose chance is a step from certain
-            check_list(c, got_rows, got_weights, n, chances, want.n_rows);
+            check_list(c, got_rows, got_weights, n, chances, p.offset, want.n_rows);
         }
     }
     for (int h = 0; h < c.n_head_kv; ++h) {

@@ -113,6 +113,7 @@ struct Instance {
         p.pinned = c.pins ? pinned.data() : nullptr;
         p.page_tokens = c.page_tokens;
         p.resolution = c.resolution;
+        p.offset = static_cast<int32_t>(seed % 3 == 0 ? 0 : rng.next() % kOne);
     }
 };
 

@@ -56,14 +56,22 @@ Rows sampled(const Case & c, Instance & in, Isa isa) {
     return rows;
 }
 
-void check_rows(const Case & c, const Instance & in, Isa isa, const Rows & got, const Rows & want, const std::vector<int32_t> & chances) {
+// The specification's, in steps of 2^-20.
+struct Chances {
+    std::vector<int32_t> p, by_share;
+
+    explicit Chances(const Case & c) : p(static_cast<size_t>(c.n_groups) * kGroupCells, -1), by_share(p) {}
+};
+
+void check_rows(const Case & c, const Instance & in, Isa isa, const Rows & got, const Rows & want, const Chances & of) {
+    const std::vector<int32_t> & chances = of.p;
     const SampleResult & r = got.result;
     if (r.n_visible != want.result.n_visible) {
         fail(c, isa, "visible cells", r.n_visible, want.result.n_visible);
     }
     // What each cell's chance can be off by, and all up to each.
     const auto off = [&](int32_t chance) { return chance == 0 || chance == kOne ? 1e-5 * chance + 0.51 : 1e-5 * chance + 1.0; };
-    std::vector<double> before{0.5 * kOne}, slack{0.0};
+    std::vector<double> before{static_cast<double>(in.p.offset)}, slack{0.0};
     for (size_t i = 0; i < chances.size(); ++i) {
         before.push_back(before.back() + chances[i]);
         const bool exact = !may_be_read(in, static_cast<int>(i)) || is_certain(in, static_cast<int>(i));
@@ -103,10 +111,13 @@ void check_rows(const Case & c, const Instance & in, Isa isa, const Rows & got, 
     const auto is_read = [&](int cell) { return std::binary_search(got.cells.begin(), got.cells.begin() + r.n_rows, cell); };
     double missed = 0.0;
     for (int cell = 0; cell < c.n_groups * kGroupCells; ++cell) {
-        missed += is_read(cell) ? 0.0 : chances[cell] / static_cast<double>(kOne);
+        missed += is_read(cell) ? 0.0 : of.by_share[cell] / static_cast<double>(kOne);
     }
     if (!(std::fabs(r.missed - missed) <= 1e-6 * (1.0 + missed + r.n_rows) + slack.back() / kOne)) {
-        fail(c, isa, "chances of what is not read", r.missed, missed);
+        fail(c, isa, "share of what is not read", r.missed, missed);
+    }
+    if (!(*std::max_element(got.weights.begin(), got.weights.end()) <= 1.001f * 32.0f * r.n_visible / c.resolution + 1.0f) && c.resolution >= 30.0f) {
+        fail(c, isa, "the floor bounds the weights", *std::max_element(got.weights.begin(), got.weights.end()), r.n_visible);
     }
     if (!(std::fabs(r.n_rows - std::floor(before.back() / kOne)) <= std::ceil(slack.back() / kOne))) {
         fail(c, isa, "number of rows", r.n_rows, before.back() / kOne);
@@ -150,7 +161,7 @@ void check_exact(const Case & c, Instance & in, const std::vector<Isa> & isas) {
     SampleProblem p = in.p;
     p.rows = want.cells.data();
     p.weights = want.weights.data();
-    want.result = sample_reference(p, nullptr);
+    want.result = sample_reference(p, nullptr, nullptr);
     for (const Isa isa : isas) {
         const Rows got = sampled(c, in, isa);
         if (got.cells != want.cells || got.weights != want.weights || got.result.n_certain != want.result.n_certain ||
@@ -162,24 +173,26 @@ void check_exact(const Case & c, Instance & in, const std::vector<Isa> & isas) {
 
 void check_case(const Case & c, uint64_t seed, const std::vector<Isa> & isas) {
     Instance in(c, seed);
-    std::vector<int32_t> chances(static_cast<size_t>(c.n_groups) * kGroupCells, -1);
+    Chances chances(c);
     Rows want;
-    want.cells.assign(chances.size() + 4, -9);
-    want.weights.assign(chances.size() + 4, -9.0f);
+    want.cells.assign(chances.p.size() + 4, -9);
+    want.weights.assign(chances.p.size() + 4, -9.0f);
     SampleProblem p = in.p;
     p.rows = want.cells.data();
     p.weights = want.weights.data();
-    want.result = sample_reference(p, chances.data());
-    // the specification itself: hidden cells never, certain ones always, and the mean over the heads of the share in Z
+    want.result = sample_reference(p, chances.p.data(), chances.by_share.data());
+    // the specification itself: hidden cells never, certain ones always, others at least with the floor's chance
+    const double even = std::floor(c.resolution / 32.0 * kOne / std::max(1, want.result.n_visible) + 0.5);
+    const int32_t least = static_cast<int32_t>(std::min<double>(std::max(even, 1.0), kOne));
     double expected = 0.0;
     for (int cell = 0; cell < c.n_groups * kGroupCells; ++cell) {
-        const int32_t chance = chances[cell];
-        if (!may_be_read(in, cell) ? chance != 0 : is_certain(in, cell) ? chance != kOne : chance < 0 || chance > kOne) {
+        const int32_t chance = chances.p[cell];
+        if (!may_be_read(in, cell) ? chance != 0 : is_certain(in, cell) ? chance != kOne : chance != std::max(chances.by_share[cell], least) || chance > kOne) {
             fail(c, Isa::portable, "chance of the specification", chance, 0);
         }
         expected += chance / static_cast<double>(kOne);
     }
-    if (want.result.n_rows != static_cast<int>(std::floor(expected + 0.5))) {
+    if (want.result.n_rows != static_cast<int>(std::floor(expected + in.p.offset / static_cast<double>(kOne)))) {
         fail(c, Isa::portable, "rows of the specification", want.result.n_rows, expected);
     }
     for (const Isa isa : isas) {
@@ -249,59 +262,43 @@ void check_ends(const std::vector<Isa> & isas) {
     }
 }
 
-// Systematic sampling is without bias over its offset. That is fixed, but what comes before shifts it: two cells of the first group, whose
-// chances add up to the offset wanted. The mean over offsets 1 / 4096 apart of a sum of exponentials times values, each times its weight, is
-// the sum over all cells: each cell is read at as many offsets as its chance has in it, give or take 2.
-void check_bias(const std::vector<Isa> & isas) {
+// The mean over offsets 1 / 4096 apart of a sum of exponentials times values, each times its weight, is the sum over all cells: each cell is
+// read at as many offsets as its chance has in it, give or take 2.
+void check_mean(const std::vector<Isa> & isas) {
     constexpr int kOffsets = 4096;
-    Case c{9, 3, 16, 60.0f, Logits::peaked, false, false, true, 1};
+    const Case c{9, 3, 16, 60.0f, Logits::peaked, false, false, true, 1};
     Instance in(c, 3);
-    in.sight[0] = {3, 0};
     cases::Random rng(9);
-    std::vector<double> value(static_cast<size_t>(c.n_groups) * kGroupCells);
-    for (size_t i = kGroupCells; i < value.size(); ++i) {
+    Chances chances(c);
+    std::vector<double> value(chances.p.size());
+    for (size_t i = 0; i < value.size(); ++i) {
         if (may_be_read(in, static_cast<int>(i))) {
             const double top = std::exp(in.tops[i / kGroupCells]);  // of the first head
             value[i] = top * of_upper_half(in.shares[i]) * (rng.normal() + 1.0f);
         }
     }
-    for (int g = 0; g < c.group; ++g) {  // a share of 1 is a chance of 1 in the first group, which counts in no normaliser
-        float * tops = in.tops.data() + g * in.p.group_stride;
-        float * sums = in.sums.data() + g * in.p.group_stride;
-        double total = 0.0;
-        for (int i = 1; i < c.n_groups; ++i) {
-            total += tops[i] == -kInf ? 0.0 : sums[i] * std::exp(static_cast<double>(tops[i]));
-        }
-        tops[0] = static_cast<float>(std::log(total / c.resolution));
-        sums[0] = 0.0f;
-    }
-    std::vector<int32_t> chances(value.size());
-    std::vector<int32_t> cells(value.size());
-    std::vector<float> weights(value.size());
+    Rows rows;
+    rows.cells.resize(value.size());
+    rows.weights.resize(value.size());
     SampleProblem p = in.p;
-    p.rows = cells.data();
-    p.weights = weights.data();
-    sample_reference(p, chances.data());
+    p.rows = rows.cells.data();
+    p.weights = rows.weights.data();
+    sample_reference(p, chances.p.data(), nullptr);
     double want = 0.0, expected = 0.0, tolerance = 0.0;
-    for (size_t i = kGroupCells; i < value.size(); ++i) {
-        const double chance = chances[i] / static_cast<double>(kOne);
+    for (size_t i = 0; i < value.size(); ++i) {
+        const double chance = chances.p[i] / static_cast<double>(kOne);
         want += value[i];
         expected += chance;
-        tolerance += chance == 1.0 ? 0.0 : chance == 0.0 ? std::fabs(value[i]) : std::fabs(value[i]) * 2.0 / kOffsets / chance;
+        tolerance += chance == 1.0 || chance == 0.0 ? 0.0 : std::fabs(value[i]) * 2.0 / kOffsets / chance;
     }
     for (const Isa isa : isas) {
         double mean = 0.0, n_rows = 0.0;
         for (int k = 0; k < kOffsets; ++k) {
-            for (int g = 0; g < c.group; ++g) {
-                in.shares[g * in.p.cell_stride] = upper_half(static_cast<float>(k / 64) / 64.0f);
-                in.shares[g * in.p.cell_stride + 1] = upper_half(static_cast<float>(k % 64) / 4096.0f);
-            }
-            const Rows rows = sampled(c, in, isa);
+            in.p.offset = k * (kOne / kOffsets);
+            rows = sampled(c, in, isa);
             for (int i = 0; i < rows.result.n_rows; ++i) {
-                if (rows.cells[i] >= kGroupCells) {
-                    mean += rows.weights[i] * value[rows.cells[i]] / kOffsets;
-                    n_rows += 1.0 / kOffsets;
-                }
+                mean += rows.weights[i] * value[rows.cells[i]] / kOffsets;
+                n_rows += 1.0 / kOffsets;
             }
         }
         if (!(std::fabs(mean - want) <= tolerance) || !(tolerance < 0.02 * want)) {
@@ -312,6 +309,43 @@ void check_bias(const std::vector<Isa> & isas) {
         }
         std::printf("%s: mean over %d offsets %.3f, want %.3f +- %.3f; %.3f rows, want %.3f\n", isa_name(isa), kOffsets, mean, want, tolerance,
                     n_rows, expected);
+    }
+}
+
+// The tokens of a conversation in which nothing moves: what one passes over another reads, also cells to which their sketch gives nothing.
+// Each cell is read about as often as its chance says, with offsets as even as chance makes them.
+void check_positions(const std::vector<Isa> & isas) {
+    constexpr int kPositions = 20000;
+    const Case c{3, 2, 16, 40.0f, Logits::peaked, false, false, false, 0};
+    Instance in(c, 4);
+    for (int cell = 5; cell < c.n_groups * kGroupCells; cell += 7) {
+        for (int g = 0; g < c.group; ++g) {
+            in.shares[g * in.p.cell_stride + static_cast<size_t>(cell)] = 0;
+        }
+    }
+    Chances chances(c);
+    Rows rows;
+    rows.cells.resize(chances.p.size());
+    rows.weights.resize(chances.p.size());
+    SampleProblem p = in.p;
+    p.rows = rows.cells.data();
+    p.weights = rows.weights.data();
+    sample_reference(p, chances.p.data(), nullptr);
+    for (const Isa isa : isas) {
+        std::vector<int> reads(chances.p.size());
+        for (int position = 0; position < kPositions; ++position) {
+            in.p.offset = walk_offset(3, 1, position);
+            rows = sampled(c, in, isa);
+            for (int i = 0; i < rows.result.n_rows; ++i) {
+                reads[static_cast<size_t>(rows.cells[i])] += 1;
+            }
+        }
+        for (size_t cell = 0; cell < reads.size(); ++cell) {
+            const double chance = chances.p[cell] / static_cast<double>(kOne), want = kPositions * chance;
+            if (!(std::fabs(reads[cell] - want) <= 5.0 * std::sqrt(want * (1.0 - chance)) + 1e-3 * want + 1.0) || reads[cell] == 0) {
+                fail(c, isa, "reads of a cell", reads[cell], want);
+            }
+        }
     }
 }
 
@@ -328,7 +362,8 @@ int main() {
     std::printf("\n");
     check_all(isas);
     check_ends(isas);
-    check_bias(isas);
+    check_mean(isas);
+    check_positions(isas);
     std::printf(failures == 0 ? "ok\n" : "%d failures\n", failures);
     return failures == 0 ? 0 : 1;
 }

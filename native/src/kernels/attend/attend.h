@@ -85,8 +85,8 @@ struct AttendProblem {
     float * mass_sum;
     size_t mass_stride;  // in floats
 
-    // With rows attend_run() uses the arena and writes mass and hits itself, and attend_observe() does nothing. Mass then is an estimate
-    // without bias of what all cells would have.
+    // With rows attend_run() uses the arena and writes mass and hits itself, and attend_observe() does nothing. Mass then is a consistent
+    // estimate of what all cells would have.
     AttendRows rows;
     AttendArena arena;
     AttendHits * hits;  // [n_head_kv], or null

@@ -1,23 +1,24 @@
 // Sampling: which rows of K and V one query token reads in one KV head, and with which weights, from the shares that a scan estimated.
 //
-//   p(cell) = min(1, resolution * mean over the query heads of the cell's share), in steps of 2^-20; 1 where the cell is certain or its
-//             page pinned, 0 where the token cannot see it
+//   p(cell) = min(1, resolution * mean over the query heads of the cell's share), in steps of 2^-20, but no less than the resolution / 32
+//             spread evenly over what the token sees; 1 where the cell is certain or its page pinned, 0 where the token cannot see it
 //
-// Cells are walked in order over the running sum of p, and a cell is read where the sum passes a whole number and a half (systematic
-// sampling with a fixed offset): with probability p over all offsets, and for certain where p is 1. Its weight is 1 / p, so that sums
-// over the rows read, numerators and denominators of the softmax, are estimates without bias of the sums over all (Horvitz and Thompson,
-// 1952). No state, no random numbers: the same shares give the same rows.
+// Cells are walked in order over the running sum of p, from an offset on, and a cell is read where the sum passes a whole number (systematic
+// sampling): with probability p over all offsets, and for certain where p is 1. Its weight is 1 / p, so that sums over the rows read,
+// numerators and denominators of the softmax, have the sums over all as their means over all offsets (Horvitz and Thompson, 1952), and what
+// is attended, the ratio of two such sums, is a consistent estimate. The offset follows from layer, head and position (draw.h): no state, no
+// random numbers, the same shares give the same rows at the same place of a conversation. The floor lets a cell be read that its sketch
+// underestimates, and bounds the weights.
 //
-// What p comes to over the cells that were not read, divided by the resolution, is the estimated share of the attention that nobody read.
+// What the shares of the cells that were not read come to is the estimated share of the attention that nobody read.
 //
 // Nothing here knows ggml, llama.cpp or Python. NumPy's specification is edgekv/arrays/sample.py.
 #pragma once
 
+#include "kernels/select/draw.h"
 #include "kernels/sketch/sketch.h"
 
 namespace edgekv {
-
-constexpr int kChanceBits = 20;  // p is a multiple of 2^-20
 
 struct SampleProblem {
     int n_groups;
@@ -31,6 +32,7 @@ struct SampleProblem {
     const uint8_t * pinned; // by page, or null
     int page_tokens;
     float resolution;
+    int32_t offset;         // of the walk: walk_offset()
 
     int32_t * rows;   // out [kGroupCells * n_groups], ascending; what lies behind the last row is overwritten
     float * weights;  // out, as many
@@ -41,13 +43,14 @@ struct SampleResult {
     int n_rows;
     int n_certain;  // of these, with p = 1
     int n_visible;
-    double missed;  // sum of p of the cells that were not read: resolution times the estimated share of attention on them
+    double missed;  // resolution times the estimated share of attention on the cells that were not read
 };
 
 size_t sample_scratch_bytes(int n_groups, int group);
 SampleResult sample_rows(const SampleProblem & problem, Isa isa);
 
-// The specification: double precision, plain loops. chances: [kGroupCells * n_groups] the p of each cell in steps of 2^-20; null: not wanted.
-SampleResult sample_reference(const SampleProblem & problem, int32_t * chances);
+// The specification: double precision, plain loops. chances: [kGroupCells * n_groups] the p of each cell in steps of 2^-20, and by_share what
+// it is without the floor; null: not wanted.
+SampleResult sample_reference(const SampleProblem & problem, int32_t * chances, int32_t * by_share);
 
 }  // namespace edgekv

@@ -1,8 +1,6 @@
 // Sampling over the Simd of the translation unit that includes this.
 #pragma once
 
-#include <algorithm>
-
 #include "kernels/attend/attend_softmax.h"
 #include "kernels/select/sample_internal.h"
 
@@ -56,14 +54,19 @@ inline SampleResult sample(const SampleProblem & p) {
     // Rows and, in place of the weights, their chances: a row is written no later than its cell comes, so that a whole vector fits.
     int32_t * chances = reinterpret_cast<int32_t *>(p.weights);
     SampleResult result{};
-    I sum = Simd::iset1(one / 2);
+    for (int group = 0; group < p.n_groups; ++group) {
+        result.n_visible += __builtin_popcountll(p.sight[group].visible);
+    }
+    const I least = Simd::iset1(least_chance(p.resolution, result.n_visible));
+    F missed = Simd::zero();
+    I sum = Simd::iset1(p.offset);
     for (int group = 0; group < p.n_groups; ++group) {
         const uint64_t visible = p.sight[group].visible;
         if (visible == 0) {
             continue;
         }
         const uint64_t certain = visible & (p.sight[group].certain | (p.pinned != nullptr ? pinned_cells(p, group) : 0));
-        result.n_visible += __builtin_popcountll(visible);
+        I unread = Simd::izero();  // what the shares of the group's cells that are not read come to
         for (int v = 0; v < kGroupCells / kLanes; ++v) {
             const int first = group * kGroupCells + v * kLanes;
             F x = Simd::zero();
@@ -71,8 +74,10 @@ inline SampleResult sample(const SampleProblem & p) {
                 const F share = Simd::load_upper_halves(p.shares + static_cast<size_t>(g) * p.cell_stride + static_cast<size_t>(first));
                 x = Simd::fma(share, Simd::set1(factors[static_cast<size_t>(g) * padded + group]), x);
             }
-            I chance = Simd::to_int(Simd::min(x, Simd::set1(static_cast<float>(one))));
+            I by_share = Simd::to_int(Simd::min(x, Simd::set1(static_cast<float>(one))));
+            I chance = Simd::imax(by_share, least);
             if (const unsigned seen = lane_bits(visible, v); seen != all) {
+                by_share = Simd::lanes_of(Simd::izero(), by_share, seen);
                 chance = Simd::lanes_of(Simd::izero(), chance, seen);
             }
             if (const unsigned sure = lane_bits(certain, v); sure != 0) {
@@ -81,25 +86,21 @@ inline SampleResult sample(const SampleProblem & p) {
             const I upto = Simd::iadd(sum, Simd::iprefix(chance));
             const unsigned taken = Simd::lanes_differ(Simd::right<kChanceBits>(upto), Simd::right<kChanceBits>(Simd::idiff(upto, chance)));
             sum = Simd::ilast(upto);
+            unread = Simd::iadd(unread, Simd::lanes_of(by_share, Simd::izero(), taken));
             Simd::append(chances + result.n_rows, chance, taken);
             result.n_rows += Simd::append(p.rows + result.n_rows, Simd::icount(first), taken);
         }
         sum = Simd::iand(sum, Simd::iset1(one - 1));  // whole numbers are behind us
+        missed = Simd::add(missed, Simd::to_float(unread));
     }
-    F short_of_one = Simd::zero();
     for (int i = 0; i < result.n_rows; i += kLanes) {  // behind the last row there is room for the rest of a vector
         const I chance = Simd::iload(chances + i);
         const int left = result.n_rows - i;
         const unsigned here = left < kLanes ? (1u << left) - 1 : all;
-        short_of_one = Simd::add(short_of_one, Simd::to_float(Simd::idiff(Simd::iset1(one), Simd::lanes_of(Simd::iset1(one), chance, here))));
         result.n_certain += __builtin_popcount(~Simd::lanes_differ(chance, Simd::iset1(one)) & here);
         Simd::store(p.weights + i, Simd::div(Simd::set1(static_cast<float>(one)), Simd::to_float(chance)));
     }
-    // All chances add up to the whole numbers that were passed, one a row, and to what the running sum is beyond its offset. Those of the
-    // rows are short of as many by what was summed up just now: the others' are the rest.
-    int32_t beyond[kLanes];
-    Simd::istore(beyond, sum);
-    result.missed = std::max(0.0, (static_cast<double>(Simd::sum(short_of_one)) + beyond[0] - one / 2) / one);
+    result.missed = static_cast<double>(Simd::sum(missed)) / one;
     return result;
 }
 

@@ -18,7 +18,7 @@ double share_of(uint16_t upper_half) {
 
 }  // namespace
 
-SampleResult sample_reference(const SampleProblem & p, int32_t * chances) {
+SampleResult sample_reference(const SampleProblem & p, int32_t * chances, int32_t * by_share) {
     // what a query head's exponentials of a group count in p
     std::vector<double> factor(static_cast<size_t>(p.group) * static_cast<size_t>(p.n_groups));
     for (int g = 0; g < p.group; ++g) {
@@ -40,22 +40,29 @@ SampleResult sample_reference(const SampleProblem & p, int32_t * chances) {
 
     constexpr int64_t one = int64_t{1} << kChanceBits;
     SampleResult result{};
-    int64_t sum = one / 2;
+    for (int i = 0; i < p.n_groups; ++i) {
+        result.n_visible += __builtin_popcountll(p.sight[i].visible);
+    }
+    const int64_t least = least_chance(p.resolution, result.n_visible);
+    int64_t sum = p.offset;
     for (int cell = 0; cell < kGroupCells * p.n_groups; ++cell) {
         const Sight & sight = p.sight[cell / kGroupCells];
-        int64_t chance = 0;
+        int64_t chance = 0, of_share = 0;
         if (sight.visible >> cell % kGroupCells & 1) {
-            result.n_visible += 1;
             double x = 0.0;
             for (int g = 0; g < p.group; ++g) {
                 const double f = factor[static_cast<size_t>(g * p.n_groups + cell / kGroupCells)];
                 x += f == 0.0 ? 0.0 : f * share_of(p.shares[static_cast<size_t>(g) * p.cell_stride + static_cast<size_t>(cell)]);
             }
             const bool certain = sight.certain >> cell % kGroupCells & 1 || (p.pinned != nullptr && p.pinned[cell / p.page_tokens] != 0);
-            chance = certain ? one : static_cast<int64_t>(std::rint(std::min(x, 1.0) * one));
+            of_share = certain ? one : static_cast<int64_t>(std::rint(std::min(x, 1.0) * one));
+            chance = std::max(of_share, least);
         }
         if (chances != nullptr) {
             chances[cell] = static_cast<int32_t>(chance);
+        }
+        if (by_share != nullptr) {
+            by_share[cell] = static_cast<int32_t>(of_share);
         }
         if ((sum + chance) / one != sum / one) {
             p.rows[result.n_rows] = cell;
@@ -63,7 +70,7 @@ SampleResult sample_reference(const SampleProblem & p, int32_t * chances) {
             result.n_rows += 1;
             result.n_certain += chance == one ? 1 : 0;
         } else {
-            result.missed += static_cast<double>(chance) / one;
+            result.missed += static_cast<double>(of_share) / one;
         }
         sum += chance;
     }

@@ -137,6 +137,12 @@ struct SelectRun {
                  plan.n_tokens, plan.group, layer.scale, layer.softcap, sight, (size_t) plan.n_groups };
     }
 
+    int32_t position(int token) const {
+        const int64_t row = static_cast<const int64_t *>(node->src[SELECT_K_IDXS]->data)[s*plan.n_tokens + token];
+
+        return ctx.pages.cells.positions(stream)[row - (int64_t) stream*ctx.shape.n_cells];
+    }
+
     void look() {
         Sight * const all = reinterpret_cast<Sight *>(plane.sights[s].data());
         sight = all;
@@ -205,6 +211,7 @@ struct SelectRun {
             p.pinned       = plane.pinned(layer.row, stream, head);
             p.page_tokens  = ctx.shape.page_tokens;
             p.resolution   = options.resolution;
+            p.offset       = walk_offset(layer.row, head, position(token));
             p.rows         = cells;
             p.weights      = reinterpret_cast<float *>(lists.weights.data()) + list*lists.stride;
             p.scratch      = own() + plan.scratch_offset;

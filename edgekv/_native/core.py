@@ -292,6 +292,8 @@ class RunSums:
     n_tokens_hooked: int
     n_tokens_observed: int
     """The tokens whose mass this is; 0: the mass is zero."""
+    n_tokens_prompt: int
+    """Those of ubatches that held tokens of a prompt."""
     changed: np.ndarray
     newest: int
     ends_run: bool
@@ -319,7 +321,7 @@ class RunReader:
         _check(lib.edgekv_get_observation(self._handle, out))
         changed = np.frombuffer(ffi.buffer(out.changed, 4 * out.n_changed), np.int32) if out.n_changed else _NO_PAGES
         return RunSums(*self._mass, out.pages_per_stream, out.page_tokens, out.n_ubatches, out.n_ubatches_hooked, out.n_tokens,
-                                 out.n_tokens_hooked, out.n_tokens_observed, changed, out.newest, bool(out.ends_run))
+                                 out.n_tokens_hooked, out.n_tokens_observed, out.n_tokens_prompt, changed, out.newest, bool(out.ends_run))
 
 
 _NO_PAGES = np.empty(0, np.int32)

@@ -195,10 +195,12 @@ class Tiering:
             self._device_arena.in_prompt = in_prompt
             if in_prompt:
                 self.hierarchy.plan_next()  # its next part brings the pages along
+        n_observed = seen.n_tokens_observed
         return Observation(
-            seen.mass_sum, seen.mass_max, seen.n_tokens_observed or seen.n_tokens, seen.n_tokens_observed > 0, seen.changed, self._newest,
+            seen.mass_sum, seen.mass_max, n_observed or seen.n_tokens, n_observed > 0, seen.changed, self._newest,
             seen.newest, int(used[-1]) + 1 if len(used) else 0, self._budget_pages(len(used)),
-            None if self._key_norms is None else self._key_norms.values)
+            None if self._key_norms is None else self._key_norms.values, seen.n_tokens - n_observed if n_observed else 0,
+            seen.n_tokens_prompt > 0)
 
     def _budget_pages(self, n_visible: int) -> int:
         n_slots = self.hierarchy.table.n_slots / max(1, self.shape.n_existing_heads)

@@ -33,3 +33,7 @@ class Observation:
     """Pages that a head may keep, attend or have in the arena on average; pages that are always taken count too. 0: unknown."""
     key_norms: np.ndarray | None = None
     """float32 [row, head, page]: mean L2 norm of the page's keys, zero where it is empty; None where no policy needs it."""
+    n_unobserved: int = 0
+    """Tokens of the run before those whose mass this is, which nobody observed: of a prompt the last ones of each stream are."""
+    in_prompt: bool = False
+    """It has tokens of a prompt, as the server and the chat know."""

@@ -25,6 +25,7 @@ typedef struct {
     int n_tokens;
     int n_tokens_hooked;
     int n_tokens_observed; /* the tokens whose mass this is; 0: mass is all zero */
+    int n_tokens_prompt;  /* those of ubatches with tokens of a prompt: told by edgekv_set_prompts(), or as long as only prompts are */
     const int32_t * changed; /* [n_changed] pages with a cell that changed since the last run, ascending; the stored ones are among them */
     int n_changed;
     int newest;           /* the newest position in a changed page, -1: none */

@@ -10,9 +10,11 @@ import pytest
 from support.scores import SMALL, check, growing, heads, masses, plain_age
 from support.tiers import observation
 
+from edgekv.arrays.ops import Ops
 from edgekv.errors import ConfigError
 from edgekv.pages.shape import PageShape
 from edgekv.policies import make
+from edgekv.policies.prompt.window import PromptWindow
 from edgekv.vocab import Split
 
 
@@ -67,6 +69,29 @@ def test_snapkv_begins_anew_with_a_prompt():
     np.testing.assert_allclose(anew[:18], mass[0, 0, :18], rtol=1e-6)
     assert (anew[18:20] > 1024).all(), "5 tokens are newer: they begin in page 18"
     assert (step(20, 0 * mass) == anew).all(), "the window had 2 tokens, and has seen 5"
+
+
+@pytest.mark.parametrize(("runs", "window"), [
+    ([(128, 16, True)] * 4, [3]),  # of each long part the last 16 tokens
+    ([(128, 16, True)] * 4 + [(1, 1, False)] * 40, [3, *range(4, 20)]),  # and the answer's first, until there are 32
+    ([(128, 16, True), (10, 10, True), (1, 1, False)], [0, 1, 2]),  # a short part is seen as a whole, behind what was seen
+    ([(128, 16, True)] + [(16, 16, True)] * 3 + [(1, 1, False)] * 40, [2, 3]),
+    ([(128, 16, True)] + [(1, 1, False)] * 40 + [(10, 10, True)] + [(1, 1, False)] * 40, [*range(41, 64)]),  # the next prompt, a short one
+    ([(128, 16, True)] + [(1, 1, False)] * 3 + [(10, 10, True)], [4]),  # before the window was full
+    ([(128, 0, True), (128, 0, True), (8, 8, False), (1, 1, False)], [2, 3]),  # that nobody observed
+    ([(128, 16, True), (10, 0, True), (1, 1, False)], [2]),
+])
+def test_the_window_is_the_end_of_the_newest_prompt(runs: list[tuple[int, int, bool]], window: list[int]):
+    """runs: tokens, how many of them were observed, whether they are a prompt's; window: which runs it adds up. Each has its own page."""
+    shape = PageShape(1, 1, 128, page_tokens=4)
+    of, position = PromptWindow(shape, 32, Ops()), -1
+    for at, (n, n_observed, in_prompt) in enumerate(runs):
+        position += n
+        mass = np.zeros(shape.axes, np.float32)
+        mass[0, 0, at] = 1 if n_observed else 0
+        seen = observation(shape, 127, mass, n_tokens=n_observed or n, observed=n_observed > 0)
+        of.take(dataclasses.replace(seen, in_prompt=in_prompt, n_unobserved=n - n_observed if n_observed else 0))
+    assert np.flatnonzero(of.mass[0, 0]).tolist() == window
 
 
 def test_snapkv_pools_within_a_stream():

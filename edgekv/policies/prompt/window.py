@@ -1,4 +1,4 @@
-"""The attention of the first tokens after a prompt."""
+"""The attention of the end of a prompt."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from edgekv.pages.shape import PageShape
 from edgekv.policies.age import by_page, newest
 
 PROMPT_TOKENS = 16
-"""A run of more tokens than this that was not observed is a prompt, or part of one."""
+"""A run of more tokens than this that was not observed is a prompt, or part of one, whatever is said of it."""
 
 
 class PromptWindow:
-    """Sums mass over the first `n_window` tokens that are observed after a prompt, then stays as it is until the next one.
+    """Sums mass over the tokens at the end of a prompt, `n_window` of them; then stays as it is until the next prompt.
 
-    The sources look at the last tokens of the prompt; these are read in batches that nobody observes, so the window begins where they
-    end (a recording's warm-up is the same). Runs of several tokens count with all of them: the window may be that much longer.
-    There is one for all streams.
+    The sources look at the last tokens of the prompt. Of each long part of a prompt the last tokens are observed, so the window begins anew
+    there, and where a prompt begins; short parts, observed as a whole, go on with it until it is full. Where the end of the prompt was not
+    enough, or nobody observed it (a recording's warm-up), the first tokens of the answer follow. Runs of several tokens count with all of
+    them: the window may be that much longer. There is one for all streams.
     """
 
     def __init__(self, shape: PageShape, n_window: int, ops: Ops):
@@ -28,6 +29,7 @@ class PromptWindow:
         """Array [row, head, page], over all its tokens."""
         self.n_tokens = 0
         self._begins = True
+        self._in_prompt = False  # the last run was
         self._since = np.full(shape.n_streams, -1)  # the newest position of each stream before it began
 
     @property
@@ -37,8 +39,13 @@ class PromptWindow:
 
     def take(self, observation: Observation) -> bool:
         """A run. Whether it was one of the window."""
+        goes_on = self._in_prompt and not observation.n_unobserved and not self.full
+        in_prompt = observation.in_prompt or not observation.observed and observation.n_tokens > PROMPT_TOKENS
+        if in_prompt or observation.observed:
+            self._in_prompt = in_prompt
+        self._begins |= in_prompt and not goes_on
         if not observation.observed:
-            self._begins |= observation.n_tokens > PROMPT_TOKENS
+            self._begins |= in_prompt  # they stand between what was seen and what will be
             return False
         if self._begins:
             self._begins = False

@@ -138,6 +138,7 @@ edgekv_status edgekv_get_observation(const edgekv_context * ctx, edgekv_observat
     out->n_tokens          = run.n_tokens;
     out->n_tokens_hooked   = run.n_tokens_hooked;
     out->n_tokens_observed = run.n_tokens_observed;
+    out->n_tokens_prompt  = run.n_tokens_prompt;
     out->ends_run         = ctx->ubatches.run_ended();
     out->changed          = cells.changed_pages().data();
     out->n_changed        = (int) cells.changed_pages().size();

@@ -151,7 +151,7 @@ bool edgekv_context::end_ubatch(bool ok) {
     if (ok && done.sketched) {
         pages.stale.built();
     }
-    ubatches.end(ok, done, params.observe, lacks_room());
+    ubatches.end(ok, done, !prompts.empty() || done.by == Attended::prompt, params.observe, lacks_room());
     if (ubatches.run_ended()) {
         pages.cells.changes_delivered();
     }

@@ -20,7 +20,7 @@ UbatchBegin Ubatches::begin(int n_tokens_ubatch) {
     return { number, n_tokens, clear, false };
 }
 
-void Ubatches::end(bool ok, const UbatchDone & done, bool observes, bool lacks_room) {
+void Ubatches::end(bool ok, const UbatchDone & done, bool prompt, bool observes, bool lacks_room) {
     const bool hooked     = done.by != Attended::none;
     const int  n_last     = done.n_last_observed;
     const int  n_observed = n_last > 0 ? n_last : done.by == Attended::decode && observes ? n_tokens : 0;
@@ -34,6 +34,7 @@ void Ubatches::end(bool ok, const UbatchDone & done, bool observes, bool lacks_r
             pending.n_tokens_hooked   += n_tokens;
         }
         pending.n_tokens_observed += n_observed;
+        pending.n_tokens_prompt   += prompt ? n_tokens : 0;
     }
     // a prompt's ubatch ends the run
     delivered = ok && (done.by != Attended::decode || n_last > 0 || pending.n_ubatches_hooked >= run_every || lacks_room);

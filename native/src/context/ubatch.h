@@ -25,14 +25,15 @@ struct UbatchDone {
 
 // What the ubatches of a run came to.
 struct RunCounts {
-    int n_ubatches = 0, n_ubatches_hooked = 0, n_tokens = 0, n_tokens_hooked = 0, n_tokens_observed = 0;
+    int n_ubatches = 0, n_ubatches_hooked = 0, n_tokens = 0, n_tokens_hooked = 0, n_tokens_observed = 0, n_tokens_prompt = 0;
 };
 
 class Ubatches {
 public:
     UbatchBegin begin(int n_tokens);  // not `anew`
-    // After it, ok: it was computed to its end. observes: mass of every token of a decode; lacks_room: the next may find no cells
-    void end(bool ok, const UbatchDone & done, bool observes, bool lacks_room);
+    // After it, ok: it was computed to its end. prompt: it has tokens of one; observes: mass of every token of a decode; lacks_room: the next
+    // may find no cells
+    void end(bool ok, const UbatchDone & done, bool prompt, bool observes, bool lacks_room);
 
     void count_runs(int every);  // ubatches
     bool run_ended() const { return delivered; }  // with the ubatch before

@@ -34,8 +34,7 @@ def ask(server: Server, path: str, key: str | None = None, body: dict | None = N
 
 def complete(server: Server, seed: int = 0, n_tokens: int = N_TOKENS, n_answer: int = 40) -> None:
     prompt = np.random.default_rng(seed).integers(260, 350, n_tokens).tolist()
-    status, text, _ = ask(server, "/completion", body={"prompt": prompt, "n_predict": n_answer, "ignore_eos": True, "temperature": 0,
-                                                       "cache_prompt": False})
+    status, text, _ = ask(server, "/completion", body={"prompt": prompt, "n_predict": n_answer, "ignore_eos": True, "temperature": 0})
     assert status == 200, text
 
 

@@ -154,12 +154,25 @@ def add_text_tokenizer(writer: gguf.GGUFWriter, n_vocab: int) -> None:
 
 def llama(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
     """Plain attention in every layer."""
+    return _llama(_decoder(path, "llama", shape, seed))
+
+
+def longrope(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
+    """Plain attention; its rotary embedding has other factors in contexts longer than a quarter of those it was trained on."""
     m = _decoder(path, "llama", shape, seed)
-    for il in range(shape.n_layer):
+    m.gguf.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+    m.gguf.add_rope_scaling_orig_ctx_len(shape.n_ctx_train // 4)
+    for name, most in (("long", 8.0), ("short", 1.5)):
+        m.tensor(f"rope_factors_{name}.weight", np.linspace(1.0, most, shape.head_dim // 2), "f32")
+    return _llama(m)
+
+
+def _llama(m: _Model) -> Path:
+    for il in range(m.shape.n_layer):
         block = f"blk.{il}"
-        m.norm(f"{block}.attn_norm", shape.n_embd)
+        m.norm(f"{block}.attn_norm", m.shape.n_embd)
         m.qkv(block)
-        m.norm(f"{block}.ffn_norm", shape.n_embd)
+        m.norm(f"{block}.ffn_norm", m.shape.n_embd)
         m.ffn(block)
     return m.finish()
 
@@ -377,7 +390,7 @@ def _decoder(
 
 
 KINDS: dict[str, Callable[..., Path]] = {
-    "llama": llama, "deci": deci, "qwen3": qwen3, "gemma2": gemma2, "gpt-oss": gpt_oss, "lfm2": lfm2, "mamba": mamba,
+    "llama": llama, "longrope": longrope, "deci": deci, "qwen3": qwen3, "gemma2": gemma2, "gpt-oss": gpt_oss, "lfm2": lfm2, "mamba": mamba,
     "deepseek2": deepseek2, "bert": bert, "vocabulary": vocabulary,
 }
 """Every kind by name."""

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,10 +22,14 @@ import llama_cpp
 class Context:
     """A context of `n_seq` sequences; decodes tokens of any sequence at any position."""
 
-    def __init__(self, path: Path, n_ctx: int = 512, n_seq: int = 4, unified: bool = True, n_threads: int = 2, **types: int):
+    def __init__(self, path: Path, n_ctx: int = 512, n_seq: int = 4, unified: bool = True, n_threads: int = 2,
+                 model_params: dict[str, Any] | None = None, **types: Any):
         self.unified = unified
         llama_cpp.llama_backend_init()
-        self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
+        loading = llama_cpp.llama_model_default_params()
+        for name, value in (model_params or {}).items():
+            setattr(loading, name, value)
+        self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), loading)
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = n_ctx, 512, 512, n_seq
         params.n_threads = params.n_threads_batch = n_threads

@@ -14,11 +14,12 @@ from cffi import FFI
 
 HEADERS = Path(__file__).resolve().parent / "include"
 
-# Python functions that the native side may call; see edgekv/_native/core.py
+# Python functions that the native side may call; see edgekv/_native/core.py and edgekv/_native/tokens.py
 CALLBACKS = """
 extern "Python" void edgekv_py_attached(edgekv_context *, void *);
 extern "Python" void edgekv_py_detached(edgekv_context *, void *);
 extern "Python" void edgekv_py_ubatch(edgekv_context *, void *);
+extern "Python" void edgekv_py_described(void *, void const *, size_t);
 """
 
 # of edgekv/_native/prefixes.py and edgekv/_native/server.py

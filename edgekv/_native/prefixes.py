@@ -23,8 +23,8 @@ class SequenceTokens:
     seq_id: int
     tokens: np.ndarray
     """int32 [n]; lives until the call returns."""
-    adapters: str
-    """What K and V depend on besides the model: another text for other adapters or scales."""
+    adapters: tuple[tuple[int, float], ...]
+    """LoRA adapters that K and V depend on: the address of each llama_adapter_lora, which lives as long as the context, and its scale."""
     space: str = ""
     """The namespace: tokens of another are never a prefix of these."""
 
@@ -86,7 +86,8 @@ def _define_callbacks() -> None:
 
     def tokens_of(native) -> SequenceTokens:
         tokens = np.frombuffer(ffi.buffer(native.tokens, 4 * native.n_tokens), np.int32)
-        return SequenceTokens(int(ffi.cast("uintptr_t", native.lctx)), native.seq_id, tokens, ffi.string(native.adapters).decode(),
+        adapters = tuple((native.adapters[i].adapter, native.adapters[i].scale) for i in range(native.n_adapters))
+        return SequenceTokens(int(ffi.cast("uintptr_t", native.lctx)), native.seq_id, tokens, adapters,
                               ffi.string(native.space).decode(errors="replace"))
 
     @ffi.def_extern()

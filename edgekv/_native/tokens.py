@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -18,6 +18,18 @@ def token_bytes(handle: Handle) -> tuple[tuple[int, ...], tuple[int, ...]]:
     _check(lib.edgekv_token_bytes(handle, k_bytes, v_bytes))
     kept = [il for il in range(n_layer) if k_bytes[il] or v_bytes[il]]
     return tuple(int(k_bytes[il]) for il in kept), tuple(int(v_bytes[il]) for il in kept)
+
+
+def describe(handle: Handle, adapter: int, into: Callable[[bytes], None]) -> None:
+    """Tell `into`, in pieces, what K and V depend on besides the weights in the model's file and the tokens; with the LoRA adapter at an
+    address at scale 1, with none at 0. Raises as `token_bytes`."""
+    user = ffi.new_handle(into)
+    _check(lib.edgekv_describe(handle, adapter, lib.edgekv_py_described, user))
+
+
+@ffi.def_extern()
+def edgekv_py_described(user, data, n):
+    ffi.from_handle(user)(ffi.buffer(data, n)[:])
 
 
 def read_tokens(handle: Handle, stream: int, cells: np.ndarray, n_bytes: int) -> np.ndarray:

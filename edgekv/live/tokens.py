@@ -6,6 +6,7 @@ everything here belongs to the thread that decodes, between two decodes.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 
 import numpy as np
@@ -26,11 +27,13 @@ class Tokens:
         than rows in one plain cache: sliding windows, recurrent states, compressed caches."""
         return tokens.token_bytes(self._handle())
 
-    def depends_on(self) -> tuple[str, ...]:
-        """What K and V of a token depend on besides the model's file and the tokens, as text: cache types, rotary embedding."""
-        handle = self._handle()
-        types = sorted({f"{layer.type_k}/{layer.type_v}" for layer in core.layers(handle)})
-        return f"types {' '.join(types)}", f"rope {core.rope(handle)}"
+    def depends_on(self, adapter: int = 0) -> bytes:
+        """16 bytes that stand for all that K and V of a token depend on besides the weights in the model's file and the tokens: how the
+        context was really built. With the llama_adapter_lora at an address, at scale 1 and with its content; whichever is in force does not
+        count. Raises as `row_bytes`. It reads all of the adapter."""
+        digest = hashlib.blake2b(digest_size=16, person=b"edgekv-context")
+        tokens.describe(self._handle(), adapter, digest.update)
+        return digest.digest()
 
     @property
     def on_device(self) -> bool:

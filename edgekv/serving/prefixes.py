@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from edgekv._native.prefixes import Found, SequenceTokens
-from edgekv.errors import DoesNotFit, NativeError
+from edgekv.errors import DoesNotFit
 from edgekv.live import attachments, cells
 from edgekv.live.runtime import Runtime
+from edgekv.serving.identities import Identities
 from edgekv.serving.loading import Loading, Placed
 from edgekv.serving.shown import StoreFigures
 from edgekv.store import conversations
 from edgekv.store.blocks import BLOCK_TOKENS
 from edgekv.store.coming import layer_groups
-from edgekv.store.identity import ModelIdentity, RowLayout, fingerprint_of_file
+from edgekv.store.identity import ModelIdentity
 from edgekv.store.ram import SharedRam
 from edgekv.store.settings import StoreSettings
 from edgekv.store.store import PrefixStore, Reading, StoreStats
@@ -36,15 +36,14 @@ quick disk loses 30 ms by it (measured, LOG.md)."""
 class Prefixes:
     """What the server calls when a prompt begins and when tokens are computed (`edgekv._native.server.KeepsPrefixes`).
 
-    K and V depend on the model's file, the types they are stored in, the rotary embedding and what `extra` (options of llama.cpp's server)
-    says of these: all contexts that agree in that use one store. They depend on a request's adapters too: these are in the root of its
-    chains, as its namespace is, so that a request can name any without a store, a thread or a scan of its own.
+    K and V depend on the model's files and on the context as llama.cpp built it: all contexts that agree in that use one store. They depend
+    on a request's adapters too: these are in the root of its chains, as its namespace is, so that a request can name any without a store, a
+    thread or a scan of its own. The digest of the files is computed from now on, while the model is loaded.
     """
 
-    def __init__(self, model: Path, extra: tuple[str, ...], where: StoreSettings):
-        self._model, self._settings, self._where = model, _what_changes_rows(extra), where
+    def __init__(self, model: Path, where: StoreSettings):
+        self._identities, self._where = Identities(model), where
         self._stores: dict[ModelIdentity, PrefixStore] = {}
-        self._of: WeakKeyDictionary[Runtime, PrefixStore | None] = WeakKeyDictionary()
         self._ram = SharedRam()
         self.conversation: str | None = None
         """Whose blocks the folder keeps from now on, by a name in small letters and digits; None: nobody's in particular."""
@@ -64,7 +63,7 @@ class Prefixes:
             return found
         layout = store.identity.layout
         in_part = runtime.tokens.can_wait and layout.token_bytes() >= LEAST_TOKEN_BYTES
-        restored = store.restore(prompt.tokens, n_have, _accepted(runtime), in_part, _root(store, prompt))
+        restored = store.restore(prompt.tokens, n_have, _accepted(runtime), in_part, self._root(runtime, prompt))
         self._n_prompts += 1
         self._n_hits += bool(restored.pieces)
         placed = []
@@ -109,7 +108,7 @@ class Prefixes:
         def read(first: int, n: int) -> np.ndarray:
             return runtime.tokens.read(held.seq_id, places[first:first + n], layout.block_bytes(n))
 
-        saved = store.save(held.tokens[:len(places)], readings, read, _root(store, held))
+        saved = store.save(held.tokens[:len(places)], readings, read, self._root(runtime, held))
         if self.conversation is not None and self._where.folder is not None:
             self._claims.submit(_claim, self._where.folder, self.conversation, [link.key for link in saved.chain])
 
@@ -138,7 +137,6 @@ class Prefixes:
         for store in self._stores.values():
             store.close()
         self._stores.clear()
-        self._of.clear()
 
     def stats(self) -> list[StoreStats]:
         """Of each store that is open."""
@@ -167,34 +165,17 @@ class Prefixes:
         return runtime, self._store(runtime)
 
     def _store(self, runtime: Runtime) -> PrefixStore | None:
-        if runtime not in self._of:
-            self._of[runtime] = self._make(runtime)
-        return self._of[runtime]
-
-    def _make(self, runtime: Runtime) -> PrefixStore | None:
-        try:
-            layout = RowLayout(*runtime.tokens.row_bytes())
-        except NativeError as error:
-            log.warning("prefixes are not kept: %s", error)
+        built = self._identities.of(runtime)
+        if built is None:
             return None
-        fingerprint = fingerprint_of_file(self._model, *runtime.tokens.depends_on(), *self._settings)
-        identity = ModelIdentity(fingerprint, layout, self._model.stem)
-        if identity not in self._stores:
-            self._stores[identity] = PrefixStore(identity, self._where, ram=self._ram)
-        return self._stores[identity]
+        if built.identity not in self._stores:
+            self._stores[built.identity] = PrefixStore(built.identity, self._where, ram=self._ram)
+        return self._stores[built.identity]
 
-
-_CHANGE_ROWS = ("--rope-", "--yarn-", "--override-kv", "--control-vector", "--no-kv-offload")
-
-
-def _what_changes_rows(extra: tuple[str, ...]) -> tuple[str, ...]:
-    """Of options of llama.cpp's server those that K and V depend on, with their values."""
-    names = [i for i, argument in enumerate(extra) if argument.replace("_", "-").startswith(_CHANGE_ROWS)]
-    return tuple(argument for i in names for argument in extra[i:i + 2])
-
-
-def _root(store: PrefixStore, of: SequenceTokens) -> bytes:
-    return store.identity.chain_root(of.adapters, of.space)
+    def _root(self, runtime: Runtime, of: SequenceTokens) -> bytes:
+        built = self._identities.of(runtime)
+        assert built is not None, "there is a store"
+        return built.identity.chain_root(built.named(of.adapters), of.space)
 
 
 def _claim(folder: Path, conversation: str, keys: list[bytes]) -> None:

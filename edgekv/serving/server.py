@@ -267,7 +267,7 @@ class Server:
 
         options = self.options
         if options.store is not None and options.kv.mode is not KvMode.EVICT and not keeps_more_than_rows(self.model):
-            self._prefixes = Prefixes(options.model, options.extra, options.store)
+            self._prefixes = Prefixes(options.model, options.store)
             self.figures.store = self._prefixes.figures
         native.set_prefixes(self._prefixes)
 

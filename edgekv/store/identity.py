@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-
-HEAD_BYTES = 4096
-"""Of each tensor: enough to tell two fine-tunings apart, little enough that a model of 40 GB takes milliseconds."""
-
 
 ROOT_BYTES = 4
 """The beginning that the roots of all chains of an identity have in common."""
@@ -54,7 +47,7 @@ class ModelIdentity:
     """Rows of two identities are never taken for one another."""
 
     fingerprint: bytes
-    """Of everything that K and V of all requests depend on besides the tokens: model file, types, RoPE settings."""
+    """Of everything that K and V of all requests depend on besides the tokens: the model's files, and the context as it was built."""
     layout: RowLayout
     name: str
     """For people."""
@@ -79,38 +72,9 @@ def begins_chain(root: bytes, parent: bytes) -> bool:
     return parent[:ROOT_BYTES] == root[:ROOT_BYTES]
 
 
-def fingerprint_of_file(path: Path, *settings: str) -> bytes:
-    """16 bytes that change with the model in `path` and with `settings` (types of K and V, RoPE, adapters: whatever rows depend on).
-
-    Read are the size of the file, everything before the tensors' data, and the first 4 KiB of each tensor; of a model in several files,
-    those of each. Raises ModelError where the file is no whole GGUF file.
-    """
-    digest = hashlib.blake2b(digest_size=16, person=b"edgekv-model")
-    for part in _parts(Path(path)):
-        for piece in _telling_bytes(part):
-            digest.update(_framed(piece))
-    digest.update(_framed(*(text.encode() for text in settings)))
-    return digest.digest()
-
-
-def _telling_bytes(path: Path) -> Iterator[bytes]:
-    from edgekv.models.reader import open_gguf
-
-    reader = open_gguf(path)
-    yield path.stat().st_size.to_bytes(8, "little")
-    with path.open("rb") as file:
-        yield file.read(reader.data_offset)
-        for tensor in reader.tensor_infos:
-            file.seek(tensor.end - tensor.n_bytes)
-            yield file.read(min(HEAD_BYTES, tensor.n_bytes))
-
-
-def _parts(path: Path) -> list[Path]:
-    """All files of a model that was split as llama.cpp does it."""
-    match = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", path.name)
-    if match is None:
-        return [path]
-    return [path.with_name(f"{match[1]}-{i:05d}-of-{match[2]}.gguf") for i in range(1, int(match[2]) + 1)]
+def fingerprint(*pieces: bytes) -> bytes:
+    """16 bytes that change with any of the pieces, such as the digest of the model's files and what the context was built with."""
+    return hashlib.blake2b(_framed(*pieces), digest_size=16, person=b"edgekv-rows").digest()
 
 
 def _framed(*pieces: bytes) -> bytes:

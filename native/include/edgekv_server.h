@@ -25,12 +25,19 @@ EDGEKV_API const char * edgekv_server_error(void);
 
 #define EDGEKV_PREFIX_BLOCK 256
 
+/* a LoRA adapter that K and V are computed with */
+typedef struct {
+    uintptr_t adapter; /* address of the llama_adapter_lora; it lives as long as the context */
+    float scale;       /* not 0 */
+} edgekv_adapter;
+
 typedef struct {
     struct llama_context * lctx;
     int seq_id;
     const int32_t * tokens;
     int n_tokens;
-    const char * adapters; /* that K and V depend on; another text for other adapters or scales */
+    const edgekv_adapter * adapters; /* all that K and V of the tokens depend on */
+    int n_adapters;
     const char * space;    /* the namespace; tokens of another are never a prefix of these */
 } edgekv_prefix_tokens;
 

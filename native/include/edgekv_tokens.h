@@ -19,6 +19,13 @@ extern "C" {
    more of its tokens than rows in one plain cache: sliding windows, recurrent states, compressed or shared caches. */
 EDGEKV_API edgekv_status edgekv_token_bytes(const edgekv_context * ctx, size_t * k_bytes, size_t * v_bytes);
 
+/* Tells the sink, in pieces, all that K and V of a token depend on besides the weights in the model's file and the tokens up to it: this build
+   of llama.cpp and of EdgeKV, and the graph as the context computes it, with its hyperparameters, its cache, and the content of a control
+   vector. Contexts whose rows are the same are told alike. adapter: null, or the llama_adapter_lora at an address, which then counts with its
+   content at scale 1; those that are in force do not. EDGEKV_UNSUPPORTED as edgekv_token_bytes(). */
+typedef void (*edgekv_sink)(void * user, const void * bytes, size_t n);
+EDGEKV_API edgekv_status edgekv_describe(const edgekv_context * ctx, uintptr_t adapter, edgekv_sink sink, void * user);
+
 /* Copies the rows of cells [n] of a stream into a block. */
 EDGEKV_API edgekv_status edgekv_read_tokens(const edgekv_context * ctx, int stream, const uint32_t * cells, int n, void * block);
 

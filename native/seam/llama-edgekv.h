@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 // raised whenever a struct or function of this header changes; both sides compare it before they talk
-#define LLAMA_EDGEKV_ABI 9
+#define LLAMA_EDGEKV_ABI 10
 
 #ifdef __cplusplus
 extern "C" {
@@ -199,6 +199,15 @@ struct llama_edgekv_rope {
 
 // false: the model has none
 LLAMA_API bool llama_edgekv_get_rope(const struct llama_context * lctx, struct llama_edgekv_rope * out);
+
+typedef void (*llama_edgekv_sink)(void * user, const void * bytes, size_t n);
+
+// Tells the sink, in pieces, what K and V of a token depend on besides the weights of the model's file and the tokens up to it: the graph as
+// this context builds it (cache types and rotation, rotary embedding with its factors, attention, control vector with its content, ...), and
+// the hyperparameters. Contexts whose rows are the same for the same tokens are told alike, whatever their numbers of cells, slots and threads.
+// The adapters in force are not part of it; `adapter`, which may be null, is, with its content, at scale 1. false, and nothing is told,
+// where llama_edgekv_only_rows() is false. Call it on the thread that decodes, or while nothing is decoding.
+LLAMA_API bool llama_edgekv_describe(struct llama_context * lctx, struct llama_adapter_lora * adapter, llama_edgekv_sink sink, void * user);
 
 // the stream that holds the cells of a sequence, -1 without a cache
 LLAMA_API int llama_edgekv_stream_of(const struct llama_context * lctx, int seq_id);

@@ -35,8 +35,8 @@ class Rows:
     def row_bytes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return LAYOUT.k_bytes, LAYOUT.v_bytes
 
-    def depends_on(self) -> tuple[str, ...]:
-        return ("types", "rope")
+    def depends_on(self, adapter: int = 0) -> bytes:
+        return bytes([adapter])
 
     def cells_of(self, seq_id: int, n: int) -> np.ndarray:
         return np.arange(n, dtype=np.uint32)
@@ -74,7 +74,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
 
 @pytest.fixture
 def kept(rows: Rows, synthetic, tmp_path: Path) -> Iterator[Prefixes]:
-    kept = Prefixes(synthetic("llama"), (), StoreSettings(ram_bytes=1 << 20, folder=tmp_path, folder_bytes=1 << 30))
+    kept = Prefixes(synthetic("llama"), StoreSettings(ram_bytes=1 << 20, folder=tmp_path, folder_bytes=1 << 30))
     yield kept
     kept.close()
 
@@ -85,8 +85,9 @@ def in_use() -> int:
     return sum(trace.size for trace in snapshot.traces)
 
 
-def of(adapters: str, tokens: np.ndarray) -> SequenceTokens:
-    return SequenceTokens(1, 0, tokens, adapters)
+def of(scale: float, tokens: np.ndarray) -> SequenceTokens:
+    """With the adapter at address 7, or none at scale 0."""
+    return SequenceTokens(1, 0, tokens, ((7, scale),) if scale else ())
 
 
 def test_a_sweep_of_scales_leaves_threads_memory_and_scans_flat(kept: Prefixes, monkeypatch: pytest.MonkeyPatch):
@@ -101,7 +102,7 @@ def test_a_sweep_of_scales_leaves_threads_memory_and_scans_flat(kept: Prefixes, 
     tracemalloc.start()
     try:
         for i in range(N_SCALES):
-            prompt = of(f"adapter.gguf:{i / N_SCALES:.6f};", tokens)
+            prompt = of((i + 1) / N_SCALES, tokens)
             assert kept.begin(prompt, 0).ram == 0
             if i < 200:
                 kept.keep(prompt)
@@ -120,18 +121,18 @@ def test_a_sweep_of_scales_leaves_threads_memory_and_scans_flat(kept: Prefixes, 
 
 def test_prefixes_of_other_scales_are_not_taken(kept: Prefixes, rows: Rows):
     tokens = conversation(300)
-    kept.keep(of("adapter.gguf:1.000000;", tokens))
-    assert kept.begin(of("adapter.gguf:0.500000;", tokens), 0).ram == 0
-    assert kept.begin(of("", tokens), 0).ram == 0
+    kept.keep(of(1.0, tokens))
+    assert kept.begin(of(0.5, tokens), 0).ram == 0
+    assert kept.begin(of(0.0, tokens), 0).ram == 0
     assert rows.n_placed == 0
-    assert kept.begin(of("adapter.gguf:1.000000;", tokens), 0).ram == 300
+    assert kept.begin(of(1.0, tokens), 0).ram == 300
 
 
 def test_a_context_that_is_loaded_again_has_the_same_store(kept: Prefixes, rows: Rows, monkeypatch: pytest.MonkeyPatch):
     """As after --sleep-idle-seconds: the one before was never closed."""
     tokens = conversation(300)
-    kept.keep(of("", tokens))
+    kept.keep(of(0.0, tokens))
     again = Context()
     monkeypatch.setattr(attachments, "find", lambda _: again)
-    assert kept.begin(of("", tokens), 0).ram == 300
+    assert kept.begin(of(0.0, tokens), 0).ram == 300
     assert len(kept.stats()) == 1

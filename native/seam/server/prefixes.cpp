@@ -123,15 +123,31 @@ void edgekv_prefix_copied(int from_seq, int to_seq) {
     g_pure[to_seq] = edgekv_pure(from_seq);
 }
 
-std::string edgekv_adapters(const std::vector<common_adapter_lora_info> & lora) {
-    std::string text;
+std::vector<edgekv_adapter> edgekv_adapters(const std::vector<common_adapter_lora_info> & lora) {
+    std::vector<edgekv_adapter> adapters;
     for (const auto & adapter : lora) {
         if (adapter.scale != 0.0f) {
-            text += adapter.path + ":" + std::to_string(adapter.scale) + ";";
+            adapters.push_back({ reinterpret_cast<uintptr_t>(adapter.ptr), adapter.scale });
         }
     }
 
-    return text;
+    return adapters;
+}
+
+bool edgekv_prefix_serves(const std::vector<common_adapter_lora_info> & had, const std::vector<common_adapter_lora_info> & next) {
+    const auto before = edgekv_adapters(had);
+
+    return before == edgekv_adapters(next) || (before.empty() && lora_all_alora(next));
+}
+
+static bool edgekv_alike(const edgekv_prefix_slot & a, const edgekv_prefix_slot & b) {
+    return a.adapters == b.adapters && !a.partly && !b.partly;
+}
+
+// the first n of some tokens, as those of a slot; it must outlive them
+static edgekv_prefix_tokens edgekv_tokens_of(const edgekv_prefix_slot & slot, const server_tokens & tokens, int n) {
+    return { slot.lctx, slot.seq_id, tokens.get_tokens().data(), n, slot.adapters.data(), (int) slot.adapters.size(),
+             tokens.edgekv_space.c_str() };
 }
 
 // tokens of the sequence that are computed
@@ -151,7 +167,7 @@ bool edgekv_prefix_shares(const edgekv_prefix_slot & slot) {
 
 int edgekv_prefix_common(
         const edgekv_prefix_slot & slot, const server_tokens & prompt, const edgekv_prefix_slot & other, const server_tokens & read) {
-    if (prompt.has_mtmd || read.has_mtmd || slot.held->has_mtmd || other.adapters != slot.adapters) {
+    if (prompt.has_mtmd || read.has_mtmd || slot.held->has_mtmd || !edgekv_alike(other, slot)) {
         return 0;
     }
     const int n_common = (int) read.get_common_prefix(prompt);
@@ -166,7 +182,7 @@ static int edgekv_share(const edgekv_prefix_slot & slot, const server_tokens & p
     int n_best = n_past;
     const edgekv_prefix_slot * best = nullptr;
     for (const auto & other : others) {
-        if (other.held->has_mtmd || other.adapters != slot.adapters) {
+        if (other.held->has_mtmd || !edgekv_alike(other, slot)) {
             continue;
         }
         const int n = std::min({ (int) other.held->get_common_prefix(prompt), edgekv_computed(other), edgekv_pure(other.seq_id) });
@@ -204,8 +220,7 @@ int edgekv_prefix_begin(
     if (g_kept) {
         edgekv_prefix_found found = {};
         const auto & tokens = prompt.get_tokens();
-        const edgekv_prefix_tokens all = { slot.lctx, slot.seq_id, tokens.data(), (int) tokens.size(), slot.adapters.c_str(),
-                                           prompt.edgekv_space.c_str() };
+        const auto all = edgekv_tokens_of(slot, prompt, (int) tokens.size());
         g_prefixes.begin(g_prefixes.user, &all, n, &found);
         if (found.ram + found.disk + found.remote > 0) {
             sources.ram    = found.ram;
@@ -237,7 +252,7 @@ int edgekv_prefix_begin(
 }
 
 void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool whole_blocks) {
-    if (!g_kept || !slot.keeps || slot.held->has_mtmd) {
+    if (!g_kept || !slot.keeps || slot.held->has_mtmd || slot.partly) {
         return;
     }
     edgekv_prefix_settle();
@@ -246,8 +261,7 @@ void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool whole_blocks) {
         n = n/EDGEKV_PREFIX_BLOCK*EDGEKV_PREFIX_BLOCK;
     }
     if (n > 0) {
-        const edgekv_prefix_tokens all = { slot.lctx, slot.seq_id, slot.held->get_tokens().data(), n, slot.adapters.c_str(),
-                                           slot.held->edgekv_space.c_str() };
+        const auto all = edgekv_tokens_of(slot, *slot.held, n);
         g_prefixes.keep(g_prefixes.user, &all);
     }
 }

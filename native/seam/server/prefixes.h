@@ -7,7 +7,6 @@
 #include "server-common.h"
 
 #include <algorithm>
-#include <string>
 #include <vector>
 
 // A slot as it is seen from here.
@@ -15,11 +14,14 @@ struct edgekv_prefix_slot {
     llama_context * lctx;
     int seq_id;
     server_tokens * held;  // the tokens that its sequence holds, or is about to compute
-    std::string adapters;  // that K and V depend on; another text for other adapters or scales
+    std::vector<edgekv_adapter> adapters;  // that K and V depend on
     bool keeps;            // whether others may have what it computes
+    bool partly;           // an adapter works on the tokens behind its invocation only: others' rows are not like these
 };
 
-std::string edgekv_adapters(const std::vector<common_adapter_lora_info> & lora);
+inline bool operator==(const edgekv_adapter & a, const edgekv_adapter & b) { return a.adapter == b.adapter && a.scale == b.scale; }
+
+std::vector<edgekv_adapter> edgekv_adapters(const std::vector<common_adapter_lora_info> & lora);
 
 // whether what a slot computes may be kept when it is done: not where its request says otherwise, nor for embeddings and rankings
 template <typename Slot>
@@ -29,7 +31,20 @@ bool edgekv_prefix_keeps(const Slot & slot) {
 
 template <typename Slot>
 edgekv_prefix_slot edgekv_slot(Slot & slot) {
-    return { slot.ctx_tgt, slot.id, &slot.prompt.tokens, edgekv_adapters(slot.lora), edgekv_prefix_keeps(slot) };
+    return { slot.ctx_tgt, slot.id, &slot.prompt.tokens, edgekv_adapters(slot.lora), edgekv_prefix_keeps(slot),
+             slot.alora_invocation_start >= 0 };
+}
+
+// whether what was computed with some adapters serves others: only what none computed serves one that works behind its invocation
+bool edgekv_prefix_serves(const std::vector<common_adapter_lora_info> & had, const std::vector<common_adapter_lora_info> & next);
+
+// The slot gets the adapters of its next task, and forgets what others computed.
+template <typename Slot>
+void edgekv_prefix_adapters(Slot & slot, const std::vector<common_adapter_lora_info> & next) {
+    if (!edgekv_prefix_serves(slot.lora, next)) {
+        slot.prompt.clear();
+    }
+    slot.lora = next;
 }
 
 // A task is about to get a slot: what this holds of another namespace is no prompt for it, whichever way it would be matched.
@@ -106,7 +121,7 @@ bool edgekv_prefix_comes(Slots & slots, Slot & slot, State reading) {
 
 template <typename Slots, typename Slot>
 int edgekv_prefix_take(Slots & slots, Slot & slot, int n_past) {
-    if (slot.ctx_dft || slot.alora_invocation_start > 0) {
+    if (slot.ctx_dft || slot.alora_invocation_start >= 0) {
         return n_past;
     }
     std::vector<edgekv_prefix_slot> others;

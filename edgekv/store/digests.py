@@ -1,0 +1,141 @@
+"""The digest of all bytes of a model's files. It is computed once for a file, and then known by the file's place and times."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from edgekv.errors import ModelError
+
+PIECE_BYTES = 16 << 20
+"""Hashed at a time, by one of the threads."""
+
+MOST_THREADS = 8
+
+SETTLED_NS = 2_000_000_000
+"""A file that changed less long ago may change again without a sign: clocks of file systems tick slowly. Its digest is not kept."""
+
+_READ_BYTES = 1 << 20
+_DIGEST_BYTES = 32
+
+
+def digest_of_model(path: Path, kept_in: Path | None = None) -> bytes:
+    """32 bytes that stand for every byte of the model in `path`, in all of its files where llama.cpp split it.
+
+    A digest that was computed before for a file with the same device, inode, size and times of its last change is taken from `kept_in`, by
+    default a folder of this user's cache. Raises ModelError where a file cannot be read, or changes meanwhile.
+    """
+    folder = default_folder() if kept_in is None else kept_in
+    whole = hashlib.blake2b(digest_size=_DIGEST_BYTES, person=b"edgekv-model")
+    for part in parts(Path(path)):
+        try:
+            whole.update(_digest_of_file(part, folder))
+        except FileNotFoundError:
+            raise ModelError(f"there is no file {part}") from None
+        except OSError as error:
+            raise ModelError(f"{part} cannot be read: {error.strerror}") from None
+    return whole.digest()
+
+
+def stamps_of_model(path: Path) -> tuple[tuple[int, ...], ...]:
+    """Where its files lie and when they changed last: others where one of them was replaced or written to. Raises ModelError."""
+    try:
+        return tuple(_stamp(part.stat()) for part in parts(Path(path)))
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def parts(path: Path) -> list[Path]:
+    """All files of a model that was split as llama.cpp does it."""
+    match = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", path.name)
+    if match is None:
+        return [path]
+    return [path.with_name(f"{match[1]}-{i:05d}-of-{match[2]}.gguf") for i in range(1, int(match[2]) + 1)]
+
+
+def default_folder() -> Path:
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("edgekv")) / "digests"
+
+
+def _digest_of_file(path: Path, folder: Path) -> bytes:
+    with path.open("rb", buffering=0) as file:
+        stamp = _stamp(os.fstat(file.fileno()))
+        kept = folder / hashlib.blake2b(repr(stamp).encode(), digest_size=16).hexdigest()
+        if (known := _known(kept)) is not None:
+            return known
+        digest = _hash(file.fileno(), stamp[2])
+        if _stamp(os.fstat(file.fileno())) != stamp:
+            raise ModelError(f"{path} changed while it was read; start again when it is written")
+    if time.time_ns() - max(stamp[3:]) > SETTLED_NS:
+        _keep(kept, digest)
+    return digest
+
+
+def _stamp(stat: os.stat_result) -> tuple[int, ...]:
+    """Device, inode, size, and when content and inode changed last, in ns. A tool that sets the first time back does not set the second."""
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+def _hash(descriptor: int, n_bytes: int) -> bytes:
+    """SHA-256 of the SHA-256 of each piece: processors have instructions for it, and pieces are hashed side by side. By threads that the end
+    of the process does not wait for, as it would for a pool's: of a large model they have long to do."""
+    starts = range(0, n_bytes, PIECE_BYTES)
+    digests: list[bytes] = [b""] * len(starts)
+    failures: list[OSError] = []
+    next_piece = itertools.count()
+
+    def work() -> None:
+        try:
+            while not failures and (i := next(next_piece)) < len(starts):
+                digests[i] = _hash_piece(descriptor, starts[i])
+        except OSError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, name="edgekv-digest", daemon=True) for _ in range(min(MOST_THREADS, os.cpu_count() or 1))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return hashlib.sha256(n_bytes.to_bytes(8, "little") + b"".join(digests)).digest()
+
+
+def _hash_piece(descriptor: int, first: int) -> bytes:
+    digest = hashlib.sha256()
+    for data in _read(descriptor, first, PIECE_BYTES):
+        digest.update(data)
+    return digest.digest()
+
+
+def _read(descriptor: int, first: int, n_bytes: int) -> Iterator[bytes]:
+    end = first + n_bytes
+    while first < end and (data := os.pread(descriptor, min(_READ_BYTES, end - first), first)):
+        first += len(data)
+        yield data
+
+
+def _known(kept: Path) -> bytes | None:
+    try:
+        digest = kept.read_bytes()
+    except OSError:
+        return None
+    return digest if len(digest) == _DIGEST_BYTES else None
+
+
+def _keep(kept: Path, digest: bytes) -> None:
+    """Where the folder cannot be written to, the next start computes it again."""
+    partial = kept.with_name(f".{kept.name}-{os.getpid()}-{threading.get_ident()}")
+    with contextlib.suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        partial.write_bytes(digest)
+        partial.replace(kept)

@@ -1,0 +1,188 @@
+// What K and V of a context's tokens depend on: the graph that computes a token, told piece by piece. No list of options can forget one:
+// what changes a row changes an operation, its parameters or what it reads.
+#include "llama-edgekv-access.h"
+
+#include "llama-adapter.h"
+#include "llama-batch.h"
+#include "llama-graph.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <string>
+#include <type_traits>
+#include <unordered_map>
+#include <vector>
+
+namespace {
+
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_clear_padding)
+#define EDGEKV_CLEARS_PADDING
+#endif
+#endif
+
+constexpr size_t PIECE_BYTES = 1 << 20;
+
+// Tells the graph in one way: operations in their order, sources by the order in which they were first seen.
+class Description {
+public:
+    Description(const llama_context & lctx, const llama_kv_cache & kv, llama_edgekv_sink sink, void * user) : sink(sink), user(user) {
+        for (const auto & [name, tensor] : lctx.get_model().tensors_by_name) {
+            weights.insert(tensor);
+        }
+        for (int il = 0; il < llama_edgekv_n_layer(&lctx); ++il) {
+            if (const auto * layer = llama_edgekv_access::layer(kv, il)) {
+                cache.insert(layer->k);
+                cache.insert(layer->v);
+            }
+        }
+    }
+    ~Description() { sink(user, text.data(), text.size()); }
+
+    Description(const Description &) = delete;
+    Description & operator=(const Description &) = delete;
+
+    void add(const void * bytes, size_t n) { text.append(static_cast<const char *>(bytes), n); }
+
+    template <typename T>
+    void add(const T & value) {
+        static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>);
+        add(&value, sizeof(value));
+    }
+
+    void add(const std::string & value) {
+        add((uint64_t) value.size());
+        add(value.data(), value.size());
+    }
+
+    void add(ggml_cgraph * graph) {
+        for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+            add_node(ggml_graph_node(graph, i));
+        }
+    }
+
+private:
+    void add_node(const ggml_tensor * node) {
+        if (node->op == GGML_OP_RESHAPE) {
+            return;
+        }
+        for (const auto * source : node->src) {
+            add(source ? number_of(source) : UINT32_MAX);
+        }
+        add(node->view_src ? number_of(node->view_src) : UINT32_MAX);
+        add(node->op);
+        add(node->type);
+        // those of a function of somebody's own hold addresses
+        if (node->op < GGML_OP_MAP_CUSTOM1 || node->op > GGML_OP_CUSTOM) {
+            add(node->op_params, sizeof(node->op_params));
+        }
+        numbers.emplace(node, next++);
+    }
+
+    uint32_t number_of(const ggml_tensor * source) {
+        while (source->op == GGML_OP_RESHAPE) {  // of a cache, only where it has several streams
+            source = source->src[0];
+        }
+        const auto [it, is_new] = numbers.emplace(source, next);
+        if (is_new) {
+            ++next;
+            add_leaf(source);
+        }
+
+        return it->second;
+    }
+
+    // what is read and not computed: an input, the cache, a weight of the model's file, or something that came from elsewhere
+    void add_leaf(const ggml_tensor * leaf) {
+        add(std::string(leaf->name));
+        add(leaf->type);
+        add(leaf->flags);
+        if (!leaf->buffer || cache.count(leaf)) {
+            return;  // how many tokens there are, and cells, changes no row
+        }
+        add(leaf->ne, sizeof(leaf->ne));
+        if (!weights.count(leaf)) {
+            add_content(leaf);
+        }
+    }
+
+    void add_content(const ggml_tensor * tensor) {
+        const size_t n_bytes = ggml_nbytes(tensor);
+        std::vector<char> piece(std::min(n_bytes, PIECE_BYTES));
+        for (size_t first = 0; first < n_bytes; first += PIECE_BYTES) {
+            const size_t n = std::min(PIECE_BYTES, n_bytes - first);
+            ggml_backend_tensor_get(tensor, piece.data(), first, n);
+            add(piece.data(), n);
+            sink(user, text.data(), text.size());
+            text.clear();
+        }
+    }
+
+    llama_edgekv_sink sink;
+    void * user;
+    std::string text;
+    std::set<const ggml_tensor *> weights;
+    std::set<const ggml_tensor *> cache;
+    std::unordered_map<const ggml_tensor *, uint32_t> numbers;
+    uint32_t next = 0;
+};
+
+// what the model's file and the options that override it say, all of it: some is used by inputs and not by the graph
+void add_hparams(Description & description, const llama_hparams & of) {
+    llama_hparams hparams;
+    std::memcpy(static_cast<void *>(&hparams), static_cast<const void *>(&of), sizeof(hparams));
+#ifdef EDGEKV_CLEARS_PADDING
+    __builtin_clear_padding(&hparams);
+#endif
+    description.add(&hparams, sizeof(hparams));
+}
+
+}  // namespace
+
+bool llama_edgekv_describe(llama_context * lctx, llama_adapter_lora * adapter, llama_edgekv_sink sink, void * user) {
+    auto * kv = llama_edgekv_access::cache(lctx);
+    if (!kv || !llama_edgekv_only_rows(lctx)) {
+        return false;
+    }
+
+    // one token of each stream, as the buffers of a context are reserved for
+    const auto memory = lctx->get_memory()->init_full();
+    const uint32_t n_streams = llama_edgekv_access::n_streams(*kv);
+    llama_batch_allocr balloc(lctx->get_model().hparams.n_pos_per_embd());
+    llama_ubatch ubatch = balloc.ubatch_reserve(1, n_streams);
+    for (uint32_t s = 0; s < n_streams; ++s) {
+        ubatch.n_seq_id[s] = 1;
+        ubatch.seq_id[s]   = &ubatch.seq_id_unq[s];
+        ubatch.output[s]   = true;
+    }
+
+    llama_adapter_loras adapters;
+    if (adapter) {
+        adapters.emplace(adapter, 1.0f);
+    }
+    llm_graph_result result(lctx->graph_max_nodes(n_streams));
+    auto params = llama_edgekv_access::graph_params(*lctx, result, ubatch, memory.get());
+    params.loras     = &adapters;
+    params.n_outputs = n_streams;
+    params.samplers.clear();
+    params.cb = nullptr;  // names nodes, and tells the scheduler about them
+    params.cparams.embeddings              = false;
+    params.cparams.embeddings_nextn        = false;
+    params.cparams.embeddings_nextn_masked = false;
+    params.cparams.warmup                  = false;
+    params.cparams.pooling_type            = LLAMA_POOLING_TYPE_NONE;
+    params.cparams.embeddings_layer_inp.assign(params.cparams.embeddings_layer_inp.size(), false);
+    result.reset();
+
+    Description description(*lctx, *kv, sink, user);
+    description.add(lctx->get_model().arch_name());
+    description.add(lctx->get_cparams().causal_attn);
+    add_hparams(description, lctx->get_model().hparams);
+    description.add(lctx->get_model().build_graph(params));
+    if (adapter) {
+        description.add(adapter->alora_invocation_tokens.data(), adapter->alora_invocation_tokens.size()*sizeof(llama_token));
+    }
+
+    return true;
+}

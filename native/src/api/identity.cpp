@@ -1,0 +1,20 @@
+// edgekv_describe() of edgekv_tokens.h: what rows of a context depend on.
+#include "edgekv_tokens.h"
+
+#include "api/internal.h"
+#include "context/context.h"
+#include "edgekv_sources.h"
+
+#include <string>
+
+using namespace edgekv;
+
+edgekv_status edgekv_describe(const edgekv_context * ctx, uintptr_t adapter, edgekv_sink sink, void * user) {
+    const std::string build = std::string(EDGEKV_VERSION) + "\n" + llama_edgekv_upstream() + "\n" + EDGEKV_SOURCES + "\n";
+    sink(user, build.data(), build.size());
+    if (!llama_edgekv_describe(ctx->lctx, reinterpret_cast<llama_adapter_lora *>(adapter), sink, user)) {
+        return fail(EDGEKV_UNSUPPORTED, "the context keeps more of its tokens than rows in one plain cache");
+    }
+
+    return EDGEKV_OK;
+}

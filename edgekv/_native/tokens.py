@@ -55,6 +55,13 @@ def write_tokens(handle: Handle, stream: int, cells: np.ndarray, skip: int, n_bl
     _check(lib.edgekv_write_tokens(handle, stream, _cells(cells), len(cells), rows))
 
 
+def labels_in_place(handle: Handle, stream: int) -> np.ndarray:
+    """uint8 [cell]: the labels of a stream's cells, to be written while nothing decodes. It lives as long as the context."""
+    cells = ffi.new("edgekv_cells *")
+    _check(lib.edgekv_get_cells(handle, stream, cells))
+    return np.frombuffer(ffi.buffer(cells.labels, cells.n_cells), np.uint8)
+
+
 def can_wait_for_rows(handle: Handle) -> bool:
     """Whether the next decode would wait in each layer for its rows, and not for all of them at its beginning."""
     return bool(lib.edgekv_can_wait_for_rows(handle))

@@ -15,8 +15,9 @@ import numpy as np
 from edgekv._native import core
 from edgekv.errors import EdgeKVError
 
-SPARSE_PROMPT, SAMPLED = 1, 2
-"""Bits of `StreamCells.labels`: the token was read by a sparse prompt; by a decode step that sampled."""
+SPARSE_PROMPT, SAMPLED, EARLIER = 1, 2, 4
+"""Bits of `StreamCells.labels`: the token was read by a sparse prompt; by a decode step that sampled; one of both, with settings that are no
+longer in force."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class StreamCells:
     used_end: int
     """The last used cell + 1."""
     labels: np.ndarray
-    """uint8 [cell]: how the token was read, bits SPARSE_PROMPT and SAMPLED; 0: exactly. What a labelled cell holds in all layers but the
+    """uint8 [cell]: how the token was read, bits SPARSE_PROMPT, SAMPLED and EARLIER; 0: exactly. What a labelled cell holds in all layers but the
     first is approximate. Copies in other streams keep the labels, saved states those of sparse prompts."""
 
     @property

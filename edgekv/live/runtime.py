@@ -28,6 +28,7 @@ from edgekv._native import core, device, paging, tokens  # noqa: E402  (the libr
 from edgekv.live import attachments  # noqa: E402 (as above)
 from edgekv.live.attachments import defaults, find, last_failure, live, raise_failure, set_defaults  # noqa: E402 (as above)
 from edgekv.live.cells import Cells  # noqa: E402 (as above)
+from edgekv.live.sampling import sparse_with  # noqa: E402 (as above)
 from edgekv.live.tokens import Tokens  # noqa: E402 (as above)
 from edgekv.live.wiring import Tiering, begins_with, has_tiers, operations, selection_report  # noqa: E402 (as above)
 
@@ -99,6 +100,7 @@ class Runtime:
     def mode(self, mode: KvMode | str) -> None:
         mode = choice(KvMode, mode, "KV mode")
         self._check_evict(self._options.with_(mode=mode))
+        self._label_earlier(self._options.with_(mode=mode))
         self._leave_arena(mode)
         core.set_mode(self._native_handle(), mode)
         self._options = self._options.with_(mode=mode)
@@ -162,6 +164,7 @@ class Runtime:
                               f"{options.cache.page_tokens}")
         effective = attachments.effective(options)
         self._check_evict(effective)
+        self._label_earlier(effective)
         self._leave_arena(effective.mode)
         paging.set_selection(handle, options.selection, options.keep_tokens)
         core.set_mode(handle, effective.mode)
@@ -176,6 +179,15 @@ class Runtime:
             self._tiering = self._make_tiering(handle, effective)
             self._pin_again(self._tiering)
         self._set_run_every()
+
+    def _label_earlier(self, options: KvOptions) -> None:
+        """What was sampled with other settings must not pass for what would be sampled with these. On a device, whose steps label nothing,
+        whatever mode sparse leaves behind counts as sampled."""
+        unlabelled = self.tokens.on_device and self.mode is KvMode.SPARSE
+        leaves = unlabelled and options.mode is not KvMode.SPARSE
+        if self._rows and (leaves or sparse_with(options) != sparse_with(self._options)):
+            core.set_mode(self._native_handle(), self.mode)  # changes nothing, and is refused where another thread decodes
+            self.tokens.settings_change(unlabelled)
 
     def _check_evict(self, options: KvOptions) -> None:
         """Raises ConfigError where the context cannot keep what these options say in mode evict."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from edgekv._native import core, device, tokens
-from edgekv.live.cells import Cells, StreamCells
+from edgekv.live.cells import EARLIER, SAMPLED, Cells, StreamCells
 
 
 class Tokens:
@@ -51,6 +51,15 @@ class Tokens:
         """uint8 [n], a copy: how the tokens in `cells` were read (`StreamCells.labels`)."""
         view: StreamCells = self._cells.stream(self._cells.stream_of(seq_id))
         return view.labels[cells]
+
+    def settings_change(self, sampled: bool) -> None:
+        """Tokens will be read with other settings from now on: those that were not read exactly are labelled EARLIER. `sampled`: all may have
+        been sampled, because a device does not label its steps. Where the context has cells, and while nothing decodes."""
+        for number in range(self._cells.n_stream):
+            labels = tokens.labels_in_place(self._handle(), number)
+            if sampled:
+                labels[self._cells.stream(number).positions >= 0] |= SAMPLED
+            labels[labels != 0] |= EARLIER
 
     def read(self, seq_id: int, cells: np.ndarray, n_bytes: int) -> np.ndarray:
         """The block of the tokens in `cells` (uint32 [n]), of n_bytes."""

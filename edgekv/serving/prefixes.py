@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,11 +15,12 @@ from edgekv._native.prefixes import Found, SequenceTokens
 from edgekv.errors import DoesNotFit
 from edgekv.live import attachments, cells
 from edgekv.live.runtime import Runtime
+from edgekv.live.sampling import sampled_with, sparse_with
 from edgekv.serving.identities import Identities
 from edgekv.serving.loading import Loading, Placed
 from edgekv.serving.shown import StoreFigures
 from edgekv.store import conversations
-from edgekv.store.blocks import BLOCK_TOKENS
+from edgekv.store.blocks import BLOCK_TOKENS, ReadWith
 from edgekv.store.coming import layer_groups
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.ram import SharedRam
@@ -63,7 +65,7 @@ class Prefixes:
             return found
         layout = store.identity.layout
         in_part = runtime.tokens.can_wait and layout.token_bytes() >= LEAST_TOKEN_BYTES
-        restored = store.restore(prompt.tokens, n_have, _accepted(runtime), in_part, self._root(runtime, prompt))
+        restored = store.restore(prompt.tokens, n_have, _accepted(runtime), in_part, self._root(runtime, prompt), _read_with(runtime))
         self._n_prompts += 1
         self._n_hits += bool(restored.pieces)
         placed = []
@@ -102,13 +104,17 @@ class Prefixes:
         if runtime is None or store is None:
             return
         places = runtime.tokens.cells_of(held.seq_id, len(held.tokens))
-        readings = _readings(runtime, runtime.tokens.labels(held.seq_id, places))
+        labels = runtime.tokens.labels(held.seq_id, places)
+        earlier = np.flatnonzero(labels & cells.EARLIER)  # nobody says any more what these were sampled with
+        if len(earlier):
+            places, labels = places[:earlier[0]], labels[:earlier[0]]
+        readings = _readings(runtime, labels)
         layout = store.identity.layout
 
         def read(first: int, n: int) -> np.ndarray:
             return runtime.tokens.read(held.seq_id, places[first:first + n], layout.block_bytes(n))
 
-        saved = store.save(held.tokens[:len(places)], readings, read, self._root(runtime, held))
+        saved = store.save(held.tokens[:len(places)], readings, read, self._root(runtime, held), _read_with(runtime))
         if self.conversation is not None and self._where.folder is not None:
             self._claims.submit(_claim, self._where.folder, self.conversation, [link.key for link in saved.chain])
 
@@ -200,6 +206,14 @@ def _accepted(runtime: Runtime) -> Reading:
     if runtime.mode is not KvMode.SPARSE:
         return Reading.EXACT
     return Reading.SPARSE if runtime.options.selection.prompts is PromptReading.SPARSE else Reading.SAMPLED
+
+
+def _read_with(runtime: Runtime) -> ReadWith:
+    def digest(settings: tuple) -> bytes:
+        return hashlib.blake2b(repr(settings).encode(), digest_size=8).digest()
+
+    options = runtime.options
+    return ReadWith(b"", digest(sampled_with(options)), digest(sparse_with(options)))
 
 
 def _readings(runtime: Runtime, labels: np.ndarray) -> np.ndarray:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,18 @@ class Reading(enum.IntEnum):
     """Read as a prompt that attended blocks of keys, chosen by sketches."""
 
 
+class ReadWith(NamedTuple):
+    """With what settings tokens were read that were not read exactly, by their Reading: digests of at most 32 bytes. What was read with others
+    is not known to be as good, and counts as not there. Nothing where there is nothing to tell apart."""
+
+    exact: bytes = b""
+    sampled: bytes = b""
+    sparse: bytes = b""
+
+
+NOTHING_SAID = ReadWith()
+
+
 @dataclass(frozen=True)
 class Link:
     """Where a block stands in its chain, without its rows."""
@@ -33,6 +46,8 @@ class Link:
     reading: Reading
     n: int
     """Tokens of the block, 1 to BLOCK_TOKENS."""
+    read_with: bytes = field(default=b"", compare=False)
+    """Of ReadWith, where it is known: the key depends on it, and a file's name does not say it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +65,12 @@ class Block:
         return self.payload.nbytes + self.tokens.nbytes
 
 
-def child_link(parent: bytes, reading: Reading, tokens: np.ndarray) -> Link:
-    """The link of the block with `tokens` (int32 [n]) that follows `parent`."""
+def child_link(parent: bytes, reading: Reading, tokens: np.ndarray, read_with: bytes = b"") -> Link:
+    """The link of the block with `tokens` (int32 [n]) that follows `parent`. `read_with`: of ReadWith, by `reading`."""
     digest = hashlib.blake2b(parent, digest_size=KEY_BYTES, person=b"edgekv-block")
-    digest.update(bytes([reading]))
+    digest.update(bytes([reading, len(read_with)]) + read_with)
     digest.update(tokens.astype("<i4").tobytes())
-    return Link(digest.digest(), parent, reading, len(tokens))
+    return Link(digest.digest(), parent, reading, len(tokens), read_with)
 
 
 def n_common(a: np.ndarray, b: np.ndarray) -> int:

@@ -14,10 +14,11 @@ from edgekv.store.blocks import BLOCK_TOKENS, KEY_BYTES, Block, Link, Reading, c
 from edgekv.store.identity import ModelIdentity, RowLayout
 
 MAGIC = b"EDGEKV\x00B"
-VERSION = 1
+VERSION = 2
 _PREFIX = struct.Struct("<8sIII")  # magic, version, bytes of the JSON text, its CRC-32
 _ALIGNED = 64  # the rows begin at a multiple of this
 MOST_HEADER_BYTES = 1 << 20
+MOST_READ_WITH_BYTES = 32
 MOST_ROW_BYTES = 1 << 32
 
 
@@ -58,7 +59,7 @@ def encode_header(block: Block, identity: ModelIdentity) -> bytes:
     layout = identity.layout
     text = json.dumps({
         "root": identity.root_key().hex(), "name": identity.name, "parent": block.link.parent.hex(), "key": block.link.key.hex(),
-        "reading": int(block.link.reading), "k_bytes": layout.k_bytes, "v_bytes": layout.v_bytes,
+        "reading": int(block.link.reading), "read_with": block.link.read_with.hex(), "k_bytes": layout.k_bytes, "v_bytes": layout.v_bytes,
         "checksums": layer_checksums(block.payload, layout, block.link.n), "tokens": block.tokens.tolist(),
     }, separators=(",", ":")).encode()
     head = _PREFIX.pack(MAGIC, VERSION, len(text), zlib.crc32(text)) + text
@@ -92,8 +93,8 @@ def decode_header(data: bytes | memoryview) -> Header:
         said = json.loads(text)
         tokens = np.array(said["tokens"], dtype=np.int32)
         layout = RowLayout(tuple(map(int, said["k_bytes"])), tuple(map(int, said["v_bytes"])))
-        root, parent, key = (bytes.fromhex(said[name]) for name in ("root", "parent", "key"))
-        link = Link(key, parent, Reading(said["reading"]), len(tokens))
+        root, parent, key, read_with = (bytes.fromhex(said[name]) for name in ("root", "parent", "key", "read_with"))
+        link = Link(key, parent, Reading(said["reading"]), len(tokens), read_with)
         header = Header(link, tokens, root, str(said["name"]), layout, tuple(map(int, said["checksums"])), start)
     except Exception:  # whoever can write into the folder chose the text: it may nest without end, or name numbers without end
         raise Refused("its header says what no block's does", damaged=True) from None
@@ -101,7 +102,7 @@ def decode_header(data: bytes | memoryview) -> Header:
         raise Refused("its header says what no block's does", damaged=True)
     if not all(0 <= n <= MOST_ROW_BYTES for n in (*layout.k_bytes, *layout.v_bytes)):
         raise Refused("its header says what no block's does", damaged=True)
-    if child_link(parent, link.reading, tokens).key != key:
+    if len(read_with) > MOST_READ_WITH_BYTES or child_link(parent, link.reading, tokens, read_with).key != key:
         raise Refused("its key is not that of its tokens", damaged=True)
     return header
 
@@ -119,7 +120,7 @@ def decode(data: np.ndarray, root: bytes, link: Link, layout: RowLayout | None =
     payload = data[header.start :]
     check_layers(payload, header, range(len(header.checksums)))
     payload.flags.writeable = False
-    return Block(link, header.tokens, payload)
+    return Block(header.link, header.tokens, payload)
 
 
 def check_layers(payload: np.ndarray, header: Header, layers: range) -> None:

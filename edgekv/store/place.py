@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from edgekv.store.blocks import Block, Link
+from edgekv.store.blocks import Block, Link, child_link
 from edgekv.store.results import PlaceStats
 
 log = logging.getLogger("edgekv")
@@ -77,10 +77,12 @@ class Place(Protocol):
 
 
 def covered_tails(children: Iterable[Child], block: Block) -> list[Child]:
-    """The children of the block's parent that the block makes superfluous: tails that it begins with, not of a better reading."""
+    """The children of the block's parent that the block makes superfluous: tails that it begins with, of a worse reading, or of the same with
+    the same settings."""
     return [child for child in children
-            if child.link.n < block.link.n and child.link.reading >= block.link.reading
-            and np.array_equal(child.tokens, block.tokens[: child.link.n])]
+            if child.link.n < block.link.n and np.array_equal(child.tokens, block.tokens[: child.link.n])
+            and (child.link.reading > block.link.reading
+                 or child.link == child_link(block.link.parent, block.link.reading, child.tokens, block.link.read_with))]
 
 
 class Outage:

@@ -18,7 +18,7 @@ import numpy as np
 
 from edgekv.errors import ConfigError
 from edgekv.store.blocks import BLOCK_TOKENS, KEY_BYTES, Block, Link, Reading, child_link
-from edgekv.store.format import Refused, decode, encode_header
+from edgekv.store.format import MOST_READ_WITH_BYTES, Refused, decode, encode_header
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.place import Child, Outage, Outcome, covered_tails, log
 from edgekv.store.results import PlaceStats
@@ -234,16 +234,18 @@ def _client(url: str, timeout_s: float) -> Any:
 
 
 def _field(link: Link) -> bytes:
-    return link.key + bytes([link.reading])
+    return link.key + bytes([link.reading]) + link.read_with
 
 
 def _child(parent: bytes, field: bytes, value: bytes) -> Child | None:
     """What a field of the hash says; None for what is none of ours."""
-    if len(field) != KEY_BYTES + 1 or field[-1] > max(Reading) or len(value) % 4 or not 4 <= len(value) <= 4 * BLOCK_TOKENS:
+    if not KEY_BYTES < len(field) <= KEY_BYTES + 1 + MOST_READ_WITH_BYTES or field[KEY_BYTES] > max(Reading):
+        return None
+    if len(value) % 4 or not 4 <= len(value) <= 4 * BLOCK_TOKENS:
         return None
     tokens = np.frombuffer(value, "<i4").astype(np.int32)
-    link = child_link(parent, Reading(field[-1]), tokens)
-    return Child(link, tokens) if link.key == field[:-1] else None
+    link = child_link(parent, Reading(field[KEY_BYTES]), tokens, field[KEY_BYTES + 1 :])
+    return Child(link, tokens) if link.key == field[:KEY_BYTES] else None
 
 
 def _first_line(error: Exception) -> str:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from edgekv.store.blocks import BLOCK_TOKENS, Link, Reading, child_link, n_common
+from edgekv.store.blocks import BLOCK_TOKENS, NOTHING_SAID, Link, Reading, ReadWith, child_link, n_common
 from edgekv.store.place import Child
 from edgekv.store.results import NearMiss
 
@@ -50,12 +50,14 @@ class Found:
 
 
 class Search:
-    """One search, over `holders` from the fastest to the slowest, in chains up to the reading `accepts`. What a holder said is remembered."""
+    """One search, over `holders` from the fastest to the slowest, in chains up to the reading `accepts`, of tokens that were read with the
+    settings `read_with`. What a holder said is remembered."""
 
-    def __init__(self, holders: Sequence[Holder], tokens: np.ndarray, accepts: Reading):
+    def __init__(self, holders: Sequence[Holder], tokens: np.ndarray, accepts: Reading, read_with: ReadWith = NOTHING_SAID):
         self._holders = holders
         self._tokens = tokens
         self._accepts = accepts
+        self._read_with = read_with
         self._had: list[dict[bytes, bool]] = [{} for _ in holders]
 
     def run(self, root: bytes) -> Found:
@@ -79,8 +81,9 @@ class Search:
 
     def _accepted(self, children: list[Child], path: tuple[Step, ...]) -> list[Child]:
         least = path[-1].link.reading if path else Reading.EXACT
-        return sorted((child for child in children if least <= child.link.reading <= self._accepts),
-                      key=lambda child: (child.link.reading, -child.link.n))
+        found = [known for child in children if least <= child.link.reading <= self._accepts
+                 if (known := read_with_these(child, self._read_with)) is not None]
+        return sorted(found, key=lambda child: (child.link.reading, -child.link.n))
 
     # ---- whole blocks: their keys follow from the tokens -----------------------------------------------------------------------------
 
@@ -92,7 +95,7 @@ class Search:
             for path in ends:
                 parent, least = (path[-1].link.key, path[-1].link.reading) if path else (root, Reading.EXACT)
                 for reading in range(least, self._accepts + 1):
-                    link = child_link(parent, Reading(reading), self._tokens[first : first + BLOCK_TOKENS])
+                    link = child_link(parent, Reading(reading), self._tokens[first : first + BLOCK_TOKENS], self._read_with[reading])
                     holder = self._holder_of(link, first)
                     if holder is not None:
                         longer.append((*path, Step(link, BLOCK_TOKENS, holder)))
@@ -116,7 +119,7 @@ class Search:
         for at in range(first + BLOCK_TOKENS, len(self._tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
             if len(links) == n:
                 break
-            links.append(child_link(links[-1].key, link.reading, self._tokens[at : at + BLOCK_TOKENS]))
+            links.append(child_link(links[-1].key, link.reading, self._tokens[at : at + BLOCK_TOKENS], link.read_with))
         return links
 
     # ---- what it would have been -----------------------------------------------------------------------------------------------------
@@ -151,6 +154,12 @@ class Search:
                 if one.link.n == BLOCK_TOKENS:
                     pending.append((one, longer))
         return longest
+
+
+def read_with_these(child: Child, read_with: ReadWith) -> Child | None:
+    """A child whose link says what its tokens were read with; None where these are not the settings."""
+    link = child_link(child.link.parent, child.link.reading, child.tokens, read_with[child.link.reading])
+    return Child(link, child.tokens) if link == child.link else None
 
 
 def _children_of(parent: bytes, holders: Sequence[Holder]) -> list[Child]:

@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edgekv.amounts import size
-from edgekv.store.blocks import BLOCK_TOKENS, Block, Link, Reading, child_link
+from edgekv.store.blocks import BLOCK_TOKENS, NOTHING_SAID, Block, Link, Reading, ReadWith, child_link
 from edgekv.store.coming import ComingBlock
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.place import Child, Outcome, Place, log
 from edgekv.store.places import open_places
 from edgekv.store.ram import Ram, SharedRam
 from edgekv.store.results import Piece, PlaceStats, Restored, Saved, StoreStats
-from edgekv.store.search import Holder, Search, Step
+from edgekv.store.search import Holder, Search, Step, read_with_these
 from edgekv.store.settings import StoreSettings
 from edgekv.store.writer import Writer
 
@@ -54,9 +54,10 @@ class PrefixStore:
 
     # ---- restoring -------------------------------------------------------------------------------------------------------------------
 
-    def restore(self, tokens: np.ndarray, n_have: int, accepts: Reading, in_part: bool = False, root: bytes | None = None) -> Restored:
-        """Rows of `tokens` from the position `n_have` on, as far as a stored chain goes whose label is at most `accepts`. `root`: of the chain
-        (`ModelIdentity.chain_root`), by default the identity's own.
+    def restore(self, tokens: np.ndarray, n_have: int, accepts: Reading, in_part: bool = False, root: bytes | None = None,
+                read_with: ReadWith = NOTHING_SAID) -> Restored:
+        """Rows of `tokens` from the position `n_have` on, as far as a stored chain goes whose label is at most `accepts`, and what is not exact
+        in it was read with these settings. `root`: of the chain (`ModelIdentity.chain_root`), by default the identity's own.
 
         The pieces follow each other without gaps. There are none where nothing goes further than `n_have`. `in_part`: where some of them are
         `coming` the caller reads these, and calls `came` in the end.
@@ -64,7 +65,7 @@ class PrefixStore:
         tokens = np.ascontiguousarray(tokens, dtype=np.int32)
         if self._closed or len(tokens) <= n_have:
             return Restored()
-        found = Search([self._upper, *self.places], tokens, accepts).run(self._root if root is None else root)
+        found = Search([self._upper, *self.places], tokens, accepts, read_with).run(self._root if root is None else root)
         pieces: list[Piece] = []
         blocks: list[Block] = []
         at = 0
@@ -130,8 +131,9 @@ class PrefixStore:
 
     # ---- saving ----------------------------------------------------------------------------------------------------------------------
 
-    def save(self, tokens: np.ndarray, readings: np.ndarray, read: Callable[[int, int], np.ndarray], root: bytes | None = None) -> Saved:
-        """Keep the rows of a conversation. `readings`: Reading of each token, uint8 [n]. `root`: as in `restore`.
+    def save(self, tokens: np.ndarray, readings: np.ndarray, read: Callable[[int, int], np.ndarray], root: bytes | None = None,
+             read_with: ReadWith = NOTHING_SAID) -> Saved:
+        """Keep the rows of a conversation. `readings`: Reading of each token, uint8 [n]. `root` and `read_with`: as in `restore`.
 
         `read(first, n)` gives the payload of these tokens, uint8 [layout.block_bytes(n)], which then belongs to the store. It is called on
         the calling thread, only for what the store lacks. Places below RAM are written to afterwards, by their threads.
@@ -148,11 +150,11 @@ class PrefixStore:
         for first in range(0, len(tokens), BLOCK_TOKENS):
             part = tokens[first : first + BLOCK_TOKENS]
             reading = Reading(labels[first + len(part) - 1])
-            link = self._known(parent, part, least, reading)
+            link = self._known(parent, part, range(least, reading + 1), read_with)
             if link is not None:
                 n_known += len(part)
             else:
-                link = child_link(parent, reading, part)
+                link = child_link(parent, reading, part, read_with[reading])
                 keys = {one.key for one in chain}
                 with self._lock:
                     if not self._make_room(self.identity.layout.block_bytes(len(part)) + part.nbytes, keys, deadline):
@@ -173,16 +175,16 @@ class PrefixStore:
             self._used(chain)
         return Saved(n_known, n_new, len(tokens) - n_known - n_new, tuple(chain))
 
-    def _known(self, parent: bytes, part: np.ndarray, least: Reading, most: Reading) -> Link | None:
-        """A block that RAM or a near place has and that begins with `part`: the one of the best reading from `least` to `most`."""
+    def _known(self, parent: bytes, part: np.ndarray, readings: range, read_with: ReadWith) -> Link | None:
+        """A block that RAM or a near place has and that begins with `part`: the one of the best of some readings."""
         near: list[Holder] = [self._upper, *(place for place in self.places if place.ahead == 1 and place.working)]
         if len(part) == BLOCK_TOKENS:
-            links = [child_link(parent, Reading(reading), part) for reading in range(least, most + 1)]
+            links = [child_link(parent, Reading(reading), part, read_with[reading]) for reading in readings]
             had = [holder.have(links) for holder in near]
             return next((link for i, link in enumerate(links) if any(one[i] for one in had)), None)
         children: list[Child] = [child for holder in near for child in holder.children(parent)]
-        found = [child.link for child in children
-                 if least <= child.link.reading <= most and np.array_equal(child.tokens[: len(part)], part)]
+        found = [known.link for child in children if child.link.reading in readings and np.array_equal(child.tokens[: len(part)], part)
+                 if (known := read_with_these(child, read_with)) is not None]
         return min(found, key=lambda link: link.reading, default=None)
 
     def _checked(self, payload: np.ndarray, n: int) -> np.ndarray:

@@ -157,6 +157,7 @@ struct llama_edgekv_cells {
 enum llama_edgekv_label {
     LLAMA_EDGEKV_SPARSE_PROMPT = 1, // by a prompt that attended a part of what it sees; saved and loaded with the state
     LLAMA_EDGEKV_SAMPLED       = 2, // by a decode step that sampled; not in saved states
+    LLAMA_EDGEKV_EARLIER       = 4, // one of both, with settings that are no longer in force; put on by Python
 };
 
 // false: the context has no KV cache the seam knows, or no such stream

@@ -8,18 +8,18 @@ import threading
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support.prefixes import LAYOUT, conversation
 
 from edgekv._native.prefixes import SequenceTokens
+from edgekv.config import KvOptions
 from edgekv.live import attachments
 from edgekv.serving.prefixes import Prefixes
 from edgekv.store import bound, store
 from edgekv.store.settings import StoreSettings
-from edgekv.vocab import KvMode, PromptReading
+from edgekv.vocab import KvMode
 
 N_SCALES = 1000
 
@@ -59,7 +59,7 @@ class Context:
     """As a Runtime."""
 
     address, mode = 1, KvMode.EXACT
-    options = SimpleNamespace(selection=SimpleNamespace(prompts=PromptReading.EXACT))
+    options = KvOptions(mode=mode)
 
     def __init__(self) -> None:
         self.tokens = Rows()

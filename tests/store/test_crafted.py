@@ -33,7 +33,7 @@ def said(**changes: object) -> dict:
     root = identity().root_key()
     tokens = np.asarray(changes.get("tokens", TOKENS.tolist()), np.int32)
     link = child_link(root, Reading.EXACT, tokens)
-    return {"root": root.hex(), "name": "x", "parent": root.hex(), "key": link.key.hex(), "reading": 0, "k_bytes": LAYOUT.k_bytes,
+    return {"root": root.hex(), "name": "x", "parent": root.hex(), "key": link.key.hex(), "reading": 0, "read_with": "", "k_bytes": LAYOUT.k_bytes,
             "v_bytes": LAYOUT.v_bytes, "checksums": [0, 0], "tokens": TOKENS.tolist(), **changes}
 
 
@@ -46,6 +46,7 @@ CRAFTED = {
     "negative rows": json.dumps(said(k_bytes=[-8, 16])).encode(),
     "infinite rows": json.dumps(said(k_bytes=[float("inf"), 16])).encode(),
     "rows beyond all memory": json.dumps(said(k_bytes=[10**30, 16])).encode(),
+    "settings without end": json.dumps(said(read_with="00" * 300)).encode(),
     "no object": b"3",
     "a name that is no text": b'{"name":"\xff"}',
 }

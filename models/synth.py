@@ -167,11 +167,11 @@ def longrope(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0
     return _llama(m)
 
 
-def _llama(m: _Model) -> Path:
+def _llama(m: _Model, n_head_kv: list[int] | None = None) -> Path:
     for il in range(m.shape.n_layer):
         block = f"blk.{il}"
         m.norm(f"{block}.attn_norm", m.shape.n_embd)
-        m.qkv(block)
+        m.qkv(block, n_head_kv=n_head_kv[il] if n_head_kv else None)
         m.norm(f"{block}.ffn_norm", m.shape.n_embd)
         m.ffn(block)
     return m.finish()
@@ -180,14 +180,7 @@ def _llama(m: _Model) -> Path:
 def deci(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
     """Plain attention, but odd layers have a KV head for each query head."""
     n_head_kv = [shape.n_head if il % 2 else shape.n_head_kv for il in range(shape.n_layer)]
-    m = _decoder(path, "deci", shape, seed, n_head_kv=n_head_kv)
-    for il in range(shape.n_layer):
-        block = f"blk.{il}"
-        m.norm(f"{block}.attn_norm", shape.n_embd)
-        m.qkv(block, n_head_kv=n_head_kv[il])
-        m.norm(f"{block}.ffn_norm", shape.n_embd)
-        m.ffn(block)
-    return m.finish()
+    return _llama(_decoder(path, "deci", shape, seed, n_head_kv=n_head_kv), n_head_kv)
 
 
 def qwen3(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:

@@ -15,8 +15,8 @@ struct edgekv_prefix_slot {
     int seq_id;
     server_tokens * held;  // the tokens that its sequence holds, or is about to compute
     std::vector<edgekv_adapter> adapters;  // that K and V depend on
-    bool keeps;            // whether others may have what it computes
-    bool partly;           // an adapter works on the tokens behind its invocation only: others' rows are not like these
+    bool keeps;   // whether others may have what it computes
+    bool partly;  // an adapter works on the tokens behind its invocation only: others' rows are not like these
 };
 
 inline bool operator==(const edgekv_adapter & a, const edgekv_adapter & b) { return a.adapter == b.adapter && a.scale == b.scale; }

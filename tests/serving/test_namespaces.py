@@ -187,6 +187,31 @@ def test_saved_slots_are_a_keys_own(tiny, keys, tmp_path):
         assert n_cached(server, prompt, ANNA) == N - 1
 
 
+def test_streams_that_are_kept_for_a_lost_client_are_a_keys_own(tiny, keys):
+    """Whoever guessed its name could read the answer, and end it."""
+    def ask(method: str, path: str, key: str, body: dict | None = None, **headers: str) -> tuple[int, str]:
+        data = None if body is None else json.dumps(body).encode()
+        given = {"Authorization": f"Bearer {key}", "Content-Type": "application/json", **headers}
+        try:
+            with urllib.request.urlopen(urllib.request.Request(server.url + path, data, given, method=method), timeout=60) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    names = {"conversation_ids": ["one"]}
+    with serve(tiny, keys) as server:
+        _, said = ask("POST", "/v1/chat/completions", ANNA, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "stream": True},
+                      **{"X-Conversation-Id": "one"})
+        assert "data: " in said
+        assert ask("GET", "/v1/stream?conv_id=one", BERT)[0] == 404
+        assert json.loads(ask("POST", "/v1/streams/lookup", BERT, names)[1]) == []
+        ask("DELETE", "/v1/stream?conv_id=one", BERT)
+        (found,) = json.loads(ask("POST", "/v1/streams/lookup", ANNA, names)[1])
+        assert found["conversation_id"] == "one"
+        status, again = ask("GET", "/v1/stream?conv_id=one", ANNA)
+        assert status == 200 and again.split() == said.split()
+
+
 def test_the_log_says_nothing_of_a_conversation(tiny, tmp_path):
     """It had the two tokens in which a prompt differs from what is kept."""
     log, words = tmp_path / "log", ["zebra", "quokka", "okapi"]

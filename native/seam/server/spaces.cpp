@@ -72,4 +72,14 @@ std::string slot_file(const std::string & path, const headers & given) {
     return space.empty() ? path : path + "." + space;
 }
 
+std::string stream_of(const std::string & name, const headers & given) {
+    const std::string space = key_space(given);
+
+    return space.empty() ? name : space + "/" + name;
+}
+
+std::string stream_name(const std::string & stream, const headers & given) {
+    return stream.substr(stream_of("", given).size());
+}
+
 } // namespace edgekv_server

@@ -20,4 +20,8 @@ std::string space_of(const headers & given, const json & body);
 // where a slot is saved under a name: files of another key are other files
 std::string slot_file(const std::string & path, const headers & given);
 
+// the name of an answer that is kept for a client that comes back, and what its client calls it
+std::string stream_of(const std::string & name, const headers & given);
+std::string stream_name(const std::string & stream, const headers & given);
+
 } // namespace edgekv_server

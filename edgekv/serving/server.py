@@ -38,7 +38,7 @@ from edgekv.serving.options import (
 from edgekv.serving.publisher import Publisher
 from edgekv.serving.room import memory_request
 from edgekv.serving.shown import Served, TrafficFigures
-from edgekv.serving.sites import admitted
+from edgekv.serving.sites import Admitted, admitted
 from edgekv.vocab import DeviceKind, KvMode
 
 if TYPE_CHECKING:
@@ -160,6 +160,7 @@ class Server:
             raise EdgeKVError("a server is already running in this process, and there can be only one; stop it first")
         check_extra(self.options.extra)
         self.port = free_port(self.options.host, self.options.port)
+        hosts = admitted(self.options.host, self.options.allow_host, self.is_public)
         from edgekv import _native
         from edgekv._native import crash
         from edgekv.live import runtime
@@ -177,7 +178,7 @@ class Server:
         self._exit, self._ready = None, False
         self._ended.clear()
         _active = self
-        self._thread = threading.Thread(target=self._run, args=(self._argv(),), name="llama-server", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(self._argv(), hosts), name="llama-server", daemon=True)
         self._thread.start()
         self._wait_until_ready()
         return self
@@ -280,12 +281,11 @@ class Server:
         if prefixes is not None:
             prefixes.close()
 
-    def _run(self, argv: list[str]) -> None:
+    def _run(self, argv: list[str], hosts: Admitted) -> None:
         from edgekv._native import server as native
 
         options, limits = self.options, self.options.limits
         native.limit(limits.max_gap_s, options.n_slots, limits.queue_for(options.n_slots))
-        hosts = admitted(options.host, options.allow_host, self.is_public)
         native.admit(hosts.names, hosts.any_address)
         native.set_spaces(spaces_of(self._keys) if self._keys and not options.cache_shared else {})
         self.figures.traffic = _traffic

@@ -57,6 +57,16 @@ def test_a_server_for_others(synthetic):
         assert send(server, "/v1/models")[0] == 401, "a name opens nothing that needs a key"
 
 
+def test_a_host_that_is_no_name_is_said_at_the_start(synthetic, monkeypatch):
+    """However the system finds an address for it."""
+    from edgekv.serving import server
+
+    monkeypatch.setattr(server, "free_port", lambda host, port: 1)
+    with pytest.raises(ConfigError, match="'a b' is no host"):
+        Server(options(synthetic("llama"), host="a b")).start()
+    assert server.active() is None
+
+
 @pytest.fixture(scope="module")
 def alone(synthetic):
     """For programs of this machine, without a key, as `edgekv serve` starts it."""

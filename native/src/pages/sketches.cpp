@@ -72,7 +72,7 @@ int count_wrong_sketches(const llama_context * lctx, const PageShape & shape, co
                 is_stale = is_stale || seen.changed[c] > cells.time_of_stream(stream);
                 valid   |= seen.pos[c] >= 0 ? uint64_t{1} << (c - first) : 0;
             }
-            if (is_stale) {
+            if (is_stale || valid == 0) {
                 continue;
             }
             // rebuilt in a copy, which must not change by it

@@ -36,11 +36,16 @@ void StaleGroups::find(const Cells & cells) {
             const int c = group*kGroupCells + j;
             valid |= c < dims.n_cells && positions[c] >= 0 ? uint64_t{1} << j : 0;
         }
-        if (valid != 0 && ~valid != 0) {
+        if (valid == 0) {
+            bits[id] = 0;
+            continue;
+        }
+        if (~valid != 0) {
             filling[s] = std::max(filling[s], group);
         }
         building.push_back({ s, group, valid });
     }
+    forget_built();
     open = filling;
     building.erase(std::remove_if(building.begin(), building.end(), [&](const StaleGroup & g) { return is_open(g.stream, g.group); }),
                    building.end());
@@ -50,6 +55,10 @@ void StaleGroups::built() {
     for (const StaleGroup & group : building) {
         bits[(size_t) group.stream*dims.n_groups() + group.group] = 0;
     }
+    forget_built();
+}
+
+void StaleGroups::forget_built() {
     ids.erase(std::remove_if(ids.begin(), ids.end(), [&](int32_t id) { return !bits[id]; }), ids.end());
 }
 

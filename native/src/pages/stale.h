@@ -27,7 +27,8 @@ public:
     bool is_stale(int stream, int group) const { return bits[(size_t) stream*dims.n_groups() + group]; }
 
     // Before a ubatch. One that builds sketches builds those of to_build(): all stale groups but the open ones. The open group of a stream is
-    // the one that is being filled: the highest stale one that holds keys, and not in every cell. find_none(): the ubatch builds none.
+    // the one that is being filled: the highest stale one that holds keys, and not in every cell. A group without keys has no sketch, and its
+    // memory is not touched. find_none(): the ubatch builds none.
     void find(const Cells & cells);
     void find_none() { building.clear(); }
     const std::vector<StaleGroup> & to_build() const { return building; }
@@ -40,6 +41,7 @@ public:
     size_t bytes() const { return bits.size() + ids.capacity()*sizeof(int32_t); }
 
 private:
+    void forget_built();
     void mark_id(int32_t id) {
         if (!bits[id]) {
             bits[id] = 1;

@@ -78,7 +78,8 @@ void check_groups(const StaleGroups & stale_groups, const FakeCells & cells, int
         }
         const bool open = stale_groups.is_open(stream, group);
         check(!(open && named), "a group is open and named", seed, step);
-        check(open || named || sketched[group] == valid, "a group has no true sketch", seed, step);
+        check(valid == 0 || open || named || sketched[group] == valid, "a group has no true sketch", seed, step);
+        check(!(named && valid == 0), "a group without keys is named", seed, step);
         check(!open || (valid != 0 && ~valid != 0), "a group is open that is full or empty", seed, step);
     }
 }

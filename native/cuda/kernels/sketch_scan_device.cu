@@ -1,6 +1,7 @@
 // Shares of the attention from the sketches. A warp works on a group of 64 cells and has up to four rows of the head's queries (those of a
 // group of heads, of all tokens); where there are more, other warps of the thread block take them over the same groups at the same time,
-// out of the cache. Groups without a sketch are few: a launch of its own finds them and takes the keys themselves.
+// out of the cache. Groups without a sketch, and those that a token sees in part, are few: a launch of its own finds them and takes the keys
+// themselves. A sketch is made of all keys of its group, also of those that the token does not see.
 #include "cuda/kernels/sketch_group.cuh"
 #include "cuda/kernels/sketch_keys.cuh"
 
@@ -29,6 +30,13 @@ __device__ inline const float * query_of(const SketchScanArgs & args, int stream
 
 __device__ inline Sight sight_of(const SketchScanArgs & args, int stream, int token, int group) {
     return args.sight[(static_cast<int64_t>(stream) * args.n_tokens + token) * args.sight_stride + group];
+}
+
+__device__ inline bool sees_in_part(const Sight & sight) { return sight.visible != 0 && ~sight.visible != 0; }
+
+// Whether the shares of a token's rows come from the keys themselves.
+__device__ inline bool by_keys(const SketchScanArgs & args, int stream, int token, int group) {
+    return args.open[static_cast<int64_t>(stream) * args.sketches.n_groups + group] != 0 || sees_in_part(sight_of(args, stream, token, group));
 }
 
 // Thread block: x takes groups, y a head and some of its rows, z a stream. Its warps are [group][part of the rows].
@@ -81,6 +89,9 @@ __global__ void __launch_bounds__(kScanWarps * kWarp, kScanBlocks) scan_groups(S
             if (first + r >= n_rows) {
                 break;
             }
+            if (sees_in_part(sight_of(args, stream, (first + r) / args.group, group))) {
+                continue;
+            }
             float logit[kCellsOfLane];
 #pragma unroll
             for (int j = 0; j < kCellsOfLane; ++j) {
@@ -98,19 +109,20 @@ __global__ void __launch_bounds__(kScanWarps * kWarp, kScanBlocks) scan_groups(S
     }
 }
 
-// Open groups, from the keys: x takes every n-th of those that there are, y is a head, z a stream. A group's keys are read once for all
+// Open groups, and those that a token sees in part, from the keys: x takes every n-th of those that there are, y is a head, z a stream. A group's keys are read once for all
 // of its tokens.
 __global__ void __launch_bounds__(kOpenThreads) scan_open(SketchScanArgs args, KeyRows key_rows) {
     __shared__ float logits[kOpenRows][kGroupCells];
     const int head = blockIdx.y, stream = blockIdx.z;
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
     const int n_rows = args.n_tokens * args.group, dim = args.sketches.head_dim;
-    const int32_t * const open = args.open + static_cast<int64_t>(stream) * args.sketches.n_groups;
-
     int n_found = 0;
     for (int base = 0; base < args.n_groups; base += kWarp) {
-        const int mine = base + lane < args.n_groups ? open[base + lane] : 0;
-        unsigned found = __ballot_sync(kFullWarp, mine != 0);  // the same in all warps
+        bool mine = false;
+        for (int token = 0; token < args.n_tokens && base + lane < args.n_groups; ++token) {
+            mine = mine || by_keys(args, stream, token, base + lane);
+        }
+        unsigned found = __ballot_sync(kFullWarp, mine);  // the same in all warps
         for (; found != 0; found &= found - 1, ++n_found) {
             if (n_found % gridDim.x != blockIdx.x) {
                 continue;
@@ -149,6 +161,9 @@ __global__ void __launch_bounds__(kOpenThreads) scan_open(SketchScanArgs args, K
                 }
                 __syncthreads();
                 for (int r = warp; r < n; r += kOpenThreads / kWarp) {
+                    if (!by_keys(args, stream, (first + r) / args.group, group)) {
+                        continue;
+                    }
                     const float logit[kCellsOfLane] = {logits[r][lane], logits[r][lane + kWarp]};
                     const int64_t row = row_of(args, stream, head, first + r);
                     const int64_t at = row * static_cast<int64_t>(args.out.group_stride) + group;

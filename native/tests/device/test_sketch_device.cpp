@@ -190,12 +190,16 @@ void check_scan(const Case & c, const Instance & in, const Placed & placed, Sket
                 const size_t query_row = static_cast<size_t>(s) * c.n_tokens + t;
                 const SketchQuery query{reinterpret_cast<const char *>(in.query(c, s, t, h * c.group)), 0, args.q_stride_head, 1, c.group, c.scale,
                                         c.softcap, in.sight.data() + query_row * c.n_groups, static_cast<size_t>(c.n_groups)};
+                const auto by_keys = [&](int group) {  // also where the token sees a part of the group
+                    const uint64_t visible = query.sight[group].visible;
+                    return in.open[s * c.n_groups + group] != 0 || (visible != 0 && ~visible != 0);
+                };
                 std::fill(want_cells.begin(), want_cells.end(), kUntouched);
                 std::fill(want_tops.begin(), want_tops.end(), kUnwritten);
                 std::fill(want_sums.begin(), want_sums.end(), kUnwritten);
                 cpu.prepare(c.head_dim, sketches.layout.padded, query, prepared.data());
                 for (int group = 0; group < n_groups; ++group) {
-                    if (in.open[s * c.n_groups + group] != 0) {
+                    if (by_keys(group)) {
                         cpu.scan_keys(in.keys(c, s), c.head_dim, query, h, group, want);
                     } else {
                         cpu.scan(sketches.sketch(c, s), sketches.layout, query, prepared.data(), h, group, 1, want);
@@ -216,7 +220,7 @@ void check_scan(const Case & c, const Instance & in, const Placed & placed, Sket
                         if (!written || static_cast<int>(i) % 3 != 0) {
                             continue;
                         }
-                        (in.open[s * c.n_groups + static_cast<int>(i)] ? n_open : n_scanned) += 1;
+                        (by_keys(static_cast<int>(i)) ? n_open : n_scanned) += 1;
                         double allowed;
                         const float * row = in.query(c, s, t, h * c.group + g);
                         const double exact = reference_top(c, in, s, h, static_cast<int>(i), query.sight[i].visible, row, &allowed);

@@ -39,8 +39,13 @@ struct HeadScan {
     int head;
 };
 
-// Groups [first, end): by their sketches, and the stream's open group, which has none, by its keys.
-void scan_groups(const StaleGroups & stale, int stream, const HeadScan & scan, int first, int end, const Shares & out);
+// A group in which a token sees some cells and not the others: those are empty, of other sequences or of later tokens. A sketch may not be
+// there, and is made of what the token does not see too.
+inline bool sees_in_part(const Sight & sight) { return sight.visible != 0 && ~sight.visible != 0; }
+inline bool sees_whole(const Sight & sight) { return ~sight.visible == 0; }
+
+// Groups [first, end): by their sketches, and what a token sees in part by its keys.
+void scan_groups(const HeadScan & scan, int first, int end, const Shares & out);
 
 // Sparse prompts. sparse_prompt() says whether this ubatch is one, prompt_choice_bytes() what memory a thread needs for it behind what
 // attention needs. choose_prompt_blocks() leaves the choice of one item in `problem.raise`, which lies in `memory`. k_idxs: the cells of

@@ -78,7 +78,7 @@ struct ItemChoice {
                 const SketchQuery q = { p.q + token*p.q_stride_token + (size_t) item.head*group*p.q_stride_head, p.q_stride_token, p.q_stride_head,
                                         1, group, p.scale, p.softcap, at<Sight>(space.sight), (size_t) n_blocks };
                 sketch_query_prepare(sketch, q, memory, selected_isa());
-                scan_groups(ctx().pages.stale, stream, { sketch, keys, q, memory, item.head }, 0, n_blocks, out);
+                scan_groups({ sketch, keys, q, memory, item.head }, 0, n_blocks, out);
                 for (int g = 0; g < group; ++g) {
                     add_square_shares(out.tops + g*space.group_stride, out.sums + g*space.group_stride, n_blocks, at<float>(space.squares));
                 }

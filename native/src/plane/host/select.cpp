@@ -182,7 +182,7 @@ struct SelectRun {
         const SketchKeys    keys  = { cell_type(k),
                                       static_cast<const char *>(k->data) + s*k->nb[3], k->nb[2], k->nb[1] };
         const int           first = chunk*kChunkGroups;
-        scan_groups(ctx.pages.stale, stream, { sketch, keys, q, own(), head }, first, std::min(first + kChunkGroups, plan.n_groups), out);
+        scan_groups({ sketch, keys, q, own(), head }, first, std::min(first + kChunkGroups, plan.n_groups), out);
     }
 
     void select(int token, int head) const {
@@ -308,20 +308,48 @@ uint64_t visible_cells(MaskType type, const char * row, int first, int end) {
     return cells;
 }
 
-void scan_groups(const StaleGroups & stale, int stream, const HeadScan & scan, int first, int end, const Shares & out) {
+void scan_groups(const HeadScan & scan, int first, int end, const Shares & out) {
+    const SketchQuery & q = scan.query;
+    const auto any = [&](int group, auto is) {
+        for (int token = 0; token < q.n_tokens; ++token) {
+            if (is(q.sight[token*q.sight_stride + group])) {
+                return true;
+            }
+        }
+        return false;
+    };
+    const auto by_sketch = [&](int from, int to) {
+        if (to > from) {
+            sketch_scan(scan.sketch, q, scan.prepared, scan.head, from, to - from, out, selected_isa());
+        }
+    };
+    const auto by_keys = [&](int token, int group) {
+        const size_t row = (size_t) token*q.group;
+        SketchQuery  one = q;
+        one.q       += token*q.stride_token;
+        one.sight   += token*q.sight_stride;
+        one.n_tokens = 1;
+        sketch_scan_keys(scan.keys, scan.sketch.head_dim, one, scan.head, group,
+                         { out.cells + row*out.cell_stride, out.tops + row*out.group_stride, out.sums + row*out.group_stride, out.cell_stride,
+                           out.group_stride }, selected_isa());
+    };
+
     int begin = first;
-    for (int group = first; group <= end; ++group) {
-        if (group < end && !stale.is_open(stream, group)) {
+    for (int group = first; group < end; ++group) {
+        if (!any(group, sees_in_part)) {
             continue;
         }
-        if (group > begin) {
-            sketch_scan(scan.sketch, scan.query, scan.prepared, scan.head, begin, group - begin, out, selected_isa());
-        }
-        if (group < end) {
-            sketch_scan_keys(scan.keys, scan.sketch.head_dim, scan.query, scan.head, group, out, selected_isa());
+        const bool has_sketch = any(group, sees_whole);
+        by_sketch(begin, has_sketch ? group + 1 : group);
+        for (int token = 0; token < q.n_tokens; ++token) {
+            const Sight & sight = q.sight[token*q.sight_stride + group];
+            if (sees_in_part(sight) || (!has_sketch && !sees_whole(sight))) {
+                by_keys(token, group);
+            }
         }
         begin = group + 1;
     }
+    by_sketch(begin, end);
 }
 
 ggml_tensor * build_select(HostLayer & layer, const llama_edgekv_attend & args) {

@@ -20,9 +20,9 @@ struct Shared {
     unsigned found, above;
 };
 
-// Larger floats have larger keys; none is that of a hidden page or of one that is always read.
+// Larger floats have larger keys, and what is no number that of the lowest; none is that of a hidden page or of one that is always read.
 __device__ inline uint32_t key_of(float x) {
-    const uint32_t bits = __float_as_uint(x);
+    const uint32_t bits = __float_as_uint(x == x ? x : -INFINITY);
     const uint32_t key = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
     return min(max(key, kHidden + 1), kAlways - 1);
 }

@@ -18,7 +18,7 @@ namespace {
 struct Case {
     int n_streams, n_tokens, n_head_kv, n_cells, page_tokens, tokens;
     float share;
-    int scores;  // 0: all the same, 1: few different ones, some negative, 2: any
+    int scores;  // 0: all the same, 1: few different ones, some negative, 2: any, 3: some of these are no numbers
 };
 
 long n_rows_all = 0;
@@ -45,6 +45,9 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
     std::vector<uint8_t> pinned;
     for (int i = 0; i < c.n_head_kv * n_pages_all; ++i) {
         priority.push_back(c.scores == 0 ? 0.25f : c.scores == 1 ? 0.5f * static_cast<float>(rng.next() % 5) - 1.0f : rng.normal());
+        if (c.scores == 3 && rng.next() % 3 == 0) {
+            priority.back() = std::copysign(std::numeric_limits<float>::quiet_NaN(), rng.normal());
+        }
         pinned.push_back(rng.next() % 29 == 0 ? 1 : 0);
     }
 
@@ -88,7 +91,7 @@ int main() {
     uint64_t seed = 0;
     for (int n_cells : {1, 16, 61, 113, 577, 1541, 9001}) {
         for (int page_tokens : {16, 32, 48, 128}) {
-            for (int scores = 0; scores < 3; ++scores) {
+            for (int scores = 0; scores < 4; ++scores) {
                 ++seed;
                 const float shares[] = {0.0f, 0.125f, 0.4f, 1.0f};
                 check_case({1 + static_cast<int>(seed % 2), n_cells > 2000 ? 1 : 1 + static_cast<int>(seed % 3), 1 + static_cast<int>(seed % 3), n_cells,

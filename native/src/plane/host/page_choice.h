@@ -25,7 +25,8 @@ struct ChoiceResult {
     int n_rows, n_certain, n_visible;
 };
 
-// The cells of the chosen pages that the token sees, ascending. Where scores are equal, the newer page is chosen. `candidates` is scratch.
+// The cells of the chosen pages that the token sees, ascending. Where scores are equal, the newer page is chosen; what is no
+// number is the lowest score. `candidates` is scratch.
 ChoiceResult choose_pages(const PageChoice & choice, int32_t * rows, std::vector<int32_t> & candidates);
 
 inline bool sees(const Sight * sight, int cell) { return sight[cell / kGroupCells].visible >> cell % kGroupCells & 1; }

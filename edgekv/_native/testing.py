@@ -28,6 +28,11 @@ def cells_looked(handle: Handle) -> int:
     return lib.edgekv_cells_looked(handle)
 
 
+def throw_in(n: int) -> None:
+    """Let the n-th call from now on that may ask for memory find none; 0: no call does."""
+    lib.edgekv_throw_in(n)
+
+
 def use_products(use: bool) -> int:
     """Let graphs that are built from now on multiply batches with Q4_1 weights in our kernel, or in ggml's. Returns how many products ours
     has made in this process."""

@@ -1,5 +1,5 @@
 // The C functions of edgekv.h about one context: its settings, and what can be seen of it.
-#include "api/internal.h"
+#include "api/guard.h"
 #include "context/context.h"
 
 #include <algorithm>
@@ -47,7 +47,7 @@ edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode) {
         return fail(EDGEKV_DISABLED, "EDGEKV=0 is set: only the stock path can run");
     }
 
-    return told(ctx->set_mode(mode));
+    return guarded([&] { return told(ctx->set_mode(mode)); });
 }
 
 edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe, bool observe_prompts) {
@@ -58,9 +58,21 @@ edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe, bool observ
 }
 
 edgekv_status edgekv_set_prompts(edgekv_context * ctx, const int32_t * seq_ids, int n) {
-    ctx->prompts.assign(seq_ids, seq_ids + n);
+    if (n < 0 || (n > 0 && !seq_ids)) {
+        return fail(EDGEKV_INVALID, "edgekv_set_prompts needs the ids of its sequences, or none of them");
+    }
+    llama_edgekv_cells cells = {};
+    const int          n_seq = llama_edgekv_get_cells(ctx->lctx, 0, &cells) ? 64*(int) cells.n_seq_words : 0;
+    for (int i = 0; i < n; ++i) {
+        if (seq_ids[i] < 0 || (n_seq > 0 && seq_ids[i] >= n_seq)) {
+            return fail(EDGEKV_INVALID, "there is no sequence " + std::to_string(seq_ids[i]) + "; use one from 0 to " + std::to_string(n_seq - 1));
+        }
+    }
 
-    return EDGEKV_OK;
+    return guarded([&] {
+        ctx->prompts.assign(seq_ids, seq_ids + n);
+        return EDGEKV_OK;
+    });
 }
 
 edgekv_status edgekv_set_run_every(edgekv_context * ctx, int n_ubatches) {

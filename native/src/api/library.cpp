@@ -1,5 +1,5 @@
 // The library: its start, the contexts that it knows, and the hooks registered in libllama.
-#include "api/internal.h"
+#include "api/guard.h"
 #include "plane/backends.h"
 #include "context/context.h"
 #include "plane/device/library.h"
@@ -59,6 +59,8 @@ edgekv_status choose_isa() {
     return fail(EDGEKV_INVALID, std::string("EDGEKV_ISA=") + wanted + " is not known; use one of: " + names);
 }
 
+std::atomic<int> g_throws{0};
+
 edgekv_context * find(const llama_context * lctx) {
     auto & lib = library();
     std::lock_guard<std::mutex> lock(lib.mutex);
@@ -105,7 +107,7 @@ void on_freed(llama_context * lctx) {
 void on_ubatch_begin(llama_context * lctx, int n_tokens) {
     if (edgekv_context * ctx = find_active(lctx)) {
         ctx->decoder.store(this_thread_name(), std::memory_order_release);
-        ctx->begin_ubatch(n_tokens);
+        guarded_hook(ctx, false, [&] { return ctx->begin_ubatch(n_tokens), true; });
     }
 }
 
@@ -115,7 +117,7 @@ void on_ubatch_end(llama_context * lctx, bool ok) {
         return;
     }
 
-    if (ctx->end_ubatch(ok)) {
+    if (guarded_hook(ctx, false, [&] { return ctx->end_ubatch(ok); })) {
         if (const auto callbacks = current_callbacks(); callbacks.ubatch) {
             callbacks.ubatch(ctx, callbacks.user);
         }
@@ -127,14 +129,14 @@ bool on_build_store(llama_context * lctx, const llama_edgekv_store * args) {
     edgekv_context * ctx   = find_active(lctx);
     Layer *          layer = ctx ? ctx->served_layer(args->il, args->k) : nullptr;
 
-    return layer && ctx->plane->build_store(*layer, *args);
+    return layer && guarded_hook(ctx, false, [&] { return ctx->plane->build_store(*layer, *args); });
 }
 
 ggml_tensor * on_build_attend(llama_context * lctx, const llama_edgekv_attend * args) {
     edgekv_context * ctx   = find_active(lctx);
     Layer *          layer = ctx ? ctx->served_layer(args->il, args->k) : nullptr;
 
-    ggml_tensor * node = layer ? ctx->plane->build_attend(*layer, *args) : nullptr;
+    ggml_tensor * node = layer ? guarded_hook(ctx, (ggml_tensor *) nullptr, [&] { return ctx->plane->build_attend(*layer, *args); }) : nullptr;
     if (ctx && !node) {
         ctx->arrivals.wait(args->il);  // the stock nodes do not
     }
@@ -144,9 +146,9 @@ ggml_tensor * on_build_attend(llama_context * lctx, const llama_edgekv_attend * 
 
 // stock llama.cpp is stock in this too
 ggml_tensor * on_build_product(llama_context * lctx, const llama_edgekv_product * args) {
-    const edgekv_context * ctx = find_active(lctx);
+    edgekv_context * ctx = find_active(lctx);
 
-    return ctx && ctx->params.mode != EDGEKV_MODE_OFF ? build_product(*args) : nullptr;
+    return ctx && ctx->params.mode != EDGEKV_MODE_OFF ? guarded_hook(ctx, (ggml_tensor *) nullptr, [&] { return build_product(*args); }) : nullptr;
 }
 
 // libllama asks while it makes a context's cache, when there is no handle yet: only the defaults can answer
@@ -178,7 +180,9 @@ uint32_t on_kv_cells(uint32_t n_cells) {
 
 void on_prompts(llama_context * lctx, const int32_t * seq_ids, int n) {
     if (edgekv_context * ctx = find_active(lctx)) {
-        edgekv_set_prompts(ctx, seq_ids, n);
+        if (edgekv_set_prompts(ctx, seq_ids, n) != EDGEKV_OK) {
+            ctx->thrown = "it is not known which sequences are prompts; make the context anew";
+        }
     }
 }
 
@@ -200,6 +204,16 @@ namespace edgekv {
 edgekv_status fail(edgekv_status status, const std::string & sentence) {
     t_error = sentence;
     return status;
+}
+
+void throw_in_guarded(int n) {
+    g_throws.store(n, std::memory_order_relaxed);
+}
+
+void guarded_begins() {
+    if (g_throws.load(std::memory_order_relaxed) > 0 && g_throws.fetch_sub(1, std::memory_order_relaxed) == 1) {
+        throw std::bad_alloc();
+    }
 }
 
 Isa selected_isa() {
@@ -330,16 +344,29 @@ edgekv_status edgekv_attach(llama_context * lctx, const edgekv_params * params, 
         if (!hooks_enabled()) {
             effective.mode = EDGEKV_MODE_OFF;
         }
-        try {
+        const edgekv_status made = guarded([&] {
             auto owned = std::make_unique<edgekv_context>(lctx, effective);
             ctx = owned.get();
             lib.contexts.emplace(lctx, std::move(owned));
-        } catch (const std::bad_alloc &) {
+            return EDGEKV_OK;
+        });
+        if (made == EDGEKV_NO_MEMORY) {
             return fail(EDGEKV_NO_MEMORY, "there is no memory for the observation buffer of this context");
+        }
+        if (made != EDGEKV_OK) {
+            return made;
         }
     }
     if (hooks_enabled()) {
-        ctx->place();  // where it fails, edgekv_device_problem() says why
+        const edgekv_status placed = guarded([&] {
+            ctx->place();  // where it fails, edgekv_device_problem() says why
+            return EDGEKV_OK;
+        });
+        if (placed != EDGEKV_OK) {
+            std::lock_guard<std::mutex> lock(lib.mutex);
+            lib.contexts.erase(lctx);
+            return placed;
+        }
     }
 
     llama_edgekv_invalidate_graph(lctx);

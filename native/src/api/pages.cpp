@@ -1,5 +1,5 @@
 // The C functions about pages: selection, page table and arena.
-#include "api/internal.h"
+#include "api/guard.h"
 #include "context/context.h"
 
 #include <algorithm>
@@ -41,7 +41,7 @@ edgekv_status edgekv_set_selection(edgekv_context * ctx, const edgekv_selection 
         return status;
     }
 
-    return told(ctx->set_selection(*selection));
+    return guarded([&] { return told(ctx->set_selection(*selection)); });
 }
 
 bool edgekv_get_rope(const edgekv_context * ctx, int * n_rot, float * freq_base, float * freq_scale) {
@@ -59,7 +59,7 @@ edgekv_status edgekv_set_arena(edgekv_context * ctx, int n_slots) {
         return fail(EDGEKV_INVALID, "an arena cannot have " + std::to_string(n_slots) + " slots");
     }
 
-    return told(ctx->plane->set_slots(n_slots));
+    return guarded([&] { return told(ctx->plane->set_slots(n_slots)); });
 }
 
 edgekv_status edgekv_get_page_arrays(const edgekv_context * ctx, edgekv_page_arrays * out) {
@@ -103,7 +103,7 @@ edgekv_status edgekv_copy_pages(edgekv_context * ctx, const edgekv_move * moves,
         return status;
     }
 
-    return told(ctx->plane->copy_pages(moves, n));
+    return guarded([&] { return told(ctx->plane->copy_pages(moves, n)); });
 }
 
 edgekv_status edgekv_begin_copies(edgekv_context * ctx, const edgekv_move * moves, int n) {
@@ -122,7 +122,7 @@ edgekv_status edgekv_fill_pages(edgekv_context * ctx, const edgekv_move * moves,
         return status;
     }
 
-    return told(ctx->plane->fill_pages(moves, n));
+    return guarded([&] { return told(ctx->plane->fill_pages(moves, n)); });
 }
 
 edgekv_status edgekv_filled_pages(const edgekv_context * ctx, const edgekv_move * moves, int n, bool * over, bool * filled) {
@@ -164,7 +164,7 @@ edgekv_status edgekv_drop_pages(edgekv_context * ctx, const edgekv_move * moves,
         return status;
     }
 
-    return told(ctx->plane->drop_pages(moves, n));
+    return guarded([&] { return told(ctx->plane->drop_pages(moves, n)); });
 }
 
 edgekv_status edgekv_free_pages(edgekv_context * ctx, const int32_t * pages, int n, int * n_cells) {

@@ -1,7 +1,7 @@
 // The C functions of edgekv_testing.h.
 #include "edgekv_testing.h"
 
-#include "api/internal.h"
+#include "api/guard.h"
 #include "context/context.h"
 #include "pages/sketches.h"
 #include "kernels/select/sample.h"
@@ -121,6 +121,10 @@ edgekv_status edgekv_set_isa(int isa) {
     select_isa(kAllIsa[isa]);
 
     return EDGEKV_OK;
+}
+
+void edgekv_throw_in(int n) {
+    throw_in_guarded(n);
 }
 
 int64_t edgekv_use_products(bool use) {

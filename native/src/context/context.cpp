@@ -63,6 +63,9 @@ void edgekv_context::place() {
 }
 
 const char * edgekv_context::failure() {
+    if (thrown) {
+        return thrown;
+    }
     if (arrivals.failed()) {
         return "rows that were loaded meanwhile are damaged, or cannot be read";
     }

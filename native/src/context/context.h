@@ -73,6 +73,8 @@ struct edgekv_context {
         std::string sentence;
     } problem;  // why it is not placed, or what failed there
 
+    const char * thrown = nullptr;  // by a hook, decoding thread: a sentence that lives for ever; null: nothing
+
     std::unique_ptr<edgekv::Plane> plane;  // never null
 
 private:

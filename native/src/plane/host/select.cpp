@@ -370,6 +370,9 @@ ggml_tensor * build_select(HostLayer & layer, const llama_edgekv_attend & args) 
         }
     }
     plane.candidates.resize(plane.n_threads);
+    for (auto & candidates : plane.candidates) {
+        candidates.reserve(plane.ctx.shape.pages_per_stream);  // no node asks for memory
+    }
 
     layer.leads      = !plane.leader_built;
     plane.leader_built = true;

@@ -136,8 +136,8 @@ class Llama(llama_cpp.Llama):
             raise error
 
     def generate(self, *arguments: Any, **options: Any) -> Generator[int, Sequence[int] | None, None]:
-        """As in llama_cpp. What is new of the prompt is read as prompts are, exactly unless the mode's are sparse, however few tokens that is
-        (on a GPU up to 16 are sampled as an answer's are)."""
+        """As in llama_cpp. What is new of the prompt is read as prompts are, however few tokens that is: in mode sparse by the same kernels as
+        in mode exact, unless prompts are sparse."""
         tokens = super().generate(*arguments, **options)
         found = self._runtime()
         try:

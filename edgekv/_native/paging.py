@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,8 +27,6 @@ class PageArrays:
     priority: int
     """Address, on the device that the data plane runs on, of float32 [shape], writable between ubatches: what the policy says a page
     is worth."""
-    pinned: int
-    """The same of uint8 [shape]."""
     slots: np.ndarray
     """int32 [row, kv_head, page]: the page table, -1 where a page is only in home."""
     newest: np.ndarray
@@ -42,8 +41,8 @@ def page_arrays(handle: Handle) -> PageArrays:
     out = ffi.new("edgekv_page_arrays *")
     _check(lib.edgekv_get_page_arrays(handle, out))
     shape = (out.n_rows, out.n_heads, out.n_pages)
-    priority, pinned = (int(ffi.cast("uintptr_t", pointer)) for pointer in (out.priority, out.pinned))
-    return PageArrays(shape, priority, pinned, _view(out.slots, np.int32, shape), _view(out.newest, np.int32, (out.n_pages,)),
+    priority = int(ffi.cast("uintptr_t", out.priority))
+    return PageArrays(shape, priority, _view(out.slots, np.int32, shape), _view(out.newest, np.int32, (out.n_pages,)),
                            _view(out.dropped, np.uint8, shape) if out.dropped != ffi.NULL else None,
                            out.n_slots, out.slot_bytes)
 
@@ -56,6 +55,12 @@ def sketch_bytes(kind: SketchKind, head_dim: int, n_head_kv: int, n_cells: int) 
 def set_selection(handle: Handle, chosen: SelectionOptions, keep_tokens: int) -> None:
     """What the next ubatch reads. keep_tokens: what mode evict keeps."""
     _check(lib.edgekv_set_selection(handle, ffi.new("edgekv_selection *", selection(chosen, keep_tokens))))
+
+
+def set_pins(handle: Handle, spans: Sequence[tuple[int, int, int]]) -> None:
+    """Spans (seq_id, first position, last position) that mode sparse always reads, in place of those before; their tokens may come later.
+    Raises ConfigError for a sequence or positions that there cannot be. Decoding thread."""
+    _check(lib.edgekv_set_pins(handle, ffi.new("edgekv_span[]", list(spans)), len(spans)))
 
 
 def limit_arena(handle: Handle, n_slots: int) -> None:

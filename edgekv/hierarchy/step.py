@@ -53,24 +53,24 @@ class HierarchySettings:
 class Hierarchy:
     """Page table, policy, prefetch, planner and migrator of one context. `step` is its phases; nothing here is thread-safe.
 
-    priority (float32) and pinned (uint8), both [row, head, page], are written in place in each step: selection reads them, and
-    the policy keeps its scores in priority. They and the mass live where `ops` works; residency and pins by page are NumPy arrays.
+    priority (float32 [row, head, page]) is written in place in each step: the policy keeps its scores there, and selection without sketches
+    reads them. It and the mass live where `ops` works; residency and pins by page are NumPy arrays. Pins keep pages in the arena, and in
+    mode evict attended; what mode sparse always reads does not follow from them.
     A plan has two halves: a question about the scores, and a decision. On the host the decision follows at once. A device answers
     while it computes the next tokens; nothing waits for it, and the first run that finds the answer decides. The arena begins
     without slots; `resize` gives it some.
     """
 
-    def __init__(self, shape: PageShape, transport: Transport, priority: Array, pinned: Array, settings: HierarchySettings, *,
+    def __init__(self, shape: PageShape, transport: Transport, priority: Array, settings: HierarchySettings, *,
                  ops: Ops | None = None, stats: Stats | None = None, evictor: Evictor | None = None):
-        if priority.shape != shape.axes or pinned.shape != shape.axes:
-            raise ConfigError(f"priority is {priority.shape} and pinned {pinned.shape}; both must be {shape.axes}")
+        if priority.shape != shape.axes:
+            raise ConfigError(f"priority is {priority.shape}; it must be {shape.axes}")
         self.shape = shape
         self.ops = ops or Ops()
         self.stats = stats or Stats()
         self.table = PageTable(shape)
         with self.ops:
             priority[...] = 0
-            pinned[...] = 0
             self.policy = policies.make(settings.policy, shape, settings.policy_settings, self.ops, priority)
         self.prefetcher = prefetch.make(settings.prefetch, shape, settings.rope, self.ops)
         self.migrator = Migrator(self.table, transport, settings.bytes_per_run // settings.page_bytes, settings.page_bytes, self.stats)
@@ -79,10 +79,9 @@ class Hierarchy:
         self.transport = transport
         self.evictor = evictor
         self.last_plan: planner.MigrationPlan | None = None
-        self._priority, self._pinned = priority, pinned
+        self._priority = priority
         self._user_pins = np.zeros(shape.n_pages, bool)
         self._pins: np.ndarray | None = None  # of the policy and the user
-        self._written_pins: np.ndarray | None = None
         self._observation: Observation | None = None
         self._question: Later[tuple[np.ndarray, Ranking]] | None = None  # of the plan that is due
         self._wanted_slots = self._arena_slots = 0  # what was asked for, and what the transport has
@@ -125,12 +124,9 @@ class Hierarchy:
         self.policy.update(observation)
 
     def score(self) -> None:
-        """Hand the pins to selection; the scores are in priority already."""
+        """What is pinned now; the scores are in priority already."""
         pins = self.policy.pins
         self._pins = self._user_pins.copy() if pins is None else np.logical_or(self._user_pins, pins)
-        if self._written_pins is None or not np.array_equal(self._pins, self._written_pins):
-            self._pinned[...] = self.ops.upload(self._pins)
-            self._written_pins = self._pins
 
     def plan(self) -> None:
         """Every `plan_every` runs: what should move."""
@@ -228,7 +224,7 @@ class Hierarchy:
             self._until_plan = 1
 
     def pin(self, first_page: int, last_page: int) -> int:
-        """Keep these pages (both included) attended and in the arena, for all rows and heads, until they are unpinned or emptied.
+        """Keep these pages (both included) in the arena, and in mode evict, for all rows and heads, until they are unpinned or emptied.
         Returns how many of them hold tokens: only these are pinned. Raises ConfigError."""
         pages = self._range(first_page, last_page)
         in_use = self.table.in_use(pages)

@@ -55,7 +55,7 @@ class Runtime:
         """Called on the thread that decodes, after each step: where a run of the policy ends, and after each ubatch too while somebody
         follows closely."""
         self._follows = False
-        self._pins: list[tuple[int, int]] = []
+        self._pins: list[tuple[int, int, int]] = []  # sequence, first and last position
         self._tiering: Tiering | None = None
         self._overdue = False  # mode evict has been asked for, and has dropped nothing yet
         self._check_evict(options)
@@ -267,23 +267,27 @@ class Runtime:
     @property
     def pins(self) -> list[tuple[int, int]]:
         """(first, last) position of each pinned span."""
-        return list(self._pins)
+        return [(first, last) for _, first, last in self._pins]
 
-    def pin(self, first_token: int, last_token: int, seq_id: int = 0) -> int:
-        """Pin the pages that hold positions first_token to last_token of a sequence: always attended, never demoted, until unpinned or
-        emptied. Returns their number. Only while nothing decodes. Raises ConfigError where the mode has no hierarchy or the sequence
-        no such tokens."""
+    def pin(self, first_token: int, last_token: int, seq_id: int = 0, ahead: bool = False) -> int:
+        """Pin positions first_token to last_token of a sequence, in whole pages: always attended until unpinned, whatever tokens stand there,
+        also where they are removed and come back. The pages that hold them now stay in the arena, in mode evict in the cache, until
+        emptied; returns their number. ahead: the tokens may all come later. Only while nothing decodes. Raises ConfigError where the
+        mode has no hierarchy or the sequence no such tokens."""
         if self._tiering is None:
             raise ConfigError(f"mode {self.mode.value} attends everything, so there is nothing to pin; use mode sparse")
         n = self._pin(self._tiering, first_token, last_token, seq_id)
-        if not n:
+        if not n and not ahead:
             raise ConfigError(f"there are no tokens at positions {first_token} to {last_token}")
-        self._pins.append((first_token, last_token))
+        pins = [*self._pins, (seq_id, first_token, last_token)]
+        paging.set_pins(self._native_handle(), pins)
+        self._pins = pins
         return n
 
     def unpin_all(self) -> None:
         """Take every pin back."""
         self._pins.clear()
+        paging.set_pins(self._native_handle(), [])
         if self._tiering is not None:
             self._tiering.hierarchy.unpin(0, self._tiering.shape.n_pages - 1)
 
@@ -295,8 +299,8 @@ class Runtime:
         return sum(tiering.hierarchy.pin(int(page), int(page)) for page in pages)
 
     def _pin_again(self, tiering: Tiering) -> None:
-        for first, last in self._pins:
-            self._pin(tiering, first, last, 0)
+        for seq_id, first, last in self._pins:
+            self._pin(tiering, first, last, seq_id)
 
     def raise_failure(self) -> None:
         """Raise CudaUnavailable where the context's GPU failed, so that it decodes no more; nothing where it did not."""

@@ -134,8 +134,7 @@ class Tiering:
         self._evictor = NativeEvictor(handle, self.shape, self._dropped, evicts(options), is_bounded)
         self.hierarchy = Hierarchy(
             self.shape, self._device_arena or HostArena(pages),
-            ops.view(view.priority, np.float32, view.shape), ops.view(view.pinned, np.uint8, view.shape), settings, ops=ops, stats=stats,
-            evictor=self._evictor)
+            ops.view(view.priority, np.float32, view.shape), settings, ops=ops, stats=stats, evictor=self._evictor)
         self._key_norms: KeyNorms | None = None
         if self.hierarchy.policy.needs_keys:
             if self._plane is not None:

@@ -66,7 +66,7 @@ class Policy:
 
     @property
     def pins(self) -> np.ndarray | None:
-        """bool, [page] (all rows and heads) or [row, head, page]: never demoted, always read."""
+        """bool, [page] (all rows and heads) or [row, head, page]: never demoted, and in mode evict never dropped."""
         return None
 
     def update(self, observation: Observation) -> None:

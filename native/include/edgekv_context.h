@@ -37,6 +37,7 @@ typedef enum {
     EDGEKV_LAYER_CACHE_TYPE   = 10, /* no kernel for this cache type */
     EDGEKV_LAYER_DEVICE       = 11, /* K and V do not lie in host memory */
     EDGEKV_LAYER_GRAPH        = 12, /* its attention has an input the kernel does not serve; seen when its graph is built */
+    EDGEKV_LAYER_NO_MEMORY    = 13, /* there was no memory for its nodes when a graph was built; asked for again with the next */
 } edgekv_layer_state;
 
 typedef struct {

@@ -30,6 +30,7 @@ typedef struct {
     int n_changed;
     int newest;           /* the newest position in a changed page, -1: none */
     bool ends_run;        /* the newest ubatch was the run's last */
+    int n_refused;        /* layers that stock nodes attend, because there is no memory for ours */
 } edgekv_observation;
 EDGEKV_API edgekv_status edgekv_get_observation(const edgekv_context * ctx, edgekv_observation * out);
 

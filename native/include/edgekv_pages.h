@@ -11,11 +11,10 @@ extern "C" {
 /* cffi: begin */
 
 /* What is said of each page, by the caller and by the library. Arrays are [n_rows][n_heads][n_pages], as in the observation, and live
-   until the arena or the sketches are set anew or the context is freed. The caller writes priority and pinned, between ubatches; the
-   library writes the others. */
+   until the arena or the sketches are set anew or the context is freed. The caller writes priority, between ubatches; the library writes
+   the others. */
 typedef struct {
     float * priority;          /* what the policy says a page is worth, in units of attention mass a token */
-    uint8_t * pinned;          /* not zero: always read */
     const int32_t * slots;     /* the page table; -1: only in home. On a device the pages being filled have slots behind the caller's */
     const int32_t * newest;    /* [n_pages] newest position in the page, -1: empty */
     const uint8_t * dropped;   /* mode evict: not zero: the head does not attend the page; see edgekv_drop_pages(). Null on a device */
@@ -26,6 +25,16 @@ typedef struct {
     size_t slot_bytes;
 } edgekv_page_arrays;
 EDGEKV_API edgekv_status edgekv_get_page_arrays(const edgekv_context * ctx, edgekv_page_arrays * out);
+
+/* positions of a sequence, `last` included */
+typedef struct {
+    int seq_id;
+    int first;
+    int last;
+} edgekv_span;
+/* Mode sparse reads these positions for certain, in whole runs of page_tokens, from the next ubatch on and in place of those set before;
+   whether their tokens are there by now or not. Decoding thread. */
+EDGEKV_API edgekv_status edgekv_set_pins(edgekv_context * ctx, const edgekv_span * spans, int n);
 
 typedef struct {
     int row;

@@ -29,8 +29,8 @@ typedef struct {
     float share;        /* without sketches: a head attends its best pages by priority, this share of the visible ones, ... */
     int tokens;         /* ... or where not 0, so many tokens */
     int exact_tokens;   /* a view of the cache of at most so many cells is attended whole */
-    int sink_tokens;    /* pages with a position below this are always read, ... */
-    int recent_tokens;  /* ... and those with one of the newest so many; also what has no sketch yet, up to 63 of the newest */
+    int sink_tokens;    /* the first so many positions are always read, in whole runs of page_tokens, ... */
+    int recent_tokens;  /* ... and the newest so many; also what has no sketch yet, up to 63 of the newest */
     int error_every;    /* the error of a head is estimated for one in so many tokens, the heads in turn; 0: never */
     bool keep_rows;     /* edgekv_last_rows() knows what the last ubatch read */
     float prompt_resolution; /* mode sparse with sketches: ubatches too long for the hook attend blocks of 64 cells; one with more than

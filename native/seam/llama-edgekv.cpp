@@ -45,7 +45,8 @@ llama_edgekv_ubatch::llama_edgekv_ubatch(llama_context * lctx, const llama_ubatc
     ++t_graph;
 
     if (const auto * hooks = llama_edgekv_get_hooks()) {
-        hooks->ubatch_begin(lctx, (int) ubatch.n_tokens);
+        const llama_edgekv_tokens tokens = { (int) ubatch.n_tokens, ubatch.n_seq_id, ubatch.seq_id };
+        hooks->ubatch_begin(lctx, &tokens);
     }
 }
 

@@ -59,12 +59,19 @@ struct llama_edgekv_product {
     struct ggml_tensor * tokens;  // f32 [n_in, n_tokens]
 };
 
+// the tokens of a ubatch: token i is of n_seq_id[i] sequences, seq_id[i]
+struct llama_edgekv_tokens {
+    int n;
+    const int32_t * n_seq_id;
+    llama_seq_id * const * seq_id;
+};
+
 struct llama_edgekv_hooks {
     void (*context_created)(struct llama_context * lctx);
     void (*context_freed)(struct llama_context * lctx);
 
     // around one ubatch; ok is false where it was not computed to its end
-    void (*ubatch_begin)(struct llama_context * lctx, int n_tokens);
+    void (*ubatch_begin)(struct llama_context * lctx, const struct llama_edgekv_tokens * tokens);
     // Why llama_decode must fail; null: it need not. Asked behind ubatch_begin, and again when the graph was computed.
     const char * (*ubatch_failure)(struct llama_context * lctx);
     void (*ubatch_end)(struct llama_context * lctx, bool ok);

@@ -299,7 +299,7 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     rows["v_offset"], rows["n_heads"] = 16 * row_bytes, (2, 1)
     arena, n_slots_max = np.zeros((10, 32 * row_bytes), np.uint8), 10
     shape = (2, n_heads, n_pages)
-    priority, pinned = np.full(shape, 7, np.float32), np.full(shape, 7, np.uint8)
+    priority = np.full(shape, 7, np.float32)
     newest = np.full(n_pages, -1, np.int32)
     said: list[tuple] = []
     place = device.Plane(DeviceKind.EMULATED, 0, 0, arena.ctypes.data, 32 * row_bytes, 0, n_slots_max, n_cells, rows.ctypes.data,
@@ -313,7 +313,7 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
                 "cells": lambda handle, stream: types.SimpleNamespace(n_cells=n_cells, n_used=0),
                 "rope": lambda handle: None}),
         (paging, {"set_arena": lambda handle, n: said.append(("arena", n)),
-                     "page_arrays": lambda handle: paging.PageArrays(shape, priority.ctypes.data, pinned.ctypes.data,
+                     "page_arrays": lambda handle: paging.PageArrays(shape, priority.ctypes.data,
                                                                            np.zeros(shape, np.int32), newest, None, 0,
                                                                            32 * row_bytes),
                      "begin_copies": lambda handle, moves: said.append(("begin", moves.copy())),
@@ -322,7 +322,7 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     ):
         for name, function in functions.items():
             monkeypatch.setattr(module, name, function)
-    return types.SimpleNamespace(home=home, arena=arena, newest=newest, said=said, priority=priority, pinned=pinned, rows=rows)
+    return types.SimpleNamespace(home=home, arena=arena, newest=newest, said=said, priority=priority, rows=rows)
 
 
 def prompt_step(changed: list[int]) -> types.SimpleNamespace:
@@ -335,7 +335,7 @@ def test_tiering_on_an_emulated_plane(plane):
     """In mode exact: capacity from the plane, copies told before they begin, bytes where the kernels will look for them."""
     options = KvOptions(mode=KvMode.EXACT)
     tiers = wiring.Tiering(object(), options, stats := Stats(), wiring.operations(object()))
-    assert plane.said == [("arena", 0), ("arena", 10)] and not plane.priority.any() and not plane.pinned.any()
+    assert plane.said == [("arena", 0), ("arena", 10)] and not plane.priority.any()
     plane.newest[:] = np.minimum((np.arange(8) + 1) * 16, 120) - 1
     tiers.hierarchy.step(tiers.observation(prompt_step(list(range(8)))))
     for _ in range(6):

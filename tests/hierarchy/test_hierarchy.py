@@ -172,8 +172,7 @@ def test_mistakes(wrong, said):
 
 def test_wrong_arrays():
     with pytest.raises(ConfigError, match="must be \\(3, 2, 16\\)"):
-        Hierarchy(SHAPE, FakeArena(SHAPE), np.zeros((3, 2, 8), np.float32), np.zeros(SHAPE.axes, np.uint8),
-                  HierarchySettings(page_bytes=1))
+        Hierarchy(SHAPE, FakeArena(SHAPE), np.zeros((3, 2, 8), np.float32), HierarchySettings(page_bytes=1))
 
 
 @pytest.mark.parametrize("prefetch_name", PREFETCHERS)

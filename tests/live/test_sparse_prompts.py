@@ -143,6 +143,25 @@ def test_streams_of_their_own(synthetic):
         assert kld(alone[sequence], logits[256 * sequence : 256 * (sequence + 1)]).mean() < 1e-5
 
 
+@pytest.mark.parametrize("offset", range(4))
+def test_sequences_of_one_cache_do_not_lose_each_other(synthetic, offset: int):
+    """One cache for all: a batch of two sequences, in which the second has one token of four. Its history is asked for, wherever they stand."""
+    path, n = synthetic("llama", n_head=6, dtype="f32"), 1500
+    found = []
+    for prompts in ("exact", "sparse"):
+        with attached(path, KvOptions(**SPARSE | {"prompts": "exact"}), **SIZES | {"n_seq": 2}) as (context, run):
+            for sequence in (0, 1):
+                for start in range(0, n, 250):
+                    context.decode(tokens(n)[start : start + 250] + sequence, range(start, start + 250), [sequence] * 250)
+            run.configure(KvOptions(**SPARSE | {"prompts": prompts}, prompt_resolution=1e6))
+            sequences = np.array([1 if i % 4 == offset else 0 for i in range(40)])
+            positions = [n + np.count_nonzero(sequences[:i] == sequences[i]) for i in range(40)]
+            logits = context.decode(tokens(40), positions, sequences)
+            assert blocks(run)[0] > 0 or prompts == "exact"
+            found.append(logits[sequences == 1])
+    assert kld(*found).max() < 1e-5
+
+
 @pytest.mark.parametrize(("options", "sentence"), [
     ({"prompts": "some"}, "there is no way of reading prompts 'some'; use one of: exact, sparse"),
     ({"prompt_resolution": 0.5}, "the prompt_resolution is 0.5; it must be a number from 1 to 1e+09, such as 125"),

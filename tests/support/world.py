@@ -25,10 +25,10 @@ class World:
         self.ops = ops or Ops()
         self.arena = (FakeDevice if device else FakeArena)(shape, seed, **faults)
         with self.ops:
-            self.there = [self.ops.upload(np.full(shape.axes, 7, kind)) for kind in (np.float32, np.uint8)]
+            self.there = self.ops.upload(np.full(shape.axes, 7, np.float32))
         options = {"page_bytes": 100, "bytes_per_run": 1200, "plan_every": 4, "rope": Rope(8, 8),
                    "policy_settings": dict(sink_tokens=4, recent_tokens=8)} | options
-        self.hierarchy = Hierarchy(shape, self.arena.transport if device else self.arena, *self.there, HierarchySettings(**options),
+        self.hierarchy = Hierarchy(shape, self.arena.transport if device else self.arena, self.there, HierarchySettings(**options),
                                    ops=self.ops)
         self.hierarchy.resize(n_slots)
         self.rng = np.random.default_rng(seed)
@@ -39,11 +39,12 @@ class World:
 
     @property
     def priority(self) -> np.ndarray:
-        return self.ops.download(self.there[0])
+        return self.ops.download(self.there)
 
     @property
     def pinned(self) -> np.ndarray:
-        return self.ops.download(self.there[1])
+        """bool [row, head, page]"""
+        return np.broadcast_to(self.hierarchy.pins, self.shape.axes)
 
     def cut(self, n_tokens: int) -> None:
         """seq_rm from a position on."""
@@ -87,7 +88,7 @@ class World:
             return
         end = -(-self.n_tokens // self.shape.page_tokens)
         assert not self.priority[:, :, end:].any() and not self.pinned[:, :, end:].any()
-        assert np.isfinite(self.priority).all() and set(np.unique(self.pinned)) <= {0, 1}
+        assert np.isfinite(self.priority).all()
 
     def resident(self) -> list[int]:
         return self.hierarchy.table.residency.resident.tolist()

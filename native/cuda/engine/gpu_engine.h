@@ -92,7 +92,6 @@ public:
     EngineBytes bytes() const override;
 
     float * priority() override { return prior.as<float>(); }
-    uint8_t * pinned() override { return pins.as<uint8_t>(); }
     float * mass_max() override { return mass.as<float>(); }
     float * mass_sum() override { return mass.as<float>() + n_entries(); }
     char * arena() override { return slots_memory.data(); }
@@ -125,7 +124,7 @@ public:
 private:
     // Host arrays as the kernels see them: one array of numbers, the mirrors behind each other.
     struct Mirrors {
-        size_t newest, oldest, positions, slots, open, end;
+        size_t newest, positions, slots, open, pins, end;
     };
     struct RowSketches {
         SketchKind kind = SketchKind::none;
@@ -208,7 +207,7 @@ private:
     bool owns_main = false;
     Mirrors mirrors = {};
 
-    DeviceBuffer mirrored, prior, pins, mass, row_table, slots_memory, totals, hits, state, stale;
+    DeviceBuffer mirrored, prior, mass, row_table, slots_memory, totals, hits, state, stale;
     DeviceBuffer ring_memory, ring_held, fresh, brought;
     DeviceBuffer sights, shares, share_tops, share_sums, lists, list_weights, list_lengths, select_scratch, attend_workspace;
     std::vector<RowSketches> row_sketches;

@@ -62,11 +62,11 @@ void DeviceBuffer::release() {
 GpuEngine::GpuEngine(int index, const EngineShape & shape, Stream stream) :
     index(index), shape(shape), main(stream), syncs(waits_for_nodes()) {
     row_sketches.resize(shape.rows.size());
-    mirrors.oldest    = shape.n_pages;
-    mirrors.positions = mirrors.oldest + shape.n_pages;
+    mirrors.positions = shape.n_pages;
     mirrors.slots     = mirrors.positions + (size_t) shape.n_stream*shape.n_cells;
     mirrors.open      = mirrors.slots + n_entries();
-    mirrors.end       = mirrors.open + (size_t) shape.n_stream*groups_per_stream();
+    mirrors.pins      = mirrors.open + (size_t) shape.n_stream*groups_per_stream();
+    mirrors.end       = mirrors.pins + 2*(size_t) shape.n_stream*groups_per_stream();
 }
 
 int GpuEngine::next_generation() {
@@ -103,7 +103,7 @@ bool GpuEngine::init() {
 
     const size_t n_rows   = shape.rows.size();
     const size_t n_groups = (size_t) shape.n_stream*groups_per_stream();
-    if (!mirrored.reserve(mirrors.end*sizeof(int32_t)) || !prior.reserve(n_entries()*sizeof(float)) || !pins.reserve(n_entries()) ||
+    if (!mirrored.reserve(mirrors.end*sizeof(int32_t)) || !prior.reserve(n_entries()*sizeof(float)) ||
         !mass.reserve(2*n_entries()*sizeof(float)) || !row_table.reserve(n_rows*sizeof(edgekv_device_row)) ||
         !totals.reserve(n_rows*shape.n_heads*sizeof(SampleTotals)) || !hits.reserve(n_rows*shape.n_heads*sizeof(AttendHits)) ||
         !state.reserve(sizeof(StepState)) || !stale.reserve(n_groups*sizeof(EngineStale)) || !fresh.reserve(shape.n_pages) ||
@@ -117,22 +117,20 @@ bool GpuEngine::init() {
         }
     }
 
-    // empty cells and pages, none in a slot, no group without a sketch: each is built with its first key
+    // empty cells and pages, none in a slot or pinned, no group without a sketch: each is built with its first key
     std::vector<int32_t> empty(std::min(mirrors.end, (size_t) 1 << 20), -1);
     for (size_t i = 0; i < mirrors.end; i += empty.size()) {
         if (!copy(mirror(i), empty.data(), std::min(empty.size(), mirrors.end - i)*sizeof(int32_t))) {
             return false;
         }
     }
-    const std::vector<int32_t> built(n_groups);
-    std::vector<int32_t> never(shape.n_pages, std::numeric_limits<int32_t>::max());
+    const std::vector<int32_t> none(3*n_groups);  // open, and pinned
     std::vector<EdgekvDeviceRow> table;  // edgekv_device_row, see move_device.cu
     for (const EngineRow & row : shape.rows) {
         table.push_back(home_of(row));
     }
 
-    return copy(mirror(mirrors.oldest), never.data(), never.size()*sizeof(int32_t)) &&
-           copy(mirror(mirrors.open), built.data(), built.size()*sizeof(int32_t)) &&
+    return copy(mirror(mirrors.open), none.data(), none.size()*sizeof(int32_t)) &&
            copy(row_table.data(), table.data(), table.size()*sizeof(EdgekvDeviceRow));
 }
 
@@ -228,7 +226,7 @@ bool GpuEngine::reserve_ring() {
 
 size_t GpuEngine::used_bytes() const {
     size_t n = shape.staging_bytes;
-    for (const DeviceBuffer * b : { &mirrored, &prior, &pins, &mass, &row_table, &slots_memory, &totals, &hits, &state, &stale, &ring_memory,
+    for (const DeviceBuffer * b : { &mirrored, &prior, &mass, &row_table, &slots_memory, &totals, &hits, &state, &stale, &ring_memory,
                                     &ring_held, &fresh, &brought, &sights, &shares, &share_tops, &share_sums, &lists, &list_weights,
                                     &list_lengths, &select_scratch, &attend_workspace, &uploads[0].updates, &uploads[1].updates }) {
         n += b->size();
@@ -300,7 +298,7 @@ EngineBytes GpuEngine::bytes() const {
     }
     out.arena       = slots_memory.size();
     out.mass        = mass.size();
-    out.tables      = mirrored.size() + prior.size() + pins.size();
+    out.tables      = mirrored.size() + prior.size();
     out.fixed       = used_bytes() - out.arena;
     out.workspace   = out.fixed - shape.staging_bytes - out.sketches - out.mass - out.tables;
     out.budget      = budget;

@@ -26,9 +26,11 @@ __global__ void __launch_bounds__(kThreads) sight_kernel(const SightProblem p) {
     if (visible) {
         const int64_t own = p.k_idxs[query] - stream * p.n_cells_stream;
         const int32_t position = p.positions[stream * p.n_cells_stream + own];
-        const int64_t page = stream * p.pages_per_stream + cell / p.page_tokens;
-        certain = p.oldest[page] < p.sink_tokens || p.newest[page] > position - max(p.recent_tokens, 1) ||
-                  (p.open != nullptr && p.open[stream * p.groups_per_stream + cell / kGroupCells] != 0);
+        const int64_t group = stream * p.groups_per_stream + cell / kGroupCells;
+        const int32_t other = p.positions[stream * p.n_cells_stream + cell];
+        const int32_t recent = max(0, position + 1 - max(p.recent_tokens, 1)) / p.page_tokens * p.page_tokens;
+        certain = other < (p.sink_tokens + p.page_tokens - 1) / p.page_tokens * p.page_tokens || other >= recent ||
+                  (p.pins[2 * group + cell % kGroupCells / kWarp] >> cell % kWarp & 1) != 0 || (p.open != nullptr && p.open[group] != 0);
     }
     const unsigned seen = __ballot_sync(0xffffffffu, visible), read = __ballot_sync(0xffffffffu, certain);
     if (threadIdx.x % kWarp == 0 && cell < (p.n_cells + kGroupCells - 1) / kGroupCells * kGroupCells) {

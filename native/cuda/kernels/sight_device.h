@@ -11,29 +11,26 @@ struct SightProblem {
     int n_streams, first_stream;
     int n_tokens;          // of one stream
     int n_cells;           // in view; any number
-    int page_tokens;       // a multiple of 16
-    int pages_per_stream;  // of the cache; the view has no more
     int n_cells_stream;    // of the cache
 
     MaskType mask_type;  // none: every cell in view is seen
     const char * mask;   // [n_streams][n_tokens][n_cells]
     size_t mask_stride_token, mask_stride_stream;  // bytes
 
-    const int32_t * newest;     // [stream of the cache][pages_per_stream] newest position in the page
-    const int32_t * oldest;
     const int32_t * positions;  // [stream of the cache][n_cells_stream]
     const int32_t * open;       // [stream of the cache][groups_per_stream] not 0: the group has no sketch; null: nothing is open
+    const uint32_t * pins;      // [stream of the cache][groups_per_stream][2] a bit for each pinned cell
     int groups_per_stream;
     const int64_t * k_idxs;     // [n_streams][n_tokens] the token's own cell, counted through all streams of the cache
 
-    int sink_tokens, recent_tokens;
+    int sink_tokens, recent_tokens, page_tokens;  // see pages/certain.h
 
     Sight * sight;  // out [n_streams][n_tokens][stride]
     size_t stride;  // at least the groups in view
 };
 
-// Of each group of cells in view: a bit for each cell that the token sees; and of those, for each in a page with sinks or recent tokens
-// and in an open group. Cells behind the view have no bit.
+// Of each group of cells in view: a bit for each cell that the token sees; and of those, for each of the first tokens and the newest, what is
+// pinned, and each in an open group. Cells behind the view have no bit.
 void launch_sight(const SightProblem & problem, Stream stream);
 
 }  // namespace edgekv::gpu

@@ -126,6 +126,7 @@ const char * edgekv_layer_state_text(edgekv_layer_state state) {
         case EDGEKV_LAYER_CACHE_TYPE:   return "no kernel for this cache type (f16 and q8_0 are served)";
         case EDGEKV_LAYER_DEVICE:       return "K and V lie in device memory";
         case EDGEKV_LAYER_GRAPH:        return "its attention has an input the kernel does not serve";
+        case EDGEKV_LAYER_NO_MEMORY:    return "there is no memory for what attends it; stock llama.cpp does until there is";
     }
 
     return "unknown";
@@ -152,6 +153,7 @@ edgekv_status edgekv_get_observation(const edgekv_context * ctx, edgekv_observat
     out->n_tokens_observed = run.n_tokens_observed;
     out->n_tokens_prompt  = run.n_tokens_prompt;
     out->ends_run         = ctx->ubatches.run_ended();
+    out->n_refused        = ctx->n_refused();
     out->changed          = cells.changed_pages().data();
     out->n_changed        = (int) cells.changed_pages().size();
     out->newest           = -1;

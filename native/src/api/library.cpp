@@ -104,10 +104,10 @@ void on_freed(llama_context * lctx) {
     }
 }
 
-void on_ubatch_begin(llama_context * lctx, int n_tokens) {
+void on_ubatch_begin(llama_context * lctx, const llama_edgekv_tokens * tokens) {
     if (edgekv_context * ctx = find_active(lctx)) {
         ctx->decoder.store(this_thread_name(), std::memory_order_release);
-        guarded_hook(ctx, false, [&] { return ctx->begin_ubatch(n_tokens), true; });
+        guarded_hook(ctx, false, [&] { return ctx->begin_ubatch(*tokens), true; });
     }
 }
 

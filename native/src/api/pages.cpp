@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <new>
 #include <vector>
 
 using namespace edgekv;
@@ -66,8 +67,28 @@ edgekv_status edgekv_get_page_arrays(const edgekv_context * ctx, edgekv_page_arr
     const PageArrays arrays = ctx->plane->arrays();
     const Table &    table  = ctx->pages.table;
 
-    *out = { arrays.priority, arrays.pinned, table.data(), ctx->pages.cells.newest(0), arrays.dropped,
+    *out = { arrays.priority, table.data(), ctx->pages.cells.newest(0), arrays.dropped,
              ctx->shape.n_rows, ctx->shape.n_heads, ctx->shape.n_pages, table.n_slots(), ctx->shape.slot_bytes };
+
+    return EDGEKV_OK;
+}
+
+edgekv_status edgekv_set_pins(edgekv_context * ctx, const edgekv_span * spans, int n) {
+    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
+        return status;
+    }
+    const int n_seq = (int) llama_n_seq_max(ctx->lctx);
+    for (int i = 0; i < n; ++i) {
+        if (spans[i].seq_id < 0 || spans[i].seq_id >= n_seq || spans[i].first < 0 || spans[i].last < spans[i].first) {
+            return fail(EDGEKV_INVALID, "sequence " + std::to_string(spans[i].seq_id) + " has no positions " + std::to_string(spans[i].first) +
+                                        " to " + std::to_string(spans[i].last));
+        }
+    }
+    try {
+        ctx->pages.pins.set(spans, n);
+    } catch (const std::bad_alloc &) {
+        return fail(EDGEKV_NO_MEMORY, "there is no memory for pins");
+    }
 
     return EDGEKV_OK;
 }

@@ -108,7 +108,7 @@ bool edgekv_context::sketches() const {
 bool edgekv_context::can_wait_for_rows() const {
     const edgekv_mode mode = wanted_mode.load(std::memory_order_relaxed);
     for (const auto & layer : layers) {
-        if (layer->seam.kind == LLAMA_EDGEKV_LAYER_ATTENTION && layer->info.state != EDGEKV_LAYER_HOOKED) {
+        if (layer->seam.kind == LLAMA_EDGEKV_LAYER_ATTENTION && !layer->serves()) {
             return false;
         }
     }
@@ -124,13 +124,27 @@ bool edgekv_context::decodes_elsewhere() const {
 
 // ---- ubatches ----------------------------------------------------------------------------------------------------------------
 
-void edgekv_context::begin_ubatch(int n_tokens) {
+// A token is a prompt's if one of its sequences is.
+bool edgekv_context::find_exact(const llama_edgekv_tokens & tokens) {
+    const bool prompts_are = params.mode == EDGEKV_MODE_SPARSE && (!sketches() || params.selection.prompt_resolution == 0.0f);
+
+    std::vector<uint8_t> before(tokens.n, false);
+    std::swap(before, exact);
+    for (int i = 0; prompts_are && !prompts.empty() && i < tokens.n; ++i) {
+        exact[i] = std::any_of(tokens.seq_id[i], tokens.seq_id[i] + tokens.n_seq_id[i],
+                               [&](llama_seq_id id) { return std::find(prompts.begin(), prompts.end(), id) != prompts.end(); });
+    }
+
+    return exact != before;
+}
+
+void edgekv_context::begin_ubatch(const llama_edgekv_tokens & tokens) {
     const edgekv_mode mode    = wanted_mode.load(std::memory_order_acquire);
     const bool        observe = wanted_observe.load(std::memory_order_relaxed);
-    const bool        prompts = wanted_observe_prompts.load(std::memory_order_relaxed);
+    const bool        observe_prompts = wanted_observe_prompts.load(std::memory_order_relaxed);
 
-    UbatchBegin ubatch = ubatches.begin(n_tokens);
-    ubatch.anew = mode != params.mode || observe != params.observe || prompts != params.observe_prompts;
+    UbatchBegin ubatch = ubatches.begin(tokens.n);
+    ubatch.anew = mode != params.mode || observe != params.observe || observe_prompts != params.observe_prompts;
     if (ubatch.anew) {
         llama_edgekv_invalidate_graph(lctx);
     }
@@ -139,12 +153,18 @@ void edgekv_context::begin_ubatch(int n_tokens) {
     }
     params.mode            = mode;
     params.observe         = observe;
-    params.observe_prompts = prompts;
+    params.observe_prompts = observe_prompts;
+    if (find_exact(tokens)) {
+        llama_edgekv_invalidate_graph(lctx);  // it says which tokens select
+    }
+    if (n_refused() > 0) {
+        llama_edgekv_invalidate_graph(lctx);  // there may be memory for its nodes by now
+    }
 
     if (!can_wait_for_rows()) {
         arrivals.wait_for_all();
     }
-    pages.sync(lctx, mode != EDGEKV_MODE_OFF ? n_tokens : 0, mode == EDGEKV_MODE_SPARSE);
+    pages.sync(lctx, mode != EDGEKV_MODE_OFF ? tokens.n : 0, mode == EDGEKV_MODE_SPARSE);
     plane->begin(ubatch);
 }
 
@@ -177,13 +197,17 @@ bool edgekv_context::lacks_room() const {
     return false;
 }
 
+int edgekv_context::n_refused() const {
+    return (int) std::count_if(rows.begin(), rows.end(), [](const Layer * layer) { return layer->info.state == EDGEKV_LAYER_NO_MEMORY; });
+}
+
 Layer * edgekv_context::served_layer(int il, const ggml_tensor * k) {
     if (params.mode == EDGEKV_MODE_OFF || il < 0 || il >= (int) layers.size()) {
         return nullptr;
     }
 
     Layer * layer = layers[il].get();
-    if (layer->info.state != EDGEKV_LAYER_HOOKED || k->view_src != layer->seam.k) {
+    if (!layer->serves() || k->view_src != layer->seam.k) {
         return nullptr;
     }
 

@@ -9,6 +9,7 @@
 #include "pages/pages.h"
 #include "plane/plane.h"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -30,7 +31,7 @@ struct edgekv_context {
     void place();
 
     // decoding thread, at the begin and end of a ubatch
-    void begin_ubatch(int n_tokens);
+    void begin_ubatch(const llama_edgekv_tokens & tokens);
     bool end_ubatch(bool ok);  // whether the ubatch callback comes
     const char * failure();    // for good: no ubatch may be computed any more; null: none
 
@@ -44,6 +45,10 @@ struct edgekv_context {
     // of the ubatch
     bool sketches() const;  // it builds and reads them
     bool selects(int n_cells_view) const { return params.mode == EDGEKV_MODE_SPARSE && n_cells_view > params.selection.exact_tokens; }
+    bool reads_all(int token) const { return exact[token]; }  // it is a prompt's, and prompts are read exactly; mode sparse
+    bool all_read_all() const { return std::find(exact.begin(), exact.end(), false) == exact.end(); }
+
+    int n_refused() const;  // layers that stock nodes attend, because there is no memory for ours
 
     // whether rows can come while a ubatch is computed: nodes that wait for them serve every layer that has any
     bool can_wait_for_rows() const;
@@ -78,5 +83,8 @@ struct edgekv_context {
     std::unique_ptr<edgekv::Plane> plane;  // never null
 
 private:
+    bool find_exact(const llama_edgekv_tokens & tokens);  // whether they are others than in the ubatch before
     bool lacks_room() const;
+
+    std::vector<uint8_t> exact;  // [token of the ubatch]
 };

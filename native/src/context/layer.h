@@ -13,6 +13,13 @@ struct Layer {
     int il = 0;
     edgekv_layer info = {};
     llama_edgekv_layer seam = {};
+    bool refused[2] = {};  // by whether the graph is a prompt's: there was no memory for its nodes
+
+    bool serves() const { return info.state == EDGEKV_LAYER_HOOKED || info.state == EDGEKV_LAYER_NO_MEMORY; }
+    void had_memory(bool had, bool of_prompt) {  // for the nodes of the graph that is built
+        refused[of_prompt] = !had;
+        info.state = refused[0] || refused[1] ? EDGEKV_LAYER_NO_MEMORY : EDGEKV_LAYER_HOOKED;
+    }
 
     // of one head of one cell
     size_t k_row_bytes() const { return ggml_row_size(seam.k->type, seam.head_dim_k); }

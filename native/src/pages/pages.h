@@ -2,6 +2,7 @@
 #pragma once
 
 #include "pages/cells.h"
+#include "pages/pins.h"
 #include "pages/stale.h"
 #include "pages/table.h"
 
@@ -10,12 +11,14 @@ namespace edgekv {
 struct Pages {
     Cells cells;
     StaleGroups stale;
+    Pins pins;
     Table table;
 
     // step_tokens: see Table; throws std::bad_alloc
     void shape(const PageShape & shape, int step_tokens) {
         cells.shape(shape);
         stale.shape(shape);
+        pins.shape(shape);
         table.shape(shape, step_tokens);
     }
 
@@ -28,11 +31,12 @@ struct Pages {
         } else {
             stale.find_none();
         }
+        pins.sync(lctx, cells);
         table.sync(cells, n_stored);
     }
 
     uint64_t n_looked() const { return cells.n_looked() + stale.n_looked(); }
-    size_t bytes() const { return cells.bytes() + stale.bytes() + table.bytes(); }
+    size_t bytes() const { return cells.bytes() + stale.bytes() + pins.bytes() + table.bytes(); }
 };
 
 }  // namespace edgekv

@@ -29,7 +29,6 @@ struct Failure {
 // [row][head][page], in the plane's own memory: a device's addresses are of the device
 struct PageArrays {
     float * priority;
-    uint8_t * pinned;
     const uint8_t * dropped;  // null: no pages are dropped here
     const float * mass_max;
     const float * mass_sum;

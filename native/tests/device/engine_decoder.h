@@ -111,7 +111,6 @@ public:
         std::vector<MirrorUpdate> updates;
         const int page = token/kPage;
         updates.push_back({ Mirror::newest, page, token });
-        updates.push_back({ Mirror::oldest, page, page*kPage });
         updates.push_back({ Mirror::positions, token, token });
         // a page that is full gets a slot, and gives it up again some pages later
         if (options.migrates && token%kPage == 0 && page > 0) {

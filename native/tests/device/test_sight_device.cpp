@@ -27,23 +27,21 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
     cases::Random rng(seed);
     const int n_stream_cache = c.n_streams + 2, first_stream = static_cast<int>(rng.next() % 3);
     const int n_cells_stream = c.n_cells + static_cast<int>(rng.next() % 70);
-    const int pages_per_stream = (n_cells_stream + c.page_tokens - 1) / c.page_tokens;
     const int groups_per_stream = (n_cells_stream + kGroupCells - 1) / kGroupCells, n_groups = (c.n_cells + kGroupCells - 1) / kGroupCells;
 
     std::vector<int32_t> positions(static_cast<size_t>(n_stream_cache) * n_cells_stream);
-    std::vector<int32_t> newest(static_cast<size_t>(n_stream_cache) * pages_per_stream, -1);
-    std::vector<int32_t> oldest(newest.size(), std::numeric_limits<int32_t>::max());
     std::vector<int32_t> open;
+    std::vector<uint32_t> pins;
     for (int s = 0; s < n_stream_cache; ++s) {
         for (int cell = 0; cell < n_cells_stream; ++cell) {
             const int position = (cell * 7 + s) % n_cells_stream;  // not in the order of the cells
             positions[static_cast<size_t>(s) * n_cells_stream + cell] = position;
-            const size_t page = static_cast<size_t>(s) * pages_per_stream + cell / c.page_tokens;
-            newest[page] = std::max(newest[page], position);
-            oldest[page] = std::min(oldest[page], position);
         }
         for (int group = 0; group < groups_per_stream; ++group) {
             open.push_back(rng.next() % 4 == 0 ? 1 : 0);
+            for (int half = 0; half < 2; ++half) {
+                pins.push_back(rng.next() % 5 == 0 ? static_cast<uint32_t>(rng.next() & rng.next()) : 0);
+            }
         }
     }
     const size_t size = c.mask == MaskType::f16 ? 2 : 4;
@@ -71,7 +69,6 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
     p.n_tokens = c.n_tokens;
     p.n_cells = c.n_cells;
     p.page_tokens = c.page_tokens;
-    p.pages_per_stream = pages_per_stream;
     p.n_cells_stream = n_cells_stream;
     p.mask_type = c.mask;
     p.mask_stride_token = row;
@@ -81,12 +78,12 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
     p.groups_per_stream = groups_per_stream;
     p.stride = static_cast<size_t>(n_groups) + seed % 2;
     const DeviceArray<char> mask_device(mask);
-    const DeviceArray<int32_t> newest_device(newest), oldest_device(oldest), positions_device(positions), open_device(open);
+    const DeviceArray<int32_t> positions_device(positions), open_device(open);
+    const DeviceArray<uint32_t> pins_device(pins);
     const DeviceArray<int64_t> k_idxs_device(k_idxs);
     const DeviceArray<Sight> sight(std::vector<Sight>(n_queries * p.stride, Sight{7, 7}));
     p.mask = c.mask == MaskType::none ? nullptr : mask_device.data();
-    p.newest = newest_device.data();
-    p.oldest = oldest_device.data();
+    p.pins = pins_device.data();
     p.positions = positions_device.data();
     p.open = open_device.or_null(c.open);
     p.k_idxs = k_idxs_device.data();
@@ -106,9 +103,11 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
             if (c.mask != MaskType::none && bits == (size == 2 ? 0xfc00u : 0xff800000u)) {
                 continue;
             }
-            const size_t page = static_cast<size_t>(s) * pages_per_stream + i / c.page_tokens;
-            const bool certain = oldest[page] < p.sink_tokens || newest[page] > position - std::max(p.recent_tokens, 1) ||
-                                 (c.open && open[static_cast<size_t>(s) * groups_per_stream + i / kGroupCells] != 0);
+            // of the run of positions that the cell's is in
+            const int oldest = positions[static_cast<size_t>(s) * n_cells_stream + i] / c.page_tokens * c.page_tokens, newest = oldest + c.page_tokens - 1;
+            const size_t group = static_cast<size_t>(s) * groups_per_stream + i / kGroupCells;
+            const bool certain = oldest < p.sink_tokens || newest > position - std::max(p.recent_tokens, 1) ||
+                                 (pins[2 * group + i % kGroupCells / 32] >> i % 32 & 1) != 0 || (c.open && open[group] != 0);
             want[i / kGroupCells].visible |= uint64_t{1} << i % kGroupCells;
             want[i / kGroupCells].certain |= uint64_t{certain} << i % kGroupCells;
         }

@@ -110,7 +110,6 @@ void DevicePlane::mirror_pages() {
             const int page  = changed.page%shape.pages_per_stream;
             const int first = page*shape.page_tokens;
             updates.push_back({ Mirror::newest, changed.page, cells.newest(s)[page] });
-            updates.push_back({ Mirror::oldest, changed.page, cells.oldest(s)[page] });
             for (int c = first; c < std::min(first + shape.page_tokens, shape.n_cells); ++c) {
                 updates.push_back({ Mirror::positions, (int64_t) s*shape.n_cells + c, positions[c] });
             }
@@ -123,6 +122,11 @@ void DevicePlane::mirror_pages() {
         if (open[s] >= 0 && before != open[s]) {
             updates.push_back({ Mirror::open, (int64_t) s*shape.n_groups() + open[s], 1 });
         }
+    }
+    for (const int32_t id : ctx.pages.pins.changed()) {
+        const uint64_t bits = ctx.pages.pins.of(id/shape.n_groups(), id%shape.n_groups());
+        updates.push_back({ Mirror::pins, 2*(int64_t) id, (int32_t) (uint32_t) bits });
+        updates.push_back({ Mirror::pins, 2*(int64_t) id + 1, (int32_t) (uint32_t) (bits >> 32) });
     }
     for (const int64_t entry : table.touched()) {
         const int32_t slot = table.slot_of(entry);
@@ -172,7 +176,7 @@ UbatchDone DevicePlane::end(bool ok) {
 // ---- what can be seen --------------------------------------------------------------------------------------------------------
 
 PageArrays DevicePlane::arrays() {
-    return { engine->priority(), engine->pinned(), nullptr, engine->mass_max(), engine->mass_sum() };
+    return { engine->priority(), nullptr, engine->mass_max(), engine->mass_sum() };
 }
 
 void DevicePlane::add_selected(edgekv_selected * out, int stream) {

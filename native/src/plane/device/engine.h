@@ -2,7 +2,7 @@
 // libedgekv-emulated, the same sources on an emulated device) at run time and finds there one function, edgekv_device_library().
 //
 // An engine owns all device memory of its context but the staging buffer, which is a ggml buffer: arena, sketches, mirrors of the page
-// table and of the cells' positions, priority, pins, attention mass, lists and workspaces. Home stays llama.cpp's. Node calls come while a
+// table, of the cells' positions and of pins, priority, attention mass, lists and workspaces. Home stays llama.cpp's. Node calls come while a
 // graph is computed or recorded; they enqueue on the stream they are given and never wait. Everything else comes from the decoding
 // thread between ubatches.
 #pragma once
@@ -20,7 +20,7 @@
 
 namespace edgekv {
 
-constexpr int kEngineAbi = 4;
+constexpr int kEngineAbi = 5;
 
 // How many query tokens of a stream the nodes of a step serve; longer ubatches are prompts. The tokens form groups of at most
 // kMaxQueryTokens, as even as may be, which are attended one behind the other. The last group of a step is observed.
@@ -59,11 +59,11 @@ struct EngineBytes {
 };
 
 // Host arrays that kernels read: entry `index` of the array is now `value`.
-enum class Mirror : int { newest, oldest, positions, slots, open };
+enum class Mirror : int { newest, positions, slots, open, pins };
 struct MirrorUpdate {
     Mirror array;
-    int64_t index;  // newest, oldest: [page]; positions: [stream][cell]; slots: [row][head][page]; open: [stream][group of 64 cells]
-    int32_t value;  // open: not zero: the group has no sketch, and its cells are certain; slots: -1: none; engine_fill(slot): none, but a prompt that stages the page leaves it in this slot
+    int64_t index;  // newest: [page]; positions: [stream][cell]; slots: [row][head][page]; open: [stream][group of 64 cells]; pins: [stream][group][half]
+    int32_t value;  // pins: a bit for each cell; open: not zero: the group has no sketch, and its cells are certain; slots: -1: none; engine_fill(slot): none, but a prompt that stages the page leaves it in this slot
 };
 constexpr int32_t engine_fill(int32_t slot) { return -2 - slot; }
 
@@ -159,7 +159,6 @@ public:
     virtual EngineBytes bytes() const = 0;
 
     virtual float * priority() = 0;  // [row][head][page]
-    virtual uint8_t * pinned() = 0;
     virtual float * mass_max() = 0;
     virtual float * mass_sum() = 0;
     virtual char * arena() = 0;

@@ -247,12 +247,14 @@ ggml_tensor * DevicePlane::build_attend(Layer & served, const llama_edgekv_atten
     layer.scale   = args.scale;
     layer.softcap = args.softcap;
 
-    const bool selects = ctx.selects((int) args.k->ne[2]);
+    const bool selects = ctx.selects((int) args.k->ne[2]) && !ctx.all_read_all();
     const auto kind    = selects ? (SketchKind) ctx.params.selection.sketch : SketchKind::none;
     NodeParams params  = {};
     params.view     = view_of(*engine, args.k, args.q->ne[2]);
     params.next_row = -1;
-    if (!engine->reserve_workspace(layer.row, params.view, kind, selects)) {
+    const bool reserved = engine->reserve_workspace(layer.row, params.view, kind, selects);
+    served.had_memory(reserved, false);
+    if (!reserved) {
         return nullptr;  // the scheduler copies K and V for the stock nodes: slow, and right
     }
     params.view.generation = engine->generation();

@@ -71,18 +71,27 @@ AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, int
 
 namespace {
 
+AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, const TokenRun & run) {
+    AttendProblem p = make_problem(layer, dst, run.stream);
+    p.q       += run.first*p.q_stride_token;
+    p.mask    += run.first*p.mask_stride_token;
+    p.out     += run.first*p.out_stride_token;
+    p.n_tokens = run.n;
+
+    return p;
+}
+
 // the rows that the node before this one selected, and where they lie
-void add_rows(HostLayer & layer, const ggml_tensor * dst, int64_t s, AttendProblem & p) {
+void add_rows(HostLayer & layer, const ggml_tensor * dst, const TokenRun & run, AttendProblem & p) {
     HostPlane &            plane  = *layer.plane;
     const edgekv_context & ctx    = plane.ctx;
-    const int              stream = (int) s + first_stream(dst->src[ATTEND_K]);
-    const RowLists &       lists  = plane.lists_of(layer, s);
+    const int              stream = run.stream + first_stream(dst->src[ATTEND_K]);
+    const RowLists &       lists  = plane.lists_of(layer, run);
 
     p.rows.cells   = reinterpret_cast<const int32_t *>(lists.cells.data());
     p.rows.weights = ctx.sketches() ? reinterpret_cast<const float *>(lists.weights.data()) : nullptr;
     p.rows.n_rows  = reinterpret_cast<const int32_t *>(lists.n_rows.data());
     p.rows.stride  = lists.stride;
-    p.rows.uncounted = plane.exact_tokens[s];
     p.error_every  = ctx.params.selection.error_every;
     p.error_turn   = (int) ((plane.n_ubatch + layer.row)%std::max(1, p.error_every));
 
@@ -95,20 +104,20 @@ void add_rows(HostLayer & layer, const ggml_tensor * dst, int64_t s, AttendProbl
     p.hits = layer.hits.data() + (size_t) stream*p.n_head_kv;
 }
 
+// No barrier between runs, so each has a workspace of its own. Those that select clear the outputs of the tokens that they leave out; the
+// runs of these come behind, and write where every thread has left the ones before.
 void run_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
     HostLayer & layer = *static_cast<HostLayer *>(userdata);
     HostPlane & plane = *layer.plane;
 
-    const int64_t n_stream = dst->src[ATTEND_K]->ne[3];
-
     plane.ctx.arrivals.wait(layer.layer->il);
-    for (int64_t s = 0; s < n_stream; ++s) {
-        AttendProblem problem = make_problem(layer, dst, s);
-        if (dst->src[ATTEND_SELECTED]) {
-            add_rows(layer, dst, s, problem);
-        }
-        // no barrier between streams, so each has a workspace of its own
-        attend_run(problem, plane.workspaces[s].data(), ith, nth, selected_isa());
+    for (const TokenRun & run : layer.reading.selected) {
+        AttendProblem problem = make_problem(layer, dst, run);
+        add_rows(layer, dst, run, problem);
+        attend_run(problem, plane.workspaces[run.workspace].data(), ith, nth, selected_isa());
+    }
+    for (const TokenRun & run : layer.reading.whole) {
+        attend_run(make_problem(layer, dst, run), plane.workspaces[run.workspace].data(), ith, nth, selected_isa());
     }
 
     if (ith == 0) {
@@ -118,11 +127,10 @@ void run_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
 
 // runs behind its attend node, before anything else uses the workspace
 void run_observe(ggml_tensor * dst, int ith, int nth, void * userdata) {
-    const HostLayer &   layer = *static_cast<const HostLayer *>(userdata);
-    const ggml_tensor * node  = dst->src[0];
+    const HostLayer & layer = *static_cast<const HostLayer *>(userdata);
 
-    for (int64_t s = 0; s < node->src[ATTEND_K]->ne[3]; ++s) {
-        attend_observe(make_problem(layer, node, s), layer.plane->workspaces[s].data(), ith, nth, selected_isa());
+    for (const TokenRun & run : layer.reading.whole) {
+        attend_observe(make_problem(layer, dst->src[0], run), layer.plane->workspaces[run.workspace].data(), ith, nth, selected_isa());
     }
 }
 
@@ -146,16 +154,16 @@ ggml_tensor * HostPlane::build_attend(Layer & served, const llama_edgekv_attend 
 
     layer.scale   = args.scale;
     layer.softcap = args.softcap;
+    layer.reading = {};
     if (of_prompt) {
-        return build_attend_prompt(layer, args);
+        return build_attend_prompt(layer, served, args);
     }
 
     ggml_tensor * sources[N_ATTEND_SOURCES] = { args.q, args.k, args.v, args.mask, args.sinks };
-    if (selects(layer, (int) args.k->ne[2])) {
+    const int n_stream = (int) args.k->ne[3];
+    layer.reading = find_reading(ctx, n_stream, (int) args.q->ne[2]/n_stream, selects(layer, (int) args.k->ne[2]));
+    if (!layer.reading.selected.empty()) {
         sources[ATTEND_SELECTED] = build_select(layer, args);
-        if (!sources[ATTEND_SELECTED]) {
-            return nullptr;
-        }
     }
     layer.k_idxs = nullptr;  // belongs to this graph
 
@@ -163,15 +171,15 @@ ggml_tensor * HostPlane::build_attend(Layer & served, const llama_edgekv_attend 
                                         sources, N_ATTEND_SOURCES, run_attend, GGML_N_TASKS_MAX, &layer);
     ggml_format_name(node, "edgekv_attend-%d", args.il);
 
-    AttendProblem problem = make_problem(layer, node, 0);
-    problem.rows.stride = sources[ATTEND_SELECTED] ? lists_of(layer, 0).stride : 0;
-    if (!reserve_workspace(problem, (int) args.k->ne[3])) {
+    const bool reserved = (layer.reading.selected.empty() || sources[ATTEND_SELECTED]) && reserve_workspaces(layer, make_problem(layer, node, 0));
+    served.had_memory(reserved, false);
+    if (!reserved) {
         return nullptr;  // the stock nodes need none
     }
 
     ggml_build_forward_expand(args.gf, node);
 
-    if (ctx.params.observe && !sources[ATTEND_SELECTED]) {
+    if (ctx.params.observe && !layer.reading.whole.empty()) {
         ggml_build_forward_expand(args.gf, build_observe(layer, args, node));
     }
 

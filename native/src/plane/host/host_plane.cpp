@@ -14,11 +14,9 @@ HostPlane::HostPlane(edgekv_context & ctx) : ctx(ctx), arena(ctx.shape.slot_byte
     sketches.shape(shape);
     drops.shape(shape);
     prior.assign(shape.n_entries(), 0.0f);
-    pins.assign(shape.n_entries(), 0);
-    workspaces.resize(shape.n_stream);
+    // of a stream one run selects
     select_workspaces.resize(shape.n_stream);
     sights.resize(shape.n_stream);
-    exact_tokens.resize(shape.n_stream);
     lists.resize(shape.n_stream);
     for (const Layer * served : ctx.rows) {
         auto layer = std::make_unique<HostLayer>();
@@ -172,20 +170,22 @@ bool HostPlane::observes_prompts() const {
     return ctx.params.observe && ctx.params.observe_prompts && (ctx.params.mode == EDGEKV_MODE_SPARSE || ctx.params.mode == EDGEKV_MODE_EVICT);
 }
 
-bool HostPlane::reserve_workspace(AttendProblem problem, int n_stream_graph) {
+bool HostPlane::reserve_workspaces(HostLayer & layer, AttendProblem problem) {
     if (ctx.params.observe) {
         problem.mass_max = problem.mass_sum = reinterpret_cast<float *>(observation.data());
     }
+    workspaces.resize(std::max(workspaces.size(), (size_t) layer.reading.n_workspaces()));
 
-    const size_t n_bytes = attend_workspace_bytes(problem, n_threads);
+    const auto reserve = [&](const TokenRun & run, size_t stride) {
+        problem.n_tokens    = run.n;
+        problem.rows.stride = stride;
 
-    for (int s = 0; s < n_stream_graph; ++s) {
-        if (!workspaces[s].reserve(n_bytes)) {
-            return false;
-        }
-    }
+        return workspaces[run.workspace].reserve(attend_workspace_bytes(problem, n_threads));
+    };
 
-    return true;
+    return std::all_of(layer.reading.selected.begin(), layer.reading.selected.end(),
+                       [&](const TokenRun & run) { return reserve(run, lists_of(layer, run).stride); }) &&
+           std::all_of(layer.reading.whole.begin(), layer.reading.whole.end(), [&](const TokenRun & run) { return reserve(run, 0); });
 }
 
 bool HostPlane::reserve_prompt(size_t n_bytes) {
@@ -199,18 +199,13 @@ bool HostPlane::reserve_prompt(size_t n_bytes) {
     return true;
 }
 
-RowLists & HostPlane::lists_of(HostLayer & layer, int64_t s) {
-    return ctx.params.selection.keep_rows ? layer.lists[s] : lists[s];
+RowLists & HostPlane::lists_of(HostLayer & layer, const TokenRun & run) {
+    return ctx.params.selection.keep_rows ? layer.lists[run.workspace] : lists[run.workspace];
 }
 
 float * HostPlane::priority(int row, int stream, int head) {
     assert(ctx.shape.has(row, head, 0) && ctx.shape.has_stream(stream));
     return prior.data() + ctx.shape.entry_of_stream(row, stream, head);
-}
-
-uint8_t * HostPlane::pinned(int row, int stream, int head) {
-    assert(ctx.shape.has(row, head, 0) && ctx.shape.has_stream(stream));
-    return pins.data() + ctx.shape.entry_of_stream(row, stream, head);
 }
 
 float * HostPlane::mass(int which, int row, int stream) const {
@@ -234,7 +229,7 @@ float * HostPlane::mass_sum(int row, int stream) const {
 PageArrays HostPlane::arrays() {
     const float * mass = reinterpret_cast<const float *>(observation.data());
 
-    return { prior.data(), pins.data(), drops.data(), mass, mass + ctx.shape.n_entries() };
+    return { prior.data(), drops.data(), mass, mass + ctx.shape.n_entries() };
 }
 
 void HostPlane::add_selected(edgekv_selected * out, int stream) {
@@ -262,10 +257,15 @@ void HostPlane::add_selected(edgekv_selected * out, int stream) {
 }
 
 RowsRead HostPlane::last_rows(const Layer & layer, int head, int token) {
-    const RowLists & from = of(layer).lists[0];
-    const int        list = token*layer.info.n_head_kv + head;
-    if (token >= from.n_tokens) {
+    const HostLayer & served = of(layer);
+    const TokenRun *  run    = served.reading.selected_of(0);
+    if (!run || token < run->first || token >= run->first + run->n) {
         return {};
+    }
+    const RowLists & from = served.lists[run->workspace];
+    const int        list = (token - run->first)*layer.info.n_head_kv + head;
+    if (token - run->first >= from.n_tokens) {
+        return {};  // rows were not kept then
     }
 
     return { reinterpret_cast<const int32_t *>(from.cells.data()) + list*from.stride,
@@ -294,7 +294,7 @@ void HostPlane::add_memory(edgekv_memory & out) const {
     out.observation_bytes += observation.size();
     out.sketch_bytes      += sketches.bytes();
     out.arena_bytes       += arena.bytes();
-    out.table_bytes       += prior.size()*sizeof(float) + pins.size() + drops.bytes();
+    out.table_bytes       += prior.size()*sizeof(float) + drops.bytes();
 }
 
 Sketch HostPlane::sketch(const Layer & layer, int stream, std::vector<char> &) {

@@ -6,6 +6,7 @@
 #include "pages/buffer.h"
 #include "pages/drops.h"
 #include "pages/sketches.h"
+#include "plane/host/reading.h"
 #include "plane/plane.h"
 
 #include <atomic>
@@ -17,7 +18,7 @@ struct edgekv_context;
 
 namespace edgekv {
 
-// What selection left of one stream: lists [n_tokens][n_head_kv], as in AttendRows.
+// What selection left of one run of tokens: lists [n_tokens][n_head_kv], as in AttendRows.
 struct RowLists {
     Buffer cells, weights, n_rows;
     size_t stride = 0;
@@ -39,8 +40,9 @@ struct HostLayer {
     float softcap = 0.0f;
     const ggml_tensor * k_idxs = nullptr;
     bool leads = false;  // the first layer that selects: it finds out what each token sees
+    Reading reading;     // of a short ubatch
 
-    std::vector<RowLists> lists;            // [stream], where they are kept
+    std::vector<RowLists> lists;            // [run that selects], where they are kept
     std::vector<AttendHits> hits;           // [stream][n_head_kv]
     std::vector<edgekv_selected> selected;  // [stream][n_head_kv], without what is in hits
 };
@@ -86,13 +88,12 @@ public:
     HostLayer & of(const Layer & layer) { return *layers[layer.info.row]; }
     bool selects(const HostLayer & layer, int n_cells_view) const;
     bool observes_prompts() const;  // the last tokens of each stream of a long ubatch
-    bool reserve_workspace(AttendProblem problem, int n_stream_graph);
+    bool reserve_workspaces(HostLayer & layer, AttendProblem problem);  // of all runs of its reading; false: out of memory
     bool reserve_prompt(size_t n_bytes);  // of each thread; false: out of memory
-    RowLists & lists_of(HostLayer & layer, int64_t s);
+    RowLists & lists_of(HostLayer & layer, const TokenRun & run);
 
     // [page of the stream]
     float * priority(int row, int stream, int head);
-    uint8_t * pinned(int row, int stream, int head);
     float * mass_max(int row, int stream) const;  // null: not observed
     float * mass_sum(int row, int stream) const;
 
@@ -104,10 +105,9 @@ public:
 
     uint64_t n_ubatch = 0;
     int n_threads = 0;     // the workspaces are sized for
-    std::vector<Buffer> workspaces;  // one a stream
+    std::vector<Buffer> workspaces;  // one a run of tokens
     std::vector<Buffer> select_workspaces;
-    std::vector<uint32_t> exact_tokens;  // one a stream: a bit for each of its tokens that reads all it sees, as a prompt's does
-    std::vector<Buffer> sights;    // [n_tokens][groups of the view] of the ubatch, written by the layer that leads
+    std::vector<Buffer> sights;    // of a run, [n_tokens][groups of the view], written by the layer that leads
     std::vector<std::vector<int32_t>> candidates;  // pages, one a thread, where there are no sketches
     bool leader_built = false;
     std::vector<Buffer> prompt_workspaces;  // one a thread
@@ -132,7 +132,6 @@ private:
     std::vector<std::unique_ptr<HostLayer>> layers;  // by row
     std::vector<RowLists> lists;  // of the layer that selected last: the next to run attends it
     std::vector<float> prior;
-    std::vector<uint8_t> pins;
     Buffer observation;           // mass_max, then mass_sum
 };
 

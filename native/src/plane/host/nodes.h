@@ -14,8 +14,8 @@ namespace edgekv {
 // the node that fills the lists of `layer`; null: out of memory
 ggml_tensor * build_select(HostLayer & layer, const llama_edgekv_attend & args);
 
-// the node that attends ubatches too long for the decode kernel; null: no kernel for these heads, or out of memory
-ggml_tensor * build_attend_prompt(HostLayer & layer, const llama_edgekv_attend & args);
+// the node that attends ubatches too long for the decode kernel; null: no kernel for these heads, or out of memory, as `served` then says
+ggml_tensor * build_attend_prompt(HostLayer & layer, Layer & served, const llama_edgekv_attend & args);
 
 enum AttendSource { ATTEND_Q, ATTEND_K, ATTEND_V, ATTEND_MASK, ATTEND_SINKS, ATTEND_SELECTED, ATTEND_SEEN, ATTEND_K_IDXS, N_ATTEND_SOURCES };
 

@@ -14,7 +14,7 @@ ChoiceResult choose_pages(const PageChoice & choice, int32_t * rows, std::vector
     candidates.clear();
     for (int page = 0; page < n_pages; ++page) {
         bool visible = false;
-        bool certain = choice.pinned[page] != 0;
+        bool certain = false;
         for (int c = page*choice.page_tokens; c < end_of(page); ++c) {
             visible = visible || sees(choice.sight, c);
             certain = certain || is_certain(choice.sight, c);

@@ -1,5 +1,5 @@
-// Which pages one query token attends in one KV head where there are no sketches: those that are certain or pinned, and the best of the
-// others by the policy's score.
+// Which pages one query token attends in one KV head where there are no sketches: those with a certain cell, and the best of the others by
+// the policy's score.
 //
 // Nothing here knows ggml, llama.cpp or Python.
 #pragma once
@@ -16,8 +16,7 @@ struct PageChoice {
     int page_tokens;
     const Sight * sight;      // by group of 64 cells
     const float * priority;   // by page
-    const uint8_t * pinned;   // by page
-    int tokens;               // the budget, certain and pinned pages included: of so many tokens, ...
+    int tokens;               // the budget, certain pages included: of so many tokens, ...
     float share;              // ... or where that is 0, this share of the visible pages
 };
 

@@ -73,7 +73,6 @@ void run_attend_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
     HostPlane &         plane    = *layer.plane;
     const ggml_tensor * k        = dst->src[ATTEND_K];
     const int           n_stream = (int) k->ne[3];
-    const bool          sparse   = dst->src[ATTEND_K_IDXS] && sparse_prompt(plane, (int) k->ne[2]);
     char * const        memory   = plane.prompt_workspaces[ith].data();
 
     plane.ctx.arrivals.wait(layer.layer->il);
@@ -86,7 +85,7 @@ void run_attend_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
          i = plane.prompt_items.next.fetch_add(1, std::memory_order_relaxed)) {
         const int     s       = i%n_stream;
         PromptProblem problem = prompt_problem(layer, dst, s);
-        if (sparse) {
+        if (dst->src[ATTEND_K_IDXS]) {  // a sparse prompt
             const int64_t * k_idxs = static_cast<const int64_t *>(dst->src[ATTEND_K_IDXS]->data) + s*whole.n_tokens;
             choose_prompt_blocks(layer, k_idxs, (int) s + first_stream(k), plan, i/n_stream, problem, memory + align64(plan.scratch_bytes));
         }
@@ -106,10 +105,10 @@ void run_attend_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
 
 }  // namespace
 
-ggml_tensor * build_attend_prompt(HostLayer & layer, const llama_edgekv_attend & args) {
+ggml_tensor * build_attend_prompt(HostLayer & layer, Layer & served, const llama_edgekv_attend & args) {
     HostPlane & plane = *layer.plane;
     ggml_tensor * sources[N_ATTEND_SOURCES] = { args.q, args.k, args.v, args.mask, args.sinks, nullptr, build_seen(plane, args),
-                                                const_cast<ggml_tensor *>(plane.ctx.sketches() ? layer.k_idxs : nullptr) };
+                                                const_cast<ggml_tensor *>(sparse_prompt(plane, (int) args.k->ne[2]) ? layer.k_idxs : nullptr) };
     layer.k_idxs = nullptr;  // belongs to this graph
     ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.q->ne[0]*args.q->ne[1], args.q->ne[2], 1, 1,
                                         sources, N_ATTEND_SOURCES, run_attend_prompt, GGML_N_TASKS_MAX, &layer);
@@ -123,7 +122,9 @@ ggml_tensor * build_attend_prompt(HostLayer & layer, const llama_edgekv_attend &
         problem.mass_max = problem.mass_sum = plane.mass_max(layer.row, 0);
     }
     const size_t choice = sources[ATTEND_K_IDXS] ? prompt_choice_bytes(problem) : 0;
-    if (!plane.reserve_prompt(align64(prompt_plan(problem, plane.n_threads).scratch_bytes) + choice)) {
+    const bool reserved = plane.reserve_prompt(align64(prompt_plan(problem, plane.n_threads).scratch_bytes) + choice);
+    served.had_memory(reserved, true);
+    if (!reserved) {
         return nullptr;  // the stock nodes need none; they attend what is dropped and still there
     }
     ggml_build_forward_expand(args.gf, node);

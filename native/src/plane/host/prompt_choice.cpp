@@ -1,8 +1,12 @@
 // Sparse prompts: what an item attends, by the sketches of all that its tokens see.
 #include "plane/host/nodes.h"
 #include "kernels/prompt/prompt_choice.h"
+#include "pages/certain.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
+#include <vector>
 
 namespace edgekv {
 
@@ -19,13 +23,14 @@ struct ChoiceSpace {
         tops         = cells + align64(group*cell_stride*sizeof(uint16_t));
         sums         = tops + align64(group*group_stride*sizeof(float));
         squares      = sums + align64(group*group_stride*sizeof(float));
-        sight        = squares + align64(n_blocks*sizeof(float));
+        most         = squares + align64(n_blocks*sizeof(float));
+        sight        = most + align64(n_blocks*sizeof(float));
         certain      = sight + align64(n_blocks*sizeof(Sight));
         raise        = certain + align64(n_blocks);
         bytes        = raise + align64(n_blocks*sizeof(float));
     }
 
-    size_t group_stride, cell_stride, cells, tops, sums, squares, sight, certain, raise, bytes;
+    size_t group_stride, cell_stride, cells, tops, sums, squares, most, sight, certain, raise, bytes;
 };
 
 struct ItemChoice {
@@ -34,6 +39,7 @@ struct ItemChoice {
     const PromptItem item;
     const int stream;
     const int64_t * k_idxs;  // of the stream's tokens
+    const llama_edgekv_cells & view;
     const ChoiceSpace space;
     char * const memory;
     const int n_blocks;
@@ -61,59 +67,106 @@ struct ItemChoice {
         }
     }
 
-    // Asks every kSampledTokens-th token of the item, the last of each so many. Returns how many rows were asked.
-    int estimate() const {
+    int64_t cell_of(int token) const { return k_idxs[token] - (int64_t) stream*ctx().shape.n_cells; }
+    const uint64_t * sequences_of(int64_t cell) const { return view.seq + (size_t) cell*view.n_seq_words; }
+    bool together(int token, int other) const {  // of the same sequences
+        return std::equal(sequences_of(cell_of(token)), sequences_of(cell_of(token)) + view.n_seq_words, sequences_of(cell_of(other)));
+    }
+
+    // The first token of each conversation in the item.
+    std::vector<int> conversations() const {
+        std::vector<int> firsts;
+        const int end = prompt_first_token(problem.attend.n_tokens, item.end_block);
+        for (int token = prompt_first_token(problem.attend.n_tokens, item.first_block); token < end; ++token) {
+            if (std::none_of(firsts.begin(), firsts.end(), [&](int first) { return together(first, token); })) {
+                firsts.push_back(token);
+            }
+        }
+
+        return firsts;
+    }
+
+    void ask(int token, int token_block, float * squares) const {
         const AttendProblem & p      = problem.attend;
         const int             group  = p.n_head/p.n_head_kv;
         const Sketch          sketch = plane().sketches.of(layer.row, stream);
         const SketchKeys      keys   = { p.k_type, p.k, p.k_stride_cell, p.k_stride_head };
         const Shares          out    = { at<uint16_t>(space.cells), at<float>(space.tops), at<float>(space.sums), space.cell_stride, space.group_stride };
-        int                   n_rows = 0;
 
-        std::fill_n(at<float>(space.squares), n_blocks, 0.0f);
-        for (int tb = item.first_block; tb < item.end_block; ++tb) {
-            const int end = prompt_first_token(p.n_tokens, tb + 1);
-            for (int token = end - 1; token >= prompt_first_token(p.n_tokens, tb); token -= kSampledTokens) {
-                look(token, tb);
-                const SketchQuery q = { p.q + token*p.q_stride_token + (size_t) item.head*group*p.q_stride_head, p.q_stride_token, p.q_stride_head,
-                                        1, group, p.scale, p.softcap, at<Sight>(space.sight), (size_t) n_blocks };
-                sketch_query_prepare(sketch, q, memory, selected_isa());
-                scan_groups({ sketch, keys, q, memory, item.head }, 0, n_blocks, out);
-                for (int g = 0; g < group; ++g) {
-                    add_square_shares(out.tops + g*space.group_stride, out.sums + g*space.group_stride, n_blocks, at<float>(space.squares));
-                }
-                n_rows += group;
-            }
+        look(token, token_block);
+        const SketchQuery q = { p.q + token*p.q_stride_token + (size_t) item.head*group*p.q_stride_head, p.q_stride_token, p.q_stride_head,
+                                1, group, p.scale, p.softcap, at<Sight>(space.sight), (size_t) n_blocks };
+        sketch_query_prepare(sketch, q, memory, selected_isa());
+        scan_groups({ sketch, keys, q, memory, item.head }, 0, n_blocks, out);
+        for (int g = 0; g < group; ++g) {
+            add_square_shares(out.tops + g*space.group_stride, out.sums + g*space.group_stride, n_blocks, squares);
         }
-
-        return n_rows;
     }
 
-    // The sinks, what is pinned, and the newest tokens before the item and of it; returns how many blocks some token sees.
-    int find_certain() const {
-        const auto &    options  = ctx().params.selection;
-        const int32_t * newest   = ctx().pages.cells.newest(stream);
-        const int32_t * oldest   = ctx().pages.cells.oldest(stream);
-        const uint8_t * pinned   = plane().pinned(layer.row, stream, item.head);
-        const int       token    = prompt_first_token(problem.attend.n_tokens, item.first_block);
-        const int32_t   position = ctx().pages.cells.positions(stream)[k_idxs[token] - (int64_t) stream*ctx().shape.n_cells];
-        const int       pages    = (problem.attend.n_cells + ctx().shape.page_tokens - 1)/ctx().shape.page_tokens;
-        uint8_t *       certain  = at<uint8_t>(space.certain);
-        int             n_seen   = 0;
+    // Asks every kSampledTokens-th token of each conversation that the item holds, the last of each so many, and leaves the mean square share
+    // of each block, of the conversation that it matters to most: one with few tokens in the item has the chances that it would have alone.
+    void estimate(const std::vector<int> & firsts) const {
+        const AttendProblem & p       = problem.attend;
+        float * const         squares = at<float>(space.squares);
+        float * const         most    = at<float>(space.most);
+
+        std::fill_n(most, n_blocks, 0.0f);
+        for (const int first : firsts) {
+            int n_asked = 0;
+            std::fill_n(squares, n_blocks, 0.0f);
+            for (int tb = item.first_block; tb < item.end_block; ++tb) {
+                int n_before = 0;
+                for (int token = prompt_first_token(p.n_tokens, tb + 1) - 1; token >= prompt_first_token(p.n_tokens, tb); --token) {
+                    if (together(first, token) && n_before++%kSampledTokens == 0) {
+                        ask(token, tb, squares);
+                        n_asked += 1;
+                    }
+                }
+            }
+            const float n_rows = (float) (n_asked*(p.n_head/p.n_head_kv));
+            for (int b = 0; b < n_blocks; ++b) {
+                most[b] = std::max(most[b], squares[b]/n_rows);
+            }
+        }
+    }
+
+    // Of each conversation the sinks, and the newest tokens before the item and of it; and what is pinned. Returns how many blocks some token
+    // sees.
+    int find_certain(const std::vector<int> & firsts) const {
+        const edgekv_context & ctx  = this->ctx();
+        const Cells &   cells       = ctx.pages.cells;
+        const int32_t * newest      = cells.newest(stream);
+        const int32_t * oldest      = cells.oldest(stream);
+        const int       page_tokens = ctx.shape.page_tokens;
+        uint8_t *       certain     = at<uint8_t>(space.certain);
+        int             n_seen      = 0;
 
         for (int b = 0; b < n_blocks; ++b) {
             bool sees = false;
             for (int tb = item.first_block; tb < item.end_block; ++tb) {
                 sees = sees || seen(tb, b) != Seen::nothing;
             }
-            certain[b] = 0;
-            for (int c = b*kPromptCells; sees && c < (b + 1)*kPromptCells; c += 16) {
-                const int page = c/ctx().shape.page_tokens;
-                if (page < pages && (oldest[page] < options.sink_tokens || newest[page] > position - kNewestTokens || pinned[page])) {
-                    certain[b] = 1;
+            certain[b] = sees && ctx.pages.pins.of(stream, b) != 0;
+            n_seen += sees;
+        }
+        for (const int first : firsts) {
+            const uint64_t * mine = sequences_of(cell_of(first));
+            const auto has = certain_positions(ctx.params.selection.sink_tokens, kNewestTokens, page_tokens, cells.positions(stream)[cell_of(first)]);
+            for (int part = 0; part < problem.attend.n_cells; part += 16) {  // of which pages have a multiple
+                const int b = part/kPromptCells;
+                if (certain[b] || !has.may_hold(oldest[part/page_tokens], newest[part/page_tokens])) {
+                    continue;
+                }
+                bool sees = false;
+                for (int tb = item.first_block; tb < item.end_block; ++tb) {
+                    sees = sees || seen(tb, b) != Seen::nothing;
+                }
+                for (int c = part; sees && c < std::min(part + 16, problem.attend.n_cells); ++c) {
+                    const uint64_t * its = sequences_of(c);
+                    const bool ours = std::inner_product(mine, mine + view.n_seq_words, its, uint64_t{0}, std::bit_or<>(), std::bit_and<>()) != 0;
+                    certain[b] = certain[b] || (ours && has.holds(cells.positions(stream)[c]));
                 }
             }
-            n_seen += sees;
         }
 
         return n_seen;
@@ -130,14 +183,6 @@ float offset_of(const HostLayer & layer, const PromptItem & item) {
     return (float) (x & 0xffff)/65536.0f;
 }
 
-// the labels of a stream's cells
-uint8_t * labels_of(const edgekv_context & ctx, int stream) {
-    llama_edgekv_cells cells = {};
-    llama_edgekv_get_cells(ctx.lctx, (uint32_t) stream, &cells);
-
-    return cells.labels;
-}
-
 }  // namespace
 
 bool sparse_prompt(const HostPlane & plane, int n_cells) {
@@ -152,24 +197,25 @@ void choose_prompt_blocks(HostLayer & layer, const int64_t * k_idxs, int stream,
                           char * memory) {
     HostPlane &           plane  = *layer.plane;
     const AttendProblem & p      = problem.attend;
-    const ItemChoice      choice = { layer, problem, prompt_item(plan, p.n_head_kv, index), stream, k_idxs,
+    llama_edgekv_cells    cells  = {};
+    llama_edgekv_get_cells(plane.ctx.lctx, (uint32_t) stream, &cells);
+    const ItemChoice      choice = { layer, problem, prompt_item(plan, p.n_head_kv, index), stream, k_idxs, cells,
                                      ChoiceSpace(p.head_dim, p.n_head/p.n_head_kv, p.n_cells), memory, prompt_cell_blocks(p.n_cells) };
     const ChoiceSpace & space = choice.space;
 
-    const int     n_rows  = choice.estimate();
-    const int     n_seen  = choice.find_certain();
+    const std::vector<int> firsts = choice.conversations();
+    choice.estimate(firsts);
+    const int     n_seen  = choice.find_certain(firsts);
     float * const raise   = choice.at<float>(space.raise);
-    const int     n_drawn = draw_blocks(choice.at<float>(space.squares), n_rows, choice.at<uint8_t>(space.certain), choice.n_blocks,
+    const int     n_drawn = draw_blocks(choice.at<float>(space.most), 1, choice.at<uint8_t>(space.certain), choice.n_blocks,
                                         plane.ctx.params.selection.prompt_resolution, offset_of(layer, choice.item), raise);
     problem.raise = raise;
     plane.blocks.seen.fetch_add(n_seen, std::memory_order_relaxed);
     plane.blocks.attended.fetch_add(n_drawn, std::memory_order_relaxed);
     if (n_drawn < n_seen || std::any_of(raise, raise + choice.n_blocks, [](float x) { return x > 0.0f; })) {
-        const int     end        = prompt_first_token(p.n_tokens, choice.item.end_block);
-        const int64_t first_cell = (int64_t) stream*plane.ctx.shape.n_cells;
-        uint8_t * const labels   = labels_of(plane.ctx, stream);
+        const int end = prompt_first_token(p.n_tokens, choice.item.end_block);
         for (int token = prompt_first_token(p.n_tokens, choice.item.first_block); token < end; ++token) {
-            __atomic_fetch_or(labels + k_idxs[token] - first_cell, LLAMA_EDGEKV_SPARSE_PROMPT, __ATOMIC_RELAXED);  // other heads' items label it too
+            __atomic_fetch_or(cells.labels + choice.cell_of(token), LLAMA_EDGEKV_SPARSE_PROMPT, __ATOMIC_RELAXED);  // other heads' items label it too
         }
     }
 }

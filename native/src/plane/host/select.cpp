@@ -2,6 +2,7 @@
 #include "plane/host/nodes.h"
 #include "plane/host/page_choice.h"
 #include "kernels/select/sample.h"
+#include "pages/certain.h"
 
 #include <algorithm>
 #include <cmath>
@@ -15,15 +16,15 @@ enum SelectSource { SELECT_Q, SELECT_K, SELECT_MASK, SELECT_K_IDXS, SELECT_SINKS
 
 constexpr int kChunkGroups = 16;  // that a thread scans at once: 1,024 cells
 
-// The sizes of one stream's selection and its workspace, which all layers use in turn: counters (threads that are done, the next chunk, and
+// The sizes of one run's selection and its workspace, which all layers use in turn: counters (threads that are done, the next chunk, and
 // by KV head chunks that are done), as many as any layer needs, so that none lies where another layer keeps numbers, zero between runs;
 // shares [KV head][token][head of the group]; then for each thread the prepared queries of a KV head, what sampling needs, and what the
 // tokens see.
 struct SelectPlan {
-    SelectPlan(const HostLayer & layer, const ggml_tensor * q, const ggml_tensor * k, int n_threads) {
+    SelectPlan(const HostLayer & layer, const ggml_tensor * q, const ggml_tensor * k, const TokenRun & run, int n_threads) {
         const edgekv_context & ctx = layer.plane->ctx;
 
-        n_tokens  = (int) (q->ne[2]/k->ne[3]);
+        n_tokens  = run.n;
         n_head_kv = (int) k->ne[1];
         group     = (int) q->ne[1]/n_head_kv;
         n_cells   = (int) k->ne[2];
@@ -49,40 +50,33 @@ struct SelectPlan {
     size_t cell_stride, group_stride, shares_offset, tops_offset, sums_offset, threads_offset, scratch_offset, sight_offset, thread_bytes, bytes;
 };
 
-// Whether the token in a cell is a prompt's, which is to be read exactly.
-bool of_exact_prompt(const edgekv_context & ctx, const llama_edgekv_cells & cells, int64_t cell) {
-    if (ctx.params.mode != EDGEKV_MODE_SPARSE || ctx.params.selection.prompt_resolution > 0) {
-        return false;
-    }
-    const uint64_t * seq = cells.seq + (size_t) cell*cells.n_seq_words;
-
-    return std::any_of(ctx.prompts.begin(), ctx.prompts.end(), [&](int32_t id) { return (seq[id/64] >> id%64 & 1) != 0; });
-}
-
-// What a token at `position` sees. It reads the pages at the start, the newest ones and what has no sketch for certain; all: everything.
+// What a token at `position` sees. It reads the first tokens, the newest ones, what is pinned and what has no sketch for certain.
 void find_sight(const edgekv_context & ctx, const SelectPlan & plan, const ggml_tensor * mask, const char * row, int stream, int32_t position,
-                bool all, Sight * sight) {
-    const auto &    options = ctx.params.selection;
-    const int32_t * newest  = ctx.pages.cells.newest(stream);
-    const int32_t * oldest  = ctx.pages.cells.oldest(stream);
+                Sight * sight) {
+    const auto &    options   = ctx.params.selection;
+    const int32_t * newest    = ctx.pages.cells.newest(stream);
+    const int32_t * oldest    = ctx.pages.cells.oldest(stream);
+    const int32_t * positions = ctx.pages.cells.positions(stream);
+    const auto      certain   = certain_positions(options.sink_tokens, options.recent_tokens, ctx.shape.page_tokens, position);
 
     for (int group = 0; group < plan.n_groups; ++group) {
         const int first = group*kGroupCells;
         const int end   = std::min(first + kGroupCells, plan.n_cells);
 
-        sight[group] = { visible_cells(mask_type(mask), row, first, end), 0 };
+        sight[group] = { visible_cells(mask_type(mask), row, first, end), ctx.pages.pins.of(stream, group) };
         if (sight[group].visible == 0) {
             continue;
         }
-        for (int c = first; c < end; c += 16) {  // of which pages have a multiple
-            const int page = c/ctx.shape.page_tokens;
-            if (oldest[page] < options.sink_tokens || newest[page] > position - std::max(options.recent_tokens, 1)) {
-                sight[group].certain |= uint64_t{0xffff} << (c - first);
+        for (int part = first; part < end; part += 16) {  // of which pages have a multiple
+            const int page = part/ctx.shape.page_tokens;
+            for (int c = part; certain.may_hold(oldest[page], newest[page]) && c < std::min(part + 16, end); ++c) {
+                sight[group].certain |= (uint64_t) certain.holds(positions[c]) << (c - first);
             }
         }
-        if (all || (plan.scans && ctx.pages.stale.is_open(stream, group))) {
+        if (plan.scans && ctx.pages.stale.is_open(stream, group)) {
             sight[group].certain = ~uint64_t{0};
         }
+        sight[group].certain &= sight[group].visible;
     }
 }
 
@@ -110,14 +104,18 @@ struct SelectRun {
     const edgekv_context & ctx;
     const ggml_tensor * node;
     const SelectPlan & plan;
-    const int64_t s;    // stream in the graph
-    const int stream;   // in the cache
+    const TokenRun & of;
+    const int64_t first;  // its first token in the graph
+    const int stream;     // in the cache
     const int ith;
     const Sight * sight = nullptr;  // [n_tokens][n_groups]
     int prepared = -1;              // the KV head whose queries are in own()
-    uint32_t exact = 0;             // a bit for each token that reads all it sees
 
-    char * workspace() const { return plane.select_workspaces[s].data(); }
+    bool leaves(int token) const { return of.left >> token & 1; }
+    int64_t cell_of(int token) const {
+        return static_cast<const int64_t *>(node->src[SELECT_K_IDXS]->data)[first + token] - (int64_t) stream*ctx.shape.n_cells;
+    }
+    char * workspace() const { return plane.select_workspaces[of.workspace].data(); }
     std::atomic<int> & counter(int i) const { return reinterpret_cast<std::atomic<int> *>(workspace())[i]; }
     char * own() const { return workspace() + plan.threads_offset + ith*plan.thread_bytes; }
 
@@ -133,37 +131,31 @@ struct SelectRun {
     SketchQuery query(int head) const {
         const ggml_tensor * q = node->src[SELECT_Q];
 
-        return { static_cast<const char *>(q->data) + s*plan.n_tokens*q->nb[2] + (size_t) head*plan.group*q->nb[1], q->nb[2], q->nb[1],
+        return { static_cast<const char *>(q->data) + first*q->nb[2] + (size_t) head*plan.group*q->nb[1], q->nb[2], q->nb[1],
                  plan.n_tokens, plan.group, layer.scale, layer.softcap, sight, (size_t) plan.n_groups };
     }
 
-    int32_t position(int token) const {
-        const int64_t row = static_cast<const int64_t *>(node->src[SELECT_K_IDXS]->data)[s*plan.n_tokens + token];
-
-        return ctx.pages.cells.positions(stream)[row - (int64_t) stream*ctx.shape.n_cells];
-    }
+    int32_t position(int token) const { return ctx.pages.cells.positions(stream)[cell_of(token)]; }
 
     void look() {
-        Sight * const all = reinterpret_cast<Sight *>(plane.sights[s].data());
+        Sight * const all = reinterpret_cast<Sight *>(plane.sights[of.workspace].data());
         sight = all;
         if (!layer.leads) {
-            exact = plane.exact_tokens[s];
             return;
         }
         // the layer that leads has no barrier before its readers: each thread finds out for itself, and the first for those to come
         Sight * const mine = reinterpret_cast<Sight *>(own() + plan.sight_offset);
         const ggml_tensor * mask = node->src[SELECT_MASK];
-        llama_edgekv_cells  cells = {};
-        llama_edgekv_get_cells(ctx.lctx, (uint32_t) stream, &cells);
         for (int token = 0; token < plan.n_tokens; ++token) {
-            const char *  row  = static_cast<const char *>(mask->data) + s*mask->nb[3] + token*mask->nb[1];
-            const int64_t cell = static_cast<const int64_t *>(node->src[SELECT_K_IDXS]->data)[s*plan.n_tokens + token] - (int64_t) stream*ctx.shape.n_cells;
-            const bool    all_of_it = of_exact_prompt(ctx, cells, cell);
-            exact |= (uint32_t) all_of_it << token;
-            find_sight(ctx, plan, mask, row, stream, ctx.pages.cells.positions(stream)[cell], all_of_it, mine + (size_t) token*plan.n_groups);
+            Sight * const sees = mine + (size_t) token*plan.n_groups;
+            if (leaves(token)) {
+                std::fill_n(sees, plan.n_groups, Sight{});
+                continue;
+            }
+            const char * row = static_cast<const char *>(mask->data) + of.stream*mask->nb[3] + (of.first + token)*mask->nb[1];
+            find_sight(ctx, plan, mask, row, stream, position(token), sees);
         }
         if (ith == 0) {
-            plane.exact_tokens[s] = exact;
             std::memcpy(all, mine, (size_t) plan.n_tokens*plan.n_groups*sizeof(Sight));
         }
         sight = mine;
@@ -180,15 +172,20 @@ struct SelectRun {
 
         const ggml_tensor * k     = node->src[SELECT_K];
         const SketchKeys    keys  = { cell_type(k),
-                                      static_cast<const char *>(k->data) + s*k->nb[3], k->nb[2], k->nb[1] };
+                                      static_cast<const char *>(k->data) + of.stream*k->nb[3], k->nb[2], k->nb[1] };
         const int           first = chunk*kChunkGroups;
         scan_groups({ sketch, keys, q, own(), head }, first, std::min(first + kChunkGroups, plan.n_groups), out);
     }
 
     void select(int token, int head) const {
         const auto &       options = ctx.params.selection;
-        const RowLists &   lists   = plane.lists_of(layer, s);
+        const RowLists &   lists   = plane.lists_of(layer, of);
         const size_t       list    = (size_t) token*plan.n_head_kv + head;
+        int32_t &          n_rows  = reinterpret_cast<int32_t *>(lists.n_rows.data())[list];
+        if (leaves(token)) {
+            n_rows = 0;
+            return;
+        }
         const Sight *      seen    = sight + (size_t) token*plan.n_groups;
         const ggml_tensor * sinks  = node->src[SELECT_SINKS];
         int32_t * const    cells   = reinterpret_cast<int32_t *>(lists.cells.data()) + list*lists.stride;
@@ -208,7 +205,6 @@ struct SelectRun {
             p.group_stride = from.group_stride;
             p.sinks        = sinks ? static_cast<const float *>(sinks->data) + head*plan.group : nullptr;
             p.sight        = seen;
-            p.pinned       = plane.pinned(layer.row, stream, head);
             p.page_tokens  = ctx.shape.page_tokens;
             p.resolution   = options.resolution;
             p.offset       = walk_offset(layer.row, head, position(token));
@@ -217,16 +213,13 @@ struct SelectRun {
             p.scratch      = own() + plan.scratch_offset;
             result = sample_rows(p, selected_isa());
         } else {
-            const PageChoice choice = { plan.n_cells, ctx.shape.page_tokens, seen, plane.priority(layer.row, stream, head),
-                                        plane.pinned(layer.row, stream, head), options.tokens, options.share };
+            const PageChoice choice = { plan.n_cells, ctx.shape.page_tokens, seen, plane.priority(layer.row, stream, head), options.tokens,
+                                        options.share };
             const ChoiceResult chosen = choose_pages(choice, cells, plane.candidates[ith]);
             result = { chosen.n_rows, chosen.n_certain, chosen.n_visible };
         }
-        reinterpret_cast<int32_t *>(lists.n_rows.data())[list] = result.n_rows;
+        n_rows = result.n_rows;
 
-        if (exact >> token & 1) {
-            return;  // not a selection
-        }
         edgekv_selected & sum = layer.selected[(size_t) stream*plan.n_head_kv + head];
         sum.n_tokens  += 1;
         sum.n_visible += result.n_visible;
@@ -237,15 +230,13 @@ struct SelectRun {
         }
     }
 
-    // the cells of the ubatch's tokens but a prompt's: what they read from here on is a sample
+    // the cells of its tokens: what they read from here on is a sample
     void label() const {
         llama_edgekv_cells cells = {};
         llama_edgekv_get_cells(ctx.lctx, (uint32_t) stream, &cells);
-        const int64_t * k_idxs = static_cast<const int64_t *>(node->src[SELECT_K_IDXS]->data) + s*plan.n_tokens;
         for (int token = 0; token < plan.n_tokens; ++token) {
-            const int64_t cell = k_idxs[token] - (int64_t) stream*ctx.shape.n_cells;
-            if ((exact >> token & 1) == 0) {
-                cells.labels[cell] |= LLAMA_EDGEKV_SAMPLED;
+            if (!leaves(token)) {
+                cells.labels[cell_of(token)] |= LLAMA_EDGEKV_SAMPLED;
             }
         }
     }
@@ -280,12 +271,14 @@ struct SelectRun {
 
 void run_select(ggml_tensor * dst, int ith, int nth, void * userdata) {
     HostLayer &         layer = *static_cast<HostLayer *>(userdata);
+    const ggml_tensor * q     = dst->src[SELECT_Q];
     const ggml_tensor * k     = dst->src[SELECT_K];
-    const SelectPlan    plan(layer, dst->src[SELECT_Q], k, nth);
 
     layer.plane->ctx.arrivals.wait(layer.layer->il);
-    for (int64_t s = 0; s < k->ne[3]; ++s) {
-        SelectRun{ layer, *layer.plane, layer.plane->ctx, dst, plan, s, (int) s + first_stream(k), ith }.run(nth);
+    for (const TokenRun & run : layer.reading.selected) {
+        const SelectPlan plan(layer, q, k, run, nth);
+        const int64_t    first = run.stream*(q->ne[2]/k->ne[3]) + run.first;
+        SelectRun{ layer, *layer.plane, layer.plane->ctx, dst, plan, run, first, run.stream + first_stream(k), ith }.run(nth);
     }
 }
 
@@ -353,16 +346,16 @@ void scan_groups(const HeadScan & scan, int first, int end, const Shares & out) 
 }
 
 ggml_tensor * build_select(HostLayer & layer, const llama_edgekv_attend & args) {
-    HostPlane &      plane = *layer.plane;
-    const SelectPlan plan(layer, args.q, args.k, plane.n_threads);
-    const size_t     n_lists = (size_t) plan.n_tokens*plan.n_head_kv;
+    HostPlane & plane = *layer.plane;
 
-    for (int64_t s = 0; s < args.k->ne[3]; ++s) {
-        RowLists & lists = plane.lists_of(layer, s);
+    for (const TokenRun & run : layer.reading.selected) {
+        const SelectPlan plan(layer, args.q, args.k, run, plane.n_threads);
+        const size_t     n_lists = (size_t) plan.n_tokens*plan.n_head_kv;
+        RowLists &       lists   = plane.lists_of(layer, run);
         lists.n_tokens = plan.n_tokens;
         lists.stride   = plan.cell_stride;
-        if (!plane.select_workspaces[s].reserve(plan.bytes) ||
-            !plane.sights[s].reserve((size_t) plan.n_tokens*plan.n_groups*sizeof(Sight)) ||
+        if (!plane.select_workspaces[run.workspace].reserve(plan.bytes) ||
+            !plane.sights[run.workspace].reserve((size_t) plan.n_tokens*plan.n_groups*sizeof(Sight)) ||
             !lists.cells.reserve(n_lists*lists.stride*sizeof(int32_t)) ||
             !lists.weights.reserve(n_lists*lists.stride*sizeof(float)) ||
             !lists.n_rows.reserve(n_lists*sizeof(int32_t))) {

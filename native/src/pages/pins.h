@@ -1,0 +1,39 @@
+// What a person pinned: spans of positions of sequences, and the cells that hold them now.
+#pragma once
+
+#include "edgekv.h"
+#include "pages/cells.h"
+
+#include <cassert>
+#include <cstdint>
+#include <vector>
+
+namespace edgekv {
+
+// A span means whole runs of page_tokens positions, so that the same tokens are pinned wherever a conversation's cells lie.
+class Pins {
+public:
+    void shape(const PageShape & shape);  // forgets all
+    void set(const edgekv_span * spans, int n);  // in place of all before, from the next sync on; throws std::bad_alloc
+
+    // Decoding thread, before a ubatch, after the cells' sync.
+    void sync(const llama_context * lctx, const Cells & cells);
+
+    uint64_t of(int stream, int group) const {  // a bit for each pinned cell of a group
+        assert(dims.has_stream(stream) && group >= 0 && group < dims.n_groups());
+        return bits.empty() ? 0 : bits[(size_t) stream*dims.n_groups() + group];
+    }
+    const std::vector<int32_t> & changed() const { return changed_groups; }  // stream*groups + group, by the last sync
+    size_t bytes() const { return bits.size()*sizeof(uint64_t); }
+
+private:
+    void look_at(int stream, int group, const llama_edgekv_cells & cells);
+
+    PageShape dims = {};
+    std::vector<edgekv_span> spans;
+    bool anew = false;  // the spans are others
+    std::vector<uint64_t> bits;  // [stream][group]; empty: nothing was pinned yet
+    std::vector<int32_t> changed_groups;
+};
+
+}  // namespace edgekv

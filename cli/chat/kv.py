@@ -69,7 +69,8 @@ def mode_text(attached: Runtime) -> str:
     mode = attached.mode
     if mode is KvMode.OFF or n_hooked == len(layers):
         return mode.value
-    return f"{mode.value} on {n_hooked} of {len(layers)} layers"
+    n_refused = sum(layer.refused for layer in layers)
+    return f"{mode.value} on {n_hooked} of {len(layers)} layers" + (f", no memory for {n_refused}" if n_refused else "")
 
 
 def mode_summary(server: Server) -> str:

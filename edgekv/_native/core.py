@@ -245,6 +245,7 @@ class NativeLayer:
     head_dim: int
     type_k: str
     type_v: str
+    refused: bool
 
 
 def layers(handle: Handle) -> list[NativeLayer]:
@@ -253,7 +254,7 @@ def layers(handle: Handle) -> list[NativeLayer]:
         _check(lib.edgekv_get_layer(handle, il, out))
         found.append(NativeLayer(
             il, out.state == lib.EDGEKV_LAYER_HOOKED, ffi.string(lib.edgekv_layer_state_text(out.state)).decode(), out.row,
-            out.n_head, out.n_head_kv, out.head_dim, _type_name(out.k_type), _type_name(out.v_type)))
+            out.n_head, out.n_head_kv, out.head_dim, _type_name(out.k_type), _type_name(out.v_type), out.state == lib.EDGEKV_LAYER_NO_MEMORY))
     return found
 
 
@@ -292,12 +293,12 @@ class RunSums:
     n_tokens_hooked: int
     n_tokens_observed: int
     """The tokens whose mass this is; 0: the mass is zero."""
-    n_tokens_prompt: int
-    """Those of ubatches that held tokens of a prompt."""
+    n_tokens_prompt: int  # those of ubatches that held tokens of a prompt
     changed: np.ndarray
     newest: int
     ends_run: bool
     """The newest ubatch was the last of its run: the next one begins at zero."""
+    n_refused: int  # layers that stock nodes attend, because there is no memory for ours
 
 
 class RunReader:
@@ -317,11 +318,10 @@ class RunReader:
 
     def read(self) -> RunSums:
         """Attention mass of the run so far: float32 [row, kv_head, page] views that live until the next ubatch."""
-        out = self._out
-        _check(lib.edgekv_get_observation(self._handle, out))
+        _check(lib.edgekv_get_observation(self._handle, out := self._out))
         changed = np.frombuffer(ffi.buffer(out.changed, 4 * out.n_changed), np.int32) if out.n_changed else _NO_PAGES
-        return RunSums(*self._mass, out.pages_per_stream, out.page_tokens, out.n_ubatches, out.n_ubatches_hooked, out.n_tokens,
-                                 out.n_tokens_hooked, out.n_tokens_observed, out.n_tokens_prompt, changed, out.newest, bool(out.ends_run))
+        return RunSums(*self._mass, out.pages_per_stream, out.page_tokens, out.n_ubatches, out.n_ubatches_hooked, out.n_tokens, out.n_tokens_hooked,
+                       out.n_tokens_observed, out.n_tokens_prompt, changed, out.newest, bool(out.ends_run), out.n_refused)
 
 
 _NO_PAGES = np.empty(0, np.int32)

@@ -61,7 +61,7 @@ class MapMaker:
         mass = runtime.mass()
         first = stream * (mass.shape[2] // max(1, runtime.cells.n_stream))
         if self._layers is None:
-            self._layers = [layer for layer in runtime.layers if layer.hooked]
+            self._layers = [layer for layer in runtime.layers if layer.row >= 0]
         layers = self._layers
         heads = _heads_per_line([layer.n_head_kv for layer in layers])
         # several pages or heads to a field: summed over blocks

@@ -18,6 +18,10 @@ class LayerReport:
     head_dim: int
     type_k: str
     type_v: str
+    row: int = -1
+    """In arrays by layer; -1: it has none."""
+    refused: bool = False
+    """It would be attended here, and there is no memory for that."""
 
 
 @dataclass(frozen=True)

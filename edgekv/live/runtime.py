@@ -6,6 +6,7 @@ in-process server's included; `Runtime.attach` takes one that already exists.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ from edgekv.live.sampling import sparse_with  # noqa: E402 (as above)
 from edgekv.live.tokens import Tokens  # noqa: E402 (as above)
 from edgekv.live.wiring import Tiering, begins_with, has_tiers, operations, selection_report  # noqa: E402 (as above)
 
+log = logging.getLogger("edgekv")
+
 __all__ = ["Runtime", "defaults", "find", "last_failure", "live", "raise_failure", "set_defaults"]
 
 
@@ -56,6 +59,7 @@ class Runtime:
         follows closely."""
         self._follows = False
         self._pins: list[tuple[int, int, int]] = []  # sequence, first and last position
+        self._n_refused = 0
         self._tiering: Tiering | None = None
         self._overdue = False  # mode evict has been asked for, and has dropped nothing yet
         self._check_evict(options)
@@ -147,7 +151,7 @@ class Runtime:
     @property
     def layers(self) -> list[LayerReport]:
         return [LayerReport(layer.il, layer.hooked, layer.reason, layer.n_head, layer.n_head_kv, layer.head_dim, layer.type_k,
-                            layer.type_v) for layer in core.layers(self._native_handle())]
+                            layer.type_v, layer.row, layer.refused) for layer in core.layers(self._native_handle())]
 
     @property
     def options(self) -> KvOptions:
@@ -318,6 +322,7 @@ class Runtime:
         """After a ubatch, on the thread that decoded it: where a run ends the hierarchy's step and the counters; the observers."""
         began = time.perf_counter()
         seen = self._observation.read()
+        self._tell_refused(seen.n_refused)
         if seen.ends_run:
             if self._tiering is not None:
                 self._tiering.hierarchy.step(self._tiering.observation(seen))
@@ -328,6 +333,12 @@ class Runtime:
         self.stats.python_seconds += time.perf_counter() - began
         if self.after_step is not None:
             self.after_step()
+
+    def _tell_refused(self, n_layers: int) -> None:
+        if n_layers > self._n_refused:
+            log.warning("there is no memory for what attends %d of %d layers: stock llama.cpp attends all that they see, until there is",
+                        n_layers, len(self._rows))
+        self._n_refused = n_layers
 
     def follow(self, closely: bool) -> None:
         """Whether steps come after each ubatch, and not only where a run of the policy ends. Only on the thread that decodes."""

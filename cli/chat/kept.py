@@ -220,7 +220,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _records(conversation: Conversation) -> list[dict[str, Any]]:
-    records: list[dict[str, Any]] = [dict(message) for message in conversation.messages]
+    records = conversation.records
     timings = None if conversation.last is None else conversation.last.timings
     if timings is not None and conversation.last is not None and conversation.last.text == records[-1]["content"]:
         records[-1][_TOKENS] = timings.n_context

@@ -64,6 +64,7 @@ class ChatLoop:
 
     def turn(self, answer_with: Callable[[Callable[[Piece], None]], Answer]) -> None:
         """Show one answer and its footer; `answer_with` is the conversation's send or regenerate."""
+        self.apply_pins()  # what the answer's tokens read must not depend on when they came to be pinned
         with self.renderer.turn() as show:
             answer = answer_with(show)
         if answer.interrupted and not answer.text:

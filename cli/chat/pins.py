@@ -6,7 +6,7 @@ from os.path import commonprefix
 from typing import TYPE_CHECKING
 
 from edgekv.cli.chat.client import ChatClient, Message
-from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.errors import EdgeKVError
 
 if TYPE_CHECKING:
     from edgekv.cli.chat.session import Conversation
@@ -38,19 +38,18 @@ def message_span(client: ChatClient, messages: list[Message], index: int) -> tup
 
 
 class Pins:
-    """The pinned messages of a conversation. They stay pinned as long as they are part of it; the system message is at first."""
+    """The pinned messages of a conversation, which keeps them. They stay pinned as long as they are part of it; the system message is at
+    first."""
 
     def __init__(self, conversation: Conversation):
         self._conversation = conversation
-        self._system = True
-        self._messages: list[Message] = []  # by identity: the same text may have been said twice
 
     def add(self, which: str) -> None:
         """Pin message `which`: its number, "last" or "system". Raises EdgeKVError where there is none."""
         if which == SYSTEM:
             if self._conversation.system is None:
                 raise EdgeKVError("there is no system prompt to pin; /system TEXT sets one")
-            self._system = True
+            self._conversation.system_pinned = True
             return
         turns = self._conversation.turns
         if not turns:
@@ -60,36 +59,29 @@ class Pins:
             raise EdgeKVError(f"there is no message {which}; use 1 to {len(turns)}, last or system (/pin lists them)")
         message = turns[int(number) - 1]
         if not self.holds(message):
-            self._messages.append(message)
+            self._conversation.pinned.append(message)
 
     def clear(self) -> None:
-        self._system, self._messages = False, []
+        self._conversation.system_pinned, self._conversation.pinned = False, []
 
     def holds(self, message: Message) -> bool:
         if message["role"] == SYSTEM:
-            return self._system
-        return any(message is pinned for pinned in self._messages)
+            return self._conversation.system_pinned
+        return any(message is pinned for pinned in self._conversation.pinned)
 
     def apply(self, attached: Runtime) -> dict[int, tuple[int, int] | None]:
-        """Pin in the cache what is pinned here. Returns the span of each pinned message by its index in the conversation's
-        messages; None: its tokens are not in the context yet, and are pinned when they are."""
+        """Pin in the cache what is pinned here, also what has no tokens there yet. Returns the span of each pinned message by its index in the
+        conversation's messages; None: its tokens are not in the context yet."""
         conversation, spans = self._conversation, {}
-        self._messages = [message for message in self._messages if any(message is turn for turn in conversation.turns)]
+        conversation.pinned = [message for message in conversation.pinned if any(message is turn for turn in conversation.turns)]
         attached.unpin_all()
         n_positions = self._n_positions(attached)
         for index, message in enumerate(conversation.messages):
             if not self.holds(message):
                 continue
             span = message_span(conversation.client, conversation.messages, index)
-            if span is not None and span[0] < n_positions:
-                span = span[0], min(span[1], n_positions - 1)
-                try:
-                    attached.pin(*span)
-                except ConfigError:  # mode evict dropped all of it
-                    span = None
-            else:
-                span = None
-            spans[index] = span
+            n_pages = 0 if span is None else attached.pin(*span, ahead=True)
+            spans[index] = (span[0], min(span[1], n_positions - 1)) if span is not None and n_pages else None
         return spans
 
     @staticmethod

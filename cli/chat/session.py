@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from edgekv.cli.chat.client import ChatClient, Message, Piece, Timings, Usage
-from edgekv.cli.chat.saved import read_messages, write_messages
+from edgekv.cli.chat.saved import read_messages, read_records, write_messages
 from edgekv.errors import EdgeKVError
+
+_PINNED = "pinned"  # beside role and content of a message
 
 
 @dataclass
@@ -41,12 +44,26 @@ class Conversation:
         self.client = client
         self.system = system
         self.turns: list[Message] = []
+        self.pinned: list[Message] = []
+        """Of the turns, by identity: the same text may have been said twice."""
+        self.system_pinned = True
         self.draft = Draft()
         self.last: Answer | None = None
 
     @property
     def messages(self) -> list[Message]:
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns]
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The messages as files have them: with what a person pinned or unpinned."""
+        records: list[dict[str, Any]] = [dict(message) for message in self.messages]
+        if self.system and not self.system_pinned:
+            records[0][_PINNED] = False
+        for record, turn in zip(records[len(records) - len(self.turns):], self.turns):
+            if any(turn is pinned for pinned in self.pinned):
+                record[_PINNED] = True
+        return records
 
     def send(self, show: Callable[[Piece], None]) -> Answer:
         """Send the draft and stream the answer into `show`.
@@ -93,7 +110,7 @@ class Conversation:
         return self.turns.pop()["content"]
 
     def clear(self) -> None:
-        self.turns, self.draft, self.last = [], Draft(), None
+        self.turns, self.pinned, self.draft, self.last = [], [], Draft(), None
 
     def _answer(self, show: Callable[[Piece], None]) -> Answer:
         texts: list[str] = []
@@ -128,13 +145,16 @@ class Conversation:
                 read_messages(path)
             except EdgeKVError:
                 raise EdgeKVError(f"{path} exists and is not a saved conversation; choose another name") from None
-        write_messages(path, self.messages)
+        write_messages(path, self.records)
         return len(self.messages)
 
     def load(self, path: Path) -> int:
         """Put the conversation saved in `path` in the place of this one; returns its number of messages."""
-        messages = read_messages(path)
+        records = read_records(path)
+        messages: list[Message] = [{"role": record["role"], "content": record["content"]} for record in records]
         self.clear()
         self.system = messages[0]["content"] if messages and messages[0]["role"] == "system" else None
+        self.system_pinned = self.system is None or records[0].get(_PINNED) is not False
         self.turns = messages[1:] if self.system is not None else messages
+        self.pinned = [turn for turn, record in zip(self.turns, records[len(records) - len(self.turns):]) if record.get(_PINNED) is True]
         return len(messages)

@@ -32,8 +32,10 @@ class PaperRuntime:
     def unpin_all(self) -> None:
         self.pins.clear()
 
-    def pin(self, first: int, last: int) -> None:
+    def pin(self, first: int, last: int, ahead: bool) -> int:
+        assert ahead
         self.pins.append((first, last))
+        return int(np.count_nonzero((self.positions >= first) & (self.positions <= last)))
 
 
 @pytest.fixture
@@ -79,3 +81,15 @@ def test_pins_that_cannot_be(pinned, which, sentence):
     for name in ("system", "last"):
         with pytest.raises(EdgeKVError, match="there is no"):
             pinned.add(name)
+
+
+def test_pins_are_kept_with_the_conversation(pinned, tmp_path):
+    conversation, path = pinned._conversation, tmp_path / "chat.json"
+    pinned.add("3")
+    for system in (True, False):
+        conversation.system_pinned = system
+        conversation.save(path)
+        other = Conversation(PaperTemplate(), system="other")
+        other.load(path)
+        assert list(Pins(other).apply(PaperRuntime(1000))) == [0, 3][0 if system else 1:], "and not message 1, which says the same"
+        assert all(set(message) == {"role", "content"} for message in other.messages), "a server gets nothing else"

@@ -22,7 +22,7 @@ GROUP_CELLS = 64
 ONE = 1 << 20
 """A probability of 1: probabilities are whole numbers of steps of 2^-20, so that their sums are exact."""
 
-EVEN_SHARE = 1 / 32
+EVEN_SHARE = 1 / 128
 """Of the resolution: what the floor under the probabilities comes to over all visible cells."""
 
 

@@ -99,20 +99,20 @@ def test_no_cell_is_passed_over_for_ever():
     visible = np.ones(256, bool)
     visible[64:80] = False
     seen = np.zeros(256, bool)
-    for position in range(3000):
+    for position in range(12000):
         found = sample(shares, tops, sums, visible, np.zeros(256, bool), 40.0, walk_offset(3, 1, position))
         seen[found.rows] = True
-        assert found.weights.max() <= 240 * 32 / 40 * 1.001
+        assert found.weights.max() <= 240 * 128 / 40 * 1.001
     assert (seen == visible).all()
 
 
 def test_the_floor():
-    assert least_chance(64.0, 4) == ONE // 2 and least_chance(2000.0, 8000) == ONE // 128
-    assert least_chance(2000.0, 3) == ONE and least_chance(1.0, 10**7) == 1 and least_chance(1.0, 0) == ONE // 32
+    assert least_chance(256.0, 4) == ONE // 2 and least_chance(2000.0, 8000) == ONE // 512
+    assert least_chance(2000.0, 3) == ONE and least_chance(1.0, 10**7) == 1 and least_chance(1.0, 0) == ONE // 128
     arguments = case(7, n_groups=5, group=3) | {"resolution": 30.0}
     plain, p, visible = by_share(**arguments), probabilities(arguments), arguments["visible"]
     assert (p[visible] == np.maximum(plain, least_chance(30.0, visible.sum()))[visible]).all() and not p[~visible].any()
-    assert p.sum() - plain.sum() <= 30 / 32 * ONE + len(p)
+    assert p.sum() - plain.sum() <= 30 / 128 * ONE + len(p)
 
 
 def test_certain_and_hidden():

@@ -116,7 +116,7 @@ void check_rows(const Case & c, const Instance & in, Isa isa, const Rows & got, 
     if (!(std::fabs(r.missed - missed) <= 1e-6 * (1.0 + missed + r.n_rows) + slack.back() / kOne)) {
         fail(c, isa, "share of what is not read", r.missed, missed);
     }
-    if (!(*std::max_element(got.weights.begin(), got.weights.end()) <= 1.001f * 32.0f * r.n_visible / c.resolution + 1.0f) && c.resolution >= 30.0f) {
+    if (!(*std::max_element(got.weights.begin(), got.weights.end()) <= 1.001f * 128.0f * r.n_visible / c.resolution + 1.0f) && c.resolution >= 30.0f) {
         fail(c, isa, "the floor bounds the weights", *std::max_element(got.weights.begin(), got.weights.end()), r.n_visible);
     }
     if (!(std::fabs(r.n_rows - std::floor(before.back() / kOne)) <= std::ceil(slack.back() / kOne))) {
@@ -182,7 +182,7 @@ void check_case(const Case & c, uint64_t seed, const std::vector<Isa> & isas) {
     p.weights = want.weights.data();
     want.result = sample_reference(p, chances.p.data(), chances.by_share.data());
     // the specification itself: hidden cells never, certain ones always, others at least with the floor's chance
-    const double even = std::floor(c.resolution / 32.0 * kOne / std::max(1, want.result.n_visible) + 0.5);
+    const double even = std::floor(c.resolution / 128.0 * kOne / std::max(1, want.result.n_visible) + 0.5);
     const int32_t least = static_cast<int32_t>(std::min<double>(std::max(even, 1.0), kOne));
     double expected = 0.0;
     for (int cell = 0; cell < c.n_groups * kGroupCells; ++cell) {

@@ -1,6 +1,6 @@
 // Sampling: which rows of K and V one query token reads in one KV head, and with which weights, from the shares that a scan estimated.
 //
-//   p(cell) = min(1, resolution * mean over the query heads of the cell's share), in steps of 2^-20, but no less than the resolution / 32
+//   p(cell) = min(1, resolution * mean over the query heads of the cell's share), in steps of 2^-20, but no less than the resolution / 128
 //             spread evenly over what the token sees; 1 where the cell is certain or its page pinned, 0 where the token cannot see it
 //
 // Cells are walked in order over the running sum of p, from an offset on, and a cell is read where the sum passes a whole number (systematic

@@ -47,11 +47,13 @@ def prepare() -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # read when libgomp is loaded
 
-    from edgekv._native import core
+    from edgekv._native import core, instructions, prompt_kernel
 
     if core.version() != edgekv.__version__:
         raise AbiMismatch(f"libedgekv is version {core.version()}, the Python package {edgekv.__version__}; reinstall edgekv")
     core.init()
+    if not os.environ.get("EDGEKV_ISA"):
+        instructions.use_isa(prompt_kernel.choose(core.isa(), core.isa_available(), instructions.time_prompts))
     if edgekv.owns_process:
         from edgekv._native import crash
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgekv._native._core import ffi, lib
-from edgekv._native.core import Handle, _check, isa_available
+from edgekv._native.core import Handle, _check
+from edgekv._native.instructions import use_isa
 from edgekv.arrays.sample import GROUP_CELLS
 
 
 def set_isa(name: str) -> None:
     """Use another instruction set from the next ubatch on, while nothing decodes."""
-    _check(lib.edgekv_set_isa(isa_available().index(name)))
+    use_isa(name)
 
 
 def prompt_blocks(handle: Handle) -> tuple[int, int]:

@@ -41,7 +41,8 @@
  * since the last run: edgekv_set_run_every().
  *
  * EDGEKV=0 in the environment: every context runs stock and no ubatch is reported; handles are still attached, to look at cells.
- * EDGEKV_ISA=portable|avx2|avx512 selects the kernels; the best one is the default.
+ * EDGEKV_ISA=portable|avx2|avx512|avx512bf16|amx selects the kernels; without it the one that mostly is the fastest serves, until
+ * edgekv_use_isa().
  */
 #ifndef EDGEKV_H
 #define EDGEKV_H
@@ -91,6 +92,10 @@ EDGEKV_API struct llama_context * edgekv_llama(const edgekv_context * ctx);
 EDGEKV_API const char * edgekv_isa_name(int isa);
 EDGEKV_API bool edgekv_isa_supported(int isa);
 EDGEKV_API int edgekv_isa(void); /* in use */
+/* Uses another one from the next ubatch on, while nothing decodes. EDGEKV_UNSUPPORTED where this processor has it not. */
+EDGEKV_API edgekv_status edgekv_use_isa(int isa);
+/* Seconds of the prompt kernel of an instruction set for a small problem, the fastest of three; a few milliseconds in all. */
+EDGEKV_API edgekv_status edgekv_time_prompts(int isa, double * seconds);
 
 /* cffi: end */
 

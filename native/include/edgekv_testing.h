@@ -39,9 +39,6 @@ typedef struct {
 } edgekv_sample_args;
 EDGEKV_API edgekv_status edgekv_sample(edgekv_sample_args * args, int isa);
 
-/* Uses another instruction set from the next ubatch on, while nothing decodes. EDGEKV_UNSUPPORTED where this processor has it not. */
-EDGEKV_API edgekv_status edgekv_set_isa(int isa);
-
 /* The n-th time from now on that libllama or a caller comes in where memory may be asked for, there is none; 0: there always is. */
 EDGEKV_API void edgekv_throw_in(int n);
 

@@ -17,7 +17,8 @@ edgekv_status fail(edgekv_status status, const std::string & sentence);
 
 edgekv_status told(const Failure & failure);  // the same with a failure's sentence, or EDGEKV_OK
 
-void select_isa(Isa isa);  // from the next ubatch on
+edgekv_status choose_isa();  // the one that EDGEKV_ISA names, or the best
+Isa selected_isa();
 
 edgekv_status check_thread(const edgekv_context * ctx);  // EDGEKV_INVALID while another thread computes a ubatch
 edgekv_status check_params(const edgekv_params & params);

@@ -35,29 +35,6 @@ Library & library() {
 }
 
 std::atomic<bool> g_enabled{false};
-Isa g_isa = Isa::portable;
-
-edgekv_status choose_isa() {
-    const char * wanted = std::getenv("EDGEKV_ISA");
-    if (!wanted || !*wanted) {
-        g_isa = isa_best();
-        return EDGEKV_OK;
-    }
-
-    std::string names;
-    for (const Isa isa : kAllIsa) {
-        if (std::strcmp(wanted, isa_name(isa)) == 0) {
-            if (!isa_supported(isa)) {
-                return fail(EDGEKV_UNSUPPORTED, std::string("EDGEKV_ISA=") + wanted + " is not available on this machine or in this build; leave it out to use the best that is");
-            }
-            g_isa = isa;
-            return EDGEKV_OK;
-        }
-        names += std::string(names.empty() ? "" : ", ") + isa_name(isa);
-    }
-
-    return fail(EDGEKV_INVALID, std::string("EDGEKV_ISA=") + wanted + " is not known; use one of: " + names);
-}
 
 std::atomic<int> g_throws{0};
 
@@ -214,14 +191,6 @@ void guarded_begins() {
     if (g_throws.load(std::memory_order_relaxed) > 0 && g_throws.fetch_sub(1, std::memory_order_relaxed) == 1) {
         throw std::bad_alloc();
     }
-}
-
-Isa selected_isa() {
-    return g_isa;
-}
-
-void select_isa(Isa isa) {
-    g_isa = isa;
 }
 
 bool hooks_enabled() {
@@ -393,18 +362,4 @@ void edgekv_detach(edgekv_context * ctx) {
 
 edgekv_context * edgekv_find(const llama_context * lctx) {
     return find(lctx);
-}
-
-// ---- instruction sets --------------------------------------------------------------------------------------------------------
-
-const char * edgekv_isa_name(int isa) {
-    return isa >= 0 && isa < kNumIsa ? isa_name(kAllIsa[isa]) : nullptr;
-}
-
-bool edgekv_isa_supported(int isa) {
-    return isa >= 0 && isa < kNumIsa && isa_supported(kAllIsa[isa]);
-}
-
-int edgekv_isa(void) {
-    return (int) selected_isa();
 }

@@ -114,15 +114,6 @@ edgekv_status edgekv_sample(edgekv_sample_args * args, int isa) {
     return EDGEKV_OK;
 }
 
-edgekv_status edgekv_set_isa(int isa) {
-    if (!edgekv_isa_supported(isa)) {
-        return fail(EDGEKV_UNSUPPORTED, "there is no such instruction set here");
-    }
-    select_isa(kAllIsa[isa]);
-
-    return EDGEKV_OK;
-}
-
 void edgekv_throw_in(int n) {
     throw_in_guarded(n);
 }

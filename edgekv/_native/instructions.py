@@ -1,0 +1,28 @@
+"""Which instruction set the kernels are taken from, and how fast each is."""
+
+from __future__ import annotations
+
+from edgekv._native._core import ffi, lib
+from edgekv._native.core import _check
+from edgekv.errors import ConfigError
+
+
+def use_isa(name: str) -> None:
+    """Use another instruction set from the next ubatch on, while nothing decodes."""
+    _check(lib.edgekv_use_isa(_isa_number(name)))
+
+
+def time_prompts(name: str) -> float:
+    """Seconds of an instruction set's prompt kernel for a small problem."""
+    seconds = ffi.new("double *")
+    _check(lib.edgekv_time_prompts(_isa_number(name), seconds))
+    return seconds[0]
+
+
+def _isa_number(name: str) -> int:
+    number = 0
+    while (known := lib.edgekv_isa_name(number)) != ffi.NULL:
+        if ffi.string(known).decode() == name:
+            return number
+        number += 1
+    raise ConfigError(f"there is no instruction set {name!r}")

@@ -1,0 +1,77 @@
+"""The kernel for prompts that is fastest on this machine: measured once, in a few hundredths of a second, and kept beside its other rates.
+
+Which one it is follows from the processor and not from the names of its instructions: of two that round differently, each is faster
+somewhere. Kernels give other bits, so the choice is made once for a machine and a version of EdgeKV. Where it cannot be kept, the library's
+own default is used, which is the same each time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import platformdirs
+
+from edgekv import __version__
+from edgekv.machine import cpu_family
+
+TURNS = 5
+GAIN = 0.9
+"""What another kernel than the default may take of the default's time at most: a smaller difference can be noise."""
+
+log = logging.getLogger("edgekv")
+
+
+def choice_file() -> Path:
+    return Path(platformdirs.user_cache_dir("edgekv")) / "prompt-kernel.json"
+
+
+def choose(default: str, available: Sequence[str], time: Callable[[str], float], path: Path | None = None) -> str:
+    """The instruction set whose kernel reads prompts.
+
+    Args:
+        default: what serves where nothing better is known.
+        available: names, of which those with a prompt kernel of their own above AVX-512 and AVX-512 itself are compared.
+        time: seconds of a kernel for the same work.
+        path: of the file that keeps the choice.
+    """
+    compared = [name for name in available if name in ("avx512", "avx512bf16", "amx")]
+    if default not in compared or len(compared) < 2:
+        return default
+    path = path or choice_file()
+    machine = f"{cpu_family()}; {', '.join(compared)}; EdgeKV {__version__}"
+    kept = _read(path)
+    if kept.get(machine) in compared:
+        return kept[machine]
+    times = {name: float("inf") for name in compared}
+    for _ in range(TURNS):  # in turns: what else the machine does then meets all of them
+        for name in compared:
+            times[name] = min(times[name], time(name))
+    best = min(compared, key=times.__getitem__)
+    chosen = best if times[best] < GAIN * times[default] else default
+    return chosen if _keep(path, kept | {machine: chosen}) else default
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {name: isa for name, isa in found.items() if isinstance(isa, str)} if isinstance(found, dict) else {}
+
+
+def _keep(path: Path, choices: dict[str, str]) -> bool:
+    """Replaces the file at once: another process may be reading it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
+            json.dump(choices, file, indent=1)
+        os.replace(file.name, path)
+    except OSError as error:
+        log.info("which prompt kernel is the fastest cannot be kept in %s (%s): the default is used", path, error.strerror)
+        return False
+    return True

@@ -12,7 +12,7 @@ import pytest
 from edgekv.config import KvOptions
 from edgekv.serving.server import Server, ServerOptions
 from edgekv.store.files import scan
-from edgekv.store.settings import StoreSettings
+from edgekv.store.settings import StoreSettings, default_folder
 
 EXACT = KvOptions(mode="exact", policy="none", kv_budget=0)
 N = 600
@@ -89,3 +89,37 @@ def test_a_deleted_conversation_is_gone_and_what_others_share_stays(tiny, tmp_pa
         assert n_cached(server, two) == len(two) - 1
     with serve(tiny, tmp_path) as server:
         assert n_cached(server, two) == len(two) - 1
+
+
+def test_a_chat_that_is_removed_leaves_nothing(synthetic, tmp_path, monkeypatch):
+    """With the chat's own server: the text went, and K, V and the tokens lay in the user's cache folder for good."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    from edgekv.cli.chat.client import ChatClient
+    from edgekv.cli.chat.kept import Keeper, Kept
+    from edgekv.cli.chat.session import Conversation
+    from edgekv.cli.chat.views import OwnServer
+
+    folder, kept = default_folder(), Kept(tmp_path / "chats")
+    with serve(synthetic("llama", n_head=6, dtype="f32"), folder, api_key="one", cache_shared=True) as server:
+        view = OwnServer(server)
+        conversation = Conversation(ChatClient(server.url, "one", {"max_tokens": 300, "temperature": 0}), "Always the same words. " * 12)
+        keeper = Keeper(conversation, kept, view)
+
+        def say(text: str) -> None:
+            conversation.draft.text = text
+            conversation.send(lambda _: None)
+            keeper.keep()
+
+        say("first")
+        say("more")
+        first = keeper.name
+        shared = n_blocks(server, folder)[1]
+        conversation.clear()
+        keeper.begin()
+        say("second")
+        both = n_blocks(server, folder)[1]
+        assert shared < both
+        kept.remove(first, view)
+        assert 0 < n_blocks(server, folder)[1] < shared and kept.names() == [keeper.name]
+        kept.remove(keeper.name, view)
+        assert n_blocks(server, folder) == (0, 0) and not list(folder.rglob("*.json"))

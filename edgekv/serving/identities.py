@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import struct
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -16,6 +16,9 @@ from edgekv.store.digests import digest_of_model, stamps_of_model
 from edgekv.store.identity import ModelIdentity, RowLayout, fingerprint
 
 log = logging.getLogger("edgekv")
+
+LONG_S = 2.0
+"""What a start may take without a word."""
 
 Adapters = tuple[tuple[int, float], ...]
 """LoRA adapters: the address of each, which lives as long as its context, and its scale."""
@@ -30,9 +33,17 @@ class Identities:
         self._known: WeakKeyDictionary[Runtime, Built | None] = WeakKeyDictionary()
         threading.Thread(target=self._compute, name="edgekv-digest", daemon=True).start()
 
+    def wait(self) -> None:
+        """Until the digest is there; the log says so where that takes long. Not on the decoding thread."""
+        if not wait([self._digest], LONG_S).done:
+            log.warning("all of %s is read once, to know whose prefixes are kept; the next start knows it", self._model)
+            wait([self._digest])
+
     def of(self, runtime: Runtime) -> Built | None:
-        """What a context was built with; None, which the log tells once, where it keeps more of its tokens than rows, or where it is not known
-        what was loaded. On the decoding thread, or while nothing decodes."""
+        """What a context was built with; None while the digest is not there, and for good where the context keeps more of its tokens than rows,
+        or where it is not known what was loaded: the log tells that once. On the decoding thread, or while nothing decodes."""
+        if not self._digest.done():
+            return None
         if runtime not in self._known:
             try:
                 self._known[runtime] = Built(runtime.tokens, self._files(), self._model.stem)

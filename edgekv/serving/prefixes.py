@@ -55,6 +55,7 @@ class Prefixes:
 
     def open(self, runtime: Runtime) -> None:
         """Open a context's store. Raises ConfigError for an address that is none."""
+        self._identities.wait()
         self._store(runtime)
 
     def begin(self, prompt: SequenceTokens, n_have: int) -> Found:

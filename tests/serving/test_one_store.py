@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import pathlib
 import threading
+import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from support.prefixes import LAYOUT, conversation
 from edgekv._native.prefixes import SequenceTokens
 from edgekv.config import KvOptions
 from edgekv.live import attachments
+from edgekv.serving import identities
 from edgekv.serving.prefixes import Prefixes
 from edgekv.store import bound, store
 from edgekv.store.settings import StoreSettings
@@ -72,9 +74,32 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
     return context.tokens
 
 
+def test_no_prompt_waits_for_the_digest_of_a_large_model(rows: Rows, synthetic, monkeypatch: pytest.MonkeyPatch, caplog):
+    """Prompts that come before it are read and not kept; the start says what takes so long."""
+    read = threading.Event()
+    digest = identities.digest_of_model
+    monkeypatch.setattr(identities, "digest_of_model", lambda path: (read.wait(60), digest(path))[1])
+    monkeypatch.setattr(identities, "LONG_S", 0.01)
+    kept = Prefixes(synthetic("llama"), StoreSettings(ram_bytes=1 << 20))
+    tokens = conversation(300)
+    kept.keep(of(0.0, tokens))
+    assert kept.begin(of(0.0, tokens), 0).ram == 0 and not kept.stats()
+    opens = threading.Thread(target=kept.open, args=(attachments.find(1),))
+    opens.start()
+    while not caplog.records:
+        time.sleep(0.01)
+    assert opens.is_alive() and "is read once" in caplog.text
+    read.set()
+    opens.join(60)
+    kept.keep(of(0.0, tokens))
+    assert kept.begin(of(0.0, tokens), 0).ram == 300
+    kept.close()
+
+
 @pytest.fixture
 def kept(rows: Rows, synthetic, tmp_path: Path) -> Iterator[Prefixes]:
     kept = Prefixes(synthetic("llama"), StoreSettings(ram_bytes=1 << 20, folder=tmp_path, folder_bytes=1 << 30))
+    kept._identities.wait()
     yield kept
     kept.close()
 

@@ -18,7 +18,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _ROOT]
 
 
-pytest_plugins = ("support.fake_cupy", "support.fake_gpus", "support.served")
+pytest_plugins = ("support.arithmetic", "support.fake_cupy", "support.fake_gpus", "support.served")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -53,18 +53,6 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return written[key]
 
     return write
-
-
-@pytest.fixture
-def single_precision() -> Iterator[None]:
-    """Prompts in single precision, where the processor's own kernel rounds operands to bf16: for bounds tighter than that."""
-    from edgekv._native import core, testing
-
-    before = core.isa()
-    if before in ("avx512bf16", "amx"):
-        testing.set_isa("avx512")
-    yield
-    testing.set_isa(before)
 
 
 @pytest.fixture(scope="session")

@@ -58,6 +58,10 @@ def _libraries() -> dict[str, Any]:
             "built_for": sorted(name.partition("-")[2] for name in built if name.startswith("cpu-")), "libraries_error": None}
 
 
+WEIGHTS_OF_OURS = ("Q4_1", "Q8_0")
+"""Types of weights that several tokens meet in a kernel of ours."""
+
+
 def _weights() -> dict[str, str | None]:
     """By type of quantised weights: the layout that llama.cpp has kernels of its own for on this processor, the best first; None: none.
     EDGEKV: no layout, but a kernel of ours for several tokens. (Plain floats are left out: such a layout makes them no faster.)"""
@@ -66,7 +70,7 @@ def _weights() -> dict[str, str | None]:
 
     found = {name: layout for name, layout in weights.layouts().items() if name not in ("F16", "BF16")}
     if _native.isa() != "portable":
-        found |= {name: "EDGEKV" for name in ("Q4_1", "Q8_0") if name in found and found[name] is None}  # native/src/kernels/products
+        found |= {name: "EDGEKV" for name in WEIGHTS_OF_OURS if name in found and found[name] is None}  # native/src/kernels/products
     return dict(sorted(found.items(), key=lambda item: item[1] is None))
 
 

@@ -32,8 +32,8 @@
  * attended.
  *
  * Headers. edgekv_base.h: status and errors; edgekv_settings.h: what a context is attached with; edgekv_context.h: what can be seen of
- * it; edgekv_observation.h: what runs came to; edgekv_pages.h: pages and the arena; edgekv_device.h: a plane on a device. This one: the
- * library, and attaching.
+ * it; edgekv_observation.h: what runs came to; edgekv_pages.h: pages and the arena; edgekv_tokens.h: rows that were computed before;
+ * edgekv_device.h: a plane on a device. This one: the library, and attaching.
  *
  * Words. A page is page_tokens consecutive cells of one layer and one KV head. Attention mass is the softmax weight that falls on a
  * page, summed over the query tokens of a run; per KV head the maximum and the sum over the query heads of its group are kept. A token

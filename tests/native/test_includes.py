@@ -43,6 +43,19 @@ def test_a_folder_knows_what_it_may_know(of: str):
     assert not known
 
 
+def test_the_readme_says_what_includes_what():
+    """Of the folders of src."""
+    rows = re.findall(r"^\| `native/(src/\w+)/` \|.*\| ([\w, ]+) \|$", (NATIVE / "README.md").read_text(encoding="utf-8"), re.M)
+    said = {of: set() if names == "nothing" else set(names.split(", ")) for of, names in rows}
+    found: dict[str, set[str]] = {of: set() for of in said}
+    for path in SOURCES:
+        for seen in includes(path):
+            of, other = ("/".join(folder(one).split("/")[:2]) for one in (path, seen))
+            if of in found and other not in (of, "include"):
+                found[of].add(other.split("/")[1] if other.startswith("src/") else other.split("/")[0])
+    assert len(said) == 5 and said == found
+
+
 def test_no_header_includes_itself_through_others():
     edges = {path: includes(path) for path in SOURCES}
     done: set[Path] = set()

@@ -1,0 +1,88 @@
+"""Where two places say one number, or one list, both say the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from edgekv._native import weights
+from edgekv.cli.speed import bench
+from edgekv.config import AUTO_ARENA, SelectionOptions
+from edgekv.diagnosis import WEIGHTS_OF_OURS
+from edgekv.memory.roofline import rows_read
+from edgekv.store.folder import FolderPlace
+from edgekv.store.remote import RedisPlace
+from edgekv.store.results import StoreStats
+
+ROOT = Path(__file__).resolve().parent.parent
+WORDS = {"a tenth": 0.1, "a fifth": 0.2, "twice": 2.0, "nearly three times": 2.83, "about twice": 2.0}
+
+
+def text(path: str) -> str:
+    return re.sub(r"\s+", " ", (ROOT / path).read_text(encoding="utf-8").replace("\n *", "\n"))
+
+
+def said(path: str, pattern: str) -> list[str]:
+    """The groups of the only place in a file that says it."""
+    (found,) = re.findall(pattern, text(path))
+    return [found] if isinstance(found, str) else list(found)
+
+
+def test_the_size_of_the_arena():
+    (share,) = said("cli/README.md", r"`auto`: (a \w+) of the pages")
+    assert WORDS[share] == AUTO_ARENA
+    assert f"auto: {100 * AUTO_ARENA:g} % of the pages" in re.sub(r"\s+", " ", CliRunner().invoke(bench, ["--help"]).output)
+
+
+def test_contexts_that_are_attended_whole():
+    assert said("cli/README.md", r"context of up to (\d+) tokens is attended whole") == [str(SelectionOptions.exact_tokens)]
+
+
+def test_rows_of_a_higher_resolution():
+    resolution, times = said("cli/GUIDE.md", r"--resolution (\d+)` \| nearer to full attention, ([a-z ]+) as many rows read")
+    assert rows_read(7168, float(resolution)) / rows_read(7168, SelectionOptions.resolution) == pytest.approx(WORDS[times], rel=0.02)
+
+
+def test_instruction_sets():
+    source = (ROOT / "native/src/kernels/isa.cpp").read_text(encoding="utf-8")
+    names = re.findall(r'return "(\w+)";', source)
+    assert len(names) == 5
+    assert said("native/include/edgekv.h", r"EDGEKV_ISA=([\w|]+) selects")[0].split("|") == names
+    (row,) = re.findall(r"^\| `EDGEKV_ISA` \| (.*)$", (ROOT / "cli/README.md").read_text(encoding="utf-8"), re.M)
+    assert list(dict.fromkeys(re.findall(r"`(\w+)`", row))) == names
+
+
+def test_headers():
+    header = (ROOT / "native/include/edgekv.h").read_text(encoding="utf-8")
+    included = set(re.findall(r'#include "(edgekv_\w+\.h)"', header))
+    assert included == set(re.findall(r"(edgekv_\w+\.h):", text("native/include/edgekv.h")))
+
+
+def test_types_of_weights_with_kernels_of_ours():
+    (kinds,) = said("native/src/kernels/products/products.h", r"enum class WeightType \{ ([\w, ]+) \}")
+    names = {kind.upper() for kind in kinds.split(", ")}
+    assert names == set(WEIGHTS_OF_OURS)
+    for path, pattern in (("patches/README.md", r"weights of type (\w+) or (\w+) in a kernel"),
+                          ("native/README.md", r"weights of type (\w+) or (\w+), one"),
+                          ("models/README.md", r"Without AMX, (\w+) and (\w+) have kernels of ours")):
+        assert set(said(path, pattern)) == names, path
+
+
+def test_fast_and_slow_types_of_weights():
+    layouts = weights.layouts()
+    if "AMX" in layouts.values() or "CPU_REPACK" not in layouts.values():
+        pytest.skip("said of x86-64 without AMX")
+    fast = set(said("models/README.md", r"of ours on x86-64, (\w+) and (\w+) llama\.cpp's"))
+    slow = set(said("models/README.md", r"; (\w+) and (\w+) are among the slow"))
+    assert {layouts[name] for name in fast} == {"CPU_REPACK"} and {layouts[name] for name in slow} == {None} and not slow & set(WEIGHTS_OF_OURS)
+
+
+def test_places_are_counted_by_name():
+    names = {FolderPlace.name, RedisPlace.name}
+    header = (ROOT / "native/include/edgekv_server.h").read_text(encoding="utf-8")
+    (counted,) = re.findall(r"typedef struct \{([^}]*)\} edgekv_prefix_found;", header)
+    assert names <= {field.name for field in dataclasses.fields(StoreStats)} and names <= set(re.findall(r"int (\w+);", counted))

@@ -27,6 +27,9 @@ SPEED_COLUMNS = [
     Column("prompt_sparse", "prompt: EdgeKV t/s", lambda rate: f"{rate:,.0f}"),
 ]
 
+BUSY = "measured busy"
+"""The mark of every line that rests on rates of a busy machine."""
+
 
 @click.command(epilog=examples(
     "edgekv plan",
@@ -44,7 +47,8 @@ def plan(model: Path | None, slots: int, cache_ram: int | None, measure: bool, r
     """Say what MODEL needs of what is free now, which context fits, how fast it will be, and with which flags.
 
     MODEL is a GGUF file, of which the header is enough; without one, the default model. Nothing is loaded. The rates of this machine
-    are measured when they are first asked for, in a few seconds, and kept. The exit code is 4 if the plan does not fit.
+    are measured when they are first asked for, in a few seconds, and kept, unless other programs were busy meanwhile. The exit code is
+    4 if the plan does not fit.
     """
     from edgekv.bench.planned import Asked, Measuring, plan_here
     from edgekv.store.settings import StoreSettings
@@ -74,20 +78,26 @@ def _print(plan: Plan, given: Path | None) -> None:
     click.echo()
     _print_parts(plan)
     click.echo()
-    print_rows([asdict(limit) for limit in plan.limits], [
+    mark = [Column("busy", "", right=False)] if plan.busy else []
+    print_rows([asdict(limit) | {"busy": BUSY} for limit in plan.limits], [
         Column("mode", "mode", lambda mode: {"off": "stock"}.get(mode, mode), right=False),
         Column("fits_tokens", "context that fits", lambda n: f"{n:,}" + ("+" if n >= LONGEST else "")),
         Column("readable_tokens", "5 tokens/s up to", lambda n: f"{n:,}"),
+        *mark,
     ], "table")
     click.echo()
     if plan.speeds:
         click.echo("tokens a second of one conversation, by estimate:")
-        print_rows(_speed_rows(plan), SPEED_COLUMNS, "table")
+        print_rows([row | {"busy": BUSY} for row in _speed_rows(plan)], SPEED_COLUMNS + mark, "table")
         click.echo()
-    _line("limit", plan.sentence)
+    guess = f" ({BUSY})" if plan.busy else ""
+    _line("limit", plan.sentence + guess)
     _line("users", f"{plan.users:,} conversations of {USER_TOKENS:,} tokens fit beside the weights")
     _line("layers", f"EdgeKV attends {plan.served_layers} of {plan.n_layer} (edgekv models show MODEL says why not the others)")
-    _line("take", f"{'stock (--kv off)' if plan.recommended == 'off' else '--kv ' + plan.recommended}: {plan.why}")
+    _line("take", f"{'stock (--kv off)' if plan.recommended == 'off' else '--kv ' + plan.recommended}: {plan.why}{guess}")
+    if plan.busy:
+        _line("busy", f"other programs kept {plan.busy:.1f} cores busy while rates were measured: they are a guess, not kept, and measured again by "
+                      "the next plan")
     for note in plan.notes:
         _line("note", note)
     if plan.problem is not None:

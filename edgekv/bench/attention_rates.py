@@ -3,19 +3,20 @@ that is mostly made up."""
 
 from __future__ import annotations
 
-import math
 import tempfile
 from contextlib import ExitStack, suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from edgekv.amounts import MIB
+from edgekv.bench.busy import Others
 from edgekv.bench.harness.decoder import Decoder
 from edgekv.bench.harness.passes import ContextError, beside, decoder_of
 from edgekv.bench.speed.blocks import Bank, Rows, put, taken
-from edgekv.bench.steps import best_step, set_mode
+from edgekv.bench.steps import best_step, set_mode, shortest, timed
 from edgekv.memory.host_rates import MIDDLE, NEAR, AttentionRates, AttentionShape, KernelRates
 from edgekv.models.shapes import ModelShape
 from edgekv.models.writer import write_model
@@ -115,14 +116,15 @@ class _Attention:
     def _prompts(self, depth: int) -> dict[str, float]:
         """Seconds of a chunk behind `depth` tokens, by kernel: the fastest of some, in turns, because others may be busy for a while. The first
         chunk stays in the caches."""
-        seconds = dict.fromkeys(self.kernels, math.inf)
+        others = Others()
+        samples: dict[str, list[tuple[float, float]]] = {name: [] for name in self.kernels}
         for _ in range(_TURNS):
             for name in self.kernels:
                 decoder = self._ready(name, depth)
-                seconds[name] = min(seconds[name], decoder.decode(self.chunk))
+                samples[name].append(timed(partial(decoder.decode, self.chunk)))
                 if depth:
                     decoder.rewind(depth)
-        return seconds
+        return {name: shortest(taken, self.decoder.n_threads, others) for name, taken in samples.items()}
 
     def _step(self, name: str, depth: int) -> float:
         return best_step(self._ready(name, depth), 1, depth, self.cold)

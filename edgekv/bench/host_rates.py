@@ -3,9 +3,7 @@ and of a few heads stand for the model: a multiplication takes as long whatever 
 
 from __future__ import annotations
 
-import os
 import tempfile
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,8 +17,9 @@ from gguf.constants import GGML_QUANT_SIZES
 from edgekv import _native
 from edgekv.amounts import MIB
 from edgekv.bench.attention_rates import attention_rates
+from edgekv.bench.busy import Others
 from edgekv.bench.harness.passes import decoder_of
-from edgekv.bench.steps import LEAST_STEPS, PATIENCE_S, best_step, set_mode
+from edgekv.bench.steps import best_step, fastest, set_mode, timed
 from edgekv.config import KvOptions
 from edgekv.errors import EdgeKVError
 from edgekv.memory.host_rates import (
@@ -45,11 +44,11 @@ _WEIGHT_BYTES = 64 * MIB  # well above the caches of most processors
 _PROMPT_TOKENS = 64
 _HEAD_DIM = 32  # of the file of weights
 _TINY = MatrixShape(32, 32)
-_BUSY = 0.5  # cores
 
 
 def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, say: Say = lambda what: None, again: bool = False) -> HostRates:
-    """The rates for a model: from the file of this machine's, and measured where it has none, which `say` is told. `again` measures all.
+    """The rates for a model: from the file of this machine's, and measured where it has none, which `say` is told. `again` measures all. What
+    was measured while other programs were busy is not kept.
 
     Raises EdgeKVError where EdgeKV is off.
     """
@@ -57,19 +56,20 @@ def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, say: Say = lambd
         raise EdgeKVError("EDGEKV=0 is set, so there is only stock attention to measure; unset it")
     kept = Kept(n_threads, _native.isa())
     shape = attention_shape(model.geometry, kv)
-    busy = _busy()
+    most_busy = 0.0
 
     def found(name: str, known: T | None, measure: Callable[[], T]) -> T:
-        nonlocal busy
+        nonlocal most_busy
         if known is not None and not again:
             return known
-        if busy:
-            say(f"{busy:.1f} cores of this machine were busy in the last minute: if they still are, its rates come out too low, and "
-                "`edgekv plan --recalibrate` measures them again")
-            busy = 0.0
         say(f"measuring this machine once: {name}")
+        others = Others()
         measured = measure()
-        kept.keep(name, measured)
+        if busy := others.busy():
+            say(f"other programs kept {busy:.1f} cores busy meanwhile: this is not kept, and measured again the next time")
+            most_busy = max(busy, most_busy)
+        else:
+            kept.keep(name, measured)
         return measured
 
     read = found("read", kept.read(), lambda: read_rate(n_threads))
@@ -79,16 +79,7 @@ def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, say: Say = lambd
     for kind in measured_types(model):
         weights[kind] = found(f"weights {kind} {matrices.name}", kept.weights(kind, matrices),
                               partial(weight_rates, kind, n_threads, matrices))
-    return HostRates(n_threads, read, weights, attention)
-
-
-def _busy() -> float:
-    """Cores that were busy in the last minute; 0.0 where that is next to none, or nobody can tell."""
-    try:
-        load = os.getloadavg()[0]
-    except (AttributeError, OSError):  # another system than Linux or macOS
-        return 0.0
-    return load if load > _BUSY else 0.0
+    return HostRates(n_threads, read, weights, attention, most_busy)
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------------------
@@ -98,12 +89,8 @@ def read_rate(n_threads: int) -> float:
     """Bytes a second that `n_threads` read of memory, each its own part, in a row."""
     parts = [np.ones(64 * MIB // 8, np.uint64) for _ in range(n_threads)]
     with ThreadPoolExecutor(n_threads) as pool:
-        seconds: list[float] = []
-        while len(seconds) <= LEAST_STEPS or sum(seconds) < PATIENCE_S:
-            began = time.perf_counter()
-            list(pool.map(np.max, parts))
-            seconds.append(time.perf_counter() - began)
-        return sum(part.nbytes for part in parts) / min(seconds)
+        seconds = fastest(lambda: timed(lambda: list(pool.map(np.max, parts))), n_threads)
+        return sum(part.nbytes for part in parts) / seconds
 
 
 # ---- weights --------------------------------------------------------------------------------------------------------------------
@@ -131,7 +118,6 @@ def _weight_steps(shape: ModelShape, kind: str, n_threads: int) -> tuple[float, 
                         n_threads_batch=n_threads, n_gpu_layers=0) as decoder:
             step = best_step(decoder, 1, 0)
             stock = best_step(decoder, _PROMPT_TOKENS, 0)
-            step = min(step, best_step(decoder, 1, 0))  # others may have been busy for a while
             set_mode(decoder, KvMode.EXACT)
             return step, stock, best_step(decoder, _PROMPT_TOKENS, 0)
 

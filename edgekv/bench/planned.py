@@ -88,6 +88,6 @@ def measured_rates(model: ModelFile, kv: KvOptions, n_threads: int, measuring: M
 def kept_rates(model: ModelFile, kv: KvOptions, n_threads: int) -> HostRates | None:
     """The rates for a model where all of them were measured before."""
     from edgekv import _native
-    from edgekv.memory.host_rates import kept_for
+    from edgekv.memory.host_rates import Kept, kept_for
 
-    return kept_for(model, kv, n_threads, _native.isa())
+    return kept_for(model, kv, Kept(n_threads, _native.isa()))

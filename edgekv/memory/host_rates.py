@@ -119,14 +119,17 @@ class HostRates:
     """Bytes a second of memory, read in a row."""
     weights: Mapping[str, WeightRates]
     attention: AttentionRates
+    busy: float = 0.0
+    """Cores that other programs kept busy while some of these were measured: these are a guess, and not kept. 0.0: none did."""
 
 
 class Kept:
     """The file of measured rates. One that cannot be read or written is as good as empty: rates are then measured each time."""
 
     def __init__(self, n_threads: int, isa: str, path: Path | None = None):
+        self.n_threads = n_threads
         self.path = path or Path(platformdirs.user_cache_dir("edgekv")) / "host-rates.json"
-        self._machine = f"{cpu_family()}; {isa} kernels; {n_threads} threads; EdgeKV {__version__}"
+        self._machine = f"{cpu_family()}; {isa} kernels; {n_threads} threads; EdgeKV {__version__}; quiet"
 
     def read(self) -> float | None:
         return _rate(self._mine().get("read"))
@@ -161,14 +164,13 @@ class Kept:
         return {name: entry for name, entry in entries if isinstance(entry, dict)}
 
 
-def kept_for(model: ModelFile, kv: KvOptions, n_threads: int, isa: str) -> HostRates | None:
+def kept_for(model: ModelFile, kv: KvOptions, kept: Kept) -> HostRates | None:
     """All rates that a model needs, where each was measured before."""
-    kept = Kept(n_threads, isa)
     read, attention = kept.read(), kept.attention(attention_shape(model.geometry, kv))
     weights = {kind: rates for kind in measured_types(model) if (rates := kept.weights(kind, matrix_shape(model))) is not None}
     if read is None or attention is None or len(weights) < len(measured_types(model)):
         return None
-    return HostRates(n_threads, read, weights, attention)
+    return HostRates(kept.n_threads, read, weights, attention)
 
 
 def attention_shape(model: Geometry, kv: KvOptions) -> AttentionShape:

@@ -83,6 +83,8 @@ class Plan:
     """What EdgeKV changes about the limit of this machine."""
     flags: tuple[str, ...]
     notes: tuple[str, ...]
+    busy: float = 0.0
+    """Cores that other programs kept busy while rates were measured: every speed, and what follows from one, is then a guess. 0.0: none did."""
 
     def total(self, place: str = HOST) -> int:
         return total(self.parts, place)
@@ -108,7 +110,8 @@ def make_plan(request: Request, host: HostRates | None, device: Rates | None = N
         str(shape.path), shape.architecture, shape.file_type, shape.n_params, shape.n_ctx_train,
         shape.kv_bytes_per_token(kv.cache.type_k.value, kv.cache.type_v.value), kv.mode.value, n_ctx, request.slots.n, place, free, parts,
         problem, limits, users(request, kv), speeds, len(sparse_layers(shape)), shape.n_layer,
-        recommended.value, why, _sentence(request, limits), tuple(_flags(request, n_ctx, recommended)), tuple(notes))
+        recommended.value, why, _sentence(request, limits), tuple(_flags(request, n_ctx, recommended)), tuple(notes),
+        0.0 if host is None or request.room is not None else host.busy)
 
 
 def users(request: Request, kv: KvOptions, n_tokens: int = USER_TOKENS) -> int:

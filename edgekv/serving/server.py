@@ -23,6 +23,7 @@ from edgekv.memory.context import choose_context
 from edgekv.memory.fit import ContextChoice, cells, in_tokens
 from edgekv.models import Geometry
 from edgekv.models.geometry import open_model
+from edgekv.serving import first_tokens
 from edgekv.serving.log import ServerLog
 from edgekv.serving.options import (
     LOOPBACK,
@@ -306,6 +307,8 @@ class Server:
             self._ready = self._answers("/health") and self._answers("/lora-adapters")
             time.sleep(0 if self._ready else _POLL_S)
         self._check_runtime()
+        if self._runtime is not None:
+            first_tokens.watch(self._runtime, self.request)
         self.figures.begin()
         self._answers("/lora-adapters")  # passes through the task loop, which takes the first figures
 

@@ -15,6 +15,7 @@ from support.rates import ATTENTION
 
 from edgekv.amounts import size
 from edgekv.bench import host_rates as measuring
+from edgekv.bench.busy import Others
 from edgekv.cli.common.summary import summary_line, with_measured
 from edgekv.cli.plan import plan
 from edgekv.config import KvOptions
@@ -32,8 +33,9 @@ from edgekv.store.settings import StoreSettings
 
 @pytest.fixture(autouse=True)
 def measured(tmp_path, monkeypatch) -> list[str]:
-    """Rates that nobody has to wait for, kept in a folder of the test; gives the types of weights that were asked for."""
+    """Rates that nobody has to wait for, kept in a folder of the test; gives the types of weights that were asked for. Nobody else is busy."""
     asked: list[str] = []
+    monkeypatch.setattr(Others, "busy", lambda self: 0.0)
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / "cache" / name))
     monkeypatch.setattr(measuring, "attention_rates", lambda shape, n, read: ATTENTION)
     monkeypatch.setattr(measuring, "weight_rates", lambda kind, n, matrices: asked.append(kind) or WeightRates(5e9, 40e9, 40e9))
@@ -58,6 +60,25 @@ def test_table(tmp_path, measured):
     assert "measuring this machine once: weights q4_0 2048x8192" in result.stderr and measured == ["q4_0"]
     again = run(str(tmp_path / "llama-3.2-1b.gguf"), "--ctx", "auto", "--device", "cpu")
     assert again.return_value == 0 and "measuring" not in again.stderr and measured == ["q4_0"]
+
+
+def test_what_rests_on_rates_of_a_busy_machine_says_so(tmp_path, monkeypatch, measured):
+    busy = [1.6]
+    monkeypatch.setattr(Others, "busy", lambda self: busy[0])
+    path = header(tmp_path)
+
+    def lines(*arguments: str) -> list[str]:
+        return run(path, "--ctx", "16384", "--device", "cpu", *arguments).stdout.splitlines()
+
+    found = lines()
+    rests = [line for line in found if line.startswith(("stock ", "exact ", "sparse ", "limit ", "take ")) or line.strip()[:1].isdigit() and "x" in line]
+    assert len(rests) == 3 + 2 + 6 and all("measured busy" in line for line in rests), found
+    assert any(line.startswith("busy ") and "1.6 cores" in line and "measured again" in line for line in found)
+    assert sum("measured busy" in line for line in found) == len(rests), "what is said of memory stands"
+    assert json.loads("\n".join(lines("--json")))["busy"] == 1.6 and measured == ["q4_0"] * 2
+    busy[0] = 0.0
+    for _ in range(2):
+        assert "busy" not in "\n".join(lines()) and measured == ["q4_0"] * 3
 
 
 def test_json(tmp_path):

@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import os
 import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from edgekv import _native
 from edgekv.bench.host_rates import host_rates
 from edgekv.bench.speed.environment import environment
 from edgekv.bench.speed.meter import Meter
@@ -17,6 +22,7 @@ from edgekv.bench.speed.request import BenchRequest, Fill
 from edgekv.bench.speed.run import run
 from edgekv.bench.texts.text import find_text
 from edgekv.config import KvOptions
+from edgekv.memory.host_rates import HostRates, Kept, kept_for
 from edgekv.memory.roofline import HostRoofline
 from edgekv.models.geometry import open_model
 from edgekv.models.shapes import SHAPES
@@ -33,6 +39,38 @@ NEAR = 0.2
 @pytest.fixture(scope="session")
 def qwen(tmp_path_factory) -> Path:
     return write_model(replace(SHAPES["qwen3-0.6b"], n_layer=8), tmp_path_factory.mktemp("qwen") / "qwen3-0.6b-8.gguf", "q4_0")
+
+
+@contextmanager
+def spinning(n: int) -> Iterator[None]:
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(n)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.skipif(not THREADS, reason="EDGEKV_PLAN_SPEED is not set to numbers of threads, as in 1,2")
+@pytest.mark.parametrize("n_threads", THREADS)
+def test_a_busy_machine(default_model, n_threads, tmp_path, monkeypatch):
+    """Beside two processes that spin a plan is within a factor of two; nothing of it is kept, and the next one without them is right."""
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda app: str(tmp_path / app))
+    model, kv = open_model(default_model), KvOptions(mode=KvMode.SPARSE)
+
+    def plan() -> tuple[HostRates, dict[tuple, float]]:
+        rates = host_rates(model, kv, n_threads, print)
+        line = HostRoofline(model, kv, rates)
+        return rates, {(mode, depth, of.__name__): of(mode, depth) for mode in MODES for depth in DEPTHS for of in (line.decode_seconds, line.prompt_seconds)}
+
+    with spinning(2):
+        busy, beside = plan()
+    assert busy.busy > 0.5 and kept_for(model, kv, Kept(n_threads, _native.isa())) is None
+    quiet, alone = plan()
+    assert quiet.busy == 0 and kept_for(model, kv, Kept(n_threads, _native.isa())) == quiet
+    far = {key: round(beside[key] / alone[key], 2) for key in alone if not 0.5 <= beside[key] / alone[key] <= 2}
+    assert not far
 
 
 @pytest.mark.skipif(not THREADS, reason="EDGEKV_PLAN_SPEED is not set to numbers of threads, as in 1,2")

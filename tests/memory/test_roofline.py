@@ -8,8 +8,11 @@ from dataclasses import replace
 import pytest
 from support.rates import ATTENTION
 
+from edgekv import _native
 from edgekv.bench import host_rates as measuring
+from edgekv.bench.busy import Others
 from edgekv.config import KvOptions
+from edgekv.memory.correction import correct
 from edgekv.memory.host_rates import (
     AttentionShape,
     HostRates,
@@ -129,19 +132,53 @@ def test_measured_once(tmp_path, monkeypatch):
     """All that a model needs is measured, kept, and not measured again unless somebody asks."""
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / name))
     model, kv, said = header(tmp_path, "tiny"), KvOptions(), []
-    assert kept_for(model, kv, 1, "x") is None and measured_types(model) == ["q4_0"]
+    assert kept_for(model, kv, Kept(1, "x")) is None and measured_types(model) == ["q4_0"]
     monkeypatch.setattr(measuring, "attention_rates", lambda shape, n_threads, read: ATTENTION)
     monkeypatch.setattr(measuring, "weight_rates", lambda kind, n_threads, matrices: WeightRates(5e9, 40e9, 40e9))
-    monkeypatch.setattr("os.getloadavg", lambda: (0.1, 0.0, 0.0))
+    busy = [0.0]
+    monkeypatch.setattr(Others, "busy", lambda self: busy[0])
     first = measuring.host_rates(model, kv, 1, said.append)
     assert len(said) == 3 and all("measuring this machine once" in line for line in said) and first.read > 1e8
     assert measuring.host_rates(model, kv, 1, said.append) == first and len(said) == 3
     measuring.host_rates(model, kv, 1, said.append, again=True)
     assert len(said) == 6
-    monkeypatch.setattr("os.getloadavg", lambda: (1.6, 0.0, 0.0))
-    measuring.host_rates(model, kv, 1, said.append, again=True)
-    assert len(said) == 10 and "1.6 cores of this machine were busy" in said[6] and "--recalibrate" in said[6]
-    assert attention_shape(model.geometry, kv) == AttentionShape(64, 2)
+    assert first.busy == 0 and attention_shape(model.geometry, kv) == AttentionShape(64, 2)
+
+
+def test_what_a_busy_machine_gives_is_not_kept(tmp_path, monkeypatch):
+    """It serves once, and is measured again, by itself, until nobody disturbs; what was kept before stays."""
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / name))
+    model, kv, said, rates = header(tmp_path, "tiny"), KvOptions(), [], iter([1e9, 2e9, 3e9])
+    monkeypatch.setattr(measuring, "attention_rates", lambda shape, n_threads, read: ATTENTION)
+    monkeypatch.setattr(measuring, "weight_rates", lambda kind, n_threads, matrices: WeightRates(next(rates), 40e9, 40e9))
+    busy = [1.6]
+    monkeypatch.setattr(Others, "busy", lambda self: busy[0])
+    for decode in (1e9, 2e9):
+        found = measuring.host_rates(model, kv, 1, said.append)
+        assert found.busy == 1.6 and found.weights["q4_0"].decode == decode and kept_for(model, kv, Kept(1, _native.isa())) is None
+    assert sum("kept 1.6 cores busy" in line and "measured again" in line for line in said) == 6
+    busy[0] = 0.0
+    quiet = measuring.host_rates(model, kv, 1)
+    assert quiet.busy == 0 and quiet.weights["q4_0"].decode == 3e9 and kept_for(model, kv, Kept(1, _native.isa())) == quiet
+    busy[0] = 1.6
+    assert measuring.host_rates(model, kv, 1) == quiet, "nothing is measured"
+
+
+def test_a_fast_token_corrects_what_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / name))
+    model, kv, kept = header(tmp_path, "llama-3.2-1b"), KvOptions(mode="exact"), Kept(2, "avx2")
+    assert correct(kept, model, kv, KvMode.EXACT, 0, 1e-3) is None, "nothing is kept"
+    kept.keep("read", 1e10)
+    kept.keep("weights q4_0 2048x8192", WeightRates(1e9, 2e9, 3e9))
+    kept.keep(f"attention {attention_shape(model.geometry, kv).name}", ATTENTION)
+    rates = kept_for(model, kv, kept)
+    seconds = HostRoofline(model, kv, rates).decode_seconds(KvMode.EXACT, 4096)
+    assert correct(kept, model, kv, KvMode.EXACT, 4096, 3 * seconds) is None, "a token may be slow because others are busy"
+    assert correct(kept, model, kv, KvMode.EXACT, 4096, seconds / 1.2) is None and kept_for(model, kv, kept) == rates
+    assert correct(kept, model, kv, KvMode.EXACT, 4096, seconds / 20) == pytest.approx(20)
+    after = kept_for(model, kv, kept)
+    assert HostRoofline(model, kv, after).decode_seconds(KvMode.EXACT, 4096) == pytest.approx(seconds / 20)
+    assert after.weights["q4_0"] == WeightRates(20e9, 40e9, 60e9) and after.attention.row == ATTENTION.row / 20 and after.read == 20e10
 
 
 def test_rates_of_this_machine():

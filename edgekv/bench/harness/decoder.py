@@ -66,6 +66,11 @@ class Decoder:
         if self._owns_ctx:
             llama_cpp.llama_free(self._ctx)
 
+    @property
+    def n_threads(self) -> int:
+        """That decode a token."""
+        return llama_cpp.llama_n_threads(self._ctx)
+
     def set_threads(self, n_threads: int) -> None:
         llama_cpp.llama_set_n_threads(self._ctx, n_threads, n_threads)
 

@@ -1,0 +1,42 @@
+"""What a loaded model shows of the rates that are kept of this machine."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import fields, replace
+
+from edgekv.config import KvOptions
+from edgekv.memory.host_rates import AttentionRates, Kept, KernelRates, WeightRates, attention_shape, kept_for, matrix_shape
+from edgekv.memory.roofline import HostRoofline
+from edgekv.models.geometry import ModelFile
+from edgekv.vocab import KvMode
+
+log = logging.getLogger("edgekv")
+
+FAR = 1.5
+"""Times as fast as estimated: what estimates are off besides is less."""
+
+
+def correct(kept: Kept, model: ModelFile, kv: KvOptions, mode: KvMode, depth: int, seconds: float) -> float | None:
+    """A token behind `depth` tokens took `seconds`. Nothing makes a machine faster than it is: where that is FAR faster than the kept rates
+    say, others were busy when these were measured, and they are raised by as much. Returns how much that was; None: they stand, or there are none."""
+    rates = kept_for(model, kv, kept)
+    if rates is None:
+        return None
+    times = HostRoofline(model, kv, rates).decode_seconds(mode, depth) / seconds
+    if times < FAR:
+        return None
+    kept.keep("read", rates.read * times)
+    kept.keep(f"attention {attention_shape(model.geometry, kv).name}", _faster(rates.attention, times))
+    for kind, of in rates.weights.items():
+        kept.keep(f"weights {kind} {matrix_shape(model).name}", WeightRates(*(getattr(of, each.name) * times for each in fields(of))))
+    log.info("a token takes %.2g s and not %.2g s: the rates that `edgekv plan` keeps of this machine were too low, and are corrected",
+             seconds, seconds * times)
+    return times
+
+
+def _faster(rates: AttentionRates, times: float) -> AttentionRates:
+    """Of rates in seconds."""
+    kernels = {name: KernelRates(*(getattr(of, each.name) / times for each in fields(of)))
+               for name, of in (("exact", rates.exact), ("flash", rates.flash), ("plain", rates.plain))}
+    return replace(rates, **kernels, row=rates.row / times, scan=rates.scan / times)

@@ -1,0 +1,47 @@
+"""The first tokens of a loaded model, which show whether the kept rates of this machine are right."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from edgekv import _native
+from edgekv.memory.correction import correct
+from edgekv.memory.host_rates import Kept, kept_for
+
+if TYPE_CHECKING:
+    from edgekv.live.observers import UbatchReport
+    from edgekv.live.runtime import Runtime
+    from edgekv.memory.allocations import Request
+
+N_TOKENS = 4
+
+
+class FirstTokens:
+    """Times tokens that are decoded alone, one directly after the other; calls `done` with the seconds of the fastest, on a thread of its own, and
+    is gone. Made while nothing decodes."""
+
+    def __init__(self, runtime: Runtime, done: Callable[[float], object]):
+        self._runtime, self._done = runtime, done
+        self._last: float | None = None
+        self._seconds: list[float] = []
+        runtime.observers.append(self._decoded)
+
+    def _decoded(self, ubatch: UbatchReport) -> None:
+        now, alone = time.perf_counter(), ubatch.n_tokens == 1
+        if alone and self._last is not None:
+            self._seconds.append(now - self._last)
+        self._last = now if alone else None
+        if len(self._seconds) == N_TOKENS:
+            self._runtime.observers.remove(self._decoded)
+            threading.Thread(target=self._done, args=(min(self._seconds),), name="edgekv-rates", daemon=True).start()
+
+
+def watch(runtime: Runtime, request: Request) -> None:
+    """Correct what is kept by the first tokens on the processor. They count as tokens with nothing before them: nobody knows here how much they
+    see, and they are no faster for it."""
+    model, kv, kept = request.model, request.kv, Kept(request.n_threads, _native.isa())
+    if request.room is None and kept_for(model, kv, kept) is not None:
+        FirstTokens(runtime, lambda seconds: correct(kept, model, kv, runtime.mode, 0, seconds))

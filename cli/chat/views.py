@@ -82,10 +82,12 @@ class OwnServer:
 
     def converse(self, conversation: str) -> None:
         if self._server.prefixes is not None:
+            self._server.settle()
             self._server.prefixes.conversation = conversation
 
     def forget(self, conversation: str) -> None:
         if (prefixes := self._server.prefixes) is not None:
+            self._server.settle()
             prefixes.forget(conversation)
         conversations.forget(default_folder(), conversation)  # where this chat keeps nothing there too
 

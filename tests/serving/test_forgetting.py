@@ -44,6 +44,7 @@ def n_cached(server: Server, tokens: list[int], n: int = 4, **more) -> int:
 
 def n_blocks(server: Server, folder: Path) -> tuple[int, int]:
     """In RAM and on disk."""
+    server.settle()
     server.prefixes.flush()
     (stats,) = server.prefixes.stats()
     return stats.ram.n_blocks, len(list(scan(folder)))
@@ -77,6 +78,7 @@ def test_a_deleted_conversation_is_gone_and_what_others_share_stays(tiny, tmp_pa
     with serve(tiny, tmp_path) as server:
         assert server.prefixes is not None
         for name, prompts in {"a1": (common[:300], common, one), "b2": (two,), "c3": (conversation(5),)}.items():
+            server.settle()
             server.prefixes.conversation = name
             for prompt in prompts:
                 n_cached(server, prompt)

@@ -25,6 +25,8 @@ _LEAST = 1e-6
 
 
 def _with(isa: str) -> Iterator[str]:
+    import edgekv.live.runtime  # noqa: F401 (the first import chooses one)
+
     before = core.isa()
     testing.set_isa(isa)
     yield isa
@@ -84,5 +86,5 @@ def spread_of_cuts(answer: Callable[..., Said], n: int) -> float:
 
 def of_stock(isa: str, stock: float) -> float:
     """The bound for modes that compute what stock does, where stock's own two kernels are `stock` apart, one of which sums in half
-    precision: half of that, and an eighth where ours are in single precision."""
-    return stock / (2 if isa in ROUNDING else 8)
+    precision: half of that, and a fifth where ours are in single precision."""
+    return stock / (2 if isa in ROUNDING else 5)

@@ -29,7 +29,7 @@ def test_where_all_is_kept_it_is_exact(synthetic):
 
 
 @pytest.mark.parametrize(("kind", "types"), [("llama", {}), ("llama", {"type_k": 8, "type_v": 8}), ("gemma2", {}), ("gpt-oss", {})])
-def test_streaming_is_stock_with_the_same_cells_removed(synthetic, single_precision, kind, types):
+def test_streaming_is_stock_with_the_same_cells_removed(synthetic, every_single_isa, kind, types):
     """Teacher-forced, over many times what is kept: after each step the stock context loses the tokens that the other freed. Layers
     with a sliding window have a cache of their own, in which nothing is lost: the stock context is compared where there are none. With
     quantised keys stock quantises a prompt's queries too, which costs more than the bound: there mode exact is compared with."""
@@ -76,7 +76,7 @@ def test_a_page_that_all_heads_drop_is_as_good_as_removed(synthetic, monkeypatch
         assert dropped(run)[:, :, 2].all(), "until its cells change"
 
 
-def test_each_head_attends_what_it_kept(synthetic, single_precision):
+def test_each_head_attends_what_it_kept(synthetic, every_single_isa):
     """Lists of pages, attention mass (in the first layer what is left is the same mass, divided by its sum), and the same logits whether
     the tokens come one by one or as a prompt."""
     path = synthetic("llama", n_head=2, n_head_kv=2)

@@ -40,6 +40,7 @@ def take(run, seq: int, n: int) -> list[tuple[int, int, np.ndarray]]:
     return found
 
 
+@pytest.mark.usefixtures("every_isa")
 @pytest.mark.parametrize("unified", [True, False])
 @pytest.mark.parametrize("types", [{}, Q8_0], ids=["f16", "q8_0"])
 @pytest.mark.parametrize("options", [{"mode": "off"}, {"mode": "exact"}, SPARSE], ids=["off", "exact", "sparse"])

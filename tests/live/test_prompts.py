@@ -53,7 +53,7 @@ def fill(context, run: Runtime, n: int, sequence: int = 0, seed: int = 9) -> Non
 @pytest.mark.parametrize(("depth", "sizes", "shape"), [
     (0, SIZES, {}), (DEPTH, SIZES, {}), (DEPTH, (40, 63), {"head_dim": 128, "n_head": 5, "n_head_kv": 1}),
     (DEPTH, (40, 63), {"head_dim": 96, "n_head": 2}), (DEPTH, (40, 63), {"head_dim": 256, "n_head": 2, "n_head_kv": 1})])
-def test_logits_are_those_of_double_precision(synthetic, depth, sizes, shape, types):
+def test_logits_are_those_of_double_precision(synthetic, every_single_isa, depth, sizes, shape, types):
     """Over the rows that are stored: those of the prompt itself too, so that it must have been stored before it was attended."""
     path = synthetic("llama", dtype="f32", **{"n_head": 6} | shape)
     reference = Reference(path)

@@ -47,12 +47,12 @@ def add_tokens(handle: Handle, seq_id: int, first_position: int, n: int, label: 
     return cells
 
 
-def write_tokens(handle: Handle, stream: int, cells: np.ndarray, skip: int, n_block: int, block: np.ndarray, layers: range) -> None:
-    """Write the rows of `cells` (uint32 [n]) from a block of n_block tokens, behind its first `skip`, in some of the layers with a cache.
-    Also by the thread that brings rows while a decode waits for them."""
-    rows = ffi.new("edgekv_block_rows *", {"block": ffi.cast("void *", block.ctypes.data), "n_block": n_block, "skip": skip,
-                                           "first_layer": layers.start, "end_layer": layers.stop})
-    _check(lib.edgekv_write_tokens(handle, stream, _cells(cells), len(cells), rows))
+def write_tokens(handle: Handle, stream: int, cells: np.ndarray, skip: int, n_block: int, rows: np.ndarray, layers: range) -> None:
+    """Write the rows of `cells` (uint32 [n]) in some of the layers with a cache: `rows` (uint8 [bytes]) has those of a block of n_block tokens
+    in these layers, of which the first `skip` are left out. Also by the thread that brings rows while a decode waits for them."""
+    of = ffi.new("edgekv_block_rows *", {"rows": ffi.cast("void *", rows.ctypes.data), "n_block": n_block, "skip": skip,
+                                         "first_layer": layers.start, "end_layer": layers.stop})
+    _check(lib.edgekv_write_tokens(handle, stream, _cells(cells), len(cells), of))
 
 
 def labels_in_place(handle: Handle, stream: int) -> np.ndarray:

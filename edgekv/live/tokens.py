@@ -75,9 +75,10 @@ class Tokens:
         Their rows must be written before the next decode, or come while it computes."""
         return tokens.add_tokens(self._handle(), seq_id, first, n, label)
 
-    def write(self, seq_id: int, cells: np.ndarray, block: np.ndarray, skip: int, n_block: int, layers: range) -> None:
-        """Write the rows of `cells` from a block of n_block tokens, its first `skip` left out, in some of the layers."""
-        tokens.write_tokens(self._handle(), self._cells.stream_of(seq_id), cells, skip, n_block, block, layers)
+    def write(self, seq_id: int, cells: np.ndarray, rows: np.ndarray, skip: int, n_block: int, layers: range) -> None:
+        """Write the rows of `cells` in some of the layers. `rows`: those of a block of n_block tokens in these layers, its first `skip` are
+        left out."""
+        tokens.write_tokens(self._handle(), self._cells.stream_of(seq_id), cells, skip, n_block, rows, layers)
 
     def n_layers(self) -> int:
         """Those that keep rows: what `write` counts."""

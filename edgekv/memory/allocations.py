@@ -12,6 +12,8 @@ from edgekv.memory.device_fit import DeviceRoom, device_plan
 from edgekv.memory.fit import COMPUTE_BYTES, KvBytes, cells, kv_bytes, rounded, sparse_layers
 from edgekv.memory.workspace import exact_step_bytes, prompt_bytes
 from edgekv.models.geometry import Geometry, ModelFile
+from edgekv.store.blocks import BLOCK_TOKENS
+from edgekv.store.coming import most_in_flight
 from edgekv.vocab import KvMode
 
 UBATCH_TOKENS = 512
@@ -73,6 +75,12 @@ class Request:
     def shape(self) -> Geometry:
         return self.model.geometry
 
+    @property
+    def in_flight_bytes(self) -> int:
+        """Rows that the prefix store has read and that are not in their place yet."""
+        per_token = self.shape.kv_bytes_per_token(self.kv.cache.type_k.value, self.kv.cache.type_v.value)
+        return most_in_flight(BLOCK_TOKENS * per_token) if self.store_bytes else 0
+
     def parts(self, n_ctx: int, kv: KvOptions) -> list[Part]:
         """In all places, of a context of `n_ctx` tokens for each slot."""
         if self.room is not None:
@@ -131,6 +139,7 @@ def host_parts(request: Request, n_ctx: int, kv: KvOptions) -> list[Part]:
         Part("work space", ours.workspace + scratch, ESTIMATED, note="of a step, and of a prompt"),
         Part("loaded later", request.later_bytes, ESTIMATED, note="a draft model or a projector"),
         Part("prefix store", request.store_bytes, KNOWN, note="at most"),
+        Part("prefixes in flight", request.in_flight_bytes, KNOWN, note="at most, while they are loaded"),
     ])
 
 
@@ -142,6 +151,7 @@ def device_parts(request: Request, n_ctx: int, kv: KvOptions, room: DeviceRoom) 
              ("staging", plan.staging, KNOWN), ("ring", plan.ring, KNOWN), ("arena", plan.arena, KNOWN))
     return _present([Part("KV home", plan.home, KNOWN, note="K and V of all tokens, pinned"),
                      Part("prefix store", request.store_bytes, KNOWN, note="at most"),
+                     Part("prefixes in flight", request.in_flight_bytes, KNOWN, note="at most, while they are loaded"),
                      *(Part(name, n_bytes, how, room.name) for name, n_bytes, how in there)])
 
 

@@ -20,7 +20,7 @@ def choose_context(request: Request) -> ContextChoice:
     """
     model, kv = request.shape, request.kv
     if request.room is not None:
-        kept = request.store_bytes + request.later_bytes
+        kept = request.store_bytes + request.in_flight_bytes + request.later_bytes
         return choose_device_context(model, request.n_ctx, kv, request.room, request.slots.n, max(0, request.available - kept))
     _check_budget(request)
     if request.n_ctx is None:
@@ -84,7 +84,7 @@ def _choice(request: Request, n_ctx: int, note: str | None) -> ContextChoice:
 def _without_context(request: Request) -> int:
     """Bytes of host memory that no context can do without: weights, what is loaded behind them, the prefix store."""
     return sum(part.bytes for part in request.parts(CONTEXT_STEP, least(request.kv))
-               if part.place == HOST and part.name in ("weights", "loaded later", "prefix store"))
+               if part.place == HOST and part.name in ("weights", "loaded later", "prefix store", "prefixes in flight"))
 
 
 def _what(request: Request) -> str:
@@ -105,9 +105,10 @@ def _no_model(request: Request, fixed: int) -> str:
 
 
 def _store(request: Request, needed: int) -> str:
-    if not request.store_bytes or needed - request.store_bytes > request.available:
+    kept = request.store_bytes + request.in_flight_bytes
+    if not kept or needed - kept > request.available:
         return ""
-    return f"; {size(request.store_bytes)} of memory are set aside for what was read before (--cache-ram)"
+    return f"; {size(kept)} of memory are set aside for what was read before (--cache-ram)"
 
 
 def _check_budget(request: Request) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,8 +18,11 @@ from edgekv.store.results import Piece
 
 log = logging.getLogger("edgekv")
 
-N_READERS = 1
-"""It reads and verifies while the rows before are copied. More of them take cores from the computation (measured, LOG.md)."""
+T = TypeVar("T")
+
+READ_AHEAD = 4
+"""Groups of rows that one thread reads and verifies while those before are copied; the store bounds their bytes. More threads take cores from
+the computation (measured, LOG.md)."""
 
 
 @dataclass
@@ -73,37 +79,49 @@ class Loading:
     # ---- the thread that brings them -------------------------------------------------------------------------------------------------
 
     def _run(self, awaited: bool) -> None:
+        done = False
         try:
-            with ThreadPoolExecutor(N_READERS, thread_name_prefix="edgekv-read") as pool:
-                reads = [[pool.submit(self._read, i, layers) for i in range(len(self.placed))] for layers in self._groups]
-                for layers, of_layers in zip(self._groups, reads):
-                    self._bring(layers, of_layers, awaited)
-        except Exception:  # whatever it was: nobody may wait for ever, or read rows that did not come
+            self._bring_all(awaited)
+            done = True
+        except Exception:  # whatever it was: nobody may read rows that did not come
             log.exception("kept prefixes could not be loaded")
-            self._n_good = 0
-            if awaited:
-                self._tokens.failed()
-            return
-        try:
-            self._came(self._n_good)
-        except Exception:
-            log.exception("loaded prefixes could not be kept in RAM")
-
-    def _read(self, i: int, layers: range) -> bool:
-        coming = self.placed[i].piece.coming
-        return i < self._n_good and (coming is None or coming.read(layers))
-
-    def _bring(self, layers: range, reads: Sequence[Future[bool]], awaited: bool) -> None:
-        for i, read in enumerate(reads):
-            if i >= self._n_good:
-                return
-            if not read.result():
-                self._n_good = i
+        finally:
+            if not done:
+                self._n_good = 0
                 if awaited:
-                    self._tokens.failed()
-                return
-            one = self.placed[i]
-            if len(one.cells):
-                self._tokens.write(self._seq_id, one.cells, one.piece.payload, one.piece.skip, one.piece.n_block, layers)
-        if awaited and self._n_good == len(self.placed):
-            self._tokens.came(layers.stop)
+                    self._tokens.failed()  # however this thread ends: or a decode waits for ever
+            self._came(self._n_good)
+
+    def _bring_all(self, awaited: bool) -> None:
+        """Where a decode waits, layer by layer; else block by block."""
+        pieces, groups = range(len(self.placed)), self._groups
+        order = [(i, layers) for layers in groups for i in pieces] if awaited else [(i, layers) for i in pieces for layers in groups]
+        with ThreadPoolExecutor(1, thread_name_prefix="edgekv-read") as pool:
+            for (i, layers), rows in zip(order, _ahead(pool, (partial(self._read, *one) for one in order))):
+                if i >= self._n_good:
+                    continue
+                if rows is None:  # those before are brought all the same
+                    self._n_good = i
+                    if awaited:
+                        self._tokens.failed()
+                    continue
+                one = self.placed[i]
+                if len(one.cells):
+                    self._tokens.write(self._seq_id, one.cells, rows, one.piece.skip, one.piece.n_block, layers)
+                del rows
+                if awaited and i == len(self.placed) - 1:
+                    self._tokens.came(layers.stop)
+
+    def _read(self, i: int, layers: range) -> np.ndarray | None:
+        return self.placed[i].piece.read(layers) if i < self._n_good else None
+
+
+def _ahead(pool: ThreadPoolExecutor, calls: Iterable[Callable[[], T]]) -> Iterator[T]:
+    """What calls give, in their order, of which a few are made ahead."""
+    under_way: deque[Future[T]] = deque()
+    for call in calls:
+        under_way.append(pool.submit(call))
+        if len(under_way) > READ_AHEAD:
+            yield under_way.popleft().result()
+    while under_way:
+        yield under_way.popleft().result()

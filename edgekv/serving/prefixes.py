@@ -24,16 +24,12 @@ from edgekv.store.blocks import BLOCK_TOKENS, ReadWith
 from edgekv.store.coming import layer_groups
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.ram import SharedRam
+from edgekv.store.results import Piece
 from edgekv.store.settings import StoreSettings
 from edgekv.store.store import PrefixStore, Reading, StoreStats
 from edgekv.vocab import KvMode, PromptReading
 
 log = logging.getLogger("edgekv")
-
-LEAST_TOKEN_BYTES = 32 << 10
-"""Of K and V of a token. Models that have less compute the rest of a prompt in so short a time that loading meanwhile gains nothing, and a
-quick disk loses 30 ms by it (measured, LOG.md)."""
-
 
 class Prefixes:
     """What the server calls when a prompt begins and when tokens are computed (`edgekv._native.server.KeepsPrefixes`).
@@ -64,28 +60,36 @@ class Prefixes:
         runtime, store = self._open(prompt)
         if runtime is None or store is None:
             return found
-        layout = store.identity.layout
-        in_part = runtime.tokens.can_wait and layout.token_bytes() >= LEAST_TOKEN_BYTES
-        restored = store.restore(prompt.tokens, n_have, _accepted(runtime), in_part, self._root(runtime, prompt), _read_with(runtime))
+        restored = store.restore(prompt.tokens, n_have, _accepted(runtime), True, self._root(runtime, prompt), _read_with(runtime))
         self._n_prompts += 1
         self._n_hits += bool(restored.pieces)
-        placed = []
-        for piece in restored.pieces:
-            try:
-                cells = runtime.tokens.place(prompt.seq_id, piece.first, piece.n, _LABELS[piece.reading])
-            except DoesNotFit:  # a unified cache that other sequences fill: the server computes the rest, or refuses it
-                break
-            placed.append(Placed(piece, cells))
-        found = _found(placed)
-        if restored.n_to_come:
-            self._loading = Loading(runtime.tokens, prompt.seq_id, placed, layer_groups(layout, BLOCK_TOKENS), partial(store.came, restored))
-            found.comes = True
+        came = partial(store.came, restored)
+        try:
+            placed = self._place(runtime, prompt.seq_id, restored.pieces)
+        except BaseException:
+            came(0)
+            raise
+        loading = Loading(runtime.tokens, prompt.seq_id, placed, layer_groups(store.identity.layout, BLOCK_TOKENS), came)
+        if placed and runtime.tokens.can_wait:
+            self._loading, found.comes = loading, True
         else:
-            for one in placed:
-                runtime.tokens.write(prompt.seq_id, one.cells, one.piece.payload, one.piece.skip, one.piece.n_block, range(layout.n_layers))
+            placed = placed[:loading.finish()]
+        _count(placed, found)
         if (nearly := restored.nearly) is not None and nearly.goes_on_alike:
             found.nearly = (nearly.position, nearly.stored, nearly.asked, nearly.n_lost)
         return found
+
+    @staticmethod
+    def _place(runtime: Runtime, seq_id: int, pieces: Sequence[Piece]) -> list[Placed]:
+        """Cells for as many pieces as there are any."""
+        placed = []
+        for piece in pieces:
+            try:
+                cells = runtime.tokens.place(seq_id, piece.first, piece.n, _LABELS[piece.reading])
+            except DoesNotFit:  # a unified cache that other sequences fill: the server computes the rest, or refuses it
+                break
+            placed.append(Placed(piece, cells))
+        return placed
 
     def start(self) -> None:
         if self._loading is not None:
@@ -97,7 +101,7 @@ class Prefixes:
             return -1, Found()
         n_good = loading.finish()
         whole = n_good == len(loading.placed)
-        return -1 if whole else loading.placed[n_good].piece.first, _found(loading.placed[:n_good])
+        return -1 if whole else loading.placed[n_good].piece.first, _count(loading.placed[:n_good], Found())
 
     def keep(self, held: SequenceTokens) -> None:
         """Keep what a sequence holds, as far as all of it is there."""
@@ -195,8 +199,8 @@ def _claim(folder: Path, conversation: str, keys: list[bytes]) -> None:
 _LABELS = {Reading.EXACT: 0, Reading.SAMPLED: cells.SAMPLED, Reading.SPARSE: cells.SPARSE_PROMPT}
 
 
-def _found(placed: Sequence[Placed]) -> Found:
-    found = Found()
+def _count(placed: Sequence[Placed], found: Found) -> Found:
+    """Tokens by where they came from."""
     for one in placed:
         setattr(found, one.piece.source, getattr(found, one.piece.source) + one.piece.n)
     return found

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from edgekv.store.blocks import Block, Link
+from edgekv.store.blocks import BLOCK_TOKENS, Block, Link
 from edgekv.store.files import first_bytes, open_file
 from edgekv.store.format import Header, Refused, check_layers, decode_header
 from edgekv.store.identity import RowLayout
@@ -18,17 +20,72 @@ from edgekv.store.identity import RowLayout
 GROUP_BYTES = 2 << 20
 """Of a block that are read at once, about."""
 
-
-@dataclass(frozen=True, eq=False)
-class ComingBlock(Block):
-    """A block whose rows are not there yet; `payload` is filled by `read`."""
-
-    read: Callable[[range], bool]
-    """Reads and verifies the rows of some layers, on the calling thread. False: they cannot be used, and the block's place has said why."""
+LEAST_IN_FLIGHT = 16 << 20
 
 
-N_SAMPLES = 8
-"""Of a file, to know whether it is in memory."""
+def most_in_flight(block_bytes: int) -> int:
+    """Bytes of rows that are read and not yet in their place, at most, beside what RAM keeps; `block_bytes`: of a whole block. Two blocks, so
+    that one is read while the other is used."""
+    return max(LEAST_IN_FLIGHT, 2 * block_bytes)
+
+
+class InFlight:
+    """Rows on their way, and the bound on them. Thread-safe."""
+
+    def __init__(self, layout: RowLayout):
+        self.most_bytes = most_in_flight(layout.block_bytes(BLOCK_TOKENS))
+        self.n_bytes = 0
+        """Now."""
+        self.peak_bytes = 0
+        self._freed = threading.Condition()
+
+    def array(self, n_bytes: int) -> np.ndarray:
+        """Room for rows, uint8 [n_bytes], which counts until nobody refers to it; waits until there is any."""
+        with self._freed:
+            self._freed.wait_for(lambda: self.n_bytes == 0 or self.n_bytes + n_bytes <= self.most_bytes)
+            self.n_bytes += n_bytes
+            self.peak_bytes = max(self.peak_bytes, self.n_bytes)
+        array = np.empty(n_bytes, np.uint8)
+        weakref.finalize(array, self._free, n_bytes)
+        return array
+
+    def _free(self, n_bytes: int) -> None:
+        with self._freed:
+            self.n_bytes -= n_bytes
+            self._freed.notify_all()
+
+
+class ComingBlock:
+    """A block whose rows are not there yet. `fill` reads and verifies those of some layers into uint8 [bytes of these layers]; False: they cannot
+    be used, and the block's place has said why."""
+
+    def __init__(self, link: Link, tokens: np.ndarray, layout: RowLayout, fill: Callable[[range, np.ndarray], bool]):
+        self.link, self.tokens, self.layout, self._fill = link, tokens, layout, fill
+        self.payload: np.ndarray | None = None
+        """Where rows stay that were read, uint8 [layout.block_bytes(n)]; None: nowhere."""
+
+    @property
+    def n_bytes(self) -> int:
+        """With its rows."""
+        return self.layout.block_bytes(self.link.n) + self.tokens.nbytes
+
+    def stay(self) -> None:
+        """Keep the rows that are read from now on."""
+        self.payload = np.empty(self.layout.block_bytes(self.link.n), np.uint8)
+
+    def read(self, layers: range, flight: InFlight) -> np.ndarray | None:
+        """The rows of some layers, verified, uint8 [bytes]; None where they cannot be used. On the calling thread."""
+        starts = self.layout.layer_starts(self.link.n)
+        first, end = int(starts[layers.start]), int(starts[layers.stop])
+        rows = flight.array(end - first) if self.payload is None else self.payload[first:end]
+        return rows if self._fill(layers, rows) else None
+
+    def block(self) -> Block:
+        """When all of its rows were read, and stayed."""
+        assert self.payload is not None
+        payload = self.payload.view()
+        payload.flags.writeable = False
+        return Block(self.link, self.tokens, payload)
 
 
 @dataclass(frozen=True)
@@ -40,39 +97,21 @@ class BlockReader:
     """Of the file, all that stands before the rows: it names their checksums, so one that was evicted and written again is told from it. The
     file is not kept open: a long conversation has more of them than a process may have."""
     header: Header
-    data: np.ndarray
-    """uint8 [layout.block_bytes(n)]."""
 
-    def cached(self) -> bool:
-        """Whether the rows are in the system's memory, as far as samples tell: reading them then costs work and waits for no disk. False too
-        where the system does not say. Raises OSError."""
-        if not hasattr(os, "RWF_NOWAIT"):
-            return False
-        with open_file(self.path) as file:
-            try:
-                for at in np.linspace(self.header.start, self.header.n_bytes - 1, N_SAMPLES).astype(int).tolist():
-                    os.preadv(file.fileno(), [bytearray(1)], at, os.RWF_NOWAIT)
-            except OSError as error:
-                if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL):
-                    return False
-                raise
-        return True
-
-    def read(self, layers: range) -> int:
-        """Fills `data`; returns how many bytes were read. Raises Refused, OSError; FileNotFoundError also where the file is another one by now."""
-        starts = self.header.layout.layer_starts(self.header.link.n)
-        first, end = int(starts[layers.start]), int(starts[layers.stop])
+    def read(self, layers: range, out: np.ndarray) -> int:
+        """Fills `out`; returns how many bytes were read. Raises Refused, OSError; FileNotFoundError also where the file is another one by now."""
+        start = self.header.start + int(self.header.layout.layer_starts(self.header.link.n)[layers.start])
         with open_file(self.path) as file:
             if os.pread(file.fileno(), len(self.first), 0) != self.first:
                 raise FileNotFoundError(errno.ENOENT, "it was evicted, and other rows were written in its place", str(self.path))
-            at = first
-            while at < end:
-                n = os.preadv(file.fileno(), [self.data.data[at:end]], self.header.start + at)
+            at = 0
+            while at < len(out):
+                n = os.preadv(file.fileno(), [out.data[at:]], start + at)
                 if not n:
                     raise Refused("it is truncated", damaged=True)
                 at += n
-        check_layers(self.data, self.header, layers)
-        return end - first
+        check_layers(out, self.header, layers)
+        return at
 
 
 def open_block(path: Path, root: bytes, link: Link, layout: RowLayout) -> BlockReader:
@@ -80,11 +119,8 @@ def open_block(path: Path, root: bytes, link: Link, layout: RowLayout) -> BlockR
     with open_file(path) as file:
         data, n_bytes = first_bytes(file), os.fstat(file.fileno()).st_size
     header = decode_header(data)
-    if header.root != root or header.link != link or header.layout != layout:
-        raise Refused("it is another block than its name says", damaged=True)
-    if n_bytes != header.n_bytes:
-        raise Refused("it is truncated" if n_bytes < header.n_bytes else "it is longer than its rows", damaged=True)
-    return BlockReader(path, data[: header.start], header, np.empty(layout.block_bytes(link.n), np.uint8))
+    header.check(root, link, layout, n_bytes)
+    return BlockReader(path, data[: header.start], header)
 
 
 def layer_groups(layout: RowLayout, n_tokens: int) -> list[range]:

@@ -32,7 +32,7 @@ BACK_OFF_S = 30.0
 """Until a folder that could not be written to is tried again."""
 
 N_READERS = 2
-"""Threads that read and verify: zlib and the system let others run meanwhile."""
+"""Threads that open files."""
 
 REMEMBERED = 4096
 """Blocks whose tokens are kept in memory, so that their files need not be opened to be compared."""
@@ -90,42 +90,26 @@ class FolderPlace:
         found = ((link, self._tokens_of(link)) for link in links or ())
         return [Child(link, tokens) for link, tokens in found if tokens is not None]
 
-    def load(self, links: Sequence[Link]) -> list[Block | None]:
-        return self._each(self._load_one, links)
-
-    def open(self, links: Sequence[Link]) -> list[Block | None]:
-        return self._each(self._open_one, links)
-
-    def _each(self, get: Callable[[Link], Block | None], links: Sequence[Link]) -> list[Block | None]:
+    def open(self, links: Sequence[Link]) -> list[ComingBlock | None]:
         try:
-            return list(self._pool.map(get, links))
+            return list(self._pool.map(self._open_one, links))
         except RuntimeError:  # closed meanwhile
             return [None] * len(links)
 
-    def _open_one(self, link: Link) -> Block | None:
+    def _open_one(self, link: Link) -> ComingBlock | None:
         path = self._path(link)
         reader = self._read(path, lambda path: open_block(path, self._root, link, self._identity.layout))
         if reader is None:
             return None
 
-        def read(layers: range) -> bool:
-            n_bytes = self._read(path, lambda _: reader.read(layers))
+        def fill(layers: range, out: np.ndarray) -> bool:
+            n_bytes = self._read(path, lambda _: reader.read(layers, out))
             self.stats.n_loaded_bytes += n_bytes or 0
             return n_bytes is not None
 
         self._reading.succeeded()
         self._remember(link.key, reader.header.tokens)
-        payload = reader.data.view()
-        payload.flags.writeable = False
-        if not self._read(path, lambda _: reader.cached()):
-            return ComingBlock(link, reader.header.tokens, payload, read)
-        return Block(link, reader.header.tokens, payload) if read(range(self._identity.layout.n_layers)) else None
-
-    def _load_one(self, link: Link) -> Block | None:
-        block = self._open_one(link)
-        if not isinstance(block, ComingBlock):
-            return block
-        return Block(link, block.tokens, block.payload) if block.read(range(self._identity.layout.n_layers)) else None
+        return ComingBlock(reader.header.link, reader.header.tokens, self._identity.layout, fill)
 
     def _read(self, path: Path, read: Callable[[Path], T]) -> T | None:
         """What `read` makes of a file; None where it is gone, is refused or cannot be read."""

@@ -53,6 +53,14 @@ class Header:
         """Of all."""
         return self.start + self.layout.block_bytes(self.link.n)
 
+    def check(self, root: bytes, link: Link, layout: RowLayout | None, n_bytes: int) -> None:
+        """Raises Refused unless this is the header of the block asked for, and n_bytes all of it. Without `layout` the rows may have any; who
+        hands them to a model must say which it has."""
+        if self.root != root or self.link != link or layout not in (None, self.layout):
+            raise Refused("it is another block than its name says", damaged=True)
+        if n_bytes != self.n_bytes:
+            raise Refused("it is truncated" if n_bytes < self.n_bytes else "it is longer than its rows", damaged=True)
+
 
 def encode_header(block: Block, identity: ModelIdentity) -> bytes:
     """All bytes before the rows."""
@@ -108,26 +116,21 @@ def decode_header(data: bytes | memoryview) -> Header:
 
 
 def decode(data: np.ndarray, root: bytes, link: Link, layout: RowLayout | None = None) -> Block:
-    """The block in `data` (uint8 [n]), of which it is a view. Raises Refused unless it is exactly the one asked for, and all of it.
-
-    Without `layout` the rows may have any; who hands them to a model must say which it has.
-    """
+    """The block in `data` (uint8 [n]), of which it is a view. Raises Refused unless it is exactly the one asked for, and all of it."""
     header = decode_header(data.data)
-    if header.root != root or header.link != link or layout not in (None, header.layout):
-        raise Refused("it is another block than its name says", damaged=True)
-    if len(data) != header.n_bytes:
-        raise Refused("it is truncated" if len(data) < header.n_bytes else "it is longer than its rows", damaged=True)
+    header.check(root, link, layout, len(data))
     payload = data[header.start :]
     check_layers(payload, header, range(len(header.checksums)))
     payload.flags.writeable = False
     return Block(header.link, header.tokens, payload)
 
 
-def check_layers(payload: np.ndarray, header: Header, layers: range) -> None:
-    """Raises Refused where the rows of one of the layers are not those that were written."""
+def check_layers(rows: np.ndarray, header: Header, layers: range) -> None:
+    """Raises Refused where the rows of one of the layers are not those that were written. `rows`: of these layers, uint8 [bytes]."""
     starts = header.layout.layer_starts(header.link.n)
+    first = int(starts[layers.start])
     for layer in layers:
-        if zlib.crc32(payload.data[int(starts[layer]) : int(starts[layer + 1])]) != header.checksums[layer]:
+        if zlib.crc32(rows.data[int(starts[layer]) - first : int(starts[layer + 1]) - first]) != header.checksums[layer]:
             raise Refused(f"the rows of layer {layer} are damaged", damaged=True)
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from edgekv.store.blocks import Block, Link, child_link
+from edgekv.store.coming import ComingBlock
 from edgekv.store.results import PlaceStats
 
 log = logging.getLogger("edgekv")
@@ -61,11 +62,8 @@ class Place(Protocol):
     def children(self, parent: bytes) -> list[Child]:
         """What follows a block, tails included."""
 
-    def load(self, links: Sequence[Link]) -> list[Block | None]:
-        """Blocks whose rows were verified, in the order of `links`; None for what is not there or was refused."""
-
-    def open(self, links: Sequence[Link]) -> list[Block | None]:
-        """Like `load`, but rows may come later: of a ComingBlock."""
+    def open(self, links: Sequence[Link]) -> list[ComingBlock | None]:
+        """Blocks whose rows can be read, in the order of `links`; None for what is not there or was refused."""
 
     def write(self, block: Block) -> Outcome:
         """Keep a block, and drop the tails that it goes on from."""

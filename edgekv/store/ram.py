@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 
 from edgekv.store.blocks import Block, Link
@@ -19,6 +19,7 @@ class Ram:
 
     def __init__(self) -> None:
         self.n_bytes = 0
+        """Of all blocks, and of those that are being read and will stay."""
         self._blocks: OrderedDict[bytes, Block] = OrderedDict()  # the least recently used first
         self._children: dict[bytes, set[bytes]] = {}
 
@@ -76,6 +77,8 @@ class SharedRam:
         self.lock = threading.Condition()
         """Of everything here."""
         self.blocks = Ram()
+        self.in_use: Counter[bytes] = Counter()
+        """Keys of blocks whose rows are on their way into a sequence: they stay, or they would be in memory and not in the bound."""
         self.below: set[bytes] = set()
         """Keys of blocks in RAM that a place has, too."""
         self.writers: list[Writer] = []

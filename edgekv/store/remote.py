@@ -8,7 +8,6 @@ All names are in hexadecimal, ROOT is the model identity's. Everything has a tim
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -18,7 +17,8 @@ import numpy as np
 
 from edgekv.errors import ConfigError
 from edgekv.store.blocks import BLOCK_TOKENS, KEY_BYTES, Block, Link, Reading, child_link
-from edgekv.store.format import MOST_READ_WITH_BYTES, Refused, decode, encode_header
+from edgekv.store.coming import ComingBlock
+from edgekv.store.format import MOST_READ_WITH_BYTES, Header, Refused, check_layers, decode_header, encode_header, header_bytes
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.place import Child, Outage, Outcome, covered_tails, log
 from edgekv.store.results import PlaceStats
@@ -32,6 +32,9 @@ MOST_BLOCK_BYTES = 256 << 20
 LEAST_RATE = 20e6
 """Bytes a second: rows may take the bound of a call and so long besides. What comes slower is a miss."""
 
+FIRST_READ = 8192
+"""Of a block: most headers are shorter."""
+
 MOST_CHILDREN = 1024
 """Of a block, until those are taken out that the server has forgotten."""
 
@@ -39,7 +42,7 @@ T = TypeVar("T")
 
 
 class RedisPlace:
-    """One model identity's part of a server. No call keeps its caller waiting for more than `timeout_s`, and `load` for LEAST_RATE besides."""
+    """One model identity's part of a server. No call keeps its caller waiting for more than `timeout_s`, and rows for LEAST_RATE besides."""
 
     name = "remote"
     ahead = 512
@@ -49,6 +52,7 @@ class RedisPlace:
         self.stats = PlaceStats()
         self._identity, self._root, self._ttl_s, self._timeout_s = identity, identity.root_key(), ttl_s, timeout_s
         self._client = _client(url, timeout_s)
+        self._loading_client = _client(url, timeout_s + identity.layout.block_bytes(BLOCK_TOKENS) / LEAST_RATE)
         # Nobody waits for a write, and a socket's timeout is that of a whole block.
         self._writing_client = _client(url, timeout_s + identity.layout.block_bytes(BLOCK_TOKENS) / LEAST_RATE)
         where = self._client.connection_pool.connection_kwargs
@@ -79,46 +83,66 @@ class RedisPlace:
     def children(self, parent: bytes) -> list[Child]:
         return self._ask(lambda: self._children(self._client, parent)) or []
 
-    def load(self, links: Sequence[Link]) -> list[Block | None]:
-        """One after the other (redis-py reads under the interpreter's lock: two at a time were slower), until one does not come."""
-        loaded: list[Block | None] = [None] * len(links)
-        if not self.working:
-            return loaded
-        n_bytes = [self._identity.layout.block_bytes(link.n) for link in links]
-        end = time.monotonic() + self._timeout_s + sum(n_bytes) / LEAST_RATE
-        pool = ThreadPoolExecutor(1, thread_name_prefix="edgekv-load")
-        try:
-            coming = [pool.submit(self._load_one, link) for link in links]
-            for i, future in enumerate(coming):
-                most = min(end - time.monotonic(), self._timeout_s + n_bytes[i] / LEAST_RATE)
-                loaded[i] = self._wait(future, most)
-                if loaded[i] is None:
-                    break
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-        return loaded
+    def open(self, links: Sequence[Link]) -> list[ComingBlock | None]:
+        """All headers with one question."""
+        found = self._ask(lambda: self._headers([link.key for link in links])) if links else None
+        return [self._open_one(link, *one) for link, one in zip(links, found)] if found else [None] * len(links)
 
-    def open(self, links: Sequence[Link]) -> list[Block | None]:
-        return self.load(links)
+    def _headers(self, keys: Sequence[bytes]) -> list[tuple[bytes, int]]:
+        """The first bytes of blocks, with all of the header, and how many bytes they have; none where they are not there."""
+        pipeline = self._client.pipeline(transaction=False)
+        for key in keys:
+            pipeline.getrange(self._name(key), 0, FIRST_READ - 1)
+            pipeline.strlen(self._name(key))
+        answers = pipeline.execute()
+        return [(first, n_bytes) for first, n_bytes in zip(answers[::2], answers[1::2])]
 
-    def _load_one(self, link: Link) -> Block | None:
-        data = self._client.get(self._name(link.key))
-        if data is None:
+    def _open_one(self, link: Link, first: bytes, n_bytes: int) -> ComingBlock | None:
+        if not n_bytes:
             return None
         try:
-            block = decode(np.frombuffer(data, np.uint8), self._root, link, self._identity.layout)
+            n_header = header_bytes(first)
+            if n_header > len(first):
+                more = self._ask(lambda: self._client.getrange(self._name(link.key), len(first), n_header - 1))
+                first += more or b""
+            header = decode_header(first)
+            header.check(self._root, link, self._identity.layout, n_bytes)
         except Refused as refused:
             self._refuse(link, refused)
             return None
-        self.stats.n_loaded_bytes += len(data)
-        return block
+        return ComingBlock(header.link, header.tokens, header.layout, lambda layers, out: self._fill(header, first[: header.start], layers, out))
+
+    def _fill(self, header: Header, first: bytes, layers: range, out: np.ndarray) -> bool:
+        """What is asked for takes the bound of a call, and LEAST_RATE besides. redis-py reads under the interpreter's lock: two questions at a
+        time were slower."""
+        start = header.start + int(header.layout.layer_starts(header.link.n)[layers.start])
+        name = self._name(header.link.key)
+        if not self.working:
+            return False
+        try:
+            # two clients: the socket's timeout is that of a short answer
+            future = self._pool.submit(self._loading_client.getrange, name, start, start + len(out) - 1)
+            rows = self._wait(future, self._timeout_s + len(out) / LEAST_RATE)
+            if rows is None or len(rows) != len(out):  # not in time, or evicted meanwhile
+                return False
+            out[:] = np.frombuffer(rows, np.uint8)
+            check_layers(out, header, layers)
+        except RuntimeError:  # closed meanwhile
+            return False
+        except Refused as refused:
+            now = self._ask(lambda: self._client.getrange(name, 0, len(first) - 1))
+            if now == first:  # else it was evicted, and other rows were written in its place
+                self._refuse(header.link, refused)
+            return False
+        self.stats.n_loaded_bytes += len(out)
+        return True
 
     def _refuse(self, link: Link, refused: Refused) -> None:
         self.stats.n_refused += 1
         if self.stats.n_refused == 1:
             log.warning("%s has a block that is not used: %s; more such blocks are not reported", self._asking.what, refused)
         if refused.damaged:
-            self._client.unlink(self._name(link.key))
+            self._ask(lambda: self._client.unlink(self._name(link.key)))
 
     def _exist(self, client: Any, keys: Sequence[bytes]) -> list[bool]:
         pipeline = client.pipeline(transaction=False)
@@ -212,7 +236,8 @@ class RedisPlace:
 
     def _disconnect(self) -> None:
         """Threads that still wait for an answer get an error instead."""
-        self._client.connection_pool.disconnect(inuse_connections=True)
+        for client in (self._client, self._loading_client):
+            client.connection_pool.disconnect(inuse_connections=True)
 
     def _name(self, key: bytes, more: str = "") -> str:
         return f"edgekv:{self._root.hex()}:{key.hex()}{more}"

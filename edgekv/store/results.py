@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,10 +26,20 @@ class Piece:
     reading: Reading
     source: str
     """ram, disk or remote."""
-    payload: np.ndarray
-    """uint8 [layout.block_bytes(n_block)]; not to be written to."""
-    coming: ComingBlock | None = None
-    """The payload is not there yet: this reads it."""
+    read: Callable[[range], np.ndarray | None]
+    """The block's rows of some layers, uint8 [bytes], not to be written to; None where they cannot be used. Waits for them."""
+    block: Block | ComingBlock
+
+    @property
+    def coming(self) -> bool:
+        """The rows are not in RAM yet."""
+        return isinstance(self.block, ComingBlock)
+
+    @property
+    def payload(self) -> np.ndarray:
+        """All rows, where they are there and stay: uint8 [layout.block_bytes(n_block)]; not to be written to."""
+        assert self.block.payload is not None
+        return self.block.payload
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,15 @@ class NearMiss:
     """Behind the difference both go on with the same tokens, so what differs is an insertion such as a date, and not a new question."""
 
 
+@dataclass(eq=False)
+class Holds:
+    """What a restore keeps from being evicted, until its rows are in their place."""
+
+    keys: list[bytes] = field(default_factory=list)
+    n_bytes: int = 0
+    """Of blocks that will stay in RAM."""
+
+
 @dataclass(frozen=True)
 class Restored:
     pieces: tuple[Piece, ...] = ()
@@ -53,15 +73,14 @@ class Restored:
     nearly: NearMiss | None = None
     chain: tuple[Link, ...] = ()
     """All that was found, from the root on."""
-    blocks: tuple[Block, ...] = ()
-    """Of `pieces`."""
+    holds: Holds = field(default_factory=Holds)
     n_asked: int = 0
     """Tokens."""
 
     @property
     def n_to_come(self) -> int:
         """Pieces whose payload is not there yet."""
-        return sum(piece.coming is not None for piece in self.pieces)
+        return sum(piece.coming for piece in self.pieces)
 
     @property
     def n_tokens(self) -> int:
@@ -114,5 +133,7 @@ class StoreStats:
     n_saves: int = 0
     n_unwritten: int = 0
     """Blocks that wait for the writer."""
+    in_flight_bytes: int = 0
+    """Rows that are read and not yet in their place, beside those that stay in RAM: now."""
     n_dropped: int = 0
     """Blocks that RAM had no room for before they were written."""

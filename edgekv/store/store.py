@@ -6,17 +6,18 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from edgekv.amounts import size
 from edgekv.store.blocks import BLOCK_TOKENS, NOTHING_SAID, Block, Link, Reading, ReadWith, child_link
-from edgekv.store.coming import ComingBlock
+from edgekv.store.coming import ComingBlock, InFlight
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.place import Child, Outcome, Place, log
 from edgekv.store.places import open_places
 from edgekv.store.ram import Ram, SharedRam
-from edgekv.store.results import Piece, PlaceStats, Restored, Saved, StoreStats
+from edgekv.store.results import Holds, Piece, PlaceStats, Restored, Saved, StoreStats
 from edgekv.store.search import Holder, Search, Step, read_with_these
 from edgekv.store.settings import StoreSettings
 from edgekv.store.writer import Writer
@@ -45,6 +46,8 @@ class PrefixStore:
         self._root = identity.root_key()
         self._shared = SharedRam() if ram is None else ram
         self._lock, self._ram, self._below = self._shared.lock, self._shared.blocks, self._shared.below
+        self.in_flight = InFlight(identity.layout)
+        """Rows on their way into sequences."""
         self._upper = _RamHolder(self._ram, self._lock)
         self._writers = [Writer(place, self._lock, self._ram.get, self._written) for place in self.places]
         with self._lock:
@@ -59,75 +62,110 @@ class PrefixStore:
         """Rows of `tokens` from the position `n_have` on, as far as a stored chain goes whose label is at most `accepts`, and what is not exact
         in it was read with these settings. `root`: of the chain (`ModelIdentity.chain_root`), by default the identity's own.
 
-        The pieces follow each other without gaps. There are none where nothing goes further than `n_have`. `in_part`: where some of them are
-        `coming` the caller reads these, and calls `came` in the end.
+        The pieces follow each other without gaps. There are none where nothing goes further than `n_have`. `in_part`: rows that are not in RAM
+        are read when the caller asks the pieces for them, and never more than `in_flight` and the bound of RAM at once; it calls `came` in
+        the end, whatever happens. Else all are in memory when this returns, however many they are.
         """
         tokens = np.ascontiguousarray(tokens, dtype=np.int32)
         if self._closed or len(tokens) <= n_have:
             return Restored()
         found = Search([self._upper, *self.places], tokens, accepts, read_with).run(self._root if root is None else root)
         pieces: list[Piece] = []
-        blocks: list[Block] = []
-        at = 0
-        for step, loaded in zip(found.steps, self._load(found.steps, n_have, in_part)):
+        holds, at = Holds(), 0
+        for step, opened in zip(found.steps, self._open(found.steps, n_have, holds)):
             first, at = max(at, n_have), at + step.n
             if at <= n_have:
                 continue
-            if loaded is None:
+            if opened is None:
                 break
-            block, source = loaded
-            n = at - first
-            coming = block if isinstance(block, ComingBlock) else None
-            pieces.append(Piece(first, n, step.n - n, step.link.n, step.link.reading, source, block.payload, coming))
-            blocks.append(block)
+            block, source = opened
+            pieces.append(Piece(first, at - first, step.n - (at - first), step.link.n, step.link.reading, source, self._reads(block), block))
         chain = tuple(step.link for step in found.steps)
-        restored = Restored(tuple(pieces), found.nearly, chain, tuple(blocks), len(tokens) - n_have)
-        if not restored.n_to_come:
-            self.came(restored, len(pieces))
-        return restored
+        restored = Restored(tuple(pieces), found.nearly, chain, holds, len(tokens) - n_have)
+        self._let_stay(restored)
+        return restored if in_part else self._read_all(restored)
+
+    def _reads(self, block: Block | ComingBlock) -> Callable[[range], np.ndarray | None]:
+        if isinstance(block, ComingBlock):
+            return partial(block.read, flight=self.in_flight)
+        starts, payload = self.identity.layout.layer_starts(block.link.n), block.payload
+        return lambda layers: payload[int(starts[layers.start]) : int(starts[layers.stop])]
+
+    def _read_all(self, restored: Restored) -> Restored:
+        n_good = 0
+        for piece in restored.pieces:
+            if isinstance(piece.block, ComingBlock):
+                if piece.block.payload is None:
+                    piece.block.stay()
+                if piece.read(range(self.identity.layout.n_layers)) is None:
+                    break
+            n_good += 1
+        self.came(restored, n_good)
+        return dataclasses.replace(restored, pieces=restored.pieces[:n_good])
 
     def came(self, restored: Restored, n_pieces: int) -> None:
-        """The rows of the first `n_pieces` are all there: they stay in RAM, and count as used. From any thread."""
-        pieces = restored.pieces[:n_pieces]
-        self._promote(restored.blocks[:n_pieces], restored.chain)
+        """The rows of the first `n_pieces` are in their place, and no more will be asked for: those that were to stay in RAM are there, and the chain
+        counts as the most recently used one everywhere. From any thread."""
+        keys = {link.key for link in restored.chain}
         with self._lock:
+            self._let_go(restored.holds)
+            for piece in restored.pieces[:n_pieces]:
+                block = piece.block
+                if not isinstance(block, ComingBlock) or block.payload is None or block.link.key in self._ram:
+                    continue
+                if self.settings.ram_bytes and self._make_room(block.n_bytes, keys, None):
+                    self._put(block.block())
+                    self._below.add(block.link.key)
+            self._used(restored.chain)
             self._stats.n_restores += 1
             self._stats.asked_tokens += restored.n_asked
-            self._stats.missed_tokens += restored.n_asked - sum(piece.n for piece in pieces)
-            for piece in pieces:
+            self._stats.missed_tokens += restored.n_asked - sum(piece.n for piece in restored.pieces[:n_pieces])
+            for piece in restored.pieces[:n_pieces]:
                 if piece.source == Ram.name:
                     self._stats.ram.hit_tokens += piece.n
                     self._stats.ram.n_loaded_bytes += piece.payload.nbytes
                 else:
                     next(place for place in self.places if place.name == piece.source).stats.hit_tokens += piece.n
 
-    def _load(self, steps: Sequence[Step], n_have: int, in_part: bool) -> list[tuple[Block, str] | None]:
-        """The block of each step, and which tier it came from; None where it is not needed or not to be had. `in_part`: see restore."""
-        loaded: list[tuple[Block, str] | None] = [None] * len(steps)
+    def _open(self, steps: Sequence[Step], n_have: int, holds: Holds) -> list[tuple[Block | ComingBlock, str] | None]:
+        """The block of each step, and which tier it came from; None where it is not needed or not to be had. What is in RAM stays there."""
+        opened: list[tuple[Block | ComingBlock, str] | None] = [None] * len(steps)
         ends = np.cumsum([step.n for step in steps])
         needed = [i for i, end in enumerate(ends) if end > n_have]
         with self._lock:
             for i in needed:
-                block = self._ram.get(steps[i].link.key)
-                loaded[i] = None if block is None else (block, Ram.name)
+                if (block := self._ram.get(steps[i].link.key)) is not None:
+                    opened[i] = block, Ram.name
+                    self._shared.in_use[block.link.key] += 1
+                    holds.keys.append(block.link.key)
         # First from where the search found them; what fails there, or was evicted meanwhile, from any other place.
         for place, found in [*((place, True) for place in self.places), *((place, False) for place in self.places)]:
-            wanted = [i for i in needed if loaded[i] is None and (steps[i].holder is place) == found]
+            wanted = [i for i in needed if opened[i] is None and (steps[i].holder is place) == found]
             if wanted and place.working:
-                load = place.open if in_part else place.load
-                for i, block in zip(wanted, load([steps[i].link for i in wanted])):
-                    loaded[i] = None if block is None else (block, place.name)
-        return loaded
+                for i, coming in zip(wanted, place.open([steps[i].link for i in wanted])):
+                    opened[i] = None if coming is None else (coming, place.name)
+        return opened
 
-    def _promote(self, blocks: Sequence[Block], chain: Sequence[Link]) -> None:
-        """Blocks of a chain that was used come into RAM, and the chain counts as the most recently used one everywhere."""
-        keys = {link.key for link in chain}
+    def _let_stay(self, restored: Restored) -> None:
+        """Make room in RAM for what is about to be read, from the first block on, as far as there is any."""
+        keys = {link.key for link in restored.chain}
         with self._lock:
-            for block in blocks if self.settings.ram_bytes else ():
-                if block.link.key not in self._ram and self._make_room(block.n_bytes, keys, None):
-                    self._put(Block(block.link, block.tokens, block.payload))
-                    self._below.add(block.link.key)
-            self._used(chain)
+            for piece in restored.pieces if self.settings.ram_bytes else ():
+                if isinstance(block := piece.block, ComingBlock):
+                    if not self._make_room(block.n_bytes, keys, None):
+                        break
+                    block.stay()
+                    self._ram.n_bytes += block.n_bytes
+                    restored.holds.n_bytes += block.n_bytes
+
+    def _let_go(self, holds: Holds) -> None:
+        """With the lock held."""
+        self._ram.n_bytes -= holds.n_bytes
+        self._shared.in_use.subtract(holds.keys)
+        for key in holds.keys:
+            if not self._shared.in_use[key]:
+                del self._shared.in_use[key]
+        holds.keys, holds.n_bytes = [], 0
 
     # ---- saving ----------------------------------------------------------------------------------------------------------------------
 
@@ -207,18 +245,20 @@ class PrefixStore:
             writer.discard(key)
 
     def _make_room(self, n_bytes: int, chain: set[bytes], deadline: float | None) -> bool:
-        """Evict until `n_bytes` fit. Blocks of `chain` stay unless they are safe below; what a place can still write goes last, and only
-        when waiting until `deadline` did not help."""
+        """Evict until `n_bytes` fit. What is in use stays, and blocks of `chain` unless they are safe below; what a place can still write goes
+        last, and only when waiting until `deadline` did not help."""
+        in_use = self._shared.in_use
+        stay = chain | in_use.keys()
         while self._ram.n_bytes + n_bytes > self.most_ram_bytes:
             if n_bytes > self.most_ram_bytes:
                 return False
-            key = self._ram.oldest(lambda key: key not in chain and not self._unwritten(key))
-            key = key or self._ram.oldest(lambda key: key in chain and key in self._below and not self._unwritten(key))
+            key = self._ram.oldest(lambda key: key not in stay and not self._unwritten(key))
+            key = key or self._ram.oldest(lambda key: key not in in_use and key in self._below and not self._unwritten(key))
             if key is None and deadline is not None and any(map(self._unwritten, self._keys())) and (left := deadline - time.monotonic()) > 0:
                 self._lock.wait(left)
                 continue
             if key is None:
-                key = self._ram.oldest(lambda key: key not in chain)
+                key = self._ram.oldest(lambda key: key not in stay)
                 if key is None:
                     return False
                 self._stats.n_dropped += 1
@@ -290,7 +330,8 @@ class PrefixStore:
             ram = dataclasses.replace(self._stats.ram, n_blocks=len(self._ram), n_bytes=self._ram.n_bytes)
             lower = {place.name: dataclasses.replace(place.stats) for place in self.places}
             return dataclasses.replace(self._stats, ram=ram, disk=lower.get("disk", PlaceStats()), remote=lower.get("remote", PlaceStats()),
-                                       n_unwritten=len({key for writer in self._writers for key in writer.pending()}))
+                                       n_unwritten=len({key for writer in self._writers for key in writer.pending()}),
+                                       in_flight_bytes=self.in_flight.n_bytes)
 
 
 class _RamHolder:

@@ -34,9 +34,9 @@ EDGEKV_API edgekv_status edgekv_read_tokens(const edgekv_context * ctx, int stre
    computes. */
 EDGEKV_API edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos, int n, uint8_t label, uint32_t * cells);
 
-/* rows of a block in the layers [first_layer, end_layer), counted among those with a cache */
+/* rows of a block in the layers [first_layer, end_layer), counted among those with a cache: of these and of no others */
 typedef struct edgekv_block_rows {
-    const void * block;
+    const void * rows;
     int n_block; /* its tokens */
     int skip;    /* of these are left out, from the first */
     int first_layer;

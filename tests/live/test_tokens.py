@@ -146,7 +146,8 @@ def bring(run, seq: int, blocks, cells, may_come) -> threading.Thread:
                 run.tokens.failed()
                 return
             for (_, n, rows), where in zip(blocks, cells):
-                run.tokens.write(seq, where, rows, 0, n, range(layer, layer + 1))
+                of_layer = len(rows) // N_LAYERS  # all layers have the same
+                run.tokens.write(seq, where, rows[layer * of_layer:(layer + 1) * of_layer], 0, n, range(layer, layer + 1))
             run.tokens.came(layer + 1)
 
     run.tokens.expect()

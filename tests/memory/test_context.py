@@ -60,7 +60,8 @@ def test_the_length_that_is_asked_for(model):
 @pytest.mark.parametrize("n_slots", [1, 2])
 def test_the_automatic_length_leaves_half_of_the_rest(model, n_slots):
     """Of what the weights, and what else no context can do without, leave free."""
-    fixed = model.geometry.tensor_bytes + 32 * MIB + 5 * MIB
+    in_flight = request(model, EXACT, 1024, store_bytes=5 * MIB).in_flight_bytes
+    fixed = model.geometry.tensor_bytes + 32 * MIB + 5 * MIB + in_flight
     room = needed(model, EXACT, 1024, n_slots=n_slots, store_bytes=5 * MIB) - fixed
     scarce = choose_context(request(model, EXACT, None, fixed + 2 * room, n_slots, store_bytes=5 * MIB))
     assert scarce.n_ctx == 1024 and "--ctx" in scarce.note and scarce.kv_bytes == n_slots * 1024 * model.geometry.kv_bytes_per_token()
@@ -133,9 +134,9 @@ def test_an_impossible_budget_gets_a_possible_one(model):
 
 def test_what_is_set_aside_is_named_where_it_is_the_reason(model):
     available = needed(model, EXACT, 1024)
-    assert "1.0 MiB of memory are set aside for what was read before (--cache-ram)" in refusal(
-        request(model, EXACT, 1024, available, store_bytes=MIB))
-    assert "--cache-ram" not in refusal(request(model, EXACT, 4096, available, store_bytes=16))
+    assert "17.0 MiB of memory are set aside for what was read before (--cache-ram)" in refusal(
+        request(model, EXACT, 1024, available, store_bytes=MIB)), "and what is in flight while it is loaded"
+    assert "--cache-ram" not in refusal(request(model, EXACT, 65_536, needed(model, EXACT, 65_536) - 1, store_bytes=16)), "nor would it fit without"
 
 
 def test_layers_on_a_gpu_are_not_on_the_host(model):

@@ -180,6 +180,7 @@ def test_the_prefix_store_and_slots_count(tmp_path):
     more = make_plan(request(model, n_ctx=8192, n_slots=4, store_bytes=1 << 30), None)
     parts = {part.name: part.bytes for part in more.parts}
     assert parts["prefix store"] == 1 << 30 and parts["KV home"] == 4 * next(p.bytes for p in one.parts if p.name == "KV home")
+    assert parts["prefixes in flight"] == 2 * 256 * 32_768, "two blocks, which are streamed"
     assert "--slots" in more.flags and not more.speeds
 
 

@@ -23,7 +23,6 @@ from support.arithmetic import Said, apart, check_near, spread_of_cuts
 from edgekv._native import testing
 from edgekv.config import KvOptions
 from edgekv.live.tokens import Tokens
-from edgekv.serving import prefixes
 from edgekv.serving.server import Server, ServerOptions
 from edgekv.store import coming
 from edgekv.store.coming import BlockReader
@@ -46,8 +45,6 @@ def model(synthetic) -> Path:
 @pytest.fixture(autouse=True)
 def layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coming, "GROUP_BYTES", 1)
-    monkeypatch.setattr(prefixes, "LEAST_TOKEN_BYTES", 0)
-    monkeypatch.setattr(BlockReader, "cached", lambda _: False)  # what was written just now is in the system's memory
 
 
 def serve(model: Path, kv: dict, folder: Path | None, **more) -> Server:
@@ -127,9 +124,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[BlockReader, r
     read = BlockReader.read
 
     def before(call: Callable[[BlockReader, range], None]) -> None:
-        def wrapped(reader: BlockReader, layers: range) -> int:
+        def wrapped(reader: BlockReader, layers: range, out: np.ndarray) -> int:
             call(reader, layers)
-            return read(reader, layers)
+            return read(reader, layers, out)
 
         monkeypatch.setattr(BlockReader, "read", wrapped)
 

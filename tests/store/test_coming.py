@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,7 @@ from support.prefixes import LAYOUT, check_rows, conversation, exact, identity, 
 
 from edgekv.store import coming
 from edgekv.store.blocks import BLOCK_TOKENS, Reading
-from edgekv.store.coming import BlockReader, layer_groups
+from edgekv.store.coming import layer_groups
 from edgekv.store.files import read_header, scan
 from edgekv.store.identity import RowLayout
 from edgekv.store.results import Restored
@@ -28,12 +26,6 @@ def open_store(folder: Path) -> PrefixStore:
     return PrefixStore(identity(), StoreSettings(ram_bytes=1 << 30, folder=folder))
 
 
-@pytest.fixture(autouse=True)
-def _cold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was written just now is in the system's memory."""
-    monkeypatch.setattr(BlockReader, "cached", lambda _: False)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     store = open_store(tmp_path)
@@ -43,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def read(restored: Restored, *layers: int) -> list[bool]:
-    return [piece.coming.read(range(layer, layer + 1)) for piece in restored.pieces if piece.coming for layer in layers]
+    return [piece.read(range(layer, layer + 1)) is not None for piece in restored.pieces if piece.coming for layer in layers]
 
 
 def test_rows_come_when_they_are_asked_for(folder):
@@ -109,25 +101,6 @@ def test_layers_are_read_in_pieces_of_some_size(rows, n_groups):
     assert np.concatenate(groups).tolist() == list(range(len(rows))) and len(groups) == n_groups
     starts = layout.layer_starts(BLOCK_TOKENS)
     assert len(groups) == 1 or all(starts[group.stop] - starts[group.start] >= coming.GROUP_BYTES for group in groups)
-
-
-@pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="this system does not say what is in memory")
-@pytest.mark.parametrize(("answer", "n_to_come"), [(None, 0), (errno.EAGAIN, 3), (errno.EOPNOTSUPP, 3)], ids=["in memory", "on disk", "unknown"])
-def test_what_is_in_memory_is_read_at_once(folder, monkeypatch, answer, n_to_come):
-    """It waits for no disk, and its work is not done quicker beside other work."""
-    monkeypatch.undo()
-    preadv = os.preadv
-
-    def ask(descriptor: int, buffers: list, offset: int, flags: int = 0) -> int:
-        if flags and answer is not None:
-            raise OSError(answer, os.strerror(answer))
-        return preadv(descriptor, buffers, offset)
-
-    monkeypatch.setattr(os, "preadv", ask)
-    restored = open_store(folder).restore(TOKENS, 0, EXACT, in_part=True)
-    assert restored.n_to_come == n_to_come
-    read(restored, 0, 1)
-    assert check_rows(restored, TOKENS, 0, EXACT) == 700
 
 
 @pytest.mark.parametrize("other", [False, True], ids=["the same rows", "other rows"])

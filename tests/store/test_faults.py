@@ -13,10 +13,11 @@ import threading
 import time
 
 import pytest
-from support.prefixes import check_rows, conversation, exact, identity, reader
+from support.prefixes import LAYOUT, check_rows, conversation, exact, identity, reader
 
 from edgekv.store import folder as folder_module
 from edgekv.store.blocks import Reading
+from edgekv.store.coming import InFlight
 from edgekv.store.files import TEMPORARY, read_header, remove_file, scan
 from edgekv.store.folder import FolderPlace
 from edgekv.store.settings import StoreSettings
@@ -98,7 +99,7 @@ def test_kill_9_at_any_moment_leaves_a_folder_that_the_next_start_reads(tmp_path
         assert not list(folder.rglob(f"{TEMPORARY}*"))
         place = FolderPlace(identity(), folder, 1 << 30)
         links = [file.link for file in scan(folder)]
-        assert links and None not in place.load(links)  # every file is whole
+        assert links and all(block.read(range(2), InFlight(LAYOUT)) is not None for block in place.open(links))  # every file is whole
         for seed in finished[-3:]:  # what was flushed is there
             tokens = conversation(700 + seed % 99, seed)
             assert n_restored(store, tokens) == len(tokens)

@@ -7,14 +7,14 @@ import logging
 import os
 import time
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.prefixes import check_rows, conversation, exact, grow, identity, plans, reachable, reader
+from support.prefixes import LAYOUT, check_rows, conversation, exact, grow, identity, plans, reachable, reader
 
 from edgekv.errors import ConfigError
 from edgekv.store.blocks import Reading
+from edgekv.store.coming import InFlight
 from edgekv.store.files import scan
 from edgekv.store.folder import FolderPlace
 from edgekv.store.pins import Pin, read_pins, remove_pin, write_pin
@@ -270,4 +270,5 @@ def test_the_bound_of_the_folder_holds_and_rows_are_right(tmp_path_factory, plan
         n_restored(other, tokens, 0, SPARSE)
         other.close()  # it would write what was evicted again, and the bound counts what others write a second late
     assert not list(folder.rglob(".tmp-*"))
-    assert np.all([FolderPlace(identity(), folder, folder_bytes).load([file.link])[0] for file in scan(folder)])
+    place = FolderPlace(identity(), folder, folder_bytes)
+    assert all(block.read(range(2), InFlight(LAYOUT)) is not None for block in place.open([file.link for file in scan(folder)]))

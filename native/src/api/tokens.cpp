@@ -140,7 +140,7 @@ edgekv_status edgekv_write_tokens(edgekv_context * ctx, int stream, const uint32
     if (!brings) {
         llama_synchronize(ctx->lctx);
     }
-    const char * in = static_cast<const char *>(from->block);
+    const char * in = static_cast<const char *>(from->rows);
     int n_rows = 0;  // K and V of the layers before
     for_each_rows(ctx->lctx, [&](int, const Rows & rows) {
         const int layer = n_rows++/2;
@@ -149,8 +149,8 @@ edgekv_status edgekv_write_tokens(edgekv_context * ctx, int stream, const uint32
                 ggml_backend_tensor_set(rows.tensor, in + (from->skip + first)*rows.bytes,
                                         stream*rows.tensor->nb[2] + cells[first]*rows.tensor->nb[1], n_run*rows.bytes);
             });
+            in += from->n_block*rows.bytes;
         }
-        in += from->n_block*rows.bytes;
     });
 
     return EDGEKV_OK;

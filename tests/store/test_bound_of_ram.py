@@ -1,0 +1,132 @@
+"""The bound of RAM holds while a long chain is restored: its rows are streamed."""
+
+from __future__ import annotations
+
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from support.prefixes import conversation, exact
+from support.redis_server import RedisServer
+
+from edgekv.store.blocks import BLOCK_TOKENS, Reading
+from edgekv.store.coming import InFlight, layer_groups, most_in_flight
+from edgekv.store.identity import ModelIdentity, RowLayout
+from edgekv.store.results import Restored
+from edgekv.store.settings import StoreSettings
+from edgekv.store.store import PrefixStore
+
+EXACT = Reading.EXACT
+WIDE = RowLayout((4096,) * 8, (4096,) * 8)
+"""64 KiB a token, 16 MiB a block."""
+N_BLOCKS = 12
+TOKENS = conversation(N_BLOCKS * BLOCK_TOKENS)
+WHOLE = WIDE.block_bytes(len(TOKENS))
+BESIDE = 6 << 20
+"""Of Python's own, and what a client of a server reads into."""
+
+
+def open_store(ram_bytes: int, **where) -> PrefixStore:
+    return PrefixStore(ModelIdentity(b"wide", WIDE, "wide"), StoreSettings(ram_bytes=ram_bytes, url_timeout_s=20.0, **where))
+
+
+def rows(first: int, n: int) -> np.ndarray:
+    return np.full(WIDE.block_bytes(n), first // BLOCK_TOKENS + 1, np.uint8)
+
+
+@pytest.fixture(params=["disk", "remote"])
+def opens(request, tmp_path) -> Iterator[Callable[[int], PrefixStore]]:
+    """Stores with a bound of RAM, and a chain of 192 MiB below."""
+    server = None
+    where: dict = {"folder": tmp_path}
+    if request.param == "remote":
+        pytest.importorskip("redis", reason="redis-py is not installed (edgekv[redis])")
+        server = RedisServer(tmp_path)
+        where = {"url": server.url}
+    store = open_store(2 * WHOLE, **where)
+    store.save(TOKENS, exact(TOKENS), rows)
+    assert store.flush(60)
+    store.close()
+    yield lambda ram_bytes: open_store(ram_bytes, **where)
+    if server is not None:
+        server.kill()
+
+
+def stream(store: PrefixStore, restored: Restored, check: Callable[[], None]) -> int:
+    """Read all rows as a loader does, the first layers of all blocks first; how many pieces are right."""
+    right = np.zeros(len(restored.pieces), int)
+    groups = layer_groups(WIDE, BLOCK_TOKENS)
+    for layers in groups:
+        for i, piece in enumerate(restored.pieces):
+            found = piece.read(layers)
+            right[i] += found is not None and len(found) == WIDE.block_bytes(BLOCK_TOKENS) * len(layers) // 8 and bool(np.all(found == i + 1))
+            del found
+            check()
+    return int(np.count_nonzero(right == len(groups)))
+
+
+@pytest.mark.parametrize("n_ram", [0, 1, 4, 40], ids=lambda n: f"RAM for {n} blocks")
+def test_a_chain_longer_than_ram_is_streamed(opens, n_ram):
+    block_bytes = WIDE.block_bytes(BLOCK_TOKENS) + 4 * BLOCK_TOKENS
+    store = opens(n_ram * block_bytes)
+    tracemalloc.start()
+    try:
+        restored = store.restore(TOKENS, 0, EXACT, in_part=True)
+        assert restored.n_tokens == len(TOKENS)
+        bound = n_ram * block_bytes
+
+        def check() -> None:
+            stats = store.stats()
+            assert stats.ram.n_bytes <= max(bound, 0) and stats.in_flight_bytes <= store.in_flight.most_bytes
+
+        assert stream(store, restored, check) == N_BLOCKS
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= bound + most_in_flight(WIDE.block_bytes(BLOCK_TOKENS)) + BESIDE
+    store.came(restored, N_BLOCKS)
+    stats = store.stats()
+    assert stats.ram.n_blocks == min(n_ram, N_BLOCKS) and stats.ram.n_bytes == stats.ram.n_blocks * block_bytes
+    assert stats.in_flight_bytes == 0
+    again = store.restore(TOKENS, 0, EXACT, in_part=True)
+    assert [piece.coming for piece in again.pieces].count(False) == min(n_ram, N_BLOCKS) and not again.pieces[-1].coming or n_ram < N_BLOCKS
+    store.came(again, 0)
+
+
+def test_what_is_in_use_is_not_evicted(tmp_path):
+    """Or its rows would be in memory and not in the bound."""
+    block_bytes = WIDE.block_bytes(BLOCK_TOKENS) + 4 * BLOCK_TOKENS
+    store = open_store(2 * block_bytes)
+    store.save(TOKENS[:512], exact(TOKENS[:512]), rows)
+    restored = store.restore(TOKENS[:512], 0, EXACT, in_part=True)
+    assert store.save(TOKENS[256:512], exact(TOKENS[256:512]), rows).n_left_out == 256
+    assert store.stats().ram.n_blocks == 2
+    store.came(restored, 2)
+    assert store.save(TOKENS[256:512], exact(TOKENS[256:512]), rows).n_new == 256
+    assert store.restore(TOKENS[:512], 0, EXACT).n_tokens == 256
+
+
+def test_a_load_that_ends_in_the_middle_gives_its_room_back(opens):
+    block_bytes = WIDE.block_bytes(BLOCK_TOKENS) + 4 * BLOCK_TOKENS
+    store = opens(4 * block_bytes)
+    restored = store.restore(TOKENS, 0, EXACT, in_part=True)
+    assert restored.pieces[0].read(range(2)) is not None and store.stats().ram.n_bytes == 4 * block_bytes
+    store.came(restored, 0)
+    assert store.stats().ram.n_bytes == store.stats().in_flight_bytes == 0
+    assert store.save(TOKENS[:1024], exact(TOKENS[:1024]), rows).n_left_out == 0
+
+
+def test_who_asks_for_more_than_may_be_in_flight_waits():
+    flight = InFlight(RowLayout((1 << 14,), (1 << 14,)))
+    held = [flight.array(flight.most_bytes // 2) for _ in range(2)]
+    came: list[int] = []
+    asks = threading.Thread(target=lambda: came.append(len(flight.array(1))))
+    asks.start()
+    asks.join(0.2)
+    assert asks.is_alive() and not came and flight.n_bytes == flight.most_bytes
+    held.pop()
+    asks.join(10)
+    assert came == [1] and flight.peak_bytes == flight.most_bytes
+    assert len(flight.array(0)) == 0

@@ -301,3 +301,26 @@ def test_a_load_under_the_computation_is_as_one_before_it(model, tmp_path, monke
             seen.append((answer["tokens"], selection.n_read, selection.n_certain))
             assert check.n_groups_wrong == 0 and (check.n_groups > 0) == (kv is SPARSE)
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("dies_of", [SystemExit, MemoryError, KeyboardInterrupt])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_dies_in_the_middle_of_a_load(model, tmp_path, monkeypatch, dies_of):
+    """The decode that waits for its rows fails, and the prompt is read again."""
+    keep(model, EXACT, tmp_path, conversation(1))
+    prompt = [*conversation(1), *conversation(2, 40)]
+    with serve(model, EXACT, None) as server:
+        alone = ask(server, prompt, cache_prompt=False)["tokens"]
+    write, n_writes = Tokens.write, []
+
+    def die(*arguments) -> None:
+        n_writes.append(1)
+        if len(n_writes) == 5:
+            raise dies_of
+        write(*arguments)
+
+    with serve(model, EXACT, tmp_path) as server:
+        monkeypatch.setattr(Tokens, "write", die)
+        answer = ask(server, prompt)
+        assert answer["tokens"] == alone and len(n_writes) == 5
+        assert answer["timings"]["cache_n"] == 0

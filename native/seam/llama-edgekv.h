@@ -10,6 +10,7 @@
 #include "ggml.h"
 #include "llama.h"
 
+#include <stddef.h>
 #include <stdint.h>
 
 // raised whenever a struct or function of this header changes; both sides compare it before they talk

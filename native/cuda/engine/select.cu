@@ -75,9 +75,6 @@ ListBatch GpuEngine::batch_of(int row, const Group & group) const {
     batch.n_head_kv        = shape.rows[row].n_head_kv;
     batch.sight            = sights_of(group.first);
     batch.sight_stride     = (size_t) groups_per_stream();
-    batch.page_tokens      = shape.page_tokens;
-    batch.pages_per_stream = shape.pages_per_stream;
-    batch.head_stride      = shape.n_pages;
     batch.rows             = lists.as<int32_t>();
     batch.stride           = list_stride();
     batch.n_rows           = list_lengths.as<int32_t>();
@@ -96,7 +93,8 @@ void GpuEngine::select(int row, const Group & group, Stream stream) {
     last_row     = row;
     n_last_lists = view.n_streams*view.n_tokens*r.n_head_kv;
     if (row_sketches[row].kind == SketchKind::none) {
-        launch_choose({ batch_of(row, group), view.n_cells, prior.as<float>() + row*n_row_entries(), options.tokens, options.share }, stream);
+        launch_choose({ batch_of(row, group), view.n_cells, shape.page_tokens, shape.pages_per_stream, (size_t) shape.n_pages,
+                        prior.as<float>() + row*n_row_entries(), options.tokens, options.share }, stream);
         return;
     }
 

@@ -6,7 +6,7 @@ namespace {
 constexpr unsigned kAll = 0xffffffffu;
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 constexpr int kBins = 256;
-constexpr uint32_t kHidden = 0, kAlways = 0xffffffffu;  // keys of pages that nobody sees, and that are certain or pinned
+constexpr uint32_t kHidden = 0, kAlways = 0xffffffffu;  // keys of pages that nobody sees, and that are certain
 
 // What a block sums up over its threads, in any number of turns.
 struct Counts {
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(const ChooseBatch b, i
     Counts mine = {0, 0, 0, 0};
     for (int page = threadIdx.x; page < n_pages; page += kThreads) {
         unsigned n_visible = 0;
-        bool certain = b.pinned != nullptr && b.pinned[first_page + page] != 0;
+        bool certain = false;
         for (int cell = page * b.page_tokens; cell < min((page + 1) * b.page_tokens, b.n_cells); cell += 16) {
             const Sight of = sight[cell / kGroupCells];
             n_visible += static_cast<unsigned>(__popc(sixteen(of.visible, cell)));

@@ -9,7 +9,9 @@ namespace edgekv::gpu {
 // With choose_device_scratch_bytes() of scratch, and a stride of at least n_cells.
 struct ChooseBatch : ListBatch {
     int n_cells;  // in view of one stream
-    const float * priority;  // by page, as `pinned`
+    int page_tokens, pages_per_stream;
+    size_t head_stride;
+    const float * priority;  // page p of stream s (of the cache) and head h: at h * head_stride + s * pages_per_stream + p
     int tokens;   // the budget: see page_choice.h
     float share;
 };

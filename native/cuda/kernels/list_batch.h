@@ -23,11 +23,6 @@ struct ListBatch {
     const Sight * sight; // [stream * n_tokens + token][sight_stride]
     size_t sight_stride;
 
-    // page p of stream s (of the cache) and head h stands at h * head_stride + s * pages_per_stream + p; null: none
-    const uint8_t * pinned;
-    int page_tokens, pages_per_stream;
-    size_t head_stride;
-
     int32_t * rows;    // out [list][stride], ascending cells
     size_t stride;     // at least the cells in view
     int32_t * n_rows;  // out [list]

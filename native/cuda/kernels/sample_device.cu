@@ -122,9 +122,6 @@ struct Chunk {
             }
             return;
         }
-        const int head = list % b.n_head_kv, stream = b.first_stream + list / b.n_head_kv / b.n_tokens;
-        const bool pinned = b.pinned != nullptr && b.pinned[head * b.head_stride + static_cast<size_t>(stream) * b.pages_per_stream +
-                                                            cell / b.page_tokens] != 0;
         const uint32_t least = scratch_of(b).draws[list].least;
         float x[kEach] = {};
         for (int g = 0; g < b.group; ++g) {
@@ -140,7 +137,7 @@ struct Chunk {
         }
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
-            const bool certain = pinned || (sight.certain >> i & 1) != 0;
+            const bool certain = (sight.certain >> i & 1) != 0;
             const bool visible = (sight.visible >> i & 1) != 0;
             const uint32_t of_share = static_cast<uint32_t>(__float2int_rn(fminf(x[i], 1.0f) * static_cast<float>(kOne)));
             by_share[i] = visible ? of_share : 0u;

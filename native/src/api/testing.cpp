@@ -99,7 +99,6 @@ edgekv_status edgekv_sample(edgekv_sample_args * args, int isa) {
     p.cell_stride  = (size_t) args->n_groups*kGroupCells;
     p.group_stride = args->n_groups;
     p.sight        = sight.data();
-    p.page_tokens  = 16;
     p.resolution   = args->resolution;
     p.offset       = args->offset;
     p.rows         = args->rows;

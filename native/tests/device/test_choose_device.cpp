@@ -42,25 +42,22 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
         }
     }
     std::vector<float> priority;
-    std::vector<uint8_t> pinned;
     for (int i = 0; i < c.n_head_kv * n_pages_all; ++i) {
         priority.push_back(c.scores == 0 ? 0.25f : c.scores == 1 ? 0.5f * static_cast<float>(rng.next() % 5) - 1.0f : rng.normal());
         if (c.scores == 3 && rng.next() % 3 == 0) {
             priority.back() = std::copysign(std::numeric_limits<float>::quiet_NaN(), rng.normal());
         }
-        pinned.push_back(rng.next() % 29 == 0 ? 1 : 0);
     }
 
     const DeviceArray<Sight> sight_device(sight);
     const DeviceArray<float> priority_device(priority);
-    const DeviceArray<uint8_t> pinned_device(pinned);
     const DeviceArray<int32_t> rows(std::vector<int32_t>(n_lists * stride, -7)), n_rows(std::vector<int32_t>(n_lists, -7));
     const DeviceArray<SampleTotals> totals(std::vector<SampleTotals>(static_cast<size_t>(c.n_head_kv), SampleTotals{1, 2, 3, 0, 0}));
     const DeviceArray<char> scratch(choose_device_scratch_bytes(static_cast<int>(n_lists), n_pages));
-    const ListBatch lists = {c.n_streams, first_stream, c.n_tokens, c.n_head_kv, sight_device.data(), sight_stride, pinned_device.data(),
-                             c.page_tokens, pages_per_stream, static_cast<size_t>(n_pages_all), rows.data(), stride, n_rows.data(),
+    const ListBatch lists = {c.n_streams, first_stream, c.n_tokens, c.n_head_kv, sight_device.data(), sight_stride,
+                             rows.data(), stride, n_rows.data(),
                              totals.data(), scratch.data()};
-    launch_choose({lists, c.n_cells, priority_device.data(), c.tokens, c.share}, stream);
+    launch_choose({lists, c.n_cells, c.page_tokens, pages_per_stream, static_cast<size_t>(n_pages_all), priority_device.data(), c.tokens, c.share}, stream);
     test::must(stream_sync(stream) && check());
 
     const std::vector<int32_t> got = rows.get(), n_got = n_rows.get();
@@ -70,7 +67,7 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
         const int head = static_cast<int>(list) % c.n_head_kv, query = static_cast<int>(list) / c.n_head_kv;
         const size_t page = static_cast<size_t>(head) * n_pages_all + static_cast<size_t>(first_stream + query / c.n_tokens) * pages_per_stream;
         const ChoiceResult result = choose_pages({c.n_cells, c.page_tokens, sight.data() + query * sight_stride, priority.data() + page,
-                                                  pinned.data() + page, c.tokens, c.share}, want.data(), candidates);
+                                                  c.tokens, c.share}, want.data(), candidates);
         CHECK(n_got[list] == result.n_rows && std::memcmp(want.data(), got.data() + list * stride, result.n_rows * sizeof(int32_t)) == 0,
               "list %zu of %d cells in pages of %d: %d rows, not %d", list, c.n_cells, c.page_tokens, n_got[list], result.n_rows);
         CHECK(got[list * stride + result.n_rows] == -7, "behind the rows");

@@ -25,8 +25,8 @@ constexpr double kUnit = 1 << kChanceBits;
 long n_rows_all = 0, n_chance_rows = 0;
 
 struct Case {
-    int n_streams, n_tokens, n_head_kv, group, n_groups, page_tokens;
-    bool exact, sinks, pinned;
+    int n_streams, n_tokens, n_head_kv, group, n_groups;
+    bool exact, sinks;
     float resolution;
 };
 
@@ -38,11 +38,10 @@ uint16_t upper_half(float x) {
 
 struct Instance {
     size_t n_lists, cell_stride, group_stride, sight_stride, row_stride;
-    int first_stream, pages_per_stream, n_pages_all;
+    int first_stream;
     std::vector<uint16_t> cells;
     std::vector<float> tops, sums, sinks;
     std::vector<Sight> sight;
-    std::vector<uint8_t> pinned;
     std::vector<int64_t> k_idxs;
     std::vector<int32_t> positions;
 
@@ -54,8 +53,6 @@ struct Instance {
         sight_stride = static_cast<size_t>(c.n_groups) + seed % 2;
         row_stride = static_cast<size_t>(c.n_groups) * kGroupCells + 1 + seed % 2;
         first_stream = static_cast<int>(rng.next() % 3);
-        pages_per_stream = (c.n_groups * kGroupCells + c.page_tokens - 1) / c.page_tokens + 1;
-        n_pages_all = (first_stream + c.n_streams + 1) * pages_per_stream;
         for (int i = 0; i < c.n_streams * c.n_tokens; ++i) {
             for (size_t g = 0; g < sight_stride; ++g) {
                 const uint64_t r = rng.next(), seen = r % 8 == 0 ? 0 : r % 8 == 1 ? rng.next() : ~uint64_t{0};
@@ -83,9 +80,6 @@ struct Instance {
         for (int h = 0; h < c.n_head_kv * c.group; ++h) {
             sinks.push_back(5.0f * rng.normal() + 10.0f);
         }
-        for (int i = 0; i < c.n_head_kv * n_pages_all; ++i) {
-            pinned.push_back(rng.next() % 19 == 0 ? 3 : 0);
-        }
         for (int i = 0; i < c.n_streams * c.n_tokens; ++i) {
             k_idxs.push_back(static_cast<int64_t>(rng.next() % 97));
         }
@@ -104,7 +98,6 @@ struct Got {
         const DeviceArray<uint16_t> cells(in.cells);
         const DeviceArray<float> tops(in.tops), sums(in.sums), sinks(in.sinks), weights_d(std::vector<float>(in.n_lists * in.row_stride, -1.0f));
         const DeviceArray<Sight> sight(in.sight);
-        const DeviceArray<uint8_t> pinned(in.pinned);
         const DeviceArray<int64_t> k_idxs(in.k_idxs);
         const DeviceArray<int32_t> positions(in.positions);
         const DeviceArray<int32_t> rows_d(std::vector<int32_t>(in.n_lists * in.row_stride, -7)), n_d(std::vector<int32_t>(in.n_lists, -7));
@@ -121,10 +114,6 @@ struct Got {
         b.sinks = sinks.or_null(c.sinks);
         b.sight = sight.data();
         b.sight_stride = in.sight_stride;
-        b.pinned = pinned.or_null(c.pinned);
-        b.page_tokens = c.page_tokens;
-        b.pages_per_stream = in.pages_per_stream;
-        b.head_stride = static_cast<size_t>(in.n_pages_all);
         b.resolution = c.resolution;
         b.layer = kLayer;
         b.k_idxs = k_idxs.data();
@@ -190,8 +179,6 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
     double slack = 0.0;
     for (size_t list = 0; list < in.n_lists; ++list) {
         const int head = static_cast<int>(list) % c.n_head_kv, query = static_cast<int>(list) / c.n_head_kv;
-        const size_t first_page = static_cast<size_t>(head) * in.n_pages_all +
-                                  static_cast<size_t>(in.first_stream + query / c.n_tokens) * in.pages_per_stream;
         SampleProblem p{};
         p.n_groups = c.n_groups;
         p.group = c.group;
@@ -202,8 +189,6 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
         p.group_stride = in.group_stride;
         p.sinks = c.sinks ? in.sinks.data() + head * c.group : nullptr;
         p.sight = in.sight.data() + query * in.sight_stride;
-        p.pinned = c.pinned ? in.pinned.data() + first_page : nullptr;
-        p.page_tokens = c.page_tokens;
         p.resolution = c.resolution;
         p.offset = walk_offset(kLayer, head, in.positions[static_cast<size_t>(in.k_idxs[static_cast<size_t>(query)])]);
         p.rows = rows.data();
@@ -257,16 +242,14 @@ int main() {
             c.n_streams = 1 + static_cast<int>(rng.next() % 2);
             c.n_tokens = n_groups > 20 ? 1 : 1 + static_cast<int>(rng.next() % 3);
             c.n_head_kv = 1 + static_cast<int>(rng.next() % 3);
-            c.page_tokens = 16 * (1 + static_cast<int>(rng.next() % 3));
             c.sinks = rng.next() % 3 == 0;
-            c.pinned = rng.next() % 2 == 0;
             c.resolution = rng.next() % 3 == 0 ? 20.0f : rng.next() % 2 == 0 ? 400.0f : 4000.0f;
             check_case(c, ++seed, stream);
         }
     }
     for (int n_groups : {1, 2, 4, 16, 64}) {
         for (float resolution : {1.0f, 8.0f, 64.0f, 100.0f, 4000.0f}) {
-            check_case({1, 1, 2, 2, n_groups, 16, true, false, false, resolution}, ++seed, stream);
+            check_case({1, 1, 2, 2, n_groups, true, false, resolution}, ++seed, stream);
         }
     }
     stream_destroy(stream);

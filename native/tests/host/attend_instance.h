@@ -172,7 +172,6 @@ struct Lists {
                 }
             }
         }
-        const uint32_t uncounted = seed % 8 == 5 ? static_cast<uint32_t>(rng.next()) : 0;
         for (int t = 0; t < c.n_tokens; ++t) {
             for (int h = 0; h < c.n_head_kv; ++h) {
                 const size_t list = static_cast<size_t>(t * c.n_head_kv + h);
@@ -185,16 +184,13 @@ struct Lists {
                     cells[at] = cell;
                     weights[at] = c.select == 1 && rng.next() % 3 != 0 ? 1.0f / (rng.uniform() + 0.001f) : 1.0f;
                     weights[at] = std::max(weights[at], 1.0f);
-                    if (uncounted >> t & 1) {
-                        continue;
-                    }
                     want_hits[static_cast<size_t>(h)].n_read += 1;
                     want_hits[static_cast<size_t>(h)].n_hits += slots[static_cast<size_t>(h * n + cell / c.page_tokens)] >= 0 ? 1 : 0;
                 }
                 n_listed[static_cast<size_t>(h)] += n_rows[list] > 0 ? 1 : 0;
             }
         }
-        p.rows = {cells.data(), c.select == 3 ? nullptr : weights.data(), n_rows.data(), stride, uncounted};
+        p.rows = {cells.data(), c.select == 3 ? nullptr : weights.data(), n_rows.data(), stride};
         p.arena.slots_stride = static_cast<size_t>(n);
         p.error_every = static_cast<int>(seed % 4);  // 0: never
         p.error_turn = static_cast<int>(seed / 4 % 5);

@@ -170,7 +170,7 @@ void bench(const Shape & shape, int n_cells, int rounds, const char * only) {
                 p.mass_sum = c.what != What::plain ? mass.data() + mass.size() / 2 : nullptr;
                 p.mass_stride = static_cast<size_t>(n_pages);
                 if (c.what == What::rows) {
-                    p.rows = {cells.data(), weights.data(), n_rows.data(), static_cast<size_t>(n_listed), 0};
+                    p.rows = {cells.data(), weights.data(), n_rows.data(), static_cast<size_t>(n_listed)};
                     p.hits = hits.data();
                     p.error_every = 8;
                     p.error_turn = static_cast<int>(layers.size());

@@ -138,7 +138,6 @@ void bench(const Shape & shape, int n_groups, int rounds, const char * only, dou
         sampling.cell_stride = static_cast<size_t>(n_cells);
         sampling.group_stride = static_cast<size_t>(n_groups);
         sampling.sight = sight.data();
-        sampling.page_tokens = 16;
         sampling.resolution = 1000.0f;
         sampling.rows = rows.data();
         sampling.weights = weights.data();

@@ -134,7 +134,7 @@ struct Lists {
         }
     }
     AttendProblem of(AttendProblem p) {
-        p.rows = {cells.data(), weights.data(), n_rows.data(), kCells, 0};
+        p.rows = {cells.data(), weights.data(), n_rows.data(), kCells};
         p.hits = hits.data();
         p.mass_sum = mass.data();
         p.mass_stride = kCells / 16;
@@ -206,7 +206,6 @@ void bench(const char * isa, CellType type, int rounds) {
             sampling.cell_stride = kCells;
             sampling.group_stride = kGroups;
             sampling.sight = sight.data();
-            sampling.page_tokens = 16;
             sampling.resolution = 100.0f;
             sampling.rows = s.rows.data();
             sampling.weights = s.weights.data();

@@ -19,15 +19,15 @@ constexpr int kOne = 1 << kChanceBits;
 enum class Logits { flat, normal, peaked, far_apart, count };
 
 struct Case {
-    int n_groups, group, page_tokens;
+    int n_groups, group;
     float resolution;
     Logits logits;
-    bool sinks, pins, hidden;
+    bool sinks, hidden;
     int certain;  // 0: none, 1: some, 2: all that is visible
     std::string name() const {
         char s[256];
-        std::snprintf(s, sizeof(s), "groups %d heads %d page %d resolution %g logits %d sinks %d pins %d hidden %d certain %d", n_groups, group,
-                      page_tokens, resolution, static_cast<int>(logits), sinks, pins, hidden, certain);
+        std::snprintf(s, sizeof(s), "groups %d heads %d resolution %g logits %d sinks %d hidden %d certain %d", n_groups, group, resolution,
+                      static_cast<int>(logits), sinks, hidden, certain);
         return s;
     }
 };
@@ -49,7 +49,6 @@ struct Instance {
     std::vector<uint16_t> shares;
     std::vector<float> tops, sums, sinks;
     std::vector<Sight> sight;
-    std::vector<uint8_t> pinned;
     std::vector<char> scratch;
     SampleProblem p{};
 
@@ -102,26 +101,18 @@ struct Instance {
             }
             sinks.push_back(3.0f * rng.normal());
         }
-        for (int page = 0; page * c.page_tokens < n_cells; ++page) {
-            pinned.push_back(rng.next() % 5 == 0);
-        }
         p.shares = shares.data();
         p.tops = tops.data();
         p.sums = sums.data();
         p.sinks = c.sinks ? sinks.data() : nullptr;
         p.sight = sight.data();
-        p.pinned = c.pins ? pinned.data() : nullptr;
-        p.page_tokens = c.page_tokens;
         p.resolution = c.resolution;
         p.offset = static_cast<int32_t>(seed % 3 == 0 ? 0 : rng.next() % kOne);
     }
 };
 
 bool may_be_read(const Instance & in, int cell) { return in.sight[cell / kGroupCells].visible >> cell % kGroupCells & 1; }
-bool is_certain(const Instance & in, int cell) {
-    return may_be_read(in, cell) &&
-           (in.sight[cell / kGroupCells].certain >> cell % kGroupCells & 1 || (in.p.pinned != nullptr && in.p.pinned[cell / in.p.page_tokens]));
-}
+bool is_certain(const Instance & in, int cell) { return may_be_read(in, cell) && (in.sight[cell / kGroupCells].certain >> cell % kGroupCells & 1); }
 
 }  // namespace
 }  // namespace edgekv

@@ -42,14 +42,12 @@ int main() {
                     priority.push_back(none ? std::copysign(std::numeric_limits<float>::quiet_NaN(), rng.normal()) : rng.normal());
                 }
                 const std::vector<Sight> sight(static_cast<size_t>((n_pages + 3) / 4), Sight{~uint64_t{0}, 0});
-                const std::vector<uint8_t> pinned(static_cast<size_t>(n_pages), 0);
                 const int wanted = 1 + static_cast<int>(rng.next() % static_cast<uint64_t>(n_pages));
                 PageChoice choice{};
                 choice.n_cells = 16 * n_pages;
                 choice.page_tokens = 16;
                 choice.sight = sight.data();
                 choice.priority = priority.data();
-                choice.pinned = pinned.data();
                 choice.tokens = 16 * wanted;
                 std::vector<int32_t> rows(static_cast<size_t>(choice.n_cells)), candidates;
                 const ChoiceResult result = choose_pages(choice, rows.data(), candidates);

@@ -208,7 +208,6 @@ void check_case(const Case & c, uint64_t seed, const std::vector<Isa> & isas) {
 void check_all(const std::vector<Isa> & isas) {
     const int counts[] = {1, 2, 3, 7, 17, 40};
     const int groups[] = {1, 2, 3, 4, 5, 8, 9};
-    const int pages[] = {16, 32, 48, 64, 128};
     const float resolutions[] = {1.0f, 30.0f, 500.0f, 4000.0f, 1e6f, 1e9f};
     cases::Random rng(5);
     uint64_t n = 0;
@@ -218,11 +217,9 @@ void check_all(const std::vector<Isa> & isas) {
                 Case c{};
                 c.n_groups = count;
                 c.group = group;
-                c.page_tokens = pages[rng.next() % 5];
                 c.resolution = resolutions[rng.next() % 6];
                 c.logits = static_cast<Logits>(rng.next() % static_cast<int>(Logits::count));
                 c.sinks = rng.next() % 2 == 0;
-                c.pins = rng.next() % 2 == 0;
                 c.hidden = rng.next() % 3 != 0;
                 c.certain = static_cast<int>(rng.next() % 5 % 3);
                 check_case(c, ++n, isas);
@@ -234,7 +231,7 @@ void check_all(const std::vector<Isa> & isas) {
 
 // Nothing to see: no rows. Everything in reach: all rows, weight 1.
 void check_ends(const std::vector<Isa> & isas) {
-    Case c{5, 3, 16, 100.0f, Logits::normal, true, true, false, 0};
+    Case c{5, 3, 100.0f, Logits::normal, true, false, 0};
     for (const Isa isa : isas) {
         Instance none(c, 1);
         for (int i = 0; i < c.n_groups; ++i) {
@@ -266,7 +263,7 @@ void check_ends(const std::vector<Isa> & isas) {
 // read at as many offsets as its chance has in it, give or take 2.
 void check_mean(const std::vector<Isa> & isas) {
     constexpr int kOffsets = 4096;
-    const Case c{9, 3, 16, 60.0f, Logits::peaked, false, false, true, 1};
+    const Case c{9, 3, 60.0f, Logits::peaked, false, true, 1};
     Instance in(c, 3);
     cases::Random rng(9);
     Chances chances(c);
@@ -316,7 +313,7 @@ void check_mean(const std::vector<Isa> & isas) {
 // Each cell is read about as often as its chance says, with offsets as even as chance makes them.
 void check_positions(const std::vector<Isa> & isas) {
     constexpr int kPositions = 20000;
-    const Case c{3, 2, 16, 40.0f, Logits::peaked, false, false, false, 0};
+    const Case c{3, 2, 40.0f, Logits::peaked, false, false, 0};
     Instance in(c, 4);
     for (int cell = 5; cell < c.n_groups * kGroupCells; cell += 7) {
         for (int g = 0; g < c.group; ++g) {

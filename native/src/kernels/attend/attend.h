@@ -32,7 +32,6 @@ struct AttendRows {
     const float * weights;  // the same, at least 1: 1 / the probability with which the row was to be read; null: all 1
     const int32_t * n_rows; // [n_tokens][n_head_kv]
     size_t stride;          // the most rows of a list; 0: no lists, every cell that the mask lets a token see
-    uint32_t uncounted;     // a bit for each query token that counts in no hits and errors
 };
 
 // Copies of pages in faster or denser memory: slot s holds page_tokens rows of K, and of V at `v_offset`, without gaps.

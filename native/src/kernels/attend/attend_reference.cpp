@@ -82,10 +82,9 @@ std::vector<double> weights(const AttendProblem & p, const Rules & rules, int to
 }
 
 // The estimated relative error of a query head's output: see AttendProblem.
-void add_error(const AttendProblem & p, int token, int kv, const std::vector<double> & counts, const std::vector<double> & logit, double max,
+void add_error(const AttendProblem & p, int kv, const std::vector<double> & counts, const std::vector<double> & logit, double max,
                double total, const std::vector<double> & out) {
-    if (p.hits == nullptr || (p.rows.uncounted >> token & 1) != 0 || p.rows.weights == nullptr || p.error_every == 0 ||
-        (kv + p.error_turn) % p.error_every != 0) {
+    if (p.hits == nullptr || p.rows.weights == nullptr || p.error_every == 0 || (kv + p.error_turn) % p.error_every != 0) {
         return;
     }
     if (std::all_of(counts.begin(), counts.end(), [](double x) { return x == 0.0; })) {
@@ -153,7 +152,7 @@ void attend_all(const AttendProblem & p, const Rules & rules) {
                     }
                     mass[c / p.page_tokens] += weight;
                 }
-                add_error(p, t, kv, counts, logit, max, total, out);
+                add_error(p, kv, counts, logit, max, total, out);
                 char * dst = p.out + static_cast<size_t>(t) * p.out_stride_token + static_cast<size_t>(head) * p.out_stride_head;
                 for (int i = 0; i < p.head_dim; ++i) {
                     const float x = static_cast<float>(out[i]);

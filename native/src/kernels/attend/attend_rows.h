@@ -190,7 +190,7 @@ private:
             }
         }
         tell(rows, first, max, inverse);
-        if (counts(rows) && rows.weights != nullptr && p.error_every > 0 && (rows.head + p.error_turn) % p.error_every == 0) {
+        if (p.hits != nullptr && rows.weights != nullptr && p.error_every > 0 && (rows.head + p.error_turn) % p.error_every == 0) {
             for (int g = 0; g < plan.group; ++g) {
                 p.hits[rows.head].error += list_error<D>(p, plan, workspace, rows, first, g, max[g], inverse[g]);
                 p.hits[rows.head].n_errors += 1.0;
@@ -220,7 +220,7 @@ private:
             }
             add_masses(rows.head, slots, sums);
         }
-        if (counts(rows)) {
+        if (p.hits != nullptr) {
             AttendHits & hits = p.hits[rows.head];
             hits.n_read += sums.n_read;
             hits.n_hits += sums.n_hits;
@@ -228,8 +228,6 @@ private:
             hits.mass_hits += sums.mass_hits;
         }
     }
-
-    bool counts(const RowList & rows) const { return p.hits != nullptr && (p.rows.uncounted >> rows.token & 1) == 0; }
 
     int page_of(int cell) const { return shift >= 0 ? cell >> shift : cell / p.page_tokens; }
 

@@ -1,7 +1,7 @@
 // Sampling: which rows of K and V one query token reads in one KV head, and with which weights, from the shares that a scan estimated.
 //
 //   p(cell) = min(1, resolution * mean over the query heads of the cell's share), in steps of 2^-20, but no less than the resolution / 128
-//             spread evenly over what the token sees; 1 where the cell is certain or its page pinned, 0 where the token cannot see it
+//             spread evenly over what the token sees; 1 where the cell is certain, 0 where the token cannot see it
 //
 // Cells are walked in order over the running sum of p, from an offset on, and a cell is read where the sum passes a whole number (systematic
 // sampling): with probability p over all offsets, and for certain where p is 1. Its weight is 1 / p, so that sums over the rows read,
@@ -29,8 +29,6 @@ struct SampleProblem {
     size_t cell_stride, group_stride;
     const float * sinks;    // [group] attention-sink logits, or null
     const Sight * sight;    // [n_groups]
-    const uint8_t * pinned; // by page, or null
-    int page_tokens;
     float resolution;
     int32_t offset;         // of the walk: walk_offset()
 

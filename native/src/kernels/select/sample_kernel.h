@@ -34,14 +34,6 @@ inline void make_factors(const SampleProblem & p, int head, float * factor) {
     }
 }
 
-inline uint64_t pinned_cells(const SampleProblem & p, int group) {
-    uint64_t cells = 0;
-    for (int c = 0; c < kGroupCells; c += 16) {  // of which pages have a multiple
-        cells |= p.pinned[(group * kGroupCells + c) / p.page_tokens] != 0 ? uint64_t{0xffff} << c : 0;
-    }
-    return cells;
-}
-
 inline SampleResult sample(const SampleProblem & p) {
     constexpr int one = 1 << kChanceBits;
     constexpr unsigned all = (1u << (kLanes - 1) << 1) - 1;
@@ -65,7 +57,7 @@ inline SampleResult sample(const SampleProblem & p) {
         if (visible == 0) {
             continue;
         }
-        const uint64_t certain = visible & (p.sight[group].certain | (p.pinned != nullptr ? pinned_cells(p, group) : 0));
+        const uint64_t certain = visible & p.sight[group].certain;
         I unread = Simd::izero();  // what the shares of the group's cells that are not read come to
         for (int v = 0; v < kGroupCells / kLanes; ++v) {
             const int first = group * kGroupCells + v * kLanes;

@@ -54,7 +54,7 @@ SampleResult sample_reference(const SampleProblem & p, int32_t * chances, int32_
                 const double f = factor[static_cast<size_t>(g * p.n_groups + cell / kGroupCells)];
                 x += f == 0.0 ? 0.0 : f * share_of(p.shares[static_cast<size_t>(g) * p.cell_stride + static_cast<size_t>(cell)]);
             }
-            const bool certain = sight.certain >> cell % kGroupCells & 1 || (p.pinned != nullptr && p.pinned[cell / p.page_tokens] != 0);
+            const bool certain = sight.certain >> cell % kGroupCells & 1;
             of_share = certain ? one : static_cast<int64_t>(std::rint(std::min(x, 1.0) * one));
             chance = std::max(of_share, least);
         }

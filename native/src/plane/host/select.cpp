@@ -205,7 +205,6 @@ struct SelectRun {
             p.group_stride = from.group_stride;
             p.sinks        = sinks ? static_cast<const float *>(sinks->data) + head*plan.group : nullptr;
             p.sight        = seen;
-            p.page_tokens  = ctx.shape.page_tokens;
             p.resolution   = options.resolution;
             p.offset       = walk_offset(layer.row, head, position(token));
             p.rows         = cells;

@@ -70,7 +70,7 @@ inline double time_of(const Row & r, int n_cells, int n_sm) {
     }
     const Memory cells(listed), weights(std::vector<float>(listed.size(), 2.0f)), counts(std::vector<int32_t>(n_lists, n_listed));
     if (r.n_selected > 0) {
-        p.rows = {cells.as<int32_t>(), weights.as<float>(), counts.as<int32_t>(), static_cast<size_t>(n_listed), 0};
+        p.rows = {cells.as<int32_t>(), weights.as<float>(), counts.as<int32_t>(), static_cast<size_t>(n_listed)};
     }
 
     const int n_splits = gpu::attend_device_splits(p, r.n_selected > 0 ? (n_listed + kPage - 1)/kPage : n_pages, n_sm);

@@ -198,7 +198,7 @@ struct Lists {
             }
         }
     }
-    AttendRows use() const { return {cells.data(), weighted ? weights.data() : nullptr, n_rows.data(), stride, 0}; }
+    AttendRows use() const { return {cells.data(), weighted ? weights.data() : nullptr, n_rows.data(), stride}; }
 };
 
 // Pages in the arena, in rings (one for each part) and at home.

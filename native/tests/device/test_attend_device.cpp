@@ -103,7 +103,7 @@ struct OnDevice {
             cells   = Memory(lists->cells);
             weights = Memory(lists->weights);
             n_rows  = Memory(lists->n_rows);
-            p.rows  = {cells.as<int32_t>(), lists->weighted ? weights.as<float>() : nullptr, n_rows.as<int32_t>(), lists->stride, 0};
+            p.rows  = {cells.as<int32_t>(), lists->weighted ? weights.as<float>() : nullptr, n_rows.as<int32_t>(), lists->stride};
             hits    = Memory(std::vector<AttendHits>(static_cast<size_t>(c.n_head_kv), kHitsBefore));
             n_ubatch = Memory(std::vector<uint32_t>{kUbatch});
             p.error_turn = problem.error_turn - static_cast<int>(kUbatch);

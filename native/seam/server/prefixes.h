@@ -38,18 +38,13 @@ edgekv_prefix_slot edgekv_slot(Slot & slot) {
 // whether what was computed with some adapters serves others: only what none computed serves one that works behind its invocation
 bool edgekv_prefix_serves(const std::vector<common_adapter_lora_info> & had, const std::vector<common_adapter_lora_info> & next);
 
-// The slot gets the adapters of its next task, and forgets what others computed.
-template <typename Slot>
-void edgekv_prefix_adapters(Slot & slot, const std::vector<common_adapter_lora_info> & next) {
-    if (!edgekv_prefix_serves(slot.lora, next)) {
+// A task is about to get a slot: what this holds of another namespace is no prompt for it, whichever way it would be matched, nor is what other
+// adapters computed. `usual`: those of a task that names none; where one does, upstream looks.
+template <typename Slot, typename Task>
+void edgekv_prefix_enter(Slot & slot, const Task & task, const std::vector<common_adapter_lora_info> & usual) {
+    if (task.params.lora.empty() && !edgekv_prefix_serves(slot.lora, usual)) {
         slot.prompt.clear();
     }
-    slot.lora = next;
-}
-
-// A task is about to get a slot: what this holds of another namespace is no prompt for it, whichever way it would be matched.
-template <typename Slot, typename Task>
-void edgekv_prefix_enter(Slot & slot, const Task & task) {
     auto & held = slot.prompt.tokens;
     if (held.edgekv_space != task.tokens.edgekv_space) {
         if (!held.empty()) {

@@ -116,7 +116,8 @@ void GpuEngine::select(int row, const Group & group, Stream stream) {
     scan.out            = { shares.as<uint16_t>(), share_tops.as<float>(), share_sums.as<float>(), list_stride(), (size_t) groups_per_stream() };
     launch_sketch_scan(scan, stream);
 
-    SampleBatch sample = { batch_of(row, group) };
+    SampleBatch sample = {};
+    static_cast<ListBatch &>(sample) = batch_of(row, group);
     sample.group      = scan.group;
     sample.n_groups   = scan.n_groups;
     sample.shares     = scan.out;

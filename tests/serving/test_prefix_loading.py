@@ -153,7 +153,7 @@ def test_the_last_layers_come_when_the_first_are_computed(model, tmp_path, reads
                 # the rows of the rest, which the first layer stores when it is computed
                 deadline = threading.Event()
                 for _ in range(3000):
-                    if stored(runtime, N + 39):
+                    if holds(runtime, 0, N + 39) and not holds(runtime, N_LAYERS - 1, N - 1):
                         computing.set()
                         order.append("the first layer was computed")
                         break
@@ -166,13 +166,11 @@ def test_the_last_layers_come_when_the_first_are_computed(model, tmp_path, reads
     same(answer, stayed)
 
 
-def stored(runtime, position: int) -> bool:
-    """Whether the first layer has stored a token, and the last has not."""
+def holds(runtime, layer: int, position: int) -> bool:
+    """Whether there is K of a token in a layer. No cell was used before."""
     view = runtime.cells.stream(0)
-    (cell,) = np.flatnonzero(view.positions == position) if (view.positions == position).any() else (None,)
-    if cell is None:
-        return False
-    return bool(np.any(runtime.cells.keys(0)[0, cell])) and not np.any(runtime.cells.keys(N_LAYERS - 1)[0, cell])
+    cells = np.flatnonzero(view.positions == position)
+    return len(cells) == 1 and bool(np.any(runtime.cells.keys(layer)[0, cells[0]]))
 
 
 # ---- what goes wrong ----------------------------------------------------------------------------------------------------------------

@@ -33,7 +33,8 @@ def act(rng: np.random.Generator, context: Context, model: Model, saved: list) -
     if event == "decode" or not here:
         n = int(rng.integers(1, 25))
         start = model.next(seq)
-        if sum(map(len, model.sequences)) + n > 200:
+        held = sum(map(len, model.sequences)) if context.unified else len(here)
+        if held + n > 200:
             event = "rm"
         else:
             context.decode(rng.integers(260, 350, n), range(start, start + n), [seq] * n)
@@ -86,16 +87,21 @@ def check(run: Runtime) -> testing.NativeCheck:
 
 
 def follow_events(path, n_events: int, sketch: str, unified: bool, page_tokens: int, n_threads: int = 2, **options) -> tuple[int, int]:
-    """Random events on a context with plans after each step, `check`ed after each decode. Returns the groups and slots compared."""
+    """Random events on a context that holds four conversations, with plans after each step, `check`ed after each decode. Returns the groups and
+    slots compared; groups without tokens have nothing to compare."""
     rng = np.random.default_rng(5)
     kv = KvOptions(**SAMPLED, recent_tokens=0, sketch=sketch, page_tokens=page_tokens, plan_every=1, **options)
     with attached(path, kv, n_ctx=256 if unified else 4 * 256, unified=unified, n_threads=n_threads) as (context, run):
         context.unified = unified
         model, saved, compared, resident = Model(4), [], 0, 0
+        for seq in range(4):
+            n = 40 if unified else 150
+            context.decode(rng.integers(260, 350, n), range(n), [seq] * n)
+            model.sequences[seq] = set(range(n))
         for _ in range(n_events):
             act(rng, context, model, saved)
             start = model.next(0)
-            if start < 120:  # sketches are rebuilt behind the next ubatch
+            if start < (120 if unified else 240):  # sketches are rebuilt behind the next ubatch
                 context.decode([270], [start], [0])
                 model.sequences[0].add(start)
                 found = check(run)

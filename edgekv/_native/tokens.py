@@ -39,6 +39,28 @@ def read_tokens(handle: Handle, stream: int, cells: np.ndarray, n_bytes: int) ->
     return block
 
 
+class HeldTokens:
+    """Computed tokens in `cells` (uint32 [n]) of a stream: whatever would move or remove them, or free the context, waits until they are
+    released. Made by the thread that decodes; then any thread's, one at a time. Raises NativeError where rows are not in host memory."""
+
+    def __init__(self, handle: Handle, stream: int, cells: np.ndarray):
+        out = ffi.new("edgekv_hold **")
+        _check(lib.edgekv_hold_tokens(handle, stream, _cells(cells), len(cells), out))
+        self._hold = ffi.gc(out[0], lib.edgekv_free_hold)
+        self._n = len(cells)
+
+    def read(self, first: int, n: int, n_bytes: int) -> np.ndarray:
+        """The block of n of the tokens, as `read_tokens`; those before `first` are released."""
+        self.release(first)
+        block = np.empty(n_bytes, np.uint8)
+        _check(lib.edgekv_read_held_tokens(self._hold, first, n, ffi.cast("void *", block.ctypes.data)))
+        return block
+
+    def release(self, n: int | None = None) -> None:
+        """The first n, by default all."""
+        lib.edgekv_release_held_tokens(self._hold, self._n if n is None else n)
+
+
 def add_tokens(handle: Handle, seq_id: int, first_position: int, n: int, label: int) -> np.ndarray:
     """Place n more tokens of a sequence, labelled; their cells, uint32 [n]. Their rows must be written before the next decode, or come while
     it computes. Raises DoesNotFit where there are not so many empty cells."""

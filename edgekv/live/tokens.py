@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from edgekv._native import core, device, tokens
+from edgekv._native.tokens import HeldTokens
 from edgekv.live.cells import EARLIER, SAMPLED, Cells, StreamCells
 
 
@@ -64,6 +65,11 @@ class Tokens:
     def read(self, seq_id: int, cells: np.ndarray, n_bytes: int) -> np.ndarray:
         """The block of the tokens in `cells` (uint32 [n]), of n_bytes."""
         return tokens.read_tokens(self._handle(), self._cells.stream_of(seq_id), np.ascontiguousarray(cells), n_bytes)
+
+    def hold(self, seq_id: int, cells: np.ndarray) -> HeldTokens:
+        """Cells (uint32 [n]) of tokens that are computed stay as they are, and can be read from any thread while others are computed, until they
+        are released. Raises NativeError where their rows are not in host memory."""
+        return HeldTokens(self._handle(), self._cells.stream_of(seq_id), np.ascontiguousarray(cells))
 
     def put(self, seq_id: int, first: int, block: np.ndarray, rows: range, n_block: int, label: int) -> None:
         """Put rows of a block of n_block tokens at positions `first` and on of a sequence, in place of what it has there and behind.

@@ -29,6 +29,16 @@ EDGEKV_API edgekv_status edgekv_describe(const edgekv_context * ctx, uintptr_t a
 /* Copies the rows of cells [n] of a stream into a block. */
 EDGEKV_API edgekv_status edgekv_read_tokens(const edgekv_context * ctx, int stream, const uint32_t * cells, int n, void * block);
 
+/* Holds cells [n] of a stream, whose tokens are computed: whatever would move or remove them, or free the context, waits until they are released.
+   EDGEKV_UNSUPPORTED where rows are not in host memory. What is held belongs to any thread, one at a time, and needs the context no more:
+   edgekv_read_held_tokens() copies the rows of n of the cells from the first-th on into a block, while others are computed;
+   edgekv_release_held_tokens() gives up the first n; edgekv_free_hold() what is left, and the handle. */
+typedef struct edgekv_hold edgekv_hold;
+EDGEKV_API edgekv_status edgekv_hold_tokens(edgekv_context * ctx, int stream, const uint32_t * cells, int n, edgekv_hold ** out);
+EDGEKV_API edgekv_status edgekv_read_held_tokens(const edgekv_hold * hold, int first, int n, void * block);
+EDGEKV_API void edgekv_release_held_tokens(edgekv_hold * hold, int n);
+EDGEKV_API void edgekv_free_hold(edgekv_hold * hold);
+
 /* Places n tokens of a sequence at positions first_pos and on, in place of what it has there and behind; cells [n] are theirs, empty until
    now, and get the label. EDGEKV_NO_MEMORY: there are not so many. Their rows must be written before the next llama_decode(), or come while it
    computes. */

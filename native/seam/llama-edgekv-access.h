@@ -17,6 +17,9 @@
 // null: none is registered
 const llama_edgekv_hooks * llama_edgekv_get_hooks();
 
+// until nobody reads cells of the context on another thread
+void llama_edgekv_wait_for_holds(const llama_context * lctx);
+
 // llama.cpp's classes call it their friend
 struct llama_edgekv_access {
     // the plain cache of a context: its only one, the non-SWA half of iSWA, or the attention part of a hybrid memory

@@ -64,3 +64,58 @@ int llama_edgekv_stream_of(const llama_context * lctx, int seq_id) {
 
     return (int) kv->get_stream(seq_id);
 }
+
+//
+// cells that are held
+//
+
+struct llama_edgekv_hold {
+    std::shared_ptr<llama_edgekv_holds> holds;
+    std::vector<uint32_t> cells;
+    size_t n_released = 0;  // of the first of them
+};
+
+llama_edgekv_hold * llama_edgekv_hold_cells(llama_context * lctx, uint32_t stream, const uint32_t * cells, int n) {
+    const auto * kv = llama_edgekv_access::cache(lctx);
+    if (!kv || llama_edgekv_access::is_guest(*kv) || stream >= kv->get_n_stream()) {
+        return nullptr;
+    }
+    auto hold = std::make_unique<llama_edgekv_hold>();
+    hold->holds = llama_edgekv_access::cells(*kv, stream).edgekv_clock.holding();
+    hold->cells.assign(cells, cells + n);
+    hold->holds->hold(hold->cells);
+
+    return hold.release();
+}
+
+void llama_edgekv_release_cells(llama_edgekv_hold * hold, int n) {
+    const size_t end = std::min(hold->cells.size(), (size_t) std::max(n, 0));
+    if (end > hold->n_released) {
+        hold->holds->release(hold->cells.data() + hold->n_released, end - hold->n_released);
+        hold->n_released = end;
+    }
+}
+
+void llama_edgekv_free_hold(llama_edgekv_hold * hold) {
+    if (hold) {
+        llama_edgekv_release_cells(hold, (int) hold->cells.size());
+        delete hold;
+    }
+}
+
+void llama_edgekv_wait_for_cells(llama_context * lctx, uint32_t stream, const uint32_t * cells, int n) {
+    const auto * kv = llama_edgekv_access::cache(lctx);
+    if (!kv || llama_edgekv_access::is_guest(*kv) || stream >= kv->get_n_stream()) {
+        return;
+    }
+    for (int i = 0; i < n; ++i) {
+        llama_edgekv_access::cells(*kv, stream).edgekv_clock.wait_for(cells[i]);
+    }
+}
+
+void llama_edgekv_wait_for_holds(const llama_context * lctx) {
+    const auto * kv = llama_edgekv_access::cache(lctx);
+    for (uint32_t stream = 0; kv && !llama_edgekv_access::is_guest(*kv) && stream < kv->get_n_stream(); ++stream) {
+        llama_edgekv_access::cells(*kv, stream).edgekv_clock.wait_for_all();
+    }
+}

@@ -1,4 +1,5 @@
-// When each KV cell last changed: included by llama.cpp's llama-kv-cells.h, which calls touch() wherever it alters a cell.
+// When each KV cell last changed, and which are being read: included by llama.cpp's llama-kv-cells.h, which calls touch() wherever it alters
+// a cell, before its rows change.
 //
 // The clock advances on every change of a cell's position, sequences or K/V data. A reader remembers now() and later asks which
 // cells have get(i) greater than that; since() names few enough of them to look at, however many there are. Speculative placements
@@ -6,8 +7,54 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
+#include <condition_variable>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <vector>
+
+// Cells whose rows another thread is reading. Whoever is about to move or remove one waits until nobody does.
+class llama_edgekv_holds {
+public:
+    void hold(const std::vector<uint32_t> & cells) {
+        std::lock_guard<std::mutex> lock(mutex);
+        if (!cells.empty()) {
+            count.resize(std::max<size_t>(count.size(), *std::max_element(cells.begin(), cells.end()) + size_t(1)));
+        }
+        for (const uint32_t i : cells) {
+            n_held += count[i]++ == 0;
+        }
+    }
+
+    // any thread
+    void release(const uint32_t * cells, size_t n) {
+        std::lock_guard<std::mutex> lock(mutex);
+        for (size_t k = 0; k < n; ++k) {
+            n_held -= --count[cells[k]] == 0;
+        }
+        released.notify_all();
+    }
+
+    void wait(uint32_t i) {
+        if (n_held == 0) {
+            return;
+        }
+        std::unique_lock<std::mutex> lock(mutex);
+        released.wait(lock, [&] { return i >= count.size() || count[i] == 0; });
+    }
+
+    void wait_for_all() {
+        std::unique_lock<std::mutex> lock(mutex);
+        released.wait(lock, [&] { return n_held == 0; });
+    }
+
+private:
+    std::mutex mutex;
+    std::condition_variable released;
+    std::vector<uint32_t> count;        // [cell] of who reads it
+    std::atomic<uint32_t> n_held { 0 }; // cells
+};
 
 class llama_edgekv_clock {
 public:
@@ -21,12 +68,20 @@ public:
 
     void resize(uint32_t n) { cell_time.resize(n); }
 
+    // A cell changes: its rows may be moved, or given to other tokens. Waits while it is held.
     void touch(uint32_t i) {
+        wait_for(i);
+        touch_kept(i);
+    }
+
+    // one whose rows stay: other sequences come, or go and leave one
+    void touch_kept(uint32_t i) {
         cell_time[i] = ++time;
         note(i);
     }
 
     void touch_all() {
+        wait_for_all();
         ++time;
         for (auto & t : cell_time) {
             t = time;
@@ -52,10 +107,33 @@ public:
         return true;
     }
 
+    // The thread that decodes. Who holds keeps the pointer: the clock may go as soon as nothing is held.
+    const std::shared_ptr<llama_edgekv_holds> & holding() {
+        if (!holds) {
+            holds = std::make_shared<llama_edgekv_holds>();
+        }
+
+        return holds;
+    }
+
+    void wait_for(uint32_t i) {
+        if (holds) {
+            holds->wait(i);
+        }
+    }
+
+    void wait_for_all() {
+        if (holds) {
+            holds->wait_for_all();
+        }
+    }
+
     // positions of a sequence may be missing: set once, stays
     bool gaps = false;
 
 private:
+    std::shared_ptr<llama_edgekv_holds> holds;  // null: nobody ever held any
+
     static constexpr uint32_t kLog  = 1024;  // ranges: a batch of 2,048 tokens is placed twice and takes 64
     static constexpr uint32_t kSpan = 64;    // cells of the widest: the reader of one change looks at all of its range
 

@@ -35,6 +35,7 @@ void llama_edgekv_context_created(llama_context * lctx) {
 }
 
 void llama_edgekv_context_freed(llama_context * lctx) {
+    llama_edgekv_wait_for_holds(lctx);
     if (const auto * hooks = llama_edgekv_get_hooks()) {
         hooks->context_freed(lctx);
     }

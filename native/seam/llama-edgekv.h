@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 // raised whenever a struct or function of this header changes; both sides compare it before they talk
-#define LLAMA_EDGEKV_ABI 10
+#define LLAMA_EDGEKV_ABI 11
 
 #ifdef __cplusplus
 extern "C" {
@@ -186,6 +186,17 @@ LLAMA_API int llama_edgekv_get_changed(
 // windows) stay, and so do cells that belong to another context, as a draft model's may. Call it on the thread that
 // decodes, or while nothing is decoding.
 LLAMA_API int llama_edgekv_free_cells(struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n);
+
+// From now on whatever would move or remove these cells of a stream, or free the context, waits until they are released: their rows can be
+// read on another thread while others are computed. On the thread that decodes, between two ubatches. Null: there is no plain cache of its
+// own, or no such stream. What is held is released in order, on any thread: the first n; all, with the handle.
+struct llama_edgekv_hold;
+LLAMA_API struct llama_edgekv_hold * llama_edgekv_hold_cells(struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n);
+LLAMA_API void llama_edgekv_release_cells(struct llama_edgekv_hold * hold, int n);
+LLAMA_API void llama_edgekv_free_hold(struct llama_edgekv_hold * hold);
+
+// Whoever is about to write rows of cells waits until nobody holds them.
+LLAMA_API void llama_edgekv_wait_for_cells(struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n);
 
 // From now on a batch may begin behind a position that is missing in its sequence: cells of the plain cache will be freed.
 LLAMA_API void llama_edgekv_allow_gaps(struct llama_context * lctx);

@@ -1,12 +1,17 @@
 // The C functions of edgekv_tokens.h: rows of tokens, out of the home and back.
 #include "edgekv_tokens.h"
 
+#include "api/guard.h"
 #include "api/internal.h"
 #include "context/context.h"
 
 #include "ggml-backend.h"
 
+#include <algorithm>
+#include <cstring>
+#include <memory>
 #include <string>
+#include <vector>
 
 using namespace edgekv;
 
@@ -99,6 +104,79 @@ edgekv_status edgekv_read_tokens(const edgekv_context * ctx, int stream, const u
     return EDGEKV_OK;
 }
 
+// ---- rows that are read while others are computed ---------------------------------------------------------------------------------
+
+struct edgekv_hold {
+    struct Rows {
+        const char * data;  // of the stream
+        size_t bytes;       // of a row
+    };
+
+    ~edgekv_hold() { llama_edgekv_free_hold(held); }
+
+    std::vector<Rows> rows;  // K and V of each layer
+    std::vector<uint32_t> cells;
+    llama_edgekv_hold * held = nullptr;
+    int n_released = 0;
+};
+
+edgekv_status edgekv_hold_tokens(edgekv_context * ctx, int stream, const uint32_t * cells, int n, edgekv_hold ** out) {
+    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
+        return status;
+    }
+    if (const edgekv_status status = check(ctx, stream, cells, n); status != EDGEKV_OK) {
+        return status;
+    }
+
+    return guarded([&]() -> edgekv_status {
+        auto hold = std::make_unique<edgekv_hold>();
+        bool on_host = true;
+        for_each_rows(ctx->lctx, [&](int, const Rows & rows) {
+            on_host = on_host && ggml_backend_buffer_is_host(rows.tensor->buffer);
+            hold->rows.push_back({ static_cast<const char *>(rows.tensor->data) + stream*rows.tensor->nb[2], rows.bytes });
+        });
+        if (!on_host) {
+            return fail(EDGEKV_UNSUPPORTED, "K and V are not all in host memory");
+        }
+        llama_synchronize(ctx->lctx);  // a device may still be writing rows
+        hold->cells.assign(cells, cells + n);
+        hold->held = llama_edgekv_hold_cells(ctx->lctx, (uint32_t) stream, cells, n);
+        if (!hold->held) {
+            return fail(EDGEKV_UNSUPPORTED, "the cells are another context's");
+        }
+        *out = hold.release();
+
+        return EDGEKV_OK;
+    });
+}
+
+edgekv_status edgekv_read_held_tokens(const edgekv_hold * hold, int first, int n, void * block) {
+    if (first < hold->n_released || n < 1 || n > (int) hold->cells.size() - first) {
+        return fail(EDGEKV_INVALID, "the cells are not held any more, or never were");
+    }
+    char * out = static_cast<char *>(block);
+    const uint32_t * cells = hold->cells.data() + first;
+    for (const auto & rows : hold->rows) {
+        for_each_run(cells, n, [&](int run, int n_run) {
+            std::memcpy(out + run*rows.bytes, rows.data + cells[run]*rows.bytes, n_run*rows.bytes);
+        });
+        out += n*rows.bytes;
+    }
+
+    return EDGEKV_OK;
+}
+
+void edgekv_release_held_tokens(edgekv_hold * hold, int n) {
+    hold->n_released = std::max(hold->n_released, n);
+    llama_edgekv_release_cells(hold->held, n);
+}
+
+void edgekv_free_hold(edgekv_hold * hold) {
+    delete hold;
+}
+
+// ---- rows that are put in ---------------------------------------------------------------------------------------------------------
+
 edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos, int n, uint8_t label, uint32_t * cells) {
     if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
         return status;
@@ -137,8 +215,9 @@ edgekv_status edgekv_write_tokens(edgekv_context * ctx, int stream, const uint32
                                     std::to_string(from->skip));
     }
 
-    if (!brings) {
+    if (!brings) {  // who does writes to cells that are new
         llama_synchronize(ctx->lctx);
+        llama_edgekv_wait_for_cells(ctx->lctx, (uint32_t) stream, cells, n);
     }
     const char * in = static_cast<const char *>(from->rows);
     int n_rows = 0;  // K and V of the layers before

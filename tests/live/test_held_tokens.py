@@ -1,0 +1,204 @@
+"""Finished rows are read on another thread while others are computed, and nothing moves or removes them meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from support.contexts import attached
+
+from edgekv.config import KvOptions
+from edgekv.errors import ConfigError
+
+import llama_cpp
+
+N = 300
+
+
+@contextmanager
+def attached_for_a_while(*arguments, **more):
+    """As `attached`; where a test fails what it held is released, or the context would wait."""
+    with attached(*arguments, **more) as (context, run):
+        hold, held = run.tokens.hold, []
+        run.tokens.hold = lambda *of: held.append(hold(*of)) or held[-1]
+        try:
+            yield context, run
+        finally:
+            for one in held:
+                one.release()
+
+
+def read(context, first: int, end: int, seq: int = 0) -> None:
+    tokens = np.random.default_rng(7).integers(260, 320, end)[first:]
+    context.decode(tokens.tolist(), list(range(first, end)), [seq] * (end - first))
+
+
+def rows(run, seq: int, n: int, held=None) -> bytes:
+    n_bytes = sum(map(sum, run.tokens.row_bytes())) * n
+    return (held.read(0, n, n_bytes) if held else run.tokens.read(seq, run.tokens.cells_of(seq, n), n_bytes)).tobytes()
+
+
+MOVES: dict[str, Callable] = {
+    "seq_rm": lambda context, _: llama_cpp.llama_memory_seq_rm(context.memory, 0, 10, 20),
+    "the whole sequence": lambda context, _: llama_cpp.llama_memory_seq_rm(context.memory, 0, -1, -1),
+    "any sequence": lambda context, _: llama_cpp.llama_memory_seq_rm(context.memory, -1, 0, 20),
+    "seq_keep": lambda context, _: llama_cpp.llama_memory_seq_keep(context.memory, 1),
+    "shift": lambda context, _: llama_cpp.llama_memory_seq_add(context.memory, 0, 0, -1, 5),
+    "divide": lambda context, _: llama_cpp.llama_memory_seq_div(context.memory, 0, 0, -1, 2),
+    "clear": lambda context, _: llama_cpp.llama_memory_clear(context.memory, True),
+    "state load": lambda context, saved: context.load(saved, 0),
+    "free": lambda context, _: context.close(),
+}
+
+
+CASES = [(what, unified) for what in MOVES for unified in (True, False) if unified or what != "seq_keep"]  # which looks at its own cache
+
+
+@pytest.mark.parametrize(("what", "unified"), CASES, ids=str)
+def test_what_moves_or_removes_rows_waits_for_who_reads_them(synthetic, monkeypatch, what: str, unified: bool):
+    with attached_for_a_while(synthetic("llama", dtype="f32"), KvOptions(mode="exact"), n_ctx=4096, unified=unified) as (context, run):
+        read(context, 0, N)
+        read(context, 0, 20, seq=1)
+        saved = context.save(1)
+        before = rows(run, 0, N)
+        held = run.tokens.hold(0, run.tokens.cells_of(0, N))
+        read(context, 20, 60, seq=1)  # others are computed meanwhile
+        done = threading.Event()
+
+        def move() -> None:
+            MOVES[what](context, saved)
+            done.set()
+
+        mover = threading.Thread(target=move, daemon=True)
+        mover.start()
+        assert not done.wait(0.3)
+        found: list[bytes] = []
+        reader = threading.Thread(target=lambda: found.append(rows(run, 0, N, held)))
+        reader.start()
+        reader.join(20)
+        assert found == [before] and not done.is_set()
+        held.release()
+        assert done.wait(20)
+        mover.join()
+        if what == "free":
+            monkeypatch.setattr(context, "close", lambda: None)
+
+
+def test_the_first_part_is_free_when_the_next_is_read(synthetic):
+    """Who begins anew at a later token waits for that token only."""
+    with attached_for_a_while(synthetic("llama", dtype="f32"), KvOptions(mode="exact"), n_ctx=1024) as (context, run):
+        read(context, 0, N)
+        per_token = sum(map(sum, run.tokens.row_bytes()))
+        held = run.tokens.hold(0, run.tokens.cells_of(0, N))
+        held.read(0, 256, 256 * per_token)
+        held.read(256, 44, 44 * per_token)
+        assert llama_cpp.llama_memory_seq_rm(context.memory, 0, 10, 256)
+        held.release()
+        held.release()
+        assert llama_cpp.llama_memory_seq_rm(context.memory, 0, 0, -1)
+
+
+def test_held_twice_is_released_twice(synthetic):
+    with attached_for_a_while(synthetic("llama", dtype="f32"), KvOptions(mode="exact"), n_ctx=1024) as (context, run):
+        read(context, 0, N)
+        first, second = (run.tokens.hold(0, run.tokens.cells_of(0, n)) for n in (100, N))
+        second.release()
+        done = threading.Event()
+        mover = threading.Thread(target=lambda: (llama_cpp.llama_memory_seq_rm(context.memory, 0, 50, -1), done.set()), daemon=True)
+        mover.start()
+        assert not done.wait(0.3)
+        first.release()
+        assert done.wait(20)
+
+
+def test_one_more_sequence_leaves_rows_where_they_are(synthetic):
+    """Cells are shared at once, also while they are read."""
+    with attached_for_a_while(synthetic("llama", dtype="f32"), KvOptions(mode="exact"), n_ctx=1024, unified=True) as (context, run):
+        read(context, 0, N)
+        held = run.tokens.hold(0, run.tokens.cells_of(0, N))
+        done = threading.Event()
+        threading.Thread(target=lambda: (llama_cpp.llama_memory_seq_cp(context.memory, 0, 1, 0, 200), done.set()), daemon=True).start()
+        assert done.wait(20) and len(run.tokens.cells_of(1, N)) == 200
+        held.release()
+
+
+@pytest.mark.parametrize("move", [
+    lambda memory: llama_cpp.llama_memory_seq_rm(memory, 0, 0, -1),
+    lambda memory: llama_cpp.llama_memory_seq_keep(memory, 1),
+], ids=["seq_rm", "seq_keep"])
+def test_a_sequence_that_leaves_cells_to_another_waits_for_nobody(synthetic, move: Callable):
+    """Their rows stay, and are read as they were."""
+    with attached_for_a_while(synthetic("llama", dtype="f32"), KvOptions(mode="exact"), n_ctx=1024, unified=True) as (context, run):
+        read(context, 0, N)
+        llama_cpp.llama_memory_seq_cp(context.memory, 0, 1, -1, -1)
+        before = rows(run, 0, N)
+        held = run.tokens.hold(0, run.tokens.cells_of(0, N))
+        done = threading.Event()
+        threading.Thread(target=lambda: (move(context.memory), done.set()), daemon=True).start()
+        assert done.wait(20) and len(run.tokens.cells_of(0, N)) == 0
+        assert rows(run, 0, N, held) == before
+        done.clear()
+        threading.Thread(target=lambda: (llama_cpp.llama_memory_seq_rm(context.memory, 1, 0, -1), done.set()), daemon=True).start()
+        assert not done.wait(0.3)
+        held.release()
+        assert done.wait(20)
+
+
+def waits_until_released(held, call: Callable[[], object]) -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=lambda: (call(), done.set()), daemon=True)
+    thread.start()
+    assert not done.wait(0.3)
+    held.release()
+    assert done.wait(20)
+    thread.join()
+
+
+def test_a_shift_of_others_is_computed_for_all_cells_and_waits(synthetic):
+    """It is computed with the next decode."""
+    with attached_for_a_while(synthetic("llama", dtype="f32"), KvOptions(mode="exact"), n_ctx=1024, unified=True) as (context, run):
+        read(context, 0, N)
+        read(context, 0, 20, seq=1)
+        held = run.tokens.hold(0, run.tokens.cells_of(0, N))
+        llama_cpp.llama_memory_seq_add(context.memory, 1, 0, -1, 5)
+        waits_until_released(held, lambda: read(context, 25, 26, seq=1))
+
+
+def test_a_copy_of_a_stream_waits_for_who_reads_the_other(synthetic):
+    with attached_for_a_while(synthetic("llama", dtype="f32"), KvOptions(mode="exact"), n_ctx=4096, unified=False) as (context, run):
+        read(context, 0, N)
+        read(context, 0, 20, seq=1)
+        held = run.tokens.hold(0, run.tokens.cells_of(0, N))
+        waits_until_released(held, lambda: llama_cpp.llama_memory_seq_cp(context.memory, 1, 0, -1, -1))
+
+
+def test_rows_that_are_written_over_wait(synthetic):
+    with attached_for_a_while(synthetic("llama", dtype="f32"), KvOptions(mode="exact"), n_ctx=1024) as (context, run):
+        read(context, 0, N)
+        cells = run.tokens.cells_of(0, N)
+        block = np.zeros(sum(map(sum, run.tokens.row_bytes())) * N, np.uint8)
+        held = run.tokens.hold(0, cells)
+        waits_until_released(held, lambda: run.tokens.write(0, cells, block, 0, N, range(run.tokens.n_layers())))
+
+
+def test_what_is_released_is_not_read(synthetic):
+    with attached_for_a_while(synthetic("llama", dtype="f32"), KvOptions(mode="exact"), n_ctx=1024) as (context, run):
+        read(context, 0, N)
+        per_token = sum(map(sum, run.tokens.row_bytes()))
+        held = run.tokens.hold(0, run.tokens.cells_of(0, N))
+        held.release(100)
+        for first, n in ((0, 50), (99, 2), (100, N)):
+            with pytest.raises(ConfigError, match="not held"):
+                held.read(first, n, n * per_token)
+        assert len(held.read(100, N - 100, (N - 100) * per_token)) == (N - 100) * per_token
+        held.release()
+
+
+def test_a_hold_that_is_forgotten_holds_no_more(synthetic):
+    with attached(synthetic("llama", dtype="f32"), KvOptions(mode="exact"), n_ctx=1024) as (context, run):
+        read(context, 0, N)
+        run.tokens.hold(0, run.tokens.cells_of(0, N))
+        assert llama_cpp.llama_memory_seq_rm(context.memory, 0, 0, -1)

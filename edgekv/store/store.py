@@ -193,14 +193,19 @@ class PrefixStore:
                 n_known += len(part)
             else:
                 link = child_link(parent, reading, part, read_with[reading])
-                keys = {one.key for one in chain}
+                n_bytes = self.identity.layout.block_bytes(len(part)) + part.nbytes
                 with self._lock:
-                    if not self._make_room(self.identity.layout.block_bytes(len(part)) + part.nbytes, keys, deadline):
+                    if not self._make_room(n_bytes, {one.key for one in chain}, deadline):
                         break
-                block = Block(link, part.copy(), self._checked(read(first, len(part)), len(part)))
+                    self._ram.n_bytes += n_bytes  # or others that are saved meanwhile take it
+                try:
+                    block = Block(link, part.copy(), self._checked(read(first, len(part)), len(part)))
+                except BaseException:
+                    with self._lock:
+                        self._ram.n_bytes -= n_bytes
+                    raise
                 with self._lock:
-                    if not self._make_room(block.n_bytes, keys, deadline):
-                        break
+                    self._ram.n_bytes -= n_bytes
                     if link.key not in self._ram:
                         self._put(block)
                         for writer in self._writers:

@@ -130,3 +130,44 @@ def test_who_asks_for_more_than_may_be_in_flight_waits():
     asks.join(10)
     assert came == [1] and flight.peak_bytes == flight.most_bytes
     assert len(flight.array(0)) == 0
+
+
+def test_saves_at_the_same_time_share_the_bound():
+    """Each slot of a server saves on a thread of its own: rows that have no room are not even read."""
+    block_bytes = WIDE.block_bytes(BLOCK_TOKENS) + 4 * BLOCK_TOKENS
+    store = open_store(3 * block_bytes)
+    reads, most, lock = set(), [0], threading.Lock()
+
+    def read(first: int, n: int) -> np.ndarray:
+        me = threading.get_ident()
+        with lock:
+            reads.add(me)
+            most.append(len(reads))
+        threading.Event().wait(0.3)  # for the others
+        with lock:
+            reads.remove(me)
+        return rows(first, n)
+
+    def save(seed: int) -> None:
+        tokens = conversation(2 * BLOCK_TOKENS, seed)
+        store.save(tokens, exact(tokens), read)
+
+    threads = [threading.Thread(target=save, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 1 <= max(most) <= 3 and store.stats().ram.n_bytes <= 3 * block_bytes
+    store.close()
+
+
+def test_rows_that_cannot_be_read_leave_their_room():
+    store = open_store(2 * WHOLE)
+
+    def fail(first: int, n: int) -> np.ndarray:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        store.save(TOKENS, exact(TOKENS), fail)
+    assert store.stats().ram.n_bytes == 0
+    store.close()

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from edgekv._native.prefixes import Found, SequenceTokens
-from edgekv.errors import DoesNotFit
+from edgekv.errors import DoesNotFit, NativeError
 from edgekv.live import attachments, cells
 from edgekv.live.runtime import Runtime
 from edgekv.live.sampling import sampled_with, sparse_with
 from edgekv.serving.identities import Identities
 from edgekv.serving.loading import Loading, Placed
+from edgekv.serving.saving import MOST_WAIT_S, Saver
 from edgekv.serving.shown import StoreFigures
 from edgekv.store import conversations
 from edgekv.store.blocks import BLOCK_TOKENS, ReadWith
@@ -46,6 +47,7 @@ class Prefixes:
         self.conversation: str | None = None
         """Whose blocks the folder keeps from now on, by a name in small letters and digits; None: nobody's in particular."""
         self._claims = ThreadPoolExecutor(1, thread_name_prefix="edgekv-claim")
+        self._saver = Saver()
         self._n_hits = self._n_prompts = 0
         self._loading: Loading | None = None
 
@@ -60,7 +62,9 @@ class Prefixes:
         runtime, store = self._open(prompt)
         if runtime is None or store is None:
             return found
-        restored = store.restore(prompt.tokens, n_have, _accepted(runtime), True, self._root(runtime, prompt), _read_with(runtime))
+        root = self._root(runtime, prompt)
+        wait(self._saver.like(root, prompt.tokens, n_have), MOST_WAIT_S)
+        restored = store.restore(prompt.tokens, n_have, _accepted(runtime), True, root, _read_with(runtime))
         self._n_prompts += 1
         self._n_hits += bool(restored.pieces)
         came = partial(store.came, restored)
@@ -104,7 +108,7 @@ class Prefixes:
         return -1 if whole else loading.placed[n_good].piece.first, _count(loading.placed[:n_good], Found())
 
     def keep(self, held: SequenceTokens) -> None:
-        """Keep what a sequence holds, as far as all of it is there."""
+        """Keep what a sequence holds, as far as all of it is there: its rows are copied while others are computed, on a device before."""
         runtime, store = self._open(held)
         if runtime is None or store is None:
             return
@@ -114,14 +118,27 @@ class Prefixes:
         if len(earlier):
             places, labels = places[:earlier[0]], labels[:earlier[0]]
         readings = _readings(runtime, labels)
-        layout = store.identity.layout
+        block_bytes, tokens = store.identity.layout.block_bytes, held.tokens[:len(places)].copy()
+        root, read_with, conversation = self._root(runtime, held), _read_with(runtime), self.conversation
 
-        def read(first: int, n: int) -> np.ndarray:
-            return runtime.tokens.read(held.seq_id, places[first:first + n], layout.block_bytes(n))
+        def save(read: Callable[[int, int], np.ndarray]) -> None:
+            saved = store.save(tokens, readings, read, root, read_with)
+            if conversation is not None and self._where.folder is not None:
+                self._claims.submit(_claim, self._where.folder, conversation, [link.key for link in saved.chain])
 
-        saved = store.save(held.tokens[:len(places)], readings, read, self._root(runtime, held), _read_with(runtime))
-        if self.conversation is not None and self._where.folder is not None:
-            self._claims.submit(_claim, self._where.folder, self.conversation, [link.key for link in saved.chain])
+        try:
+            rows = runtime.tokens.hold(held.seq_id, places)
+        except NativeError:  # not in host memory
+            save(lambda first, n: runtime.tokens.read(held.seq_id, places[first:first + n], block_bytes(n)))
+            return
+
+        def copy() -> None:
+            try:
+                save(lambda first, n: rows.read(first, n, block_bytes(n)))
+            finally:
+                rows.release()
+
+        self._saver.add(held.seq_id, root, tokens, copy)
 
     def forget(self, conversation: str) -> int:
         """What is kept of a conversation, and of no other, goes from RAM and from the folder; bytes that went from there. From any thread but
@@ -136,14 +153,17 @@ class Prefixes:
                 store.forget(doomed)
             return conversations.forget(folder, conversation)
 
+        self._saver.flush()
         return self._claims.submit(forget).result()  # behind what was kept of it just now
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything is written to the places below RAM."""
+        self._saver.flush(timeout_s)
         for store in self._stores.values():
             store.flush(timeout_s)
 
     def close(self) -> None:
+        self._saver.close()
         self._claims.shutdown()
         for store in self._stores.values():
             store.close()

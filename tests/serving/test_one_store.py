@@ -26,6 +26,14 @@ from edgekv.vocab import KvMode
 N_SCALES = 1000
 
 
+class HeldRows:
+    def read(self, first: int, n: int, n_bytes: int) -> np.ndarray:
+        return np.ones(n_bytes, np.uint8)
+
+    def release(self) -> None:
+        pass
+
+
 class Rows:
     """The tokens of a context whose rows are all the same."""
 
@@ -48,6 +56,9 @@ class Rows:
 
     def read(self, seq_id: int, cells: np.ndarray, n_bytes: int) -> np.ndarray:
         return np.ones(n_bytes, np.uint8)
+
+    def hold(self, seq_id: int, cells: np.ndarray) -> HeldRows:
+        return HeldRows()
 
     def place(self, seq_id: int, first: int, n: int, label: int) -> np.ndarray:
         self.n_placed += n

@@ -102,6 +102,13 @@ def pacing() -> Pacing:
                   found.n_refused, found.n_running)
 
 
+def reading_s(first: int, n: int) -> float:
+    """Seconds that n tokens of a prompt take behind the first `first`, as the newest batches went; 0: none was seen. From any thread."""
+    from edgekv._native._server import lib
+
+    return lib.edgekv_server_reading_s(first, n)
+
+
 def waits() -> tuple[Waits, Waits, Waits]:
     """For a slot; from a request to the first token of its answer; between two tokens of an answer: since the server started. From any
     thread."""

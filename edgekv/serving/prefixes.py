@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edgekv._native import server as native
 from edgekv._native.prefixes import Found, SequenceTokens
 from edgekv.errors import DoesNotFit, NativeError
 from edgekv.live import attachments, cells
@@ -25,7 +27,7 @@ from edgekv.store.blocks import BLOCK_TOKENS, ReadWith
 from edgekv.store.coming import layer_groups
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.ram import SharedRam
-from edgekv.store.results import Piece
+from edgekv.store.results import Piece, Restored
 from edgekv.store.settings import StoreSettings
 from edgekv.store.store import PrefixStore, Reading, StoreStats
 from edgekv.vocab import KvMode, PromptReading
@@ -65,6 +67,7 @@ class Prefixes:
         root = self._root(runtime, prompt)
         wait(self._saver.like(root, prompt.tokens, n_have), MOST_WAIT_S)
         restored = store.restore(prompt.tokens, n_have, _accepted(runtime), True, root, _read_with(runtime))
+        restored = _worth(restored)
         self._n_prompts += 1
         self._n_hits += bool(restored.pieces)
         came = partial(store.came, restored)
@@ -224,6 +227,18 @@ def _count(placed: Sequence[Placed], found: Found) -> Found:
     for one in placed:
         setattr(found, one.piece.source, getattr(found, one.piece.source) + one.piece.n)
     return found
+
+
+def _worth(restored: Restored) -> Restored:
+    """Without what is computed in less time than it is loaded, by the rates of both that were seen."""
+    n = restored.worth(native.reading_s)
+    if n == len(restored.pieces):
+        return restored
+    rest = restored.pieces[n:]
+    log.info("%d kept tokens of a prompt are computed: by what was seen that takes %.3g s, and loading them from %s takes longer",
+             sum(piece.n for piece in rest), sum(native.reading_s(piece.first, piece.n) for piece in rest),
+             " and ".join(sorted({piece.source for piece in rest if piece.coming})))
+    return dataclasses.replace(restored, pieces=restored.pieces[:n])
 
 
 def _accepted(runtime: Runtime) -> Reading:

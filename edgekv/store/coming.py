@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from edgekv.store.blocks import BLOCK_TOKENS, Block, Link
 from edgekv.store.files import first_bytes, open_file
 from edgekv.store.format import Header, Refused, check_layers, decode_header
 from edgekv.store.identity import RowLayout
+from edgekv.store.rates import Rate
 
 GROUP_BYTES = 2 << 20
 """Of a block that are read at once, about."""
@@ -57,10 +59,10 @@ class InFlight:
 
 class ComingBlock:
     """A block whose rows are not there yet. `fill` reads and verifies those of some layers into uint8 [bytes of these layers]; False: they cannot
-    be used, and the block's place has said why."""
+    be used, and the block's place has said why. `rate`: of the place."""
 
-    def __init__(self, link: Link, tokens: np.ndarray, layout: RowLayout, fill: Callable[[range, np.ndarray], bool]):
-        self.link, self.tokens, self.layout, self._fill = link, tokens, layout, fill
+    def __init__(self, link: Link, tokens: np.ndarray, layout: RowLayout, fill: Callable[[range, np.ndarray], bool], rate: Rate):
+        self.link, self.tokens, self.layout, self._fill, self.rate = link, tokens, layout, fill, rate
         self.payload: np.ndarray | None = None
         """Where rows stay that were read, uint8 [layout.block_bytes(n)]; None: nowhere."""
 
@@ -78,7 +80,10 @@ class ComingBlock:
         starts = self.layout.layer_starts(self.link.n)
         first, end = int(starts[layers.start]), int(starts[layers.stop])
         rows = flight.array(end - first) if self.payload is None else self.payload[first:end]
-        return rows if self._fill(layers, rows) else None
+        began = time.monotonic()
+        good = self._fill(layers, rows)
+        self.rate.seen(len(rows) if good else 0, time.monotonic() - began)
+        return rows if good else None
 
     def block(self) -> Block:
         """When all of its rows were read, and stayed."""

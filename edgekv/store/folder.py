@@ -24,6 +24,7 @@ from edgekv.store.format import Refused, encode_header
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.pins import read_pins
 from edgekv.store.place import Child, Outage, Outcome, covered_tails, log
+from edgekv.store.rates import Rate
 from edgekv.store.results import PlaceStats
 
 T = TypeVar("T")
@@ -51,6 +52,7 @@ class FolderPlace:
         self._identity, self._root, self._folder = identity, identity.root_key(), Path(folder)
         self._reading = Outage(f"the folder {folder}", back_off_s, self.stats)
         self._writing = Outage(f"the folder {folder}", back_off_s, self.stats)
+        self._rate = Rate()
         self._bound = FolderBound(self._folder, most_bytes)
         self._latest: dict[bytes, int] = {}  # keys of the chain that was used last, and its times in ns
         self._lock = threading.Lock()  # of the three below
@@ -109,7 +111,7 @@ class FolderPlace:
 
         self._reading.succeeded()
         self._remember(link.key, reader.header.tokens)
-        return ComingBlock(reader.header.link, reader.header.tokens, self._identity.layout, fill)
+        return ComingBlock(reader.header.link, reader.header.tokens, self._identity.layout, fill, self._rate)
 
     def _read(self, path: Path, read: Callable[[Path], T]) -> T | None:
         """What `read` makes of a file; None where it is gone, is refused or cannot be read."""

@@ -21,6 +21,7 @@ from edgekv.store.coming import ComingBlock
 from edgekv.store.format import MOST_READ_WITH_BYTES, Header, Refused, check_layers, decode_header, encode_header, header_bytes
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.place import Child, Outage, Outcome, covered_tails, log
+from edgekv.store.rates import Rate
 from edgekv.store.results import PlaceStats
 
 BACK_OFF_S = 5.0
@@ -59,6 +60,7 @@ class RedisPlace:
         what = f"the prefix server at {where.get('path') or '{}:{}'.format(where.get('host', 'localhost'), where.get('port', 6379))}"
         self._asking = Outage(what, back_off_s, self.stats)
         self._writing = Outage(what, back_off_s, self.stats)
+        self._rate = Rate()
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="edgekv-ask")
 
     @property
@@ -110,7 +112,8 @@ class RedisPlace:
         except Refused as refused:
             self._refuse(link, refused)
             return None
-        return ComingBlock(header.link, header.tokens, header.layout, lambda layers, out: self._fill(header, first[: header.start], layers, out))
+        return ComingBlock(header.link, header.tokens, header.layout,
+                           lambda layers, out: self._fill(header, first[: header.start], layers, out), self._rate)
 
     def _fill(self, header: Header, first: bytes, layers: range, out: np.ndarray) -> bool:
         """What is asked for takes the bound of a call, and LEAST_RATE besides. redis-py reads under the interpreter's lock: two questions at a

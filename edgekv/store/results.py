@@ -77,6 +77,20 @@ class Restored:
     n_asked: int = 0
     """Tokens."""
 
+    def worth(self, reading_s: Callable[[int, int], float]) -> int:
+        """So many pieces, from the first, and computing what follows take the least time: by the rates of the places as they were seen, and by
+        `reading_s(first, n)`, the seconds that computing n tokens behind the first `first` takes, 0: nobody knows, and all are taken. What is in
+        RAM takes none. What was slow long ago is tried again, with one piece."""
+        if any(reading_s(piece.first, piece.n) <= 0 for piece in self.pieces):
+            return len(self.pieces)
+        costs = [0.0]  # seconds, of loading so many pieces and not computing them
+        for piece in self.pieces:
+            loading_s = piece.block.rate.takes_s(piece.block.n_bytes) if isinstance(piece.block, ComingBlock) else 0.0
+            costs.append(costs[-1] + loading_s - reading_s(piece.first, piece.n))
+        best = max(range(len(costs)), key=lambda i: (-costs[i], i))
+        slow = self.pieces[best].block if best < len(self.pieces) else None
+        return best + (isinstance(slow, ComingBlock) and slow.rate.stale)
+
     @property
     def n_to_come(self) -> int:
         """Pieces whose payload is not there yet."""

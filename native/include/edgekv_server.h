@@ -107,6 +107,9 @@ typedef struct edgekv_server_pacing {
 /* from any thread */
 EDGEKV_API void edgekv_server_pace(edgekv_server_pacing * pacing);
 
+/* seconds that n tokens of a prompt take behind the first `first`, as the newest batches went; 0: none was seen. From any thread */
+EDGEKV_API double edgekv_server_reading_s(int64_t first, int64_t n);
+
 /* Namespaces, for the servers that run from now on: a request that was let in with keys[i] is in spaces[i]; no keys: all are in one. The
    texts are copied; spaces are letters and digits. */
 EDGEKV_API void edgekv_server_spaces(int32_t n, const char * const * keys, const char * const * spaces);

@@ -1,6 +1,7 @@
 // Checks native/seam/server/pace.*: how many prompt tokens go beside answers, and whose turn it is. Built and run by test_limits.py.
 #include "server/pace.h"
 
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
@@ -63,6 +64,20 @@ static void test_deep_tokens_cost_more() {
     decoded(101, 100, 0.3, 6000);
     const int shallow = beside_one(LONG), deep = beside_one({ { 1000, 6000 } }), both = beside_one({ { 64, 0 }, { 1000, 6000 } });
     CHECK(shallow >= 272 && shallow <= 352 && deep >= 96 && deep <= 112 && both > deep && both <= 64 + deep);
+}
+
+static void test_how_long_a_prompt_takes() {
+    begin_pace(0);
+    CHECK(reading_s(0, 1000) == 0); // nobody knows
+    decode_begins();
+    decode_waits();
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    decode_ended(100, { 100, 0 });
+    CHECK(reading_s(0, 1000) == 0); // it waited for something else
+    decoded(100, 100, 0.1);
+    const double shallow = reading_s(0, 1000), deep = reading_s(4000, 1000);
+    CHECK(shallow >= 1 && shallow < 2 && deep > 1.5 * shallow && reading_s(0, 0) == 0);
+    CHECK(std::abs(reading_s(0, 2000) - shallow - reading_s(1000, 1000)) < 1e-6);
 }
 
 // A prompt of 6,000 tokens, times that vary by 5 %: behind it what the first tokens of the next one cost is still known.
@@ -150,6 +165,7 @@ int main() {
     test_batches();
     test_a_few_last_tokens_say_nothing();
     test_deep_tokens_cost_more();
+    test_how_long_a_prompt_takes();
     test_what_shallow_tokens_cost_is_remembered();
     test_the_first_batch_beside_answers_is_shorter();
     test_what_was_spent_before_counts();

@@ -51,13 +51,14 @@ struct token_cost {
 };
 
 struct pace_state {
-    std::mutex  mutex; // of `seen`
+    std::mutex  mutex; // of `seen`, and of `prompt` where it changes or others look
     pace_report seen;
 
     double     max_gap_s = 0;
     double     answers_s = 0; // of a batch without prompt tokens
     token_cost prompt;
     bool       beside = false; // the newest batch with prompt tokens had answers in it
+    bool       waits  = false; // the newest batch waited for kept rows
     std::chrono::steady_clock::time_point began, ended; // of the newest batch
 };
 
@@ -110,7 +111,12 @@ int32_t paced_batch(int32_t n_batch, int32_t n_answers, const std::vector<waitin
 }
 
 void decode_begins() {
+    the_pace().waits = false;
     the_pace().began = std::chrono::steady_clock::now();
+}
+
+void decode_waits() {
+    the_pace().waits = true;
 }
 
 void decode_ended(int32_t n_tokens, const prompt_tokens & read) {
@@ -123,14 +129,21 @@ void decode_ended(int32_t n_tokens, const prompt_tokens & read) {
     }
     s.beside = n_tokens > read.n;
     // a prompt's last batch may be a few tokens, which say little about what one costs
-    if (read.n >= PROMPT_STEP) {
+    if (read.n >= PROMPT_STEP && !s.waits) {
         const double beside_s = s.beside ? s.answers_s : 0;
+        std::lock_guard<std::mutex> lock(s.mutex);
         s.prompt.learn(double(read.positions) / read.n, std::max(took_s - beside_s, took_s / 2) / read.n);
     }
     if (s.beside) {
         std::lock_guard<std::mutex> lock(s.mutex);
         s.seen.n_batches++;
     }
+}
+
+double reading_s(int64_t first, int64_t n) {
+    auto & s = the_pace();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    return s.prompt.n > 0 ? double(n) * s.prompt.at(double(first) + double(n) / 2) : 0;
 }
 
 void answer_token(int32_t n_gen, int64_t since_us, int64_t now_us) {

@@ -1,5 +1,5 @@
 // How many prompt tokens go into a batch beside the next tokens of running answers, so that these do not wait too long; and in which
-// order prompts are read. One thread, the one that decodes, calls all but report().
+// order prompts are read. One thread, the one that decodes, calls all but reading_s() and report().
 #pragma once
 
 #include <algorithm>
@@ -34,9 +34,13 @@ struct prompt_tokens {
     }
 };
 
-// around the decoding of a batch
+// around the decoding of a batch; between them: it waits for kept rows too, so that its time does not say what its tokens cost
 void decode_begins();
+void decode_waits();
 void decode_ended(int32_t n_tokens, const prompt_tokens & read);
+
+// seconds that n tokens of a prompt take behind the first `first`, by what was seen; 0: nothing was. From any thread
+double reading_s(int64_t first, int64_t n);
 
 // an answer got a token; `n_gen`, which one (1 is the first), `since_us`, when it got the one before
 void answer_token(int32_t n_gen, int64_t since_us, int64_t now_us);

@@ -1,6 +1,7 @@
 #include "prefixes.h"
 
 #include "llama-edgekv.h"
+#include "server/pace.h"
 
 #include <cinttypes>
 #include <limits>
@@ -100,6 +101,7 @@ void edgekv_prefix_decode_begins() {
         if (!g_load.started) {
             edgekv_prefix_settle();
         }
+        edgekv_server::decode_waits();
     }
 }
 

@@ -79,6 +79,10 @@ void edgekv_server_pace(edgekv_server_pacing * pacing) {
                 edgekv_server::running_slots() };
 }
 
+double edgekv_server_reading_s(int64_t first, int64_t n) {
+    return edgekv_server::reading_s(first, n);
+}
+
 void edgekv_server_waited(edgekv_wait which, edgekv_server_waits * waits) {
     static_assert(edgekv_server::WAIT_BOUNDS.size() == EDGEKV_WAIT_BOUNDS, "the declaration has another number of bounds");
     const auto found = edgekv_server::waited(static_cast<edgekv_server::wait>(which));

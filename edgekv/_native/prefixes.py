@@ -44,6 +44,13 @@ class Found:
 class KeepsPrefixes(Protocol):
     """All are called on the thread that decodes, between two decodes. What they raise is logged, and nothing was found or kept."""
 
+    def ready(self, prompt: SequenceTokens, n_have: int, alone: bool) -> bool:
+        """Whether `begin` would wait for nobody's answer. Else it is asked again, while others are answered; alone: nobody is, so that it may
+        take a moment."""
+
+    def leave(self, seq_id: int) -> None:
+        """The prompt that was not ready does not begin."""
+
     def begin(self, prompt: SequenceTokens, n_have: int) -> Found: ...
 
     def keep(self, held: SequenceTokens) -> None: ...
@@ -70,8 +77,8 @@ def set_prefixes(keeps: KeepsPrefixes | None) -> None:
         return
     _define_callbacks()
     lib.edgekv_server_set_prefixes(ffi.new("edgekv_prefixes *", {
-        "begin": lib.edgekv_py_prefix_begin, "keep": lib.edgekv_py_prefix_keep, "start": lib.edgekv_py_prefix_start,
-        "settle": lib.edgekv_py_prefix_settle, "user": ffi.NULL}))
+        "ready": lib.edgekv_py_prefix_ready, "leave": lib.edgekv_py_prefix_leave, "begin": lib.edgekv_py_prefix_begin,
+        "keep": lib.edgekv_py_prefix_keep, "start": lib.edgekv_py_prefix_start, "settle": lib.edgekv_py_prefix_settle, "user": ffi.NULL}))
 
 
 _defined = False
@@ -89,6 +96,22 @@ def _define_callbacks() -> None:
         adapters = tuple((native.adapters[i].adapter, native.adapters[i].scale) for i in range(native.n_adapters))
         return SequenceTokens(int(ffi.cast("uintptr_t", native.lctx)), native.seq_id, tokens, adapters,
                               ffi.string(native.space).decode(errors="replace"))
+
+    @ffi.def_extern()
+    def edgekv_py_prefix_ready(_user, prompt, n_have, alone):
+        try:
+            return _keeps.ready(tokens_of(prompt), n_have, bool(alone)) if _keeps else 1
+        except Exception:
+            log.exception("kept prefixes could not be fetched")
+            return 1
+
+    @ffi.def_extern()
+    def edgekv_py_prefix_leave(_user, seq_id):
+        try:
+            if _keeps:
+                _keeps.leave(seq_id)
+        except Exception:
+            log.exception("kept prefixes could not be left")
 
     @ffi.def_extern()
     def edgekv_py_prefix_begin(_user, prompt, n_have, out):

@@ -18,6 +18,7 @@ from edgekv.errors import DoesNotFit, NativeError
 from edgekv.live import attachments, cells
 from edgekv.live.runtime import Runtime
 from edgekv.live.sampling import sampled_with, sparse_with
+from edgekv.serving.fetching import Asked, Fetch
 from edgekv.serving.identities import Identities
 from edgekv.serving.loading import Loading, Placed
 from edgekv.serving.saving import MOST_WAIT_S, Saver
@@ -52,11 +53,51 @@ class Prefixes:
         self._saver = Saver()
         self._n_hits = self._n_prompts = 0
         self._loading: Loading | None = None
+        self._fetches: dict[int, Fetch] = {}  # by sequence
 
     def open(self, runtime: Runtime) -> None:
         """Open a context's store. Raises ConfigError for an address that is none."""
         self._identities.wait()
         self._store(runtime)
+
+    def ready(self, prompt: SequenceTokens, n_have: int, alone: bool) -> bool:
+        """False while what a shared server keeps of it is fetched, beside the decoding."""
+        runtime, store = self._open(prompt)
+        if runtime is None or store is None:
+            return True
+        asked, fetch = Asked(self._root(runtime, prompt), prompt.tokens), self._fetches.get(prompt.seq_id)
+        if fetch is None or not fetch.asked.same(asked):
+            self.leave(prompt.seq_id)
+            if not store.has_far or len(prompt.tokens) <= n_have + 1:
+                return True
+            same = [one for one in self._fetches.values() if one.asked.has_more_of(asked, n_have)]
+            if same:  # brings these blocks: they are found when it has begun
+                same[0].ready(alone)
+                return False
+            asked = asked._replace(tokens=prompt.tokens.copy())
+            look_up = partial(store.restore, asked.tokens, n_have, _accepted(runtime), True, asked.root, _read_with(runtime))
+            fetch = Fetch(asked, store, look_up, lambda restored: restored.worth(native.reading_s))
+            self._fetches[prompt.seq_id] = fetch
+        return fetch.ready(alone)
+
+    def leave(self, seq_id: int) -> None:
+        """What was fetched for a sequence is not wanted."""
+        fetch = self._fetches.pop(seq_id, None)
+        if fetch is not None:
+            fetch.leave()
+
+    def _restored(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, n_have: int) -> Restored:
+        """What was fetched, or what is near, which may be more by now."""
+        root, fetch = self._root(runtime, prompt), self._fetches.pop(prompt.seq_id, None)
+        found = store.restore(prompt.tokens, n_have, _accepted(runtime), True, root, _read_with(runtime), near=True)
+        if fetch is None:
+            return found
+        restored = fetch.take().behind(n_have) if fetch.asked.same(Asked(root, prompt.tokens)) else Restored()
+        if restored.end <= found.end:
+            fetch.leave()
+            return found
+        store.leave(found)
+        return restored
 
     def begin(self, prompt: SequenceTokens, n_have: int) -> Found:
         """Put the blocks that continue the first n_have tokens of a prompt into its sequence."""
@@ -64,10 +105,8 @@ class Prefixes:
         runtime, store = self._open(prompt)
         if runtime is None or store is None:
             return found
-        root = self._root(runtime, prompt)
-        wait(self._saver.like(root, prompt.tokens, n_have), MOST_WAIT_S)
-        restored = store.restore(prompt.tokens, n_have, _accepted(runtime), True, root, _read_with(runtime))
-        restored = _worth(restored)
+        wait(self._saver.like(self._root(runtime, prompt), prompt.tokens, n_have), MOST_WAIT_S)
+        restored = _worth(self._restored(runtime, store, prompt, n_have))
         self._n_prompts += 1
         self._n_hits += bool(restored.pieces)
         came = partial(store.came, restored)
@@ -166,10 +205,15 @@ class Prefixes:
             store.flush(timeout_s)
 
     def close(self) -> None:
+        fetches, self._fetches = list(self._fetches.values()), {}
+        for fetch in fetches:
+            fetch.leave()
         self._saver.close()
         self._claims.shutdown()
         for store in self._stores.values():
             store.close()
+        for fetch in fetches:
+            fetch.join()
         self._stores.clear()
 
     def stats(self) -> list[StoreStats]:

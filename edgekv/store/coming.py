@@ -65,6 +65,8 @@ class ComingBlock:
         self.link, self.tokens, self.layout, self._fill, self.rate = link, tokens, layout, fill, rate
         self.payload: np.ndarray | None = None
         """Where rows stay that were read, uint8 [layout.block_bytes(n)]; None: nowhere."""
+        self.fetched = False
+        """All of them are there."""
 
     @property
     def n_bytes(self) -> int:
@@ -80,10 +82,17 @@ class ComingBlock:
         starts = self.layout.layer_starts(self.link.n)
         first, end = int(starts[layers.start]), int(starts[layers.stop])
         rows = flight.array(end - first) if self.payload is None else self.payload[first:end]
+        if self.fetched:
+            return rows
         began = time.monotonic()
         good = self._fill(layers, rows)
         self.rate.seen(len(rows) if good else 0, time.monotonic() - began)
         return rows if good else None
+
+    def fetch(self, flight: InFlight) -> bool:
+        """Read all rows to where they stay, some layers at a time; whether they can be used."""
+        self.fetched = self.fetched or all(self.read(layers, flight) is not None for layers in layer_groups(self.layout, self.link.n))
+        return self.fetched
 
     def block(self) -> Block:
         """When all of its rows were read, and stayed."""

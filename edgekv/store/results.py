@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -32,8 +32,8 @@ class Piece:
 
     @property
     def coming(self) -> bool:
-        """The rows are not in RAM yet."""
-        return isinstance(self.block, ComingBlock)
+        """The rows are not in memory yet."""
+        return isinstance(self.block, ComingBlock) and not self.block.fetched
 
     @property
     def payload(self) -> np.ndarray:
@@ -85,7 +85,7 @@ class Restored:
             return len(self.pieces)
         costs = [0.0]  # seconds, of loading so many pieces and not computing them
         for piece in self.pieces:
-            loading_s = piece.block.rate.takes_s(piece.block.n_bytes) if isinstance(piece.block, ComingBlock) else 0.0
+            loading_s = piece.block.rate.takes_s(piece.block.n_bytes) if isinstance(piece.block, ComingBlock) and piece.coming else 0.0
             costs.append(costs[-1] + loading_s - reading_s(piece.first, piece.n))
         best = max(range(len(costs)), key=lambda i: (-costs[i], i))
         slow = self.pieces[best].block if best < len(self.pieces) else None
@@ -99,6 +99,19 @@ class Restored:
     @property
     def n_tokens(self) -> int:
         return sum(piece.n for piece in self.pieces)
+
+    @property
+    def end(self) -> int:
+        """Position behind the last token; 0 where there is none."""
+        return self.pieces[-1].first + self.pieces[-1].n if self.pieces else 0
+
+    def behind(self, n_have: int) -> Restored:
+        """As it continues the first n_have tokens; without a piece where it does not."""
+        rest = [piece for piece in self.pieces if piece.first + piece.n > n_have]
+        if rest and rest[0].first < n_have:
+            n_cut = n_have - rest[0].first
+            rest[0] = replace(rest[0], first=n_have, n=rest[0].n - n_cut, skip=rest[0].skip + n_cut)
+        return replace(self, pieces=tuple(rest) if rest and rest[0].first == n_have else ())
 
 
 @dataclass(frozen=True)

@@ -58,9 +58,10 @@ class PrefixStore:
     # ---- restoring -------------------------------------------------------------------------------------------------------------------
 
     def restore(self, tokens: np.ndarray, n_have: int, accepts: Reading, in_part: bool = False, root: bytes | None = None,
-                read_with: ReadWith = NOTHING_SAID) -> Restored:
+                read_with: ReadWith = NOTHING_SAID, near: bool = False) -> Restored:
         """Rows of `tokens` from the position `n_have` on, as far as a stored chain goes whose label is at most `accepts`, and what is not exact
-        in it was read with these settings. `root`: of the chain (`ModelIdentity.chain_root`), by default the identity's own.
+        in it was read with these settings. `root`: of the chain (`ModelIdentity.chain_root`), by default the identity's own. `near`: no place is
+        asked whose answer takes long.
 
         The pieces follow each other without gaps. There are none where nothing goes further than `n_have`. `in_part`: rows that are not in RAM
         are read when the caller asks the pieces for them, and never more than `in_flight` and the bound of RAM at once; it calls `came` in
@@ -69,10 +70,11 @@ class PrefixStore:
         tokens = np.ascontiguousarray(tokens, dtype=np.int32)
         if self._closed or len(tokens) <= n_have:
             return Restored()
-        found = Search([self._upper, *self.places], tokens, accepts, read_with).run(self._root if root is None else root)
+        places = [place for place in self.places if not near or place.ahead == 1]
+        found = Search([self._upper, *places], tokens, accepts, read_with).run(self._root if root is None else root)
         pieces: list[Piece] = []
         holds, at = Holds(), 0
-        for step, opened in zip(found.steps, self._open(found.steps, n_have, holds)):
+        for step, opened in zip(found.steps, self._open(found.steps, n_have, holds, places)):
             first, at = max(at, n_have), at + step.n
             if at <= n_have:
                 continue
@@ -103,6 +105,31 @@ class PrefixStore:
         self.came(restored, n_good)
         return dataclasses.replace(restored, pieces=restored.pieces[:n_good])
 
+    @property
+    def has_far(self) -> bool:
+        """A place can be asked whose answer may take long."""
+        return any(place.ahead > 1 and place.working for place in self.places)
+
+    def _is_far(self, piece: Piece) -> bool:
+        return any(place.name == piece.source and place.ahead > 1 for place in self.places)
+
+    def fetch(self, restored: Restored, worth: Callable[[], int]) -> Restored:
+        """Read what is far into memory, on the calling thread, as far as there is room and `worth()`, which is asked before each, says more pieces;
+        the others come when they are asked for. Without those from the first on that could not be read."""
+        for i, piece in enumerate(restored.pieces):
+            block = piece.block
+            if isinstance(block, ComingBlock) and self._is_far(piece):
+                if block.payload is None or worth() <= i:
+                    break
+                if not block.fetch(self.in_flight):
+                    return dataclasses.replace(restored, pieces=restored.pieces[:i])
+        return restored
+
+    def leave(self, restored: Restored) -> None:
+        """Nobody wants it; in place of `came`."""
+        with self._lock:
+            self._let_go(restored.holds)
+
     def came(self, restored: Restored, n_pieces: int) -> None:
         """The rows of the first `n_pieces` are in their place, and no more will be asked for: those that were to stay in RAM are there, and the chain
         counts as the most recently used one everywhere. From any thread."""
@@ -127,7 +154,7 @@ class PrefixStore:
                 else:
                     next(place for place in self.places if place.name == piece.source).stats.hit_tokens += piece.n
 
-    def _open(self, steps: Sequence[Step], n_have: int, holds: Holds) -> list[tuple[Block | ComingBlock, str] | None]:
+    def _open(self, steps: Sequence[Step], n_have: int, holds: Holds, places: Sequence[Place]) -> list[tuple[Block | ComingBlock, str] | None]:
         """The block of each step, and which tier it came from; None where it is not needed or not to be had. What is in RAM stays there."""
         opened: list[tuple[Block | ComingBlock, str] | None] = [None] * len(steps)
         ends = np.cumsum([step.n for step in steps])
@@ -139,7 +166,7 @@ class PrefixStore:
                     self._shared.in_use[block.link.key] += 1
                     holds.keys.append(block.link.key)
         # First from where the search found them; what fails there, or was evicted meanwhile, from any other place.
-        for place, found in [*((place, True) for place in self.places), *((place, False) for place in self.places)]:
+        for place, found in [*((place, True) for place in places), *((place, False) for place in places)]:
             wanted = [i for i in needed if opened[i] is None and (steps[i].holder is place) == found]
             if wanted and place.working:
                 for i, coming in zip(wanted, place.open([steps[i].link for i in wanted])):

@@ -68,6 +68,11 @@ typedef struct {
 } edgekv_prefix_sources;
 
 typedef struct {
+    /* A prompt is about to begin, whose first n_have tokens its sequence holds. 1: begin() waits for nobody's answer. 0: what is kept of the
+       prompt is being fetched: ask again, or leave(). alone: nobody is answered meanwhile, so that it may take a moment. */
+    int (*ready)(void * user, const edgekv_prefix_tokens * prompt, int n_have, int alone);
+    /* The prompt that the sequence waited with does not begin. */
+    void (*leave)(void * user, int seq_id);
     /* A prompt begins: its sequence holds the first n_have tokens of it. Puts in those that come next, as many as it has. */
     void (*begin)(void * user, const edgekv_prefix_tokens * prompt, int n_have, edgekv_prefix_found * out);
     /* The sequence holds these tokens, computed. */

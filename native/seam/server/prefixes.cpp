@@ -6,12 +6,17 @@
 #include <cinttypes>
 #include <limits>
 #include <unordered_map>
+#include <unordered_set>
 
 static edgekv_prefixes g_prefixes = {};
 static bool            g_kept     = false;  // somebody registered
 
 // tokens at the beginning of a sequence whose K and V are what they give; all where there is no entry
 static std::unordered_map<int, int> g_pure;
+
+// sequences that wait for what is kept of their prompts, and whether one did so in this round of the server
+static std::unordered_set<int> g_fetching;
+static bool                    g_fetches = false;
 
 // rows that a slot was promised and that have not come yet
 static struct {
@@ -26,6 +31,7 @@ void edgekv_seam_set_prefixes(const edgekv_prefixes * prefixes) {
     g_kept     = prefixes != nullptr;
     g_prefixes = prefixes ? *prefixes : edgekv_prefixes{};
     g_pure.clear();
+    g_fetching.clear();
     g_load = {};
 }
 
@@ -93,6 +99,14 @@ static bool edgekv_come() {
 
 void edgekv_prefix_settle() {
     edgekv_come();
+}
+
+edgekv_prefix_scope::edgekv_prefix_scope() {
+    g_fetches = false;
+}
+
+bool edgekv_prefix_fetches() {
+    return g_fetches;
 }
 
 void edgekv_prefix_decode_begins() {
@@ -201,10 +215,25 @@ static int edgekv_share(const edgekv_prefix_slot & slot, const server_tokens & p
     return n_best;
 }
 
+bool edgekv_prefix_ready(const edgekv_prefix_slot & slot, const server_tokens & prompt, bool alone) {
+    if (!g_kept || prompt.has_mtmd || slot.held->has_mtmd) {
+        return true;
+    }
+    const auto all = edgekv_tokens_of(slot, prompt, (int) prompt.get_tokens().size());
+    if (g_prefixes.ready(g_prefixes.user, &all, (int) slot.held->get_common_prefix(prompt), alone)) {
+        return true;
+    }
+    g_fetching.insert(slot.seq_id);
+    g_fetches = true;
+
+    return false;
+}
+
 int edgekv_prefix_begin(
         const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past, const std::vector<edgekv_prefix_slot> & others,
         edgekv_prefix_sources & sources, uint64_t & n_cached) {
     edgekv_prefix_settle();
+    g_fetching.erase(slot.seq_id);
     sources      = {};
     sources.slot = n_past;
     if (n_past <= edgekv_pure(slot.seq_id)) {
@@ -254,6 +283,9 @@ int edgekv_prefix_begin(
 }
 
 void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool whole_blocks) {
+    if (g_fetching.erase(slot.seq_id) > 0) {
+        g_prefixes.leave(g_prefixes.user, slot.seq_id);  // its request ended before its prompt began
+    }
     if (!g_kept || !slot.keeps || slot.held->has_mtmd || slot.partly) {
         return;
     }

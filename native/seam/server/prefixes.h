@@ -75,7 +75,7 @@ bool edgekv_prefix_decode_ended(int & ret);
 // is promised outside.
 void edgekv_prefix_settle();
 struct edgekv_prefix_scope {
-    edgekv_prefix_scope() = default;
+    edgekv_prefix_scope();
     ~edgekv_prefix_scope() { edgekv_prefix_settle(); }
 
     edgekv_prefix_scope(const edgekv_prefix_scope &) = delete;
@@ -89,8 +89,14 @@ void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool whole_blocks);
 void edgekv_prefix_moved(int seq_id, int first);
 void edgekv_prefix_copied(int from_seq, int to_seq);
 
-// Whether a slot that is about to read its prompt should wait for another one which is reading the same beginning. What is there already
-// of such a beginning is kept, so that edgekv_prefix_begin() finds it.
+// false: what is kept of a prompt is being fetched, and the other slots go on meanwhile. alone: there are none, so that it may wait a moment
+bool edgekv_prefix_ready(const edgekv_prefix_slot & slot, const server_tokens & prompt, bool alone);
+
+// whether any slot waits for that, so that a batch may be empty
+bool edgekv_prefix_fetches();
+
+// Whether a slot that is about to read its prompt should wait: for another one which is reading the same beginning, of which what is there
+// already is kept, so that edgekv_prefix_begin() finds it; or for what is fetched of it.
 template <typename Slots, typename Slot, typename State>
 bool edgekv_prefix_comes(Slots & slots, Slot & slot, State reading) {
     if (!slot.task->params.cache_prompt || slot.ctx_dft || !edgekv_prefix_shares(edgekv_slot(slot))) {
@@ -110,8 +116,15 @@ bool edgekv_prefix_comes(Slots & slots, Slot & slot, State reading) {
         }
         edgekv_prefix_keep(theirs, true);
     }
+    if (slot.alora_invocation_start >= 0 || slot.task->need_embd()) {
+        return false;
+    }
+    bool alone = true;
+    for (auto & other : slots) {
+        alone = alone && (other.id == slot.id || !other.is_processing() || other.state == slot.state);
+    }
 
-    return false;
+    return !edgekv_prefix_ready(edgekv_slot(slot), slot.task->tokens, alone);
 }
 
 template <typename Slots, typename Slot>

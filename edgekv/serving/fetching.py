@@ -1,0 +1,82 @@
+"""What a shared server keeps of a prompt is looked up, and read into memory, on a thread of its own: the other slots are answered meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from edgekv.store.blocks import BLOCK_TOKENS, n_common
+from edgekv.store.results import Restored
+from edgekv.store.store import PrefixStore
+
+log = logging.getLogger("edgekv")
+
+POLL_S = 0.005
+"""So long the server waits at a time where it has nothing else to do."""
+
+
+class Asked(NamedTuple):
+    """Whose beginning is asked for."""
+
+    root: bytes
+    """Of the chain."""
+    tokens: np.ndarray
+    """int32 [n]."""
+
+    def same(self, other: Asked) -> bool:
+        return self.root == other.root and np.array_equal(self.tokens, other.tokens)
+
+    def has_more_of(self, other: Asked, n_have: int) -> bool:
+        """A block at least behind the first n_have tokens."""
+        return self.root == other.root and n_common(self.tokens, other.tokens) >= n_have + BLOCK_TOKENS
+
+
+class Fetch:
+    """Of one prompt; made, asked and left on the thread that decodes."""
+
+    def __init__(self, asked: Asked, store: PrefixStore, look_up: Callable[[], Restored], worth: Callable[[Restored], int]):
+        """`worth`: how many pieces take less time than computing them. Raises RuntimeError where there is no thread to be had."""
+        self.asked = asked
+        self._store, self._look_up, self._worth = store, look_up, worth
+        self._restored = Restored()
+        self._lock, self._done = threading.Lock(), threading.Event()
+        self._abandoned = False
+        self._thread = threading.Thread(target=self._run, name="edgekv-fetch", daemon=True)
+        self._thread.start()
+
+    def ready(self, alone: bool) -> bool:
+        """Whether it can be taken. alone: nobody is answered meanwhile, so that there is a moment to wait."""
+        return self._done.wait(POLL_S if alone else 0)
+
+    def take(self) -> Restored:
+        """What was found, as far as it could be read."""
+        self._done.wait()
+        return self._restored
+
+    def leave(self) -> None:
+        """Nobody takes it."""
+        with self._lock:
+            self._abandoned = True
+            done = self._done.is_set()
+        if done:
+            self._store.leave(self._restored)
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            if not self._abandoned:
+                self._restored = self._look_up()
+                self._restored = self._store.fetch(self._restored, lambda: 0 if self._abandoned else self._worth(self._restored))
+        except Exception:
+            log.exception("kept prefixes could not be looked up")
+        with self._lock:
+            self._done.set()
+            abandoned = self._abandoned
+        if abandoned:
+            self._store.leave(self._restored)

@@ -261,7 +261,7 @@ public:
                 }
             }
         }
-        p.rows = { cells.data(), list_weights.data(), n_rows.data(), weights ? (size_t) kCells : 0, 0 };
+        p.rows = { cells.data(), list_weights.data(), n_rows.data(), weights ? (size_t) kCells : 0 };
         attend_reference(p);
 
         return expected;

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
 from edgekv.errors import EdgeKVError
-from edgekv.store.files import BlockFile, remove_file, scan
+from edgekv.store.files import BlockFile, remove_file, scan, temporary_name
 from edgekv.store.pins import pinned_paths, read_pins
 
 _NAME = re.compile(r"[0-9a-z]{1,64}")
@@ -28,7 +27,7 @@ def add_blocks(folder: Path, name: str, keys: Iterable[bytes]) -> None:
     if had.issuperset(keys := set(keys)):
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f".{name}-{os.getpid()}")
+    temporary = path.with_name(temporary_name())
     temporary.touch(mode=0o600)
     temporary.write_text(json.dumps(sorted(key.hex() for key in had | keys)))
     temporary.replace(path)

@@ -35,6 +35,7 @@ from edgekv.vocab import KvMode, PromptReading
 
 log = logging.getLogger("edgekv")
 
+
 class Prefixes:
     """What the server calls when a prompt begins and when tokens are computed (`edgekv._native.server.KeepsPrefixes`).
 

@@ -97,4 +97,4 @@ class ChatLoop:
     def apply_pins(self) -> dict[int, tuple[int, int] | None]:
         """Bring the pins in the cache up to date, between two answers: see `Pins.apply`."""
         attached = self.server.runtime
-        return {} if attached is None or attached.mode not in (KvMode.SPARSE, KvMode.EVICT) else self.pins.apply(attached)
+        return {} if attached is None or attached.mode not in (KvMode.SPARSE, KvMode.EVICT) else self.pins.apply(self.server)

@@ -10,7 +10,7 @@ from edgekv.errors import EdgeKVError
 
 if TYPE_CHECKING:
     from edgekv.cli.chat.session import Conversation
-    from edgekv.live.runtime import Runtime
+    from edgekv.cli.chat.views import ServerView, Span
 
 SYSTEM = "system"
 
@@ -69,22 +69,12 @@ class Pins:
             return self._conversation.system_pinned
         return any(message is pinned for pinned in self._conversation.pinned)
 
-    def apply(self, attached: Runtime) -> dict[int, tuple[int, int] | None]:
-        """Pin in the cache what is pinned here, also what has no tokens there yet. Returns the span of each pinned message by its index in the
-        conversation's messages; None: its tokens are not in the context yet."""
-        conversation, spans = self._conversation, {}
+    def apply(self, server: ServerView) -> dict[int, Span | None]:
+        """Pin in the server's cache what is pinned here, also what has no tokens there yet. Returns the span of each pinned message by its index
+        in the conversation's messages; None: its tokens are not in the context yet."""
+        conversation = self._conversation
         conversation.pinned = [message for message in conversation.pinned if any(message is turn for turn in conversation.turns)]
-        attached.unpin_all()
-        n_positions = self._n_positions(attached)
-        for index, message in enumerate(conversation.messages):
-            if not self.holds(message):
-                continue
-            span = message_span(conversation.client, conversation.messages, index)
-            n_pages = 0 if span is None else attached.pin(*span, ahead=True)
-            spans[index] = (span[0], min(span[1], n_positions - 1)) if span is not None and n_pages else None
-        return spans
-
-    @staticmethod
-    def _n_positions(attached: Runtime) -> int:
-        """One past the newest position in the cache."""
-        return int(attached.cells.stream().positions.max(initial=-1)) + 1
+        wanted = {index: message_span(conversation.client, conversation.messages, index)
+                  for index, message in enumerate(conversation.messages) if self.holds(message)}
+        spans = {index: span for index, span in wanted.items() if span is not None}
+        return {**dict.fromkeys(wanted), **dict(zip(spans, server.pin(list(spans.values()))))}

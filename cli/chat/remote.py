@@ -16,6 +16,7 @@ from edgekv.store import conversations
 from edgekv.store.settings import default_folder
 
 if TYPE_CHECKING:
+    from edgekv.cli.chat.views import Span
     from edgekv.live.runtime import Runtime
 
 _PROPS_S = 5.0  # /props is for the footer alone: an answer is not kept waiting for it
@@ -79,6 +80,9 @@ class RemoteServer:
 
     def forget(self, conversation: str) -> None:
         conversations.forget(default_folder(), conversation)
+
+    def pin(self, spans: list[Span]) -> list[Span | None]:
+        raise NotImplementedError("there is no runtime")
 
     def status(self, n_used: int) -> KvStatus:
         return KvStatus(_text(self._edgekv, "mode"), None, None, self.n_ctx)

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from edgekv.live.runtime import Runtime
 
 
+Span = tuple[int, int]
+"""First and last position."""
+
+
 class ServerView(Protocol):
     """Lengths are in tokens; None is what nobody here can know."""
 
@@ -41,6 +45,9 @@ class ServerView(Protocol):
 
     def forget(self, conversation: str) -> None:
         """K and V that are kept on this machine of a conversation, and of no other, go. Raises EdgeKVError."""
+
+    def pin(self, spans: list[Span]) -> list[Span | None]:
+        """Pin these positions and no others; what of each is in the context now. Where `runtime` is None there is nothing to pin."""
 
     def status(self, n_used: int) -> KvStatus:
         """The state of the KV cache with `n_used` tokens in it, after an answer."""
@@ -78,7 +85,11 @@ class OwnServer:
         return f"{self._server.alias}: context {self.n_ctx:,}, KV {mode_summary(self._server)}"
 
     def begin(self) -> None:
-        self._watch.begin()
+        self._server.between_batches(self._watch.begin)
+
+    def pin(self, spans: list[Span]) -> list[Span | None]:
+        runtime = self._server.runtime
+        return [] if runtime is None else self._server.between_batches(lambda: pin_only(runtime, spans))
 
     def converse(self, conversation: str) -> None:
         if self._server.prefixes is not None:
@@ -92,14 +103,22 @@ class OwnServer:
         conversations.forget(default_folder(), conversation)  # where this chat keeps nothing there too
 
     def status(self, n_used: int) -> KvStatus:
-        return self._watch.status(n_used)
+        return self._server.between_batches(lambda: self._watch.status(n_used))
 
     def model_rows(self) -> list[Row]:
         model = self._server.model
         return [("model", f"{model.name or self._server.alias} ({model.file_type}, {model.n_params / 1e6:,.0f} M parameters)")]
 
     def attention_rows(self) -> list[Row]:
-        return layer_rows(self._server)
+        return self._server.between_batches(lambda: layer_rows(self._server))
 
     def memory_rows(self) -> list[Row]:
-        return memory_rows(self._server)
+        return self._server.between_batches(lambda: memory_rows(self._server))
+
+
+def pin_only(runtime: Runtime, spans: list[Span]) -> list[Span | None]:
+    """Pin these positions and no others, also those whose tokens are still to come; what of each is in the context now. Only while nothing
+    decodes."""
+    runtime.unpin_all()
+    n_positions = runtime.n_positions
+    return [(first, min(last, n_positions - 1)) if runtime.pin(first, last, ahead=True) else None for first, last in spans]

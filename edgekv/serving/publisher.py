@@ -12,6 +12,7 @@ from edgekv._native import server as native
 from edgekv.live.figures import Figures, collect
 from edgekv.live.page_map import MapMaker
 from edgekv.serving import metrics, page, shown
+from edgekv.serving.errands import Errands
 from edgekv.serving.history import History
 from edgekv.serving.shown import Served, Shown, StoreFigures, TrafficFigures
 
@@ -43,6 +44,7 @@ class Publisher:
         self.traffic: Callable[[], TrafficFigures] | None = None
         self.shown = Shown(served)
         """The latest."""
+        self.errands = Errands()
         self.seconds = 0.0
         """Spent on figures so far."""
         self._runtime = runtime
@@ -79,6 +81,7 @@ class Publisher:
 
     def after_step(self) -> None:
         """A step of the Runtime is over; nearly always this is all there is to do."""
+        self.errands.run()
         self._n_steps += 1
         now = time.perf_counter()
         if now - self._taken < max(LIVE_S, self._cost / SHARE):
@@ -93,6 +96,7 @@ class Publisher:
     def refresh(self, idle: bool) -> None:
         """Somebody asks for figures of now between two batches, or (idle) nothing is left to do. Who asks while a batch is computed gets the
         latest."""
+        self.errands.run()
         if self._n_steps != self._n_steps_taken or idle and self.shown.busy or time.perf_counter() - self._taken > AGAIN_S:
             self._take(busy=self.shown.busy and not idle)
 
@@ -147,6 +151,12 @@ class Publisher:
             "stream": stream, "layers": drawn.layers, "n_columns": drawn.n_columns, "pages_per_column": drawn.pages_per_column,
             "heads_per_line": drawn.heads_per_line, "n_pages_used": drawn.n_pages_used, "page_tokens": runtime.page_tokens,
             "fields": base64.b64encode(drawn.fields.tobytes()).decode()})
+
+
+def traffic() -> TrafficFigures:
+    """Of the server that runs in this process."""
+    pace, (queue, first_token, gaps) = native.pacing(), native.waits()
+    return TrafficFigures(pace.n_running, max(0, pace.n_requests - pace.n_running), pace.n_refused, pace.worst_gap_s, queue, first_token, gaps)
 
 
 def _map_path(slot: int) -> str:

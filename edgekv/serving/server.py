@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import atexit
 import http.client
-import ipaddress
 import json
 import secrets
-import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +24,7 @@ from edgekv.memory.fit import ContextChoice, cells, in_tokens
 from edgekv.models import Geometry
 from edgekv.models.geometry import open_model
 from edgekv.serving import first_tokens
+from edgekv.serving.errands import Result
 from edgekv.serving.log import ServerLog
 from edgekv.serving.options import (
     LOOPBACK,
@@ -36,10 +37,10 @@ from edgekv.serving.options import (
     llama_has_keys,
     spaces_of,
 )
-from edgekv.serving.publisher import Publisher
+from edgekv.serving.publisher import Publisher, traffic
 from edgekv.serving.room import memory_request
-from edgekv.serving.shown import Served, TrafficFigures
-from edgekv.serving.sites import Admitted, admitted
+from edgekv.serving.shown import Served
+from edgekv.serving.sites import Admitted, admitted, is_public
 from edgekv.vocab import DeviceKind, KvMode
 
 if TYPE_CHECKING:
@@ -122,10 +123,7 @@ class Server:
     @property
     def is_public(self) -> bool:
         """Whether other machines can reach it."""
-        try:
-            return not ipaddress.ip_address(socket.gethostbyname(self.options.host)).is_loopback
-        except (OSError, ValueError):  # an IPv6 address
-            return self.options.host not in ("::1", "[::1]")
+        return is_public(self.options.host)
 
     @property
     def alive(self) -> bool:
@@ -289,7 +287,7 @@ class Server:
         native.limit(limits.max_gap_s, options.n_slots, limits.queue_for(options.n_slots))
         native.admit(hosts.names, hosts.any_address)
         native.set_spaces(spaces_of(self._keys) if self._keys and not options.cache_shared else {})
-        self.figures.traffic = _traffic
+        self.figures.traffic = traffic
         try:
             self._exit = native.run(argv)
         except BaseException as error:  # told by why_stopped()
@@ -339,6 +337,20 @@ class Server:
         """Return when what was answered until now is kept: the last rows are taken right after the answer went out."""
         self._answers("/lora-adapters")  # passes through the task loop
 
+    def between_batches(self, function: Callable[[], Result]) -> Result:
+        """Call `function` on the thread that decodes, while it computes nothing, and return what it returns: a request that a client left is
+        computed for up to a second more. Not from that thread. Raises what it raises, and EdgeKVError where the server is gone."""
+        future = self.figures.errands.ask(function)
+        try:
+            while not future.done():
+                if not self.alive:
+                    raise EdgeKVError(self.why_stopped())
+                self._answers("/metrics")  # where nothing is computed, this is what has it look
+                wait([future], timeout=_POLL_S)
+        finally:
+            future.cancel()
+        return future.result()
+
     def _answers(self, path: str) -> bool:
         try:
             return self.get(path) is not None
@@ -372,13 +384,6 @@ class Server:
         self._thread = self._runtime = None
         runtime.set_defaults(None)  # contexts that others make are not the server's
         _active = None
-
-
-def _traffic() -> TrafficFigures:
-    from edgekv._native import server as native
-
-    pace, (queue, first_token, gaps) = native.pacing(), native.waits()
-    return TrafficFigures(pace.n_running, max(0, pace.n_requests - pace.n_running), pace.n_refused, pace.worst_gap_s, queue, first_token, gaps)
 
 
 _active: Server | None = None

@@ -39,6 +39,14 @@ def _parse_host(text: str) -> str:
         return name
 
 
+def is_public(host: str) -> bool:
+    """Whether other machines can reach what listens on `host`."""
+    try:
+        return not ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+    except (OSError, ValueError):  # an IPv6 address
+        return host not in ("::1", "[::1]")
+
+
 def admitted(host: str, allowed: tuple[str, ...], is_public: bool) -> Admitted:
     """For a server that listens on `host`. One that other machines reach has addresses and names there: any address, and the machine's own
     name."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from edgekv.cli.chat.pins import Pins, message_span
 from edgekv.cli.chat.session import Conversation
+from edgekv.cli.chat.views import pin_only
 from edgekv.errors import EdgeKVError
 
 
@@ -22,12 +22,8 @@ class PaperTemplate:
 
 class PaperRuntime:
     def __init__(self, n_positions: int):
-        self.cells = self
-        self.positions = np.arange(n_positions)
+        self.n_positions = n_positions
         self.pins: list[tuple[int, int]] = []
-
-    def stream(self) -> PaperRuntime:
-        return self
 
     def unpin_all(self) -> None:
         self.pins.clear()
@@ -35,7 +31,15 @@ class PaperRuntime:
     def pin(self, first: int, last: int, ahead: bool) -> int:
         assert ahead
         self.pins.append((first, last))
-        return int(np.count_nonzero((self.positions >= first) & (self.positions <= last)))
+        return max(0, min(last + 1, self.n_positions) - first)
+
+
+class PaperServer:
+    def __init__(self, n_positions: int):
+        self.runtime = PaperRuntime(n_positions)
+
+    def pin(self, spans: list[tuple[int, int]]) -> list[tuple[int, int] | None]:
+        return pin_only(self.runtime, spans)
 
 
 @pytest.fixture
@@ -56,18 +60,19 @@ def test_spans_are_where_the_tokens_stand(pinned):
 
 
 def test_pins_follow_the_conversation(pinned):
-    conversation, runtime = pinned._conversation, PaperRuntime(1000)
-    assert list(pinned.apply(runtime)) == [0], "the system prompt is pinned from the start"
+    conversation, server = pinned._conversation, PaperServer(1000)
+    runtime = server.runtime
+    assert list(pinned.apply(server)) == [0], "the system prompt is pinned from the start"
     pinned.add("3")
     pinned.add("last")
-    before = pinned.apply(runtime)
+    before = pinned.apply(server)
     assert list(before) == [0, 3, 4] and runtime.pins == list(before.values())
     conversation.turns[-1] = {"role": "assistant", "content": "anew"}  # as /regen does
-    assert list(pinned.apply(runtime)) == [0, 3] and runtime.pins == list(before.values())[:2]
-    short = PaperRuntime(before[3][0] + 1)  # the tokens of the message are not all there yet
-    assert pinned.apply(short)[3] == (before[3][0],) * 2 and pinned.apply(PaperRuntime(5)) == {0: (4, 4), 3: None}
+    assert list(pinned.apply(server)) == [0, 3] and runtime.pins == list(before.values())[:2]
+    short = PaperServer(before[3][0] + 1)  # the tokens of the message are not all there yet
+    assert pinned.apply(short)[3] == (before[3][0],) * 2 and pinned.apply(PaperServer(5)) == {0: (4, 4), 3: None}
     pinned.clear()
-    assert pinned.apply(runtime) == {} and runtime.pins == []
+    assert pinned.apply(server) == {} and runtime.pins == []
 
 
 @pytest.mark.parametrize(("which", "sentence"), [
@@ -91,5 +96,5 @@ def test_pins_are_kept_with_the_conversation(pinned, tmp_path):
         conversation.save(path)
         other = Conversation(PaperTemplate(), system="other")
         other.load(path)
-        assert list(Pins(other).apply(PaperRuntime(1000))) == [0, 3][0 if system else 1:], "and not message 1, which says the same"
+        assert list(Pins(other).apply(PaperServer(1000))) == [0, 3][0 if system else 1:], "and not message 1, which says the same"
         assert all(set(message) == {"role", "content"} for message in other.messages), "a server gets nothing else"

@@ -1,0 +1,70 @@
+"""What is changed while an answer runs is changed by the thread that decodes."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import pytest
+from support.endpoint import complete
+
+from edgekv.config import KvOptions
+from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.serving.errands import Errands
+from edgekv.serving.options import ServerOptions
+from edgekv.serving.server import Server
+from edgekv.vocab import KvMode
+
+N_PROMPT = 6000
+
+
+@pytest.fixture
+def server(synthetic):
+    kv = KvOptions(mode=KvMode.SPARSE, resolution=200, exact_tokens=64)
+    with Server(ServerOptions(synthetic("llama", n_ctx_train=2 * N_PROMPT, n_layer=4), kv=kv, n_ctx=2 * N_PROMPT, n_threads=1)) as server:
+        yield server
+
+
+def test_pins_may_be_set_while_a_batch_is_computed(server):
+    """A chat does so right after Ctrl-C: the batch that the answer left behind is still computed then."""
+    runtime, decoders, n = server.runtime, set(), 0
+
+    def pin() -> list[tuple[int, int]]:
+        decoders.add(threading.current_thread().name)
+        runtime.unpin_all()
+        runtime.pin(n, n + 10, ahead=True)
+        return runtime.pins
+
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(complete, server, 0, N_PROMPT, 3000)
+        while not answer.done():
+            assert server.between_batches(pin) == [(n, n + 10)]
+            n += 1
+        answer.result()
+    assert n > 3 and len(decoders) == 1
+    assert server.between_batches(pin) == [(n, n + 10)], "and where nothing is computed"
+
+
+def test_what_an_errand_raises_is_passed_on_and_the_server_goes_on(server):
+    def fails() -> None:
+        raise ConfigError("no")
+
+    with pytest.raises(ConfigError, match="no"):
+        server.between_batches(fails)
+    assert server.between_batches(lambda: 3) == 3
+    complete(server, 1, 20, 2)
+
+
+def test_a_server_that_is_gone_does_nothing_more(synthetic):
+    with Server(ServerOptions(synthetic("llama"), kv=KvOptions(mode=KvMode.EXACT), n_ctx=512)) as server:
+        assert server.between_batches(lambda: 1) == 1
+    with pytest.raises(EdgeKVError):
+        server.between_batches(lambda: 1)
+
+
+def test_order_and_those_that_nobody_waits_for():
+    errands, called = Errands(), []
+    futures = [errands.ask(lambda i=i: called.append(i)) for i in range(3)]
+    assert futures[1].cancel() and not futures[0].done()
+    errands.run()
+    assert called == [0, 2] and wait(futures).done

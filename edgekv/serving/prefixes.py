@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -18,10 +18,10 @@ from edgekv.errors import DoesNotFit, NativeError
 from edgekv.live import attachments, cells
 from edgekv.live.runtime import Runtime
 from edgekv.live.sampling import sampled_with, sparse_with
-from edgekv.serving.fetching import Asked, Fetch
+from edgekv.serving.fetching import POLL_S, Asked, Fetch
 from edgekv.serving.identities import Identities
 from edgekv.serving.loading import Loading, Placed
-from edgekv.serving.saving import MOST_WAIT_S, Saver
+from edgekv.serving.saving import Saver
 from edgekv.serving.shown import StoreFigures
 from edgekv.store import conversations
 from edgekv.store.blocks import BLOCK_TOKENS, ReadWith
@@ -62,13 +62,16 @@ class Prefixes:
         self._store(runtime)
 
     def ready(self, prompt: SequenceTokens, n_have: int, alone: bool) -> bool:
-        """False while what a shared server keeps of it is fetched, beside the decoding."""
+        """False while rows that it needs, or whose place it needs, are saved, or fetched from a shared server: beside the decoding. alone:
+        nobody is answered meanwhile, so that there is a moment to wait."""
         runtime, store = self._open(prompt)
         if runtime is None or store is None:
             return True
         asked, fetch = Asked(self._root(runtime, prompt), prompt.tokens), self._fetches.get(prompt.seq_id)
+        if not self._saver.ready(prompt.seq_id, asked.root, prompt.tokens, n_have, POLL_S if alone else 0):
+            return False
         if fetch is None or not fetch.asked.same(asked):
-            self.leave(prompt.seq_id)
+            self._leave_fetch(prompt.seq_id)
             if not store.has_far or len(prompt.tokens) <= n_have + 1:
                 return True
             same = [one for one in self._fetches.values() if one.asked.has_more_of(asked, n_have)]
@@ -82,7 +85,11 @@ class Prefixes:
         return fetch.ready(alone)
 
     def leave(self, seq_id: int) -> None:
-        """What was fetched for a sequence is not wanted."""
+        """What a sequence waited for is not wanted."""
+        self._saver.leave(seq_id)
+        self._leave_fetch(seq_id)
+
+    def _leave_fetch(self, seq_id: int) -> None:
         fetch = self._fetches.pop(seq_id, None)
         if fetch is not None:
             fetch.leave()
@@ -106,7 +113,7 @@ class Prefixes:
         runtime, store = self._open(prompt)
         if runtime is None or store is None:
             return found
-        wait(self._saver.like(self._root(runtime, prompt), prompt.tokens, n_have), MOST_WAIT_S)
+        self._saver.leave(prompt.seq_id)
         restored = _worth(self._restored(runtime, store, prompt, n_have))
         self._n_prompts += 1
         self._n_hits += bool(restored.pieces)

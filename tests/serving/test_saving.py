@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -80,6 +81,38 @@ def test_what_takes_the_slot_waits_for_its_rows(tiny, reads):
     with serve(tiny, EXACT, n_slots=1) as server:
         alone = [ask(server, conversation(seed, 700), 8, cache_prompt=False)["tokens"] for seed in (1, 2)]
     assert alone[0] == first["tokens"]
+
+
+def test_others_are_answered_while_a_slot_waits_for_its_own_rows(tiny, reads):
+    """Another conversation takes the place of one whose copy does not end."""
+    go_on = threading.Event()
+    with serve(tiny, EXACT, n_slots=2) as server, ThreadPoolExecutor(1) as pool:
+        reads(lambda: go_on.wait(60), slot=0)
+        ask(server, conversation(1, 700), id_slot=0)
+        waits = pool.submit(ask, server, conversation(2, 700), id_slot=0)
+        began = time.monotonic()
+        answers = [ask(server, conversation(seed, 40), 20, id_slot=1) for seed in (3, 4, 5)]
+        assert all(len(answer["tokens"]) == 20 for answer in answers) and time.monotonic() - began < 20
+        assert not waits.done() and not go_on.is_set()
+        go_on.set()
+        assert len(waits.result(60)["tokens"]) > 0
+        server.prefixes.flush()
+        assert ask(server, conversation(1, 700), id_slot=1)["timings"]["cache_n"] == 699
+
+
+def test_others_are_answered_while_a_prompt_waits_for_the_rows_of_another_slot(tiny, reads):
+    go_on = threading.Event()
+    with serve(tiny, EXACT, n_slots=3) as server, ThreadPoolExecutor(1) as pool:
+        reads(lambda: go_on.wait(60), slot=0)
+        ask(server, conversation(1, 700), id_slot=0)
+        waits = pool.submit(ask, server, conversation(1, 700), id_slot=1)
+        began, n = time.monotonic(), 0
+        while not waits.done():
+            ask(server, conversation(10 + n, 40), 2, id_slot=2)
+            n += 1
+        assert waits.result()["timings"]["cache_n"] < 2 and time.monotonic() - began < 20
+        assert n > 3, "it waited for a second, and they did not"
+        go_on.set()
 
 
 def test_a_server_that_stops_waits_for_what_is_being_saved(tiny, reads, tmp_path):

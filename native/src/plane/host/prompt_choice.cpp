@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
-#include <vector>
 
 namespace edgekv {
 
@@ -73,17 +72,19 @@ struct ItemChoice {
         return std::equal(sequences_of(cell_of(token)), sequences_of(cell_of(token)) + view.n_seq_words, sequences_of(cell_of(other)));
     }
 
-    // The first token of each conversation in the item.
-    std::vector<int> conversations() const {
-        std::vector<int> firsts;
-        const int end = prompt_first_token(problem.attend.n_tokens, item.end_block);
-        for (int token = prompt_first_token(problem.attend.n_tokens, item.first_block); token < end; ++token) {
-            if (std::none_of(firsts.begin(), firsts.end(), [&](int first) { return together(first, token); })) {
-                firsts.push_back(token);
+    // Calls with the first token of each conversation in the item. No list of them: no node asks for memory.
+    template <typename Function> void each_conversation(Function function) const {
+        const int begin = prompt_first_token(problem.attend.n_tokens, item.first_block);
+        const int end   = prompt_first_token(problem.attend.n_tokens, item.end_block);
+        for (int token = begin; token < end; ++token) {
+            int earlier = begin;
+            while (earlier < token && !together(earlier, token)) {
+                earlier += 1;
+            }
+            if (earlier == token) {
+                function(token);
             }
         }
-
-        return firsts;
     }
 
     void ask(int token, int token_block, float * squares) const {
@@ -105,13 +106,13 @@ struct ItemChoice {
 
     // Asks every kSampledTokens-th token of each conversation that the item holds, the last of each so many, and leaves the mean square share
     // of each block, of the conversation that it matters to most: one with few tokens in the item has the chances that it would have alone.
-    void estimate(const std::vector<int> & firsts) const {
+    void estimate() const {
         const AttendProblem & p       = problem.attend;
         float * const         squares = at<float>(space.squares);
         float * const         most    = at<float>(space.most);
 
         std::fill_n(most, n_blocks, 0.0f);
-        for (const int first : firsts) {
+        each_conversation([&](int first) {
             int n_asked = 0;
             std::fill_n(squares, n_blocks, 0.0f);
             for (int tb = item.first_block; tb < item.end_block; ++tb) {
@@ -127,12 +128,12 @@ struct ItemChoice {
             for (int b = 0; b < n_blocks; ++b) {
                 most[b] = std::max(most[b], squares[b]/n_rows);
             }
-        }
+        });
     }
 
     // Of each conversation the sinks, and the newest tokens before the item and of it; and what is pinned. Returns how many blocks some token
     // sees.
-    int find_certain(const std::vector<int> & firsts) const {
+    int find_certain() const {
         const edgekv_context & ctx  = this->ctx();
         const Cells &   cells       = ctx.pages.cells;
         const int32_t * newest      = cells.newest(stream);
@@ -149,7 +150,7 @@ struct ItemChoice {
             certain[b] = sees && ctx.pages.pins.of(stream, b) != 0;
             n_seen += sees;
         }
-        for (const int first : firsts) {
+        each_conversation([&](int first) {
             const uint64_t * mine = sequences_of(cell_of(first));
             const auto has = certain_positions(ctx.params.selection.sink_tokens, kNewestTokens, page_tokens, cells.positions(stream)[cell_of(first)]);
             for (int part = 0; part < problem.attend.n_cells; part += 16) {  // of which pages have a multiple
@@ -167,7 +168,7 @@ struct ItemChoice {
                     certain[b] = certain[b] || (ours && has.holds(cells.positions(stream)[c]));
                 }
             }
-        }
+        });
 
         return n_seen;
     }
@@ -203,9 +204,8 @@ void choose_prompt_blocks(HostLayer & layer, const int64_t * k_idxs, int stream,
                                      ChoiceSpace(p.head_dim, p.n_head/p.n_head_kv, p.n_cells), memory, prompt_cell_blocks(p.n_cells) };
     const ChoiceSpace & space = choice.space;
 
-    const std::vector<int> firsts = choice.conversations();
-    choice.estimate(firsts);
-    const int     n_seen  = choice.find_certain(firsts);
+    choice.estimate();
+    const int     n_seen  = choice.find_certain();
     float * const raise   = choice.at<float>(space.raise);
     const int     n_drawn = draw_blocks(choice.at<float>(space.most), 1, choice.at<uint8_t>(space.certain), choice.n_blocks,
                                         plane.ctx.params.selection.prompt_resolution, offset_of(layer, choice.item), raise);

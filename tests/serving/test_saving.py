@@ -110,7 +110,7 @@ def test_others_are_answered_while_a_prompt_waits_for_the_rows_of_another_slot(t
         while not waits.done():
             ask(server, conversation(10 + n, 40), 2, id_slot=2)
             n += 1
-        assert waits.result()["timings"]["cache_n"] < 2 and time.monotonic() - began < 20
+        assert waits.result()["timings"]["cache_n"] < 64 and time.monotonic() - began < 20
         assert n > 3, "it waited for a second, and they did not"
         go_on.set()
 

@@ -1,4 +1,5 @@
-"""Sixteen streams on four slots: no error, no growth, nobody starves. EDGEKV_SOAK_MINUTES has it run for longer, and on the default model."""
+"""Sixteen streams on four slots, with scrapes of the figures: no error, no growth, nobody starves. EDGEKV_SOAK_MINUTES has it run for longer,
+and on the default model."""
 
 from __future__ import annotations
 
@@ -13,12 +14,15 @@ from pathlib import Path
 
 import psutil
 from support.clients import Endpoint, options
+from support.endpoint import exposed
 
 from edgekv.serving.server import Server
+from edgekv.store.settings import StoreSettings
 
 N_SLOTS, N_STREAMS = 4, 16
 SOAK_MINUTES = float(os.environ.get("EDGEKV_SOAK_MINUTES", "0"))
 SHORT_S = 20.0
+STORE_BYTES = (64 if SOAK_MINUTES else 4) << 20  # full at once
 
 GROWTH_SHARE, GROWTH_BYTES = 0.02, 12 << 20
 """Of resident memory from the middle third to the last. A leak of one small buffer for each token or request is more in ten minutes; the
@@ -29,8 +33,9 @@ WORDS = ("river", "stone", "why", "the", "cache", "42", "holds", "a", "page", "a
 
 @dataclass
 class Seen:
-    """What clients saw: seconds to the first token and to the last, tokens, and errors."""
+    """What clients saw: seconds to the first token and to the last, tokens, and errors; and seconds of each scrape."""
 
+    scrape_s: list[float] = field(default_factory=list)
     first_s: list[float] = field(default_factory=list)
     whole_s: list[float] = field(default_factory=list)
     n_tokens: int = 0
@@ -61,14 +66,33 @@ def talk(endpoint: Endpoint, seed: int, until: float, most_words: int, seen: See
         seen.n_tokens += n_tokens
 
 
+def scrape(server: Server, until: float, seen: Seen) -> None:
+    """Both documents twice a second, as a dashboard does; counters never fall."""
+    n_prompts = 0.0
+    while time.monotonic() < until:
+        begun = time.monotonic()
+        try:
+            figures, slots = exposed(server), server.get("/slots")
+            now = figures["edgekv_store_hits_total", ()] + figures["edgekv_store_misses_total", ()]
+            assert now >= n_prompts, "a counter fell"
+            n_prompts = now
+            assert [slot["id"] for slot in slots] == list(range(N_SLOTS)) and all("n_tokens" in slot["edgekv"] for slot in slots)
+        except Exception as error:
+            seen.errors.append(f"scrape: {type(error).__name__}: {error}")
+            return
+        seen.scrape_s.append(time.monotonic() - begun)
+        time.sleep(max(0.0, 0.5 - seen.scrape_s[-1]))
+
+
 def test_sixteen_streams(synthetic, request):
     model: Path = request.getfixturevalue("default_model") if SOAK_MINUTES else synthetic("llama")
     seconds = SOAK_MINUTES * 60 or SHORT_S
     process, resident, seen = psutil.Process(), [], Seen()
-    with Server(options(model, N_SLOTS, n_ctx=2048, n_threads=None if SOAK_MINUTES else 1)) as server:
+    with Server(options(model, N_SLOTS, n_ctx=2048, n_threads=None if SOAK_MINUTES else 1, store=StoreSettings(STORE_BYTES))) as server:
         endpoint = Endpoint(server)
         until = time.monotonic() + seconds
         threads = [threading.Thread(target=talk, args=(endpoint, seed, until, 400, seen)) for seed in range(N_STREAMS)]
+        threads.append(threading.Thread(target=scrape, args=(server, until, seen)))
         for thread in threads:
             thread.start()
         while time.monotonic() < until:
@@ -84,6 +108,8 @@ def test_sixteen_streams(synthetic, request):
     worst, usual = max(seen.first_s), statistics.median(seen.whole_s)
     print(f"\n{seconds / 60:.1f} min: {len(seen.first_s)} answers, {seen.n_tokens} tokens; first token after {statistics.median(seen.first_s):.2f} s "
           f"(median), {worst:.2f} s (worst); whole answer {usual:.2f} s (median); resident {middle / 2**20:.1f} MiB, then {last / 2**20:.1f} MiB")
+    print(f"{len(seen.scrape_s)} scrapes, {statistics.median(seen.scrape_s):.3f} s (median), {max(seen.scrape_s):.2f} s (worst)")
+    assert len(seen.scrape_s) > seconds / 2, "two each second, and they are answered at once"
     assert last - middle < max(GROWTH_BYTES, GROWTH_SHARE * middle)
     # Twelve of sixteen wait, three rounds before it is their turn: who waits for longer than five whole answers is passed over.
     assert worst < 5 * usual + 5

@@ -13,8 +13,8 @@ import numpy as np
 
 from edgekv.amounts import MIB
 from edgekv.bench.busy import Others
+from edgekv.bench.harness.contexts import ContextError, beside, decoder_of
 from edgekv.bench.harness.decoder import Decoder
-from edgekv.bench.harness.passes import ContextError, beside, decoder_of
 from edgekv.bench.speed.blocks import Bank, Rows, put, taken
 from edgekv.bench.steps import best_step, set_mode, shortest, timed
 from edgekv.memory.host_rates import MIDDLE, NEAR, AttentionRates, AttentionShape, KernelRates

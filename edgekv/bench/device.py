@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from edgekv.amounts import size
+from edgekv.bench.harness.contexts import ContextError, decoder_of
 from edgekv.bench.harness.decoder import Decoder  # first: it puts llama_cpp on our libraries
-from edgekv.bench.harness.passes import ContextError, decoder_of
 from edgekv.bench.harness.tally import added
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, EdgeKVError

@@ -18,7 +18,7 @@ from edgekv import _native
 from edgekv.amounts import MIB
 from edgekv.bench.attention_rates import attention_rates
 from edgekv.bench.busy import Others
-from edgekv.bench.harness.passes import decoder_of
+from edgekv.bench.harness.contexts import decoder_of
 from edgekv.bench.steps import best_step, fastest, set_mode, timed
 from edgekv.config import KvOptions
 from edgekv.errors import EdgeKVError

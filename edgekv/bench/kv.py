@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 
 from edgekv import _native
+from edgekv.bench.harness.contexts import ContextError, beside
 from edgekv.bench.harness.decoder import Decoder
 from edgekv.bench.harness.modes import FULL, STOCK, STOCK_KERNELS, check_counts, find_mode, rotated, with_stock
 from edgekv.bench.harness.passes import (
     BATCH_TOKENS,
     WARMUP_TOKENS,
     Caches,
-    ContextError,
-    beside,
     decode,
     hooked_note,
     memory_figures,

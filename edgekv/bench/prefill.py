@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from edgekv import _native
+from edgekv.bench.harness.contexts import ContextError, beside
 from edgekv.bench.harness.decoder import Decoder
 from edgekv.bench.harness.modes import FULL, STOCK, STOCK_KERNELS, BenchMode, check_counts, find_mode, rotated, with_stock
-from edgekv.bench.harness.passes import BATCH_TOKENS, Caches, ContextError, beside, hooked_note, opened, own, read
+from edgekv.bench.harness.passes import BATCH_TOKENS, Caches, hooked_note, opened, own, read
 from edgekv.bench.harness.request import SpeedRequest
 from edgekv.bench.kv import Progress, Row
 from edgekv.bench.texts.text import Text

@@ -17,10 +17,11 @@ from typing import Any
 
 from edgekv import _native
 from edgekv.bench.answers import Answers, Plan
+from edgekv.bench.harness.contexts import ContextError
 from edgekv.bench.harness.decoder import Decoder
 from edgekv.bench.harness.effort import Effort, Kind, Work
 from edgekv.bench.harness.modes import FULL, BenchMode, find_mode, in_order
-from edgekv.bench.harness.passes import BATCH_TOKENS, WARMUP_TOKENS, Caches, ContextError, hooked_note, opened
+from edgekv.bench.harness.passes import BATCH_TOKENS, WARMUP_TOKENS, Caches, hooked_note, opened
 from edgekv.bench.likeness import Likeness, compare
 from edgekv.bench.sparsity import ATTENDED_EVERYTHING
 from edgekv.bench.start import Start

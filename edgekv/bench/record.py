@@ -16,9 +16,10 @@ from edgekv import _native
 from edgekv._native import core  # after edgekv.live.runtime, which puts the libraries in place
 from edgekv.arrays.norms import page_norms
 from edgekv.bench.harness import interrupts
+from edgekv.bench.harness.contexts import decoder_of
 from edgekv.bench.harness.decoder import Decoder
 from edgekv.bench.harness.interrupts import Interrupts
-from edgekv.bench.harness.passes import BATCH_TOKENS, Caches, decoder_of, read
+from edgekv.bench.harness.passes import BATCH_TOKENS, Caches, read
 from edgekv.bench.texts.text import Text
 from edgekv.config import KvOptions, SelectionOptions, parse_resolution
 from edgekv.errors import ConfigError, EdgeKVError

@@ -13,9 +13,10 @@ from click.testing import CliRunner
 
 from edgekv.assignments import split_modes
 from edgekv.bench import kv
+from edgekv.bench.harness.contexts import beside
 from edgekv.bench.harness.decoder import Decoder
 from edgekv.bench.harness.modes import MODES, find_mode, in_order, rotated
-from edgekv.bench.harness.passes import Caches, beside, opened, read, weights_alone
+from edgekv.bench.harness.passes import Caches, opened, read, weights_alone
 from edgekv.bench.harness.tally import Tally, log_softmax
 from edgekv.bench.kv import KvBench
 from edgekv.bench.texts.text import TEXTS, Text, find_text, read_text, standard_text

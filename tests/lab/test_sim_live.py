@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from support.traces import replayed
 
+from edgekv.bench.harness.contexts import decoder_of
 from edgekv.bench.harness.modes import BenchMode
-from edgekv.bench.harness.passes import decoder_of, read, warm_up
+from edgekv.bench.harness.passes import read, warm_up
 from edgekv.bench.record import Recording, record
 from edgekv.bench.texts.text import find_text
 from edgekv.config import KvOptions

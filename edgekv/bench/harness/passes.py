@@ -9,23 +9,21 @@ the graph.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from edgekv.amounts import size
+from edgekv.bench.harness.contexts import ContextError, beside, decoder_of
 from edgekv.bench.harness.decoder import Decoder
 from edgekv.bench.harness.modes import BenchMode
 from edgekv.bench.harness.tally import added
 from edgekv.config import KvOptions
-from edgekv.errors import EdgeKVError, ModelError
 from edgekv.hierarchy.stats import Stats
 from edgekv.live.reports import SelectionReport
 from edgekv.live.runtime import Runtime
-from edgekv.llama import Llama
 from edgekv.memory.available import available_bytes
 from edgekv.memory.fit import COMPUTE_BYTES
 from edgekv.models import Geometry
@@ -35,10 +33,6 @@ BATCH_TOKENS = 512
 
 WARMUP_TOKENS = 16
 """Steps of full attention before the mode's own: the half-life of the moving average is about 6.6 tokens."""
-
-
-class ContextError(Exception):
-    """A context that cannot be had; the message goes into the rows."""
 
 
 @dataclass(frozen=True)
@@ -64,37 +58,6 @@ def opened(model: Path, caches: Caches, n_ctx: int, n_threads: int, flash_attn: 
     """`decoder_of` an empty context of these caches, stock until a mode is set; it computes up to `n_batch` tokens at once."""
     return decoder_of(model, kv=KvMode.OFF, page_tokens=caches.page_tokens, type_k=caches.type_k, type_v=caches.type_v,
                       flash_attn=flash_attn, n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_batch, n_threads=n_threads)
-
-
-@contextmanager
-def decoder_of(model: Path, **options: Any) -> Iterator[Decoder]:
-    """An empty context with these options of `Llama`. Raises ContextError where it cannot be created, ModelError where the model cannot
-    be loaded."""
-    try:
-        llama = Llama(str(model), verbose=False, **options)
-    except ModelError:
-        raise
-    except EdgeKVError as error:
-        raise ContextError(f"does not fit: {error}") from error
-    decoder = Decoder(llama)
-    try:
-        yield decoder
-    finally:
-        decoder.close()
-        llama.close()
-
-
-@contextmanager
-def beside(decoder: Decoder, n_ctx: int, flash_attn: bool = True, takes_states: bool = False) -> Iterator[Decoder]:
-    """`Decoder.beside`, closed at the end. Raises ContextError where it cannot be had."""
-    try:
-        other = decoder.beside(n_ctx, flash_attn, takes_states)
-    except EdgeKVError as error:
-        raise ContextError(f"does not fit: {error}") from error
-    try:
-        yield other
-    finally:
-        other.close()
 
 
 def own(mode: BenchMode, decoder: Decoder, model: Geometry, caches: Caches, n_ctx: int) -> AbstractContextManager[Decoder]:

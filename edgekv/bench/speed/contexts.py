@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
+from edgekv.bench.harness.contexts import ContextError, beside, decoder_of
 from edgekv.bench.harness.decoder import Decoder
 from edgekv.bench.harness.modes import FULL, BenchMode, find_mode
-from edgekv.bench.harness.passes import ContextError, beside, decoder_of, read
+from edgekv.bench.harness.passes import read
 from edgekv.bench.speed.blocks import Bank, Rows, put, taken
 from edgekv.bench.speed.request import Fill
 from edgekv.bench.texts.text import Text

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from edgekv.amounts import MIB
+from edgekv.bench.harness.contexts import ContextError
 from edgekv.bench.harness.effort import Kind, Work
 from edgekv.bench.harness.modes import STOCK_KERNELS, BenchMode, rotated, with_stock
-from edgekv.bench.harness.passes import ContextError, hooked_note, memory_figures
+from edgekv.bench.harness.passes import hooked_note, memory_figures
 from edgekv.bench.speed import peer
 from edgekv.bench.speed.contexts import Contexts, Opening, contexts
 from edgekv.bench.speed.meter import Meter

@@ -138,9 +138,9 @@ def kv(
 
     MODEL is a GGUF file; without it the default model is used.
     """
-    from edgekv.bench import kv as decoding
-    from edgekv.bench import prefill as reading
-    from edgekv.bench.texts.text import find_text
+    from edgekv.lab.questions import kv as decoding
+    from edgekv.lab.questions import prefill as reading
+    from edgekv.lab.texts.text import find_text
 
     check_options(ctx, prefill)
     what: dict[str, Any] = {

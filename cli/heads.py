@@ -17,7 +17,7 @@ from edgekv.cli.common.tables import Column, output_option, print_json, print_ro
 from edgekv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from edgekv.lab.heads import HeadMass
+    from edgekv.lab.heads.attended import HeadMass
 
 SNIPPET_CHARS = 40
 
@@ -109,8 +109,8 @@ def heads(
 
 
 def _replayed(path: Path, recent: int) -> tuple[str, HeadMass, list[str]]:
-    from edgekv.lab.heads import replay
-    from edgekv.lab.trace import Trace
+    from edgekv.lab.heads.attended import replay
+    from edgekv.lab.traces.trace import Trace
 
     trace = Trace.open(path)
     return f"{trace.header.model}, {path.name}", replay(trace, recent), []
@@ -124,7 +124,7 @@ def _observed(
         if sys.stdin.isatty():
             raise ConfigError("there is no prompt; give one with -p TEXT or on standard input")
         prompt = sys.stdin.read()
-    from edgekv.lab.heads import observe
+    from edgekv.lab.heads.attended import observe
     from edgekv.llama import Llama
     from edgekv.models import geometry
     from edgekv.vocab import KvMode
@@ -144,7 +144,7 @@ def _observed(
 
 def _print_map(mass: HeadMass, chosen: list[int]) -> None:
     """A line for each head with a letter for each layer, as many layers as the terminal is wide."""
-    from edgekv.lab.roles import ROLES, UNKNOWN
+    from edgekv.lab.heads.roles import ROLES, UNKNOWN
 
     known = mass.profile.roles()[chosen]
     if (known == UNKNOWN).all():

@@ -50,7 +50,7 @@ def plan(model: Path | None, slots: int, cache_ram: int | None, measure: bool, r
     are measured when they are first asked for, in a few seconds, and kept, unless other programs were busy meanwhile. The exit code is
     4 if the plan does not fit.
     """
-    from edgekv.bench.planned import Asked, Measuring, plan_here
+    from edgekv.rates.measuring.planned import Asked, Measuring, plan_here
     from edgekv.store.settings import StoreSettings
 
     path, chosen = model_path(model), split_kv_options(settings)

@@ -58,7 +58,7 @@ def check_options(ctx: click.Context, prefill: bool) -> None:
 
 
 def print_prefill(rows: list[dict[str, Any]], output: str, used: Any) -> None:
-    """Print rows of `edgekv.bench.prefill`; `used` gives the columns that rows fill. A table of chunks, and one of whole prompts."""
+    """Print rows of `edgekv.lab.questions.prefill`; `used` gives the columns that rows fill. A table of chunks, and one of whole prompts."""
     if output not in ("table", "md"):
         print_rows(rows, [], output)
         return

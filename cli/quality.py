@@ -118,9 +118,9 @@ def quality(
 
     MODEL is a GGUF file; without it the default model is used.
     """
-    from edgekv.bench.quality import QualityBench, run
-    from edgekv.bench.tasks import TASKS, default_tasks
-    from edgekv.bench.texts.text import find_text
+    from edgekv.lab.questions.quality import QualityBench, run
+    from edgekv.lab.tasks import TASKS, default_tasks
+    from edgekv.lab.texts.text import find_text
     from edgekv.machine import n_cores
 
     groups = {"default": default_tasks(), "all": tuple(TASKS), "none": ()}

@@ -20,7 +20,7 @@ from edgekv.config import Attend, PlacementOptions
 from edgekv.vocab import Split
 
 if TYPE_CHECKING:
-    from edgekv.lab.sim import Result, Scenario
+    from edgekv.lab.traces.sim import Result, Scenario
 
 
 _BUDGET = Parsed("PERCENT|TOKENS", Attend.parse)
@@ -104,7 +104,7 @@ def sim(
     With --observe honest the policy decides what is attended, and the hit mass is what is kept of the attention. What is missed does not
     change the later layers and tokens here, as it would in a model.
     """
-    from edgekv.lab.sim import Scenario
+    from edgekv.lab.traces.sim import Scenario
 
     base = Scenario(split=None if split is None else Split(split), prefetch=prefetch, prefetch_pages=prefetch_pages, access=access,
                     settings=_settings(assignments))
@@ -117,8 +117,8 @@ def sim(
 
 
 def _results(traces: tuple[Path, ...], scenarios: list[Scenario], progress: Any) -> Iterator[tuple[Path, Result]]:
-    from edgekv.lab.sim import simulate
-    from edgekv.lab.trace import Trace
+    from edgekv.lab.traces.sim import simulate
+    from edgekv.lab.traces.trace import Trace
 
     for path in traces:
         with Trace.open(path) as opened:

@@ -12,7 +12,6 @@ import click
 from click.core import ParameterSource
 
 from edgekv.amounts import parse_bytes
-from edgekv.bench.speed.ranges import numbers, pair
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList, ModeList
 from edgekv.cli.common.options import Parsed, model_path, option
@@ -20,6 +19,7 @@ from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.speed_rows import OUTPUTS, print_speed, write_line
 from edgekv.config import AUTO_ARENA
 from edgekv.errors import EdgeKVError
+from edgekv.lab.questions.speed.ranges import numbers, pair
 from edgekv.vocab import CacheType
 
 _NUMBERS = Parsed("N,...", numbers)
@@ -85,13 +85,13 @@ def bench(ctx: click.Context, **chosen: Any) -> None:
 def _measure(
     models: Sequence[Path], modes: tuple[str, ...], fill: str, text: str, peer: Path | None, output: str, repetitions: int, **lists: Any
 ) -> None:
-    from edgekv.bench.harness.interrupts import Interrupts
-    from edgekv.bench.speed.environment import environment
-    from edgekv.bench.speed.meter import Meter
-    from edgekv.bench.speed.request import BenchRequest, Fill
-    from edgekv.bench.speed.run import run
-    from edgekv.bench.texts.text import find_text
+    from edgekv.lab.questions.speed.environment import environment
+    from edgekv.lab.questions.speed.meter import Meter
+    from edgekv.lab.questions.speed.request import BenchRequest, Fill
+    from edgekv.lab.questions.speed.run import run
+    from edgekv.lab.texts.text import find_text
     from edgekv.machine import n_cores
+    from edgekv.rates.measuring.interrupts import Interrupts
 
     found = {name: tuple(dict.fromkeys(chain.from_iterable(lists[name]))) for name in lists if name != "n_pg"}
     types = tuple((CacheType(k), CacheType(v)) for k, v in product(found["type_k"], found["type_v"]))

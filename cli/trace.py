@@ -55,15 +55,15 @@ def record(
     The text is read in up to the window. The rest is decoded token by token, once with full attention and once in mode sparse. The file
     holds for each token the attention mass on every page of every layer and KV head: summed over the query heads of the group and as their
     maximum, and both again as mode sparse observed them. It also holds how many rows of the page mode sparse read.
-    edgekv/lab/trace_format.py describes the format. Only layers that EdgeKV's attention serves are recorded. A recording that is
+    edgekv/lab/traces/file.py describes the format. Only layers that EdgeKV's attention serves are recorded. A recording that is
     interrupted leaves no file.
 
     MODEL is a GGUF file; without it the default model is used.
     """
-    from edgekv.bench.harness.passes import Caches
-    from edgekv.bench.record import Recording
-    from edgekv.bench.record import record as run
-    from edgekv.bench.texts.text import find_text
+    from edgekv.lab.engine.passes import Caches
+    from edgekv.lab.texts.text import find_text
+    from edgekv.lab.traces.record import Recording
+    from edgekv.lab.traces.record import record as run
     from edgekv.machine import n_cores
 
     recording = Recording(
@@ -82,7 +82,7 @@ def record(
 @output_option("json")
 def info(file: Path, output: str) -> None:
     """Say what a trace is of."""
-    from edgekv.lab.trace import Trace
+    from edgekv.lab.traces.trace import Trace
 
     with Trace.open(file) as opened:
         header = opened.header

@@ -126,7 +126,7 @@ def _devices(recalibrate: bool) -> list[dict[str, Any]]:
 
 
 def _rates(info: Any, recalibrate: bool) -> dict[str, Any]:
-    from edgekv.memory.calibration import calibrate
+    from edgekv.rates.device import calibrate
 
     if not info.usable:
         return {"rates": None, "rates_error": info.problem}

@@ -52,7 +52,7 @@ class Reading:
 
     def __init__(self, n_total: int, n_cached: int, clock: Callable[[], float] = time.monotonic):
         """The first `n_cached` of `n_total` tokens are there already. `clock` gives seconds."""
-        from edgekv.bench.harness.effort import Effort, Kind, Work
+        from edgekv.lab.engine.effort import Effort, Kind, Work
 
         self._work = lambda position, n_tokens: Work.after(Kind.READ, position, n_tokens)
         self._effort = Effort([self._work(n_cached, n_total - n_cached)])

@@ -17,7 +17,7 @@ GGUF = "gguf"
 """A type of CompletionItem, beside click's "file" and "dir": files of this ending, and folders. The shell finds them."""
 
 TEXTS = ("prose", "code", "dialogue")
-"""As in edgekv.bench.texts, which would load the libraries."""
+"""As in edgekv.lab.texts, which would load the libraries."""
 
 
 def items(values: Mapping[str, str | None] | Iterable[str], incomplete: str, separator: str = "") -> list[CompletionItem]:
@@ -100,13 +100,13 @@ def _prefetchers(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 
 def _bench_modes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from edgekv.bench.harness.modes import MODES
+    from edgekv.lab.engine.modes import MODES
 
     return items({name: MODES.describe(name) for name in MODES}, incomplete, ",")
 
 
 def _tasks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from edgekv.bench.tasks import TASKS
+    from edgekv.lab.tasks import TASKS
 
     groups = {"default": "where none is named", "all": None, "none": None}
     return items({**groups, **{name: TASKS.describe(name) for name in TASKS}}, incomplete, ",")

@@ -1,1 +1,1 @@
-"""What is learned without a model from recorded attention, and what records and shows it."""
+"""The laboratory: measures and studies the product, and is never imported by it. A step decodes one token."""

@@ -15,7 +15,7 @@ from edgekv import policies, prefetch
 from edgekv._native import core, device
 from edgekv.config import AUTO_DEVICE, KvOptions
 from edgekv.errors import EdgeKVError, NotPinned
-from edgekv.memory import calibration
+from edgekv.rates import device as calibration
 from edgekv.vocab import DeviceKind, KvMode
 
 if TYPE_CHECKING:

@@ -22,12 +22,12 @@ from edgekv.live.key_norms import KeyNorms
 from edgekv.live.native_evictor import NativeEvictor
 from edgekv.live.native_pages import NativePages
 from edgekv.live.reports import SelectionReport, TierReport
-from edgekv.memory.calibration import ColdPage, ship_or_read
 from edgekv.memory.fit import arena_bytes
 from edgekv.pages.observation import Observation
 from edgekv.pages.residency import State
 from edgekv.pages.shape import PageShape
 from edgekv.prefetch import Rope
+from edgekv.rates.device import ColdPage, ship_or_read
 from edgekv.vocab import DeviceKind, KvMode, SketchKind
 
 RUN_UBATCHES = 16

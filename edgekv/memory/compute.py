@@ -1,5 +1,5 @@
 """llama.cpp's work buffers by formula: what its graph allocator comes to for a prompt's ubatch, found by letting it reserve graphs of many
-shapes (`edgekv.bench.reserve`)."""
+shapes (`edgekv.rates.measuring.reserve`)."""
 
 from __future__ import annotations
 

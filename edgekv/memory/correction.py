@@ -6,9 +6,9 @@ import logging
 from dataclasses import fields, replace
 
 from edgekv.config import KvOptions
-from edgekv.memory.host_rates import AttentionRates, Kept, KernelRates, WeightRates, attention_shape, kept_for, matrix_shape
 from edgekv.memory.roofline import HostRoofline
 from edgekv.models.geometry import ModelFile
+from edgekv.rates.host import AttentionRates, Kept, KernelRates, WeightRates, attention_shape, kept_for, matrix_shape
 from edgekv.vocab import KvMode
 
 log = logging.getLogger("edgekv")

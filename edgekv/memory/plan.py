@@ -15,9 +15,9 @@ from edgekv.memory.allocations import HOST, NATIVE_BYTES, Part, Request, Slots, 
 from edgekv.memory.context import choose_context
 from edgekv.memory.device_roofline import DeviceRoofline
 from edgekv.memory.fit import ContextChoice, in_tokens, kv_bytes, largest_context, rounded, sparse_layers
-from edgekv.memory.host_rates import HostRates
 from edgekv.memory.roofline import DEPTHS, LEAST_TOKENS_PER_S, HostRoofline, Speed, depth_at
 from edgekv.models.geometry import ModelFile
+from edgekv.rates.host import HostRates
 from edgekv.vocab import KvMode
 
 if TYPE_CHECKING:

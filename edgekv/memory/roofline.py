@@ -11,9 +11,9 @@ from itertools import pairwise
 
 from edgekv.config import KvOptions
 from edgekv.memory.fit import sparse_layers
-from edgekv.memory.host_rates import HostRates, KernelRates, measured_head_dim
 from edgekv.models.geometry import ModelFile
 from edgekv.models.traffic import traffic
+from edgekv.rates.host import HostRates, KernelRates, measured_head_dim
 from edgekv.vocab import KvMode
 
 ROWS = ((1800, 322), (7168, 403), (16_000, 503), (32_000, 598))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from edgekv import _native
 from edgekv.memory.correction import correct
-from edgekv.memory.host_rates import Kept, kept_for
+from edgekv.rates.host import Kept, kept_for
 
 if TYPE_CHECKING:
     from edgekv.live.observers import UbatchReport

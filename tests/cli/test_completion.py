@@ -17,10 +17,10 @@ import pytest
 from support.prefixes import conversation, exact, identity, reader
 from support.program import CONTROL, EDGEKV
 
-from edgekv.bench.texts import text
 from edgekv.cli.chat.kept import Kept
 from edgekv.cli.common.values import OF_OPTION, TEXTS
 from edgekv.cli.main import COMMANDS, cli
+from edgekv.lab.texts import text
 from edgekv.policies import POLICIES
 from edgekv.prefetch import PREFETCHERS
 from edgekv.store.listing import list_chains

@@ -14,18 +14,18 @@ from support.program import EDGEKV
 from support.rates import ATTENTION
 
 from edgekv.amounts import size
-from edgekv.bench import host_rates as measuring
-from edgekv.bench.busy import Others
 from edgekv.cli.common.summary import summary_line, with_measured
 from edgekv.cli.plan import plan
 from edgekv.config import KvOptions
 from edgekv.errors import EXIT_DOES_NOT_FIT, ModelError
 from edgekv.memory import devices
 from edgekv.memory.device_fit import DeviceRoom
-from edgekv.memory.host_rates import WeightRates
 from edgekv.models.geometry import open_model
 from edgekv.models.shapes import SHAPES
 from edgekv.models.writer import write_header
+from edgekv.rates.host import WeightRates
+from edgekv.rates.measuring import weights as measuring
+from edgekv.rates.measuring.busy import Others
 from edgekv.serving.options import ServerOptions
 from edgekv.serving.server import Server
 from edgekv.store.settings import StoreSettings

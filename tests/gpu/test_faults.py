@@ -11,8 +11,8 @@ import pytest
 from support.decoding import kld
 from support.opening import check, open_model
 
-from edgekv.bench.harness.decoder import Decoder
 from edgekv.errors import EdgeKVError
+from edgekv.rates.measuring.decoder import Decoder
 
 MIB = 1 << 20
 
@@ -141,7 +141,7 @@ def test_freed_while_copies_are_in_flight(model, device):
 
 @pytest.mark.usefixtures("on_a_card")
 def test_memory_comes_back(model, device):
-    from edgekv.bench.device import vram_used
+    from edgekv.lab.questions.device import vram_used
 
     works(model, device, vram=256 * MIB)
     before = vram_used()

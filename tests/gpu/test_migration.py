@@ -10,7 +10,7 @@ import pytest
 from support.decoding import kld
 from support.opening import check, open_model
 
-from edgekv.bench.harness.decoder import Decoder
+from edgekv.rates.measuring.decoder import Decoder
 
 import llama_cpp
 

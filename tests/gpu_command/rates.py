@@ -10,8 +10,8 @@ from pathlib import Path
 
 def main() -> int:
     from edgekv.errors import EdgeKVError
-    from edgekv.memory.calibration import calibrate
     from edgekv.memory.devices import devices
+    from edgekv.rates.device import calibrate
     from edgekv.vocab import DeviceKind
 
     kind = DeviceKind(sys.argv[1])

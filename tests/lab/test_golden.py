@@ -7,7 +7,7 @@ import json
 import pytest
 from support import golden
 
-from edgekv.lab.trace import Trace
+from edgekv.lab.traces.trace import Trace
 
 
 @pytest.fixture(scope="module")

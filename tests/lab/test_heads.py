@@ -1,4 +1,4 @@
-"""edgekv.lab.heads and `edgekv heads`: what is made of attention mass."""
+"""edgekv.lab.heads.attended and `edgekv heads`: what is made of attention mass."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from support.traces import random_trace
 
 from edgekv.cli.heads import heads as command
 from edgekv.errors import ConfigError, ContextOverflow, EdgeKVError, ModelError
-from edgekv.lab.heads import HeadLayer, HeadMass, observe, replay
+from edgekv.lab.heads.attended import HeadLayer, HeadMass, observe, replay
+from edgekv.lab.heads.roles import RoleMeter, of_steps
 from edgekv.lab.report.drawing import MissingLibrary
-from edgekv.lab.roles import RoleMeter, of_steps
 from edgekv.llama import Llama
 
 PROMPT = 2 * "It is a truth universally acknowledged, that a single man in possession of a fortune, must be in want of a wife. "

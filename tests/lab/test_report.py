@@ -107,8 +107,8 @@ def test_what_is_said(full):
 
 def test_figures_are_those_of_the_simulator(full):
     """The table of curves has what simulate() gives."""
-    from edgekv.lab.sim import Scenario, simulate
-    from edgekv.lab.trace import Trace
+    from edgekv.lab.traces.sim import Scenario, simulate
+    from edgekv.lab.traces.trace import Trace
 
     with Trace.open(full[0] / "noise.npz") as trace:
         expected = [simulate(trace, Scenario(policy="lru", budget=budget, observe="honest")).hit_rate_mass for budget in study.BUDGETS]
@@ -346,7 +346,7 @@ def test_example_heads_and_ages(tmp_path):
 def test_several_runs_of_a_task_add_up():
     """Of other lengths or seeds: the counts, and the interval of their sum."""
     from edgekv.lab.report.results import retention
-    from edgekv.lab.retention import Retention
+    from edgekv.lab.results.retention import Retention
 
     def row(**counts: int) -> dict:
         return {"kind": "task", "task": "passkey", "mode": "sparse", "length": None, "model": "tiny.gguf", **counts}

@@ -1,4 +1,4 @@
-"""edgekv.lab.roles: what made-up attention makes of a head."""
+"""edgekv.lab.heads.roles: what made-up attention makes of a head."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgekv.errors import ConfigError
-from edgekv.lab.roles import MIN_STEPS, ROLES, UNKNOWN, Role, RoleMeter, of_steps
+from edgekv.lab.heads.roles import MIN_STEPS, ROLES, UNKNOWN, Role, RoleMeter, of_steps
 
 N_PAGES, N_STEPS = 64, 12
 

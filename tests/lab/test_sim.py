@@ -14,8 +14,8 @@ from support.traces import random_trace, replayed
 
 from edgekv.config import Attend
 from edgekv.errors import ConfigError
-from edgekv.lab.sim import OBSERVATIONS, Access, Replay, Scenario, simulate
-from edgekv.lab.trace import Trace
+from edgekv.lab.traces.sim import OBSERVATIONS, Access, Replay, Scenario, simulate
+from edgekv.lab.traces.trace import Trace
 from edgekv.pages.residency import State
 from edgekv.policies import POLICIES
 from edgekv.vocab import Split
@@ -238,7 +238,7 @@ def test_keys_are_shown_to_who_looks_at_them():
 
 
 def test_what_is_fetched():
-    from edgekv.lab.sim.hot import HotTier
+    from edgekv.lab.traces.sim.hot import HotTier
     from edgekv.pages.shape import PageShape
 
     def pages(*which: int, n: int = 7) -> np.ndarray:

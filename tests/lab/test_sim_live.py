@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from support.traces import replayed
 
-from edgekv.bench.harness.contexts import decoder_of
-from edgekv.bench.harness.modes import BenchMode
-from edgekv.bench.harness.passes import read, warm_up
-from edgekv.bench.record import Recording, record
-from edgekv.bench.texts.text import find_text
 from edgekv.config import KvOptions
-from edgekv.lab.sim import Replay, Scenario
-from edgekv.lab.trace import Trace
+from edgekv.lab.engine.modes import BenchMode
+from edgekv.lab.engine.passes import read, warm_up
+from edgekv.lab.texts.text import find_text
+from edgekv.lab.traces.record import Recording, record
+from edgekv.lab.traces.sim import Replay, Scenario
+from edgekv.lab.traces.trace import Trace
+from edgekv.rates.measuring.contexts import decoder_of
 
 DEPTH, N_WARMUP, N_STEPS = 400, 16, 80
 

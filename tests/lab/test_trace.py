@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from support.traces import header, masses, random_trace, sampled
 
-from edgekv.bench.harness.passes import Caches
-from edgekv.bench.record import Recording, record
-from edgekv.bench.texts.text import Text, find_text
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, EdgeKVError
-from edgekv.lab.trace import Trace
-from edgekv.lab.trace_format import CHUNK_STEPS, TraceWriter
+from edgekv.lab.engine.passes import Caches
+from edgekv.lab.texts.text import Text, find_text
+from edgekv.lab.traces.file import CHUNK_STEPS, TraceWriter
+from edgekv.lab.traces.record import Recording, record
+from edgekv.lab.traces.trace import Trace
 from edgekv.llama import Llama
 from edgekv.vocab import CacheType
 

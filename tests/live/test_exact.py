@@ -14,8 +14,8 @@ from support.contexts import attached
 from support.decoding import N_PROMPT, kld, open_model, step_logits, tokens_and_steps, top_gap
 
 from edgekv import Llama
-from edgekv.bench.harness.decoder import Decoder
 from edgekv.config import KvOptions
+from edgekv.rates.measuring.decoder import Decoder
 
 
 def compare(path, **options) -> Llama:

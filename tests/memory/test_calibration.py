@@ -10,7 +10,7 @@ import pytest
 from support.fake_gpus import CARD, RATES
 
 from edgekv.errors import NativeError
-from edgekv.memory.calibration import (
+from edgekv.rates.device import (
     ColdPage,
     break_even_uses,
     cache_file,
@@ -44,7 +44,7 @@ def test_measured_again_when_something_changed(gpus, change):
 def test_measured_again_for_another_version(gpus, monkeypatch):
     machine = gpus(CARD)
     calibrate(CUDA)
-    monkeypatch.setattr("edgekv.memory.calibration.__version__", "99.0")
+    monkeypatch.setattr("edgekv.rates.device.__version__", "99.0")
     calibrate(CUDA)
     assert machine.n_measured == 2
 

@@ -9,18 +9,18 @@ from dataclasses import replace
 import pytest
 from support.rates import ATTENTION
 
-from edgekv.bench.reserve import reserved_compute
 from edgekv.config import KvOptions
 from edgekv.llama import Llama
 from edgekv.memory.allocations import HOST, Request, Slots, home_bytes, host_parts, total
 from edgekv.memory.device_fit import DeviceRoom
 from edgekv.memory.device_roofline import DeviceRoofline, hit_share
-from edgekv.memory.host_rates import HostRates, WeightRates
 from edgekv.memory.plan import GAINS_FROM, fitting_context, make_plan, users
 from edgekv.memory.served import layers
 from edgekv.models.geometry import open_model
 from edgekv.models.shapes import SHAPES
 from edgekv.models.writer import write_header
+from edgekv.rates.host import HostRates, WeightRates
+from edgekv.rates.measuring.reserve import reserved_compute
 from edgekv.vocab import KvMode
 
 MIB, GB = 1 << 20, 10**9

@@ -15,18 +15,18 @@ from pathlib import Path
 import pytest
 
 from edgekv import _native
-from edgekv.bench.host_rates import host_rates
-from edgekv.bench.speed.environment import environment
-from edgekv.bench.speed.meter import Meter
-from edgekv.bench.speed.request import BenchRequest, Fill
-from edgekv.bench.speed.run import run
-from edgekv.bench.texts.text import find_text
 from edgekv.config import KvOptions
-from edgekv.memory.host_rates import HostRates, Kept, kept_for
+from edgekv.lab.questions.speed.environment import environment
+from edgekv.lab.questions.speed.meter import Meter
+from edgekv.lab.questions.speed.request import BenchRequest, Fill
+from edgekv.lab.questions.speed.run import run
+from edgekv.lab.texts.text import find_text
 from edgekv.memory.roofline import HostRoofline
 from edgekv.models.geometry import open_model
 from edgekv.models.shapes import SHAPES
 from edgekv.models.writer import write_model
+from edgekv.rates.host import HostRates, Kept, kept_for
+from edgekv.rates.measuring.weights import host_rates
 from edgekv.vocab import KvMode
 
 THREADS = [int(n) for n in os.environ.get("EDGEKV_PLAN_SPEED", "").split(",") if n]

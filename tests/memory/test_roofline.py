@@ -9,11 +9,14 @@ import pytest
 from support.rates import ATTENTION
 
 from edgekv import _native
-from edgekv.bench import host_rates as measuring
-from edgekv.bench.busy import Others
 from edgekv.config import KvOptions
 from edgekv.memory.correction import correct
-from edgekv.memory.host_rates import (
+from edgekv.memory.roofline import ROWS, HostRoofline, depth_at, rows_read
+from edgekv.models.geometry import open_model
+from edgekv.models.shapes import SHAPES
+from edgekv.models.traffic import traffic
+from edgekv.models.writer import write_header
+from edgekv.rates.host import (
     AttentionShape,
     HostRates,
     Kept,
@@ -24,11 +27,8 @@ from edgekv.memory.host_rates import (
     matrix_shape,
     measured_types,
 )
-from edgekv.memory.roofline import ROWS, HostRoofline, depth_at, rows_read
-from edgekv.models.geometry import open_model
-from edgekv.models.shapes import SHAPES
-from edgekv.models.traffic import traffic
-from edgekv.models.writer import write_header
+from edgekv.rates.measuring import weights as measuring
+from edgekv.rates.measuring.busy import Others
 from edgekv.vocab import KvMode
 
 RATES = HostRates(2, 1e12, {"q4_0": WeightRates(5e9, 40e9, 40e9)}, ATTENTION)

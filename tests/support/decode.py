@@ -31,8 +31,8 @@ def main() -> int:
     import numpy as np
     from opening import check, open_model  # beside this file
 
-    from edgekv.bench.harness.decoder import Decoder
     from edgekv.errors import EdgeKVError
+    from edgekv.rates.measuring.decoder import Decoder
 
     try:
         llama = open_model(given.model, given.device, given.mode, given.vram, given.prompt + given.steps + 64, type_k=given.type,
@@ -41,7 +41,7 @@ def main() -> int:
         print(f"refused: {error}")
         return error.exit_code
     if given.text:
-        from edgekv.bench.texts.text import standard_text
+        from edgekv.lab.texts.text import standard_text
 
         prompt = standard_text().tokens(llama, given.prompt)
     else:

@@ -14,8 +14,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from edgekv.lab.sim import Scenario, simulate
-from edgekv.lab.trace import Trace
+from edgekv.lab.traces.sim import Scenario, simulate
+from edgekv.lab.traces.trace import Trace
 from edgekv.policies import POLICIES
 
 FOLDER = Path(__file__).resolve().parent / "golden"
@@ -65,8 +65,8 @@ def main() -> None:
 
 
 def _record() -> None:
-    from edgekv.bench.record import Recording, record
-    from edgekv.bench.texts.text import find_text
+    from edgekv.lab.texts.text import find_text
+    from edgekv.lab.traces.record import Recording, record
     from edgekv.models import default_model, synth
 
     FOLDER.mkdir(exist_ok=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgekv.lab.sim import Replay, Scenario
-from edgekv.lab.trace import Header, Trace
+from edgekv.lab.traces.sim import Replay, Scenario
+from edgekv.lab.traces.trace import Header, Trace
 
 
 def header(n_rows: int = 3, n_heads: int = 2, depth: int = 300, n_warmup: int = 5, n_steps: int = 40, group: int = 2,

@@ -10,8 +10,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from edgekv.errors import ConfigError
-from edgekv.lab.rows import read_document
-from edgekv.lab.trace import Trace
+from edgekv.lab.results.rows import read_document
+from edgekv.lab.traces.trace import Trace
 
 Row = dict[str, Any]
 

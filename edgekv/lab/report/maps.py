@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edgekv.lab.heads.roles import ROLES, UNKNOWN, Profile, Role
 from edgekv.lab.report.drawing import BLUE, GREEN, GRID, INK, MAP_COLOURS, MUTED, PAPER, RED, WIDTH, canvas, drawn, percent_axis
-from edgekv.lab.roles import ROLES, UNKNOWN, Profile, Role
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,7 @@ from edgekv.lab.report.charts import Interval, Line, Panel
 from edgekv.lab.report.drawing import BLUE, GREEN, ORANGE, PURPLE, RED
 from edgekv.lab.report.sections import MODE_COLOURS, Row, Section, divergence, number, percent, points, where
 from edgekv.lab.report.study import MAP_BUDGET
-from edgekv.lab.retention import Retention
+from edgekv.lab.results.retention import Retention
 from edgekv.vocab import FULL, STOCK, STOCK_KERNELS
 
 LINES = 5

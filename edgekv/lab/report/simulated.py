@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from edgekv.lab.heads.roles import ROLES, UNKNOWN, Profile
 from edgekv.lab.report import maps
 from edgekv.lab.report.charts import Line, Panel
 from edgekv.lab.report.sections import COLOURS, NO_TRACE, Row, Section, facts, of_trace, percent, where
 from edgekv.lab.report.study import AGES, HIGHLIGHTS, MAP_BUDGET, ORACLE, ORACLE_POOLED, Study
-from edgekv.lab.roles import ROLES, UNKNOWN, Profile
 
 
 def budget_curves(studies: Sequence[Study], given: Sequence[Row]) -> Section:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from edgekv import __version__
+from edgekv.lab.heads.roles import ROLES, Profile, Role, of_steps
 from edgekv.lab.report.folder import Cache, identity
-from edgekv.lab.roles import ROLES, Profile, Role, of_steps
-from edgekv.lab.sim import Replay, Scenario, simulate
-from edgekv.lab.trace import Header, Trace
+from edgekv.lab.traces.sim import Replay, Scenario, simulate
+from edgekv.lab.traces.trace import Header, Trace
 from edgekv.policies import POLICIES
 
 Progress = Callable[[str, int, int], None]

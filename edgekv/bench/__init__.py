@@ -1,1 +1,0 @@
-"""Measurements: each compares with stock llama.cpp in the same run, and gives rows that can be kept. A step decodes one token."""

@@ -1,0 +1,122 @@
+"""What one mode did over some decode steps, and how its predictions compare with those of stock and of full attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import numpy as np
+
+from edgekv.hierarchy.stats import Stats
+from edgekv.lab.results.intervals import of_mean
+from edgekv.live.reports import SelectionReport
+
+T = TypeVar("T", Stats, SelectionReport)
+
+
+class Tally:
+    """What the steps of one mode came to: for each timed step its time, for all of them the counters; for each compared step the
+    likelihood, and by reference the divergence from it and the agreement on the top token."""
+
+    def __init__(self) -> None:
+        self.milliseconds: list[float] = []
+        self.stats = Stats()
+        self.selection = SelectionReport()
+        self.nll: list[float] = []
+        self.kld: dict[str, list[float]] = {}
+        self.same_top: dict[str, list[bool]] = {}
+
+    def time(self, seconds: Sequence[float], stats: Stats, selection: SelectionReport) -> None:
+        """Add timed steps and what was counted in them."""
+        self.milliseconds += [1000 * value for value in seconds]
+        self.stats = added(self.stats, stats)
+        self.selection = added(self.selection, selection)
+
+    def compare(
+        self, references: Mapping[str, Sequence[np.ndarray]], logits: Sequence[np.ndarray], targets: Sequence[int]
+    ) -> None:
+        """Add steps: logits of each reference and of this mode (all [n_vocab]) and the token that the text has next."""
+        for i, (row, target) in enumerate(zip(logits, targets, strict=True)):
+            log_q = log_softmax(row)
+            self.nll.append(-float(log_q[target]))
+            for name, rows in references.items():
+                log_p = log_softmax(rows[i])
+                self.kld.setdefault(name, []).append(float(np.sum(np.exp(log_p) * (log_p - log_q))))
+                self.same_top.setdefault(name, []).append(bool(np.argmax(log_p) == np.argmax(log_q)))
+
+    def __add__(self, other: Tally) -> Tally:
+        """Both, one after the other."""
+        both = Tally()
+        both.milliseconds = self.milliseconds + other.milliseconds
+        both.stats, both.selection = added(self.stats, other.stats), added(self.selection, other.selection)
+        both.nll = self.nll + other.nll
+        both.kld = {name: values + other.kld[name] for name, values in self.kld.items()}
+        both.same_top = {name: values + other.same_top[name] for name, values in self.same_top.items()}
+        return both
+
+    def figures(self) -> dict[str, Any]:
+        """Likelihood and, where steps were timed, their times and what the counters came to."""
+        figures: dict[str, Any] = {"nll": float(np.mean(self.nll))} if self.nll else {}
+        if self.milliseconds:
+            p10, p50, p90 = (float(value) for value in np.percentile(self.milliseconds, (10, 50, 90)))
+            figures |= {"decode_ms_p10": p10, "decode_ms_p50": p50, "decode_ms_p90": p90}
+        return figures | self._shares()
+
+    def _shares(self) -> dict[str, Any]:
+        """What the counters come to, where our kernel ran at all and where mode sparse did."""
+        stats, selection = self.stats, self.selection
+        shares: dict[str, Any] = {}
+        if stats.n_ubatches_hooked:
+            shares["overhead_fraction"] = 1000 * stats.python_seconds / sum(self.milliseconds)
+        if selection.n_selections:
+            shares |= {
+                "attended_fraction": selection.attended, "rows_per_head": selection.rows_per_head, "coverage": selection.coverage,
+                "error": selection.error,
+                "hit_rate": selection.hit_rate, "hit_rate_mass": selection.hit_rate_mass,
+                "moved_bytes_per_step": stats.moved_bytes / max(1, stats.n_ubatches),
+            }
+        return shares
+
+    def against(self, name: str, reference: Tally) -> dict[str, Any]:
+        """How the predictions compare with `reference`, known as `name`; the difference of likelihood as a share of it."""
+        return {
+            f"kld_{name}": float(np.mean(self.kld[name])),
+            f"same_top_{name}": float(np.mean(self.same_top[name])),
+            f"nll_vs_{name}": float(np.mean(self.nll)) / float(np.mean(reference.nll)) - 1,
+        }
+
+    def distance(self, name: str, reference: Tally) -> dict[str, Any]:
+        """How the predictions compare with `reference`, known as `name`, with 95 % intervals (`edgekv.lab.results.intervals`):
+        `ppl_vs_` is the relative difference of perplexity, `kld_p99_` the divergence that one position in a hundred exceeds."""
+        kld, difference = self.kld[name], np.subtract(self.nll, reference.nll)
+        low, high = of_mean(kld)
+        nll_low, nll_high = of_mean(difference)
+        return {
+            f"kld_{name}": float(np.mean(kld)), f"kld_low_{name}": low, f"kld_high_{name}": high,
+            f"kld_p99_{name}": float(np.percentile(kld, 99)), f"same_top_{name}": float(np.mean(self.same_top[name])),
+            f"nll_minus_{name}": float(np.mean(difference)), f"nll_low_{name}": nll_low, f"nll_high_{name}": nll_high,
+            f"ppl_vs_{name}": float(np.expm1(np.mean(difference))), f"ppl_low_{name}": float(np.expm1(nll_low)),
+            f"ppl_high_{name}": float(np.expm1(nll_high)),
+        }
+
+    def speed(self, stock: Tally) -> dict[str, Any]:
+        """Ratios of times, stock's over this mode's: above 1 is faster."""
+        if not self.milliseconds:
+            return {}
+        return {
+            "ratio_vs_stock": float(np.median(stock.milliseconds) / np.median(self.milliseconds)),
+            "ratio_paired": float(np.median(np.array(stock.milliseconds) / self.milliseconds)),
+        }
+
+
+def added(one: T, other: T, sign: int = 1) -> T:
+    """Counters added up, or with sign -1 the difference."""
+    return type(one)(*(getattr(one, count.name) + sign * getattr(other, count.name) for count in fields(one)))
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """In double precision: the divergence of two nearly equal distributions is a difference of nearly equal numbers."""
+    x = logits.astype(np.float64)
+    x -= x.max()
+    return x - np.log(np.exp(x).sum())

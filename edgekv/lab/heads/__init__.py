@@ -1,0 +1,1 @@
+"""What single KV heads attend, and what they are for."""

@@ -1,0 +1,172 @@
+"""What each head attended: attention mass by page, summed over a few decode steps of one token, and what it says about the head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgekv.errors import ConfigError, ContextOverflow, EdgeKVError
+from edgekv.lab.heads.roles import RECENT_PAGES, Profile, RoleMeter
+from edgekv.live.observers import UbatchReport
+from edgekv.live.runtime import Runtime
+from edgekv.llama import Llama
+from edgekv.vocab import KvMode
+
+if TYPE_CHECKING:
+    from edgekv.lab.traces.trace import Trace
+
+
+@dataclass(frozen=True)
+class HeadLayer:
+    """A layer of the model. `reason` says why it was observed or not."""
+
+    il: int
+    hooked: bool
+    reason: str
+    n_head_kv: int
+
+
+@dataclass(frozen=True)
+class HeadMass:
+    """Attention mass over the pages of one sequence; arrays are [layer, kv_head] unless they say otherwise.
+
+    Shares are of the mass on all pages: what an attention sink of the model itself takes is left out. Rows of layers
+    that are not observed, and of heads that a layer does not have, are NaN.
+    """
+
+    tokens: list[int]
+    """Empty where a trace was read, which has none."""
+    n_tokens: int
+    n_steps: int  # decode steps summed
+    page_tokens: int
+    recent_pages: int
+    layers: list[HeadLayer]
+    pages: np.ndarray  # share [layer, kv_head, page]
+    profile: Profile
+    """What roles are told by; its rows are layers."""
+
+    @property
+    def n_pages(self) -> int:
+        return self.pages.shape[2]
+
+    @property
+    def sink(self) -> np.ndarray:
+        """Share of the first page."""
+        return self.profile.sink
+
+    @property
+    def recent(self) -> np.ndarray:
+        """Share of the pages that were the last `recent_pages` in their step, never the first one."""
+        return self.profile.recent
+
+    @property
+    def rest(self) -> np.ndarray:
+        """Share of the pages between the first and the recent ones."""
+        return self.profile.middle
+
+    @property
+    def effective_pages(self) -> np.ndarray:
+        """Exponential of the entropy of the shares: how many pages an evenly spread head with the same entropy would use."""
+        share = np.where(self.pages > 0, self.pages, 1.0)  # 0 log 0 = 0
+        entropy = -(share * np.log(share)).sum(axis=2)
+        return np.where(np.isnan(self.pages[:, :, 0]), np.nan, np.exp(entropy))
+
+    @property
+    def top_page(self) -> np.ndarray:
+        """The page with most mass that was neither the first nor recent in any step, or of all where there is none; -1: not
+        observed."""
+        first_end = -(-(self.n_tokens - self.n_steps + 1) // self.page_tokens)
+        middle = slice(1, max(1, first_end - self.recent_pages))
+        if middle.stop == middle.start:
+            middle = slice(0, self.n_pages)
+        observed = ~np.isnan(self.pages[:, :, 0])
+        top = np.argmax(np.nan_to_num(self.pages[:, :, middle], nan=-1.0), axis=2) + middle.start
+        return np.where(observed, top, -1)
+
+    def page_slice(self, page: int) -> list[int]:
+        """The tokens of a page."""
+        return self.tokens[page * self.page_tokens : (page + 1) * self.page_tokens]
+
+
+def observe(llama: Llama, tokens: list[int], n_steps: int = 1, recent_pages: int = RECENT_PAGES) -> HeadMass:
+    """Read `tokens` into an empty context, the last `n_steps` of them as decode steps, whose attention is observed.
+
+    Attention of the tokens before them is not: they are read in batches, which mode exact does not observe.
+    Raises ConfigError if `n_steps` is less than 1, ContextOverflow if the tokens do not fit, EdgeKVError if no layer is hooked.
+    """
+    if n_steps < 1:
+        raise ConfigError(f"the number of observed tokens is {n_steps}; it must be 1 or more")
+    if not tokens:
+        raise ConfigError("the prompt is empty; give a text to read")
+    if len(tokens) > llama.n_ctx():
+        n_ctx = llama.n_ctx()
+        message = f"the prompt has {len(tokens)} tokens and the context {n_ctx}; shorten it or open a larger context"
+        raise ContextOverflow(message, len(tokens), n_ctx)
+    n_steps = min(n_steps, len(tokens))
+    runtime: Runtime = llama.kv
+    runtime.mode, runtime.observe = KvMode.EXACT, True
+    layers = [HeadLayer(layer.il, layer.hooked, layer.reason, layer.n_head_kv) for layer in runtime.layers]
+    hooked = [layer for layer in layers if layer.hooked]
+    if not hooked:
+        raise EdgeKVError(f"EdgeKV's attention serves no layer of this model, so it observes nothing: {layers[0].reason}")
+    llama.reset()
+    if len(tokens) > n_steps:
+        llama.eval(tokens[:-n_steps])
+    n_used_ends = iter(-(-n // runtime.page_tokens) for n in range(len(tokens) - n_steps + 1, len(tokens) + 1))
+    total = _Total(RoleMeter(len(hooked), max(layer.n_head_kv for layer in layers), recent_pages=recent_pages))
+
+    def add(ubatch: UbatchReport) -> None:
+        if ubatch.n_observed:
+            total.add(ubatch.mass_sum, next(n_used_ends))
+
+    runtime.observers.append(add)
+    try:
+        for token in tokens[-n_steps:]:
+            llama.eval([token])
+    finally:
+        runtime.observers.remove(add)
+    if total.mass is None:
+        raise EdgeKVError("the decode steps did not run in EdgeKV's attention, so nothing was observed; is EDGEKV=0 set?")
+    return total.result(layers, tokens, len(tokens), runtime.page_tokens)
+
+
+def replay(trace: Trace, recent_pages: int = RECENT_PAGES) -> HeadMass:
+    """The same from a recorded trace: all its steps, those before the measured ones too."""
+    header = trace.header
+    total = _Total(RoleMeter(header.n_rows, header.n_heads, recent_pages=recent_pages))
+    for step in trace.steps(sampled=False):
+        total.add(step.mass_sum, step.n_used_end)
+    n_heads = dict(zip(header.layers, np.sum(header.exists, axis=1)))
+    layers = [HeadLayer(il, il in n_heads, "recorded" if il in n_heads else "not in the trace", int(n_heads.get(il, 0)))
+              for il in range(max(header.layers) + 1)]
+    return total.result(layers, [], header.depth + header.n_steps, header.page_tokens)
+
+
+class _Total:
+    """Adds up the mass of steps, [row, kv_head, page], and what roles are told by; rows are the hooked layers."""
+
+    def __init__(self, meter: RoleMeter):
+        self.meter = meter
+        self.mass: np.ndarray | None = None
+        self.n_used_end = 0
+
+    def add(self, mass: np.ndarray, n_used_end: int) -> None:
+        if self.mass is None:
+            self.mass = np.zeros(mass.shape)
+        self.mass += mass
+        self.n_used_end = n_used_end
+        self.meter.add(mass, n_used_end)
+
+    def result(self, layers: list[HeadLayer], tokens: list[int], n_tokens: int, page_tokens: int) -> HeadMass:
+        if self.mass is None:
+            raise EdgeKVError("nothing was observed: there were no steps")
+        mass = self.mass[:, :, : self.n_used_end]
+        whole = mass.sum(axis=2, keepdims=True)
+        share = np.full((len(layers), max(layer.n_head_kv for layer in layers), mass.shape[2]), np.nan)
+        hooked = [row for row, layer in enumerate(layers) if layer.hooked]
+        n_heads = share.shape[1]
+        share[hooked, : mass.shape[1]] = np.where(whole > 0, mass / np.where(whole > 0, whole, 1.0), np.nan)[:, :n_heads]
+        profile = self.meter.profile().spread(hooked, len(layers), n_heads)
+        return HeadMass(tokens, n_tokens, self.meter.n_steps, page_tokens, self.meter.recent_pages, layers, share, profile)

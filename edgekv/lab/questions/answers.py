@@ -1,0 +1,199 @@
+"""What each mode answers to the questions of tasks: every context is read once, and every mode starts from it.
+
+No mode has seen a question when it starts: full attention reads the context but for its last WARMUP_TOKENS tokens, which are
+decoded one by one as in any pass (edgekv.lab.engine.passes), and only then comes the question, under the mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from edgekv.errors import ConfigError
+from edgekv.lab.engine.modes import BenchMode
+from edgekv.lab.engine.passes import WARMUP_TOKENS, decode, warm_up
+from edgekv.lab.engine.start import Start
+from edgekv.lab.engine.tally import added
+from edgekv.lab.questions.asking import ask, n_tokens_of
+from edgekv.lab.questions.sparsity import was_sparse
+from edgekv.lab.tasks import TASKS, Context, Question, Sample
+from edgekv.lab.texts.frame import Frame, plain
+from edgekv.lab.texts.haystack import sentences
+from edgekv.lab.texts.text import Text
+from edgekv.live.reports import SelectionReport
+from edgekv.llama import Llama
+from edgekv.rates.measuring.decoder import Decoder
+
+GAP_TOKENS = 32
+"""Further text before each question but the first of a context that went cold: what one question stirred up cools down again."""
+
+COLD_SHARE = 0.9
+"""Where in the text what is decoded while a context goes cold begins: contexts begin in its first half."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was said to one question of a task."""
+
+    task: str
+    n_context: int
+    question: Question
+    said: tuple[str, ...]
+    sparse: bool = True
+    """False: the mode attended everything while it was asked, so what it found says nothing about it."""
+
+    @property
+    def found(self) -> tuple[bool, ...]:
+        return self.question.grade(self.said)
+
+
+@dataclass
+class Answers:
+    """All answers of one mode, in the order of the plan; and by task what it attended while it was asked."""
+
+    given: list[Answer] = field(default_factory=list)
+    selections: dict[tuple[str, int], SelectionReport] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A sample, and what asking it comes to."""
+
+    task: str
+    sample: Sample
+    n_asked: tuple[int, ...]
+    """Tokens that each question takes with its answer, at most."""
+
+    @property
+    def n_after(self) -> int:
+        """Cells beyond the context that it needs."""
+        n_cold = self.sample.n_cold and self.sample.n_cold + GAP_TOKENS * (len(self.n_asked) - 1)
+        return n_cold + (sum(self.n_asked) if self.sample.in_turn else max(self.n_asked))
+
+    def n_decoded(self, destructive: bool) -> int:
+        """Tokens that a mode decodes, warm-up included."""
+        n_questions, n_cold = len(self.n_asked), self.sample.n_cold
+        if self.sample.in_turn:
+            return WARMUP_TOKENS + sum(self.n_asked)
+        if n_cold and not destructive:
+            return WARMUP_TOKENS + n_cold + GAP_TOKENS * (n_questions - 1) + sum(self.n_asked)
+        gaps = GAP_TOKENS * n_questions * (n_questions - 1) // 2 if n_cold else 0
+        return n_questions * (WARMUP_TOKENS + n_cold) + gaps + sum(self.n_asked)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A context as tokens, with the samples that start from it."""
+
+    tokens: list[int]
+    samples: tuple[Asked, ...]
+
+    @property
+    def start(self) -> int:
+        """Tokens that full attention reads."""
+        return len(self.tokens) - WARMUP_TOKENS
+
+    def n_decoded(self, destructive: bool) -> int:
+        return sum(asked.n_decoded(destructive) for asked in self.samples)
+
+
+class Plan:
+    """Every context and question of a run, as tokens of one model; `llama` is needed only to make it."""
+
+    def __init__(self, llama: Llama, text: Text, tasks: Sequence[str], lengths: Sequence[int], n_samples: int, seed: int):
+        self.frame = Frame.of(llama)
+        self.readings: list[Reading] = []
+        for length in lengths:
+            for index in range(n_samples):
+                shared: dict[Context, list[Asked]] = {}
+                for task in tasks:
+                    for sample in TASKS.get(task).samples(seed, length, index, n_samples):
+                        shared.setdefault(sample.context, []).append(Asked(task, sample, self._n_asked(llama, sample)))
+                for context, samples in shared.items():
+                    built = context.build(llama, self.frame, text)
+                    self.readings.append(Reading(built.tokens, tuple(samples)))
+        self.cold = self._cold(llama, text)
+
+    @property
+    def n_ctx(self) -> int:
+        """Cells that the longest context needs with what is asked of it."""
+        return max((len(reading.tokens) + asked.n_after for reading in self.readings for asked in reading.samples), default=0)
+
+    def _n_asked(self, llama: Llama, sample: Sample) -> tuple[int, ...]:
+        around = len(self.frame.between) + len(self.frame.after) + 4
+        return tuple(around + n_tokens_of(llama, question) for question in sample.questions)
+
+    def _cold(self, llama: Llama, text: Text) -> list[int]:
+        needed = max((asked.sample.n_cold + GAP_TOKENS * len(asked.n_asked) for reading in self.readings
+                      for asked in reading.samples if asked.sample.n_cold), default=0)
+        if not needed:
+            return []
+        pieces = sentences(text)
+        tokens = plain(llama, "".join(pieces[int(COLD_SHARE * len(pieces)) :]))[:needed]
+        if len(tokens) < needed:
+            raise ConfigError(f"{text.name} is too short: a tenth of it must have {needed} tokens to let a context go cold; give a longer "
+                              "text, or leave after-cold out of the tasks")
+        return tokens
+
+    def answer(self, reading: Reading, start: Start, mode: BenchMode, answers: Answers,
+               decoded: Callable[[int, int], None] = lambda position, n: None) -> None:
+        """Ask everything of one context in one mode; `start` has read it. `decoded` is told what was decoded: (position,
+        tokens)."""
+        for asked in reading.samples:
+            sample = asked.sample
+            asking = _Asking(self, start, mode, reading, sample, decoded)
+            said = asking.in_turn() if sample.in_turn else asking.apart()
+            sparse = was_sparse(mode, asking.selection, asking.decoder.llama.kv, asking.decoder.position)
+            for question, gaps in zip(sample.questions, said, strict=True):
+                answers.given.append(Answer(asked.task, len(reading.tokens), question, tuple(gaps), sparse))
+            key = (asked.task, len(reading.tokens))
+            answers.selections[key] = added(answers.selections.get(key, SelectionReport()), asking.selection)
+
+
+class _Asking:
+    """One sample, one mode."""
+
+    def __init__(self, plan: Plan, start: Start, mode: BenchMode, reading: Reading, sample: Sample,
+                 decoded: Callable[[int, int], None]):
+        self.plan, self.start, self.mode, self.reading, self.sample, self.decoded = plan, start, mode, reading, sample, decoded
+        self.decoder: Decoder = start.decoder
+        self.selection = SelectionReport()
+
+    def in_turn(self) -> list[list[str]]:
+        self._begin()
+        return [self._ask(question, self.plan.frame.between if i else ()) for i, question in enumerate(self.sample.questions)]
+
+    def apart(self) -> list[list[str]]:
+        """Each question as if it were the only one. Where the context goes cold first, that happens once, unless the mode drops
+        cells and cannot go back; then what comes before a question is decoded anew, and is the same."""
+        said, sample = [], self.sample
+        done = 0  # tokens of other text that have been decoded
+        for i, question in enumerate(sample.questions):
+            if i == 0 or not sample.n_cold or self.mode.destructive:
+                self._begin()
+                done = 0
+            n_cold = sample.n_cold + GAP_TOKENS * i if sample.n_cold else 0
+            self._count(partial(decode, self.decoder, self.plan.cold[done:n_cold], keep_logits=False))
+            done, resume = n_cold, self.decoder.position
+            said.append(self._ask(question, plain(self.decoder.llama, "\n\n") if sample.n_cold else ()))
+            if not self.mode.destructive:
+                self.decoder.rewind(resume)
+        return said
+
+    def _begin(self) -> None:
+        self.start.begin(self.mode)
+        warm_up(self.decoder, self.mode, self.start.base, self.reading.tokens[self.reading.start :])
+        self.decoded(self.start.position, WARMUP_TOKENS)
+
+    def _ask(self, question: Question, lead: Sequence[int]) -> list[str]:
+        return self._count(lambda: ask(self.decoder, question, lead, self.plan.frame.after))
+
+    def _count(self, work: Callable[[], object]):
+        runtime, position = self.decoder.llama.kv, self.decoder.position
+        before = runtime.selection()
+        result = work()
+        self.selection = added(self.selection, runtime.selection().since(before))
+        self.decoded(position, self.decoder.position - position)
+        return result
+

@@ -1,0 +1,58 @@
+"""Asks a question of a context in the mode that is in force: question and beginnings of the answer are decoded token by token,
+the gaps are filled in greedily."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgekv.lab.tasks import Question
+from edgekv.lab.texts.frame import plain
+from edgekv.llama import Llama
+from edgekv.rates.measuring.decoder import Decoder
+
+CLAUSE_ENDS = '.,;\n"<>(){}[]='
+"""A gap ends before the first of these, once something stands in it."""
+
+
+def ask(decoder: Decoder, question: Question, lead: Sequence[int], follow: Sequence[int]) -> list[str]:
+    """What the model puts in each gap of the answer. `lead` stands before what is asked, `follow` between that and the answer."""
+    asked = [*lead, *plain(decoder.llama, question.asked), *follow]
+    _decode(decoder, asked)
+    answers, left_over = [], ""
+    for blank in question.blanks:
+        _decode(decoder, plain(decoder.llama, left_over + blank.before))
+        answer, left_over = _fill(decoder, question)
+        answers.append(answer)
+    return answers
+
+
+def n_tokens_of(llama: Llama, question: Question) -> int:
+    """Tokens that are decoded for it, at most."""
+    given = [question.asked, *(blank.before for blank in question.blanks)]
+    return sum(len(plain(llama, text)) for text in given) + (question.n_answer + 2) * len(question.blanks)
+
+
+def _decode(decoder: Decoder, tokens: Sequence[int]) -> None:
+    """One by one: that is how a mode that selects pages is asked, whatever a larger batch would do."""
+    for token in tokens:
+        decoder.decode([token])
+
+
+def _fill(decoder: Decoder, question: Question) -> tuple[str, str]:
+    """(answer, what has been said of it and is not decoded yet). The token in which the gap ends is not decoded."""
+    llama, ends = decoder.llama, CLAUSE_ENDS + " " * question.one_word
+    tokens: list[int] = []
+    said = ""
+    while len(tokens) < question.n_answer:
+        token = int(np.argmax(decoder.logits()))
+        longer = llama.detokenize([*tokens, token]).decode(errors="replace") if token != llama.token_eos() else said + "\n"
+        begins = len(longer) - len(longer.lstrip(" \n\"'`*<[("))
+        end = next((i for i in range(begins, len(longer)) if longer[i] in ends), None)
+        if end is not None and end > begins:
+            return longer[:end], longer[len(said) : end]
+        tokens.append(token)
+        said = longer
+        decoder.decode([token])
+    return said, ""

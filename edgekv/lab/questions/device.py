@@ -1,0 +1,302 @@
+"""Rows of the benchmark on a GPU: one column (a way to run a context) at several depths, from the deepest to the shallowest.
+
+A context is filled once, up to the deepest depth: from a file of its state where there is one, otherwise by reading tokens in.
+Then, for each depth, the cache is cut back, the last tokens before the depth are read again (their speed is the prompt speed
+there), and single tokens are decoded: first some that are not timed, in which the policy fills the arena, then the timed ones. A
+row is handed out as soon as it is complete. Runs on the CPU and on an emulated device as well. """
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgekv.amounts import size
+from edgekv.config import KvOptions
+from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.hierarchy.stats import Stats
+from edgekv.lab.engine.tally import added
+from edgekv.live.reports import SelectionReport
+from edgekv.live.runtime import Runtime
+from edgekv.machine import n_cores, stamp
+from edgekv.rates.measuring.contexts import ContextError, decoder_of
+from edgekv.rates.measuring.decoder import Decoder  # first: it puts llama_cpp on our libraries
+from edgekv.vocab import CacheType, DeviceKind, KvMode
+
+import llama_cpp
+
+MARGIN_TOKENS = 512
+"""Tokens of context beyond the deepest depth: what is decoded there."""
+
+BATCH_TOKENS = 2048
+UBATCH_TOKENS = 512
+
+PATIENCE_SECONDS = 12.0
+"""A depth is measured with fewer steps where they would take longer."""
+
+LEAST_STEPS = 4
+
+STOCK_WARMUP = 8
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One column of the table."""
+
+    name: str
+    mode: KvMode
+    cache: CacheType = CacheType.F16
+    offload_kv: bool = True
+    prompts: bool = True
+    """Whether prompt speed is measured: not where attention over a deep cache on the processor would take minutes."""
+
+
+WAYS = {way.name: way for way in (
+    Way("stock", KvMode.OFF),
+    Way("stock, KV in host memory", KvMode.OFF, offload_kv=False, prompts=False),
+    Way("stock, q8_0", KvMode.OFF, cache=CacheType.Q8_0),
+    Way("exact", KvMode.EXACT),
+    Way("sparse", KvMode.SPARSE),
+)}
+"""By the name that stands in the rows."""
+
+
+@dataclass(frozen=True)
+class DeviceBench:
+    """What to measure. `budget_bytes`: of device memory for KV, on the CPU of the arena; None: automatic."""
+
+    model: Path
+    label: str
+    """What the model is called in the rows."""
+    way: Way
+    device: DeviceKind
+    depths: tuple[int, ...]
+    budget_bytes: int | None = None
+    n_steps: int = 128
+    n_warmup: int = 160
+    """Steps before the timed ones at the deepest depth, where the arena is empty; a quarter of them at the others. Stock needs a
+    few."""
+    n_prompt: int = 2048
+    """Tokens before each depth that are read again and timed."""
+    state: Path | None = None
+    """File of a filled cache: read where it is there and of the same cache type, written by mode off otherwise."""
+    link_bytes_per_s: float | None = None
+    """An emulated link, slower than the real one: after each step the host waits for what the step read over the link, and for
+    what was promoted, at that rate. None of that wait is hidden behind computing, so a step is no faster than over such a
+    link."""
+    n_threads: int | None = None
+    """For what runs on the processor; None: all cores."""
+
+    def __post_init__(self) -> None:
+        for noun, values in (("depth", self.depths), ("number of steps", (self.n_steps,)),
+                             ("number of prompt tokens", (self.n_prompt,))):
+            if not values or min(values) < 1:
+                raise ConfigError(f"a {noun} must be 1 or more")
+
+    @property
+    def options(self) -> KvOptions:
+        option = "kv_budget" if self.device is DeviceKind.HOST else "kv_vram"
+        budget: dict[str, Any] = {} if self.way.mode is KvMode.OFF else {option: self.budget_bytes}
+        return KvOptions(mode=self.way.mode, device=self.device, type_k=self.way.cache, type_v=self.way.cache, **budget)
+
+    def row(self, depth: int, **figures: Any) -> Row:
+        link = f"emulated {self.link_bytes_per_s / 1e9:g} GB/s" if self.link_bytes_per_s else None
+        return {"model": self.label, "column": self.way.name, "device": self.device.value, "budget_bytes": self.budget_bytes,
+                "depth": depth, "link": link, **figures}
+
+
+def measure(bench: DeviceBench, known: Collection[int] = (), say: Callable[[str], None] = lambda text: None) -> Iterator[Row]:
+    """Yield a row for each depth that is not among the `known` ones. What does not fit is a row with a note; smaller depths are
+    tried then."""
+    wanted = sorted(set(bench.depths) - set(known), reverse=True)
+    before = vram_used() if bench.device is DeviceKind.CUDA else None
+    while wanted:
+        n_ctx = wanted[0] + MARGIN_TOKENS
+        try:
+            with _opened(bench, n_ctx) as decoder:
+                yield from _Column(bench, decoder, before, say).rows(wanted)
+                return
+        except ContextError as error:
+            yield bench.row(wanted.pop(0), note=str(error), **stamp())
+
+
+class _Column:
+    def __init__(self, bench: DeviceBench, decoder: Decoder, vram_before: int | None, say: Callable[[str], None]):
+        self.bench, self.decoder, self.say = bench, decoder, say
+        self.runtime: Runtime = decoder.llama.kv
+        self.vram_before, self.vram_peak = vram_before, 0
+        self.filled = "read in"
+        self.is_first = True
+
+    def rows(self, depths: Sequence[int]) -> Iterator[Row]:
+        n_deepest = depths[0]
+        random = np.random.default_rng(0)
+        tokens = random.integers(260, min(350, self.decoder.llama.n_vocab()), n_deepest + MARGIN_TOKENS).tolist()
+        self._fill(tokens[:n_deepest])
+        for depth in depths:
+            began = time.perf_counter()
+            prompt = self._prompt(tokens, depth)
+            figures = self._decode(tokens[depth:], depth)
+            self._look_at_vram()
+            figures |= {"prefill_tps": prompt, "vram_peak_bytes": self.vram_peak or None, "filled": self.filled, **stamp(),
+                        "seconds": round(time.perf_counter() - began, 1)}
+            yield self.bench.row(depth, **figures)
+
+    # ---- the cache -------------------------------------------------------------------------------------------------------------
+
+    def _fill(self, tokens: Sequence[int]) -> None:
+        """The cache holds `tokens`. One that holds more is cut; of one that holds less the rest is read in."""
+        decoder = self.decoder
+        state = self.bench.state if self.bench.way.cache is CacheType.F16 else None
+        began = time.perf_counter()
+        if state is not None and state.is_file():
+            decoder.position = _load(decoder, state, len(tokens))
+            decoder.rewind(min(decoder.position, len(tokens)))
+            self.filled = f"restored to {decoder.position}" + (", the rest read in" if decoder.position < len(tokens) else "")
+            self.say(f"{self.filled} in {time.perf_counter() - began:.1f} s")
+        n_before = decoder.position
+        self._read(tokens[n_before:])
+        self._look_at_vram()
+        seconds = time.perf_counter() - began
+        if n_before < len(tokens):
+            self.say(f"read to {len(tokens)} in {seconds:.1f} s")
+        if state is not None and self.bench.way.mode is KvMode.OFF and not state.is_file():
+            began = time.perf_counter()
+            _save(decoder, state, tokens)
+            self.say(f"state kept: {size(state.stat().st_size)} in {time.perf_counter() - began:.1f} s")
+
+    def _read(self, tokens: Sequence[int]) -> float:
+        """Decode `tokens` in batches and return the seconds."""
+        began = time.perf_counter()
+        for first in range(0, len(tokens), BATCH_TOKENS):
+            self.decoder.decode(tokens[first : first + BATCH_TOKENS])
+        return time.perf_counter() - began
+
+    def _prompt(self, tokens: Sequence[int], depth: int) -> float | None:
+        """Cut the cache to `depth`; where prompts are measured, tokens a second over the last ones before it."""
+        n = min(self.bench.n_prompt, depth - 1) if self.bench.way.prompts else 0
+        self.decoder.rewind(depth - n)
+        return n / self._read(tokens[depth - n : depth]) if n else None
+
+    # ---- decoding --------------------------------------------------------------------------------------------------------------
+
+    def _decode(self, tokens: Sequence[int], depth: int) -> Row:
+        bench, runtime = self.bench, self.runtime
+        n_steps = min(bench.n_steps, MARGIN_TOKENS // 2)
+        warm = self._steps(tokens[: self._n_warmup()], PATIENCE_SECONDS / 2)
+        self._look_at_vram()
+        before, selected = replace(runtime.stats), runtime.selection()
+        seconds = self._steps(tokens[len(warm) : len(warm) + n_steps], PATIENCE_SECONDS)
+        stats = added(runtime.stats, before, -1)
+        figures = self._figures(seconds, stats, runtime.selection().since(selected))
+        self.decoder.rewind(depth)
+        return figures
+
+    def _n_warmup(self) -> int:
+        n = min(self.bench.n_warmup, MARGIN_TOKENS // 2)
+        if self.bench.way.mode is KvMode.OFF:
+            return min(n, STOCK_WARMUP)
+        first, self.is_first = self.is_first, False
+        return n if first else -(-n // 4)
+
+    def _steps(self, tokens: Sequence[int], patience: float) -> list[float]:
+        """Seconds of each step; fewer than asked for where they come to more than `patience`."""
+        seconds: list[float] = []
+        link = self.bench.link_bytes_per_s
+        before = self._link_bytes() if link else 0
+        for token in tokens:
+            taken = self.decoder.decode([token])
+            if link:
+                now = self._link_bytes()
+                taken, before = taken + _wait((now - before) / link), now
+            seconds.append(taken)
+            if sum(seconds) > patience and len(seconds) >= LEAST_STEPS:
+                break
+        return seconds
+
+    def _link_bytes(self) -> int:
+        """Read over the link in place or promoted, since the context was made."""
+        return self._missed_bytes(self.runtime.selection()) + self.runtime.stats.moved_bytes
+
+    def _missed_bytes(self, selection: SelectionReport) -> int:
+        """Bytes of K and V of the rows that were read in place."""
+        return (selection.n_read - selection.n_hits) * self.runtime.tiers().slot_bytes // self.runtime.options.cache.page_tokens
+
+    def _figures(self, seconds: Sequence[float], stats: Stats, selection: SelectionReport) -> Row:
+        milliseconds = 1000 * np.asarray(seconds)
+        row: Row = {"n_steps": len(seconds), "decode_ms_p50": float(np.median(milliseconds)),
+                    "decode_ms_p99": float(np.percentile(milliseconds, 99)), "decode_ms_max": float(milliseconds.max())}
+        if self.bench.way.mode is KvMode.OFF:
+            return row
+        tiers, memory = self.runtime.tiers(), self.runtime.memory()
+        row |= {"overhead_fraction": stats.python_seconds / sum(seconds),
+                "moved_bytes_per_step": stats.moved_bytes / len(seconds),
+                "stall_ms_per_step": 1000 * stats.stall_seconds / len(seconds), "pinned": memory.pinned,
+                "device_bytes": memory.device_bytes,
+                "n_slots": tiers.n_slots, "n_resident": tiers.n_resident, "slot_bytes": tiers.slot_bytes,
+                "extra_bytes": memory.extra_bytes}
+        if selection.n_selections:
+            missed = self._missed_bytes(selection) / len(seconds)
+            row |= {"hit_rate": selection.hit_rate, "hit_rate_mass": selection.hit_rate_mass, "rows_per_head": selection.rows_per_head,
+                    "attended_fraction": selection.attended, "certain_fraction": selection.certain, "error": selection.error,
+                    "missed_bytes_per_step": missed, "link_bytes_per_step": missed + row["moved_bytes_per_step"]}
+        elif tiers.n_slots:  # mode exact reads whatever has no slot
+            missed = tiers.n_home * tiers.slot_bytes
+            row |= {"missed_bytes_per_step": missed, "link_bytes_per_step": missed + row["moved_bytes_per_step"]}
+        return row
+
+    def _look_at_vram(self) -> None:
+        if self.vram_before is not None and (used := vram_used()) is not None:
+            self.vram_peak = max(self.vram_peak, used - self.vram_before)
+
+
+def _opened(bench: DeviceBench, n_ctx: int) -> AbstractContextManager[Decoder]:
+    return decoder_of(bench.model, kv_options=bench.options, n_ctx=n_ctx, n_batch=BATCH_TOKENS, n_ubatch=UBATCH_TOKENS,
+                      n_gpu_layers=0 if bench.device is DeviceKind.HOST else -1, offload_kqv=bench.way.offload_kv,
+                      n_threads=bench.n_threads or n_cores(), n_threads_batch=bench.n_threads or n_cores())
+
+
+def _save(decoder: Decoder, path: Path, tokens: Sequence[int]) -> None:
+    partial = path.with_suffix(".partial")
+    array = (llama_cpp.llama_token * len(tokens))(*tokens)
+    if not llama_cpp.llama_state_seq_save_file(decoder.llama.ctx, str(partial).encode(), 0, array, len(tokens)):
+        raise EdgeKVError(f"the state of the cache could not be written to {path}; is there room?")
+    partial.replace(path)
+
+
+def _load(decoder: Decoder, path: Path, n_wanted: int) -> int:
+    """Tokens that the cache holds now."""
+    capacity = decoder.llama.n_ctx()
+    array, n_tokens = (llama_cpp.llama_token * capacity)(), ctypes.c_size_t(0)
+    read = llama_cpp.llama_state_seq_load_file(decoder.llama.ctx, str(path).encode(), 0, array, capacity, ctypes.byref(n_tokens))
+    if not read:
+        raise EdgeKVError(f"the state in {path} does not fit this context of {n_wanted} tokens; delete the file")
+    return n_tokens.value
+
+
+def vram_used() -> int | None:
+    """Bytes in use on the first GPU, by every process; None without nvidia-smi."""
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return None
+    query = [command, "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+    done = subprocess.run(query, capture_output=True, text=True)
+    return int(done.stdout) << 20 if done.returncode == 0 and done.stdout.strip().isdigit() else None
+
+
+def _wait(seconds: float) -> float:
+    """Spin, for sleeping is too coarse; returns the seconds it took."""
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        pass
+    return time.perf_counter() - began

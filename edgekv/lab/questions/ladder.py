@@ -1,0 +1,294 @@
+"""The ladder: each idea that keeps pages, on top of the one before, on recorded attention and as a live mode.
+
+The rungs up to RoPE prefetch, and their published hit rates, are those of the design's source; then comes what EdgeKV adds. Every rung is
+simulated on a trace of each text (`edgekv.lab.traces.sim`), once for each kind of observation, with the budget as hot tier: under sampled
+observation the arena of mode sparse, under honest observation what a policy that decides alone attends. Where a live configuration does
+the latter it also decodes the text (`edgekv.lab.questions.kv`), so that what a hit rate is worth shows in the predictions. The gain of a
+rung is to its base, which is not always the rung before: all kinds of prefetch are compared with the same rung without.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgekv import __version__, policies
+from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.lab.engine.modes import FULL, STOCK_KERNELS
+from edgekv.lab.engine.passes import WARMUP_TOKENS
+from edgekv.lab.questions import kv
+from edgekv.lab.texts.text import Text, find_text
+from edgekv.lab.traces.record import Recording, record
+from edgekv.lab.traces.sim import OBSERVATIONS, Scenario, simulate
+from edgekv.lab.traces.trace import Trace
+from edgekv.machine import stamp
+from edgekv.models import geometry
+from edgekv.vocab import PAGE_TOKENS, Split
+
+Row = dict[str, Any]
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Rung:
+    name: str
+    scenario: Mapping[str, Any]
+    """What differs from `BASE`, but for the budget and what is observed."""
+    base: str | None
+    """The rung that its gain is measured against."""
+    published: float | None = None
+    """Hit rate that the design's source gives, as a share."""
+    live: str | None = None
+    """The bench mode that attends what the rung chooses under honest observation, but for the page budget; None: there is none."""
+
+    def bench_mode(self, budget: float) -> str | None:
+        return None if self.live is None else f"{self.live},attend={100 * budget:g}%"
+
+
+_KEPT = "sparse:exact_tokens=0,sketch=none"
+_PER_HEAD = {"policy": "ema+anchor"}
+
+RUNGS = (
+    Rung("lru", {"policy": "lru"}, None, 0.70, f"{_KEPT},sink_tokens=0,recent_tokens=0,policy=lru"),
+    Rung("+ anchors", {"policy": "lru+anchor"}, "lru", 0.78, f"{_KEPT},recent_tokens=0,policy=lru+anchor"),
+    Rung("+ ema, shared", {"policy": "ema-any+anchor"}, "+ anchors", 0.85, f"{_KEPT},recent_tokens=0,policy=ema-any+anchor"),
+    Rung("+ per head", _PER_HEAD, "+ ema, shared", 0.91, f"{_KEPT},recent_tokens=0,policy=ema+anchor"),
+    Rung("+ prefetch rope", {**_PER_HEAD, "prefetch": "rope"}, "+ per head", 0.95),
+    Rung("or neighbour", {**_PER_HEAD, "prefetch": "neighbour"}, "+ per head"),
+    Rung("or previous", {**_PER_HEAD, "prefetch": "previous"}, "+ per head"),
+    Rung("or random", {**_PER_HEAD, "prefetch": "random"}, "+ per head"),
+    Rung("+ recent pins", {"policy": "ema+anchor+recent"}, "+ per head", None, f"{_KEPT},policy=ema+anchor+recent"),
+    Rung("+ one pool", {"policy": "ema+anchor+recent", "split": "pooled"}, "+ recent pins"),
+    Rung("streaming", {"policy": "streaming"}, None, None, "streaming:exact_tokens=0"),
+    Rung("oracle", {"policy": "oracle"}, None),
+    Rung("oracle, one pool", {"policy": "oracle", "split": "pooled"}, "oracle"),
+)
+"""The first five are the source's; the next three take the place of its last; then come those beyond, and what they are compared
+with. lru is per head here. A rung that does not say otherwise divides the budget uniformly."""
+
+BASE = Scenario(split=Split.UNIFORM)
+
+LIVE_OBSERVATION = "honest"
+"""What the policy sees where it decides what is attended."""
+
+LADDER_FILE = "ladder.json"
+MEAN = "mean"
+"""Name of the text in rows that are means over several."""
+
+_SIMULATED = ("hit_rate", "hit_rate_mass", "worst_mass", "hot", "fetched")
+_LIVE = {"kld_exact": "kld", "same_top_exact": "same_top", "nll_vs_exact": "nll_vs_exact", "attended_fraction": "live_attended",
+         "overhead_fraction": "overhead", "decode_ms_p50": "decode_ms"}
+FIGURES = (*_SIMULATED, "gain", "gain_mass", *_LIVE.values(), "ms_ratio")
+"""What a row has. gain: of hit_rate over the base's; ms_ratio: a step's time over that of full attention; kld, same_top and
+nll_vs_exact compare with full attention."""
+
+
+_PREFILL_BYTE_SECONDS, _DECODE_BYTE_SECONDS, _SIMULATED_PAGE_SECONDS = 5e-11, 8e-11, 5e-8
+"""Seconds of one core of a server's processor: for each byte of weights and cache and each token, and for each page of each head and
+step."""
+
+
+@dataclass(frozen=True)
+class LadderBench:
+    """What to measure: every budget, observation and rung, on each text. `traces` are files that stand in for texts; `live` needs texts."""
+
+    model: Path | None
+    texts: tuple[Text, ...] = ()
+    traces: tuple[Path, ...] = ()
+    depth: int = 7168
+    n_steps: int = 1024
+    budgets: tuple[float, ...] = (0.05, 0.10, 0.20, 0.25)
+    observe: tuple[str, ...] = ("sampled", "honest")
+    live: bool = True
+    n_live_steps: int = 128
+    n_rounds: int = 1  # passes of each live mode, in turns
+    n_threads: int = 1
+    rungs: tuple[Rung, ...] = field(default=RUNGS)
+
+    def __post_init__(self) -> None:
+        if not self.budgets or not all(0 < budget <= 1 for budget in self.budgets):
+            raise ConfigError("a budget must be a share of the pages above 0 % and at most 100 %")
+        if not self.observe:
+            raise ConfigError("name what policies observe: one or several of " + ", ".join(OBSERVATIONS))
+        for name in self.observe:
+            OBSERVATIONS.get(name)
+        if self.live and LIVE_OBSERVATION not in self.observe:
+            raise ConfigError("live rungs need --observe honest; add it, or add --no-live")
+        if min(self.depth, self.n_steps, self.n_live_steps, self.n_rounds, self.n_threads) < 1:
+            raise ConfigError("depth, steps, rounds and threads must be 1 or more")
+        if not self.traces and not self.texts:
+            raise ConfigError("the ladder needs a text or a trace; name one")
+        if self.live or not self.traces:
+            self.decoded_model()
+
+    def decoded_model(self) -> Path:
+        """The model that live rungs and recording decode with. Raises ConfigError where none is named."""
+        if self.model is None:
+            raise ConfigError("live rungs and recording need a model; name one, or give --trace and --no-live")
+        return self.model
+
+    def estimated_seconds(self) -> float:
+        """Roughly, from the sizes of things: see _SECONDS_PER. For a message, not for a decision."""
+        n_texts, n_settings = len(self.traces or self.texts), len(self.budgets) * len(self.observe) * len(self.rungs)
+        pages = (self.depth + self.n_steps) / PAGE_TOKENS
+        if self.model is None:
+            heads = max(Trace.open(path).header.shape.n_existing_heads for path in self.traces)
+            return n_texts * n_settings * self.n_steps * heads * pages * _SIMULATED_PAGE_SECONDS
+        model = geometry(self.model)
+        weights, cache = self.model.stat().st_size, model.kv_bytes(self.depth + self.n_steps, "f16", "f16")
+        heads = sum(model.n_head_kv)
+        prefill = self.depth * (weights + cache / 2) * _PREFILL_BYTE_SECONDS
+        step = (weights + cache) * _DECODE_BYTE_SECONDS
+        recorded = 0.0 if self.traces else prefill + 2 * self.n_steps * step
+        n_passes = self.n_rounds * (len(self.live_modes) + 2)
+        live = prefill + n_passes * (self.n_live_steps + WARMUP_TOKENS) * step if self.live else 0.0
+        return n_texts * (recorded + live + n_settings * self.n_steps * heads * pages * _SIMULATED_PAGE_SECONDS)
+
+    @property
+    def live_modes(self) -> dict[tuple[str, float], str]:
+        """(rung, budget): bench mode."""
+        return {(rung.name, budget): mode for rung in self.rungs for budget in self.budgets
+                if (mode := rung.bench_mode(budget)) is not None}
+
+
+def run(bench: LadderBench, traces: Mapping[str, Path], progress: Progress = lambda what, done, total: None) -> list[Row]:
+    """Rows of every text, budget, observation and rung, and with more than one text their means, text MEAN. traces: by name of the
+    text."""
+    rows = [row for name, path in traces.items() for row in _simulated(bench, name, path, progress)]
+    if bench.live:
+        live = {(row["text"], row["rung"], row["budget"]): row for text in bench.texts for row in _decoded(bench, text, progress)}
+        for row in (row for row in rows if row["observe"] == LIVE_OBSERVATION):
+            found = live.get((row["text"], row["rung"], row["budget"]), {})
+            row |= {key: value for key, value in found.items() if key not in row}
+    rows = [{**dict.fromkeys(FIGURES), **row} for row in rows]
+    return rows + _means(rows) if len(traces) > 1 else rows
+
+
+def of_traces(model: Path | None, paths: Sequence[Path], **options: Any) -> LadderBench:
+    """The bench on recorded traces, with their depth and steps; live rungs read the texts that were recorded. Raises ConfigError
+    where traces differ in depth or steps, or live rungs cannot be of the same model and text."""
+    headers = []
+    for path in paths:
+        with Trace.open(path) as trace:
+            headers.append(trace.header)
+    if len({(header.depth, header.n_steps) for header in headers}) > 1:
+        raise ConfigError("the traces have different depths or numbers of steps, and a mean over them says nothing; give them "
+                          "one by one")
+    texts: tuple[Text, ...] = ()
+    if options.get("live", True):
+        for header in headers:
+            if model is None or header.model != model.name:
+                raise ConfigError(f"the trace is of {header.model} and the model is {model and model.name}; name that model, or "
+                                  "add --no-live")
+        texts = tuple(find_text(header.text) for header in headers)
+    return LadderBench(model, texts, tuple(paths), headers[0].depth, headers[0].n_steps, **options)
+
+
+def prepare(
+    bench: LadderBench, folder: Path, progress: Progress = lambda what, done, total: None,
+    warn: Callable[[str], None] = lambda text: None,
+) -> dict[str, Path]:
+    """The traces by name of their text: those given, else recorded into `folder` unless one of the same model, text, depth and
+    steps is there."""
+    if bench.traces:
+        return _named(bench.traces)
+    found = {}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror}; choose another folder") from None
+    for text in bench.texts:
+        path = folder / f"{Path(text.name).stem}-{bench.depth}.npz"
+        recording = Recording(bench.decoded_model(), text, bench.depth, bench.n_steps, n_threads=bench.n_threads)
+        if not _is_of(path, recording):
+            record(recording, path, lambda what, done, total, name=text.name: progress(f"{name}: {what}", done, total), warn)  # type: ignore[misc]  # a default
+        found[text.name] = path
+    return found
+
+
+def _named(paths: Sequence[Path]) -> dict[str, Path]:
+    """By text, or where two are of one text by file."""
+    texts = []
+    for path in paths:
+        with Trace.open(path) as trace:
+            texts.append(trace.header.text)
+    return dict(zip(texts if len(set(texts)) == len(texts) else [str(path) for path in paths], paths))
+
+
+def _is_of(path: Path, recording: Recording) -> bool:
+    if not path.exists():
+        return False
+    with Trace.open(path) as trace:
+        header = trace.header
+    return (header.model, header.text, header.depth, header.n_steps, header.resolution) == \
+        (recording.model.name, recording.text.name, recording.depth, recording.n_steps, recording.resolution)
+
+
+def save(rows: Sequence[Row], folder: Path) -> Path:
+    """Raises ConfigError where it cannot be written."""
+    path = folder / LADDER_FILE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(rows, indent=1, ensure_ascii=False), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; choose another folder") from None
+    return path
+
+
+def _simulated(bench: LadderBench, text: str, path: Path, progress: Progress) -> Iterator[Row]:
+    with Trace.open(path) as opened:
+        trace = opened.loaded()
+        common = {"kind": "ladder", "model": trace.header.model, "text": text, "depth": trace.header.depth,
+                  "n_steps": trace.header.n_steps, "version": __version__, **stamp()}
+        plans = [(budget, observe, rung) for budget in bench.budgets for observe in bench.observe for rung in bench.rungs
+                 if observe == bench.observe[0] or not _clairvoyant(rung)]
+        done: dict[tuple[float, str, str | None], Row] = {}
+        for i, (budget, observe, rung) in enumerate(plans):
+            progress(f"{text}: {rung.name}, {observe}, at {100 * budget:g} %", i, len(plans))
+            found = simulate(trace, BASE.with_(budget=budget, observe=observe, **rung.scenario)).row()
+            row = {**common, "rung": rung.name, "base": rung.base, "published": rung.published, "budget": budget,
+                   **{key: found[key] for key in ("policy", "split", "observe", "prefetch", "access")},
+                   **{key: found[key] for key in _SIMULATED}}
+            done[budget, row["observe"], rung.name] = row
+            if (base := done.get((budget, row["observe"], rung.base))) is not None:
+                row |= {"gain": row["hit_rate"] - base["hit_rate"], "gain_mass": row["hit_rate_mass"] - base["hit_rate_mass"]}
+            yield row
+
+
+def _clairvoyant(rung: Rung) -> bool:
+    """It sees what it is about to choose for, whatever is observed."""
+    return any(kind.clairvoyant for kind in policies.kinds(rung.scenario["policy"]))
+
+
+def _decoded(bench: LadderBench, text: Text, progress: Progress) -> Iterator[Row]:
+    """What the live modes did on the first steps after the depth."""
+    modes = bench.live_modes
+    request = kv.KvBench(bench.decoded_model(), (text,), (bench.depth,), (bench.n_threads,), modes=(STOCK_KERNELS[0], FULL, *modes.values()),
+                         n_steps=bench.n_live_steps, n_rounds=bench.n_rounds)
+    rows = {row["mode"]: row for group in kv.run(request, lambda what, done, total: progress(f"{text.name}: {what}", done, total))
+            for row in group}
+    full = rows[FULL]
+    if full["kld_stock"] is None:
+        raise EdgeKVError(f"the live rungs on {text.name} could not be measured: {full['note']}")
+    for (name, budget), mode in modes.items():
+        row = rows[mode]
+        yield {"text": text.name, "rung": name, "budget": budget, "mode": mode, "n_live_steps": bench.n_live_steps,
+               "ms_ratio": row["decode_ms_p50"] / full["decode_ms_p50"], **{ours: row[theirs] for theirs, ours in _LIVE.items()}}
+
+
+def _means(rows: Sequence[Row]) -> list[Row]:
+    """Over texts, for each budget, observation and rung; a figure that a text lacks is None."""
+    groups: dict[tuple[float, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["budget"], row["observe"], row["rung"]), []).append(row)
+    means = []
+    for group in groups.values():
+        figures = {key: None if any(row[key] is None for row in group) else float(np.mean([row[key] for row in group]))
+                   for key in FIGURES}
+        means.append({**group[0], **figures, "text": MEAN})
+    return means

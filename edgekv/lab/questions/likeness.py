@@ -1,0 +1,69 @@
+"""How a mode's predictions of a text compare with full attention's: every mode decodes the same tokens from the same cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from edgekv.lab.engine.modes import FULL, STOCK, BenchMode
+from edgekv.lab.engine.passes import WARMUP_TOKENS, decode, warm_up
+from edgekv.lab.engine.start import Start
+from edgekv.lab.engine.tally import Tally
+from edgekv.lab.questions.sparsity import was_sparse
+from edgekv.rates.measuring.decoder import Decoder
+
+REFERENCES = {STOCK: "stock", FULL: "exact"}
+"""The modes that predictions are compared with, and what they are called in the figures."""
+
+
+@dataclass
+class Likeness:
+    """What each mode predicted; of several texts added up, positions after positions."""
+
+    measured: dict[str, Tally] = field(default_factory=dict)
+    dense: frozenset[str] = frozenset()
+    """Sparse modes that attended everything in one of the texts."""
+
+    def figures(self, name: str, mode: BenchMode) -> dict[str, Any]:
+        """Figures of a mode: its likelihood, its distance from both references, what it attended."""
+        one = self.measured[name]
+        known = one.figures()
+        figures = {"nll": known["nll"], "ppl": float(np.exp(known["nll"])),
+                   **{key: known.get(key) for key in ("attended_fraction", "rows_per_head", "error")}, **mode.figures}
+        for other, reference in REFERENCES.items():
+            if other != name:
+                figures |= one.distance(reference, self.measured[other])
+        return figures
+
+    def __add__(self, other: Likeness) -> Likeness:
+        return Likeness({name: one + other.measured[name] for name, one in self.measured.items()} if self.measured
+                        else dict(other.measured), self.dense | other.dense)
+
+
+def compare(decoder: Decoder, start: Start, modes: Mapping[str, BenchMode], tokens: Sequence[int],
+            decoded: Callable[[str, int], None] = lambda mode, n_tokens: None) -> Likeness:
+    """Decode `tokens` from `start` on in each mode, the first WARMUP_TOKENS with full attention; the last one is only predicted.
+    `modes` begins with the references; `decoded` is told what was decoded: (mode, tokens)."""
+    targets = tokens[WARMUP_TOKENS + 1 :]
+    measured = {name: Tally() for name in modes}
+    references: dict[str, list[np.ndarray]] = {}
+    dense: set[str] = set()
+    for name, mode in modes.items():
+        start.begin(mode)
+        warm_up(decoder, mode, start.base, tokens[:WARMUP_TOKENS])
+        done = decode(decoder, tokens[WARMUP_TOKENS:-1], keep_logits=True)
+        decoded(name, len(tokens) - 1)
+        measured[name].time(done.seconds, done.stats, done.selection)
+        if not was_sparse(mode, done.selection, decoder.llama.kv, decoder.position):
+            dense.add(name)
+        if name in REFERENCES:
+            references[REFERENCES[name]] = done.logits
+        else:
+            measured[name].compare(references, done.logits, targets)
+    for name, reference in REFERENCES.items():
+        others = {other: logits for other, logits in references.items() if other != reference}
+        measured[name].compare(others, references[reference], targets)
+    return Likeness(measured, frozenset(dense))

@@ -1,0 +1,24 @@
+"""Whether a mode that is to leave something out really did. One that attended everything finds everything, which says nothing."""
+
+from __future__ import annotations
+
+from edgekv.lab.engine.modes import BenchMode
+from edgekv.live.reports import SelectionReport
+from edgekv.live.runtime import Runtime
+from edgekv.vocab import KvMode
+
+ATTENDED_EVERYTHING = "attended everything"
+
+
+def was_sparse(mode: BenchMode, selection: SelectionReport, runtime: Runtime, n_decoded: int) -> bool:
+    """Of the passes that `selection` counts, which ended with `n_decoded` tokens of one sequence. True for a mode that is not sparse by
+    its nature."""
+    kind = KvMode(mode.changes["mode"])
+    if kind is KvMode.EVICT:  # what was dropped for all heads is not visible any more
+        return left_out(selection) or runtime.memory().n_cells_used < n_decoded
+    return kind is not KvMode.SPARSE or left_out(selection)
+
+
+def left_out(selection: SelectionReport) -> bool:
+    """Whether anything visible was left out. Where nothing was selected at all, everything was attended."""
+    return selection.n_read < selection.n_visible

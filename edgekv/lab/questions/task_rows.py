@@ -1,0 +1,82 @@
+"""What the answers of each mode come to: rows by task and length, and grids by depth and length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from edgekv.lab.engine.modes import FULL, BenchMode
+from edgekv.lab.engine.tally import added
+from edgekv.lab.questions.answers import Answer, Answers
+from edgekv.lab.questions.sparsity import ATTENDED_EVERYTHING
+from edgekv.lab.results.retention import Retention
+from edgekv.lab.tasks import TASKS
+from edgekv.live.reports import SelectionReport
+
+ALL = "all"
+"""In place of the name of a text or a task: all of them together."""
+
+Figures = dict[str, Any]
+
+
+class AskedInModes:
+    """All answers of a run, by mode, in the same order."""
+
+    def __init__(self, tasks: Sequence[str], modes: Mapping[str, BenchMode], answers: Mapping[str, Answers]):
+        self.tasks, self.modes, self.answers = tasks, modes, answers
+        self.lengths = sorted({answer.n_context for answer in answers[FULL].given})
+
+    def rows(self) -> Iterator[Figures]:
+        """By task and length, by task, and over all tasks that say something."""
+        sound: list[str] = []
+        for task in self.tasks:
+            for length in (*self.lengths, None) if len(self.lengths) > 1 else (None,):
+                for mode in self.modes:
+                    row = self._row(mode, task, [task], length)
+                    yield row
+                    if mode == FULL and length is None and not row["says_nothing"]:
+                        sound.append(task)
+        if len(self.tasks) > 1:
+            yield from (self._row(mode, ALL, sound, None) for mode in self.modes)
+
+    def grid(self) -> Iterator[Figures]:
+        """By mode, length and part of the context, of tasks whose answers have a depth. `part` is the middle of the part, as a share."""
+        for task in self.tasks:
+            n_parts = TASKS.get(task).n_places
+            for mode in self.modes if n_parts > 1 else ():
+                for length in self.lengths:
+                    for part in range(n_parts):
+                        counts, wrong, note = self._counts(mode, lambda answer, length=length, part=part, task=task, n_parts=n_parts: (  # type: ignore[misc]  # defaults
+                            answer.task == task and answer.n_context == length and int(answer.question.depth * n_parts) == part))
+                        yield {"kind": "grid", "mode": mode, "task": task, "length": length, "part": (part + 0.5) / n_parts,
+                               **counts.row(), "wrong": wrong, "note": note}
+
+    def _row(self, mode: str, task: str, tasks: Sequence[str], length: int | None) -> Figures:
+        counts, wrong, note = self._counts(mode, lambda answer: answer.task in tasks and length in (None, answer.n_context))
+        selection = SelectionReport()
+        for (of_task, of_length), report in self.answers[mode].selections.items():
+            if of_task in tasks and length in (None, of_length):
+                selection = added(selection, report)
+        attended = {"attended_fraction": selection.attended, "error": selection.error} if selection.n_selections else {}
+        return {"kind": "task", "mode": mode, "task": task, "length": length, **counts.row(), "wrong": wrong, "note": note, **attended,
+                **self.modes[mode].figures}
+
+    def _counts(self, mode: str, asked: Callable[[Answer], bool]) -> tuple[Retention, str, str | None]:
+        """(counts, wrong answers, note) of the answers that are `asked` for. What a mode found while it attended everything does not
+        count."""
+        both = [(full, own) for full, own in zip(self.answers[FULL].given, self.answers[mode].given, strict=True) if asked(full)]
+        pairs = [(full, own) for full, own in both if own.sparse]
+        counts = sum((Retention.of(full.found, own.found, own.question.chance) for full, own in pairs), Retention())
+        dense = sorted({own.n_context for _, own in both if not own.sparse})
+        note = f"{ATTENDED_EVERYTHING} in {' and '.join(f'{n:,}' for n in dense)} tokens: not counted" if dense else None
+        return counts, "; ".join(text for full, own in pairs if (text := _wrong(full, own))), note
+
+
+def _wrong(full: Answer, own: Answer) -> str:
+    """What was said where full attention is right, and what is right; "" where nothing was lost."""
+    lost = [(blank.expected, said) for blank, said, right, kept in zip(own.question.blanks, own.said, full.found, own.found)
+            if right and not kept]
+    if not lost:
+        return ""
+    said = ", ".join(f"{expected}, answered {said.strip()!r}" for expected, said in lost)
+    return f"{own.task} in {own.n_context} tokens: {said}"

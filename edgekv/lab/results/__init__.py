@@ -1,0 +1,1 @@
+"""Rows of results: files, intervals, comparisons."""

@@ -1,0 +1,59 @@
+"""What a mode still answers of what full attention answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from edgekv.lab.results.intervals import wilson
+
+HANDFUL = 5
+"""Where full attention finds fewer answers than this, and fewer than half of those asked for, the model cannot do the task:
+what it finds may be luck, and the task says nothing about the cache."""
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Counts of answers, each asked of full attention and of a mode."""
+
+    n_asked: int = 0
+    n_full: int = 0
+    """Found by full attention; the others are the model's own failures."""
+    n_found: int = 0
+    n_kept: int = 0
+    """Found by both."""
+    luck: float = 0.0
+    """What blind guesses would find, on average."""
+
+    def __add__(self, other: Retention) -> Retention:
+        return Retention(self.n_asked + other.n_asked, self.n_full + other.n_full, self.n_found + other.n_found,
+                         self.n_kept + other.n_kept, self.luck + other.luck)
+
+    @classmethod
+    def of(cls, full: tuple[bool, ...], mode: tuple[bool, ...], chance: float = 0.0) -> Retention:
+        """The answers to one question, in the same order; `chance` is the share that a guess finds."""
+        if len(full) != len(mode):
+            raise ValueError(f"{len(full)} answers of full attention and {len(mode)} of the mode")
+        return cls(len(full), sum(full), sum(mode), sum(a and b for a, b in zip(full, mode)),
+                   chance * len(full))
+
+    @property
+    def says_nothing(self) -> bool:
+        if self.luck and wilson(self.n_full, self.n_asked)[0] <= self.luck / self.n_asked:
+            return True  # guesses may have found that
+        return self.n_full < HANDFUL and 2 * self.n_full < self.n_asked or not self.n_full
+
+    @property
+    def share(self) -> float | None:
+        """Kept of what full attention finds; None where it finds nothing."""
+        return self.n_kept / self.n_full if self.n_full else None
+
+    def row(self) -> dict[str, Any]:
+        """The counts, and the share with its interval (Wilson; answers to one context are not quite independent, so it is
+        rather too narrow than too wide)."""
+        low, high = wilson(self.n_kept, self.n_full) if self.n_full else (None, None)
+        return {
+            "asked": self.n_asked, "full_found": self.n_full, "found": self.n_found, "kept": self.n_kept,
+            "extra": self.n_found - self.n_kept, "retention": self.share, "retention_low": low, "retention_high": high,
+            "luck": self.luck, "says_nothing": self.says_nothing,
+        }

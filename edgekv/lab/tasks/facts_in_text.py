@@ -1,0 +1,55 @@
+"""The same facts in a text, asked for in different ways."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from edgekv.lab.tasks.base import Blank, Context, Question, Sample, spread, task
+from edgekv.lab.texts.facts import SUBJECTS, Fact
+
+N_FACTS = 4
+"""In one context: with more of them a small model confuses them with full attention too."""
+
+N_COLD = 500
+
+
+@task("question-last", "four facts in a text, each asked for after it", family="facts")
+def question_last(random: Random, n_tokens: int, place: float) -> Sample:
+    return _sample(random, n_tokens, place)
+
+
+@task("question-first", "one fact in a text; the question stands before it, and after it only the beginning of the answer",
+      family="facts")
+def question_first(random: Random, n_tokens: int, place: float) -> Sample:
+    facts, context = facts_in_text(random, n_tokens, place)
+    fact = facts[int(place * N_FACTS) % N_FACTS]
+    asked_first = replace(context, opening=f"{fact.asked} Find the answer in this text.\n\n")
+    return Sample(asked_first, (_question(fact, ""),), question_in_context=True)
+
+
+@task("after-cold", f"four facts in a text, asked for after {N_COLD} tokens of other text", family="facts")
+def after_cold(random: Random, n_tokens: int, place: float) -> Sample:
+    return _sample(random, n_tokens, place, n_cold=N_COLD)
+
+
+@task("several", "four facts in a text, asked for in turn in one chat", family="facts")
+def several(random: Random, n_tokens: int, place: float) -> Sample:
+    return _sample(random, n_tokens, place, in_turn=True)
+
+
+def _sample(random: Random, n_tokens: int, place: float, n_cold: int = 0, in_turn: bool = False) -> Sample:
+    facts, context = facts_in_text(random, n_tokens, place)
+    return Sample(context, tuple(_question(fact, fact.asked) for fact in facts), n_cold, in_turn)
+
+
+def facts_in_text(random: Random, n_tokens: int, place: float) -> tuple[list[Fact], Context]:
+    """N_FACTS facts, and the context in which they are planted."""
+    facts = [Fact(subject, str(value)) for subject, value in
+             zip(random.sample(SUBJECTS, N_FACTS), random.sample(range(1000, 10000), N_FACTS))]
+    return facts, Context(n_tokens, needles=tuple(fact.sentence for fact in facts), depths=spread(N_FACTS, place),
+                          skip=random.random() / 2)
+
+
+def _question(fact: Fact, asked: str) -> Question:
+    return Question(asked, (Blank(fact.beginning, fact.value),))

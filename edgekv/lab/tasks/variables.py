@@ -1,0 +1,42 @@
+"""Boxes that hold a number, or what another box holds: variables that get their values from each other."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+
+from edgekv.lab.tasks.base import Blank, Context, Question, Sample, spread, task
+from edgekv.lab.tasks.needles import RULER
+
+NAMES = ("apple", "window", "guitar", "forest", "pencil", "rocket", "bottle", "market", "tunnel", "island", "pepper", "saddle",
+         "mirror", "ladder", "cotton", "helmet")
+
+N_CHAINS, N_HOPS = 2, 2
+
+
+@task("variables", "chains of boxes in a text (one holds a number, the next what that one holds); each link is asked for, and the "
+                   "number at the end of each chain", RULER)
+def variables(random: Random, n_tokens: int, place: float) -> Sample:
+    chains, context = chained(random, n_tokens, place, N_CHAINS, N_HOPS)
+    questions = []
+    for chain, value in chains:
+        questions.append(_ask(chain[0], "holds the number", value))
+        questions += [_ask(to, "holds what the box", of) for of, to in pairwise(chain)]
+        questions.append(_ask(chain[-1], "holds what other boxes hold, and in the end that is the number", value))
+    return Sample(context, tuple(questions))
+
+
+def chained(random: Random, n_tokens: int, place: float, n_chains: int, n_hops: int) -> tuple[list[tuple[list[str], str]], Context]:
+    """(boxes, the number that the first one holds) of each chain, and the context in which their links are planted, in order."""
+    names = random.sample(NAMES, n_chains * (n_hops + 1))
+    chains = [names[i::n_chains] for i in range(n_chains)]
+    values = [str(value) for value in random.sample(range(10000, 100000), n_chains)]
+    links = [[f"The box {chain[0]} holds the number {value}.",
+              *(f"The box {to} holds what the box {of} holds." for of, to in pairwise(chain))]
+             for chain, value in zip(chains, values)]
+    needles = tuple(link for same_place in zip(*links) for link in same_place)
+    return list(zip(chains, values)), Context(n_tokens, needles=needles, depths=spread(len(needles), place), skip=random.random() / 2)
+
+
+def _ask(name: str, begins: str, expected: str) -> Question:
+    return Question(f"What does the box {name} hold?", (Blank(f"The box {name} {begins}", expected),), one_word=True)

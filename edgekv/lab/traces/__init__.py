@@ -1,0 +1,1 @@
+"""Recorded attention, and its replay without a model."""

@@ -1,0 +1,242 @@
+"""Records a trace: what full attention gives each page, step by step, and what mode sparse observes of it.
+
+A text is read in batches, then decoded token by token (teacher-forced) with full attention. The same tokens are then decoded once more in
+mode sparse, which samples in every layer: what it observes is what a live policy sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edgekv import _native
+from edgekv._native import core  # after edgekv.live.runtime, which puts the libraries in place
+from edgekv.arrays.norms import page_norms
+from edgekv.config import KvOptions, SelectionOptions, parse_resolution
+from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.lab.engine.passes import BATCH_TOKENS, Caches, read
+from edgekv.lab.texts.text import Text
+from edgekv.lab.traces.file import CHUNK_STEPS, FULL, SAMPLED, Header, TraceWriter, dtype_of
+from edgekv.live.observers import UbatchReport
+from edgekv.live.runtime import Runtime
+from edgekv.models import geometry
+from edgekv.rates.measuring import interrupts
+from edgekv.rates.measuring.contexts import decoder_of
+from edgekv.rates.measuring.decoder import Decoder
+from edgekv.rates.measuring.interrupts import Interrupts
+from edgekv.vocab import DeviceKind, KvMode, SketchKind
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, the tokens done so far and their number."""
+
+@dataclass(frozen=True)
+class Recording:
+    """What to record."""
+
+    model: Path
+    text: Text
+    depth: int = 7168
+    """Tokens in the cache when the first measured step begins; the last n_warmup of them are decoded one by one."""
+    n_steps: int = 1024
+    n_warmup: int = 32
+    resolution: float = SelectionOptions.resolution
+    n_threads: int = 1
+    caches: Caches = Caches()
+
+    def __post_init__(self) -> None:
+        if self.n_warmup < 0 or min(self.n_steps, self.n_threads) < 1 or self.depth <= self.n_warmup:
+            raise ConfigError(f"cannot record {self.n_steps} steps on {self.n_threads} threads at a depth of {self.depth} tokens with a "
+                              f"window of {self.n_warmup}; steps and threads must be at least 1, and the depth above the window")
+        object.__setattr__(self, "resolution", parse_resolution(self.resolution))
+
+    @property
+    def n_tokens(self) -> int:
+        return self.depth + self.n_steps
+
+
+def record(recording: Recording, path: Path, progress: Progress = lambda what, done, total: None,
+           warn: Callable[[str], None] = lambda text: None) -> Header:
+    """Write the trace to `path`; where it does not come to an end, nothing is left of it.
+
+    Raises ConfigError where the text is too short, EDGEKV=0 is set or the file cannot be created, ModelError where the model
+    cannot be loaded, EdgeKVError where no layer is served or the disk is full.
+    """
+    if not _native.info()["enabled"]:
+        raise ConfigError("EDGEKV=0 is set, so there is no attention to observe; unset it")
+    model = geometry(recording.model)
+    if recording.n_tokens > model.n_ctx_train:
+        warn(f"{model.path.name} was trained for {model.n_ctx_train} tokens: beyond them its attention is not what it learned")
+    caches = recording.caches
+    options = _EXACT.with_(page_tokens=caches.page_tokens or KvOptions.from_env().cache.page_tokens)
+    with decoder_of(recording.model, kv_options=options, type_k=caches.type_k, type_v=caches.type_v, n_ctx=recording.n_tokens,
+                    n_batch=BATCH_TOKENS, n_ubatch=BATCH_TOKENS, n_threads=recording.n_threads) as decoder:
+        tokens = recording.text.tokens(decoder.llama, recording.n_tokens)
+        if len(tokens) < recording.n_tokens:
+            raise ConfigError(f"the text {recording.text.name} has {len(tokens)} tokens and {recording.n_tokens} are needed; give a "
+                              "longer text, or record fewer")
+        header = _header(recording, decoder, model.path.name)
+        with TraceWriter(path, header) as writer:
+            if writer.replaced:
+                warn(f"{path}.part, left over from a recording that did not end, is replaced")
+            _Run(recording, decoder, tokens, writer, progress).run()
+    return header
+
+
+_EXACT = KvOptions(mode=KvMode.EXACT, device=DeviceKind.HOST.value, policy="none", prefetch="none", kv_budget=0, observe=True, plan_every=1)
+"""On the processor: a device does not say which rows it read. Each ubatch is a run, so that its mass is not the difference of two sums."""
+
+
+def _sampling(options: KvOptions, resolution: float) -> KvOptions:
+    """Mode sparse at every depth, with the rows that it reads."""
+    return options.with_(mode=KvMode.SPARSE, sketch=SketchKind.B3, resolution=resolution, exact_tokens=0, error_every=0, keep_rows=True)
+
+
+def _header(recording: Recording, decoder: Decoder, model: str) -> Header:
+    runtime = decoder.llama.kv
+    layers = [layer for layer in runtime.layers if layer.hooked]
+    if not layers:
+        raise EdgeKVError(f"EdgeKV's attention serves no layer of this model, so there is nothing to record: "
+                          f"{runtime.layers[0].reason}")
+    n_heads = max(layer.n_head_kv for layer in layers)
+    rope = core.rope(core.find(runtime.address))
+    page_tokens = runtime.page_tokens
+    return Header(
+        model=model, text=recording.text.name, depth=recording.depth, n_warmup=recording.n_warmup, n_steps=recording.n_steps,
+        n_heads=n_heads, n_pages=(recording.n_tokens - 1) // page_tokens + 1, page_tokens=page_tokens,
+        layers=tuple(layer.il for layer in layers), groups=tuple(layer.n_head // layer.n_head_kv for layer in layers),
+        exists=tuple(tuple(head < layer.n_head_kv for head in range(n_heads)) for layer in layers), resolution=recording.resolution,
+        rope=None if rope is None else (layers[0].head_dim, *rope),
+        type_k=recording.caches.type_k.value, type_v=recording.caches.type_v.value)
+
+
+class _Run:
+    """Reads the text, and makes two passes over what follows: with full attention, and in mode sparse."""
+
+    def __init__(self, recording: Recording, decoder: Decoder, tokens: list[int], writer: TraceWriter, progress: Progress):
+        self.recording, self.decoder, self.tokens, self.writer, self.progress = recording, decoder, tokens, writer, progress
+        self.header = writer.header
+        self.runtime = decoder.llama.kv
+        self._pages = np.s_[:, :, : self.header.n_pages]
+
+    def run(self) -> None:
+        with _Watch() as watch:
+            self._read(watch)
+            self._pass("record attention", FULL, self._full, watch)
+            self._go_back(watch)
+            self.runtime.configure(_sampling(self.runtime.options, self.header.resolution))
+            self._pass("record what sampling observes", SAMPLED, self._sampled, watch)
+        self._check_order()
+        self.writer.key_norms(_key_norms(self.runtime, self.header))
+
+    def _read(self, watch: _Watch) -> None:
+        prompt = self.tokens[: self.header.n_prompt]
+        for position in read(self.decoder, prompt, self.recording.n_threads):
+            watch.check()
+            self.progress("read the text", position, len(prompt))
+
+    def _go_back(self, watch: _Watch) -> None:
+        """Go back to the end of the text. A model with recurrent layers cannot, and reads it once more."""
+        try:
+            self.decoder.rewind(self.header.n_prompt)
+        except EdgeKVError:
+            self.decoder.rewind(0)
+            self._read(watch)
+
+    def _full(self, ubatch: UbatchReport) -> tuple[np.ndarray, ...]:
+        return ubatch.mass_sum[self._pages], ubatch.mass_max[self._pages]
+
+    def _sampled(self, ubatch: UbatchReport) -> tuple[np.ndarray, ...]:
+        n_read = np.zeros(self.header.shape.axes, np.uint16)
+        for row, head in zip(*np.nonzero(np.array(self.header.exists))):
+            cells, _ = self.runtime.last_rows(int(row), int(head))
+            n_read[row, head] = np.bincount(cells // self.header.page_tokens, minlength=self.header.n_pages)
+        return ubatch.mass_sum[self._pages], ubatch.mass_max[self._pages], n_read
+
+    def _pass(self, doing: str, kinds: tuple[str, ...], arrays: Callable[[UbatchReport], tuple[np.ndarray, ...]], watch: _Watch) -> None:
+        """Decode the tokens after the text one by one and write those arrays of each."""
+        header, runtime = self.header, self.runtime
+        chunks = _Chunks(self.writer, header, kinds)
+
+        def seen(ubatch: UbatchReport) -> None:
+            if not ubatch.hooked or ubatch.layers != header.layers:
+                raise EdgeKVError("a decoded token did not run in EdgeKV's attention, and cannot be recorded")
+            chunks.add(*arrays(ubatch))
+
+        observer = watch.guard(seen)
+        runtime.observers.append(observer)
+        try:
+            for i, token in enumerate(self.tokens[header.n_prompt :]):
+                self.decoder.decode([token])
+                watch.check()
+                self.progress(doing, i + 1, header.n_total)
+        finally:
+            runtime.observers.remove(observer)
+        chunks.flush()
+
+    def _check_order(self) -> None:
+        """A trace says that page p holds the positions from p * page_tokens on."""
+        n = len(self.tokens)
+        if not np.array_equal(self.runtime.cells.stream(0).positions[:n], np.arange(n)):
+            raise EdgeKVError("llama.cpp did not store the tokens in the order of their positions, and a trace needs that")
+
+
+class _Watch(Interrupts):
+    """Raises, between two decodes, what happened in one."""
+
+    def __init__(self) -> None:
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> _Watch:
+        super().__enter__()
+        return self
+
+    def guard(self, observer: Callable[[UbatchReport], None]) -> Callable[[UbatchReport], None]:
+        def guarded(ubatch: UbatchReport) -> None:
+            try:
+                observer(ubatch)
+            except Exception as error:  # check() raises it again
+                self._error = self._error or error
+
+        return guarded
+
+    def check(self) -> None:
+        interrupts.check()
+        if self._error is not None:
+            raise self._error
+
+
+class _Chunks:
+    """Collects steps and writes them when a chunk is full."""
+
+    def __init__(self, writer: TraceWriter, header: Header, kinds: tuple[str, ...]):
+        self._writer, self._header, self._kinds = writer, header, kinds
+        self._buffers = [np.zeros((CHUNK_STEPS, *header.shape.axes), dtype_of(kind)) for kind in kinds]
+        self._start = self._n = 0
+
+    def add(self, *arrays: np.ndarray) -> None:
+        for buffer, array in zip(self._buffers, arrays, strict=True):
+            buffer[self._n] = array
+        self._n += 1
+        if self._n == CHUNK_STEPS:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._n:
+            return
+        end = self._header.n_used_end(self._start + self._n - 1)
+        for kind, buffer in zip(self._kinds, self._buffers):
+            self._writer.chunk(kind, self._start, buffer[: self._n, :, :, :end])
+        self._start, self._n = self._start + self._n, 0
+
+
+def _key_norms(runtime: Runtime, header: Header) -> np.ndarray:
+    """float32 [row, head, page]: mean L2 norm of the keys of each page."""
+    norms = np.zeros(header.shape.axes, np.float32)
+    valid = np.ones(header.depth + header.n_steps, bool)
+    for row, layer in enumerate(header.layers):
+        keys = runtime.cells.keys(layer)[0, : len(valid)]
+        norms[row, : keys.shape[1]] = page_norms(keys, valid, header.page_tokens).T
+    return norms

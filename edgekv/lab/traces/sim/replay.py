@@ -1,0 +1,188 @@
+"""Replays a trace against a policy, as `edgekv.lab.traces.sim` describes it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from edgekv import policies, prefetch
+from edgekv.hierarchy import budgets
+from edgekv.lab.traces.sim.hot import HotTier
+from edgekv.lab.traces.sim.result import Result
+from edgekv.lab.traces.sim.scenario import Access, Scenario
+from edgekv.lab.traces.trace import Header, Trace, TraceStep
+from edgekv.pages.observation import Observation
+from edgekv.policies import Policy
+from edgekv.prefetch import Rope
+from edgekv.vocab import Split
+
+Progress = Callable[[int, int], None]
+"""Called with the steps done and their number."""
+
+REPORT_STEPS = 16
+
+
+def simulate(trace: Trace, scenario: Scenario, progress: Progress | None = None) -> Result:
+    """Raises ConfigError for a policy or prefetch that there is not, or that the trace's model cannot have."""
+    began = time.perf_counter()
+    replay = Replay(trace, scenario)
+    for i, step in enumerate(trace.steps(scenario.needs_sampled)):
+        replay.step(step)
+        if progress is not None and i % REPORT_STEPS == 0:
+            progress(i, len(trace))
+    return replay.result(time.perf_counter() - began)
+
+
+class Replay:
+    """The state of a simulation between two steps. Steps come with what mode sparse observed where `Scenario.needs_sampled`."""
+
+    def __init__(self, trace: Trace, scenario: Scenario):
+        header = trace.header
+        self.header, self.scenario, self.shape = header, scenario, header.shape
+        self.policy: Policy = policies.make(scenario.policy, self.shape, scenario.settings)
+        self.split = _split(scenario, self.policy)
+        self.prefetcher = prefetch.make(scenario.prefetch, self.shape, Rope(*header.rope) if header.rope else None)
+        self.hot = HotTier(self.shape)
+        self.chosen: np.ndarray | None = None
+        """bool [row, head, :n_used_end]: what the policy chose for the last step; None in the warm-up but for its last step, where it says
+        what the policy would have chosen."""
+        self._n_prefetch = 0 if scenario.prefetch == "none" else round(scenario.prefetch_pages * self.shape.n_existing_heads)
+        self._key_norms = trace.key_norms if self.policy.needs_keys else None
+        self._sums = _Sums(header)
+        self._n_done = 0
+        if header.n_prompt:
+            self._read_prompt()
+
+    def _read_prompt(self) -> None:
+        """The tokens read in batches, as a live policy meets them: stored, not observed."""
+        nothing = np.zeros(self.shape.axes, np.float32)
+        end = self.header.n_used_end(-1)
+        n = self.header.n_prompt
+        self.policy.update(self._observation(nothing, nothing, n - 1, end, n, np.arange(end), False))
+
+    def _observation(self, mass_sum: np.ndarray, mass_max: np.ndarray, position: int, end: int, n_tokens: int = 1,
+                     changed: np.ndarray | None = None, observed: bool = True) -> Observation:
+        norms = self._key_norms
+        if norms is not None:
+            norms = np.where(np.arange(self.shape.n_pages) < end, norms, np.float32(0))
+        return Observation(mass_sum, mass_max, n_tokens, observed, np.array([end - 1]) if changed is None else changed,
+                           self.header.page_positions(position), position, end,
+                           self.scenario.n_budget(end, self.shape.page_tokens), norms)
+
+    def step(self, step: TraceStep) -> None:
+        """Choose, measure, observe; in the warm-up nothing is missed."""
+        self._n_done += 1
+        true = self._observation(step.mass_sum, step.mass_max, step.position, step.n_used_end)
+        if self.policy.clairvoyant:
+            self.policy.update(true)
+        # what the policy would have chosen for the last step of the warm-up is what is hot when the first one begins
+        chooses = not step.warmup or self._n_done == self.header.n_warmup
+        chosen = self._choose(step) if chooses else None
+        seen = true
+        if self.scenario.observe == "sampled":
+            mass_sum, mass_max, _ = step.sampled
+            seen = replace(true, mass_sum=mass_sum, mass_max=mass_max)
+        elif self.scenario.observe == "honest" and not step.warmup and chosen is not None:
+            seen = self._honest(step, true, chosen)
+        if not self.policy.clairvoyant:
+            self.policy.update(seen)
+        if chooses and self._n_prefetch:
+            self.hot.prefetch(self.prefetcher, seen, self._n_prefetch)
+
+    def _choose(self, step: TraceStep) -> np.ndarray:
+        """bool [row, head, :n_used_end]: the policy's pins and the page being filled, then the pages of the highest score up to the
+        budget."""
+        end, scores, pins = step.n_used_end, self.policy.scores, self.policy.pins
+        always = np.zeros(end, bool) if pins is None else pins[..., :end].copy()
+        always[..., end - 1] = True
+        values = np.zeros((*self.shape.axes[:2], end), np.float32) if scores is None else scores[:, :, :end]
+        n = min(self.policy.most(self.scenario.n_budget(end, self.shape.page_tokens)), end)
+        chosen = self.chosen = budgets.divide(self.split, values, always, np.True_, n, self.shape.exists)
+        fetched = self.hot.admit(chosen)
+        if not step.warmup:
+            brought = self.hot.brought[:, :, :end]
+            self._sums.add(step, chosen | brought, fetched, brought, Access.parse(self.scenario.access))
+        return chosen
+
+    def _honest(self, step: TraceStep, true: Observation, chosen: np.ndarray) -> Observation:
+        """What is seen where the chosen pages alone are attended: the softmax over them."""
+        end = step.n_used_end
+        mass = true.mass_sum[:, :, :end]
+        seen = chosen * _ratio(mass.sum(axis=2), np.sum(mass, axis=2, where=chosen))[:, :, None]
+        mass_sum, mass_max = np.zeros(self.shape.axes, np.float32), np.zeros(self.shape.axes, np.float32)
+        np.multiply(mass, seen, out=mass_sum[:, :, :end])
+        np.multiply(true.mass_max[:, :, :end], seen, out=mass_max[:, :, :end])
+        return replace(true, mass_sum=mass_sum, mass_max=mass_max)
+
+    def result(self, seconds: float) -> Result:
+        observe = "ahead" if self.policy.clairvoyant else self.scenario.observe
+        return self._sums.result(self.scenario, self.header, self.split, observe, seconds)
+
+
+def _split(scenario: Scenario, policy: Policy) -> Split:
+    """How the budget is divided: as asked for, else as in the policy's source, else as live."""
+    if scenario.split is not None:
+        return scenario.split
+    if policy.split is not None:
+        return policy.split
+    return Split.UNIFORM if scenario.observe == "honest" else Split.POOLED
+
+
+def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """float32; 1 where there is nothing below."""
+    return np.divide(above, below, out=np.ones(above.shape, np.float32), where=below > 0)
+
+
+class _Sums:
+    """What the measured steps add up to; arrays are float64 [row, head]."""
+
+    def __init__(self, header: Header):
+        self._exists = np.array(header.exists)
+        self._n_steps = 0
+        self._n_visible = 0
+        self._hit_mass, self._hits, self._wanted, self._hot, self._fetched, self._prefetched = np.zeros((6, *self._exists.shape))
+        self._hit_mass_over_time: list[float] = []
+
+    def add(self, step: TraceStep, hot: np.ndarray, fetched: np.ndarray, brought: np.ndarray, access: Access) -> None:
+        """A step; hot and brought, what prefetch made hot of it: bool [row, head, :n_used_end], fetched: int [row, head]."""
+        end = step.n_used_end
+        self._n_steps += 1
+        self._n_visible += end
+        mass = step.mass_sum[:, :, :end]
+        total = mass.sum(axis=2)
+        hit_mass = _ratio(np.sum(mass, axis=2, where=hot), total)
+        self._hit_mass += hit_mass
+        self._hot += hot.sum(axis=2)
+        wanted = _wanted(step, mass, total, access)
+        self._hits += np.sum(wanted, axis=2, where=hot)
+        self._wanted += wanted.sum(axis=2)
+        prefetched = brought.sum(axis=2)
+        self._fetched += fetched + prefetched
+        self._prefetched += prefetched
+        self._hit_mass_over_time.append(float(hit_mass[self._exists].mean()))
+
+    def result(self, scenario: Scenario, header: Header, split: Split, observe: str, seconds: float) -> Result:
+        def by_head(sums: np.ndarray, over: np.ndarray | int) -> np.ndarray:
+            over = np.broadcast_to(over, sums.shape)
+            return np.divide(sums, over, out=np.full(sums.shape, np.nan), where=self._exists & (over > 0))
+
+        n = self._n_steps
+        return Result(
+            scenario, header, split, observe, hit_rate_by_head=by_head(self._hits, self._wanted),
+            hit_rate_mass_by_head=by_head(self._hit_mass, n), hot_by_head=by_head(self._hot, n),
+            fetched_by_head=by_head(self._fetched, n), prefetched_by_head=by_head(self._prefetched, n),
+            n_wanted=self._wanted * self._exists, n_visible=self._n_visible / n,
+            hit_rate_mass_over_time=np.array(self._hit_mass_over_time), seconds=seconds)
+
+
+def _wanted(step: TraceStep, mass: np.ndarray, total: np.ndarray, access: Access) -> np.ndarray:
+    """[row, head, :n_used_end]: the rows of each page that are wanted, or whether the page is; of equal pages the newer."""
+    if access.top:
+        return budgets.divide(Split.UNIFORM, mass, np.False_, np.True_, access.top)
+    if access.share:
+        return mass > np.float32(access.share) * total[:, :, None]
+    _, _, n_read = step.sampled
+    return n_read[:, :, : step.n_used_end]

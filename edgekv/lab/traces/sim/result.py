@@ -1,0 +1,95 @@
+"""What a simulation found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgekv.lab.traces.sim.scenario import Scenario
+from edgekv.lab.traces.trace import Header
+from edgekv.vocab import Split
+
+
+@dataclass(frozen=True)
+class Result:
+    """Means over the steps that are measured. Arrays _by_head are float64 [row, head], NaN where the row has no such head."""
+
+    scenario: Scenario
+    header: Header
+    split: Split
+    """How the budget was divided."""
+    observe: str
+    """The observation of the scenario, or "ahead": the policy saw each step before it chose, as only the oracle does."""
+    hit_rate_by_head: np.ndarray
+    """What was wanted and hot / what was wanted."""
+    hit_rate_mass_by_head: np.ndarray
+    """True mass on hot pages / true mass on all."""
+    hot_by_head: np.ndarray
+    """Pages in a step."""
+    fetched_by_head: np.ndarray
+    """Pages that became hot for a step, prefetched ones included."""
+    prefetched_by_head: np.ndarray
+    """Pages that prefetch made hot for a step."""
+    n_wanted: np.ndarray
+    """Wanted rows or pages [row, head], of all steps together."""
+    n_visible: float
+    """Pages in a step, mean."""
+    hit_rate_mass_over_time: np.ndarray
+    """float64 [step], means over all heads."""
+    seconds: float
+    """What the simulation took."""
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of all that is wanted by all heads."""
+        return _weighted(self.hit_rate_by_head, self.n_wanted)
+
+    @property
+    def hit_rate_mass(self) -> float:
+        return self._mean(self.hit_rate_mass_by_head)
+
+    @staticmethod
+    def _mean(by_head: np.ndarray) -> float:
+        return float(np.nanmean(by_head))
+
+    def row(self) -> dict[str, Any]:
+        """Numbers and words, for a table. hit_rate is by access; worst_mass is hit_rate_mass of the head that has least; budget is a
+        share, or a whole number of tokens."""
+        scenario = self.scenario
+        budget: Any = scenario.budget  # an Attend, by now
+        return {
+            "policy": scenario.policy, "budget": budget.tokens or budget.share, "split": self.split.value,
+            "observe": self.observe, "prefetch": scenario.prefetch, "access": str(scenario.access),
+            "hit_rate": self.hit_rate, "hit_rate_mass": self.hit_rate_mass, "worst_mass": float(np.nanmin(self.hit_rate_mass_by_head)),
+            "hot": self._mean(self.hot_by_head) / self.n_visible, "fetched": self._mean(self.fetched_by_head),
+            "prefetched": self._mean(self.prefetched_by_head), "seconds": self.seconds,
+        }
+
+    def by_head(self) -> Iterator[dict[str, Any]]:
+        """A row for each head that there is, the layer's number in the model."""
+        for row, head in zip(*np.nonzero(np.array(self.header.exists))):
+            yield {"layer": self.header.layers[row], "head": int(head), **self._figures(np.s_[row, head])}
+
+    def by_layer(self) -> Iterator[dict[str, Any]]:
+        """A row for each layer: means over its heads."""
+        for row, layer in enumerate(self.header.layers):
+            yield {"layer": layer, **self._figures(np.s_[row])}
+
+    def worst(self, n: int) -> list[dict[str, Any]]:
+        """The heads with the lowest hit rate by mass, the lowest first."""
+        return sorted(self.by_head(), key=lambda row: row["hit_rate_mass"])[:n]
+
+    def _figures(self, part: Any) -> dict[str, Any]:
+        return {
+            "hit_rate": _weighted(self.hit_rate_by_head[part], self.n_wanted[part]),
+            "hit_rate_mass": self._mean(self.hit_rate_mass_by_head[part]), "hot": self._mean(self.hot_by_head[part]) / self.n_visible,
+            "fetched": self._mean(self.fetched_by_head[part]), "prefetched": self._mean(self.prefetched_by_head[part]),
+        }
+
+
+def _weighted(rates: np.ndarray, weights: np.ndarray) -> float:
+    total = np.nansum(weights)
+    return float(np.nansum(rates * weights) / total) if total else float("nan")

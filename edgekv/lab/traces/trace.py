@@ -1,0 +1,193 @@
+"""Recorded attention: for each decode step (one token), how much attention mass fell on each page, and what of it sampling observed.
+
+`Trace.open` reads a file that `edgekv trace record` wrote (`edgekv.lab.traces.file` describes it), chunk by chunk while it is
+iterated; `Trace.of` makes one from arrays. Both can be reduced (`cut`) and written (`write`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from edgekv.errors import ConfigError
+from edgekv.lab.traces.file import CHUNK_STEPS, FULL, KINDS, Header, TraceFile, TraceWriter, chunk_starts, dtype_of
+
+__all__ = ["Header", "Trace", "TraceStep"]
+
+
+_FLOATS = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+"""Every float16 by its bits: looked up several times as fast as NumPy converts."""
+
+
+@dataclass(frozen=True)
+class TraceStep:
+    """One decode step. Arrays are [row, head, page], zero from n_used_end on; masses are float32."""
+
+    mass_sum: np.ndarray
+    """Attention mass, summed over the query heads of the group: a head's pages add up to the group size, less what sinks of the
+    model itself took."""
+    mass_max: np.ndarray
+    """The maximum over the query heads."""
+    position: int
+    n_used_end: int
+    warmup: bool
+    """No policy misses anything of this step, and it is not measured."""
+    sampled_sum: np.ndarray | None = None
+    """mass_sum as mode sparse observes it: a consistent estimate, zero where it read nothing. None: not asked for."""
+    sampled_max: np.ndarray | None = None
+    """The same of mass_max."""
+    n_read: np.ndarray | None = None
+    """uint16: how many rows mode sparse read of the page."""
+
+    @property
+    def sampled(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(sampled_sum, sampled_max, n_read). Raises ValueError where they were not asked for (`Trace.steps`)."""
+        if self.sampled_sum is None or self.sampled_max is None or self.n_read is None:
+            raise ValueError("this step was read without what mode sparse observed")
+        return self.sampled_sum, self.sampled_max, self.n_read
+
+
+class _Source(Protocol):
+    header: Header
+
+    def chunk(self, kind: str, start: int) -> np.ndarray: ...
+
+    def key_norms(self) -> np.ndarray: ...
+
+    def close(self) -> None: ...
+
+
+class _Arrays:
+    """A trace in memory: [step, row, head, page] of each kind, as a file keeps it."""
+
+    def __init__(self, header: Header, arrays: Mapping[str, np.ndarray], key_norms: np.ndarray):
+        self.header, self._arrays, self._key_norms = header, arrays, key_norms
+
+    def chunk(self, kind: str, start: int) -> np.ndarray:
+        return self._arrays[kind][start : start + CHUNK_STEPS]
+
+    def key_norms(self) -> np.ndarray:
+        return self._key_norms
+
+    def close(self) -> None:
+        pass
+
+
+class Trace:
+    """Steps in order, those of the warm-up first; can be iterated again and again."""
+
+    def __init__(self, source: _Source):
+        self._source = source
+        self.header = source.header
+        self._axes = source.header.shape.axes
+
+    @classmethod
+    def open(cls, path: Path | str) -> Trace:
+        """Raises ConfigError where there is no complete trace of this version."""
+        return cls(TraceFile(Path(path)))
+
+    @classmethod
+    def of(cls, header: Header, mass_sum: np.ndarray, sampled_sum: np.ndarray, n_read: np.ndarray, mass_max: np.ndarray | None = None,
+           sampled_max: np.ndarray | None = None, key_norms: np.ndarray | None = None) -> Trace:
+        """From arrays [step, row, head, page], which are rounded as in a file. A maximum that is None is as its sum, which is right for
+        groups of one query head; key_norms None: all 1."""
+        given = (mass_sum, mass_sum if mass_max is None else mass_max, sampled_sum,
+                 sampled_sum if sampled_max is None else sampled_max, n_read)
+        axes = (header.n_total, *header.shape.axes)
+        arrays = {}
+        for kind, array in zip(KINDS, given):
+            if array.shape != axes:
+                raise ConfigError(f"{kind} is {array.shape}; the header says it is {axes}")
+            arrays[kind] = array.astype(dtype_of(kind))
+        norms = np.ones(header.shape.axes) if key_norms is None else key_norms
+        return cls(_Arrays(header, arrays, norms.astype(np.float32)))
+
+    def close(self) -> None:
+        self._source.close()
+
+    def __enter__(self) -> Trace:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        """Steps with those of the warm-up."""
+        return self.header.n_total
+
+    def __iter__(self) -> Iterator[TraceStep]:
+        return self.steps()
+
+    def steps(self, sampled: bool = True) -> Iterator[TraceStep]:
+        """The steps, with what mode sparse observed or without: what is not wanted is not read."""
+        header = self.header
+        for start in chunk_starts(header):
+            chunks = [self._source.chunk(kind, start) for kind in (KINDS if sampled else FULL)]
+            for i in range(len(chunks[0])):
+                mass_sum, mass_max, *others = (self._wide(chunk[i]) for chunk in chunks)
+                step = start + i
+                yield TraceStep(mass_sum, mass_max, header.position(step), header.n_used_end(step), step < header.n_warmup, *others)
+
+    @property
+    def key_norms(self) -> np.ndarray:
+        """float32 [row, head, page]: mean L2 norm of each page's keys after the last step, zero where there is no such head."""
+        return self._source.key_norms()
+
+    def _wide(self, array: np.ndarray) -> np.ndarray:
+        """With all pages, and float32 in place of float16."""
+        masses = array.dtype == np.float16
+        wide = np.zeros(self._axes, np.float32 if masses else array.dtype)
+        wide[:, :, : array.shape[2]] = np.take(_FLOATS, array.view(np.uint16), mode="clip") if masses else array
+        return wide
+
+    # ---- other traces of it ---------------------------------------------------------------------------------------------------
+
+    def loaded(self) -> Trace:
+        """It in memory (`loaded_bytes`), for many simulations of one trace."""
+        return self.cut()
+
+    @property
+    def loaded_bytes(self) -> int:
+        header = self.header
+        return 2 * len(KINDS) * header.n_total * header.n_rows * header.n_heads * header.n_pages
+
+    def cut(self, rows: Sequence[int] | None = None, n_steps: int | None = None, n_warmup: int | None = None) -> Trace:
+        """A part of it, in memory: some rows, the first n_steps steps, the last n_warmup of the warm-up. None: all of them. Raises
+        ConfigError where it has not that."""
+        header = self.header
+        rows = list(range(header.n_rows)) if rows is None else list(rows)
+        n_steps = header.n_steps if n_steps is None else n_steps
+        n_warmup = header.n_warmup if n_warmup is None else n_warmup
+        if not (0 < n_steps <= header.n_steps and 0 <= n_warmup <= header.n_warmup and rows
+                and 0 <= min(rows) <= max(rows) < header.n_rows):
+            raise ConfigError(f"a trace of {header.n_rows} rows, {header.n_warmup} warm-up steps and {header.n_steps} steps cannot be "
+                              f"cut to rows {rows}, {n_warmup} and {n_steps} steps")
+        first = header.n_warmup - n_warmup
+        smaller = replace(header, n_warmup=n_warmup, n_steps=n_steps, layers=tuple(header.layers[row] for row in rows),
+                          groups=tuple(header.groups[row] for row in rows), exists=tuple(header.exists[row] for row in rows),
+                          n_pages=header.n_used_end(header.n_warmup + n_steps - 1))
+        arrays = {kind: self._cut(kind, rows, first, smaller) for kind in KINDS}
+        return Trace(_Arrays(smaller, arrays, self.key_norms[rows, :, : smaller.n_pages]))
+
+    def _cut(self, kind: str, rows: list[int], first: int, smaller: Header) -> np.ndarray:
+        out = np.zeros((smaller.n_total, *smaller.shape.axes), dtype_of(kind))
+        for start in chunk_starts(self.header):
+            begin, end = max(start, first), min(start + CHUNK_STEPS, first + smaller.n_total)
+            if begin < end:
+                chunk = self._source.chunk(kind, start)[begin - start : end - start, rows, :, : smaller.n_pages]
+                out[begin - first : end - first, :, :, : chunk.shape[3]] = chunk
+        return out
+
+    def write(self, path: Path | str) -> None:
+        """Raises ConfigError or EdgeKVError where it cannot be written; there is no file then."""
+        header = self.header
+        with TraceWriter(Path(path), header) as writer:
+            for start in chunk_starts(header):
+                for kind in KINDS:
+                    chunk = self._source.chunk(kind, start)
+                    writer.chunk(kind, start, chunk[..., : header.n_used_end(start + len(chunk) - 1)])
+            writer.key_norms(self.key_norms)

@@ -1,0 +1,1 @@
+"""What this machine does, as it was measured and is kept."""

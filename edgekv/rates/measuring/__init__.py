@@ -1,0 +1,1 @@
+"""Measures what this machine does, with small models of its own, and plans by it."""

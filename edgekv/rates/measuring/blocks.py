@@ -1,0 +1,121 @@
+"""K and V of many tokens at once: from one context to another, and made up.
+
+A block of n tokens is what `edgekv.live.tokens` has: uint8, for each layer K rows [n, bytes] and then V rows [n, bytes].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+
+from edgekv.rates.measuring.decoder import Decoder
+from edgekv.vocab import CacheType
+
+BLOCK_TOKENS = 512
+"""Tokens that go from one context to another at once."""
+
+BANK_TOKENS = 2048
+"""Made-up tokens that differ. Deeper caches repeat them: a repeated key takes as long as another one."""
+
+KEY_SPREAD = 1.0
+"""Standard deviation of a made-up key's entries, in those of the keys that the model computed."""
+
+_STATE_MAGIC = 0xAF143CD8
+"""Of a sequence's state (llama.cpp: io_magic)."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How a context keeps a token: bytes of its K row and V row in each layer."""
+
+    k_bytes: tuple[int, ...]
+    v_bytes: tuple[int, ...]
+    type_k: CacheType
+    type_v: CacheType
+
+    @classmethod
+    def of(cls, decoder: Decoder) -> Rows:
+        """Raises NativeError where a context keeps more of its tokens than rows in one plain cache."""
+        assert decoder.kv is not None
+        cache = decoder.kv.options.cache
+        return cls(*decoder.kv.tokens.row_bytes(), cache.type_k, cache.type_v)
+
+    @property
+    def token_bytes(self) -> int:
+        return sum(self.k_bytes) + sum(self.v_bytes)
+
+    def parts(self, block: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """K rows and V rows of each layer, uint8 [n, bytes], in place."""
+        n, first = block.nbytes // self.token_bytes, 0
+        for k, v in zip(self.k_bytes, self.v_bytes):
+            middle, end = first + n * k, first + n * (k + v)
+            yield block[first:middle].reshape(n, k), block[middle:end].reshape(n, v)
+            first = end
+
+    def state(self, block: np.ndarray, position: int) -> np.ndarray:
+        """The same tokens as a saved sequence of a context without flash attention, where V lies transposed: uint8."""
+        n = block.nbytes // self.token_bytes
+        cells = np.zeros((n, 3), np.int32)  # position, number of sequences, sequence
+        cells[:, 0], cells[:, 1] = np.arange(position, position + n), 1
+        parts = list(self.parts(block))
+        pieces: list[np.ndarray] = [np.array([_STATE_MAGIC, 0, 1, n], np.uint32), cells, np.array([1, len(parts)], np.uint32)]
+        for (keys, _), width in zip(parts, self.k_bytes):
+            pieces += [np.array([self.type_k.ggml_type], np.int32), np.array([width], np.uint64), keys]
+        for (_, values), width in zip(parts, self.v_bytes):
+            pieces += [np.array([self.type_v.ggml_type, 2, width // 2], np.int32), values.view(np.uint16).T]
+        return np.concatenate([np.ascontiguousarray(piece).view(np.uint8).ravel() for piece in pieces])
+
+
+def put(decoder: Decoder, rows: Rows, block: np.ndarray) -> None:
+    """Add the block's tokens behind what the cache holds. A decoder that EdgeKV is not attached to must take states."""
+    n = block.nbytes // rows.token_bytes
+    if decoder.kv is None:
+        decoder.append(rows.state(block, decoder.position), n)
+        return
+    decoder.kv.tokens.put(0, decoder.position, block, range(n), n, 0)
+    decoder.position += n
+
+
+def taken(decoder: Decoder, rows: Rows, first: int, end: int) -> Iterator[np.ndarray]:
+    """Blocks of the tokens at positions `first` to `end`."""
+    assert decoder.kv is not None
+    cells = decoder.kv.tokens.cells_of(0, end)
+    for start in range(first, end, BLOCK_TOKENS):
+        some = cells[start : min(end, start + BLOCK_TOKENS)]
+        yield decoder.kv.tokens.read(0, some, len(some) * rows.token_bytes)
+
+
+class Bank:
+    """Made-up tokens: each entry normally distributed, around the mean that the same entry has in tokens which the model computed."""
+
+    def __init__(self, rows: Rows, computed: np.ndarray, spread: float = KEY_SPREAD, n: int = BANK_TOKENS):
+        """computed: a block of some hundred tokens."""
+        rng = np.random.default_rng(0)
+        made = []
+        for keys, values in rows.parts(computed):
+            made += [_alike(keys, rows.type_k, spread, n, rng), _alike(values, rows.type_v, 1.0, n, rng)]
+        self._rows, self._parts, self._n = rows, made, n
+
+    def block(self, first: int, n: int) -> np.ndarray:
+        """The tokens at positions `first` and on, at most up to where the bank begins again."""
+        begin = first % self._n
+        return np.concatenate([part[begin : begin + n].ravel() for part in self._parts])
+
+    def blocks(self, first: int, end: int) -> Iterator[np.ndarray]:
+        while first < end:
+            n = min(BLOCK_TOKENS, end - first, self._n - first % self._n)
+            yield self.block(first, n)
+            first += n
+
+
+def _alike(computed: np.ndarray, kind: CacheType, spread: float, n: int, rng: np.random.Generator) -> np.ndarray:
+    """uint8 [n, bytes] with the mean and `spread` times the deviation of each column of uint8 [m, bytes]."""
+    values = computed.view(np.float16).astype(np.float32) if kind is CacheType.F16 else dequantize(computed, GGMLQuantizationType.Q8_0)
+    made = rng.standard_normal((n, values.shape[1]), np.float32) * (spread * values.std(axis=0)) + values.mean(axis=0)
+    if kind is CacheType.F16:
+        return made.astype(np.float16).view(np.uint8)
+    return quantize(made, GGMLQuantizationType.Q8_0)

@@ -1,0 +1,93 @@
+"""A plan of this machine as it is now: its free memory, its GPU, its measured rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgekv.config import KvOptions
+from edgekv.errors import EdgeKVError
+from edgekv.machine import default_threads
+from edgekv.memory.allocations import Request, Slots
+from edgekv.memory.available import available_bytes
+from edgekv.memory.devices import place
+from edgekv.memory.plan import Plan, make_plan
+from edgekv.models.geometry import open_model
+from edgekv.vocab import DeviceKind
+
+if TYPE_CHECKING:
+    from edgekv.models.geometry import ModelFile
+    from edgekv.rates.host import HostRates
+
+Say = Callable[[str], None]
+
+
+class Measuring:
+    """What may be measured for a plan. compute: llama.cpp's work buffers too; again: rates that are kept; say: told what is measured."""
+
+    def __init__(self, say: Say = lambda what: None, compute: bool = False, again: bool = False):
+        self.say, self.compute, self.again = say, compute, again
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a person says of a context. n_ctx None: as long as memory allows; n_threads None: `machine.default_threads`."""
+
+    kv: KvOptions
+    n_ctx: int | None = None
+    n_slots: int = 1
+    store_bytes: int = 0
+    n_threads: int | None = None
+    from_disk: bool = False
+
+
+def plan_here(path: Path, asked: Asked, measuring: Measuring | None = None) -> Plan:
+    """The plan for a model's header. measuring None: nothing is measured, and speeds are there only where rates are kept.
+
+    Raises ModelError for a file that is no model, CudaUnavailable where a GPU was asked for and cannot be used.
+    """
+    model = open_model(path, whole=False)
+    kv, n_threads = asked.kv, asked.n_threads or default_threads()
+    placement = place(kv)
+    request = Request(model, kv, asked.n_ctx, Slots(asked.n_slots), available_bytes(), asked.store_bytes, placement.room, n_threads=n_threads,
+                      from_disk=asked.from_disk)
+    if placement.room is not None:
+        from edgekv.rates.device import calibrate
+
+        again = bool(measuring and measuring.again)
+        return make_plan(request, None, calibrate(placement.kind, placement.index, again) if placement.kind is DeviceKind.CUDA else None)
+    if measuring is None:
+        return make_plan(request, kept_rates(model, kv, n_threads))
+    notes: list[str] = []
+    rates: HostRates | None = None
+    if measuring.compute:
+        from edgekv.rates.measuring.reserve import reserved_compute
+
+        try:
+            request = replace(request, compute=reserved_compute(model, kv, make_plan(request, None).n_ctx, asked.n_slots))
+        except EdgeKVError as error:
+            notes.append(f"llama.cpp's work buffers could not be measured: {error}")
+    try:
+        rates = measured_rates(model, kv, n_threads, measuring)
+    except EdgeKVError as error:  # an answer about memory is one without speeds too
+        notes.append(f"the speeds could not be measured: {error}")
+    plan = make_plan(request, rates)
+    return replace(plan, notes=(*plan.notes, *notes))
+
+
+def measured_rates(model: ModelFile, kv: KvOptions, n_threads: int, measuring: Measuring) -> HostRates:
+    if not measuring.again and (kept := kept_rates(model, kv, n_threads)) is not None:
+        return kept
+    from edgekv.rates.measuring.weights import host_rates
+
+    return host_rates(model, kv, n_threads, measuring.say, measuring.again)
+
+
+def kept_rates(model: ModelFile, kv: KvOptions, n_threads: int) -> HostRates | None:
+    """The rates for a model where all of them were measured before."""
+    from edgekv import _native
+    from edgekv.rates.host import Kept, kept_for
+
+    return kept_for(model, kv, Kept(n_threads, _native.isa()))

@@ -1,0 +1,166 @@
+"""edgekv.lab.questions.ladder and `edgekv bench ladder`."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from click.testing import CliRunner
+from support.traces import random_trace
+
+from edgekv.cli.main import cli
+from edgekv.errors import ConfigError
+from edgekv.lab.engine.modes import find_mode
+from edgekv.lab.questions import ladder
+from edgekv.lab.questions.ladder import BASE, FIGURES, MEAN, RUNGS, LadderBench, of_traces, prepare, run
+from edgekv.lab.texts.text import Text
+from edgekv.lab.traces.sim import simulate
+from edgekv.lab.traces.trace import Trace
+from edgekv.machine import cpu_family
+from edgekv.vocab import SketchKind, Split
+
+NAMES = [rung.name for rung in RUNGS]
+SEEING = [name for name in NAMES if "oracle" not in name]
+"""Rungs to which it matters what is observed."""
+LETTERS = "the cat sat on a mat and then it ran to the sea where a fish told it the way home again "
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "noise.npz"
+    random_trace().write(path)
+    return path
+
+
+def test_rungs_make_sense():
+    assert len(set(NAMES)) == len(NAMES)
+    assert [rung.published for rung in RUNGS if rung.published] == [0.70, 0.78, 0.85, 0.91, 0.95]
+    for i, rung in enumerate(RUNGS):
+        assert rung.base is None or rung.base in NAMES[:i], f"{rung.name} is compared with what comes later"
+        BASE.with_(budget=0.1, **rung.scenario)
+
+
+@pytest.mark.parametrize("rung", [rung for rung in RUNGS if rung.live], ids=lambda rung: rung.name)
+def test_live_modes_are_what_is_simulated(rung):
+    mode = find_mode(rung.bench_mode(0.125))
+    options = mode.options(ladder.kv.KvOptions(), 4096)
+    scenario = BASE.with_(budget=0.125, **rung.scenario)
+    assert options.selection.attend == scenario.budget and options.selection.exact_tokens == 0 and options.selection.sketch is SketchKind.NONE
+    assert rung.name == "streaming" or options.placement.policy == scenario.policy
+    assert scenario.split is Split.UNIFORM  # as each head attends alike
+
+
+def test_rows(trace):
+    bench = of_traces(None, (trace,), budgets=(0.1, 0.3), observe=("sampled", "honest", "full"), live=False)
+    rows = run(bench, prepare(bench, trace.parent))
+    assert [(row["budget"], row["observe"], row["rung"]) for row in rows] == [
+        (budget, observe if name in SEEING else "ahead", name) for budget in (0.1, 0.3)
+        for observe, names in (("sampled", NAMES), ("honest", SEEING), ("full", SEEING)) for name in names]
+    assert all(set(FIGURES) <= set(row) for row in rows)
+    with Trace.open(trace) as opened:
+        for row in rows[len(rows) // 2 :]:
+            rung = RUNGS[NAMES.index(row["rung"])]
+            observe = "sampled" if row["observe"] == "ahead" else row["observe"]
+            expected = simulate(opened, BASE.with_(budget=0.3, observe=observe, **rung.scenario)).row()
+            assert [row[key] for key in ("hit_rate", "hit_rate_mass", "worst_mass", "fetched")] == \
+                [expected[key] for key in ("hit_rate", "hit_rate_mass", "worst_mass", "fetched")]
+    by_name = {(row["observe"], row["rung"]): row for row in rows if row["budget"] == 0.1}
+    for (observe, name), row in by_name.items():
+        base = RUNGS[NAMES.index(name)].base
+        if base is None:
+            assert row["gain"] is None and row["gain_mass"] is None
+        else:
+            assert row["gain"] == row["hit_rate"] - by_name[observe, base]["hit_rate"]
+            assert row["gain_mass"] == row["hit_rate_mass"] - by_name[observe, base]["hit_rate_mass"]
+    assert by_name["ahead", "oracle"]["hit_rate_mass"] >= max(
+        row["hit_rate_mass"] for row in by_name.values() if row["split"] == "uniform" and row["prefetch"] == "none")
+
+
+def test_more_pages_keep_more(trace):
+    bench = of_traces(None, (trace,), budgets=(0.1, 0.3, 1.0), live=False)
+    rows = run(bench, prepare(bench, trace.parent))
+    for observe, name in {(row["observe"], row["rung"]) for row in rows}:
+        kept = [row["hit_rate_mass"] for row in rows if (row["observe"], row["rung"]) == (observe, name)]
+        assert len(kept) == 3 and kept == sorted(kept), name
+        # StreamingLLM's budget too: with all of it, everything is hot
+        assert kept[-1] == pytest.approx(1.0, abs=1e-6), name
+
+
+def test_means(trace, tmp_path):
+    random_trace(7).write(tmp_path / "other.npz")
+    bench = of_traces(None, (trace, tmp_path / "other.npz"), budgets=(0.2,), live=False)
+    rows = run(bench, prepare(bench, tmp_path))
+    assert {row["text"] for row in rows} == {str(trace), str(tmp_path / "other.npz"), MEAN}  # one text twice: told apart by file
+    for observe, name in {(row["observe"], row["rung"]) for row in rows}:
+        *each, mean = (row for row in rows if (row["observe"], row["rung"]) == (observe, name))
+        assert mean["text"] == MEAN and mean["hit_rate"] == pytest.approx(sum(row["hit_rate"] for row in each) / 2)
+        assert len(each) == 2 and mean["kld"] is None
+
+
+def test_command_on_traces(trace, tmp_path):
+    arguments = ["bench", "ladder", "--trace", str(trace), "--no-live", "--budgets", "10%,0.3"]
+    result = CliRunner().invoke(cli, [*arguments, "-o", "md", "--save", str(tmp_path / "kept")])
+    assert result.exit_code == 0, result.output
+    head, empty, *lines = result.stdout.splitlines()
+    assert head.startswith(cpu_family()) and empty == ""
+    assert len(lines) == 2 + 2 * (len(NAMES) + len(SEEING))
+    titles = [title.strip() for title in lines[0].strip("|").split("|")]
+    assert titles == ["budget %", "rung", "sees", "published", "hits %", "gain", "by mass %", "gain", "worst %", "fetched"]
+    assert "this will take about" in result.stderr
+    kept = json.loads((tmp_path / "kept" / "ladder.json").read_text())
+    assert [(row["kind"], row["rung"]) for row in kept] == [("ladder", name) for name in (NAMES + SEEING) * 2]
+    csv = CliRunner().invoke(cli, [*arguments, "-o", "csv"]).stdout.splitlines()
+    assert len(csv) == 1 + len(kept) and {"gain", "kld", "worst_mass", "cpu", "date"} <= set(csv[0].split(","))
+
+
+def test_records_decodes_and_records_once(synthetic, tmp_path, monkeypatch):
+    text = Text("letters", 200 * LETTERS)
+    rungs = tuple(rung for rung in RUNGS if rung.name in ("lru", "+ anchors", "oracle"))
+    bench = LadderBench(synthetic(), (text,), depth=200, n_steps=12, budgets=(0.25,), n_live_steps=20, rungs=rungs)
+    traces = prepare(bench, tmp_path)
+    assert list(traces) == ["letters"] and traces["letters"].parent == tmp_path
+    monkeypatch.setattr(ladder, "record", None)  # it is there
+    assert prepare(bench, tmp_path) == traces
+    rows = run(bench, traces)
+    assert [(row["observe"], row["rung"]) for row in rows] == [
+        ("sampled", "lru"), ("sampled", "+ anchors"), ("ahead", "oracle"), ("honest", "lru"), ("honest", "+ anchors")]
+    assert bench.estimated_seconds() > 0
+    for row in rows:
+        assert row["model"] == synthetic().name and math.isfinite(row["hit_rate"])
+        if row["observe"] != "honest":
+            assert row["kld"] is None, "everything is read: what is hot changes no prediction"
+            continue
+        assert row["kld"] >= 0 and 0 <= row["same_top"] <= 1 and row["ms_ratio"] > 0 and 0 <= row["overhead"] < 1
+        assert row["n_live_steps"] == 20 and 0.2 < row["live_attended"] < 0.4
+
+
+@pytest.mark.parametrize("changes, says", [
+    ({"budgets": ()}, "budget"), ({"budgets": (0.0,)}, "budget"), ({"n_steps": 0}, "1 or more"),
+    ({"observe": ()}, "name what policies observe"), ({"observe": ("all",)}, "no observation mode 'all'"),
+    ({"observe": ("sampled",)}, "live rungs need --observe"), ({"texts": ()}, "needs a text or a trace"), ({"model": None}, "need a model"),
+])
+def test_refuses(changes, says, tmp_path):
+    request = {"model": tmp_path / "model.gguf", "texts": (Text("letters", "abc"),)}
+    with pytest.raises(ConfigError, match=says):
+        LadderBench(**{**request, **changes})
+
+
+def test_refuses_traces_of_other_things(trace, tmp_path):
+    with pytest.raises(ConfigError, match="the trace is of random.gguf"):
+        of_traces(tmp_path / "model.gguf", (trace,))
+    random_trace(n_steps=30).write(tmp_path / "short.npz")
+    with pytest.raises(ConfigError, match="different depths"):
+        of_traces(None, (trace, tmp_path / "short.npz"), live=False)
+
+
+@pytest.mark.parametrize("budgets", ["0%", "150%", "x", ""])
+def test_refuses_budgets(budgets, trace):
+    result = CliRunner().invoke(cli, ["bench", "ladder", "--trace", str(trace), "--no-live", "--budgets", budgets])
+    assert result.exit_code == 2
+
+
+def test_refuses_a_folder_that_is_a_file(trace, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        ladder.save([], tmp_path / "file")

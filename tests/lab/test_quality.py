@@ -1,0 +1,239 @@
+"""`edgekv quality`: its rows, what it refuses, and its command."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from support.quality import QUICK, SPARSE
+
+from edgekv.cli.quality import _own_mode
+from edgekv.cli.quality import quality as command
+from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
+from edgekv.lab.engine.modes import find_mode
+from edgekv.lab.engine.passes import Caches
+from edgekv.lab.engine.start import Start
+from edgekv.lab.questions.quality import FIGURES, QualityBench, run
+from edgekv.lab.tasks import Question
+from edgekv.lab.texts.text import Text, find_text, standard_text
+from edgekv.machine import cpu_family
+
+
+def rows_of(path, **settings) -> list[dict]:
+    return [row for group in run(QualityBench(path, **{**QUICK, **settings})) for row in group]
+
+
+def test_rows_of_texts(synthetic):
+    rows = rows_of(synthetic(), texts=(standard_text(), find_text("code")))
+    assert [(row["text"], row["mode"]) for row in rows] == [(text, mode) for text in ("prose", "code", "all")
+                                                            for mode in ("off", "exact", SPARSE)]
+    for off, exact, sparse in (rows[0:3], rows[3:6], rows[6:9]):
+        assert exact["kld_exact"] is None and exact["attended_fraction"] == 1 and off["attended_fraction"] is None
+        assert 0 < off["kld_exact"] < sparse["kld_exact"] and 0.1 < sparse["attended_fraction"] < 0.4
+        assert sparse["kld_low_exact"] <= sparse["kld_exact"] <= sparse["kld_high_exact"] <= sparse["kld_p99_exact"]
+        assert sparse["ppl"] == pytest.approx(exact["ppl"] * (1 + sparse["ppl_vs_exact"])) and sparse["kld_stock"] > 0
+    assert all(row["kind"] == "text" and set(FIGURES) <= set(row) and row["task"] is None and row["depth"] == 400 for row in rows)
+    means = [np.mean([rows[i][key] for i in (2, 5)]) for key in ("nll", "kld_exact", "same_top_exact")]
+    assert [rows[8][key] for key in ("nll", "kld_exact", "same_top_exact")] == pytest.approx(means)
+
+
+def decode_some(decoder) -> None:
+    """As questions do: more than the first step, which may attend everything."""
+    for token in (7, 8, 9):
+        decoder.decode([token])
+
+
+def test_rows_of_tasks(synthetic, monkeypatch):
+    """Full attention finds what is asked, and the other mode every other answer: the counts say so."""
+    told = []
+
+    def scripted(decoder, question, lead, follow):
+        decode_some(decoder)
+        asked.append(question)
+        sparse = decoder.llama.kv.mode == "sparse"
+        return ["wrong" if sparse and len(asked) % 2 else f" {blank.expected}" for blank in question.blanks]
+
+    asked: list[Question] = []
+    monkeypatch.setattr("edgekv.lab.questions.answers.ask", scripted)
+    request = QualityBench(synthetic(), **{**QUICK, "n_steps": 0, "tasks": ("lines", "passkey"), "lengths": (800, 700)})
+    (rows,) = run(request, tell=told.append)
+    assert [(row["task"], row["length"], row["mode"]) for row in rows] == [
+        (task, length, mode) for task in ("lines", "passkey") for length in (700, 800, None)
+        for mode in ("off", "exact", SPARSE)
+    ] + [("all", None, mode) for mode in ("off", "exact", SPARSE)]
+    by = {(row["task"], row["length"], row["mode"]): row for row in rows}
+    full, half = by["lines", None, "exact"], by["lines", None, SPARSE]
+    assert (full["asked"], full["full_found"], full["kept"], full["retention"], full["wrong"]) == (16, 16, 16, 1, "")
+    assert (half["asked"], half["full_found"], half["kept"], half["retention"]) == (16, 16, 8, 0.5)
+    assert half["wrong"].count("answered 'wrong'") == 8 and "in 700 tokens" in half["wrong"]
+    assert by["lines", 700, SPARSE]["kept"] + by["lines", 800, SPARSE]["kept"] == 8
+    assert by["all", None, SPARSE]["asked"] == 18 and not half["says_nothing"]
+    stock = by["lines", None, "off"]
+    assert (stock["full_found"], stock["kept"], stock["attended_fraction"]) == (16, 16, None), "what stock keeps stands beside"
+    assert all(row["kind"] == "task" and row["text"] is None and row["nll"] is None for row in rows)
+
+
+def test_a_mode_that_attended_everything_is_no_finding(synthetic, monkeypatch):
+    """Below the depth where it begins to select, and where it is told to attend all: its answers do not count, and the row says so."""
+    monkeypatch.setattr("edgekv.lab.questions.answers.ask", lambda decoder, question, *_: (
+        decode_some(decoder), [f" {blank.expected}" for blank in question.blanks])[-1])
+    deep = f"{SPARSE},exact_tokens=768"
+    dropping = "evict:keep=416,split=uniform,policy=streaming"
+    rows = rows_of(synthetic(), n_steps=4, tasks=("lines", "passkey"), lengths=(700, 900),
+                   modes=(deep, "ema:attend=100%,exact_tokens=0", SPARSE, "evict:keep=1000", dropping))
+    for row in (row for row in rows if row["mode"] == deep and row["kind"] == "task"):
+        all_asked = {"lines": 8, "passkey": 1, "all": 9}[row["task"]]
+        assert row["asked"] == (0 if row["length"] == 700 else all_asked)
+        assert row["note"] == (None if row["length"] == 900 else "attended everything in 700 tokens: not counted")
+        assert row["retention"] == (None if row["length"] == 700 else 1)
+    for row in (row for row in rows if row["mode"] in ("ema:attend=100%,exact_tokens=0", "evict:keep=1000")):
+        assert "attended everything" in row["note"] and row["retention"] is None and row["asked"] in (None, 0)
+    for row in (row for row in rows if row["mode"] in (SPARSE, dropping, "exact", "off")):
+        assert not row["note"] and (row["kind"] == "text" or row["retention"] == 1)
+    assert {row["note"] for row in rows if row["kind"] == "text" and row["mode"] == deep} == {
+        "attended everything: that says nothing about a sparse mode"}
+
+
+def test_what_full_attention_cannot_do_says_nothing(synthetic, monkeypatch):
+    monkeypatch.setattr("edgekv.lab.questions.answers.ask", lambda decoder, question, *_: (decode_some(decoder), ["?"] * len(question.blanks))[-1])
+    rows = rows_of(synthetic(), n_steps=0, tasks=("lines", "passkey"))
+    assert all(row["says_nothing"] and row["retention"] is None for row in rows)
+    assert [row["asked"] for row in rows] == 3 * [8] + 3 * [1] + 3 * [0]
+
+
+def test_every_task_runs_on_random_weights(synthetic):
+    from edgekv.lab.tasks import TASKS
+
+    rows = rows_of(synthetic(), n_steps=0, tasks=tuple(TASKS), modes=(SPARSE,))
+    assert {row["task"] for row in rows} == {*TASKS, "all"} and {row["mode"] for row in rows} == {"off", "exact", SPARSE}
+    for row in rows:
+        assert row["asked"] > 0 or row["task"] == "all"
+        assert row["mode"] != SPARSE or row["task"] == "all" or row["kind"] == "grid" or 0 < row["attended_fraction"] < 1
+
+
+def test_the_grid_of_needles(synthetic, monkeypatch):
+    """One row for each fifth of the context, one column for each length; here a mode loses the second fifth of the longer one."""
+
+    def scripted(decoder, question, lead, follow):
+        lost = decoder.llama.kv.mode == "sparse" and decoder.position > 750 and int(5 * (question.depth or 0)) == 1
+        decode_some(decoder)
+        return ["wrong" if lost else f" {blank.expected}" for blank in question.blanks]
+
+    monkeypatch.setattr("edgekv.lab.questions.answers.ask", scripted)
+    rows = rows_of(synthetic(), n_steps=0, tasks=("needle-grid", "passkey"), lengths=(700, 800), n_samples=2)
+    cells = [row for row in rows if row["kind"] == "grid"]
+    assert [(row["mode"], row["length"], row["part"]) for row in cells] == [
+        (mode, length, part) for mode in ("off", "exact", SPARSE) for length in (700, 800) for part in (0.1, 0.3, 0.5, 0.7, 0.9)]
+    assert all((row["asked"], row["full_found"]) == (2, 2) and row["task"] == "needle-grid" for row in cells)
+    assert [row["found"] for row in cells] == 20 * [2] + 5 * [2] + [2, 0, 2, 2, 2] and cells[26]["wrong"].count("answered") == 2
+    (row,) = [row for row in rows if (row["kind"], row["task"], row["mode"], row["length"]) == ("task", "needle-grid", SPARSE, None)]
+    assert (row["asked"], row["kept"]) == (20, 18)
+    deep = f"{SPARSE},exact_tokens=768"
+    table = invoke(str(synthetic()), "--modes", f"{SPARSE},{deep}", "--text", "prose", "-n", "0", "--tasks", "needle-grid",
+                   "--lengths", "700,800", "-t", "1").stdout.split("\n\n")[-1].splitlines()
+    assert table[0].split() == "found of asked mode depth % at 700 at 800 note".split() and len(table) == 1 + 4 * 5
+    assert table[1].split() == "needle-grid off 0-20 1/1 1/1 -".split()
+    assert table[12].split() == f"needle-grid {SPARSE} 20-40 1/1 0/1 -".split()
+    assert table[16].split()[:5] == f"needle-grid {deep} 0-20 - 1/1".split() and "700 tokens: not counted" in table[16]
+
+
+def test_a_number_that_is_not_attended_is_not_known(default_model):
+    """Whether a small model finds it with full attention says nothing about a kernel; what it does not read it cannot say."""
+    _, exact, everything, streaming = rows_of(default_model, n_steps=0, tasks=("niah-single",), lengths=(320,),
+                                           modes=("ema:attend=100%,exact_tokens=0", "streaming:exact_tokens=0"))
+    assert exact["asked"] == 1 and exact["kept"] == exact["full_found"]
+    assert everything["attended_fraction"] == 1 and everything["asked"] == 0 and "attended everything in 320" in everything["note"]
+    assert streaming["found"] == 0 and streaming["attended_fraction"] < 0.5
+    assert streaming["wrong"].count("answered") == exact["full_found"], "only what full attention finds counts as lost"
+
+
+@pytest.mark.parametrize(("settings", "sentence"), [
+    ({"modes": ("fish",)}, "there is no bench mode"), ({"modes": ("off-noflash",)}, "cannot take turns"),
+    ({"tasks": ("fish",)}, "there is no task 'fish'; choose one of: passkey"), ({"n_steps": 0}, "nothing to measure"),
+    ({"lengths": (100,)}, "256 tokens or more"), ({"depth": 10}, "256 tokens or more"), ({"texts": ()}, "no text"),
+    ({"n_samples": 0}, "1 or more")])
+def test_bad_requests(synthetic, settings, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        QualityBench(synthetic(), **{**QUICK, **settings})
+
+
+@pytest.mark.parametrize(("settings", "sentence"), [
+    ({"texts": (Text("short", "hello"),)}, "short has only 6 tokens"),
+    ({"depth": 4090}, "a depth of 4090 with 12 steps needs 4119 tokens, and .* was trained for 4096"),
+    ({"tasks": ("passkey",), "lengths": (4096,)}, "with the questions, and .* was trained for 4096; use smaller --lengths"),
+    ({"texts": (Text("short", "Hello you. " * 80),), "tasks": ("passkey",), "lengths": (2000,)}, "too little text")])
+def test_what_does_not_go_is_said_at_once(synthetic, settings, sentence, monkeypatch):
+    monkeypatch.setattr(Start, "read", None)
+    with pytest.raises(ConfigError, match=sentence):
+        rows_of(synthetic(), **settings)
+
+
+def test_defaults_follow_the_trained_context(synthetic):
+    rows = rows_of(synthetic(n_ctx_train=600), depth=None, n_steps=4)
+    assert {row["depth"] for row in rows} == {600 - 16 - 4 - 1}
+    with pytest.raises(ConfigError, match="no task of 1024 tokens or more fits the 600 tokens"):
+        rows_of(synthetic(n_ctx_train=600), n_steps=0, tasks=("passkey",), lengths=None)
+
+
+def test_models_that_cannot_be_rewound(synthetic):
+    with pytest.raises(EdgeKVError, match="recurrent"):
+        rows_of(synthetic("lfm2"))
+
+
+def test_no_memory(synthetic, monkeypatch):
+    monkeypatch.setattr(Caches, "does_not_fit", lambda *_: "does not fit: it needs 9 GiB and 1 GiB are free")
+    with pytest.raises(DoesNotFit, match="needs 9 GiB.*smaller -d"):
+        rows_of(synthetic())
+
+
+def invoke(*arguments: str):
+    return CliRunner().invoke(command, arguments)
+
+
+def test_command(synthetic, tmp_path):
+    text = tmp_path / "own.txt"
+    text.write_text(standard_text().content[:9000])
+    arguments = (str(synthetic()), "--modes", f"exact,{SPARSE}", "--text", str(text), "-d", "300", "-n", "4",
+                 "--tasks", "passkey,records", "--lengths", "700", "-t", "1")
+    result = invoke(*arguments, "-o", "json")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)
+    assert [row["kind"] for row in rows] == ["text"] * 3 + ["task"] * 9 and rows[0]["text"] == "own.txt"
+    assert len({tuple(row) for row in rows}) == 1, "CSV has one header"
+    tables = invoke(*arguments).stdout
+    head, first, second = tables.split("\n\n")
+    assert head.startswith(cpu_family()) and all(row["cpu"] == cpu_family() and row["date"] for row in rows)
+    assert first.split()[:3] == ["text", "mode", "depth"] and len(first.splitlines()) == 4
+    assert second.split()[:3] == ["task", "mode", "asked"] and len(second.splitlines()) == 10 and "says nothing" in second
+    assert "note" not in first.splitlines()[0]
+    parsed = list(csv.DictReader(io.StringIO(invoke(*arguments[:-6], "--tasks", "none", "-t", "1", "-o", "csv").stdout)))
+    assert len(parsed) == 3 and parsed[2]["mode"] == SPARSE
+
+
+def test_options_that_make_a_mode(synthetic):
+    assert _own_mode({"policy": None, "attend": None}) == ()
+    (name,) = _own_mode({"policy": "ema+anchor", "attend": "20%"})
+    assert name == "sparse:exact_tokens=0,sketch=none,policy=ema+anchor,attend=20%"
+    (smaller,) = _own_mode({"policy": None, "attend": "20%"})
+    assert smaller == "sparse:exact_tokens=0,sketch=none,attend=20%"
+    for mode in (name, smaller):
+        assert find_mode(mode).changes["exact_tokens"] == 0
+    common = (str(synthetic()), "--text", "prose", "-d", "300", "-n", "2", "--tasks", "none", "-t", "1", "-o", "json")
+    rows = json.loads(invoke(*common, "--policy", "ema+anchor", "--budget", "20%").stdout)
+    assert [row["mode"] for row in rows] == ["off", "exact", name]
+    assert isinstance(invoke(*common, "--policy", "fish").exception, ConfigError)
+    assert isinstance(invoke(*common, "--tasks", "fish").exception, ConfigError)
+    assert "'fish'" in str(invoke(*common, "--tasks", "default,fish").exception)
+    assert invoke(*common, "--lengths", "many").exit_code == 2
+
+
+def test_help_names_every_task():
+    from edgekv.lab.tasks import TASKS
+
+    words = set(invoke("--help").stdout.replace(",", " ").replace(".", " ").replace("-\n", "-").split())
+    text = " ".join(invoke("--help").stdout.split()).replace("- ", "-")
+    assert all(name in words or name in text for name in TASKS)

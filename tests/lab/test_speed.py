@@ -1,0 +1,250 @@
+"""`edgekv bench`: what it measures, fills and says. No speed is asserted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgekv.errors import ConfigError, ModelError
+from edgekv.lab.questions.speed import group, room
+from edgekv.lab.questions.speed.contexts import COMPUTED, Contexts, Opening, contexts
+from edgekv.lab.questions.speed.environment import environment
+from edgekv.lab.questions.speed.meter import Meter
+from edgekv.lab.questions.speed.ranges import numbers, pair
+from edgekv.lab.questions.speed.request import BenchRequest, BenchTest, Fill
+from edgekv.lab.questions.speed.rows import LLAMA_BENCH, OURS
+from edgekv.lab.questions.speed.run import run
+from edgekv.lab.questions.speed.taken import samples
+from edgekv.lab.texts.text import standard_text
+from edgekv.models import geometry
+from edgekv.rates.measuring.blocks import Bank, Rows, put, taken
+from edgekv.rates.measuring.decoder import Decoder
+from edgekv.vocab import CacheType
+
+MODES = ["off-flash", "off-noflash", "exact", "sparse"]
+
+
+def measure(*paths, **settings) -> list[dict]:
+    settings = {"n_prompt": (24,), "n_gen": (6,), "depths": (0,), "n_rounds": 2, "threads": (2,), **settings}
+    return [row for rows in run(BenchRequest(paths, standard_text(), **settings), environment(2), Meter()) for row in rows]
+
+
+@pytest.mark.parametrize("text, found", [
+    ("512", (512,)), ("1,2,4", (1, 2, 4)), ("0-8192+2048", (0, 2048, 4096, 6144, 8192)), ("1-8*2", (1, 2, 4, 8)), ("3-5", (3, 4, 5)),
+    ("7,1-4+2", (7, 1, 3)), (" 1 , 2", (1, 2)),
+])
+def test_numbers(text, found):
+    assert numbers(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "x", "1,", "4-2", "1-8*1", "0-8*2", "1-8+0", "1-8-2", "-3", "1.5", "0-100000"])
+def test_bad_numbers(text):
+    with pytest.raises(ConfigError, match=r"\d"):
+        numbers(text)
+
+
+def test_pairs():
+    assert pair("512,128") == (512, 128)
+    with pytest.raises(ConfigError, match="512,128"):
+        pair("512")
+
+
+def test_names_are_llama_benchs():
+    names = [BenchTest(*n).name for n in ((512, 0, 0), (0, 128, 0), (0, 128, 16384), (512, 128, 0), (512, 128, 8))]
+    assert names == ["pp512", "tg128", "tg128 @ d16384", "pp512+tg128", "pp512+tg128 @ d8"]
+
+
+@pytest.mark.parametrize("settings, said", [
+    ({"modes": ("fast",)}, "fast"), ({"modes": ("evict",)}, "cannot take turns"), ({"n_prompt": (0,), "n_gen": (0,)}, "no test"),
+    ({"n_rounds": 0}, "repetitions"), ({"threads": (0,)}, "threads"), ({"modes": ("exact",), "budgets": (1 << 20,)}, "sparse"),
+    ({"batches": (0,)}, "batch"), ({"depths": ()}, "depth"),
+])
+def test_what_cannot_be_measured(synthetic, settings, said):
+    with pytest.raises(ConfigError, match=said):
+        measure(synthetic(), **settings)
+
+
+def test_samples_are_counted_as_llama_bench_does():
+    figures = samples([1_000_000_000, 2_000_000_000], 100)
+    assert figures["avg_ns"] == 1_500_000_000 and figures["avg_ts"] == 75 and figures["samples_ts"] == [100, 50]
+    assert figures["stddev_ns"] == 707_106_781 and figures["stddev_ts"] == pytest.approx(35.355, abs=1e-3)
+    assert samples([5], 1)["stddev_ns"] == 0
+
+
+@pytest.fixture(scope="module")
+def rows(synthetic) -> list[dict]:
+    return measure(synthetic(), n_pg=((24, 6),), depths=(0, 200), budgets=(0, 64 << 10), n_gen=(16,))
+
+
+def test_rows(rows):
+    each = [*MODES, "sparse"]
+    tests = [name + depth for depth in ("", " @ d200") for name in ("pp24", "tg16", "pp24+tg6")]
+    assert [(row["test"], row["kv_mode"]) for row in rows] == [(test, mode) for test in tests for mode in each]
+    assert {row["kind"] for row in rows} == {"bench"} and {row["note"] for row in rows} == {None}
+    for row in rows:
+        assert list(row) == [*LLAMA_BENCH, *OURS]
+        assert len(row["samples_ns"]) == len(row["samples_ts"]) == 2 and min(row["samples_ns"]) > 0
+        assert row["n_depth"] == (200 if "@" in row["test"] else 0) and row["fill"] == ("text" if row["n_depth"] else None)
+        assert row["flash_attn"] == (row["kv_mode"] != "off-noflash") and row["ram_peak_mib"] > 1
+        assert (row["kv_budget_mib"] is not None) == (row["kv_mode"] == "sparse")
+        assert (row["ttft_ms"] is not None) == ("+" in row["test"]) and (row["tg_ts_p50"] is not None) == row["test"].startswith("tg")
+    assert {row["kv_budget_mib"] for row in rows} == {None, 0.0, 0.0625}
+
+
+def test_rows_compare_with_the_better_of_stock(rows):
+    for first in range(0, len(rows), 5):
+        flash, noflash, *others = rows[first : first + 5]
+        times = [np.median(row["samples_ns"]) for row in (flash, noflash)]
+        assert [flash["best_stock"], noflash["best_stock"]] == [times[0] <= times[1], times[0] > times[1]]
+        assert not any(row["best_stock"] for row in others)
+        for row in (flash, noflash, *others):
+            assert row["ratio_vs_stock"] == pytest.approx(min(times) / np.median(row["samples_ns"]), rel=1e-6)
+
+
+def test_limits_and_predictions(rows):
+    for row in rows:
+        if row["test"] == "pp24":
+            assert row["limit_ratio"] == 1
+        assert (row["limit_ratio"] is None) == ("+" in row["test"])
+        assert (row["nll"] is not None) == row["test"].startswith("tg")
+        assert (row["kld"] is not None) == (row["test"].startswith("tg") and row["kv_mode"] != "off-flash")
+        assert row["kld"] is None or -1e-9 < row["kld"] < 0.1
+        assert row["coverage"] == (None if row["kv_mode"] == "sparse" else 1)
+
+
+def test_several_models_types_and_threads(synthetic):
+    rows = measure(synthetic(), synthetic("qwen3"), n_prompt=(8,), n_gen=(), threads=(1, 2), n_rounds=1, modes=("exact",),
+                   cache_types=((CacheType.F16, CacheType.F16), (CacheType.Q8_0, CacheType.Q8_0)))
+    assert [(row["type_v"], row["n_threads"]) for row in rows[:12:3]] == [("f16", 1), ("f16", 2), ("q8_0", 1), ("q8_0", 2)]
+    assert len({row["model_filename"] for row in rows}) == 2 and len(rows) == 24
+    for row in rows:
+        refused = row["kv_mode"] == "off-noflash" and row["type_v"] == "q8_0"
+        assert (row["avg_ts"] is None) == refused and (not refused or "flash attention" in row["note"])
+
+
+def test_sparse_reads_a_part_of_what_was_made_up(synthetic):
+    rows = measure(synthetic(), n_prompt=(), n_gen=(8,), depths=(0, 1200), fill=Fill.SYNTHETIC, n_rounds=1)
+    assert [row["fill"] for row in rows] == [None] * 4 + ["synthetic"] * 4
+    sparse = rows[-1]
+    assert 64 < sparse["rows_per_head"] < 1200 and sparse["hit_rate"] is not None and sparse["nll"] is None is sparse["kld"]
+    assert 0 < sparse["coverage"] < 1
+    assert rows[3]["rows_per_head"] is None and rows[3]["nll"] is not None, "the first tokens are attended whole"
+
+
+# ---- what stands in the caches --------------------------------------------------------------------------------------------------
+
+
+def opening(path, fill: Fill, n_ctx: int, **settings) -> Opening:
+    settings = {"type_k": CacheType.F16, "type_v": CacheType.F16, "second": n_ctx, **settings}
+    return Opening(geometry(path), standard_text(), fill, n_ctx, n_batch=64, n_ubatch=32, **settings)
+
+
+def next_logits(opened: Contexts, decoder: Decoder, depth: int) -> np.ndarray:
+    decoder.decode(opened.token(depth, 1))
+    logits = decoder.logits()
+    decoder.rewind(depth)
+    return logits
+
+
+@pytest.mark.parametrize("fill", list(Fill))
+def test_all_contexts_hold_the_same_at_each_depth(synthetic, fill):
+    """Also the one whose V lies transposed, and which has computed nothing."""
+    with contexts(opening(synthetic(), fill, 900), 2) as opened:
+        for depth in (60, 300, 800):
+            opened.fill_to(depth, lambda done, total: None)
+            assert [decoder.position for decoder in opened.all()] == [depth, depth]
+            one, other = (next_logits(opened, decoder, depth) for decoder in opened.all())
+            assert np.abs(one - other).max() < 0.02 * np.abs(one).max()
+            with_nothing = next_logits(opened, opened.small, 0) if depth == 60 else None
+            assert with_nothing is None or np.abs(one - with_nothing).max() > 0.1 * np.abs(one).max()
+
+
+def test_a_fill_grows(synthetic):
+    """Nothing that stands in the cache is read again."""
+    with contexts(opening(synthetic(), Fill.TEXT, 400), 2) as opened:
+        said: list[int] = []
+        for depth in (100, 300):
+            opened.fill_to(depth, lambda done, total: said.append(done))
+        assert said == [32, 64, 96, 100, 132, 164, 196, 228, 260, 292, 300]
+
+
+def test_what_is_made_up_is_like_what_was_computed(synthetic):
+    with contexts(opening(synthetic(), Fill.SYNTHETIC, 600), 2) as opened:
+        opened.fill_to(600, lambda done, total: None)
+        assert opened.rows is not None
+        kinds = [np.concatenate([block.view(np.float16) for k, v in opened.rows.parts(next(taken(opened.first, opened.rows, first, end)))
+                                 for block in (k.ravel(), v.ravel())]) for first, end in ((16, COMPUTED), (COMPUTED, 600))]
+        computed, made = (kind.astype(np.float64) for kind in kinds)
+        assert made.std() == pytest.approx(computed.std(), rel=0.1)
+        first = opened.rows.parts(next(taken(opened.first, opened.rows, COMPUTED, 600)))
+        assert len(np.unique(next(first)[0], axis=0)) == 600 - COMPUTED, "no two keys are alike"
+
+
+def test_q8_0_caches_are_made_up_too(synthetic):
+    with contexts(opening(synthetic(), Fill.SYNTHETIC, 400, type_k=CacheType.Q8_0, type_v=CacheType.Q8_0, second=None), 2) as opened:
+        opened.fill_to(400, lambda done, total: None)
+        assert np.isfinite(next_logits(opened, opened.first, 399)).all()
+
+
+def test_a_bank_begins_again(synthetic):
+    with contexts(opening(synthetic(), Fill.SYNTHETIC, 300), 2) as opened:
+        opened.fill_to(COMPUTED, lambda done, total: None)
+        rows = Rows.of(opened.first)
+        bank = Bank(rows, next(taken(opened.first, rows, 16, COMPUTED)), n=50)
+        blocks = list(bank.blocks(70, 190))
+        assert [block.nbytes // rows.token_bytes for block in blocks] == [30, 50, 40]
+        put(opened.first, rows, blocks[0])
+        assert opened.first.position == COMPUTED + 30
+        assert (next(taken(opened.first, rows, COMPUTED, COMPUTED + 30)) == blocks[0]).all()
+
+
+def test_sliding_windows_cannot_be_made_up(synthetic):
+    rows = measure(synthetic("gemma2"), n_prompt=(), depths=(100,), fill=Fill.SYNTHETIC, n_rounds=1)
+    assert all("--fill text" in row["note"] and row["avg_ts"] is None for row in rows) and len(rows) == 4
+
+
+# ---- what does not fit, is not there, or is interrupted -------------------------------------------------------------------------
+
+
+def test_does_not_fit_is_a_row(synthetic, monkeypatch):
+    path = synthetic()
+    shape = geometry(path)
+    needed = room.Room.now
+    monkeypatch.setattr(room, "available_bytes", lambda: shape.file_bytes + (64 << 20))
+    assert needed is not None
+    rows = measure(path, depths=(0, 1 << 20), n_rounds=1)
+    deep = [row for row in rows if row["n_depth"]]
+    assert len(deep) == 8 and all(row["note"].startswith("does not fit: a context of") and row["avg_ts"] is None for row in deep)
+    assert all(row["avg_ts"] for row in rows if not row["n_depth"]), "the others are measured"
+
+
+def test_a_second_context_that_does_not_fit_is_missing_alone(synthetic, monkeypatch):
+    path = synthetic()
+    whole = room.Room.problem
+    monkeypatch.setattr(room.Room, "problem", lambda self, n_ctx, second=None: (
+        "does not fit: a second context" if second is not None and second > 300 else whole(self, n_ctx, None)))
+    rows = measure(path, depths=(0, 400), n_prompt=(), n_rounds=1)
+    assert [(row["kv_mode"], row["note"]) for row in rows if row["avg_ts"] is None] == [("off-noflash", "does not fit: a second context")]
+    assert next(row for row in rows if row["n_depth"] and row["best_stock"])["kv_mode"] == "off-flash"
+
+
+def test_models_that_are_missing_are_said_before_anything_is_measured(synthetic, tmp_path):
+    with pytest.raises(ModelError, match="no file"):
+        next(run(BenchRequest((synthetic(), tmp_path / "no.gguf"), standard_text()), environment(2), Meter()))
+
+
+def test_an_interrupt_keeps_what_was_measured(synthetic, monkeypatch):
+    once, passes = group.one_pass, []
+
+    def interrupted(*arguments):
+        if len(passes) == 5:
+            raise KeyboardInterrupt
+        passes.append(arguments)
+        return once(*arguments)
+
+    monkeypatch.setattr(group, "one_pass", interrupted)
+    found = run(BenchRequest((synthetic(),), standard_text(), n_prompt=(24,), n_rounds=3, threads=(2,)), environment(2), Meter())
+    rows = next(found)
+    assert [len(row["samples_ns"]) for row in rows] == [1, 2, 1, 1], "the second turn began with another mode"
+    with pytest.raises(KeyboardInterrupt):
+        next(found)

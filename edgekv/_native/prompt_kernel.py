@@ -7,16 +7,13 @@ own default is used, which is the same each time.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import platformdirs
 
-from edgekv import __version__
+from edgekv import __version__, json_file
 from edgekv.machine import cpu_family
 
 TURNS = 5
@@ -44,7 +41,7 @@ def choose(default: str, available: Sequence[str], time: Callable[[str], float],
         return default
     path = path or choice_file()
     machine = f"{cpu_family()}; {', '.join(compared)}; EdgeKV {__version__}"
-    kept = _read(path)
+    kept = {name: isa for name, isa in json_file.read(path).items() if isinstance(isa, str)}
     if kept.get(machine) in compared:
         return kept[machine]
     times = {name: float("inf") for name in compared}
@@ -56,21 +53,9 @@ def choose(default: str, available: Sequence[str], time: Callable[[str], float],
     return chosen if _keep(path, kept | {machine: chosen}) else default
 
 
-def _read(path: Path) -> dict[str, str]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return {name: isa for name, isa in found.items() if isinstance(isa, str)} if isinstance(found, dict) else {}
-
-
 def _keep(path: Path, choices: dict[str, str]) -> bool:
-    """Replaces the file at once: another process may be reading it."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
-            json.dump(choices, file, indent=1)
-        os.replace(file.name, path)
+        json_file.replace(path, choices)
     except OSError as error:
         log.info("which prompt kernel is the fastest cannot be kept in %s (%s): the default is used", path, error.strerror)
         return False

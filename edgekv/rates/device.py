@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import os
-import tempfile
 from dataclasses import asdict
 from enum import Enum
 from importlib import import_module
@@ -15,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import platformdirs
 
-from edgekv import __version__
+from edgekv import __version__, json_file
 from edgekv.vocab import DeviceKind
 
 if TYPE_CHECKING:
@@ -80,26 +77,14 @@ def _rates(native: Any, stored: Any) -> Rates | None:
 
 
 def _read() -> dict[str, Any]:
-    try:
-        found = json.loads(cache_file().read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        log.info("the rates in %s cannot be read and are measured again: %s", cache_file(), error)
-        return {}
-    entries = found.items() if isinstance(found, dict) else ()
-    return {name: entry for name, entry in entries if isinstance(entry, dict)}
+    return {name: entry for name, entry in json_file.read(cache_file()).items() if isinstance(entry, dict)}
 
 
 def _write(name: str, entry: dict[str, Any]) -> None:
-    """Other devices' rates stay. The file is replaced at once: another process may be reading it."""
+    """Other devices' rates stay."""
     path = cache_file()
-    entries = _read() | {name: entry}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
-            json.dump(entries, file, indent=1)
-        os.replace(file.name, path)
+        json_file.replace(path, _read() | {name: entry})
     except OSError as error:
         log.warning("the measured rates cannot be kept in %s (%s): they are measured each time", path, error.strerror)
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
@@ -14,7 +11,7 @@ from typing import Any, TypeVar, get_type_hints
 
 import platformdirs
 
-from edgekv import __version__
+from edgekv import __version__, json_file
 from edgekv.config import KvOptions
 from edgekv.machine import cpu_family
 from edgekv.models.geometry import Geometry, ModelFile
@@ -145,10 +142,7 @@ class Kept:
         everything = self._all()
         everything.setdefault(self._machine, {})[name] = value if isinstance(value, float) else asdict(value)
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
-                json.dump(everything, file, indent=1)
-            os.replace(file.name, self.path)
+            json_file.replace(self.path, everything)
         except OSError as error:
             log.warning("the measured rates cannot be kept in %s (%s): they are measured each time", self.path, error.strerror)
 
@@ -156,12 +150,7 @@ class Kept:
         return self._all().get(self._machine, {})
 
     def _all(self) -> dict[str, dict[str, Any]]:
-        try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        entries = found.items() if isinstance(found, dict) else ()
-        return {name: entry for name, entry in entries if isinstance(entry, dict)}
+        return {name: entry for name, entry in json_file.read(self.path).items() if isinstance(entry, dict)}
 
 
 def kept_for(model: ModelFile, kv: KvOptions, kept: Kept) -> HostRates | None:

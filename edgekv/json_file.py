@@ -1,0 +1,26 @@
+"""Small JSON files of this machine that several processes read and replace."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The object in a file; empty where there is no file, or no object in it."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def replace(path: Path, content: dict[str, Any]) -> None:
+    """Write the object at once, because another process may be reading the file. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
+        json.dump(content, file, indent=1)
+    os.replace(file.name, path)

@@ -190,7 +190,7 @@ def test_llama_cpp_may_follow_the_import_of_edgekv():
 
 def test_the_patch_series_is_sound(monkeypatch, capsys):
     """Only additions; and where the pinned sdist is at hand, it applies, reverses and applies again."""
-    for path in sorted((ROOT / "patches").glob("*.patch")):
+    for path in sorted((ROOT / "patches").glob("*/*.patch")):
         removed = [line for line in path.read_text().splitlines() if line.startswith("-") and not line.startswith("---")]
         assert not removed, f"{path.name} removes {removed}"
     kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgekv" / "llama_cpp_python-0.3.36.tar.gz"

@@ -24,7 +24,7 @@ def sources(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["native/src/kernels/isa.h", "native/seam/llama-edgekv-identity.cpp", "native/src/plane/host/select.cpp",
-                                  "patches/0001-attention-hook.patch", "native/src/kernels/kernels.cmake"])
+                                  "patches/core/0001-attention-hook.patch", "native/src/kernels/kernels.cmake"])
 def test_each_source_counts(sources, tmp_path, name):
     before = sources.digest()
     path = tmp_path / name

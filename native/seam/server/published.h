@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-namespace edgekv_pages {
+namespace edgekv_documents {
 
 // puts a document in the place of the one before it
 void publish(const std::string & path, const std::string & type, const std::string & text);
@@ -22,4 +22,4 @@ int64_t asked_ms(const std::string & path);
 // do; null: nobody is called
 void on_refresh(void (*function)(int idle));
 
-} // namespace edgekv_pages
+} // namespace edgekv_documents

@@ -92,17 +92,17 @@ void edgekv_server_waited(edgekv_wait which, edgekv_server_waits * waits) {
 }
 
 void edgekv_server_publish(const char * path, const char * type, const char * text) {
-    edgekv_pages::publish(path, type, text);
+    edgekv_documents::publish(path, type, text);
 }
 
 void edgekv_server_withdraw(void) {
-    edgekv_pages::withdraw();
+    edgekv_documents::withdraw();
 }
 
 int64_t edgekv_server_asked_ms(const char * path) {
-    return edgekv_pages::asked_ms(path);
+    return edgekv_documents::asked_ms(path);
 }
 
 void edgekv_server_on_refresh(void (*function)(int idle)) {
-    edgekv_pages::on_refresh(function);
+    edgekv_documents::on_refresh(function);
 }

@@ -7,7 +7,7 @@
 
 #include <string>
 
-namespace edgekv_pages {
+namespace edgekv_documents {
 
 // the document that was published under the request's path; 404 where there is none. A header X-EdgeKV-Busy says whether anything is
 // computed now (1 or 0), which the document may not know yet
@@ -28,4 +28,4 @@ void refresh(bool idle);
 // on the thread that decodes: there is something to do, until refresh(true)
 void set_busy();
 
-} // namespace edgekv_pages
+} // namespace edgekv_documents

@@ -1,4 +1,4 @@
-#include "server/pages.h"
+#include "server/documents.h"
 
 #include "server/published.h"
 
@@ -8,7 +8,7 @@
 #include <mutex>
 #include <utility>
 
-namespace edgekv_pages {
+namespace edgekv_documents {
 
 namespace {
 
@@ -130,4 +130,4 @@ void add_to_metrics(std::string & text) {
     }
 }
 
-} // namespace edgekv_pages
+} // namespace edgekv_documents

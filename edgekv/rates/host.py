@@ -30,6 +30,11 @@ _LEAST_SHARE = 0.05
 log = logging.getLogger("edgekv")
 
 
+def memory_gain(n_threads: int) -> float:
+    """How much faster so many threads read memory than one, as a guess: each adds less than the one before."""
+    return n_threads**0.75
+
+
 @dataclass(frozen=True)
 class WeightRates:
     """Of one ggml type of weights."""
@@ -40,6 +45,10 @@ class WeightRates:
     """Weights a second that each of many tokens together is multiplied with, by ggml."""
     prompt_exact: float
     """The same in EdgeKV's modes, which have a kernel of their own for some types."""
+
+    def spread(self, n_threads: int) -> WeightRates:
+        """Of so many threads, guessed from one thread's."""
+        return WeightRates(self.decode * memory_gain(n_threads), self.prompt_stock * n_threads, self.prompt_exact * n_threads)
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,11 @@ class KernelRates:
     """The same behind more: nor do the addresses of its pages."""
     prompt: float
     """One token of a prompt attends one more cell, for such a head."""
+
+    def spread(self, n_threads: int) -> KernelRates:
+        """Of so many threads, guessed from one thread's."""
+        gain = memory_gain(n_threads)
+        return KernelRates(self.layer, self.near / gain, self.middle / gain, self.far / gain, self.prompt / n_threads)
 
     def cells(self, n: int) -> float:
         """Of a head, decoding, behind `n` cells."""
@@ -75,6 +89,12 @@ class AttentionRates:
     """Mode sparse: one more row is read."""
     scan: float
     """One more cell's sketch is scanned."""
+
+    def spread(self, n_threads: int) -> AttentionRates:
+        """Of so many threads, guessed from one thread's."""
+        gain = memory_gain(n_threads)
+        return AttentionRates(self.exact.spread(n_threads), self.flash.spread(n_threads), self.plain.spread(n_threads), self.row / gain,
+                              self.scan / gain)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ and of a few heads stand for the model: a multiplication takes as long whatever 
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from edgekv.models.geometry import ModelFile
 from edgekv.models.shapes import ModelShape, row_bytes
 from edgekv.models.writer import write_empty
 from edgekv.rates.host import (
+    AttentionRates,
     HostRates,
     Kept,
     MatrixShape,
@@ -29,6 +30,7 @@ from edgekv.rates.host import (
     attention_shape,
     matrix_shape,
     measured_types,
+    memory_gain,
 )
 from edgekv.rates.measuring.attention import attention_rates
 from edgekv.rates.measuring.busy import Others
@@ -44,13 +46,14 @@ _WEIGHT_BYTES = 64 * MIB  # well above the caches of most processors
 _PROMPT_TOKENS = 64
 _HEAD_DIM = 32  # of the file of weights
 _TINY = MatrixShape(32, 32)
+_LOOK_S = 0.1  # at what other programs do
 
 
 def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, say: Say = lambda what: None, again: bool = False) -> HostRates:
-    """The rates for a model: from the file of this machine's, and measured where it has none, which `say` is told. `again` measures all. What
-    was measured while other programs were busy is not kept.
+    """The rates for a model: from the file of this machine's, and measured where it has none, which `say` is told. `again` measures all.
 
-    Raises EdgeKVError where EdgeKV is off.
+    While other programs are busy, threads that wait for each other wait for those programs too, up to hundreds of times as long. Then one thread
+    is measured by its processor time, the others are guessed from it, and nothing is kept. Raises EdgeKVError where EdgeKV is off.
     """
     if not _native.info()["enabled"]:
         raise EdgeKVError("EDGEKV=0 is set, so there is only stock attention to measure; unset it")
@@ -58,28 +61,42 @@ def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, say: Say = lambd
     shape = attention_shape(model.geometry, kv)
     most_busy = 0.0
 
-    def found(name: str, known: T | None, measure: Callable[[], T]) -> T:
+    def found(name: str, known: T | None, measure: Callable[[int], T], spread: Callable[[T, int], T]) -> T:
+        """measure: with so many threads. spread: what so many do, guessed from what one does."""
         nonlocal most_busy
         if known is not None and not again:
             return known
         say(f"measuring this machine once: {name}")
-        others = Others()
-        measured = measure()
-        if busy := others.busy():
-            say(f"other programs kept {busy:.1f} cores busy meanwhile: this is not kept, and measured again the next time")
-            most_busy = max(busy, most_busy)
-        else:
-            kept.keep(name, measured)
+        busy = _busy_now() if n_threads > 1 else 0.0
+        if not busy:
+            others = Others()
+            measured = measure(n_threads)
+            busy = others.busy()
+            if not busy:
+                kept.keep(name, measured)
+                return measured
+        if n_threads > 1:
+            measured = spread(measure(1), n_threads)
+        say(f"other programs kept {busy:.1f} cores busy meanwhile: this is not kept, and measured again the next time")
+        most_busy = max(busy, most_busy)
         return measured
 
-    read = found("read", kept.read(), lambda: read_rate(n_threads))
-    attention = found(f"attention {shape.name}", kept.attention(shape), lambda: attention_rates(shape, n_threads, read))
+    read = found("read", kept.read(), read_rate, lambda rate, n: rate * memory_gain(n))
+    attention = found(f"attention {shape.name}", kept.attention(shape),
+                      lambda n: attention_rates(shape, n, read * memory_gain(n) / memory_gain(n_threads)), AttentionRates.spread)
     weights: dict[str, WeightRates] = {}
     matrices = matrix_shape(model)
     for kind in measured_types(model):
         weights[kind] = found(f"weights {kind} {matrices.name}", kept.weights(kind, matrices),
-                              partial(weight_rates, kind, n_threads, matrices))
+                              lambda n, kind=kind: weight_rates(kind, n, matrices), WeightRates.spread)
     return HostRates(n_threads, read, weights, attention, most_busy)
+
+
+def _busy_now() -> float:
+    """Cores that other programs keep busy; 0.0 on a quiet machine."""
+    others = Others()
+    time.sleep(_LOOK_S)
+    return others.busy()
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------------------

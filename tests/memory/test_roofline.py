@@ -26,6 +26,7 @@ from edgekv.rates.host import (
     kept_for,
     matrix_shape,
     measured_types,
+    memory_gain,
 )
 from edgekv.rates.measuring import weights as measuring
 from edgekv.rates.measuring.busy import Others
@@ -162,6 +163,35 @@ def test_what_a_busy_machine_gives_is_not_kept(tmp_path, monkeypatch):
     assert quiet.busy == 0 and quiet.weights["q4_0"].decode == 3e9 and kept_for(model, kv, Kept(1, _native.isa())) == quiet
     busy[0] = 1.6
     assert measuring.host_rates(model, kv, 1) == quiet, "nothing is measured"
+
+
+@pytest.mark.parametrize("at_first", [True, False], ids=["before", "meanwhile"])
+def test_beside_others_one_thread_is_measured(tmp_path, monkeypatch, at_first: bool):
+    """Threads that wait for each other wait for other programs too; so the others are guessed from one. They may begin while it measures."""
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / name))
+    model, kv = header(tmp_path, "tiny"), KvOptions()
+    asked: dict[str, list[int]] = {"read": [], "attention": [], "weights": []}
+    busy = [1.6 if at_first else 0.0]
+
+    def gives(name: str, found):
+        def measure(n_threads: int):
+            asked[name].append(n_threads)
+            busy[0] = 1.6
+            return found
+
+        return measure
+
+    monkeypatch.setattr(measuring, "read_rate", gives("read", 1e10))
+    monkeypatch.setattr(measuring, "attention_rates", lambda shape, n_threads, read: gives("attention", ATTENTION)(n_threads))
+    monkeypatch.setattr(measuring, "weight_rates", lambda kind, n_threads, matrices: gives("weights", WeightRates(5e9, 4e10, 3e10))(n_threads))
+    monkeypatch.setattr(Others, "busy", lambda self: busy[0])
+    found = measuring.host_rates(model, kv, 4)
+    assert asked == {"read": [1] if at_first else [4, 1], "attention": [1], "weights": [1]}
+    gain = memory_gain(4)
+    assert 2 < gain < 4 and found.busy == 1.6 and found.n_threads == 4 and found.read == pytest.approx(gain * 1e10)
+    assert found.weights["q4_0"] == WeightRates(gain * 5e9, 4 * 4e10, 4 * 3e10)
+    assert found.attention.exact.far == pytest.approx(ATTENTION.exact.far / gain) and found.attention.row == pytest.approx(ATTENTION.row / gain)
+    assert kept_for(model, kv, Kept(4, _native.isa())) is None
 
 
 def test_a_fast_token_corrects_what_is_kept(tmp_path, monkeypatch):

@@ -215,10 +215,10 @@ def unpin(name: str, folder: Path | None) -> None:
 
 def _forget(name: str, folder: Path) -> int:
     """Bytes that went of a kept chat. Raises ConfigError where nothing says which they are."""
-    from edgekv.cli.chat.kept import Kept, kept_folder
+    from edgekv.cli.chat.kept import KeptChats, kept_folder
     from edgekv.store.conversations import forget, knows
 
-    conversation = Kept(kept_folder()).id_of(name)
+    conversation = KeptChats(kept_folder()).id_of(name)
     if conversation is None or not knows(folder, conversation):
         raise ConfigError(f"nothing of {name} is known to be in {folder}; `edgekv cache list` shows what is there")
     return forget(folder, conversation)

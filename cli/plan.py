@@ -50,13 +50,13 @@ def plan(model: Path | None, slots: int, cache_ram: int | None, measure: bool, r
     are measured when they are first asked for, in a few seconds, and kept, unless other programs were busy meanwhile. The exit code is
     4 if the plan does not fit.
     """
-    from edgekv.rates.measuring.planned import Asked, Measuring, plan_here
+    from edgekv.rates.measuring.planned import Measuring, PlanQuestion, plan_here
     from edgekv.store.settings import StoreSettings
 
     path, chosen = model_path(model), split_kv_options(settings)
     store = StoreSettings.ram_bytes if cache_ram is None else cache_ram
     measuring = Measuring(lambda what: click.echo(what, err=True), measure, recalibrate)
-    asked = Asked(chosen["kv"], chosen["n_ctx"], slots, store, chosen["n_threads"], chosen["weights_from_disk"])
+    asked = PlanQuestion(chosen["kv"], chosen["n_ctx"], slots, store, chosen["n_threads"], chosen["weights_from_disk"])
     found = plan_here(path, asked, measuring)
     if as_json:
         print_json(asdict(found) | {"fits": found.problem is None, "total": {place: found.total(place) for place in found.free}})

@@ -40,11 +40,11 @@ def report(folder: Path, out: Path | None, model: Path | None, plots: Path | Non
 
     Needs matplotlib: pip install "edgekv[report]".
     """
-    from edgekv.lab.report.page import Request, write
+    from edgekv.lab.report.page import ReportRequest, write
 
     plan = None if model is None else _plan(model)
     with progress_bar() as progress:
-        written = write(folder, out, progress, steps, Request(speed, plots, plan))
+        written = write(folder, out, progress, steps, ReportRequest(speed, plots, plan))
     for section in written.missing:
         click.echo(f"left out: {section.title}; it needs {section.missing}", err=True)
     click.echo(written.path)

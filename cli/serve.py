@@ -85,7 +85,7 @@ def serve(model: Path | None, slots: int, max_queue: int | None, max_gap: float,
     """
     extra = click.get_current_context().meta.get(_EXTRA, ())
     from edgekv.cli.common.summary import summary_line
-    from edgekv.serving.options import Limits, ServerOptions, try_extra
+    from edgekv.serving.options import ServerLimits, ServerOptions, try_extra
     from edgekv.serving.server import Server
 
     if any(argument in _HELP for argument in extra):
@@ -93,7 +93,7 @@ def serve(model: Path | None, slots: int, max_queue: int | None, max_gap: float,
         return EXIT_OK
     store = split_cache_options(settings)
     server = Server(ServerOptions(
-        model_path(model), **split_kv_options(settings), **settings, n_slots=slots, limits=Limits(max_gap, max_queue), store=store,
+        model_path(model), **split_kv_options(settings), **settings, n_slots=slots, limits=ServerLimits(max_gap, max_queue), store=store,
         extra=extra,
     ))
     how_to_stop = _stop_on_signals()

@@ -17,7 +17,7 @@ from edgekv.hierarchy import eviction
 from edgekv.live import runtime  # first: it puts llama_cpp on our libraries
 from edgekv.live.runtime import Runtime
 from edgekv.memory import devices, fit
-from edgekv.memory.allocations import Request, Slots
+from edgekv.memory.allocations import ContextRequest, Slots
 from edgekv.memory.available import available_bytes
 from edgekv.memory.context import check_context
 from edgekv.memory.device_fit import device_plan
@@ -173,7 +173,7 @@ def _check_memory(path: Path, kv: KvOptions, options: dict[str, Any], from_disk:
         return
     n_ctx = options.get("n_ctx", 512) or file.geometry.n_ctx_train
     n_threads = options.get("n_threads_batch") or os.cpu_count() or 1
-    check_context(Request(file, kv, n_ctx, Slots(), available_bytes(), n_threads=n_threads, from_disk=from_disk), n_ctx)
+    check_context(ContextRequest(file, kv, n_ctx, Slots(), available_bytes(), n_threads=n_threads, from_disk=from_disk), n_ctx)
 
 
 def _cache_name(value: CacheType | str | int | None) -> CacheType | str | None:

@@ -85,7 +85,7 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Piece:
+class AnswerPiece:
     """What one event of the stream brought; most bring only `text`."""
 
     text: str = ""
@@ -116,7 +116,7 @@ class ChatClient:
             verify=url.startswith("https:"),
         )
 
-    def stream(self, messages: list[Message]) -> Iterator[Piece]:
+    def stream(self, messages: list[Message]) -> Iterator[AnswerPiece]:
         """The answer to `messages`, piece by piece. Leaving the iteration early stops the server's work on it.
 
         Raises ContextOverflow if the prompt does not fit, EdgeKVError if the server refuses, fails or is gone.
@@ -136,7 +136,7 @@ class ChatClient:
                     watch.saw(piece)
                     yield piece
                 if (timings := watch.timings()) is not None:
-                    yield Piece(timings=timings)
+                    yield AnswerPiece(timings=timings)
         except httpx.ConnectError as error:
             raise EdgeKVError(f"the server does not answer ({error or type(error).__name__})") from None
         except (httpx.HTTPError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
@@ -180,7 +180,7 @@ class _Watch:
         self._told = False
         self._usage: Usage | None = None
 
-    def saw(self, piece: Piece) -> None:
+    def saw(self, piece: AnswerPiece) -> None:
         self._told |= piece.timings is not None
         self._usage = piece.usage or self._usage
         if piece.text or piece.thought:
@@ -196,13 +196,13 @@ class _Watch:
                        1e3 * (self._last - first))
 
 
-def _piece(chunk: dict[str, Any]) -> Piece:
+def _piece(chunk: dict[str, Any]) -> AnswerPiece:
     if "error" in chunk:
         raise _refusal_of(chunk["error"])
     choice = (chunk.get("choices") or [{}])[0]
     delta = choice.get("delta") or {}
     progress, timings, usage = chunk.get("prompt_progress"), chunk.get("timings"), chunk.get("usage")
-    return Piece(
+    return AnswerPiece(
         text=delta.get("content") or "",
         thought=delta.get("reasoning_content") or delta.get("reasoning") or "",
         progress=progress and Progress(progress["total"], progress["cache"], progress["processed"]),

@@ -76,12 +76,12 @@ def chat(
     if question is None and not sys.stdout.isatty():
         raise click.UsageError("a conversation needs a terminal; use --prompt TEXT, or give the text on standard input")
     from edgekv.cli.chat.client import ChatClient
-    from edgekv.cli.chat.kept import Kept, kept_folder
+    from edgekv.cli.chat.kept import KeptChats, kept_folder
     from edgekv.cli.chat.render import Renderer
     from edgekv.cli.chat.talk import Talk
     from edgekv.cli.chat.views import OwnServer
 
-    kept = Kept(kept_folder())
+    kept = KeptChats(kept_folder())
     renderer = Renderer(None, footer=sys.stderr.isatty() if footer is None else footer)
     talk = Talk(renderer, kept, question, system, kept.newest() if resume == _NEWEST else resume, wanted=not no_keep)
     sampling = {field: settings.pop(name) for name, field in _SAMPLING.items()}

@@ -41,7 +41,7 @@ class Entry:
     first: str
 
 
-class Kept:
+class KeptChats:
     """The folder of kept conversations."""
 
     def __init__(self, folder: Path):
@@ -138,7 +138,7 @@ class KeepsRows(Protocol):
 class Keeper:
     """Keeps one conversation after each turn, if it is to be kept at all."""
 
-    def __init__(self, conversation: Conversation, kept: Kept, rows: KeepsRows, keeping: bool = True):
+    def __init__(self, conversation: Conversation, kept: KeptChats, rows: KeepsRows, keeping: bool = True):
         self.kept = kept
         self.conversation, self.keeping = conversation, keeping
         self._rows = rows

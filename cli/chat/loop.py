@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edgekv.cli.chat import commands
-from edgekv.cli.chat.client import Piece
+from edgekv.cli.chat.client import AnswerPiece
 from edgekv.cli.chat.input import ChatInput
 from edgekv.cli.chat.kept import Keeper
 from edgekv.cli.chat.pins import Pins
 from edgekv.cli.chat.render import Renderer, overflow_advice
-from edgekv.cli.chat.session import Answer, Conversation
+from edgekv.cli.chat.session import ChatAnswer, Conversation
 from edgekv.cli.chat.views import OwnServer, ServerView
 from edgekv.errors import ContextOverflow, EdgeKVError
 from edgekv.vocab import KvMode
@@ -62,7 +62,7 @@ class ChatLoop:
             draft.text = message[1:] if message.startswith("//") else message
             self.turn(self.conversation.send)
 
-    def turn(self, answer_with: Callable[[Callable[[Piece], None]], Answer]) -> None:
+    def turn(self, answer_with: Callable[[Callable[[AnswerPiece], None]], ChatAnswer]) -> None:
         """Show one answer and its footer; `answer_with` is the conversation's send or regenerate."""
         self.apply_pins()  # what the answer's tokens read must not depend on when they came to be pinned
         with self.renderer.turn() as show:

@@ -15,10 +15,10 @@ from rich.text import Text
 
 from edgekv.amounts import duration, rough_percent, size, size_of
 from edgekv.cli.chat import client
-from edgekv.cli.chat.client import PLACES, Piece, Timings, Usage
+from edgekv.cli.chat.client import PLACES, AnswerPiece, Timings, Usage
 from edgekv.cli.chat.kv import KvStatus, reads_text
-from edgekv.cli.chat.session import Answer
-from edgekv.cli.common.progress import Lines, Reading
+from edgekv.cli.chat.session import ChatAnswer
+from edgekv.cli.common.progress import Lines, ReadingBar
 from edgekv.errors import ContextOverflow
 from edgekv.live.reports import SelectionReport
 
@@ -66,7 +66,7 @@ class Renderer:
         return self.console.color_system is not None
 
     @contextmanager
-    def turn(self) -> Iterator[Callable[[Piece], None]]:
+    def turn(self) -> Iterator[Callable[[AnswerPiece], None]]:
         """Gives the function that shows pieces; leaves the cursor at the start of a line, whatever happens inside."""
         turn = _Turn(self)
         if self.kv is not None:
@@ -84,7 +84,7 @@ class Renderer:
             progress.add_task(text)
             yield
 
-    def footer(self, answer: Answer) -> None:
+    def footer(self, answer: ChatAnswer) -> None:
         if not self._footer or answer.timings is None or self.kv is None:
             return
         timings = answer.timings
@@ -122,13 +122,13 @@ class _Turn:
     def __init__(self, renderer: Renderer):
         self._renderer = renderer
         self._out, self._plain = renderer._out, not renderer._out_is_terminal
-        self._reading: Reading | None = None
+        self._reading: ReadingBar | None = None
         self._bar: Progress | None = None
         self._lines: Lines | None = None
         self._thinking = False
         self._at_line_start = True
 
-    def show(self, piece: Piece) -> None:
+    def show(self, piece: AnswerPiece) -> None:
         if piece.text or piece.thought or piece.finish_reason:
             self._close_bar()
         elif piece.progress:
@@ -173,9 +173,9 @@ class _Turn:
         elif left is not None and self._lines is not None:
             self._lines(f"reading: {n_done:,} of {n_total:,} tokens, {said}", n_done, n_total, left)
 
-    def _begin_reading(self, progress: client.Progress, n_total: int) -> Reading:
+    def _begin_reading(self, progress: client.Progress, n_total: int) -> ReadingBar:
         """A bar on a terminal; elsewhere a line every now and then."""
-        reading = self._reading = Reading(progress.n_total, progress.n_processed)
+        reading = self._reading = ReadingBar(progress.n_total, progress.n_processed)
         if not self._renderer.console.is_terminal:
             self._lines = Lines(say=self._renderer.note)
             return reading
@@ -270,7 +270,7 @@ def _reads(mode: str, selection: SelectionReport) -> Part:
     return [(2, f"KV {mode} reads {reads_text(selection)}{error}"), (4, share + error), (_LAST, share)]
 
 
-def _ending(answer: Answer, timings: Timings, n_ctx: int | None) -> list[str]:
+def _ending(answer: ChatAnswer, timings: Timings, n_ctx: int | None) -> list[str]:
     if answer.interrupted:
         return ["stopped by you"]
     if answer.finish_reason != "length":

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgekv.cli.chat.client import ChatClient, Message, Piece, Timings, Usage
+from edgekv.cli.chat.client import AnswerPiece, ChatClient, Message, Timings, Usage
 from edgekv.cli.chat.saved import read_messages, read_records, write_messages
 from edgekv.errors import EdgeKVError
 
@@ -27,7 +27,7 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ChatAnswer:
     """How one turn went. `interrupted` by the person; `finish_reason` "length" where a limit cut it."""
 
     text: str
@@ -48,7 +48,7 @@ class Conversation:
         """Of the turns, by identity: the same text may have been said twice."""
         self.system_pinned = True
         self.draft = Draft()
-        self.last: Answer | None = None
+        self.last: ChatAnswer | None = None
 
     @property
     def messages(self) -> list[Message]:
@@ -65,7 +65,7 @@ class Conversation:
                 record[_PINNED] = True
         return records
 
-    def send(self, show: Callable[[Piece], None]) -> Answer:
+    def send(self, show: Callable[[AnswerPiece], None]) -> ChatAnswer:
         """Send the draft and stream the answer into `show`.
 
         An answer that is interrupted stays as far as it came. If there is none yet, or the prompt does not fit, the message goes
@@ -83,7 +83,7 @@ class Conversation:
             self.turns, self.draft = before, draft
         return answer
 
-    def regenerate(self, show: Callable[[Piece], None]) -> Answer:
+    def regenerate(self, show: Callable[[AnswerPiece], None]) -> ChatAnswer:
         """Answer the last question again; the old answer stays if nothing new comes."""
         if not self.turns:
             raise EdgeKVError("there is no answer yet to make again")
@@ -112,7 +112,7 @@ class Conversation:
     def clear(self) -> None:
         self.turns, self.pinned, self.draft, self.last = [], [], Draft(), None
 
-    def _answer(self, show: Callable[[Piece], None]) -> Answer:
+    def _answer(self, show: Callable[[AnswerPiece], None]) -> ChatAnswer:
         texts: list[str] = []
         timings, reason, usage, interrupted = None, None, None, False
         pieces = self.client.stream(self.messages)
@@ -128,7 +128,7 @@ class Conversation:
             interrupted = True
         finally:
             pieces.close()  # type: ignore[attr-defined]  # a generator; ends the request, and with it the server's work
-        self.last = Answer("".join(texts), timings, interrupted, reason, usage)
+        self.last = ChatAnswer("".join(texts), timings, interrupted, reason, usage)
         if self.last.text or not interrupted:
             self.turns.append({"role": "assistant", "content": self.last.text})
         return self.last

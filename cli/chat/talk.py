@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgekv.cli.chat.client import ChatClient
-from edgekv.cli.chat.kept import Keeper, Kept
+from edgekv.cli.chat.kept import Keeper, KeptChats
 from edgekv.cli.chat.render import Renderer, overflow_advice
 from edgekv.cli.chat.saved import read_messages
 from edgekv.cli.chat.session import Conversation
@@ -19,7 +19,7 @@ class Talk:
     """`question` None: a conversation at the terminal. `resumed` is the name of a kept conversation that goes on."""
 
     renderer: Renderer
-    kept: Kept
+    kept: KeptChats
     question: str | None
     system: str | None
     resumed: str | None

@@ -46,7 +46,7 @@ def progress_bar() -> Iterator[Show]:
         yield show
 
 
-class Reading:
+class ReadingBar:
     """A prompt while it is read: its speed of late, and the time left. Behind a longer cache a token takes longer, so that the time is
     fitted to what the parts have taken so far: in a token, linear in what stands before it."""
 

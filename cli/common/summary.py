@@ -11,7 +11,7 @@ from edgekv.amounts import size
 if TYPE_CHECKING:
     from edgekv.live.reports import MemoryReport
     from edgekv.live.runtime import Runtime
-    from edgekv.memory.allocations import Part
+    from edgekv.memory.allocations import MemoryPart
     from edgekv.serving.server import Server
 
 _SHOWN = {"weights": "weights", "KV home": "KV home", "sketches": "sketches", "arena": "arena", "prefix store": "prefixes up to",
@@ -36,7 +36,7 @@ def summary_line(server: Server, runtime: Runtime | None = None) -> str:
     return "\n".join(lines)
 
 
-def with_measured(parts: Sequence[Part], memory: MemoryReport) -> list[Part]:
+def with_measured(parts: Sequence[MemoryPart], memory: MemoryReport) -> list[MemoryPart]:
     """The same parts, with the figures of a context that is open for what it keeps itself."""
     home = sum(part.bytes for part in parts if part.name == "KV home")
     others = max(0, home - memory.home_bytes) if memory.home_bytes else home  # caches that llama.cpp keeps alone
@@ -45,7 +45,7 @@ def with_measured(parts: Sequence[Part], memory: MemoryReport) -> list[Part]:
     return [replace(part, bytes=found.get(part.name, part.bytes)) for part in parts]
 
 
-def _line(label: str, parts: Sequence[Part], free: int, how: str) -> str:
+def _line(label: str, parts: Sequence[MemoryPart], free: int, how: str) -> str:
     amounts = [(name, sum(part.bytes for part in parts if part.name == of)) for of, name in _SHOWN.items()]
     needed = sum(part.bytes for part in parts)
     amounts.append(("buffers", needed - sum(n_bytes for _, n_bytes in amounts)))

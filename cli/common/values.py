@@ -56,9 +56,9 @@ def shapes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 
 def conversations(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of kept chats, the newest first."""
-    from edgekv.cli.chat.kept import Kept, kept_folder
+    from edgekv.cli.chat.kept import KeptChats, kept_folder
 
-    return items(Kept(kept_folder()).names(), incomplete)
+    return items(KeptChats(kept_folder()).names(), incomplete)
 
 
 def stored(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

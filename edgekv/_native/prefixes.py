@@ -30,7 +30,7 @@ class SequenceTokens:
 
 
 @dataclass
-class Found:
+class PrefixSources:
     """Tokens that `begin` put into a sequence, by where they came from; `nearly` = (position, token kept, token asked, tokens lost)."""
 
     ram: int = 0
@@ -51,14 +51,14 @@ class KeepsPrefixes(Protocol):
     def leave(self, seq_id: int) -> None:
         """The prompt that was not ready does not begin."""
 
-    def begin(self, prompt: SequenceTokens, n_have: int) -> Found: ...
+    def begin(self, prompt: SequenceTokens, n_have: int) -> PrefixSources: ...
 
     def keep(self, held: SequenceTokens) -> None: ...
 
     def start(self) -> None:
         """Directly before a decode: rows that are to come do so while it computes. Where this raises `settle` comes first."""
 
-    def settle(self) -> tuple[int, Found]:
+    def settle(self) -> tuple[int, PrefixSources]:
         """Wait for the rows that were to come: the position of the first token whose rows could not be had, -1: none; and what is there."""
 
 
@@ -116,7 +116,7 @@ def _define_callbacks() -> None:
     @ffi.def_extern()
     def edgekv_py_prefix_begin(_user, prompt, n_have, out):
         try:
-            found = _keeps.begin(tokens_of(prompt), n_have) if _keeps else Found()
+            found = _keeps.begin(tokens_of(prompt), n_have) if _keeps else PrefixSources()
             out.ram, out.disk, out.remote, out.comes = found.ram, found.disk, found.remote, found.comes
             out.nearly.position, out.nearly.stored, out.nearly.asked, out.nearly.n_lost = found.nearly
         except Exception:
@@ -143,7 +143,7 @@ def _define_callbacks() -> None:
     @ffi.def_extern()
     def edgekv_py_prefix_settle(_user, out):
         try:
-            position, found = _keeps.settle() if _keeps else (-1, Found())
+            position, found = _keeps.settle() if _keeps else (-1, PrefixSources())
             out.ram, out.disk, out.remote = found.ram, found.disk, found.remote
             return position
         except Exception:

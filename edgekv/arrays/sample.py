@@ -27,7 +27,7 @@ EVEN_SHARE = 1 / 128
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampledRows:
     rows: np.ndarray
     """int32 [n]: the cells read, ascending."""
     weights: np.ndarray
@@ -102,8 +102,8 @@ def walk(chances: np.ndarray, offset: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def sample(shares: np.ndarray, tops: np.ndarray, sums: np.ndarray, visible: np.ndarray, certain: np.ndarray, resolution: float, offset: int,
-           sinks: np.ndarray | None = None) -> Sample:
+           sinks: np.ndarray | None = None) -> SampledRows:
     """Arguments as for `by_share` and `walk`."""
     of_share = by_share(shares, tops, sums, visible, certain, resolution, sinks)
     rows, weights = walk(chances(of_share, visible, resolution), offset)
-    return Sample(rows, weights, int(np.count_nonzero(weights == 1)), int(of_share.sum() - of_share[rows].sum()) / ONE)
+    return SampledRows(rows, weights, int(np.count_nonzero(weights == 1)), int(of_share.sum() - of_share[rows].sum()) / ONE)

@@ -12,7 +12,7 @@ from edgekv.pages.residency import Reason, Residency, State
 
 
 @dataclass(frozen=True)
-class Limits:
+class MoveLimits:
     """How eager a plan is."""
 
     max_moves: int = 4096
@@ -62,18 +62,18 @@ class MigrationPlan:
 _NO_IDS = np.empty(0, np.int64)
 
 
-def decide(ranking: Ranking, pinned: np.ndarray | None, wanted: np.ndarray, residency: Residency, limits: Limits) -> MigrationPlan:
+def decide(ranking: Ranking, pinned: np.ndarray | None, wanted: np.ndarray, residency: Residency, limits: MoveLimits) -> MigrationPlan:
     """All rows and heads compete for one pool of slots; MOVING pages are neither promoted nor demoted, pinned ones not demoted.
 
     ranking: by score, of this residency or one some runs ago. pinned: bool [page] or [row, head, page], or None. wanted: int64
     ids, the most wanted first. Four classes of HOME pages, in this order, each taking what slots the one before leaves:
 
     1. pinned: free slots, then those of the coldest residents;
-    2. wanted: free slots, then those of clearly colder residents (`Limits.cold`);
+    2. wanted: free slots, then those of clearly colder residents (`MoveLimits.cold`);
     3. score above zero, the highest first: free slots, then the i-th best of them against the i-th coldest resident, by a margin;
-    4. with `Limits.fill`, any: free slots.
+    4. with `MoveLimits.fill`, any: free slots.
 
-    Without `Limits.swap` there are free slots only.
+    Without `MoveLimits.swap` there are free slots only.
     """
     end = residency.n_used_end
     if not residency.n_slots or not end or not (limits.swap or residency.n_free):
@@ -107,7 +107,7 @@ def decide(ranking: Ranking, pinned: np.ndarray | None, wanted: np.ndarray, resi
     return MigrationPlan(promote, reasons, cold, n_unplaced)
 
 
-def _swap(ranking: Ranking, home: _Home, n_free: int, n_held: int, n_done: int, limits: Limits) -> tuple[np.ndarray, np.ndarray]:
+def _swap(ranking: Ranking, home: _Home, n_free: int, n_held: int, n_done: int, limits: MoveLimits) -> tuple[np.ndarray, np.ndarray]:
     """Returns (ids to promote, by falling score; ids to demote, by rising score). The ids to demote include those that make room for the
     n_done promotions that come first. The i-th candidate beyond the free slots competes with the i-th resident beyond those that had
     to go."""

@@ -16,7 +16,7 @@ from edgekv.errors import ConfigError
 from edgekv.hierarchy import eviction, planner
 from edgekv.hierarchy.eviction import Evictor
 from edgekv.hierarchy.migrator import Migrator
-from edgekv.hierarchy.planner import Limits
+from edgekv.hierarchy.planner import MoveLimits
 from edgekv.hierarchy.stats import Stats
 from edgekv.hierarchy.table import PageTable
 from edgekv.hierarchy.transport import Transport
@@ -38,7 +38,7 @@ class HierarchySettings:
     """None: each policy's own."""
     rope: Rope | None = None
     """None: the model has no rotary positions."""
-    limits: Limits = Limits()
+    limits: MoveLimits = MoveLimits()
     plan_every: int = 16
     """Steps from plan to plan."""
     bytes_per_run: int = 1 << 20

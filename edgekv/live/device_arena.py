@@ -12,7 +12,7 @@ from edgekv.errors import TierError
 from edgekv.hierarchy.transport import Transport
 
 
-class Pages(Protocol):
+class DevicePages(Protocol):
     """What the arena asks of native code."""
 
     def begin(self, ids: np.ndarray, slots: np.ndarray) -> None:
@@ -68,7 +68,7 @@ class DeviceArena(Transport):
     these in their slots. What it did not, because the prompt was at its end, is copied then.
     """
 
-    def __init__(self, pages: Pages, streams: Streams):
+    def __init__(self, pages: DevicePages, streams: Streams):
         self._pages = pages
         self._ubatches, self._side = streams.ubatch_stream, streams.side_stream()
         self._errors = streams.errors

@@ -9,7 +9,7 @@ import numpy as np
 from edgekv.hierarchy.transport import Transport
 
 
-class Pages(Protocol):
+class HostPages(Protocol):
     """What the arena asks of native code."""
 
     def copy(self, ids: np.ndarray, slots: np.ndarray) -> None:
@@ -29,7 +29,7 @@ class HostArena(Transport):
     """A transport that copies at once, on the calling thread, and publishes at the next `finished`: two phases, as a stream has
     them."""
 
-    def __init__(self, pages: Pages):
+    def __init__(self, pages: HostPages):
         self._pages = pages
         self._copied: list[tuple[int, np.ndarray, np.ndarray]] = []
         self._n_tickets = 0

@@ -13,7 +13,7 @@ from edgekv.arrays import backend
 from edgekv.arrays.ops import Ops
 from edgekv.config import EvictionOptions, KvOptions
 from edgekv.errors import ConfigError, DoesNotFit, TierError
-from edgekv.hierarchy.planner import Limits
+from edgekv.hierarchy.planner import MoveLimits
 from edgekv.hierarchy.stats import Stats
 from edgekv.hierarchy.step import Hierarchy, HierarchySettings
 from edgekv.live.device_arena import DeviceArena
@@ -56,13 +56,13 @@ def has_tiers(handle: core.Handle, mode: KvMode) -> bool:
     return mode in (KvMode.SPARSE, KvMode.EVICT) or mode is KvMode.EXACT and device.plane(handle) is not None
 
 
-def limits(mode: KvMode, on_device: bool) -> Limits:
+def limits(mode: KvMode, on_device: bool) -> MoveLimits:
     """How eager plans are. On a device an empty slot is memory that was paid for and earns nothing, so that any page fills it; and in
     mode exact, where each token reads every page, a page that has a slot keeps it: a swap would cost the link two pages' time and
     save none."""
     if not on_device:
-        return Limits()
-    return Limits(max_moves=DEVICE_MOVES, swap=mode is not KvMode.EXACT, fill=True)
+        return MoveLimits()
+    return MoveLimits(max_moves=DEVICE_MOVES, swap=mode is not KvMode.EXACT, fill=True)
 
 
 def bytes_per_run(link: float | None, seconds: float | None) -> int:

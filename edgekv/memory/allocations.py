@@ -29,7 +29,7 @@ NATIVE_BYTES = 32 * MIB
 
 
 @dataclass(frozen=True)
-class Part:
+class MemoryPart:
     """Bytes of one purpose in one place: HOST, DISK, or the name of a device."""
 
     name: str
@@ -48,7 +48,7 @@ class Slots:
 
 
 @dataclass(frozen=True)
-class Request:
+class ContextRequest:
     """What a context is asked for, and what may be taken for it. kv: its mode is the one that counts; n_ctx None: as long as memory allows."""
 
     model: ModelFile
@@ -81,7 +81,7 @@ class Request:
         per_token = self.shape.kv_bytes_per_token(self.kv.cache.type_k.value, self.kv.cache.type_v.value)
         return most_in_flight(BLOCK_TOKENS * per_token) if self.store_bytes else 0
 
-    def parts(self, n_ctx: int, kv: KvOptions) -> list[Part]:
+    def parts(self, n_ctx: int, kv: KvOptions) -> list[MemoryPart]:
         """In all places, of a context of `n_ctx` tokens for each slot."""
         if self.room is not None:
             return device_parts(self, n_ctx, kv, self.room)
@@ -121,7 +121,7 @@ def _only(model: Geometry, sliding: bool) -> Geometry:
     return replace(model, n_head_kv=heads, swa=(False,) * model.n_layer)
 
 
-def host_parts(request: Request, n_ctx: int, kv: KvOptions) -> list[Part]:
+def host_parts(request: ContextRequest, n_ctx: int, kv: KvOptions) -> list[MemoryPart]:
     """All of a context on the processor."""
     shape, n_slots = request.shape, request.slots.n
     ours = _ours(shape, n_ctx, kv, request.slots)
@@ -129,30 +129,30 @@ def host_parts(request: Request, n_ctx: int, kv: KvOptions) -> list[Part]:
     where, note = (DISK, "read again for every token") if request.from_disk else (HOST, "mapped from the file")
     weights = shape.tensor_bytes * (shape.n_layer + 1 - min(request.gpu_layers, shape.n_layer)) // (shape.n_layer + 1)
     return _present([
-        Part("weights", weights, KNOWN if weights == shape.tensor_bytes else ESTIMATED, where, note),
+        MemoryPart("weights", weights, KNOWN if weights == shape.tensor_bytes else ESTIMATED, where, note),
         _compute(request, n_ctx, kv),
-        Part("KV home", home_bytes(shape, n_ctx, kv, request.slots), KNOWN, note="K and V of all tokens"),
-        Part("recurrent state", n_slots * shape.recurrent_bytes, KNOWN),
-        Part("sketches", ours.sketches, KNOWN),
-        Part("arena", ours.arena, KNOWN, note="copies of hot pages"),
-        Part("tables", ours.tables + tables, ESTIMATED),
-        Part("work space", ours.workspace + scratch, ESTIMATED, note="of a step, and of a prompt"),
-        Part("loaded later", request.later_bytes, ESTIMATED, note="a draft model or a projector"),
-        Part("prefix store", request.store_bytes, KNOWN, note="at most"),
-        Part("prefixes in flight", request.in_flight_bytes, KNOWN, note="at most, while they are loaded"),
+        MemoryPart("KV home", home_bytes(shape, n_ctx, kv, request.slots), KNOWN, note="K and V of all tokens"),
+        MemoryPart("recurrent state", n_slots * shape.recurrent_bytes, KNOWN),
+        MemoryPart("sketches", ours.sketches, KNOWN),
+        MemoryPart("arena", ours.arena, KNOWN, note="copies of hot pages"),
+        MemoryPart("tables", ours.tables + tables, ESTIMATED),
+        MemoryPart("work space", ours.workspace + scratch, ESTIMATED, note="of a step, and of a prompt"),
+        MemoryPart("loaded later", request.later_bytes, ESTIMATED, note="a draft model or a projector"),
+        MemoryPart("prefix store", request.store_bytes, KNOWN, note="at most"),
+        MemoryPart("prefixes in flight", request.in_flight_bytes, KNOWN, note="at most, while they are loaded"),
     ])
 
 
-def device_parts(request: Request, n_ctx: int, kv: KvOptions, room: DeviceRoom) -> list[Part]:
+def device_parts(request: ContextRequest, n_ctx: int, kv: KvOptions, room: DeviceRoom) -> list[MemoryPart]:
     """A context whose attention runs on a device: what lies there, and the pages at home in host memory."""
     plan = device_plan(request.shape, n_ctx, kv, room, request.slots.n)
     there = (("weights", plan.weights, KNOWN), ("compute", plan.compute, ESTIMATED), ("KV of other layers", plan.others, KNOWN),
              ("sketches", plan.sketches, KNOWN), ("tables", plan.tables, ESTIMATED), ("work space", plan.scratch, ESTIMATED),
              ("staging", plan.staging, KNOWN), ("ring", plan.ring, KNOWN), ("arena", plan.arena, KNOWN))
-    return _present([Part("KV home", plan.home, KNOWN, note="K and V of all tokens, pinned"),
-                     Part("prefix store", request.store_bytes, KNOWN, note="at most"),
-                     Part("prefixes in flight", request.in_flight_bytes, KNOWN, note="at most, while they are loaded"),
-                     *(Part(name, n_bytes, how, room.name) for name, n_bytes, how in there)])
+    return _present([MemoryPart("KV home", plan.home, KNOWN, note="K and V of all tokens, pinned"),
+                     MemoryPart("prefix store", request.store_bytes, KNOWN, note="at most"),
+                     MemoryPart("prefixes in flight", request.in_flight_bytes, KNOWN, note="at most, while they are loaded"),
+                     *(MemoryPart(name, n_bytes, how, room.name) for name, n_bytes, how in there)])
 
 
 def _ours(shape: Geometry, n_ctx: int, kv: KvOptions, slots: Slots) -> KvBytes:
@@ -164,7 +164,7 @@ _EXACT_TABLE_BYTES = 24
 """Of one page of one layer and KV head in mode exact: pin, priority, and mass where it is observed."""
 
 
-def _beside(shape: Geometry, n_ctx: int, kv: KvOptions, request: Request) -> tuple[int, int]:
+def _beside(shape: Geometry, n_ctx: int, kv: KvOptions, request: ContextRequest) -> tuple[int, int]:
     """Bytes of tables and of work space that `KvBytes` does not count: those of mode exact, and scratch of the threads that read a prompt."""
     layers, slots = sparse_layers(shape), request.slots
     if kv.mode is KvMode.OFF or not layers:
@@ -177,16 +177,16 @@ def _beside(shape: Geometry, n_ctx: int, kv: KvOptions, request: Request) -> tup
     return _EXACT_TABLE_BYTES * n_pages, scratch + n_caches * max(exact_step_bytes(shape, il, n_cells, request.n_threads) for il in layers)
 
 
-def _compute(request: Request, n_ctx: int, kv: KvOptions) -> Part:
+def _compute(request: ContextRequest, n_ctx: int, kv: KvOptions) -> MemoryPart:
     if request.compute is not None:
-        return Part("compute", request.compute, MEASURED, note="llama.cpp's work buffers")
+        return MemoryPart("compute", request.compute, MEASURED, note="llama.cpp's work buffers")
     n_bytes, is_close = compute_bytes(request.model, cells(n_ctx, kv), request.slots.n, UBATCH_TOKENS, request.slots.unified)
-    return Part("compute", n_bytes, ESTIMATED, note="llama.cpp's work buffers" + ("" if is_close else ", roughly: --measure asks llama.cpp"))
+    return MemoryPart("compute", n_bytes, ESTIMATED, note="llama.cpp's work buffers" + ("" if is_close else ", roughly: --measure asks llama.cpp"))
 
 
-def _present(parts: Sequence[Part]) -> list[Part]:
+def _present(parts: Sequence[MemoryPart]) -> list[MemoryPart]:
     return [part for part in parts if part.bytes]
 
 
-def total(parts: Sequence[Part], place: str = HOST) -> int:
+def total(parts: Sequence[MemoryPart], place: str = HOST) -> int:
     return sum(part.bytes for part in parts if part.place == place)

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from edgekv.amounts import MIB, size
 from edgekv.errors import ConfigError, DoesNotFit
-from edgekv.memory.allocations import HOST, NATIVE_BYTES, Request, least
+from edgekv.memory.allocations import HOST, NATIVE_BYTES, ContextRequest, least
 from edgekv.memory.device_fit import choose_device_context
 from edgekv.memory.fit import CONTEXT_STEP, ContextChoice, kv_bytes, largest_context, page_bytes, rounded, sparse_layers
 from edgekv.vocab import KvMode
 
 
-def choose_context(request: Request) -> ContextChoice:
+def choose_context(request: ContextRequest) -> ContextChoice:
     """The context to open, in tokens for each slot.
 
     Where no length is asked for it is what the model was trained for, as far as half of the memory allows that the weights leave. A larger one
@@ -32,7 +32,7 @@ def choose_context(request: Request) -> ContextChoice:
     return _choice(request, n, note)
 
 
-def check_context(request: Request, n_ctx: int) -> None:
+def check_context(request: ContextRequest, n_ctx: int) -> None:
     """Raises DoesNotFit where a context of `n_ctx` tokens for each slot does not fit in host memory; the message says what does."""
     n, kv, available = rounded(n_ctx), request.kv, request.available
     needed = request.needed(n, least(kv))
@@ -51,7 +51,7 @@ def check_context(request: Request, n_ctx: int) -> None:
                      + (f"use --ctx {best} or less" if best else "close other programs, or take a smaller model") + _store(request, needed))
 
 
-def _automatic(request: Request) -> ContextChoice:
+def _automatic(request: ContextRequest) -> ContextChoice:
     model, kv = request.shape, request.kv
     fixed = _without_context(request) + NATIVE_BYTES
     room = (request.available - fixed) // 2
@@ -68,7 +68,7 @@ def _automatic(request: Request) -> ContextChoice:
     return _choice(request, n, note)
 
 
-def _choice(request: Request, n_ctx: int, note: str | None) -> ContextChoice:
+def _choice(request: ContextRequest, n_ctx: int, note: str | None) -> ContextChoice:
     """With as large an arena as fits, where its size is automatic."""
     kv, budget = request.kv, None
     missing = request.needed(rounded(n_ctx), kv) - request.available
@@ -81,20 +81,20 @@ def _choice(request: Request, n_ctx: int, note: str | None) -> ContextChoice:
     return ContextChoice(n_ctx, kv_bytes(request.shape, n_ctx, kv, request.slots.n), note, kv_budget=budget)
 
 
-def _without_context(request: Request) -> int:
+def _without_context(request: ContextRequest) -> int:
     """Bytes of host memory that no context can do without: weights, what is loaded behind them, the prefix store."""
     return sum(part.bytes for part in request.parts(CONTEXT_STEP, least(request.kv))
                if part.place == HOST and part.name in ("weights", "loaded later", "prefix store", "prefixes in flight"))
 
 
-def _what(request: Request) -> str:
+def _what(request: ContextRequest) -> str:
     """What is counted, as a list in words."""
     weights = [] if request.from_disk else ["weights"]
     ours = ["sketches and arena"] if request.kv.mode is KvMode.SPARSE else []
     return ", ".join([*weights, "work buffers", "KV cache", *ours])
 
 
-def _no_model(request: Request, fixed: int) -> str:
+def _no_model(request: ContextRequest, fixed: int) -> str:
     weights = 0 if request.from_disk else request.shape.tensor_bytes
     free = f"{size(request.available)} are free"
     if weights <= request.available:
@@ -104,14 +104,14 @@ def _no_model(request: Request, fixed: int) -> str:
             "smaller model or a smaller type of weights, or --weights-from-disk where slow is better than nothing")
 
 
-def _store(request: Request, needed: int) -> str:
+def _store(request: ContextRequest, needed: int) -> str:
     kept = request.store_bytes + request.in_flight_bytes
     if not kept or needed - kept > request.available:
         return ""
     return f"; {size(kept)} of memory are set aside for what was read before (--cache-ram)"
 
 
-def _check_budget(request: Request) -> None:
+def _check_budget(request: ContextRequest) -> None:
     kv, budget = request.kv, request.kv.placement.kv_budget
     if kv.mode is KvMode.SPARSE and budget and sparse_layers(request.shape) and budget < (page := page_bytes(request.shape, kv.cache)):
         raise ConfigError(f"the KV budget is {budget:,} bytes, and one page of this model takes {page:,}; give more, auto, or 0 for no arena")

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from edgekv.config import KvOptions
 from edgekv.memory.roofline import HostRoofline
 from edgekv.models.geometry import ModelFile
-from edgekv.rates.host import AttentionRates, Kept, KernelRates, WeightRates, attention_shape, kept_for, matrix_shape
+from edgekv.rates.host import AttentionRates, KeptRates, KernelRates, WeightRates, attention_shape, kept_for, matrix_shape
 from edgekv.vocab import KvMode
 
 log = logging.getLogger("edgekv")
@@ -17,7 +17,7 @@ FAR = 1.5
 """Times as fast as estimated: what estimates are off besides is less."""
 
 
-def correct(kept: Kept, model: ModelFile, kv: KvOptions, mode: KvMode, depth: int, seconds: float) -> float | None:
+def correct(kept: KeptRates, model: ModelFile, kv: KvOptions, mode: KvMode, depth: int, seconds: float) -> float | None:
     """A token behind `depth` tokens took `seconds`. Nothing makes a machine faster than it is: where that is FAR faster than the kept rates
     say, others were busy when these were measured, and they are raised by as much. Returns how much that was; None: they stand, or there are none."""
     rates = kept_for(model, kv, kept)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edgekv.config import KvOptions
 from edgekv.errors import DoesNotFit
 from edgekv.machine import default_threads
-from edgekv.memory.allocations import HOST, NATIVE_BYTES, Part, Request, Slots, home_bytes, total
+from edgekv.memory.allocations import HOST, NATIVE_BYTES, ContextRequest, MemoryPart, Slots, home_bytes, total
 from edgekv.memory.context import choose_context
 from edgekv.memory.device_roofline import DeviceRoofline
 from edgekv.memory.fit import ContextChoice, in_tokens, kv_bytes, largest_context, rounded, sparse_layers
@@ -68,7 +68,7 @@ class Plan:
     place: str
     free: dict[str, int]
     """By place."""
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     problem: str | None
     """Why it does not fit; None: it does."""
     limits: tuple[Limit, ...]
@@ -90,7 +90,7 @@ class Plan:
         return total(self.parts, place)
 
 
-def make_plan(request: Request, host: HostRates | None, device: Rates | None = None) -> Plan:
+def make_plan(request: ContextRequest, host: HostRates | None, device: Rates | None = None) -> Plan:
     """host, device: measured rates; without them there are no speeds."""
     shape, kv = request.shape, in_tokens(request.shape, request.kv)
     request = replace(request, kv=kv)
@@ -114,7 +114,7 @@ def make_plan(request: Request, host: HostRates | None, device: Rates | None = N
         0.0 if host is None or request.room is not None else host.busy)
 
 
-def users(request: Request, kv: KvOptions, n_tokens: int = USER_TOKENS) -> int:
+def users(request: ContextRequest, kv: KvOptions, n_tokens: int = USER_TOKENS) -> int:
     """Conversations of `n_tokens` whose K and V fit beside the weights, work buffers and the rest that does not grow with them; on a GPU
     without EdgeKV, where all of them lie in its memory, and in host memory otherwise."""
     each = home_bytes(request.shape, n_tokens, kv)
@@ -124,7 +124,7 @@ def users(request: Request, kv: KvOptions, n_tokens: int = USER_TOKENS) -> int:
     return max(0, request.available - total(fixed) - NATIVE_BYTES) // each if each else 0
 
 
-def _context(request: Request) -> tuple[ContextChoice, str | None]:
+def _context(request: ContextRequest) -> tuple[ContextChoice, str | None]:
     """The context, and why it cannot be had."""
     try:
         return choose_context(request), None
@@ -136,27 +136,27 @@ def _context(request: Request) -> tuple[ContextChoice, str | None]:
 # ---- how fast -------------------------------------------------------------------------------------------------------------------
 
 
-def _roofline(request: Request, kv: KvOptions, host: HostRates | None, device: Rates | None) -> Callable[[KvMode, int], Speed] | None:
+def _roofline(request: ContextRequest, kv: KvOptions, host: HostRates | None, device: Rates | None) -> Callable[[KvMode, int], Speed] | None:
     if request.room is not None:
         return DeviceRoofline(request.model, kv, request.room, device).speed if device is not None else None
     return HostRoofline(request.model, kv, host).speed if host is not None else None
 
 
-def _speeds(request: Request, roofline: Callable[[KvMode, int], Speed] | None, n_ctx: int) -> Iterator[Speed]:
+def _speeds(request: ContextRequest, roofline: Callable[[KvMode, int], Speed] | None, n_ctx: int) -> Iterator[Speed]:
     if roofline is None:
         return
     for depth in sorted({*DEPTHS, n_ctx}):
         yield from (roofline(mode, depth) for mode in _MODES)
 
 
-def _limits(request: Request, kv: KvOptions, roofline: Callable[[KvMode, int], Speed] | None) -> Iterator[Limit]:
+def _limits(request: ContextRequest, kv: KvOptions, roofline: Callable[[KvMode, int], Speed] | None) -> Iterator[Limit]:
     for mode in _MODES:
         options = kv.with_(mode=mode, **({"kv_vram": None} if mode is KvMode.OFF else {}))
         yield Limit(mode.value, largest_context(partial(_fits, request, options), LONGEST), None if roofline is None else
                     depth_at(LEAST_TOKENS_PER_S, partial(_decode, roofline, mode), LONGEST))
 
 
-def _fits(request: Request, kv: KvOptions, n_ctx: int) -> bool:
+def _fits(request: ContextRequest, kv: KvOptions, n_ctx: int) -> bool:
     return request.fits(n_ctx, kv)
 
 
@@ -167,7 +167,7 @@ def _decode(roofline: Callable[[KvMode, int], Speed], mode: KvMode, depth: int) 
 # ---- what it comes to -----------------------------------------------------------------------------------------------------------
 
 
-def _recommend(request: Request, n_ctx: int, roofline: Callable[[KvMode, int], Speed] | None, limits: tuple[Limit, ...]) -> tuple[KvMode, str]:
+def _recommend(request: ContextRequest, n_ctx: int, roofline: Callable[[KvMode, int], Speed] | None, limits: tuple[Limit, ...]) -> tuple[KvMode, str]:
     served = sparse_layers(request.shape)
     if not served:
         return KvMode.OFF, "no layer has a KV cache that EdgeKV can serve: stock llama.cpp runs all of them"
@@ -191,7 +191,7 @@ def _recommend(request: Request, n_ctx: int, roofline: Callable[[KvMode, int], S
     return best, f"at {n_ctx:,} tokens it decodes {times:.1f}x as fast as stock by estimate, {speeds[best]:.1f} tokens/s"
 
 
-def _sentence(request: Request, limits: tuple[Limit, ...]) -> str:
+def _sentence(request: ContextRequest, limits: tuple[Limit, ...]) -> str:
     of = {limit.mode: limit for limit in limits}
     stock, ours = of[KvMode.OFF.value], of[(KvMode.EXACT if request.room is not None else KvMode.SPARSE).value]
     if request.room is not None:
@@ -210,7 +210,7 @@ def _tokens(n: int) -> str:
     return "no context" if not n else f"{n:,} tokens" + (" and more" if n >= LONGEST else "")
 
 
-def _flags(request: Request, n_ctx: int, mode: KvMode) -> Iterator[str]:
+def _flags(request: ContextRequest, n_ctx: int, mode: KvMode) -> Iterator[str]:
     yield from ("--ctx", str(n_ctx), "--kv", mode.value)
     if request.slots.n > 1:
         yield from ("--slots", str(request.slots.n))
@@ -228,5 +228,5 @@ def _flags(request: Request, n_ctx: int, mode: KvMode) -> Iterator[str]:
 def fitting_context(model: ModelFile, available: int) -> int:
     """Tokens, up to those that the model was trained for, that fit on the host in mode exact; 0 where not even the weights do."""
     exact, n_train = KvOptions(mode=KvMode.EXACT), model.geometry.n_ctx_train
-    request = Request(model, exact, None, Slots(), available, n_threads=default_threads())
+    request = ContextRequest(model, exact, None, Slots(), available, n_threads=default_threads())
     return min(n_train, largest_context(lambda n: request.fits(n, exact), n_train))

@@ -140,7 +140,7 @@ class HostRates:
     """Cores that other programs kept busy while some of these were measured: these are a guess, and not kept. 0.0: none did."""
 
 
-class Kept:
+class KeptRates:
     """The file of measured rates. One that cannot be read or written is as good as empty: rates are then measured each time."""
 
     def __init__(self, n_threads: int, isa: str, path: Path | None = None):
@@ -173,7 +173,7 @@ class Kept:
         return {name: entry for name, entry in json_file.read(self.path).items() if isinstance(entry, dict)}
 
 
-def kept_for(model: ModelFile, kv: KvOptions, kept: Kept) -> HostRates | None:
+def kept_for(model: ModelFile, kv: KvOptions, kept: KeptRates) -> HostRates | None:
     """All rates that a model needs, where each was measured before."""
     read, attention = kept.read(), kept.attention(attention_shape(model.geometry, kv))
     weights = {kind: rates for kind in measured_types(model) if (rates := kept.weights(kind, matrix_shape(model))) is not None}

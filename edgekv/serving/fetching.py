@@ -19,7 +19,7 @@ POLL_S = 0.005
 """So long the server waits at a time where it has nothing else to do."""
 
 
-class Asked(NamedTuple):
+class WantedPrefix(NamedTuple):
     """Whose beginning is asked for."""
 
     root: bytes
@@ -27,10 +27,10 @@ class Asked(NamedTuple):
     tokens: np.ndarray
     """int32 [n]."""
 
-    def same(self, other: Asked) -> bool:
+    def same(self, other: WantedPrefix) -> bool:
         return self.root == other.root and np.array_equal(self.tokens, other.tokens)
 
-    def has_more_of(self, other: Asked, n_have: int) -> bool:
+    def has_more_of(self, other: WantedPrefix, n_have: int) -> bool:
         """A block at least behind the first n_have tokens."""
         return self.root == other.root and n_common(self.tokens, other.tokens) >= n_have + BLOCK_TOKENS
 
@@ -38,7 +38,7 @@ class Asked(NamedTuple):
 class Fetch:
     """Of one prompt; made, asked and left on the thread that decodes."""
 
-    def __init__(self, asked: Asked, store: PrefixStore, look_up: Callable[[], Restored], worth: Callable[[Restored], int]):
+    def __init__(self, asked: WantedPrefix, store: PrefixStore, look_up: Callable[[], Restored], worth: Callable[[Restored], int]):
         """`worth`: how many pieces take less time than computing them. Raises RuntimeError where there is no thread to be had."""
         self.asked = asked
         self._store, self._look_up, self._worth = store, look_up, worth

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from edgekv import _native
 from edgekv.memory.correction import correct
-from edgekv.rates.host import Kept, kept_for
+from edgekv.rates.host import KeptRates, kept_for
 
 if TYPE_CHECKING:
     from edgekv.live.observers import UbatchReport
     from edgekv.live.runtime import Runtime
-    from edgekv.memory.allocations import Request
+    from edgekv.memory.allocations import ContextRequest
 
 N_TOKENS = 4
 
@@ -39,9 +39,9 @@ class FirstTokens:
             threading.Thread(target=self._done, args=(min(self._seconds),), name="edgekv-rates", daemon=True).start()
 
 
-def watch(runtime: Runtime, request: Request) -> None:
+def watch(runtime: Runtime, request: ContextRequest) -> None:
     """Correct what is kept by the first tokens on the processor. They count as tokens with nothing before them: nobody knows here how much they
     see, and they are no faster for it."""
-    model, kv, kept = request.model, request.kv, Kept(request.n_threads, _native.isa())
+    model, kv, kept = request.model, request.kv, KeptRates(request.n_threads, _native.isa())
     if request.room is None and kept_for(model, kv, kept) is not None:
         FirstTokens(runtime, lambda seconds: correct(kept, model, kv, runtime.mode, 0, seconds))

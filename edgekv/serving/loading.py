@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from edgekv.live.tokens import Tokens
-from edgekv.store.results import Piece
+from edgekv.store.results import BlockPiece
 
 log = logging.getLogger("edgekv")
 
@@ -29,7 +29,7 @@ the computation (measured, LOG.md)."""
 class Placed:
     """A piece of a stored chain, and where its rows belong."""
 
-    piece: Piece
+    piece: BlockPiece
     cells: np.ndarray
     """uint32 [n], of its first tokens: the rest has left the sequence."""
 

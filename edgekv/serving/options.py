@@ -56,7 +56,7 @@ print({_LIVES!r})
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServerLimits:
     """What one request may cost the others."""
 
     max_gap_s: float = 0.5
@@ -89,7 +89,7 @@ class ServerOptions:
     host: str = LOOPBACK
     port: int = 0
     n_slots: int = 1  # requests answered at the same time
-    limits: Limits = Limits()
+    limits: ServerLimits = ServerLimits()
     store: StoreSettings | None = None  # None: a prompt that no slot holds is read again
     api_key: str | None = None
     api_key_file: Path | None = None  # more keys, one a line; # begins a comment

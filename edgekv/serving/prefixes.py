@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from edgekv._native import server as native
-from edgekv._native.prefixes import Found, SequenceTokens
+from edgekv._native.prefixes import PrefixSources, SequenceTokens
 from edgekv.errors import DoesNotFit, NativeError
 from edgekv.live import attachments, cells
 from edgekv.live.runtime import Runtime
 from edgekv.live.sampling import sampled_with, sparse_with
-from edgekv.serving.fetching import POLL_S, Asked, Fetch
+from edgekv.serving.fetching import POLL_S, Fetch, WantedPrefix
 from edgekv.serving.identities import Identities
 from edgekv.serving.loading import Loading, Placed
 from edgekv.serving.saving import Saver
@@ -28,7 +28,7 @@ from edgekv.store.blocks import BLOCK_TOKENS, ReadWith
 from edgekv.store.coming import layer_groups
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.ram import SharedRam
-from edgekv.store.results import Piece, Restored
+from edgekv.store.results import BlockPiece, Restored
 from edgekv.store.settings import StoreSettings
 from edgekv.store.store import PrefixStore, Reading, StoreStats
 from edgekv.vocab import KvMode, PromptReading
@@ -67,7 +67,7 @@ class Prefixes:
         runtime, store = self._open(prompt)
         if runtime is None or store is None:
             return True
-        asked, fetch = Asked(self._root(runtime, prompt), prompt.tokens), self._fetches.get(prompt.seq_id)
+        asked, fetch = WantedPrefix(self._root(runtime, prompt), prompt.tokens), self._fetches.get(prompt.seq_id)
         if not self._saver.ready(prompt.seq_id, asked.root, prompt.tokens, n_have, POLL_S if alone else 0):
             return False
         if fetch is None or not fetch.asked.same(asked):
@@ -100,16 +100,16 @@ class Prefixes:
         found = store.restore(prompt.tokens, n_have, _accepted(runtime), True, root, _read_with(runtime), near=True)
         if fetch is None:
             return found
-        restored = fetch.take().behind(n_have) if fetch.asked.same(Asked(root, prompt.tokens)) else Restored()
+        restored = fetch.take().behind(n_have) if fetch.asked.same(WantedPrefix(root, prompt.tokens)) else Restored()
         if restored.end <= found.end:
             fetch.leave()
             return found
         store.leave(found)
         return restored
 
-    def begin(self, prompt: SequenceTokens, n_have: int) -> Found:
+    def begin(self, prompt: SequenceTokens, n_have: int) -> PrefixSources:
         """Put the blocks that continue the first n_have tokens of a prompt into its sequence."""
-        found = Found()
+        found = PrefixSources()
         runtime, store = self._open(prompt)
         if runtime is None or store is None:
             return found
@@ -134,7 +134,7 @@ class Prefixes:
         return found
 
     @staticmethod
-    def _place(runtime: Runtime, seq_id: int, pieces: Sequence[Piece]) -> list[Placed]:
+    def _place(runtime: Runtime, seq_id: int, pieces: Sequence[BlockPiece]) -> list[Placed]:
         """Cells for as many pieces as there are any."""
         placed = []
         for piece in pieces:
@@ -149,13 +149,13 @@ class Prefixes:
         if self._loading is not None:
             self._loading.start()
 
-    def settle(self) -> tuple[int, Found]:
+    def settle(self) -> tuple[int, PrefixSources]:
         loading, self._loading = self._loading, None
         if loading is None:
-            return -1, Found()
+            return -1, PrefixSources()
         n_good = loading.finish()
         whole = n_good == len(loading.placed)
-        return -1 if whole else loading.placed[n_good].piece.first, _count(loading.placed[:n_good], Found())
+        return -1 if whole else loading.placed[n_good].piece.first, _count(loading.placed[:n_good], PrefixSources())
 
     def keep(self, held: SequenceTokens) -> None:
         """Keep what a sequence holds, as far as all of it is there: its rows are copied while others are computed, on a device before."""
@@ -274,7 +274,7 @@ def _claim(folder: Path, conversation: str, keys: list[bytes]) -> None:
 _LABELS = {Reading.EXACT: 0, Reading.SAMPLED: cells.SAMPLED, Reading.SPARSE: cells.SPARSE_PROMPT}
 
 
-def _count(placed: Sequence[Placed], found: Found) -> Found:
+def _count(placed: Sequence[Placed], found: PrefixSources) -> PrefixSources:
     """Tokens by where they came from."""
     for one in placed:
         setattr(found, one.piece.source, getattr(found, one.piece.source) + one.piece.n)

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from edgekv.machine import default_threads
 from edgekv.memory import devices
-from edgekv.memory.allocations import Request, Slots
+from edgekv.memory.allocations import ContextRequest, Slots
 from edgekv.memory.available import available_bytes
 from edgekv.models.geometry import ModelFile
 from edgekv.serving.options import ServerOptions, later_bytes, shares_cells
 
 
-def memory_request(options: ServerOptions, file: ModelFile) -> Request:
+def memory_request(options: ServerOptions, file: ModelFile) -> ContextRequest:
     """What is to be opened, and the memory that is free for it now. Where not all layers lie on the GPU the processor attends. Raises
     CudaUnavailable where a GPU was asked for and cannot be used."""
     room, later, gpu_layers = devices.place(options.kv).room, later_bytes(options.extra), options.n_gpu_layers
@@ -22,7 +22,7 @@ def memory_request(options: ServerOptions, file: ModelFile) -> Request:
         room, later, gpu_layers = replace(room, free=max(0, room.free - later)), 0, 0
     else:
         room = None
-    return Request(
+    return ContextRequest(
         file, options.kv, options.n_ctx, Slots(options.n_slots, shares_cells(options.extra)), available_bytes(),
         store_bytes=0 if options.store is None else options.store.ram_bytes, room=room, n_threads=options.n_threads or default_threads(),
         gpu_layers=gpu_layers or 0, later_bytes=later, from_disk=options.weights_from_disk)

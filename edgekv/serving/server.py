@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.hierarchy.eviction import batch_tokens
-from edgekv.memory.allocations import Part
+from edgekv.memory.allocations import MemoryPart
 from edgekv.memory.context import choose_context
 from edgekv.memory.fit import ContextChoice, cells, in_tokens
 from edgekv.models import Geometry
@@ -98,7 +98,7 @@ class Server:
         self.options = replace(self.options, kv=kv)
         return choice
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[MemoryPart]:
         """What the context takes, by estimate."""
         return self.request.parts(self.context.n_ctx, self.options.kv)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from edgekv.store.blocks import BLOCK_TOKENS, Block, Link
 from edgekv.store.files import first_bytes, open_file
-from edgekv.store.format import Header, Refused, check_layers, decode_header
+from edgekv.store.format import BlockHeader, Refused, check_layers, decode_header
 from edgekv.store.identity import RowLayout
 from edgekv.store.rates import Rate
 
@@ -110,7 +110,7 @@ class BlockReader:
     first: bytes
     """Of the file, all that stands before the rows: it names their checksums, so one that was evicted and written again is told from it. The
     file is not kept open: a long conversation has more of them than a process may have."""
-    header: Header
+    header: BlockHeader
 
     def read(self, layers: range, out: np.ndarray) -> int:
         """Fills `out`; returns how many bytes were read. Raises Refused, OSError; FileNotFoundError also where the file is another one by now."""

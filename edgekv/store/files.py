@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from edgekv.store.blocks import KEY_BYTES, Link, Reading
-from edgekv.store.format import Header, Refused, decode_header, header_bytes
+from edgekv.store.format import BlockHeader, Refused, decode_header, header_bytes
 
 TEMPORARY = ".tmp-"
 _HEX = rf"[0-9a-f]{{{2 * KEY_BYTES}}}"
@@ -98,7 +98,7 @@ def scan(folder: Path) -> Iterator[BlockFile]:
                         yield BlockFile(Path(entry.path), bytes.fromhex(root.name), link, found.st_size, found.st_mtime_ns)
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> BlockHeader:
     """Raises Refused, OSError."""
     with open_file(path) as file:
         return decode_header(first_bytes(file))

@@ -32,7 +32,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Header:
+class BlockHeader:
     """What stands before the rows."""
 
     link: Link
@@ -88,7 +88,7 @@ def header_bytes(first: bytes) -> int:
     return -(-(_PREFIX.size + n_text) // _ALIGNED) * _ALIGNED
 
 
-def decode_header(data: bytes | memoryview) -> Header:
+def decode_header(data: bytes | memoryview) -> BlockHeader:
     """The header at the beginning of `data`, which may go on. Raises Refused; what it gives is consistent in itself."""
     start = header_bytes(bytes(data[: _PREFIX.size]))
     if len(data) < start:
@@ -103,7 +103,7 @@ def decode_header(data: bytes | memoryview) -> Header:
         layout = RowLayout(tuple(map(int, said["k_bytes"])), tuple(map(int, said["v_bytes"])))
         root, parent, key, read_with = (bytes.fromhex(said[name]) for name in ("root", "parent", "key", "read_with"))
         link = Link(key, parent, Reading(said["reading"]), len(tokens), read_with)
-        header = Header(link, tokens, root, str(said["name"]), layout, tuple(map(int, said["checksums"])), start)
+        header = BlockHeader(link, tokens, root, str(said["name"]), layout, tuple(map(int, said["checksums"])), start)
     except Exception:  # whoever can write into the folder chose the text: it may nest without end, or name numbers without end
         raise Refused("its header says what no block's does", damaged=True) from None
     if tokens.ndim != 1 or not 1 <= len(tokens) <= BLOCK_TOKENS or len(header.checksums) != len(layout.k_bytes) or len(root) != KEY_BYTES:
@@ -125,7 +125,7 @@ def decode(data: np.ndarray, root: bytes, link: Link, layout: RowLayout | None =
     return Block(header.link, header.tokens, payload)
 
 
-def check_layers(rows: np.ndarray, header: Header, layers: range) -> None:
+def check_layers(rows: np.ndarray, header: BlockHeader, layers: range) -> None:
     """Raises Refused where the rows of one of the layers are not those that were written. `rows`: of these layers, uint8 [bytes]."""
     starts = header.layout.layer_starts(header.link.n)
     first = int(starts[layers.start])

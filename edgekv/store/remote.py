@@ -18,7 +18,7 @@ import numpy as np
 from edgekv.errors import ConfigError
 from edgekv.store.blocks import BLOCK_TOKENS, KEY_BYTES, Block, Link, Reading, child_link
 from edgekv.store.coming import ComingBlock
-from edgekv.store.format import MOST_READ_WITH_BYTES, Header, Refused, check_layers, decode_header, encode_header, header_bytes
+from edgekv.store.format import MOST_READ_WITH_BYTES, BlockHeader, Refused, check_layers, decode_header, encode_header, header_bytes
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.place import Child, Outage, Outcome, covered_tails, log
 from edgekv.store.rates import Rate
@@ -115,7 +115,7 @@ class RedisPlace:
         return ComingBlock(header.link, header.tokens, header.layout,
                            lambda layers, out: self._fill(header, first[: header.start], layers, out), self._rate)
 
-    def _fill(self, header: Header, first: bytes, layers: range, out: np.ndarray) -> bool:
+    def _fill(self, header: BlockHeader, first: bytes, layers: range, out: np.ndarray) -> bool:
         """What is asked for takes the bound of a call, and LEAST_RATE besides. redis-py reads under the interpreter's lock: two questions at a
         time were slower."""
         start = header.start + int(header.layout.layer_starts(header.link.n)[layers.start])

@@ -12,7 +12,7 @@ from edgekv.store.coming import ComingBlock
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class BlockPiece:
     """Rows of one block that continue what is in place."""
 
     first: int
@@ -68,7 +68,7 @@ class Holds:
 
 @dataclass(frozen=True)
 class Restored:
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[BlockPiece, ...] = ()
     """They follow each other from `n_have` on."""
     nearly: NearMiss | None = None
     chain: tuple[Link, ...] = ()

@@ -29,7 +29,7 @@ class Holder(Protocol):
 
 
 @dataclass(frozen=True)
-class Step:
+class ChainStep:
     """A block of the chain that was found: the first `n` of its tokens are those asked for."""
 
     link: Link
@@ -38,10 +38,10 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Found:
+class ChainMatch:
     """What goes furthest; all steps but the last are whole blocks."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ChainStep, ...]
     nearly: NearMiss | None
 
     @property
@@ -60,11 +60,11 @@ class Search:
         self._read_with = read_with
         self._had: list[dict[bytes, bool]] = [{} for _ in holders]
 
-    def run(self, root: bytes) -> Found:
+    def run(self, root: bytes) -> ChainMatch:
         ends = self._whole_blocks(root)
         n_whole = BLOCK_TOKENS * len(ends[0])
         rest = self._tokens[n_whole:]
-        best: tuple[Step, ...] = ends[0]
+        best: tuple[ChainStep, ...] = ends[0]
         n_best, siblings = 0, []
         for path in ends if len(rest) else ():
             parent = path[-1].link.key if path else root
@@ -75,11 +75,11 @@ class Search:
                     n = n_common(child.tokens, rest)
                     siblings.append((n, child))
                     if n > n_best or (n == n_best and n and child.link.reading < best[-1].link.reading):
-                        n_best, best = n, (*path, Step(child.link, n, holder))
+                        n_best, best = n, (*path, ChainStep(child.link, n, holder))
         position = n_whole + n_best
-        return Found(best, None if position == len(self._tokens) else self._nearly(position, n_best, siblings))
+        return ChainMatch(best, None if position == len(self._tokens) else self._nearly(position, n_best, siblings))
 
-    def _accepted(self, children: list[Child], path: tuple[Step, ...]) -> list[Child]:
+    def _accepted(self, children: list[Child], path: tuple[ChainStep, ...]) -> list[Child]:
         least = path[-1].link.reading if path else Reading.EXACT
         found = [known for child in children if least <= child.link.reading <= self._accepts
                  if (known := read_with_these(child, self._read_with)) is not None]
@@ -87,9 +87,9 @@ class Search:
 
     # ---- whole blocks: their keys follow from the tokens -----------------------------------------------------------------------------
 
-    def _whole_blocks(self, root: bytes) -> list[tuple[Step, ...]]:
+    def _whole_blocks(self, root: bytes) -> list[tuple[ChainStep, ...]]:
         """Every longest chain of whole blocks, the one with the lowest labels first."""
-        ends: list[tuple[Step, ...]] = [()]
+        ends: list[tuple[ChainStep, ...]] = [()]
         for first in range(0, len(self._tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
             longer = []
             for path in ends:
@@ -98,7 +98,7 @@ class Search:
                     link = child_link(parent, Reading(reading), self._tokens[first : first + BLOCK_TOKENS], self._read_with[reading])
                     holder = self._holder_of(link, first)
                     if holder is not None:
-                        longer.append((*path, Step(link, BLOCK_TOKENS, holder)))
+                        longer.append((*path, ChainStep(link, BLOCK_TOKENS, holder)))
             if not longer:
                 break
             ends = longer

@@ -17,8 +17,8 @@ from edgekv.store.identity import ModelIdentity
 from edgekv.store.place import Child, Outcome, Place, log
 from edgekv.store.places import open_places
 from edgekv.store.ram import Ram, SharedRam
-from edgekv.store.results import Holds, Piece, PlaceStats, Restored, Saved, StoreStats
-from edgekv.store.search import Holder, Search, Step, read_with_these
+from edgekv.store.results import BlockPiece, Holds, PlaceStats, Restored, Saved, StoreStats
+from edgekv.store.search import ChainStep, Holder, Search, read_with_these
 from edgekv.store.settings import StoreSettings
 from edgekv.store.writer import Writer
 
@@ -72,7 +72,7 @@ class PrefixStore:
             return Restored()
         places = [place for place in self.places if not near or place.ahead == 1]
         found = Search([self._upper, *places], tokens, accepts, read_with).run(self._root if root is None else root)
-        pieces: list[Piece] = []
+        pieces: list[BlockPiece] = []
         holds, at = Holds(), 0
         for step, opened in zip(found.steps, self._open(found.steps, n_have, holds, places)):
             first, at = max(at, n_have), at + step.n
@@ -81,7 +81,7 @@ class PrefixStore:
             if opened is None:
                 break
             block, source = opened
-            pieces.append(Piece(first, at - first, step.n - (at - first), step.link.n, step.link.reading, source, self._reads(block), block))
+            pieces.append(BlockPiece(first, at - first, step.n - (at - first), step.link.n, step.link.reading, source, self._reads(block), block))
         chain = tuple(step.link for step in found.steps)
         restored = Restored(tuple(pieces), found.nearly, chain, holds, len(tokens) - n_have)
         self._let_stay(restored)
@@ -110,7 +110,7 @@ class PrefixStore:
         """A place can be asked whose answer may take long."""
         return any(place.ahead > 1 and place.working for place in self.places)
 
-    def _is_far(self, piece: Piece) -> bool:
+    def _is_far(self, piece: BlockPiece) -> bool:
         return any(place.name == piece.source and place.ahead > 1 for place in self.places)
 
     def fetch(self, restored: Restored, worth: Callable[[], int]) -> Restored:
@@ -154,7 +154,7 @@ class PrefixStore:
                 else:
                     next(place for place in self.places if place.name == piece.source).stats.hit_tokens += piece.n
 
-    def _open(self, steps: Sequence[Step], n_have: int, holds: Holds, places: Sequence[Place]) -> list[tuple[Block | ComingBlock, str] | None]:
+    def _open(self, steps: Sequence[ChainStep], n_have: int, holds: Holds, places: Sequence[Place]) -> list[tuple[Block | ComingBlock, str] | None]:
         """The block of each step, and which tier it came from; None where it is not needed or not to be had. What is in RAM stays there."""
         opened: list[tuple[Block | ComingBlock, str] | None] = [None] * len(steps)
         ends = np.cumsum([step.n for step in steps])

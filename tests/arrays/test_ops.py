@@ -17,7 +17,7 @@ from edgekv.arrays import cupy_ops
 from edgekv.arrays.ema import weights
 from edgekv.arrays.ops import Ops
 from edgekv.arrays.rank import HostRanking, ListedRanking, Top
-from edgekv.hierarchy.planner import Limits, decide
+from edgekv.hierarchy.planner import MoveLimits, decide
 from edgekv.pages.observation import Observation
 from edgekv.pages.residency import Reason, State
 from edgekv.pages.shape import PageShape
@@ -132,7 +132,7 @@ def test_rank(ops: Ops, n_pages: int, n_used: int, values: Callable, pinning: st
     pins = {"none": None, "pages": rng.random(n_pages) < 0.1, "each": rng.random(shape.axes) < 0.1}[pinning]
     residency = table.residency
     here = HostRanking(scores, pins, residency)
-    for limits in (Limits(), Limits(max_moves=30, max_wanted=8), Limits(fill=True), Limits(swap=False, fill=True)):
+    for limits in (MoveLimits(), MoveLimits(max_moves=30, max_wanted=8), MoveLimits(fill=True), MoveLimits(swap=False, fill=True)):
         with ops:
             there = ops.rank(on(ops, scores), pins, residency, limits.n_ranked).get()
         assert there.n == here.n and there.mean == pytest.approx(here.mean, rel=1e-5)
@@ -163,7 +163,7 @@ def test_old_answers():
     table = settled(shape, 20, 32)
     promote(table, np.arange(20))
     scores = rng.random(shape.axes).astype(np.float32)
-    limits = Limits(max_moves=12)
+    limits = MoveLimits(max_moves=12)
     flat, before = scores.reshape(-1), table.residency
     resident, home = before.resident, np.flatnonzero(before.state == State.HOME)
     old = ListedRanking(Top(home, flat[home]), Top(resident, flat[resident]), len(resident), float(flat[resident].mean()))
@@ -208,14 +208,14 @@ def test_answers_come_later(emulated_kernels: Path, monkeypatch: pytest.MonkeyPa
     shape = PageShape(2, 2, 61)
     table = table_of(np.random.default_rng(0), shape, 61)
     scores = random_mass(np.random.default_rng(1), shape.axes)
-    expected = plan(scores, None, np.empty(0, np.int64), table.residency, Limits())
+    expected = plan(scores, None, np.empty(0, np.int64), table.residency, MoveLimits())
     with ops:
         there = on(ops, scores)
-        answer = ops.rank(there, None, table.residency, Limits().n_ranked)
+        answer = ops.rank(there, None, table.residency, MoveLimits().n_ranked)
         ops.clear(there, np.arange(61))
         assert not device.launched and not answer.done()
         polls = 0
         while not answer.done():
             polls += 1
         assert polls > 10 and device.n_downloads == 0
-        assert decide(answer.get(), None, np.empty(0, np.int64), table.residency, Limits()).promote.tolist() == expected.promote.tolist()
+        assert decide(answer.get(), None, np.empty(0, np.int64), table.residency, MoveLimits()).promote.tolist() == expected.promote.tolist()

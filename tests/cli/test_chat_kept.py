@@ -16,16 +16,16 @@ from support.paper_endpoint import PaperEndpoint, says
 from support.program import EDGEKV, Screen
 
 from edgekv.cli.chat.client import Timings
-from edgekv.cli.chat.kept import Keeper, Kept, name_from
-from edgekv.cli.chat.session import Answer, Conversation
+from edgekv.cli.chat.kept import Keeper, KeptChats, name_from
+from edgekv.cli.chat.session import ChatAnswer, Conversation
 from edgekv.errors import EXIT_OK, EXIT_RUNTIME, EdgeKVError
 
 # ---- files ------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def kept(tmp_path) -> Kept:
-    return Kept(tmp_path / "data" / "chats")
+def kept(tmp_path) -> KeptChats:
+    return KeptChats(tmp_path / "data" / "chats")
 
 
 def said(*words: str, system: str | None = None, n_context: int | None = None) -> Conversation:
@@ -33,7 +33,7 @@ def said(*words: str, system: str | None = None, n_context: int | None = None) -
     conversation = Conversation(None, system)
     conversation.turns = [{"role": ("user", "assistant")[i % 2], "content": word} for i, word in enumerate(words)]
     if n_context is not None:
-        conversation.last = Answer(words[-1], Timings(0, n_context - 1, 1.0, 1, 1.0), False, "stop")
+        conversation.last = ChatAnswer(words[-1], Timings(0, n_context - 1, 1.0, 1, 1.0), False, "stop")
     return conversation
 
 
@@ -50,7 +50,7 @@ class Rows:
         self.said.append(("forget", conversation))
 
 
-def keep(kept: Kept, *words: str, **more: object) -> Keeper:
+def keep(kept: KeptChats, *words: str, **more: object) -> Keeper:
     keeper = Keeper(said(*words, **more), kept, Rows())
     keeper.keep()
     return keeper
@@ -206,7 +206,7 @@ def test_names_that_are_not_there(kept, name):
     with pytest.raises(EdgeKVError, match=f"no conversation is kept as {re.escape(name)}; "):
         kept.path(name)
     with pytest.raises(EdgeKVError, match="no conversation is kept yet"):
-        Kept(kept.folder / "none").newest()
+        KeptChats(kept.folder / "none").newest()
 
 
 # ---- the whole, with a server made of paper ---------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def test_one_question_goes_on_with_a_conversation(environment, endpoint, tmp_pat
         return subprocess.run([*EDGEKV, "chat", "-p", "and now?", *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False,
                               stdin=subprocess.DEVNULL)
 
-    kept = Kept(tmp_path / "data" / "edgekv" / "chats")
+    kept = KeptChats(tmp_path / "data" / "edgekv" / "chats")
     assert run("--resume").returncode == EXIT_RUNTIME
     keep(kept, "one", "x", system="Be brief.")
     assert run("--resume", "one", "-s", "Be long.").stdout == "answer 1\n"

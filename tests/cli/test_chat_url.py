@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from support.paper_endpoint import PaperEndpoint, says
 
-from edgekv.cli.chat.client import ChatClient, Piece, Usage
+from edgekv.cli.chat.client import AnswerPiece, ChatClient, Usage
 from edgekv.cli.chat.kv import KvStatus
 from edgekv.cli.chat.remote import RemoteServer, base_url
 from edgekv.cli.chat.render import Renderer, overflow_advice
-from edgekv.cli.chat.session import Answer, Conversation
+from edgekv.cli.chat.session import ChatAnswer, Conversation
 from edgekv.errors import EXIT_MODEL, EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, ConfigError, ContextOverflow, EdgeKVError, ModelError
 
 USAGE = {"prompt_tokens": 1000, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 900}}
@@ -47,7 +47,7 @@ def connect(endpoint: PaperEndpoint, model: str | None = None, key: str | None =
     return RemoteServer(ChatClient(endpoint.url, key, sampling, elsewhere=True), model)
 
 
-def ask(remote: RemoteServer, pieces: list[Piece] | None = None) -> Answer:
+def ask(remote: RemoteServer, pieces: list[AnswerPiece] | None = None) -> ChatAnswer:
     conversation = Conversation(remote._client)
     conversation.draft.text = "hi"
     return conversation.send((pieces if pieces is not None else []).append)

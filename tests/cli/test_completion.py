@@ -17,7 +17,7 @@ import pytest
 from support.prefixes import conversation, exact, identity, reader
 from support.program import CONTROL, EDGEKV
 
-from edgekv.cli.chat.kept import Kept
+from edgekv.cli.chat.kept import KeptChats
 from edgekv.cli.common.values import OF_OPTION, TEXTS
 from edgekv.cli.main import COMMANDS, cli
 from edgekv.lab.texts import text
@@ -98,7 +98,7 @@ def test_values_are_offered(ask):
 
 def test_kept_things_are_offered(ask, home, synthetic):
     """By the names that the commands take."""
-    kept = Kept(Path(home["XDG_DATA_HOME"]) / "edgekv" / "chats")
+    kept = KeptChats(Path(home["XDG_DATA_HOME"]) / "edgekv" / "chats")
     kept.add([{"role": "user", "content": "Why is the sky blue?"}, {"role": "assistant", "content": "It scatters."}])
     assert ask("chat --resume wh") == ["why-is-the-sky-blue"]
     models = Path(home["XDG_CACHE_HOME"]) / "llama.cpp"

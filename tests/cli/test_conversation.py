@@ -7,8 +7,8 @@ import os
 import pytest
 from support.paper import TIMINGS, interrupt_at, refuse, roles, say, text
 
-from edgekv.cli.chat.client import Piece, Progress, Timings
-from edgekv.cli.chat.session import Answer, Conversation
+from edgekv.cli.chat.client import AnswerPiece, Progress, Timings
+from edgekv.cli.chat.session import ChatAnswer, Conversation
 from edgekv.errors import ContextOverflow, EdgeKVError
 
 
@@ -19,9 +19,9 @@ def test_an_answer_in_pieces(paper, conversation):
         {"choices": [{"delta": {"reasoning_content": "hm"}}]},
         text("Hel"), text("lo [bold]x[/bold]"), text("", finish_reason="stop", timings=TIMINGS), "data: [DONE]\n\n",
     ]]
-    pieces: list[Piece] = []
+    pieces: list[AnswerPiece] = []
     answer = say(conversation, "hi", pieces.append)
-    assert answer == Answer("Hello [bold]x[/bold]", Timings(3, 10, 50.0, 5, 100.0), False, "stop")
+    assert answer == ChatAnswer("Hello [bold]x[/bold]", Timings(3, 10, 50.0, 5, 100.0), False, "stop")
     assert pieces[0].progress == Progress(13, 3, 8) and pieces[1].thought == "hm"
     assert answer.timings.n_context == 18 and answer.timings.prefill_tps == 200 and answer.timings.decode_tps == 40
     sent = paper.requests[0]

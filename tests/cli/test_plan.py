@@ -38,7 +38,7 @@ def measured(tmp_path, monkeypatch) -> list[str]:
     monkeypatch.setattr(Others, "busy", lambda self: 0.0)
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / "cache" / name))
     monkeypatch.setattr(measuring, "attention_rates", lambda shape, n, read: ATTENTION)
-    monkeypatch.setattr(measuring, "weight_rates", lambda kind, n, matrices: asked.append(kind) or WeightRates(5e9, 40e9, 40e9))
+    monkeypatch.setattr(measuring, "weight_rates", lambda kind, matrices, n: asked.append(kind) or WeightRates(5e9, 40e9, 40e9))
     return asked
 
 

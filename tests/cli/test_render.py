@@ -16,11 +16,11 @@ from support.program import CONTROL
 
 from edgekv.amounts import rough_percent, size, size_of
 from edgekv.cli.chat import commands
-from edgekv.cli.chat.client import Piece, Progress, Timings
+from edgekv.cli.chat.client import AnswerPiece, Progress, Timings
 from edgekv.cli.chat.kv import KvStatus, page_rows, selection_rows, tier_rows
 from edgekv.cli.chat.render import Renderer, overflow_advice
-from edgekv.cli.chat.session import Answer
-from edgekv.cli.common.progress import Lines, Reading
+from edgekv.cli.chat.session import ChatAnswer
+from edgekv.cli.common.progress import Lines, ReadingBar
 from edgekv.errors import ContextOverflow, EdgeKVError
 from edgekv.live.reports import MemoryReport, SelectionReport, TierReport
 
@@ -44,7 +44,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def render(monkeypatch: pytest.MonkeyPatch, out: io.StringIO, pieces: list[Piece]) -> str:
+def render(monkeypatch: pytest.MonkeyPatch, out: io.StringIO, pieces: list[AnswerPiece]) -> str:
     monkeypatch.setattr(sys, "stdout", out)
     kv = PaperKv()
     with Renderer(kv, footer=True).turn() as show:
@@ -55,7 +55,7 @@ def render(monkeypatch: pytest.MonkeyPatch, out: io.StringIO, pieces: list[Piece
 
 
 def test_text_is_shown_as_it_is(monkeypatch):
-    pieces = [Piece(thought="secret"), Piece(text="[bold]x[/bold] :smile: "), Piece(text="\x1b[31mred\r\n\tend")]
+    pieces = [AnswerPiece(thought="secret"), AnswerPiece(text="[bold]x[/bold] :smile: "), AnswerPiece(text="\x1b[31mred\r\n\tend")]
     assert render(monkeypatch, io.StringIO(), pieces) == "[bold]x[/bold] :smile: \x1b[31mred\r\n\tend\n"
     on_terminal = render(monkeypatch, Terminal(), pieces)
     assert "\x1b" not in on_terminal and "\r" not in on_terminal, "a model must not steer the terminal"
@@ -65,7 +65,7 @@ def test_text_is_shown_as_it_is(monkeypatch):
 def read_by(seconds: Callable[[int], float], n_total: int, n_cached: int = 0, n_batch: int = 512, noise: float = 0.0):
     """A Reading, before and after each batch of a prompt whose token at position p takes seconds(p): (seconds so far, it, tokens there)."""
     now, rng = [0.0], np.random.default_rng(n_total)
-    reading = Reading(n_total, n_cached, lambda: now[0])
+    reading = ReadingBar(n_total, n_cached, lambda: now[0])
     yield now[0], reading, n_cached
     for first in range(n_cached, n_total, n_batch):
         last = min(first + n_batch, n_total)
@@ -98,15 +98,15 @@ def test_speed_of_a_prompt():
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_prompt_that_is_read_shows_speed_and_time_left(monkeypatch, capsys, terminal):
     now = [0.0]
-    for watched in (Reading, Lines):
+    for watched in (ReadingBar, Lines):
         monkeypatch.setattr(f"edgekv.cli.chat.render.{watched.__name__}", partial(watched, clock=lambda: now[0]))
     renderer = Renderer(PaperKv(), footer=True)
     renderer.console = Console(stderr=True, highlight=False, soft_wrap=True, force_terminal=terminal, width=160)
     with renderer.turn() as show:
         for n in range(1000, 7001, 500):
-            show(Piece(progress=Progress(8000, 1000, n)))
+            show(AnswerPiece(progress=Progress(8000, 1000, n)))
             now[0] += 5 * (1 + n / 1000)  # 10 seconds at first, 37.5 at last
-        show(Piece(text="answer"))
+        show(AnswerPiece(text="answer"))
     err = CONTROL.sub("", capsys.readouterr().err)
     lines = [line.strip() for line in re.split(r"[\r\n]+", err) if "tokens" in line]
     if terminal:
@@ -120,11 +120,11 @@ def test_a_prompt_that_is_read_shows_speed_and_time_left(monkeypatch, capsys, te
 
 
 @pytest.mark.parametrize(("answer", "footer"), [
-    (Answer("x", Timings(3, 10, 50.0, 5, 100.0), False, "stop"),
+    (ChatAnswer("x", Timings(3, 10, 50.0, 5, 100.0), False, "stop"),
      "context 18/64 · KV exact 18 B of 100 B · prefill 200 t/s · decode 40.0 t/s"),
-    (Answer("x", Timings(3, 1, 9.0, 1, 0.001), True, None), "context 5/64 · KV exact 5 B of 100 B · stopped by you"),
-    (Answer("x", Timings(0, 59, 59.0, 5, 0.0), False, "length"), "prefill 1000 t/s · cut: the context is full"),
-    (Answer("x", Timings(0, 1, 1.0, 5, 0.0), False, "length"), "cut at --max-tokens"),
+    (ChatAnswer("x", Timings(3, 1, 9.0, 1, 0.001), True, None), "context 5/64 · KV exact 5 B of 100 B · stopped by you"),
+    (ChatAnswer("x", Timings(0, 59, 59.0, 5, 0.0), False, "length"), "prefill 1000 t/s · cut: the context is full"),
+    (ChatAnswer("x", Timings(0, 1, 1.0, 5, 0.0), False, "length"), "cut at --max-tokens"),
 ])
 def test_footer(capsys, answer, footer):
     Renderer(PaperKv(), footer=True).footer(answer)
@@ -141,7 +141,7 @@ TIERS = TierReport(n_resident=5760, n_home=17_000, n_filling=90, n_moving=10, n_
 
 
 def test_footer_of_mode_sparse(capsys):
-    answer = Answer("x", Timings(3, 10, 50.0, 5, 100.0), False, "stop")
+    answer = ChatAnswer("x", Timings(3, 10, 50.0, 5, 100.0), False, "stop")
     whole = ("context 18/64 · KV sparse reads 474 of 7,168 tokens a head, error ~0.6 % · arena 22.5 of 45.0 MiB, hit 91 %"
              " · prefill 200 t/s · decode 40.0 t/s")
 

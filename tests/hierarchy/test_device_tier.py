@@ -23,7 +23,7 @@ from edgekv.arrays.ops import Ops
 from edgekv.config import KvOptions
 from edgekv.errors import TierError
 from edgekv.hierarchy.migrator import Migrator
-from edgekv.hierarchy.planner import Limits
+from edgekv.hierarchy.planner import MoveLimits
 from edgekv.hierarchy.stats import Stats
 from edgekv.live import wiring
 from edgekv.pages.residency import Reason, State
@@ -93,7 +93,7 @@ def test_a_copy_that_the_device_loses():
     device = FakeDevice(SHAPE, fail=1.0)
     device.resize(4)
     migrator = Migrator(table, device.transport, 4, 100, stats := Stats())
-    migrator.submit(plan(np.ones(SHAPE.axes, np.float32), None, np.empty(0, np.int64), table.residency, Limits(max_moves=2)))
+    migrator.submit(plan(np.ones(SHAPE.axes, np.float32), None, np.empty(0, np.int64), table.residency, MoveLimits(max_moves=2)))
     for _ in range(20):
         migrator.advance()
         migrator.collect()
@@ -225,7 +225,7 @@ def test_any_events_over_streams(seed: int):
                   delay=float(rng.choice([0, 0.6])), fail=float(rng.choice([0, 0.1])), refuse=float(rng.choice([0, 0.2])),
                   prompts=float(rng.choice([0, 0.5])), prefetch=str(rng.choice(list(PREFETCHERS))),
                   bytes_per_run=int(rng.choice([100, 500, 5000])),
-                  limits=Limits(max_moves=int(rng.integers(1, 30)), swap=bool(rng.random() < 0.7), fill=bool(rng.random() < 0.5)))
+                  limits=MoveLimits(max_moves=int(rng.integers(1, 30)), swap=bool(rng.random() < 0.7), fill=bool(rng.random() < 0.5)))
     for _ in range(60):
         act(rng, world, "pace")
     world.hierarchy.close()
@@ -279,7 +279,7 @@ def test_bytes_per_run():
 
 
 def test_limits_are_a_matter_of_mode():
-    assert wiring.limits(KvMode.SPARSE, False) == wiring.limits(KvMode.EXACT, False) == Limits()
+    assert wiring.limits(KvMode.SPARSE, False) == wiring.limits(KvMode.EXACT, False) == MoveLimits()
     assert wiring.limits(KvMode.SPARSE, True).swap and not wiring.limits(KvMode.EXACT, True).swap
     assert wiring.limits(KvMode.EXACT, True).fill
 

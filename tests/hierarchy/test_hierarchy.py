@@ -12,7 +12,7 @@ from support.tiers import FakeArena, where
 from support.world import SHAPE, World, act
 
 from edgekv.errors import ConfigError, TierError
-from edgekv.hierarchy.planner import Limits
+from edgekv.hierarchy.planner import MoveLimits
 from edgekv.hierarchy.step import Hierarchy, HierarchySettings
 from edgekv.pages.residency import Reason, State
 from edgekv.pages.shape import PageShape
@@ -198,7 +198,7 @@ def test_any_events(seed: int):
     world = World(shape, n_slots=int(rng.integers(0, 40)), seed=seed, plan_every=int(rng.integers(1, 5)),
                   delay=float(rng.choice([0, 0.5])), fail=float(rng.choice([0, 0.3])), refuse=float(rng.choice([0, 0.2])),
                   prefetch=str(rng.choice(list(PREFETCHERS))), bytes_per_run=int(rng.choice([100, 500, 5000])),
-                  limits=Limits(max_moves=int(rng.integers(1, 30))))
+                  limits=MoveLimits(max_moves=int(rng.integers(1, 30))))
     for _ in range(50):
         act(rng, world)
     world.arena.delay = 0.0

@@ -10,7 +10,7 @@ from support.tiers import plan, promote, settled
 
 from edgekv.arrays.topk import largest, smallest
 from edgekv.errors import ConfigError
-from edgekv.hierarchy.planner import Limits
+from edgekv.hierarchy.planner import MoveLimits
 from edgekv.pages.residency import Reason, State
 from edgekv.pages.shape import PageShape
 
@@ -69,7 +69,7 @@ def test_table(name: str):
     resident, n_slots, scores, pinned, wanted, limits, moved, reasons, demoted = TABLE[name]
     table = settled(SHAPE, n_slots, 6)
     promote(table, resident)
-    result = plan(scored(scores), pinned, np.array(wanted, np.int64), table.residency, Limits(**limits))
+    result = plan(scored(scores), pinned, np.array(wanted, np.int64), table.residency, MoveLimits(**limits))
     assert result.promote.tolist() == moved and result.promote_reasons.tolist() == reasons and result.demote.tolist() == demoted
     assert bool(result) == bool(moved)
 
@@ -77,19 +77,19 @@ def test_table(name: str):
 def test_moving_pages_are_left_alone():
     table = settled(SHAPE, 2, 6)
     table.reserve(np.array([1, 2]), Reason.HOT)
-    result = plan(scored({1: 0.9, 2: 0.0, 3: 0.5}), pages(4), np.array([1]), table.residency, Limits())
+    result = plan(scored({1: 0.9, 2: 0.0, 3: 0.5}), pages(4), np.array([1]), table.residency, MoveLimits())
     assert not result and result.n_unplaced == 4
 
 
 def test_no_scores():
     table = settled(SHAPE, 1, 6)
-    assert plan(None, None, np.array([3]), table.residency, Limits()).promote.tolist() == [3]
+    assert plan(None, None, np.array([3]), table.residency, MoveLimits()).promote.tolist() == [3]
 
 
 def test_pins_that_do_not_fit_are_counted():
     table = settled(SHAPE, 3, 6)
     promote(table, [0])
-    result = plan(None, pages(2, 3), NONE, table.residency, Limits())
+    result = plan(None, pages(2, 3), NONE, table.residency, MoveLimits())
     assert result.promote.tolist() == [2, 3, 10] and result.demote.tolist() == [0] and result.n_unplaced == 5
 
 
@@ -100,16 +100,16 @@ def test_many_swaps():
     promote(table, np.arange(1500))
     scores = np.linspace(0.1, 0.2, 4096, dtype=np.float32).reshape(shape.axes)
     scores.reshape(-1)[:1500] = np.linspace(0.01, 0.02, 1500)
-    result = plan(scores, None, NONE, table.residency, Limits())
+    result = plan(scores, None, NONE, table.residency, MoveLimits())
     assert result.promote.tolist() == list(range(4095, 4095 - 1500, -1)) and result.demote.tolist() == list(range(1500))
-    bounded = plan(scores, None, NONE, table.residency, Limits(max_moves=300))
+    bounded = plan(scores, None, NONE, table.residency, MoveLimits(max_moves=300))
     assert bounded.promote.tolist() == result.promote[:300].tolist() and bounded.demote.tolist() == list(range(300))
 
 
 @pytest.mark.parametrize("wrong", [{"margin": 0.5}, {"max_moves": -1}, {"cold": -0.1}])
 def test_limits_are_checked(wrong):
     with pytest.raises(ConfigError, match="limits"):
-        Limits(**wrong)
+        MoveLimits(**wrong)
 
 
 @pytest.mark.parametrize("k", [0, 1, 3, 7, 8, 20])
@@ -136,7 +136,7 @@ def test_promises(seed: int):
     scores = (rng.random(shape.axes) * (rng.random(shape.axes) < 0.7)).astype(np.float32)
     pinned = rng.random(16) < 0.2 if rng.random() < 0.5 else rng.random(shape.axes) < 0.1
     wanted = rng.choice(96, rng.integers(0, 20), replace=False)
-    limits = Limits(max_moves=int(rng.integers(0, 40)), max_wanted=int(rng.integers(0, 10)))
+    limits = MoveLimits(max_moves=int(rng.integers(0, 40)), max_wanted=int(rng.integers(0, 10)))
     residency = table.residency
     result = plan(scores, pinned, wanted, residency, limits)
     state, flat = residency.state.reshape(-1), scores.reshape(-1)

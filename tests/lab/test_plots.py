@@ -61,7 +61,7 @@ def test_speed_is_plotted_against_depth(tmp_path):
 def test_a_plot_that_cannot_be_is_refused(tmp_path, rows, name, sentence):
     (tmp_path / "kv.json").write_text(json.dumps(rows))
     with pytest.raises(ConfigError) as caught:
-        page.write(tmp_path, request=page.Request(speed=tmp_path / name))
+        page.write(tmp_path, request=page.ReportRequest(speed=tmp_path / name))
     assert str(caught.value) == sentence and not (tmp_path / "report.html").exists()
 
 
@@ -85,7 +85,7 @@ def test_every_picture_as_files(tmp_path):
 def test_plots_need_a_folder(tmp_path):
     (tmp_path / "kv.json").write_text(json.dumps(rows_by_depth()))
     with pytest.raises(ConfigError, match=r"the plots cannot be written to .*kv.json"):
-        page.write(tmp_path, request=page.Request(plots=tmp_path / "kv.json"))
+        page.write(tmp_path, request=page.ReportRequest(plots=tmp_path / "kv.json"))
     assert not (tmp_path / "report.html").exists()
 
 

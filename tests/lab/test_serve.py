@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from edgekv.cli.main import cli
 from edgekv.config import KvOptions
 from edgekv.errors import EXIT_USAGE, ConfigError, EdgeKVError
-from edgekv.lab.questions.clients import Answered, Endpoint, Load, Part, prompts_for
+from edgekv.lab.questions.clients import Answered, Endpoint, Load, LoadPart, prompts_for
 from edgekv.lab.questions.serve import ServeBench, run
 from edgekv.serving.server import Server, ServerOptions
 
@@ -21,12 +21,12 @@ TEXT = " ".join(f"word{i % 40}" for i in range(4000))
 def test_what_a_part_counts():
     """Two clients; both answer from 2.0 to 4.0."""
     one, two = Answered(0.0, [1.0, 2.0, 3.0, 4.0]), Answered(0.5, [2.0, 2.5, 3.5, 4.5, 6.5])
-    part = Part((one, two))
+    part = LoadPart((one, two))
     assert part.seconds == 6.5
     assert part.tokens_per_second == (2 + 2) / 2.0
     assert part.first_tokens.tolist() == [1.0, 1.5]
     assert sorted(part.gaps.tolist()) == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0]
-    assert np.isnan(Part((Answered(0.0, [1.0]), Answered(0.0, [2.0]))).tokens_per_second)
+    assert np.isnan(LoadPart((Answered(0.0, [1.0]), Answered(0.0, [2.0]))).tokens_per_second)
 
 
 def test_every_client_and_turn_has_a_prompt_of_its_own():

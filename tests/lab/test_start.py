@@ -12,7 +12,7 @@ from edgekv.lab.engine.modes import find_mode
 from edgekv.lab.engine.passes import Caches, opened, read
 from edgekv.lab.engine.start import Start
 from edgekv.lab.questions import asking
-from edgekv.lab.questions.answers import Answers, Plan
+from edgekv.lab.questions.answers import Answers, QuestionPlan
 from edgekv.lab.questions.likeness import compare
 from edgekv.lab.tasks import Blank, Question
 from edgekv.lab.texts.text import find_text, standard_text
@@ -94,7 +94,7 @@ def test_questions_come_after_the_same_tokens_in_a_destructive_mode(synthetic, m
     seen = []
     monkeypatch.setattr("edgekv.lab.questions.answers.ask", lambda decoder, *_: (seen.append(decoder.position), decoder.decode([7]), ["x"])[-1])
     with opened(synthetic(), Caches(), 3000, 1) as decoder:
-        plan = Plan(decoder.llama, find_text("prose"), ("after-cold",), (700,), 1, 0)
+        plan = QuestionPlan(decoder.llama, find_text("prose"), ("after-cold",), (700,), 1, 0)
         start, (reading,) = Start(decoder, decoder.llama.kv.options), plan.readings
         twin = find_mode(SPARSE)
         destructive = replace(twin, destructive=True)

@@ -10,7 +10,7 @@ from hashlib import sha256
 import pytest
 
 from edgekv.errors import ConfigError, ModelError
-from edgekv.lab.questions.answers import GAP_TOKENS, Plan
+from edgekv.lab.questions.answers import GAP_TOKENS, QuestionPlan
 from edgekv.lab.questions.asking import n_tokens_of
 from edgekv.lab.tasks import TASKS, Blank, Question, default_tasks
 from edgekv.lab.tasks.base import is_right, spread
@@ -119,7 +119,7 @@ def test_depths_are_spread_over_the_samples():
 
 def test_equal_contexts_are_read_once(llama):
     tasks = ("question-last", "question-first", "after-cold", "several", "passkey")
-    plan = Plan(llama, find_text("prose"), tasks, (2000, LENGTH), 2, seed=0)
+    plan = QuestionPlan(llama, find_text("prose"), tasks, (2000, LENGTH), 2, seed=0)
     assert [[asked.task for asked in reading.samples] for reading in plan.readings] == 4 * [
         ["question-last", "after-cold", "several"], ["question-first"], ["passkey"]]
     after_cold = plan.readings[0].samples[1]
@@ -127,11 +127,11 @@ def test_equal_contexts_are_read_once(llama):
     assert plan.n_ctx > LENGTH + 500 + 3 * GAP_TOKENS
     assert after_cold.n_decoded(destructive=True) > 4 * 500 > after_cold.n_decoded(destructive=False)
     with pytest.raises(ConfigError, match="a tenth of it"):
-        Plan(llama, Text("short", "One sentence after another. " * 200), ("after-cold",), (512,), 1, 0)
+        QuestionPlan(llama, Text("short", "One sentence after another. " * 200), ("after-cold",), (512,), 1, 0)
 
 
 def test_what_is_decoded_while_it_goes_cold_is_no_part_of_a_context(llama):
-    plan = Plan(llama, find_text("prose"), ("after-cold", "lines"), (LENGTH,), 2, seed=0)
+    plan = QuestionPlan(llama, find_text("prose"), ("after-cold", "lines"), (LENGTH,), 2, seed=0)
     middle = said(llama, plan.cold[100:200])
     assert all(middle not in said(llama, reading.tokens) for reading in plan.readings)
 
@@ -143,10 +143,10 @@ def test_default_tasks_leave_out_what_takes_long():
 
 def test_forms_are_about_the_text_of_the_others(llama):
     """One reading for all questions after it; what stands before a text is a reading of its own."""
-    plan = Plan(llama, find_text("prose"), ("question-last", *FORMS, *(f"{name}-first" for name in FORMS)), (LENGTH,), 1, seed=0)
+    plan = QuestionPlan(llama, find_text("prose"), ("question-last", *FORMS, *(f"{name}-first" for name in FORMS)), (LENGTH,), 1, seed=0)
     assert [[asked.task for asked in reading.samples] for reading in plan.readings] == [
         ["question-last", *FORMS], *([f"{name}-first"] for name in FORMS)]
-    same = Plan(llama, find_text("prose"), ("niah-multikey", "niah-multiquery"), (LENGTH,), 1, seed=0)
+    same = QuestionPlan(llama, find_text("prose"), ("niah-multikey", "niah-multiquery"), (LENGTH,), 1, seed=0)
     assert len(same.readings) == 1
 
 
@@ -191,7 +191,7 @@ def test_four_hops():
 
 
 def test_a_needle_at_each_depth_of_the_grid(llama):
-    plan = Plan(llama, find_text("prose"), ("needle-grid",), (2000, LENGTH), 2, seed=0)
+    plan = QuestionPlan(llama, find_text("prose"), ("needle-grid",), (2000, LENGTH), 2, seed=0)
     for length in (2000, LENGTH):
         depths = [asked.sample.questions[0].depth for reading in plan.readings for asked in reading.samples
                   if len(reading.tokens) == length]
@@ -207,7 +207,7 @@ def test_samples_are_the_same_in_another_process(llama):
     for hashing in ("1", "2"):
         done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": hashing}, capture_output=True, text=True)
         assert done.stdout.strip() == here, done.stderr
-    one, other = (Plan(llama, find_text("prose"), tuple(TASKS), (1500,), 1, seed=3) for _ in range(2))
+    one, other = (QuestionPlan(llama, find_text("prose"), tuple(TASKS), (1500,), 1, seed=3) for _ in range(2))
     assert [reading.tokens for reading in one.readings] == [reading.tokens for reading in other.readings]
 
 
@@ -234,7 +234,7 @@ def test_no_second_beginning_of_text(synthetic, default_model, real, monkeypatch
     """What a template writes is right, however often; what a tokenizer or a template adds besides is refused, wherever it slips in."""
     llama = Llama(str(default_model if real else synthetic()), n_ctx=64, vocab_only=True, verbose=False)
     bos, prose, dialogue = llama.token_bos(), find_text("prose"), find_text("dialogue")
-    plan = Plan(llama, prose, tuple(TASKS), (1500,), 1, seed=0)
+    plan = QuestionPlan(llama, prose, tuple(TASKS), (1500,), 1, seed=0)
     before = list(plan.frame.before)
     assert before.count(bos) == (2 if real else 0), "the real model begins each turn with that token"
     assert all(reading.tokens[: len(before)] == before and bos not in reading.tokens[len(before) :] for reading in plan.readings)

@@ -11,7 +11,7 @@ from edgekv.config import KvOptions
 from edgekv.errors import EXIT_DOES_NOT_FIT, ConfigError, DoesNotFit
 from edgekv.llama import Llama
 from edgekv.memory import available
-from edgekv.memory.allocations import HOST, Request, Slots, least, total
+from edgekv.memory.allocations import HOST, ContextRequest, Slots, least, total
 from edgekv.memory.context import choose_context
 from edgekv.memory.fit import kv_bytes, page_bytes
 from edgekv.memory.plan import make_plan
@@ -29,15 +29,15 @@ def model(synthetic) -> ModelFile:
     return open_model(synthetic("llama", n_ctx_train=4096))
 
 
-def request(model: ModelFile, kv: KvOptions, n_ctx: int | None, available: int = PLENTY, n_slots: int = 1, **more) -> Request:
-    return Request(model, kv, n_ctx, Slots(n_slots), available, **more)
+def request(model: ModelFile, kv: KvOptions, n_ctx: int | None, available: int = PLENTY, n_slots: int = 1, **more) -> ContextRequest:
+    return ContextRequest(model, kv, n_ctx, Slots(n_slots), available, **more)
 
 
 def needed(model: ModelFile, kv: KvOptions, n_ctx: int, **more) -> int:
     return request(model, kv, n_ctx, **more).needed(n_ctx, kv)
 
 
-def refusal(asked: Request) -> str:
+def refusal(asked: ContextRequest) -> str:
     with pytest.raises(DoesNotFit) as caught:
         choose_context(asked)
     assert caught.value.exit_code == EXIT_DOES_NOT_FIT
@@ -78,7 +78,7 @@ def test_the_automatic_length_leaves_half_of_the_rest(model, n_slots):
 @pytest.mark.parametrize("slots", [Slots(), Slots(3), Slots(3, unified=True)], ids=str)
 def test_the_plan_and_the_choice_agree(model, kv, slots):
     """To the byte: what is refused is what does not fit by the plan, and what it names instead is opened."""
-    asked = Request(model, kv, 2048, slots, PLENTY, store_bytes=3 * MIB, n_threads=4)
+    asked = ContextRequest(model, kv, 2048, slots, PLENTY, store_bytes=3 * MIB, n_threads=4)
     parts = asked.parts(2048, least(kv))
     enough = replace(asked, available=total(parts) + 32 * MIB)
     assert choose_context(enough).n_ctx == 2048 and make_plan(enough, None).problem is None

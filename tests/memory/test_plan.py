@@ -11,7 +11,7 @@ from support.rates import ATTENTION
 
 from edgekv.config import KvOptions
 from edgekv.llama import Llama
-from edgekv.memory.allocations import HOST, Request, Slots, home_bytes, host_parts, total
+from edgekv.memory.allocations import HOST, ContextRequest, Slots, home_bytes, host_parts, total
 from edgekv.memory.device_fit import DeviceRoom
 from edgekv.memory.device_roofline import DeviceRoofline, hit_share
 from edgekv.memory.plan import GAINS_FROM, fitting_context, make_plan, users
@@ -33,8 +33,8 @@ def header(tmp_path, name, weight_type="bf16", **changes):
     return open_model(write_header(replace(SHAPES[name], **changes), tmp_path / f"{name}-{weight_type}.gguf", weight_type), whole=False)
 
 
-def request(model, kv=SPARSE, n_ctx=None, n_slots=1, available=64 * GB, **more) -> Request:
-    return Request(model, kv, n_ctx, Slots(n_slots), available, **more)
+def request(model, kv=SPARSE, n_ctx=None, n_slots=1, available=64 * GB, **more) -> ContextRequest:
+    return ContextRequest(model, kv, n_ctx, Slots(n_slots), available, **more)
 
 
 # ---- the published example ------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from edgekv.memory.roofline import HostRoofline
 from edgekv.models.geometry import open_model
 from edgekv.models.shapes import SHAPES
 from edgekv.models.writer import write_model
-from edgekv.rates.host import HostRates, Kept, kept_for
+from edgekv.rates.host import HostRates, KeptRates, kept_for
 from edgekv.rates.measuring.weights import host_rates
 from edgekv.vocab import KvMode
 
@@ -66,9 +66,9 @@ def test_a_busy_machine(default_model, n_threads, tmp_path, monkeypatch):
 
     with spinning(2):
         busy, beside = plan()
-    assert busy.busy > 0.5 and kept_for(model, kv, Kept(n_threads, _native.isa())) is None
+    assert busy.busy > 0.5 and kept_for(model, kv, KeptRates(n_threads, _native.isa())) is None
     quiet, alone = plan()
-    assert quiet.busy == 0 and kept_for(model, kv, Kept(n_threads, _native.isa())) == quiet
+    assert quiet.busy == 0 and kept_for(model, kv, KeptRates(n_threads, _native.isa())) == quiet
     far = {key: round(beside[key] / alone[key], 2) for key in alone if not 0.5 <= beside[key] / alone[key] <= 2}
     assert not far
 

@@ -19,7 +19,7 @@ from edgekv.models.writer import write_header
 from edgekv.rates.host import (
     AttentionShape,
     HostRates,
-    Kept,
+    KeptRates,
     MatrixShape,
     WeightRates,
     attention_shape,
@@ -104,38 +104,38 @@ def test_depth_at():
 
 def test_rates_are_kept_by_machine(tmp_path):
     path, shape = tmp_path / "cache" / "host-rates.json", AttentionShape(64, 4)
-    kept = Kept(2, "avx2", path)
+    kept = KeptRates(2, "avx2", path)
     assert kept.read() is None and kept.attention(shape) is None
     kept.keep("read", 1e10)
     kept.keep("weights q4_0 576x1536", WeightRates(1.0, 2.0, 2.0))
     kept.keep(f"attention {shape.name}", ATTENTION)
     assert (kept.read(), kept.weights("q4_0", SMALL), kept.attention(shape)) == (1e10, WeightRates(1.0, 2.0, 2.0), ATTENTION)
     assert kept.weights("q4_0", MatrixShape(576, 1600)) is None
-    assert Kept(1, "avx2", path).read() is None and Kept(2, "portable", path).read() is None
-    assert Kept(2, "avx2", path).attention(AttentionShape(64, 4, 2, "q8_0", "f16")) is None
+    assert KeptRates(1, "avx2", path).read() is None and KeptRates(2, "portable", path).read() is None
+    assert KeptRates(2, "avx2", path).attention(AttentionShape(64, 4, 2, "q8_0", "f16")) is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', "{"])
 def test_a_damaged_file_is_measured_again(tmp_path, text):
     path = tmp_path / "host-rates.json"
     path.write_text(text)
-    kept = Kept(2, "avx2", path)
+    kept = KeptRates(2, "avx2", path)
     assert kept.read() is None
     kept.keep("weights q4_0 576x1536", WeightRates(1.0, 2.0, 2.0))
-    assert Kept(2, "avx2", path).weights("q4_0", SMALL) == WeightRates(1.0, 2.0, 2.0)
+    assert KeptRates(2, "avx2", path).weights("q4_0", SMALL) == WeightRates(1.0, 2.0, 2.0)
     everything = json.loads(path.read_text())
     next(entry for entry in everything.values() if isinstance(entry, dict))["weights q4_0 576x1536"]["decode"] = -1.0
     path.write_text(json.dumps(everything))
-    assert Kept(2, "avx2", path).weights("q4_0", SMALL) is None
+    assert KeptRates(2, "avx2", path).weights("q4_0", SMALL) is None
 
 
 def test_measured_once(tmp_path, monkeypatch):
     """All that a model needs is measured, kept, and not measured again unless somebody asks."""
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / name))
     model, kv, said = header(tmp_path, "tiny"), KvOptions(), []
-    assert kept_for(model, kv, Kept(1, "x")) is None and measured_types(model) == ["q4_0"]
+    assert kept_for(model, kv, KeptRates(1, "x")) is None and measured_types(model) == ["q4_0"]
     monkeypatch.setattr(measuring, "attention_rates", lambda shape, n_threads, read: ATTENTION)
-    monkeypatch.setattr(measuring, "weight_rates", lambda kind, n_threads, matrices: WeightRates(5e9, 40e9, 40e9))
+    monkeypatch.setattr(measuring, "weight_rates", lambda kind, matrices, n_threads: WeightRates(5e9, 40e9, 40e9))
     busy = [0.0]
     monkeypatch.setattr(Others, "busy", lambda self: busy[0])
     first = measuring.host_rates(model, kv, 1, said.append)
@@ -151,16 +151,16 @@ def test_what_a_busy_machine_gives_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / name))
     model, kv, said, rates = header(tmp_path, "tiny"), KvOptions(), [], iter([1e9, 2e9, 3e9])
     monkeypatch.setattr(measuring, "attention_rates", lambda shape, n_threads, read: ATTENTION)
-    monkeypatch.setattr(measuring, "weight_rates", lambda kind, n_threads, matrices: WeightRates(next(rates), 40e9, 40e9))
+    monkeypatch.setattr(measuring, "weight_rates", lambda kind, matrices, n_threads: WeightRates(next(rates), 40e9, 40e9))
     busy = [1.6]
     monkeypatch.setattr(Others, "busy", lambda self: busy[0])
     for decode in (1e9, 2e9):
         found = measuring.host_rates(model, kv, 1, said.append)
-        assert found.busy == 1.6 and found.weights["q4_0"].decode == decode and kept_for(model, kv, Kept(1, _native.isa())) is None
+        assert found.busy == 1.6 and found.weights["q4_0"].decode == decode and kept_for(model, kv, KeptRates(1, _native.isa())) is None
     assert sum("kept 1.6 cores busy" in line and "measured again" in line for line in said) == 6
     busy[0] = 0.0
     quiet = measuring.host_rates(model, kv, 1)
-    assert quiet.busy == 0 and quiet.weights["q4_0"].decode == 3e9 and kept_for(model, kv, Kept(1, _native.isa())) == quiet
+    assert quiet.busy == 0 and quiet.weights["q4_0"].decode == 3e9 and kept_for(model, kv, KeptRates(1, _native.isa())) == quiet
     busy[0] = 1.6
     assert measuring.host_rates(model, kv, 1) == quiet, "nothing is measured"
 
@@ -183,7 +183,7 @@ def test_beside_others_one_thread_is_measured(tmp_path, monkeypatch, at_first: b
 
     monkeypatch.setattr(measuring, "read_rate", gives("read", 1e10))
     monkeypatch.setattr(measuring, "attention_rates", lambda shape, n_threads, read: gives("attention", ATTENTION)(n_threads))
-    monkeypatch.setattr(measuring, "weight_rates", lambda kind, n_threads, matrices: gives("weights", WeightRates(5e9, 4e10, 3e10))(n_threads))
+    monkeypatch.setattr(measuring, "weight_rates", lambda kind, matrices, n_threads: gives("weights", WeightRates(5e9, 4e10, 3e10))(n_threads))
     monkeypatch.setattr(Others, "busy", lambda self: busy[0])
     found = measuring.host_rates(model, kv, 4)
     assert asked == {"read": [1] if at_first else [4, 1], "attention": [1], "weights": [1]}
@@ -191,12 +191,12 @@ def test_beside_others_one_thread_is_measured(tmp_path, monkeypatch, at_first: b
     assert 2 < gain < 4 and found.busy == 1.6 and found.n_threads == 4 and found.read == pytest.approx(gain * 1e10)
     assert found.weights["q4_0"] == WeightRates(gain * 5e9, 4 * 4e10, 4 * 3e10)
     assert found.attention.exact.far == pytest.approx(ATTENTION.exact.far / gain) and found.attention.row == pytest.approx(ATTENTION.row / gain)
-    assert kept_for(model, kv, Kept(4, _native.isa())) is None
+    assert kept_for(model, kv, KeptRates(4, _native.isa())) is None
 
 
 def test_a_fast_token_corrects_what_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / name))
-    model, kv, kept = header(tmp_path, "llama-3.2-1b"), KvOptions(mode="exact"), Kept(2, "avx2")
+    model, kv, kept = header(tmp_path, "llama-3.2-1b"), KvOptions(mode="exact"), KeptRates(2, "avx2")
     assert correct(kept, model, kv, KvMode.EXACT, 0, 1e-3) is None, "nothing is kept"
     kept.keep("read", 1e10)
     kept.keep("weights q4_0 2048x8192", WeightRates(1e9, 2e9, 3e9))
@@ -216,5 +216,5 @@ def test_rates_of_this_machine():
     attention = measuring.attention_rates(AttentionShape(64, 2), 1, 1e10)
     rates = [attention.row, attention.scan, *(value for kernel in (attention.exact, attention.flash, attention.plain) for value in vars(kernel).values())]
     assert len(rates) == 17 and all(0 < value < 1e-2 for value in rates)
-    weights = measuring.weight_rates("q8_0", 1, SMALL)
+    weights = measuring.weight_rates("q8_0", SMALL, 1)
     assert 1e7 < weights.decode < 1e12 and 1e7 < min(weights.prompt_stock, weights.prompt_exact) and max(weights.prompt_stock, weights.prompt_exact) < 1e13

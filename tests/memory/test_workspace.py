@@ -6,7 +6,7 @@ import pytest
 from support.contexts import attached
 
 from edgekv.config import KvOptions
-from edgekv.memory.allocations import Request, Slots
+from edgekv.memory.allocations import ContextRequest, Slots
 from edgekv.models.geometry import open_model
 
 CASES = [("exact", 1, {}), ("exact", 3, {"head_dim": 128, "n_head": 6}), ("sparse", 1, {}), ("sparse", 3, {"head_dim": 128, "n_head": 6}),
@@ -18,7 +18,7 @@ CASES = [("exact", 1, {}), ("exact", 3, {"head_dim": 128, "n_head": 6}), ("spars
 def test_the_plan_counts_what_is_reserved(synthetic, mode, n_threads, shape, n_sequences):
     path, n_ctx = synthetic("llama", n_ctx_train=8192, **shape), 4096
     kv = KvOptions(mode=mode, device="cpu", kv_budget=0, exact_tokens=0)
-    request = Request(open_model(path), kv, n_ctx, Slots(n_sequences), 1 << 40, n_threads=n_threads)
+    request = ContextRequest(open_model(path), kv, n_ctx, Slots(n_sequences), 1 << 40, n_threads=n_threads)
     parts = {part.name: part.bytes for part in request.parts(n_ctx, kv)}
     with attached(path, kv, n_ctx=n_ctx * n_sequences, n_seq=n_sequences, unified=False, n_threads=n_threads) as (context, runtime):
         for sequence in range(n_sequences):

@@ -8,7 +8,7 @@ import numpy as np
 from support.streams import Stream, drained
 
 from edgekv.config import KvOptions
-from edgekv.serving.options import Limits, ServerOptions
+from edgekv.serving.options import ServerLimits, ServerOptions
 from edgekv.serving.server import Server
 
 N_PROMPT = 800
@@ -19,7 +19,7 @@ def read_beside_an_answer(model, max_gap_s: float, **kv: object) -> tuple[np.nda
     """The prompt's labels and its K rows of the last layer, and how many batches it took. The answer is in the other slot."""
     from edgekv._native import server as native
 
-    options = ServerOptions(model, n_ctx=8192, n_threads=1, n_slots=2, limits=Limits(max_gap_s), kv=KvOptions(**kv))
+    options = ServerOptions(model, n_ctx=8192, n_threads=1, n_slots=2, limits=ServerLimits(max_gap_s), kv=KvOptions(**kv))
     with Server(options) as server:
         answer = Stream(server.url, {"prompt": [5 + i % 50 for i in range(99)], "n_predict": 8000, "ignore_eos": True, "id_slot": 0}, "/completion")
         assert answer.event() and answer.event()

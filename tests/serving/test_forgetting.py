@@ -97,11 +97,11 @@ def test_a_chat_that_is_removed_leaves_nothing(synthetic, tmp_path, monkeypatch)
     """With the chat's own server: the text went, and K, V and the tokens lay in the user's cache folder for good."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     from edgekv.cli.chat.client import ChatClient
-    from edgekv.cli.chat.kept import Keeper, Kept
+    from edgekv.cli.chat.kept import Keeper, KeptChats
     from edgekv.cli.chat.session import Conversation
     from edgekv.cli.chat.views import OwnServer
 
-    folder, kept = default_folder(), Kept(tmp_path / "chats")
+    folder, kept = default_folder(), KeptChats(tmp_path / "chats")
     with serve(synthetic("llama", n_head=6, dtype="f32"), folder, api_key="one", cache_shared=True) as server:
         view = OwnServer(server)
         conversation = Conversation(ChatClient(server.url, "one", {"max_tokens": 300, "temperature": 0}), "Always the same words. " * 12)

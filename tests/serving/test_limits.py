@@ -20,7 +20,7 @@ from support.streams import CHAT, Stream, drained
 
 from edgekv.config import KvOptions
 from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, ConfigError
-from edgekv.serving.options import Limits, ServerOptions
+from edgekv.serving.options import ServerLimits, ServerOptions
 from edgekv.serving.server import Server
 
 LONG = {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 700, "ignore_eos": True}
@@ -68,7 +68,7 @@ def test_a_full_queue_says_when_to_come_again(default_model, tmp_path):
     ("mean", "/v1/embeddings", {"input": "a cat"}), ("mean", "/embedding", {"content": "a cat"}),
     ("rank", "/v1/rerank", {"query": "a cat", "documents": ["a dog", "a house"]})], ids=["openai", "own", "rerank"])
 def test_a_full_queue_refuses_embeddings_too(tiny, pooling, path, body):
-    options = ServerOptions(tiny, n_ctx=8192, n_threads=1, limits=Limits(max_queue=0), extra=("--embeddings", "--pooling", pooling))
+    options = ServerOptions(tiny, n_ctx=8192, n_threads=1, limits=ServerLimits(max_queue=0), extra=("--embeddings", "--pooling", pooling))
     with Server(options) as server:
         answer = Stream(server.url, {"prompt": tokens(9), "n_predict": 8000, "ignore_eos": True}, "/completion")
         assert answer.event()
@@ -107,11 +107,11 @@ def test_embeddings_do_not_wait_for_the_end_of_answers(tiny):
 def test_limits_that_cannot_be(synthetic):
     for limits in ({"max_gap_s": -1}, {"max_gap_s": float("nan")}, {"max_queue": -1}):
         with pytest.raises(ConfigError, match="it must"):
-            Limits(**limits)
+            ServerLimits(**limits)
     for more in ({"n_slots": 0}, {"n_slots": 17}, {"cors": "example.org"}, {"cors": "https://a/b"}):
         with pytest.raises(ConfigError):
             ServerOptions(synthetic("llama"), **more)
-    assert ServerOptions(synthetic("llama"), cors="https://example.org:8000").cors and Limits().queue_for(4) == 32
+    assert ServerOptions(synthetic("llama"), cors="https://example.org:8000").cors and ServerLimits().queue_for(4) == 32
 
 
 @pytest.mark.parametrize(("text", "sentence"), [(None, "cannot be read"), ("# none\n\n", "has no key"), ("a b\nc,d\n", "printable ASCII")])
@@ -165,7 +165,7 @@ def test_a_long_prompt_beside_an_answer(tiny, max_gap_s, least, most):
     """1,500 tokens: in batches of 512, or in the smallest there are."""
     from edgekv._native import server as native
 
-    options = ServerOptions(tiny, n_ctx=8192, n_threads=1, n_slots=2, limits=Limits(max_gap_s), kv=KvOptions(mode="exact"))
+    options = ServerOptions(tiny, n_ctx=8192, n_threads=1, n_slots=2, limits=ServerLimits(max_gap_s), kv=KvOptions(mode="exact"))
     with Server(options) as server:
         answer = Stream(server.url, {"prompt": tokens(9), "n_predict": 8000, "ignore_eos": True}, "/completion")
         assert answer.event() and answer.event()

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.endpoint import ask, complete, exposed, options, settled, until
 
 from edgekv.serving import metrics
-from edgekv.serving.options import Limits
+from edgekv.serving.options import ServerLimits
 from edgekv.serving.server import Server
 from edgekv.serving.shown import Served, Shown, StoreFigures
 from edgekv.store.settings import StoreSettings
@@ -69,7 +69,7 @@ def test_a_store_that_fails_says_so(synthetic, tmp_path):
 
 @pytest.fixture(scope="module")
 def served(synthetic):
-    with Server(options(synthetic("llama"), limits=Limits(max_queue=2), alias='a "name"\\')) as server:
+    with Server(options(synthetic("llama"), limits=ServerLimits(max_queue=2), alias='a "name"\\')) as server:
         yield server
 
 

@@ -10,7 +10,7 @@ from edgekv.store.blocks import Block, Reading, child_link
 from edgekv.store.coming import BlockReader, ComingBlock
 from edgekv.store.format import Refused
 from edgekv.store.rates import LEAST_SEEN_S, STALE_S, Rate
-from edgekv.store.results import Piece, Restored
+from edgekv.store.results import BlockPiece, Restored
 from edgekv.store.settings import StoreSettings
 from edgekv.store.store import PrefixStore
 
@@ -39,7 +39,7 @@ def pieces(*sources: float | str | None, clock: Clock | None = None) -> Restored
         link = child_link(b"x" * 16, Reading.EXACT, tokens)
         block = Block(link, tokens, np.zeros(LAYOUT.block_bytes(256), np.uint8)) if source == "ram" else \
             ComingBlock(link, tokens, LAYOUT, lambda *_: True, rate(source, clock))
-        found.append(Piece(256 * i, 256, 0, 256, Reading.EXACT, "ram" if source == "ram" else "disk", lambda _: None, block))
+        found.append(BlockPiece(256 * i, 256, 0, 256, Reading.EXACT, "ram" if source == "ram" else "disk", lambda _: None, block))
     return Restored(tuple(found))
 
 

@@ -7,8 +7,8 @@ import json
 import threading
 from collections.abc import Callable
 
-from edgekv.cli.chat.client import Piece
-from edgekv.cli.chat.session import Answer, Conversation
+from edgekv.cli.chat.client import AnswerPiece
+from edgekv.cli.chat.session import ChatAnswer, Conversation
 
 
 class PaperServer(http.server.ThreadingHTTPServer):
@@ -51,7 +51,7 @@ def text(content: str, **more: object) -> dict:
     return {"choices": [{"delta": {"content": content}, "finish_reason": more.pop("finish_reason", None)}], **more}
 
 
-def say(conversation: Conversation, words: str, show: Callable[[Piece], None] = lambda piece: None) -> Answer:
+def say(conversation: Conversation, words: str, show: Callable[[AnswerPiece], None] = lambda piece: None) -> ChatAnswer:
     conversation.draft.text = words
     return conversation.send(show)
 
@@ -64,8 +64,8 @@ def refuse(type_: str, **more: object) -> tuple[int, bytes]:
     return 400, json.dumps({"error": {"code": 400, "message": "no", "type": type_, **more}}).encode()
 
 
-def interrupt_at(word: str) -> Callable[[Piece], None]:
-    def show(piece: Piece) -> None:
+def interrupt_at(word: str) -> Callable[[AnswerPiece], None]:
+    def show(piece: AnswerPiece) -> None:
         if piece.text == word or (word == "" and piece.progress):
             raise KeyboardInterrupt
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgekv.arrays.rank import HostRanking
 from edgekv.errors import TierError
-from edgekv.hierarchy.planner import Limits, MigrationPlan, decide
+from edgekv.hierarchy.planner import MigrationPlan, MoveLimits, decide
 from edgekv.hierarchy.table import PageTable
 from edgekv.live.device_arena import DeviceArena
 from edgekv.pages.observation import Observation
@@ -40,7 +40,7 @@ def where(table: PageTable, row: int, head: int, page: int) -> tuple[State, Reas
     return State(residency.state[at]), Reason(table._why[at]), int(residency.slot[at])
 
 
-def plan(scores: np.ndarray | None, pinned: np.ndarray | None, wanted: np.ndarray, residency: Residency, limits: Limits) -> MigrationPlan:
+def plan(scores: np.ndarray | None, pinned: np.ndarray | None, wanted: np.ndarray, residency: Residency, limits: MoveLimits) -> MigrationPlan:
     """`decide` by scores in host memory: float32 [row, head, page], None: all zero."""
     return decide(HostRanking(scores, pinned, residency), pinned, wanted, residency, limits)
 

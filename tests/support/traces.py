@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from edgekv.lab.traces.sim import Replay, Scenario
-from edgekv.lab.traces.trace import Header, Trace
+from edgekv.lab.traces.trace import Trace, TraceHeader
 
 
 def header(n_rows: int = 3, n_heads: int = 2, depth: int = 300, n_warmup: int = 5, n_steps: int = 40, group: int = 2,
-           lacking: bool = True) -> Header:
+           lacking: bool = True) -> TraceHeader:
     """lacking: the last row has one head less."""
     exists = np.ones((n_rows, n_heads), bool)
     exists[-1, -1] = not lacking
-    return Header("random.gguf", "noise", depth, n_warmup, n_steps, n_heads, (depth + n_steps - 1) // 16 + 1, 16,
+    return TraceHeader("random.gguf", "noise", depth, n_warmup, n_steps, n_heads, (depth + n_steps - 1) // 16 + 1, 16,
                   tuple(range(1, n_rows + 1)), (group,) * n_rows, tuple(map(tuple, exists.tolist())), 600.0, rope=(64, 64, 10000.0, 1.0))
 
 
-def masses(header: Header, seed: int = 0) -> np.ndarray:
+def masses(header: TraceHeader, seed: int = 0) -> np.ndarray:
     """float32 [step, row, head, page]: some pages matter for long, some for a few steps; each head's mass is its group size."""
     rng = np.random.default_rng(seed)
     axes = (header.n_total, *header.shape.axes)
@@ -32,7 +32,7 @@ def masses(header: Header, seed: int = 0) -> np.ndarray:
     return (mass * np.array(header.groups)[None, :, None, None]).astype(np.float32)
 
 
-def sampled(header: Header, mass: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def sampled(header: TraceHeader, mass: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Mass as a sample of rows has it, without bias and zero where none was drawn, and how many were: the rows of a page are alike."""
     share = mass / np.array(header.groups, np.float32)[None, :, None, None]
     p = np.minimum(header.resolution * share / header.page_tokens, 1)

@@ -17,7 +17,7 @@ from edgekv.lab.engine.start import Start
 from edgekv.lab.engine.tally import added
 from edgekv.lab.questions.asking import ask, n_tokens_of
 from edgekv.lab.questions.sparsity import was_sparse
-from edgekv.lab.tasks import TASKS, Context, Question, Sample
+from edgekv.lab.tasks import TASKS, Context, Question, TaskSample
 from edgekv.lab.texts.frame import Frame, plain
 from edgekv.lab.texts.haystack import sentences
 from edgekv.lab.texts.text import Text
@@ -33,7 +33,7 @@ COLD_SHARE = 0.9
 
 
 @dataclass(frozen=True)
-class Answer:
+class TaskAnswer:
     """What was said to one question of a task."""
 
     task: str
@@ -52,16 +52,16 @@ class Answer:
 class Answers:
     """All answers of one mode, in the order of the plan; and by task what it attended while it was asked."""
 
-    given: list[Answer] = field(default_factory=list)
+    given: list[TaskAnswer] = field(default_factory=list)
     selections: dict[tuple[str, int], SelectionReport] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedSample:
     """A sample, and what asking it comes to."""
 
     task: str
-    sample: Sample
+    sample: TaskSample
     n_asked: tuple[int, ...]
     """Tokens that each question takes with its answer, at most."""
 
@@ -83,11 +83,11 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Reading:
+class TaskContext:
     """A context as tokens, with the samples that start from it."""
 
     tokens: list[int]
-    samples: tuple[Asked, ...]
+    samples: tuple[AskedSample, ...]
 
     @property
     def start(self) -> int:
@@ -98,21 +98,21 @@ class Reading:
         return sum(asked.n_decoded(destructive) for asked in self.samples)
 
 
-class Plan:
+class QuestionPlan:
     """Every context and question of a run, as tokens of one model; `llama` is needed only to make it."""
 
     def __init__(self, llama: Llama, text: Text, tasks: Sequence[str], lengths: Sequence[int], n_samples: int, seed: int):
         self.frame = Frame.of(llama)
-        self.readings: list[Reading] = []
+        self.readings: list[TaskContext] = []
         for length in lengths:
             for index in range(n_samples):
-                shared: dict[Context, list[Asked]] = {}
+                shared: dict[Context, list[AskedSample]] = {}
                 for task in tasks:
                     for sample in TASKS.get(task).samples(seed, length, index, n_samples):
-                        shared.setdefault(sample.context, []).append(Asked(task, sample, self._n_asked(llama, sample)))
+                        shared.setdefault(sample.context, []).append(AskedSample(task, sample, self._n_asked(llama, sample)))
                 for context, samples in shared.items():
                     built = context.build(llama, self.frame, text)
-                    self.readings.append(Reading(built.tokens, tuple(samples)))
+                    self.readings.append(TaskContext(built.tokens, tuple(samples)))
         self.cold = self._cold(llama, text)
 
     @property
@@ -120,7 +120,7 @@ class Plan:
         """Cells that the longest context needs with what is asked of it."""
         return max((len(reading.tokens) + asked.n_after for reading in self.readings for asked in reading.samples), default=0)
 
-    def _n_asked(self, llama: Llama, sample: Sample) -> tuple[int, ...]:
+    def _n_asked(self, llama: Llama, sample: TaskSample) -> tuple[int, ...]:
         around = len(self.frame.between) + len(self.frame.after) + 4
         return tuple(around + n_tokens_of(llama, question) for question in sample.questions)
 
@@ -136,7 +136,7 @@ class Plan:
                               "text, or leave after-cold out of the tasks")
         return tokens
 
-    def answer(self, reading: Reading, start: Start, mode: BenchMode, answers: Answers,
+    def answer(self, reading: TaskContext, start: Start, mode: BenchMode, answers: Answers,
                decoded: Callable[[int, int], None] = lambda position, n: None) -> None:
         """Ask everything of one context in one mode; `start` has read it. `decoded` is told what was decoded: (position,
         tokens)."""
@@ -146,7 +146,7 @@ class Plan:
             said = asking.in_turn() if sample.in_turn else asking.apart()
             sparse = was_sparse(mode, asking.selection, asking.decoder.llama.kv, asking.decoder.position)
             for question, gaps in zip(sample.questions, said, strict=True):
-                answers.given.append(Answer(asked.task, len(reading.tokens), question, tuple(gaps), sparse))
+                answers.given.append(TaskAnswer(asked.task, len(reading.tokens), question, tuple(gaps), sparse))
             key = (asked.task, len(reading.tokens))
             answers.selections[key] = added(answers.selections.get(key, SelectionReport()), asking.selection)
 
@@ -154,7 +154,7 @@ class Plan:
 class _Asking:
     """One sample, one mode."""
 
-    def __init__(self, plan: Plan, start: Start, mode: BenchMode, reading: Reading, sample: Sample,
+    def __init__(self, plan: QuestionPlan, start: Start, mode: BenchMode, reading: TaskContext, sample: TaskSample,
                  decoded: Callable[[int, int], None]):
         self.plan, self.start, self.mode, self.reading, self.sample, self.decoded = plan, start, mode, reading, sample, decoded
         self.decoder: Decoder = start.decoder

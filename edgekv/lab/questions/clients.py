@@ -54,7 +54,7 @@ class Answered:
 
 
 @dataclass(frozen=True)
-class Part:
+class LoadPart:
     """What all clients of a part of a turn saw."""
 
     answers: tuple[Answered, ...]
@@ -137,7 +137,7 @@ class Endpoint:
             raise EdgeKVError("the server answered without a token")
         return answered
 
-    def together(self, prompts: Sequence[str], n_tokens: int, model: str) -> Part:
+    def together(self, prompts: Sequence[str], n_tokens: int, model: str) -> LoadPart:
         """All prompts at the same time, one client each."""
         start = threading.Barrier(len(prompts))
 
@@ -146,7 +146,7 @@ class Endpoint:
             return self.ask(prompt, n_tokens, model)
 
         with ThreadPoolExecutor(len(prompts)) as pool:
-            return Part(tuple(pool.map(one, prompts)))
+            return LoadPart(tuple(pool.map(one, prompts)))
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[dict]:

@@ -21,7 +21,7 @@ from edgekv.lab.engine.effort import Effort, Kind, Work
 from edgekv.lab.engine.modes import FULL, BenchMode, find_mode, in_order
 from edgekv.lab.engine.passes import BATCH_TOKENS, WARMUP_TOKENS, Caches, hooked_note, opened
 from edgekv.lab.engine.start import Start
-from edgekv.lab.questions.answers import Answers, Plan
+from edgekv.lab.questions.answers import Answers, QuestionPlan
 from edgekv.lab.questions.likeness import Likeness, compare
 from edgekv.lab.questions.sparsity import ATTENDED_EVERYTHING
 from edgekv.lab.questions.task_rows import ALL, AskedInModes
@@ -138,7 +138,7 @@ class _Work:
 
     depth: int
     texts: tuple[tuple[str, list[int]], ...]
-    plan: Plan
+    plan: QuestionPlan
     n_ctx: int
 
     @classmethod
@@ -161,9 +161,9 @@ class _Work:
         return cls(depth, tuple(texts), plan, max(plan.n_ctx, n_text if texts else 0))
 
     @staticmethod
-    def _plan(bench: QualityBench, decoder: Decoder, model: str, n_trained: int) -> Plan:
-        def planned(lengths: tuple[int, ...]) -> Plan:
-            return Plan(decoder.llama, bench.texts[0], bench.tasks, lengths, bench.n_samples, bench.seed)
+    def _plan(bench: QualityBench, decoder: Decoder, model: str, n_trained: int) -> QuestionPlan:
+        def planned(lengths: tuple[int, ...]) -> QuestionPlan:
+            return QuestionPlan(decoder.llama, bench.texts[0], bench.tasks, lengths, bench.n_samples, bench.seed)
 
         if bench.lengths is None:
             fitting = tuple(length for length in LENGTHS if planned((length,)).n_ctx <= n_trained)

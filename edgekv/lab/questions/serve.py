@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from edgekv.errors import ConfigError, EdgeKVError
-from edgekv.lab.questions.clients import Endpoint, Load, Part, prompts_for
+from edgekv.lab.questions.clients import Endpoint, Load, LoadPart, prompts_for
 from edgekv.machine import n_cores, stamp
 from edgekv.vocab import STOCK_KERNELS, KvMode
 
@@ -57,7 +57,7 @@ class ServeBench:
 def run(bench: ServeBench, text: str, progress: Progress = lambda what, done, total: None) -> list[dict[str, Any]]:
     """A row for each server and part. Raises EdgeKVError where a server does not start, or breaks off."""
     with _endpoints(bench) as endpoints:
-        seen: dict[tuple[str, str], list[Part]] = {(name, part): [] for name in endpoints for part in PARTS}
+        seen: dict[tuple[str, str], list[LoadPart]] = {(name, part): [] for name in endpoints for part in PARTS}
         total = bench.n_turns * len(endpoints)
         for turn in range(bench.n_turns):
             for number, (name, endpoint) in enumerate(endpoints.items()):
@@ -69,7 +69,7 @@ def run(bench: ServeBench, text: str, progress: Progress = lambda what, done, to
     return _rows(bench, seen)
 
 
-def _rows(bench: ServeBench, seen: dict[tuple[str, str], list[Part]]) -> list[dict[str, Any]]:
+def _rows(bench: ServeBench, seen: dict[tuple[str, str], list[LoadPart]]) -> list[dict[str, Any]]:
     seconds = {key: median(turn.seconds for turn in turns) for key, turns in seen.items()}
     speeds = {key: median(turn.tokens_per_second for turn in turns) for key, turns in seen.items()}
     rows: list[dict[str, Any]] = []

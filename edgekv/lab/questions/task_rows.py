@@ -7,7 +7,7 @@ from typing import Any
 
 from edgekv.lab.engine.modes import FULL, BenchMode
 from edgekv.lab.engine.tally import added
-from edgekv.lab.questions.answers import Answer, Answers
+from edgekv.lab.questions.answers import Answers, TaskAnswer
 from edgekv.lab.questions.sparsity import ATTENDED_EVERYTHING
 from edgekv.lab.results.retention import Retention
 from edgekv.lab.tasks import TASKS
@@ -61,7 +61,7 @@ class AskedInModes:
         return {"kind": "task", "mode": mode, "task": task, "length": length, **counts.row(), "wrong": wrong, "note": note, **attended,
                 **self.modes[mode].figures}
 
-    def _counts(self, mode: str, asked: Callable[[Answer], bool]) -> tuple[Retention, str, str | None]:
+    def _counts(self, mode: str, asked: Callable[[TaskAnswer], bool]) -> tuple[Retention, str, str | None]:
         """(counts, wrong answers, note) of the answers that are `asked` for. What a mode found while it attended everything does not
         count."""
         both = [(full, own) for full, own in zip(self.answers[FULL].given, self.answers[mode].given, strict=True) if asked(full)]
@@ -72,7 +72,7 @@ class AskedInModes:
         return counts, "; ".join(text for full, own in pairs if (text := _wrong(full, own))), note
 
 
-def _wrong(full: Answer, own: Answer) -> str:
+def _wrong(full: TaskAnswer, own: TaskAnswer) -> str:
     """What was said where full attention is right, and what is right; "" where nothing was lost."""
     lost = [(blank.expected, said) for blank, said, right, kept in zip(own.question.blanks, own.said, full.found, own.found)
             if right and not kept]

@@ -61,7 +61,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Step:
+class LadderRung:
     """A rung of the ladder at one budget."""
 
     name: str
@@ -70,7 +70,7 @@ class Step:
 
 
 @drawn
-def ladder_chart(panels: Mapping[str, Sequence[Step]], x_label: str) -> Figure:
+def ladder_chart(panels: Mapping[str, Sequence[LadderRung]], x_label: str) -> Figure:
     """A panel for each budget, a bar for each rung, and a diamond where the published figure is."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

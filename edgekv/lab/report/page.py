@@ -34,7 +34,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Request:
+class ReportRequest:
     """What is wanted besides the page."""
 
     speed: Path | None = None
@@ -47,7 +47,7 @@ class Request:
 
 def write(
     folder: Path, out: Path | None = None, progress: Progress = lambda what, done, total: None, n_steps: int = STEPS,
-    request: Request = Request(),
+    request: ReportRequest = ReportRequest(),
 ) -> Written:
     """Write the page of what is in `folder` to `out`, or to `PAGE_FILE` in it, and what the request names. Simulates what the traces are
     needed for, the first `n_steps` steps of each. Raises ConfigError where there is nothing to show, a file is broken, or the page or a

@@ -32,7 +32,7 @@ def ladder(rows: Sequence[Row]) -> Section:
     budgets, seen = sorted({row["budget"] for row in shown}), list(dict.fromkeys(row["observe"] for row in shown))
     of = {(budget, observe): [row for row in shown if row["budget"] == budget and row["observe"] == observe]
           for budget in budgets for observe in seen}
-    panels = {f"{100 * budget:g} % of the pages hot, {observe}": [charts.Step(row["rung"], row["hit_rate"], row.get("published"))
+    panels = {f"{100 * budget:g} % of the pages hot, {observe}": [charts.LadderRung(row["rung"], row["hit_rate"], row.get("published"))
                                                                for row in of[budget, observe]]
               for budget in budgets for observe in seen if observe != _AHEAD and of[budget, observe]}
     section.picture(charts.ladder_chart(panels, "hit rate, by access"), "Share of the rows that mode sparse reads which were in hot pages.")

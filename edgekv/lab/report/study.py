@@ -14,7 +14,7 @@ from edgekv import __version__
 from edgekv.lab.heads.roles import ROLES, Profile, Role, of_steps
 from edgekv.lab.report.folder import Cache, identity
 from edgekv.lab.traces.sim import Replay, Scenario, simulate
-from edgekv.lab.traces.trace import Header, Trace
+from edgekv.lab.traces.trace import Trace, TraceHeader
 from edgekv.policies import POLICIES
 
 Progress = Callable[[str, int, int], None]
@@ -82,7 +82,7 @@ class Study:
         with Trace.open(path) as trace:
             self.n_steps = min(n_steps, trace.header.n_steps)
             self.trace = trace.cut(n_steps=self.n_steps)
-        self.header: Header = self.trace.header
+        self.header: TraceHeader = self.trace.header
         self.subjects = subjects()
 
     def run(self, **changes: Any) -> Simulated:

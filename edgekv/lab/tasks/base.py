@@ -90,7 +90,7 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Sample:
+class TaskSample:
     """One context and what is asked of it."""
 
     context: Context
@@ -104,7 +104,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Task:
-    make: Callable[[Random, int, float], Sample]
+    make: Callable[[Random, int, float], TaskSample]
     """From (random, tokens of the context, place): `place` from 0 to 1 shifts where things are planted."""
     family: str
     """Tasks of a family get the same random numbers, so that they can share contexts."""
@@ -113,12 +113,12 @@ class Task:
     by_default: bool = True
     """Whether it is asked where no task is named; what takes long or goes beyond small models is not."""
 
-    def samples(self, seed: int, n_tokens: int, index: int, n_samples: int) -> list[Sample]:
+    def samples(self, seed: int, n_tokens: int, index: int, n_samples: int) -> list[TaskSample]:
         """What one of `n_samples` contexts comes to: as many as the task has places."""
         first, n = index * self.n_places, n_samples * self.n_places
         return [self.sample(seed, n_tokens, i, n) for i in range(first, first + self.n_places)]
 
-    def sample(self, seed: int, n_tokens: int, index: int, n_samples: int) -> Sample:
+    def sample(self, seed: int, n_tokens: int, index: int, n_samples: int) -> TaskSample:
         """The same for the same numbers. The places of `n_samples` samples are spread evenly, each somewhere in its part."""
         random = Random(f"{seed} {self.family} {n_tokens} {index}")
         return self.make(random, n_tokens, (index + random.random()) / n_samples)
@@ -130,7 +130,7 @@ TASKS: Registry[Task] = Registry("task")
 def task(name: str, description: str, source: str = "", family: str | None = None, **settings: Any) -> Callable[[Callable], Callable]:
     """Registers a function as a Task with these settings of it; its family is its own unless another is named."""
 
-    def register(make: Callable[[Random, int, float], Sample]) -> Callable[[Random, int, float], Sample]:
+    def register(make: Callable[[Random, int, float], TaskSample]) -> Callable[[Random, int, float], TaskSample]:
         TASKS.add(name, Task(make, family or name, **settings), description, source)
         return make
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from edgekv.lab.tasks.base import Blank, Context, Question, Sample, spread, task
+from edgekv.lab.tasks.base import Blank, Context, Question, TaskSample, spread, task
 from edgekv.lab.texts.facts import SUBJECTS, Fact
 
 N_FACTS = 4
@@ -15,32 +15,32 @@ N_COLD = 500
 
 
 @task("question-last", "four facts in a text, each asked for after it", family="facts")
-def question_last(random: Random, n_tokens: int, place: float) -> Sample:
+def question_last(random: Random, n_tokens: int, place: float) -> TaskSample:
     return _sample(random, n_tokens, place)
 
 
 @task("question-first", "one fact in a text; the question stands before it, and after it only the beginning of the answer",
       family="facts")
-def question_first(random: Random, n_tokens: int, place: float) -> Sample:
+def question_first(random: Random, n_tokens: int, place: float) -> TaskSample:
     facts, context = facts_in_text(random, n_tokens, place)
     fact = facts[int(place * N_FACTS) % N_FACTS]
     asked_first = replace(context, opening=f"{fact.asked} Find the answer in this text.\n\n")
-    return Sample(asked_first, (_question(fact, ""),), question_in_context=True)
+    return TaskSample(asked_first, (_question(fact, ""),), question_in_context=True)
 
 
 @task("after-cold", f"four facts in a text, asked for after {N_COLD} tokens of other text", family="facts")
-def after_cold(random: Random, n_tokens: int, place: float) -> Sample:
+def after_cold(random: Random, n_tokens: int, place: float) -> TaskSample:
     return _sample(random, n_tokens, place, n_cold=N_COLD)
 
 
 @task("several", "four facts in a text, asked for in turn in one chat", family="facts")
-def several(random: Random, n_tokens: int, place: float) -> Sample:
+def several(random: Random, n_tokens: int, place: float) -> TaskSample:
     return _sample(random, n_tokens, place, in_turn=True)
 
 
-def _sample(random: Random, n_tokens: int, place: float, n_cold: int = 0, in_turn: bool = False) -> Sample:
+def _sample(random: Random, n_tokens: int, place: float, n_cold: int = 0, in_turn: bool = False) -> TaskSample:
     facts, context = facts_in_text(random, n_tokens, place)
-    return Sample(context, tuple(_question(fact, fact.asked) for fact in facts), n_cold, in_turn)
+    return TaskSample(context, tuple(_question(fact, fact.asked) for fact in facts), n_cold, in_turn)
 
 
 def facts_in_text(random: Random, n_tokens: int, place: float) -> tuple[list[Fact], Context]:

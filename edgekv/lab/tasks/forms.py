@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from edgekv.lab.tasks.base import Blank, Question, Sample, task
+from edgekv.lab.tasks.base import Blank, Question, TaskSample, task
 from edgekv.lab.tasks.facts_in_text import facts_in_text
 from edgekv.lab.texts.facts import Fact
 
@@ -60,18 +60,18 @@ FORMS: dict[str, tuple[str, Form]] = {
 
 def _register(name: str, description: str, form: Form) -> None:
     @task(name, f"{description}; asked after the text", family="facts", by_default=False)
-    def after(random: Random, n_tokens: int, place: float) -> Sample:
+    def after(random: Random, n_tokens: int, place: float) -> TaskSample:
         facts, context = facts_in_text(random, n_tokens, place)
-        return Sample(context, tuple(form(random, facts)))
+        return TaskSample(context, tuple(form(random, facts)))
 
     @task(f"{name}-first", f"{description}; one question stands before the text, and after it only the beginning of the answer",
           family="facts", by_default=False)
-    def before(random: Random, n_tokens: int, place: float) -> Sample:
+    def before(random: Random, n_tokens: int, place: float) -> TaskSample:
         facts, context = facts_in_text(random, n_tokens, place)
         questions = form(random, facts)
         question = questions[int(place * len(questions))]
         context = replace(context, opening=f"{question.asked} Find the answer in this text.\n\n")
-        return Sample(context, (replace(question, asked=""),), question_in_context=True)
+        return TaskSample(context, (replace(question, asked=""),), question_in_context=True)
 
 
 for _name, (_description, _form) in FORMS.items():

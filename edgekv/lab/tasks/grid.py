@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from edgekv.lab.tasks.base import Sample, task
+from edgekv.lab.tasks.base import TaskSample, task
 from edgekv.lab.tasks.needles import niah_single
 
 N_DEPTHS = 5
@@ -14,6 +14,6 @@ N_DEPTHS = 5
 
 @task("needle-grid", f"one magic number in a text, in each of {N_DEPTHS} parts of it: shown by depth and length",
       "Needle In A Haystack - Pressure Testing LLMs, G. Kamradt, 2023", n_places=N_DEPTHS, by_default=False)
-def needle_grid(random: Random, n_tokens: int, place: float) -> Sample:
+def needle_grid(random: Random, n_tokens: int, place: float) -> TaskSample:
     sample = niah_single(random, n_tokens, place)
     return replace(sample, questions=tuple(replace(question, depth=place) for question in sample.questions))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from edgekv.lab.tasks.base import Blank, Question, Sample, task
+from edgekv.lab.tasks.base import Blank, Question, TaskSample, task
 from edgekv.lab.tasks.needles import RULER, magic_numbers
 
 N_CITIES = 4
@@ -12,10 +12,10 @@ N_CITIES = 4
 
 @task("niah-multiquery", "the text of niah-multikey: the magic numbers of its four cities, asked for in one question", RULER,
       family="niah-multikey", by_default=False)
-def niah_multiquery(random: Random, n_tokens: int, place: float) -> Sample:
+def niah_multiquery(random: Random, n_tokens: int, place: float) -> TaskSample:
     pairs, context = magic_numbers(random, n_tokens, place, N_CITIES)
     cities = [city for city, _ in pairs]
     blanks = [Blank(f"{'. ' if i else ''}The magic number of {city} mentioned in the text is", value)
               for i, (city, value) in enumerate(pairs)]
-    return Sample(context, (Question(f"What are the magic numbers of {', '.join(cities[:-1])} and {cities[-1]} mentioned in the text?",
+    return TaskSample(context, (Question(f"What are the magic numbers of {', '.join(cities[:-1])} and {cities[-1]} mentioned in the text?",
                                      tuple(blanks)),))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from uuid import UUID
 
-from edgekv.lab.tasks.base import Blank, Context, Question, Sample, spread, task
+from edgekv.lab.tasks.base import Blank, Context, Question, TaskSample, spread, task
 
 RULER = "RULER: What's the Real Context Size of Your Long-Context Language Models?, arXiv:2404.06654"
 
@@ -16,43 +16,43 @@ NOUNS = ("otter", "falcon", "river", "stone", "maple", "tiger", "comet", "valley
 
 @task("passkey", "one pass key in a text, at depths spread over the samples",
       "Landmark Attention: Random-Access Infinite Context Length for Transformers, arXiv:2305.16300")
-def passkey(random: Random, n_tokens: int, place: float) -> Sample:
+def passkey(random: Random, n_tokens: int, place: float) -> TaskSample:
     key = _number(random, 5)
     needle = f"The pass key of the vault is {key}. Remember it. {key} is the pass key of the vault."
     question = Question("What is the pass key of the vault mentioned in the text?", (Blank("The pass key of the vault is", key),))
-    return Sample(Context(n_tokens, needles=(needle,), depths=(place,), skip=_skip(random)), (question,))
+    return TaskSample(Context(n_tokens, needles=(needle,), depths=(place,), skip=_skip(random)), (question,))
 
 
 @task("lines", "eight lines of a key and a number in a text, each asked for",
       "How Long Can Open-Source LLMs Truly Promise on Context Length? (LongEval, line retrieval), 2023")
-def lines(random: Random, n_tokens: int, place: float) -> Sample:
+def lines(random: Random, n_tokens: int, place: float) -> TaskSample:
     keys = [f"{a}-{b}" for a, b in zip(random.sample(ADJECTIVES, 8), random.sample(NOUNS, 8))]
     values = numbers(random, len(keys))
     context = Context(n_tokens, needles=tuple(f"The register {key} holds the value {value}." for key, value in zip(keys, values)),
                       depths=spread(len(keys), place), skip=_skip(random))
-    return Sample(context, tuple(
+    return TaskSample(context, tuple(
         Question(f"Which value does the register {key} hold?", (Blank(f"The register {key} holds the value", value),))
         for key, value in zip(keys, values)))
 
 
 @task("uuid", "two pairs of uuids in a text: the second one of a pair is asked for by its first",
       "Lost in the Middle: How Language Models Use Long Contexts, arXiv:2307.03172")
-def uuid(random: Random, n_tokens: int, place: float) -> Sample:
+def uuid(random: Random, n_tokens: int, place: float) -> TaskSample:
     pairs = [(_uuid(random), _uuid(random)) for _ in range(2)]
     context = Context(n_tokens, needles=tuple(f"The id of {key} is {value}." for key, value in pairs),
                       depths=spread(len(pairs), place), skip=_skip(random))
-    return Sample(context, tuple(
+    return TaskSample(context, tuple(
         Question(f"What is the id of {key}?", (Blank(f"The id of {key} is", value),), n_answer=40)
         for key, value in pairs))
 
 
 @task("niah-single", "one magic number in a text", RULER)
-def niah_single(random: Random, n_tokens: int, place: float) -> Sample:
+def niah_single(random: Random, n_tokens: int, place: float) -> TaskSample:
     return _asked_for(random, n_tokens, place, 1)
 
 
 @task("niah-multikey", "the magic numbers of four cities in a text, each asked for", RULER)
-def niah_multikey(random: Random, n_tokens: int, place: float) -> Sample:
+def niah_multikey(random: Random, n_tokens: int, place: float) -> TaskSample:
     return _asked_for(random, n_tokens, place, 4)
 
 
@@ -63,9 +63,9 @@ def magic_numbers(random: Random, n_tokens: int, place: float, n: int) -> tuple[
                           depths=spread(n, place), skip=_skip(random))
 
 
-def _asked_for(random: Random, n_tokens: int, place: float, n: int) -> Sample:
+def _asked_for(random: Random, n_tokens: int, place: float, n: int) -> TaskSample:
     pairs, context = magic_numbers(random, n_tokens, place, n)
-    return Sample(context, tuple(
+    return TaskSample(context, tuple(
         Question(f"What is the magic number of {city} mentioned in the text?",
                  (Blank(f"The magic number of {city} mentioned in the text is", value),))
         for city, value in pairs))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from edgekv.lab.tasks.base import Blank, Context, Question, Sample, spread, task
+from edgekv.lab.tasks.base import Blank, Context, Question, TaskSample, spread, task
 from edgekv.lab.tasks.needles import ADJECTIVES, RULER
 from edgekv.lab.tasks.words import WORDS
 
@@ -15,7 +15,7 @@ LEAST_TOKENS = 8
 
 
 @task("niah-needles", "a text of nothing but magic numbers, each of another thing: four of them are asked for", RULER, by_default=False)
-def niah_needles(random: Random, n_tokens: int, place: float) -> Sample:
+def niah_needles(random: Random, n_tokens: int, place: float) -> TaskSample:
     n_names = len(ADJECTIVES) * len(WORDS) * (len(WORDS) - 1)
     n = min(n_names, n_tokens // LEAST_TOKENS + N_ASKED)
     names = [_name(number) for number in random.sample(range(n_names), n)]
@@ -23,7 +23,7 @@ def niah_needles(random: Random, n_tokens: int, place: float) -> Sample:
     said = [f"The magic number of the {name} is {value}." for name, value in zip(names, values)]
     context = Context(n_tokens, needles=tuple(said[:N_ASKED]), depths=spread(N_ASKED, place),
                       filler=tuple(sentence + "\n\n" for sentence in said[N_ASKED:]))
-    return Sample(context, tuple(
+    return TaskSample(context, tuple(
         Question(f"What is the magic number of the {name} mentioned in the text?",
                  (Blank(f"The magic number of the {name} mentioned in the text is", value),))
         for name, value in zip(names[:N_ASKED], values)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from edgekv.lab.tasks.base import Blank, Context, Question, Sample, spread, task
+from edgekv.lab.tasks.base import Blank, Context, Question, TaskSample, spread, task
 
 NAMES = ("Maria Keller", "Aiko Tanaka", "Omar Haddad", "Ingrid Solberg", "Tomasz Nowak", "Lucia Moretti", "Kofi Mensah",
          "Elena Petrova")
@@ -15,7 +15,7 @@ N_RECORDS = 3
 
 
 @task("records", "three records in a text, each to be written as JSON: age, city and job are graded, the keys are given")
-def records(random: Random, n_tokens: int, place: float) -> Sample:
+def records(random: Random, n_tokens: int, place: float) -> TaskSample:
     names, cities, jobs = (random.sample(values, N_RECORDS) for values in (NAMES, CITIES, JOBS))
     ages = [str(age) for age in random.sample(range(20, 80), N_RECORDS)]
     people = list(zip(names, ages, cities, jobs))
@@ -24,4 +24,4 @@ def records(random: Random, n_tokens: int, place: float) -> Sample:
         Question(f"Write what the text says about {name} as JSON.",
                  (Blank(f'{{"name": "{name}", "age":', age), Blank(', "city": "', city), Blank('", "job": "', job)))
         for name, age, city, job in people)
-    return Sample(Context(n_tokens, needles=needles, depths=spread(N_RECORDS, place), skip=random.random() / 2), questions)
+    return TaskSample(Context(n_tokens, needles=needles, depths=spread(N_RECORDS, place), skip=random.random() / 2), questions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from random import Random
 
-from edgekv.lab.tasks.base import Blank, Context, Question, Sample, spread, task
+from edgekv.lab.tasks.base import Blank, Context, Question, TaskSample, spread, task
 from edgekv.lab.tasks.needles import RULER
 
 NAMES = ("apple", "window", "guitar", "forest", "pencil", "rocket", "bottle", "market", "tunnel", "island", "pepper", "saddle",
@@ -16,14 +16,14 @@ N_CHAINS, N_HOPS = 2, 2
 
 @task("variables", "chains of boxes in a text (one holds a number, the next what that one holds); each link is asked for, and the "
                    "number at the end of each chain", RULER)
-def variables(random: Random, n_tokens: int, place: float) -> Sample:
+def variables(random: Random, n_tokens: int, place: float) -> TaskSample:
     chains, context = chained(random, n_tokens, place, N_CHAINS, N_HOPS)
     questions = []
     for chain, value in chains:
         questions.append(_ask(chain[0], "holds the number", value))
         questions += [_ask(to, "holds what the box", of) for of, to in pairwise(chain)]
         questions.append(_ask(chain[-1], "holds what other boxes hold, and in the end that is the number", value))
-    return Sample(context, tuple(questions))
+    return TaskSample(context, tuple(questions))
 
 
 def chained(random: Random, n_tokens: int, place: float, n_chains: int, n_hops: int) -> tuple[list[tuple[list[str], str]], Context]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from edgekv.lab.tasks.base import Blank, Context, Question, Sample, task
+from edgekv.lab.tasks.base import Blank, Context, Question, TaskSample, task
 from edgekv.lab.tasks.needles import RULER
 
 WORDS = (
@@ -22,7 +22,7 @@ ZETA = 2.0
 
 
 @task("common-words", "a list of words; the three that come ten times as often as the others are asked for", RULER)
-def common_words(random: Random, n_tokens: int, place: float) -> Sample:
+def common_words(random: Random, n_tokens: int, place: float) -> TaskSample:
     words = random.sample(WORDS, len(WORDS))
     common, others = words[:N_COMMON], words[N_COMMON:]
     # in rounds, so that the counts are right wherever the list is cut off; ten rounds for each other word
@@ -31,12 +31,12 @@ def common_words(random: Random, n_tokens: int, place: float) -> Sample:
         n_others = len(others) // 10
         part = common + [others[(len(listed) // (N_COMMON + n_others) * n_others + i) % len(others)] for i in range(n_others)]
         listed += random.sample(part, len(part))
-    return Sample(Context(n_tokens, "Here is a list of words: ", words=tuple(f"{word}," for word in listed)),
+    return TaskSample(Context(n_tokens, "Here is a list of words: ", words=tuple(f"{word}," for word in listed)),
                   (_ask("most common", common),))
 
 
 @task("frequent-words", "a list of made-up words; the three most frequent ones are asked for", RULER)
-def frequent_words(random: Random, n_tokens: int, place: float) -> Sample:
+def frequent_words(random: Random, n_tokens: int, place: float) -> TaskSample:
     words = list(dict.fromkeys("".join(random.choices(SYLLABLES, k=3)) for _ in range(64)))[:40]
     share = [(rank + 1) ** -ZETA for rank in range(len(words))]
     owed, listed = [0.0] * len(words), list[str]()
@@ -47,7 +47,7 @@ def frequent_words(random: Random, n_tokens: int, place: float) -> Sample:
             part += [word] * int(owed[rank])
             owed[rank] -= int(owed[rank])
         listed += random.sample(part, len(part))
-    return Sample(Context(n_tokens, "Here is a list of made-up words: ", words=tuple(f"{word}," for word in listed)),
+    return TaskSample(Context(n_tokens, "Here is a list of made-up words: ", words=tuple(f"{word}," for word in listed)),
                   (_ask("most frequent", words[:N_FREQUENT]),))
 
 

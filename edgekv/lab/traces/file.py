@@ -1,6 +1,6 @@
 """The file that a trace is kept in: a zip that numpy.load can read too.
 
-    header.json                   format, version and the fields of Header, as UTF-8
+    header.json                   format, version and the fields of TraceHeader, as UTF-8
     steps/000032.mass_sum.npy     float16 [step, row, kv_head, page]: 32 steps from step 32 on, the pages in use after the last; attention
                                   mass with full attention, summed over the query heads of the group
     steps/000032.mass_max.npy     the same, the maximum over the query heads in place of the sum
@@ -10,7 +10,7 @@
     key_norms.npy                 float32 [row, kv_head, page]: mean L2 norm of the keys of each page after the last step
 
 A step decodes one token; step 0 is the first after the tokens that were read in batches, the first of the warm-up if there is one. A
-row of these arrays is a hooked layer. What mode sparse observed is from a pass of its own over the same tokens, at `Header.resolution`,
+row of these arrays is a hooked layer. What mode sparse observed is from a pass of its own over the same tokens, at `TraceHeader.resolution`,
 in which the layers before attended by sampling too, as they do live.
 Members may stand in any order. float16 keeps a mass within 0.05 %, or within 3e-8 where it is below 6e-5. Members are deflated,
 one by one, so that a reader needs no more memory than one of them takes.
@@ -51,7 +51,7 @@ KINDS = (*FULL, *SAMPLED)
 
 
 @dataclass(frozen=True)
-class Header:
+class TraceHeader:
     """What a trace is of."""
 
     model: str
@@ -139,7 +139,7 @@ def dtype_of(kind: str) -> type[np.generic]:
     return np.uint16 if kind == N_READ else np.float16
 
 
-def chunk_starts(header: Header) -> range:
+def chunk_starts(header: TraceHeader) -> range:
     return range(0, header.n_total, CHUNK_STEPS)
 
 
@@ -147,7 +147,7 @@ def _member(kind: str, start: int) -> str:
     return f"steps/{start:06d}.{kind}.npy"
 
 
-def _members(header: Header) -> set[str]:
+def _members(header: TraceHeader) -> set[str]:
     """What a complete file has besides its header."""
     return {_member(kind, start) for kind in KINDS for start in chunk_starts(header)} | {KEY_NORMS}
 
@@ -175,7 +175,7 @@ class TraceFile:
     def close(self) -> None:
         self._zip.close()
 
-    def _header(self) -> Header:
+    def _header(self) -> TraceHeader:
         if HEADER not in self._zip.namelist():
             raise ConfigError(f"{self.path} is not a trace; record one with `edgekv trace record`")
         try:
@@ -189,7 +189,7 @@ class TraceFile:
             raise ConfigError(f"{self.path} is a trace of version {version} and this EdgeKV reads version {VERSION}; "
                               "record it anew")
         try:
-            return Header(**{name: value for name, value in values.items() if name != "format"})
+            return TraceHeader(**{name: value for name, value in values.items() if name != "format"})
         except (TypeError, ConfigError) as error:
             raise ConfigError(f"{self.path} is damaged: {error}; record the trace anew") from None
 
@@ -230,7 +230,7 @@ class TraceWriter:
     the file cannot be created.
     """
 
-    def __init__(self, path: Path, header: Header):
+    def __init__(self, path: Path, header: TraceHeader):
         self.path, self.header = path, header
         self._part = path.with_name(path.name + ".part")
         self.replaced = self._part.exists()

@@ -19,7 +19,7 @@ from edgekv.config import KvOptions, SelectionOptions, parse_resolution
 from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.lab.engine.passes import BATCH_TOKENS, Caches, read
 from edgekv.lab.texts.text import Text
-from edgekv.lab.traces.file import CHUNK_STEPS, FULL, SAMPLED, Header, TraceWriter, dtype_of
+from edgekv.lab.traces.file import CHUNK_STEPS, FULL, SAMPLED, TraceHeader, TraceWriter, dtype_of
 from edgekv.live.observers import UbatchReport
 from edgekv.live.runtime import Runtime
 from edgekv.models import geometry
@@ -58,7 +58,7 @@ class Recording:
 
 
 def record(recording: Recording, path: Path, progress: Progress = lambda what, done, total: None,
-           warn: Callable[[str], None] = lambda text: None) -> Header:
+           warn: Callable[[str], None] = lambda text: None) -> TraceHeader:
     """Write the trace to `path`; where it does not come to an end, nothing is left of it.
 
     Raises ConfigError where the text is too short, EDGEKV=0 is set or the file cannot be created, ModelError where the model
@@ -94,7 +94,7 @@ def _sampling(options: KvOptions, resolution: float) -> KvOptions:
     return options.with_(mode=KvMode.SPARSE, sketch=SketchKind.B3, resolution=resolution, exact_tokens=0, error_every=0, keep_rows=True)
 
 
-def _header(recording: Recording, decoder: Decoder, model: str) -> Header:
+def _header(recording: Recording, decoder: Decoder, model: str) -> TraceHeader:
     runtime = decoder.llama.kv
     layers = [layer for layer in runtime.layers if layer.hooked]
     if not layers:
@@ -103,7 +103,7 @@ def _header(recording: Recording, decoder: Decoder, model: str) -> Header:
     n_heads = max(layer.n_head_kv for layer in layers)
     rope = core.rope(core.find(runtime.address))
     page_tokens = runtime.page_tokens
-    return Header(
+    return TraceHeader(
         model=model, text=recording.text.name, depth=recording.depth, n_warmup=recording.n_warmup, n_steps=recording.n_steps,
         n_heads=n_heads, n_pages=(recording.n_tokens - 1) // page_tokens + 1, page_tokens=page_tokens,
         layers=tuple(layer.il for layer in layers), groups=tuple(layer.n_head // layer.n_head_kv for layer in layers),
@@ -211,7 +211,7 @@ class _Watch(Interrupts):
 class _Chunks:
     """Collects steps and writes them when a chunk is full."""
 
-    def __init__(self, writer: TraceWriter, header: Header, kinds: tuple[str, ...]):
+    def __init__(self, writer: TraceWriter, header: TraceHeader, kinds: tuple[str, ...]):
         self._writer, self._header, self._kinds = writer, header, kinds
         self._buffers = [np.zeros((CHUNK_STEPS, *header.shape.axes), dtype_of(kind)) for kind in kinds]
         self._start = self._n = 0
@@ -232,7 +232,7 @@ class _Chunks:
         self._start, self._n = self._start + self._n, 0
 
 
-def _key_norms(runtime: Runtime, header: Header) -> np.ndarray:
+def _key_norms(runtime: Runtime, header: TraceHeader) -> np.ndarray:
     """float32 [row, head, page]: mean L2 norm of the keys of each page."""
     norms = np.zeros(header.shape.axes, np.float32)
     valid = np.ones(header.depth + header.n_steps, bool)

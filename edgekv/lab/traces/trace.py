@@ -14,9 +14,9 @@ from typing import Protocol
 import numpy as np
 
 from edgekv.errors import ConfigError
-from edgekv.lab.traces.file import CHUNK_STEPS, FULL, KINDS, Header, TraceFile, TraceWriter, chunk_starts, dtype_of
+from edgekv.lab.traces.file import CHUNK_STEPS, FULL, KINDS, TraceFile, TraceHeader, TraceWriter, chunk_starts, dtype_of
 
-__all__ = ["Header", "Trace", "TraceStep"]
+__all__ = ["Trace", "TraceHeader", "TraceStep"]
 
 
 _FLOATS = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
@@ -52,7 +52,7 @@ class TraceStep:
 
 
 class _Source(Protocol):
-    header: Header
+    header: TraceHeader
 
     def chunk(self, kind: str, start: int) -> np.ndarray: ...
 
@@ -64,7 +64,7 @@ class _Source(Protocol):
 class _Arrays:
     """A trace in memory: [step, row, head, page] of each kind, as a file keeps it."""
 
-    def __init__(self, header: Header, arrays: Mapping[str, np.ndarray], key_norms: np.ndarray):
+    def __init__(self, header: TraceHeader, arrays: Mapping[str, np.ndarray], key_norms: np.ndarray):
         self.header, self._arrays, self._key_norms = header, arrays, key_norms
 
     def chunk(self, kind: str, start: int) -> np.ndarray:
@@ -91,7 +91,7 @@ class Trace:
         return cls(TraceFile(Path(path)))
 
     @classmethod
-    def of(cls, header: Header, mass_sum: np.ndarray, sampled_sum: np.ndarray, n_read: np.ndarray, mass_max: np.ndarray | None = None,
+    def of(cls, header: TraceHeader, mass_sum: np.ndarray, sampled_sum: np.ndarray, n_read: np.ndarray, mass_max: np.ndarray | None = None,
            sampled_max: np.ndarray | None = None, key_norms: np.ndarray | None = None) -> Trace:
         """From arrays [step, row, head, page], which are rounded as in a file. A maximum that is None is as its sum, which is right for
         groups of one query head; key_norms None: all 1."""
@@ -173,7 +173,7 @@ class Trace:
         arrays = {kind: self._cut(kind, rows, first, smaller) for kind in KINDS}
         return Trace(_Arrays(smaller, arrays, self.key_norms[rows, :, : smaller.n_pages]))
 
-    def _cut(self, kind: str, rows: list[int], first: int, smaller: Header) -> np.ndarray:
+    def _cut(self, kind: str, rows: list[int], first: int, smaller: TraceHeader) -> np.ndarray:
         out = np.zeros((smaller.n_total, *smaller.shape.axes), dtype_of(kind))
         for start in chunk_starts(self.header):
             begin, end = max(start, first), min(start + CHUNK_STEPS, first + smaller.n_total)

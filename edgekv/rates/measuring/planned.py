@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edgekv.config import KvOptions
 from edgekv.errors import EdgeKVError
 from edgekv.machine import default_threads
-from edgekv.memory.allocations import Request, Slots
+from edgekv.memory.allocations import ContextRequest, Slots
 from edgekv.memory.available import available_bytes
 from edgekv.memory.devices import place
 from edgekv.memory.plan import Plan, make_plan
@@ -32,7 +32,7 @@ class Measuring:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanQuestion:
     """What a person says of a context. n_ctx None: as long as memory allows; n_threads None: `machine.default_threads`."""
 
     kv: KvOptions
@@ -43,7 +43,7 @@ class Asked:
     from_disk: bool = False
 
 
-def plan_here(path: Path, asked: Asked, measuring: Measuring | None = None) -> Plan:
+def plan_here(path: Path, asked: PlanQuestion, measuring: Measuring | None = None) -> Plan:
     """The plan for a model's header. measuring None: nothing is measured, and speeds are there only where rates are kept.
 
     Raises ModelError for a file that is no model, CudaUnavailable where a GPU was asked for and cannot be used.
@@ -51,7 +51,7 @@ def plan_here(path: Path, asked: Asked, measuring: Measuring | None = None) -> P
     model = open_model(path, whole=False)
     kv, n_threads = asked.kv, asked.n_threads or default_threads()
     placement = place(kv)
-    request = Request(model, kv, asked.n_ctx, Slots(asked.n_slots), available_bytes(), asked.store_bytes, placement.room, n_threads=n_threads,
+    request = ContextRequest(model, kv, asked.n_ctx, Slots(asked.n_slots), available_bytes(), asked.store_bytes, placement.room, n_threads=n_threads,
                       from_disk=asked.from_disk)
     if placement.room is not None:
         from edgekv.rates.device import calibrate
@@ -88,6 +88,6 @@ def measured_rates(model: ModelFile, kv: KvOptions, n_threads: int, measuring: M
 def kept_rates(model: ModelFile, kv: KvOptions, n_threads: int) -> HostRates | None:
     """The rates for a model where all of them were measured before."""
     from edgekv import _native
-    from edgekv.rates.host import Kept, kept_for
+    from edgekv.rates.host import KeptRates, kept_for
 
-    return kept_for(model, kv, Kept(n_threads, _native.isa()))
+    return kept_for(model, kv, KeptRates(n_threads, _native.isa()))

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +25,7 @@ from edgekv.models.writer import write_empty
 from edgekv.rates.host import (
     AttentionRates,
     HostRates,
-    Kept,
+    KeptRates,
     MatrixShape,
     WeightRates,
     attention_shape,
@@ -57,7 +58,7 @@ def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, say: Say = lambd
     """
     if not _native.info()["enabled"]:
         raise EdgeKVError("EDGEKV=0 is set, so there is only stock attention to measure; unset it")
-    kept = Kept(n_threads, _native.isa())
+    kept = KeptRates(n_threads, _native.isa())
     shape = attention_shape(model.geometry, kv)
     most_busy = 0.0
 
@@ -88,7 +89,7 @@ def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, say: Say = lambd
     matrices = matrix_shape(model)
     for kind in measured_types(model):
         weights[kind] = found(f"weights {kind} {matrices.name}", kept.weights(kind, matrices),
-                              lambda n, kind=kind: weight_rates(kind, n, matrices), WeightRates.spread)
+                              partial(weight_rates, kind, matrices), WeightRates.spread)
     return HostRates(n_threads, read, weights, attention, most_busy)
 
 
@@ -113,7 +114,7 @@ def read_rate(n_threads: int) -> float:
 # ---- weights --------------------------------------------------------------------------------------------------------------------
 
 
-def weight_rates(kind: str, n_threads: int, matrices: MatrixShape) -> WeightRates:
+def weight_rates(kind: str, matrices: MatrixShape, n_threads: int) -> WeightRates:
     """Of a file of weights, less what as many layers of next to no weights take."""
     shape = _weights_shape(1, kind, matrices)
     per_layer = shape.file_bytes(kind) - 2 * row_bytes(shape.n_vocab * shape.n_embd, kind)

@@ -15,7 +15,7 @@ from edgekv import _native
 from edgekv.config import KvOptions
 from edgekv.machine import cpu_family, cpu_name, n_cores, stamp
 from edgekv.memory import devices
-from edgekv.rates.host import Kept
+from edgekv.rates.host import KeptRates
 from edgekv.vocab import DeviceKind
 
 _SECONDS = 5.0
@@ -49,7 +49,7 @@ def llama_cpp_commit() -> str:
 
 def _read_rate(n_threads: int, isa: str) -> float:
     """Bytes a second; measured where that was not done before."""
-    kept = Kept(n_threads, isa)
+    kept = KeptRates(n_threads, isa)
     known = kept.read()
     if known is None:
         from edgekv.rates.measuring.busy import Others

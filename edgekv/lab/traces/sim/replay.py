@@ -13,7 +13,7 @@ from edgekv.hierarchy import budgets
 from edgekv.lab.traces.sim.hot import HotTier
 from edgekv.lab.traces.sim.result import Result
 from edgekv.lab.traces.sim.scenario import Access, Scenario
-from edgekv.lab.traces.trace import Header, Trace, TraceStep
+from edgekv.lab.traces.trace import Trace, TraceHeader, TraceStep
 from edgekv.pages.observation import Observation
 from edgekv.policies import Policy
 from edgekv.prefetch import Rope
@@ -139,7 +139,7 @@ def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
 class _Sums:
     """What the measured steps add up to; arrays are float64 [row, head]."""
 
-    def __init__(self, header: Header):
+    def __init__(self, header: TraceHeader):
         self._exists = np.array(header.exists)
         self._n_steps = 0
         self._n_visible = 0
@@ -164,7 +164,7 @@ class _Sums:
         self._prefetched += prefetched
         self._hit_mass_over_time.append(float(hit_mass[self._exists].mean()))
 
-    def result(self, scenario: Scenario, header: Header, split: Split, observe: str, seconds: float) -> Result:
+    def result(self, scenario: Scenario, header: TraceHeader, split: Split, observe: str, seconds: float) -> Result:
         def by_head(sums: np.ndarray, over: np.ndarray | int) -> np.ndarray:
             over = np.broadcast_to(over, sums.shape)
             return np.divide(sums, over, out=np.full(sums.shape, np.nan), where=self._exists & (over > 0))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from edgekv.lab.traces.sim.scenario import Scenario
-from edgekv.lab.traces.trace import Header
+from edgekv.lab.traces.trace import TraceHeader
 from edgekv.vocab import Split
 
 
@@ -18,7 +18,7 @@ class Result:
     """Means over the steps that are measured. Arrays _by_head are float64 [row, head], NaN where the row has no such head."""
 
     scenario: Scenario
-    header: Header
+    header: TraceHeader
     split: Split
     """How the budget was divided."""
     observe: str

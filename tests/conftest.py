@@ -21,6 +21,16 @@ sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _R
 pytest_plugins = ("support.arithmetic", "support.fake_cupy", "support.fake_gpus", "support.served")
 
 
+QUICK = ("arrays", "config", "hierarchy", "memory", "models", "policies", "prefetch", "store", "test_docs.py", "test_house.py", "test_imports.py")
+"""Folders and files of `pytest -m quick`: pure packages, and the house rules."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(_ROOT / "tests") and item.path.relative_to(_ROOT / "tests").parts[0] in QUICK:
+            item.add_marker("quick")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _outside_the_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The same for the Python processes that tests start: they look for modules in the current folder first."""

@@ -14,8 +14,9 @@ SOURCES = sorted(path for folder in ("src", "cuda", "emulator", "include", "seam
 MAY_INCLUDE = {
     "src/kernels": {"src/kernels"},
     "src/pages": {"src/pages", "src/kernels", "include", "seam"},
-    "src/plane": {"src/plane", "src/context", "src/pages", "src/kernels", "include", "seam"},
-    "src/context": {"src/context", "src/plane", "src/pages", "src/kernels", "include", "seam"},
+    "src/state": {"src/state", "src/pages", "src/kernels", "include", "seam"},
+    "src/plane": {"src/plane", "src/state", "src/pages", "src/kernels", "include", "seam"},
+    "src/context": {"src/context", "src/plane", "src/state", "include", "seam"},
     "src/api": {"src/api", "src/context", "src/plane", "src/pages", "src/kernels", "include", "seam"},
     "cuda/kernels": {"cuda/kernels", "cuda", "src/kernels", "include"},
     "cuda/runtime": {"cuda/runtime", "cuda"},
@@ -43,6 +44,15 @@ def test_a_folder_knows_what_it_may_know(of: str):
     assert not known
 
 
+def test_kernels_know_those_below_them():
+    """Each of their folders those before its own, and what all share."""
+    order = ["simd", "attend", "sketch", "select", "prompt", "products"]
+    upward = {f"{path.relative_to(NATIVE)} includes {found.relative_to(NATIVE)}" for path in SOURCES for found in includes(path)
+              if (of := folder(path).removeprefix("src/kernels/")) in order and (to := folder(found).removeprefix("src/kernels/")) in order
+              and order.index(to) > order.index(of)}
+    assert not upward and {name for name in order if (NATIVE / "src" / "kernels" / name).is_dir()} == set(order)
+
+
 def test_the_readme_says_what_includes_what():
     """Of the folders of src."""
     rows = re.findall(r"^\| `native/(src/\w+)/` \|.*\| ([\w, ]+) \|$", (NATIVE / "README.md").read_text(encoding="utf-8"), re.M)
@@ -53,7 +63,7 @@ def test_the_readme_says_what_includes_what():
             of, other = ("/".join(folder(one).split("/")[:2]) for one in (path, seen))
             if of in found and other not in (of, "include"):
                 found[of].add(other.split("/")[1] if other.startswith("src/") else other.split("/")[0])
-    assert len(said) == 5 and said == found
+    assert len(said) == 6 and said == found
 
 
 def test_no_header_includes_itself_through_others():

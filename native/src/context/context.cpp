@@ -9,26 +9,7 @@
 using namespace edgekv;
 
 edgekv_context::edgekv_context(llama_context * lctx, const edgekv_params & params) :
-    lctx(lctx), params(params), wanted_mode(params.mode), wanted_observe(params.observe), wanted_observe_prompts(params.observe_prompts) {
-    llama_edgekv_cells cells;
-    shape.page_tokens = params.page_tokens;
-    if (llama_edgekv_get_cells(lctx, 0, &cells)) {
-        shape.n_stream         = (int) cells.n_stream;
-        shape.n_cells          = (int) cells.n_cells;
-        shape.pages_per_stream = (shape.n_cells + params.page_tokens - 1)/params.page_tokens;
-        shape.n_pages          = shape.n_stream*shape.pages_per_stream;
-    }
-
-    for (int il = 0; il < llama_edgekv_n_layer(lctx); ++il) {
-        layers.push_back(std::make_unique<Layer>(look_at_layer(lctx, il)));
-        Layer & layer = *layers.back();
-        if (layer.info.state == EDGEKV_LAYER_HOOKED) {
-            layer.info.row   = shape.n_rows++;
-            shape.n_heads    = std::max(shape.n_heads, layer.info.n_head_kv);
-            shape.slot_bytes = std::max(shape.slot_bytes, ((layer.k_row_bytes() + layer.v_row_bytes())*params.page_tokens + 63)/64*64);
-            rows.push_back(&layer);
-        }
-    }
+    State(lctx, params), wanted_observe(params.observe), wanted_observe_prompts(params.observe_prompts) {
     pages.shape(shape, kEngineTokens);
 
     auto host = std::make_unique<HostPlane>(*this);
@@ -101,10 +82,6 @@ Failure edgekv_context::set_selection(const edgekv_selection & selection) {
     return {};
 }
 
-bool edgekv_context::sketches() const {
-    return params.mode == EDGEKV_MODE_SPARSE && params.selection.sketch != EDGEKV_SKETCH_NONE;
-}
-
 bool edgekv_context::can_wait_for_rows() const {
     const edgekv_mode mode = wanted_mode.load(std::memory_order_relaxed);
     for (const auto & layer : layers) {
@@ -123,20 +100,6 @@ bool edgekv_context::decodes_elsewhere() const {
 }
 
 // ---- ubatches ----------------------------------------------------------------------------------------------------------------
-
-// A token is a prompt's if one of its sequences is.
-bool edgekv_context::find_exact(const llama_edgekv_tokens & tokens) {
-    const bool prompts_are = params.mode == EDGEKV_MODE_SPARSE && (!sketches() || params.selection.prompt_resolution == 0.0f);
-
-    std::vector<uint8_t> before(tokens.n, false);
-    std::swap(before, exact);
-    for (int i = 0; prompts_are && !prompts.empty() && i < tokens.n; ++i) {
-        exact[i] = std::any_of(tokens.seq_id[i], tokens.seq_id[i] + tokens.n_seq_id[i],
-                               [&](llama_seq_id id) { return std::find(prompts.begin(), prompts.end(), id) != prompts.end(); });
-    }
-
-    return exact != before;
-}
 
 void edgekv_context::begin_ubatch(const llama_edgekv_tokens & tokens) {
     const edgekv_mode mode    = wanted_mode.load(std::memory_order_acquire);
@@ -195,10 +158,6 @@ bool edgekv_context::lacks_room() const {
     }
 
     return false;
-}
-
-int edgekv_context::n_refused() const {
-    return (int) std::count_if(rows.begin(), rows.end(), [](const Layer * layer) { return layer->info.state == EDGEKV_LAYER_NO_MEMORY; });
 }
 
 Layer * edgekv_context::served_layer(int il, const ggml_tensor * k) {

@@ -1,29 +1,17 @@
-// What hangs on one llama_context: who it is, its layers, its ubatches, what is known of its pages, and the plane that attends them.
+// What hangs on one llama_context: its state, its ubatches, and the plane that attends its pages.
 #pragma once
 
-#include "context/arrivals.h"
-#include "context/layer.h"
-#include "context/ubatch.h"
 #include "edgekv.h"
 #include "llama-edgekv.h"
-#include "pages/pages.h"
 #include "plane/plane.h"
+#include "state/state.h"
+#include "state/ubatch.h"
 
-#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <string>
-#include <vector>
 
-namespace edgekv {
-
-Isa selected_isa();
-bool hooks_enabled();
-const void * this_thread_name();  // another for each thread that lives
-
-}  // namespace edgekv
-
-struct edgekv_context {
+struct edgekv_context : edgekv::State {
     edgekv_context(llama_context * lctx, const edgekv_params & params);  // on the host plane; throws std::bad_alloc
 
     // Puts the pages where params.placement says, once, after the context is known to the hooks. Where that fails `problem` says why, and
@@ -42,35 +30,16 @@ struct edgekv_context {
     edgekv::Failure set_mode(edgekv_mode mode);
     edgekv::Failure set_selection(const edgekv_selection & selection);
 
-    // of the ubatch
-    bool sketches() const;  // it builds and reads them
-    bool selects(int n_cells_view) const { return params.mode == EDGEKV_MODE_SPARSE && n_cells_view > params.selection.exact_tokens; }
-    bool reads_all(int token) const { return exact[token]; }  // it is a prompt's, and prompts are read exactly; mode sparse
-    bool all_read_all() const { return std::find(exact.begin(), exact.end(), false) == exact.end(); }
-
-    int n_refused() const;  // layers that stock nodes attend, because there is no memory for ours
-
     // whether rows can come while a ubatch is computed: nodes that wait for them serve every layer that has any
     bool can_wait_for_rows() const;
 
     // whether a ubatch is under way on another thread than this: then nothing of the decoding thread's may be touched
     bool decodes_elsewhere() const;
 
-    llama_context * const lctx;
-    edgekv_params params;  // of the ubatch
-
     std::atomic<const void *> decoder{nullptr};  // this_thread_name() from a ubatch's begin to the end of its callback
-    std::atomic<edgekv_mode> wanted_mode;        // from the next ubatch on
-    std::atomic<bool> wanted_observe;
+    std::atomic<bool> wanted_observe;  // from the next ubatch on
     std::atomic<bool> wanted_observe_prompts;
 
-    std::vector<int32_t> prompts;  // sequences whose tokens are a prompt's, from the next ubatch on
-
-    std::vector<std::unique_ptr<edgekv::Layer>> layers;
-    std::vector<edgekv::Layer *> rows;  // the hooked ones
-    edgekv::PageShape shape = {};
-    edgekv::Pages pages;
-    edgekv::Arrivals arrivals;
     edgekv::Ubatches ubatches;
 
     struct {
@@ -83,8 +52,5 @@ struct edgekv_context {
     std::unique_ptr<edgekv::Plane> plane;  // never null
 
 private:
-    bool find_exact(const llama_edgekv_tokens & tokens);  // whether they are others than in the ubatch before
     bool lacks_room() const;
-
-    std::vector<uint8_t> exact;  // [token of the ubatch]
 };

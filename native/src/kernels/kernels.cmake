@@ -1,7 +1,8 @@
 # Sources of the kernels, each instruction set in its own translation unit with its own flags.
 set(here ${CMAKE_CURRENT_LIST_DIR})
 set(EDGEKV_KERNEL_SOURCES ${here}/isa.cpp ${here}/attend/attend_reference.cpp ${here}/select/sample_reference.cpp
-    ${here}/sketch/sketch_reference.cpp ${here}/sketch/sketch_layout.cpp ${here}/simd/tiles.cpp ${here}/prompt/prompt_choice.cpp)
+    ${here}/sketch/sketch_reference.cpp ${here}/sketch/sketch_layout.cpp ${here}/simd/tiles.cpp ${here}/prompt/prompt_choice.cpp
+    ${here}/prompt/prompt_reference.cpp)
 set(edgekv_kernels attend/attend products/products prompt/prompt select/sample sketch/sketch)
 # Every instruction set must build the same sketch from the same keys, so a multiplication and an addition stay two operations.
 set(edgekv_sketch_flags $<$<CXX_COMPILER_ID:GNU,Clang,AppleClang>:-ffp-contract=off>)

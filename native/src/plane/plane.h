@@ -8,8 +8,8 @@
 // bytes is the context's (pages/): cells, stale groups, the page table.
 #pragma once
 
-#include "context/layer.h"
-#include "context/ubatch.h"
+#include "state/layer.h"
+#include "state/ubatch.h"
 #include "edgekv.h"
 #include "kernels/sketch/sketch.h"
 
@@ -67,7 +67,7 @@ public:
     virtual void begin(const UbatchBegin & ubatch) = 0;  // behind the pages' sync
     virtual UbatchDone end(bool ok) = 0;
     virtual const char * failure() const = 0;  // for good: no ubatch may be computed any more; null: none. The plane's, as it lives
-    virtual bool waits_for_rows() const = 0;   // its nodes wait for rows that are brought while they run (context/arrivals.h)
+    virtual bool waits_for_rows() const = 0;   // its nodes wait for rows that are brought while they run (state/arrivals.h)
     virtual bool plans_graphs() const = 0;     // llama.cpp's buffers are to be reserved for graphs with this plane's nodes
 
     // ---- nodes, while a graph is built; false or null: the stock nodes serve ----

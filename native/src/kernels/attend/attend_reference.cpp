@@ -1,22 +1,15 @@
-// The specifications of attend.h and prompt.h, in double precision.
+// The specification of attend.h, in double precision.
+#include "kernels/attend/attend_reference.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
 #include "kernels/half.h"
-#include "kernels/prompt/prompt.h"
 
 namespace edgekv {
 namespace {
-
-// What one specification does otherwise than the other.
-struct Rules {
-    bool quantised_queries;  // where K is q8_0
-    const uint8_t * dropped;
-    size_t dropped_stride;
-    int first_observed;  // token
-};
 
 template <class T>
 T read(const char * p) {
@@ -43,7 +36,7 @@ double mask_value(const AttendProblem & p, int token, int cell) {
     return 0.0;
 }
 
-std::vector<double> query(const AttendProblem & p, const Rules & rules, int token, int head) {
+std::vector<double> query(const AttendProblem & p, const ReferenceRules & rules, int token, int head) {
     const char * src = p.q + static_cast<size_t>(token) * p.q_stride_token + static_cast<size_t>(head) * p.q_stride_head;
     std::vector<double> q(static_cast<size_t>(p.head_dim));
     for (int i = 0; i < p.head_dim; ++i) {
@@ -64,7 +57,7 @@ std::vector<double> query(const AttendProblem & p, const Rules & rules, int toke
 }
 
 // What the exponential of a cell's logit is multiplied with; 0: the cell is not attended.
-std::vector<double> weights(const AttendProblem & p, const Rules & rules, int token, int kv) {
+std::vector<double> weights(const AttendProblem & p, const ReferenceRules & rules, int token, int kv) {
     std::vector<double> of_cell(static_cast<size_t>(p.n_cells));
     if (p.rows.stride == 0) {
         const uint8_t * dropped = rules.dropped ? rules.dropped + static_cast<size_t>(kv) * rules.dropped_stride : nullptr;
@@ -109,7 +102,9 @@ void add_error(const AttendProblem & p, int kv, const std::vector<double> & coun
     p.hits[kv].n_errors += 1.0;
 }
 
-void attend_all(const AttendProblem & p, const Rules & rules) {
+}  // namespace
+
+void attend_by_rules(const AttendProblem & p, const ReferenceRules & rules) {
     const int group = p.n_head / p.n_head_kv;
     const int n_pages = (p.n_cells + p.page_tokens - 1) / p.page_tokens;
     std::vector<double> logit(static_cast<size_t>(p.n_cells));
@@ -175,15 +170,8 @@ void attend_all(const AttendProblem & p, const Rules & rules) {
     }
 }
 
-}  // namespace
-
 void attend_reference(const AttendProblem & p) {
-    attend_all(p, {true, nullptr, 0, 0});
-}
-
-void prompt_reference(const PromptProblem & problem) {
-    const int n = problem.attend.n_tokens;
-    attend_all(problem.attend, {false, problem.dropped, problem.dropped_stride, prompt_first_token(n, prompt_token_blocks(n) - 1)});
+    attend_by_rules(p, {true, nullptr, 0, 0});
 }
 
 }  // namespace edgekv

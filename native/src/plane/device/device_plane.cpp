@@ -1,12 +1,12 @@
 #include "plane/device/device_plane.h"
 
-#include "context/context.h"
+#include "state/state.h"
 
 #include <algorithm>
 
 namespace edgekv {
 
-DevicePlane::DevicePlane(edgekv_context & ctx) : ctx(ctx), open(ctx.shape.n_stream, -1) {
+DevicePlane::DevicePlane(State & ctx) : ctx(ctx), open(ctx.shape.n_stream, -1) {
     for (const Layer * served : ctx.rows) {
         auto layer = std::make_unique<DeviceLayer>();
         layer->plane = this;

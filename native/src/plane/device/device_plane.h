@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-struct edgekv_context;
 
 namespace edgekv {
 
@@ -31,7 +30,7 @@ struct DeviceLayer {
 
 class DevicePlane final : public Plane {
 public:
-    explicit DevicePlane(edgekv_context & ctx);
+    explicit DevicePlane(State & ctx);
 
     // Takes the device that params.placement names. Called once, after the context has this plane. A plane that fails here is of no use.
     Failure place();
@@ -71,7 +70,7 @@ public:
     bool serves_cuda(int index) const;
     int next_row(const Layer & layer) const;  // that is hooked, -1: none
 
-    edgekv_context & ctx;
+    State & ctx;
     const DeviceLibrary * library = nullptr;
     Staging staging;  // before the engine, which waits for what is under way into it before either is freed
     std::unique_ptr<Engine> engine;

@@ -1,7 +1,7 @@
 // The nodes of a plane on a device. A node's parameters carry all that its kernels' arguments depend on besides its sources, so that a
 // recorded CUDA graph is replayed for the same graph only. K and V are no sources: they lie in host memory, and the scheduler would copy
 // them. On an emulated device the CPU backend runs the nodes, on one thread, and waits for each.
-#include "context/context.h"
+#include "state/state.h"
 #include "plane/device/cuda_nodes.h"
 #include "plane/device/device_plane.h"
 

@@ -1,5 +1,5 @@
 // How a plane takes its device.
-#include "context/context.h"
+#include "state/state.h"
 #include "plane/device/library.h"
 #include "plane/device/device_plane.h"
 

@@ -84,7 +84,7 @@ AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, con
 // the rows that the node before this one selected, and where they lie
 void add_rows(HostLayer & layer, const ggml_tensor * dst, const TokenRun & run, AttendProblem & p) {
     HostPlane &            plane  = *layer.plane;
-    const edgekv_context & ctx    = plane.ctx;
+    const State & ctx    = plane.ctx;
     const int              stream = run.stream + first_stream(dst->src[ATTEND_K]);
     const RowLists &       lists  = plane.lists_of(layer, run);
 

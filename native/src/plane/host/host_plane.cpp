@@ -1,6 +1,6 @@
 #include "plane/host/host_plane.h"
 
-#include "context/context.h"
+#include "state/state.h"
 
 #include <algorithm>
 #include <cassert>
@@ -9,7 +9,7 @@
 
 namespace edgekv {
 
-HostPlane::HostPlane(edgekv_context & ctx) : ctx(ctx), arena(ctx.shape.slot_bytes) {
+HostPlane::HostPlane(State & ctx) : ctx(ctx), arena(ctx.shape.slot_bytes) {
     const PageShape & shape = ctx.shape;
     sketches.shape(shape);
     drops.shape(shape);

@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-struct edgekv_context;
 
 namespace edgekv {
 
@@ -49,7 +48,7 @@ struct HostLayer {
 
 class HostPlane final : public Plane {
 public:
-    explicit HostPlane(edgekv_context & ctx);  // throws std::bad_alloc
+    explicit HostPlane(State & ctx);  // throws std::bad_alloc
     bool reserve();  // what the context's mode needs; false: out of memory
 
     Failure enter(edgekv_mode mode) override;
@@ -97,7 +96,7 @@ public:
     float * mass_max(int row, int stream) const;  // null: not observed
     float * mass_sum(int row, int stream) const;
 
-    edgekv_context & ctx;
+    State & ctx;
     Sketches sketches;
     Arena arena;
     Drops drops;

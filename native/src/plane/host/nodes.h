@@ -3,7 +3,7 @@
 // is known only when all have attended.
 #pragma once
 
-#include "context/context.h"
+#include "state/state.h"
 #include "kernels/prompt/prompt.h"
 #include "plane/host/host_plane.h"
 

@@ -2,7 +2,7 @@
 // Matrices that meet the same tokens, as those of Q, K and V do, share the first node.
 #include "plane/host/products.h"
 
-#include "context/context.h"
+#include "state/state.h"
 #include "kernels/products/products.h"
 #include "plane/backends.h"
 

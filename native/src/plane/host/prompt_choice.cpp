@@ -44,7 +44,7 @@ struct ItemChoice {
     const int n_blocks;
 
     HostPlane & plane() const { return *layer.plane; }
-    const edgekv_context & ctx() const { return plane().ctx; }
+    const State & ctx() const { return plane().ctx; }
 
     template <class T>
     T * at(size_t offset) const { return reinterpret_cast<T *>(memory + offset); }
@@ -134,7 +134,7 @@ struct ItemChoice {
     // Of each conversation the sinks, and the newest tokens before the item and of it; and what is pinned. Returns how many blocks some token
     // sees.
     int find_certain() const {
-        const edgekv_context & ctx  = this->ctx();
+        const State & ctx  = this->ctx();
         const Cells &   cells       = ctx.pages.cells;
         const int32_t * newest      = cells.newest(stream);
         const int32_t * oldest      = cells.oldest(stream);

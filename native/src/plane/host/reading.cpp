@@ -1,6 +1,6 @@
 #include "plane/host/reading.h"
 
-#include "context/context.h"
+#include "state/state.h"
 
 namespace edgekv {
 
@@ -14,7 +14,7 @@ const TokenRun * Reading::selected_of(int stream) const {
     return nullptr;
 }
 
-Reading find_reading(const edgekv_context & ctx, int n_stream, int n_tokens, bool selects) {
+Reading find_reading(const State & ctx, int n_stream, int n_tokens, bool selects) {
     Reading reading;
     for (int s = 0; s < n_stream; ++s) {
         const auto reads_all = [&](int token) { return !selects || ctx.reads_all(s*n_tokens + token); };

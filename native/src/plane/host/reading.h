@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <vector>
 
-struct edgekv_context;
 
 namespace edgekv {
 
@@ -28,6 +27,6 @@ struct Reading {
 };
 
 // selects: those of the ubatch's tokens that are not read exactly; else all of them read whole
-Reading find_reading(const edgekv_context & ctx, int n_stream, int n_tokens, bool selects);
+Reading find_reading(const State & ctx, int n_stream, int n_tokens, bool selects);
 
 }  // namespace edgekv

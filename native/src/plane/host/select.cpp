@@ -22,7 +22,7 @@ constexpr int kChunkGroups = 16;  // that a thread scans at once: 1,024 cells
 // tokens see.
 struct SelectPlan {
     SelectPlan(const HostLayer & layer, const ggml_tensor * q, const ggml_tensor * k, const TokenRun & run, int n_threads) {
-        const edgekv_context & ctx = layer.plane->ctx;
+        const State & ctx = layer.plane->ctx;
 
         n_tokens  = run.n;
         n_head_kv = (int) k->ne[1];
@@ -51,7 +51,7 @@ struct SelectPlan {
 };
 
 // What a token at `position` sees. It reads the first tokens, the newest ones, what is pinned and what has no sketch for certain.
-void find_sight(const edgekv_context & ctx, const SelectPlan & plan, const ggml_tensor * mask, const char * row, int stream, int32_t position,
+void find_sight(const State & ctx, const SelectPlan & plan, const ggml_tensor * mask, const char * row, int stream, int32_t position,
                 Sight * sight) {
     const auto &    options   = ctx.params.selection;
     const int32_t * newest    = ctx.pages.cells.newest(stream);
@@ -101,7 +101,7 @@ int list_kept(const uint8_t * dropped, const Sight * sight, int n_cells, int pag
 struct SelectRun {
     HostLayer & layer;
     HostPlane & plane;
-    const edgekv_context & ctx;
+    const State & ctx;
     const ggml_tensor * node;
     const SelectPlan & plan;
     const TokenRun & of;

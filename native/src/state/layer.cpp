@@ -1,7 +1,7 @@
-#include "context/layer.h"
+#include "state/layer.h"
 
-#include "context/context.h"
 #include "kernels/attend/attend.h"
+#include "state/state.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "context/arrivals.h"
+#include "state/arrivals.h"
 
 namespace edgekv {
 

@@ -1,4 +1,4 @@
-#include "context/ubatch.h"
+#include "state/ubatch.h"
 
 #include <cassert>
 

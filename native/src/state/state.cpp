@@ -1,0 +1,51 @@
+#include "state/state.h"
+
+#include <algorithm>
+
+namespace edgekv {
+
+State::State(llama_context * lctx, const edgekv_params & params) : lctx(lctx), params(params), wanted_mode(params.mode) {
+    llama_edgekv_cells cells;
+    shape.page_tokens = params.page_tokens;
+    if (llama_edgekv_get_cells(lctx, 0, &cells)) {
+        shape.n_stream         = (int) cells.n_stream;
+        shape.n_cells          = (int) cells.n_cells;
+        shape.pages_per_stream = (shape.n_cells + params.page_tokens - 1)/params.page_tokens;
+        shape.n_pages          = shape.n_stream*shape.pages_per_stream;
+    }
+
+    for (int il = 0; il < llama_edgekv_n_layer(lctx); ++il) {
+        layers.push_back(std::make_unique<Layer>(look_at_layer(lctx, il)));
+        Layer & layer = *layers.back();
+        if (layer.info.state == EDGEKV_LAYER_HOOKED) {
+            layer.info.row   = shape.n_rows++;
+            shape.n_heads    = std::max(shape.n_heads, layer.info.n_head_kv);
+            shape.slot_bytes = std::max(shape.slot_bytes, ((layer.k_row_bytes() + layer.v_row_bytes())*params.page_tokens + 63)/64*64);
+            rows.push_back(&layer);
+        }
+    }
+}
+
+bool State::sketches() const {
+    return params.mode == EDGEKV_MODE_SPARSE && params.selection.sketch != EDGEKV_SKETCH_NONE;
+}
+
+// A token is a prompt's if one of its sequences is.
+bool State::find_exact(const llama_edgekv_tokens & tokens) {
+    const bool prompts_are = params.mode == EDGEKV_MODE_SPARSE && (!sketches() || params.selection.prompt_resolution == 0.0f);
+
+    std::vector<uint8_t> before(tokens.n, false);
+    std::swap(before, exact);
+    for (int i = 0; prompts_are && !prompts.empty() && i < tokens.n; ++i) {
+        exact[i] = std::any_of(tokens.seq_id[i], tokens.seq_id[i] + tokens.n_seq_id[i],
+                               [&](llama_seq_id id) { return std::find(prompts.begin(), prompts.end(), id) != prompts.end(); });
+    }
+
+    return exact != before;
+}
+
+int State::n_refused() const {
+    return (int) std::count_if(rows.begin(), rows.end(), [](const Layer * layer) { return layer->info.state == EDGEKV_LAYER_NO_MEMORY; });
+}
+
+}  // namespace edgekv

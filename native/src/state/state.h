@@ -1,0 +1,50 @@
+// What is known of one llama_context below its plane: who it is, how it is set, its layers, and its pages without their bytes.
+#pragma once
+
+#include "edgekv.h"
+#include "llama-edgekv.h"
+#include "pages/pages.h"
+#include "state/arrivals.h"
+#include "state/layer.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <vector>
+
+namespace edgekv {
+
+// of the library
+Isa selected_isa();
+bool hooks_enabled();
+const void * this_thread_name();  // another for each thread that lives
+
+struct State {
+    State(llama_context * lctx, const edgekv_params & params);  // throws std::bad_alloc
+
+    // of the ubatch
+    bool sketches() const;  // it builds and reads them
+    bool selects(int n_cells_view) const { return params.mode == EDGEKV_MODE_SPARSE && n_cells_view > params.selection.exact_tokens; }
+    bool reads_all(int token) const { return exact[token]; }  // it is a prompt's, and prompts are read exactly; mode sparse
+    bool all_read_all() const { return std::find(exact.begin(), exact.end(), false) == exact.end(); }
+    bool find_exact(const llama_edgekv_tokens & tokens);  // at its begin: which these are; whether they are others than in the ubatch before
+
+    int n_refused() const;  // layers that stock nodes attend, because there is no memory for ours
+
+    llama_context * const lctx;
+    edgekv_params params;  // of the ubatch
+    std::atomic<edgekv_mode> wanted_mode;  // from the next ubatch on
+
+    std::vector<int32_t> prompts;  // sequences whose tokens are a prompt's, from the next ubatch on
+
+    std::vector<std::unique_ptr<Layer>> layers;
+    std::vector<Layer *> rows;  // the hooked ones
+    PageShape shape = {};
+    Pages pages;
+    Arrivals arrivals;
+
+private:
+    std::vector<uint8_t> exact;  // [token of the ubatch]
+};
+
+}  // namespace edgekv

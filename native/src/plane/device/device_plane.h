@@ -10,8 +10,9 @@
 #include <string>
 #include <vector>
 
-
 namespace edgekv {
+
+struct State;
 
 class DevicePlane;
 

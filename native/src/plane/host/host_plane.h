@@ -14,8 +14,9 @@
 #include <utility>
 #include <vector>
 
-
 namespace edgekv {
+
+struct State;
 
 // What selection left of one run of tokens: lists [n_tokens][n_head_kv], as in AttendRows.
 struct RowLists {

@@ -6,8 +6,9 @@
 #include <cstdint>
 #include <vector>
 
-
 namespace edgekv {
+
+struct State;
 
 // Consecutive tokens of one stream of a graph, which have a workspace of their own: there is no barrier between two runs of a node.
 struct TokenRun {

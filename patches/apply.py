@@ -3,6 +3,7 @@
     python patches/apply.py --prepare DIR [--source PATH]   a patched source tree in DIR; unchanged files keep their times
     python patches/apply.py --check [--source PATH]         prove that the series applies, reverses and applies again
     python patches/apply.py --tree DIR [--reverse]          apply the series to (or take it back from) a tree that is already there
+    python patches/apply.py --rehearse --source TREE        how many hunks hold in another version's source, as before a bump of the pin
 
 PATH is an sdist of llama-cpp-python, an unpacked one, or a llama.cpp tree; without it, and without EDGEKV_LLAMA_SOURCE in the
 environment, the sdist is fetched with `pip download`, checked against its hash and kept in the user's cache folder.
@@ -181,6 +182,35 @@ def check(source: Path | None) -> None:
     print(f"{len(series())} patches apply, reverse and apply again; they change {', '.join(map(str, patched))}")
 
 
+def rehearse(source: Path) -> None:
+    """Say for each patch how many hunks stand where they stood in the pinned source, which moved, and which fail; against any version."""
+    import patch_ng
+
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder)
+        unpack(source, tree)
+        counts = {"stand": 0, "moved": 0, "failed": 0}
+        for path in series():
+            here = dict.fromkeys(counts, 0)
+            for item in patch_ng.fromfile(str(path)).items:
+                target = tree / item.target.decode()
+                lines = target.read_bytes().splitlines(keepends=True) if target.is_file() else []
+                shift = 0
+                for hunk in item.hunks:
+                    old, new = ([line[1:] for line in hunk.text if line[:1] in (b" ", sign)] for sign in (b"-", b"+"))
+                    expected = hunk.startsrc - 1 + shift
+                    found = sorted((at for at in range(len(lines) - len(old) + 1) if lines[at:at + len(old)] == old), key=lambda at: abs(at - expected))
+                    here["failed" if not found else "stand" if found[0] == expected else "moved"] += 1
+                    if found:
+                        lines[found[0]:found[0] + len(old)] = new
+                        shift += len(new) - len(old)
+                if lines:
+                    target.write_bytes(b"".join(lines))
+            print(f"{path.parent.name}/{path.name}: {here['stand']} stand, {here['moved']} moved, {here['failed']} failed")
+            counts = {name: counts[name] + here[name] for name in counts}
+    print(f"{sum(counts.values())} hunks: {counts['stand']} stand, {counts['moved']} moved, {counts['failed']} failed")
+
+
 def changed_files(one: Path, other: Path) -> list[Path]:
     names = {path.relative_to(root) for root in (one, other) for path in root.rglob("*") if path.is_file()}
     return sorted(name for name in names
@@ -193,6 +223,7 @@ def main() -> int:
     what.add_argument("--prepare", type=Path, metavar="DIR")
     what.add_argument("--check", action="store_true")
     what.add_argument("--tree", type=Path, metavar="DIR")
+    what.add_argument("--rehearse", action="store_true")
     parser.add_argument("--reverse", action="store_true")
     parser.add_argument("--source", type=Path, default=os.environ.get("EDGEKV_LLAMA_SOURCE") or None)
     arguments = parser.parse_args()
@@ -202,6 +233,10 @@ def main() -> int:
             prepare(arguments.prepare, source)
         elif arguments.check:
             check(source)
+        elif arguments.rehearse:
+            if source is None:
+                parser.error("--rehearse needs --source, a tree of the other version")
+            rehearse(source)
         else:
             apply_series(arguments.tree, arguments.reverse)
     except PatchError as error:

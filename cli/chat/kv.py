@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edgekv.amounts import percent, rough_percent, size
-from edgekv.live.reports import MemoryReport, SelectionReport, TierReport
+from edgekv.reports import MemoryReport, SelectionReport, TierReport
 from edgekv.serving.server import Server
 from edgekv.vocab import KvMode, SketchKind
 

@@ -20,7 +20,7 @@ from edgekv.cli.chat.kv import KvStatus, reads_text
 from edgekv.cli.chat.session import ChatAnswer
 from edgekv.cli.common.progress import Lines, ReadingBar
 from edgekv.errors import ContextOverflow
-from edgekv.live.reports import SelectionReport
+from edgekv.reports import SelectionReport
 
 BAR_FROM_TOKENS = 512
 """Prompts with fewer tokens to read get no progress bar: it would only flicker."""

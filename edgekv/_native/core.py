@@ -12,6 +12,7 @@ import numpy as np
 from edgekv._native._core import ffi, lib
 from edgekv.config import AUTO_DEVICE, KvOptions, SelectionOptions
 from edgekv.errors import AbiMismatch, ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError, NativeError, NotPinned
+from edgekv.reports import LayerReport, MemoryReport
 from edgekv.vocab import DeviceKind, KvMode, PromptReading, SketchKind
 
 log = logging.getLogger("edgekv")
@@ -220,7 +221,7 @@ def set_observe(handle: Handle, observe: bool, prompts: bool) -> None:
 
 
 @dataclass(frozen=True)
-class NativeLimits:
+class ContextLimits:
     """What a context was made with, in tokens."""
 
     n_ctx_seq: int
@@ -229,32 +230,19 @@ class NativeLimits:
     n_ubatch: int
 
 
-def limits(handle: Handle) -> NativeLimits:
+def limits(handle: Handle) -> ContextLimits:
     out = lib.edgekv_get_limits(handle)
-    return NativeLimits(out.n_ctx_seq, out.n_seq_max, out.n_batch, out.n_ubatch)
+    return ContextLimits(out.n_ctx_seq, out.n_seq_max, out.n_batch, out.n_ubatch)
 
 
-@dataclass(frozen=True)
-class NativeLayer:
-    il: int
-    hooked: bool
-    reason: str
-    row: int
-    n_head: int
-    n_head_kv: int
-    head_dim: int
-    type_k: str
-    type_v: str
-    refused: bool
-
-
-def layers(handle: Handle) -> list[NativeLayer]:
+def layers(handle: Handle) -> list[LayerReport]:
     out, found = ffi.new("edgekv_layer *"), []
     for il in range(lib.edgekv_n_layer(handle)):
         _check(lib.edgekv_get_layer(handle, il, out))
-        found.append(NativeLayer(
-            il, out.state == lib.EDGEKV_LAYER_HOOKED, ffi.string(lib.edgekv_layer_state_text(out.state)).decode(), out.row,
-            out.n_head, out.n_head_kv, out.head_dim, _type_name(out.k_type), _type_name(out.v_type), out.state == lib.EDGEKV_LAYER_NO_MEMORY))
+        found.append(LayerReport(
+            il, hooked=out.state == lib.EDGEKV_LAYER_HOOKED, reason=ffi.string(lib.edgekv_layer_state_text(out.state)).decode(), n_head=out.n_head,
+            n_head_kv=out.n_head_kv, head_dim=out.head_dim, type_k=_type_name(out.k_type), type_v=_type_name(out.v_type), row=out.row,
+            refused=out.state == lib.EDGEKV_LAYER_NO_MEMORY))
     return found
 
 
@@ -380,21 +368,9 @@ def rows(handle: Handle, il: int, value: bool) -> np.ndarray:
                  (out.stride_stream, out.stride_cell, out.stride_head, dtype.itemsize))
 
 
-@dataclass(frozen=True)
-class NativeMemory:
-    home_bytes: int
-    observation_bytes: int
-    workspace_bytes: int
-    sketch_bytes: int
-    arena_bytes: int
-    table_bytes: int
-    n_cells: int
-    n_cells_used: int
-    device_bytes: int
-    pinned: bool
-
-
-def memory(handle: Handle) -> NativeMemory:
+def memory(handle: Handle) -> MemoryReport:
     out = lib.edgekv_get_memory(handle)
-    return NativeMemory(out.home_bytes, out.observation_bytes, out.workspace_bytes, out.sketch_bytes, out.arena_bytes,
-                        out.table_bytes, out.n_cells, out.n_cells_used, out.device_bytes, bool(out.pinned))
+    return MemoryReport(
+        home_bytes=out.home_bytes, observation_bytes=out.observation_bytes, workspace_bytes=out.workspace_bytes, sketch_bytes=out.sketch_bytes,
+        arena_bytes=out.arena_bytes, table_bytes=out.table_bytes, n_cells=out.n_cells, n_cells_used=out.n_cells_used,
+        device_bytes=out.device_bytes, pinned=bool(out.pinned))

@@ -10,8 +10,8 @@ import numpy as np
 
 from edgekv.config import KvOptions
 from edgekv.hierarchy.stats import Stats
-from edgekv.live.reports import MemoryReport, SelectionReport, TierReport
 from edgekv.pages.residency import State
+from edgekv.reports import MemoryReport, SelectionReport, TierReport
 from edgekv.vocab import KvMode
 
 if TYPE_CHECKING:

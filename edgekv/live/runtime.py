@@ -19,8 +19,8 @@ from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.hierarchy import eviction
 from edgekv.hierarchy.stats import Stats
 from edgekv.live.observers import Observers
-from edgekv.live.reports import LayerReport, MemoryReport, SelectionReport, TierReport
 from edgekv.pages.residency import Residency
+from edgekv.reports import LayerReport, MemoryReport, SelectionReport, TierReport
 from edgekv.vocab import DeviceKind, KvMode
 
 _native.prepare()
@@ -150,8 +150,7 @@ class Runtime:
 
     @property
     def layers(self) -> list[LayerReport]:
-        return [LayerReport(layer.il, layer.hooked, layer.reason, layer.n_head, layer.n_head_kv, layer.head_dim, layer.type_k,
-                            layer.type_v, layer.row, layer.refused) for layer in core.layers(self._native_handle())]
+        return core.layers(self._native_handle())
 
     @property
     def options(self) -> KvOptions:
@@ -218,9 +217,7 @@ class Runtime:
             tokens.set_prompts(self._native_handle(), [])
 
     def memory(self) -> MemoryReport:
-        native = core.memory(self._native_handle())
-        return MemoryReport(native.home_bytes, native.observation_bytes, native.workspace_bytes, native.sketch_bytes,
-                            native.arena_bytes, native.table_bytes, native.n_cells, native.n_cells_used, native.device_bytes, native.pinned)
+        return core.memory(self._native_handle())
 
     @property
     def n_positions(self) -> int:

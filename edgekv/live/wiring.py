@@ -21,13 +21,13 @@ from edgekv.live.host_arena import HostArena
 from edgekv.live.key_norms import KeyNorms
 from edgekv.live.native_evictor import NativeEvictor
 from edgekv.live.native_pages import NativePages
-from edgekv.live.reports import SelectionReport, TierReport
 from edgekv.memory.fit import arena_bytes
 from edgekv.pages.observation import Observation
 from edgekv.pages.residency import State
 from edgekv.pages.shape import PageShape
 from edgekv.prefetch import Rope
 from edgekv.rates.device import ColdPage, ship_or_read
+from edgekv.reports import SelectionReport, TierReport
 from edgekv.vocab import DeviceKind, KvMode, SketchKind
 
 RUN_UBATCHES = 16
@@ -221,16 +221,19 @@ class Tiering:
     def tiers(self) -> TierReport:
         counts, stats = self.hierarchy.tiers(), self.hierarchy.stats
         return TierReport(
-            counts[State.RESIDENT], counts[State.HOME], counts[State.FILLING], counts[State.MOVING], counts[State.FREE],
-            self.hierarchy.table.n_slots, self.slot_bytes, stats.moved_bytes, stats.n_promoted, stats.n_demoted, stats.n_invalidated,
-            stats.n_failed_copies, 0 if self._dropped is None else int(np.count_nonzero(self._dropped)), stats.n_freed,
-            tuple((state.name.lower(), reason.description, n) for state, reason, n in self.hierarchy.why()))
+            n_resident=counts[State.RESIDENT], n_home=counts[State.HOME], n_filling=counts[State.FILLING], n_moving=counts[State.MOVING],
+            n_free=counts[State.FREE], n_slots=self.hierarchy.table.n_slots, slot_bytes=self.slot_bytes, moved_bytes=stats.moved_bytes,
+            n_promotions=stats.n_promoted, n_demotions=stats.n_demoted, n_invalidated=stats.n_invalidated, n_failed=stats.n_failed_copies,
+            n_dropped=0 if self._dropped is None else int(np.count_nonzero(self._dropped)), n_freed=stats.n_freed,
+            reasons=tuple((state.name.lower(), reason.description, n) for state, reason, n in self.hierarchy.why()))
 
 
 def selection_report(handle: core.Handle, n_rows: int, n_heads: int, stream: int | None = None) -> SelectionReport:
     """The sums over all layers and heads."""
     of = native.selected(handle, n_rows, n_heads, stream)
     count = {name: int(of[name].sum()) for name in ("n_tokens", "n_visible", "n_read", "n_certain", "n_hits", "n_errors", "n_covered")}
-    return SelectionReport(count["n_tokens"], count["n_visible"], count["n_read"], count["n_certain"], count["n_hits"],
-                           float(of["mass"].sum()), float(of["mass_hits"].sum()), float(of["error"].sum()), count["n_errors"],
-                           float(of["covered"].sum()), count["n_covered"])
+    total = {name: float(of[name].sum()) for name in ("mass", "mass_hits", "error", "covered")}
+    return SelectionReport(
+        n_selections=count["n_tokens"], n_visible=count["n_visible"], n_read=count["n_read"], n_certain=count["n_certain"], n_hits=count["n_hits"],
+        mass=total["mass"], mass_hits=total["mass_hits"], error_sum=total["error"], n_errors=count["n_errors"], covered=total["covered"],
+        n_covered=count["n_covered"])

@@ -107,11 +107,12 @@ def make_plan(request: ContextRequest, host: HostRates | None, device: Rates | N
     recommended, why = _recommend(request, n_ctx, roofline, limits)
     free = {HOST: request.available} | ({place: request.room.free} if request.room is not None else {})
     return Plan(
-        str(shape.path), shape.architecture, shape.file_type, shape.n_params, shape.n_ctx_train,
-        shape.kv_bytes_per_token(kv.cache.type_k.value, kv.cache.type_v.value), kv.mode.value, n_ctx, request.slots.n, place, free, parts,
-        problem, limits, users(request, kv), speeds, len(sparse_layers(shape)), shape.n_layer,
-        recommended.value, why, _sentence(request, limits), tuple(_flags(request, n_ctx, recommended)), tuple(notes),
-        0.0 if host is None or request.room is not None else host.busy)
+        model=str(shape.path), architecture=shape.architecture, file_type=shape.file_type, n_params=shape.n_params, n_ctx_train=shape.n_ctx_train,
+        kv_bytes_per_token=shape.kv_bytes_per_token(kv.cache.type_k.value, kv.cache.type_v.value), mode=kv.mode.value, n_ctx=n_ctx,
+        n_slots=request.slots.n, place=place, free=free, parts=parts, problem=problem, limits=limits, users=users(request, kv), speeds=speeds,
+        served_layers=len(sparse_layers(shape)), n_layer=shape.n_layer, recommended=recommended.value, why=why,
+        sentence=_sentence(request, limits), flags=tuple(_flags(request, n_ctx, recommended)), notes=tuple(notes),
+        busy=0.0 if host is None or request.room is not None else host.busy)
 
 
 def users(request: ContextRequest, kv: KvOptions, n_tokens: int = USER_TOKENS) -> int:

@@ -22,7 +22,7 @@ from edgekv.cli.chat.render import Renderer, overflow_advice
 from edgekv.cli.chat.session import ChatAnswer
 from edgekv.cli.common.progress import Lines, ReadingBar
 from edgekv.errors import ContextOverflow, EdgeKVError
-from edgekv.live.reports import MemoryReport, SelectionReport, TierReport
+from edgekv.reports import MemoryReport, SelectionReport, TierReport
 
 
 class PaperKv:

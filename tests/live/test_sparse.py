@@ -14,7 +14,7 @@ from edgekv import Llama
 from edgekv._native import paging
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
-from edgekv.live.reports import SelectionReport
+from edgekv.reports import SelectionReport
 
 import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
 

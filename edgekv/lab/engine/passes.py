@@ -20,13 +20,13 @@ from edgekv.config import KvOptions
 from edgekv.hierarchy.stats import Stats
 from edgekv.lab.engine.modes import BenchMode
 from edgekv.lab.engine.tally import added
-from edgekv.live.reports import SelectionReport
 from edgekv.live.runtime import Runtime
 from edgekv.memory.available import available_bytes
 from edgekv.memory.fit import COMPUTE_BYTES
 from edgekv.models import Geometry
 from edgekv.rates.measuring.contexts import ContextError, beside, decoder_of
 from edgekv.rates.measuring.decoder import Decoder
+from edgekv.reports import SelectionReport
 from edgekv.vocab import CacheType, KvMode
 
 BATCH_TOKENS = 512

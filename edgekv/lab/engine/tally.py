@@ -10,7 +10,7 @@ import numpy as np
 
 from edgekv.hierarchy.stats import Stats
 from edgekv.lab.results.intervals import of_mean
-from edgekv.live.reports import SelectionReport
+from edgekv.reports import SelectionReport
 
 T = TypeVar("T", Stats, SelectionReport)
 

@@ -21,9 +21,9 @@ from edgekv.lab.tasks import TASKS, Context, Question, TaskSample
 from edgekv.lab.texts.frame import Frame, plain
 from edgekv.lab.texts.haystack import sentences
 from edgekv.lab.texts.text import Text
-from edgekv.live.reports import SelectionReport
 from edgekv.llama import Llama
 from edgekv.rates.measuring.decoder import Decoder
+from edgekv.reports import SelectionReport
 
 GAP_TOKENS = 32
 """Further text before each question but the first of a context that went cold: what one question stirred up cools down again."""

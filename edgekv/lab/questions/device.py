@@ -24,11 +24,11 @@ from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.hierarchy.stats import Stats
 from edgekv.lab.engine.tally import added
-from edgekv.live.reports import SelectionReport
 from edgekv.live.runtime import Runtime
 from edgekv.machine import n_cores, stamp
 from edgekv.rates.measuring.contexts import ContextError, decoder_of
 from edgekv.rates.measuring.decoder import Decoder  # first: it puts llama_cpp on our libraries
+from edgekv.reports import SelectionReport
 from edgekv.vocab import CacheType, DeviceKind, KvMode
 
 import llama_cpp

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from edgekv.lab.engine.modes import BenchMode
-from edgekv.live.reports import SelectionReport
 from edgekv.live.runtime import Runtime
+from edgekv.reports import SelectionReport
 from edgekv.vocab import KvMode
 
 ATTENDED_EVERYTHING = "attended everything"

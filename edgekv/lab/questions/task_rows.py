@@ -11,7 +11,7 @@ from edgekv.lab.questions.answers import Answers, TaskAnswer
 from edgekv.lab.questions.sparsity import ATTENDED_EVERYTHING
 from edgekv.lab.results.retention import Retention
 from edgekv.lab.tasks import TASKS
-from edgekv.live.reports import SelectionReport
+from edgekv.reports import SelectionReport
 
 ALL = "all"
 """In place of the name of a text or a task: all of them together."""

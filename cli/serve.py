@@ -101,7 +101,7 @@ def serve(model: Path | None, slots: int, max_queue: int | None, max_gap: float,
     try:
         server.start()
         if server.runtime is not None:
-            click.echo(summary_line(server, server.runtime), err=True)
+            server.note(summary_line(server, server.runtime))
         _announce(server, how_to_stop)
         server.wait()
     except KeyboardInterrupt as interrupt:

@@ -110,8 +110,8 @@ def chat(
         server.start()
     with server:
         try:
-            if question is None and server.runtime is not None:
-                renderer.note(summary_line(server, server.runtime))
+            if server.runtime is not None:
+                server.note(summary_line(server, server.runtime))
             return talk.run(OwnServer(server), ChatClient(server.url, server.options.api_key, sampling))
         except EdgeKVError:
             if server.alive:

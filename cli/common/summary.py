@@ -1,4 +1,4 @@
-"""One line about what a model needs of what is free: the first that `chat` and `serve` show, and again once it is there."""
+"""One line about what a model needs of what is free: the first that `chat` and `serve` show; and for the log, once it is there."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ _SHOWN = {"weights": "weights", "KV home": "KV home", "sketches": "sketches", "a
 
 
 def summary_line(server: Server, runtime: Runtime | None = None) -> str:
-    """What a context needs, by part, of what was free before; a line more where parts of it lie on a GPU. runtime: of the context that is
-    open now, whose own figures replace the estimates of what it keeps.
+    """What a context needs, by part, and what was free before; a line more where parts of it lie on a GPU. runtime: of the context that is
+    open now, whose own figures replace the estimates of what it keeps: "takes" in place of "needs".
 
-    "memory: weights 92.1 MiB, KV home 180.0 MiB, sketches 18.5 MiB, arena 36.0 MiB, buffers 40.1 MiB; 366.7 MiB of 20.9 GiB free (estimated)"
+    "needs 366.7 MiB (weights 92.1 MiB, KV home 180.0 MiB, sketches 18.5 MiB, arena 36.0 MiB, buffers 40.1 MiB), 20.9 GiB are free"
     """
     from edgekv.memory.allocations import HOST
 
-    parts, request, how = server.parts(), server.request, "estimated"
+    parts, request, verb = server.parts(), server.request, "needs"
     if runtime is not None:
-        parts, how = with_measured(parts, runtime.memory()), "measured"
-    lines = [_line("memory", [part for part in parts if part.place == HOST], request.available, how)]
+        parts, verb = with_measured(parts, runtime.memory()), "takes"
+    lines = [_line(verb, [part for part in parts if part.place == HOST], request.available)]
     if request.room is not None:
-        lines.append(_line(f"on {request.room.name}", [part for part in parts if part.place == request.room.name], request.room.free, how))
+        on_it = [part for part in parts if part.place == request.room.name]
+        lines.append(_line(f"{verb} on {request.room.name}", on_it, request.room.free))
     return "\n".join(lines)
 
 
@@ -45,11 +46,9 @@ def with_measured(parts: Sequence[MemoryPart], memory: MemoryReport) -> list[Mem
     return [replace(part, bytes=found.get(part.name, part.bytes)) for part in parts]
 
 
-def _line(label: str, parts: Sequence[MemoryPart], free: int, how: str) -> str:
+def _line(verb: str, parts: Sequence[MemoryPart], free: int) -> str:
     amounts = [(name, sum(part.bytes for part in parts if part.name == of)) for of, name in _SHOWN.items()]
     needed = sum(part.bytes for part in parts)
     amounts.append(("buffers", needed - sum(n_bytes for _, n_bytes in amounts)))
     shown = ", ".join(f"{name} {size(n_bytes)}" for name, n_bytes in amounts if n_bytes > 0)
-    if how == "measured" and any(part.name == "compute" for part in parts):
-        shown += " (llama.cpp's by estimate)"  # it does not tell
-    return f"{label}: {shown}; {size(needed)} of {size(free)} free ({how})"
+    return f"{verb} {size(needed)} ({shown}), {size(free)} are free"

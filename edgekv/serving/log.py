@@ -64,6 +64,11 @@ class ServerLog:
                 self._saved_fd, "w", buffering=1, encoding=sys.stderr.encoding, errors="backslashreplace", closefd=False
             )
 
+    def note(self, line: str) -> None:
+        """A line of ours, while it is open."""
+        with suppress(OSError):  # a full disk takes nothing of the server's either
+            os.write(_STDERR, f"edgekv: {line}\n".encode())
+
     def close(self, keep: bool) -> None:
         """Give descriptor 2 and `sys.stderr` back; a temporary log stays only if `keep`."""
         if self._saved_fd is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import http.client
-import json
 import secrets
 import sys
 import threading
@@ -25,6 +24,7 @@ from edgekv.models import Geometry
 from edgekv.models.geometry import open_model
 from edgekv.serving import first_tokens
 from edgekv.serving.errands import Result
+from edgekv.serving.get_json import get_json
 from edgekv.serving.log import ServerLog
 from edgekv.serving.options import (
     LOOPBACK,
@@ -147,6 +147,11 @@ class Server:
     @property
     def log_path(self) -> Path | None:
         return self._log.path if self._log else None
+
+    def note(self, line: str) -> None:
+        """Write a line into the log, while the server runs."""
+        if self._log is not None:
+            self._log.note(line)
 
     def start(self) -> Server:
         """Load the model and return when requests are answered.
@@ -359,15 +364,7 @@ class Server:
 
     def get(self, path: str) -> Any:
         """The JSON of a GET; None where the server answers with an error."""
-        address = self.url.removeprefix("http://").rsplit(":", 1)[0].strip("[]")
-        connection = http.client.HTTPConnection(address, self.port, timeout=10)
-        headers = {"Authorization": f"Bearer {self._keys[0]}"} if self._keys else {}
-        try:
-            connection.request("GET", path, headers=headers)
-            response = connection.getresponse()
-            return json.loads(response.read()) if response.status == http.HTTPStatus.OK else None
-        finally:
-            connection.close()
+        return get_json(self.url, path, self._keys[0] if self._keys else None)
 
     def _release(self, failed: bool) -> None:
         global _active

@@ -110,11 +110,11 @@ def test_summary_line(default_model, monkeypatch):
     monkeypatch.setattr("edgekv.serving.room.available_bytes", lambda: 1 << 34)
     server = Server(ServerOptions(default_model, KvOptions(mode="sparse", device="cpu"), 8192, store=StoreSettings(1 << 30)))
     line = summary_line(server)
-    assert line.startswith("memory: weights 92.1 MiB, KV home 180.0 MiB, sketches 18.5 MiB") and line.endswith("of 16.0 GiB free (estimated)")
+    assert "(weights 92.1 MiB, KV home 180.0 MiB, sketches 18.5 MiB" in line and line.endswith("), 16.0 GiB are free")
     assert "prefixes up to 1.0 GiB" in line and "\n" not in line
     plan = json.loads(run(str(default_model), "--ctx", "8192", "--kv", "sparse", "--device", "cpu", "--json").stdout)
     assert plan["total"]["host"] == sum(part.bytes for part in server.parts()), "the plan counts the same"
-    assert f"; {size(plan['total']['host'])} of" in line
+    assert line.startswith(f"needs {size(plan['total']['host'])} (")
 
 
 def test_summary_line_with_what_is_there(synthetic):
@@ -124,12 +124,11 @@ def test_summary_line_with_what_is_there(synthetic):
     server = Server(ServerOptions(path, kv, 1024))
     llama = Llama(str(path), kv_options=kv, n_ctx=1024, verbose=False)
     line = summary_line(server, llama.kv)
-    assert "KV home 1.0 MiB" in line and line.endswith("(measured)")
+    assert "KV home 1.0 MiB" in line and line.startswith("takes ")
     taken = llama.kv.memory()
     parts = {part.name: part.bytes for part in with_measured(server.parts(), taken)}
     assert parts["tables"] == taken.table_bytes + taken.observation_bytes and parts["work space"] == taken.workspace_bytes
     assert parts["arena"] == taken.arena_bytes and parts["weights"] == server.model.tensor_bytes
-    assert "MiB (llama.cpp's by estimate); " in line
     llama.close()
 
 
@@ -139,8 +138,8 @@ def test_summary_line_of_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr("edgekv.serving.server.open_model", lambda path: open_model(path, whole=False))
     server = Server(ServerOptions(Path(header(tmp_path, "llama-3-8b")), KvOptions(mode="exact", device="cuda"), 32_768))
     host, card = summary_line(server).splitlines()
-    assert host.startswith("memory: KV home 4.0 GiB;") and "weights" not in host
-    assert card.startswith("on a card: weights 4.") and card.endswith("of 11.0 GiB free (estimated)")
+    assert "(KV home 4.0 GiB)" in host and "weights" not in host
+    assert card.startswith("needs on a card ") and "(weights 4." in card and card.endswith("), 11.0 GiB are free")
 
 
 def test_without_edgekv_there_are_no_speeds(tmp_path):

@@ -16,17 +16,18 @@ from edgekv.errors import EXIT_OK, EXIT_USAGE
 
 @pytest.mark.parametrize(("number", "at_birth"), [
     (signal.SIGTERM, signal.SIG_DFL), (signal.SIGINT, signal.SIG_DFL), (signal.SIGINT, signal.SIG_IGN)], ids=str)
-def test_serve(environment, edgekv, default_model, number, at_birth):
+def test_serve(environment, edgekv, default_model, number, at_birth, tmp_path):
     """at_birth: a script that starts it with & has it ignore SIGINT."""
+    log = tmp_path / "server.log"
     server = subprocess.Popen(
-        [*EDGEKV, "serve", "--port", "0", "--ctx", "512", "--alias", "smol", "--", "--metrics"],
+        [*EDGEKV, "serve", "--port", "0", "--ctx", "512", "--alias", "smol", "--log-file", str(log), "--", "--metrics"],
         env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, at_birth),  # noqa: PLW1509 (as a shell does it; no thread runs yet)
     )
     try:
-        needed, taken, announced, example = (server.stderr.readline() for _ in range(4))
-        assert re.match(r"memory: weights 92.1 MiB, KV home 11.2 MiB.* of \S+ GiB free \(estimated\)$", needed), needed
-        assert re.match(r"memory: weights 92.1 MiB, KV home 11.2 MiB.* free \(measured\)$", taken), taken
+        needed, announced, example = (server.stderr.readline() for _ in range(3))
+        assert re.match(r"needs \S+ \S+ \(weights 92.1 MiB, KV home 11.2 MiB.*\), \S+ GiB are free$", needed), needed
+        assert re.search(r"^edgekv: takes \S+ \S+ \(weights 92.1 MiB, KV home 11.2 MiB.*\), \S+ GiB are free$", log.read_text(), re.M)
         url = re.search(r"serving smol at (http://127.0.0.1:\d+/v1) \(512 tokens of context, KV (?:exact|sparse: resolution 2,000, .*)\)", announced)[1]
         python = re.match(r"try: \S+ -c '(.*)'$", example)[1]
         assert url in python
@@ -48,7 +49,7 @@ def test_serve_says_what_mode_sparse_has(environment, default_model):
                               env={**environment, "EDGEKV_KV": "sparse", "EDGEKV_RESOLUTION": "16000"}, stderr=subprocess.PIPE,
                               text=True)
     try:
-        announced = list(islice(server.stderr, 3))[-1]
+        announced = list(islice(server.stderr, 2))[-1]
         assert "(1,024 tokens of context for each of 2 slots, KV sparse: resolution 16,000, arena 2.0 MiB, cache 1.0 GiB of RAM)" in announced
         server.send_signal(signal.SIGTERM)
         assert server.wait(timeout=60) == EXIT_OK

@@ -1,0 +1,20 @@
+"""What a process asks of its own server, over HTTP as anybody does."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+
+def get_json(url: str, path: str, key: str | None = None) -> Any:
+    """The JSON of a GET; None where the server answers with an error. Raises OSError, HTTPException, and ValueError where it is no JSON."""
+    server = urlsplit(url)
+    connection = http.client.HTTPConnection(server.hostname or "", server.port, timeout=10)
+    try:
+        connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
+        response = connection.getresponse()
+        return json.loads(response.read()) if response.status == http.HTTPStatus.OK else None
+    finally:
+        connection.close()

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.endpoint import until
 from support.prefixes import LAYOUT, conversation
 
-from edgekv._native.prefixes import SequenceTokens
+from edgekv._native.prefixes import PrefixSources, SequenceTokens
 from edgekv.config import KvOptions
 from edgekv.live import attachments
 from edgekv.serving import identities
@@ -85,6 +86,12 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
     return context.tokens
 
 
+def begin(kept: Prefixes, prompt: SequenceTokens) -> PrefixSources:
+    """As the server does: when nothing that it begins with is being saved any more."""
+    until(lambda: kept.ready(prompt, 0, alone=True))
+    return kept.begin(prompt, 0)
+
+
 def test_no_prompt_waits_for_the_digest_of_a_large_model(rows: Rows, synthetic, monkeypatch: pytest.MonkeyPatch, caplog):
     """Prompts that come before it are read and not kept; the start says what takes so long."""
     read = threading.Event()
@@ -103,7 +110,7 @@ def test_no_prompt_waits_for_the_digest_of_a_large_model(rows: Rows, synthetic, 
     read.set()
     opens.join(60)
     kept.keep(of(0.0, tokens))
-    assert kept.begin(of(0.0, tokens), 0).ram == 300
+    assert begin(kept, of(0.0, tokens)).ram == 300
     kept.close()
 
 
@@ -158,10 +165,10 @@ def test_a_sweep_of_scales_leaves_threads_memory_and_scans_flat(kept: Prefixes, 
 def test_prefixes_of_other_scales_are_not_taken(kept: Prefixes, rows: Rows):
     tokens = conversation(300)
     kept.keep(of(1.0, tokens))
-    assert kept.begin(of(0.5, tokens), 0).ram == 0
+    assert begin(kept, of(0.5, tokens)).ram == 0
     assert kept.begin(of(0.0, tokens), 0).ram == 0
     assert rows.n_placed == 0
-    assert kept.begin(of(1.0, tokens), 0).ram == 300
+    assert begin(kept, of(1.0, tokens)).ram == 300
 
 
 def test_a_context_that_is_loaded_again_has_the_same_store(kept: Prefixes, rows: Rows, monkeypatch: pytest.MonkeyPatch):
@@ -170,5 +177,5 @@ def test_a_context_that_is_loaded_again_has_the_same_store(kept: Prefixes, rows:
     kept.keep(of(0.0, tokens))
     again = Context()
     monkeypatch.setattr(attachments, "find", lambda _: again)
-    assert kept.begin(of(0.0, tokens), 0).ram == 300
+    assert begin(kept, of(0.0, tokens)).ram == 300
     assert len(kept.stats()) == 1

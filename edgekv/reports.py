@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class LayerReport:
-    """How one layer of the model is attended."""
+    """How one layer attends."""
 
     il: int
     hooked: bool
@@ -21,7 +21,7 @@ class LayerReport:
     row: int = -1
     """In arrays by layer; -1: it has none."""
     refused: bool = False
-    """It would be attended here, and there is no memory for that."""
+    """EdgeKV would attend it, but memory is missing."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class MemoryReport:
 
     @property
     def extra_bytes(self) -> int:
-        """What this context needs above stock llama.cpp, allocated natively."""
+        """Native bytes that this context needs above stock llama.cpp's."""
         return self.observation_bytes + self.workspace_bytes + self.sketch_bytes + self.arena_bytes + self.table_bytes
 
 
 @dataclass(frozen=True)
 class SelectionReport:
-    """What mode sparse read: sums since the context was attached, over all layers, KV heads and query tokens. What was attended whole, in
-    a short context or in a prompt, is not counted."""
+    """What mode sparse read: sums over all layers, KV heads and query tokens since the context was attached. Tokens that attended everything, as in
+    a short context or a prompt, do not count."""
 
     n_selections: int = 0
     """One for each layer, KV head and query token."""
@@ -80,7 +80,7 @@ class SelectionReport:
     n_covered: int = 0
 
     def since(self, before: SelectionReport) -> SelectionReport:
-        """What came after an earlier report of the same context."""
+        """The difference to an earlier report of the same context."""
         return SelectionReport(*(getattr(self, field.name) - getattr(before, field.name) for field in fields(self)))
 
     @property
@@ -110,8 +110,8 @@ class SelectionReport:
 
     @property
     def coverage(self) -> float | None:
-        """Estimated share of the attention that the tokens read hold, on average; what the others hold the weights of those read by chance
-        stand for. What a model's attention sinks take counts as read. None where nobody estimated it."""
+        """Estimated share of the attention on the tokens that were read, on average. The sampled tokens' weights stand for the attention on unread
+        tokens. Attention sinks count as read. None where it was not estimated."""
         return self.covered / self.n_covered if self.n_covered else None
 
     @property

@@ -1,4 +1,4 @@
-"""What a shared server keeps of a prompt is looked up, and read into memory, on a thread of its own: the other slots are answered meanwhile."""
+"""A thread looks up what a shared server keeps of a prompt and reads it into memory; the other slots are answered meanwhile."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from edgekv.store.store import PrefixStore
 log = logging.getLogger("edgekv")
 
 POLL_S = 0.005
-"""So long the server waits at a time where it has nothing else to do."""
+"""A server with nothing else to do waits this long at a time."""
 
 
 class WantedPrefix(NamedTuple):
-    """Whose beginning is asked for."""
+    """The prompt whose beginning is wanted."""
 
     root: bytes
     """Of the chain."""
@@ -31,15 +31,15 @@ class WantedPrefix(NamedTuple):
         return self.root == other.root and np.array_equal(self.tokens, other.tokens)
 
     def has_more_of(self, other: WantedPrefix, n_have: int) -> bool:
-        """A block at least behind the first n_have tokens."""
+        """Whether both share at least one block behind the first n_have tokens."""
         return self.root == other.root and n_common(self.tokens, other.tokens) >= n_have + BLOCK_TOKENS
 
 
 class Fetch:
-    """Of one prompt; made, asked and left on the thread that decodes."""
+    """The fetch of one prompt. The decoding thread makes it, asks it and leaves it."""
 
     def __init__(self, asked: WantedPrefix, store: PrefixStore, look_up: Callable[[], Restored], worth: Callable[[Restored], int]):
-        """`worth`: how many pieces take less time than computing them. Raises RuntimeError where there is no thread to be had."""
+        """`worth` says how many pieces load faster than they are computed. Raises RuntimeError where no thread can be started."""
         self.asked = asked
         self._store, self._look_up, self._worth = store, look_up, worth
         self._restored = Restored()
@@ -49,16 +49,16 @@ class Fetch:
         self._thread.start()
 
     def ready(self, alone: bool) -> bool:
-        """Whether it can be taken. alone: nobody is answered meanwhile, so that there is a moment to wait."""
+        """Whether the result is there. alone: no slot is being answered, so waiting a moment costs nobody."""
         return self._done.wait(POLL_S if alone else 0)
 
     def take(self) -> Restored:
-        """What was found, as far as it could be read."""
+        """What was found and could be read."""
         self._done.wait()
         return self._restored
 
     def leave(self) -> None:
-        """Nobody takes it."""
+        """Give the result up."""
         with self._lock:
             self._abandoned = True
             done = self._done.is_set()

@@ -1,4 +1,4 @@
-"""The first tokens of a loaded model, which show whether the kept rates of this machine are right."""
+"""Checks the kept rates of this machine against the first tokens of a loaded model."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ N_TOKENS = 4
 
 
 class FirstTokens:
-    """Times tokens that are decoded alone, one directly after the other; calls `done` with the seconds of the fastest, on a thread of its own, and
-    is gone. Made while nothing decodes."""
+    """Times the first tokens that are decoded one by one, without a pause. Then it calls `done` with the fastest one's seconds, on a thread of its
+    own, and detaches. Make it while nothing decodes."""
 
     def __init__(self, runtime: Runtime, done: Callable[[float], object]):
         self._runtime, self._done = runtime, done
@@ -40,8 +40,8 @@ class FirstTokens:
 
 
 def watch(runtime: Runtime, request: ContextRequest) -> None:
-    """Correct what is kept by the first tokens on the processor. They count as tokens with nothing before them: nobody knows here how much they
-    see, and they are no faster for it."""
+    """Correct the kept rates by the first tokens on the processor. They count as tokens at depth 0: their depth is not known here, and a deeper
+    token is never faster."""
     model, kv, kept = request.model, request.kv, KeptRates(request.n_threads, _native.isa())
     if request.room is None and kept_for(model, kv, kept) is not None:
         FirstTokens(runtime, lambda seconds: correct(kept, model, kv, runtime.mode, 0, seconds))

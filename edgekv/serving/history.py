@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from edgekv.live.figures import Figures, coverage
 
 SECONDS = 1.0
-"""From one point to the next, at least."""
+"""The least time between two points."""
 LAST_SECONDS = 0.25
-"""The same for the last one before a pause."""
+"""The same for the last point before a pause."""
 POINTS = 240
 
 
 @dataclass(frozen=True)
 class Point:
-    """One stretch of decoding. None: nothing was selected in it, or nobody kept that figure."""
+    """One stretch of decoding. None: the stretch selected nothing, or the figure was not kept."""
 
     at: float
     """`time.time()` at its end."""
@@ -44,8 +44,8 @@ class History:
         self._before: Figures | None = None
 
     def add(self, figures: Figures, began: bool = False, ended: bool = False) -> bool:
-        """Take figures into account; whether there is a new point. `began`: decoding goes on after a pause, which belongs to no stretch;
-        `ended`: a pause comes, so that a shorter stretch is a point too."""
+        """Add figures; returns whether they made a new point. `began`: decoding goes on after a pause, which belongs to no stretch. `ended`: a pause
+        follows, so a shorter stretch makes a point too."""
         before = self._before
         if before is None or began or figures.n_tokens < before.n_tokens:
             self._before = figures

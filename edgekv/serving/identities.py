@@ -1,4 +1,4 @@
-"""Whose rows the server's contexts hold."""
+"""The identity of each of the server's contexts: what its rows depend on."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from edgekv.store.identity import ModelIdentity, RowLayout, fingerprint
 log = logging.getLogger("edgekv")
 
 LONG_S = 2.0
-"""What a start may take without a word."""
+"""A start that takes longer says why."""
 
 Adapters = tuple[tuple[int, float], ...]
-"""LoRA adapters: the address of each, which lives as long as its context, and its scale."""
+"""LoRA adapters: (address, scale) of each; an adapter lives as long as its context."""
 
 
 class Identities:
-    """Of the contexts of one model. A thread computes the digest of its files from the beginning on: llama.cpp reads the same bytes then."""
+    """Identities of one model's contexts. A thread digests the model's files from the start on, while llama.cpp reads the same bytes."""
 
     def __init__(self, model: Path):
         self._model = model
@@ -34,14 +34,14 @@ class Identities:
         threading.Thread(target=self._compute, name="edgekv-digest", daemon=True).start()
 
     def wait(self) -> None:
-        """Until the digest is there; the log says so where that takes long. Not on the decoding thread."""
+        """Wait for the digest; the log says so where that takes long. Not for the decoding thread."""
         if not wait([self._digest], LONG_S).done:
             log.warning("all of %s is read once, to know whose prefixes are kept; the next start knows it", self._model)
             wait([self._digest])
 
     def of(self, runtime: Runtime) -> Built | None:
-        """What a context was built with; None while the digest is not there, and for good where the context keeps more of its tokens than rows,
-        or where it is not known what was loaded: the log tells that once. On the decoding thread, or while nothing decodes."""
+        """What a context was built with; None before the digest is there. None for good where a context keeps more than rows of its tokens, or where
+        it is unknown what was loaded, which the log says once. For the decoding thread, or while nothing decodes."""
         if not self._digest.done():
             return None
         if runtime not in self._known:
@@ -56,17 +56,17 @@ class Identities:
         try:
             stamps = stamps_of_model(self._model)
             self._digest.set_result((digest_of_model(self._model), stamps))
-        except BaseException as error:  # raised where somebody asks for it
+        except BaseException as error:  # raised for whoever asks
             self._digest.set_exception(error)
 
     def _files(self) -> bytes:
-        """What a context was loaded from just now."""
+        """The digest of the files a context was just loaded from."""
         digest, stamps = self._digest.result()
         if stamps_of_model(self._model) == stamps:
             return digest
         if not self._known:
             raise ModelError(f"{self._model} changed while it was loaded; start again")
-        return digest_of_model(self._model)  # a server that slept has loaded it again
+        return digest_of_model(self._model)  # a server that slept loads the model again
 
 
 class Built:
@@ -79,7 +79,7 @@ class Built:
         self._adapters: dict[int, bytes] = {}
 
     def named(self, adapters: Adapters) -> str:
-        """Adapters by their content and scales; their order counts for nothing, and none are nothing."""
+        """Adapters by content and scale, in any order; empty for none."""
         for address, _ in adapters:
             if address not in self._adapters:
                 self._adapters[address] = self._tokens.depends_on(address)

@@ -1,4 +1,4 @@
-"""Rows of a prompt on their way into its cells: read, verified and copied by a thread, layer by layer, while the layers before are computed."""
+"""Loads the rows of a prompt into its cells: a thread reads, verifies and copies them layer by layer, while earlier layers are computed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ the computation (measured, LOG.md)."""
 
 @dataclass
 class Placed:
-    """A piece of a stored chain, and where its rows belong."""
+    """A piece of a stored chain, and the cells for its rows."""
 
     piece: BlockPiece
     cells: np.ndarray
@@ -35,30 +35,30 @@ class Placed:
 
 
 class Loading:
-    """One load. All but what `start` begins runs on the thread that decodes, between two decodes."""
+    """One load. The decoding thread calls everything here, between two decodes; `start` begins another thread."""
 
     def __init__(self, tokens: Tokens, seq_id: int, placed: Sequence[Placed], groups: Sequence[range], came: Callable[[int], None]):
-        """`groups`: the layers that are read together, in their order. `came` is told how many pieces have all of their rows."""
+        """`groups`: the layers to read together, in order. `came` is called with the number of complete pieces."""
         self._tokens, self._seq_id, self._groups, self._came = tokens, seq_id, groups, came
         self.placed = placed
         self._n_good = len(placed)
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Directly before a decode, which waits in each layer for its rows. Where they cannot be used it fails. Raises RuntimeError where there
-        is no thread to be had."""
+        """Call it right before a decode. The decode waits in each layer for its rows, and fails where they are unusable. Raises RuntimeError where
+        no thread can be started."""
         self._forget_what_left()
         self._tokens.expect()
         thread = threading.Thread(target=self._run, args=(True,), name="edgekv-load", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # there are too many
+        except RuntimeError:  # too many threads
             self._tokens.expect_none()
             raise
         self._thread = thread
 
     def finish(self) -> int:
-        """Wait until all is done; how many pieces, from the first, have all of their rows."""
+        """Wait for the end; returns how many pieces, from the first, are complete."""
         if self._thread is None:
             self._forget_what_left()
             self._run(False)
@@ -68,7 +68,7 @@ class Loading:
         return self._n_good
 
     def _forget_what_left(self) -> None:
-        """Cells that belong to the sequence no more may be another's by now."""
+        """Leave out cells that left the sequence: another one may own them now."""
         end = max((one.piece.first + one.piece.n for one in self.placed), default=0)
         held = self._tokens.cells_of(self._seq_id, end)
         for one in self.placed:
@@ -83,24 +83,24 @@ class Loading:
         try:
             self._bring_all(awaited)
             done = True
-        except Exception:  # whatever it was: nobody may read rows that did not come
+        except Exception:  # whatever it was, missing rows must not be read
             log.exception("kept prefixes could not be loaded")
         finally:
             if not done:
                 self._n_good = 0
                 if awaited:
-                    self._tokens.failed()  # however this thread ends: or a decode waits for ever
+                    self._tokens.failed()  # or a decode would wait for ever, however this thread ends
             self._came(self._n_good)
 
     def _bring_all(self, awaited: bool) -> None:
-        """Where a decode waits, layer by layer; else block by block."""
+        """Bring rows layer by layer where a decode waits, else block by block."""
         pieces, groups = range(len(self.placed)), self._groups
         order = [(i, layers) for layers in groups for i in pieces] if awaited else [(i, layers) for i in pieces for layers in groups]
         with ThreadPoolExecutor(1, thread_name_prefix="edgekv-read") as pool:
             for (i, layers), rows in zip(order, _ahead(pool, (partial(self._read, *one) for one in order))):
                 if i >= self._n_good:
                     continue
-                if rows is None:  # those before are brought all the same
+                if rows is None:  # earlier pieces are brought all the same
                     self._n_good = i
                     if awaited:
                         self._tokens.failed()
@@ -117,7 +117,7 @@ class Loading:
 
 
 def _ahead(pool: ThreadPoolExecutor, calls: Iterable[Callable[[], T]]) -> Iterator[T]:
-    """What calls give, in their order, of which a few are made ahead."""
+    """The results of calls, in order; a few calls run ahead."""
     under_way: deque[Future[T]] = deque()
     for call in calls:
         under_way.append(pool.submit(call))

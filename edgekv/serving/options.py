@@ -1,4 +1,4 @@
-"""What to serve and where, and the checks that llama.cpp's server would answer with the end of the process."""
+"""What to serve and where; and checks of what would make llama.cpp's server end the process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOOPBACK = "127.0.0.1"
 MOST_SLOTS = 16
 _LLAMA_KEYS = "LLAMA_API_KEY"
 LOCALHOST = "localhost"
-"""As a CORS origin: pages of this machine, on any port."""
+"""The CORS origin of pages of this machine, on any port."""
 
 # Options that the server object sets itself, and needs to be as it set them; the right-hand side says what to use.
 _OWNED = {
@@ -57,7 +57,7 @@ print({_LIVES!r})
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """What one request may cost the others."""
+    """What one request may cost other requests."""
 
     max_gap_s: float = 0.5
     """What a running answer may wait for its next token while a prompt is read, in seconds, as far as 16 prompt tokens at a time allow;
@@ -117,14 +117,14 @@ class ServerOptions:
 
 
 def spaces_of(keys: Iterable[str]) -> dict[str, str]:
-    """The namespace of each key, and of those that llama.cpp takes from LLAMA_API_KEY by itself: hexadecimal, the same at each start, and no key
-    follows from its own."""
+    """The namespace of each key, also of those that llama.cpp takes from LLAMA_API_KEY: hexadecimal, the same at each start. A namespace does not
+    reveal its key."""
     all_keys = [*keys, *os.environ.get(_LLAMA_KEYS, "").split(",")]
     return {key: hashlib.blake2b(key.encode(), digest_size=16, person=b"edgekv-space").hexdigest() for key in all_keys if key}
 
 
 def llama_has_keys() -> bool:
-    """Whether llama.cpp's server takes keys from a variable."""
+    """Whether a variable gives llama.cpp's server keys."""
     return bool(os.environ.get(_LLAMA_KEYS))
 
 

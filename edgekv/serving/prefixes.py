@@ -49,7 +49,7 @@ class Prefixes:
         self._stores: dict[ModelIdentity, PrefixStore] = {}
         self._ram = SharedRam()
         self.conversation: str | None = None
-        """Whose blocks the folder keeps from now on, by a name in small letters and digits; None: nobody's in particular."""
+        """The conversation that owns the blocks kept from now on, a name in small letters and digits; None: none."""
         self._claims = ThreadPoolExecutor(1, thread_name_prefix="edgekv-claim")
         self._saver = Saver()
         self._n_hits = self._n_prompts = 0
@@ -62,8 +62,8 @@ class Prefixes:
         self._store(runtime)
 
     def ready(self, prompt: SequenceTokens, n_have: int, alone: bool) -> bool:
-        """False while rows that it needs, or whose place it needs, are saved, or fetched from a shared server: beside the decoding. alone:
-        nobody is answered meanwhile, so that there is a moment to wait."""
+        """False while rows that the prompt begins with, or rows in its place, are being saved, or come from a shared server. alone: no slot is being
+        answered, so waiting a moment costs nobody."""
         runtime, store = self._open(prompt)
         if runtime is None or store is None:
             return True
@@ -75,7 +75,7 @@ class Prefixes:
             if not store.has_far or len(prompt.tokens) <= n_have + 1:
                 return True
             same = [one for one in self._fetches.values() if one.asked.has_more_of(asked, n_have)]
-            if same:  # brings these blocks: they are found when it has begun
+            if same:  # it brings these blocks too; they are found once it has begun
                 same[0].ready(alone)
                 return False
             asked = asked._replace(tokens=prompt.tokens.copy())
@@ -85,7 +85,7 @@ class Prefixes:
         return fetch.ready(alone)
 
     def leave(self, seq_id: int) -> None:
-        """What a sequence waited for is not wanted."""
+        """Give up what a sequence waits for."""
         self._saver.leave(seq_id)
         self._leave_fetch(seq_id)
 
@@ -95,7 +95,7 @@ class Prefixes:
             fetch.leave()
 
     def _restored(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, n_have: int) -> Restored:
-        """What was fetched, or what is near, which may be more by now."""
+        """What was fetched, or what this machine has, which may be more by now."""
         root, fetch = self._root(runtime, prompt), self._fetches.pop(prompt.seq_id, None)
         found = store.restore(prompt.tokens, n_have, _accepted(runtime), True, root, _read_with(runtime), near=True)
         if fetch is None:
@@ -140,7 +140,7 @@ class Prefixes:
         for piece in pieces:
             try:
                 cells = runtime.tokens.place(seq_id, piece.first, piece.n, _LABELS[piece.reading])
-            except DoesNotFit:  # a unified cache that other sequences fill: the server computes the rest, or refuses it
+            except DoesNotFit:  # other sequences fill a unified cache: the server computes the rest, or refuses it
                 break
             placed.append(Placed(piece, cells))
         return placed
@@ -158,13 +158,13 @@ class Prefixes:
         return -1 if whole else loading.placed[n_good].piece.first, _count(loading.placed[:n_good], PrefixSources())
 
     def keep(self, held: SequenceTokens) -> None:
-        """Keep what a sequence holds, as far as all of it is there: its rows are copied while others are computed, on a device before."""
+        """Keep what a sequence holds, up to the first gap. Rows are copied while others are computed; on a device they are copied first."""
         runtime, store = self._open(held)
         if runtime is None or store is None:
             return
         places = runtime.tokens.cells_of(held.seq_id, len(held.tokens))
         labels = runtime.tokens.labels(held.seq_id, places)
-        earlier = np.flatnonzero(labels & cells.EARLIER)  # nobody says any more what these were sampled with
+        earlier = np.flatnonzero(labels & cells.EARLIER)  # the settings that sampled these are forgotten
         if len(earlier):
             places, labels = places[:earlier[0]], labels[:earlier[0]]
         readings = _readings(runtime, labels)
@@ -191,8 +191,8 @@ class Prefixes:
         self._saver.add(held.seq_id, root, tokens, copy)
 
     def forget(self, conversation: str) -> int:
-        """What is kept of a conversation, and of no other, goes from RAM and from the folder; bytes that went from there. From any thread but
-        the one that decodes. Raises EdgeKVError where the folder cannot be written to."""
+        """Remove from RAM and the folder what only this conversation uses; returns the bytes removed from the folder. Any thread but the decoding one
+        may call it. Raises EdgeKVError where the folder cannot be written to."""
         folder = self._where.folder
         if folder is None:
             return 0
@@ -204,7 +204,7 @@ class Prefixes:
             return conversations.forget(folder, conversation)
 
         self._saver.flush()
-        return self._claims.submit(forget).result()  # behind what was kept of it just now
+        return self._claims.submit(forget).result()  # after its newest blocks were noted
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything is written to the places below RAM."""
@@ -225,7 +225,7 @@ class Prefixes:
         self._stores.clear()
 
     def stats(self) -> list[StoreStats]:
-        """Of each store that is open."""
+        """The statistics of each open store."""
         return [store.stats() for store in self._stores.values()]
 
     def figures(self) -> StoreFigures:
@@ -267,7 +267,7 @@ class Prefixes:
 def _claim(folder: Path, conversation: str, keys: list[bytes]) -> None:
     try:
         conversations.add_blocks(folder, conversation, keys)
-    except OSError as error:  # a folder that cannot be written to has no blocks of it either
+    except OSError as error:  # then the folder has no blocks of it either
         log.warning("what is kept of a conversation is not noted in %s: %s", folder, error.strerror)
 
 
@@ -282,7 +282,7 @@ def _count(placed: Sequence[Placed], found: PrefixSources) -> PrefixSources:
 
 
 def _worth(restored: Restored) -> Restored:
-    """Without what is computed in less time than it is loaded, by the rates of both that were seen."""
+    """Drop the end that is faster to compute than to load, by the rates seen so far."""
     n = restored.worth(native.reading_s)
     if n == len(restored.pieces):
         return restored

@@ -1,4 +1,4 @@
-"""Takes the figures of a running server and publishes them: seldom while nobody looks, several times a second while somebody does."""
+"""Takes a running server's figures and publishes them: once a second, and more often while somebody watches."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 JSON = "application/json; charset=utf-8"
 
 WATCHED_MS = 3000
-"""So long after a question somebody is taken to be looking."""
+"""After a request for figures, somebody counts as watching for this long."""
 LIVE_S = 0.2
-"""From one set of figures to the next while somebody looks, at least."""
+"""The least time between two sets of figures while somebody watches."""
 QUIET_S = 1.0
-"""The same while nobody does: for the curves that the next one will want to see."""
+"""The same while nobody watches: the curves need points all the same."""
 SHARE = 1 / 125
-"""Of the time between two sets, at most so much is spent on taking one."""
+"""Taking a set may use at most this share of the time between two."""
 AGAIN_S = 0.02
-"""Where several ask at the same time, and nothing is computed between, one set does for all."""
+"""Requests that come this close together share one set."""
 
 
 class Publisher:
@@ -74,13 +74,13 @@ class Publisher:
         runtime.after_step = self.after_step
 
     def end(self) -> None:
-        """Nothing is shown any more. After the server has ended."""
+        """Show nothing any more. Call it after the server has ended."""
         native.withdraw()
 
     # ---- on the thread that decodes ------------------------------------------------------------------------------------------
 
     def after_step(self) -> None:
-        """A step of the Runtime is over; nearly always this is all there is to do."""
+        """Called after each step of the Runtime; nearly always there is nothing to do."""
         self.errands.run()
         self._n_steps += 1
         now = time.perf_counter()
@@ -94,8 +94,8 @@ class Publisher:
             self._take(busy=True)
 
     def refresh(self, idle: bool) -> None:
-        """Somebody asks for figures of now between two batches, or (idle) nothing is left to do. Who asks while a batch is computed gets the
-        latest."""
+        """Bring the figures up to date, between two batches: somebody asked, or (idle) nothing is left to do. A request during a batch gets the
+        latest figures instead."""
         self.errands.run()
         if self._n_steps != self._n_steps_taken or idle and self.shown.busy or time.perf_counter() - self._taken > AGAIN_S:
             self._take(busy=self.shown.busy and not idle)
@@ -133,7 +133,7 @@ class Publisher:
         native.publish("/edgekv/history", JSON, json.dumps(shown.history(self._history)))
 
     def _draw(self, runtime: Runtime, figures: Figures, busy: bool) -> None:
-        """Maps that somebody looks at. In a pause all that are not up to date: nobody draws them when they are asked for."""
+        """Redraw the maps that somebody watches. When idle, redraw every outdated map: a request cannot trigger one."""
         drawn: dict[int, str] = {}
         for slot, sequence in enumerate(figures.sequences):
             asked = 0 <= native.asked_ms(_map_path(slot)) < WATCHED_MS
@@ -154,7 +154,7 @@ class Publisher:
 
 
 def traffic() -> TrafficFigures:
-    """Of the server that runs in this process."""
+    """The traffic of the server in this process."""
     pace, (queue, first_token, gaps) = native.pacing(), native.waits()
     return TrafficFigures(pace.n_running, max(0, pace.n_requests - pace.n_running), pace.n_refused, pace.worst_gap_s, queue, first_token, gaps)
 

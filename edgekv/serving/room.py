@@ -1,4 +1,4 @@
-"""What a server asks of the machine's memory."""
+"""What a server needs of the machine's memory."""
 
 from __future__ import annotations
 

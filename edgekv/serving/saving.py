@@ -16,10 +16,10 @@ from edgekv.store.blocks import n_common
 log = logging.getLogger("edgekv")
 
 MOST_WAIT_S = 1.0
-"""So long a prompt waits for rows that are being copied and that it begins with; then it is computed."""
+"""A prompt waits this long for rows that it begins with and that are being copied; then they are computed."""
 
 LEAST_SHARED = 64
-"""Tokens that a prompt waits for; fewer are computed as quickly."""
+"""The fewest tokens worth waiting for: fewer are computed as quickly."""
 
 
 class Pending(NamedTuple):
@@ -31,8 +31,8 @@ class Pending(NamedTuple):
 
 
 class Saver:
-    """Saves of a sequence in the order in which they were asked for, by a thread of its own: a slot whose rows are to go waits for their copy
-    and for no other. `add` and `ready` belong to the thread that decodes."""
+    """Saves the rows of sequences, each on a thread of its own and in order: a slot whose rows must go waits for its own copy alone. The decoding
+    thread calls `add` and `ready`."""
 
     def __init__(self) -> None:
         self._threads: dict[int, ThreadPoolExecutor] = {}  # by sequence
@@ -40,7 +40,7 @@ class Saver:
         self._waits: dict[int, float] = {}  # by sequence: until when it waits for rows of another
 
     def add(self, seq_id: int, root: bytes, tokens: np.ndarray, save: Callable[[], None]) -> None:
-        """`save` runs on the thread, or here where there is none to be had; what it raises is logged."""
+        """Run `save` on the sequence's thread, or here where none can be started. What it raises is logged."""
         taken = threading.Lock()
 
         def work() -> None:
@@ -60,8 +60,8 @@ class Saver:
             work()
 
     def ready(self, seq_id: int, root: bytes, tokens: np.ndarray, n_have: int, moment_s: float) -> bool:
-        """Whether a sequence that holds the first n_have of these tokens can read the others: what it holds besides is saved, and so is what
-        goes on as they do, which can be found then; the latter is waited for `MOST_WAIT_S` at most. `moment_s`: so long now."""
+        """Whether a sequence that holds the first n_have of these tokens can go on. It waits until its other rows are saved, because they must go;
+        and at most `MOST_WAIT_S` for saves that begin with these tokens, because it can load those. `moment_s`: how long this call may wait."""
         running = [one for one in self._pending if not one.done.done()]
         needed = [one.done for one in running if one.seq_id == seq_id and len(one.tokens) > n_have]
         alike = [one.done for one in running if one.root == root and n_common(one.tokens, tokens) >= n_have + LEAST_SHARED]
@@ -72,14 +72,14 @@ class Saver:
         return not wait(needed + alike, moment_s).not_done
 
     def leave(self, seq_id: int) -> None:
-        """The sequence waits no more: it begins, or does not want to."""
+        """The sequence stops waiting: its prompt begins, or is given up."""
         self._waits.pop(seq_id, None)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until all is saved that was asked for until now. From any thread."""
+        """Wait for all saves so far. Any thread may call it."""
         wait([one.done for one in self._pending], timeout_s)
 
     def close(self) -> None:
-        """Behind all that was asked for."""
+        """End after all saves so far."""
         for thread in self._threads.values():
             thread.shutdown(wait=True)

@@ -23,13 +23,13 @@ class Served:
     """Tokens of a slot."""
     weight_bytes: int
     kv_bytes: int
-    """K and V of all slots; for a context that nothing hangs on."""
+    """Bytes of K and V in all slots, for a context without a Runtime."""
     version: str = __version__
 
 
 @dataclass(frozen=True)
 class StoreFigures:
-    """What a prefix store holds, and what it was good for."""
+    """What a prefix store holds, and how often it helped."""
 
     ram_bytes: int
     ram_limit_bytes: int
@@ -82,13 +82,13 @@ class Shown:
 
     served: Served
     figures: Figures | None = None
-    """None: nothing hangs on the context, so that stock llama.cpp serves it; or nobody has asked yet."""
+    """None: the context has no Runtime, because stock llama.cpp serves it; or nobody has asked yet."""
     busy: bool = False
     """Whether a ubatch was computed since the server last had nothing to do."""
     tokens_per_second: float = 0.0
     store: StoreFigures | None = None
     traffic: TrafficFigures | None = None
-    """None: nobody counts it."""
+    """None: it is not counted."""
 
     @property
     def mode(self) -> KvMode:
@@ -130,7 +130,7 @@ def _slot(sequence: SequenceFigures, shown: Shown) -> dict[str, Any]:
 
 
 def tiers(shown: Shown) -> list[dict[str, Any]]:
-    """Where the bytes are, the fastest first: allocated, and what of it holds something (None: nobody counts that)."""
+    """The tiers, the fastest first: bytes allocated, and bytes in use (None: not counted)."""
     figures = shown.figures
     if figures is None:
         return [{"tier": "home", "bytes": shown.served.kv_bytes, "used_bytes": None}]

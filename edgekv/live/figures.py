@@ -1,4 +1,4 @@
-"""All that a context says about itself at one moment, in one piece: taken on the thread that decodes, read by any other."""
+"""All figures of a context at one moment: taken by the decoding thread, read by any other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SequenceFigures:
     """One sequence: what a server calls a slot. A page is one of a layer and KV head; one that several sequences share counts for each."""
 
     stream: int
-    """Whose cells it has; all sequences of a unified cache share stream 0."""
+    """The stream of its cells; all sequences of a unified cache share stream 0."""
     n_tokens: int
     """In the cache."""
     n_read_sparsely: int
@@ -66,8 +66,8 @@ class Figures:
 
 
 def coverage(mode: KvMode, selection: SelectionReport) -> float | None:
-    """Share of the attention that the tokens read hold, as `SelectionReport.coverage` estimates it: 1 where everything was read. None where
-    nobody can tell, because what is not read has no sketches: without them, and in mode evict."""
+    """Share of the attention on the tokens that were read, as `SelectionReport.coverage` estimates it; 1 where everything was read. None without
+    sketches and in mode evict, because unread tokens then cannot be estimated."""
     if mode is KvMode.EVICT:
         return None
     return selection.coverage if mode is KvMode.SPARSE and selection.n_selections else 1.0
@@ -108,7 +108,7 @@ def _sequences(runtime: Runtime, n_sequences: int, n_heads: int) -> tuple[Sequen
 def _coverage_of_stream(runtime: Runtime, stream: int) -> float | None:
     found = runtime.selection(stream)
     if not found.n_selections and runtime.tokens.on_device and runtime.cells.n_stream > 1:
-        return None  # its streams do not count apart
+        return None  # its streams are not counted apart
     return coverage(runtime.mode, found)
 
 

@@ -1,4 +1,4 @@
-"""Mean norms of the keys of each page, kept up with the cells: what policies that look at keys are shown."""
+"""Mean norms of each page's keys, kept up to date for policies that look at keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class KeyNorms:
         self.values = np.zeros(shape.axes, np.float32)
 
     def update(self, pages: np.ndarray) -> None:
-        """The cells of these pages changed."""
+        """Note that the cells of these pages changed."""
         if not len(pages):
             return
         size = self._shape.page_tokens

@@ -13,7 +13,7 @@ from edgekv.pages.shape import PageShape
 
 
 class NativePages:
-    """What `host_arena.Pages` and `device_arena.Pages` say; `slot_bytes`: of a page in the arena."""
+    """`HostPages` and `DevicePages` for one context. slot_bytes: bytes of a page in the arena."""
 
     def __init__(self, handle: core.Handle, shape: PageShape, ops: Ops, slot_bytes: int):
         self._handle = handle

@@ -1,4 +1,4 @@
-"""Functions that are told of each ubatch of a context. The policy does not notice them: it goes on from run to run."""
+"""Functions that are called after each ubatch of a context. They do not disturb the policy, which works from run to run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With what settings tokens are read that do not attend all they see."""
+"""The settings that decide which tokens are read where not all are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgekv.config import KvOptions, SelectionOptions
 
 _OF_PROMPTS = ("prompts", "prompt_resolution")
 _ONLY_SHOWN = ("error_every", "keep_rows")
-"""These say what is reported, and change no row. Whatever else SelectionOptions has, or will have, counts."""
+"""These change reports only, and no row. Every other field of SelectionOptions counts, new ones too."""
 
 
 def sampled_with(options: KvOptions) -> tuple[Any, ...]:

@@ -1,1 +1,1 @@
-"""What this machine does, as it was measured and is kept."""
+"""How fast this machine is: rates that were measured once and are kept."""

@@ -1,4 +1,4 @@
-"""What this machine's link, memories and launches are measured to do, once, and what follows from it."""
+"""Rates of this machine's devices: link, memories and launches, measured once; and what follows from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger("edgekv")
 
 
 class ColdPage(str, Enum):
-    """What to do with a page that is attended and has no slot."""
+    """What to do with an attended page that has no slot."""
 
     SHIP = "ship"  # copy it into device memory, and attend it there from then on
     READ = "read"  # attend it where it is, in host memory
@@ -62,12 +62,12 @@ def _name(kind: DeviceKind, index: int) -> str:
 
 
 def _key(info: DeviceInfo) -> dict[str, Any]:
-    """What rates hold for."""
+    """What the rates are valid for."""
     return {"device": info.name, "arch": info.arch, "driver": info.driver, "runtime": info.runtime, "edgekv": __version__}
 
 
 def _rates(native: Any, stored: Any) -> Rates | None:
-    """None for what no measurement gives: a file that somebody edited, or one of another version."""
+    """None for values that no measurement gives: somebody edited the file, or another version wrote it."""
     try:
         rates = native.Rates(**stored)
         known = all(isinstance(value, (int, float)) and math.isfinite(value) and value > 0 for value in stored.values())
@@ -81,7 +81,7 @@ def _read() -> dict[str, Any]:
 
 
 def _write(name: str, entry: dict[str, Any]) -> None:
-    """Other devices' rates stay."""
+    """Keep one device's rates beside those of others."""
     path = cache_file()
     try:
         json_file.replace(path, _read() | {name: entry})
@@ -107,13 +107,13 @@ def break_even_uses(page_bytes: int, rates: Rates) -> float:
 
 
 def ship_or_read(page_bytes: int, rates: Rates, uses: float = USES) -> ColdPage:
-    """Whether a cold page that will be attended `uses` times is better copied to the device, or read in place. Where it is better read
+    """Whether to copy a cold page that will be attended `uses` times to the device, or to read it in place. Where reading in place is better,
     an arena gains nothing."""
     return ColdPage.SHIP if uses > break_even_uses(page_bytes, rates) else ColdPage.READ
 
 
 def on_host_slowdown(rates: Rates) -> float:
-    """How many times as long the processor takes to read the same pages in its own memory as the GPU in its; never less than 1."""
+    """How many times as long the processor reads the same pages in its memory as the GPU in its own; at least 1."""
     return max(1.0, rates.vram / rates.dram)
 
 

@@ -1,4 +1,4 @@
-"""What this machine's processor was measured to do with weights and caches, kept for each kind of processor, kernels and version."""
+"""Rates of this machine's processor with weights and caches, kept by kind of processor, kernels and version."""
 
 from __future__ import annotations
 
@@ -22,63 +22,63 @@ T = TypeVar("T")
 _LARGEST_GROUP = 16
 _MEASURED = (64, 80, 96, 112, 128, 192, 256)
 NEAR, MIDDLE = 2048, 4096
-"""Cells of a layer at which the time of one more changes."""
+"""Cells of a layer beyond which one more cell costs more."""
 
 _LEAST_SHARE = 0.05
-"""Of the bytes of a token, what a type of weights must have to be measured; the others count as the slowest."""
+"""A type of weights is measured from this share of a token's bytes on; other types count as the slowest."""
 
 log = logging.getLogger("edgekv")
 
 
 def memory_gain(n_threads: int) -> float:
-    """How much faster so many threads read memory than one, as a guess: each adds less than the one before."""
+    """How much faster n threads read memory than one: a guess, in which each adds less than the one before."""
     return n_threads**0.75
 
 
 @dataclass(frozen=True)
 class WeightRates:
-    """Of one ggml type of weights."""
+    """The rates of one ggml type of weights."""
 
     decode: float
-    """Bytes a second of weights that one token is multiplied with."""
+    """Decoding one token: bytes of weights a second."""
     prompt_stock: float
-    """Weights a second that each of many tokens together is multiplied with, by ggml."""
+    """Reading a prompt with ggml: weights a second, times the tokens of the batch."""
     prompt_exact: float
-    """The same in EdgeKV's modes, which have a kernel of their own for some types."""
+    """The same in EdgeKV's modes, which have their own kernels for some types."""
 
     def spread(self, n_threads: int) -> WeightRates:
-        """Of so many threads, guessed from one thread's."""
+        """The rates of n_threads, guessed from one thread's."""
         return WeightRates(self.decode * memory_gain(n_threads), self.prompt_stock * n_threads, self.prompt_exact * n_threads)
 
 
 @dataclass(frozen=True)
 class KernelRates:
-    """Of a kernel that attends every cell. Seconds."""
+    """Seconds of a kernel that attends every cell."""
 
     layer: float
-    """What a layer costs with next to no cache and next to no weights."""
+    """A layer with almost no cache and almost no weights."""
     near: float
-    """A token decoded behind one more cell, for one KV head with its group of query heads, up to NEAR cells of a layer."""
+    """One more cell for a decoded token, for one KV head and its query heads, up to NEAR cells of a layer."""
     middle: float
-    """The same behind more, up to MIDDLE: a layer's part of the cache no longer fits into a core's cache."""
+    """The same from NEAR to MIDDLE: a layer's K and V no longer fit into a core's cache."""
     far: float
-    """The same behind more: nor do the addresses of its pages."""
+    """The same beyond MIDDLE: nor do the addresses of its pages."""
     prompt: float
-    """One token of a prompt attends one more cell, for such a head."""
+    """One more cell for one prompt token, for such a head."""
 
     def spread(self, n_threads: int) -> KernelRates:
-        """Of so many threads, guessed from one thread's."""
+        """The rates of n_threads, guessed from one thread's."""
         gain = memory_gain(n_threads)
         return KernelRates(self.layer, self.near / gain, self.middle / gain, self.far / gain, self.prompt / n_threads)
 
     def cells(self, n: int) -> float:
-        """Of a head, decoding, behind `n` cells."""
+        """Seconds of a head that decodes behind `n` cells."""
         return self.near * min(n, NEAR) + self.middle * max(0, min(n, MIDDLE) - NEAR) + self.far * max(0, n - MIDDLE)
 
 
 @dataclass(frozen=True)
 class AttentionRates:
-    """Of one shape of attention. row and scan: seconds, for one KV head with its group of query heads."""
+    """The rates of one shape of attention. row and scan: seconds for one KV head and its query heads."""
 
     exact: KernelRates
     flash: KernelRates
@@ -86,12 +86,12 @@ class AttentionRates:
     plain: KernelRates
     """Stock's, without; where it cannot run, the same as `flash`."""
     row: float
-    """Mode sparse: one more row is read."""
+    """Mode sparse: reading one more row."""
     scan: float
-    """One more cell's sketch is scanned."""
+    """Mode sparse: scanning one more cell's sketch."""
 
     def spread(self, n_threads: int) -> AttentionRates:
-        """Of so many threads, guessed from one thread's."""
+        """The rates of n_threads, guessed from one thread's."""
         gain = memory_gain(n_threads)
         return AttentionRates(self.exact.spread(n_threads), self.flash.spread(n_threads), self.plain.spread(n_threads), self.row / gain,
                               self.scan / gain)
@@ -105,7 +105,7 @@ class AttentionShape:
     group: int
     """Query heads of a KV head."""
     n_head_kv: int = 2
-    """Of a layer: the rows of a head lie that far apart."""
+    """KV heads of a layer, which set how far apart a head's rows lie."""
     type_k: str = "f16"
     type_v: str = "f16"
 
@@ -116,7 +116,7 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class MatrixShape:
-    """What the rates of weights depend on besides their type: a product begins anew for each row."""
+    """What the rates of weights depend on besides the type, because a product begins anew for each row."""
 
     n_embd: int
     n_ff: int
@@ -129,19 +129,19 @@ class MatrixShape:
 
 @dataclass(frozen=True)
 class HostRates:
-    """All of a model's on this processor with so many threads."""
+    """All rates for one model, on this processor with n_threads."""
 
     n_threads: int
     read: float
-    """Bytes a second of memory, read in a row."""
+    """Bytes a second, reading memory in sequence."""
     weights: Mapping[str, WeightRates]
     attention: AttentionRates
     busy: float = 0.0
-    """Cores that other programs kept busy while some of these were measured: these are a guess, and not kept. 0.0: none did."""
+    """Cores that other programs kept busy during a measurement: then the rates are a guess, and not kept. 0.0: none."""
 
 
 class KeptRates:
-    """The file of measured rates. One that cannot be read or written is as good as empty: rates are then measured each time."""
+    """The file of measured rates. An unreadable or unwritable file counts as empty: rates are then measured each time."""
 
     def __init__(self, n_threads: int, isa: str, path: Path | None = None):
         self.n_threads = n_threads
@@ -174,7 +174,7 @@ class KeptRates:
 
 
 def kept_for(model: ModelFile, kv: KvOptions, kept: KeptRates) -> HostRates | None:
-    """All rates that a model needs, where each was measured before."""
+    """All rates that a model needs; None where one was never measured."""
     read, attention = kept.read(), kept.attention(attention_shape(model.geometry, kv))
     weights = {kind: rates for kind in measured_types(model) if (rates := kept.weights(kind, matrix_shape(model))) is not None}
     if read is None or attention is None or len(weights) < len(measured_types(model)):
@@ -201,7 +201,7 @@ def matrix_shape(model: ModelFile) -> MatrixShape:
 
 
 def measured_head_dim(head_dim_k: int, head_dim_v: int) -> int:
-    """The head size whose rates stand for this one: its own, or one that our kernels serve."""
+    """The head size to measure in place of this one: itself, or one that our kernels serve."""
     if head_dim_k == head_dim_v and head_dim_k in _MEASURED:
         return head_dim_k
     return 256 if min(head_dim_k, head_dim_v) >= 256 else 128
@@ -215,7 +215,7 @@ def measured_types(model: ModelFile) -> list[str]:
 
 
 def _made(kind: type[T], stored: Any) -> T | None:
-    """None for what no measurement gives: a file that somebody edited, or one of another version."""
+    """None for values that no measurement gives: somebody edited the file, or another version wrote it."""
     hints: dict[str, type[Any]] = get_type_hints(kind)
     if not isinstance(stored, dict) or set(stored) != set(hints):
         return None

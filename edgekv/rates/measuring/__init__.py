@@ -1,1 +1,1 @@
-"""Measures what this machine does, with small models of its own, and plans by it."""
+"""Measures this machine with small models of our own, and plans by the rates."""

@@ -27,18 +27,18 @@ _N_HEADS = 9  # KV heads of all layers together
 _CHEAP = 4096  # numbers of all query heads
 _COLD_BYTES = 64 * MIB  # well above the caches of most processors
 _TURNS = 3
-_SINKS = 16  # tokens at the beginning, which others are not like
+_SINKS = 16  # first tokens, which are unlike the others
 _FEW, _MANY = 500.0, 32_000.0
-"""Two resolutions of mode sparse, whose difference is the time of a row."""
+"""Two resolutions of mode sparse: their difference gives the time of a row."""
 
 _MOST_ROW = 4
-"""Times a row in a run of rows: what one by itself costs at most."""
+"""A row by itself costs at most this many times a row in a run."""
 
 _SKETCH_BITS = 3
-"""Of a channel of a key, in the sketches that are the default."""
+"""Bits of a key's channel in the default sketches."""
 
 _FLOOR = 1e-3
-"""A rate that noise made nothing or less of is this share of another."""
+"""Where noise makes a rate zero or negative, it becomes this share of another."""
 
 
 def attention_rates(shape: AttentionShape, n_threads: int, read: float) -> AttentionRates:
@@ -81,7 +81,7 @@ class _Attention:
         prompts: dict[str, float] = {}
         for depth in depths:
             self._fill(depth)
-            if depth == depths[-2]:  # a prompt's chunk takes long where there are many heads
+            if depth == depths[-2]:  # many heads make a prompt's chunk slow
                 prompts = self._prompts(depth)
             for name, seconds in steps.items():
                 seconds.append(self._step(name, depth))
@@ -98,8 +98,8 @@ class _Attention:
         return KernelRates(base / self.n_layer, near, middle, far, prompt)
 
     def _row_and_scan(self, exact: KernelRates, depth: int) -> tuple[float, float]:
-        """Seconds of a row, and of the scan of a cell, from two steps: their seconds, and the rows that a head read. Noise aside a row by itself
-        is read no faster than in a run, and a sketch no faster than memory gives it."""
+        """Seconds of a row and of a cell's scan, from the seconds and rows of two steps. Bounds against noise: a single row is no faster than one in a
+        run, and a sketch no faster than memory."""
         (few_s, few), (many_s, many) = self._sparse(_FEW), self._sparse(_MANY)
         base = exact.layer * self.n_layer + self.weights_s
         row = (many_s - few_s) / (self.n_heads * max(1.0, many - few))
@@ -114,8 +114,8 @@ class _Attention:
                 put(decoder, self.rows, block)
 
     def _prompts(self, depth: int) -> dict[str, float]:
-        """Seconds of a chunk behind `depth` tokens, by kernel: the fastest of some, in turns, because others may be busy for a while. The first
-        chunk stays in the caches."""
+        """Seconds of a chunk behind `depth` tokens, by kernel: the fastest of several, in turns, because other programs may be busy for a while. The
+        first chunk stays in the caches."""
         others = Others()
         samples: dict[str, list[tuple[float, float]]] = {name: [] for name in self.kernels}
         for _ in range(_TURNS):

@@ -16,16 +16,16 @@ from edgekv.rates.measuring.decoder import Decoder
 from edgekv.vocab import CacheType
 
 BLOCK_TOKENS = 512
-"""Tokens that go from one context to another at once."""
+"""Tokens that move from one context to another at once."""
 
 BANK_TOKENS = 2048
 """Made-up tokens that differ. Deeper caches repeat them: a repeated key takes as long as another one."""
 
 KEY_SPREAD = 1.0
-"""Standard deviation of a made-up key's entries, in those of the keys that the model computed."""
+"""Standard deviation of a made-up key's entries, relative to computed keys."""
 
 _STATE_MAGIC = 0xAF143CD8
-"""Of a sequence's state (llama.cpp: io_magic)."""
+"""Begins the saved state of a sequence (llama.cpp: io_magic)."""
 
 
 @dataclass(frozen=True)

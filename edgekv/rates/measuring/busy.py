@@ -1,4 +1,4 @@
-"""What other programs do on this machine while something is measured."""
+"""How busy other programs are while something is measured."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import psutil
 from edgekv.machine import n_cores
 
 _LEAST, _LEAST_SHARE = 0.5, 0.05
-"""Cores, and of those that this process may use, which others may keep busy on a machine that counts as quiet."""
+"""A machine counts as quiet while others use at most this many cores, or this share of this process's."""
 
 _NOT_BUSY = ("idle", "iowait", "guest", "guest_nice")  # a guest's time is a user's too
 
 
 class Others:
-    """Counts from when it is made."""
+    """Counts from its creation on."""
 
     def __init__(self) -> None:
         self._began, self._busy, self._own = time.perf_counter(), _busy(), _own()
@@ -26,17 +26,17 @@ class Others:
         return max(0.0, (_busy() - self._busy) - (_own() - self._own)) / max(elapsed, 1e-9)
 
     def busy(self) -> float:
-        """The same where it is more than a quiet machine's; 0.0: it is quiet."""
+        """The same, but 0.0 on a quiet machine."""
         cores = self.cores()
         return cores if cores > max(_LEAST, _LEAST_SHARE * n_cores()) else 0.0
 
 
 def _busy() -> float:
-    """Seconds that all cores computed since the machine was started."""
+    """Seconds of computing on all cores since the machine started."""
     times = psutil.cpu_times()
     return sum(getattr(times, name) for name in times._fields if name not in _NOT_BUSY)
 
 
 def _own() -> float:
-    """Of them this process's."""
+    """This process's seconds of computing."""
     return time.process_time()

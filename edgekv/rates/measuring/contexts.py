@@ -13,7 +13,7 @@ from edgekv.rates.measuring.decoder import Decoder
 
 
 class ContextError(Exception):
-    """A context that cannot be had; the message goes into the rows."""
+    """A context could not be made; the message goes into the rows."""
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def decoder_of(model: Path, **options: Any) -> Iterator[Decoder]:
 
 @contextmanager
 def beside(decoder: Decoder, n_ctx: int, flash_attn: bool = True, takes_states: bool = False) -> Iterator[Decoder]:
-    """`Decoder.beside`, closed at the end. Raises ContextError where it cannot be had."""
+    """`Decoder.beside`, closed at the end. Raises ContextError where it cannot be made."""
     try:
         other = decoder.beside(n_ctx, flash_attn, takes_states)
     except EdgeKVError as error:

@@ -18,7 +18,7 @@ from edgekv.rates.measuring import interrupts
 import llama_cpp
 
 _SPARE = 1
-"""The sequence that states come in by."""
+"""The sequence that states are loaded into."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Decoder:
 
     @property
     def n_threads(self) -> int:
-        """That decode a token."""
+        """Threads that decode a token."""
         return llama_cpp.llama_n_threads(self._ctx)
 
     def set_threads(self, n_threads: int) -> None:
@@ -120,8 +120,7 @@ class Decoder:
         self.position += n_tokens
 
     def snapshot(self) -> Snapshot:
-        """All cells, K and V included: as many bytes as those in use have. For modes that drop what a rewind cannot bring
-        back."""
+        """All cells in use, with K and V. For modes that drop what a rewind cannot bring back."""
         state = (ctypes.c_uint8 * llama_cpp.llama_state_get_size(self._ctx))()
         n_bytes = llama_cpp.llama_state_get_data(self._ctx, state, len(state))
         if not n_bytes:

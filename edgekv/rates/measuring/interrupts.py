@@ -12,7 +12,7 @@ _pending = False
 
 
 class Interrupts:
-    """Inside, the first Ctrl-C waits for `check`; the second does not. Elsewhere than in the main thread nothing changes."""
+    """Inside, the first Ctrl-C waits for `check`, the second does not. It changes nothing outside the main thread."""
 
     def __enter__(self) -> Interrupts:
         global _pending
@@ -28,7 +28,7 @@ class Interrupts:
 
 
 def check() -> None:
-    """Raise KeyboardInterrupt where Ctrl-C was pressed; once."""
+    """Raise KeyboardInterrupt once after Ctrl-C."""
     global _pending
     if _pending:
         _pending = False

@@ -25,7 +25,7 @@ Say = Callable[[str], None]
 
 
 class Measuring:
-    """What may be measured for a plan. compute: llama.cpp's work buffers too; again: rates that are kept; say: told what is measured."""
+    """What a plan may measure. compute: llama.cpp's work buffers too. again: kept rates anew. say: called with what is measured."""
 
     def __init__(self, say: Say = lambda what: None, compute: bool = False, again: bool = False):
         self.say, self.compute, self.again = say, compute, again
@@ -33,7 +33,7 @@ class Measuring:
 
 @dataclass(frozen=True)
 class PlanQuestion:
-    """What a person says of a context. n_ctx None: as long as memory allows; n_threads None: `machine.default_threads`."""
+    """What a person asks of a context. n_ctx None: as long as memory allows. n_threads None: `machine.default_threads`."""
 
     kv: KvOptions
     n_ctx: int | None = None
@@ -44,7 +44,7 @@ class PlanQuestion:
 
 
 def plan_here(path: Path, asked: PlanQuestion, measuring: Measuring | None = None) -> Plan:
-    """The plan for a model's header. measuring None: nothing is measured, and speeds are there only where rates are kept.
+    """The plan for a model's header. measuring None: measure nothing, and estimate speeds from kept rates only.
 
     Raises ModelError for a file that is no model, CudaUnavailable where a GPU was asked for and cannot be used.
     """
@@ -71,7 +71,7 @@ def plan_here(path: Path, asked: PlanQuestion, measuring: Measuring | None = Non
             notes.append(f"llama.cpp's work buffers could not be measured: {error}")
     try:
         rates = measured_rates(model, kv, n_threads, measuring)
-    except EdgeKVError as error:  # an answer about memory is one without speeds too
+    except EdgeKVError as error:  # memory is worth telling without speeds
         notes.append(f"the speeds could not be measured: {error}")
     plan = make_plan(request, rates)
     return replace(plan, notes=(*plan.notes, *notes))
@@ -86,7 +86,7 @@ def measured_rates(model: ModelFile, kv: KvOptions, n_threads: int, measuring: M
 
 
 def kept_rates(model: ModelFile, kv: KvOptions, n_threads: int) -> HostRates | None:
-    """The rates for a model where all of them were measured before."""
+    """The rates for a model; None where one was never measured."""
     from edgekv import _native
     from edgekv.rates.host import KeptRates, kept_for
 

@@ -22,14 +22,14 @@ _NO_MMAP = 0
 
 
 def reserved_compute(model: ModelFile, kv: KvOptions, n_ctx: int, n_slots: int) -> int:
-    """Bytes for a context on the processor as `edgekv serve` opens it. The weights need not be there. Raises ModelError where llama.cpp
+    """Bytes for a context on the processor, as `edgekv serve` opens it. The header is enough. Raises ModelError where llama.cpp
     cannot read the header."""
     heard = _Heard()
     upstream, printed = (logging.getLogger(name) for name in ("edgekv.llama.cpp", "llama-cpp-python"))
     levels = upstream.level, printed.level
     upstream.addHandler(heard)
     upstream.setLevel(logging.INFO)
-    printed.setLevel(logging.ERROR)  # or it goes to standard error too
+    printed.setLevel(logging.ERROR)  # or it would go to standard error too
     try:
         with tempfile.TemporaryDirectory(prefix="edgekv-") as folder:
             _reserve(_with_holes(model, Path(folder)), kv, n_ctx, n_slots, heard.lines)

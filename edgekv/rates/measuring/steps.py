@@ -1,4 +1,4 @@
-"""The fastest of some steps of a small model: what rates of this machine are made of."""
+"""The fastest of several steps of a small model: the raw material of rates."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from edgekv.vocab import KvMode
 
 LEAST_SAMPLES, PATIENCE_S, MOST_S = 3, 0.2, 1.0
 _NEAR = 1.05
-"""Times the fastest: samples that near say the same."""
+"""Samples within this factor of the fastest agree."""
 
 _NO_TIERS = {"policy": "none", "kv_budget": 0}
 
 
 def set_mode(decoder: Decoder, mode: KvMode, **changes: Any) -> Runtime:
-    """Without tiers."""
+    """Set a mode without tiers."""
     runtime = decoder.kv
     assert runtime is not None, "a context of its own has one"
     runtime.configure(runtime.options.with_(mode=mode, **_NO_TIERS, **changes))
@@ -29,7 +29,7 @@ def set_mode(decoder: Decoder, mode: KvMode, **changes: Any) -> Runtime:
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds by the clock, and of processor time of all threads."""
+    """Seconds by the clock, and seconds of processor time of all threads."""
     began, own = time.perf_counter(), time.process_time()
     call()
     return time.perf_counter() - began, time.process_time() - own
@@ -48,7 +48,7 @@ def fastest(sample: Callable[[], tuple[float, float]], n_threads: int) -> float:
 
 
 def shortest(samples: Sequence[tuple[float, float]], n_threads: int, others: Others) -> float:
-    """The time of the fastest of them. others: counted meanwhile."""
+    """Seconds of the fastest sample. others: counted meanwhile."""
     by_clock = min(seconds for seconds, _ in samples)
     return min(by_clock, min(seconds for _, seconds in samples) / n_threads) if others.busy() else by_clock
 

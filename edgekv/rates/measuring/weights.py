@@ -47,7 +47,7 @@ _WEIGHT_BYTES = 64 * MIB  # well above the caches of most processors
 _PROMPT_TOKENS = 64
 _HEAD_DIM = 32  # of the file of weights
 _TINY = MatrixShape(32, 32)
-_LOOK_S = 0.1  # at what other programs do
+_LOOK_S = 0.1  # to see what other programs do
 
 
 def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, say: Say = lambda what: None, again: bool = False) -> HostRates:
@@ -63,7 +63,7 @@ def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, say: Say = lambd
     most_busy = 0.0
 
     def found(name: str, known: T | None, measure: Callable[[int], T], spread: Callable[[T, int], T]) -> T:
-        """measure: with so many threads. spread: what so many do, guessed from what one does."""
+        """measure: with n threads. spread: guesses what n threads do from what one does."""
         nonlocal most_busy
         if known is not None and not again:
             return known
@@ -104,7 +104,7 @@ def _busy_now() -> float:
 
 
 def read_rate(n_threads: int) -> float:
-    """Bytes a second that `n_threads` read of memory, each its own part, in a row."""
+    """Bytes a second that n_threads read, each a part of memory in sequence."""
     parts = [np.ones(64 * MIB // 8, np.uint64) for _ in range(n_threads)]
     with ThreadPoolExecutor(n_threads) as pool:
         seconds = fastest(lambda: timed(lambda: list(pool.map(np.max, parts))), n_threads)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 BLOCK_TOKENS = 256
-"""Of a block that others can follow. One with fewer, a tail, ends its chain."""
+"""Tokens of a block that others can follow. A shorter block, a tail, ends its chain."""
 
 KEY_BYTES = 16
 
@@ -26,8 +26,8 @@ class Reading(enum.IntEnum):
 
 
 class ReadWith(NamedTuple):
-    """With what settings tokens were read that were not read exactly, by their Reading: digests of at most 32 bytes. What was read with others
-    is not known to be as good, and counts as not there. Nothing where there is nothing to tell apart."""
+    """The settings with which tokens were read that were not read exactly, by Reading: digests of at most 32 bytes. Rows read with other settings
+    may be worse, and count as missing. Empty where there is nothing to tell apart."""
 
     exact: bytes = b""
     sampled: bytes = b""
@@ -47,12 +47,12 @@ class Link:
     n: int
     """Tokens of the block, 1 to BLOCK_TOKENS."""
     read_with: bytes = field(default=b"", compare=False)
-    """Of ReadWith, where it is known: the key depends on it, and a file's name does not say it."""
+    """The digest of ReadWith where it is known: the key depends on it, but a file's name does not tell it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Rows of K and V of the tokens of a link. Nobody writes into a block."""
+    """Rows of K and V for the tokens of a link. A block is never written to."""
 
     link: Link
     tokens: np.ndarray
@@ -74,7 +74,7 @@ def child_link(parent: bytes, reading: Reading, tokens: np.ndarray, read_with: b
 
 
 def n_common(a: np.ndarray, b: np.ndarray) -> int:
-    """How many tokens two sequences have in common from their beginning."""
+    """The length of the common prefix of two sequences."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(a[:n] != b[:n])
     return int(differ[0]) if len(differ) else n

@@ -1,4 +1,4 @@
-"""Keeps a folder within its bytes, whoever writes into it: what was not used for the longest time goes first."""
+"""Keeps a folder within its bytes, whoever writes into it: the least recently used blocks go first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgekv.store.files import BlockFile, remove_file, scan
 from edgekv.store.pins import pinned_paths, read_pins
 
 FRESH_S = 1.0
-"""What other processes wrote in so short a time may not be counted yet."""
+"""Other processes' writes may go uncounted for this long."""
 
 
 class FolderBound:
@@ -20,13 +20,13 @@ class FolderBound:
     def __init__(self, folder: Path, most_bytes: int, clock: Callable[[], float] = time.monotonic):
         self.folder, self.most_bytes, self._clock = folder, most_bytes, clock
         self.n_bytes = 0
-        """Of all blocks in the folder, when it was last looked at, and what was written since."""
+        """Bytes of all blocks when the folder was last listed, and of those written since."""
         self.n_blocks = 0
         self._looked: float | None = None
         self._theirs: set[Path] = set()  # what this user may not remove
 
     def look(self) -> list[BlockFile]:
-        """Count again; every file, the least recently used first. Raises OSError."""
+        """List the folder again; returns every file, the least recently used first. Raises OSError."""
         files = sorted(scan(self.folder), key=lambda file: file.used_ns)
         self.n_blocks, self.n_bytes = len(files), sum(file.n_bytes for file in files)
         self._looked = self._clock()
@@ -74,7 +74,7 @@ class FolderBound:
             return True, []
         pinned = pinned_paths(read_pins(self.folder), files)
         victims: list[BlockFile] = []
-        spare = self.most_bytes // 64 if self.most_bytes // 64 >= 4 * n_bytes else 0  # or a full folder is looked at for every block
+        spare = self.most_bytes // 64 if self.most_bytes // 64 >= 4 * n_bytes else 0  # or a full folder would be listed for every block
         for file in files:
             if excess <= -spare:
                 break

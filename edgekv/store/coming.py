@@ -1,4 +1,4 @@
-"""Blocks whose rows come layer by layer: what they are is known, and the rows are read when they are asked for."""
+"""Blocks that are known but not loaded: their rows are read layer by layer, when they are needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgekv.store.identity import RowLayout
 from edgekv.store.rates import Rate
 
 GROUP_BYTES = 2 << 20
-"""Of a block that are read at once, about."""
+"""Bytes of a block that are read at once, roughly."""
 
 LEAST_IN_FLIGHT = 16 << 20
 
@@ -32,7 +32,7 @@ def most_in_flight(block_bytes: int) -> int:
 
 
 class InFlight:
-    """Rows on their way, and the bound on them. Thread-safe."""
+    """Bounds the memory of rows under way. Thread-safe."""
 
     def __init__(self, layout: RowLayout):
         self.most_bytes = most_in_flight(layout.block_bytes(BLOCK_TOKENS))
@@ -42,7 +42,7 @@ class InFlight:
         self._freed = threading.Condition()
 
     def array(self, n_bytes: int) -> np.ndarray:
-        """Room for rows, uint8 [n_bytes], which counts until nobody refers to it; waits until there is any."""
+        """Room for rows, uint8 [n_bytes]; waits until there is any. It counts until nothing refers to it."""
         with self._freed:
             self._freed.wait_for(lambda: self.n_bytes == 0 or self.n_bytes + n_bytes <= self.most_bytes)
             self.n_bytes += n_bytes
@@ -64,17 +64,17 @@ class ComingBlock:
     def __init__(self, link: Link, tokens: np.ndarray, layout: RowLayout, fill: Callable[[range, np.ndarray], bool], rate: Rate):
         self.link, self.tokens, self.layout, self._fill, self.rate = link, tokens, layout, fill, rate
         self.payload: np.ndarray | None = None
-        """Where rows stay that were read, uint8 [layout.block_bytes(n)]; None: nowhere."""
+        """Where loaded rows stay, uint8 [layout.block_bytes(n)]; None: they do not stay."""
         self.fetched = False
         """All of them are there."""
 
     @property
     def n_bytes(self) -> int:
-        """With its rows."""
+        """The block with its rows."""
         return self.layout.block_bytes(self.link.n) + self.tokens.nbytes
 
     def stay(self) -> None:
-        """Keep the rows that are read from now on."""
+        """Keep the rows that are read after this."""
         self.payload = np.empty(self.layout.block_bytes(self.link.n), np.uint8)
 
     def read(self, layers: range, flight: InFlight) -> np.ndarray | None:
@@ -95,7 +95,7 @@ class ComingBlock:
         return self.fetched
 
     def block(self) -> Block:
-        """When all of its rows were read, and stayed."""
+        """Called once all rows were read and stay."""
         assert self.payload is not None
         payload = self.payload.view()
         payload.flags.writeable = False

@@ -1,4 +1,4 @@
-"""Which blocks of a folder a conversation has, so that they go with it.
+"""Notes which blocks of a folder a conversation uses, so that deleting it deletes them.
 
     FOLDER/conversations/NAME.json    keys of blocks, hexadecimal
 """
@@ -39,7 +39,7 @@ def knows(folder: Path, name: str) -> bool:
 
 
 def blocks_alone(folder: Path, name: str) -> set[bytes]:
-    """Keys of the blocks that the conversation has and no other one."""
+    """Keys of the blocks that only this conversation uses."""
     keys = _keys(own := _path(folder, name))
     for path in own.parent.glob(f"*{_ENDING}"):
         if path != own:
@@ -62,7 +62,7 @@ def forget(folder: Path, name: str) -> int:
 
 
 def forget_all(folder: Path) -> None:
-    """No conversation has any block: there are none. Raises EdgeKVError."""
+    """Forget the blocks of every conversation, because the folder has none left. Raises EdgeKVError."""
     try:
         for path in (folder / "conversations").glob(f"*{_ENDING}"):
             path.unlink(missing_ok=True)
@@ -71,7 +71,7 @@ def forget_all(folder: Path) -> None:
 
 
 def _with_followers(keys: set[bytes], files: list[BlockFile]) -> list[BlockFile]:
-    """The files of these blocks, and of all that follow them: nobody else could have come there."""
+    """The files of these blocks and of all blocks that follow: only these conversations lead there."""
     below: dict[bytes, list[BlockFile]] = defaultdict(list)
     for file in files:
         below[file.link.parent].append(file)
@@ -86,7 +86,7 @@ def _with_followers(keys: set[bytes], files: list[BlockFile]) -> list[BlockFile]
 
 
 def _keys(path: Path) -> set[bytes]:
-    """None where the file is not there, or is not one of ours."""
+    """None where the file is missing or not ours."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         return {bytes.fromhex(key) for key in json.loads(path.read_text())}
     return set()

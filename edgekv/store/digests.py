@@ -15,7 +15,7 @@ from pathlib import Path
 from edgekv.errors import ModelError
 
 PIECE_BYTES = 16 << 20
-"""Hashed at a time, by one of the threads."""
+"""Bytes that one thread hashes at a time."""
 
 MOST_THREADS = 8
 
@@ -133,7 +133,7 @@ def _known(kept: Path) -> bytes | None:
 
 
 def _keep(kept: Path, digest: bytes) -> None:
-    """Where the folder cannot be written to, the next start computes it again."""
+    """Keep a digest; where the folder is not writable, the next start computes it again."""
     partial = kept.with_name(f".{kept.name}-{os.getpid()}-{threading.get_ident()}")
     with contextlib.suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -35,7 +35,7 @@ _OF_ONE_FILE = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EL
 
 @dataclass(frozen=True)
 class BlockFile:
-    """A file that has a block's name; what is in it nobody has looked at."""
+    """A file with a block's name, not yet opened."""
 
     path: Path
     root: bytes
@@ -50,13 +50,13 @@ def path_of(folder: Path, root: bytes, link: Link) -> Path:
 
 
 def temporary_name() -> str:
-    """Another one each time, also in containers whose processes have the same numbers."""
+    """A new name each time, unique also among containers whose processes share numbers."""
     return TEMPORARY + secrets.token_hex(8)
 
 
 def open_file(path: Path) -> FileIO:
-    """For reading, unbuffered; nobody is waited for. Raises Refused where it is no plain file, OSError."""
-    file = FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # a pipe would wait for who writes into it
+    """Open a file for reading, unbuffered and without waiting. Raises Refused for anything but a plain file, OSError."""
+    file = FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # a pipe would wait for a writer
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise Refused("it is no file", damaged=False)
@@ -69,7 +69,7 @@ def of_one_file(error: OSError, folder: Path) -> bool:
 
 
 def link_of(parent: bytes, name: str) -> Link | None:
-    """What a file's name says; None for a name of another kind."""
+    """The link that a file's name tells; None for other names."""
     match = _NAME.fullmatch(name)
     if match is None or int(match[2]) > max(Reading):
         return None
@@ -130,7 +130,7 @@ def remove_file(path: Path) -> bool:
         path.unlink()
     except FileNotFoundError:
         return False
-    with contextlib.suppress(OSError):  # others are in it
+    with contextlib.suppress(OSError):  # it is not empty
         path.parent.rmdir()
         path.parent.parent.rmdir()
     return True
@@ -172,7 +172,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _entries_in(folder: os.DirEntry[str]) -> list[os.DirEntry[str]]:
-    """None where it is another user's."""
+    """None for another user's file."""
     try:
         return _entries(folder.path)
     except PermissionError:

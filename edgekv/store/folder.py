@@ -30,10 +30,10 @@ from edgekv.store.results import PlaceStats
 T = TypeVar("T")
 
 BACK_OFF_S = 30.0
-"""Until a folder that could not be written to is tried again."""
+"""Seconds until a folder that was not writable is tried again."""
 
 N_READERS = 2
-"""Threads that open files."""
+"""Threads that open and read files."""
 
 REMEMBERED = 4096
 """Blocks whose tokens are kept in memory, so that their files need not be opened to be compared."""
@@ -54,11 +54,11 @@ class FolderPlace:
         self._writing = Outage(f"the folder {folder}", back_off_s, self.stats)
         self._rate = Rate()
         self._bound = FolderBound(self._folder, most_bytes)
-        self._latest: dict[bytes, int] = {}  # keys of the chain that was used last, and its times in ns
+        self._latest: dict[bytes, int] = {}  # keys of the chain used last, and its times in ns
         self._lock = threading.Lock()  # of the three below
         self._tokens: OrderedDict[bytes, np.ndarray] = OrderedDict()
         self._refused: set[Path] = set()
-        self._theirs: set[Path] = set()  # of these, what another user or program has there: it is never written over
+        self._theirs: set[Path] = set()  # files of other users or programs among these, which are never written over
         self._pool = ThreadPoolExecutor(N_READERS, thread_name_prefix="edgekv-read")
         self._made = False
         try:
@@ -114,7 +114,7 @@ class FolderPlace:
         return ComingBlock(reader.header.link, reader.header.tokens, self._identity.layout, fill, self._rate)
 
     def _read(self, path: Path, read: Callable[[Path], T]) -> T | None:
-        """What `read` makes of a file; None where it is gone, is refused or cannot be read."""
+        """The result of `read` on a file; None where it is gone, refused or unreadable."""
         try:
             return read(path)
         except FileNotFoundError:
@@ -160,7 +160,7 @@ class FolderPlace:
         self._refuse(path, Refused(f"it cannot be used ({error.strerror})", damaged=False))
 
     def _refuse(self, path: Path, refused: Refused) -> None:
-        """Skip a file from now on; remove it where it is a block of ours that was damaged. Said of the first one."""
+        """Skip a file from now on, and remove it where it is a damaged block of ours. The log tells of the first one."""
         with self._lock:
             if path in self._refused:
                 return
@@ -186,7 +186,7 @@ class FolderPlace:
                 os.utime(self._path(link), ns=(self._latest[link.key],) * 2)
             except FileNotFoundError:
                 lacking.append(link)
-            except OSError:  # it may be read all the same
+            except OSError:  # it can be read all the same
                 continue
         return lacking
 
@@ -226,7 +226,7 @@ class FolderPlace:
 
     @staticmethod
     def _is_theirs(path: Path) -> bool:
-        """Whether something stands in a block's place, or in its folder's, that this user may not write over."""
+        """Whether a file in the block's place, or in its folder's, may not be written over by this user."""
         return os.path.lexists(path) or (os.path.lexists(path.parent) and not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)))
 
     def _write_anyhow(self, path: Path, header: bytes, payload: np.ndarray, used_ns: int) -> None:
@@ -239,7 +239,7 @@ class FolderPlace:
         self._write_file(path, header, payload, used_ns)
 
     def _write_file(self, path: Path, header: bytes, payload: np.ndarray, used_ns: int) -> None:
-        """All of it under another name, on the disk, and only then under its own."""
+        """Write everything to disk under another name, then rename it."""
         made = not path.parent.is_dir()
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.parent / temporary_name()
@@ -297,7 +297,7 @@ def write_all(descriptor: int, data: memoryview) -> None:
 def _sync_folder(folder: Path) -> None:
     try:
         descriptor = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:  # what was written has been evicted already
+    except FileNotFoundError:  # it was evicted again already
         return
     try:
         os.fsync(descriptor)
@@ -306,7 +306,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _why(error: OSError) -> str:
-    """The end of a sentence that begins with the folder."""
+    """Why it failed: ends a sentence that begins with the folder."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "is on a disk that is full"
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):

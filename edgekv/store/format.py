@@ -23,12 +23,12 @@ MOST_ROW_BYTES = 1 << 32
 
 
 class Refused(Exception):
-    """These bytes cannot be used as a block."""
+    """Raised for bytes that are no usable block."""
 
     def __init__(self, why: str, damaged: bool):
         super().__init__(why)
         self.damaged = damaged
-        """They are of this version and were once a block; else others may know what they are."""
+        """Whether they were a block of this version; other bytes may mean something to others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class BlockHeader:
     root: bytes
     """The root key of the model identity."""
     name: str
-    """Of the model, for people."""
+    """The model's name, for people."""
     layout: RowLayout
     checksums: tuple[int, ...]
     """CRC-32 of the rows of each layer."""
@@ -50,7 +50,7 @@ class BlockHeader:
 
     @property
     def n_bytes(self) -> int:
-        """Of all."""
+        """Bytes of all rows."""
         return self.start + self.layout.block_bytes(self.link.n)
 
     def check(self, root: bytes, link: Link, layout: RowLayout | None, n_bytes: int) -> None:
@@ -104,7 +104,7 @@ def decode_header(data: bytes | memoryview) -> BlockHeader:
         root, parent, key, read_with = (bytes.fromhex(said[name]) for name in ("root", "parent", "key", "read_with"))
         link = Link(key, parent, Reading(said["reading"]), len(tokens), read_with)
         header = BlockHeader(link, tokens, root, str(said["name"]), layout, tuple(map(int, said["checksums"])), start)
-    except Exception:  # whoever can write into the folder chose the text: it may nest without end, or name numbers without end
+    except Exception:  # anybody who can write to the folder chose the text: endless nesting, endless numbers
         raise Refused("its header says what no block's does", damaged=True) from None
     if tokens.ndim != 1 or not 1 <= len(tokens) <= BLOCK_TOKENS or len(header.checksums) != len(layout.k_bytes) or len(root) != KEY_BYTES:
         raise Refused("its header says what no block's does", damaged=True)
@@ -135,6 +135,6 @@ def check_layers(rows: np.ndarray, header: BlockHeader, layers: range) -> None:
 
 
 def layer_checksums(payload: np.ndarray, layout: RowLayout, n_tokens: int) -> list[int]:
-    """CRC-32 of the rows of each layer: several times as fast as BLAKE2 with zlib, and what damages disks and memory shows up in it."""
+    """CRC-32 of each layer's rows: with zlib several times as fast as BLAKE2, and it shows the damage that disks and memory do."""
     starts = layout.layer_starts(n_tokens).tolist()
     return [zlib.crc32(payload.data[start:end]) for start, end in itertools.pairwise(starts)]

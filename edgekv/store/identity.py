@@ -1,4 +1,4 @@
-"""What K and V depend on besides the tokens: which stored rows belong to a model, and how many bytes they have."""
+"""What K and V depend on besides the tokens: it tells which stored rows fit a model, and their size."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """Rows of two identities are never taken for one another."""
+    """Rows of one identity are never used for another."""
 
     fingerprint: bytes
-    """Of everything that K and V of all requests depend on besides the tokens: the model's files, and the context as it was built."""
+    """Digest of everything but the tokens that K and V of all requests depend on: the model's files, and the context as it was built."""
     layout: RowLayout
     name: str
-    """For people."""
+    """The model's name, for people."""
 
     def root_key(self) -> bytes:
         """What the folder of this identity is called, 16 bytes; also the parent of a conversation's first block where there is no other."""
@@ -78,5 +78,5 @@ def fingerprint(*pieces: bytes) -> bytes:
 
 
 def _framed(*pieces: bytes) -> bytes:
-    """Each with its length before it, so that no two lists of pieces give the same bytes."""
+    """Each piece behind its length, so that different lists never give the same bytes."""
     return b"".join(len(piece).to_bytes(8, "little") + piece for piece in pieces)

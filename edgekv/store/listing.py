@@ -1,4 +1,4 @@
-"""What a folder of prefixes holds, for people: conversations, whose they are, and which blocks they share."""
+"""Lists a folder of prefixes for people: conversations, their models, and the blocks that they share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Chain:
     name: str
     """Of the model."""
     own: tuple[BlockFile, ...]
-    """Blocks that no other chain has."""
+    """Blocks of this chain alone."""
     pins: tuple[Pin, ...]
 
     @property
@@ -41,7 +41,7 @@ class Chain:
 
     @property
     def whole(self) -> bool:
-        """Its beginning is there; else nobody finds it, and it goes when room is needed."""
+        """Whether its beginning is there; without it the chain is never found, and goes when room is needed."""
         return begins_chain(self.leaf.root, self.files[0].link.parent)
 
     @property
@@ -67,7 +67,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Checked:
-    """A block's file, and what is wrong with it."""
+    """A block's file and its fault, if any."""
 
     file: BlockFile
     refused: Refused | None

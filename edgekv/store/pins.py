@@ -1,4 +1,4 @@
-"""Prefixes of a folder that have a name and stay until it expires, however little they are used."""
+"""Named prefixes of a folder: they stay until the name expires, even unused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write_pin(folder: Path, pin: Pin) -> None:
 
 
 def remove_pin(folder: Path, name: str) -> bool:
-    """False where there is none. Raises OSError."""
+    """Remove a pin; False where there is none. Raises OSError."""
     try:
         _path(folder, name).unlink()
     except FileNotFoundError:
@@ -50,7 +50,7 @@ def remove_pin(folder: Path, name: str) -> bool:
 
 
 def read_pins(folder: Path, now: float | None = None) -> list[Pin]:
-    """Those that have not expired, by name; a file that is no pin is none."""
+    """The pins that have not expired, by name; other files are skipped."""
     pins = []
     for path in sorted((folder / "pins").glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -69,7 +69,7 @@ def chain_to(key: bytes, by_key: dict[bytes, BlockFile]) -> list[BlockFile]:
 
 
 def pinned_paths(pins: Iterable[Pin], files: Iterable[BlockFile]) -> set[Path]:
-    """What may not be evicted."""
+    """The files that may not be evicted."""
     pins, files = list(pins), list(files) if pins else []
     paths: set[Path] = set()
     for pin in pins:

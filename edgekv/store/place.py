@@ -1,4 +1,4 @@
-"""What lies below RAM: the interface of a place, and how a place that fails is left alone for a while."""
+"""The interface of a place below RAM; and how a failing place is left alone for a while."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Child(NamedTuple):
 
 
 class Outcome(enum.Enum):
-    """Of a write."""
+    """The outcome of a write."""
 
     WRITTEN = enum.auto()
-    """It is there; it may have been there before."""
+    """The block is there, now or from before."""
     DECLINED = enum.auto()
     """The place has no room for it within its bound, and will not have it."""
     LATER = enum.auto()
-    """The place cannot be used at present."""
+    """The place is out of order at present."""
 
 
 class Place(Protocol):
@@ -46,27 +46,27 @@ class Place(Protocol):
     name: str
     """As in Piece.source."""
     ahead: int
-    """How many blocks of a chain one call of `have` had better ask for: 1 where a call costs little."""
+    """How many blocks of a chain to ask for in one call of `have`: 1 where calls are cheap."""
     stats: PlaceStats
 
     @property
     def working(self) -> bool:
-        """False while it is left alone after a failure: it has nothing."""
+        """False while the place is left alone after a failure; it then has nothing."""
 
     @property
     def writable(self) -> bool:
-        """False while nothing is written to it after a failure."""
+        """False while writing pauses after a failure."""
 
     def have(self, links: Sequence[Link]) -> list[bool]: ...
 
     def children(self, parent: bytes) -> list[Child]:
-        """What follows a block, tails included."""
+        """The blocks that follow a block, tails included."""
 
     def open(self, links: Sequence[Link]) -> list[ComingBlock | None]:
         """Blocks whose rows can be read, in the order of `links`; None for what is not there or was refused."""
 
     def write(self, block: Block) -> Outcome:
-        """Keep a block, and drop the tails that it goes on from."""
+        """Keep a block, and drop the tails that it continues."""
 
     def touch(self, chain: Sequence[Link]) -> list[Link]:
         """A chain, from its root on, was used: what it does not have of it. Writing to the place evicts none of it until the next call."""
@@ -84,7 +84,7 @@ def covered_tails(children: Iterable[Child], block: Block) -> list[Child]:
 
 
 class Outage:
-    """Whether a place can be used. Says so once when it cannot, and once when it can again; between, it is tried every `back_off_s`."""
+    """Whether a place works. The log tells once when it fails, and once when it works again; in between it is tried every `back_off_s`."""
 
     def __init__(self, what: str, back_off_s: float, stats: PlaceStats, clock: Callable[[], float] = time.monotonic):
         self.what, self._back_off_s, self._stats, self._clock = what, back_off_s, stats, clock

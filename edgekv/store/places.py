@@ -1,4 +1,4 @@
-"""Which places below RAM the settings name."""
+"""The places below RAM that the settings name."""
 
 from __future__ import annotations
 

@@ -12,14 +12,14 @@ from edgekv.store.writer import Writer
 
 
 class Ram:
-    """Not locked: its store does that."""
+    """Not thread-safe: the store locks it."""
 
     name = "ram"
     """As in Piece.source."""
 
     def __init__(self) -> None:
         self.n_bytes = 0
-        """Of all blocks, and of those that are being read and will stay."""
+        """Bytes of all blocks, and of those being read that will stay."""
         self._blocks: OrderedDict[bytes, Block] = OrderedDict()  # the least recently used first
         self._children: dict[bytes, set[bytes]] = {}
 
@@ -75,11 +75,11 @@ class SharedRam:
 
     def __init__(self) -> None:
         self.lock = threading.Condition()
-        """Of everything here."""
+        """Bytes of everything here."""
         self.blocks = Ram()
         self.in_use: Counter[bytes] = Counter()
-        """Keys of blocks whose rows are on their way into a sequence: they stay, or they would be in memory and not in the bound."""
+        """Keys of blocks whose rows are on their way into a sequence. Evicting them would free no memory, so they stay and count."""
         self.below: set[bytes] = set()
-        """Keys of blocks in RAM that a place has, too."""
+        """Keys of blocks in RAM that a place keeps too."""
         self.writers: list[Writer] = []
         """Of all stores."""

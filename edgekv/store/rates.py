@@ -1,4 +1,4 @@
-"""How fast a place gives rows, as it was seen."""
+"""How fast a place delivers rows, as measured so far."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import time
 from collections.abc import Callable
 
 FADES = 0.9
-"""What was seen counts so much less for each that is seen behind it."""
+"""An observation loses this share of its weight with each newer one."""
 
 LEAST_SEEN_S = 0.05
 """Reads of less in all say more of what a call costs, and of other work on the machine, than of the place. None is slow that takes less."""
 
 STALE_S = 60.0
-"""What was seen so long ago is tried again."""
+"""An observation this old is checked again."""
 
 
 class Rate:
-    """Thread-safe enough: a figure that is lost between two threads is seen again."""
+    """Thread-safe enough: an observation that two threads lose comes again."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
@@ -24,17 +24,17 @@ class Rate:
         self._when = float("-inf")
 
     def seen(self, n_bytes: float, seconds: float) -> None:
-        """`n_bytes`: of rows that can be used; 0: the time was lost."""
+        """`n_bytes`: bytes of usable rows; 0: the time was wasted."""
         self._n_bytes, self._seconds = FADES * self._n_bytes + n_bytes, FADES * self._seconds + seconds
         self._when = self._clock()
 
     def takes_s(self, n_bytes: float) -> float:
-        """For so many bytes; 0: nobody knows yet, infinity: none ever came."""
+        """Seconds for n_bytes; 0: unknown yet; infinity: nothing ever came."""
         if self._seconds < LEAST_SEEN_S:
             return 0.0
         return n_bytes * self._seconds / self._n_bytes if self._n_bytes else float("inf")
 
     @property
     def stale(self) -> bool:
-        """Nothing was seen for a while."""
+        """Whether the last observation is old."""
         return self._clock() - self._when > STALE_S

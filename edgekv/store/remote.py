@@ -25,13 +25,13 @@ from edgekv.store.rates import Rate
 from edgekv.store.results import PlaceStats
 
 BACK_OFF_S = 5.0
-"""Until a server that failed is asked again."""
+"""Seconds until a failed server is asked again."""
 
 MOST_BLOCK_BYTES = 256 << 20
-"""Larger ones are not sent. How much the server keeps in all, it says itself (maxmemory, with a policy such as allkeys-lru)."""
+"""Larger blocks are not sent. The server bounds the sum itself (maxmemory, with a policy such as allkeys-lru)."""
 
 LEAST_RATE = 20e6
-"""Bytes a second: rows may take the bound of a call and so long besides. What comes slower is a miss."""
+"""Bytes a second: rows may take a call's bound, and their bytes at this rate besides. Slower rows are a miss."""
 
 FIRST_READ = 8192
 """Of a block: most headers are shorter."""
@@ -54,7 +54,7 @@ class RedisPlace:
         self._identity, self._root, self._ttl_s, self._timeout_s = identity, identity.root_key(), ttl_s, timeout_s
         self._client = _client(url, timeout_s)
         self._loading_client = _client(url, timeout_s + identity.layout.block_bytes(BLOCK_TOKENS) / LEAST_RATE)
-        # Nobody waits for a write, and a socket's timeout is that of a whole block.
+        # Writes keep nobody waiting, so their socket's timeout covers a whole block.
         self._writing_client = _client(url, timeout_s + identity.layout.block_bytes(BLOCK_TOKENS) / LEAST_RATE)
         where = self._client.connection_pool.connection_kwargs
         what = f"the prefix server at {where.get('path') or '{}:{}'.format(where.get('host', 'localhost'), where.get('port', 6379))}"
@@ -86,7 +86,7 @@ class RedisPlace:
         return self._ask(lambda: self._children(self._client, parent)) or []
 
     def open(self, links: Sequence[Link]) -> list[ComingBlock | None]:
-        """All headers with one question."""
+        """All headers in one request."""
         found = self._ask(lambda: self._headers([link.key for link in links])) if links else None
         return [self._open_one(link, *one) for link, one in zip(links, found)] if found else [None] * len(links)
 
@@ -202,7 +202,7 @@ class RedisPlace:
     # ---- a server that fails ---------------------------------------------------------------------------------------------------------
 
     def _ask(self, question: Callable[[], T]) -> T | None:
-        """The answer; None where none came in time."""
+        """The answer; None where it did not come in time."""
         if not self.working:
             return None
         try:
@@ -211,7 +211,7 @@ class RedisPlace:
             return None
 
     def _wait(self, future: Future[T], timeout_s: float) -> T | None:
-        """redis-py bounds each read from the socket; this bounds their sum, for a server that answers byte by byte."""
+        """Bound the sum of reads: redis-py bounds each read alone, which a server that answers byte by byte never exceeds."""
         done = self._try(lambda: (future.result(timeout_s),), self._asking)
         return None if done is None else done[0]
 
@@ -221,11 +221,11 @@ class RedisPlace:
 
         try:
             answer = call()
-        except exceptions.ResponseError as error:  # full, read-only, not allowed
+        except exceptions.ResponseError as error:  # full, read-only or forbidden
             outage.failed(f"refuses: {_first_line(error)}")
         except (FutureTimeout, exceptions.TimeoutError):
             self._failed(f"does not answer within {self._timeout_s:g} s")
-        except Exception as error:  # whatever redis-py makes of what a broken server sends: it is a miss, never an error
+        except Exception as error:  # whatever redis-py raises for a broken server's answer is a miss, never an error
             self._failed(f"cannot be used ({_first_line(error)})")
         else:
             self._asking.succeeded()
@@ -238,7 +238,7 @@ class RedisPlace:
         self._disconnect()
 
     def _disconnect(self) -> None:
-        """Threads that still wait for an answer get an error instead."""
+        """Close the connections, so that waiting threads get an error."""
         for client in (self._client, self._loading_client):
             client.connection_pool.disconnect(inuse_connections=True)
 
@@ -266,7 +266,7 @@ def _field(link: Link) -> bytes:
 
 
 def _child(parent: bytes, field: bytes, value: bytes) -> Child | None:
-    """What a field of the hash says; None for what is none of ours."""
+    """The block that a field of the hash names; None for other fields."""
     if not KEY_BYTES < len(field) <= KEY_BYTES + 1 + MOST_READ_WITH_BYTES or field[KEY_BYTES] > max(Reading):
         return None
     if len(value) % 4 or not 4 <= len(value) <= 4 * BLOCK_TOKENS:

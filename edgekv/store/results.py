@@ -1,4 +1,4 @@
-"""What a store answers."""
+"""The answers of a store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BlockPiece:
 
     @property
     def coming(self) -> bool:
-        """The rows are not in memory yet."""
+        """Whether the rows still have to come into memory."""
         return isinstance(self.block, ComingBlock) and not self.block.fetched
 
     @property
@@ -48,9 +48,9 @@ class NearMiss:
 
     position: int
     stored: int
-    """The token there in the chain."""
+    """The chain's token there."""
     asked: int
-    """The token there in what was asked for."""
+    """The prompt's token there."""
     n_lost: int
     """At least: what is only on a remote server is not counted."""
     goes_on_alike: bool
@@ -59,20 +59,20 @@ class NearMiss:
 
 @dataclass(eq=False)
 class Holds:
-    """What a restore keeps from being evicted, until its rows are in their place."""
+    """What a restore protects from eviction until its rows are in place."""
 
     keys: list[bytes] = field(default_factory=list)
     n_bytes: int = 0
-    """Of blocks that will stay in RAM."""
+    """Keys of blocks that will stay in RAM."""
 
 
 @dataclass(frozen=True)
 class Restored:
     pieces: tuple[BlockPiece, ...] = ()
-    """They follow each other from `n_have` on."""
+    """In order, without gaps, from `n_have` on."""
     nearly: NearMiss | None = None
     chain: tuple[Link, ...] = ()
-    """All that was found, from the root on."""
+    """Every block that was found, from the root on."""
     holds: Holds = field(default_factory=Holds)
     n_asked: int = 0
     """Tokens."""
@@ -93,7 +93,7 @@ class Restored:
 
     @property
     def n_to_come(self) -> int:
-        """Pieces whose payload is not there yet."""
+        """Pieces whose rows still have to come."""
         return sum(piece.coming for piece in self.pieces)
 
     @property
@@ -116,16 +116,16 @@ class Restored:
 
 @dataclass(frozen=True)
 class Saved:
-    """In tokens, all from the beginning of the conversation."""
+    """Counts of tokens, each from the beginning of the conversation."""
 
     n_known: int = 0
-    """The store had them."""
+    """Tokens that the store had before."""
     n_new: int = 0
-    """Read and kept now."""
+    """Tokens that were read and kept now."""
     n_left_out: int = 0
     """No room, within the bound, until what is being written has been written."""
     chain: tuple[Link, ...] = ()
-    """The blocks of all that is kept, from the root on."""
+    """The links of all kept blocks, from the root on."""
 
 
 @dataclass
@@ -147,7 +147,7 @@ class PlaceStats:
 
 @dataclass
 class StoreStats:
-    """Counts since the store was opened, and bytes as they are now."""
+    """Counts since the store opened, and current bytes."""
 
     ram: PlaceStats = field(default_factory=PlaceStats)
     disk: PlaceStats = field(default_factory=PlaceStats)
@@ -155,12 +155,12 @@ class StoreStats:
     asked_tokens: int = 0
     """Tokens that were not in place when `restore` was called."""
     missed_tokens: int = 0
-    """Of these, those that no place had."""
+    """Of these, tokens that no place had."""
     n_restores: int = 0
     n_saves: int = 0
     n_unwritten: int = 0
-    """Blocks that wait for the writer."""
+    """Blocks waiting for the writer."""
     in_flight_bytes: int = 0
-    """Rows that are read and not yet in their place, beside those that stay in RAM: now."""
+    """Bytes of rows under way now, beside those that stay in RAM."""
     n_dropped: int = 0
     """Blocks that RAM had no room for before they were written."""

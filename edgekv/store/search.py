@@ -1,4 +1,4 @@
-"""Which stored chain goes furthest along a sequence of tokens, and what it would have been."""
+"""Finds the stored chain that goes furthest along a sequence of tokens, and near misses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgekv.store.place import Child
 from edgekv.store.results import NearMiss
 
 MOST_BELOW = 512
-"""Blocks looked at to say how far a chain goes on."""
+"""Blocks to look at when telling how far a chain goes on."""
 
 
 class Holder(Protocol):
@@ -39,7 +39,7 @@ class ChainStep:
 
 @dataclass(frozen=True)
 class ChainMatch:
-    """What goes furthest; all steps but the last are whole blocks."""
+    """The chain that goes furthest; all steps but the last are whole blocks."""
 
     steps: tuple[ChainStep, ...]
     nearly: NearMiss | None
@@ -114,7 +114,7 @@ class Search:
         return None
 
     def _ahead(self, link: Link, first: int, n: int) -> list[Link]:
-        """`link` and what would follow it with the same label: where a call is dear, one for many."""
+        """`link` and its followers with the same label: where calls are dear, one asks for many."""
         links = [link]
         for at in range(first + BLOCK_TOKENS, len(self._tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
             if len(links) == n:
@@ -125,7 +125,7 @@ class Search:
     # ---- what it would have been -----------------------------------------------------------------------------------------------------
 
     def _nearly(self, position: int, n_best: int, siblings: list[tuple[int, Child]]) -> NearMiss | None:
-        """About the chain that goes on furthest from where the first token differs."""
+        """The near miss: the chain that goes on furthest behind the first token that differs."""
         asked, nearest = self._tokens[position:], None
         seen: set[bytes] = set()
         for n, child in siblings:
@@ -157,7 +157,7 @@ class Search:
 
 
 def read_with_these(child: Child, read_with: ReadWith) -> Child | None:
-    """A child whose link says what its tokens were read with; None where these are not the settings."""
+    """A child with the settings of its tokens in its link; None where these are other settings."""
     link = child_link(child.link.parent, child.link.reading, child.tokens, read_with[child.link.reading])
     return Child(link, child.tokens) if link == child.link else None
 

@@ -1,4 +1,4 @@
-"""Where prefixes are kept, and how much of them."""
+"""Where prefixes are kept, and how many bytes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ class StoreSettings:
     """The places of a prefix store and their bounds. Without a folder and an address everything is in RAM, and gone at the end."""
 
     ram_bytes: int = GIB
-    """0: nothing stays in RAM but what is under way."""
+    """0: nothing stays in RAM, except what is under way."""
     folder: Path | None = None
     folder_bytes: int = 10 * GIB
     url: str | None = None
     """redis://HOST:PORT/DB of a Redis-compatible server."""
     url_ttl_s: int = 24 * 3600
-    """What nobody asks for is forgotten there after so long."""
+    """The server forgets unused blocks after this long."""
     url_timeout_s: float = 0.5
-    """No call waits longer; what has not come by then is a miss."""
+    """No call waits longer; later answers are a miss."""
 
 
 def default_folder() -> Path:
-    """Where prefixes are kept when nobody names a folder: a folder of this user's cache."""
+    """The folder for prefixes unless another is named: in this user's cache."""
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("edgekv")) / "prefixes"

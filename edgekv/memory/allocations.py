@@ -1,4 +1,4 @@
-"""What a context will take, part by part, from the model's header alone: what llama.cpp allocates, and what is ours."""
+"""What a context takes, part by part, from the model's header alone: llama.cpp's allocations and ours."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ UBATCH_TOKENS = 512
 """Prompt tokens that llama.cpp computes at once on the processor."""
 
 KNOWN, ESTIMATED, MEASURED = "known", "estimated", "measured"
-"""How a figure was come by: it follows from the header and the options; it comes from a formula; somebody looked."""
+"""Where a figure comes from: the header and the options, a formula, or a measurement."""
 
 HOST, DISK = "host", "disk"
 
 NATIVE_BYTES = 32 * MIB
-"""Libraries, vocabulary and Python, which no part counts."""
+"""Bytes of libraries, vocabulary and Python, which are in no part."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class MemoryPart:
 
 @dataclass(frozen=True)
 class Slots:
-    """Conversations at the same time, each with a context of its own. unified: they share one cache, as large as theirs together."""
+    """Conversations at the same time, each with its own context. unified: they share one cache as large as all together."""
 
     n: int = 1
     unified: bool = False
@@ -49,7 +49,7 @@ class Slots:
 
 @dataclass(frozen=True)
 class ContextRequest:
-    """What a context is asked for, and what may be taken for it. kv: its mode is the one that counts; n_ctx None: as long as memory allows."""
+    """The context that is wanted, and the memory for it. kv: its mode counts. n_ctx None: as long as memory allows."""
 
     model: ModelFile
     kv: KvOptions
@@ -60,16 +60,16 @@ class ContextRequest:
     store_bytes: int = 0
     """RAM of the prefix store."""
     room: DeviceRoom | None = None
-    """The GPU that is used; None: the processor attends."""
+    """The GPU that attends; None: the processor does."""
     compute: int | None = None
     """llama.cpp's work buffers, measured; None: by formula."""
     n_threads: int = 1
     gpu_layers: int = 0
-    """Layers in the memory of a GPU where the processor attends all the same."""
+    """Layers in GPU memory although the processor attends."""
     later_bytes: int = 0
-    """For what is loaded behind the model, such as a draft model."""
+    """Bytes for what is loaded after the model, such as a draft model."""
     from_disk: bool = False
-    """Whether weights may be read from the disk again and again, and need no memory."""
+    """Whether weights may stay on disk and be read for each token."""
 
     @property
     def shape(self) -> Geometry:
@@ -77,12 +77,12 @@ class ContextRequest:
 
     @property
     def in_flight_bytes(self) -> int:
-        """Rows that the prefix store has read and that are not in their place yet."""
+        """Bytes of prefix rows under way."""
         per_token = self.shape.kv_bytes_per_token(self.kv.cache.type_k.value, self.kv.cache.type_v.value)
         return most_in_flight(BLOCK_TOKENS * per_token) if self.store_bytes else 0
 
     def parts(self, n_ctx: int, kv: KvOptions) -> list[MemoryPart]:
-        """In all places, of a context of `n_ctx` tokens for each slot."""
+        """The parts in all places, for a context of `n_ctx` tokens for each slot."""
         if self.room is not None:
             return device_parts(self, n_ctx, kv, self.room)
         return host_parts(self, n_ctx, kv)
@@ -92,7 +92,7 @@ class ContextRequest:
         return total(self.parts(n_ctx, kv)) + (NATIVE_BYTES if self.room is None else COMPUTE_BYTES)
 
     def fits(self, n_ctx: int, kv: KvOptions) -> bool:
-        """Everything, beside what is in use now; an arena of automatic size gives way."""
+        """Whether everything fits beside what is in use now; an automatic arena gives way."""
         if self.room is not None:
             plan = device_plan(self.shape, n_ctx, kv, self.room, self.slots.n)
             if plan.room < 0 or plan.missing:
@@ -101,7 +101,7 @@ class ContextRequest:
 
 
 def least(kv: KvOptions) -> KvOptions:
-    """The options without what memory can do without: an arena that nobody gave a size for."""
+    """The options without what can be left out: an arena of automatic size."""
     return kv.with_(kv_budget=0) if kv.mode is KvMode.SPARSE and kv.placement.kv_budget is None else kv
 
 
@@ -122,7 +122,7 @@ def _only(model: Geometry, sliding: bool) -> Geometry:
 
 
 def host_parts(request: ContextRequest, n_ctx: int, kv: KvOptions) -> list[MemoryPart]:
-    """All of a context on the processor."""
+    """The parts of a context on the processor."""
     shape, n_slots = request.shape, request.slots.n
     ours = _ours(shape, n_ctx, kv, request.slots)
     tables, scratch = _beside(shape, n_ctx, kv, request)
@@ -156,7 +156,7 @@ def device_parts(request: ContextRequest, n_ctx: int, kv: KvOptions, room: Devic
 
 
 def _ours(shape: Geometry, n_ctx: int, kv: KvOptions, slots: Slots) -> KvBytes:
-    """A cache that slots share is that of one sequence, as long as theirs together."""
+    """A cache that slots share counts as one sequence as long as all together."""
     return kv_bytes(shape, slots.n * n_ctx, kv) if slots.unified else kv_bytes(shape, n_ctx, kv, slots.n)
 
 

@@ -1,4 +1,4 @@
-"""Host memory that can still be had: the machine's, or what is left of the control groups of this process."""
+"""Free host memory: the machine's, or what the control groups of this process leave."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def available_bytes() -> int:
 
 @dataclass(frozen=True)
 class _Files:
-    """Where a version of control groups keeps its figures."""
+    """The files of one version of control groups."""
 
     root: Path
     limits: tuple[str, ...]
     used: str
     cached: tuple[str, ...]
-    """Of memory.stat: pages of files, which go when others need the memory."""
+    """Fields of memory.stat for pages of files, which go when others need the memory."""
 
 
 def _versions() -> tuple[_Files, _Files]:
@@ -55,7 +55,7 @@ def _left_in_groups() -> Iterator[int]:
 
 
 def _left(files: _Files, folder: Path) -> Iterator[int]:
-    """Nothing where there is no such group, or it has no limit."""
+    """Nothing for a group that is missing or has no limit."""
     try:
         used = int((folder / files.used).read_text())
     except (OSError, ValueError):

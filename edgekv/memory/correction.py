@@ -1,4 +1,4 @@
-"""What a loaded model shows of the rates that are kept of this machine."""
+"""Corrects this machine's kept rates by what a loaded model shows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgekv.vocab import KvMode
 log = logging.getLogger("edgekv")
 
 FAR = 1.5
-"""Times as fast as estimated: what estimates are off besides is less."""
+"""From this factor on a token is too fast for the kept rates; ordinary errors of estimates are smaller."""
 
 
 def correct(kept: KeptRates, model: ModelFile, kv: KvOptions, mode: KvMode, depth: int, seconds: float) -> float | None:
@@ -36,7 +36,7 @@ def correct(kept: KeptRates, model: ModelFile, kv: KvOptions, mode: KvMode, dept
 
 
 def _faster(rates: AttentionRates, times: float) -> AttentionRates:
-    """Of rates in seconds."""
+    """The same for rates in seconds."""
     kernels = {name: KernelRates(*(getattr(of, each.name) / times for each in fields(of)))
                for name, of in (("exact", rates.exact), ("flash", rates.flash), ("plain", rates.plain))}
     return replace(rates, **kernels, row=rates.row / times, scan=rates.scan / times)

@@ -36,25 +36,25 @@ UBATCH_TOKENS = (2048, 1024, 512)
 what a prompt costs there, and double llama.cpp's work buffers. The last is llama.cpp's own default."""
 
 COMPUTE_SHARE = 1 / 8
-"""The share of what the weights leave free that work buffers above the least may take."""
+"""Work buffers above the least may take this share of what the weights leave free."""
 
 DRAFT_TOKENS = 16
 """Tokens of a sequence that get logits at once."""
 
 MARGIN_BYTES = 256 * MIB
 MARGIN_SHARE = 0.05
-"""What `--kv-vram auto` leaves free of a card: the larger of both."""
+"""`--kv-vram auto` leaves the larger of both free."""
 
 MOST_TOGETHER_BYTES = 64 * MIB
 """As in native/cuda/engine/gpu_engine.h: of what tokens that are attended together leave, where they are more than one."""
 
 LEAST_HOT_TOKENS = 768
-"""Tokens that the arena has room for, where nobody gave the length of the context: about what a head reads."""
+"""The arena's tokens where no length of context is given: about what a head reads."""
 
 MOST_RING_BYTES = 256 * MIB
 RING_SHARE = 1 / 8
 STAGING_SHARE = 1 / 4
-"""The share of the budget that two staging buffers for prompts may take; otherwise there is one."""
+"""Two staging buffers for prompts may take this share of the budget; otherwise there is one."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class DeviceRoom:
 
 
 def margin_bytes(total: int) -> int:
-    """Left free by an automatic budget, for the driver, CUDA graphs and other programs."""
+    """An automatic budget leaves this free for the driver, CUDA graphs and other programs."""
     return max(MARGIN_BYTES, int(total * MARGIN_SHARE))
 
 
@@ -147,7 +147,7 @@ def _plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequen
 
 
 def _with_arena(plan: DevicePlan, n_pages: int) -> DevicePlan:
-    """Whole slots of what the budget has left, never more than there are pages."""
+    """Whole slots in the rest of the budget, at most one for each page."""
     if not plan.slot_bytes:
         return plan
     n_slots = min(max(0, plan.budget - plan.fixed) // plan.slot_bytes, n_pages * plan.n_heads)

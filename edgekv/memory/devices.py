@@ -28,14 +28,14 @@ _PLANE = "libedgekv-cuda"
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a context's attention is to run. The model has the last word: one with layers on the processor stays there."""
+    """Where a context's attention should run. A model with layers on the processor stays there all the same."""
 
     kind: DeviceKind
     index: int = 0
     info: DeviceInfo | None = None
     """None: the host."""
     warning: str | None = None
-    """A GPU is there and is not used; to be told loudly."""
+    """Why a GPU that is there stays unused; tell it loudly."""
 
     @property
     def room(self) -> DeviceRoom | None:
@@ -78,7 +78,7 @@ def measured_mode(placement: Placement) -> KvMode:
 
 
 def devices(kind: DeviceKind) -> list[DeviceInfo]:
-    """All devices of a kind that this build can see, those that cannot be used too; the usable ones first."""
+    """All devices of a kind that this build can see, the usable ones first."""
     native = native_devices()
     if native is None:
         return []
@@ -116,7 +116,7 @@ def _why_not(kind: DeviceKind, found: list[DeviceInfo], listed: tuple[list[str],
 
 
 def _driver_problem(seen: str) -> str:
-    """There is a build and there is a GPU, and CUDA finds none."""
+    """Why CUDA finds no GPU although the build and a GPU are there."""
     version = seen.rpartition("driver ")[2]
     branch = int(version.partition(".")[0]) if version.partition(".")[0].isdigit() else 0
     if branch < max(DRIVER_NEEDED.values()):

@@ -17,7 +17,7 @@ CONTEXT_STEP = 256
 """llama.cpp rounds a context up to a multiple of this many tokens."""
 
 COMPUTE_BYTES = 256 * MIB
-"""Set aside for llama.cpp's work buffers where nobody reckons them (`memory.compute`), and on the host where a GPU computes."""
+"""Set aside for llama.cpp's work buffers where `memory.compute` has no formula, and on the host where a GPU computes."""
 
 TABLE_BYTES = 48
 """Bytes for one page of one layer and KV head: priority, pin, slot, mass and score, in the library and in Python."""
@@ -39,7 +39,7 @@ class KvBytes:
 
     @property
     def fixed(self) -> int:
-        """All but the arena, which could be smaller."""
+        """Bytes without the arena, which could be smaller."""
         return self.home + self.sketches + self.tables + self.workspace
 
     @property
@@ -78,24 +78,24 @@ class DevicePlan:
     """Bytes of the pages, in host memory."""
     slot_bytes: int
     n_heads: int
-    """KV heads of all layers whose pages it holds."""
+    """KV heads whose pages it holds, of all layers."""
     page_tokens: int
     n_ubatch: int
     """Prompt tokens that are computed at once."""
 
     @property
     def room(self) -> int:
-        """What the model leaves free; negative where it does not fit itself."""
+        """What the model leaves free; negative where the model itself does not fit."""
         return self.free - self.weights - self.compute - self.others
 
     @property
     def fixed(self) -> int:
-        """All of the budget that is not arena."""
+        """The budget without the arena."""
         return self.sketches + self.tables + self.scratch + self.staging + self.ring
 
     @property
     def missing(self) -> int:
-        """By how much the budget is too small: it must hold one page of each head besides."""
+        """Bytes that the budget lacks: it must also hold one page of each head."""
         return max(0, self.fixed + self.n_heads * self.slot_bytes - self.budget)
 
     @property
@@ -114,7 +114,7 @@ class ContextChoice:
     bytes: KvBytes
     note: str | None = None
     device: DevicePlan | None = None
-    """None: all of it is in host memory."""
+    """None: everything is in host memory."""
     kv_budget: int | None = None
     """Bytes of the arena where the automatic size does not fit; None: that of the options."""
 
@@ -206,5 +206,5 @@ def largest_context(fits: Callable[[int], bool], most: int) -> int:
 
 
 def rounded(n: int) -> int:
-    """Tokens of the context that llama.cpp makes of `n`."""
+    """The length that llama.cpp makes of a context of `n` tokens."""
     return -(-n // CONTEXT_STEP) * CONTEXT_STEP

@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from edgekv._native.device import Rates
 
 GAINS_FROM = 2048
-"""Up to about so many tokens attention is a small part of a token's time with most models, whatever does it."""
+"""Up to about this depth attention takes a small part of a token's time with most models and kernels."""
 
 _SHORT = f"up to about {GAINS_FROM:,} tokens attention is a small part of a token"
 
 USER_TOKENS = 4096
-"""A conversation, where it is said how many fit."""
+"""The length of a conversation when counting how many fit."""
 
 LONGEST = 1 << 22
-"""Contexts that fit are counted up to this."""
+"""The longest context that is looked at."""
 
 _FALLBACK = 4096
 _NOTHING = 1.1
-"""Times stock: less is within what machines vary, and no gain."""
+"""Times stock: a smaller gain is within the noise of machines."""
 
 _MODES = (KvMode.OFF, KvMode.EXACT, KvMode.SPARSE)
 
 
 @dataclass(frozen=True)
 class Limit:
-    """How far a mode comes on this machine."""
+    """How long a context a mode allows on this machine."""
 
     mode: str
     fits_tokens: int
@@ -67,10 +67,10 @@ class Plan:
     n_slots: int
     place: str
     free: dict[str, int]
-    """By place."""
+    """Free bytes by place."""
     parts: tuple[MemoryPart, ...]
     problem: str | None
-    """Why it does not fit; None: it does."""
+    """Why it does not fit; None: it fits."""
     limits: tuple[Limit, ...]
     users: int
     """Conversations of USER_TOKENS whose K and V fit into what is left beside everything else."""
@@ -84,14 +84,14 @@ class Plan:
     flags: tuple[str, ...]
     notes: tuple[str, ...]
     busy: float = 0.0
-    """Cores that other programs kept busy while rates were measured: every speed, and what follows from one, is then a guess. 0.0: none did."""
+    """Cores that other programs kept busy during measurements: then speeds, and all that follows from them, are a guess. 0.0: none."""
 
     def total(self, place: str = HOST) -> int:
         return total(self.parts, place)
 
 
 def make_plan(request: ContextRequest, host: HostRates | None, device: Rates | None = None) -> Plan:
-    """host, device: measured rates; without them there are no speeds."""
+    """Make a plan. host, device: measured rates; without them it has no speeds."""
     shape, kv = request.shape, in_tokens(request.shape, request.kv)
     request = replace(request, kv=kv)
     choice, problem = _context(request)
@@ -126,7 +126,7 @@ def users(request: ContextRequest, kv: KvOptions, n_tokens: int = USER_TOKENS) -
 
 
 def _context(request: ContextRequest) -> tuple[ContextChoice, str | None]:
-    """The context, and why it cannot be had."""
+    """The context to open, and why it does not fit."""
     try:
         return choose_context(request), None
     except DoesNotFit as error:

@@ -25,7 +25,7 @@ _ROWS_RESOLUTION = 2000.0
 DEPTHS = (4096, 8192, 16_384, 32_768, 65_536, 131_072)
 
 LEAST_TOKENS_PER_S = 5.0
-"""About as fast as a person reads: a depth at which decoding is slower is where a machine without a GPU stops being of use."""
+"""About as fast as a person reads: where decoding is slower, a machine without a GPU stops being useful."""
 
 
 def rows_read(depth: int, resolution: float) -> int:
@@ -39,7 +39,7 @@ def rows_read(depth: int, resolution: float) -> int:
 
 @dataclass(frozen=True)
 class Speed:
-    """Estimated tokens a second of one sequence alone, at a depth; None: nobody can tell."""
+    """Estimated tokens a second of a single sequence at a depth; None: unknown."""
 
     mode: str
     depth: int
@@ -49,7 +49,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class _Layer:
-    """What the time of a layer depends on."""
+    """What a layer's time depends on."""
 
     n_head_kv: int
     slides: bool
@@ -83,11 +83,11 @@ class HostRoofline:
         return sum(n / rates.get(kind, slowest) for kind, n in self._traffic.prompt_weights.items())
 
     def decode_seconds(self, mode: KvMode, depth: int) -> float:
-        """One token with `depth` tokens before it."""
+        """Seconds of one token behind `depth` others."""
         return self._weights_s + sum(n * self._layer(layer, depth, mode) for layer, n in self._layers)
 
     def prompt_seconds(self, mode: KvMode, depth: int) -> float:
-        """One of many tokens that are read together, with `depth` tokens before them."""
+        """Seconds of one prompt token, read with others behind `depth` tokens."""
         rates = self._rates.attention
         stock = min(rates.flash.prompt, rates.plain.prompt)
         per_cell = [n * (stock if layer.is_stock(mode) else rates.exact.prompt) * layer.n_head_kv * self._visible(layer, depth)

@@ -21,13 +21,18 @@ sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _R
 pytest_plugins = ("support.arithmetic", "support.fake_cupy", "support.fake_gpus", "support.served")
 
 
-QUICK = ("arrays", "config", "hierarchy", "memory", "models", "policies", "prefetch", "store", "test_docs.py", "test_house.py", "test_imports.py")
+QUICK = ("arrays", "config", "hierarchy", "memory", "models", "policies", "prefetch", "store", "test_house.py", "test_imports.py")
 """Folders and files of `pytest -m quick`: pure packages, and the house rules."""
+
+NOT_QUICK = ("test_backend.py", "test_bound_of_ram.py", "test_device_tier.py", "test_digests.py", "test_faults.py", "test_gather.py", "test_local.py",
+             "test_plan.py", "test_plan_speed.py", "test_remote.py", "test_roofline.py", "test_workspace.py")
+"""Files in these folders that measure, wait or fill memory."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.is_relative_to(_ROOT / "tests") and item.path.relative_to(_ROOT / "tests").parts[0] in QUICK:
+        below = item.path.relative_to(_ROOT / "tests") if item.path.is_relative_to(_ROOT / "tests") else None
+        if below is not None and below.parts[0] in QUICK and below.name not in NOT_QUICK:
             item.add_marker("quick")
 
 

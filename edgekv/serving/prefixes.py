@@ -53,7 +53,7 @@ class Prefixes:
         self._claims = ThreadPoolExecutor(1, thread_name_prefix="edgekv-claim")
         self._saver = Saver()
         self._n_hits = self._n_prompts = 0
-        self._loading: Loading | None = None
+        self._loading: tuple[WantedPrefix, Loading] | None = None
         self._fetches: dict[int, Fetch] = {}  # by sequence
 
     def open(self, runtime: Runtime) -> None:
@@ -74,6 +74,8 @@ class Prefixes:
             self._leave_fetch(prompt.seq_id)
             if not store.has_far or len(prompt.tokens) <= n_have + 1:
                 return True
+            if self._loading is not None and self._loading[0].has_more_of(asked, n_have):
+                return False  # its blocks are in RAM once the batch is computed
             same = [one for one in self._fetches.values() if one.asked.has_more_of(asked, n_have)]
             if same:  # it brings these blocks too; they are found once it has begun
                 same[0].ready(alone)
@@ -125,7 +127,7 @@ class Prefixes:
             raise
         loading = Loading(runtime.tokens, prompt.seq_id, placed, layer_groups(store.identity.layout, BLOCK_TOKENS), came)
         if placed and runtime.tokens.can_wait:
-            self._loading, found.comes = loading, True
+            self._loading, found.comes = (WantedPrefix(self._root(runtime, prompt), prompt.tokens.copy()), loading), True
         else:
             placed = placed[:loading.finish()]
         _count(placed, found)
@@ -147,12 +149,12 @@ class Prefixes:
 
     def start(self) -> None:
         if self._loading is not None:
-            self._loading.start()
+            self._loading[1].start()
 
     def settle(self) -> tuple[int, PrefixSources]:
-        loading, self._loading = self._loading, None
-        if loading is None:
+        if self._loading is None:
             return -1, PrefixSources()
+        loading, self._loading = self._loading[1], None
         n_good = loading.finish()
         whole = n_good == len(loading.placed)
         return -1 if whole else loading.placed[n_good].piece.first, _count(loading.placed[:n_good], PrefixSources())

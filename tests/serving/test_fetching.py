@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import http.client
 import json
 import threading
@@ -11,11 +12,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support import kept as conversations
 from support.kept import EXACT, ask, n_read
 from support.redis_server import RedisServer
 
+from edgekv.serving.prefixes import Prefixes
 from edgekv.serving.server import Server
 from edgekv.store.remote import RedisPlace
 from edgekv.store.settings import StoreSettings
@@ -165,6 +168,23 @@ def test_two_that_begin_alike_are_fetched_once(tiny, shared, monkeypatch):
         answers = list(pool.map(lambda more: ask(server, [*conversation(1), more]), (270, 280)))
     assert len(filled) == len(set(filled)) > 0
     assert all(n_read(answer) <= 2 for answer in answers)
+
+
+def test_what_is_being_loaded_is_not_fetched_again(tiny, shared, monkeypatch):
+    """Another slot asks between the begin of the first prompt and the end of its batch."""
+    keep(tiny, shared)
+    begins, asked = Prefixes.begin, []
+
+    def begin(prefixes, prompt, n_have):
+        found = begins(prefixes, prompt, n_have)
+        other = dataclasses.replace(prompt, seq_id=1 - prompt.seq_id, tokens=np.append(prompt.tokens[:-1], 280).astype(np.int32))
+        asked.append((found.remote, found.comes, prefixes.ready(other, 0, False), list(prefixes._fetches)))
+        return found
+
+    monkeypatch.setattr(Prefixes, "begin", begin)
+    with serve(tiny, shared) as server:
+        ask(server, [*conversation(1), 270])
+    assert asked == [(700, True, False, [])]
 
 
 def test_rows_that_do_not_come_are_computed(tiny, shared, monkeypatch):

@@ -13,8 +13,8 @@ from edgekv.amounts import mebibytes, percent, signed_percent
 from edgekv.cli.bench_serve import bench_serve
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList, ModeList
-from edgekv.cli.common.options import model_argument, model_path, option
 from edgekv.cli.common.progress import progress_bar
+from edgekv.cli.common.shared_options import model_argument, model_path, option
 from edgekv.cli.common.tables import Column, output_option, print_measured
 from edgekv.cli.compare import compare
 from edgekv.cli.ladder import ladder

@@ -11,8 +11,8 @@ import click
 from edgekv.amounts import tokens
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList
-from edgekv.cli.common.options import model_argument, model_path, option
 from edgekv.cli.common.progress import progress_bar
+from edgekv.cli.common.shared_options import model_argument, model_path, option
 from edgekv.cli.common.tables import Column, output_option, print_measured
 from edgekv.vocab import STOCK_KERNELS, KvMode
 

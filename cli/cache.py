@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgekv.amounts import long_duration, mebibytes, parse_duration, size, tokens
-from edgekv.cli.common import values
+from edgekv.cli.common import choices
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.options import Parsed, option
 from edgekv.cli.common.progress import progress_bar
+from edgekv.cli.common.shared_options import Parsed, option
 from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
 from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.store.settings import default_folder
@@ -83,7 +83,7 @@ def list_(folder: Path | None, output: str) -> None:
     "edgekv cache show 3f2a",
     "edgekv cache show 3f2a --cache-dir prefixes -o json",
 ))
-@click.argument("id", shell_complete=values.stored)
+@click.argument("id", shell_complete=choices.stored)
 @folder_option
 @output_option("json", "csv", "md")
 def show(id: str, folder: Path | None, output: str) -> None:  # noqa: A002 - its name on the command line
@@ -112,11 +112,11 @@ def show(id: str, folder: Path | None, output: str) -> None:  # noqa: A002 - its
     "edgekv cache rm --conversation what-is-a-kv-cache",
     "edgekv cache rm --all --cache-dir prefixes",
 ))
-@click.argument("ids", metavar="[ID]...", nargs=-1, shell_complete=values.stored)
+@click.argument("ids", metavar="[ID]...", nargs=-1, shell_complete=choices.stored)
 @option("--all", "everything", envvar="EDGEKV_CACHE_RM_ALL", is_flag=True, help="Remove every conversation.")
-@option("--model", envvar="EDGEKV_CACHE_RM_MODEL", metavar="NAME", shell_complete=values.stored_models,
+@option("--model", envvar="EDGEKV_CACHE_RM_MODEL", metavar="NAME", shell_complete=choices.stored_models,
         help="Remove every conversation of the model with this name.")
-@option("--conversation", envvar="EDGEKV_CACHE_RM_CONVERSATION", metavar="NAME", shell_complete=values.conversations,
+@option("--conversation", envvar="EDGEKV_CACHE_RM_CONVERSATION", metavar="NAME", shell_complete=choices.conversations,
         help="Remove what only the kept chat with this name has, of any model. Its text stays; /chats rm deletes both.")
 @folder_option
 def rm(ids: Sequence[str], everything: bool, model: str | None, conversation: str | None, folder: Path | None) -> None:
@@ -179,7 +179,7 @@ def verify(remove: bool, folder: Path | None) -> None:
     "edgekv cache pin 3f2a manual",
     "edgekv cache pin 3f2a manual --ttl 12h",
 ))
-@click.argument("id", shell_complete=values.stored)
+@click.argument("id", shell_complete=choices.stored)
 @click.argument("name")
 @option("--ttl", envvar="EDGEKV_CACHE_PIN_TTL", type=Parsed("TIME", lambda text: parse_duration(text, "--ttl")), default="30d",
         show_default=True, metavar="TIME", help="How long it stays: a number with s, min, h or d behind it.")
@@ -187,7 +187,7 @@ def verify(remove: bool, folder: Path | None) -> None:
 def pin(id: str, name: str, ttl: float, folder: Path | None) -> None:  # noqa: A002 - its name on the command line
     """Keep a conversation under a name, however full the folder gets, until its time is over."""
     from edgekv.store.listing import find_chain
-    from edgekv.store.pins import Pin, write_pin
+    from edgekv.store.named import Pin, write_pin
 
     chain = find_chain(_chains(folder), id)
     try:
@@ -201,11 +201,11 @@ def pin(id: str, name: str, ttl: float, folder: Path | None) -> None:  # noqa: A
     "edgekv cache unpin manual",
     "edgekv cache unpin manual --cache-dir prefixes",
 ))
-@click.argument("name", shell_complete=values.pins)
+@click.argument("name", shell_complete=choices.pins)
 @folder_option
 def unpin(name: str, folder: Path | None) -> None:
     """Take the name from a conversation, which then stays as long as others do."""
-    from edgekv.store.pins import read_pins, remove_pin
+    from edgekv.store.named import read_pins, remove_pin
 
     if not remove_pin(_folder(folder), name):
         names = ", ".join(one.name for one in read_pins(_folder(folder))) or "none"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.options import option
+from edgekv.cli.common.shared_options import option
 from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
 from edgekv.errors import EXIT_OK, EXIT_RUNTIME, ConfigError
 

@@ -15,8 +15,8 @@ from click.shell_completion import (
     split_arg_string,
 )
 
+from edgekv.cli.common.choices import GGUF
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.values import GGUF
 from edgekv.errors import EdgeKVError
 
 VARIABLE = "_EDGEKV_COMPLETE"

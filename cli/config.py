@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from edgekv.cli.common.caches import without_password
 from edgekv.cli.common.config_file import COMMANDS, config_path, keys, use_config_file, variable_set
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.options import option
+from edgekv.cli.common.shared_options import option
 from edgekv.cli.common.tables import Column, output_option, print_rows
 from edgekv.errors import EXIT_OK, ConfigError
 

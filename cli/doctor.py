@@ -10,7 +10,7 @@ import click
 
 from edgekv.amounts import gibibytes, size, tokens
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.options import model_argument, option
+from edgekv.cli.common.shared_options import model_argument, option
 from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
 from edgekv.errors import EXIT_LIBRARY
 

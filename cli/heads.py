@@ -12,7 +12,7 @@ import click
 
 from edgekv.amounts import percent
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.options import model_argument, model_path, option, threads_option
+from edgekv.cli.common.shared_options import model_argument, model_path, option, threads_option
 from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
 from edgekv.errors import ConfigError
 

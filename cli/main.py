@@ -50,7 +50,7 @@ class LazyGroup(click.Group):
         return getattr(importlib.import_module(module), attribute)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        from edgekv.cli.common.values import items
+        from edgekv.cli.common.choices import items
 
         return [*items({name: text for name, (_, _, text) in COMMANDS.items()}, incomplete), *click.Command.shell_complete(self, ctx, incomplete)]
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgekv.amounts import gibibytes, size, tokens
-from edgekv.cli.common import values
+from edgekv.cli.common import choices
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.options import model_or_name_argument, model_path, option
+from edgekv.cli.common.shared_options import model_or_name_argument, model_path, option
 from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
 from edgekv.cli.synthetic import shapes, synth
 
@@ -127,7 +127,7 @@ def show(model: Path | None, full: bool, as_json: bool) -> None:
     "edgekv models path",
     'edgekv chat "$(edgekv models path SmolLM2)"',
 ))
-@click.argument("name", required=False, shell_complete=values.model_names)
+@click.argument("name", required=False, shell_complete=choices.model_names)
 def path(name: str | None) -> None:
     """Print where a model of `edgekv models list` is: the one called NAME, or the only one that has NAME in its name.
 

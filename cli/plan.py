@@ -12,7 +12,7 @@ import click
 from edgekv.amounts import MIB, gibibytes, mebibytes, size, tokens
 from edgekv.cli.common.caches import ram_option
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.options import kv_options, model_argument, model_path, option, split_kv_options
+from edgekv.cli.common.shared_options import kv_options, model_argument, model_path, option, split_kv_options
 from edgekv.cli.common.tables import Column, print_json, print_rows
 from edgekv.errors import EXIT_DOES_NOT_FIT, EXIT_OK
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.options import option
+from edgekv.cli.common.shared_options import option
 from edgekv.cli.common.tables import Column, output_option, print_rows
 
 COLUMNS = [

@@ -12,8 +12,8 @@ from edgekv.amounts import duration, percent, signed_percent
 from edgekv.cli.bench import ModeList
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList
-from edgekv.cli.common.options import model_argument, model_path, option, threads_option
 from edgekv.cli.common.progress import progress_bar
+from edgekv.cli.common.shared_options import model_argument, model_path, option, threads_option
 from edgekv.cli.common.tables import Column, measured_on, output_option, print_rows
 
 _COUNTS = CommaList(click.IntRange(1), "N,N,...")

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.options import option
 from edgekv.cli.common.progress import progress_bar
+from edgekv.cli.common.shared_options import option
 
 
 @click.command(epilog=examples(

@@ -13,7 +13,7 @@ import click
 
 from edgekv.cli.common.caches import cache_options, caches_text, split_cache_options
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.options import Parsed, kv_options, model_argument, model_path, option, split_kv_options
+from edgekv.cli.common.shared_options import Parsed, kv_options, model_argument, model_path, option, split_kv_options
 from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ def serve(model: Path | None, slots: int, max_queue: int | None, max_gap: float,
     """
     extra = click.get_current_context().meta.get(_EXTRA, ())
     from edgekv.cli.common.summary import summary_line
-    from edgekv.serving.options import ServerLimits, ServerOptions, try_extra
     from edgekv.serving.server import Server
+    from edgekv.serving.server_options import ServerLimits, ServerOptions, try_extra
 
     if any(argument in _HELP for argument in extra):
         click.echo(try_extra(extra).stdout)
@@ -152,7 +152,7 @@ def _announce(server: Server, how_to_stop: str) -> None:
     options = server.options
     if not server.needs_key and server.is_public:
         click.echo("warning: ANYBODY who reaches this machine can use the server; --api-key-file FILE keeps others out", err=True)
-    from edgekv.serving.options import keeps_more_than_rows, shares_cells
+    from edgekv.serving.server_options import keeps_more_than_rows, shares_cells
 
     if shares_cells(options.extra) and options.n_slots > 1:
         click.echo("warning: with --kv-unified the tokens of all slots mix in the same pages, and each token looks at all of them: four answers "
@@ -161,7 +161,7 @@ def _announce(server: Server, how_to_stop: str) -> None:
     if options.store is not None and keeps_more_than_rows(server.model):
         click.echo("note: this model keeps more than K and V of its tokens (windows or recurrent states), so llama.cpp keeps whole conversations "
                    "in --cache-ram; nothing is kept on disk or on another server", err=True)
-    from edgekv.cli.chat.kv import mode_summary
+    from edgekv.cli.chat.kv_status import mode_summary
     from edgekv.cli.common.config_file import file_read
 
     context = f"{server.context.n_ctx:,} tokens of context" + (f" for each of {n} slots" if (n := options.n_slots) > 1 else "")

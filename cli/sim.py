@@ -13,8 +13,8 @@ from edgekv.amounts import GIB, percent
 from edgekv.assignments import assigned
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList
-from edgekv.cli.common.options import Parsed, option
 from edgekv.cli.common.progress import progress_bar
+from edgekv.cli.common.shared_options import Parsed, option
 from edgekv.cli.common.tables import Column, output_option, print_rows
 from edgekv.config import Attend, PlacementOptions
 from edgekv.vocab import Split

@@ -14,8 +14,8 @@ from click.core import ParameterSource
 from edgekv.amounts import parse_bytes
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList, ModeList
-from edgekv.cli.common.options import Parsed, model_path, option
 from edgekv.cli.common.progress import progress_bar
+from edgekv.cli.common.shared_options import Parsed, model_path, option
 from edgekv.cli.speed_rows import OUTPUTS, print_speed, write_line
 from edgekv.config import AUTO_ARENA
 from edgekv.errors import EdgeKVError

@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 
 from edgekv.amounts import gibibytes, tokens
-from edgekv.cli.common import values
+from edgekv.cli.common import choices
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.options import option
+from edgekv.cli.common.shared_options import option
 from edgekv.cli.common.tables import Column, output_option, print_rows
 
 WEIGHT_TYPES = ("q4_0", "q8_0", "f16", "bf16")  # as in edgekv.models.shapes, which would take NumPy into every `--help`
@@ -56,7 +56,7 @@ def shapes(output: str) -> None:
     "edgekv plan synthetic-llama-3-8b-header-q4_0.gguf",
     "edgekv models synth qwen3-0.6b --type q8_0 -o random.gguf",
 ))
-@click.argument("shape", shell_complete=values.shapes)
+@click.argument("shape", shell_complete=choices.shapes)
 @option("-o", "--output", envvar="EDGEKV_SYNTH_OUTPUT", type=click.Path(path_type=Path, dir_okay=False),
         help="The file to write.  [default: synthetic-SHAPE-TYPE.gguf in this folder]")
 @option("--type", "weight_type", envvar="EDGEKV_SYNTH_TYPE", type=click.Choice(WEIGHT_TYPES), default=WEIGHT_TYPES[0],
@@ -77,8 +77,8 @@ def synth(shape: str, output: Path | None, weight_type: str, layers: int | None,
     """
     from dataclasses import replace
 
+    from edgekv.models.model_writer import write_header, write_model
     from edgekv.models.shapes import find_shape
-    from edgekv.models.writer import write_header, write_model
 
     found = find_shape(shape)
     if layers is not None and found.attending:

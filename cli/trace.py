@@ -9,8 +9,8 @@ import click
 
 from edgekv.amounts import size
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.options import Parsed, model_argument, model_path, option, threads_option
 from edgekv.cli.common.progress import progress_bar
+from edgekv.cli.common.shared_options import Parsed, model_argument, model_path, option, threads_option
 from edgekv.cli.common.tables import output_option, print_json
 from edgekv.config import SelectionOptions, parse_resolution
 from edgekv.vocab import CacheType

@@ -66,9 +66,9 @@ def _weights() -> dict[str, str | None]:
     """By type of quantised weights: the layout that llama.cpp has kernels of its own for on this processor, the best first; None: none.
     EDGEKV: no layout, but a kernel of ours for several tokens. (Plain floats are left out: such a layout makes them no faster.)"""
     from edgekv import _native
-    from edgekv._native import weights
+    from edgekv._native import weight_types
 
-    found = {name: layout for name, layout in weights.layouts().items() if name not in ("F16", "BF16")}
+    found = {name: layout for name, layout in weight_types.layouts().items() if name not in ("F16", "BF16")}
     if _native.isa() != "portable":
         found |= {name: "EDGEKV" for name in WEIGHTS_OF_OURS if name in found and found[name] is None}  # native/src/kernels/products
     return dict(sorted(found.items(), key=lambda item: item[1] is None))

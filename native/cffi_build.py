@@ -14,7 +14,7 @@ from cffi import FFI
 
 HEADERS = Path(__file__).resolve().parent / "include"
 
-# Python functions that the native side may call; see edgekv/_native/core.py and edgekv/_native/tokens.py
+# Python functions that the native side may call; see edgekv/_native/core.py and edgekv/_native/token_rows.py
 CALLBACKS = """
 extern "Python" void edgekv_py_attached(edgekv_context *, void *);
 extern "Python" void edgekv_py_detached(edgekv_context *, void *);
@@ -22,7 +22,7 @@ extern "Python" void edgekv_py_ubatch(edgekv_context *, void *);
 extern "Python" void edgekv_py_described(void *, void const *, size_t);
 """
 
-# of edgekv/_native/prefixes.py and edgekv/_native/server.py
+# of edgekv/_native/prefix_callbacks.py and edgekv/_native/http_server.py
 SERVER_CALLBACKS = """
 extern "Python" int edgekv_py_prefix_ready(void *, edgekv_prefix_tokens const *, int, int);
 extern "Python" void edgekv_py_prefix_leave(void *, int);

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from edgekv._native import weights
+from edgekv._native import weight_types
 from edgekv.cli.speed import bench
 from edgekv.config import AUTO_ARENA, SelectionOptions
 from edgekv.diagnosis import WEIGHTS_OF_OURS
@@ -73,7 +73,7 @@ def test_types_of_weights_with_kernels_of_ours():
 
 
 def test_fast_and_slow_types_of_weights():
-    layouts = weights.layouts()
+    layouts = weight_types.layouts()
     if "AMX" in layouts.values() or "CPU_REPACK" not in layouts.values():
         pytest.skip("said of x86-64 without AMX")
     fast = set(said("models/README.md", r"of ours on x86-64, (\w+) and (\w+) llama\.cpp's"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,3 +31,13 @@ def test_no_test_imports_another():
             if isinstance(node, ast.ImportFrom):
                 names.append(node.module or "")
             assert not any(part.startswith("test_") for name in names for part in name.split(".")), path
+
+
+def test_a_name_is_one_file():
+    """Of the modules and the native sources; a command has the name of what it runs, and a test the name of what it tests."""
+    named = defaultdict(list)
+    for kind in ("edgekv/**/*.py", "cli/*/*.py", "models/*.py", "native/*/**/*.cpp", "native/*/**/*.cu", "native/*/**/*.h"):
+        for path in ROOT.glob(kind):
+            if path.name != "__init__.py" and path.parts[-3:-1] != ("lab", "questions") and "speed" not in path.parts:
+                named[path.name].append(path.relative_to(ROOT).as_posix())
+    assert not {name: paths for name, paths in named.items() if len(paths) > 1}

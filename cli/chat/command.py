@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from edgekv.cli.common.choices import conversations
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.options import kv_options, model_argument, model_path, option, split_kv_options
-from edgekv.cli.common.values import conversations
+from edgekv.cli.common.shared_options import kv_options, model_argument, model_path, option, split_kv_options
 from edgekv.errors import ConfigError, EdgeKVError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def chat(
     sampling = {field: settings.pop(name) for name, field in _SAMPLING.items()}
     sampling = {field: value for field, value in sampling.items() if value is not None}
     if url is not None:
-        from edgekv.cli.chat.remote import RemoteServer, base_url
+        from edgekv.cli.chat.endpoint import RemoteServer, base_url
 
         client = ChatClient(base_url(url), _key(api_key, api_key_file), sampling, elsewhere=True)
         with renderer.waiting(f"connecting to {url}"):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgekv.cli.chat.pins import SYSTEM
+from edgekv.cli.chat.pinned_messages import SYSTEM
 from edgekv.cli.chat.saved import read_text
 from edgekv.cli.common.tables import Column, print_rows
 from edgekv.errors import EdgeKVError

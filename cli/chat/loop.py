@@ -9,7 +9,7 @@ from edgekv.cli.chat import commands
 from edgekv.cli.chat.client import AnswerPiece
 from edgekv.cli.chat.input import ChatInput
 from edgekv.cli.chat.kept import Keeper
-from edgekv.cli.chat.pins import Pins
+from edgekv.cli.chat.pinned_messages import Pins
 from edgekv.cli.chat.render import Renderer, overflow_advice
 from edgekv.cli.chat.session import ChatAnswer, Conversation
 from edgekv.cli.chat.views import OwnServer, ServerView

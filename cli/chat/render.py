@@ -16,7 +16,7 @@ from rich.text import Text
 from edgekv.amounts import duration, rough_percent, size, size_of
 from edgekv.cli.chat import client
 from edgekv.cli.chat.client import PLACES, AnswerPiece, Timings, Usage
-from edgekv.cli.chat.kv import KvStatus, reads_text
+from edgekv.cli.chat.kv_status import KvStatus, reads_text
 from edgekv.cli.chat.session import ChatAnswer
 from edgekv.cli.common.progress import Lines, ReadingBar
 from edgekv.errors import ContextOverflow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from edgekv.cli.chat.kv import KvStatus, KvWatch, Row, layer_rows, memory_rows, mode_summary
+from edgekv.cli.chat.kv_status import KvStatus, KvWatch, Row, layer_rows, memory_rows, mode_summary
 from edgekv.serving.server import Server
 from edgekv.store import conversations
 from edgekv.store.settings import default_folder

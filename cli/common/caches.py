@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from edgekv.amounts import parse_bytes, size
-from edgekv.cli.common.options import Parsed, option
+from edgekv.cli.common.shared_options import Parsed, option
 from edgekv.errors import ConfigError
 from edgekv.store.settings import StoreSettings
 

@@ -12,7 +12,7 @@ from typing import Any
 import click
 import platformdirs
 
-from edgekv.cli.common.options import Parsed
+from edgekv.cli.common.shared_options import Parsed
 from edgekv.errors import ConfigError
 
 if sys.version_info >= (3, 11):

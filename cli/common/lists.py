@@ -8,8 +8,8 @@ import click
 
 from edgekv.amounts import parse_share
 from edgekv.assignments import split_modes
-from edgekv.cli.common.options import Parsed
-from edgekv.cli.common.values import items
+from edgekv.cli.common.choices import items
+from edgekv.cli.common.shared_options import Parsed
 from edgekv.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from edgekv.cli.common.options import option
+from edgekv.cli.common.shared_options import option
 
 Row = Mapping[str, Any]
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from edgekv.arrays import move
-from edgekv.arrays.ema import ema, flush, scratch_elements
+from edgekv.arrays.moving_average import ema, flush, scratch_elements
 from edgekv.arrays.order import HostStream, Later, Stream
 from edgekv.arrays.rank import HostRanking, Ranking, Top
 from edgekv.arrays.topk import largest

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from edgekv import policies, prefetch
-from edgekv._native import core, device
+from edgekv._native import core, device_calls
 from edgekv.config import AUTO_DEVICE, KvOptions
 from edgekv.errors import EdgeKVError, NotPinned
 from edgekv.rates import device as calibration
@@ -104,7 +104,7 @@ def defaults(options: KvOptions) -> Iterator[None]:
         set_defaults(None)
 
 
-def rates(kind: DeviceKind, index: int = 0) -> device.Rates | None:
+def rates(kind: DeviceKind, index: int = 0) -> device_calls.Rates | None:
     """What the device was measured to do; None where it cannot be measured."""
     try:
         return calibration.calibrate(kind, index)

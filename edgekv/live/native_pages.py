@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgekv._native import core, device, paging
+from edgekv._native import core, device_calls, paging
 from edgekv.arrays.move import MOVE, Places
 from edgekv.arrays.ops import Ops
 from edgekv.arrays.order import Stream
@@ -28,7 +28,7 @@ class NativePages:
         paging.begin_copies(self._handle, self._moves(ids, slots))
 
     def gather(self, ids: np.ndarray, slots: np.ndarray, stream: Stream) -> None:
-        plane, shape = device.plane(self._handle), self._shape
+        plane, shape = device_calls.plane(self._handle), self._shape
         if plane is None:
             raise TierError("the context has no device any more")
         places = Places(plane.rows, shape.n_rows, plane.arena, self._slot_bytes, shape.page_tokens, shape.pages_per_stream, plane.n_cells)

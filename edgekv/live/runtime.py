@@ -25,7 +25,7 @@ from edgekv.vocab import DeviceKind, KvMode
 
 _native.prepare()
 
-from edgekv._native import core, device, paging, tokens  # noqa: E402  (the libraries must be in place first)
+from edgekv._native import core, device_calls, paging, token_rows  # noqa: E402  (the libraries must be in place first)
 from edgekv.live import attachments  # noqa: E402 (as above)
 from edgekv.live.attachments import defaults, find, last_failure, live, raise_failure, set_defaults  # noqa: E402 (as above)
 from edgekv.live.cells import Cells  # noqa: E402 (as above)
@@ -68,7 +68,7 @@ class Runtime:
             self._set_run_every()
 
     def _make_tiering(self, handle: core.Handle, options: KvOptions) -> Tiering:
-        plane = device.plane(handle)
+        plane = device_calls.plane(handle)
         rates = attachments.rates(plane.kind, plane.index) if plane is not None and plane.kind is DeviceKind.CUDA else None
         return Tiering(handle, options, self.stats, self._ops, rates)
 
@@ -127,7 +127,7 @@ class Runtime:
         program needs it. Pages stay at home and the policy begins anew. Returns the bytes that were given back, 0 on the processor. Only
         while nothing decodes."""
         handle = self._native_handle()
-        plane = device.plane(handle)
+        plane = device_calls.plane(handle)
         if plane is None or n_bytes <= 0:
             return 0
         before = core.memory(handle).arena_bytes
@@ -210,11 +210,11 @@ class Runtime:
     @contextmanager
     def reading_prompt(self, seq_id: int = 0) -> Iterator[None]:
         """Meanwhile the tokens of a sequence are a prompt's: they are read as prompts are, however few of them come at once."""
-        tokens.set_prompts(self._native_handle(), [seq_id])
+        token_rows.set_prompts(self._native_handle(), [seq_id])
         try:
             yield
         finally:
-            tokens.set_prompts(self._native_handle(), [])
+            token_rows.set_prompts(self._native_handle(), [])
 
     def memory(self) -> MemoryReport:
         return core.memory(self._native_handle())
@@ -306,7 +306,7 @@ class Runtime:
     def raise_failure(self) -> None:
         """Raise CudaUnavailable where the context's GPU failed, so that it decodes no more; nothing where it did not."""
         problem = core.device_problem(self._native_handle())
-        if problem is not None and device.plane(self._native_handle()) is not None:
+        if problem is not None and device_calls.plane(self._native_handle()) is not None:
             raise problem
 
     def detach(self) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from edgekv._native import core, device, tokens
-from edgekv._native.tokens import HeldTokens
+from edgekv._native import core, device_calls, token_rows
+from edgekv._native.token_rows import HeldTokens
 from edgekv.live.cells import EARLIER, SAMPLED, Cells, StreamCells
 
 
@@ -26,19 +26,19 @@ class Tokens:
     def row_bytes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Bytes of a token's K row and V row, in each layer that keeps any. Raises NativeError where the context keeps more of its tokens
         than rows in one plain cache: sliding windows, recurrent states, compressed caches."""
-        return tokens.token_bytes(self._handle())
+        return token_rows.token_bytes(self._handle())
 
     def depends_on(self, adapter: int = 0) -> bytes:
         """16 bytes that stand for all that K and V of a token depend on besides the weights in the model's file and the tokens: how the
         context was really built. With the llama_adapter_lora at an address, at scale 1 and with its content; whichever is in force does not
         count. Raises as `row_bytes`. It reads all of the adapter."""
         digest = hashlib.blake2b(digest_size=16, person=b"edgekv-context")
-        tokens.describe(self._handle(), adapter, digest.update)
+        token_rows.describe(self._handle(), adapter, digest.update)
         return digest.digest()
 
     @property
     def on_device(self) -> bool:
-        return device.plane(self._handle()) is not None
+        return device_calls.plane(self._handle()) is not None
 
     def cells_of(self, seq_id: int, n: int) -> np.ndarray:
         """uint32 [m]: the cells of positions 0 to m - 1 of a sequence, m as large as can be and at most n."""
@@ -57,14 +57,14 @@ class Tokens:
         """Tokens will be read with other settings from now on: those that were not read exactly are labelled EARLIER. `sampled`: all may have
         been sampled, because a device does not label its steps. Where the context has cells, and while nothing decodes."""
         for number in range(self._cells.n_stream):
-            labels = tokens.labels_in_place(self._handle(), number)
+            labels = token_rows.labels_in_place(self._handle(), number)
             if sampled:
                 labels[self._cells.stream(number).positions >= 0] |= SAMPLED
             labels[labels != 0] |= EARLIER
 
     def read(self, seq_id: int, cells: np.ndarray, n_bytes: int) -> np.ndarray:
         """The block of the tokens in `cells` (uint32 [n]), of n_bytes."""
-        return tokens.read_tokens(self._handle(), self._cells.stream_of(seq_id), np.ascontiguousarray(cells), n_bytes)
+        return token_rows.read_tokens(self._handle(), self._cells.stream_of(seq_id), np.ascontiguousarray(cells), n_bytes)
 
     def hold(self, seq_id: int, cells: np.ndarray) -> HeldTokens:
         """Cells (uint32 [n]) of tokens that are computed stay as they are, and can be read from any thread while others are computed, until they
@@ -79,12 +79,12 @@ class Tokens:
     def place(self, seq_id: int, first: int, n: int, label: int) -> np.ndarray:
         """Cells, uint32 [n], for n tokens at positions `first` and on of a sequence, in place of what it has there and behind. Raises as `put`.
         Their rows must be written before the next decode, or come while it computes."""
-        return tokens.add_tokens(self._handle(), seq_id, first, n, label)
+        return token_rows.add_tokens(self._handle(), seq_id, first, n, label)
 
     def write(self, seq_id: int, cells: np.ndarray, rows: np.ndarray, skip: int, n_block: int, layers: range) -> None:
         """Write the rows of `cells` in some of the layers. `rows`: those of a block of n_block tokens in these layers, its first `skip` are
         left out."""
-        tokens.write_tokens(self._handle(), self._cells.stream_of(seq_id), cells, skip, n_block, rows, layers)
+        token_rows.write_tokens(self._handle(), self._cells.stream_of(seq_id), cells, skip, n_block, rows, layers)
 
     def n_layers(self) -> int:
         """Those that keep rows: what `write` counts."""
@@ -95,20 +95,20 @@ class Tokens:
     @property
     def can_wait(self) -> bool:
         """Whether a decode waits in each layer for its rows only: on the processor, where nodes of ours serve all layers."""
-        return tokens.can_wait_for_rows(self._handle())
+        return token_rows.can_wait_for_rows(self._handle())
 
     def expect(self) -> None:
         """A thread brings rows from now on (`write`, then `came`, for the first layers first): the next decode waits for them, and does not
         end before they all came. After `failed` it raises, and has computed nothing."""
-        tokens.expect_rows(self._handle())
+        token_rows.expect_rows(self._handle())
 
     def came(self, end_layer: int) -> None:
         """The rows of all layers before `end_layer` are there. From the thread that brings them, as `failed`."""
-        tokens.rows_came(self._handle(), end_layer)
+        token_rows.rows_came(self._handle(), end_layer)
 
     def failed(self) -> None:
-        tokens.rows_failed(self._handle())
+        token_rows.rows_failed(self._handle())
 
     def expect_none(self) -> None:
         """When the thread that brought rows is done, whether they came or failed."""
-        tokens.expect_no_rows(self._handle())
+        token_rows.expect_no_rows(self._handle())

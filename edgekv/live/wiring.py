@@ -7,7 +7,7 @@ from collections import deque
 
 import numpy as np
 
-from edgekv._native import core, device
+from edgekv._native import core, device_calls
 from edgekv._native import paging as native
 from edgekv.arrays import backend
 from edgekv.arrays.ops import Ops
@@ -45,7 +45,7 @@ DEVICE_MOVES = 16384
 
 def operations(handle: core.Handle) -> Ops:
     """Array operations for the data plane of a context. Raises CudaUnavailable where it runs on a GPU that CuPy cannot use."""
-    plane = device.plane(handle)
+    plane = device_calls.plane(handle)
     if plane is None or plane.kind is not DeviceKind.CUDA:
         return backend.choose()
     return backend.choose(plane.kind, plane.index, plane.stream, plane.runtime)
@@ -53,7 +53,7 @@ def operations(handle: core.Handle) -> Ops:
 
 def has_tiers(handle: core.Handle, mode: KvMode) -> bool:
     """Whether a context has a policy in this mode: in modes sparse and evict, and on a device, where pages have slots, in mode exact too."""
-    return mode in (KvMode.SPARSE, KvMode.EVICT) or mode is KvMode.EXACT and device.plane(handle) is not None
+    return mode in (KvMode.SPARSE, KvMode.EVICT) or mode is KvMode.EXACT and device_calls.plane(handle) is not None
 
 
 def limits(mode: KvMode, on_device: bool) -> MoveLimits:
@@ -98,7 +98,7 @@ class Tiering:
     ops: `operations` of the context. rates: what its device was measured to do; None: not known.
     """
 
-    def __init__(self, handle: core.Handle, options: KvOptions, stats: Stats, ops: Ops, rates: device.Rates | None = None):
+    def __init__(self, handle: core.Handle, options: KvOptions, stats: Stats, ops: Ops, rates: device_calls.Rates | None = None):
         self._handle = handle
         self._options = options
         self._link = None if rates is None else rates.link_gather
@@ -117,7 +117,7 @@ class Tiering:
         self._newest = view.newest
         self._dropped = view.dropped
         self._limits = core.limits(handle)
-        self._plane = device.plane(handle)
+        self._plane = device_calls.plane(handle)
         n_runs = -(-options.placement.plan_every // RUN_UBATCHES)
         self.run_every = options.placement.plan_every // n_runs
         """Decoded ubatches from one run of the policy to the next."""
@@ -157,7 +157,7 @@ class Tiering:
             n_slots = 0  # home is as small as it is meant to be
         elif not self._ships:
             n_slots = 0  # the link is about as fast as the device's memory: copies gain nothing
-        elif (plane := device.plane(self._handle)) is None:
+        elif (plane := device_calls.plane(self._handle)) is None:
             n_slots = arena_bytes(options.placement.kv_budget, kv_bytes) // max(1, self.slot_bytes)
         else:
             self._plane = plane  # sketches of another kind leave room for other slots

@@ -15,7 +15,7 @@ from edgekv.models.traffic import traffic
 from edgekv.vocab import KvMode
 
 if TYPE_CHECKING:
-    from edgekv._native.device import Rates
+    from edgekv._native.device_calls import Rates
 
 _HOT = ((0.0, 0.0), (0.1, 0.65), (0.2, 0.85), (1.0, 1.0))
 """(share of the pages in the arena, share of the rows of mode sparse that are read from there): `edgekv sim`, the policy ladder."""

@@ -16,7 +16,7 @@ from edgekv.memory.device_fit import DeviceRoom
 from edgekv.vocab import DeviceKind, KvMode
 
 if TYPE_CHECKING:
-    from edgekv._native.device import DeviceInfo
+    from edgekv._native.device_calls import DeviceInfo
 
 DRIVER_NEEDED = {13: 580, 12: 525}
 """Major version of CUDA: the first branch of the NVIDIA driver that runs it on Linux (CUDA toolkit release notes, under minor version
@@ -89,7 +89,7 @@ def devices(kind: DeviceKind) -> list[DeviceInfo]:
 def native_devices() -> Any | None:
     """The module that asks libedgekv about devices; None where the library cannot be loaded, which others report."""
     try:
-        return import_module("edgekv._native.device")
+        return import_module("edgekv._native.device_calls")
     except (ImportError, OSError, NativeError):
         return None
 

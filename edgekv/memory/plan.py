@@ -21,7 +21,7 @@ from edgekv.rates.host import HostRates
 from edgekv.vocab import KvMode
 
 if TYPE_CHECKING:
-    from edgekv._native.device import Rates
+    from edgekv._native.device_calls import Rates
 
 GAINS_FROM = 2048
 """Up to about this depth attention takes a small part of a token's time with most models and kernels."""

@@ -37,7 +37,7 @@ def step_bytes(model: Geometry, il: int, n_cells: int, kind: SketchKind) -> int:
 
 
 def prompt_bytes(model: Geometry, layers: list[int], n_cells: int, kv: KvOptions, n_threads: int) -> int:
-    """Scratch of `n_threads` that read a prompt in a context of `n_cells` (native: prompt/prompt.cpp, host/prompt_choice.cpp): queries and
+    """Scratch of `n_threads` that read a prompt in a context of `n_cells` (native: prompt/prompt.cpp, host/prompt_choice_node.cpp): queries and
     outputs of an item, K and V of a block of cells; where mass is observed, sums and maxima of all blocks; where there are sketches, the
     estimates of all cells, whether prompts are sampled or not."""
     groups = [model.n_head[il] // model.n_head_kv[il] for il in layers]

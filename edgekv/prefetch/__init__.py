@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from edgekv.arrays.ops import Ops
 from edgekv.pages.shape import PageShape
-from edgekv.prefetch.base import Prefetcher, Rope
 from edgekv.prefetch.neighbour import Neighbour
-from edgekv.prefetch.none import NoPrefetch
+from edgekv.prefetch.no_prefetch import NoPrefetch
+from edgekv.prefetch.prefetcher import Prefetcher, Rope
 from edgekv.prefetch.previous import Previous
-from edgekv.prefetch.random import RandomPages
+from edgekv.prefetch.random_pages import RandomPages
 from edgekv.prefetch.rope import RopeDistance
 from edgekv.registry import Registry
 

@@ -8,7 +8,7 @@ from edgekv.arrays.order import Later
 from edgekv.arrays.rank import Top
 from edgekv.pages.observation import Observation
 from edgekv.pages.residency import Residency
-from edgekv.prefetch.base import NOTHING, Prefetcher, only_home
+from edgekv.prefetch.prefetcher import NOTHING, Prefetcher, only_home
 
 
 class Neighbour(Prefetcher):

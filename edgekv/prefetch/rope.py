@@ -6,13 +6,13 @@ import numpy as np
 
 from edgekv.arrays.ops import Ops
 from edgekv.arrays.order import Later
-from edgekv.arrays.rope import distance_prior
+from edgekv.arrays.rotary import distance_prior
 from edgekv.arrays.topk import largest
 from edgekv.errors import ConfigError
 from edgekv.pages.observation import Observation
 from edgekv.pages.residency import Residency, State
 from edgekv.pages.shape import PageShape
-from edgekv.prefetch.base import Prefetcher, Rope, only_home
+from edgekv.prefetch.prefetcher import Prefetcher, Rope, only_home
 
 
 class RopeDistance(Prefetcher):

@@ -16,7 +16,7 @@ from edgekv import __version__, json_file
 from edgekv.vocab import DeviceKind
 
 if TYPE_CHECKING:
-    from edgekv._native.device import DeviceInfo, Rates
+    from edgekv._native.device_calls import DeviceInfo, Rates
 
 log = logging.getLogger("edgekv")
 
@@ -42,7 +42,7 @@ def calibrate(kind: DeviceKind, index: int = 0, again: bool = False) -> Rates:
     They are measured anew with `again`, and where device, driver or EdgeKV are not those of the cached ones, or the cache cannot be
     read. Raises NativeError where the device cannot be used.
     """
-    native = import_module("edgekv._native.device")
+    native = import_module("edgekv._native.device_calls")
     key = _key(native.info(kind, index))
     cached = {} if again else _read().get(_name(kind, index), {})
     if cached.get("key") == key and (rates := _rates(native, cached.get("rates"))) is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
-from edgekv._native.server import Waits
+from edgekv._native.http_server import Waits
 from edgekv.live.figures import Figures
 from edgekv.serving.shown import Shown, StoreFigures, TrafficFigures, tiers
 

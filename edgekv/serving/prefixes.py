@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edgekv._native import server as native
-from edgekv._native.prefixes import PrefixSources, SequenceTokens
+from edgekv._native import http_server as native
+from edgekv._native.prefix_callbacks import PrefixSources, SequenceTokens
 from edgekv.errors import DoesNotFit, NativeError
 from edgekv.live import attachments, cells
 from edgekv.live.runtime import Runtime
@@ -37,7 +37,7 @@ log = logging.getLogger("edgekv")
 
 
 class Prefixes:
-    """What the server calls when a prompt begins and when tokens are computed (`edgekv._native.server.KeepsPrefixes`).
+    """What the server calls when a prompt begins and when tokens are computed (`edgekv._native.http_server.KeepsPrefixes`).
 
     K and V depend on the model's files and on the context as llama.cpp built it: all contexts that agree in that use one store. They depend
     on a request's adapters too: these are in the root of its chains, as its namespace is, so that a request can name any without a store, a

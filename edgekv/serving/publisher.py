@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edgekv._native import server as native
+from edgekv._native import http_server as native
 from edgekv.live.figures import Figures, collect
 from edgekv.live.page_map import MapMaker
 from edgekv.serving import metrics, page, shown

@@ -9,7 +9,7 @@ from edgekv.memory import devices
 from edgekv.memory.allocations import ContextRequest, Slots
 from edgekv.memory.available import available_bytes
 from edgekv.models.geometry import ModelFile
-from edgekv.serving.options import ServerOptions, later_bytes, shares_cells
+from edgekv.serving.server_options import ServerOptions, later_bytes, shares_cells
 
 
 def memory_request(options: ServerOptions, file: ModelFile) -> ContextRequest:

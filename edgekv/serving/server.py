@@ -26,7 +26,9 @@ from edgekv.serving import first_tokens
 from edgekv.serving.errands import Result
 from edgekv.serving.get_json import get_json
 from edgekv.serving.log import ServerLog
-from edgekv.serving.options import (
+from edgekv.serving.publisher import Publisher, traffic
+from edgekv.serving.room import memory_request
+from edgekv.serving.server_options import (
     LOOPBACK,
     ServerOptions,
     check_evict,
@@ -37,8 +39,6 @@ from edgekv.serving.options import (
     llama_has_keys,
     spaces_of,
 )
-from edgekv.serving.publisher import Publisher, traffic
-from edgekv.serving.room import memory_request
 from edgekv.serving.shown import Served
 from edgekv.serving.sites import Admitted, admitted, is_public
 from edgekv.vocab import DeviceKind, KvMode
@@ -194,7 +194,7 @@ class Server:
         if not self._ready and self.alive:
             self._wait_until_ready()  # before that there is nothing to tell it to stop
         if self.alive:
-            from edgekv._native import server as native
+            from edgekv._native import http_server as native
 
             native.terminate()
             if not self._ended.wait(_STOP_S):
@@ -267,7 +267,7 @@ class Server:
 
     def _open_prefixes(self) -> None:
         """In mode evict what is dropped cannot be kept."""
-        from edgekv._native import prefixes as native
+        from edgekv._native import prefix_callbacks as native
         from edgekv.serving.prefixes import Prefixes
 
         options = self.options
@@ -277,7 +277,7 @@ class Server:
         native.set_prefixes(self._prefixes)
 
     def _close_prefixes(self) -> None:
-        from edgekv._native import prefixes as native
+        from edgekv._native import prefix_callbacks as native
 
         native.set_prefixes(None)
         prefixes, self._prefixes = self._prefixes, None
@@ -286,7 +286,7 @@ class Server:
             prefixes.close()
 
     def _run(self, argv: list[str], hosts: Admitted) -> None:
-        from edgekv._native import server as native
+        from edgekv._native import http_server as native
 
         options, limits = self.options, self.options.limits
         native.limit(limits.max_gap_s, options.n_slots, limits.queue_for(options.n_slots))

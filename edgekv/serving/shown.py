@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from edgekv import __version__
-from edgekv._native.server import Waits
+from edgekv._native.http_server import Waits
 from edgekv.amounts import size
 from edgekv.live.figures import Figures, SequenceFigures
 from edgekv.serving.history import History, Point

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgekv.store.blocks import Link
 from edgekv.store.files import BlockFile, remove_file, scan
-from edgekv.store.pins import pinned_paths, read_pins
+from edgekv.store.named import pinned_paths, read_pins
 
 FRESH_S = 1.0
 """Other processes' writes may go uncounted for this long."""

@@ -17,7 +17,7 @@ from edgekv.store.blocks import BLOCK_TOKENS, Block, Link
 from edgekv.store.files import first_bytes, open_file
 from edgekv.store.format import BlockHeader, Refused, check_layers, decode_header
 from edgekv.store.identity import RowLayout
-from edgekv.store.rates import Rate
+from edgekv.store.place_rates import Rate
 
 GROUP_BYTES = 2 << 20
 """Bytes of a block that are read at once, roughly."""

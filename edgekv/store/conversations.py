@@ -14,7 +14,7 @@ from pathlib import Path
 
 from edgekv.errors import EdgeKVError
 from edgekv.store.files import BlockFile, remove_file, scan, temporary_name
-from edgekv.store.pins import pinned_paths, read_pins
+from edgekv.store.named import pinned_paths, read_pins
 
 _NAME = re.compile(r"[0-9a-z]{1,64}")
 _ENDING = ".json"

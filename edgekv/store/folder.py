@@ -22,9 +22,9 @@ from edgekv.store.coming import ComingBlock, open_block
 from edgekv.store.files import links_below, of_one_file, path_of, read_header, remove_file, remove_temporaries, temporary_name
 from edgekv.store.format import Refused, encode_header
 from edgekv.store.identity import ModelIdentity
-from edgekv.store.pins import read_pins
+from edgekv.store.named import read_pins
 from edgekv.store.place import Child, Outage, Outcome, covered_tails, log
-from edgekv.store.rates import Rate
+from edgekv.store.place_rates import Rate
 from edgekv.store.results import PlaceStats
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from edgekv.store.blocks import Reading
 from edgekv.store.files import BlockFile, read_header, read_whole, remove_file, scan
 from edgekv.store.format import Refused, decode
 from edgekv.store.identity import begins_chain
-from edgekv.store.pins import Pin, chain_to, read_pins
+from edgekv.store.named import Pin, chain_to, read_pins
 
 ID_DIGITS = 12
 UNREADABLE = "(unreadable)"

@@ -21,7 +21,7 @@ from edgekv.store.coming import ComingBlock
 from edgekv.store.format import MOST_READ_WITH_BYTES, BlockHeader, Refused, check_layers, decode_header, encode_header, header_bytes
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.place import Child, Outage, Outcome, covered_tails, log
-from edgekv.store.rates import Rate
+from edgekv.store.place_rates import Rate
 from edgekv.store.results import PlaceStats
 
 BACK_OFF_S = 5.0

@@ -14,7 +14,7 @@ from support.array_libraries import address_of, on
 from support.tiers import observation, plan, promote, settled
 
 from edgekv.arrays import cupy_ops
-from edgekv.arrays.ema import weights
+from edgekv.arrays.moving_average import weights
 from edgekv.arrays.ops import Ops
 from edgekv.arrays.rank import HostRanking, ListedRanking, Top
 from edgekv.hierarchy.planner import MoveLimits, decide

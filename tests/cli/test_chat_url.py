@@ -13,8 +13,8 @@ import pytest
 from support.paper_endpoint import PaperEndpoint, says
 
 from edgekv.cli.chat.client import AnswerPiece, ChatClient, Usage
-from edgekv.cli.chat.kv import KvStatus
-from edgekv.cli.chat.remote import RemoteServer, base_url
+from edgekv.cli.chat.endpoint import RemoteServer, base_url
+from edgekv.cli.chat.kv_status import KvStatus
 from edgekv.cli.chat.render import Renderer, overflow_advice
 from edgekv.cli.chat.session import ChatAnswer, Conversation
 from edgekv.errors import EXIT_MODEL, EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, ConfigError, ContextOverflow, EdgeKVError, ModelError

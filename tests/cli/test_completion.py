@@ -18,13 +18,13 @@ from support.prefixes import conversation, exact, identity, reader
 from support.program import CONTROL, EDGEKV
 
 from edgekv.cli.chat.kept import KeptChats
-from edgekv.cli.common.values import OF_OPTION, TEXTS
+from edgekv.cli.common.choices import OF_OPTION, TEXTS
 from edgekv.cli.main import COMMANDS, cli
 from edgekv.lab.texts import text
 from edgekv.policies import POLICIES
 from edgekv.prefetch import PREFETCHERS
 from edgekv.store.listing import list_chains
-from edgekv.store.pins import Pin, write_pin
+from edgekv.store.named import Pin, write_pin
 from edgekv.store.settings import StoreSettings
 from edgekv.store.store import PrefixStore
 

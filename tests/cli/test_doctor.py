@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from support.fake_gpus import CARD
 
 from edgekv import _native, diagnosis
-from edgekv._native.weights import WEIGHT_TYPES, _library, layouts
+from edgekv._native.weight_types import WEIGHT_TYPES, _library, layouts
 from edgekv.cli.doctor import doctor
 from edgekv.errors import EXIT_LIBRARY, ModelError, NativeError
 from edgekv.machine import CPUINFO, cpu_family
@@ -79,7 +79,7 @@ def test_weight_types_are_ggmls():
 
 def test_weights_in_words(monkeypatch, synthetic):
     def said(found: dict[str, str | None], *arguments: str) -> list[str]:
-        monkeypatch.setattr("edgekv._native.weights.layouts", lambda: found)
+        monkeypatch.setattr("edgekv._native.weight_types.layouts", lambda: found)
         return [line for line in run(*arguments).stdout.splitlines() if line.startswith(("weights ", " " * 16 + "none for"))]
 
     found = {"F16": "AMX", "Q8_0": "AMX", "Q5_1": None, "Q4_0": "AMX", "Q2_K": "CPU_REPACK", "IQ1_S": None}

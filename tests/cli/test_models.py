@@ -18,9 +18,9 @@ from edgekv.cli.models import models
 from edgekv.cli.synthetic import WEIGHT_TYPES
 from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
 from edgekv.llama import Llama
-from edgekv.models import geometry, shapes, writer
+from edgekv.models import geometry, model_writer, shapes
+from edgekv.models.model_writer import write_model
 from edgekv.models.shapes import SHAPES
-from edgekv.models.writer import write_model
 
 TINY = SHAPES["tiny"]
 
@@ -124,7 +124,7 @@ def test_bad_arguments(tmp_path):
 
 def test_a_disk_too_small(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(writer.shutil, "disk_usage", lambda folder: usage._replace(free=100_000))
+    monkeypatch.setattr(model_writer.shutil, "disk_usage", lambda folder: usage._replace(free=100_000))
     with pytest.raises(DoesNotFit, match=r"model.gguf takes .* KiB, and 97\.7 KiB are free on its disk: .* KiB are missing"):
         write_model(TINY, tmp_path / "model.gguf")
     assert not list(tmp_path.iterdir())

@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from edgekv.cli.common.options import kv_options, split_kv_options
+from edgekv.cli.common.shared_options import kv_options, split_kv_options
 from edgekv.config import Attend, KvOptions, PlacementOptions, SelectionOptions
 from edgekv.errors import ConfigError, CudaUnavailable
 from edgekv.memory import devices

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgekv.cli.chat.pins import Pins, message_span
+from edgekv.cli.chat.pinned_messages import Pins, message_span
 from edgekv.cli.chat.session import Conversation
 from edgekv.cli.chat.views import pin_only
 from edgekv.errors import EdgeKVError

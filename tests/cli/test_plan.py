@@ -21,13 +21,13 @@ from edgekv.errors import EXIT_DOES_NOT_FIT, ModelError
 from edgekv.memory import devices
 from edgekv.memory.device_fit import DeviceRoom
 from edgekv.models.geometry import open_model
+from edgekv.models.model_writer import write_header
 from edgekv.models.shapes import SHAPES
-from edgekv.models.writer import write_header
 from edgekv.rates.host import WeightRates
 from edgekv.rates.measuring import weights as measuring
 from edgekv.rates.measuring.busy import Others
-from edgekv.serving.options import ServerOptions
 from edgekv.serving.server import Server
+from edgekv.serving.server_options import ServerOptions
 from edgekv.store.settings import StoreSettings
 
 

@@ -18,8 +18,8 @@ from edgekv.cli.main import cli
 from edgekv.cli.serve import _announce
 from edgekv.errors import EXIT_DOES_NOT_FIT, EXIT_USAGE, ConfigError, DoesNotFit
 from edgekv.models import geometry
-from edgekv.serving.options import ServerOptions
 from edgekv.serving.server import Server
+from edgekv.serving.server_options import ServerOptions
 from edgekv.store.settings import StoreSettings
 
 

@@ -43,8 +43,8 @@ def shaped() -> Callable[[str, int], Path]:
     """`shaped(name, n_ctx_train)`: a model of random weights in one of `edgekv.models.shapes`, kept between calls."""
     from dataclasses import replace
 
+    from edgekv.models.model_writer import write_model
     from edgekv.models.shapes import find_shape
-    from edgekv.models.writer import write_model
 
     def write(name: str, n_ctx_train: int) -> Path:
         path = Path(os.environ["EDGEKV_GPU_MODELS"]) / f"{name}-{n_ctx_train}.gguf"

@@ -16,7 +16,7 @@ from support.fake_gpus import RATES
 from support.tiers import CopyError, FakeDevice, plan, settled
 from support.world import World, act
 
-from edgekv._native import core, device, paging
+from edgekv._native import core, device_calls, paging
 from edgekv.arrays import cupy_ops
 from edgekv.arrays.move import ROW
 from edgekv.arrays.ops import Ops
@@ -302,10 +302,10 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     priority = np.full(shape, 7, np.float32)
     newest = np.full(n_pages, -1, np.int32)
     said: list[tuple] = []
-    place = device.Plane(DeviceKind.EMULATED, 0, 0, arena.ctypes.data, 32 * row_bytes, 0, n_slots_max, n_cells, rows.ctypes.data,
+    place = device_calls.Plane(DeviceKind.EMULATED, 0, 0, arena.ctypes.data, 32 * row_bytes, 0, n_slots_max, n_cells, rows.ctypes.data,
                          1 << 20, 1 << 10, 0)
     for module, functions in (
-        (device, {"plane": lambda handle: place}),
+        (device_calls, {"plane": lambda handle: place}),
         (core, {"run_so_far": lambda handle: types.SimpleNamespace(page_tokens=16, pages_per_stream=n_pages),
                 "layers": lambda handle: [types.SimpleNamespace(row=row, n_head_kv=n, head_dim=32)
                                           for row, n in ((0, 2), (1, 1), (-1, 9))],

@@ -17,8 +17,8 @@ from support.traces import random_trace
 from edgekv.cli.report import report as command
 from edgekv.errors import ConfigError
 from edgekv.lab.report import drawing, page, study
-from edgekv.lab.report.folder import CACHE_FILE, read
-from edgekv.lab.report.results import _by_depth
+from edgekv.lab.report.inputs import CACHE_FILE, read
+from edgekv.lab.report.studies import _by_depth
 from edgekv.lab.report.study import Study
 
 HOSTILE = "<script>alert('x')</script> & $x_1$ \"q\""
@@ -345,7 +345,7 @@ def test_example_heads_and_ages(tmp_path):
 
 def test_several_runs_of_a_task_add_up():
     """Of other lengths or seeds: the counts, and the interval of their sum."""
-    from edgekv.lab.report.results import retention
+    from edgekv.lab.report.studies import retention
     from edgekv.lab.results.retention import Retention
 
     def row(**counts: int) -> dict:

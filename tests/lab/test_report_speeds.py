@@ -11,16 +11,16 @@ from support.results import ENVIRONMENT, bench_rows, rows_by_depth
 from support.servers import history_document, plan_document, serve_rows, state_documents
 
 from edgekv.cli.report import report as command
-from edgekv.lab.report import folder, page
+from edgekv.lab.report import inputs, page
 from edgekv.lab.report.charts import Line
-from edgekv.lab.report.machine import machine, planned
+from edgekv.lab.report.environment import machine, planned
 from edgekv.lab.report.sections import LIMIT, Section
 from edgekv.lab.report.servers import clients, memory_over_time, over_time
 from edgekv.lab.report.speeds import _by_test, _estimates, _lines, _speed_points, answers, hits, memory, prompts
 
 
 def known(rows: list[dict]) -> list[dict]:
-    return [folder._known(row) for row in rows]
+    return [inputs._known(row) for row in rows]
 
 
 def curves(rows: list[dict]) -> dict[str, dict[str, tuple[list, list]]]:
@@ -186,7 +186,7 @@ def test_documents_are_known_by_what_they_hold(tmp_path):
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     (tmp_path / "state.jsonl").write_text("\n".join(json.dumps(state) for state in state_documents()))
     (tmp_path / "bench.jsonl").write_text("\n".join(json.dumps(row) for row in bench_rows()))
-    found = folder.read(tmp_path)
+    found = inputs.read(tmp_path)
     assert (len(found.plans), len(found.histories), len(found.serves), len(found.states), len(found.speeds)) == (1, 1, 8, 4, 24)
     assert not found.ignored and found.speeds[0]["model"] == "tiny.gguf" == found.plans[0]["model"]
     written = page.write(tmp_path)

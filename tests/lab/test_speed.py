@@ -17,8 +17,8 @@ from edgekv.lab.questions.speed.run import run
 from edgekv.lab.questions.speed.taken import samples
 from edgekv.lab.texts.text import standard_text
 from edgekv.models import geometry
-from edgekv.rates.measuring.blocks import Bank, Rows, put, taken
 from edgekv.rates.measuring.decoder import Decoder
+from edgekv.rates.measuring.filling import Bank, Rows, put, taken
 from edgekv.vocab import CacheType
 
 MODES = ["off-flash", "off-noflash", "exact", "sparse"]

@@ -13,8 +13,8 @@ from edgekv.errors import ConfigError, ModelError
 from edgekv.lab.questions.answers import GAP_TOKENS, QuestionPlan
 from edgekv.lab.questions.asking import n_tokens_of
 from edgekv.lab.tasks import TASKS, Blank, Question, default_tasks
-from edgekv.lab.tasks.base import is_right, spread
 from edgekv.lab.tasks.forms import FORMS
+from edgekv.lab.tasks.task import is_right, spread
 from edgekv.lab.texts.frame import Frame, plain
 from edgekv.lab.texts.haystack import paragraphs, planted, sentences
 from edgekv.lab.texts.text import Text, find_text

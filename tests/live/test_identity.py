@@ -15,7 +15,7 @@ import pytest
 from support.adapters import lora
 from support.contexts import Context, attached
 
-from edgekv._native import core, tokens
+from edgekv._native import core, token_rows
 from edgekv.config import KvOptions
 from edgekv.errors import NativeError
 from edgekv.live.cells import EARLIER, SAMPLED
@@ -151,7 +151,7 @@ def test_the_versions_count(tiny):
     """The build of llama.cpp, and of our kernels: each source of theirs (tests/native/test_sources.py)."""
     told: list[bytes] = []
     with built(tiny) as (_, run):
-        tokens.describe(run._native_handle(), 0, told.append)
+        token_rows.describe(run._native_handle(), 0, told.append)
     version, upstream, sources = told[0].decode().splitlines()
     assert (version, upstream) == (core.version(), core.upstream()) and len(bytes.fromhex(sources)) == 16
 
@@ -160,7 +160,7 @@ def test_what_was_sampled_before_the_settings_changed_is_labelled(tiny):
     """On a device, whose steps label nothing, all tokens may have been sampled."""
     with built(tiny) as (context, run):
         context.decode([1, 270, 280, 290], range(4), [0] * 4)
-        tokens.labels_in_place(run._native_handle(), 0)[1] = SAMPLED
+        token_rows.labels_in_place(run._native_handle(), 0)[1] = SAMPLED
         assert run.cells.stream().labels[:5].tolist() == [0, SAMPLED, 0, 0, 0]
         run.tokens.settings_change(sampled=False)
         assert run.cells.stream().labels[:5].tolist() == [0, SAMPLED | EARLIER, 0, 0, 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.contexts import Context, attached
 
-from edgekv._native import core, testing, tokens
+from edgekv._native import core, testing, token_rows
 from edgekv.config import KvOptions
 from edgekv.errors import EdgeKVError
 
@@ -50,8 +50,8 @@ def test_a_call_that_finds_none_says_so(synthetic):
         handle = core.find(context.address)
         testing.throw_in(1)
         with pytest.raises(EdgeKVError, match="no memory"):
-            tokens.set_prompts(handle, [1, 2])
-        tokens.set_prompts(handle, [1, 2])
+            token_rows.set_prompts(handle, [1, 2])
+        token_rows.set_prompts(handle, [1, 2])
         context.decode([5], [0], [0])
 
 
@@ -59,5 +59,5 @@ def test_a_call_that_finds_none_says_so(synthetic):
 def test_prompts_of_sequences_that_cannot_be_are_refused(synthetic, wrong):
     with attached(synthetic("llama"), KvOptions(mode="sparse"), n_ctx=256, n_seq=4) as (context, _):
         with pytest.raises(EdgeKVError, match="there is no sequence"):
-            tokens.set_prompts(core.find(context.address), wrong)
+            token_rows.set_prompts(core.find(context.address), wrong)
         context.decode([5], [0], [0])

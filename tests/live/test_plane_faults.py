@@ -14,7 +14,7 @@ from support.events import check
 from support.fake_gpus import RATES
 from support.planes import ALL, logits_of, open_model, plane_of
 
-from edgekv._native import core, device
+from edgekv._native import core, device_calls
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError
 from edgekv.live import attachments
@@ -33,7 +33,7 @@ def test_what_is_refused_takes_no_memory(synthetic):
     options = KvOptions(device="emulated", mode="exact", kv_vram=1000)
     with attached(synthetic("llama"), options, n_ctx=256, n_seq=1, n_threads=1) as (context, run):
         handle = core.find(context.address)
-        assert run is None and isinstance(core.device_problem(handle), DoesNotFit) and device.plane(handle) is None
+        assert run is None and isinstance(core.device_problem(handle), DoesNotFit) and device_calls.plane(handle) is None
         memory = core.memory(handle)
         assert (memory.workspace_bytes, memory.device_bytes) == (0, 0)
 
@@ -72,15 +72,15 @@ def test_mode_off_gives_the_memory_of_the_arena_back(synthetic, mode: str):
     path = synthetic("llama")
     llama = open_model(path, **ALL | {"mode": mode})
     expected, full = logits_of(llama), llama.kv.memory().arena_bytes
-    free = device.info(DeviceKind.EMULATED).free_bytes
+    free = device_calls.info(DeviceKind.EMULATED).free_bytes
     logits_of(llama, (1,) * 40)
     assert full > 0 and llama.kv.tiers().n_resident > 0
     for change in (lambda to: setattr(llama.kv, "mode", to), lambda to: llama.kv.configure(llama.kv.options.with_(mode=to))):
         change("off")
-        assert llama.kv.memory().arena_bytes == 0 and device.info(DeviceKind.EMULATED).free_bytes >= free + full
+        assert llama.kv.memory().arena_bytes == 0 and device_calls.info(DeviceKind.EMULATED).free_bytes >= free + full
         logits_of(llama)
         change(mode)
-        assert llama.kv.memory().arena_bytes == full and device.info(DeviceKind.EMULATED).free_bytes <= free
+        assert llama.kv.memory().arena_bytes == full and device_calls.info(DeviceKind.EMULATED).free_bytes <= free
         assert np.array_equal(logits_of(llama), expected) or mode == "sparse"
         logits_of(llama, (1,) * 40)
         assert check(llama.kv).n_slots > 0 and llama.kv.tiers().n_resident > 0
@@ -118,10 +118,10 @@ def test_the_arena_gives_memory_back_when_it_is_asked(synthetic):
     llama = open_model(synthetic("llama"), mode="exact")
     expected, full = logits_of(llama), llama.kv.memory().arena_bytes
     slot = plane_of(llama).slot_bytes
-    free = device.info(DeviceKind.EMULATED).free_bytes
+    free = device_calls.info(DeviceKind.EMULATED).free_bytes
     assert llama.kv.give_back(10 * slot + 1) >= 10 * slot + 1
     left = llama.kv.memory().arena_bytes
-    assert 0 < left <= full - 10 * slot and device.info(DeviceKind.EMULATED).free_bytes == free + full - left
+    assert 0 < left <= full - 10 * slot and device_calls.info(DeviceKind.EMULATED).free_bytes == free + full - left
     llama.kv.mode = "off"
     llama.kv.mode = "exact"
     assert llama.kv.memory().arena_bytes == left, "what was given away stays with those who asked for it"
@@ -135,7 +135,7 @@ def test_the_arena_gives_memory_back_when_it_is_asked(synthetic):
 @pytest.fixture
 def fails_after(emulator):
     """`fails_after(n)`: of the operations on the emulated device n are done, the next is lost."""
-    device.count(DeviceKind.EMULATED)  # opens it
+    device_calls.count(DeviceKind.EMULATED)  # opens it
     library = ctypes.CDLL(str(emulator))
     library.edgekv_emulator_fails_after.argtypes = [ctypes.c_long]
     yield library.edgekv_emulator_fails_after
@@ -169,8 +169,8 @@ def test_a_device_that_fails_fails_the_step_by_name(synthetic, fails_after, mode
 def test_the_link_decides_whether_there_is_an_arena(synthetic, monkeypatch):
     """And nothing else: not how often plans are made."""
     llama = open_model(synthetic("llama"), **ALL)
-    run, plane = llama.kv, device.plane
-    monkeypatch.setattr(device, "plane", lambda handle: replace(plane(handle), kind=DeviceKind.CUDA))
+    run, plane = llama.kv, device_calls.plane
+    monkeypatch.setattr(device_calls, "plane", lambda handle: replace(plane(handle), kind=DeviceKind.CUDA))
     for link, has_arena in ((RATES.link_gather, True), (RATES.vram, False)):
         monkeypatch.setattr(attachments, "rates", lambda kind, index=0: replace(RATES, link_gather=link))
         for plan_every in (1, 32):

@@ -16,7 +16,7 @@ SCRIPT = textwrap.dedent("""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s")
     from support.contexts import attached
 
-    from edgekv.cli.chat.kv import mode_text
+    from edgekv.cli.chat.kv_status import mode_text
     from edgekv.config import KvOptions
     N = 60000
     options = KvOptions(mode="sparse", exact_tokens=0, policy="none", kv_budget=0, resolution=100)

@@ -16,8 +16,8 @@ from edgekv.memory.context import choose_context
 from edgekv.memory.fit import kv_bytes, page_bytes
 from edgekv.memory.plan import make_plan
 from edgekv.models.geometry import ModelFile, open_model
+from edgekv.models.model_writer import write_header
 from edgekv.models.shapes import SHAPES
-from edgekv.models.writer import write_header
 from edgekv.vocab import KvMode
 
 EXACT, SPARSE = (KvOptions(mode=mode, device="cpu") for mode in (KvMode.EXACT, KvMode.SPARSE))

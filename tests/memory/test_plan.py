@@ -17,8 +17,8 @@ from edgekv.memory.device_roofline import DeviceRoofline, hit_share
 from edgekv.memory.plan import GAINS_FROM, fitting_context, make_plan, users
 from edgekv.memory.served import layers
 from edgekv.models.geometry import open_model
+from edgekv.models.model_writer import write_header
 from edgekv.models.shapes import SHAPES
-from edgekv.models.writer import write_header
 from edgekv.rates.host import HostRates, WeightRates
 from edgekv.rates.measuring.reserve import reserved_compute
 from edgekv.vocab import KvMode
@@ -199,7 +199,7 @@ def test_on_a_gpu_the_limit_is_memory(tmp_path):
 
 
 def test_a_gpu_s_speed_follows_its_link(tmp_path):
-    from edgekv._native.device import Rates
+    from edgekv._native.device_calls import Rates
 
     model, room = header(tmp_path, "llama-3-8b", "q4_0"), DeviceRoom("a GPU", 8 << 30, 8 << 30)
     line = DeviceRoofline(model, KvOptions(mode="exact", device="cuda"), room, Rates(20e9, 12e9, 6e9, 900e9, 20e9, 5.0))

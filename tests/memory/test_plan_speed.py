@@ -23,8 +23,8 @@ from edgekv.lab.questions.speed.run import run
 from edgekv.lab.texts.text import find_text
 from edgekv.memory.roofline import HostRoofline
 from edgekv.models.geometry import open_model
+from edgekv.models.model_writer import write_model
 from edgekv.models.shapes import SHAPES
-from edgekv.models.writer import write_model
 from edgekv.rates.host import HostRates, KeptRates, kept_for
 from edgekv.rates.measuring.weights import host_rates
 from edgekv.vocab import KvMode

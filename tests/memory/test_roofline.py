@@ -13,9 +13,9 @@ from edgekv.config import KvOptions
 from edgekv.memory.correction import correct
 from edgekv.memory.roofline import ROWS, HostRoofline, depth_at, rows_read
 from edgekv.models.geometry import open_model
+from edgekv.models.model_writer import write_header
 from edgekv.models.shapes import SHAPES
 from edgekv.models.traffic import traffic
-from edgekv.models.writer import write_header
 from edgekv.rates.host import (
     AttentionShape,
     HostRates,

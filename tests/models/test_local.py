@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from edgekv.cli.models import models
 from edgekv.errors import ModelError
 from edgekv.models.local import find_local, local_models
+from edgekv.models.model_writer import write_header, write_model
 from edgekv.models.shapes import SHAPES
-from edgekv.models.writer import write_header, write_model
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from support.scores import SHAPE, masses
 from support.tiers import observation
 
-from edgekv.arrays.ema import BLOCK, ema, scratch_elements, weights
+from edgekv.arrays.moving_average import BLOCK, ema, scratch_elements, weights
 from edgekv.cli.main import cli
 from edgekv.errors import ConfigError
 from edgekv.hierarchy.budgets import SPLITS

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.tiers import observation, promote, settled
 
-from edgekv.arrays.rope import distance_prior
+from edgekv.arrays.rotary import distance_prior
 from edgekv.errors import ConfigError
 from edgekv.pages.residency import Reason, State
 from edgekv.pages.shape import PageShape

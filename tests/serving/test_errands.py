@@ -11,8 +11,8 @@ from support.endpoint import complete
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.serving.errands import Errands
-from edgekv.serving.options import ServerOptions
 from edgekv.serving.server import Server
+from edgekv.serving.server_options import ServerOptions
 from edgekv.vocab import KvMode
 
 N_PROMPT = 6000

@@ -8,14 +8,14 @@ import urllib.request
 import pytest
 
 from edgekv._native import core
-from edgekv.cli.chat.kv import KvWatch, memory_rows, mode_summary
+from edgekv.cli.chat.kv_status import KvWatch, memory_rows, mode_summary
 from edgekv.cli.chat.render import _kv_parts
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
 from edgekv.live import runtime
 from edgekv.live.runtime import Runtime
-from edgekv.serving.options import ServerOptions
 from edgekv.serving.server import Server
+from edgekv.serving.server_options import ServerOptions
 
 
 def ask(server: Server, messages: list[dict], n: int) -> dict:

@@ -8,8 +8,8 @@ import numpy as np
 from support.streams import Stream, drained
 
 from edgekv.config import KvOptions
-from edgekv.serving.options import ServerLimits, ServerOptions
 from edgekv.serving.server import Server
+from edgekv.serving.server_options import ServerLimits, ServerOptions
 
 N_PROMPT = 800
 PROMPT = np.random.default_rng(4).integers(260, 350, N_PROMPT).tolist()
@@ -17,7 +17,7 @@ PROMPT = np.random.default_rng(4).integers(260, 350, N_PROMPT).tolist()
 
 def read_beside_an_answer(model, max_gap_s: float, **kv: object) -> tuple[np.ndarray, np.ndarray, int]:
     """The prompt's labels and its K rows of the last layer, and how many batches it took. The answer is in the other slot."""
-    from edgekv._native import server as native
+    from edgekv._native import http_server as native
 
     options = ServerOptions(model, n_ctx=8192, n_threads=1, n_slots=2, limits=ServerLimits(max_gap_s), kv=KvOptions(**kv))
     with Server(options) as server:

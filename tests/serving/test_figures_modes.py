@@ -55,7 +55,7 @@ def test_a_server_that_nothing_hangs_on(synthetic, monkeypatch):
 
 
 def test_nothing_is_left_when_the_server_has_ended(synthetic):
-    from edgekv._native import server as native
+    from edgekv._native import http_server as native
 
     with Server(options(synthetic("llama"))) as server:
         server.get("/edgekv/state")

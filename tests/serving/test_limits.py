@@ -20,8 +20,8 @@ from support.streams import CHAT, Stream, drained
 
 from edgekv.config import KvOptions
 from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, ConfigError
-from edgekv.serving.options import ServerLimits, ServerOptions
 from edgekv.serving.server import Server
+from edgekv.serving.server_options import ServerLimits, ServerOptions
 
 LONG = {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 700, "ignore_eos": True}
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -84,7 +84,7 @@ def test_a_full_queue_refuses_embeddings_too(tiny, pooling, path, body):
 
 
 def native_requests() -> int:
-    from edgekv._native import server as native
+    from edgekv._native import http_server as native
 
     return native.pacing().n_requests
 
@@ -163,7 +163,7 @@ def tokens(n: int) -> list[int]:
 @pytest.mark.parametrize(("max_gap_s", "least", "most"), [(0, 2, 6), (1e-6, 90, 120)], ids=["full speed", "a bound nobody can keep"])
 def test_a_long_prompt_beside_an_answer(tiny, max_gap_s, least, most):
     """1,500 tokens: in batches of 512, or in the smallest there are."""
-    from edgekv._native import server as native
+    from edgekv._native import http_server as native
 
     options = ServerOptions(tiny, n_ctx=8192, n_threads=1, n_slots=2, limits=ServerLimits(max_gap_s), kv=KvOptions(mode="exact"))
     with Server(options) as server:

@@ -15,7 +15,7 @@ import pytest
 from support.endpoint import until
 from support.prefixes import LAYOUT, conversation
 
-from edgekv._native.prefixes import PrefixSources, SequenceTokens
+from edgekv._native.prefix_callbacks import PrefixSources, SequenceTokens
 from edgekv.config import KvOptions
 from edgekv.live import attachments
 from edgekv.serving import identities

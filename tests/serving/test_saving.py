@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.kept import EXACT, SPARSE, ask, conversation, serve
 
-from edgekv._native.tokens import HeldTokens
+from edgekv._native.token_rows import HeldTokens
 from edgekv.store.settings import StoreSettings
 
 

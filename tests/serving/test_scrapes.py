@@ -12,8 +12,8 @@ from support.endpoint import ask, complete, exposed, options, settled, until
 
 from edgekv.config import KvOptions
 from edgekv.serving import publisher
-from edgekv.serving.options import ServerOptions
 from edgekv.serving.server import Server
+from edgekv.serving.server_options import ServerOptions
 from edgekv.vocab import KvMode
 
 SPARSE = KvOptions(mode=KvMode.SPARSE, resolution=200, exact_tokens=64)

@@ -66,7 +66,7 @@ def test_starts_and_stops_again_and_again(tiny, capfd):
 
 def test_arguments_are_a_c_programs(monkeypatch):
     """argv[argc] is null, as C promises a main function."""
-    from edgekv._native import _server, server
+    from edgekv._native import _server, http_server
 
     seen = []
 
@@ -77,7 +77,7 @@ def test_arguments_are_a_c_programs(monkeypatch):
             return 0
 
     monkeypatch.setitem(sys.modules, "edgekv._native._server", SimpleNamespace(ffi=_server.ffi, lib=Lib))
-    assert server.run(["llama-server", "--port", "1"]) == 0 and seen == ["llama-server", "--port", "1", True]
+    assert http_server.run(["llama-server", "--port", "1"]) == 0 and seen == ["llama-server", "--port", "1", True]
 
 
 def test_standard_error_comes_back(tiny, capfd):
@@ -202,7 +202,7 @@ def test_mode_sparse_answers_each_client_from_its_own_context(default_model, n_s
 @pytest.fixture
 def native(monkeypatch):
     """`native(run)` puts a function in the place of llama_server()."""
-    module = importlib.import_module("edgekv._native.server")
+    module = importlib.import_module("edgekv._native.http_server")
     return lambda run: monkeypatch.setattr(module, "run", run)
 
 
@@ -256,7 +256,7 @@ def test_a_thread_that_dies_is_noticed(tiny, native):
 
 
 def test_a_server_that_ends_by_itself(tiny):
-    from edgekv._native import server as native_server
+    from edgekv._native import http_server as native_server
 
     server = Server(options(tiny)).start()
     native_server.terminate()  # as if it had failed

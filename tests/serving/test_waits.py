@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.endpoint import ask, complete, exposed, options, settled, until
 
 from edgekv.serving import metrics
-from edgekv.serving.options import ServerLimits
 from edgekv.serving.server import Server
+from edgekv.serving.server_options import ServerLimits
 from edgekv.serving.shown import Served, Shown, StoreFigures
 from edgekv.store.settings import StoreSettings
 

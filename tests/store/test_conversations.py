@@ -14,7 +14,7 @@ from edgekv.store import conversations
 from edgekv.store.blocks import Reading
 from edgekv.store.conversations import add_blocks, blocks_alone, forget, knows
 from edgekv.store.files import scan
-from edgekv.store.pins import Pin, write_pin
+from edgekv.store.named import Pin, write_pin
 from edgekv.store.settings import StoreSettings
 from edgekv.store.store import PrefixStore
 

@@ -16,7 +16,7 @@ from support.prefixes import LAYOUT, conversation, exact, identity, reader
 from edgekv.store.blocks import Reading, child_link
 from edgekv.store.files import path_of, scan
 from edgekv.store.format import _PREFIX, MAGIC, VERSION, Refused, decode_header
-from edgekv.store.pins import read_pins
+from edgekv.store.named import read_pins
 from edgekv.store.settings import StoreSettings
 from edgekv.store.store import PrefixStore
 

@@ -17,7 +17,7 @@ from edgekv.store.blocks import Reading
 from edgekv.store.coming import InFlight
 from edgekv.store.files import scan
 from edgekv.store.folder import FolderPlace
-from edgekv.store.pins import Pin, read_pins, remove_pin, write_pin
+from edgekv.store.named import Pin, read_pins, remove_pin, write_pin
 from edgekv.store.settings import StoreSettings
 from edgekv.store.store import PrefixStore
 

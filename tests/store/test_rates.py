@@ -9,7 +9,7 @@ from support.prefixes import BLOCK_BYTES, LAYOUT, conversation, identity, reader
 from edgekv.store.blocks import Block, Reading, child_link
 from edgekv.store.coming import BlockReader, ComingBlock
 from edgekv.store.format import Refused
-from edgekv.store.rates import LEAST_SEEN_S, STALE_S, Rate
+from edgekv.store.place_rates import LEAST_SEEN_S, STALE_S, Rate
 from edgekv.store.results import BlockPiece, Restored
 from edgekv.store.settings import StoreSettings
 from edgekv.store.store import PrefixStore

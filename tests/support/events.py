@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from support.contexts import Context, attached
 
-from edgekv._native import device, paging, testing
+from edgekv._native import device_calls, paging, testing
 from edgekv.config import KvOptions
 from edgekv.live.runtime import Runtime
 
@@ -79,7 +79,7 @@ def check(run: Runtime) -> testing.NativeCheck:
         slots = paging.page_arrays(run._native_handle()).slots
         used = slots[slots >= 0]
         assert len(np.unique(used)) == len(used), "a slot belongs to one page"
-        plane = device.plane(run._native_handle())
+        plane = device_calls.plane(run._native_handle())
         if plane is not None:  # the pages being filled have slots of their own
             used = used[used < plane.n_slots_max]
         assert len(used) <= run.tiers().n_slots

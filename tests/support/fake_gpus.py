@@ -1,4 +1,4 @@
-"""GPUs that a test makes up: what edgekv._native.device says about them, with no library behind it."""
+"""GPUs that a test makes up: what edgekv._native.device_calls says about them, with no library behind it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from edgekv._native import device
-from edgekv._native.device import DeviceInfo, Rates
+from edgekv._native import device_calls
+from edgekv._native.device_calls import DeviceInfo, Rates
 from edgekv.errors import NativeError
 from edgekv.vocab import DeviceKind
 
@@ -46,9 +46,9 @@ def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Callable[..., Gpus]:
 
     def install(*infos: DeviceInfo) -> Gpus:
         found = Gpus(*infos)
-        monkeypatch.setattr(device, "count", lambda kind: len(found.of(kind)))
-        monkeypatch.setattr(device, "info", lambda kind, index=0: found.of(kind)[index])
-        monkeypatch.setattr(device, "rates", found.measure)
+        monkeypatch.setattr(device_calls, "count", lambda kind: len(found.of(kind)))
+        monkeypatch.setattr(device_calls, "info", lambda kind, index=0: found.of(kind)[index])
+        monkeypatch.setattr(device_calls, "rates", found.measure)
         return found
 
     return install

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from edgekv import Llama
-from edgekv._native import core, device
+from edgekv._native import core, device_calls
 from edgekv.config import KvOptions
 
 N_PROMPT = 150
@@ -25,8 +25,8 @@ def open_model(path, device: str = "emulated", *, n_ctx: int = 256, **options) -
                  verbose=False, logits_all=True)
 
 
-def plane_of(llama: Llama) -> device.Plane:
-    found = device.plane(llama.kv._native_handle())
+def plane_of(llama: Llama) -> device_calls.Plane:
+    found = device_calls.plane(llama.kv._native_handle())
     assert found is not None, core.device_problem(llama.kv._native_handle())
     return found
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from edgekv import __version__
 from edgekv.lab.heads.roles import ROLES, Profile, Role, of_steps
-from edgekv.lab.report.folder import Cache, identity
+from edgekv.lab.report.inputs import Cache, identity
 from edgekv.lab.traces.sim import Replay, Scenario, simulate
 from edgekv.lab.traces.trace import Trace, TraceHeader
 from edgekv.policies import POLICIES

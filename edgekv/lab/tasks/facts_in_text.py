@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from edgekv.lab.tasks.base import Blank, Context, Question, TaskSample, spread, task
+from edgekv.lab.tasks.task import Blank, Context, Question, TaskSample, spread, task
 from edgekv.lab.texts.facts import SUBJECTS, Fact
 
 N_FACTS = 4

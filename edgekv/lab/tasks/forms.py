@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from edgekv.lab.tasks.base import Blank, Question, TaskSample, task
 from edgekv.lab.tasks.facts_in_text import facts_in_text
+from edgekv.lab.tasks.task import Blank, Question, TaskSample, task
 from edgekv.lab.texts.facts import Fact
 
 Form = Callable[[Random, list[Fact]], list[Question]]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from edgekv.lab.tasks.base import Blank, Question, TaskSample, task
 from edgekv.lab.tasks.needles import RULER
+from edgekv.lab.tasks.task import Blank, Question, TaskSample, task
 from edgekv.lab.tasks.variables import chained
 
 N_HOPS = 4

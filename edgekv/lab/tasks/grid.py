@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from edgekv.lab.tasks.base import TaskSample, task
 from edgekv.lab.tasks.needles import niah_single
+from edgekv.lab.tasks.task import TaskSample, task
 
 N_DEPTHS = 5
 """Rows of the grid: a needle stands somewhere in each fifth of the context."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from edgekv.lab.tasks.base import Blank, Question, TaskSample, task
 from edgekv.lab.tasks.needles import RULER, magic_numbers
+from edgekv.lab.tasks.task import Blank, Question, TaskSample, task
 
 N_CITIES = 4
 

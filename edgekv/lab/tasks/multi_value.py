@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from edgekv.lab.tasks.base import Blank, Context, Question, TaskSample, spread, task
 from edgekv.lab.tasks.needles import CITIES, RULER, numbers
+from edgekv.lab.tasks.task import Blank, Context, Question, TaskSample, spread, task
 
 N_VALUES = 4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from uuid import UUID
 
-from edgekv.lab.tasks.base import Blank, Context, Question, TaskSample, spread, task
+from edgekv.lab.tasks.task import Blank, Context, Question, TaskSample, spread, task
 
 RULER = "RULER: What's the Real Context Size of Your Long-Context Language Models?, arXiv:2404.06654"
 

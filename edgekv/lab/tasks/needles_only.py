@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from edgekv.lab.tasks.base import Blank, Context, Question, TaskSample, spread, task
 from edgekv.lab.tasks.needles import ADJECTIVES, RULER
+from edgekv.lab.tasks.task import Blank, Context, Question, TaskSample, spread, task
 from edgekv.lab.tasks.words import WORDS
 
 N_ASKED = 4

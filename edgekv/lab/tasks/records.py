@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from edgekv.lab.tasks.base import Blank, Context, Question, TaskSample, spread, task
+from edgekv.lab.tasks.task import Blank, Context, Question, TaskSample, spread, task
 
 NAMES = ("Maria Keller", "Aiko Tanaka", "Omar Haddad", "Ingrid Solberg", "Tomasz Nowak", "Lucia Moretti", "Kofi Mensah",
          "Elena Petrova")

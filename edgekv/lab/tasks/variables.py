@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from random import Random
 
-from edgekv.lab.tasks.base import Blank, Context, Question, TaskSample, spread, task
 from edgekv.lab.tasks.needles import RULER
+from edgekv.lab.tasks.task import Blank, Context, Question, TaskSample, spread, task
 
 NAMES = ("apple", "window", "guitar", "forest", "pencil", "rocket", "bottle", "market", "tunnel", "island", "pepper", "saddle",
          "mirror", "ladder", "cotton", "helmet")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from edgekv.lab.tasks.base import Blank, Context, Question, TaskSample, task
 from edgekv.lab.tasks.needles import RULER
+from edgekv.lab.tasks.task import Blank, Context, Question, TaskSample, task
 
 WORDS = (
     "apple", "window", "guitar", "forest", "pencil", "rocket", "bottle", "market", "tunnel", "island", "pepper", "saddle", "mirror",

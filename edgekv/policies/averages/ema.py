@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from edgekv.arrays.ema import weights
+from edgekv.arrays.moving_average import weights
 from edgekv.arrays.ops import Array, Ops
 from edgekv.pages.observation import Observation
 from edgekv.pages.shape import PageShape

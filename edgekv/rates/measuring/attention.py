@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from edgekv.amounts import MIB
+from edgekv.models.model_writer import write_model
 from edgekv.models.shapes import ModelShape
-from edgekv.models.writer import write_model
 from edgekv.rates.host import MIDDLE, NEAR, AttentionRates, AttentionShape, KernelRates
-from edgekv.rates.measuring.blocks import Bank, Rows, put, taken
 from edgekv.rates.measuring.busy import Others
 from edgekv.rates.measuring.contexts import ContextError, beside, decoder_of
 from edgekv.rates.measuring.decoder import Decoder
+from edgekv.rates.measuring.filling import Bank, Rows, put, taken
 from edgekv.rates.measuring.steps import best_step, set_mode, shortest, timed
 from edgekv.vocab import KvMode
 

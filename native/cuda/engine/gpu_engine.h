@@ -1,4 +1,4 @@
-// The engine of plane/device/engine.h over gpu.h: memory (memory.cu), what surrounds a ubatch (step.cu), nodes (nodes.cu).
+// The engine of plane/device/engine.h over gpu.h: memory (engine_memory.cu), what surrounds a ubatch (step.cu), nodes (nodes.cu).
 #pragma once
 
 #include "cuda/kernels/attend_device.h"

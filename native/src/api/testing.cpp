@@ -5,7 +5,7 @@
 #include "context/context.h"
 #include "pages/sketches.h"
 #include "kernels/select/sample.h"
-#include "plane/host/products.h"
+#include "plane/host/product_nodes.h"
 
 #include <algorithm>
 #include <cstring>

@@ -16,9 +16,9 @@ from edgekv.lab.texts.text import Text
 from edgekv.machine import n_cores
 from edgekv.memory.fit import CONTEXT_STEP
 from edgekv.models import Geometry
-from edgekv.rates.measuring.blocks import Bank, Rows, put, taken
 from edgekv.rates.measuring.contexts import ContextError, beside, decoder_of
 from edgekv.rates.measuring.decoder import Decoder
+from edgekv.rates.measuring.filling import Bank, Rows, put, taken
 from edgekv.vocab import CacheType, KvMode
 
 COMPUTED = 128

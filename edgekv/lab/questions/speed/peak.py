@@ -7,7 +7,7 @@ import resource
 import sys
 from pathlib import Path
 
-from edgekv._native import device
+from edgekv._native import device_calls
 from edgekv.amounts import MIB
 from edgekv.vocab import DeviceKind
 
@@ -35,6 +35,6 @@ class Peak:
             return most / MIB if sys.platform == "darwin" else most / 1024
 
     def look(self) -> None:
-        if device.count(DeviceKind.CUDA):
-            there = device.info(DeviceKind.CUDA)
+        if device_calls.count(DeviceKind.CUDA):
+            there = device_calls.info(DeviceKind.CUDA)
             self.vram_mib = max(self.vram_mib or 0.0, (there.total_bytes - there.free_bytes) / MIB)

@@ -10,7 +10,7 @@ import httpx2 as httpx
 
 from edgekv.amounts import size
 from edgekv.cli.chat.client import ChatClient
-from edgekv.cli.chat.kv import KvStatus, Row
+from edgekv.cli.chat.kv_status import KvStatus, Row
 from edgekv.errors import ConfigError, EdgeKVError, ModelError
 from edgekv.store import conversations
 from edgekv.store.settings import default_folder

@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from edgekv.amounts import parse_bytes
-from edgekv.cli.common.values import OF_OPTION, Complete, gguf_files, items, models
+from edgekv.cli.common.choices import OF_OPTION, Complete, gguf_files, items, models
 from edgekv.config import (
     AUTO_ARENA,
     AUTO_DEVICE,
@@ -39,7 +39,7 @@ ENV_PREFIX = "EDGEKV_"
 
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
     """`click.option` with the environment variable EDGEKV_<LONG NAME>: `--max-tokens` reads EDGEKV_MAX_TOKENS. Shells complete it as
-    edgekv.cli.common.values says."""
+    edgekv.cli.common.choices says."""
     long = next(name for name in names if name.startswith("--"))
     if (values := OF_OPTION.get(long)) is not None:
         settings.setdefault("shell_complete", values)

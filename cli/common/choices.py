@@ -80,7 +80,7 @@ def stored_models(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 def pins(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names that pin some."""
-    from edgekv.store.pins import read_pins
+    from edgekv.store.named import read_pins
     from edgekv.store.settings import default_folder
 
     return items([pin.name for pin in read_pins(ctx.params.get("folder") or default_folder())], incomplete)

@@ -3,7 +3,7 @@
 #include "plane/backends.h"
 #include "context/context.h"
 #include "plane/device/library.h"
-#include "plane/host/products.h"
+#include "plane/host/product_nodes.h"
 
 #include <algorithm>
 #include <cstdlib>

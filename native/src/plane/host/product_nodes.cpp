@@ -1,6 +1,6 @@
 // Two nodes: the tokens are quantised as ggml does it, then rows of weights meet them. Between them is the barrier that a node has not.
 // Matrices that meet the same tokens, as those of Q, K and V do, share the first node.
-#include "plane/host/products.h"
+#include "plane/host/product_nodes.h"
 
 #include "state/state.h"
 #include "kernels/products/products.h"

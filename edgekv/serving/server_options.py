@@ -48,9 +48,9 @@ _TRIAL = f"""
 import sys
 sys.path[:] = {{}}
 from edgekv import _native
-from edgekv._native import server
+from edgekv._native import http_server
 _native.prepare()
-server.run(sys.argv[1:])
+http_server.run(sys.argv[1:])
 print({_LIVES!r})
 """
 

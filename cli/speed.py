@@ -17,7 +17,6 @@ from edgekv.cli.common.lists import CommaList, ModeList
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.shared_options import Parsed, model_path, option
 from edgekv.cli.speed_rows import OUTPUTS, print_speed, write_line
-from edgekv.config import AUTO_ARENA
 from edgekv.errors import EdgeKVError
 from edgekv.lab.questions.speed.ranges import numbers, pair
 from edgekv.vocab import CacheType
@@ -58,7 +57,7 @@ def _many(*names: str, **settings: Any) -> Any:
         help="What is measured beside stock, which always is, with flash attention and without. As in `edgekv bench kv`: "
              "sparse:resolution=1000 changes a mode.")
 @_many("--kv-budget", "budgets", type=Parsed("BYTES,...", _budgets),
-       help=f"Mode sparse: sizes of the arena, a row for each; auto: {100 * AUTO_ARENA:g} % of the pages.  [default: auto]")
+       help="Mode sparse: sizes of the arena, a row for each; auto: none on a processor.  [default: auto]")
 @option("--fill", type=click.Choice(_FILLS), default=_FILLS[0], show_default=True,
         help="What stands in the cache: a text that is read once, or made-up K and V, which cost no computing.")
 @option("--text", default="prose", show_default=True, help="Text to read: prose, code or dialogue, or a file.")

@@ -7,11 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from edgekv._native import weight_types
-from edgekv.cli.speed import bench
-from edgekv.config import AUTO_ARENA, SelectionOptions
+from edgekv.config import SelectionOptions
 from edgekv.diagnosis import WEIGHTS_OF_OURS
 from edgekv.memory.roofline import rows_read
 from edgekv.store.folder import FolderPlace
@@ -30,12 +28,6 @@ def said(path: str, pattern: str) -> list[str]:
     """The groups of the only place in a file that says it."""
     (found,) = re.findall(pattern, text(path))
     return [found] if isinstance(found, str) else list(found)
-
-
-def test_the_size_of_the_arena():
-    (share,) = said("cli/README.md", r"`auto`: (a \w+) of the pages")
-    assert WORDS[share] == AUTO_ARENA
-    assert f"auto: {100 * AUTO_ARENA:g} % of the pages" in re.sub(r"\s+", " ", CliRunner().invoke(bench, ["--help"]).output)
 
 
 def test_contexts_that_are_attended_whole():

@@ -14,7 +14,6 @@ from click.core import ParameterSource
 from edgekv.amounts import parse_bytes
 from edgekv.cli.common.choices import OF_OPTION, Complete, gguf_files, items, models
 from edgekv.config import (
-    AUTO_ARENA,
     AUTO_DEVICE,
     DEVICES,
     Attend,
@@ -146,8 +145,8 @@ _KV_OPTIONS = [
                     + "; ".join(f"{reading.value}: {reading.description}" for reading in PromptReading)
                     + f".  [default: {SelectionOptions.prompts.value}]"),
     _kv_option("--kv-budget", type=Parsed("kv_budget", _budget), metavar=f"BYTES|{AUTO}",
-               help="Mode sparse: size of the arena, fast memory for copies of hot pages, e.g. 512MiB; 0 for none; on a GPU "
-                    f"--kv-vram sets it.  [default: {AUTO}, {100 * AUTO_ARENA:g} % of the pages]"),
+               help="Mode sparse: size of the arena, fast memory for copies of hot pages, e.g. 512MiB; on a GPU --kv-vram sets it.  "
+                    f"[default: {AUTO}, none: on a processor it gains nothing]"),
     _kv_option("--keep", type=Parsed("keep", Keep.parse), metavar="TOKENS|BYTES",
                help="Mode evict: how much of the conversation is kept, whatever its length, e.g. 4096 or 64MiB; K and V take no more "
                     f"memory than that.  [default: {EvictionOptions.keep}]"),

@@ -1,7 +1,6 @@
 """The KV options of one context: `KvOptions`, its four groups and their values."""
 
 from edgekv.config.groups import (
-    AUTO_ARENA,
     AUTO_DEVICE,
     DEVICES,
     CacheOptions,
@@ -12,5 +11,5 @@ from edgekv.config.groups import (
 from edgekv.config.options import KvOptions, option_kind, option_names
 from edgekv.config.values import Attend, Keep, choice, parse_resolution
 
-__all__ = ["AUTO_ARENA", "AUTO_DEVICE", "DEVICES", "Attend", "CacheOptions", "EvictionOptions", "Keep", "KvOptions", "PlacementOptions",
+__all__ = ["AUTO_DEVICE", "DEVICES", "Attend", "CacheOptions", "EvictionOptions", "Keep", "KvOptions", "PlacementOptions",
            "SelectionOptions", "choice", "option_kind", "option_names", "parse_resolution"]

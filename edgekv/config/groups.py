@@ -16,9 +16,6 @@ AUTO_DEVICE = "auto"
 DEVICES = (AUTO_DEVICE, DeviceKind.HOST.value, DeviceKind.CUDA.value)
 """What a person can ask for. There is also the emulated device, for tests."""
 
-AUTO_ARENA = 0.2
-"""The share of the pages that an automatic arena in host memory has slots for."""
-
 
 def variable(default: Any, name: str, read: Callable[[str, str], Any] = as_written) -> Any:
     """A field that the environment variable `name` sets too. read: its text and its name to a value."""
@@ -105,7 +102,7 @@ class PlacementOptions:
     device: str = variable(AUTO_DEVICE, "EDGEKV_DEVICE")
     """One of DEVICES. auto: a GPU where there is one that can be used."""
     kv_budget: int | None = variable(None, "EDGEKV_KV_BUDGET", parse_bytes)
-    """Bytes of the arena in host memory; 0: none, None: room for AUTO_ARENA of the pages. On a GPU `kv_vram` counts instead."""
+    """Bytes of the arena in host memory; None: none, because it gains nothing there. On a GPU `kv_vram` counts instead."""
     kv_vram: int | None = variable(None, "EDGEKV_KV_VRAM", parse_bytes)
     """Bytes of GPU memory for everything of ours: sketches, tables, what prompts are staged in, arena. None: what is free, less a
     margin."""

@@ -92,17 +92,12 @@ class ContextRequest:
         return total(self.parts(n_ctx, kv)) + (NATIVE_BYTES if self.room is None else COMPUTE_BYTES)
 
     def fits(self, n_ctx: int, kv: KvOptions) -> bool:
-        """Whether everything fits beside what is in use now; an automatic arena gives way."""
+        """Whether everything fits beside what is in use now."""
         if self.room is not None:
             plan = device_plan(self.shape, n_ctx, kv, self.room, self.slots.n)
             if plan.room < 0 or plan.missing:
                 return False
-        return self.needed(n_ctx, least(kv)) <= self.available
-
-
-def least(kv: KvOptions) -> KvOptions:
-    """The options without what can be left out: an arena of automatic size."""
-    return kv.with_(kv_budget=0) if kv.mode is KvMode.SPARSE and kv.placement.kv_budget is None else kv
+        return self.needed(n_ctx, kv) <= self.available
 
 
 def home_bytes(model: Geometry, n_ctx: int, kv: KvOptions, slots: Slots = Slots(), n_ubatch: int = UBATCH_TOKENS) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from edgekv.amounts import MIB, size
 from edgekv.errors import ConfigError, DoesNotFit
-from edgekv.memory.allocations import HOST, NATIVE_BYTES, ContextRequest, least
+from edgekv.memory.allocations import HOST, NATIVE_BYTES, ContextRequest
 from edgekv.memory.device_fit import choose_device_context
 from edgekv.memory.fit import CONTEXT_STEP, ContextChoice, kv_bytes, largest_context, page_bytes, rounded, sparse_layers
 from edgekv.vocab import KvMode
@@ -29,13 +29,13 @@ def choose_context(request: ContextRequest) -> ContextChoice:
     n, note = min(request.n_ctx, model.n_ctx_train), None
     if n < request.n_ctx:
         note = f"the model was trained for {n:,} tokens; the context is that, not {request.n_ctx:,}"
-    return _choice(request, n, note)
+    return ContextChoice(n, kv_bytes(request.shape, n, request.kv, request.slots.n), note)
 
 
 def check_context(request: ContextRequest, n_ctx: int) -> None:
     """Raises DoesNotFit where a context of `n_ctx` tokens for each slot does not fit in host memory; the message says what does."""
     n, kv, available = rounded(n_ctx), request.kv, request.available
-    needed = request.needed(n, least(kv))
+    needed = request.needed(n, kv)
     if needed <= available:
         return
     fixed, free = _without_context(request), f"{size(available)} are free"
@@ -65,32 +65,19 @@ def _automatic(request: ContextRequest) -> ContextChoice:
     if n < model.n_ctx_train:
         note = (f"the context is {n:,} tokens of the {model.n_ctx_train:,} the model was trained for, to leave half of the "
                 f"{size(request.available - fixed)} alone that are free beside the weights (--ctx sets another)")
-    return _choice(request, n, note)
-
-
-def _choice(request: ContextRequest, n_ctx: int, note: str | None) -> ContextChoice:
-    """With as large an arena as fits, where its size is automatic."""
-    kv, budget = request.kv, None
-    missing = request.needed(rounded(n_ctx), kv) - request.available
-    if missing > 0:
-        page = page_bytes(request.shape, kv.cache)
-        arena = kv_bytes(request.shape, rounded(n_ctx), kv, request.slots.n).arena
-        budget = max(0, arena - missing) // page * page
-        kv = kv.with_(kv_budget=budget)
-        note = f"{note + '; ' if note else ''}the arena has {size(budget)}: more does not fit beside the context"
-    return ContextChoice(n_ctx, kv_bytes(request.shape, n_ctx, kv, request.slots.n), note, kv_budget=budget)
+    return ContextChoice(n, kv_bytes(request.shape, n, request.kv, request.slots.n), note)
 
 
 def _without_context(request: ContextRequest) -> int:
     """Bytes of host memory that no context can do without: weights, what is loaded behind them, the prefix store."""
-    return sum(part.bytes for part in request.parts(CONTEXT_STEP, least(request.kv))
+    return sum(part.bytes for part in request.parts(CONTEXT_STEP, request.kv)
                if part.place == HOST and part.name in ("weights", "loaded later", "prefix store", "prefixes in flight"))
 
 
 def _what(request: ContextRequest) -> str:
     """What is counted, as a list in words."""
     weights = [] if request.from_disk else ["weights"]
-    ours = ["sketches and arena"] if request.kv.mode is KvMode.SPARSE else []
+    ours = ["sketches"] if request.kv.mode is KvMode.SPARSE else []
     return ", ".join([*weights, "work buffers", "KV cache", *ours])
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from edgekv.amounts import MIB, size
-from edgekv.config import AUTO_ARENA, CacheOptions, Keep, KvOptions
+from edgekv.config import CacheOptions, Keep, KvOptions
 from edgekv.errors import ConfigError
 from edgekv.memory.workspace import step_bytes
 from edgekv.models import Geometry
@@ -39,7 +38,7 @@ class KvBytes:
 
     @property
     def fixed(self) -> int:
-        """Bytes without the arena, which could be smaller."""
+        """Bytes without the arena, whose size a person chooses."""
         return self.home + self.sketches + self.tables + self.workspace
 
     @property
@@ -115,8 +114,6 @@ class ContextChoice:
     note: str | None = None
     device: DevicePlan | None = None
     """None: everything is in host memory."""
-    kv_budget: int | None = None
-    """Bytes of the arena where the automatic size does not fit; None: that of the options."""
 
     @property
     def kv_bytes(self) -> int:
@@ -192,8 +189,8 @@ def _arena_bytes(model: Geometry, n_pages: int, n_heads: int, kv: KvOptions) -> 
 
 
 def arena_bytes(kv_budget: int | None, kv_bytes: int) -> int:
-    """Bytes that the budget (None: automatic) allows the arena of a context whose K and V take `kv_bytes`."""
-    return math.ceil(AUTO_ARENA * kv_bytes) if kv_budget is None else min(kv_budget, kv_bytes)
+    """Bytes that the budget (None: no arena) allows the arena in host memory of a context whose K and V take `kv_bytes`."""
+    return min(kv_budget or 0, kv_bytes)
 
 
 def largest_context(fits: Callable[[int], bool], most: int) -> int:

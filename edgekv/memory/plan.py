@@ -99,7 +99,7 @@ def make_plan(request: ContextRequest, host: HostRates | None, device: Rates | N
     notes = [choice.note] if choice.note else []
     if request.from_disk:
         notes.append("how long it takes to read weights from the disk is in no speed here")
-    parts = tuple(request.parts(n_ctx, kv if choice.kv_budget is None else kv.with_(kv_budget=choice.kv_budget)))
+    parts = tuple(request.parts(n_ctx, kv))
     place = HOST if request.room is None else request.room.name
     roofline = _roofline(request, kv, host, device)
     speeds = tuple(_speeds(request, roofline, n_ctx))
@@ -199,7 +199,7 @@ def _sentence(request: ContextRequest, limits: tuple[Limit, ...]) -> str:
         return (f"without EdgeKV this machine would stop at {_tokens(stock.fits_tokens)}, where {request.room.name} is full; with it at "
                 f"{_tokens(ours.fits_tokens)}, where host memory is")
     text = (f"on a processor K and V lie in the same memory with EdgeKV and without: {_tokens(stock.fits_tokens)} fit with stock, "
-            f"{_tokens(ours.fits_tokens)} in mode sparse, whose sketches and arena lie beside them.")
+            f"{_tokens(ours.fits_tokens)} in mode sparse, whose sketches lie beside them.")
     depths = [(name, of[mode].readable_tokens) for name, mode in (("stock", "off"), ("exact", "exact"), ("sparse", "sparse"))]
     slower = [f"{name} {f'at {depth:,} tokens' if depth else 'from the start'}" for name, depth in depths if depth is not None]
     if slower:

@@ -93,9 +93,7 @@ class Server:
         # an automatic budget would take what is free before a draft model is loaded
         if choice.device is not None and later_bytes(self.options.extra) and kv.placement.kv_vram is None:
             kv = kv.with_(kv_vram=choice.device.budget)
-        elif choice.kv_budget is not None:
-            kv = kv.with_(kv_budget=choice.kv_budget)
-        self.options = replace(self.options, kv=kv)
+            self.options = replace(self.options, kv=kv)
         return choice
 
     def parts(self) -> list[MemoryPart]:

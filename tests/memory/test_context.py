@@ -11,7 +11,7 @@ from edgekv.config import KvOptions
 from edgekv.errors import EXIT_DOES_NOT_FIT, ConfigError, DoesNotFit
 from edgekv.llama import Llama
 from edgekv.memory import available
-from edgekv.memory.allocations import HOST, ContextRequest, Slots, least, total
+from edgekv.memory.allocations import HOST, ContextRequest, Slots, total
 from edgekv.memory.context import choose_context
 from edgekv.memory.fit import kv_bytes, page_bytes
 from edgekv.memory.plan import make_plan
@@ -79,7 +79,7 @@ def test_the_automatic_length_leaves_half_of_the_rest(model, n_slots):
 def test_the_plan_and_the_choice_agree(model, kv, slots):
     """To the byte: what is refused is what does not fit by the plan, and what it names instead is opened."""
     asked = ContextRequest(model, kv, 2048, slots, PLENTY, store_bytes=3 * MIB, n_threads=4)
-    parts = asked.parts(2048, least(kv))
+    parts = asked.parts(2048, kv)
     enough = replace(asked, available=total(parts) + 32 * MIB)
     assert choose_context(enough).n_ctx == 2048 and make_plan(enough, None).problem is None
     scarce = replace(asked, available=enough.available - 1)
@@ -103,21 +103,17 @@ def test_sparse_leaves_room_for_its_own(model):
     available = needed(model, EXACT, 4096)
     assert choose_context(request(model, EXACT, 4096, available)).n_ctx == 4096
     said = refusal(request(model, SPARSE, 4096, available))
-    assert re.search("sketches and arena.* are missing; use --ctx", said)
+    assert re.search("sketches.* are missing; use --ctx", said)
     proposed = int(said.split("--ctx ")[1].split()[0])
     assert 1536 <= proposed < 4096 and choose_context(request(model, SPARSE, proposed, available))
 
 
-def test_an_automatic_arena_gives_way(model):
-    """On a processor it is as fast without one."""
+def test_there_is_no_arena_unless_it_is_asked_for(model):
+    """On a processor it gains nothing (LOG.md)."""
     whole = needed(model, SPARSE, 4096)
-    assert choose_context(request(model, SPARSE, 4096, whole)).kv_budget is None
-    page = page_bytes(model.geometry, SPARSE.cache)
-    arena = kv_bytes(model.geometry, 4096, SPARSE).arena
-    smaller = choose_context(request(model, SPARSE, 4096, whole - arena // 2))
-    assert smaller.kv_budget == smaller.bytes.arena and smaller.kv_budget % page == 0 and 0 <= arena // 2 - smaller.kv_budget <= page
-    assert "the arena has" in smaller.note
-    assert choose_context(request(model, SPARSE, 4096, whole - arena)).kv_budget == 0
+    assert choose_context(request(model, SPARSE, 4096, whole)).bytes.arena == 0
+    assert "more" not in refusal(request(model, SPARSE, 4096, whole - 1)), "there is nothing that could give way"
+    assert choose_context(request(model, SPARSE.with_(kv_budget=MIB), 4096, whole + MIB)).bytes.arena == MIB
 
 
 def test_an_impossible_budget_gets_a_possible_one(model):

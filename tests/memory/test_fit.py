@@ -33,13 +33,13 @@ MIB, PLENTY = 1 << 20, 1 << 40
 @pytest.mark.parametrize(("kind", "layers"), [("mamba", []), ("gemma2", [1]), ("lfm2", [1, 3])])
 def test_only_layers_that_can_be_sparse_count(synthetic, kind, layers):
     model = geometry(synthetic(kind))
-    exact, sparse = kv_bytes(model, 512, EXACT), kv_bytes(model, 512, SPARSE)
+    exact, sparse = kv_bytes(model, 512, EXACT), kv_bytes(model, 512, SPARSE.with_(kv_budget=1 << 20))
     assert sparse.home == exact.home == exact.total
     n_heads = sum(model.n_head_kv[il] for il in layers)
     assert sparse.tables == n_heads * 32 * TABLE_BYTES and (sparse.sketches > 0) == (sparse.arena > 0) == (n_heads > 0)
 
 
-CASES = [*({"sketch": kind.value} for kind in SketchKind), {"page_tokens": 80}, {"kv_budget": 100_000}, {"kv_budget": 0}, {"type_k": "q8_0"}]
+CASES = [*({"sketch": kind.value} for kind in SketchKind), {"page_tokens": 80}, {"page_tokens": 80, "kv_budget": 1 << 20}, {"kv_budget": 100_000}, {"kv_budget": 0}, {"type_k": "q8_0"}]
 
 
 @pytest.mark.parametrize("changes", CASES, ids=str)

@@ -1,0 +1,59 @@
+"""LOG.md: the form of its entries, and the tables that they name."""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+LOG = (ROOT / "LOG.md").read_text(encoding="utf-8")
+ENTRIES = {entry.splitlines()[0]: [line for line in entry.splitlines()[1:] if line] for entry in re.split(r"^## ", LOG, flags=re.M)[1:]}
+"""Heading: lines that are not empty."""
+MOST_LINES, LONGEST = 12, 160
+TABLES = sorted((ROOT / "edgekv" / "lab" / "results").glob("*.csv"))
+
+
+@pytest.mark.parametrize("heading", ENTRIES)
+def test_an_entry_is_short_and_ends_in_what_was_learned(heading):
+    """Or it is one line that names the entry which took its place."""
+    lines = ENTRIES[heading]
+    assert 0 < len(lines) <= MOST_LINES
+    assert not [line for line in lines if len(line) > LONGEST or line.startswith("|")]
+    superseded = re.match(r"Superseded by \*(.+?)\* \((\d{4}-\d\d-\d\d)\)", lines[0])
+    if superseded:
+        assert len(lines) == 1 and any(other.startswith(f"{superseded[2]}: {superseded[1]} (") for other in ENTRIES)
+    else:
+        assert lines[-1].startswith("*Insight:* ")
+
+
+def test_the_newest_entry_is_first():
+    dates = [heading.partition(":")[0] for heading in ENTRIES]
+    assert len(dates) == LOG.count("\n## ") and dates == sorted(dates, reverse=True)
+
+
+def test_every_table_is_named_and_every_named_table_is_there():
+    """In the log, or in the README of the folder that they lie in."""
+    readme = (ROOT / "edgekv" / "lab" / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"`(?:[\w./]*/)?(\w+\.csv)`", LOG + readme)) == {path.name for path in TABLES}
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_a_table_has_a_name_for_each_column(path):
+    columns, *rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
+    assert rows and all(columns) and len(set(columns)) == len(columns)
+    assert all(len(row) == len(columns) and any(row) for row in rows)
+
+
+def test_the_wheel_leaves_the_tables_out():
+    excluded = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["scikit-build"]["wheel"]["exclude"]
+    assert all(any(path.relative_to(ROOT).match(pattern) for pattern in excluded) for path in TABLES)
+    assert not any(path.relative_to(ROOT).match(pattern) for path in (ROOT / "edgekv").rglob("*.py") for pattern in excluded)

@@ -223,11 +223,6 @@ def test_exit_codes_are_named():
     assert all(re.search(rf"\b{code}\b", section) for code in codes)
 
 
-def test_the_log_says_what_became_of_each_experiment():
-    found = re.findall(r"^## .*", (ROOT / "LOG.md").read_text(encoding="utf-8"), re.M)
-    assert found and all(re.fullmatch(r"## \d{4}-\d\d-\d\d: .* \((kept|dropped|open)\)", heading) for heading in found)
-
-
 # ---- the guide ------------------------------------------------------------------------------------------------------------------------
 
 ANY = "\0"

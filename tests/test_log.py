@@ -22,6 +22,11 @@ MOST_LINES, LONGEST = 12, 160
 TABLES = sorted((ROOT / "edgekv" / "lab" / "results").glob("*.csv"))
 
 
+def test_the_log_says_what_became_of_each_experiment():
+    found = re.findall(r"^## .*", (ROOT / "LOG.md").read_text(encoding="utf-8"), re.M)
+    assert found and all(re.fullmatch(r"## \d{4}-\d\d-\d\d: .* \((kept|dropped|open)\)", heading) for heading in found)
+
+
 @pytest.mark.parametrize("heading", ENTRIES)
 def test_an_entry_is_short_and_ends_in_what_was_learned(heading):
     """Or it is one line that names the entry which took its place."""

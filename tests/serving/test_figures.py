@@ -21,8 +21,7 @@ from edgekv.serving.server import Server
 from edgekv.vocab import KvMode
 
 ROOT = Path(__file__).resolve().parents[2]
-SPARSE = KvOptions(mode=KvMode.SPARSE, resolution=200, exact_tokens=64)
-
+SPARSE = KvOptions(mode=KvMode.SPARSE, resolution=200, exact_tokens=64, kv_budget=1 << 20)
 
 
 @pytest.fixture(scope="module")

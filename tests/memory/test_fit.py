@@ -39,7 +39,8 @@ def test_only_layers_that_can_be_sparse_count(synthetic, kind, layers):
     assert sparse.tables == n_heads * 32 * TABLE_BYTES and (sparse.sketches > 0) == (sparse.arena > 0) == (n_heads > 0)
 
 
-CASES = [*({"sketch": kind.value} for kind in SketchKind), {"page_tokens": 80}, {"page_tokens": 80, "kv_budget": 1 << 20}, {"kv_budget": 100_000}, {"kv_budget": 0}, {"type_k": "q8_0"}]
+CASES = [*({"sketch": kind.value} for kind in SketchKind), {"page_tokens": 80}, {"page_tokens": 80, "kv_budget": 1 << 20}, {"kv_budget": 100_000},
+         {"kv_budget": 0}, {"type_k": "q8_0"}]
 
 
 @pytest.mark.parametrize("changes", CASES, ids=str)

@@ -1,8 +1,9 @@
-"""patches/apply.py against another version of llama.cpp."""
+"""patches/apply.py against another version of llama.cpp, and what a patch may hold."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 APPLY = Path(__file__).resolve().parent.parent / "patches" / "apply.py"
@@ -44,3 +45,54 @@ def test_a_rehearsal_says_what_holds(tmp_path, monkeypatch, capsys):
         apply.rehearse(tmp_path / text)
         assert f"core/0001-one.patch: {said}\n3 hunks: {said}" in capsys.readouterr().out
         assert source.read_text().replace("\n", "") == text, "the source stays as it is"
+
+
+MEMBERS = {"core/0004": {"edgekv_clock"}, "server/0006": {"edgekv_space"}}
+"""What must go wherever upstream copies, moves or swaps an object."""
+
+LOCALS = {
+    "core/0001": {"edgekv_attended", "edgekv_stored"}, "core/0003": {"edgekv_ubatch"}, "core/0005": {"edgekv_records"},
+    "core/0006": {"edgekv_planning"}, "core/0012": {"edgekv_labels"}, "core/0013": {"edgekv_product"},
+    "server/0002": {"edgekv_embeds", "edgekv_turn"}, "server/0004": {"edgekv_here"}, "server/0005": {"edgekv_scope"}}
+
+UPSTREAMS = {"core/0008", "core/0009"}
+"""Patches that mend upstream's own faults, as upstream would."""
+
+_NO_TYPE = r"(?!(?:return|case|friend|throw|new|else|goto)\b)"
+_TYPE = rf"(?:(?:const|constexpr|static|inline|thread_local|unsigned|struct|class|enum) )*{_NO_TYPE}[A-Za-z_][\w:]*(?:<.*?>)?"
+DECLARATION = re.compile(rf"(?:^|\bfor \(|\bif \(|[;{{(,] ?){_TYPE}(?: ?[&*]+ ?| )(\w+) ?(?:[=;(){{\[:,]|$)")
+DEFINITION = re.compile(rf"^(?:\w+ )*{_TYPE}(?: ?[&*]+ ?| )~?[\w:]+\([^;]*\) ?(?:const |override |noexcept )*(?:\{{.*)?$")
+
+
+def added_lines() -> dict[str, list[str]]:
+    """The code that each patch adds, without indentation, comments and texts."""
+    added = {}
+    for path in sorted(APPLY.parent.glob("*/*.patch")):
+        lines = [line[1:].strip() for line in path.read_text().splitlines() if line.startswith("+") and not line.startswith("+++")]
+        bare = [re.sub(r'"[^"]*"', '""', re.sub(r"//.*|/\*.*?\*/", "", line)).strip() for line in lines]
+        added[f"{path.parent.name}/{path.name[:4]}"] = [line for line in bare if line and not line.startswith("#")]
+    return added
+
+
+def test_a_patch_declares_only_names_of_its_own_and_no_member_but_two():
+    """So nothing of upstream's is hidden, and no class of upstream's grows. What is declared anew belongs into one of the two lists."""
+    for name, lines in added_lines().items():
+        declared = {found for line in lines for found in DECLARATION.findall(line)}
+        assert name in UPSTREAMS or declared == MEMBERS.get(name, set()) | LOCALS.get(name, set()), name
+
+
+def test_a_patch_defines_no_function():
+    for name, lines in added_lines().items():
+        defined = [line for line in lines if DEFINITION.match(line)]
+        assert not defined, (name, defined)
+
+
+def test_the_rules_see_what_they_forbid():
+    for line in ("auto & slots = this->slots;", "uint64_t edgekv_n = 0;", "edgekv_server::ticket ticket;", "for (auto & cells : v_cells) {",
+                 "if (ggml_tensor * product = build(res)) {", "std::vector<uint8_t> labels(n);", "iterate(slots, [&](server_slot & slot) {"):
+        assert DECLARATION.search(line), line
+    for line in ("return slots;", "edgekv_server::decode_begins();", "if (!edgekv_labels.read(i, io)) {", "n_batch = std::min(n_batch, 3);",
+                 "case GGML_OP_CUSTOM:", "friend struct llama_edgekv_access;", "throw std::runtime_error(text);"):
+        assert not DECLARATION.search(line), line
+    assert DEFINITION.match("static void * stream(ggml_backend_t backend) {") and DEFINITION.match("bool edgekv_refuses() {")
+    assert not DEFINITION.match("if (edgekv_here.too_deep()) {") and not DEFINITION.match("edgekv_server::decode_begins();")

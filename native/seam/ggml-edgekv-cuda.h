@@ -34,6 +34,12 @@ typedef void * (*ggml_edgekv_cuda_stream_t)(struct ggml_backend * backend);
 // the table must outlive its use; null removes it
 typedef void (*ggml_edgekv_cuda_set_custom_t)(const struct ggml_edgekv_cuda_custom * table);
 
+// a ggml_edgekv_cuda_stream_t; both types are known to ggml-cuda.cu alone
+template <typename Context, typename Backend>
+void * ggml_edgekv_cuda_stream(Backend * backend) {
+    return static_cast<Context *>(backend->context)->stream();
+}
+
 inline std::atomic<const ggml_edgekv_cuda_custom *> & ggml_edgekv_cuda_table() {
     static std::atomic<const ggml_edgekv_cuda_custom *> table{nullptr};
     return table;

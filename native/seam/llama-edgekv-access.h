@@ -71,7 +71,7 @@ struct llama_edgekv_access {
         out.seq         = reinterpret_cast<const uint64_t *>(cells.seq.data());
         out.changed     = cells.edgekv_clock.times().data();
         out.now         = cells.edgekv_clock.now();
-        out.labels      = cells.edgekv_labels.data();
+        out.labels      = cells.edgekv_clock.labels.data();
     }
 
     static int changed(const llama_kv_cells & cells, uint64_t since, llama_edgekv_range * out, int capacity) {

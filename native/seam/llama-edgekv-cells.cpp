@@ -1,6 +1,9 @@
 // The cells of the plain cache: seen in place, and freed.
 #include "llama-edgekv-access.h"
 
+#include "llama-impl.h"
+#include "llama-io.h"
+
 static_assert(sizeof(llama_pos) == sizeof(int32_t), "positions are exported as int32");
 static_assert(sizeof(llama_kv_cells::seq_set_t) % sizeof(uint64_t) == 0, "sequence bits are exported as 64-bit words");
 
@@ -12,6 +15,49 @@ bool llama_edgekv_has_gaps(const llama_memory_i * memory) {
     auto * kv = llama_edgekv_access::cache(const_cast<llama_memory_i *>(memory));
 
     return kv && llama_edgekv_access::gaps(*kv);
+}
+
+constexpr llama_seq_id READ_SPARSELY = 0x45444b56;
+
+void llama_edgekv_add_label(uint8_t labels, std::vector<llama_seq_id> & seq_ids) {
+    if (labels & LLAMA_EDGEKV_SPARSE_PROMPT) {
+        seq_ids.push_back(READ_SPARSELY);
+    }
+}
+
+bool llama_edgekv_take_label(uint8_t & labels, llama_seq_id seq_id) {
+    if (seq_id != READ_SPARSELY) {
+        return false;
+    }
+    labels = LLAMA_EDGEKV_SPARSE_PROMPT;
+
+    return true;
+}
+
+void llama_edgekv_saved_labels::announce(uint32_t i, uint32_t & n_seq_id) {
+    if (n_seq_id == 2) {
+        labels[i] = LLAMA_EDGEKV_SPARSE_PROMPT;
+        n_seq_id  = 1;
+    }
+}
+
+bool llama_edgekv_saved_labels::read(uint32_t i, llama_io_read_i & io) {
+    if (!labels[i]) {
+        return true;
+    }
+    llama_seq_id seq_id;
+    io.read(&seq_id, sizeof(seq_id));
+    if (seq_id != READ_SPARSELY) {
+        LLAMA_LOG_ERROR("%s: a cell has a sequence besides its own, which is no label\n", __func__);
+    }
+
+    return seq_id == READ_SPARSELY;
+}
+
+void llama_edgekv_saved_labels::put_on(std::vector<uint8_t> & to, const std::vector<uint32_t> & cells) const {
+    for (size_t i = 0; i < labels.size(); ++i) {
+        to[cells[i]] = labels[i];
+    }
 }
 
 //

@@ -1,4 +1,4 @@
-// When each KV cell last changed, and which are being read: included by llama.cpp's llama-kv-cells.h, which calls touch() wherever it alters
+// When each KV cell last changed, how it was read, and which are being read: included by llama.cpp's llama-kv-cells.h, which calls touch() wherever it alters
 // a cell, before its rows change.
 //
 // The clock advances on every change of a cell's position, sequences or K/V data. A reader remembers now() and later asks which
@@ -131,6 +131,9 @@ public:
     // positions of a sequence may be missing: set once, stays
     bool gaps = false;
 
+    // [cell] bits of llama_edgekv_label: how tokens were read that were not read exactly
+    std::vector<uint8_t> labels;
+
 private:
     std::shared_ptr<llama_edgekv_holds> holds;  // null: nobody ever held any
 
@@ -162,3 +165,11 @@ private:
     uint32_t newest    = 0;
     uint64_t forgotten = 0;    // the log does not know what was touched until then
 };
+
+// until nobody reads any cell of these streams
+template <typename Cells>
+void llama_edgekv_wait_for_all(std::vector<Cells> & streams) {
+    for (auto & cells : streams) {
+        cells.edgekv_clock.wait_for_all();
+    }
+}

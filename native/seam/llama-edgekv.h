@@ -235,11 +235,14 @@ LLAMA_API int llama_edgekv_stream_of(const struct llama_context * lctx, int seq_
 #ifdef __cplusplus
 }
 
+#include <vector>
+
 // ---- what the patched call sites use -----------------------------------------------------------------------------------------
 
 struct llm_graph_context;
 struct llama_model;
 struct llama_ubatch;
+class  llama_io_read_i;
 class  llama_kv_cache_context;
 
 void llama_edgekv_context_created(llama_context * lctx);
@@ -274,8 +277,26 @@ ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, 
 // cost fewer misses of the TLB.
 void llama_edgekv_huge_pages(ggml_backend_buffer_t buf);
 
-// a saved state has this number among a cell's sequences where a sparse prompt read the cell; no sequence has it
-#define LLAMA_EDGEKV_READ_SPARSELY 0x45444b56
+// Labels in a saved state. Where a sparse prompt read a cell, the label is one more of its sequences, with a number that no sequence has.
+void llama_edgekv_add_label(uint8_t labels, std::vector<llama_seq_id> & seq_ids);
+// whether a sequence is the label; it is then put on
+bool llama_edgekv_take_label(uint8_t & labels, llama_seq_id seq_id);
+
+// those of a state that holds one sequence, whose number is followed by the label
+class llama_edgekv_saved_labels {
+public:
+    explicit llama_edgekv_saved_labels(uint32_t n) : labels(n) {}
+
+    // a cell has so many sequences: without the label from here on
+    void announce(uint32_t i, uint32_t & n_seq_id);
+    // false: it is another sequence, and the log says so
+    bool read(uint32_t i, llama_io_read_i & io);
+    // where the cells were placed
+    void put_on(std::vector<uint8_t> & to, const std::vector<uint32_t> & cells) const;
+
+private:
+    std::vector<uint8_t> labels;
+};
 
 // whether llama_edgekv_allow_gaps() was called for the context of this memory
 bool llama_edgekv_has_gaps(const struct llama_memory_i * memory);

@@ -4,8 +4,11 @@
 #include "server/waits.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <condition_variable>
+#include <mutex>
+#include <unordered_map>
 
 namespace edgekv_server {
 
@@ -19,7 +22,8 @@ struct limits_state {
     std::mutex              mutex;
     std::condition_variable gone;
     limits                  set;
-    traffic                 seen;
+    std::unordered_map<const void *, std::chrono::steady_clock::time_point> places; // by reader: since when each is taken
+    uint64_t                n_refused = 0;
     double                  request_s = 1; // a running mean
     bool                    stopping  = false;
     bool                    embedded  = false;
@@ -37,7 +41,8 @@ void begin(const limits & l) {
     {
         std::lock_guard<std::mutex> lock(s.mutex);
         s.set       = l;
-        s.seen      = {};
+        s.n_refused = 0;
+        s.places.clear();
         s.request_s = 1;
         s.stopping  = false;
         s.embedded  = true;
@@ -66,54 +71,51 @@ void end_answers() {
     auto & s = the_limits();
     std::unique_lock<std::mutex> lock(s.mutex);
     s.stopping = true;
-    s.gone.wait_for(lock, LAST_WORDS, [&] { return s.seen.n_requests == 0; });
+    s.gone.wait_for(lock, LAST_WORDS, [&] { return s.places.empty(); });
 }
 
-bool ticket::take() {
+std::string take_place(const void * reader) {
     auto & s = the_limits();
     std::lock_guard<std::mutex> lock(s.mutex);
     if (s.stopping) {
-        reason = STOPPING;
-        return false;
+        return STOPPING;
     }
-    const int32_t most = s.set.n_slots + s.set.max_queue;
-    if (s.set.max_queue >= 0 && s.seen.n_requests >= most) {
-        s.seen.n_refused++;
-        reason = "the server is busy: " + std::to_string(s.set.n_slots) + " requests are answered and " + std::to_string(s.set.max_queue) +
-                 " wait, and it takes no more; try again later";
-        return false;
+    const int64_t most = int64_t{s.set.n_slots} + s.set.max_queue;
+    if (s.set.max_queue >= 0 && static_cast<int64_t>(s.places.size()) >= most) {
+        s.n_refused++;
+        return "the server is busy: " + std::to_string(s.set.n_slots) + " requests are answered and " + std::to_string(s.set.max_queue) +
+               " wait, and it takes no more; try again later";
     }
-    s.seen.n_requests++;
-    since = std::chrono::steady_clock::now();
-    held  = true;
-    return true;
+    s.places[reader] = std::chrono::steady_clock::now();
+    return {};
 }
 
-ticket::~ticket() {
-    if (!held) {
-        return;
-    }
+void leave_place(const void * reader) {
     auto & s = the_limits();
     {
         std::lock_guard<std::mutex> lock(s.mutex);
-        s.seen.n_requests--;
-        s.request_s += NEWEST_REQUEST * (std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count() - s.request_s);
+        const auto place = s.places.find(reader);
+        if (place == s.places.end()) {
+            return;
+        }
+        s.request_s += NEWEST_REQUEST * (std::chrono::duration<double>(std::chrono::steady_clock::now() - place->second).count() - s.request_s);
+        s.places.erase(place);
     }
     s.gone.notify_all();
 }
 
-int ticket::retry_after_s() {
+int retry_after_s() {
     auto & s = the_limits();
     std::lock_guard<std::mutex> lock(s.mutex);
     // a mean request holds its place that long, and one place of all is enough
-    const double wait_s = s.request_s / std::max(1, s.seen.n_requests);
-    return int(std::ceil(std::clamp(wait_s, 1.0, MOST_RETRY_S)));
+    const double wait_s = s.request_s / static_cast<double>(std::max<size_t>(1, s.places.size()));
+    return static_cast<int>(std::ceil(std::clamp(wait_s, 1.0, MOST_RETRY_S)));
 }
 
 traffic current_traffic() {
     auto & s = the_limits();
     std::lock_guard<std::mutex> lock(s.mutex);
-    return s.seen;
+    return { static_cast<int32_t>(s.places.size()), s.n_refused };
 }
 
 } // namespace edgekv_server

@@ -1,10 +1,7 @@
 // What one request may cost the others, and what a server owes those that wait when it stops. The patches call it, from many threads.
 #pragma once
 
-#include <atomic>
-#include <chrono>
 #include <cstdint>
-#include <mutex>
 #include <string>
 
 namespace edgekv_server {
@@ -31,28 +28,13 @@ void end_answers();
 
 constexpr const char * STOPPING = "the server is stopping";
 
-// The place of a request among those that are answered or wait. Held until the answer has been sent.
-class ticket {
-  public:
-    ticket() = default;
-    ~ticket();
+// A request takes a place among those that are answered or wait, until its answer has been sent; `reader` reads its answers. Empty: it has
+// one. Else the sentence that refuses it: there is no place, or the server is stopping.
+std::string take_place(const void * reader);
+void leave_place(const void * reader);
 
-    ticket(const ticket &)             = delete;
-    ticket & operator=(const ticket &) = delete;
-
-    // false: there is no place, or the server is stopping; `why()` says which
-    bool take();
-
-    const std::string & why() const { return reason; }
-
-    // seconds after which asking again may help
-    static int retry_after_s();
-
-  private:
-    bool                                  held = false;
-    std::string                           reason;
-    std::chrono::steady_clock::time_point since;
-};
+// seconds after which asking again may help
+int retry_after_s();
 
 struct traffic {
     int32_t  n_requests = 0; // answered or waiting now

@@ -59,6 +59,7 @@ struct pace_state {
     token_cost prompt;
     bool       beside = false; // the newest batch with prompt tokens had answers in it
     bool       waits  = false; // the newest batch waited for kept rows
+    uint64_t   turn   = 0;
     std::chrono::steady_clock::time_point began, ended; // of the newest batch
 };
 
@@ -81,6 +82,7 @@ void begin_pace(double max_gap_s) {
     s.answers_s      = 0;
     s.prompt         = {};
     s.beside         = false;
+    s.turn           = 0;
 }
 
 int32_t paced_batch(int32_t n_batch, int32_t n_answers, const std::vector<waiting_prompt> & prompts) {
@@ -138,6 +140,14 @@ void decode_ended(int32_t n_tokens, const prompt_tokens & read) {
         std::lock_guard<std::mutex> lock(s.mutex);
         s.seen.n_batches++;
     }
+}
+
+uint64_t turn() {
+    return the_pace().turn;
+}
+
+uint64_t take_turn() {
+    return the_pace().turn++;
 }
 
 double reading_s(int64_t first, int64_t n) {

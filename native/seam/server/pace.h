@@ -24,20 +24,25 @@ int32_t paced_batch(int32_t n_batch, int32_t n_answers, const std::vector<waitin
 struct prompt_tokens {
     int32_t n         = 0;
     int64_t positions = 0; // of all of them
-
-    template <typename Token>
-    void add(const Token & token) {
-        if (token.is_prompt) {
-            n++;
-            positions += token.pos;
-        }
-    }
 };
 
 // around the decoding of a batch; between them: it waits for kept rows too, so that its time does not say what its tokens cost
 void decode_begins();
 void decode_waits();
 void decode_ended(int32_t n_tokens, const prompt_tokens & read);
+
+// of the n tokens of the batch from `first` on
+template <typename Tokens>
+void decode_ended(const Tokens & tokens, int first, int n) {
+    prompt_tokens read;
+    for (int i = first; i < first + n; ++i) {
+        if (tokens[i].is_prompt) {
+            read.n++;
+            read.positions += tokens[i].pos;
+        }
+    }
+    decode_ended(n, read);
+}
 
 // seconds that n tokens of a prompt take behind the first `first`, by what was seen; 0: nothing was. From any thread
 double reading_s(int64_t first, int64_t n);
@@ -54,6 +59,10 @@ struct pace_report {
 };
 
 pace_report report();
+
+// The number of the batch that prompts are read into next, for what follows. take_turn() takes it: the one behind it has another.
+uint64_t turn();
+uint64_t take_turn();
 
 template <typename Slot>
 int64_t tokens_left(const Slot & slot) {

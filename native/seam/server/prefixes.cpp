@@ -23,8 +23,7 @@ static struct {
     bool promised = false;
     bool started  = false;
     edgekv_prefix_slot slot = {};
-    edgekv_prefix_sources * sources = nullptr;
-    uint64_t * n_cached = nullptr;
+    edgekv_prefix_sources sources = {};
 } g_load;
 
 void edgekv_seam_set_prefixes(const edgekv_prefixes * prefixes) {
@@ -68,7 +67,7 @@ static bool edgekv_come() {
     if (!g_load.promised) {
         return true;
     }
-    const auto load = g_load;
+    auto load = g_load;
     g_load.promised = g_load.started = false;
     edgekv_prefix_found found = {};
     const int first = g_prefixes.settle(g_prefixes.user, &found);
@@ -80,11 +79,12 @@ static bool edgekv_come() {
     if (first >= end) {
         return true;  // they have left the sequence
     }
-    const int n_before = load.sources->ram + load.sources->disk + load.sources->remote;
-    load.sources->ram    = found.ram;
-    load.sources->disk   = found.disk;
-    load.sources->remote = found.remote;
-    *load.n_cached -= std::min<uint64_t>(*load.n_cached, n_before - (found.ram + found.disk + found.remote));
+    const int n_before = load.sources.ram + load.sources.disk + load.sources.remote;
+    load.sources.ram    = found.ram;
+    load.sources.disk   = found.disk;
+    load.sources.remote = found.remote;
+    edgekv_server::set_sources(load.slot.task, load.sources);
+    *load.slot.n_cached -= std::min<uint64_t>(*load.slot.n_cached, n_before - (found.ram + found.disk + found.remote));
     SRV_WRN("slot %d: what is kept of its prompt is damaged, or cannot be read, from token %d on; %d tokens are read again\n",
             load.slot.seq_id, first, end - first);
     llama_memory_seq_rm(memory, load.slot.seq_id, first, -1);
@@ -230,12 +230,12 @@ bool edgekv_prefix_ready(const edgekv_prefix_slot & slot, const server_tokens & 
 }
 
 int edgekv_prefix_begin(
-        const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past, const std::vector<edgekv_prefix_slot> & others,
-        edgekv_prefix_sources & sources, uint64_t & n_cached) {
+        const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past, const std::vector<edgekv_prefix_slot> & others) {
     edgekv_prefix_settle();
     g_fetching.erase(slot.seq_id);
-    sources      = {};
+    edgekv_prefix_sources sources = {};
     sources.slot = n_past;
+    edgekv_server::set_sources(slot.task, sources);
     if (n_past <= edgekv_pure(slot.seq_id)) {
         g_pure.erase(slot.seq_id);  // what comes behind is computed
     }
@@ -260,7 +260,7 @@ int edgekv_prefix_begin(
             n += found.ram + found.disk + found.remote;
         }
         if (found.comes) {
-            g_load = { true, false, slot, &sources, &n_cached };
+            g_load = { true, false, slot, sources };
         }
         if (found.nearly.n_lost > 0) {
             SRV_WRN("a kept conversation goes on differently at token %d; %d tokens behind it are read again\n",
@@ -270,6 +270,7 @@ int edgekv_prefix_begin(
                     common_token_to_piece(slot.lctx, found.nearly.asked).c_str());
         }
     }
+    edgekv_server::set_sources(slot.task, sources);
     if (n > n_past) {
         slot.held->keep_first(n_past);
         for (int i = n_past; i < n; ++i) {
@@ -300,6 +301,8 @@ void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool whole_blocks) {
     }
 }
 
-json edgekv_sources_json(const edgekv_prefix_sources & sources) {
+json edgekv_sources_json(int task) {
+    const auto sources = edgekv_server::sources_of(task);
+
     return { {"slot", sources.slot}, {"shared", sources.shared}, {"ram", sources.ram}, {"disk", sources.disk}, {"remote", sources.remote} };
 }

@@ -5,6 +5,7 @@
 
 #include "edgekv_server.h"
 #include "server-common.h"
+#include "server/tasks.h"
 
 #include <algorithm>
 #include <vector>
@@ -13,6 +14,8 @@
 struct edgekv_prefix_slot {
     llama_context * lctx;
     int seq_id;
+    int task;  // its number; -1: none
+    uint64_t * n_cached;  // tokens of its prompt that need not be computed
     server_tokens * held;  // the tokens that its sequence holds, or is about to compute
     std::vector<edgekv_adapter> adapters;  // that K and V depend on
     bool keeps;   // whether others may have what it computes
@@ -31,7 +34,7 @@ bool edgekv_prefix_keeps(const Slot & slot) {
 
 template <typename Slot>
 edgekv_prefix_slot edgekv_slot(Slot & slot) {
-    return { slot.ctx_tgt, slot.id, &slot.prompt.tokens, edgekv_adapters(slot.lora), edgekv_prefix_keeps(slot),
+    return { slot.ctx_tgt, slot.id, slot.task ? slot.task->id : -1, &slot.stats.n_prompt_cached, &slot.prompt.tokens, edgekv_adapters(slot.lora), edgekv_prefix_keeps(slot),
              slot.alora_invocation_start >= 0 };
 }
 
@@ -61,10 +64,10 @@ bool edgekv_prefix_shares(const edgekv_prefix_slot & slot);
 int edgekv_prefix_common(const edgekv_prefix_slot & slot, const server_tokens & prompt, const edgekv_prefix_slot & other, const server_tokens & read);
 
 // A prompt begins in a slot that holds the first n_past tokens of it. Takes what it can: cells of the other slots where the cache is
-// unified, blocks of who keeps prefixes. Returns how many tokens it holds now, and `held` says so too. `sources`: what came from where; it and
-// `n_cached`, which is set from it, live as long as the slot and are set right where rows do not come.
+// unified, blocks of who keeps prefixes. Returns how many tokens it holds now, and `held` says so too. The slot's task is told what came from
+// where. That and `n_cached`, which upstream sets from it, are set right where rows do not come.
 int edgekv_prefix_begin(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past,
-                        const std::vector<edgekv_prefix_slot> & others, edgekv_prefix_sources & sources, uint64_t & n_cached);
+                        const std::vector<edgekv_prefix_slot> & others);
 
 // Rows that edgekv_prefix_begin() promised come while the next batch is computed. Around its llama_decode(); the second one says whether it
 // must be called again: it failed because some rows were damaged, and the tokens from there on have been read again.
@@ -84,6 +87,24 @@ struct edgekv_prefix_scope {
 
 // The slot's tokens are computed: they can be kept. whole_blocks: more of them will come soon.
 void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool whole_blocks);
+
+// a slot whose task ends
+template <typename Slot>
+void edgekv_prefix_keep_all(Slot & slot) {
+    if (!slot.task->is_child() && !slot.ctx_dft) {
+        edgekv_prefix_keep(edgekv_slot(slot), false);
+    }
+}
+
+// slots that have just read their prompt
+template <typename Slots, typename State>
+void edgekv_prefix_keep_read(Slots & slots, State answering) {
+    for (auto & slot : slots) {
+        if (slot.state == answering && slot.stats.n_gen == 1 && !slot.task->is_child() && !slot.ctx_dft) {
+            edgekv_prefix_keep(edgekv_slot(slot), true);
+        }
+    }
+}
 
 // From token `first` on K and V in the sequence are not what its tokens give: they were moved, or loaded from somewhere.
 void edgekv_prefix_moved(int seq_id, int first);
@@ -139,9 +160,15 @@ int edgekv_prefix_take(Slots & slots, Slot & slot, int n_past) {
         }
     }
 
-    return edgekv_prefix_begin(edgekv_slot(slot), slot.task->tokens, n_past, others, slot.stats.edgekv_sources,
-                               slot.stats.n_prompt_cached);
+    return edgekv_prefix_begin(edgekv_slot(slot), slot.task->tokens, n_past, others);
 }
 
-// {"slot": 0, ...} for a reply's usage
-json edgekv_sources_json(const edgekv_prefix_sources & sources);
+// a slot begins as another one is: with its cells, and its task with what the other's had
+template <typename Slot>
+void edgekv_prefix_copied(const Slot & from, const Slot & to) {
+    edgekv_prefix_copied(from.id, to.id);
+    edgekv_server::set_sources(to.task->id, edgekv_server::sources_of(from.task->id));
+}
+
+// {"slot": 0, ...} for the usage in the reply to a task
+json edgekv_sources_json(int task);

@@ -103,6 +103,25 @@ std::string checked_key(const std::vector<std::string> & keys, const std::string
     return found;
 }
 
+bool refuses(const void * reader, server_http_res & res) {
+    const std::string why = take_place(reader);
+    if (why.empty()) {
+        return false;
+    }
+    const json error = format_error_response(why, ERROR_TYPE_UNAVAILABLE);
+    res.status                 = json_value(error, "code", 500);
+    res.data                   = error_body(error);
+    res.headers["Retry-After"] = std::to_string(retry_after_s());
+    return true;
+}
+
+server_task_result_ptr stopping_answer() {
+    auto error      = std::make_unique<server_task_result_error>();
+    error->err_type = ERROR_TYPE_UNAVAILABLE;
+    error->err_msg  = STOPPING;
+    return error;
+}
+
 error_type fault(const std::exception & e) {
     if (std::string(e.what()).find("type_error.316") != std::string::npos) {
         return ERROR_TYPE_SERVER; // text that is not UTF-8 in what the server writes

@@ -3,6 +3,8 @@
 #pragma once
 
 #include "server-common.h"
+#include "server-http.h"
+#include "server-task.h"
 
 #include <exception>
 #include <map>
@@ -21,6 +23,12 @@ void check_tools(const json & body, const std::map<std::string, bool> & caps);
 
 // `given` where it is one of the keys, else an empty string; takes as long for a wrong key as for a right one of its length
 std::string checked_key(const std::vector<std::string> & keys, const std::string & given);
+
+// Whether a request finds no place: `res` is then its answer. Else it has one until request_ends(); `reader` reads its answers.
+bool refuses(const void * reader, server_http_res & res);
+
+// the answer of a server that stops, which nobody computes any more
+server_task_result_ptr stopping_answer();
 
 // of an exception on the way from a request to a task: what could not be read is the client's fault
 error_type fault(const std::exception & e);

@@ -1,6 +1,7 @@
 #include "server/waits.h"
 
 #include "server/pace.h"
+#include "server/tasks.h"
 
 #include <algorithm>
 #include <mutex>
@@ -28,6 +29,13 @@ void add(wait which, int64_t since_us, int64_t now_us) {
     to.sum_s += seconds;
 }
 
+void add_since_posted(wait which, int task, int64_t now_us) {
+    const int64_t since_us = posted_us(task);
+    if (since_us >= 0) {
+        add(which, since_us, now_us);
+    }
+}
+
 } // namespace
 
 void begin_waits() {
@@ -37,12 +45,16 @@ void begin_waits() {
     running_slots() = 0;
 }
 
-void waited_for_slot(int64_t asked_us, int64_t now_us) {
-    add(wait::queue, asked_us, now_us);
+void waited_for_slot(int task, int64_t now_us) {
+    add_since_posted(wait::queue, task, now_us);
 }
 
-void waited_for_token(int32_t n_gen, int64_t asked_us, int64_t since_us, int64_t now_us) {
-    add(n_gen < 2 ? wait::first_token : wait::next_token, n_gen < 2 ? asked_us : since_us, now_us);
+void waited_for_token(int task, int32_t n_gen, int64_t since_us, int64_t now_us) {
+    if (n_gen < 2) {
+        add_since_posted(wait::first_token, task, now_us);
+    } else {
+        add(wait::next_token, since_us, now_us);
+    }
     answer_token(n_gen, since_us, now_us);
 }
 

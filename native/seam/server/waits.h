@@ -22,11 +22,11 @@ struct waits {
 // before a server starts
 void begin_waits();
 
-// a task has its slot; when it was made
-void waited_for_slot(int64_t asked_us, int64_t now_us);
+// a task has its slot
+void waited_for_slot(int task, int64_t now_us);
 
-// an answer got its n_gen-th token (1 is the first); when its task was made, and when it got the token before
-void waited_for_token(int32_t n_gen, int64_t asked_us, int64_t since_us, int64_t now_us);
+// a task's answer got its n_gen-th token (1 is the first), and the one before at since_us
+void waited_for_token(int task, int32_t n_gen, int64_t since_us, int64_t now_us);
 
 waits waited(wait which);
 

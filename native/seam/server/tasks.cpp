@@ -1,0 +1,74 @@
+#include "server/tasks.h"
+
+#include "server/limits.h"
+
+#include "ggml.h"
+
+#include <mutex>
+#include <unordered_map>
+
+namespace edgekv_server {
+
+namespace {
+
+struct known_task {
+    int64_t posted_us = -1;
+    edgekv_prefix_sources sources = {};
+};
+
+struct known_tasks {
+    std::mutex mutex;
+    std::unordered_map<int, known_task> by_id;
+};
+
+known_tasks & the_tasks() {
+    static known_tasks s;
+    return s;
+}
+
+known_task known(int id) {
+    auto & s = the_tasks();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    const auto found = s.by_id.find(id);
+    return found == s.by_id.end() ? known_task{} : found->second;
+}
+
+} // namespace
+
+void tasks_posted(const std::unordered_set<int> & ids) {
+    auto & s = the_tasks();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    for (const int id : ids) {
+        s.by_id[id].posted_us = ggml_time_us();
+    }
+}
+
+void request_ends(const void * reader, const std::unordered_set<int> & ids) {
+    {
+        auto & s = the_tasks();
+        std::lock_guard<std::mutex> lock(s.mutex);
+        for (const int id : ids) {
+            s.by_id.erase(id);
+        }
+    }
+    leave_place(reader);
+}
+
+int64_t posted_us(int id) {
+    return known(id).posted_us;
+}
+
+void set_sources(int id, const edgekv_prefix_sources & sources) {
+    auto & s = the_tasks();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    const auto found = s.by_id.find(id);
+    if (found != s.by_id.end()) {
+        found->second.sources = sources;
+    }
+}
+
+edgekv_prefix_sources sources_of(int id) {
+    return known(id).sources;
+}
+
+} // namespace edgekv_server

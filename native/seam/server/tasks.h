@@ -1,0 +1,25 @@
+// What a task is known by beside what llama.cpp keeps of it: when it was posted, and where its cached tokens came from. By the task's
+// number, until its request ends; from any thread.
+#pragma once
+
+#include "edgekv_server.h"
+
+#include <cstdint>
+#include <unordered_set>
+
+namespace edgekv_server {
+
+// the tasks of a request are about to be posted
+void tasks_posted(const std::unordered_set<int> & ids);
+
+// A request ends: its place is free, and its tasks are forgotten. `reader` reads its answers.
+void request_ends(const void * reader, const std::unordered_set<int> & ids);
+
+// when a task was posted; below 0: nobody waits for it
+int64_t posted_us(int id);
+
+// tokens of its prompt that need not be computed; zeros where nobody waits for it
+void set_sources(int id, const edgekv_prefix_sources & sources);
+edgekv_prefix_sources sources_of(int id);
+
+} // namespace edgekv_server

@@ -26,10 +26,10 @@ extern "Python" void edgekv_py_described(void *, void const *, size_t);
 SERVER_CALLBACKS = """
 extern "Python" int edgekv_py_prefix_ready(void *, edgekv_prefix_tokens const *, int, int);
 extern "Python" void edgekv_py_prefix_leave(void *, int);
-extern "Python" void edgekv_py_prefix_begin(void *, edgekv_prefix_tokens const *, int, edgekv_prefix_found *);
+extern "Python" void edgekv_py_prefix_begin(void *, edgekv_prefix_tokens const *, int, edgekv_cached_tokens *);
 extern "Python" void edgekv_py_prefix_keep(void *, edgekv_prefix_tokens const *);
 extern "Python" int edgekv_py_prefix_start(void *);
-extern "Python" int edgekv_py_prefix_settle(void *, edgekv_prefix_found *);
+extern "Python" int edgekv_py_prefix_settle(void *, edgekv_cached_tokens *);
 extern "Python" void edgekv_py_refresh(int);
 """
 

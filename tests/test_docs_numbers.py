@@ -76,5 +76,5 @@ def test_fast_and_slow_types_of_weights():
 def test_places_are_counted_by_name():
     names = {FolderPlace.name, RedisPlace.name}
     header = (ROOT / "native/include/edgekv_server.h").read_text(encoding="utf-8")
-    (counted,) = re.findall(r"typedef struct \{([^}]*)\} edgekv_prefix_found;", header)
+    (counted,) = re.findall(r"typedef struct \{([^}]*)\} edgekv_cached_tokens;", header)
     assert names <= {field.name for field in dataclasses.fields(StoreStats)} and names <= set(re.findall(r"int (\w+);", counted))

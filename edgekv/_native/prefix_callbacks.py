@@ -13,7 +13,6 @@ from edgekv import _native
 log = logging.getLogger("edgekv")
 
 
-
 @dataclass(frozen=True)
 class SequenceTokens:
     """Tokens of a sequence of the server: a prompt that begins, or what was computed."""
@@ -30,8 +29,8 @@ class SequenceTokens:
 
 
 @dataclass
-class PrefixSources:
-    """Tokens that `begin` put into a sequence, by where they came from; `nearly` = (position, token kept, token asked, tokens lost)."""
+class CachedTokens:
+    """edgekv_cached_tokens, as far as `begin` and `settle` count them: tokens that were put into a sequence, by where they were kept."""
 
     ram: int = 0
     disk: int = 0
@@ -39,6 +38,7 @@ class PrefixSources:
     comes: bool = False
     """They have their cells; their rows come with the next decode."""
     nearly: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """(position, token kept, token asked, tokens lost), as edgekv_near_miss; no token lost: there is none."""
 
 
 class KeepsPrefixes(Protocol):
@@ -51,14 +51,14 @@ class KeepsPrefixes(Protocol):
     def leave(self, seq_id: int) -> None:
         """The prompt that was not ready does not begin."""
 
-    def begin(self, prompt: SequenceTokens, n_have: int) -> PrefixSources: ...
+    def begin(self, prompt: SequenceTokens, n_have: int) -> CachedTokens: ...
 
     def keep(self, held: SequenceTokens) -> None: ...
 
     def start(self) -> None:
         """Directly before a decode: rows that are to come do so while it computes. Where this raises `settle` comes first."""
 
-    def settle(self) -> tuple[int, PrefixSources]:
+    def settle(self) -> tuple[int, CachedTokens]:
         """Wait for the rows that were to come: the position of the first token whose rows could not be had, -1: none; and what is there."""
 
 
@@ -116,9 +116,9 @@ def _define_callbacks() -> None:
     @ffi.def_extern()
     def edgekv_py_prefix_begin(_user, prompt, n_have, out):
         try:
-            found = _keeps.begin(tokens_of(prompt), n_have) if _keeps else PrefixSources()
-            out.ram, out.disk, out.remote, out.comes = found.ram, found.disk, found.remote, found.comes
-            out.nearly.position, out.nearly.stored, out.nearly.asked, out.nearly.n_lost = found.nearly
+            cached = _keeps.begin(tokens_of(prompt), n_have) if _keeps else CachedTokens()
+            out.ram, out.disk, out.remote, out.comes = cached.ram, cached.disk, cached.remote, cached.comes
+            out.nearly.position, out.nearly.stored, out.nearly.asked, out.nearly.n_lost = cached.nearly
         except Exception:
             log.exception("kept prefixes could not be looked up")
 
@@ -143,8 +143,8 @@ def _define_callbacks() -> None:
     @ffi.def_extern()
     def edgekv_py_prefix_settle(_user, out):
         try:
-            position, found = _keeps.settle() if _keeps else (-1, PrefixSources())
-            out.ram, out.disk, out.remote = found.ram, found.disk, found.remote
+            position, cached = _keeps.settle() if _keeps else (-1, CachedTokens())
+            out.ram, out.disk, out.remote = cached.ram, cached.disk, cached.remote
             return position
         except Exception:
             log.exception("kept prefixes could not be loaded")

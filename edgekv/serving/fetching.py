@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edgekv.store.blocks import BLOCK_TOKENS, n_common
-from edgekv.store.results import Restored
+from edgekv.store.results import PrefixHit
 from edgekv.store.store import PrefixStore
 
 log = logging.getLogger("edgekv")
@@ -38,11 +38,11 @@ class WantedPrefix(NamedTuple):
 class Fetch:
     """The fetch of one prompt. The decoding thread makes it, asks it and leaves it."""
 
-    def __init__(self, asked: WantedPrefix, store: PrefixStore, look_up: Callable[[], Restored], worth: Callable[[Restored], int]):
+    def __init__(self, asked: WantedPrefix, store: PrefixStore, look_up: Callable[[], PrefixHit], worth: Callable[[PrefixHit], int]):
         """`worth` says how many pieces load faster than they are computed. Raises RuntimeError where no thread can be started."""
         self.asked = asked
         self._store, self._look_up, self._worth = store, look_up, worth
-        self._restored = Restored()
+        self._hit = PrefixHit()
         self._lock, self._done = threading.Lock(), threading.Event()
         self._abandoned = False
         self._thread = threading.Thread(target=self._run, name="edgekv-fetch", daemon=True)
@@ -52,10 +52,10 @@ class Fetch:
         """Whether the result is there. alone: no slot is being answered, so waiting a moment costs nobody."""
         return self._done.wait(POLL_S if alone else 0)
 
-    def take(self) -> Restored:
+    def take(self) -> PrefixHit:
         """What was found and could be read."""
         self._done.wait()
-        return self._restored
+        return self._hit
 
     def leave(self) -> None:
         """Give the result up."""
@@ -63,7 +63,7 @@ class Fetch:
             self._abandoned = True
             done = self._done.is_set()
         if done:
-            self._store.leave(self._restored)
+            self._store.leave(self._hit)
 
     def join(self) -> None:
         self._thread.join()
@@ -71,12 +71,12 @@ class Fetch:
     def _run(self) -> None:
         try:
             if not self._abandoned:
-                self._restored = self._look_up()
-                self._restored = self._store.fetch(self._restored, lambda: 0 if self._abandoned else self._worth(self._restored))
+                self._hit = self._look_up()
+                self._hit = self._store.fetch(self._hit, lambda: 0 if self._abandoned else self._worth(self._hit))
         except Exception:
             log.exception("kept prefixes could not be looked up")
         with self._lock:
             self._done.set()
             abandoned = self._abandoned
         if abandoned:
-            self._store.leave(self._restored)
+            self._store.leave(self._hit)

@@ -7,7 +7,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -25,23 +24,17 @@ READ_AHEAD = 4
 the computation (measured, LOG.md)."""
 
 
-@dataclass
-class Placed:
-    """A piece of a stored chain, and the cells for its rows."""
-
-    piece: BlockPiece
-    cells: np.ndarray
-    """uint32 [n], of its first tokens: the rest has left the sequence."""
-
-
 class Loading:
     """One load. The decoding thread calls everything here, between two decodes; `start` begins another thread."""
 
-    def __init__(self, tokens: Tokens, seq_id: int, placed: Sequence[Placed], groups: Sequence[range], came: Callable[[int], None]):
-        """`groups`: the layers to read together, in order. `came` is called with the number of complete pieces."""
+    def __init__(self, tokens: Tokens, seq_id: int, pieces: Sequence[BlockPiece], cells: Sequence[np.ndarray], groups: Sequence[range],
+                 came: Callable[[int], None]):
+        """`cells`: uint32 [n] of each piece, placed for its tokens. `groups`: the layers to read together, in order. `came` is called with the
+        number of complete pieces."""
         self._tokens, self._seq_id, self._groups, self._came = tokens, seq_id, groups, came
-        self.placed = placed
-        self._n_good = len(placed)
+        self.pieces = pieces
+        self._cells = list(cells)
+        self._n_good = len(pieces)
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -69,12 +62,12 @@ class Loading:
 
     def _forget_what_left(self) -> None:
         """Leave out cells that left the sequence: another one may own them now."""
-        end = max((one.piece.first + one.piece.n for one in self.placed), default=0)
+        end = max((piece.first + piece.n for piece in self.pieces), default=0)
         held = self._tokens.cells_of(self._seq_id, end)
-        for one in self.placed:
-            now = held[one.piece.first : one.piece.first + len(one.cells)]
-            differ = np.flatnonzero(now != one.cells[: len(now)])
-            one.cells = np.ascontiguousarray(one.cells[: differ[0] if len(differ) else len(now)])
+        for i, (piece, cells) in enumerate(zip(self.pieces, self._cells)):
+            now = held[piece.first : piece.first + len(cells)]
+            differ = np.flatnonzero(now != cells[: len(now)])
+            self._cells[i] = np.ascontiguousarray(cells[: differ[0] if len(differ) else len(now)])
 
     # ---- the thread that brings them -------------------------------------------------------------------------------------------------
 
@@ -94,7 +87,7 @@ class Loading:
 
     def _bring_all(self, awaited: bool) -> None:
         """Bring rows layer by layer where a decode waits, else block by block."""
-        pieces, groups = range(len(self.placed)), self._groups
+        pieces, groups = range(len(self.pieces)), self._groups
         order = [(i, layers) for layers in groups for i in pieces] if awaited else [(i, layers) for i in pieces for layers in groups]
         with ThreadPoolExecutor(1, thread_name_prefix="edgekv-read") as pool:
             for (i, layers), rows in zip(order, _ahead(pool, (partial(self._read, *one) for one in order))):
@@ -105,15 +98,15 @@ class Loading:
                     if awaited:
                         self._tokens.failed()
                     continue
-                one = self.placed[i]
-                if len(one.cells):
-                    self._tokens.write(self._seq_id, one.cells, rows, one.piece.skip, one.piece.n_block, layers)
+                piece, cells = self.pieces[i], self._cells[i]
+                if len(cells):
+                    self._tokens.write(self._seq_id, cells, rows, piece.skip, piece.n_block, layers)
                 del rows
-                if awaited and i == len(self.placed) - 1:
+                if awaited and i == len(self.pieces) - 1:
                     self._tokens.came(layers.stop)
 
     def _read(self, i: int, layers: range) -> np.ndarray | None:
-        return self.placed[i].piece.read(layers) if i < self._n_good else None
+        return self.pieces[i].read(layers) if i < self._n_good else None
 
 
 def _ahead(pool: ThreadPoolExecutor, calls: Iterable[Callable[[], T]]) -> Iterator[T]:

@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from edgekv._native import http_server as native
-from edgekv._native.prefix_callbacks import PrefixSources, SequenceTokens
+from edgekv._native.prefix_callbacks import CachedTokens, SequenceTokens
 from edgekv.errors import DoesNotFit, NativeError
 from edgekv.live import attachments, cells
 from edgekv.live.runtime import Runtime
 from edgekv.live.sampling import sampled_with, sparse_with
 from edgekv.serving.fetching import POLL_S, Fetch, WantedPrefix
 from edgekv.serving.identities import Identities
-from edgekv.serving.loading import Loading, Placed
+from edgekv.serving.loading import Loading
 from edgekv.serving.saving import Saver
 from edgekv.serving.shown import StoreFigures
 from edgekv.store import conversations
@@ -28,7 +28,7 @@ from edgekv.store.blocks import BLOCK_TOKENS, ReadWith
 from edgekv.store.coming import layer_groups
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.ram import SharedRam
-from edgekv.store.results import BlockPiece, Restored
+from edgekv.store.results import BlockPiece, PrefixHit
 from edgekv.store.settings import StoreSettings
 from edgekv.store.store import PrefixStore, Reading, StoreStats
 from edgekv.vocab import KvMode, PromptReading
@@ -82,7 +82,7 @@ class Prefixes:
                 return False
             asked = asked._replace(tokens=prompt.tokens.copy())
             look_up = partial(store.restore, asked.tokens, n_have, _accepted(runtime), True, asked.root, _read_with(runtime))
-            fetch = Fetch(asked, store, look_up, lambda restored: restored.worth(native.reading_s))
+            fetch = Fetch(asked, store, look_up, lambda hit: hit.worth(native.reading_s))
             self._fetches[prompt.seq_id] = fetch
         return fetch.ready(alone)
 
@@ -96,68 +96,69 @@ class Prefixes:
         if fetch is not None:
             fetch.leave()
 
-    def _restored(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, n_have: int) -> Restored:
+    def _look_up(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, n_have: int) -> PrefixHit:
         """What was fetched, or what this machine has, which may be more by now."""
         root, fetch = self._root(runtime, prompt), self._fetches.pop(prompt.seq_id, None)
-        found = store.restore(prompt.tokens, n_have, _accepted(runtime), True, root, _read_with(runtime), near=True)
+        near = store.restore(prompt.tokens, n_have, _accepted(runtime), True, root, _read_with(runtime), near=True)
         if fetch is None:
-            return found
-        restored = fetch.take().behind(n_have) if fetch.asked.same(WantedPrefix(root, prompt.tokens)) else Restored()
-        if restored.end <= found.end:
+            return near
+        fetched = fetch.take().behind(n_have) if fetch.asked.same(WantedPrefix(root, prompt.tokens)) else PrefixHit()
+        if fetched.end <= near.end:
             fetch.leave()
-            return found
-        store.leave(found)
-        return restored
+            return near
+        store.leave(near)
+        return fetched
 
-    def begin(self, prompt: SequenceTokens, n_have: int) -> PrefixSources:
+    def begin(self, prompt: SequenceTokens, n_have: int) -> CachedTokens:
         """Put the blocks that continue the first n_have tokens of a prompt into its sequence."""
-        found = PrefixSources()
         runtime, store = self._open(prompt)
         if runtime is None or store is None:
-            return found
+            return CachedTokens()
         self._saver.leave(prompt.seq_id)
-        restored = _worth(self._restored(runtime, store, prompt, n_have))
+        hit = _worth(self._look_up(runtime, store, prompt, n_have))
         self._n_prompts += 1
-        self._n_hits += bool(restored.pieces)
-        came = partial(store.came, restored)
+        self._n_hits += bool(hit.pieces)
+        came = partial(store.came, hit)
         try:
-            placed = self._place(runtime, prompt.seq_id, restored.pieces)
+            cells = self._place(runtime, prompt.seq_id, hit.pieces)
         except BaseException:
             came(0)
             raise
-        loading = Loading(runtime.tokens, prompt.seq_id, placed, layer_groups(store.identity.layout, BLOCK_TOKENS), came)
-        if placed and runtime.tokens.can_wait:
-            self._loading, found.comes = (WantedPrefix(self._root(runtime, prompt), prompt.tokens.copy()), loading), True
+        pieces = hit.pieces[:len(cells)]
+        loading = Loading(runtime.tokens, prompt.seq_id, pieces, cells, layer_groups(store.identity.layout, BLOCK_TOKENS), came)
+        comes = bool(pieces) and runtime.tokens.can_wait
+        if comes:
+            self._loading = WantedPrefix(self._root(runtime, prompt), prompt.tokens.copy()), loading
         else:
-            placed = placed[:loading.finish()]
-        _count(placed, found)
-        if (nearly := restored.nearly) is not None and nearly.goes_on_alike:
-            found.nearly = (nearly.position, nearly.stored, nearly.asked, nearly.n_lost)
-        return found
+            pieces = pieces[:loading.finish()]
+        cached = _count(pieces)
+        cached.comes = comes
+        if (nearly := hit.nearly) is not None and nearly.goes_on_alike:
+            cached.nearly = (nearly.position, nearly.stored, nearly.asked, nearly.n_lost)
+        return cached
 
     @staticmethod
-    def _place(runtime: Runtime, seq_id: int, pieces: Sequence[BlockPiece]) -> list[Placed]:
-        """Cells for as many pieces as there are any."""
-        placed = []
+    def _place(runtime: Runtime, seq_id: int, pieces: Sequence[BlockPiece]) -> list[np.ndarray]:
+        """Cells for as many pieces as there are any: uint32 [n] of each."""
+        placed: list[np.ndarray] = []
         for piece in pieces:
             try:
-                cells = runtime.tokens.place(seq_id, piece.first, piece.n, _LABELS[piece.reading])
+                placed.append(runtime.tokens.place(seq_id, piece.first, piece.n, _LABELS[piece.reading]))
             except DoesNotFit:  # other sequences fill a unified cache: the server computes the rest, or refuses it
                 break
-            placed.append(Placed(piece, cells))
         return placed
 
     def start(self) -> None:
         if self._loading is not None:
             self._loading[1].start()
 
-    def settle(self) -> tuple[int, PrefixSources]:
+    def settle(self) -> tuple[int, CachedTokens]:
         if self._loading is None:
-            return -1, PrefixSources()
+            return -1, CachedTokens()
         loading, self._loading = self._loading[1], None
         n_good = loading.finish()
-        whole = n_good == len(loading.placed)
-        return -1 if whole else loading.placed[n_good].piece.first, _count(loading.placed[:n_good], PrefixSources())
+        whole = n_good == len(loading.pieces)
+        return -1 if whole else loading.pieces[n_good].first, _count(loading.pieces[:n_good])
 
     def keep(self, held: SequenceTokens) -> None:
         """Keep what a sequence holds, up to the first gap. Rows are copied while others are computed; on a device they are copied first."""
@@ -276,23 +277,23 @@ def _claim(folder: Path, conversation: str, keys: list[bytes]) -> None:
 _LABELS = {Reading.EXACT: 0, Reading.SAMPLED: cells.SAMPLED, Reading.SPARSE: cells.SPARSE_PROMPT}
 
 
-def _count(placed: Sequence[Placed], found: PrefixSources) -> PrefixSources:
-    """Tokens by where they came from."""
-    for one in placed:
-        setattr(found, one.piece.source, getattr(found, one.piece.source) + one.piece.n)
-    return found
+def _count(pieces: Sequence[BlockPiece]) -> CachedTokens:
+    cached = CachedTokens()
+    for piece in pieces:
+        setattr(cached, piece.source, getattr(cached, piece.source) + piece.n)
+    return cached
 
 
-def _worth(restored: Restored) -> Restored:
+def _worth(hit: PrefixHit) -> PrefixHit:
     """Drop the end that is faster to compute than to load, by the rates seen so far."""
-    n = restored.worth(native.reading_s)
-    if n == len(restored.pieces):
-        return restored
-    rest = restored.pieces[n:]
+    n = hit.worth(native.reading_s)
+    if n == len(hit.pieces):
+        return hit
+    rest = hit.pieces[n:]
     log.info("%d kept tokens of a prompt are computed: by what was seen that takes %.3g s, and loading them from %s takes longer",
              sum(piece.n for piece in rest), sum(native.reading_s(piece.first, piece.n) for piece in rest),
              " and ".join(sorted({piece.source for piece in rest if piece.coming})))
-    return dataclasses.replace(restored, pieces=restored.pieces[:n])
+    return dataclasses.replace(hit, pieces=hit.pieces[:n])
 
 
 def _accepted(runtime: Runtime) -> Reading:

@@ -67,7 +67,9 @@ class Holds:
 
 
 @dataclass(frozen=True)
-class Restored:
+class PrefixHit:
+    """The rows that a store has of a prompt's beginning."""
+
     pieces: tuple[BlockPiece, ...] = ()
     """In order, without gaps, from `n_have` on."""
     nearly: NearMiss | None = None
@@ -105,7 +107,7 @@ class Restored:
         """Position behind the last token; 0 where there is none."""
         return self.pieces[-1].first + self.pieces[-1].n if self.pieces else 0
 
-    def behind(self, n_have: int) -> Restored:
+    def behind(self, n_have: int) -> PrefixHit:
         """As it continues the first n_have tokens; without a piece where it does not."""
         rest = [piece for piece in self.pieces if piece.first + piece.n > n_have]
         if rest and rest[0].first < n_have:

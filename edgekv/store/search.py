@@ -37,18 +37,6 @@ class ChainStep:
     holder: Holder
 
 
-@dataclass(frozen=True)
-class ChainMatch:
-    """The chain that goes furthest; all steps but the last are whole blocks."""
-
-    steps: tuple[ChainStep, ...]
-    nearly: NearMiss | None
-
-    @property
-    def n_tokens(self) -> int:
-        return sum(step.n for step in self.steps)
-
-
 class Search:
     """One search, over `holders` from the fastest to the slowest, in chains up to the reading `accepts`, of tokens that were read with the
     settings `read_with`. What a holder said is remembered."""
@@ -60,7 +48,8 @@ class Search:
         self._read_with = read_with
         self._had: list[dict[bytes, bool]] = [{} for _ in holders]
 
-    def run(self, root: bytes) -> ChainMatch:
+    def run(self, root: bytes) -> tuple[tuple[ChainStep, ...], NearMiss | None]:
+        """The chain that goes furthest, whose steps but the last are whole blocks; and the near miss behind it."""
         ends = self._whole_blocks(root)
         n_whole = BLOCK_TOKENS * len(ends[0])
         rest = self._tokens[n_whole:]
@@ -77,7 +66,7 @@ class Search:
                     if n > n_best or (n == n_best and n and child.link.reading < best[-1].link.reading):
                         n_best, best = n, (*path, ChainStep(child.link, n, holder))
         position = n_whole + n_best
-        return ChainMatch(best, None if position == len(self._tokens) else self._nearly(position, n_best, siblings))
+        return best, None if position == len(self._tokens) else self._nearly(position, n_best, siblings)
 
     def _accepted(self, children: list[Child], path: tuple[ChainStep, ...]) -> list[Child]:
         least = path[-1].link.reading if path else Reading.EXACT

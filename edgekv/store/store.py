@@ -17,7 +17,7 @@ from edgekv.store.identity import ModelIdentity
 from edgekv.store.place import Child, Outcome, Place, log
 from edgekv.store.places import open_places
 from edgekv.store.ram import Ram, SharedRam
-from edgekv.store.results import BlockPiece, Holds, PlaceStats, Restored, Saved, StoreStats
+from edgekv.store.results import BlockPiece, Holds, PlaceStats, PrefixHit, Saved, StoreStats
 from edgekv.store.search import ChainStep, Holder, Search, read_with_these
 from edgekv.store.settings import StoreSettings
 from edgekv.store.writer import Writer
@@ -58,7 +58,7 @@ class PrefixStore:
     # ---- restoring -------------------------------------------------------------------------------------------------------------------
 
     def restore(self, tokens: np.ndarray, n_have: int, accepts: Reading, in_part: bool = False, root: bytes | None = None,
-                read_with: ReadWith = NOTHING_SAID, near: bool = False) -> Restored:
+                read_with: ReadWith = NOTHING_SAID, near: bool = False) -> PrefixHit:
         """Rows of `tokens` from the position `n_have` on, as far as a stored chain goes whose label is at most `accepts`, and what is not exact
         in it was read with these settings. `root`: of the chain (`ModelIdentity.chain_root`), by default the identity's own. `near`: no place is
         asked whose answer takes long.
@@ -69,12 +69,12 @@ class PrefixStore:
         """
         tokens = np.ascontiguousarray(tokens, dtype=np.int32)
         if self._closed or len(tokens) <= n_have:
-            return Restored()
+            return PrefixHit()
         places = [place for place in self.places if not near or place.ahead == 1]
-        found = Search([self._upper, *places], tokens, accepts, read_with).run(self._root if root is None else root)
+        steps, nearly = Search([self._upper, *places], tokens, accepts, read_with).run(self._root if root is None else root)
         pieces: list[BlockPiece] = []
         holds, at = Holds(), 0
-        for step, opened in zip(found.steps, self._open(found.steps, n_have, holds, places)):
+        for step, opened in zip(steps, self._open(steps, n_have, holds, places)):
             first, at = max(at, n_have), at + step.n
             if at <= n_have:
                 continue
@@ -82,10 +82,9 @@ class PrefixStore:
                 break
             block, source = opened
             pieces.append(BlockPiece(first, at - first, step.n - (at - first), step.link.n, step.link.reading, source, self._reads(block), block))
-        chain = tuple(step.link for step in found.steps)
-        restored = Restored(tuple(pieces), found.nearly, chain, holds, len(tokens) - n_have)
-        self._let_stay(restored)
-        return restored if in_part else self._read_all(restored)
+        hit = PrefixHit(tuple(pieces), nearly, tuple(step.link for step in steps), holds, len(tokens) - n_have)
+        self._let_stay(hit)
+        return hit if in_part else self._read_all(hit)
 
     def _reads(self, block: Block | ComingBlock) -> Callable[[range], np.ndarray | None]:
         if isinstance(block, ComingBlock):
@@ -93,17 +92,17 @@ class PrefixStore:
         starts, payload = self.identity.layout.layer_starts(block.link.n), block.payload
         return lambda layers: payload[int(starts[layers.start]) : int(starts[layers.stop])]
 
-    def _read_all(self, restored: Restored) -> Restored:
+    def _read_all(self, hit: PrefixHit) -> PrefixHit:
         n_good = 0
-        for piece in restored.pieces:
+        for piece in hit.pieces:
             if isinstance(piece.block, ComingBlock):
                 if piece.block.payload is None:
                     piece.block.stay()
                 if piece.read(range(self.identity.layout.n_layers)) is None:
                     break
             n_good += 1
-        self.came(restored, n_good)
-        return dataclasses.replace(restored, pieces=restored.pieces[:n_good])
+        self.came(hit, n_good)
+        return dataclasses.replace(hit, pieces=hit.pieces[:n_good])
 
     @property
     def has_far(self) -> bool:
@@ -113,41 +112,41 @@ class PrefixStore:
     def _is_far(self, piece: BlockPiece) -> bool:
         return any(place.name == piece.source and place.ahead > 1 for place in self.places)
 
-    def fetch(self, restored: Restored, worth: Callable[[], int]) -> Restored:
+    def fetch(self, hit: PrefixHit, worth: Callable[[], int]) -> PrefixHit:
         """Read what is far into memory, on the calling thread, as far as there is room and `worth()`, which is asked before each, says more pieces;
         the others come when they are asked for. Without those from the first on that could not be read."""
-        for i, piece in enumerate(restored.pieces):
+        for i, piece in enumerate(hit.pieces):
             block = piece.block
             if isinstance(block, ComingBlock) and self._is_far(piece):
                 if block.payload is None or worth() <= i:
                     break
                 if not block.fetch(self.in_flight):
-                    return dataclasses.replace(restored, pieces=restored.pieces[:i])
-        return restored
+                    return dataclasses.replace(hit, pieces=hit.pieces[:i])
+        return hit
 
-    def leave(self, restored: Restored) -> None:
+    def leave(self, hit: PrefixHit) -> None:
         """Nobody wants it; in place of `came`."""
         with self._lock:
-            self._let_go(restored.holds)
+            self._let_go(hit.holds)
 
-    def came(self, restored: Restored, n_pieces: int) -> None:
+    def came(self, hit: PrefixHit, n_pieces: int) -> None:
         """The rows of the first `n_pieces` are in their place, and no more will be asked for: those that were to stay in RAM are there, and the chain
         counts as the most recently used one everywhere. From any thread."""
-        keys = {link.key for link in restored.chain}
+        keys = {link.key for link in hit.chain}
         with self._lock:
-            self._let_go(restored.holds)
-            for piece in restored.pieces[:n_pieces]:
+            self._let_go(hit.holds)
+            for piece in hit.pieces[:n_pieces]:
                 block = piece.block
                 if not isinstance(block, ComingBlock) or block.payload is None or block.link.key in self._ram:
                     continue
                 if self.settings.ram_bytes and self._make_room(block.n_bytes, keys, None):
                     self._put(block.block())
                     self._below.add(block.link.key)
-            self._used(restored.chain)
+            self._used(hit.chain)
             self._stats.n_restores += 1
-            self._stats.asked_tokens += restored.n_asked
-            self._stats.missed_tokens += restored.n_asked - sum(piece.n for piece in restored.pieces[:n_pieces])
-            for piece in restored.pieces[:n_pieces]:
+            self._stats.asked_tokens += hit.n_asked
+            self._stats.missed_tokens += hit.n_asked - sum(piece.n for piece in hit.pieces[:n_pieces])
+            for piece in hit.pieces[:n_pieces]:
                 if piece.source == Ram.name:
                     self._stats.ram.hit_tokens += piece.n
                     self._stats.ram.n_loaded_bytes += piece.payload.nbytes
@@ -173,17 +172,17 @@ class PrefixStore:
                     opened[i] = None if coming is None else (coming, place.name)
         return opened
 
-    def _let_stay(self, restored: Restored) -> None:
+    def _let_stay(self, hit: PrefixHit) -> None:
         """Make room in RAM for what is about to be read, from the first block on, as far as there is any."""
-        keys = {link.key for link in restored.chain}
+        keys = {link.key for link in hit.chain}
         with self._lock:
-            for piece in restored.pieces if self.settings.ram_bytes else ():
+            for piece in hit.pieces if self.settings.ram_bytes else ():
                 if isinstance(block := piece.block, ComingBlock):
                     if not self._make_room(block.n_bytes, keys, None):
                         break
                     block.stay()
                     self._ram.n_bytes += block.n_bytes
-                    restored.holds.n_bytes += block.n_bytes
+                    hit.holds.n_bytes += block.n_bytes
 
     def _let_go(self, holds: Holds) -> None:
         """With the lock held."""

@@ -41,7 +41,7 @@ typedef struct {
     const char * space;    /* the namespace; tokens of another are never a prefix of these */
 } edgekv_prefix_tokens;
 
-/* The first token in which something kept differs from what is asked, although at least a block of it goes on behind; n_lost: 0: nothing */
+/* The first token in which a kept conversation differs from a prompt, although at least a block of it goes on behind; n_lost 0: there is none */
 typedef struct {
     int position;
     int stored;
@@ -49,23 +49,16 @@ typedef struct {
     int n_lost;
 } edgekv_near_miss;
 
-/* tokens that were put into the sequence, by where they came from */
+/* tokens of a prompt that need not be computed, by where they were */
 typedef struct {
-    int ram;
+    int slot;   /* in its own sequence */
+    int shared; /* in cells of another slot */
+    int ram;    /* kept, and put into the sequence */
     int disk;
     int remote;
-    int comes; /* 1: they have their cells, and their rows come with the next llama_decode() */
+    int comes;  /* 1: what was put in has its cells, and its rows come with the next llama_decode() */
     edgekv_near_miss nearly;
-} edgekv_prefix_found;
-
-/* tokens of a prompt that need not be computed: those of the slot itself, of another slot's cells, and what was put in */
-typedef struct {
-    int slot;
-    int shared;
-    int ram;
-    int disk;
-    int remote;
-} edgekv_prefix_sources;
+} edgekv_cached_tokens;
 
 typedef struct {
     /* A prompt is about to begin, whose first n_have tokens its sequence holds. 1: begin() waits for nobody's answer. 0: what is kept of the
@@ -73,15 +66,15 @@ typedef struct {
     int (*ready)(void * user, const edgekv_prefix_tokens * prompt, int n_have, int alone);
     /* The prompt that the sequence waited with does not begin. */
     void (*leave)(void * user, int seq_id);
-    /* A prompt begins: its sequence holds the first n_have tokens of it. Puts in those that come next, as many as it has. */
-    void (*begin)(void * user, const edgekv_prefix_tokens * prompt, int n_have, edgekv_prefix_found * out);
+    /* A prompt begins: its sequence holds the first n_have tokens of it. Puts in those that come next, as many as are kept, and counts them. */
+    void (*begin)(void * user, const edgekv_prefix_tokens * prompt, int n_have, edgekv_cached_tokens * out);
     /* The sequence holds these tokens, computed. */
     void (*keep)(void * user, const edgekv_prefix_tokens * held);
     /* Directly before a llama_decode(): 1: the rows that are to come do so while it computes. 0: they do not, and settle() comes first. */
     int (*start)(void * user);
     /* Waits until the rows that were to come are there. The position of the first token whose rows could not be had, -1: none;
-       out: what was put in before it. */
-    int (*settle)(void * user, edgekv_prefix_found * out);
+       out: what was put in before it, by where it was kept. */
+    int (*settle)(void * user, edgekv_cached_tokens * out);
     void * user;
 } edgekv_prefixes;
 

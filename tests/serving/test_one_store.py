@@ -15,7 +15,7 @@ import pytest
 from support.endpoint import until
 from support.prefixes import LAYOUT, conversation
 
-from edgekv._native.prefix_callbacks import PrefixSources, SequenceTokens
+from edgekv._native.prefix_callbacks import CachedTokens, SequenceTokens
 from edgekv.config import KvOptions
 from edgekv.live import attachments
 from edgekv.serving import identities
@@ -86,7 +86,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
     return context.tokens
 
 
-def begin(kept: Prefixes, prompt: SequenceTokens) -> PrefixSources:
+def begin(kept: Prefixes, prompt: SequenceTokens) -> CachedTokens:
     """As the server does: when nothing that it begins with is being saved any more."""
     until(lambda: kept.ready(prompt, 0, alone=True))
     return kept.begin(prompt, 0)

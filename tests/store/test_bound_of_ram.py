@@ -14,7 +14,7 @@ from support.redis_server import RedisServer
 from edgekv.store.blocks import BLOCK_TOKENS, Reading
 from edgekv.store.coming import InFlight, layer_groups, most_in_flight
 from edgekv.store.identity import ModelIdentity, RowLayout
-from edgekv.store.results import Restored
+from edgekv.store.results import PrefixHit
 from edgekv.store.settings import StoreSettings
 from edgekv.store.store import PrefixStore
 
@@ -54,7 +54,7 @@ def opens(request, tmp_path) -> Iterator[Callable[[int], PrefixStore]]:
         server.kill()
 
 
-def stream(store: PrefixStore, restored: Restored, check: Callable[[], None]) -> int:
+def stream(store: PrefixStore, restored: PrefixHit, check: Callable[[], None]) -> int:
     """Read all rows as a loader does, the first layers of all blocks first; how many pieces are right."""
     right = np.zeros(len(restored.pieces), int)
     groups = layer_groups(WIDE, BLOCK_TOKENS)

@@ -14,7 +14,7 @@ from edgekv.store.blocks import BLOCK_TOKENS, Reading
 from edgekv.store.coming import layer_groups
 from edgekv.store.files import read_header, scan
 from edgekv.store.identity import RowLayout
-from edgekv.store.results import Restored
+from edgekv.store.results import PrefixHit
 from edgekv.store.settings import StoreSettings
 from edgekv.store.store import PrefixStore
 
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def read(restored: Restored, *layers: int) -> list[bool]:
+def read(restored: PrefixHit, *layers: int) -> list[bool]:
     return [piece.read(range(layer, layer + 1)) is not None for piece in restored.pieces if piece.coming for layer in layers]
 
 

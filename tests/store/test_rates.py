@@ -10,7 +10,7 @@ from edgekv.store.blocks import Block, Reading, child_link
 from edgekv.store.coming import BlockReader, ComingBlock
 from edgekv.store.format import Refused
 from edgekv.store.place_rates import LEAST_SEEN_S, STALE_S, Rate
-from edgekv.store.results import BlockPiece, Restored
+from edgekv.store.results import BlockPiece, PrefixHit
 from edgekv.store.settings import StoreSettings
 from edgekv.store.store import PrefixStore
 
@@ -31,7 +31,7 @@ def rate(tokens_per_s: float | None, clock: Clock | None = None) -> Rate:
     return found
 
 
-def pieces(*sources: float | str | None, clock: Clock | None = None) -> Restored:
+def pieces(*sources: float | str | None, clock: Clock | None = None) -> PrefixHit:
     """One of 256 tokens for each: in RAM, or in a place of so many tokens a second."""
     found = []
     for i, source in enumerate(sources):
@@ -40,7 +40,7 @@ def pieces(*sources: float | str | None, clock: Clock | None = None) -> Restored
         block = Block(link, tokens, np.zeros(LAYOUT.block_bytes(256), np.uint8)) if source == "ram" else \
             ComingBlock(link, tokens, LAYOUT, lambda *_: True, rate(source, clock))
         found.append(BlockPiece(256 * i, 256, 0, 256, Reading.EXACT, "ram" if source == "ram" else "disk", lambda _: None, block))
-    return Restored(tuple(found))
+    return PrefixHit(tuple(found))
 
 
 @pytest.mark.parametrize(("sources", "prompts", "n"), [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edgekv.store.blocks import BLOCK_TOKENS, Reading
 from edgekv.store.identity import ModelIdentity, RowLayout
-from edgekv.store.results import Restored
+from edgekv.store.results import PrefixHit
 
 LAYOUT = RowLayout(k_bytes=(8, 16), v_bytes=(4, 8))
 """36 bytes of each token, in two layers."""
@@ -69,7 +69,7 @@ def exact(tokens: np.ndarray) -> np.ndarray:
     return np.full(len(tokens), Reading.EXACT, np.uint8)
 
 
-def check_rows(restored: Restored, tokens: np.ndarray, n_have: int, accepts: Reading, layout: RowLayout = LAYOUT) -> int:
+def check_rows(restored: PrefixHit, tokens: np.ndarray, n_have: int, accepts: Reading, layout: RowLayout = LAYOUT) -> int:
     """All rows are those of exactly these tokens, without a gap, and read as it is accepted; how many there are."""
     expected = rows_of(tokens, exact(tokens), layout)
     at, n_layer = n_have, len(layout.k_bytes)

@@ -23,7 +23,7 @@ static struct {
     bool promised = false;
     bool started  = false;
     edgekv_prefix_slot slot = {};
-    edgekv_prefix_sources sources = {};
+    edgekv_cached_tokens cached = {};
 } g_load;
 
 void edgekv_seam_set_prefixes(const edgekv_prefixes * prefixes) {
@@ -69,7 +69,7 @@ static bool edgekv_come() {
     }
     auto load = g_load;
     g_load.promised = g_load.started = false;
-    edgekv_prefix_found found = {};
+    edgekv_cached_tokens found = {};
     const int first = g_prefixes.settle(g_prefixes.user, &found);
     if (first < 0) {
         return true;
@@ -79,11 +79,11 @@ static bool edgekv_come() {
     if (first >= end) {
         return true;  // they have left the sequence
     }
-    const int n_before = load.sources.ram + load.sources.disk + load.sources.remote;
-    load.sources.ram    = found.ram;
-    load.sources.disk   = found.disk;
-    load.sources.remote = found.remote;
-    edgekv_server::set_sources(load.slot.task, load.sources);
+    const int n_before = load.cached.ram + load.cached.disk + load.cached.remote;
+    load.cached.ram    = found.ram;
+    load.cached.disk   = found.disk;
+    load.cached.remote = found.remote;
+    edgekv_server::set_cached(load.slot.task, load.cached);
     *load.slot.n_cached -= std::min<uint64_t>(*load.slot.n_cached, n_before - (found.ram + found.disk + found.remote));
     SRV_WRN("slot %d: what is kept of its prompt is damaged, or cannot be read, from token %d on; %d tokens are read again\n",
             load.slot.seq_id, first, end - first);
@@ -233,9 +233,9 @@ int edgekv_prefix_begin(
         const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past, const std::vector<edgekv_prefix_slot> & others) {
     edgekv_prefix_settle();
     g_fetching.erase(slot.seq_id);
-    edgekv_prefix_sources sources = {};
-    sources.slot = n_past;
-    edgekv_server::set_sources(slot.task, sources);
+    edgekv_cached_tokens cached = {};
+    cached.slot = n_past;
+    edgekv_server::set_cached(slot.task, cached);
     if (n_past <= edgekv_pure(slot.seq_id)) {
         g_pure.erase(slot.seq_id);  // what comes behind is computed
     }
@@ -246,21 +246,21 @@ int edgekv_prefix_begin(
     int n = n_past;
     if (edgekv_unified(slot)) {
         n = edgekv_share(slot, prompt, n, others);
-        sources.shared = n - n_past;
+        cached.shared = n - n_past;
     }
     if (g_kept) {
-        edgekv_prefix_found found = {};
+        edgekv_cached_tokens found = {};
         const auto & tokens = prompt.get_tokens();
         const auto all = edgekv_tokens_of(slot, prompt, (int) tokens.size());
         g_prefixes.begin(g_prefixes.user, &all, n, &found);
         if (found.ram + found.disk + found.remote > 0) {
-            sources.ram    = found.ram;
-            sources.disk   = found.disk;
-            sources.remote = found.remote;
+            cached.ram    = found.ram;
+            cached.disk   = found.disk;
+            cached.remote = found.remote;
             n += found.ram + found.disk + found.remote;
         }
         if (found.comes) {
-            g_load = { true, false, slot, sources };
+            g_load = { true, false, slot, cached };
         }
         if (found.nearly.n_lost > 0) {
             SRV_WRN("a kept conversation goes on differently at token %d; %d tokens behind it are read again\n",
@@ -270,14 +270,14 @@ int edgekv_prefix_begin(
                     common_token_to_piece(slot.lctx, found.nearly.asked).c_str());
         }
     }
-    edgekv_server::set_sources(slot.task, sources);
+    edgekv_server::set_cached(slot.task, cached);
     if (n > n_past) {
         slot.held->keep_first(n_past);
         for (int i = n_past; i < n; ++i) {
             slot.held->push_back(prompt[i]);
         }
         SRV_INF("slot %d has %d tokens of its prompt of %d: %d of its own, %d of other slots, %d from RAM, %d from disk, %d from a server\n",
-                slot.seq_id, n, (int) prompt.size(), sources.slot, sources.shared, sources.ram, sources.disk, sources.remote);
+                slot.seq_id, n, (int) prompt.size(), cached.slot, cached.shared, cached.ram, cached.disk, cached.remote);
     }
 
     return n;
@@ -301,8 +301,8 @@ void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool whole_blocks) {
     }
 }
 
-json edgekv_sources_json(int task) {
-    const auto sources = edgekv_server::sources_of(task);
+json edgekv_cached_json(int task) {
+    const auto cached = edgekv_server::cached_of(task);
 
-    return { {"slot", sources.slot}, {"shared", sources.shared}, {"ram", sources.ram}, {"disk", sources.disk}, {"remote", sources.remote} };
+    return { {"slot", cached.slot}, {"shared", cached.shared}, {"ram", cached.ram}, {"disk", cached.disk}, {"remote", cached.remote} };
 }

@@ -167,8 +167,8 @@ int edgekv_prefix_take(Slots & slots, Slot & slot, int n_past) {
 template <typename Slot>
 void edgekv_prefix_copied(const Slot & from, const Slot & to) {
     edgekv_prefix_copied(from.id, to.id);
-    edgekv_server::set_sources(to.task->id, edgekv_server::sources_of(from.task->id));
+    edgekv_server::set_cached(to.task->id, edgekv_server::cached_of(from.task->id));
 }
 
 // {"slot": 0, ...} for the usage in the reply to a task
-json edgekv_sources_json(int task);
+json edgekv_cached_json(int task);

@@ -13,7 +13,7 @@ namespace {
 
 struct known_task {
     int64_t posted_us = -1;
-    edgekv_prefix_sources sources = {};
+    edgekv_cached_tokens cached = {};
 };
 
 struct known_tasks {
@@ -58,17 +58,17 @@ int64_t posted_us(int id) {
     return known(id).posted_us;
 }
 
-void set_sources(int id, const edgekv_prefix_sources & sources) {
+void set_cached(int id, const edgekv_cached_tokens & cached) {
     auto & s = the_tasks();
     std::lock_guard<std::mutex> lock(s.mutex);
     const auto found = s.by_id.find(id);
     if (found != s.by_id.end()) {
-        found->second.sources = sources;
+        found->second.cached = cached;
     }
 }
 
-edgekv_prefix_sources sources_of(int id) {
-    return known(id).sources;
+edgekv_cached_tokens cached_of(int id) {
+    return known(id).cached;
 }
 
 } // namespace edgekv_server

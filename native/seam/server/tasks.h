@@ -19,7 +19,7 @@ void request_ends(const void * reader, const std::unordered_set<int> & ids);
 int64_t posted_us(int id);
 
 // tokens of its prompt that need not be computed; zeros where nobody waits for it
-void set_sources(int id, const edgekv_prefix_sources & sources);
-edgekv_prefix_sources sources_of(int id);
+void set_cached(int id, const edgekv_cached_tokens & cached);
+edgekv_cached_tokens cached_of(int id);
 
 } // namespace edgekv_server

@@ -51,7 +51,7 @@ struct llama_edgekv_access {
     // the cells, and K and V of some or all layers, are those of another context
     static bool is_guest(const llama_kv_cache & kv) { return kv.other != nullptr; }
 
-    static uint32_t n_streams(const llama_kv_cache & kv) { return (uint32_t) kv.v_cells.size(); }
+    static uint32_t n_streams(const llama_kv_cache & kv) { return static_cast<uint32_t>(kv.v_cells.size()); }
 
     static llm_graph_params graph_params(
             const llama_context & lctx, llm_graph_result & result, const llama_ubatch & ubatch, const llama_memory_context_i * memory) {

@@ -104,11 +104,11 @@ void llama_edgekv_allow_gaps(llama_context * lctx) {
 
 int llama_edgekv_stream_of(const llama_context * lctx, int seq_id) {
     const auto * kv = llama_edgekv_access::cache(lctx);
-    if (!kv || seq_id < 0 || seq_id >= (int) kv->get_n_seq_max()) {
+    if (!kv || seq_id < 0 || seq_id >= static_cast<int>(kv->get_n_seq_max())) {
         return -1;
     }
 
-    return (int) kv->get_stream(seq_id);
+    return static_cast<int>(kv->get_stream(seq_id));
 }
 
 //
@@ -135,7 +135,7 @@ llama_edgekv_hold * llama_edgekv_hold_cells(llama_context * lctx, uint32_t strea
 }
 
 void llama_edgekv_release_cells(llama_edgekv_hold * hold, int n) {
-    const size_t end = std::min(hold->cells.size(), (size_t) std::max(n, 0));
+    const size_t end = std::min(hold->cells.size(), static_cast<size_t>(std::max(n, 0)));
     if (end > hold->n_released) {
         hold->holds->release(hold->cells.data() + hold->n_released, end - hold->n_released);
         hold->n_released = end;
@@ -144,7 +144,7 @@ void llama_edgekv_release_cells(llama_edgekv_hold * hold, int n) {
 
 void llama_edgekv_free_hold(llama_edgekv_hold * hold) {
     if (hold) {
-        llama_edgekv_release_cells(hold, (int) hold->cells.size());
+        llama_edgekv_release_cells(hold, static_cast<int>(hold->cells.size()));
         delete hold;
     }
 }

@@ -52,8 +52,8 @@ public:
 private:
     std::mutex mutex;
     std::condition_variable released;
-    std::vector<uint32_t> count;        // [cell] of who reads it
-    std::atomic<uint32_t> n_held { 0 }; // cells
+    std::vector<uint32_t> count;  // [cell] of who reads it
+    std::atomic<uint32_t> n_held { 0 };  // cells
 };
 
 class llama_edgekv_clock {
@@ -138,7 +138,7 @@ private:
     std::shared_ptr<llama_edgekv_holds> holds;  // null: nobody ever held any
 
     static constexpr uint32_t kLog  = 1024;  // ranges: a batch of 2,048 tokens is placed twice and takes 64
-    static constexpr uint32_t kSpan = 64;    // cells of the widest: the reader of one change looks at all of its range
+    static constexpr uint32_t kSpan = 64;  // cells of the widest: the reader of one change looks at all of its range
 
     struct touched {
         uint64_t last = 0;  // time of its last touch
@@ -163,7 +163,7 @@ private:
 
     std::vector<touched> log;  // a ring
     uint32_t newest    = 0;
-    uint64_t forgotten = 0;    // the log does not know what was touched until then
+    uint64_t forgotten = 0;  // the log does not know what was touched until then
 };
 
 // until nobody reads any cell of these streams

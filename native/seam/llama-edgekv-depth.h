@@ -2,7 +2,7 @@
 #pragma once
 
 struct edgekv_parentheses { static constexpr int MOST = 2000; };  // of a grammar, within each other
-struct edgekv_rules { static constexpr int MOST = 10000; };       // of a grammar, each named by the one before
+struct edgekv_rules { static constexpr int MOST = 10000; };  // of a grammar, each named by the one before
 
 // one level; levels are counted for each thread and each kind
 template <typename Kind>

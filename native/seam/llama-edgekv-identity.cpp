@@ -52,7 +52,7 @@ public:
     }
 
     void add(const std::string & value) {
-        add((uint64_t) value.size());
+        add(static_cast<uint64_t>(value.size()));
         add(value.data(), value.size());
     }
 

@@ -21,7 +21,7 @@ ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, 
     if (!hooks || v_trans || !plain_cache(hparams, il) || ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU) {
         return buft;
     }
-    for (int other = 0; other < (int) hparams.n_layer(); ++other) {
+    for (int other = 0; other < static_cast<int>(hparams.n_layer()); ++other) {
         if (plain_cache(hparams, other) && model.dev_layer(other) != device) {
             return buft;
         }
@@ -67,7 +67,7 @@ uint32_t llama_edgekv_kv_cells(const llama_model & model, uint32_t n_cells) {
 //
 
 int llama_edgekv_n_layer(const llama_context * lctx) {
-    return (int) lctx->get_model().hparams.n_layer();
+    return static_cast<int>(lctx->get_model().hparams.n_layer());
 }
 
 bool llama_edgekv_get_layer(const llama_context * lctx, int il, llama_edgekv_layer * out) {
@@ -78,10 +78,10 @@ bool llama_edgekv_get_layer(const llama_context * lctx, int il, llama_edgekv_lay
 
     *out = {};
     out->kind       = LLAMA_EDGEKV_LAYER_NONE;
-    out->n_head     = (int) hparams.n_head(il);
-    out->n_head_kv  = (int) hparams.n_head_kv(il);
-    out->head_dim_k = (int) hparams.n_embd_head_k(il);
-    out->head_dim_v = (int) hparams.n_embd_head_v(il);
+    out->n_head     = static_cast<int>(hparams.n_head(il));
+    out->n_head_kv  = static_cast<int>(hparams.n_head_kv(il));
+    out->head_dim_k = static_cast<int>(hparams.n_embd_head_k(il));
+    out->head_dim_v = static_cast<int>(hparams.n_embd_head_v(il));
     out->device     = lctx->get_model().dev_layer(il);
     out->alibi      = hparams.use_alibi;
 
@@ -103,7 +103,7 @@ bool llama_edgekv_get_layer(const llama_context * lctx, int il, llama_edgekv_lay
     if (!layer || !layer->k || !layer->v) {
         return true;
     }
-    if ((int) layer->il != il || llama_edgekv_access::is_guest(*kv)) {
+    if (static_cast<int>(layer->il) != il || llama_edgekv_access::is_guest(*kv)) {
         out->kind = LLAMA_EDGEKV_LAYER_SHARED;
         return true;
     }
@@ -125,7 +125,7 @@ bool llama_edgekv_get_rope(const llama_context * lctx, llama_edgekv_rope * out) 
     if (llama_edgekv_n_layer(lctx) == 0) {  // of a model only the vocabulary may be loaded
         return false;
     }
-    *out = { (int) hparams.n_rot(), cparams.rope_freq_base, cparams.rope_freq_scale };
+    *out = { static_cast<int>(hparams.n_rot()), cparams.rope_freq_base, cparams.rope_freq_scale };
 
     return hparams.rope_type != LLAMA_ROPE_TYPE_NONE;
 }

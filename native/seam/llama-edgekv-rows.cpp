@@ -34,7 +34,7 @@ bool llama_edgekv_add_cells(llama_context * lctx, int seq_id, int first_pos, int
 
     // as a state that is loaded takes its cells
     llama_batch_allocr balloc(1);
-    llama_ubatch ubatch = balloc.ubatch_reserve((uint32_t) n, 1);
+    llama_ubatch ubatch = balloc.ubatch_reserve(static_cast<uint32_t>(n), 1);
     llama_seq_id seq    = seq_id;
     ubatch.seq_id_unq[0] = seq;
     for (int i = 0; i < n; ++i) {

@@ -15,7 +15,7 @@ static std::atomic<const llama_edgekv_hooks *> g_hooks{nullptr};
 
 // the context whose ubatch this thread is building and computing
 static thread_local llama_context * t_current = nullptr;
-static thread_local uint64_t t_graph = 0; // how many graphs it has begun to build
+static thread_local uint64_t t_graph = 0;  // how many graphs it has begun to build
 
 const llama_edgekv_hooks * llama_edgekv_get_hooks() {
     return g_hooks.load(std::memory_order_acquire);
@@ -46,7 +46,7 @@ llama_edgekv_ubatch::llama_edgekv_ubatch(llama_context * lctx, const llama_ubatc
     ++t_graph;
 
     if (const auto * hooks = llama_edgekv_get_hooks()) {
-        const llama_edgekv_tokens tokens = { (int) ubatch.n_tokens, ubatch.n_seq_id, ubatch.seq_id };
+        const llama_edgekv_tokens tokens = { static_cast<int>(ubatch.n_tokens), ubatch.n_seq_id, ubatch.seq_id };
         hooks->ubatch_begin(lctx, &tokens);
     }
 }
@@ -135,7 +135,7 @@ ggml_tensor * llama_edgekv_build_product(const llm_graph_context & graph, const 
     }
     for (const int32_t param : product->op_params) {
         if (param) {
-            return nullptr; // a precision of its own
+            return nullptr;  // a precision of its own
         }
     }
 

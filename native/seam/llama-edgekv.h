@@ -29,9 +29,9 @@ struct llama_edgekv_store {
     int il;
     struct ggml_tensor * k_cur;  // f32 [head_dim, n_head_kv, n_tokens]
     struct ggml_tensor * v_cur;
-    struct ggml_tensor * k_idxs; // i64 [n_tokens]: row in the cache, counted through all streams
+    struct ggml_tensor * k_idxs;  // i64 [n_tokens]: row in the cache, counted through all streams
     struct ggml_tensor * v_idxs;
-    struct ggml_tensor * k;      // the cache as attention will see it: [head_dim, n_head_kv, n_kv, n_stream], a view
+    struct ggml_tensor * k;  // the cache as attention will see it: [head_dim, n_head_kv, n_kv, n_stream], a view
     struct ggml_tensor * v;
 };
 
@@ -40,23 +40,23 @@ struct llama_edgekv_attend {
     struct ggml_context * ctx;
     struct ggml_cgraph  * gf;
     int il;
-    struct ggml_tensor * q;     // f32 [head_dim, n_head, n_tokens]
-    struct ggml_tensor * k;     // the view given to the store
+    struct ggml_tensor * q;  // f32 [head_dim, n_head, n_tokens]
+    struct ggml_tensor * k;  // the view given to the store
     struct ggml_tensor * v;
-    struct ggml_tensor ** k_stock; // what the stock nodes will read, if they serve: may be set to other tensors of the same shape
+    struct ggml_tensor ** k_stock;  // what the stock nodes will read, if they serve: may be set to other tensors of the same shape
     struct ggml_tensor ** v_stock;
     struct ggml_tensor * mask;  // f16 or f32 [n_kv, n_tokens/n_stream, 1, n_stream]
-    struct ggml_tensor * sinks; // f32 [n_head] or null
+    struct ggml_tensor * sinks;  // f32 [n_head] or null
     float scale;
-    float softcap;              // 0: none
-    bool plain;                 // false: there is a bias, MLA values or a top-k that these arguments do not show
+    float softcap;  // 0: none
+    bool plain;  // false: there is a bias, MLA values or a top-k that these arguments do not show
 };
 
 // multiply weights with the ubatch's tokens
 struct llama_edgekv_product {
     struct ggml_context * ctx;
-    uint64_t graph;               // of this thread: another number for each graph that is built
-    struct ggml_tensor * weights; // [n_in, n_out]
+    uint64_t graph;  // of this thread: another number for each graph that is built
+    struct ggml_tensor * weights;  // [n_in, n_out]
     struct ggml_tensor * tokens;  // f32 [n_in, n_tokens]
 };
 
@@ -99,8 +99,8 @@ struct llama_edgekv_hooks {
 
 // ---- what libllama exports to libedgekv --------------------------------------------------------------------------------------
 
-LLAMA_API int          llama_edgekv_abi(void);      // LLAMA_EDGEKV_ABI of the libllama that is loaded
-LLAMA_API const char * llama_edgekv_upstream(void); // the upstream version it was built from
+LLAMA_API int          llama_edgekv_abi(void);  // LLAMA_EDGEKV_ABI of the libllama that is loaded
+LLAMA_API const char * llama_edgekv_upstream(void);  // the upstream version it was built from
 
 // the table must outlive its use; null removes it
 LLAMA_API void llama_edgekv_set_hooks(const struct llama_edgekv_hooks * hooks);
@@ -120,12 +120,12 @@ LLAMA_API bool llama_edgekv_reserve(struct llama_context * lctx);
 LLAMA_API void llama_edgekv_set_prompts(struct llama_context * lctx, const int32_t * seq_ids, int n);
 
 enum llama_edgekv_layer_kind {
-    LLAMA_EDGEKV_LAYER_ATTENTION = 0, // has a plain KV cache of its own
-    LLAMA_EDGEKV_LAYER_SWA       = 1, // sliding window
+    LLAMA_EDGEKV_LAYER_ATTENTION = 0,  // has a plain KV cache of its own
+    LLAMA_EDGEKV_LAYER_SWA       = 1,  // sliding window
     LLAMA_EDGEKV_LAYER_RECURRENT = 2,
-    LLAMA_EDGEKV_LAYER_MLA       = 3, // compressed K without V
-    LLAMA_EDGEKV_LAYER_SHARED    = 4, // reads the cache of another layer, or has the cells of another context's
-    LLAMA_EDGEKV_LAYER_NONE      = 5, // no KV cache, or a kind the seam does not know
+    LLAMA_EDGEKV_LAYER_MLA       = 3,  // compressed K without V
+    LLAMA_EDGEKV_LAYER_SHARED    = 4,  // reads the cache of another layer, or has the cells of another context's
+    LLAMA_EDGEKV_LAYER_NONE      = 5,  // no KV cache, or a kind the seam does not know
 };
 
 struct llama_edgekv_layer {
@@ -136,9 +136,9 @@ struct llama_edgekv_layer {
     int head_dim_v;
     bool v_transposed;
     bool alibi;
-    bool host;                 // K and V lie in host memory
-    ggml_backend_dev_t device; // that the layer's nodes run on
-    struct ggml_tensor * k;    // the whole cache: [n_embd_k, n_cells, n_stream]; null where the kind has none
+    bool host;  // K and V lie in host memory
+    ggml_backend_dev_t device;  // that the layer's nodes run on
+    struct ggml_tensor * k;  // the whole cache: [n_embd_k, n_cells, n_stream]; null where the kind has none
     struct ggml_tensor * v;
 };
 
@@ -151,21 +151,21 @@ struct llama_edgekv_cells {
     uint32_t n_cells;
     uint32_t n_stream;
     uint32_t n_used;
-    uint32_t used_end;           // the last used cell + 1
-    uint32_t n_seq_words;        // 64-bit words of sequence bits per cell
-    const int32_t  * pos;        // [n_cells], -1: empty
-    const uint64_t * seq;        // [n_cells][n_seq_words], bit s: the cell belongs to sequence s
-    const uint64_t * changed;    // [n_cells] clock time of the last change
-    uint64_t now;                // clock time
-    uint8_t * labels;            // [n_cells] bits of llama_edgekv_label. Put on when a ubatch is computed, from any thread, atomically; taken off
+    uint32_t used_end;  // the last used cell + 1
+    uint32_t n_seq_words;  // 64-bit words of sequence bits per cell
+    const int32_t  * pos;  // [n_cells], -1: empty
+    const uint64_t * seq;  // [n_cells][n_seq_words], bit s: the cell belongs to sequence s
+    const uint64_t * changed;  // [n_cells] clock time of the last change
+    uint64_t now;  // clock time
+    uint8_t * labels;  // [n_cells] bits of llama_edgekv_label. Put on when a ubatch is computed, from any thread, atomically; taken off
                                  // by the next placement, copied between streams
 };
 
 // how a cell's token was read, where that was not exact
 enum llama_edgekv_label {
-    LLAMA_EDGEKV_SPARSE_PROMPT = 1, // by a prompt that attended a part of what it sees; saved and loaded with the state
-    LLAMA_EDGEKV_SAMPLED       = 2, // by a decode step that sampled; not in saved states
-    LLAMA_EDGEKV_EARLIER       = 4, // one of both, with settings that are no longer in force; put on by Python
+    LLAMA_EDGEKV_SPARSE_PROMPT = 1,  // by a prompt that attended a part of what it sees; saved and loaded with the state
+    LLAMA_EDGEKV_SAMPLED       = 2,  // by a decode step that sampled; not in saved states
+    LLAMA_EDGEKV_EARLIER       = 4,  // one of both, with settings that are no longer in force; put on by Python
 };
 
 // false: the context has no KV cache the seam knows, or no such stream
@@ -173,7 +173,7 @@ LLAMA_API bool llama_edgekv_get_cells(const struct llama_context * lctx, uint32_
 
 struct llama_edgekv_range {
     uint32_t first;
-    uint32_t end; // the last cell + 1
+    uint32_t end;  // the last cell + 1
 };
 
 // Ranges that hold every cell of a stream that changed after clock time `since`; they may overlap, and hold others besides. Returns their
@@ -212,9 +212,9 @@ LLAMA_API bool llama_edgekv_add_cells(struct llama_context * lctx, int seq_id, i
 
 // rotary position embedding as the context applies it
 struct llama_edgekv_rope {
-    int   n_rot;      // channels that are turned
+    int   n_rot;  // channels that are turned
     float freq_base;
-    float freq_scale; // positions are multiplied with it
+    float freq_scale;  // positions are multiplied with it
 };
 
 // false: the model has none
@@ -255,7 +255,7 @@ bool llama_edgekv_build_store(
 // what llama.cpp attends with, in the order of its own arguments
 struct llama_edgekv_mha {
     ggml_tensor *  q;
-    ggml_tensor *& k; // a hook may have the stock nodes read others
+    ggml_tensor *& k;  // a hook may have the stock nodes read others
     ggml_tensor *& v;
     ggml_tensor *  kq_b;
     ggml_tensor *  mask;

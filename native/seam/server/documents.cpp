@@ -47,7 +47,7 @@ json take_json(const std::string & name) {
     return take(name, type, text) ? json::parse_no_throw(text) : json();
 }
 
-} // namespace
+}  // namespace
 
 void publish(const std::string & path, const std::string & type, const std::string & text) {
     const std::lock_guard<std::mutex> lock(g_documents_mutex);
@@ -84,7 +84,7 @@ void refresh(bool idle) {
         function(idle ? 1 : 0);
     }
     if (idle) {
-        g_busy = false; // with the figures of its end published
+        g_busy = false;  // with the figures of its end published
     }
 }
 
@@ -130,4 +130,4 @@ void add_to_metrics(std::string & text) {
     }
 }
 
-} // namespace edgekv_documents
+}  // namespace edgekv_documents

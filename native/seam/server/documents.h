@@ -28,4 +28,4 @@ void refresh(bool idle);
 // on the thread that decodes: there is something to do, until refresh(true)
 void set_busy();
 
-} // namespace edgekv_documents
+}  // namespace edgekv_documents

@@ -10,7 +10,7 @@ namespace edgekv_guards {
 
 namespace {
 
-constexpr int MOST_LEVELS = 200; // a tool's schema has ten; overflow begins at some ten thousand
+constexpr int MOST_LEVELS = 200;  // a tool's schema has ten; overflow begins at some ten thousand
 constexpr int MOST_STRINGS = 4;  // JSON in a string in JSON
 
 [[noreturn]] void refuse(const char * what) {
@@ -45,11 +45,11 @@ std::string decoded(const std::string & text) {
                 const std::string digits = text.substr(i + 1, 4);
                 const bool        valid  = digits.size() == 4 && digits.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos;
                 const int         code   = valid ? std::stoi(digits, nullptr, 16) : 0;
-                result += code < 0x80 ? char(code) : '?';
+                result += code < 0x80 ? static_cast<char>(code) : '?';
                 i += digits.size();
                 break;
             }
-            default: result += ' '; // white space of another kind
+            default: result += ' ';  // white space of another kind
         }
     }
     return result;
@@ -75,20 +75,20 @@ void check_json(const std::string & text, int n_strings) {
                 key = decoded(text.substr(first, last - first));
             } else if (key == "pattern") {
                 check_parentheses(decoded(text.substr(first, last - first)));
-            } else if (key == "arguments" && n_strings < MOST_STRINGS) { // a tool call's; templates get it as JSON
+            } else if (key == "arguments" && n_strings < MOST_STRINGS) {  // a tool call's; templates get it as JSON
                 check_json(decoded(text.substr(first, last - first)), n_strings + 1);
             }
         }
     }
 }
 
-} // namespace
+}  // namespace
 
 void check_body(const std::string & body) {
-    const size_t first = body.find_first_not_of("\xEF\xBB\xBF \t\r\n"); // a byte order mark, and white space
+    const size_t first = body.find_first_not_of("\xEF\xBB\xBF \t\r\n");  // a byte order mark, and white space
     if (first != std::string::npos && (body[first] == '{' || body[first] == '[')) {
         check_json(body, 0);
     }
 }
 
-} // namespace edgekv_guards
+}  // namespace edgekv_guards

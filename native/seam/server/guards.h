@@ -9,4 +9,4 @@ namespace edgekv_guards {
 // recursion, and a stack that overflows ends the process. Bodies that are no JSON pass.
 void check_body(const std::string & body);
 
-} // namespace edgekv_guards
+}  // namespace edgekv_guards

@@ -15,16 +15,16 @@ namespace edgekv_server {
 namespace {
 
 constexpr auto   LAST_WORDS   = std::chrono::seconds(5);
-constexpr double NEWEST_REQUEST = 0.2; // of the running mean of what a request takes
+constexpr double NEWEST_REQUEST = 0.2;  // of the running mean of what a request takes
 constexpr double MOST_RETRY_S = 60;
 
 struct limits_state {
     std::mutex              mutex;
     std::condition_variable gone;
     limits                  set;
-    std::unordered_map<const void *, std::chrono::steady_clock::time_point> places; // by reader: since when each is taken
+    std::unordered_map<const void *, std::chrono::steady_clock::time_point> places;  // by reader: since when each is taken
     uint64_t                n_refused = 0;
-    double                  request_s = 1; // a running mean
+    double                  request_s = 1;  // a running mean
     bool                    stopping  = false;
     bool                    embedded  = false;
 };
@@ -34,7 +34,7 @@ limits_state & the_limits() {
     return s;
 }
 
-} // namespace
+}  // namespace
 
 void begin(const limits & l) {
     auto & s = the_limits();
@@ -118,4 +118,4 @@ traffic current_traffic() {
     return { static_cast<int32_t>(s.places.size()), s.n_refused };
 }
 
-} // namespace edgekv_server
+}  // namespace edgekv_server

@@ -9,7 +9,7 @@ namespace edgekv_server {
 struct limits {
     double  max_gap_s = 0;  // 0: prompts are read at full speed
     int32_t n_slots   = 1;
-    int32_t max_queue = -1; // requests that wait for a slot; below 0: any number
+    int32_t max_queue = -1;  // requests that wait for a slot; below 0: any number
 };
 
 // before a server starts; forgets the one before
@@ -37,10 +37,10 @@ void leave_place(const void * reader);
 int retry_after_s();
 
 struct traffic {
-    int32_t  n_requests = 0; // answered or waiting now
-    uint64_t n_refused  = 0; // since the start
+    int32_t  n_requests = 0;  // answered or waiting now
+    uint64_t n_refused  = 0;  // since the start
 };
 
 traffic current_traffic();
 
-} // namespace edgekv_server
+}  // namespace edgekv_server

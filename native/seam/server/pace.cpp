@@ -9,19 +9,19 @@ namespace edgekv_server {
 
 namespace {
 
-constexpr int32_t PROMPT_STEP  = 16;    // prompt tokens come in multiples of it, and so many always
-constexpr int32_t FIRST_PROMPT = 32;    // before anything was measured
-constexpr double  GAP_ROOM     = 0.7;   // of the bound; sampling and sending take time too, and times vary
-constexpr double  FIRST_BESIDE = 2.0/3; // of the room, for the first batch beside answers: in the long ones before it a token cost less
-constexpr double  NEWEST_BATCH = 0.5;   // of running means
+constexpr int32_t PROMPT_STEP  = 16;  // prompt tokens come in multiples of it, and so many always
+constexpr int32_t FIRST_PROMPT = 32;  // before anything was measured
+constexpr double  GAP_ROOM     = 0.7;  // of the bound; sampling and sending take time too, and times vary
+constexpr double  FIRST_BESIDE = 2.0/3;  // of the room, for the first batch beside answers: in the long ones before it a token cost less
+constexpr double  NEWEST_BATCH = 0.5;  // of running means
 constexpr double  KEPT_BATCHES = 0.97;  // of what is known of prompt tokens, with each batch: a line needs tokens of many depths
-constexpr double  LEAST_SPREAD = 256;   // positions; with less no slope can be told from noise
+constexpr double  LEAST_SPREAD = 256;  // positions; with less no slope can be told from noise
 constexpr double  USUAL_DEPTH  = 4096;  // a token costs twice as much there as at the beginning, until it is known
 
 // What a token of a prompt costs beside answers: a line in its position, through many batches by least squares, times what the newest
 // batches took of that. The machine's speed may change from one batch to the next; how cost grows with depth does not.
 struct token_cost {
-    double n = 0, x = 0, y = 0, xx = 0, xy = 0; // sums of: 1, positions, seconds, and their products
+    double n = 0, x = 0, y = 0, xx = 0, xy = 0;  // sums of: 1, positions, seconds, and their products
     double level = 1;
 
     void learn(double position, double seconds) {
@@ -51,16 +51,16 @@ struct token_cost {
 };
 
 struct pace_state {
-    std::mutex  mutex; // of `seen`, and of `prompt` where it changes or others look
+    std::mutex  mutex;  // of `seen`, and of `prompt` where it changes or others look
     pace_report seen;
 
     double     max_gap_s = 0;
-    double     answers_s = 0; // of a batch without prompt tokens
+    double     answers_s = 0;  // of a batch without prompt tokens
     token_cost prompt;
-    bool       beside = false; // the newest batch with prompt tokens had answers in it
-    bool       waits  = false; // the newest batch waited for kept rows
+    bool       beside = false;  // the newest batch with prompt tokens had answers in it
+    bool       waits  = false;  // the newest batch waited for kept rows
     uint64_t   turn   = 0;
-    std::chrono::steady_clock::time_point began, ended; // of the newest batch
+    std::chrono::steady_clock::time_point began, ended;  // of the newest batch
 };
 
 pace_state & the_pace() {
@@ -72,7 +72,7 @@ void learn_time(double & mean, double value) {
     mean = mean == 0 ? value : mean + NEWEST_BATCH * (value - mean);
 }
 
-} // namespace
+}  // namespace
 
 void begin_pace(double max_gap_s) {
     auto & s = the_pace();
@@ -97,13 +97,13 @@ int32_t paced_batch(int32_t n_batch, int32_t n_answers, const std::vector<waitin
         double room = std::max(0.0, GAP_ROOM * s.max_gap_s - s.answers_s - since_s) * (s.beside ? 1 : FIRST_BESIDE);
         double fits = 0, cost = s.prompt.at(0);
         for (const auto & prompt : prompts) {
-            cost = s.prompt.at(double(prompt.depth));
-            const double some = std::min(double(prompt.left), room / cost);
+            cost = s.prompt.at(static_cast<double>(prompt.depth));
+            const double some = std::min(static_cast<double>(prompt.left), room / cost);
             fits += some;
             room -= some * cost;
         }
-        fits += room / cost; // what is left where all of them end
-        n_prompt = std::max(PROMPT_STEP, int32_t(std::min<double>(fits, n_batch)) / PROMPT_STEP * PROMPT_STEP);
+        fits += room / cost;  // what is left where all of them end
+        n_prompt = std::max(PROMPT_STEP, static_cast<int32_t>(std::min<double>(fits, n_batch)) / PROMPT_STEP * PROMPT_STEP);
     }
     n_prompt = std::min(n_prompt, n_batch - n_answers);
 
@@ -134,7 +134,7 @@ void decode_ended(int32_t n_tokens, const prompt_tokens & read) {
     if (read.n >= PROMPT_STEP && !s.waits) {
         const double beside_s = s.beside ? s.answers_s : 0;
         std::lock_guard<std::mutex> lock(s.mutex);
-        s.prompt.learn(double(read.positions) / read.n, std::max(took_s - beside_s, took_s / 2) / read.n);
+        s.prompt.learn(static_cast<double>(read.positions) / read.n, std::max(took_s - beside_s, took_s / 2) / read.n);
     }
     if (s.beside) {
         std::lock_guard<std::mutex> lock(s.mutex);
@@ -153,7 +153,7 @@ uint64_t take_turn() {
 double reading_s(int64_t first, int64_t n) {
     auto & s = the_pace();
     std::lock_guard<std::mutex> lock(s.mutex);
-    return s.prompt.n > 0 ? double(n) * s.prompt.at(double(first) + double(n) / 2) : 0;
+    return s.prompt.n > 0 ? static_cast<double>(n) * s.prompt.at(static_cast<double>(first) + static_cast<double>(n) / 2) : 0;
 }
 
 void answer_token(int32_t n_gen, int64_t since_us, int64_t now_us) {
@@ -162,7 +162,7 @@ void answer_token(int32_t n_gen, int64_t since_us, int64_t now_us) {
     }
     auto & s = the_pace();
     std::lock_guard<std::mutex> lock(s.mutex);
-    s.seen.last_gap_s  = double(now_us - since_us) * 1e-6;
+    s.seen.last_gap_s  = static_cast<double>(now_us - since_us) * 1e-6;
     s.seen.worst_gap_s = std::max(s.seen.worst_gap_s, s.seen.last_gap_s);
 }
 
@@ -172,4 +172,4 @@ pace_report report() {
     return s.seen;
 }
 
-} // namespace edgekv_server
+}  // namespace edgekv_server

@@ -23,7 +23,7 @@ int32_t paced_batch(int32_t n_batch, int32_t n_answers, const std::vector<waitin
 // prompt tokens of a batch
 struct prompt_tokens {
     int32_t n         = 0;
-    int64_t positions = 0; // of all of them
+    int64_t positions = 0;  // of all of them
 };
 
 // around the decoding of a batch; between them: it waits for kept rows too, so that its time does not say what its tokens cost
@@ -51,11 +51,11 @@ double reading_s(int64_t first, int64_t n);
 void answer_token(int32_t n_gen, int64_t since_us, int64_t now_us);
 
 struct pace_report {
-    double   max_gap_s      = 0; // what was asked for; 0: no bound
-    double   worst_gap_s    = 0; // between two tokens of a running answer, since the start
+    double   max_gap_s      = 0;  // what was asked for; 0: no bound
+    double   worst_gap_s    = 0;  // between two tokens of a running answer, since the start
     double   last_gap_s     = 0;
-    uint64_t n_batches      = 0; // with prompt tokens beside running answers
-    int32_t  n_prompt_batch = 0; // prompt tokens that the newest of them was allowed
+    uint64_t n_batches      = 0;  // with prompt tokens beside running answers
+    int32_t  n_prompt_batch = 0;  // prompt tokens that the newest of them was allowed
 };
 
 pace_report report();
@@ -66,7 +66,7 @@ uint64_t take_turn();
 
 template <typename Slot>
 int64_t tokens_left(const Slot & slot) {
-    return (int64_t) slot.task->n_tokens() - slot.prompt.n_tokens();
+    return static_cast<int64_t>(slot.task->n_tokens()) - slot.prompt.n_tokens();
 }
 
 // Which slot's prompt goes into the batch first: the one with the fewest tokens left, so that a short prompt does not wait for a long
@@ -114,4 +114,4 @@ bool embeds_now(const Slots & slots, uint64_t n_batch) {
     });
 }
 
-} // namespace edgekv_server
+}  // namespace edgekv_server

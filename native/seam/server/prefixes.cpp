@@ -43,7 +43,7 @@ static int edgekv_pure(int seq_id) {
 // Reads tokens [first, end) of a slot again, whose rows could not be had.
 static bool edgekv_read_again(const edgekv_prefix_slot & slot, int first, int end) {
     const auto & tokens  = slot.held->get_tokens();
-    const int    n_batch = (int) llama_n_batch(slot.lctx);
+    const int    n_batch = static_cast<int>(llama_n_batch(slot.lctx));
     llama_batch  batch   = llama_batch_init(std::min(n_batch, end - first), 0, 1);
     bool ok = true;
     for (int i = first; i < end && ok; i += n_batch) {
@@ -75,7 +75,7 @@ static bool edgekv_come() {
         return true;
     }
     auto * memory = llama_get_memory(load.slot.lctx);
-    const int end = std::min(llama_memory_seq_pos_max(memory, load.slot.seq_id) + 1, (int) load.slot.held->size());
+    const int end = std::min(llama_memory_seq_pos_max(memory, load.slot.seq_id) + 1, static_cast<int>(load.slot.held->size()));
     if (first >= end) {
         return true;  // they have left the sequence
     }
@@ -162,7 +162,7 @@ static bool edgekv_alike(const edgekv_prefix_slot & a, const edgekv_prefix_slot 
 
 // the first n of some tokens, as those of a slot; it must outlive them
 static edgekv_prefix_tokens edgekv_tokens_of(const edgekv_prefix_slot & slot, const server_tokens & tokens, int n) {
-    return { slot.lctx, slot.seq_id, tokens.get_tokens().data(), n, slot.adapters.data(), (int) slot.adapters.size(),
+    return { slot.lctx, slot.seq_id, tokens.get_tokens().data(), n, slot.adapters.data(), static_cast<int>(slot.adapters.size()),
              tokens.edgekv_space.c_str() };
 }
 
@@ -170,7 +170,7 @@ static edgekv_prefix_tokens edgekv_tokens_of(const edgekv_prefix_slot & slot, co
 static int edgekv_computed(const edgekv_prefix_slot & slot) {
     const int n = llama_memory_seq_pos_max(llama_get_memory(slot.lctx), slot.seq_id) + 1;
 
-    return std::min(n, slot.held->has_mtmd ? 0 : (int) slot.held->size());
+    return std::min(n, slot.held->has_mtmd ? 0 : static_cast<int>(slot.held->size()));
 }
 
 static bool edgekv_unified(const edgekv_prefix_slot & slot) {
@@ -186,11 +186,11 @@ int edgekv_prefix_common(
     if (prompt.has_mtmd || read.has_mtmd || slot.held->has_mtmd || !edgekv_alike(other, slot)) {
         return 0;
     }
-    const int n_common = (int) read.get_common_prefix(prompt);
-    const int n_have   = (int) slot.held->get_common_prefix(prompt);
+    const int n_common = static_cast<int>(read.get_common_prefix(prompt));
+    const int n_have   = static_cast<int>(slot.held->get_common_prefix(prompt));
 
     // the slot computes the last token itself
-    return n_common - n_have < EDGEKV_PREFIX_BLOCK ? 0 : std::min(n_common, (int) prompt.size() - 1);
+    return n_common - n_have < EDGEKV_PREFIX_BLOCK ? 0 : std::min(n_common, static_cast<int>(prompt.size()) - 1);
 }
 
 // cells of the sequence that begins most like the prompt
@@ -201,7 +201,7 @@ static int edgekv_share(const edgekv_prefix_slot & slot, const server_tokens & p
         if (other.held->has_mtmd || !edgekv_alike(other, slot)) {
             continue;
         }
-        const int n = std::min({ (int) other.held->get_common_prefix(prompt), edgekv_computed(other), edgekv_pure(other.seq_id) });
+        const int n = std::min({ static_cast<int>(other.held->get_common_prefix(prompt)), edgekv_computed(other), edgekv_pure(other.seq_id) });
         if (n > n_best) {
             n_best = n;
             best   = &other;
@@ -219,8 +219,8 @@ bool edgekv_prefix_ready(const edgekv_prefix_slot & slot, const server_tokens & 
     if (!g_kept || prompt.has_mtmd || slot.held->has_mtmd) {
         return true;
     }
-    const auto all = edgekv_tokens_of(slot, prompt, (int) prompt.get_tokens().size());
-    if (g_prefixes.ready(g_prefixes.user, &all, (int) slot.held->get_common_prefix(prompt), alone)) {
+    const auto all = edgekv_tokens_of(slot, prompt, static_cast<int>(prompt.get_tokens().size()));
+    if (g_prefixes.ready(g_prefixes.user, &all, static_cast<int>(slot.held->get_common_prefix(prompt)), alone)) {
         return true;
     }
     g_fetching.insert(slot.seq_id);
@@ -251,7 +251,7 @@ int edgekv_prefix_begin(
     if (g_kept) {
         edgekv_cached_tokens found = {};
         const auto & tokens = prompt.get_tokens();
-        const auto all = edgekv_tokens_of(slot, prompt, (int) tokens.size());
+        const auto all = edgekv_tokens_of(slot, prompt, static_cast<int>(tokens.size()));
         g_prefixes.begin(g_prefixes.user, &all, n, &found);
         if (found.ram + found.disk + found.remote > 0) {
             cached.ram    = found.ram;
@@ -277,7 +277,7 @@ int edgekv_prefix_begin(
             slot.held->push_back(prompt[i]);
         }
         SRV_INF("slot %d has %d tokens of its prompt of %d: %d of its own, %d of other slots, %d from RAM, %d from disk, %d from a server\n",
-                slot.seq_id, n, (int) prompt.size(), cached.slot, cached.shared, cached.ram, cached.disk, cached.remote);
+                slot.seq_id, n, static_cast<int>(prompt.size()), cached.slot, cached.shared, cached.ram, cached.disk, cached.remote);
     }
 
     return n;

@@ -18,7 +18,7 @@ struct edgekv_prefix_slot {
     uint64_t * n_cached;  // tokens of its prompt that need not be computed
     server_tokens * held;  // the tokens that its sequence holds, or is about to compute
     std::vector<edgekv_adapter> adapters;  // that K and V depend on
-    bool keeps;   // whether others may have what it computes
+    bool keeps;  // whether others may have what it computes
     bool partly;  // an adapter works on the tokens behind its invocation only: others' rows are not like these
 };
 

@@ -18,7 +18,7 @@ void tell_prompts(llama_context * lctx, const Tokens & tokens, int first, int n)
             seq_ids.push_back(tokens[i].id_slot);
         }
     }
-    llama_edgekv_set_prompts(lctx, seq_ids.data(), (int) seq_ids.size());
+    llama_edgekv_set_prompts(lctx, seq_ids.data(), static_cast<int>(seq_ids.size()));
 }
 
-} // namespace edgekv_server
+}  // namespace edgekv_server

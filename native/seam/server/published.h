@@ -22,4 +22,4 @@ int64_t asked_ms(const std::string & path);
 // do; null: nobody is called
 void on_refresh(void (*function)(int idle));
 
-} // namespace edgekv_documents
+}  // namespace edgekv_documents

@@ -48,7 +48,7 @@ bool is_count(const json & body, const char * field) {
     return body.contains(field) && body.at(field).is_number_integer();
 }
 
-} // namespace
+}  // namespace
 
 void check_fields(const json & body, endpoint where) {
     if (!body.is_object()) {
@@ -124,7 +124,7 @@ server_task_result_ptr stopping_answer() {
 
 error_type fault(const std::exception & e) {
     if (std::string(e.what()).find("type_error.316") != std::string::npos) {
-        return ERROR_TYPE_SERVER; // text that is not UTF-8 in what the server writes
+        return ERROR_TYPE_SERVER;  // text that is not UTF-8 in what the server writes
     }
     const bool theirs = dynamic_cast<const common_json_error *>(&e) != nullptr || dynamic_cast<const std::logic_error *>(&e) != nullptr ||
                         typeid(e) == typeid(std::runtime_error);
@@ -140,4 +140,4 @@ std::string error_body(const json & error) {
     return safe_json_to_str({{ "error", told }});
 }
 
-} // namespace edgekv_server
+}  // namespace edgekv_server

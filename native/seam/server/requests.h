@@ -36,4 +36,4 @@ error_type fault(const std::exception & e);
 // the body of an error response: as llama.cpp's clients know it, and with OpenAI's code where that has one
 std::string error_body(const json & error);
 
-} // namespace edgekv_server
+}  // namespace edgekv_server

@@ -126,7 +126,7 @@ std::string shown(const std::string & text) {
     return "'" + found + "'";
 }
 
-} // namespace
+}  // namespace
 
 void admit(const admitted & hosts) {
     g_hosts  = hosts;
@@ -157,4 +157,4 @@ bool refuses(const httplib::Request & req, httplib::Response & res, const std::s
     return false;
 }
 
-} // namespace edgekv_sites
+}  // namespace edgekv_sites

@@ -17,7 +17,7 @@ namespace edgekv_sites {
 // Hosts under which a server may be asked besides localhost and the loopback's addresses; in lower case, IPv6 without brackets.
 struct admitted {
     std::vector<std::string> names;
-    bool                     any_address = false; // every IP address: no page can be there but ours
+    bool                     any_address = false;  // every IP address: no page can be there but ours
 };
 
 // before a server starts; without a call every host is let in
@@ -27,4 +27,4 @@ void admit(const admitted & hosts);
 // 415: a POST that a browser would send without a question. `origins`: whose pages may, as --cors-origins says.
 bool refuses(const httplib::Request & req, httplib::Response & res, const std::string & origins);
 
-} // namespace edgekv_sites
+}  // namespace edgekv_sites

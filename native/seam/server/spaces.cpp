@@ -9,7 +9,7 @@ namespace edgekv_server {
 
 namespace {
 
-constexpr const char * UNKNOWN = "unknown"; // of no key that anybody was told
+constexpr const char * UNKNOWN = "unknown";  // of no key that anybody was told
 
 std::map<std::string, std::string> & by_key() {
     static std::map<std::string, std::string> spaces;
@@ -47,7 +47,7 @@ std::string key_space(const headers & given) {
     return found == by_key().end() ? UNKNOWN : found->second;
 }
 
-} // namespace
+}  // namespace
 
 void set_spaces(std::map<std::string, std::string> spaces) {
     by_key() = std::move(spaces);
@@ -82,4 +82,4 @@ std::string stream_name(const std::string & stream, const headers & given) {
     return stream.substr(stream_of("", given).size());
 }
 
-} // namespace edgekv_server
+}  // namespace edgekv_server

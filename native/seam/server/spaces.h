@@ -24,4 +24,4 @@ std::string slot_file(const std::string & path, const headers & given);
 std::string stream_of(const std::string & name, const headers & given);
 std::string stream_name(const std::string & stream, const headers & given);
 
-} // namespace edgekv_server
+}  // namespace edgekv_server

@@ -33,7 +33,7 @@ known_task known(int id) {
     return found == s.by_id.end() ? known_task{} : found->second;
 }
 
-} // namespace
+}  // namespace
 
 void tasks_posted(const std::unordered_set<int> & ids) {
     auto & s = the_tasks();
@@ -71,4 +71,4 @@ edgekv_cached_tokens cached_of(int id) {
     return known(id).cached;
 }
 
-} // namespace edgekv_server
+}  // namespace edgekv_server

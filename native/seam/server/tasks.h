@@ -22,4 +22,4 @@ int64_t posted_us(int id);
 void set_cached(int id, const edgekv_cached_tokens & cached);
 edgekv_cached_tokens cached_of(int id);
 
-} // namespace edgekv_server
+}  // namespace edgekv_server

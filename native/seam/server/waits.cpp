@@ -22,9 +22,9 @@ all_waits & the_waits() {
 
 void add(wait which, int64_t since_us, int64_t now_us) {
     auto & s = the_waits();
-    const double seconds = std::max(0.0, double(now_us - since_us) * 1e-6);
+    const double seconds = std::max(0.0, static_cast<double>(now_us - since_us) * 1e-6);
     std::lock_guard<std::mutex> lock(s.mutex);
-    waits & to = s.of[size_t(which)];
+    waits & to = s.of[static_cast<size_t>(which)];
     to.counts[std::lower_bound(WAIT_BOUNDS.begin(), WAIT_BOUNDS.end(), seconds) - WAIT_BOUNDS.begin()]++;
     to.sum_s += seconds;
 }
@@ -36,7 +36,7 @@ void add_since_posted(wait which, int task, int64_t now_us) {
     }
 }
 
-} // namespace
+}  // namespace
 
 void begin_waits() {
     auto & s = the_waits();
@@ -61,7 +61,7 @@ void waited_for_token(int task, int32_t n_gen, int64_t since_us, int64_t now_us)
 waits waited(wait which) {
     auto & s = the_waits();
     std::lock_guard<std::mutex> lock(s.mutex);
-    return s.of[size_t(which)];
+    return s.of[static_cast<size_t>(which)];
 }
 
 std::atomic<int32_t> & running_slots() {
@@ -69,4 +69,4 @@ std::atomic<int32_t> & running_slots() {
     return n;
 }
 
-} // namespace edgekv_server
+}  // namespace edgekv_server

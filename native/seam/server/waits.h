@@ -15,7 +15,7 @@ constexpr std::array<double, 22> WAIT_BOUNDS = { 0.001, 0.005, 0.01, 0.02, 0.04,
                                                  1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560 };
 
 struct waits {
-    std::array<uint64_t, WAIT_BOUNDS.size() + 1> counts{}; // of waits up to each bound and above the one before; of longer ones
+    std::array<uint64_t, WAIT_BOUNDS.size() + 1> counts{};  // of waits up to each bound and above the one before; of longer ones
     double                                       sum_s = 0;
 };
 
@@ -42,4 +42,4 @@ void tell_running(const Slots & slots) {
     running_slots() = n;
 }
 
-} // namespace edgekv_server
+}  // namespace edgekv_server

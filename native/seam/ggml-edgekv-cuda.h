@@ -1,5 +1,5 @@
-// Custom nodes (GGML_OP_CUSTOM) on ggml's CUDA backend. The patched ggml-cuda.cu includes this header and calls what stands here. A library
-// that serves nodes finds the registration function through the backend registry, so that nothing links against ggml-cuda:
+// Custom nodes (GGML_OP_CUSTOM) on ggml's CUDA backend. The patched ggml-cuda.cu includes this header and calls these functions. A library
+// that serves nodes finds the registration function through the backend registry, so nothing links against ggml-cuda:
 //
 //   ggml_backend_reg_get_proc_address(reg, GGML_EDGEKV_CUDA_SET_CUSTOM)   ggml_edgekv_cuda_set_custom_t
 //   ggml_backend_reg_get_proc_address(reg, GGML_EDGEKV_CUDA_STREAM)       ggml_edgekv_cuda_stream_t
@@ -18,7 +18,7 @@ struct ggml_edgekv_cuda_custom {
     // whether compute() serves this node on this device
     bool (*supports)(int device, const struct ggml_tensor * node);
 
-    // A graph - a split of the scheduler's, or a part of one - is about to be computed, recorded or replayed: one capture knows nothing of
+    // A graph is about to be computed, recorded or replayed: a split of the scheduler's, or a part of one. One capture knows nothing of
     // another. false: it must not be recorded.
     bool (*begin)(int device, struct ggml_cgraph * graph);
 

@@ -1,9 +1,9 @@
-// When each KV cell last changed, how it was read, and which are being read: included by llama.cpp's llama-kv-cells.h, which calls touch() wherever it alters
-// a cell, before its rows change.
+// When each KV cell last changed, how its token was read, and which cells another thread is reading. llama.cpp's llama-kv-cells.h includes this
+// and calls touch() wherever it alters a cell, before its rows change.
 //
-// The clock advances on every change of a cell's position, sequences or K/V data. A reader remembers now() and later asks which
-// cells have get(i) greater than that; since() names few enough of them to look at, however many there are. Speculative placements
-// that are rolled back (prepare) restore the old times with set(); since() goes on naming their cells.
+// The clock advances on every change of a cell's position, sequences or K/V rows. A reader remembers now(), and later asks which cells have a
+// greater get(i); since() names the few that the reader must look at. A speculative placement that is rolled back (prepare) restores the old
+// times with set(); since() goes on naming its cells.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 #include <mutex>
 #include <vector>
 
-// Cells whose rows another thread is reading. Whoever is about to move or remove one waits until nobody does.
+// Cells whose rows another thread is reading. A call that moves or removes one waits for the reader.
 class llama_edgekv_holds {
 public:
     void hold(const std::vector<uint32_t> & cells) {
@@ -52,7 +52,7 @@ public:
 private:
     std::mutex mutex;
     std::condition_variable released;
-    std::vector<uint32_t> count;  // [cell] of who reads it
+    std::vector<uint32_t> count;  // [cell] of its readers
     std::atomic<uint32_t> n_held { 0 };  // cells
 };
 
@@ -74,7 +74,7 @@ public:
         touch_kept(i);
     }
 
-    // one whose rows stay: other sequences come, or go and leave one
+    // A cell changes and its rows stay: other sequences come, or all but one go.
     void touch_kept(uint32_t i) {
         cell_time[i] = ++time;
         note(i);
@@ -107,7 +107,7 @@ public:
         return true;
     }
 
-    // The thread that decodes. Who holds keeps the pointer: the clock may go as soon as nothing is held.
+    // For the thread that decodes. A holder keeps the pointer, because the clock may go as soon as nothing is held.
     const std::shared_ptr<llama_edgekv_holds> & holding() {
         if (!holds) {
             holds = std::make_shared<llama_edgekv_holds>();
@@ -128,7 +128,7 @@ public:
         }
     }
 
-    // positions of a sequence may be missing: set once, stays
+    // positions of a sequence may be missing; once set, this stays
     bool gaps = false;
 
     // [cell] bits of llama_edgekv_label: how tokens were read that were not read exactly
@@ -147,7 +147,7 @@ private:
 
     void note(uint32_t i) {
         if (log.empty()) {
-            log.resize(kLog);  // not in resize(): the copies that prepare makes are never touched
+            log.resize(kLog);  // not in resize(): nobody touches the copies that prepare makes
         }
         if (const touched & range = log[newest]; i < range.first || i > range.end || i - range.first >= kSpan) {
             newest    = (newest + 1)%kLog;
@@ -163,7 +163,7 @@ private:
 
     std::vector<touched> log;  // a ring
     uint32_t newest    = 0;
-    uint64_t forgotten = 0;  // the log does not know what was touched until then
+    uint64_t forgotten = 0;  // the log has lost the touches up to this time
 };
 
 // until nobody reads any cell of these streams

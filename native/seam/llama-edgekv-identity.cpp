@@ -1,5 +1,5 @@
-// What K and V of a context's tokens depend on: the graph that computes a token, told piece by piece. No list of options can forget one:
-// what changes a row changes an operation, its parameters or what it reads.
+// Describes everything that K and V of a context's tokens depend on: the graph that computes a token, piece by piece. So no list of options can
+// forget one: whatever changes a row changes an operation, its parameters or its sources.
 #include "llama-edgekv-access.h"
 
 #include "llama-adapter.h"
@@ -99,7 +99,7 @@ private:
         add(leaf->type);
         add(leaf->flags);
         if (!leaf->buffer || cache.count(leaf)) {
-            return;  // how many tokens there are, and cells, changes no row
+            return;  // the numbers of tokens and cells change no row
         }
         add(leaf->ne, sizeof(leaf->ne));
         if (!weights.count(leaf)) {

@@ -15,7 +15,7 @@ static std::atomic<const llama_edgekv_hooks *> g_hooks{nullptr};
 
 // the context whose ubatch this thread is building and computing
 static thread_local llama_context * t_current = nullptr;
-static thread_local uint64_t t_graph = 0;  // how many graphs it has begun to build
+static thread_local uint64_t t_graph = 0;  // number of the graph that it builds, or built last
 
 const llama_edgekv_hooks * llama_edgekv_get_hooks() {
     return g_hooks.load(std::memory_order_acquire);

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-// ---- what the hooks are told -------------------------------------------------------------------------------------------------
+// ---- arguments of the hooks --------------------------------------------------------------------------------------------------
 
 // store the ubatch's K and V rows in the cache of layer il
 struct llama_edgekv_store {
@@ -43,7 +43,7 @@ struct llama_edgekv_attend {
     struct ggml_tensor * q;  // f32 [head_dim, n_head, n_tokens]
     struct ggml_tensor * k;  // the view given to the store
     struct ggml_tensor * v;
-    struct ggml_tensor ** k_stock;  // what the stock nodes will read, if they serve: may be set to other tensors of the same shape
+    struct ggml_tensor ** k_stock;  // the tensors that the stock nodes read, if they serve; a hook may set others of the same shape
     struct ggml_tensor ** v_stock;
     struct ggml_tensor * mask;  // f16 or f32 [n_kv, n_tokens/n_stream, 1, n_stream]
     struct ggml_tensor * sinks;  // f32 [n_head] or null
@@ -73,7 +73,7 @@ struct llama_edgekv_hooks {
 
     // around one ubatch; ok is false where it was not computed to its end
     void (*ubatch_begin)(struct llama_context * lctx, const struct llama_edgekv_tokens * tokens);
-    // Why llama_decode must fail; null: it need not. Asked behind ubatch_begin, and again when the graph was computed.
+    // The reason why llama_decode must fail; null: none. Called behind ubatch_begin, and again when the graph was computed.
     const char * (*ubatch_failure)(struct llama_context * lctx);
     void (*ubatch_end)(struct llama_context * lctx, bool ok);
 
@@ -97,7 +97,7 @@ struct llama_edgekv_hooks {
     void (*prompts)(struct llama_context * lctx, const int32_t * seq_ids, int n);
 };
 
-// ---- what libllama exports to libedgekv --------------------------------------------------------------------------------------
+// ---- exports of libllama, for libedgekv --------------------------------------------------------------------------------------
 
 LLAMA_API int          llama_edgekv_abi(void);  // LLAMA_EDGEKV_ABI of the libllama that is loaded
 LLAMA_API const char * llama_edgekv_upstream(void);  // the upstream version it was built from
@@ -105,7 +105,7 @@ LLAMA_API const char * llama_edgekv_upstream(void);  // the upstream version it 
 // the table must outlive its use; null removes it
 LLAMA_API void llama_edgekv_set_hooks(const struct llama_edgekv_hooks * hooks);
 
-// the next ubatch of the context builds its graph anew; call it on the thread that decodes, or while nothing is decoding
+// The next ubatch of the context builds its graph anew. Call it on the thread that decodes, or while nothing is decoding.
 LLAMA_API void llama_edgekv_invalidate_graph(struct llama_context * lctx);
 
 // the backend that runs a context's nodes on a device, null: it has none
@@ -115,8 +115,7 @@ LLAMA_API ggml_backend_t llama_edgekv_backend(struct llama_context * lctx, ggml_
 // memory; the context can then not be used. Call it while nothing is decoding.
 LLAMA_API bool llama_edgekv_reserve(struct llama_context * lctx);
 
-// From the next ubatch on, tokens of these sequences, and of no others, are read as a prompt's, however few they are in a ubatch; none at
-// first. Call it on the thread that decodes, or while nothing is decoding.
+// Says which sequences read a prompt from the next ubatch on, however few of their tokens a ubatch holds; none at first. Call it on the thread that decodes, or while nothing is decoding.
 LLAMA_API void llama_edgekv_set_prompts(struct llama_context * lctx, const int32_t * seq_ids, int n);
 
 enum llama_edgekv_layer_kind {
@@ -145,8 +144,8 @@ struct llama_edgekv_layer {
 LLAMA_API int  llama_edgekv_n_layer(const struct llama_context * lctx);
 LLAMA_API bool llama_edgekv_get_layer(const struct llama_context * lctx, int il, struct llama_edgekv_layer * out);
 
-// The cells of one stream, seen in place: the pointers stay valid until the context is freed, what they point to changes with
-// every decode and every llama_memory_* call.
+// The cells of one stream, seen in place. The pointers stay valid until the context is freed; every decode and every llama_memory_* call
+// changes the content.
 struct llama_edgekv_cells {
     uint32_t n_cells;
     uint32_t n_stream;
@@ -157,11 +156,11 @@ struct llama_edgekv_cells {
     const uint64_t * seq;  // [n_cells][n_seq_words], bit s: the cell belongs to sequence s
     const uint64_t * changed;  // [n_cells] clock time of the last change
     uint64_t now;  // clock time
-    uint8_t * labels;  // [n_cells] bits of llama_edgekv_label. Put on when a ubatch is computed, from any thread, atomically; taken off
-                                 // by the next placement, copied between streams
+    uint8_t * labels;            // [n_cells] bits of llama_edgekv_label. A computed ubatch puts them on, from any thread, atomically; the next
+                                 // placement takes them off; a copy of a stream copies them
 };
 
-// how a cell's token was read, where that was not exact
+// how a cell's token was read, if it was not read exactly
 enum llama_edgekv_label {
     LLAMA_EDGEKV_SPARSE_PROMPT = 1,  // by a prompt that attended a part of what it sees; saved and loaded with the state
     LLAMA_EDGEKV_SAMPLED       = 2,  // by a decode step that sampled; not in saved states
@@ -178,7 +177,7 @@ struct llama_edgekv_range {
 
 // Ranges that hold every cell of a stream that changed after clock time `since`; they may overlap, and hold others besides. Returns their
 // number, at most `capacity` (1 or more): one range of all cells where the log of changes does not reach back that far, or has more.
-// It costs what changed, not what there is. 0 without a cache.
+// The cost grows with the changes, not with the cells. 0 without a cache.
 LLAMA_API int llama_edgekv_get_changed(
         const struct llama_context * lctx, uint32_t stream, uint64_t since, struct llama_edgekv_range * out, int capacity);
 
@@ -187,27 +186,27 @@ LLAMA_API int llama_edgekv_get_changed(
 // decodes, or while nothing is decoding.
 LLAMA_API int llama_edgekv_free_cells(struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n);
 
-// From now on whatever would move or remove these cells of a stream, or free the context, waits until they are released: their rows can be
-// read on another thread while others are computed. On the thread that decodes, between two ubatches. Null: there is no plain cache of its
-// own, or no such stream. What is held is released in order, on any thread: the first n; all, with the handle.
+// Holds cells of a stream, so that another thread can read their K/V rows while others are computed: a call that would move or remove the
+// cells, or free the context, waits until they are released. On the thread that decodes, between two ubatches. Null: the context has no plain
+// cache of its own, or no such stream. Any thread may release them, in order: the first n, or all with the handle.
 struct llama_edgekv_hold;
 LLAMA_API struct llama_edgekv_hold * llama_edgekv_hold_cells(struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n);
 LLAMA_API void llama_edgekv_release_cells(struct llama_edgekv_hold * hold, int n);
 LLAMA_API void llama_edgekv_free_hold(struct llama_edgekv_hold * hold);
 
-// Whoever is about to write rows of cells waits until nobody holds them.
+// Waits until nobody holds these cells. Call it before you write their rows.
 LLAMA_API void llama_edgekv_wait_for_cells(struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n);
 
-// From now on a batch may begin behind a position that is missing in its sequence: cells of the plain cache will be freed.
+// Allows gaps: cells of the plain cache will be freed, so a batch may begin behind a position that its sequence lacks.
 LLAMA_API void llama_edgekv_allow_gaps(struct llama_context * lctx);
 
-// Whether all that the context keeps of its tokens is their rows in one plain cache of its own: then rows that were computed once can be
-// put back, and nothing else is needed.
+// Whether the context keeps nothing of its tokens but their rows in one plain cache of its own. Rows that were computed once can then be put
+// back, and nothing else is needed.
 LLAMA_API bool llama_edgekv_only_rows(const struct llama_context * lctx);
 
-// Places n more tokens of a sequence, at positions first_pos and on: out [n] are their cells, in the sequence's stream. K and V of them are
-// then to be written, before the next ubatch. false: there are not so many empty cells, or llama_edgekv_only_rows() is false. Call it on
-// the thread that decodes, or while nothing is decoding.
+// Places n more tokens of a sequence, at positions first_pos and on: out [n] are their cells, in the sequence's stream. The caller writes their K
+// and V before the next ubatch. false: there are fewer empty cells, or llama_edgekv_only_rows() is false. Call it on the thread that decodes,
+// or while nothing is decoding.
 LLAMA_API bool llama_edgekv_add_cells(struct llama_context * lctx, int seq_id, int first_pos, int n, uint32_t * out);
 
 // rotary position embedding as the context applies it
@@ -222,11 +221,11 @@ LLAMA_API bool llama_edgekv_get_rope(const struct llama_context * lctx, struct l
 
 typedef void (*llama_edgekv_sink)(void * user, const void * bytes, size_t n);
 
-// Tells the sink, in pieces, what K and V of a token depend on besides the weights of the model's file and the tokens up to it: the graph as
-// this context builds it (cache types and rotation, rotary embedding with its factors, attention, control vector with its content, ...), and
-// the hyperparameters. Contexts whose rows are the same for the same tokens are told alike, whatever their numbers of cells, slots and threads.
-// The adapters in force are not part of it; `adapter`, which may be null, is, with its content, at scale 1. false, and nothing is told,
-// where llama_edgekv_only_rows() is false. Call it on the thread that decodes, or while nothing is decoding.
+// Tells the sink, in pieces, everything that K and V of a token depend on besides the weights of the model's file and the tokens up to it: the
+// graph as this context builds it (cache types and rotation, rotary embedding with its factors, attention, control vector with its content,
+// ...), and the hyperparameters. Contexts with equal rows for equal tokens give equal bytes, whatever their numbers of cells, slots and threads.
+// The bytes include `adapter`, which may be null, with its content at scale 1, but no adapter in force. false, and no bytes, where
+// llama_edgekv_only_rows() is false. Call it on the thread that decodes, or while nothing is decoding.
 LLAMA_API bool llama_edgekv_describe(struct llama_context * lctx, struct llama_adapter_lora * adapter, llama_edgekv_sink sink, void * user);
 
 // the stream that holds the cells of a sequence, -1 without a cache
@@ -237,7 +236,7 @@ LLAMA_API int llama_edgekv_stream_of(const struct llama_context * lctx, int seq_
 
 #include <vector>
 
-// ---- what the patched call sites use -----------------------------------------------------------------------------------------
+// ---- for the patched call sites ----------------------------------------------------------------------------------------------
 
 struct llm_graph_context;
 struct llama_model;
@@ -252,7 +251,7 @@ bool llama_edgekv_build_store(
         const llm_graph_context & graph, const llama_kv_cache_context * mctx,
         ggml_tensor * k_cur, ggml_tensor * v_cur, ggml_tensor * k_idxs, ggml_tensor * v_idxs, int il);
 
-// what llama.cpp attends with, in the order of its own arguments
+// the arguments of build_attn_mha(), in their order
 struct llama_edgekv_mha {
     ggml_tensor *  q;
     ggml_tensor *& k;  // a hook may have the stock nodes read others
@@ -267,10 +266,10 @@ struct llama_edgekv_mha {
 };
 
 ggml_tensor * llama_edgekv_build_attend(const llm_graph_context & graph, const llama_edgekv_mha & mha);
-// in place of a product of weights; null: it stays
+// the node in place of a product of weights; null: ggml's stays
 ggml_tensor * llama_edgekv_build_product(const llm_graph_context & graph, const ggml_tensor * product);
 
-// the buffer type of layer il's K and V, which would be `buft`
+// the buffer type for layer il's K and V; upstream's is `buft`
 ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, bool v_trans, ggml_backend_buffer_type_t buft);
 
 // Asks for huge pages for the memory of a KV cache that is allocated and not yet written, where that is host memory. Scattered rows then
@@ -301,10 +300,10 @@ private:
 // whether llama_edgekv_allow_gaps() was called for the context of this memory
 bool llama_edgekv_has_gaps(const struct llama_memory_i * memory);
 
-// the number of cells of a plain cache that would have `n_cells`
+// the number of cells of a plain cache; upstream's is `n_cells`
 uint32_t llama_edgekv_kv_cells(const llama_model & model, uint32_t n_cells);
 
-// lives while buffers are reserved for a graph; names its context to the build hooks, where they plan
+// Names a context to the build hooks while buffers are reserved for its graph, if the hooks plan for it.
 class llama_edgekv_planning {
 public:
     explicit llama_edgekv_planning(llama_context * lctx);
@@ -317,7 +316,7 @@ private:
     llama_context * outer;
 };
 
-// lives as long as one ubatch is built and computed; names its context to the build hooks below it on the stack
+// Names a context to the build hooks while one of its ubatches is built and computed.
 class llama_edgekv_ubatch {
 public:
     llama_edgekv_ubatch(llama_context * lctx, const llama_ubatch & ubatch);
@@ -326,7 +325,7 @@ public:
     llama_edgekv_ubatch(const llama_edgekv_ubatch &) = delete;
     llama_edgekv_ubatch & operator=(const llama_edgekv_ubatch &) = delete;
 
-    bool failed() const;  // a hook says so, and the log tells why
+    bool failed() const;  // a hook says so; the log has the reason
     void computed() { ok = true; }
 
 private:

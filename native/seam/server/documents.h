@@ -1,5 +1,5 @@
-// What the patches to the server call where figures of the KV hierarchy belong into an answer. The figures are those that were last
-// published (published.h); without any, an answer stays as it is.
+// Puts figures of the KV hierarchy into the server's answers, where the patches call it. The figures are the last published ones (published.h);
+// without any, an answer stays as it is.
 #pragma once
 
 #include "server-common.h"
@@ -22,10 +22,10 @@ void add_to_slots(json & slots);
 // the document "metrics" behind a text in Prometheus' format
 void add_to_metrics(std::string & text);
 
-// on the thread that decodes, between two batches: whoever publishes may do so anew; idle: nothing is left to do
+// On the thread that decodes, between two batches: lets the publisher publish anew. idle: nothing is left to do.
 void refresh(bool idle);
 
-// on the thread that decodes: there is something to do, until refresh(true)
+// On the thread that decodes: there is work from now on, until refresh(true).
 void set_busy();
 
 }  // namespace edgekv_documents

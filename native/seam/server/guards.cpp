@@ -30,7 +30,7 @@ void check_parentheses(const std::string & pattern) {
     }
 }
 
-// The text that a parser makes of what stands between two quotes. Characters beyond ASCII are not told apart, as nothing here asks for one.
+// The text that a parser makes of the characters between two quotes. All characters beyond ASCII become one: nothing here asks for one.
 std::string decoded(const std::string & text) {
     std::string result;
     result.reserve(text.size());

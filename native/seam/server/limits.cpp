@@ -107,7 +107,7 @@ void leave_place(const void * reader) {
 int retry_after_s() {
     auto & s = the_limits();
     std::lock_guard<std::mutex> lock(s.mutex);
-    // a mean request holds its place that long, and one place of all is enough
+    // a request holds its place for request_s in the mean, and the first place of all that becomes free is enough
     const double wait_s = s.request_s / static_cast<double>(std::max<size_t>(1, s.places.size()));
     return static_cast<int>(std::ceil(std::clamp(wait_s, 1.0, MOST_RETRY_S)));
 }

@@ -1,4 +1,4 @@
-// What one request may cost the others, and what a server owes those that wait when it stops. The patches call it, from many threads.
+// Limits: the cost of one request to the others, and the end of a server for those that wait. The patches call this from many threads.
 #pragma once
 
 #include <cstdint>
@@ -12,24 +12,24 @@ struct limits {
     int32_t max_queue = -1;  // requests that wait for a slot; below 0: any number
 };
 
-// before a server starts; forgets the one before
+// before a server starts; the one before is forgotten
 void begin(const limits & l);
 
 const limits & current();
 
-// whether the server runs inside a program that called begin(): signals are that program's
+// whether the server runs inside a program that called begin(), which then handles signals
 bool embedded();
 
-// no answer comes any more: requests are refused, readers tell theirs
+// No answer comes any more: requests are refused, and readers tell their clients.
 bool stopping();
 
-// the server stops: waits, for a few seconds at most, until everybody who waits for an answer has been told
+// The server stops. Waits a few seconds at most, until every client that waits for an answer has been told.
 void end_answers();
 
 constexpr const char * STOPPING = "the server is stopping";
 
-// A request takes a place among those that are answered or wait, until its answer has been sent; `reader` reads its answers. Empty: it has
-// one. Else the sentence that refuses it: there is no place, or the server is stopping.
+// Takes a place for a request among those that are answered or wait, until its answer has been sent; `reader` reads its answers. Returns an empty
+// text, or the sentence that refuses the request: there is no place, or the server is stopping.
 std::string take_place(const void * reader);
 void leave_place(const void * reader);
 

@@ -9,17 +9,17 @@ namespace edgekv_server {
 
 namespace {
 
-constexpr int32_t PROMPT_STEP  = 16;  // prompt tokens come in multiples of it, and so many always
+constexpr int32_t PROMPT_STEP  = 16;  // prompt tokens come in multiples of it, and never fewer
 constexpr int32_t FIRST_PROMPT = 32;  // before anything was measured
 constexpr double  GAP_ROOM     = 0.7;  // of the bound; sampling and sending take time too, and times vary
 constexpr double  FIRST_BESIDE = 2.0/3;  // of the room, for the first batch beside answers: in the long ones before it a token cost less
 constexpr double  NEWEST_BATCH = 0.5;  // of running means
-constexpr double  KEPT_BATCHES = 0.97;  // of what is known of prompt tokens, with each batch: a line needs tokens of many depths
+constexpr double  KEPT_BATCHES = 0.97;  // a batch's weight, with each newer one: a line needs tokens of many depths
 constexpr double  LEAST_SPREAD = 256;  // positions; with less no slope can be told from noise
-constexpr double  USUAL_DEPTH  = 4096;  // a token costs twice as much there as at the beginning, until it is known
+constexpr double  USUAL_DEPTH  = 4096;  // until the slope is known, a token costs twice as much there as at the beginning
 
-// What a token of a prompt costs beside answers: a line in its position, through many batches by least squares, times what the newest
-// batches took of that. The machine's speed may change from one batch to the next; how cost grows with depth does not.
+// The cost of a prompt token beside answers: a line in its position, fitted to many batches by least squares, times the newest batches' share
+// of that. The machine's speed may change from one batch to the next; the growth of cost with depth does not.
 struct token_cost {
     double n = 0, x = 0, y = 0, xx = 0, xy = 0;  // sums of: 1, positions, seconds, and their products
     double level = 1;
@@ -92,7 +92,7 @@ int32_t paced_batch(int32_t n_batch, int32_t n_answers, const std::vector<waitin
     }
     int32_t n_prompt = FIRST_PROMPT;
     if (s.prompt.n > 0) {
-        // what is kept of a prompt that was just read has taken its time already
+        // keeping the rows of a prompt that was just read has taken some time already
         const double since_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - s.ended).count();
         double room = std::max(0.0, GAP_ROOM * s.max_gap_s - s.answers_s - since_s) * (s.beside ? 1 : FIRST_BESIDE);
         double fits = 0, cost = s.prompt.at(0);
@@ -102,7 +102,7 @@ int32_t paced_batch(int32_t n_batch, int32_t n_answers, const std::vector<waitin
             fits += some;
             room -= some * cost;
         }
-        fits += room / cost;  // what is left where all of them end
+        fits += room / cost;  // the room that is left where all of them end
         n_prompt = std::max(PROMPT_STEP, static_cast<int32_t>(std::min<double>(fits, n_batch)) / PROMPT_STEP * PROMPT_STEP);
     }
     n_prompt = std::min(n_prompt, n_batch - n_answers);

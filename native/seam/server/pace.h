@@ -1,5 +1,5 @@
-// How many prompt tokens go into a batch beside the next tokens of running answers, so that these do not wait too long; and in which
-// order prompts are read. One thread, the one that decodes, calls all but reading_s() and report().
+// The pace of prompts: how many prompt tokens go into a batch beside the next tokens of running answers, which must not wait too long, and
+// in which order prompts are read. Only the thread that decodes calls these functions, but for reading_s() and report().
 #pragma once
 
 #include <algorithm>
@@ -11,13 +11,13 @@ namespace edgekv_server {
 
 void begin_pace(double max_gap_s);
 
-// a prompt that is not read to its end: tokens that are left of it, and those before them
+// a prompt that is not read to its end: the tokens that are left, and those before them
 struct waiting_prompt {
     int64_t left, depth;
 };
 
-// tokens that the batch may have in all, of the `n_batch` that fit; `n_answers` of them are the next tokens of running answers, the others come
-// from `prompts`, in this order
+// The number of tokens that the batch may have, of the `n_batch` that fit. `n_answers` of them are the next tokens of running answers, the others
+// come from `prompts`, in this order.
 int32_t paced_batch(int32_t n_batch, int32_t n_answers, const std::vector<waiting_prompt> & prompts);
 
 // prompt tokens of a batch
@@ -26,7 +26,8 @@ struct prompt_tokens {
     int64_t positions = 0;  // of all of them
 };
 
-// around the decoding of a batch; between them: it waits for kept rows too, so that its time does not say what its tokens cost
+// Around the decoding of a batch. Between the two, decode_waits() says that the batch waits for kept rows too: its time is then not the cost of
+// its tokens.
 void decode_begins();
 void decode_waits();
 void decode_ended(int32_t n_tokens, const prompt_tokens & read);
@@ -44,14 +45,14 @@ void decode_ended(const Tokens & tokens, int first, int n) {
     decode_ended(n, read);
 }
 
-// seconds that n tokens of a prompt take behind the first `first`, by what was seen; 0: nothing was. From any thread
+// Seconds that n tokens of a prompt take behind the first `first`, as the newest batches went; 0: none was seen. From any thread.
 double reading_s(int64_t first, int64_t n);
 
-// an answer got a token; `n_gen`, which one (1 is the first), `since_us`, when it got the one before
+// An answer got its n_gen-th token (1 is the first), and the one before at since_us.
 void answer_token(int32_t n_gen, int64_t since_us, int64_t now_us);
 
 struct pace_report {
-    double   max_gap_s      = 0;  // what was asked for; 0: no bound
+    double   max_gap_s      = 0;  // the bound; 0: none
     double   worst_gap_s    = 0;  // between two tokens of a running answer, since the start
     double   last_gap_s     = 0;
     uint64_t n_batches      = 0;  // with prompt tokens beside running answers
@@ -60,7 +61,7 @@ struct pace_report {
 
 pace_report report();
 
-// The number of the batch that prompts are read into next, for what follows. take_turn() takes it: the one behind it has another.
+// The number of the next batch that reads prompts, for the functions below. take_turn() returns it and goes on to the one behind.
 uint64_t turn();
 uint64_t take_turn();
 
@@ -69,8 +70,9 @@ int64_t tokens_left(const Slot & slot) {
     return static_cast<int64_t>(slot.task->n_tokens()) - slot.prompt.n_tokens();
 }
 
-// Which slot's prompt goes into the batch first: the one with the fewest tokens left, so that a short prompt does not wait for a long
-// one; every fourth time the oldest, so that short ones do not keep a long one out. embeds: before all of them embeddings.
+// The slots in the order in which their prompts go into the batch. The prompt with the fewest tokens left comes first, so a short prompt does
+// not wait for a long one; every fourth time the oldest comes first, so short ones do not keep a long one out. embeds: embeddings come
+// before all others.
 template <typename Slots>
 auto reading_order(Slots & slots, uint64_t n_batch, bool embeds = false) {
     using slot = typename Slots::value_type;
@@ -93,7 +95,7 @@ auto reading_order(Slots & slots, uint64_t n_batch, bool embeds = false) {
     return order;
 }
 
-// The prompts that are being read, in that order. One that has not begun stands where its slot's last conversation ended.
+// The prompts that are being read, in that order. The depth of one that has not begun is the length of its slot's last conversation.
 template <typename Slots>
 std::vector<waiting_prompt> waiting_prompts(Slots & slots, uint64_t n_batch, bool embeds) {
     std::vector<waiting_prompt> found;
@@ -105,8 +107,8 @@ std::vector<waiting_prompt> waiting_prompts(Slots & slots, uint64_t n_batch, boo
     return found;
 }
 
-// Whether the next batch is for embeddings alone: every second one, while somebody waits for some. They are read whole, so that a running
-// answer waits for them longer than max_gap_s where they are long.
+// Whether the next batch is for embeddings alone: every second one, while somebody waits for one. An embedding is read whole, so a running answer
+// waits longer than max_gap_s for a long one.
 template <typename Slots>
 bool embeds_now(const Slots & slots, uint64_t n_batch) {
     return n_batch % 2 == 1 && std::any_of(slots.begin(), slots.end(), [](const auto & s) {

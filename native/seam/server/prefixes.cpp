@@ -11,10 +11,10 @@
 static edgekv_prefixes g_prefixes = {};
 static bool            g_kept     = false;  // somebody registered
 
-// tokens at the beginning of a sequence whose K and V are what they give; all where there is no entry
+// The number of tokens, from a sequence's beginning, whose rows are those that the tokens give; all where there is no entry.
 static std::unordered_map<int, int> g_pure;
 
-// sequences that wait for what is kept of their prompts, and whether one did so in this round of the server
+// sequences that wait for kept rows of their prompts, and whether one did so in this round of the server
 static std::unordered_set<int> g_fetching;
 static bool                    g_fetches = false;
 
@@ -40,7 +40,7 @@ static int edgekv_pure(int seq_id) {
     return it == g_pure.end() ? std::numeric_limits<int>::max() : it->second;
 }
 
-// Reads tokens [first, end) of a slot again, whose rows could not be had.
+// Computes tokens [first, end) of a slot again, because their rows could not be had.
 static bool edgekv_read_again(const edgekv_prefix_slot & slot, int first, int end) {
     const auto & tokens  = slot.held->get_tokens();
     const int    n_batch = static_cast<int>(llama_n_batch(slot.lctx));
@@ -62,6 +62,10 @@ static bool edgekv_read_again(const edgekv_prefix_slot & slot, int first, int en
     return ok;
 }
 
+static int edgekv_kept(const edgekv_cached_tokens & cached) {
+    return cached.ram + cached.disk + cached.remote;
+}
+
 // Waits for the rows that were promised. false: some could not be had, and the tokens from there on have been read again.
 static bool edgekv_come() {
     if (!g_load.promised) {
@@ -69,8 +73,9 @@ static bool edgekv_come() {
     }
     auto load = g_load;
     g_load.promised = g_load.started = false;
-    edgekv_cached_tokens found = {};
-    const int first = g_prefixes.settle(g_prefixes.user, &found);
+    const int n_before = edgekv_kept(load.cached);
+    load.cached.ram = load.cached.disk = load.cached.remote = 0;
+    const int first = g_prefixes.settle(g_prefixes.user, &load.cached);
     if (first < 0) {
         return true;
     }
@@ -79,12 +84,8 @@ static bool edgekv_come() {
     if (first >= end) {
         return true;  // they have left the sequence
     }
-    const int n_before = load.cached.ram + load.cached.disk + load.cached.remote;
-    load.cached.ram    = found.ram;
-    load.cached.disk   = found.disk;
-    load.cached.remote = found.remote;
     edgekv_server::set_cached(load.slot.task, load.cached);
-    *load.slot.n_cached -= std::min<uint64_t>(*load.slot.n_cached, n_before - (found.ram + found.disk + found.remote));
+    *load.slot.n_cached -= std::min<uint64_t>(*load.slot.n_cached, n_before - edgekv_kept(load.cached));
     SRV_WRN("slot %d: what is kept of its prompt is damaged, or cannot be read, from token %d on; %d tokens are read again\n",
             load.slot.seq_id, first, end - first);
     llama_memory_seq_rm(memory, load.slot.seq_id, first, -1);
@@ -122,7 +123,7 @@ void edgekv_prefix_decode_begins() {
 bool edgekv_prefix_decode_ended(int & ret) {
     const bool loaded = g_load.started;
     if (!edgekv_come() && ret == 0) {
-        ret = -3;  // it was computed, and with what?
+        ret = -3;  // it was computed with missing rows
         return false;
     }
 
@@ -189,7 +190,7 @@ int edgekv_prefix_common(
     const int n_common = static_cast<int>(read.get_common_prefix(prompt));
     const int n_have   = static_cast<int>(slot.held->get_common_prefix(prompt));
 
-    // the slot computes the last token itself
+    // the slot computes the last token of its prompt itself
     return n_common - n_have < EDGEKV_PREFIX_BLOCK ? 0 : std::min(n_common, static_cast<int>(prompt.size()) - 1);
 }
 
@@ -249,25 +250,18 @@ int edgekv_prefix_begin(
         cached.shared = n - n_past;
     }
     if (g_kept) {
-        edgekv_cached_tokens found = {};
-        const auto & tokens = prompt.get_tokens();
-        const auto all = edgekv_tokens_of(slot, prompt, static_cast<int>(tokens.size()));
-        g_prefixes.begin(g_prefixes.user, &all, n, &found);
-        if (found.ram + found.disk + found.remote > 0) {
-            cached.ram    = found.ram;
-            cached.disk   = found.disk;
-            cached.remote = found.remote;
-            n += found.ram + found.disk + found.remote;
-        }
-        if (found.comes) {
+        const auto all = edgekv_tokens_of(slot, prompt, static_cast<int>(prompt.get_tokens().size()));
+        g_prefixes.begin(g_prefixes.user, &all, n, &cached);
+        n += edgekv_kept(cached);
+        if (cached.comes) {
             g_load = { true, false, slot, cached };
         }
-        if (found.nearly.n_lost > 0) {
+        if (const auto & nearly = cached.nearly; nearly.n_lost > 0) {
             SRV_WRN("a kept conversation goes on differently at token %d; %d tokens behind it are read again\n",
-                    found.nearly.position, found.nearly.n_lost);
+                    nearly.position, nearly.n_lost);
             SRV_DBG("at token %d there is '%s' in it, and '%s' now\n",
-                    found.nearly.position, common_token_to_piece(slot.lctx, found.nearly.stored).c_str(),
-                    common_token_to_piece(slot.lctx, found.nearly.asked).c_str());
+                    nearly.position, common_token_to_piece(slot.lctx, nearly.stored).c_str(),
+                    common_token_to_piece(slot.lctx, nearly.asked).c_str());
         }
     }
     edgekv_server::set_cached(slot.task, cached);

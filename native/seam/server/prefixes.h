@@ -1,6 +1,6 @@
-// What the server asks of whoever keeps prefixes: K and V of the tokens that a prompt begins with, computed by an earlier request. The patch
-// to server-context.cpp calls what stands here; who keeps them registers with edgekv_server_set_prefixes() (edgekv_server.h). Without
-// anybody a slot has what it had. All of it runs on the thread that decodes, between two llama_decode().
+// Kept prefixes, the server's side: K and V of the tokens that a prompt begins with, computed by an earlier request. The patches call these
+// functions. A keeper registers with edgekv_server_set_prefixes() (edgekv_server.h); without one a slot has what it had. Everything runs on
+// the thread that decodes, between two llama_decode().
 #pragma once
 
 #include "edgekv_server.h"
@@ -10,15 +10,15 @@
 #include <algorithm>
 #include <vector>
 
-// A slot as it is seen from here.
+// What these functions need of a slot.
 struct edgekv_prefix_slot {
     llama_context * lctx;
     int seq_id;
     int task;  // its number; -1: none
     uint64_t * n_cached;  // tokens of its prompt that need not be computed
     server_tokens * held;  // the tokens that its sequence holds, or is about to compute
-    std::vector<edgekv_adapter> adapters;  // that K and V depend on
-    bool keeps;  // whether others may have what it computes
+    std::vector<edgekv_adapter> adapters;  // those that K and V depend on
+    bool keeps;  // whether others may have the rows that it computes
     bool partly;  // an adapter works on the tokens behind its invocation only: others' rows are not like these
 };
 
@@ -26,7 +26,7 @@ inline bool operator==(const edgekv_adapter & a, const edgekv_adapter & b) { ret
 
 std::vector<edgekv_adapter> edgekv_adapters(const std::vector<common_adapter_lora_info> & lora);
 
-// whether what a slot computes may be kept when it is done: not where its request says otherwise, nor for embeddings and rankings
+// Whether the rows that a slot computes may be kept: not where its request says otherwise, nor for embeddings and rankings.
 template <typename Slot>
 bool edgekv_prefix_keeps(const Slot & slot) {
     return !slot.task || (slot.task->params.cache_prompt && !slot.task->need_embd());
@@ -34,15 +34,15 @@ bool edgekv_prefix_keeps(const Slot & slot) {
 
 template <typename Slot>
 edgekv_prefix_slot edgekv_slot(Slot & slot) {
-    return { slot.ctx_tgt, slot.id, slot.task ? slot.task->id : -1, &slot.stats.n_prompt_cached, &slot.prompt.tokens, edgekv_adapters(slot.lora), edgekv_prefix_keeps(slot),
-             slot.alora_invocation_start >= 0 };
+    return { slot.ctx_tgt, slot.id, slot.task ? slot.task->id : -1, &slot.stats.n_prompt_cached, &slot.prompt.tokens,
+             edgekv_adapters(slot.lora), edgekv_prefix_keeps(slot), slot.alora_invocation_start >= 0 };
 }
 
-// whether what was computed with some adapters serves others: only what none computed serves one that works behind its invocation
+// Whether rows that some adapters computed serve others: equal ones, and rows of no adapter serve one that works behind its invocation.
 bool edgekv_prefix_serves(const std::vector<common_adapter_lora_info> & had, const std::vector<common_adapter_lora_info> & next);
 
-// A task is about to get a slot: what this holds of another namespace is no prompt for it, whichever way it would be matched, nor is what other
-// adapters computed. `usual`: those of a task that names none; where one does, upstream looks.
+// A task is about to get a slot: the slot forgets tokens of another namespace, so that no way of matching finds them, and rows that other
+// adapters computed. `usual`: the adapters of a task that names none; where a task names some, upstream compares them.
 template <typename Slot, typename Task>
 void edgekv_prefix_enter(Slot & slot, const Task & task, const std::vector<common_adapter_lora_info> & usual) {
     if (task.params.lora.empty() && !edgekv_prefix_serves(slot.lora, usual)) {
@@ -57,25 +57,25 @@ void edgekv_prefix_enter(Slot & slot, const Task & task, const std::vector<commo
     }
 }
 
-// whether anybody keeps prefixes, or sequences can share cells, so that it pays to wait for a prompt that another slot reads
+// Whether it pays to wait for a prompt that another slot reads: somebody keeps prefixes, or sequences share cells.
 bool edgekv_prefix_shares(const edgekv_prefix_slot & slot);
 
-// how many tokens of a prompt that another slot reads are computed and worth waiting for: 0: none; `read`: they are all there now
+// So many of the tokens that another slot reads are worth waiting for; 0: none. `read`: the prompt of the other slot.
 int edgekv_prefix_common(const edgekv_prefix_slot & slot, const server_tokens & prompt, const edgekv_prefix_slot & other, const server_tokens & read);
 
-// A prompt begins in a slot that holds the first n_past tokens of it. Takes what it can: cells of the other slots where the cache is
-// unified, blocks of who keeps prefixes. Returns how many tokens it holds now, and `held` says so too. The slot's task is told what came from
-// where. That and `n_cached`, which upstream sets from it, are set right where rows do not come.
+// A prompt begins in a slot that holds its first n_past tokens. The slot takes cells of the other slots where the cache is unified, then blocks
+// of the keeper. Returns the number of tokens that it holds now, as `held` does, and notes for its task where each came from. The note, and
+// `n_cached`, which upstream sets from the number, are corrected where rows do not come.
 int edgekv_prefix_begin(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past,
                         const std::vector<edgekv_prefix_slot> & others);
 
-// Rows that edgekv_prefix_begin() promised come while the next batch is computed. Around its llama_decode(); the second one says whether it
-// must be called again: it failed because some rows were damaged, and the tokens from there on have been read again.
+// Rows that edgekv_prefix_begin() promised come while the next batch is computed; these stand around its llama_decode(). The second says
+// whether to decode again: some rows were damaged, so the decode failed, and the tokens from there on have been read again.
 void edgekv_prefix_decode_begins();
 bool edgekv_prefix_decode_ended(int & ret);
 
-// Waits for them where no batch is computed. Everything here that looks at rows does so first. One lives while slots are updated: nothing
-// is promised outside.
+// Waits for promised rows where no batch is computed; every function here that looks at rows calls it first. A scope lives while slots are
+// updated: outside nothing is promised.
 void edgekv_prefix_settle();
 struct edgekv_prefix_scope {
     edgekv_prefix_scope();
@@ -85,10 +85,10 @@ struct edgekv_prefix_scope {
     edgekv_prefix_scope & operator=(const edgekv_prefix_scope &) = delete;
 };
 
-// The slot's tokens are computed: they can be kept. whole_blocks: more of them will come soon.
+// Keeps a slot's computed tokens. whole_blocks: only whole blocks, because more tokens come soon.
 void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool whole_blocks);
 
-// a slot whose task ends
+// those of a slot whose task ends
 template <typename Slot>
 void edgekv_prefix_keep_all(Slot & slot) {
     if (!slot.task->is_child() && !slot.ctx_dft) {
@@ -96,7 +96,7 @@ void edgekv_prefix_keep_all(Slot & slot) {
     }
 }
 
-// slots that have just read their prompt
+// those of slots that have just read their prompt
 template <typename Slots, typename State>
 void edgekv_prefix_keep_read(Slots & slots, State answering) {
     for (auto & slot : slots) {
@@ -106,18 +106,18 @@ void edgekv_prefix_keep_read(Slots & slots, State answering) {
     }
 }
 
-// From token `first` on K and V in the sequence are not what its tokens give: they were moved, or loaded from somewhere.
+// From token `first` on a sequence's rows are not those that its tokens give: they were moved, or loaded from somewhere.
 void edgekv_prefix_moved(int seq_id, int first);
 void edgekv_prefix_copied(int from_seq, int to_seq);
 
-// false: what is kept of a prompt is being fetched, and the other slots go on meanwhile. alone: there are none, so that it may wait a moment
+// false: kept rows of a prompt are being fetched; the other slots go on meanwhile. alone: there are none, so the call may wait a moment.
 bool edgekv_prefix_ready(const edgekv_prefix_slot & slot, const server_tokens & prompt, bool alone);
 
-// whether any slot waits for that, so that a batch may be empty
+// Whether a slot waits for such rows. A batch may then be empty.
 bool edgekv_prefix_fetches();
 
-// Whether a slot that is about to read its prompt should wait: for another one which is reading the same beginning, of which what is there
-// already is kept, so that edgekv_prefix_begin() finds it; or for what is fetched of it.
+// Whether a slot should wait before it reads its prompt: another slot reads the same beginning, or kept rows are being fetched. Once the other
+// slot has computed the common tokens they are kept, and edgekv_prefix_begin() finds them.
 template <typename Slots, typename Slot, typename State>
 bool edgekv_prefix_comes(Slots & slots, Slot & slot, State reading) {
     if (!slot.task->params.cache_prompt || slot.ctx_dft || !edgekv_prefix_shares(edgekv_slot(slot))) {
@@ -163,7 +163,7 @@ int edgekv_prefix_take(Slots & slots, Slot & slot, int n_past) {
     return edgekv_prefix_begin(edgekv_slot(slot), slot.task->tokens, n_past, others);
 }
 
-// a slot begins as another one is: with its cells, and its task with what the other's had
+// A slot begins with the cells of another one, and its task with the same cached tokens.
 template <typename Slot>
 void edgekv_prefix_copied(const Slot & from, const Slot & to) {
     edgekv_prefix_copied(from.id, to.id);

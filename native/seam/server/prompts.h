@@ -1,5 +1,5 @@
-// Whose tokens of a batch are a prompt's: the planes read those exactly where prompts are, however few of them a ubatch holds. One thread,
-// the one that decodes.
+// Tells which sequences of a batch read a prompt: where prompts are read exactly, the planes read their tokens so, however few of them a
+// ubatch holds. On the thread that decodes.
 #pragma once
 
 #include "llama-edgekv.h"

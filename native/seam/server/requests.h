@@ -1,5 +1,5 @@
-// What the patches ask about a request: fields that cannot be served, the key it carries, whose fault an exception is, and how an error
-// is told to clients of both dialects.
+// Checks of a request: fields that cannot be served, its key, its place in the queue, whose fault an exception is. And errors as clients of both
+// dialects read them.
 #pragma once
 
 #include "server-common.h"
@@ -15,25 +15,25 @@ namespace edgekv_server {
 
 enum class endpoint { chat, completions, responses, messages };
 
-// std::invalid_argument for a field that is known, asks for something, and has no effect here
+// Throws std::invalid_argument for a known field that asks for something and has no effect here.
 void check_fields(const json & body, endpoint where);
 
-// the same for a tool call that must come, where the chat template (`caps`, what it can) would not tell the model of any tool
+// The same for a forced tool call, where the chat template (`caps`: its abilities) would tell the model of no tool.
 void check_tools(const json & body, const std::map<std::string, bool> & caps);
 
-// `given` where it is one of the keys, else an empty string; takes as long for a wrong key as for a right one of its length
+// `given` if it is one of the keys, else an empty string. A wrong key takes as long as a right one of its length.
 std::string checked_key(const std::vector<std::string> & keys, const std::string & given);
 
-// Whether a request finds no place: `res` is then its answer. Else it has one until request_ends(); `reader` reads its answers.
+// Whether a request finds no place; `res` is then its answer. Else it has one until request_ends(). `reader` reads its answers.
 bool refuses(const void * reader, server_http_res & res);
 
-// the answer of a server that stops, which nobody computes any more
+// the answer to those that wait when the server stops
 server_task_result_ptr stopping_answer();
 
-// of an exception on the way from a request to a task: what could not be read is the client's fault
+// The type of an exception on the way from a request to a task: a request that could not be read is the client's fault.
 error_type fault(const std::exception & e);
 
-// the body of an error response: as llama.cpp's clients know it, and with OpenAI's code where that has one
+// the body of an error response, as llama.cpp's clients know it, with OpenAI's code where there is one
 std::string error_body(const json & error);
 
 }  // namespace edgekv_server

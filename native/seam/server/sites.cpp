@@ -23,7 +23,7 @@ admitted          g_hosts;
 std::atomic<bool> g_checks{ false };
 
 std::string lower(std::string text) {
-    std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return char(std::tolower(c)); });
+    std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
     return text;
 }
 
@@ -44,7 +44,7 @@ std::string host_of(const std::string & authority) {
     return host;
 }
 
-// "http://name:port" -> "name:port"; empty for "null", which is a page without a site
+// "http://name:port" -> "name:port"; empty for "null", a document without a site
 std::string authority_of(const std::string & origin) {
     const size_t at = origin.find("://");
     return at == std::string::npos ? "" : lower(origin.substr(at + 3));
@@ -82,7 +82,7 @@ bool is_ours(const std::string & host) {
     return is_local(host) || is_named(host) || (g_hosts.any_address && is_address(host, is_loopback));
 }
 
-// Whether a page may send more than questions. One of the server's own, one that may read the answers, or one of a host that was named.
+// Whether a site may send more than questions: the server's own, one that may read the answers, or a host that was named.
 bool may_send(const std::string & origin, const std::string & own, const std::string & origins) {
     const std::string authority = authority_of(origin);
     const std::string host      = host_of(authority);
@@ -101,7 +101,7 @@ bool is_empty(const httplib::Request & req) {
     return !req.has_header("Transfer-Encoding") && (!req.has_header("Content-Length") || req.get_header_value("Content-Length") == "0");
 }
 
-// what a browser asks about before it sends it; files come as forms, and what has no body has no type
+// Whether a browser asks before it sends such a request. Files come as forms; a request without a body has no type.
 bool has_right_type(const httplib::Request & req) {
     static const std::string UPLOADS = "/audio/transcriptions";
     const std::string type = media_type(req);
@@ -119,7 +119,7 @@ bool refuse(httplib::Response & res, int status, const char * type, const std::s
     return true;
 }
 
-// for a sentence: what a client sent, as far as it can be shown
+// a client's text for a sentence, as far as it can be shown
 std::string shown(const std::string & text) {
     std::string found = text.substr(0, 100);
     std::replace_if(found.begin(), found.end(), [](unsigned char c) { return c < ' ' || c > '~'; }, '?');
@@ -148,7 +148,8 @@ bool refuses(const httplib::Request & req, httplib::Response & res, const std::s
     }
     const std::string origin = req.get_header_value("Origin");
     if (req.has_header("Origin") && !may_send(origin, host, origins)) {
-        return refuse(res, 403, "permission_error", "pages of " + shown(origin) + " may not ask this server; where they should, start it with --cors");
+        return refuse(res, 403, "permission_error", "pages of " + shown(origin) + " may not ask this server; where they should, start it with "
+                      "--cors");
     }
     if (req.method == "POST" && !has_right_type(req)) {
         return refuse(res, 415, "invalid_request_error", "the request's Content-Type is " + shown(req.get_header_value("Content-Type")) +

@@ -1,5 +1,4 @@
-// What a task is known by beside what llama.cpp keeps of it: when it was posted, and where its cached tokens came from. By the task's
-// number, until its request ends; from any thread.
+// When each task was posted, and where its cached tokens came from: by the task's number, until its request ends. From any thread.
 #pragma once
 
 #include "edgekv_server.h"
@@ -18,7 +17,7 @@ void request_ends(const void * reader, const std::unordered_set<int> & ids);
 // when a task was posted; below 0: nobody waits for it
 int64_t posted_us(int id);
 
-// tokens of its prompt that need not be computed; zeros where nobody waits for it
+// the tokens of its prompt that need not be computed; zeros where nobody waits for it
 void set_cached(int id, const edgekv_cached_tokens & cached);
 edgekv_cached_tokens cached_of(int id);
 

@@ -1,4 +1,5 @@
-// What clients wait for: a slot, the first token of an answer, and each of those behind it. The thread that decodes tells, others ask.
+// How long clients wait: for a slot, for the first token of an answer, and for each token behind it. The thread that decodes counts, other
+// threads ask.
 #pragma once
 
 #include <array>
@@ -15,7 +16,7 @@ constexpr std::array<double, 22> WAIT_BOUNDS = { 0.001, 0.005, 0.01, 0.02, 0.04,
                                                  1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560 };
 
 struct waits {
-    std::array<uint64_t, WAIT_BOUNDS.size() + 1> counts{};  // of waits up to each bound and above the one before; of longer ones
+    std::array<uint64_t, WAIT_BOUNDS.size() + 1> counts{};  // of waits up to each bound and above the one before, and of longer ones
     double                                       sum_s = 0;
 };
 

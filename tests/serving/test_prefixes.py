@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -99,6 +101,17 @@ def test_a_beginning_that_all_share_is_read_once(tiny):
     with serve(tiny, n_slots=1, store=None) as server:
         for prompt, answer in zip(prompts, answers):
             assert ask(server, prompt, cache_prompt=False)["tokens"] == answer["tokens"]
+
+
+def test_prompts_of_one_request_are_read_once(tiny):
+    """Both fit into the first batch. The second waits until the first has computed the whole blocks that it begins with."""
+    prompts = [conversation(8, 600) + [300 + i] * 20 for i in range(2)]
+    body = json.dumps({"prompt": prompts, "n_predict": 4, "temperature": 0}).encode()
+    with serve(tiny, n_slots=2) as server:
+        request = urllib.request.Request(f"{server.url}/completion", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=120) as response:
+            answers = json.load(response)
+    assert sorted(map(n_read, answers)) == [620 - 2 * 256, 620]
 
 
 def test_slots_of_one_cache_share_cells(tiny):

@@ -8,6 +8,7 @@
 #include "server/tasks.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <vector>
 
 // What these functions need of a slot.
@@ -116,15 +117,16 @@ bool edgekv_prefix_ready(const edgekv_prefix_slot & slot, const server_tokens & 
 // Whether a slot waits for such rows. A batch may then be empty.
 bool edgekv_prefix_fetches();
 
-// Whether a slot should wait before it reads its prompt: another slot reads the same beginning, or kept rows are being fetched. Once the other
-// slot has computed the common tokens they are kept, and edgekv_prefix_begin() finds them.
+// Whether a slot should wait before it reads its prompt: another slot, in one of the states `reading`, reads the same beginning, or kept rows
+// are being fetched. Once the other slot has computed the common tokens they are kept, and edgekv_prefix_begin() finds them.
 template <typename Slots, typename Slot, typename State>
-bool edgekv_prefix_comes(Slots & slots, Slot & slot, State reading) {
+bool edgekv_prefix_comes(Slots & slots, Slot & slot, std::initializer_list<State> reading) {
     if (!slot.task->params.cache_prompt || slot.ctx_dft || !edgekv_prefix_shares(edgekv_slot(slot))) {
         return false;
     }
     for (auto & other : slots) {
-        if (other.id == slot.id || other.state != reading || !edgekv_prefix_keeps(other)) {
+        const bool reads = std::find(reading.begin(), reading.end(), other.state) != reading.end();
+        if (other.id == slot.id || !reads || !edgekv_prefix_keeps(other)) {
             continue;
         }
         const auto theirs   = edgekv_slot(other);

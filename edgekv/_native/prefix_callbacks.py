@@ -1,9 +1,10 @@
-"""Who keeps prefixes of conversations for the server, through cffi: its functions, called by the server's decoding thread."""
+"""The keeper of prefixes for the server, through cffi: the server calls its functions on the thread that decodes."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -42,54 +43,53 @@ class CachedTokens:
 
 
 class KeepsPrefixes(Protocol):
-    """All are called on the thread that decodes, between two decodes. What they raise is logged, and nothing was found or kept."""
+    """Called on the thread that decodes, between two decodes. An exception is logged, and counts as nothing found and nothing kept."""
 
     def ready(self, prompt: SequenceTokens, n_have: int, alone: bool) -> bool:
-        """Whether `begin` would wait for nobody's answer. Else it is asked again, while others are answered; alone: nobody is, so that it may
-        take a moment."""
+        """Whether `begin` can go on at once. Else the server asks again, and answers others meanwhile. alone: it answers nobody, so the call may take a
+        moment."""
 
     def leave(self, seq_id: int) -> None:
-        """The prompt that was not ready does not begin."""
+        """Give up a prompt that was not ready."""
 
     def begin(self, prompt: SequenceTokens, n_have: int) -> CachedTokens: ...
 
     def keep(self, held: SequenceTokens) -> None: ...
 
     def start(self) -> None:
-        """Directly before a decode: rows that are to come do so while it computes. Where this raises `settle` comes first."""
+        """Right before a decode, which computes while the rows come. If this raises, the server calls `settle` before it decodes."""
 
     def settle(self) -> tuple[int, CachedTokens]:
-        """Wait for the rows that were to come: the position of the first token whose rows could not be had, -1: none; and what is there."""
+        """Wait for the rows. Returns the position of the first token whose rows could not be had (-1: none), and the tokens before it."""
 
 
-_keeps: KeepsPrefixes | None = None
+_handle: object = None
+"""Keeps the registered keeper alive."""
 
 
 def set_prefixes(keeps: KeepsPrefixes | None) -> None:
-    """Who keeps prefixes for the server; None: nobody. Only while no server runs."""
-    global _keeps
+    """Set the keeper of prefixes; None: there is none. Only while no server runs."""
+    global _handle
     _native.prepare()
     from edgekv._native._server import ffi, lib
 
-    _keeps = keeps
+    _handle = None if keeps is None else ffi.new_handle(keeps)
     if keeps is None:
         lib.edgekv_server_set_prefixes(ffi.NULL)
         return
     _define_callbacks()
     lib.edgekv_server_set_prefixes(ffi.new("edgekv_prefixes *", {
         "ready": lib.edgekv_py_prefix_ready, "leave": lib.edgekv_py_prefix_leave, "begin": lib.edgekv_py_prefix_begin,
-        "keep": lib.edgekv_py_prefix_keep, "start": lib.edgekv_py_prefix_start, "settle": lib.edgekv_py_prefix_settle, "user": ffi.NULL}))
+        "keep": lib.edgekv_py_prefix_keep, "start": lib.edgekv_py_prefix_start, "settle": lib.edgekv_py_prefix_settle, "user": _handle}))
 
 
-_defined = False
-
-
+@cache
 def _define_callbacks() -> None:
     """Once: the module is compiled, and can be imported only behind `_native.prepare()`."""
-    global _defined
-    if _defined:
-        return
     from edgekv._native._server import ffi
+
+    def keeps_of(user) -> KeepsPrefixes:
+        return ffi.from_handle(user)
 
     def tokens_of(native) -> SequenceTokens:
         tokens = np.frombuffer(ffi.buffer(native.tokens, 4 * native.n_tokens), np.int32)
@@ -97,57 +97,35 @@ def _define_callbacks() -> None:
         return SequenceTokens(int(ffi.cast("uintptr_t", native.lctx)), native.seq_id, tokens, adapters,
                               ffi.string(native.space).decode(errors="replace"))
 
-    @ffi.def_extern()
-    def edgekv_py_prefix_ready(_user, prompt, n_have, alone):
-        try:
-            return _keeps.ready(tokens_of(prompt), n_have, bool(alone)) if _keeps else 1
-        except Exception:
-            log.exception("kept prefixes could not be fetched")
-            return 1
+    def callback(failure: str, error=None):
+        """An exception is logged as `failure`, and the server gets `error`."""
+        return ffi.def_extern(error=error, onerror=lambda *raised: log.error(failure, exc_info=raised))
 
-    @ffi.def_extern()
-    def edgekv_py_prefix_leave(_user, seq_id):
-        try:
-            if _keeps:
-                _keeps.leave(seq_id)
-        except Exception:
-            log.exception("kept prefixes could not be left")
+    @callback("kept prefixes could not be fetched", error=1)
+    def edgekv_py_prefix_ready(user, prompt, n_have, alone):
+        return keeps_of(user).ready(tokens_of(prompt), n_have, bool(alone))
 
-    @ffi.def_extern()
-    def edgekv_py_prefix_begin(_user, prompt, n_have, out):
-        try:
-            cached = _keeps.begin(tokens_of(prompt), n_have) if _keeps else CachedTokens()
-            out.ram, out.disk, out.remote, out.comes = cached.ram, cached.disk, cached.remote, cached.comes
-            out.nearly.position, out.nearly.stored, out.nearly.asked, out.nearly.n_lost = cached.nearly
-        except Exception:
-            log.exception("kept prefixes could not be looked up")
+    @callback("kept prefixes could not be left")
+    def edgekv_py_prefix_leave(user, seq_id):
+        keeps_of(user).leave(seq_id)
 
-    @ffi.def_extern()
-    def edgekv_py_prefix_keep(_user, held):
-        try:
-            if _keeps:
-                _keeps.keep(tokens_of(held))
-        except Exception:
-            log.exception("a prefix could not be kept")
+    @callback("kept prefixes could not be looked up")
+    def edgekv_py_prefix_begin(user, prompt, n_have, out):
+        cached = keeps_of(user).begin(tokens_of(prompt), n_have)
+        out.ram, out.disk, out.remote, out.comes = cached.ram, cached.disk, cached.remote, cached.comes
+        out.nearly.position, out.nearly.stored, out.nearly.asked, out.nearly.n_lost = cached.nearly
 
-    @ffi.def_extern()
-    def edgekv_py_prefix_start(_user):
-        try:
-            if _keeps:
-                _keeps.start()
-            return 1
-        except Exception:
-            log.exception("kept prefixes could not be loaded while the rest is computed")
-            return 0
+    @callback("a prefix could not be kept")
+    def edgekv_py_prefix_keep(user, held):
+        keeps_of(user).keep(tokens_of(held))
 
-    @ffi.def_extern()
-    def edgekv_py_prefix_settle(_user, out):
-        try:
-            position, cached = _keeps.settle() if _keeps else (-1, CachedTokens())
-            out.ram, out.disk, out.remote = cached.ram, cached.disk, cached.remote
-            return position
-        except Exception:
-            log.exception("kept prefixes could not be loaded")
-            return 0  # nothing of the sequence is to be trusted
+    @callback("kept prefixes could not be loaded while the rest is computed", error=0)
+    def edgekv_py_prefix_start(user):
+        keeps_of(user).start()
+        return 1
 
-    _defined = True
+    @callback("kept prefixes could not be loaded", error=0)  # nothing of the sequence is to be trusted
+    def edgekv_py_prefix_settle(user, out):
+        position, cached = keeps_of(user).settle()
+        out.ram, out.disk, out.remote = cached.ram, cached.disk, cached.remote
+        return position

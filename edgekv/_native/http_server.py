@@ -34,7 +34,7 @@ def terminate() -> None:
     lib.edgekv_server_terminate()
 
 
-# ---- what one request may cost the others -----------------------------------------------------------------------------------------
+# ---- limits and waits --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,14 @@ def limit(max_gap_s: float, n_slots: int, max_queue: int) -> None:
 
 
 def admit(names: Iterable[str], any_address: bool) -> None:
-    """Set under which names the servers that `run` starts from now on may be asked, as `edgekv.serving.sites.Admitted` has them."""
+    """Set the names under which the servers that `run` starts from now on answer, as `edgekv.serving.sites.Admitted` has them."""
     from edgekv._native._server import lib
 
     lib.edgekv_server_admit(",".join(names).encode(), any_address)
 
 
 def set_spaces(spaces: dict[str, str]) -> None:
-    """The namespace of each key, for the servers that `run` starts from now on; none: all requests are in one."""
+    """Set the namespace of each key, for the servers that `run` starts from now on. Without keys all requests are in one."""
     from edgekv._native._server import ffi, lib
 
     keys, names = ([ffi.new("char[]", text.encode()) for text in texts] for texts in (spaces, spaces.values()))
@@ -93,7 +93,7 @@ def set_spaces(spaces: dict[str, str]) -> None:
 
 
 def pacing() -> Pacing:
-    """From any thread; of the last server where none runs."""
+    """The pacing of the server, or of the last one where none runs. From any thread."""
     from edgekv._native._server import ffi, lib
 
     found = ffi.new("edgekv_server_pacing *")
@@ -110,7 +110,7 @@ def reading_s(first: int, n: int) -> float:
 
 
 def waits() -> tuple[Waits, Waits, Waits]:
-    """For a slot; from a request to the first token of its answer; between two tokens of an answer: since the server started. From any
+    """Waits for a slot, from a request to the first token of its answer, and between two tokens of an answer, since the server started. From any
     thread."""
     from edgekv._native._server import ffi, lib
 
@@ -130,15 +130,15 @@ _is_defined = False
 
 
 def publish(path: str, kind: str, text: str) -> None:
-    """Show a text of a media type under a path such as "/edgekv/state"; "props", "slots" and "metrics" stand in upstream's answers. From
-    any thread, at any time; it takes the place of the one before."""
+    """Show a text of a media type under a path such as "/edgekv/state", in the place of the one before. "props", "slots" and "metrics" go into
+    upstream's answers. From any thread, at any time."""
     from edgekv._native._server import lib
 
     lib.edgekv_server_publish(path.encode(), kind.encode(), text.encode())
 
 
 def withdraw() -> None:
-    """Show nothing any more, and call nobody."""
+    """Take all documents back, and call no function any more."""
     from edgekv._native._server import ffi, lib
 
     global _on_refresh
@@ -155,8 +155,8 @@ def asked_ms(path: str) -> int:
 
 
 def on_refresh(function: Callable[[bool], None]) -> None:
-    """`function(idle)` is called on the thread that decodes, between two batches: before /metrics and /slots are answered, if they are asked
-    for there, and (idle) where the server has nothing left to do. What it raises is logged, not passed on."""
+    """The thread that decodes calls `function(idle)` between two batches: before it answers /metrics and /slots, and (idle) where the server has
+    nothing left to do. An exception is logged, not passed on."""
     from edgekv._native._server import ffi, lib
 
     global _on_refresh, _is_defined

@@ -1,4 +1,4 @@
-"""What other threads want of the one that decodes: only that one may look at the cache or change what is attended."""
+"""Errands of other threads for the one that decodes: only that one may look at the cache or change the settings of attention."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Errands:
         self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
 
     def ask(self, function: Callable[[], Result]) -> Future[Result]:
-        """What `function` returns or raises, once it was called. A future that is cancelled before is not called."""
+        """Asks for one call of `function`; the future has its result or exception. One that is cancelled before is not called."""
         future: Future[Result] = Future()
         self._waiting.append((future, function))
         return future
 
     def run(self) -> None:
-        """Call what waits, in its order."""
+        """Call the waiting functions, in their order."""
         while self._waiting:
             future, function = self._waiting.popleft()
             if not future.set_running_or_notify_cancel():

@@ -1,4 +1,4 @@
-"""A thread looks up what a shared server keeps of a prompt and reads it into memory; the other slots are answered meanwhile."""
+"""A thread looks up the rows that a shared server keeps of a prompt and reads them into memory; the other slots are answered meanwhile."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Fetch:
         return self._done.wait(POLL_S if alone else 0)
 
     def take(self) -> PrefixHit:
-        """What was found and could be read."""
+        """The rows that were found and could be read."""
         self._done.wait()
         return self._hit
 

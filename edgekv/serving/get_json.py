@@ -1,4 +1,4 @@
-"""What a process asks of its own server, over HTTP as anybody does."""
+"""Requests of a process to its own server, over HTTP as anybody's."""
 
 from __future__ import annotations
 

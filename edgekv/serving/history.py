@@ -1,4 +1,4 @@
-"""What the last minutes of decoding came to, second by second."""
+"""The last minutes of decoding, second by second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The identity of each of the server's contexts: what its rows depend on."""
+"""The identity of each of the server's contexts: everything that its rows depend on."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Identities:
 
 
 class Built:
-    """What one context was built with, and which adapters it computes with."""
+    """The files and settings that built one context, and the adapters that it computes with."""
 
     def __init__(self, tokens: Tokens, files: bytes, name: str):
         """Raises NativeError where the context keeps more of its tokens than rows."""

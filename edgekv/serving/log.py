@@ -1,4 +1,4 @@
-"""Where llama.cpp's server writes while it runs inside this process, and what its last words mean.
+"""The log of llama.cpp's server while it runs inside this process, and the meaning of its last words.
 
 The server has one log, which always goes to file descriptor 2. So that it stays off the screen, the descriptor points to a file
 while the server lives, and Python's `sys.stderr` writes to a copy of the old one.

@@ -175,7 +175,7 @@ VLLM = (
 
 
 def text(shown: Shown) -> str:
-    """All of them; one without a value is left out."""
+    """All figures; one without a value is left out."""
     lines = []
     for metric in (*METRICS, *VLLM):
         values = list(metric.read(shown))

@@ -37,7 +37,7 @@ log = logging.getLogger("edgekv")
 
 
 class Prefixes:
-    """What the server calls when a prompt begins and when tokens are computed (`edgekv._native.http_server.KeepsPrefixes`).
+    """The keeper that the server calls when a prompt begins and when tokens are computed (`edgekv._native.prefix_callbacks.KeepsPrefixes`).
 
     K and V depend on the model's files and on the context as llama.cpp built it: all contexts that agree in that use one store. They depend
     on a request's adapters too: these are in the root of its chains, as its namespace is, so that a request can name any without a store, a
@@ -97,7 +97,7 @@ class Prefixes:
             fetch.leave()
 
     def _look_up(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, n_have: int) -> PrefixHit:
-        """What was fetched, or what this machine has, which may be more by now."""
+        """The fetched rows, or those of this machine, which may be more by now."""
         root, fetch = self._root(runtime, prompt), self._fetches.pop(prompt.seq_id, None)
         near = store.restore(prompt.tokens, n_have, _accepted(runtime), True, root, _read_with(runtime), near=True)
         if fetch is None:

@@ -34,7 +34,7 @@ AGAIN_S = 0.02
 
 
 class Publisher:
-    """What one server shows. `begin` and `end` on the thread that starts and stops it; everything else on the one that decodes.
+    """Publishes for one server. `begin` and `end` on the thread that starts and stops it; everything else on the one that decodes.
 
     store, traffic: called for each set of figures, and set by who knows; None: nobody does.
     """
@@ -57,7 +57,7 @@ class Publisher:
         self._cost = 0.0
 
     def begin(self) -> None:
-        """Publish what is known already, and take figures from now on."""
+        """Publish the figures that are known already, and take more from now on."""
         self.shown = Shown(self.shown.served)
         self._history, self._maps, self._drawn = History(), MapMaker(), {}
         native.publish("/edgekv", "text/html; charset=utf-8", page.document())

@@ -97,7 +97,7 @@ class Server:
         return choice
 
     def parts(self) -> list[MemoryPart]:
-        """What the context takes, by estimate."""
+        """The memory that the context takes, by estimate."""
         return self.request.parts(self.context.n_ctx, self.options.kv)
 
     @property
@@ -134,12 +134,12 @@ class Server:
 
     @property
     def runtime(self) -> Runtime | None:
-        """What hangs on the context that answers; None where it is not attached, and while the server is not ready."""
+        """The Runtime of the context that answers; None where none is attached, and while the server is not ready."""
         return None if self._runtime is None or self._runtime.closed else self._runtime
 
     @property
     def prefixes(self) -> Prefixes | None:
-        """What keeps prefixes of conversations; None where nothing does."""
+        """The keeper of prefixes; None where there is none."""
         return self._prefixes
 
     @property
@@ -337,7 +337,7 @@ class Server:
                 raise
 
     def settle(self) -> None:
-        """Return when what was answered until now is kept: the last rows are taken right after the answer went out."""
+        """Return once the rows of all answers so far are kept: the last ones are taken right after the answer went out."""
         self._answers("/lora-adapters")  # passes through the task loop
 
     def between_batches(self, function: Callable[[], Result]) -> Result:

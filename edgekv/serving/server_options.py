@@ -1,4 +1,4 @@
-"""What to serve and where; and checks of what would make llama.cpp's server end the process."""
+"""The options of a server, and checks of those that would make llama.cpp's server end the process."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ print({_LIVES!r})
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """What one request may cost other requests."""
+    """Bounds on the cost of one request to others."""
 
     max_gap_s: float = 0.5
     """What a running answer may wait for its next token while a prompt is read, in seconds, as far as 16 prompt tokens at a time allow;

@@ -1,4 +1,4 @@
-"""What the endpoint shows of a server at one moment, and the documents that say it."""
+"""The figures of a server at one moment, and the documents that show them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgekv.vocab import KvMode
 
 @dataclass(frozen=True)
 class Served:
-    """What does not change while a server lives."""
+    """Facts that stay while a server lives."""
 
     model: str
     n_slots: int
@@ -29,7 +29,7 @@ class Served:
 
 @dataclass(frozen=True)
 class StoreFigures:
-    """What a prefix store holds, and how often it helped."""
+    """The content of a prefix store, and its hits."""
 
     ram_bytes: int
     ram_limit_bytes: int

@@ -41,9 +41,9 @@ class FolderBound:
         self.n_bytes -= n_bytes
 
     def make_room(self, n_bytes: int, keep: Callable[[Link], bool]) -> tuple[bool, int]:
-        """Evict until `n_bytes` fit, but nothing that `keep` wants or that is pinned: whether they fit, and how many files went.
+        """Evict until `n_bytes` fit, but nothing that `keep` wants or that is pinned. Returns whether they fit, and the number of files that went.
 
-        Nothing goes where that would not be enough, as far as it is known what may be removed. Raises OSError.
+        Nothing goes where all that may go would not be enough. Raises OSError.
         """
         n_gone = 0
         while True:
@@ -63,7 +63,7 @@ class FolderBound:
             self._looked = None
 
     def _victims(self, n_bytes: int, keep: Callable[[Link], bool]) -> tuple[bool, list[BlockFile]]:
-        """Whether there will be room, and what must go for it."""
+        """Whether there will be room, and the files that must go for it."""
         if n_bytes > self.most_bytes:
             return False, []
         if self._looked is not None and self._clock() - self._looked < FRESH_S and self.n_bytes + n_bytes <= self.most_bytes:

@@ -26,8 +26,8 @@ LEAST_IN_FLIGHT = 16 << 20
 
 
 def most_in_flight(block_bytes: int) -> int:
-    """Bytes of rows that are read and not yet in their place, at most, beside what RAM keeps; `block_bytes`: of a whole block. Two blocks, so
-    that one is read while the other is used."""
+    """The most bytes of rows that are read and not yet in place, besides those that RAM keeps; `block_bytes`: of a whole block. Two blocks, so one
+    is read while the other is used."""
     return max(LEAST_IN_FLIGHT, 2 * block_bytes)
 
 
@@ -58,8 +58,8 @@ class InFlight:
 
 
 class ComingBlock:
-    """A block whose rows are not there yet. `fill` reads and verifies those of some layers into uint8 [bytes of these layers]; False: they cannot
-    be used, and the block's place has said why. `rate`: of the place."""
+    """A block whose rows are not in memory yet. `fill` reads and verifies those of some layers into uint8 [bytes of these layers]; False: they cannot
+    be used, and the block's place has logged why. `rate`: of the place."""
 
     def __init__(self, link: Link, tokens: np.ndarray, layout: RowLayout, fill: Callable[[range, np.ndarray], bool], rate: Rate):
         self.link, self.tokens, self.layout, self._fill, self.rate = link, tokens, layout, fill, rate
@@ -108,12 +108,12 @@ class BlockReader:
 
     path: Path
     first: bytes
-    """Of the file, all that stands before the rows: it names their checksums, so one that was evicted and written again is told from it. The
-    file is not kept open: a long conversation has more of them than a process may have."""
+    """The bytes of the file before the rows. They hold the rows' checksums, so they differ once the file was evicted and written again. The file is
+    not kept open: a long conversation has more files than a process may open."""
     header: BlockHeader
 
     def read(self, layers: range, out: np.ndarray) -> int:
-        """Fills `out`; returns how many bytes were read. Raises Refused, OSError; FileNotFoundError also where the file is another one by now."""
+        """Fill `out`; returns the number of bytes read. Raises Refused, OSError; FileNotFoundError also where the file is another one by now."""
         start = self.header.start + int(self.header.layout.layer_starts(self.header.link.n)[layers.start])
         with open_file(self.path) as file:
             if os.pread(file.fileno(), len(self.first), 0) != self.first:
@@ -138,7 +138,7 @@ def open_block(path: Path, root: bytes, link: Link, layout: RowLayout) -> BlockR
 
 
 def layer_groups(layout: RowLayout, n_tokens: int) -> list[range]:
-    """Layers that are read together, in their order: as many as have GROUP_BYTES in a block of n_tokens."""
+    """Layers to read together, in their order; each group has GROUP_BYTES or more in a block of n_tokens."""
     starts = layout.layer_starts(n_tokens)
     groups, first, n = [], 0, layout.n_layers
     for end in range(1, n + 1):

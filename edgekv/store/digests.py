@@ -86,8 +86,8 @@ def _stamp(stat: os.stat_result) -> tuple[int, ...]:
 
 
 def _hash(descriptor: int, n_bytes: int) -> bytes:
-    """SHA-256 of the SHA-256 of each piece: processors have instructions for it, and pieces are hashed side by side. By threads that the end
-    of the process does not wait for, as it would for a pool's: of a large model they have long to do."""
+    """SHA-256 of the SHA-256 of each piece: processors have instructions for it, and pieces are hashed side by side. The threads
+    are daemons: unlike a pool's, they do not hold up the end of the process, and a large model takes them long."""
     starts = range(0, n_bytes, PIECE_BYTES)
     digests: list[bytes] = [b""] * len(starts)
     failures: list[OSError] = []

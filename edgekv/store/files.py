@@ -2,7 +2,7 @@
 
     FOLDER/ROOT/PARENT/KEY-READING-N.kv    a block; all names are in hexadecimal, ROOT is that of the model identity
     FOLDER/ROOT/PARENT/.tmp-RANDOM         one that is being written, by the process that has it locked
-    FOLDER/pins/NAME.json                  what is kept until it expires
+    FOLDER/pins/NAME.json                  a chain that is kept until the pin expires
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def links_below(folder: Path, root: bytes, parent: bytes) -> list[Link]:
 
 
 def scan(folder: Path) -> Iterator[BlockFile]:
-    """Every block file of every model. What vanishes meanwhile, and what is in folders of other users, is left out. Raises OSError where
-    `folder` cannot be read."""
+    """Every block file of every model, but those that vanish meanwhile, and those in folders of other users. Raises OSError where `folder` cannot be
+    read."""
     for root in _folders(folder):
         for parent in _folders_in(root):
             for entry in _entries_in(parent):
@@ -137,7 +137,7 @@ def remove_file(path: Path) -> bool:
 
 
 def remove_temporaries(folder: Path) -> int:
-    """Remove what processes left that were killed while they wrote: nobody has it locked. How many. Raises OSError."""
+    """Remove the temporaries of processes that were killed while they wrote: nobody has them locked. Returns their number. Raises OSError."""
     n = 0
     for root in _folders(folder):
         for parent in _folders_in(root):

@@ -230,7 +230,7 @@ class FolderPlace:
         return os.path.lexists(path) or (os.path.lexists(path.parent) and not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)))
 
     def _write_anyhow(self, path: Path, header: bytes, payload: np.ndarray, used_ns: int) -> None:
-        """Other processes remove folders that are empty, and temporaries that look abandoned, while this one is about to write; and a
+        """Write, and try again: other processes remove empty folders, and temporaries that look abandoned, while this one is about to write; and a
         name may be taken."""
         for _ in range(MOST_ATTEMPTS - 1):
             with contextlib.suppress(FileNotFoundError, FileExistsError):
@@ -306,7 +306,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _why(error: OSError) -> str:
-    """Why it failed: ends a sentence that begins with the folder."""
+    """The cause of an error, as the end of a sentence that begins with the folder."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "is on a disk that is full"
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):

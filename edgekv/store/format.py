@@ -33,7 +33,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, eq=False)
 class BlockHeader:
-    """What stands before the rows."""
+    """The header before the rows."""
 
     link: Link
     tokens: np.ndarray
@@ -54,8 +54,8 @@ class BlockHeader:
         return self.start + self.layout.block_bytes(self.link.n)
 
     def check(self, root: bytes, link: Link, layout: RowLayout | None, n_bytes: int) -> None:
-        """Raises Refused unless this is the header of the block asked for, and n_bytes all of it. Without `layout` the rows may have any; who
-        hands them to a model must say which it has."""
+        """Raises Refused unless this is the header of the block asked for, and n_bytes all of it. Without `layout` the rows may have any layout; a
+        caller that hands them to a model must give the model's."""
         if self.root != root or self.link != link or layout not in (None, self.layout):
             raise Refused("it is another block than its name says", damaged=True)
         if n_bytes != self.n_bytes:
@@ -75,7 +75,7 @@ def encode_header(block: Block, identity: ModelIdentity) -> bytes:
 
 
 def header_bytes(first: bytes) -> int:
-    """How many bytes the header has, by the first 20 or more. Raises Refused."""
+    """The number of bytes of the header, by the first 20 or more. Raises Refused."""
     if not MAGIC.startswith(first[: len(MAGIC)]):
         raise Refused("it is no block of EdgeKV's", damaged=False)
     if len(first) < _PREFIX.size:
@@ -89,7 +89,7 @@ def header_bytes(first: bytes) -> int:
 
 
 def decode_header(data: bytes | memoryview) -> BlockHeader:
-    """The header at the beginning of `data`, which may go on. Raises Refused; what it gives is consistent in itself."""
+    """The header at the beginning of `data`, which may go on; it is consistent in itself. Raises Refused."""
     start = header_bytes(bytes(data[: _PREFIX.size]))
     if len(data) < start:
         raise Refused("it is truncated", damaged=True)

@@ -1,4 +1,4 @@
-"""What K and V depend on besides the tokens: it tells which stored rows fit a model, and their size."""
+"""A model's identity: everything but the tokens that K and V depend on. It tells the stored rows that fit a model, and their size."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RowLayout:
         return n_tokens * self.token_bytes()
 
     def layer_starts(self, n_tokens: int) -> np.ndarray:
-        """Where each layer begins in the payload of `n_tokens`, and where the last one ends: int64 [layer + 1], in bytes."""
+        """The offsets of each layer in the payload of `n_tokens`, and of the end: int64 [layer + 1], in bytes."""
         sizes = np.add(self.k_bytes, self.v_bytes, dtype=np.int64) * n_tokens
         return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
@@ -53,7 +53,7 @@ class ModelIdentity:
     """The model's name, for people."""
 
     def root_key(self) -> bytes:
-        """What the folder of this identity is called, 16 bytes; also the parent of a conversation's first block where there is no other."""
+        """The name of this identity's folder, 16 bytes; also the parent of a conversation's first block where there is no other."""
         layout = np.array([self.layout.k_bytes, self.layout.v_bytes], dtype="<i8").tobytes()
         return hashlib.blake2b(_framed(self.fingerprint, layout), digest_size=16, person=b"edgekv-root").digest()
 

@@ -41,7 +41,7 @@ class Chain:
 
     @property
     def whole(self) -> bool:
-        """Whether its beginning is there; without it the chain is never found, and goes when room is needed."""
+        """Whether the chain has its beginning; without that it is never found, and goes when room is needed."""
         return begins_chain(self.leaf.root, self.files[0].link.parent)
 
     @property
@@ -119,7 +119,7 @@ def remove_chains(doomed: Iterable[Chain], chains: Iterable[Chain]) -> int:
 
 
 def check_files(folder: Path) -> Iterator[tuple[int, int, Checked]]:
-    """Read and verify every block: how many are done, how many there are, and the last one. Raises EdgeKVError."""
+    """Read and verify every block. Yields the number done, the number of all, and the last one. Raises EdgeKVError."""
     files = _scan(folder)
     for i, file in enumerate(files, 1):
         refused = None

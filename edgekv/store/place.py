@@ -38,13 +38,13 @@ class Outcome(enum.Enum):
 
 
 class Place(Protocol):
-    """Keeps blocks of one model identity. No method raises: what fails is a miss, counted and logged once.
+    """Keeps blocks of one model identity. No method raises: a failure is a miss, which is counted, and logged once.
 
     `write` and `touch` are called by one thread, the others by any.
     """
 
     name: str
-    """As in Piece.source."""
+    """As in BlockPiece.source."""
     ahead: int
     """How many blocks of a chain to ask for in one call of `have`: 1 where calls are cheap."""
     stats: PlaceStats
@@ -63,20 +63,20 @@ class Place(Protocol):
         """The blocks that follow a block, tails included."""
 
     def open(self, links: Sequence[Link]) -> list[ComingBlock | None]:
-        """Blocks whose rows can be read, in the order of `links`; None for what is not there or was refused."""
+        """Blocks whose rows can be read, in the order of `links`; None for a block that is missing or was refused."""
 
     def write(self, block: Block) -> Outcome:
         """Keep a block, and drop the tails that it continues."""
 
     def touch(self, chain: Sequence[Link]) -> list[Link]:
-        """A chain, from its root on, was used: what it does not have of it. Writing to the place evicts none of it until the next call."""
+        """Note that a chain was used, from its root on; returns the links that the place lacks. No write evicts a block of it until the next call."""
 
     def close(self) -> None: ...
 
 
 def covered_tails(children: Iterable[Child], block: Block) -> list[Child]:
-    """The children of the block's parent that the block makes superfluous: tails that it begins with, of a worse reading, or of the same with
-    the same settings."""
+    """The children of the block's parent that the block makes superfluous: tails that it begins with, whose reading is worse, or the same with the
+    same settings."""
     return [child for child in children
             if child.link.n < block.link.n and np.array_equal(child.tokens, block.tokens[: child.link.n])
             and (child.link.reading > block.link.reading
@@ -97,7 +97,7 @@ class Outage:
         return not self._failed or self._clock() >= self._until
 
     def failed(self, why: str) -> None:
-        """Leave it alone for a while. `why` ends a sentence that begins with the place."""
+        """Leave the place alone for a while. `why` ends a sentence that begins with its name."""
         with self._lock:
             first, self._failed = not self._failed, True
             self._until = self._clock() + self._back_off_s

@@ -15,7 +15,7 @@ class Ram:
     """Not thread-safe: the store locks it."""
 
     name = "ram"
-    """As in Piece.source."""
+    """As in BlockPiece.source."""
 
     def __init__(self) -> None:
         self.n_bytes = 0
@@ -59,7 +59,7 @@ class Ram:
             del self._children[block.link.parent]
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        """A chain was used, from the root on: children count as less recently used than their parents, and are evicted before them."""
+        """Note that a chain was used, from the root on. Children count as less recently used than their parents, and are evicted before them."""
         for key in reversed(list(keys)):
             if key in self._blocks:
                 self._blocks.move_to_end(key)
@@ -70,15 +70,15 @@ class Ram:
 
 
 class SharedRam:
-    """RAM of one store, or of several: then blocks of all of them are evicted by when they were used. Keys of different model identities
-    never meet."""
+    """RAM of one store, or of several, which then evict the block that any of them used least recently. Keys of different model identities never
+    meet."""
 
     def __init__(self) -> None:
         self.lock = threading.Condition()
         """Bytes of everything here."""
         self.blocks = Ram()
         self.in_use: Counter[bytes] = Counter()
-        """Keys of blocks whose rows are on their way into a sequence. Evicting them would free no memory, so they stay and count."""
+        """Keys of blocks whose rows are on their way into a sequence, and how often. To evict one would free no memory, so they stay and count."""
         self.below: set[bytes] = set()
         """Keys of blocks in RAM that a place keeps too."""
         self.writers: list[Writer] = []

@@ -37,7 +37,7 @@ FIRST_READ = 8192
 """Of a block: most headers are shorter."""
 
 MOST_CHILDREN = 1024
-"""Of a block, until those are taken out that the server has forgotten."""
+"""Children of a block, until the forgotten ones are taken out."""
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ class RedisPlace:
         return [self._open_one(link, *one) for link, one in zip(links, found)] if found else [None] * len(links)
 
     def _headers(self, keys: Sequence[bytes]) -> list[tuple[bytes, int]]:
-        """The first bytes of blocks, with all of the header, and how many bytes they have; none where they are not there."""
+        """The first bytes of blocks, with the whole header, and their number of bytes; no bytes for a missing block."""
         pipeline = self._client.pipeline(transaction=False)
         for key in keys:
             pipeline.getrange(self._name(key), 0, FIRST_READ - 1)
@@ -116,8 +116,8 @@ class RedisPlace:
                            lambda layers, out: self._fill(header, first[: header.start], layers, out), self._rate)
 
     def _fill(self, header: BlockHeader, first: bytes, layers: range, out: np.ndarray) -> bool:
-        """What is asked for takes the bound of a call, and LEAST_RATE besides. redis-py reads under the interpreter's lock: two questions at a
-        time were slower."""
+        """Bounded by the time of a call, and by LEAST_RATE besides. redis-py reads under the interpreter's lock: two questions at a time were
+        slower."""
         start = header.start + int(header.layout.layer_starts(header.link.n)[layers.start])
         name = self._name(header.link.key)
         if not self.working:
@@ -154,7 +154,7 @@ class RedisPlace:
         return [bool(n) for n in pipeline.execute()]
 
     def _children(self, client: Any, parent: bytes) -> list[Child]:
-        """Those that the server still has the rows of; what it forgot is taken out where it has become much."""
+        """The children whose rows the server still has. Where it has forgotten many, they are taken out of the list."""
         listed = client.hgetall(self._name(parent, ":children"))
         children = [child for field, value in listed.items() if (child := _child(parent, field, value)) is not None]
         there = self._exist(client, [child.link.key for child in children]) if children else []
@@ -216,7 +216,7 @@ class RedisPlace:
         return None if done is None else done[0]
 
     def _try(self, call: Callable[[], T], outage: Outage) -> T | None:
-        """What `call` gives. Where it fails there is an outage: of the server, or, where it only refuses, the one that is named."""
+        """The result of `call`. A failure is an outage of the server, or, where the server only refuses, the named one."""
         from redis import exceptions
 
         try:

@@ -27,7 +27,7 @@ class BlockPiece:
     source: str
     """ram, disk or remote."""
     read: Callable[[range], np.ndarray | None]
-    """The block's rows of some layers, uint8 [bytes], not to be written to; None where they cannot be used. Waits for them."""
+    """Waits for the block's rows of some layers: uint8 [bytes], read-only; None where they cannot be used."""
     block: Block | ComingBlock
 
     @property
@@ -37,7 +37,7 @@ class BlockPiece:
 
     @property
     def payload(self) -> np.ndarray:
-        """All rows, where they are there and stay: uint8 [layout.block_bytes(n_block)]; not to be written to."""
+        """All rows, once they are in memory to stay: uint8 [layout.block_bytes(n_block)], read-only."""
         assert self.block.payload is not None
         return self.block.payload
 
@@ -59,11 +59,12 @@ class NearMiss:
 
 @dataclass(eq=False)
 class Holds:
-    """What a restore protects from eviction until its rows are in place."""
+    """Protects blocks from eviction until their rows are in place."""
 
     keys: list[bytes] = field(default_factory=list)
+    """Of blocks in RAM."""
     n_bytes: int = 0
-    """Keys of blocks that will stay in RAM."""
+    """Room in RAM for blocks that will stay there."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,9 @@ class PrefixHit:
     """Tokens."""
 
     def worth(self, reading_s: Callable[[int, int], float]) -> int:
-        """So many pieces, from the first, and computing what follows take the least time: by the rates of the places as they were seen, and by
-        `reading_s(first, n)`, the seconds that computing n tokens behind the first `first` takes, 0: nobody knows, and all are taken. What is in
-        RAM takes none. What was slow long ago is tried again, with one piece."""
+        """The number of pieces, from the first, to load, so that loading them and computing the rest takes the least time: by the places' measured
+        rates, and by `reading_s(first, n)`, the seconds to compute n tokens behind the first `first`. All pieces where that is 0, unknown. A piece
+        in RAM takes no time. A place that was slow long ago is tried again, with one piece."""
         if any(reading_s(piece.first, piece.n) <= 0 for piece in self.pieces):
             return len(self.pieces)
         costs = [0.0]  # seconds, of loading so many pieces and not computing them
@@ -108,7 +109,7 @@ class PrefixHit:
         return self.pieces[-1].first + self.pieces[-1].n if self.pieces else 0
 
     def behind(self, n_have: int) -> PrefixHit:
-        """As it continues the first n_have tokens; without a piece where it does not."""
+        """The part that continues the first n_have tokens; without a piece where none does."""
         rest = [piece for piece in self.pieces if piece.first + piece.n > n_have]
         if rest and rest[0].first < n_have:
             n_cut = n_have - rest[0].first
@@ -125,14 +126,14 @@ class Saved:
     n_new: int = 0
     """Tokens that were read and kept now."""
     n_left_out: int = 0
-    """No room, within the bound, until what is being written has been written."""
+    """Tokens that RAM had no room for, because the writer lagged behind."""
     chain: tuple[Link, ...] = ()
     """The links of all kept blocks, from the root on."""
 
 
 @dataclass
 class PlaceStats:
-    """Of one place, since the store was opened; n_blocks and n_bytes as they are now, where the place knows them."""
+    """Counts of one place since the store was opened; n_blocks and n_bytes as they are now, where the place knows them."""
 
     n_blocks: int = 0
     n_bytes: int = 0

@@ -13,7 +13,7 @@ from edgekv.store.place import Child
 from edgekv.store.results import NearMiss
 
 MOST_BELOW = 512
-"""Blocks to look at when telling how far a chain goes on."""
+"""Blocks to look at for the length of a chain's rest."""
 
 
 class Holder(Protocol):
@@ -39,7 +39,7 @@ class ChainStep:
 
 class Search:
     """One search, over `holders` from the fastest to the slowest, in chains up to the reading `accepts`, of tokens that were read with the
-    settings `read_with`. What a holder said is remembered."""
+    settings `read_with`. It remembers the holders' answers."""
 
     def __init__(self, holders: Sequence[Holder], tokens: np.ndarray, accepts: Reading, read_with: ReadWith = NOTHING_SAID):
         self._holders = holders
@@ -111,7 +111,7 @@ class Search:
             links.append(child_link(links[-1].key, link.reading, self._tokens[at : at + BLOCK_TOKENS], link.read_with))
         return links
 
-    # ---- what it would have been -----------------------------------------------------------------------------------------------------
+    # ---- near misses -----------------------------------------------------------------------------------------------------------------
 
     def _nearly(self, position: int, n_best: int, siblings: list[tuple[int, Child]]) -> NearMiss | None:
         """The near miss: the chain that goes on furthest behind the first token that differs."""
@@ -129,7 +129,7 @@ class Search:
         return nearest
 
     def _longest_below(self, child: Child) -> list[Child]:
-        """The longest chain that follows a block, as far as it is quickly found: RAM and disk, so many blocks."""
+        """The longest chain that follows a block, in RAM and on disk, among the first MOST_BELOW blocks."""
         n_left = MOST_BELOW
         longest: list[Child] = []
         pending: list[tuple[Child, list[Child]]] = [(child, [])] if child.link.n == BLOCK_TOKENS else []
@@ -146,7 +146,7 @@ class Search:
 
 
 def read_with_these(child: Child, read_with: ReadWith) -> Child | None:
-    """A child with the settings of its tokens in its link; None where these are other settings."""
+    """A child, with the settings that read its tokens in its link; None where those are other settings."""
     link = child_link(child.link.parent, child.link.reading, child.tokens, read_with[child.link.reading])
     return Child(link, child.tokens) if link == child.link else None
 

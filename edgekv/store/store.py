@@ -23,13 +23,13 @@ from edgekv.store.settings import StoreSettings
 from edgekv.store.writer import Writer
 
 MOST_WAIT_S = 0.2
-"""So long a save waits in all for the writer, where RAM is full of what is not written yet; what has no room then is left out."""
+"""The longest wait of a save for the writer, where RAM is full of unwritten blocks. Tokens without room are then left out."""
 
 MOST_FLUSH_S = 10.0
-"""So long is waited for what is being written, where that would not outlive the next step."""
+"""The longest wait for writes that the next step would cut off."""
 
 UNDER_WAY_BYTES = 128 << 20
-"""What may wait in RAM for the writer where the bound of RAM is 0."""
+"""Bytes that may wait in RAM for the writer where the bound of RAM is 0."""
 
 
 class PrefixStore:
@@ -59,9 +59,9 @@ class PrefixStore:
 
     def restore(self, tokens: np.ndarray, n_have: int, accepts: Reading, in_part: bool = False, root: bytes | None = None,
                 read_with: ReadWith = NOTHING_SAID, near: bool = False) -> PrefixHit:
-        """Rows of `tokens` from the position `n_have` on, as far as a stored chain goes whose label is at most `accepts`, and what is not exact
-        in it was read with these settings. `root`: of the chain (`ModelIdentity.chain_root`), by default the identity's own. `near`: no place is
-        asked whose answer takes long.
+        """Rows of `tokens` from the position `n_have` on, as far as a stored chain goes. Its label is at most `accepts`, and its inexact tokens were
+        read with the settings `read_with`. `root`: of the chain (`ModelIdentity.chain_root`), by default the identity's own. `near`: only places
+        whose answer comes quickly are asked.
 
         The pieces follow each other without gaps. There are none where nothing goes further than `n_have`. `in_part`: rows that are not in RAM
         are read when the caller asks the pieces for them, and never more than `in_flight` and the bound of RAM at once; it calls `came` in
@@ -113,8 +113,8 @@ class PrefixStore:
         return any(place.name == piece.source and place.ahead > 1 for place in self.places)
 
     def fetch(self, hit: PrefixHit, worth: Callable[[], int]) -> PrefixHit:
-        """Read what is far into memory, on the calling thread, as far as there is room and `worth()`, which is asked before each, says more pieces;
-        the others come when they are asked for. Without those from the first on that could not be read."""
+        """Read far pieces into memory, on the calling thread, as far as there is room and `worth()`, asked before each, says more pieces; the others
+        come when they are asked for. Returns the pieces before the first that could not be read."""
         for i, piece in enumerate(hit.pieces):
             block = piece.block
             if isinstance(block, ComingBlock) and self._is_far(piece):
@@ -125,13 +125,13 @@ class PrefixStore:
         return hit
 
     def leave(self, hit: PrefixHit) -> None:
-        """Nobody wants it; in place of `came`."""
+        """Give a hit up, in place of `came`."""
         with self._lock:
             self._let_go(hit.holds)
 
     def came(self, hit: PrefixHit, n_pieces: int) -> None:
-        """The rows of the first `n_pieces` are in their place, and no more will be asked for: those that were to stay in RAM are there, and the chain
-        counts as the most recently used one everywhere. From any thread."""
+        """The rows of the first `n_pieces` are in place, and nobody asks for more. Blocks that were to stay in RAM do, and the chain counts as the
+        most recently used one everywhere. From any thread."""
         keys = {link.key for link in hit.chain}
         with self._lock:
             self._let_go(hit.holds)
@@ -154,7 +154,7 @@ class PrefixStore:
                     next(place for place in self.places if place.name == piece.source).stats.hit_tokens += piece.n
 
     def _open(self, steps: Sequence[ChainStep], n_have: int, holds: Holds, places: Sequence[Place]) -> list[tuple[Block | ComingBlock, str] | None]:
-        """The block of each step, and which tier it came from; None where it is not needed or not to be had. What is in RAM stays there."""
+        """The block of each step, and the tier that it came from; None where it is not needed or cannot be had. Blocks in RAM stay there."""
         opened: list[tuple[Block | ComingBlock, str] | None] = [None] * len(steps)
         ends = np.cumsum([step.n for step in steps])
         needed = [i for i, end in enumerate(ends) if end > n_have]
@@ -164,7 +164,7 @@ class PrefixStore:
                     opened[i] = block, Ram.name
                     self._shared.in_use[block.link.key] += 1
                     holds.keys.append(block.link.key)
-        # First from where the search found them; what fails there, or was evicted meanwhile, from any other place.
+        # First from the place where the search found a block; if that fails, or evicted it meanwhile, from any other.
         for place, found in [*((place, True) for place in places), *((place, False) for place in places)]:
             wanted = [i for i in needed if opened[i] is None and (steps[i].holder is place) == found]
             if wanted and place.working:
@@ -173,7 +173,7 @@ class PrefixStore:
         return opened
 
     def _let_stay(self, hit: PrefixHit) -> None:
-        """Make room in RAM for what is about to be read, from the first block on, as far as there is any."""
+        """Make room in RAM for the blocks that are about to be read, from the first on, as far as there is any."""
         keys = {link.key for link in hit.chain}
         with self._lock:
             for piece in hit.pieces if self.settings.ram_bytes else ():
@@ -276,8 +276,8 @@ class PrefixStore:
             writer.discard(key)
 
     def _make_room(self, n_bytes: int, chain: set[bytes], deadline: float | None) -> bool:
-        """Evict until `n_bytes` fit. What is in use stays, and blocks of `chain` unless they are safe below; what a place can still write goes
-        last, and only when waiting until `deadline` did not help."""
+        """Evict until `n_bytes` fit. Blocks in use stay, and blocks of `chain` unless they are safe below. Blocks that a place can still write go
+        last, and only where waiting until `deadline` did not help."""
         in_use = self._shared.in_use
         stay = chain | in_use.keys()
         while self._ram.n_bytes + n_bytes > self.most_ram_bytes:
@@ -319,7 +319,7 @@ class PrefixStore:
             self._forget(link.key)
 
     def forget(self, keys: set[bytes]) -> None:
-        """Blocks, and what follows them, are no more in RAM, and are not written any more when this returns."""
+        """Remove blocks and all that follow them from RAM. When this returns no write of them goes on."""
         pending = list(keys)
         with self._lock:
             while pending:
@@ -333,12 +333,12 @@ class PrefixStore:
     # ---- the end, and figures --------------------------------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until all is written that can be; False where `timeout_s` was not enough."""
+        """Wait until every block is written that can be; False where `timeout_s` was not enough."""
         with self._lock:
             return self._lock.wait_for(lambda: all(writer.idle for writer in self._writers), timeout_s)
 
     def close(self, timeout_s: float = MOST_FLUSH_S) -> None:
-        """Write what waits, for so long, and stop. A closed store has nothing and keeps nothing."""
+        """Write the waiting blocks, for so long, and stop. A closed store has nothing and keeps nothing."""
         self.flush(timeout_s)
         self._closed = True
         for writer in self._writers:

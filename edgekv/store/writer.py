@@ -13,11 +13,11 @@ RETRY_S = 0.5
 """Between two looks at whether a place that failed can be tried again."""
 
 MOST_CHAINS = 64
-"""Chains that were used and that the place was not told about yet; older ones are forgotten."""
+"""Used chains that the place was not told of yet; older ones are forgotten."""
 
 
 class Writer:
-    """`lock` is the store's; it guards all that stands here, and `block_of` and `written` are called with it held."""
+    """`lock`: the store's. It guards all attributes, and is held when `block_of` and `written` are called."""
 
     def __init__(self, place: Place, lock: threading.Condition, block_of: Callable[[bytes], Block | None],
                  written: Callable[[Link, Outcome], None]):
@@ -38,7 +38,7 @@ class Writer:
 
     @property
     def idle(self) -> bool:
-        """There is nothing to do, or nothing that can be done at present."""
+        """Whether there is nothing to do, or nothing that can be done now."""
         return not self._busy and not (self.place.writable and (self._pending or self._used))
 
     def add(self, key: bytes) -> None:
@@ -46,16 +46,16 @@ class Writer:
         self._wake()
 
     def discard(self, key: bytes) -> None:
-        """The block is no more."""
+        """The block was evicted."""
         self._pending.pop(key, None)
 
     def used(self, chain: Sequence[Link]) -> None:
-        """Tell the place, from the chain's root on, and write what it lacks of it."""
+        """Tell the place that a chain was used, from its root on, and write the blocks that it lacks."""
         self._used.append(chain)
         self._wake()
 
     def close(self) -> None:
-        """Nothing more is written once the place is done with what it does now."""
+        """End after the write that is under way."""
         with self._lock:
             self._closing = True
             self._lock.notify_all()
@@ -85,7 +85,7 @@ class Writer:
                     self._lock.notify_all()
 
     def _wait(self) -> bool:
-        """Until there is something that can be done; False: nothing is to be done any more."""
+        """Wait for something that can be done; False: the writer closes."""
         with self._lock:
             while not self._closing and not (self.place.writable and (self._pending or self._used)):
                 self._lock.wait(RETRY_S if self._pending or self._used else None)
@@ -102,7 +102,7 @@ class Writer:
             with self._lock:
                 self._pending.update((link.key, None) for link in lacking if self._block_of(link.key) is not None)
         elif block is not None:
-            outcome = Outcome.DECLINED  # what cannot be written for a reason that nobody knows is not tried again before it is used again
+            outcome = Outcome.DECLINED  # after an unknown failure a block is not tried again until it is used again
             try:
                 outcome = self.place.write(block)
             finally:

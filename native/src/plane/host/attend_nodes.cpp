@@ -44,8 +44,8 @@ AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, int
     p.mask_type         = mask_type(mask);
     p.mask_stride_token = mask->nb[1];
 
-    p.scale   = layer.scale;
-    p.softcap = layer.softcap;
+    p.scale   = layer.nodes().scale;
+    p.softcap = layer.nodes().softcap;
 
     p.out_stride_head  = p.head_dim*sizeof(float);
     p.out_stride_token = p.n_head*p.out_stride_head;
@@ -111,12 +111,12 @@ void run_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
     HostPlane & plane = *layer.plane;
 
     plane.ctx.arrivals.wait(layer.layer->il);
-    for (const TokenRun & run : layer.reading.selected) {
+    for (const TokenRun & run : layer.nodes().reading.selected) {
         AttendProblem problem = make_problem(layer, dst, run);
         add_rows(layer, dst, run, problem);
         attend_run(problem, plane.workspaces[run.workspace].data(), ith, nth, selected_isa());
     }
-    for (const TokenRun & run : layer.reading.whole) {
+    for (const TokenRun & run : layer.nodes().reading.whole) {
         attend_run(make_problem(layer, dst, run), plane.workspaces[run.workspace].data(), ith, nth, selected_isa());
     }
 
@@ -129,7 +129,7 @@ void run_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
 void run_observe(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const HostLayer & layer = *static_cast<const HostLayer *>(userdata);
 
-    for (const TokenRun & run : layer.reading.whole) {
+    for (const TokenRun & run : layer.nodes().reading.whole) {
         attend_observe(make_problem(layer, dst->src[0], run), layer.plane->workspaces[run.workspace].data(), ith, nth, selected_isa());
     }
 }
@@ -152,26 +152,25 @@ ggml_tensor * HostPlane::build_attend(Layer & served, const llama_edgekv_attend 
         return nullptr;
     }
 
-    layer.scale   = args.scale;
-    layer.softcap = args.softcap;
-    layer.reading = {};
+    LayerNodes & nodes = build(layer);
+    nodes.scale   = args.scale;
+    nodes.softcap = args.softcap;
     if (of_prompt) {
         return build_attend_prompt(layer, served, args);
     }
 
     ggml_tensor * sources[N_ATTEND_SOURCES] = { args.q, args.k, args.v, args.mask, args.sinks };
     const int n_stream = (int) args.k->ne[3];
-    layer.reading = find_reading(ctx, n_stream, (int) args.q->ne[2]/n_stream, selects(layer, (int) args.k->ne[2]));
-    if (!layer.reading.selected.empty()) {
+    nodes.reading = find_reading(ctx, n_stream, (int) args.q->ne[2]/n_stream, selects(layer, (int) args.k->ne[2]));
+    if (!nodes.reading.selected.empty()) {
         sources[ATTEND_SELECTED] = build_select(layer, args);
     }
-    layer.k_idxs = nullptr;  // belongs to this graph
 
     ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.q->ne[0]*args.q->ne[1], args.q->ne[2], 1, 1,
                                         sources, N_ATTEND_SOURCES, run_attend, GGML_N_TASKS_MAX, &layer);
     ggml_format_name(node, "edgekv_attend-%d", args.il);
 
-    const bool reserved = (layer.reading.selected.empty() || sources[ATTEND_SELECTED]) && reserve_workspaces(layer, make_problem(layer, node, 0));
+    const bool reserved = (nodes.reading.selected.empty() || sources[ATTEND_SELECTED]) && reserve_workspaces(layer, make_problem(layer, node, 0));
     served.had_memory(reserved, false);
     if (!reserved) {
         return nullptr;  // the stock nodes need none
@@ -179,7 +178,7 @@ ggml_tensor * HostPlane::build_attend(Layer & served, const llama_edgekv_attend 
 
     ggml_build_forward_expand(args.gf, node);
 
-    if (ctx.params.observe && !layer.reading.whole.empty()) {
+    if (ctx.params.observe && !nodes.reading.whole.empty()) {
         ggml_build_forward_expand(args.gf, build_observe(layer, args, node));
     }
 

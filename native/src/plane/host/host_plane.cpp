@@ -9,7 +9,7 @@
 
 namespace edgekv {
 
-HostPlane::HostPlane(State & ctx) : ctx(ctx), arena(ctx.shape.slot_bytes) {
+HostPlane::HostPlane(State & ctx) : ctx(ctx), graph(ctx.rows.size()), arena(ctx.shape.slot_bytes) {
     const PageShape & shape = ctx.shape;
     sketches.shape(shape);
     drops.shape(shape);
@@ -131,8 +131,7 @@ Failure HostPlane::drop_pages(const edgekv_move * moves, int n) {
 
 void HostPlane::begin(const UbatchBegin & ubatch) {
     n_ubatch     = ubatch.number;
-    leader_built = false;
-    seen.clear();
+    builds   = false;
     sketched.store(false, std::memory_order_relaxed);
     attended.store(Attended::none, std::memory_order_relaxed);
     n_last_observed.store(0, std::memory_order_relaxed);
@@ -162,8 +161,17 @@ UbatchDone HostPlane::end(bool) {
 
 // ---- what its nodes share ----------------------------------------------------------------------------------------------------
 
+LayerNodes & HostPlane::build(const HostLayer & layer) {
+    if (!builds) {
+        graph  = HostGraph(layers.size());
+        builds = true;
+    }
+
+    return graph.layers[layer.row];
+}
+
 bool HostPlane::selects(const HostLayer & layer, int n_cells_view) const {
-    return layer.k_idxs && (ctx.params.mode == EDGEKV_MODE_EVICT ? evicts : ctx.selects(n_cells_view));
+    return layer.nodes().k_idxs && (ctx.params.mode == EDGEKV_MODE_EVICT ? evicts : ctx.selects(n_cells_view));
 }
 
 bool HostPlane::observes_prompts() const {
@@ -174,7 +182,7 @@ bool HostPlane::reserve_workspaces(HostLayer & layer, AttendProblem problem) {
     if (ctx.params.observe) {
         problem.mass_max = problem.mass_sum = reinterpret_cast<float *>(observation.data());
     }
-    workspaces.resize(std::max(workspaces.size(), (size_t) layer.reading.n_workspaces()));
+    workspaces.resize(std::max(workspaces.size(), (size_t) layer.nodes().reading.n_workspaces()));
 
     const auto reserve = [&](const TokenRun & run, size_t stride) {
         problem.n_tokens    = run.n;
@@ -183,9 +191,11 @@ bool HostPlane::reserve_workspaces(HostLayer & layer, AttendProblem problem) {
         return workspaces[run.workspace].reserve(attend_workspace_bytes(problem, n_threads));
     };
 
-    return std::all_of(layer.reading.selected.begin(), layer.reading.selected.end(),
+    const Reading & reading = layer.nodes().reading;
+
+    return std::all_of(reading.selected.begin(), reading.selected.end(),
                        [&](const TokenRun & run) { return reserve(run, lists_of(layer, run).stride); }) &&
-           std::all_of(layer.reading.whole.begin(), layer.reading.whole.end(), [&](const TokenRun & run) { return reserve(run, 0); });
+           std::all_of(reading.whole.begin(), reading.whole.end(), [&](const TokenRun & run) { return reserve(run, 0); });
 }
 
 bool HostPlane::reserve_prompt(size_t n_bytes) {
@@ -258,7 +268,7 @@ void HostPlane::add_selected(edgekv_selected * out, int stream) {
 
 RowsRead HostPlane::last_rows(const Layer & layer, int head, int token) {
     const HostLayer & served = of(layer);
-    const TokenRun *  run    = served.reading.selected_of(0);
+    const TokenRun *  run    = served.nodes().reading.selected_of(0);
     if (!run || token < run->first || token >= run->first + run->n) {
         return {};
     }

@@ -6,7 +6,7 @@
 #include "pages/buffer.h"
 #include "pages/drops.h"
 #include "pages/sketches.h"
-#include "plane/host/reading.h"
+#include "plane/host/host_graph.h"
 #include "plane/plane.h"
 
 #include <atomic>
@@ -35,12 +35,7 @@ struct HostLayer {
     const Layer * layer = nullptr;
     int row = -1;
 
-    // of the graph that is built last
-    float scale   = 0.0f;
-    float softcap = 0.0f;
-    const ggml_tensor * k_idxs = nullptr;
-    bool leads = false;  // the first layer that selects: it finds out what each token sees
-    Reading reading;     // of a short ubatch
+    const LayerNodes & nodes() const;  // of the graph that was built last
 
     std::vector<RowLists> lists;            // [run that selects], where they are kept
     std::vector<AttendHits> hits;           // [stream][n_head_kv]
@@ -86,6 +81,7 @@ public:
 
     // decoding thread, while the graph is built
     HostLayer & of(const Layer & layer) { return *layers[layer.info.row]; }
+    LayerNodes & build(const HostLayer & layer);  // the first call of a ubatch makes the graph's state anew
     bool selects(const HostLayer & layer, int n_cells_view) const;
     bool observes_prompts() const;  // the last tokens of each stream of a long ubatch
     bool reserve_workspaces(HostLayer & layer, AttendProblem problem);  // of all runs of its reading; false: out of memory
@@ -98,6 +94,7 @@ public:
     float * mass_sum(int row, int stream) const;
 
     State & ctx;
+    HostGraph graph;
     Sketches sketches;
     Arena arena;
     Drops drops;
@@ -109,12 +106,10 @@ public:
     std::vector<Buffer> select_workspaces;
     std::vector<Buffer> sights;    // of a run, [n_tokens][groups of the view], written by the layer that leads
     std::vector<std::vector<int32_t>> candidates;  // pages, one a thread, where there are no sketches
-    bool leader_built = false;
     std::vector<Buffer> prompt_workspaces;  // one a thread
     struct {
         std::atomic<int> next{0}, done{0};  // work item, threads
     } prompt_items;  // of the prompt node that runs; zero between nodes
-    std::vector<std::pair<const ggml_tensor *, ggml_tensor *>> seen;  // masks of the graph that is built, and the nodes that classify them
     struct {
         std::atomic<int64_t> seen{0}, attended{0};
     } blocks;  // of sparse prompts, over items, KV heads and layers
@@ -130,9 +125,12 @@ private:
     float * mass(int which, int row, int stream) const;
 
     std::vector<std::unique_ptr<HostLayer>> layers;  // by row
+    bool builds = false;  // a graph, in this ubatch
     std::vector<RowLists> lists;  // of the layer that selected last: the next to run attends it
     std::vector<float> prior;
     Buffer observation;           // mass_max, then mass_sum
 };
+
+inline const LayerNodes & HostLayer::nodes() const { return plane->graph.layers[row]; }
 
 }  // namespace edgekv

@@ -25,7 +25,7 @@ void run_seen(ggml_tensor * dst, int ith, int nth, void *) {
 
 // The node that classifies a mask. The first layer of the graph that has the mask makes it.
 ggml_tensor * build_seen(HostPlane & plane, const llama_edgekv_attend & args) {
-    for (const auto & [mask, node] : plane.seen) {
+    for (const auto & [mask, node] : plane.graph.seen) {
         if (mask == args.mask) {
             return node;
         }
@@ -35,7 +35,7 @@ ggml_tensor * build_seen(HostPlane & plane, const llama_edgekv_attend & args) {
     ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_I8, prompt_cell_blocks((int) mask->ne[0]), prompt_token_blocks((int) mask->ne[1]),
                                         mask->ne[3], 1, &mask, 1, run_seen, GGML_N_TASKS_MAX, nullptr);
     ggml_format_name(node, "edgekv_seen-%d", args.il);
-    plane.seen.emplace_back(mask, node);
+    plane.graph.seen.emplace_back(mask, node);
 
     return node;
 }
@@ -108,8 +108,7 @@ void run_attend_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
 ggml_tensor * build_attend_prompt(HostLayer & layer, Layer & served, const llama_edgekv_attend & args) {
     HostPlane & plane = *layer.plane;
     ggml_tensor * sources[N_ATTEND_SOURCES] = { args.q, args.k, args.v, args.mask, args.sinks, nullptr, build_seen(plane, args),
-                                                const_cast<ggml_tensor *>(sparse_prompt(plane, (int) args.k->ne[2]) ? layer.k_idxs : nullptr) };
-    layer.k_idxs = nullptr;  // belongs to this graph
+                                                const_cast<ggml_tensor *>(sparse_prompt(plane, (int) args.k->ne[2]) ? layer.nodes().k_idxs : nullptr) };
     ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.q->ne[0]*args.q->ne[1], args.q->ne[2], 1, 1,
                                         sources, N_ATTEND_SOURCES, run_attend_prompt, GGML_N_TASKS_MAX, &layer);
     ggml_format_name(node, "edgekv_attend_prompt-%d", args.il);

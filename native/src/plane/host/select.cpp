@@ -132,7 +132,7 @@ struct SelectRun {
         const ggml_tensor * q = node->src[SELECT_Q];
 
         return { static_cast<const char *>(q->data) + first*q->nb[2] + (size_t) head*plan.group*q->nb[1], q->nb[2], q->nb[1],
-                 plan.n_tokens, plan.group, layer.scale, layer.softcap, sight, (size_t) plan.n_groups };
+                 plan.n_tokens, plan.group, layer.nodes().scale, layer.nodes().softcap, sight, (size_t) plan.n_groups };
     }
 
     int32_t position(int token) const { return ctx.pages.cells.positions(stream)[cell_of(token)]; }
@@ -140,7 +140,7 @@ struct SelectRun {
     void look() {
         Sight * const all = reinterpret_cast<Sight *>(plane.sights[of.workspace].data());
         sight = all;
-        if (!layer.leads) {
+        if (!layer.nodes().leads) {
             return;
         }
         // the layer that leads has no barrier before its readers: each thread finds out for itself, and the first for those to come
@@ -244,7 +244,7 @@ struct SelectRun {
     // thread writes the head's sums.
     void run(int nth) {
         look();
-        if (layer.leads && ith == 0 && ctx.params.mode == EDGEKV_MODE_SPARSE) {
+        if (layer.nodes().leads && ith == 0 && ctx.params.mode == EDGEKV_MODE_SPARSE) {
             label();
         }
         const int n = plan.n_head_kv*plan.n_chunks;
@@ -274,7 +274,7 @@ void run_select(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const ggml_tensor * k     = dst->src[SELECT_K];
 
     layer.plane->ctx.arrivals.wait(layer.layer->il);
-    for (const TokenRun & run : layer.reading.selected) {
+    for (const TokenRun & run : layer.nodes().reading.selected) {
         const SelectPlan plan(layer, q, k, run, nth);
         const int64_t    first = run.stream*(q->ne[2]/k->ne[3]) + run.first;
         SelectRun{ layer, *layer.plane, layer.plane->ctx, dst, plan, run, first, run.stream + first_stream(k), ith }.run(nth);
@@ -345,9 +345,10 @@ void scan_groups(const HeadScan & scan, int first, int end, const Shares & out) 
 }
 
 ggml_tensor * build_select(HostLayer & layer, const llama_edgekv_attend & args) {
-    HostPlane & plane = *layer.plane;
+    HostPlane &  plane = *layer.plane;
+    LayerNodes & nodes = plane.build(layer);
 
-    for (const TokenRun & run : layer.reading.selected) {
+    for (const TokenRun & run : nodes.reading.selected) {
         const SelectPlan plan(layer, args.q, args.k, run, plane.n_threads);
         const size_t     n_lists = (size_t) plan.n_tokens*plan.n_head_kv;
         RowLists &       lists   = plane.lists_of(layer, run);
@@ -366,10 +367,10 @@ ggml_tensor * build_select(HostLayer & layer, const llama_edgekv_attend & args) 
         candidates.reserve(plane.ctx.shape.pages_per_stream);  // no node asks for memory
     }
 
-    layer.leads      = !plane.leader_built;
-    plane.leader_built = true;
+    nodes.leads            = !plane.graph.has_leader;
+    plane.graph.has_leader = true;
 
-    ggml_tensor * sources[N_SELECT_SOURCES] = { args.q, args.k, args.mask, const_cast<ggml_tensor *>(layer.k_idxs), args.sinks };
+    ggml_tensor * sources[N_SELECT_SOURCES] = { args.q, args.k, args.mask, const_cast<ggml_tensor *>(nodes.k_idxs), args.sinks };
     ggml_tensor * node =
         ggml_custom_4d(args.ctx, GGML_TYPE_F32, 1, 1, 1, 1, sources, N_SELECT_SOURCES, run_select, GGML_N_TASKS_MAX, &layer);
     ggml_format_name(node, "edgekv_select-%d", args.il);

@@ -85,7 +85,7 @@ bool HostPlane::build_store(Layer & served, const llama_edgekv_store & args) {
         ggml_custom_4d(args.ctx, GGML_TYPE_F32, 1, 1, 1, 1, sources, N_STORE_SOURCES, run_store, GGML_N_TASKS_MAX, &layer);
     ggml_format_name(node, "edgekv_store-%d", args.il);
     ggml_build_forward_expand(args.gf, node);
-    layer.k_idxs = args.k_idxs;
+    build(layer).k_idxs = args.k_idxs;
 
     return true;
 }

@@ -1,0 +1,31 @@
+// What belongs to the graph that was built last. The first node of a graph makes it anew, so that nothing of an older graph can be read. The
+// decoding thread writes it while it builds the graph; the threads that compute the graph read it.
+#pragma once
+
+#include "plane/host/reading.h"
+
+#include <utility>
+#include <vector>
+
+struct ggml_tensor;
+
+namespace edgekv {
+
+// What the nodes of one layer were built with.
+struct LayerNodes {
+    const ggml_tensor * k_idxs = nullptr;  // the cells of the new tokens; null: the layer has no store node of ours
+    float scale   = 0.0f;
+    float softcap = 0.0f;
+    Reading reading;     // of a short ubatch
+    bool leads = false;  // the first layer that selects: it finds out what each token sees
+};
+
+struct HostGraph {
+    explicit HostGraph(size_t n_layers) : layers(n_layers) {}
+
+    std::vector<LayerNodes> layers;  // [hooked layer]
+    bool has_leader = false;
+    std::vector<std::pair<const ggml_tensor *, ggml_tensor *>> seen;  // masks, and the nodes that classify them
+};
+
+}  // namespace edgekv

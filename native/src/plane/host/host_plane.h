@@ -6,6 +6,7 @@
 #include "pages/buffer.h"
 #include "pages/drops.h"
 #include "pages/sketches.h"
+#include "plane/host/claims.h"
 #include "plane/host/host_graph.h"
 #include "plane/plane.h"
 
@@ -107,9 +108,7 @@ public:
     std::vector<Buffer> sights;    // of a run, [n_tokens][groups of the view], written by the layer that leads
     std::vector<std::vector<int32_t>> candidates;  // pages, one a thread, where there are no sketches
     std::vector<Buffer> prompt_workspaces;  // one a thread
-    struct {
-        std::atomic<int> next{0}, done{0};  // work item, threads
-    } prompt_items;  // of the prompt node that runs; zero between nodes
+    Claims prompt_items;  // of the prompt node that runs
     struct {
         std::atomic<int64_t> seen{0}, attended{0};
     } blocks;  // of sparse prompts, over items, KV heads and layers

@@ -81,8 +81,7 @@ void run_attend_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const PromptPlan    plan  = prompt_plan(whole, plane.n_threads);
     const int           n     = plan.n_items*n_stream;
 
-    for (int i = plane.prompt_items.next.fetch_add(1, std::memory_order_relaxed); i < n;
-         i = plane.prompt_items.next.fetch_add(1, std::memory_order_relaxed)) {
+    for (int i = plane.prompt_items.claim(); i < n; i = plane.prompt_items.claim()) {
         const int     s       = i%n_stream;
         PromptProblem problem = prompt_problem(layer, dst, s);
         if (dst->src[ATTEND_K_IDXS]) {  // a sparse prompt
@@ -97,10 +96,7 @@ void run_attend_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
             plane.n_last_observed.store(n_stream*std::min(whole.n_tokens, kPromptTokens), std::memory_order_relaxed);
         }
     }
-    if (plane.prompt_items.done.fetch_add(1, std::memory_order_acq_rel) + 1 == nth) {
-        plane.prompt_items.done.store(0, std::memory_order_relaxed);  // ggml's barrier orders this before the next node
-        plane.prompt_items.next.store(0, std::memory_order_relaxed);
-    }
+    plane.prompt_items.leave(nth);
 }
 
 }  // namespace

@@ -1,0 +1,23 @@
+// Work that the threads of a node claim piece by piece, as they come free. All zero between nodes.
+#pragma once
+
+#include <atomic>
+
+namespace edgekv {
+
+struct Claims {
+    std::atomic<int> next{0};  // piece that nobody has claimed
+    std::atomic<int> done{0};  // threads that claim no more
+
+    int claim() { return next.fetch_add(1, std::memory_order_relaxed); }
+
+    // Each thread of the node calls it once, behind its last claim. ggml's barrier orders the zeros before the next node.
+    void leave(int n_threads) {
+        if (done.fetch_add(1, std::memory_order_acq_rel) + 1 == n_threads) {
+            done.store(0, std::memory_order_relaxed);
+            next.store(0, std::memory_order_relaxed);
+        }
+    }
+};
+
+}  // namespace edgekv

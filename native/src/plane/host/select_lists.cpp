@@ -1,0 +1,92 @@
+// The rows that each token reads in a KV head: those that the head kept, a sample of them, or the cells of the chosen pages.
+//
+// One thread lists a head for all tokens of the run. It reads the sights and, where there are sketches, the shares that all threads left in
+// the workspace; it writes the run's lists (RowLists) and adds to the sums of the layer and head (HostLayer::selected).
+#include "plane/host/select_parts.h"
+#include "plane/host/page_choice.h"
+
+namespace edgekv {
+
+SampleResult RowLister::keep(int head, int token, int32_t * cells) const {
+    const uint8_t * dropped     = thread.plane().drops.of(thread.layer.row, thread.stream, head);
+    const int       page_tokens = thread.ctx().shape.page_tokens;
+    const Sight *   sight       = sights.of(token);
+
+    SampleResult result = {};
+    for (int group = 0; group < thread.plan.n_groups; ++group) {
+        for (uint64_t left = sight[group].visible; left != 0; left &= left - 1) {
+            const int cell = group * kGroupCells + __builtin_ctzll(left);
+            result.n_visible += 1;
+            if (!dropped[cell / page_tokens]) {
+                cells[result.n_rows++] = cell;
+            }
+        }
+    }
+
+    return result;
+}
+
+SampleResult RowLister::sample(int head, int token, int32_t * cells, float * weights) const {
+    const SelectPlan &  plan   = thread.plan;
+    const ggml_tensor * sinks  = thread.node->src[SELECT_SINKS];
+    const Shares        shares = thread.shares(head, token);
+
+    SampleProblem p = {};
+    p.n_groups     = plan.n_groups;
+    p.group        = plan.group;
+    p.shares       = shares.cells;
+    p.tops         = shares.tops;
+    p.sums         = shares.sums;
+    p.cell_stride  = shares.cell_stride;
+    p.group_stride = shares.group_stride;
+    p.sinks        = sinks ? static_cast<const float *>(sinks->data) + head * plan.group : nullptr;
+    p.sight        = sights.of(token);
+    p.resolution   = thread.ctx().params.selection.resolution;
+    p.offset       = walk_offset(thread.layer.row, head, thread.position(token));
+    p.rows         = cells;
+    p.weights      = weights;
+    p.scratch      = thread.own() + plan.scratch_offset;
+
+    return sample_rows(p, selected_isa());
+}
+
+SampleResult RowLister::choose(int head, int token, int32_t * cells) const {
+    HostPlane &        plane   = thread.plane();
+    const auto &       options = thread.ctx().params.selection;
+    const PageChoice   choice  = { thread.plan.n_cells, thread.ctx().shape.page_tokens, sights.of(token),
+                                   plane.priority(thread.layer.row, thread.stream, head), options.tokens, options.share };
+    const ChoiceResult chosen  = choose_pages(choice, cells, plane.candidates[thread.ith]);
+
+    return { chosen.n_rows, chosen.n_certain, chosen.n_visible, 0.0 };
+}
+
+void RowLister::list(int head) const {
+    const SelectPlan & plan  = thread.plan;
+    const bool         keeps = thread.ctx().params.mode == EDGEKV_MODE_EVICT;
+    edgekv_selected &  sum   = thread.layer.selected[static_cast<size_t>(thread.stream) * plan.n_head_kv + head];
+
+    for (int token = 0; token < plan.n_tokens; ++token) {
+        const size_t    list    = static_cast<size_t>(token) * plan.n_head_kv + head;
+        int32_t &       n_rows  = reinterpret_cast<int32_t *>(lists.n_rows.data())[list];
+        int32_t * const cells   = reinterpret_cast<int32_t *>(lists.cells.data()) + list * lists.stride;
+        float * const   weights = reinterpret_cast<float *>(lists.weights.data()) + list * lists.stride;
+        if (thread.leaves(token)) {
+            n_rows = 0;
+            continue;
+        }
+
+        const SampleResult result = keeps      ? keep(head, token, cells)
+                                  : plan.scans ? sample(head, token, cells, weights)
+                                               : choose(head, token, cells);
+        n_rows = result.n_rows;
+        sum.n_tokens  += 1;
+        sum.n_visible += result.n_visible;
+        sum.n_certain += result.n_certain;
+        if (plan.scans) {
+            sum.covered   += 1.0 - result.missed / thread.ctx().params.selection.resolution;
+            sum.n_covered += 1;
+        }
+    }
+}
+
+}  // namespace edgekv

@@ -1,0 +1,115 @@
+// The four parts of the select node: TokenSights finds what each token sees, ShareScan estimates where its attention lies, RowLister lists
+// the rows that it reads, HeadClaims gives the work to the threads. SelectPlan and SelectThread are what they share.
+#pragma once
+
+#include "plane/host/claims.h"
+#include "plane/host/nodes.h"
+#include "kernels/select/sample.h"
+
+namespace edgekv {
+
+enum SelectSource { SELECT_Q, SELECT_K, SELECT_MASK, SELECT_K_IDXS, SELECT_SINKS, N_SELECT_SOURCES };
+
+constexpr int kChunkGroups = 16;  // that a thread scans at once: 1,024 cells
+
+// The sizes of one run's selection, and of its workspace, which all layers use in turn: HeadClaims' counters; shares [KV head][token][head of
+// the group]; then for each thread the prepared queries of a KV head, what sampling needs, and what the tokens see.
+struct SelectPlan {
+    SelectPlan(const HostLayer & layer, const ggml_tensor * q, const ggml_tensor * k, const TokenRun & run, int n_threads);
+
+    int n_tokens, n_head_kv, group, n_cells, n_groups, n_queries, n_chunks;
+    bool scans;  // there are sketches
+    size_t cell_stride, group_stride, shares_offset, tops_offset, sums_offset, threads_offset, scratch_offset, sight_offset, thread_bytes, bytes;
+};
+
+// What one thread knows of the run that it selects for.
+struct SelectThread {
+    HostLayer & layer;
+    const ggml_tensor * node;
+    const SelectPlan & plan;
+    const TokenRun & run;
+    const int64_t first;  // token of the run in the graph
+    const int stream;     // of the cache
+    const int ith;
+
+    HostPlane & plane() const { return *layer.plane; }
+    const State & ctx() const { return layer.plane->ctx; }
+    bool leaves(int token) const { return run.left >> token & 1; }
+    int64_t cell_of(int token) const {
+        return static_cast<const int64_t *>(node->src[SELECT_K_IDXS]->data)[first + token] - static_cast<int64_t>(stream) * ctx().shape.n_cells;
+    }
+    int32_t position(int token) const { return ctx().pages.cells.positions(stream)[cell_of(token)]; }
+
+    char * workspace() const { return plane().select_workspaces[run.workspace].data(); }
+    char * own() const { return workspace() + plan.threads_offset + ith * plan.thread_bytes; }
+    Shares shares(int head, int token) const;  // of the token's heads
+};
+
+// What each token of a run sees: [n_tokens][n_groups], empty for a token that the run leaves out. The layer that leads looks at the mask, the
+// others read what it found.
+class TokenSights {
+public:
+    explicit TokenSights(const SelectThread & thread);
+
+    const Sight * of(int token) const { return all + static_cast<size_t>(token) * n_groups; }
+
+private:
+    const Sight * all;
+    const int n_groups;
+};
+
+// The estimated shares of attention, by the sketches.
+class ShareScan {
+public:
+    ShareScan(const SelectThread & thread, const TokenSights & sights) : thread(thread), sights(sights) {}
+
+    void scan(int head, int chunk);
+
+private:
+    const SelectThread & thread;
+    const TokenSights & sights;
+    int prepared = -1;  // the KV head whose queries are in the thread's memory
+};
+
+// The rows that the tokens of a run read in a KV head, and the head's sums. One thread lists a head.
+class RowLister {
+public:
+    RowLister(const SelectThread & thread, const TokenSights & sights) :
+        thread(thread), sights(sights), lists(thread.plane().lists_of(thread.layer, thread.run)) {}
+
+    void list(int head) const;
+
+private:
+    SampleResult keep(int head, int token, int32_t * cells) const;    // mode evict: all that the head has not dropped
+    SampleResult sample(int head, int token, int32_t * cells, float * weights) const;
+    SampleResult choose(int head, int token, int32_t * cells) const;  // pages, where there are no sketches
+
+    const SelectThread & thread;
+    const TokenSights & sights;
+    const RowLists & lists;
+};
+
+// Threads claim chunks as they come free, head by head. The thread that completes the last chunk of a head lists it. The counters lie at the
+// begin of the workspace, by KV head as many as any layer needs, so that none lies where another layer keeps numbers.
+class HeadClaims {
+public:
+    static size_t bytes(int n_heads) { return sizeof(Claims) + n_heads * sizeof(std::atomic<int>); }
+
+    HeadClaims(const SelectPlan & plan, char * workspace) :
+        claims(*reinterpret_cast<Claims *>(workspace)), chunks_done(reinterpret_cast<std::atomic<int> *>(workspace + sizeof(Claims))),
+        n_chunks(plan.n_chunks), n(plan.n_head_kv * plan.n_chunks) {}
+
+    bool claim() { return (i = claims.claim()) < n; }
+    int head() const { return i / n_chunks; }
+    int chunk() const { return i % n_chunks; }
+    bool completes_head() const;
+    void leave(int n_threads) { claims.leave(n_threads); }
+
+private:
+    Claims & claims;
+    std::atomic<int> * const chunks_done;  // [KV head]
+    const int n_chunks, n;
+    int i = 0;
+};
+
+}  // namespace edgekv

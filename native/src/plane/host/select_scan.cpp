@@ -1,0 +1,83 @@
+// Where a token's attention lies, estimated by the sketches of all keys that it sees.
+//
+// A thread scans one chunk of groups for all tokens and all query heads of a KV head, and prepares these queries when it meets another head.
+// It reads Q, the sketches, and the keys of groups that some token sees in part; it writes shares into the run's workspace, each chunk its own.
+#include "plane/host/select_parts.h"
+
+#include <algorithm>
+
+namespace edgekv {
+
+Shares SelectThread::shares(int head, int token) const {
+    const size_t query = static_cast<size_t>(head) * plan.n_queries + token * plan.group;
+
+    return { reinterpret_cast<uint16_t *>(workspace() + plan.shares_offset) + query * plan.cell_stride,
+             reinterpret_cast<float *>(workspace() + plan.tops_offset) + query * plan.group_stride,
+             reinterpret_cast<float *>(workspace() + plan.sums_offset) + query * plan.group_stride, plan.cell_stride, plan.group_stride };
+}
+
+void ShareScan::scan(int head, int chunk) {
+    const SelectPlan &  plan   = thread.plan;
+    const ggml_tensor * q      = thread.node->src[SELECT_Q];
+    const ggml_tensor * k      = thread.node->src[SELECT_K];
+    const LayerNodes &  nodes  = thread.layer.nodes();
+    const Sketch        sketch = thread.plane().sketches.of(thread.layer.row, thread.stream);
+    const SketchKeys    keys   = { cell_type(k), static_cast<const char *>(k->data) + thread.run.stream * k->nb[3], k->nb[2], k->nb[1] };
+
+    const size_t      first_head = static_cast<size_t>(head) * plan.group;
+    const SketchQuery query      = { static_cast<const char *>(q->data) + thread.first * q->nb[2] + first_head * q->nb[1], q->nb[2], q->nb[1],
+                                     plan.n_tokens, plan.group, nodes.scale, nodes.softcap, sights.of(0), static_cast<size_t>(plan.n_groups) };
+    if (prepared != head) {
+        sketch_query_prepare(sketch, query, thread.own(), selected_isa());
+        prepared = head;
+    }
+
+    const int first = chunk * kChunkGroups;
+    scan_groups({ sketch, keys, query, thread.own(), head }, first, std::min(first + kChunkGroups, plan.n_groups), thread.shares(head, 0));
+}
+
+void scan_groups(const HeadScan & scan, int first, int end, const Shares & out) {
+    const SketchQuery & q = scan.query;
+    const auto any = [&](int group, auto is) {
+        for (int token = 0; token < q.n_tokens; ++token) {
+            if (is(q.sight[token * q.sight_stride + group])) {
+                return true;
+            }
+        }
+        return false;
+    };
+    const auto by_sketch = [&](int from, int to) {
+        if (to > from) {
+            sketch_scan(scan.sketch, q, scan.prepared, scan.head, from, to - from, out, selected_isa());
+        }
+    };
+    const auto by_keys = [&](int token, int group) {
+        const size_t query = static_cast<size_t>(token) * q.group;
+        SketchQuery  one   = q;
+        one.q       += token * q.stride_token;
+        one.sight   += token * q.sight_stride;
+        one.n_tokens = 1;
+        sketch_scan_keys(scan.keys, scan.sketch.head_dim, one, scan.head, group,
+                         { out.cells + query * out.cell_stride, out.tops + query * out.group_stride, out.sums + query * out.group_stride,
+                           out.cell_stride, out.group_stride }, selected_isa());
+    };
+
+    int begin = first;
+    for (int group = first; group < end; ++group) {
+        if (!any(group, sees_in_part)) {
+            continue;
+        }
+        const bool has_sketch = any(group, sees_whole);
+        by_sketch(begin, has_sketch ? group + 1 : group);
+        for (int token = 0; token < q.n_tokens; ++token) {
+            const Sight & sight = q.sight[token * q.sight_stride + group];
+            if (sees_in_part(sight) || (!has_sketch && !sees_whole(sight))) {
+                by_keys(token, group);
+            }
+        }
+        begin = group + 1;
+    }
+    by_sketch(begin, end);
+}
+
+}  // namespace edgekv

@@ -1,0 +1,92 @@
+// What the tokens of a run see, and what of that they read for certain.
+//
+// The first layer that selects reads the mask, the cells' positions and the pins. A node has no barrier inside: each of its threads finds all
+// sights for itself, in its own part of the workspace, and thread 0 copies them to the plane (HostPlane::sights). The layers behind read that.
+#include "plane/host/select_parts.h"
+#include "pages/certain.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace edgekv {
+
+namespace {
+
+// A token reads the first tokens, the newest ones, what is pinned and what has no sketch for certain.
+void find_sight(const SelectThread & thread, const char * mask_row, int token, Sight * sight) {
+    const State &   ctx       = thread.ctx();
+    const int       stream    = thread.stream;
+    const auto &    options   = ctx.params.selection;
+    const int32_t * newest    = ctx.pages.cells.newest(stream);
+    const int32_t * oldest    = ctx.pages.cells.oldest(stream);
+    const int32_t * positions = ctx.pages.cells.positions(stream);
+    const auto      certain   = certain_positions(options.sink_tokens, options.recent_tokens, ctx.shape.page_tokens, thread.position(token));
+    const MaskType  type      = mask_type(thread.node->src[SELECT_MASK]);
+
+    for (int group = 0; group < thread.plan.n_groups; ++group) {
+        const int first = group * kGroupCells;
+        const int end   = std::min(first + kGroupCells, thread.plan.n_cells);
+
+        sight[group] = { visible_cells(type, mask_row, first, end), ctx.pages.pins.of(stream, group) };
+        if (sight[group].visible == 0) {
+            continue;
+        }
+        for (int part = first; part < end; part += 16) {  // a page has a multiple of 16 cells
+            const int page = part / ctx.shape.page_tokens;
+            for (int c = part; certain.may_hold(oldest[page], newest[page]) && c < std::min(part + 16, end); ++c) {
+                sight[group].certain |= static_cast<uint64_t>(certain.holds(positions[c])) << (c - first);
+            }
+        }
+        if (thread.plan.scans && ctx.pages.stale.is_open(stream, group)) {
+            sight[group].certain = ~uint64_t{0};
+        }
+        sight[group].certain &= sight[group].visible;
+    }
+}
+
+template <class T>
+uint64_t cells_unlike(const char * mask_row, int first, int end, T hidden) {
+    const T * x     = reinterpret_cast<const T *>(mask_row) + first;
+    uint64_t  cells = 0;
+    for (int c = 0; c < end - first; ++c) {
+        cells |= static_cast<uint64_t>(x[c] != hidden) << c;
+    }
+
+    return cells;
+}
+
+}  // namespace
+
+uint64_t visible_cells(MaskType type, const char * mask_row, int first, int end) {
+    constexpr uint16_t kMinusInf = 0xfc00;
+
+    return type == MaskType::f16 ? cells_unlike<uint16_t>(mask_row, first, end, kMinusInf) : cells_unlike<float>(mask_row, first, end, -INFINITY);
+}
+
+TokenSights::TokenSights(const SelectThread & thread) : n_groups(thread.plan.n_groups) {
+    Sight * const shared = reinterpret_cast<Sight *>(thread.plane().sights[thread.run.workspace].data());
+    all = shared;
+    if (!thread.layer.nodes().leads) {
+        return;
+    }
+
+    Sight * const       mine     = reinterpret_cast<Sight *>(thread.own() + thread.plan.sight_offset);
+    const ggml_tensor * mask     = thread.node->src[SELECT_MASK];
+    const int           n_tokens = thread.plan.n_tokens;
+    for (int token = 0; token < n_tokens; ++token) {
+        Sight * const sight = mine + static_cast<size_t>(token) * n_groups;
+        if (thread.leaves(token)) {
+            std::fill_n(sight, n_groups, Sight{});
+            continue;
+        }
+        const char * mask_row = static_cast<const char *>(mask->data) + thread.run.stream * mask->nb[3] + (thread.run.first + token) * mask->nb[1];
+        find_sight(thread, mask_row, token, sight);
+    }
+    if (thread.ith == 0) {
+        std::memcpy(shared, mine, static_cast<size_t>(n_tokens) * n_groups * sizeof(Sight));
+    }
+    all = mine;
+}
+
+}  // namespace edgekv

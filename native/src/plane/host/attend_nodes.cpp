@@ -1,4 +1,14 @@
-// The nodes that attend a decode, and turn what they left into mass.
+// The nodes that attend a short ubatch, and observe it.
+//
+//   1. The attend node waits until the layer's rows have come.
+//   2. It attends the runs of tokens that select, each by the lists that the select node left: rows come from arena slots where their pages
+//      have one, from home else. Hits and estimated errors go to HostLayer::hits.
+//   3. It attends the runs of tokens that read all they see, from home.
+//   4. The observe node turns what the attend node left of these in the workspaces into attention mass by page. It is a node of its own,
+//      because mass is known only when all threads have attended.
+//
+// All threads of a node share one workspace for each run, as there is no barrier between runs: a thread may be in the next run while others
+// attend this one. The decoding thread reserves the workspaces while it builds the graph. They last until the next layer's nodes.
 #include "plane/host/nodes.h"
 
 #include <algorithm>
@@ -104,8 +114,8 @@ void add_rows(HostLayer & layer, const ggml_tensor * dst, const TokenRun & run, 
     p.hits = layer.hits.data() + (size_t) stream*p.n_head_kv;
 }
 
-// No barrier between runs, so each has a workspace of its own. Those that select clear the outputs of the tokens that they leave out; the
-// runs of these come behind, and write where every thread has left the ones before.
+// A run that selects clears the outputs of the tokens that it leaves out. The runs of those tokens come behind it, and write where every
+// thread has left the run before.
 void run_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
     HostLayer & layer = *static_cast<HostLayer *>(userdata);
     HostPlane & plane = *layer.plane;

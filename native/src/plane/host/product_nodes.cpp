@@ -1,5 +1,14 @@
-// Two nodes: the tokens are quantised as ggml does it, then rows of weights meet them. Between them is the barrier that a node has not.
-// Matrices that meet the same tokens, as those of Q, K and V do, share the first node.
+// Products of weights of types Q4_1 and Q8_0 with several tokens.
+//
+//   1. The quantise node turns the tokens' floats into blocks of 8 bits, as ggml does it. Each thread takes a range of blocks of every token.
+//      Thread 0 clears the counters in front of them.
+//   2. The product node's threads claim units of rows of weights as they come free, and multiply each with all tokens, four at a time.
+//
+// Matrices that meet the same tokens, as those of Q, K and V do, share the quantise node; each has a counter of its own there. They are two
+// nodes, because a node has no barrier inside.
+//
+// The quantise node writes its own value: counters, then blocks. A product reads the weights and these blocks; it writes its own value and the
+// one counter. Nothing outside the graph is touched but the number of products made, for tests.
 #include "plane/host/product_nodes.h"
 
 #include "state/state.h"

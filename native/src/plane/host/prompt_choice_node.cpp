@@ -1,4 +1,14 @@
-// Sparse prompts: what an item attends, by the sketches of all that its tokens see.
+// Sparse prompts: which blocks of 64 cells a work item of the prompt node attends.
+//
+//   1. Every kSampledTokens-th query of the item is asked, of each conversation apart: its sketches' scan gives its shares of attention.
+//   2. A block's chance follows from the mean square of its shares, of the conversation that it matters to most.
+//   3. Blocks with sinks, with the newest tokens, with pins are certain.
+//   4. Blocks are drawn along the running sum of their chances. The draw begins where layer, head and item say.
+//   5. Logits of a block that was drawn by chance are raised (PromptProblem::raise), so that it stands for those that were not drawn.
+//   6. The tokens of an item that left anything out are labelled.
+//
+// One thread chooses for the item that it then attends. It reads Q, sketches, the keys of blocks that are seen in part, positions and pins; it
+// writes its own prompt workspace, the plane's counters of blocks, and labels of cells, which others write too: those by atomic operations.
 #include "plane/host/nodes.h"
 #include "kernels/prompt/prompt_choice.h"
 #include "pages/certain.h"

@@ -1,5 +1,13 @@
-// The nodes of ubatches that are too long for the decode kernel: what their tokens see of the cells, found once for all layers that share
-// a mask, and attention.
+// The nodes of ubatches that are too long for the decode kernel.
+//
+//   1. The seen node classifies the blocks of a mask: a block of tokens sees all, some or nothing of a block of cells. Layers that share the
+//      mask share the node.
+//   2. The attend node waits until the layer's rows have come. Its threads claim work items: a KV head, a block of queries and a stream.
+//   3. In a sparse prompt, the thread chooses the blocks of cells that its item attends (prompt_choice_node.cpp).
+//   4. The thread attends the item, and leaves the mass of the last tokens where prompts are observed.
+//
+// The attend node reads Q, home's K and V, the mask, its classes and, in mode evict, what heads dropped. It writes its own value, the plane's
+// attention mass, and thread i the memory prompt_workspaces[i]. The decoding thread reserves that memory while it builds the graph.
 #include "plane/host/nodes.h"
 #include "kernels/prompt/prompt.h"
 

@@ -1,4 +1,13 @@
 // The node that stores K and V and keeps the sketches true.
+//
+//   1. In mode sparse with sketches, each thread waits until the layer's rows have come: a group's sketch needs all its keys.
+//   2. A unit of work is one KV head's K of all tokens, or one token's V of all heads; thread i takes every nth unit from i on.
+//   3. The thread converts the floats to the cache's type as ggml does, into home.
+//   4. The thread that has stored a head's K rebuilds the head's stale sketches: no barrier is needed in between.
+//   5. Thread 0 tells the plane that this ubatch builds sketches (HostPlane::sketched).
+//
+// The node reads K and V of the new tokens, their cells and the list of stale groups; it writes home (llama.cpp's own tensors) and the plane's
+// sketches. Two threads never write the same head's K or the same token's V.
 #include "plane/host/nodes.h"
 
 #include "plane/backends.h"
@@ -35,7 +44,6 @@ void sketch_head(const HostLayer & layer, const ggml_tensor * view, int head) {
     }
 }
 
-// A head's K is stored and sketched by one thread: the sketch needs the rows of all tokens, and there is no barrier between.
 void run_store(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const HostLayer & layer    = *static_cast<const HostLayer *>(userdata);
     HostPlane &       plane    = *layer.plane;

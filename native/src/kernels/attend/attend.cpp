@@ -20,8 +20,8 @@ AttendPlan make_plan(const AttendProblem & p, int n_threads) {
     AttendPlan plan{};
     plan.n_threads = n_threads;
     plan.group = p.n_head / p.n_head_kv;
-    plan.rows_per_kv = plan.group * p.n_tokens;
-    plan.n_rows = plan.rows_per_kv * p.n_head_kv;
+    plan.queries_per_kv = plan.group * p.n_tokens;
+    plan.n_queries = plan.queries_per_kv * p.n_head_kv;
     plan.n_strips = (p.n_cells + kStripCells - 1) / kStripCells;
 
     // Large tiles cost less; small ones when there would be too few for the threads to share out evenly.
@@ -32,28 +32,28 @@ AttendPlan make_plan(const AttendProblem & p, int n_threads) {
     }
     plan.n_tiles = (plan.n_strips + plan.tile_strips - 1) / plan.tile_strips;
 
-    const size_t rows = static_cast<size_t>(plan.n_rows);
+    const size_t queries = static_cast<size_t>(plan.n_queries);
     const size_t head_dim = static_cast<size_t>(p.head_dim);
     const size_t acc_bytes = align64(head_dim * sizeof(float));
     plan.acc_stride = static_cast<int>(acc_bytes / sizeof(float));
-    plan.q_row_bytes = align64(head_dim) * sizeof(float) + align64(head_dim / 32 * 8);  // room for the quantised form too
-    plan.sum_offset = align64(rows * sizeof(float));
+    plan.prepared_bytes = align64(head_dim) * sizeof(float) + align64(head_dim / 32 * 8);  // room for the quantised form too
+    plan.sum_offset = align64(queries * sizeof(float));
     plan.acc_offset = 2 * plan.sum_offset;
-    plan.q_offset = plan.acc_offset + rows * acc_bytes;
-    plan.partial_bytes = plan.q_offset + rows * plan.q_row_bytes;
+    plan.q_offset = plan.acc_offset + queries * acc_bytes;
+    plan.partial_bytes = plan.q_offset + queries * plan.prepared_bytes;
 
     const int per_page = p.page_tokens / kStripCells;
     const size_t whole_pages = static_cast<size_t>((plan.n_strips + per_page - 1) / per_page * per_page);
     plan.strip_stride = align64(whole_pages * sizeof(float)) / sizeof(float);
     const bool observed = p.mass_max != nullptr || p.mass_sum != nullptr;
     plan.strip_sum_offset = kAttendHeaderBytes;
-    plan.strip_max_offset = plan.strip_sum_offset + (observed ? rows * plan.strip_stride * sizeof(float) : 0);
-    plan.final_offset = plan.strip_max_offset + (observed ? rows * plan.strip_stride * sizeof(float) : 0);
-    plan.partial_offset = plan.final_offset + (observed ? align64(2 * rows * sizeof(float)) : 0);
+    plan.strip_max_offset = plan.strip_sum_offset + (observed ? queries * plan.strip_stride * sizeof(float) : 0);
+    plan.final_offset = plan.strip_max_offset + (observed ? queries * plan.strip_stride * sizeof(float) : 0);
+    plan.partial_offset = plan.final_offset + (observed ? align64(2 * queries * sizeof(float)) : 0);
 
     const size_t group = static_cast<size_t>(plan.group);
     plan.query_offset = kAttendHeaderBytes;
-    plan.masses_offset = align64(group * plan.q_row_bytes);
+    plan.masses_offset = align64(group * plan.prepared_bytes);
     plan.mass_stride = static_cast<size_t>((p.n_cells + p.page_tokens - 1) / p.page_tokens + kStripCells - 1) / kStripCells * kStripCells;
     plan.query_bytes = plan.masses_offset + (observed ? align64(group * plan.mass_stride * sizeof(float)) : 0);
     plan.tile_offset = plan.query_offset + static_cast<size_t>(n_threads) * plan.query_bytes;

@@ -15,27 +15,27 @@ constexpr int kTileCells = kStripCells * kTileStrips;
 // The header: threads that are done, the next tile of a list, and from kArrivals on, by KV head, tiles that are done.
 constexpr int kArrivals = 16;  // uint32
 
-// The same on every thread of a run. Row (kv head h, token t, head g of the group) has index h*rows_per_kv + t*group + g.
+// The same on every thread of a run. Query (kv head h, token t, head g of the group) has index h*queries_per_kv + t*group + g.
 struct AttendPlan {
     int group;
-    int rows_per_kv;
-    int n_rows;
+    int queries_per_kv;
+    int n_queries;
     int n_strips;
     int tile_strips;
     int n_tiles;
     int n_threads;
     int acc_stride;  // floats of an output accumulator: head_dim in whole vectors
 
-    // Per thread: running max and sum [n_rows], output accumulators [n_rows][acc_stride], prepared queries [n_rows].
+    // Per thread: running max and sum [n_queries], output accumulators [n_queries][acc_stride], prepared queries [n_queries].
     size_t partial_offset, partial_bytes;
     size_t sum_offset, acc_offset, q_offset;  // within a partial; the max comes first
-    size_t q_row_bytes;
+    size_t prepared_bytes;
 
-    // Per row and strip, if mass is observed: the sum of the weights and the running
+    // Per query and strip, if mass is observed: the sum of the weights and the running
     // max that they refer to.
     size_t strip_sum_offset, strip_max_offset;
-    size_t strip_stride;  // floats per row
-    size_t final_offset;  // per row, if mass is observed: the final max and 1 / sum, left by the merge
+    size_t strip_stride;  // floats per query
+    size_t final_offset;  // per query, if mass is observed: the final max and 1 / sum, left by the merge
 
     // With lists of rows what follows the header is laid out otherwise: per thread the prepared queries of a head and the masses of a list
     // by query head and page; and per tile of 64 rows of a list its largest logits and sums [group], weights [group][64] and sums over V.

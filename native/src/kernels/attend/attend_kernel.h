@@ -1,4 +1,4 @@
-// Every cell: a thread's share of an attention run walks its (tile, KV head) units and keeps an online softmax per query row.
+// Every cell: a thread's share of an attention run walks its (tile, KV head) units and keeps an online softmax per query.
 #pragma once
 
 #include <string.h>
@@ -14,17 +14,17 @@ using QkFn = void (*)(const U &, const char * const * q, float (*scores)[kTileCe
 template <class U>
 using PvFn = void (*)(const U &, const float (*p)[kTileCells], float * const * acc, const float * factor);
 
-// By number of rows in the register block; blocks larger than the ISA's kRows do not occur.
+// By number of queries in the register block; blocks larger than the ISA's kQueries do not occur.
 template <class U, int D>
 struct Products {
-    static constexpr int rows(int n) { return n < Simd::kRows ? n : Simd::kRows; }
-    static constexpr QkFn<U> kQkF16[] = {qk_f16<U, D, rows(1)>, qk_f16<U, D, rows(2)>, qk_f16<U, D, rows(3)>, qk_f16<U, D, rows(4)>};
-    static constexpr PvFn<U> kPvF16[] = {pv<U, CellType::f16, D, rows(1)>, pv<U, CellType::f16, D, rows(2)>,
-                                         pv<U, CellType::f16, D, rows(3)>, pv<U, CellType::f16, D, rows(4)>};
+    static constexpr int queries(int n) { return n < Simd::kQueries ? n : Simd::kQueries; }
+    static constexpr QkFn<U> kQkF16[] = {qk_f16<U, D, queries(1)>, qk_f16<U, D, queries(2)>, qk_f16<U, D, queries(3)>, qk_f16<U, D, queries(4)>};
+    static constexpr PvFn<U> kPvF16[] = {pv<U, CellType::f16, D, queries(1)>, pv<U, CellType::f16, D, queries(2)>,
+                                         pv<U, CellType::f16, D, queries(3)>, pv<U, CellType::f16, D, queries(4)>};
 
     static const QkFn<U> * qk(CellType type) {
         if constexpr (D % kBlock == 0) {
-            static constexpr QkFn<U> q8[] = {qk_q8<U, D, rows(1)>, qk_q8<U, D, rows(2)>, qk_q8<U, D, rows(3)>, qk_q8<U, D, rows(4)>};
+            static constexpr QkFn<U> q8[] = {qk_q8<U, D, queries(1)>, qk_q8<U, D, queries(2)>, qk_q8<U, D, queries(3)>, qk_q8<U, D, queries(4)>};
             return type == CellType::q8_0 ? q8 : kQkF16;
         } else {
             return kQkF16;
@@ -32,8 +32,8 @@ struct Products {
     }
     static const PvFn<U> * pv_of(CellType type) {
         if constexpr (D % kBlock == 0) {
-            static constexpr PvFn<U> q8[] = {pv<U, CellType::q8_0, D, rows(1)>, pv<U, CellType::q8_0, D, rows(2)>,
-                                             pv<U, CellType::q8_0, D, rows(3)>, pv<U, CellType::q8_0, D, rows(4)>};
+            static constexpr PvFn<U> q8[] = {pv<U, CellType::q8_0, D, queries(1)>, pv<U, CellType::q8_0, D, queries(2)>,
+                                             pv<U, CellType::q8_0, D, queries(3)>, pv<U, CellType::q8_0, D, queries(4)>};
             return type == CellType::q8_0 ? q8 : kPvF16;
         } else {
             return kPvF16;
@@ -182,12 +182,12 @@ inline void prepare_unit(const AttendProblem & p, const Tile & tile, int head, U
     }
 }
 
-inline void clear_strips(const AttendPlan & plan, char * workspace, int row, int strip, int n_strips) {
+inline void clear_strips(const AttendPlan & plan, char * workspace, int query, int strip, int n_strips) {
     float * sums = reinterpret_cast<float *>(workspace + plan.strip_sum_offset);
     float * tops = reinterpret_cast<float *>(workspace + plan.strip_max_offset);
     for (int s = strip; s < strip + n_strips; ++s) {
-        sums[row * plan.strip_stride + s] = 0.0f;
-        tops[row * plan.strip_stride + s] = -INFINITY;
+        sums[query * plan.strip_stride + s] = 0.0f;
+        tops[query * plan.strip_stride + s] = -INFINITY;
     }
 }
 
@@ -226,39 +226,39 @@ public:
         queries = partial + plan.q_offset;
         strip_sum = reinterpret_cast<float *>(workspace + plan.strip_sum_offset);
         strip_max = reinterpret_cast<float *>(workspace + plan.strip_max_offset);
-        for (int row = 0; row < plan.n_rows; ++row) {
-            max[row] = -INFINITY;
-            sum[row] = 0.0f;
-            const int in_head = row % plan.rows_per_kv;
-            prepare_query<D>(p, in_head / plan.group, row / plan.rows_per_kv * plan.group + in_head % plan.group,
-                             queries + static_cast<size_t>(row) * plan.q_row_bytes);
+        for (int query = 0; query < plan.n_queries; ++query) {
+            max[query] = -INFINITY;
+            sum[query] = 0.0f;
+            const int in_head = query % plan.queries_per_kv;
+            prepare_query<D>(p, in_head / plan.group, query / plan.queries_per_kv * plan.group + in_head % plan.group,
+                             queries + static_cast<size_t>(query) * plan.prepared_bytes);
         }
-        memset(acc, 0, static_cast<size_t>(plan.n_rows) * acc_stride * sizeof(float));
+        memset(acc, 0, static_cast<size_t>(plan.n_queries) * acc_stride * sizeof(float));
     }
 
-    // `first_strip`: where the tile's strips stand in the strip sums of its rows.
+    // `first_strip`: where the tile's strips stand in the strip sums of its queries.
     void attend(const Tile & tile, Unit & unit, int head, int first_strip) {
-        const int n_rows = tile.n_tokens * plan.group;
-        const int n_blocks = (n_rows + Simd::kRows - 1) / Simd::kRows;
+        const int n_queries = tile.n_tokens * plan.group;
+        const int n_blocks = (n_queries + Simd::kQueries - 1) / Simd::kQueries;
         for (int block = 0, done = 0; block < n_blocks; ++block) {
-            const int count = (n_rows - done + n_blocks - block - 1) / (n_blocks - block);  // as even as it gets
-            const char * q[Simd::kRows];
-            const float * bias[Simd::kRows];
-            float * out[Simd::kRows];
-            float factor[Simd::kRows];
-            RowState state[Simd::kRows];
+            const int count = (n_queries - done + n_blocks - block - 1) / (n_blocks - block);  // as even as it gets
+            const char * q[Simd::kQueries];
+            const float * bias[Simd::kQueries];
+            float * out[Simd::kQueries];
+            float factor[Simd::kQueries];
+            QueryState state[Simd::kQueries];
             for (int r = 0; r < count; ++r) {
                 const int token = tile.tokens[(done + r) / plan.group];
-                const size_t row = static_cast<size_t>(head * plan.rows_per_kv + token * plan.group + (done + r) % plan.group);
-                const size_t strip = row * plan.strip_stride + static_cast<size_t>(first_strip);
-                q[r] = queries + row * plan.q_row_bytes;
+                const size_t query = static_cast<size_t>(head * plan.queries_per_kv + token * plan.group + (done + r) % plan.group);
+                const size_t strip = query * plan.strip_stride + static_cast<size_t>(first_strip);
+                q[r] = queries + query * plan.prepared_bytes;
                 bias[r] = tile.bias[token];
-                out[r] = acc + row * acc_stride;
-                state[r] = {max + row, sum + row, observed ? strip_sum + strip : nullptr, observed ? strip_max + strip : nullptr};
+                out[r] = acc + query * acc_stride;
+                state[r] = {max + query, sum + query, observed ? strip_sum + strip : nullptr, observed ? strip_max + strip : nullptr};
             }
             qk[count - 1](unit, q, scores);
             softmax_tile(count, unit.n_strips, p.softcap, scores, bias, state, factor);
-            weigh_rows(tile, unit, done, count, out, factor);
+            weigh_queries(tile, unit, done, count, out, factor);
             done += count;
         }
     }
@@ -268,9 +268,9 @@ public:
     const bool observed;
 
 private:
-    // The sums over V of rows [done, done + count) of the tile. A weight of zero is no reason to read a row of V: times an infinity or a NaN
+    // The sums over V of queries [done, done + count) of the tile. A weight of zero is no reason to read a row of V: times an infinity or a NaN
     // it is a NaN. So tokens that see different cells walk their own.
-    void weigh_rows(const Tile & tile, Unit & unit, int done, int count, float * const * out, const float * factor) {
+    void weigh_queries(const Tile & tile, Unit & unit, int done, int count, float * const * out, const float * factor) {
         for (int r = 0; r < count;) {
             const int token = (done + r) / plan.group, left = (token + 1) * plan.group - (done + r);
             const int n = tile.alike || left > count - r ? count - r : left;
@@ -287,14 +287,14 @@ private:
     const size_t acc_stride;
     float *max, *sum, *acc, *strip_sum, *strip_max;
     char * queries;
-    alignas(64) float scores[Simd::kRows][kTileCells];
+    alignas(64) float scores[Simd::kQueries][kTileCells];
 };
 
 inline void clear_tile(const AttendProblem & p, const AttendPlan & plan, char * workspace, int index, int head) {
     const int first = index * plan.tile_strips;
     const int n = plan.n_strips - first < plan.tile_strips ? plan.n_strips - first : plan.tile_strips;
-    for (int i = 0; i < plan.rows_per_kv; ++i) {
-        clear_strips(plan, workspace, head * plan.rows_per_kv + i, first, n);
+    for (int i = 0; i < plan.queries_per_kv; ++i) {
+        clear_strips(plan, workspace, head * plan.queries_per_kv + i, first, n);
     }
 }
 

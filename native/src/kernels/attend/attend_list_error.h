@@ -11,11 +11,11 @@ namespace {
 // The error of query head g of a list, as AttendProblem says. Its tiles begin at `first`; its softmax has the maximum `max` and the
 // sum 1 / `inverse`.
 template <int D>
-float list_error(const AttendProblem & p, const AttendPlan & plan, char * workspace, const RowList & rows, int64_t first, int g, float max,
+float list_error(const AttendProblem & p, const AttendPlan & plan, char * workspace, const RowList & list, int64_t first, int g, float max,
                  float inverse) {
     const int dim = dim_of<D>(p.head_dim);
-    const int query_head = rows.head * plan.group + g;
-    const char * out = p.out + static_cast<size_t>(rows.token) * p.out_stride_token + static_cast<size_t>(query_head) * p.out_stride_head;
+    const int query_head = list.head * plan.group + g;
+    const char * out = p.out + static_cast<size_t>(list.token) * p.out_stride_token + static_cast<size_t>(query_head) * p.out_stride_head;
     F length = Simd::zero();
     for (int d = 0; d < dim; d += kLanes) {
         const F x = load_floats<D>(out, d, dim);
@@ -24,7 +24,7 @@ float list_error(const AttendProblem & p, const AttendPlan & plan, char * worksp
     Tiles at(p);
     Gathered tile;
     double variance = 0.0;
-    for (int i = 0; i < rows.n_tiles; ++i) {
+    for (int i = 0; i < list.n_tiles; ++i) {
         at.go_to(first + i);
         find_rows<D>(p, at, tile.k, tile.v);
         const TilePart part = part_of(plan, workspace, first + i);
@@ -34,7 +34,7 @@ float list_error(const AttendProblem & p, const AttendPlan & plan, char * worksp
             gather_scales(tile.v, (n + kStripCells - 1) / kStripCells, dim / kBlock, tile.scales.v);
         }
         for (int c = 0; c < n; ++c) {
-            const float weight = rows.weights[i * kTileCells + c];
+            const float weight = list.weights[i * kTileCells + c];
             if (weight <= 1.0f) {
                 continue;
             }

@@ -26,25 +26,25 @@ inline RowList list_of(const AttendProblem & p, int index) {
 // Walks the tiles of all lists, one list after the other; claimed tiles come in ascending order.
 class Tiles {
 public:
-    Tiles(const AttendProblem & p) : p(p), n_lists(p.n_tokens * p.n_head_kv), rows(list_of(p, 0)) {}
+    Tiles(const AttendProblem & p) : p(p), n_lists(p.n_tokens * p.n_head_kv), list(list_of(p, 0)) {}
 
     bool go_to(int64_t tile) {  // false: there is none
-        while (tile >= before + rows.n_tiles) {
-            before += rows.n_tiles;
+        while (tile >= before + list.n_tiles) {
+            before += list.n_tiles;
             if (++index == n_lists) {
                 return false;
             }
-            rows = list_of(p, index);
+            list = list_of(p, index);
         }
         in_list = static_cast<int>(tile - before);
         return true;
     }
-    int n_here() const { return rows.n - in_list * kTileCells < kTileCells ? rows.n - in_list * kTileCells : kTileCells; }
+    int n_here() const { return list.n - in_list * kTileCells < kTileCells ? list.n - in_list * kTileCells : kTileCells; }
 
     const AttendProblem & p;
     int n_lists, index = 0, in_list = 0;
     int64_t before = 0;
-    RowList rows;
+    RowList list;
 };
 
 constexpr size_t row_bytes_of(CellType type, int dim) {
@@ -54,11 +54,11 @@ constexpr size_t row_bytes_of(CellType type, int dim) {
 // Where the rows of a tile lie: in the arena where their page has a slot, else at home.
 template <int D>
 void find_rows(const AttendProblem & p, const Tiles & at, const char ** k, const char ** v) {
-    const int32_t * cells = at.rows.cells + at.in_list * kTileCells;
+    const int32_t * cells = at.list.cells + at.in_list * kTileCells;
     const int n = at.n_here(), dim = dim_of<D>(p.head_dim);
-    const char * home_k = p.k + static_cast<size_t>(at.rows.head) * p.k_stride_head;
-    const char * home_v = p.v + static_cast<size_t>(at.rows.head) * p.v_stride_head;
-    const int32_t * slots = p.arena.data != nullptr ? p.arena.slots + static_cast<size_t>(at.rows.head) * p.arena.slots_stride : nullptr;
+    const char * home_k = p.k + static_cast<size_t>(at.list.head) * p.k_stride_head;
+    const char * home_v = p.v + static_cast<size_t>(at.list.head) * p.v_stride_head;
+    const int32_t * slots = p.arena.data != nullptr ? p.arena.slots + static_cast<size_t>(at.list.head) * p.arena.slots_stride : nullptr;
     for (int i = 0; i < n; ++i) {
         const size_t cell = static_cast<size_t>(cells[i]);
         k[i] = home_k + cell * p.k_stride_cell;

@@ -8,11 +8,11 @@
 namespace edgekv {
 namespace {
 
-// Leaves the row's final max and 1/sum in `max` and `inverse` (0 if the row saw nothing).
-inline void merge_row(const AttendProblem & p, const AttendPlan & plan, char * workspace, int row, int head, char * out,
-                      float & max, float & inverse) {
+// Leaves the query's final max and 1/sum in `max` and `inverse` (0 if it saw nothing).
+inline void merge_query(const AttendProblem & p, const AttendPlan & plan, char * workspace, int query, int head, char * out,
+                        float & max, float & inverse) {
     const auto partial = [&](int i) { return workspace + plan.partial_offset + static_cast<size_t>(i) * plan.partial_bytes; };
-    const auto max_of = [&](int i) { return reinterpret_cast<const float *>(partial(i))[row]; };
+    const auto max_of = [&](int i) { return reinterpret_cast<const float *>(partial(i))[query]; };
 
     float top = p.sinks != nullptr ? p.sinks[head] : -INFINITY;
     for (int i = 0; i < plan.n_threads; ++i) {
@@ -22,14 +22,14 @@ inline void merge_row(const AttendProblem & p, const AttendPlan & plan, char * w
 
     float total = p.sinks != nullptr && top > -INFINITY ? expf(p.sinks[head] - top) : 0.0f;
     for (int i = 0; i < plan.n_threads; ++i) {
-        total += weight_of(i) * reinterpret_cast<const float *>(partial(i) + plan.sum_offset)[row];
+        total += weight_of(i) * reinterpret_cast<const float *>(partial(i) + plan.sum_offset)[query];
     }
     max = top;
     inverse = total > 0.0f ? 1.0f / total : 0.0f;
 
     // Threads' contributions are added up in `out` itself, thread by thread.
     for (int i = 0; i < plan.n_threads; ++i) {
-        const float * acc = reinterpret_cast<const float *>(partial(i) + plan.acc_offset) + static_cast<size_t>(row) * plan.acc_stride;
+        const float * acc = reinterpret_cast<const float *>(partial(i) + plan.acc_offset) + static_cast<size_t>(query) * plan.acc_stride;
         const F factor = Simd::set1(weight_of(i) * inverse);
         int d = 0;
         for (; d + kLanes <= p.head_dim; d += kLanes) {
@@ -46,17 +46,17 @@ inline void merge_row(const AttendProblem & p, const AttendPlan & plan, char * w
 
 inline void merge(const AttendProblem & p, const AttendPlan & plan, char * workspace) {
     const bool observed = p.mass_max != nullptr || p.mass_sum != nullptr;
-    float * final_of_row = reinterpret_cast<float *>(workspace + plan.final_offset);
-    for (int row = 0; row < plan.n_rows; ++row) {
-        const int kv = row / plan.rows_per_kv;
-        const int token = row % plan.rows_per_kv / plan.group;
-        const int head = kv * plan.group + row % plan.group;
+    float * final_of_query = reinterpret_cast<float *>(workspace + plan.final_offset);
+    for (int query = 0; query < plan.n_queries; ++query) {
+        const int kv = query / plan.queries_per_kv;
+        const int token = query % plan.queries_per_kv / plan.group;
+        const int head = kv * plan.group + query % plan.group;
         char * out = p.out + static_cast<size_t>(token) * p.out_stride_token + static_cast<size_t>(head) * p.out_stride_head;
         float max, inverse;
-        merge_row(p, plan, workspace, row, head, out, max, inverse);
+        merge_query(p, plan, workspace, query, head, out, max, inverse);
         if (observed) {
-            final_of_row[2 * row] = max;
-            final_of_row[2 * row + 1] = inverse;
+            final_of_query[2 * query] = max;
+            final_of_query[2 * query + 1] = inverse;
         }
     }
 }

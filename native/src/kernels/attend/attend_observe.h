@@ -8,12 +8,12 @@ namespace {
 
 constexpr int kChunkPages = 64;  // a multiple of every kLanes; results of a chunk stay in L1
 
-// The softmax weights of pages [first, first + n) of one row of `n_strips` strips. final_of: the row's maximum, and 1 / its sum.
+// The softmax weights of pages [first, first + n) of one query over `n_strips` strips. final_of: its maximum, and 1 / its sum.
 inline void page_masses(int per_page, int n_strips, int first, int n, const float * sums, const float * tops, const float * final_of,
                         float * mass) {
     const float max = final_of[0], inverse = final_of[1];
     if (per_page == 1) {
-        // rows are padded to whole vectors; what lies behind the last page is never added to anything
+        // the masses are padded to whole vectors; what lies behind the last page is never added to anything
         F factor = Simd::zero();
         float factor_of = NAN;  // the running max seldom changes, so its factor mostly serves the next vector too
         for (int i = 0; i < n; i += kLanes) {
@@ -53,7 +53,7 @@ inline void add_chunk(float * array, const float * chunk, int n) {
 inline void observe(const AttendProblem & p, const AttendPlan & plan, const char * workspace, int ith) {
     const float * strip_sum = reinterpret_cast<const float *>(workspace + plan.strip_sum_offset);
     const float * strip_max = reinterpret_cast<const float *>(workspace + plan.strip_max_offset);
-    const float * final_of_row = reinterpret_cast<const float *>(workspace + plan.final_offset);
+    const float * final_of_query = reinterpret_cast<const float *>(workspace + plan.final_offset);
     const int per_page = p.page_tokens / kStripCells;
     const int n_pages = (p.n_cells + p.page_tokens - 1) / p.page_tokens;
 
@@ -68,15 +68,15 @@ inline void observe(const AttendProblem & p, const AttendPlan & plan, const char
         const int n = end - first < kChunkPages ? end - first : kChunkPages;
         for (int kv = 0; kv < p.n_head_kv; ++kv) {
             for (int t = 0; t < p.n_tokens; ++t) {
-                const int first_row = kv * plan.rows_per_kv + t * plan.group;
-                if (final_of_row[2 * first_row + 1] == 0.0f) {
+                const int first_query = kv * plan.queries_per_kv + t * plan.group;
+                if (final_of_query[2 * first_query + 1] == 0.0f) {
                     continue;  // the heads of a token share its mask: none of them saw anything
                 }
                 for (int g = 0; g < plan.group; ++g) {
-                    const size_t strip = static_cast<size_t>(first_row + g) * plan.strip_stride;
+                    const size_t strip = static_cast<size_t>(first_query + g) * plan.strip_stride;
                     float * into = g == 0 ? sum : mass;
                     page_masses(per_page, plan.n_strips, first, n, strip_sum + strip, strip_max + strip,
-                                final_of_row + 2 * (first_row + g), into);
+                                final_of_query + 2 * (first_query + g), into);
                     for (int i = 0; i < n; i += kLanes) {
                         const F x = Simd::load(into + i);
                         Simd::store(top + i, g == 0 ? x : Simd::max(Simd::load(top + i), x));

@@ -32,21 +32,21 @@ constexpr int most_dim() {
     return D != kAny ? D : kMaxHeadDim;
 }
 
-// Values from i on of a row of `dim`.
+// Values from i on of `dim`.
 template <int D>
 inline F load_halves(const char * row, int i, int dim) {
     return D != kAny ? Simd::load_f16(row + i * 2) : Simd::load_some_f16(row + i * 2, dim - i);
 }
 template <int D>
-inline F load_floats(const char * row, int i, int dim) {
-    return D != kAny ? Simd::load(row + i * 4) : Simd::load_some(row + i * 4, dim - i);
+inline F load_floats(const char * values, int i, int dim) {
+    return D != kAny ? Simd::load(values + i * 4) : Simd::load_some(values + i * 4, dim - i);
 }
 template <int D>
-inline void store_floats(char * row, int i, int dim, const F & x) {
+inline void store_floats(char * values, int i, int dim, const F & x) {
     if constexpr (D != kAny) {
-        Simd::store(row + i * 4, x);
+        Simd::store(values + i * 4, x);
     } else {
-        Simd::store_some(row + i * 4, x, dim - i);
+        Simd::store_some(values + i * 4, x, dim - i);
     }
 }
 
@@ -71,7 +71,7 @@ struct Unit {
     int head_dim;
     size_t k_stride[kTileStrips], v_stride[kTileStrips];
     Ahead next_k[kTileStrips], next_v[kTileStrips];
-    const uint8_t * visible;  // the tile's cells that the rows at work see
+    const uint8_t * visible;  // the tile's cells that the queries at work see
     int n_visible;
     Scales scales;
 
@@ -125,16 +125,16 @@ struct Gathered {
 };
 
 constexpr int q8_vectors(int dim) { return (dim / 4 + kLanes - 1) / kLanes; }
-// A q8_0 query row is its int8 values in dot4() order, then a scale per block, then the sum that a biased K adds per block.
+// A query against q8_0 is its int8 values in dot4() order, then a scale per block, then the sum that a biased K adds per block.
 constexpr size_t q8_scales_offset(int dim) { return static_cast<size_t>(q8_vectors(dim)) * 4 * sizeof(I); }
 
-// The scores of four cells with NR query rows, still spread over the 128-bit groups: see Simd::quad().
-template <int D, int NR>
+// The scores of four cells with NQ queries, still spread over the 128-bit groups: see Simd::quad().
+template <int D, int NQ>
 inline void four_scores(const char * const * k, const char * const * q, int head_dim, F (*part)[4], int group) {
     const int dim = dim_of<D>(head_dim);
-    F acc[NR][4];
+    F acc[NQ][4];
     EDGEKV_UNROLL
-    for (int r = 0; r < NR; ++r) {
+    for (int r = 0; r < NQ; ++r) {
         acc[r][0] = acc[r][1] = acc[r][2] = acc[r][3] = Simd::zero();
     }
     for (int i = 0; i < dim; i += kLanes) {
@@ -142,31 +142,31 @@ inline void four_scores(const char * const * k, const char * const * q, int head
         for (int c = 0; c < 4; ++c) {
             const F x = load_halves<D>(k[c], i, dim);
             EDGEKV_UNROLL
-            for (int r = 0; r < NR; ++r) {
+            for (int r = 0; r < NQ; ++r) {
                 acc[r][c] = Simd::fma(x, Simd::load(q[r] + i * 4), acc[r][c]);
             }
         }
     }
     EDGEKV_UNROLL
-    for (int r = 0; r < NR; ++r) {
+    for (int r = 0; r < NQ; ++r) {
         part[r][group] = Simd::quad(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
     }
 }
 
-// scores[r][cell] = q[r] . k[cell] for the NR rows
-template <class U, int D, int NR>
+// scores[r][cell] = q[r] . k[cell] for the NQ queries
+template <class U, int D, int NQ>
 void qk_f16(const U & unit, const char * const * q, float (*scores)[kTileCells]) {
     for (int s = 0; s < unit.n_strips; ++s) {
-        F part[NR][4];
+        F part[NQ][4];
         const auto group = [&](int g) {
             const char * k[4];
             unit.four_k(s, 4 * g, k);
             for (int c = 0; c < 4; ++c) {
                 unit.fetch_k(s, 4 * g + c);
             }
-            four_scores<D, NR>(k, q, unit.head_dim, part, g);
+            four_scores<D, NQ>(k, q, unit.head_dim, part, g);
         };
-        if constexpr (NR < 4) {
+        if constexpr (NQ < 4) {
             EDGEKV_UNROLL
             for (int g = 0; g < 4; ++g) {
                 group(g);
@@ -177,7 +177,7 @@ void qk_f16(const U & unit, const char * const * q, float (*scores)[kTileCells])
             }
         }
         EDGEKV_UNROLL
-        for (int r = 0; r < NR; ++r) {
+        for (int r = 0; r < NQ; ++r) {
             EDGEKV_UNROLL
             for (int i = 0; i < kStripCells / kLanes; ++i) {
                 Simd::store(scores[r] + s * kStripCells + i * kLanes, Simd::join(part[r] + i * kLanes / 4));
@@ -187,7 +187,7 @@ void qk_f16(const U & unit, const char * const * q, float (*scores)[kTileCells])
 }
 
 // As qk_f16, by integer dot products with the query quantised per block.
-template <class U, int D, int NR>
+template <class U, int D, int NQ>
 void qk_q8(const U & unit, const char * const * q, float (*scores)[kTileCells]) {
     const int dim = dim_of<D>(unit.head_dim);
     const int n_blocks = dim / kBlock;
@@ -195,13 +195,13 @@ void qk_q8(const U & unit, const char * const * q, float (*scores)[kTileCells]) 
     constexpr int quads = kLanes / 4;
     for (int s = 0; s < unit.n_strips; ++s) {
         for (int c0 = 0; c0 < kStripCells; c0 += kLanes) {
-            F score[NR];
+            F score[NQ];
             EDGEKV_UNROLL
-            for (int r = 0; r < NR; ++r) {
+            for (int r = 0; r < NQ; ++r) {
                 score[r] = Simd::zero();
             }
             for (int v = 0; v < q8_vectors(dim); ++v) {
-                I acc[NR][quads];
+                I acc[NQ][quads];
                 EDGEKV_UNROLL
                 for (int g = 0; g < quads; ++g) {
                     const char * rows[4];
@@ -218,7 +218,7 @@ void qk_q8(const U & unit, const char * const * q, float (*scores)[kTileCells]) 
                     }
                     Simd::transpose4(k);
                     EDGEKV_UNROLL
-                    for (int r = 0; r < NR; ++r) {
+                    for (int r = 0; r < NQ; ++r) {
                         acc[r][g] = Simd::izero();
                         EDGEKV_UNROLL
                         for (int j = 0; j < 4; ++j) {
@@ -227,7 +227,7 @@ void qk_q8(const U & unit, const char * const * q, float (*scores)[kTileCells]) 
                     }
                 }
                 EDGEKV_UNROLL
-                for (int r = 0; r < NR; ++r) {
+                for (int r = 0; r < NQ; ++r) {
                     const float * q_scale = reinterpret_cast<const float *>(q[r] + q8_scales_offset(dim));
                     const int32_t * excess = reinterpret_cast<const int32_t *>(q_scale + n_blocks);
                     I sums[per_vector];
@@ -244,7 +244,7 @@ void qk_q8(const U & unit, const char * const * q, float (*scores)[kTileCells]) 
                 }
             }
             EDGEKV_UNROLL
-            for (int r = 0; r < NR; ++r) {
+            for (int r = 0; r < NQ; ++r) {
                 Simd::store(scores[r] + s * kStripCells + c0, score[r]);
             }
         }
@@ -261,13 +261,13 @@ F load_value(const char * row, int i, int dim) {
 }
 
 // acc[r] = acc[r] * factor[r] + sum over cells of weight * v[cell], for dimensions i0 .. i0 + NV*kLanes.
-// weights: [NR][kTileCells] or, with the block scale folded in, [NR][most_dim<D>() / 32][kTileCells]
-template <class U, CellType T, int D, int NR, int NV>
+// weights: [NQ][kTileCells] or, with the block scale folded in, [NQ][most_dim<D>() / 32][kTileCells]
+template <class U, CellType T, int D, int NQ, int NV>
 void pv_block(const U & unit, const float * weights, float * const * acc, const float * factor, int i0) {
-    constexpr int per_row = T == CellType::f16 ? 1 : most_dim<D>() / kBlock;
-    F sum[NR][NV];
+    constexpr int per_query = T == CellType::f16 ? 1 : most_dim<D>() / kBlock;
+    F sum[NQ][NV];
     EDGEKV_UNROLL
-    for (int r = 0; r < NR; ++r) {
+    for (int r = 0; r < NQ; ++r) {
         EDGEKV_UNROLL
         for (int j = 0; j < NV; ++j) {
             sum[r][j] = Simd::mul(Simd::load(acc[r] + i0 + j * kLanes), Simd::set1(factor[r]));
@@ -283,14 +283,14 @@ void pv_block(const U & unit, const float * weights, float * const * acc, const 
         for (int j = 0; j < NV; ++j) {
             const F x = load_value<T, D>(row, i0 + j * kLanes, unit.head_dim);
             EDGEKV_UNROLL
-            for (int r = 0; r < NR; ++r) {
+            for (int r = 0; r < NQ; ++r) {
                 const int b = T == CellType::f16 ? 0 : (i0 + j * kLanes) / kBlock;
-                sum[r][j] = Simd::fma(x, Simd::set1(weights[(r * per_row + b) * kTileCells + c]), sum[r][j]);
+                sum[r][j] = Simd::fma(x, Simd::set1(weights[(r * per_query + b) * kTileCells + c]), sum[r][j]);
             }
         }
     }
     EDGEKV_UNROLL
-    for (int r = 0; r < NR; ++r) {
+    for (int r = 0; r < NQ; ++r) {
         EDGEKV_UNROLL
         for (int j = 0; j < NV; ++j) {
             Simd::store(acc[r] + i0 + j * kLanes, sum[r][j]);
@@ -299,25 +299,25 @@ void pv_block(const U & unit, const float * weights, float * const * acc, const 
 }
 
 // The last `left` vectors, NV at most.
-template <class U, CellType T, int D, int NR, int NV>
+template <class U, CellType T, int D, int NQ, int NV>
 void pv_rest(const U & unit, const float * weights, float * const * acc, const float * factor, int i0, int left) {
     if constexpr (NV > 0) {
         if (left == NV) {
-            pv_block<U, T, D, NR, NV>(unit, weights, acc, factor, i0);
+            pv_block<U, T, D, NQ, NV>(unit, weights, acc, factor, i0);
         } else {
-            pv_rest<U, T, D, NR, NV - 1>(unit, weights, acc, factor, i0, left);
+            pv_rest<U, T, D, NQ, NV - 1>(unit, weights, acc, factor, i0, left);
         }
     }
 }
 
-template <class U, CellType T, int D, int NR>
+template <class U, CellType T, int D, int NQ>
 void pv(const U & unit, const float (*p)[kTileCells], float * const * acc, const float * factor) {
     constexpr int most_blocks = most_dim<D>() / kBlock;
     const int dim = dim_of<D>(unit.head_dim);
     const float * weights = p[0];
-    alignas(64) float scaled[T == CellType::q8_0 ? NR * most_blocks * kTileCells : 1];
+    alignas(64) float scaled[T == CellType::q8_0 ? NQ * most_blocks * kTileCells : 1];
     if constexpr (T == CellType::q8_0) {
-        for (int r = 0; r < NR; ++r) {
+        for (int r = 0; r < NQ; ++r) {
             for (int b = 0; b < dim / kBlock; ++b) {
                 for (int c = 0; c < unit.n_strips * kStripCells; c += kLanes) {
                     Simd::store(scaled + (r * most_blocks + b) * kTileCells + c,
@@ -333,18 +333,18 @@ void pv(const U & unit, const float (*p)[kTileCells], float * const * acc, const
         constexpr int rest = vectors % Simd::kPvVectors;
         EDGEKV_UNROLL
         for (int i = 0; i < whole; ++i) {
-            pv_block<U, T, D, NR, Simd::kPvVectors>(unit, weights, acc, factor, i * Simd::kPvVectors * kLanes);
+            pv_block<U, T, D, NQ, Simd::kPvVectors>(unit, weights, acc, factor, i * Simd::kPvVectors * kLanes);
         }
         if constexpr (rest > 0) {
-            pv_block<U, T, D, NR, rest>(unit, weights, acc, factor, whole * Simd::kPvVectors * kLanes);
+            pv_block<U, T, D, NQ, rest>(unit, weights, acc, factor, whole * Simd::kPvVectors * kLanes);
         }
     } else {
         int left = (dim + kLanes - 1) / kLanes, i0 = 0;
         for (; left >= Simd::kPvVectors; left -= Simd::kPvVectors, i0 += Simd::kPvVectors * kLanes) {
-            pv_block<U, T, D, NR, Simd::kPvVectors>(unit, weights, acc, factor, i0);
+            pv_block<U, T, D, NQ, Simd::kPvVectors>(unit, weights, acc, factor, i0);
         }
         if constexpr (T == CellType::f16) {
-            pv_rest<U, T, D, NR, Simd::kPvVectors - 1>(unit, weights, acc, factor, i0, left);
+            pv_rest<U, T, D, NQ, Simd::kPvVectors - 1>(unit, weights, acc, factor, i0, left);
         }
     }
 }

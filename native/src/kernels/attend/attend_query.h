@@ -1,4 +1,4 @@
-// The query rows in the form that the products of a tile take them.
+// The queries in the form that the products of a tile take them.
 #pragma once
 
 #include <math.h>
@@ -9,12 +9,12 @@
 namespace edgekv {
 namespace {
 
-// Quantises a query row by block to int8 (scale = amax / 127, round to nearest even), in the order that dot4() meets it.
+// Quantises a query by block to int8 (scale = amax / 127, round to nearest even), in the order that dot4() meets it.
 template <int D>
-void quantise_query(const float * q, int head_dim, float scale, char * row) {
+void quantise_query(const float * q, int head_dim, float scale, char * to) {
     const int dim = dim_of<D>(head_dim);
     int8_t values[q8_vectors(most_dim<D>()) * sizeof(I)] = {};
-    float * scales = reinterpret_cast<float *>(row + q8_scales_offset(dim));
+    float * scales = reinterpret_cast<float *>(to + q8_scales_offset(dim));
     int32_t * excess = reinterpret_cast<int32_t *>(scales + dim / kBlock);
     for (int b = 0; b < dim / kBlock; ++b) {
         float amax = 0.0f;
@@ -36,26 +36,26 @@ void quantise_query(const float * q, int head_dim, float scale, char * row) {
         for (int j = 0; j < 4; ++j) {
             for (int lane = 0; lane < kLanes; ++lane) {
                 const int dword = lane / 4 * 4 + j;  // the 4 lanes of a 128-bit group are 4 cells
-                memcpy(row + ((v * 4 + j) * kLanes + lane) * 4, values + (v * kLanes + dword) * 4, 4);
+                memcpy(to + ((v * 4 + j) * kLanes + lane) * 4, values + (v * kLanes + dword) * 4, 4);
             }
         }
     }
 }
 
 template <int D>
-void prepare_query(const AttendProblem & p, int token, int head, char * row) {
+void prepare_query(const AttendProblem & p, int token, int head, char * to) {
     const char * src = p.q + static_cast<size_t>(token) * p.q_stride_token + static_cast<size_t>(head) * p.q_stride_head;
     const int dim = dim_of<D>(p.head_dim);
     if constexpr (D % kBlock == 0) {
         if (p.k_type == CellType::q8_0) {
             alignas(64) float q[most_dim<D>()];
             memcpy(q, src, static_cast<size_t>(dim) * sizeof(float));
-            quantise_query<D>(q, dim, p.scale, row);
+            quantise_query<D>(q, dim, p.scale, to);
             return;
         }
     }
     for (int i = 0; i < dim; i += kLanes) {
-        Simd::store(row + i * 4, Simd::mul(load_floats<D>(src, i, dim), Simd::set1(p.scale)));
+        Simd::store(to + i * 4, Simd::mul(load_floats<D>(src, i, dim), Simd::set1(p.scale)));
     }
 }
 

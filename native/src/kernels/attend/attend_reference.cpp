@@ -27,11 +27,11 @@ double element(CellType type, const char * row, int i) {
 }
 
 double mask_value(const AttendProblem & p, int token, int cell) {
-    const char * row = p.mask + static_cast<size_t>(token) * p.mask_stride_token;
+    const char * of_token = p.mask + static_cast<size_t>(token) * p.mask_stride_token;
     switch (p.mask_type) {
         case MaskType::none: return 0.0;
-        case MaskType::f16: return half_to_double(read<uint16_t>(row + static_cast<size_t>(cell) * 2));
-        case MaskType::f32: return read<float>(row + static_cast<size_t>(cell) * 4);
+        case MaskType::f16: return half_to_double(read<uint16_t>(of_token + static_cast<size_t>(cell) * 2));
+        case MaskType::f32: return read<float>(of_token + static_cast<size_t>(cell) * 4);
     }
     return 0.0;
 }

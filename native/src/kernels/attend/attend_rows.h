@@ -84,14 +84,14 @@ public:
 private:
     int64_t claim() const { return reinterpret_cast<std::atomic<uint32_t> *>(workspace)[1].fetch_add(1, std::memory_order_relaxed); }
 
-    void prepare(const RowList & rows) {
-        if (rows.token == token && rows.head == head) {
+    void prepare(const RowList & list) {
+        if (list.token == token && list.head == head) {
             return;
         }
-        token = rows.token;
-        head = rows.head;
+        token = list.token;
+        head = list.head;
         for (int g = 0; g < plan.group; ++g) {
-            prepare_query<D>(p, token, head * plan.group + g, queries + static_cast<size_t>(g) * plan.q_row_bytes);
+            prepare_query<D>(p, token, head * plan.group + g, queries + static_cast<size_t>(g) * plan.prepared_bytes);
         }
     }
 
@@ -108,20 +108,20 @@ private:
         }
         alignas(64) float weights[kTileCells] = {};
         for (int i = 0; i < n; ++i) {
-            weights[i] = at.rows.weights != nullptr ? at.rows.weights[at.in_list * kTileCells + i] : 1.0f;
+            weights[i] = at.list.weights != nullptr ? at.list.weights[at.in_list * kTileCells + i] : 1.0f;
         }
-        prepare(at.rows);
+        prepare(at.list);
         const TilePart part = part_of(plan, workspace, index);
         const size_t acc_stride = static_cast<size_t>(dim_of<D>(plan.acc_stride));
         memset(part.acc, 0, static_cast<size_t>(plan.group) * acc_stride * sizeof(float));
-        const int n_blocks = (plan.group + Simd::kRows - 1) / Simd::kRows;
+        const int n_blocks = (plan.group + Simd::kQueries - 1) / Simd::kQueries;
         for (int block = 0, done = 0; block < n_blocks; ++block) {
             const int count = (plan.group - done + n_blocks - block - 1) / (n_blocks - block);  // as even as it gets
-            const char * q[Simd::kRows];
-            float * out[Simd::kRows];
-            float factor[Simd::kRows];
+            const char * q[Simd::kQueries];
+            float * out[Simd::kQueries];
+            float factor[Simd::kQueries];
             for (int r = 0; r < count; ++r) {
-                q[r] = queries + static_cast<size_t>(done + r) * plan.q_row_bytes;
+                q[r] = queries + static_cast<size_t>(done + r) * plan.prepared_bytes;
                 out[r] = part.acc + static_cast<size_t>(done + r) * acc_stride;
                 factor[r] = 1.0f;
             }
@@ -133,7 +133,7 @@ private:
             weigh[count - 1](tile, scores, out, factor);
             done += count;
         }
-        arrive(at.rows.head);
+        arrive(at.list.head);
     }
 
     // The thread that completes a head merges the lists of all its tokens: one thread writes a head's sums, always in the same order.
@@ -149,24 +149,24 @@ private:
         arrived.store(0, std::memory_order_relaxed);
         int64_t first = 0;
         for (int i = 0; i < p.n_tokens * p.n_head_kv; ++i) {
-            const RowList rows = list_of(p, i);
-            if (rows.head == head && rows.n > 0) {
-                merge(rows, first);
+            const RowList list = list_of(p, i);
+            if (list.head == head && list.n > 0) {
+                merge(list, first);
             }
-            first += rows.n_tiles;
+            first += list.n_tiles;
         }
     }
 
     // The tiles of a list, in their order.
-    void merge(const RowList & rows, int64_t first) const {
+    void merge(const RowList & list, int64_t first) const {
         const int dim = dim_of<D>(p.head_dim), n_vectors = (dim + kLanes - 1) / kLanes;
         const size_t acc_stride = static_cast<size_t>(dim_of<D>(plan.acc_stride));
         float max[kMaxGroup], inverse[kMaxGroup];
         for (int g = 0; g < plan.group; ++g) {
-            const int query_head = rows.head * plan.group + g;
-            char * out = p.out + static_cast<size_t>(rows.token) * p.out_stride_token + static_cast<size_t>(query_head) * p.out_stride_head;
+            const int query_head = list.head * plan.group + g;
+            char * out = p.out + static_cast<size_t>(list.token) * p.out_stride_token + static_cast<size_t>(query_head) * p.out_stride_head;
             float top = p.sinks != nullptr ? p.sinks[query_head] : -INFINITY;
-            for (int i = 0; i < rows.n_tiles; ++i) {
+            for (int i = 0; i < list.n_tiles; ++i) {
                 const float x = part_of(plan, workspace, first + i).max[g];
                 top = x > top ? x : top;
             }
@@ -175,7 +175,7 @@ private:
             for (int d = 0; d < n_vectors; ++d) {
                 sum[d] = Simd::zero();
             }
-            for (int i = 0; i < rows.n_tiles; ++i) {
+            for (int i = 0; i < list.n_tiles; ++i) {
                 const TilePart part = part_of(plan, workspace, first + i);
                 const float factor = expf(part.max[g] - top);
                 total += factor * part.sum[g];
@@ -189,39 +189,39 @@ private:
                 store_floats<D>(out, d * kLanes, dim, Simd::mul(sum[d], Simd::set1(inverse[g])));
             }
         }
-        tell(rows, first, max, inverse);
-        if (p.hits != nullptr && rows.weights != nullptr && p.error_every > 0 && (rows.head + p.error_turn) % p.error_every == 0) {
+        tell(list, first, max, inverse);
+        if (p.hits != nullptr && list.weights != nullptr && p.error_every > 0 && (list.head + p.error_turn) % p.error_every == 0) {
             for (int g = 0; g < plan.group; ++g) {
-                p.hits[rows.head].error += list_error<D>(p, plan, workspace, rows, first, g, max[g], inverse[g]);
-                p.hits[rows.head].n_errors += 1.0;
+                p.hits[list.head].error += list_error<D>(p, plan, workspace, list, first, g, max[g], inverse[g]);
+                p.hits[list.head].n_errors += 1.0;
             }
         }
     }
 
     // Mass by page, and hits. Each query head's weights on a page are summed up first.
-    void tell(const RowList & rows, int64_t first, const float * max, const float * inverse) const {
-        const int32_t * slots = p.arena.data != nullptr ? p.arena.slots + static_cast<size_t>(rows.head) * p.arena.slots_stride : nullptr;
+    void tell(const RowList & list, int64_t first, const float * max, const float * inverse) const {
+        const int32_t * slots = p.arena.data != nullptr ? p.arena.slots + static_cast<size_t>(list.head) * p.arena.slots_stride : nullptr;
         AttendHits sums{};
-        sums.n_read = rows.n;
-        for (int i = 0; slots != nullptr && i < rows.n; ++i) {
-            sums.n_hits += slots[page_of(rows.cells[i])] >= 0 ? 1 : 0;
+        sums.n_read = list.n;
+        for (int i = 0; slots != nullptr && i < list.n; ++i) {
+            sums.n_hits += slots[page_of(list.cells[i])] >= 0 ? 1 : 0;
         }
         if (p.mass_max != nullptr || p.mass_sum != nullptr) {
-            for (int i = 0; i < rows.n_tiles; ++i) {
+            for (int i = 0; i < list.n_tiles; ++i) {
                 const TilePart part = part_of(plan, workspace, first + i);
-                const int n = rows.n - i * kTileCells < kTileCells ? rows.n - i * kTileCells : kTileCells;
+                const int n = list.n - i * kTileCells < kTileCells ? list.n - i * kTileCells : kTileCells;
                 for (int g = 0; g < plan.group; ++g) {
                     const float factor = expf(part.max[g] - max[g]) * inverse[g];
                     float * of_page = masses + static_cast<size_t>(g) * plan.mass_stride;
                     for (int c = 0; c < n; ++c) {
-                        of_page[page_of(rows.cells[i * kTileCells + c])] += part.weights[g * kTileCells + c] * factor;
+                        of_page[page_of(list.cells[i * kTileCells + c])] += part.weights[g * kTileCells + c] * factor;
                     }
                 }
             }
-            add_masses(rows.head, slots, sums);
+            add_masses(list.head, slots, sums);
         }
         if (p.hits != nullptr) {
-            AttendHits & hits = p.hits[rows.head];
+            AttendHits & hits = p.hits[list.head];
             hits.n_read += sums.n_read;
             hits.n_hits += sums.n_hits;
             hits.mass += sums.mass;
@@ -274,10 +274,10 @@ private:
 
 inline void clear_empty(const AttendProblem & p) {
     for (int i = 0; i < p.n_tokens * p.n_head_kv; ++i) {
-        const RowList rows = list_of(p, i);
-        for (int g = 0; rows.n == 0 && g < p.n_head / p.n_head_kv; ++g) {
-            memset(p.out + static_cast<size_t>(rows.token) * p.out_stride_token +
-                       static_cast<size_t>(rows.head * (p.n_head / p.n_head_kv) + g) * p.out_stride_head,
+        const RowList list = list_of(p, i);
+        for (int g = 0; list.n == 0 && g < p.n_head / p.n_head_kv; ++g) {
+            memset(p.out + static_cast<size_t>(list.token) * p.out_stride_token +
+                       static_cast<size_t>(list.head * (p.n_head / p.n_head_kv) + g) * p.out_stride_head,
                    0, static_cast<size_t>(p.head_dim) * sizeof(float));
         }
     }

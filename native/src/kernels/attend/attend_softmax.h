@@ -38,23 +38,23 @@ inline unsigned lane_bits(uint64_t cells, int vector) {
     return static_cast<unsigned>(cells >> (vector * kLanes)) & ((1u << (kLanes - 1) << 1) - 1);
 }
 
-// The state of one query row across tiles, as it lies in the workspace.
-struct RowState {
+// The state of one query across tiles, as it lies in the workspace.
+struct QueryState {
     float * max;
     float * sum;
     float * strip_sum;  // of this tile's strips, kTileStrips floats, or null if mass is not observed
     float * strip_max;
 };
 
-// Turns the scores of `n_rows` rows into weights relative to the running max, and sets factor[r] to what the earlier weights
-// of the row must be multiplied with.
-inline void softmax_tile(int n_rows, int n_strips, float softcap, float (*scores)[kTileCells], const float * const * bias,
-                         const RowState * state, float * factor) {
-    constexpr int rows_per_join = kLanes / 4;
+// Turns the scores of `n_queries` queries into weights relative to the running max, and sets factor[r] to what the earlier weights
+// of the query must be multiplied with.
+inline void softmax_tile(int n_queries, int n_strips, float softcap, float (*scores)[kTileCells], const float * const * bias,
+                         const QueryState * state, float * factor) {
+    constexpr int queries_per_join = kLanes / 4;
     constexpr int per_strip = kStripCells / kLanes;
-    alignas(64) float strip_sums[(Simd::kRows + rows_per_join - 1) / rows_per_join * rows_per_join][kTileStrips];
-    F part[rows_per_join];
-    for (int r = 0; r < n_rows; ++r) {
+    alignas(64) float strip_sums[(Simd::kQueries + queries_per_join - 1) / queries_per_join * queries_per_join][kTileStrips];
+    F part[queries_per_join];
+    for (int r = 0; r < n_queries; ++r) {
         const int cells = n_strips * kStripCells;
         F top = Simd::set1(-INFINITY);
         for (int c = 0; c < cells; c += kLanes) {
@@ -85,15 +85,15 @@ inline void softmax_tile(int n_rows, int n_strips, float softcap, float (*scores
                 sums[s] = i == 0 ? p : Simd::add(sums[s], p);
             }
         }
-        part[r % rows_per_join] = Simd::quad(sums[0], sums[1], sums[2], sums[3]);
-        if (r % rows_per_join == rows_per_join - 1 || r == n_rows - 1) {
-            for (int i = r % rows_per_join + 1; i < rows_per_join; ++i) {
+        part[r % queries_per_join] = Simd::quad(sums[0], sums[1], sums[2], sums[3]);
+        if (r % queries_per_join == queries_per_join - 1 || r == n_queries - 1) {
+            for (int i = r % queries_per_join + 1; i < queries_per_join; ++i) {
                 part[i] = Simd::zero();
             }
-            Simd::store(strip_sums[r / rows_per_join * rows_per_join], Simd::join(part));
+            Simd::store(strip_sums[r / queries_per_join * queries_per_join], Simd::join(part));
         }
     }
-    for (int r = 0; r < n_rows; ++r) {
+    for (int r = 0; r < n_queries; ++r) {
         const float * s = strip_sums[r];
         *state[r].sum = *state[r].sum * factor[r] + ((s[0] + s[1]) + (s[2] + s[3]));
         if (state[r].strip_sum != nullptr) {

@@ -2,7 +2,7 @@
 //
 // A work item is a KV head and a block of query tokens of its whole group. Threads claim items as they come free; nothing is shared between
 // items, so there is no barrier and the result does not depend on the number of threads. The keys and values of 64 cells are brought into
-// the form that the products take once per item and serve all of its rows.
+// the form that the products take once per item and serve all of its queries.
 //
 // Nothing here knows ggml, llama.cpp or Python.
 #pragma once
@@ -30,7 +30,7 @@ inline int prompt_first_token(int n_tokens, int block) {
 void prompt_classify(MaskType type, const char * mask, size_t stride_token, int n_tokens, int n_cells, int block, Seen * seen);
 
 struct PromptProblem {
-    // n_tokens may be any number; its rows, arena, hits and errors are not used. Mass is observed of the last block of tokens only.
+    // n_tokens may be any number; its lists of rows, arena, hits and errors are not used. Mass is observed of the last block of tokens only.
     AttendProblem attend;
     const Seen * seen;  // [token blocks][seen_stride]
     size_t seen_stride;
@@ -47,7 +47,7 @@ struct PromptPlan {
     int group;
     int n_token_blocks, n_cell_blocks;
     int item_blocks;  // blocks of tokens of an item
-    int n_item_rows;  // items along the tokens
+    int n_token_items;  // items along the tokens
     int n_items;
     size_t scratch_bytes;  // of one thread, 64-byte aligned; need not be cleared
 };

@@ -16,12 +16,12 @@ struct ValuesPairs {
 
     template <int NV>
     static void add_of(const int32_t * v, int head_dim, const Panels & p) {
-        constexpr int rows = Simd::prompt_rows(NV);
+        constexpr int height = Simd::prompt_height(NV);
         constexpr int n = kPromptCells / kPair;
-        for (int d = 0; d < head_dim; d += rows) {
-            F sums[rows][NV];
+        for (int d = 0; d < head_dim; d += height) {
+            F sums[height][NV];
             EDGEKV_UNROLL
-            for (int i = 0; i < rows; ++i) {
+            for (int i = 0; i < height; ++i) {
                 EDGEKV_UNROLL
                 for (int j = 0; j < NV; ++j) {
                     float * acc = p.acc[j] + (d + i) * kLanes;
@@ -35,7 +35,7 @@ struct ValuesPairs {
                     w[j] = Simd::iload(p.scores[j] + k * kLanes);
                 }
                 EDGEKV_UNROLL
-                for (int i = 0; i < rows; ++i) {
+                for (int i = 0; i < height; ++i) {
                     const I x = Simd::iset1(v[(d + i) * n + k]);
                     EDGEKV_UNROLL
                     for (int j = 0; j < NV; ++j) {
@@ -44,7 +44,7 @@ struct ValuesPairs {
                 }
             }
             EDGEKV_UNROLL
-            for (int i = 0; i < rows; ++i) {
+            for (int i = 0; i < height; ++i) {
                 EDGEKV_UNROLL
                 for (int j = 0; j < NV; ++j) {
                     Simd::store(p.acc[j] + (d + i) * kLanes, sums[i][j]);

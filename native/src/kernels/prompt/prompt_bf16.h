@@ -14,7 +14,7 @@ namespace edgekv {
 namespace {
 
 constexpr int kPair = 2;             // bf16 in a dword
-constexpr int kTileChannels = 32;    // bf16 in a row of a tile
+constexpr int kTileChannels = 32;    // bf16 side by side in a tile
 constexpr uint32_t kUpper = 0xffff0000u;
 
 // Rounded to nearest; the low half is noise.
@@ -24,7 +24,7 @@ inline I pair_bits(I even, I odd) {  // the upper halves of both, even below
 }
 inline F upper(I bits) { return Simd::as_float(Simd::iand(bits, Simd::iset1(static_cast<int>(kUpper)))); }
 
-// Pairs of channels of one row of 32 floats, as bf16 and as the rest: [16] dwords each.
+// Pairs of channels of 32 floats, as bf16 and as the rest: [16] dwords each.
 struct Split {
     I high, low;
 };
@@ -132,26 +132,26 @@ inline float weight_of_pair(const float * weights, int cell, int lane) {
 // root on operands are split. The default model stays below 110, and its KLD at 1.5e-5.
 constexpr float kLargeProducts = 128.0f;
 
-// Scores by tiles: a tile of keys has 16 cells and 32 channels, one of queries 16 pairs of channels and 16 rows.
+// Scores by tiles: a tile of keys has 16 cells and 32 channels, one of queries 16 pairs of channels and 16 queries.
 template <class Tiles>
 struct KeysTiles {
     static constexpr int kPanels = 2;
     static constexpr int kCellsOfTile = 16;
 
-    // of each channel, over all rows of the item and over the cells of the block
+    // of each channel, over all queries of the item and over the cells of the block
     alignas(64) float largest_q[kMaxHeadDim] = {};
     alignas(64) float largest_k[kMaxHeadDim];
     bool splits = false;  // at the block at hand
 
-    // [channels / 2][16 rows] pairs, then their rests
-    void pack_q(const float * rows, int channels, char * panel) {
+    // [channels / 2][16 queries] pairs, then their rests
+    void pack_q(const float * queries, int channels, char * panel) {
         char * const rests = panel + static_cast<size_t>(channels * kLanes) * kPair;
         for (int d = 0; d < channels; d += kLanes) {
             F x[kLanes];
             F top = Simd::load(largest_q + d);
             EDGEKV_UNROLL
             for (int r = 0; r < kLanes; ++r) {
-                x[r] = Simd::load(rows + r * channels + d);
+                x[r] = Simd::load(queries + r * channels + d);
                 top = Simd::max(top, magnitude(x[r]));
             }
             Simd::store(largest_q + d, top);
@@ -237,7 +237,7 @@ inline void scale_sums(float * acc, const float * factor, int channels) {
     }
 }
 
-// Sums over V by tiles: 16 channels and 32 cells of V, 16 pairs of cells and 16 rows of weights.
+// Sums over V by tiles: 16 channels and 32 cells of V, 16 pairs of cells and 16 queries' weights.
 template <class Tiles>
 struct ValuesTiles {
     static constexpr int kDegree = 3;

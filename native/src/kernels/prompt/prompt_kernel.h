@@ -1,6 +1,6 @@
 // One item of prompt attention, over the Simd of the translation unit that includes this and two products of its choice.
 //
-// Scores lie transposed: a lane is a row (a query head of a token), and a vector holds what 16 or 8 rows give one cell. So the softmax
+// Scores lie transposed: a lane is a query (a head of a token), and a vector holds what 16 or 8 queries give one cell. So the softmax
 // needs no sum or maximum across lanes, K and V enter the products as rows just as they are stored, and the sums over V are transposed
 // once, at the end. Logits are in powers of two: the queries carry log2(e).
 #pragma once
@@ -65,22 +65,22 @@ private:
             floats(at.max)[r] = kNothing;
             floats(at.sum)[r] = 0.0f;
         }
-        alignas(64) float rows[kLanes * kMaxHeadDim];
+        alignas(64) float queries[kLanes * kMaxHeadDim];
         for (int panel = 0; panel < n_panels; ++panel) {
             const int block = panel / block_panels, first = panel % block_panels * kLanes;
             const int n = tokens_of(block) * plan.group;
-            memset(rows, 0, sizeof(float) * static_cast<size_t>(kLanes * at.k_channels));
+            memset(queries, 0, sizeof(float) * static_cast<size_t>(kLanes * at.k_channels));
             for (int r = 0; r < kLanes && first + r < n; ++r) {
                 const char * src = p.q + static_cast<size_t>(token(block, (first + r) / plan.group)) * p.q_stride_token +
                                    static_cast<size_t>(item.head * plan.group + (first + r) % plan.group) * p.q_stride_head;
-                float * row = rows + r * at.k_channels;
+                float * query = queries + r * at.k_channels;
                 const F scale = Simd::set1(p.scale * kLog2e);
                 for (int i = 0; i < p.head_dim; i += kLanes) {
                     const int to = i < p.head_dim - kLanes ? i : p.head_dim - kLanes;
-                    Simd::store(row + to, Simd::mul(Simd::load(src + to * 4), scale));
+                    Simd::store(query + to, Simd::mul(Simd::load(src + to * 4), scale));
                 }
             }
-            keys.pack_q(rows, at.k_channels, q_panel(panel));
+            keys.pack_q(queries, at.k_channels, q_panel(panel));
         }
     }
 
@@ -179,16 +179,16 @@ private:
         }
         Simd::store(sums, Simd::add(sum, Simd::add(Simd::add(strips[0], strips[1]), Simd::add(strips[2], strips[3]))));
         if (observes && panel >= n_panels - block_panels) {
-            const int row = (panel - (n_panels - block_panels)) * kLanes;
+            const int query = (panel - (n_panels - block_panels)) * kLanes;
             for (int strip = 0; strip < kStrips; ++strip) {
-                Simd::store(strip_sums(*this, block * kStrips + strip) + row, strips[strip]);
+                Simd::store(strip_sums(*this, block * kStrips + strip) + query, strips[strip]);
             }
-            Simd::store(block_max(*this, block) + row, max);
+            Simd::store(block_max(*this, block) + query, max);
         }
         return moved;
     }
 
-    // What a row's sums have to be multiplied with: 1 over all weights, the sink's among them.
+    // What a query's sums have to be multiplied with: 1 over all weights, the sink's among them.
     float share(int panel, int r) const {
         const float max = floats(at.max)[panel * kLanes + r], sum = floats(at.sum)[panel * kLanes + r];
         if (p.sinks == nullptr) {
@@ -204,16 +204,16 @@ private:
             const int block = panel / block_panels, first = panel % block_panels * kLanes;
             const int n = tokens_of(block) * plan.group - first;
             float * const shares = floats(at.sum) + panel * kLanes;
-            alignas(64) float of_row[kLanes];
+            alignas(64) float of_query[kLanes];
             for (int r = 0; r < kLanes; ++r) {
-                of_row[r] = share(panel, r);
+                of_query[r] = share(panel, r);
             }
-            memcpy(shares, of_row, sizeof(of_row));
-            const F factor = Simd::load(of_row);
+            memcpy(shares, of_query, sizeof(of_query));
+            const F factor = Simd::load(of_query);
             const float * sums = acc(panel);
-            char * rows[kLanes];
+            char * outs[kLanes];
             for (int r = 0; r < kLanes && r < n; ++r) {
-                rows[r] = p.out + static_cast<size_t>(token(block, (first + r) / plan.group)) * p.out_stride_token +
+                outs[r] = p.out + static_cast<size_t>(token(block, (first + r) / plan.group)) * p.out_stride_token +
                           static_cast<size_t>(item.head * plan.group + (first + r) % plan.group) * p.out_stride_head;
             }
             for (int i = 0; i < p.head_dim; i += kLanes) {
@@ -226,7 +226,7 @@ private:
                 Simd::transpose(x);
                 EDGEKV_UNROLL
                 for (int r = 0; r < kLanes && r < n; ++r) {
-                    Simd::store(rows[r] + d * 4, x[r]);
+                    Simd::store(outs[r] + d * 4, x[r]);
                 }
             }
         }

@@ -69,17 +69,17 @@ inline void multiply(const float * a, int ai, int ak, const float * const * b, i
         }
     }
     for (int k = 0; k < n; ++k) {
-        F row[NV];
+        F line[NV];
         EDGEKV_UNROLL
         for (int j = 0; j < NV; ++j) {
-            row[j] = Simd::load(b[j] + k * kLanes);
+            line[j] = Simd::load(b[j] + k * kLanes);
         }
         EDGEKV_UNROLL
         for (int i = 0; i < MR; ++i) {
             const F x = Simd::set1(a[i * ai + k * ak]);
             EDGEKV_UNROLL
             for (int j = 0; j < NV; ++j) {
-                c[i][j] = Simd::fma(x, row[j], c[i][j]);
+                c[i][j] = Simd::fma(x, line[j], c[i][j]);
             }
         }
     }
@@ -100,13 +100,13 @@ constexpr int panels_at_most(int n) { return n < Simd::kPromptPanels ? n : Simd:
 struct KeysF32 {
     static constexpr int kPanels = Simd::kPromptPanels;
 
-    // rows [kLanes][k_channels], to a panel
-    static void pack_q(const float * rows, int channels, char * panel) {
+    // queries [kLanes][k_channels], to a panel
+    static void pack_q(const float * queries, int channels, char * panel) {
         for (int d = 0; d < channels; d += kLanes) {
             F x[kLanes];
             EDGEKV_UNROLL
             for (int r = 0; r < kLanes; ++r) {
-                x[r] = Simd::load(rows + r * channels + d);
+                x[r] = Simd::load(queries + r * channels + d);
             }
             Simd::transpose(x);
             EDGEKV_UNROLL
@@ -119,15 +119,15 @@ struct KeysF32 {
 
     template <int NV>
     static void scores_of(const float * k, int channels, int head_dim, const Panels & p) {
-        constexpr int rows = Simd::prompt_rows(NV);
+        constexpr int height = Simd::prompt_height(NV);
         const float * q[NV];
         for (int j = 0; j < NV; ++j) {
             q[j] = reinterpret_cast<const float *>(p.q[j]);
         }
-        for (int c = 0; c < kPromptCells; c += rows) {
-            F s[rows][NV];
-            multiply<rows, NV>(k + c * channels, channels, 1, q, head_dim, s);
-            for (int i = 0; i < rows; ++i) {
+        for (int c = 0; c < kPromptCells; c += height) {
+            F s[height][NV];
+            multiply<height, NV>(k + c * channels, channels, 1, q, head_dim, s);
+            for (int i = 0; i < height; ++i) {
                 for (int j = 0; j < NV; ++j) {
                     Simd::store(p.scores[j] + (c + i) * kLanes, s[i][j]);
                 }
@@ -157,14 +157,14 @@ struct ValuesF32 {
 
     template <int NV>
     static void add_of(const float * v, int channels, int head_dim, const Panels & p) {
-        constexpr int rows = Simd::prompt_rows(NV);
-        for (int d = 0; d < head_dim; d += rows) {
-            F sums[rows][NV];
-            multiply<rows, NV>(v + d, 1, channels, p.scores, kPromptCells, sums);
+        constexpr int height = Simd::prompt_height(NV);
+        for (int d = 0; d < head_dim; d += height) {
+            F sums[height][NV];
+            multiply<height, NV>(v + d, 1, channels, p.scores, kPromptCells, sums);
             for (int j = 0; j < NV; ++j) {
                 float * acc = p.acc[j] + d * kLanes;
                 const F factor = p.factor[j] ? Simd::load(p.factor[j]) : Simd::set1(1.0f);
-                for (int i = 0; i < rows; ++i) {
+                for (int i = 0; i < height; ++i) {
                     Simd::store(acc + i * kLanes, Simd::fma(Simd::load(acc + i * kLanes), factor, sums[i][j]));
                 }
             }

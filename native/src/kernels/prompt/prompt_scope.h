@@ -10,7 +10,7 @@ namespace {
 struct ItemScope {
     ItemScope(const PromptProblem & problem, const PromptPlan & plan, int index, char * scratch)
         : problem(problem), p(problem.attend), plan(plan), at(prompt_layout(p, plan)), item(prompt_item(plan, p.n_head_kv, index)),
-          space(scratch), block_panels(at.block_rows / kLanes), n_panels((item.end_block - item.first_block) * block_panels),
+          space(scratch), block_panels(at.block_queries / kLanes), n_panels((item.end_block - item.first_block) * block_panels),
           observes((p.mass_max != nullptr || p.mass_sum != nullptr) && item.end_block == plan.n_token_blocks) {}
 
     float * floats(size_t offset) const { return reinterpret_cast<float *>(space + offset); }

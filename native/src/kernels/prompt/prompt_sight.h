@@ -19,13 +19,13 @@ struct BlockSight {
     uint64_t any;
 };
 
-// The first n cells of a row of the mask that are visible; `biased`: some of these are not zero.
-inline uint64_t visible_of(MaskType type, const char * row, int n, bool & biased) {
+// The first n cells of a token's mask that are visible; `biased`: some of these are not zero.
+inline uint64_t visible_of(MaskType type, const char * mask, int n, bool & biased) {
     const size_t bytes = type == MaskType::f16 ? 2 : 4;
     uint64_t cells = 0;
     for (int c = 0; c < n; c += kLanes) {
         alignas(64) char tail[kLanes * 4] = {};
-        const char * from = row + static_cast<size_t>(c) * bytes;
+        const char * from = mask + static_cast<size_t>(c) * bytes;
         if (c + kLanes > n) {
             memcpy(tail, from, static_cast<size_t>(n - c) * bytes);
             from = tail;
@@ -70,8 +70,8 @@ inline void look(const ItemScope & s, int block, int b, uint64_t kept, BlockSigh
     sight.any = 0;
     for (int t = 0; t < s.tokens_of(b); ++t) {
         const size_t offset = static_cast<size_t>(first) * (s.p.mask_type == MaskType::f16 ? 2 : 4);
-        const char * row = s.p.mask + static_cast<size_t>(s.token(b, t)) * s.p.mask_stride_token + offset;
-        sight.cells[t] &= visible_of(s.p.mask_type, row, n, sight.biased);
+        const char * mask = s.p.mask + static_cast<size_t>(s.token(b, t)) * s.p.mask_stride_token + offset;
+        sight.cells[t] &= visible_of(s.p.mask_type, mask, n, sight.biased);
         sight.any |= sight.cells[t];
     }
 }
@@ -86,20 +86,20 @@ inline bool sees_all(const ItemScope & s, const BlockSight & sight, int panel) {
     return both == kAllCells;
 }
 
-inline float one_bias(MaskType type, const char * row, int cell) {
+inline float one_bias(MaskType type, const char * mask, int cell) {
     if (type == MaskType::f16) {
         char half[2 * kLanes] = {};
-        memcpy(half, row + static_cast<size_t>(cell) * 2, 2);
+        memcpy(half, mask + static_cast<size_t>(cell) * 2, 2);
         alignas(64) float x[kLanes];
         Simd::store(x, Simd::load_f16(half));
         return x[0];
     }
     float x;
-    memcpy(&x, row + static_cast<size_t>(cell) * 4, 4);
+    memcpy(&x, mask + static_cast<size_t>(cell) * 4, 4);
     return x;
 }
 
-// The bias of a panel's rows, transposed; in powers of two.
+// The bias of a panel's queries, transposed; in powers of two.
 inline void fill_bias(const ItemScope & s, int block, int panel, const BlockSight & sight, float * bias) {
     const int b = panel / s.block_panels, first = panel % s.block_panels * kLanes;
     for (int r = 0; r < kLanes; ++r) {
@@ -107,8 +107,8 @@ inline void fill_bias(const ItemScope & s, int block, int panel, const BlockSigh
         for (int c = 0; c < kPromptCells; ++c) {
             float x = 0.0f;
             if (t < s.tokens_of(b) && sight.cells[t] >> c & 1) {
-                const char * row = s.p.mask + static_cast<size_t>(s.token(b, t)) * s.p.mask_stride_token;
-                x = kLog2e * one_bias(s.p.mask_type, row, block * kPromptCells + c);
+                const char * mask = s.p.mask + static_cast<size_t>(s.token(b, t)) * s.p.mask_stride_token;
+                x = kLog2e * one_bias(s.p.mask_type, mask, block * kPromptCells + c);
                 x = x > -3e38f ? x : -3e38f;
             }
             bias[c * kLanes + r] = x;

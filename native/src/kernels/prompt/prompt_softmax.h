@@ -9,7 +9,7 @@ namespace edgekv {
 namespace {
 
 constexpr float kLog2e = 1.44269504f;
-constexpr float kNothing = -INFINITY;  // the maximum of a row that has seen nothing; what is relative to it is not a number, and counts as 0
+constexpr float kNothing = -INFINITY;  // the maximum of a query that has seen nothing; what is relative to it is not a number, and counts as 0
 // A running maximum follows only when it is left so far behind that the weights, relative to it, would outgrow this power of two.
 constexpr float kLazy = 8.0f;
 

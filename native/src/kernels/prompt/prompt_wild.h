@@ -1,8 +1,8 @@
 // Masked means untouched: infinities and NaN in V.
 //
-// The products take the weight of a row for each cell, and that of a cell that the row does not see is zero. Zero times an infinity or a NaN
-// is a NaN. So where the rows of an item see different cells of a block, cells with such values are left out of the product, and are added
-// for those rows alone that see them.
+// The products take the weight of a query for each cell, and that of a cell that the query does not see is zero. Zero times an infinity or a NaN
+// is a NaN. So where the queries of an item see different cells of a block, cells with such values are left out of the product, and are added
+// for those queries alone that see them.
 #pragma once
 
 #include <string.h>

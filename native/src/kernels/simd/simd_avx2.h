@@ -12,10 +12,10 @@ namespace {
 // The comments on the operations are in simd_avx512.h.
 struct Simd {
     static constexpr int kLanes = 8;
-    static constexpr int kRows = 3;
+    static constexpr int kQueries = 3;
     static constexpr int kPvVectors = 4;
     static constexpr int kPromptPanels = 2;
-    static constexpr int prompt_rows(int n) { return n == 1 ? 8 : 4; }
+    static constexpr int prompt_height(int n) { return n == 1 ? 8 : 4; }
     static constexpr bool kBiasedK = false;
 
     using F = __m256;

@@ -11,10 +11,10 @@ namespace {
 
 struct Simd {
     static constexpr int kLanes = 16;
-    static constexpr int kRows = 4;       // query rows per register block
-    static constexpr int kPvVectors = 4;  // output vectors per row and register block
-    static constexpr int kPromptPanels = 3;                       // vectors of rows of a prompt's register block,
-    static constexpr int prompt_rows(int) { return 8; }           // and rows against so many vectors
+    static constexpr int kQueries = 4;       // queries per register block
+    static constexpr int kPvVectors = 4;  // output vectors per query and register block
+    static constexpr int kPromptPanels = 3;                       // vectors of queries of a prompt's register block,
+    static constexpr int prompt_height(int) { return 8; }           // and cells or channels against so many vectors
 #ifdef __AVX512VNNI__
     static constexpr bool kBiasedK = true;  // dot4() sees k + 128
 #else
@@ -226,7 +226,7 @@ struct Simd {
     }
     static F dup_f16(const char * p) { return _mm512_cvtph_ps(_mm256_set1_epi16(half_bits(p))); }
 
-    // ---- prompts: a lane is a row ----
+    // ---- prompts: a lane is a query ----
 
     template <int N>
     static I left(I a) {

@@ -13,10 +13,10 @@ namespace {
 // The comments on the operations are in simd_avx512.h.
 struct Simd {
     static constexpr int kLanes = 8;
-    static constexpr int kRows = 2;
+    static constexpr int kQueries = 2;
     static constexpr int kPvVectors = 2;
     static constexpr int kPromptPanels = 1;
-    static constexpr int prompt_rows(int) { return 4; }
+    static constexpr int prompt_height(int) { return 4; }
     static constexpr bool kBiasedK = false;
 
     struct F {

@@ -25,8 +25,8 @@ void sketch_build(const Sketch & sketch, const SketchKeys & keys, int head, int 
     kernels(isa).build(sketch, sketch_layout(sketch.head_dim, sketch.n_groups), keys, head, group, valid);
 }
 
-size_t sketch_query_bytes(int head_dim, int n_rows) {
-    return static_cast<size_t>(n_rows) * static_cast<size_t>(kRowQ + sketch_layout(head_dim, 1).padded * 3);
+size_t sketch_query_bytes(int head_dim, int n_queries) {
+    return static_cast<size_t>(n_queries) * static_cast<size_t>(kQueryOffset + sketch_layout(head_dim, 1).padded * 3);
 }
 
 void sketch_query_prepare(const Sketch & sketch, const SketchQuery & query, char * prepared, Isa isa) {

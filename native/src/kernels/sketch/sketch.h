@@ -49,7 +49,7 @@ struct Sight {
     uint64_t visible, certain;
 };
 
-// The query rows of one KV head: of each of `n_tokens` tokens the `group` heads that share it.
+// The queries of one KV head: of each of `n_tokens` tokens the `group` heads that share it.
 struct SketchQuery {
     const char * q;  // f32 [n_tokens][group][head_dim]
     size_t stride_token, stride_head;  // bytes
@@ -60,19 +60,19 @@ struct SketchQuery {
     size_t sight_stride;
 };
 
-// What a scan leaves for each query row, row = token * group + head: of each cell exp(logit - top of its group) as the upper half of a
+// What a scan leaves for each query, token * group + head: of each cell exp(logit - top of its group) as the upper half of a
 // float, 0 where the token cannot see it; and of each group the top, the largest logit seen (-inf: none; natural log), and the sum of
 // these exponentials. The exponential is the one that reading an integer as a float gives: up to 6.2 % too large. That is all the
 // same for a proposal to sample from, which cells and sums share.
 struct Shares {
-    uint16_t * cells;  // [n_rows][cell_stride]
-    float * tops;      // [n_rows][group_stride]
-    float * sums;      // [n_rows][group_stride]
+    uint16_t * cells;  // [n_queries][cell_stride]
+    float * tops;      // [n_queries][group_stride]
+    float * sums;      // [n_queries][group_stride]
     size_t cell_stride, group_stride;
 };
 
-// A KV head's query rows in the form that a scan takes, made once and scanned in pieces by any threads.
-size_t sketch_query_bytes(int head_dim, int n_rows);
+// A KV head's queries in the form that a scan takes, made once and scanned in pieces by any threads.
+size_t sketch_query_bytes(int head_dim, int n_queries);
 void sketch_query_prepare(const Sketch & sketch, const SketchQuery & query, char * prepared, Isa isa);
 
 // Groups [first, first + n); groups that a token does not see get a top of -inf and a sum of 0, and their cells are left as they are.

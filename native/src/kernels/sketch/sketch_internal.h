@@ -27,15 +27,15 @@ struct SketchLayout {
     size_t params_offset;  // within a head
 };
 
-// A prepared query is, per row, this header, then the query as i16: of each 16 channels the first eight, then of each the last eight;
+// A prepared query is this header, then the query as i16: of each 16 channels the first eight, then of each the last eight;
 // then as i8.
-struct SketchRow {
+struct SketchQueryHeader {
     float fine;      // the i16 times this is the query times the attention scale
     float coarse;    // the same for the i8
     int32_t excess;  // what storing low + 128 adds to its sum of products with the i8
     float padding;
 };
-constexpr int kRowQ = 16;
+constexpr int kQueryOffset = 16;
 constexpr int kFineMax = 16256;  // times a step of 255 and / 2^15 it still fits i8
 constexpr int kCoarseMax = 127;
 

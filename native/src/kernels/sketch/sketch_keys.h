@@ -13,12 +13,12 @@ void scan_keys_of(const SketchKeys & keys, int head_dim, const SketchQuery & que
     for (int token = 0; token < query.n_tokens; ++token) {
         const uint64_t visible = query.sight[static_cast<size_t>(token) * query.sight_stride + static_cast<size_t>(group)].visible;
         for (int g = 0; g < query.group; ++g) {
-            const RowShares shares = shares_of(out, token * query.group + g, group);
+            const QueryShares shares = shares_of(out, token * query.group + g, group);
             if (visible == 0) {
                 see_nothing(shares);
                 continue;
             }
-            const char * q = query_row(query, token, g);
+            const char * q = query_of(query, token, g);
             alignas(64) float key[most_dim<D>()], logits[kGroupCells] = {};
             for (uint64_t left = visible; left != 0; left &= left - 1) {
                 const int cell = __builtin_ctzll(left);

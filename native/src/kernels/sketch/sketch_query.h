@@ -1,4 +1,4 @@
-// The query rows in the form that a scan takes.
+// The queries in the form that a scan takes.
 #pragma once
 
 #include <math.h>
@@ -10,19 +10,19 @@
 namespace edgekv {
 namespace {
 
-inline size_t row_bytes(int padded) { return kRowQ + static_cast<size_t>(padded) * 3; }
+inline size_t query_bytes(int padded) { return kQueryOffset + static_cast<size_t>(padded) * 3; }
 
-inline SketchRow row_header(const char * row) {
-    SketchRow header;
-    memcpy(&header, row, sizeof(header));
+inline SketchQueryHeader query_header(const char * prepared) {
+    SketchQueryHeader header;
+    memcpy(&header, prepared, sizeof(header));
     return header;
 }
 
-inline const char * query_row(const SketchQuery & query, int token, int head) {
+inline const char * query_of(const SketchQuery & query, int token, int head) {
     return query.q + static_cast<size_t>(token) * query.stride_token + static_cast<size_t>(head) * query.stride_head;
 }
 
-inline void prepare_row(int head_dim, int padded, const char * src, float scale, char * row) {
+inline void prepare_one(int head_dim, int padded, const char * src, float scale, char * to) {
     alignas(64) float q[kMaxHeadDim];
     F top = Simd::zero();
     for (int i = 0; i < head_dim; i += kLanes) {
@@ -49,16 +49,16 @@ inline void prepare_row(int head_dim, int padded, const char * src, float scale,
         bytes[i] = static_cast<int8_t>(coarse[i]);
         sum += coarse[i];
     }
-    const SketchRow header{amax / kFineMax, amax / kCoarseMax, 128 * sum, 0.0f};
-    memcpy(row, &header, sizeof(header));
-    memcpy(row + kRowQ, words, 2 * static_cast<size_t>(padded));
-    memcpy(row + kRowQ + 2 * padded, bytes, static_cast<size_t>(padded));
+    const SketchQueryHeader header{amax / kFineMax, amax / kCoarseMax, 128 * sum, 0.0f};
+    memcpy(to, &header, sizeof(header));
+    memcpy(to + kQueryOffset, words, 2 * static_cast<size_t>(padded));
+    memcpy(to + kQueryOffset + 2 * padded, bytes, static_cast<size_t>(padded));
 }
 
 inline void prepare(int head_dim, int padded, const SketchQuery & query, char * prepared) {
-    for (int row = 0; row < query.n_tokens * query.group; ++row) {
-        prepare_row(head_dim, padded, query_row(query, row / query.group, row % query.group), query.scale,
-                    prepared + static_cast<size_t>(row) * row_bytes(padded));
+    for (int i = 0; i < query.n_tokens * query.group; ++i) {
+        prepare_one(head_dim, padded, query_of(query, i / query.group, i % query.group), query.scale,
+                    prepared + static_cast<size_t>(i) * query_bytes(padded));
     }
 }
 

@@ -1,4 +1,4 @@
-// The scan of a KV head's groups for its query rows, kLanes cells at a time, with a cell in each lane.
+// The scan of a KV head's groups for its queries, kLanes cells at a time, with a cell in each lane.
 #pragma once
 
 #include "kernels/sketch/sketch_build.h"
@@ -10,17 +10,17 @@ namespace {
 
 constexpr int kNever = -(1 << 30);  // a dot product far below any that there can be
 
-constexpr int rows_at_most(int n) { return n < Simd::kRows ? n : Simd::kRows; }
+constexpr int at_most(int n) { return n < Simd::kQueries ? n : Simd::kQueries; }
 
 template <int N>
-struct Rows {
+struct Queries {
     static constexpr int n = N;
 };
 
-// Lane r: all lanes of row r in one.
-template <int NR, class Op>
-inline I fold_rows(const I (&x)[NR], Op op) {
-    return Simd::fold4(x[0], x[NR > 1 ? 1 : 0], x[NR > 2 ? 2 : 0], x[NR > 3 ? 3 : NR > 1 ? 1 : 0], op);
+// Lane r: all lanes of query r in one.
+template <int NQ, class Op>
+inline I fold_queries(const I (&x)[NQ], Op op) {
+    return Simd::fold4(x[0], x[NQ > 1 ? 1 : 0], x[NQ > 2 ? 2 : 0], x[NQ > 3 ? 3 : NQ > 1 ? 1 : 0], op);
 }
 
 // The sketches of one head.
@@ -40,16 +40,16 @@ struct SketchedHead {
     }
 };
 
-// NR query rows of one token. T: triples of dwords that hold a cell's codes, or kAny.
-template <int T, int NR>
-class RowsScan {
+// NQ queries of one token. T: triples of dwords that hold a cell's codes, or kAny.
+template <int T, int NQ>
+class QueriesScan {
 public:
-    RowsScan(const SketchLayout & layout, const char * rows, float cap) :
+    QueriesScan(const SketchLayout & layout, const char * queries, float cap) :
         n_triples(T != kAny ? T : layout.n_dwords / 3), padded(T != kAny ? kMostPadded : layout.padded), softcap(cap) {
-        for (int r = 0; r < NR; ++r) {
-            const char * row = rows + static_cast<size_t>(r) * row_bytes(padded);
-            const SketchRow header = row_header(row);
-            q[r] = row + kRowQ;
+        for (int r = 0; r < NQ; ++r) {
+            const char * query = queries + static_cast<size_t>(r) * query_bytes(padded);
+            const SketchQueryHeader header = query_header(query);
+            q[r] = query + kQueryOffset;
             fine[r] = header.fine * 32768.0f;
             coarse[r] = header.coarse;
             excess[r] = Simd::kBiasedK ? header.excess : 0;
@@ -57,13 +57,13 @@ public:
     }
 
     // Groups [first, end). Three are on their way at a time: the factors of one, the dot products of the one before, the shares of the one
-    // before that. So none waits for what it needs. The first rows that pass over the codes fetch them in time.
-    void run(const SketchedHead & head, const Sight * sight, int first, int end, const Shares & out, int first_row) {
-        const bool fetches = first_row == 0;
+    // before that. So none waits for what it needs. The first queries that pass over the codes fetch them in time.
+    void run(const SketchedHead & head, const Sight * sight, int first, int end, const Shares & out, int first_query) {
+        const bool fetches = first_query == 0;
         const auto seen_from = [&](int group) {
             while (group < end && sight[group].visible == 0) {
-                for (int r = 0; r < NR; ++r) {
-                    see_nothing(shares_of(out, first_row + r, group));
+                for (int r = 0; r < NQ; ++r) {
+                    see_nothing(shares_of(out, first_query + r, group));
                 }
                 ++group;
             }
@@ -83,7 +83,7 @@ public:
             }
             make_dots(head.codes(now->group), *now);
             if (before->group < end) {
-                share(*before, sight, out, first_row);
+                share(*before, sight, out, first_query);
             }
             Stage * const done = before;
             before = now;
@@ -91,7 +91,7 @@ public:
             ahead = done;
         }
         if (before->group < end) {
-            share(*before, sight, out, first_row);
+            share(*before, sight, out, first_query);
         }
     }
 
@@ -100,17 +100,17 @@ private:
     static constexpr int kMostPadded = (32 * kMostTriples + 63) / 64 * 64;
     static constexpr int kVectors = kGroupCells / kLanes;
     // vectors of cells that share the loads of the factors
-    static constexpr int kKeys = NR * 4 <= Simd::kCodeChains ? 4 : NR * 2 <= Simd::kCodeChains ? 2 : 1;
+    static constexpr int kKeys = NQ * 4 <= Simd::kCodeChains ? 4 : NQ * 2 <= Simd::kCodeChains ? 2 : 1;
     static constexpr int kFlush = Simd::kCodeDots / 8;  // triples after which code_dot() must be summed up
 
-    // A group on its way. By row: logit = base + slope * dot.
+    // A group on its way. By query: logit = base + slope * dot.
     struct Stage {
         int group;
-        alignas(64) char factor[NR][kMostPadded];
+        alignas(64) char factor[NQ][kMostPadded];
         alignas(64) float base[kLanes];
         alignas(64) float slope[kLanes];
         alignas(64) int32_t most[kLanes];  // of the dots
-        alignas(64) int32_t dots[NR][kGroupCells];
+        alignas(64) int32_t dots[NQ][kGroupCells];
     };
 
     inline void start(const SketchedHead & head, Stage & s, int end) const {
@@ -123,15 +123,15 @@ private:
         float scale[2];
         memcpy(scale, params, sizeof(scale));
         const char * low = params + kParamHeader;
-        I sums[NR];
-        for (int r = 0; r < NR; ++r) {
+        I sums[NQ];
+        for (int r = 0; r < NQ; ++r) {
             sums[r] = Simd::izero();
         }
         const int n = T != kAny ? kMostPadded : padded;
         const auto scale_some = [&](int i) {
             const I lows = Simd::iload(low + i), steps = Simd::iload(low + n + i);
             EDGEKV_UNROLL
-            for (int r = 0; r < NR; ++r) {
+            for (int r = 0; r < NQ; ++r) {
                 sums[r] = Simd::dot4_stored(sums[r], lows, Simd::iload(q[r] + 2 * n + i));
                 Simd::istore(s.factor[r] + i, Simd::scale_bytes(steps, Simd::iload(q[r] + i), Simd::iload(q[r] + n + i)));
             }
@@ -146,15 +146,15 @@ private:
                 scale_some(i);
             }
         }
-        const I sum = Simd::idiff(fold_rows(sums, [](I a, I b) { return Simd::iadd(a, b); }), Simd::iload(excess));
+        const I sum = Simd::idiff(fold_queries(sums, [](I a, I b) { return Simd::iadd(a, b); }), Simd::iload(excess));
         Simd::store(s.base, Simd::mul(Simd::to_float(sum), Simd::mul(Simd::set1(scale[1]), Simd::load(coarse))));
         Simd::store(s.slope, Simd::mul(Simd::set1(scale[0]), Simd::load(fine)));
     }
 
     template <int Quad>
-    inline void dot_quad(I (&acc)[kKeys][NR], const I (&code)[kKeys], const Stage & s, int triple) const {
+    inline void dot_quad(I (&acc)[kKeys][NQ], const I (&code)[kKeys], const Stage & s, int triple) const {
         EDGEKV_UNROLL
-        for (int r = 0; r < NR; ++r) {
+        for (int r = 0; r < NQ; ++r) {
             I f = Simd::idup4(s.factor[r] + 32 * triple + 4 * Quad);
             if constexpr (kKeys > 1) {
                 Simd::in_register(f);
@@ -168,16 +168,16 @@ private:
 
     inline void make_dots(const char * codes, Stage & s) const {
         const I seven = Simd::iset1(0x07070707), three = Simd::iset1(0x03030303);
-        I most[NR];
-        for (int r = 0; r < NR; ++r) {
+        I most[NQ];
+        for (int r = 0; r < NQ; ++r) {
             most[r] = Simd::iset1(kNever);
         }
         for (int v = 0; v < kVectors; v += kKeys) {
-            I acc[kKeys][NR], total[kKeys][NR];
+            I acc[kKeys][NQ], total[kKeys][NQ];
             EDGEKV_UNROLL
             for (int k = 0; k < kKeys; ++k) {
                 EDGEKV_UNROLL
-                for (int r = 0; r < NR; ++r) {
+                for (int r = 0; r < NQ; ++r) {
                     acc[k][r] = total[k][r] = Simd::izero();
                 }
             }
@@ -218,7 +218,7 @@ private:
                     EDGEKV_UNROLL
                     for (int k = 0; k < kKeys; ++k) {
                         EDGEKV_UNROLL
-                        for (int r = 0; r < NR; ++r) {
+                        for (int r = 0; r < NQ; ++r) {
                             total[k][r] = Simd::code_sums(total[k][r], acc[k][r]);
                             acc[k][r] = Simd::izero();
                         }
@@ -238,19 +238,19 @@ private:
             EDGEKV_UNROLL
             for (int k = 0; k < kKeys; ++k) {
                 EDGEKV_UNROLL
-                for (int r = 0; r < NR; ++r) {
+                for (int r = 0; r < NQ; ++r) {
                     Simd::istore(s.dots[r] + (v + k) * kLanes, total[k][r]);
                     most[r] = Simd::imax(most[r], total[k][r]);
                 }
             }
         }
-        Simd::istore(s.most, fold_rows(most, [](I x, I y) { return Simd::imax(x, y); }));
+        Simd::istore(s.most, fold_queries(most, [](I x, I y) { return Simd::imax(x, y); }));
     }
 
     // Leaves only what is visible; the rest is far below.
     inline void hide_dots(Stage & s, uint64_t visible) const {
-        I most[NR];
-        for (int r = 0; r < NR; ++r) {
+        I most[NQ];
+        for (int r = 0; r < NQ; ++r) {
             most[r] = Simd::iset1(kNever);
             for (int v = 0; v < kVectors; ++v) {
                 const I seen = Simd::lanes_of(Simd::iset1(kNever), Simd::iload(s.dots[r] + v * kLanes), lane_bits(visible, v));
@@ -258,10 +258,10 @@ private:
                 most[r] = Simd::imax(most[r], seen);
             }
         }
-        Simd::istore(s.most, fold_rows(most, [](I x, I y) { return Simd::imax(x, y); }));
+        Simd::istore(s.most, fold_queries(most, [](I x, I y) { return Simd::imax(x, y); }));
     }
 
-    inline void share_capped(const Stage & s, int r, uint64_t visible, const RowShares & out) const {
+    inline void share_capped(const Stage & s, int r, uint64_t visible, const QueryShares & out) const {
         alignas(64) float logits[kGroupCells];
         for (int c = 0; c < kGroupCells; c += kLanes) {
             Simd::store(logits + c, Simd::fma(Simd::to_float(Simd::iload(s.dots[r] + c)), Simd::set1(s.slope[r]), Simd::set1(s.base[r])));
@@ -270,7 +270,7 @@ private:
     }
 
     template <bool kWhole>
-    inline I share_row(const Stage & s, int r, float rate, uint64_t visible, uint16_t * out) const {
+    inline I share_query(const Stage & s, int r, float rate, uint64_t visible, uint16_t * out) const {
         F sum = Simd::zero();
         EDGEKV_UNROLL
         for (int v = 0; v < kVectors; v += 2) {
@@ -289,11 +289,11 @@ private:
         return Simd::as_int(sum);
     }
 
-    inline void share(Stage & s, const Sight * sight, const Shares & out, int first_row) const {
+    inline void share(Stage & s, const Sight * sight, const Shares & out, int first_query) const {
         const uint64_t visible = sight[s.group].visible;
         if (softcap != 0.0f) {
-            for (int r = 0; r < NR; ++r) {
-                share_capped(s, r, visible, shares_of(out, first_row + r, s.group));
+            for (int r = 0; r < NQ; ++r) {
+                share_capped(s, r, visible, shares_of(out, first_query + r, s.group));
             }
             return;
         }
@@ -305,21 +305,21 @@ private:
         const F slope = Simd::load(s.slope);
         Simd::store(top, Simd::add(Simd::load(s.base), Simd::mul(slope, Simd::to_float(Simd::iload(s.most)))));
         Simd::store(rate, Simd::mul(slope, Simd::set1(1.44269504f * 0x1p23f)));
-        I sums[NR];
+        I sums[NQ];
         EDGEKV_UNROLL
-        for (int r = 0; r < NR; ++r) {
-            const RowShares shares = shares_of(out, first_row + r, s.group);
-            sums[r] = whole ? share_row<true>(s, r, rate[r], visible, shares.cells) : share_row<false>(s, r, rate[r], visible, shares.cells);
+        for (int r = 0; r < NQ; ++r) {
+            const QueryShares shares = shares_of(out, first_query + r, s.group);
+            sums[r] = whole ? share_query<true>(s, r, rate[r], visible, shares.cells) : share_query<false>(s, r, rate[r], visible, shares.cells);
         }
-        Simd::store(sum, Simd::as_float(fold_rows(sums, [](I a, I b) { return Simd::as_int(Simd::add(Simd::as_float(a), Simd::as_float(b))); })));
-        for (int r = 0; r < NR; ++r) {
-            const RowShares shares = shares_of(out, first_row + r, s.group);
+        Simd::store(sum, Simd::as_float(fold_queries(sums, [](I a, I b) { return Simd::as_int(Simd::add(Simd::as_float(a), Simd::as_float(b))); })));
+        for (int r = 0; r < NQ; ++r) {
+            const QueryShares shares = shares_of(out, first_query + r, s.group);
             *shares.top = top[r];
             *shares.sum = sum[r];
         }
     }
 
-    const char * q[NR];
+    const char * q[NQ];
     int n_triples, padded;
     float softcap;
     alignas(64) float fine[kLanes] = {};
@@ -328,28 +328,28 @@ private:
     Stage stages[3];
 };
 
-constexpr int kBlockGroups = 16;  // stay in the cache while all rows pass over them
+constexpr int kBlockGroups = 16;  // stay in the cache while all queries pass over them
 
 template <int T>
 void scan_head(const SketchedHead & head, const SketchQuery & query, const char * prepared, int first, int n, const Shares & out) {
-    const size_t bytes = row_bytes(head.layout.padded);
+    const size_t bytes = query_bytes(head.layout.padded);
     for (int from = first; from < first + n; from += kBlockGroups) {
         const int end = from + kBlockGroups < first + n ? from + kBlockGroups : first + n;
         for (int token = 0; token < query.n_tokens; ++token) {
             const Sight * sight = query.sight + static_cast<size_t>(token) * query.sight_stride;
-            const int row = token * query.group;
-            const auto some = [&](auto rows, int done) {
-                RowsScan<T, decltype(rows)::n> scan(head.layout, prepared + static_cast<size_t>(row + done) * bytes, query.softcap);
-                scan.run(head, sight, from, end, out, row + done);
+            const int first_of_token = token * query.group;
+            const auto some = [&](auto queries, int done) {
+                QueriesScan<T, decltype(queries)::n> scan(head.layout, prepared + static_cast<size_t>(first_of_token + done) * bytes, query.softcap);
+                scan.run(head, sight, from, end, out, first_of_token + done);
             };
-            const int n_parts = (query.group + Simd::kRows - 1) / Simd::kRows;
+            const int n_parts = (query.group + Simd::kQueries - 1) / Simd::kQueries;
             for (int part = 0, done = 0; part < n_parts; ++part) {
                 const int count = (query.group - done + n_parts - part - 1) / (n_parts - part);  // as even as it gets
-                switch (count) {  // never more than kRows
-                    case 1: some(Rows<rows_at_most(1)>{}, done); break;
-                    case 2: some(Rows<rows_at_most(2)>{}, done); break;
-                    case 3: some(Rows<rows_at_most(3)>{}, done); break;
-                    case 4: some(Rows<rows_at_most(4)>{}, done); break;
+                switch (count) {  // never more than kQueries
+                    case 1: some(Queries<at_most(1)>{}, done); break;
+                    case 2: some(Queries<at_most(2)>{}, done); break;
+                    case 3: some(Queries<at_most(3)>{}, done); break;
+                    case 4: some(Queries<at_most(4)>{}, done); break;
                 }
                 done += count;
             }

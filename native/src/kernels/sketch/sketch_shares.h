@@ -6,22 +6,22 @@
 namespace edgekv {
 namespace {
 
-// Where a scan leaves what it found of one row and group.
-struct RowShares {
+// Where a scan leaves what it found of one query and group.
+struct QueryShares {
     uint16_t * cells;
     float *top, *sum;
 };
 
-inline RowShares shares_of(const Shares & out, int row, int group) {
-    return {out.cells + static_cast<size_t>(row) * out.cell_stride + static_cast<size_t>(group) * kGroupCells,
-            out.tops + static_cast<size_t>(row) * out.group_stride + group, out.sums + static_cast<size_t>(row) * out.group_stride + group};
+inline QueryShares shares_of(const Shares & out, int query, int group) {
+    return {out.cells + static_cast<size_t>(query) * out.cell_stride + static_cast<size_t>(group) * kGroupCells,
+            out.tops + static_cast<size_t>(query) * out.group_stride + group, out.sums + static_cast<size_t>(query) * out.group_stride + group};
 }
 
 // The float 2^(x / 2^23), nearly, for x + 127 * 2^23 in `bits`: 0 from 2^-127 down.
 inline I crude_exp2(F bits) { return Simd::to_int(Simd::max(bits, Simd::zero())); }
 
 // Shares of a group from its logits; what is not visible is -inf there.
-inline void share_logits(const float * logits, const RowShares & out) {
+inline void share_logits(const float * logits, const QueryShares & out) {
     F top = Simd::set1(-INFINITY);
     for (int c = 0; c < kGroupCells; c += kLanes) {
         top = Simd::max(top, Simd::load(logits + c));
@@ -41,7 +41,7 @@ inline void share_logits(const float * logits, const RowShares & out) {
     *out.sum = Simd::sum(sum);
 }
 
-inline void cap_and_share(float * logits, float softcap, uint64_t visible, const RowShares & out) {
+inline void cap_and_share(float * logits, float softcap, uint64_t visible, const QueryShares & out) {
     for (int c = 0; c < kGroupCells; c += kLanes) {
         const F x = softcap != 0.0f ? vector_softcap(Simd::load(logits + c), softcap) : Simd::load(logits + c);
         Simd::store(logits + c, x);
@@ -52,7 +52,7 @@ inline void cap_and_share(float * logits, float softcap, uint64_t visible, const
     share_logits(logits, out);
 }
 
-inline void see_nothing(const RowShares & out) {
+inline void see_nothing(const QueryShares & out) {
     *out.top = -INFINITY;
     *out.sum = 0.0f;
 }

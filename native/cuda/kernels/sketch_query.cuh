@@ -9,7 +9,7 @@ namespace {
 
 // A row of queries in shared memory: a header, then by quad of channels a QueryQuad, then the quads' coarse i8.
 struct alignas(16) QueryHeader {
-    float fine;    // as in SketchRow
+    float fine;    // as in SketchQueryHeader
     float coarse;
     float unused[2];
 };

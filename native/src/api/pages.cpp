@@ -212,7 +212,7 @@ edgekv_limits edgekv_get_limits(const edgekv_context * ctx) {
 
 edgekv_status edgekv_last_rows(const edgekv_context * ctx, int row, int head, int token, int32_t * cells, float * weights, int capacity,
                                int * n_rows) {
-    const Layer * layer = row >= 0 && row < ctx->shape.n_rows ? ctx->rows[row] : nullptr;
+    const Layer * layer = row >= 0 && row < ctx->shape.n_rows ? ctx->hooked[row] : nullptr;
     if (!layer || head < 0 || head >= layer->info.n_head_kv || token < 0 || token >= kMaxQueryTokens) {
         return fail(EDGEKV_INVALID, "there is no query token " + std::to_string(token) + " of KV head " + std::to_string(head) +
                                     " in row " + std::to_string(row));

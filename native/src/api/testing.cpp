@@ -59,7 +59,7 @@ edgekv_check_result edgekv_check(const edgekv_context * ctx) {
     edgekv_check_result out = {};
     std::vector<char>   copy;
     ctx->plane->wait();
-    for (const Layer * layer : ctx->rows) {
+    for (const Layer * layer : ctx->hooked) {
         check_sketches(ctx, *layer, out);
         for (int head = 0; head < layer->info.n_head_kv; ++head) {
             for (int page = 0; page < ctx->shape.n_pages; ++page) {

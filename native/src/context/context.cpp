@@ -117,7 +117,7 @@ void edgekv_context::begin_ubatch(const llama_edgekv_tokens & tokens) {
     params.mode            = mode;
     params.observe         = observe;
     params.observe_prompts = observe_prompts;
-    if (find_exact(tokens)) {
+    if (find_whole(tokens)) {
         llama_edgekv_invalidate_graph(lctx);  // it says which tokens select
     }
     if (n_refused() > 0) {

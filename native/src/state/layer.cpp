@@ -68,7 +68,7 @@ Layer look_at_layer(const llama_context * lctx, int il) {
 static bool storable(const ggml_tensor * cur, const ggml_tensor * idxs, const ggml_tensor * view) {
     const ggml_tensor * cache = view->view_src;
 
-    // heads of a token lie side by side, and streams behind each other, as the row index assumes
+    // heads of a token lie side by side, and streams behind each other, as store_head() assumes
     return cur->type == GGML_TYPE_F32 && cur->nb[0] == sizeof(float) && cur->nb[1] == cur->ne[0]*sizeof(float) &&
            idxs->type == GGML_TYPE_I64 && cur->ne[0]*cur->ne[1] == cache->ne[0] &&
            cache->nb[2] == cache->ne[1]*cache->nb[1];

@@ -21,7 +21,7 @@ State::State(llama_context * lctx, const edgekv_params & params) : lctx(lctx), p
             layer.info.row   = shape.n_rows++;
             shape.n_heads    = std::max(shape.n_heads, layer.info.n_head_kv);
             shape.slot_bytes = std::max(shape.slot_bytes, ((layer.k_row_bytes() + layer.v_row_bytes())*params.page_tokens + 63)/64*64);
-            rows.push_back(&layer);
+            hooked.push_back(&layer);
         }
     }
 }
@@ -31,21 +31,21 @@ bool State::sketches() const {
 }
 
 // A token is a prompt's if one of its sequences is.
-bool State::find_exact(const llama_edgekv_tokens & tokens) {
+bool State::find_whole(const llama_edgekv_tokens & tokens) {
     const bool prompts_are = params.mode == EDGEKV_MODE_SPARSE && (!sketches() || params.selection.prompt_resolution == 0.0f);
 
     std::vector<uint8_t> before(tokens.n, false);
-    std::swap(before, exact);
+    std::swap(before, whole);
     for (int i = 0; prompts_are && !prompts.empty() && i < tokens.n; ++i) {
-        exact[i] = std::any_of(tokens.seq_id[i], tokens.seq_id[i] + tokens.n_seq_id[i],
+        whole[i] = std::any_of(tokens.seq_id[i], tokens.seq_id[i] + tokens.n_seq_id[i],
                                [&](llama_seq_id id) { return std::find(prompts.begin(), prompts.end(), id) != prompts.end(); });
     }
 
-    return exact != before;
+    return whole != before;
 }
 
 int State::n_refused() const {
-    return (int) std::count_if(rows.begin(), rows.end(), [](const Layer * layer) { return layer->info.state == EDGEKV_LAYER_NO_MEMORY; });
+    return (int) std::count_if(hooked.begin(), hooked.end(), [](const Layer * layer) { return layer->info.state == EDGEKV_LAYER_NO_MEMORY; });
 }
 
 }  // namespace edgekv

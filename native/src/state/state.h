@@ -25,9 +25,9 @@ struct State {
     // of the ubatch
     bool sketches() const;  // it builds and reads them
     bool selects(int n_cells_view) const { return params.mode == EDGEKV_MODE_SPARSE && n_cells_view > params.selection.exact_tokens; }
-    bool reads_all(int token) const { return exact[token]; }  // it is a prompt's, and prompts are read exactly; mode sparse
-    bool all_read_all() const { return std::find(exact.begin(), exact.end(), false) == exact.end(); }
-    bool find_exact(const llama_edgekv_tokens & tokens);  // at its begin: which these are; whether they are others than in the ubatch before
+    bool reads_all(int token) const { return whole[token]; }  // in mode sparse: it is a prompt's, and prompts are read exactly
+    bool all_read_all() const { return std::find(whole.begin(), whole.end(), false) == whole.end(); }
+    bool find_whole(const llama_edgekv_tokens & tokens);  // at its begin: finds these tokens, and says whether the ubatch before had others
 
     int n_refused() const;  // layers that stock nodes attend, because there is no memory for ours
 
@@ -38,13 +38,13 @@ struct State {
     std::vector<int32_t> prompts;  // sequences whose tokens are a prompt's, from the next ubatch on
 
     std::vector<std::unique_ptr<Layer>> layers;
-    std::vector<Layer *> rows;  // the hooked ones
+    std::vector<Layer *> hooked;  // [hooked layer]
     PageShape shape = {};
     Pages pages;
     Arrivals arrivals;
 
 private:
-    std::vector<uint8_t> exact;  // [token of the ubatch]
+    std::vector<uint8_t> whole;  // [token of the ubatch] whether it reads all that it sees
 };
 
 }  // namespace edgekv

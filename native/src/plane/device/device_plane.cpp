@@ -7,7 +7,7 @@
 namespace edgekv {
 
 DevicePlane::DevicePlane(State & ctx) : ctx(ctx), open(ctx.shape.n_stream, -1) {
-    for (const Layer * served : ctx.rows) {
+    for (const Layer * served : ctx.hooked) {
         auto layer = std::make_unique<DeviceLayer>();
         layer->plane = this;
         layer->layer = served;

@@ -30,7 +30,7 @@ EngineShape DevicePlane::engine_shape() const {
     shape.slot_bytes       = ctx.shape.slot_bytes;
     shape.staging_bytes    = staging.bytes();
     shape.budget_bytes     = ctx.params.placement.vram_bytes;
-    for (const Layer * layer : ctx.rows) {
+    for (const Layer * layer : ctx.hooked) {
         const ggml_tensor * k = layer->seam.k;
         const ggml_tensor * v = layer->seam.v;
 
@@ -60,7 +60,7 @@ EngineShape DevicePlane::engine_shape() const {
 // what can be known before anything is allocated
 Failure DevicePlane::why_not(bool emulated) const {
     const auto refuse = [](const char * why) { return Failure{ EDGEKV_UNSUPPORTED, why }; };
-    if (ctx.rows.empty()) {
+    if (ctx.hooked.empty()) {
         return refuse("none of its layers can be served");
     }
 
@@ -92,7 +92,7 @@ Failure DevicePlane::why_not(bool emulated) const {
 // For the widest layer; two buffers where they are cheap, so that one fills while the other is read.
 Failure DevicePlane::reserve_staging(ggml_backend_dev_t device, const edgekv_device_info & info) {
     const auto bytes = [](const Layer * layer, int n) { return Staging::bytes(layer->seam.k, layer->seam.v, n); };
-    const Layer * widest = *std::max_element(ctx.rows.begin(), ctx.rows.end(),
+    const Layer * widest = *std::max_element(ctx.hooked.begin(), ctx.hooked.end(),
                                              [&](const Layer * a, const Layer * b) { return bytes(a, 1) < bytes(b, 1); });
 
     const auto & placement = ctx.params.placement;
@@ -195,7 +195,7 @@ bool DevicePlane::serves_cuda(int index) const {
 
 int DevicePlane::next_row(const Layer & layer) const {
     for (int row = layer.info.row + 1; row < ctx.shape.n_rows; ++row) {
-        if (ctx.rows[row]->info.state == EDGEKV_LAYER_HOOKED) {
+        if (ctx.hooked[row]->info.state == EDGEKV_LAYER_HOOKED) {
             return row;
         }
     }

@@ -71,8 +71,8 @@ AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, int
 
         // the view may begin at a later stream than the cache
         const int stream = (int) s + first_stream(k);
-        p.mass_max    = layer.plane->mass_max(layer.row, stream);
-        p.mass_sum    = layer.plane->mass_sum(layer.row, stream);
+        p.mass_max    = layer.plane->mass_max(layer.index, stream);
+        p.mass_sum    = layer.plane->mass_sum(layer.index, stream);
         p.mass_stride = layer.plane->ctx.shape.n_pages;
     }
 
@@ -103,12 +103,12 @@ void add_rows(HostLayer & layer, const ggml_tensor * dst, const TokenRun & run, 
     p.rows.n_rows  = reinterpret_cast<const int32_t *>(lists.n_rows.data());
     p.rows.stride  = lists.stride;
     p.error_every  = ctx.params.selection.error_every;
-    p.error_turn   = (int) ((plane.n_ubatch + layer.row)%std::max(1, p.error_every));
+    p.error_turn   = (int) ((plane.n_ubatch + layer.index)%std::max(1, p.error_every));
 
     p.arena.data         = plane.arena.data();
     p.arena.slot_bytes   = ctx.shape.slot_bytes;
     p.arena.v_offset     = p.page_tokens*layer.layer->k_row_bytes();
-    p.arena.slots        = ctx.pages.table.slots(layer.row, stream, 0);
+    p.arena.slots        = ctx.pages.table.slots(layer.index, stream, 0);
     p.arena.slots_stride = ctx.shape.n_pages;
 
     p.hits = layer.hits.data() + (size_t) stream*p.n_head_kv;

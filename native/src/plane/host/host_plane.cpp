@@ -9,7 +9,7 @@
 
 namespace edgekv {
 
-HostPlane::HostPlane(State & ctx) : ctx(ctx), graph(ctx.rows.size()), arena(ctx.shape.slot_bytes) {
+HostPlane::HostPlane(State & ctx) : ctx(ctx), graph(ctx.hooked.size()), arena(ctx.shape.slot_bytes) {
     const PageShape & shape = ctx.shape;
     sketches.shape(shape);
     drops.shape(shape);
@@ -18,11 +18,11 @@ HostPlane::HostPlane(State & ctx) : ctx(ctx), graph(ctx.rows.size()), arena(ctx.
     select_workspaces.resize(shape.n_stream);
     sights.resize(shape.n_stream);
     lists.resize(shape.n_stream);
-    for (const Layer * served : ctx.rows) {
+    for (const Layer * served : ctx.hooked) {
         auto layer = std::make_unique<HostLayer>();
         layer->plane = this;
         layer->layer = served;
-        layer->row   = served->info.row;
+        layer->index   = served->info.row;
         layer->lists.resize(shape.n_stream);
         layer->hits.resize((size_t) shape.n_stream*served->info.n_head_kv);
         layer->selected.resize((size_t) shape.n_stream*served->info.n_head_kv);
@@ -41,7 +41,7 @@ bool HostPlane::reserve_sparse(const edgekv_selection & selection) {
     for (const auto & layer : layers) {
         bool        made;
         const auto & info = layer->layer->info;
-        if (!sketches.reserve(layer->row, (SketchKind) selection.sketch, info.head_dim, info.n_head_kv, made)) {
+        if (!sketches.reserve(layer->index, (SketchKind) selection.sketch, info.head_dim, info.n_head_kv, made)) {
             return false;
         }
         if (made) {
@@ -106,7 +106,7 @@ void HostPlane::copy_page(const Layer & layer, const edgekv_move & move) {
 
 Failure HostPlane::copy_pages(const edgekv_move * moves, int n) {
     for (int i = 0; i < n; ++i) {
-        const Layer & layer = *ctx.rows[moves[i].row];
+        const Layer & layer = *ctx.hooked[moves[i].row];
         if (moves[i].head < layer.info.n_head_kv) {
             copy_page(layer, moves[i]);
         }
@@ -167,7 +167,7 @@ LayerNodes & HostPlane::build(const HostLayer & layer) {
         builds = true;
     }
 
-    return graph.layers[layer.row];
+    return graph.layers[layer.index];
 }
 
 bool HostPlane::selects(const HostLayer & layer, int n_cells_view) const {
@@ -213,25 +213,25 @@ RowLists & HostPlane::lists_of(HostLayer & layer, const TokenRun & run) {
     return ctx.params.selection.keep_rows ? layer.lists[run.workspace] : lists[run.workspace];
 }
 
-float * HostPlane::priority(int row, int stream, int head) {
-    assert(ctx.shape.has(row, head, 0) && ctx.shape.has_stream(stream));
-    return prior.data() + ctx.shape.entry_of_stream(row, stream, head);
+float * HostPlane::priority(int layer, int stream, int head) {
+    assert(ctx.shape.has(layer, head, 0) && ctx.shape.has_stream(stream));
+    return prior.data() + ctx.shape.entry_of_stream(layer, stream, head);
 }
 
-float * HostPlane::mass(int which, int row, int stream) const {
+float * HostPlane::mass(int which, int layer, int stream) const {
     if (!ctx.params.observe) {
         return nullptr;
     }
 
-    return reinterpret_cast<float *>(observation.data()) + which*ctx.shape.n_entries() + ctx.shape.entry_of_stream(row, stream, 0);
+    return reinterpret_cast<float *>(observation.data()) + which*ctx.shape.n_entries() + ctx.shape.entry_of_stream(layer, stream, 0);
 }
 
-float * HostPlane::mass_max(int row, int stream) const {
-    return mass(0, row, stream);
+float * HostPlane::mass_max(int layer, int stream) const {
+    return mass(0, layer, stream);
 }
 
-float * HostPlane::mass_sum(int row, int stream) const {
-    return mass(1, row, stream);
+float * HostPlane::mass_sum(int layer, int stream) const {
+    return mass(1, layer, stream);
 }
 
 // ---- what can be seen --------------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ void HostPlane::add_selected(edgekv_selected * out, int stream) {
         for (size_t i = first; i < end; ++i) {  // streams count apart
             const edgekv_selected & one  = layer->selected[i];
             const AttendHits &      hits = layer->hits[i];
-            edgekv_selected &       sum  = out[(size_t) layer->row*ctx.shape.n_heads + i%n_heads];
+            edgekv_selected &       sum  = out[(size_t) layer->index*ctx.shape.n_heads + i%n_heads];
             sum.n_tokens  += one.n_tokens;
             sum.n_visible += one.n_visible;
             sum.n_certain += one.n_certain;

@@ -34,7 +34,7 @@ class HostPlane;
 struct HostLayer {
     HostPlane * plane = nullptr;
     const Layer * layer = nullptr;
-    int row = -1;
+    int index = -1;  // among the hooked layers
 
     const LayerNodes & nodes() const;  // of the graph that was built last
 
@@ -90,9 +90,9 @@ public:
     RowLists & lists_of(HostLayer & layer, const TokenRun & run);
 
     // [page of the stream]
-    float * priority(int row, int stream, int head);
-    float * mass_max(int row, int stream) const;  // null: not observed
-    float * mass_sum(int row, int stream) const;
+    float * priority(int layer, int stream, int head);
+    float * mass_max(int layer, int stream) const;  // null: not observed
+    float * mass_sum(int layer, int stream) const;
 
     State & ctx;
     HostGraph graph;
@@ -121,15 +121,15 @@ public:
 private:
     bool reserve_sparse(const edgekv_selection & selection);
     void copy_page(const Layer & layer, const edgekv_move & move);
-    float * mass(int which, int row, int stream) const;
+    float * mass(int which, int layer, int stream) const;
 
-    std::vector<std::unique_ptr<HostLayer>> layers;  // by row
+    std::vector<std::unique_ptr<HostLayer>> layers;  // [hooked layer]
     bool builds = false;  // a graph, in this ubatch
     std::vector<RowLists> lists;  // of the layer that selected last: the next to run attends it
     std::vector<float> prior;
     Buffer observation;           // mass_max, then mass_sum
 };
 
-inline const LayerNodes & HostLayer::nodes() const { return plane->graph.layers[row]; }
+inline const LayerNodes & HostLayer::nodes() const { return plane->graph.layers[index]; }
 
 }  // namespace edgekv

@@ -27,8 +27,8 @@ inline bool is_long(const ggml_tensor * k, int64_t n_tokens) {
 // the problem of one stream; tensors without data (while the graph is built) give null pointers, which only size the workspace
 AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, int64_t s);
 
-// The cells [first, end), at most 64, that a token's row of the mask lets it see.
-uint64_t visible_cells(MaskType type, const char * mask_row, int first, int end);
+// The cells [first, end), at most 64, that a token sees by its part of the mask.
+uint64_t visible_cells(MaskType type, const char * token_mask, int first, int end);
 
 // A scan of one KV head's sketches for queries that sketch_query_prepare() made ready.
 struct HeadScan {

@@ -24,7 +24,7 @@ namespace edgekv {
 
 namespace {
 
-// In front of the quantised tokens: for each product with them the next row that nobody multiplies yet.
+// In front of the quantised tokens: for each product with them the next row of weights that nobody multiplies yet.
 constexpr size_t kHead = 64;
 constexpr int kShared  = kHead/sizeof(std::atomic<int>);
 constexpr int kUnitRows = 32;  // with four tokens they stay in a core's first-level cache
@@ -75,12 +75,12 @@ void run_quantise(ggml_tensor * dst, int ith, int nth, void *) {
         new (static_cast<std::atomic<int> *>(dst->data) + i) std::atomic<int>(0);
     }
     for (int64_t token = 0; token < cur->ne[1]; ++token) {
-        const auto * row = reinterpret_cast<const float *>(static_cast<const char *>(cur->data) + token*cur->nb[1]);
+        const auto * values = reinterpret_cast<const float *>(static_cast<const char *>(cur->data) + token*cur->nb[1]);
         TokenBlocks * group = out + token/kProductTokens*n_blocks;
         if (token%kProductTokens == 0 && token + kProductTokens > cur->ne[1]) {
             std::fill(group + first, group + end, TokenBlocks{});  // the last of them do not exist
         }
-        quantise(row + first*kProductBlock, end - first, (int) (token%kProductTokens), group + first);
+        quantise(values + first*kProductBlock, end - first, (int) (token%kProductTokens), group + first);
     }
 }
 
@@ -105,7 +105,7 @@ void run_product(ggml_tensor * dst, int ith, int nth, void * turn) {
         g_made.fetch_add(1, std::memory_order_relaxed);
     }
 
-    // threads claim rows as they come free; small units only where there would be too few for all
+    // threads claim rows of weights as they come free; small units only where there would be too few for all
     auto & next = reinterpret_cast<std::atomic<int> *>(tokens)[reinterpret_cast<intptr_t>(turn)];
     const int unit = std::max(2, std::min(kUnitRows, n_rows/(4*nth)/2*2));
     for (int first = next.fetch_add(unit, std::memory_order_relaxed); first < n_rows; first = next.fetch_add(unit, std::memory_order_relaxed)) {

@@ -100,7 +100,7 @@ struct ItemChoice {
     void ask(int token, int token_block, float * squares) const {
         const AttendProblem & p      = problem.attend;
         const int             group  = p.n_head/p.n_head_kv;
-        const Sketch          sketch = plane().sketches.of(layer.row, stream);
+        const Sketch          sketch = plane().sketches.of(layer.index, stream);
         const SketchKeys      keys   = { p.k_type, p.k, p.k_stride_cell, p.k_stride_head };
         const Shares          out    = { at<uint16_t>(space.cells), at<float>(space.tops), at<float>(space.sums), space.cell_stride, space.group_stride };
 
@@ -186,7 +186,7 @@ struct ItemChoice {
 
 // Where the draw of an item begins, 0 to 1: other heads and layers leave out other blocks, so that what they miss is not the same.
 float offset_of(const HostLayer & layer, const PromptItem & item) {
-    uint32_t x = (uint32_t) (layer.row*64 + item.head)*2654435761u + (uint32_t) item.first_block*2246822519u;
+    uint32_t x = (uint32_t) (layer.index*64 + item.head)*2654435761u + (uint32_t) item.first_block*2246822519u;
     x ^= x >> 15;
     x *= 2654435761u;
     x ^= x >> 13;

@@ -67,8 +67,8 @@ PromptProblem prompt_problem(const HostLayer & layer, const ggml_tensor * dst, i
     p.attend      = attend_problem(layer, dst, s);
     p.seen        = reinterpret_cast<const Seen *>(static_cast<const char *>(seen->data) + s*seen->nb[2]);
     p.seen_stride = seen->nb[1];
-    if (plane.ctx.params.mode == EDGEKV_MODE_EVICT && plane.drops.any(layer.row)) {
-        p.dropped        = plane.drops.of(layer.row, stream, 0);
+    if (plane.ctx.params.mode == EDGEKV_MODE_EVICT && plane.drops.any(layer.index)) {
+        p.dropped        = plane.drops.of(layer.index, stream, 0);
         p.dropped_stride = plane.ctx.shape.n_pages;
     }
 
@@ -122,7 +122,7 @@ ggml_tensor * build_attend_prompt(HostLayer & layer, Layer & served, const llama
         return nullptr;
     }
     if (plane.observes_prompts()) {
-        problem.mass_max = problem.mass_sum = plane.mass_max(layer.row, 0);
+        problem.mass_max = problem.mass_sum = plane.mass_max(layer.index, 0);
     }
     const size_t choice = sources[ATTEND_K_IDXS] ? prompt_choice_bytes(problem) : 0;
     const bool reserved = plane.reserve_prompt(align64(prompt_plan(problem, plane.n_threads).scratch_bytes) + choice);

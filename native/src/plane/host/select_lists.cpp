@@ -8,7 +8,7 @@
 namespace edgekv {
 
 SampleResult RowLister::keep(int head, int token, int32_t * cells) const {
-    const uint8_t * dropped     = thread.plane().drops.of(thread.layer.row, thread.stream, head);
+    const uint8_t * dropped     = thread.plane().drops.of(thread.layer.index, thread.stream, head);
     const int       page_tokens = thread.ctx().shape.page_tokens;
     const Sight *   sight       = sights.of(token);
 
@@ -42,7 +42,7 @@ SampleResult RowLister::sample(int head, int token, int32_t * cells, float * wei
     p.sinks        = sinks ? static_cast<const float *>(sinks->data) + head * plan.group : nullptr;
     p.sight        = sights.of(token);
     p.resolution   = thread.ctx().params.selection.resolution;
-    p.offset       = walk_offset(thread.layer.row, head, thread.position(token));
+    p.offset       = walk_offset(thread.layer.index, head, thread.position(token));
     p.rows         = cells;
     p.weights      = weights;
     p.scratch      = thread.own() + plan.scratch_offset;
@@ -54,7 +54,7 @@ SampleResult RowLister::choose(int head, int token, int32_t * cells) const {
     HostPlane &        plane   = thread.plane();
     const auto &       options = thread.ctx().params.selection;
     const PageChoice   choice  = { thread.plan.n_cells, thread.ctx().shape.page_tokens, sights.of(token),
-                                   plane.priority(thread.layer.row, thread.stream, head), options.tokens, options.share };
+                                   plane.priority(thread.layer.index, thread.stream, head), options.tokens, options.share };
     const ChoiceResult chosen  = choose_pages(choice, cells, plane.candidates[thread.ith]);
 
     return { chosen.n_rows, chosen.n_certain, chosen.n_visible, 0.0 };

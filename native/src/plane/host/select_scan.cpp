@@ -21,7 +21,7 @@ void ShareScan::scan(int head, int chunk) {
     const ggml_tensor * q      = thread.node->src[SELECT_Q];
     const ggml_tensor * k      = thread.node->src[SELECT_K];
     const LayerNodes &  nodes  = thread.layer.nodes();
-    const Sketch        sketch = thread.plane().sketches.of(thread.layer.row, thread.stream);
+    const Sketch        sketch = thread.plane().sketches.of(thread.layer.index, thread.stream);
     const SketchKeys    keys   = { cell_type(k), static_cast<const char *>(k->data) + thread.run.stream * k->nb[3], k->nb[2], k->nb[1] };
 
     const size_t      first_head = static_cast<size_t>(head) * plan.group;

@@ -14,7 +14,7 @@ namespace edgekv {
 namespace {
 
 // A token reads the first tokens, the newest ones, what is pinned and what has no sketch for certain.
-void find_sight(const SelectThread & thread, const char * mask_row, int token, Sight * sight) {
+void find_sight(const SelectThread & thread, const char * token_mask, int token, Sight * sight) {
     const State &   ctx       = thread.ctx();
     const int       stream    = thread.stream;
     const auto &    options   = ctx.params.selection;
@@ -28,7 +28,7 @@ void find_sight(const SelectThread & thread, const char * mask_row, int token, S
         const int first = group * kGroupCells;
         const int end   = std::min(first + kGroupCells, thread.plan.n_cells);
 
-        sight[group] = { visible_cells(type, mask_row, first, end), ctx.pages.pins.of(stream, group) };
+        sight[group] = { visible_cells(type, token_mask, first, end), ctx.pages.pins.of(stream, group) };
         if (sight[group].visible == 0) {
             continue;
         }
@@ -46,8 +46,8 @@ void find_sight(const SelectThread & thread, const char * mask_row, int token, S
 }
 
 template <class T>
-uint64_t cells_unlike(const char * mask_row, int first, int end, T hidden) {
-    const T * x     = reinterpret_cast<const T *>(mask_row) + first;
+uint64_t cells_unlike(const char * token_mask, int first, int end, T hidden) {
+    const T * x     = reinterpret_cast<const T *>(token_mask) + first;
     uint64_t  cells = 0;
     for (int c = 0; c < end - first; ++c) {
         cells |= static_cast<uint64_t>(x[c] != hidden) << c;
@@ -58,10 +58,10 @@ uint64_t cells_unlike(const char * mask_row, int first, int end, T hidden) {
 
 }  // namespace
 
-uint64_t visible_cells(MaskType type, const char * mask_row, int first, int end) {
+uint64_t visible_cells(MaskType type, const char * token_mask, int first, int end) {
     constexpr uint16_t kMinusInf = 0xfc00;
 
-    return type == MaskType::f16 ? cells_unlike<uint16_t>(mask_row, first, end, kMinusInf) : cells_unlike<float>(mask_row, first, end, -INFINITY);
+    return type == MaskType::f16 ? cells_unlike<uint16_t>(token_mask, first, end, kMinusInf) : cells_unlike<float>(token_mask, first, end, -INFINITY);
 }
 
 TokenSights::TokenSights(const SelectThread & thread) : n_groups(thread.plan.n_groups) {
@@ -80,8 +80,8 @@ TokenSights::TokenSights(const SelectThread & thread) : n_groups(thread.plan.n_g
             std::fill_n(sight, n_groups, Sight{});
             continue;
         }
-        const char * mask_row = static_cast<const char *>(mask->data) + thread.run.stream * mask->nb[3] + (thread.run.first + token) * mask->nb[1];
-        find_sight(thread, mask_row, token, sight);
+        const char * token_mask = static_cast<const char *>(mask->data) + thread.run.stream * mask->nb[3] + (thread.run.first + token) * mask->nb[1];
+        find_sight(thread, token_mask, token, sight);
     }
     if (thread.ith == 0) {
         std::memcpy(shared, mine, static_cast<size_t>(n_tokens) * n_groups * sizeof(Sight));

@@ -21,10 +21,10 @@ enum StoreSource { STORE_K_CUR, STORE_V_CUR, STORE_K_IDXS, STORE_V_IDXS, STORE_K
 // one head of one token; the same conversion as ggml_set_rows, so that the cache holds the same bits as with the stock nodes
 void store_head(const ggml_tensor * cur, const ggml_tensor * idxs, const ggml_tensor * view, int64_t token, int64_t head) {
     const ggml_tensor * cache = view->view_src;
-    const int64_t row         = static_cast<const int64_t *>(idxs->data)[token];
+    const int64_t cell        = static_cast<const int64_t *>(idxs->data)[token];
     const int64_t n           = cur->ne[0];
 
-    char *        dst = static_cast<char *>(cache->data) + row*cache->nb[1] + head*ggml_row_size(cache->type, n);
+    char *        dst = static_cast<char *>(cache->data) + cell*cache->nb[1] + head*ggml_row_size(cache->type, n);
     const float * src = reinterpret_cast<const float *>(static_cast<const char *>(cur->data) + token*cur->nb[2] + head*cur->nb[1]);
 
     cpu_type_traits(cache->type)->from_float(src, dst, n);
@@ -40,7 +40,7 @@ void sketch_head(const HostLayer & layer, const ggml_tensor * view, int head) {
 
     for (const StaleGroup & stale : layer.plane->ctx.pages.stale.to_build()) {
         keys.k = static_cast<const char *>(cache->data) + stale.stream*cache->nb[2];
-        sketch_build(layer.plane->sketches.of(layer.row, stale.stream), keys, head, stale.group, stale.valid, selected_isa());
+        sketch_build(layer.plane->sketches.of(layer.index, stale.stream), keys, head, stale.group, stale.valid, selected_isa());
     }
 }
 

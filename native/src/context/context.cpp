@@ -147,12 +147,12 @@ bool edgekv_context::end_ubatch(bool ok) {
 
 // the next llama_decode may find no cells for a batch, though the context has tokens left
 bool edgekv_context::lacks_room() const {
-    if (shape.n_cells >= (int) llama_n_ctx_seq(lctx)) {
+    if (shape.n_cells >= static_cast<int>(llama_n_ctx_seq(lctx))) {
         return false;
     }
     for (int s = 0; s < shape.n_stream; ++s) {
         llama_edgekv_cells cells;
-        if (llama_edgekv_get_cells(lctx, (uint32_t) s, &cells) && cells.n_cells - cells.n_used < llama_n_batch(lctx)) {
+        if (llama_edgekv_get_cells(lctx, static_cast<uint32_t>(s), &cells) && cells.n_cells - cells.n_used < llama_n_batch(lctx)) {
             return true;
         }
     }
@@ -161,7 +161,7 @@ bool edgekv_context::lacks_room() const {
 }
 
 Layer * edgekv_context::served_layer(int il, const ggml_tensor * k) {
-    if (params.mode == EDGEKV_MODE_OFF || il < 0 || il >= (int) layers.size()) {
+    if (params.mode == EDGEKV_MODE_OFF || il < 0 || il >= static_cast<int>(layers.size())) {
         return nullptr;
     }
 

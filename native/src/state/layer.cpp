@@ -39,7 +39,7 @@ static edgekv_layer_state classify(const llama_edgekv_layer & seam) {
         return EDGEKV_LAYER_CACHE_TYPE;
     }
     if (seam.head_dim_k != seam.head_dim_v || seam.n_head % std::max(1, seam.n_head_kv) != 0 ||
-        seam.n_head > kMaxGroup*std::max(1, seam.n_head_kv) || seam.n_head_kv > kMaxHeadsKv ||
+        seam.n_head > kMaxGroup * std::max(1, seam.n_head_kv) || seam.n_head_kv > kMaxHeadsKv ||
         !attend_supports(seam.head_dim_k, cell_type(seam.k), cell_type(seam.v))) {
         return EDGEKV_LAYER_HEAD_DIM;
     }
@@ -59,8 +59,8 @@ Layer look_at_layer(const llama_context * lctx, int il) {
     info.n_head    = seam.n_head;
     info.n_head_kv = seam.n_head_kv;
     info.head_dim  = seam.head_dim_k;
-    info.k_type    = seam.k ? (int) seam.k->type : -1;
-    info.v_type    = seam.v ? (int) seam.v->type : -1;
+    info.k_type    = seam.k ? static_cast<int>(seam.k->type) : -1;
+    info.v_type    = seam.v ? static_cast<int>(seam.v->type) : -1;
 
     return layer;
 }
@@ -69,9 +69,9 @@ static bool storable(const ggml_tensor * cur, const ggml_tensor * idxs, const gg
     const ggml_tensor * cache = view->view_src;
 
     // heads of a token lie side by side, and streams behind each other, as store_head() assumes
-    return cur->type == GGML_TYPE_F32 && cur->nb[0] == sizeof(float) && cur->nb[1] == cur->ne[0]*sizeof(float) &&
-           idxs->type == GGML_TYPE_I64 && cur->ne[0]*cur->ne[1] == cache->ne[0] &&
-           cache->nb[2] == cache->ne[1]*cache->nb[1];
+    return cur->type == GGML_TYPE_F32 && cur->nb[0] == sizeof(float) && cur->nb[1] == cur->ne[0] * sizeof(float) &&
+           idxs->type == GGML_TYPE_I64 && cur->ne[0] * cur->ne[1] == cache->ne[0] &&
+           cache->nb[2] == cache->ne[1] * cache->nb[1];
 }
 
 bool storable(const llama_edgekv_store & args) {
@@ -87,7 +87,7 @@ bool attendable(const llama_edgekv_attend & args) {
     return args.plain && q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0] && v->ne[0] == k->ne[0] &&
            v->ne[2] == k->ne[2] && q->ne[1] % k->ne[1] == 0 &&
            (mask->type == GGML_TYPE_F16 || mask->type == GGML_TYPE_F32) && mask->ne[0] == k->ne[2] && mask->ne[3] == k->ne[3] &&
-           mask->ne[1]*mask->ne[3] == q->ne[2] &&
+           mask->ne[1] * mask->ne[3] == q->ne[2] &&
            (!args.sinks || args.sinks->type == GGML_TYPE_F32);
 }
 

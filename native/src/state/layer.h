@@ -38,7 +38,7 @@ inline MaskType mask_type(const ggml_tensor * mask) {
 
 // the stream of the cache that a view of it begins with
 inline int first_stream(const ggml_tensor * view) {
-    return (int) (view->view_offs/view->nb[3]);
+    return static_cast<int>(view->view_offs / view->nb[3]);
 }
 
 // Whether a node of ours can serve the tensors of a graph. Both planes ask.

@@ -8,10 +8,10 @@ State::State(llama_context * lctx, const edgekv_params & params) : lctx(lctx), p
     llama_edgekv_cells cells;
     shape.page_tokens = params.page_tokens;
     if (llama_edgekv_get_cells(lctx, 0, &cells)) {
-        shape.n_stream         = (int) cells.n_stream;
-        shape.n_cells          = (int) cells.n_cells;
-        shape.pages_per_stream = (shape.n_cells + params.page_tokens - 1)/params.page_tokens;
-        shape.n_pages          = shape.n_stream*shape.pages_per_stream;
+        shape.n_stream         = static_cast<int>(cells.n_stream);
+        shape.n_cells          = static_cast<int>(cells.n_cells);
+        shape.pages_per_stream = (shape.n_cells + params.page_tokens - 1) / params.page_tokens;
+        shape.n_pages          = shape.n_stream * shape.pages_per_stream;
     }
 
     for (int il = 0; il < llama_edgekv_n_layer(lctx); ++il) {
@@ -20,7 +20,7 @@ State::State(llama_context * lctx, const edgekv_params & params) : lctx(lctx), p
         if (layer.info.state == EDGEKV_LAYER_HOOKED) {
             layer.info.row   = shape.n_rows++;
             shape.n_heads    = std::max(shape.n_heads, layer.info.n_head_kv);
-            shape.slot_bytes = std::max(shape.slot_bytes, ((layer.k_row_bytes() + layer.v_row_bytes())*params.page_tokens + 63)/64*64);
+            shape.slot_bytes = std::max(shape.slot_bytes, ((layer.k_row_bytes() + layer.v_row_bytes()) * params.page_tokens + 63) / 64 * 64);
             hooked.push_back(&layer);
         }
     }
@@ -45,7 +45,9 @@ bool State::find_whole(const llama_edgekv_tokens & tokens) {
 }
 
 int State::n_refused() const {
-    return (int) std::count_if(hooked.begin(), hooked.end(), [](const Layer * layer) { return layer->info.state == EDGEKV_LAYER_NO_MEMORY; });
+    const auto refused = [](const Layer * layer) { return layer->info.state == EDGEKV_LAYER_NO_MEMORY; };
+
+    return static_cast<int>(std::count_if(hooked.begin(), hooked.end(), refused));
 }
 
 }  // namespace edgekv

@@ -31,14 +31,14 @@ AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, int
     const ggml_tensor * sinks = dst->src[ATTEND_SINKS];
 
     const int64_t n_stream = k->ne[3];
-    const int64_t n_tokens = q->ne[2]/n_stream;
+    const int64_t n_tokens = q->ne[2] / n_stream;
 
     AttendProblem p = {};
-    p.head_dim    = (int) k->ne[0];
-    p.n_head      = (int) q->ne[1];
-    p.n_head_kv   = (int) k->ne[1];
-    p.n_tokens    = (int) n_tokens;
-    p.n_cells     = (int) k->ne[2];
+    p.head_dim    = static_cast<int>(k->ne[0]);
+    p.n_head      = static_cast<int>(q->ne[1]);
+    p.n_head_kv   = static_cast<int>(k->ne[1]);
+    p.n_tokens    = static_cast<int>(n_tokens);
+    p.n_cells     = static_cast<int>(k->ne[2]);
     p.page_tokens = layer.plane->ctx.shape.page_tokens;
 
     p.q_stride_token = q->nb[2];
@@ -57,20 +57,20 @@ AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, int
     p.scale   = layer.nodes().scale;
     p.softcap = layer.nodes().softcap;
 
-    p.out_stride_head  = p.head_dim*sizeof(float);
-    p.out_stride_token = p.n_head*p.out_stride_head;
+    p.out_stride_head  = p.head_dim * sizeof(float);
+    p.out_stride_token = p.n_head * p.out_stride_head;
 
     if (dst->data) {
-        p.q    = at(q, s*n_tokens*q->nb[2]);
-        p.k    = at(k, s*k->nb[3]);
-        p.v    = at(v, s*v->nb[3]);
-        p.mask = at(mask, s*mask->nb[3]);
-        p.out  = static_cast<char *>(dst->data) + s*n_tokens*p.out_stride_token;
+        p.q    = at(q, s * n_tokens * q->nb[2]);
+        p.k    = at(k, s * k->nb[3]);
+        p.v    = at(v, s * v->nb[3]);
+        p.mask = at(mask, s * mask->nb[3]);
+        p.out  = static_cast<char *>(dst->data) + s * n_tokens * p.out_stride_token;
 
         p.sinks = sinks ? static_cast<const float *>(sinks->data) : nullptr;
 
         // the view may begin at a later stream than the cache
-        const int stream = (int) s + first_stream(k);
+        const int stream = static_cast<int>(s) + first_stream(k);
         p.mass_max    = layer.plane->mass_max(layer.index, stream);
         p.mass_sum    = layer.plane->mass_sum(layer.index, stream);
         p.mass_stride = layer.plane->ctx.shape.n_pages;
@@ -83,9 +83,9 @@ namespace {
 
 AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, const TokenRun & run) {
     AttendProblem p = make_problem(layer, dst, run.stream);
-    p.q       += run.first*p.q_stride_token;
-    p.mask    += run.first*p.mask_stride_token;
-    p.out     += run.first*p.out_stride_token;
+    p.q       += run.first * p.q_stride_token;
+    p.mask    += run.first * p.mask_stride_token;
+    p.out     += run.first * p.out_stride_token;
     p.n_tokens = run.n;
 
     return p;
@@ -103,15 +103,15 @@ void add_rows(HostLayer & layer, const ggml_tensor * dst, const TokenRun & run, 
     p.rows.n_rows  = reinterpret_cast<const int32_t *>(lists.n_rows.data());
     p.rows.stride  = lists.stride;
     p.error_every  = ctx.params.selection.error_every;
-    p.error_turn   = (int) ((plane.n_ubatch + layer.index)%std::max(1, p.error_every));
+    p.error_turn   = static_cast<int>((plane.n_ubatch + layer.index) % std::max(1, p.error_every));
 
     p.arena.data         = plane.arena.data();
     p.arena.slot_bytes   = ctx.shape.slot_bytes;
-    p.arena.v_offset     = p.page_tokens*layer.layer->k_row_bytes();
+    p.arena.v_offset     = p.page_tokens * layer.layer->k_row_bytes();
     p.arena.slots        = ctx.pages.table.slots(layer.index, stream, 0);
     p.arena.slots_stride = ctx.shape.n_pages;
 
-    p.hits = layer.hits.data() + (size_t) stream*p.n_head_kv;
+    p.hits = layer.hits.data() + static_cast<size_t>(stream) * p.n_head_kv;
 }
 
 // A run that selects clears the outputs of the tokens that it leaves out. The runs of those tokens come behind it, and write where every
@@ -170,13 +170,13 @@ ggml_tensor * HostPlane::build_attend(Layer & served, const llama_edgekv_attend 
     }
 
     ggml_tensor * sources[N_ATTEND_SOURCES] = { args.q, args.k, args.v, args.mask, args.sinks };
-    const int n_stream = (int) args.k->ne[3];
-    nodes.reading = find_reading(ctx, n_stream, (int) args.q->ne[2]/n_stream, selects(layer, (int) args.k->ne[2]));
+    const int n_stream = static_cast<int>(args.k->ne[3]);
+    nodes.reading = find_reading(ctx, n_stream, static_cast<int>(args.q->ne[2]) / n_stream, selects(layer, static_cast<int>(args.k->ne[2])));
     if (!nodes.reading.selected.empty()) {
         sources[ATTEND_SELECTED] = build_select(layer, args);
     }
 
-    ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.q->ne[0]*args.q->ne[1], args.q->ne[2], 1, 1,
+    ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.q->ne[0] * args.q->ne[1], args.q->ne[2], 1, 1,
                                         sources, N_ATTEND_SOURCES, run_attend, GGML_N_TASKS_MAX, &layer);
     ggml_format_name(node, "edgekv_attend-%d", args.il);
 

@@ -24,8 +24,8 @@ HostPlane::HostPlane(State & ctx) : ctx(ctx), graph(ctx.hooked.size()), arena(ct
         layer->layer = served;
         layer->index   = served->info.row;
         layer->lists.resize(shape.n_stream);
-        layer->hits.resize((size_t) shape.n_stream*served->info.n_head_kv);
-        layer->selected.resize((size_t) shape.n_stream*served->info.n_head_kv);
+        layer->hits.resize(static_cast<size_t>(shape.n_stream) * served->info.n_head_kv);
+        layer->selected.resize(static_cast<size_t>(shape.n_stream) * served->info.n_head_kv);
         layers.push_back(std::move(layer));
     }
 }
@@ -34,14 +34,14 @@ HostPlane::HostPlane(State & ctx) : ctx(ctx), graph(ctx.hooked.size()), arena(ct
 
 bool HostPlane::reserve() {
     return (ctx.params.mode != EDGEKV_MODE_SPARSE || reserve_sparse(ctx.params.selection)) &&
-           observation.reserve(2*sizeof(float)*ctx.shape.n_entries());
+           observation.reserve(2 * sizeof(float) * ctx.shape.n_entries());
 }
 
 bool HostPlane::reserve_sparse(const edgekv_selection & selection) {
     for (const auto & layer : layers) {
         bool        made;
         const auto & info = layer->layer->info;
-        if (!sketches.reserve(layer->index, (SketchKind) selection.sketch, info.head_dim, info.n_head_kv, made)) {
+        if (!sketches.reserve(layer->index, static_cast<SketchKind>(selection.sketch), info.head_dim, info.n_head_kv, made)) {
             return false;
         }
         if (made) {
@@ -73,7 +73,7 @@ Failure HostPlane::enter(edgekv_mode mode) {
 
 Failure HostPlane::set_slots(int n_slots) {
     if (!arena.reserve(n_slots)) {
-        return { EDGEKV_NO_MEMORY, "there is no memory for an arena of " + std::to_string(n_slots*ctx.shape.slot_bytes) + " bytes" };
+        return { EDGEKV_NO_MEMORY, "there is no memory for an arena of " + std::to_string(n_slots * ctx.shape.slot_bytes) + " bytes" };
     }
     ctx.pages.table.set_slots(n_slots);
 
@@ -88,19 +88,19 @@ Failure HostPlane::limit_slots(int) {
 
 void HostPlane::copy_page(const Layer & layer, const edgekv_move & move) {
     const PageShape & shape  = ctx.shape;
-    const int         stream = move.page/shape.pages_per_stream;
-    const int         first  = move.page%shape.pages_per_stream*shape.page_tokens;
+    const int         stream = move.page / shape.pages_per_stream;
+    const int         first  = move.page % shape.pages_per_stream * shape.page_tokens;
     const int         end    = std::min(first + shape.page_tokens, shape.n_cells);
     const auto        copy   = [&](const ggml_tensor * cache, size_t row_bytes, char * dst) {
-        const char * src = static_cast<const char *>(cache->data) + stream*cache->nb[2] + move.head*row_bytes;
+        const char * src = static_cast<const char *>(cache->data) + stream * cache->nb[2] + move.head * row_bytes;
         for (int c = first; c < end; ++c, dst += row_bytes) {
-            std::memcpy(dst, src + c*cache->nb[1], row_bytes);
+            std::memcpy(dst, src + c * cache->nb[1], row_bytes);
         }
     };
 
     char * slot = arena.slot(move.slot);
     copy(layer.seam.k, layer.k_row_bytes(), slot);
-    copy(layer.seam.v, layer.v_row_bytes(), slot + shape.page_tokens*layer.k_row_bytes());
+    copy(layer.seam.v, layer.v_row_bytes(), slot + shape.page_tokens * layer.k_row_bytes());
     ctx.pages.table.copied(move, ctx.pages.cells);
 }
 
@@ -136,7 +136,7 @@ void HostPlane::begin(const UbatchBegin & ubatch) {
     attended.store(Attended::none, std::memory_order_relaxed);
     n_last_observed.store(0, std::memory_order_relaxed);
     if (ubatch.clear_observation) {
-        observation.zero(0, 2*sizeof(float)*ctx.shape.n_entries());
+        observation.zero(0, 2 * sizeof(float) * ctx.shape.n_entries());
     }
     ctx.pages.table.touched_taken();
     for (int s = 0; drops.any() && s < ctx.shape.n_stream; ++s) {
@@ -182,7 +182,7 @@ bool HostPlane::reserve_workspaces(HostLayer & layer, AttendProblem problem) {
     if (ctx.params.observe) {
         problem.mass_max = problem.mass_sum = reinterpret_cast<float *>(observation.data());
     }
-    workspaces.resize(std::max(workspaces.size(), (size_t) layer.nodes().reading.n_workspaces()));
+    workspaces.resize(std::max(workspaces.size(), static_cast<size_t>(layer.nodes().reading.n_workspaces())));
 
     const auto reserve = [&](const TokenRun & run, size_t stride) {
         problem.n_tokens    = run.n;
@@ -223,7 +223,7 @@ float * HostPlane::mass(int which, int layer, int stream) const {
         return nullptr;
     }
 
-    return reinterpret_cast<float *>(observation.data()) + which*ctx.shape.n_entries() + ctx.shape.entry_of_stream(layer, stream, 0);
+    return reinterpret_cast<float *>(observation.data()) + which * ctx.shape.n_entries() + ctx.shape.entry_of_stream(layer, stream, 0);
 }
 
 float * HostPlane::mass_max(int layer, int stream) const {
@@ -245,12 +245,12 @@ PageArrays HostPlane::arrays() {
 void HostPlane::add_selected(edgekv_selected * out, int stream) {
     for (const auto & layer : layers) {
         const size_t n_heads = layer->layer->info.n_head_kv;
-        const size_t first   = stream < 0 ? 0 : stream*n_heads;
+        const size_t first   = stream < 0 ? 0 : stream * n_heads;
         const size_t end     = stream < 0 ? layer->hits.size() : first + n_heads;
         for (size_t i = first; i < end; ++i) {  // streams count apart
             const edgekv_selected & one  = layer->selected[i];
             const AttendHits &      hits = layer->hits[i];
-            edgekv_selected &       sum  = out[(size_t) layer->index*ctx.shape.n_heads + i%n_heads];
+            edgekv_selected &       sum  = out[static_cast<size_t>(layer->index) * ctx.shape.n_heads + i % n_heads];
             sum.n_tokens  += one.n_tokens;
             sum.n_visible += one.n_visible;
             sum.n_certain += one.n_certain;
@@ -273,13 +273,13 @@ RowsRead HostPlane::last_rows(const Layer & layer, int head, int token) {
         return {};
     }
     const RowLists & from = served.lists[run->workspace];
-    const int        list = (token - run->first)*layer.info.n_head_kv + head;
+    const int        list = (token - run->first) * layer.info.n_head_kv + head;
     if (token - run->first >= from.n_tokens) {
         return {};  // rows were not kept then
     }
 
-    return { reinterpret_cast<const int32_t *>(from.cells.data()) + list*from.stride,
-             ctx.sketches() ? reinterpret_cast<const float *>(from.weights.data()) + list*from.stride : nullptr,
+    return { reinterpret_cast<const int32_t *>(from.cells.data()) + list * from.stride,
+             ctx.sketches() ? reinterpret_cast<const float *>(from.weights.data()) + list * from.stride : nullptr,
              reinterpret_cast<const int32_t *>(from.n_rows.data())[list] };
 }
 
@@ -304,7 +304,7 @@ void HostPlane::add_memory(edgekv_memory & out) const {
     out.observation_bytes += observation.size();
     out.sketch_bytes      += sketches.bytes();
     out.arena_bytes       += arena.bytes();
-    out.table_bytes       += prior.size()*sizeof(float) + drops.bytes();
+    out.table_bytes       += prior.size() * sizeof(float) + drops.bytes();
 }
 
 Sketch HostPlane::sketch(const Layer & layer, int stream, std::vector<char> &) {

@@ -21,7 +21,7 @@ enum AttendSource { ATTEND_Q, ATTEND_K, ATTEND_V, ATTEND_MASK, ATTEND_SINKS, ATT
 
 // too long for the decode kernel
 inline bool is_long(const ggml_tensor * k, int64_t n_tokens) {
-    return n_tokens%k->ne[3] != 0 || n_tokens/k->ne[3] > kMaxQueryTokens;
+    return n_tokens % k->ne[3] != 0 || n_tokens / k->ne[3] > kMaxQueryTokens;
 }
 
 // the problem of one stream; tensors without data (while the graph is built) give null pointers, which only size the workspace
@@ -56,7 +56,7 @@ void choose_prompt_blocks(HostLayer & layer, const int64_t * k_idxs, int stream,
                           char * memory);
 
 inline size_t align64(size_t n) {
-    return (n + 63)/64*64;
+    return (n + 63) / 64 * 64;
 }
 
 }  // namespace edgekv

@@ -9,8 +9,8 @@
 namespace edgekv {
 
 ChoiceResult choose_pages(const PageChoice & choice, int32_t * rows, std::vector<int32_t> & candidates) {
-    const int n_pages = (choice.n_cells + choice.page_tokens - 1)/choice.page_tokens;
-    const auto end_of = [&](int page) { return std::min((page + 1)*choice.page_tokens, choice.n_cells); };
+    const int n_pages = (choice.n_cells + choice.page_tokens - 1) / choice.page_tokens;
+    const auto end_of = [&](int page) { return std::min((page + 1) * choice.page_tokens, choice.n_cells); };
 
     // certain pages in front
     int n_certain = 0;
@@ -18,7 +18,7 @@ ChoiceResult choose_pages(const PageChoice & choice, int32_t * rows, std::vector
     for (int page = 0; page < n_pages; ++page) {
         bool visible = false;
         bool certain = false;
-        for (int c = page*choice.page_tokens; c < end_of(page); ++c) {
+        for (int c = page * choice.page_tokens; c < end_of(page); ++c) {
             visible = visible || sees(choice.sight, c);
             certain = certain || is_certain(choice.sight, c);
         }
@@ -30,8 +30,9 @@ ChoiceResult choose_pages(const PageChoice & choice, int32_t * rows, std::vector
         }
     }
 
-    const int n_visible = (int) candidates.size();
-    const int wanted    = choice.tokens > 0 ? (choice.tokens + choice.page_tokens - 1)/choice.page_tokens : (int) std::lround(choice.share*n_visible);
+    const int n_visible = static_cast<int>(candidates.size());
+    const int wanted    = choice.tokens > 0 ? (choice.tokens + choice.page_tokens - 1) / choice.page_tokens
+                                            : static_cast<int>(std::lround(choice.share * n_visible));
     const int n_taken   = std::clamp(wanted, n_certain, n_visible);
     // what is no number has no order, which nth_element() needs
     const auto score = [&](int32_t page) { return std::isnan(choice.priority[page]) ? -INFINITY : choice.priority[page]; };
@@ -39,11 +40,11 @@ ChoiceResult choose_pages(const PageChoice & choice, int32_t * rows, std::vector
                      [&](int32_t a, int32_t b) { return score(a) != score(b) ? score(a) > score(b) : a > b; });
 
     ChoiceResult result = {};
-    for (int g = 0; g < (choice.n_cells + kGroupCells - 1)/kGroupCells; ++g) {
+    for (int g = 0; g < (choice.n_cells + kGroupCells - 1) / kGroupCells; ++g) {
         result.n_visible += __builtin_popcountll(choice.sight[g].visible);
     }
     const auto cells_of = [&](int page, int & n) {
-        for (int c = page*choice.page_tokens; c < end_of(page); ++c) {
+        for (int c = page * choice.page_tokens; c < end_of(page); ++c) {
             n += sees(choice.sight, c);
         }
     };
@@ -52,7 +53,7 @@ ChoiceResult choose_pages(const PageChoice & choice, int32_t * rows, std::vector
     }
     std::sort(candidates.begin(), candidates.begin() + n_taken);
     for (int i = 0; i < n_taken; ++i) {
-        for (int c = candidates[i]*choice.page_tokens; c < end_of(candidates[i]); ++c) {
+        for (int c = candidates[i] * choice.page_tokens; c < end_of(candidates[i]); ++c) {
             if (sees(choice.sight, c)) {
                 rows[result.n_rows++] = c;
             }

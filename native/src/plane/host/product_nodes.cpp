@@ -26,7 +26,7 @@ namespace {
 
 // In front of the quantised tokens: for each product with them the next row of weights that nobody multiplies yet.
 constexpr size_t kHead = 64;
-constexpr int kShared  = kHead/sizeof(std::atomic<int>);
+constexpr int kShared  = kHead / sizeof(std::atomic<int>);
 constexpr int kUnitRows = 32;  // with four tokens they stay in a core's first-level cache
 constexpr int kChunk    = 16;  // blocks that are quantised at once
 
@@ -46,20 +46,20 @@ enum ProductSource { PRODUCT_WEIGHTS, PRODUCT_TOKENS, N_PRODUCT_SOURCES };
 // n blocks of a token, at `mine` among the four
 void quantise(const float * values, int64_t n, int mine, TokenBlocks * out) {
     Q8Block     blocks[kChunk];
-    ggml_fp16_t halves[2*kChunk];
-    float       factors[2*kChunk];
+    ggml_fp16_t halves[2 * kChunk];
+    float       factors[2 * kChunk];
     for (int64_t first = 0; first < n; first += kChunk) {
         const int64_t some = std::min<int64_t>(kChunk, n - first);
-        cpu_type_traits(GGML_TYPE_Q8_1)->from_float(values + first*kProductBlock, blocks, some*kProductBlock);
+        cpu_type_traits(GGML_TYPE_Q8_1)->from_float(values + first * kProductBlock, blocks, some * kProductBlock);
         for (int64_t b = 0; b < some; ++b) {
-            halves[2*b]     = blocks[b].d;
-            halves[2*b + 1] = blocks[b].s;
+            halves[2 * b]     = blocks[b].d;
+            halves[2 * b + 1] = blocks[b].s;
         }
-        ggml_fp16_to_fp32_row(halves, factors, 2*some);
+        ggml_fp16_to_fp32_row(halves, factors, 2 * some);
         for (int64_t b = 0; b < some; ++b) {
             TokenBlocks & to = out[first + b];
-            to.d[mine] = factors[2*b];
-            to.s[mine] = factors[2*b + 1];
+            to.d[mine] = factors[2 * b];
+            to.s[mine] = factors[2 * b + 1];
             std::memcpy(to.codes[mine], blocks[b].codes, sizeof blocks[b].codes);
         }
     }
@@ -67,20 +67,20 @@ void quantise(const float * values, int64_t n, int mine, TokenBlocks * out) {
 
 void run_quantise(ggml_tensor * dst, int ith, int nth, void *) {
     const ggml_tensor * cur = dst->src[0];
-    const int64_t n_blocks  = cur->ne[0]/kProductBlock;
-    const int64_t first = n_blocks*ith/nth, end = n_blocks*(ith + 1)/nth;
+    const int64_t n_blocks  = cur->ne[0] / kProductBlock;
+    const int64_t first = n_blocks * ith / nth, end = n_blocks * (ith + 1) / nth;
     auto * out = reinterpret_cast<TokenBlocks *>(static_cast<char *>(dst->data) + kHead);
 
     for (int i = 0; ith == 0 && i < kShared; ++i) {
         new (static_cast<std::atomic<int> *>(dst->data) + i) std::atomic<int>(0);
     }
     for (int64_t token = 0; token < cur->ne[1]; ++token) {
-        const auto * values = reinterpret_cast<const float *>(static_cast<const char *>(cur->data) + token*cur->nb[1]);
-        TokenBlocks * group = out + token/kProductTokens*n_blocks;
-        if (token%kProductTokens == 0 && token + kProductTokens > cur->ne[1]) {
+        const auto * values = reinterpret_cast<const float *>(static_cast<const char *>(cur->data) + token * cur->nb[1]);
+        TokenBlocks * group = out + token / kProductTokens * n_blocks;
+        if (token % kProductTokens == 0 && token + kProductTokens > cur->ne[1]) {
             std::fill(group + first, group + end, TokenBlocks{});  // the last of them do not exist
         }
-        quantise(values + first*kProductBlock, end - first, (int) (token%kProductTokens), group + first);
+        quantise(values + first * kProductBlock, end - first, static_cast<int>(token % kProductTokens), group + first);
     }
 }
 
@@ -88,17 +88,17 @@ void run_quantise(ggml_tensor * dst, int ith, int nth, void *) {
 void run_product(ggml_tensor * dst, int ith, int nth, void * turn) {
     const ggml_tensor * weights = dst->src[PRODUCT_WEIGHTS];
     char * tokens     = static_cast<char *>(dst->src[PRODUCT_TOKENS]->data);
-    const int n_rows  = (int) weights->ne[1];
+    const int n_rows  = static_cast<int>(weights->ne[1]);
 
     const ProductProblem problem = {
         /*.type          =*/ weights->type == GGML_TYPE_Q4_1 ? WeightType::q4_1 : WeightType::q8_0,
         /*.weights       =*/ static_cast<const char *>(weights->data),
         /*.weight_stride =*/ weights->nb[1],
         /*.tokens        =*/ reinterpret_cast<const TokenBlocks *>(tokens + kHead),
-        /*.n_blocks      =*/ (int) (weights->ne[0]/kProductBlock),
-        /*.n_tokens      =*/ (int) dst->ne[1],
+        /*.n_blocks      =*/ static_cast<int>(weights->ne[0] / kProductBlock),
+        /*.n_tokens      =*/ static_cast<int>(dst->ne[1]),
         /*.out           =*/ static_cast<float *>(dst->data),
-        /*.out_stride    =*/ dst->nb[1]/sizeof(float),
+        /*.out_stride    =*/ dst->nb[1] / sizeof(float),
     };
 
     if (ith == 0) {
@@ -107,7 +107,7 @@ void run_product(ggml_tensor * dst, int ith, int nth, void * turn) {
 
     // threads claim rows of weights as they come free; small units only where there would be too few for all
     auto & next = reinterpret_cast<std::atomic<int> *>(tokens)[reinterpret_cast<intptr_t>(turn)];
-    const int unit = std::max(2, std::min(kUnitRows, n_rows/(4*nth)/2*2));
+    const int unit = std::max(2, std::min(kUnitRows, n_rows / (4 * nth) / 2 * 2));
     for (int first = next.fetch_add(unit, std::memory_order_relaxed); first < n_rows; first = next.fetch_add(unit, std::memory_order_relaxed)) {
         multiply_rows(problem, first, std::min(n_rows, first + unit), selected_isa());
     }
@@ -122,8 +122,8 @@ bool has_gpu() {
 
 // One token is left to ggml: reading the weights takes as long then, whoever multiplies.
 bool multiplies(const ggml_tensor * w, const ggml_tensor * cur) {
-    return (w->type == GGML_TYPE_Q4_1 || w->type == GGML_TYPE_Q8_0) && product_supported(selected_isa()) && !has_gpu() && w->buffer && ggml_backend_buffer_is_host(w->buffer) &&
-           !w->view_src && !w->extra && w->ne[2] == 1 && w->ne[3] == 1 && w->nb[0] == ggml_type_size(w->type) &&
+    return (w->type == GGML_TYPE_Q4_1 || w->type == GGML_TYPE_Q8_0) && product_supported(selected_isa()) && !has_gpu() && w->buffer &&
+           ggml_backend_buffer_is_host(w->buffer) && !w->view_src && !w->extra && w->ne[2] == 1 && w->ne[3] == 1 && w->nb[0] == ggml_type_size(w->type) &&
            cur->type == GGML_TYPE_F32 && cur->ne[0] == w->ne[0] && cur->ne[1] > 1 && cur->ne[2] == 1 && cur->ne[3] == 1 &&
            cur->nb[0] == sizeof(float);
 }
@@ -140,8 +140,9 @@ Quantised & quantised(const llama_edgekv_product & args) {
     if (args.graph == t_last.graph && args.tokens == t_last.tokens && t_last.n_products < kShared) {
         return t_last;
     }
-    const int64_t n_groups = (args.tokens->ne[1] + kProductTokens - 1)/kProductTokens;
-    const int64_t n_bytes  = (int64_t) kHead + n_groups*(args.tokens->ne[0]/kProductBlock)*(int64_t) sizeof(TokenBlocks);
+    const int64_t n_groups = (args.tokens->ne[1] + kProductTokens - 1) / kProductTokens;
+    const int64_t n_blocks = n_groups * (args.tokens->ne[0] / kProductBlock);
+    const int64_t n_bytes  = static_cast<int64_t>(kHead + n_blocks * sizeof(TokenBlocks));
     ggml_tensor * tokens   = args.tokens;
     t_last = { args.graph, tokens, nullptr, 0 };
     t_last.node = ggml_custom_4d(args.ctx, GGML_TYPE_I8, n_bytes, 1, 1, 1, &tokens, 1, run_quantise, GGML_N_TASKS_MAX, nullptr);

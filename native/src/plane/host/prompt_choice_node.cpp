@@ -26,17 +26,17 @@ struct ChoiceSpace {
     ChoiceSpace(int head_dim, int group, int n_cells) {
         const size_t n_blocks = prompt_cell_blocks(n_cells);
 
-        group_stride = (n_blocks + 15)/16*16;
-        cell_stride  = n_blocks*kGroupCells;
+        group_stride = (n_blocks + 15) / 16 * 16;
+        cell_stride  = n_blocks * kGroupCells;
         cells        = align64(sketch_query_bytes(head_dim, group));
-        tops         = cells + align64(group*cell_stride*sizeof(uint16_t));
-        sums         = tops + align64(group*group_stride*sizeof(float));
-        squares      = sums + align64(group*group_stride*sizeof(float));
-        most         = squares + align64(n_blocks*sizeof(float));
-        sight        = most + align64(n_blocks*sizeof(float));
-        certain      = sight + align64(n_blocks*sizeof(Sight));
+        tops         = cells + align64(group * cell_stride * sizeof(uint16_t));
+        sums         = tops + align64(group * group_stride * sizeof(float));
+        squares      = sums + align64(group * group_stride * sizeof(float));
+        most         = squares + align64(n_blocks * sizeof(float));
+        sight        = most + align64(n_blocks * sizeof(float));
+        certain      = sight + align64(n_blocks * sizeof(Sight));
         raise        = certain + align64(n_blocks);
-        bytes        = raise + align64(n_blocks*sizeof(float));
+        bytes        = raise + align64(n_blocks * sizeof(float));
     }
 
     size_t group_stride, cell_stride, cells, tops, sums, squares, most, sight, certain, raise, bytes;
@@ -59,25 +59,25 @@ struct ItemChoice {
     template <class T>
     T * at(size_t offset) const { return reinterpret_cast<T *>(memory + offset); }
 
-    Seen seen(int token_block, int block) const { return problem.seen[token_block*problem.seen_stride + block]; }
+    Seen seen(int token_block, int block) const { return problem.seen[token_block * problem.seen_stride + block]; }
 
     void look(int token, int token_block) const {
         const AttendProblem & p     = problem.attend;
         Sight *               sight = at<Sight>(space.sight);
         for (int b = 0; b < n_blocks; ++b) {
             const Seen how   = seen(token_block, b);
-            const int  first = b*kPromptCells;
+            const int  first = b * kPromptCells;
             sight[b] = {};
             if (how == Seen::all) {
                 sight[b].visible = ~uint64_t{0};
             } else if (how == Seen::some) {
-                sight[b].visible = visible_cells(p.mask_type, p.mask + token*p.mask_stride_token, first, std::min(first + kPromptCells, p.n_cells));
+                sight[b].visible = visible_cells(p.mask_type, p.mask + token * p.mask_stride_token, first, std::min(first + kPromptCells, p.n_cells));
             }
         }
     }
 
-    int64_t cell_of(int token) const { return k_idxs[token] - (int64_t) stream*ctx().shape.n_cells; }
-    const uint64_t * sequences_of(int64_t cell) const { return view.seq + (size_t) cell*view.n_seq_words; }
+    int64_t cell_of(int token) const { return k_idxs[token] - static_cast<int64_t>(stream) * ctx().shape.n_cells; }
+    const uint64_t * sequences_of(int64_t cell) const { return view.seq + static_cast<size_t>(cell) * view.n_seq_words; }
     bool together(int token, int other) const {  // of the same sequences
         return std::equal(sequences_of(cell_of(token)), sequences_of(cell_of(token)) + view.n_seq_words, sequences_of(cell_of(other)));
     }
@@ -99,18 +99,19 @@ struct ItemChoice {
 
     void ask(int token, int token_block, float * squares) const {
         const AttendProblem & p      = problem.attend;
-        const int             group  = p.n_head/p.n_head_kv;
+        const int             group  = p.n_head / p.n_head_kv;
         const Sketch          sketch = plane().sketches.of(layer.index, stream);
         const SketchKeys      keys   = { p.k_type, p.k, p.k_stride_cell, p.k_stride_head };
-        const Shares          out    = { at<uint16_t>(space.cells), at<float>(space.tops), at<float>(space.sums), space.cell_stride, space.group_stride };
+        const Shares          out    = { at<uint16_t>(space.cells), at<float>(space.tops), at<float>(space.sums), space.cell_stride,
+                                         space.group_stride };
 
         look(token, token_block);
-        const SketchQuery q = { p.q + token*p.q_stride_token + (size_t) item.head*group*p.q_stride_head, p.q_stride_token, p.q_stride_head,
-                                1, group, p.scale, p.softcap, at<Sight>(space.sight), (size_t) n_blocks };
+        const SketchQuery q = { p.q + token * p.q_stride_token + static_cast<size_t>(item.head) * group * p.q_stride_head,
+                                p.q_stride_token, p.q_stride_head, 1, group, p.scale, p.softcap, at<Sight>(space.sight), static_cast<size_t>(n_blocks) };
         sketch_query_prepare(sketch, q, memory, selected_isa());
         scan_groups({ sketch, keys, q, memory, item.head }, 0, n_blocks, out);
         for (int g = 0; g < group; ++g) {
-            add_square_shares(out.tops + g*space.group_stride, out.sums + g*space.group_stride, n_blocks, squares);
+            add_square_shares(out.tops + g * space.group_stride, out.sums + g * space.group_stride, n_blocks, squares);
         }
     }
 
@@ -134,9 +135,9 @@ struct ItemChoice {
                     }
                 }
             }
-            const float n_rows = (float) (n_asked*(p.n_head/p.n_head_kv));
+            const float n_queries = static_cast<float>(n_asked * (p.n_head / p.n_head_kv));
             for (int b = 0; b < n_blocks; ++b) {
-                most[b] = std::max(most[b], squares[b]/n_rows);
+                most[b] = std::max(most[b], squares[b] / n_queries);
             }
         });
     }
@@ -164,8 +165,8 @@ struct ItemChoice {
             const uint64_t * mine = sequences_of(cell_of(first));
             const auto has = certain_positions(ctx.params.selection.sink_tokens, kNewestTokens, page_tokens, cells.positions(stream)[cell_of(first)]);
             for (int part = 0; part < problem.attend.n_cells; part += 16) {  // of which pages have a multiple
-                const int b = part/kPromptCells;
-                if (certain[b] || !has.may_hold(oldest[part/page_tokens], newest[part/page_tokens])) {
+                const int b = part / kPromptCells;
+                if (certain[b] || !has.may_hold(oldest[part / page_tokens], newest[part / page_tokens])) {
                     continue;
                 }
                 bool sees = false;
@@ -186,12 +187,12 @@ struct ItemChoice {
 
 // Where the draw of an item begins, 0 to 1: other heads and layers leave out other blocks, so that what they miss is not the same.
 float offset_of(const HostLayer & layer, const PromptItem & item) {
-    uint32_t x = (uint32_t) (layer.index*64 + item.head)*2654435761u + (uint32_t) item.first_block*2246822519u;
+    uint32_t x = static_cast<uint32_t>(layer.index * 64 + item.head) * 2654435761u + static_cast<uint32_t>(item.first_block) * 2246822519u;
     x ^= x >> 15;
     x *= 2654435761u;
     x ^= x >> 13;
 
-    return (float) (x & 0xffff)/65536.0f;
+    return static_cast<float>(x & 0xffff) / 65536.0f;
 }
 
 }  // namespace
@@ -201,7 +202,7 @@ bool sparse_prompt(const HostPlane & plane, int n_cells) {
 }
 
 size_t prompt_choice_bytes(const AttendProblem & problem) {
-    return ChoiceSpace(problem.head_dim, problem.n_head/problem.n_head_kv, problem.n_cells).bytes;
+    return ChoiceSpace(problem.head_dim, problem.n_head / problem.n_head_kv, problem.n_cells).bytes;
 }
 
 void choose_prompt_blocks(HostLayer & layer, const int64_t * k_idxs, int stream, const PromptPlan & plan, int index, PromptProblem & problem,
@@ -209,9 +210,9 @@ void choose_prompt_blocks(HostLayer & layer, const int64_t * k_idxs, int stream,
     HostPlane &           plane  = *layer.plane;
     const AttendProblem & p      = problem.attend;
     llama_edgekv_cells    cells  = {};
-    llama_edgekv_get_cells(plane.ctx.lctx, (uint32_t) stream, &cells);
+    llama_edgekv_get_cells(plane.ctx.lctx, static_cast<uint32_t>(stream), &cells);
     const ItemChoice      choice = { layer, problem, prompt_item(plan, p.n_head_kv, index), stream, k_idxs, cells,
-                                     ChoiceSpace(p.head_dim, p.n_head/p.n_head_kv, p.n_cells), memory, prompt_cell_blocks(p.n_cells) };
+                                     ChoiceSpace(p.head_dim, p.n_head / p.n_head_kv, p.n_cells), memory, prompt_cell_blocks(p.n_cells) };
     const ChoiceSpace & space = choice.space;
 
     choice.estimate();

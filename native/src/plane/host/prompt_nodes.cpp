@@ -20,14 +20,14 @@ namespace {
 // Classifies the blocks of a mask: [stream][token block][cell block]
 void run_seen(ggml_tensor * dst, int ith, int nth, void *) {
     const ggml_tensor * mask     = dst->src[0];
-    const int           n_blocks = (int) dst->ne[1];
+    const int           n_blocks = static_cast<int>(dst->ne[1]);
 
-    for (int i = ith; i < n_blocks*(int) dst->ne[2]; i += nth) {
-        const int    s     = i/n_blocks;
-        const int    block = i%n_blocks;
-        char * const seen  = static_cast<char *>(dst->data) + s*dst->nb[2] + block*dst->nb[1];
-        prompt_classify(mask_type(mask), static_cast<const char *>(mask->data) + s*mask->nb[3], mask->nb[1], (int) mask->ne[1],
-                        (int) mask->ne[0], block, reinterpret_cast<Seen *>(seen));
+    for (int i = ith; i < n_blocks * static_cast<int>(dst->ne[2]); i += nth) {
+        const int    s     = i / n_blocks;
+        const int    block = i % n_blocks;
+        char * const seen  = static_cast<char *>(dst->data) + s * dst->nb[2] + block * dst->nb[1];
+        prompt_classify(mask_type(mask), static_cast<const char *>(mask->data) + s * mask->nb[3], mask->nb[1], static_cast<int>(mask->ne[1]),
+                        static_cast<int>(mask->ne[0]), block, reinterpret_cast<Seen *>(seen));
     }
 }
 
@@ -40,8 +40,8 @@ ggml_tensor * build_seen(HostPlane & plane, const llama_edgekv_attend & args) {
     }
 
     ggml_tensor * mask = args.mask;
-    ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_I8, prompt_cell_blocks((int) mask->ne[0]), prompt_token_blocks((int) mask->ne[1]),
-                                        mask->ne[3], 1, &mask, 1, run_seen, GGML_N_TASKS_MAX, nullptr);
+    ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_I8, prompt_cell_blocks(static_cast<int>(mask->ne[0])),
+                                        prompt_token_blocks(static_cast<int>(mask->ne[1])), mask->ne[3], 1, &mask, 1, run_seen, GGML_N_TASKS_MAX, nullptr);
     ggml_format_name(node, "edgekv_seen-%d", args.il);
     plane.graph.seen.emplace_back(mask, node);
 
@@ -61,11 +61,11 @@ PromptProblem prompt_problem(const HostLayer & layer, const ggml_tensor * dst, i
     const HostPlane &   plane  = *layer.plane;
     const ggml_tensor * seen   = dst->src[ATTEND_SEEN];
     const ggml_tensor * k      = dst->src[ATTEND_K];
-    const int           stream = (int) s + first_stream(k);
+    const int           stream = static_cast<int>(s) + first_stream(k);
 
     PromptProblem p = {};
     p.attend      = attend_problem(layer, dst, s);
-    p.seen        = reinterpret_cast<const Seen *>(static_cast<const char *>(seen->data) + s*seen->nb[2]);
+    p.seen        = reinterpret_cast<const Seen *>(static_cast<const char *>(seen->data) + s * seen->nb[2]);
     p.seen_stride = seen->nb[1];
     if (plane.ctx.params.mode == EDGEKV_MODE_EVICT && plane.drops.any(layer.index)) {
         p.dropped        = plane.drops.of(layer.index, stream, 0);
@@ -80,28 +80,28 @@ void run_attend_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
     HostLayer &         layer    = *static_cast<HostLayer *>(userdata);
     HostPlane &         plane    = *layer.plane;
     const ggml_tensor * k        = dst->src[ATTEND_K];
-    const int           n_stream = (int) k->ne[3];
+    const int           n_stream = static_cast<int>(k->ne[3]);
     char * const        memory   = plane.prompt_workspaces[ith].data();
 
     plane.ctx.arrivals.wait(layer.layer->il);
     // cut for as many threads as memory was reserved for: fewer may run
     const AttendProblem whole = attend_problem(layer, dst, 0);
     const PromptPlan    plan  = prompt_plan(whole, plane.n_threads);
-    const int           n     = plan.n_items*n_stream;
+    const int           n     = plan.n_items * n_stream;
 
     for (int i = plane.prompt_items.claim(); i < n; i = plane.prompt_items.claim()) {
-        const int     s       = i%n_stream;
+        const int     s       = i % n_stream;
         PromptProblem problem = prompt_problem(layer, dst, s);
         if (dst->src[ATTEND_K_IDXS]) {  // a sparse prompt
-            const int64_t * k_idxs = static_cast<const int64_t *>(dst->src[ATTEND_K_IDXS]->data) + s*whole.n_tokens;
-            choose_prompt_blocks(layer, k_idxs, (int) s + first_stream(k), plan, i/n_stream, problem, memory + align64(plan.scratch_bytes));
+            const int64_t * k_idxs = static_cast<const int64_t *>(dst->src[ATTEND_K_IDXS]->data) + s * whole.n_tokens;
+            choose_prompt_blocks(layer, k_idxs, s + first_stream(k), plan, i / n_stream, problem, memory + align64(plan.scratch_bytes));
         }
-        prompt_attend(problem, plan, i/n_stream, memory, selected_isa());
+        prompt_attend(problem, plan, i / n_stream, memory, selected_isa());
     }
     if (ith == 0) {
         plane.attended.store(Attended::prompt, std::memory_order_relaxed);
         if (whole.mass_max) {
-            plane.n_last_observed.store(n_stream*std::min(whole.n_tokens, kPromptTokens), std::memory_order_relaxed);
+            plane.n_last_observed.store(n_stream * std::min(whole.n_tokens, kPromptTokens), std::memory_order_relaxed);
         }
     }
     plane.prompt_items.leave(nth);
@@ -111,9 +111,10 @@ void run_attend_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
 
 ggml_tensor * build_attend_prompt(HostLayer & layer, Layer & served, const llama_edgekv_attend & args) {
     HostPlane & plane = *layer.plane;
+    const ggml_tensor * k_idxs = sparse_prompt(plane, static_cast<int>(args.k->ne[2])) ? layer.nodes().k_idxs : nullptr;
     ggml_tensor * sources[N_ATTEND_SOURCES] = { args.q, args.k, args.v, args.mask, args.sinks, nullptr, build_seen(plane, args),
-                                                const_cast<ggml_tensor *>(sparse_prompt(plane, (int) args.k->ne[2]) ? layer.nodes().k_idxs : nullptr) };
-    ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.q->ne[0]*args.q->ne[1], args.q->ne[2], 1, 1,
+                                                const_cast<ggml_tensor *>(k_idxs) };
+    ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.q->ne[0] * args.q->ne[1], args.q->ne[2], 1, 1,
                                         sources, N_ATTEND_SOURCES, run_attend_prompt, GGML_N_TASKS_MAX, &layer);
     ggml_format_name(node, "edgekv_attend_prompt-%d", args.il);
 

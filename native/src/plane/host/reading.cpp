@@ -26,7 +26,7 @@ const TokenRun * Reading::selected_of(int stream) const {
 Reading find_reading(const State & ctx, int n_stream, int n_tokens, bool selects) {
     Reading reading;
     for (int s = 0; s < n_stream; ++s) {
-        const auto reads_all = [&](int token) { return !selects || ctx.reads_all(s*n_tokens + token); };
+        const auto reads_all = [&](int token) { return !selects || ctx.reads_all(s * n_tokens + token); };
 
         TokenRun selected = { s, 0, 0, 0, 0 };
         for (int token = 0; token < n_tokens; ++token) {

@@ -23,7 +23,7 @@ struct TokenRun {
 struct Reading {
     std::vector<TokenRun> selected, whole;
 
-    int n_workspaces() const { return (int) (selected.size() + whole.size()); }
+    int n_workspaces() const { return static_cast<int>(selected.size() + whole.size()); }
     const TokenRun * selected_of(int stream) const;  // null: none
 };
 

@@ -24,8 +24,8 @@ void store_head(const ggml_tensor * cur, const ggml_tensor * idxs, const ggml_te
     const int64_t cell        = static_cast<const int64_t *>(idxs->data)[token];
     const int64_t n           = cur->ne[0];
 
-    char *        dst = static_cast<char *>(cache->data) + cell*cache->nb[1] + head*ggml_row_size(cache->type, n);
-    const float * src = reinterpret_cast<const float *>(static_cast<const char *>(cur->data) + token*cur->nb[2] + head*cur->nb[1]);
+    char *        dst = static_cast<char *>(cache->data) + cell * cache->nb[1] + head * ggml_row_size(cache->type, n);
+    const float * src = reinterpret_cast<const float *>(static_cast<const char *>(cur->data) + token * cur->nb[2] + head * cur->nb[1]);
 
     cpu_type_traits(cache->type)->from_float(src, dst, n);
 }
@@ -39,7 +39,7 @@ void sketch_head(const HostLayer & layer, const ggml_tensor * view, int head) {
     keys.stride_head = layer.layer->k_row_bytes();
 
     for (const StaleGroup & stale : layer.plane->ctx.pages.stale.to_build()) {
-        keys.k = static_cast<const char *>(cache->data) + stale.stream*cache->nb[2];
+        keys.k = static_cast<const char *>(cache->data) + stale.stream * cache->nb[2];
         sketch_build(layer.plane->sketches.of(layer.index, stale.stream), keys, head, stale.group, stale.valid, selected_isa());
     }
 }
@@ -60,7 +60,7 @@ void run_store(ggml_tensor * dst, int ith, int nth, void * userdata) {
                 store_head(dst->src[STORE_K_CUR], dst->src[STORE_K_IDXS], dst->src[STORE_K], token, unit);
             }
             if (sketched) {
-                sketch_head(layer, dst->src[STORE_K], (int) unit);
+                sketch_head(layer, dst->src[STORE_K], static_cast<int>(unit));
             }
         } else {
             for (int64_t head = 0; head < n_heads; ++head) {

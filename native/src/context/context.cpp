@@ -112,16 +112,16 @@ void edgekv_context::begin_ubatch(const llama_edgekv_tokens & tokens) {
         llama_edgekv_invalidate_graph(lctx);
     }
     if (arrivals.pending()) {
-        llama_edgekv_invalidate_graph(lctx);  // every layer is asked for its nodes, and one that has none waits here
+        llama_edgekv_invalidate_graph(lctx);  // a new graph asks every layer for its nodes; a layer without one waits while the graph is built
     }
     params.mode            = mode;
     params.observe         = observe;
     params.observe_prompts = observe_prompts;
     if (find_whole(tokens)) {
-        llama_edgekv_invalidate_graph(lctx);  // it says which tokens select
+        llama_edgekv_invalidate_graph(lctx);  // the graph says which tokens select
     }
     if (n_refused() > 0) {
-        llama_edgekv_invalidate_graph(lctx);  // there may be memory for its nodes by now
+        llama_edgekv_invalidate_graph(lctx);  // there may be memory for the refused nodes by now
     }
 
     if (!can_wait_for_rows()) {
@@ -132,7 +132,7 @@ void edgekv_context::begin_ubatch(const llama_edgekv_tokens & tokens) {
 }
 
 bool edgekv_context::end_ubatch(bool ok) {
-    arrivals.wait_for_all();  // nothing is written into cells between ubatches
+    arrivals.wait_for_all();  // nobody writes into cells between ubatches
     const UbatchDone done = plane->end(ok);
     if (ok && done.sketched) {
         pages.stale.built();
@@ -145,7 +145,7 @@ bool edgekv_context::end_ubatch(bool ok) {
     return ubatches.run_ended() || (ok && ubatches.watched);
 }
 
-// the next llama_decode may find no cells for a batch, though the context has tokens left
+// Whether the next llama_decode may find no cells for a batch, though the context has tokens left.
 bool edgekv_context::lacks_room() const {
     if (shape.n_cells >= static_cast<int>(llama_n_ctx_seq(lctx))) {
         return false;

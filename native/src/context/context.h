@@ -12,10 +12,10 @@
 #include <string>
 
 struct edgekv_context : edgekv::State {
-    edgekv_context(llama_context * lctx, const edgekv_params & params);  // on the host plane; throws std::bad_alloc
+    edgekv_context(llama_context * lctx, const edgekv_params & params);  // on the host plane. Throws std::bad_alloc.
 
-    // Puts the pages where params.placement says, once, after the context is known to the hooks. Where that fails `problem` says why, and
-    // the context stays on the host plane.
+    // Puts the pages where params.placement says. Called once, when the hooks know the context. If that fails, `problem` says why and the
+    // context stays on the host plane.
     void place();
 
     // decoding thread, at the begin and end of a ubatch
@@ -30,10 +30,10 @@ struct edgekv_context : edgekv::State {
     edgekv::Failure set_mode(edgekv_mode mode);
     edgekv::Failure set_selection(const edgekv_selection & selection);
 
-    // whether rows can come while a ubatch is computed: nodes that wait for them serve every layer that has any
+    // Whether rows can come while a ubatch is computed: every layer with a cache has nodes that wait for them.
     bool can_wait_for_rows() const;
 
-    // whether a ubatch is under way on another thread than this: then nothing of the decoding thread's may be touched
+    // Whether another thread computes a ubatch now. This thread may then touch nothing that is the decoding thread's.
     bool decodes_elsewhere() const;
 
     std::atomic<const void *> decoder{nullptr};  // this_thread_name() from a ubatch's begin to the end of its callback
@@ -45,9 +45,9 @@ struct edgekv_context : edgekv::State {
     struct {
         edgekv_status status = EDGEKV_OK;
         std::string sentence;
-    } problem;  // why it is not placed, or what failed there
+    } problem;  // why the pages are not on the device, or what failed there
 
-    const char * thrown = nullptr;  // by a hook, decoding thread: a sentence that lives for ever; null: nothing
+    const char * thrown = nullptr;  // the sentence of what a hook threw, on the decoding thread. It lives for ever. Null: nothing was thrown
 
     std::unique_ptr<edgekv::Plane> plane;  // never null
 

@@ -1,4 +1,4 @@
-// Rows of K and V that a thread brings layer by layer, while the layers before theirs are computed.
+// Rows of K and V that a loading thread brings layer by layer, while earlier layers are computed.
 #pragma once
 
 #include <atomic>
@@ -11,14 +11,14 @@ class Arrivals {
 public:
     // decoding thread, between ubatches
     void expect(int n_layers);  // from now on nodes wait for the rows of their layer
-    void expect_none();         // all came, or what failed has been mended
+    void expect_none();         // all came, or a failure has been mended
 
     // the thread that brings them
-    void came(int end_layer);   // those of all layers before end_layer are there
-    void fail();                // no more come, and nobody waits for them
+    void came(int end_layer);   // the rows of all layers before end_layer are there
+    void fail();                // no more rows come, and nobody waits for them
 
     // any thread
-    void wait(int layer) {  // until the rows of a layer came, or failed; returns at once where none are expected
+    void wait(int layer) {  // until a layer's rows came or failed; returns at once where none are expected
         if (layer >= end.load(std::memory_order_acquire)) {
             block(layer);
         }

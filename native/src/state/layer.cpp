@@ -11,7 +11,7 @@ static bool served_type(const ggml_tensor * cache) {
     return cache->type == GGML_TYPE_F16 || cache->type == GGML_TYPE_Q8_0;
 }
 
-// why a layer cannot be served, or EDGEKV_LAYER_HOOKED
+// Says why a layer cannot be served, or EDGEKV_LAYER_HOOKED.
 static edgekv_layer_state classify(const llama_edgekv_layer & seam) {
     if (!hooks_enabled()) {
         return EDGEKV_LAYER_DISABLED;
@@ -68,7 +68,7 @@ Layer look_at_layer(const llama_context * lctx, int il) {
 static bool storable(const ggml_tensor * cur, const ggml_tensor * idxs, const ggml_tensor * view) {
     const ggml_tensor * cache = view->view_src;
 
-    // heads of a token lie side by side, and streams behind each other, as store_head() assumes
+    // store_head() assumes that a token's heads lie side by side, and streams behind each other
     return cur->type == GGML_TYPE_F32 && cur->nb[0] == sizeof(float) && cur->nb[1] == cur->ne[0] * sizeof(float) &&
            idxs->type == GGML_TYPE_I64 && cur->ne[0] * cur->ne[1] == cache->ne[0] &&
            cache->nb[2] == cache->ne[1] * cache->nb[1];

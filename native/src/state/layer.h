@@ -13,10 +13,10 @@ struct Layer {
     int il = 0;
     edgekv_layer info = {};
     llama_edgekv_layer seam = {};
-    bool refused[2] = {};  // by whether the graph is a prompt's: there was no memory for its nodes
+    bool refused[2] = {};  // [the graph is a prompt's] there was no memory for the layer's nodes
 
     bool serves() const { return info.state == EDGEKV_LAYER_HOOKED || info.state == EDGEKV_LAYER_NO_MEMORY; }
-    void had_memory(bool had, bool of_prompt) {  // for the nodes of the graph that is built
+    void had_memory(bool had, bool of_prompt) {  // for the layer's nodes in the graph that is being built
         refused[of_prompt] = !had;
         info.state = refused[0] || refused[1] ? EDGEKV_LAYER_NO_MEMORY : EDGEKV_LAYER_HOOKED;
     }
@@ -36,7 +36,7 @@ inline MaskType mask_type(const ggml_tensor * mask) {
     return mask->type == GGML_TYPE_F16 ? MaskType::f16 : MaskType::f32;
 }
 
-// the stream of the cache that a view of it begins with
+// The stream of the cache with which a view of it begins.
 inline int first_stream(const ggml_tensor * view) {
     return static_cast<int>(view->view_offs / view->nb[3]);
 }

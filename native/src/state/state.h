@@ -1,4 +1,4 @@
-// What is known of one llama_context below its plane: who it is, how it is set, its layers, and its pages without their bytes.
+// What a plane must know of its llama_context: the context itself, its settings, its layers, and its pages without their bytes.
 #pragma once
 
 #include "edgekv.h"
@@ -17,13 +17,13 @@ namespace edgekv {
 // of the library
 Isa selected_isa();
 bool hooks_enabled();
-const void * this_thread_name();  // another for each thread that lives
+const void * this_thread_name();  // no two living threads have the same
 
 struct State {
     State(llama_context * lctx, const edgekv_params & params);  // throws std::bad_alloc
 
     // of the ubatch
-    bool sketches() const;  // it builds and reads them
+    bool sketches() const;  // whether it builds and reads sketches
     bool selects(int n_cells_view) const { return params.mode == EDGEKV_MODE_SPARSE && n_cells_view > params.selection.exact_tokens; }
     bool reads_all(int token) const { return whole[token]; }  // in mode sparse: it is a prompt's, and prompts are read exactly
     bool all_read_all() const { return std::find(whole.begin(), whole.end(), false) == whole.end(); }

@@ -36,14 +36,14 @@ void Ubatches::end(bool ok, const UbatchDone & done, bool prompt, bool observes,
         pending.n_tokens_observed += n_observed;
         pending.n_tokens_prompt   += prompt ? n_tokens : 0;
     }
-    // a prompt's ubatch ends the run
+    // a ubatch of a prompt ends the run
     delivered = ok && (done.by != Attended::decode || n_last > 0 || pending.n_ubatches_hooked >= run_every || lacks_room);
 }
 
 void Ubatches::count_runs(int every) {
     assert(every > 0);
     run_every = every;
-    delivered = true;  // what was summed up so far is not asked for any more
+    delivered = true;  // nobody asks for the sums so far any more
 }
 
 }  // namespace edgekv

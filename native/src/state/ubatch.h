@@ -13,14 +13,14 @@ struct UbatchBegin {
     uint64_t number;         // counts ubatches from 1
     int n_tokens;
     bool clear_observation;  // a run begins
-    bool anew;               // its graph is built anew: mode, or what is observed, is another than before
+    bool anew;               // the mode, or what is observed, has changed: the graph is built anew
 };
 
 // What the nodes of a ubatch did.
 struct UbatchDone {
     Attended by = Attended::none;
-    bool sketched = false;    // all groups that were to be built
-    int n_last_observed = 0;  // tokens that were observed, where not all were
+    bool sketched = false;    // all stale groups were built
+    int n_last_observed = 0;  // tokens that were observed, if not all were
 };
 
 // What the ubatches of a run came to.
@@ -30,16 +30,16 @@ struct RunCounts {
 
 class Ubatches {
 public:
-    UbatchBegin begin(int n_tokens);  // not `anew`
-    // After it, ok: it was computed to its end. prompt: it has tokens of one; observes: mass of every token of a decode; lacks_room: the next
-    // may find no cells
+    UbatchBegin begin(int n_tokens);  // leaves `anew` to the context
+    // ok: the ubatch was computed to its end. prompt: it has tokens of a prompt. observes: every token of a decode is observed. lacks_room: the
+    // next ubatch may find no cells.
     void end(bool ok, const UbatchDone & done, bool prompt, bool observes, bool lacks_room);
 
-    void count_runs(int every);  // ubatches
-    bool run_ended() const { return delivered; }  // with the ubatch before
+    void count_runs(int every);  // a run is so many ubatches
+    bool run_ended() const { return delivered; }  // the last ubatch ended it
     const RunCounts & run() const { return pending; }
 
-    bool watched = false;  // the ubatch callback comes after each, though runs do not
+    bool watched = false;  // the ubatch callback comes after each ubatch, not only at the end of a run
 
 private:
     uint64_t number = 0;

@@ -7,8 +7,8 @@
 //   4. The observe node turns what the attend node left of these in the workspaces into attention mass by page. It is a node of its own,
 //      because mass is known only when all threads have attended.
 //
-// All threads of a node share one workspace for each run, as there is no barrier between runs: a thread may be in the next run while others
-// attend this one. The decoding thread reserves the workspaces while it builds the graph. They last until the next layer's nodes.
+// Each run has a workspace of its own, which all threads share: a node has no barrier between runs, so a thread may attend the next run while
+// others attend this one. The decoding thread reserves the workspaces while it builds the graph. The next layer's nodes use them again.
 #include "plane/host/nodes.h"
 
 #include <algorithm>
@@ -91,7 +91,7 @@ AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, con
     return p;
 }
 
-// the rows that the node before this one selected, and where they lie
+// Adds the lists that the select node left, and the places of their rows.
 void add_rows(HostLayer & layer, const ggml_tensor * dst, const TokenRun & run, AttendProblem & p) {
     HostPlane &            plane  = *layer.plane;
     const State & ctx    = plane.ctx;
@@ -135,7 +135,7 @@ void run_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
     }
 }
 
-// runs behind its attend node, before anything else uses the workspace
+// The node runs behind its attend node, before anything else uses the workspace.
 void run_observe(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const HostLayer & layer = *static_cast<const HostLayer *>(userdata);
 
@@ -144,7 +144,6 @@ void run_observe(ggml_tensor * dst, int ith, int nth, void * userdata) {
     }
 }
 
-// the node behind an attend node: it turns what that one left in the workspace into attention mass
 ggml_tensor * build_observe(HostLayer & layer, const llama_edgekv_attend & args, ggml_tensor * attend) {
     ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, 1, 1, 1, 1, &attend, 1, run_observe, GGML_N_TASKS_MAX, &layer);
     ggml_format_name(node, "edgekv_observe-%d", args.il);
@@ -183,7 +182,7 @@ ggml_tensor * HostPlane::build_attend(Layer & served, const llama_edgekv_attend 
     const bool reserved = (nodes.reading.selected.empty() || sources[ATTEND_SELECTED]) && reserve_workspaces(layer, make_problem(layer, node, 0));
     served.had_memory(reserved, false);
     if (!reserved) {
-        return nullptr;  // the stock nodes need none
+        return nullptr;  // stock nodes need no memory of ours
     }
 
     ggml_build_forward_expand(args.gf, node);

@@ -1,4 +1,4 @@
-// Work that the threads of a node claim piece by piece, as they come free. All zero between nodes.
+// Threads of a node claim its work piece by piece, as they come free. The counters are zero between nodes.
 #pragma once
 
 #include <atomic>
@@ -6,8 +6,8 @@
 namespace edgekv {
 
 struct Claims {
-    std::atomic<int> next{0};  // piece that nobody has claimed
-    std::atomic<int> done{0};  // threads that claim no more
+    std::atomic<int> next{0};  // the next piece to claim
+    std::atomic<int> done{0};  // threads that have left
 
     int claim() { return next.fetch_add(1, std::memory_order_relaxed); }
 

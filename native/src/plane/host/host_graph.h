@@ -17,7 +17,7 @@ struct LayerNodes {
     float scale   = 0.0f;
     float softcap = 0.0f;
     Reading reading;     // of a short ubatch
-    bool leads = false;  // the first layer that selects: it finds out what each token sees
+    bool leads = false;  // the first layer that selects finds out what each token sees
 };
 
 struct HostGraph {

@@ -14,7 +14,7 @@ HostPlane::HostPlane(State & ctx) : ctx(ctx), graph(ctx.hooked.size()), arena(ct
     sketches.shape(shape);
     drops.shape(shape);
     prior.assign(shape.n_entries(), 0.0f);
-    // of a stream one run selects
+    // one run of a stream selects, at most
     select_workspaces.resize(shape.n_stream);
     sights.resize(shape.n_stream);
     lists.resize(shape.n_stream);
@@ -145,7 +145,7 @@ void HostPlane::begin(const UbatchBegin & ubatch) {
         }
     }
 
-    // the graph depends on what is dropped, the workspaces on the number of threads
+    // the graph depends on dropped pages, the workspaces on the number of threads
     const int threads = std::max(llama_n_threads(ctx.lctx), llama_n_threads_batch(ctx.lctx));
     if (drops.any() != evicts || threads > n_threads) {
         llama_edgekv_invalidate_graph(ctx.lctx);
@@ -247,7 +247,7 @@ void HostPlane::add_selected(edgekv_selected * out, int stream) {
         const size_t n_heads = layer->layer->info.n_head_kv;
         const size_t first   = stream < 0 ? 0 : stream * n_heads;
         const size_t end     = stream < 0 ? layer->hits.size() : first + n_heads;
-        for (size_t i = first; i < end; ++i) {  // streams count apart
+        for (size_t i = first; i < end; ++i) {  // each stream has counters of its own
             const edgekv_selected & one  = layer->selected[i];
             const AttendHits &      hits = layer->hits[i];
             edgekv_selected &       sum  = out[static_cast<size_t>(layer->index) * ctx.shape.n_heads + i % n_heads];
@@ -275,7 +275,7 @@ RowsRead HostPlane::last_rows(const Layer & layer, int head, int token) {
     const RowLists & from = served.lists[run->workspace];
     const int        list = (token - run->first) * layer.info.n_head_kv + head;
     if (token - run->first >= from.n_tokens) {
-        return {};  // rows were not kept then
+        return {};  // this run kept no rows
     }
 
     return { reinterpret_cast<const int32_t *>(from.cells.data()) + list * from.stride,

@@ -19,7 +19,7 @@ namespace edgekv {
 
 struct State;
 
-// What selection left of one run of tokens: lists [n_tokens][n_head_kv], as in AttendRows.
+// The lists that selection left for one run of tokens: [n_tokens][n_head_kv], as in AttendRows.
 struct RowLists {
     Buffer cells, weights, n_rows;
     size_t stride = 0;
@@ -38,15 +38,15 @@ struct HostLayer {
 
     const LayerNodes & nodes() const;  // of the graph that was built last
 
-    std::vector<RowLists> lists;            // [run that selects], where they are kept
+    std::vector<RowLists> lists;            // [run that selects], if options keep lists
     std::vector<AttendHits> hits;           // [stream][n_head_kv]
-    std::vector<edgekv_selected> selected;  // [stream][n_head_kv], without what is in hits
+    std::vector<edgekv_selected> selected;  // [stream][n_head_kv]; `hits` has the rest
 };
 
 class HostPlane final : public Plane {
 public:
     explicit HostPlane(State & ctx);  // throws std::bad_alloc
-    bool reserve();  // what the context's mode needs; false: out of memory
+    bool reserve();  // takes the memory that the context's mode needs; false: there is not so much
 
     Failure enter(edgekv_mode mode) override;
     Failure reserve_selection(const edgekv_selection & selection) override;
@@ -85,8 +85,8 @@ public:
     LayerNodes & build(const HostLayer & layer);  // the first call of a ubatch makes the graph's state anew
     bool selects(const HostLayer & layer, int n_cells_view) const;
     bool observes_prompts() const;  // the last tokens of each stream of a long ubatch
-    bool reserve_workspaces(HostLayer & layer, AttendProblem problem);  // of all runs of its reading; false: out of memory
-    bool reserve_prompt(size_t n_bytes);  // of each thread; false: out of memory
+    bool reserve_workspaces(HostLayer & layer, AttendProblem problem);  // for all runs of the layer's reading; false: out of memory
+    bool reserve_prompt(size_t n_bytes);  // for each thread; false: out of memory
     RowLists & lists_of(HostLayer & layer, const TokenRun & run);
 
     // [page of the stream]
@@ -99,21 +99,21 @@ public:
     Sketches sketches;
     Arena arena;
     Drops drops;
-    bool evicts = false;   // mode evict: some head does not attend some page, in this ubatch
+    bool evicts = false;   // mode evict: some head has dropped some page, in this ubatch
 
     uint64_t n_ubatch = 0;
-    int n_threads = 0;     // the workspaces are sized for
+    int n_threads = 0;     // for which the workspaces are sized
     std::vector<Buffer> workspaces;  // one a run of tokens
     std::vector<Buffer> select_workspaces;
-    std::vector<Buffer> sights;    // of a run, [n_tokens][groups of the view], written by the layer that leads
+    std::vector<Buffer> sights;    // one a run, [n_tokens][groups of the view]; the layer that leads writes them
     std::vector<std::vector<int32_t>> candidates;  // pages, one a thread, where there are no sketches
     std::vector<Buffer> prompt_workspaces;  // one a thread
     Claims prompt_items;  // of the prompt node that runs
     struct {
         std::atomic<int64_t> seen{0}, attended{0};
-    } blocks;  // of sparse prompts, over items, KV heads and layers
+    } blocks;  // of sparse prompts, summed over items, KV heads and layers
 
-    // of this ubatch, by its nodes
+    // what this ubatch's nodes report
     std::atomic<bool> sketched{false};
     std::atomic<Attended> attended{Attended::none};
     std::atomic<int> n_last_observed{0};
@@ -125,7 +125,7 @@ private:
 
     std::vector<std::unique_ptr<HostLayer>> layers;  // [hooked layer]
     bool builds = false;  // a graph, in this ubatch
-    std::vector<RowLists> lists;  // of the layer that selected last: the next to run attends it
+    std::vector<RowLists> lists;  // of the layer that selected last, which attends next
     std::vector<float> prior;
     Buffer observation;           // mass_max, then mass_sum
 };

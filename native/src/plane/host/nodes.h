@@ -1,6 +1,6 @@
-// The graph nodes of the host plane: store K and V and sketch them, select rows, attend, observe. They are several, because a node has no
-// barrier inside: every thread that attends must see the rows that all of them stored and selected, and where every cell is attended, mass
-// is known only when all have attended.
+// The graph nodes of the host plane: one stores and sketches K and V, one selects rows, one attends, one observes. A node has no barrier
+// inside, so each of these is a node of its own: every thread that attends must see the rows that all threads stored and selected, and the
+// mass of all cells is known only when all threads have attended.
 #pragma once
 
 #include "state/state.h"
@@ -11,10 +11,10 @@
 
 namespace edgekv {
 
-// the node that fills the lists of `layer`; null: out of memory
+// Makes the node that fills the lists of `layer`. Null: out of memory.
 ggml_tensor * build_select(HostLayer & layer, const llama_edgekv_attend & args);
 
-// the node that attends ubatches too long for the decode kernel; null: no kernel for these heads, or out of memory, as `served` then says
+// Makes the node that attends a ubatch too long for the decode kernel. Null: these heads have no kernel, or memory is out, as `served` says.
 ggml_tensor * build_attend_prompt(HostLayer & layer, Layer & served, const llama_edgekv_attend & args);
 
 enum AttendSource { ATTEND_Q, ATTEND_K, ATTEND_V, ATTEND_MASK, ATTEND_SINKS, ATTEND_SELECTED, ATTEND_SEEN, ATTEND_K_IDXS, N_ATTEND_SOURCES };
@@ -24,7 +24,7 @@ inline bool is_long(const ggml_tensor * k, int64_t n_tokens) {
     return n_tokens % k->ne[3] != 0 || n_tokens / k->ne[3] > kMaxQueryTokens;
 }
 
-// the problem of one stream; tensors without data (while the graph is built) give null pointers, which only size the workspace
+// The problem of one stream. While the graph is built tensors have no data; the pointers are then null and the problem only sizes memory.
 AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, int64_t s);
 
 // The cells [first, end), at most 64, that a token sees by its part of the mask.
@@ -39,17 +39,17 @@ struct HeadScan {
     int head;
 };
 
-// A group in which a token sees some cells and not the others: those are empty, of other sequences or of later tokens. A sketch may not be
-// there, and is made of what the token does not see too.
+// A token sees a group in part if the other cells are empty, of other sequences or of later tokens. Such a group may have no sketch, and if it
+// has one, cells that the token does not see are part of it.
 inline bool sees_in_part(const Sight & sight) { return sight.visible != 0 && ~sight.visible != 0; }
 inline bool sees_whole(const Sight & sight) { return ~sight.visible == 0; }
 
-// Groups [first, end): by their sketches, and what a token sees in part by its keys.
+// Scans groups [first, end) by their sketches, and those that a token sees in part by their keys.
 void scan_groups(const HeadScan & scan, int first, int end, const Shares & out);
 
-// Sparse prompts. sparse_prompt() says whether this ubatch is one, prompt_choice_bytes() what memory a thread needs for it behind what
-// attention needs. choose_prompt_blocks() leaves the choice of one item in `problem.raise`, which lies in `memory`. k_idxs: the cells of
-// the stream's tokens.
+// Sparse prompts. sparse_prompt() says whether this ubatch is one. prompt_choice_bytes() is the memory that a thread needs for the choice
+// besides that for attention. choose_prompt_blocks() leaves the choice of one item in `problem.raise`, which lies in `memory`. k_idxs: the
+// cells of the stream's tokens.
 bool sparse_prompt(const HostPlane & plane, int n_cells);
 size_t prompt_choice_bytes(const AttendProblem & problem);
 void choose_prompt_blocks(HostLayer & layer, const int64_t * k_idxs, int stream, const PromptPlan & plan, int index, PromptProblem & problem,

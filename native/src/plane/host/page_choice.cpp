@@ -34,7 +34,7 @@ ChoiceResult choose_pages(const PageChoice & choice, int32_t * rows, std::vector
     const int wanted    = choice.tokens > 0 ? (choice.tokens + choice.page_tokens - 1) / choice.page_tokens
                                             : static_cast<int>(std::lround(choice.share * n_visible));
     const int n_taken   = std::clamp(wanted, n_certain, n_visible);
-    // what is no number has no order, which nth_element() needs
+    // nth_element() needs an order, and NaN has none
     const auto score = [&](int32_t page) { return std::isnan(choice.priority[page]) ? -INFINITY : choice.priority[page]; };
     std::nth_element(candidates.begin() + n_certain, candidates.begin() + n_taken, candidates.end(),
                      [&](int32_t a, int32_t b) { return score(a) != score(b) ? score(a) > score(b) : a > b; });

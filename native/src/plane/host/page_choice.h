@@ -1,5 +1,5 @@
-// Which pages one query token attends in one KV head where there are no sketches: those with a certain cell, and the best of the others by
-// the policy's score.
+// Chooses the pages that one query token attends in one KV head without sketches: pages with a certain cell, and the best others by the
+// policy's score.
 //
 // Nothing here knows ggml, llama.cpp or Python.
 #pragma once
@@ -16,16 +16,16 @@ struct PageChoice {
     int page_tokens;
     const Sight * sight;      // by group of 64 cells
     const float * priority;   // by page
-    int tokens;               // the budget, certain pages included: of so many tokens, ...
-    float share;              // ... or where that is 0, this share of the visible pages
+    int tokens;               // the budget in tokens, certain pages included; ...
+    float share;              // ... if it is 0, the budget is this share of the visible pages
 };
 
 struct ChoiceResult {
     int n_rows, n_certain, n_visible;
 };
 
-// The cells of the chosen pages that the token sees, ascending. Where scores are equal, the newer page is chosen; what is no
-// number is the lowest score. `candidates` is scratch.
+// Lists the cells of the chosen pages that the token sees, ascending. Of equal scores the newer page wins; NaN is the lowest score.
+// `candidates` is scratch.
 ChoiceResult choose_pages(const PageChoice & choice, int32_t * rows, std::vector<int32_t> & candidates);
 
 inline bool sees(const Sight * sight, int cell) { return sight[cell / kGroupCells].visible >> cell % kGroupCells & 1; }

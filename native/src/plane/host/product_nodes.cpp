@@ -24,11 +24,11 @@ namespace edgekv {
 
 namespace {
 
-// In front of the quantised tokens: for each product with them the next row of weights that nobody multiplies yet.
+// The counters in front of the quantised tokens: for each product with them, the next row of weights to claim.
 constexpr size_t kHead = 64;
 constexpr int kShared  = kHead / sizeof(std::atomic<int>);
-constexpr int kUnitRows = 32;  // with four tokens they stay in a core's first-level cache
-constexpr int kChunk    = 16;  // blocks that are quantised at once
+constexpr int kUnitRows = 32;  // they stay in a core's first-level cache, together with four tokens
+constexpr int kChunk    = 16;  // blocks quantised at once
 
 // ggml's own block of a token
 struct Q8Block {
@@ -78,13 +78,13 @@ void run_quantise(ggml_tensor * dst, int ith, int nth, void *) {
         const auto * values = reinterpret_cast<const float *>(static_cast<const char *>(cur->data) + token * cur->nb[1]);
         TokenBlocks * group = out + token / kProductTokens * n_blocks;
         if (token % kProductTokens == 0 && token + kProductTokens > cur->ne[1]) {
-            std::fill(group + first, group + end, TokenBlocks{});  // the last of them do not exist
+            std::fill(group + first, group + end, TokenBlocks{});  // the group's last tokens do not exist
         }
         quantise(values + first * kProductBlock, end - first, static_cast<int>(token % kProductTokens), group + first);
     }
 }
 
-// `turn`: which of the products with these tokens, as a number
+// `turn`: the number of this product among those with the same tokens
 void run_product(ggml_tensor * dst, int ith, int nth, void * turn) {
     const ggml_tensor * weights = dst->src[PRODUCT_WEIGHTS];
     char * tokens     = static_cast<char *>(dst->src[PRODUCT_TOKENS]->data);
@@ -105,7 +105,7 @@ void run_product(ggml_tensor * dst, int ith, int nth, void * turn) {
         g_made.fetch_add(1, std::memory_order_relaxed);
     }
 
-    // threads claim rows of weights as they come free; small units only where there would be too few for all
+    // threads claim rows of weights as they come free, in small units only if there would be too few for all
     auto & next = reinterpret_cast<std::atomic<int> *>(tokens)[reinterpret_cast<intptr_t>(turn)];
     const int unit = std::max(2, std::min(kUnitRows, n_rows / (4 * nth) / 2 * 2));
     for (int first = next.fetch_add(unit, std::memory_order_relaxed); first < n_rows; first = next.fetch_add(unit, std::memory_order_relaxed)) {
@@ -113,14 +113,14 @@ void run_product(ggml_tensor * dst, int ith, int nth, void * turn) {
     }
 }
 
-// With a GPU, llama.cpp has it multiply long batches with weights that lie on the host.
+// llama.cpp has a GPU multiply long batches, with weights on the host too.
 bool has_gpu() {
     static const bool gpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU) || ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_IGPU);
 
     return gpu;
 }
 
-// One token is left to ggml: reading the weights takes as long then, whoever multiplies.
+// ggml keeps single tokens: they cost the reading of the weights, whoever multiplies.
 bool multiplies(const ggml_tensor * w, const ggml_tensor * cur) {
     return (w->type == GGML_TYPE_Q4_1 || w->type == GGML_TYPE_Q8_0) && product_supported(selected_isa()) && !has_gpu() && w->buffer &&
            ggml_backend_buffer_is_host(w->buffer) && !w->view_src && !w->extra && w->ne[2] == 1 && w->ne[3] == 1 && w->nb[0] == ggml_type_size(w->type) &&
@@ -128,7 +128,7 @@ bool multiplies(const ggml_tensor * w, const ggml_tensor * cur) {
            cur->nb[0] == sizeof(float);
 }
 
-// The tokens that were quantised last, while a graph is built.
+// The tokens for which a quantise node was made last, while a graph is built.
 struct Quantised {
     uint64_t      graph  = 0;
     ggml_tensor * tokens = nullptr, * node = nullptr;

@@ -1,4 +1,4 @@
-// Products of weights with a batch of tokens, in place of ggml's node, where our kernel is the quicker one.
+// Products of weights with a batch of tokens. They replace ggml's node where our kernel is quicker.
 #pragma once
 
 #include "llama-edgekv.h"
@@ -7,7 +7,7 @@
 
 namespace edgekv {
 
-// The node that multiplies; null: ggml's serves. While a graph is built.
+// Makes the node that multiplies, while a graph is built. Null: ggml's node serves.
 ggml_tensor * build_product(const llama_edgekv_product & args);
 
 // for tests: see edgekv_testing.h

@@ -1,14 +1,14 @@
 // Sparse prompts: which blocks of 64 cells a work item of the prompt node attends.
 //
-//   1. Every kSampledTokens-th query of the item is asked, of each conversation apart: its sketches' scan gives its shares of attention.
-//   2. A block's chance follows from the mean square of its shares, of the conversation that it matters to most.
-//   3. Blocks with sinks, with the newest tokens, with pins are certain.
+//   1. Of each conversation, every kSampledTokens-th token of the item is asked: a scan of the sketches gives its shares of attention.
+//   2. A block's chance follows from its mean square share, in the conversation to which it matters most.
+//   3. Blocks with sinks, newest tokens or pins are certain.
 //   4. Blocks are drawn along the running sum of their chances. The draw begins where layer, head and item say.
 //   5. Logits of a block that was drawn by chance are raised (PromptProblem::raise), so that it stands for those that were not drawn.
 //   6. The tokens of an item that left anything out are labelled.
 //
 // One thread chooses for the item that it then attends. It reads Q, sketches, the keys of blocks that are seen in part, positions and pins; it
-// writes its own prompt workspace, the plane's counters of blocks, and labels of cells, which others write too: those by atomic operations.
+// writes its own prompt workspace and, by atomic operations, the plane's counters of blocks and the labels of cells.
 #include "plane/host/nodes.h"
 #include "kernels/prompt/prompt_choice.h"
 #include "pages/certain.h"
@@ -21,7 +21,7 @@ namespace edgekv {
 
 namespace {
 
-// a thread's memory for one query token of a KV head at a time
+// The memory of a thread, for one query token of a KV head at a time.
 struct ChoiceSpace {
     ChoiceSpace(int head_dim, int group, int n_cells) {
         const size_t n_blocks = prompt_cell_blocks(n_cells);
@@ -82,7 +82,7 @@ struct ItemChoice {
         return std::equal(sequences_of(cell_of(token)), sequences_of(cell_of(token)) + view.n_seq_words, sequences_of(cell_of(other)));
     }
 
-    // Calls with the first token of each conversation in the item. No list of them: no node asks for memory.
+    // Calls `function` with the first token of each conversation in the item. It makes no list, because no node allocates.
     template <typename Function> void each_conversation(Function function) const {
         const int begin = prompt_first_token(problem.attend.n_tokens, item.first_block);
         const int end   = prompt_first_token(problem.attend.n_tokens, item.end_block);
@@ -115,8 +115,8 @@ struct ItemChoice {
         }
     }
 
-    // Asks every kSampledTokens-th token of each conversation that the item holds, the last of each so many, and leaves the mean square share
-    // of each block, of the conversation that it matters to most: one with few tokens in the item has the chances that it would have alone.
+    // Of each conversation in the item, asks every kSampledTokens-th token, counted from a block's last. Leaves each block's mean square share in
+    // the conversation to which it matters most, so that a conversation with few tokens in the item has the chances that it would have alone.
     void estimate() const {
         const AttendProblem & p       = problem.attend;
         float * const         squares = at<float>(space.squares);
@@ -142,8 +142,8 @@ struct ItemChoice {
         });
     }
 
-    // Of each conversation the sinks, and the newest tokens before the item and of it; and what is pinned. Returns how many blocks some token
-    // sees.
+    // Marks the blocks with sinks, with the newest tokens before and in the item, of each conversation, and with pins. Returns the number of
+    // blocks that some token sees.
     int find_certain() const {
         const State & ctx  = this->ctx();
         const Cells &   cells       = ctx.pages.cells;
@@ -164,7 +164,7 @@ struct ItemChoice {
         each_conversation([&](int first) {
             const uint64_t * mine = sequences_of(cell_of(first));
             const auto has = certain_positions(ctx.params.selection.sink_tokens, kNewestTokens, page_tokens, cells.positions(stream)[cell_of(first)]);
-            for (int part = 0; part < problem.attend.n_cells; part += 16) {  // of which pages have a multiple
+            for (int part = 0; part < problem.attend.n_cells; part += 16) {  // a page has a multiple of 16 cells
                 const int b = part / kPromptCells;
                 if (certain[b] || !has.may_hold(oldest[part / page_tokens], newest[part / page_tokens])) {
                     continue;
@@ -185,7 +185,7 @@ struct ItemChoice {
     }
 };
 
-// Where the draw of an item begins, 0 to 1: other heads and layers leave out other blocks, so that what they miss is not the same.
+// The begin of an item's draw, 0 to 1. It differs by head and layer, so that they do not all leave out the same blocks.
 float offset_of(const HostLayer & layer, const PromptItem & item) {
     uint32_t x = static_cast<uint32_t>(layer.index * 64 + item.head) * 2654435761u + static_cast<uint32_t>(item.first_block) * 2246822519u;
     x ^= x >> 15;

@@ -84,7 +84,7 @@ void run_attend_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
     char * const        memory   = plane.prompt_workspaces[ith].data();
 
     plane.ctx.arrivals.wait(layer.layer->il);
-    // cut for as many threads as memory was reserved for: fewer may run
+    // the plan is for as many threads as have memory; fewer may run
     const AttendProblem whole = attend_problem(layer, dst, 0);
     const PromptPlan    plan  = prompt_plan(whole, plane.n_threads);
     const int           n     = plan.n_items * n_stream;
@@ -129,7 +129,7 @@ ggml_tensor * build_attend_prompt(HostLayer & layer, Layer & served, const llama
     const bool reserved = plane.reserve_prompt(align64(prompt_plan(problem, plane.n_threads).scratch_bytes) + choice);
     served.had_memory(reserved, true);
     if (!reserved) {
-        return nullptr;  // the stock nodes need none; they attend what is dropped and still there
+        return nullptr;  // stock nodes need no memory of ours; they also attend dropped pages that are still there
     }
     ggml_build_forward_expand(args.gf, node);
 

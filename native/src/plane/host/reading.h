@@ -1,4 +1,4 @@
-// How the tokens of a short ubatch read: by a selection, or whole as a prompt's.
+// How the tokens of a short ubatch read: by a selection, or whole as those of a prompt do.
 #pragma once
 
 #include "kernels/layout.h"
@@ -10,16 +10,16 @@ namespace edgekv {
 
 struct State;
 
-// Consecutive tokens of one stream of a graph, which have a workspace of their own: there is no barrier between two runs of a node.
+// Consecutive tokens of one stream of a graph. A run has a workspace of its own, because a node has no barrier between two runs.
 struct TokenRun {
     int stream;     // of the graph
     int first, n;   // tokens of that stream
     int workspace;
-    uint32_t left;  // a bit for each token of the run that another run reads
+    uint32_t left;  // a bit for each token that the run leaves to another
 };
 
-// Of a stream one run at most selects, so that one thread writes a head's sums: from the first token that does to the last. It comes before
-// those of the tokens that read all they see, and leaves out those between.
+// At most one run of a stream selects, so that one thread writes a head's sums: it reaches from the first token that selects to the last, and
+// leaves out the tokens between that read all they see. These have runs of their own, which come behind it.
 struct Reading {
     std::vector<TokenRun> selected, whole;
 
@@ -27,7 +27,7 @@ struct Reading {
     const TokenRun * selected_of(int stream) const;  // null: none
 };
 
-// selects: those of the ubatch's tokens that are not read exactly; else all of them read whole
+// selects: tokens that are not read exactly select. Else all tokens read whole.
 Reading find_reading(const State & ctx, int n_stream, int n_tokens, bool selects);
 
 }  // namespace edgekv

@@ -18,7 +18,7 @@ namespace {
 
 enum StoreSource { STORE_K_CUR, STORE_V_CUR, STORE_K_IDXS, STORE_V_IDXS, STORE_K, STORE_V, N_STORE_SOURCES };
 
-// one head of one token; the same conversion as ggml_set_rows, so that the cache holds the same bits as with the stock nodes
+// Stores one head of one token. It converts as ggml_set_rows does, so that the cache holds the same bits as with stock nodes.
 void store_head(const ggml_tensor * cur, const ggml_tensor * idxs, const ggml_tensor * view, int64_t token, int64_t head) {
     const ggml_tensor * cache = view->view_src;
     const int64_t cell        = static_cast<const int64_t *>(idxs->data)[token];
@@ -76,7 +76,7 @@ void run_store(ggml_tensor * dst, int ith, int nth, void * userdata) {
 }  // namespace
 
 bool HostPlane::build_store(Layer & served, const llama_edgekv_store & args) {
-    // longer ubatches are stored here only for their sketches
+    // long ubatches need this node only for their sketches
     if (is_long(args.k, args.k_cur->ne[2]) && ctx.params.mode != EDGEKV_MODE_SPARSE) {
         return false;
     }
@@ -88,7 +88,7 @@ bool HostPlane::build_store(Layer & served, const llama_edgekv_store & args) {
     HostLayer & layer = of(served);
     ggml_tensor * sources[N_STORE_SOURCES] = { args.k_cur, args.v_cur, args.k_idxs, args.v_idxs, args.k, args.v };
 
-    // the node's own value is not used; it exists for its place in the graph
+    // nobody uses the node's own value; the node exists for its place in the graph
     ggml_tensor * node =
         ggml_custom_4d(args.ctx, GGML_TYPE_F32, 1, 1, 1, 1, sources, N_STORE_SOURCES, run_store, GGML_N_TASKS_MAX, &layer);
     ggml_format_name(node, "edgekv_store-%d", args.il);

@@ -1,4 +1,4 @@
-// Half precision by arithmetic on its fields, for what specifies kernels.
+// Half precision by arithmetic on its fields, for the kernels' specifications.
 #pragma once
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// Dispatch, workspace layout and the hand-over from the last thread to the merge of every cell.
+// Dispatch and workspace layout. The last thread of a run that attends every cell merges the partial softmaxes.
 #include "kernels/attend/attend.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ AttendPlan make_plan(const AttendProblem & p, int n_threads) {
     plan.n_queries = plan.queries_per_kv * p.n_head_kv;
     plan.n_strips = (p.n_cells + kStripCells - 1) / kStripCells;
 
-    // Large tiles cost less; small ones when there would be too few for the threads to share out evenly.
+    // Large tiles cost less. Small ones serve when large ones are too few for the threads to share evenly.
     plan.tile_strips = kTileStrips;
     const auto units = [&] { return (plan.n_strips + plan.tile_strips - 1) / plan.tile_strips * p.n_head_kv; };
     while (n_threads > 1 && plan.tile_strips > 1 && units() < 8 * n_threads) {
@@ -36,7 +36,7 @@ AttendPlan make_plan(const AttendProblem & p, int n_threads) {
     const size_t head_dim = static_cast<size_t>(p.head_dim);
     const size_t acc_bytes = align64(head_dim * sizeof(float));
     plan.acc_stride = static_cast<int>(acc_bytes / sizeof(float));
-    plan.prepared_bytes = align64(head_dim) * sizeof(float) + align64(head_dim / 32 * 8);  // room for the quantised form too
+    plan.prepared_bytes = align64(head_dim) * sizeof(float) + align64(head_dim / 32 * 8);  // has room for the quantised form too
     plan.sum_offset = align64(queries * sizeof(float));
     plan.acc_offset = 2 * plan.sum_offset;
     plan.q_offset = plan.acc_offset + queries * acc_bytes;

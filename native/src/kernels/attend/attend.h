@@ -4,12 +4,12 @@
 // workspace and their own `ith`. There is no barrier inside and no allocation.
 //
 // Every cell: each thread handles a contiguous share of the (tile, KV head) units and leaves a partial softmax (max, sum, out) in the
-// workspace; the thread that arrives last merges the partials into `out`. Where mass is observed, all threads then call
-// attend_observe(), behind a barrier of the caller's and before the workspace is used again: each turns the weights of the pages it
-// walked itself, still in its cache, into mass.
+// workspace. The last thread merges the partials into `out`. If mass is observed, all threads then call attend_observe(), behind a barrier of
+// the caller's and before the workspace is used again. Each thread turns the weights of the pages that it walked itself into mass, as its
+// cache still holds them.
 //
 // Lists of rows: threads claim tiles of 64 rows of a list as they come free. The thread that completes a list merges its tiles in their
-// order, so that the result does not depend on the number of threads.
+// order. So the result does not depend on the number of threads.
 //
 // Nothing here knows ggml, llama.cpp or Python.
 #pragma once
@@ -22,14 +22,14 @@
 
 namespace edgekv {
 
-// Counters at the start of a workspace, for every problem at the same place: no layer leaves numbers where another one counts.
+// Counters at the start of a workspace. They have the same place for every problem, so that no layer leaves numbers where another counts.
 constexpr size_t kAttendHeaderBytes = 64 + kMaxHeadsKv * sizeof(uint32_t);
 
 // The rows to attend, for each query token and KV head: cells inside the view that the token sees, ascending, each at most once. A weight
 // multiplies the exponential of its row's logit in numerator and denominator of the softmax; the mask is not read.
 struct AttendRows {
     const int32_t * cells;  // [n_tokens][n_head_kv][stride]
-    const float * weights;  // the same, at least 1: 1 / the probability with which the row was to be read; null: all 1
+    const float * weights;  // the same shape: 1 / the probability of reading the row, at least 1; null: all 1
     const int32_t * n_rows; // [n_tokens][n_head_kv]
     size_t stride;          // the most rows of a list; 0: no lists, every cell that the mask lets a token see
 };
@@ -42,11 +42,11 @@ struct AttendArena {
     size_t slots_stride;
 };
 
-// What one KV head's rows came to in a run; added to, never overwritten.
+// Sums over the rows that one KV head read. A run adds to them.
 struct AttendHits {
-    double n_read, n_hits;   // rows, summed over query tokens; and of them those in the arena
+    double n_read, n_hits;   // rows read, summed over query tokens, and those of them in the arena
     double mass, mass_hits;  // sum over the query heads
-    double error, n_errors;  // estimated relative errors of the outputs of query heads, and how many
+    double error, n_errors;  // estimated relative errors of query heads' outputs: their sum and number
 };
 
 // All strides are in bytes. Rows of one head are contiguous; everything else goes through a stride.
@@ -78,14 +78,14 @@ struct AttendProblem {
     char * out;  // f32 [n_tokens][n_head][head_dim]
     size_t out_stride_token, out_stride_head;
 
-    // Attention mass, added to (never overwritten): per KV head and page, the softmax weight on the page, maximum / sum over the
-    // query heads of the group; tokens add up. Null: not observed. Floats [n_head_kv][mass_stride], page p of this view at p.
+    // Attention mass by KV head and page: the softmax weight on the page, maximum and sum over the query heads of the group. A run adds each
+    // token's. Floats [n_head_kv][mass_stride], page p of this view at p. Null: not observed.
     float * mass_max;
     float * mass_sum;
     size_t mass_stride;  // in floats
 
-    // With rows attend_run() uses the arena and writes mass and hits itself, and attend_observe() does nothing. Mass then is a consistent
-    // estimate of what all cells would have.
+    // With lists of rows attend_run() uses the arena and writes mass and hits itself, and attend_observe() does nothing. Mass is then a consistent
+    // estimate of the mass of all cells.
     AttendRows rows;
     AttendArena arena;
     AttendHits * hits;  // [n_head_kv], or null
@@ -105,9 +105,8 @@ void attend_observe(const AttendProblem & problem, const void * workspace, int i
 // Head sizes 64, 72, 80, 96, 112, 128, 192, 256 and 512; with q8_0 those that are multiples of 32.
 bool attend_supports(int head_dim, CellType k_type, CellType v_type);
 
-// The specification: double precision, plain loops, single thread; reads home only and counts no hits, only errors. With K in q8_0 a query
-// is part of the specification in its quantised form: per block of 32 int8 values, scale = max |q| / 127, rounded to nearest even (the
-// blocks' scales stay float).
+// The specification: double precision, plain loops, one thread. It reads home only, and counts errors but no hits. With K in q8_0 the query's
+// quantised form is part of the specification: blocks of 32 int8 values, scale = max |q| / 127 in float, rounded to nearest even.
 void attend_reference(const AttendProblem & problem);
 
 }  // namespace edgekv

@@ -1,5 +1,5 @@
 #include "kernels/simd/simd_avx512.h"
-// the headers below use its Simd
+// The headers below use its Simd.
 #include "kernels/attend/attend_rows.h"
 
 namespace edgekv {

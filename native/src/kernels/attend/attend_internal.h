@@ -1,5 +1,5 @@
-// What attend.cpp shares with the per-ISA kernels: the layout of the workspace and the kernel table. Declarations and plain
-// data only: an inline function here would be compiled under several instruction sets and merged by the linker.
+// attend.cpp shares this with the kernels by instruction set: the layout of the workspace and the kernel table. It holds declarations and
+// plain data only, because the linker would merge inline functions that were compiled for several instruction sets.
 #pragma once
 
 #include "kernels/attend/attend.h"
@@ -12,7 +12,7 @@ constexpr int kStripCells = 16;
 constexpr int kTileStrips = 4;
 constexpr int kTileCells = kStripCells * kTileStrips;
 
-// The header: threads that are done, the next tile of a list, and from kArrivals on, by KV head, tiles that are done.
+// The header counts the threads that are done, the next tile of a list and, from kArrivals on, the tiles done of each KV head.
 constexpr int kArrivals = 16;  // uint32
 
 // The same on every thread of a run. Query (kv head h, token t, head g of the group) has index h*queries_per_kv + t*group + g.
@@ -31,14 +31,13 @@ struct AttendPlan {
     size_t sum_offset, acc_offset, q_offset;  // within a partial; the max comes first
     size_t prepared_bytes;
 
-    // Per query and strip, if mass is observed: the sum of the weights and the running
-    // max that they refer to.
+    // Per query and strip, if mass is observed: the sum of the weights, and the running max under which they stand.
     size_t strip_sum_offset, strip_max_offset;
     size_t strip_stride;  // floats per query
-    size_t final_offset;  // per query, if mass is observed: the final max and 1 / sum, left by the merge
+    size_t final_offset;  // per query, if mass is observed: the merge leaves the final max and 1 / sum there
 
-    // With lists of rows what follows the header is laid out otherwise: per thread the prepared queries of a head and the masses of a list
-    // by query head and page; and per tile of 64 rows of a list its largest logits and sums [group], weights [group][64] and sums over V.
+    // With lists of rows another layout follows the header. Each thread has the prepared queries of a head, and the masses of a list by query
+    // head and page. Each tile of 64 rows has its largest logits and sums [group], weights [group][64] and sums over V.
     size_t query_offset, query_bytes, masses_offset;
     size_t mass_stride;  // floats per query head
     size_t tile_offset, tile_bytes, tile_weights, tile_acc;

@@ -1,4 +1,4 @@
-// Every cell: a thread's share of an attention run walks its (tile, KV head) units and keeps an online softmax per query.
+// Attention to every cell: a thread walks its share of the (tile, KV head) units and keeps an online softmax for each query.
 #pragma once
 
 #include <string.h>
@@ -14,7 +14,7 @@ using QkFn = void (*)(const U &, const char * const * q, float (*scores)[kTileCe
 template <class U>
 using PvFn = void (*)(const U &, const float (*p)[kTileCells], float * const * acc, const float * factor);
 
-// By number of queries in the register block; blocks larger than the ISA's kQueries do not occur.
+// Functions by the number of queries in the register block, which is kQueries of the instruction set at most.
 template <class U, int D>
 struct Products {
     static constexpr int queries(int n) { return n < Simd::kQueries ? n : Simd::kQueries; }
@@ -53,15 +53,15 @@ struct TileCells {
     }
 };
 
-// What the heads of a tile share.
+// The heads of a tile share this.
 struct Tile {
     int first_cell;
     int n_cells;
-    int tokens[kMaxQueryTokens];  // those that see any of the tile
+    int tokens[kMaxQueryTokens];  // tokens that see any cell of the tile
     int n_tokens;
-    bool alike;         // these see the same cells, ...
-    TileCells visible;  // ... which are these
-    TileCells visible_of[kMaxQueryTokens];  // else: what each of them sees
+    bool alike;         // these tokens see the same cells, ...
+    TileCells visible;  // ... namely these
+    TileCells visible_of[kMaxQueryTokens];  // else: the cells that each token sees
     alignas(64) float bias[kMaxQueryTokens][kTileCells];  // -inf from n_cells on
 };
 
@@ -143,8 +143,8 @@ inline void load_scales(const Unit & unit, const char * const * strips, const si
     }
 }
 
-// Memory is best fetched in address order. Where the heads of a cell lie side by side, a unit prefetches a stretch of the next tile's
-// cells with all their heads (its share of the tile). Where the cells of a head lie side by side, it prefetches its own rows.
+// Memory is fetched fastest in address order. If the heads of a cell lie side by side, a unit prefetches its share of the next tile's cells,
+// with all their heads. If the cells of a head lie side by side, it prefetches its own rows.
 inline Ahead ahead_of(const char * cell, size_t stride_cell, size_t stride_head, int head, int n_heads) {
     if (stride_head < stride_cell) {
         const int step = static_cast<int>(stride_cell / static_cast<size_t>(n_heads));
@@ -191,8 +191,8 @@ inline void clear_strips(const AttendPlan & plan, char * workspace, int query, i
     }
 }
 
-// The tiles between the first and the last that any token sees; none: first is end. Behind the end lie cells that nobody has filled yet,
-// and of several conversations of unequal length the shorter ones have many.
+// The tiles from the first to the last that any token sees. If there are none, first is end. Cells behind the end are empty; the shorter ones
+// of several conversations have many of them.
 struct Span {
     int first, end;
 };
@@ -268,8 +268,8 @@ public:
     const bool observed;
 
 private:
-    // The sums over V of queries [done, done + count) of the tile. A weight of zero is no reason to read a row of V: times an infinity or a NaN
-    // it is a NaN. So tokens that see different cells walk their own.
+    // The sums over V of queries [done, done + count) of the tile. A row of V must not be read for a weight of zero: an infinity or a NaN times
+    // zero is a NaN. So tokens that see different cells walk their own.
     void weigh_queries(const Tile & tile, Unit & unit, int done, int count, float * const * out, const float * factor) {
         for (int r = 0; r < count;) {
             const int token = (done + r) / plan.group, left = (token + 1) * plan.group - (done + r);
@@ -290,7 +290,7 @@ private:
     alignas(64) float scores[Simd::kQueries][kTileCells];
 };
 
-inline void clear_tile(const AttendProblem & p, const AttendPlan & plan, char * workspace, int index, int head) {
+inline void clear_tile(const AttendPlan & plan, char * workspace, int index, int head) {
     const int first = index * plan.tile_strips;
     const int n = plan.n_strips - first < plan.tile_strips ? plan.n_strips - first : plan.tile_strips;
     for (int i = 0; i < plan.queries_per_kv; ++i) {
@@ -321,7 +321,7 @@ void process_all(const AttendProblem & p, const AttendPlan & plan, char * worksp
             prepare_tile(p, plan, tile_index, tile);
         }
         if (share.observed && tile.n_tokens < p.n_tokens) {
-            clear_tile(p, plan, workspace, tile_index, head);
+            clear_tile(plan, workspace, tile_index, head);
         }
         if (tile.n_tokens == 0) {
             continue;
@@ -330,11 +330,11 @@ void process_all(const AttendProblem & p, const AttendPlan & plan, char * worksp
         prepare_prefetch(p, plan, tile_index + 1, head, unit);
         share.attend(tile, unit, head, tile_index * plan.tile_strips);
     }
-    if (share.observed) {  // the tiles outside, which nobody walks
+    if (share.observed) {  // nobody walks the tiles outside the span
         for (int h = 0; h < p.n_head_kv; ++h) {
             for (int t = ith; t < plan.n_tiles; t += plan.n_threads) {
                 if (t < span.first || t >= span.end) {
-                    clear_tile(p, plan, workspace, t, h);
+                    clear_tile(plan, workspace, t, h);
                 }
             }
         }

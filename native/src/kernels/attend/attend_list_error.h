@@ -1,4 +1,4 @@
-// What sampling did to the output of a list of rows, estimated from the rows themselves.
+// The error of a sampled list's output, estimated from the rows themselves.
 #pragma once
 
 #include <math.h>

@@ -1,4 +1,4 @@
-// Lists of rows in tiles of 64: where their rows lie, and what a tile leaves.
+// Lists of rows in tiles of 64: the places of the rows, and the results of a tile.
 #pragma once
 
 #include <string.h>
@@ -51,7 +51,7 @@ constexpr size_t row_bytes_of(CellType type, int dim) {
     return type == CellType::q8_0 ? static_cast<size_t>(dim / kBlock * kBlockBytes) : static_cast<size_t>(2 * dim);
 }
 
-// Where the rows of a tile lie: in the arena where their page has a slot, else at home.
+// Finds the rows of a tile: in the arena if their page has a slot, else at home.
 template <int D>
 void find_rows(const AttendProblem & p, const Tiles & at, const char ** k, const char ** v) {
     const int32_t * cells = at.list.cells + at.in_list * kTileCells;
@@ -80,7 +80,7 @@ void find_rows(const AttendProblem & p, const Tiles & at, const char ** k, const
     }
 }
 
-// Whole strips, so that rows past the last have its logit too.
+// Gathers the scales of whole strips, so that rows past the last have its logit too.
 inline void gather_scales(const char * const * rows, int n_strips, int n_blocks, float (*scale)[kTileCells]) {
     for (int b = 0; b < n_blocks; ++b) {
         alignas(64) char halves[kTileCells * 2];
@@ -93,7 +93,7 @@ inline void gather_scales(const char * const * rows, int n_strips, int n_blocks,
     }
 }
 
-// What a tile leaves: for each query head the largest logit, the sum of its weights, the weights, and their sum over V.
+// The results of a tile: for each query head the largest logit, the sum of its weights, the weights, and their sum over V.
 struct TilePart {
     float *max, *sum, *weights, *acc;
 };

@@ -1,4 +1,4 @@
-// Turns the strips' weights into attention mass per page: each thread the pages it walked itself, so that what it reads is in its cache.
+// Turns the strips' weights into attention mass by page. Each thread takes the pages that it walked itself, because its cache holds them.
 #pragma once
 
 #include "kernels/attend/attend_softmax.h"
@@ -13,7 +13,7 @@ inline void page_masses(int per_page, int n_strips, int first, int n, const floa
                         float * mass) {
     const float max = final_of[0], inverse = final_of[1];
     if (per_page == 1) {
-        // the masses are padded to whole vectors; what lies behind the last page is never added to anything
+        // masses are padded to whole vectors; nobody adds the padding to anything
         F factor = Simd::zero();
         float factor_of = NAN;  // the running max seldom changes, so its factor mostly serves the next vector too
         for (int i = 0; i < n; i += kLanes) {
@@ -36,7 +36,7 @@ inline void page_masses(int per_page, int n_strips, int first, int n, const floa
     }
 }
 
-// Adds a chunk to an array that is observed.
+// Adds a chunk to an array of mass.
 inline void add_chunk(float * array, const float * chunk, int n) {
     if (array == nullptr) {
         return;
@@ -57,7 +57,7 @@ inline void observe(const AttendProblem & p, const AttendPlan & plan, const char
     const int per_page = p.page_tokens / kStripCells;
     const int n_pages = (p.n_cells + p.page_tokens - 1) / p.page_tokens;
 
-    // about the pages of the thread's tiles; whole cache lines, so that no two threads write to the same one
+    // roughly the pages of the thread's tiles, in whole cache lines: no two threads write to the same line
     const auto border = [&](int i) {
         return i == plan.n_threads ? n_pages : static_cast<int>(static_cast<int64_t>(n_pages) * i / plan.n_threads / 16 * 16);
     };

@@ -20,7 +20,7 @@ constexpr int kBlockBytes = 34;
 constexpr int kMaxBlocks = kMaxHeadDim / kBlock;
 
 // A kernel is compiled for each usual head size D, a multiple of 16, and once more for all others, as kAny: multiples of 8, and of 64
-// with q8_0. Their rows may end in half a vector, which is read as if zeros followed.
+// with q8_0. Their rows may end in half a vector, which is read with zeros behind it.
 constexpr int kAny = 0;
 
 template <int D>
@@ -75,7 +75,7 @@ struct Unit {
     int n_visible;
     Scales scales;
 
-    // Cells c to c+3 of a strip; past the last cell that exists it repeats that cell, whose score the bias then hides.
+    // Cells c to c+3 of a strip. Past the last cell that exists it repeats that cell; the bias hides the score.
     void four_k(int strip, int c, const char ** rows) const {
         const int last = cells[strip] - 1;
         const size_t stride = k_stride[strip];
@@ -88,7 +88,7 @@ struct Unit {
     const char * v_row(int c) const {
         return v[c / kStripCells] + static_cast<size_t>(c % kStripCells) * v_stride[c / kStripCells];
     }
-    // the cache lines of one cell of the tile that follows
+    // prefetches one cell of the next tile
     void fetch_k(int strip, int c) const { fetch(next_k[strip], c); }
     void fetch_v(int c) const { fetch(next_v[c / kStripCells], c % kStripCells); }
 
@@ -101,7 +101,7 @@ private:
     }
 };
 
-// One tile of rows that lie anywhere; past the last the last is repeated.
+// One tile of rows that lie anywhere. The last row is repeated to the end of the tile.
 struct Gathered {
     const char *k[kTileCells], *v[kTileCells];
     const Gathered * next;  // to prefetch: the tile that follows, or this one
@@ -171,7 +171,7 @@ void qk_f16(const U & unit, const char * const * q, float (*scores)[kTileCells])
             for (int g = 0; g < 4; ++g) {
                 group(g);
             }
-        } else {  // too many registers to keep all parts there
+        } else {  // registers are too few to keep all parts
             for (int g = 0; g < 4; ++g) {
                 group(g);
             }

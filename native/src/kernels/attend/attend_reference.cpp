@@ -56,7 +56,7 @@ std::vector<double> query(const AttendProblem & p, const ReferenceRules & rules,
     return q;
 }
 
-// What the exponential of a cell's logit is multiplied with; 0: the cell is not attended.
+// The factor of the exponential of a cell's logit. 0: the cell is not attended.
 std::vector<double> weights(const AttendProblem & p, const ReferenceRules & rules, int token, int kv) {
     std::vector<double> of_cell(static_cast<size_t>(p.n_cells));
     if (p.rows.stride == 0) {

@@ -1,11 +1,11 @@
-// What the specifications of attend.h and of prompt.h have in common.
+// The common part of the specifications of attend.h and prompt.h.
 #pragma once
 
 #include "kernels/attend/attend.h"
 
 namespace edgekv {
 
-// What one specification does otherwise than the other.
+// The differences between the two specifications.
 struct ReferenceRules {
     bool quantised_queries;  // where K is q8_0
     const uint8_t * dropped;

@@ -231,7 +231,7 @@ private:
 
     int page_of(int cell) const { return shift >= 0 ? cell >> shift : cell / p.page_tokens; }
 
-    // Maximum and sum over the query heads; leaves the masses zero again.
+    // Adds maximum and sum over the query heads, and leaves the masses zero again.
     void add_masses(int head, const int32_t * slots, AttendHits & sums) const {
         const int n_pages = (p.n_cells + p.page_tokens - 1) / p.page_tokens;
         alignas(64) float top[kChunkPages], sum[kChunkPages];
@@ -268,7 +268,7 @@ private:
     const PvFn<Gathered> * weigh;
     char * queries;
     float * masses;  // [group][mass_stride], zero between lists
-    const int shift;  // of a page, where its tokens are a power of two; divisions are slow
+    const int shift;  // of a page, if its tokens are a power of two: divisions are slow
     int token = -1, head = -1;
 };
 

@@ -9,7 +9,7 @@
 namespace edgekv {
 namespace {
 
-// exp(x) for x <= 88, off by about 1 ulp + |x| * 2^-25; 0 for what would be subnormal, and for -inf.
+// exp(x) for x <= 88, with an error of about 1 ulp + |x| * 2^-25. Subnormal results and exp(-inf) are 0.
 inline F vector_exp(F x) {
     const F y = Simd::mul(x, Simd::set1(1.44269504f));
     const F n = Simd::round(y);
@@ -46,8 +46,8 @@ struct QueryState {
     float * strip_max;
 };
 
-// Turns the scores of `n_queries` queries into weights relative to the running max, and sets factor[r] to what the earlier weights
-// of the query must be multiplied with.
+// Turns the scores of `n_queries` queries into weights relative to the running max, and sets factor[r] to the factor that the query's earlier
+// weights need.
 inline void softmax_tile(int n_queries, int n_strips, float softcap, float (*scores)[kTileCells], const float * const * bias,
                          const QueryState * state, float * factor) {
     constexpr int queries_per_join = kLanes / 4;

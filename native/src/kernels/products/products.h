@@ -1,5 +1,5 @@
-// Products of weights with several tokens at once, for types of weights that ggml has no kernel for four tokens of: Q4_1 goes token by token
-// there, Q8_0 two by two with AVX2. A block of a row is unpacked once for four tokens. The kernel's contract.
+// Products of weights with several tokens at once: the kernel's contract. It serves the types for which ggml has no kernel for four tokens: ggml
+// takes Q4_1 token by token, and Q8_0 two by two with AVX2. Here a block of a row of weights is unpacked once for four tokens.
 //
 // Sums are in single precision over blocks of 32, each block's sum of integers exact, in the order of ggml's own kernels.
 //
@@ -28,7 +28,7 @@ struct BlockQ8_0 {
     int8_t codes[kProductBlock];       // not -128
 };
 
-// A block of each of four tokens, side by side, because a row meets them together. Those that do not exist are zero.
+// A block of each of four tokens, side by side, because a row of weights meets them together. Missing tokens are zero.
 struct TokenBlocks {
     float d[kProductTokens];        // a value is d * code; exactly an f16
     float s[kProductTokens];        // d * the sum of the codes; exactly an f16

@@ -12,7 +12,7 @@ namespace edgekv {
 namespace {
 
 constexpr int kRows = 2;
-constexpr size_t kAhead = 2048;  // bytes of weights; rows are too short for the processor to see in time where the next one lies
+constexpr size_t kAhead = 2048;  // bytes of weights; rows are too short for the processor to find the next one in time
 
 inline float sum_of(__m256 x) {
     __m128 half = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
@@ -34,7 +34,7 @@ struct RowQ4_1 {
     }
     __m256i with(__m256i token) const { return Integers::dot(codes, token); }
     __m256 d() const { return _mm256_broadcastss_ps(dm); }
-    // for each token: what the block's m adds to `sums`
+    // for each token: the part of `sums` that comes from the block's m
     __m128 least(__m128 s_tokens, __m128 sums) const { return _mm_fmadd_ps(_mm_movehdup_ps(dm), s_tokens, sums); }
 
     __m256i codes;

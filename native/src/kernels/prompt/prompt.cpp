@@ -1,4 +1,4 @@
-// How a prompt is cut, what its blocks see, and which kernel serves.
+// Cuts a prompt into items, classifies its mask, and chooses the kernel.
 #include "kernels/prompt/prompt_internal.h"
 
 #include <cassert>
@@ -60,7 +60,7 @@ PromptPlan prompt_plan(const AttendProblem & p, int n_threads) {
     plan.n_token_blocks = prompt_token_blocks(p.n_tokens);
     plan.n_cell_blocks = prompt_cell_blocks(p.n_cells);
 
-    // Long items cost less; short ones where there would be too few for the threads to share out evenly.
+    // Long items cost less. Short ones serve when long ones are too few for the threads to share evenly.
     const int block_queries = kPromptQueries * plan.group;
     const int queries = kItemQueries < kItemFloats / p.head_dim ? kItemQueries : kItemFloats / p.head_dim;
     plan.item_blocks = queries / block_queries > 1 ? queries / block_queries : 1;

@@ -1,8 +1,8 @@
 // Prompt attention: many query tokens over the cells that they see. The kernel's contract.
 //
-// A work item is a KV head and a block of query tokens of its whole group. Threads claim items as they come free; nothing is shared between
-// items, so there is no barrier and the result does not depend on the number of threads. The keys and values of 64 cells are brought into
-// the form that the products take once per item and serve all of its queries.
+// A work item is a KV head and a block of query tokens of its whole group. Threads claim items as they come free. Items share nothing, so there
+// is no barrier and the result does not depend on the number of threads. An item packs the keys and values of 64 cells once, for all of its
+// queries.
 //
 // Nothing here knows ggml, llama.cpp or Python.
 #pragma once
@@ -20,7 +20,7 @@ enum class Seen : uint8_t { nothing = 0, some = 1, all = 2 };  // all: visible a
 // What the blocks of tokens see of the blocks of cells, found once for all layers and heads that share a mask.
 inline int prompt_token_blocks(int n_tokens) { return (n_tokens + kPromptTokens - 1) / kPromptTokens; }
 inline int prompt_cell_blocks(int n_cells) { return (n_cells + kPromptCells - 1) / kPromptCells; }
-// the first token of a block; that of the block behind the last is n_tokens
+// The first token of a block. For the block behind the last it is n_tokens.
 inline int prompt_first_token(int n_tokens, int block) {
     const int first = n_tokens - (prompt_token_blocks(n_tokens) - block) * kPromptTokens;
     return first > 0 ? first : 0;
@@ -37,12 +37,12 @@ struct PromptProblem {
     // Pages that a KV head does not attend, non-zero: [n_head_kv][dropped_stride]; null: none
     const uint8_t * dropped;
     size_t dropped_stride;
-    // What raises the logits of the blocks of cells, in powers of two, 0 or more: [cell blocks], of the item at hand; negative: the block is
-    // not attended; null: all are, as they are
+    // [cell blocks] Raises the logits of a block in this item by so many powers of two, 0 or more. Negative: the block is not attended. Null: all
+    // are attended, with their own logits.
     const float * raise;
 };
 
-// How a problem is cut; the same for all of its threads.
+// The cut of a problem into items, the same for all of its threads.
 struct PromptPlan {
     int group;
     int n_token_blocks, n_cell_blocks;
@@ -60,7 +60,7 @@ struct PromptItem {
 };
 PromptItem prompt_item(const PromptPlan & plan, int n_head_kv, int item);
 
-// Attends one item. Mass of the last block of tokens is added by the item that has it: one item for each KV head.
+// Attends one item. The items with the last block of tokens, one for each KV head, add its mass.
 void prompt_attend(const PromptProblem & problem, const PromptPlan & plan, int item, char * scratch, Isa isa);
 
 bool prompt_supports(int head_dim, CellType k_type, CellType v_type);

@@ -1,12 +1,11 @@
 #include "kernels/simd/simd_avx512.h"
-// the headers below use its Simd
+// The headers below use its Simd.
 #include "kernels/prompt/prompt_bf16.h"
 
 namespace edgekv {
 namespace {
 
-// Sums over V by products of pairs in vectors. Scores stay in single precision: split in two they would take three such products, which
-// is no gain.
+// Sums over V by products of pairs in vectors. Scores stay in single precision, because split operands would need three such products.
 struct ValuesPairs {
     static constexpr int kDegree = 3;
 

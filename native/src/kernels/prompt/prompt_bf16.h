@@ -1,9 +1,9 @@
 // Products of bf16 pairs, summed up in single precision: by tiles (AMX) or by vectors (AVX512_BF16). Included by the translation units
 // that have the instructions, and by tests with tiles in plain C++.
 //
-// bf16 keeps 8 bits of a number. That is enough for weights and values, whose errors average out over the cells, and mostly for queries
-// and keys. Where their products are so large that the rounding would show in the logits, both are split into a bf16 and what it left,
-// and only the product of the two rests is dropped: 16 bits.
+// bf16 keeps 8 bits of a number. Weights and values need no more, because their errors average out over the cells; queries and keys mostly need
+// no more. If their products are so large that the rounding would show in the logits, both are split into a bf16 and its rest, and only the
+// product of the two rests is dropped: that keeps 16 bits.
 #pragma once
 
 #include <immintrin.h>
@@ -115,7 +115,7 @@ inline void pack_values(const Cells & cells, int channels, char * out) {
 inline void put_pair(float * weights, int cell, F & even, F & odd) {
     const I e = rounded_bits(even), o = rounded_bits(odd);
     Simd::istore(weights + cell / kPair * kLanes, pair_bits(e, o));
-    even = upper(e);  // what is summed up is what is multiplied
+    even = upper(e);  // the sum takes the same rounded weights as the product
     odd = upper(o);
 }
 
@@ -128,8 +128,8 @@ inline float weight_of_pair(const float * weights, int cell, int lane) {
     return x;
 }
 
-// Logits, in powers of two, are rounded by about 2^-9 of the root of their products' squares, each the largest of its channel. From this
-// root on operands are split. The default model stays below 110, and its KLD at 1.5e-5.
+// bf16 rounds logits, in powers of two, by about 2^-9 of a root: that of the summed squares of the channels' largest products. Operands are split
+// from this root on. The default model stays below 110, and its KLD at 1.5e-5.
 constexpr float kLargeProducts = 128.0f;
 
 // Scores by tiles: a tile of keys has 16 cells and 32 channels, one of queries 16 pairs of channels and 16 queries.

@@ -1,5 +1,5 @@
-// Which blocks of 64 cells an item of a sparse prompt attends: those that matter to its queries for certain, the others by chance and with a
-// weight, by the estimates of the sketches.
+// Chooses the blocks of 64 cells that an item of a sparse prompt attends, by the sketches' estimates: blocks that matter to its queries for
+// certain, the others by chance and with a weight.
 #pragma once
 
 #include "kernels/prompt/prompt.h"
@@ -7,16 +7,16 @@
 
 namespace edgekv {
 
-constexpr int kSampledTokens = 4;         // one of this number of query tokens is asked
-constexpr int kSparsePromptCells = 2048;  // of a view; shorter ones are attended whole, where there is little to leave out
+constexpr int kSampledTokens = 4;         // one of so many query tokens is asked
+constexpr int kSparsePromptCells = 2048;  // shorter views have little to leave out, and are attended whole
 constexpr int kNewestTokens = 512;        // before the item's first token, always attended
-// A block that some asked query sees is drawn with this chance at least: a query that was not asked may need it, and its weight stays bounded.
+// The least chance of a block that some asked query sees. A query that was not asked may need the block, and the floor bounds its weight.
 constexpr float kLeastChance = 1.0f / 32.0f;
 
 static_assert(kGroupCells == kPromptCells, "a block has a sketch");
 
-// Adds the squares of a query's estimated shares of each block, which come to 1. What a scan left of it: a block's largest logit (-inf:
-// it sees nothing there), and the sum of its exponentials relative to that.
+// Adds the squares of a query's estimated shares of the blocks; the shares add up to 1. A scan gives a block's largest logit (-inf: the query
+// sees nothing there), and the sum of its exponentials relative to that.
 void add_square_shares(const float * tops, const float * sums, int n_blocks, float * squares);
 
 // Draws blocks, with the chance p = min(1, resolution * r) of each, where r is the root of its mean square share over `n_queries` queries: for a

@@ -7,21 +7,21 @@ namespace edgekv {
 
 // Queries are padded to whole blocks of tokens, channels to what a product takes at once.
 constexpr int kPromptQueries = kPromptTokens;  // of a query head and a block of tokens: whole vectors of every instruction set
-constexpr int kPromptPanels = 4;            // vectors of queries that a product takes at most
+constexpr int kPromptPanels = 4;               // vectors of queries that a product takes at most
 
 // A thread's scratch; offsets in bytes. A panel is a vector of queries: kLanes of them, [..][kLanes] of whatever lies in it.
 struct PromptLayout {
-    int n_queries;       // of an item, padded
-    int block_queries;   // of a block of tokens
-    int k_channels;   // a multiple of 32
-    int v_channels;   // a multiple of 16
-    size_t q;         // 4 bytes for each query and channel
-    size_t acc;       // float [panels][v_channels][kLanes]
-    size_t max, sum;  // float [n_queries], logits in powers of two
-    size_t k;         // 4 bytes for each of 64 cells and channel
+    int n_queries;     // of an item, padded
+    int block_queries; // of a block of tokens
+    int k_channels;    // a multiple of 32
+    int v_channels;    // a multiple of 16
+    size_t q;          // 4 bytes for each query and channel
+    size_t acc;        // float [panels][v_channels][kLanes]
+    size_t max, sum;   // float [n_queries], logits in powers of two
+    size_t k;          // 4 bytes for each of 64 cells and channel
     size_t v;
-    size_t scores;    // float [kPromptPanels][64][kLanes], then the weights
-    size_t bias;      // float [64][kLanes]
+    size_t scores;     // float [kPromptPanels][64][kLanes], then the weights
+    size_t bias;       // float [64][kLanes]
     size_t strip_sums, block_max;  // where mass is observed: float [strips][block_queries], [cell blocks][block_queries]
     size_t bytes;
 };

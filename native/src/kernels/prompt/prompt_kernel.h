@@ -1,8 +1,8 @@
 // One item of prompt attention, over the Simd of the translation unit that includes this and two products of its choice.
 //
 // Scores lie transposed: a lane is a query (a head of a token), and a vector holds what 16 or 8 queries give one cell. So the softmax
-// needs no sum or maximum across lanes, K and V enter the products as rows just as they are stored, and the sums over V are transposed
-// once, at the end. Logits are in powers of two: the queries carry log2(e).
+// needs no sum or maximum across lanes, the products take rows of K and V as they are stored, and the sums over V are transposed once, at
+// the end. Logits are in powers of two: the queries carry log2(e).
 #pragma once
 
 #include <math.h>
@@ -126,8 +126,7 @@ private:
         }
     }
 
-    // Turns a panel's scores into weights relative to its running maxima. Returns whether these moved; the sums so far then have to be
-    // multiplied with `factor`.
+    // Turns a panel's scores into weights relative to its running maxima. Returns whether these moved; the sums so far then need `factor`.
     bool weigh(int block, int panel, const BlockSight & sight, float * scores, float * factor) {
         if (p.softcap != 0.0f) {
             for (int c = 0; c < kPromptCells; ++c) {
@@ -188,7 +187,7 @@ private:
         return moved;
     }
 
-    // What a query's sums have to be multiplied with: 1 over all weights, the sink's among them.
+    // The last factor of a query's sums: 1 over the sum of all weights, the sink's among them.
     float share(int panel, int r) const {
         const float max = floats(at.max)[panel * kLanes + r], sum = floats(at.sum)[panel * kLanes + r];
         if (p.sinks == nullptr) {

@@ -1,4 +1,4 @@
-// Attention mass of the last block of tokens, by page. Its weights are kept by strip of 16 cells until its running maxima are final.
+// Attention mass of the last block of tokens, by page. Weights wait by strip of 16 cells until the running maxima are final.
 #pragma once
 
 #include <string.h>
@@ -25,7 +25,7 @@ inline void see_nothing(const ItemScope & s, int block) {
     }
 }
 
-// Adds the last block's weights, by page: their maximum and sum over a token's heads.
+// Adds maximum and sum over a token's heads of the last block's weights, by page.
 inline void add_mass(const ItemScope & s) {
     const int first = (s.n_panels - s.block_panels) * kLanes, n_tokens = s.tokens_of(s.item.end_block - s.item.first_block - 1);
     const int per_page = s.p.page_tokens / kStripCells, n_strips = (s.p.n_cells + kStripCells - 1) / kStripCells;

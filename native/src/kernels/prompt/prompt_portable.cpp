@@ -1,5 +1,5 @@
 #include "kernels/simd/simd_portable.h"
-// the headers below use its Simd
+// The headers below use its Simd.
 #include "kernels/prompt/prompt_kernel.h"
 
 namespace edgekv {

@@ -18,7 +18,7 @@ inline F load_channels(CellType type, const char * row, int i) {
     return Simd::mul(Simd::load_i8(block + 2 + i % kBlock), Simd::dup_f16(block));
 }
 
-// The cells of a block of K or V, before they are packed for a product.
+// The cells of a block of K or V, not packed yet.
 struct Cells {
     CellType type;
     const char * first;
@@ -40,7 +40,7 @@ struct Cells {
     const char * row(int cell) const { return first + static_cast<size_t>(cell) * stride; }
 };
 
-// Rows of floats [64][channels]; what lies behind the head's channels says nothing.
+// Packs floats [64][channels]; the padding behind the head's channels may hold anything.
 inline void widen(const Cells & cells, int channels, float * out) {
     for (int c = 0; c < kPromptCells; ++c) {
         cells.fetch_ahead(c);
@@ -85,7 +85,7 @@ inline void multiply(const float * a, int ai, int ak, const float * const * b, i
     }
 }
 
-// The panels that are at work, at most kPromptPanels.
+// The panels at work, at most kPromptPanels.
 struct Panels {
     int n;
     const char * q[kPromptPanels];

@@ -1,4 +1,4 @@
-// One item at work: what it attends, and its part of the workspace.
+// One item at work: its problem, and its part of the workspace.
 #pragma once
 
 #include "kernels/attend/attend_softmax.h"

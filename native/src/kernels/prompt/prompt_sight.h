@@ -1,4 +1,4 @@
-// What the tokens of an item see: the mask, block by block.
+// The sight of an item's tokens: the mask, block by block.
 #pragma once
 
 #include <math.h>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t kAllCells = ~uint64_t{0};
 
-// What a block of tokens sees of the block of cells at hand.
+// The cells that a block of tokens sees of the block of cells at hand.
 struct BlockSight {
     uint64_t cells[kPromptTokens];
     bool biased;  // some that is seen has a bias that is not zero
@@ -51,7 +51,7 @@ inline uint64_t kept_cells(const ItemScope & s, int block) {
     return kept;
 }
 
-// What block b of the item's tokens sees of a block of cells.
+// The sight of block b of the item's tokens in a block of cells.
 inline void look(const ItemScope & s, int block, int b, uint64_t kept, BlockSight & sight) {
     const Seen seen = s.problem.seen[static_cast<size_t>(s.item.first_block + b) * s.problem.seen_stride + static_cast<size_t>(block)];
     sight.biased = false;
@@ -116,7 +116,7 @@ inline void fill_bias(const ItemScope & s, int block, int panel, const BlockSigh
     }
 }
 
-// Adds the bias of what is seen to a panel's scores, and takes away what is not.
+// Adds the bias of visible cells to a panel's scores, and hides the others.
 inline void hide(const ItemScope & s, int block, int panel, const BlockSight & sight, float * scores) {
     if (sight.biased) {
         float * bias = s.floats(s.at.bias);

@@ -9,11 +9,11 @@ namespace edgekv {
 namespace {
 
 constexpr float kLog2e = 1.44269504f;
-constexpr float kNothing = -INFINITY;  // the maximum of a query that has seen nothing; what is relative to it is not a number, and counts as 0
-// A running maximum follows only when it is left so far behind that the weights, relative to it, would outgrow this power of two.
+constexpr float kNothing = -INFINITY;  // the maximum of a query that has seen nothing; weights relative to it are NaN, and count as 0
+// A running maximum moves only when weights relative to it would outgrow this power of two.
 constexpr float kLazy = 8.0f;
 
-// 2^x for x <= 127, to 1e-4 (Degree 3) or 1e-7 (5); 0 from -127 down, and for what is not a number. Minimax polynomials of (2^r - 1) / r over |r| <= 1/2.
+// 2^x for x <= 127, to 1e-4 (Degree 3) or 1e-7 (5); 0 from -127 down, and for NaN. Minimax polynomials of (2^r - 1) / r over |r| <= 1/2.
 template <int Degree>
 inline F exp2_of(F x) {
     x = Simd::max(x, Simd::set1(-127.0f));

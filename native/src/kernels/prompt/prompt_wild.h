@@ -1,8 +1,8 @@
-// Masked means untouched: infinities and NaN in V.
+// Masked cells stay untouched, even if V holds infinities or NaN there.
 //
-// The products take the weight of a query for each cell, and that of a cell that the query does not see is zero. Zero times an infinity or a NaN
-// is a NaN. So where the queries of an item see different cells of a block, cells with such values are left out of the product, and are added
-// for those queries alone that see them.
+// The products take a weight for each query and cell, which is zero for a cell that the query does not see. Zero times an infinity or a NaN is a
+// NaN. So if the queries of an item see different cells of a block, the product leaves out the cells with such values. They are added afterwards,
+// for the queries that see them.
 #pragma once
 
 #include <string.h>
@@ -28,7 +28,7 @@ inline bool all_see(const ItemScope & s, const BlockSight * sights, int n_blocks
     return true;
 }
 
-// The wanted cells whose rows hold what is not finite.
+// The wanted cells whose rows hold an infinity or a NaN.
 inline uint64_t wild_cells(const Cells & cells) {
     const bool halves = cells.type == CellType::f16;
     const int n = halves ? cells.head_dim : cells.head_dim / kBlock, step = halves ? 2 : kBlockBytes;

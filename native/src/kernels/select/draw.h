@@ -1,4 +1,4 @@
-// What the draw of a token's rows begins with, the same to the bit wherever it runs. Compiled anew in each translation unit, like all of
+// The begin of a token's draw, the same to the bit wherever it runs. Compiled anew in each translation unit, like all of
 // the kernels: see attend_internal.h.
 #pragma once
 
@@ -20,8 +20,8 @@ constexpr double kEvenShare = 1.0 / 128.0;
 
 namespace {
 
-// Where a walk begins, in [0, 2^20): from what the conversation says, so that it needs no state and does not depend on where cells lie, and
-// another one for each token, so that none is passed over for ever. `layer`: its row among those that are served; `head`: KV head.
+// The begin of a walk, in [0, 2^20). It follows from the place in the conversation, so that it needs no state and does not depend on the places
+// of cells. It differs from token to token, so that no cell is passed over for ever. `layer`: index among the hooked layers; `head`: KV head.
 EDGEKV_HOST_AND_DEVICE inline int32_t walk_offset(int layer, int head, int32_t position) {
     uint32_t x = static_cast<uint32_t>(position) * 0x9e3779b1u + static_cast<uint32_t>(layer) * 0x85ebca77u + static_cast<uint32_t>(head) * 0xc2b2ae3du;
     x = (x ^ x >> 16) * 0x85ebca6bu;

@@ -1,4 +1,4 @@
-// Sampling: which rows of K and V one query token reads in one KV head, and with which weights, from the shares that a scan estimated.
+// Sampling: from the shares that a scan estimated, lists the rows of K and V that one query token reads in one KV head, and their weights.
 //
 //   p(cell) = min(1, resolution * mean over the query heads of the cell's share), in steps of 2^-20, but no less than the resolution / 128
 //             spread evenly over what the token sees; 1 where the cell is certain, 0 where the token cannot see it
@@ -10,7 +10,7 @@
 // random numbers, the same shares give the same rows at the same place of a conversation. The floor lets a cell be read that its sketch
 // underestimates, and bounds the weights.
 //
-// What the shares of the cells that were not read come to is the estimated share of the attention that nobody read.
+// The shares of the unread cells add up to the estimated share of the attention on unread tokens.
 //
 // Nothing here knows ggml, llama.cpp or Python. NumPy's specification is edgekv/arrays/sample.py.
 #pragma once
@@ -32,7 +32,7 @@ struct SampleProblem {
     float resolution;
     int32_t offset;         // of the walk: walk_offset()
 
-    int32_t * rows;   // out [kGroupCells * n_groups], ascending; what lies behind the last row is overwritten
+    int32_t * rows;   // out [kGroupCells * n_groups], ascending; the places behind the last row are overwritten too
     float * weights;  // out, as many
     char * scratch;   // sample_scratch_bytes(), 64-byte aligned
 };

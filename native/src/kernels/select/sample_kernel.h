@@ -7,7 +7,7 @@
 namespace edgekv {
 namespace {
 
-// What a query head's shares of each group count in p, in steps of 2^-20; 0 where it sees nothing.
+// The factor of a query head's shares of each group in p, in steps of 2^-20; 0 if the head sees nothing.
 inline void make_factors(const SampleProblem & p, int head, float * factor) {
     const float * tops = p.tops + static_cast<size_t>(head) * p.group_stride;
     const float * sums = p.sums + static_cast<size_t>(head) * p.group_stride;
@@ -43,7 +43,7 @@ inline SampleResult sample(const SampleProblem & p) {
         make_factors(p, g, factors + static_cast<size_t>(g) * padded);
     }
 
-    // Rows and, in place of the weights, their chances: a row is written no later than its cell comes, so that a whole vector fits.
+    // Writes rows and, in place of the weights, their chances. There are never more rows than cells so far, so a whole vector always fits.
     int32_t * chances = reinterpret_cast<int32_t *>(p.weights);
     SampleResult result{};
     for (int group = 0; group < p.n_groups; ++group) {
@@ -58,7 +58,7 @@ inline SampleResult sample(const SampleProblem & p) {
             continue;
         }
         const uint64_t certain = visible & p.sight[group].certain;
-        I unread = Simd::izero();  // what the shares of the group's cells that are not read come to
+        I unread = Simd::izero();  // the sum of the shares of the group's unread cells
         for (int v = 0; v < kGroupCells / kLanes; ++v) {
             const int first = group * kGroupCells + v * kLanes;
             F x = Simd::zero();

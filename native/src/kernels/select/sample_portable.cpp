@@ -1,5 +1,5 @@
 #include "kernels/simd/simd_portable.h"
-// the header below uses its Simd
+// The header below uses its Simd.
 #include "kernels/select/sample_kernel.h"
 
 namespace edgekv {

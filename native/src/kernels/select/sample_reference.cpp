@@ -19,7 +19,7 @@ double share_of(uint16_t upper_half) {
 }  // namespace
 
 SampleResult sample_reference(const SampleProblem & p, int32_t * chances, int32_t * by_share) {
-    // what a query head's exponentials of a group count in p
+    // the factor of a query head's exponentials of a group in p
     std::vector<double> factor(static_cast<size_t>(p.group) * static_cast<size_t>(p.n_groups));
     for (int g = 0; g < p.group; ++g) {
         const float * tops = p.tops + static_cast<size_t>(g) * p.group_stride;

@@ -11,10 +11,10 @@ namespace {
 
 struct Simd {
     static constexpr int kLanes = 16;
-    static constexpr int kQueries = 4;       // queries per register block
+    static constexpr int kQueries = 4;    // queries per register block
     static constexpr int kPvVectors = 4;  // output vectors per query and register block
-    static constexpr int kPromptPanels = 3;                       // vectors of queries of a prompt's register block,
-    static constexpr int prompt_height(int) { return 8; }           // and cells or channels against so many vectors
+    static constexpr int kPromptPanels = 3;                 // vectors of queries of a prompt's register block,
+    static constexpr int prompt_height(int) { return 8; }   // and cells or channels against so many vectors
 #ifdef __AVX512VNNI__
     static constexpr bool kBiasedK = true;  // dot4() sees k + 128
 #else
@@ -39,7 +39,7 @@ struct Simd {
 
     static void prefetch(const char * p) { _mm_prefetch(p, _MM_HINT_T1); }
     static F load_f16(const char * p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))); }
-    // Where only n values are left of a row, 8 or at least kLanes: what lies behind them is not touched, and read as 0.
+    // For the end of a row, where 8 or at least kLanes values are left: memory behind them is not touched, and read as 0.
     static __mmask16 some(int n) { return n < kLanes ? 0xff : 0xffff; }
     static F load_some(const void * p, int n) { return _mm512_maskz_loadu_ps(some(n), p); }
     static void store_some(void * p, F a, int n) { _mm512_mask_storeu_ps(p, some(n), a); }

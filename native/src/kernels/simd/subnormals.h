@@ -1,5 +1,5 @@
-// Values below the normal range of a float count as zero on this thread while an object of this class lives. Many processors take a
-// hundred times as long for them, and they say nothing here: weights of exp(-87) and less, scores that have decayed for a thousand runs.
+// While an object of this class lives, values below the normal range of a float count as zero on this thread. Many processors need a hundred
+// times as long for them, and they do not matter here: weights of exp(-87) and less, scores that have decayed for a thousand runs.
 // f16 below its own normal range is normal as a float, and stays what it is.
 #pragma once
 

@@ -9,7 +9,7 @@
 namespace edgekv {
 namespace {
 
-// The configuration that was there comes back, since others who use tiles on this thread load theirs once.
+// It restores the configuration that it found: others who use tiles on this thread load theirs once.
 class TileConfig {
 public:
     TileConfig() {

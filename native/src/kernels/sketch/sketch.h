@@ -4,7 +4,7 @@
 //
 //   b3   a 3-bit code of each key channel, in equal steps from the group's channel minimum to its maximum
 //
-// Channel minima and steps are 8-bit integers under a scale per group; codes are taken against what these stand for.
+// Channel minima and steps are 8-bit integers under a scale for each group. Codes are taken against the values of these integers.
 //
 // Nothing here knows ggml, llama.cpp or Python.
 #pragma once
@@ -39,12 +39,12 @@ struct SketchKeys {
     size_t stride_cell, stride_head;
 };
 
-// (Re)builds one group of one head from the cells whose bit is set in `valid` (bit c: cell 64*group + c holds a key); what the others
-// hold does not matter. valid == 0: all bytes of the group become zero. The same keys give the same bytes under every instruction set.
-// Groups and heads may be built by different threads at the same time. Keys must be finite.
+// Builds one group of one head anew from the cells whose bit is set in `valid` (bit c: cell 64*group + c holds a key). The other cells may
+// hold anything. valid == 0: all bytes of the group become zero. The same keys give the same bytes under every instruction set. Different
+// threads may build groups and heads at the same time. Keys must be finite.
 void sketch_build(const Sketch & sketch, const SketchKeys & keys, int head, int group, uint64_t valid, Isa isa);
 
-// What one query token may see of a group, a bit for each cell, and what of that it reads in any case.
+// The cells of a group that one query token sees, a bit for each, and those of them that it reads in any case.
 struct Sight {
     uint64_t visible, certain;
 };
@@ -60,10 +60,9 @@ struct SketchQuery {
     size_t sight_stride;
 };
 
-// What a scan leaves for each query, token * group + head: of each cell exp(logit - top of its group) as the upper half of a
-// float, 0 where the token cannot see it; and of each group the top, the largest logit seen (-inf: none; natural log), and the sum of
-// these exponentials. The exponential is the one that reading an integer as a float gives: up to 6.2 % too large. That is all the
-// same for a proposal to sample from, which cells and sums share.
+// The results of a scan for each query, token * group + head. A cell has exp(logit - top of its group) as the upper half of a float, or 0 if the
+// token cannot see it. A group has its top, the largest logit seen (natural log; -inf: none), and the sum of its cells' exponentials. The
+// exponential comes from reading an integer as a float, and is up to 6.2 % too large. Sampling proposes by it, so the error costs variance only.
 struct Shares {
     uint16_t * cells;  // [n_queries][cell_stride]
     float * tops;      // [n_queries][group_stride]
@@ -75,16 +74,15 @@ struct Shares {
 size_t sketch_query_bytes(int head_dim, int n_queries);
 void sketch_query_prepare(const Sketch & sketch, const SketchQuery & query, char * prepared, Isa isa);
 
-// Groups [first, first + n); groups that a token does not see get a top of -inf and a sum of 0, and their cells are left as they are.
+// Scans groups [first, first + n). A group that a token does not see gets a top of -inf and a sum of 0; its cells stay as they are.
 void sketch_scan(const Sketch & sketch, const SketchQuery & query, const char * prepared, int head, int first, int n, const Shares & out,
                  Isa isa);
 
-// The same for one group that has no sketch, from the keys themselves.
+// Does the same for one group without a sketch, from the keys themselves.
 void sketch_scan_keys(const SketchKeys & keys, int head_dim, const SketchQuery & query, int head, int group, const Shares & out, Isa isa);
 
-// The specification, in double precision and from the keys themselves: the logit of a cell, whose group has keys in the
-// cells of `valid`, with exact minima and steps.
-// The stated error of the kernels against it: see sketch_reference.cpp.
+// The specification, in double precision and from the keys themselves, with exact minima and steps: the logit of a cell whose group has keys in
+// the cells of `valid`. sketch_reference.cpp states the kernels' error against it.
 double sketch_reference(const SketchKeys & keys, int head_dim, int head, int cell, uint64_t valid, const float * q, float scale, float softcap);
 
 }  // namespace edgekv

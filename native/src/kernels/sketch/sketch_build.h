@@ -7,7 +7,7 @@
 namespace edgekv {
 namespace {
 
-// Whole vectors, with zeros behind the last channel.
+// Loads a key in whole vectors, with zeros behind the last channel.
 template <int D>
 inline void load_key(CellType type, const char * row, int head_dim, float * key) {
     const int dim = dim_of<D>(head_dim);
@@ -30,7 +30,7 @@ inline void load_key(CellType type, const char * row, int head_dim, float * key)
 
 inline F magnitude(F x) { return Simd::max(x, Simd::sub(Simd::zero(), x)); }
 
-// A tiny scale stands for all zeros, so that nothing is divided by 0.
+// The scale of zeros is tiny and not 0, because others divide by it.
 inline float scale_of(F top, float levels) {
     const float x = Simd::reduce_max(top);
     return (x > 1e-30f ? x : 1e-30f) / levels;
@@ -99,7 +99,7 @@ void build_group(const Sketch & sketch, const SketchLayout & layout, const Sketc
         memset(low_bytes + dim, 0, static_cast<size_t>(layout.padded - dim));  // whole vectors wrote a 0 + 128 there
     }
 
-    // Codes are taken against the values that the bytes stand for, so that they make up for the rounding of the bytes.
+    // Codes are taken against the values of the bytes, so that they make up for the bytes' rounding.
     alignas(64) uint8_t levels_of[(most_channels + 31) / 32 * 32 + 64] = {};
     for (uint64_t left = valid; left != 0; left &= left - 1) {
         const int cell = __builtin_ctzll(left);

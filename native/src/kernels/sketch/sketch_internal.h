@@ -1,6 +1,5 @@
-// What sketch.cpp shares with the per-ISA sketch kernels: the layout of a sketch and of a prepared query, and the kernel table.
-// Constants and plain data only: an inline function here would be compiled under several instruction sets and merged by the
-// linker.
+// sketch.cpp shares this with the kernels by instruction set: the layouts of a sketch and of a prepared query, and the kernel table. It holds
+// constants and plain data only: see attend_internal.h.
 //
 // A sketch is [head]: the codes of all groups, then the parameters of all groups.
 //   codes       [group][16 cells of it][dword][cell]: the dwords of a cell, whose byte j is about the channels 4i + j. Three dwords

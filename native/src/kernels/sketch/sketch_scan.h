@@ -8,7 +8,7 @@
 namespace edgekv {
 namespace {
 
-constexpr int kNever = -(1 << 30);  // a dot product far below any that there can be
+constexpr int kNever = -(1 << 30);  // far below any dot product
 
 constexpr int at_most(int n) { return n < Simd::kQueries ? n : Simd::kQueries; }
 
@@ -56,8 +56,8 @@ public:
         }
     }
 
-    // Groups [first, end). Three are on their way at a time: the factors of one, the dot products of the one before, the shares of the one
-    // before that. So none waits for what it needs. The first queries that pass over the codes fetch them in time.
+    // Scans groups [first, end), three at a time: the factors of one, the dot products of the one before, the shares of the one before that. So
+    // none waits for its operands. The first queries that pass over the codes prefetch them.
     void run(const SketchedHead & head, const Sight * sight, int first, int end, const Shares & out, int first_query) {
         const bool fetches = first_query == 0;
         const auto seen_from = [&](int group) {
@@ -103,7 +103,7 @@ private:
     static constexpr int kKeys = NQ * 4 <= Simd::kCodeChains ? 4 : NQ * 2 <= Simd::kCodeChains ? 2 : 1;
     static constexpr int kFlush = Simd::kCodeDots / 8;  // triples after which code_dot() must be summed up
 
-    // A group on its way. By query: logit = base + slope * dot.
+    // A group at work. For each query: logit = base + slope * dot.
     struct Stage {
         int group;
         alignas(64) char factor[NQ][kMostPadded];
@@ -247,7 +247,7 @@ private:
         Simd::istore(s.most, fold_queries(most, [](I x, I y) { return Simd::imax(x, y); }));
     }
 
-    // Leaves only what is visible; the rest is far below.
+    // Keeps the visible cells; the others become kNever.
     inline void hide_dots(Stage & s, uint64_t visible) const {
         I most[NQ];
         for (int r = 0; r < NQ; ++r) {

@@ -1,4 +1,4 @@
-// What a scan leaves of a group: the shares of its cells, which are exponentials relative to its largest logit.
+// The results of a scan for a group: its cells' shares, which are exponentials relative to its largest logit.
 #pragma once
 
 #include "kernels/sketch/sketch_build.h"
@@ -6,7 +6,7 @@
 namespace edgekv {
 namespace {
 
-// Where a scan leaves what it found of one query and group.
+// The place of a scan's results for one query and group.
 struct QueryShares {
     uint16_t * cells;
     float *top, *sum;
@@ -20,7 +20,7 @@ inline QueryShares shares_of(const Shares & out, int query, int group) {
 // The float 2^(x / 2^23), nearly, for x + 127 * 2^23 in `bits`: 0 from 2^-127 down.
 inline I crude_exp2(F bits) { return Simd::to_int(Simd::max(bits, Simd::zero())); }
 
-// Shares of a group from its logits; what is not visible is -inf there.
+// Shares of a group from its logits, which are -inf for cells that are not visible.
 inline void share_logits(const float * logits, const QueryShares & out) {
     F top = Simd::set1(-INFINITY);
     for (int c = 0; c < kGroupCells; c += kLanes) {

@@ -123,9 +123,9 @@ bool has_gpu() {
 // ggml keeps single tokens: they cost the reading of the weights, whoever multiplies.
 bool multiplies(const ggml_tensor * w, const ggml_tensor * cur) {
     return (w->type == GGML_TYPE_Q4_1 || w->type == GGML_TYPE_Q8_0) && product_supported(selected_isa()) && !has_gpu() && w->buffer &&
-           ggml_backend_buffer_is_host(w->buffer) && !w->view_src && !w->extra && w->ne[2] == 1 && w->ne[3] == 1 && w->nb[0] == ggml_type_size(w->type) &&
-           cur->type == GGML_TYPE_F32 && cur->ne[0] == w->ne[0] && cur->ne[1] > 1 && cur->ne[2] == 1 && cur->ne[3] == 1 &&
-           cur->nb[0] == sizeof(float);
+           ggml_backend_buffer_is_host(w->buffer) && !w->view_src && !w->extra && w->ne[2] == 1 && w->ne[3] == 1 &&
+           w->nb[0] == ggml_type_size(w->type) && cur->type == GGML_TYPE_F32 && cur->ne[0] == w->ne[0] &&
+           cur->ne[1] > 1 && cur->ne[2] == 1 && cur->ne[3] == 1 && cur->nb[0] == sizeof(float);
 }
 
 // The tokens for which a quantise node was made last, while a graph is built.

@@ -107,7 +107,8 @@ struct ItemChoice {
 
         look(token, token_block);
         const SketchQuery q = { p.q + token * p.q_stride_token + static_cast<size_t>(item.head) * group * p.q_stride_head,
-                                p.q_stride_token, p.q_stride_head, 1, group, p.scale, p.softcap, at<Sight>(space.sight), static_cast<size_t>(n_blocks) };
+                                p.q_stride_token, p.q_stride_head, 1, group, p.scale, p.softcap, at<Sight>(space.sight),
+                                static_cast<size_t>(n_blocks) };
         sketch_query_prepare(sketch, q, memory, selected_isa());
         scan_groups({ sketch, keys, q, memory, item.head }, 0, n_blocks, out);
         for (int g = 0; g < group; ++g) {

@@ -41,7 +41,8 @@ ggml_tensor * build_seen(HostPlane & plane, const llama_edgekv_attend & args) {
 
     ggml_tensor * mask = args.mask;
     ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_I8, prompt_cell_blocks(static_cast<int>(mask->ne[0])),
-                                        prompt_token_blocks(static_cast<int>(mask->ne[1])), mask->ne[3], 1, &mask, 1, run_seen, GGML_N_TASKS_MAX, nullptr);
+                                        prompt_token_blocks(static_cast<int>(mask->ne[1])), mask->ne[3], 1, &mask, 1, run_seen,
+                                        GGML_N_TASKS_MAX, nullptr);
     ggml_format_name(node, "edgekv_seen-%d", args.il);
     plane.graph.seen.emplace_back(mask, node);
 

@@ -1,8 +1,11 @@
-// Half precision by arithmetic on its fields, for the kernels' specifications.
+// Stored values in double precision, by arithmetic on their fields, for the kernels' specifications.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
+
+#include "kernels/layout.h"
 
 namespace edgekv {
 
@@ -14,6 +17,14 @@ inline double half_to_double(uint16_t h) {
         return mantissa != 0 ? NAN : sign * INFINITY;
     }
     return sign * (exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(mantissa + 1024, exponent - 25));
+}
+
+// Channel i of a row of K or V.
+inline double channel(CellType type, const char * row, int i) {
+    const char * block = type == CellType::f16 ? row + 2 * i : row + i / 32 * 34;
+    uint16_t half;
+    std::memcpy(&half, block, 2);
+    return half_to_double(half) * (type == CellType::f16 ? 1 : static_cast<int8_t>(block[2 + i % 32]));
 }
 
 }  // namespace edgekv

@@ -24,6 +24,24 @@ constexpr int kMaxBlocks = kMaxHeadDim / kBlock;
 constexpr int kAny = 0;
 
 template <int D>
+struct HeadDim {
+    static constexpr int n = D;
+};
+
+// Calls `run` with the HeadDim of a head size, which is kAny if no kernel is compiled for the size itself.
+template <class Run>
+inline void for_head_dim(int head_dim, Run run) {
+    switch (head_dim) {
+        case 64: return run(HeadDim<64>{});
+        case 80: return run(HeadDim<80>{});
+        case 96: return run(HeadDim<96>{});
+        case 128: return run(HeadDim<128>{});
+        case 256: return run(HeadDim<256>{});
+        default: return run(HeadDim<kAny>{});
+    }
+}
+
+template <int D>
 constexpr int dim_of(int head_dim) {
     return D != kAny ? D : head_dim;
 }

@@ -18,14 +18,6 @@ T read(const char * p) {
     return x;
 }
 
-double element(CellType type, const char * row, int i) {
-    if (type == CellType::f16) {
-        return half_to_double(read<uint16_t>(row + 2 * i));
-    }
-    const char * block = row + i / 32 * 34;
-    return half_to_double(read<uint16_t>(block)) * read<int8_t>(block + 2 + i % 32);
-}
-
 double mask_value(const AttendProblem & p, int token, int cell) {
     const char * of_token = p.mask + static_cast<size_t>(token) * p.mask_stride_token;
     switch (p.mask_type) {
@@ -94,7 +86,7 @@ void add_error(const AttendProblem & p, int kv, const std::vector<double> & coun
         const double share = counts[c] * std::exp(logit[c] - max) / total;
         const char * row = p.v + static_cast<size_t>(c) * p.v_stride_cell + static_cast<size_t>(kv) * p.v_stride_head;
         for (int i = 0; i < p.head_dim; ++i) {
-            const double apart = element(p.v_type, row, i) - out[i];
+            const double apart = channel(p.v_type, row, i) - out[i];
             variance += (1.0 - 1.0 / counts[c]) * share * share * apart * apart;
         }
     }
@@ -124,7 +116,7 @@ void attend_by_rules(const AttendProblem & p, const ReferenceRules & rules) {
                     const char * row = p.k + static_cast<size_t>(c) * p.k_stride_cell + static_cast<size_t>(kv) * p.k_stride_head;
                     double dot = 0.0;
                     for (int i = 0; i < p.head_dim; ++i) {
-                        dot += q[i] * element(p.k_type, row, i);
+                        dot += q[i] * channel(p.k_type, row, i);
                     }
                     dot *= p.scale;
                     logit[c] = (p.softcap != 0.0f ? p.softcap * std::tanh(dot / p.softcap) : dot) + bias;
@@ -143,7 +135,7 @@ void attend_by_rules(const AttendProblem & p, const ReferenceRules & rules) {
                     const double weight = counts[c] * std::exp(logit[c] - max) / total;
                     const char * row = p.v + static_cast<size_t>(c) * p.v_stride_cell + static_cast<size_t>(kv) * p.v_stride_head;
                     for (int i = 0; i < p.head_dim; ++i) {
-                        out[i] += weight * element(p.v_type, row, i);
+                        out[i] += weight * channel(p.v_type, row, i);
                     }
                     mass[c / p.page_tokens] += weight;
                 }

@@ -302,14 +302,7 @@ inline void finish(const AttendProblem & p, const AttendPlan & plan, char * work
 }
 
 inline void process(const AttendProblem & problem, const AttendPlan & plan, char * workspace, int ith) {
-    switch (problem.head_dim) {
-        case 64: return process_of<64>(problem, plan, workspace, ith);
-        case 80: return process_of<80>(problem, plan, workspace, ith);
-        case 96: return process_of<96>(problem, plan, workspace, ith);
-        case 128: return process_of<128>(problem, plan, workspace, ith);
-        case 256: return process_of<256>(problem, plan, workspace, ith);
-        default: return process_of<kAny>(problem, plan, workspace, ith);
-    }
+    for_head_dim(problem.head_dim, [&](auto dim) { process_of<decltype(dim)::n>(problem, plan, workspace, ith); });
 }
 
 }  // namespace

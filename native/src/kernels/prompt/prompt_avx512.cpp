@@ -3,14 +3,6 @@
 #include "kernels/prompt/prompt_kernel.h"
 
 namespace edgekv {
-namespace {
-
-void attend(const PromptProblem & problem, const PromptPlan & plan, int item, char * scratch) {
-    ItemRun<KeysF32, ValuesF32>(problem, plan, item, scratch).run();
-}
-
-}  // namespace
-
-const PromptKernels kPromptAvx512 = {attend};
+const PromptKernels kPromptAvx512 = {attend_item<KeysF32, ValuesF32>};
 
 }  // namespace edgekv

@@ -61,12 +61,8 @@ struct ValuesPairs {
     }
 };
 
-void attend(const PromptProblem & problem, const PromptPlan & plan, int item, char * scratch) {
-    ItemRun<KeysF32, ValuesPairs>(problem, plan, item, scratch).run();
-}
-
 }  // namespace
 
-const PromptKernels kPromptAvx512Bf16 = {attend};
+const PromptKernels kPromptAvx512Bf16 = {attend_item<KeysF32, ValuesPairs>};
 
 }  // namespace edgekv

@@ -237,5 +237,10 @@ private:
     Keys keys;
 };
 
+template <class Keys, class Values>
+void attend_item(const PromptProblem & problem, const PromptPlan & plan, int item, char * scratch) {
+    ItemRun<Keys, Values>(problem, plan, item, scratch).run();
+}
+
 }  // namespace
 }  // namespace edgekv

@@ -3,14 +3,6 @@
 #include "kernels/prompt/prompt_kernel.h"
 
 namespace edgekv {
-namespace {
-
-void attend(const PromptProblem & problem, const PromptPlan & plan, int item, char * scratch) {
-    ItemRun<KeysF32, ValuesF32>(problem, plan, item, scratch).run();
-}
-
-}  // namespace
-
-const PromptKernels kPromptPortable = {attend};
+const PromptKernels kPromptPortable = {attend_item<KeysF32, ValuesF32>};
 
 }  // namespace edgekv

@@ -2,6 +2,7 @@
 #include "kernels/select/sample.h"
 
 #include "kernels/select/sample_internal.h"
+#include "kernels/simd/isa_dispatch.h"
 #include "kernels/simd/subnormals.h"
 
 namespace edgekv {
@@ -12,17 +13,12 @@ size_t sample_scratch_bytes(int n_groups, int group) {
 
 SampleResult sample_rows(const SampleProblem & problem, Isa isa) {
     const SubnormalsAreZero fast;
-#if defined(__x86_64__) || defined(_M_X64)
-    switch (isa) {
-        case Isa::amx:
-        case Isa::avx512bf16:
-        case Isa::avx512: return kSampleAvx512(problem);
-        case Isa::avx2: return kSampleAvx2(problem);
-        case Isa::portable: break;
-    }
-#endif
+#if EDGEKV_X86
+    return kernels_for(isa, kSamplePortable, kSampleAvx2, kSampleAvx512, kSampleAvx512)(problem);
+#else
     (void) isa;
     return kSamplePortable(problem);
+#endif
 }
 
 }  // namespace edgekv

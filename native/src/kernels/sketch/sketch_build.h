@@ -121,14 +121,7 @@ void build_group(const Sketch & sketch, const SketchLayout & layout, const Sketc
 }
 
 inline void build(const Sketch & sketch, const SketchLayout & layout, const SketchKeys & keys, int head, int group, uint64_t valid) {
-    switch (sketch.head_dim) {
-        case 64: return build_group<64>(sketch, layout, keys, head, group, valid);
-        case 80: return build_group<80>(sketch, layout, keys, head, group, valid);
-        case 96: return build_group<96>(sketch, layout, keys, head, group, valid);
-        case 128: return build_group<128>(sketch, layout, keys, head, group, valid);
-        case 256: return build_group<256>(sketch, layout, keys, head, group, valid);
-        default: return build_group<kAny>(sketch, layout, keys, head, group, valid);
-    }
+    for_head_dim(sketch.head_dim, [&](auto dim) { build_group<decltype(dim)::n>(sketch, layout, keys, head, group, valid); });
 }
 
 }  // namespace

@@ -35,14 +35,7 @@ void scan_keys_of(const SketchKeys & keys, int head_dim, const SketchQuery & que
 }
 
 inline void scan_keys(const SketchKeys & keys, int head_dim, const SketchQuery & query, int head, int group, const Shares & out) {
-    switch (head_dim) {
-        case 64: return scan_keys_of<64>(keys, head_dim, query, head, group, out);
-        case 80: return scan_keys_of<80>(keys, head_dim, query, head, group, out);
-        case 96: return scan_keys_of<96>(keys, head_dim, query, head, group, out);
-        case 128: return scan_keys_of<128>(keys, head_dim, query, head, group, out);
-        case 256: return scan_keys_of<256>(keys, head_dim, query, head, group, out);
-        default: return scan_keys_of<kAny>(keys, head_dim, query, head, group, out);
-    }
+    for_head_dim(head_dim, [&](auto dim) { scan_keys_of<decltype(dim)::n>(keys, head_dim, query, head, group, out); });
 }
 
 }  // namespace

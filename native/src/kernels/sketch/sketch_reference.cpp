@@ -7,25 +7,12 @@
 // times low the query is rounded to coarse = its largest channel / 127. For the sums see tests/host/test_sketch.cpp, which checks them.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <vector>
 
 #include "kernels/half.h"
 #include "kernels/sketch/sketch.h"
 
 namespace edgekv {
 namespace {
-
-double element(CellType type, const char * row, int i) {
-    uint16_t half;
-    if (type == CellType::f16) {
-        std::memcpy(&half, row + 2 * i, 2);
-        return half_to_double(half);
-    }
-    const char * block = row + i / 32 * 34;
-    std::memcpy(&half, block, 2);
-    return half_to_double(half) * static_cast<int8_t>(block[2 + i % 32]);
-}
 
 double cap(double x, double softcap) { return softcap != 0.0 ? softcap * std::tanh(x / softcap) : x; }
 
@@ -37,7 +24,7 @@ double sketch_reference(const SketchKeys & keys, int head_dim, int head, int cel
     for (int i = 0; i < head_dim; ++i) {
         const auto key = [&](int c) {
             const size_t at = static_cast<size_t>(group) * kGroupCells + static_cast<size_t>(c);
-            return element(keys.type, keys.k + at * keys.stride_cell + static_cast<size_t>(head) * keys.stride_head, i);
+            return channel(keys.type, keys.k + at * keys.stride_cell + static_cast<size_t>(head) * keys.stride_head, i);
         };
         double least = INFINITY, most = -INFINITY;
         for (int c = 0; c < kGroupCells; ++c) {

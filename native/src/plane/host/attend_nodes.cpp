@@ -93,14 +93,14 @@ AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, con
 
 // Adds the lists that the select node left, and the places of their rows.
 void add_rows(HostLayer & layer, const ggml_tensor * dst, const TokenRun & run, AttendProblem & p) {
-    HostPlane &            plane  = *layer.plane;
-    const State & ctx    = plane.ctx;
-    const int              stream = run.stream + first_stream(dst->src[ATTEND_K]);
-    const RowLists &       lists  = plane.lists_of(layer, run);
+    HostPlane &      plane  = *layer.plane;
+    const State &    ctx    = plane.ctx;
+    const int        stream = run.stream + first_stream(dst->src[ATTEND_K]);
+    const RowLists & lists  = plane.lists_of(layer, run);
 
-    p.rows.cells   = reinterpret_cast<const int32_t *>(lists.cells.data());
-    p.rows.weights = ctx.sketches() ? reinterpret_cast<const float *>(lists.weights.data()) : nullptr;
-    p.rows.n_rows  = reinterpret_cast<const int32_t *>(lists.n_rows.data());
+    p.rows.cells   = lists.cells_of(0);
+    p.rows.weights = ctx.sketches() ? lists.weights_of(0) : nullptr;
+    p.rows.n_rows  = &lists.n_rows_of(0);
     p.rows.stride  = lists.stride;
     p.error_every  = ctx.params.selection.error_every;
     p.error_turn   = static_cast<int>((plane.n_ubatch + layer.index) % std::max(1, p.error_every));

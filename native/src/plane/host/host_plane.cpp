@@ -9,6 +9,15 @@
 
 namespace edgekv {
 
+bool RowLists::reserve(int n_tokens_run, int n_head_kv, size_t most_rows) {
+    n_tokens = n_tokens_run;
+    stride   = most_rows;
+    const size_t n_lists = static_cast<size_t>(n_tokens) * n_head_kv;
+
+    return cells.reserve(n_lists * stride * sizeof(int32_t)) && weights.reserve(n_lists * stride * sizeof(float)) &&
+           n_rows.reserve(n_lists * sizeof(int32_t));
+}
+
 HostPlane::HostPlane(State & ctx) : ctx(ctx), graph(ctx.hooked.size()), arena(ctx.shape.slot_bytes) {
     const PageShape & shape = ctx.shape;
     sketches.shape(shape);
@@ -226,14 +235,6 @@ float * HostPlane::mass(int which, int layer, int stream) const {
     return reinterpret_cast<float *>(observation.data()) + which * ctx.shape.n_entries() + ctx.shape.entry_of_stream(layer, stream, 0);
 }
 
-float * HostPlane::mass_max(int layer, int stream) const {
-    return mass(0, layer, stream);
-}
-
-float * HostPlane::mass_sum(int layer, int stream) const {
-    return mass(1, layer, stream);
-}
-
 // ---- what can be seen --------------------------------------------------------------------------------------------------------
 
 PageArrays HostPlane::arrays() {
@@ -278,9 +279,7 @@ RowsRead HostPlane::last_rows(const Layer & layer, int head, int token) {
         return {};  // this run kept no rows
     }
 
-    return { reinterpret_cast<const int32_t *>(from.cells.data()) + list * from.stride,
-             ctx.sketches() ? reinterpret_cast<const float *>(from.weights.data()) + list * from.stride : nullptr,
-             reinterpret_cast<const int32_t *>(from.n_rows.data())[list] };
+    return { from.cells_of(list), ctx.sketches() ? from.weights_of(list) : nullptr, from.n_rows_of(list) };
 }
 
 PromptBlocks HostPlane::prompt_blocks() const {

@@ -26,6 +26,11 @@ struct RowLists {
     int n_tokens = 0;
 
     size_t bytes() const { return cells.size() + weights.size() + n_rows.size(); }
+    bool reserve(int n_tokens, int n_head_kv, size_t stride);  // false: out of memory
+
+    int32_t * cells_of(size_t list) const { return reinterpret_cast<int32_t *>(cells.data()) + list * stride; }
+    float * weights_of(size_t list) const { return reinterpret_cast<float *>(weights.data()) + list * stride; }
+    int32_t & n_rows_of(size_t list) const { return reinterpret_cast<int32_t *>(n_rows.data())[list]; }
 };
 
 class HostPlane;
@@ -91,8 +96,8 @@ public:
 
     // [page of the stream]
     float * priority(int layer, int stream, int head);
-    float * mass_max(int layer, int stream) const;  // null: not observed
-    float * mass_sum(int layer, int stream) const;
+    float * mass_max(int layer, int stream) const { return mass(0, layer, stream); }  // null: not observed
+    float * mass_sum(int layer, int stream) const { return mass(1, layer, stream); }
 
     State & ctx;
     HostGraph graph;

@@ -98,15 +98,9 @@ ggml_tensor * build_select(HostLayer & layer, const llama_edgekv_attend & args) 
 
     for (const TokenRun & run : nodes.reading.selected) {
         const SelectPlan plan(layer, args.q, args.k, run, plane.n_threads);
-        const size_t     n_lists = static_cast<size_t>(plan.n_tokens) * plan.n_head_kv;
-        RowLists &       lists   = plane.lists_of(layer, run);
-        lists.n_tokens = plan.n_tokens;
-        lists.stride   = plan.cell_stride;
         if (!plane.select_workspaces[run.workspace].reserve(plan.bytes) ||
             !plane.sights[run.workspace].reserve(static_cast<size_t>(plan.n_tokens) * plan.n_groups * sizeof(Sight)) ||
-            !lists.cells.reserve(n_lists * lists.stride * sizeof(int32_t)) ||
-            !lists.weights.reserve(n_lists * lists.stride * sizeof(float)) ||
-            !lists.n_rows.reserve(n_lists * sizeof(int32_t))) {
+            !plane.lists_of(layer, run).reserve(plan.n_tokens, plan.n_head_kv, plan.cell_stride)) {
             return nullptr;
         }
     }

@@ -66,19 +66,17 @@ void RowLister::list(int head) const {
     edgekv_selected &  sum   = thread.layer.selected[static_cast<size_t>(thread.stream) * plan.n_head_kv + head];
 
     for (int token = 0; token < plan.n_tokens; ++token) {
-        const size_t    list    = static_cast<size_t>(token) * plan.n_head_kv + head;
-        int32_t &       n_rows  = reinterpret_cast<int32_t *>(lists.n_rows.data())[list];
-        int32_t * const cells   = reinterpret_cast<int32_t *>(lists.cells.data()) + list * lists.stride;
-        float * const   weights = reinterpret_cast<float *>(lists.weights.data()) + list * lists.stride;
+        const size_t    list  = static_cast<size_t>(token) * plan.n_head_kv + head;
+        int32_t * const cells = lists.cells_of(list);
         if (thread.leaves(token)) {
-            n_rows = 0;
+            lists.n_rows_of(list) = 0;
             continue;
         }
 
         const SampleResult result = keeps      ? keep(head, token, cells)
-                                  : plan.scans ? sample(head, token, cells, weights)
+                                  : plan.scans ? sample(head, token, cells, lists.weights_of(list))
                                                : choose(head, token, cells);
-        n_rows = result.n_rows;
+        lists.n_rows_of(list) = result.n_rows;
         sum.n_tokens  += 1;
         sum.n_visible += result.n_visible;
         sum.n_certain += result.n_certain;

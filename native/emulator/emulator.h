@@ -30,7 +30,6 @@
 
 // of the thread that runs now; blocks run under the lock
 extern dim3 threadIdx, blockIdx, blockDim, gridDim;
-constexpr int warpSize = 32;
 
 namespace edgekv::gpu {
 
@@ -50,10 +49,10 @@ constexpr long kNever = -1;
 // What the device has, and when it begins to fail. Counts run down with each call; kNever: it never fails.
 struct Limits {
     size_t device_bytes = size_t(8) << 30;
-    size_t shared_bytes = 99*1024;  // of a block: what the smallest card we build for can give
-    bool pins           = true;     // pin() and alloc_pinned() succeed
-    long allocs_left    = kNever;   // alloc() succeeds so often
-    long copies_left    = kNever;   // copy functions succeed so often, then refuse at once
+    size_t shared_bytes = 99 * 1024;  // of a block: what the smallest card we build for can give
+    bool pins = true;     // pin() and alloc_pinned() succeed
+    long allocs_left = kNever;   // alloc() succeeds so often
+    long copies_left = kNever;   // copy functions succeed so often, then refuse at once
     long operations_left = kNever;  // operations run so often; the next is lost, and the next sync or check() says so
 };
 
@@ -76,7 +75,7 @@ void graph_destroy(void * graph);
 enum class Collective : int {
     none, syncthreads, syncthreads_and, syncthreads_or, syncthreads_count,
     syncwarp, shfl, shfl_xor, shfl_up, shfl_down, ballot, any, all, match_any,
-    reduce_add, reduce_min, reduce_max, reduce_min_signed, reduce_max_signed, reduce_and, reduce_or, reduce_xor
+    reduce_add, reduce_max_signed
 };
 
 // The calling thread waits until all that take part have come; its result. `file` and `line`: where in the source, for the check
@@ -145,16 +144,9 @@ EDGEKV_VOTE(unsigned, __ballot_sync, ballot, int)
 EDGEKV_VOTE(int, __any_sync, any, int)
 EDGEKV_VOTE(int, __all_sync, all, int)
 EDGEKV_VOTE(unsigned, __match_any_sync, match_any, int)
-EDGEKV_VOTE(unsigned, __match_any_sync, match_any, unsigned)
 EDGEKV_VOTE(unsigned, __reduce_add_sync, reduce_add, unsigned)
 EDGEKV_VOTE(int, __reduce_add_sync, reduce_add, int)
-EDGEKV_VOTE(unsigned, __reduce_min_sync, reduce_min, unsigned)
-EDGEKV_VOTE(int, __reduce_min_sync, reduce_min_signed, int)
-EDGEKV_VOTE(unsigned, __reduce_max_sync, reduce_max, unsigned)
 EDGEKV_VOTE(int, __reduce_max_sync, reduce_max_signed, int)
-EDGEKV_VOTE(unsigned, __reduce_and_sync, reduce_and, unsigned)
-EDGEKV_VOTE(unsigned, __reduce_or_sync, reduce_or, unsigned)
-EDGEKV_VOTE(unsigned, __reduce_xor_sync, reduce_xor, unsigned)
 #undef EDGEKV_VOTE
 #undef EDGEKV_COLLECTIVE
 #undef EDGEKV_HERE
@@ -162,8 +154,6 @@ EDGEKV_VOTE(unsigned, __reduce_xor_sync, reduce_xor, unsigned)
 // ---- fences and atomics ------------------------------------------------------------------------------------------------------
 
 inline void __threadfence() {}
-inline void __threadfence_block() {}
-inline void __threadfence_system() {}
 
 namespace edgekv::gpu::emulator {
 template <class T, class F>
@@ -180,26 +170,19 @@ inline T atomic(T * p, F && change) {
         return ::edgekv::gpu::emulator::atomic(p, [value](type old) { return static_cast<type>(expression); });      \
     }
 EDGEKV_ATOMIC(atomicAdd, float, old + value)
-EDGEKV_ATOMIC(atomicAdd, double, old + value)
 #define EDGEKV_ATOMICS(type)                                        \
     EDGEKV_ATOMIC(atomicExch, type, (static_cast<void>(old), value)) \
     EDGEKV_ATOMIC(atomicMax, type, old > value ? old : value)       \
     EDGEKV_ATOMIC(atomicMin, type, old < value ? old : value)       \
-    EDGEKV_ATOMIC(atomicAnd, type, old & value)                     \
     EDGEKV_ATOMIC(atomicOr, type, old | value)                      \
-    EDGEKV_ATOMIC(atomicXor, type, old ^ value)                     \
     inline type atomicCAS(type * p, type compare, type value) {     \
         return ::edgekv::gpu::emulator::atomic(p, [=](type old) { return old == compare ? value : old; }); \
     }
 EDGEKV_ATOMICS(int)
 EDGEKV_ATOMICS(unsigned)
 EDGEKV_ATOMICS(unsigned long long)
-EDGEKV_ATOMIC(atomicExch, float, (static_cast<void>(old), value))
 EDGEKV_ATOMIC(atomicAdd, int, static_cast<unsigned>(old) + static_cast<unsigned>(value))
 EDGEKV_ATOMIC(atomicAdd, unsigned, old + value)
 EDGEKV_ATOMIC(atomicAdd, unsigned long long, old + value)
-EDGEKV_ATOMIC(atomicSub, int, static_cast<unsigned>(old) - static_cast<unsigned>(value))
-EDGEKV_ATOMIC(atomicSub, unsigned, old - value)
-EDGEKV_ATOMIC(atomicInc, unsigned, old >= value ? 0u : old + 1)
 #undef EDGEKV_ATOMICS
 #undef EDGEKV_ATOMIC

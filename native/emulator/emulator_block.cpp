@@ -24,7 +24,7 @@ void make_ready(Block & b, unsigned warp, unsigned lanes) {
 
 namespace {
 
-constexpr char kGuard  = '\xa5';
+constexpr char kGuard = '\xa5';
 constexpr char kPoison = '\xcd';  // as float: -4e8; as int: negative
 
 unsigned lowest_from(unsigned set, unsigned first) {
@@ -41,8 +41,8 @@ unsigned highest_to(unsigned set, unsigned last) {
 
 [[noreturn]] void deadlock(const Block & b) {
     for (unsigned t = 0; t < b.n_threads; ++t) {
-        const Warp & w = b.warps[t/32];
-        if (b.threads[t].site.kind != Collective::none && (w.left >> t%32 & 1u) == 0) {
+        const Warp & w = b.warps[t / 32];
+        if (b.threads[t].site.kind != Collective::none && (w.left >> t % 32 & 1u) == 0) {
             for (unsigned other = t + 1; other < b.n_threads; ++other) {
                 const Site & site = b.threads[other].site;
                 if (site.kind != Collective::none && !same(site, b.threads[t].site)) {
@@ -62,7 +62,7 @@ unsigned pick(Block & b) {
     if (b.ready == 0) {
         deadlock(b);
     }
-    unsigned warp = b.current/32;
+    unsigned warp = b.current / 32;
     if (b.warps[warp].ready == 0 || (b.ready != 1u << warp && random().below(32) == 0)) {
         warp = lowest_from(b.ready, random().next());
     }
@@ -72,7 +72,7 @@ unsigned pick(Block & b) {
     if (w.ready == 0) {
         b.ready &= ~(1u << warp);
     }
-    return warp*32 + lane;
+    return warp * 32 + lane;
 }
 
 void thread_entry();
@@ -95,10 +95,10 @@ void become(Block & b, unsigned thread) {
 }
 
 void leave(Block & b) {
-    const unsigned thread = b.current, lane = thread%32;
-    Warp & w = b.warps[thread/32];
+    const unsigned thread = b.current, lane = thread % 32;
+    Warp & w = b.warps[thread / 32];
     for (unsigned rest = w.waiting; rest; rest &= rest - 1) {
-        const unsigned other = thread/32*32 + static_cast<unsigned>(__builtin_ctz(rest));
+        const unsigned other = thread / 32 * 32 + static_cast<unsigned>(__builtin_ctz(rest));
         if (b.threads[other].site.mask >> lane & 1u) {
             fault("thread %u has left the kernel, but thread %u waits for it at %s", thread, other,
                   describe(b.threads[other].site).c_str());
@@ -136,8 +136,8 @@ void thread_entry() {
 }
 
 void run_block(Block & b) {
-    for (unsigned w = 0; w*32 < b.n_threads; ++w) {
-        const unsigned n = std::min(32u, b.n_threads - w*32);
+    for (unsigned w = 0; w * 32 < b.n_threads; ++w) {
+        const unsigned n = std::min(32u, b.n_threads - w * 32);
         b.warps[w] = Warp{};
         b.warps[w].there = n == 32 ? ~0u : (1u << n) - 1;
         make_ready(b, w, b.warps[w].there);
@@ -198,22 +198,22 @@ void run_grid(dim3 grid, unsigned threads, size_t shared_bytes, const std::funct
     b.kernel = &kernel;
     b.n_threads = threads;
     b.shared_bytes = shared_bytes;
-    b.shared.resize(std::max(b.shared.size(), shared_bytes + 2*kSharedGuard + 128));
-    std::memset(b.shared.data(), kGuard, shared_bytes + 2*kSharedGuard + 128);
+    b.shared.resize(std::max(b.shared.size(), shared_bytes + 2 * kSharedGuard + 128));
+    std::memset(b.shared.data(), kGuard, shared_bytes + 2 * kSharedGuard + 128);
     gridDim = grid;
     blockDim = dim3(threads);
     b.running = true;
 
     // the k-th block is (begin + k * step) mod n, with step prime to n: shuffled enough, and nothing has to be stored
-    const uint64_t n = static_cast<uint64_t>(grid.x)*grid.y*grid.z;
-    uint64_t step = n > 2 ? 1 + random().next()%(n - 1) : 1;
+    const uint64_t n = static_cast<uint64_t>(grid.x) * grid.y * grid.z;
+    uint64_t step = n > 2 ? 1 + random().next() % (n - 1) : 1;
     while (std::gcd(step, n) != 1) {
         ++step;
     }
-    uint64_t index = random().next()%n;
-    for (uint64_t k = 0; k < n; ++k, index = (index + step)%n) {
-        blockIdx = dim3(static_cast<unsigned>(index%grid.x), static_cast<unsigned>(index/grid.x%grid.y),
-                        static_cast<unsigned>(index/grid.x/grid.y));
+    uint64_t index = random().next() % n;
+    for (uint64_t k = 0; k < n; ++k, index = (index + step) % n) {
+        blockIdx = dim3(static_cast<unsigned>(index % grid.x), static_cast<unsigned>(index / grid.x % grid.y),
+                        static_cast<unsigned>(index / grid.x / grid.y));
         run_block(b);
     }
     b.running = false;

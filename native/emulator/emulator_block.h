@@ -9,7 +9,7 @@
 
 namespace edgekv::gpu::emulator {
 
-constexpr unsigned kMaxWarps    = 32;
+constexpr unsigned kMaxWarps = 32;
 constexpr size_t   kSharedGuard = 256;  // bytes before and behind dynamic shared memory
 
 struct Site {
@@ -40,7 +40,7 @@ struct Block {
     Site barrier;
     bool running = false;
     Warp warps[kMaxWarps];
-    Thread threads[kMaxWarps*32];
+    Thread threads[kMaxWarps * 32];
     Context host;
     std::vector<Context *> free;
     std::vector<char> shared;

@@ -1,4 +1,4 @@
-// Where the threads of a block wait for each other: barriers, and what the lanes of a warp do together.
+// The threads of a block wait for each other: barriers, and the collectives of a warp.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -12,8 +12,7 @@ namespace {
 const char * const kNames[] = {
     "",           "__syncthreads",   "__syncthreads_and", "__syncthreads_or",   "__syncthreads_count", "__syncwarp",
     "__shfl",     "__shfl_xor",      "__shfl_up",         "__shfl_down",        "__ballot",            "__any",
-    "__all",      "__match_any",     "__reduce_add",      "__reduce_min",       "__reduce_max",        "__reduce_min",
-    "__reduce_max", "__reduce_and",  "__reduce_or",       "__reduce_xor",
+    "__all",      "__match_any",     "__reduce_add",      "__reduce_max",
 };
 
 uint64_t shuffled(const Thread * lanes, unsigned reader, const Site & site) {
@@ -37,24 +36,16 @@ uint64_t combined(const Block & b, unsigned warp, const Site & site) {
     bool first = true;
     for (unsigned rest = site.mask; rest; rest &= rest - 1) {
         const unsigned lane = static_cast<unsigned>(__builtin_ctz(rest));
-        const unsigned value = static_cast<unsigned>(b.threads[warp*32 + lane].value);
+        const unsigned value = static_cast<unsigned>(b.threads[warp * 32 + lane].value);
         const unsigned so_far = first ? value : static_cast<unsigned>(result);
         switch (site.kind) {
             case Collective::ballot: result |= static_cast<uint64_t>(value != 0) << lane; break;
             case Collective::any: result |= value != 0; break;
             case Collective::all: result = (first || result) && value != 0; break;
             case Collective::reduce_add: result = first ? value : static_cast<unsigned>(so_far + value); break;
-            case Collective::reduce_min: result = std::min(so_far, value); break;
-            case Collective::reduce_max: result = std::max(so_far, value); break;
-            case Collective::reduce_min_signed:
-                result = static_cast<unsigned>(std::min(static_cast<int>(so_far), static_cast<int>(value)));
-                break;
             case Collective::reduce_max_signed:
                 result = static_cast<unsigned>(std::max(static_cast<int>(so_far), static_cast<int>(value)));
                 break;
-            case Collective::reduce_and: result = so_far & value; break;
-            case Collective::reduce_or: result = so_far | value; break;
-            case Collective::reduce_xor: result = first ? value : so_far ^ value; break;
             default: break;
         }
         first = false;
@@ -72,7 +63,7 @@ bool all_at(const Thread * lanes, const Site & site) {
 }
 
 void complete(Block & b, unsigned warp, const Site & site) {
-    Thread * lanes = b.threads + warp*32;
+    Thread * lanes = b.threads + warp * 32;
     const bool shuffle = site.kind >= Collective::shfl && site.kind <= Collective::shfl_down;
     const uint64_t all = shuffle || site.kind == Collective::syncwarp ? 0 : combined(b, warp, site);
     for (unsigned rest = site.mask; rest; rest &= rest - 1) {
@@ -120,7 +111,7 @@ uint64_t warp_collective(Collective kind, unsigned mask, uint64_t value, int arg
     if (!b.running) {
         fault("%s was called outside a kernel", describe(site).c_str());
     }
-    const unsigned self = b.current, warp = self/32, lane = self%32;
+    const unsigned self = b.current, warp = self / 32, lane = self % 32;
     Warp & w = b.warps[warp];
     if ((mask >> lane & 1u) == 0) {
         fault("the thread itself is missing in the mask of %s", describe(site).c_str());
@@ -130,14 +121,14 @@ uint64_t warp_collective(Collective kind, unsigned mask, uint64_t value, int arg
     }
     if (mask & w.left) {
         fault("%s waits for thread %u, which has left the kernel", describe(site).c_str(),
-              warp*32 + static_cast<unsigned>(__builtin_ctz(mask & w.left)));
+              warp * 32 + static_cast<unsigned>(__builtin_ctz(mask & w.left)));
     }
     if (width < 1 || width > 32 || (width & (width - 1)) != 0) {
         fault("the width %d of %s is not a power of two up to 32", width, describe(site).c_str());
     }
     if (const unsigned others = w.waiting & mask) {
         // one that waits for others only may still come; what is missed here ends as a block that cannot go on
-        const unsigned other = warp*32 + static_cast<unsigned>(__builtin_ctz(others));
+        const unsigned other = warp * 32 + static_cast<unsigned>(__builtin_ctz(others));
         if ((b.threads[other].site.mask >> lane & 1u) && !same(b.threads[other].site, site)) {
             fault("threads of a warp are at different places: this one at %s, thread %u at %s", describe(site).c_str(), other,
                   describe(b.threads[other].site).c_str());
@@ -150,7 +141,7 @@ uint64_t warp_collective(Collective kind, unsigned mask, uint64_t value, int arg
     t.argument = argument;
     t.width = width;
     w.waiting |= 1u << lane;
-    if ((w.waiting & mask) == mask && all_at(b.threads + warp*32, site)) {
+    if ((w.waiting & mask) == mask && all_at(b.threads + warp * 32, site)) {
         w.waiting &= ~mask;
         complete(b, warp, site);
         make_ready(b, warp, mask);
@@ -190,7 +181,7 @@ int block_collective(Collective kind, int predicate, const char * file, int line
             b.threads[t].site.kind = Collective::none;
             b.threads[t].result = static_cast<uint64_t>(b.agreed);
         }
-        for (unsigned w = 0; w*32 < b.n_threads; ++w) {
+        for (unsigned w = 0; w * 32 < b.n_threads; ++w) {
             make_ready(b, w, b.warps[w].there);
         }
         b.current = random().below(b.n_threads);  // whose warp goes on is open
@@ -203,7 +194,7 @@ void atomic_point() {
     Block & b = block();
     if (b.running && b.ready != 0 && random().below(8) == 0) {
         const unsigned self = b.current;
-        make_ready(b, self/32, 1u << self%32);
+        make_ready(b, self / 32, 1u << self % 32);
         wait(b, self);
     }
 }

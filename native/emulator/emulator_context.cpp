@@ -20,7 +20,7 @@ std::vector<Context *> & contexts() {
 }
 
 #if defined(__SANITIZE_ADDRESS__)
-const void * host_stack       = nullptr;
+const void * host_stack = nullptr;
 size_t       host_stack_bytes = 0;
 bool         entered_from_host = false;
 #endif
@@ -75,7 +75,7 @@ Context * context_create(void (*entry)()) {
 #if EDGEKV_EMULATOR_SWITCH
     static_assert(kEntry < kFrame && kSaved <= kFrame, "the frame holds what is saved");
     // stacks begin at different places in their pages, since equal ones would share a few lines of the cache
-    const size_t colour = contexts().size()%64*448;
+    const size_t colour = contexts().size() % 64 * 448;
     void ** frame = reinterpret_cast<void **>(context->stack + kStackBytes - 64 - colour) - kFrame;
     for (size_t i = 0; i < kFrame; ++i) {
         frame[i] = nullptr;
@@ -84,9 +84,9 @@ Context * context_create(void (*entry)()) {
     context->sp = frame;
 #else
     getcontext(&context->uc);
-    context->uc.uc_stack.ss_sp   = context->stack;
+    context->uc.uc_stack.ss_sp = context->stack;
     context->uc.uc_stack.ss_size = kStackBytes;
-    context->uc.uc_link          = nullptr;
+    context->uc.uc_link = nullptr;
     makecontext(&context->uc, entry, 0);
 #endif
     contexts().push_back(context);

@@ -13,8 +13,8 @@
 
 namespace edgekv::gpu::emulator {
 
-constexpr size_t kStackBytes      = 256*1024;
-constexpr size_t kStackGuardBytes = 1024*1024;  // below it, out of reach; more than any frame that a thread may ask for at once
+constexpr size_t kStackBytes = 256 * 1024;
+constexpr size_t kStackGuardBytes = 1024 * 1024;  // below it, out of reach; more than any frame that a thread may ask for at once
 
 struct Context {
 #if EDGEKV_EMULATOR_SWITCH

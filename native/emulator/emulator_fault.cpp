@@ -1,4 +1,4 @@
-// How the emulator reports: sentences for the caller, and the end of the process for what a GPU would leave undefined.
+// Reports: a sentence for the caller, and the end of the process where a GPU would leave the result undefined.
 #include <signal.h>
 #include <unistd.h>
 
@@ -39,9 +39,9 @@ void on_signal(int number, siginfo_t * info, void *) {
 void install_fault_handler() {
     static const bool once = [] {
         // a stack of its own for the handler, since a thread's may be what overflowed
-        static char stack[64*1024];
+        static char stack[64 * 1024];
         stack_t alternative{};
-        alternative.ss_sp   = stack;
+        alternative.ss_sp = stack;
         alternative.ss_size = sizeof(stack);
         stack_t current{};
         if (sigaltstack(nullptr, &current) == 0 && (current.ss_flags & SS_DISABLE)) {
@@ -49,7 +49,7 @@ void install_fault_handler() {
         }
         struct sigaction action{};
         action.sa_sigaction = on_signal;
-        action.sa_flags     = SA_SIGINFO | SA_ONSTACK;
+        action.sa_flags = SA_SIGINFO | SA_ONSTACK;
         sigemptyset(&action.sa_mask);
         sigaction(SIGSEGV, &action, &before_segv);
         sigaction(SIGBUS, &action, &before_bus);

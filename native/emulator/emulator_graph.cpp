@@ -1,11 +1,11 @@
-// CUDA graphs on the emulated device: what a stream was told, kept and told again.
+// CUDA graphs on the emulated device: a stream's operations are kept and queued again.
 #include "emulator/emulator_stream.h"
 
 namespace edgekv::gpu::emulator {
 
 namespace {
 
-// whether the stream that began a recording waited for all that the others did in it
+// The stream that began a recording has waited for all that the others did in it.
 bool is_joined(const Capture & capture) {
     const Known & joined = capture.streams.at(capture.origin);
     for (const auto & [stream, known] : capture.streams) {

@@ -1,6 +1,6 @@
 // CUDA's half precision for the host compiler, with IEEE rounding to nearest even. Part of emulator.h.
 //
-// Sums, products and quotients of two halves are formed in float and rounded once more: 24 bits are at least 2 * 11 + 2, so that
+// Sums and products of two halves are formed in float and rounded once more: 24 bits are at least 2 * 11 + 2, so that
 // the second rounding changes nothing.
 #pragma once
 
@@ -26,7 +26,7 @@ inline float half_to_float(uint16_t h) {
     if ((h & 0x7c00u) == 0x7c00u) {  // infinity, NaN
         return bit_cast<float>(sign | 0x7f800000u | rest);
     }
-    return bit_cast<float>(sign | bit_cast<uint32_t>(bit_cast<float>(rest)*0x1p112f));  // exact, subnormals too
+    return bit_cast<float>(sign | bit_cast<uint32_t>(bit_cast<float>(rest) * 0x1p112f));  // exact, subnormals too
 }
 
 inline uint16_t float_to_half(float f) {
@@ -47,7 +47,7 @@ inline uint16_t float_to_half(float f) {
 
 // a * b + c, rounded once: the sum in double is rounded to odd, which a second rounding cannot spoil
 inline uint16_t half_fma(uint16_t a, uint16_t b, uint16_t c) {
-    const double product = static_cast<double>(half_to_float(a))*static_cast<double>(half_to_float(b));
+    const double product = static_cast<double>(half_to_float(a)) * static_cast<double>(half_to_float(b));
     const double addend = half_to_float(c);
     double sum = product + addend;
     if (std::isfinite(sum)) {
@@ -80,58 +80,14 @@ struct alignas(2) __half {
     operator __half_raw() const { return {bits}; }
 };
 
-struct alignas(4) __half2 {
-    __half x, y;
-
-    __half2() = default;
-    __half2(const __half & low, const __half & high) : x(low), y(high) {}
-};
-
-using half = __half;
-using half2 = __half2;
-
 inline float __half2float(__half h) { return edgekv::gpu::emulator::half_to_float(h.bits); }
 inline __half __float2half_rn(float f) { return __half(f); }
-inline __half __float2half(float f) { return __half(f); }
 inline __half __ushort_as_half(unsigned short bits) { return __half(__half_raw{bits}); }
 inline unsigned short __half_as_ushort(__half h) { return h.bits; }
-inline short __half_as_short(__half h) { return static_cast<short>(h.bits); }
-
-inline __half2 __halves2half2(__half low, __half high) { return {low, high}; }
-inline __half2 __half2half2(__half h) { return {h, h}; }
-inline __half2 __float2half2_rn(float f) { return {__half(f), __half(f)}; }
-inline __half2 __floats2half2_rn(float low, float high) { return {__half(low), __half(high)}; }
-inline __half2 __float22half2_rn(float2 f) { return {__half(f.x), __half(f.y)}; }
-inline float2 __half22float2(__half2 h) { return {__half2float(h.x), __half2float(h.y)}; }
-inline __half __low2half(__half2 h) { return h.x; }
-inline __half __high2half(__half2 h) { return h.y; }
-inline float __low2float(__half2 h) { return __half2float(h.x); }
-inline float __high2float(__half2 h) { return __half2float(h.y); }
 
 inline __half __hadd(__half a, __half b) { return __half(__half2float(a) + __half2float(b)); }
-inline __half __hsub(__half a, __half b) { return __half(__half2float(a) - __half2float(b)); }
-inline __half __hmul(__half a, __half b) { return __half(__half2float(a)*__half2float(b)); }
-inline __half __hdiv(__half a, __half b) { return __half(__half2float(a)/__half2float(b)); }
-inline __half operator+(const __half & a, const __half & b) { return __hadd(a, b); }
-inline __half operator-(const __half & a, const __half & b) { return __hsub(a, b); }
-inline __half operator*(const __half & a, const __half & b) { return __hmul(a, b); }
-inline __half operator/(const __half & a, const __half & b) { return __hdiv(a, b); }
-inline __half __hneg(__half a) { return __half(__half_raw{static_cast<unsigned short>(a.bits ^ 0x8000u)}); }
-inline __half __habs(__half a) { return __half(__half_raw{static_cast<unsigned short>(a.bits & 0x7fffu)}); }
-inline __half __hmax(__half a, __half b) { return __half(std::fmax(__half2float(a), __half2float(b))); }
-inline __half __hmin(__half a, __half b) { return __half(std::fmin(__half2float(a), __half2float(b))); }
+inline __half __hmul(__half a, __half b) { return __half(__half2float(a) * __half2float(b)); }
 inline __half __hfma(__half a, __half b, __half c) {
     return __half(__half_raw{edgekv::gpu::emulator::half_fma(a.bits, b.bits, c.bits)});
 }
-inline bool __hgt(__half a, __half b) { return __half2float(a) > __half2float(b); }
-inline bool __hlt(__half a, __half b) { return __half2float(a) < __half2float(b); }
-inline bool __heq(__half a, __half b) { return __half2float(a) == __half2float(b); }
-inline bool __hisnan(__half a) { return (a.bits & 0x7fffu) > 0x7c00u; }
-inline int __hisinf(__half a) { return a.bits == 0x7c00u ? 1 : a.bits == 0xfc00u ? -1 : 0; }
 
-inline __half2 __hadd2(__half2 a, __half2 b) { return {__hadd(a.x, b.x), __hadd(a.y, b.y)}; }
-inline __half2 __hsub2(__half2 a, __half2 b) { return {__hsub(a.x, b.x), __hsub(a.y, b.y)}; }
-inline __half2 __hmul2(__half2 a, __half2 b) { return {__hmul(a.x, b.x), __hmul(a.y, b.y)}; }
-inline __half2 __hmax2(__half2 a, __half2 b) { return {__hmax(a.x, b.x), __hmax(a.y, b.y)}; }
-inline __half2 __hmin2(__half2 a, __half2 b) { return {__hmin(a.x, b.x), __hmin(a.y, b.y)}; }
-inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) { return {__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)}; }

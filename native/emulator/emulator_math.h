@@ -10,54 +10,29 @@
 
 inline int   __float_as_int(float f) { return edgekv::gpu::emulator::bit_cast<int>(f); }
 inline unsigned __float_as_uint(float f) { return edgekv::gpu::emulator::bit_cast<unsigned>(f); }
-inline float __int_as_float(int i) { return edgekv::gpu::emulator::bit_cast<float>(i); }
 inline float __uint_as_float(unsigned u) { return edgekv::gpu::emulator::bit_cast<float>(u); }
-inline long long __double_as_longlong(double d) { return edgekv::gpu::emulator::bit_cast<long long>(d); }
-inline double __longlong_as_double(long long i) { return edgekv::gpu::emulator::bit_cast<double>(i); }
 
-inline float __fmul_rn(float a, float b) { return a*b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
-inline float __fdiv_rn(float a, float b) { return a/b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fsqrt_rn(float a) { return sqrtf(a); }
-inline float __frcp_rn(float a) { return 1.0f/a; }
-inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
-inline double __dmul_rn(double a, double b) { return a*b; }
-inline double __dadd_rn(double a, double b) { return a + b; }
-inline float __fdividef(float a, float b) { return a/b; }
+inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float a) { return expf(a); }
-inline float __exp10f(float a) { return powf(10.0f, a); }
 inline float __logf(float a) { return logf(a); }
-inline float __log2f(float a) { return log2f(a); }
-inline float __powf(float a, float b) { return powf(a, b); }
-inline float __saturatef(float a) { return a > 0.0f ? (a < 1.0f ? a : 1.0f) : 0.0f; }
-inline float rsqrtf(float a) { return 1.0f/sqrtf(a); }
 
 namespace edgekv::gpu::emulator {
 // to an integer, as the GPU does it: clamped, NaN becomes 0
 inline int to_int(float rounded) {
     return rounded >= 0x1p31f ? INT32_MAX : rounded < -0x1p31f ? INT32_MIN : rounded == rounded ? static_cast<int>(rounded) : 0;
 }
-inline unsigned to_uint(float rounded) {
-    return rounded >= 0x1p32f ? UINT32_MAX : rounded > 0.0f ? static_cast<unsigned>(rounded) : 0;
-}
 }  // namespace edgekv::gpu::emulator
 
 inline int __float2int_rn(float a) { return edgekv::gpu::emulator::to_int(rintf(a)); }
-inline int __float2int_rd(float a) { return edgekv::gpu::emulator::to_int(floorf(a)); }
-inline int __float2int_ru(float a) { return edgekv::gpu::emulator::to_int(ceilf(a)); }
-inline int __float2int_rz(float a) { return edgekv::gpu::emulator::to_int(truncf(a)); }
-inline unsigned __float2uint_rn(float a) { return edgekv::gpu::emulator::to_uint(rintf(a)); }
-inline unsigned __float2uint_rz(float a) { return edgekv::gpu::emulator::to_uint(truncf(a)); }
-inline float __int2float_rn(int i) { return static_cast<float>(i); }
-inline float __uint2float_rn(unsigned i) { return static_cast<float>(i); }
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
-inline int __clzll(long long x) { return x == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(x)); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
-inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 inline unsigned __brev(unsigned x) {
     x = (x >> 1 & 0x55555555u) | (x & 0x55555555u) << 1;
     x = (x >> 2 & 0x33333333u) | (x & 0x33333333u) << 2;
@@ -70,23 +45,18 @@ inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
     return static_cast<unsigned>((static_cast<uint64_t>(high) << 32 | low) >> (shift & 31u));
 }
-inline int __mulhi(int a, int b) { return static_cast<int>((static_cast<int64_t>(a)*b) >> 32); }
-inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>((static_cast<uint64_t>(a)*b) >> 32); }
-inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
-    return static_cast<unsigned long long>((static_cast<unsigned __int128>(a)*b) >> 64);
-}
 
 // selector: four nibbles, 0..7 a byte of (high, low), with bit 3 its sign over all eight bits
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
     const uint64_t bytes = static_cast<uint64_t>(high) << 32 | low;
     unsigned out = 0;
     for (int i = 0; i < 4; ++i) {
-        const unsigned nibble = selector >> 4*i & 0xfu;
-        unsigned byte = static_cast<unsigned>(bytes >> 8*(nibble & 7u)) & 0xffu;
+        const unsigned nibble = selector >> 4 * i & 0xfu;
+        unsigned byte = static_cast<unsigned>(bytes >> 8 * (nibble & 7u)) & 0xffu;
         if (nibble & 8u) {
             byte = byte & 0x80u ? 0xffu : 0u;
         }
-        out |= byte << 8*i;
+        out |= byte << 8 * i;
     }
     return out;
 }
@@ -94,24 +64,11 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
 inline int __dp4a(int a, int b, int sum) {
     unsigned wrapped = static_cast<unsigned>(sum);
     for (int i = 0; i < 4; ++i) {
-        wrapped += static_cast<unsigned>(static_cast<int8_t>(a >> 8*i)*static_cast<int8_t>(b >> 8*i));
+        wrapped += static_cast<unsigned>(static_cast<int8_t>(a >> 8 * i) * static_cast<int8_t>(b >> 8 * i));
     }
     return static_cast<int>(wrapped);
 }
-inline unsigned __dp4a(unsigned a, unsigned b, unsigned sum) {
-    for (int i = 0; i < 4; ++i) {
-        sum += (a >> 8*i & 0xffu)*(b >> 8*i & 0xffu);
-    }
-    return sum;
-}
-
 template <class T> inline T __ldg(const T * p) { return *p; }
-template <class T> inline T __ldcg(const T * p) { return *p; }
-template <class T> inline T __ldca(const T * p) { return *p; }
-template <class T> inline T __ldcs(const T * p) { return *p; }
-template <class T> inline void __stcg(T * p, T value) { *p = value; }
-template <class T> inline void __stcs(T * p, T value) { *p = value; }
-template <class T> inline void __stwt(T * p, T value) { *p = value; }
 
 // CUDA's overloads and no others: a call that is ambiguous for nvcc is so here
 #define EDGEKV_MIN_MAX(result, a_type, b_type)                                                           \

@@ -18,9 +18,9 @@ namespace edgekv::gpu::emulator {
 
 namespace {
 
-constexpr size_t kAlign     = 256;  // as cudaMalloc's
-constexpr char   kGuard     = '\xa5';
-constexpr size_t kReleased  = 1024;  // how many released allocations are remembered
+constexpr size_t kAlign = 256;  // as cudaMalloc's
+constexpr char   kGuard = '\xa5';
+constexpr size_t kReleased = 1024;  // how many released allocations are remembered
 
 struct Allocation {
     Kind kind;
@@ -50,7 +50,7 @@ size_t page() {
 }
 
 size_t round_up(size_t n, size_t unit) {
-    return (n + unit - 1)/unit*unit;
+    return (n + unit - 1) / unit * unit;
 }
 
 const char * name(Kind kind) {
@@ -59,7 +59,7 @@ const char * name(Kind kind) {
 
 void access(Allocation & a, bool on) {
     if (a.accessible != on) {
-        mprotect(a.pages + page(), a.n_pages_bytes - 2*page(), on ? PROT_READ | PROT_WRITE : PROT_NONE);
+        mprotect(a.pages + page(), a.n_pages_bytes - 2 * page(), on ? PROT_READ | PROT_WRITE : PROT_NONE);
         a.accessible = on;
     }
 }
@@ -94,7 +94,7 @@ std::map<char *, Allocation>::iterator holder(std::map<char *, Allocation> & all
 void * memory_alloc(Kind kind, size_t n_bytes) {
     Memory & m = memory();
     const size_t data = round_up(std::max<size_t>(n_bytes, 1), kAlign);
-    const size_t n_pages_bytes = round_up(data, page()) + 2*page();
+    const size_t n_pages_bytes = round_up(data, page()) + 2 * page();
     void * mapped = mmap(nullptr, n_pages_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapped == MAP_FAILED) {
         return nullptr;

@@ -68,7 +68,7 @@ bool event_record(Event event, Stream stream) {
         return false;
     }
     e->newest = std::make_shared<Ticket>();
-    e->newest->stream  = stream;
+    e->newest->stream = stream;
     e->newest->capture = s->capture;
     if (s->capture) {
         e->newest->known = s->capture->streams[stream];

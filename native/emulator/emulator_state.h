@@ -1,4 +1,4 @@
-// What the emulator's translation units share. Everything here is used under lock().
+// The state that the emulator's translation units share. Callers hold lock().
 #pragma once
 
 #include <cstdarg>
@@ -16,14 +16,14 @@ namespace edgekv::gpu::emulator {
 class Random {
 public:
     explicit Random(uint64_t seed) { set(seed); }
-    void set(uint64_t seed) { state = (seed + 1)*0x9e3779b97f4a7c15u | 1u; }
+    void set(uint64_t seed) { state = (seed + 1) * 0x9e3779b97f4a7c15u | 1u; }
     uint32_t next() {
         state ^= state >> 12;
         state ^= state << 25;
         state ^= state >> 27;
-        return static_cast<uint32_t>(state*0x2545f4914f6cdd1du >> 32);
+        return static_cast<uint32_t>(state * 0x2545f4914f6cdd1du >> 32);
     }
-    uint32_t below(uint32_t n) { return static_cast<uint32_t>(static_cast<uint64_t>(next())*n >> 32); }
+    uint32_t below(uint32_t n) { return static_cast<uint32_t>(static_cast<uint64_t>(next()) * n >> 32); }
 
 private:
     uint64_t state;

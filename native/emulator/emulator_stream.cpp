@@ -35,7 +35,7 @@ void run_first(StreamState & s) {
     --queues().n_queued;
     if (operation.record) {
         operation.record->done = true;
-        operation.record->at   = std::chrono::steady_clock::now();
+        operation.record->at = std::chrono::steady_clock::now();
     } else if (operation.run) {
         if (limits().operations_left == 0) {
             set_sticky("an operation on the device failed (set_limits)");
@@ -64,7 +64,7 @@ bool run_any() {
     for (auto & [handle, s] : queues().streams) {
         if (runnable(s)) {
             if (random().below(8) == 0) {
-                s.eager = 1 + random().below(4)*random().below(16);
+                s.eager = 1 + random().below(4) * random().below(16);
             }
             weights += s.eager;
         }

@@ -15,7 +15,7 @@ namespace edgekv::gpu::emulator {
 
 struct Capture;
 
-// How far each stream of a recording has come, as one of them knows: what it did itself, and what it waited for.
+// The progress of each stream of a recording, as one of them knows it from its own operations and those that it waited for.
 using Known = std::map<void *, size_t>;
 
 // One record of an event: what waits for it holds it, however often the event is recorded again.

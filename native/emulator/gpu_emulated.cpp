@@ -28,6 +28,17 @@ bool copies() {
     return true;
 }
 
+void release(Kind kind, void * p, const char * sentence) {
+    Guard guard(lock());
+    if (!p) {
+        return;
+    }
+    drain();
+    if (!memory_free(kind, p)) {
+        fault(sentence, p);
+    }
+}
+
 }  // namespace
 
 size_t emulator::link_bytes() {
@@ -49,11 +60,11 @@ bool device(int index, Device & out) {
     }
     Guard guard(lock());
     out = Device{};
-    out.name        = "emulated device";
-    out.n_sm        = 1;
+    out.name = "emulated device";
+    out.n_sm = 1;
     out.total_bytes = limits().device_bytes;
-    out.free_bytes  = limits().device_bytes - std::min(limits().device_bytes, memory_bytes(Kind::device));
-    out.maps_host   = true;
+    out.free_bytes = limits().device_bytes - std::min(limits().device_bytes, memory_bytes(Kind::device));
+    out.maps_host = true;
     out.has_kernels = true;
     return true;
 }
@@ -94,14 +105,7 @@ bool alloc(void ** out, size_t n_bytes) {
 }
 
 void free_device(void * p) {
-    Guard guard(lock());
-    if (!p) {
-        return;
-    }
-    drain();
-    if (!memory_free(Kind::device, p)) {
-        fault("free_device: no device memory begins at %p", p);
-    }
+    release(Kind::device, p, "free_device: no device memory begins at %p");
 }
 
 bool alloc_pinned(void ** out, size_t n_bytes) {
@@ -112,14 +116,7 @@ bool alloc_pinned(void ** out, size_t n_bytes) {
 }
 
 void free_pinned(void * p) {
-    Guard guard(lock());
-    if (!p) {
-        return;
-    }
-    drain();
-    if (!memory_free(Kind::pinned, p)) {
-        fault("free_pinned: no pinned memory begins at %p", p);
-    }
+    release(Kind::pinned, p, "free_pinned: no pinned memory begins at %p");
 }
 
 bool pin(void * host, size_t n_bytes) {
@@ -152,8 +149,8 @@ bool copy_rows_async(void * dst, size_t dst_stride, const void * src, size_t src
     if (n_rows > 1 && (row_bytes > dst_stride || row_bytes > src_stride)) {
         return fail("rows of " + std::to_string(row_bytes) + " bytes do not fit the strides");
     }
-    const Range to = memory_range(dst, (n_rows - 1)*dst_stride + row_bytes);
-    const Range from = memory_range(src, (n_rows - 1)*src_stride + row_bytes);
+    const Range to = memory_range(dst, (n_rows - 1) * dst_stride + row_bytes);
+    const Range from = memory_range(src, (n_rows - 1) * src_stride + row_bytes);
     if (to == Range::bad || from == Range::bad) {
         const std::string which = to == Range::bad ? "destination" : "source";
         return fail("the " + which + " of a copy is not all in one allocation");
@@ -171,18 +168,18 @@ bool copy_rows_async(void * dst, size_t dst_stride, const void * src, size_t src
     const char * source = static_cast<const char *>(src);
     std::shared_ptr<std::vector<char>> staged;
     if (from == Range::pageable) {
-        staged = std::make_shared<std::vector<char>>((n_rows - 1)*src_stride + row_bytes);
+        staged = std::make_shared<std::vector<char>>((n_rows - 1) * src_stride + row_bytes);
         for (size_t i = 0; i < n_rows; ++i) {
-            std::memcpy(staged->data() + i*src_stride, source + i*src_stride, row_bytes);
+            std::memcpy(staged->data() + i * src_stride, source + i * src_stride, row_bytes);
         }
         source = staged->data();
     }
-    const size_t n_bytes = from == Range::device ? 0 : row_bytes*n_rows;
+    const size_t n_bytes = from == Range::device ? 0 : row_bytes * n_rows;
     queue(stream, [=] {
         static_cast<void>(staged);  // lives as long as the operation
         count_link(n_bytes);
         for (size_t i = 0; i < n_rows; ++i) {
-            std::memcpy(static_cast<char *>(dst) + i*dst_stride, source + i*src_stride, row_bytes);
+            std::memcpy(static_cast<char *>(dst) + i * dst_stride, source + i * src_stride, row_bytes);
         }
     });
     return to != Range::pageable || stream_sync(stream);

@@ -1,32 +1,24 @@
-// Arrays in device memory (or in pinned host memory) for the tests, and how they fail.
+// Arrays in device memory or in pinned host memory, and streams, for the tests.
 #pragma once
 
-#include <cstdio>
 #include <cstdlib>
+#include <utility>
 #include <vector>
 
+#include "checks.h"
 #include "cuda/gpu.h"
 
 namespace test {
 
-inline int failures = 0;
-
-#define CHECK(condition, ...)                                              \
-    do {                                                                   \
-        if (!(condition) && ++test::failures <= 20) {                      \
-            std::printf("FAIL %s:%d: %s: ", __FILE__, __LINE__, #condition); \
-            std::printf(__VA_ARGS__);                                      \
-            std::printf("\n");                                             \
-        }                                                                  \
-    } while (0)
-
 inline void must(bool ok) {
+    ++n_checks;
     if (!ok) {
         std::printf("FAIL: %s\n", edgekv::gpu::last_error());
         std::exit(1);
     }
 }
 
+// Memory of exactly the size asked for, so that the emulated device finds what lies behind it.
 template <class T>
 class DeviceArray {
 public:
@@ -37,20 +29,31 @@ public:
             at = static_cast<T *>(p);
         }
     }
-    explicit DeviceArray(const std::vector<T> & from, bool pinned = false) : DeviceArray(from.size(), pinned) { set(from); }
+    template <class Allocator>
+    explicit DeviceArray(const std::vector<T, Allocator> & from, bool pinned = false) : DeviceArray(from.size(), pinned) {
+        set(from);
+    }
+    DeviceArray(DeviceArray && other) noexcept { *this = std::move(other); }
+    DeviceArray & operator=(DeviceArray && other) noexcept {
+        std::swap(at, other.at);
+        std::swap(n, other.n);
+        std::swap(pinned, other.pinned);
+        return *this;
+    }
     ~DeviceArray() {
-        if (n > 0) {
+        if (at != nullptr) {
             pinned ? edgekv::gpu::free_pinned(at) : edgekv::gpu::free_device(at);
         }
     }
-    DeviceArray(const DeviceArray &) = delete;
-    DeviceArray & operator=(const DeviceArray &) = delete;
 
-    void set(const std::vector<T> & from) {
-        if (n > 0) {
-            must(edgekv::gpu::copy(at, from.data(), n * sizeof(T)));
+    // Sets the first elements.
+    template <class Allocator>
+    void set(const std::vector<T, Allocator> & from) {
+        if (!from.empty()) {
+            must(edgekv::gpu::copy(at, from.data(), from.size() * sizeof(T)));
         }
     }
+    void set(std::initializer_list<T> from) { set(std::vector<T>(from)); }
     std::vector<T> get() const {
         std::vector<T> out(n);
         if (n > 0) {
@@ -63,8 +66,25 @@ public:
 
 private:
     T * at = nullptr;
-    size_t n;
-    bool pinned;
+    size_t n = 0;
+    bool pinned = false;
 };
+
+struct TestStream {
+    TestStream() { must(edgekv::gpu::stream_create(&s)); }
+    ~TestStream() { edgekv::gpu::stream_destroy(s); }
+    TestStream(const TestStream &) = delete;
+    operator edgekv::gpu::Stream() const { return s; }
+    edgekv::gpu::Stream s = nullptr;
+};
+
+// Returns whether the first device can be used, and says why not.
+inline bool has_device(edgekv::gpu::Device & device) {
+    const bool found = edgekv::gpu::device_count() > 0 && edgekv::gpu::use_device(0) && edgekv::gpu::device(0, device);
+    if (!found) {
+        std::printf("no device: %s\n", edgekv::gpu::last_error());
+    }
+    return found;
+}
 
 }  // namespace test

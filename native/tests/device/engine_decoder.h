@@ -1,4 +1,4 @@
-// What test_engine.cpp decodes with: home, tensors as a graph has them, and the engine, which is told each step or replays a recording.
+// The decoder of test_engine.cpp: home, tensors as a graph has them, and the engine, which is told each step or replays a recording.
 #pragma once
 
 #include "cuda/engine/gpu_engine.h"
@@ -11,7 +11,7 @@
 #include <numeric>
 #include <random>
 
-#include "attend_cases.h"
+#include "dense_problem.h"
 #include "device_array.h"
 #include "graph.h"
 
@@ -20,8 +20,8 @@ namespace edgekv {
 using test::DeviceArray;
 using test::Recording;
 
-constexpr int kRows = 3, kHeads = 2, kGroup = 2, kDim = 64, kCells = 640, kPage = 16, kPages = kCells/kPage;
-constexpr size_t kRowBytes = kDim*2, kCellBytes = kHeads*kRowBytes, kQuery = (size_t) kHeads*kGroup*kDim;
+constexpr int kLayers = 3, kHeads = 2, kGroup = 2, kDim = 64, kCells = 640, kPage = 16, kPages = kCells / kPage;
+constexpr size_t kRowBytes = kDim * 2, kCellBytes = kHeads * kRowBytes, kQuery = size_t{kHeads} * kGroup * kDim;
 
 struct Options {
     bool sparse;
@@ -37,21 +37,21 @@ class Decoder {
 public:
     static EngineShape shape_over(char * home, size_t budget) {
         EngineShape shape = {};
-        shape.n_heads          = kHeads;
-        shape.n_stream         = 1;
-        shape.n_cells          = kCells;
-        shape.page_tokens      = kPage;
+        shape.n_heads = kHeads;
+        shape.n_stream = 1;
+        shape.n_cells = kCells;
+        shape.page_tokens = kPage;
         shape.pages_per_stream = shape.n_pages = kPages;
-        shape.slot_bytes       = 2*kPage*kRowBytes;
-        shape.budget_bytes     = budget;
-        for (int row = 0; row < kRows; ++row) {
-            char * k = home + (size_t) 2*row*kCells*kCellBytes;
-            shape.rows.push_back({ kHeads*kGroup, kHeads, kDim, CellType::f16, CellType::f16, k, k + kCells*kCellBytes, kCells*kCellBytes,
-                                   kCellBytes, kRowBytes, kCells*kCellBytes, kCellBytes, kRowBytes, kRowBytes, kRowBytes, kPage*kRowBytes });
+        shape.slot_bytes = 2 * kPage * kRowBytes;
+        shape.budget_bytes = budget;
+        for (int layer = 0; layer < kLayers; ++layer) {
+            char * k = home + size_t{2} * layer * kCells * kCellBytes;
+            shape.rows.push_back({ kHeads * kGroup, kHeads, kDim, CellType::f16, CellType::f16, k, k + kCells * kCellBytes, kCells * kCellBytes,
+                                   kCellBytes, kRowBytes, kCells * kCellBytes, kCellBytes, kRowBytes, kRowBytes, kRowBytes, kPage * kRowBytes });
         }
         return shape;
     }
-    Decoder(const Options & options) : options(options), home(2*kRows*kCells*kCellBytes, true) {
+    Decoder(const Options & options) : options(options), home(2 * kLayers * kCells * kCellBytes, true) {
         shape = shape_over(home.data(), options.budget);
         gpu::Stream main = nullptr;
         test::must(gpu::stream_create(&main));
@@ -59,37 +59,37 @@ public:
         bool made;
         plane = std::make_unique<gpu::GpuEngine>(0, shape, main);
         test::must(plane->init() && (options.sparse ? plane->reserve_sketches(options.kind, made) : plane->reserve_ring()));
-        for (int row = 0; row < kRows; ++row) {
-            test::must(plane->reserve_workspace(row, view(), options.kind, options.sparse));
+        for (int layer = 0; layer < kLayers; ++layer) {
+            test::must(plane->reserve_workspace(layer, view(), options.kind, options.sparse));
         }
         test::must(plane->reserve_arena(INT_MAX, 0) && plane->set_slots(plane->bytes().n_slots_max));
-        selection.sketch        = options.kind == SketchKind::none ? EDGEKV_SKETCH_NONE : EDGEKV_SKETCH_B3;
-        selection.resolution    = 40.0f;
-        selection.share         = 0.25f;
-        selection.sink_tokens   = 16;
+        selection.sketch = options.kind == SketchKind::none ? EDGEKV_SKETCH_NONE : EDGEKV_SKETCH_B3;
+        selection.resolution = 40.0f;
+        selection.share = 0.25f;
+        selection.sink_tokens = 16;
         selection.recent_tokens = 32;
-        selection.error_every   = 2;
-        selection.keep_rows     = true;
+        selection.error_every = 2;
+        selection.keep_rows = true;
     }
     ~Decoder() {
         plane.reset();
         gpu::stream_destroy(stream);
     }
 
-    char * k(int row) const { return home.data() + (size_t) 2*row*kCells*kCellBytes; }
-    char * v(int row) const { return k(row) + kCells*kCellBytes; }
+    char * k(int layer) const { return home.data() + size_t{2} * layer * kCells * kCellBytes; }
+    char * v(int layer) const { return k(layer) + kCells * kCellBytes; }
     EngineView view() const { return { n_view, 1, 0, 1, 0, plane ? plane->generation() : 0 }; }
 
-    // K, V and Q of every row, the mask and the cell: the tensors that llama.cpp sets before the graph
+    // K, V and Q of every layer, the mask and the cell: the tensors that llama.cpp sets before the graph
     void set_inputs(int token) {
         std::mt19937 rng(token);
         std::normal_distribution<float> normal;
-        std::vector<float> values(kRows*(2*kHeads*kDim + kQuery));
+        std::vector<float> values(kLayers * (2 * kHeads * kDim + kQuery));
         for (float & x : values) {
             x = normal(rng);
         }
         inputs.set(values);
-        cell.set({ (int64_t) token });
+        cell.set({ token });
         std::vector<uint16_t> bias(n_view, 0xfc00);
         std::fill(bias.begin(), bias.begin() + token + 1, 0);
         mask.set(bias);
@@ -97,10 +97,10 @@ public:
 
     // its rows
     std::pair<int, int> begin_split(int split) {
-        const int first = split*kRows/options.n_splits, end = (split + 1)*kRows/options.n_splits;
+        const int first = split * kLayers / options.n_splits, end = (split + 1) * kLayers / options.n_splits;
         EngineGraph graph;
-        for (int row = 0; row < kRows; ++row) {
-            graph.stores.push_back(row >= first && row < end);
+        for (int layer = 0; layer < kLayers; ++layer) {
+            graph.stores.push_back(layer >= first && layer < end);
         }
         graph.attends = graph.stores;
         plane->begin_graph(graph);
@@ -109,23 +109,23 @@ public:
 
     bool begin(int token) {
         std::vector<MirrorUpdate> updates;
-        const int page = token/kPage;
+        const int page = token / kPage;
         updates.push_back({ Mirror::newest, page, token });
         updates.push_back({ Mirror::positions, token, token });
         // a page that is full gets a slot, and gives it up again some pages later
-        if (options.migrates && token%kPage == 0 && page > 0) {
-            for (int head = 0; head < kRows*kHeads; ++head) {
-                const int slot = (page - 1)%3*kRows*kHeads + head;
+        if (options.migrates && token % kPage == 0 && page > 0) {
+            for (int head = 0; head < kLayers * kHeads; ++head) {
+                const int slot = (page - 1) % 3 * kLayers * kHeads + head;
                 copy_page(head, page - 1, slot);
-                updates.push_back({ Mirror::slots, (int64_t) head*kPages + page - 1, slot });
+                updates.push_back({ Mirror::slots, int64_t{head} * kPages + page - 1, slot });
                 if (page > 3) {
-                    updates.push_back({ Mirror::slots, (int64_t) head*kPages + page - 4, -1 });
+                    updates.push_back({ Mirror::slots, int64_t{head} * kPages + page - 4, -1 });
                 }
             }
         }
         // the group that is being filled has no sketch; the one before is built when it is full
-        const int group = token/kGroupCells;
-        if (token%kGroupCells == 0) {
+        const int group = token / kGroupCells;
+        if (token % kGroupCells == 0) {
             updates.push_back({ Mirror::open, group, 1 });
             if (group > 0) {
                 updates.push_back({ Mirror::open, group - 1, 0 });
@@ -133,48 +133,44 @@ public:
         }
         const EngineStale stale = { 0, group - 1, ~uint64_t{0} };
         EngineStep step = {};
-        step.updates           = updates.data();
-        step.n_updates         = updates.size();
-        step.stale             = &stale;
-        step.n_stale           = token%kGroupCells == 0 && group > 0 ? 1 : 0;
-        step.n_ubatch          = (uint32_t) token;
-        step.clear_observation = token%8 == 0;
+        step.updates = updates.data();
+        step.n_updates = updates.size();
+        step.stale = &stale;
+        step.n_stale = token % kGroupCells == 0 && group > 0 ? 1 : 0;
+        step.n_ubatch = static_cast<uint32_t>(token);
+        step.clear_observation = token % 8 == 0;
         return plane->begin(step);
     }
 
     // as libedgekv runs each
     template <class F>
-    void node(const char * name, int row, F && enqueue) {
+    void node(const char * name, int layer, F && enqueue) {
         if (plane->begin_node()) {
             enqueue();
-            plane->end_node((name + std::to_string(row)).c_str(), stream, false);
+            plane->end_node((name + std::to_string(layer)).c_str(), stream, false);
         }
     }
 
-    void nodes(int first_row, int end_row) {
-        for (int row = first_row; row < end_row; ++row) {
-            const float * at = inputs.data() + row*(2*kHeads*kDim + kQuery);
-            const int next = row + 1 < kRows ? row + 1 : -1;
+    void nodes(int first_layer, int end_layer) {
+        for (int layer = first_layer; layer < end_layer; ++layer) {
+            const float * at = inputs.data() + layer * (2 * kHeads * kDim + kQuery);
+            const int next = layer + 1 < kLayers ? layer + 1 : -1;
             EngineView here = view();
             EngineStore store = {};
-            store.k = (const char *) at;
-            store.v = (const char *) (at + kHeads*kDim);
-            store.k_stride_token = store.v_stride_token = kHeads*kDim*sizeof(float);
-            store.k_stride_head  = store.v_stride_head  = kDim*sizeof(float);
+            store.k = reinterpret_cast<const char *>(at);
+            store.v = reinterpret_cast<const char *>(at + kHeads * kDim);
+            store.k_stride_token = store.v_stride_token = kHeads * kDim * sizeof(float);
+            store.k_stride_head = store.v_stride_head = kDim * sizeof(float);
             store.k_idxs = store.v_idxs = cell.data();
-            store.sketch   = options.sparse && options.kind != SketchKind::none;
+            store.sketch = options.sparse && options.kind != SketchKind::none;
             store.next_row = -1;
-            node("store-", row, [&] { plane->store(row, here, store, stream); });
+            node("store-", layer, [&] { plane->store(layer, here, store, stream); });
 
-            here.leads = row == 0;
-            EngineAttend attend = {};
-            attend.query = { (const char *) (at + 2*kHeads*kDim), kQuery*sizeof(float), kDim*sizeof(float), MaskType::f16,
-                             (const char *) mask.data(), n_view*2u, n_view*2u, cell.data(), nullptr, 0.125f, 0.0f };
-            attend.out      = (char *) (out.data() + row*kQuery);
+            here.leads = layer == 0;
+            EngineAttend attend = attend_of(at + 2 * kHeads * kDim, mask, cell, 1, out.data() + layer * kQuery);
             attend.selection = options.sparse ? &selection : nullptr;
-            attend.observe  = true;
             attend.next_row = options.sparse ? -1 : next;
-            node("attend-", row, [&] { plane->attend(row, here, attend, stream); });
+            node("attend-", layer, [&] { plane->attend(layer, here, attend, stream); });
         }
     }
 
@@ -185,9 +181,9 @@ public:
 
     // the outputs of a step, recorded once for each view
     std::vector<float> step(int token, bool replays) {
-        n_view = (token/256 + 1)*256;
+        n_view = (token / 256 + 1) * 256;
         if (token == 45) {  // as when a person changes the budget
-            selection.share      = 0.75f;
+            selection.share = 0.75f;
             selection.resolution = 100.0f;
             plane->renew();
         }
@@ -223,45 +219,33 @@ public:
     }
 
     // weights: 1 / p of the rows read, by KV head; null: every cell
-    std::vector<float> reference(int token, int row, const std::vector<std::vector<float>> * weights) const {
+    std::vector<float> reference(int token, int layer, const std::vector<std::vector<float>> * weights) const {
         std::vector<float> q = inputs.get();
         std::vector<float> expected(kQuery);
         std::vector<uint16_t> bias = mask.get();
-        AttendProblem p = {};
-        p.head_dim    = kDim;
-        p.n_head      = kHeads*kGroup;
-        p.n_head_kv   = kHeads;
-        p.n_tokens    = 1;
-        p.n_cells     = token + 1;
+        AttendProblem p = test::dense_problem(kDim, kHeads * kGroup, kHeads, 1, token + 1, CellType::f16);
         p.page_tokens = kPage;
-        p.q = (const char *) (q.data() + row*(2*kHeads*kDim + kQuery) + 2*kHeads*kDim);
-        p.q_stride_token = kQuery*sizeof(float);
-        p.q_stride_head  = kDim*sizeof(float);
-        p.k = k(row);
-        p.v = v(row);
-        p.k_stride_cell = p.v_stride_cell = kCellBytes;
-        p.k_stride_head = p.v_stride_head = kRowBytes;
+        p.q = reinterpret_cast<const char *>(q.data() + layer * (2 * kHeads * kDim + kQuery) + 2 * kHeads * kDim);
+        p.k = k(layer);
+        p.v = v(layer);
         p.mask_type = MaskType::f16;
-        p.mask = (const char *) bias.data();
-        p.mask_stride_token = n_view*2;
-        p.scale = 0.125f;
-        p.out = (char *) expected.data();
-        p.out_stride_token = p.q_stride_token;
-        p.out_stride_head  = p.q_stride_head;
+        p.mask = reinterpret_cast<const char *>(bias.data());
+        p.mask_stride_token = n_view * 2;
+        p.out = reinterpret_cast<char *>(expected.data());
         std::vector<int32_t> cells, n_rows;
         std::vector<float> list_weights;
         for (int head = 0; weights && head < kHeads; ++head) {
             n_rows.push_back(0);
-            cells.resize((head + 1)*kCells);
-            list_weights.resize((head + 1)*kCells);
+            cells.resize((head + 1) * kCells);
+            list_weights.resize((head + 1) * kCells);
             for (int c = 0; c <= token; ++c) {
                 if ((*weights)[head][c] > 0.0f) {
-                    cells[head*kCells + n_rows[head]] = c;
-                    list_weights[head*kCells + n_rows[head]++] = (*weights)[head][c];
+                    cells[head * kCells + n_rows[head]] = c;
+                    list_weights[head * kCells + n_rows[head]++] = (*weights)[head][c];
                 }
             }
         }
-        p.rows = { cells.data(), list_weights.data(), n_rows.data(), weights ? (size_t) kCells : 0 };
+        p.rows = { cells.data(), list_weights.data(), n_rows.data(), weights ? size_t{kCells} : 0 };
         attend_reference(p);
 
         return expected;
@@ -270,18 +254,18 @@ public:
     template <class T>
     std::vector<T> read(const T * at, size_t n) const {
         std::vector<T> values(n);
-        test::must(plane->read(values.data(), at, n*sizeof(T)));
+        test::must(plane->read(values.data(), at, n * sizeof(T)));
         return values;
     }
-    std::vector<float> mass() const { return read(plane->mass_max(), 2*(size_t) kRows*kHeads*kPages); }
-    std::vector<char> sketches(int row) const { return read(plane->sketches(row, 0), plane->sketch_stream_bytes(row)); }
+    std::vector<float> mass() const { return read(plane->mass_max(), 2 * size_t{kLayers} * kHeads * kPages); }
+    std::vector<char> sketches(int layer) const { return read(plane->sketches(layer, 0), plane->sketch_stream_bytes(layer)); }
     // of the layer that was attended last, by cell
-    std::vector<std::vector<float>> last_weights(int row) const {
+    std::vector<std::vector<float>> last_weights(int layer) const {
         std::vector<std::vector<float>> of_heads(kHeads, std::vector<float>(kCells));
         for (int head = 0; head < kHeads; ++head) {
             int n = 0;
             const float * weights = nullptr;
-            const int32_t * cells = plane->last_rows(row, head, n, weights);
+            const int32_t * cells = plane->last_rows(layer, head, n, weights);
             for (int i = 0; cells && i < n; ++i) {
                 of_heads[head][cells[i]] = weights ? weights[i] : 1.0f;
             }
@@ -289,39 +273,34 @@ public:
         return of_heads;
     }
     std::vector<edgekv_selected> selected() const {
-        std::vector<edgekv_selected> values(kRows*kHeads);
-        test::must(plane->selected(values.data(), 0, kRows));
+        std::vector<edgekv_selected> values(kLayers * kHeads);
+        test::must(plane->selected(values.data(), 0, kLayers));
         return values;
     }
 
-    // What the n newest tokens attend to in the first row, `together` of which are served at a time
+    // The outputs of the n newest tokens in the first layer; the engine serves `together_bytes` of them at a time.
     std::vector<float> several(int newest, int n, size_t together_bytes) {
         plane->together_bytes = together_bytes;
         EngineView here = view();
         here.n_tokens = n;
-        here.leads    = 1;
+        here.leads = 1;
         test::must(plane->reserve_workspace(0, here, options.kind, true));
         here.generation = plane->generation();
         std::mt19937 rng(7);
         std::normal_distribution<float> normal;
-        std::vector<float> values(n*kQuery);
+        std::vector<float> values(n * kQuery);
         std::generate(values.begin(), values.end(), [&] { return normal(rng); });
-        std::vector<uint16_t> bias((size_t) n*n_view, 0xfc00);
+        std::vector<uint16_t> bias(static_cast<size_t>(n) * n_view, 0xfc00);
         std::vector<int64_t> cells(n);
         for (int i = 0; i < n; ++i) {
             cells[i] = newest - n + 1 + i;
-            std::fill_n(bias.begin() + (size_t) i*n_view, cells[i] + 1, 0);
+            std::fill_n(bias.begin() + static_cast<size_t>(i) * n_view, cells[i] + 1, 0);
         }
         const DeviceArray<float> q(values), found(values.size());
         const DeviceArray<uint16_t> masks(bias);
         const DeviceArray<int64_t> idxs(cells);
-        EngineAttend attend = {};
-        attend.query = { (const char *) q.data(), kQuery*sizeof(float), kDim*sizeof(float), MaskType::f16, (const char *) masks.data(), n_view*2u,
-                         (size_t) n*n_view*2u, idxs.data(), nullptr, 0.125f, 0.0f };
-        attend.out       = (char *) found.data();
+        EngineAttend attend = attend_of(q.data(), masks, idxs, n, found.data());
         attend.selection = &selection;
-        attend.observe   = true;
-        attend.next_row  = -1;
         plane->attend(0, here, attend, stream);
         test::must(plane->wait_for_step());
         return found.get();
@@ -333,19 +312,30 @@ public:
     DeviceArray<char> home;
 
 private:
-    void copy_page(int row_head, int page, int slot) {
-        const int row = row_head/kHeads, head = row_head%kHeads;
-        char * at = plane->arena() + slot*shape.slot_bytes;
+    // n tokens attend to every cell, and their mass is observed.
+    EngineAttend attend_of(const float * q, const DeviceArray<uint16_t> & masks, const DeviceArray<int64_t> & cells, int n, float * to) const {
+        EngineAttend attend = {};
+        attend.query = { reinterpret_cast<const char *>(q), kQuery * sizeof(float), kDim * sizeof(float), MaskType::f16,
+                         reinterpret_cast<const char *>(masks.data()), n_view * 2u, size_t{2} * n * n_view, cells.data(), nullptr, 0.125f, 0.0f };
+        attend.out = reinterpret_cast<char *>(to);
+        attend.observe = true;
+        attend.next_row = -1;
+        return attend;
+    }
+
+    void copy_page(int layer_head, int page, int slot) {
+        const int layer = layer_head / kHeads, head = layer_head % kHeads;
+        char * at = plane->arena() + slot * shape.slot_bytes;
         for (int i = 0; i < kPage; ++i) {
-            const size_t from = (size_t) (page*kPage + i)*kCellBytes + head*kRowBytes;
-            test::must(gpu::copy(at + i*kRowBytes, k(row) + from, kRowBytes) && gpu::copy(at + (kPage + i)*kRowBytes, v(row) + from, kRowBytes));
+            const size_t from = static_cast<size_t>(page * kPage + i) * kCellBytes + head * kRowBytes;
+            test::must(gpu::copy(at + i * kRowBytes, k(layer) + from, kRowBytes) && gpu::copy(at + (kPage + i) * kRowBytes, v(layer) + from, kRowBytes));
         }
     }
 
     gpu::Stream stream = nullptr;
     int n_view = 256;
     edgekv_selection selection = {};
-    DeviceArray<float> inputs{(size_t) kRows*(2*kHeads*kDim + kQuery)}, out{kRows*kQuery};
+    DeviceArray<float> inputs{size_t{kLayers} * (2 * kHeads * kDim + kQuery)}, out{kLayers * kQuery};
     DeviceArray<uint16_t> mask{kCells + 256};
     DeviceArray<int64_t> cell{1};
     std::map<int, std::unique_ptr<Recording>> recordings;

@@ -2,16 +2,12 @@
 #include "plane/host/page_choice.cpp"
 #include "cuda/kernels/choose_device.cu"
 
-#include <cmath>
-#include <cstring>
-#include <limits>
-
-#include "attend_cases.h"
+#include "cell_rows.h"
 #include "device_array.h"
 
 using namespace edgekv;
 using namespace edgekv::gpu;
-using test::DeviceArray;
+using namespace test;
 
 namespace {
 
@@ -24,9 +20,9 @@ struct Case {
 long n_rows_all = 0;
 
 void check_case(const Case & c, uint64_t seed, Stream stream) {
-    cases::Random rng(seed);
-    const int first_stream = static_cast<int>(rng.next() % 3), n_pages = (c.n_cells + c.page_tokens - 1) / c.page_tokens;
-    const int pages_per_stream = n_pages + static_cast<int>(rng.next() % 3), n_pages_all = (first_stream + c.n_streams) * pages_per_stream;
+    Random rng(seed);
+    const int first_stream = rng.below(3), n_pages = (c.n_cells + c.page_tokens - 1) / c.page_tokens;
+    const int pages_per_stream = n_pages + rng.below(3), n_pages_all = (first_stream + c.n_streams) * pages_per_stream;
     const int n_groups = (c.n_cells + kGroupCells - 1) / kGroupCells;
     const size_t n_queries = static_cast<size_t>(c.n_streams) * c.n_tokens, n_lists = n_queries * c.n_head_kv;
     const size_t sight_stride = static_cast<size_t>(n_groups) + seed % 2, stride = static_cast<size_t>(c.n_cells) + 1;
@@ -34,7 +30,7 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
     for (size_t query = 0; query < n_queries; ++query) {
         for (int cell = 0; cell < c.n_cells; ++cell) {
             const bool page_seen = (cell / c.page_tokens * 7 + static_cast<int>(query)) % 5 != 0, always = cell / c.page_tokens % 11 == 10 || cell < 20;
-            if (page_seen && rng.next() % 8 != 0) {
+            if (page_seen && !rng.one_of(8)) {
                 Sight & of = sight[query * sight_stride + cell / kGroupCells];
                 of.visible |= uint64_t{1} << cell % kGroupCells;
                 of.certain |= uint64_t{always && seed % 3 != 0} << cell % kGroupCells;
@@ -44,8 +40,8 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
     std::vector<float> priority;
     for (int i = 0; i < c.n_head_kv * n_pages_all; ++i) {
         priority.push_back(c.scores == 0 ? 0.25f : c.scores == 1 ? 0.5f * static_cast<float>(rng.next() % 5) - 1.0f : rng.normal());
-        if (c.scores == 3 && rng.next() % 3 == 0) {
-            priority.back() = std::copysign(std::numeric_limits<float>::quiet_NaN(), rng.normal());
+        if (c.scores == 3 && rng.one_of(3)) {
+            priority.back() = std::copysign(kNan, rng.normal());
         }
     }
 
@@ -58,7 +54,7 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
                              rows.data(), stride, n_rows.data(),
                              totals.data(), scratch.data()};
     launch_choose({lists, c.n_cells, c.page_tokens, pages_per_stream, static_cast<size_t>(n_pages_all), priority_device.data(), c.tokens, c.share}, stream);
-    test::must(stream_sync(stream) && check());
+    must(stream_sync(stream) && check());
 
     const std::vector<int32_t> got = rows.get(), n_got = n_rows.get();
     std::vector<SampleTotals> want_totals(static_cast<size_t>(c.n_head_kv), SampleTotals{1, 2, 3, 0, 0});
@@ -83,8 +79,7 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
 }  // namespace
 
 int main() {
-    Stream stream = nullptr;
-    test::must(stream_create(&stream));
+    const TestStream stream;
     uint64_t seed = 0;
     for (int n_cells : {1, 16, 61, 113, 577, 1541, 9001}) {
         for (int page_tokens : {16, 32, 48, 128}) {
@@ -97,8 +92,6 @@ int main() {
             }
         }
     }
-    stream_destroy(stream);
     CHECK(n_rows_all > 10000, "%ld rows are few", n_rows_all);
-    std::printf(test::failures == 0 ? "ok\n" : "%d failures\n", test::failures);
-    return test::failures == 0 ? 0 : 1;
+    return finish();
 }

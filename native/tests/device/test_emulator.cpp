@@ -5,10 +5,12 @@
 #include <set>
 #include <vector>
 
-#include "check.h"
+#include "device_array.h"
+#include "dies.h"
 #include "cuda/gpu.h"
 
 using namespace edgekv::gpu;
+using namespace test;
 namespace emulator = edgekv::gpu::emulator;
 
 namespace {
@@ -25,7 +27,7 @@ uint16_t half_of(__int128 value) {
     while (rest >> (24 + exponent) >= 2048) {
         ++exponent;
     }
-    const unsigned __int128 half = static_cast<unsigned __int128>(1) << (23 + exponent), low = rest & (2*half - 1);
+    const unsigned __int128 half = static_cast<unsigned __int128>(1) << (23 + exponent), low = rest & (2 * half - 1);
     unsigned mantissa = static_cast<unsigned>(rest >> (24 + exponent));
     mantissa += low > half || (low == half && (mantissa & 1u));
     if (mantissa == 2048) {
@@ -39,7 +41,7 @@ uint16_t half_of(__int128 value) {
 __int128 units(uint16_t h) {  // of 2^-24
     const int exponent = h >> 10 & 31;
     const __int128 mantissa = exponent ? 1024 + (h & 1023) : h & 1023;
-    return (h & 0x8000 ? -mantissa : mantissa)*(static_cast<__int128>(1) << (exponent ? exponent - 1 : 0));
+    return (h & 0x8000 ? -mantissa : mantissa) * (static_cast<__int128>(1) << (exponent ? exponent - 1 : 0));
 }
 
 void check_halves() {
@@ -47,17 +49,17 @@ void check_halves() {
         const uint16_t h = static_cast<uint16_t>(bits);
         const float f = __half2float(__ushort_as_half(h));
         if ((bits & 0x7fff) > 0x7c00) {
-            CHECK(std::isnan(f) && __half_as_ushort(__float2half_rn(f)) == 0x7fff);
+            CHECK(std::isnan(f) && __half_as_ushort(__float2half_rn(f)) == 0x7fff, "of %04x", bits);
             continue;
         }
-        CHECK(__half_as_ushort(__float2half_rn(f)) == h);
+        CHECK(__half_as_ushort(__float2half_rn(f)) == h, "of %04x", bits);
         if ((bits & 0x7c00) != 0x7c00) {
-            CHECK(f == static_cast<float>(std::ldexp(static_cast<double>(units(h)), -24)));
-            const float next = std::nextafterf(f, INFINITY), middle = (f + __half2float(__ushort_as_half(h + 1)))/2;
-            CHECK(__half_as_ushort(__float2half_rn(next)) == h || bits == 0x8000);
+            CHECK(f == static_cast<float>(std::ldexp(static_cast<double>(units(h)), -24)), "of %04x", bits);
+            const float next = std::nextafterf(f, INFINITY), middle = (f + __half2float(__ushort_as_half(h + 1))) / 2;
+            CHECK(__half_as_ushort(__float2half_rn(next)) == h || bits == 0x8000, "of %04x", bits);
             if (bits < 0x7bff) {  // ties go to even; anything beyond them does not
-                CHECK(__half_as_ushort(__float2half_rn(middle)) == (h & 1 ? h + 1 : h));
-                CHECK(__half_as_ushort(__float2half_rn(std::nextafterf(middle, INFINITY))) == h + 1);
+                CHECK(__half_as_ushort(__float2half_rn(middle)) == (h & 1 ? h + 1 : h), "of %04x", bits);
+                CHECK(__half_as_ushort(__float2half_rn(std::nextafterf(middle, INFINITY))) == h + 1, "of %04x", bits);
             }
         }
     }
@@ -65,7 +67,7 @@ void check_halves() {
 
     uint64_t state = 1;
     for (int i = 0; i < 200000; ++i) {
-        state = state*6364136223846793005u + 1442695040888963407u;
+        state = state * 6364136223846793005u + 1442695040888963407u;
         const uint16_t a = static_cast<uint16_t>(state >> 48), b = static_cast<uint16_t>(state >> 32);
         const uint16_t c = static_cast<uint16_t>(state >> 16);
         if ((a & 0x7c00) == 0x7c00 || (b & 0x7c00) == 0x7c00 || (c & 0x7c00) == 0x7c00) {
@@ -73,15 +75,15 @@ void check_halves() {
         }
         const __half x = __ushort_as_half(a), y = __ushort_as_half(b), z = __ushort_as_half(c);
         const __int128 one = static_cast<__int128>(1) << 24;
-        const __int128 sum = units(a) + units(c), product = units(a)*units(b), both = product + units(c)*one;
-        CHECK(sum == 0 || __half_as_ushort(__hadd(x, z)) == half_of(sum*one));
-        CHECK(product == 0 || __half_as_ushort(__hmul(x, y)) == half_of(product));
-        CHECK(both == 0 || __half_as_ushort(__hfma(x, y, z)) == half_of(both));
+        const __int128 sum = units(a) + units(c), product = units(a) * units(b), both = product + units(c) * one;
+        CHECK(sum == 0 || __half_as_ushort(__hadd(x, z)) == half_of(sum * one), "of %04x, %04x, %04x", a, b, c);
+        CHECK(product == 0 || __half_as_ushort(__hmul(x, y)) == half_of(product), "of %04x, %04x, %04x", a, b, c);
+        CHECK(both == 0 || __half_as_ushort(__hfma(x, y, z)) == half_of(both), "of %04x, %04x, %04x", a, b, c);
     }
 }
 
 void check_bits() {
-    CHECK(__dp4a(0x7f80ff01, static_cast<int>(0x807fff02), 10) == 10 + 127*-128 + -128*127 + 1 + 2);
+    CHECK(__dp4a(0x7f80ff01, static_cast<int>(0x807fff02), 10) == 10 + 127 * -128 + -128 * 127 + 1 + 2);
     CHECK(__byte_perm(0x33221100, 0x77665544, 0x7531) == 0x77553311 && __byte_perm(0x00800000, 0, 0xaaaa) == 0xffffffffu);
     CHECK(__brev(1) == 0x80000000u && __clz(1) == 31 && __clz(0) == 32 && __ffs(8) == 4 && __popc(0xf0f0) == 8);
     CHECK(__funnelshift_l(0x80000000u, 1, 1) == 3 && __funnelshift_r(0, 1, 1) == 0x80000000u);
@@ -99,12 +101,12 @@ __global__ void __launch_bounds__(1024) sum_block(const int * in, int * out, int
     for (int d = 16; d > 0; d /= 2) {
         sum += __shfl_down_sync(kAll, sum, static_cast<unsigned>(d));
     }
-    if (threadIdx.x%32 == 0) {
-        part[threadIdx.x/32] = sum;
+    if (threadIdx.x % 32 == 0) {
+        part[threadIdx.x / 32] = sum;
     }
     __syncthreads();
     if (threadIdx.x < 32) {
-        sum = threadIdx.x < blockDim.x/32 ? part[threadIdx.x] : 0;
+        sum = threadIdx.x < blockDim.x / 32 ? part[threadIdx.x] : 0;
         sum = static_cast<int>(__reduce_add_sync(kAll, sum));
         if (threadIdx.x == 0) {
             atomicAdd(out, sum);
@@ -114,17 +116,17 @@ __global__ void __launch_bounds__(1024) sum_block(const int * in, int * out, int
 
 __global__ void warp_functions(int * out) {
     const int lane = static_cast<int>(threadIdx.x);
-    int * o = out + lane*16;
+    int * o = out + lane * 16;
     o[0] = __shfl_sync(kAll, lane, 5);
     o[1] = __shfl_sync(kAll, lane, 3, 8);
     o[2] = __shfl_xor_sync(kAll, lane, 16);
     o[3] = __shfl_up_sync(kAll, lane, 2);
     o[4] = __shfl_down_sync(kAll, lane, 3, 8);
-    o[5] = static_cast<int>(__ballot_sync(kAll, lane%3 == 0));
-    o[6] = __any_sync(kAll, lane == 31) + 2*__all_sync(kAll, lane < 31);
-    o[7] = static_cast<int>(__match_any_sync(kAll, lane/4));
+    o[5] = static_cast<int>(__ballot_sync(kAll, lane % 3 == 0));
+    o[6] = __any_sync(kAll, lane == 31) + 2 * __all_sync(kAll, lane < 31);
+    o[7] = static_cast<int>(__match_any_sync(kAll, lane / 4));
     o[8] = __reduce_max_sync(kAll, lane - 40);
-    o[9] = static_cast<int>(__shfl_xor_sync(kAll, 1e300*lane, 1) == 1e300*(lane ^ 1));
+    o[9] = static_cast<int>(__shfl_xor_sync(kAll, 1e300 * lane, 1) == 1e300 * (lane ^ 1));
     const unsigned half = lane < 16 ? 0xffffu : 0xffff0000u;  // the two halves of a warp go their own ways
     if (lane < 16) {
         o[10] = __shfl_sync(half, lane, 7);
@@ -132,14 +134,14 @@ __global__ void warp_functions(int * out) {
         o[10] = __shfl_sync(half, lane, 23);
     }
     __syncwarp();
-    o[11] = __syncthreads_count(lane%2) + 100*__syncthreads_or(lane == 3) + 1000*__syncthreads_and(lane == 3);
+    o[11] = __syncthreads_count(lane % 2) + 100 * __syncthreads_or(lane == 3) + 1000 * __syncthreads_and(lane == 3);
 }
 
 __global__ void atomics(int * counts, float * sums, unsigned * locked) {
     atomicAdd(counts, 1);
-    atomicMax(counts + 1, static_cast<int>(blockIdx.x*blockDim.x + threadIdx.x));
+    atomicMax(counts + 1, static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x));
     atomicMin(counts + 2, -static_cast<int>(threadIdx.x));
-    atomicOr(counts + 3, 1 << threadIdx.x%32);
+    atomicOr(counts + 3, 1 << threadIdx.x % 32);
     atomicAdd(sums, 0.5f);
     unsigned old = *locked;
     for (;;) {
@@ -153,7 +155,7 @@ __global__ void atomics(int * counts, float * sums, unsigned * locked) {
 
 __global__ void note_order(int * order, int * next, int * visits) {
     if (threadIdx.x == 0) {
-        const int block = static_cast<int>((blockIdx.z*gridDim.y + blockIdx.y)*gridDim.x + blockIdx.x);
+        const int block = static_cast<int>((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x);
         order[atomicAdd(next, 1)] = block;
         atomicAdd(visits + block, 1);
     }
@@ -167,11 +169,11 @@ __global__ void read_shared(int * out) {
 
 __global__ void rotate(int * out, bool barrier) {
     __shared__ int values[64];
-    values[threadIdx.x] = static_cast<int>(threadIdx.x) + 100*static_cast<int>(blockIdx.x);
+    values[threadIdx.x] = static_cast<int>(threadIdx.x) + 100 * static_cast<int>(blockIdx.x);
     if (barrier) {
         __syncthreads();
     }
-    out[blockIdx.x*64 + threadIdx.x] = values[(threadIdx.x + 1)%64];
+    out[blockIdx.x * 64 + threadIdx.x] = values[(threadIdx.x + 1) % 64];
     if (barrier) {
         __syncthreads();
     }
@@ -181,44 +183,44 @@ void check_blocks() {
     std::vector<int> in(1541);
     int expected = 0;
     for (size_t i = 0; i < in.size(); ++i) {
-        in[i] = static_cast<int>(i*i%97);
+        in[i] = static_cast<int>(i * i % 97);
         expected += in[i];
     }
-    Array<int> values(in.size()), out(1024);
+    DeviceArray<int> values(in.size()), out(1024);
     values.set(in);
     for (unsigned threads = 32; threads <= 1024; threads += 96) {
         out.set({0});
-        launch(sum_block, Grid{3}, threads, 0, nullptr, values.p, out.p, 1541);
-        CHECK(out.get()[0] == 3*expected);
+        launch(sum_block, Grid{3}, threads, 0, nullptr, values.data(), out.data(), 1541);
+        CHECK(out.get()[0] == 3 * expected, "%u threads", threads);
     }
 
-    launch(warp_functions, Grid{}, 32, 0, nullptr, out.p);
+    launch(warp_functions, Grid{}, 32, 0, nullptr, out.data());
     const std::vector<int> seen = out.get();
     for (int lane = 0; lane < 32; ++lane) {
-        const int * o = &seen[static_cast<size_t>(lane)*16];
-        CHECK(o[0] == 5 && o[1] == (lane & 24) + 3 && o[2] == (lane ^ 16) && o[3] == (lane < 2 ? lane : lane - 2));
-        CHECK(o[4] == (lane%8 < 5 ? lane + 3 : lane) && o[5] == 0x49249249 && o[6] == 1);
-        CHECK(o[7] == static_cast<int>(0xfu << (lane & 28)) && o[8] == -9 && o[9] == 1 && o[10] == (lane < 16 ? 7 : 23));
-        CHECK(o[11] == 116);
+        const int * o = &seen[static_cast<size_t>(lane) * 16];
+        CHECK(o[0] == 5 && o[1] == (lane & 24) + 3 && o[2] == (lane ^ 16) && o[3] == (lane < 2 ? lane : lane - 2), "lane %d", lane);
+        CHECK(o[4] == (lane % 8 < 5 ? lane + 3 : lane) && o[5] == 0x49249249 && o[6] == 1, "lane %d", lane);
+        CHECK(o[7] == static_cast<int>(0xfu << (lane & 28)) && o[8] == -9 && o[9] == 1 && o[10] == (lane < 16 ? 7 : 23), "lane %d", lane);
+        CHECK(o[11] == 116, "lane %d", lane);
     }
 
-    Array<int> counts(4);
-    Array<float> sums(1);
-    Array<unsigned> locked(1);
-    launch(atomics, Grid{5}, 96, 0, nullptr, counts.p, sums.p, locked.p);
+    DeviceArray<int> counts(4);
+    DeviceArray<float> sums(1);
+    DeviceArray<unsigned> locked(1);
+    launch(atomics, Grid{5}, 96, 0, nullptr, counts.data(), sums.data(), locked.data());
     CHECK((counts.get() == std::vector<int>{480, 479, -95, -1}) && sums.get()[0] == 240.0f && locked.get()[0] == 960);
 
     std::set<std::vector<int>> orders;
     for (uint64_t seed = 1; seed <= 8; ++seed) {
         emulator::set_seed(seed);
-        Array<int> order(30), next(1), visits(30);
-        launch(note_order, Grid{5, 3, 2}, 32, 0, nullptr, order.p, next.p, visits.p);
+        DeviceArray<int> order(30), next(1), visits(30);
+        launch(note_order, Grid{5, 3, 2}, 32, 0, nullptr, order.data(), next.data(), visits.data());
         orders.insert(order.get());
-        CHECK(visits.get() == std::vector<int>(30, 1));
+        CHECK(visits.get() == std::vector<int>(30, 1), "seed %d", static_cast<int>(seed));
     }
     CHECK(orders.size() > 4);
 
-    launch(read_shared, Grid{2}, 64, 256, nullptr, out.p);  // the second block does not see what the first left
+    launch(read_shared, Grid{2}, 64, 256, nullptr, out.data());  // the second block does not see what the first left
     CHECK(out.get()[0] == static_cast<int>(0xcdcdcdcd) && out.get()[63] == static_cast<int>(0xcdcdcdcd));
 }
 
@@ -227,8 +229,8 @@ void check_races() {
     for (uint64_t seed = 1; seed <= 10; ++seed) {
         emulator::set_seed(seed);
         for (const bool barrier : {false, true}) {
-            Array<int> out(128);
-            launch(rotate, Grid{2}, 64, 0, nullptr, out.p, barrier);
+            DeviceArray<int> out(128);
+            launch(rotate, Grid{2}, 64, 0, nullptr, out.data(), barrier);
             (barrier ? right : racy).insert(out.get());
         }
     }
@@ -243,7 +245,7 @@ enum class Wrong {
 };
 
 __global__ void wrong(Wrong what, char * p, int n) {
-    const int thread = static_cast<int>(threadIdx.x), lane = thread%32;
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
     int value = lane;
     switch (what) {
         case Wrong::two_collectives: value = lane < 16 ? __shfl_xor_sync(kAll, value, 1) : __any_sync(kAll, 1); break;
@@ -281,8 +283,8 @@ __global__ void wrong(Wrong what, char * p, int n) {
 }
 
 __global__ void deep_stack(char * p) {
-    volatile char local[300*1024];
-    for (int i = 0; i < 300*1024; i += 512) {
+    volatile char local[300 * 1024];
+    for (int i = 0; i < 300 * 1024; i += 512) {
         local[i] = p[0];
     }
     p[0] = local[512];
@@ -314,8 +316,8 @@ void run_wrong(Wrong what) {
     CHECK(dies("byte 5096 of an allocation of 1000 bytes of device memory, in block", [] { run_wrong(Wrong::write_far); }));
     CHECK(dies("of device memory that was released (1000 bytes)", [] { run_wrong(Wrong::read_freed); }));
     CHECK(dies("local arrays are too large", [] {
-        Array<char> one(1);
-        launch(deep_stack, Grid{}, 32, 0, nullptr, one.p);
+        DeviceArray<char> one(1);
+        launch(deep_stack, Grid{}, 32, 0, nullptr, one.data());
         stream_sync(nullptr);
     }));
     CHECK(dies("outside a kernel", [] { __syncthreads(); }));
@@ -346,18 +348,18 @@ int host_access() {
 __global__ void shuffles(int * out, int n) {
     unsigned value = threadIdx.x;
     for (int i = 0; i < n; ++i) {
-        value += __shfl_xor_sync(kAll, value, 1 + i%31);
+        value += __shfl_xor_sync(kAll, value, 1 + i % 31);
     }
     out[threadIdx.x] = static_cast<int>(value);
 }
 
 void print_speed() {
-    Array<int> out(128);
+    DeviceArray<int> out(128);
     const std::clock_t begin = std::clock();
-    launch(shuffles, Grid{10}, 128, 0, nullptr, out.p, 500);
+    launch(shuffles, Grid{10}, 128, 0, nullptr, out.data(), 500);
     stream_sync(nullptr);
-    const double seconds = static_cast<double>(std::clock() - begin)/CLOCKS_PER_SEC;
-    std::printf("a shuffle takes %.1f ns per thread\n", seconds*1e9/(10.0*128*500));
+    const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+    std::printf("a shuffle takes %.1f ns per thread\n", seconds * 1e9 / (10.0 * 128 * 500));
 }
 
 }  // namespace
@@ -375,6 +377,5 @@ int main(int argc, char ** argv) {
     check_strict(argv[0]);
 #endif
     print_speed();
-    std::printf(failures == 0 ? "ok\n" : "%d failures\n", failures);
-    return failures == 0 ? 0 : 1;
+    return finish();
 }

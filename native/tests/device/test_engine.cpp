@@ -11,7 +11,7 @@ namespace {
 
 template <class T>
 bool same(const std::vector<T> & a, const std::vector<T> & b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()*sizeof(T)) == 0;
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
 void check(const Options & options, int n_tokens) {
@@ -19,29 +19,29 @@ void check(const Options & options, int n_tokens) {
     for (int token = 0; token < n_tokens; ++token) {
         const std::vector<float> a = told.step(token, false), b = replayed.step(token, true);
         CHECK(same(a, b), "%s: token %d differs when it is replayed", options.name, token);
-        for (int row = options.sparse ? kRows - 1 : 0; token%7 == 0 && row < kRows; ++row) {
-            const auto weights = told.last_weights(row);
-            const std::vector<float> expected = told.reference(token, row, options.sparse ? &weights : nullptr);
+        for (int layer = options.sparse ? kLayers - 1 : 0; token % 7 == 0 && layer < kLayers; ++layer) {
+            const auto weights = told.last_weights(layer);
+            const std::vector<float> expected = told.reference(token, layer, options.sparse ? &weights : nullptr);
             float worst = 0.0f;
             for (size_t i = 0; i < kQuery; ++i) {
-                worst = std::fmax(worst, std::fabs(expected[i] - a[row*kQuery + i]));
+                worst = std::fmax(worst, std::fabs(expected[i] - a[layer * kQuery + i]));
             }
-            CHECK(worst < 1e-3f, "%s: token %d row %d is off by %g", options.name, token, row, worst);
+            CHECK(worst < 1e-3f, "%s: token %d layer %d is off by %g", options.name, token, layer, worst);
             for (int head = 0; options.sparse && head < kHeads; ++head) {
                 for (int c = 0; c <= token; ++c) {
                     // sinks, recent pages, and the group that is being filled
-                    const bool open    = options.kind != SketchKind::none && c/kGroupCells == token/kGroupCells;
-                    const bool certain = c < 16 || c/kPage*kPage + kPage > token - 31 || open;
-                    CHECK(!certain || weights[head][c] == 1.0f, "%s: token %d row %d head %d does not read cell %d", options.name, token, row, head, c);
+                    const bool open = options.kind != SketchKind::none && c / kGroupCells == token / kGroupCells;
+                    const bool certain = c < 16 || c / kPage * kPage + kPage > token - 31 || open;
+                    CHECK(!certain || weights[head][c] == 1.0f, "%s: token %d layer %d head %d does not read cell %d", options.name, token, layer, head, c);
                 }
             }
         }
     }
     CHECK(same(told.mass(), replayed.mass()), "%s: attention mass", options.name);
     CHECK(same(told.selected(), replayed.selected()), "%s: counters", options.name);
-    CHECK(std::memcmp(told.k(0), replayed.k(0), 2*kRows*kCells*kCellBytes) == 0, "%s: home", options.name);
-    for (int row = 0; options.sparse && options.kind != SketchKind::none && row < kRows; ++row) {
-        CHECK(same(told.sketches(row), replayed.sketches(row)), "%s: sketches of row %d", options.name, row);
+    CHECK(std::memcmp(told.k(0), replayed.k(0), 2 * kLayers * kCells * kCellBytes) == 0, "%s: home", options.name);
+    for (int layer = 0; options.sparse && options.kind != SketchKind::none && layer < kLayers; ++layer) {
+        CHECK(same(told.sketches(layer), replayed.sketches(layer)), "%s: sketches of layer %d", options.name, layer);
     }
     if (options.sparse) {
         double n_tokens_all = 0.0, n_hits = 0.0, n_read = 0.0, n_visible = 0.0, n_certain = 0.0, n_errors = 0.0, mass = 0.0;
@@ -54,14 +54,14 @@ void check(const Options & options, int n_tokens) {
             n_errors     += s.n_errors;
             mass         += s.mass;
         }
-        const double n_all = (double) n_tokens*kRows*kHeads, n_seen = 0.5*n_tokens*(n_tokens + 1)*kRows*kHeads;
+        const double n_all = 1.0 * n_tokens * kLayers * kHeads, n_seen = 0.5 * n_tokens * (n_tokens + 1) * kLayers * kHeads;
         CHECK(n_tokens_all == n_all && n_visible == n_seen, "%s: %g tokens and %g visible ones were counted", options.name, n_tokens_all, n_visible);
-        CHECK(n_certain <= n_read && n_read <= n_seen && (n_tokens < 200 || n_read < 0.8*n_seen), "%s: %g rows, %g for certain, of %g", options.name,
+        CHECK(n_certain <= n_read && n_read <= n_seen && (n_tokens < 200 || n_read < 0.8 * n_seen), "%s: %g rows, %g for certain, of %g", options.name,
               n_read, n_certain, n_seen);
         CHECK((n_hits > 0.0) == options.migrates, "%s: %g hits", options.name, n_hits);
-        const double n_estimates = options.kind == SketchKind::none ? 0.0 : n_all*kGroup/2;
-        CHECK(std::fabs(n_errors - n_estimates) <= kRows*kHeads*kGroup, "%s: %g errors were estimated, not %g", options.name, n_errors, n_estimates);
-        CHECK(std::fabs(mass - n_all*kGroup) < 1e-3*n_all*kGroup, "%s: mass %g of %g", options.name, mass, n_all*kGroup);
+        const double n_estimates = options.kind == SketchKind::none ? 0.0 : n_all * kGroup / 2;
+        CHECK(std::fabs(n_errors - n_estimates) <= kLayers * kHeads * kGroup, "%s: %g errors were estimated, not %g", options.name, n_errors, n_estimates);
+        CHECK(std::fabs(mass - n_all * kGroup) < 1e-3 * n_all * kGroup, "%s: mass %g of %g", options.name, mass, n_all * kGroup);
     }
 }
 
@@ -75,7 +75,7 @@ void check_parts() {
     std::vector<std::vector<float>> outs, masses;
     std::vector<edgekv_selected> counts;
     std::vector<float> before = decoder.mass();
-    for (const size_t together : { (size_t) 64 << 20, (size_t) 3*40*kCells, (size_t) 1 }) {
+    for (const size_t together : { size_t{64} << 20, size_t{3} * 40 * kCells, size_t{1} }) {
         const edgekv_selected first = decoder.selected()[0];
         outs.push_back(decoder.several(kTokens - 1, kNewest, together));
         const edgekv_selected last = decoder.selected()[0];
@@ -103,49 +103,49 @@ void check_parts() {
     }
 }
 
-// A prompt whose layers lie in several graphs, each recorded for itself: K and V of a graph's last row are in the staging buffer at its
+// A prompt whose layers lie in several graphs, each recorded for itself: K and V of a graph's last layer are in the staging buffer at its
 // end, the new tokens among them.
 void check_staging(int n_splits) {
     constexpr int kTokens = 32, kView = 256;
-    constexpr size_t kBuffer = kCells*kCellBytes;
+    constexpr size_t kBuffer = kCells * kCellBytes;
     Decoder decoder({ false, 0, false, "prompt", n_splits });
     gpu::GpuEngine & plane = *decoder.plane;
-    DeviceArray<char> staging(4*kBuffer);
-    DeviceArray<float> inputs(kTokens*kHeads*kDim);
+    DeviceArray<char> staging(4 * kBuffer);
+    DeviceArray<float> inputs(kTokens * kHeads * kDim);
     DeviceArray<int64_t> cells(kTokens);
     for (int turn = 0; turn < 4; ++turn) {
         std::mt19937 rng(turn);
-        std::vector<float> values(kTokens*kHeads*kDim);
-        std::generate(values.begin(), values.end(), [&] { return (float) (rng()%1000); });
+        std::vector<float> values(kTokens * kHeads * kDim);
+        std::generate(values.begin(), values.end(), [&] { return static_cast<float>(rng() % 1000); });
         inputs.set(values);
         std::vector<int64_t> where(kTokens);
-        std::iota(where.begin(), where.end(), turn*kTokens);
+        std::iota(where.begin(), where.end(), turn * kTokens);
         cells.set(where);
         test::must(plane.begin({}));
         for (int split = 0; split < n_splits; ++split) {
             const auto [first, end] = decoder.begin_split(split);
             Recording recording(plane.stream());
-            for (int row = first; row < end; ++row) {
-                const int  next = row + 1 < kRows ? row + 1 : -1;
-                const auto half = [&](int which) { return which < 0 ? nullptr : staging.data() + which%2*2*kBuffer; };
+            for (int layer = first; layer < end; ++layer) {
+                const int  next = layer + 1 < kLayers ? layer + 1 : -1;
+                const auto half = [&](int which) { return which < 0 ? nullptr : staging.data() + which % 2 * 2 * kBuffer; };
                 EngineStore store = {};
-                store.k = store.v = (const char *) inputs.data();
-                store.k_stride_token = store.v_stride_token = kHeads*kDim*sizeof(float);
-                store.k_stride_head  = store.v_stride_head  = kDim*sizeof(float);
+                store.k = store.v = reinterpret_cast<const char *>(inputs.data());
+                store.k_stride_token = store.v_stride_token = kHeads * kDim * sizeof(float);
+                store.k_stride_head = store.v_stride_head = kDim * sizeof(float);
                 store.k_idxs = store.v_idxs = cells.data();
-                store.k_staging = half(row);
-                store.v_staging = half(row) + kBuffer;
-                store.k_next    = half(next);
-                store.v_next    = next < 0 ? nullptr : half(next) + kBuffer;
-                store.next_row  = next;
-                plane.store(row, { kView, 1, 0, kTokens, 0, plane.generation() }, store, plane.stream());
+                store.k_staging = half(layer);
+                store.v_staging = half(layer) + kBuffer;
+                store.k_next = half(next);
+                store.v_next = next < 0 ? nullptr : half(next) + kBuffer;
+                store.next_row = next;
+                plane.store(layer, { kView, 1, 0, kTokens, 0, plane.generation() }, store, plane.stream());
             }
             CHECK(recording.end() && recording.launch(), "split %d of %d: %s", split, n_splits, gpu::last_error());
             test::must(plane.wait_for_step());
             const std::vector<char> all = staging.get();
-            const char * of_last = all.data() + (end - 1)%2*2*kBuffer;
-            CHECK(std::memcmp(of_last, decoder.k(end - 1), kView*kCellBytes) == 0, "K, turn %d split %d of %d", turn, split, n_splits);
-            CHECK(std::memcmp(of_last + kBuffer, decoder.v(end - 1), kView*kCellBytes) == 0, "V, turn %d split %d of %d", turn, split, n_splits);
+            const char * of_last = all.data() + (end - 1) % 2 * 2 * kBuffer;
+            CHECK(std::memcmp(of_last, decoder.k(end - 1), kView * kCellBytes) == 0, "K, turn %d split %d of %d", turn, split, n_splits);
+            CHECK(std::memcmp(of_last + kBuffer, decoder.v(end - 1), kView * kCellBytes) == 0, "V, turn %d split %d of %d", turn, split, n_splits);
         }
     }
 }
@@ -170,7 +170,7 @@ void check_generations() {
 #if !defined(__CUDACC__)
 // A device that refuses the n-th allocation, copy or pin, for every n until a plane comes to be: each time a sentence, and nothing kept.
 void check_refusals() {
-    std::vector<char> home(2*kRows*kCells*kCellBytes);
+    std::vector<char> home(2 * kLayers * kCells * kCellBytes);
     const auto make = [&]() -> std::string {
         gpu::GpuEngine plane(0, Decoder::shape_over(home.data(), 0), nullptr);
         const EngineView view = { 256, 1, 0, 1, 0, 0 };
@@ -195,14 +195,14 @@ void check_refusals() {
     CHECK(make().empty(), "it comes to be afterwards");
 }
 
-// What fails in a node is kept, the first of it and with its name where that can be known, and every step behind it is refused.
+// The engine keeps the first failure of a node, with the name where that can be known, and refuses every later step.
 void check_failures() {
     const auto failed = [](const char * how, const gpu::emulator::Limits & limits) -> std::string {
         Decoder decoder({ false, 0, false, how });
         const auto step = [&](int token) {
             decoder.set_inputs(token);
             const bool begun = decoder.begin(token);
-            decoder.nodes(0, kRows);
+            decoder.nodes(0, kLayers);
             decoder.plane->end();
             return begun;
         };
@@ -220,7 +220,7 @@ void check_failures() {
         CHECK(said.find(part) != std::string::npos, "%s is not in: %s", part, said.c_str());
     };
     gpu::emulator::Limits narrow, lost;
-    narrow.shared_bytes  = 0;  // no kernel that asks for shared memory can be started
+    narrow.shared_bytes = 0;  // no kernel that asks for shared memory can be started
     lost.operations_left = 9;  // of three layers' kernels and copies
     const std::string refused = failed("a launch is refused", narrow);
     expect(refused, "the GPU failed in the node attend-0: a block cannot have");
@@ -236,7 +236,7 @@ void check_failures() {
     test::must(decoder.begin(0));
     test::must(decoder.plane->wait());
     gpu::emulator::leave_error(true);
-    decoder.nodes(0, kRows);
+    decoder.nodes(0, kLayers);
     CHECK(gpu::error_stands() && gpu::emulator::n_queued() == 0 && !decoder.plane->failure(), "a node ran behind an error of ggml's");
     gpu::emulator::leave_error(false);
 }
@@ -246,11 +246,9 @@ void check_failures() {
 
 int main(int argc, char **) {
     gpu::Device card;
-    if (gpu::device_count() == 0 || !gpu::device(0, card)) {
-        std::printf("there is no device: %s\n", gpu::last_error());
+    if (!test::has_device(card)) {
         return 77;
     }
-    test::must(gpu::use_device(0));
     const bool all = argc > 1;
     const auto tokens = [all](int n) { return all ? kCells : n; };
     check({ false, 0, true, "exact" }, tokens(264));  // over one change of the view
@@ -271,7 +269,5 @@ int main(int argc, char **) {
     check_refusals();
     check_failures();
 #endif
-    std::printf("%s\n", test::failures ? "FAILED" : "ok");
-
-    return test::failures != 0;
+    return test::finish();
 }

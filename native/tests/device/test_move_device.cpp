@@ -1,19 +1,16 @@
 // Checks the kernels that move bytes, byte for byte: what has to arrive, and that nothing else is written.
-#include <algorithm>
-#include <cstring>
-#include <limits>
 #include <memory>
 #include <numeric>
 
 #include "cuda/kernels/move_device.cu"
 
 #include "kernels/attend/attend.h"
-#include "attend_cases.h"
+#include "cell_rows.h"
 #include "device_array.h"
 
 using namespace edgekv;
 using namespace edgekv::gpu;
-using test::DeviceArray;
+using namespace test;
 
 namespace {
 
@@ -26,78 +23,101 @@ struct Shape {
     int skew;  // bytes that home begins behind an aligned address
 };
 
-// Home of one row in pinned memory that ends with the last byte of the last cell.
+// Home of one layer in pinned memory that ends with the last byte of the last cell.
 struct Home {
-    EdgekvDeviceRow row{};
+    EdgekvDeviceRow layer{};
     std::vector<uint8_t> bytes;
     DeviceArray<uint8_t> pinned;
     size_t k_at, v_at;
 
     static EdgekvDeviceRow layout(const Shape & c) {
-        EdgekvDeviceRow row{};
-        row.n_heads = static_cast<uint64_t>(c.n_heads);
-        row.k_row_bytes = cases::row_bytes(c.k_type, c.head_dim);
-        row.v_row_bytes = cases::row_bytes(c.v_type, c.head_dim);
-        row.k_stride_head = row.k_row_bytes + static_cast<uint64_t>(c.gap);
-        row.v_stride_head = row.v_row_bytes + static_cast<uint64_t>(c.gap);
-        row.k_stride_cell = row.k_stride_head * row.n_heads + static_cast<uint64_t>(c.gap);
-        row.v_stride_cell = row.v_stride_head * row.n_heads + static_cast<uint64_t>(c.gap);
-        row.k_stride_stream = row.k_stride_cell * static_cast<uint64_t>(c.n_cells);
-        row.v_stride_stream = row.v_stride_cell * static_cast<uint64_t>(c.n_cells);
-        row.v_offset = row.k_row_bytes * static_cast<uint64_t>(c.page_tokens);
-        return row;
+        EdgekvDeviceRow layer{};
+        layer.n_heads = static_cast<uint64_t>(c.n_heads);
+        layer.k_row_bytes = row_bytes(c.k_type, c.head_dim);
+        layer.v_row_bytes = row_bytes(c.v_type, c.head_dim);
+        layer.k_stride_head = layer.k_row_bytes + static_cast<uint64_t>(c.gap);
+        layer.v_stride_head = layer.v_row_bytes + static_cast<uint64_t>(c.gap);
+        layer.k_stride_cell = layer.k_stride_head * layer.n_heads + static_cast<uint64_t>(c.gap);
+        layer.v_stride_cell = layer.v_stride_head * layer.n_heads + static_cast<uint64_t>(c.gap);
+        layer.k_stride_stream = layer.k_stride_cell * static_cast<uint64_t>(c.n_cells);
+        layer.v_stride_stream = layer.v_stride_cell * static_cast<uint64_t>(c.n_cells);
+        layer.v_offset = layer.k_row_bytes * static_cast<uint64_t>(c.page_tokens);
+        return layer;
     }
     static std::vector<uint8_t> random(size_t n, uint64_t seed) {
-        cases::Random rng(seed);
+        Random rng(seed);
         std::vector<uint8_t> bytes(n);
         for (uint8_t & b : bytes) {
             b = static_cast<uint8_t>(rng.next() >> 32);
         }
         return bytes;
     }
-    static size_t v_begin(const Shape & c, const EdgekvDeviceRow & row) {
-        return (c.skew + row.k_stride_stream * c.n_streams + 63) / 64 * 64 + c.skew;
+    static size_t v_begin(const Shape & c, const EdgekvDeviceRow & layer) {
+        return (c.skew + layer.k_stride_stream * c.n_streams + 63) / 64 * 64 + c.skew;
     }
 
     Home(const Shape & c, uint64_t seed)
-        : row(layout(c)),
-          bytes(random(v_begin(c, row) + row.v_stride_stream * c.n_streams - 2 * static_cast<size_t>(c.gap), seed)),
+        : layer(layout(c)),
+          bytes(random(v_begin(c, layer) + layer.v_stride_stream * c.n_streams - 2 * static_cast<size_t>(c.gap), seed)),
           pinned(bytes, true),
           k_at(static_cast<size_t>(c.skew)),
-          v_at(v_begin(c, row)) {
-        row.k = reinterpret_cast<uintptr_t>(pinned.data()) + k_at;
-        row.v = reinterpret_cast<uintptr_t>(pinned.data()) + v_at;
+          v_at(v_begin(c, layer)) {
+        layer.k = reinterpret_cast<uintptr_t>(pinned.data()) + k_at;
+        layer.v = reinterpret_cast<uintptr_t>(pinned.data()) + v_at;
     }
 
-    // a page of one head as its slot has to hold it
+    // Of K, or of V where `value`.
+    size_t n_bytes(bool value) const { return value ? layer.v_row_bytes : layer.k_row_bytes; }
+    size_t place(bool value, int cell, int head) const {
+        return value ? cell * layer.v_stride_cell + head * layer.v_stride_head : cell * layer.k_stride_cell + head * layer.k_stride_head;
+    }
+    const uint8_t * at(bool value, int stream, int cell, int head) const {
+        return &bytes[(value ? v_at + stream * layer.v_stride_stream : k_at + stream * layer.k_stride_stream) + place(value, cell, head)];
+    }
+    size_t in_slot(bool value, int in_page) const { return (value ? layer.v_offset : 0) + in_page * n_bytes(value); }
+
+    // Copies a page of one head as its slot has to hold it.
     void put(const Shape & c, int stream, int head, int page, uint8_t * slot) const {
         for (int i = 0; i < c.page_tokens && page * c.page_tokens + i < c.n_cells; ++i) {
-            const size_t cell = static_cast<size_t>(page) * c.page_tokens + i;
-            std::memcpy(slot + i * row.k_row_bytes,
-                        &bytes[k_at + stream * row.k_stride_stream + cell * row.k_stride_cell + head * row.k_stride_head],
-                        row.k_row_bytes);
-            std::memcpy(slot + row.v_offset + i * row.v_row_bytes,
-                        &bytes[v_at + stream * row.v_stride_stream + cell * row.v_stride_cell + head * row.v_stride_head],
-                        row.v_row_bytes);
+            for (const bool value : {false, true}) {
+                std::memcpy(slot + in_slot(value, i), at(value, stream, page * c.page_tokens + i, head), n_bytes(value));
+            }
         }
     }
 };
 
-size_t slot_bytes(const EdgekvDeviceRow & row, const Shape & c) {
-    return ((row.k_row_bytes + row.v_row_bytes) * static_cast<size_t>(c.page_tokens) + 63) / 64 * 64;
+// Counts the bytes that a launch reads over the link; a GPU does not.
+class LinkBytes {
+public:
+    void expect(size_t n, const char * what) const {
+#if !defined(__CUDACC__)
+        CHECK(emulator::link_bytes() - before == n, "%s: %zu bytes over the link, not %zu", what, emulator::link_bytes() - before, n);
+#else
+        static_cast<void>(n), static_cast<void>(what);
+#endif
+    }
+
+private:
+#if !defined(__CUDACC__)
+    size_t before = emulator::link_bytes();
+#endif
+};
+
+size_t slot_bytes(const EdgekvDeviceRow & layer, const Shape & c) {
+    return ((layer.k_row_bytes + layer.v_row_bytes) * static_cast<size_t>(c.page_tokens) + 63) / 64 * 64;
 }
 
 void check_ring(const Shape & c, uint64_t seed, Stream stream) {
-    cases::Random rng(seed);
+    Random rng(seed);
     const Home home(c, seed);
     const int n_pages = (c.n_cells + c.page_tokens - 1) / c.page_tokens;
     RingProblem p{};
-    p.row = home.row;
-    p.stream = static_cast<int>(rng.next() % c.n_streams);
+    p.row = home.layer;
+    p.stream = rng.below(c.n_streams);
     p.n_cells = c.n_cells;
     p.page_tokens = c.page_tokens;
-    p.first = seed % 3 == 0 ? static_cast<int>(rng.next() % n_pages) : 0;
-    p.end = seed % 7 == 0 ? p.first : seed % 3 == 1 ? p.first + 1 + static_cast<int>(rng.next() % (n_pages - p.first)) : n_pages;
+    p.first = seed % 3 == 0 ? rng.below(n_pages) : 0;
+    p.end = seed % 7 == 0 ? p.first : seed % 3 == 1 ? p.first + 1 + rng.below(n_pages - p.first) : n_pages;
     p.slots_stride = static_cast<size_t>(n_pages) + 3;
     p.slot_bytes = slot_bytes(p.row, c);
     const int n_ring = p.end - p.first;
@@ -105,11 +125,11 @@ void check_ring(const Shape & c, uint64_t seed, Stream stream) {
     std::vector<int32_t> slots(p.slots_stride * c.n_heads), newest;
     std::vector<uint8_t> fresh;
     for (int32_t & slot : slots) {
-        slot = rng.next() % 3 == 0 ? static_cast<int32_t>(rng.next() % 100) : -1;
+        slot = rng.one_of(3) ? rng.below(100) : -1;
     }
     for (int page = 0; page < n_pages; ++page) {
-        newest.push_back(rng.next() % 4 == 0 ? -1 : page);
-        fresh.push_back(rng.next() % 6 == 0);
+        newest.push_back(rng.one_of(4) ? -1 : page);
+        fresh.push_back(rng.one_of(6));
     }
     const bool with_fresh = seed % 5 != 0;
     const DeviceArray<int32_t> slots_device(slots), newest_device(newest);
@@ -123,7 +143,7 @@ void check_ring(const Shape & c, uint64_t seed, Stream stream) {
     p.ring = reinterpret_cast<char *>(ring.data());
     p.held = held.data();
     launch_gather_ring(p, stream, 1 + static_cast<int>(seed % 5));
-    test::must(stream_sync(stream));
+    must(stream_sync(stream));
 
     std::vector<uint8_t> want(n_slots * p.slot_bytes, kUntouched), want_held(n_slots, 0);
     for (int head = 0; head < c.n_heads; ++head) {
@@ -140,19 +160,19 @@ void check_ring(const Shape & c, uint64_t seed, Stream stream) {
           static_cast<int>(c.v_type), c.n_heads, c.page_tokens, c.n_cells, c.gap, c.skew);
 }
 
-// Rows of different shapes share an arena whose slots hold the largest.
+// Layers of different shapes share an arena whose slots hold the largest.
 void check_moves(const std::vector<Shape> & shapes, int n_moves, uint64_t seed, Stream stream) {
-    cases::Random rng(seed);
+    Random rng(seed);
     const Shape & c = shapes.front();  // page_tokens, cells and streams are one context's
     const int pages_per_stream = (c.n_cells + c.page_tokens - 1) / c.page_tokens;
     std::vector<std::unique_ptr<Home>> homes;
-    std::vector<EdgekvDeviceRow> rows;
+    std::vector<EdgekvDeviceRow> layers;
     size_t bytes = 0;
     int n_heads = 0;
     for (const Shape & shape : shapes) {
         homes.push_back(std::make_unique<Home>(shape, ++seed));
-        rows.push_back(homes.back()->row);
-        bytes = std::max(bytes, slot_bytes(rows.back(), shape));
+        layers.push_back(homes.back()->layer);
+        bytes = std::max(bytes, slot_bytes(layers.back(), shape));
         n_heads = std::max(n_heads, shape.n_heads);
     }
     const int n_slots = n_moves + 4;
@@ -162,36 +182,36 @@ void check_moves(const std::vector<Shape> & shapes, int n_moves, uint64_t seed, 
     std::vector<uint8_t> want(bytes * n_slots, kUntouched);
     for (int i = 0; i < n_moves; ++i) {
         std::swap(slots[i], slots[i + rng.next() % (n_slots - i)]);
-        const int row = static_cast<int>(rng.next() % shapes.size());
-        const int page = static_cast<int>(rng.next() % (pages_per_stream * c.n_streams));
+        const int layer = static_cast<int>(rng.next() % shapes.size());
+        const int page = rng.below(pages_per_stream * c.n_streams);
         moves.push_back(
-            {row, static_cast<int>(rng.next() % n_heads), i % 5 == 0 ? pages_per_stream * c.n_streams - 1 : page, slots[i]});
+            {layer, rng.below(n_heads), i % 5 == 0 ? pages_per_stream * c.n_streams - 1 : page, slots[i]});
         const EdgekvDeviceMove & m = moves.back();
-        if (m.head < shapes[row].n_heads) {
-            homes[row]->put(shapes[row], m.page / pages_per_stream, m.head, m.page % pages_per_stream,
+        if (m.head < shapes[layer].n_heads) {
+            homes[layer]->put(shapes[layer], m.page / pages_per_stream, m.head, m.page % pages_per_stream,
                             want.data() + m.slot * bytes);
         }
     }
-    const DeviceArray<EdgekvDeviceRow> rows_device(rows);
+    const DeviceArray<EdgekvDeviceRow> layers_device(layers);
     const DeviceArray<EdgekvDeviceMove> moves_device(moves);
     const DeviceArray<uint8_t> arena(std::vector<uint8_t>(want.size(), kUntouched));
     if (n_moves > 0) {  // as the caller of libedgekv launches it
-        launch(edgekv_gather_pages, {blocks_for(2ll * n_moves, 1 + static_cast<int>(seed % 4))}, kThreads, 0, stream, rows_device.data(),
+        launch(edgekv_gather_pages, {blocks_for(2ll * n_moves, 1 + static_cast<int>(seed % 4))}, kThreads, 0, stream, layers_device.data(),
                moves_device.data(), n_moves, reinterpret_cast<char *>(arena.data()), static_cast<unsigned long long>(bytes), c.page_tokens,
                c.n_cells, pages_per_stream);
     }
-    test::must(stream_sync(stream));
+    must(stream_sync(stream));
     CHECK(arena.get() == want, "%d moves, d%d cells %d", n_moves, c.head_dim, c.n_cells);
 }
 
 // Pages out of their slots, the others out of home, some of which are left in a slot too. Only the latter cross the link.
 void check_stage(const Shape & c, int n_cells, uint64_t seed, Stream stream) {
-    cases::Random rng(seed);
+    Random rng(seed);
     const Home home(c, seed);
     const int which = static_cast<int>(seed) % c.n_streams;
-    const EdgekvDeviceRow & row = home.row;
+    const EdgekvDeviceRow & layer = home.layer;
     const int n_pages = (n_cells + c.page_tokens - 1) / c.page_tokens;
-    const size_t slots_stride = static_cast<size_t>(n_pages) + 2, n_slots = slots_stride * c.n_heads, n_slot = slot_bytes(row, c);
+    const size_t slots_stride = static_cast<size_t>(n_pages) + 2, n_slots = slots_stride * c.n_heads, n_slot = slot_bytes(layer, c);
 
     std::vector<int32_t> slots(n_slots), places(n_slots);
     std::iota(places.begin(), places.end(), 0);
@@ -203,62 +223,51 @@ void check_stage(const Shape & c, int n_cells, uint64_t seed, Stream stream) {
     // slots hold other bytes than home, so that it shows where a page came from
     const std::vector<uint8_t> held = Home::random(n_slots * n_slot, seed + 1);
     std::vector<uint8_t> want_arena = held;
-    const size_t k_bytes = row.k_stride_cell * n_cells, v_bytes = row.v_stride_cell * n_cells;
+    const size_t k_bytes = layer.k_stride_cell * n_cells, v_bytes = layer.v_stride_cell * n_cells;
     std::vector<uint8_t> want_k(k_bytes + 16, kUntouched), want_v(v_bytes + 16, kUntouched);
     const DeviceArray<uint8_t> k(want_k), v(want_v), arena(held);
     const DeviceArray<int32_t> slots_device(slots);
-    const StageProblem p = {row, which, n_cells, c.page_tokens, slots_device.data(), slots_stride, reinterpret_cast<char *>(arena.data()),
+    const StageProblem p = {layer, which, n_cells, c.page_tokens, slots_device.data(), slots_stride, reinterpret_cast<char *>(arena.data()),
                             n_slot, reinterpret_cast<char *>(k.data()), reinterpret_cast<char *>(v.data())};
-#if !defined(__CUDACC__)
-    const size_t before = emulator::link_bytes();
-#endif
+    const LinkBytes link;
     launch_stage(p, stream, 1 + static_cast<int>(seed % 5));
-    test::must(stream_sync(stream));
-#if !defined(__CUDACC__)
-    const size_t carried = emulator::link_bytes() - before;
-#endif
+    must(stream_sync(stream));
 
     size_t n_link = 0;
     for (int cell = 0; cell < n_cells; ++cell) {
-        const int page = cell / c.page_tokens, in_page = cell % c.page_tokens;
+        const int page = cell / c.page_tokens;
         for (int head = 0; head < c.n_heads; ++head) {
             const int32_t slot = slots[head * slots_stride + page];
             for (const bool value : {false, true}) {
-                const size_t n = value ? row.v_row_bytes : row.k_row_bytes;
-                const size_t place = cell * (value ? row.v_stride_cell : row.k_stride_cell) +
-                                     head * (value ? row.v_stride_head : row.k_stride_head);
-                const size_t dense = (slot >= 0 ? slot : -2 - slot) * n_slot + (value ? row.v_offset : 0) + in_page * n;
-                const uint8_t * from = &home.bytes[(value ? home.v_at + which * row.v_stride_stream : home.k_at + which * row.k_stride_stream) + place];
-                from = slot >= 0 ? &held[dense] : from;
-                std::copy_n(from, n, (value ? want_v : want_k).begin() + static_cast<long>(place));
+                const size_t n = home.n_bytes(value), dense = (slot >= 0 ? slot : -2 - slot) * n_slot + home.in_slot(value, cell % c.page_tokens);
+                const uint8_t * from = slot >= 0 ? &held[dense] : home.at(value, which, cell, head);
+                std::copy_n(from, n, &(value ? want_v : want_k)[home.place(value, cell, head)]);
                 if (slot < -1) {
-                    std::copy_n(from, n, want_arena.begin() + static_cast<long>(dense));
+                    std::copy_n(from, n, &want_arena[dense]);
                 }
                 n_link += slot < 0 ? n : 0;
             }
         }
     }
+    link.expect(n_link, "staging");
     CHECK(k.get() == want_k && v.get() == want_v, "%d of %d cells", n_cells, c.n_cells);
     CHECK(arena.get() == want_arena, "%d of %d cells: the arena", n_cells, c.n_cells);
-#if !defined(__CUDACC__)
-    CHECK(carried == n_link, "%zu bytes over the link, not %zu", carried, n_link);
-#endif
 }
 
 // Rows that two groups of lists name, one behind the other: each comes over the link once, and those of pages in slots not at all.
 void check_bring(const Shape & c, uint64_t seed, Stream stream) {
-    cases::Random rng(seed);
+    Random rng(seed);
     const Home home(c, seed);
     const int which = static_cast<int>(seed) % c.n_streams;
-    const EdgekvDeviceRow & row = home.row;
+    const EdgekvDeviceRow & layer = home.layer;
     const int n_pages = (c.n_cells + c.page_tokens - 1) / c.page_tokens, n_lists = c.n_heads * (1 + static_cast<int>(seed % 3));
     const size_t slots_stride = static_cast<size_t>(n_pages) + 2, list_stride = static_cast<size_t>(c.n_cells) + 1;
     const size_t brought_stride = static_cast<size_t>(c.n_cells + 31) / 32 + 1;
     std::vector<int32_t> slots(slots_stride * c.n_heads);
     for (int32_t & slot : slots) {
-        slot = rng.next() % 3 == 0 ? static_cast<int32_t>(rng.next() % 100) : -1 - static_cast<int32_t>(rng.next() % 3);
+        slot = rng.one_of(3) ? rng.below(100) : -1 - rng.below(3);
     }
-    std::vector<uint8_t> want_k(row.k_stride_cell * c.n_cells + 16, kUntouched), want_v(row.v_stride_cell * c.n_cells + 16, kUntouched);
+    std::vector<uint8_t> want_k(layer.k_stride_cell * c.n_cells + 16, kUntouched), want_v(layer.v_stride_cell * c.n_cells + 16, kUntouched);
     const DeviceArray<uint8_t> k(want_k), v(want_v);
     const DeviceArray<int32_t> slots_device(slots);
     const DeviceArray<uint32_t> brought(std::vector<uint32_t>(brought_stride * c.n_heads));
@@ -269,7 +278,7 @@ void check_bring(const Shape & c, uint64_t seed, Stream stream) {
         for (int list = 0; list < n_lists; ++list) {
             const int head = list % c.n_heads;
             for (int cell = 0; cell < c.n_cells; ++cell) {
-                if (rng.next() % 4 != 0) {
+                if (!rng.one_of(4)) {
                     continue;
                 }
                 cells[list * list_stride + n_rows[list]++] = cell;
@@ -277,36 +286,33 @@ void check_bring(const Shape & c, uint64_t seed, Stream stream) {
                     continue;
                 }
                 there[static_cast<size_t>(head) * c.n_cells + cell] = true;
-                const size_t at_k = cell * row.k_stride_cell + head * row.k_stride_head, at_v = cell * row.v_stride_cell + head * row.v_stride_head;
-                std::copy_n(&home.bytes[home.k_at + which * row.k_stride_stream + at_k], row.k_row_bytes, want_k.begin() + static_cast<long>(at_k));
-                std::copy_n(&home.bytes[home.v_at + which * row.v_stride_stream + at_v], row.v_row_bytes, want_v.begin() + static_cast<long>(at_v));
-                n_link += row.k_row_bytes + row.v_row_bytes;
+                for (const bool value : {false, true}) {
+                    const size_t n = home.n_bytes(value);
+                    std::copy_n(home.at(value, which, cell, head), n, &(value ? want_v : want_k)[home.place(value, cell, head)]);
+                    n_link += n;
+                }
             }
         }
         const DeviceArray<int32_t> cells_device(cells), n_device(n_rows);
-        const BringProblem p = {row, which, c.page_tokens, cells_device.data(), n_device.data(), list_stride, n_lists, slots_device.data(),
+        const BringProblem p = {layer, which, c.page_tokens, cells_device.data(), n_device.data(), list_stride, n_lists, slots_device.data(),
                                 slots_stride, brought.data(), brought_stride, reinterpret_cast<char *>(k.data()), reinterpret_cast<char *>(v.data())};
-#if !defined(__CUDACC__)
-        const size_t before = emulator::link_bytes();
-#endif
+        const LinkBytes link;
         launch_bring(p, stream, 1 + static_cast<int>(seed % 5));
-        test::must(stream_sync(stream));
-#if !defined(__CUDACC__)
-        CHECK(emulator::link_bytes() - before == n_link, "turn %d: %zu bytes over the link, not %zu", turn, emulator::link_bytes() - before, n_link);
-#endif
+        must(stream_sync(stream));
+        link.expect(n_link, "rows of lists");
         CHECK(k.get() == want_k && v.get() == want_v, "turn %d: %d cells of %d heads", turn, c.n_cells, c.n_heads);
     }
 }
 
 void check_scatter(int n, int n_device, uint64_t seed, Stream stream) {
-    cases::Random rng(seed);
+    Random rng(seed);
     std::vector<int32_t> want(static_cast<size_t>(n) * 2 + 5, -3), places(want.size());
     const DeviceArray<int32_t> dst(want);
     std::iota(places.begin(), places.end(), 0);
     std::vector<int2> updates;
     for (int i = 0; i < n; ++i) {
         std::swap(places[i], places[i + rng.next() % (places.size() - i)]);
-        updates.push_back({places[i], static_cast<int>(rng.next() % 1000)});
+        updates.push_back({places[i], rng.below(1000)});
         if (n_device < 0 || i < n_device) {
             want[places[i]] = updates.back().y;
         }
@@ -314,15 +320,14 @@ void check_scatter(int n, int n_device, uint64_t seed, Stream stream) {
     const DeviceArray<int2> updates_device(updates);
     const DeviceArray<int> number(std::vector<int>{n_device});
     launch_scatter32(dst.data(), updates_device.data(), n, number.or_null(n_device >= 0), stream);
-    test::must(stream_sync(stream));
+    must(stream_sync(stream));
     CHECK(dst.get() == want, "%d updates, %d on the device", n, n_device);
 }
 
 }  // namespace
 
 int main() {
-    Stream stream = nullptr;
-    test::must(stream_create(&stream));
+    const TestStream stream;
     const int cells[] = {1, 15, 16, 27, 61, 113, 482, 577, 1110};
     const int heads[] = {1, 2, 3, 8};
     uint64_t seed = 0;
@@ -356,7 +361,5 @@ int main() {
             check_scatter(n, n_device, ++seed, stream);
         }
     }
-    stream_destroy(stream);
-    std::printf(test::failures == 0 ? "ok\n" : "%d failures\n", test::failures);
-    return test::failures == 0 ? 0 : 1;
+    return finish();
 }

@@ -1,20 +1,14 @@
 // Checks launch_sight() against the rule, written out below.
-#include <algorithm>
-#include <cmath>
-#include <limits>
-
 #include "cuda/kernels/sight_device.cu"
 
-#include "attend_cases.h"
+#include "cell_rows.h"
 #include "device_array.h"
 
 using namespace edgekv;
 using namespace edgekv::gpu;
-using test::DeviceArray;
+using namespace test;
 
 namespace {
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
 
 struct Case {
     int n_streams, n_tokens, n_cells, page_tokens;
@@ -24,9 +18,9 @@ struct Case {
 };
 
 void check_case(const Case & c, uint64_t seed, Stream stream) {
-    cases::Random rng(seed);
-    const int n_stream_cache = c.n_streams + 2, first_stream = static_cast<int>(rng.next() % 3);
-    const int n_cells_stream = c.n_cells + static_cast<int>(rng.next() % 70);
+    Random rng(seed);
+    const int n_stream_cache = c.n_streams + 2, first_stream = rng.below(3);
+    const int n_cells_stream = c.n_cells + rng.below(70);
     const int groups_per_stream = (n_cells_stream + kGroupCells - 1) / kGroupCells, n_groups = (c.n_cells + kGroupCells - 1) / kGroupCells;
 
     std::vector<int32_t> positions(static_cast<size_t>(n_stream_cache) * n_cells_stream);
@@ -38,28 +32,28 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
             positions[static_cast<size_t>(s) * n_cells_stream + cell] = position;
         }
         for (int group = 0; group < groups_per_stream; ++group) {
-            open.push_back(rng.next() % 4 == 0 ? 1 : 0);
+            open.push_back(rng.one_of(4) ? 1 : 0);
             for (int half = 0; half < 2; ++half) {
-                pins.push_back(rng.next() % 5 == 0 ? static_cast<uint32_t>(rng.next() & rng.next()) : 0);
+                pins.push_back(rng.one_of(5) ? static_cast<uint32_t>(rng.next() & rng.next()) : 0);
             }
         }
     }
     const size_t size = c.mask == MaskType::f16 ? 2 : 4;
-    const size_t row = (static_cast<size_t>(c.n_cells) + seed % 3) * size;
+    const size_t mask_stride = (static_cast<size_t>(c.n_cells) + seed % 3) * size;
     const size_t n_queries = static_cast<size_t>(c.n_streams) * c.n_tokens;
-    std::vector<char> mask(row * n_queries, 0);
+    std::vector<char> mask(mask_stride * n_queries, 0);
     std::vector<int64_t> k_idxs;
     for (size_t query = 0; query < n_queries; ++query) {
         const int s = first_stream + static_cast<int>(query) / c.n_tokens;
         k_idxs.push_back(static_cast<int64_t>(s) * n_cells_stream + static_cast<int64_t>(rng.next() % c.n_cells));
-        const int only = static_cast<int>(rng.next() % c.n_cells);
+        const int only = rng.below(c.n_cells);
         for (int i = 0; i < c.n_cells; ++i) {
             const bool seen = c.pattern == 0   ? i < c.n_cells * 3 / 4
-                              : c.pattern == 1 ? rng.next() % 40 == 0
+                              : c.pattern == 1 ? rng.one_of(40)
                                                : c.pattern == 3 && i == only;
             const float x = seen ? (i % 2 == 0 ? 0.0f : -2.5f) : -kInf;
-            const uint16_t half = cases::to_half(x);
-            std::memcpy(mask.data() + query * row + i * size, size == 2 ? static_cast<const void *>(&half) : &x, size);
+            const uint16_t half = to_half(x);
+            std::memcpy(mask.data() + query * mask_stride + i * size, size == 2 ? static_cast<const void *>(&half) : &x, size);
         }
     }
 
@@ -71,10 +65,10 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
     p.page_tokens = c.page_tokens;
     p.n_cells_stream = n_cells_stream;
     p.mask_type = c.mask;
-    p.mask_stride_token = row;
-    p.mask_stride_stream = row * c.n_tokens;
-    p.sink_tokens = static_cast<int>(rng.next() % 2) * 5;
-    p.recent_tokens = static_cast<int>(rng.next() % 2) * 40;
+    p.mask_stride_token = mask_stride;
+    p.mask_stride_stream = mask_stride * c.n_tokens;
+    p.sink_tokens = rng.below(2) * 5;
+    p.recent_tokens = rng.below(2) * 40;
     p.groups_per_stream = groups_per_stream;
     p.stride = static_cast<size_t>(n_groups) + seed % 2;
     const DeviceArray<char> mask_device(mask);
@@ -89,7 +83,7 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
     p.k_idxs = k_idxs_device.data();
     p.sight = sight.data();
     launch_sight(p, stream);
-    test::must(stream_sync(stream) && check());
+    must(stream_sync(stream) && check());
 
     const std::vector<Sight> got = sight.get();
     for (size_t query = 0; query < n_queries; ++query) {
@@ -99,7 +93,7 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
         std::fill(want.begin(), want.begin() + n_groups, Sight{0, 0});
         for (int i = 0; i < c.n_cells; ++i) {
             uint32_t bits = 0;
-            std::memcpy(&bits, mask.data() + query * row + i * size, size);
+            std::memcpy(&bits, mask.data() + query * mask_stride + i * size, size);
             if (c.mask != MaskType::none && bits == (size == 2 ? 0xfc00u : 0xff800000u)) {
                 continue;
             }
@@ -119,8 +113,7 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
 }  // namespace
 
 int main() {
-    Stream stream = nullptr;
-    test::must(stream_create(&stream));
+    const TestStream stream;
     uint64_t seed = 0;
     for (int n_cells : {1, 15, 16, 27, 61, 64, 113, 482, 577, 1110, 1541, 2047, 3330, 9001}) {
         for (MaskType mask : {MaskType::none, MaskType::f16, MaskType::f32}) {
@@ -133,7 +126,5 @@ int main() {
             }
         }
     }
-    stream_destroy(stream);
-    std::printf(test::failures == 0 ? "ok\n" : "%d failures\n", test::failures);
-    return test::failures == 0 ? 0 : 1;
+    return finish();
 }

@@ -3,14 +3,13 @@
 // quotient lies within 2^-20 of a tie, as the card's division is not exact; on the emulated device nothing may differ.
 #include "cuda/kernels/store_device.cu"
 
-#include <algorithm>
-#include <cstdio>
 #include <string>
-#include <vector>
 
-#include "attend_cases.h"
+#include "cell_rows.h"
+#include "device_array.h"
 
 using namespace edgekv;
+using namespace test;
 
 namespace {
 
@@ -28,25 +27,13 @@ struct Case {
     }
 };
 
-int failures = 0;
 bool emulated = true;
 
-#define CHECK(condition, c)                                                                             \
-    do {                                                                                                \
-        if (!(condition) && ++failures <= 20) {                                                         \
-            std::printf("FAIL %s:%d: %s [%s]\n", __FILE__, __LINE__, #condition, (c).name().c_str());   \
-        }                                                                                               \
-    } while (0)
-
-uint16_t half_of(float x) {
-    return std::fabs(x) >= 65520.0f ? static_cast<uint16_t>((std::signbit(x) ? 0x8000 : 0) | 0x7c00) : cases::to_half(x);
-}
-
-// What set_rows writes for one head of one token.
+// Writes one head of one token as set_rows does.
 void expected_row(CellType type, const float * x, int dim, char * row) {
     if (type == CellType::f16) {
         for (int i = 0; i < dim; ++i) {
-            const uint16_t h = half_of(x[i]);
+            const uint16_t h = to_half(x[i]);
             std::memcpy(row + 2 * i, &h, 2);
         }
         return;
@@ -58,7 +45,7 @@ void expected_row(CellType type, const float * x, int dim, char * row) {
         }
         const float d = std::fabs(amax) < 0x1p-126f || amax / 127.0f < 0x1p-126f ? 0.0f : amax / 127.0f;
         const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
-        const uint16_t h = half_of(d);
+        const uint16_t h = to_half(d);
         std::memcpy(row, &h, 2);
         for (int i = 0; i < 32; ++i) {
             row[2 + i] = static_cast<char>(static_cast<int8_t>(std::round(x[i] * inverse)));
@@ -66,7 +53,7 @@ void expected_row(CellType type, const float * x, int dim, char * row) {
     }
 }
 
-// Whether a GPU may have written `got` for the row `want` of x.
+// A GPU may write `got` for the row `want` of x.
 bool near_row(CellType type, const float * x, int dim, const char * got, const char * want) {
     if (type == CellType::f16) {
         return std::memcmp(got, want, static_cast<size_t>(dim) * 2) == 0;
@@ -92,7 +79,7 @@ bool near_row(CellType type, const float * x, int dim, const char * got, const c
     return true;
 }
 
-float value(int kind, int i, cases::Random & rng) {
+float value(int kind, int i, Random & rng) {
     const float x = rng.normal();
     switch (kind % 10) {
         case 0: return 0.0f;
@@ -108,44 +95,21 @@ float value(int kind, int i, cases::Random & rng) {
     }
 }
 
-struct Place {
-    char * data = nullptr;
-    size_t size = 0;
-    bool pinned = false;
-    void make(size_t n, bool in_host, const std::vector<char> & content) {
-        size = n;
-        pinned = in_host;
-        const bool had = in_host ? gpu::alloc_pinned(reinterpret_cast<void **>(&data), n)
-                                 : gpu::alloc(reinterpret_cast<void **>(&data), n);
-        if (!had || !gpu::copy(data, content.data(), n)) {
-            std::printf("no memory: %s\n", gpu::last_error());
-            std::exit(1);
-        }
-    }
-    std::vector<char> read() const {
-        std::vector<char> content(size);
-        if (!gpu::copy(content.data(), data, size)) {
-            std::printf("copy failed: %s\n", gpu::last_error());
-            std::exit(1);
-        }
-        return content;
-    }
-    ~Place() { pinned ? gpu::free_pinned(data) : gpu::free_device(data); }
-};
-
 struct Side {
     CellType type{};
     size_t row_bytes = 0, stride_cell = 0, stride_head = 0;
     std::vector<float> x;
     std::vector<char> home;  // as expected
-    std::vector<int64_t> rows;
-    Place src, rows_at, home_at, second_at;
+    std::vector<int64_t> cells;  // of the tokens
+    DeviceArray<float> src;
+    DeviceArray<int64_t> cells_at;
+    DeviceArray<char> home_at, second_at;
 };
 
 void check_case(const Case & c, uint64_t seed, gpu::Stream stream) {
     constexpr int page_tokens = 32;
-    cases::Random rng(seed);
-    const int n_rows = c.n_streams * c.n_cells;
+    Random rng(seed);
+    const int n_cells = c.n_streams * c.n_cells;
     const int pages_per_stream = (c.n_cells + page_tokens - 1) / page_tokens, n_pages = c.n_streams * pages_per_stream;
     const int pad = c.gaps ? 12 : 0;  // floats of source behind each head
 
@@ -153,19 +117,19 @@ void check_case(const Case & c, uint64_t seed, gpu::Stream stream) {
     for (int which = 0; which < 2; ++which) {
         Side & side = sides[which];
         side.type = which == 0 ? c.k_type : c.v_type;
-        side.row_bytes = cases::row_bytes(side.type, c.head_dim);
+        side.row_bytes = row_bytes(side.type, c.head_dim);
         side.stride_head = side.row_bytes + (c.gaps ? 6 : 0);
         side.stride_cell = side.stride_head * c.n_head_kv + (c.gaps ? 10 : 0);
-        for (int r = 0; r < n_rows; ++r) {
-            side.rows.push_back(r);
+        for (int r = 0; r < n_cells; ++r) {
+            side.cells.push_back(r);
         }
-        for (int r = n_rows - 1; r > 0; --r) {
-            std::swap(side.rows[r], side.rows[rng.next() % (r + 1)]);
+        for (int r = n_cells - 1; r > 0; --r) {
+            std::swap(side.cells[r], side.cells[rng.next() % (r + 1)]);
         }
-        side.rows.resize(std::max(c.n_tokens, 1));
-        side.home.assign(side.stride_cell * n_rows, 0x5a);
-        side.home_at.make(side.home.size(), true, side.home);
-        side.second_at.make(side.home.size(), false, side.home);
+        side.cells.resize(std::max(c.n_tokens, 1));
+        side.home.assign(side.stride_cell * n_cells, 0x5a);
+        side.home_at = DeviceArray<char>(side.home, true);
+        side.second_at = DeviceArray<char>(side.home);
         side.x.resize(static_cast<size_t>(std::max(c.n_tokens, 1)) * c.n_head_kv * (c.head_dim + pad));
         for (int t = 0; t < c.n_tokens; ++t) {
             for (int h = 0; h < c.n_head_kv; ++h) {
@@ -176,10 +140,8 @@ void check_case(const Case & c, uint64_t seed, gpu::Stream stream) {
                 }
             }
         }
-        const char * bytes = reinterpret_cast<const char *>(side.x.data());
-        side.src.make(side.x.size() * 4, false, std::vector<char>(bytes, bytes + side.x.size() * 4));
-        bytes = reinterpret_cast<const char *>(side.rows.data());
-        side.rows_at.make(side.rows.size() * 8, false, std::vector<char>(bytes, bytes + side.rows.size() * 8));
+        side.src = DeviceArray<float>(side.x);
+        side.cells_at = DeviceArray<int64_t>(side.cells);
     }
 
     // every third page of a head has a slot
@@ -190,10 +152,8 @@ void check_case(const Case & c, uint64_t seed, gpu::Stream stream) {
         slots[i] = n_slots++;
     }
     std::vector<char> arena(slot_bytes * n_slots, 0x33);
-    Place arena_at, slots_at;
-    arena_at.make(arena.size(), false, arena);
-    const char * bytes = reinterpret_cast<const char *>(slots.data());
-    slots_at.make(slots.size() * 4, false, std::vector<char>(bytes, bytes + slots.size() * 4));
+    const DeviceArray<char> arena_at(arena);
+    const DeviceArray<int32_t> slots_at(slots);
 
     gpu::StoreArgs args{};
     args.head_dim = c.head_dim;
@@ -202,33 +162,33 @@ void check_case(const Case & c, uint64_t seed, gpu::Stream stream) {
     for (int which = 0; which < 2; ++which) {
         const Side & side = sides[which];
         const size_t head_bytes = static_cast<size_t>(c.head_dim + pad) * 4;
-        (which == 0 ? args.k : args.v) = {side.src.data, c.n_head_kv * head_bytes, head_bytes,
-                                          reinterpret_cast<const int64_t *>(side.rows_at.data), side.type, side.home_at.data,
-                                          side.stride_cell, side.stride_head, c.second ? side.second_at.data : nullptr};
+        (which == 0 ? args.k : args.v) = {reinterpret_cast<const char *>(side.src.data()), c.n_head_kv * head_bytes, head_bytes,
+                                          side.cells_at.data(), side.type, side.home_at.data(),
+                                          side.stride_cell, side.stride_head, side.second_at.or_null(c.second)};
     }
     if (c.arena) {
-        args.arena = {arena_at.data, slot_bytes, v_offset, reinterpret_cast<const int32_t *>(slots_at.data),
+        args.arena = {arena_at.data(), slot_bytes, v_offset, slots_at.data(),
                       static_cast<size_t>(n_pages), page_tokens, c.n_cells, pages_per_stream};
     }
     gpu::launch_store(args, stream);
-    CHECK(gpu::stream_sync(stream) && gpu::check(), c);
+    must(gpu::stream_sync(stream) && gpu::check());
 
-    std::vector<char> got_arena = arena_at.read();
+    std::vector<char> got_arena = arena_at.get();
     for (int which = 0; which < 2; ++which) {
         Side & side = sides[which];
-        std::vector<char> untouched = side.home, got = side.home_at.read();
+        std::vector<char> untouched = side.home, got = side.home_at.get();
         std::vector<char> row(side.row_bytes);
         for (int t = 0; t < c.n_tokens; ++t) {
             for (int h = 0; h < c.n_head_kv; ++h) {
                 const float * x = side.x.data() + (static_cast<size_t>(t) * c.n_head_kv + h) * (c.head_dim + pad);
-                const size_t at = static_cast<size_t>(side.rows[t]) * side.stride_cell + h * side.stride_head;
+                const size_t at = static_cast<size_t>(side.cells[t]) * side.stride_cell + h * side.stride_head;
                 expected_row(side.type, x, c.head_dim, row.data());
                 if (!emulated && near_row(side.type, x, c.head_dim, got.data() + at, row.data())) {
                     std::copy_n(got.data() + at, row.size(), row.data());
                 }
                 std::copy(row.begin(), row.end(), side.home.begin() + at);
-                const int64_t cell = side.rows[t] % c.n_cells;
-                const int64_t page = side.rows[t] / c.n_cells * pages_per_stream + cell / page_tokens;
+                const int64_t cell = side.cells[t] % c.n_cells;
+                const int64_t page = side.cells[t] / c.n_cells * pages_per_stream + cell / page_tokens;
                 const int32_t slot = slots[static_cast<size_t>(h) * n_pages + page];
                 if (slot >= 0 && c.arena) {
                     const size_t in_slot = (which == 0 ? 0 : v_offset) + cell % page_tokens * side.row_bytes;
@@ -236,19 +196,18 @@ void check_case(const Case & c, uint64_t seed, gpu::Stream stream) {
                 }
             }
         }
-        CHECK(got == side.home, c);
-        CHECK(side.second_at.read() == (c.second ? side.home : untouched), c);
+        expect(got == side.home, c, which == 0 ? "home of K" : "home of V");
+        expect(side.second_at.get() == (c.second ? side.home : untouched), c, which == 0 ? "second place of K" : "second place of V");
     }
-    CHECK(got_arena == arena, c);
+    expect(got_arena == arena, c, "arena");
 }
 
 void check_all() {
     const int dims[] = {64, 80, 96, 128, 256, 72, 112, 192};
     const int heads[] = {1, 2, 3, 8, 13};
     const int tokens[] = {0, 1, 1, 2, 5, 16, 27};
-    gpu::Stream stream = nullptr;
-    gpu::stream_create(&stream);
-    cases::Random rng(3);
+    const TestStream stream;
+    Random rng(3);
     uint64_t n = 0;
     for (int dim : dims) {
         for (int types = 0; types < 4; ++types) {
@@ -275,7 +234,6 @@ void check_all() {
         const CellType k_type = static_cast<CellType>(types % 2), v_type = static_cast<CellType>(types / 2);
         check_case({128, 2, 577, 1, 1110, k_type, v_type, false, true, false}, n, stream);
     }
-    gpu::stream_destroy(stream);
     std::printf("%llu cases\n", static_cast<unsigned long long>(n));
 }
 
@@ -283,12 +241,10 @@ void check_all() {
 
 int main() {
     gpu::Device device;
-    if (gpu::device_count() < 1 || !gpu::use_device(0) || !gpu::device(0, device)) {
-        std::printf("no device: %s\n", gpu::last_error());
+    if (!has_device(device)) {
         return 77;
     }
     emulated = device.arch == 0;
     check_all();
-    std::printf(failures == 0 ? "ok\n" : "%d failures\n", failures);
-    return failures == 0 ? 0 : 1;
+    return finish();
 }

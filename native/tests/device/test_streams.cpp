@@ -5,21 +5,16 @@
 #include <thread>
 #include <vector>
 
-#include "check.h"
-#include "cuda/gpu.h"
+#include "device_array.h"
+#include "emulator/emulator.h"
 
 #include "cuda/engine/rates.cu"
 
 using namespace edgekv::gpu;
+using namespace test;
 namespace emulator = edgekv::gpu::emulator;
 
 namespace {
-
-struct TestStream {
-    TestStream() { stream_create(&s); }
-    ~TestStream() { stream_destroy(s); }
-    Stream s = nullptr;
-};
 
 struct TestEvent {
     TestEvent() { event_create(&e); }
@@ -43,18 +38,18 @@ std::vector<int> interleave(uint64_t seed) {
     emulator::set_seed(seed);
     TestStream a, b;
     TestEvent event;
-    Array<int> list(9);
+    DeviceArray<int> list(9);
     for (int i = 0; i < 4; ++i) {
-        launch(append, Grid{}, 1, 0, a.s, list.p, i);
+        launch(append, Grid{}, 1, 0, a.s, list.data(), i);
         if (i == 1) {
-            CHECK(event_record(event.e, a.s));
+            CHECK(event_record(event.e, a.s), "seed %d", static_cast<int>(seed));
         }
     }
-    launch(append, Grid{}, 1, 0, b.s, list.p, 10);
-    CHECK(event_wait(b.s, event.e));
+    launch(append, Grid{}, 1, 0, b.s, list.data(), 10);
+    CHECK(event_wait(b.s, event.e), "seed %d", static_cast<int>(seed));
     CHECK(event_record(event.e, a.s));  // again: the wait above means the record before it
-    launch(append, Grid{}, 1, 0, b.s, list.p, 11);
-    CHECK(stream_sync(a.s) && stream_sync(b.s));
+    launch(append, Grid{}, 1, 0, b.s, list.data(), 11);
+    CHECK(stream_sync(a.s) && stream_sync(b.s), "seed %d", static_cast<int>(seed));
     std::vector<int> seen = list.get();
     const auto at = [&](int value) {
         size_t i = 1;
@@ -63,11 +58,11 @@ std::vector<int> interleave(uint64_t seed) {
         }
         return i;
     };
-    CHECK(seen[0] == 6);
+    CHECK(seen[0] == 6, "seed %d", static_cast<int>(seed));
     for (int i = 0; i < 3; ++i) {
-        CHECK(at(i) < at(i + 1));
+        CHECK(at(i) < at(i + 1), "seed %d", static_cast<int>(seed));
     }
-    CHECK(at(10) < at(11) && at(1) < at(11));
+    CHECK(at(10) < at(11) && at(1) < at(11), "seed %d", static_cast<int>(seed));
     return seen;
 }
 
@@ -77,41 +72,41 @@ void check_streams() {
     for (uint64_t seed = 1; seed <= 60; ++seed) {
         orders.insert(interleave(seed));
 
-        // what was queued sees the arguments of then, and the pinned memory of when it runs
+        // a queued operation sees the arguments of then, and the pinned memory of when it runs
         TestStream s;
         TestEvent event;
-        Array<int> one(2);
+        DeviceArray<int> one(2);
         int * pinned = nullptr, value = 1;
-        CHECK(alloc_pinned(reinterpret_cast<void **>(&pinned), sizeof(int)));
+        CHECK(alloc_pinned(reinterpret_cast<void **>(&pinned), sizeof(int)), "seed %d", static_cast<int>(seed));
         *pinned = 0;
-        launch(put, Grid{}, 1, 0, s.s, one.p, value);
+        launch(put, Grid{}, 1, 0, s.s, one.data(), value);
         value = 2;
-        CHECK(copy_async(one.p + 1, &value, sizeof(int), s.s));  // not pinned: counts as it is now
+        CHECK(copy_async(one.data() + 1, &value, sizeof(int), s.s));  // not pinned: counts as it is now
         value = 3;
-        CHECK(copy_async(pinned, one.p, sizeof(int), s.s));
-        CHECK(event_record(event.e, s.s));
+        CHECK(copy_async(pinned, one.data(), sizeof(int), s.s), "seed %d", static_cast<int>(seed));
+        CHECK(event_record(event.e, s.s), "seed %d", static_cast<int>(seed));
         n_at_once += *pinned == 1;
         int polls = 0;
         while (!event_done(event.e) && polls < 10000) {
             ++polls;
         }
         n_polled += polls > 0;
-        CHECK(event_done(event.e) && *pinned == 1 && (one.get() == std::vector<int>{1, 2}));
+        CHECK(event_done(event.e) && *pinned == 1 && (one.get() == std::vector<int>{1, 2}), "seed %d", static_cast<int>(seed));
         free_pinned(pinned);
 
         // a chain over three streams: whoever waits for its end gets all of it
         TestStream t, u;
         TestEvent first, second;
-        launch(put, Grid{}, 1, 0, s.s, one.p, 5);
+        launch(put, Grid{}, 1, 0, s.s, one.data(), 5);
         event_record(first.e, s.s);
         event_wait(t.s, first.e);
-        CHECK(copy_async(one.p + 1, one.p, sizeof(int), t.s));
+        CHECK(copy_async(one.data() + 1, one.data(), sizeof(int), t.s), "seed %d", static_cast<int>(seed));
         event_record(second.e, t.s);
         event_wait(u.s, second.e);
-        launch(put, Grid{}, 1, 0, u.s, one.p, 6);
-        CHECK(stream_sync(u.s) && (one.get() == std::vector<int>{6, 5}));
-        CHECK(zero_async(one.p, 2*sizeof(int), u.s) && event_record(first.e, u.s) && event_sync(first.e));
-        CHECK((one.get() == std::vector<int>{0, 0}));
+        launch(put, Grid{}, 1, 0, u.s, one.data(), 6);
+        CHECK(stream_sync(u.s) && (one.get() == std::vector<int>{6, 5}), "seed %d", static_cast<int>(seed));
+        CHECK(zero_async(one.data(), 2 * sizeof(int), u.s) && event_record(first.e, u.s) && event_sync(first.e), "seed %d", static_cast<int>(seed));
+        CHECK((one.get() == std::vector<int>{0, 0}), "seed %d", static_cast<int>(seed));
     }
     CHECK(orders.size() > 6 && n_polled > 20 && n_at_once > 0 && n_at_once < 30);
 
@@ -120,14 +115,14 @@ void check_streams() {
     for (uint64_t seed = 1; seed <= 20; ++seed) {
         emulator::set_seed(seed);
         TestStream a, b;
-        Array<int> one(1);
-        launch(put, Grid{}, 1, 0, a.s, one.p, 1);
-        CHECK(stream_sync(b.s));
+        DeviceArray<int> one(1);
+        launch(put, Grid{}, 1, 0, a.s, one.data(), 1);
+        CHECK(stream_sync(b.s), "seed %d", static_cast<int>(seed));
         left = left || emulator::n_queued() == 1;
         void * other = nullptr;
         alloc(&other, 1);
         free_device(other);
-        CHECK(emulator::n_queued() == 0);
+        CHECK(emulator::n_queued() == 0, "seed %d", static_cast<int>(seed));
     }
     CHECK(left);
     TestEvent never;
@@ -141,19 +136,21 @@ void check_graphs() {
         emulator::set_seed(seed);
         TestStream main, side;
         TestEvent fork, join, outside;
-        Array<int> list(16);
+        DeviceArray<int> list(16);
         uint64_t id = 0;
         event_record(outside.e, side.s);
-        CHECK(emulator::capture_begin(main.s, 42) && stream_capturing(main.s, &id) && id == 42 && !stream_capturing(side.s, &id));
-        launch(append, Grid{}, 1, 0, main.s, list.p, 1);
-        CHECK(event_record(fork.e, main.s) && event_wait(side.s, fork.e) && stream_capturing(side.s, &id));
-        launch(append, Grid{}, 1, 0, side.s, list.p, 2);
-        CHECK(event_record(join.e, side.s) && event_wait(main.s, join.e));
-        launch(append, Grid{}, 1, 0, main.s, list.p, 3);
+        CHECK(emulator::capture_begin(main.s, 42) && stream_capturing(main.s, &id) && id == 42 && !stream_capturing(side.s, &id),
+              "seed %d", static_cast<int>(seed));
+        launch(append, Grid{}, 1, 0, main.s, list.data(), 1);
+        CHECK(event_record(fork.e, main.s) && event_wait(side.s, fork.e) && stream_capturing(side.s, &id), "seed %d", static_cast<int>(seed));
+        launch(append, Grid{}, 1, 0, side.s, list.data(), 2);
+        CHECK(event_record(join.e, side.s) && event_wait(main.s, join.e), "seed %d", static_cast<int>(seed));
+        launch(append, Grid{}, 1, 0, main.s, list.data(), 3);
         void * graph = emulator::capture_end(main.s);
-        CHECK(graph && !stream_capturing(side.s, &id) && emulator::n_queued() <= 1 && list.get()[0] == 0);
-        CHECK(emulator::graph_launch(graph, main.s) && emulator::graph_launch(graph, main.s) && stream_sync(main.s));
-        CHECK((list.get() == std::vector<int>{6, 1, 2, 3, 1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0}));
+        CHECK(graph && !stream_capturing(side.s, &id) && emulator::n_queued() <= 1 && list.get()[0] == 0, "seed %d", static_cast<int>(seed));
+        CHECK(emulator::graph_launch(graph, main.s) && emulator::graph_launch(graph, main.s) && stream_sync(main.s),
+              "seed %d", static_cast<int>(seed));
+        CHECK((list.get() == std::vector<int>{6, 1, 2, 3, 1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0}), "seed %d", static_cast<int>(seed));
         emulator::graph_destroy(graph);
     }
 }
@@ -163,29 +160,29 @@ void check_graphs() {
 void check_refused_graphs() {
     TestStream main, side, third;
     TestEvent fork, join, last, outside;
-    Array<int> list(16);
+    DeviceArray<int> list(16);
     event_record(outside.e, side.s);
     const auto refuses = [&](const char * sentence, auto && nodes) {
-        CHECK(emulator::capture_begin(main.s, 1));
-        launch(append, Grid{}, 1, 0, main.s, list.p, 1);
+        CHECK(emulator::capture_begin(main.s, 1), "%s", sentence);
+        launch(append, Grid{}, 1, 0, main.s, list.data(), 1);
         nodes();
         void * graph = emulator::capture_end(main.s);
-        CHECK(!graph && std::strstr(last_error(), sentence));
-        CHECK(!stream_capturing(main.s, nullptr) && !stream_capturing(side.s, nullptr) && !stream_capturing(third.s, nullptr));
-        CHECK(stream_sync(main.s) && stream_sync(side.s) && list.get()[0] == 0);
+        CHECK(!graph && std::strstr(last_error(), sentence), "%s", sentence);
+        CHECK(!stream_capturing(main.s, nullptr) && !stream_capturing(side.s, nullptr) && !stream_capturing(third.s, nullptr), "%s", sentence);
+        CHECK(stream_sync(main.s) && stream_sync(side.s) && list.get()[0] == 0, "%s", sentence);
     };
     const auto forked = [&] { CHECK(event_record(fork.e, main.s) && event_wait(side.s, fork.e)); };
 
     refuses("was not joined", forked);
     refuses("was not joined", [&] {
         forked();
-        launch(append, Grid{}, 1, 0, side.s, list.p, 2);
+        launch(append, Grid{}, 1, 0, side.s, list.data(), 2);
         CHECK(event_record(join.e, side.s));
     });
     refuses("was not joined", [&] {  // it did something after it was joined
         forked();
         CHECK(event_record(join.e, side.s) && event_wait(main.s, join.e));
-        launch(append, Grid{}, 1, 0, side.s, list.p, 2);
+        launch(append, Grid{}, 1, 0, side.s, list.data(), 2);
     });
     refuses("was not joined", [&] {  // by a third stream, which was not joined itself
         forked();
@@ -200,7 +197,7 @@ void check_refused_graphs() {
     // joined through a third stream
     CHECK(emulator::capture_begin(main.s, 1));
     forked();
-    launch(append, Grid{}, 1, 0, side.s, list.p, 2);
+    launch(append, Grid{}, 1, 0, side.s, list.data(), 2);
     CHECK(event_record(join.e, side.s) && event_wait(third.s, join.e));
     CHECK(event_record(last.e, third.s) && event_wait(main.s, last.e));
     void * graph = emulator::capture_end(main.s);
@@ -211,34 +208,34 @@ void check_refused_graphs() {
 // ---- memory and failures -----------------------------------------------------------------------------------------------------
 
 void check_memory() {
-    Array<char> device_memory(1000);
+    DeviceArray<char> device_memory(1000);
     char * pinned = nullptr;
     CHECK(alloc_pinned(reinterpret_cast<void **>(&pinned), 1000) && pinned[999] == 0);
-    CHECK(device_memory.get() == std::vector<char>(1000, 0) && reinterpret_cast<uintptr_t>(device_memory.p)%256 == 0);
+    CHECK(device_memory.get() == std::vector<char>(1000, 0) && reinterpret_cast<uintptr_t>(device_memory.data()) % 256 == 0);
     std::vector<char> host(1000);
     for (size_t i = 0; i < host.size(); ++i) {
         host[i] = pinned[i] = static_cast<char>(i);
     }
-    CHECK(is_pinned(pinned) && is_pinned(pinned + 999) && !is_pinned(host.data()) && !is_pinned(device_memory.p));
+    CHECK(is_pinned(pinned) && is_pinned(pinned + 999) && !is_pinned(host.data()) && !is_pinned(device_memory.data()));
     CHECK(pin(host.data(), 1000) && is_pinned(host.data() + 500) && !pin(host.data(), 10) && !is_pinned(host.data() + 1000));
     unpin(host.data());
     CHECK(!is_pinned(host.data()));
 
     // rows of 10 bytes out of 30 into rows of 16
-    CHECK(copy_rows_async(device_memory.p, 16, pinned, 30, 10, 20, nullptr) && stream_sync(nullptr));
+    CHECK(copy_rows_async(device_memory.data(), 16, pinned, 30, 10, 20, nullptr) && stream_sync(nullptr));
     const std::vector<char> seen = device_memory.get();
     for (size_t i = 0; i < 320; ++i) {
-        CHECK(seen[i] == (i%16 < 10 ? static_cast<char>(i/16*30 + i%16) : 0));
+        CHECK(seen[i] == (i % 16 < 10 ? static_cast<char>(i / 16 * 30 + i % 16) : 0), "byte %zu", i);
     }
-    CHECK(!copy(device_memory.p + 900, pinned, 101) && !copy(device_memory.p, pinned + 1, 1000));
-    CHECK(!copy(device_memory.p - 1, pinned, 2));
-    CHECK(!copy_rows_async(device_memory.p, 5, pinned, 30, 10, 2, nullptr) && !zero_async(device_memory.p, 1001, nullptr));
+    CHECK(!copy(device_memory.data() + 900, pinned, 101) && !copy(device_memory.data(), pinned + 1, 1000));
+    CHECK(!copy(device_memory.data() - 1, pinned, 2));
+    CHECK(!copy_rows_async(device_memory.data(), 5, pinned, 30, 10, 2, nullptr) && !zero_async(device_memory.data(), 1001, nullptr));
     CHECK(std::strstr(last_error(), "not all in one allocation") && check());
     emulator::check_guards();
 
     const char * late = pinned;
     free_pinned(pinned);
-    CHECK(!is_pinned(late) && !copy(device_memory.p, late, 1));
+    CHECK(!is_pinned(late) && !copy(device_memory.data(), late, 1));
 
     Device info;
     CHECK(device_count() == 1 && device(0, info) && info.total_bytes - info.free_bytes == 1000);
@@ -251,7 +248,7 @@ void check_failures() {
     emulator::Limits few;
     few.device_bytes = 4 << 20;
     emulator::set_limits(few);
-    Array<char> most(3 << 20);
+    DeviceArray<char> most(3 << 20);
     CHECK(!alloc(&p, 2 << 20) && p == nullptr);
     CHECK(std::strcmp(last_error(), "the GPU has no memory for 2 MiB more; 1 MiB are free") == 0);
 
@@ -266,22 +263,22 @@ void check_failures() {
 
     few.copies_left = 2;
     emulator::set_limits(few);
-    CHECK(copy(most.p, host.data(), 100) && copy_async(most.p, host.data(), 100, nullptr) && !copy(most.p, host.data(), 100));
+    CHECK(copy(most.data(), host.data(), 100) && copy_async(most.data(), host.data(), 100, nullptr) && !copy(most.data(), host.data(), 100));
 
     few.copies_left = emulator::kNever;
     few.operations_left = 0;
     emulator::set_limits(few);
-    launch(put, Grid{}, 1, 0, nullptr, reinterpret_cast<int *>(most.p), 1);  // nobody hears of it yet
+    launch(put, Grid{}, 1, 0, nullptr, reinterpret_cast<int *>(most.data()), 1);  // nobody hears of it yet
     CHECK(!stream_sync(nullptr) && std::strstr(last_error(), "failed") && check());
     emulator::set_limits({});
     CHECK(most.get()[0] == 0);
 
     const auto refused = [&](Grid grid, unsigned threads, size_t shared) {
-        launch(put, grid, threads, shared, nullptr, reinterpret_cast<int *>(most.p), 1);
+        launch(put, grid, threads, shared, nullptr, reinterpret_cast<int *>(most.data()), 1);
         return !check() && check();
     };
     CHECK(refused(Grid{0}, 32, 0) && refused(Grid{1, 70000}, 32, 0) && refused(Grid{}, 1025, 0) && refused(Grid{}, 0, 0));
-    CHECK(refused(Grid{}, 32, 100*1024) && most.get()[0] == 0);
+    CHECK(refused(Grid{}, 32, 100 * 1024) && most.get()[0] == 0);
 }
 
 // Two host threads with streams of their own.
@@ -292,10 +289,10 @@ void check_threads() {
         threads.emplace_back([&results, t] {
             TestStream s;
             int * list = nullptr;
-            alloc(reinterpret_cast<void **>(&list), 101*sizeof(int));
+            alloc(reinterpret_cast<void **>(&list), 101 * sizeof(int));
             for (int i = 0; i < 100; ++i) {
                 launch(append, Grid{}, 1, 0, s.s, list, i);
-                if (i%10 == 0) {
+                if (i % 10 == 0) {
                     stream_sync(s.s);
                 }
             }
@@ -335,6 +332,5 @@ int main() {
     check_failures();
     check_threads();
     check_rates();
-    std::printf(failures == 0 ? "ok\n" : "%d failures\n", failures);
-    return failures == 0 ? 0 : 1;
+    return finish();
 }

@@ -2,17 +2,15 @@
 //   bench_attend [n_cells=7680] [rounds=15] [isa]
 // Prints the median ms per token (all layers): of every cell, the same with mass, and of lists of rows, a sixteenth of the cells as sampling
 // finds them, with mass, hits and errors. The configurations take turns within a round, so that noise hits them alike.
-#include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <string>
 #include <thread>
 
-#include "attend_cases.h"
-#include "kernels/attend/attend.h"
+#include "dense_problem.h"
 
 using namespace edgekv;
+using namespace test;
 
 namespace {
 
@@ -35,26 +33,6 @@ struct Config {
 struct Layer {
     std::vector<char> k, v;
 };
-
-// Rows of one buffer repeat with a period that no tile divides; only the traffic has to be real.
-std::vector<char> fill_cache(CellType type, const Shape & shape, int n_cells, uint64_t seed) {
-    cases::Random rng(seed);
-    const size_t row = cases::row_bytes(type, shape.head_dim);
-    const size_t rows = static_cast<size_t>(n_cells) * shape.n_head_kv, period = 997;
-    std::vector<char> buffer(rows * row);
-    std::vector<float> values(static_cast<size_t>(shape.head_dim));
-    for (size_t r = 0; r < rows; ++r) {
-        if (r >= period) {
-            std::memcpy(buffer.data() + r * row, buffer.data() + (r - period) * row, row);
-            continue;
-        }
-        for (float & x : values) {
-            x = rng.normal();
-        }
-        cases::store_row(type, values, buffer.data() + r * row);
-    }
-    return buffer;
-}
 
 // One decode step; the threads meet after every layer, as the nodes of a compute graph do.
 double run_token(const std::vector<AttendProblem> & layers, char * workspace, const Config & config) {
@@ -89,10 +67,10 @@ double run_token(const std::vector<AttendProblem> & layers, char * workspace, co
     }
     while (ready.load() < config.n_threads - 1) {
     }
-    const auto start = std::chrono::steady_clock::now();
+    const double start = now_ns();
     go.store(true);
     work(0);
-    const double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    const double ms = (now_ns() - start) * 1e-6;
     for (std::thread & t : pool) {
         t.join();
     }
@@ -101,14 +79,11 @@ double run_token(const std::vector<AttendProblem> & layers, char * workspace, co
 
 void bench(const Shape & shape, int n_cells, int rounds, const char * only) {
     const int n_pages = (n_cells + 15) / 16;
-    std::vector<float> q(static_cast<size_t>(shape.n_head) * shape.head_dim), out(q.size());
+    Random rng(3);
+    const std::vector<float> q = normal_values(static_cast<size_t>(shape.n_head) * shape.head_dim, rng);
+    std::vector<float> out(q.size());
     std::vector<float> mass(2 * static_cast<size_t>(shape.n_head_kv) * n_pages);
     std::vector<uint16_t> mask(static_cast<size_t>(n_cells));
-    cases::Random rng(3);
-    for (float & x : q) {
-        x = rng.normal();
-    }
-
     const int n_listed = std::max(1, n_cells / 16);
     std::vector<int32_t> cells, n_rows(static_cast<size_t>(shape.n_head_kv), n_listed);
     std::vector<float> weights;
@@ -123,8 +98,8 @@ void bench(const Shape & shape, int n_cells, int rounds, const char * only) {
     std::vector<Layer> caches[2];
     for (int type = 0; type < 2; ++type) {
         for (int i = 0; i < shape.n_layers; ++i) {
-            const CellType t = static_cast<CellType>(type);
-            caches[type].push_back({fill_cache(t, shape, n_cells, 2 * i + 1), fill_cache(t, shape, n_cells, 2 * i + 2)});
+            const auto rows = [&] { return repeated_rows(static_cast<CellType>(type), shape.head_dim, static_cast<size_t>(n_cells) * shape.n_head_kv, rng); };
+            caches[type].push_back({rows(), rows()});
         }
     }
     std::vector<Config> configs;
@@ -148,23 +123,12 @@ void bench(const Shape & shape, int n_cells, int rounds, const char * only) {
             }
             std::vector<AttendProblem> layers;
             for (const Layer & layer : caches[static_cast<int>(c.type)]) {
-                AttendProblem p{};
-                p.head_dim = shape.head_dim;
-                p.n_head = shape.n_head;
-                p.n_head_kv = shape.n_head_kv;
-                p.n_tokens = 1;
-                p.n_cells = n_cells;
-                p.page_tokens = 16;
+                AttendProblem p = dense_problem(shape.head_dim, shape.n_head, shape.n_head_kv, 1, n_cells, c.type);
                 p.q = reinterpret_cast<const char *>(q.data());
-                p.q_stride_head = p.out_stride_head = static_cast<size_t>(shape.head_dim) * 4;
-                p.k_type = p.v_type = c.type;
                 p.k = layer.k.data();
                 p.v = layer.v.data();
-                p.k_stride_head = p.v_stride_head = cases::row_bytes(c.type, shape.head_dim);
-                p.k_stride_cell = p.v_stride_cell = p.k_stride_head * shape.n_head_kv;
                 p.mask_type = MaskType::f16;
                 p.mask = reinterpret_cast<const char *>(mask.data());
-                p.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
                 p.out = reinterpret_cast<char *>(out.data());
                 p.mass_max = c.what != What::plain ? mass.data() : nullptr;
                 p.mass_sum = c.what != What::plain ? mass.data() + mass.size() / 2 : nullptr;
@@ -177,9 +141,8 @@ void bench(const Shape & shape, int n_cells, int rounds, const char * only) {
                 }
                 layers.push_back(p);
             }
-            std::vector<float> raw(attend_workspace_bytes(layers[0], c.n_threads) / 4 + 16);
-            char * workspace = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(raw.data()) + 63) / 64 * 64);
-            c.ms.push_back(run_token(layers, workspace, c));
+            std::vector<char> workspace(attend_workspace_bytes(layers[0], c.n_threads) + 64);
+            c.ms.push_back(run_token(layers, aligned(workspace), c));
         }
     }
 
@@ -189,9 +152,8 @@ void bench(const Shape & shape, int n_cells, int rounds, const char * only) {
         std::printf("  %-9s %-5s %-8d", isa_name(configs[i].isa), configs[i].type == CellType::f16 ? "f16" : "q8_0",
                     configs[i].n_threads);
         for (size_t j = i; j < i + kNumWhats; ++j) {
-            std::vector<double> & ms = configs[j].ms;
-            std::sort(ms.begin(), ms.end());
-            std::printf(" %6.2f (%6.2f) ", ms[ms.size() / 2], ms[0]);
+            const std::vector<double> & ms = configs[j].ms;
+            std::printf(" %6.2f (%6.2f) ", median(ms), *std::min_element(ms.begin(), ms.end()));
         }
         std::printf("\n");
     }

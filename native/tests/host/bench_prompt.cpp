@@ -1,16 +1,14 @@
 // Times the prompt kernels: one layer, 512 tokens behind a context, one thread.
 //   bench_prompt [n_cells=7680] [rounds=7] [kernel]
 // Prints medians in ns for each (query, cell, query head), and the least. The kernels take turns within a round.
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <string>
-#include <vector>
 
-#include "attend_cases.h"
+#include "dense_problem.h"
 #include "kernels/prompt/prompt_internal.h"
 
 using namespace edgekv;
+using namespace test;
 
 int main(int argc, char ** argv) {
     const int n_cells = argc > 1 ? std::atoi(argv[1]) : 7680, rounds = argc > 2 ? std::atoi(argv[2]) : 7;
@@ -21,36 +19,12 @@ int main(int argc, char ** argv) {
     } shapes[] = {{"64, 9 heads, 3 of K and V", 64, 9, 3}, {"128, 24 heads, 8 of K and V", 128, 24, 8}};
     for (const auto & shape : shapes) {
         for (const CellType type : {CellType::f16, CellType::q8_0}) {
-            cases::Random rng(3);
-            AttendProblem p{};
-            p.head_dim = shape.head_dim;
-            p.n_head = shape.n_head;
-            p.n_head_kv = shape.n_head_kv;
-            p.n_tokens = n_tokens;
-            p.n_cells = n_cells;
-            p.page_tokens = 16;
-            p.k_type = p.v_type = type;
-            p.scale = 1.0f / std::sqrt(static_cast<float>(p.head_dim));
-            std::vector<float> q(static_cast<size_t>(n_tokens * p.n_head * p.head_dim)), out(q.size());
-            for (float & x : q) {
-                x = rng.normal();
-            }
-            const size_t bytes = cases::row_bytes(type, p.head_dim);
-            std::vector<char> cells[2];
-            for (auto & rows : cells) {
-                rows.resize(bytes * static_cast<size_t>(n_cells * p.n_head_kv));
-                std::vector<float> x(static_cast<size_t>(p.head_dim));
-                for (size_t at = 0; at < rows.size(); at += bytes) {
-                    if (at >= 997 * bytes) {  // only the traffic has to be real
-                        std::memcpy(rows.data() + at, rows.data() + at - 997 * bytes, bytes);
-                        continue;
-                    }
-                    for (float & value : x) {
-                        value = rng.normal();
-                    }
-                    cases::store_row(type, x, rows.data() + at);
-                }
-            }
+            Random rng(3);
+            AttendProblem p = dense_problem(shape.head_dim, shape.n_head, shape.n_head_kv, n_tokens, n_cells, type);
+            const std::vector<float> q = normal_values(static_cast<size_t>(n_tokens * p.n_head * p.head_dim), rng);
+            std::vector<float> out(q.size());
+            const size_t n_rows = static_cast<size_t>(n_cells) * p.n_head_kv;
+            const std::vector<char> k = repeated_rows(type, p.head_dim, n_rows, rng), v = repeated_rows(type, p.head_dim, n_rows, rng);
             std::vector<uint16_t> mask(static_cast<size_t>(n_tokens) * n_cells);
             for (int t = 0; t < n_tokens; ++t) {
                 for (int c = n_cells - n_tokens + t + 1; c < n_cells; ++c) {
@@ -58,18 +32,12 @@ int main(int argc, char ** argv) {
                 }
             }
             p.q = reinterpret_cast<const char *>(q.data());
-            p.q_stride_head = static_cast<size_t>(p.head_dim) * 4;
-            p.q_stride_token = p.q_stride_head * p.n_head;
-            p.k = cells[0].data();
-            p.v = cells[1].data();
-            p.k_stride_head = p.v_stride_head = bytes;
-            p.k_stride_cell = p.v_stride_cell = bytes * p.n_head_kv;
+            p.k = k.data();
+            p.v = v.data();
             p.mask_type = MaskType::f16;
             p.mask = reinterpret_cast<const char *>(mask.data());
             p.mask_stride_token = static_cast<size_t>(n_cells) * 2;
             p.out = reinterpret_cast<char *>(out.data());
-            p.out_stride_head = p.q_stride_head;
-            p.out_stride_token = p.q_stride_token;
             PromptProblem problem{};
             problem.attend = p;
             problem.seen_stride = static_cast<size_t>(prompt_cell_blocks(n_cells));
@@ -80,7 +48,6 @@ int main(int argc, char ** argv) {
             problem.seen = seen.data();
             const PromptPlan plan = prompt_plan(p, 1);
             std::vector<char> memory(plan.scratch_bytes + 64);
-            char * scratch = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
 
             const std::vector<Isa> all = {Isa::portable, Isa::avx2, Isa::avx512, Isa::avx512bf16, Isa::amx};
             std::vector<std::vector<double>> ns(all.size());
@@ -89,19 +56,18 @@ int main(int argc, char ** argv) {
                     if (!isa_supported(all[i]) || (argc > 3 ? std::string(isa_name(all[i])) != argv[3] : i == 0 && round > 0)) {
                         continue;
                     }
-                    const auto begin = std::chrono::steady_clock::now();
-                    for (int item = 0; item < plan.n_items; ++item) {
-                        prompt_kernels(all[i]).attend(problem, plan, item, scratch);
-                    }
-                    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-                    ns[i].push_back(seconds * 1e9 / (static_cast<double>(n_tokens) * p.n_head * (n_cells - n_tokens / 2)));
+                    const double all_items = time_ns(1, [&] {
+                        for (int item = 0; item < plan.n_items; ++item) {
+                            prompt_kernels(all[i]).attend(problem, plan, item, aligned(memory));
+                        }
+                    });
+                    ns[i].push_back(all_items / (static_cast<double>(n_tokens) * p.n_head * (n_cells - n_tokens / 2)));
                 }
             }
             std::printf("%s, %s:", shape.name, type == CellType::f16 ? "f16" : "q8_0");
             for (size_t i = 0; i < all.size(); ++i) {
                 if (!ns[i].empty()) {
-                    std::sort(ns[i].begin(), ns[i].end());
-                    std::printf("  %s %.3f (%.3f)", isa_name(all[i]), ns[i][ns[i].size() / 2], ns[i][0]);
+                    std::printf("  %s %.3f (%.3f)", isa_name(all[i]), median(ns[i]), *std::min_element(ns[i].begin(), ns[i].end()));
                 }
             }
             std::printf("\n");

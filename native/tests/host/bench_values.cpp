@@ -1,19 +1,14 @@
-// Whether the time of a kernel depends on the values it reads: attention over every cell and over lists of rows, building and scanning
+// Does the time of a kernel depend on the values that it reads? Attention over every cell and over lists of rows, building and scanning
 // sketches, scanning keys, and sampling, over a cache of ordinary values and over caches that a processor may treat apart.
 //   bench_values [rounds=31] [isa]
 // Prints each time over that of ordinary values. All kinds take turns within a round, so that noise hits them alike.
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <limits>
+#include <deque>
 
-#include "attend_cases.h"
-#include "kernels/attend/attend.h"
-#include "kernels/select/sample.h"
-#include "kernels/sketch/sketch_internal.h"
-#include "kernels/simd/subnormals.h"
+#include "bench_scan.h"
 
 using namespace edgekv;
+using namespace test;
 
 namespace {
 
@@ -21,20 +16,19 @@ constexpr int kHeadDim = 64, kGroup = 3, kHeads = 3, kCells = 1024, kGroups = kC
 
 struct Kind {
     const char * name;
-    float (*value)(cases::Random & rng);
+    float (*value)(Random & rng);
     float query_scale;
 };
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
 const Kind kKinds[] = {
-    {"ordinary", [](cases::Random & rng) { return rng.normal(); }, 1.0f},
-    {"zeros", [](cases::Random &) { return 0.0f; }, 1.0f},
-    {"subnormal f16", [](cases::Random & rng) { return rng.normal() * 0x1p-18f; }, 1.0f},
-    {"subnormal queries", [](cases::Random & rng) { return rng.normal(); }, 0x1p-140f},
-    {"subnormal weights", [](cases::Random & rng) { return rng.normal(); }, 60.0f},  // logits so far apart that exp() underflows
-    {"largest f16", [](cases::Random & rng) { return rng.uniform() < 0.5f ? 65504.0f : -65504.0f; }, 1.0f},
-    {"infinities", [](cases::Random & rng) { return rng.uniform() < 0.1f ? kInf : rng.normal(); }, 1.0f},
-    {"NaN", [](cases::Random & rng) { return rng.uniform() < 0.1f ? std::numeric_limits<float>::quiet_NaN() : rng.normal(); }, 1.0f},
+    {"ordinary", [](Random & rng) { return rng.normal(); }, 1.0f},
+    {"zeros", [](Random &) { return 0.0f; }, 1.0f},
+    {"subnormal f16", [](Random & rng) { return rng.normal() * 0x1p-18f; }, 1.0f},
+    {"subnormal queries", [](Random & rng) { return rng.normal(); }, 0x1p-140f},
+    {"subnormal weights", [](Random & rng) { return rng.normal(); }, 60.0f},  // logits so far apart that exp() underflows
+    {"largest f16", [](Random & rng) { return rng.uniform() < 0.5f ? 65504.0f : -65504.0f; }, 1.0f},
+    {"infinities", [](Random & rng) { return rng.uniform() < 0.1f ? kInf : rng.normal(); }, 1.0f},
+    {"NaN", [](Random & rng) { return rng.uniform() < 0.1f ? kNan : rng.normal(); }, 1.0f},
 };
 constexpr int kNumKinds = sizeof(kKinds) / sizeof(kKinds[0]);
 
@@ -44,8 +38,8 @@ struct Data {
 };
 
 Data fill(const Kind & kind, CellType type) {
-    cases::Random rng(7);
-    const size_t row = cases::row_bytes(type, kHeadDim);
+    Random rng(7);
+    const size_t bytes = row_bytes(type, kHeadDim);
     Data data;
     data.q.resize(kHeads * kGroup * kHeadDim);
     data.out.resize(data.q.size());
@@ -53,15 +47,15 @@ Data fill(const Kind & kind, CellType type) {
         x = rng.normal() * kind.query_scale;
     }
     for (auto * cache : {&data.k, &data.v}) {
-        cache->resize(row * kCells * kHeads);
+        cache->resize(bytes * kCells * kHeads);
         std::vector<float> values(kHeadDim);
-        for (size_t at = 0; at < cache->size(); at += row) {
+        for (size_t at = 0; at < cache->size(); at += bytes) {
             for (float & x : values) {
                 x = kind.value(rng);
             }
             if (type == CellType::f16) {
                 for (int i = 0; i < kHeadDim; ++i) {
-                    const uint16_t h = std::isnan(values[i]) ? 0x7e00 : cases::to_half(values[i]);
+                    const uint16_t h = std::isnan(values[i]) ? 0x7e00 : to_half(values[i]);
                     std::memcpy(cache->data() + at + 2 * i, &h, 2);
                 }
                 continue;
@@ -69,7 +63,7 @@ Data fill(const Kind & kind, CellType type) {
             // a block's values are what the scale makes of them: the scale takes the kind, the codes stay ordinary
             for (size_t b = 0; b < kHeadDim / 32; ++b) {
                 const float scale = values[32 * b];
-                const uint16_t h = std::isnan(scale) ? 0x7e00 : cases::to_half(std::isinf(scale) ? scale : scale / 127.0f);
+                const uint16_t h = std::isnan(scale) ? 0x7e00 : to_half(std::isinf(scale) ? scale : scale / 127.0f);
                 std::memcpy(cache->data() + at + 34 * b, &h, 2);
                 for (int i = 0; i < 32; ++i) {
                     cache->data()[at + 34 * b + 2 + i] = static_cast<char>(rng.next() % 255 - 127);
@@ -81,41 +75,13 @@ Data fill(const Kind & kind, CellType type) {
 }
 
 AttendProblem problem_of(Data & data, CellType type) {
-    AttendProblem p{};
-    p.head_dim = kHeadDim;
-    p.n_head = kHeads * kGroup;
-    p.n_head_kv = kHeads;
-    p.n_tokens = 1;
-    p.n_cells = kCells;
-    p.page_tokens = 16;
+    AttendProblem p = dense_problem(kHeadDim, kHeads * kGroup, kHeads, 1, kCells, type);
     p.q = reinterpret_cast<const char *>(data.q.data());
-    p.q_stride_head = p.out_stride_head = kHeadDim * 4;
-    p.k_type = p.v_type = type;
     p.k = data.k.data();
     p.v = data.v.data();
-    p.k_stride_head = p.v_stride_head = cases::row_bytes(type, kHeadDim);
-    p.k_stride_cell = p.v_stride_cell = p.k_stride_head * kHeads;
-    p.scale = 0.125f;
     p.out = reinterpret_cast<char *>(data.out.data());
     return p;
 }
-
-// Sketches of a cache, the shares of its first KV head, and what is sampled from them.
-struct Sketched {
-    std::vector<char> raw, prepared, scratch;
-    std::vector<uint16_t> cells;
-    std::vector<float> tops, sums, weights;
-    std::vector<int32_t> rows;
-    Sketch sketch;
-
-    Sketched() : raw(sketch_bytes(SketchKind::b3, kHeadDim, kHeads, kGroups) + 64), prepared(sketch_query_bytes(kHeadDim, kGroup)),
-        scratch(sample_scratch_bytes(kGroups, kGroup) + 64), cells(kCells * kGroup), tops(kGroups * kGroup), sums(tops.size()),
-        weights(kCells), rows(kCells), sketch{SketchKind::b3, kHeadDim, kHeads, kGroups, aligned(raw)} {}
-    static char * aligned(std::vector<char> & bytes) {
-        return reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(bytes.data()) + 63) / 64 * 64);
-    }
-    Shares shares() { return {cells.data(), tops.data(), sums.data(), kCells, kGroups}; }
-};
 
 // Every third cell of each head, with weights.
 struct Lists {
@@ -143,20 +109,6 @@ struct Lists {
     }
 };
 
-template <class F>
-double time_ns(F && f, int repeats) {
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < repeats; ++i) {
-        f();
-    }
-    return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start).count() / repeats;
-}
-
-double median(std::vector<double> x) {
-    std::sort(x.begin(), x.end());
-    return x[x.size() / 2];
-}
-
 void bench(const char * isa, CellType type, int rounds) {
     const SketchKernels * sketches = sketch_kernels(isa);
     const char * attends_as = std::strcmp(isa, "avx512vnni") == 0 ? "avx512" : isa;
@@ -169,16 +121,18 @@ void bench(const char * isa, CellType type, int rounds) {
     }
 
     std::vector<Data> data;
-    std::vector<Sketched> sketched(kNumKinds);
+    std::deque<BenchScan> scans;
     Lists lists;
     for (int i = 0; i < kNumKinds; ++i) {
         data.push_back(fill(kKinds[i], type));
     }
-    const SketchLayout layout = sketch_layout(kHeadDim, kGroups);
-    const std::vector<Sight> sight(kGroups, Sight{~uint64_t{0}, 0xf});
+    for (const Data & of_kind : data) {
+        scans.emplace_back(kHeadDim, kGroup, kHeads, kGroups, 1, of_kind.q, Sight{~uint64_t{0}, 0xf});
+        scans.back().sampling.resolution = 100.0f;
+    }
     AttendProblem first = problem_of(data[0], type);
     std::vector<char> raw(std::max(attend_workspace_bytes(first, 1), attend_workspace_bytes(lists.of(first), 1)) + 64);
-    char * workspace = Sketched::aligned(raw);
+    char * workspace = aligned(raw);
 
     constexpr int kNumKernels = 6;
     static constexpr const char * kNames[kNumKernels] = {"attend", "rows", "build", "scan", "scan keys", "sample"};
@@ -186,50 +140,15 @@ void bench(const char * isa, CellType type, int rounds) {
     for (int round = 0; round < rounds; ++round) {
         for (int i = 0; i < kNumKinds; ++i) {
             const AttendProblem p = problem_of(data[i], type), of_rows = lists.of(p);
-            Sketched & s = sketched[i];
-            const size_t row = cases::row_bytes(type, kHeadDim);
-            const SketchKeys keys{type, data[i].k.data(), row * kHeads, row};
-            SketchQuery query{};
-            query.q = reinterpret_cast<const char *>(data[i].q.data());
-            query.stride_head = kHeadDim * 4;
-            query.n_tokens = 1;
-            query.group = kGroup;
-            query.scale = 0.125f;
-            query.sight = sight.data();
-            query.sight_stride = kGroups;
-            SampleProblem sampling{};
-            sampling.n_groups = kGroups;
-            sampling.group = kGroup;
-            sampling.shares = s.cells.data();
-            sampling.tops = s.tops.data();
-            sampling.sums = s.sums.data();
-            sampling.cell_stride = kCells;
-            sampling.group_stride = kGroups;
-            sampling.sight = sight.data();
-            sampling.resolution = 100.0f;
-            sampling.rows = s.rows.data();
-            sampling.weights = s.weights.data();
-            sampling.scratch = Sketched::aligned(s.scratch);
-            const auto time = [&](int kernel, int repeats, const auto & f) { times[kernel][i].push_back(time_ns(f, repeats)); };
+            BenchScan & scan = scans[i];
+            const SketchKeys keys{type, data[i].k.data(), p.k_stride_cell, p.k_stride_head};
+            const auto time = [&](int kernel, int repeats, const auto & f) { times[kernel][i].push_back(time_ns(repeats, f)); };
             time(0, 4, [&] { attend_run(p, workspace, 0, 1, attend_isa); });
             time(1, 4, [&] { attend_run(of_rows, workspace, 0, 1, attend_isa); });
-            time(2, 1, [&] {
-                for (int group = 0; group < kGroups; ++group) {
-                    sketches->build(s.sketch, layout, keys, 0, group, ~uint64_t{0});
-                }
-            });
-            time(4, 1, [&] {
-                const SubnormalsAreZero fast;  // as sketch.cpp has it
-                for (int group = 0; group < kGroups; ++group) {
-                    sketches->scan_keys(keys, kHeadDim, query, 0, group, s.shares());
-                }
-            });
-            time(3, 8, [&] {
-                const SubnormalsAreZero fast;
-                sketches->prepare(kHeadDim, layout.padded, query, s.prepared.data());
-                sketches->scan(s.sketch, layout, query, s.prepared.data(), 0, 0, kGroups, s.shares());
-            });
-            time(5, 8, [&] { sample_rows(sampling, attend_isa); });
+            time(2, 1, [&] { scan.build(*sketches, 0, 0, keys); });
+            time(4, 1, [&] { scan.scan_keys(*sketches, keys); });
+            time(3, 8, [&] { scan.scan(*sketches, scan.layers[0], 0); });
+            time(5, 8, [&] { sample_rows(scan.sampling, attend_isa); });
         }
     }
     std::printf("%-10s %-4s", isa, type == CellType::f16 ? "f16" : "q8_0");

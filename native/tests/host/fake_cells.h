@@ -48,11 +48,11 @@ inline bool g_uses_log = true;
 bool llama_edgekv_get_cells(const llama_context * lctx, uint32_t stream, llama_edgekv_cells * out) {
     const auto & cells = edgekv::cache_of(lctx)[stream];
     *out = {};
-    out->n_cells  = (uint32_t) cells.pos.size();
-    out->n_stream = (uint32_t) edgekv::cache_of(lctx).size();
-    out->pos      = cells.pos.data();
-    out->changed  = cells.clock.times().data();
-    out->now      = cells.clock.now();
+    out->n_cells = static_cast<uint32_t>(cells.pos.size());
+    out->n_stream = static_cast<uint32_t>(edgekv::cache_of(lctx).size());
+    out->pos = cells.pos.data();
+    out->changed = cells.clock.times().data();
+    out->now = cells.clock.now();
 
     return true;
 }
@@ -67,7 +67,7 @@ int llama_edgekv_get_changed(const llama_context * lctx, uint32_t stream, uint64
         n += 1;
     });
     if (!known || n > capacity) {
-        out[0] = { 0, (uint32_t) cells.pos.size() };
+        out[0] = { 0, static_cast<uint32_t>(cells.pos.size()) };
         n = 1;
     }
 

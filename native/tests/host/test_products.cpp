@@ -10,23 +10,20 @@
 #include <random>
 #include <vector>
 
-#include "at_end.h"
+#include "checks.h"
+#include "host_memory.h"
 #include "kernels/half.h"
 #include "kernels/products/products.h"
 
 using namespace edgekv;
+using namespace test;
 
 namespace {
-
-int failures = 0;
 
 struct Case {
     WeightType type;
     int n_blocks, n_rows, n_tokens;
 };
-
-template <class T>
-using AtEndVector = std::vector<T, cases::AtEnd<T>>;
 
 struct Instance {
     explicit Instance(const Case & c, unsigned seed) : c(c) {
@@ -58,7 +55,7 @@ struct Instance {
         }
     }
 
-    // what the terms of a product add up to without signs
+    // The sum of the absolute terms of a product.
     double size_of(int row, int token) const {
         double sum = 0.0;
         for (int b = 0; b < c.n_blocks; ++b) {
@@ -116,11 +113,9 @@ void check(const Case & c, int first, int end, Isa isa) {
             const size_t at = static_cast<size_t>(t) * stride + static_cast<size_t>(r);
             const bool mine = r >= first && r < end;
             const double bound = mine ? (2.0 * c.n_blocks + 4.0) * std::ldexp(in.size_of(r, t), -24) : 0.0;
-            if (!(std::fabs(static_cast<double>(got[at]) - want[at]) <= bound) && ++failures <= 20) {
-                std::printf("FAIL %s, %s: %d blocks, %d rows, %d tokens: row %d, token %d: got %.9g, want %.9g, within %.2g\n", isa_name(isa),
-                            c.type == WeightType::q4_1 ? "Q4_1" : "Q8_0", c.n_blocks, c.n_rows, c.n_tokens, r, t,
-                            static_cast<double>(got[at]), static_cast<double>(want[at]), bound);
-            }
+            CHECK(std::fabs(static_cast<double>(got[at]) - want[at]) <= bound, "%s, %s, %d blocks, %d rows, %d tokens: row %d, token %d: %.9g, not %.9g",
+                  isa_name(isa), c.type == WeightType::q4_1 ? "Q4_1" : "Q8_0", c.n_blocks, c.n_rows, c.n_tokens, r, t,
+                  static_cast<double>(got[at]), static_cast<double>(want[at]));
         }
     }
 }
@@ -144,6 +139,6 @@ int main() {
             check({type, 18, 64, 130}, 0, 64, isa);
         }
     }
-    std::printf(failures == 0 ? "\nok\n" : "\n%d failures\n", failures);
-    return failures == 0 ? 0 : 1;
+    std::printf("\n");
+    return finish();
 }

@@ -6,144 +6,71 @@
 // for rounding to steps. Of the rows a kernel reads, 2^20 / weight is the chance that it found; what it found for the others can differ from
 // the specification by as little, so a row must stand where the specification's running sum passes its mark within the sum of what all
 // before can be off by. Where chances have no rounding in them, the lists must be equal.
-#include <algorithm>
-
 #include "sample_instance.h"
 
 using namespace edgekv;
+using namespace test;
 
 namespace {
 
-int failures = 0;
 double worst = 0.0;  // difference of chances, in what they can be off by
-
-void fail(const Case & c, Isa isa, const char * what, double got, double want) {
-    if (++failures <= 20) {
-        std::printf("FAIL %s: %s: got %.9g, want %.9g [%s]\n", isa_name(isa), what, got, want, c.name().c_str());
-    }
-}
 
 struct Rows {
     std::vector<int32_t> cells;
     std::vector<float> weights;
     SampleResult result;
+
+    template <class Other>
+    bool same(const Other & other) const { return cells == other.cells && weights == other.weights; }
 };
 
-Rows sampled(const Case & c, Instance & in, Isa isa) {
+Rows sampled(const SampleCase & c, SampleProblem p, Isa isa) {
+    const By by{c, isa_name(isa)};
     Rows rows;
-    const size_t n = static_cast<size_t>(c.n_groups) * kGroupCells;
+    const size_t n = static_cast<size_t>(c.n_cells());
     rows.cells.assign(n + 4, -9);
     rows.weights.assign(n + 4, -9.0f);
     const size_t bytes = sample_scratch_bytes(c.n_groups, c.group);
-    in.scratch.assign(bytes + 128, 0x77);
-    SampleProblem p = in.p;
+    std::vector<char> scratch(bytes + 128, 0x77);
     p.rows = rows.cells.data();
     p.weights = rows.weights.data();
-    p.scratch = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(in.scratch.data()) + 63) / 64 * 64);
+    p.scratch = aligned(scratch);
     rows.result = sample_rows(p, isa);
-    if (!std::all_of(p.scratch + bytes, in.scratch.data() + in.scratch.size(), [](char x) { return x == 0x77; })) {
-        fail(c, isa, "write past the scratch", 0, 0);
-    }
-    const size_t room = static_cast<size_t>(c.n_groups) * kGroupCells;
+    expect(std::all_of(p.scratch + bytes, scratch.data() + scratch.size(), [](char x) { return x == 0x77; }), by, "nothing behind the scratch");
     for (size_t i = static_cast<size_t>(rows.result.n_rows); i < rows.cells.size(); ++i) {
-        if (i >= room && (rows.cells[i] != -9 || rows.weights[i] != -9.0f)) {
-            fail(c, isa, "write past the room for rows", rows.cells[i], -9);
-            break;
-        }
+        expect(i < n || (rows.cells[i] == -9 && rows.weights[i] == -9.0f), by, "nothing behind the room for rows", rows.cells[i], -9);
         rows.cells[i] = -9;  // what lies behind the last row says nothing
         rows.weights[i] = -9.0f;
     }
     return rows;
 }
 
-// The specification's, in steps of 2^-20.
-struct Chances {
-    std::vector<int32_t> p, by_share;
-
-    explicit Chances(const Case & c) : p(static_cast<size_t>(c.n_groups) * kGroupCells, -1), by_share(p) {}
-};
-
-void check_rows(const Case & c, const Instance & in, Isa isa, const Rows & got, const Rows & want, const Chances & of) {
-    const std::vector<int32_t> & chances = of.p;
+void check_rows(const By<SampleCase> & by, const SampleProblem & p, const Rows & got, const SampledRows & want) {
     const SampleResult & r = got.result;
-    if (r.n_visible != want.result.n_visible) {
-        fail(c, isa, "visible cells", r.n_visible, want.result.n_visible);
-    }
-    // What each cell's chance can be off by, and all up to each.
-    const auto off = [&](int32_t chance) { return chance == 0 || chance == kOne ? 1e-5 * chance + 0.51 : 1e-5 * chance + 1.0; };
-    std::vector<double> before{static_cast<double>(in.p.offset)}, slack{0.0};
-    for (size_t i = 0; i < chances.size(); ++i) {
-        before.push_back(before.back() + chances[i]);
-        const bool exact = !may_be_read(in, static_cast<int>(i)) || is_certain(in, static_cast<int>(i));
-        slack.push_back(slack.back() + (exact ? 0.0 : off(chances[i])));
-    }
-    int certain = 0, last = -1;
-    for (int i = 0; i < r.n_rows; ++i) {
-        const int cell = got.cells[i];
-        if (!(cell > last && cell < c.n_groups * kGroupCells && may_be_read(in, cell))) {
-            return fail(c, isa, "rows ascend and are visible", cell, last);
-        }
-        last = cell;
-        const double chance = kOne / static_cast<double>(got.weights[i]);
-        const double step = std::rint(chance);
-        if (!(got.weights[i] >= 1.0f) || std::fabs(chance - step) > 1e-6 * chance) {
-            return fail(c, isa, "a weight is 2^20 / chance", got.weights[i], 1);
-        }
-        certain += step == kOne ? 1 : 0;
-        if (is_certain(in, cell) && step != kOne) {
-            fail(c, isa, "weight of a certain cell", got.weights[i], 1);
-        }
-        const double error = std::fabs(step - chances[cell]);
-        if (!(error <= off(chances[cell]))) {
-            return fail(c, isa, "chance", step, chances[cell]);
-        }
-        worst = std::max(worst, error / off(chances[cell]));
-        // the mark that it stands on: exactly i marks were passed before, and one is in the cell
-        const double mark = (i + 1.0) * kOne;
-        if (!(before[cell] <= mark + slack[cell] && before[cell + 1] >= mark - slack[cell + 1])) {
-            return fail(c, isa, "a row stands where the running sum passes its mark", before[cell], mark);
-        }
-    }
-    if (certain != r.n_certain) {
-        fail(c, isa, "certain rows", r.n_certain, certain);
-    }
+    expect_equal(by, "visible cells", r.n_visible, want.result.n_visible);
+    const double slack = check_list(by, p, want, got.cells.data(), got.weights.data(), r.n_rows, {1e-5, 0.51, 0.0}, &worst);
+    expect_equal(by, "certain rows", r.n_certain, std::count(got.weights.begin(), got.weights.end(), 1.0f));
     // one row at the edge of its mark may be another than the specification's, and all chances may be off
-    const auto is_read = [&](int cell) { return std::binary_search(got.cells.begin(), got.cells.begin() + r.n_rows, cell); };
-    double missed = 0.0;
-    for (int cell = 0; cell < c.n_groups * kGroupCells; ++cell) {
-        missed += is_read(cell) ? 0.0 : of.by_share[cell] / static_cast<double>(kOne);
-    }
-    if (!(std::fabs(r.missed - missed) <= 1e-6 * (1.0 + missed + r.n_rows) + slack.back() / kOne)) {
-        fail(c, isa, "share of what is not read", r.missed, missed);
-    }
-    if (!(*std::max_element(got.weights.begin(), got.weights.end()) <= 1.001f * 128.0f * r.n_visible / c.resolution + 1.0f) && c.resolution >= 30.0f) {
-        fail(c, isa, "the floor bounds the weights", *std::max_element(got.weights.begin(), got.weights.end()), r.n_visible);
-    }
-    if (!(std::fabs(r.n_rows - std::floor(before.back() / kOne)) <= std::ceil(slack.back() / kOne))) {
-        fail(c, isa, "number of rows", r.n_rows, before.back() / kOne);
-    }
-    for (int cell = 0; cell < c.n_groups * kGroupCells; ++cell) {
-        if (is_certain(in, cell) && !std::binary_search(got.cells.begin(), got.cells.begin() + r.n_rows, cell)) {
-            return fail(c, isa, "every certain cell is read", cell, cell);
-        }
-    }
-    if (slack.back() == 0.0 && (got.cells != want.cells || got.weights != want.weights)) {
-        fail(c, isa, "rows where all is certain", r.n_rows, want.result.n_rows);
-    }
+    const double missed = missed_shares(want, got.cells.data(), r.n_rows);
+    expect_near(by, "share of what is not read", r.missed, missed, 1e-6 * (1.0 + missed + r.n_rows) + slack / kOne);
+    const float heaviest = *std::max_element(got.weights.begin(), got.weights.end());
+    expect(heaviest <= 1.001f * 128.0f * r.n_visible / by.c.resolution + 1.0f || by.c.resolution < 30.0f, by, "the floor bounds the weights", heaviest,
+           r.n_visible);
+    expect(slack != 0.0 || got.same(want), by, "rows where all is certain", r.n_rows, want.result.n_rows);
 }
 
 // The same walk in plain integers over chances that floats of the kernel's operations give: sums of products without rounding that matters,
 // because every factor and share is a power of two. Then kernels and reference must agree in every row.
-void check_exact(const Case & c, Instance & in, const std::vector<Isa> & isas) {
+void check_exact(SampleCase c, SampleInstance & in, int32_t offset, const std::vector<Isa> & isas) {
     for (int g = 0; g < c.group; ++g) {
         for (int i = 0; i < c.n_groups; ++i) {
-            const size_t at = g * in.p.group_stride + static_cast<size_t>(i);
+            const size_t at = g * in.group_stride + static_cast<size_t>(i);
             if (in.sight[i].visible == 0) {
                 continue;
             }
             in.tops[at] = 2.0f;
             for (int cell = 0; cell < kGroupCells; ++cell) {
-                uint16_t & share = in.shares[g * in.p.cell_stride + static_cast<size_t>(i * kGroupCells + cell)];
+                uint16_t & share = in.shares[g * in.cell_stride + static_cast<size_t>(i * kGroupCells + cell)];
                 share = share == 0 ? 0 : upper_half(std::ldexp(1.0f, -((i * 5 + cell * 3 + g) % 9)));
             }
             in.sums[at] = 1.0f;
@@ -153,75 +80,64 @@ void check_exact(const Case & c, Instance & in, const std::vector<Isa> & isas) {
     for (int i = 0; i < c.n_groups; ++i) {
         seen += in.sight[i].visible != 0;
     }
-    in.p.sinks = nullptr;
-    in.p.resolution = std::ldexp(static_cast<float>(seen * c.group), -4);  // every factor is 2^16
-    Rows want;
-    want.cells.assign(static_cast<size_t>(c.n_groups) * kGroupCells + 4, -9);
-    want.weights.assign(want.cells.size(), -9.0f);
-    SampleProblem p = in.p;
-    p.rows = want.cells.data();
-    p.weights = want.weights.data();
-    want.result = sample_reference(p, nullptr, nullptr);
+    c.sinks = false;
+    c.resolution = std::ldexp(static_cast<float>(seen * c.group), -4);  // every factor is 2^16
+    SampleProblem p = in.problem(c);
+    p.offset = offset;
+    const SampledRows want(p);
     for (const Isa isa : isas) {
-        const Rows got = sampled(c, in, isa);
-        if (got.cells != want.cells || got.weights != want.weights || got.result.n_certain != want.result.n_certain ||
-            std::fabs(got.result.missed - want.result.missed) > 1e-6 * (1.0 + want.result.n_rows)) {
-            fail(c, isa, "rows of chances without rounding", got.result.n_rows, want.result.n_rows);
-        }
+        const Rows got = sampled(c, p, isa);
+        const By by{c, isa_name(isa)};
+        expect(got.same(want), by, "rows of chances without rounding", got.result.n_rows, want.result.n_rows);
+        expect_equal(by, "certain rows, without rounding", got.result.n_certain, want.result.n_certain);
+        expect_near(by, "missed, without rounding", got.result.missed, want.result.missed, 1e-6 * (1.0 + want.result.n_rows));
     }
 }
 
-void check_case(const Case & c, uint64_t seed, const std::vector<Isa> & isas) {
-    Instance in(c, seed);
-    Chances chances(c);
-    Rows want;
-    want.cells.assign(chances.p.size() + 4, -9);
-    want.weights.assign(chances.p.size() + 4, -9.0f);
-    SampleProblem p = in.p;
-    p.rows = want.cells.data();
-    p.weights = want.weights.data();
-    want.result = sample_reference(p, chances.p.data(), chances.by_share.data());
+void check_case(const SampleCase & c, uint64_t seed, const std::vector<Isa> & isas) {
+    SampleInstance in(c, seed);
+    SampleProblem p = in.problem(c);
+    p.offset = static_cast<int32_t>(seed % 3 == 0 ? 0 : in.rng.next() % kOne);
+    const SampledRows want(p);
     // the specification itself: hidden cells never, certain ones always, others at least with the floor's chance
+    const By specified{c, "the specification"};
     const double even = std::floor(c.resolution / 128.0 * kOne / std::max(1, want.result.n_visible) + 0.5);
     const int32_t least = static_cast<int32_t>(std::min<double>(std::max(even, 1.0), kOne));
     double expected = 0.0;
-    for (int cell = 0; cell < c.n_groups * kGroupCells; ++cell) {
-        const int32_t chance = chances.p[cell];
-        if (!may_be_read(in, cell) ? chance != 0 : is_certain(in, cell) ? chance != kOne : chance != std::max(chances.by_share[cell], least) || chance > kOne) {
-            fail(c, Isa::portable, "chance of the specification", chance, 0);
-        }
+    for (int cell = 0; cell < c.n_cells(); ++cell) {
+        const int32_t chance = want.chances[cell];
+        expect(!may_be_read(p, cell) ? chance == 0 : is_certain(p, cell) ? chance == kOne : chance == std::max(want.by_share[cell], least) && chance <= kOne,
+               specified, "chance", chance, want.by_share[cell]);
         expected += chance / static_cast<double>(kOne);
     }
-    if (want.result.n_rows != static_cast<int>(std::floor(expected + in.p.offset / static_cast<double>(kOne)))) {
-        fail(c, Isa::portable, "rows of the specification", want.result.n_rows, expected);
-    }
+    expect_equal(specified, "rows", want.result.n_rows, std::floor(expected + p.offset / static_cast<double>(kOne)));
     for (const Isa isa : isas) {
-        const Rows got = sampled(c, in, isa), again = sampled(c, in, isa);
-        check_rows(c, in, isa, got, want, chances);
-        if (got.cells != again.cells || got.weights != again.weights) {
-            fail(c, isa, "two runs differ", 0, 0);
-        }
+        const By by{c, isa_name(isa)};
+        const Rows got = sampled(c, p, isa);
+        check_rows(by, p, got, want);
+        expect(got.same(sampled(c, p, isa)), by, "two runs are the same");
     }
-    check_exact(c, in, isas);
+    check_exact(c, in, p.offset, isas);
 }
 
 void check_all(const std::vector<Isa> & isas) {
     const int counts[] = {1, 2, 3, 7, 17, 40};
     const int groups[] = {1, 2, 3, 4, 5, 8, 9};
     const float resolutions[] = {1.0f, 30.0f, 500.0f, 4000.0f, 1e6f, 1e9f};
-    cases::Random rng(5);
+    Random rng(5);
     uint64_t n = 0;
     for (int repeat = 0; repeat < 8; ++repeat) {
         for (int count : counts) {
             for (int group : groups) {
-                Case c{};
+                SampleCase c{};
+                c.n_streams = c.n_tokens = c.n_head_kv = 1;
                 c.n_groups = count;
                 c.group = group;
-                c.resolution = resolutions[rng.next() % 6];
-                c.logits = static_cast<Logits>(rng.next() % static_cast<int>(Logits::count));
-                c.sinks = rng.next() % 2 == 0;
-                c.hidden = rng.next() % 3 != 0;
-                c.certain = static_cast<int>(rng.next() % 5 % 3);
+                c.resolution = rng.pick(resolutions);
+                c.logits = static_cast<Logits>(rng.below(static_cast<int>(Logits::count)));
+                c.sinks = rng.one_of(2);
+                c.hidden = !rng.one_of(3);
+                c.certain = rng.below(5) % 3;
                 check_case(c, ++n, isas);
             }
         }
@@ -231,31 +147,26 @@ void check_all(const std::vector<Isa> & isas) {
 
 // Nothing to see: no rows. Everything in reach: all rows, weight 1.
 void check_ends(const std::vector<Isa> & isas) {
-    Case c{5, 3, 100.0f, Logits::normal, true, false, 0};
+    SampleCase c{1, 1, 1, 5, 3, 100.0f, Logits::normal, true, false, 0}, every = c;
+    every.resolution = 1e9f;
+    const SampleInstance all(every, 2);
+    SampleInstance none(c, 1);
+    std::fill(none.sight.begin(), none.sight.end(), Sight{0, 0});
+    std::fill(none.tops.begin(), none.tops.end(), -kInf);
+    std::fill(none.sums.begin(), none.sums.end(), 0.0f);
+    const auto check = [](const By<SampleCase> & by, const SampleResult & got, int n, const char * what) {
+        expect_equal(by, what, got.n_rows, n);
+        expect_equal(by, what, got.n_visible, n);
+        expect_equal(by, what, got.n_certain, n);
+    };
     for (const Isa isa : isas) {
-        Instance none(c, 1);
-        for (int i = 0; i < c.n_groups; ++i) {
-            none.sight[i] = {0, 0};
-            for (int g = 0; g < c.group; ++g) {
-                none.tops[g * none.p.group_stride + i] = -kInf;
-                none.sums[g * none.p.group_stride + i] = 0.0f;
-            }
-        }
         for (const bool sinks : {false, true}) {
-            none.p.sinks = sinks ? none.sinks.data() : nullptr;
-            const Rows rows = sampled(c, none, isa);
-            if (rows.result.n_rows != 0 || rows.result.n_visible != 0 || rows.result.n_certain != 0) {
-                fail(c, isa, "rows of nothing", rows.result.n_rows, 0);
-            }
+            c.sinks = sinks;
+            check({c, isa_name(isa)}, sampled(c, none.problem(c), isa).result, 0, "rows of nothing");
         }
-        Case every = c;
-        every.resolution = 1e9f;
-        Instance all(every, 2);
-        const Rows rows = sampled(every, all, isa);
-        const int n = c.n_groups * kGroupCells;
-        if (rows.result.n_rows != n || rows.result.n_certain != n || rows.result.n_visible != n || rows.result.missed != 0.0) {
-            fail(every, isa, "rows of everything", rows.result.n_rows, n);
-        }
+        const SampleResult got = sampled(every, all.problem(every), isa).result;
+        check({every, isa_name(isa)}, got, c.n_cells(), "rows of everything");
+        expect_equal(By{every, isa_name(isa)}, "missed of everything", got.missed, 0.0);
     }
 }
 
@@ -263,47 +174,37 @@ void check_ends(const std::vector<Isa> & isas) {
 // read at as many offsets as its chance has in it, give or take 2.
 void check_mean(const std::vector<Isa> & isas) {
     constexpr int kOffsets = 4096;
-    const Case c{9, 3, 60.0f, Logits::peaked, false, true, 1};
-    Instance in(c, 3);
-    cases::Random rng(9);
-    Chances chances(c);
-    std::vector<double> value(chances.p.size());
-    for (size_t i = 0; i < value.size(); ++i) {
-        if (may_be_read(in, static_cast<int>(i))) {
-            const double top = std::exp(in.tops[i / kGroupCells]);  // of the first head
-            value[i] = top * of_upper_half(in.shares[i]) * (rng.normal() + 1.0f);
-        }
-    }
-    Rows rows;
-    rows.cells.resize(value.size());
-    rows.weights.resize(value.size());
-    SampleProblem p = in.p;
-    p.rows = rows.cells.data();
-    p.weights = rows.weights.data();
-    sample_reference(p, chances.p.data(), nullptr);
+    const SampleCase c{1, 1, 1, 9, 3, 60.0f, Logits::peaked, false, true, 1};
+    const SampleInstance in(c, 3);
+    SampleProblem p = in.problem(c);
+    const SampledRows reference(p);
+    Random rng(9);
     double want = 0.0, expected = 0.0, tolerance = 0.0;
+    std::vector<double> value(reference.chances.size());
     for (size_t i = 0; i < value.size(); ++i) {
-        const double chance = chances.p[i] / static_cast<double>(kOne);
+        if (may_be_read(p, static_cast<int>(i))) {
+            const double top = std::exp(in.tops[i / kGroupCells]);  // of the first head
+            value[i] = top * from_upper_half(in.shares[i]) * (rng.normal() + 1.0f);
+        }
+        const double chance = reference.chances[i] / static_cast<double>(kOne);
         want += value[i];
         expected += chance;
         tolerance += chance == 1.0 || chance == 0.0 ? 0.0 : std::fabs(value[i]) * 2.0 / kOffsets / chance;
     }
     for (const Isa isa : isas) {
+        const By by{c, isa_name(isa)};
         double mean = 0.0, n_rows = 0.0;
         for (int k = 0; k < kOffsets; ++k) {
-            in.p.offset = k * (kOne / kOffsets);
-            rows = sampled(c, in, isa);
+            p.offset = k * (kOne / kOffsets);
+            const Rows rows = sampled(c, p, isa);
             for (int i = 0; i < rows.result.n_rows; ++i) {
                 mean += rows.weights[i] * value[rows.cells[i]] / kOffsets;
                 n_rows += 1.0 / kOffsets;
             }
         }
-        if (!(std::fabs(mean - want) <= tolerance) || !(tolerance < 0.02 * want)) {
-            fail(c, isa, "mean over the offsets", mean, want);
-        }
-        if (!(std::fabs(n_rows - expected) <= 0.01)) {
-            fail(c, isa, "mean number of rows", n_rows, expected);
-        }
+        expect_near(by, "mean over the offsets", mean, want, tolerance);
+        expect(tolerance < 0.02 * std::fabs(want), by, "the mean is known well", tolerance, want);
+        expect_near(by, "mean number of rows", n_rows, expected, 0.01);
         std::printf("%s: mean over %d offsets %.3f, want %.3f +- %.3f; %.3f rows, want %.3f\n", isa_name(isa), kOffsets, mean, want, tolerance,
                     n_rows, expected);
     }
@@ -313,35 +214,29 @@ void check_mean(const std::vector<Isa> & isas) {
 // Each cell is read about as often as its chance says, with offsets as even as chance makes them.
 void check_positions(const std::vector<Isa> & isas) {
     constexpr int kPositions = 20000;
-    const Case c{3, 2, 40.0f, Logits::peaked, false, false, 0};
-    Instance in(c, 4);
-    for (int cell = 5; cell < c.n_groups * kGroupCells; cell += 7) {
+    const SampleCase c{1, 1, 1, 3, 2, 40.0f, Logits::peaked, false, false, 0};
+    SampleInstance in(c, 4);
+    for (int cell = 5; cell < c.n_cells(); cell += 7) {
         for (int g = 0; g < c.group; ++g) {
-            in.shares[g * in.p.cell_stride + static_cast<size_t>(cell)] = 0;
+            in.shares[g * in.cell_stride + static_cast<size_t>(cell)] = 0;
         }
     }
-    Chances chances(c);
-    Rows rows;
-    rows.cells.resize(chances.p.size());
-    rows.weights.resize(chances.p.size());
-    SampleProblem p = in.p;
-    p.rows = rows.cells.data();
-    p.weights = rows.weights.data();
-    sample_reference(p, chances.p.data(), nullptr);
+    SampleProblem p = in.problem(c);
+    const SampledRows reference(p);
     for (const Isa isa : isas) {
-        std::vector<int> reads(chances.p.size());
+        const By by{c, isa_name(isa)};
+        std::vector<int> reads(reference.chances.size());
         for (int position = 0; position < kPositions; ++position) {
-            in.p.offset = walk_offset(3, 1, position);
-            rows = sampled(c, in, isa);
+            p.offset = walk_offset(3, 1, position);
+            const Rows rows = sampled(c, p, isa);
             for (int i = 0; i < rows.result.n_rows; ++i) {
                 reads[static_cast<size_t>(rows.cells[i])] += 1;
             }
         }
         for (size_t cell = 0; cell < reads.size(); ++cell) {
-            const double chance = chances.p[cell] / static_cast<double>(kOne), want = kPositions * chance;
-            if (!(std::fabs(reads[cell] - want) <= 5.0 * std::sqrt(want * (1.0 - chance)) + 1e-3 * want + 1.0) || reads[cell] == 0) {
-                fail(c, isa, "reads of a cell", reads[cell], want);
-            }
+            const double chance = reference.chances[cell] / static_cast<double>(kOne), want = kPositions * chance;
+            expect_near(by, "reads of a cell", reads[cell], want, 5.0 * std::sqrt(want * (1.0 - chance)) + 1e-3 * want + 1.0);
+            expect(reads[cell] > 0, by, "every cell is read sometimes", reads[cell], want);
         }
     }
 }
@@ -361,6 +256,5 @@ int main() {
     check_ends(isas);
     check_mean(isas);
     check_positions(isas);
-    std::printf(failures == 0 ? "ok\n" : "%d failures\n", failures);
-    return failures == 0 ? 0 : 1;
+    return finish();
 }

@@ -2,28 +2,27 @@
 #include "pages/pages.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <random>
+#include <string>
 
+#include "checks.h"
 #include "fake_cells.h"
 
 using namespace edgekv;
+using test::expect;
 
 namespace {
 
-int g_failed = 0;
-
-void check(bool ok, const char * what, int seed, int step) {
-    if (!ok) {
-        std::printf("seed %d, step %d: %s\n", seed, step, what);
-        g_failed += 1;
-    }
-}
+// The place of a check among the random events.
+struct Step {
+    int seed, step;
+    std::string name() const { return "seed " + std::to_string(seed) + " step " + std::to_string(step); }
+};
 
 PageShape shape_of(int n_stream, int n_cells, int page_tokens) {
-    const int pages = (n_cells + page_tokens - 1)/page_tokens;
+    const int pages = (n_cells + page_tokens - 1) / page_tokens;
 
-    return { 2, 2, n_stream, n_cells, page_tokens, pages, n_stream*pages, 64 };
+    return { 2, 2, n_stream, n_cells, page_tokens, pages, n_stream * pages, 64 };
 }
 
 bool before(const StaleGroup & a, const StaleGroup & b) {
@@ -54,7 +53,7 @@ void try_and_undo(FakeCells & cells, int first, int n) {
 
 int open_of(const StaleGroups & stale, int stream, int n_cells) {
     int open = -1, n = 0;
-    for (int group = 0; group < (n_cells + kGroupCells - 1)/kGroupCells; ++group) {
+    for (int group = 0; group < (n_cells + kGroupCells - 1) / kGroupCells; ++group) {
         if (stale.is_open(stream, group)) {
             open = group;
             n += 1;
@@ -65,43 +64,43 @@ int open_of(const StaleGroups & stale, int stream, int n_cells) {
 }
 
 // Every group with a key in it is sketched, named, or open; and what is open holds keys, but not in every cell.
-void check_groups(const StaleGroups & stale_groups, const FakeCells & cells, int stream, int n_cells, const std::vector<uint64_t> & sketched, int seed,
-                  int step) {
-    for (int group = 0; group < (int) sketched.size(); ++group) {
+void check_groups(const StaleGroups & stale_groups, const FakeCells & cells, int stream, int n_cells, const std::vector<uint64_t> & sketched, const Step & at) {
+    for (int group = 0; group < static_cast<int>(sketched.size()); ++group) {
         uint64_t valid = 0;
-        for (int c = group*kGroupCells; c < std::min((group + 1)*kGroupCells, n_cells); ++c) {
-            valid |= cells.pos[c] >= 0 ? uint64_t{1} << (c - group*kGroupCells) : 0;
+        for (int c = group * kGroupCells; c < std::min((group + 1) * kGroupCells, n_cells); ++c) {
+            valid |= cells.pos[c] >= 0 ? uint64_t{1} << (c - group * kGroupCells) : 0;
         }
         bool named = false;
         for (const StaleGroup & stale : stale_groups.to_build()) {
             named = named || (stale.stream == stream && stale.group == group && stale.valid == valid);
         }
         const bool open = stale_groups.is_open(stream, group);
-        check(!(open && named), "a group is open and named", seed, step);
-        check(valid == 0 || open || named || sketched[group] == valid, "a group has no true sketch", seed, step);
-        check(!(named && valid == 0), "a group without keys is named", seed, step);
-        check(!open || (valid != 0 && ~valid != 0), "a group is open that is full or empty", seed, step);
+        expect(!(open && named), at, "a group is open or named");
+        expect(valid == 0 || open || named || sketched[group] == valid, at, "a group has a true sketch");
+        expect(!(named && valid == 0), at, "a named group has keys");
+        expect(!open || (valid != 0 && ~valid != 0), at, "an open group is neither full nor empty");
     }
 }
 
 void fuzz(int seed) {
     std::mt19937 rng(seed);
-    const auto below = [&](int n) { return (int) (rng()%(unsigned) n); };
+    const auto below = [&](int n) { return static_cast<int>(rng() % static_cast<unsigned>(n)); };
 
-    const int n_stream    = 1 + below(3);
+    const int n_stream = 1 + below(3);
     const int page_tokens = 16 << below(3);
-    const int n_cells     = 256 + below(40)*16 + below(2)*8;
+    const int n_cells = 256 + below(40) * 16 + below(2) * 8;
     FakeCache cache(n_stream, FakeCells(n_cells));
     Pages ours, all;
     ours.shape(shape_of(n_stream, n_cells, page_tokens), 64);
     all.shape(shape_of(n_stream, n_cells, page_tokens), 64);
 
-    std::vector<std::vector<uint64_t>> sketched(n_stream, std::vector<uint64_t>((n_cells + kGroupCells - 1)/kGroupCells, 0));
+    std::vector<std::vector<uint64_t>> sketched(n_stream, std::vector<uint64_t>((n_cells + kGroupCells - 1) / kGroupCells, 0));
     int32_t position = 0;
     for (int step = 0; step < 300; ++step) {
+        const Step at{seed, step};
         FakeCells & cells = cache[below(n_stream)];
         const int first = below(n_cells);
-        const int n     = 1 + below(std::min(n_cells - first, below(4) ? 40 : n_cells));
+        const int n = 1 + below(std::min(n_cells - first, below(4) ? 40 : n_cells));
         switch (below(12)) {
             case 0: cells.clock.touch_all(); break;
             case 1:  // more than the log holds
@@ -134,25 +133,25 @@ void fuzz(int seed) {
         g_uses_log = false;
         all.sync(as_context(cache), n, sketches);
 
-        check(ours.cells.changed_pages() == all.cells.changed_pages(), "other pages changed", seed, step);
+        expect(ours.cells.changed_pages() == all.cells.changed_pages(), at, "the same pages changed");
         for (int s = 0; s < n_stream; ++s) {
-            const int pages = (n_cells + page_tokens - 1)/page_tokens;
-            check(std::equal(ours.cells.newest(s), ours.cells.newest(s) + pages, all.cells.newest(s)), "another newest position", seed, step);
-            check(std::equal(ours.cells.oldest(s), ours.cells.oldest(s) + pages, all.cells.oldest(s)), "another oldest position", seed, step);
+            const int pages = (n_cells + page_tokens - 1) / page_tokens;
+            expect(std::equal(ours.cells.newest(s), ours.cells.newest(s) + pages, all.cells.newest(s)), at, "the same newest positions");
+            expect(std::equal(ours.cells.oldest(s), ours.cells.oldest(s) + pages, all.cells.oldest(s)), at, "the same oldest positions");
             for (int page = 0; page < pages; ++page) {  // and both are what the cells say
                 int32_t newest = -1;
-                for (int c = page*page_tokens; c < std::min((page + 1)*page_tokens, n_cells); ++c) {
+                for (int c = page * page_tokens; c < std::min((page + 1) * page_tokens, n_cells); ++c) {
                     newest = std::max(newest, cache[s].pos[c]);
                 }
-                check(ours.cells.newest(s)[page] == newest, "not the newest position", seed, step);
+                expect(ours.cells.newest(s)[page] == newest, at, "the newest position");
             }
         }
         const auto a = sorted(ours.stale.to_build()), b = sorted(all.stale.to_build());
-        check(a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), same), "other groups are stale", seed, step);
-        check(sketches || a.empty(), "groups are named though nothing is sketched", seed, step);
+        expect(a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), same), at, "the same groups are stale");
+        expect(sketches || a.empty(), at, "nothing is sketched, no group is named");
         for (int s = 0; sketches && s < n_stream; ++s) {
-            check(open_of(ours.stale, s, n_cells) == open_of(all.stale, s, n_cells), "another group is open", seed, step);
-            check_groups(ours.stale, cache[s], s, n_cells, sketched[s], seed, step);
+            expect(open_of(ours.stale, s, n_cells) == open_of(all.stale, s, n_cells), at, "the same group is open");
+            check_groups(ours.stale, cache[s], s, n_cells, sketched[s], at);
         }
         if (sketches && below(2)) {
             for (const StaleGroup & built : ours.stale.to_build()) {
@@ -194,7 +193,7 @@ uint64_t looked_per_token(int n_cells, bool sketches) {
         }
     }
 
-    return (pages.n_looked() - before)/64;
+    return (pages.n_looked() - before) / 64;
 }
 
 }  // namespace
@@ -207,10 +206,8 @@ int main() {
     for (const bool sketches : { false, true }) {
         const uint64_t few = looked_per_token(1 << 10, sketches), many = looked_per_token(1 << 20, sketches);
         std::printf("cells looked at for a token, %s sketches: %llu of a thousand, %llu of a million\n", sketches ? "with" : "without",
-                    (unsigned long long) few, (unsigned long long) many);
-        check(few == many && many <= 128, "a token's work grows with the number of cells", 0, 0);
+                    static_cast<unsigned long long>(few), static_cast<unsigned long long>(many));
+        CHECK(few == many && many <= 128, "a token's work must not grow with the number of cells");
     }
-    std::printf("%s\n", g_failed ? "FAILED" : "ok");
-
-    return g_failed != 0;
+    return test::finish();
 }

@@ -1,16 +1,18 @@
-// Buffers behind which lies a page that nothing may touch: what reads or writes past their end, faults.
+// Host memory of the tests: buffers that end where a page does, and what lies on a 64-byte border.
 #pragma once
 
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <new>
 #include <vector>
 
-namespace cases {
+namespace test {
 
-// For vectors that get their size once, so that their end is that of what they reserve.
+// For vectors that get their size once, so that their end is that of what they reserve. Behind it lies a page that nothing may touch: what
+// reads or writes past the end, faults.
 template <class T>
 struct AtEnd {
     using value_type = T;
@@ -37,6 +39,14 @@ struct AtEnd {
     friend bool operator!=(const AtEnd &, const AtEnd &) { return false; }
 };
 
-using Bytes = std::vector<char, AtEnd<char>>;
+template <class T>
+using AtEndVector = std::vector<T, AtEnd<T>>;
+using Bytes = AtEndVector<char>;
 
-}  // namespace cases
+// The first 64-byte border of a buffer, which has 64 bytes more than lie there.
+template <class Buffer>
+char * aligned(Buffer & buffer) {
+    return reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(buffer.data()) + 63) / 64 * 64);
+}
+
+}  // namespace test

@@ -1,0 +1,59 @@
+// The cases that decoding is tested with.
+#pragma once
+
+#include "attend_instance.h"
+
+namespace test {
+
+struct AttendWalk {
+    std::vector<int> dims, groups, tokens, cells;
+    int n_each;   // cases of a head_dim and two types
+    double work;  // of a case at most, where fewer tokens and KV heads can do it: the reference is slow
+    bool device;
+};
+
+// Walks lists of different lengths side by side; `rng` decides what the lengths do not decorrelate. Calls check(case, n); returns their number.
+template <class Check>
+uint64_t walk_attend_cases(const AttendWalk & of, const Check & check) {
+    const float softcaps[] = {0.0f, 0.0f, 30.0f, 2.0f};
+    const int pages[] = {16, 32, 48};
+    Random rng(7);
+    uint64_t n = 0;
+    for (int dim : of.dims) {
+        for (int types = 0; types < (dim % 32 == 0 ? 4 : 1); ++types) {
+            for (int i = 0; i < of.n_each; ++i, ++n) {
+                AttendCase c{};
+                c.device = of.device;
+                c.head_dim = dim;
+                c.k_type = types & 1 ? CellType::q8_0 : CellType::f16;
+                c.v_type = types & 2 ? CellType::q8_0 : CellType::f16;
+                c.group = of.groups[n % of.groups.size()];
+                c.n_cells = of.cells[n % of.cells.size()];
+                c.n_tokens = of.tokens[rng.next() % of.tokens.size()];
+                c.mask = static_cast<Mask>(n / 2 % static_cast<uint64_t>(Mask::count));
+                c.wide_mask = rng.one_of(3);
+                c.n_head_kv = 1 + rng.below(3);
+                c.page_tokens = rng.pick(pages);
+                c.softcap = rng.pick(softcaps);
+                c.sinks = rng.one_of(3);
+                c.gaps = rng.one_of(2);
+                c.low = rng.one_of(4) && !of.device;
+                c.select = static_cast<Select>(n / 3 % 5 % 3);
+                c.arena = of.device ? !rng.one_of(4) : c.select != Select::all;
+                c.ring = rng.one_of(2) && of.device && c.select == Select::all;  // rows of lists lie in slots or at home
+                c.n_parts = of.device ? 1 + rng.below(3) : 1;
+                c.observe = rng.one_of(2) ? 3 : rng.below(4);
+                while (c.work() > of.work && (c.n_head_kv > 1 || c.n_tokens > 1)) {
+                    (c.n_head_kv > 1 ? c.n_head_kv : c.n_tokens) -= 1;
+                }
+                for (size_t shorter = of.cells.size(); of.device && shorter > 0 && c.work() > 4 * of.work; --shorter) {
+                    c.n_cells = std::min(c.n_cells, of.cells[shorter - 1]);
+                }
+                check(c, n);
+            }
+        }
+    }
+    return n;
+}
+
+}  // namespace test

@@ -1,0 +1,168 @@
+// Random numbers, and rows of K and V in the formats of the cache.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "host_memory.h"
+#include "kernels/half.h"
+#include "kernels/layout.h"
+
+namespace test {
+
+using edgekv::CellType;
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+struct Random {
+    uint64_t state;
+    explicit Random(uint64_t seed) : state(seed * 0x9e3779b97f4a7c15u + 1) {}
+    uint64_t next() {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        return state;
+    }
+    int below(int n) { return static_cast<int>(next() % static_cast<uint64_t>(n)); }
+    bool one_of(int n) { return below(n) == 0; }
+    template <class T, size_t n>
+    T pick(const T (&of)[n]) { return of[next() % n]; }
+    float uniform() { return static_cast<float>(next() >> 40) * 0x1p-24f; }                          // [0, 1)
+    float normal() { return (uniform() + uniform() + uniform() + uniform() - 2.0f) * 1.7320508f; }  // roughly
+};
+
+// ---- halves ------------------------------------------------------------------------------------------------------------------
+
+// Rounds to nearest; of numbers and infinities.
+inline uint16_t to_half(float x) {
+    const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
+    const float a = std::fabs(x);
+    if (a >= 65520.0f) {
+        return sign | 0x7c00;
+    }
+    int exponent;
+    std::frexp(a, &exponent);
+    if (a == 0.0f || exponent < -13) {
+        return static_cast<uint16_t>(sign | static_cast<uint16_t>(std::lrint(std::ldexp(a, 24))));
+    }
+    return static_cast<uint16_t>(sign + ((exponent + 13) << 10) + static_cast<int>(std::lrint(std::ldexp(a, 11 - exponent))));
+}
+
+// The upper half of a float, as shares of sketches are stored.
+inline uint16_t upper_half(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof(x));
+    return static_cast<uint16_t>(bits >> 16);
+}
+
+inline float from_upper_half(uint16_t half) {
+    const uint32_t bits = static_cast<uint32_t>(half) << 16;
+    float x;
+    std::memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+// ---- rows --------------------------------------------------------------------------------------------------------------------
+
+inline size_t row_bytes(CellType type, int head_dim) {
+    return static_cast<size_t>(type == CellType::f16 ? head_dim * 2 : head_dim / 32 * 34);
+}
+
+inline void store_row(CellType type, const std::vector<float> & x, char * row) {
+    if (type == CellType::f16) {
+        for (size_t i = 0; i < x.size(); ++i) {
+            const uint16_t h = to_half(x[i]);
+            std::memcpy(row + 2 * i, &h, 2);
+        }
+        return;
+    }
+    for (size_t b = 0; b < x.size() / 32; ++b) {
+        float amax = 0.0f;
+        for (size_t i = 32 * b; i < 32 * b + 32; ++i) {
+            amax = std::fmax(amax, std::fabs(x[i]));
+        }
+        const uint16_t scale = to_half(amax / 127.0f);
+        std::memcpy(row + 34 * b, &scale, 2);
+        for (size_t i = 0; i < 32; ++i) {
+            row[34 * b + 2 + i] = static_cast<char>(amax == 0.0f ? 0 : static_cast<int8_t>(std::lrint(x[32 * b + i] * 127.0f / amax)));
+        }
+    }
+}
+
+// Channel i of a row, as it is stored.
+inline double element(CellType type, const char * row, int i) {
+    uint16_t half;
+    std::memcpy(&half, type == CellType::f16 ? row + 2 * i : row + i / 32 * 34, 2);
+    const double x = edgekv::half_to_double(half);
+    return type == CellType::f16 ? x : x * static_cast<int8_t>(row[i / 32 * 34 + 2 + i % 32]);
+}
+
+// ---- K or V of a layer -------------------------------------------------------------------------------------------------------
+
+struct RowsShape {
+    CellType type;
+    int head_dim, n_head_kv, n_cells;
+    size_t head_gap, cell_gap;  // bytes behind each row, and behind the last of each cell
+};
+
+struct CacheRows {
+    Bytes bytes;  // ends where the last row does
+    size_t stride_cell, stride_head;
+    double largest = 0.0;  // of all values
+    double longest = 0.0;  // of all rows, as vectors
+};
+
+// value(cell, head, i) is asked once for each channel, in the order in which they lie. Rows of hidden(cell) hold NaN: nobody may read them.
+template <class Value, class Hidden>
+CacheRows cache_rows(const RowsShape & shape, const Value & value, const Hidden & hidden) {
+    CacheRows out;
+    const size_t bytes = row_bytes(shape.type, shape.head_dim);
+    out.stride_head = bytes + shape.head_gap;
+    out.stride_cell = out.stride_head * static_cast<size_t>(shape.n_head_kv) + shape.cell_gap;
+    out.bytes.resize(out.stride_cell * static_cast<size_t>(shape.n_cells - 1) +
+                     out.stride_head * static_cast<size_t>(shape.n_head_kv - 1) + bytes);
+    std::vector<float> row(static_cast<size_t>(shape.head_dim));
+    for (int cell = 0; cell < shape.n_cells; ++cell) {
+        for (int h = 0; h < shape.n_head_kv; ++h) {
+            double norm = 0.0;
+            for (int i = 0; i < shape.head_dim; ++i) {
+                const float x = value(cell, h, i);
+                row[static_cast<size_t>(i)] = x;
+                norm += x * x;
+                out.largest = std::max(out.largest, std::fabs(static_cast<double>(x)));
+            }
+            out.longest = std::max(out.longest, std::sqrt(norm));
+            char * const at = out.bytes.data() + static_cast<size_t>(cell) * out.stride_cell + static_cast<size_t>(h) * out.stride_head;
+            store_row(shape.type, row, at);
+            if (hidden(cell)) {
+                std::memset(at, 0xff, bytes);
+            }
+        }
+    }
+    return out;
+}
+
+// Rows for benchmarks: they repeat with a period that no tile divides, since only the traffic has to be real.
+inline std::vector<char> repeated_rows(CellType type, int head_dim, size_t n_rows, Random & rng) {
+    constexpr size_t period = 997;
+    const size_t bytes = row_bytes(type, head_dim);
+    std::vector<char> rows(n_rows * bytes);
+    std::vector<float> values(static_cast<size_t>(head_dim));
+    for (size_t at = 0; at < rows.size(); at += bytes) {
+        if (at >= period * bytes) {
+            std::memcpy(rows.data() + at, rows.data() + at - period * bytes, bytes);
+            continue;
+        }
+        std::generate(values.begin(), values.end(), [&] { return rng.normal(); });
+        store_row(type, values, rows.data() + at);
+    }
+    return rows;
+}
+
+}  // namespace test

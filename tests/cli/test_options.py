@@ -36,7 +36,7 @@ def parse(*arguments: str, **environment: str) -> dict[str, Any]:
     @kv_options
     def command(**settings: Any) -> None:
         found.update(split_kv_options(settings))
-        assert not settings
+        assert not settings, f"nobody took {settings}"
 
     result = CliRunner().invoke(command, arguments, env=environment, catch_exceptions=False)
     assert result.exit_code == 0, result.output

@@ -40,7 +40,7 @@ def caches(*arguments: str, **variables: str) -> StoreSettings | None:
     @cache_options
     def command(**settings: Any) -> None:
         found.append(split_cache_options(settings))
-        assert not settings
+        assert not settings, f"nobody took {settings}"
 
     result = CliRunner().invoke(command, arguments, env=variables, catch_exceptions=False)
     assert result.exit_code == 0, result.output

@@ -53,7 +53,7 @@ def other_process_takes_all_but(n_bytes: int):
             f"held = cupy.cuda.alloc(max(1, free - {n_bytes})); print('held', flush=True); sys.stdin.read()")
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout.readline().strip() == "held"
+            assert process.stdout.readline().strip() == "held", "the other process got no memory"
             yield
         finally:
             process.stdin.close()

@@ -20,14 +20,14 @@ def compared(decoded, synthetic):
         common = {"prompt": prompt, "steps": STEPS, "logits": True, "tokens": path.with_suffix(f".{cache}.npz")}
         other = decoded(path, "off", **common, **({"noflash": True} if cache == "f16" else {"type": "f16"}))
         exact = decoded(path, "exact", type=cache, **common)
-        assert exact["hooked"].any() and exact["n_hooked"] >= STEPS
+        assert exact["hooked"].any() and exact["n_hooked"] >= STEPS, "our nodes did not attend every step"
         spread = kld(stock["logits"], other["logits"]).max()
-        assert np.isfinite(exact["logits"]).all()
+        assert np.isfinite(exact["logits"]).all(), "a logit is no number"
         found = kld(stock["logits"], exact["logits"]).max()
         print(f"{kind} {cache} {shape}: exact {found:.2e}, stock's own spread {spread:.2e}")
-        assert found <= (2 * spread if cache == "f16" else spread)
+        assert found <= (2 * spread if cache == "f16" else spread), "exact is farther from stock than stock from itself"
         clear = top_gap(stock["logits"]) > 2 * np.abs(stock["logits"] - other["logits"]).max()
-        assert (stock["best"] == exact["best"])[clear].all()
+        assert (stock["best"] == exact["best"])[clear].all(), "another best token, where stock's is clear"
 
     return compare
 

@@ -41,15 +41,16 @@ def check_contents(run, model: Model) -> None:
     for seq, positions in enumerate(model.sequences):
         view = run.cells.stream(run.cells.stream_of(seq))
         mine = view.in_sequence(seq)
-        assert sorted(view.positions[mine]) == sorted(positions)
+        assert sorted(view.positions[mine]) == sorted(positions), f"sequence {seq} has other positions"
         for cell in np.flatnonzero(mine)[:3]:
-            assert seq in view.sequences(cell)
+            assert seq in view.sequences(cell), f"cell {cell} does not name sequence {seq}"
     n_used = sum(run.cells.stream(s).n_used for s in range(run.cells.n_stream))
-    assert run.memory().n_cells_used == n_used
+    assert run.memory().n_cells_used == n_used, "the report counts other cells than the streams hold"
     for s in range(run.cells.n_stream):
         view = run.cells.stream(s)
         used = np.flatnonzero(view.positions >= 0)
-        assert view.n_used == len(used) and view.used_end == (used[-1] + 1 if len(used) else 0)
+        assert view.n_used == len(used), f"stream {s} counts other cells than it holds"
+        assert view.used_end == (used[-1] + 1 if len(used) else 0), f"stream {s} ends elsewhere"
 
 
 @pytest.mark.parametrize("unified", [True, False])

@@ -79,7 +79,7 @@ def test_random_events(synthetic, monkeypatch, caplog, seed: int, bounded: bool)
                 n_checked += 1
                 for row in range(2):
                     for head in range(2):
-                        assert attended(run, row, head) == set(np.flatnonzero(in_use & ~shadow[row, head]).tolist())
+                        assert attended(run, row, head) == set(np.flatnonzero(in_use & ~shadow[row, head]).tolist()), f"row {row}, head {head}"
 
         monkeypatch.setattr(native, "drop_pages", drop_pages)
         observation = run._tiering.observation

@@ -25,18 +25,20 @@ def compare(path, **options) -> Llama:
     llama = open_model(path, **options)
     stock = step_logits(llama, prompt, steps, "off")
     stats = llama.kv.stats
-    assert stats.n_ubatches_hooked == 0
+    assert stats.n_ubatches_hooked == 0, "mode off ran a node of ours"
     ours = step_logits(llama, prompt, steps, "exact")
     assert stats.n_ubatches_hooked == len(steps), "the prompt was read in mode off"
     if options:
         spread = kld(step_logits(open_model(path), prompt, steps, "off"), stock).max()
     else:
         spread = 2 * kld(stock, step_logits(open_model(path, flash_attn=False), prompt, steps, "off")).max()
-    assert kld(stock, ours).max() <= spread
-    assert np.abs(stock - ours).max() <= 0.2 and stock.std() > 1
+    assert kld(stock, ours).max() <= spread, "exact is farther from stock than stock from itself"
+    assert np.abs(stock - ours).max() <= 0.2, "a logit is too far from stock's"
+    assert stock.std() > 1, "stock's logits are too even for a comparison"
     # where the best token is clear, it is the same
     clear = top_gap(stock) > 0.2
-    assert (stock.argmax(1) == ours.argmax(1))[clear].all() and clear.mean() > 0.5
+    assert (stock.argmax(1) == ours.argmax(1))[clear].all(), "another best token, where stock's is clear"
+    assert clear.mean() > 0.5, "too few best tokens are clear"
     return llama
 
 

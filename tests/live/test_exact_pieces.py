@@ -75,7 +75,7 @@ def test_streams_of_one_batch_are_apart(synthetic, n_piece: int):
             at = range(N, N + n_piece)
             with run.reading_prompt(1):
                 logits = context.decode([*TOKENS[at], *TOKENS[at]], [*at, *at], [0] * n_piece + [1] * n_piece)
-            assert run.selection(1).n_selections == 0
+            assert run.selection(1).n_selections == 0, "a piece of a prompt was sampled"
             return logits[:n_piece], logits[n_piece:], [run.cells.stream(stream).labels.copy() for stream in (0, 1)]
 
     _, want, _ = together(EXACT)
@@ -100,8 +100,8 @@ def test_tokens_of_one_stream_are_apart(synthetic, order: str):
             mine = np.array(sequences) == 1
             view = run.cells.stream()
             sampled = {seq: view.positions[view.in_sequence(seq) & (view.labels == SAMPLED)].tolist() for seq in range(3)}
-            assert options is EXACT or sampled == {0: [N, N + 1], 1: [], 2: [N, N + 1]}
-            assert options is EXACT or run.selection().n_selections == 4 * len(run.layers) * run.layers[0].n_head_kv
+            assert options is EXACT or sampled == {0: [N, N + 1], 1: [], 2: [N, N + 1]}, "other tokens are labelled as sampled"
+            assert options is EXACT or run.selection().n_selections == 4 * len(run.layers) * run.layers[0].n_head_kv, "four tokens select"
             return logits[mine], logits[~mine], run.mass().copy()
 
     want, _, _ = together(EXACT)

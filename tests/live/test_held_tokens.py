@@ -151,9 +151,9 @@ def waits_until_released(held, call: Callable[[], object]) -> None:
     done = threading.Event()
     thread = threading.Thread(target=lambda: (call(), done.set()), daemon=True)
     thread.start()
-    assert not done.wait(0.3)
+    assert not done.wait(0.3), "the change did not wait for the held rows"
     held.release()
-    assert done.wait(20)
+    assert done.wait(20), "the change waits after the release too"
     thread.join()
 
 

@@ -25,7 +25,7 @@ def tokens_of(context: Context, n: int, text: str = "prose") -> list[int]:
     words = find_text(text).content[: 8 * n].encode()
     tokens = (llama_cpp.llama_token * len(words))()
     found = llama_cpp.llama_tokenize(vocabulary, words, len(words), tokens, len(words), True, False)
-    assert found >= n
+    assert found >= n, f"only {found} of {n} tokens"
     return list(tokens[:n])
 
 

@@ -32,7 +32,7 @@ def take(run, seq: int, n: int) -> list[tuple[int, int, np.ndarray]]:
     """The first n tokens of a sequence, in blocks: (first, tokens, rows)."""
     k_bytes, v_bytes = run.tokens.row_bytes()
     cells = run.tokens.cells_of(seq, n)
-    assert len(cells) == n
+    assert len(cells) == n, f"{len(cells)} cells for {n} tokens"
     found = []
     for first in range(0, n, BLOCK):
         part = cells[first:first + BLOCK]

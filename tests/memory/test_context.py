@@ -40,7 +40,7 @@ def needed(model: ModelFile, kv: KvOptions, n_ctx: int, **more) -> int:
 def refusal(asked: ContextRequest) -> str:
     with pytest.raises(DoesNotFit) as caught:
         choose_context(asked)
-    assert caught.value.exit_code == EXIT_DOES_NOT_FIT
+    assert caught.value.exit_code == EXIT_DOES_NOT_FIT, "another exit code"
     return str(caught.value)
 
 

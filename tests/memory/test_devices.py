@@ -32,7 +32,8 @@ def refusal(**options) -> str:
     with pytest.raises(CudaUnavailable) as caught:
         devices.place(KvOptions(**{"device": "cuda"} | options))
     message = str(caught.value)
-    assert caught.value.exit_code == EXIT_LIBRARY and "\n" not in message and "--device cpu" in message
+    assert caught.value.exit_code == EXIT_LIBRARY, "another exit code"
+    assert "\n" not in message and "--device cpu" in message, "a message is one line and says what helps"
     return message
 
 

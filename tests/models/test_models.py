@@ -91,7 +91,7 @@ def _last_logits(path: Path, flash_attn: bool) -> np.ndarray:
 
     llama = llama_cpp.Llama(str(path), n_ctx=256, n_batch=64, n_threads=1, flash_attn=flash_attn, verbose=False)
     tokens = llama.tokenize(b"The quick brown fox jumps over the lazy dog, again and again. " * 2)
-    assert 90 < len(tokens) < 200
+    assert 90 < len(tokens) < 200, f"the text has {len(tokens)} tokens"
     llama.eval(tokens[:-4])
     rows = []
     for token in tokens[-4:]:
@@ -105,8 +105,8 @@ def _refusal(path: Path) -> str:
     with pytest.raises(ModelError) as caught:
         geometry(path)
     message = str(caught.value)
-    assert caught.value.exit_code == EXIT_MODEL
-    assert "\n" not in message and str(path) in message
+    assert caught.value.exit_code == EXIT_MODEL, "another exit code"
+    assert "\n" not in message and str(path) in message, "a message is one line and names the file"
     return message
 
 

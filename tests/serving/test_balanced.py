@@ -28,7 +28,7 @@ def configuration(port: int, servers: list[Served]) -> str:
     text, n = re.subn(r"bind :8000", f"bind 127.0.0.1:{port}", text)
     places = iter(served.url.removeprefix("http://") for served in servers)
     text, n_servers = re.subn(r"10\.0\.0\.1\d:8080", lambda _: next(places), text)
-    assert (n, n_servers) == (1, 2)
+    assert (n, n_servers) == (1, 2), "the README shows another configuration"
     return text
 
 

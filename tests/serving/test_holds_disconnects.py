@@ -41,7 +41,7 @@ def leave_in_generation(endpoint: Endpoint, rng: random.Random) -> None:
         chunk = client.recv(4096)
         assert chunk, f"the server hung up: {seen!r}"
         seen += chunk
-    assert b" 200 " in seen.split(b"\r\n", 1)[0]
+    assert b" 200 " in seen.split(b"\r\n", 1)[0], f"refused: {seen!r}"
     reset(client) if rng.random() < 0.5 else client.close()
 
 

@@ -45,9 +45,9 @@ def as_before(endpoint) -> Iterator[None]:
     """Healthy, idle, and of the same mind."""
     before = endpoint.complete("what it always says", 6)["content"]
     yield
-    assert endpoint.ask("GET", "/health")[0] == 200
+    assert endpoint.ask("GET", "/health")[0] == 200, "the server is not healthy"
     endpoint.seconds_until_idle(20)
-    assert endpoint.complete("what it always says", 6)["content"] == before
+    assert endpoint.complete("what it always says", 6)["content"] == before, "it says something else than before"
 
 
 def chat(**fields: Any) -> bytes:

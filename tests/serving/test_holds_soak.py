@@ -76,7 +76,8 @@ def scrape(server: Server, until: float, seen: Seen) -> None:
             now = figures["edgekv_store_hits_total", ()] + figures["edgekv_store_misses_total", ()]
             assert now >= n_prompts, "a counter fell"
             n_prompts = now
-            assert [slot["id"] for slot in slots] == list(range(N_SLOTS)) and all("n_tokens" in slot["edgekv"] for slot in slots)
+            assert [slot["id"] for slot in slots] == list(range(N_SLOTS)), "/slots lists other slots"
+            assert all("n_tokens" in slot["edgekv"] for slot in slots), "a slot is shown without its figures"
         except Exception as error:
             seen.errors.append(f"scrape: {type(error).__name__}: {error}")
             return

@@ -55,7 +55,8 @@ def n_cached(server: Server, tokens: list[int], key: str | None = None, header: 
     assert status == 200, reply
     usage = reply["usage"]
     found = usage["prompt_tokens_details"]["cached_tokens"]
-    assert found or sum(usage["edgekv"]["cached_tokens"].values()) <= 1  # the last token is computed in any case
+    # the server computes the last token in any case
+    assert found or sum(usage["edgekv"]["cached_tokens"].values()) <= 1, "the two counts of cached tokens differ"
     return found
 
 

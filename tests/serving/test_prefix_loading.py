@@ -87,8 +87,8 @@ def read_anew(model: Path, kv: dict, *pieces: list[int], **more) -> dict:
 
 def same(came: dict, read: dict) -> None:
     """Bit for bit: rows that come are those that were written."""
-    assert came["tokens"] == read["tokens"]
-    np.testing.assert_array_equal(logprobs(came), logprobs(read))
+    assert came["tokens"] == read["tokens"], "other tokens"
+    np.testing.assert_array_equal(logprobs(came), logprobs(read), "other probabilities")
 
 
 def said(answer: dict) -> Said:
@@ -107,7 +107,7 @@ def cut_at(server: Server, prompt: list[int], n: int, *cuts: int) -> Said:
     ask(server, [300, 301], 1)
     for first, end in pairwise([0, *cuts, len(prompt)]):
         answer = ask(server, prompt[:end], n if end == len(prompt) else 1)
-        assert answer["timings"]["cache_n"] == first
+        assert answer["timings"]["cache_n"] == first, f"the piece to token {end} was not read from token {first}"
     return said(answer)
 
 

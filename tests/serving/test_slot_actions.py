@@ -42,7 +42,7 @@ class Clients:
         body = {"prompt": prompt, "n_predict": 5, "temperature": 0, "return_tokens": True, "ignore_eos": True, "id_slot": who % N_SLOTS,
                 "logit_bias": [[301, 1e4]], "n_probs": 1, **more}
         answer = self.post("/completion", body)
-        assert set(answer["tokens"]) == {301}
+        assert set(answer["tokens"]) == {301}, "the bias did not choose the token"
         self.found += [step["top_logprobs"][0]["logprob"] for step in answer["completion_probabilities"]]
         self.n_reused.append(answer["timings"]["cache_n"])
         self.held[who] = [*prompt, *answer["tokens"][:-1]]
@@ -82,8 +82,9 @@ def play(model: Path, mode: str, folder: Path, seed: int, store: StoreSettings |
 
 
 def check_alike(one: Clients, other: Clients, apart: float) -> None:
-    assert one.n_reused == other.n_reused and sum(one.n_reused) > 500
-    np.testing.assert_allclose(other.found, one.found, rtol=0, atol=apart)
+    assert one.n_reused == other.n_reused, "prompts reused different numbers of tokens"
+    assert sum(one.n_reused) > 500, "too few tokens were reused for a comparison"
+    np.testing.assert_allclose(other.found, one.found, rtol=0, atol=apart, err_msg="log-probabilities")
 
 
 def stock_apart(plain: Clients, flash: Clients) -> float:

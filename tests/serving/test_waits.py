@@ -75,25 +75,29 @@ def served(synthetic):
 
 def families(server: Server) -> dict[str, Metric]:
     status, text, headers = ask(server, "/metrics")
-    assert status == 200 and headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    assert status == 200, text
+    assert headers["Content-Type"].startswith("text/plain; version=0.0.4"), headers["Content-Type"]
     found = list(text_string_to_metric_families(text))
     names = [family.name for family in found]
     assert len(names) == len(set(names)), "each stands there once"
     assert {family.type for family in found} <= {"gauge", "counter", "histogram"}, "each has a type, upstream's too"
-    assert all(family.documentation for family in found) and text.endswith("\n")
+    assert all(family.documentation for family in found), "each says what it is"
+    assert text.endswith("\n"), "the last line is whole"
     return {family.name: family for family in found}
 
 
 def histogram(family: Metric) -> tuple[list[float], float, float]:
     """Counts up to each bound, all, and the sum."""
-    assert family.type == "histogram"
+    assert family.type == "histogram", family.name
     by_name: dict[str, list] = {}
     for sample in family.samples:
         by_name.setdefault(sample.name.removeprefix(family.name), []).append(sample)
     bounds = [float(sample.labels["le"]) for sample in by_name["_bucket"]]
     counts = [sample.value for sample in by_name["_bucket"]]
     ((total,), (total_s,)) = by_name["_count"], by_name["_sum"]
-    assert bounds == sorted(bounds) and bounds[-1] == float("inf") and counts == sorted(counts) and counts[-1] == total.value
+    assert bounds == sorted(bounds) and bounds[-1] == float("inf"), f"{family.name}: bounds {bounds}"
+    assert counts == sorted(counts), f"{family.name}: a count up to a higher bound is lower"
+    assert counts[-1] == total.value, f"{family.name}: the last bucket is not all"
     return counts, total.value, total_s.value
 
 

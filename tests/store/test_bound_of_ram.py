@@ -79,7 +79,8 @@ def test_a_chain_longer_than_ram_is_streamed(opens, n_ram):
 
         def check() -> None:
             stats = store.stats()
-            assert stats.ram.n_bytes <= max(bound, 0) and stats.in_flight_bytes <= store.in_flight.most_bytes
+            assert stats.ram.n_bytes <= max(bound, 0), "RAM is over its bound"
+            assert stats.in_flight_bytes <= store.in_flight.most_bytes, "too many bytes are in flight"
 
         assert stream(store, restored, check) == N_BLOCKS
         peak = tracemalloc.get_traced_memory()[1]

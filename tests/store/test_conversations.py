@@ -29,8 +29,9 @@ def store(tmp_path: Path) -> PrefixStore:
 
 def keep(store: PrefixStore, tokens: np.ndarray, name: str | None) -> list[bytes]:
     saved = store.save(tokens, exact(tokens), reader(tokens))
-    assert saved.n_left_out == 0 and sum(link.n for link in saved.chain) == len(tokens)
-    assert store.flush(10)
+    assert saved.n_left_out == 0, "tokens were left out"
+    assert sum(link.n for link in saved.chain) == len(tokens), "the chain has another length"
+    assert store.flush(10), "writing takes too long"
     keys = [link.key for link in saved.chain]
     if name is not None and store.settings.folder is not None:
         add_blocks(store.settings.folder, name, keys)

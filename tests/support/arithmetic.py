@@ -71,9 +71,9 @@ def apart(one: Said, other: Said) -> float:
 
 def check_near(one: Said, other: Said, bound: float) -> None:
     """Nothing is farther apart, and where another token was taken the two likeliest were as good as each other."""
-    assert apart(one, other) <= bound
+    assert apart(one, other) <= bound, "a log-probability is too far from the other's"
     if (n := one.same_until(other)) < len(one.tokens):
-        assert one.logprobs[n][0] - one.logprobs[n][1] <= bound, f"token {n} is another"
+        assert one.logprobs[n][0] - one.logprobs[n][1] <= bound, f"token {n} is another, and it was no close call"
 
 
 def spread_of_cuts(answer: Callable[..., Said], n: int) -> float:

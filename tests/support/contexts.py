@@ -73,9 +73,9 @@ class Context:
     def load(self, state: bytes, sequence: int | None = None) -> None:
         buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
         if sequence is None:
-            assert llama_cpp.llama_state_set_data(self.ctx, buffer, len(state)) == len(state)
+            assert llama_cpp.llama_state_set_data(self.ctx, buffer, len(state)) == len(state), "the state does not load"
         else:
-            assert llama_cpp.llama_state_seq_set_data(self.ctx, buffer, len(state), sequence) == len(state)
+            assert llama_cpp.llama_state_seq_set_data(self.ctx, buffer, len(state), sequence) == len(state), f"sequence {sequence} does not load"
 
     def close(self) -> None:
         llama_cpp.llama_free(self.ctx)

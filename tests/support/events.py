@@ -43,7 +43,7 @@ def act(rng: np.random.Generator, context: Context, model: Model, saved: list) -
     if event == "rm":
         low = int(rng.integers(0, model.next(seq) + 1))
         high = int(rng.choice([-1, low + int(rng.integers(1, 30))]))
-        assert llama_cpp.llama_memory_seq_rm(context.memory, seq, low, high)
+        assert llama_cpp.llama_memory_seq_rm(context.memory, seq, low, high), f"sequence {seq}: [{low}, {high}) is not removed"
         here -= {p for p in here if p >= low and (high < 0 or p < high)}
     elif event == "cp":
         llama_cpp.llama_memory_seq_rm(context.memory, other, -1, -1)
@@ -73,7 +73,8 @@ def act(rng: np.random.Generator, context: Context, model: Model, saved: list) -
 def check(run: Runtime) -> testing.NativeCheck:
     """Sketches equal a rebuild, slots hold what home holds, the tables agree with each other."""
     found = testing.check(run._native_handle())
-    assert found.n_groups_wrong == 0 and found.n_slots_wrong == 0, found
+    assert found.n_groups_wrong == 0, f"sketches differ from a rebuild: {found}"
+    assert found.n_slots_wrong == 0, f"slots differ from home: {found}"
     if run._tiering is not None:
         run._tiering.hierarchy.check()
         slots = paging.page_arrays(run._native_handle()).slots
@@ -82,7 +83,7 @@ def check(run: Runtime) -> testing.NativeCheck:
         plane = device_calls.plane(run._native_handle())
         if plane is not None:  # the pages being filled have slots of their own
             used = used[used < plane.n_slots_max]
-        assert len(used) <= run.tiers().n_slots
+        assert len(used) <= run.tiers().n_slots, "more slots are used than there are"
     return found
 
 

@@ -72,7 +72,7 @@ class Stream:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert Stream.current.pop() is self
+        assert Stream.current.pop() is self, "streams are left in another order than they were entered"
 
     def push(self, work: Callable[[], object]) -> None:
         self.queue.append(lambda: (work(), True)[1])
@@ -213,11 +213,12 @@ class Array:
     def get(self, out: np.ndarray | None = None, blocking: bool = True) -> np.ndarray:
         stream = Stream.now()
         if out is None:
-            assert blocking
+            assert blocking, "a copy that nobody waits for needs memory to go to"
             stream.device.n_downloads += 1
             stream.synchronize()
             return self.memory.copy()
-        assert not blocking and out.flags.c_contiguous and self.memory.flags.c_contiguous
+        assert not blocking, "a copy into given memory does not wait"
+        assert out.flags.c_contiguous and self.memory.flags.c_contiguous, "a copy over the link is of contiguous memory"
         stream.push(lambda: np.copyto(out, self.memory))
         return out
 
@@ -279,12 +280,12 @@ class Kernel:
 
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple) -> None:
         assert len(arguments) == len(self.types), f"{self.name} takes {len(self.types)} arguments"
-        assert all(isinstance(n, int) and n > 0 for n in (*grid, *block))
+        assert all(isinstance(n, int) and n > 0 for n in (*grid, *block)), f"{self.name}: grid {grid}, block {block}"
         words = []
         for kind, value in zip(self.types, arguments):
             if kind.endswith("*"):
                 assert isinstance(value, (Array, np.uint64)), f"{self.name}: {kind} from {type(value)}"
-                assert not isinstance(value, Array) or value.memory.flags.c_contiguous
+                assert not isinstance(value, Array) or value.memory.flags.c_contiguous, f"{self.name}: a view that is not contiguous"
                 words.append(np.uint64(value.data.ptr if isinstance(value, Array) else value))
             else:
                 assert type(value) is self.WORDS[kind], f"{self.name}: {kind} from {type(value)}"
@@ -312,7 +313,8 @@ def module(library: Path, device: Device) -> SimpleNamespace:
         return Array(Ops().view(memory.address, dtype, shape))
 
     def asarray(array: np.ndarray) -> Array:
-        assert isinstance(array, np.ndarray) and array.flags.c_contiguous and array.dtype.names is None
+        assert isinstance(array, np.ndarray), f"{type(array)} is no NumPy array"
+        assert array.flags.c_contiguous and array.dtype.names is None, "an upload is of contiguous memory, and of a plain type"
         staged, memory = array.copy(), np.empty_like(array)
         Stream.now().push(lambda: np.copyto(memory, staged))
         return Array(memory, Allocation(memory))

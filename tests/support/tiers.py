@@ -122,10 +122,10 @@ class FakeArena:
         table.check()
         residency = table.residency
         slots = residency.slot.reshape(-1)
-        assert self.table == {int(i): int(slots[i]) for i in residency.resident}
+        assert self.table == {int(i): int(slots[i]) for i in residency.resident}, "the page table is not the arena's"
         for i, slot in self.table.items():
             assert self.holds(slot, i), f"slot {slot} does not hold page {i}"
-        assert (residency.state[~self.shape.exists] == State.FREE).all()
+        assert (residency.state[~self.shape.exists] == State.FREE).all(), "a head that does not exist has a page"
 
     def holds(self, slot: int, i: int) -> bool:
         return self.arena[slot] == self.home[i]

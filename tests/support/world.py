@@ -83,12 +83,13 @@ class World:
         hierarchy = self.hierarchy
         hierarchy.check()
         self.arena.check(hierarchy.table)
-        assert len(self.arena.table) <= hierarchy.table.n_slots
+        assert len(self.arena.table) <= hierarchy.table.n_slots, "more pages than slots"
         if self.ops.on_device:  # to look would be to wait
             return
         end = -(-self.n_tokens // self.shape.page_tokens)
-        assert not self.priority[:, :, end:].any() and not self.pinned[:, :, end:].any()
-        assert np.isfinite(self.priority).all()
+        assert not self.priority[:, :, end:].any(), "a page without tokens has a priority"
+        assert not self.pinned[:, :, end:].any(), "a page without tokens is pinned"
+        assert np.isfinite(self.priority).all(), "a priority is no number"
 
     def resident(self) -> list[int]:
         return self.hierarchy.table.residency.resident.tolist()

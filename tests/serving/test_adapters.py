@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from pathlib import Path
 
 import pytest
 from support.adapters import lora
+from support.clients import post
 from support.kept import ask, conversation, n_read, serve
 
 from edgekv.models.synth import SyntheticShape
@@ -35,9 +34,7 @@ def answer(model: Path, extra: tuple[str, ...] = (), **more) -> list[int]:
 
 
 def set_adapters(server, scale: float) -> None:
-    body = json.dumps([{"id": 0, "scale": scale}]).encode()
-    request = urllib.request.Request(f"{server.url}/lora-adapters", body, {"Content-Type": "application/json"})
-    urllib.request.urlopen(request, timeout=60).close()
+    post(server.url, "/lora-adapters", [{"id": 0, "scale": scale}])
 
 
 ON = {"lora": [{"id": 0, "scale": 1.0}]}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import urllib.request
-
 import openai
 import pytest
+from support.clients import CHAT, send
 
-CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Say hello."}]
 
 
@@ -82,13 +80,9 @@ def test_another_key_opens_nothing(endpoint, key):
 def test_keys_open(endpoint):
     for key in ("secret", "other"):
         assert endpoint.ask("/v1/models", key=key).status == 200
-    request = urllib.request.Request(f"{endpoint.url}/v1/models", headers={"X-Api-Key": "other"})
-    with urllib.request.urlopen(request, timeout=30) as response:
-        assert response.status == 200
-    with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(f"{endpoint.url}/v1/models", timeout=30)
-    with urllib.request.urlopen(f"{endpoint.url}/health", timeout=30) as response:
-        assert response.status == 200, "whether it lives is no secret"
+    assert send(endpoint.url, "/v1/models", **{"X-Api-Key": "other"}).status == 200
+    assert send(endpoint.url, "/v1/models").status == 401
+    assert send(endpoint.url, "/health").status == 200, "whether it lives is no secret"
 
 
 @pytest.mark.parametrize(("origin", "allowed"), [

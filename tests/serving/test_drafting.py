@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.clients import Endpoint, options
+from support.clients import Endpoint
+from support.endpoint import options
 
 from edgekv.config import KvOptions
 from edgekv.serving.server import Server
@@ -19,7 +20,7 @@ PROMPTS = ([5, 6, 7, 8, 9, 10, 11, 12] * 12, list(range(20, 180)) * 2, "the rive
 def answers(model, mode: KvMode, extra: tuple[str, ...]) -> tuple[list[str], int, int]:
     """The greedy answers, tokens drafted and accepted."""
     kv = KvOptions(mode=mode, resolution=1000, exact_tokens=64)
-    with Server(options(model, 2, n_ctx=1024, kv=kv, extra=extra)) as server:
+    with Server(options(model, n_slots=2, kv=kv, extra=extra)) as server:
         replies = [Endpoint(server).complete(prompt, N_TOKENS, cache_prompt=False, grammar=REPEATING) for prompt in PROMPTS]
     drafted, accepted = (sum(reply["timings"].get(name, 0) for reply in replies) for name in ("draft_n", "draft_n_accepted"))
     return [reply["content"] for reply in replies], drafted, accepted

@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
-from support.endpoint import complete
+from support.endpoint import SPARSE, complete
 
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, EdgeKVError
@@ -20,8 +20,7 @@ N_PROMPT = 6000
 
 @pytest.fixture
 def server(synthetic):
-    kv = KvOptions(mode=KvMode.SPARSE, resolution=200, exact_tokens=64)
-    with Server(ServerOptions(synthetic("llama", n_ctx_train=2 * N_PROMPT, n_layer=4), kv=kv, n_ctx=2 * N_PROMPT, n_threads=1)) as server:
+    with Server(ServerOptions(synthetic("llama", n_ctx_train=2 * N_PROMPT, n_layer=4), kv=SPARSE, n_ctx=2 * N_PROMPT, n_threads=1)) as server:
         yield server
 
 

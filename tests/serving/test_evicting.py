@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
-
 import pytest
+from support.clients import CHAT, post
 
 from edgekv._native import core
 from edgekv.cli.chat.kv_status import KvWatch, memory_rows, mode_summary
@@ -19,10 +17,7 @@ from edgekv.serving.server_options import ServerOptions
 
 
 def ask(server: Server, messages: list[dict], n: int) -> dict:
-    body = json.dumps({"messages": messages, "max_tokens": n, "temperature": 0}).encode()
-    request = urllib.request.Request(f"{server.url}/v1/chat/completions", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as response:
-        return json.load(response)
+    return post(server.url, CHAT, {"messages": messages, "max_tokens": n, "temperature": 0})
 
 
 def test_a_conversation_longer_than_what_is_kept(synthetic):

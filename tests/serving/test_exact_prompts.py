@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import numpy as np
-from support.streams import Stream, drained
+from support.clients import Stream, drained
 
 from edgekv.config import KvOptions
 from edgekv.serving.server import Server

@@ -7,14 +7,14 @@ import http.client
 import json
 import threading
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support import kept as conversations
+from support.clients import send, until
 from support.kept import EXACT, ask, n_read
 from support.redis_server import RedisServer
 
@@ -25,11 +25,6 @@ from edgekv.store.settings import StoreSettings
 
 pytest.importorskip("redis", reason="redis-py is not installed (edgekv[redis])")
 OFF = {"mode": "off"}
-
-
-@pytest.fixture
-def tiny(synthetic) -> Path:
-    return synthetic("llama", n_head=6, dtype="f32")
 
 
 @pytest.fixture
@@ -53,18 +48,6 @@ def keep(model: Path, store: StoreSettings, kv: dict = EXACT, seed: int = 1) -> 
         answer = ask(server, conversation(seed))
         server.prefixes.flush()
     return answer
-
-
-def slots(server: Server) -> list[dict]:
-    with urllib.request.urlopen(f"{server.url}/slots", timeout=30) as response:
-        return json.load(response)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def fetching() -> list[threading.Thread]:
@@ -99,7 +82,7 @@ def test_a_slow_server_keeps_nobody_else_waiting(tiny, shared, monkeypatch, kv, 
     monkeypatch.setattr("edgekv.serving.prefixes.native.reading_s", lambda first, n: 0.0)  # or it is computed: that is quicker
     with serve(tiny, shared, kv) as server, ThreadPoolExecutor(2) as pool:
         running = pool.submit(ask, server, conversation(2, 30), 400, id_slot=0)
-        until(lambda: any(slot["is_processing"] for slot in slots(server)))
+        until(lambda: any(slot["is_processing"] for slot in send(server.url, "/slots").body))
         held = Held(monkeypatch, what)
         comes = pool.submit(ask, server, conversation(1), id_slot=1)
         assert held.asked.wait(30)

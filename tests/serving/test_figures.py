@@ -11,23 +11,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.endpoint import N_TOKENS, ask, complete, exposed, options, settled, until
+from support.clients import until
+from support.endpoint import N_TOKENS, SPARSE, ask, complete, exposed, options, settled
 
-from edgekv.config import KvOptions
 from edgekv.live import page_map
 from edgekv.pages.residency import State
 from edgekv.serving import metrics
 from edgekv.serving.server import Server
-from edgekv.vocab import KvMode
 
 ROOT = Path(__file__).resolve().parents[2]
-SPARSE = KvOptions(mode=KvMode.SPARSE, resolution=200, exact_tokens=64, kv_budget=1 << 20)
+ARENA = SPARSE.with_(kv_budget=1 << 20)
 
 
 @pytest.fixture(scope="module")
 def served(synthetic):
     """Two slots in mode sparse, of which each has read a prompt and answered it."""
-    with Server(options(synthetic("llama"), kv=SPARSE, n_slots=2)) as server:
+    with Server(options(synthetic("llama"), kv=ARENA, n_slots=2)) as server:
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda seed: complete(server, seed), range(2)))
         settled(server)
@@ -86,7 +85,7 @@ def test_metrics_are_read_by_prometheus(served):
     families = {metric.name for metric in metrics.METRICS}
     families |= {f"{metric.name}_{part}" for metric in metrics.METRICS if metric.kind == "histogram" for part in ("bucket", "sum", "count")}
     assert not {name for name, _ in found} - families
-    assert "llamacpp:requests_processing" in ask(served, "/metrics")[1], "upstream's stay"
+    assert "llamacpp:requests_processing" in ask(served, "/metrics").text, "upstream's stay"
 
 
 def test_counters_only_grow(served):
@@ -121,10 +120,6 @@ def test_history_is_of_decoding(served):
     assert len({len(values) for values in past.values()}) == 1 and past["at"] == sorted(past["at"])
     assert all(value > 0 for value in past["tokens_per_second"])
     assert all(read < covered < 1 for read, covered in zip(past["read"], past["coverage"], strict=True) if read is not None)
-
-
-
-
 
 
 def test_store_and_pauses_are_shown_where_they_are_known(served):

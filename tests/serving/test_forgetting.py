@@ -2,43 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from pathlib import Path
 
-import numpy as np
 import pytest
+from support import kept
+from support.clients import post
 
-from edgekv.config import KvOptions
-from edgekv.serving.server import Server, ServerOptions
+from edgekv.serving.server import Server
 from edgekv.store.files import scan
 from edgekv.store.settings import StoreSettings, default_folder
 
-EXACT = KvOptions(mode="exact", policy="none", kv_budget=0)
 N = 600
 
 
-@pytest.fixture
-def tiny(synthetic) -> Path:
-    return synthetic("llama", n_head=6, dtype="f32")
-
-
 def serve(model: Path, folder: Path, **more) -> Server:
-    return Server(ServerOptions(model, kv=EXACT, n_ctx=2048, n_threads=1, store=StoreSettings(ram_bytes=64 << 20, folder=folder), **more))
+    return kept.serve(model, store=StoreSettings(ram_bytes=64 << 20, folder=folder), **more)
 
 
 def conversation(seed: int, n: int = N) -> list[int]:
-    return [1, *np.random.default_rng(seed).integers(260, 320, n - 1).tolist()]
-
-
-def post(server: Server, path: str, body: dict) -> dict:
-    request = urllib.request.Request(server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as response:
-        return json.load(response)
+    return kept.conversation(seed, n)
 
 
 def n_cached(server: Server, tokens: list[int], n: int = 4, **more) -> int:
-    reply = post(server, "/v1/completions", {"prompt": tokens, "max_tokens": n, "temperature": 0, "ignore_eos": True, **more})
+    reply = post(server.url, "/v1/completions", {"prompt": tokens, "max_tokens": n, "temperature": 0, "ignore_eos": True, **more})
     return reply["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
@@ -68,7 +54,7 @@ def test_cache_prompt_false_keeps_nothing(tiny, tmp_path, extra):
 ])
 def test_embeddings_are_not_kept(tiny, tmp_path, path: str, body: dict, extra: tuple[str, ...]):
     with serve(tiny, tmp_path, extra=extra) as server:
-        assert all(len(one["embedding"]) for one in post(server, path, body)["data"])
+        assert all(len(one["embedding"]) for one in post(server.url, path, body)["data"])
         assert n_blocks(server, tmp_path) == (0, 0)
 
 
@@ -93,7 +79,7 @@ def test_a_deleted_conversation_is_gone_and_what_others_share_stays(tiny, tmp_pa
         assert n_cached(server, two) == len(two) - 1
 
 
-def test_a_chat_that_is_removed_leaves_nothing(synthetic, tmp_path, monkeypatch):
+def test_a_chat_that_is_removed_leaves_nothing(tiny, tmp_path, monkeypatch):
     """With the chat's own server: the text went, and K, V and the tokens lay in the user's cache folder for good."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     from edgekv.cli.chat.client import ChatClient
@@ -101,11 +87,11 @@ def test_a_chat_that_is_removed_leaves_nothing(synthetic, tmp_path, monkeypatch)
     from edgekv.cli.chat.session import Conversation
     from edgekv.cli.chat.views import OwnServer
 
-    folder, kept = default_folder(), KeptChats(tmp_path / "chats")
-    with serve(synthetic("llama", n_head=6, dtype="f32"), folder, api_key="one", cache_shared=True) as server:
+    folder, chats = default_folder(), KeptChats(tmp_path / "chats")
+    with serve(tiny, folder, api_key="one", cache_shared=True) as server:
         view = OwnServer(server)
         conversation = Conversation(ChatClient(server.url, "one", {"max_tokens": 300, "temperature": 0}), "Always the same words. " * 12)
-        keeper = Keeper(conversation, kept, view)
+        keeper = Keeper(conversation, chats, view)
 
         def say(text: str) -> None:
             conversation.draft.text = text
@@ -121,7 +107,7 @@ def test_a_chat_that_is_removed_leaves_nothing(synthetic, tmp_path, monkeypatch)
         say("second")
         both = n_blocks(server, folder)[1]
         assert shared < both
-        kept.remove(first, view)
-        assert 0 < n_blocks(server, folder)[1] < shared and kept.names() == [keeper.name]
-        kept.remove(keeper.name, view)
+        chats.remove(first, view)
+        assert 0 < n_blocks(server, folder)[1] < shared and chats.names() == [keeper.name]
+        chats.remove(keeper.name, view)
         assert n_blocks(server, folder) == (0, 0) and not list(folder.rglob("*.json"))

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.clients import Endpoint, options, request_bytes, reset
+from support.clients import Endpoint, request_bytes, reset
+from support.endpoint import options
 
 from edgekv.serving.server import Server
 
@@ -23,7 +24,7 @@ ENDLESS = {"prompt": "word", "n_predict": -1, "ignore_eos": True, "stream": True
 @pytest.fixture(scope="module")
 def endpoint(synthetic) -> Iterator[Endpoint]:
     # With context shift an answer never ends by itself: a slot that is free again was freed.
-    with Server(options(synthetic("llama"), N_SLOTS, n_ctx=2048, extra=("--context-shift",))) as server:
+    with Server(options(synthetic("llama"), n_slots=N_SLOTS, n_ctx=2048, extra=("--context-shift",))) as server:
         yield Endpoint(server)
 
 

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.clients import Endpoint, options, request_bytes
+from support.clients import Endpoint, request_bytes
+from support.endpoint import options
 
 from edgekv.serving.server import Server
 
@@ -25,7 +26,7 @@ NOT_OFFERED = 501
 
 @pytest.fixture(scope="module")
 def server(synthetic) -> Iterator[Server]:
-    with contextlib.ExitStack() as dawdling, Server(options(synthetic("llama"), 4, n_ctx=512, extra=("--timeout", "5"))) as running:
+    with contextlib.ExitStack() as dawdling, Server(options(synthetic("llama"), n_slots=4, n_ctx=512, extra=("--timeout", "5"))) as running:
         yield running
         for data in (b"", b"POST /completion HTTP/1.1\r\n", request_bytes("/completion", chat())[:-1]):
             dawdling.enter_context(Endpoint(running).send(data))

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from support.clients import Endpoint, options
-from support.endpoint import exposed
+from support.clients import Endpoint
+from support.endpoint import exposed, options
 
 from edgekv.serving.server import Server
 from edgekv.store.settings import StoreSettings
@@ -89,7 +89,7 @@ def test_sixteen_streams(synthetic, request):
     model: Path = request.getfixturevalue("default_model") if SOAK_MINUTES else synthetic("llama")
     seconds = SOAK_MINUTES * 60 or SHORT_S
     process, resident, seen = psutil.Process(), [], Seen()
-    with Server(options(model, N_SLOTS, n_ctx=2048, n_threads=None if SOAK_MINUTES else 1, store=StoreSettings(STORE_BYTES))) as server:
+    with Server(options(model, n_slots=N_SLOTS, n_ctx=2048, n_threads=None if SOAK_MINUTES else 1, store=StoreSettings(STORE_BYTES))) as server:
         endpoint = Endpoint(server)
         until = time.monotonic() + seconds
         threads = [threading.Thread(target=talk, args=(endpoint, seed, until, 400, seen)) for seed in range(N_STREAMS)]

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import subprocess
 import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.served import Reply, Served, serving
-from support.streams import CHAT, Stream, drained
+from support.clients import CHAT, Reply, Stream, drained, send, until
+from support.served import serving
 
 from edgekv.config import KvOptions
 from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, ConfigError
@@ -25,17 +21,6 @@ from edgekv.serving.server_options import ServerLimits, ServerOptions
 
 LONG = {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 700, "ignore_eos": True}
 ROOT = Path(__file__).resolve().parent.parent.parent
-
-
-def until(condition: Callable[[], object], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it does not happen"
-        time.sleep(0.02)
-
-
-def busy(served: Served) -> int:
-    return sum(slot["is_processing"] for slot in served.ask("/slots").body)
 
 
 # ---- the queue ------------------------------------------------------------------------------------------------------------------
@@ -72,15 +57,13 @@ def test_a_full_queue_refuses_embeddings_too(tiny, pooling, path, body):
     with Server(options) as server:
         answer = Stream(server.url, {"prompt": tokens(9), "n_predict": 8000, "ignore_eos": True}, "/completion")
         assert answer.event()
-        request = urllib.request.Request(server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(request, timeout=60)
-        assert refused.value.code == 503 and 1 <= int(refused.value.headers["Retry-After"]) <= 60
-        assert "takes no more" in json.loads(refused.value.read())["error"]["message"]
+        refused = send(server.url, path, body)
+        assert refused.status == 503 and 1 <= int(refused.headers["retry-after"]) <= 60
+        assert "takes no more" in refused.body["error"]["message"]
         answer.close()
         until(lambda: not native_requests())
         if pooling != "rank":  # the model has no head that ranks
-            assert urllib.request.urlopen(request, timeout=60).status == 200
+            assert send(server.url, path, body).status == 200
 
 
 def native_requests() -> int:
@@ -97,9 +80,7 @@ def test_embeddings_do_not_wait_for_the_end_of_answers(tiny):
         reader = threading.Thread(target=drained, args=(answer,))
         reader.start()
         for n in (5, 400):  # 400 are more than a paced batch has room for
-            body = json.dumps({"content": tokens(n)}).encode()
-            request = urllib.request.Request(server.url + "/embedding", body, {"Content-Type": "application/json"})
-            assert len(json.loads(urllib.request.urlopen(request, timeout=60).read())[0]["embedding"][0]) > 8
+            assert len(send(server.url, "/embedding", {"content": tokens(n)}).body[0]["embedding"][0]) > 8
         assert reader.is_alive(), "the answer runs all the time"
     reader.join()
 

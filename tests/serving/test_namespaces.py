@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
+from support import kept
+from support.clients import CHAT, Reply, send
 
-from edgekv.config import KvOptions
-from edgekv.serving.server import Server, ServerOptions
+from edgekv.serving.server import Server
 from edgekv.store.settings import StoreSettings
 
-EXACT = KvOptions(mode="exact", policy="none", kv_budget=0)
 ANNA, BERT = "key-of-anna", "key-of-bert"
 N = 600
-
-
-@pytest.fixture
-def tiny(synthetic) -> Path:
-    return synthetic("llama", n_head=6, dtype="f32")
 
 
 @pytest.fixture
@@ -33,27 +24,22 @@ def keys(tmp_path: Path) -> Path:
 
 
 def serve(model: Path, keys: Path | None, store: StoreSettings | None = None, **more) -> Server:
-    return Server(ServerOptions(model, kv=more.pop("kv", EXACT), n_ctx=2048, n_threads=1, store=store, api_key_file=keys, **more))
+    return kept.serve(model, store=store, api_key_file=keys, **more)
 
 
 def conversation(seed: int, n: int = N) -> list[int]:
-    return [1, *np.random.default_rng(seed).integers(260, 320, n - 1).tolist()]
+    return kept.conversation(seed, n)
 
 
-def post(server: Server, path: str, body: dict, key: str | None = None, header: str = "Authorization") -> tuple[int, dict]:
-    given = {} if key is None else {header: key if header == "x-api-key" else f"Bearer {key}"}
-    request = urllib.request.Request(server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json", **given})
-    try:
-        with urllib.request.urlopen(request, timeout=120) as response:
-            return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
+def ask(server: Server, path: str, body: dict | None, key: str | None = None, method: str | None = None, **headers: str) -> Reply:
+    """With the key as a bearer's, where there is one."""
+    return send(server.url, path, body, method, **({} if key is None else {"Authorization": f"Bearer {key}"}), **headers)
 
 
-def n_cached(server: Server, tokens: list[int], key: str | None = None, header: str = "Authorization", **more) -> int:
-    status, reply = post(server, "/v1/completions", {"prompt": tokens, "max_tokens": 4, "temperature": 0, **more}, key, header)
-    assert status == 200, reply
-    usage = reply["usage"]
+def n_cached(server: Server, tokens: list[int], key: str | None = None, headers: dict[str, str] | None = None, **more) -> int:
+    reply = ask(server, "/v1/completions", {"prompt": tokens, "max_tokens": 4, "temperature": 0, **more}, key, **(headers or {}))
+    assert reply.status == 200, reply.text
+    usage = reply.body["usage"]
     found = usage["prompt_tokens_details"]["cached_tokens"]
     # the server computes the last token in any case
     assert found or sum(usage["edgekv"]["cached_tokens"].values()) <= 1, "the two counts of cached tokens differ"
@@ -121,7 +107,7 @@ def test_what_is_on_disk_is_a_keys_own_after_a_restart_too(tiny, keys, tmp_path)
         server.prefixes.flush()
     with serve(tiny, keys, where) as server:
         assert n_cached(server, prompt, BERT) == 0
-        assert n_cached(server, prompt, ANNA, header="x-api-key") == N - 1
+        assert n_cached(server, prompt, headers={"X-Api-Key": ANNA}) == N - 1
     with serve(tiny, None, where) as server:
         assert n_cached(server, prompt) == 0
     for file in (tmp_path / "prefixes").rglob("*"):
@@ -161,56 +147,47 @@ def test_prompt_cache_key_is_a_namespace(tiny, keys, shared: bool):
 ])
 def test_prompt_cache_key_in_other_dialects(tiny, path: str, body: dict, usage: str):
     def cached(server: Server, space: str) -> int:
-        status, reply = post(server, path, {"model": "x", "temperature": 0, "prompt_cache_key": space, **body})
-        assert status == 200, reply
-        return reply["usage"][usage]["cached_tokens"]
+        reply = ask(server, path, {"model": "x", "temperature": 0, "prompt_cache_key": space, **body})
+        assert reply.status == 200, reply.text
+        return reply.body["usage"][usage]["cached_tokens"]
 
     with serve(tiny, None, STORED) as server:
         assert cached(server, "one") == 0
         assert cached(server, "two") == 0
         assert cached(server, "one") > 50
-        status, reply = post(server, path, {"model": "x", **body, "prompt_cache_key": 5})
-        assert status == 400 and "prompt_cache_key" in reply["error"]["message"]
+        reply = ask(server, path, {"model": "x", **body, "prompt_cache_key": 5})
+        assert reply.status == 400 and "prompt_cache_key" in reply.body["error"]["message"]
 
 
 def test_saved_slots_are_a_keys_own(tiny, keys, tmp_path):
     prompt = conversation(8)
     with serve(tiny, keys, extra=("--slot-save-path", str(tmp_path))) as server:
         n_cached(server, prompt, ANNA)
-        status, reply = post(server, "/slots/0?action=save", {"filename": "one"}, BERT)
-        assert status == 400 and "another key" in reply["error"]["message"]
-        assert post(server, "/slots/0?action=save", {"filename": "one"}, ANNA)[0] == 200
-        assert post(server, "/slots/0?action=restore", {"filename": "one"}, BERT)[0] == 400
-        status, reply = post(server, "/slots/0?action=restore", {"filename": "one"}, ANNA)
-        assert status == 200 and reply["n_restored"] >= N
+        reply = ask(server, "/slots/0?action=save", {"filename": "one"}, BERT)
+        assert reply.status == 400 and "another key" in reply.body["error"]["message"]
+        assert ask(server, "/slots/0?action=save", {"filename": "one"}, ANNA).status == 200
+        assert ask(server, "/slots/0?action=restore", {"filename": "one"}, BERT).status == 400
+        reply = ask(server, "/slots/0?action=restore", {"filename": "one"}, ANNA)
+        assert reply.status == 200 and reply.body["n_restored"] >= N
         assert n_cached(server, prompt, BERT) == 0
-        post(server, "/slots/0?action=restore", {"filename": "one"}, ANNA)
+        ask(server, "/slots/0?action=restore", {"filename": "one"}, ANNA)
         assert n_cached(server, prompt, ANNA) == N - 1
 
 
 def test_streams_that_are_kept_for_a_lost_client_are_a_keys_own(tiny, keys):
     """Whoever guessed its name could read the answer, and end it."""
-    def ask(method: str, path: str, key: str, body: dict | None = None, **headers: str) -> tuple[int, str]:
-        data = None if body is None else json.dumps(body).encode()
-        given = {"Authorization": f"Bearer {key}", "Content-Type": "application/json", **headers}
-        try:
-            with urllib.request.urlopen(urllib.request.Request(server.url + path, data, given, method=method), timeout=60) as response:
-                return response.status, response.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-
     names = {"conversation_ids": ["one"]}
     with serve(tiny, keys) as server:
-        _, said = ask("POST", "/v1/chat/completions", ANNA, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "stream": True},
-                      **{"X-Conversation-Id": "one"})
+        said = ask(server, CHAT, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "stream": True}, ANNA,
+                   **{"X-Conversation-Id": "one"}).text
         assert "data: " in said
-        assert ask("GET", "/v1/stream?conv_id=one", BERT)[0] == 404
-        assert json.loads(ask("POST", "/v1/streams/lookup", BERT, names)[1]) == []
-        ask("DELETE", "/v1/stream?conv_id=one", BERT)
-        (found,) = json.loads(ask("POST", "/v1/streams/lookup", ANNA, names)[1])
+        assert ask(server, "/v1/stream?conv_id=one", None, BERT).status == 404
+        assert ask(server, "/v1/streams/lookup", names, BERT).body == []
+        ask(server, "/v1/stream?conv_id=one", None, BERT, "DELETE")
+        (found,) = ask(server, "/v1/streams/lookup", names, ANNA).body
         assert found["conversation_id"] == "one"
-        status, again = ask("GET", "/v1/stream?conv_id=one", ANNA)
-        assert status == 200 and again.split() == said.split()
+        again = ask(server, "/v1/stream?conv_id=one", None, ANNA)
+        assert again.status == 200 and again.text.split() == said.split()
 
 
 def test_the_log_says_nothing_of_a_conversation(tiny, tmp_path):
@@ -219,8 +196,8 @@ def test_the_log_says_nothing_of_a_conversation(tiny, tmp_path):
     text = " ".join(f"{words[i % 2]} {i}" for i in range(150))
     with serve(tiny, None, STORED, log_file=log) as server:
         for prompt in (text, text[:400] + "okapi " + text[400:], "okapi " * 200):
-            assert post(server, "/completion", {"prompt": prompt, "n_predict": 2})[0] == 200
-            assert post(server, "/v1/chat/completions", {"messages": [{"role": "user", "content": prompt[:200]}], "max_tokens": 2})[0] == 200
+            assert ask(server, "/completion", {"prompt": prompt, "n_predict": 2}).status == 200
+            assert ask(server, CHAT, {"messages": [{"role": "user", "content": prompt[:200]}], "max_tokens": 2}).status == 200
     said = log.read_text(errors="replace")
     assert "goes on differently at token" in said
     assert not any(word in said for word in words)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.endpoint import until
+from support.clients import until
 from support.prefixes import LAYOUT, conversation
 
 from edgekv._native.prefix_callbacks import CachedTokens, SequenceTokens

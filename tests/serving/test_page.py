@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 from support.browser import browser as opened
 from support.browser import contrast, look
-from support.endpoint import N_TOKENS, complete, options, settled, until
+from support.clients import until
+from support.endpoint import N_TOKENS, SPARSE, complete, options, settled
 
 from edgekv.config import KvOptions
 from edgekv.serving import page
 from edgekv.serving.server import Server
 from edgekv.vocab import KvMode
-
-SPARSE = KvOptions(mode=KvMode.SPARSE, resolution=200, exact_tokens=64)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import shutil
 import socket
 import threading
 import time
-import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,19 +17,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import kept
 from support.arithmetic import Said, apart, check_near, spread_of_cuts
+from support.clients import send
+from support.kept import EXACT, SPARSE
 
 from edgekv._native import testing
-from edgekv.config import KvOptions
 from edgekv.live.tokens import Tokens
-from edgekv.serving.server import Server, ServerOptions
+from edgekv.serving.server import Server
 from edgekv.store import coming
 from edgekv.store.coming import BlockReader
 from edgekv.store.files import read_header
 from edgekv.store.settings import StoreSettings
 
-EXACT = {"mode": "exact", "policy": "none", "kv_budget": 0}
-SPARSE = {"mode": "sparse", "policy": "none", "kv_budget": 0, "exact_tokens": 256, "resolution": 16.0}
 MODES = pytest.mark.parametrize("kv", [EXACT, SPARSE], ids=["exact", "sparse"])
 N, N_LAYERS = 700, 6
 N_OTHER = 600
@@ -49,20 +48,15 @@ def layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def serve(model: Path, kv: dict, folder: Path | None, **more) -> Server:
     store = None if folder is None else StoreSettings(ram_bytes=64 << 20, folder=folder)
-    return Server(ServerOptions(model, kv=KvOptions(**kv), n_ctx=more.pop("n_ctx", 2048), store=store,
-                                **{"n_threads": 1} | more))
+    return kept.serve(model, kv, store, **more)
 
 
 def conversation(seed: int, n: int = N) -> list[int]:
-    return [1, *np.random.default_rng(seed).integers(260, 320, n - 1).tolist()]
+    return kept.conversation(seed, n)
 
 
 def ask(server: Server, tokens: list[int], n: int = 6, **more) -> dict:
-    body = json.dumps({"prompt": tokens, "n_predict": n, "temperature": 0, "return_tokens": True, "ignore_eos": True, "n_probs": 3,
-                       "post_sampling_probs": False, **more}).encode()
-    request = urllib.request.Request(f"{server.url}/completion", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as response:
-        return json.load(response)
+    return kept.ask(server, tokens, n, n_probs=3, post_sampling_probs=False, **more)
 
 
 def logprobs(answer: dict) -> np.ndarray:
@@ -229,8 +223,7 @@ def test_damage_while_another_answer_runs(model, tmp_path, reads):
 
 
 def slots(server: Server) -> list[dict]:
-    with urllib.request.urlopen(f"{server.url}/slots", timeout=30) as response:
-        return [{"n_decoded": 0} | slot | (slot.get("next_token") or [{}])[0] for slot in json.load(response)]
+    return [{"n_decoded": 0} | slot | (slot.get("next_token") or [{}])[0] for slot in send(server.url, "/slots").body]
 
 
 @pytest.mark.usefixtures("every_isa")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,12 +12,6 @@ from support.kept import EXACT, SPARSE, ask, conversation, n_read, serve, source
 
 from edgekv.errors import ConfigError
 from edgekv.store.settings import StoreSettings
-
-
-@pytest.fixture
-def tiny(synthetic) -> Path:
-    return synthetic("llama", n_head=6, dtype="f32")
-
 
 # ---- conversations that come back ---------------------------------------------------------------------------------------------
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from pathlib import Path
 
-import numpy as np
 import pytest
+from support import kept
 
-from edgekv.config import KvOptions
-from edgekv.serving.server import Server, ServerOptions
+from edgekv.serving.server import Server
 from edgekv.store.settings import StoreSettings
 
 EXACT = {"mode": "exact"}
@@ -26,19 +23,17 @@ def model(synthetic) -> Path:
 
 
 def serve(model: Path, kv: dict, store: StoreSettings | None = None, **more) -> Server:
-    return Server(ServerOptions(model, kv=KvOptions(**kv), n_ctx=more.pop("n_ctx", 4096), n_threads=1, store=store, **more))
+    return kept.serve(model, kv, store, n_ctx=4096, **more)
 
 
 def ask(server: Server, tokens: list[int], n: int = N_ANSWER, **more) -> list[tuple[int, float]]:
     """The tokens of the answer, with their log-probabilities."""
-    body = json.dumps({"prompt": tokens, "n_predict": n, "temperature": 0, "n_probs": 1, "ignore_eos": True, **more}).encode()
-    request = urllib.request.Request(f"{server.url}/completion", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as response:
-        return [(one["id"], one["logprob"]) for one in json.load(response)["completion_probabilities"]]
+    answer = kept.ask(server, tokens, n, n_probs=1, **more)
+    return [(one["id"], one["logprob"]) for one in answer["completion_probabilities"]]
 
 
 def prompt(n: int, seed: int = 7) -> list[int]:
-    return [1, *np.random.default_rng(seed).integers(260, 320, n - 1).tolist()]
+    return kept.conversation(seed, n)
 
 
 @pytest.mark.parametrize("n_last", [1, 15, 16, 200])
@@ -74,9 +69,9 @@ def test_cold_warm_and_restored_are_the_same_bits(model, tmp_path, n_last: int):
 def test_beside_other_slots(model):
     """Another slot holds a conversation, and this one had another before: nothing of it is seen."""
     tokens = prompt(600)
-    with serve(model, SPARSE, n_ctx=4096, n_slots=2) as server:
+    with serve(model, SPARSE, n_slots=2) as server:
         alone = ask(server, tokens, id_slot=1)
-    with serve(model, SPARSE, n_ctx=4096, n_slots=2) as server:
+    with serve(model, SPARSE, n_slots=2) as server:
         ask(server, prompt(1000, seed=3), id_slot=1)
         ask(server, prompt(900, seed=5), id_slot=0)
         assert ask(server, tokens, id_slot=1) == alone

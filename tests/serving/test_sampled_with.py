@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from support.kept import SPARSE, ask, conversation, serve, sources
@@ -13,11 +11,6 @@ from edgekv.store.settings import StoreSettings
 
 N_WHOLE = 512
 """Tokens of the whole blocks that the prompt fills, which is read exactly."""
-
-
-@pytest.fixture
-def tiny(synthetic) -> Path:
-    return synthetic("llama", n_head=6, dtype="f32")
 
 
 OTHERS = {"resolution": {"resolution": 20.0}, "sinks": {"sink_tokens": 32}, "newest": {"recent_tokens": 32}, "whole": {"exact_tokens": 320},

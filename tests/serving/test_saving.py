@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,11 +13,6 @@ from support.kept import EXACT, SPARSE, ask, conversation, serve
 
 from edgekv._native.token_rows import HeldTokens
 from edgekv.store.settings import StoreSettings
-
-
-@pytest.fixture
-def tiny(synthetic) -> Path:
-    return synthetic("llama", n_head=6, dtype="f32")
 
 
 @pytest.fixture

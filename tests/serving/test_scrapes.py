@@ -8,15 +8,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.endpoint import ask, complete, exposed, options, settled, until
+from support.clients import until
+from support.endpoint import SPARSE, ask, complete, exposed, options, settled
 
-from edgekv.config import KvOptions
 from edgekv.serving import publisher
 from edgekv.serving.server import Server
 from edgekv.serving.server_options import ServerOptions
-from edgekv.vocab import KvMode
 
-SPARSE = KvOptions(mode=KvMode.SPARSE, resolution=200, exact_tokens=64)
 N_PROMPT = 6000
 
 
@@ -52,7 +50,7 @@ def test_no_scrape_looks_at_cells_while_another_thread_decodes(synthetic, looks)
         def scrape(path: str) -> int:
             n = 0
             while not stop.is_set():
-                assert ask(server, path)[0] == 200
+                assert ask(server, path).status == 200, path
                 n += 1
             return n
 
@@ -89,7 +87,7 @@ def test_figures_come_back_after_sleep(synthetic):
         before, first = settled(server), server.runtime
         assert before["served"] and before["slots"][0]["n_tokens"] > 0 and first is not None
         until(lambda: server.get("/props")["is_sleeping"], 30)
-        assert ask(server, "/metrics")[0] == 200, "a scrape does not wake it"
+        assert ask(server, "/metrics").status == 200, "a scrape does not wake it"
         assert server.get("/props")["is_sleeping"] and server.runtime is None
         complete(server, seed=1, n_tokens=200)
         until(lambda: settled(server).get("taken", 0) > before["taken"])

@@ -3,13 +3,12 @@ and outgrow their context. The answers are those of mode off, which does the sam
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.arithmetic import of_stock
+from support.clients import post
 
 from edgekv.config import KvOptions
 from edgekv.serving.server import Server, ServerOptions
@@ -34,9 +33,7 @@ class Clients:
         self.n_reused: list[int] = []
 
     def post(self, path: str, body: dict) -> dict:
-        request = urllib.request.Request(self.server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=120) as response:
-            return json.load(response)
+        return post(self.server.url, path, body)
 
     def ask(self, who: int, prompt: list[int], **more: object) -> None:
         body = {"prompt": prompt, "n_predict": 5, "temperature": 0, "return_tokens": True, "ignore_eos": True, "id_slot": who % N_SLOTS,

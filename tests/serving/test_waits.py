@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from support.endpoint import ask, complete, exposed, options, settled, until
+from support.clients import send, until
+from support.endpoint import ask, complete, exposed, options, settled
 
 from edgekv.serving import metrics
 from edgekv.serving.server import Server
@@ -41,7 +39,7 @@ def test_what_goes_wrong_in_the_store_is_counted():
 def keep(server: Server, first: int) -> None:
     """A prompt whose blocks are kept."""
     body = {"prompt": [first, *range(260, 350)] * 6, "n_predict": 2, "ignore_eos": True}
-    assert ask(server, "/completion", body=body)[0] == 200
+    assert ask(server, "/completion", body=body).status == 200
 
 
 def test_a_store_that_fails_says_so(synthetic, tmp_path):
@@ -74,15 +72,15 @@ def served(synthetic):
 
 
 def families(server: Server) -> dict[str, Metric]:
-    status, text, headers = ask(server, "/metrics")
-    assert status == 200, text
-    assert headers["Content-Type"].startswith("text/plain; version=0.0.4"), headers["Content-Type"]
-    found = list(text_string_to_metric_families(text))
+    reply = ask(server, "/metrics")
+    assert reply.status == 200, reply.text
+    assert reply.headers["content-type"].startswith("text/plain; version=0.0.4"), reply.headers
+    found = list(text_string_to_metric_families(reply.text))
     names = [family.name for family in found]
     assert len(names) == len(set(names)), "each stands there once"
     assert {family.type for family in found} <= {"gauge", "counter", "histogram"}, "each has a type, upstream's too"
     assert all(family.documentation for family in found), "each says what it is"
-    assert text.endswith("\n"), "the last line is whole"
+    assert reply.text.endswith("\n"), "the last line is whole"
     return {family.name: family for family in found}
 
 
@@ -121,24 +119,14 @@ def test_each_wait_is_counted_once(served):
 def test_who_runs_and_who_waits(served):
     """And who was refused."""
     refused = exposed(served)["edgekv_requests_refused_total", ()]
-    body = json.dumps({"prompt": [1, 300, 301], "n_predict": 900, "ignore_eos": True}).encode()
-
-    def request() -> int:
-        try:
-            asked = urllib.request.Request(f"{served.url}/completion", body, {"Content-Type": "application/json"})
-            with urllib.request.urlopen(asked, timeout=120) as response:
-                return response.status
-        except urllib.error.HTTPError as error:
-            error.close()
-            return error.code
-
+    body = {"prompt": [1, 300, 301], "n_predict": 900, "ignore_eos": True}
     with ThreadPoolExecutor(6) as pool:
-        answers = [pool.submit(request) for _ in range(5)]
+        answers = [pool.submit(send, served.url, "/completion", body) for _ in range(5)]
         seen = set()
         while not all(answer.done() for answer in answers):
             now = exposed(served)
             seen.add((now["edgekv_requests_running", ()], now["edgekv_requests_waiting", ()]))
-        statuses = sorted(answer.result() for answer in answers)
+        statuses = sorted(answer.result().status for answer in answers)
     assert statuses.count(503) >= 1 and {running for running, _ in seen} <= {0, 1} and max(waiting for _, waiting in seen) == 2, seen
     settled(served)
     until(lambda: exposed(served)["edgekv_requests_waiting", ()] == exposed(served)["edgekv_requests_running", ()] == 0)

@@ -1,4 +1,4 @@
-"""A running endpoint as its clients see it: requests, streams, raw sockets, and whether it is busy."""
+"""A running server as its clients see it: requests, streams, raw sockets, and whether it is busy."""
 
 from __future__ import annotations
 
@@ -7,67 +7,126 @@ import json
 import socket
 import struct
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from edgekv.serving.server import Server, ServerOptions
+from edgekv.serving.server import Server
+
+CHAT = "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
 
 
-def options(model: Path, n_slots: int, **more: Any) -> ServerOptions:
-    return ServerOptions(model, n_slots=n_slots, **{"n_threads": 1, **more})
+@dataclass(frozen=True)
+class Reply:
+    """An answer of any status. Names of headers are in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    data: bytes
+
+    @property
+    def text(self) -> str:
+        return self.data.decode("utf-8", "replace")
+
+    @property
+    def body(self) -> Any:
+        """The JSON, or the text where it is none."""
+        try:
+            return json.loads(self.data)
+        except ValueError:
+            return self.text
+
+
+def _connect(url: str, timeout: float) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(url.removeprefix("http://"), timeout=timeout)
+
+
+def send(url: str, path: str, body: Any = None, method: str | None = None, timeout: float = 120, **headers: str) -> Reply:
+    """One request on a connection of its own. `body` is JSON, or bytes as they are; None asks with GET. Raises OSError or
+    http.client.HTTPException where there is no answer."""
+    data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+    with closing(_connect(url, timeout)) as connection:
+        connection.request(method or ("GET" if data is None else "POST"), path, data, JSON | headers)
+        response = connection.getresponse()
+        return Reply(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
+
+
+def post(url: str, path: str, body: Any, **headers: str) -> Any:
+    """The JSON that the server answers, with status 200."""
+    reply = send(url, path, body, **headers)
+    assert reply.status == 200, f"{path}: {reply.status} {reply.text}"
+    return reply.body
+
+
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"it did not come true in {seconds:g} s"
+        time.sleep(0.02)
+
+
+class Stream:
+    """The events of a streamed answer, as they come."""
+
+    def __init__(self, url: str, body: dict, path: str = CHAT):
+        self._connection = _connect(url, timeout=120)
+        self._connection.request("POST", path, json.dumps({**body, "stream": True}), JSON)
+        self._response = self._connection.getresponse()
+
+    def event(self) -> dict | str | None:
+        """The next; a string where it is no JSON, None at the end of the stream."""
+        while line := self._response.readline():
+            if line.startswith(b"data: "):
+                text = line[6:].decode().strip()
+                return json.loads(text) if text.startswith("{") else text
+        return None
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def drained(stream: Stream) -> list[dict]:
+    return [event for event in iter(stream.event, None) if isinstance(event, dict)]
 
 
 class Endpoint:
-    """One connection for each request."""
+    """The slots of a server, and what they answer."""
 
     def __init__(self, server: Server):
-        self.port = server.port
+        self.url, self._address = server.url, ("127.0.0.1", server.port)
 
-    def ask(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None, timeout: float = 60) -> tuple[int, bytes]:
-        """(status, body). Raises OSError or http.client.HTTPException where there is no answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
-        try:
-            connection.request(method, path, body, {"Content-Type": "application/json", **(headers or {})})
-            response = connection.getresponse()
-            return response.status, response.read()
-        finally:
-            connection.close()
+    def ask(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+        """(status, body)"""
+        reply = send(self.url, path, body, method, timeout=60, **(headers or {}))
+        return reply.status, reply.data
 
     def complete(self, prompt: Any, n_tokens: int = 4, **more: Any) -> dict[str, Any]:
-        body = {"prompt": prompt, "n_predict": n_tokens, "temperature": 0, "ignore_eos": True, **more}
-        status, answer = self.ask("POST", "/completion", json.dumps(body).encode())
-        assert status == 200, answer
-        return json.loads(answer)
+        return post(self.url, "/completion", {"prompt": prompt, "n_predict": n_tokens, "temperature": 0, "ignore_eos": True, **more})
 
     @contextmanager
     def stream(self, body: dict[str, Any], path: str = "/completion") -> Iterator[http.client.HTTPResponse]:
         """The response, whose lines come as the tokens do."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
-        try:
-            connection.request("POST", path, json.dumps({**body, "stream": True}), {"Content-Type": "application/json"})
+        with closing(_connect(self.url, timeout=600)) as connection:
+            connection.request("POST", path, json.dumps({**body, "stream": True}), JSON)
             yield connection.getresponse()
-        finally:
-            connection.close()
 
     def send(self, data: bytes, timeout: float = 20) -> socket.socket:
         """Raw bytes on a new connection, which stays open."""
-        client = socket.create_connection(("127.0.0.1", self.port), timeout=timeout)
+        client = socket.create_connection(self._address, timeout=timeout)
         client.sendall(data)
         return client
 
     def n_busy(self) -> int:
         """Slots at work."""
-        status, answer = self.ask("GET", "/slots")
-        assert status == 200, answer
-        return sum(slot["is_processing"] for slot in json.loads(answer))
+        reply = send(self.url, "/slots")
+        assert reply.status == 200, reply.text
+        return sum(slot["is_processing"] for slot in reply.body)
 
     def seconds_until_idle(self, timeout: float) -> float:
         begun = time.monotonic()
-        while self.n_busy():
-            assert time.monotonic() - begun < timeout, f"slots are still at work after {timeout} s"
-            time.sleep(0.02)
+        until(lambda: not self.n_busy(), timeout)
         return time.monotonic() - begun
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import signal
-import sys
 import time
 
 import pexpect
 import pytest
+from support.served import EDGEKV
 
-EDGEKV = [sys.executable, "-c", "from edgekv.cli.main import main; main()"]
+from edgekv.errors import EXIT_OK
+
 CONTROL = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|[()][A-Z0-9]|[=>])")
 
 
@@ -45,7 +46,18 @@ class Screen:
     def type(self, text: str) -> None:
         self.child.send(text)
 
+    def say(self, line: str, pattern: str) -> str:
+        """What follows a line, up to and with `pattern`."""
+        self.type(f"{line}\r")
+        return self.until(pattern)
+
     def ends(self) -> int:
         self.child.expect(pexpect.EOF, timeout=60)
         self.child.close()
         return self.child.exitstatus
+
+    def leave(self, pattern: str = "") -> None:
+        """With Ctrl-D."""
+        self.type("\x04")
+        self.until(pattern)
+        assert self.ends() == EXIT_OK, "the chat ended with another exit code"

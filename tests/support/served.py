@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,17 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.clients import Reply, send
 
 EDGEKV = [sys.executable, "-c", "from edgekv.cli.main import main; main()"]
-
-
-@dataclass
-class Reply:
-    """What came back: the status, the headers in lower case, the body as JSON where it is JSON."""
-
-    status: int
-    headers: dict[str, str]
-    body: Any
 
 
 @dataclass
@@ -39,25 +28,9 @@ class Served:
     lines: list[str]
 
     def ask(self, path: str, body: Any = None, method: str | None = None, key: str | None = None, **headers: str) -> Reply:
-        """`body` is JSON, or bytes as they are; none asks with GET."""
-        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json", **headers}, method=method)
         if key or self.key:
-            request.add_header("Authorization", f"Bearer {key or self.key}")
-        try:
-            with urllib.request.urlopen(request, timeout=120) as response:
-                return _reply(response.status, response.headers, response.read())
-        except urllib.error.HTTPError as error:
-            with error:
-                return _reply(error.code, error.headers, error.read())
-
-
-def _reply(status: int, headers: Any, data: bytes) -> Reply:
-    try:
-        body = json.loads(data)
-    except ValueError:
-        body = data.decode("utf-8", "replace")
-    return Reply(status, {name.lower(): value for name, value in headers.items()}, body)
+            headers["Authorization"] = f"Bearer {key or self.key}"
+        return send(self.url, path, body, method, **headers)
 
 
 def environment(home: Path, **variables: str) -> dict[str, str]:

@@ -19,38 +19,42 @@ from edgekv.cli.chat.session import Conversation
 def paper() -> Iterator[PaperServer]:
     server = PaperServer()
     yield server
-    server.shutdown()
-    server.server_close()
+    server.close()
 
 
 @pytest.fixture
 def conversation(paper: PaperServer) -> Conversation:
-    client = ChatClient(f"http://127.0.0.1:{paper.server_port}", "key", {"temperature": 0.0})
+    client = ChatClient(paper.url, "key", {"temperature": 0.0})
     return Conversation(client, system="be nice")
+
+
+@pytest.fixture
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No option comes from the environment."""
+    for name in list(os.environ):
+        if name.startswith("EDGEKV_"):
+            monkeypatch.delenv(name)
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("EDGEKV_", "NO_COLOR"))}
     # One thread: several spin for each other, which on a busy machine takes a hundred times as long.
-    return clean | {
-        "XDG_STATE_HOME": str(tmp_path / "state"), "HOME": str(tmp_path), "TERM": "xterm-256color", "EDGEKV_THREADS": "1",
-    }
+    return clean | {"XDG_STATE_HOME": str(tmp_path / "state"), "HOME": str(tmp_path), "TERM": "xterm-256color", "EDGEKV_THREADS": "1"}
 
 
 @pytest.fixture
 def edgekv(environment: dict[str, str], tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*EDGEKV, *arguments], input=stdin, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False,
-            env={**environment, **variables},
-        )
+        return subprocess.run([*EDGEKV, *arguments], input=stdin, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False,
+                              env={**environment, **variables})
 
     return run
 
 
 @pytest.fixture
-def screen(environment, default_model) -> Iterator[Callable[..., Screen]]:
+def terminal(environment) -> Iterator[Callable[..., Screen]]:
+    """`terminal(*arguments, **variables)`: a chat that waits for its first line."""
     opened: list[Screen] = []
 
     def start(*arguments: str, **variables: str) -> Screen:
@@ -61,3 +65,9 @@ def screen(environment, default_model) -> Iterator[Callable[..., Screen]]:
     yield start
     for one in opened:
         one.child.close(force=True)
+
+
+@pytest.fixture
+def screen(terminal, default_model) -> Callable[..., Screen]:
+    """The same with the default model, where there is one."""
+    return terminal

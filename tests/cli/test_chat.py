@@ -16,36 +16,24 @@ def test_a_session(screen, tmp_path):
     chat = screen("--kv", "exact", "--ctx", "1024", "--temp", "0", "-n", "12", "-s", "Be brief.", NO_COLOR="1")
     assert re.search(r"needs \S+ \S+ \(weights 92\.1 MiB, KV home 22\.5 MiB[^\n]*\), \S+ GiB are free", chat.greeting), chat.greeting
     assert "takes" not in chat.greeting
-    chat.type("Say hello.\r")
-    footer = chat.until(r"decode [\d.]+ t/s")
+    footer = chat.say("Say hello.", r"decode [\d.]+ t/s")
     assert re.search(r"context \d+/1,024 · KV exact [\d.]+ KiB of 22.5 MiB", footer)
-    chat.type("/hlep\r")
-    chat.until("did you mean /help")
+    chat.say("/hlep", "did you mean /help")
     chat.type("first\\\rsecond\x1b\rthird\r")  # both ways to start a new line
     chat.until(r"decode [\d.]+ t/s")
-    chat.type(f"/save {tmp_path}/talk.json\r")
-    chat.until("saved 5 messages")
+    chat.say(f"/save {tmp_path}/talk.json", "saved 5 messages")
     messages = json.loads((tmp_path / "talk.json").read_text())
     assert messages[0] == {"role": "system", "content": "Be brief."} and messages[3]["content"] == "first\nsecond\nthird"
-    chat.type("/undo\r")
-    chat.until("taken back: first")
-    chat.type("/regen\r")
-    chat.until(r"decode [\d.]+ t/s")
-    chat.type("/stats\r")
-    chat.until("30 served by our kernel")
-    chat.type("/memory\r")
-    chat.until(r"home +22.5 MiB .* of 1,024 tokens")
-    chat.type("/pin last\r")
-    chat.until("mode exact attends every message whole, so there is nothing to pin")
+    chat.say("/undo", "taken back: first")
+    chat.say("/regen", r"decode [\d.]+ t/s")
+    chat.say("/stats", "30 served by our kernel")
+    chat.say("/memory", r"home +22.5 MiB .* of 1,024 tokens")
+    chat.say("/pin last", "mode exact attends every message whole, so there is nothing to pin")
     (tmp_path / "fact.txt").write_text("The sky is green.")
-    chat.type(f"/read {tmp_path}/fact.txt\r")
-    chat.until("17 characters")
-    chat.type("/clear\r")
-    chat.until("new conversation")
-    chat.type(f"/load {tmp_path}/talk.json\r")
-    chat.until("loaded 5 messages")
-    chat.type("/system\r")
-    chat.until("Be brief.")
+    chat.say(f"/read {tmp_path}/fact.txt", "17 characters")
+    chat.say("/clear", "new conversation")
+    chat.say(f"/load {tmp_path}/talk.json", "loaded 5 messages")
+    chat.say("/system", "Be brief.")
     chat.type("/exit\r")
     assert chat.ends() == EXIT_OK
     history = (tmp_path / "state" / "edgekv" / "chat_history").read_text()
@@ -58,26 +46,19 @@ def test_a_session_in_mode_sparse(screen, tmp_path):
     (tmp_path / "long.txt").write_text("\n".join(pydoc_data.topics.topics.values())[:6000])
     chat = screen("--kv", "sparse", "--resolution", "1000", "--ctx", "2048", "--temp", "0", "-n", "48", "-s", "Be brief.",
                   NO_COLOR="1", EDGEKV_KV_BUDGET="1MiB")
-    chat.type(f"/read {tmp_path}/long.txt\r")
-    chat.until("6,000 characters")
-    chat.type("Summarise.\r")
-    footer = chat.until(r"decode [\d.]+ t/s")
+    chat.say(f"/read {tmp_path}/long.txt", "6,000 characters")
+    footer = chat.say("Summarise.", r"decode [\d.]+ t/s")
     reads = re.search(r"KV sparse reads (\d+) of ([\d,]+) tokens a head, error ~([\d.]+) % · arena [\d.]+ (\w+ )?of 1.0 MiB, hit \d+ %",
                       footer)
     assert 100 < int(reads[1]) < 600 and 1000 < int(reads[2].replace(",", "")) < 2048 and 0 < float(reads[3]) < 50, footer
-    chat.type("/pin last\r")
-    shown = chat.until(r"2\s+assistant: .*\(pinned, tokens [\d,]+ to [\d,]+\)")
+    shown = chat.say("/pin last", r"2\s+assistant: .*\(pinned, tokens [\d,]+ to [\d,]+\)")
     assert re.search(r"system: Be brief\.  \(pinned, tokens \d+ to \d+\)", shown)
-    chat.type("/regen\r")
-    chat.until(r"decode [\d.]+ t/s")
+    chat.say("/regen", r"decode [\d.]+ t/s")
     chat.type("/pin\r")
     assert "pinned" not in chat.until(r"2\s+assistant: .*\n>").split("assistant")[1], "another answer is another message"
-    chat.type("/pin 7\r")
-    chat.until("use 1 to 2, last or system")
-    chat.type("/unpin\r")
-    chat.until("nothing is pinned")
-    chat.type("/memory\r")
-    shown = chat.until("copies failed")
+    chat.say("/pin 7", "use 1 to 2, last or system")
+    chat.say("/unpin", "nothing is pinned")
+    shown = chat.say("/memory", "copies failed")
     for expected in (r"arena +1.0 MiB", r"home +45.0 MiB", r"sketches +4.6 MiB +b3", r"in the arena +\d+ ",
                      r"only at home +[\d,]+ ", r"reads +\d+ of [\d,]+ tokens a head: [\d.]+ %, of these [\d.]+ % for certain",
                      r"error +~[\d.]+ % of", r"arena hits +[\d.]+ % of the tokens read, [\d.]+ % of"):
@@ -92,15 +73,12 @@ def test_ctrl_c_stops_the_answer_only(screen):
     chat.until(r"river\.[^\n]*\n\s*([\w'-]+[ ,.]+){4}")
     chat.child.sendintr()
     chat.until("stopped by you")
-    chat.type("/stats\r")
-    chat.until(r"messages\s+2")
-    chat.type("Say hello.\r")
-    chat.until(r"hello\.[^\n]*\n\s*\w+")
+    chat.say("/stats", r"messages\s+2")
+    chat.say("Say hello.", r"hello\.[^\n]*\n\s*\w+")
     chat.child.sendintr()
     chat.until("t/s")
     chat.until(r"\n>")
-    chat.type("\x04")
-    assert chat.ends() == EXIT_OK
+    chat.leave()
 
 
 def test_ctrl_c_while_the_prompt_is_read(screen, tmp_path):
@@ -108,19 +86,15 @@ def test_ctrl_c_while_the_prompt_is_read(screen, tmp_path):
 
     (tmp_path / "long.txt").write_text("\n".join(pydoc_data.topics.topics.values())[:25000])
     chat = screen("--temp", "0", "-n", "8")
-    chat.type(f"/read {tmp_path}/long.txt\r")
-    chat.until("25,000 characters")
-    chat.type("Summarise.\r")
-    chat.until(r"reading.*/[\d,]+ tokens")
+    chat.say(f"/read {tmp_path}/long.txt", "25,000 characters")
+    chat.say("Summarise.", r"reading.*/[\d,]+ tokens")
     chat.child.sendintr()
     chat.until("stopped before the answer began; nothing is lost")
     chat.until(r"\[long.txt\] > Summarise\.")
     chat.child.sendintr()  # clears the line
     chat.until("Ctrl-C again or Ctrl-D leaves.*\n.*>")
-    chat.type("/undo\r")
-    chat.until("taken back: long.txt")
-    chat.type("Say hello.\r")
-    chat.until(r"decode [\d.]+ t/s")
+    chat.say("/undo", "taken back: long.txt")
+    chat.say("Say hello.", r"decode [\d.]+ t/s")
     chat.until(r"\n>")
     chat.child.sendintr()
     chat.until("Ctrl-C again.*\n>")
@@ -135,16 +109,14 @@ def test_a_prompt_that_does_not_fit_is_kept(screen):
     chat.until("end")
     chat.type("\x01\x0b" + "Say hello.\r")
     chat.until(r"context \d+/256")
-    chat.type("\x04")
-    assert chat.ends() == EXIT_OK
+    chat.leave()
 
 
 def test_an_unwritable_history_is_said(screen, tmp_path, environment):
     (tmp_path / "state").write_text("not a folder")
     chat = screen("--ctx", "256")
     chat.until("the history is not kept")
-    chat.type("\x04")
-    assert chat.ends() == EXIT_OK
+    chat.leave()
 
 
 def test_ctrl_c_in_one_shot(environment, default_model):

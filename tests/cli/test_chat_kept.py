@@ -8,12 +8,12 @@ import re
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.paper_endpoint import PaperEndpoint, says
-from support.program import EDGEKV, Screen
+from support.paper import PaperServer, says
+from support.program import EDGEKV
 
 from edgekv.cli.chat.client import Timings
 from edgekv.cli.chat.kept import Keeper, KeptChats, name_from
@@ -212,45 +212,16 @@ def test_names_that_are_not_there(kept, name):
 # ---- the whole, with a server made of paper ---------------------------------------------------------------------------------
 
 @pytest.fixture
-def endpoint() -> Iterator[PaperEndpoint]:
-    server = PaperEndpoint()
+def endpoint() -> Iterator[PaperServer]:
+    server = PaperServer()
     server.script = [says(f"answer {number}", usage={"prompt_tokens": 100 * number, "completion_tokens": 5}) for number in range(1, 20)]
     yield server
     server.close()
 
 
 @pytest.fixture
-def environment(tmp_path, endpoint) -> dict[str, str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("EDGEKV_", "NO_COLOR"))}
-    return clean | {"HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path / "data"), "XDG_STATE_HOME": str(tmp_path / "state"),
-                    "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", "NO_COLOR": "1", "EDGEKV_URL": endpoint.url}
-
-
-class Terminal(Screen):
-    """A chat in a pseudo-terminal that is spoken to line by line."""
-
-    def say(self, line: str, pattern: str) -> str:
-        self.child.send(f"{line}\r")
-        return self.until(pattern)
-
-    def leave(self, pattern: str = "") -> None:
-        self.child.send("\x04")
-        self.until(pattern)
-        assert self.ends() == EXIT_OK
-
-
-@pytest.fixture
-def terminal(environment) -> Iterator[Callable[..., Terminal]]:
-    opened: list[Terminal] = []
-
-    def start(*arguments: str, **variables: str) -> Terminal:
-        opened.append(Terminal({**environment, **variables}, *arguments))
-        opened[-1].until("Ctrl-D leaves")
-        return opened[-1]
-
-    yield start
-    for one in opened:
-        one.child.close(force=True)
+def environment(environment, tmp_path, endpoint) -> dict[str, str]:
+    return environment | {"XDG_DATA_HOME": str(tmp_path / "data"), "NO_COLOR": "1", "EDGEKV_URL": endpoint.url}
 
 
 def test_a_session_that_comes_back(terminal, endpoint, tmp_path):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from support.paper_endpoint import PaperEndpoint, says
+from support.paper import PaperServer, say, says
 
 from edgekv.cli.chat.client import AnswerPiece, ChatClient, Usage
 from edgekv.cli.chat.endpoint import RemoteServer, base_url
@@ -27,11 +26,11 @@ EDGEKV_PROPS = {**PROPS, "edgekv": {"mode": "sparse", "mode_description": "a sam
 
 
 @pytest.fixture
-def opened() -> Iterator[Callable[..., PaperEndpoint]]:
-    made: list[PaperEndpoint] = []
+def opened() -> Iterator[Callable[..., PaperServer]]:
+    made: list[PaperServer] = []
 
-    def start(**settings: object) -> PaperEndpoint:
-        made.append(PaperEndpoint(**settings))
+    def start(**settings: object) -> PaperServer:
+        made.append(PaperServer(**settings))
         return made[-1]
 
     yield start
@@ -43,14 +42,12 @@ def page(value: object) -> tuple[int, bytes]:
     return 200, json.dumps(value).encode()
 
 
-def connect(endpoint: PaperEndpoint, model: str | None = None, key: str | None = None, **sampling: object) -> RemoteServer:
+def connect(endpoint: PaperServer, model: str | None = None, key: str | None = None, **sampling: object) -> RemoteServer:
     return RemoteServer(ChatClient(endpoint.url, key, sampling, elsewhere=True), model)
 
 
 def ask(remote: RemoteServer, pieces: list[AnswerPiece] | None = None) -> ChatAnswer:
-    conversation = Conversation(remote._client)
-    conversation.draft.text = "hi"
-    return conversation.send((pieces if pieces is not None else []).append)
+    return say(Conversation(remote._client), "hi", (pieces if pieces is not None else []).append)
 
 
 @pytest.mark.parametrize(("url", "base"), [
@@ -186,25 +183,18 @@ def test_where_the_prompts_tokens_came_from(opened, capsys, details, usage, show
 
 
 @pytest.fixture
-def edgekv(tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("EDGEKV_", "NO_COLOR"))}
-
-    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", "from edgekv.cli.main import main; main()", "chat", *arguments], capture_output=True, text=True, timeout=60,
-            stdin=subprocess.DEVNULL, check=False, env={**clean, "HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path / "data"), **variables})
-
-    return run
+def chat(edgekv, tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    return partial(edgekv, "chat", XDG_DATA_HOME=str(tmp_path / "data"))
 
 
-def test_one_answer_from_elsewhere(opened, edgekv, tmp_path):
+def test_one_answer_from_elsewhere(opened, chat, tmp_path):
     endpoint = opened(key="secret")
     endpoint.script = [says("Hel", "lo", usage=USAGE)] * 4
     key = tmp_path / "key"
     key.write_text("secret\n")
     # EDGEKV_MODEL and other variables are about models of this machine, and do not hinder
     for arguments, variables in (("--api-key-file", str(key)), {}), (("--footer",), {"EDGEKV_API_KEY": "secret", "EDGEKV_MODEL": "none.gguf"}):
-        result = edgekv("--url", f"{endpoint.url}/v1", "-p", "hi", "--temp", "0", "-n", "9", *arguments, EDGEKV_CTX="512", **variables)
+        result = chat("--url", f"{endpoint.url}/v1", "-p", "hi", "--temp", "0", "-n", "9", *arguments, EDGEKV_CTX="512", **variables)
         assert (result.returncode, result.stdout) == (EXIT_OK, "Hello\n"), result.stderr
         assert result.stderr.startswith("context 1,005") == ("--footer" in arguments)
     assert endpoint.requests[0] | {"messages": 0} == {
@@ -222,19 +212,19 @@ def test_one_answer_from_elsewhere(opened, edgekv, tmp_path):
     (("--api-key", "a", "--api-key-file", "b"), EXIT_USAGE, "both give a key"),
     (("--resume", "nobody"), EXIT_RUNTIME, "no conversation is kept as nobody"),
 ])
-def test_options_that_do_not_go_with_an_address(opened, edgekv, arguments, code, sentence):
-    result = edgekv("-p", "hi", "--url", opened().url, *arguments)
+def test_options_that_do_not_go_with_an_address(opened, chat, arguments, code, sentence):
+    result = chat("-p", "hi", "--url", opened().url, *arguments)
     assert result.returncode == code and sentence in result.stderr and not result.stdout, result.stderr
 
 
 @pytest.mark.parametrize("option", ["--api-key", "--api-key-file"])
-def test_a_key_is_for_an_address(edgekv, option):
-    result = edgekv("-p", "hi", option, "x")
+def test_a_key_is_for_an_address(chat, option):
+    result = chat("-p", "hi", option, "x")
     assert result.returncode == EXIT_USAGE and f"{option} is the key of a server at --url" in result.stderr
 
 
-def test_the_wrong_key(opened, edgekv):
-    result = edgekv("-p", "hi", "--url", opened(key="secret").url, EDGEKV_API_KEY="wrong")
+def test_the_wrong_key(opened, chat):
+    result = chat("-p", "hi", "--url", opened(key="secret").url, EDGEKV_API_KEY="wrong")
     assert result.returncode == EXIT_RUNTIME and "HTTP 401" in result.stderr and "wrong" not in result.stderr
 
 

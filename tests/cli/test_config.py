@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import stat
 from pathlib import Path
@@ -18,11 +17,8 @@ from edgekv.errors import EXIT_USAGE, ConfigError
 
 
 @pytest.fixture(autouse=True)
-def file(monkeypatch, tmp_path) -> Path:
-    """A place for the file, and no variables."""
-    for name in list(os.environ):
-        if name.startswith("EDGEKV_"):
-            monkeypatch.delenv(name)
+def file(no_variables, monkeypatch, tmp_path) -> Path:
+    """A place for the file."""
     path = tmp_path / "folder" / "config.toml"
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
     return path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from support.paper import TIMINGS, interrupt_at, refuse, roles, say, text
+from support.paper import DONE, TIMINGS, interrupt_at, refuse, roles, say, text
 
 from edgekv.cli.chat.client import AnswerPiece, Progress, Timings
 from edgekv.cli.chat.session import ChatAnswer, Conversation
@@ -17,7 +17,7 @@ def test_an_answer_in_pieces(paper, conversation):
         text("", prompt_progress={"total": 13, "cache": 3, "processed": 8, "time_ms": 9}),
         ": a comment, as the server sends while it is busy\n\n",
         {"choices": [{"delta": {"reasoning_content": "hm"}}]},
-        text("Hel"), text("lo [bold]x[/bold]"), text("", finish_reason="stop", timings=TIMINGS), "data: [DONE]\n\n",
+        text("Hel"), text("lo [bold]x[/bold]"), text("", finish_reason="stop", timings=TIMINGS), DONE,
     ]]
     pieces: list[AnswerPiece] = []
     answer = say(conversation, "hi", pieces.append)
@@ -47,8 +47,7 @@ def test_a_refused_message_is_kept(paper, conversation, entry, error, sentence):
 
 
 def test_a_server_that_is_gone(paper, conversation):
-    paper.shutdown()
-    paper.server_close()
+    paper.close()
     with pytest.raises(EdgeKVError):
         say(conversation, "hi")
 

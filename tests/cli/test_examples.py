@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 import pytest
 from support.command_lines import calls, commands, parse
@@ -16,11 +14,7 @@ MOST_LETTERS = 78
 """What click's help has room for in a line."""
 
 
-@pytest.fixture(autouse=True)
-def _no_variables(monkeypatch):
-    for name in list(os.environ):
-        if name.startswith("EDGEKV_"):
-            monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("no_variables")
 
 
 @pytest.mark.parametrize("path", sorted(COMMANDS), ids=lambda path: " ".join(path) or "edgekv")

@@ -6,13 +6,13 @@ import errno
 import json
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 
 import gguf
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from support.program import EDGEKV
 
 from edgekv.cli.models import models
 from edgekv.cli.synthetic import WEIGHT_TYPES
@@ -95,8 +95,7 @@ def test_llama_cpp_decodes_it(tmp_path, architecture, weight_type):
 
 def test_the_chat_takes_it(tmp_path):
     path = write_model(TINY, tmp_path / "model.gguf")
-    command = [sys.executable, "-c", "from edgekv.cli.main import main; main()"]
-    result = subprocess.run([*command, "chat", str(path), "-p", "Hello", "-n", "4", "-c", "256", "-t", "1"], capture_output=True,
+    result = subprocess.run([*EDGEKV, "chat", str(path), "-p", "Hello", "-n", "4", "-c", "256", "-t", "1"], capture_output=True,
                             text=True, errors="replace", stdin=subprocess.DEVNULL, timeout=120, check=False)
     assert result.returncode == 0, result.stderr
 

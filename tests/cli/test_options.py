@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import click
@@ -17,12 +16,7 @@ from edgekv.policies import POLICIES
 from edgekv.prefetch import PREFETCHERS
 from edgekv.vocab import CacheType, KvMode, SketchKind
 
-
-@pytest.fixture(autouse=True)
-def _no_variables(monkeypatch):
-    for name in list(os.environ):
-        if name.startswith("EDGEKV_"):
-            monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("no_variables")
 
 
 MEASURED = devices.measured_mode(devices.place(KvOptions(device="cpu")))

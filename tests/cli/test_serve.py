@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,12 +21,7 @@ from edgekv.serving.server import Server
 from edgekv.serving.server_options import ServerOptions
 from edgekv.store.settings import StoreSettings
 
-
-@pytest.fixture(autouse=True)
-def _no_variables(monkeypatch):
-    for name in list(os.environ):
-        if name.startswith("EDGEKV_"):
-            monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("no_variables")
 
 
 # ---- caches ---------------------------------------------------------------------------------------------------------------------

@@ -1,37 +1,50 @@
-"""A server made of paper for the chat's client: it answers with what a test wrote down."""
+"""A server made of paper: it lists models, and answers each request with what a test wrote down."""
 
 from __future__ import annotations
 
 import http.server
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from edgekv.cli.chat.client import AnswerPiece
 from edgekv.cli.chat.session import ChatAnswer, Conversation
 
 
 class PaperServer(http.server.ThreadingHTTPServer):
-    """Answers each request with the next entry of `script`: (status, body) or a list of events."""
+    """OpenAI-compatible. `pages` are its GETs by path, (status, body); `script` has a list of events or (status, body) for each POST. The
+    server answers requests without the `key` with 401."""
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _PaperHandler)
+    def __init__(self, models: Iterable[str] = ("paper",), pages: dict[str, tuple[int, bytes]] | None = None, key: str | None = None):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        listed = json.dumps({"object": "list", "data": [{"id": name, "object": "model"} for name in models]}).encode()
+        self.pages = {"/v1/models": (200, listed), **(pages or {})}
+        self.key = key
         self.script: list = []
         self.requests: list[dict] = []
+        self.url = f"http://127.0.0.1:{self.server_port}"
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
+    def close(self) -> None:
+        self.shutdown()
+        self.server_close()
 
-class _PaperHandler(http.server.BaseHTTPRequestHandler):
+
+class _Handler(http.server.BaseHTTPRequestHandler):
     server: PaperServer
 
+    def do_GET(self) -> None:
+        if self._let_in():
+            self._answer(*self.server.pages.get(self.path, (404, b"<html>no such page</html>")))
+
     def do_POST(self) -> None:
-        self.server.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not self._let_in():
+            return
+        self.server.requests.append(body)
         entry = self.server.script.pop(0)
         if isinstance(entry, tuple):
-            status, body = entry
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(body)
+            self._answer(*entry)
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -40,15 +53,43 @@ class _PaperHandler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(event.encode() if isinstance(event, str) else f"data: {json.dumps(event)}\n\n".encode())
             self.wfile.flush()
 
+    def _let_in(self) -> bool:
+        if self.server.key is None or self.headers["Authorization"] == f"Bearer {self.server.key}":
+            return True
+        self._answer(401, b'{"error": {"message": "Invalid API Key"}}')
+        return False
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
     def log_message(self, *_: object) -> None:
         pass
 
 
+# ---- what it answers ------------------------------------------------------------------------------------------------------------
+
 TIMINGS = {"cache_n": 3, "prompt_n": 10, "prompt_ms": 50.0, "predicted_n": 5, "predicted_ms": 100.0}
+DONE = "data: [DONE]\n\n"
 
 
 def text(content: str, **more: object) -> dict:
     return {"choices": [{"delta": {"content": content}, "finish_reason": more.pop("finish_reason", None)}], **more}
+
+
+def says(*words: str, usage: dict | None = None) -> list:
+    """The events of an answer in these pieces, from a server that knows no more than the standard."""
+    ends = [{"choices": [{"delta": {}, "finish_reason": "stop"}]}, *([] if usage is None else [{"choices": [], "usage": usage}])]
+    return [*map(text, words), *ends, DONE]
+
+
+def refuse(type_: str, **more: object) -> tuple[int, bytes]:
+    return 400, json.dumps({"error": {"code": 400, "message": "no", "type": type_, **more}}).encode()
+
+
+# ---- who asks it ----------------------------------------------------------------------------------------------------------------
 
 
 def say(conversation: Conversation, words: str, show: Callable[[AnswerPiece], None] = lambda piece: None) -> ChatAnswer:
@@ -58,10 +99,6 @@ def say(conversation: Conversation, words: str, show: Callable[[AnswerPiece], No
 
 def roles(conversation: Conversation) -> str:
     return "".join(message["role"][0] for message in conversation.messages)
-
-
-def refuse(type_: str, **more: object) -> tuple[int, bytes]:
-    return 400, json.dumps({"error": {"code": 400, "message": "no", "type": type_, **more}}).encode()
 
 
 def interrupt_at(word: str) -> Callable[[AnswerPiece], None]:

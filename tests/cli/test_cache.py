@@ -8,29 +8,25 @@ import time
 
 import pytest
 from click.testing import CliRunner
-from support.prefixes import check_rows, conversation, exact, identity, reader
+from support import stores
+from support.prefixes import conversation, exact, identity
+from support.stores import n_restored, open_store
 
 from edgekv.cli.cache import cache
 from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.store.blocks import Reading
 from edgekv.store.conversations import add_blocks
 from edgekv.store.files import scan
-from edgekv.store.settings import StoreSettings, default_folder
-from edgekv.store.store import PrefixStore
+from edgekv.store.settings import default_folder
 
 SYSTEM = conversation(512, 0)
 TALKS = [conversation(100 * n, n, after=SYSTEM) for n in (1, 2, 3)]
 OTHER = conversation(300, 9)
 
 
-def open_store(folder, who="a model") -> PrefixStore:
-    return PrefixStore(identity(who), StoreSettings(folder=folder))
-
-
 def save(folder, tokens, who="a model", reading=Reading.EXACT):
-    store = open_store(folder, who)
-    readings = exact(tokens) + reading
-    store.save(tokens, readings, reader(tokens, readings))
+    store = open_store(folder, who=identity(who))
+    stores.save(store, tokens, exact(tokens) + reading)
     store.close()
     time.sleep(0.01)
 
@@ -44,8 +40,8 @@ def folder(tmp_path):
 
 
 def n_stored(folder, tokens, who="a model") -> int:
-    store = open_store(folder, who)
-    found = check_rows(store.restore(tokens, 0, Reading.SPARSE), tokens, 0, Reading.SPARSE)
+    store = open_store(folder, who=identity(who))
+    found = n_restored(store, tokens, accepts=Reading.SPARSE)
     store.close()  # one that is open writes again what is removed while it marks it as used
     return found
 
@@ -176,7 +172,7 @@ def test_rm_of_a_kept_chat(folder, tmp_path_factory):
     for name in ("mine", "older"):  # before anything of them is known to be there
         assert f"nothing of {name} is known to be in {folder}" in error_of(run(folder, "rm", "--conversation", name, **environment), ConfigError)
     store = open_store(folder)
-    chain = store.save(TALKS[1], exact(TALKS[1]), reader(TALKS[1])).chain
+    chain = stores.save(store, TALKS[1]).chain
     store.close()
     add_blocks(folder, "0123456789abcdef", [link.key for link in chain])
     add_blocks(folder, "fedcba9876543210", [link.key for link in chain[:2]])

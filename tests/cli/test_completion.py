@@ -14,8 +14,9 @@ from pathlib import Path
 import click
 import pexpect
 import pytest
-from support.prefixes import conversation, exact, identity, reader
+from support.prefixes import conversation
 from support.program import CONTROL, EDGEKV
+from support.stores import open_store, save
 
 from edgekv.cli.chat.kept import KeptChats
 from edgekv.cli.common.choices import OF_OPTION, TEXTS
@@ -25,8 +26,6 @@ from edgekv.policies import POLICIES
 from edgekv.prefetch import PREFETCHERS
 from edgekv.store.listing import list_chains
 from edgekv.store.named import Pin, write_pin
-from edgekv.store.settings import StoreSettings
-from edgekv.store.store import PrefixStore
 
 SHELLS = ("bash", "zsh", "fish")
 Ask = Callable[..., list[str]]
@@ -110,9 +109,8 @@ def test_kept_things_are_offered(ask, home, synthetic):
 
 def test_stored_conversations_are_offered(ask, tmp_path):
     folder = tmp_path / "prefixes"
-    store = PrefixStore(identity("a model"), StoreSettings(folder=folder))
-    tokens = conversation(300)
-    store.save(tokens, exact(tokens), reader(tokens))
+    store = open_store(folder)
+    save(store, conversation(300))
     store.close()
     (chain,) = list_chains(folder)
     assert ask(f"cache show --cache-dir {folder} {chain.id[:2]}") == [chain.id]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
+from support import kept
+from support.clients import post, send, until
 from support.redis_server import RedisServer, free_port
 from support.served import Served, serving
 
@@ -37,7 +36,6 @@ def balanced(synthetic, tmp_path_factory) -> Iterator[SimpleNamespace]:
     haproxy = shutil.which("haproxy") or shutil.which("/usr/sbin/haproxy")
     if haproxy is None:
         pytest.skip("haproxy is not installed (Debian: apt-get install haproxy)")
-    pytest.importorskip("redis", reason="redis-py is not installed (edgekv[redis])")
     home = tmp_path_factory.mktemp("balanced")
     with ExitStack() as stack:
         shared = RedisServer(home)
@@ -57,24 +55,15 @@ def balanced(synthetic, tmp_path_factory) -> Iterator[SimpleNamespace]:
 
 def is_up(url: str) -> bool:
     try:
-        return urllib.request.urlopen(f"{url}/health", timeout=5).status == 200
+        return send(url, "/health", timeout=5).status == 200
     except OSError:
         return False
 
 
-def until(condition) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it does not happen"
-        time.sleep(0.05)
-
-
 def talk(front: str, name: str, tokens: list[int]) -> dict[str, int]:
     """A turn of the conversation of that name; where the tokens of its prompt came from."""
-    body = json.dumps({"prompt": tokens, "max_tokens": 4, "temperature": 0}).encode()
-    request = urllib.request.Request(f"{front}/v1/completions", body, {"Content-Type": "application/json", "X-Conversation": name})
-    with urllib.request.urlopen(request, timeout=60) as response:
-        return json.load(response)["usage"]["edgekv"]["cached_tokens"]
+    reply = post(front, "/v1/completions", {"prompt": tokens, "max_tokens": 4, "temperature": 0}, **{"X-Conversation": name})
+    return reply["usage"]["edgekv"]["cached_tokens"]
 
 
 def n_computed(served: Served) -> float:
@@ -84,7 +73,7 @@ def n_computed(served: Served) -> float:
 
 
 def conversation(seed: int) -> list[int]:
-    return [1, *np.random.default_rng(seed).integers(260, 320, N_TOKENS - 1).tolist()]
+    return kept.conversation(seed, N_TOKENS)
 
 
 def test_a_conversation_stays_where_it_is_and_survives_what_fails(balanced):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from support import stores
 from support.prefixes import conversation, exact
 from support.redis_server import RedisServer
 
@@ -15,7 +17,6 @@ from edgekv.store.blocks import BLOCK_TOKENS, Reading
 from edgekv.store.coming import InFlight, layer_groups, most_in_flight
 from edgekv.store.identity import ModelIdentity, RowLayout
 from edgekv.store.results import PrefixHit
-from edgekv.store.settings import StoreSettings
 from edgekv.store.store import PrefixStore
 
 EXACT = Reading.EXACT
@@ -23,13 +24,15 @@ WIDE = RowLayout((4096,) * 8, (4096,) * 8)
 """64 KiB a token, 16 MiB a block."""
 N_BLOCKS = 12
 TOKENS = conversation(N_BLOCKS * BLOCK_TOKENS)
+BLOCK_BYTES = WIDE.block_bytes(BLOCK_TOKENS) + 4 * BLOCK_TOKENS
+"""Of RAM, with its tokens."""
 WHOLE = WIDE.block_bytes(len(TOKENS))
 BESIDE = 6 << 20
 """Of Python's own, and what a client of a server reads into."""
 
 
 def open_store(ram_bytes: int, **where) -> PrefixStore:
-    return PrefixStore(ModelIdentity(b"wide", WIDE, "wide"), StoreSettings(ram_bytes=ram_bytes, url_timeout_s=20.0, **where))
+    return stores.open_store(who=ModelIdentity(b"wide", WIDE, "wide"), ram_bytes=ram_bytes, url_timeout_s=20.0, **where)
 
 
 def rows(first: int, n: int) -> np.ndarray:
@@ -42,7 +45,6 @@ def opens(request, tmp_path) -> Iterator[Callable[[int], PrefixStore]]:
     server = None
     where: dict = {"folder": tmp_path}
     if request.param == "remote":
-        pytest.importorskip("redis", reason="redis-py is not installed (edgekv[redis])")
         server = RedisServer(tmp_path)
         where = {"url": server.url}
     store = open_store(2 * WHOLE, **where)
@@ -69,13 +71,12 @@ def stream(store: PrefixStore, restored: PrefixHit, check: Callable[[], None]) -
 
 @pytest.mark.parametrize("n_ram", [0, 1, 4, 40], ids=lambda n: f"RAM for {n} blocks")
 def test_a_chain_longer_than_ram_is_streamed(opens, n_ram):
-    block_bytes = WIDE.block_bytes(BLOCK_TOKENS) + 4 * BLOCK_TOKENS
-    store = opens(n_ram * block_bytes)
+    store = opens(n_ram * BLOCK_BYTES)
     tracemalloc.start()
     try:
         restored = store.restore(TOKENS, 0, EXACT, in_part=True)
         assert restored.n_tokens == len(TOKENS)
-        bound = n_ram * block_bytes
+        bound = n_ram * BLOCK_BYTES
 
         def check() -> None:
             stats = store.stats()
@@ -89,7 +90,7 @@ def test_a_chain_longer_than_ram_is_streamed(opens, n_ram):
     assert peak <= bound + most_in_flight(WIDE.block_bytes(BLOCK_TOKENS)) + BESIDE
     store.came(restored, N_BLOCKS)
     stats = store.stats()
-    assert stats.ram.n_blocks == min(n_ram, N_BLOCKS) and stats.ram.n_bytes == stats.ram.n_blocks * block_bytes
+    assert stats.ram.n_blocks == min(n_ram, N_BLOCKS) and stats.ram.n_bytes == stats.ram.n_blocks * BLOCK_BYTES
     assert stats.in_flight_bytes == 0
     again = store.restore(TOKENS, 0, EXACT, in_part=True)
     assert [piece.coming for piece in again.pieces].count(False) == min(n_ram, N_BLOCKS) and not again.pieces[-1].coming or n_ram < N_BLOCKS
@@ -98,8 +99,7 @@ def test_a_chain_longer_than_ram_is_streamed(opens, n_ram):
 
 def test_what_is_in_use_is_not_evicted(tmp_path):
     """Or its rows would be in memory and not in the bound."""
-    block_bytes = WIDE.block_bytes(BLOCK_TOKENS) + 4 * BLOCK_TOKENS
-    store = open_store(2 * block_bytes)
+    store = open_store(2 * BLOCK_BYTES)
     store.save(TOKENS[:512], exact(TOKENS[:512]), rows)
     restored = store.restore(TOKENS[:512], 0, EXACT, in_part=True)
     assert store.save(TOKENS[256:512], exact(TOKENS[256:512]), rows).n_left_out == 256
@@ -110,10 +110,9 @@ def test_what_is_in_use_is_not_evicted(tmp_path):
 
 
 def test_a_load_that_ends_in_the_middle_gives_its_room_back(opens):
-    block_bytes = WIDE.block_bytes(BLOCK_TOKENS) + 4 * BLOCK_TOKENS
-    store = opens(4 * block_bytes)
+    store = opens(4 * BLOCK_BYTES)
     restored = store.restore(TOKENS, 0, EXACT, in_part=True)
-    assert restored.pieces[0].read(range(2)) is not None and store.stats().ram.n_bytes == 4 * block_bytes
+    assert restored.pieces[0].read(range(2)) is not None and store.stats().ram.n_bytes == 4 * BLOCK_BYTES
     store.came(restored, 0)
     assert store.stats().ram.n_bytes == store.stats().in_flight_bytes == 0
     assert store.save(TOKENS[:1024], exact(TOKENS[:1024]), rows).n_left_out == 0
@@ -135,8 +134,7 @@ def test_who_asks_for_more_than_may_be_in_flight_waits():
 
 def test_saves_at_the_same_time_share_the_bound():
     """Each slot of a server saves on a thread of its own: rows that have no room are not even read."""
-    block_bytes = WIDE.block_bytes(BLOCK_TOKENS) + 4 * BLOCK_TOKENS
-    store = open_store(3 * block_bytes)
+    store = open_store(3 * BLOCK_BYTES)
     reads, most, lock = set(), [0], threading.Lock()
 
     def read(first: int, n: int) -> np.ndarray:
@@ -153,12 +151,9 @@ def test_saves_at_the_same_time_share_the_bound():
         tokens = conversation(2 * BLOCK_TOKENS, seed)
         store.save(tokens, exact(tokens), read)
 
-    threads = [threading.Thread(target=save, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert 1 <= max(most) <= 3 and store.stats().ram.n_bytes <= 3 * block_bytes
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(save, range(6)))
+    assert 1 <= max(most) <= 3 and store.stats().ram.n_bytes <= 3 * BLOCK_BYTES
     store.close()
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.prefixes import LAYOUT, check_rows, conversation, exact, identity, reader
+from support.prefixes import LAYOUT, check_rows, conversation, exact, reader
+from support.stores import open_store, save_through
 
 from edgekv.store import coming
 from edgekv.store.blocks import BLOCK_TOKENS, Reading
@@ -15,23 +16,20 @@ from edgekv.store.coming import layer_groups
 from edgekv.store.files import read_header, scan
 from edgekv.store.identity import RowLayout
 from edgekv.store.results import PrefixHit
-from edgekv.store.settings import StoreSettings
-from edgekv.store.store import PrefixStore
 
 EXACT = Reading.EXACT
 TOKENS = conversation(700)
 
 
-def open_store(folder: Path) -> PrefixStore:
-    return PrefixStore(identity(), StoreSettings(ram_bytes=1 << 30, folder=folder))
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    store = open_store(tmp_path)
-    store.save(TOKENS, exact(TOKENS), reader(TOKENS))
-    store.flush()
+    save_through(open_store(tmp_path), TOKENS)
     return tmp_path
+
+
+def second_file(folder: Path) -> Path:
+    """That of the second block."""
+    return next(file.path for file in scan(folder) if read_header(file.path).tokens[0] == TOKENS[BLOCK_TOKENS])
 
 
 def read(restored: PrefixHit, *layers: int) -> list[bool]:
@@ -64,7 +62,7 @@ def test_what_is_in_ram_is_there_at_once(folder):
 def test_damage_is_found_in_its_layer(folder, caplog, layer):
     store = open_store(folder)
     restored = store.restore(TOKENS, 0, EXACT, in_part=True)
-    path = next(file.path for file in scan(folder) if read_header(file.path).tokens[0] == TOKENS[BLOCK_TOKENS])
+    path = second_file(folder)
     header, data = read_header(path), bytearray(path.read_bytes())
     data[header.start + int(LAYOUT.layer_starts(BLOCK_TOKENS)[layer]) + 5] ^= 4
     path.write_bytes(data)
@@ -81,7 +79,7 @@ def test_damage_is_found_in_its_layer(folder, caplog, layer):
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"x"], ids=["short", "long"])
 def test_a_file_of_another_size_is_not_begun(folder, change):
-    path = next(file.path for file in scan(folder) if read_header(file.path).tokens[0] == TOKENS[BLOCK_TOKENS])
+    path = second_file(folder)
     path.write_bytes(change(path.read_bytes()))
     restored = open_store(folder).restore(TOKENS, 0, EXACT, in_part=True)
     assert restored.n_tokens == 256 and not path.exists()
@@ -111,7 +109,7 @@ def test_one_that_was_evicted_and_written_again_is_not_damaged(folder, caplog, o
     assert read(restored, 0) == [True] * 3
     for file in scan(folder):
         file.path.unlink()
-    again = PrefixStore(identity(), StoreSettings(ram_bytes=0, folder=folder))
+    again = open_store(folder, ram_bytes=0)
     rows = reader(TOKENS)
     again.save(TOKENS, exact(TOKENS), (lambda first, n: rows(first, n) ^ np.uint8(1)) if other else rows)
     again.close()

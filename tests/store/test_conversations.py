@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.prefixes import conversation, exact, identity, reader
+from support.prefixes import conversation, identity
+from support.stores import open_store, save, save_through
 
 from edgekv.store import conversations
 from edgekv.store.blocks import Reading
 from edgekv.store.conversations import add_blocks, blocks_alone, forget, knows
 from edgekv.store.files import scan
 from edgekv.store.named import Pin, write_pin
-from edgekv.store.settings import StoreSettings
 from edgekv.store.store import PrefixStore
 
 COMMON = conversation(600, 1)
@@ -24,14 +24,13 @@ ONE, TWO = conversation(300, 2, after=COMMON), conversation(300, 3, after=COMMON
 
 @pytest.fixture
 def store(tmp_path: Path) -> PrefixStore:
-    return PrefixStore(identity(), StoreSettings(ram_bytes=1 << 20, folder=tmp_path))
+    return open_store(tmp_path, ram_bytes=1 << 20)
 
 
 def keep(store: PrefixStore, tokens: np.ndarray, name: str | None) -> list[bytes]:
-    saved = store.save(tokens, exact(tokens), reader(tokens))
+    saved = save_through(store, tokens)
     assert saved.n_left_out == 0, "tokens were left out"
     assert sum(link.n for link in saved.chain) == len(tokens), "the chain has another length"
-    assert store.flush(10), "writing takes too long"
     keys = [link.key for link in saved.chain]
     if name is not None and store.settings.folder is not None:
         add_blocks(store.settings.folder, name, keys)
@@ -86,7 +85,7 @@ def test_what_waits_for_the_writer_is_not_written(store, tmp_path, monkeypatch):
     place = store.places[0]
     write = place.write
     monkeypatch.setattr(place, "write", lambda block: (time.sleep(0.05), write(block))[1])
-    saved = store.save(ONE, exact(ONE), reader(ONE))
+    saved = save(store, ONE)
     add_blocks(tmp_path, "a1", [link.key for link in saved.chain])
     delete(store, tmp_path, "a1")
     assert store.flush(10) and not list(scan(tmp_path))

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.prefixes import LAYOUT, conversation, exact, identity, reader
+from support.prefixes import LAYOUT, conversation, identity
+from support.stores import open_store, save_through
 
 from edgekv.store.blocks import Reading, child_link
 from edgekv.store.files import path_of, scan
 from edgekv.store.format import _PREFIX, MAGIC, VERSION, Refused, decode_header
 from edgekv.store.named import read_pins
-from edgekv.store.settings import StoreSettings
-from edgekv.store.store import PrefixStore
 
 TOKENS = conversation(256)
 
@@ -75,16 +74,21 @@ def test_any_value_is_refused_or_consistent(name, value):
     assert found.tokens.ndim == 1 and 0 <= found.start <= found.n_bytes < 1 << 62
 
 
+def path_in(folder: Path) -> Path:
+    """Where a folder has the block of these tokens."""
+    path = path_of(folder, identity().root_key(), child_link(identity().root_key(), Reading.EXACT, TOKENS))
+    path.parent.mkdir(parents=True)
+    return path
+
+
 @pytest.mark.parametrize("name", ["deep", "negative rows", "tokens of two dimensions"])
 def test_no_method_of_a_place_raises(tmp_path, name):
     """The crafted file lies where a block of the conversation would."""
-    store = PrefixStore(identity(), StoreSettings(folder=tmp_path))
-    path = path_of(tmp_path, identity().root_key(), child_link(identity().root_key(), Reading.EXACT, TOKENS))
-    path.parent.mkdir(parents=True)
-    path.write_bytes(header(CRAFTED[name]))
+    store = open_store(tmp_path)
+    path_in(tmp_path).write_bytes(header(CRAFTED[name]))
     for in_part in (False, True):
         assert store.restore(TOKENS, 0, Reading.EXACT, in_part).n_tokens == 0
-    assert store.save(TOKENS, exact(TOKENS), reader(TOKENS)).n_new == 256 and store.flush(20)
+    assert save_through(store, TOKENS).n_new == 256
     assert [file.link.n for file in scan(tmp_path)] == [256]
 
 
@@ -97,9 +101,7 @@ def test_a_crafted_pin_is_none(tmp_path):
 
 def test_what_is_no_file_is_not_waited_for(tmp_path):
     """Opening a pipe waits for who writes into it."""
-    store = PrefixStore(identity(), StoreSettings(folder=tmp_path))
-    path = path_of(tmp_path, identity().root_key(), child_link(identity().root_key(), Reading.EXACT, TOKENS))
-    path.parent.mkdir(parents=True)
-    os.mkfifo(path)
+    store = open_store(tmp_path)
+    os.mkfifo(path_in(tmp_path))
     assert store.restore(TOKENS, 0, Reading.EXACT).n_tokens == 0
     assert store.places[0].working

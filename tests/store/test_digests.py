@@ -25,6 +25,14 @@ def model(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
+def path(model, tmp_path) -> Path:
+    """A copy that may change."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(model.read_bytes())
+    return path
+
+
+@pytest.fixture
 def kept(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(digests, "PIECE_BYTES", SMALL)
     return tmp_path / "digests"
@@ -69,9 +77,7 @@ def test_pieces_do_not_change_places(kept, tmp_path):
     assert digest_of_model(tmp_path / "a", kept) != digest_of_model(tmp_path / "b", kept)
 
 
-def test_a_file_is_read_once(model, kept, hashed, tmp_path):
-    path = tmp_path / "model.gguf"
-    path.write_bytes(model.read_bytes())
+def test_a_file_is_read_once(path, kept, hashed, tmp_path):
     settle(path)
     first = digest_of_model(path, kept)
     assert len(hashed) == -(-path.stat().st_size // SMALL)
@@ -82,11 +88,9 @@ def test_a_file_is_read_once(model, kept, hashed, tmp_path):
 
 
 @pytest.mark.parametrize("change", ["written", "times set back", "replaced"])
-def test_a_file_that_changed_is_read_again(model, kept, tmp_path, change):
-    path = tmp_path / "model.gguf"
-    path.write_bytes(model.read_bytes())
+def test_a_file_that_changed_is_read_again(path, kept, tmp_path, change):
     before, stat = digest_of_model(settle(path), kept), path.stat()
-    data = bytearray(model.read_bytes())
+    data = bytearray(path.read_bytes())
     data[-1] ^= 1
     if change == "replaced":
         (tmp_path / "other.gguf").write_bytes(data)
@@ -100,18 +104,14 @@ def test_a_file_that_changed_is_read_again(model, kept, tmp_path, change):
     assert digest_of_model(path, kept) != before
 
 
-def test_what_was_written_just_now_is_not_remembered(model, kept, hashed, tmp_path):
-    path = tmp_path / "model.gguf"
-    path.write_bytes(model.read_bytes())
+def test_what_was_written_just_now_is_not_remembered(path, kept, hashed, tmp_path):
     digest_of_model(path, kept)
     hashed.clear()
     digest_of_model(path, kept)
     assert hashed and not kept.exists()
 
 
-def test_a_file_that_is_still_written_has_none(model, kept, tmp_path, monkeypatch):
-    path = tmp_path / "model.gguf"
-    path.write_bytes(model.read_bytes())
+def test_a_file_that_is_still_written_has_none(path, kept, tmp_path, monkeypatch):
     hash_piece = digests._hash_piece
 
     def write_meanwhile(descriptor: int, first: int) -> bytes:
@@ -124,9 +124,7 @@ def test_a_file_that_is_still_written_has_none(model, kept, tmp_path, monkeypatc
         digest_of_model(path, kept)
 
 
-def test_a_damaged_or_unwritable_memory_costs_time_only(model, kept, hashed, tmp_path):
-    path = tmp_path / "model.gguf"
-    path.write_bytes(model.read_bytes())
+def test_a_damaged_or_unwritable_memory_costs_time_only(path, kept, hashed, tmp_path):
     first = digest_of_model(settle(path), kept)
     (known,) = kept.iterdir()
     known.write_bytes(b"half")

@@ -13,30 +13,13 @@ import threading
 import time
 
 import pytest
-from support.prefixes import LAYOUT, check_rows, conversation, exact, identity, reader
+from support.prefixes import LAYOUT, conversation, identity
+from support.stores import n_restored, open_store, save
 
 from edgekv.store import folder as folder_module
-from edgekv.store.blocks import Reading
 from edgekv.store.coming import InFlight
 from edgekv.store.files import TEMPORARY, read_header, remove_file, scan
 from edgekv.store.folder import FolderPlace
-from edgekv.store.settings import StoreSettings
-from edgekv.store.store import PrefixStore
-
-EXACT = Reading.EXACT
-
-
-def open_store(folder, ram_bytes=1 << 30, folder_bytes=1 << 30) -> PrefixStore:
-    return PrefixStore(identity(), StoreSettings(ram_bytes=ram_bytes, folder=folder, folder_bytes=folder_bytes))
-
-
-def save(store, tokens):
-    return store.save(tokens, exact(tokens), reader(tokens))
-
-
-def n_restored(store, tokens) -> int:
-    return check_rows(store.restore(tokens, 0, EXACT), tokens, 0, EXACT)
-
 
 # ---- kill -9 -----------------------------------------------------------------------------------------------------------------------
 
@@ -44,13 +27,11 @@ WRITER = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
-from support.prefixes import conversation, exact, identity, reader
-from edgekv.store.settings import StoreSettings
-from edgekv.store.store import PrefixStore
-store = PrefixStore(identity(), StoreSettings(folder=Path(sys.argv[1]), folder_bytes=400_000))
+from support.prefixes import conversation
+from support.stores import open_store, save
+store = open_store(Path(sys.argv[1]), folder_bytes=400_000)
 for seed in range(10**9):
-    tokens = conversation(700 + seed % 99, seed)
-    store.save(tokens, exact(tokens), reader(tokens))
+    save(store, conversation(700 + seed % 99, seed))
     store.flush()
     print(seed, flush=True)
 """
@@ -59,15 +40,12 @@ LOADER = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
-from support.prefixes import check_rows, conversation, identity
-from edgekv.store.blocks import Reading
-from edgekv.store.settings import StoreSettings
-from edgekv.store.store import PrefixStore
+from support.prefixes import conversation
+from support.stores import n_restored, open_store
 while True:
-    store = PrefixStore(identity(), StoreSettings(ram_bytes=0, folder=Path(sys.argv[1]), folder_bytes=1 << 30))
+    store = open_store(Path(sys.argv[1]), ram_bytes=0)
     for seed in range(8):
-        tokens = conversation(700, seed)
-        assert check_rows(store.restore(tokens, 0, Reading.EXACT), tokens, 0, Reading.EXACT) == len(tokens)
+        assert n_restored(store, conversation(700, seed)) == 700
         print(seed, flush=True)
     store.close()
 """

@@ -10,7 +10,9 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.prefixes import LAYOUT, check_rows, conversation, exact, grow, identity, plans, reachable, reader
+from support.prefixes import LAYOUT, check_rows, conversation, exact, grow, identity, plans, reachable
+from support.stores import n_restored, open_store
+from support.stores import save_through as save
 
 from edgekv.errors import ConfigError
 from edgekv.store.blocks import Reading
@@ -18,26 +20,9 @@ from edgekv.store.coming import InFlight
 from edgekv.store.files import scan
 from edgekv.store.folder import FolderPlace
 from edgekv.store.named import Pin, read_pins, remove_pin, write_pin
-from edgekv.store.settings import StoreSettings
-from edgekv.store.store import PrefixStore
 
 EXACT, SAMPLED, SPARSE = Reading
 RAM = 1 << 30
-
-
-def open_store(folder, ram_bytes=RAM, folder_bytes=1 << 30, who=None) -> PrefixStore:
-    return PrefixStore(who or identity(), StoreSettings(ram_bytes=ram_bytes, folder=folder, folder_bytes=folder_bytes))
-
-
-def save(store, tokens, readings=None, calls=None):
-    readings = exact(tokens) if readings is None else readings
-    saved = store.save(tokens, readings, reader(tokens, readings, calls))
-    assert store.flush(20)
-    return saved
-
-
-def n_restored(store, tokens, n_have=0, accepts=EXACT) -> int:
-    return check_rows(store.restore(tokens, n_have, accepts), tokens, n_have, accepts)
 
 
 def files(folder):
@@ -182,7 +167,7 @@ def test_other_files_in_the_folder_do_no_harm(written):
 
 def test_the_bound_takes_what_was_not_used_for_longest_and_ends_before_beginnings(tmp_path):
     old, kept, new = (conversation(1024, seed) for seed in (1, 2, 3))
-    store = open_store(tmp_path, folder_bytes=1 << 30)
+    store = open_store(tmp_path)
     for tokens in (old, kept):
         save(store, tokens)
         time.sleep(0.01)
@@ -261,12 +246,12 @@ def test_the_longest_prefix_comes_back_after_a_restart(tmp_path_factory, plan, a
 @given(plans(6), st.integers(13_000, 90_000))
 def test_the_bound_of_the_folder_holds_and_rows_are_right(tmp_path_factory, plan, folder_bytes):
     folder = tmp_path_factory.mktemp("prefixes")
-    store = open_store(folder, 20_000, folder_bytes)
+    store = open_store(folder, 20_000, folder_bytes=folder_bytes)
     for tokens, readings in grow(plan):
         save(store, tokens, readings)
         assert sum(os.path.getsize(path) for path in files(folder)) <= folder_bytes
         n_restored(store, tokens, 0, EXACT)
-        other = open_store(folder, 0, folder_bytes)
+        other = open_store(folder, 0, folder_bytes=folder_bytes)
         n_restored(other, tokens, 0, SPARSE)
         other.close()  # it would write what was evicted again, and the bound counts what others write a second late
     assert not list(folder.rglob(".tmp-*"))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.prefixes import BLOCK_BYTES, check_rows, conversation, exact, grow, identity, plans, reachable, reader
+from support.stores import n_restored, open_store, save
 
 from edgekv.store.blocks import BLOCK_TOKENS, Reading
 from edgekv.store.ram import SharedRam
@@ -17,16 +18,7 @@ EXACT, SAMPLED, SPARSE = Reading
 
 
 def ram_store(n_bytes: int = 1 << 30) -> PrefixStore:
-    return PrefixStore(identity(), StoreSettings(ram_bytes=n_bytes))
-
-
-def save(store, tokens, readings=None, calls=None):
-    readings = exact(tokens) if readings is None else np.asarray(readings, np.uint8)
-    return store.save(tokens, readings, reader(tokens, readings, calls))
-
-
-def n_restored(store, tokens, n_have=0, accepts=EXACT) -> int:
-    return check_rows(store.restore(tokens, n_have, accepts), tokens, n_have, accepts)
+    return open_store(ram_bytes=n_bytes)
 
 
 def test_a_conversation_comes_back():

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.prefixes import BLOCK_BYTES, LAYOUT, conversation, identity, reader
+from support.prefixes import BLOCK_BYTES, LAYOUT, conversation
+from support.stores import open_store, save
 
 from edgekv.store.blocks import Block, Reading, child_link
 from edgekv.store.coming import BlockReader, ComingBlock
 from edgekv.store.format import Refused
 from edgekv.store.place_rates import LEAST_SEEN_S, STALE_S, Rate
 from edgekv.store.results import BlockPiece, PrefixHit
-from edgekv.store.settings import StoreSettings
-from edgekv.store.store import PrefixStore
 
 ALL_LAYERS = range(len(LAYOUT.k_bytes))
 
@@ -96,10 +95,10 @@ def test_rows_that_come_and_rows_that_do_not_are_seen(tmp_path, monkeypatch):
     seen: list[float] = []
     monkeypatch.setattr(Rate, "seen", lambda _, n_bytes, seconds: seen.append(n_bytes) if seconds >= 0 else None)
     tokens = conversation(600)
-    with_rows = PrefixStore(identity(), StoreSettings(folder=tmp_path))
-    with_rows.save(tokens, np.zeros(600, np.uint8), reader(tokens))
+    with_rows = open_store(tmp_path)
+    save(with_rows, tokens)
     with_rows.close()
-    store = PrefixStore(identity(), StoreSettings(folder=tmp_path))
+    store = open_store(tmp_path)
     restored = store.restore(tokens, 0, Reading.EXACT, in_part=True)
     assert len(restored.pieces) == 3 and restored.pieces[0].read(ALL_LAYERS) is not None
     assert seen == [LAYOUT.block_bytes(256)]

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.prefixes import conversation, exact, identity, reader
+from support.prefixes import conversation, exact, reader
 from support.redis_server import RedisServer
+from support.stores import open_store
 
 from edgekv.store.blocks import BLOCK_TOKENS, Reading, ReadWith, child_link
 from edgekv.store.format import VERSION
-from edgekv.store.settings import StoreSettings
 from edgekv.store.store import PrefixStore
 
 COARSE, FINE = ReadWith(b"", b"resolution 20", b"blocks 20"), ReadWith(b"", b"resolution 2000", b"blocks 2000")
@@ -20,7 +20,7 @@ N_PROMPT = 300
 
 
 def opened(folder: Path | None, url: str | None = None) -> PrefixStore:
-    return PrefixStore(identity(), StoreSettings(ram_bytes=0 if folder or url else 1 << 24, folder=folder, url=url, url_timeout_s=20.0))
+    return open_store(folder, 0 if folder or url else 1 << 24, url=url, url_timeout_s=20.0)
 
 
 @pytest.fixture(params=["ram", "disk", "server"])
@@ -28,7 +28,6 @@ def store(request, tmp_path):
     """With blocks in one place only."""
     server = None
     if request.param == "server":
-        pytest.importorskip("redis", reason="redis-py is not installed (edgekv[redis])")
         server = RedisServer(tmp_path)
     store = opened(tmp_path if request.param == "disk" else None, server.url if server else None)
     yield store
@@ -96,7 +95,7 @@ def test_settings_survive_on_the_disk(tmp_path):
     store = opened(tmp_path)
     save(store, tokens, FINE)
     store.close()
-    again = PrefixStore(identity(), StoreSettings(folder=tmp_path))  # with RAM, where restored blocks come
+    again = open_store(tmp_path)  # with RAM, where restored blocks come
     assert found(again, tokens, COARSE) == BLOCK_TOKENS
     for _ in range(2):
         assert found(again, tokens, FINE) == 900

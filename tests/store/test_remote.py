@@ -13,13 +13,15 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.prefixes import check_rows, conversation, exact, grow, identity, plans, reachable, reader
-from support.redis_server import RedisServer
+from support import stores
+from support.prefixes import check_rows, conversation, grow, identity, plans, reachable
+from support.redis_server import RedisServer, free_port
+from support.stores import n_restored
+from support.stores import save_through as save
 
 from edgekv.errors import ConfigError
 from edgekv.store.blocks import Reading
 from edgekv.store.remote import RedisPlace
-from edgekv.store.settings import StoreSettings
 from edgekv.store.store import PrefixStore
 
 EXACT, SAMPLED, SPARSE = Reading
@@ -40,20 +42,8 @@ def server(running):
     return running
 
 
-def open_store(url, ram_bytes=1 << 30, **more) -> PrefixStore:
-    more.setdefault("url_timeout_s", 20.0)
-    return PrefixStore(identity(), StoreSettings(ram_bytes=ram_bytes, url=url, **more))
-
-
-def save(store, tokens, readings=None):
-    readings = exact(tokens) if readings is None else readings
-    saved = store.save(tokens, readings, reader(tokens, readings))
-    assert store.flush(20)
-    return saved
-
-
-def n_restored(store, tokens, n_have=0, accepts=EXACT) -> int:
-    return check_rows(store.restore(tokens, n_have, accepts), tokens, n_have, accepts)
+def open_store(url: str, **more) -> PrefixStore:
+    return stores.open_store(url=url, **{"url_timeout_s": 20.0} | more)
 
 
 def test_what_one_has_read_the_other_has(server):
@@ -73,12 +63,10 @@ def test_two_processes_share(server, tmp_path):
     program = """
 import sys
 sys.path.insert(0, sys.argv[2])
-from support.prefixes import conversation, exact, identity, reader
-from edgekv.store.settings import StoreSettings
-from edgekv.store.store import PrefixStore
-store = PrefixStore(identity(), StoreSettings(url=sys.argv[1], url_timeout_s=5))
-tokens = conversation(700, 5)
-store.save(tokens, exact(tokens), reader(tokens))
+from support.prefixes import conversation
+from support.stores import open_store, save
+store = open_store(url=sys.argv[1], url_timeout_s=5)
+save(store, conversation(700, 5))
 store.close()
 """
     subprocess.run([sys.executable, "-c", program, server.url, str(Path(__file__).parent.parent)], cwd=tmp_path, check=True, timeout=60)
@@ -107,11 +95,14 @@ def test_what_the_server_forgot_is_sent_again(server):
     assert n_restored(open_store(server.url), tokens) == 600
 
 
+def blocks_of(server: RedisServer) -> list[bytes]:
+    return [key for key in server.client.keys("edgekv:*") if b"children" not in key]
+
+
 def test_what_is_forgotten_in_the_middle_ends_the_chain(server):
     tokens = conversation(1000)
     save(open_store(server.url), tokens)
-    blocks = [key for key in server.client.keys("edgekv:*") if b"children" not in key]
-    server.client.delete(min(blocks, key=server.client.strlen))  # the tail; its entry in the list of children stays
+    server.client.delete(min(blocks_of(server), key=server.client.strlen))  # the tail; its entry in the list of children stays
     assert n_restored(open_store(server.url), tokens) == 768
 
 
@@ -120,7 +111,7 @@ def test_tails_go_when_the_conversation_goes_on(server):
     store = open_store(server.url)
     save(store, tokens)
     save(store, conversation(100, 1, after=tokens))
-    assert len([key for key in server.client.keys("edgekv:*") if b"children" not in key]) == 2
+    assert len(blocks_of(server)) == 2
 
 
 def test_the_folder_comes_first_and_each_gets_what_it_lacks(server, tmp_path):
@@ -180,8 +171,7 @@ def test_a_server_that_is_killed_and_comes_back(server, caplog):
 def test_a_corrupt_block_is_a_miss_and_is_removed(server, caplog):
     tokens = conversation(1000)
     save(open_store(server.url), tokens)
-    blocks = [key for key in server.client.keys("edgekv:*") if b"children" not in key]
-    tail = min(blocks, key=server.client.strlen)
+    tail = min(blocks_of(server), key=server.client.strlen)
     data = bytearray(server.client.get(tail))
     data[-5] ^= 1
     server.client.set(tail, bytes(data))
@@ -256,9 +246,7 @@ def closing(connection) -> None:
 @pytest.mark.parametrize("serve", [silent, dribble, garbage, closing, None], ids=lambda serve: getattr(serve, "__name__", "no server"))
 def test_a_broken_server_is_a_miss_said_once_and_costs_a_bounded_time(serve, caplog):
     if serve is None:
-        with socket.socket() as unused:
-            unused.bind(("127.0.0.1", 0))
-            port = unused.getsockname()[1]
+        port = free_port()
     else:
         port = listen(serve)
     store, tokens = open_store(f"redis://127.0.0.1:{port}", url_timeout_s=0.3), conversation(600)
@@ -310,10 +298,9 @@ def encrypted(tmp_path_factory):
 
 def test_an_encrypted_server(encrypted):
     tokens = conversation(700)
-    first = open_store(encrypted.url)
-    first.save(tokens, exact(tokens), reader(tokens))
-    assert first.flush(30) and encrypted.client.dbsize() > 0
-    assert check_rows(open_store(encrypted.url).restore(tokens, 0, EXACT), tokens, 0, EXACT) == 700
+    save(open_store(encrypted.url), tokens)
+    assert encrypted.client.dbsize() > 0
+    assert n_restored(open_store(encrypted.url), tokens) == 700
 
 
 def test_a_certificate_that_nobody_vouches_for_is_a_miss(encrypted, caplog):

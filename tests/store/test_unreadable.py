@@ -8,29 +8,16 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.prefixes import check_rows, conversation, exact, identity, reader
+from support.prefixes import conversation
+from support.stores import n_restored, open_store
+from support.stores import save_through as save
 
 from edgekv.store.blocks import Reading
 from edgekv.store.files import TEMPORARY, scan
 from edgekv.store.listing import check_files, list_chains
-from edgekv.store.settings import StoreSettings
-from edgekv.store.store import PrefixStore
 
 EXACT = Reading.EXACT
 TOKENS = [conversation(600, seed) for seed in range(3)]
-
-
-def open_store(folder: Path, folder_bytes: int = 1 << 30) -> PrefixStore:
-    return PrefixStore(identity(), StoreSettings(ram_bytes=1 << 30, folder=folder, folder_bytes=folder_bytes))
-
-
-def save(store: PrefixStore, tokens) -> None:
-    store.save(tokens, exact(tokens), reader(tokens))
-    assert store.flush(20)
-
-
-def n_restored(store: PrefixStore, tokens) -> int:
-    return check_rows(store.restore(tokens, 0, EXACT), tokens, 0, EXACT)
 
 
 @pytest.fixture
@@ -99,8 +86,7 @@ def test_a_folder_of_anothers_is_skipped_alone(folder, monkeypatch):
     theirs(monkeypatch, {file_of(folder, 1, 88).parent})
     store = open_store(folder)
     assert [n_restored(store, tokens) for tokens in TOKENS] == [600, 512, 600]
-    store.save(conversation(100, 9), exact(conversation(100, 9)), reader(conversation(100, 9)))
-    assert store.flush(20)
+    save(store, conversation(100, 9))
     assert store.places[0].working and store.places[0].writable
     assert store.stats().disk.n_written == 1
 

@@ -7,24 +7,15 @@ import sys
 import threading
 
 import pytest
-from support.prefixes import check_rows, conversation, exact, identity, reader
+from support.prefixes import conversation, identity
+from support.stores import n_restored, open_store, save
 
 from edgekv.store import folder as folder_module
 from edgekv.store.blocks import Reading
 from edgekv.store.files import TEMPORARY, scan
 from edgekv.store.folder import FolderPlace
-from edgekv.store.settings import StoreSettings
-from edgekv.store.store import PrefixStore
 
 EXACT = Reading.EXACT
-
-
-def open_store(folder, **more) -> PrefixStore:
-    return PrefixStore(identity(), StoreSettings(ram_bytes=1 << 30, folder=folder, **more))
-
-
-def save(store, tokens):
-    return store.save(tokens, exact(tokens), reader(tokens))
 
 
 @pytest.mark.parametrize("raised", [RuntimeError("boom"), MemoryError(), RecursionError(), SystemExit(3)], ids=lambda error: type(error).__name__)
@@ -117,4 +108,4 @@ def test_one_that_exists_is_no_failure(tmp_path, monkeypatch, caplog):
     store.close()
     assert not caplog.records
     fresh = open_store(tmp_path)
-    assert check_rows(fresh.restore(conversation(256), 0, EXACT), conversation(256), 0, EXACT) == 256
+    assert n_restored(fresh, conversation(256)) == 256

@@ -18,14 +18,14 @@ def free_port() -> int:
 
 
 class RedisServer:
-    """redis-server or valkey-server on a free port, without persistence; skips the test where there is none. `certificate`: a folder with
+    """redis-server or valkey-server on a free port, without persistence; skips the test where there is none, or no client. `certificate`: a folder with
     the files `certificate` and `key`, which it encrypts with."""
 
     def __init__(self, folder: Path, certificate: Path | None = None):
         binary = shutil.which("valkey-server") or shutil.which("redis-server")
         if binary is None:
             pytest.skip("neither valkey-server nor redis-server is installed (Debian: apt-get install redis-server)")
-        import redis
+        redis = pytest.importorskip("redis", reason="redis-py is not installed (edgekv[redis])")
         from redis.backoff import NoBackoff
         from redis.retry import Retry
 

@@ -1,0 +1,38 @@
+"""Prefix stores of the conversations of `prefixes`: opened, filled and asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from support.prefixes import check_rows, exact, identity, reader
+
+from edgekv.store.blocks import Reading
+from edgekv.store.identity import ModelIdentity
+from edgekv.store.results import Saved
+from edgekv.store.settings import StoreSettings
+from edgekv.store.store import PrefixStore
+
+
+def open_store(folder: Path | None = None, ram_bytes: int = 1 << 30, who: ModelIdentity | None = None, **settings) -> PrefixStore:
+    return PrefixStore(who or identity(), StoreSettings(ram_bytes=ram_bytes, folder=folder, **settings))
+
+
+def save(store: PrefixStore, tokens: np.ndarray, readings: Sequence[int] | None = None, calls: list[tuple[int, int]] | None = None) -> Saved:
+    """Into RAM. `calls` gets what rows were read."""
+    readings = exact(tokens) if readings is None else np.asarray(readings, np.uint8)
+    return store.save(tokens, readings, reader(tokens, readings, calls))
+
+
+def save_through(store: PrefixStore, tokens: np.ndarray, readings: Sequence[int] | None = None,
+                 calls: list[tuple[int, int]] | None = None) -> Saved:
+    """Into every place."""
+    saved = save(store, tokens, readings, calls)
+    assert store.flush(20), "writing takes too long"
+    return saved
+
+
+def n_restored(store: PrefixStore, tokens: np.ndarray, n_have: int = 0, accepts: Reading = Reading.EXACT) -> int:
+    """Tokens that the store gives, with the rows that they should have."""
+    return check_rows(store.restore(tokens, n_have, accepts), tokens, n_have, accepts)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 from support.program import EDGEKV
-from support.rates import ATTENTION
+from support.rates import give_rates
 
 from edgekv.amounts import size
 from edgekv.cli.common.summary import summary_line, with_measured
@@ -24,7 +24,6 @@ from edgekv.models.geometry import open_model
 from edgekv.models.model_writer import write_header
 from edgekv.models.shapes import SHAPES
 from edgekv.rates.host import WeightRates
-from edgekv.rates.measuring import weights as measuring
 from edgekv.rates.measuring.busy import Others
 from edgekv.serving.server import Server
 from edgekv.serving.server_options import ServerOptions
@@ -33,12 +32,9 @@ from edgekv.store.settings import StoreSettings
 
 @pytest.fixture(autouse=True)
 def measured(tmp_path, monkeypatch) -> list[str]:
-    """Rates that nobody has to wait for, kept in a folder of the test; gives the types of weights that were asked for. Nobody else is busy."""
+    """The types of weights that a test asks the rates of. Nobody else is busy."""
     asked: list[str] = []
-    monkeypatch.setattr(Others, "busy", lambda self: 0.0)
-    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / "cache" / name))
-    monkeypatch.setattr(measuring, "attention_rates", lambda shape, n, read: ATTENTION)
-    monkeypatch.setattr(measuring, "weight_rates", lambda kind, matrices, n: asked.append(kind) or WeightRates(5e9, 40e9, 40e9))
+    give_rates(monkeypatch, tmp_path / "cache", lambda kind: asked.append(kind) or WeightRates(5e9, 40e9, 40e9))
     return asked
 
 

@@ -171,15 +171,12 @@ def test_steps_do_not_wait_for_answers(cupy, policy: str, prefetch_name: str):
     world = World(policy=policy, prefetch=prefetch_name, ops=ops, device=True)
     device.n_at_a_time = 0  # a device that is busy with other things
     world.step(40, observed=False)
-    for _ in range(20):
-        world.step()
+    world.steps(20)
     stats = world.hierarchy.stats
     asked = int(policy != "anchor")  # without scores and mass, a prompt's plan asks nothing of the device
     assert stats.n_plans == 1 - asked and stats.n_late_answers > 0 and device.n_downloads == 0
     device.n_at_a_time = 1 << 30
-    for _ in range(12):
-        world.cut(56)
-        world.step()
+    world.steps(12, cut=56)
     assert stats.n_plans >= 2 and stats.n_promoted
 
 
@@ -209,9 +206,7 @@ def test_a_budget_that_shrinks_on_a_device(cupy):
     world.step(56, observed=False)
     for n_slots in (30, 12, 40, 0, 5):
         world.hierarchy.resize(n_slots)
-        for _ in range(20):
-            world.cut(56)
-            world.step()
+        world.steps(20, cut=56)
         assert len(world.resident()) <= n_slots and world.hierarchy.table.n_slots == n_slots
 
 
@@ -238,16 +233,12 @@ def test_exact_fills_and_stays():
                   bytes_per_run=400)
     for _ in range(14):
         world.step(4, observed=False)
-    for _ in range(20):
-        world.cut(56)
-        world.step()
+    world.steps(20, cut=56)
     resident = world.resident()
     rows, _, pages = world.shape.places(np.array(resident))
     assert len(resident) == 20 and np.bincount(rows).max() - np.bincount(rows).min() <= 2 and pages.max() == 3
     moved = world.hierarchy.stats.moved_bytes
-    for _ in range(30):
-        world.cut(56)
-        world.step()
+    world.steps(30, cut=56)
     assert world.resident() == resident and world.hierarchy.stats.moved_bytes == moved and world.hierarchy.stats.n_demoted == 0
     why = {reason for state, reason, _ in world.hierarchy.why() if state == State.RESIDENT}
     assert why == {Reason.ROOM}
@@ -257,9 +248,7 @@ def test_sparse_on_a_device_fills_and_swaps():
     hot = [12, 28, 44, 60, 76, 92]
     world = World(n_slots=20, device=True, policy="ema", limits=wiring.limits(KvMode.SPARSE, True))
     world.step(56, observed=False)
-    for _ in range(12):
-        world.cut(56)
-        world.step(observed=False)
+    world.steps(12, cut=56, observed=False)
     assert len(world.resident()) == 20 and not set(hot) & set(world.resident())
     world.hot = hot
     for _ in range(60):

@@ -51,8 +51,7 @@ def test_pins():
     world = World(n_slots=24)
     world.step(50, observed=False)
     assert world.hierarchy.pin(5, 6) == 2
-    for _ in range(8):
-        world.step()
+    world.steps(8)
     assert where(world.hierarchy.table, 1, 1, 5)[:2] == (State.RESIDENT, Reason.PINNED) and world.pinned[1, 1, 5]
     assert set(np.flatnonzero(world.pinned[0, 0])) == {0, 5, 6, 12, 13, 14}, "sinks, the user's, and the recent ones"
     assert world.hierarchy.pin(14, 15) == 1, "page 15 is empty"
@@ -69,9 +68,7 @@ def test_pins():
 def test_pins_that_do_not_fit():
     world = World(n_slots=4)
     world.step(60, observed=False)
-    for _ in range(9):
-        world.cut(60)
-        world.step()
+    world.steps(9, cut=60)
     assert len(world.resident()) == 4 and world.hierarchy.stats.n_unplaced > 0
 
 
@@ -82,9 +79,7 @@ def test_resize():
         world.hierarchy.resize(n_slots)
         world.check()
         assert world.hierarchy.table.n_slots == n_slots and len(world.arena.arena) == n_slots
-        for _ in range(9):
-            world.cut(56)
-            world.step()
+        world.steps(9, cut=56)
         assert len(world.resident()) <= n_slots
     assert world.hierarchy.stats.n_demoted >= 18
     with pytest.raises(ConfigError, match="-1 slots"):
@@ -95,8 +90,7 @@ def test_resize():
 def test_shrinking_waits_for_copies():
     world = World(n_slots=12, delay=1.0)
     world.step(56, observed=False)
-    for _ in range(4):
-        world.step()
+    world.steps(4)
     assert world.hierarchy.migrator.n_moving == 12
     world.hierarchy.resize(3)
     assert world.hierarchy.table.n_slots == 12 and len(world.arena.arena) == 12
@@ -118,24 +112,21 @@ def test_an_arena_that_cannot_grow():
     with pytest.raises(TierError, match="no memory"):
         world.hierarchy.resize(1000)
     world.step(30, observed=False)
-    for _ in range(10):
-        world.step()
+    world.steps(10)
     assert world.hierarchy.table.n_slots == 6 and len(world.resident()) == 6
 
 
 def test_without_an_arena_the_policy_still_speaks():
     world = World(n_slots=0)
     world.step(30, observed=False)
-    for _ in range(20):
-        world.step()
+    world.steps(20)
     assert world.priority.any() and world.pinned.any() and world.hierarchy.stats.n_plans == 0
 
 
 def test_replaced_tokens_are_forgotten():
     world = World(n_slots=20, policy="ema", hot=[3])
     world.step(40, observed=False)
-    for _ in range(8):
-        world.step()
+    world.steps(8)
     assert world.priority[0, 0, 3] > 0.3
     world.cut(12)
     world.step(20, observed=False)  # other tokens in the same cells
@@ -147,16 +138,14 @@ def test_a_context_that_was_in_use_before():
     """Its pages did not all change in the first step that is seen."""
     world = World(n_slots=20)
     world.n_tokens = 50
-    for _ in range(8):
-        world.step()
+    world.steps(8)
     assert world.hierarchy.tiers()[State.FREE] == 6 and len(world.resident()) == 20
 
 
 def test_a_page_keeps_its_score_when_it_is_full():
     world = World(policy="ema", hot=[2])
     world.step(9, observed=False)
-    for _ in range(3):
-        world.step()
+    world.steps(3)
     before = world.priority[0, 0, 2]
     world.step()
     assert where(world.hierarchy.table, 0, 0, 2)[0] != State.FILLING
@@ -203,8 +192,7 @@ def test_any_events(seed: int):
         act(rng, world)
     world.arena.delay = 0.0
     world.cut(10)
-    for _ in range(3):
-        world.step()
+    world.steps(3)
     world.arena.check(world.hierarchy.table)
     assert world.hierarchy.table.n_slots == len(world.arena.arena)
 

@@ -34,10 +34,11 @@ class Bench:
     def resident(self) -> list[int]:
         return self.table.residency.resident.tolist()
 
-    def step(self, pinned=None) -> None:
-        self.migrator.collect()
-        self.migrator.advance(pinned)
-        self.table.check()
+    def step(self, pinned=None, n: int = 1) -> None:
+        for _ in range(n):
+            self.migrator.collect()
+            self.migrator.advance(pinned)
+            self.table.check()
 
 
 def test_two_phases():
@@ -63,16 +64,14 @@ def test_steps_are_bounded_and_the_rest_waits():
     bench.migrator.submit(a_plan([9, 10, 11]))
     bench.step()
     bench.migrator.submit(a_plan([12]))
-    bench.step()
-    bench.step()
+    bench.step(n=2)
     assert bench.resident() == [1, 2, 3, 4, 5, 9, 10, 12], "a new plan takes the place of what was left of the old one"
 
 
 def test_a_slot_is_taken_when_it_is_needed():
     bench = Bench(3, pages_per_run=1)
     bench.migrator.submit(a_plan([1, 2, 3]))
-    for _ in range(4):
-        bench.step()
+    bench.step(n=4)
     bench.migrator.submit(a_plan([9, 10], [2, 1]))
     bench.step()
     assert bench.resident() == [1, 3], "page 1 waits until page 10 is copied"
@@ -86,8 +85,7 @@ def test_a_slot_is_taken_when_it_is_needed():
 def test_what_changed_since_the_plan_is_left_out():
     bench = Bench(3)
     bench.migrator.submit(a_plan([1, 2, 3]))
-    bench.step()
-    bench.step()
+    bench.step(n=2)
     bench.migrator.submit(a_plan([12, 13, 14], [1, 2, 3]))
     for pages in (np.array([2, 5]), np.array([7])):  # 2, 10, 18, 26 and 5, 13, ... are replaced
         bench.arena.change(pages)
@@ -101,14 +99,12 @@ def test_what_changed_since_the_plan_is_left_out():
 def test_failed_copies_stay_at_home():
     bench = Bench(4, fail=1.0)
     bench.migrator.submit(a_plan([1, 2]))
-    for _ in range(3):
-        bench.step()
+    bench.step(n=3)
     assert bench.resident() == [] and bench.arena.n_copied == 2, "they are not tried again until planned again"
     assert bench.stats.n_failed_copies == 2 and where(bench.table, 0, 0, 1) == (State.HOME, Reason.FAILED, -1)
     bench.arena.fail = 0.0
     bench.migrator.submit(a_plan([1, 2]))
-    bench.step()
-    bench.step()
+    bench.step(n=2)
     assert bench.resident() == [1, 2]
 
 

@@ -19,9 +19,10 @@ N = 300
 
 
 @contextmanager
-def attached_for_a_while(*arguments, **more):
-    """As `attached`; where a test fails what it held is released, or the context would wait."""
-    with attached(*arguments, **more) as (context, run):
+def filled(synthetic, **arguments):
+    """A context with N tokens in its first sequence. Where a test fails, what it held is released, or the context would wait."""
+    with attached(synthetic("llama", dtype="f32"), KvOptions(mode="exact"), **{"n_ctx": 1024} | arguments) as (context, run):
+        read(context, 0, N)
         hold, held = run.tokens.hold, []
         run.tokens.hold = lambda *of: held.append(hold(*of)) or held[-1]
         try:
@@ -39,6 +40,20 @@ def read(context, first: int, end: int, seq: int = 0) -> None:
 def rows(run, seq: int, n: int, held=None) -> bytes:
     n_bytes = sum(map(sum, run.tokens.row_bytes())) * n
     return (held.read(0, n, n_bytes) if held else run.tokens.read(seq, run.tokens.cells_of(seq, n), n_bytes)).tobytes()
+
+
+def begun(call: Callable[[], object]) -> threading.Event:
+    """What a thread of its own calls; the event: the call has ended."""
+    done = threading.Event()
+    threading.Thread(target=lambda: (call(), done.set()), daemon=True).start()
+    return done
+
+
+def waits_until_released(held, call: Callable[[], object]) -> None:
+    done = begun(call)
+    assert not done.wait(0.3), "the change did not wait for the held rows"
+    held.release()
+    assert done.wait(20), "the change waits after the release too"
 
 
 MOVES: dict[str, Callable] = {
@@ -59,21 +74,13 @@ CASES = [(what, unified) for what in MOVES for unified in (True, False) if unifi
 
 @pytest.mark.parametrize(("what", "unified"), CASES, ids=str)
 def test_what_moves_or_removes_rows_waits_for_who_reads_them(synthetic, monkeypatch, what: str, unified: bool):
-    with attached_for_a_while(synthetic("llama", dtype="f32"), KvOptions(mode="exact"), n_ctx=4096, unified=unified) as (context, run):
-        read(context, 0, N)
+    with filled(synthetic, n_ctx=4096, unified=unified) as (context, run):
         read(context, 0, 20, seq=1)
         saved = context.save(1)
         before = rows(run, 0, N)
         held = run.tokens.hold(0, run.tokens.cells_of(0, N))
         read(context, 20, 60, seq=1)  # others are computed meanwhile
-        done = threading.Event()
-
-        def move() -> None:
-            MOVES[what](context, saved)
-            done.set()
-
-        mover = threading.Thread(target=move, daemon=True)
-        mover.start()
+        done = begun(lambda: MOVES[what](context, saved))
         assert not done.wait(0.3)
         found: list[bytes] = []
         reader = threading.Thread(target=lambda: found.append(rows(run, 0, N, held)))
@@ -82,15 +89,13 @@ def test_what_moves_or_removes_rows_waits_for_who_reads_them(synthetic, monkeypa
         assert found == [before] and not done.is_set()
         held.release()
         assert done.wait(20)
-        mover.join()
         if what == "free":
             monkeypatch.setattr(context, "close", lambda: None)
 
 
 def test_the_first_part_is_free_when_the_next_is_read(synthetic):
     """Who begins anew at a later token waits for that token only."""
-    with attached_for_a_while(synthetic("llama", dtype="f32"), KvOptions(mode="exact"), n_ctx=1024) as (context, run):
-        read(context, 0, N)
+    with filled(synthetic) as (context, run):
         per_token = sum(map(sum, run.tokens.row_bytes()))
         held = run.tokens.hold(0, run.tokens.cells_of(0, N))
         held.read(0, 256, 256 * per_token)
@@ -102,26 +107,17 @@ def test_the_first_part_is_free_when_the_next_is_read(synthetic):
 
 
 def test_held_twice_is_released_twice(synthetic):
-    with attached_for_a_while(synthetic("llama", dtype="f32"), KvOptions(mode="exact"), n_ctx=1024) as (context, run):
-        read(context, 0, N)
+    with filled(synthetic) as (context, run):
         first, second = (run.tokens.hold(0, run.tokens.cells_of(0, n)) for n in (100, N))
         second.release()
-        done = threading.Event()
-        mover = threading.Thread(target=lambda: (llama_cpp.llama_memory_seq_rm(context.memory, 0, 50, -1), done.set()), daemon=True)
-        mover.start()
-        assert not done.wait(0.3)
-        first.release()
-        assert done.wait(20)
+        waits_until_released(first, lambda: llama_cpp.llama_memory_seq_rm(context.memory, 0, 50, -1))
 
 
 def test_one_more_sequence_leaves_rows_where_they_are(synthetic):
     """Cells are shared at once, also while they are read."""
-    with attached_for_a_while(synthetic("llama", dtype="f32"), KvOptions(mode="exact"), n_ctx=1024, unified=True) as (context, run):
-        read(context, 0, N)
+    with filled(synthetic, unified=True) as (context, run):
         held = run.tokens.hold(0, run.tokens.cells_of(0, N))
-        done = threading.Event()
-        threading.Thread(target=lambda: (llama_cpp.llama_memory_seq_cp(context.memory, 0, 1, 0, 200), done.set()), daemon=True).start()
-        assert done.wait(20) and len(run.tokens.cells_of(1, N)) == 200
+        assert begun(lambda: llama_cpp.llama_memory_seq_cp(context.memory, 0, 1, 0, 200)).wait(20) and len(run.tokens.cells_of(1, N)) == 200
         held.release()
 
 
@@ -131,36 +127,18 @@ def test_one_more_sequence_leaves_rows_where_they_are(synthetic):
 ], ids=["seq_rm", "seq_keep"])
 def test_a_sequence_that_leaves_cells_to_another_waits_for_nobody(synthetic, move: Callable):
     """Their rows stay, and are read as they were."""
-    with attached_for_a_while(synthetic("llama", dtype="f32"), KvOptions(mode="exact"), n_ctx=1024, unified=True) as (context, run):
-        read(context, 0, N)
+    with filled(synthetic, unified=True) as (context, run):
         llama_cpp.llama_memory_seq_cp(context.memory, 0, 1, -1, -1)
         before = rows(run, 0, N)
         held = run.tokens.hold(0, run.tokens.cells_of(0, N))
-        done = threading.Event()
-        threading.Thread(target=lambda: (move(context.memory), done.set()), daemon=True).start()
-        assert done.wait(20) and len(run.tokens.cells_of(0, N)) == 0
+        assert begun(lambda: move(context.memory)).wait(20) and len(run.tokens.cells_of(0, N)) == 0
         assert rows(run, 0, N, held) == before
-        done.clear()
-        threading.Thread(target=lambda: (llama_cpp.llama_memory_seq_rm(context.memory, 1, 0, -1), done.set()), daemon=True).start()
-        assert not done.wait(0.3)
-        held.release()
-        assert done.wait(20)
-
-
-def waits_until_released(held, call: Callable[[], object]) -> None:
-    done = threading.Event()
-    thread = threading.Thread(target=lambda: (call(), done.set()), daemon=True)
-    thread.start()
-    assert not done.wait(0.3), "the change did not wait for the held rows"
-    held.release()
-    assert done.wait(20), "the change waits after the release too"
-    thread.join()
+        waits_until_released(held, lambda: llama_cpp.llama_memory_seq_rm(context.memory, 1, 0, -1))
 
 
 def test_a_shift_of_others_is_computed_for_all_cells_and_waits(synthetic):
     """It is computed with the next decode."""
-    with attached_for_a_while(synthetic("llama", dtype="f32"), KvOptions(mode="exact"), n_ctx=1024, unified=True) as (context, run):
-        read(context, 0, N)
+    with filled(synthetic, unified=True) as (context, run):
         read(context, 0, 20, seq=1)
         held = run.tokens.hold(0, run.tokens.cells_of(0, N))
         llama_cpp.llama_memory_seq_add(context.memory, 1, 0, -1, 5)
@@ -168,16 +146,14 @@ def test_a_shift_of_others_is_computed_for_all_cells_and_waits(synthetic):
 
 
 def test_a_copy_of_a_stream_waits_for_who_reads_the_other(synthetic):
-    with attached_for_a_while(synthetic("llama", dtype="f32"), KvOptions(mode="exact"), n_ctx=4096, unified=False) as (context, run):
-        read(context, 0, N)
+    with filled(synthetic, n_ctx=4096, unified=False) as (context, run):
         read(context, 0, 20, seq=1)
         held = run.tokens.hold(0, run.tokens.cells_of(0, N))
         waits_until_released(held, lambda: llama_cpp.llama_memory_seq_cp(context.memory, 1, 0, -1, -1))
 
 
 def test_rows_that_are_written_over_wait(synthetic):
-    with attached_for_a_while(synthetic("llama", dtype="f32"), KvOptions(mode="exact"), n_ctx=1024) as (context, run):
-        read(context, 0, N)
+    with filled(synthetic) as (context, run):
         cells = run.tokens.cells_of(0, N)
         block = np.zeros(sum(map(sum, run.tokens.row_bytes())) * N, np.uint8)
         held = run.tokens.hold(0, cells)
@@ -185,8 +161,7 @@ def test_rows_that_are_written_over_wait(synthetic):
 
 
 def test_what_is_released_is_not_read(synthetic):
-    with attached_for_a_while(synthetic("llama", dtype="f32"), KvOptions(mode="exact"), n_ctx=1024) as (context, run):
-        read(context, 0, N)
+    with filled(synthetic) as (context, run):
         per_token = sum(map(sum, run.tokens.row_bytes()))
         held = run.tokens.hold(0, run.tokens.cells_of(0, N))
         held.release(100)

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from support.rates import ATTENTION
+from support.rates import ATTENTION, give_rates
 
 from edgekv import _native
 from edgekv.config import KvOptions
@@ -131,13 +131,9 @@ def test_a_damaged_file_is_measured_again(tmp_path, text):
 
 def test_measured_once(tmp_path, monkeypatch):
     """All that a model needs is measured, kept, and not measured again unless somebody asks."""
-    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / name))
+    give_rates(monkeypatch, tmp_path, lambda kind: WeightRates(5e9, 40e9, 40e9))
     model, kv, said = header(tmp_path, "tiny"), KvOptions(), []
     assert kept_for(model, kv, KeptRates(1, "x")) is None and measured_types(model) == ["q4_0"]
-    monkeypatch.setattr(measuring, "attention_rates", lambda shape, n_threads, read: ATTENTION)
-    monkeypatch.setattr(measuring, "weight_rates", lambda kind, matrices, n_threads: WeightRates(5e9, 40e9, 40e9))
-    busy = [0.0]
-    monkeypatch.setattr(Others, "busy", lambda self: busy[0])
     first = measuring.host_rates(model, kv, 1, said.append)
     assert len(said) == 3 and all("measuring this machine once" in line for line in said) and first.read > 1e8
     assert measuring.host_rates(model, kv, 1, said.append) == first and len(said) == 3
@@ -148,12 +144,9 @@ def test_measured_once(tmp_path, monkeypatch):
 
 def test_what_a_busy_machine_gives_is_not_kept(tmp_path, monkeypatch):
     """It serves once, and is measured again, by itself, until nobody disturbs; what was kept before stays."""
-    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / name))
     model, kv, said, rates = header(tmp_path, "tiny"), KvOptions(), [], iter([1e9, 2e9, 3e9])
-    monkeypatch.setattr(measuring, "attention_rates", lambda shape, n_threads, read: ATTENTION)
-    monkeypatch.setattr(measuring, "weight_rates", lambda kind, matrices, n_threads: WeightRates(next(rates), 40e9, 40e9))
     busy = [1.6]
-    monkeypatch.setattr(Others, "busy", lambda self: busy[0])
+    give_rates(monkeypatch, tmp_path, lambda kind: WeightRates(next(rates), 40e9, 40e9), lambda: busy[0])
     for decode in (1e9, 2e9):
         found = measuring.host_rates(model, kv, 1, said.append)
         assert found.busy == 1.6 and found.weights["q4_0"].decode == decode and kept_for(model, kv, KeptRates(1, _native.isa())) is None

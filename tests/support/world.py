@@ -79,6 +79,13 @@ class World:
             self.arena.step()
         self.check()
 
+    def steps(self, n: int, cut: int | None = None, observed: bool = True) -> None:
+        """n steps of a token each; `cut`: each time back to so many tokens before."""
+        for _ in range(n):
+            if cut is not None:
+                self.cut(cut)
+            self.step(observed=observed)
+
     def check(self) -> None:
         hierarchy = self.hierarchy
         hierarchy.check()

@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _outside_the_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The same for the Python processes that tests start: they look for modules in the current folder first."""
+    """Python processes that tests start look for modules in the current folder first: it is not the checkout."""
     before = Path.cwd()
     os.chdir(tmp_path_factory.mktemp("work"))
     yield
@@ -47,7 +47,7 @@ def _outside_the_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_config_file(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """That of whoever runs the tests says nothing here."""
+    """Tests read no file of options of the person who runs them."""
     os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
     os.environ.pop("EDGEKV_CONFIG", None)
 
@@ -84,7 +84,7 @@ def default_model() -> Path:
 
 @pytest.fixture(scope="session")
 def emulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library of the emulated device, which is no part of the package: built once, and named for this process and those it starts."""
+    """The library of the emulated device, built once. Its path stands in the environment of this process and of those that it starts."""
     library = build(NATIVE / "emulator", tmp_path_factory.mktemp("emulated"), compilers=("g++",)) / "libedgekv-emulated.so"
     os.environ["EDGEKV_EMULATOR"] = str(library)
     return library

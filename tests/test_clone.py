@@ -1,4 +1,5 @@
-"""Python in the folder of a clone, where everybody stands after `pip install .`: it finds the folder `edgekv` there before the package."""
+"""Python starts in the folder of a clone, as everybody does after `pip install .`, and finds the package rather than the folder
+`edgekv`."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ import llama_cpp
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPILED = Path(edgekv.lib_folder).resolve().parent
-"""Where libraries and compiled modules of this installation are."""
+"""The folder of this installation that holds libraries and compiled modules."""
 
 
 def copy(source: Path, to: Path) -> None:
@@ -27,7 +28,7 @@ def copy(source: Path, to: Path) -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """What `pip install .` puts into the folder of packages, also where the installation at hand is an editable one."""
+    """The folder of packages as `pip install .` fills it, also where this installation is an editable one."""
     site = tmp_path_factory.mktemp("site")
     for source, name in (("edgekv", "edgekv"), ("cli", "edgekv/cli"), ("models", "edgekv/models")):
         copy(ROOT / source, site / name)
@@ -52,7 +53,8 @@ def clone(tmp_path_factory, synthetic) -> Path:
 
 
 def run(code: str, folder: Path, *places: Path) -> str:
-    """Of a Python in `folder`, without site: no editable installation is in the way. Packages are looked for in `places` first."""
+    """The output of a Python in `folder` that looks for packages in `places` first. It runs without site, so that it sees no editable
+    installation."""
     packages = Path(llama_cpp.__file__).parents[1]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("EDGEKV", "LLAMA_CPP"))}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, (*places, packages)))

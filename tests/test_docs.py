@@ -27,7 +27,7 @@ GUIDE = ROOT / "cli" / "GUIDE.md"
 TEXT_OF = {path: path.read_text(encoding="utf-8") for path in [*READMES, GUIDE]}
 DOCS = "\n".join(TEXT_OF.values())
 MOST_LINES = 130
-"""Of README.md: who wants more goes to the folder that it is about."""
+"""The most lines of README.md: details stand in the folder that they are about."""
 SOURCES = [path for folder in ("edgekv", "cli", "models", "patches", "native") for path in sorted((ROOT / folder).rglob("*"))]
 
 
@@ -39,12 +39,13 @@ def options(command: click.Command) -> list[click.Option]:
 
 
 def unfenced(text: str) -> str:
-    """Without its fenced blocks."""
+    """The text without its fenced blocks."""
     return re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
 
 
 def code() -> Iterator[tuple[Path, str, bool]]:
-    """File and text of each line of fenced and of indented blocks, which somebody may run, and of inline code, which may only name things."""
+    """(file, text, whether it runs) for each line of fenced and indented blocks, which a reader may run, and for inline code, which only
+    names things."""
     for path, text in TEXT_OF.items():
         for block in re.findall(r"^```[^\n]*\n(.*?)^```", text, re.M | re.S):
             yield from ((path, line, True) for line in block.replace("\\\n", " ").splitlines())
@@ -84,7 +85,7 @@ def test_the_readmes_have_examples():
 
 
 def test_every_readme_is_read():
-    """And the first is short, and leads to all others."""
+    """The first README is short and leads to all others."""
     skipped = {"build", "dist", "node_modules"}
     there = {path for path in ROOT.rglob("README.md") if not any(part.startswith(".") or part in skipped for part in path.relative_to(ROOT).parts)}
     assert there == set(READMES)
@@ -100,13 +101,13 @@ def test_every_readme_is_read():
 
 
 def headings(text: str) -> set[str]:
-    """As links name them."""
+    """The anchors of a file's headings, as links name them."""
     return {re.sub(r"[^\w -]", "", line.lower()).strip().replace(" ", "-") for line in re.findall(r"^#+ (.*)", unfenced(text), re.M)}
 
 
 @pytest.mark.parametrize("path", TEXT_OF, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path):
-    """Pictures apart, which the report makes."""
+    """Every link but a picture's leads to a file, and every anchor to a heading. The report makes the pictures."""
     for link in re.findall(r"(?<!!)\[[^]]*\]\(([^)]+)\)", TEXT_OF[path]):
         target, _, anchor = link.partition("#")
         file = (path.parent / target).resolve() if target else path
@@ -115,15 +116,15 @@ def test_links_lead_somewhere(path):
 
 
 FILE = r"(?:[\w.-]+/)*[\w-]+\.(?:py|md|cpp|h|cuh?|c|cmake|txt|toml|patch|json|svg|html)|(?:\.?[\w-]+/)+(?:[\w.-]+)?"
-"""What stands in backticks and looks like a file or folder of this repository."""
+"""A name in backticks that matches this is a file or folder of this repository."""
 ELSEWHERE = {"build/", "licenses/llama.cpp", "vendor/llama.cpp"}
-"""What a build, a wheel or llama.cpp's source has."""
+"""Names that exist in a build, a wheel or llama.cpp's source."""
 WRITTEN = {"results.json", "table.md", ".gpu/1", ".gpu/2", ".gpu/3"}
-"""What a program writes."""
+"""Names of files that a program writes."""
 
 
 def test_named_files_exist():
-    """By their path in the repository or from the README's folder, or by the end of it."""
+    """A file is named by its path in the repository, by its path from the README's folder, or by the end of its path."""
     ours = [f"/{path.relative_to(ROOT).as_posix()}" for path in TEXTS]
     n_named = 0
     for path, text in TEXT_OF.items():
@@ -139,7 +140,7 @@ def test_named_files_exist():
 
 @pytest.mark.parametrize("line", sorted(invocations()))
 def test_named_command_lines_are_taken(line, monkeypatch):
-    """By the program itself, short of running them. What names a command in a sentence may leave out what the command needs."""
+    """The program parses each line without running it. A sentence that names a command may leave out what the command needs."""
     for name in environment_variables():
         monkeypatch.delenv(name, raising=False)
     may_lack = () if invocations()[line] else (click.MissingParameter,)
@@ -155,7 +156,7 @@ FOREIGN_OPTIONS = {
 
 
 def test_named_options_exist():
-    """Also those that stand in a sentence by themselves: of a command, or of a program of this repository."""
+    """An option that a sentence names belongs to a command or to a program of this repository."""
     known = {flag for command in COMMANDS.values() for option in options(command) for flag in (*option.opts, *option.secondary_opts)}
     for path in [ROOT / "patches" / "apply.py", *(ROOT / "tests" / "gpu_command").rglob("*.py")]:
         known |= set(re.findall(r"add_argument\(\s*\"(--[\w-]+)", path.read_text(encoding="utf-8")))
@@ -166,7 +167,7 @@ def test_named_options_exist():
 
 
 def test_the_table_of_commands_is_whole():
-    """That of cli/README.md: every command once, groups too, and no other."""
+    """The table of cli/README.md names every command and group once, and nothing else."""
     section = TEXT_OF[ROOT / "cli" / "README.md"].split("\n\n")[1]
     named = re.findall(r"`edgekv ([^`]+)`", "\n".join(line.split("|")[1] for line in section.splitlines()[2:]))
     assert sorted(named) == sorted(" ".join(path) for path in COMMANDS)
@@ -178,7 +179,7 @@ def test_named_variables_exist():
 
 
 def test_every_variable_is_named():
-    """Options say theirs in their help; all others stand in a README."""
+    """An option's help names its variable; a README names every other variable."""
     from_options = {name for command in COMMANDS.values() for option in options(command) for name in _names(option.envvar)}
     missing = {name for name in environment_variables() - from_options if not re.search(rf"\b{name}\b", DOCS)}
     assert not missing
@@ -186,7 +187,7 @@ def test_every_variable_is_named():
 
 @pytest.mark.parametrize("path", sorted(COMMANDS), ids=" ".join)
 def test_every_command_is_documented(path):
-    """In a README by name, in its help with a sentence; each option with help and an environment variable that it names."""
+    """A README names the command. Its help has a sentence, and each option has help and a variable that the help names."""
     command = COMMANDS[path]
     assert f"edgekv {' '.join(path)}" in DOCS
     assert command.help
@@ -226,11 +227,11 @@ def test_exit_codes_are_named():
 # ---- the guide ------------------------------------------------------------------------------------------------------------------------
 
 ANY = "\0"
-"""In a message: what a program puts there."""
+"""A placeholder for the parts of a message that the program fills in."""
 
 
 def messages() -> set[str]:
-    """Every text of the sources with letters in it."""
+    """Every text of the sources that holds letters."""
     found = set()
     for path in SOURCES:
         if path.suffix == ".py":
@@ -258,7 +259,7 @@ def _added(node: ast.expr) -> Iterator[str]:
 
 
 def quoted() -> list[str]:
-    """The messages that the guide shows: code in the first column of its tables of what is wrong."""
+    """The messages that the guide shows: code in the first column of its tables of faults."""
     section = TEXT_OF[GUIDE].split("## Something is wrong")[1]
     return [message for line in section.splitlines() if line.startswith("| ") for message in re.findall(r"`([^`]+)`", line.split(" | ")[0])]
 
@@ -270,7 +271,7 @@ MESSAGES = messages()
 
 @pytest.mark.parametrize("message", [message for message in quoted() if message not in FOREIGN_MESSAGES])
 def test_the_guide_quotes_what_the_program_says(message):
-    """Three dots stand for any text."""
+    """Three dots in a message stand for any text."""
     pattern = re.compile(".*".join(re.escape(part) for part in message.removeprefix("warning: ").split("...")), re.S)
     assert re.search(r"\w+ \w+", message) and any(pattern.search(text) for text in MESSAGES), f"no source says {message!r}"
 
@@ -287,11 +288,11 @@ NATIVE = {".cpp", ".h", ".cu", ".cuh"}
 TEXTS = [path for path in [*SOURCES, *sorted((ROOT / "tests").rglob("*"))]
          if path.suffix in NATIVE | {".py", ".txt", ".cmake", ".patch", ".md"}]
 FOREIGN = {"Python.h", "llama.cpp"}
-"""Files of others that comments name, besides those of llama.cpp that our sources include or our patches change."""
+"""Files of others that comments may name, besides files of llama.cpp that our sources include or our patches change."""
 
 
 def comments(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and text of each comment of a source file; of Python's docstrings too."""
+    """Line and text of each comment and docstring of a source file."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -304,7 +305,7 @@ def comments(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_files_named_in_comments_exist():
-    """A comment that names a file, by its name or the end of its path, names one that is there. Names in capitals stand for any file."""
+    """A comment names a file by its name or by the end of its path, and the file exists. A name in capitals stands for any file."""
     ours = [f"/{path.relative_to(ROOT).as_posix()}" for path in TEXTS]
     theirs = {name for path in TEXTS if path.suffix in NATIVE | {".patch"}
               for name in re.findall(r'#include [<"]\S*?([\w.-]+)[">]|^\+\+\+ b/\S*?([\w.-]+)$', path.read_text(encoding="utf-8"), re.M)}

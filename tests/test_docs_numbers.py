@@ -1,4 +1,4 @@
-"""Where two places say one number, or one list, both say the same."""
+"""Two places that name the same number or list agree."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def text(path: str) -> str:
 
 
 def said(path: str, pattern: str) -> list[str]:
-    """The groups of the only place in a file that says it."""
+    """The groups of a pattern that matches exactly once in a file."""
     (found,) = re.findall(pattern, text(path))
     return [found] if isinstance(found, str) else list(found)
 

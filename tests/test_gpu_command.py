@@ -1,5 +1,4 @@
-"""`python -m tests.gpu_command` as far as no GPU is needed: its plan, how it goes on after a kill, its tables, its targets, its exit
-codes."""
+"""`python -m tests.gpu_command` without a GPU: its plan, its second call after a kill, its tables, targets and exit codes."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ def state(tmp_path) -> State:
 
 
 def scripted(clock: Clock, ran: list[str], name: str, seconds: float = 10, status: str = OK, **more) -> Step:
-    """Takes so many seconds of the clock, or all it is given where that is less."""
+    """A step that takes so many seconds of the clock, or all that it is given where that is less."""
     def run(limit: float) -> Outcome:
         ran.append(name)
         clock.now += min(seconds, limit)
@@ -63,7 +62,7 @@ def test_each_step_runs_once(state):
 
 
 def test_goes_on_where_time_ended(state):
-    """Three steps of 25 seconds in calls of a minute: the third is stopped, and done by the next call."""
+    """Each call has a minute, and three steps take 25 seconds each: the first call stops the third step, and the next call runs it."""
     clock, ran = Clock(), []
     steps = [scripted(clock, ran, name, 25) for name in "abc"]
     first = call(steps, state, clock)
@@ -78,7 +77,7 @@ def test_a_step_is_not_begun_without_its_least_time(state):
 
 
 def test_a_step_over_its_own_limit_has_failed(state):
-    """It would never be done by calling again, unless it keeps what it has."""
+    """A step that takes longer than a call ends only if it keeps its progress."""
     clock, ran = Clock(), []
     steps = [scripted(clock, ran, "a", 50, limit_s=20), scripted(clock, ran, "b", 50, limit_s=20, resumes=True)]
     result = call(steps, state, clock)
@@ -145,7 +144,7 @@ def test_commands_end_with_what_they_started(tmp_path):
 
 @pytest.fixture
 def session(state, tmp_path, monkeypatch) -> Session:
-    """As on a machine with a card."""
+    """The machine has a card."""
     found = Session(ROOT, state, tmp_path / "out", "cuda")
     found.__dict__["card"] = Card("NVIDIA Test", "580.1", 90, 81559)
     return found
@@ -271,7 +270,7 @@ def test_sizes(n_bytes, text):
 
 
 def packed(root: Path) -> None:
-    """Two parcels, as pack leaves them."""
+    """Two parcels as pack leaves them."""
     for number, name, data in ((parcels.BASE, "model.gguf.00", b"abc"), ("2", "model.gguf.01", b"defg")):
         folder = root / parcels.FOLDER / number
         folder.mkdir(parents=True)
@@ -321,7 +320,7 @@ def test_sources_are_told_apart(tmp_path):
 
 
 def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """In the checkout, on a machine whose nvidia-smi names no GPU."""
+    """The command runs in the checkout, on a machine whose nvidia-smi names no GPU."""
     empty = tmp_path / "bin"
     empty.mkdir(exist_ok=True)
     (empty / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")

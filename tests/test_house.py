@@ -1,4 +1,4 @@
-"""The house rules that no linter checks: a file is short enough to be read whole, and no test module imports another."""
+"""House rules that no linter checks: a file is short enough to be read whole, and no test imports another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_LINES = 400
 
 
 def sources() -> list[Path]:
-    """Everything that somebody wrote; what a build makes lies elsewhere."""
+    """Every source file that a person wrote. A build writes elsewhere."""
     return [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*")) if path.suffix in SUFFIXES]
 
 
@@ -24,7 +24,7 @@ def test_files_are_short_enough_to_be_read_whole():
 
 
 def test_no_test_imports_another():
-    """What tests share stands in tests/support."""
+    """Tests share code through tests/support."""
     for path in (ROOT / "tests").rglob("test_*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
@@ -34,7 +34,8 @@ def test_no_test_imports_another():
 
 
 def test_a_name_is_one_file():
-    """Of the modules and the native sources; a command has the name of what it runs, and a test the name of what it tests."""
+    """A module's or native source's name is one file's. A command may have the name of what it runs, and a test the name of what it
+    tests."""
     named = defaultdict(list)
     for kind in ("edgekv/**/*.py", "cli/*/*.py", "models/*.py", "native/*/**/*.cpp", "native/*/**/*.cu", "native/*/**/*.h"):
         for path in ROOT.glob(kind):

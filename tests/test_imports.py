@@ -1,4 +1,4 @@
-"""The house rules: imports point down, native code has one door, and `--help` costs nothing."""
+"""House rules: imports point down, native code has one door, and `--help` costs nothing."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PACKAGES = ["models", "pages", "arrays", "policies", "prefetch", "hierarchy", "s
 ORDER = [*GROUND, *PACKAGES]
 
 PURE = ("policies", "prefetch", "hierarchy", "store", "lab.traces.sim", "lab.heads.roles", "lab.results")
-"""These see arrays and a read-only view: the same file runs live and in `sim`."""
+"""These modules see arrays and a read-only view: the same file runs live and in `sim`."""
 
 TERMINAL = {"click", "rich", "prompt_toolkit"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    """Every Python module of the wheel: its name without the leading `edgekv.`, and its file."""
+    """(name, file) of every Python module of the wheel; the name has no leading `edgekv.`."""
     for folder, prefix in (("edgekv", ""), ("cli", "cli."), ("models", "models.")):
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
@@ -41,7 +41,7 @@ MODULES = dict(modules())
 
 
 def imported(path: Path) -> set[str]:
-    """Full names of what a file imports, also inside functions and under TYPE_CHECKING. `from a import b` gives a.b."""
+    """Full names of a file's imports, also inside functions and under TYPE_CHECKING. `from a import b` gives a.b."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -100,7 +100,7 @@ def test_only_the_command_line_knows_a_terminal():
 
 
 def test_the_package_itself_imports_nothing():
-    """`import edgekv` is on the path of `--help`."""
+    """`import edgekv` is on the path of `--help`, so it loads nothing heavy."""
     tree = ast.parse((ROOT / "edgekv" / "__init__.py").read_text())
     top = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     assert {getattr(node, "module", None) or node.names[0].name for node in top} <= {"__future__", "importlib.metadata", "os"}
@@ -148,7 +148,7 @@ def test_a_tab_imports_nothing_heavy(line, tmp_path):
 
 
 def test_a_tab_on_commands_imports_none(tmp_path):
-    """The helps of commands stand in main.py."""
+    """main.py holds the helps of all commands."""
     result = _python(tmp_path, "-c", TAB.replace('{name.split(".")[0] for name in sys.modules}', "list(sys.modules)"), "edgekv ")
     assert not {f"edgekv.cli.{name}" for name in ("chat", "serve", "bench", "models")} & set(json.loads(result.stdout.splitlines()[-1]))
 
@@ -163,7 +163,7 @@ def test_a_tab_is_quick(line, tmp_path):
 
 
 def _seconds(folder: Path, *arguments: str) -> float:
-    """The best of three runs."""
+    """The best time of three runs."""
     seconds = []
     for _ in range(3):
         start = time.perf_counter()

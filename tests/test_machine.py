@@ -1,4 +1,4 @@
-"""edgekv.machine: which processor this is, in words that stand beside figures."""
+"""edgekv.machine names the processor in the words that stand beside figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The installed package: what it needs and what it carries."""
+"""The installed package: its requirements and its contents."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ OLDEST = re.fullmatch(r">=(3\.\d+)", METADATA["Requires-Python"])[1]
 NEEDS = [Requirement(text) for text in importlib.metadata.requires("edgekv")]
 
 NEWEST_ON_3_10 = {"httpx2": "2.14.0", "numpy": "2.2.6", "platformdirs": "4.12.4", "matplotlib": "3.10.9", "hypothesis": "6.168.5"}
-"""Of what is at hand in a release that has left Python 3.10: the last release that runs there."""
+"""The last release for Python 3.10 of each dependency that has dropped it."""
 
 
 @pytest.mark.parametrize("need", [need for need in NEEDS if need.name != "edgekv"], ids=str)
 def test_what_is_needed_runs_on_every_python_promised(need):
-    """pip takes the newest release that runs on the Python at hand: there must be one on the oldest."""
+    """pip takes the newest release that runs on its Python: one exists for the oldest Python that we support."""
     try:
         found = importlib.metadata.distribution(need.name)
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Which array library is chosen, and what is said where one is missing."""
+"""EdgeKV chooses an array library, and says so where one is missing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgekv.vocab import DeviceKind
 
 
 def test_strict_arrays_notice_the_host(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch):
-    """The double that these tests rest on refuses what must not happen."""
+    """The fake CuPy refuses every use that real code must not make."""
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy.module(emulated_kernels, fake_cupy.Device()))
     ops = cupy_ops.CupyOps(0, 0, 13000)
     array = on(ops, np.zeros((2, 3, 4), np.float32))
@@ -66,7 +66,7 @@ def test_a_kernel_source_that_is_missing():
 
 
 def test_nothing_imports_cupy():
-    """Not even where it is installed."""
+    """The host loads no CuPy, not even where it is installed."""
     code = ("import sys, importlib, pkgutil, edgekv\n"
             "for name in ('arrays.cupy_ops', 'policies', 'prefetch', 'hierarchy.planner', 'hierarchy.step', 'live.device_arena', 'live.wiring'):\n"
             "    importlib.import_module('edgekv.' + name)\n"

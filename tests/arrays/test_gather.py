@@ -59,7 +59,7 @@ def test_gather(ops: Ops, row_bytes: tuple[int, int], n_cells: int, page_tokens:
 
 
 def pinned(ops: Ops, array: np.ndarray) -> tuple[object, int]:
-    """(what keeps it, the address of a copy that kernels reach in host memory)."""
+    """(the owner of the memory, the address of a host copy that kernels reach)."""
     if not hasattr(ops.xp, "cuda"):
         return array, array.ctypes.data
     memory = ops.xp.cuda.alloc_pinned_memory(array.nbytes)

@@ -35,7 +35,7 @@ LENGTHS = [1, 27, 61, 113, 256, 482, 577, 1110, 1541, 2047, 3330]
 
 @pytest.mark.parametrize("n_pages", LENGTHS)
 def test_ema(ops: Ops, n_pages: int):
-    """To the last bit, and nothing behind the end."""
+    """The results agree to the last bit, and nothing behind the end changes."""
     rng = np.random.default_rng(n_pages)
     scores, mass = random_mass(rng, (2, 3, n_pages)), random_mass(rng, (2, 3, n_pages))
     for end, n_tokens, least in ((n_pages, 1, 0.0), (n_pages // 2, 5, 1e-2), (0, 1, 0.0)):
@@ -89,7 +89,7 @@ def observation_there(ops: Ops, seen: Observation) -> Observation:
 
 
 def ties(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Scores of which many are equal, and many zero."""
+    """Many scores are equal, and many are zero."""
     return (rng.integers(0, 5, shape) / 4 * (rng.random(shape) < 0.7)).astype(np.float32)
 
 
@@ -124,7 +124,7 @@ def table_of(rng: np.random.Generator, shape: PageShape, n_used: int):
 @pytest.mark.parametrize("values", [random_mass, ties])
 @pytest.mark.parametrize("n_pages, n_used", [(61, 61), (113, 50), (577, 482)])
 def test_rank(ops: Ops, n_pages: int, n_used: int, values: Callable, pinning: str):
-    """What a ranking answers, and the plan that comes of it, down to the ids."""
+    """A ranking's answers, and the plan that follows from them, agree to the ids."""
     rng = np.random.default_rng(n_pages)
     shape = PageShape(2, 3, n_pages, exists=np.array([[True, True, True], [True, True, False]]))
     table = table_of(rng, shape, n_used)
@@ -157,7 +157,7 @@ def test_rank_without_scores(ops: Ops):
 
 
 def test_old_answers():
-    """Between question and decision pages leave their slots, come home and are pinned: the plan is one of now."""
+    """Pages leave their slots, come home and are pinned between question and decision: the plan fits the present state."""
     rng = np.random.default_rng(3)
     shape = PageShape(1, 2, 32)
     table = settled(shape, 20, 32)
@@ -201,7 +201,7 @@ def test_views_share_memory(ops: Ops):
 
 
 def test_answers_come_later(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch):
-    """Asking does not wait; the answer is of the time of the question, whatever is queued behind it."""
+    """A question does not wait. Its answer is of the time of the question, whatever is queued behind it."""
     device = fake_cupy.Device()
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy.module(emulated_kernels, device))
     ops = cupy_ops.CupyOps(0, 0, 13000)

@@ -1,4 +1,5 @@
-"""Sampling: NumPy's specification is right on average and reads what it must, and the kernels of every instruction set agree with it."""
+"""Sampling: NumPy's specification is right on average and reads every certain row, and the kernels of every instruction set agree with
+it."""
 
 from __future__ import annotations
 
@@ -127,7 +128,7 @@ def test_certain_and_hidden():
 
 
 def test_what_is_missed_is_a_share_of_the_attention():
-    """The definition of coverage: the attention on the rows that were read, of all attention that the shares tell."""
+    """Coverage is the attention on the rows that were read, divided by all attention that the shares tell."""
     logits = 3 * np.random.default_rng(6).standard_normal((2, 512))
     weights = np.exp(logits)
     share = (weights / weights.sum(axis=1, keepdims=True)).mean(axis=0)
@@ -149,7 +150,7 @@ def test_a_resolution_above_all_reads_everything():
 @pytest.mark.parametrize("isa", range(len(core.isa_available())), ids=core.isa_available())
 @pytest.mark.parametrize("n_groups", [1, 2, 7, 33])
 def test_kernels(isa, n_groups):
-    """They add in float32, so that a probability may be a few steps off, and with it where the running sum passes a whole number."""
+    """Kernels add in float32: a probability may be a few steps off, and with it the place where the running sum passes a whole number."""
     n_rows = 0
     for seed in range(20):
         arguments = case(seed, n_groups, group=1 + seed % 4)

@@ -38,7 +38,7 @@ def said(*words: str, system: str | None = None, n_context: int | None = None) -
 
 
 class Rows:
-    """As who keeps K and V: what was said of conversations."""
+    """A keeper of K and V that notes the calls."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, str]] = []
@@ -120,7 +120,7 @@ def test_two_chats_with_one_conversation_lose_nothing(kept):
 
 
 def test_a_name_that_another_takes_first(kept, monkeypatch):
-    """Between the look and the writing."""
+    """Another process takes the name between the look and the writing."""
     keep(kept, "one", "x")
     looks = iter([False, True, False])
     real = Path.exists

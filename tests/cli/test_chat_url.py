@@ -64,7 +64,7 @@ def test_what_is_no_address(url):
 
 
 def test_a_server_that_knows_the_standard_alone(opened, capsys):
-    """No fields of llama.cpp's go there, and what it does not measure is measured here."""
+    """The client sends no fields of llama.cpp's, and measures what such a server does not."""
     endpoint = opened()
     endpoint.script = [says("Hel", "lo", usage=USAGE), says("again")]
     remote = connect(endpoint, temperature=0.5)
@@ -229,7 +229,7 @@ def test_the_wrong_key(opened, chat):
 
 
 def test_a_real_server(tmp_path, synthetic):
-    """EdgeKV's own: it tells the context, and what it measured."""
+    """EdgeKV's own server tells the context and its measurements."""
     from edgekv.serving.server import Server, ServerOptions
 
     with Server(ServerOptions(Path(synthetic("llama")), n_ctx=512, n_threads=1, api_key="secret", alias="tiny")) as server:

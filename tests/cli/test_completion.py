@@ -1,4 +1,4 @@
-"""`edgekv completion`: what a TAB offers, asked as the scripts ask, and in each shell itself."""
+"""`edgekv completion`: the offers behind a TAB, asked as the scripts ask, and in each shell itself."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def home(environment, tmp_path) -> dict[str, str]:
 
 @pytest.fixture
 def ask(home, tmp_path) -> Ask:
-    """`ask("chat --kv ")`: what is offered there, by click's protocol; files and folders as their type and a comma."""
+    """`ask("chat --kv ")`: the offers, by click's protocol; a file or folder is its type and a comma."""
     def of(line: str, shell: str = "bash") -> list[str]:
         words = f"edgekv {line}"
         if shell == "fish":
@@ -96,7 +96,7 @@ def test_values_are_offered(ask):
 
 
 def test_kept_things_are_offered(ask, home, synthetic):
-    """By the names that the commands take."""
+    """Things are offered by the names that commands take."""
     kept = KeptChats(Path(home["XDG_DATA_HOME"]) / "edgekv" / "chats")
     kept.add([{"role": "user", "content": "Why is the sky blue?"}, {"role": "assistant", "content": "It scatters."}])
     assert ask("chat --resume wh") == ["why-is-the-sky-blue"]
@@ -169,7 +169,7 @@ PROGRAMS = {"bash": ["bash", "--norc", "--noprofile", "-i"], "zsh": ["zsh", "-f"
 
 @pytest.mark.parametrize("shell", PROGRAMS)
 def test_shells_complete(shell, home, tmp_path):
-    """A real one in a pseudo-terminal, which then shows what stands on its line."""
+    """A real shell in a pseudo-terminal shows its line after the TAB."""
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     child = pexpect.spawn(*PROGRAMS[shell][:1], PROGRAMS[shell][1:], encoding="utf-8", dimensions=(40, 200), env=home, cwd=tmp_path / "work", timeout=90)

@@ -1,4 +1,4 @@
-"""The file of options: what it says counts below variables and command line, and what it cannot say gets one sentence."""
+"""The file of options counts below variables and the command line, and a mistake in it gets one sentence."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_new_file_has_every_option_and_says_nothing(file):
 
 
 def test_each_line_of_a_new_file_is_toml():
-    """Without its #: a key, and a default or what belongs there."""
+    """Each line is a key and a default or an example, once its # is gone."""
     lines = [line[1:] for line in template().splitlines() if re.match(r"#[a-z-]+ = ", line)]
     found = {name for line in lines for name in config_file.tomllib.loads(line)}
     assert found == {name for command in commands().values() for name in config_file.keys(command)}
@@ -80,7 +80,7 @@ def test_the_command_line_then_variables_then_the_file(file):
 
 
 def test_kv_options_of_the_file_reach_the_context(file, monkeypatch):
-    """Variables of KV options are read by the library: they go before the file too; and the file may name what has no effect."""
+    """The library reads variables of KV options: they go before the file too. The file may name options without effect."""
     from edgekv.cli import serve as module
 
     seen = []

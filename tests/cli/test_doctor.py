@@ -1,4 +1,4 @@
-"""`edgekv doctor`: it tells the truth on a healthy machine, and still tells something on a broken one."""
+"""`edgekv doctor` tells the truth on a healthy machine, and still tells something on a broken one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edgekv.vocab import DeviceKind
 
 
 def flags() -> set[str]:
-    """What the processor has, as Linux names it."""
+    """The processor's features, as Linux names them."""
     return set(re.search(r"^flags\s*:(.*)$", CPUINFO.read_text(), re.M)[1].split()) if CPUINFO.exists() else set()
 
 
@@ -51,7 +51,7 @@ def test_table():
 
 
 def test_weights_are_named_as_llama_cpp_lays_them_out(default_model):
-    """What is said of the default model's type is what llama.cpp does where it loads the model."""
+    """The doctor names the layout that llama.cpp chooses when it loads the default model."""
     weights = json.loads(run("-o", "json").stdout)["weights"]
     load = "import sys; from edgekv import Llama; Llama(sys.argv[1], n_ctx=512, verbose=True)"
     done = subprocess.run([sys.executable, "-c", load, str(default_model)], capture_output=True, text=True, timeout=120)
@@ -62,7 +62,7 @@ def test_weights_are_named_as_llama_cpp_lays_them_out(default_model):
 
 @pytest.mark.skipif("avx2" not in flags(), reason="what other processors have is not known here")
 def test_weights_follow_the_processor():
-    """As llama.cpp's code of both layouts has it for x86-64."""
+    """Both layouts follow llama.cpp's code for x86-64."""
     weights = layouts()
     amx = {"amx_int8", "avx512_vnni"} <= flags() and "AMX_INT8 = 1" in _native.info()["system"]
     assert {name for name, layout in weights.items() if layout == "AMX"} == (
@@ -108,7 +108,7 @@ def test_model_whose_layers_differ(synthetic):
 
 
 def test_llama_cpp_speaks_in_the_log(synthetic):
-    """It warns of a cache as large as the context for the layers with a sliding window."""
+    """llama.cpp warns that the cache of sliding-window layers is as large as the context."""
     path = str(synthetic("gemma2"))
 
     def python(code: str) -> subprocess.CompletedProcess:

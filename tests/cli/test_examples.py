@@ -11,7 +11,7 @@ from edgekv.errors import ConfigError
 
 COMMANDS = dict(commands())
 MOST_LETTERS = 78
-"""What click's help has room for in a line."""
+"""click's help has room for so many letters in a line."""
 
 
 pytestmark = pytest.mark.usefixtures("no_variables")
@@ -19,7 +19,8 @@ pytestmark = pytest.mark.usefixtures("no_variables")
 
 @pytest.mark.parametrize("path", sorted(COMMANDS), ids=lambda path: " ".join(path) or "edgekv")
 def test_every_command_has_examples(path):
-    """Two to four, as the help shows them. One at least is of the command itself, and all of them are taken."""
+    """Each command has two to four examples, as the help shows them. One at least is of the command itself, and the command takes all of
+    them."""
     lines = examples_of(COMMANDS[path].epilog)
     assert 2 <= len(lines) <= 4, f"`edgekv {' '.join(path)} --help` has {len(lines)} examples"
     shown = COMMANDS[path].get_help(click.Context(COMMANDS[path], info_name="edgekv")).splitlines()

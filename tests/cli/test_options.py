@@ -1,4 +1,4 @@
-"""How the shared options become KvOptions: from the command line, else from the environment, else by default."""
+"""The shared options become KvOptions: from the command line, else from the environment, else by default."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEASURED = devices.measured_mode(devices.place(KvOptions(device="cpu")))
 
 
 def parse(*arguments: str, **environment: str) -> dict[str, Any]:
-    """What `split_kv_options` makes of a command line."""
+    """The options that `split_kv_options` takes from a command line."""
     found: dict[str, Any] = {}
 
     @click.command()
@@ -74,7 +74,7 @@ def test_options_without_effect_are_refused(name):
 
 
 def test_what_is_attended_without_sketches_and_how_finely_with_them():
-    """Named on the command line, each without effect beside the other's sketch; a variable may be."""
+    """Each option is refused beside the other's sketch on the command line; as a variable it may be without effect."""
     with pytest.raises(ConfigError, match="--attend works without sketches only, and the sketch is b3; use --resolution, or --sketch none"):
         parse("--kv", "sparse", "--attend", "10%")
     with pytest.raises(ConfigError, match="--resolution needs sketches, and the sketch is none; use --attend, or --sketch b3"):
@@ -145,7 +145,7 @@ def test_values_that_are_not_allowed(values):
 
 
 def test_a_gpu_in_vain(monkeypatch):
-    """Asked for: an error with its exit code. Not asked for, and there: a warning that cannot be overlooked."""
+    """A GPU that was asked for is an error with its exit code; one that is merely there is a loud warning."""
     monkeypatch.setattr(devices, "nvidia_gpus", lambda: (["Card, 1 MiB, driver 580.1"], ""))
     monkeypatch.setattr(devices, "devices", lambda kind: [])
     monkeypatch.setattr(devices, "has_cuda_build", lambda: False)
@@ -174,7 +174,7 @@ def test_the_emulated_device_is_for_tests_only():
 
 
 def test_the_help_names_what_there_is():
-    """It is written by hand: the registries would take NumPy into every `--help`."""
+    """The help is written by hand: the registries would load NumPy for every `--help`."""
     @click.command()
     @kv_options
     def command(**_: Any) -> None:
@@ -193,7 +193,7 @@ def test_the_help_names_what_there_is():
 @pytest.mark.parametrize("isa, device, mode", [("avx512", "cpu", "sparse"), ("avx2", "cpu", "sparse"), ("portable", "cpu", "exact"),
                                                ("avx512", "emulated", "exact")])
 def test_who_asks_for_none_gets_the_mode_that_won(monkeypatch, request, isa: str, device: str, mode: str):
-    """Where it was measured; and only where nobody asked for another."""
+    """The measured mode is the default where nobody asks for another."""
     if device == "emulated":
         request.getfixturevalue("emulator")
     from edgekv import _native

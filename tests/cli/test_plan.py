@@ -129,7 +129,7 @@ def test_summary_line_with_what_is_there(synthetic):
 
 
 def test_summary_line_of_a_gpu(tmp_path, monkeypatch):
-    """What lies there has a line of its own: other memory is free."""
+    """The card's memory has a line of its own."""
     monkeypatch.setattr(devices, "place", lambda kv: SimpleNamespace(room=DeviceRoom("a card", 12 << 30, 11 << 30)))
     monkeypatch.setattr("edgekv.serving.server.open_model", lambda path: open_model(path, whole=False))
     server = Server(ServerOptions(Path(header(tmp_path, "llama-3-8b")), KvOptions(mode="exact", device="cuda"), 32_768))

@@ -1,4 +1,4 @@
-"""What a chat shows: text, progress, footer, memory, advice."""
+"""The chat's display: text, progress, footer, memory, advice."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_text_is_shown_as_it_is(monkeypatch):
 
 
 def read_by(seconds: Callable[[int], float], n_total: int, n_cached: int = 0, n_batch: int = 512, noise: float = 0.0):
-    """A Reading, before and after each batch of a prompt whose token at position p takes seconds(p): (seconds so far, it, tokens there)."""
+    """(seconds so far, the bar, tokens read), before and after each batch of a prompt. The token at position p takes seconds(p)."""
     now, rng = [0.0], np.random.default_rng(n_total)
     reading = ReadingBar(n_total, n_cached, lambda: now[0])
     yield now[0], reading, n_cached
@@ -90,7 +90,7 @@ def test_time_left_of_a_prompt(start, slope, n_total, n_cached):
 
 
 def test_speed_of_a_prompt():
-    """Of the last three batches, not of all."""
+    """The speed is that of the last three batches."""
     speeds = [reading.tokens_per_second for _, reading, _ in read_by(lambda p: 1e-3 if p < 1024 else 4e-3, 4096)]
     assert speeds[0] is None and speeds[1:] == pytest.approx([1000, 1000, 1536 / 3.072, 1536 / 4.608, 250, 250, 250, 250])
 

@@ -1,4 +1,4 @@
-"""`edgekv serve`: what its options become, and what it says about them."""
+"""`edgekv serve`: its options become settings, and mistakes get a sentence."""
 
 from __future__ import annotations
 

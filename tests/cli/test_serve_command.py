@@ -1,4 +1,4 @@
-"""`edgekv serve` as a program: what it announces, and how it ends."""
+"""`edgekv serve` as a program: its first lines and its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgekv.errors import EXIT_OK, EXIT_USAGE
 @pytest.mark.parametrize(("number", "at_birth"), [
     (signal.SIGTERM, signal.SIG_DFL), (signal.SIGINT, signal.SIG_DFL), (signal.SIGINT, signal.SIG_IGN)], ids=str)
 def test_serve(environment, edgekv, default_model, number, at_birth, tmp_path):
-    """at_birth: a script that starts it with & has it ignore SIGINT."""
+    """`at_birth`: a script that starts the server with & makes it ignore SIGINT."""
     log = tmp_path / "server.log"
     server = subprocess.Popen(
         [*EDGEKV, "serve", "--port", "0", "--ctx", "512", "--alias", "smol", "--log-file", str(log), "--", "--metrics"],

@@ -88,7 +88,7 @@ def test_types_are_those_that_groups_declare():
 
 
 def test_llama_takes_every_option(synthetic):
-    """By its own name, and none of them is llama_cpp's."""
+    """Llama takes each option by its name, and no name is one of llama_cpp's."""
     assert not set(option_names()) - {"type_k", "type_v"} & set(inspect.signature(llama_cpp.Llama.__init__).parameters)
     llama = Llama(str(synthetic("llama")), kv="sparse", resolution=500, page_tokens=32, observe=False, n_ctx=256, verbose=False)
     chosen = llama.kv.options

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 DEVICE = os.environ.get("EDGEKV_GPU_TESTS", "")
-"""cuda, or in a rehearsal emulated or cpu; set by the command."""
+"""cuda; in a rehearsal emulated or cpu. The command sets it."""
 
 collect_ignore_glob = [] if DEVICE else ["test_*.py"]
 
@@ -57,7 +57,7 @@ def shaped() -> Callable[[str, int], Path]:
 
 @pytest.fixture
 def decoded(tmp_path: Path, device: str) -> Callable[..., dict]:
-    """`decoded(model, mode, **options)`: what a process of its own decoded (decode.py); one that dies fails its test alone."""
+    """`decoded(model, mode, **options)`: the results of decode.py in a process of its own, so that a crash fails its test alone."""
     import numpy as np
 
     def run(model: Path, mode: str, expect: int | None = 0, **options: object) -> dict:

@@ -1,4 +1,4 @@
-"""What goes wrong ends in a sentence and a consistent state: the next context works."""
+"""Each fault ends in a sentence and a consistent state: the next context works."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_another_process_has_the_memory(model, decoded):
 
 @pytest.mark.usefixtures("on_a_card")
 def test_memory_is_taken_while_tokens_are_decoded(model, device):
-    """Everything of ours is allocated at the start."""
+    """A context allocates everything of ours at its start."""
     llama = open_model(model, device, "sparse", 64 * MIB, n_ctx=4096)
     decoder = Decoder(llama)
     tokens = np.random.default_rng(3).integers(260, 350, 2000).tolist()
@@ -88,7 +88,7 @@ def test_memory_is_taken_while_tokens_are_decoded(model, device):
 
 @pytest.mark.usefixtures("on_a_card")
 def test_pinning_is_refused(model, tmp_path):
-    """Under a limit of locked memory. Many drivers pin in spite of it: then there is nothing to see."""
+    """A limit of locked memory applies. Many drivers pin in spite of it: then there is nothing to see."""
     code = f"""
 import resource
 resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
@@ -110,7 +110,7 @@ llama.close()
 
 @pytest.mark.parametrize("mode", ["exact", "sparse"])
 def test_two_contexts(model, device, mode):
-    """On one device, in turns: each predicts what it predicts alone."""
+    """Two contexts take turns on one device, and each predicts as if it were alone."""
     alone = works(model, device, mode)
     pair = [open_model(model, device, mode, 8 * MIB, n_ctx=2048) for _ in range(2)]
     decoders = [Decoder(llama) for llama in pair]
@@ -131,7 +131,7 @@ def test_two_contexts(model, device, mode):
 
 
 def test_freed_while_copies_are_in_flight(model, device):
-    """Closed right after the steps that begin copies; what is freed too early would be found by the next context."""
+    """The context closes right after steps that begin copies: the next context would find memory that was freed too early."""
     expected = works(model, device, "exact")
     for n_steps in (1, 2, 16, 17, 33):
         works(model, device, "sparse", n_steps=n_steps)

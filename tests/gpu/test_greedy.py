@@ -33,7 +33,7 @@ def identical(decoded, tmp_path, device):
 
 @pytest.mark.parametrize("mib", [None, 48])
 def test_default_model_at_4k(identical, default_model, mib):
-    """With room for all, and with a budget that half of its 96 MiB of K and V do not fit."""
+    """All of K and V fit, and then half of their 96 MiB do not."""
     identical(default_model, 4096, None if mib is None else mib << 20, text=True)
 
 

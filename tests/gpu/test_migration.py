@@ -62,7 +62,7 @@ def test_under_load(model, device, mode):
 
 
 def test_moving_changes_no_prediction(model, device):
-    """Mode exact with a small arena, against the same with everything resident."""
+    """Mode exact with a small arena predicts as with everything resident."""
     n = 3000 if device == "cuda" else 1000
     found = {}
     for vram in (None, 6 * MIB):
@@ -79,7 +79,7 @@ def test_moving_changes_no_prediction(model, device):
 
 
 def test_state_moves_between_budgets(model, device):
-    """A cache saved in one context goes on in another with a smaller arena."""
+    """A cache that one context saved goes on in another with a smaller arena."""
     n = 2000 if device == "cuda" else 800
     one = open_model(model, device, "exact", None, n_ctx=4096)
     decoder, tokens = reading(one, n)

@@ -13,7 +13,7 @@ ROWS, HEADS, PAGES = 4, 3, 23
 
 
 def plain_best(values: list[float], n: int) -> set[int]:
-    """Of equal values the later one."""
+    """The indices of the n best values; of equal values the later one wins."""
     order = sorted((i for i in range(len(values)) if values[i] > -np.inf), key=lambda i: (-values[i], -i))
     return set(order[: max(n, sum(v == np.inf for v in values))])
 

@@ -47,7 +47,7 @@ def cupy(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_copy_waits_for_the_steps_before_it():
-    """The slot was released, and the step in flight may still read it: the gather comes after."""
+    """The step in flight may still read a released slot: the gather runs after it."""
     device = FakeDevice(SHAPE)
     device.resize(1)
     arena = device.transport
@@ -103,7 +103,8 @@ def test_a_copy_that_the_device_loses():
 
 
 def test_a_prompt_leaves_pages_in_their_slots():
-    """Nothing is copied while one is read: its next part brings all pages along; what it did not is copied afterwards."""
+    """The next part of a prompt brings pages along, so that no copy runs while a prompt is read. Copies for the pages that it left out
+    follow."""
     device = FakeDevice(SHAPE, prompts=1.0)
     device.resize(4)
     device.transport.in_prompt = True
@@ -151,7 +152,7 @@ def test_close_of_a_device_that_failed():
 @pytest.mark.parametrize("prefetch_name", PREFETCHERS)
 @pytest.mark.parametrize("policy", [*POLICIES, "ema+anchor+recent", "ema+lru"])
 def test_matrix_on_a_device(cupy, policy: str, prefetch_name: str):
-    """Every policy with every prefetch over strict arrays: no step reads the device's memory or waits for it."""
+    """Every policy works with every prefetch over strict arrays: no step reads the device's memory or waits for it."""
     ops, device = cupy
     world = World(policy=policy, prefetch=prefetch_name, seed=3, ops=ops, device=True)
     world.step(40, observed=False)
@@ -275,7 +276,7 @@ def test_limits_are_a_matter_of_mode():
 
 @pytest.fixture
 def plane(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
-    """The native functions that Tiering calls, over two rows of home and an arena in host memory; `said`: the calls that change
+    """The native functions that Tiering calls, over two rows of home and an arena in host memory. `said` collects the calls that change
     something."""
     rng = np.random.default_rng(0)
     n_heads, n_pages, n_cells, row_bytes = 2, 8, 120, 64
@@ -321,7 +322,7 @@ def prompt_step(changed: list[int]) -> types.SimpleNamespace:
 
 
 def test_tiering_on_an_emulated_plane(plane):
-    """In mode exact: capacity from the plane, copies told before they begin, bytes where the kernels will look for them."""
+    """In mode exact the capacity is the plane's, each copy is announced before it begins, and bytes lie where the kernels look for them."""
     options = KvOptions(mode=KvMode.EXACT)
     tiers = wiring.Tiering(object(), options, stats := Stats(), wiring.operations(object()))
     assert plane.said == [("arena", 0), ("arena", 10)] and not plane.priority.any()

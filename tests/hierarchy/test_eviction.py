@@ -1,4 +1,4 @@
-"""What mode evict drops and frees: the decision alone."""
+"""The decision of mode evict: which pages it drops and which cells it frees."""
 
 from __future__ import annotations
 

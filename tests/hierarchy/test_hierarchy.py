@@ -135,7 +135,7 @@ def test_replaced_tokens_are_forgotten():
 
 
 def test_a_context_that_was_in_use_before():
-    """Its pages did not all change in the first step that is seen."""
+    """The first step that is seen does not report all pages as changed."""
     world = World(n_slots=20)
     world.n_tokens = 50
     world.steps(8)
@@ -198,7 +198,7 @@ def test_any_events(seed: int):
 
 
 def test_long_run():
-    """2,000 steps: what does not grow with the context does not grow at all."""
+    """Nothing grows in 2,000 steps but what grows with the context."""
     shape = PageShape(2, 2, 64, page_tokens=4)
     world = World(shape, n_slots=60, delay=0.3, fail=0.05, prefetch="neighbour")
     world.step(100, observed=False)

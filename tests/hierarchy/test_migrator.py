@@ -117,7 +117,7 @@ def test_a_copy_that_cannot_begin():
 
 
 def test_an_error_of_another_kind():
-    """It is passed on, and no slot is lost."""
+    """The migrator passes the error on and loses no slot."""
     bench = Bench(4)
 
     def fail(ids, slots):
@@ -144,7 +144,7 @@ def test_a_change_under_the_copy():
 
 
 def test_a_change_that_the_transport_did_not_see():
-    """The table knows of a change, and what was published is taken back."""
+    """The table knows of a change, and the migrator takes back a page that was published."""
     bench = Bench(4, delay=1.0)
     bench.migrator.submit(a_plan([1, 2]))
     bench.step()
@@ -173,7 +173,7 @@ def test_late_and_out_of_order(seed: int):
 
 
 class FakePages:
-    """What `HostArena` asks of native code: page 2 changes under its copy; `refuses`: no copy begins."""
+    """The native side of `HostArena`: page 2 changes under its copy. With `refuses` no copy begins."""
 
     def __init__(self, refuses: bool = False):
         self.said: list[tuple] = []

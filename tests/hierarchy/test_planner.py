@@ -94,7 +94,7 @@ def test_pins_that_do_not_fit_are_counted():
 
 
 def test_many_swaps():
-    """More than are put in order at first."""
+    """The plan has more swaps than the planner sorts at first."""
     shape = PageShape(4, 4, 256)
     table = settled(shape, 1500, 256)
     promote(table, np.arange(1500))

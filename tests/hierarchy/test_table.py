@@ -182,7 +182,7 @@ def test_pins_of():
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 12))
 def test_invariants_hold(seed: int, n_slots: int):
-    """Any events in any order."""
+    """The invariants hold under any events in any order."""
     rng = np.random.default_rng(seed)
     shape = PageShape(2, 2, 8, exists=np.array([[True, True], [True, rng.random() < 0.5]]))
     table = PageTable(shape, n_slots)

@@ -102,7 +102,7 @@ def test_only_what_was_touched_is_marked(synthetic):
 
 @pytest.mark.parametrize("mode", ["off", "exact", "sparse"])
 def test_a_token_costs_the_same_however_many_cells_there_are(synthetic, mode: str):
-    """What is looked at to find what changed: the pages that it stored into, and their sketches."""
+    """A token costs a look at the pages that it stored into, and at their sketches."""
     looked = []
     for n_ctx in (512, 32768):
         with attached(synthetic("llama"), KvOptions(mode=mode), n_ctx=n_ctx, n_seq=1) as (context, run):
@@ -126,7 +126,7 @@ def test_a_failed_placement_leaves_no_mark(synthetic):
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 def test_rows_are_the_cache_itself(synthetic, kind: str):
-    """Rows read from Python are what the attention of a later step reads: overwriting a copy changes nothing, the view is read-only."""
+    """A view shows the rows that attention reads later, and it is read-only."""
     types = {"type_k": 8, "type_v": 8} if kind == "q8_0" else {}
     with attached(synthetic("llama"), **types) as (context, run):
         context.decode(range(260, 280), range(20), [0] * 20)

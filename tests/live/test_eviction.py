@@ -56,7 +56,7 @@ def test_streaming_is_stock_with_the_same_cells_removed(synthetic, every_single_
 
 @pytest.mark.parametrize("steps", [[40], [17, 23], [1] * 40, [16, 16, 8]])
 def test_a_page_that_all_heads_drop_is_as_good_as_removed(synthetic, monkeypatch, steps):
-    """In decode steps and in prompts, where other nodes attend."""
+    """It holds in decode steps and in prompts, where other nodes attend."""
     path = synthetic("llama", n_head=6)
     with attached(path, evict(1024), n_ctx=1024, **ONE) as (context, run), attached(path, KvOptions(mode="off"), n_ctx=1024, **ONE) as (
             stock, _):
@@ -77,8 +77,8 @@ def test_a_page_that_all_heads_drop_is_as_good_as_removed(synthetic, monkeypatch
 
 
 def test_each_head_attends_what_it_kept(synthetic, every_single_isa):
-    """Lists of pages, attention mass (in the first layer what is left is the same mass, divided by its sum), and the same logits whether
-    the tokens come one by one or as a prompt."""
+    """Each head's list of pages, its attention mass and its logits fit what it kept. In the first layer the remaining mass is the same,
+    divided by its sum. The logits are the same for single tokens and for a prompt."""
     path = synthetic("llama", n_head=2, n_head_kv=2)
     rng = np.random.default_rng(5)
     mass, logits = {}, {}
@@ -115,7 +115,7 @@ def test_each_head_attends_what_it_kept(synthetic, every_single_isa):
 
 
 def test_heads_keep_their_own_on_an_ordinary_context(synthetic):
-    """The bound is logical there: each head's pages are what the split says, and what no head keeps is freed."""
+    """The bound is logical on an ordinary context: each head has the pages of its share, and pages that no head keeps are freed."""
     options = evict(256, policy="ema+anchor+recent", split="uniform", recent_tokens=32)
     with attached(synthetic("llama", n_layer=3), KvOptions(mode="sparse"), n_ctx=2048, **ONE) as (context, run):
         chat = Chat(context, run)
@@ -142,7 +142,8 @@ def test_heads_keep_their_own_on_an_ordinary_context(synthetic):
 
 
 def test_a_sequence_that_is_taken_back_is_not_empty(synthetic):
-    """Whatever a policy wants of its beginning: to llama.cpp's server an empty sequence that should hold tokens is a reason to abort."""
+    """The beginning of a sequence stays, whatever a policy wants: llama.cpp's server aborts on an empty sequence that should hold
+    tokens."""
     for policy in ("recent", "h2o"):
         options = evict(256, policy=policy, sink_tokens=0, recent_tokens=0)
         with attached(synthetic("llama"), options, n_ctx=4096, n_seq=1, n_batch=64, n_ubatch=64) as (context, run):
@@ -158,7 +159,7 @@ def test_a_sequence_that_is_taken_back_is_not_empty(synthetic):
 
 
 def test_twenty_times_what_is_kept(synthetic):
-    """Nothing grows and nothing fails; positions of what stays are those it had."""
+    """Nothing grows, nothing fails, and every page that stays keeps its positions."""
     with attached(synthetic("llama"), evict(256, policy="ema+anchor+recent"), n_ctx=8192, n_seq=1, n_batch=64, n_ubatch=64) as (context, run):
         chat = Chat(context, run)
         assert llama_cpp.llama_n_ctx(context.ctx) == 8192 and run.cells.n_cells == 256

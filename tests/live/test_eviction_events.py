@@ -50,7 +50,7 @@ def test_rewinding_and_state_files_bring_back_what_they_change(synthetic):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("bounded", [True, False])
 def test_random_events(synthetic, monkeypatch, caplog, seed: int, bounded: bool):
-    """Against a shadow: a head attends a page if it sees a cell of it, and did not drop it since one of its cells changed."""
+    """A head attends a page if it sees a cell of it and has not dropped the page since one of its cells changed."""
     rng = np.random.default_rng(seed)
     options = evict(256, policy="ema+anchor+recent", split=["uniform", "pooled", "pyramid"][seed], recent_tokens=16, plan_every=1)
     with attached(synthetic("llama"), options if bounded else KvOptions(mode="exact"), n_ctx=1024, n_seq=1, n_batch=64,
@@ -68,7 +68,7 @@ def test_random_events(synthetic, monkeypatch, caplog, seed: int, bounded: bool)
             real(handle, moves)
 
         def look(step) -> None:
-            """Before the hierarchy drops anything in this step: what it attended."""
+            """Before the hierarchy drops anything in this step: the pages that were attended."""
             nonlocal n_checked
             cells = run.cells.stream()
             shadow[:, :, np.unique(np.flatnonzero(cells.changed > clock) // 16)] = False
@@ -109,7 +109,7 @@ def test_random_events(synthetic, monkeypatch, caplog, seed: int, bounded: bool)
 
 
 def test_a_cache_over_anothers_cells_is_left_alone(synthetic, tmp_path):
-    """A draft model attends what its target stored: none of it is the draft's to sketch, to observe or to free."""
+    """A draft model attends cells that its target stored: the draft sketches, observes and frees none of them."""
     path = assistant.write(tmp_path / "draft.gguf")
     with attached(synthetic("gemma2"), evict(512), n_ctx=4096, **ONE) as (target, run):
         with runtime.defaults(KvOptions(mode="exact")):

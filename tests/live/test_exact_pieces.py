@@ -48,7 +48,7 @@ def test_pieces_are_the_same_bits_in_both_modes(synthetic, kind: str, unified: b
 
 
 def test_answers_between_are_sampled(synthetic):
-    """The graph that a piece leaves behind serves no answer, and the other way round."""
+    """The graph that a piece leaves behind does not serve an answer, and the other way round."""
     def turns(options: dict) -> tuple[list[np.ndarray], np.ndarray]:
         with attached(synthetic("llama", dtype="f32"), KvOptions(**options), n_ctx=2048) as (context, run):
             read(context, run, 0, N)
@@ -130,7 +130,7 @@ def test_so_does_python(synthetic):
 
 @pytest.mark.usefixtures("emulator")
 def test_so_does_a_device(synthetic):
-    """Where a ubatch holds nothing but a prompt's tokens."""
+    """The device agrees where a ubatch holds nothing but a prompt's tokens."""
     want, _, _ = pieces(synthetic("llama", dtype="f32"), EXACT | {"device": "emulated"}, n_seq=1)
     got, _, _ = pieces(synthetic("llama", dtype="f32"), SPARSE | {"device": "emulated"}, n_seq=1)
     np.testing.assert_array_equal(got, want)

@@ -94,7 +94,7 @@ def test_what_moves_or_removes_rows_waits_for_who_reads_them(synthetic, monkeypa
 
 
 def test_the_first_part_is_free_when_the_next_is_read(synthetic):
-    """Who begins anew at a later token waits for that token only."""
+    """A sequence that begins anew at a later token waits for that token only."""
     with filled(synthetic) as (context, run):
         per_token = sum(map(sum, run.tokens.row_bytes()))
         held = run.tokens.hold(0, run.tokens.cells_of(0, N))
@@ -114,7 +114,7 @@ def test_held_twice_is_released_twice(synthetic):
 
 
 def test_one_more_sequence_leaves_rows_where_they_are(synthetic):
-    """Cells are shared at once, also while they are read."""
+    """A second sequence shares cells at once, also while they are read."""
     with filled(synthetic, unified=True) as (context, run):
         held = run.tokens.hold(0, run.tokens.cells_of(0, N))
         assert begun(lambda: llama_cpp.llama_memory_seq_cp(context.memory, 0, 1, 0, 200)).wait(20) and len(run.tokens.cells_of(1, N)) == 200
@@ -126,7 +126,7 @@ def test_one_more_sequence_leaves_rows_where_they_are(synthetic):
     lambda memory: llama_cpp.llama_memory_seq_keep(memory, 1),
 ], ids=["seq_rm", "seq_keep"])
 def test_a_sequence_that_leaves_cells_to_another_waits_for_nobody(synthetic, move: Callable):
-    """Their rows stay, and are read as they were."""
+    """The rows stay, and are read as they were."""
     with filled(synthetic, unified=True) as (context, run):
         llama_cpp.llama_memory_seq_cp(context.memory, 0, 1, -1, -1)
         before = rows(run, 0, N)
@@ -137,7 +137,7 @@ def test_a_sequence_that_leaves_cells_to_another_waits_for_nobody(synthetic, mov
 
 
 def test_a_shift_of_others_is_computed_for_all_cells_and_waits(synthetic):
-    """It is computed with the next decode."""
+    """The next decode computes the shift."""
     with filled(synthetic, unified=True) as (context, run):
         read(context, 0, 20, seq=1)
         held = run.tokens.hold(0, run.tokens.cells_of(0, N))

@@ -1,4 +1,4 @@
-"""What rows depend on follows from the context as it was built: one changed thing, another identity; what changes no row, the same."""
+"""The identity of rows follows from the context as it was built: it differs where one thing that rows depend on differs, and only there."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ ONE_THING = {
     "type of V": ({}, {"type_v": Q8_0}),
     "attention": ({}, {"attention_type": llama_cpp.LLAMA_ATTENTION_TYPE_NON_CAUSAL}),
 }
-"""What a context is created with, and the one thing that is changed then."""
+"""The context's parameters, and the one that changes then."""
 
 
 @pytest.mark.parametrize("name", ONE_THING)
@@ -81,7 +81,7 @@ def test_one_changed_parameter_is_another_identity(tiny, name):
 
 
 def test_the_factors_of_longrope_follow_from_the_context(synthetic):
-    """Written with 1,024 tokens, and read with 2,048: K is rotated with other factors."""
+    """A context of 1,024 tokens wrote the rows, and one of 2,048 reads them: K is rotated with other factors."""
     model = synthetic("longrope")
     assert of(model, n_ctx=512) == of(model, n_ctx=1024)
     assert of(model, n_ctx=1024) != of(model, n_ctx=2048)
@@ -97,7 +97,7 @@ def test_the_rotation_of_quantised_caches(tiny, monkeypatch, types):
 
 
 def test_an_overridden_hyperparameter(tiny):
-    """Of those that no graph shows, too: the file says one thing, and the model that was loaded another."""
+    """Parameters that no graph shows count too: the file says one thing, and the loaded model another."""
     def overridden(key: bytes, value: float) -> bytes:
         overrides = (llama_cpp.llama_model_kv_override * 2)()
         overrides[0].tag, overrides[0].key = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_FLOAT, key
@@ -143,12 +143,12 @@ def test_an_adapter_counts_with_its_content(tiny, tmp_path):
 
 
 def test_another_architecture(synthetic):
-    """Queries and keys are normalised in one of them; cache, types and rotary embedding are alike."""
+    """One of the models normalises queries and keys; cache, types and rotary embedding are alike."""
     assert len({of(synthetic("llama")), of(synthetic("qwen3")), of(synthetic("llama", n_layer=3)), of(synthetic("llama", rope_base=5000.0))}) == 4
 
 
 def test_the_versions_count(tiny):
-    """The build of llama.cpp, and of our kernels: each source of theirs (tests/native/test_sources.py)."""
+    """The build of llama.cpp and of our kernels: every source counts (tests/native/test_sources.py)."""
     told: list[bytes] = []
     with built(tiny) as (_, run):
         token_rows.describe(run._native_handle(), 0, told.append)
@@ -157,7 +157,7 @@ def test_the_versions_count(tiny):
 
 
 def test_what_was_sampled_before_the_settings_changed_is_labelled(tiny):
-    """On a device, whose steps label nothing, all tokens may have been sampled."""
+    """Steps on a device label nothing, so that all tokens may have been sampled."""
     with built(tiny) as (context, run):
         context.decode([1, 270, 280, 290], range(4), [0] * 4)
         token_rows.labels_in_place(run._native_handle(), 0)[1] = SAMPLED
@@ -181,7 +181,7 @@ def test_what_changes_no_row_is_the_same_identity(tiny, params):
 
 
 def test_it_is_the_same_at_any_time(tiny):
-    """Also between decodes, whose graph is used again and whose adapters were another request's."""
+    """The adapters count also between decodes: the next decode uses the graph again, and another request had set other adapters."""
     with built(tiny) as (context, run):
         before = run.tokens.depends_on()
         first = context.decode([1, 270, 280], range(3), [0] * 3)

@@ -1,4 +1,4 @@
-"""Where a hook or a call finds no memory: the ubatch fails with a sentence, and the process lives on."""
+"""A hook or a call finds no memory: the ubatch fails with a sentence, and the process lives on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def memory_again():
 
 
 def decoded(context: Context) -> int:
-    """The status of a token more: 0 where it was decoded."""
+    """The status of one more token: 0 where it was decoded."""
     try:
         context.decode([8], [3], [0])
     except AssertionError as error:
@@ -32,7 +32,7 @@ def decoded(context: Context) -> int:
 
 @pytest.mark.parametrize("mode", ["exact", "sparse"])
 def test_a_hook_that_finds_none_fails_its_ubatch(synthetic, mode):
-    """Each hook of a token in turn; the last turns come after all of them."""
+    """Each hook of a token fails in turn; the last turns come after all of them."""
     path, n_failed, n_served = synthetic("llama", n_layer=2), 0, 0
     for n in (*range(1, 9), 12, 24, 60):
         with attached(path, KvOptions(mode=mode), n_ctx=256, n_seq=1) as (context, _):

@@ -1,4 +1,4 @@
-"""The attention mass that observers see: it sums to one per query head, and agrees with a softmax computed from the weights."""
+"""Observers see attention mass that sums to one per query head and agrees with a softmax computed from the weights."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_observing_changes_nothing(synthetic, emulator, options: KvOptions):
 
 
 def test_each_ubatch_is_told_by_itself(synthetic):
-    """Inside of a run, too, where mass adds up for the policy."""
+    """Each ubatch is reported alone, also inside of a run, where mass adds up for the policy."""
     told = {}
     for plan_every in (1, 32):
         masses = told[plan_every] = []

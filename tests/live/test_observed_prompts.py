@@ -1,4 +1,4 @@
-"""What the end of a prompt attends to, as policies see it."""
+"""The attention of a prompt's end, as policies see it."""
 
 from __future__ import annotations
 

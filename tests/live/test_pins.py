@@ -1,5 +1,5 @@
-"""What mode sparse reads for certain follows from positions and from what a person pinned: not from what the policy has learnt, nor from where
-the cells lie."""
+"""Mode sparse reads some tokens for certain: their positions and a person's pins decide which, not the policy's scores nor the places of
+cells."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import llama_cpp
 
 N = 600
 SPARSE = {"mode": "sparse", "exact_tokens": 0, "resolution": 4.0, "sink_tokens": 20, "recent_tokens": 40, "keep_rows": True}
-"""With the policy that a person gets."""
+"""The default policy applies."""
 TOKENS = np.random.default_rng(5).integers(260, 350, 2 * N)
 
 
@@ -27,7 +27,7 @@ def read(context: Context, run: Runtime, first: int, end: int, seq: int = 0) -> 
 
 
 def answer(context: Context, run: Runtime, first: int, n: int, seq: int = 0) -> list[tuple[list[int], list[float]]]:
-    """What each token of an answer reads in some layers and heads: positions and weights."""
+    """(positions, weights) that each token of an answer reads in some layers and heads."""
     found = []
     for at in range(first, first + n):
         context.decode(TOKENS[at:at + 1], [at], [seq])
@@ -43,7 +43,7 @@ def certain(rows: tuple[list[int], list[float]]) -> set[int]:
 
 
 def test_rows_do_not_depend_on_what_was_before(synthetic):
-    """A policy that has run, a tail that was taken back, a person's pins that are there or set before their tokens come."""
+    """The rows are the same after a policy has run, after a tail was taken back, and whether pins come before or after their tokens."""
     rows = []
     for history in ("none", "answers", "pins ahead"):
         with attached(synthetic("llama", dtype="f32"), KvOptions(**SPARSE), n_ctx=2048, n_seq=1) as (context, run):
@@ -82,7 +82,7 @@ def test_pins_come_back_with_their_tokens(synthetic):
 
 
 def test_positions_say_it_wherever_the_cells_lie(synthetic):
-    """Behind another sequence's tokens in one cache, so that pages of cells are no runs of positions."""
+    """Another sequence's tokens lie before these in one cache, so that pages of cells are no runs of positions."""
     with attached(synthetic("llama", dtype="f32"), KvOptions(**SPARSE), n_ctx=2048) as (context, run):
         read(context, run, 0, 37, seq=1)
         read(context, run, 0, N)

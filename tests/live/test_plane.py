@@ -52,8 +52,8 @@ def test_logits_are_those_of_the_host_plane(synthetic, kind, shape, mode):
     ({"head_dim": 128, "n_head": 5, "n_head_kv": 1}, {"type_k": "q8_0", "type_v": "q8_0"}, LONG_STEPS)])
 @pytest.mark.parametrize("mode", ["exact", "sparse"])
 def test_logits_are_those_of_double_precision(synthetic, shape, types, steps, mode):
-    """Over the rows that are stored, and what is stored is what should be, but for its rounding: quantised caches too, whose queries the
-    host plane quantises and the device does not, so that the planes differ by more than arithmetic."""
+    """Logits follow from the stored rows, and stored rows are right but for their rounding. Quantised caches too: the host plane quantises
+    their queries and the device does not, so that the planes differ by more than arithmetic."""
     path, options = synthetic("llama", dtype="f32", **shape), types | (ALL if mode == "sparse" else {"mode": "exact"})
     llama = open_model(path, **options)
     plane_of(llama)
@@ -120,7 +120,7 @@ def test_a_prompt_brings_no_resident_page_over_the_link(synthetic, options):
 
 @pytest.mark.parametrize("options", [{"mode": "exact"}, ALL], ids=["exact", "sparse"])
 def test_a_prompt_fills_the_arena_on_its_way(synthetic, options, monkeypatch):
-    """Its pages come to the device to be attended, and stay there: no page is fetched for its slot alone before the prompt ends."""
+    """A prompt's pages come to the device to be attended and stay there: no page is fetched for its slot alone before the prompt ends."""
     fetched = []
     gather = NativePages.gather
     monkeypatch.setattr(NativePages, "gather", lambda self, ids, *rest: (fetched.append(len(ids)), gather(self, ids, *rest)))
@@ -141,7 +141,7 @@ def test_a_prompt_fills_the_arena_on_its_way(synthetic, options, monkeypatch):
 @pytest.mark.parametrize(("kind", "shape"), [("llama", {}), ("gemma2", {}), ("gpt-oss", {}), ("llama", {"head_dim": 128, "n_head": 5, "n_head_kv": 1})])
 @pytest.mark.parametrize("n_each", [1, 3, 16])
 def test_a_sparse_step_reads_what_the_host_reads(synthetic, kind, shape, n_each):
-    """But for marks that a rounding moves to a neighbour; soft caps and sinks too."""
+    """A rounding may move a mark to a neighbour; soft caps and sinks are covered too."""
     path, steps = synthetic(kind, dtype="f32", **shape), (n_each,) * (48 // n_each)
     seen, logits = {}, {}
     for where in ("cpu", "emulated"):
@@ -176,8 +176,8 @@ def test_without_sketches_a_step_reads_what_the_policy_says(synthetic, attend):
 
 
 def test_rows_by_chance_are_read_in_place(synthetic):
-    """Where nothing is resident but what is being filled, each row that is read comes over the link once, and V of those that came by chance
-    again where their error is estimated."""
+    """Nothing is resident but the page being filled. Each row that is read comes over the link once; V of a sampled row comes again where
+    its error is estimated."""
     llama = open_model(synthetic("llama"), n_ctx=512, **SAMPLED | {"error_every": 0}, policy="none", prefetch="none", kv_vram=2_000_000)
     logits_of(llama, (1,) * 4, n_prompt=300)
     if llama.kv.tiers().n_slots:
@@ -201,7 +201,7 @@ def test_pages_migrate_and_are_hit(synthetic):
 
 
 def test_cold_pages_come_through_the_ring(synthetic):
-    """A budget with room for almost nothing: mode exact streams all but the newest pages, in several fills a layer."""
+    """The budget has room for almost nothing: mode exact streams all but the newest pages, in several fills a layer."""
     path = synthetic("llama", dtype="f32")
     exact = logits_of(open_model(path, "cpu", n_ctx=512), n_prompt=300)
     llama = open_model(path, n_ctx=512, mode="exact")
@@ -246,7 +246,7 @@ def test_several_sequences(synthetic, unified: bool, mode: str, n_each: int):
 
 @pytest.mark.parametrize(("sketch", "unified", "page_tokens"), [("b3", True, 16), ("b3", False, 16), ("b3", True, 48)])
 def test_sketches_and_arena_follow_every_event(synthetic, sketch: str, unified: bool, page_tokens: int):
-    """Removed, copied, shifted, saved and restored cells: always as if built anew."""
+    """Cells are removed, copied, shifted, saved and restored: sketches and slots are always as if built anew."""
     compared, resident = follow_events(synthetic("llama"), 40 if unified else 20, sketch, unified, page_tokens, n_threads=1, device="emulated")
     assert compared > 40 and resident > 20
 

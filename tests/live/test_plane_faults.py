@@ -1,4 +1,4 @@
-"""The device plane where something goes wrong: refusals, failures, contexts that end, memory that is given back."""
+"""The device plane under faults: refusals, failures, contexts that end, memory that is given back."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_budget_that_is_too_small_is_refused(synthetic):
 
 
 def test_what_is_refused_takes_no_memory(synthetic):
-    """The staging buffer is there before it shows that the rest has no room."""
+    """The staging buffer is allocated before the rest finds no room."""
     options = KvOptions(device="emulated", mode="exact", kv_vram=1000)
     with attached(synthetic("llama"), options, n_ctx=256, n_seq=1, n_threads=1) as (context, run):
         handle = core.find(context.address)
@@ -134,7 +134,7 @@ def test_the_arena_gives_memory_back_when_it_is_asked(synthetic):
 
 @pytest.fixture
 def fails_after(emulator):
-    """`fails_after(n)`: of the operations on the emulated device n are done, the next is lost."""
+    """`fails_after(n)`: the emulated device does n operations and loses the next one."""
     device_calls.count(DeviceKind.EMULATED)  # opens it
     library = ctypes.CDLL(str(emulator))
     library.edgekv_emulator_fails_after.argtypes = [ctypes.c_long]
@@ -145,7 +145,7 @@ def fails_after(emulator):
 @pytest.mark.parametrize("mode", ["exact", "sparse"])
 @pytest.mark.parametrize("node", ["edgekv_store-0", "edgekv_attend-0"])
 def test_a_device_that_fails_fails_the_step_by_name(synthetic, fails_after, mode: str, node: str):
-    """Whichever of its operations is lost; those before the first node are told as what they are."""
+    """Any operation may be lost. A loss before the first node is reported as what it is."""
     for n_operations in range(64):
         llama = open_model(synthetic("llama"), **ALL | {"mode": mode})
         logits_of(llama)
@@ -167,7 +167,7 @@ def test_a_device_that_fails_fails_the_step_by_name(synthetic, fails_after, mode
 
 
 def test_the_link_decides_whether_there_is_an_arena(synthetic, monkeypatch):
-    """And nothing else: not how often plans are made."""
+    """The link alone decides, however often plans are made."""
     llama = open_model(synthetic("llama"), **ALL)
     run, plane = llama.kv, device_calls.plane
     monkeypatch.setattr(device_calls, "plane", lambda handle: replace(plane(handle), kind=DeviceKind.CUDA))

@@ -25,7 +25,8 @@ def products() -> Iterator[None]:
 
 
 def read(path, mode: str, ours: bool) -> tuple[np.ndarray, list[int]]:
-    """Logits of the last token of batches of N_TOKENS, float32 [batch, n_vocab], and how many products our kernel made for each."""
+    """Logits of the last token of batches of N_TOKENS, float32 [batch, n_vocab], and the number of products that our kernel made for
+    each."""
     before = testing.use_products(ours)
     logits, made = [], []
     with attached(path, KvOptions(mode=mode), n_seq=1) as (context, _):

@@ -1,5 +1,5 @@
-"""Policies that judge by the end of a prompt, in mode evict, over a prompt of many times what they keep: each against its definition, of the
-mass that the newest tokens of the prompt gave."""
+"""Policies that judge by the end of a prompt, in mode evict: each follows its definition on the mass that the newest tokens gave, over a
+prompt of many times what it keeps."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ KERNEL, RANDOM_SHARE, SEED = 5, 0.37, 0
 
 
 class Shown:
-    """What a policy is shown: of each run the mass, the tokens that it is of, the positions in each page's cells, and the pages that a head may
-    keep. And the scores that it made of that."""
+    """The policy's input of each run (mass, tokens that gave it, positions in each page's cells, pages that a head may keep), and its
+    scores."""
 
     def __init__(self, policy, run, monkeypatch):
         self.policy, self.runs = policy, []
@@ -33,7 +33,7 @@ class Shown:
         monkeypatch.setattr(policy, "update", watched)
 
     def window(self, n_runs: int) -> tuple[np.ndarray, int]:
-        """Mass of the last runs [row, head, page], where a page still holds the tokens that it was of; and how many tokens gave it."""
+        """(mass of the last runs [row, head, page], tokens that gave it). A page counts while it still holds the same tokens."""
         now = self.runs[-1][2]
         held = [((cells == now) | (cells < 0)).all(axis=1) for _, _, cells, _ in self.runs[-n_runs:]]
         mass = sum(mass * same for (mass, *_), same in zip(self.runs[-n_runs:], held))

@@ -1,5 +1,5 @@
-"""Prompts, ubatches longer than a decode step, in nodes of ours: every length, cache type and mask, at any depth, for each number of threads;
-where they stand in the graph, and what is observed of them."""
+"""Prompts are ubatches longer than a decode step, in nodes of ours: every length, cache type and mask, at any depth, for each number of
+threads; their place in the graph, and what observers see."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.usefixtures("single_precision")
 SIZES = (17, 40, 63, 64, 200, 513)
 DEPTH = 300
 SINGLE = 1e-4
-"""KLD from double precision that arithmetic may cost where weights and activations are F32, in nats."""
+"""The bound of arithmetic: KLD from double precision where weights and activations are F32, in nats."""
 BF16 = 5e-4
-"""The mean of the same where operands of attention are rounded to 8 bits of mantissa."""
+"""The mean of the same where attention rounds operands to 8 bits of mantissa."""
 NEAR = 1e-3
-"""Of one kernel from another, stock's own included; a cell too many or too few costs a thousand times that."""
+"""The bound of one kernel from another, stock's own included; a cell too many or too few costs a thousand times that."""
 OUTPUT = 2e-2
-"""Of an attended value, which are of standard deviation 1: operands may be rounded to 8 bits of mantissa."""
+"""The bound for an attended value of standard deviation 1: operands may be rounded to 8 bits of mantissa."""
 F16, Q8_0 = 1, 8
 ALONE = dict(n_seq=1, n_threads=1)
 
@@ -39,7 +39,7 @@ def random_tokens(n: int, seed: int = 0) -> np.ndarray:
 
 
 def fill(context, run: Runtime, n: int, sequence: int = 0, seed: int = 9) -> None:
-    """n tokens, read by stock nodes."""
+    """Stock nodes read n tokens."""
     mode, run.mode = run.mode, "off"
     if n:
         context.decode(random_tokens(n, seed), range(n), [sequence] * n)
@@ -54,7 +54,7 @@ def fill(context, run: Runtime, n: int, sequence: int = 0, seed: int = 9) -> Non
     (0, SIZES, {}), (DEPTH, SIZES, {}), (DEPTH, (40, 63), {"head_dim": 128, "n_head": 5, "n_head_kv": 1}),
     (DEPTH, (40, 63), {"head_dim": 96, "n_head": 2}), (DEPTH, (40, 63), {"head_dim": 256, "n_head": 2, "n_head_kv": 1})])
 def test_logits_are_those_of_double_precision(synthetic, every_single_isa, depth, sizes, shape, types):
-    """Over the rows that are stored: those of the prompt itself too, so that it must have been stored before it was attended."""
+    """Attention reads the stored rows, the prompt's own included: they must be stored before they are attended."""
     path = synthetic("llama", dtype="f32", **{"n_head": 6} | shape)
     reference = Reference(path)
     with attached(path, KvOptions(mode="exact"), n_ctx=1024, **ALONE, n_batch=1024, n_ubatch=1024, type_k=types[0],
@@ -94,8 +94,8 @@ def test_logits_of_kernels_that_round_to_bf16(synthetic, isa: str, types, shape,
 @pytest.mark.parametrize("types", [(F16, F16), (Q8_0, Q8_0)])
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2", "gpt-oss", "lfm2", "deci"])
 def test_architectures_answer_as_stock_does(synthetic, kind: str, types):
-    """Soft-cap, sinks, windows beside full attention, hybrids. The yardstick is stock itself: its kernel for tiles (from 64 tokens on)
-    against the one for rows, and for a quantised cache what quantising it costs."""
+    """Soft-cap, sinks, windows beside full attention, hybrids. The yardstick is stock: its kernel for tiles (from 64 tokens on) against the
+    one for rows, and for a quantised cache the cost of quantising."""
     path = synthetic(kind, dtype="f32")
     logits: dict[tuple, np.ndarray] = {}
     for mode, n_ubatch, k, v in (("off", 512, *types), ("off", 32, F16, F16), ("exact", 512, *types)):
@@ -113,7 +113,7 @@ def test_architectures_answer_as_stock_does(synthetic, kind: str, types):
 
 @pytest.mark.parametrize("mode", ["exact", "sparse", "evict"])
 def test_each_mode_reads_prompts_alike(synthetic, mode: str):
-    """Selection and sketches are for decode steps; and where nothing was dropped there is nothing to leave out."""
+    """Only decode steps select and use sketches; and where nothing was dropped, nothing is left out."""
     logits = {}
     for name in ("exact", mode):
         options = KvOptions(mode=name, keep=1024, exact_tokens=0, resolution=200)
@@ -129,7 +129,8 @@ def test_each_mode_reads_prompts_alike(synthetic, mode: str):
 @pytest.mark.parametrize("unified", [True, False])
 @pytest.mark.parametrize("lengths", [(40, 40, 40), (20, 90, 63), (0, 33, 17)])
 def test_several_sequences_in_one_batch(synthetic, unified: bool, lengths):
-    """One cache for all or a stream for each; with split streams the ubatches see a part of the streams, which may begin behind the first."""
+    """One cache holds all sequences, or each has a stream. With split streams a ubatch sees a part of the streams, which may begin behind
+    the first."""
     logits = {}
     for mode in ("off", "exact"):
         with attached(synthetic("llama", n_head=6, dtype="f32"), KvOptions(mode=mode), n_ctx=1024 if unified else 3 * 1024, n_seq=3,
@@ -158,7 +159,7 @@ def test_tokens_that_see_what_follows(synthetic):
 
 
 def test_cells_that_are_reused_and_gaps(synthetic):
-    """Positions in any order of cells: what was removed in the middle is filled by later tokens."""
+    """Cells are in no order of positions: later tokens fill the cells that were freed in the middle."""
     logits = {}
     for mode in ("off", "exact"):
         with attached(synthetic("llama", dtype="f32"), KvOptions(mode=mode), n_ctx=512, **ALONE) as (context, run):
@@ -192,8 +193,8 @@ def expected_outputs(run: Runtime, q: np.ndarray, n_tokens: int, n_head_kv: int,
 
 @pytest.mark.parametrize("sizes", [(40,), (17, 100), (200,)])
 def test_what_a_head_dropped_is_not_attended(synthetic, monkeypatch, sizes):
-    """Each head's output is that of what it kept, while prompts go on and drops go on between them; and so is what is observed. Back in mode
-    exact, what is left is attended, all of it."""
+    """Each head's output and observed mass follow from the pages that it kept, while prompts and drops go on. Back in mode exact all that
+    is left is attended."""
     capture = Capture()
     options = KvOptions(mode="evict", keep=1024, policy="anchor+recent")
     with attached(synthetic("llama", n_head=6, dtype="f32"), options, n_ctx=1024, **ALONE, **capture.arguments) as (context, run):
@@ -238,7 +239,7 @@ def assert_observed(mass_sum: np.ndarray, mass_max: np.ndarray, masses: np.ndarr
 @pytest.mark.parametrize("mode", ["sparse", "evict"])
 @pytest.mark.parametrize("n", [17, 40, 64, 513])
 def test_the_mass_of_the_last_16_tokens(synthetic, mode: str, n: int):
-    """Two layers' softmax sums, and layer 0 against NumPy; each prompt by itself, since it ends its run of the policy."""
+    """The mass of two layers sums up, and layer 0 agrees with NumPy. Each prompt is told alone, since it ends its run of the policy."""
     capture = Capture()
     with attached(synthetic("llama", n_head=6, dtype="f32"), KvOptions(mode=mode, keep=1024), n_ctx=1024, **ALONE, n_ubatch=1024, n_batch=1024,
                   **capture.arguments) as (context, run):
@@ -259,7 +260,7 @@ def test_the_mass_of_the_last_16_tokens(synthetic, mode: str, n: int):
 
 
 def test_each_stream_is_observed(synthetic):
-    """Streams are read side by side, and each one's last tokens are seen: the pages of a stream hold as much mass as if it were alone."""
+    """Streams are read side by side, and each one's last tokens are observed: its pages hold as much mass as if it were alone."""
     lengths, alone = (40, 40), []
     for unified_n in (0, 1, 2):
         with attached(synthetic("llama", dtype="f32"), KvOptions(mode="sparse"), n_ctx=2 * 1024, n_seq=2, unified=False, n_threads=1) as (context, run):
@@ -289,8 +290,8 @@ def test_observing_is_left_off_where_nobody_asks(synthetic):
 
 @pytest.mark.parametrize("types", [(F16, F16), (Q8_0, Q8_0)])
 def test_any_number_of_threads_gives_the_same(synthetic, types):
-    """Bit for bit, in attention itself, of the same queries: nothing depends on who took which item. Also from graph to graph, that are
-    reused or, where there are more threads than before, built anew."""
+    """The outputs agree bit for bit, of the same queries: they do not depend on which thread took an item. Graphs that are reused, or built
+    anew for more threads, agree too."""
     capture = Capture()
     outputs = []
     for n_threads in ((1,), (2,), (5,), (1, 5, 2)):
@@ -310,7 +311,7 @@ def test_any_number_of_threads_gives_the_same(synthetic, types):
 
 
 class Order:
-    """The names of the nodes of each graph, in the order in which they are computed."""
+    """The names of each graph's nodes, in the order of their computation."""
 
     def __init__(self) -> None:
         self.names: list[str] = []

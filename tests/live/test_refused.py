@@ -1,4 +1,5 @@
-"""Where there is no memory for our nodes stock llama.cpp attends: the report, the log and the chat's footer say so, and it ends with the need."""
+"""Stock llama.cpp attends where there is no memory for our nodes: the report, the log and the chat's footer say so, until memory is free
+again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of sketches is touched where there are tokens, and nowhere else: resident pages of this process."""
+"""Memory of sketches becomes resident where there are tokens, and nowhere else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read(context: Context, seq: int = 0) -> None:
 
 
 def sketched(run: Runtime, before: int) -> float:
-    """What became resident since `before`, as a share of what all sketches take."""
+    """Bytes that became resident since `before`, as a share of all sketches."""
     return (resident() - before) / run.memory().sketch_bytes
 
 

@@ -1,4 +1,4 @@
-"""Attaching, detaching, defaults, several contexts, and the handshakes that refuse what does not fit together."""
+"""Attaching, detaching, defaults, several contexts, and handshakes that refuse another build."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_any_context_can_be_attached_later(synthetic):
 
 
 def test_contexts_are_independent(synthetic):
-    """Two models decoded from two threads at once, in different modes."""
+    """Two threads decode two models at once, in different modes."""
     paths = synthetic("llama", n_head=6, n_head_kv=2), synthetic("qwen3")
     expected = [[], []]
     found = [[], []]
@@ -64,7 +64,8 @@ def test_contexts_are_independent(synthetic):
 
 
 def test_the_mode_belongs_to_the_thread_that_decodes(synthetic):
-    """While a step is computed or looked at nobody else may change how the next one attends; its own thread may, and anybody before."""
+    """No other thread may change the mode while a step is computed or observed. The thread that decodes may, and between steps any
+    thread."""
     refused = []
 
     def change(run: Runtime) -> None:
@@ -112,7 +113,7 @@ def test_memory_report_counts_what_is_there(synthetic):
 
 
 def test_llama_is_a_drop_in(synthetic):
-    """Same methods, same results as llama_cpp.Llama with flash attention: bit for bit with kv off."""
+    """The methods and results are those of llama_cpp.Llama with flash attention, bit for bit with kv off."""
     import llama_cpp
 
     path = str(synthetic("llama"))
@@ -153,7 +154,7 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess:
 
 
 def test_llama_cpp_on_other_libraries_is_refused(tmp_path):
-    """llama_cpp imported first, on libraries of its own: one sentence, not two llama.cpps in one process."""
+    """llama_cpp was imported first and brought libraries of its own: one sentence, not two llama.cpps in one process."""
     done = python("import sys, types; m = types.ModuleType('llama_cpp.llama_cpp'); "
                   "m._lib = types.SimpleNamespace(_name='/elsewhere/libllama.so'); "
                   "sys.modules['llama_cpp.llama_cpp'] = m; import edgekv.live.runtime")
@@ -179,7 +180,8 @@ def test_llama_cpp_runs_on_our_libraries():
 
 
 def test_llama_cpp_may_follow_the_import_of_edgekv():
-    """As the README says, though nothing of edgekv was used: in wheels and editable installs, without the native module."""
+    """The README's order of imports works in wheels and editable installs, before anything of edgekv is used and without the native
+    module."""
     done = subprocess.run(
         [sys.executable, "-c", "import edgekv, llama_cpp, sys; print(llama_cpp.llama_cpp._lib._name, 'edgekv._native' in sys.modules)"],
         env={name: value for name, value in os.environ.items() if name != "LLAMA_CPP_LIB_PATH"}, capture_output=True, text=True)
@@ -189,7 +191,7 @@ def test_llama_cpp_may_follow_the_import_of_edgekv():
 
 
 def test_the_patch_series_is_sound(monkeypatch, capsys):
-    """Only additions; and where the pinned sdist is at hand, it applies, reverses and applies again."""
+    """Patches only add lines. They apply, reverse and apply again to the pinned sdist, where it is at hand."""
     for path in sorted((ROOT / "patches").glob("*/*.patch")):
         removed = [line for line in path.read_text().splitlines() if line.startswith("-") and not line.startswith("---")]
         assert not removed, f"{path.name} removes {removed}"

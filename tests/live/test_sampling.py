@@ -36,8 +36,8 @@ def read(context: Context, tokens: list[int], sequence: int = 0) -> None:
 
 
 def sampled_steps(path, resolution: float, n_steps: int = STEPS) -> Iterator[tuple[Runtime, Capture, int, np.ndarray, np.ndarray]]:
-    """Decoded tokens of a text behind DEPTH others: (runtime, what attention computed, cells, sums of selection [row, head] and attention
-    mass [row, head, page] of this step)."""
+    """Decoded tokens of a text behind DEPTH others: (runtime, capture of attention, cells, this step's sums of selection [row, head],
+    attention mass [row, head, page])."""
     capture, seen = Capture(), []
     options = SAMPLED.with_(resolution=resolution)
     with attached(path, options, n_ctx=DEPTH + n_steps, n_seq=1, n_threads=1, **capture.arguments) as (context, run):
@@ -57,7 +57,7 @@ def sampled_steps(path, resolution: float, n_steps: int = STEPS) -> Iterator[tup
 
 @pytest.mark.parametrize("resolution", [500, SelectionOptions.resolution])
 def test_the_estimated_error_is_the_error(default_model, resolution: float):
-    """Of each head and token, by its output against full attention of the same query over the same cache."""
+    """The estimate agrees with the error of each head's output from full attention of the same query over the same cache."""
     estimated, true = [], []
     for run, capture, n_cells, sums, _ in sampled_steps(default_model, resolution):
         for row, layer in enumerate(run.layers):
@@ -92,7 +92,7 @@ def test_what_is_attended_are_the_rows_with_their_weights(default_model):
 
 
 def test_mass_is_that_of_full_attention(default_model):
-    """Sums over tokens of the mass of each page, also of pages that were hardly ever read."""
+    """Mass of each page, summed over tokens, is right also for pages that were hardly ever read."""
     found = expected = reads = 0
     n_steps = 2 * STEPS
     for run, capture, n_cells, _, mass in sampled_steps(default_model, 200, n_steps):
@@ -125,7 +125,7 @@ LENGTHS = {2: (3000, 90), 4: (1800, 40, 700, 300), 8: (1500, 20, 900, 60, 400, 2
 @pytest.mark.parametrize("unified", [True, False], ids=["unified", "streams"])
 @pytest.mark.parametrize("n_seq", LENGTHS)
 def test_slots_do_not_starve_each_other(default_model, n_seq: int, unified: bool):
-    """Sequences of very different lengths, decoded side by side: each is as near to its own full attention."""
+    """Sequences of very different lengths are decoded side by side: each stays as near to its own full attention."""
     lengths = LENGTHS[n_seq]
     n_ctx = sum(-(-n // 256) * 256 + 256 for n in lengths) if unified else n_seq * 3328
     options = SAMPLED.with_(mode="exact", keep_rows=False)

@@ -1,4 +1,4 @@
-"""Sequences that share one cache, in mode sparse: what one reads follows from its own tokens, whatever lies beside them."""
+"""Sequences that share one cache in mode sparse: each one's rows follow from its own tokens, whatever lies beside them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from edgekv.config import KvOptions
 from edgekv.live.runtime import Runtime
 
 TURN = 24
-"""Tokens that each sequence gets in turn: groups of 64 cells hold some of both."""
+"""Each sequence gets so many tokens in turn: groups of 64 cells hold some of both."""
 
 OPTIONS = KvOptions(mode="sparse", resolution=30, exact_tokens=0, recent_tokens=16, keep_rows=True, policy="none", kv_budget=0)
 
 
 def fill(context: Context, other: np.random.Generator, n_turns: int = 14) -> int:
-    """Prompts of both sequences, turn by turn; `other`: what the second one says."""
+    """Prompts of both sequences, turn by turn. `other` draws the second one's tokens."""
     own = np.random.default_rng(1)
     for turn in range(n_turns):
         at = list(range(turn * TURN, (turn + 1) * TURN))
@@ -25,7 +25,7 @@ def fill(context: Context, other: np.random.Generator, n_turns: int = 14) -> int
 
 
 def tokens(context: Context, run: Runtime, position: int, n: int = 4) -> tuple[np.ndarray, list[np.ndarray]]:
-    """What the first sequence answers, and the rows that it read."""
+    """The first sequence's answer, and the rows that it read."""
     logits, rows = [], []
     for i in range(n):
         logits.append(context.decode([300 + i], [position + i], [0]))

@@ -1,5 +1,5 @@
-"""Mode sparse: it is `exact` where everything is read for certain; what is read is what must be and a sample; sketches and arena stay true
-through every event. How good the sample is: test_sampling.py."""
+"""Mode sparse is `exact` where everything is read for certain; it reads the certain rows and a sample; sketches and arena stay true through
+every event. test_sampling.py judges the sample."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_rows_of_what_there_is_not_are_refused(synthetic, where):
 
 
 def test_layers_may_differ_in_kv_heads(synthetic):
-    """One of 32 KV heads between two of 8, in the same work space."""
+    """A layer of 32 KV heads between two of 8 uses the same work space."""
     with attached(synthetic("deci", n_layer=3, n_head=32, n_head_kv=8), KvOptions(**ALL), n_seq=1) as (context, run):
         context.decode(range(260, 350), range(90), [0] * 90)
         for i in range(24):
@@ -78,7 +78,7 @@ def test_pages_are_read_from_the_arena(synthetic):
 
 @pytest.mark.parametrize("unified", [True, False])
 def test_several_sequences(synthetic, unified: bool):
-    """Parallel sequences, also in one step: each token reads its own."""
+    """Each token reads its own sequence, also where several decode in one step."""
     logits = {}
     for mode in ("exact", "sparse"):
         rng = np.random.default_rng(1)
@@ -131,7 +131,7 @@ def test_a_finer_resolution_reads_more_and_errs_less(synthetic):
 
 
 def test_rows_and_weights_are_those_of_the_specification(synthetic):
-    """Weights are the inverse of a probability, and of any stretch of cells they add up to about as many as there are."""
+    """Weights are the inverse of a probability: over any stretch of cells they add up to about the number of cells."""
     llama = open_model(synthetic("llama"))
     options = llama.kv.options.with_(**SAMPLED, keep_rows=True)
     logits_of(llama, (1,) * 3, options)

@@ -44,7 +44,7 @@ def test_everything_may_change_while_it_runs(synthetic):
 
 @pytest.mark.parametrize(("sketch", "unified", "page_tokens"), [("b3", True, 16), ("b3", False, 16), ("b3", True, 48)])
 def test_sketches_and_arena_follow_every_event(synthetic, sketch: str, unified: bool, page_tokens: int):
-    """Removed, copied, shifted, saved and restored cells: always as if built anew."""
+    """Cells are removed, copied, shifted, saved and restored: sketches are always as if built anew."""
     compared, resident = follow_events(synthetic("llama"), 100 if unified else 30, sketch, unified, page_tokens, kv_budget=1 << 20)
     assert compared > 300 and resident > 100
 
@@ -87,7 +87,7 @@ def test_edgekv_0_runs_stock(synthetic):
 
 
 def test_every_instruction_set_gives_the_same_answers(synthetic):
-    """Where a prompt's operands are rounded to bf16 the chances of all rows are a little others, and the walk reads another sample: there
+    """A kernel that rounds a prompt's operands to bf16 changes all probabilities a little, and the walk reads another sample: there
     everything is read."""
     script = ("import sys, numpy as np, edgekv; llama = edgekv.Llama(sys.argv[1], kv='sparse', n_ctx=1024, verbose=False, logits_all=True); "
               "llama.kv.configure(llama.kv.options.with_(resolution=float(sys.argv[3]), exact_tokens=0)); "

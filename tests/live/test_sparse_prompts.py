@@ -1,4 +1,4 @@
-"""Sparse prompts: which blocks they attend, what that costs, and that it is told."""
+"""Sparse prompts: the blocks that they attend, their cost, and their labels."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_cells_that_are_read_again_exactly_lose_their_label(synthetic):
 
 
 def test_a_label_goes_with_the_cells(synthetic):
-    """Into a saved state and from it into another context; into a copy in another stream. An exact state takes it off."""
+    """The label goes into a saved state, from it into another context, and into a copy in another stream. An exact state takes it off."""
     path, sparse = synthetic("llama", n_head=6), KvOptions(**SPARSE, prompt_resolution=2.0)
     exact = sparse.with_(prompts="exact")
     with attached(path, exact, **SIZES) as (context, run):
@@ -145,7 +145,7 @@ def test_streams_of_their_own(synthetic):
 
 @pytest.mark.parametrize("offset", range(4))
 def test_sequences_of_one_cache_do_not_lose_each_other(synthetic, offset: int):
-    """One cache for all: a batch of two sequences, in which the second has one token of four. Its history is asked for, wherever they stand."""
+    """One cache holds both sequences of a batch, and the second has one token of four: its history is read, wherever the tokens stand."""
     path, n = synthetic("llama", n_head=6, dtype="f32"), 1500
     found = []
     for prompts in ("exact", "sparse"):

@@ -1,4 +1,4 @@
-"""Tokens that were computed once are put back: the next token's logits are those of a context that never lost them."""
+"""Rows of tokens that were computed once are put back: the next token's logits are those of a context that never lost them."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ N_LAYERS = 5
 
 
 def stored(run, layer: int, position: int) -> bool:
-    """Whether a decode that is under way has stored a token's K in a layer."""
+    """Whether a decode under way has stored a token's K in a layer."""
     cells = np.flatnonzero(run.cells.stream().positions == position)
     return len(cells) == 1 and bool(np.any(run.cells.keys(layer)[0, cells[0]]))
 
@@ -159,7 +159,7 @@ def bring(run, seq: int, blocks, cells, may_come) -> threading.Thread:
 @pytest.mark.parametrize("n_more", [5, 39], ids=["step", "prompt"])
 @pytest.mark.parametrize("options", [{"mode": "exact"}, SPARSE], ids=["exact", "sparse"])
 def test_a_layer_is_computed_before_the_rows_of_the_next_come(synthetic, options: dict, n_more: int):
-    """Each layer comes only when the one before it was begun: who waited for all of them would wait for ever."""
+    """Each layer comes when the one before it has begun: a decode that waited for all of them would wait for ever."""
     with attached(synthetic("llama", n_head=6, dtype="f32", n_layer=N_LAYERS), KvOptions(**options), n_ctx=2048) as (context, run):
         read(context, 0, N)
         blocks = take(run, 0, N)

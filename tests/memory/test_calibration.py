@@ -1,4 +1,4 @@
-"""Rates are measured once and kept, whatever the file looks like; and what is concluded from them is arithmetic."""
+"""Rates are measured once and kept, whatever the file looks like; conclusions from them are arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which context is opened, and what is refused before anything is loaded: all that the plan counts must fit in what is free."""
+"""Which context is opened, and which is refused before anything is loaded: all that the plan counts must fit in free memory."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_length_that_is_asked_for(model):
 
 @pytest.mark.parametrize("n_slots", [1, 2])
 def test_the_automatic_length_leaves_half_of_the_rest(model, n_slots):
-    """Of what the weights, and what else no context can do without, leave free."""
+    """The rest is the memory that the weights and other fixed parts leave free."""
     in_flight = request(model, EXACT, 1024, store_bytes=5 * MIB).in_flight_bytes
     fixed = model.geometry.tensor_bytes + 32 * MIB + 5 * MIB + in_flight
     room = needed(model, EXACT, 1024, n_slots=n_slots, store_bytes=5 * MIB) - fixed
@@ -77,7 +77,8 @@ def test_the_automatic_length_leaves_half_of_the_rest(model, n_slots):
 @pytest.mark.parametrize("kv", [EXACT, SPARSE, KvOptions(mode="off", device="cpu"), KvOptions(mode="evict", keep="512", device="cpu")], ids=str)
 @pytest.mark.parametrize("slots", [Slots(), Slots(3), Slots(3, unified=True)], ids=str)
 def test_the_plan_and_the_choice_agree(model, kv, slots):
-    """To the byte: what is refused is what does not fit by the plan, and what it names instead is opened."""
+    """Plan and choice agree to the byte: the choice refuses a context that the plan finds too large, and opens the one that it names
+    instead."""
     asked = ContextRequest(model, kv, 2048, slots, PLENTY, store_bytes=3 * MIB, n_threads=4)
     parts = asked.parts(2048, kv)
     enough = replace(asked, available=total(parts) + 32 * MIB)
@@ -99,7 +100,7 @@ def test_every_part_counts_once(model):
 
 
 def test_sparse_leaves_room_for_its_own(model):
-    """What just fits in mode exact does not in mode sparse, and the context that is proposed instead does."""
+    """A context that just fits in mode exact does not in mode sparse, and the context that is proposed instead does."""
     available = needed(model, EXACT, 4096)
     assert choose_context(request(model, EXACT, 4096, available)).n_ctx == 4096
     said = refusal(request(model, SPARSE, 4096, available))
@@ -109,7 +110,7 @@ def test_sparse_leaves_room_for_its_own(model):
 
 
 def test_there_is_no_arena_unless_it_is_asked_for(model):
-    """On a processor it gains nothing (LOG.md)."""
+    """An arena gains nothing on a processor (LOG.md)."""
     whole = needed(model, SPARSE, 4096)
     assert choose_context(request(model, SPARSE, 4096, whole)).bytes.arena == 0
     assert "more" not in refusal(request(model, SPARSE, 4096, whole - 1)), "there is nothing that could give way"
@@ -144,7 +145,7 @@ def test_layers_on_a_gpu_are_not_on_the_host(model):
 
 
 def test_weights_from_disk(tmp_path):
-    """They are mapped and need not be in memory all at once; everything else must."""
+    """Weights are mapped and need not be in memory all at once; everything else must."""
     file = open_model(write_header(SHAPES["llama-3-70b"], tmp_path / "large.gguf", "q4_0"), whole=False)
     said = refusal(request(file, EXACT, 4096, 16 << 30))
     assert "the weights take 37.0 GiB and 16.0 GiB are free" in said and "--weights-from-disk" in said
@@ -171,7 +172,7 @@ def test_llama_refuses_before_it_loads(synthetic, monkeypatch):
 
 
 def groups(tmp_path, monkeypatch, lines: str, files: dict[str, object]) -> int:
-    """What is available with these control groups."""
+    """Available bytes under these control groups."""
     (tmp_path / "cgroup").write_text(lines)
     for name, text in files.items():
         path = tmp_path / "fs" / name
@@ -194,5 +195,6 @@ V2 = {"a/b/memory.max": "max", "a/b/memory.current": 10, "a/memory.max": 700, "a
     ("0::/elsewhere\n", {"memory.max": 5, "memory.current": 9}, 0), ("nonsense\n", {}, 1000), ("0::/a\n", {"a/memory.max": "?"}, 1000),
 ], ids=["none", "no limit", "v1", "v2, of the parent", "v2, the narrowest", "in a container", "nonsense", "damaged"])
 def test_control_groups(tmp_path, monkeypatch, lines, files, left):
-    """The page cache of files goes when memory is needed, so that it is free: mapped weights that were read before are in it."""
+    """The page cache of files counts as free: the kernel gives it up when memory is needed, and mapped weights that were read before lie in
+    it."""
     assert groups(tmp_path, monkeypatch, lines, files) == left

@@ -1,4 +1,4 @@
-"""Which device a context gets, and what is said where it is not the GPU."""
+"""Which device a context gets, and the sentence where it is not the GPU."""
 
 from __future__ import annotations
 

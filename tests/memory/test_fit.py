@@ -1,4 +1,4 @@
-"""What fits in memory: contexts, in mode sparse their sketches and arena, and all of it on a device."""
+"""What fits in memory: contexts, sketches and arena of mode sparse, and all of it on a device."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_estimate_is_what_is_allocated(synthetic, changes, n_sequences, head
 @pytest.mark.parametrize(("n_sequences", "shape"), [(1, {"head_dim": 64}), (1, {"head_dim": 128, "n_head": 6}), (3, {"head_dim": 64}),
                                                    (1, {"head_dim": 72, "n_head": 18})])
 def test_the_work_space_is_that_of_the_longest_step(synthetic, sketch, n_sequences, shape):
-    """Sixteen tokens of each sequence at once, at the end of its context."""
+    """Each sequence decodes sixteen tokens at once, at the end of its context."""
     path, n_ctx = synthetic("llama", n_ctx_train=4096, **shape), 2048
     options = KvOptions(mode=KvMode.SPARSE, exact_tokens=0, sketch=sketch, kv_budget=0)
     expected = kv_bytes(geometry(path), n_ctx, options, n_sequences).workspace
@@ -84,7 +84,7 @@ CARD = DeviceRoom("GeForce RTX 4070", 12 * GIB, 12 * GIB - 300 * MIB)
 
 @pytest.fixture
 def large(synthetic) -> Geometry:
-    """Llama 3 8B with weights of 4 bits, as far as memory goes."""
+    """Llama 3 8B with weights of 4 bits, as far as its size goes."""
     small = geometry(synthetic("llama"))
     return replace(small, n_layer=32, n_embd=4096, n_head=(32,) * 32, n_head_kv=(8,) * 32, head_dim_k=128, head_dim_v=128,
                    swa=(False,) * 32, n_vocab=128_256, n_ctx_train=131_072, tensor_bytes=4_517_000_000)
@@ -110,7 +110,7 @@ def test_device_formulas(large):
 
 
 def test_the_longest_ubatch_that_fits(large):
-    """Its work buffers may take an eighth of what the weights leave, and nothing that the budget needs."""
+    """Work buffers may take an eighth of what the weights leave, and nothing that the budget needs."""
     at = {n_ctx: device_plan(large, n_ctx, EXACT, CARD).n_ubatch for n_ctx in (32768, 131072, 524288)}
     assert at == {32768: 2048, 131072: 2048, 524288: 512}
     assert device_plan(large, 131072, EXACT, replace(CARD, free=9 * GIB)).n_ubatch == 1024
@@ -132,7 +132,7 @@ def test_automatic_budget(large):
 
 
 def test_what_stays_with_llama_cpp(synthetic):
-    """Sliding-window layers, and everything in mode off, keep their caches on the device beside the budget."""
+    """Sliding-window layers, and all layers in mode off, keep their caches on the device beside the budget."""
     model = geometry(synthetic("gemma2"))
     plan = device_plan(model, 1024, EXACT, CARD)
     assert plan.n_heads == 2 and plan.home + plan.others == model.kv_bytes(1024) and plan.others == 64 * 512
@@ -160,7 +160,7 @@ SHORT = [
 
 @pytest.mark.parametrize(("kv", "n_ctx", "ways"), SHORT, ids=lambda value: str(value) if isinstance(value, int) else "")
 def test_what_is_proposed_fits(large, kv, n_ctx, ways):
-    """Each proposal of the refusal, followed alone, is accepted; the next smaller budget and the next larger context are not."""
+    """Each proposal of a refusal is accepted when it is followed alone; the next smaller budget and the next larger context are not."""
     large = replace(large, n_ctx_train=n_ctx)
     with pytest.raises(DoesNotFit, match="are missing; use ") as caught:
         check_device(large, n_ctx, kv, CARD)
@@ -198,7 +198,7 @@ def test_the_weights_do_not_fit(large, free, layers):
 
 
 def test_another_program_has_the_memory(large):
-    """Free memory counts, not what the card has."""
+    """Free memory counts, not the card's whole memory."""
     with pytest.raises(DoesNotFit, match=r"\d MiB of GeForce RTX 4070 are to be had beside the weights"):
         check_device(large, 131072, SPARSE, replace(CARD, free=6 * GIB))
 

@@ -1,5 +1,5 @@
-"""What a plan says of speed, against what is then measured: minutes on a machine that does nothing else, so only where EDGEKV_PLAN_SPEED is
-set, to the numbers of threads."""
+"""A plan's speeds against measured ones. This takes minutes on a machine that does nothing else, so that it runs only where
+EDGEKV_PLAN_SPEED names numbers of threads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ THREADS = [int(n) for n in os.environ.get("EDGEKV_PLAN_SPEED", "").split(",") if
 DEPTHS = (1024, 4096, 7424)
 MODES = (KvMode.OFF, KvMode.EXACT, KvMode.SPARSE)
 NEAR = 0.2
-"""Of what is measured."""
+"""An estimate may be so far from the measured speed."""
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +55,8 @@ def spinning(n: int) -> Iterator[None]:
 @pytest.mark.skipif(not THREADS, reason="EDGEKV_PLAN_SPEED is not set to numbers of threads, as in 1,2")
 @pytest.mark.parametrize("n_threads", THREADS)
 def test_a_busy_machine(default_model, n_threads, tmp_path, monkeypatch):
-    """Beside two processes that spin a plan is within a factor of two; nothing of it is kept, and the next one without them is right."""
+    """A plan made beside two processes that spin is within a factor of two. Nothing of it is kept, and the next plan without them is
+    right."""
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda app: str(tmp_path / app))
     model, kv = open_model(default_model), KvOptions(mode=KvMode.SPARSE)
 

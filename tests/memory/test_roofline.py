@@ -63,7 +63,7 @@ def test_the_time_of_a_token(tmp_path):
 
 
 def test_prompts_have_rates_of_their_own(tmp_path):
-    """Some types of weights have a kernel for several tokens in EdgeKV's modes alone."""
+    """EdgeKV's modes have a kernel for several tokens with some types of weights."""
     model = header(tmp_path, "llama-3.2-1b")
     line = HostRoofline(model, KvOptions(), replace(RATES, weights={"q4_0": WeightRates(5e9, 20e9, 40e9)}))
     n = sum(traffic(model).prompt_weights.values())
@@ -87,7 +87,7 @@ def test_a_mixture_reads_the_experts_it_uses(tmp_path):
 
 
 def test_rows_are_as_long_as_the_model_s(tmp_path):
-    """A product of short rows takes longer for each byte, so that rates are those of the model's own sizes."""
+    """A product of short rows takes longer for each byte, so that rates are measured on the model's own sizes."""
     assert matrix_shape(header(tmp_path, "llama-3.2-1b")) == MatrixShape(2048, 8192)
     assert matrix_shape(header(tmp_path, "qwen3-30b-a3b")) == MatrixShape(2048, 768), "of an expert"
     odd = measuring._weights_shape(2, "q4_k", MatrixShape(576, 1600))
@@ -130,7 +130,7 @@ def test_a_damaged_file_is_measured_again(tmp_path, text):
 
 
 def test_measured_once(tmp_path, monkeypatch):
-    """All that a model needs is measured, kept, and not measured again unless somebody asks."""
+    """All rates of a model are measured, kept, and not measured again unless a person asks."""
     give_rates(monkeypatch, tmp_path, lambda kind: WeightRates(5e9, 40e9, 40e9))
     model, kv, said = header(tmp_path, "tiny"), KvOptions(), []
     assert kept_for(model, kv, KeptRates(1, "x")) is None and measured_types(model) == ["q4_0"]
@@ -143,7 +143,7 @@ def test_measured_once(tmp_path, monkeypatch):
 
 
 def test_what_a_busy_machine_gives_is_not_kept(tmp_path, monkeypatch):
-    """It serves once, and is measured again, by itself, until nobody disturbs; what was kept before stays."""
+    """Rates of a busy machine serve once and are measured again until nobody disturbs. Rates that were kept before stay."""
     model, kv, said, rates = header(tmp_path, "tiny"), KvOptions(), [], iter([1e9, 2e9, 3e9])
     busy = [1.6]
     give_rates(monkeypatch, tmp_path, lambda kind: WeightRates(next(rates), 40e9, 40e9), lambda: busy[0])
@@ -160,7 +160,8 @@ def test_what_a_busy_machine_gives_is_not_kept(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("at_first", [True, False], ids=["before", "meanwhile"])
 def test_beside_others_one_thread_is_measured(tmp_path, monkeypatch, at_first: bool):
-    """Threads that wait for each other wait for other programs too; so the others are guessed from one. They may begin while it measures."""
+    """Threads that wait for each other wait for other programs too: rates for several threads follow from one. The other programs may begin
+    during the measurement."""
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / name))
     model, kv = header(tmp_path, "tiny"), KvOptions()
     asked: dict[str, list[int]] = {"read": [], "attention": [], "weights": []}

@@ -1,4 +1,5 @@
-"""`edgekv models pull`: which files are taken, and what is said where they cannot be had. The library is a fake: tests have no network."""
+"""`edgekv models pull`: the files that it takes, and its sentences where they are not to be had. The library is a fake: tests have no
+network."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ FILES = ["README.md", "Small-1B-Q4_K_M.gguf", "Small-1B-Q4_K_S.gguf", "Small-1B-
 
 
 class Fake(types.ModuleType):
-    """huggingface_hub as far as it is used."""
+    """As much of huggingface_hub as EdgeKV uses."""
 
     def __init__(self, folder, error: type[Exception] | None = None):
         super().__init__("huggingface_hub")

@@ -149,7 +149,7 @@ def test_not_a_model(tmp_path, content, said):
 
 @pytest.mark.parametrize("keep", [0.999, 0.5, 0.005])
 def test_truncated_real_file(default_model, tmp_path, keep):
-    """Cut in the weights, in the weights, and in the vocabulary."""
+    """The file ends in the weights, in the weights again, and in the vocabulary."""
     path = tmp_path / "model.gguf"
     shutil.copyfile(default_model, path)
     size = path.stat().st_size

@@ -17,12 +17,12 @@ from edgekv.pages.shape import PageShape
 from edgekv.policies import POLICIES, make
 
 BY_POSITION = {"streaming", "streaming-288", "knorm"}
-"""They look at no attention: what is stored teaches them, observed or not."""
+"""These policies look at no attention: every stored token teaches them, observed or not."""
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_unobserved_steps(name: str):
-    """They teach nothing, but to policies that look at no attention."""
+    """An unobserved step teaches nothing but to policies that look at no attention."""
     policy = make(name, SMALL)
     for seen in growing(n_steps=20):
         policy.update(seen)
@@ -98,7 +98,7 @@ def test_every_policy_composes(name: str):
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_on_a_device(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch, name: str):
-    """The same scores and pins, by strict arrays, and nothing waits for the device."""
+    """Strict arrays give the same scores and pins, and nothing waits for the device."""
     device = fake_cupy.Device()
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy.module(emulated_kernels, device))
     ops = cupy_ops.CupyOps(0, 0, 13000)

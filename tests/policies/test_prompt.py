@@ -19,7 +19,7 @@ from edgekv.vocab import Split
 
 
 def plain_snapkv(n_window: int, kernel: int):
-    """Token by token: each page's mass spread evenly over its tokens, and averaged by the kernel."""
+    """Each page's mass spreads evenly over its tokens, and the kernel averages token by token."""
     window, n, reach, size = np.zeros(SMALL.axes), 0, kernel // 2, SMALL.page_tokens
     frozen = np.zeros(SMALL.axes)
 
@@ -82,7 +82,8 @@ def test_snapkv_begins_anew_with_a_prompt():
     ([(128, 16, True), (10, 0, True), (1, 1, False)], [2]),
 ])
 def test_the_window_is_the_end_of_the_newest_prompt(runs: list[tuple[int, int, bool]], window: list[int]):
-    """runs: tokens, how many of them were observed, whether they are a prompt's; window: which runs it adds up. Each has its own page."""
+    """`runs`: tokens of each run, how many of them were observed, whether they are a prompt's. `window`: the runs that add up. Each run has
+    its own page."""
     shape = PageShape(1, 1, 128, page_tokens=4)
     of, position = PromptWindow(shape, 32, Ops()), -1
     for at, (n, n_observed, in_prompt) in enumerate(runs):

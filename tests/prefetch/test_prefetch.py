@@ -63,7 +63,7 @@ def test_rope_prior():
 
 
 def test_rope():
-    """All heads of the best page first; with smooth angles that is the nearest."""
+    """All heads of the best page come first; with smooth angles that is the nearest page."""
     table = settled(SHAPE, 8, 6)
     promote(table, [5, 13, 21, 29, 12])
     assert wanted("rope", table, {}, limit=7) == [4, 20, 28, 3, 11, 19, 27]
@@ -84,7 +84,7 @@ def test_rope_needs_a_rope():
 
 @pytest.mark.parametrize("name", PREFETCHERS)
 def test_every_prefetcher(name: str):
-    """Only HOME pages, each once, within the limit; and nothing where nothing is."""
+    """Every id is a HOME page, stands once, and is within the limit; an empty cache gives none."""
     rng = np.random.default_rng(0)
     shape = PageShape(2, 2, 8, exists=np.array([[True, True], [True, False]]))
     table = settled(shape, 8, 6)

@@ -1,4 +1,4 @@
-"""Rows that one set of adapters computed are not used, and not kept, as those of another: however a slot comes to other adapters."""
+"""Rows of one set of adapters are not used or kept as rows of another, however a slot comes to other adapters."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def tiny(synthetic) -> Path:
 
 @pytest.fixture
 def adapted(tmp_path) -> tuple[str, ...]:
-    """Loaded, and used by requests that say so only."""
+    """The adapter is loaded, and only requests that name it use it."""
     return "--lora-scaled", f"{lora(tmp_path / 'adapter.gguf', SHAPE)}:0"
 
 
 def answer(model: Path, extra: tuple[str, ...] = (), **more) -> list[int]:
-    """By a server that has nothing."""
+    """The answer of a server that keeps nothing."""
     with serve(model, store=None, extra=extra) as server:
         return ask(server, PROMPT, cache_prompt=False, **more)["tokens"]
 
@@ -66,7 +66,7 @@ def test_adapters_that_are_set_for_all_requests_take_no_rows_of_others(tiny, ada
 
 @pytest.mark.parametrize("how", ["request", "post"])
 def test_what_adapters_computed_is_not_kept_under_another_name(tiny, adapted, tmp_path, how):
-    """A server without adapters took it from the disk."""
+    """A server without adapters used to take such rows from disk."""
     plain, where = answer(tiny), StoreSettings(folder=tmp_path / "kept")
     with serve(tiny, store=where, extra=adapted) as server:
         if how == "post":

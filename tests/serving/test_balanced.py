@@ -22,7 +22,7 @@ N_TOKENS = 600
 
 
 def configuration(port: int, servers: list[Served]) -> str:
-    """The README's, with addresses of this machine; everything else as it stands there."""
+    """The README's configuration, with addresses of this machine."""
     (text,) = re.findall(r"```\n(defaults\n.*?)```", README.read_text(encoding="utf-8"), re.S)
     text, n = re.subn(r"bind :8000", f"bind 127.0.0.1:{port}", text)
     places = iter(served.url.removeprefix("http://") for served in servers)
@@ -61,7 +61,7 @@ def is_up(url: str) -> bool:
 
 
 def talk(front: str, name: str, tokens: list[int]) -> dict[str, int]:
-    """A turn of the conversation of that name; where the tokens of its prompt came from."""
+    """A turn of the conversation of that name: its prompt's tokens by where they came from."""
     reply = post(front, "/v1/completions", {"prompt": tokens, "max_tokens": 4, "temperature": 0}, **{"X-Conversation": name})
     return reply["usage"]["edgekv"]["cached_tokens"]
 
@@ -121,7 +121,7 @@ def test_a_conversation_stays_where_it_is_and_survives_what_fails(balanced):
 
 
 def talk_lands(front: str, name: str, servers: list[Served]) -> int:
-    """Which server answers to the name."""
+    """The index of the server that answers to the name."""
     before = [n_computed(served) for served in servers]
     talk(front, name, [1, 261, 262])
     return next(i for i, served in enumerate(servers) if n_computed(served) > before[i])

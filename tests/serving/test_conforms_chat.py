@@ -1,4 +1,4 @@
-"""The endpoint as OpenAI's own client uses it: what is asked for arrives, in the shape that the client checks."""
+"""OpenAI's own client asks, and checks the shape of each answer."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ TOOL = {"type": "function", "function": {
 
 
 CALLS = [{"role": "user", "content": "What is the weather in Paris?"}, {"role": "assistant", "content": "<tool_call>"}]
-"""The small model seldom calls by itself: its answer has begun."""
+"""The small model seldom calls by itself, so that its answer has begun."""
 WITH_TOOL = {"tools": [TOOL], "tool_choice": "required", "max_completion_tokens": 96}
 
 
@@ -135,7 +135,7 @@ def test_tools_in_a_stream(chat):
 
 
 def test_a_template_without_tools_calls_none(default_model, tmp_path):
-    """Only where a call must come is that a mistake: many clients offer tools to every model."""
+    """No call is a mistake only where one is required: many clients offer tools to every model."""
     with serving(tmp_path, "--ctx", "256") as served:
         body = {"messages": CALLS[:1], "tools": [TOOL], "max_tokens": 2}
         assert served.ask("/v1/chat/completions", body).status == 200

@@ -1,4 +1,4 @@
-"""What is wrong gets a status, a type and one sentence, the same for clients of both dialects."""
+"""A fault gets a status, a type and one sentence, the same for clients of both dialects."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_the_readmes_have_such_lines():
 
 @pytest.mark.parametrize("line", curl_lines())
 def test_lines_of_the_readmes_work(endpoint, line):
-    """At this server's address, with its key."""
+    """Each line works at this server's address, with its key."""
     if shutil.which("curl") is None:
         pytest.skip("there is no curl")
     words = shlex.split(line.replace("http://127.0.0.1:8080", endpoint.url).split(" # ")[0])

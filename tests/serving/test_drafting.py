@@ -12,8 +12,8 @@ from edgekv.vocab import KvMode
 
 N_TOKENS = 160
 REPEATING = 'root ::= ("round the river " [a-h] [a-h])+'
-"""A model of random weights does not repeat itself. It chooses the two letters, which is where a wrong logit would show; between them
-drafts are accepted."""
+"""A model of random weights does not repeat itself. It chooses the two letters, where a wrong logit would show; drafts between them are
+accepted."""
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11, 12] * 12, list(range(20, 180)) * 2, "the river and the stone and the river and the stone and the river")
 
 
@@ -40,7 +40,7 @@ def plain(model) -> list[str]:
 
 @pytest.mark.parametrize("length", [3, 15, 16, 48])
 def test_drafts_change_nothing_in_mode_exact(model, plain, length):
-    """16 query tokens of a stream and fewer go to the kernel of decode, more to that of prompts."""
+    """The kernel of decode takes up to 16 query tokens of a stream, and the kernel of prompts takes more."""
     replies, drafted, accepted = answers(model, KvMode.EXACT, (
         "--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", str(length)))
     assert replies == plain
@@ -49,7 +49,7 @@ def test_drafts_change_nothing_in_mode_exact(model, plain, length):
 
 @pytest.mark.parametrize("length", [15, 48])
 def test_drafts_in_mode_sparse(model, length):
-    """What a draft's tokens read is sampled as for others; the answers are of the same length, and drafts are accepted."""
+    """The tokens of a draft sample as others do; answers have the same length, and drafts are accepted."""
     replies, drafted, accepted = answers(model, KvMode.SPARSE, (
         "--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", str(length)))
     assert drafted >= accepted > 20 and all(replies)

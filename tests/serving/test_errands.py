@@ -1,4 +1,4 @@
-"""What is changed while an answer runs is changed by the thread that decodes."""
+"""The thread that decodes makes every change, also while an answer runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def server(synthetic):
 
 
 def test_pins_may_be_set_while_a_batch_is_computed(server):
-    """A chat does so right after Ctrl-C: the batch that the answer left behind is still computed then."""
+    """A chat sets pins right after Ctrl-C, while the batch that the answer left behind is still computed."""
     runtime, decoders, n = server.runtime, set(), 0
 
     def pin() -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""The server in mode evict: a conversation longer than what is kept, and what is refused."""
+"""The server in mode evict: a conversation longer than what it keeps, and its refusals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ask(server: Server, messages: list[dict], n: int) -> dict:
 
 
 def test_a_conversation_longer_than_what_is_kept(synthetic):
-    """Served turn by turn, taken back to where the neighbour is gone, and begun anew."""
+    """The conversation grows turn by turn, goes back to a position whose neighbour is gone, and begins anew."""
     options = ServerOptions(synthetic("llama"), kv=KvOptions(mode="evict", keep=256), n_ctx=2048)
     with Server(options) as server:
         (run,) = runtime.live()

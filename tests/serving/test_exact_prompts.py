@@ -1,4 +1,4 @@
-"""A prompt that is read beside answers comes in pieces as short as answers are: it is read exactly nevertheless, where prompts are exact."""
+"""The server reads a prompt beside answers in pieces as short as answers: where prompts are exact, the pieces are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROMPT = np.random.default_rng(4).integers(260, 350, N_PROMPT).tolist()
 
 
 def read_beside_an_answer(model, max_gap_s: float, **kv: object) -> tuple[np.ndarray, np.ndarray, int]:
-    """The prompt's labels and its K rows of the last layer, and how many batches it took. The answer is in the other slot."""
+    """The prompt's labels, its K rows of the last layer, and the number of batches. The answer is in the other slot."""
     from edgekv._native import http_server as native
 
     options = ServerOptions(model, n_ctx=8192, n_threads=1, n_slots=2, limits=ServerLimits(max_gap_s), kv=KvOptions(**kv))

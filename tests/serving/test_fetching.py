@@ -1,4 +1,4 @@
-"""What a shared server keeps of a prompt is fetched while others are answered."""
+"""The server fetches a prompt's rows from a shared server while it answers others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def shared(tmp_path) -> Iterator[StoreSettings]:
 
 
 def conversation(seed: int, n: int = 700) -> list[int]:
-    """Others have no token of its beginning."""
+    """Conversations differ from their first token on."""
     return [300 + seed, *conversations.conversation(seed, n)[1:]]
 
 
@@ -55,7 +55,7 @@ def fetching() -> list[threading.Thread]:
 
 
 class Held:
-    """A shared server that says nothing until it may."""
+    """A shared server that answers only when it may."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, what: str):
         self.go_on, self.asked = threading.Event(), threading.Event()
@@ -77,7 +77,7 @@ WHATS = pytest.mark.parametrize("what", ["have", "open", "_fill"], ids=["the que
 @pytest.mark.parametrize("kv", [OFF, EXACT], ids=["off", "exact"])
 @WHATS
 def test_a_slow_server_keeps_nobody_else_waiting(tiny, shared, monkeypatch, kv, what):
-    """It answers when another conversation is done, and another one was begun and answered meanwhile."""
+    """The prompt waits until its rows come; meanwhile one conversation ends, and another begins and ends."""
     first = keep(tiny, shared, kv)
     monkeypatch.setattr("edgekv.serving.prefixes.native.reading_s", lambda first, n: 0.0)  # or it is computed: that is quicker
     with serve(tiny, shared, kv) as server, ThreadPoolExecutor(2) as pool:
@@ -106,7 +106,7 @@ def test_where_fetched_tokens_came_from_is_said(tiny, shared):
 
 
 def test_a_client_that_leaves_leaves_nothing_behind(tiny, shared, monkeypatch):
-    """Neither a hold in RAM nor a fetch, and its slot serves the next."""
+    """A client that leaves frees its slot, its hold in RAM and its fetch."""
     first = keep(tiny, shared)
     with serve(tiny, shared) as server:
         held = Held(monkeypatch, "_fill")
@@ -171,7 +171,7 @@ def test_what_is_being_loaded_is_not_fetched_again(tiny, shared, monkeypatch):
 
 
 def test_rows_that_do_not_come_are_computed(tiny, shared, monkeypatch):
-    """The second block's, after it was said to be there."""
+    """The second block's rows do not come, although the server said that it has them."""
     first = keep(tiny, shared)
     works, keys = RedisPlace._fill, []
 

@@ -1,4 +1,4 @@
-"""What the endpoint shows of the hierarchy: the same as the Runtime's own reports, in a form that the usual tools read."""
+"""The endpoint shows the Runtime's own figures, in forms that the usual tools read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ARENA = SPARSE.with_(kv_budget=1 << 20)
 
 @pytest.fixture(scope="module")
 def served(synthetic):
-    """Two slots in mode sparse, of which each has read a prompt and answered it."""
+    """Two slots in mode sparse, each of which has read a prompt and answered it."""
     with Server(options(synthetic("llama"), kv=ARENA, n_slots=2)) as server:
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda seed: complete(server, seed), range(2)))

@@ -38,7 +38,7 @@ def test_modes_without_an_arena(synthetic, mode):
 
 
 def test_a_server_that_nothing_hangs_on(synthetic, monkeypatch):
-    """As with EDGEKV=0: the page has something to say, and upstream's answers are as they were."""
+    """As with EDGEKV=0, the page has something to say, and upstream's answers are unchanged."""
     from edgekv._native import core
 
     with Server(options(synthetic("llama"))) as server:

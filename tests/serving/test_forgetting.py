@@ -1,4 +1,4 @@
-"""What shall not be kept is not, and what a person deletes is gone: from slots, RAM and disk."""
+"""The server keeps nothing that it shall not keep, and deletes what a person deletes: from slots, RAM and disk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def n_cached(server: Server, tokens: list[int], n: int = 4, **more) -> int:
 
 
 def n_blocks(server: Server, folder: Path) -> tuple[int, int]:
-    """In RAM and on disk."""
+    """(blocks in RAM, blocks on disk)."""
     server.settle()
     server.prefixes.flush()
     (stats,) = server.prefixes.stats()
@@ -38,7 +38,7 @@ def n_blocks(server: Server, folder: Path) -> tuple[int, int]:
 
 @pytest.mark.parametrize("extra", [(), ("--kv-unified",)], ids=["a cache each", "one cache"])
 def test_cache_prompt_false_keeps_nothing(tiny, tmp_path, extra):
-    """Six blocks lay on disk."""
+    """Six blocks used to lie on disk."""
     prompt = conversation(1)
     with serve(tiny, tmp_path, n_slots=2, extra=extra) as server:
         assert n_cached(server, prompt, 600, cache_prompt=False) == 0
@@ -80,7 +80,7 @@ def test_a_deleted_conversation_is_gone_and_what_others_share_stays(tiny, tmp_pa
 
 
 def test_a_chat_that_is_removed_leaves_nothing(tiny, tmp_path, monkeypatch):
-    """With the chat's own server: the text went, and K, V and the tokens lay in the user's cache folder for good."""
+    """The chat's own server used to delete the text and leave K, V and the tokens in the user's cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     from edgekv.cli.chat.client import ChatClient
     from edgekv.cli.chat.kept import Keeper, KeptChats

@@ -1,4 +1,4 @@
-"""Clients that leave: their slots are free at once, whether the prompt was being read or the answer written."""
+"""A client that leaves frees its slot at once, in the middle of its prompt or of its answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgekv.serving.server import Server
 
 N_SLOTS = 4
 AT_ONCE_S = 15.0
-"""The server looks once a second whether a client is still there, and after each batch; the rest is for machines that others use too."""
+"""The server looks once a second, and after each batch, whether a client is still there; the rest is for a busy machine."""
 
 ENDLESS = {"prompt": "word", "n_predict": -1, "ignore_eos": True, "stream": True, "cache_prompt": False}
 

@@ -43,7 +43,7 @@ def endpoint(server) -> Endpoint:
 
 @pytest.fixture(autouse=True)
 def as_before(endpoint) -> Iterator[None]:
-    """Healthy, idle, and of the same mind."""
+    """The server is healthy, idle, and gives the same answer as before."""
     before = endpoint.complete("what it always says", 6)["content"]
     yield
     assert endpoint.ask("GET", "/health")[0] == 200, "the server is not healthy"
@@ -133,7 +133,7 @@ TOO_DEEP = "nested more than 200 levels deep"
      "the grammar is too ambiguous"),
 ], ids=range(20))
 def test_a_stack_does_not_overflow(endpoint, path, body, sentence):
-    """Without the guards each of these ends the process, or holds it for ever."""
+    """Without the guards each of these ends the process or holds it for ever."""
     assert sentence in refused(endpoint, path, body)
 
 
@@ -183,7 +183,7 @@ FIELDS = ("messages", "max_tokens", "temperature", "top_k", "top_p", "min_p", "s
 
 
 def random_body(rng: random.Random) -> bytes:
-    """A request with some of its fields odd, and some of its bytes others."""
+    """A request with some odd fields and some changed bytes."""
     body = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi"}
     body |= {rng.choice(FIELDS): rng.choice(ODD) for _ in range(rng.randint(1, 4))}
     body |= {"n_predict": 2, "max_tokens": 2} if rng.random() < 0.8 else {"n_predict": 2}
@@ -226,7 +226,7 @@ def test_bytes_that_are_no_http(endpoint, data):
 
 
 def hangs_on(client: socket.socket) -> bool:
-    """Stop sending; False where the server has hung up before."""
+    """Stop sending. False: the server has hung up before."""
     try:
         client.shutdown(socket.SHUT_WR)
     except OSError:
@@ -255,7 +255,7 @@ def test_slow_and_half_closed_clients_hinder_nobody(endpoint):
 
 
 def test_a_client_that_does_not_read_hinders_nobody(endpoint):
-    """Its answer waits in its slot; the others have three."""
+    """The unread answer waits in its slot; the others have three slots."""
     stuck = [endpoint.send(request_bytes("/completion", json.dumps({"prompt": "x", "n_predict": 400, "ignore_eos": True, "stream": True,
                                                                      "n_probs": 200}).encode())) for _ in range(3)]
     assert endpoint.complete("others", 4)["content"]

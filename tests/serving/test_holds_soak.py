@@ -25,15 +25,15 @@ SHORT_S = 20.0
 STORE_BYTES = (64 if SOAK_MINUTES else 4) << 20  # full at once
 
 GROWTH_SHARE, GROWTH_BYTES = 0.02, 12 << 20
-"""Of resident memory from the middle third to the last. A leak of one small buffer for each token or request is more in ten minutes; the
-allocator's arenas of threads that come and go are less."""
+"""The bound for resident memory, from the middle third to the last. A leak of a small buffer for each token or request is more in ten
+minutes; the allocator's arenas for threads that come and go are less."""
 
 WORDS = ("river", "stone", "why", "the", "cache", "42", "holds", "a", "page", "and", "then", "Ärger", "\n")
 
 
 @dataclass
 class Seen:
-    """What clients saw: seconds to the first token and to the last, tokens, and errors; and seconds of each scrape."""
+    """Seconds to each first token, to each last token and of each scrape; tokens, and errors."""
 
     scrape_s: list[float] = field(default_factory=list)
     first_s: list[float] = field(default_factory=list)
@@ -67,7 +67,7 @@ def talk(endpoint: Endpoint, seed: int, until: float, most_words: int, seen: See
 
 
 def scrape(server: Server, until: float, seen: Seen) -> None:
-    """Both documents twice a second, as a dashboard does; counters never fall."""
+    """A dashboard scrapes both documents twice a second; counters never fall."""
     n_prompts = 0.0
     while time.monotonic() < until:
         begun = time.monotonic()

@@ -1,4 +1,5 @@
-"""What one request may cost the others: the queue ends, long prompts do not stop answers, and who waits at the end is told."""
+"""The cost of one request for the others: the queue ends, long prompts do not stop answers, and the server tells waiting clients when it
+stops."""
 
 from __future__ import annotations
 
@@ -105,7 +106,7 @@ def test_files_of_keys_that_cannot_be(synthetic, tmp_path, text, sentence):
 
 
 def test_a_key_is_nowhere_to_be_seen(synthetic, tmp_path):
-    """Neither in the log, however much it says, nor in the process list."""
+    """A key stands neither in the log, however much it says, nor in the process list."""
     log = tmp_path / "server.log"
     with serving(tmp_path, str(synthetic("llama")), "--ctx", "256", "--log-file", str(log), "--", "--log-verbosity", "9",
                  key="opensesame4711", EDGEKV_API_KEY="opensesame4711") as served:
@@ -121,7 +122,7 @@ def test_a_key_is_nowhere_to_be_seen(synthetic, tmp_path):
 
 
 def test_how_much_of_a_prompt_goes_beside_answers(tmp_path):
-    """The arithmetic alone, in C++."""
+    """A C++ program checks the arithmetic alone."""
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("there is no C++ compiler")
@@ -143,7 +144,7 @@ def tokens(n: int) -> list[int]:
 
 @pytest.mark.parametrize(("max_gap_s", "least", "most"), [(0, 2, 6), (1e-6, 90, 120)], ids=["full speed", "a bound nobody can keep"])
 def test_a_long_prompt_beside_an_answer(tiny, max_gap_s, least, most):
-    """1,500 tokens: in batches of 512, or in the smallest there are."""
+    """The server reads 1,500 tokens in batches of 512, or in the smallest there are."""
     from edgekv._native import http_server as native
 
     options = ServerOptions(tiny, n_ctx=8192, n_threads=1, n_slots=2, limits=ServerLimits(max_gap_s), kv=KvOptions(mode="exact"))
@@ -181,7 +182,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(default_model):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_who_waits_is_told(default_model, tmp_path, number):
-    """A stream gets an event and ends as it should; a request in the queue an answer."""
+    """A stream gets an event and its proper end, and a request in the queue gets an answer."""
     with serving(tmp_path, "--ctx", "1024") as served, ThreadPoolExecutor(1) as pool:
         stream = Stream(served.url, LONG)
         assert stream.event()

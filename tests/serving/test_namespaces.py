@@ -1,4 +1,4 @@
-"""What was sent with one key is not found out with another: not in slots, in the cells of others, in RAM, on disk, or in a log."""
+"""A key reveals nothing of what another key sent: not in slots, in the cells of others, in RAM, on disk, or in a log."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ PLACES = {
 
 @pytest.mark.parametrize("where", PLACES)
 def test_another_key_finds_nothing(tiny, keys, where: str):
-    """It found 599 of 600 tokens, in each."""
+    """Another key used to find 599 of 600 tokens in each place."""
     prompt = conversation(1)
     with serve(tiny, keys, **PLACES[where]) as server:
         assert n_cached(server, prompt, ANNA) == 0
@@ -79,7 +79,7 @@ def test_moved_chunks_are_of_the_same_key(tiny, keys):
 
 
 def test_who_reads_the_same_at_the_same_time_waits_for_its_own_key_alone(tiny, keys):
-    """Of eight requests one read it, and seven took it."""
+    """One of eight requests used to read the prompt, and seven took its rows."""
     prompt = conversation(3, 1024)
     whose = [ANNA, BERT] * 4
     with serve(tiny, keys, STORED, n_slots=8) as server, ThreadPoolExecutor(8) as pool:
@@ -90,7 +90,7 @@ def test_who_reads_the_same_at_the_same_time_waits_for_its_own_key_alone(tiny, k
 
 
 def test_conversations_in_the_cache_of_llama_are_a_keys_own(synthetic, keys):
-    """Of a model with windows, whose prefixes cannot be put together from blocks."""
+    """llama.cpp keeps prefixes of a model with windows, which blocks cannot make."""
     with serve(synthetic("gemma2", dtype="f32"), keys, STORED) as server:
         one, two = conversation(1, 300), conversation(2, 300)
         n_cached(server, one, ANNA)
@@ -175,7 +175,7 @@ def test_saved_slots_are_a_keys_own(tiny, keys, tmp_path):
 
 
 def test_streams_that_are_kept_for_a_lost_client_are_a_keys_own(tiny, keys):
-    """Whoever guessed its name could read the answer, and end it."""
+    """A client that guessed a stream's name used to read the answer, and could end it."""
     names = {"conversation_ids": ["one"]}
     with serve(tiny, keys) as server:
         said = ask(server, CHAT, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "stream": True}, ANNA,
@@ -191,7 +191,7 @@ def test_streams_that_are_kept_for_a_lost_client_are_a_keys_own(tiny, keys):
 
 
 def test_the_log_says_nothing_of_a_conversation(tiny, tmp_path):
-    """It had the two tokens in which a prompt differs from what is kept."""
+    """The log used to show the two tokens at which a prompt differs from what is kept."""
     log, words = tmp_path / "log", ["zebra", "quokka", "okapi"]
     text = " ".join(f"{words[i % 2]} {i}" for i in range(150))
     with serve(tiny, None, STORED, log_file=log) as server:

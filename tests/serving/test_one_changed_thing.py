@@ -1,4 +1,4 @@
-"""What is kept must be what it says: one thing is changed behind the server's options, and no row is taken."""
+"""A server takes no kept row where one thing has changed behind its options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tiny(synthetic) -> Path:
 
 
 def other_weight(path: Path) -> None:
-    """The last byte of a tensor, far behind its first 4 KiB."""
+    """Change the last byte of a tensor, far behind its first 4 KiB."""
     tensor = next(tensor for tensor in open_gguf(path).tensor_infos if tensor.name == "blk.1.attn_k.weight")
     with path.open("r+b") as file:
         file.seek(tensor.end - 2)
@@ -81,7 +81,7 @@ def test_the_range_of_a_control_vector(tiny, tmp_path):
 
 
 def test_the_context_that_chooses_factors(synthetic, tmp_path):
-    """Written with 1,024 tokens and short factors, K would be rotated wrongly with long ones."""
+    """Rows written with 1,024 tokens have short factors; long ones would rotate K wrongly."""
     model, where = synthetic("longrope", dtype="f32"), StoreSettings(folder=tmp_path / "kept")
 
     def found(n_ctx: int) -> int:

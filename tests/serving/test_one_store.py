@@ -1,4 +1,4 @@
-"""However many adapters and scales requests name, one store keeps their prefixes, and none takes another's."""
+"""One store keeps the prefixes of all adapters and scales that requests name, and gives none to another."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Rows:
 
 
 class Context:
-    """As a Runtime."""
+    """As much of a Runtime as prefixes use."""
 
     address, mode = 1, KvMode.EXACT
     options = KvOptions(mode=mode)
@@ -87,13 +87,13 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
 
 
 def begin(kept: Prefixes, prompt: SequenceTokens) -> CachedTokens:
-    """As the server does: when nothing that it begins with is being saved any more."""
+    """Begin as the server does: when no save of the prompt's beginning is under way."""
     until(lambda: kept.ready(prompt, 0, alone=True))
     return kept.begin(prompt, 0)
 
 
 def test_no_prompt_waits_for_the_digest_of_a_large_model(rows: Rows, synthetic, monkeypatch: pytest.MonkeyPatch, caplog):
-    """Prompts that come before it are read and not kept; the start says what takes so long."""
+    """Prompts before the end of the digest are read and not kept; the log says at the start what takes so long."""
     read = threading.Event()
     digest = identities.digest_of_model
     monkeypatch.setattr(identities, "digest_of_model", lambda path: (read.wait(60), digest(path))[1])
@@ -123,18 +123,18 @@ def kept(rows: Rows, synthetic, tmp_path: Path) -> Iterator[Prefixes]:
 
 
 def in_use() -> int:
-    """Bytes of Python's memory; the table of interned names, which pathlib enlarges now and then by 2 MB, left out."""
+    """Bytes of Python's memory, without the table of interned names, which pathlib enlarges now and then by 2 MB."""
     snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, pathlib.__file__)])
     return sum(trace.size for trace in snapshot.traces)
 
 
 def of(scale: float, tokens: np.ndarray) -> SequenceTokens:
-    """With the adapter at address 7, or none at scale 0."""
+    """A sequence with the adapter at address 7, or none at scale 0."""
     return SequenceTokens(1, 0, tokens, ((7, scale),) if scale else ())
 
 
 def test_a_sweep_of_scales_leaves_threads_memory_and_scans_flat(kept: Prefixes, monkeypatch: pytest.MonkeyPatch):
-    """Each had a store of its own: three threads, two pools and a scan of the folder on the thread that decodes, for ever."""
+    """Each scale used to have a store: three threads, two pools and a scan of the folder on the thread that decodes, for ever."""
     looked: list[int] = []
     made: list[object] = []
     look, make = bound.FolderBound.look, store.PrefixStore.__init__
@@ -172,7 +172,7 @@ def test_prefixes_of_other_scales_are_not_taken(kept: Prefixes, rows: Rows):
 
 
 def test_a_context_that_is_loaded_again_has_the_same_store(kept: Prefixes, rows: Rows, monkeypatch: pytest.MonkeyPatch):
-    """As after --sleep-idle-seconds: the one before was never closed."""
+    """The context before was never closed, as after --sleep-idle-seconds."""
     tokens = conversation(300)
     kept.keep(of(0.0, tokens))
     again = Context()

@@ -36,7 +36,7 @@ def served(synthetic) -> Iterator[Server]:
 
 @contextmanager
 def answering(server: Server) -> Iterator[None]:
-    """Answers run one after the other, each of another prompt and of another length: a quick machine ends each between two looks."""
+    """Answers run one after the other, each of another prompt and length: a quick machine ends each between two looks."""
     over = threading.Event()
 
     def answer() -> None:
@@ -56,7 +56,7 @@ def answering(server: Server) -> Iterator[None]:
 
 
 def text(browser, selector: str) -> str:
-    """What the element says, hidden or not; empty where there is none."""
+    """The element's text, hidden or not; empty where there is no such element."""
     return browser.execute_script("return document.querySelector(arguments[0])?.textContent ?? ''", selector)
 
 
@@ -71,7 +71,7 @@ const data = canvas.getContext("2d").getImageData(40, 0, canvas.width - 40, canv
 for (let i = 0; i < data.length; i += 4) if (data[i + 3]) found.add(data[i] << 16 | data[i + 1] << 8 | data[i + 2]);
 return found.size;
 """
-"""How many colours a map has."""
+"""A script that counts the colours of a map."""
 
 
 def test_it_follows_an_answer(served, browser):

@@ -1,4 +1,4 @@
-"""Rows of a prefix come while the rest of the prompt is computed: in time, or not at all. An answer behind rows that came has the bits of one
+"""Rows of a prefix come in time while the rest of the prompt is computed, or not at all. An answer behind loaded rows has the bits of one
 behind rows that stayed, where the prompt is cut at the same places."""
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def logprobs(answer: dict) -> np.ndarray:
 
 
 def keep(model: Path, kv: dict, folder: Path, *prompts: list[int], **more) -> list[dict]:
-    """Read prompts and keep them; their answers."""
+    """The answers to prompts that the server reads and keeps."""
     with serve(model, kv, folder, **more) as server:
         answers = [ask(server, prompt) for prompt in prompts]
         assert server.prefixes is not None
@@ -74,13 +74,13 @@ def keep(model: Path, kv: dict, folder: Path, *prompts: list[int], **more) -> li
 
 
 def read_anew(model: Path, kv: dict, *pieces: list[int], **more) -> dict:
-    """The answer to the last of these, each of which begins with the one before it, where nothing is kept."""
+    """The answer to the last piece, where nothing is kept. Each piece begins with the one before it."""
     with serve(model, kv, None, **more) as server:
         return [ask(server, piece) for piece in pieces][-1]
 
 
 def same(came: dict, read: dict) -> None:
-    """Bit for bit: rows that come are those that were written."""
+    """Loaded rows are the written ones: the answers agree bit for bit."""
     assert came["tokens"] == read["tokens"], "other tokens"
     np.testing.assert_array_equal(logprobs(came), logprobs(read), "other probabilities")
 
@@ -90,14 +90,14 @@ def said(answer: dict) -> Said:
 
 
 def answers_and_bounds(model: Path, *prompts: tuple[list[int], int]) -> list[tuple[Said, float]]:
-    """To prompts, each with the number of tokens to answer: what is said, and the bound for what is said where the prompt is cut elsewhere, as where
-    others' tokens leave room. Another prompt is farther away."""
+    """For each (prompt, number of tokens) the answer and its bound: cuts at other places, as where others' tokens leave room, stay within
+    it, and another prompt does not."""
     with serve(model, EXACT, None) as server:
         return [(cut_at(server, prompt, n), bound_of(server, prompt, n)) for prompt, n in prompts]
 
 
 def cut_at(server: Server, prompt: list[int], n: int, *cuts: int) -> Said:
-    """What is said behind a prompt that is read in pieces, from its first token on."""
+    """The answer behind a prompt that is read in pieces, from its first token on."""
     ask(server, [300, 301], 1)
     for first, end in pairwise([0, *cuts, len(prompt)]):
         answer = ask(server, prompt[:end], n if end == len(prompt) else 1)
@@ -114,7 +114,7 @@ def bound_of(server: Server, prompt: list[int], n: int) -> float:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[BlockReader, range], None]], None]:
-    """What is called before rows are read."""
+    """`reads(call)`: `call` runs before rows are read."""
     read = BlockReader.read
 
     def before(call: Callable[[BlockReader, range], None]) -> None:
@@ -161,7 +161,7 @@ def test_the_last_layers_come_when_the_first_are_computed(model, tmp_path, reads
 
 
 def holds(runtime, layer: int, position: int) -> bool:
-    """Whether there is K of a token in a layer. No cell was used before."""
+    """Whether a layer has K of a token; no cell was used before."""
     view = runtime.cells.stream(0)
     cells = np.flatnonzero(view.positions == position)
     return len(cells) == 1 and bool(np.any(runtime.cells.keys(layer)[0, cells[0]]))
@@ -171,7 +171,7 @@ def holds(runtime, layer: int, position: int) -> bool:
 
 
 def damage(folder: Path, which: int, layer: int) -> None:
-    """Flip a bit of a block's rows, in a layer."""
+    """Flip a bit of a block's rows in a layer."""
     for path in folder.rglob("*.kv"):
         header = read_header(path)
         if header.tokens[:8].tolist() == conversation(1)[256 * which : 256 * which + 8]:
@@ -186,7 +186,7 @@ def damage(folder: Path, which: int, layer: int) -> None:
 @MODES
 @pytest.mark.parametrize("which", [0, 1])
 def test_damage_in_a_late_layer_is_read_again(model, tmp_path, caplog, kv, which):
-    """Two layers are computed before it is found. What was to come is read up to its end, and then the rest."""
+    """The fault shows after two layers. The server reads what was to come up to its end, and then the rest."""
     prompt = [*conversation(1), *conversation(2, 40)]
     keep(model, kv, tmp_path, conversation(1))
     stayed = read_anew(model, kv, *([prompt[:256]] if which else []), conversation(1), prompt)
@@ -204,7 +204,7 @@ def test_damage_in_a_late_layer_is_read_again(model, tmp_path, caplog, kv, which
 
 @pytest.mark.usefixtures("every_isa")
 def test_damage_while_another_answer_runs(model, tmp_path, reads):
-    """Its token is in the batch that fails, and comes all the same."""
+    """The request's token is in the batch that fails, and comes all the same."""
     prompt, other = [*conversation(1), *conversation(2, 40)], conversation(5, 300)
     keep(model, EXACT, tmp_path, conversation(1))
     (alone, bound), (other_alone, other_bound) = answers_and_bounds(model, (prompt, 6), (other, N_OTHER))
@@ -240,8 +240,8 @@ def test_two_that_come_back_at_once(model, tmp_path):
 @pytest.mark.usefixtures("every_isa")
 @pytest.mark.parametrize("stops", [False, True], ids=["the client leaves", "the server stops"])
 def test_an_end_in_the_middle(model, tmp_path, reads, stops):
-    """Nothing waits, nothing in the folder changes, and the next one is answered: behind all but the last token, where the rest was read
-    though the client had left, or behind what came."""
+    """Nothing waits, nothing in the folder changes, and the next request is answered. It begins behind all but the last token, where the
+    rest was read though the client had left, or behind the loaded rows."""
     prompt = [*conversation(1), *conversation(2, 40)]
     keep(model, EXACT, tmp_path, conversation(1))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.kv")}
@@ -274,8 +274,8 @@ def test_an_end_in_the_middle(model, tmp_path, reads, stops):
 @pytest.mark.parametrize("n_more", [0, 40], ids=["all of it is known", "more follows"])
 @MODES
 def test_a_load_under_the_computation_is_as_one_before_it(model, tmp_path, monkeypatch, kv, n_more):
-    """The same answer, of the same rows: the sketches are those of the rows that came. Where all is known the last token is computed anew,
-    in a cell that the load must leave alone."""
+    """The answer and its rows are the same: sketches are built from loaded rows. Where all is known the last token is computed anew, in a
+    cell that the load must leave alone."""
     prompt = [*conversation(1), *conversation(2, 1 + n_more)[1:]]
     keep(model, kv, tmp_path / "kept", conversation(1))
     seen = []

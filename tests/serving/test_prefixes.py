@@ -1,4 +1,4 @@
-"""Prompts begin with what was computed before: by a conversation that comes back, by another slot, by another server."""
+"""A prompt begins with rows of a conversation that comes back, of another slot or of another server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgekv.store.settings import StoreSettings
 
 @pytest.mark.parametrize("kv", [{"mode": "off"}, EXACT, SPARSE], ids=["off", "exact", "sparse"])
 def test_conversations_that_take_turns_are_read_once(tiny, kv):
-    """Three of them on one slot, and the answers are those of a server that reads everything again."""
+    """Three conversations share one slot, and the answers are those of a server that reads everything again."""
     turns = [(seed, length) for length in (500, 530, 700) for seed in range(3)]
     with serve(tiny, kv) as server:
         grown = {seed: [] for seed in range(3)}
@@ -82,7 +82,7 @@ def test_other_types_are_other_rows(tiny, tmp_path):
 
 
 def test_a_beginning_that_all_share_is_read_once(tiny):
-    """Eight requests at the same time with the same system prompt."""
+    """Eight requests with the same system prompt come at the same time."""
     common = conversation(5, 1024)
     prompts = [common + conversation(50 + i, 40)[1:] for i in range(8)]
     with serve(tiny, n_slots=8) as server, ThreadPoolExecutor(8) as pool:
@@ -122,7 +122,7 @@ def test_slots_of_one_cache_share_cells(tiny):
 
 @pytest.mark.parametrize("kv", [EXACT, SPARSE], ids=["exact", "sparse"])
 def test_conversations_on_few_slots(tiny, kv):
-    """Eight conversations on two slots, mixed: each grows by what is new, and no token is read twice."""
+    """Eight conversations share two slots, in any order: each grows by its new tokens, and no token is read twice."""
     rng = np.random.default_rng(7)
     grown: dict[int, list[int]] = {}
     with serve(tiny, kv, n_slots=2) as server:
@@ -143,7 +143,7 @@ def test_conversations_on_few_slots(tiny, kv):
 
 
 def test_tokens_that_were_moved_are_not_kept(tiny):
-    """A context shift leaves K and V that their tokens alone do not give."""
+    """A context shift leaves K and V that do not follow from their tokens alone."""
     prompt = conversation(8, 400)
     with serve(tiny, n_ctx=512, extra=("--context-shift",)) as server:
         shifted = ask(server, prompt, 300, n_keep=100)
@@ -156,7 +156,7 @@ def test_tokens_that_were_moved_are_not_kept(tiny):
 
 
 def test_whole_conversations_of_a_model_with_windows(synthetic):
-    """Blocks of such a model cannot be put together; llama.cpp keeps whole conversations, and the store none."""
+    """Blocks cannot make a prefix of such a model: llama.cpp keeps whole conversations, and the store keeps none."""
     with serve(synthetic("gemma2", dtype="f32")) as server:
         assert server.prefixes is None
         one, two = conversation(1, 300), conversation(2, 300)

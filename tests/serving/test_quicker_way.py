@@ -1,4 +1,4 @@
-"""What is kept is loaded where that is quicker, and computed where not, by what was seen of both."""
+"""The server loads kept rows where that is quicker and computes them otherwise, by the rates that it has seen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgekv.store.settings import StoreSettings
 
 
 def conversation(seed: int) -> list[int]:
-    """Others have no token of its beginning."""
+    """Conversations differ from their first token on."""
     return [300 + seed, *conversations.conversation(seed, 700)[1:]]
 
 
@@ -32,7 +32,7 @@ def kept(synthetic, tmp_path) -> tuple[Path, StoreSettings]:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """What was read from a folder that crawls: each read takes half a second."""
+    """The paths that were read from a folder that crawls: each read takes half a second."""
     read, found = BlockReader.read, []
 
     def crawl(block: BlockReader, *arguments) -> int:
@@ -62,7 +62,7 @@ def test_a_place_that_crawls_is_not_waited_for_twice(kept, reads, caplog):
 
 
 def test_what_is_slow_to_compute_is_loaded_all_the_same(kept, reads, monkeypatch):
-    """The same place, and prompts that take longer still."""
+    """The place is as slow, and prompts take longer still."""
     model, store = kept
     monkeypatch.setattr("edgekv.serving.prefixes.native.reading_s", lambda first, n: n * 1.0)
     with serve(model, store=store) as server:

@@ -1,4 +1,4 @@
-"""The same conversation, the same answer: what a token reads follows from the conversation alone, and prompts are read alike in both modes."""
+"""The same conversation gets the same answer: each token's reads follow from the conversation alone, and both modes read prompts alike."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from edgekv.store.settings import StoreSettings
 
 EXACT = {"mode": "exact"}
 SPARSE = {"mode": "sparse", "exact_tokens": 256, "resolution": 30.0}
-"""With the policy that a person gets."""
+"""The default policy applies."""
 N_ANSWER = 40
-"""Tokens: the policy has run twice."""
+"""The policy runs twice in so many tokens."""
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def prompt(n: int, seed: int = 7) -> list[int]:
 
 @pytest.mark.parametrize("n_last", [1, 15, 16, 200])
 def test_a_prompt_has_the_same_bits_in_both_modes(model, n_last: int):
-    """Cold, whatever is left of its last batch, and again, when one token of it is read."""
+    """A cold prompt agrees, whatever is left of its last batch, and so does a warm one, of which one token is read."""
     tokens = prompt(2 * 512 + n_last)
     firsts = []
     for kv in (EXACT, SPARSE):
@@ -67,7 +67,7 @@ def test_cold_warm_and_restored_are_the_same_bits(model, tmp_path, n_last: int):
 
 
 def test_beside_other_slots(model):
-    """Another slot holds a conversation, and this one had another before: nothing of it is seen."""
+    """Another slot holds a conversation, and this one held another before: the answer shows nothing of them."""
     tokens = prompt(600)
     with serve(model, SPARSE, n_slots=2) as server:
         alone = ask(server, tokens, id_slot=1)

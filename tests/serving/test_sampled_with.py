@@ -1,4 +1,4 @@
-"""Answers that were sampled are taken by a server that samples alike, and read again by all others."""
+"""A server takes sampled answers of a server that samples alike; all others read them again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgekv.live.cells import EARLIER, SAMPLED
 from edgekv.store.settings import StoreSettings
 
 N_WHOLE = 512
-"""Tokens of the whole blocks that the prompt fills, which is read exactly."""
+"""Tokens of the prompt's whole blocks; prompts are read exactly."""
 
 
 OTHERS = {"resolution": {"resolution": 20.0}, "sinks": {"sink_tokens": 32}, "newest": {"recent_tokens": 32}, "whole": {"exact_tokens": 320},
@@ -47,7 +47,7 @@ def test_sparse_prompts_have_a_resolution_too(tiny, tmp_path):
 
 
 def test_what_was_sampled_before_the_settings_changed_is_not_kept(tiny, tmp_path):
-    """They can change while the server runs; its cells do not say any more with what they were sampled."""
+    """The settings can change while the server runs; cells do not tell with which settings they were sampled."""
     where, prompt = StoreSettings(folder=tmp_path), conversation(5, 600)
     with serve(tiny, SPARSE, where, n_slots=1) as server:
         runtime = server.runtime

@@ -1,4 +1,4 @@
-"""What was computed is copied out beside the decoding, and found by the next prompt all the same."""
+"""Rows are copied out beside the decoding, and the next prompt finds them all the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgekv.store.settings import StoreSettings
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """What is called before rows of a slot (None: of any) are copied out; gives the names of the threads that do."""
+    """`reads(call, slot)`: `call` runs before rows of a slot (None: of any) are copied out. Returns the names of the threads that copy."""
     read = HeldTokens.read
 
     def before(call: Callable[[], object], slot: int | None = None) -> list[str]:
@@ -54,7 +54,7 @@ def test_others_are_answered_while_rows_are_copied_out(tiny, reads, kv):
 
 
 def test_a_prompt_that_begins_like_what_is_being_saved_has_it(tiny, reads):
-    """It waits for the copy, and reads nothing twice."""
+    """The second prompt waits for the copy, and reads nothing twice."""
     with serve(tiny, EXACT, n_slots=2) as server:
         reads(lambda: threading.Event().wait(0.1))
         ask(server, conversation(1, 700), id_slot=0)
@@ -63,7 +63,7 @@ def test_a_prompt_that_begins_like_what_is_being_saved_has_it(tiny, reads):
 
 
 def test_what_takes_the_slot_waits_for_its_rows(tiny, reads):
-    """Another conversation takes the place of one that is being saved: what is kept is the first one's all the same."""
+    """Another conversation takes the slot of one that is being saved: the kept rows are the first one's all the same."""
     with serve(tiny, EXACT, n_slots=1) as server:
         first = ask(server, conversation(1, 700), 8)
         reads(lambda: threading.Event().wait(0.05))
@@ -78,7 +78,7 @@ def test_what_takes_the_slot_waits_for_its_rows(tiny, reads):
 
 
 def test_others_are_answered_while_a_slot_waits_for_its_own_rows(tiny, reads):
-    """Another conversation takes the place of one whose copy does not end."""
+    """Another conversation takes the slot of one whose copy does not end."""
     go_on = threading.Event()
     with serve(tiny, EXACT, n_slots=2) as server, ThreadPoolExecutor(1) as pool:
         reads(lambda: go_on.wait(60), slot=0)
@@ -119,7 +119,7 @@ def test_a_server_that_stops_waits_for_what_is_being_saved(tiny, reads, tmp_path
 
 
 def test_many_conversations_in_few_slots_are_all_kept_right(tiny):
-    """Slots change hands while their rows are copied out; what comes back is what each conversation was."""
+    """Slots change hands while their rows are copied out; each conversation comes back as it was."""
     prompts = [conversation(seed, 300 + 40 * seed) for seed in range(8)]
     with serve(tiny, EXACT, n_slots=2) as server, ThreadPoolExecutor(4) as pool:
         first = list(pool.map(lambda prompt: ask(server, prompt, 8), prompts))

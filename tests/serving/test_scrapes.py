@@ -1,4 +1,4 @@
-"""/metrics and /slots while somebody else works: who takes the figures, and whether they are of a time not long ago."""
+"""/metrics and /slots while the server works: which thread takes the figures, and how old they are."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ N_PROMPT = 6000
 
 @pytest.fixture
 def looks(monkeypatch) -> tuple[set[int], set[int]]:
-    """The threads that look at cells and page tables for figures, and those that decode."""
+    """(threads that look at cells and page tables for figures, threads that decode)."""
     takers: set[int] = set()
     decoders: set[int] = set()
 
@@ -42,7 +42,7 @@ def long_options(synthetic, **more) -> ServerOptions:
 
 
 def test_no_scrape_looks_at_cells_while_another_thread_decodes(synthetic, looks):
-    """llama.cpp answers both from a thread of its queue while the other decodes."""
+    """llama.cpp answers both paths from a thread of its queue while another thread decodes."""
     takers, decoders = looks
     with Server(long_options(synthetic, n_slots=2)) as server:
         stop = threading.Event()
@@ -67,7 +67,7 @@ def test_no_scrape_looks_at_cells_while_another_thread_decodes(synthetic, looks)
 
 
 def test_figures_come_while_an_answer_runs(synthetic):
-    """What is published last is of a time not long ago, although nobody looks at the page."""
+    """The last published figures are recent, although nobody looks at the page."""
     with Server(long_options(synthetic)) as server, ThreadPoolExecutor(1) as pool:
         seen: set[float] = set()
         answer = pool.submit(complete, server, 0, N_PROMPT, 5000)

@@ -1,4 +1,4 @@
-"""The in-process server: its life, what it says when it cannot live, and the clients it was made for."""
+"""The in-process server: its life, its sentences where it cannot live, and the clients it was made for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from edgekv.vocab import KvMode
 
 @pytest.fixture(autouse=True)
 def logs(monkeypatch, tmp_path) -> Path:
-    """Temporary logs of servers that fail stay: not in the machine's folder."""
+    """A failed server keeps its temporary log: tests have a folder for it."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
@@ -112,14 +112,14 @@ def test_one_at_a_time(tiny):
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Also where the suite runs in the background, with SIGINT ignored."""
+    """Ctrl-C works also where the suite runs in the background, with SIGINT ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 def test_signals_are_pythons_at_every_moment(tiny, interruptible):
-    """Also in the moment in which the server becomes ready: the first signal after it answers is Python's."""
+    """The first signal after the server answers is Python's, also at the moment in which it becomes ready."""
     got: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: got.append(number))
     stop = threading.Event()

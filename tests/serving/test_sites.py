@@ -1,4 +1,4 @@
-"""A server on this machine is asked by programs of its owner, and by any web page that he has open. Requests here are as browsers send them."""
+"""Programs of its owner ask a server on this machine, and so may any web page that he has open. Requests here are as browsers send them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def refusal(answer: tuple[int, dict]) -> tuple[int, str]:
 
 
 def test_a_server_for_others(synthetic):
-    """On all addresses, behind a key and a name: what a person of the same network types is let in, and so is what was named."""
+    """The server listens on all addresses, behind a key and a name: it lets in addresses of the network and the hosts that were named."""
     key = {"Authorization": "Bearer k"}
     own = socket.gethostname()
     with Server(options(synthetic("llama"), host="0.0.0.0", api_key="k", allow_host=("chat.example.org", "fe80::1"), cors="https://other.example")) as server:
@@ -58,7 +58,7 @@ def test_a_server_for_others(synthetic):
 
 
 def test_a_host_that_is_no_name_is_said_at_the_start(synthetic, monkeypatch):
-    """However the system finds an address for it."""
+    """The host is refused however the system finds an address for it."""
     from edgekv.serving import server
 
     monkeypatch.setattr(server, "free_port", lambda host, port: 1)
@@ -69,7 +69,7 @@ def test_a_host_that_is_no_name_is_said_at_the_start(synthetic, monkeypatch):
 
 @pytest.fixture(scope="module")
 def alone(synthetic):
-    """For programs of this machine, without a key, as `edgekv serve` starts it."""
+    """A server for programs of this machine, without a key, as `edgekv serve` starts it."""
     with Server(options(synthetic("llama"))) as server:
         yield server
 
@@ -79,8 +79,8 @@ def n_computed(server: Server) -> float:
 
 
 def test_a_rebound_page_gets_nothing(alone):
-    """Its name was given the address 127.0.0.1, so that the browser takes the server for the page's own: no question is asked before, and
-    each answer is shown to it."""
+    """The page's name was given the address 127.0.0.1, so that the browser takes the server for the page's own: it asks no question before,
+    and shows each answer to the page."""
     before = n_computed(alone)
     for host in ("evil.example", f"evil.example:{alone.port}", "127.0.0.1.evil.example", "localhost.evil.example:80", "evil.example:localhost",
                  "[::1].evil.example", "x@127.0.0.1", "127.0.0.1, evil.example", "localhost:80:80", "[::1", ""):
@@ -96,7 +96,7 @@ def test_a_rebound_page_gets_nothing(alone):
 @pytest.mark.parametrize("host", ["localhost", "LocalHost:81", "localhost.:8080", "127.0.0.1", "127.0.0.1:1", "127.8.9.10:99", "[::1]", "[::1]:8080",
                                   "[0:0:0:0:0:0:0:1]:80", None])
 def test_this_machine_is_known_by_its_names(alone, host):
-    """None: a balancer's health check in HTTP/1.0; browsers always send one."""
+    """None is a balancer's health check in HTTP/1.0; browsers always send a host."""
     assert send(alone, "/v1/models", Host=host)[0] == 200
     assert send(alone, "/completion", PROMPT, Host=host, Content_Type=JSON)[0] == 200
 
@@ -108,7 +108,7 @@ def test_an_address_of_the_network_is_for_servers_that_listen_there(alone):
 @pytest.mark.parametrize("kind", ["text/plain", "text/plain;charset=UTF-8", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "",
                                   "text/plain; application/json", "application/jsonx", None])
 def test_what_a_browser_sends_without_a_question_does_not_run(alone, kind):
-    """Of another site's page, or of an old browser that says nothing of where it comes from."""
+    """Another site's page sends it, or an old browser that does not name its site."""
     before = n_computed(alone)
     status, sentence = refusal(send(alone, "/completion", PROMPT, Content_Type=kind))
     assert status == 415 and "Content-Type: application/json" in sentence
@@ -131,7 +131,7 @@ def test_pages_of_this_machine_may_send(alone, origin):
 
 
 def test_what_clients_send_besides_json(alone):
-    """Sound comes as a form; an action that has no body has no type."""
+    """Sound comes as a form. An action that has no body has no type."""
     form = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n\0\1\r\n--x--\r\n'
     for path in ("/v1/audio/transcriptions", "/audio/transcriptions"):
         status, body = send(alone, path, form, Content_Type="multipart/form-data; boundary=x")

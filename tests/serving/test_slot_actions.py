@@ -1,5 +1,5 @@
-"""What a slot can do besides answering, in every mode: conversations that take turns, are saved, restored and erased, that lose their middle
-and outgrow their context. The answers are those of mode off, which does the same."""
+"""A slot's actions in every mode: conversations take turns, are saved, restored and erased, lose their middle and outgrow their context.
+The answers are those of mode off under the same actions."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ N_SLOTS = 2
 
 
 class Clients:
-    """Four conversations on two slots. Every answer is the same token again and again, whatever the model thinks of it; what it thinks is
-    kept: `found` has the best token's logarithm of probability at each step."""
+    """Four conversations on two slots. Every answer repeats one token, whatever the model prefers; `found` has the best token's
+    log-probability at each step."""
 
     def __init__(self, server: Server, seed: int):
         self.server, self.rng = server, np.random.default_rng(seed)
@@ -85,7 +85,7 @@ def check_alike(one: Clients, other: Clients, apart: float) -> None:
 
 
 def stock_apart(plain: Clients, flash: Clients) -> float:
-    """How far stock's own two kernels are apart: without flash attention it sums in single precision, as our kernels do."""
+    """The distance of stock's own two kernels: without flash attention it sums in single precision, as our kernels do."""
     return float(np.abs(np.subtract(plain.found, flash.found)).max())
 
 
@@ -99,7 +99,7 @@ def test_every_mode_answers_as_mode_off_does(synthetic, tmp_path, every_isa: str
 
 
 def test_modes_agree_with_a_store_too(synthetic, tmp_path, every_isa):
-    """With a store more is found, and what was computed for its own place takes the place of what was moved."""
+    """A server with a store finds more, and rows computed for their own place take the place of moved ones."""
     model = synthetic("llama", n_head=6, dtype="f32")
     exact = play(model, "exact", tmp_path, 3, StoreSettings())
     check_alike(exact, play(model, "sparse", tmp_path, 3, StoreSettings()), apart=1e-3)

@@ -1,4 +1,4 @@
-"""What clients wait for, in /metrics: under our names, and under those that vLLM has."""
+"""The waits of clients in /metrics, under our names and under vLLM's."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def keep(server: Server, first: int) -> None:
 
 
 def test_a_store_that_fails_says_so(synthetic, tmp_path):
-    """Its folder is a file's: nothing can be written there, and the endpoint tells."""
+    """A file takes the folder's place: nothing can be written there, and the endpoint tells."""
     folder = tmp_path / "kept"
     folder.mkdir()
     with Server(options(synthetic("llama"), store=StoreSettings(8 << 20, folder, 1 << 30))) as server:
@@ -85,7 +85,7 @@ def families(server: Server) -> dict[str, Metric]:
 
 
 def histogram(family: Metric) -> tuple[list[float], float, float]:
-    """Counts up to each bound, all, and the sum."""
+    """(counts up to each bound, count of all, sum)."""
     assert family.type == "histogram", family.name
     by_name: dict[str, list] = {}
     for sample in family.samples:
@@ -100,7 +100,7 @@ def histogram(family: Metric) -> tuple[list[float], float, float]:
 
 
 def test_each_wait_is_counted_once(served):
-    """One slot: of three requests two wait, and the fourth is refused."""
+    """The server has one slot: of three requests two wait, and it refuses the fourth."""
     before = {name: histogram(families(served)[name]) for name in TWINS.values() if name.endswith("_seconds")}
     n_answers, n_tokens = 3, 30
     with ThreadPoolExecutor(4) as pool:
@@ -117,7 +117,7 @@ def test_each_wait_is_counted_once(served):
 
 
 def test_who_runs_and_who_waits(served):
-    """And who was refused."""
+    """The figures count refused requests too."""
     refused = exposed(served)["edgekv_requests_refused_total", ()]
     body = {"prompt": [1, 300, 301], "n_predict": 900, "ignore_eos": True}
     with ThreadPoolExecutor(6) as pool:

@@ -1,4 +1,4 @@
-"""Stores do not outlive their test: their threads would go on writing, and log into the next one."""
+"""A store ends with its test: its threads would go on writing, and log into the next test."""
 
 from __future__ import annotations
 

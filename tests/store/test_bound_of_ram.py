@@ -1,4 +1,4 @@
-"""The bound of RAM holds while a long chain is restored: its rows are streamed."""
+"""The bound of RAM holds while a long chain is restored: its rows stream through."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ WIDE = RowLayout((4096,) * 8, (4096,) * 8)
 N_BLOCKS = 12
 TOKENS = conversation(N_BLOCKS * BLOCK_TOKENS)
 BLOCK_BYTES = WIDE.block_bytes(BLOCK_TOKENS) + 4 * BLOCK_TOKENS
-"""Of RAM, with its tokens."""
+"""Bytes of a block in RAM, with its tokens."""
 WHOLE = WIDE.block_bytes(len(TOKENS))
 BESIDE = 6 << 20
-"""Of Python's own, and what a client of a server reads into."""
+"""Bytes of Python itself, and of the buffers of a server's client."""
 
 
 def open_store(ram_bytes: int, **where) -> PrefixStore:
@@ -57,7 +57,7 @@ def opens(request, tmp_path) -> Iterator[Callable[[int], PrefixStore]]:
 
 
 def stream(store: PrefixStore, restored: PrefixHit, check: Callable[[], None]) -> int:
-    """Read all rows as a loader does, the first layers of all blocks first; how many pieces are right."""
+    """Read all rows as a loader does, the first layers of all blocks first. Returns the number of right pieces."""
     right = np.zeros(len(restored.pieces), int)
     groups = layer_groups(WIDE, BLOCK_TOKENS)
     for layers in groups:
@@ -98,7 +98,7 @@ def test_a_chain_longer_than_ram_is_streamed(opens, n_ram):
 
 
 def test_what_is_in_use_is_not_evicted(tmp_path):
-    """Or its rows would be in memory and not in the bound."""
+    """The rows of an evicted block in use would be in memory beside the bound."""
     store = open_store(2 * BLOCK_BYTES)
     store.save(TOKENS[:512], exact(TOKENS[:512]), rows)
     restored = store.restore(TOKENS[:512], 0, EXACT, in_part=True)

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def second_file(folder: Path) -> Path:
-    """That of the second block."""
+    """The file of the second block."""
     return next(file.path for file in scan(folder) if read_header(file.path).tokens[0] == TOKENS[BLOCK_TOKENS])
 
 
@@ -103,7 +103,7 @@ def test_layers_are_read_in_pieces_of_some_size(rows, n_groups):
 
 @pytest.mark.parametrize("other", [False, True], ids=["the same rows", "other rows"])
 def test_one_that_was_evicted_and_written_again_is_not_damaged(folder, caplog, other):
-    """Between two layers. The same rows go on; of others none are taken, and their file stays."""
+    """The file changes between two layers. The same rows go on; other rows are not taken, and their file stays."""
     store = open_store(folder)
     restored = store.restore(TOKENS, 0, EXACT, in_part=True)
     assert read(restored, 0) == [True] * 3

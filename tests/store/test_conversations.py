@@ -1,4 +1,4 @@
-"""Blocks that belong to conversations, and go with them."""
+"""Blocks belong to conversations, and go with them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def n_found(store: PrefixStore, tokens: np.ndarray) -> int:
 
 
 def n_found_anew(store: PrefixStore, tokens: np.ndarray) -> int:
-    """With an empty RAM."""
+    """Tokens that a store with an empty RAM finds."""
     other = PrefixStore(store.identity, store.settings)
     n = n_found(other, tokens)
     other.close()
@@ -66,7 +66,7 @@ def test_what_others_share_stays(store, tmp_path):
 
 
 def test_all_turns_and_branches_go(store, tmp_path):
-    """A turn's last block is dropped when a longer one comes; an answer that was made again is a branch."""
+    """A longer block replaces a turn's last one; an answer that was made again is a branch."""
     for tokens in (COMMON[:300], COMMON, ONE, TWO):
         keep(store, tokens, "a1")
     delete(store, tmp_path, "a1")
@@ -74,7 +74,7 @@ def test_all_turns_and_branches_go(store, tmp_path):
 
 
 def test_what_was_not_noted_goes_with_what_it_follows(store, tmp_path):
-    """A process that was killed between the two."""
+    """A process was killed between the save and the note."""
     keep(store, COMMON, "a1")
     keep(store, ONE, None)
     delete(store, tmp_path, "a1")

@@ -1,4 +1,4 @@
-"""Files that somebody made to be read: the parser raises its own error alone, whatever they say."""
+"""Somebody made these files to be read: the parser raises its own error alone, whatever they say."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_any_value_is_refused_or_consistent(name, value):
 
 
 def path_in(folder: Path) -> Path:
-    """Where a folder has the block of these tokens."""
+    """The path that a folder has for the block of these tokens."""
     path = path_of(folder, identity().root_key(), child_link(identity().root_key(), Reading.EXACT, TOKENS))
     path.parent.mkdir(parents=True)
     return path
@@ -100,7 +100,7 @@ def test_a_crafted_pin_is_none(tmp_path):
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path):
-    """Opening a pipe waits for who writes into it."""
+    """Opening a pipe waits for a process that writes into it."""
     store = open_store(tmp_path)
     os.mkfifo(path_in(tmp_path))
     assert store.restore(TOKENS, 0, Reading.EXACT).n_tokens == 0

@@ -40,7 +40,7 @@ def kept(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def hashed(monkeypatch) -> list[int]:
-    """Of each piece that is hashed, where it begins."""
+    """The offset of each piece that is hashed."""
     calls: list[int] = []
     hash_piece = digests._hash_piece
     monkeypatch.setattr(digests, "_hash_piece", lambda descriptor, first: (calls.append(first), hash_piece(descriptor, first))[1])
@@ -48,14 +48,14 @@ def hashed(monkeypatch) -> list[int]:
 
 
 def settle(path: Path) -> Path:
-    """A file that nobody has touched for a while: its times cannot be set back, so the clock goes on."""
+    """A file that nobody has touched for a while. Its times cannot be set back, so the clock goes on."""
     while time.time_ns() - path.stat().st_ctime_ns <= digests.SETTLED_NS:
         time.sleep(0.1)
     return path
 
 
 def test_each_weight_counts_to_its_last_byte(model, kept, tmp_path):
-    """Of each tensor only the first 4 KiB counted: two fine-tunings that differ behind them took each other's rows."""
+    """Only the first 4 KiB of each tensor used to count: two fine-tunings that differ behind them took each other's rows."""
     places = {tensor.name: tensor.end - 1 for tensor in open_gguf(model).tensor_infos} | {"metadata": 40}
     data, found = np.fromfile(model, np.uint8), {digest_of_model(model, kept)}
     for offset in places.values():

@@ -1,4 +1,4 @@
-"""What goes wrong below RAM: processes that are killed, full and read-only disks, folders that vanish, processes that share."""
+"""Faults below RAM: processes that are killed, full and read-only disks, folders that vanish, processes that share."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_when_the_writer_is_behind_the_bound_of_ram_holds(tmp_path, monkeypatch)
 
 
 def test_one_process_removes_while_the_other_reads(tmp_path):
-    """Whatever is found is right, and nothing is said."""
+    """Every row that is found is right, and nothing is logged."""
     writer = start(WRITER, tmp_path / "prefixes")
     folder = tmp_path / "prefixes"
     stop, chance = time.monotonic() + 3, random.Random(2)

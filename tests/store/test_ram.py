@@ -162,7 +162,7 @@ def test_using_a_conversation_keeps_it():
 
 
 def test_stores_share_a_bound():
-    """Of two models, or one with two adapters: what was used last stays, whosever it is."""
+    """Two models, or one with two adapters, share a bound: the conversation that was used last stays, whosever it is."""
     shared, settings = SharedRam(), StoreSettings(ram_bytes=5 * BLOCK_BYTES)
     first, second = (PrefixStore(identity(name), settings, ram=shared) for name in ("one", "another"))
     old, new = conversation(512, seed=1), conversation(768, seed=2)

@@ -1,4 +1,4 @@
-"""What is loaded and what is computed, by the rates that were seen."""
+"""The store loads or computes tokens by the rates that it has seen."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rate(tokens_per_s: float | None, clock: Clock | None = None) -> Rate:
 
 
 def pieces(*sources: float | str | None, clock: Clock | None = None) -> PrefixHit:
-    """One of 256 tokens for each: in RAM, or in a place of so many tokens a second."""
+    """Pieces of 256 tokens: each in RAM, or in a place of so many tokens a second."""
     found = []
     for i, source in enumerate(sources):
         tokens = conversation(256, i)
@@ -91,7 +91,7 @@ def test_a_rate_is_of_what_was_seen_lately():
 
 
 def test_rows_that_come_and_rows_that_do_not_are_seen(tmp_path, monkeypatch):
-    """Of a folder: what was read, and what could not be."""
+    """A folder's rate counts rows that were read and rows that could not be."""
     seen: list[float] = []
     monkeypatch.setattr(Rate, "seen", lambda _, n_bytes, seconds: seen.append(n_bytes) if seconds >= 0 else None)
     tokens = conversation(600)

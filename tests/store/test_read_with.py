@@ -1,4 +1,4 @@
-"""What was sampled is taken by who samples with the same settings: a worse sample never passes for a better one."""
+"""Sampled rows serve a reader with the same settings: a worse sample never passes for a better one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def opened(folder: Path | None, url: str | None = None) -> PrefixStore:
 
 @pytest.fixture(params=["ram", "disk", "server"])
 def store(request, tmp_path):
-    """With blocks in one place only."""
+    """A store with blocks in one place only."""
     server = None
     if request.param == "server":
         server = RedisServer(tmp_path)
@@ -37,7 +37,7 @@ def store(request, tmp_path):
 
 
 def labelled(tokens: np.ndarray, reading: Reading) -> np.ndarray:
-    """A prompt, and what was generated behind it."""
+    """Readings of a prompt, and of tokens that were generated behind it."""
     readings = exact(tokens)
     readings[N_PROMPT:] = reading
     return readings
@@ -113,7 +113,7 @@ def test_a_key_tells_settings_from_tokens():
 
 
 def test_files_of_the_version_before_are_left_alone(tmp_path):
-    """Their labels say less. They are neither used nor damaged."""
+    """The labels of such files say less. The store neither uses nor damages them."""
     tokens = conversation(200)
     store = opened(tmp_path)
     save(store, tokens, COARSE)

@@ -206,7 +206,7 @@ def test_a_full_server_refuses_and_is_still_read(server, caplog):
 
 
 def listen(serve) -> int:
-    """A server that does with each connection what `serve` says; its port."""
+    """The port of a server that calls `serve` with each connection."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def run() -> None:
@@ -223,7 +223,7 @@ def silent(connection) -> None:
 
 
 def dribble(connection) -> None:
-    """Begins an answer that never ends, a byte now and then: no single read takes long."""
+    """Begin an answer that never ends, a byte now and then: no single read takes long."""
     try:
         connection.recv(1000)
         connection.sendall(b"$1000\r\n")

@@ -1,4 +1,4 @@
-"""One file that cannot be used is one file that is not used: the rest of the folder is."""
+"""A file that cannot be used is left out alone: the rest of the folder serves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def theirs(monkeypatch: pytest.MonkeyPatch, paths: set[Path], number: int = errno.EACCES) -> None:
-    """Another user's, whom tests that root runs cannot ask: neither these files nor what is in these folders can be opened, renamed or removed."""
+    """Make the files another user's, also for tests that root runs: nobody can open, rename or remove them or what these folders hold."""
     def refuse(call):
         def wrapped(path, *arguments, **more):
             touched = {Path(os.fsdecode(one)) for one in (path, *arguments) if isinstance(one, str | bytes | os.PathLike)}
@@ -66,7 +66,7 @@ def test_a_file_that_cannot_be_read_is_skipped_alone(folder, monkeypatch, caplog
 
 
 def test_a_tail_that_cannot_be_read_is_skipped_alone(folder, monkeypatch):
-    """A search opens what a chain could end with."""
+    """A search opens files of which a chain could have its end."""
     theirs(monkeypatch, {file_of(folder, 1, 88)})
     store = open_store(folder)
     assert [n_restored(store, tokens) for tokens in TOKENS] == [600, 512, 600]
@@ -74,7 +74,7 @@ def test_a_tail_that_cannot_be_read_is_skipped_alone(folder, monkeypatch):
 
 
 def test_a_disk_that_cannot_be_read_is_left_alone_as_a_whole(folder, monkeypatch, caplog):
-    """It is not the file's fault."""
+    """The disk fails, not the file."""
     theirs(monkeypatch, {file.path for file in scan(folder)}, errno.EIO)
     store = open_store(folder)
     assert n_restored(store, TOKENS[0]) == 0 and not store.places[0].working
@@ -82,7 +82,7 @@ def test_a_disk_that_cannot_be_read_is_left_alone_as_a_whole(folder, monkeypatch
 
 
 def test_a_folder_of_anothers_is_skipped_alone(folder, monkeypatch):
-    """The one in which the second blocks of a conversation lie."""
+    """The folder that holds the second blocks of a conversation is another user's."""
     theirs(monkeypatch, {file_of(folder, 1, 88).parent})
     store = open_store(folder)
     assert [n_restored(store, tokens) for tokens in TOKENS] == [600, 512, 600]
@@ -133,7 +133,7 @@ def test_anothers_temporaries_and_files_do_not_stop_the_bound(folder, monkeypatc
 
 
 def test_one_that_vanishes_between_two_looks_is_no_outage(folder, monkeypatch, caplog):
-    """Another process evicts the tail that a longer block takes the place of, at every moment."""
+    """Another process evicts a tail just when a longer block replaces it."""
     store = open_store(folder)
     longer = conversation(200, 5, after=TOKENS[1])
     exists = Path.exists

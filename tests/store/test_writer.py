@@ -1,4 +1,4 @@
-"""The thread that writes behind: it outlives what a place does to it, and at the end it is said what it could not write."""
+"""The thread that writes behind survives every fault of a place, and the log says at the end what it could not write."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ def test_nothing_is_said_where_all_was_written(tmp_path, caplog):
 
 
 def test_temporary_names_of_containers_do_not_collide():
-    """Two processes that share a folder, each with the number 1."""
+    """Two processes that share a folder have the number 1 each."""
     program = "import os; os.getpid = lambda: 1; from edgekv.store.files import temporary_name; print(temporary_name())"
     names = {subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout for _ in range(2)}
     assert len(names) == 2
 
 
 def test_one_that_exists_is_no_failure(tmp_path, monkeypatch, caplog):
-    """Another container's unfinished file of the same name, at any moment."""
+    """Another container has an unfinished file of the same name at any moment."""
     chosen = iter([f"{TEMPORARY}x", f"{TEMPORARY}x", f"{TEMPORARY}y"])
     monkeypatch.setattr(folder_module, "temporary_name", lambda: next(chosen))
     store = open_store(tmp_path)

@@ -1,4 +1,4 @@
-"""What changes a synthetic model's rows without being in its file: LoRA adapters and control vectors."""
+"""LoRA adapters and control vectors, which change a synthetic model's rows without being in its file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lora(path: Path, shape: SyntheticShape, seed: int = 0, alpha: float = RANK) 
 
 
 def control_vector(path: Path, shape: SyntheticShape, seed: int = 0) -> Path:
-    """A direction for each layer but the first, which llama.cpp has none for."""
+    """A direction for each layer but the first: llama.cpp has none for it."""
     writer = gguf.GGUFWriter(path, "controlvector")
     rng = np.random.default_rng(seed)
     for il in range(1, shape.n_layer):

@@ -1,6 +1,6 @@
-"""What arithmetic may change: each instruction set rounds otherwise, and where a prompt is cut decides which kernel reads what, and which
-numbers are rounded up. So what depends on arithmetic runs on every instruction set of the machine, and its bounds are measured there and
-then: no test has numbers of the processor that it was written on."""
+"""The bounds of arithmetic. Each instruction set rounds otherwise, and the cut of a prompt decides which kernel reads which tokens. So
+tests that depend on arithmetic run on every instruction set of the machine, and measure their bounds there and then: no test has numbers of
+one processor."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ ISAS = tuple(core.isa_available())
 SINGLE = tuple(isa for isa in ISAS if isa not in ROUNDING)
 
 _TIMES = 4
-"""Times the largest of a few differences: of thousands of numbers behind hundreds of tokens another is farther now and then."""
+"""The bound is so many times the largest of a few differences: of thousands of numbers behind hundreds of tokens one is farther now and
+then."""
 _LEAST = 1e-6
-"""Where all of the few came out alike, another order of sums need not."""
+"""The least bound: a few samples may agree where another order of sums does not."""
 
 
 def _with(isa: str) -> Iterator[str]:
@@ -35,56 +36,56 @@ def _with(isa: str) -> Iterator[str]:
 
 @pytest.fixture(params=ISAS)
 def every_isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Once with each instruction set, in this process."""
+    """A test runs once with each instruction set, in this process."""
     yield from _with(request.param)
 
 
 @pytest.fixture(params=SINGLE)
 def every_single_isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The same, less those whose prompts round to bf16: for bounds tighter than that."""
+    """The same without instruction sets whose prompts round to bf16, for tighter bounds."""
     yield from _with(request.param)
 
 
 @pytest.fixture
 def single_precision() -> Iterator[str]:
-    """One of those, the best: where something else than the processor's own kernels is tested."""
+    """The best of these, for tests of something else than the processor's own kernels."""
     yield from _with(core.isa() if core.isa() in SINGLE else SINGLE[-1])
 
 
 @dataclass(frozen=True)
 class Said:
-    """What a model answered: tokens, and for each of them logarithms of probability, float [token, n], the likeliest first."""
+    """A model's answer: tokens, and for each of them log-probabilities, float [token, n], the likeliest first."""
 
     tokens: Sequence[int]
     logprobs: np.ndarray
 
     def same_until(self, other: Said) -> int:
-        """The first token that is another; what follows depends on it. As many as there are: none is."""
+        """The first token that differs; the following ones depend on it. The number of tokens where none differs."""
         return next((i for i, (a, b) in enumerate(zip(self.tokens, other.tokens)) if a != b), len(self.tokens))
 
 
 def apart(one: Said, other: Said) -> float:
-    """The largest difference of two numbers in the same place, as far as both say the same."""
+    """The largest difference of two log-probabilities in the same place, as far as both answers agree."""
     n = one.same_until(other) + 1
     return float(np.abs(one.logprobs[:n] - other.logprobs[:n]).max())
 
 
 def check_near(one: Said, other: Said, bound: float) -> None:
-    """Nothing is farther apart, and where another token was taken the two likeliest were as good as each other."""
+    """Log-probabilities are within the bound, and where the tokens differ the two likeliest were within it too."""
     assert apart(one, other) <= bound, "a log-probability is too far from the other's"
     if (n := one.same_until(other)) < len(one.tokens):
         assert one.logprobs[n][0] - one.logprobs[n][1] <= bound, f"token {n} is another, and it was no close call"
 
 
 def spread_of_cuts(answer: Callable[..., Said], n: int) -> float:
-    """The bound for what a model says behind one prompt of `n` tokens, wherever it is cut: four times what any two of some cuts are apart.
-    `answer(*cuts)` reads the prompt cold, in pieces that end there: the last one of many tokens, of a few and of one, which different kernels
+    """The bound for an answer behind one prompt of `n` tokens, wherever it is cut: four times the largest distance of some cuts.
+    `answer(*cuts)` reads the prompt cold in pieces that end there. The last piece has many tokens, a few and one, which different kernels
     read."""
     found = [answer(*cuts) for cuts in ((), (n // 2,), (n - 40,), (n - 10,), (n - 1,))]
     return max(_LEAST, _TIMES * max(apart(one, other) for one, other in combinations(found, 2)))
 
 
 def of_stock(isa: str, stock: float) -> float:
-    """The bound for modes that compute what stock does, where stock's own two kernels are `stock` apart, one of which sums in half
-    precision: half of that, and a fifth where ours are in single precision."""
+    """The bound for modes that compute as stock does. Stock's own two kernels are `stock` apart, and one of them sums in half precision:
+    half of that, and a fifth where ours are in single precision."""
     return stock / (2 if isa in ROUNDING else 5)

@@ -26,7 +26,7 @@ def real_cupy() -> Ops:
 
 
 def on(ops: Ops, array: np.ndarray):
-    """A copy of the array where ops works."""
+    """A copy of the array where `ops` works."""
     with ops:
         return ops.upload(array.copy())
 

@@ -15,7 +15,7 @@ ARCH, WIDTH, HEADS, FF, VOCAB = "gemma4-assistant", 64, 4, 96, 384
 
 
 def write(path: Path, target_width: int = 128, head_dim: int = 64, n_head_kv: int = 2) -> Path:
-    """Three layers of which the first is computed: it attends everything, in what the target's last layer stored."""
+    """The draft computes the first of three layers: it attends all tokens, in the rows that the target's last layer stored."""
     rng = np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, ARCH)
     writer.add_context_length(4096)

@@ -1,4 +1,4 @@
-"""What the attention of a context computed in a step, and what it would be over all of the cache, in double precision."""
+"""The attention that a context computed in a step, and full attention over all of its cache in double precision."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _ggml.ggml_nelements.restype, _ggml.ggml_nelements.argtypes = ctypes.c_int64, [c
 
 
 class Capture:
-    """Copies of the queries ("Qcur") and of the attention's output ("kqv_out") of each layer, of the steps for which it is `on`.
-    `arguments`: for the Context."""
+    """Copies of the queries ("Qcur") and of the attention's output ("kqv_out") of each layer, for steps in which it is `on`. `arguments`
+    are for the Context."""
 
     def __init__(self) -> None:
         self.on = False
@@ -57,8 +57,8 @@ class Full:
 
 
 def full(run: Runtime, layer: int, q: np.ndarray, cells: Sequence[int], weights: np.ndarray | None = None) -> Full:
-    """Attention of a query over these cells of stream 0, each as often as its weight says, without soft-cap and sinks; f16 caches only,
-    for others are stored turned."""
+    """Attention of a query over these cells of stream 0, each with its weight, without soft-cap and sinks. The cache is f16: other types
+    are stored turned."""
     keys, values = (as_values(rows(layer)[0][cells]) for rows in (run.cells.keys, run.cells.values))
     q = q.reshape(-1, keys.shape[2]).astype(np.float64)
     keys, values = (np.repeat(rows, len(q) // keys.shape[1], axis=1) for rows in (keys, values))

@@ -1,4 +1,4 @@
-"""Command lines as documents show them: which calls of `edgekv` a line of a shell has, and whether the program takes their words."""
+"""Command lines as documents show them: the calls of `edgekv` in a line of a shell, and whether the program takes their words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIGNS = set("();<>|&")
 
 
 def calls(line: str) -> list[list[str]]:
-    """The words behind each `edgekv` that the line runs, in pipes, behind variables and in $(...) too."""
+    """The words behind each `edgekv` that the line runs, also in pipes, behind variables and in $(...)."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     found: list[list[str]] = []
@@ -37,7 +37,7 @@ def calls(line: str) -> list[list[str]]:
 
 
 def parse(words: Sequence[str]) -> click.Context:
-    """What click makes of them, short of running the command. Raises UsageError, MissingParameter where something is left out."""
+    """The parsed command, which is not run. Raises UsageError, or MissingParameter where something is left out."""
     left = list(words)
     command: click.Group = cli
     context = click.Context(cli, info_name="edgekv")
@@ -54,7 +54,7 @@ def parse(words: Sequence[str]) -> click.Context:
 
 
 def commands(command: click.Command = cli, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Every command with its words, e.g. ("bench", "kv"); groups too, and the root, which has none."""
+    """(words, command) of every command, e.g. ("bench", "kv"), of groups too, and of the root, which has no words."""
     yield path, command
     if isinstance(command, click.Group):
         context = click.Context(command)

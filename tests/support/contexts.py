@@ -94,7 +94,7 @@ def attached(path: Path, options: KvOptions = KvOptions(), **arguments) -> Itera
 
 
 def n_hooked(run: Runtime) -> int:
-    """Ubatches so far that nodes of ours attended, those of a run that goes on included."""
+    """Ubatches so far that nodes of ours attended, those of the present run included."""
     seen = core.run_so_far(run._native_handle())
     return run.stats.n_ubatches_hooked + (0 if seen.ends_run else seen.n_ubatches_hooked)
 

@@ -24,8 +24,8 @@ def tokens_and_steps(sizes=STEP_SIZES, seed: int = 0):
 
 
 def step_logits(llama, prompt: Sequence[int], steps: Sequence[Sequence[int]], mode: str) -> np.ndarray:
-    """Logits after every token of `steps`, float32 [token, n_vocab]: the prompt is read by stock nodes, so that all modes begin with the
-    same rows, then one decode for each step. The model must have been loaded with logits_all."""
+    """Logits after every token of `steps`, float32 [token, n_vocab]. Stock nodes read the prompt, so that all modes begin with the same
+    rows; then each step is one decode. The model must have been loaded with logits_all."""
     llama.reset()
     llama._ctx.kv_cache_clear()
     llama.kv.mode = "off"

@@ -80,7 +80,7 @@ class Reference:
         return np.einsum("thc,chd->thd", weights / weights.sum(-1, keepdims=True), values)
 
     def _turn(self, rows: np.ndarray, head_dim: int, n: int) -> Callable[[np.ndarray], np.ndarray]:
-        """How what is stored as `rows` is turned, by blocks of n channels; to do it twice undoes it."""
+        """A function that turns rows as the cache of `rows` stores them, by blocks of n channels. Turning twice undoes it."""
         if rows.dtype.names is None or head_dim % 64:
             return lambda x: x
         matrix = np.ones((1, 1))

@@ -1,4 +1,4 @@
-"""Random events on the cells of a context, a model of what they leave, and what must be true after each of them."""
+"""Random events on the cells of a context, a model of their effect, and the invariants after each of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SAMPLED = dict(mode="sparse", resolution=200, exact_tokens=0)
 
 
 class Model:
-    """What should be in the cache: for each sequence the positions it holds."""
+    """The positions that each sequence should hold."""
 
     def __init__(self, n_seq: int):
         self.sequences: list[set[int]] = [set() for _ in range(n_seq)]
@@ -71,7 +71,7 @@ def act(rng: np.random.Generator, context: Context, model: Model, saved: list) -
 
 
 def check(run: Runtime) -> testing.NativeCheck:
-    """Sketches equal a rebuild, slots hold what home holds, the tables agree with each other."""
+    """Sketches equal a rebuild, slots hold what home holds, and the tables agree with each other."""
     found = testing.check(run._native_handle())
     assert found.n_groups_wrong == 0, f"sketches differ from a rebuild: {found}"
     assert found.n_slots_wrong == 0, f"slots differ from home: {found}"
@@ -88,8 +88,8 @@ def check(run: Runtime) -> testing.NativeCheck:
 
 
 def follow_events(path, n_events: int, sketch: str, unified: bool, page_tokens: int, n_threads: int = 2, **options) -> tuple[int, int]:
-    """Random events on a context that holds four conversations, with plans after each step, `check`ed after each decode. Returns the groups and
-    slots compared; groups without tokens have nothing to compare."""
+    """Random events on a context that holds four conversations, with plans after each step, `check`ed after each decode. Returns the
+    numbers of groups and slots compared; groups without tokens have nothing to compare."""
     rng = np.random.default_rng(5)
     kv = KvOptions(**SAMPLED, recent_tokens=0, sketch=sketch, page_tokens=page_tokens, plan_every=1, **options)
     with attached(path, kv, n_ctx=256 if unified else 4 * 256, unified=unified, n_threads=n_threads) as (context, run):

@@ -1,4 +1,4 @@
-"""A context in mode evict, one sequence of it, and what its heads attend."""
+"""A context in mode evict, a sequence of it, and the pages that its heads attend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
 
 ONE = dict(n_seq=1, n_batch=128, n_ubatch=128)
 TOLERANCE = 1e-3
-"""Of one kernel against another on the tiny models, in nats; attending what was dropped is a thousand times as far away."""
+"""The bound of one kernel from another on the tiny models, in nats; attending a dropped page is a thousand times as far away."""
 
 
 def evict(keep: int = 512, **more) -> KvOptions:

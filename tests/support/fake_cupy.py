@@ -23,7 +23,7 @@ NATIVE = ROOT / "native"
 
 
 def build(folder: Path) -> Path:
-    """The kernels on the emulated device, as a library."""
+    """A library of the kernels on the emulated device."""
     compiler = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
     if compiler is None:
         pytest.skip("a C++ compiler is needed to build the emulated device")
@@ -80,7 +80,7 @@ class Stream:
             self.synchronize()
 
     def push_small(self, work: Callable[[], object]) -> None:
-        """Array arithmetic, of which a policy has dozens in a step: all that follows each other is one operation."""
+        """Queue array arithmetic. A policy has dozens of such operations in a step: consecutive ones count as one."""
         self.append_small(work)
         if self.device.eager:
             self.synchronize()
@@ -172,7 +172,7 @@ def _index(index: object) -> object:
 
 
 class Allocation:
-    """What cupy's pool gives: free for others once the stream is through with what was queued before."""
+    """An allocation of cupy's pool: it is free for others once the stream has done the work queued before."""
 
     def __init__(self, memory: np.ndarray):
         self.memory, self.stream = memory, Stream.now()
@@ -229,7 +229,7 @@ class Array:
 
 
 def lazily(function: Callable, *inputs: object) -> Array:
-    """A new array of what the function makes of the inputs, when the stream gets to it. Its shape is told by zeros in their place."""
+    """A new array of the function's result, which is computed when the stream gets to it. The function of zeros tells its shape."""
     values = [_value(x) for x in inputs]
     with np.errstate(all="ignore"):
         like = function(*(np.zeros_like(value) if isinstance(value, np.ndarray) else value for value in values))

@@ -1,4 +1,4 @@
-"""GPUs that a test makes up: what edgekv._native.device_calls says about them, with no library behind it."""
+"""GPUs that a test makes up: the answers of edgekv._native.device_calls, with no library behind it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RATES = Rates(link_copy=25e9, link_gather=22e9, link_pageable=11e9, vram=450e9, 
 
 
 class Gpus:
-    """The devices of this machine, and how often each of them was measured."""
+    """The devices of this machine, and the number of measurements."""
 
     def __init__(self, *infos: DeviceInfo):
         self.infos = list(infos)

@@ -30,7 +30,7 @@ BUDGETS = (0.25, 0.5)
 
 
 def scenarios() -> Iterator[tuple[str, Scenario]]:
-    """Of each name, what is simulated: every policy, and what else a scenario can have."""
+    """(name, scenario): every policy, and every other setting of a scenario."""
     for policy in POLICY_NAMES:
         for budget in BUDGETS:
             for observe in ("honest", "sampled"):

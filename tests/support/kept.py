@@ -1,4 +1,4 @@
-"""A server of a tiny model that keeps prefixes, and what it says of where the tokens of a prompt came from."""
+"""A server of a tiny model that keeps prefixes, and its account of where a prompt's tokens came from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def serve(model: Path, kv: dict = EXACT, store: StoreSettings | None = StoreSett
 
 
 def ask(server: Server, tokens: list[int], n: int = 8, **more) -> dict:
-    """The answer, its tokens and where those of the prompt came from."""
+    """The answer with its tokens, and where the tokens of the prompt came from."""
     return post(server.url, "/completion", {"prompt": [int(token) for token in tokens], "n_predict": n, "temperature": 0, "return_tokens": True,
                                             "ignore_eos": True, **more})
 

@@ -1,4 +1,4 @@
-"""Opening a model on the device under test; for the files that run inside the installed package."""
+"""Opening a model on the device under test. Files that run inside the installed package use it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ STEPS = (1, 1, 2, 5, 16, 1)
 LONG_STEPS = (17, 64, 1)
 """Up to 64 tokens run on the plane too, in groups; a longer ubatch is a prompt."""
 ALL = dict(mode="sparse", resolution=1e9, exact_tokens=0)
-"""Everything is read for certain, of attention as even as that of random weights."""
+"""Every row is read for certain: the attention of random weights is even."""
 SAMPLED = dict(mode="sparse", resolution=100, exact_tokens=0, recent_tokens=16)
 
 
@@ -53,7 +53,7 @@ from double precision (48 models), a query in 8 bits 2,000 times."""
 
 
 def link_bytes() -> int:
-    """What the emulated device has read of host memory: by copies, and by kernels in place."""
+    """Bytes of host memory that the emulated device has read: by copies, and by kernels in place."""
     path = next(Path(line.split(maxsplit=5)[5].strip()) for line in Path("/proc/self/maps").read_text().splitlines() if "libedgekv-emulated" in line)
     count = ctypes.CDLL(str(path)).edgekv_emulated_link_bytes
     count.restype = ctypes.c_uint64
@@ -61,6 +61,6 @@ def link_bytes() -> int:
 
 
 def cache_bytes(llama: Llama) -> int:
-    """All pages that hold a token."""
+    """Bytes of all pages that hold a token."""
     tiers = llama.kv.tiers()
     return (tiers.n_resident + tiers.n_home + tiers.n_filling + tiers.n_moving) * tiers.slot_bytes

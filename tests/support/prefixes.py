@@ -1,4 +1,4 @@
-"""Conversations for a prefix store, whose rows tell which tokens they were computed from."""
+"""Conversations for a prefix store. Their rows tell from which tokens they were computed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LAYOUT = RowLayout(k_bytes=(8, 16), v_bytes=(4, 8))
 """36 bytes of each token, in two layers."""
 
 BLOCK_BYTES = LAYOUT.block_bytes(BLOCK_TOKENS) + 4 * BLOCK_TOKENS
-"""Of RAM, with its tokens."""
+"""Bytes of a block in RAM, with its tokens."""
 
 
 def identity(name: str = "a model", layout: RowLayout = LAYOUT) -> ModelIdentity:
@@ -30,7 +30,7 @@ def conversation(n: int, seed: int = 0, *, after: Sequence[int] | np.ndarray = (
 
 
 def rows_of(tokens: np.ndarray, readings: np.ndarray, layout: RowLayout = LAYOUT) -> list[np.ndarray]:
-    """For each layer K, and then for each layer V: uint8 [n, bytes]. A row depends on all tokens up to its own, and on how they were read."""
+    """For each layer K, and then for each layer V: uint8 [n, bytes]. A row depends on all tokens up to its own and on their readings."""
     prefix, state = [], 0
     for token, reading in zip(tokens.tolist(), np.maximum.accumulate(readings).tolist()):
         state = zlib.crc32(token.to_bytes(4, "little", signed=True), state)
@@ -46,7 +46,7 @@ def rows_of(tokens: np.ndarray, readings: np.ndarray, layout: RowLayout = LAYOUT
 
 
 def payload_of(rows: list[np.ndarray], first: int, n: int) -> np.ndarray:
-    """As RowLayout describes it."""
+    """Rows in the order that RowLayout describes."""
     n_layer = len(rows) // 2
     parts = [rows[which * n_layer + layer][first : first + n].ravel() for layer in range(n_layer) for which in (0, 1)]
     return np.concatenate(parts)
@@ -54,7 +54,7 @@ def payload_of(rows: list[np.ndarray], first: int, n: int) -> np.ndarray:
 
 def reader(tokens: np.ndarray, readings: np.ndarray | None = None, calls: list[tuple[int, int]] | None = None,
            layout: RowLayout = LAYOUT) -> Callable[[int, int], np.ndarray]:
-    """What `PrefixStore.save` reads rows with; `calls` gets what it was asked for."""
+    """A function that gives `PrefixStore.save` its rows; `calls` collects its arguments."""
     rows = rows_of(tokens, exact(tokens) if readings is None else readings, layout)
 
     def read(first: int, n: int) -> np.ndarray:
@@ -70,7 +70,7 @@ def exact(tokens: np.ndarray) -> np.ndarray:
 
 
 def check_rows(restored: PrefixHit, tokens: np.ndarray, n_have: int, accepts: Reading, layout: RowLayout = LAYOUT) -> int:
-    """All rows are those of exactly these tokens, without a gap, and read as it is accepted; how many there are."""
+    """All rows belong to exactly these tokens, without a gap, and their reading is accepted. Returns their number."""
     expected = rows_of(tokens, exact(tokens), layout)
     at, n_layer = n_have, len(layout.k_bytes)
     for piece in restored.pieces:
@@ -97,13 +97,13 @@ def check_rows(restored: PrefixHit, tokens: np.ndarray, n_have: int, accepts: Re
 
 
 def plans(most: int) -> st.SearchStrategy:
-    """Of each conversation: which earlier one it branches from, after how many tokens, how many follow, and from where it was read how."""
+    """(earlier conversation to branch from, tokens before the branch, tokens behind it, changes of the reading) of each conversation."""
     changes = st.lists(st.tuples(st.integers(0, 1500), st.sampled_from(Reading)), max_size=2)
     return st.lists(st.tuples(st.integers(0, 9), st.integers(0, 900), st.integers(1, 700), changes), min_size=1, max_size=most)
 
 
 def grow(plan: Sequence[tuple]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Tokens and readings of each."""
+    """(tokens, readings) of each conversation."""
     grown: list[tuple[np.ndarray, np.ndarray]] = []
     for seed, (which, at, n, changes) in enumerate(plan):
         before = grown[which % len(grown)][0][:at] if grown else np.empty(0)
@@ -116,7 +116,7 @@ def grow(plan: Sequence[tuple]) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def reachable(tokens: np.ndarray, readings: np.ndarray, asked: np.ndarray, accepts: Reading) -> int:
-    """Tokens of `asked` that one saved conversation can give: whole blocks have the label of their last token."""
+    """Tokens of `asked` that one saved conversation can give. A whole block has the label of its last token."""
     n = next((i for i, (a, b) in enumerate(zip(tokens, asked)) if a != b), min(len(tokens), len(asked)))
     for first in range(0, len(tokens), BLOCK_TOKENS):
         if readings[min(len(tokens), first + BLOCK_TOKENS) - 1] > accepts:

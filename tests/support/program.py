@@ -28,7 +28,7 @@ class Screen:
         self.greeting = ""
 
     def until(self, pattern: str, timeout: float = 90) -> str:
-        """What was shown since the last call, up to and with `pattern`."""
+        """The text shown since the last call, up to and with `pattern`."""
         end = time.monotonic() + timeout
         while True:
             shown = CONTROL.sub("", self._raw)
@@ -47,7 +47,7 @@ class Screen:
         self.child.send(text)
 
     def say(self, line: str, pattern: str) -> str:
-        """What follows a line, up to and with `pattern`."""
+        """The text shown after a line, up to and with `pattern`."""
         self.type(f"{line}\r")
         return self.until(pattern)
 
@@ -57,7 +57,7 @@ class Screen:
         return self.child.exitstatus
 
     def leave(self, pattern: str = "") -> None:
-        """With Ctrl-D."""
+        """Leave with Ctrl-D."""
         self.type("\x04")
         self.until(pattern)
         assert self.ends() == EXIT_OK, "the chat ended with another exit code"

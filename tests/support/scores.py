@@ -1,4 +1,4 @@
-"""A context that grows token by token, as a policy sees it, and the check of a policy against a plain loop."""
+"""A context that grows token by token, as a policy sees it, and a check of a policy against a plain loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def masses(rng: np.random.Generator, shape: PageShape = SHAPE) -> np.ndarray:
 
 
 def growing(shape: PageShape = SMALL, n_steps: int = 60, prompt: int = 40, seed: int = 3, n_budget: int = 4) -> Iterator[Observation]:
-    """A prompt that is not observed, then a token in each step, each page of `page_tokens` filling up."""
+    """A prompt without observation, then an observed token in each step. Pages of `page_tokens` fill up."""
     rng = np.random.default_rng(seed)
     norms = rng.gamma(9, 1, shape.axes).astype(np.float32)
     for n_tokens in (prompt, *range(prompt + 1, prompt + n_steps + 1)):
@@ -38,7 +38,7 @@ def growing(shape: PageShape = SMALL, n_steps: int = 60, prompt: int = 40, seed:
 
 def check(name: str, expected: Callable[[Observation], np.ndarray], settings: dict | None = None, shape: PageShape = SMALL,
           **options: int) -> Policy:
-    """`expected` is called with each observed step, and says what the scores then are: float [row, head, :n_used_end]."""
+    """`expected(step)` gives the scores after each observed step: float [row, head, :n_used_end]."""
     policy = make(name, shape, settings)
     for seen in growing(shape, **options):
         policy.update(seen)

@@ -1,4 +1,4 @@
-"""`edgekv serve` as a process of its own, for tests that ask it as clients do."""
+"""`edgekv serve` as a process of its own, which tests ask as clients do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EDGEKV = [sys.executable, "-c", "from edgekv.cli.main import main; main()"]
 
 @dataclass
 class Served:
-    """A running server. `lines` are what it said when it was ready."""
+    """A running server. `lines` are its words up to the moment when it was ready."""
 
     process: subprocess.Popen
     url: str
@@ -34,7 +34,7 @@ class Served:
 
 
 def environment(home: Path, **variables: str) -> dict[str, str]:
-    """Of a user without variables and files of options; one thread, as several wait for each other on a busy machine."""
+    """The environment of a user without variables and files of options. One thread: several wait for each other on a busy machine."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("EDGEKV_", "XDG_"))}
     return clean | {"HOME": str(home), "EDGEKV_THREADS": "1"} | variables
 

@@ -1,4 +1,4 @@
-"""What servers and the plan say of themselves, as a report finds it in files."""
+"""Documents of servers and of the plan, as a report finds them in files."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
 
 N_PROMPT = 600
 ALL = dict(mode="sparse", resolution=1e9, exact_tokens=0)
-"""Everything is read for certain, of attention as even as that of random weights."""
+"""Every row is read for certain: the attention of random weights is even."""
 
 
 def open_model(path, **options) -> Llama:
@@ -32,8 +32,8 @@ def logits_of(llama: Llama, steps, options: KvOptions, seed: int = 0) -> np.ndar
 
 
 def exact_and_its_spread(llama: Llama, steps) -> tuple[np.ndarray, float]:
-    """Logits of `exact`, and twice what it is at most from itself with other numbers of threads: sums in another order, which a step of
-    8-bit activations makes visible, or not: one number of threads is too few to see it."""
+    """Logits of `exact`, and twice its largest distance from itself with other numbers of threads: sums in another order, which a step of
+    8-bit activations may or may not make visible. One number of threads is too few to see it."""
     exact = logits_of(llama, steps, llama.kv.options.with_(mode="exact"))
     spread = []
     for n_threads in (1, 3, 4):
@@ -44,7 +44,7 @@ def exact_and_its_spread(llama: Llama, steps) -> tuple[np.ndarray, float]:
 
 
 def whole_pages(llama: Llama, row: int, head: int) -> set[int]:
-    """Of the last step: the pages of which every token was read for certain, the newest page as far as it is filled."""
+    """The pages of which the last step read every token for certain, the newest page as far as it is filled."""
     cells, weights = llama.kv.last_rows(row, head)
     certain = np.bincount(cells[weights == 1] // 16, minlength=llama.n_ctx() // 16)
     size = np.clip(llama.n_tokens - 16 * np.arange(len(certain)), 0, 16)

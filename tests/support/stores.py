@@ -1,4 +1,4 @@
-"""Prefix stores of the conversations of `prefixes`: opened, filled and asked."""
+"""Prefix stores for the conversations of `prefixes`: open, fill and ask them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def open_store(folder: Path | None = None, ram_bytes: int = 1 << 30, who: ModelI
 
 
 def save(store: PrefixStore, tokens: np.ndarray, readings: Sequence[int] | None = None, calls: list[tuple[int, int]] | None = None) -> Saved:
-    """Into RAM. `calls` gets what rows were read."""
+    """Save into RAM. `calls` collects the rows that were read."""
     readings = exact(tokens) if readings is None else np.asarray(readings, np.uint8)
     return store.save(tokens, readings, reader(tokens, readings, calls))
 
 
 def save_through(store: PrefixStore, tokens: np.ndarray, readings: Sequence[int] | None = None,
                  calls: list[tuple[int, int]] | None = None) -> Saved:
-    """Into every place."""
+    """Save into every place."""
     saved = save(store, tokens, readings, calls)
     assert store.flush(20), "writing takes too long"
     return saved
 
 
 def n_restored(store: PrefixStore, tokens: np.ndarray, n_have: int = 0, accepts: Reading = Reading.EXACT) -> int:
-    """Tokens that the store gives, with the rows that they should have."""
+    """Tokens that the store gives, with their right rows."""
     return check_rows(store.restore(tokens, n_have, accepts), tokens, n_have, accepts)

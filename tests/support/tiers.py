@@ -18,7 +18,7 @@ from edgekv.pages.shape import PageShape
 
 
 def settled(shape: PageShape, n_slots: int, pages: range | int) -> PageTable:
-    """A page table with these pages at home."""
+    """A page table that has these pages at home."""
     table = PageTable(shape, n_slots)
     pages = np.arange(pages) if isinstance(pages, int) else np.array(pages)
     table.change(pages, np.zeros(len(pages), bool))
@@ -28,7 +28,7 @@ def settled(shape: PageShape, n_slots: int, pages: range | int) -> PageTable:
 
 
 def promote(table: PageTable, ids, reason: Reason = Reason.HOT) -> np.ndarray:
-    """Pages into slots, at once; returns the slots."""
+    """Move pages into slots at once. Returns the slots."""
     ids, slots = table.reserve(np.array(ids, np.int64), reason)
     table.commit(ids)
     return slots
@@ -47,7 +47,7 @@ def plan(scores: np.ndarray | None, pinned: np.ndarray | None, wanted: np.ndarra
 
 def observation(shape: PageShape, n_used: int, mass: np.ndarray | None = None, changed=(), observed: bool = True,
                 n_tokens: int = 1) -> Observation:
-    """Pages 0 .. n_used - 1 of the only stream, full of consecutive positions."""
+    """Pages 0 .. n_used - 1 of the only stream hold consecutive positions."""
     pages = np.arange(shape.n_pages)
     positions = np.where(pages < n_used, (pages + 1) * shape.page_tokens - 1, -1).astype(np.int32)
     mass = np.zeros(shape.axes, np.float32) if mass is None else mass.astype(np.float32)
@@ -57,11 +57,8 @@ def observation(shape: PageShape, n_used: int, mass: np.ndarray | None = None, c
 
 
 class FakeArena:
-    """A transport over versions in place of bytes: a page's contents are a number that changes when its cells do.
-
-    Like native code it takes a page out of its table at once when its cells change, and does not publish one that changed under
-    its copy.
-    """
+    """A transport over versions in place of bytes: a page's contents are a number that changes with its cells. Like native code it takes a
+    page out of its table at once when its cells change, and does not publish a page that changed under its copy."""
 
     def __init__(self, shape: PageShape, seed: int = 0, delay: float = 0.0, fail: float = 0.0, refuse: float = 0.0):
         self.shape = shape
@@ -118,7 +115,7 @@ class FakeArena:
         self._copies.clear()
 
     def check(self, table: PageTable) -> None:
-        """The page table is native's, and each slot has its page's bytes."""
+        """The page table is the arena's, and each slot has its page's bytes."""
         table.check()
         residency = table.residency
         slots = residency.slot.reshape(-1)
@@ -132,7 +129,7 @@ class FakeArena:
 
 
 class CopyError(Exception):
-    """What the fake device raises."""
+    """An error of the fake device."""
 
 
 class FakeStream:
@@ -181,13 +178,13 @@ class FakeEvent:
 
 
 class FakeDevice(FakeArena):
-    """The same behind a step's stream and a side stream, for `DeviceArena`: `step` queues a step, which reads, when the device gets
-    to it, the slots of the page table as it was when the step was queued, and finds its pages' bytes in them."""
+    """A FakeArena behind a step's stream and a side stream, for `DeviceArena`. `step` queues a step that finds its pages' bytes in their
+    slots when the device gets to it, by the page table of the time when it was queued."""
 
     def __init__(self, shape: PageShape, seed: int = 0, delay: float = 0.0, fail: float = 0.0, refuse: float = 0.0, prompts: float = 0.0):
         super().__init__(shape, seed, delay, fail, refuse)
         self.prompts = prompts
-        """How many steps are parts of prompts; some of them are the last, after which another was expected."""
+        """The share of steps that are parts of prompts. Some are the last part although another was expected."""
         self.asked: dict[int, int] = {}
         self.filled_slots: dict[int, int] = {}
         self.fill_all: bool | None = None
@@ -232,7 +229,7 @@ class FakeDevice(FakeArena):
                 np.array([self.filled_slots.get(slot) == i for i, slot in zip(ids.tolist(), slots.tolist())], bool))
 
     def _end_fills(self) -> None:
-        """What this step leaves in slots that it was asked to fill: all, where it was a prompt, but for pages that it did not see."""
+        """Fill the slots that a prompt's step was asked to fill, but for pages that it did not see."""
         if not self.prompts:
             return
         self.transport.in_prompt = self.random.random() < self.prompts
@@ -250,7 +247,7 @@ class FakeDevice(FakeArena):
         self.steps.push(write)
 
     def holds(self, slot: int, i: int) -> bool:
-        """In the order of the steps: what they are to leave in slots is there for those behind them."""
+        """Fills of queued steps count: they come before whatever reads behind them."""
         return super().holds(slot, i) or any(fills.get(slot) == i for fills in self.queued)
 
     def gather(self, ids: np.ndarray, slots: np.ndarray, stream: FakeStream) -> None:

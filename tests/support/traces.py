@@ -1,4 +1,4 @@
-"""Traces out of random numbers, for tests that need no model, and their replay."""
+"""Traces of random numbers, for tests that need no model, and their replay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgekv.lab.traces.trace import Trace, TraceHeader
 
 def header(n_rows: int = 3, n_heads: int = 2, depth: int = 300, n_warmup: int = 5, n_steps: int = 40, group: int = 2,
            lacking: bool = True) -> TraceHeader:
-    """lacking: the last row has one head less."""
+    """With `lacking` the last row has one head less."""
     exists = np.ones((n_rows, n_heads), bool)
     exists[-1, -1] = not lacking
     return TraceHeader("random.gguf", "noise", depth, n_warmup, n_steps, n_heads, (depth + n_steps - 1) // 16 + 1, 16,
@@ -33,7 +33,7 @@ def masses(header: TraceHeader, seed: int = 0) -> np.ndarray:
 
 
 def sampled(header: TraceHeader, mass: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Mass as a sample of rows has it, without bias and zero where none was drawn, and how many were: the rows of a page are alike."""
+    """(mass, rows read): mass of a sample of rows, without bias and zero where none was drawn. The rows of a page are alike."""
     share = mass / np.array(header.groups, np.float32)[None, :, None, None]
     p = np.minimum(header.resolution * share / header.page_tokens, 1)
     n_read = np.random.default_rng(seed + 1).binomial(header.page_tokens, p)

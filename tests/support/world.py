@@ -1,4 +1,4 @@
-"""A sequence without a model, and the hierarchy over what it attends."""
+"""A sequence without a model, and the hierarchy over its attention."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SHAPE = PageShape(3, 2, 16, page_tokens=4)
 
 
 class World:
-    """One sequence that grows and is cut, what it attends, and the hierarchy over it."""
+    """One sequence that grows and is cut, its attention, and the hierarchy over it."""
 
     def __init__(self, shape: PageShape = SHAPE, n_slots: int = 20, seed: int = 0, hot: list[int] | None = None, ops: Ops | None = None,
                  device: bool = False, **options):
-        """ops: where scores and mass live; device: copies go over a fake device's streams."""
+        """`ops`: where scores and mass live. `device`: copies go over a fake device's streams."""
         faults = {name: options.pop(name) for name in ("delay", "fail", "refuse", "prompts") if name in options}
         self.shape = shape
         self.ops = ops or Ops()
@@ -80,7 +80,7 @@ class World:
         self.check()
 
     def steps(self, n: int, cut: int | None = None, observed: bool = True) -> None:
-        """n steps of a token each; `cut`: each time back to so many tokens before."""
+        """Take n steps of a token each. With `cut` each one begins behind so many tokens."""
         for _ in range(n):
             if cut is not None:
                 self.cut(cut)

@@ -1,7 +1,12 @@
-"""`edgekv serve`: its options become settings, and mistakes get a sentence."""
+"""`edgekv serve`: its options become settings, mistakes get a sentence, and the program says its first lines and ends as it should."""
 
 from __future__ import annotations
 
+import re
+import signal
+import subprocess
+import sys
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,13 +14,14 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from support.program import EDGEKV
 from support.served import serving
 
 from edgekv.cli.common.caches import cache_options, caches_text, split_cache_options, without_password
 from edgekv.cli.common.config_file import use_config_file
 from edgekv.cli.main import cli
 from edgekv.cli.serve import _announce
-from edgekv.errors import EXIT_DOES_NOT_FIT, EXIT_USAGE, ConfigError, DoesNotFit
+from edgekv.errors import EXIT_DOES_NOT_FIT, EXIT_OK, EXIT_USAGE, ConfigError, DoesNotFit
 from edgekv.models import geometry
 from edgekv.serving.server import Server
 from edgekv.serving.server_options import ServerOptions
@@ -113,3 +119,55 @@ def test_a_key_of_llama_cpps_own_variable_counts(synthetic, tmp_path):
     with serving(tmp_path, str(synthetic("llama")), "--ctx", "256", LLAMA_API_KEY="theirs") as served:
         assert served.ask("/v1/models").status == 401
         assert served.ask("/v1/models", key="theirs").status == 200
+
+
+# ---- the program -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "at_birth"), [
+    (signal.SIGTERM, signal.SIG_DFL), (signal.SIGINT, signal.SIG_DFL), (signal.SIGINT, signal.SIG_IGN)], ids=str)
+def test_serve(environment, edgekv, default_model, number, at_birth, tmp_path):
+    """`at_birth`: a script that starts the server with & makes it ignore SIGINT."""
+    log = tmp_path / "server.log"
+    server = subprocess.Popen(
+        [*EDGEKV, "serve", "--port", "0", "--ctx", "512", "--alias", "smol", "--log-file", str(log), "--", "--metrics"],
+        env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, at_birth),  # noqa: PLW1509 (as a shell does it; no thread runs yet)
+    )
+    try:
+        needed, announced, example = (server.stderr.readline() for _ in range(3))
+        assert re.match(r"needs \S+ \S+ \(weights 92.1 MiB, KV home 11.2 MiB.*\), \S+ GiB are free$", needed), needed
+        assert re.search(r"^edgekv: takes \S+ \S+ \(weights 92.1 MiB, KV home 11.2 MiB.*\), \S+ GiB are free$", log.read_text(), re.M)
+        url = re.search(r"serving smol at (http://127.0.0.1:\d+/v1) \(512 tokens of context, KV (?:exact|sparse: resolution 2,000, .*)\)", announced)[1]
+        python = re.match(r"try: \S+ -c '(.*)'$", example)[1]
+        assert url in python
+        answer = subprocess.run([sys.executable, "-c", python], capture_output=True, text=True, timeout=120, check=True)
+        assert answer.stdout.strip()
+        port = url.split(":")[2].split("/")[0]
+        second = edgekv("serve", "--port", port)
+        assert second.returncode == EXIT_USAGE and f"port {port} on 127.0.0.1 is in use" in second.stderr
+        server.send_signal(number)
+        out, err = server.communicate(timeout=60)
+        assert (server.returncode, out, err) == (EXIT_OK, "", "stopping\n")
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_serve_says_what_mode_sparse_has(environment, default_model):
+    server = subprocess.Popen([*EDGEKV, "serve", "--port", "0", "--ctx", "1024", "--kv-budget", "2MiB", "--slots", "2"],
+                              env={**environment, "EDGEKV_KV": "sparse", "EDGEKV_RESOLUTION": "16000"}, stderr=subprocess.PIPE,
+                              text=True)
+    try:
+        announced = list(islice(server.stderr, 2))[-1]
+        assert "(1,024 tokens of context for each of 2 slots, KV sparse: resolution 16,000, arena 2.0 MiB, cache 1.0 GiB of RAM)" in announced
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(timeout=60) == EXIT_OK
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_serve_lists_the_options_of_the_server_below(edgekv):
+    result = edgekv("serve", "--", "--help")
+    assert result.returncode == EXIT_OK and "--slot-save-path" in result.stdout

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.adapters import control_vector, lora
 from support.clients import post
-from support.kept import EXACT, ask, conversation, n_read, serve, sources
+from support.kept import EXACT, ask, conversation, from_disk, n_read, serve
 
 from edgekv.models.reader import open_gguf
 from edgekv.models.synth import SyntheticShape
@@ -58,10 +58,7 @@ def test_one_thing_that_is_changed_without_an_option(tiny, tmp_path, monkeypatch
     extra = ("--lora", str(files["adapter"]), "--control-vector", str(files["vector"]))
 
     def found() -> int:
-        with serve(files["model"], kv, where, extra=extra) as server:
-            n = sources(server, PROMPT)["disk"]
-            server.prefixes.flush()
-            return n
+        return from_disk(files["model"], kv, where, PROMPT, extra=extra)
 
     assert (found(), found()) == (0, len(PROMPT))
     CHANGES[name](files, monkeypatch)
@@ -73,10 +70,7 @@ def test_the_range_of_a_control_vector(tiny, tmp_path):
 
     def found(first: int, last: int, strength: str = "1") -> int:
         options = ("--control-vector-scaled", f"{vector}:{strength}", "--control-vector-layer-range", str(first), str(last))
-        with serve(tiny, EXACT, where, extra=options) as server:
-            n = sources(server, PROMPT)["disk"]
-            server.prefixes.flush()
-            return n
+        return from_disk(tiny, EXACT, where, PROMPT, extra=options)
 
     assert [found(1, 3), found(1, 2), found(2, 3), found(1, 3, "0.5"), found(1, 3)] == [0, 0, 0, 0, len(PROMPT)]
 
@@ -84,14 +78,8 @@ def test_the_range_of_a_control_vector(tiny, tmp_path):
 def test_the_context_that_chooses_factors(synthetic, tmp_path):
     """Rows written with 1,024 tokens have short factors; long ones would rotate K wrongly."""
     model, where = synthetic("longrope", dtype="f32"), StoreSettings(folder=tmp_path / "kept")
-
-    def found(n_ctx: int) -> int:
-        with serve(model, EXACT, where, n_ctx=n_ctx) as server:
-            n = sources(server, PROMPT)["disk"]
-            server.prefixes.flush()
-            return n
-
-    assert [found(1024), found(2048), found(512), found(4096)] == [0, 0, len(PROMPT), len(PROMPT)]
+    found = [from_disk(model, EXACT, where, PROMPT, n_ctx=n_ctx) for n_ctx in (1024, 2048, 512, 4096)]
+    assert found == [0, 0, len(PROMPT), len(PROMPT)]
 
 
 def test_where_files_of_adapters_lie_does_not_matter(tiny, tmp_path):
@@ -100,9 +88,7 @@ def test_where_files_of_adapters_lie_does_not_matter(tiny, tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         path = lora(tmp_path / name / "adapter.gguf", SHAPE)
-        with serve(tiny, EXACT, where, extra=("--lora", str(path))) as server:
-            found.append(sources(server, PROMPT)["disk"])
-            server.prefixes.flush()
+        found.append(from_disk(tiny, EXACT, where, PROMPT, extra=("--lora", str(path))))
     assert found == [0, len(PROMPT)]
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from support.kept import EXACT, SPARSE, ask, conversation, n_read, serve, sources
+from support.kept import EXACT, SPARSE, ask, conversation, from_disk, n_read, serve, sources
 
 from edgekv.errors import ConfigError
 from edgekv.live.cells import EARLIER, SAMPLED
@@ -201,10 +201,7 @@ def test_sparse_prompts_have_a_resolution_too(tiny, tmp_path):
     sparse = SPARSE | {"prompts": "sparse", "prompt_resolution": 20.0}
 
     def found(kv: dict) -> int:
-        with serve(tiny, kv, where, n_ctx=4096) as server:
-            n = sources(server, prompt)["disk"]
-            server.prefixes.flush()
-            return n
+        return from_disk(tiny, kv, where, prompt, n_ctx=4096)
 
     assert found(sparse) == 0
     n_finer = found(sparse | {"prompt_resolution": 30.0})

@@ -33,6 +33,14 @@ def conversation(seed: int, n: int) -> list[int]:
     return [1, *np.random.default_rng(seed).integers(260, 320, n - 1).tolist()]
 
 
+def from_disk(model: Path, kv: dict, where: StoreSettings, tokens: list[int], **more) -> int:
+    """Tokens of a prompt that a new server takes from disk. It keeps what it computes."""
+    with serve(model, kv, where, **more) as server:
+        n = sources(server, tokens)["disk"]
+        server.prefixes.flush()
+    return n
+
+
 def sources(server: Server, tokens: list[int], n: int = 4) -> dict:
     """Tokens of the prompt by where they came from."""
     usage = post(server.url, "/v1/completions", {"prompt": tokens, "max_tokens": n, "temperature": 0})["usage"]

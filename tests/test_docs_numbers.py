@@ -44,8 +44,8 @@ def test_instruction_sets():
     names = re.findall(r'return "(\w+)";', source)
     assert len(names) == 5
     assert said("native/include/edgekv.h", r"EDGEKV_ISA=([\w|]+) selects")[0].split("|") == names
-    (row,) = re.findall(r"^\| `EDGEKV_ISA` \| (.*)$", (ROOT / "cli/README.md").read_text(encoding="utf-8"), re.M)
-    assert list(dict.fromkeys(re.findall(r"`(\w+)`", row))) == names
+    (line,) = re.findall(r"^\| `EDGEKV_ISA` \| (.*)$", (ROOT / "cli/README.md").read_text(encoding="utf-8"), re.M)
+    assert list(dict.fromkeys(re.findall(r"`(\w+)`", line))) == names
 
 
 def test_headers():

@@ -66,11 +66,11 @@ def test_written_model(tmp_path, weight_type):
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         assert tensor.name == weights.name and np.isfinite(values).all()
         if not weights.is_vector:
-            rows = values[-100:]  # the first ones of the embedding are small on purpose
-            assert rows.std() == pytest.approx(weights.std, rel=0.06)
-            # what rows have in common is 96 numbers here: their own mean is within three of its deviations
-            assert abs(rows.mean()) < (3 * weights.shared * 96 ** -0.5 if weights.shared else 0.03) * weights.std
-            assert len(np.unique(rows, axis=0)) == len(rows)
+            last = values[-100:]  # the first ones of the embedding are small on purpose
+            assert last.std() == pytest.approx(weights.std, rel=0.06)
+            # what they have in common is 96 numbers here: their own mean is within three of its deviations
+            assert abs(last.mean()) < (3 * weights.shared * 96 ** -0.5 if weights.shared else 0.03) * weights.std
+            assert len(np.unique(last, axis=0)) == len(last)
 
 
 def test_the_same_arguments_give_the_same_bytes(tmp_path):

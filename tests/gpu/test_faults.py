@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 from support.decoding import kld
-from support.opening import check, open_model
+from support.opening import check, decoded, open_model
 
 from edgekv.errors import EdgeKVError
 from edgekv.rates.measuring.decoder import Decoder
@@ -27,14 +27,11 @@ def works(path, device: str, mode: str = "sparse", vram: int | None = 8 * MIB, n
     decoder = Decoder(llama)
     tokens = np.random.default_rng(3).integers(260, 350, 900 + n_steps).tolist()
     decoder.decode(tokens[:900])
-    rows = []
-    for token in tokens[900:]:
-        decoder.decode([token])
-        rows.append(decoder.logits())
+    logits = decoded(decoder, tokens[900:])
     check(llama.kv)
     decoder.close()
     llama.close()
-    return np.stack(rows)
+    return logits
 
 
 def test_a_budget_that_is_too_small(model, device):
@@ -115,17 +112,17 @@ def test_two_contexts(model, device, mode):
     pair = [open_model(model, device, mode, 8 * MIB, n_ctx=2048) for _ in range(2)]
     decoders = [Decoder(llama) for llama in pair]
     tokens = np.random.default_rng(3).integers(260, 350, 924).tolist()
-    rows: list[list[np.ndarray]] = [[], []]
+    logits: list[list[np.ndarray]] = [[], []]
     for decoder in decoders:
         decoder.decode(tokens[:900])
     for token in tokens[900:]:
-        for decoder, row in zip(decoders, rows):
+        for decoder, found in zip(decoders, logits):
             decoder.decode([token])
-            row.append(decoder.logits())
-    for llama, decoder, row in zip(pair, decoders, rows):
+            found.append(decoder.logits())
+    for llama, decoder, found in zip(pair, decoders, logits):
         check(llama.kv)
-        assert np.isfinite(np.stack(row)).all()
-        assert kld(alone, np.stack(row)).max() < 1e-4
+        assert np.isfinite(np.stack(found)).all()
+        assert kld(alone, np.stack(found)).max() < 1e-4
         decoder.close()
         llama.close()
 

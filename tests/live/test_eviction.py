@@ -128,7 +128,7 @@ def test_heads_keep_their_own_on_an_ordinary_context(synthetic):
         used = np.unique(np.flatnonzero(run.cells.stream().positions >= 0) // 16)
         kept = (dropped(run)[:, :, used] == 0).sum(axis=-1)
         assert (abs(kept - 16) <= 1).all(), "each head its 256 tokens, and what came since the last look"
-        assert len(used) > 18 and len({tuple(row) for row in dropped(run).reshape(6, -1).tolist()}) > 1, "they keep different ones"
+        assert len(used) > 18 and len({tuple(pages) for pages in dropped(run).reshape(6, -1).tolist()}) > 1, "they keep different ones"
         assert run.stats.n_dropped > 0 and run.stats.n_freed == chat.position - len(chat.positions())
         assert run.tiers().n_dropped == int(dropped(run).sum())
         run.mode = "exact"  # what is left, all of it

@@ -186,10 +186,10 @@ def test_rows_by_chance_are_read_in_place(synthetic):
     for token in range(16):
         llama.eval([260 + token])
     now = llama.kv.layer_selection()
-    rows = (now["n_read"] - now["n_hits"]).sum() - (selected["n_read"] - selected["n_hits"]).sum()
+    n_rows = (now["n_read"] - now["n_hits"]).sum() - (selected["n_read"] - selected["n_hits"]).sum()
     row_bytes = llama.kv.tiers().slot_bytes / llama.kv.options.cache.page_tokens
-    assert rows > 0
-    assert link_bytes() - before == pytest.approx(rows * row_bytes, rel=0.25), "besides tables, and the keys of the open group"
+    assert n_rows > 0
+    assert link_bytes() - before == pytest.approx(n_rows * row_bytes, rel=0.25), "besides tables, and the keys of the open group"
 
 
 def test_pages_migrate_and_are_hit(synthetic):
@@ -224,7 +224,7 @@ def test_several_sequences(synthetic, unified: bool, mode: str, n_each: int):
             ends = [70, 90, 120]  # prompts, on both planes
             for seq, n in enumerate(ends):
                 context.decode(rng.integers(260, 350, n), range(n), [seq] * n)
-            rows = []
+            of_steps = []
             before = n_hooked(run)
             for _ in range(4):
                 tokens = rng.integers(260, 350, (3, n_each))
@@ -235,9 +235,9 @@ def test_several_sequences(synthetic, unified: bool, mode: str, n_each: int):
                     found = context.decode(tokens[:, first : first + n_at_once].ravel(), [end + i for end in ends for i in part],
                                            [seq for seq in range(3) for _ in part])
                     logits_of_step.append(found.reshape(3, n_at_once, -1))
-                rows.append(np.concatenate(logits_of_step, axis=1).reshape(3 * n_each, -1))
+                of_steps.append(np.concatenate(logits_of_step, axis=1).reshape(3 * n_each, -1))
                 ends = [end + n_each for end in ends]
-            logits[where] = np.concatenate(rows)
+            logits[where] = np.concatenate(of_steps)
             if where == "emulated":
                 assert n_hooked(run) - before == 4
             check(run)

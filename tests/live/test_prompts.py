@@ -176,11 +176,11 @@ def test_cells_that_are_reused_and_gaps(synthetic):
 def expected_outputs(run: Runtime, q: np.ndarray, n_tokens: int, n_head_kv: int, seen: Callable[[int, int], np.ndarray]):
     """Outputs [token, query head, head_dim] and mass [token, query head, cell] of layer 0 in double precision; seen(token, KV head)."""
     outputs, masses = [], []
-    for token, row in enumerate(q.reshape(n_tokens, -1)):
+    for token, query in enumerate(q.reshape(n_tokens, -1)):
         output, mass = [], []
         for kv in range(n_head_kv):
             cells = seen(token, kv)
-            of = full(run, 0, row, cells)
+            of = full(run, 0, query, cells)
             group = len(of.output) // n_head_kv
             spread = np.zeros((group, run.cells.n_cells))
             spread[:, cells] = of.mass[kv * group : (kv + 1) * group]

@@ -87,11 +87,11 @@ def test_several_sequences(synthetic, unified: bool):
             ends = [100, 150, 200]
             for seq, n in enumerate(ends):
                 context.decode(rng.integers(260, 350, n), range(n), [seq] * n)
-            rows = []
+            found = []
             for _ in range(6):
-                rows.append(context.decode(rng.integers(260, 350, 3), ends, [0, 1, 2]))
+                found.append(context.decode(rng.integers(260, 350, 3), ends, [0, 1, 2]))
                 ends = [end + 1 for end in ends]
-            logits[mode] = np.concatenate(rows)
+            logits[mode] = np.concatenate(found)
             check(run)
     assert kld(logits["exact"], logits["sparse"]).max() < 1e-6
 
@@ -119,14 +119,14 @@ def test_a_finer_resolution_reads_more_and_errs_less(synthetic):
     llama = open_model(synthetic("llama"))
     steps = (1,) * 24
     exact, bound = exact_and_its_spread(llama, steps)
-    rows, errors, klds = [], [], []
+    n_read, errors, klds = [], [], []
     for resolution in (30, 300, 3000):
         before = llama.kv.selection()
         found = logits_of(llama, steps, llama.kv.options.with_(**SAMPLED | {"resolution": resolution, "error_every": 1}))
         seen = llama.kv.selection().since(before)
         assert seen.n_errors == seen.n_selections * 2, "each query head of the two that share a KV head"
-        rows.append(seen.rows_per_head), errors.append(seen.error), klds.append(float(kld(exact, found).mean()))
-    assert rows[0] < rows[1] < rows[2] <= N_PROMPT + 24
+        n_read.append(seen.rows_per_head), errors.append(seen.error), klds.append(float(kld(exact, found).mean()))
+    assert n_read[0] < n_read[1] < n_read[2] <= N_PROMPT + 24
     assert errors[0] > 2 * errors[1] > 4 * errors[2] > 0 and klds[0] > klds[1] > klds[2]
 
 

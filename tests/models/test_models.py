@@ -93,12 +93,12 @@ def _last_logits(path: Path, flash_attn: bool) -> np.ndarray:
     tokens = llama.tokenize(b"The quick brown fox jumps over the lazy dog, again and again. " * 2)
     assert 90 < len(tokens) < 200, f"the text has {len(tokens)} tokens"
     llama.eval(tokens[:-4])
-    rows = []
+    logits = []
     for token in tokens[-4:]:
         llama.eval([token])
-        rows.append(np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(llama.ctx, -1), (llama.n_vocab(),)).copy())
+        logits.append(np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(llama.ctx, -1), (llama.n_vocab(),)).copy())
     llama.close()
-    return np.array(rows)
+    return np.array(logits)
 
 
 def _refusal(path: Path) -> str:

@@ -50,20 +50,20 @@ def main() -> int:
     for first in range(0, len(prompt), 2048):
         decoder.decode(prompt[first : first + 2048])
     forced = np.load(given.tokens)["tokens"] if given.tokens else None
-    tokens, best, gap, logits = [], [], [], []
-    row = decoder.logits()
+    tokens, best, gap, kept = [], [], [], []
+    logits = decoder.logits()
     print("== decode", flush=True)
     print("== decode", file=sys.stderr, flush=True)
     for step in range(given.steps):
-        token = int(forced[step]) if forced is not None else int(row.argmax())
+        token = int(forced[step]) if forced is not None else int(logits.argmax())
         decoder.decode([token])
-        row = decoder.logits()
-        top = np.partition(row, -2)[-2:]
+        logits = decoder.logits()
+        top = np.partition(logits, -2)[-2:]
         tokens.append(token)
-        best.append(int(row.argmax()))
+        best.append(int(logits.argmax()))
         gap.append(float(top.max() - top.min()))
         if given.logits:
-            logits.append(row)
+            kept.append(logits)
         if given.check_every and (step + 1) % given.check_every == 0:
             check(llama.kv)
     runtime = llama.kv
@@ -71,7 +71,7 @@ def main() -> int:
     memory = runtime.memory()
     print(f"hooked {sum(hooked)} of {len(hooked)} layers; {runtime.stats.n_ubatches_hooked} steps; memory {memory}")
     np.savez(given.out, tokens=tokens, best=best, gap=gap, hooked=hooked, n_hooked=runtime.stats.n_ubatches_hooked,
-             **({"logits": np.stack(logits)} if logits else {}))
+             **({"logits": np.stack(kept)} if kept else {}))
     if given.mode != "off":
         check(runtime)
     decoder.close()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from edgekv.config import KvOptions
 from edgekv.live.runtime import Runtime
 from edgekv.llama import Llama
+from edgekv.rates.measuring.decoder import Decoder
 
 
 def open_model(path: Path | str, device: str, mode: str, vram: int | None = None, n_ctx: int = 4096, **more: Any) -> Llama:
@@ -17,6 +21,15 @@ def open_model(path: Path | str, device: str, mode: str, vram: int | None = None
     kv = KvOptions(mode=mode, device=device, **budget, **options)
     settings = {"n_batch": 2048, "n_ubatch": 512, "verbose": False, "n_gpu_layers": 0 if device == "cpu" else -1, **more}
     return Llama(str(path), kv_options=kv, n_ctx=n_ctx, **settings)
+
+
+def decoded(decoder: Decoder, tokens: Iterable[int]) -> np.ndarray:
+    """Logits behind each of these tokens, float32 [token, n_vocab]."""
+    logits = []
+    for token in tokens:
+        decoder.decode([token])
+        logits.append(decoder.logits())
+    return np.stack(logits)
 
 
 def check(runtime: Runtime) -> None:

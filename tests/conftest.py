@@ -18,7 +18,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _ROOT]
 
 
-pytest_plugins = ("support.arithmetic", "support.fake_cupy", "support.fake_gpus", "support.served")
+pytest_plugins = ("support.arithmetic", "support.fake_cupy", "support.fake_gpus", "support.serve_process")
 
 
 QUICK = ("arrays", "config", "hierarchy", "memory", "models", "policies", "prefetch", "store", "test_house.py", "test_imports.py")

@@ -9,7 +9,7 @@ import time
 import pytest
 from click.testing import CliRunner
 from support import stores
-from support.prefixes import conversation, exact, identity
+from support.prefix_rows import conversation, exact, identity
 from support.stores import n_restored, open_store
 
 from edgekv.cli.cache import cache

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import pexpect
 import pytest
-from support.prefixes import conversation
+from support.prefix_rows import conversation
 from support.program import CONTROL, EDGEKV
 from support.stores import open_store, save
 

@@ -15,7 +15,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from support.program import EDGEKV
-from support.served import serving
+from support.serve_process import serving
 
 from edgekv.cli.common.caches import cache_options, caches_text, split_cache_options, without_password
 from edgekv.cli.common.config_file import use_config_file

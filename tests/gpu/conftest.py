@@ -15,7 +15,7 @@ DEVICE = os.environ.get("EDGEKV_GPU_TESTS", "")
 
 collect_ignore_glob = [] if DEVICE else ["test_*.py"]
 
-DECODE = Path(__file__).resolve().parents[1] / "support" / "decode.py"
+DECODE = Path(__file__).resolve().parents[1] / "support" / "decode_process.py"
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +57,7 @@ def shaped() -> Callable[[str, int], Path]:
 
 @pytest.fixture
 def decoded(tmp_path: Path, device: str) -> Callable[..., dict]:
-    """`decoded(model, mode, **options)`: the results of decode.py in a process of its own, so that a crash fails its test alone."""
+    """`decoded(model, mode, **options)`: the results of decode_process.py in a process of its own, so that a crash fails its test alone."""
     import numpy as np
 
     def run(model: Path, mode: str, expect: int | None = 0, **options: object) -> dict:

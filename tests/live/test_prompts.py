@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from support.attention import Capture, _ggml, full
 from support.contexts import attached, drop, dropped
 from support.decoding import kld
 from support.double import Reference
+from support.full_attention import Capture, _ggml, full
 
 from edgekv._native import core, paging, testing
 from edgekv.config import KvOptions

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from support.attention import Capture, full
 from support.contexts import Context, attached
 from support.decoding import kld
+from support.full_attention import Capture, full
 
 from edgekv.config import KvOptions, SelectionOptions
 from edgekv.lab.texts.text import find_text

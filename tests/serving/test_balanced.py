@@ -12,10 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support import kept
+from support import prefix_server
 from support.clients import post, send, until
 from support.redis_server import RedisServer, free_port
-from support.served import Served, serving
+from support.serve_process import Served, serving
 
 README = Path(__file__).resolve().parents[2] / "edgekv/store/README.md"
 N_TOKENS = 600
@@ -73,7 +73,7 @@ def n_computed(served: Served) -> float:
 
 
 def conversation(seed: int) -> list[int]:
-    return kept.conversation(seed, N_TOKENS)
+    return prefix_server.conversation(seed, N_TOKENS)
 
 
 def test_a_conversation_stays_where_it_is_and_survives_what_fails(balanced):

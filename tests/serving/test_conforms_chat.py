@@ -11,7 +11,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from support.served import serving
+from support.serve_process import serving
 
 HELLO = [{"role": "user", "content": "Say hello."}]
 

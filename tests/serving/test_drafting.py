@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.clients import Endpoint
-from support.endpoint import options
+from support.local_server import options
 
 from edgekv.config import KvOptions
 from edgekv.serving.server import Server

@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
-from support.endpoint import SPARSE, complete
+from support.local_server import SPARSE, complete
 
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, EdgeKVError

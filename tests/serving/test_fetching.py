@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import kept as conversations
+from support import prefix_server
 from support.clients import send, until
-from support.kept import EXACT, ask, n_read
+from support.prefix_server import EXACT, ask, n_read
 from support.redis_server import RedisServer
 
 from edgekv.serving.prefixes import Prefixes
@@ -36,11 +36,11 @@ def shared(tmp_path) -> Iterator[StoreSettings]:
 
 def conversation(seed: int, n: int = 700) -> list[int]:
     """Conversations differ from their first token on."""
-    return [300 + seed, *conversations.conversation(seed, n)[1:]]
+    return [300 + seed, *prefix_server.conversation(seed, n)[1:]]
 
 
 def serve(model: Path, store: StoreSettings, kv: dict = EXACT) -> Server:
-    return conversations.serve(model, kv, store, n_ctx=4096, n_slots=2)
+    return prefix_server.serve(model, kv, store, n_ctx=4096, n_slots=2)
 
 
 def keep(model: Path, store: StoreSettings, kv: dict = EXACT, seed: int = 1) -> dict:
@@ -98,9 +98,9 @@ def test_a_slow_server_keeps_nobody_else_waiting(tiny, shared, monkeypatch, kv, 
 def test_where_fetched_tokens_came_from_is_said(tiny, shared):
     keep(tiny, shared)
     with serve(tiny, shared) as server:
-        assert conversations.sources(server, conversation(1)) == {"slot": 0, "shared": 0, "ram": 0, "disk": 0, "remote": 700}
-        conversations.sources(server, conversation(2))
-        assert conversations.sources(server, conversation(1)[:600])["remote"] == 0
+        assert prefix_server.sources(server, conversation(1)) == {"slot": 0, "shared": 0, "ram": 0, "disk": 0, "remote": 700}
+        prefix_server.sources(server, conversation(2))
+        assert prefix_server.sources(server, conversation(1)[:600])["remote"] == 0
         (stats,) = server.prefixes.stats()
         assert stats.remote.hit_tokens == 700 and stats.in_flight_bytes == 0
 

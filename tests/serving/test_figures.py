@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.clients import until
-from support.endpoint import N_TOKENS, SPARSE, ask, complete, exposed, options, settled
+from support.local_server import N_TOKENS, SPARSE, ask, complete, exposed, options, settled
 
 from edgekv.live import page_map
 from edgekv.pages.residency import State

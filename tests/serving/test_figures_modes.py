@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from support.endpoint import N_TOKENS, ask, complete, exposed, options, settled
+from support.local_server import N_TOKENS, ask, complete, exposed, options, settled
 
 from edgekv.config import KvOptions
 from edgekv.serving.server import Server

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support import kept
+from support import prefix_server
 from support.clients import post
 
 from edgekv.serving.server import Server
@@ -16,11 +16,11 @@ N = 600
 
 
 def serve(model: Path, folder: Path, **more) -> Server:
-    return kept.serve(model, store=StoreSettings(ram_bytes=64 << 20, folder=folder), **more)
+    return prefix_server.serve(model, store=StoreSettings(ram_bytes=64 << 20, folder=folder), **more)
 
 
 def conversation(seed: int, n: int = N) -> list[int]:
-    return kept.conversation(seed, n)
+    return prefix_server.conversation(seed, n)
 
 
 def n_cached(server: Server, tokens: list[int], n: int = 4, **more) -> int:

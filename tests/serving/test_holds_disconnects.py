@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.clients import Endpoint, request_bytes, reset
-from support.endpoint import options
+from support.local_server import options
 
 from edgekv.serving.server import Server
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support.clients import Endpoint, request_bytes
-from support.endpoint import options
+from support.local_server import options
 
 from edgekv.serving.server import Server
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 from support.clients import Endpoint
-from support.endpoint import exposed, options
+from support.local_server import exposed, options
 
 from edgekv.serving.server import Server
 from edgekv.store.settings import StoreSettings

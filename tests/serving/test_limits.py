@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.clients import CHAT, Reply, Stream, drained, send, until
-from support.served import serving
+from support.serve_process import serving
 
 from edgekv.config import KvOptions
 from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, ConfigError

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support import kept
+from support import prefix_server
 from support.clients import CHAT, Reply, send
 
 from edgekv.serving.server import Server
@@ -24,11 +24,11 @@ def keys(tmp_path: Path) -> Path:
 
 
 def serve(model: Path, keys: Path | None, store: StoreSettings | None = None, **more) -> Server:
-    return kept.serve(model, store=store, api_key_file=keys, **more)
+    return prefix_server.serve(model, store=store, api_key_file=keys, **more)
 
 
 def conversation(seed: int, n: int = N) -> list[int]:
-    return kept.conversation(seed, n)
+    return prefix_server.conversation(seed, n)
 
 
 def ask(server: Server, path: str, body: dict | None, key: str | None = None, method: str | None = None, **headers: str) -> Reply:

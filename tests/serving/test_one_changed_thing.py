@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.adapters import control_vector, lora
 from support.clients import post
-from support.kept import EXACT, ask, conversation, from_disk, n_read, serve
+from support.prefix_server import EXACT, ask, conversation, from_disk, n_read, serve
 
 from edgekv.models.reader import open_gguf
 from edgekv.models.synth import SyntheticShape

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.clients import until
-from support.prefixes import LAYOUT, conversation
+from support.prefix_rows import LAYOUT, conversation
 
 from edgekv._native.prefix_callbacks import CachedTokens, SequenceTokens
 from edgekv.config import KvOptions

@@ -14,7 +14,7 @@ import pytest
 from support.browser import browser as opened
 from support.browser import contrast, look
 from support.clients import until
-from support.endpoint import N_TOKENS, SPARSE, complete, options, settled
+from support.local_server import N_TOKENS, SPARSE, complete, options, settled
 
 from edgekv.config import KvOptions
 from edgekv.serving import page

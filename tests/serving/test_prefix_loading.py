@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import kept
+from support import prefix_server
 from support.arithmetic import Said, apart, check_near, spread_of_cuts
 from support.clients import send
-from support.kept import EXACT, SPARSE
+from support.prefix_server import EXACT, SPARSE
 
 from edgekv._native import testing
 from edgekv.live.tokens import Tokens
@@ -48,15 +48,15 @@ def layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def serve(model: Path, kv: dict, folder: Path | None, **more) -> Server:
     store = None if folder is None else StoreSettings(ram_bytes=64 << 20, folder=folder)
-    return kept.serve(model, kv, store, **more)
+    return prefix_server.serve(model, kv, store, **more)
 
 
 def conversation(seed: int, n: int = N) -> list[int]:
-    return kept.conversation(seed, n)
+    return prefix_server.conversation(seed, n)
 
 
 def ask(server: Server, tokens: list[int], n: int = 6, **more) -> dict:
-    return kept.ask(server, tokens, n, n_probs=3, post_sampling_probs=False, **more)
+    return prefix_server.ask(server, tokens, n, n_probs=3, post_sampling_probs=False, **more)
 
 
 def logprobs(answer: dict) -> np.ndarray:

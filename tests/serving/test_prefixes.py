@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from support.kept import EXACT, SPARSE, ask, conversation, from_disk, n_read, serve, sources
+from support.prefix_server import EXACT, SPARSE, ask, conversation, from_disk, n_read, serve, sources
 
 from edgekv.errors import ConfigError
 from edgekv.live.cells import EARLIER, SAMPLED

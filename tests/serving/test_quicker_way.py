@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support import kept as conversations
-from support.kept import ask, n_read, serve
+from support import prefix_server
+from support.prefix_server import ask, n_read, serve
 
 from edgekv.store.coming import BlockReader
 from edgekv.store.settings import StoreSettings
@@ -16,7 +16,7 @@ from edgekv.store.settings import StoreSettings
 
 def conversation(seed: int) -> list[int]:
     """Conversations differ from their first token on."""
-    return [300 + seed, *conversations.conversation(seed, 700)[1:]]
+    return [300 + seed, *prefix_server.conversation(seed, 700)[1:]]
 
 
 @pytest.fixture

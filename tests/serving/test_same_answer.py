@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support import kept
+from support import prefix_server
 
 from edgekv.serving.server import Server
 from edgekv.store.settings import StoreSettings
@@ -23,17 +23,17 @@ def model(synthetic) -> Path:
 
 
 def serve(model: Path, kv: dict, store: StoreSettings | None = None, **more) -> Server:
-    return kept.serve(model, kv, store, n_ctx=4096, **more)
+    return prefix_server.serve(model, kv, store, n_ctx=4096, **more)
 
 
 def ask(server: Server, tokens: list[int], n: int = N_ANSWER, **more) -> list[tuple[int, float]]:
     """The tokens of the answer, with their log-probabilities."""
-    answer = kept.ask(server, tokens, n, n_probs=1, **more)
+    answer = prefix_server.ask(server, tokens, n, n_probs=1, **more)
     return [(one["id"], one["logprob"]) for one in answer["completion_probabilities"]]
 
 
 def prompt(n: int, seed: int = 7) -> list[int]:
-    return kept.conversation(seed, n)
+    return prefix_server.conversation(seed, n)
 
 
 @pytest.mark.parametrize("n_last", [1, 15, 16, 200])

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from support.kept import EXACT, SPARSE, ask, conversation, serve
+from support.prefix_server import EXACT, SPARSE, ask, conversation, serve
 
 from edgekv._native.token_rows import HeldTokens
 from edgekv.store.settings import StoreSettings

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.clients import until
-from support.endpoint import SPARSE, ask, complete, exposed, options, settled
+from support.local_server import SPARSE, ask, complete, exposed, options, settled
 
 from edgekv.serving import publisher
 from edgekv.serving.server import Server

@@ -7,7 +7,7 @@ import json
 import socket
 
 import pytest
-from support.endpoint import exposed, options
+from support.local_server import exposed, options
 
 from edgekv.errors import ConfigError
 from edgekv.serving.server import Server

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from support.clients import send, until
-from support.endpoint import ask, complete, exposed, options, settled
+from support.local_server import ask, complete, exposed, options, settled
 
 from edgekv.serving import metrics
 from edgekv.serving.server import Server

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from support import stores
-from support.prefixes import conversation, exact
+from support.prefix_rows import conversation, exact
 from support.redis_server import RedisServer
 
 from edgekv.store.blocks import BLOCK_TOKENS, Reading

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.prefixes import LAYOUT, check_rows, conversation, exact, reader
+from support.prefix_rows import LAYOUT, check_rows, conversation, exact, reader
 from support.stores import open_store, save_through
 
 from edgekv.store import coming

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.prefixes import conversation, identity
+from support.prefix_rows import conversation, identity
 from support.stores import open_store, save, save_through
 
 from edgekv.store import conversations

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.prefixes import LAYOUT, conversation, identity
+from support.prefix_rows import LAYOUT, conversation, identity
 from support.stores import open_store, save_through
 
 from edgekv.store.blocks import Reading, child_link

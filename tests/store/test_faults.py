@@ -13,7 +13,7 @@ import threading
 import time
 
 import pytest
-from support.prefixes import LAYOUT, conversation, identity
+from support.prefix_rows import LAYOUT, conversation, identity
 from support.stores import n_restored, open_store, save
 
 from edgekv.store import folder as folder_module
@@ -27,7 +27,7 @@ WRITER = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
-from support.prefixes import conversation
+from support.prefix_rows import conversation
 from support.stores import open_store, save
 store = open_store(Path(sys.argv[1]), folder_bytes=400_000)
 for seed in range(10**9):
@@ -40,7 +40,7 @@ LOADER = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
-from support.prefixes import conversation
+from support.prefix_rows import conversation
 from support.stores import n_restored, open_store
 while True:
     store = open_store(Path(sys.argv[1]), ram_bytes=0)

@@ -10,7 +10,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.prefixes import LAYOUT, check_rows, conversation, exact, grow, identity, plans, reachable
+from support.prefix_rows import LAYOUT, check_rows, conversation, exact, grow, identity, plans, reachable
 from support.stores import n_restored, open_store
 from support.stores import save_through as save
 

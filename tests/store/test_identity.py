@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.prefixes import LAYOUT, identity
+from support.prefix_rows import LAYOUT, identity
 
 from edgekv.store.identity import RowLayout, begins_chain, fingerprint
 

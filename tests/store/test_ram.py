@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.prefixes import BLOCK_BYTES, check_rows, conversation, exact, grow, identity, plans, reachable, reader
+from support.prefix_rows import BLOCK_BYTES, check_rows, conversation, exact, grow, identity, plans, reachable, reader
 from support.stores import n_restored, open_store, save
 
 from edgekv.store.blocks import BLOCK_TOKENS, Reading

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.prefixes import BLOCK_BYTES, LAYOUT, conversation
+from support.prefix_rows import BLOCK_BYTES, LAYOUT, conversation
 from support.stores import open_store, save
 
 from edgekv.store.blocks import Block, Reading, child_link

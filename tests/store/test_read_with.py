@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.prefixes import conversation, exact, reader
+from support.prefix_rows import conversation, exact, reader
 from support.redis_server import RedisServer
 from support.stores import open_store
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import stores
-from support.prefixes import check_rows, conversation, grow, identity, plans, reachable
+from support.prefix_rows import check_rows, conversation, grow, identity, plans, reachable
 from support.redis_server import RedisServer, free_port
 from support.stores import n_restored
 from support.stores import save_through as save
@@ -63,7 +63,7 @@ def test_two_processes_share(server, tmp_path):
     program = """
 import sys
 sys.path.insert(0, sys.argv[2])
-from support.prefixes import conversation
+from support.prefix_rows import conversation
 from support.stores import open_store, save
 store = open_store(url=sys.argv[1], url_timeout_s=5)
 save(store, conversation(700, 5))

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.prefixes import conversation
+from support.prefix_rows import conversation
 from support.stores import n_restored, open_store
 from support.stores import save_through as save
 

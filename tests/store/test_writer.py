@@ -7,7 +7,7 @@ import sys
 import threading
 
 import pytest
-from support.prefixes import conversation, identity
+from support.prefix_rows import conversation, identity
 from support.stores import n_restored, open_store, save
 
 from edgekv.store import folder as folder_module

@@ -8,7 +8,7 @@ import time
 
 import pexpect
 import pytest
-from support.served import EDGEKV
+from support.serve_process import EDGEKV
 
 from edgekv.errors import EXIT_OK
 

@@ -1,4 +1,4 @@
-"""Prefix stores for the conversations of `prefixes`: open, fill and ask them."""
+"""Prefix stores for the conversations of `prefix_rows`: open, fill and ask them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from support.prefixes import check_rows, exact, identity, reader
+from support.prefix_rows import check_rows, exact, identity, reader
 
 from edgekv.store.blocks import Reading
 from edgekv.store.identity import ModelIdentity

@@ -1,6 +1,6 @@
 """Runs in the installed package, as a script: reads a prompt, decodes tokens, and keeps what the tests compare.
 
-    decode.py --model FILE --mode off|exact|sparse --device cuda --prompt 4096 --steps 256 --out FILE.npz [--tokens FILE.npz] ...
+    decode_process.py --model FILE --mode off|exact|sparse --device cuda --prompt 4096 --steps 256 --out FILE.npz [--tokens FILE.npz] ...
 
 Without --tokens each next token is the most likely one; with it, the tokens kept in that file are read, whatever this mode
 thinks. Kept: `tokens` [step] that were decoded, `best` [step] the most likely next one, `gap` [step] its distance from the

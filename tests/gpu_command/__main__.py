@@ -1,5 +1,5 @@
-"""python -m tests.gpu_command pack | run, or the same as `python tests/gpu_command ...`: where another package has brought a module `tests`
-along, the first is not to be had."""
+"""`python -m tests.gpu_command pack | run`, or the same as `python tests/gpu_command ...`. The first is not to be had where another package
+has brought a module `tests` along."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def plan(session: Session, stages: tuple[str, ...] | list[str], keep: bool = False) -> list[Step]:
-    """Every step of the stages, in order; the build goes before whatever needs it. The kernels' own tests go before the long
-    build: they take a minute and need little of it."""
+    """Every step of the stages, in order. The build goes before the steps that need it. The kernels' own tests take a minute and need
+    little of the build, so that they go before its long part."""
     prepared, native = build.steps(session), build.native_steps(session, keep)
     of_kernels = kernels.steps(session)
     if "tests" not in stages:  # only what builds the programs, and that where something runs them

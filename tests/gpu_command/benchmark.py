@@ -1,5 +1,5 @@
-"""Stage bench: the models, then the columns of the table, the most valuable first. Each column is a process of its own (rows.py)
-that appends a row for each depth, so that whatever ends it costs one row."""
+"""Stage bench: the models, then the columns of the table, the most valuable first. Each column is a process of its own (rows.py) that
+appends a row for each depth: whatever ends it costs one row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONSUMER_LINK = 25e9
 
 @dataclass(frozen=True)
 class Job:
-    """One column of one model; `limit_s` is what it may take."""
+    """One column of one model. `limit_s` is its longest time."""
 
     shape: str
     column: str
@@ -40,7 +40,7 @@ class Job:
 
 
 def jobs(model: bool) -> list[Job]:
-    """In order of value. `model`: whether the default model is there."""
+    """Columns in order of value. `model`: whether the default model is there."""
     big = "llama-3-8b"
     made = [
         Job(big, STOCK), Job(big, SPARSE, GIB), Job(big, EXACT, GIB),
@@ -118,7 +118,7 @@ def _measure(session: Session, job: Job, seconds: float) -> Outcome:
 
 
 def _states(session: Session) -> Path:
-    """Where filled caches lie between two columns: in memory where there is plenty, for they have up to 16 GiB."""
+    """The folder of filled caches between two columns. It is in memory where there is plenty: they have up to 16 GiB."""
     memory = Path("/dev/shm")
     if memory.is_dir() and shutil.disk_usage(memory).free > 40 * GIB:
         folder = memory / f"edgekv-gpu-{os.getuid()}"

@@ -1,5 +1,4 @@
-"""Stage build: an environment of its own, llama.cpp's source, everything native for the card found, installed in that
-environment."""
+"""Stage build: an environment of its own, llama.cpp's source, native code for the card found, and the package in that environment."""
 
 from __future__ import annotations
 
@@ -21,12 +20,12 @@ from .state import FAILED, OK
 from .steps import Outcome, Step
 
 PART = 15 << 20
-"""Bytes of one file that comes back; at most eight come."""
+"""The most bytes of one file that comes back; at most eight files come."""
 MOST = 3 * PART
 
 
 def steps(session: Session) -> list[Step]:
-    """What everything else needs."""
+    """The steps that everything else needs."""
     packed = parcels.manifest(session.state) or {}
     key = _hash_of(json.dumps(packed.get("files", {})))
     return [Step("build", "environment", lambda s: _environment(session, s), 120, key=key),
@@ -51,7 +50,7 @@ def _hash_of(text: str) -> str:
 
 
 def _environment(session: Session, seconds: float) -> Outcome:
-    """Sees the packages of the Python that runs this, also where that is a virtual environment itself."""
+    """Make an environment that sees the packages of this Python, also where this Python runs in a virtual environment."""
     folder = session.state.folder / "venv"
     wheels = sorted((parcels.part(session.state, parcels.BASE, "wheels") or Path("none")).glob("*.whl"))
     if not wheels:
@@ -77,7 +76,7 @@ def _environment(session: Session, seconds: float) -> Outcome:
 
 
 def _source(session: Session, seconds: float) -> Outcome:
-    """The packed llama.cpp; it came from the pinned sdist, whose hash was checked when it was packed."""
+    """Unpack llama.cpp. It came from the pinned sdist, whose hash was checked when it was packed."""
     archive, about = parcels.part(session.state, parcels.BASE, "llama.cpp.tar.xz"), parcels.manifest(session.state)
     if archive is None or about is None:
         return Outcome(FAILED, f"llama.cpp did not come along; carry {parcels.FOLDER}/{parcels.BASE}")
@@ -91,7 +90,7 @@ def _source(session: Session, seconds: float) -> Outcome:
 
 
 def _native(session: Session, seconds: float) -> Outcome:
-    """`pip install` of the checkout; its build folder is kept, so that what was compiled stays compiled."""
+    """`pip install` the checkout. Its build folder stays, so that compiled files stay compiled."""
     state = session.state
     _take_built(session)
     cmake: list[str] = []
@@ -131,7 +130,7 @@ def _emulator(session: Session) -> list[list[str | Path]]:
 
 
 def _python_headers(session: Session) -> list[str]:
-    """Python.h may be missing on a bare machine; the ones that came along are of the same version."""
+    """CMake's options for Python.h. A bare machine may lack it, and the headers that came along are of the same version."""
     if (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         return []
     archive = parcels.part(session.state, parcels.BASE, "python-include.tar.xz")
@@ -144,7 +143,7 @@ def _python_headers(session: Session) -> list[str]:
 
 
 def _check(session: Session, seconds: float) -> Outcome:
-    """The installed package starts, and sees the card."""
+    """Check that the installed package starts and sees the card."""
     done = session.execute("doctor", [session.python.parent / "edgekv", "doctor"], seconds / 2)
     for line in done.tail.splitlines():
         print(f"    {line}", flush=True)
@@ -162,8 +161,8 @@ def _check(session: Session, seconds: float) -> Outcome:
 
 
 def _keep(session: Session, seconds: float) -> Outcome:
-    """ggml-cuda's objects and what ninja knows of them, as parts that can come back: they take most of a build's time, and the
-    next machine then compiles the rest alone."""
+    """Pack ggml-cuda's objects and ninja's records as parts that can come back: they take most of a build's time, and the next machine
+    compiles the rest alone."""
     session.out.mkdir(parents=True, exist_ok=True)
     for old in session.out.glob("built.tar.*"):
         old.unlink()
@@ -194,7 +193,7 @@ def _travels(path: Path) -> bool:
 
 
 def _take_built(session: Session) -> None:
-    """Once, and only where nothing was compiled yet."""
+    """Unpack such parts once, and only where nothing was compiled yet."""
     parts = sorted(session.state.path("parcels").glob(f"{parcels.BUILT}/built.tar.*"))
     if not parts or (session.state.folder / "build").exists():
         return

@@ -33,8 +33,7 @@ def execute(
     command: Sequence[str | Path], log: Path, seconds: float, env: Mapping[str, str] | None = None, cwd: Path | None = None,
     echo: Callable[[str], None] | None = None, echo_every: float = 10.0,
 ) -> Done:
-    """Run `command`, its output appended to `log`; `echo` gets a line of it every so many seconds. `tail` is the last 6,000
-    characters."""
+    """Run `command` and append its output to `log`. `echo` gets a line of it every so many seconds. `tail` is the last 6,000 characters."""
     began = time.monotonic()
     with log.open("ab") as file:
         start = file.tell()
@@ -60,7 +59,7 @@ def execute(
 
 
 def _end(process: subprocess.Popen) -> None:
-    """The process and its group, whatever is left of them."""
+    """End the process and its group, whatever is left of them."""
     for number, patience in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
         try:
             os.killpg(process.pid, number)

@@ -15,7 +15,7 @@ BENCH_CELLS = (8192, 131072)
 
 
 def names(session: Session) -> list[str]:
-    """Every kernel test by name; the emulator's own is none on a card."""
+    """The names of every kernel test; the emulator's own is none on a card."""
     found = sorted(path.stem for path in (session.root / "native" / "tests" / "device").glob("test_*.cpp"))
     if session.device == "cuda":
         found = [name for name in found if name != "test_emulator" and '"emulator/' not in _source(session, name)]
@@ -42,7 +42,7 @@ def sanitize_steps(session: Session) -> list[Step]:
 
 
 def bench_steps(session: Session) -> list[Step]:
-    """Of the programs that measure their kernels alone: `test_... --bench CELLS`."""
+    """Steps of the programs that measure their kernels alone: `test_... --bench CELLS`."""
     key = f"{session.build_sources} {session.device}"
     return [Step("bench", f"{name}-{n_cells}", lambda s, name=name, n_cells=n_cells: _bench(session, name, n_cells, s), 60,
                  least_s=15, needs=("tests/kernels",), key=key)
@@ -95,7 +95,7 @@ def _bench(session: Session, name: str, n_cells: int, seconds: float) -> Outcome
 
 
 def _sanitize(session: Session, sanitizer: str, name: str, seconds: float) -> Outcome:
-    """Clean as far as it came counts as done, and says so: a sanitizer is slow, and time is short."""
+    """A step that is clean as far as it came counts as done, and says so: a sanitizer is slow, and time is short."""
     program, checker = folder(session) / name, tool("compute-sanitizer")
     if checker is None:
         return Outcome(FAILED, "compute-sanitizer is not installed here")

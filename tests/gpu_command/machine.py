@@ -1,4 +1,4 @@
-"""What this machine is: the card, its driver, the toolkit, the processor; and which state of the sources runs on it."""
+"""This machine (the card, its driver, the toolkit, the processor) and the state of the sources that runs on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 SOURCES = ("native", "patches", "edgekv", "cli", "models", "pyproject.toml")
-"""What a build is made from."""
+"""Folders and files that a build is made from."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def output(*command: str, seconds: float = 30) -> str:
 
 
 def facts() -> dict[str, Any]:
-    """Everything a result needs to be understood later."""
+    """All facts that explain a result later."""
     found = cards()
     return {
         "cards": [asdict(card) for card in found],

@@ -28,13 +28,13 @@ from .state import State
 
 FOLDER = ".gpu"
 TRAVELS = 64 << 20
-"""Bytes of checkout and carried paths together that one command may take along."""
+"""The most bytes of checkout and carried paths together that one command may take along."""
 ROOM = TRAVELS - (2 << 20)
 MODEL_PARTS = {False: (("1", 40 << 20), ("2", -1)), True: (("2", 52 << 20), ("4", -1))}
 """(parcel, bytes) of the model's parts, without and with a build folder; -1: the rest."""
 
 THERE = ("numpy", "cmake")
-"""Large packages that the machine has; all others are carried, whatever it has."""
+"""Large packages that the machine has; all others are carried, whatever the machine has."""
 
 PLATFORMS = tuple(f"manylinux_2_{n}_x86_64" for n in (28, 27, 17)) + ("manylinux2014_x86_64", "manylinux1_x86_64", "any")
 TOOLS = ("scikit-build-core>=0.11", "patch-ng>=1.18", "ninja>=1.10", "pytest>=8", "hypothesis>=6")
@@ -43,7 +43,7 @@ BASE, BUILT = "1", "3"
 
 
 class PackError(Exception):
-    """Said to the user in one sentence."""
+    """An error that the user reads in one sentence."""
 
 
 # ---- here, with a network ------------------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def pack(
 
 
 def table(root: Path) -> list[tuple[str, int]]:
-    """(path, bytes) of everything packed, and of what travels with every command."""
+    """(name, bytes) of everything packed, and of the checkout, which travels with every command."""
     rows = [("the checkout: tracked and untracked files", tree_bytes(root))]
     for parcel in sorted((root / FOLDER).iterdir()):
         rows += [(f"{FOLDER}/{parcel.name}/{path.name}", _bytes(path)) for path in sorted(parcel.iterdir())]
@@ -105,7 +105,7 @@ def tree_bytes(root: Path) -> int:
 
 
 def commands(root: Path) -> list[tuple[list[str], int]]:
-    """(paths to carry, bytes that travel) of the calls that bring every parcel over, the first of them enough for a build."""
+    """(paths to carry, bytes that travel) of the calls that bring every parcel over; the first of them is enough for a build."""
     tree = tree_bytes(root)
     calls: list[tuple[list[str], int]] = []
     for parcel in sorted((root / FOLDER).iterdir(), key=lambda path: (path.name != BASE, path.name != BUILT, path.name)):
@@ -140,7 +140,7 @@ def _archive(archive: Path, folder: Path, names: Iterable[str]) -> None:
 
 
 def _wheels(root: Path, folder: Path, python: str) -> None:
-    """Everything that building and testing need, for another Python than this one."""
+    """Download all packages that building and testing need, for another Python than this one."""
     folder.mkdir()
     project = tomllib.loads((root / "pyproject.toml").read_text())
     needed = [name for name in project["project"]["dependencies"] if not name.startswith("llama-cpp-python")]
@@ -156,7 +156,7 @@ def _wheels(root: Path, folder: Path, python: str) -> None:
 
 
 def _bindings(root: Path, folder: Path) -> Path:
-    """A wheel of llama-cpp-python's Python part: it comes as source only, and our libraries take the place of its own."""
+    """Make a wheel of llama-cpp-python's Python part. It comes as source only, and our libraries take the place of its own."""
     sys.path.insert(0, str(root / "patches"))
     try:
         import apply
@@ -190,7 +190,7 @@ def _write_manifest(parcel: Path, about: dict[str, Any]) -> None:
 
 
 def take_in(root: Path, state: State) -> list[str]:
-    """Copy the parcels that came along into the state folder; returns their numbers. Raises PackError for a damaged file."""
+    """Copy the parcels that came along into the state folder. Returns their numbers. Raises PackError for a damaged file."""
     taken = []
     for parcel in sorted((root / FOLDER).glob("*/manifest.json")):
         kept = state.path("parcels", parcel.parent.name, "manifest.json")
@@ -207,7 +207,7 @@ def take_in(root: Path, state: State) -> list[str]:
 
 
 def manifest(state: State) -> dict[str, Any] | None:
-    """Of the first parcel, once it has come; None before."""
+    """The manifest of the first parcel, once it has come; None before."""
     path = state.path("parcels", BASE, "manifest.json")
     return json.loads(path.read_text()) if path.exists() else None
 

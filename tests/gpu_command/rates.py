@@ -1,4 +1,4 @@
-"""Runs in the installed package, as a script: what the device is measured to do, as JSON. `python rates.py cuda|emulated FILE`"""
+"""A script that runs in the installed package: it writes the device's measured rates as JSON. `python rates.py cuda|emulated FILE`"""
 
 from __future__ import annotations
 

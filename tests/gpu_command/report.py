@@ -1,4 +1,4 @@
-"""One json and one table of everything so far: written after each step, for a kill must not cost what was measured."""
+"""One json and one table of everything so far, written after each step: a kill costs nothing that was measured."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEFT = ("model", "column", "link", "note")
 
 
 def write(out: Path, state: State, facts: Mapping[str, Any]) -> None:
-    """results.json, table.md and logs.tar.gz in `out`."""
+    """Write results.json, table.md and logs.tar.gz into `out`."""
     out.mkdir(parents=True, exist_ok=True)
     rows, steps = state.rows(), list(state.entries().values())
     verdicts = judge(rows, (facts.get("rates") or {}).get("link_copy"))
@@ -44,7 +44,7 @@ def write(out: Path, state: State, facts: Mapping[str, Any]) -> None:
 
 
 def markdown(whole: Mapping[str, Any]) -> str:
-    """Heading with machine and sources, the steps, the rows, the targets."""
+    """The table's text: heading with machine and sources, the steps, the rows, the targets."""
     about = whole["about"]
     cards = [f"{card['name']} ({card['memory_mib']} MiB, driver {card['driver']})" for card in about.get("cards", ())]
     text = [

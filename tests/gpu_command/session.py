@@ -26,7 +26,7 @@ BUILD_SOURCES = ("native", "patches", "pyproject.toml")
 
 @dataclass
 class Session:
-    """`device` is cuda, or emulated or cpu in a rehearsal; `began` is a time of the monotonic clock."""
+    """`device` is cuda, or in a rehearsal emulated or cpu. `began` is a time of the monotonic clock."""
 
     root: Path
     state: State
@@ -81,7 +81,7 @@ class Session:
         return self.state.path("models", "x").parent
 
     def facts(self) -> dict[str, Any]:
-        """For the results: machine, sources, and what was measured once."""
+        """The results' facts: machine, sources, and rates that were measured once."""
         about = parcels.manifest(self.state) or {}
         here = commit(self.root)
         # a copy of the checkout has no history; the commit is that of the pack, and "+" says that the sources differ from then
@@ -99,12 +99,12 @@ class Session:
     # ---- what it does ---------------------------------------------------------------------------------------------------------
 
     def say(self, text: str) -> None:
-        """With the time of day and the seconds since the call began: a log is read long after."""
+        """Print a line with the time of day and the seconds since the call began: a log is read long after."""
         now = datetime.datetime.now().strftime("%H:%M:%S")
         print(f"[{now} +{time.monotonic() - self.began:4.0f}s] {text}", flush=True)
 
     def environment(self, **more: str) -> dict[str, str]:
-        """Of a program in the environment made for it, outside the checkout."""
+        """The environment of a program that was made for it, outside the checkout."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("EDGEKV", "PYTHON", "LLAMA_"))}
         # cmake may stand beside the Python that runs this, and nowhere else
         paths = [str(self.python.parent), kept.get("PATH", ""), str(Path(sys.executable).parent)]
@@ -128,7 +128,7 @@ class Session:
         return execute(command, self.state.path("logs", f"{name}.log"), seconds, env or self.environment(), work, echo)
 
     def outcome(self, name: str, done: Done) -> Outcome:
-        """Of a step that is one command. What it said last stands in the note; where it failed, its last lines are shown."""
+        """The result of a step that is one command. Its last words stand in the note; of a failed command the last lines are shown."""
         if done.code is None:
             return Outcome(UNFINISHED, f"stopped after {done.seconds:.0f} s; {done.last_line[:120]}")
         if done.code:

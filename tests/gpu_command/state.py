@@ -1,4 +1,4 @@
-"""What is done: a folder outside the checkout, so that a warm machine goes on where the last command stopped."""
+"""The state of the work: a folder outside the checkout, so that a warm machine goes on where the last command stopped."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class State:
         return {entry["step"]: entry for entry in lines(self.journal)}
 
     def done(self, step: str, key: str) -> bool:
-        """Whether the step ended well, from the same things as now."""
+        """Whether the step ended well, from the same inputs as now."""
         entry = self.entries().get(step)
         return entry is not None and entry["status"] == OK and entry["key"] == key
 
     def rows(self) -> list[dict[str, Any]]:
-        """The measured rows; where one was measured again, the later one."""
+        """The measured rows. Of two measurements the later one counts."""
         return list({identity(row): row for row in lines(self.rows_file)}.values())
 
 
 def identity(row: dict[str, Any]) -> tuple:
-    """What makes two rows the same measurement."""
+    """The fields that make two rows the same measurement."""
     return tuple(row.get(name) for name in ("model", "column", "budget_bytes", "link", "depth", "device"))
 
 

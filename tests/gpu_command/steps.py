@@ -1,4 +1,4 @@
-"""Steps: one after the other, each once, as far as the minutes go."""
+"""Steps run one after the other, each once, as far as the minutes go."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from .state import FAILED, OK, SKIPPED, UNFINISHED, State
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_NO_GPU, EXIT_UNFINISHED = 0, 1, 2, 5, 75
-"""75: not everything is done; the same command again goes on."""
+"""75 says that not everything is done: the same command again goes on."""
 
 
 @dataclass(frozen=True)
@@ -20,19 +20,19 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Step:
-    """`run(seconds)` does it within so many seconds. `key` names what the result depends on: done with another key, it is done
-    again."""
+    """`run(seconds)` does the step's work within so many seconds. `key` names the inputs of the result: a step that was done with another
+    key is done again."""
 
     stage: str
     name: str
     run: Callable[[float], Outcome] = field(compare=False)
     limit_s: float = 300
     least_s: float = 5
-    """Not begun where less is left."""
+    """A step does not begin where less time is left."""
     needs: tuple[str, ...] = ()
     key: str = ""
     resumes: bool = False
-    """Keeps what it has when its time is over, and may be called again for the rest."""
+    """The step keeps its progress when its time is over, and may be called again for the rest."""
 
     @property
     def id(self) -> str:
@@ -41,7 +41,7 @@ class Step:
 
 @dataclass
 class Ran:
-    """What a call came to: step ids by status; `earlier` were done by a call before."""
+    """The outcome of a call: step ids by status. `earlier` were done by a call before."""
 
     earlier: list[str] = field(default_factory=list)
     by_status: dict[str, list[str]] = field(default_factory=dict)
@@ -60,8 +60,8 @@ def run_steps(
     steps: Sequence[Step], state: State, deadline: float, say: Callable[[str], None] = print,
     after: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.monotonic,
 ) -> Ran:
-    """Run what is not done yet until `deadline` on `clock`. A step whose needs failed is skipped; one whose time is over is
-    unfinished and the next call's business. `after` is called after each step: a kill loses at most one."""
+    """Run the steps that are not done yet, until `deadline` on `clock`. A step whose needs failed is skipped. A step whose time is over is
+    unfinished: the next call goes on with it. `after` runs after each step, so that a kill loses at most one."""
     ran, missing = Ran(), set()
     for step in steps:
         if state.done(step.id, step.key):

@@ -1,5 +1,5 @@
-"""Stage tests for the installed package: every tests/gpu/test_*.py, and the tests of tests/ that run on a card, each file a step
-of its own: one that hangs costs no other."""
+"""Stage tests for the installed package: every tests/gpu/test_*.py, and the tests of tests/ that run on a card. Each file is a step of its
+own, so that one that hangs costs no other."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .state import OK
 from .steps import Outcome, Step
 
 ALSO = ("arrays/test_ops.py",)
-"""Of tests/: those that compare NumPy with CuPy where there is a GPU."""
+"""Tests that compare NumPy with CuPy where there is a GPU."""
 
 LIMITS = {"test_greedy.py": 400}
-"""Seconds, where 240 are too few."""
+"""The limits in seconds of steps that take more than 240."""
 
 
 def steps(session: Session) -> list[Step]:
@@ -25,7 +25,7 @@ def steps(session: Session) -> list[Step]:
 
 
 def _models(session: Session) -> str:
-    """A test that was skipped for want of the default model runs again once it is there."""
+    """The step's key: a test that was skipped for want of the default model runs again once the model is there."""
     return "default" if (session.models / "default.gguf").exists() else ""
 
 

@@ -17,7 +17,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Verdict:
-    """`value` against `bound`; met where it is not above it, or for `at_least` not below it."""
+    """The verdict on `value` against `bound`: it is met where it is not above the bound, or for `at_least` not below it."""
 
     target: str
     where: str
@@ -33,7 +33,7 @@ class Verdict:
 
 
 def judge(rows: Sequence[Row], link_bytes_per_s: float | None) -> list[Verdict]:
-    """Every target on every row that it speaks of, none of a rehearsal. `link_bytes_per_s` is the measured rate of one large copy
+    """Every target on every row that it speaks of, and on no row of a rehearsal. `link_bytes_per_s` is the measured rate of one large copy
     to the device."""
     real = [row for row in rows if row["device"] == "cuda" and not row.get("link") and row.get("decode_ms_p50")]
     verdicts: list[Verdict] = []

@@ -17,7 +17,7 @@ from .machine import tool
 
 
 class ToolkitError(Exception):
-    """Said to the user in one sentence."""
+    """An error that the user reads in one sentence."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def find(links: Path, carried: Path | None = None) -> Toolkit:
 
 
 def _root(nvcc: Path) -> Path:
-    """nvcc may be a script or a link; the compiler itself says where it stands."""
+    """The toolkit's folder. nvcc may be a script or a link, and the compiler itself says where it stands."""
     done = subprocess.run([str(nvcc), "--dryrun", "-x", "cu", os.devnull], capture_output=True, text=True)
     here = re.search(r"^#\$ _HERE_=(.+)$", done.stderr + done.stdout, re.M)
     return Path(here[1]).resolve().parent if here else nvcc.resolve().parent.parent
@@ -99,7 +99,7 @@ def _places(root: Path) -> list[Path]:
 
 
 def _loaded(name: str) -> list[Path]:
-    """Where the loader finds libNAME, and where a driver's libraries usually lie."""
+    """Folders in which the loader finds libNAME, and the usual folders of a driver's libraries."""
     ldconfig = shutil.which("ldconfig") or "/sbin/ldconfig"
     try:
         listed = subprocess.run([ldconfig, "-p"], capture_output=True, text=True).stdout
@@ -116,7 +116,7 @@ def _library(name: str, folders: list[Path]) -> Path | None:
 
 
 def _library_folder(name: str, folders: list[Path]) -> Path | None:
-    """Of the file that a program asks for at run time: libcublas.so.13."""
+    """The folder of the file that a program asks for at run time: libcublas.so.13."""
     found = _first(*(folder.glob(f"lib{name}.so.[0-9]*") for folder in folders))
     return None if found is None else found.parent
 

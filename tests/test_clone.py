@@ -84,6 +84,6 @@ def test_the_readmes_example_works_there(clone, site):
 def test_elsewhere_nothing_changes(clone, site, tmp_path):
     found = run("import edgekv, llama_cpp; print(edgekv.__file__)", tmp_path, site)
     assert Path(found.strip()) == site / "edgekv" / "__init__.py"
-    # a tree that brings its own libraries, as an editable installation does, is used itself
+    # Python uses a tree that brings its own libraries, as an editable installation does
     found = run(f"import sys; sys.path.insert(0, {str(site)!r})\nimport edgekv, llama_cpp; print(edgekv.__file__)", clone, clone)
     assert Path(found.strip()) == site / "edgekv" / "__init__.py"

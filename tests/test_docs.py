@@ -278,7 +278,7 @@ def test_the_guide_quotes_what_the_program_says(message):
 
 def test_the_guide_covers_what_people_meet():
     assert len(quoted()) >= 30
-    assert not any(re.search("port ... on ... is taken".replace("...", ".*"), text) for text in MESSAGES)  # it is in use, so the test can tell
+    assert not any(re.search("port ... on ... is taken".replace("...", ".*"), text) for text in MESSAGES)  # it says "in use"
     assert "(GUIDE.md" in TEXT_OF[ROOT / "cli" / "README.md"]
 
 

@@ -23,7 +23,7 @@ def case(seed: int, n_groups: int, group: int, hidden: float = 0.1) -> dict:
         visible[GROUP_CELLS : 2 * GROUP_CELLS] = False
     logits = np.where(visible, 3 * rng.standard_normal((group, n)), -np.inf)
     shares, tops, sums = shares_of(logits)
-    shares[:, ~visible.reshape(-1, GROUP_CELLS).any(axis=1).repeat(GROUP_CELLS)] = 0xFFC0  # what nobody wrote: not a number
+    shares[:, ~visible.reshape(-1, GROUP_CELLS).any(axis=1).repeat(GROUP_CELLS)] = 0xFFC0  # unwritten memory is not a number
     certain = np.zeros(n, bool)
     certain[:3], certain[-5:] = True, True
     return dict(shares=shares, tops=tops, sums=sums, visible=visible, certain=certain, resolution=float(rng.choice([5.0, 60.0, 4000.0])))

@@ -39,7 +39,7 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("EDGEKV_", "NO_COLOR"))}
-    # One thread: several spin for each other, which on a busy machine takes a hundred times as long.
+    # Several threads spin for each other, which takes a hundred times as long on a busy machine: one thread.
     return clean | {"XDG_STATE_HOME": str(tmp_path / "state"), "HOME": str(tmp_path), "TERM": "xterm-256color", "EDGEKV_THREADS": "1"}
 
 

@@ -42,7 +42,7 @@ def folder(tmp_path):
 def n_stored(folder, tokens, who="a model") -> int:
     store = open_store(folder, who=identity(who))
     found = n_restored(store, tokens, accepts=Reading.SPARSE)
-    store.close()  # one that is open writes again what is removed while it marks it as used
+    store.close()  # an open store writes a block again that is removed while the store marks it as used
     return found
 
 
@@ -169,7 +169,7 @@ def test_rm_of_a_kept_chat(folder, tmp_path_factory):
     chats.mkdir(parents=True)
     for name, beside in {"mine": {"conversation": "0123456789abcdef"}, "older": {}}.items():
         (chats / f"{name}.json").write_text(json.dumps([{"role": "user", "content": "x", **beside}, {"role": "assistant", "content": "y"}]))
-    for name in ("mine", "older"):  # before anything of them is known to be there
+    for name in ("mine", "older"):  # no block of theirs is known yet
         assert f"nothing of {name} is known to be in {folder}" in error_of(run(folder, "rm", "--conversation", name, **environment), ConfigError)
     store = open_store(folder)
     chain = stores.save(store, TALKS[1]).chain

@@ -192,7 +192,7 @@ def test_one_answer_from_elsewhere(opened, chat, tmp_path):
     endpoint.script = [says("Hel", "lo", usage=USAGE)] * 4
     key = tmp_path / "key"
     key.write_text("secret\n")
-    # EDGEKV_MODEL and other variables are about models of this machine, and do not hinder
+    # EDGEKV_MODEL and other variables about models of this machine do not hinder
     for arguments, variables in (("--api-key-file", str(key)), {}), (("--footer",), {"EDGEKV_API_KEY": "secret", "EDGEKV_MODEL": "none.gguf"}):
         result = chat("--url", f"{endpoint.url}/v1", "-p", "hi", "--temp", "0", "-n", "9", *arguments, EDGEKV_CTX="512", **variables)
         assert (result.returncode, result.stdout) == (EXIT_OK, "Hello\n"), result.stderr

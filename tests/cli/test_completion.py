@@ -117,7 +117,7 @@ def test_stored_conversations_are_offered(ask, tmp_path):
     assert ask(f"cache rm --cache-dir {folder} --model ") == ["a model"]
     write_pin(folder, Pin("manual", chain.leaf.root, chain.leaf.link.key, time.time() + 60))
     assert ask(f"cache unpin --cache-dir {folder} ") == ["manual"]
-    assert ask("cache show --cache-dir notes.txt ") == []  # what cannot be read is the command's to tell
+    assert ask("cache show --cache-dir notes.txt ") == []  # the command tells what it cannot read
 
 
 def test_texts_are_those_there_are():
@@ -177,7 +177,7 @@ def test_shells_complete(shell, home, tmp_path):
     child.expect("ready\r\n")
     for line, completed in TYPED.items():
         child.send(f"{line}\t")
-        child.send("\x18d")  # when the shell has completed it
+        child.send("\x18d")  # the shell has completed the line by then
         child.expect("<([^>]*)>\r?\n")
         assert CONTROL.sub("", child.match[1]) == completed
         child.send("\x01\x0b")  # an empty line

@@ -38,7 +38,7 @@ def test_shapes():
     assert all(name in text for name in SHAPES) and "q4_0 GiB" in text
 
 
-@pytest.mark.parametrize(("name", "n_params"), [  # those of the published models, without their norms' biases or RoPE factors
+@pytest.mark.parametrize(("name", "n_params"), [  # the published models' numbers, without biases of norms and RoPE factors
     ("qwen3-0.6b", 596_049_920), ("llama-3.2-1b", 1_235_814_400), ("lfm2-1.2b", 1_170_340_608), ("llama-3.2-3b", 3_212_749_824),
     ("qwen3-4b", 4_022_468_096), ("gemma-3-4b", 3_880_099_328), ("llama-3-8b", 8_030_261_248), ("qwen3-14b", 14_768_307_200),
     ("qwen3-30b-a3b", 30_532_122_624), ("qwen3-32b", 32_762_123_264), ("llama-3-70b", 70_553_706_496)])
@@ -68,7 +68,7 @@ def test_written_model(tmp_path, weight_type):
         if not weights.is_vector:
             last = values[-100:]  # the first ones of the embedding are small on purpose
             assert last.std() == pytest.approx(weights.std, rel=0.06)
-            # what they have in common is 96 numbers here: their own mean is within three of its deviations
+            # the part that they have in common is 96 numbers: their mean is within three of its deviations
             assert abs(last.mean()) < (3 * weights.shared * 96 ** -0.5 if weights.shared else 0.03) * weights.std
             assert len(np.unique(last, axis=0)) == len(last)
 

@@ -69,7 +69,7 @@ def test_pins_follow_the_conversation(pinned):
     assert list(before) == [0, 3, 4] and runtime.pins == list(before.values())
     conversation.turns[-1] = {"role": "assistant", "content": "anew"}  # as /regen does
     assert list(pinned.apply(server)) == [0, 3] and runtime.pins == list(before.values())[:2]
-    short = PaperServer(before[3][0] + 1)  # the tokens of the message are not all there yet
+    short = PaperServer(before[3][0] + 1)  # some of the message's tokens have not come yet
     assert pinned.apply(short)[3] == (before[3][0],) * 2 and pinned.apply(PaperServer(5)) == {0: (4, 4), 3: None}
     pinned.clear()
     assert pinned.apply(server) == {} and runtime.pins == []

@@ -44,7 +44,7 @@ def jobs(model: bool) -> list[Job]:
     big = "llama-3-8b"
     made = [
         Job(big, STOCK), Job(big, SPARSE, GIB), Job(big, EXACT, GIB),
-        # deep contexts on the processor take long, and their speed is no secret
+        # deep contexts on the processor take long, and their speed is known
         Job(big, HOST, depths=(4096, 32768, 131072)),
         Job(big, SPARSE, 512 * MIB), Job(big, SPARSE, 2 * GIB), Job(big, EXACT, 2 * GIB), Job(big, EXACT, 512 * MIB),
         Job(big, SPARSE, GIB, (32768, 131072), CONSUMER_LINK), Job(big, "stock, q8_0"),
@@ -54,7 +54,7 @@ def jobs(model: bool) -> list[Job]:
         made += [Job(shape, STOCK), Job(shape, SPARSE, GIB), Job(shape, EXACT, GIB), Job(shape, HOST, depths=(32768, 131072)),
                  Job(shape, SPARSE, 512 * MIB), Job(shape, EXACT, 512 * MIB)]
     if model:
-        depths = (4096, 7168)  # what it was trained for
+        depths = (4096, 7168)  # the model was trained for this length
         made[5:5] = [Job("default", column, budget, depths, limit_s=60)
                      for column, budget in ((STOCK, None), (SPARSE, 32 * MIB), (EXACT, 32 * MIB), (HOST, None))]
     return made

@@ -64,7 +64,7 @@ def _build(session: Session, seconds: float) -> Outcome:
     done = session.execute("kernels", configure, min(60, seconds))
     if not done.ok:
         return session.outcome("kernels", done)
-    # one that does not compile must not keep the others from running
+    # a program that does not compile does not keep the others from running
     compile_ = ["cmake", "--build", build, "--parallel", str(session.n_cores), "--", "-k", "0"]
     done = session.execute("kernels", compile_, seconds - done.seconds)
     missing = [name for name in names(session) if not (build / name).exists()]

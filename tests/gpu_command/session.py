@@ -84,7 +84,7 @@ class Session:
         """The results' facts: machine, sources, and rates that were measured once."""
         about = parcels.manifest(self.state) or {}
         here = commit(self.root)
-        # a copy of the checkout has no history; the commit is that of the pack, and "+" says that the sources differ from then
+        # a copy of the checkout has no history: the commit is that of the pack, and "+" marks sources that have changed since
         packed = f"{about['commit']}{'' if about.get('sources') == self.sources or str(about['commit']).endswith('+') else '+'}" \
             if about.get("commit") else None
         rates = self.state.path("rates.json")

@@ -70,7 +70,7 @@ def run_steps(
         if lacking := [need for need in step.needs if need in missing]:
             missing.add(step.id)
             say(f"{step.id}: left out, for {lacking[0]} is not done")
-            # what waits for something unfinished comes with the next call
+            # a step that needs an unfinished one comes with the next call
             waits = any(need in ran.by_status.get(UNFINISHED, ()) for need in lacking)
             ran.add(step, UNFINISHED if waits else SKIPPED)
             continue

@@ -32,11 +32,11 @@ def _models(session: Session) -> str:
 def _run(session: Session, path: Path, seconds: float) -> Outcome:
     environment = session.environment(EDGEKV_GPU_TESTS=session.device)
     if path.parent.name != "gpu":
-        environment.pop("EDGEKV_DEVICE")  # these choose for themselves
+        environment.pop("EDGEKV_DEVICE")  # these tests choose a device themselves
     command = [session.python, "-m", "pytest", "-v", "-rs", "--tb=short", "-p", "no:cacheprovider", path]
     done = session.execute(path.stem, command, seconds, environment)
     outcome = session.outcome(path.stem, done)
-    if outcome.status == OK and "skipped" in done.last_line:  # said aloud: a skipped test has shown nothing
+    if outcome.status == OK and "skipped" in done.last_line:  # the report names them: a skipped test has shown nothing
         for line in done.tail.splitlines():
             if line.startswith("SKIPPED"):
                 session.say(f"  {line[:200]}")

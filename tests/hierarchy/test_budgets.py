@@ -48,7 +48,7 @@ def test_against_a_loop(split: Split, n_budget: float, ties: bool):
     if ties:
         scores = np.round(scores)
     always, visible = np.arange(PAGES) < 2, np.arange(PAGES) != 5
-    always[5] = True  # what is not visible is not taken, whatever is asked
+    always[5] = True  # an invisible page is not taken, even if it is always wanted
     np.testing.assert_array_equal(divide(split, scores, always, visible, n_budget), plain(split, scores, always, visible, n_budget))
 
 

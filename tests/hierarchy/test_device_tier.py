@@ -170,11 +170,11 @@ def test_matrix_on_a_device(cupy, policy: str, prefetch_name: str):
 def test_steps_do_not_wait_for_answers(cupy, policy: str, prefetch_name: str):
     ops, device = cupy
     world = World(policy=policy, prefetch=prefetch_name, ops=ops, device=True)
-    device.n_at_a_time = 0  # a device that is busy with other things
+    device.n_at_a_time = 0  # the device is busy with other work
     world.step(40, observed=False)
     world.steps(20)
     stats = world.hierarchy.stats
-    asked = int(policy != "anchor")  # without scores and mass, a prompt's plan asks nothing of the device
+    asked = int(policy != "anchor")  # a prompt's plan without scores and mass asks nothing of the device
     assert stats.n_plans == 1 - asked and stats.n_late_answers > 0 and device.n_downloads == 0
     device.n_at_a_time = 1 << 30
     world.steps(12, cut=56)

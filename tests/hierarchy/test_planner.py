@@ -154,7 +154,7 @@ def test_promises(seed: int):
         missing[result.promote] = False
         assert missing.sum() == result.n_unplaced
 
-    # the specification of the third class: one after the other, best against coldest
+    # the third class takes pages one after the other, the best against the coldest
     n_before = int((kinds != Reason.HOT).sum())
     hot = sorted((i for i in np.flatnonzero((state == State.HOME) & (flat > 0)) if i not in result.promote[:n_before]),
                  key=lambda i: (-flat[i], i))

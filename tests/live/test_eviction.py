@@ -66,7 +66,7 @@ def test_a_page_that_all_heads_drop_is_as_good_as_removed(synthetic, monkeypatch
             ours.feed(tokens), other.feed(tokens)
         mask = np.zeros(native.page_arrays(run._native_handle()).shape, bool)
         mask[:, :, [2, 5, 6, 11]] = True
-        monkeypatch.setattr(run._tiering.hierarchy, "evict", lambda: None)  # it would free them
+        monkeypatch.setattr(run._tiering.hierarchy, "evict", lambda: None)  # the hierarchy would free them
         drop(run, mask)
         for page in (2, 5, 6, 11):
             llama_cpp.llama_memory_seq_rm(stock.memory, 0, 16 * page, 16 * page + 16)
@@ -89,7 +89,7 @@ def test_each_head_attends_what_it_kept(synthetic, every_single_isa):
             if name == "all":
                 mask = rng.random(native.page_arrays(run._native_handle()).shape) < 0.4
                 mask[:, :, 12:] = False  # the page being filled, and those to come
-                mask[0, 0] &= ~mask.all(axis=(0, 1))  # what no head keeps would be freed
+                mask[0, 0] &= ~mask.all(axis=(0, 1))  # a page that no head keeps would be freed
             else:
                 drop(run, mask)
             seen = []
@@ -131,10 +131,10 @@ def test_heads_keep_their_own_on_an_ordinary_context(synthetic):
         assert len(used) > 18 and len({tuple(pages) for pages in dropped(run).reshape(6, -1).tolist()}) > 1, "they keep different ones"
         assert run.stats.n_dropped > 0 and run.stats.n_freed == chat.position - len(chat.positions())
         assert run.tiers().n_dropped == int(dropped(run).sum())
-        run.mode = "exact"  # what is left, all of it
+        run.mode = "exact"  # attend every page that is left
         chat.feed(chat.tokens(1))
         run.mode = "evict"
-        gone = dropped(run)  # it looks anew after the step
+        gone = dropped(run)  # the hierarchy decides again after the step
         chat.feed(chat.tokens(1))
         stored = int(np.flatnonzero(run.cells.stream().positions == chat.position - 1)[0]) // 16
         expected = {*used.tolist(), stored} - set(np.flatnonzero(gone[0, 0]).tolist())

@@ -35,7 +35,7 @@ def compare(path, **options) -> Llama:
     assert kld(stock, ours).max() <= spread, "exact is farther from stock than stock from itself"
     assert np.abs(stock - ours).max() <= 0.2, "a logit is too far from stock's"
     assert stock.std() > 1, "stock's logits are too even for a comparison"
-    # where the best token is clear, it is the same
+    # the best token is the same where it is clear
     clear = top_gap(stock) > 0.2
     assert (stock.argmax(1) == ours.argmax(1))[clear].all(), "another best token, where stock's is clear"
     assert clear.mean() > 0.5, "too few best tokens are clear"

@@ -79,7 +79,7 @@ def test_steps_of_up_to_64_tokens_run_on_the_plane(synthetic, kind, shape, mode)
     singles = (1,) * sum(LONG_STEPS)  # more than 16 at once are a prompt on the host plane, for another kernel
     exact = logits_of(open_model(path, "cpu"), singles)
     bound = SINGLE
-    if kind == "gpt-oss":  # its layers with a window are read by stock's nodes in any case: stock's own distance, over all positions
+    if kind == "gpt-oss":  # stock's nodes read its layers with a window: the bound is stock's own distance over all positions
         stock = open_model(path, "cpu", mode="off")
         bound = 2 * kld(logits_of(stock, singles), logits_of(stock, LONG_STEPS)).mean()
     llama = open_model(path, **options)
@@ -111,7 +111,7 @@ def test_a_prompt_brings_no_resident_page_over_the_link(synthetic, options):
     assert in_slots > 0.75 * cache_bytes(llama)
     before = link_bytes()
     llama.eval(list(range(260, 350)))
-    in_view = 512 / 360 * cache_bytes(llama) * 360 / 450  # also what the prompt itself is about to write
+    in_view = 512 / 360 * cache_bytes(llama) * 360 / 450  # the cells count too that the prompt is about to write
     assert link_bytes() - before < in_view - in_slots + 10_000, "besides a few kilobytes of tables"
     exact = logits_of(open_model(path, "cpu", n_ctx=1024), (150, 100, 1), n_prompt=300)
     assert kld(exact, logits_of(llama, (150, 100, 1), n_prompt=300)).max() <= SINGLE

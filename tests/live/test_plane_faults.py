@@ -160,7 +160,7 @@ def test_a_device_that_fails_fails_the_step_by_name(synthetic, fails_after, mode
         llama.close()
     else:
         pytest.fail(f"no operation of {node} was lost")
-    with pytest.raises(CudaUnavailable, match=node):  # the first failure stays: what was stored since then is not to be trusted
+    with pytest.raises(CudaUnavailable, match=node):  # the first failure stays: rows stored since then are not to be trusted
         llama.eval([270])
     other = open_model(synthetic("llama"), **ALL | {"mode": mode})
     assert np.isfinite(logits_of(other)).all()

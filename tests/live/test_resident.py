@@ -36,7 +36,7 @@ def sketched(run: Runtime, before: int) -> float:
 
 def test_groups_without_tokens_are_not_touched(synthetic):
     with attached(synthetic("llama", head_dim=128, n_ctx_train=N_CTX), KvOptions(mode="exact"), n_ctx=N_CTX, n_seq=2, unified=False) as (context, run):
-        read(context)  # whatever else is needed is there
+        read(context)  # all other memory is resident by now
         before = resident()
         run.configure(KvOptions(**SPARSE))
         assert run.memory().sketch_bytes > 16 << 20

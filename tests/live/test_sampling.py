@@ -69,7 +69,7 @@ def test_the_estimated_error_is_the_error(default_model, resolution: float):
             estimated.append(sums["error"][row] / sums["n_errors"][row])
         report = run.selection()
     estimated, true = np.array(estimated), np.array(true)
-    rounded = np.maximum(estimated, true) < 1e-4  # what the arithmetic of the kernels alone costs
+    rounded = np.maximum(estimated, true) < 1e-4  # such an error is the arithmetic of the kernels
     near = rounded | (np.abs(np.log2(np.maximum(estimated, 1e-9) / true)) <= 1)
     assert near.mean() >= 0.9 and rounded.mean() < 0.1
     assert np.sqrt(np.mean(estimated**2)) == pytest.approx(np.sqrt(np.mean(true**2)), rel=0.3)
@@ -108,7 +108,7 @@ def test_mass_is_that_of_full_attention(default_model):
                 step_reads[row, head] = np.bincount(cells // 16, minlength=n_pages)[: shape[2]] > 0
         np.testing.assert_allclose(mass.sum(axis=2), layer.n_head // layer.n_head_kv, rtol=1e-4)
         found, expected, reads = found + mass[:, :, : shape[2]], expected + step_mass, reads + step_reads
-    # by the true mass: those that were read by luck weigh more than they have
+    # the true mass chooses the pages: pages that were read by luck weigh too much
     chance = 200 * expected / (n_steps * layer.n_head // layer.n_head_kv)
     for name, pages in (("every page", chance >= 0), ("read in less than half of the steps", chance < 0.5),
                         ("in less than a tenth", chance < 0.1)):

@@ -106,6 +106,6 @@ def test_every_instruction_set_gives_the_same_answers(synthetic):
     for isa in core.isa_available()[1:]:
         if isa in ("avx512bf16", "amx"):
             assert kld(whole, logits(isa, 1e9)).max() < 1e-3
-        else:  # other rounding, other marks of the walk: another sample of the same
+        else:  # other rounding moves the marks of the walk: the sample differs
             apart = kld(sampled, logits(isa, 200))
             assert np.median(apart) < 1e-3 and apart.max() < 0.02

@@ -74,11 +74,11 @@ def test_snapkv_begins_anew_with_a_prompt():
 @pytest.mark.parametrize(("runs", "window"), [
     ([(128, 16, True)] * 4, [3]),  # of each long part the last 16 tokens
     ([(128, 16, True)] * 4 + [(1, 1, False)] * 40, [3, *range(4, 20)]),  # and the answer's first, until there are 32
-    ([(128, 16, True), (10, 10, True), (1, 1, False)], [0, 1, 2]),  # a short part is seen as a whole, behind what was seen
+    ([(128, 16, True), (10, 10, True), (1, 1, False)], [0, 1, 2]),  # a short part counts as a whole, behind the tokens before it
     ([(128, 16, True)] + [(16, 16, True)] * 3 + [(1, 1, False)] * 40, [2, 3]),
     ([(128, 16, True)] + [(1, 1, False)] * 40 + [(10, 10, True)] + [(1, 1, False)] * 40, [*range(41, 64)]),  # the next prompt, a short one
     ([(128, 16, True)] + [(1, 1, False)] * 3 + [(10, 10, True)], [4]),  # before the window was full
-    ([(128, 0, True), (128, 0, True), (8, 8, False), (1, 1, False)], [2, 3]),  # that nobody observed
+    ([(128, 0, True), (128, 0, True), (8, 8, False), (1, 1, False)], [2, 3]),  # an unobserved one
     ([(128, 16, True), (10, 0, True), (1, 1, False)], [2]),
 ])
 def test_the_window_is_the_end_of_the_newest_prompt(runs: list[tuple[int, int, bool]], window: list[int]):

@@ -67,7 +67,7 @@ def talk(front: str, name: str, tokens: list[int]) -> dict[str, int]:
 
 
 def n_computed(served: Served) -> float:
-    time.sleep(0.05)  # figures that are younger than 20 ms are not taken again
+    time.sleep(0.05)  # the server takes figures at most every 20 ms
     (value,) = re.findall(r"^edgekv_tokens_total (\S+)", served.ask("/metrics").body, re.M)
     return float(value)
 
@@ -79,7 +79,7 @@ def conversation(seed: int) -> list[int]:
 def test_a_conversation_stays_where_it_is_and_survives_what_fails(balanced):
     front, servers, shared = balanced.front, balanced.servers, balanced.shared
 
-    # affinity: each name has its server, and both servers have some
+    # each name has its server, and both servers have some names
     homes = {}
     for seed in range(8):
         before = [n_computed(served) for served in servers]
@@ -92,13 +92,13 @@ def test_a_conversation_stays_where_it_is_and_survives_what_fails(balanced):
         found = talk(front, f"conversation {seed}", conversation(seed))
         assert found["ram"] + found["slot"] >= N_TOKENS - 1 and not found["remote"], "it came back to the server that has read it"
 
-    # under another name it may come to the other server, which has it from the shared one
+    # another name may lead to the other server, which takes the rows from the shared one
     until(lambda: shared.client.dbsize() >= 8)
     moved = next(name for name in (f"other {i}" for i in range(99)) if talk_lands(front, name, servers) != homes[0])
     found = talk(front, moved, conversation(0))
     assert found["remote"] and found["remote"] + found["ram"] >= 512, found
 
-    # the shared server is killed: nobody waits, nobody gets an error
+    # the shared server is killed: no request waits, and none fails
     shared.kill()
     began = time.monotonic()
     for seed in (1, 100):
@@ -107,15 +107,15 @@ def test_a_conversation_stays_where_it_is_and_survives_what_fails(balanced):
     assert time.monotonic() - began < 10
     shared.start()
 
-    # a server is killed: its conversations move, and begin with what it had given to the shared one since that is back
+    # a server is killed: its conversations move, and begin with rows that it gave to the shared server since that came back
     victim = homes[2]
-    time.sleep(5.5)  # a server that failed is asked again after so long
+    time.sleep(5.5)  # the store asks a failed server again after so long
     fresh = next(seed for seed in range(200, 299) if talk_lands(front, f"conversation {seed}", servers) == victim)
     talk(front, f"conversation {fresh}", conversation(fresh))
     until(lambda: shared.client.dbsize() >= 3)
     time.sleep(0.5)
     servers[victim].process.kill()
-    servers[victim].process.wait()  # before that it may take a connection that it never answers
+    servers[victim].process.wait()  # a dying server may take a connection that it never answers
     found = talk(front, f"conversation {fresh}", conversation(fresh))
     assert found["remote"] and found["remote"] + found["ram"] >= 512, found
 

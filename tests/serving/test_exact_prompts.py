@@ -29,7 +29,7 @@ def read_beside_an_answer(model, max_gap_s: float, **kv: object) -> tuple[np.nda
         last = drained(Stream(server.url, {"prompt": PROMPT, "n_predict": 1, "id_slot": 1}, "/completion"))[-1]
         n_batches = native.pacing().n_mixed - before
         assert last["tokens_evaluated"] == N_PROMPT and reader.is_alive(), "the answer ran all the time"
-        run = server.runtime  # what the answer's batches add stands in other cells
+        run = server.runtime  # batches of the answer add to other cells
         stream = run.cells.stream_of(1)
         cells = run.cells.stream(stream)
         mine = np.flatnonzero(cells.in_sequence(1))

@@ -79,7 +79,7 @@ WHATS = pytest.mark.parametrize("what", ["have", "open", "_fill"], ids=["the que
 def test_a_slow_server_keeps_nobody_else_waiting(tiny, shared, monkeypatch, kv, what):
     """The prompt waits until its rows come; meanwhile one conversation ends, and another begins and ends."""
     first = keep(tiny, shared, kv)
-    monkeypatch.setattr("edgekv.serving.prefixes.native.reading_s", lambda first, n: 0.0)  # or it is computed: that is quicker
+    monkeypatch.setattr("edgekv.serving.prefixes.native.reading_s", lambda first, n: 0.0)  # computing would be quicker
     with serve(tiny, shared, kv) as server, ThreadPoolExecutor(2) as pool:
         running = pool.submit(ask, server, conversation(2, 30), 400, id_slot=0)
         until(lambda: any(slot["is_processing"] for slot in send(server.url, "/slots").body))
@@ -87,7 +87,7 @@ def test_a_slow_server_keeps_nobody_else_waiting(tiny, shared, monkeypatch, kv, 
         comes = pool.submit(ask, server, conversation(1), id_slot=1)
         assert held.asked.wait(30)
         assert len(running.result(100)["tokens"]) == 400 and not comes.done()
-        time.sleep(0.2)  # nobody is answered now, and it waits for itself alone
+        time.sleep(0.2)  # no answer runs now, and the prompt waits for its own rows
         assert len(ask(server, conversation(3, 30), 20, id_slot=0)["tokens"]) == 20 and not comes.done()
         held.go_on.set()
         answer = comes.result(100)

@@ -72,7 +72,7 @@ def test_a_deleted_conversation_is_gone_and_what_others_share_stays(tiny, tmp_pa
         assert server.prefixes.forget("a1") > 0
         after = n_blocks(server, tmp_path)
         assert after[0] < before[0] and after[1] < before[1]
-        assert n_cached(server, one, cache_prompt=True) == len(common)  # what is the same in the other
+        assert n_cached(server, one, cache_prompt=True) == len(common)  # the part that the other conversation has too
         server.prefixes.conversation = "b2"
         assert n_cached(server, two) == len(two) - 1
     with serve(tiny, tmp_path) as server:

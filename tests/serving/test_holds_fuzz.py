@@ -166,7 +166,7 @@ def test_routes_and_methods(endpoint, method, path, body):
 def test_huge_bodies(endpoint):
     assert "exceeds the available context size" in refused(endpoint, CHAT, chat(messages=[{"role": "user", "content": "x" * 2_000_000}]))
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {110 << 20}\r\n\r\n".encode()  # more than it takes
-    with endpoint.send(head) as client, contextlib.suppress(ConnectionError):  # it may answer and hang up before it has all
+    with endpoint.send(head) as client, contextlib.suppress(ConnectionError):  # the server may answer and hang up before it has all bytes
         for _ in range(110):
             client.sendall(bytes(1 << 20))
         assert b" 413 " in client.recv(4096).split(b"\r\n", 1)[0]
@@ -219,7 +219,7 @@ HEAD = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Type: applicati
     b"\xff" * 5000 + b"\r\n\r\n",
 ], ids=lambda data: data[:30].decode("latin-1"))
 def test_bytes_that_are_no_http(endpoint, data):
-    with contextlib.suppress(ConnectionError), endpoint.send(data) as client:  # it may hang up, but not answer that all is well
+    with contextlib.suppress(ConnectionError), endpoint.send(data) as client:  # the server may hang up, but not accept
         hangs_on(client)
         status = client.recv(4096).split(b"\r\n", 1)[0]
         assert not status or b" 4" in status, status

@@ -58,7 +58,7 @@ def talk(endpoint: Endpoint, seed: int, until: float, most_words: int, seen: See
                         n_tokens += len(event.get("tokens", ()))
                         ended |= event.get("stop", False)
             assert ended and first, "the stream broke off"
-        except Exception as error:  # all of them belong into the report
+        except Exception as error:  # the report names every error
             seen.errors.append(f"{type(error).__name__}: {error}")
             return
         seen.first_s.append(first - begun)
@@ -112,6 +112,6 @@ def test_sixteen_streams(synthetic, request):
     print(f"{len(seen.scrape_s)} scrapes, {statistics.median(seen.scrape_s):.3f} s (median), {max(seen.scrape_s):.2f} s (worst)")
     assert len(seen.scrape_s) > seconds / 2, "two each second, and they are answered at once"
     assert last - middle < max(GROWTH_BYTES, GROWTH_SHARE * middle)
-    # Twelve of sixteen wait, three rounds before it is their turn: who waits for longer than five whole answers is passed over.
+    # Twelve of sixteen streams wait for three rounds: one that waits for longer than five whole answers is passed over.
     assert worst < 5 * usual + 5
 

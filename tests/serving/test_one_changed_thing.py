@@ -134,7 +134,7 @@ def test_adapters_that_are_set_for_all_requests_take_no_rows_of_others(tiny, ada
         assert (changed["tokens"], n_read(changed)) == (steered, len(PROMPT))
         set_adapters(server, 0.0)
         assert ask(server, PROMPT)["tokens"] == plain
-        set_adapters(server, 1e-7)  # as text it was 0.000000
+        set_adapters(server, 1e-7)  # such a scale is 0.000000 as text
         assert n_read(ask(server, PROMPT)) == len(PROMPT)
 
 

@@ -95,7 +95,7 @@ def test_it_follows_an_answer(served, browser):
 
 
 def test_it_asks_nobody_else_and_breaks_nothing(served, browser):
-    browser.get_log("browser")  # of pages before, whose servers have ended
+    browser.get_log("browser")  # drop the words of earlier pages, whose servers have ended
     browser.get(f"{served.url}/edgekv")
     until(lambda: shown(browser, ".map"))
     asked = browser.execute_script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
@@ -137,7 +137,7 @@ def test_keys_are_asked_for(synthetic, browser):
         until(lambda: shown(browser, "#main"))
         assert not shown(browser, "#ask-key") and server.alias in text(browser, "#model")
         browser.refresh()
-        until(lambda: shown(browser, "#main"))  # the tab knows it
+        until(lambda: shown(browser, "#main"))  # the tab remembers the key
 
 
 @pytest.mark.parametrize(("mode", "note"), [(KvMode.OFF, "no tiers"), (KvMode.EXACT, "")])

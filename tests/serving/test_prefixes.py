@@ -33,7 +33,7 @@ def test_conversations_that_take_turns_are_read_once(tiny, kv):
             grown[seed] = prompt + answer["tokens"][:-1]
         (stats,) = server.prefixes.stats()
         assert stats.ram.hit_tokens > 3 * 1000 and stats.n_dropped == 0
-    if kv is not SPARSE:  # whose samples of one text differ with what was decoded before
+    if kv is not SPARSE:  # a sample of one text differs with the tokens decoded before
         with serve(tiny, kv, store=None) as server:
             for prompt, tokens in kept:
                 assert ask(server, prompt, cache_prompt=False)["tokens"] == tokens
@@ -51,7 +51,7 @@ def test_where_the_tokens_came_from_is_said(tiny, tmp_path):
     with serve(tiny, store=where) as server:  # after a restart
         assert sources(server, two)["disk"] == 600
         assert sources(server, one[:400])["disk"] == 399
-        assert sources(server, two[:300] + one[:10])["ram"] == 299  # what came from disk stays in RAM
+        assert sources(server, two[:300] + one[:10])["ram"] == 299  # blocks from disk stay in RAM
 
 
 def test_what_a_sample_read_is_not_taken_for_exact(tiny, tmp_path):
@@ -62,7 +62,7 @@ def test_what_a_sample_read_is_not_taken_for_exact(tiny, tmp_path):
         server.prefixes.flush()
     longer = [*prompt, *answer["tokens"][:-1]]
     with serve(tiny, EXACT, where) as server:
-        assert sources(server, longer)["disk"] == 512  # the blocks of the prompt alone, which was read exactly
+        assert sources(server, longer)["disk"] == 512  # the blocks of the prompt, which was read exactly
     with serve(tiny, SPARSE, where) as server:
         assert sources(server, longer)["disk"] == len(longer)
 
@@ -92,7 +92,7 @@ def test_a_beginning_that_all_share_is_read_once(tiny):
         assert sum(map(n_read, answers)) < 1024 + 8 * 300
         (stats,) = server.prefixes.stats()
         n_kept = stats.ram.n_bytes / sum(map(sum, server.runtime.tokens.row_bytes()))
-        assert n_kept < 1024 + 8 * 60  # once, and what each has besides
+        assert n_kept < 1024 + 8 * 60  # the common part once, and each prompt's own
     with serve(tiny, n_slots=1, store=None) as server:
         for prompt, answer in zip(prompts, answers):
             assert ask(server, prompt, cache_prompt=False)["tokens"] == answer["tokens"]
@@ -192,7 +192,7 @@ def test_what_was_sampled_with_other_settings_is_not_taken(tiny, tmp_path, name)
         server.prefixes.flush()
     with serve(tiny, SPARSE | OTHERS[name], where) as server:
         assert sources(server, longer)["disk"] == N_WHOLE
-    with serve(tiny, SPARSE | {"error_every": 0}, where) as server:  # which changes what is reported
+    with serve(tiny, SPARSE | {"error_every": 0}, where) as server:  # this setting changes reports only
         assert sources(server, longer)["disk"] == len(longer)
 
 
@@ -207,7 +207,7 @@ def test_sparse_prompts_have_a_resolution_too(tiny, tmp_path):
     n_finer = found(sparse | {"prompt_resolution": 30.0})
     assert n_finer < len(prompt)
     assert found(sparse) == len(prompt)
-    assert found(SPARSE) == n_finer < 2304  # what attended all that it saw
+    assert found(SPARSE) == n_finer < 2304  # the blocks that attended all tokens before them
 
 
 def test_what_was_sampled_before_the_settings_changed_is_not_kept(tiny, tmp_path):

@@ -60,7 +60,7 @@ def test_cold_warm_and_restored_are_the_same_bits(model, tmp_path, n_last: int):
     with serve(model, SPARSE) as server:
         again = ask(server, tokens)
     assert again == cold
-    # behind the first token the prompt's last piece was another: what it is read by differs by rounding, the rows do not
+    # a warm prompt has another last piece, whose kernel rounds otherwise; the rows are the same
     assert restored == warm[0] == warm[1]
     if n_last < 16:
         assert warm[0] == cold

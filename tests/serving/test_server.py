@@ -325,7 +325,7 @@ HELLO = [{"role": "user", "content": "Say hello."}]
 def test_openai_client(served):
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="secret", max_retries=0)
     assert [model.id for model in client.models.list()] == ["smol"]
-    # No prompt cache: the second prompt would be one token, for the decode kernel, which may decide close calls otherwise.
+    # A cached second prompt would be one token for the decode kernel, which may decide close calls otherwise: no cache.
     settings = {"model": "smol", "messages": HELLO, "max_tokens": 12, "temperature": 0, "extra_body": {"cache_prompt": False}}
     whole = client.chat.completions.create(**settings)
     text = whole.choices[0].message.content

@@ -17,7 +17,7 @@ from edgekv.store.settings import StoreSettings
 MODES = {
     "off": {"mode": "off"},
     "exact": {"mode": "exact", "kv_budget": 1 << 20},
-    "sparse": {"mode": "sparse", "exact_tokens": 0, "resolution": 1e9, "kv_budget": 1 << 20},  # samples, and reads all of it for certain
+    "sparse": {"mode": "sparse", "exact_tokens": 0, "resolution": 1e9, "kv_budget": 1 << 20},  # a sample that holds every row
 }
 N_SLOTS = 2
 
@@ -49,7 +49,7 @@ class Clients:
 
     def lose_the_middle(self, who: int) -> None:
         held = self.held[who]
-        if len(held) > 120:  # what stands behind is moved to its new place
+        if len(held) > 120:  # the tokens behind move to their new places
             self.ask(who, held[:40] + held[70:], n_cache_reuse=16)
 
     def save_and_restore(self, who: int) -> None:

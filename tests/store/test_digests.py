@@ -83,7 +83,7 @@ def test_a_file_is_read_once(path, kept, hashed, tmp_path):
     assert len(hashed) == -(-path.stat().st_size // SMALL)
     hashed.clear()
     assert digest_of_model(path, kept) == first and not hashed
-    path.rename(tmp_path / "moved.gguf")  # the same file, and its inode changed: read once more
+    path.rename(tmp_path / "moved.gguf")  # the file is the same, but its inode changed: it is read once more
     assert digest_of_model(tmp_path / "moved.gguf", kept) == first and hashed
 
 

@@ -78,7 +78,7 @@ def test_kill_9_at_any_moment_leaves_a_folder_that_the_next_start_reads(tmp_path
         place = FolderPlace(identity(), folder, 1 << 30)
         links = [file.link for file in scan(folder)]
         assert links and all(block.read(range(2), InFlight(LAYOUT)) is not None for block in place.open(links))  # every file is whole
-        for seed in finished[-3:]:  # what was flushed is there
+        for seed in finished[-3:]:  # flushed blocks are there
             tokens = conversation(700 + seed % 99, seed)
             assert n_restored(store, tokens) == len(tokens)
         store.close()

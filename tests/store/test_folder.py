@@ -142,7 +142,7 @@ def test_a_foreign_file_is_left_alone_and_skipped(written, caplog, change):
         assert n_restored(store, tokens) == 0
     assert len(caplog.records) == 1 and len(files(folder)) == 3
     save(store, tokens)
-    assert n_restored(open_store(folder), tokens) == 600  # under our names: what was found to be foreign was written anew
+    assert n_restored(open_store(folder), tokens) == 600  # the store wrote its blocks anew under its own names
 
 
 def test_a_file_with_the_name_of_another_is_refused(written):
@@ -190,7 +190,7 @@ def test_a_conversation_longer_than_the_bound_keeps_its_beginning(tmp_path):
     n_written = store.stats().disk.n_written
     for _ in range(3):
         save(store, tokens)
-    assert store.stats().disk.n_written == n_written  # it does not take turns with itself
+    assert store.stats().disk.n_written == n_written  # no block of it takes another's place
 
 
 def test_what_is_pinned_stays_until_it_expires(tmp_path):
@@ -253,7 +253,7 @@ def test_the_bound_of_the_folder_holds_and_rows_are_right(tmp_path_factory, plan
         n_restored(store, tokens, 0, EXACT)
         other = open_store(folder, 0, folder_bytes=folder_bytes)
         n_restored(other, tokens, 0, SPARSE)
-        other.close()  # it would write what was evicted again, and the bound counts what others write a second late
+        other.close()  # an open one would write evicted blocks again, and the bound counts those of others a second late
     assert not list(folder.rglob(".tmp-*"))
     place = FolderPlace(identity(), folder, folder_bytes)
     assert all(block.read(range(2), InFlight(LAYOUT)) is not None for block in place.open([file.link for file in scan(folder)]))

@@ -65,7 +65,7 @@ def test_a_tail_goes_when_a_longer_block_begins_with_it():
     assert store.stats().ram.n_blocks == 3
     save(store, conversation(50, 1, after=tokens))
     assert store.stats().ram.n_blocks == 3
-    save(store, conversation(50, 2, after=tokens))  # another one: both tails stay
+    save(store, conversation(50, 2, after=tokens))  # another conversation: both tails stay
     assert store.stats().ram.n_blocks == 4
     for seed in (1, 2):
         assert n_restored(store, conversation(50, seed, after=tokens)) == 650
@@ -92,7 +92,7 @@ def test_a_common_beginning_is_kept_once():
 def test_labels_are_followed_only_where_they_are_accepted():
     store, tokens = ram_store(), conversation(1000)
     readings = exact(tokens)
-    readings[600:650] = SAMPLED  # what is behind depends on it
+    readings[600:650] = SAMPLED  # the tokens behind depend on it
     save(store, tokens, readings)
     assert n_restored(store, tokens, accepts=EXACT) == 512
     assert n_restored(store, tokens, accepts=SAMPLED) == 1000
@@ -235,5 +235,5 @@ def test_the_bound_of_ram_holds_and_rows_are_right(plan, n_blocks, accepts):
         assert saved.n_known + saved.n_new + saved.n_left_out == len(tokens)
         assert store.stats().ram.n_bytes <= n_blocks * BLOCK_BYTES
         n_restored(store, tokens, 0, accepts)
-        # What was just saved is there, as far as it was said to be.
+        # The blocks are there that the save has reported.
         assert n_restored(store, tokens, 0, SPARSE) == saved.n_known + saved.n_new

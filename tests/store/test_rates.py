@@ -51,7 +51,7 @@ def pieces(*sources: float | str | None, clock: Clock | None = None) -> PrefixHi
     ((0.0, 0.0), 100.0, 0),  # nothing ever came from it
     (("ram", 0.0, "ram"), 100.0, 1),
     (("ram", 10.0, 10.0), 100.0, 1),
-    ((90.0, "ram", 10.0), 100.0, 2),  # what is behind it in RAM makes up for it
+    ((90.0, "ram", 10.0), 100.0, 2),  # the block behind it in RAM makes up for it
     ((10.0, "ram", "ram"), 100.0, 0),
     ((1000.0, 10.0, 1000.0), 100.0, 1),
 ], ids=str)
@@ -62,7 +62,7 @@ def test_the_quicker_way(sources, prompts, n):
 def test_later_tokens_of_a_prompt_cost_more():
     """A place that is too slow for the beginning pays further on."""
     found = pieces(*[100.0] * 8)
-    assert found.worth(lambda first, n: n * (0.005 + first * 1e-5)) == 8  # 12 s less than 20 s at the beginning, in all more
+    assert found.worth(lambda first, n: n * (0.005 + first * 1e-5)) == 8  # loading takes 20 s and computing 29 s, though less for the first blocks
     assert found.worth(lambda first, n: n * (0.005 + first * 1e-7)) == 0
 
 
@@ -78,7 +78,7 @@ def test_a_rate_is_of_what_was_seen_lately():
     seen = Rate()
     assert seen.takes_s(1000) == 0
     seen.seen(1, LEAST_SEEN_S / 2)
-    assert seen.takes_s(1000) == 0  # too little to tell
+    assert seen.takes_s(1000) == 0  # the time is too short to tell
     seen = Rate()
     seen.seen(100, 1.0)
     assert seen.takes_s(1000) == 10

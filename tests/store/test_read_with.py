@@ -69,8 +69,8 @@ def test_rows_of_other_settings_are_not_taken(store, n, reading):
 def test_both_are_kept_beside_each_other(store, n):
     tokens = conversation(n)
     saved = [save(store, tokens, COARSE), save(store, tokens, FINE), save(store, tokens, FINE)]
-    if not any(place.name == "remote" for place in store.places):  # which no save asks what it has
-        assert saved == [n, n - BLOCK_TOKENS, 0]  # what was read exactly is the same
+    if not any(place.name == "remote" for place in store.places):  # no save asks a server for its blocks
+        assert saved == [n, n - BLOCK_TOKENS, 0]  # the exact block is the same
     assert found(store, tokens, COARSE) == found(store, tokens, FINE) == n
 
 

@@ -41,7 +41,7 @@ def test_the_writer_survives_what_a_place_raises(tmp_path, monkeypatch, caplog, 
     said = [record for record in caplog.records if record.name == "edgekv"]
     assert len(said) == 1 and type(raised).__name__ in caplog.text
     monkeypatch.undo()
-    fresh = open_store(tmp_path)  # what failed was written when it was used again
+    fresh = open_store(tmp_path)  # the next use of a block that had failed wrote it
     assert sorted(fresh.restore(conversation(256, seed), 0, EXACT).n_tokens for seed in range(4)) == [256] * 4
 
 

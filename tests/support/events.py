@@ -50,11 +50,11 @@ def act(rng: np.random.Generator, context: Context, model: Model, saved: list) -
         llama_cpp.llama_memory_seq_cp(context.memory, seq, other, -1, -1)
         model.sequences[other] = set(here)
     elif event == "shift":
-        # what a context shift does: drop some at the front, move the rest down
+        # as a context shift: drop some tokens at the front, move the rest down
         n = int(rng.integers(1, 20))
         shared = any(here & model.sequences[s] for s in range(n_seq) if s != seq)
         if shared and context.unified:
-            return  # cells in several sequences move for all of them
+            return  # a cell in several sequences would move for all of them
         llama_cpp.llama_memory_seq_rm(context.memory, seq, 0, n)
         llama_cpp.llama_memory_seq_add(context.memory, seq, n, -1, -n)
         model.sequences[seq] = {p - n for p in here if p >= n}

@@ -35,7 +35,7 @@ def logits_of(llama: Llama, steps=STEPS, n_prompt: int = N_PROMPT, seed: int = 0
     rng = np.random.default_rng(seed)
     llama.reset()
     llama._ctx.kv_cache_clear()
-    tokens = rng.integers(260, 350, n_prompt + sum(steps)).tolist()  # the same, however they are divided
+    tokens = rng.integers(260, 350, n_prompt + sum(steps)).tolist()  # the tokens are the same, however steps divide them
     llama.eval(tokens[:n_prompt])
     first = llama.n_tokens
     for n in steps:

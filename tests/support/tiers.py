@@ -171,7 +171,7 @@ class FakeEvent:
             self.lost = True  # for good, as a device error is
         if self.over and self.lost:
             raise CopyError("an illegal address")
-        return self.over and device.random.random() >= device.delay  # what is over may be heard of late, and after later copies
+        return self.over and device.random.random() >= device.delay  # the news of an end may come late, and after that of later copies
 
     def wait(self) -> None:
         self.stream.synchronize()
@@ -194,7 +194,7 @@ class FakeDevice(FakeArena):
         self.ubatch_stream, self.errors = self.steps, (CopyError,)
         self.begun: dict[int, tuple[int, int]] = {}
         self.n_read = 0
-        self.transport = DeviceArena(self, self)  # it is the pages and the streams
+        self.transport = DeviceArena(self, self)  # the fake is the pages and the streams
 
     def side_stream(self) -> FakeStream:
         return self.side
@@ -237,7 +237,7 @@ class FakeDevice(FakeArena):
         self.filled_slots = {slot: i for slot, i in self.asked.items() if self.random.random() < sees}
         self.asked.clear()
         slots, ids = list(self.filled_slots), list(self.filled_slots.values())
-        pages = self.home[ids].copy()  # what changes home stands behind this step
+        pages = self.home[ids].copy()  # changes of home stand behind this step
         self.queued.append(self.filled_slots)
 
         def write() -> None:

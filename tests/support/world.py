@@ -91,7 +91,7 @@ class World:
         hierarchy.check()
         self.arena.check(hierarchy.table)
         assert len(self.arena.table) <= hierarchy.table.n_slots, "more pages than slots"
-        if self.ops.on_device:  # to look would be to wait
+        if self.ops.on_device:  # a look would wait for the device
             return
         end = -(-self.n_tokens // self.shape.page_tokens)
         assert not self.priority[:, :, end:].any(), "a page without tokens has a priority"

@@ -22,6 +22,12 @@ pytestmark = pytest.mark.usefixtures("no_variables")
 MEASURED = devices.measured_mode(devices.place(KvOptions(device="cpu")))
 
 
+@click.command()
+@kv_options
+def taken(**_: Any) -> None:
+    """A command that takes the options, and does nothing."""
+
+
 def parse(*arguments: str, **environment: str) -> dict[str, Any]:
     """The options that `split_kv_options` takes from a command line."""
     found: dict[str, Any] = {}
@@ -100,12 +106,7 @@ def test_numbers_of_tokens_are_whole(values):
 
 @pytest.mark.parametrize("arguments", [("--coverage", "95%"), ("--split", "uniform"), ("--blend", "0.1")], ids=str)
 def test_options_that_there_are_no_more(arguments):
-    @click.command()
-    @kv_options
-    def command(**_: Any) -> None:
-        pass
-
-    result = CliRunner().invoke(command, ["--kv", "sparse", *arguments])
+    result = CliRunner().invoke(taken, ["--kv", "sparse", *arguments])
     assert result.exit_code == 2 and f"No such option '{arguments[0]}'" in result.output
     with pytest.raises(ConfigError, match="there is no KV option 'coverage'; the options are: mode,"):
         KvOptions.from_env(coverage=0.9)
@@ -164,23 +165,13 @@ def test_a_gpu_in_vain(monkeypatch):
 
 
 def test_the_emulated_device_is_for_tests_only():
-    @click.command()
-    @kv_options
-    def command(**_: Any) -> None:
-        pass
-
-    assert CliRunner().invoke(command, ["--device", "emulated"]).exit_code == 2
+    assert CliRunner().invoke(taken, ["--device", "emulated"]).exit_code == 2
     assert KvOptions.from_env(device="emulated").placement.device == "emulated"
 
 
 def test_the_help_names_what_there_is():
     """The help is written by hand: the registries would load NumPy for every `--help`."""
-    @click.command()
-    @kv_options
-    def command(**_: Any) -> None:
-        pass
-
-    text = {option.name: option.help for option in command.params}
+    text = {option.name: option.help for option in taken.params}
     assert "`edgekv policies` lists them" in text["policy"]
     assert {"ema", "anchor", "recent", "h2o", "snapkv"} <= set(POLICIES)  # the examples
     for name in PREFETCHERS:

@@ -154,8 +154,7 @@ def test_close_of_a_device_that_failed():
 def test_matrix_on_a_device(cupy, policy: str, prefetch_name: str):
     """Every policy works with every prefetch over strict arrays: no step reads the device's memory or waits for it."""
     ops, device = cupy
-    world = World(policy=policy, prefetch=prefetch_name, seed=3, ops=ops, device=True)
-    world.step(40, observed=False)
+    world = World(policy=policy, prefetch=prefetch_name, seed=3, ops=ops, device=True, prompt=40)
     for k in range(60):
         if world.n_tokens >= 62 or k == 37:
             world.cut(int(world.rng.integers(10, 60)))
@@ -203,8 +202,7 @@ def test_a_device_that_answers_at_once_decides_as_the_host(cupy, policy: str):
 def test_a_budget_that_shrinks_on_a_device(cupy):
     ops, device = cupy
     device.eager = True
-    world = World(n_slots=30, ops=ops, device=True)
-    world.step(56, observed=False)
+    world = World(n_slots=30, ops=ops, device=True, prompt=56)
     for n_slots in (30, 12, 40, 0, 5):
         world.hierarchy.resize(n_slots)
         world.steps(20, cut=56)
@@ -247,8 +245,7 @@ def test_exact_fills_and_stays():
 
 def test_sparse_on_a_device_fills_and_swaps():
     hot = [12, 28, 44, 60, 76, 92]
-    world = World(n_slots=20, device=True, policy="ema", limits=wiring.limits(KvMode.SPARSE, True))
-    world.step(56, observed=False)
+    world = World(n_slots=20, device=True, policy="ema", limits=wiring.limits(KvMode.SPARSE, True), prompt=56)
     world.steps(12, cut=56, observed=False)
     assert len(world.resident()) == 20 and not set(hot) & set(world.resident())
     world.hot = hot

@@ -22,8 +22,7 @@ from edgekv.prefetch import PREFETCHERS
 
 def test_the_hot_pages_come_to_the_arena():
     hot = [3, 20, 37, 50, 69, 85]  # ids, one a head
-    world = World(n_slots=6, hot=hot, policy="ema")
-    world.step(56, observed=False)
+    world = World(n_slots=6, hot=hot, policy="ema", prompt=56)
     for _ in range(40):
         if world.n_tokens % 4 == 3:
             world.cut(52)  # the same 14 pages throughout
@@ -48,8 +47,7 @@ def test_the_hot_pages_come_to_the_arena():
 
 
 def test_pins():
-    world = World(n_slots=24)
-    world.step(50, observed=False)
+    world = World(n_slots=24, prompt=50)
     assert world.hierarchy.pin(5, 6) == 2
     world.steps(8)
     assert where(world.hierarchy.table, 1, 1, 5)[:2] == (State.RESIDENT, Reason.PINNED) and world.pinned[1, 1, 5]
@@ -66,15 +64,13 @@ def test_pins():
 
 
 def test_pins_that_do_not_fit():
-    world = World(n_slots=4)
-    world.step(60, observed=False)
+    world = World(n_slots=4, prompt=60)
     world.steps(9, cut=60)
     assert len(world.resident()) == 4 and world.hierarchy.stats.n_unplaced > 0
 
 
 def test_resize():
-    world = World(n_slots=30)
-    world.step(56, observed=False)
+    world = World(n_slots=30, prompt=56)
     for n_slots in (30, 12, 40, 0, 5):
         world.hierarchy.resize(n_slots)
         world.check()
@@ -88,8 +84,7 @@ def test_resize():
 
 
 def test_shrinking_waits_for_copies():
-    world = World(n_slots=12, delay=1.0)
-    world.step(56, observed=False)
+    world = World(n_slots=12, delay=1.0, prompt=56)
     world.steps(4)
     assert world.hierarchy.migrator.n_moving == 12
     world.hierarchy.resize(3)
@@ -117,15 +112,13 @@ def test_an_arena_that_cannot_grow():
 
 
 def test_without_an_arena_the_policy_still_speaks():
-    world = World(n_slots=0)
-    world.step(30, observed=False)
+    world = World(n_slots=0, prompt=30)
     world.steps(20)
     assert world.priority.any() and world.pinned.any() and world.hierarchy.stats.n_plans == 0
 
 
 def test_replaced_tokens_are_forgotten():
-    world = World(n_slots=20, policy="ema", hot=[3])
-    world.step(40, observed=False)
+    world = World(n_slots=20, policy="ema", hot=[3], prompt=40)
     world.steps(8)
     assert world.priority[0, 0, 3] > 0.3
     world.cut(12)
@@ -143,8 +136,7 @@ def test_a_context_that_was_in_use_before():
 
 
 def test_a_page_keeps_its_score_when_it_is_full():
-    world = World(policy="ema", hot=[2])
-    world.step(9, observed=False)
+    world = World(policy="ema", hot=[2], prompt=9)
     world.steps(3)
     before = world.priority[0, 0, 2]
     world.step()
@@ -168,8 +160,7 @@ def test_wrong_arrays():
 @pytest.mark.parametrize("policy", [*POLICIES, "ema+anchor+recent"])
 def test_matrix(policy: str, prefetch_name: str):
     """Every policy with every prefetch, through growth and cuts."""
-    world = World(policy=policy, prefetch=prefetch_name, seed=3)
-    world.step(40, observed=False)
+    world = World(policy=policy, prefetch=prefetch_name, seed=3, prompt=40)
     for k in range(30):
         if world.n_tokens >= 62 or k == 17:
             world.cut(int(world.rng.integers(0, 60)))
@@ -200,8 +191,7 @@ def test_any_events(seed: int):
 def test_long_run():
     """Nothing grows in 2,000 steps but what grows with the context."""
     shape = PageShape(2, 2, 64, page_tokens=4)
-    world = World(shape, n_slots=60, delay=0.3, fail=0.05, prefetch="neighbour")
-    world.step(100, observed=False)
+    world = World(shape, n_slots=60, delay=0.3, fail=0.05, prefetch="neighbour", prompt=100)
     sizes = []
     tracemalloc.start()
     try:

@@ -11,6 +11,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from support.adapters import finish
 
 from edgekv.errors import EXIT_MODEL, ModelError
 from edgekv.models import default, geometry, synth
@@ -199,11 +200,7 @@ def _metadata_only(path: Path, arch: str, extra) -> Path:
     writer = gguf.GGUFWriter(path, arch)
     extra(writer)
     writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return finish(writer, path)
 
 
 def test_split_model(tmp_path):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
-from support.clients import Stream, drained
+from support.clients import Stream, answering, drained
 
 from edgekv.config import KvOptions
 from edgekv.serving.server import Server
@@ -21,10 +19,7 @@ def read_beside_an_answer(model, max_gap_s: float, **kv: object) -> tuple[np.nda
 
     options = ServerOptions(model, n_ctx=8192, n_threads=1, n_slots=2, limits=ServerLimits(max_gap_s), kv=KvOptions(**kv))
     with Server(options) as server:
-        answer = Stream(server.url, {"prompt": [5 + i % 50 for i in range(99)], "n_predict": 8000, "ignore_eos": True, "id_slot": 0}, "/completion")
-        assert answer.event() and answer.event(), "the answer does not begin"
-        reader = threading.Thread(target=drained, args=(answer,))
-        reader.start()
+        reader = answering(server.url, [5 + i % 50 for i in range(99)], id_slot=0)
         before = native.pacing().n_mixed
         last = drained(Stream(server.url, {"prompt": PROMPT, "n_predict": 1, "id_slot": 1}, "/completion"))[-1]
         n_batches = native.pacing().n_mixed - before

@@ -6,13 +6,12 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.clients import CHAT, Reply, Stream, drained, send, until
+from support.clients import CHAT, Reply, Stream, answering, drained, send, until
 from support.serve_process import serving
 
 from edgekv.config import KvOptions
@@ -76,10 +75,7 @@ def native_requests() -> int:
 def test_embeddings_do_not_wait_for_the_end_of_answers(tiny):
     options = ServerOptions(tiny, n_ctx=8192, n_threads=1, n_slots=2, extra=("--embeddings", "--pooling", "mean"))
     with Server(options) as server:
-        answer = Stream(server.url, {"prompt": tokens(9), "n_predict": 8000, "ignore_eos": True}, "/completion")
-        assert answer.event()
-        reader = threading.Thread(target=drained, args=(answer,))
-        reader.start()
+        reader = answering(server.url, tokens(9))
         for n in (5, 400):  # 400 are more than a paced batch has room for
             assert len(send(server.url, "/embedding", {"content": tokens(n)}).body[0]["embedding"][0]) > 8
         assert reader.is_alive(), "the answer runs all the time"
@@ -149,10 +145,7 @@ def test_a_long_prompt_beside_an_answer(tiny, max_gap_s, least, most):
 
     options = ServerOptions(tiny, n_ctx=8192, n_threads=1, n_slots=2, limits=ServerLimits(max_gap_s), kv=KvOptions(mode="exact"))
     with Server(options) as server:
-        answer = Stream(server.url, {"prompt": tokens(9), "n_predict": 8000, "ignore_eos": True}, "/completion")
-        assert answer.event() and answer.event()
-        reader = threading.Thread(target=drained, args=(answer,))
-        reader.start()
+        reader = answering(server.url, tokens(9))
         before = native.pacing().n_mixed
         assert drained(Stream(server.url, {"prompt": tokens(1500), "n_predict": 1}, "/completion"))[-1]["tokens_evaluated"] == 1500
         seen = native.pacing()

@@ -24,7 +24,7 @@ def lora(path: Path, shape: SyntheticShape, seed: int = 0, alpha: float = RANK) 
             name = f"blk.{il}.attn_{part}.weight"
             writer.add_tensor(f"{name}.lora_a", rng.standard_normal((RANK, shape.n_embd), dtype=np.float32) / 8)
             writer.add_tensor(f"{name}.lora_b", rng.standard_normal((shape.n_head_kv * shape.head_dim, RANK), dtype=np.float32) / 2)
-    return _finish(writer, path)
+    return finish(writer, path)
 
 
 def control_vector(path: Path, shape: SyntheticShape, seed: int = 0) -> Path:
@@ -33,10 +33,11 @@ def control_vector(path: Path, shape: SyntheticShape, seed: int = 0) -> Path:
     rng = np.random.default_rng(seed)
     for il in range(1, shape.n_layer):
         writer.add_tensor(f"direction.{il}", rng.standard_normal(shape.n_embd, dtype=np.float32))
-    return _finish(writer, path)
+    return finish(writer, path)
 
 
-def _finish(writer: gguf.GGUFWriter, path: Path) -> Path:
+def finish(writer: gguf.GGUFWriter, path: Path) -> Path:
+    """Write the file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+from support.adapters import finish
 from support.contexts import Context
 
 from edgekv.models.synth import add_text_tokenizer
@@ -52,11 +53,7 @@ def write(path: Path, target_width: int = 128, head_dim: int = 64, n_head_kv: in
     add("blk.0.layer_output_scale", 1, dtype=np.float32)
     for name, shape in (("ffn_gate", (FF, WIDTH)), ("ffn_up", (FF, WIDTH)), ("ffn_down", (WIDTH, FF))):
         add(f"blk.0.{name}", *shape)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return finish(writer, path)
 
 
 def draft_of(target: Context, path: Path, **arguments) -> Context:

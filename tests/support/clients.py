@@ -6,6 +6,7 @@ import http.client
 import json
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -89,6 +90,15 @@ class Stream:
 
 def drained(stream: Stream) -> list[dict]:
     return [event for event in iter(stream.event, None) if isinstance(event, dict)]
+
+
+def answering(url: str, prompt: list[int], **more: object) -> threading.Thread:
+    """A thread that reads a long answer, which has begun."""
+    answer = Stream(url, {"prompt": prompt, "n_predict": 8000, "ignore_eos": True, **more}, "/completion")
+    assert answer.event() and answer.event(), "the answer does not begin"
+    reader = threading.Thread(target=drained, args=(answer,))
+    reader.start()
+    return reader
 
 
 class Endpoint:

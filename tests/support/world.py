@@ -18,8 +18,8 @@ class World:
     """One sequence that grows and is cut, its attention, and the hierarchy over it."""
 
     def __init__(self, shape: PageShape = SHAPE, n_slots: int = 20, seed: int = 0, hot: list[int] | None = None, ops: Ops | None = None,
-                 device: bool = False, **options):
-        """`ops`: where scores and mass live. `device`: copies go over a fake device's streams."""
+                 device: bool = False, prompt: int = 0, **options):
+        """`ops`: where scores and mass live. `device`: copies go over a fake device's streams. `prompt`: so many tokens come first, unobserved."""
         faults = {name: options.pop(name) for name in ("delay", "fail", "refuse", "prompts") if name in options}
         self.shape = shape
         self.ops = ops or Ops()
@@ -36,6 +36,8 @@ class World:
         self.n_tokens = 0
         self.changed: set[int] = set()
         self.hot = hot
+        if prompt:
+            self.step(prompt, observed=False)
 
     @property
     def priority(self) -> np.ndarray:

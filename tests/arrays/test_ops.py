@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from support import fake_cupy
 from support.array_libraries import address_of, on
 from support.tiers import observation, plan, promote, settled
 
-from edgekv.arrays import cupy_ops
 from edgekv.arrays.moving_average import weights
 from edgekv.arrays.ops import Ops
 from edgekv.arrays.rank import HostRanking, ListedRanking, Top
@@ -200,11 +196,9 @@ def test_views_share_memory(ops: Ops):
     assert ops.view(0, np.float32, (0, 4)).shape == (0, 4)
 
 
-def test_answers_come_later(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch):
+def test_answers_come_later(emulated_cupy):
     """A question does not wait. Its answer is of the time of the question, whatever is queued behind it."""
-    device = fake_cupy.Device()
-    monkeypatch.setitem(sys.modules, "cupy", fake_cupy.module(emulated_kernels, device))
-    ops = cupy_ops.CupyOps(0, 0, 13000)
+    ops, device = emulated_cupy
     shape = PageShape(2, 2, 61)
     table = table_of(np.random.default_rng(0), shape, 61)
     scores = random_mass(np.random.default_rng(1), shape.axes)

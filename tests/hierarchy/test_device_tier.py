@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 import types
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import fake_cupy
 from support.fake_gpus import RATES
 from support.tiers import CopyError, FakeDevice, plan, settled
 from support.world import World, act
 
 from edgekv._native import core, device_calls, paging
-from edgekv.arrays import cupy_ops
 from edgekv.arrays.move import ROW
 from edgekv.arrays.ops import Ops
 from edgekv.config import KvOptions
@@ -33,14 +29,6 @@ from edgekv.prefetch import PREFETCHERS
 from edgekv.vocab import DeviceKind, KvMode
 
 SHAPE = PageShape(2, 2, 8)
-
-
-@pytest.fixture
-def cupy(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch):
-    """(operations on a fake device, the device)."""
-    device = fake_cupy.Device()
-    monkeypatch.setitem(sys.modules, "cupy", fake_cupy.module(emulated_kernels, device))
-    return cupy_ops.CupyOps(0, 0, 13000), device
 
 
 # ---- the transport ------------------------------------------------------------------------------------------------------------
@@ -151,9 +139,9 @@ def test_close_of_a_device_that_failed():
 
 @pytest.mark.parametrize("prefetch_name", PREFETCHERS)
 @pytest.mark.parametrize("policy", [*POLICIES, "ema+anchor+recent", "ema+lru"])
-def test_matrix_on_a_device(cupy, policy: str, prefetch_name: str):
+def test_matrix_on_a_device(emulated_cupy, policy: str, prefetch_name: str):
     """Every policy works with every prefetch over strict arrays: no step reads the device's memory or waits for it."""
-    ops, device = cupy
+    ops, device = emulated_cupy
     world = World(policy=policy, prefetch=prefetch_name, seed=3, ops=ops, device=True, prompt=40)
     for k in range(60):
         if world.n_tokens >= 62 or k == 37:
@@ -166,8 +154,8 @@ def test_matrix_on_a_device(cupy, policy: str, prefetch_name: str):
 
 
 @pytest.mark.parametrize("policy, prefetch_name", [("ema", "none"), ("anchor", "previous"), ("ema+anchor+recent", "neighbour")])
-def test_steps_do_not_wait_for_answers(cupy, policy: str, prefetch_name: str):
-    ops, device = cupy
+def test_steps_do_not_wait_for_answers(emulated_cupy, policy: str, prefetch_name: str):
+    ops, device = emulated_cupy
     world = World(policy=policy, prefetch=prefetch_name, ops=ops, device=True)
     device.n_at_a_time = 0  # the device is busy with other work
     world.step(40, observed=False)
@@ -181,8 +169,8 @@ def test_steps_do_not_wait_for_answers(cupy, policy: str, prefetch_name: str):
 
 
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name != "none"])
-def test_a_device_that_answers_at_once_decides_as_the_host(cupy, policy: str):
-    ops, device = cupy
+def test_a_device_that_answers_at_once_decides_as_the_host(emulated_cupy, policy: str):
+    ops, device = emulated_cupy
     device.eager = True
     worlds = [World(policy=policy, prefetch="neighbour", seed=5, ops=where) for where in (Ops(), ops)]
     for k in range(40):
@@ -199,8 +187,8 @@ def test_a_device_that_answers_at_once_decides_as_the_host(cupy, policy: str):
     assert here.hierarchy.stats.n_promoted == there.hierarchy.stats.n_promoted > 0
 
 
-def test_a_budget_that_shrinks_on_a_device(cupy):
-    ops, device = cupy
+def test_a_budget_that_shrinks_on_a_device(emulated_cupy):
+    ops, device = emulated_cupy
     device.eager = True
     world = World(n_slots=30, ops=ops, device=True, prompt=56)
     for n_slots in (30, 12, 40, 0, 5):

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from support import fake_cupy
 from support.scores import SMALL, growing, masses
 
-from edgekv.arrays import cupy_ops
 from edgekv.pages.observation import Observation
 from edgekv.pages.shape import PageShape
 from edgekv.policies import POLICIES, make
@@ -97,11 +93,9 @@ def test_every_policy_composes(name: str):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_every_policy_on_a_device(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+def test_every_policy_on_a_device(emulated_cupy, name: str):
     """Strict arrays give the same scores and pins, and nothing waits for the device."""
-    device = fake_cupy.Device()
-    monkeypatch.setitem(sys.modules, "cupy", fake_cupy.module(emulated_kernels, device))
-    ops = cupy_ops.CupyOps(0, 0, 13000)
+    ops, device = emulated_cupy
     here, there = make(name, SMALL), make(name, SMALL, ops=ops)
     for n, seen in enumerate(growing()):
         here.update(seen)

@@ -11,6 +11,7 @@ import ctypes
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +38,7 @@ def build(folder: Path) -> Path:
     return library
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def emulated_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("kernels"))
 
@@ -341,3 +342,13 @@ def module(library: Path, device: Device) -> SimpleNamespace:
             alloc_pinned_memory=bytearray,
             runtime=SimpleNamespace(CUDARuntimeError=DeviceError, getDeviceCount=lambda: 1),
             driver=SimpleNamespace(CUDADriverError=DeviceError), memory=SimpleNamespace(OutOfMemoryError=MemoryError)))
+
+
+@pytest.fixture
+def emulated_cupy(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> tuple:
+    """(operations on a fake device, the device)."""
+    from edgekv.arrays.cupy_ops import CupyOps
+
+    device = Device()
+    monkeypatch.setitem(sys.modules, "cupy", module(emulated_kernels, device))
+    return CupyOps(0, 0, 13000), device

@@ -193,18 +193,15 @@ def answers(rows, link=25e9) -> dict[str, str]:
     return {f"{one.target} @ {one.where}": one.answer for one in judge(rows, link)}
 
 
-def test_exact_while_its_cold_bytes_fit():
-    """0.2 GB over 25 GB/s are 8 ms: less than the 10 ms of computing."""
-    name = "exact within 1.15x of all in VRAM, its cold bytes fitting under the computing @ m, 8K, 1 GiB"
-    for ms, answer in ((11.5, MET), (11.6, MISSED)):
-        assert answers([row("stock", 8192, 10), row("exact", 8192, ms, GIB, link_bytes_per_step=2e8)])[name] == answer
-
-
-def test_exact_beyond():
-    """1 GB over 25 GB/s are 40 ms: 95 % of that is a step of at most 42.1 ms."""
-    name = "exact at 95 % of max(copy, compute) @ m, 32K, 1 GiB"
-    for ms, answer in ((42.1, MET), (42.2, MISSED)):
-        assert answers([row("stock", 32768, 10), row("exact", 32768, ms, GIB, link_bytes_per_step=1e9)])[name] == answer
+@pytest.mark.parametrize(("depth", "link_bytes", "steps", "name"), [
+    # 0.2 GB over 25 GB/s are 8 ms: less than the 10 ms of computing
+    (8192, 2e8, (11.5, 11.6), "exact within 1.15x of all in VRAM, its cold bytes fitting under the computing @ m, 8K, 1 GiB"),
+    # 1 GB over 25 GB/s are 40 ms: 95 % of that is a step of at most 42.1 ms
+    (32768, 1e9, (42.1, 42.2), "exact at 95 % of max(copy, compute) @ m, 32K, 1 GiB"),
+], ids=["cold bytes that fit", "cold bytes beyond"])
+def test_exact_beside_its_copies(depth, link_bytes, steps, name):
+    for ms, answer in zip(steps, (MET, MISSED)):
+        assert answers([row("stock", depth, 10), row("exact", depth, ms, GIB, link_bytes_per_step=link_bytes)])[name] == answer
 
 
 def test_sparse_against_stock():

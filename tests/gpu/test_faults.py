@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 from support.decoding import kld
-from support.opening import check, decoded, open_model
+from support.opening import check, logits_behind, open_model
 
 from edgekv.errors import EdgeKVError
 from edgekv.rates.measuring.decoder import Decoder
@@ -27,7 +27,7 @@ def works(path, device: str, mode: str = "sparse", vram: int | None = 8 * MIB, n
     decoder = Decoder(llama)
     tokens = np.random.default_rng(3).integers(260, 350, 900 + n_steps).tolist()
     decoder.decode(tokens[:900])
-    logits = decoded(decoder, tokens[900:])
+    logits = logits_behind(decoder, tokens[900:])
     check(llama.kv)
     decoder.close()
     llama.close()

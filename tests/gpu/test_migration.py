@@ -8,7 +8,7 @@ import ctypes
 import numpy as np
 import pytest
 from support.decoding import kld
-from support.opening import check, decoded, open_model
+from support.opening import check, logits_behind, open_model
 
 from edgekv.rates.measuring.decoder import Decoder
 
@@ -68,7 +68,7 @@ def test_moving_changes_no_prediction(model, device):
     for vram in (None, 6 * MIB):
         llama = open_model(model, device, "exact", vram, n_ctx=4096)
         decoder, tokens = reading(llama, n)
-        found[vram] = decoded(decoder, tokens[:48])
+        found[vram] = logits_behind(decoder, tokens[:48])
         decoder.close()
         llama.close()
     assert kld(found[None], found[6 * MIB]).max() < 1e-4

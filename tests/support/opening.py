@@ -23,8 +23,8 @@ def open_model(path: Path | str, device: str, mode: str, vram: int | None = None
     return Llama(str(path), kv_options=kv, n_ctx=n_ctx, **settings)
 
 
-def decoded(decoder: Decoder, tokens: Iterable[int]) -> np.ndarray:
-    """Logits behind each of these tokens, float32 [token, n_vocab]."""
+def logits_behind(decoder: Decoder, tokens: Iterable[int]) -> np.ndarray:
+    """Logits after each of these tokens is decoded, float32 [token, n_vocab]."""
     logits = []
     for token in tokens:
         decoder.decode([token])

@@ -15,10 +15,10 @@ from edgekv.amounts import parse_bytes
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList, ModeList
 from edgekv.cli.common.progress import progress_bar
+from edgekv.cli.common.ranges import numbers, pair
 from edgekv.cli.common.shared_options import Parsed, model_path, option
 from edgekv.cli.speed_rows import OUTPUTS, print_speed, write_line
 from edgekv.errors import EdgeKVError
-from edgekv.lab.questions.speed.ranges import numbers, pair
 from edgekv.vocab import CacheType
 
 _NUMBERS = Parsed("N,...", numbers)
@@ -84,10 +84,10 @@ def bench(ctx: click.Context, **chosen: Any) -> None:
 def _measure(
     models: Sequence[Path], modes: tuple[str, ...], fill: str, text: str, peer: Path | None, output: str, repetitions: int, **lists: Any
 ) -> None:
-    from edgekv.lab.questions.speed.environment import environment
-    from edgekv.lab.questions.speed.meter import Meter
-    from edgekv.lab.questions.speed.request import BenchRequest, Fill
-    from edgekv.lab.questions.speed.run import run
+    from edgekv.lab.engine.environment import environment
+    from edgekv.lab.engine.meter import Meter
+    from edgekv.lab.engine.request import BenchRequest, Fill
+    from edgekv.lab.questions.speed_run import run
     from edgekv.lab.texts.text import find_text
     from edgekv.machine import n_cores
     from edgekv.rates.measuring.interrupts import Interrupts

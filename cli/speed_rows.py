@@ -64,7 +64,7 @@ def print_speed(rows: Sequence[Row], output: str) -> None:
     elif output == "csv":
         _print_csv(rows)
     elif output in ("table", "md"):
-        from edgekv.lab.questions.speed.environment import in_words
+        from edgekv.lab.engine.environment import in_words
 
         click.echo(in_words(rows[0]["environment"]))
         shown = [_shown(row) for row in rows]

@@ -13,7 +13,7 @@ from support.servers import history_document, plan_document, serve_rows, state_d
 from edgekv.cli.report import report as command
 from edgekv.lab.report import inputs, page
 from edgekv.lab.report.charts import Line
-from edgekv.lab.report.environment import machine, planned
+from edgekv.lab.report.machines import machine, planned
 from edgekv.lab.report.sections import LIMIT, Section
 from edgekv.lab.report.servers import clients, memory_over_time, over_time
 from edgekv.lab.report.speeds import _by_test, _estimates, _lines, _speed_points, answers, hits, memory, prompts

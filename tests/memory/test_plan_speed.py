@@ -16,10 +16,10 @@ import pytest
 
 from edgekv import _native
 from edgekv.config import KvOptions
-from edgekv.lab.questions.speed.environment import environment
-from edgekv.lab.questions.speed.meter import Meter
-from edgekv.lab.questions.speed.request import BenchRequest, Fill
-from edgekv.lab.questions.speed.run import run
+from edgekv.lab.engine.environment import environment
+from edgekv.lab.engine.meter import Meter
+from edgekv.lab.engine.request import BenchRequest, Fill
+from edgekv.lab.questions.speed_run import run
 from edgekv.lab.texts.text import find_text
 from edgekv.memory.roofline import HostRoofline
 from edgekv.models.geometry import open_model

@@ -34,8 +34,8 @@ from edgekv.lab.engine.passes import (
     warm_up,
     weights_alone,
 )
-from edgekv.lab.engine.request import SpeedRequest
 from edgekv.lab.engine.tally import Tally
+from edgekv.lab.questions.kv_request import SpeedRequest
 from edgekv.lab.texts.text import Text
 from edgekv.machine import n_cores, stamp
 from edgekv.memory.fit import CONTEXT_STEP

@@ -21,8 +21,8 @@ from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
 from edgekv.lab.engine.modes import FULL, STOCK, STOCK_KERNELS, BenchMode, check_counts, find_mode, rotated, with_stock
 from edgekv.lab.engine.passes import BATCH_TOKENS, Caches, hooked_note, opened, own, read
-from edgekv.lab.engine.request import SpeedRequest
 from edgekv.lab.questions.kv import Progress, Row
+from edgekv.lab.questions.kv_request import SpeedRequest
 from edgekv.lab.texts.text import Text
 from edgekv.live import runtime
 from edgekv.machine import n_cores, stamp

@@ -10,8 +10,8 @@ from typing import Any
 from edgekv import __version__
 from edgekv.errors import ConfigError
 from edgekv.lab.report.drawing import FORMATS, VARIABLES, require, save, svg
-from edgekv.lab.report.environment import machine, planned
 from edgekv.lab.report.inputs import WANTED, Cache, Folder, read
+from edgekv.lab.report.machines import machine, planned
 from edgekv.lab.report.sections import Section
 from edgekv.lab.report.servers import clients, memory_over_time, over_time
 from edgekv.lab.report.simulated import budget_curves, head_roles, hits_by_head, popularity, reads

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from edgekv.cli.main import cli
 from edgekv.errors import ConfigError, ModelError
-from edgekv.lab.questions.speed.rows import LLAMA_BENCH, OURS
+from edgekv.lab.engine.row import LLAMA_BENCH, OURS
 
 SMALL = ["-p", "16", "-n", "4", "-r", "1", "-t", "2"]
 

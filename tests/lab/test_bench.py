@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edgekv.cli.common.ranges import numbers, pair
 from edgekv.errors import ConfigError, ModelError
-from edgekv.lab.questions.speed import group, room
-from edgekv.lab.questions.speed.contexts import COMPUTED, Contexts, Opening, contexts
-from edgekv.lab.questions.speed.environment import environment
-from edgekv.lab.questions.speed.meter import Meter
-from edgekv.lab.questions.speed.ranges import numbers, pair
-from edgekv.lab.questions.speed.request import BenchRequest, BenchTest, Fill
-from edgekv.lab.questions.speed.rows import LLAMA_BENCH, OURS
-from edgekv.lab.questions.speed.run import run
-from edgekv.lab.questions.speed.taken import samples
+from edgekv.lab.engine import needs as room
+from edgekv.lab.engine.environment import environment
+from edgekv.lab.engine.filled import COMPUTED, Contexts, Opening, contexts
+from edgekv.lab.engine.meter import Meter
+from edgekv.lab.engine.request import BenchRequest, BenchTest, Fill
+from edgekv.lab.engine.row import LLAMA_BENCH, OURS
+from edgekv.lab.engine.taken import samples
+from edgekv.lab.questions import speed as group
+from edgekv.lab.questions.speed_run import run
 from edgekv.lab.texts.text import standard_text
 from edgekv.models import geometry
 from edgekv.rates.measuring.decoder import Decoder

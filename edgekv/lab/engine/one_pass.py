@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from edgekv.lab.engine.filled import Contexts
 from edgekv.lab.engine.modes import BenchMode
 from edgekv.lab.engine.passes import WARMUP_TOKENS, Pass, decode, warm_up, weights_alone
-from edgekv.lab.questions.speed.contexts import Contexts
-from edgekv.lab.questions.speed.request import BenchTest
+from edgekv.lab.engine.request import BenchTest
 from edgekv.rates.measuring.decoder import Decoder
 from edgekv.vocab import KvMode
 

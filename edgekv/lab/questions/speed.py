@@ -12,18 +12,18 @@ import numpy as np
 
 from edgekv.amounts import MIB
 from edgekv.config import KvOptions
+from edgekv.lab.engine import peer
 from edgekv.lab.engine.effort import Kind, Work
+from edgekv.lab.engine.filled import Contexts, Opening, contexts
+from edgekv.lab.engine.meter import Meter
 from edgekv.lab.engine.modes import STOCK_KERNELS, BenchMode, rotated, with_stock
+from edgekv.lab.engine.needs import Room
+from edgekv.lab.engine.one_pass import LIMIT_TOKENS, limit, margin, one_pass, targets
 from edgekv.lab.engine.passes import hooked_note, memory_figures
-from edgekv.lab.questions.speed import peer
-from edgekv.lab.questions.speed.contexts import Contexts, Opening, contexts
-from edgekv.lab.questions.speed.meter import Meter
-from edgekv.lab.questions.speed.passes import LIMIT_TOKENS, limit, margin, one_pass, targets
-from edgekv.lab.questions.speed.peak import Peak
-from edgekv.lab.questions.speed.request import BenchRequest, BenchTest, Fill, with_arena
-from edgekv.lab.questions.speed.room import Room
-from edgekv.lab.questions.speed.rows import Row, empty_row, from_peer, machine_fields, model_fields, test_fields
-from edgekv.lab.questions.speed.taken import Taken
+from edgekv.lab.engine.peak import Peak
+from edgekv.lab.engine.request import BenchRequest, BenchTest, Fill, with_arena
+from edgekv.lab.engine.row import Row, empty_row, from_peer, machine_fields, model_fields, test_fields
+from edgekv.lab.engine.taken import Taken
 from edgekv.memory.fit import rounded
 from edgekv.models.geometry import ModelFile
 from edgekv.rates.measuring.contexts import ContextError

@@ -11,7 +11,7 @@ from edgekv.config import KvOptions
 from edgekv.errors import NativeError
 from edgekv.lab.engine.modes import FULL, BenchMode, find_mode
 from edgekv.lab.engine.passes import read
-from edgekv.lab.questions.speed.request import Fill
+from edgekv.lab.engine.request import Fill
 from edgekv.lab.texts.text import Text
 from edgekv.machine import n_cores
 from edgekv.memory.fit import CONTEXT_STEP

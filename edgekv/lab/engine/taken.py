@@ -11,8 +11,8 @@ import numpy as np
 
 from edgekv.amounts import MIB
 from edgekv.lab.engine.passes import Pass
+from edgekv.lab.engine.request import BenchTest
 from edgekv.lab.engine.tally import Tally
-from edgekv.lab.questions.speed.request import BenchTest
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 
 from edgekv._native import SPIN_COUNT
 from edgekv.errors import ConfigError
-from edgekv.lab.questions.speed.request import BenchTest
+from edgekv.lab.engine.request import BenchTest
 from edgekv.rates.measuring import interrupts
 from edgekv.vocab import CacheType
 

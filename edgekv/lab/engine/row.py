@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-from edgekv.lab.questions.speed.environment import llama_cpp_commit
-from edgekv.lab.questions.speed.request import BenchTest
+from edgekv.lab.engine.environment import llama_cpp_commit
+from edgekv.lab.engine.request import BenchTest
 from edgekv.models import Geometry
 from edgekv.rates.measuring.decoder import Decoder  # first: it puts llama_cpp on our libraries
 from edgekv.vocab import CacheType

@@ -11,11 +11,11 @@ from itertools import product
 
 from edgekv import _native
 from edgekv.errors import ConfigError, ModelError
-from edgekv.lab.questions.speed import peer
-from edgekv.lab.questions.speed.group import Group, Setting
-from edgekv.lab.questions.speed.meter import Meter
-from edgekv.lab.questions.speed.request import BenchRequest
-from edgekv.lab.questions.speed.rows import Row
+from edgekv.lab.engine import peer
+from edgekv.lab.engine.meter import Meter
+from edgekv.lab.engine.request import BenchRequest
+from edgekv.lab.engine.row import Row
+from edgekv.lab.questions.speed import Group, Setting
 from edgekv.models.geometry import open_model
 
 

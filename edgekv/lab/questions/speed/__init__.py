@@ -1,1 +1,0 @@
-"""Speed as llama-bench measures it: what `edgekv bench` runs."""

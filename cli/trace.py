@@ -100,7 +100,7 @@ def info(file: Path, output: str) -> None:
         "model": header.model, "text": header.text,
         "tokens": f"{header.depth} before the steps ({header.n_warmup} of them the window), {header.n_steps} steps",
         "pages": f"{header.n_pages} of {header.page_tokens} tokens",
-        "heads": f"{heads} KV heads in {header.n_rows} layers, {' or '.join(map(str, groups))} query heads each",
+        "heads": f"{heads} KV heads in {header.n_layers} layers, {' or '.join(map(str, groups))} query heads each",
         "cache": f"{header.type_k}/{header.type_v}", "sampled": f"at resolution {header.resolution:,g}",
         "file": f"version {header.version}, {size(facts['file_bytes'])}",
     }

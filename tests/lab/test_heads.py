@@ -132,7 +132,7 @@ def test_replay():
     total = sum(step.mass_sum.astype(np.float64) for step in trace.steps())
     np.testing.assert_allclose(mass.pages[header.layers[0]], total[0] / total[0].sum(axis=1, keepdims=True), atol=1e-9)
     assert np.isnan(mass.pages[0]).all() and np.isnan(mass.pages[header.layers[-1], -1]).all()  # a layer and a head it has not
-    profile = of_steps(((step.mass_sum, step.n_used_end) for step in trace.steps()), header.n_rows, header.n_heads)
+    profile = of_steps(((step.mass_sum, step.n_used_end) for step in trace.steps()), header.n_layers, header.n_heads)
     assert [mass.profile.names()[il] for il in header.layers] == profile.names()
 
 
@@ -169,7 +169,7 @@ def test_command_trace(tmp_path):
 
 def test_map_wraps(tmp_path, monkeypatch):
     path = tmp_path / "wide.npz"
-    random_trace(n_rows=40, lacking=False).write(path)
+    random_trace(n_layers=40, lacking=False).write(path)
     monkeypatch.setenv("COLUMNS", "30")
     lines = CliRunner().invoke(command, ["--trace", str(path), "-l", "1-40"]).stdout.splitlines()
     below = lines[lines.index(next(line for line in lines if line.startswith("roles:"))) + 1 :]

@@ -145,7 +145,7 @@ def test_broken_cache_is_made_anew(tmp_path, monkeypatch):
     whole = study.subjects()
     monkeypatch.setattr(study, "subjects", lambda: {
         name: whole[name] for name in (*study.HIGHLIGHTS, "lru, sampled", study.SAMPLED, study.ORACLE_POOLED)})
-    random_trace(n_rows=1, n_heads=1, n_steps=8, lacking=False).write(tmp_path / "noise.npz")
+    random_trace(n_layers=1, n_heads=1, n_steps=8, lacking=False).write(tmp_path / "noise.npz")
     (tmp_path / CACHE_FILE).write_text("{")
     page.write(tmp_path)
     assert json.loads((tmp_path / CACHE_FILE).read_text())
@@ -325,7 +325,7 @@ def test_same_text_twice(tmp_path):
 
 
 def test_example_heads_and_ages(tmp_path):
-    trace = random_trace(n_rows=1, n_heads=2, lacking=False, n_steps=8)
+    trace = random_trace(n_layers=1, n_heads=2, lacking=False, n_steps=8)
     trace.write(tmp_path / "noise.npz")
     one = Study("noise", tmp_path / "noise.npz", study.Cache(tmp_path), lambda *_: None)
     profile = one.profile()

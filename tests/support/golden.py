@@ -78,7 +78,7 @@ def _record() -> None:
             trace.loaded().write(TRACES["tiny"])
         record(Recording(default_model(), find_text("prose"), depth=512, n_steps=24, n_warmup=16, resolution=500), path)
         with Trace.open(path) as trace:
-            trace.cut(rows=range(0, trace.header.n_rows, 4)).write(TRACES["real"])
+            trace.cut(layers=range(0, trace.header.n_layers, 4)).write(TRACES["real"])
 
 
 if __name__ == "__main__":

@@ -8,17 +8,17 @@ from edgekv.lab.traces.sim import Replay, Scenario
 from edgekv.lab.traces.trace import Trace, TraceHeader
 
 
-def header(n_rows: int = 3, n_heads: int = 2, depth: int = 300, n_warmup: int = 5, n_steps: int = 40, group: int = 2,
+def header(n_layers: int = 3, n_heads: int = 2, depth: int = 300, n_warmup: int = 5, n_steps: int = 40, group: int = 2,
            lacking: bool = True) -> TraceHeader:
-    """With `lacking` the last row has one head less."""
-    exists = np.ones((n_rows, n_heads), bool)
+    """lacking: the last layer has one head less."""
+    exists = np.ones((n_layers, n_heads), bool)
     exists[-1, -1] = not lacking
     return TraceHeader("random.gguf", "noise", depth, n_warmup, n_steps, n_heads, (depth + n_steps - 1) // 16 + 1, 16,
-                  tuple(range(1, n_rows + 1)), (group,) * n_rows, tuple(map(tuple, exists.tolist())), 600.0, rope=(64, 64, 10000.0, 1.0))
+                  tuple(range(1, n_layers + 1)), (group,) * n_layers, tuple(map(tuple, exists.tolist())), 600.0, rope=(64, 64, 10000.0, 1.0))
 
 
 def masses(header: TraceHeader, seed: int = 0) -> np.ndarray:
-    """float32 [step, row, head, page]: some pages matter for long, some for a few steps; each head's mass is its group size."""
+    """float32 [step, layer, head, page]: some pages matter for long, some for a few steps; each head's mass is its group size."""
     rng = np.random.default_rng(seed)
     axes = (header.n_total, *header.shape.axes)
     slow = rng.gamma(0.2, 1.0, (1, *axes[1:]))

@@ -45,7 +45,7 @@ class HeadMass:
     layers: list[HeadLayer]
     pages: np.ndarray  # share [layer, kv_head, page]
     profile: Profile
-    """What roles are told by; its rows are layers."""
+    """The profile that roles are told by, of all layers."""
 
     @property
     def n_pages(self) -> int:
@@ -135,7 +135,7 @@ def observe(llama: Llama, tokens: list[int], n_steps: int = 1, recent_pages: int
 def replay(trace: Trace, recent_pages: int = RECENT_PAGES) -> HeadMass:
     """The same from a recorded trace: all its steps, those before the measured ones too."""
     header = trace.header
-    total = _Total(RoleMeter(header.n_rows, header.n_heads, recent_pages=recent_pages))
+    total = _Total(RoleMeter(header.n_layers, header.n_heads, recent_pages=recent_pages))
     for step in trace.steps(sampled=False):
         total.add(step.mass_sum, step.n_used_end)
     n_heads = dict(zip(header.layers, np.sum(header.exists, axis=1)))
@@ -145,7 +145,7 @@ def replay(trace: Trace, recent_pages: int = RECENT_PAGES) -> HeadMass:
 
 
 class _Total:
-    """Adds up the mass of steps, [row, kv_head, page], and what roles are told by; rows are the hooked layers."""
+    """Adds up the mass of steps, [layer, kv_head, page], and the profile that roles are told by, of the hooked layers."""
 
     def __init__(self, meter: RoleMeter):
         self.meter = meter
@@ -165,7 +165,7 @@ class _Total:
         mass = self.mass[:, :, : self.n_used_end]
         whole = mass.sum(axis=2, keepdims=True)
         share = np.full((len(layers), max(layer.n_head_kv for layer in layers), mass.shape[2]), np.nan)
-        hooked = [row for row, layer in enumerate(layers) if layer.hooked]
+        hooked = [il for il, layer in enumerate(layers) if layer.hooked]
         n_heads = share.shape[1]
         share[hooked, : mass.shape[1]] = np.where(whole > 0, mass / np.where(whole > 0, whole, 1.0), np.nan)[:, :n_heads]
         profile = self.meter.profile().spread(hooked, len(layers), n_heads)

@@ -81,7 +81,7 @@ MEASURES = ("sink", "recent", "middle", "concentration", "change")
 
 @dataclass(frozen=True)
 class Profile:
-    """What is known of each head: float64 [row, kv_head], means over the observed steps; NaN where a head was not observed."""
+    """What is known of each head: float64 [layer, kv_head], means over the observed steps; NaN where a head was not observed."""
 
     n_steps: int
     sink: np.ndarray
@@ -96,44 +96,44 @@ class Profile:
     """Part of the middle's mass that moves from step to step: 0 always the same pages, 1 always others. NaN after one step."""
 
     def roles(self) -> np.ndarray:
-        """int8 [row, kv_head]: index into `ROLES`, or `UNKNOWN` where nothing was observed or less than two steps were."""
+        """int8 [layer, kv_head]: index into `ROLES`, or `UNKNOWN` where nothing was observed or less than two steps were."""
         searching = (self.middle >= CONSIDERABLE) & (self.concentration >= CONCENTRATED) & (self.change >= CHANGING)
         anchored = (self.sink >= MOST) & (self.sink >= self.recent)
         tests = [np.isnan(self.change), searching, anchored, self.recent >= MOST]
         answers = [UNKNOWN, *(ROLES.index(role) for role in (Role.RETRIEVAL, Role.ANCHOR, Role.RECENCY))]
         return np.select(tests, answers, ROLES.index(Role.OTHER)).astype(np.int8)
 
-    def spread(self, rows: list[int], n_rows: int, n_heads: int) -> Profile:
-        """With its rows at `rows` of `n_rows`, and its heads the first of `n_heads`; the others were not observed."""
+    def spread(self, layers: list[int], n_layers: int, n_heads: int) -> Profile:
+        """The profile among all heads: its layers become `layers` of `n_layers`, its heads the first of `n_heads`. The others were not observed."""
         def spread(values: np.ndarray) -> np.ndarray:
-            wide = np.full((n_rows, n_heads), np.nan)
-            wide[rows, : values.shape[1]] = values[:, :n_heads]
+            wide = np.full((n_layers, n_heads), np.nan)
+            wide[layers, : values.shape[1]] = values[:, :n_heads]
             return wide
 
         return Profile(self.n_steps, *(spread(getattr(self, name)) for name in MEASURES))
 
     def names(self) -> list[list[str | None]]:
         """The role of each head by name, None where it is unknown."""
-        return [[None if role == UNKNOWN else ROLES[role].value for role in row] for row in self.roles()]
+        return [[None if role == UNKNOWN else ROLES[role].value for role in heads] for heads in self.roles()]
 
 
 class RoleMeter:
     """Running sums over steps: a trace or a live context hands in one step after the other, and nothing of them is kept but the
     step before."""
 
-    def __init__(self, n_rows: int, n_heads: int, sink_pages: int = SINK_PAGES, recent_pages: int = RECENT_PAGES):
+    def __init__(self, n_layers: int, n_heads: int, sink_pages: int = SINK_PAGES, recent_pages: int = RECENT_PAGES):
         if sink_pages < 0 or recent_pages < 0:
             raise ConfigError(f"{sink_pages} first and {recent_pages} recent pages: neither number can be negative")
         self.sink_pages, self.recent_pages = sink_pages, recent_pages
         self.n_steps = 0
-        self._sums = np.zeros((4, n_rows, n_heads))  # sink, recent, middle, and the middle's few best pages
-        self._seen = np.zeros((n_rows, n_heads), np.int64)
-        self._moved = np.zeros((n_rows, n_heads))
-        self._compared = np.zeros((n_rows, n_heads))
+        self._sums = np.zeros((4, n_layers, n_heads))  # sink, recent, middle, and the middle's few best pages
+        self._seen = np.zeros((n_layers, n_heads), np.int64)
+        self._moved = np.zeros((n_layers, n_heads))
+        self._compared = np.zeros((n_layers, n_heads))
         self._before: np.ndarray | None = None  # shares of the step before
 
     def add(self, mass: np.ndarray, n_used_end: int) -> None:
-        """One decode step. mass: [row, kv_head, page], on any scale; n_used_end: from this page on all are empty. A head without
+        """One decode step. mass: [layer, kv_head, page], on any scale; n_used_end: from this page on all are empty. A head without
         mass (a layer does not have it) is left out."""
         share = np.array(mass[:, :, :n_used_end], np.float64)
         total = share.sum(axis=2, keepdims=True)
@@ -171,9 +171,9 @@ class RoleMeter:
         return Profile(self.n_steps, sink, recent, middle, concentration, change)
 
 
-def of_steps(steps: Iterable[tuple[np.ndarray, int]], n_rows: int, n_heads: int) -> Profile:
+def of_steps(steps: Iterable[tuple[np.ndarray, int]], n_layers: int, n_heads: int) -> Profile:
     """The profile of steps given as (mass, n_used_end), see `RoleMeter.add`."""
-    meter = RoleMeter(n_rows, n_heads)
+    meter = RoleMeter(n_layers, n_heads)
     for mass, n_used_end in steps:
         meter.add(mass, n_used_end)
     return meter.profile()

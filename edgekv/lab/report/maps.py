@@ -27,12 +27,12 @@ def role_map(profile: Profile, title: str = "", layers: Sequence[int] | None = N
                                   height_ratios=[0.3 * n_heads, 1.9])
     from matplotlib.patches import Patch, Rectangle
 
-    for row in range(n_layers):
+    for il in range(n_layers):
         for head in range(n_heads):
-            role = None if roles[row, head] == UNKNOWN else ROLES[roles[row, head]]
+            role = None if roles[il, head] == UNKNOWN else ROLES[roles[il, head]]
             if role is not None:
-                grid.add_patch(Rectangle((row - 0.46, head - 0.46), 0.92, 0.92, color=ROLE_COLOURS[role], linewidth=0))
-                grid.text(row, head, role.letter, ha="center", va="center", fontsize=8.5,
+                grid.add_patch(Rectangle((il - 0.46, head - 0.46), 0.92, 0.92, color=ROLE_COLOURS[role], linewidth=0))
+                grid.text(il, head, role.letter, ha="center", va="center", fontsize=8.5,
                           color=MUTED if role is Role.OTHER else PAPER, fontweight="normal" if role is Role.OTHER else "bold")
     grid.set(xlim=(-0.6, n_layers - 0.4), ylim=(n_heads - 0.4, -0.6), ylabel="KV head")
     _heads_axis(grid, n_heads)
@@ -43,7 +43,7 @@ def role_map(profile: Profile, title: str = "", layers: Sequence[int] | None = N
     below = np.zeros(n_layers)
     for values, name, colour in ((profile.sink, "first page", BLUE), (profile.middle, "between", RED),
                                  (profile.recent, "newest pages", GREEN)):
-        share = np.array([row[~np.isnan(row)].mean() if (~np.isnan(row)).any() else 0.0 for row in values])
+        share = np.array([heads[~np.isnan(heads)].mean() if (~np.isnan(heads)).any() else 0.0 for heads in values])
         bars.bar(range(n_layers), share, 0.86, bottom=below, color=colour, label=name)
         below += share
     bars.set(ylim=(0, 1), ylabel="attention mass", xlabel="layer")
@@ -65,9 +65,9 @@ def hit_maps(maps: Mapping[str, np.ndarray], layers: Sequence[int], lowest: floa
     figure, axes = canvas(max(WIDTH, 0.26 * n_layers + 1), len(maps) * (0.55 + 0.24 * n_heads) + 0.5, len(maps), 1, sharex=True)
     for ax, (name, values) in zip(axes, maps.items()):
         image = ax.imshow(values.T, aspect="auto", cmap=MAP_COLOURS, vmin=lowest, vmax=1.0, interpolation="none")
-        row, head = np.unravel_index(np.nanargmin(values), values.shape)
-        ax.plot(row, head, "o", color="white", markeredgecolor="black", markersize=5)
-        ax.set_title(f"{name}: mean {100 * np.nanmean(values):.1f} %, worst head {100 * values[row, head]:.1f} %")
+        il, head = np.unravel_index(np.nanargmin(values), values.shape)
+        ax.plot(il, head, "o", color="white", markeredgecolor="black", markersize=5)
+        ax.set_title(f"{name}: mean {100 * np.nanmean(values):.1f} %, worst head {100 * values[il, head]:.1f} %")
         ax.set_ylabel("KV head")
         _heads_axis(ax, n_heads)
         ax.spines[:].set_visible(False)
@@ -164,6 +164,6 @@ def _heads_axis(ax: Axes, n_heads: int) -> None:
 def _layers_axis(ax: Axes, layers: Sequence[int]) -> None:
     """Every layer by number where there is room, else each fifth."""
     step = 1 if len(layers) <= 40 else 5
-    ticks = [row for row in range(len(layers)) if row % step == 0]
-    ax.set_xticks(ticks, [str(layers[row]) for row in ticks])
+    ticks = [il for il in range(len(layers)) if il % step == 0]
+    ax.set_xticks(ticks, [str(layers[il]) for il in ticks])
     ax.tick_params(axis="x", labelcolor=INK)

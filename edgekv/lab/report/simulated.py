@@ -86,7 +86,7 @@ def popularity(study: Study | None, profile: Profile | None) -> Section:
     if study is None or profile is None or not (heads := study.example_heads(profile)):
         section.missing = NO_TRACE
         return section
-    names = {f"{role.value}: layer {study.header.layers[row]}, head {head}": (row, head) for role, (row, head) in heads.items()}
+    names = {f"{role.value}: layer {study.header.layers[il]}, head {head}": (il, head) for role, (il, head) in heads.items()}
     attention = study.attention_of(names)
     first_step, page_tokens = study.header.depth, study.header.page_tokens
     section.picture(maps.popularity_maps(attention, first_step, page_tokens),

@@ -109,7 +109,7 @@ class Study:
         return rows
 
     def hit_maps(self) -> dict[str, np.ndarray]:
-        """Hit rate by mass [row, head] at MAP_BUDGET."""
+        """Hit rate by mass [layer, head] at MAP_BUDGET."""
         return {name: self.run(budget=MAP_BUDGET, **self.subjects[name]).hit_rate_mass_by_head
                 for name in ("streaming", EMA, POOLED, ORACLE_POOLED)}
 
@@ -126,10 +126,10 @@ class Study:
     def profile(self) -> Profile:
         """What roles are told by, from all steps, those of the warm-up too."""
         steps = ((step.mass_sum, step.n_used_end) for step in self.trace.steps(sampled=False))
-        return of_steps(steps, self.header.n_rows, self.header.n_heads)
+        return of_steps(steps, self.header.n_layers, self.header.n_heads)
 
     def example_heads(self, profile: Profile) -> dict[Role, tuple[int, int]]:
-        """(row, head) of the clearest head of each role."""
+        """(layer, head) of the clearest head of each role."""
         roles = profile.roles()
         clear = {Role.RETRIEVAL: profile.middle * profile.change, Role.ANCHOR: profile.sink, Role.RECENCY: profile.recent,
                  Role.OTHER: profile.middle * (1 - profile.change)}
@@ -137,8 +137,8 @@ class Study:
         for i, role in enumerate(ROLES):
             worth = np.where(roles == i, clear[role], -1.0)
             if (roles == i).any():
-                row, head = np.unravel_index(np.argmax(worth), worth.shape)
-                found[role] = int(row), int(head)
+                il, head = np.unravel_index(np.argmax(worth), worth.shape)
+                found[role] = int(il), int(head)
         return found
 
     def attention_of(self, heads: Mapping[Any, tuple[int, int]]) -> dict[Any, np.ndarray]:
@@ -146,12 +146,12 @@ class Study:
         found: dict[Any, list[np.ndarray]] = {name: [] for name in heads}
         for step in self.trace.steps(sampled=False):
             if not step.warmup:
-                for name, (row, head) in heads.items():
-                    mass = step.mass_sum[row, head]
+                for name, (il, head) in heads.items():
+                    mass = step.mass_sum[il, head]
                     found[name].append(mass / max(float(mass.sum()), 1e-9))
         return {name: np.array(steps) for name, steps in found.items()}
 
-    def kept(self, row: int, head: int) -> tuple[dict[str, np.ndarray], dict[str, list[float]]]:
+    def kept(self, il: int, head: int) -> tuple[dict[str, np.ndarray], dict[str, list[float]]]:
         """What some policies choose at MAP_BUDGET: of one head bool [step, page]; of all heads the share of these pages by age, as AGES
         has it, and first of all the share of the attention itself."""
         masks: dict[str, np.ndarray] = {}
@@ -164,7 +164,7 @@ class Study:
             for step in self.trace.steps():
                 replay.step(step)
                 if not step.warmup and replay.chosen is not None:
-                    mask[n, : step.n_used_end] = replay.chosen[row, head]
+                    mask[n, : step.n_used_end] = replay.chosen[il, head]
                     counts += self._by_age(replay.chosen.sum(axis=(0, 1)), step.n_used_end)
                     n += 1
             masks[name] = mask

@@ -1,16 +1,16 @@
 """The file that a trace is kept in: a zip that numpy.load can read too.
 
     header.json                   format, version and the fields of TraceHeader, as UTF-8
-    steps/000032.mass_sum.npy     float16 [step, row, kv_head, page]: 32 steps from step 32 on, the pages in use after the last; attention
+    steps/000032.mass_sum.npy     float16 [step, layer, kv_head, page]: 32 steps from step 32 on, the pages in use after the last; attention
                                   mass with full attention, summed over the query heads of the group
     steps/000032.mass_max.npy     the same, the maximum over the query heads in place of the sum
     steps/000032.sampled_sum.npy  the same as mass_sum, as mode sparse observed it: weighted mass of the rows that were read
     steps/000032.sampled_max.npy  the same, the maximum over the query heads
     steps/000032.n_read.npy       uint16: how many rows mode sparse read of the page
-    key_norms.npy                 float32 [row, kv_head, page]: mean L2 norm of the keys of each page after the last step
+    key_norms.npy                 float32 [layer, kv_head, page]: mean L2 norm of the keys of each page after the last step
 
 A step decodes one token; step 0 is the first after the tokens that were read in batches, the first of the warm-up if there is one. A
-row of these arrays is a hooked layer. What mode sparse observed is from a pass of its own over the same tokens, at `TraceHeader.resolution`,
+layer of these arrays is a hooked one. What mode sparse observed is from a pass of its own over the same tokens, at `TraceHeader.resolution`,
 in which the layers before attended by sampling too, as they do live.
 Members may stand in any order. float16 keeps a mass within 0.05 %, or within 3e-8 where it is below 6e-5. Members are deflated,
 one by one, so that a reader needs no more memory than one of them takes.
@@ -65,16 +65,16 @@ class TraceHeader:
     n_steps: int
     """Measured steps."""
     n_heads: int
-    """KV heads of the row that has most."""
+    """KV heads of the layer that has most."""
     n_pages: int
     """Pages in use after the last step."""
     page_tokens: int
     layers: tuple[int, ...]
-    """Model layer of each row."""
+    """Number in the model of each hooked layer."""
     groups: tuple[int, ...]
-    """Query heads of each KV head, for each row."""
+    """Query heads of each KV head, for each layer."""
     exists: tuple[tuple[bool, ...], ...]
-    """[row][head]: the row has that KV head."""
+    """[layer][head]: the layer has that KV head."""
     resolution: float
     """What mode sparse sampled at."""
     rope: tuple[int, int, float, float] | None = None
@@ -86,24 +86,24 @@ class TraceHeader:
     def __post_init__(self) -> None:
         for name in ("layers", "groups"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        object.__setattr__(self, "exists", tuple(tuple(bool(e) for e in row) for row in self.exists))
+        object.__setattr__(self, "exists", tuple(tuple(bool(e) for e in heads) for heads in self.exists))
         object.__setattr__(self, "rope", None if self.rope is None else tuple(self.rope))
-        rows = {len(self.layers), len(self.groups), len(self.exists)}
-        if len(rows) > 1 or {len(row) for row in self.exists} - {self.n_heads}:
+        lengths = {len(self.layers), len(self.groups), len(self.exists)}
+        if len(lengths) > 1 or {len(heads) for heads in self.exists} - {self.n_heads}:
             raise ConfigError(f"a trace of {len(self.layers)} layers must have as many groups, and {self.n_heads} heads for each")
-        if min(self.n_prompt, self.n_warmup) < 0 or min(self.n_steps, self.n_rows, self.n_heads, self.page_tokens) < 1:
-            raise ConfigError("a trace must have at least one step, row and head, and no more warm-up steps than its depth")
+        if min(self.n_prompt, self.n_warmup) < 0 or min(self.n_steps, self.n_layers, self.n_heads, self.page_tokens) < 1:
+            raise ConfigError("a trace must have at least one step, layer and head, and no more warm-up steps than its depth")
         if self.n_pages != self.n_used_end(self.n_total - 1):
             raise ConfigError(f"{self.depth} + {self.n_steps} tokens fill {self.n_used_end(self.n_total - 1)} pages of "
                               f"{self.page_tokens}, not {self.n_pages}")
 
     @property
-    def n_rows(self) -> int:
+    def n_layers(self) -> int:
         return len(self.layers)
 
     @property
     def group(self) -> int:
-        """Query heads of a KV head, of the row that has most."""
+        """Query heads of a KV head, of the layer that has most."""
         return max(self.groups)
 
     @property
@@ -118,7 +118,7 @@ class TraceHeader:
 
     @property
     def shape(self) -> PageShape:
-        return PageShape(self.n_rows, self.n_heads, self.n_pages, self.page_tokens, exists=np.array(self.exists))
+        return PageShape(self.n_layers, self.n_heads, self.n_pages, self.page_tokens, exists=np.array(self.exists))
 
     def position(self, step: int) -> int:
         """The position of the token that is decoded in a step."""
@@ -194,10 +194,10 @@ class TraceFile:
             raise ConfigError(f"{self.path} is damaged: {error}; record the trace anew") from None
 
     def chunk(self, kind: str, start: int) -> np.ndarray:
-        """[step, row, head, page] from step `start` on, of the type that it is kept in."""
+        """[step, layer, head, page] from step `start` on, of the type that it is kept in."""
         header = self.header
         n = min(CHUNK_STEPS, header.n_total - start)
-        return self._array(_member(kind, start), dtype_of(kind), (n, header.n_rows, header.n_heads, header.n_used_end(start + n - 1)))
+        return self._array(_member(kind, start), dtype_of(kind), (n, header.n_layers, header.n_heads, header.n_used_end(start + n - 1)))
 
     def key_norms(self) -> np.ndarray:
         return self._array(KEY_NORMS, np.float32, self.header.shape.axes)
@@ -263,7 +263,7 @@ class TraceWriter:
             raise
 
     def chunk(self, kind: str, start: int, array: np.ndarray) -> None:
-        """One of KINDS, [step, row, head, page] from step `start` on; rounded to the type that it is kept in."""
+        """One of KINDS, [step, layer, head, page] from step `start` on; rounded to the type that it is kept in."""
         self._write(_member(kind, start), np.ascontiguousarray(array, dtype_of(kind)))
 
     def key_norms(self, norms: np.ndarray) -> None:

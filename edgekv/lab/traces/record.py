@@ -150,9 +150,9 @@ class _Run:
 
     def _sampled(self, ubatch: UbatchReport) -> tuple[np.ndarray, ...]:
         n_read = np.zeros(self.header.shape.axes, np.uint16)
-        for row, head in zip(*np.nonzero(np.array(self.header.exists))):
-            cells, _ = self.runtime.last_rows(int(row), int(head))
-            n_read[row, head] = np.bincount(cells // self.header.page_tokens, minlength=self.header.n_pages)
+        for il, head in zip(*np.nonzero(np.array(self.header.exists))):
+            cells, _ = self.runtime.last_rows(int(il), int(head))
+            n_read[il, head] = np.bincount(cells // self.header.page_tokens, minlength=self.header.n_pages)
         return ubatch.mass_sum[self._pages], ubatch.mass_max[self._pages], n_read
 
     def _pass(self, doing: str, kinds: tuple[str, ...], arrays: Callable[[UbatchReport], tuple[np.ndarray, ...]], watch: _Watch) -> None:
@@ -233,10 +233,10 @@ class _Chunks:
 
 
 def _key_norms(runtime: Runtime, header: TraceHeader) -> np.ndarray:
-    """float32 [row, head, page]: mean L2 norm of the keys of each page."""
+    """float32 [layer, head, page]: mean L2 norm of the keys of each page."""
     norms = np.zeros(header.shape.axes, np.float32)
     valid = np.ones(header.depth + header.n_steps, bool)
-    for row, layer in enumerate(header.layers):
+    for il, layer in enumerate(header.layers):
         keys = runtime.cells.keys(layer)[0, : len(valid)]
-        norms[row, : keys.shape[1]] = page_norms(keys, valid, header.page_tokens).T
+        norms[il, : keys.shape[1]] = page_norms(keys, valid, header.page_tokens).T
     return norms

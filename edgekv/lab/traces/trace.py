@@ -25,7 +25,7 @@ _FLOATS = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32
 
 @dataclass(frozen=True)
 class TraceStep:
-    """One decode step. Arrays are [row, head, page], zero from n_used_end on; masses are float32."""
+    """One decode step. Arrays are [layer, head, page], zero from n_used_end on; masses are float32."""
 
     mass_sum: np.ndarray
     """Attention mass, summed over the query heads of the group: a head's pages add up to the group size, less what sinks of the
@@ -62,7 +62,7 @@ class _Source(Protocol):
 
 
 class _Arrays:
-    """A trace in memory: [step, row, head, page] of each kind, as a file keeps it."""
+    """A trace in memory: [step, layer, head, page] of each kind, as a file keeps it."""
 
     def __init__(self, header: TraceHeader, arrays: Mapping[str, np.ndarray], key_norms: np.ndarray):
         self.header, self._arrays, self._key_norms = header, arrays, key_norms
@@ -93,7 +93,7 @@ class Trace:
     @classmethod
     def of(cls, header: TraceHeader, mass_sum: np.ndarray, sampled_sum: np.ndarray, n_read: np.ndarray, mass_max: np.ndarray | None = None,
            sampled_max: np.ndarray | None = None, key_norms: np.ndarray | None = None) -> Trace:
-        """From arrays [step, row, head, page], which are rounded as in a file. A maximum that is None is as its sum, which is right for
+        """From arrays [step, layer, head, page], which are rounded as in a file. A maximum that is None is as its sum, which is right for
         groups of one query head; key_norms None: all 1."""
         given = (mass_sum, mass_sum if mass_max is None else mass_max, sampled_sum,
                  sampled_sum if sampled_max is None else sampled_max, n_read)
@@ -134,7 +134,7 @@ class Trace:
 
     @property
     def key_norms(self) -> np.ndarray:
-        """float32 [row, head, page]: mean L2 norm of each page's keys after the last step, zero where there is no such head."""
+        """float32 [layer, head, page]: mean L2 norm of each page's keys after the last step, zero where there is no such head."""
         return self._source.key_norms()
 
     def _wide(self, array: np.ndarray) -> np.ndarray:
@@ -153,32 +153,32 @@ class Trace:
     @property
     def loaded_bytes(self) -> int:
         header = self.header
-        return 2 * len(KINDS) * header.n_total * header.n_rows * header.n_heads * header.n_pages
+        return 2 * len(KINDS) * header.n_total * header.n_layers * header.n_heads * header.n_pages
 
-    def cut(self, rows: Sequence[int] | None = None, n_steps: int | None = None, n_warmup: int | None = None) -> Trace:
-        """A part of it, in memory: some rows, the first n_steps steps, the last n_warmup of the warm-up. None: all of them. Raises
+    def cut(self, layers: Sequence[int] | None = None, n_steps: int | None = None, n_warmup: int | None = None) -> Trace:
+        """A part of it, in memory: some layers, the first n_steps steps, the last n_warmup of the warm-up. None: all of them. Raises
         ConfigError where it has not that."""
         header = self.header
-        rows = list(range(header.n_rows)) if rows is None else list(rows)
+        chosen = list(range(header.n_layers)) if layers is None else list(layers)
         n_steps = header.n_steps if n_steps is None else n_steps
         n_warmup = header.n_warmup if n_warmup is None else n_warmup
-        if not (0 < n_steps <= header.n_steps and 0 <= n_warmup <= header.n_warmup and rows
-                and 0 <= min(rows) <= max(rows) < header.n_rows):
-            raise ConfigError(f"a trace of {header.n_rows} rows, {header.n_warmup} warm-up steps and {header.n_steps} steps cannot be "
-                              f"cut to rows {rows}, {n_warmup} and {n_steps} steps")
+        if not (0 < n_steps <= header.n_steps and 0 <= n_warmup <= header.n_warmup and chosen
+                and 0 <= min(chosen) <= max(chosen) < header.n_layers):
+            raise ConfigError(f"a trace of {header.n_layers} layers, {header.n_warmup} warm-up steps and {header.n_steps} steps cannot be "
+                              f"cut to layers {chosen}, {n_warmup} and {n_steps} steps")
         first = header.n_warmup - n_warmup
-        smaller = replace(header, n_warmup=n_warmup, n_steps=n_steps, layers=tuple(header.layers[row] for row in rows),
-                          groups=tuple(header.groups[row] for row in rows), exists=tuple(header.exists[row] for row in rows),
+        smaller = replace(header, n_warmup=n_warmup, n_steps=n_steps, layers=tuple(header.layers[il] for il in chosen),
+                          groups=tuple(header.groups[il] for il in chosen), exists=tuple(header.exists[il] for il in chosen),
                           n_pages=header.n_used_end(header.n_warmup + n_steps - 1))
-        arrays = {kind: self._cut(kind, rows, first, smaller) for kind in KINDS}
-        return Trace(_Arrays(smaller, arrays, self.key_norms[rows, :, : smaller.n_pages]))
+        arrays = {kind: self._cut(kind, chosen, first, smaller) for kind in KINDS}
+        return Trace(_Arrays(smaller, arrays, self.key_norms[chosen, :, : smaller.n_pages]))
 
-    def _cut(self, kind: str, rows: list[int], first: int, smaller: TraceHeader) -> np.ndarray:
+    def _cut(self, kind: str, layers: list[int], first: int, smaller: TraceHeader) -> np.ndarray:
         out = np.zeros((smaller.n_total, *smaller.shape.axes), dtype_of(kind))
         for start in chunk_starts(self.header):
             begin, end = max(start, first), min(start + CHUNK_STEPS, first + smaller.n_total)
             if begin < end:
-                chunk = self._source.chunk(kind, start)[begin - start : end - start, rows, :, : smaller.n_pages]
+                chunk = self._source.chunk(kind, start)[begin - start : end - start, layers, :, : smaller.n_pages]
                 out[begin - first : end - first, :, :, : chunk.shape[3]] = chunk
         return out
 

@@ -11,17 +11,17 @@ from edgekv.prefetch import Prefetcher
 
 
 class HotTier:
-    """bool `hot` [row, head, page]. What the policy chooses becomes hot, and nothing else stays. The page being filled is written in place
+    """bool `hot` [layer, head, page]. What the policy chooses becomes hot, and nothing else stays. The page being filled is written in place
     and is always hot; it is never fetched. Prefetched pages come on top, and are hot in the next step."""
 
     def __init__(self, shape: PageShape):
         self.shape = shape
         self.hot = np.zeros(shape.axes, bool)
         self.brought = np.zeros(shape.axes, bool)
-        """bool [row, head, page]: the pages that the last prefetch made hot."""
+        """bool [layer, head, page]: the pages that the last prefetch made hot."""
 
     def admit(self, chosen: np.ndarray) -> np.ndarray:
-        """Make the pages of a step hot: bool [row, head, :end]. Returns int [row, head]: how many were not hot before."""
+        """Make the pages of a step hot: bool [layer, head, :end]. Returns int [layer, head]: how many were not hot before."""
         end = chosen.shape[2]
         part = self.hot[:, :, :end]
         fetched = (chosen & ~part)[:, :, : end - 1].sum(axis=2)

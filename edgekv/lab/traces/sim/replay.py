@@ -47,7 +47,7 @@ class Replay:
         self.prefetcher = prefetch.make(scenario.prefetch, self.shape, Rope(*header.rope) if header.rope else None)
         self.hot = HotTier(self.shape)
         self.chosen: np.ndarray | None = None
-        """bool [row, head, :n_used_end]: what the policy chose for the last step; None in the warm-up but for its last step, where it says
+        """bool [layer, head, :n_used_end]: what the policy chose for the last step; None in the warm-up but for its last step, where it says
         what the policy would have chosen."""
         self._n_prefetch = 0 if scenario.prefetch == "none" else round(scenario.prefetch_pages * self.shape.n_existing_heads)
         self._key_norms = trace.key_norms if self.policy.needs_keys else None
@@ -93,7 +93,7 @@ class Replay:
             self.hot.prefetch(self.prefetcher, seen, self._n_prefetch)
 
     def _choose(self, step: TraceStep) -> np.ndarray:
-        """bool [row, head, :n_used_end]: the policy's pins and the page being filled, then the pages of the highest score up to the
+        """bool [layer, head, :n_used_end]: the policy's pins and the page being filled, then the pages of the highest score up to the
         budget."""
         end, scores, pins = step.n_used_end, self.policy.scores, self.policy.pins
         always = np.zeros(end, bool) if pins is None else pins[..., :end].copy()
@@ -137,7 +137,7 @@ def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
 
 
 class _Sums:
-    """What the measured steps add up to; arrays are float64 [row, head]."""
+    """What the measured steps add up to; arrays are float64 [layer, head]."""
 
     def __init__(self, header: TraceHeader):
         self._exists = np.array(header.exists)
@@ -147,7 +147,7 @@ class _Sums:
         self._hit_mass_over_time: list[float] = []
 
     def add(self, step: TraceStep, hot: np.ndarray, fetched: np.ndarray, brought: np.ndarray, access: Access) -> None:
-        """A step; hot and brought, what prefetch made hot of it: bool [row, head, :n_used_end], fetched: int [row, head]."""
+        """A step; hot and brought, what prefetch made hot of it: bool [layer, head, :n_used_end], fetched: int [layer, head]."""
         end = step.n_used_end
         self._n_steps += 1
         self._n_visible += end
@@ -179,7 +179,7 @@ class _Sums:
 
 
 def _wanted(step: TraceStep, mass: np.ndarray, total: np.ndarray, access: Access) -> np.ndarray:
-    """[row, head, :n_used_end]: the rows of each page that are wanted, or whether the page is; of equal pages the newer."""
+    """[layer, head, :n_used_end]: the rows of each page that are wanted, or whether the page is; of equal pages the newer."""
     if access.top:
         return budgets.divide(Split.UNIFORM, mass, np.False_, np.True_, access.top)
     if access.share:

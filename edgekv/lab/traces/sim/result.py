@@ -15,7 +15,7 @@ from edgekv.vocab import Split
 
 @dataclass(frozen=True)
 class Result:
-    """Means over the steps that are measured. Arrays _by_head are float64 [row, head], NaN where the row has no such head."""
+    """Means over the steps that are measured. Arrays _by_head are float64 [layer, head], NaN where the layer has no such head."""
 
     scenario: Scenario
     header: TraceHeader
@@ -34,7 +34,7 @@ class Result:
     prefetched_by_head: np.ndarray
     """Pages that prefetch made hot for a step."""
     n_wanted: np.ndarray
-    """Wanted rows or pages [row, head], of all steps together."""
+    """Wanted rows or pages [layer, head], of all steps together."""
     n_visible: float
     """Pages in a step, mean."""
     hit_rate_mass_over_time: np.ndarray
@@ -70,13 +70,13 @@ class Result:
 
     def by_head(self) -> Iterator[dict[str, Any]]:
         """A row for each head that there is, the layer's number in the model."""
-        for row, head in zip(*np.nonzero(np.array(self.header.exists))):
-            yield {"layer": self.header.layers[row], "head": int(head), **self._figures(np.s_[row, head])}
+        for il, head in zip(*np.nonzero(np.array(self.header.exists))):
+            yield {"layer": self.header.layers[il], "head": int(head), **self._figures(np.s_[il, head])}
 
     def by_layer(self) -> Iterator[dict[str, Any]]:
         """A row for each layer: means over its heads."""
-        for row, layer in enumerate(self.header.layers):
-            yield {"layer": layer, **self._figures(np.s_[row])}
+        for il, layer in enumerate(self.header.layers):
+            yield {"layer": layer, **self._figures(np.s_[il])}
 
     def worst(self, n: int) -> list[dict[str, Any]]:
         """The heads with the lowest hit rate by mass, the lowest first."""

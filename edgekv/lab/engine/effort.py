@@ -1,4 +1,4 @@
-"""How long a run will still take, from what it has taken so far."""
+"""An estimate of the time left in a run, from the time that its parts have taken."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 
 class Kind(Enum):
     READ = "read"
-    """In batches."""
+    """Tokens are read in batches."""
     DECODE = "decode"
-    """One by one."""
+    """Tokens are decoded one by one."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """`n_tokens` tokens, in the middle of which `position` stand in the cache."""
+    """`n_tokens` tokens. `position`: tokens in the cache halfway through."""
 
     kind: Kind
     position: int
@@ -26,41 +26,41 @@ class Work:
 
     @classmethod
     def after(cls, kind: Kind, position: int, n_tokens: int) -> Work:
-        """Tokens after those that stand in the cache already."""
+        """`n_tokens` tokens behind `position` others."""
         return cls(kind, position + n_tokens // 2, n_tokens)
 
 
 class Effort:
-    """What is planned, in order, and what is done. A token takes a + b * position seconds, fitted to what was done of its kind."""
+    """The planned works in order, and the works done. A token takes a + b * position seconds; a and b are fitted to the works of its kind."""
 
     def __init__(self, planned: Sequence[Work]):
         self.n_tokens = sum(work.n_tokens for work in planned)
         self._left = list(planned)
         self._doing: list[Work] = []
-        """Done of the first one that is left."""
+        """Parts of the first work in `_left`."""
         self._measured: dict[Kind, list[tuple[int, int, float]]] = {kind: [] for kind in Kind}
         self._spent = 0.0
 
     @property
     def n_done(self) -> int:
-        """Tokens, as planned."""
+        """Tokens done, of those planned."""
         n_doing = min(sum(work.n_tokens for work in self._doing), self._left[0].n_tokens) if self._left else 0
         return self.n_tokens - sum(work.n_tokens for work in self._left) + n_doing
 
     def add(self, work: Work, seconds: float) -> None:
-        """A part of the first planned work that is left."""
+        """Add a part of the first work that is left."""
         if work.n_tokens:
             self._measured[work.kind].append((work.position, work.n_tokens, seconds))
             self._doing.append(work)
             self._spent += seconds
 
     def finish(self) -> None:
-        """The first planned work that is left is done, in fewer tokens than were planned perhaps."""
+        """End the first work that is left; it may have taken fewer tokens than planned."""
         self._left.pop(0)
         self._doing.clear()
 
     def seconds_left(self) -> float | None:
-        """None until work of each kind that is left has been done."""
+        """None until each kind of work that is left has been measured once."""
         fits = {kind: _fit(done) for kind, done in self._measured.items() if done}
         if not {work.kind for work in self._left} <= set(fits):
             return None
@@ -78,7 +78,7 @@ class Effort:
 
 
 def _fit(done: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
-    """Least squares over tokens, neither number negative: one position says nothing about the slope."""
+    """Least squares over tokens, with both numbers at least 0. With a single position the slope is 0."""
     position, n, seconds = np.array(done, np.float64).T
     mean, rate = np.average(position, weights=n), seconds / n
     spread = np.average((position - mean) ** 2, weights=n)

@@ -1,4 +1,4 @@
-"""Where a measurement is made: what stands above its tables, and in each row of JSON."""
+"""The machine that measures: a line above each table, and a field of each row of JSON."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from edgekv.rates.host import KeptRates
 from edgekv.vocab import DeviceKind
 
 _SECONDS = 5.0
-"""For programs that are asked what they know."""
+"""A program that is asked for a fact has this long to answer."""
 
 
 def environment(n_threads: int) -> dict[str, Any]:
-    """Processor, memory and its rate as `n_threads` read it, GPU, versions. What is not there is None."""
+    """Processor, memory and its rate as `n_threads` read it, GPU, versions. A missing one is None."""
     info = _native.info()
     gpu = _gpu()
     return {
@@ -34,7 +34,7 @@ def environment(n_threads: int) -> dict[str, Any]:
 
 
 def in_words(where: dict[str, Any]) -> str:
-    """One line, as it stands above a table."""
+    """The line above a table."""
     forms = (("family", "{}"), ("cores", "{} cores"), ("isa", "{} kernels"), ("memory_gb_s", "memory {} GB/s"), ("gpu", "{}"),
              ("driver", "driver {}"), ("link", "link {} GB/s"), ("date", "{}"), ("edgekv", "EdgeKV {}"), ("commit", "commit {}"),
              ("llama_cpp", "llama.cpp {}"), ("python", "Python {}"))
@@ -42,13 +42,13 @@ def in_words(where: dict[str, Any]) -> str:
 
 
 def llama_cpp_commit() -> str:
-    """Of the source that the libraries were made from."""
+    """The commit of the source that the libraries were built from."""
     found = re.search(r"llama\.cpp (\w+)", _native.info()["upstream"])
     return found[1] if found else ""
 
 
 def _read_rate(n_threads: int, isa: str) -> float:
-    """Bytes a second; measured where that was not done before."""
+    """Bytes a second. The first call on a machine measures it."""
     kept = KeptRates(n_threads, isa)
     known = kept.read()
     if known is None:
@@ -74,7 +74,7 @@ def _gpu() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Of EdgeKV's repository, where it runs out of one."""
+    """EdgeKV's commit, if it runs from a repository."""
     root = Path(edgekv.__file__).resolve().parent.parent
     return _asked("git", "-C", str(root), "rev-parse", "--short", "HEAD") if (root / "patches" / "UPSTREAM").exists() else None
 

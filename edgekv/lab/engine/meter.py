@@ -1,4 +1,4 @@
-"""What is done, what is left, and how much of the time was measured work."""
+"""The progress of a run, the time left, and the share of the time that went into measured work."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from edgekv.lab.engine.effort import Effort, Work
 from edgekv.rates.measuring import interrupts
 
 Show = Callable[[str, int, int, float | None], None]
-"""Called with what is being done, the tokens done and planned, and the seconds that are left where that is known."""
+"""Called with the current activity, the tokens done and planned, and the seconds left if they are known."""
 
 
 class Meter:
-    """Of one run, from where it is made. `clock` gives seconds."""
+    """Measures one run, from its creation on. `clock` gives seconds."""
 
     def __init__(self, show: Show = lambda what, done, total, left: None, clock: Callable[[], float] = time.perf_counter):
         self._show, self._clock, self._began = show, clock, clock()
         self._effort = Effort([])
         self.measured = 0.0
-        """Seconds in passes that rows are made of."""
+        """Seconds of the passes that rows are made of."""
 
     def plan(self, works: Sequence[Work]) -> None:
-        """What one model comes to, in the order in which it will be done."""
+        """Set the works of one model, in their order."""
         self._effort = Effort(works)
 
     def say(self, what: str) -> None:
-        """Show where it is; raises KeyboardInterrupt where it is to end (`edgekv.rates.measuring.interrupts`)."""
+        """Show the progress. Raises KeyboardInterrupt after Ctrl-C (`edgekv.rates.measuring.interrupts`)."""
         interrupts.check()
         self._show(what, self._effort.n_done, max(1, self._effort.n_tokens), self._effort.seconds_left())
 
@@ -36,7 +36,7 @@ class Meter:
             self.measured += seconds
 
     def finish(self) -> None:
-        """The first work that is left is done."""
+        """End the first work that is left."""
         self._effort.finish()
 
     @property
@@ -45,5 +45,5 @@ class Meter:
 
     @property
     def share(self) -> float:
-        """Of the time, that was measured work."""
+        """The share of the time that was measured work."""
         return self.measured / self.seconds if self.seconds else 0.0

@@ -23,7 +23,7 @@ class Peak:
         with contextlib.suppress(OSError):
             _RESET.write_text("5")
         self.vram_mib: float | None = None
-        """Of the first GPU, what was in use when somebody looked; None without one."""
+        """The most that `look` saw in use on the first GPU; None without one."""
 
     @property
     def ram_mib(self) -> float:

@@ -19,10 +19,10 @@ from edgekv.vocab import CacheType
 _LOOKS_EVERY = 0.5  # seconds
 
 _SHOWN = 160
-"""Characters of what it said."""
+"""Characters that are shown of its answer."""
 
 NEEDED = ("n_prompt", "n_gen", "n_depth", "avg_ns", "avg_ts", "samples_ns", "samples_ts")
-"""Fields of its answer that a row cannot do without."""
+"""A row needs these fields of its answer."""
 
 
 class PeerError(Exception):
@@ -31,7 +31,7 @@ class PeerError(Exception):
 
 @dataclass(frozen=True)
 class PeerSetting:
-    """With what it is started, besides the test."""
+    """Its command line but for the test."""
 
     model: Path
     n_batch: int
@@ -53,7 +53,7 @@ class PeerSetting:
 
 
 def check(peer: Path) -> None:
-    """Raise ConfigError for what cannot be started."""
+    """Raise ConfigError if it cannot be started."""
     if not peer.is_file():
         raise ConfigError(f"there is no file {peer}; --peer names the program llama-bench of another llama.cpp")
     if not os.access(peer, os.X_OK):
@@ -78,7 +78,7 @@ def ask(peer: Path, setting: PeerSetting, test: BenchTest) -> list[dict[str, Any
 
 
 def _run(command: list[str]) -> tuple[int, str, str]:
-    """Exit code, what it printed, what it complained about. Ends with it where Ctrl-C is pressed."""
+    """Exit code, standard output, standard error. Ctrl-C ends it."""
     environment = dict(os.environ)
     if environment.get("GOMP_SPINCOUNT") == SPIN_COUNT:  # ours, not its own
         del environment["GOMP_SPINCOUNT"]
@@ -105,6 +105,6 @@ def _numbers(values: Any) -> bool:
 
 
 def _said(*texts: str) -> str:
-    """The last line that was said, shortened."""
+    """The last line of the first text that has one, shortened."""
     lines: Sequence[str] = next((text.strip().splitlines() for text in texts if text.strip()), ["it said nothing"])
     return lines[-1][:_SHOWN]

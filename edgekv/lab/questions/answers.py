@@ -26,22 +26,22 @@ from edgekv.rates.measuring.decoder import Decoder
 from edgekv.reports import SelectionReport
 
 GAP_TOKENS = 32
-"""Further text before each question but the first of a context that went cold: what one question stirred up cools down again."""
+"""Tokens of further text before each question but the first of a cold context, so that the pages of one question cool down again."""
 
 COLD_SHARE = 0.9
-"""Where in the text what is decoded while a context goes cold begins: contexts begin in its first half."""
+"""A context goes cold behind tokens from here on, as a share of the text: contexts begin in its first half."""
 
 
 @dataclass(frozen=True)
 class TaskAnswer:
-    """What was said to one question of a task."""
+    """The answer to one question of a task."""
 
     task: str
     n_context: int
     question: Question
     said: tuple[str, ...]
     sparse: bool = True
-    """False: the mode attended everything while it was asked, so what it found says nothing about it."""
+    """False: the mode attended everything during the question, so its answer says nothing about it."""
 
     @property
     def found(self) -> tuple[bool, ...]:
@@ -50,7 +50,7 @@ class TaskAnswer:
 
 @dataclass
 class Answers:
-    """All answers of one mode, in the order of the plan; and by task what it attended while it was asked."""
+    """All answers of one mode in the order of the plan, and by task its selection during the questions."""
 
     given: list[TaskAnswer] = field(default_factory=list)
     selections: dict[tuple[str, int], SelectionReport] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class AskedSample:
-    """A sample, and what asking it comes to."""
+    """A sample, and the tokens that its questions need."""
 
     task: str
     sample: TaskSample
@@ -67,7 +67,7 @@ class AskedSample:
 
     @property
     def n_after(self) -> int:
-        """Cells beyond the context that it needs."""
+        """Cells that it needs beyond the context."""
         n_cold = self.sample.n_cold and self.sample.n_cold + GAP_TOKENS * (len(self.n_asked) - 1)
         return n_cold + (sum(self.n_asked) if self.sample.in_turn else max(self.n_asked))
 
@@ -117,7 +117,7 @@ class QuestionPlan:
 
     @property
     def n_ctx(self) -> int:
-        """Cells that the longest context needs with what is asked of it."""
+        """Cells of the longest context and its questions."""
         return max((len(reading.tokens) + asked.n_after for reading in self.readings for asked in reading.samples), default=0)
 
     def _n_asked(self, llama: Llama, sample: TaskSample) -> tuple[int, ...]:

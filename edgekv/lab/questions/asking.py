@@ -17,7 +17,7 @@ CLAUSE_ENDS = '.,;\n"<>(){}[]='
 
 
 def ask(decoder: Decoder, question: Question, lead: Sequence[int], follow: Sequence[int]) -> list[str]:
-    """What the model puts in each gap of the answer. `lead` stands before what is asked, `follow` between that and the answer."""
+    """The model's text for each gap of the answer. `lead` stands before the question, `follow` between question and answer."""
     asked = [*lead, *plain(decoder.llama, question.asked), *follow]
     _decode(decoder, asked)
     answers, left_over = [], ""

@@ -1,4 +1,4 @@
-"""Whether a mode that is to leave something out really did. One that attended everything finds everything, which says nothing."""
+"""Tells whether a sparse mode left something out. A mode that attended everything finds everything, and that says nothing about it."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def was_sparse(mode: BenchMode, selection: SelectionReport, runtime: Runtime, n_
 
 
 def left_out(selection: SelectionReport) -> bool:
-    """Whether anything visible was left out. Where nothing was selected at all, everything was attended."""
+    """Whether anything visible was left out. Without a selection everything was attended."""
     return selection.n_read < selection.n_visible

@@ -1,4 +1,4 @@
-"""What the answers of each mode come to: rows by task and length, and grids by depth and length."""
+"""The rows of answers: by task and length, and grids by depth and length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgekv.lab.tasks import TASKS
 from edgekv.reports import SelectionReport
 
 ALL = "all"
-"""In place of the name of a text or a task: all of them together."""
+"""The text or task of a row about all of them together."""
 
 Figures = dict[str, Any]
 
@@ -27,7 +27,7 @@ class AskedInModes:
         self.lengths = sorted({answer.n_context for answer in answers[FULL].given})
 
     def rows(self) -> Iterator[Figures]:
-        """By task and length, by task, and over all tasks that say something."""
+        """Rows by task and length, by task, and over all tasks that say something."""
         sound: list[str] = []
         for task in self.tasks:
             for length in (*self.lengths, None) if len(self.lengths) > 1 else (None,):

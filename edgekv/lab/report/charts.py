@@ -57,7 +57,7 @@ class Panel:
     scale: str = "percent"
     """percent, plain, from zero, percent from zero, log, or missed: shares near 100 %, at distances as what is missing to it."""
     target: tuple[float, str] | None = None
-    """A line across, and what it stands for."""
+    """A line across, and its meaning."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def line_chart(panels: Sequence[Panel], x_label: str, percent_x: bool = True, he
 
 
 def _x_ticks(ax: Axes, panel: Panel, percent: bool, least: float) -> None:
-    """What was measured, where that is not much; else round numbers."""
+    """The measured values if they are few, otherwise round numbers."""
     values = sorted({x for line in panel.lines if not line.estimate for x in line.x})
     if percent:
         percent_axis(ax.xaxis, 1)

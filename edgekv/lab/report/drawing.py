@@ -1,4 +1,4 @@
-"""How every picture looks, and how it gets into a page or a file.
+"""The style of every picture, and its way into a page or a file.
 
 Colours of an SVG inside a page are CSS variables, so that one picture serves light and dark; a file of its own is drawn on white.
 matplotlib is an extra: it is imported when the first picture is drawn.
@@ -40,7 +40,7 @@ FORMATS = (".png", ".svg")
 WIDTH = 9.0
 """Inches of a picture across the page; the page scales it down on narrow screens."""
 NARROW = 4.4
-"""Inches of one that is made for narrow screens."""
+"""Inches of a picture for narrow screens."""
 
 
 class MissingLibrary(EdgeKVError):

@@ -15,7 +15,7 @@ _FACTS = (
     ("link", "link", "{} GB/s"), ("EdgeKV", "version", "{}"), ("commit", "commit", "{}"), ("llama.cpp", "llama_cpp", "{}"), ("Python", "python", "{}"),
     ("measured on", "date", "{}"),
 )
-"""What is said, the key of a row, and how it is written."""
+"""Title, key of the row, form."""
 
 
 def machine(rows: Sequence[Row]) -> Section:

@@ -1,4 +1,4 @@
-"""What a part of a report is: a title, a sentence that says what is seen and how it was measured, pictures and tables."""
+"""A section of a report: a title, a sentence about its content and its measurement, pictures and tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 COLOURS = {POOLED: BLUE, EMA: RED, "streaming": GREEN, "lru": ORANGE, "h2o": PURPLE}
-"""The same in every picture; others take what is free."""
+"""The same in every picture; other policies take free colours."""
 
 MODE_NAMES = {STOCK: "stock llama.cpp", FULL: "exact"}
 MODE_COLOURS = {STOCK: RED, FULL: GREEN, "sparse": BLUE}
@@ -38,7 +38,7 @@ class Table:
     rows: Sequence[Sequence[str]]
     caption: str = ""
     words: bool = False
-    """All of it."""
+    """Whether every column holds words."""
 
     def left(self, column: int) -> bool:
         """Whether a column holds words: they begin at its left edge."""
@@ -59,9 +59,9 @@ class Table:
 @dataclass(frozen=True)
 class Picture:
     name: str
-    """Of its file, without the ending."""
+    """Name of its file, without the ending."""
     title: str
-    """For who cannot see it."""
+    """Read out to those who cannot see it."""
     figure: Figure
     caption: str
     narrow: Figure | None = None
@@ -76,7 +76,7 @@ class Section:
     pictures: list[Picture] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     missing: str = ""
-    """What would have to be in the folder; empty: it is there."""
+    """The missing part of the folder; empty: it is there."""
 
     def picture(self, figure: Figure, caption: str, narrow: Figure | None = None) -> None:
         number = len(self.pictures) + 1
@@ -144,7 +144,7 @@ def of_threads(n: Any) -> str:
 
 
 def facts(study: Study) -> Row:
-    """What `where` says of what is simulated on a trace."""
+    """The facts about a simulation that `where` shows."""
     return {"model": study.header.model, "text": study.text, "depth": study.header.depth, "n_steps": study.n_steps,
             "version": __version__}
 

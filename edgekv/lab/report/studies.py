@@ -44,7 +44,7 @@ def ladder(rows: Sequence[Row]) -> Section:
 
 
 _AHEAD = "ahead"
-"""What the oracle sees: one ceiling for all observations."""
+"""The observation of the oracle: one ceiling for all observations."""
 
 
 def _means(rows: Sequence[Row]) -> list[Row]:
@@ -90,11 +90,11 @@ def _ladder_text(of: Mapping[tuple[float, str], Sequence[Row]], rows: Sequence[R
 
 @dataclass(frozen=True)
 class _Likeness:
-    """How near a configuration comes to full attention on one text."""
+    """The distance of a configuration from full attention on one text."""
 
     name: str
     dial: str
-    """What says how much is read: "10%", "resolution 1000"; empty: the default."""
+    """The setting of how much is read: "10%", "resolution 1000"; empty: the default."""
     read: float
     """Share of the visible tokens."""
     kld: float

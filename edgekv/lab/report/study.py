@@ -31,7 +31,7 @@ SAMPLED = f"{EMA}, sampled"
 POOLED = f"{EMA}, sampled, one pool"
 ORACLE, ORACLE_POOLED = "oracle", "oracle, one pool"
 _ONLY_PINS = {"anchor", "recent", "none"}
-"""Policies without an opinion of their own."""
+"""Policies that choose nothing by themselves."""
 
 
 def subjects() -> dict[str, dict[str, Any]]:
@@ -54,7 +54,7 @@ HIGHLIGHTS = ("streaming", "lru", "h2o", EMA, POOLED)
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a report keeps of a result."""
+    """The part of a result that a report keeps."""
 
     row: dict[str, Any]
     hit_rate_mass_by_head: np.ndarray
@@ -66,7 +66,7 @@ _ARRAYS = ("hit_rate_mass_by_head", "hit_rate_mass_over_time")
 
 @dataclass(frozen=True)
 class Reads:
-    """What mode sparse read in each measured step: float64 [step], means over all heads."""
+    """The reads of mode sparse in each measured step: float64 [step], means over all heads."""
 
     rows: np.ndarray
     pages: np.ndarray
@@ -124,7 +124,7 @@ class Study:
         return Reads(np.array([n.sum(axis=1).mean() for n in counts]), np.array([(n > 0).sum(axis=1).mean() for n in counts]))
 
     def profile(self) -> Profile:
-        """What roles are told by, from all steps, those of the warm-up too."""
+        """The profile that tells roles, from all steps, those of the warm-up too."""
         steps = ((step.mass_sum, step.n_used_end) for step in self.trace.steps(sampled=False))
         return of_steps(steps, self.header.n_layers, self.header.n_heads)
 

@@ -1,4 +1,4 @@
-"""95 % intervals of what benchmarks count and average."""
+"""95 % intervals of the counts and means of benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a mode still answers of what full attention answers."""
+"""Retention: the answers of full attention that a mode keeps."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Retention:
 
     n_asked: int = 0
     n_full: int = 0
-    """Found by full attention; the others are the model's own failures."""
+    """Answers that full attention finds; the others are the model's own failures."""
     n_found: int = 0
     n_kept: int = 0
-    """Found by both."""
+    """Answers that both find."""
     luck: float = 0.0
-    """What blind guesses would find, on average."""
+    """Answers that blind guesses would find, on average."""
 
     def __add__(self, other: Retention) -> Retention:
         return Retention(self.n_asked + other.n_asked, self.n_full + other.n_full, self.n_found + other.n_found,
@@ -45,7 +45,7 @@ class Retention:
 
     @property
     def share(self) -> float | None:
-        """Kept of what full attention finds; None where it finds nothing."""
+        """The share that is kept; None if full attention finds nothing."""
         return self.n_kept / self.n_full if self.n_full else None
 
     def row(self) -> dict[str, Any]:

@@ -1,180 +1,170 @@
-"""`edgekv bench`: measurements, each against stock llama.cpp in the same run."""
+"""`edgekv bench`: speed, with llama-bench's letters and names, beside stock llama.cpp in the same run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+import sys
+from collections.abc import Sequence
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from edgekv.amounts import mebibytes, percent, signed_percent
+from edgekv.amounts import parse_bytes
 from edgekv.cli.bench_serve import bench_serve
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList, ModeList
 from edgekv.cli.common.progress import progress_bar
-from edgekv.cli.common.shared_options import model_argument, model_path, option
-from edgekv.cli.common.tables import Column, output_option, print_measured
+from edgekv.cli.common.ranges import numbers, pair
+from edgekv.cli.common.shared_options import Parsed, model_path, option
 from edgekv.cli.compare import compare
 from edgekv.cli.ladder import ladder
-from edgekv.cli.prefill import check_options, print_prefill
-from edgekv.cli.speed import bench
+from edgekv.cli.speed_rows import OUTPUTS, print_speed, write_line
+from edgekv.errors import EdgeKVError
 from edgekv.vocab import CacheType
 
-_COUNTS = CommaList(click.IntRange(1), "N,N,...")
-_TYPE_NAMES = [t.value for t in CacheType]
-_TYPES = CommaList(click.Choice(_TYPE_NAMES), "TYPE,...")
+_NUMBERS = Parsed("N,...", numbers)
+_TYPES = CommaList(click.Choice([kind.value for kind in CacheType]), "TYPE,...")
+_FILLS = ("text", "synthetic")
+
 
 _MODES_HELP = (
-    "off (the best of stock; always measured: off-flash and off-noflash, stock with and without flash attention; naming one of these "
-    "in place of off measures that one alone), exact, exact-unobserved (attention mass not measured), sparse, and for "
-    "comparison ema (no sketches: the policy's best pages) and streaming (the first and the newest tokens). A mode can be changed: "
-    "sparse:resolution=1000, ema:attend=10%,policy=lru."
+    "off (stock, always measured: off-flash and off-noflash, with and without flash attention; naming one of these in place of off "
+    "measures that one alone), exact, exact-unobserved (attention mass not measured), sparse, and for comparison ema (no sketches: the "
+    "policy's best pages) and streaming (the first and the newest tokens). A mode can be changed: sparse:resolution=1000, "
+    "ema:attend=10%,policy=lru."
 )
-_TEXT_HELP = "prose, code or dialogue (made from Python's standard library), or a file"
 
 
-_READ_COLUMNS = [
-    Column("attended_fraction", "attended %", percent),
-    Column("coverage", "coverage %", percent),
-    Column("error", "error %", partial(percent, digits=2)),
-    Column("hit_rate", "hits %", percent),
-]
+def _budgets(text: str) -> tuple[int | None, ...]:
+    return tuple(parse_bytes(part.strip(), "the KV budget") for part in text.split(","))
 
-KV_COLUMNS = [
-    Column("text", "text", right=False),
-    Column("mode", "mode", right=False),
-    Column("depth", "depth"),
-    Column("threads", "threads"),
-    Column("kv", "K/V", right=False),
-    Column("decode_ms_p50", "ms/token", lambda ms: f"{ms:.2f}"),
-    Column("ratio_vs_stock", "x stock", lambda ratio: f"{ratio:.2f}"),
-    Column("stock", "best stock", right=False),
-    Column("limit_ms_p50", "limit ms", lambda ms: f"{ms:.2f}"),
-    Column("ratio_vs_limit", "x limit", lambda ratio: f"{ratio:.2f}"),
-    Column("growth_fraction", "growth %", partial(percent, digits=0)),
-    Column("nll_vs_exact", "NLL +%", signed_percent),
-    Column("kld_stock", "KLD stock", lambda kld: f"{kld:.1e}"),
-    Column("kld_exact", "KLD exact", lambda kld: f"{kld:.1e}"),
-    Column("same_top_exact", "same top %", percent),
-    *_READ_COLUMNS,
-    Column("overhead_fraction", "overhead %", percent),
-    Column("arena_bytes", "arena MiB", mebibytes),
-    Column("note", "note", right=False),
-]
+
+def _many(*names: str, **settings: Any) -> Any:
+    """An option that takes a list and may be repeated."""
+    return option(*names, multiple=True, show_default=True, **settings)
+
+
+class _Bench(click.Group):
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] == "kv":
+            raise click.UsageError("`edgekv bench` itself compares modes now: --kld adds predictions, -p N -n 0 takes the place of --prefill")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Bench, invoke_without_command=True, epilog=examples(
+    "edgekv bench -p 512 -n 128 -d 0,4096,16384",
+    "edgekv bench -m model.gguf --modes exact,sparse --kv-budget 64MiB,512MiB",
+    "edgekv bench -d 0-32768+8192 --fill synthetic -r 3 -o json",
+    "edgekv bench -p 0 -d 512,7680 --kld --modes exact,sparse,ema --text code",
+))
+@_many("-m", "--model", "models", type=click.Path(path_type=Path), metavar="FILE",
+       help="A GGUF file; several times for several models.  [default: the default model]")
+@_many("-p", "--n-prompt", type=_NUMBERS, default=("512",), help="Tests pp: tokens of a prompt that is read; 0 for none.")
+@_many("-n", "--n-gen", type=_NUMBERS, default=("128",), help="Tests tg: tokens that are generated one by one; 0 for none.")
+@_many("-pg", "--prompt-gen", "n_pg", type=Parsed("PP,TG", pair), help="Tests pp+tg: a prompt is read, then tokens are generated.")
+@_many("-d", "--n-depth", "depths", type=_NUMBERS, default=("0",), help="Tokens that stand in the cache before.")
+@_many("-b", "--batch-size", "batches", type=_NUMBERS, default=("2048",), help="Tokens that are handed to llama.cpp at once.")
+@_many("-ub", "--ubatch-size", "ubatches", type=_NUMBERS, default=("512",), help="Tokens that are computed at once.")
+@_many("-t", "--threads", type=_NUMBERS, help="CPU threads.  [default: one for each core]")
+@_many("-ctk", "--type-k", "--cache-type-k", type=_TYPES, default=("f16",), help="Types of the K cache.")
+@_many("-ctv", "--type-v", "--cache-type-v", type=_TYPES, default=("f16",), help="Types of the V cache.")
+@option("-r", "--repetitions", type=click.IntRange(1), default=5, show_default=True, help="Passes of each test, the modes in turns.")
+@option("--modes", type=ModeList(), default="off,exact,sparse", show_default=True, help=_MODES_HELP)
+@_many("--kv-budget", "budgets", type=Parsed("BYTES,...", _budgets),
+       help="Mode sparse: sizes of the arena, a row for each; auto: none on a processor.  [default: auto]")
+@option("--fill", type=click.Choice(_FILLS), default=_FILLS[0], show_default=True,
+        help="What stands in the cache: a text that is read once, or made-up K and V, which cost no computing.")
+@option("--text", "texts", multiple=True, metavar="TEXT", default=("prose",), show_default=True,
+        help="Text to read and predict: prose, code or dialogue (made from Python's standard library), or a file. Several times for several.")
+@option("--kld", is_flag=True,
+        help="Show predictions and what was read for them too: likelihood, divergence from stock and from full attention. JSON has them anyway.")
+@option("--warmup", type=click.IntRange(0), metavar="N",
+        help="Tokens that every mode decodes with full attention before its pass.  [default: in mode sparse -n / 8, at most 16]")
+@option("--page-tokens", type=click.IntRange(1), help="Cells per page.  [default: 16]")
+@option("--peer", type=click.Path(path_type=Path), metavar="PROGRAM", help="Another llama-bench, which is run in between on the same file.")
+@option("-o", "--output", type=click.Choice(OUTPUTS), default=OUTPUTS[0], show_default=True, help="How to print.")
+@click.pass_context
+def bench(ctx: click.Context, **chosen: Any) -> None:
+    """Measure speed against stock llama.cpp in the same run, in llama-bench's manner.
+
+    Options, tests (pp512, tg128, "tg128 @ d16384", pp512+tg128) and fields of JSON are llama-bench's. Lists are "1,2,4", ranges
+    "0-8192+2048" or "1-8*2". Every combination is measured. At each depth the modes take turns; a depth is read or made up once for all of
+    them. "x stock" compares with the faster of stock's two rows, which has a star. Some columns:
+
+    \b
+    x limit        how many times as long as with an empty cache: a token,
+                   or the same prompt, measured in the same turns
+    attention      tests pp: the share of the time that attention to the
+                   depth takes: what is longer than in the empty cache
+    ns/pair        that time for each query, key and query head of the
+                   layers that EdgeKV serves, times the threads
+    rows, read     rows that a head read for a token; the share of what
+                   it sees
+    coverage       the estimated share of the attention that this holds
+    error          the estimated relative error of a head's output
+    hits           the share of what it read that came from the arena
+    KLD            mean divergence of the predicted distribution from
+                   off-flash's; that of off-noflash says how far two correct
+                   kernels are apart on this model
+    KLD exact      the same, from full attention in our kernel
+    NLL +%         by how much the text has become less likely than there
+    same top       how often both find the same token most likely
+    overhead       the Python layer's share of the time
+
+    The commands below measure other things.
+    """
+    if ctx.invoked_subcommand is not None:
+        given = [name for name in chosen if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+        if given:
+            raise click.UsageError(f"options before {ctx.invoked_subcommand!r} would be without effect; write them behind it")
+        return
+    _measure(**chosen)
+
+
+_LISTS = ("n_prompt", "n_gen", "depths", "batches", "ubatches", "threads", "type_k", "type_v", "budgets")
+
+
+def _measure(
+    models: Sequence[Path], modes: tuple[str, ...], fill: str, texts: tuple[str, ...], kld: bool, output: str, repetitions: int, **others: Any
+) -> None:
+    from edgekv.lab.engine.environment import environment
+    from edgekv.lab.engine.meter import Meter
+    from edgekv.lab.engine.request import BenchRequest
+    from edgekv.lab.questions.speed import run
+    from edgekv.lab.texts.text import find_text
+    from edgekv.machine import n_cores
+    from edgekv.rates.measuring.filling import Fill
+    from edgekv.rates.measuring.interrupts import Interrupts
+
+    found = {name: tuple(dict.fromkeys(chain.from_iterable(others[name]))) for name in _LISTS}
+    types = tuple((CacheType(k), CacheType(v)) for k, v in product(found["type_k"], found["type_v"]))
+    request = BenchRequest(
+        models=tuple(models) or (model_path(None),), texts=tuple(find_text(name) for name in texts), n_prompt=found["n_prompt"], n_gen=found["n_gen"],
+        n_pg=tuple(others["n_pg"]), depths=found["depths"], modes=modes, budgets=found["budgets"],
+        threads=found["threads"] or (n_cores(),), batches=found["batches"], ubatches=found["ubatches"], cache_types=types,
+        n_rounds=repetitions, fill=Fill(fill), page_tokens=others["page_tokens"], n_warmup=others["warmup"], peer=others["peer"])
+    rows: list[dict[str, Any]] = []
+    problem: BaseException | None = None
+    stdout = sys.stdout  # a bar takes sys.stdout for itself
+    with progress_bar() as show, Interrupts():
+        meter = Meter(show)
+        try:
+            where = environment(max(request.threads))
+            for group in run(request, where, meter, warn=lambda said: click.echo(f"warning: {said}", err=True)):
+                rows += group
+                if output == "jsonl":
+                    write_line(group, stdout)
+        except (EdgeKVError, KeyboardInterrupt) as error:  # what was measured is printed first
+            problem = error
+    if rows:
+        print_speed(rows, output, kld)
+        click.echo(f"measured work {100 * meter.share:.0f} % of {meter.seconds:.0f} s", err=True)
+    if problem is not None:
+        raise problem
 
 
 bench.add_command(ladder)
 bench.add_command(bench_serve)
 bench.add_command(compare)
-
-
-@bench.command(epilog=examples(
-    "edgekv bench kv -d 512,4096,7680 -t 1,2",
-    "edgekv bench kv --modes off,exact,sparse:resolution=1000 -o json",
-    "edgekv bench kv --prefill --whole 4096",
-))
-@model_argument
-@option("-d", "--depths", type=_COUNTS, default="512,4096,7680", show_default=True,
-        help="Tokens in the cache when what is measured starts.")
-@option("-t", "--threads", type=_COUNTS, default="1", show_default=True,
-        help="CPU threads.")
-@option("--text", "texts", multiple=True, metavar="TEXT", default=("prose",), show_default=True,
-        help=f"Text to read and predict: {_TEXT_HELP}. Several times for several texts.")
-@option("--type-k", type=_TYPES, default="f16", show_default=True,
-        help="Types of the K cache.")
-@option("--type-v", type=_TYPES, default="f16", show_default=True,
-        help="Types of the V cache; as many as --type-k, or one.")
-@option("--page-tokens", type=click.IntRange(1), help="Cells per page.  [default: 16]")
-@option("--modes", type=ModeList(), default="off,exact,sparse", show_default=True, help=_MODES_HELP)
-@option("-n", "--steps", type=click.IntRange(1), default=64, show_default=True,
-        help="Timed tokens of a pass, decoded one by one.")
-@option("-r", "--rounds", type=click.IntRange(1), default=3, show_default=True,
-        help="Passes of each mode, in turns; with --prefill chunks.")
-@option("--warmup", type=click.IntRange(1), default=16, show_default=True,
-        help="Tokens decoded with full attention before each pass, not measured: a mode's policy begins with what it saw in them.")
-@option("--prefill", is_flag=True,
-        help="Measure how fast prompts are read, in place of decoding.")
-@option("--ubatch", type=click.IntRange(2),
-        help="With --prefill: tokens of a chunk, which are computed at once.  [default: 512]")
-@option("--whole", type=click.IntRange(2), metavar="N",
-        help="With --prefill: a prompt of N tokens too, read from its start in each mode.")
-@output_option("json", "csv", "md")
-@click.pass_context
-def kv(
-    ctx: click.Context, model: Path | None, depths: tuple[int, ...], threads: tuple[int, ...], texts: tuple[str, ...],
-    type_k: tuple[str, ...], type_v: tuple[str, ...], page_tokens: int | None, modes: tuple[str, ...], steps: int, rounds: int,
-    warmup: int, prefill: bool, ubatch: int | None, whole: int | None, output: str,
-) -> None:
-    """Compare decode time and predictions of KV modes with stock llama.cpp, on the same tokens of a text.
-
-    The text is read in once; then the modes take turns, each decoding the same tokens in passes of its own. Stock is measured with flash
-    attention ("off-flash") and without ("off-noflash"); "off" has the figures of the faster. JSON and CSV have more columns than these:
-
-    \b
-    ms/token     median time of a decoded token
-    best stock   the faster of stock's two kernels, which "off" stands for
-    x stock      how many times as fast as that one a mode is
-    limit ms     a token with an empty cache: what the weights alone cost
-    x limit      how many times the limit a token takes
-    growth       how much longer a token takes than at the smallest depth
-    KLD stock    mean divergence of the predicted distribution from
-                 off-flash's; that of off-noflash says how far two correct
-                 kernels are apart on this model
-    KLD exact    the same, from full attention in our kernel
-    NLL +%       by how much the text has become less likely than there
-    same top     how often both find the same token most likely
-    attended     the share of the visible tokens that a head read
-    coverage     the estimated share of the attention that this holds
-    error        the estimated relative error of its output
-    hits         the share of what it read that came from the arena
-    overhead     the Python layer's share of the time
-
-    With --prefill a chunk of a prompt is read at each depth, taken back and read again, the modes in turns, and in the same turns into an
-    empty cache (depth 0, where it attends to its own tokens alone). "attention" is the share of the time that attention to the depth
-    takes: what the chunk takes longer than in the empty cache. "ns/pair" is that time for each query, key and query head of the layers
-    that EdgeKV serves, times the threads. "[min, max]" is of the rounds. --whole reads a whole prompt, --rounds times in each mode.
-
-    MODEL is a GGUF file; without it the default model is used.
-    """
-    from edgekv.lab.questions import kv as decoding
-    from edgekv.lab.questions import prefill as reading
-    from edgekv.lab.texts.text import find_text
-
-    check_options(ctx, prefill)
-    what: dict[str, Any] = {
-        "model": model_path(model), "texts": tuple(find_text(name) for name in texts), "depths": depths, "threads": threads,
-        "cache_types": _pairs(type_k, type_v), "modes": modes, "n_rounds": rounds, "page_tokens": page_tokens,
-    }
-    if prefill:
-        chunk: dict[str, Any] = {} if ubatch is None else {"n_chunk": ubatch}
-        run: Callable[..., Iterator[list[dict[str, Any]]]] = partial(reading.run, reading.PrefillBench(**what, **chunk, n_whole=whole))
-    else:
-        run = partial(decoding.run, decoding.KvBench(**what, n_steps=steps, n_warmup=warmup))
-    with progress_bar() as progress:
-        groups = run(progress, warn=lambda text: click.echo(f"warning: {text}", err=True))
-        rows = [row for group in groups for row in group]
-    if prefill:
-        print_prefill(rows, output, _used)
-        return
-    if output in ("table", "md"):
-        rows = [{**row, "kv": f"{row['type_k']}/{row['type_v']}"} for row in rows]
-    print_measured(rows, _used(KV_COLUMNS, rows), output)
-
-
-def _pairs(type_k: tuple[str, ...], type_v: tuple[str, ...]) -> tuple[tuple[CacheType, CacheType], ...]:
-    n = max(len(type_k), len(type_v))
-    if {len(type_k), len(type_v)} - {1, n}:
-        raise click.UsageError(f"--type-k names {len(type_k)} types and --type-v {len(type_v)}; name as many, or one")
-    k, v = (types * n if len(types) == 1 else types for types in (type_k, type_v))
-    return tuple((CacheType(a), CacheType(b)) for a, b in zip(k, v))
-
-
-def _used(columns: list[Column], rows: list[dict[str, Any]]) -> list[Column]:
-    """Without the columns that no row fills, nor the text and cache types where there is only one kind."""
-    def needed(key: str) -> bool:
-        values = {row.get(key) for row in rows}
-        return len(values) > 1 if key in ("text", "kv") else values != {None}
-
-    return [column for column in columns if needed(column.key)]

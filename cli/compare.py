@@ -56,10 +56,9 @@ _ALWAYS = {"test", "mode", "a_tokens_per_s", "a_stddev", "b_tokens_per_s", "b_st
 def compare(files: tuple[Path, ...], fail_below: float | None, output: str) -> int:
     """Compare results: the speeds of B beside those of A, pair by pair.
 
-    A and B hold rows of `edgekv bench -o json` or jsonl, of `edgekv bench kv -o json`, or of llama-bench itself, whose rows are then compared
-    with each of our modes. Rows of the same model, test, mode, threads and cache types are a pair, and of the same budget where a file has
-    several. What is the same throughout each file and not the same in both is named above the table. With more than two files each is
-    compared with the first.
+    A and B hold rows of `edgekv bench -o json` or jsonl, or of llama-bench itself, whose rows are then compared with each of our modes. Rows
+    of the same model, test, mode, threads and cache types are a pair, and of the same budget where a file has several. What is the same
+    throughout each file and not the same in both is named above the table. With more than two files each is compared with the first.
 
     \b
     B/A     above 1: B is faster
@@ -115,7 +114,7 @@ def _interval(row: dict[str, Any]) -> str | None:
 
 
 def _needed(found: Comparison, rows: list[dict[str, Any]], always: set[str]) -> list[Column]:
-    """Besides `always`, the settings that tell these rows apart, or are not the same on both sides."""
+    """The columns of `always`, and of the settings that tell rows apart or differ between the sides."""
     def says(key: str) -> bool:
         values = {row.get(key) for row in rows} - {None}
         return key in found.keys and len(values) > 1 or any(" -> " in str(value) for value in values)

@@ -74,7 +74,7 @@ SAYS_NOTHING = "says nothing about the cache"
     "edgekv quality --policy ema+anchor+recent --budget 12.5%",
 ))
 @model_argument
-@option("--modes", type=ModeList(), help="Modes to compare with full attention, as in `edgekv bench kv`, e.g. sparse:resolution=1000,ema.  "
+@option("--modes", type=ModeList(), help="Modes to compare with full attention, as in `edgekv bench`, e.g. sparse:resolution=1000,ema.  "
         f"[default: {','.join(DEFAULT_MODES)}; with one of the next two options that mode alone]")
 @option("--policy", metavar="NAME+...", help="Compare a mode that attends what this policy keeps, without sketches.")
 @option("--budget", metavar="PERCENT|TOKENS", help="How much that is of the context, e.g. 12.5%, however short it is.")
@@ -179,7 +179,7 @@ def _grid(cells: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Colum
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """With what the tables show besides."""
+    """The row with the further fields of the tables."""
     shown = dict(row)
     if row["kld_low_exact"] is not None:
         shown["kld_interval"] = f"{row['kld_low_exact']:.1e}..{row['kld_high_exact']:.1e}"

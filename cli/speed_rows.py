@@ -6,12 +6,11 @@ import csv
 import json
 import sys
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, TextIO
 
 import click
 
-from edgekv.amounts import percent, size, tokens
+from edgekv.amounts import size, tokens
 from edgekv.cli.common.tables import Column, print_json, print_rows
 
 Row = dict[str, Any]
@@ -19,11 +18,7 @@ Row = dict[str, Any]
 OUTPUTS = ("table", "md", "csv", "json", "jsonl")
 
 
-def _fixed(digits: int, value: float) -> str:
-    return f"{value:,.{digits}f}"
-
-
-COLUMNS = [
+_BEFORE = [
     Column("model", "model", right=False),
     Column("size", "size"),
     Column("params", "params"),
@@ -35,30 +30,23 @@ COLUMNS = [
     Column("test", "test"),
     Column("mode", "mode"),  # on the right: a narrow terminal folds columns on the left away
     Column("speed", "t/s"),
-    Column("ratio_vs_stock", "x stock", partial(_fixed, 2)),
-    Column("limit_ratio", "x limit", partial(_fixed, 2)),
-    Column("tg_ts_p5", "slowest 5 %", partial(_fixed, 2)),
-    Column("ttft_ms", "first ms", partial(_fixed, 0)),
-    Column("rows_per_head", "rows", partial(_fixed, 0)),
-    Column("hit_rate", "hits %", percent),
-    Column("kld", "KLD", lambda kld: f"{kld:.1e}"),
-    Column("kv_budget_mib", "arena MiB", partial(_fixed, 1)),
-    Column("ram_peak_mib", "RAM MiB", partial(_fixed, 0)),
-    Column("vram_peak_mib", "VRAM MiB", partial(_fixed, 0)),
+    Column("text", "text", right=False),
+]
+_BEHIND = [
     Column("fill", "fill", right=False),
     Column("note", "note", right=False),
 ]
 
-_ONLY_WHERE_THEY_DIFFER = {"n_batch", "n_ubatch", "kv"}
-_ONLY_IN_MARKDOWN = {"size", "params", "backends", "tg_ts_p5", "kld", "hit_rate", "ram_peak_mib", "vram_peak_mib", "fill"}
+_ONLY_WHERE_THEY_DIFFER = {"n_batch", "n_ubatch", "kv", "text"}
+_ONLY_IN_MARKDOWN = {"size", "params", "backends", "fill"}
 _ABOVE_A_TABLE = {"model": "{}", "n_threads": "{} threads"}
-"""Where they do not differ: a terminal is narrow."""
+"""Named above a table if they do not differ: a terminal is narrow."""
 _IN_CSV = ("date", "family", "isa", "cores", "gpu", "edgekv", "commit")
-"""Of the environment."""
+"""Fields of the environment."""
 
 
-def print_speed(rows: Sequence[Row], output: str) -> None:
-    """All rows; of JSON lines none, which `write_line` has written."""
+def print_speed(rows: Sequence[Row], output: str, kld: bool = False) -> None:
+    """Print all rows; JSON lines are already printed by `write_line`."""
     if output == "json":
         print_json(rows)
     elif output == "csv":
@@ -71,13 +59,13 @@ def print_speed(rows: Sequence[Row], output: str) -> None:
         if output == "table":
             click.echo(_above(shown))
         click.echo()
-        print_rows(shown, _used(shown, output), output)
+        print_rows(shown, _used(shown, output, kld), output)
         if output == "md":
             click.echo(f"\nbuild: {rows[0]['build_commit']} ({rows[0]['build_number']})")
 
 
 def write_line(rows: Sequence[Row], file: TextIO) -> None:
-    """Rows as they come, one a line."""
+    """Write rows, one a line."""
     for row in rows:
         click.echo(json.dumps(row, ensure_ascii=False, allow_nan=False), file=file)
 
@@ -91,12 +79,12 @@ def _print_csv(rows: Sequence[Row]) -> None:
 
 
 def _keys(rows: Sequence[Row]) -> list[str]:
-    """Of all rows: another llama-bench may have fields of its own."""
+    """The keys of all rows: another llama-bench may have fields of its own."""
     return [key for row in rows for key in row]
 
 
 def _shown(row: Row) -> Row:
-    """With what columns make of a row's fields."""
+    """The row with the fields that columns show."""
     speed = None if row["avg_ts"] is None else f"{row['avg_ts']:,.2f} ± {row['stddev_ts']:.2f}"
     mode = row["kv_mode"] + (" *" if row["best_stock"] else "")
     if row["kv_mode"] == "peer":
@@ -108,14 +96,20 @@ def _shown(row: Row) -> Row:
 
 
 def _above(rows: Sequence[Row]) -> str:
-    """What is the same in all rows of a table, and how the cache was filled."""
+    """The fields that all rows of a table share, and how the cache was filled."""
     same = [form.format(rows[0][key]) for key, form in _ABOVE_A_TABLE.items() if len({row[key] for row in rows}) == 1]
     fills = dict.fromkeys(row["fill"] for row in rows if row["fill"] and row["kv_mode"] != "peer")
     return "; ".join([*same, *(f"fill: {fill}" for fill in fills), "* the faster of stock"])
 
 
-def _used(rows: Sequence[Row], output: str) -> list[Column]:
-    """Without the columns that no row fills, nor what is the same in all of them and said by nobody."""
+def _used(rows: Sequence[Row], output: str, kld: bool) -> list[Column]:
+    """The columns that some row fills and the output shows."""
+    from edgekv.lab.engine.fields import FIGURES
+
+    occasions = {name for name, is_one in (("md", output == "md"), ("kld", kld), ("prompts", not any(row["n_gen"] for row in rows))) if is_one}
+    figures = [Column(figure.key, figure.title, figure.show) for figure in FIGURES
+               if figure.title and (not figure.only or figure.only & occasions)]
+
     def needed(key: str) -> bool:
         values = {row.get(key) for row in rows}
         if key in _ONLY_IN_MARKDOWN and output != "md":
@@ -123,4 +117,4 @@ def _used(rows: Sequence[Row], output: str) -> list[Column]:
         differs = key in _ONLY_WHERE_THEY_DIFFER or output == "table" and key in {*_ABOVE_A_TABLE, "kv_budget_mib"}
         return len(values - {None}) > 1 if differs else values != {None}
 
-    return [column for column in COLUMNS if needed(column.key)]
+    return [column for column in (*_BEFORE, *figures, *_BEHIND) if needed(column.key)]

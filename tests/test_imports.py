@@ -116,7 +116,7 @@ finally:
 """
 
 
-@pytest.mark.parametrize("command", [[], ["chat"], ["serve"], ["doctor"], ["heads"], ["policies"], ["bench"], ["bench", "kv"],
+@pytest.mark.parametrize("command", [[], ["chat"], ["serve"], ["doctor"], ["heads"], ["policies"], ["bench"], ["bench", "serve"],
                                      ["bench", "ladder"], ["trace"], ["trace", "record"], ["trace", "info"],
                                      ["sim"], ["quality"], ["report"], ["cache"], ["cache", "list"], ["cache", "rm"], ["models"],
                                      ["models", "list"], ["models", "synth"], ["completion"]], ids=" ".join)

@@ -72,7 +72,7 @@ def ask(home, tmp_path) -> Ask:
 def test_each_shell_is_answered(ask, shell):
     assert ask("", shell) == list(COMMANDS)
     assert ask("ch", shell) == ["chat"]
-    assert {"kv", "ladder", "serve"} <= set(ask("bench ", shell))
+    assert {"compare", "ladder", "serve"} <= set(ask("bench ", shell))
     assert {"--kv", "--kv-budget"} <= set(ask("chat --kv", shell))
     assert ask("chat --kv s", shell) == ["sparse"]
     assert ask("chat --policy ema+anch", shell) == ["ema+anchor"]
@@ -86,9 +86,9 @@ def test_values_are_offered(ask):
     assert ask("chat --policy ") == list(POLICIES)
     assert ask("chat --prefetch ") == list(PREFETCHERS)
     assert ask("chat --ctx ") == ask("serve --kv-budget ") == ["auto"]
-    assert ask("bench kv --modes off,spa") == ["off,sparse"]
+    assert ask("bench --modes off,spa") == ["off,sparse"]
     assert ask("quality --tasks passkey,var") == ["passkey,variables", "passkey,variables-4hop"]
-    assert ask("bench kv --type-k f16,q8") == ["f16,q8_0"]
+    assert ask("bench --type-k f16,q8") == ["f16,q8_0"]
     assert ask("trace record --text ") == [*TEXTS, "file,"]
     assert "llama-3-8b" in ask("models synth lla")
     assert ask("config show ch") == ["chat"]
@@ -147,7 +147,7 @@ TYPED = {
     "edgekv chat --kv=s": "edgekv chat --kv=sparse ",
     "edgekv chat --url http://127.0.0.1:80 --kv-pr": "edgekv chat --url http://127.0.0.1:80 --kv-prompts ",
     "edgekv chat --policy ema+anch": "edgekv chat --policy ema+anchor ",
-    "edgekv bench kv --modes off,spa": "edgekv bench kv --modes off,sparse ",
+    "edgekv bench --modes off,spa": "edgekv bench --modes off,sparse ",
     "edgekv chat tin": "edgekv chat tiny.gguf ",
     "edgekv chat no": "edgekv chat no",  # notes.txt is no model
     "edgekv chat two": "edgekv chat two\\ words/",

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.benches import measure
 
 from edgekv.cli.common.ranges import numbers, pair
 from edgekv.errors import ConfigError, ModelError
-from edgekv.lab.engine import needs as room
+from edgekv.lab.engine import needs
 from edgekv.lab.engine.environment import environment
-from edgekv.lab.engine.filled import COMPUTED, Contexts, Opening, contexts
 from edgekv.lab.engine.meter import Meter
-from edgekv.lab.engine.request import BenchRequest, BenchTest, Fill
+from edgekv.lab.engine.passes import Passes
+from edgekv.lab.engine.request import BenchRequest, BenchTest
 from edgekv.lab.engine.row import LLAMA_BENCH, OURS
 from edgekv.lab.engine.taken import samples
-from edgekv.lab.questions import speed as group
-from edgekv.lab.questions.speed_run import run
+from edgekv.lab.questions import speed
+from edgekv.lab.questions.speed import run
 from edgekv.lab.texts.text import standard_text
 from edgekv.models import geometry
+from edgekv.rates.measuring.contexts import COMPUTED, Contexts, Opening, contexts
 from edgekv.rates.measuring.decoder import Decoder
-from edgekv.rates.measuring.filling import Bank, Rows, put, taken
+from edgekv.rates.measuring.filling import Bank, Fill, TokenLayout, put, taken
 from edgekv.vocab import CacheType
 
 MODES = ["off-flash", "off-noflash", "exact", "sparse"]
-
-
-def measure(*paths, **settings) -> list[dict]:
-    settings = {"n_prompt": (24,), "n_gen": (6,), "depths": (0,), "n_rounds": 2, "threads": (2,), **settings}
-    return [row for rows in run(BenchRequest(paths, standard_text(), **settings), environment(2), Meter()) for row in rows]
 
 
 @pytest.mark.parametrize("text, found", [
@@ -58,7 +55,9 @@ def test_names_are_llama_benchs():
 @pytest.mark.parametrize("settings, said", [
     ({"modes": ("fast",)}, "fast"), ({"modes": ("evict",)}, "cannot take turns"), ({"n_prompt": (0,), "n_gen": (0,)}, "no test"),
     ({"n_rounds": 0}, "repetitions"), ({"threads": (0,)}, "threads"), ({"modes": ("exact",), "budgets": (1 << 20,)}, "sparse"),
-    ({"batches": (0,)}, "batch"), ({"depths": ()}, "depth"),
+    ({"batches": (0,)}, "batch"), ({"depths": ()}, "depth"), ({"texts": ()}, "no text"), ({"page_tokens": -1}, "page"),
+    ({"modes": ("evict:keep=64",)}, "evict:keep=64 cannot take turns here: it drops what the modes after it"),
+    ({"modes": ("fish",)}, "choose one of: off, "),
 ])
 def test_what_cannot_be_measured(synthetic, settings, said):
     with pytest.raises(ConfigError, match=said):
@@ -136,8 +135,8 @@ def test_sparse_reads_a_part_of_what_was_made_up(synthetic):
 
 
 def opening(path, fill: Fill, n_ctx: int, **settings) -> Opening:
-    settings = {"type_k": CacheType.F16, "type_v": CacheType.F16, "second": n_ctx, **settings}
-    return Opening(geometry(path), standard_text(), fill, n_ctx, n_batch=64, n_ubatch=32, **settings)
+    settings = {"second": n_ctx, **settings}
+    return Opening(path, standard_text().tokens, n_ctx, n_batch=64, n_ubatch=32, fill=fill, n_empty=0, **settings)
 
 
 def next_logits(opened: Contexts, decoder: Decoder, depth: int) -> np.ndarray:
@@ -156,7 +155,7 @@ def test_all_contexts_hold_the_same_at_each_depth(synthetic, fill):
             assert [decoder.position for decoder in opened.all()] == [depth, depth]
             one, other = (next_logits(opened, decoder, depth) for decoder in opened.all())
             assert np.abs(one - other).max() < 0.02 * np.abs(one).max()
-            with_nothing = next_logits(opened, opened.small, 0) if depth == 60 else None
+            with_nothing = next_logits(opened, opened.of(True, empty=True), 0) if depth == 60 else None
             assert with_nothing is None or np.abs(one - with_nothing).max() > 0.1 * np.abs(one).max()
 
 
@@ -172,17 +171,17 @@ def test_a_fill_grows(synthetic):
 def test_what_is_made_up_is_like_what_was_computed(synthetic):
     with contexts(opening(synthetic(), Fill.SYNTHETIC, 600), 2) as opened:
         opened.fill_to(600, lambda done, total: None)
-        assert opened.rows is not None
-        kinds = [np.concatenate([block.view(np.float16) for k, v in opened.rows.parts(next(taken(opened.first, opened.rows, first, end)))
+        assert opened.layout is not None
+        kinds = [np.concatenate([block.view(np.float16) for k, v in opened.layout.parts(next(taken(opened.first, opened.layout, first, end)))
                                  for block in (k.ravel(), v.ravel())]) for first, end in ((16, COMPUTED), (COMPUTED, 600))]
         computed, made = (kind.astype(np.float64) for kind in kinds)
         assert made.std() == pytest.approx(computed.std(), rel=0.1)
-        first = opened.rows.parts(next(taken(opened.first, opened.rows, COMPUTED, 600)))
+        first = opened.layout.parts(next(taken(opened.first, opened.layout, COMPUTED, 600)))
         assert len(np.unique(next(first)[0], axis=0)) == 600 - COMPUTED, "no two keys are alike"
 
 
 def test_q8_0_caches_are_made_up_too(synthetic):
-    with contexts(opening(synthetic(), Fill.SYNTHETIC, 400, type_k=CacheType.Q8_0, type_v=CacheType.Q8_0, second=None), 2) as opened:
+    with contexts(opening(synthetic(), Fill.SYNTHETIC, 400, second=None, options={"type_k": CacheType.Q8_0, "type_v": CacheType.Q8_0}), 2) as opened:
         opened.fill_to(400, lambda done, total: None)
         assert np.isfinite(next_logits(opened, opened.first, 399)).all()
 
@@ -190,13 +189,13 @@ def test_q8_0_caches_are_made_up_too(synthetic):
 def test_a_bank_begins_again(synthetic):
     with contexts(opening(synthetic(), Fill.SYNTHETIC, 300), 2) as opened:
         opened.fill_to(COMPUTED, lambda done, total: None)
-        rows = Rows.of(opened.first)
-        bank = Bank(rows, next(taken(opened.first, rows, 16, COMPUTED)), n=50)
+        layout = TokenLayout.of(opened.first)
+        bank = Bank(layout, next(taken(opened.first, layout, 16, COMPUTED)), n=50)
         blocks = list(bank.blocks(70, 190))
-        assert [block.nbytes // rows.token_bytes for block in blocks] == [30, 50, 40]
-        put(opened.first, rows, blocks[0])
+        assert [block.nbytes // layout.token_bytes for block in blocks] == [30, 50, 40]
+        put(opened.first, layout, blocks[0])
         assert opened.first.position == COMPUTED + 30
-        assert (next(taken(opened.first, rows, COMPUTED, COMPUTED + 30)) == blocks[0]).all()
+        assert (next(taken(opened.first, layout, COMPUTED, COMPUTED + 30)) == blocks[0]).all()
 
 
 def test_sliding_windows_cannot_be_made_up(synthetic):
@@ -210,9 +209,7 @@ def test_sliding_windows_cannot_be_made_up(synthetic):
 def test_does_not_fit_is_a_row(synthetic, monkeypatch):
     path = synthetic()
     shape = geometry(path)
-    needed = room.Room.now
-    monkeypatch.setattr(room, "available_bytes", lambda: shape.file_bytes + (64 << 20))
-    assert needed is not None
+    monkeypatch.setattr(speed, "available_bytes", lambda: shape.file_bytes + (64 << 20))
     rows = measure(path, depths=(0, 1 << 20), n_rounds=1)
     deep = [row for row in rows if row["n_depth"]]
     assert len(deep) == 8 and all(row["note"].startswith("does not fit: a context of") and row["avg_ts"] is None for row in deep)
@@ -221,8 +218,8 @@ def test_does_not_fit_is_a_row(synthetic, monkeypatch):
 
 def test_a_second_context_that_does_not_fit_is_missing_alone(synthetic, monkeypatch):
     path = synthetic()
-    whole = room.Room.problem
-    monkeypatch.setattr(room.Room, "problem", lambda self, n_ctx, second=None: (
+    whole = needs.Room.problem
+    monkeypatch.setattr(needs.Room, "problem", lambda self, n_ctx, second=None: (
         "does not fit: a second context" if second is not None and second > 300 else whole(self, n_ctx, None)))
     rows = measure(path, depths=(0, 400), n_prompt=(), n_rounds=1)
     assert [(row["kv_mode"], row["note"]) for row in rows if row["avg_ts"] is None] == [("off-noflash", "does not fit: a second context")]
@@ -231,11 +228,11 @@ def test_a_second_context_that_does_not_fit_is_missing_alone(synthetic, monkeypa
 
 def test_models_that_are_missing_are_said_before_anything_is_measured(synthetic, tmp_path):
     with pytest.raises(ModelError, match="no file"):
-        next(run(BenchRequest((synthetic(), tmp_path / "no.gguf"), standard_text()), environment(2), Meter()))
+        next(run(BenchRequest((synthetic(), tmp_path / "no.gguf"), (standard_text(),)), environment(2), Meter()))
 
 
 def test_an_interrupt_keeps_what_was_measured(synthetic, monkeypatch):
-    once, passes = group.one_pass, []
+    once, passes = Passes.one, []
 
     def interrupted(*arguments):
         if len(passes) == 5:
@@ -243,8 +240,8 @@ def test_an_interrupt_keeps_what_was_measured(synthetic, monkeypatch):
         passes.append(arguments)
         return once(*arguments)
 
-    monkeypatch.setattr(group, "one_pass", interrupted)
-    found = run(BenchRequest((synthetic(),), standard_text(), n_prompt=(24,), n_rounds=3, threads=(2,)), environment(2), Meter())
+    monkeypatch.setattr(Passes, "one", interrupted)
+    found = run(BenchRequest((synthetic(),), (standard_text(),), n_prompt=(24,), n_rounds=3, threads=(2,)), environment(2), Meter())
     rows = next(found)
     assert [len(row["samples_ns"]) for row in rows] == [1, 2, 1, 1], "the second turn began with another mode"
     with pytest.raises(KeyboardInterrupt):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from support.results import ENVIRONMENT, bench_rows, llama_bench_rows, rows_by_depth
+from support.results import ENVIRONMENT, bench_rows, llama_bench_rows
 
 from edgekv.cli.bench import bench
 from edgekv.errors import ConfigError
@@ -116,11 +116,12 @@ def test_what_was_not_measured_says_why():
     assert pair.ratio is None and pair.verdict == "does not fit: 5 GiB of 4 free"
 
 
-def test_rows_of_bench_kv():
-    found = compare(rows_by_depth(), rows_by_depth())
-    assert {pair.a.settings["test"] for pair in found.pairs} == {"tg64 @ d512", "tg64 @ d7680"}
-    assert {pair.verdict for pair in found.pairs} == {"noise unknown"}
-    assert next(pair.a.speed for pair in found.pairs if pair.row()["mode"] == "sparse") == pytest.approx(80)
+def test_texts_keep_rows_apart():
+    both = [*bench_rows(("sparse",)), *bench_rows(("sparse",), text="code")]
+    found = compare(both, both)
+    assert {(pair.a.settings["text"], pair.b.settings["text"]) for pair in found.pairs} == {("prose", "prose"), ("code", "code")}
+    assert {pair.verdict for pair in found.pairs} == {"within noise"}
+    assert next(pair.a.speed for pair in found.pairs if pair.row()["test"] == "tg64 @ d8000") == pytest.approx(80)
 
 
 def test_the_table(tmp_path):

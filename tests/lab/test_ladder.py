@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from support.traces import random_trace
 
 from edgekv.cli.main import cli
+from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
 from edgekv.lab.engine.modes import find_mode
 from edgekv.lab.questions import ladder
@@ -44,7 +45,7 @@ def test_rungs_make_sense():
 @pytest.mark.parametrize("rung", [rung for rung in RUNGS if rung.live], ids=lambda rung: rung.name)
 def test_live_modes_are_what_is_simulated(rung):
     mode = find_mode(rung.bench_mode(0.125))
-    options = mode.options(ladder.kv.KvOptions(), 4096)
+    options = mode.options(KvOptions(), 4096)
     scenario = BASE.with_(budget=0.125, **rung.scenario)
     assert options.selection.attend == scenario.budget and options.selection.exact_tokens == 0 and options.selection.sketch is SketchKind.NONE
     assert rung.name == "streaming" or options.placement.policy == scenario.policy

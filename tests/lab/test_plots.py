@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
-from support.results import bench_rows, rows_by_depth, time_rows
+from support.results import bench_rows
 
 from edgekv.cli.report import report as command
 from edgekv.errors import ConfigError
@@ -44,22 +44,23 @@ def test_ticks_keep_apart():
 
 def test_speed_is_plotted_against_depth(tmp_path):
     """On the page, and as a file: a line for stock's best and each mode, from the smaller depth to the larger."""
-    (tmp_path / "kv.json").write_text(json.dumps(rows_by_depth()))
+    (tmp_path / "bench.json").write_text(json.dumps(bench_rows()))
     picture = tmp_path / "speed.svg"
     done = CliRunner().invoke(command, [str(tmp_path), "--speed", str(picture)])
     assert done.exit_code == 0, done.output
     drawn, shown = picture.read_text(), (tmp_path / "report.html").read_text()
-    for words in ("stock llama.cpp", "exact", "sparse", "ms per token", "tokens in the context", "prose, 1 thread"):
+    for words in ("stock llama.cpp", "exact", "sparse", "tokens in the context", "tg64, 2 threads"):
         assert f">{words}<" in drawn and f">{words}<" in shown
+    assert ">ms per token<" in drawn and ">tokens/s<" in shown
     assert "off-flash" not in drawn
 
 
 @pytest.mark.parametrize(("rows", "name", "sentence"), [
-    (time_rows(), "speed.svg", "the plot needs rows of two depths; measure with `edgekv bench kv -d 512,7680 -o json`"),
-    (rows_by_depth(), "speed.txt", "the picture is speed.txt; its name must end in .png or .svg"),
+    (bench_rows(depths=(4000,)), "speed.svg", "the plot needs rows of two depths; measure with `edgekv bench -p 0 -d 512,7680 -o json`"),
+    (bench_rows(), "speed.txt", "the picture is speed.txt; its name must end in .png or .svg"),
 ])
 def test_a_plot_that_cannot_be_is_refused(tmp_path, rows, name, sentence):
-    (tmp_path / "kv.json").write_text(json.dumps(rows))
+    (tmp_path / "bench.json").write_text(json.dumps(rows))
     with pytest.raises(ConfigError) as caught:
         page.write(tmp_path, request=page.ReportRequest(speed=tmp_path / name))
     assert str(caught.value) == sentence and not (tmp_path / "report.html").exists()
@@ -67,12 +68,11 @@ def test_a_plot_that_cannot_be_is_refused(tmp_path, rows, name, sentence):
 
 def test_every_picture_as_files(tmp_path):
     """Light for whatever shows it, dark where a browser is asked to be."""
-    (tmp_path / "kv.json").write_text(json.dumps(rows_by_depth()))
     (tmp_path / "bench.json").write_text(json.dumps(bench_rows()))
     done = CliRunner().invoke(command, [str(tmp_path), "--plots", str(tmp_path / "new" / "plots")])
     assert done.exit_code == 0, done.output
     found = sorted(path.name for path in (tmp_path / "new" / "plots").iterdir())
-    assert found == [f"{name}{ending}" for name in ("decode", "hits", "memory", "reading", "speed") for ending in (".png", ".svg")]
+    assert found == [f"{name}{ending}" for name in ("hits", "memory", "reading", "speed") for ending in (".png", ".svg")]
     drawn = (tmp_path / "new" / "plots" / "speed.svg").read_text()
     assert ElementTree.fromstring(drawn).tag.endswith("svg")
     style = re.search(r"<style>(.*?)</style>", drawn, re.S)[1]
@@ -83,9 +83,9 @@ def test_every_picture_as_files(tmp_path):
 
 
 def test_plots_need_a_folder(tmp_path):
-    (tmp_path / "kv.json").write_text(json.dumps(rows_by_depth()))
-    with pytest.raises(ConfigError, match=r"the plots cannot be written to .*kv.json"):
-        page.write(tmp_path, request=page.ReportRequest(plots=tmp_path / "kv.json"))
+    (tmp_path / "bench.json").write_text(json.dumps(bench_rows()))
+    with pytest.raises(ConfigError, match=r"the plots cannot be written to .*bench.json"):
+        page.write(tmp_path, request=page.ReportRequest(plots=tmp_path / "bench.json"))
     assert not (tmp_path / "report.html").exists()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from support.results import bench_rows, ladder_rows, prompt_rows, quality_rows, time_rows
+from support.results import ENVIRONMENT, bench_rows, ladder_rows, quality_rows
 from support.servers import history_document, plan_document, serve_rows, state_documents
 from support.traces import random_trace
 
@@ -30,8 +30,6 @@ def full(tmp_path_factory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("full")
     (folder / "ladder.json").write_text(json.dumps(ladder_rows()))
     (folder / "quality.json").write_text(json.dumps(quality_rows()))
-    (folder / "kv.json").write_text(json.dumps(time_rows()))
-    (folder / "prefill.json").write_text(json.dumps(prompt_rows()))
     (folder / "bench.jsonl").write_text("\n".join(json.dumps(row) for row in bench_rows()))
     (folder / "serve.json").write_text(json.dumps([*serve_rows(1), *serve_rows(4)]))
     (folder / "plan.json").write_text(json.dumps(plan_document()))
@@ -69,9 +67,9 @@ class Reader(HTMLParser):
 
 def test_every_section(full):
     found = Reader(full[1]).sections
-    assert list(found) == ["machine", "plan", "speed", "reading", "decode", "prompts", "quality", "retention", "hits", "memory", "serve", "history",
+    assert list(found) == ["machine", "plan", "speed", "reading", "quality", "retention", "hits", "memory", "serve", "history",
                            "tiers", "ladder", "budget", "heads", "time", "reads", "roles", "missing"]
-    assert found == {**dict.fromkeys(found, 1), "machine": 0, "decode": 0, "time": 2, "missing": 0}
+    assert found == {**dict.fromkeys(found, 1), "machine": 0, "time": 2, "missing": 0}
     assert "notes.json" in full[1]  # named, since nothing of it is shown
 
 
@@ -158,7 +156,7 @@ def test_what_is_missing_is_named(tmp_path):
     text = (tmp_path / "page.html").read_text()
     assert list(Reader(text).sections) == ["ladder", "missing"]
     missing = text[text.index('id="missing"') :]
-    for title in ("Time of a decode step", "Hit rate by mass over the budget", "Hit rate by mass of each head", "Popularity over time",
+    for title in ("Speed of answers against depth", "Hit rate by mass over the budget", "Hit rate by mass of each head", "Popularity over time",
                   "What sampling reads", "Quality over", "Retention by task", "Head roles"):
         assert title in missing and f"left out: {title}" in result.stderr
     assert "edgekv trace record" in missing and "edgekv quality" in missing
@@ -175,65 +173,51 @@ def test_rows_of_the_simulator(tmp_path):
     assert "lfu, uniform, honest with 61.0 % at 10 %, 71.0 % at 20 %" in text
 
 
-def test_times(tmp_path):
+def test_what_was_not_measured_stands_beside_its_run(tmp_path):
     """Ratios as they were measured, to the better of stock; each machine and day stands by itself, and what was not to be had is said."""
-    rows = [*time_rows(), *time_rows(v="q8_0"), *time_rows("Intel Xeon, Sapphire Rapids, AMX", "2026-11-22")]
-    (tmp_path / "kv.json").write_text(json.dumps(rows))
+    note = "llama.cpp needs flash attention for a q8_0 V cache"
+    quantised = [{**row, "type_v": "q8_0"} for row in bench_rows(depths=(8000,))]
+    for row in quantised:
+        row |= {"best_stock": row["kv_mode"] == "off-flash", **({"avg_ts": None, "note": note} if row["kv_mode"] == "off-noflash" else {})}
+    other = bench_rows(depths=(8000,), environment={**ENVIRONMENT, "family": "Intel Xeon, Sapphire Rapids, AMX"})
+    (tmp_path / "bench.json").write_text(json.dumps([*bench_rows(depths=(8000,)), *quantised, *other]))
     page.write(tmp_path)
     text = (tmp_path / "report.html").read_text()
-    assert Reader(text).sections == {"machine": 0, "decode": 0, "missing": 0}
-    tables = re.findall(r"<table>.*?</table>", text[text.index('id="decode"'):], re.S)
+    assert Reader(text).sections == {**dict.fromkeys(("machine", "speed", "reading", "hits", "memory"), 0), "missing": 0}
+    tables = re.findall(r"<table>.*?</table>", text[text.index('id="speed"'):text.index('id="reading"')], re.S)
     lines = [[re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr><td.*?</tr>", table, re.S)] for table in tables]
-    assert [[line[0] for line in table] for table in lines] == [
-        ["off", "off-flash", "off-noflash", "exact", "sparse", "off", "off-flash", "exact", "sparse"],
-        ["off", "off-flash", "off-noflash", "exact", "sparse"]]
-    assert lines[0][4] == ["sparse", "prose", "7,680", "1", "f16/f16", "12.50", "4.00", "off-noflash", "10.00", "1.25", "6.0e-03"]
-    assert lines[0][8][6:8] == ["6.40", "off-flash"]
-    said = re.sub(r"\s+", " ", text)
-    assert "Not measured: off-noflash: llama.cpp needs flash attention." in said
-    for where in ("AMD EPYC, Zen 4, AVX-512; 2026-11-21", "Intel Xeon, Sapphire Rapids, AMX; 2026-11-22"):
-        assert said.count(where) == 1
+    assert [[line[2] for line in table] for table in lines] == [
+        ["off-flash", "off-noflash (best stock)", "exact", "sparse", "off-flash (best stock)", "exact", "sparse", "off-noflash"],
+        ["off-flash", "off-noflash (best stock)", "exact", "sparse"]]
+    assert lines[0][7][-1] == note and lines[0][3][7:9] == ["80.00", "0.80"]
+    for where in ("AMD EPYC, Zen 4, AVX-512; 2026-11-22", "Intel Xeon, Sapphire Rapids, AMX; 2026-11-22"):
+        assert re.sub(r"\s+", " ", text).count(where) == 4, "answers, prompts, hits, memory"
 
 
-def test_the_rows_of_bench_kv_are_read(synthetic, tmp_path):
-    """What `edgekv bench kv -o json` prints is what the report shows."""
+def test_the_rows_of_bench_are_read(synthetic, tmp_path):
+    """What `edgekv bench -o json` prints is what the report shows."""
     from edgekv.cli.bench import bench
 
-    arguments = [str(synthetic()), "-d", "40", "-n", "4", "-r", "1", "--type-v", "f16,q8_0"]
-    printed = CliRunner().invoke(bench, ["kv", *arguments, "-o", "json"])
-    assert printed.exit_code == 0, printed.output
-    (tmp_path / "kv.json").write_text(printed.stdout)
-    rows = json.loads(printed.stdout)
-    found = read(tmp_path)
-    assert found.times == rows and not found.ignored
-    _, section = [section for section in page.all_sections(found, []) if not section.missing and section.key != "hits"]
-    shown = [line[0] for table in section.tables for line in table.rows]
-    assert shown == [row["mode"] for row in rows if row["note"] is None or row["mode"] == "off"] and len(shown) == 2 * 5 - 1
-    assert rows[0]["cpu"] in section.tables[0].caption and rows[0]["date"] in section.tables[0].caption
-
-
-def test_the_rows_of_prefill_are_read(synthetic, tmp_path):
-    from edgekv.cli.bench import bench
-
-    arguments = ["kv", str(synthetic()), "--prefill", "-d", "40", "--ubatch", "16", "--whole", "60", "-r", "1", "--modes", "off,exact"]
+    arguments = ["-m", str(synthetic()), "-d", "40", "-p", "16", "-n", "4", "-r", "1", "-t", "1", "--modes", "exact", "-o", "json"]
     for types, file in (("f16", "a.json"), ("q8_0", "b.json")):
-        printed = CliRunner().invoke(bench, [*arguments, "--type-v", types, "-o", "json"])
+        printed = CliRunner().invoke(bench, [*arguments, "-ctv", types])
         assert printed.exit_code == 0, printed.output
         (tmp_path / file).write_text(printed.stdout)
+    rows = json.loads(printed.stdout)
     found = read(tmp_path)
-    assert len(found.prompts) == 2 * 12 and not found.ignored and not found.times
-    _, section = [section for section in page.all_sections(found, []) if not section.missing]
-    assert section.key == "prompts" and "Not measured: off-noflash: llama.cpp needs flash attention for a q8_0 V cache." in section.text
-    (table,) = section.tables
-    of = {(line[0], line[2], line[3], line[5]): line for line in table.rows}
-    assert set(of) == {(mode, *place, types) for mode in ("off", "off-flash", "off-noflash", "exact")
-                       for place in (("16", "0"), ("16", "40"), ("60", "0")) for types in ("f16/f16", "f16/q8_0")
-                       if (mode, types) != ("off-noflash", "f16/q8_0")}
-    row = next(row for row in found.prompts if (row["mode"], row["depth"], row["type_v"]) == ("exact", 40, "f16"))
-    line = of["exact", "16", "40", "f16/f16"]
-    assert line[6:9] == (f"{row['tokens_per_second']:,.0f}", f"{row['ratio_vs_stock']:.2f}", row["stock"]) and line[10] != "–"
+    assert len(found.speeds) == 2 * 6 and not found.ignored
+    machine, *sections = [section for section in page.all_sections(found, []) if not section.missing]
+    assert [section.key for section in sections] == ["speed", "reading", "memory"] and machine.key == "machine"
+    (table,) = sections[1].tables
+    of = {(line[table.columns.index("mode")].split()[0], line[table.columns.index("K/V")]): dict(zip(table.columns, line)) for line in table.rows}
+    assert set(of) == {(mode, f"f16/{types}") for mode in ("off-flash", "off-noflash", "exact") for types in ("f16", "q8_0")}
+    assert of["off-noflash", "f16/q8_0"]["note"] == "llama.cpp needs flash attention for a q8_0 V cache"
+    row = next(row for row in rows if (row["kv_mode"], row["n_gen"]) == ("exact", 0))
+    line = of["exact", "f16/q8_0"]
+    assert (line["tokens/s"], line["x stock"]) == (f"{row['avg_ts']:,.2f}", f"{row['ratio_vs_stock']:.2f}") and line["ns/pair"] != "–"
+    assert row["environment"]["family"] in table.caption and row["environment"]["date"] in table.caption
     page.write(tmp_path)
-    assert "Time of prompts" in (tmp_path / "report.html").read_text()
+    assert "Speed of prompts" in (tmp_path / "report.html").read_text()
 
 
 def test_quality_by_what_is_read(tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.browser import browser, contrast, look
-from support.results import bench_rows, ladder_rows, prompt_rows, quality_rows, rows_by_depth
+from support.results import bench_rows, ladder_rows, quality_rows
 from support.servers import history_document, plan_document, serve_rows, state_documents
 
 from edgekv.lab.report import page
@@ -23,7 +23,7 @@ LONG = [{**row, "n_threads": threads} for threads in (1, 2, 4) for row in bench_
 def written(tmp_path_factory) -> Path:
     """A page with every part that needs no trace."""
     folder = tmp_path_factory.mktemp("report")
-    for name, rows in {"kv": rows_by_depth(), "prefill": prompt_rows(), "bench": LONG, "quality": quality_rows(), "ladder": ladder_rows(),
+    for name, rows in {"bench": LONG, "quality": quality_rows(), "ladder": ladder_rows(),
                        "serve": [*serve_rows(1), *serve_rows(4)], "plan": plan_document(), "history": history_document(),
                        "state": state_documents()}.items():
         (folder / f"{name}.json").write_text(json.dumps(rows))
@@ -46,7 +46,7 @@ def test_it_asks_nobody_and_breaks_nothing(opened, written):
     show(opened, written)
     assert opened.execute_script("return performance.getEntriesByType('resource').map((entry) => entry.name)") == []
     assert opened.get_log("browser") == []
-    assert opened.execute_script("return document.querySelectorAll('section').length") == 15
+    assert opened.execute_script("return document.querySelectorAll('section').length") == 13
 
 
 WIDER = """

@@ -7,7 +7,7 @@ import json
 import click
 import pytest
 from click.testing import CliRunner
-from support.results import ENVIRONMENT, bench_rows, rows_by_depth
+from support.results import ENVIRONMENT, bench_rows
 from support.servers import history_document, plan_document, serve_rows, state_documents
 
 from edgekv.cli.report import report as command
@@ -52,8 +52,8 @@ def test_speed_of_answers(tmp_path):
     assert {"sparse", "exact", "stock llama.cpp", LIMIT, "tg64, 2 threads", "tokens in the context"} <= set(texts(section))
     (table,) = section.tables
     assert len(table.rows) == 12 and "note" not in table.columns and "first token ms" not in table.columns
-    assert table.rows[-1][: table.columns.index("tokens/s") + 1] == ["tg64", "8,000", "sparse", "2", "f16/f16", "36", "80.00"]
-    assert section.pictures[0].caption == "Dotted: what the plan estimates. tiny.gguf; EdgeKV 1; AMD EPYC, Zen 4, AVX-512; 2026-11-22"
+    assert table.rows[-1][: table.columns.index("tokens/s") + 1] == ["tg64", "8,000", "sparse", "prose", "2", "f16/f16", "36", "80.00"]
+    assert section.pictures[0].caption == "Dotted: what the plan estimates. tiny.gguf; prose; EdgeKV 1; AMD EPYC, Zen 4, AVX-512; 2026-11-22"
 
 
 def test_gains_are_told():
@@ -105,15 +105,27 @@ def test_one_depth_is_a_table_alone():
     assert not section.pictures and len(section.tables[0].rows) == 4
 
 
-def test_hits_of_both_commands():
-    times = [{**row, "hit_rate": 0.5, "hit_rate_mass": 0.8, "attended_fraction": 0.05, "error": 0.01}
-             for row in rows_by_depth() if row["mode"] == "sparse"]
-    section = hits(known(bench_rows()), known(times))
+def test_hits():
+    other = {**ENVIRONMENT, "family": "Intel Xeon, Ice Lake"}
+    section = hits(known([*bench_rows(), *bench_rows(environment=other)]))
     assert len(section.tables) == 2 == len(section.pictures)
     assert section.tables[0].rows[-1][:2] == ["8,000", "sparse"]
     of = dict(zip(section.tables[0].columns, section.tables[0].rows[-1]))
     assert (of["hits %"], of["rows a head"], of["read %"], of["coverage %"], of["moved KiB a token"]) == ("60.0", "474", "5.9", "98.0", "4.0")
-    assert "by mass %" in section.tables[1].columns and hits([], []).missing
+    assert (of["by mass %"], of["error %"]) == ("80.0", "1.0") and hits([]).missing
+
+
+def test_texts_are_panels_of_their_own():
+    rows = known([*bench_rows(("sparse",)), *bench_rows(("sparse",), text="code")])
+    assert list(curves(rows)) == [f"{test}, 2 threads, {text}" for text in ("prose", "code") for test in ("pp512", "tg64")]
+
+
+def test_prompts_and_predictions_stand_in_the_tables():
+    section = prompts(known(bench_rows()), None)
+    of = dict(zip(section.tables[0].columns, section.tables[0].rows[-1]))
+    assert (of["attention %"], of["ns/pair"]) == ("20", "7.80")
+    of = dict(zip((table := answers(known(bench_rows()), None).tables[0]).columns, table.rows[-1]))
+    assert (of["text"], of["limit ms"], of["x limit"], of["KLD"], of["KLD exact"]) == ("prose", "10.00", "1.25", "4.0e-03", "6.0e-03")
 
 
 def test_memory_is_the_most_of_a_mode_at_a_depth():

@@ -8,12 +8,12 @@ from support.traces import replayed
 
 from edgekv.config import KvOptions
 from edgekv.lab.engine.modes import BenchMode
-from edgekv.lab.engine.passes import read, warm_up
+from edgekv.lab.engine.passes import warm_up
 from edgekv.lab.texts.text import find_text
 from edgekv.lab.traces.record import Recording, record
 from edgekv.lab.traces.sim import Replay, Scenario
 from edgekv.lab.traces.trace import Trace
-from edgekv.rates.measuring.contexts import decoder_of
+from edgekv.rates.measuring.contexts import decoder_of, read
 
 DEPTH, N_WARMUP, N_STEPS = 400, 16, 80
 

@@ -18,14 +18,15 @@ from edgekv import _native
 from edgekv.config import KvOptions
 from edgekv.lab.engine.environment import environment
 from edgekv.lab.engine.meter import Meter
-from edgekv.lab.engine.request import BenchRequest, Fill
-from edgekv.lab.questions.speed_run import run
+from edgekv.lab.engine.request import BenchRequest
+from edgekv.lab.questions.speed import run
 from edgekv.lab.texts.text import find_text
 from edgekv.memory.roofline import HostRoofline
 from edgekv.models.geometry import open_model
 from edgekv.models.model_writer import write_model
 from edgekv.models.shapes import SHAPES
 from edgekv.rates.host import HostRates, KeptRates, kept_for
+from edgekv.rates.measuring.filling import Fill
 from edgekv.rates.measuring.weights import host_rates
 from edgekv.vocab import KvMode
 
@@ -83,7 +84,7 @@ def test_estimates_are_near(name, n_threads, request, tmp_path, monkeypatch):
     model, kv = open_model(path), KvOptions(mode=KvMode.SPARSE)
     line = HostRoofline(model, kv, host_rates(model, kv, n_threads, print))
     fill = Fill.TEXT if name == "default_model" else Fill.SYNTHETIC
-    asked = BenchRequest((path,), find_text("prose"), n_prompt=(256,), n_gen=(16,), depths=DEPTHS, threads=(n_threads,), n_rounds=3, fill=fill)
+    asked = BenchRequest((path,), (find_text("prose"),), n_prompt=(256,), n_gen=(16,), depths=DEPTHS, threads=(n_threads,), n_rounds=3, fill=fill)
     far = []
     print(f"\n{name}, {n_threads} threads: tokens/s, estimated / measured")
     for rows in run(asked, environment(n_threads), Meter()):

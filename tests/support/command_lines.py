@@ -54,7 +54,7 @@ def parse(words: Sequence[str]) -> click.Context:
 
 
 def commands(command: click.Command = cli, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """(words, command) of every command, e.g. ("bench", "kv"), of groups too, and of the root, which has no words."""
+    """Every command with its words, e.g. ("bench", "serve"); groups too, and the root, which has none."""
     yield path, command
     if isinstance(command, click.Group):
         context = click.Context(command)

@@ -27,34 +27,6 @@ def quality_rows(mode: str = "sparse") -> list[dict]:
             {**text, "mode": "off", "kld_exact": 0.004, "same_top_exact": 0.98}, text]
 
 
-def time_rows(cpu: str = "AMD EPYC, Zen 4, AVX-512", date: str = "2026-11-21", v: str = "f16") -> list[dict]:
-    """As `edgekv bench kv -o json` has them: stock's kernels, of which one is not to be had for q8_0."""
-    milliseconds = {"off": 50.0, "off-flash": 80.0, "off-noflash": 50.0, "exact": 20.0, "sparse": 12.5}
-    if v == "q8_0":
-        milliseconds |= {"off": 80.0, "off-noflash": None}
-    best = "off-flash" if v == "q8_0" else "off-noflash"
-    return [{"kind": "kv", "mode": mode, "decode_ms_p50": ms, "stock": ms and best, "ratio_vs_stock": ms and milliseconds["off"] / ms,
-             "limit_ms_p50": ms and 10.0, "ratio_vs_limit": ms and ms / 10, "kld_exact": None if mode == "exact" else 0.006,
-             "text": "prose", "depth": 7680, "threads": 1, "type_k": v, "type_v": v, "model": "tiny.gguf", "version": "1",
-             "isa": "avx512", "cpu": cpu, "date": date, "n_steps": 64, "note": None if ms else "llama.cpp needs flash attention"}
-            for mode, ms in milliseconds.items()]
-
-
-def rows_by_depth() -> list[dict]:
-    """The time rows at two depths: at the smaller one everything takes half as long."""
-    deep = time_rows()
-    return [*deep, *({**row, "depth": 512, "decode_ms_p50": row["decode_ms_p50"] / 2} for row in deep)]
-
-
-def prompt_rows() -> list[dict]:
-    """As `edgekv bench kv --prefill -o json` has them."""
-    return [{"kind": "prompt" if n == 7680 else "prefill", "mode": mode, "ms_p50": 1e3 * n / tps, "tokens_per_second": tps,
-             "stock": "off-flash", "ratio_vs_stock": tps / 56, "attention_fraction": 0.9 if depth else None, "pair_ns": 7.8 if depth else None, "n_tokens": n,
-             "depth": depth, "text": "prose", "threads": 1, "type_k": "f16", "type_v": "f16", "model": "tiny.gguf", "version": "1",
-             "isa": "avx512", "cpu": "AMD EPYC, Zen 4, AVX-512", "date": "2026-11-21", "note": None}
-            for n, depth in ((512, 0), (512, 7680), (7680, 0)) for mode, tps in (("off", 56), ("exact", 280))]
-
-
 ENVIRONMENT = {"date": "2026-11-22", "cpu": "AMD EPYC 9B14", "family": "AMD EPYC, Zen 4, AVX-512", "isa": "avx512", "cores": 2,
                "ram_bytes": 24 << 30, "memory_gb_s": 18.3, "gpu": None, "driver": None, "link": None, "python": "3.11.2", "edgekv": "1",
                "llama_cpp": "0c1e57098", "commit": "abc1234"}
@@ -76,12 +48,15 @@ def bench_rows(modes: tuple[str, ...] = tuple(MODES), depths: tuple[int, ...] = 
                     "model_filename": "models/tiny.gguf", "model_type": "llama ?B", "n_batch": 2048, "n_ubatch": 512, "n_threads": 2, "type_k": "f16",
                     "type_v": "f16", "flash_attn": 0 if mode == "off-noflash" else 1, "n_prompt": n_prompt, "n_gen": n_gen, "n_depth": depth,
                     "avg_ts": speed, "stddev_ts": 0.01 * speed, "samples_ts": [0.99 * speed, speed, 1.01 * speed], "kind": "bench",
-                    "test": test + (f" @ d{depth}" if depth else ""), "kv_mode": mode, "best_stock": mode == "off-noflash",
+                    "text": "prose", "test": test + (f" @ d{depth}" if depth else ""), "kv_mode": mode, "best_stock": mode == "off-noflash",
                     "kv_budget_mib": 36.0 if mode == "sparse" else None, "n_ctx": depth + 600, "vram_peak_mib": None,
                     "ram_peak_mib": 250 + depth / 40 * (1.2 if mode == "sparse" else 1), "ttft_ms": 512e3 / speed if n_prompt else None,
                     "tg_ts_p50": speed if n_gen else None, "tg_ts_p5": 0.9 * speed if n_gen else None, "hit_rate": 0.6 if sparse else None,
                     "coverage": 0.98 if sparse else None, "bytes_moved": 4096 if sparse else None, "stall_ms": 0.0 if sparse else None,
-                    "nll": 2.5 if n_gen else None, "kld": 0.004 if sparse else None, "limit_ratio": ms / 10, "ratio_vs_stock": 1.0,
+                    "attended_fraction": 474 / depth if sparse else None, "hit_rate_mass": 0.8 if sparse else None, "error": 0.01 if sparse else None,
+                    "nll": 2.5 if n_gen else None, "kld": 0.004 if sparse else None, "kld_exact": 0.006 if sparse else None,
+                    "limit_ratio": ms / 10, "limit_ms": 10.0 if n_gen else None, "ratio_vs_stock": 1.0,
+                    "attention_fraction": 1 - 10 / ms if n_prompt and depth else None, "pair_ns": 7.8 if n_prompt and depth else None,
                     "rows_per_head": 474 if sparse else None, "fill": "text" if depth else None, "peer": None, "note": None,
                     "environment": ENVIRONMENT, **changes})
     return rows

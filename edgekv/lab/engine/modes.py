@@ -26,23 +26,23 @@ class BenchMode:
     changes: Mapping[str, Any]
     flash_attn: bool = True
     newest: bool = False
-    """All that is attended are the first and the newest tokens."""
+    """It attends the first and the newest tokens alone."""
     destructive: bool = False
-    """It drops cells: what it has decoded cannot be taken back by a rewind, only by `Decoder.restore`."""
+    """It drops cells: `Decoder.restore` takes its tokens back, a rewind does not."""
 
     @property
     def alternates(self) -> bool:
-        """Whether a context can switch to it. One that cannot needs a context of its own, with a cache of its own."""
+        """Whether a context can switch to it. If not, it needs a context and a cache of its own."""
         return self.flash_attn
 
     @property
     def reads_itself(self) -> bool:
-        """Whether a context that it reads differs from one that full attention has read."""
+        """Whether it reads prompts in its own way, so that the cache differs from one that full attention has filled."""
         return self.changes.get("prompts", PromptReading.EXACT) == PromptReading.SPARSE
 
     @property
     def figures(self) -> Mapping[str, float | None]:
-        """What it has by its nature: full attention reads everything without an error, and what drops pages does not know its error."""
+        """The figures it has by its nature: full attention reads everything and has no error; a mode that drops pages does not know its error."""
         if self.changes["mode"] is KvMode.EXACT:
             return {"error": 0.0, "attended_fraction": 1.0, "coverage": 1.0}
         if self.changes["mode"] is KvMode.EVICT:
@@ -50,7 +50,7 @@ class BenchMode:
         return {"error": None} if self.changes.get("sketch") in (SketchKind.NONE, SketchKind.NONE.value) else {}
 
     def options(self, base: KvOptions, n_visible: int) -> KvOptions:
-        """The options in force where `n_visible` tokens are attended in full."""
+        """The options for `n_visible` visible tokens."""
         options = base.with_(**self.changes)
         if self.newest:
             n_attended = options.selection.attend.tokens or round(options.selection.attend.share * n_visible)
@@ -61,7 +61,7 @@ class BenchMode:
 MODES: Registry[BenchMode] = Registry("bench mode")
 
 _NO_HIERARCHY = {"policy": "none", "kv_budget": 0}
-"""What a sparse mode left behind then costs the others nothing."""
+"""So the arena of a sparse mode costs the modes after it nothing."""
 
 
 def _drops(changes: Mapping[str, Any]) -> bool:
@@ -87,7 +87,7 @@ _add("evict", KvMode.EVICT, "what the policy kept, the rest dropped for good")
 
 
 def find_mode(name: str) -> BenchMode:
-    """A registered mode, with the changes after the colon if there are any. Raises ConfigError."""
+    """The registered mode before the colon, with the changes behind it. Raises ConfigError."""
     base, colon, text = name.partition(":")
     mode = MODES.get(base)
     if not colon:
@@ -118,15 +118,9 @@ def stock_kernels(modes: Sequence[str]) -> tuple[str, ...]:
 
 
 def with_stock(modes: Sequence[str]) -> dict[str, BenchMode]:
-    """What is measured where `modes` take turns: the kernels of stock first, then full attention."""
+    """The modes that are measured when `modes` take turns: the kernels of stock first, then full attention."""
     names = (*stock_kernels(modes), *in_order(modes))
     return {name: find_mode(name) for name in names if name != STOCK}
-
-
-def rotated(modes: tuple[str, ...], turn: int) -> tuple[str, ...]:
-    """The order of a turn: each time another one begins."""
-    shift = turn % len(modes)
-    return modes[shift:] + modes[:shift]
 
 
 def check_turns(modes: Sequence[str]) -> None:
@@ -138,7 +132,7 @@ def check_turns(modes: Sequence[str]) -> None:
 
 
 def check_counts(counts: Mapping[str, Sequence[int]]) -> None:
-    """Raise ConfigError where what `counts` names is not 1 or more, each of them."""
+    """Raise ConfigError for a count below 1. counts: numbers by their noun."""
     for name, values in counts.items():
         if not values or min(values) < 1:
             raise ConfigError(f"a {name} must be 1 or more")
@@ -146,11 +140,11 @@ def check_counts(counts: Mapping[str, Sequence[int]]) -> None:
 
 _FIXED = {option.name for option in fields(CacheOptions)}
 CHANGEABLE = tuple(name for name in option_names() if name not in _FIXED)
-"""Options that a mode may change: all but those that are fixed when a context is created."""
+"""A mode may change these options; the others are fixed when a context is created."""
 
 
 def _reader(key: str) -> Callable[[str], Any]:
-    """How the value of that option is read."""
+    """The function that reads the option's value from text."""
     kind = option_kind(key)
     if int in get_args(kind):  # bytes, or none for auto
         return lambda text: parse_bytes(text, key)

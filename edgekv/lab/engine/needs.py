@@ -1,4 +1,4 @@
-"""Which depths fit into memory, asked before anything is loaded."""
+"""The memory that contexts need. It is asked before anything is loaded, to know which depths fit."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from edgekv.amounts import size
 from edgekv.config import KvOptions
-from edgekv.memory.available import available_bytes
 from edgekv.memory.compute import compute_bytes
-from edgekv.memory.fit import kv_bytes
+from edgekv.memory.fit import kv_bytes, rounded
 from edgekv.models.geometry import ModelFile
 from edgekv.vocab import CacheType
 
@@ -18,33 +17,31 @@ _F32 = 4
 
 @dataclass(frozen=True)
 class Room:
-    """What contexts of one model take, in bytes, and what is free for them. A context's tokens are a multiple of 256."""
+    """The bytes that contexts of one model need, and the bytes that are free. The tokens of a context are a multiple of 256."""
 
     model: ModelFile
     options: Sequence[KvOptions]
-    """Of each mode that runs in the first context."""
+    """The options of each mode that runs in the first context."""
     type_k: CacheType
     type_v: CacheType
     n_ubatch: int
+    n_empty: int
+    """Tokens of the longest prompt that is read into an empty cache too. A small context beside each of the two serves for that."""
     free: int
-
-    @classmethod
-    def now(cls, model: ModelFile, options: Sequence[KvOptions], type_k: CacheType, type_v: CacheType, n_ubatch: int) -> Room:
-        return cls(model, options, type_k, type_v, n_ubatch, available_bytes())
 
     def first(self, n_ctx: int) -> int:
         """The model and its first context, in which all modes but stock without flash attention run."""
         kv = max(kv_bytes(self.model.geometry, n_ctx, kv).total for kv in self.options)
-        return self.model.geometry.file_bytes + kv + self._work(n_ctx)
+        return self.model.geometry.file_bytes + kv + self._work(n_ctx) + self._empty()
 
     def second(self, n_ctx: int) -> int:
         """A context beside it without flash attention: its work space holds the scores of all query heads."""
         shape = self.model.geometry
         scores = _F32 * max(shape.n_head) * self.n_ubatch * n_ctx
-        return shape.kv_bytes(n_ctx, self.type_k.value, self.type_v.value) + self._work(n_ctx) + scores
+        return shape.kv_bytes(n_ctx, self.type_k.value, self.type_v.value) + self._work(n_ctx) + scores + self._empty()
 
     def problem(self, n_ctx: int, second: int | None = None) -> str | None:
-        """Why a first context of `n_ctx` tokens cannot be had, and beside it a second one of `second`; None: they can."""
+        """Why there is no room for a first context of `n_ctx` tokens and a second one of `second`; None: there is."""
         needed = self.first(n_ctx) + (self.second(second) if second is not None else 0)
         if needed <= self.free:
             return None
@@ -52,6 +49,10 @@ class Room:
         of_it = needed if second is None else self.second(second)
         left = self.free if second is None else max(0, self.free - self.first(n_ctx))
         return f"does not fit: {what} needs {size(of_it)} and {size(left)} are free"
+
+    def _empty(self) -> int:
+        n_ctx = rounded(self.n_empty)
+        return self.model.geometry.kv_bytes(n_ctx, self.type_k.value, self.type_v.value) + self._work(n_ctx) if n_ctx else 0
 
     def _work(self, n_ctx: int) -> int:
         logits = _F32 * self.n_ubatch * self.model.geometry.n_vocab

@@ -8,7 +8,8 @@ the graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,20 +20,29 @@ from edgekv.amounts import size
 from edgekv.config import KvOptions
 from edgekv.hierarchy.stats import Stats
 from edgekv.lab.engine.modes import BenchMode
+from edgekv.lab.engine.request import BenchTest
 from edgekv.lab.engine.tally import added
 from edgekv.live.runtime import Runtime
 from edgekv.memory.available import available_bytes
 from edgekv.memory.fit import COMPUTE_BYTES
 from edgekv.models import Geometry
-from edgekv.rates.measuring.contexts import ContextError, beside, decoder_of
+from edgekv.rates.measuring.contexts import BATCH_TOKENS, Contexts, decoder_of
 from edgekv.rates.measuring.decoder import Decoder
+from edgekv.rates.measuring.steps import set_mode
 from edgekv.reports import SelectionReport
 from edgekv.vocab import CacheType, KvMode
 
-BATCH_TOKENS = 512
+LEAST_STEPS = 4
+"""So many are timed, however long they take."""
 
 WARMUP_TOKENS = 16
-"""Steps of full attention before the mode's own: the half-life of the moving average is about 6.6 tokens."""
+"""Steps of full attention before those of a mode: the half-life of the moving average is about 6.6 tokens."""
+
+LIMIT_TOKENS = 4
+"""In each turn so many tokens are decoded with an empty cache."""
+
+_WARMUP_SHARE = 8
+"""Tokens generated for each token of the warm-up, in which a policy sees attention."""
 
 
 @dataclass(frozen=True)
@@ -53,28 +63,10 @@ class Caches:
         return f"does not fit: it needs {size(needed)} and {size(free)} are free"
 
 
-def opened(model: Path, caches: Caches, n_ctx: int, n_threads: int, flash_attn: bool = True,
-           n_batch: int = BATCH_TOKENS) -> AbstractContextManager[Decoder]:
-    """`decoder_of` an empty context of these caches, stock until a mode is set; it computes up to `n_batch` tokens at once."""
+def opened(model: Path, caches: Caches, n_ctx: int, n_threads: int) -> AbstractContextManager[Decoder]:
+    """`decoder_of` an empty context of these caches, stock until a mode is set."""
     return decoder_of(model, kv=KvMode.OFF, page_tokens=caches.page_tokens, type_k=caches.type_k, type_v=caches.type_v,
-                      flash_attn=flash_attn, n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_batch, n_threads=n_threads)
-
-
-def own(mode: BenchMode, decoder: Decoder, model: Geometry, caches: Caches, n_ctx: int) -> AbstractContextManager[Decoder]:
-    """A context for a mode that does not alternate, beside that of `decoder`. Raises ContextError where it cannot be had."""
-    if not mode.flash_attn and caches.type_v != CacheType.F16:
-        raise ContextError(f"llama.cpp needs flash attention for a {caches.type_v.value} V cache")
-    if note := caches.does_not_fit(model, n_ctx):
-        raise ContextError(f"a second context {note}")
-    return beside(decoder, n_ctx, mode.flash_attn)
-
-
-def read(decoder: Decoder, tokens: Sequence[int], n_threads: int, n_batch: int = BATCH_TOKENS) -> Iterator[int]:
-    """Decode `tokens` in batches on `n_threads`, yielding the position after each batch."""
-    decoder.set_threads(n_threads)
-    for first in range(0, len(tokens), n_batch):
-        decoder.decode(tokens[first : first + n_batch])
-        yield decoder.position
+                      flash_attn=True, n_ctx=n_ctx, n_batch=BATCH_TOKENS, n_ubatch=BATCH_TOKENS, n_threads=n_threads)
 
 
 def warm_up(decoder: Decoder, mode: BenchMode, base: KvOptions, tokens: Sequence[int]) -> None:
@@ -96,7 +88,7 @@ def warm_up(decoder: Decoder, mode: BenchMode, base: KvOptions, tokens: Sequence
 
 @dataclass
 class Pass:
-    """What a mode did: logits of every step [n_vocab], seconds and counters of the timed ones (all but the first)."""
+    """A mode's pass: logits of every step [n_vocab], seconds and counters of the timed ones (all but the first)."""
 
     logits: list[np.ndarray] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -104,25 +96,29 @@ class Pass:
     selection: SelectionReport = SelectionReport()
 
 
-def decode(decoder: Decoder, tokens: Sequence[int], keep_logits: bool) -> Pass:
-    """Decode `tokens` one by one in the mode that is in force."""
-    done = Pass()
+def decode(decoder: Decoder, tokens: Sequence[int], keep_logits: bool, step: Callable[[Sequence[int]], float] | None = None,
+           patience: float = math.inf) -> Pass:
+    """Decode `tokens` one by one in the mode that is in force: fewer where the timed ones come to more than `patience` seconds. `step`
+    decodes a token and returns its seconds; None: the decoder's own."""
+    done, step = Pass(), step or decoder.decode
     stats, selection = _counters(decoder.kv)
     for i, token in enumerate(tokens):
         if i == 1:
             stats, selection = _counters(decoder.kv)
-        seconds = decoder.decode([token])
+        seconds = step([token])
         if i:
             done.seconds.append(seconds)
         if keep_logits:
             done.logits.append(decoder.logits())
+        if i >= LEAST_STEPS and sum(done.seconds) > patience:
+            break
     after = _counters(decoder.kv)
     done.stats, done.selection = added(after[0], stats, -1), added(after[1], selection, -1)
     return done
 
 
 def _counters(runtime: Runtime | None) -> tuple[Stats, SelectionReport]:
-    """As they are now; nothing is counted where EdgeKV is not attached."""
+    """Copies of the counters; zeros without EdgeKV."""
     return (Stats(), SelectionReport()) if runtime is None else (replace(runtime.stats), runtime.selection())
 
 
@@ -137,7 +133,7 @@ def weights_alone(decoder: Decoder, tokens: Sequence[int]) -> list[float]:
 
 
 def memory_figures(runtime: Runtime | None) -> dict[str, int]:
-    """Bytes of what mode sparse keeps besides the cache, of that which there is."""
+    """Bytes of the sketches and of the arena, without those that are 0."""
     if runtime is None:
         return {}
     memory = runtime.memory()
@@ -149,3 +145,85 @@ def hooked_note(runtime: Runtime) -> str | None:
     layers = runtime.layers
     stock = [layer for layer in layers if not layer.hooked]
     return f"{len(stock)} of {len(layers)} layers run stock in every mode: {stock[0].reason}" if stock else None
+
+
+class Passes:
+    """The passes that take turns in the contexts of one model."""
+
+    def __init__(self, opened: Contexts, n_warmup: int | None = None):
+        """n_warmup: tokens with full attention before what is generated, in every mode; None: in mode sparse, a share of what it will
+        generate."""
+        self.opened, self.n_warmup = opened, n_warmup
+
+    def one(self, mode: BenchMode, test: BenchTest, n_threads: int, keep_logits: bool) -> tuple[float, Pass | None]:
+        """Seconds that the prompt took, and what was generated. The cache holds `test.depth` tokens before and after. What a change of mode
+        costs, and a policy's first look, are not timed."""
+        decoder = self.opened.of(mode.flash_attn)
+        assert decoder is not None
+        decoder.set_threads(n_threads)
+        self._enter(decoder, mode, test)
+        tokens = self.opened.token(test.depth, test.margin)
+        try:
+            seconds = self._prompt(decoder, tokens[: test.n_prompt])
+            if not test.n_gen:
+                return seconds, None
+            if test.n_prompt:
+                return seconds, _generate(decoder, tokens[test.n_prompt : test.n_tokens], keep_logits)
+            return 0.0, decode(decoder, tokens, keep_logits)
+        finally:
+            decoder.rewind(test.depth)
+
+    def empty(self, mode: BenchMode, test: BenchTest, n_threads: int) -> float | None:
+        """Seconds of the test's prompt in an empty cache; None if the test has no such prompt, or there is no context for it."""
+        decoder = self.opened.of(mode.flash_attn, empty=True)
+        if decoder is None or not test.n_empty:
+            return None
+        decoder.rewind(0)
+        decoder.set_threads(n_threads)
+        if decoder.kv is not None:
+            decoder.kv.configure(mode.options(self.opened.base, test.n_empty))
+        return self._prompt(decoder, self.opened.token(test.depth, test.n_empty))
+
+    def limit(self, n_threads: int) -> list[float]:
+        """Seconds of tokens with an empty cache: the weights alone."""
+        decoder = self.opened.of(flash_attn=True, empty=True)
+        if decoder is None:
+            return []
+        decoder.set_threads(n_threads)
+        if decoder.kv is not None:
+            set_mode(decoder, KvMode.OFF, observe=False)
+        return weights_alone(decoder, self.opened.token(0, LIMIT_TOKENS + 1))
+
+    def targets(self, test: BenchTest) -> list[int]:
+        """The token behind each one that a test without a prompt decodes."""
+        return self.opened.token(test.depth + 1, test.margin)
+
+    def _prompt(self, decoder: Decoder, tokens: Sequence[int]) -> float:
+        """Seconds of the prompt. Its first token is decoded and taken back before: that builds the mode's graph."""
+        if not tokens:
+            return 0.0
+        depth = decoder.position
+        decoder.decode(tokens[:1])
+        decoder.rewind(depth)
+        return decoder.read(tokens, self.opened.opening.n_batch)
+
+    def _enter(self, decoder: Decoder, mode: BenchMode, test: BenchTest) -> None:
+        n = self.n_warmup
+        if n is None and mode.changes["mode"] is KvMode.SPARSE:
+            n = min(WARMUP_TOKENS, test.n_gen // _WARMUP_SHARE)
+        if n is not None and test.decodes:
+            n = min(n, test.depth)
+            decoder.rewind(test.depth - n)
+            warm_up(decoder, mode, self.opened.base, self.opened.token(test.depth - n, n))
+        elif decoder.kv is not None:
+            decoder.kv.configure(mode.options(self.opened.base, test.depth + test.n_tokens))
+
+
+def _generate(decoder: Decoder, tokens: Sequence[int], keep_logits: bool) -> Pass:
+    """Every token is timed, for the mode has just read a prompt."""
+    done = Pass()
+    for token in tokens:
+        done.seconds.append(decoder.decode([token]))
+        if keep_logits:
+            done.logits.append(np.asarray(decoder.logits()))
+    return done

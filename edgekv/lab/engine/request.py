@@ -1,24 +1,15 @@
-"""What `edgekv bench` measures: tests as llama-bench has them, at depths, in modes."""
+"""The request of `edgekv bench`: tests as llama-bench has them, at depths, in modes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 from edgekv.errors import ConfigError
 from edgekv.lab.engine.modes import check_counts, check_turns, find_mode
 from edgekv.lab.texts.text import Text
+from edgekv.rates.measuring.filling import Fill
 from edgekv.vocab import FULL, STOCK, CacheType, KvMode
-
-
-class Fill(str, Enum):
-    """What stands in the cache before a test."""
-
-    TEXT = "text"
-    """A text, which is read once."""
-    SYNTHETIC = "synthetic"
-    """Made-up K and V: nothing is computed."""
 
 
 @dataclass(frozen=True)
@@ -38,25 +29,45 @@ class BenchTest:
     def n_tokens(self) -> int:
         return self.n_prompt + self.n_gen
 
+    @property
+    def margin(self) -> int:
+        """Cells that it needs behind its depth."""
+        return self.n_tokens + 1
+
+    @property
+    def n_empty(self) -> int:
+        """Tokens of its prompt that are read into an empty cache too: those of a test pp behind a depth."""
+        return self.n_prompt if self.depth and not self.n_gen else 0
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it is a test tg."""
+        return bool(self.n_gen and not self.n_prompt)
+
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """Every model is measured with every pair of cache types, batch, ubatch and number of threads, in each test, at each depth, in each mode.
-    Raises ConfigError for what cannot be."""
+    """Every model is measured on every text, with every pair of cache types, batch, ubatch and number of threads, in each test, at each depth,
+    in each mode. Raises ConfigError for what cannot be."""
 
     models: tuple[Path, ...]
-    text: Text
+    texts: tuple[Text, ...]
     n_prompt: tuple[int, ...] = (512,)
     n_gen: tuple[int, ...] = (128,)
     n_pg: tuple[tuple[int, int], ...] = ()
     depths: tuple[int, ...] = (0,)
     modes: tuple[str, ...] = (STOCK, FULL, KvMode.SPARSE.value)
     budgets: tuple[int | None, ...] = ()
-    """Of the arena in bytes: each mode that has one is measured with each; empty: as the mode says."""
+    """Sizes of the arena in bytes. Each mode that has one is measured with each of them; empty: the mode's own."""
     threads: tuple[int, ...] = (1,)
     batches: tuple[int, ...] = (2048,)
     ubatches: tuple[int, ...] = (512,)
     cache_types: tuple[tuple[CacheType, CacheType], ...] = ((CacheType.F16, CacheType.F16),)
+    page_tokens: int | None = None
+    """None: as EDGEKV_PAGE_TOKENS says, else the default."""
+    n_warmup: int | None = None
+    """Every mode decodes so many tokens with full attention before a pass; None: mode sparse alone, one in eight of those it will generate, at
+    most 16."""
     n_rounds: int = 5
     fill: Fill = Fill.TEXT
     peer: Path | None = None
@@ -65,7 +76,9 @@ class BenchRequest:
     def __post_init__(self) -> None:
         check_turns(self.modes)
         check_counts({"number of threads": self.threads, "batch": self.batches, "ubatch": self.ubatches,
-                      "number of repetitions": (self.n_rounds,)})
+                      "number of repetitions": (self.n_rounds,), "number of tokens of a page": (self.page_tokens or 1,)})
+        if not self.texts:
+            raise ConfigError("there is no text; name one with --text")
         if not self.depths:
             raise ConfigError("there is no depth; 0 is an empty cache")
         if not self.tests(0):
@@ -74,12 +87,12 @@ class BenchRequest:
             raise ConfigError("--kv-budget is the size of an arena, and none of the modes has one; add sparse to --modes")
 
     def tests(self, depth: int) -> list[BenchTest]:
-        """In llama-bench's order, each once."""
+        """The tests in llama-bench's order, each once."""
         named = [*((n, 0) for n in self.n_prompt), *((0, n) for n in self.n_gen), *self.n_pg]
         return [BenchTest(*n, depth) for n in dict.fromkeys(named) if any(n)]
 
 
 def with_arena(mode: str) -> bool:
-    """Whether a mode keeps pages in an arena whose size can be said."""
+    """Whether a mode has an arena, and leaves its size open."""
     changes = find_mode(mode).changes
     return changes["mode"] is KvMode.SPARSE and "kv_budget" not in changes

@@ -1,4 +1,4 @@
-"""The rows of `edgekv bench`: llama-bench's fields first, under its names, then ours."""
+"""The row of every measurement of speed: llama-bench's fields first, under its names, then ours."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import datetime
 from typing import Any
 
 from edgekv.lab.engine.environment import llama_cpp_commit
+from edgekv.lab.engine.fields import FIGURES
 from edgekv.lab.engine.request import BenchTest
 from edgekv.models import Geometry
 from edgekv.rates.measuring.decoder import Decoder  # first: it puts llama_cpp on our libraries
@@ -22,13 +23,11 @@ LLAMA_BENCH = (
     "no_op_offload", "no_host", "repack", "fit_target", "fit_min_ctx", "n_prompt", "n_gen", "n_depth", "test_time", "avg_ns", "stddev_ns",
     "avg_ts", "stddev_ts", "samples_ns", "samples_ts",
 )
-"""As the pinned llama.cpp writes them."""
+"""The fields that the pinned llama.cpp writes."""
 
-OURS = (
-    "kind", "test", "kv_mode", "best_stock", "kv_budget_mib", "n_ctx", "vram_peak_mib", "ram_peak_mib", "ttft_ms", "tg_ts_p50", "tg_ts_p5",
-    "hit_rate", "coverage", "bytes_moved", "stall_ms", "nll", "kld", "limit_ratio", "ratio_vs_stock", "rows_per_head", "fill", "peer",
-    "note", "environment",
-)
+_PLACE = ("kind", "test", "text", "kv_mode", "n_ctx", "fill", "peer", "note", "environment")
+
+OURS = (*_PLACE, *(figure.key for figure in FIGURES))
 
 _AS_LLAMA_BENCH = {
     "cpu_mask": "0x0", "cpu_strict": False, "poll": 50, "n_cpu_moe": 0, "split_mode": "layer", "main_gpu": 0, "no_kv_offload": False,
@@ -43,7 +42,7 @@ def empty_row() -> Row:
 
 
 def model_fields(model: Geometry, decoder: Decoder | None) -> Row:
-    """What is said of the model; decoder: one of its contexts, where there is one."""
+    """The fields about the model; decoder: one of its contexts, if there is one."""
     fields: Row = {"model_filename": str(model.path), "model_size": model.tensor_bytes, "model_n_params": model.n_params}
     if decoder is not None:
         said = llama_cpp.ctypes.create_string_buffer(128)
@@ -53,19 +52,19 @@ def model_fields(model: Geometry, decoder: Decoder | None) -> Row:
 
 
 def machine_fields(where: dict[str, Any]) -> Row:
-    """where: the environment."""
+    """The fields about the machine. where: its environment."""
     return {**_AS_LLAMA_BENCH, "build_commit": llama_cpp_commit(), "build_number": 0, "cpu_info": where["cpu"],
             "gpu_info": where["gpu"] or "", "backends": "CUDA" if where["gpu"] else "CPU", "environment": where}
 
 
-def test_fields(test: BenchTest, type_k: CacheType, type_v: CacheType, fill: str | None) -> Row:
+def test_fields(test: BenchTest, type_k: CacheType, type_v: CacheType, text: str, fill: str) -> Row:
     now = datetime.datetime.now(datetime.timezone.utc)
     return {"test": test.name, "n_prompt": test.n_prompt, "n_gen": test.n_gen, "n_depth": test.depth, "type_k": type_k.value,
-            "type_v": type_v.value, "fill": fill if test.depth else None, "test_time": now.strftime("%Y-%m-%dT%H:%M:%SZ")}
+            "type_v": type_v.value, "text": text, "fill": fill if test.depth else None, "test_time": now.strftime("%Y-%m-%dT%H:%M:%SZ")}
 
 
 def from_peer(answer: Row, name: str, common: Row) -> Row:
-    """A row of another llama-bench beside ours: what it said of itself, and where it ran."""
+    """The row of another llama-bench: its own fields, and the machine that ran it."""
     ours = {key: common.get(key) for key in OURS}
     return {**empty_row(), **ours, **answer, "kind": "bench", "kv_mode": "peer", "peer": name, "best_stock": False,
             "fill": "random" if answer["n_depth"] else None}

@@ -1,4 +1,4 @@
-"""The state that every mode starts from: a context read in with full attention, or as the mode reads it, and the way back to it."""
+"""The state that every mode starts from, and the way back to it: a context that full attention has read, or the mode itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from edgekv.config import KvOptions
 from edgekv.lab.engine.modes import STOCK, BenchMode, find_mode
-from edgekv.lab.engine.passes import read
+from edgekv.rates.measuring.contexts import read
 from edgekv.rates.measuring.decoder import Decoder, Snapshot
 
 
@@ -37,7 +37,7 @@ class Start:
             self._snapshot = self.decoder.snapshot()
 
     def begin(self, mode: BenchMode) -> None:
-        """Back to the start, before `mode` decodes."""
+        """Go back to the start, before `mode` decodes."""
         reader = mode if mode.reads_itself else None
         if not self._dropped and reader == self._reader:
             self.decoder.rewind(self.position)

@@ -1,15 +1,14 @@
-"""What one mode took for one test, pass by pass, and the figures that come of it."""
+"""The times of one mode in one test, pass by pass."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from edgekv.amounts import MIB
 from edgekv.lab.engine.passes import Pass
 from edgekv.lab.engine.request import BenchTest
 from edgekv.lab.engine.tally import Tally
@@ -21,17 +20,22 @@ class Taken:
 
     test: BenchTest
     seconds: list[float] = field(default_factory=list)
-    """Of each pass, as a whole."""
+    """Seconds of each pass."""
+    empty: list[float] = field(default_factory=list)
+    """Seconds of the same prompt in an empty cache, for each pass."""
     first: list[float] = field(default_factory=list)
-    """Until the first generated token, where a prompt was read before it."""
+    """Seconds until the first generated token, in tests pp+tg."""
     tally: Tally = field(default_factory=Tally)
-    """Of what was generated."""
-    arena_bytes: int | None = None
+    """The generated tokens."""
+    bytes_kept: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that the mode keeps besides the cache, by name."""
 
-    def add(self, prompt: float, done: Pass | None) -> None:
-        """prompt: seconds that it took to read."""
+    def add(self, prompt: float, done: Pass | None, empty: float | None) -> None:
+        """Add a pass. prompt: seconds to read it. empty: the same in an empty cache."""
         generated = done.seconds if done else []
         self.seconds.append(prompt + sum(generated))
+        if empty is not None:
+            self.empty.append(empty)
         if self.test.n_prompt and generated:
             self.first.append(prompt + generated[0])
         if done:
@@ -39,26 +43,11 @@ class Taken:
 
     @property
     def typical(self) -> float:
-        """Seconds of a pass, the median: one that another program disturbed does not count."""
+        """The median of the passes in seconds: a pass that another program disturbed does not count."""
         return float(np.median(self.seconds))
 
-    def figures(self) -> dict[str, Any]:
-        """Those that need no other mode."""
-        figures = samples([round(1e9 * value) for value in self.seconds], self.test.n_tokens)
-        if self.first:
-            figures["ttft_ms"] = 1000 * float(np.median(self.first))
-        ms, counted, read = self.tally.milliseconds, self.tally.stats, self.tally.selection
-        if ms and not self.test.n_prompt:
-            slow, middle = np.percentile(ms, (95, 50))
-            figures |= {"tg_ts_p50": 1000 / float(middle), "tg_ts_p5": 1000 / float(slow)}
-        if ms and counted.n_ubatches_hooked:
-            n = max(1, counted.n_ubatches)
-            figures |= {"bytes_moved": counted.moved_bytes / n, "stall_ms": 1000 * counted.stall_seconds / n}
-        if read.n_selections:
-            figures |= {"rows_per_head": read.rows_per_head, "hit_rate": read.hit_rate, "coverage": read.coverage}
-        if self.arena_bytes is not None:
-            figures["kv_budget_mib"] = self.arena_bytes / MIB
-        return figures
+    def samples(self) -> dict[str, Any]:
+        return samples([round(1e9 * value) for value in self.seconds], self.test.n_tokens)
 
 
 def samples(nanoseconds: Sequence[int], n_tokens: int) -> dict[str, Any]:

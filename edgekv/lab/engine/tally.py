@@ -1,4 +1,4 @@
-"""What one mode did over some decode steps, and how its predictions compare with those of stock and of full attention."""
+"""The decode steps of one mode added up, and its predictions compared with those of stock and of full attention."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Tally:
         self.same_top: dict[str, list[bool]] = {}
 
     def time(self, seconds: Sequence[float], stats: Stats, selection: SelectionReport) -> None:
-        """Add timed steps and what was counted in them."""
+        """Add timed steps and their counters."""
         self.milliseconds += [1000 * value for value in seconds]
         self.stats = added(self.stats, stats)
         self.selection = added(self.selection, selection)
@@ -46,7 +46,7 @@ class Tally:
                 self.same_top.setdefault(name, []).append(bool(np.argmax(log_p) == np.argmax(log_q)))
 
     def __add__(self, other: Tally) -> Tally:
-        """Both, one after the other."""
+        """The steps of both, one after the other."""
         both = Tally()
         both.milliseconds = self.milliseconds + other.milliseconds
         both.stats, both.selection = added(self.stats, other.stats), added(self.selection, other.selection)
@@ -54,37 +54,6 @@ class Tally:
         both.kld = {name: values + other.kld[name] for name, values in self.kld.items()}
         both.same_top = {name: values + other.same_top[name] for name, values in self.same_top.items()}
         return both
-
-    def figures(self) -> dict[str, Any]:
-        """Likelihood and, where steps were timed, their times and what the counters came to."""
-        figures: dict[str, Any] = {"nll": float(np.mean(self.nll))} if self.nll else {}
-        if self.milliseconds:
-            p10, p50, p90 = (float(value) for value in np.percentile(self.milliseconds, (10, 50, 90)))
-            figures |= {"decode_ms_p10": p10, "decode_ms_p50": p50, "decode_ms_p90": p90}
-        return figures | self._shares()
-
-    def _shares(self) -> dict[str, Any]:
-        """What the counters come to, where our kernel ran at all and where mode sparse did."""
-        stats, selection = self.stats, self.selection
-        shares: dict[str, Any] = {}
-        if stats.n_ubatches_hooked:
-            shares["overhead_fraction"] = 1000 * stats.python_seconds / sum(self.milliseconds)
-        if selection.n_selections:
-            shares |= {
-                "attended_fraction": selection.attended, "rows_per_head": selection.rows_per_head, "coverage": selection.coverage,
-                "error": selection.error,
-                "hit_rate": selection.hit_rate, "hit_rate_mass": selection.hit_rate_mass,
-                "moved_bytes_per_step": stats.moved_bytes / max(1, stats.n_ubatches),
-            }
-        return shares
-
-    def against(self, name: str, reference: Tally) -> dict[str, Any]:
-        """How the predictions compare with `reference`, known as `name`; the difference of likelihood as a share of it."""
-        return {
-            f"kld_{name}": float(np.mean(self.kld[name])),
-            f"same_top_{name}": float(np.mean(self.same_top[name])),
-            f"nll_vs_{name}": float(np.mean(self.nll)) / float(np.mean(reference.nll)) - 1,
-        }
 
     def distance(self, name: str, reference: Tally) -> dict[str, Any]:
         """How the predictions compare with `reference`, known as `name`, with 95 % intervals (`edgekv.lab.results.intervals`):
@@ -100,18 +69,9 @@ class Tally:
             f"ppl_high_{name}": float(np.expm1(nll_high)),
         }
 
-    def speed(self, stock: Tally) -> dict[str, Any]:
-        """Ratios of times, stock's over this mode's: above 1 is faster."""
-        if not self.milliseconds:
-            return {}
-        return {
-            "ratio_vs_stock": float(np.median(stock.milliseconds) / np.median(self.milliseconds)),
-            "ratio_paired": float(np.median(np.array(stock.milliseconds) / self.milliseconds)),
-        }
-
 
 def added(one: T, other: T, sign: int = 1) -> T:
-    """Counters added up, or with sign -1 the difference."""
+    """The sum of two sets of counters; with sign -1 the difference."""
     return type(one)(*(getattr(one, count.name) + sign * getattr(other, count.name) for count in fields(one)))
 
 

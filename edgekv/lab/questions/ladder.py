@@ -3,7 +3,7 @@
 The rungs up to RoPE prefetch, and their published hit rates, are those of the design's source; then comes what EdgeKV adds. Every rung is
 simulated on a trace of each text (`edgekv.lab.traces.sim`), once for each kind of observation, with the budget as hot tier: under sampled
 observation the arena of mode sparse, under honest observation what a policy that decides alone attends. Where a live configuration does
-the latter it also decodes the text (`edgekv.lab.questions.kv`), so that what a hit rate is worth shows in the predictions. The gain of a
+the latter it also decodes the text (`edgekv.lab.questions.speed`), so that what a hit rate is worth shows in the predictions. The gain of a
 rung is to its base, which is not always the rung before: all kinds of prefetch are compared with the same rung without.
 """
 
@@ -19,9 +19,12 @@ import numpy as np
 
 from edgekv import __version__, policies
 from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.lab.engine.environment import environment
+from edgekv.lab.engine.meter import Meter
 from edgekv.lab.engine.modes import FULL, STOCK_KERNELS
 from edgekv.lab.engine.passes import WARMUP_TOKENS
-from edgekv.lab.questions import kv
+from edgekv.lab.engine.request import BenchRequest
+from edgekv.lab.questions import speed
 from edgekv.lab.texts.text import Text, find_text
 from edgekv.lab.traces.record import Recording, record
 from edgekv.lab.traces.sim import OBSERVATIONS, Scenario, simulate
@@ -38,11 +41,11 @@ Progress = Callable[[str, int, int], None]
 class Rung:
     name: str
     scenario: Mapping[str, Any]
-    """What differs from `BASE`, but for the budget and what is observed."""
+    """Differences from `BASE` besides budget and observation."""
     base: str | None
     """The rung that its gain is measured against."""
     published: float | None = None
-    """Hit rate that the design's source gives, as a share."""
+    """Hit rate in the design's source, as a share."""
     live: str | None = None
     """The bench mode that attends what the rung chooses under honest observation, but for the page budget; None: there is none."""
 
@@ -74,7 +77,7 @@ with. lru is per head here. A rung that does not say otherwise divides the budge
 BASE = Scenario(split=Split.UNIFORM)
 
 LIVE_OBSERVATION = "honest"
-"""What the policy sees where it decides what is attended."""
+"""The observation of a policy that decides what is attended."""
 
 LADDER_FILE = "ladder.json"
 MEAN = "mean"
@@ -82,8 +85,8 @@ MEAN = "mean"
 
 _SIMULATED = ("hit_rate", "hit_rate_mass", "worst_mass", "hot", "fetched")
 _LIVE = {"kld_exact": "kld", "same_top_exact": "same_top", "nll_vs_exact": "nll_vs_exact", "attended_fraction": "live_attended",
-         "overhead_fraction": "overhead", "decode_ms_p50": "decode_ms"}
-FIGURES = (*_SIMULATED, "gain", "gain_mass", *_LIVE.values(), "ms_ratio")
+         "overhead_fraction": "overhead"}
+FIGURES = (*_SIMULATED, "gain", "gain_mass", *_LIVE.values(), "decode_ms", "ms_ratio")
 """What a row has. gain: of hit_rate over the base's; ms_ratio: a step's time over that of full attention; kld, same_top and
 nll_vs_exact compare with full attention."""
 
@@ -133,7 +136,7 @@ class LadderBench:
         return self.model
 
     def estimated_seconds(self) -> float:
-        """Roughly, from the sizes of things: see _SECONDS_PER. For a message, not for a decision."""
+        """Roughly, from the sizes of things: see the constants above. For a message, not for a decision."""
         n_texts, n_settings = len(self.traces or self.texts), len(self.budgets) * len(self.observe) * len(self.rungs)
         pages = (self.depth + self.n_steps) / PAGE_TOKENS
         if self.model is None:
@@ -261,24 +264,25 @@ def _simulated(bench: LadderBench, text: str, path: Path, progress: Progress) ->
 
 
 def _clairvoyant(rung: Rung) -> bool:
-    """It sees what it is about to choose for, whatever is observed."""
+    """Whether it sees the step that it chooses for, whatever is observed."""
     return any(kind.clairvoyant for kind in policies.kinds(rung.scenario["policy"]))
 
 
 def _decoded(bench: LadderBench, text: Text, progress: Progress) -> Iterator[Row]:
-    """What the live modes did on the first steps after the depth."""
+    """The figures of the live modes on the first steps after the depth."""
     modes = bench.live_modes
-    request = kv.KvBench(bench.decoded_model(), (text,), (bench.depth,), (bench.n_threads,), modes=(STOCK_KERNELS[0], FULL, *modes.values()),
-                         n_steps=bench.n_live_steps, n_rounds=bench.n_rounds)
-    rows = {row["mode"]: row for group in kv.run(request, lambda what, done, total: progress(f"{text.name}: {what}", done, total))
-            for row in group}
+    request = BenchRequest((bench.decoded_model(),), (text,), n_prompt=(), n_gen=(bench.n_live_steps,), depths=(bench.depth,),
+                           modes=(STOCK_KERNELS[0], FULL, *modes.values()), threads=(bench.n_threads,), n_rounds=bench.n_rounds)
+    meter = Meter(lambda what, done, total, left: progress(f"{text.name}: {what}", done, total))
+    rows = {row["kv_mode"]: row for group in speed.run(request, environment(bench.n_threads), meter) for row in group}
     full = rows[FULL]
-    if full["kld_stock"] is None:
+    if full["kld"] is None:
         raise EdgeKVError(f"the live rungs on {text.name} could not be measured: {full['note']}")
     for (name, budget), mode in modes.items():
         row = rows[mode]
         yield {"text": text.name, "rung": name, "budget": budget, "mode": mode, "n_live_steps": bench.n_live_steps,
-               "ms_ratio": row["decode_ms_p50"] / full["decode_ms_p50"], **{ours: row[theirs] for theirs, ours in _LIVE.items()}}
+               "ms_ratio": full["tg_ts_p50"] / row["tg_ts_p50"], "decode_ms": 1000 / row["tg_ts_p50"],
+               **{ours: row[theirs] for theirs, ours in _LIVE.items()}}
 
 
 def _means(rows: Sequence[Row]) -> list[Row]:

@@ -16,12 +16,12 @@ from edgekv.lab.questions.sparsity import was_sparse
 from edgekv.rates.measuring.decoder import Decoder
 
 REFERENCES = {STOCK: "stock", FULL: "exact"}
-"""The modes that predictions are compared with, and what they are called in the figures."""
+"""Predictions are compared with those of these modes; the values are their names in the figures."""
 
 
 @dataclass
 class Likeness:
-    """What each mode predicted; of several texts added up, positions after positions."""
+    """The predictions of each mode. The sum of two has the positions of both texts."""
 
     measured: dict[str, Tally] = field(default_factory=dict)
     dense: frozenset[str] = frozenset()
@@ -30,9 +30,9 @@ class Likeness:
     def figures(self, name: str, mode: BenchMode) -> dict[str, Any]:
         """Figures of a mode: its likelihood, its distance from both references, what it attended."""
         one = self.measured[name]
-        known = one.figures()
-        figures = {"nll": known["nll"], "ppl": float(np.exp(known["nll"])),
-                   **{key: known.get(key) for key in ("attended_fraction", "rows_per_head", "error")}, **mode.figures}
+        nll, read = float(np.mean(one.nll)), one.selection
+        chosen = (read.attended, read.rows_per_head, read.error) if read.n_selections else (None, None, None)
+        figures = {"nll": nll, "ppl": float(np.exp(nll)), **dict(zip(("attended_fraction", "rows_per_head", "error"), chosen)), **mode.figures}
         for other, reference in REFERENCES.items():
             if other != name:
                 figures |= one.distance(reference, self.measured[other])

@@ -19,7 +19,7 @@ from edgekv import _native
 from edgekv.errors import ConfigError, DoesNotFit
 from edgekv.lab.engine.effort import Effort, Kind, Work
 from edgekv.lab.engine.modes import FULL, BenchMode, find_mode, in_order
-from edgekv.lab.engine.passes import BATCH_TOKENS, WARMUP_TOKENS, Caches, hooked_note, opened
+from edgekv.lab.engine.passes import WARMUP_TOKENS, Caches, hooked_note, opened
 from edgekv.lab.engine.start import Start
 from edgekv.lab.questions.answers import Answers, QuestionPlan
 from edgekv.lab.questions.likeness import Likeness, compare
@@ -29,7 +29,7 @@ from edgekv.lab.tasks import TASKS, default_tasks
 from edgekv.lab.texts.text import Text
 from edgekv.machine import stamp
 from edgekv.models import geometry
-from edgekv.rates.measuring.contexts import ContextError
+from edgekv.rates.measuring.contexts import BATCH_TOKENS, ContextError
 from edgekv.rates.measuring.decoder import Decoder
 
 DEPTH = 7680
@@ -51,12 +51,12 @@ COUNTS = ("asked", "full_found", "found", "kept", "extra", "retention", "retenti
 
 Row = dict[str, Any]
 Progress = Callable[[str, int, int, float | None], None]
-"""Called with what is being done, the tokens done so far and their number, and the seconds left where that is known."""
+"""Called with the current activity, the tokens done and their number, and the seconds left if they are known."""
 
 
 @dataclass(frozen=True)
 class QualityBench:
-    """What to measure."""
+    """The request of `edgekv quality`."""
 
     model: Path
     texts: tuple[Text, ...]
@@ -126,7 +126,7 @@ def run(
 
 
 def _must_rewind(decoder: Decoder) -> None:
-    """Raises EdgeKVError: better now than after minutes of reading."""
+    """Raises EdgeKVError for a model that cannot be rewound: better now than after minutes of reading."""
     token = decoder.llama.token_eos()
     decoder.decode([token, token])
     decoder.rewind(1)

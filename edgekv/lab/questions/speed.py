@@ -1,41 +1,71 @@
-"""The tests of one model with one setting: one load, one fill to each depth, modes in turns."""
+"""Speed as llama-bench measures it, of stock and of EdgeKV's modes, in one run: what `edgekv bench` asks.
+
+A model is loaded once for each setting. Its contexts are filled once to each depth, from the shallowest on; there, for each test, the modes
+take turns. Stock is measured with flash attention and without, and the faster one is what the others are compared with.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from typing import Any
 
 import numpy as np
 
+from edgekv import _native
 from edgekv.amounts import MIB
 from edgekv.config import KvOptions
+from edgekv.errors import ConfigError, ModelError
 from edgekv.lab.engine import peer
 from edgekv.lab.engine.effort import Kind, Work
-from edgekv.lab.engine.filled import Contexts, Opening, contexts
+from edgekv.lab.engine.fields import FIGURES, Found
 from edgekv.lab.engine.meter import Meter
-from edgekv.lab.engine.modes import STOCK_KERNELS, BenchMode, rotated, with_stock
+from edgekv.lab.engine.modes import STOCK_KERNELS, BenchMode, with_stock
 from edgekv.lab.engine.needs import Room
-from edgekv.lab.engine.one_pass import LIMIT_TOKENS, limit, margin, one_pass, targets
-from edgekv.lab.engine.passes import hooked_note, memory_figures
+from edgekv.lab.engine.passes import LIMIT_TOKENS, Passes, hooked_note, memory_figures
 from edgekv.lab.engine.peak import Peak
 from edgekv.lab.engine.request import BenchRequest, BenchTest, Fill, with_arena
 from edgekv.lab.engine.row import Row, empty_row, from_peer, machine_fields, model_fields, test_fields
 from edgekv.lab.engine.taken import Taken
+from edgekv.lab.texts.text import Text
+from edgekv.memory.available import available_bytes
 from edgekv.memory.fit import rounded
-from edgekv.models.geometry import ModelFile
-from edgekv.rates.measuring.contexts import ContextError
-from edgekv.vocab import CacheType, KvMode
+from edgekv.models.geometry import ModelFile, open_model
+from edgekv.rates.measuring.contexts import ContextError, Contexts, Opening, contexts
+from edgekv.rates.measuring.steps import rotated
+from edgekv.vocab import FULL, CacheType
 
 _WAKING = 24
-"""Tokens of a prompt that nobody measures: more than a step of the decode kernels takes."""
+"""Tokens of an unmeasured prompt: more than the decode kernels take in a step."""
+
+
+def run(request: BenchRequest, where: Row, meter: Meter, warn: Callable[[str], None] = lambda text: None) -> Iterator[list[Row]]:
+    """Yield the rows of one test at a time, of every mode; where: the environment.
+
+    What cannot be measured is a row that says why under `note`. Raises ModelError for a file that cannot be loaded, when the models before
+    it are done. Where it is interrupted it yields what the test had come to, and raises KeyboardInterrupt.
+    """
+    if not _native.info()["enabled"]:
+        raise ConfigError("EDGEKV=0 is set, so there is only stock attention to measure; unset it")
+    if request.peer:
+        peer.check(request.peer)
+    for path in request.models:
+        if not path.exists():
+            raise ModelError(f"there is no file {path}; name a GGUF file with -m")
+    for path in request.models:
+        file = open_model(path)
+        n_most = max(test.depth + test.n_tokens for depth in request.depths for test in request.tests(depth))
+        if n_most > file.geometry.n_ctx_train:
+            warn(f"{path.name} was trained for {file.geometry.n_ctx_train:,} tokens: beyond them only the times mean something")
+        for text, n_batch, n_ubatch, types in product(request.texts, request.batches, request.ubatches, request.cache_types):
+            yield from Group(request, Setting(file, text, n_batch, min(n_ubatch, n_batch), *types), where, meter).rows()
 
 
 @dataclass(frozen=True)
 class Setting:
     file: ModelFile
+    text: Text
     n_batch: int
     n_ubatch: int
     type_k: CacheType
@@ -44,7 +74,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Member:
-    """What takes turns: a mode, with the budget of its arena where one was asked for."""
+    """One of those that take turns: a mode, with the budget of its arena if one was asked for."""
 
     name: str
     mode: BenchMode
@@ -52,11 +82,11 @@ class Member:
 
 
 Members = dict[str, Member]
-"""By a name that no other has."""
+"""By a unique name."""
 
 
 def members(request: BenchRequest) -> Members:
-    """Stock's kernels first, then full attention."""
+    """The members in order: stock's kernels first, then full attention."""
     found: Members = {}
     for name, mode in with_stock(request.modes).items():
         if request.budgets and with_arena(name):
@@ -69,11 +99,14 @@ def members(request: BenchRequest) -> Members:
 
 
 class Group:
+    """The tests of one model with one setting: one load, one fill to each depth, modes in turns."""
+
     def __init__(self, request: BenchRequest, setting: Setting, where: Row, meter: Meter):
         self.request, self.setting, self.where, self.meter = request, setting, where, meter
         self.members = members(request)
         self.notes: dict[str, str] = {}  # on members that cannot be measured
-        self.empty: dict[tuple[str, int, int], float] = {}  # (member, threads, tokens of a prompt): seconds in an empty cache
+        self.references = {next(iter(self.members)): "stock", **({FULL: "exact"} if FULL in self.members else {})}
+        self.shallow: dict[tuple[str, int, str], float] = {}  # (member, threads, test without its depth): seconds at the smallest depth
         self.peak = Peak()
 
     def rows(self) -> Iterator[list[Row]]:
@@ -95,14 +128,23 @@ class Group:
             if (problem := room.problem(self._n_ctx(depth))) is not None:
                 yield from self._refused(depth, problem)
 
+    @property
+    def _cache(self) -> dict[str, Any]:
+        """The options that a context's cache is created with."""
+        s = self.setting
+        return {"type_k": s.type_k, "type_v": s.type_v, **({"page_tokens": n} if (n := self.request.page_tokens) else {})}
+
+    def _n_empty(self) -> int:
+        return max(test.n_empty for depth in self.request.depths for test in self.request.tests(depth))
+
     def _room(self) -> Room:
-        types = {"type_k": self.setting.type_k, "type_v": self.setting.type_v}
-        options = [member.mode.options(KvOptions(**types), 0) for member in self.members.values()]
-        return Room.now(self.setting.file, options, self.setting.type_k, self.setting.type_v, self.setting.n_ubatch)
+        options = [member.mode.options(KvOptions(**self._cache), 0) for member in self.members.values()]
+        return Room(self.setting.file, options, self.setting.type_k, self.setting.type_v, self.setting.n_ubatch, self._n_empty(),
+                    available_bytes())
 
     def _n_ctx(self, depth: int) -> int:
-        """Of the context for all tests there; llama.cpp rounds up too, but hands smaller batches to a smaller one."""
-        return rounded(max(_WAKING, depth + max(map(margin, self.request.tests(depth)))))
+        """Cells of the context for all tests at a depth. llama.cpp rounds up too, but hands smaller batches to a smaller one."""
+        return rounded(max(_WAKING, depth + max(test.margin for test in self.request.tests(depth))))
 
     def _refused(self, depth: int, note: str) -> Iterator[list[Row]]:
         for n_threads in self.request.threads:
@@ -132,12 +174,11 @@ class Group:
             works.append(Work.after(Kind.READ, first, depth - first if self.request.fill is Fill.TEXT else 0))
             first = depth
             for _, test in product(self.request.threads, self.request.tests(depth)):
-                one = [Work.after(Kind.READ, depth, test.n_prompt), Work.after(Kind.DECODE, depth + test.n_prompt, test.n_gen)]
-                works += one * (self.request.n_rounds * len(self.members))
+                works += _works(test) * (self.request.n_rounds * len(self.members))
         return works
 
     def _opening(self, depths: list[int], room: Room) -> Opening:
-        """With the largest second context that fits beside the first."""
+        """The second context is the largest one that fits beside the first."""
         n_ctx, second = self._n_ctx(depths[-1]), None
         if STOCK_KERNELS[1] in self.members:
             if self.setting.type_v is not CacheType.F16:
@@ -148,24 +189,21 @@ class Group:
                 if second != n_ctx:
                     self.notes[STOCK_KERNELS[1]] = room.problem(n_ctx, n_ctx) or ""
         s = self.setting
-        return Opening(s.file.geometry, self.request.text, self.request.fill, n_ctx, second, s.n_batch, s.n_ubatch, s.type_k, s.type_v)
+        return Opening(s.file.geometry.path, s.text.tokens, n_ctx, second, s.n_batch, s.n_ubatch, self.request.fill, self._n_empty(),
+                       options=self._cache)
 
     def _can(self, key: str, opened: Contexts, n_ctx: int = 0) -> bool:
         """Whether a member has a context, of at least that size."""
-        if self.members[key].mode.alternates:
-            return True
-        return opened.second is not None and (opened.opening.second or 0) >= n_ctx
+        return self.members[key].mode.flash_attn or opened.second is not None and (opened.opening.second or 0) >= n_ctx
 
     def _wake(self, opened: Contexts) -> None:
         """Bring weights and each mode's work space into memory; not measured."""
-        for key in filter(partial(self._can, opened=opened), self.members):
-            member = self.members[key]
-            decoder = opened.of(member.mode)
-            assert decoder is not None
-            if decoder.kv is not None:
-                decoder.kv.configure(member.mode.options(opened.base, _WAKING))
-            decoder.decode(opened.token(0, min(_WAKING, self.setting.n_batch)))
-            decoder.rewind(0)
+        for mode in [member.mode for key, member in self.members.items() if self._can(key, opened)]:
+            for decoder in filter(None, (opened.of(mode.flash_attn), opened.of(mode.flash_attn, empty=True))):
+                if decoder.kv is not None:
+                    decoder.kv.configure(mode.options(opened.base, _WAKING))
+                decoder.decode(opened.token(0, min(_WAKING, self.setting.n_batch)))
+                decoder.rewind(0)
 
     def _fill(self, opened: Contexts, depth: int) -> None:
         began, before = self.meter.seconds, opened.first.position
@@ -175,29 +213,19 @@ class Group:
         self.meter.finish()
 
     def _test(self, opened: Contexts, test: BenchTest, n_threads: int) -> Iterator[list[Row]]:
-        here = [key for key in self.members if self._can(key, opened, test.depth + margin(test))]
+        here = [key for key in self.members if self._can(key, opened, test.depth + test.margin)]
+        passes = Passes(opened, self.request.n_warmup)
         taken = {key: Taken(test) for key in here}
         limits: list[float] = []
         others: list[Row] = []
         interrupt: KeyboardInterrupt | None = None
-        compares = bool(test.n_gen and not test.n_prompt and not (test.depth and self.request.fill is Fill.SYNTHETIC))
         try:
             for turn in range(self.request.n_rounds):
                 if self.request.peer and turn == self.request.n_rounds // 2:
                     others = self._peer(test, n_threads)
-                reference: list[np.ndarray] = []
-                for key in here if turn == 0 else rotated(tuple(here), turn):
-                    self.meter.say(f"{test.name}: {key}, {turn + 1} of {self.request.n_rounds}")
-                    compared = compares and turn == 0
-                    seconds, done = one_pass(opened, self.members[key].mode, test, n_threads, compared)
-                    self._count(test, seconds, sum(done.seconds) if done else 0.0)
-                    taken[key].add(seconds, done)
-                    if compared and done:
-                        reference = reference or done.logits
-                        taken[key].tally.compare({"stock": reference}, done.logits, targets(opened, test))
-                    taken[key].arena_bytes = self._arena(opened, key)
-                if test.n_gen and not test.n_prompt:
-                    limits += limit(opened, n_threads)
+                self._turn(passes, turn, test, n_threads, taken)
+                if test.decodes:
+                    limits += passes.limit(n_threads)
                     self.meter.measured += sum(limits[-LIMIT_TOKENS:])
                 self.peak.look()
         except KeyboardInterrupt as error:
@@ -206,70 +234,64 @@ class Group:
         if interrupt:
             raise interrupt
 
-    def _count(self, test: BenchTest, prompt: float, generated: float) -> None:
-        self.meter.add(Work.after(Kind.READ, test.depth, test.n_prompt), prompt, measured=True)
-        self.meter.finish()
-        self.meter.add(Work.after(Kind.DECODE, test.depth + test.n_prompt, test.n_gen), generated, measured=True)
-        self.meter.finish()
-
-    def _arena(self, opened: Contexts, key: str) -> int | None:
-        if not self.members[key].mode.alternates or self.members[key].mode.changes["mode"] is not KvMode.SPARSE:
-            return None
-        return memory_figures(opened.first.kv).get("arena_bytes", 0)
+    def _turn(self, passes: Passes, turn: int, test: BenchTest, n_threads: int, taken: dict[str, Taken]) -> None:
+        """One pass of each mode. In the first turn the references begin, and predictions are compared."""
+        compared = turn == 0 and test.decodes and not (test.depth and self.request.fill is Fill.SYNTHETIC)
+        names = tuple(dict.fromkeys((*(key for key in self.references if key in taken), *taken))) if compared else tuple(taken)
+        references: dict[str, list[np.ndarray]] = {}
+        for key in rotated(names, turn):
+            self.meter.say(f"{test.name}: {key}, {turn + 1} of {self.request.n_rounds}")
+            mode, one = self.members[key].mode, taken[key]
+            seconds, done = passes.one(mode, test, n_threads, compared)
+            one.bytes_kept = memory_figures(passes.opened.first.kv) if mode.flash_attn else {}
+            empty = passes.empty(mode, test, n_threads)
+            for work, took in zip(_works(test), (seconds, sum(done.seconds) if done else 0.0, empty or 0.0)):
+                self.meter.add(work, took, measured=True)
+                self.meter.finish()
+            one.add(seconds, done, empty)
+            if compared and done and key in self.references:
+                references[self.references[key]] = done.logits
+            elif compared and done:
+                one.tally.compare(references, done.logits, passes.targets(test))
+        for key, name in self.references.items():
+            if name in references:
+                rest = {other: logits for other, logits in references.items() if other != name}
+                taken[key].tally.compare(rest, references[name], passes.targets(test))
 
     # ---- rows -------------------------------------------------------------------------------------------------------------------
 
     def _rows(self, opened: Contexts, test: BenchTest, n_threads: int, taken: dict[str, Taken], limits: list[float]) -> list[Row]:
         done = {key: one for key, one in taken.items() if one.seconds}
-        stock = min((key for key in STOCK_KERNELS if key in done), key=lambda key: done[key].typical, default=None)
+        stock = min((done[key] for key in STOCK_KERNELS if key in done), key=lambda one: one.typical, default=None)
         assert opened.first.kv is not None
-        common = hooked_note(opened.first.kv)
+        common = f"limit is missing: {opened.lost}" if opened.lost else hooked_note(opened.first.kv)
+        n_heads = sum(layer.n_head for layer in opened.first.kv.layers if layer.hooked)
+        references = {name: done[key].tally for key, name in self.references.items() if key in done}
         rows = []
         for key, member in self.members.items():
             if key not in done:
                 note = self.notes.get(key) or ("interrupted" if key in taken else "does not fit")
                 rows.append(self._row(member, test, n_threads, opened, {"note": note}))
                 continue
-            figures: dict[str, Any] = {**done[key].figures(), **self._limit(key, test, n_threads, done[key], limits), "note": common}
-            if stock is not None:
-                figures |= {"best_stock": key == stock, "ratio_vs_stock": done[stock].typical / done[key].typical}
-            if member.mode.changes["mode"] is not KvMode.SPARSE:
-                figures["coverage"] = 1.0
-            figures |= self._predictions(key, done[key])
-            rows.append(self._row(member, test, n_threads, opened, figures))
+            one = done[key]
+            shallow = self.shallow.setdefault((key, n_threads, replace(test, depth=0).name), one.typical)
+            found = Found(member.mode, one, n_threads, n_heads, stock, shallow, float(np.median(limits)) if limits else None, references,
+                          self.peak.ram_mib, self.peak.vram_mib)
+            figures = {figure.key: figure.of(found) for figure in FIGURES}
+            rows.append(self._row(member, test, n_threads, opened, {**one.samples(), **figures, "note": common}))
         return rows
-
-    def _limit(self, key: str, test: BenchTest, n_threads: int, taken: Taken, limits: list[float]) -> dict[str, float]:
-        """A token against one with an empty cache, a prompt against the same in an empty cache."""
-        if test.n_gen and test.n_prompt:
-            return {}
-        if test.n_gen:
-            return {"limit_ratio": float(np.median(taken.tally.milliseconds)) / (1000 * float(np.median(limits)))} if limits else {}
-        if not test.depth:
-            self.empty[key, n_threads, test.n_prompt] = taken.typical
-        empty = self.empty.get((key, n_threads, test.n_prompt))
-        return {"limit_ratio": taken.typical / empty} if empty else {}
-
-    def _predictions(self, key: str, taken: Taken) -> dict[str, float]:
-        if not taken.tally.nll:
-            return {}
-        figures = {"nll": float(np.mean(taken.tally.nll))}
-        first = next(iter(self.members))
-        return figures if key == first else {**figures, "kld": float(np.mean(taken.tally.kld["stock"]))}
 
     def _row(self, member: Member, test: BenchTest, n_threads: int, opened: Contexts | None, figures: Row) -> Row:
         row = {**empty_row(), **self._common(test, n_threads, opened), "kv_mode": member.name,
                "flash_attn": int(member.mode.flash_attn), **figures}
         if member.budget is not None:
             row["kv_budget_mib"] = member.budget / MIB
-        if opened is not None and row["samples_ns"] is not None:
-            row |= {"ram_peak_mib": self.peak.ram_mib, "vram_peak_mib": self.peak.vram_mib}
         return row
 
     def _common(self, test: BenchTest, n_threads: int, opened: Contexts | None) -> Row:
         s = self.setting
         return {**machine_fields(self.where), **model_fields(s.file.geometry, opened.first if opened else None),
-                **test_fields(test, s.type_k, s.type_v, self.request.fill.value), "n_batch": s.n_batch, "n_ubatch": s.n_ubatch,
+                **test_fields(test, s.type_k, s.type_v, s.text.name, self.request.fill.value), "n_batch": s.n_batch, "n_ubatch": s.n_ubatch,
                 "n_threads": n_threads, "n_ctx": opened.opening.n_ctx if opened else self._n_ctx(test.depth)}
 
     def _peer(self, test: BenchTest, n_threads: int) -> list[Row]:
@@ -284,3 +306,9 @@ class Group:
             return [{**empty_row(), **common, "kv_mode": "peer", "peer": name, "note": str(error)}]
         self.meter.measured += sum(sum(answer["samples_ns"]) for answer in answers) / 1e9
         return [from_peer(answer, name, common) for answer in answers]
+
+
+def _works(test: BenchTest) -> list[Work]:
+    """The works of a pass, in its order."""
+    return [Work.after(Kind.READ, test.depth, test.n_prompt), Work.after(Kind.DECODE, test.depth + test.n_prompt, test.n_gen),
+            Work.after(Kind.READ, 0, test.n_empty)]

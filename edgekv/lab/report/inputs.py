@@ -1,4 +1,4 @@
-"""What a report is made from: the JSON rows and traces in a folder."""
+"""The inputs of a report: the JSON rows and traces in a folder."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from edgekv.lab.traces.trace import Trace
 Row = dict[str, Any]
 
 CACHE_FILE = "report-sim.json"
-"""Simulations that a report did itself."""
+"""The file of a report's own simulations."""
 
-WANTED = ("rows of `edgekv bench -o json`, `edgekv bench kv -o json`, `edgekv bench serve -o json`, `edgekv quality -o json` or `edgekv sim -o json` "
+WANTED = ("rows of `edgekv bench -o json`, `edgekv bench serve -o json`, `edgekv quality -o json` or `edgekv sim -o json` "
           "as *.json or *.jsonl, the plan of `edgekv plan --json`, ladder.json (edgekv bench ladder --save), or traces as *.npz")
 
 _SIM_KEYS = {"policy", "budget", "observe", "hit_rate_mass"}
@@ -33,10 +33,6 @@ class Folder:
     path: Path
     speeds: list[Row] = field(default_factory=list)
     """Rows of `edgekv bench`."""
-    times: list[Row] = field(default_factory=list)
-    """Rows of `edgekv bench kv`."""
-    prompts: list[Row] = field(default_factory=list)
-    """Rows of `edgekv bench kv --prefill`."""
     ladder: list[Row] = field(default_factory=list)
     sims: list[Row] = field(default_factory=list)
     quality: list[Row] = field(default_factory=list)
@@ -51,11 +47,11 @@ class Folder:
     traces: dict[str, Path] = field(default_factory=dict)
     """By name of the text, or of the file where two have the same text."""
     ignored: list[str] = field(default_factory=list)
-    """Names of files that hold nothing a report knows."""
+    """Names of files that a report does not know."""
 
     @property
     def rows(self) -> list[Row]:
-        return [*self.speeds, *self.times, *self.prompts, *self.ladder, *self.sims, *self.quality, *self.serves]
+        return [*self.speeds, *self.ladder, *self.sims, *self.quality, *self.serves]
 
     def add(self, document: Row) -> None:
         """Raises ConfigError for one that a report does not show."""
@@ -70,7 +66,7 @@ class Folder:
 
 
 def read(path: Path) -> Folder:
-    """Raises ConfigError where there is no such folder, or a file that is broken."""
+    """Read a folder. Raises ConfigError if there is none, or if a file is broken."""
     if not path.is_dir():
         raise ConfigError(f"{path} is not a folder; name one that holds {WANTED}")
     folder = Folder(path)
@@ -100,8 +96,8 @@ def _sort_in(folder: Folder, file: Path, content: Any) -> None:
 
 
 def _place(folder: Folder, row: Row) -> list[Row] | None:
-    """Where a row belongs; None for what a report does not show."""
-    kinds = {"bench": folder.speeds, "kv": folder.times, "prefill": folder.prompts, "prompt": folder.prompts, "ladder": folder.ladder,
+    """The list that a row belongs to; None if a report does not show it."""
+    kinds = {"bench": folder.speeds, "ladder": folder.ladder,
              "text": folder.quality, "task": folder.quality, "grid": folder.quality}
     if (kind := row.get("kind")) in kinds:
         return kinds[kind]
@@ -121,7 +117,7 @@ def _known(row: Row) -> Row:
 
 
 def identity(trace: Path) -> str:
-    """A name for what is in a trace file, wherever it lies: from the checksums of its members."""
+    """A name for the content of a trace file, made of the checksums of its members."""
     with zipfile.ZipFile(trace) as members:
         sums = sorted((member.filename, member.CRC) for member in members.infolist())
     return hashlib.sha256(json.dumps(sums).encode()).hexdigest()[:16]

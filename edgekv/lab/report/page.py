@@ -15,10 +15,9 @@ from edgekv.lab.report.machines import machine, planned
 from edgekv.lab.report.sections import Section
 from edgekv.lab.report.servers import clients, memory_over_time, over_time
 from edgekv.lab.report.simulated import budget_curves, head_roles, hits_by_head, popularity, reads
-from edgekv.lab.report.speeds import answers, hits, memory, prompts
+from edgekv.lab.report.speeds import answers, hits, memory, prompts, speed_picture
 from edgekv.lab.report.studies import ladder, quality, retention
 from edgekv.lab.report.study import STEPS, Study
-from edgekv.lab.report.times import decode_time, prompt_time, speed_picture
 
 Progress = Callable[[str, int, int], None]
 
@@ -35,7 +34,7 @@ class Written:
 
 @dataclass(frozen=True)
 class ReportRequest:
-    """What is wanted besides the page."""
+    """Files that are wanted besides the page."""
 
     speed: Path | None = None
     """A file for the plot of ms per token against depth."""
@@ -63,7 +62,7 @@ def write(
     if request.plots is not None:
         _make(request.plots)
     if request.speed is not None:
-        speed_picture(found.times, request.speed)
+        speed_picture(found.speeds, request.speed)
     cache = Cache(folder)
     studies = []
     for i, (text, path) in enumerate(found.traces.items()):
@@ -88,8 +87,8 @@ def all_sections(folder: Folder, studies: list[Study]) -> list[Section]:
     profile = first.profile() if first else None
     plan = folder.plans[-1] if folder.plans else None
     return [
-        machine(folder.rows), planned(folder.plans), answers(folder.speeds, plan), prompts(folder.speeds, plan), decode_time(folder.times),
-        prompt_time(folder.prompts), quality(folder.ladder, folder.quality), retention(folder.quality), hits(folder.speeds, folder.times),
+        machine(folder.rows), planned(folder.plans), answers(folder.speeds, plan), prompts(folder.speeds, plan),
+        quality(folder.ladder, folder.quality), retention(folder.quality), hits(folder.speeds),
         memory(folder.speeds), clients(folder.serves), over_time(folder.histories), memory_over_time(folder.states), ladder(folder.ladder),
         budget_curves(studies, folder.sims), hits_by_head(first), popularity(first, profile), reads(first), head_roles(first, profile),
     ]
@@ -103,7 +102,7 @@ def _make(folder: Path) -> None:
 
 
 def _check(out: Path) -> None:
-    """Before minutes of simulation."""
+    """Raise ConfigError if the page cannot be written, before minutes of simulation."""
     if out.is_dir():
         raise ConfigError(f"{out} is a folder; name a file for the page")
     try:
@@ -137,7 +136,7 @@ def render(folder: Folder, sections: list[Section]) -> str:
 
 
 def _sources(folder: Folder) -> list[str]:
-    counts = ((folder.plans, "plans"), (folder.speeds, "rows of speeds"), ([*folder.times, *folder.prompts], "rows of times"),
+    counts = ((folder.plans, "plans"), (folder.speeds, "rows of speeds"),
               (folder.ladder, "rungs"), (folder.sims, "simulated rows"), (folder.quality, "quality rows"), (folder.serves, "rows of servers"),
               ([*folder.histories, *folder.states], "documents of servers"), (folder.traces, "traces"))
     return [f"{what}: {len(of)}" for of, what in counts if of]

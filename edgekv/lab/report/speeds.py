@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+from edgekv.errors import ConfigError
+from edgekv.lab.report import charts, drawing
 from edgekv.lab.report.charts import Line, Panel
 from edgekv.lab.report.sections import (
     DEPTH,
     LIMIT,
     MODE_COLOURS,
     MODE_NAMES,
+    UNKNOWN,
     Row,
     Section,
     Table,
@@ -32,7 +36,7 @@ Points = dict[str, dict[int, float]]
 
 
 def answers(rows: Sequence[Row], plan: Row | None) -> Section:
-    """How fast tokens are decoded. plan: its estimates are drawn beside, where it is of the same model."""
+    """The section about the speed of decoding. The estimates of `plan` are drawn beside, if it is of the same model."""
     section = Section("speed", "Speed of answers against depth")
     rows = [row for row in rows if row.get("n_gen") and not row.get("n_prompt")]
     _speeds(section, rows, plan, "decode", "tokens generated one by one")
@@ -40,7 +44,7 @@ def answers(rows: Sequence[Row], plan: Row | None) -> Section:
 
 
 def prompts(rows: Sequence[Row], plan: Row | None) -> Section:
-    """How fast prompts are read, as `answers`."""
+    """The section about the speed of prompts, made as `answers`."""
     section = Section("reading", "Speed of prompts against depth")
     _speeds(section, [row for row in rows if row.get("n_prompt") and not row.get("n_gen")], plan, "prompt", "tokens of a prompt, computed in batches")
     return section
@@ -63,22 +67,36 @@ def _speeds(section: Section, rows: Sequence[Row], plan: Row | None, figure: str
         section.tables.append(Table.without_empty(_COLUMNS, [_line(row) for row in [*run, *_not_measured(rows, run)]], f"Means. {where(run)}"))
 
 
+def speed_picture(rows: Sequence[Row], path: Path) -> None:
+    """Write the plot of ms per token against depth, of the first run that has two depths, as SVG or PNG. Raises ConfigError where there is
+    none, or where `path` cannot be written."""
+    for run in runs_of([row for row in rows if row.get("n_gen") and not row.get("n_prompt")], "avg_ts"):
+        points = {title: {name: {depth: 1000 / speed for depth, speed in by.items()} for name, by in lines.items()}
+                  for title, lines in _by_test(run, _speed_points).items()}
+        if points:
+            panels = [Panel(title, _lines(lines), "ms per token", "from zero") for title, lines in points.items()]
+            drawing.save(charts.line_chart(panels, DEPTH, percent_x=False), path)
+            return
+    raise ConfigError("the plot needs rows of two depths; measure with `edgekv bench -p 0 -d 512,7680 -o json`")
+
+
 def _not_measured(rows: Sequence[Row], run: Sequence[Row]) -> list[Row]:
-    """Of the run's machine and day: what did not fit and the like."""
+    """Rows without a speed, of the run's machine and day."""
     return [row for row in rows if row.get("avg_ts") is None and all(row.get(key) == run[0].get(key) for key in ("cpu", "date", "model"))]
 
 
 def _by_test(run: Sequence[Row], points_of: Callable[[Sequence[Row]], Points]) -> dict[str, Points]:
-    """By test, threads and cache types, as a title: the lines that have more than one depth."""
+    """Lines with more than one depth, by a title of test, threads, text and cache types."""
     groups: dict[tuple, list[Row]] = {}
     for row in run:
-        groups.setdefault((_test(row), row.get("n_threads"), row.get("type_k"), row.get("type_v")), []).append(row)
-    several = len({key[2:] for key in groups}) > 1
+        groups.setdefault((_test(row), row.get("n_threads"), row.get("type_k"), row.get("type_v"), row.get("text")), []).append(row)
+    several, texts = len({key[2:4] for key in groups}) > 1, len({key[4] for key in groups}) > 1
     found = {}
     for key, rows in groups.items():
         lines = {name: points for name, points in points_of(rows).items() if len(points) > 1}
         if any(name != LIMIT for name in lines):
-            found[", ".join((key[0], of_threads(key[1]), *((f"{key[2]}/{key[3]}",) if several else ())))] = lines
+            found[", ".join((key[0], of_threads(key[1]), *((f"{key[2]}/{key[3]}",) if several else ()),
+                             *((str(key[4]),) if texts else ())))] = lines
     return found
 
 
@@ -127,7 +145,7 @@ def _lines(points: Mapping[str, Mapping[int, float]], estimates: Mapping[str, Ma
 
 
 def _estimates(plan: Row | None, run: Sequence[Row], figure: str) -> Points:
-    """The plan's, where it is of the run's model."""
+    """The plan's estimates, if it is of the run's model."""
     found: Points = {}
     if plan is not None and plan.get("model") == run[0].get("model"):
         for speed in plan.get("speeds") or ():
@@ -137,7 +155,7 @@ def _estimates(plan: Row | None, run: Sequence[Row], figure: str) -> Points:
 
 
 def _gain(run: Sequence[Row]) -> str:
-    """At the deepest place: the fastest of ours, as a sentence with a space before it."""
+    """A sentence about our fastest mode at the deepest place, with a space before it."""
     ours = [row for row in run if row.get("ratio_vs_stock") and row.get("kv_mode") not in (*STOCK_KERNELS, "peer") and row["n_depth"]]
     if not ours:
         return ""
@@ -147,49 +165,41 @@ def _gain(run: Sequence[Row]) -> str:
     return f" With {deepest:,} tokens in the context {best['kv_mode']} comes to {best['avg_ts']:,.1f} tokens/s, {times}."
 
 
-_COLUMNS = ("test", "depth", "mode", "threads", "K/V", "arena MiB", "tokens/s", "±", "x stock", "x limit", "p50 tokens/s", "p5 tokens/s",
-            "first token ms", "KLD", "context", "note")
+_COLUMNS = ("test", "depth", "mode", "text", "threads", "K/V", "arena MiB", "tokens/s", "±", "x stock", "x limit", "limit ms", "attention %",
+            "ns/pair", "p50 tokens/s", "p5 tokens/s", "first token ms", "KLD", "KLD exact", "context", "note")
 
 
 def _line(row: Row) -> tuple[str, ...]:
     best = " (best stock)" if row.get("best_stock") else ""
     mode = str(row.get("peer") or row.get("kv_mode")) if row.get("kv_mode") == "peer" else str(row.get("kv_mode"))
-    return (_test(row), number(row.get("n_depth"), ",d"), mode + best, number(row.get("n_threads"), "d"), f"{row.get('type_k')}/{row.get('type_v')}",
+    return (_test(row), number(row.get("n_depth"), ",d"), mode + best, str(row.get("text") or UNKNOWN),
+            number(row.get("n_threads"), "d"), f"{row.get('type_k')}/{row.get('type_v')}",
             number(row.get("kv_budget_mib"), ",.0f"), number(row.get("avg_ts"), ",.2f"), number(row.get("stddev_ts"), ",.2f"),
-            number(row.get("ratio_vs_stock"), ".2f"), number(row.get("limit_ratio"), ".2f"), number(row.get("tg_ts_p50"), ",.2f"),
-            number(row.get("tg_ts_p5"), ",.2f"), number(row.get("ttft_ms"), ",.0f"), divergence(row.get("kld")), str(row.get("fill") or "–"),
-            str(row.get("note") or "–"))
+            number(row.get("ratio_vs_stock"), ".2f"), number(row.get("limit_ratio"), ".2f"), number(row.get("limit_ms"), ".2f"),
+            percent(row.get("attention_fraction"), 0), number(row.get("pair_ns"), ".2f"), number(row.get("tg_ts_p50"), ",.2f"),
+            number(row.get("tg_ts_p5"), ",.2f"), number(row.get("ttft_ms"), ",.0f"), divergence(row.get("kld")),
+            divergence(row.get("kld_exact")), *(str(row.get(name) or UNKNOWN) for name in ("fill", "note")))
 
 
 def _test(row: Row) -> str:
     return str(row.get("test")).partition(" @ ")[0]
 
 
-def hits(rows: Sequence[Row], times: Sequence[Row]) -> Section:
-    """What mode sparse reads, and how much of it is in the arena. times: rows of `edgekv bench kv`."""
+def hits(rows: Sequence[Row]) -> Section:
+    """The section about the reads of mode sparse, and the share of them in the arena."""
     section = Section("hits", "Hit rates and what is read")
-    found = [[_selection(row) for row in of if row.get("hit_rate") is not None] for of in (rows, times)]
-    for run in [run for rows in found for run in runs_of(rows, "hit_rate")]:
+    for run in runs_of(rows, "hit_rate"):
         panels = [Panel(f"{what}, {title}", _lines(points), y_label, "percent from zero") for what, y_label, figure in (
-            ("read from the arena", "hit rate, by row", "hit_rate"), ("read of the context", "of the tokens a head sees", "read"))
+            ("read from the arena", "hit rate, by row", "hit_rate"), ("read of the context", "of the tokens a head sees", "attended_fraction"))
             for title, points in _by_test(run, partial(_points, figure=figure)).items()]
         if panels:
             section.curves(panels, DEPTH, where(run), percent_x=False)
         section.tables.append(Table.without_empty(_HIT_COLUMNS, [_hit_line(row) for row in run], f"Of a token, mean. {where(run)}"))
     if not section.tables:
-        section.missing = f"{WANTED}, or of edgekv bench kv -o json, with mode sparse"
+        section.missing = f"{WANTED}, with mode sparse"
     section.text = ("Mode sparse reads what matters and a sample of the rest. A hit is a row that was in the arena, the fast memory for copies of "
                     "hot pages; a miss is read from home, with the same result. Coverage is the share of the attention on what was read.")
     return section
-
-
-def _selection(row: Row) -> Row:
-    """Of both commands under one set of names."""
-    if row.get("kind") == "kv":
-        return {**row, "kv_mode": row.get("mode"), "n_depth": row["depth"], "read": row.get("attended_fraction"),
-                "bytes_moved": row.get("moved_bytes_per_step"), "n_threads": row.get("threads"), "test": row.get("text")}
-    rows_per_head, depth = row.get("rows_per_head"), row.get("n_depth")
-    return {**row, "read": rows_per_head / depth if rows_per_head and depth else None}
 
 
 _HIT_COLUMNS = ("depth", "mode", "threads", "arena MiB", "hits %", "by mass %", "rows a head", "read %", "coverage %", "error %", "moved KiB a token",
@@ -199,13 +209,13 @@ _HIT_COLUMNS = ("depth", "mode", "threads", "arena MiB", "hits %", "by mass %", 
 def _hit_line(row: Row) -> tuple[str, ...]:
     moved = row.get("bytes_moved")
     return (number(row.get("n_depth"), ",d"), str(row.get("kv_mode")), number(row.get("n_threads"), "d"), number(row.get("kv_budget_mib"), ",.0f"),
-            percent(row.get("hit_rate")), percent(row.get("hit_rate_mass")), number(row.get("rows_per_head"), ",.0f"), percent(row.get("read")),
+            percent(row.get("hit_rate")), percent(row.get("hit_rate_mass")), number(row.get("rows_per_head"), ",.0f"), percent(row.get("attended_fraction")),
             percent(row.get("coverage")), percent(row.get("error")), number(None if moved is None else moved / 1024, ",.1f"),
             number(row.get("stall_ms"), ",.1f"))
 
 
 def memory(rows: Sequence[Row]) -> Section:
-    """The highest use of memory, by depth."""
+    """The section about the highest use of memory, by depth."""
     section = Section("memory", "Memory against depth")
     known = [row for row in rows if row.get("ram_peak_mib") is not None or row.get("vram_peak_mib") is not None]
     runs = runs_of(known, "avg_ts")

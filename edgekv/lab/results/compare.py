@@ -25,7 +25,7 @@ LLAMA_BENCH = "llama-bench"
 """The mode of rows that llama-bench itself wrote; what it says of flash attention stands behind it."""
 
 SETTINGS = ("model", "test", "mode", "threads", "types")
-"""What makes two rows a pair."""
+"""Two rows with the same of these are a pair."""
 _MORE = ("budget", "n_batch", "n_ubatch", "n_gpu_layers", "text", "fill", "peer")
 """These too, where rows of one file differ in nothing else. An automatic budget follows the context, so two runs rarely have the same."""
 
@@ -37,17 +37,17 @@ _T_MANY = 1.960
 _MACHINE = {"processor": ("cpu_info", "cpu"), "family": ("family",), "cores": ("cores",), "instruction set": ("isa",), "GPU": ("gpu", "gpu_info"),
             "driver": ("driver",), "link": ("link",), "EdgeKV": ("edgekv", "version"), "llama.cpp": ("llama_cpp", "build_commit"),
             "commit": ("commit",), "Python": ("python",)}
-"""What is told of a machine, and under which keys rows have it."""
+"""Facts of a machine, by the keys of a row."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one side has of a test: speeds in tokens/s."""
+    """The speed of a test on one side, in tokens/s."""
 
     settings: dict[str, Any]
     """By SETTINGS and _MORE."""
     speed: float | None
-    """The mean; None: not measured, `note` says why."""
+    """The mean; None: it was not measured, and `note` says why."""
     deviation: float | None
     """Standard deviation of the samples; None: there are fewer than two."""
     n_samples: int
@@ -83,7 +83,7 @@ class Pair:
 
     @property
     def verdict(self) -> str:
-        """Of B, beside A."""
+        """The verdict on B, beside A."""
         if self.ratio is None:
             return self.b.note or self.a.note or "not measured"
         if self.interval is None:
@@ -112,7 +112,7 @@ class Comparison:
     """The settings that tell pairs apart."""
 
     def rows(self) -> list[Row]:
-        """The pairs, then what stands in one of them only."""
+        """The pairs, then the rows of one side alone."""
         alone = [(name, side) for name, sides in (("A", self.only_a), ("B", self.only_b)) for side in sides]
         empty = dict.fromkeys(("a_tokens_per_s", "a_stddev", "a_n", "b_tokens_per_s", "b_stddev", "b_n", "ratio", "ratio_low", "ratio_high"))
         return [*(pair.row() for pair in self.pairs), *(
@@ -146,7 +146,7 @@ def compare(a: Sequence[Row], b: Sequence[Row]) -> Comparison:
 def _measured(rows: Iterable[Row], side: str) -> list[Measured]:
     found = [one for row in rows if (one := _one(row)) is not None]
     if not found:
-        raise ConfigError(f"{side} has no rows of edgekv bench, of edgekv bench kv or of llama-bench; write them with -o json or -o jsonl")
+        raise ConfigError(f"{side} has no rows of edgekv bench or of llama-bench; write them with -o json or -o jsonl")
     merged: dict[tuple, list[tuple[Measured, list[float]]]] = {}
     for pair in found:
         merged.setdefault(tuple(pair[0].settings.values()), []).append(pair)
@@ -154,16 +154,12 @@ def _measured(rows: Iterable[Row], side: str) -> list[Measured]:
 
 
 def _one(row: Row) -> tuple[Measured, list[float]] | None:
-    """None for a row of something else."""
-    if row.get("kind") == "kv":
-        ms, test = row.get("decode_ms_p50"), f"tg{row.get('n_steps')} @ d{row.get('depth')}"
-        speed, samples, mode = 1e3 / ms if ms else None, [], row.get("mode")
-    elif "n_prompt" in row and "n_gen" in row and "avg_ts" in row:
-        samples = [float(sample) for sample in row.get("samples_ts") or []]
-        speed = row["avg_ts"] if row["avg_ts"] is not None else fmean(samples) if samples else None
-        mode, test = row.get("kv_mode") or _foreign_mode(row), row.get("test") or _test(row)
-    else:
+    """The row's speed and its samples; None for a row of something else."""
+    if not {"n_prompt", "n_gen", "avg_ts"} <= set(row):
         return None
+    samples = [float(sample) for sample in row.get("samples_ts") or []]
+    speed = row["avg_ts"] if row["avg_ts"] is not None else fmean(samples) if samples else None
+    mode, test = row.get("kv_mode") or _foreign_mode(row), row.get("test") or _test(row)
     settings = {"model": PurePath(str(row.get("model_filename") or row.get("model"))).name, "test": test, "mode": mode,
                 "threads": row.get("n_threads", row.get("threads")), "types": f"{row.get('type_k')}/{row.get('type_v')}",
                 **{name: row.get(name) for name in _MORE}, "budget": row.get("kv_budget_mib")}
@@ -219,7 +215,7 @@ def _by_key(side: Sequence[Measured], keys: Sequence[str]) -> dict[tuple, list[M
 
 
 def _machines(a: Sequence[Measured], b: Sequence[Measured]) -> list[tuple[str, str, str]]:
-    """What both tell of their machines, where it is not the same."""
+    """The facts in which their machines differ."""
     told = []
     for name in _MACHINE:
         of_a, of_b = (", ".join(dict.fromkeys(one.facts[name] for one in side if name in one.facts)) for side in (a, b))
@@ -229,7 +225,7 @@ def _machines(a: Sequence[Measured], b: Sequence[Measured]) -> list[tuple[str, s
 
 
 def _both(a: Any, b: Any) -> Any:
-    """What both sides say, or each; what only one of them says is no difference."""
+    """The common value, or "A -> B". A value that one side alone has is no difference."""
     return b if a is None else a if b is None or a == b else f"{_said(a)} -> {_said(b)}"
 
 

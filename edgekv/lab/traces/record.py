@@ -17,14 +17,14 @@ from edgekv._native import core  # after edgekv.live.runtime, which puts the lib
 from edgekv.arrays.norms import page_norms
 from edgekv.config import KvOptions, SelectionOptions, parse_resolution
 from edgekv.errors import ConfigError, EdgeKVError
-from edgekv.lab.engine.passes import BATCH_TOKENS, Caches, read
+from edgekv.lab.engine.passes import Caches
 from edgekv.lab.texts.text import Text
 from edgekv.lab.traces.file import CHUNK_STEPS, FULL, SAMPLED, TraceHeader, TraceWriter, dtype_of
 from edgekv.live.observers import UbatchReport
 from edgekv.live.runtime import Runtime
 from edgekv.models import geometry
 from edgekv.rates.measuring import interrupts
-from edgekv.rates.measuring.contexts import decoder_of
+from edgekv.rates.measuring.contexts import BATCH_TOKENS, decoder_of, read
 from edgekv.rates.measuring.decoder import Decoder
 from edgekv.rates.measuring.interrupts import Interrupts
 from edgekv.vocab import DeviceKind, KvMode, SketchKind

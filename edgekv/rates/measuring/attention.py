@@ -4,7 +4,6 @@ that is mostly made up."""
 from __future__ import annotations
 
 import tempfile
-from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -16,10 +15,10 @@ from edgekv.models.model_writer import write_model
 from edgekv.models.shapes import ModelShape
 from edgekv.rates.host import MIDDLE, NEAR, AttentionRates, AttentionShape, KernelRates
 from edgekv.rates.measuring.busy import Others
-from edgekv.rates.measuring.contexts import ContextError, beside, decoder_of
+from edgekv.rates.measuring.contexts import Contexts, Opening, contexts
 from edgekv.rates.measuring.decoder import Decoder
-from edgekv.rates.measuring.filling import Bank, Rows, put, taken
-from edgekv.rates.measuring.steps import best_step, set_mode, shortest, timed
+from edgekv.rates.measuring.filling import Fill
+from edgekv.rates.measuring.steps import best_step, rotated, set_mode, shortest, timed
 from edgekv.vocab import KvMode
 
 _SHALLOW, _FAR = 256, 8192
@@ -27,7 +26,6 @@ _N_HEADS = 9  # KV heads of all layers together
 _CHEAP = 4096  # numbers of all query heads
 _COLD_BYTES = 64 * MIB  # well above the caches of most processors
 _TURNS = 3
-_SINKS = 16  # first tokens, which are unlike the others
 _FEW, _MANY = 500.0, 32_000.0
 """Two resolutions of mode sparse: their difference gives the time of a row."""
 
@@ -46,41 +44,38 @@ def attention_rates(shape: AttentionShape, n_threads: int, read: float) -> Atten
     n_kv, n_layer = shape.n_head_kv, layers_read(shape)
     n_ctx = depth_read(shape) + _SHALLOW
     heads = ModelShape("heads", "llama", n_layer, 32, 32, n_kv * shape.group, n_kv, shape.head_dim, 384, n_ctx, 10_000.0)
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edgekv-"))
+    options = {"type_k": shape.type_k, "type_v": shape.type_v, "device": "cpu", "n_gpu_layers": 0, "kv_budget": None}
+    with tempfile.TemporaryDirectory(prefix="edgekv-") as folder:
         path = write_model(heads, Path(folder) / "heads.gguf", "f16")
-        decoder = stack.enter_context(decoder_of(
-            path, kv=KvMode.EXACT, n_ctx=n_ctx, n_batch=_SHALLOW, n_ubatch=_SHALLOW, n_threads=n_threads, kv_budget=None,
-            n_threads_batch=n_threads, n_gpu_layers=0, type_k=shape.type_k, type_v=shape.type_v, device="cpu"))
-        plain = None
-        if shape.type_v == "f16":
-            with suppress(ContextError):
-                plain = stack.enter_context(beside(decoder, n_ctx, flash_attn=False, takes_states=True))
-        return _Attention(decoder, plain, shape, read, heads.file_bytes("f16")).rates()
+        opening = Opening(path, _chunk, n_ctx, n_ctx if shape.type_v == "f16" else None, _SHALLOW, _SHALLOW, Fill.SYNTHETIC,
+                          n_computed=_SHALLOW, options=options)
+        with contexts(opening, n_threads) as opened:
+            return _Attention(opened, shape, read, heads.file_bytes("f16")).rates()
+
+
+def _chunk(_llama: object, _n: int) -> list[int]:
+    return np.random.default_rng(0).integers(260, 350, _SHALLOW).tolist()
 
 
 class _Attention:
-    def __init__(self, decoder: Decoder, plain: Decoder | None, shape: AttentionShape, read: float, weight_bytes: int):
-        """plain: without flash attention. read: bytes a second of memory. weight_bytes: of the small model."""
-        self.decoder, self.plain, self.shape = decoder, plain, shape
+    def __init__(self, opened: Contexts, shape: AttentionShape, read: float, weight_bytes: int):
+        """read: bytes a second of memory. weight_bytes: of the small model."""
+        self.opened, self.decoder, self.shape = opened, opened.first, shape
         self.weights_s, self.sketch_s = weight_bytes / read, shape.head_dim * _SKETCH_BITS / 8 / read
         self.n_layer = layers_read(shape)
         self.n_heads = self.n_layer * shape.n_head_kv
         self.cold = np.ones(_COLD_BYTES // 8, np.uint64)
-        self.chunk = np.random.default_rng(0).integers(260, 350, _SHALLOW).tolist()
-        self.rows = Rows.of(decoder)
-        self.kernels: dict[str, tuple[Decoder, KvMode]] = {"exact": (decoder, KvMode.EXACT), "flash": (decoder, KvMode.OFF)}
-        if plain is not None:
-            self.kernels["plain"] = plain, KvMode.OFF
+        self.kernels: dict[str, tuple[Decoder, KvMode]] = {"exact": (self.decoder, KvMode.EXACT), "flash": (self.decoder, KvMode.OFF)}
+        if opened.second is not None:
+            self.kernels["plain"] = opened.second, KvMode.OFF
 
     def rates(self) -> AttentionRates:
         depths = [_SHALLOW, NEAR, MIDDLE, *([_FAR] if depth_read(self.shape) == _FAR else [])]
         first = self._prompts(0)
-        self.bank = Bank(self.rows, next(taken(self.decoder, self.rows, _SINKS, _SHALLOW)))
         steps: dict[str, list[float]] = {name: [] for name in self.kernels}
         prompts: dict[str, float] = {}
         for depth in depths:
-            self._fill(depth)
+            self.opened.fill_to(depth)
             if depth == depths[-2]:  # many heads make a prompt's chunk slow
                 prompts = self._prompts(depth)
             for name, seconds in steps.items():
@@ -108,22 +103,14 @@ class _Attention:
         scan = max((left - row * few) / depth, self.sketch_s)
         return max(exact.far, min(row, (left - scan * depth) / few)), scan
 
-    def _fill(self, depth: int) -> None:
-        for decoder in filter(None, (self.decoder, self.plain)):
-            for block in self.bank.blocks(decoder.position, depth):
-                put(decoder, self.rows, block)
-
     def _prompts(self, depth: int) -> dict[str, float]:
-        """Seconds of a chunk behind `depth` tokens, by kernel: the fastest of several, in turns, because other programs may be busy for a while. The
-        first chunk stays in the caches."""
+        """Seconds of a chunk behind `depth` tokens, by kernel: the fastest of several, in turns, because other programs may be busy for a while."""
         others = Others()
         samples: dict[str, list[tuple[float, float]]] = {name: [] for name in self.kernels}
-        for _ in range(_TURNS):
-            for name in self.kernels:
-                decoder = self._ready(name, depth)
-                samples[name].append(timed(partial(decoder.decode, self.chunk)))
-                if depth:
-                    decoder.rewind(depth)
+        for name in (name for turn in range(_TURNS) for name in rotated(tuple(self.kernels), turn)):
+            decoder = self._ready(name, depth)
+            samples[name].append(timed(partial(decoder.decode, self.opened.tokens)))
+            decoder.rewind(depth)
         return {name: shortest(taken, self.decoder.n_threads, others) for name, taken in samples.items()}
 
     def _step(self, name: str, depth: int) -> float:

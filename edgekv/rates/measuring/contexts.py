@@ -1,15 +1,36 @@
-"""Contexts of llama.cpp to measure in, closed at the end."""
+"""Contexts of llama.cpp to measure in: one, and beside it those that measure something else on the same weights. They are filled together,
+from depth to depth, and closed at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgekv.errors import EdgeKVError, ModelError
+from edgekv.config import KvOptions
+from edgekv.errors import EdgeKVError, ModelError, NativeError
+from edgekv.live import runtime
 from edgekv.llama import Llama
+from edgekv.machine import n_cores
+from edgekv.memory.fit import CONTEXT_STEP, rounded
 from edgekv.rates.measuring.decoder import Decoder
+from edgekv.rates.measuring.filling import Bank, Fill, TokenLayout, put, taken
+from edgekv.rates.measuring.steps import set_mode
+from edgekv.vocab import KvMode
+
+BATCH_TOKENS = 512
+"""Computed at once where nothing else is asked."""
+
+COMPUTED = 128
+"""Tokens at the beginning that are computed even where the others are made up: these are made like them."""
+
+_SINKS = 16
+"""The first of these are not like any others."""
+
+Said = Callable[[int, int], None]
+"""Called with the tokens that stand in the cache, and how many it will be."""
 
 
 class ContextError(Exception):
@@ -45,3 +66,136 @@ def beside(decoder: Decoder, n_ctx: int, flash_attn: bool = True, takes_states: 
         yield other
     finally:
         other.close()
+
+
+def read(decoder: Decoder, tokens: Sequence[int], n_threads: int, n_batch: int = BATCH_TOKENS) -> Iterator[int]:
+    """Decode `tokens` in batches on `n_threads`, yielding the position after each batch."""
+    decoder.set_threads(n_threads)
+    for first in range(0, len(tokens), n_batch):
+        decoder.decode(tokens[first : first + n_batch])
+        yield decoder.position
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How contexts are opened. `tokens`: the first n of what is read, of a model. `options`: more of `Llama`."""
+
+    model: Path
+    tokens: Callable[[Llama, int], Sequence[int]]
+    n_ctx: int
+    second: int | None
+    """Cells of the context without flash attention; None: there is none."""
+    n_batch: int
+    n_ubatch: int
+    fill: Fill = Fill.TEXT
+    n_empty: int | None = None
+    """Tokens that are read into an empty cache, beside those behind a depth; 0: one by one alone; None: none."""
+    n_computed: int = COMPUTED
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Contexts:
+    """`first` serves all modes of EdgeKV and stock with flash attention, `second` stock without; `empty` are small ones beside them."""
+
+    opening: Opening
+    first: Decoder
+    second: Decoder | None
+    empty: dict[bool, Decoder]
+    """By flash attention."""
+    tokens: Sequence[int]
+    layout: TokenLayout | None
+    """None: tokens cannot be put into these contexts, only be computed."""
+    base: KvOptions
+    problem: str | None = None
+    """Why there is no second one, where there should be."""
+    lost: str | None = None
+    """Why an empty one is missing, where there should be one."""
+    _bank: Bank | None = field(default=None, init=False)
+
+    def of(self, flash_attn: bool, empty: bool = False) -> Decoder | None:
+        return self.empty.get(flash_attn) if empty else self.first if flash_attn else self.second
+
+    def all(self) -> list[Decoder]:
+        return [self.first, *([self.second] if self.second else [])]
+
+    def token(self, position: int, n: int) -> list[int]:
+        """The tokens of the text at `position` and on; behind its end it begins anew."""
+        return [self.tokens[i % len(self.tokens)] for i in range(position, position + n)]
+
+    def fill_to(self, depth: int, said: Said = lambda done, total: None) -> None:
+        """Let each context hold `depth` tokens; only what is not there yet is computed or made up."""
+        n_threads = self.first.n_threads
+        if self.opening.fill is Fill.SYNTHETIC:
+            self._compute(min(depth, self.opening.n_computed), said)
+            self._make_up(depth, said)
+        else:
+            self._compute(depth, said)
+        for decoder in self.all():
+            decoder.rewind(min(depth, decoder.position))
+            decoder.set_threads(n_threads)
+
+    def _compute(self, depth: int, said: Said) -> None:
+        """With full attention in our kernel, the fastest without an error, on all cores."""
+        first, n_batch = self.first.position, self.opening.n_ubatch
+        if first >= depth:
+            return
+        if self.first.kv is not None:
+            set_mode(self.first, KvMode.EXACT, observe=True)
+        for position in read(self.first, self.token(first, depth - first), n_cores(), n_batch):
+            said(position, depth)
+        end = min(depth, self.opening.second or 0)
+        if self.second is None or self.second.position >= end:
+            return
+        if self.layout is None:
+            for position in read(self.second, self.token(self.second.position, end - self.second.position), n_cores(), n_batch):
+                said(position, end)
+            return
+        for block in taken(self.first, self.layout, self.second.position, end):
+            put(self.second, self.layout, block)
+
+    def _make_up(self, depth: int, said: Said) -> None:
+        if depth <= self.opening.n_computed:
+            return
+        assert self.layout is not None
+        if self._bank is None:
+            self._bank = Bank(self.layout, next(taken(self.first, self.layout, _SINKS, self.opening.n_computed)))
+        for decoder in self.all():
+            end = depth if decoder is self.first else min(depth, self.opening.second or 0)
+            for block in self._bank.blocks(decoder.position, end):
+                put(decoder, self.layout, block)
+                said(decoder.position, end)
+
+
+@contextmanager
+def contexts(opening: Opening, n_threads: int) -> Iterator[Contexts]:
+    """Opened, and the weights brought into memory. Raises ContextError where one cannot be had, ModelError where the model cannot be
+    loaded."""
+    with ExitStack() as stack:
+        first = stack.enter_context(decoder_of(
+            opening.model, kv=KvMode.OFF, flash_attn=True, n_ctx=opening.n_ctx, n_batch=opening.n_batch, n_ubatch=opening.n_ubatch,
+            n_threads=n_threads, n_threads_batch=n_threads, **opening.options))
+        assert first.kv is not None
+        try:
+            layout: TokenLayout | None = TokenLayout.of(first)
+        except NativeError as error:
+            if opening.fill is Fill.SYNTHETIC:
+                raise ContextError(f"this cache cannot be filled with made-up tokens ({error}); use --fill text") from error
+            layout = None
+        second, problem = None, None
+        if opening.second is not None:
+            try:
+                second = stack.enter_context(beside(first, opening.second, flash_attn=False, takes_states=layout is not None))
+            except ContextError as error:
+                problem = str(error)
+        empty, lost = {}, None
+        for flash_attn in () if opening.n_empty is None else (True, False) if second and opening.n_empty else (True,):
+            try:  # EdgeKV's modes read in the first of them
+                with runtime.defaults(first.kv.options) if flash_attn else nullcontext():
+                    empty[flash_attn] = stack.enter_context(beside(first, max(CONTEXT_STEP, rounded(opening.n_empty or 0)), flash_attn))
+            except ContextError as error:
+                lost = str(error)
+        tokens = opening.tokens(first.llama, opening.n_ctx)
+        if not tokens:
+            raise ContextError("the text has no tokens; give a longer one")
+        yield Contexts(opening, first, second, empty, tokens, layout, first.kv.options, problem, lost)

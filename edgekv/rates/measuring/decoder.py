@@ -97,6 +97,10 @@ class Decoder:
         interrupts.check()
         return seconds
 
+    def read(self, tokens: Sequence[int], n_batch: int) -> float:
+        """Decode `tokens` in batches and return the seconds of all."""
+        return sum(self.decode(tokens[first : first + n_batch]) for first in range(0, len(tokens), n_batch))
+
     def logits(self) -> np.ndarray:
         """A copy of the last decoded token's logits, float32 [n_vocab]."""
         return np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self._ctx, -1), (self._n_vocab,)).copy()

@@ -1,12 +1,13 @@
 """K and V of many tokens at once: from one context to another, and made up.
 
-A block of n tokens is what `edgekv.live.tokens` has: uint8, for each layer K rows [n, bytes] and then V rows [n, bytes].
+A block of n tokens is what `edgekv.live.tokens` has: uint8, for each layer keys [n, bytes] and then values [n, bytes].
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 from gguf import GGMLQuantizationType
@@ -28,9 +29,18 @@ _STATE_MAGIC = 0xAF143CD8
 """Begins the saved state of a sequence (llama.cpp: io_magic)."""
 
 
+class Fill(str, Enum):
+    """What stands in the cache before a test."""
+
+    TEXT = "text"
+    """A text, which is read once."""
+    SYNTHETIC = "synthetic"
+    """Made-up K and V: nothing is computed."""
+
+
 @dataclass(frozen=True)
-class Rows:
-    """How a context keeps a token: bytes of its K row and V row in each layer."""
+class TokenLayout:
+    """How a context keeps a token: bytes of its key and of its value in each layer."""
 
     k_bytes: tuple[int, ...]
     v_bytes: tuple[int, ...]
@@ -38,8 +48,8 @@ class Rows:
     type_v: CacheType
 
     @classmethod
-    def of(cls, decoder: Decoder) -> Rows:
-        """Raises NativeError where a context keeps more of its tokens than rows in one plain cache."""
+    def of(cls, decoder: Decoder) -> TokenLayout:
+        """Raises NativeError where a context keeps its tokens not in one plain cache alone."""
         assert decoder.kv is not None
         cache = decoder.kv.options.cache
         return cls(*decoder.kv.tokens.row_bytes(), cache.type_k, cache.type_v)
@@ -49,7 +59,7 @@ class Rows:
         return sum(self.k_bytes) + sum(self.v_bytes)
 
     def parts(self, block: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """K rows and V rows of each layer, uint8 [n, bytes], in place."""
+        """Keys and values of each layer, uint8 [n, bytes], in place."""
         n, first = block.nbytes // self.token_bytes, 0
         for k, v in zip(self.k_bytes, self.v_bytes):
             middle, end = first + n * k, first + n * (k + v)
@@ -70,35 +80,35 @@ class Rows:
         return np.concatenate([np.ascontiguousarray(piece).view(np.uint8).ravel() for piece in pieces])
 
 
-def put(decoder: Decoder, rows: Rows, block: np.ndarray) -> None:
+def put(decoder: Decoder, layout: TokenLayout, block: np.ndarray) -> None:
     """Add the block's tokens behind what the cache holds. A decoder that EdgeKV is not attached to must take states."""
-    n = block.nbytes // rows.token_bytes
+    n = block.nbytes // layout.token_bytes
     if decoder.kv is None:
-        decoder.append(rows.state(block, decoder.position), n)
+        decoder.append(layout.state(block, decoder.position), n)
         return
     decoder.kv.tokens.put(0, decoder.position, block, range(n), n, 0)
     decoder.position += n
 
 
-def taken(decoder: Decoder, rows: Rows, first: int, end: int) -> Iterator[np.ndarray]:
+def taken(decoder: Decoder, layout: TokenLayout, first: int, end: int) -> Iterator[np.ndarray]:
     """Blocks of the tokens at positions `first` to `end`."""
     assert decoder.kv is not None
     cells = decoder.kv.tokens.cells_of(0, end)
     for start in range(first, end, BLOCK_TOKENS):
         some = cells[start : min(end, start + BLOCK_TOKENS)]
-        yield decoder.kv.tokens.read(0, some, len(some) * rows.token_bytes)
+        yield decoder.kv.tokens.read(0, some, len(some) * layout.token_bytes)
 
 
 class Bank:
     """Made-up tokens: each entry normally distributed, around the mean that the same entry has in tokens which the model computed."""
 
-    def __init__(self, rows: Rows, computed: np.ndarray, spread: float = KEY_SPREAD, n: int = BANK_TOKENS):
+    def __init__(self, layout: TokenLayout, computed: np.ndarray, spread: float = KEY_SPREAD, n: int = BANK_TOKENS):
         """computed: a block of some hundred tokens."""
         rng = np.random.default_rng(0)
         made = []
-        for keys, values in rows.parts(computed):
-            made += [_alike(keys, rows.type_k, spread, n, rng), _alike(values, rows.type_v, 1.0, n, rng)]
-        self._rows, self._parts, self._n = rows, made, n
+        for keys, values in layout.parts(computed):
+            made += [_alike(keys, layout.type_k, spread, n, rng), _alike(values, layout.type_v, 1.0, n, rng)]
+        self._parts, self._n = made, n
 
     def block(self, first: int, n: int) -> np.ndarray:
         """The tokens at positions `first` and on, at most up to where the bank begins again."""

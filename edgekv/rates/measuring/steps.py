@@ -28,6 +28,12 @@ def set_mode(decoder: Decoder, mode: KvMode, **changes: Any) -> Runtime:
     return runtime
 
 
+def rotated(names: Sequence[str], turn: int) -> tuple[str, ...]:
+    """The order of a turn. Another name begins each turn, for the first pass of a turn may meet another machine than the last one."""
+    shift = turn % max(1, len(names))
+    return (*names[shift:], *names[:shift])
+
+
 def timed(call: Callable[[], Any]) -> tuple[float, float]:
     """Seconds by the clock, and seconds of processor time of all threads."""
     began, own = time.perf_counter(), time.process_time()

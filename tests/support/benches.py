@@ -1,0 +1,16 @@
+"""Rows of `edgekv bench` on small models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgekv.lab.engine.environment import environment
+from edgekv.lab.engine.meter import Meter
+from edgekv.lab.engine.request import BenchRequest
+from edgekv.lab.questions.speed import run
+from edgekv.lab.texts.text import standard_text
+
+
+def measure(*paths: Path, **settings) -> list[dict]:
+    settings = {"texts": (standard_text(),), "n_prompt": (24,), "n_gen": (6,), "depths": (0,), "n_rounds": 2, "threads": (2,), **settings}
+    return [row for rows in run(BenchRequest(paths, **settings), environment(2), Meter()) for row in rows]

@@ -16,7 +16,7 @@ COLUMNS = (
     ("model", "model"), ("column", "column"), ("budget_bytes", "budget"), ("link", "link"), ("depth", "depth"),
     ("decode_ms_p50", "decode ms"), ("decode_ms_p99", "p99 ms"), ("prefill_tps", "prefill t/s"), ("hit_rate", "hits %"),
     ("rows_per_head", "rows/head"), ("error", "error %"), ("attended_fraction", "attended %"), ("link_bytes_per_step", "link MiB/step"),
-    ("stall_ms_per_step", "stall ms"), ("overhead_fraction", "policy %"), ("vram_peak_bytes", "peak VRAM GiB"), ("note", "note"),
+    ("stall_ms", "stall ms"), ("overhead_fraction", "policy %"), ("vram_peak_bytes", "peak VRAM GiB"), ("note", "note"),
 )
 LEFT = ("model", "column", "link", "note")
 

@@ -37,8 +37,7 @@ def main() -> int:
         model=given.model, label=given.label, way=WAYS[given.column], device=DeviceKind(given.device),
         depths=tuple(int(depth) for depth in given.depths.split(",")), budget_bytes=given.vram, state=given.state,
         link_bytes_per_s=given.link, **{name: value for name, value in numbers.items() if value is not None})
-    like = bench.row(0)
-    known = {row["depth"] for row in _known(given.rows) if {**row, **like, "depth": row["depth"]} == row}
+    known = {row["depth"] for row in _known(given.rows) if {**row, **bench.identity} == row}
     began = time.monotonic()
 
     def say(text: str) -> None:

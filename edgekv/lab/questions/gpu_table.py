@@ -13,7 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,15 @@ import numpy as np
 from edgekv.amounts import size
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, EdgeKVError
-from edgekv.hierarchy.stats import Stats
-from edgekv.lab.engine.tally import added
+from edgekv.lab.engine.fields import FIGURES, Found
+from edgekv.lab.engine.modes import find_mode
+from edgekv.lab.engine.passes import Pass, decode, memory_figures
+from edgekv.lab.engine.request import BenchTest
+from edgekv.lab.engine.row import Row, empty_row, model_fields, test_fields
+from edgekv.lab.engine.taken import Taken
 from edgekv.live.runtime import Runtime
 from edgekv.machine import n_cores, stamp
+from edgekv.models import geometry
 from edgekv.rates.measuring.contexts import ContextError, decoder_of
 from edgekv.rates.measuring.decoder import Decoder  # first: it puts llama_cpp on our libraries
 from edgekv.reports import SelectionReport
@@ -42,11 +47,7 @@ UBATCH_TOKENS = 512
 PATIENCE_SECONDS = 12.0
 """A depth is measured with fewer steps where they would take longer."""
 
-LEAST_STEPS = 4
-
 STOCK_WARMUP = 8
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -109,10 +110,17 @@ class DeviceBench:
         budget: dict[str, Any] = {} if self.way.mode is KvMode.OFF else {option: self.budget_bytes}
         return KvOptions(mode=self.way.mode, device=self.device, type_k=self.way.cache, type_v=self.way.cache, **budget)
 
-    def row(self, depth: int, **figures: Any) -> Row:
+    @property
+    def identity(self) -> Row:
+        """What all its rows have, and no other's."""
         link = f"emulated {self.link_bytes_per_s / 1e9:g} GB/s" if self.link_bytes_per_s else None
-        return {"model": self.label, "column": self.way.name, "device": self.device.value, "budget_bytes": self.budget_bytes,
-                "depth": depth, "link": link, **figures}
+        return {"model": self.label, "column": self.way.name, "device": self.device.value, "budget_bytes": self.budget_bytes, "link": link}
+
+    def row(self, depth: int, **figures: Any) -> Row:
+        test = BenchTest(0, figures.get("n_steps", 0), depth)
+        return {**empty_row(), **test_fields(test, self.way.cache, self.way.cache, "random", "random"), "kind": "gpu",
+                "kv_mode": self.way.mode.value, "n_batch": BATCH_TOKENS, "n_ubatch": UBATCH_TOKENS, "n_threads": self.n_threads or n_cores(),
+                "flash_attn": 1, "no_kv_offload": not self.way.offload_kv, **self.identity, "depth": depth, **figures, **stamp()}
 
 
 def measure(bench: DeviceBench, known: Collection[int] = (), say: Callable[[str], None] = lambda text: None) -> Iterator[Row]:
@@ -127,7 +135,7 @@ def measure(bench: DeviceBench, known: Collection[int] = (), say: Callable[[str]
                 yield from _Column(bench, decoder, before, say).rows(wanted)
                 return
         except ContextError as error:
-            yield bench.row(wanted.pop(0), note=str(error), **stamp())
+            yield bench.row(wanted.pop(0), note=str(error))
 
 
 class _Column:
@@ -135,7 +143,7 @@ class _Column:
         self.bench, self.decoder, self.say = bench, decoder, say
         self.runtime: Runtime = decoder.llama.kv
         self.vram_before, self.vram_peak = vram_before, 0
-        self.filled = "read in"
+        self.filled, self.link_read = "read in", 0
         self.is_first = True
 
     def rows(self, depths: Sequence[int]) -> Iterator[Row]:
@@ -148,8 +156,8 @@ class _Column:
             prompt = self._prompt(tokens, depth)
             figures = self._decode(tokens[depth:], depth)
             self._look_at_vram()
-            figures |= {"prefill_tps": prompt, "vram_peak_bytes": self.vram_peak or None, "filled": self.filled, **stamp(),
-                        "seconds": round(time.perf_counter() - began, 1)}
+            figures |= {"prefill_tps": prompt, "vram_peak_bytes": self.vram_peak or None, "filled": self.filled,
+                        **model_fields(geometry(self.bench.model), self.decoder), "seconds": round(time.perf_counter() - began, 1)}
             yield self.bench.row(depth, **figures)
 
     # ---- the cache -------------------------------------------------------------------------------------------------------------
@@ -165,7 +173,7 @@ class _Column:
             self.filled = f"restored to {decoder.position}" + (", the rest read in" if decoder.position < len(tokens) else "")
             self.say(f"{self.filled} in {time.perf_counter() - began:.1f} s")
         n_before = decoder.position
-        self._read(tokens[n_before:])
+        decoder.read(tokens[n_before:], BATCH_TOKENS)
         self._look_at_vram()
         seconds = time.perf_counter() - began
         if n_before < len(tokens):
@@ -175,30 +183,22 @@ class _Column:
             _save(decoder, state, tokens)
             self.say(f"state kept: {size(state.stat().st_size)} in {time.perf_counter() - began:.1f} s")
 
-    def _read(self, tokens: Sequence[int]) -> float:
-        """Decode `tokens` in batches and return the seconds."""
-        began = time.perf_counter()
-        for first in range(0, len(tokens), BATCH_TOKENS):
-            self.decoder.decode(tokens[first : first + BATCH_TOKENS])
-        return time.perf_counter() - began
-
     def _prompt(self, tokens: Sequence[int], depth: int) -> float | None:
         """Cut the cache to `depth`; where prompts are measured, tokens a second over the last ones before it."""
         n = min(self.bench.n_prompt, depth - 1) if self.bench.way.prompts else 0
         self.decoder.rewind(depth - n)
-        return n / self._read(tokens[depth - n : depth]) if n else None
+        return n / self.decoder.read(tokens[depth - n : depth], BATCH_TOKENS) if n else None
 
     # ---- decoding --------------------------------------------------------------------------------------------------------------
 
     def _decode(self, tokens: Sequence[int], depth: int) -> Row:
-        bench, runtime = self.bench, self.runtime
-        n_steps = min(bench.n_steps, MARGIN_TOKENS // 2)
-        warm = self._steps(tokens[: self._n_warmup()], PATIENCE_SECONDS / 2)
+        n_warmup, n_steps = self._n_warmup(), min(self.bench.n_steps, MARGIN_TOKENS // 2)
+        self.link_read = self._link_bytes()
+        decode(self.decoder, tokens[:n_warmup], False, self._step, PATIENCE_SECONDS / 2)
         self._look_at_vram()
-        before, selected = replace(runtime.stats), runtime.selection()
-        seconds = self._steps(tokens[len(warm) : len(warm) + n_steps], PATIENCE_SECONDS)
-        stats = added(runtime.stats, before, -1)
-        figures = self._figures(seconds, stats, runtime.selection().since(selected))
+        begun = self.decoder.position - depth
+        done = decode(self.decoder, tokens[begun : begun + n_steps + 1], False, self._step, PATIENCE_SECONDS)
+        figures = self._figures(done, depth)
         self.decoder.rewind(depth)
         return figures
 
@@ -209,50 +209,45 @@ class _Column:
         first, self.is_first = self.is_first, False
         return n if first else -(-n // 4)
 
-    def _steps(self, tokens: Sequence[int], patience: float) -> list[float]:
-        """Seconds of each step; fewer than asked for where they come to more than `patience`."""
-        seconds: list[float] = []
-        link = self.bench.link_bytes_per_s
-        before = self._link_bytes() if link else 0
-        for token in tokens:
-            taken = self.decoder.decode([token])
-            if link:
-                now = self._link_bytes()
-                taken, before = taken + _wait((now - before) / link), now
-            seconds.append(taken)
-            if sum(seconds) > patience and len(seconds) >= LEAST_STEPS:
-                break
+    def _step(self, tokens: Sequence[int]) -> float:
+        """Seconds of a step; over an emulated link with the wait for what it read."""
+        seconds = self.decoder.decode(tokens)
+        if self.bench.link_bytes_per_s:
+            now = self._link_bytes()
+            seconds, self.link_read = seconds + _wait((now - self.link_read) / self.bench.link_bytes_per_s), now
         return seconds
 
     def _link_bytes(self) -> int:
-        """Read over the link in place or promoted, since the context was made."""
+        """Read over the link in place or promoted, since the context was made; counted where a link is emulated."""
+        if not self.bench.link_bytes_per_s:
+            return 0
         return self._missed_bytes(self.runtime.selection()) + self.runtime.stats.moved_bytes
 
     def _missed_bytes(self, selection: SelectionReport) -> int:
         """Bytes of K and V of the rows that were read in place."""
         return (selection.n_read - selection.n_hits) * self.runtime.tiers().slot_bytes // self.runtime.options.cache.page_tokens
 
-    def _figures(self, seconds: Sequence[float], stats: Stats, selection: SelectionReport) -> Row:
-        milliseconds = 1000 * np.asarray(seconds)
-        row: Row = {"n_steps": len(seconds), "decode_ms_p50": float(np.median(milliseconds)),
+    def _figures(self, done: Pass, depth: int) -> Row:
+        milliseconds, n = 1000 * np.asarray(done.seconds), len(done.seconds)
+        taken = Taken(BenchTest(0, n, depth))
+        taken.add(0.0, done, None)
+        taken.bytes_kept = memory_figures(self.decoder.kv)
+        found = Found(find_mode(self.bench.way.mode.value), taken, self.bench.n_threads or n_cores(), n_heads=0)
+        row: Row = {**taken.samples(), **{figure.key: figure.of(found) for figure in FIGURES},
+                    "n_steps": n, "decode_ms_p50": float(np.median(milliseconds)),
                     "decode_ms_p99": float(np.percentile(milliseconds, 99)), "decode_ms_max": float(milliseconds.max())}
         if self.bench.way.mode is KvMode.OFF:
             return row
-        tiers, memory = self.runtime.tiers(), self.runtime.memory()
-        row |= {"overhead_fraction": stats.python_seconds / sum(seconds),
-                "moved_bytes_per_step": stats.moved_bytes / len(seconds),
-                "stall_ms_per_step": 1000 * stats.stall_seconds / len(seconds), "pinned": memory.pinned,
-                "device_bytes": memory.device_bytes,
-                "n_slots": tiers.n_slots, "n_resident": tiers.n_resident, "slot_bytes": tiers.slot_bytes,
-                "extra_bytes": memory.extra_bytes}
+        tiers, memory, selection = self.runtime.tiers(), self.runtime.memory(), done.selection
+        row |= {"pinned": memory.pinned, "device_bytes": memory.device_bytes, "n_slots": tiers.n_slots, "n_resident": tiers.n_resident,
+                "slot_bytes": tiers.slot_bytes, "extra_bytes": memory.extra_bytes}
+        missed = None
         if selection.n_selections:
-            missed = self._missed_bytes(selection) / len(seconds)
-            row |= {"hit_rate": selection.hit_rate, "hit_rate_mass": selection.hit_rate_mass, "rows_per_head": selection.rows_per_head,
-                    "attended_fraction": selection.attended, "certain_fraction": selection.certain, "error": selection.error,
-                    "missed_bytes_per_step": missed, "link_bytes_per_step": missed + row["moved_bytes_per_step"]}
+            row["certain_fraction"], missed = selection.certain, self._missed_bytes(selection) / n
         elif tiers.n_slots:  # mode exact reads whatever has no slot
             missed = tiers.n_home * tiers.slot_bytes
-            row |= {"missed_bytes_per_step": missed, "link_bytes_per_step": missed + row["moved_bytes_per_step"]}
+        if missed is not None:
+            row |= {"missed_bytes_per_step": missed, "link_bytes_per_step": missed + done.stats.moved_bytes / n}
         return row
 
     def _look_at_vram(self) -> None:

@@ -110,8 +110,7 @@ def _coverage(found: Found) -> float | None:
 
 
 def _arena(found: Found) -> float | None:
-    is_sparse = found.mode.alternates and found.mode.changes["mode"] is KvMode.SPARSE
-    return found.taken.bytes_kept.get("arena_bytes", 0) / MIB if is_sparse else None
+    return found.taken.bytes_kept.get("arena_bytes", 0) / MIB if found.mode.changes["mode"] is KvMode.SPARSE else None
 
 
 def _sketches(found: Found) -> float | None:

@@ -25,15 +25,11 @@ class BenchMode:
 
     changes: Mapping[str, Any]
     flash_attn: bool = True
+    """False: it needs a context and a cache of its own, for V is stored transposed."""
     newest: bool = False
     """It attends the first and the newest tokens alone."""
     destructive: bool = False
     """It drops cells: `Decoder.restore` takes its tokens back, a rewind does not."""
-
-    @property
-    def alternates(self) -> bool:
-        """Whether a context can switch to it. If not, it needs a context and a cache of its own."""
-        return self.flash_attn
 
     @property
     def reads_itself(self) -> bool:

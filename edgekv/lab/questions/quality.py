@@ -77,7 +77,7 @@ class QualityBench:
 
     def __post_init__(self) -> None:
         for name in self.modes:
-            if not find_mode(name).alternates:
+            if not find_mode(name).flash_attn:
                 raise ConfigError(f"{name} cannot take turns in one context with the others; leave it out")
         for name in self.tasks:
             TASKS.get(name)

@@ -1,4 +1,4 @@
-"""LOG.md: the form of its entries, and the tables that they name."""
+"""LOG.md: the form of its entries, and the tables that they name. CHANGELOG.md: the form of the newest release."""
 
 from __future__ import annotations
 
@@ -62,3 +62,15 @@ def test_the_wheel_leaves_the_tables_out():
     excluded = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["scikit-build"]["wheel"]["exclude"]
     assert all(any(path.relative_to(ROOT).match(pattern) for pattern in excluded) for path in TABLES)
     assert not any(path.relative_to(ROOT).match(pattern) for path in (ROOT / "edgekv").rglob("*.py") for pattern in excluded)
+
+
+def test_the_newest_release_says_what_is_new_changed_removed_and_fixed():
+    """Behind a lead of five lines, in entries of one or two lines."""
+    release = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1]
+    assert re.match(r"\d+\.\d+\.\d+ - \d{4}-\d\d-\d\d\n", release)
+    assert re.findall(r"^### (.*)", release, re.M) == ["New", "Changed", "Removed", "Fixed"]
+    lead = re.findall(r"^\d\. .*", release.partition("### ")[0], re.M)
+    entries = re.findall(r"^- .*(?:\n  .*)*", release, re.M)
+    assert len(lead) == 5 and len(entries) > 20
+    assert not [entry for entry in entries if entry.count("\n") > 1]
+    assert max(len(line) for line in release.splitlines()) <= LONGEST

@@ -1,6 +1,6 @@
-"""The contexts of this process that something hangs on, and how those that come are attached.
+"""The attached contexts of this process, and the defaults that attach new ones.
 
-Nothing here knows what a Runtime does: `begin` is told how one is made.
+Nothing here knows what a Runtime does: `begin` takes the function that makes one.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _make: Callable[[core.Handle, KvOptions], Runtime]
 _options: KvOptions | None = None
 """The defaults in force."""
 _told: Callable[[Runtime], None] | None = None
-"""Called with each Runtime that begins with them."""
+"""Called with each Runtime that these defaults attach."""
 _last_failure: EdgeKVError | None = None
 _attaching = threading.local()
-"""`options` of the context that this thread attaches."""
+"""Per thread: `options` of the context being attached, `error` of the newest one that failed."""
 
 
 def begin(make: Callable[[core.Handle, KvOptions], Runtime]) -> None:
@@ -56,7 +56,7 @@ def find(address: int) -> Runtime | None:
 
 
 def attach(address: int, options: KvOptions) -> Runtime:
-    """Attach the llama_context at `address`, or return its Runtime if it has one already, configured anew."""
+    """Attach the llama_context at `address`; configure its Runtime anew where it has one. Raises EdgeKVError."""
     handle = core.find(address)
     if handle is None:
         _attaching.options = options
@@ -72,7 +72,7 @@ def attach(address: int, options: KvOptions) -> Runtime:
 
 
 def raise_failure() -> None:
-    """Raise the error that kept this thread's newest context from being attached; nothing where it is attached."""
+    """Raise the error that kept this thread's newest context from being attached, if there was one."""
     error, _attaching.error = getattr(_attaching, "error", None), None
     if error is not None:
         raise error
@@ -84,8 +84,8 @@ def last_failure() -> EdgeKVError | None:
 
 
 def set_defaults(options: KvOptions | None, began: Callable[[Runtime], None] | None = None) -> None:
-    """How contexts created from now on are attached; None: they are not. `began` is called with the Runtime of each, by the thread that
-    created the context."""
+    """Attach contexts that are created from now on with `options`; None: leave them alone. The thread that creates a context calls `began`
+    with its Runtime."""
     global _options, _told
     _options, _told = options, began
     if options is None:
@@ -96,7 +96,7 @@ def set_defaults(options: KvOptions | None, began: Callable[[Runtime], None] | N
 
 @contextlib.contextmanager
 def defaults(options: KvOptions) -> Iterator[None]:
-    """Defaults for the contexts created inside the block, on any thread."""
+    """Attach the contexts that any thread creates inside the block."""
     set_defaults(options)
     try:
         yield
@@ -105,7 +105,7 @@ def defaults(options: KvOptions) -> Iterator[None]:
 
 
 def rates(kind: DeviceKind, index: int = 0) -> device_calls.Rates | None:
-    """What the device was measured to do; None where it cannot be measured."""
+    """The device's measured rates; None where measuring fails."""
     try:
         return calibration.calibrate(kind, index)
     except EdgeKVError as error:
@@ -119,15 +119,15 @@ def _of(handle: core.Handle) -> Runtime:
 
 
 def effective(options: KvOptions) -> KvOptions:
-    """With EDGEKV=0 everything is stock, whatever was asked for. Raises ConfigError for a policy or a prefetch that does not
-    exist: here, because nobody could catch it when a context is attached."""
+    """These options, in mode off where EDGEKV=0 is set. Raises ConfigError for an unknown policy or prefetch: nobody could catch that later,
+    while a context is attached."""
     policies.check_live(options.placement.policy)
     prefetch.PREFETCHERS.get(options.placement.prefetch)
     return options if core.enabled() else options.with_(mode=KvMode.OFF)
 
 
 def _attached(handle: core.Handle) -> None:
-    _attaching.error = None  # of a context that this thread created before, and that nobody asked about
+    _attaching.error = None  # nobody asked about the failure of an earlier context
     options = effective(getattr(_attaching, "options", None) or _options or KvOptions())
     try:
         if (problem := core.device_problem(handle)) is not None:
@@ -138,7 +138,7 @@ def _attached(handle: core.Handle) -> None:
             else:
                 log.warning("EdgeKV does not serve this context on the GPU: %s", problem)
         made = _make(handle, options)
-    except EdgeKVError as error:  # nobody above this call can catch it
+    except EdgeKVError as error:  # the caller is native code, which cannot catch it
         core.set_mode(handle, KvMode.OFF)
         _attaching.error = error
         global _last_failure

@@ -13,10 +13,10 @@ from edgekv.hierarchy.transport import Transport
 
 
 class DevicePages(Protocol):
-    """What the arena asks of native code."""
+    """The native calls that the arena needs; ids and slots are int [n]."""
 
     def begin(self, ids: np.ndarray, slots: np.ndarray) -> None:
-        """Announce copies of these pages, so that native code can say later which of them changed meanwhile."""
+        """Announce copies of these pages: native code then notes which of them change meanwhile."""
 
     def gather(self, ids: np.ndarray, slots: np.ndarray, stream: Stream) -> None:
         """Queue these copies."""
@@ -25,27 +25,27 @@ class DevicePages(Protocol):
         """Enter copied pages in the page table; bool [n], False for those that changed since `begin`."""
 
     def fill(self, ids: np.ndarray, slots: np.ndarray) -> None:
-        """Ask the next ubatch for these pages."""
+        """Ask the next ubatch to leave these pages in their slots."""
 
     def filled(self, ids: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """bool [n] each: whether that ubatch is over, and which pages it left in their slots."""
+        """bool [n] each: whether that ubatch is over, and whether it left the page in its slot."""
 
     def release(self, ids: np.ndarray) -> None:
         """Take pages out of the page table."""
 
     def resize(self, n_slots: int) -> None:
-        """Give the arena so many slots. Raises TierError where there is no memory."""
+        """Give the arena n_slots slots. Raises TierError where there is no memory."""
 
 
 class Streams(Protocol):
-    """What the arena asks of the array operations."""
+    """The array operations that the arena needs."""
 
     ubatch_stream: Stream
     errors: tuple[type[Exception], ...]
-    """What the device raises when it fails."""
+    """The exceptions of a device that fails."""
 
     def side_stream(self) -> Stream:
-        """A stream beside it, for copies."""
+        """A second stream, for copies."""
 
 
 @dataclass(frozen=True)
@@ -54,18 +54,17 @@ class _Copy:
     ids: np.ndarray
     slots: np.ndarray
     event: Event | None
-    """None: a prompt is to leave the pages in their slots."""
+    """None: the next ubatch of a prompt is to leave the pages in their slots."""
 
 
 class DeviceArena(Transport):
-    """A transport that copies on a side stream and publishes what has arrived. Only `close` waits.
+    """Copies on a side stream and publishes the pages that have arrived. Only `close` waits.
 
-    Two orders keep the bytes right. A copy begins after all that stands in the ubatches' stream when it is queued: a ubatch may still
-    read a slot that was released before, and what it stored in home must have arrived there. And a page is published only when the
-    event behind its copy is over.
+    Two rules of order keep the bytes right. A copy begins after the ubatches queued before it: they may still read the slot's last page, or
+    store in home. A page is published only when its copy's event is over.
 
-    While a prompt is read (`in_prompt`) nothing is copied at once: its next ubatch brings every page to the device anyway, and leaves
-    these in their slots. What it did not, because the prompt was at its end, is copied then.
+    While a prompt is read (`in_prompt`) nothing is copied at once: the next ubatch brings every page to the device anyway, and leaves the
+    wanted ones in their slots. Where the prompt ended before that, they are copied then.
     """
 
     def __init__(self, pages: DevicePages, streams: Streams):
@@ -74,11 +73,11 @@ class DeviceArena(Transport):
         self._errors = streams.errors
         self._failures: tuple[type[Exception], ...] = (TierError, *streams.errors)
         self.in_prompt = False
-        """Whether another part of a prompt is expected next."""
+        """The next ubatch is expected to be another part of a prompt."""
         self._copies: list[_Copy] = []
         self._n_tickets = 0
         self.last_error = ""
-        """Why the device lost the last copy that failed."""
+        """Why the last copy failed."""
 
     def start(self, ids: np.ndarray, slots: np.ndarray) -> int:
         if self.in_prompt:
@@ -118,7 +117,7 @@ class DeviceArena(Transport):
         return ended
 
     def _after_prompt(self, copy: _Copy) -> tuple[_Copy, bool]:
-        """What became of pages that a prompt was asked for, and whether all have arrived."""
+        """The copy of pages that a prompt was asked for, begun here for those that it did not leave; and whether all have arrived."""
         over, filled = self._pages.filled(copy.ids, copy.slots)
         if not over.all():
             return copy, False

@@ -1,4 +1,4 @@
-"""All figures of a context at one moment: taken by the decoding thread, read by any other."""
+"""All figures of a context at one moment: the decoding thread takes them, any thread reads them."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SequenceFigures:
-    """One sequence: what a server calls a slot. A page is one of a layer and KV head; one that several sequences share counts for each."""
+    """One sequence, which a server calls a slot. Pages count per layer and KV head; a shared page counts for each sequence."""
 
     stream: int
     """The stream of its cells; all sequences of a unified cache share stream 0."""
     n_tokens: int
-    """In the cache."""
+    """Tokens in the cache."""
     n_read_sparsely: int
-    """Of these, read by a sparse prompt: what their cells hold is approximate."""
+    """Those of them that a sparse prompt read: their cells are approximate."""
     n_arena_pages: int
     """Pages in the arena or on the way there."""
     n_home_pages: int
-    """The others, which are only at home."""
+    """Pages at home only."""
     coverage: float | None
-    """As `coverage`, of its stream alone."""
+    """`coverage` of its stream alone."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class Figures:
     n_heads: int
     """KV heads of all served layers."""
     n_context: int
-    """Tokens of a sequence, at most."""
+    """Most tokens of a sequence."""
     n_positions: int
     """One past the newest position in stream 0."""
     n_tokens: int
-    """Computed so far, of prompts and answers."""
+    """Tokens of prompts and answers computed so far."""
     memory: MemoryReport
     tiers: TierReport
     selection: SelectionReport
@@ -61,20 +61,20 @@ class Figures:
 
     @property
     def coverage(self) -> float | None:
-        """Since the context was attached."""
+        """`coverage` since the context was attached."""
         return coverage(self.options.mode, self.selection)
 
 
 def coverage(mode: KvMode, selection: SelectionReport) -> float | None:
-    """Share of the attention on the tokens that were read, as `SelectionReport.coverage` estimates it; 1 where everything was read. None without
-    sketches and in mode evict, because unread tokens then cannot be estimated."""
+    """Share of the attention on the tokens that were read, as `SelectionReport.coverage` estimates it; 1 where everything was read. None in
+    mode evict and without sketches: unread tokens then cannot be estimated."""
     if mode is KvMode.EVICT:
         return None
     return selection.coverage if mode is KvMode.SPARSE and selection.n_selections else 1.0
 
 
 def collect(runtime: Runtime, n_sequences: int) -> Figures:
-    """The figures of now, with those of sequences 0 to n_sequences - 1. On the thread that decodes, or while nothing does."""
+    """The present figures, with those of sequences 0 to n_sequences - 1. Call it on the decoding thread, or while nothing decodes."""
     layers = runtime.layers
     served = [layer for layer in layers if layer.hooked]
     n_heads = sum(layer.n_head_kv for layer in served)
@@ -108,12 +108,12 @@ def _sequences(runtime: Runtime, n_sequences: int, n_heads: int) -> tuple[Sequen
 def _coverage_of_stream(runtime: Runtime, stream: int) -> float | None:
     found = runtime.selection(stream)
     if not found.n_selections and runtime.tokens.on_device and runtime.cells.n_stream > 1:
-        return None  # its streams are not counted apart
+        return None  # a device does not count its streams apart
     return coverage(runtime.mode, found)
 
 
 def _arena_pages(runtime: Runtime) -> np.ndarray | None:
-    """int [page]: how many layers and KV heads have the page in the arena; None where nothing has tiers."""
+    """int [page]: in how many layers and KV heads the page is in the arena; None where the mode has no tiers."""
     residency = runtime.residency()
     if residency is None:
         return None

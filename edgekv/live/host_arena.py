@@ -10,24 +10,23 @@ from edgekv.hierarchy.transport import Transport
 
 
 class HostPages(Protocol):
-    """What the arena asks of native code."""
+    """The native calls that the arena needs; ids and slots are int [n]."""
 
     def copy(self, ids: np.ndarray, slots: np.ndarray) -> None:
-        """Copy the bytes of pages into slots. Raises TierError where it cannot."""
+        """Copy the bytes of pages into slots. Raises TierError."""
 
     def publish(self, ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Enter copied pages in the page table; bool [n], False for those that changed since."""
+        """Enter copied pages in the page table; bool [n], False for those that changed since the copy."""
 
     def release(self, ids: np.ndarray) -> None:
         """Take pages out of the page table."""
 
     def resize(self, n_slots: int) -> None:
-        """Give the arena so many slots. Raises TierError where there is no memory."""
+        """Give the arena n_slots slots. Raises TierError where there is no memory."""
 
 
 class HostArena(Transport):
-    """A transport that copies at once, on the calling thread, and publishes at the next `finished`: two phases, as a stream has
-    them."""
+    """Copies at once, on the calling thread, and publishes at the next `finished`: two phases, as with a stream."""
 
     def __init__(self, pages: HostPages):
         self._pages = pages

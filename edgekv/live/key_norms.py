@@ -1,4 +1,4 @@
-"""Mean norms of each page's keys, kept up to date for policies that look at keys."""
+"""The mean norm of each page's keys, for policies that look at keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgekv.pages.shape import PageShape
 
 
 class KeyNorms:
-    """values: float32 [row, head, page], 0 where a page is empty. Reads home in host memory."""
+    """values: float32 [row, head, page], mean L2 norms; 0: the page is empty. It reads home, in host memory."""
 
     def __init__(self, handle: core.Handle, shape: PageShape):
         self._shape = shape
@@ -20,11 +20,11 @@ class KeyNorms:
         self.values = np.zeros(shape.axes, np.float32)
 
     def update(self, pages: np.ndarray) -> None:
-        """Note that the cells of these pages changed."""
+        """Read the keys of these pages again (int [n], ascending)."""
         if not len(pages):
             return
         size = self._shape.page_tokens
-        # runs of neighbours are read at once: a prompt changes hundreds of pages
+        # neighbours are read at once: a prompt changes hundreds of pages
         for run in np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1):
             stream, first = divmod(int(run[0]), self._shape.pages_per_stream)
             n = min(len(run), self._shape.pages_per_stream - first)

@@ -1,4 +1,4 @@
-"""What eviction sees of the cells of one context, and how pages leave them."""
+"""Eviction in one context: the cells that it sees, and the native calls that drop pages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from edgekv.vocab import Split
 
 
 class NativeEvictor:
-    """In mode evict heads drop what they do not keep. A context with fewer cells than tokens (`is_bounded`) frees in every mode what is
-    worth least, so that the next batch has room. Call it between ubatches, or in their callback.
+    """In mode evict heads drop the pages that they do not keep. A context with fewer cells than tokens (`is_bounded`) frees the worst pages
+    in every mode, to make room for the next batch. Call it between ubatches, or in their callback.
 
-    eviction: what mode evict keeps, which may change; None: another mode is in force. dropped: `PageArrays.dropped`.
+    eviction: what mode evict keeps; it may change, and is None in other modes. dropped: `PageArrays.dropped`.
     """
 
     def __init__(self, handle: core.Handle, shape: PageShape, dropped: np.ndarray | None, eviction: EvictionOptions | None,

@@ -1,4 +1,4 @@
-"""The pages of one context as arenas ask for them, by ids of its shape: the native calls behind them."""
+"""The native calls behind the arenas, by page ids of a context's shape."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class NativePages:
 
 
 def moves_of(shape: PageShape, ids: np.ndarray, slots: np.ndarray | int = -1) -> np.ndarray:
-    """MOVE [n]: pages by id and the slots that they go to, -1 where they go to none."""
+    """MOVE [n] for page ids and their slots; -1: no slot."""
     moves = np.empty(len(ids), MOVE)
     moves["row"], moves["head"], moves["page"] = shape.places(ids)
     moves["slot"] = slots

@@ -1,4 +1,4 @@
-"""Functions that are called after each ubatch of a context. They do not disturb the policy, which works from run to run."""
+"""Functions that a context calls after each ubatch. They do not disturb the policy, which works from run to run."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class UbatchReport:
     """One ubatch, as an observer sees it. The arrays are views that live until the observer returns."""
 
     layers: tuple[int, ...]
-    """Model layer of each row of the mass arrays: the hooked layers."""
+    """The hooked layers, as the model numbers them."""
     mass_max: np.ndarray
     """float32 [len(layers), kv_head, page]: attention mass, the maximum over the query heads of the group, summed over tokens."""
     mass_sum: np.ndarray
-    """The same, summed over the query heads of the group: a head's pages add up to the group size (less what sinks took). In mode sparse
-    it is estimated from the rows that were read, and right on average over tokens."""
+    """The same, summed over the query heads of the group: a head's pages add up to the group size for each token, less the sinks' part. Mode
+    sparse estimates it from the rows that were read; it is right on average over tokens."""
     n_tokens: int
     hooked: bool
-    """Whether nodes of ours attended, in one layer at least. False in mode off, and for prompts on a device."""
+    """Nodes of ours attended in at least one layer. False in mode off, and for prompts on a device."""
     page_tokens: int
     pages_per_stream: int
     n_observed: int = 0
-    """Tokens whose mass this is: those of a decode step, or the last 16 of each stream of a prompt (the option `observe_prompt`). 0: nothing
-    was observed, and the mass is zero."""
+    """The tokens whose mass this is: all of a decode step, the last 16 of each stream of a prompt (option `observe_prompt`). 0: nothing was
+    observed, and the mass is zero."""
 
 
 Observer = Callable[[UbatchReport], None]
@@ -39,16 +39,16 @@ Observer = Callable[[UbatchReport], None]
 class Observers(list[Observer]):
     """The observers of one context. Append and remove them while nothing decodes.
 
-    layers: model layer of each row. read(): the native observation. download(array): it in host memory. watch(on): whether the context
-    tells of each ubatch. Mass and counts add up over a run of the policy. What a ubatch inside a run added is the difference from the
-    ubatch before; it is as exact as a float32 sum.
+    layers: `UbatchReport.layers`. read(): the native observation. download(array): the array in host memory. watch(on): make the context
+    report each ubatch. Mass and counts add up over a run of the policy; a ubatch inside a run gets the difference from the ubatch before, as
+    exact as a float32 sum.
     """
 
     def __init__(self, layers: tuple[int, ...], read: Callable[[], RunSums], download: Callable[[Any], np.ndarray],
                  watch: Callable[[bool], None]):
         super().__init__()
         self._layers, self._read, self._download, self._watch = layers, read, download, watch
-        self._earlier: tuple | None = None  # the sums of the run, up to the ubatch before
+        self._earlier: tuple | None = None  # the run's sums, up to the ubatch before
 
     def append(self, observer: Observer) -> None:
         if not self:
@@ -65,12 +65,12 @@ class Observers(list[Observer]):
         self._watch(False)
 
     def tell(self, seen: RunSums) -> None:
-        """Call all of them, after a ubatch. On a device this waits for it: who observes wants to see."""
+        """Call all observers, after a ubatch; on a device this waits for it."""
         if not self:
             return
         sums, earlier = self._sums(seen), self._earlier
         self._earlier = None if seen.ends_run else _kept(sums)
-        if seen.n_ubatches > 1 and earlier is not None:  # of the run
+        if seen.n_ubatches > 1 and earlier is not None:  # not the run's first
             sums = tuple(now - before for now, before in zip(sums, earlier))
         mass_max, mass_sum, n_tokens, n_tokens_hooked, n_observed = sums
         ubatch = UbatchReport(self._layers, mass_max, mass_sum, n_tokens, n_tokens_hooked > 0, seen.page_tokens, seen.pages_per_stream,

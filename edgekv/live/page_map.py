@@ -1,5 +1,5 @@
-"""A picture of one stream: which pages of which KV head live where, and where attention goes. Small enough to be sent several times a
-second, whatever the context."""
+"""A picture of one stream: the place and the attention of its pages, by layer and KV head. Its size is bounded, so that it can be sent
+several times a second."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ MOST_LINES = 256
 FEWEST_COLUMNS = 64
 
 EMPTY, HOME, FILLING, MOVING, SOME, ALL = 0, 1, 2, 3, 4, 15
-"""Places. From SOME to ALL: in the arena, the share of a field's pages that are."""
+"""Places of a field's pages. SOME to ALL: the share of them that is in the arena."""
 _PLACE_OF = np.zeros(len(State), np.uint8)
 _PLACE_OF[[State.HOME, State.FILLING, State.MOVING, State.RESIDENT]] = HOME, FILLING, MOVING, ALL
 
 LEVELS = 15
 FAINTEST, BRIGHTEST = 0.03, 30.0
-"""Attention of a field, in even shares of its line's: up to the first it is at level 0, from the second on at the highest; between them by
-the logarithm."""
+"""A field's attention as a multiple of an even share of its line's. FAINTEST and below is level 0, BRIGHTEST and above is LEVELS; levels
+between them are logarithmic."""
 
 
 @dataclass(frozen=True)
 class PageMap:
-    """A field is a column of a line: some pages of some KV heads of one layer."""
+    """Lines are KV heads of a layer, columns are pages. A field, one column of a line, may stand for several of both."""
 
     layers: tuple[int, ...]
     """[line]: layer of the model."""
@@ -39,20 +39,20 @@ class PageMap:
     pages_per_column: int
     heads_per_line: int
     n_pages_used: int
-    """Pages up to the last one in use."""
+    """One past the last page in use."""
     fields: np.ndarray
     """uint8 [line, column]: place * 16 + level of attention."""
 
 
 class MapMaker:
-    """Draws the maps of one context, and evens out attention from one to the next."""
+    """Draws the maps of one context; smooths attention from one map to the next."""
 
     def __init__(self) -> None:
-        self._layers: list[LayerReport] | None = None  # the served ones: they stay the same
+        self._layers: list[LayerReport] | None = None  # the served ones, which never change
         self._shares: dict[int, np.ndarray] = {}  # by stream, float32 [line, column]
 
     def draw(self, runtime: Runtime, stream: int) -> PageMap:
-        """The map of now. On the thread that decodes, or while nothing does; on a device this waits for it."""
+        """The present map. Call it on the decoding thread, or while nothing decodes; on a device this waits for the ubatch."""
         cells = runtime.cells.stream(stream)
         n_stream_pages = -(-len(cells.positions) // runtime.page_tokens)
         n_used = -(-cells.used_end // runtime.page_tokens)
@@ -64,12 +64,11 @@ class MapMaker:
             self._layers = [layer for layer in runtime.layers if layer.row >= 0]
         layers = self._layers
         heads = _heads_per_line([layer.n_head_kv for layer in layers])
-        # several pages or heads to a field: summed over blocks
         residency = runtime.residency()
         in_use = _pages_in_use(cells.positions, n_pages, runtime.page_tokens)
         if residency is None:
             state = np.broadcast_to(np.where(in_use, np.uint8(State.HOME), np.uint8(State.FREE)), (*mass.shape[:2], n_pages))
-        else:  # the table learns of a new page where a run of the policy ends
+        else:  # the table learns of new pages only at the end of a run of the policy
             state = residency.state[:, :, first : first + n_pages]
             state = np.where(in_use & (state == State.FREE), np.uint8(State.FILLING), state)
         lines = [(row, head) for row, layer in enumerate(layers) for head in range(0, layer.n_head_kv, heads)]
@@ -83,8 +82,8 @@ class MapMaker:
                        place * np.uint8(16) + np.where(place == EMPTY, np.uint8(0), self._levels(stream, mass, max(1, -(-n_used // width)))))
 
     def _levels(self, stream: int, mass: np.ndarray, n_columns: int) -> np.ndarray:
-        """uint8 [line, column], of float [line, column] with `n_columns` in use: this run of the policy, and those before at half as much
-        each."""
+        """uint8 [line, column] from mass, float [line, column], with `n_columns` in use. Each earlier run of the policy counts half as much
+        as the next."""
         total = mass.sum(axis=1, keepdims=True, dtype=np.float64)
         before = self._shares.get(stream)
         if not total.any():
@@ -107,7 +106,7 @@ def _pages_in_use(positions: np.ndarray, n_pages: int, page_tokens: int) -> np.n
 
 
 def _heads_per_line(n_heads: list[int]) -> int:
-    """So many that the lines are few enough."""
+    """A power of two: KV heads to a line, so that there are at most MOST_LINES lines."""
     heads = 1
     while heads < max(n_heads, default=1) and sum(-(-n // heads) for n in n_heads) > MOST_LINES:
         heads *= 2
@@ -115,7 +114,7 @@ def _heads_per_line(n_heads: list[int]) -> int:
 
 
 def _blocks(values: np.ndarray, at: np.ndarray, heads: int, width: int) -> np.ndarray:
-    """float32 [line, column]: sums of [row, head, page] over `heads` heads from each (row, head) of `at`, and over `width` pages."""
+    """float32 [line, column]: values [row, head, page], summed over `heads` heads from each (row, head) of `at` on and over `width` pages."""
     values = values.astype(np.float32, copy=False)
     if width > 1:
         values = np.add.reduceat(values, np.arange(0, values.shape[2], width), axis=2)
@@ -127,7 +126,7 @@ def _blocks(values: np.ndarray, at: np.ndarray, heads: int, width: int) -> np.nd
 
 
 def _places(n_resident: np.ndarray, n_used: np.ndarray) -> np.ndarray:
-    """uint8 [line, column] of the pages of each field."""
+    """uint8 [line, column]: the place of each field, from the counts of its pages."""
     share = n_resident / np.maximum(n_used, 1)
     some = np.uint8(SOME) + np.floor(share * (ALL - SOME)).astype(np.uint8)
     return np.where(n_used == 0, np.uint8(EMPTY), np.where(n_resident == 0, np.uint8(HOME), some)).astype(np.uint8)

@@ -1,7 +1,7 @@
-"""A Runtime hangs on one llama_context: it learns of its ubatches, runs the policy and tells observers.
+"""A Runtime belongs to one llama_context: after each ubatch it runs the policy and calls the observers.
 
-Contexts created in this process are attached by the native context hook with the defaults in force (`set_defaults`, `defaults`), the
-in-process server's included; `Runtime.attach` takes one that already exists.
+The native context hook attaches each context that this process creates, the in-process server's included, with the defaults in force
+(`set_defaults`, `defaults`). `Runtime.attach` takes a context that exists already.
 """
 
 from __future__ import annotations
@@ -55,13 +55,12 @@ class Runtime:
         self.observers = Observers(self._rows, self._observation.read, self._ops.download, self._watch)
         self.stats = Stats()
         self.after_step: Callable[[], None] | None = None
-        """Called on the thread that decodes, after each step: where a run of the policy ends, and after each ubatch too while somebody
-        follows closely."""
+        """Called on the decoding thread after each step: at the end of each run of the policy, or of each ubatch (`follow`)."""
         self._follows = False
         self._pins: list[tuple[int, int, int]] = []  # sequence, first and last position
         self._n_refused = 0
         self._tiering: Tiering | None = None
-        self._overdue = False  # mode evict has been asked for, and has dropped nothing yet
+        self._overdue = False  # mode evict is in force and has dropped nothing yet
         self._check_evict(options)
         if has_tiers(handle, self.mode):
             self._tiering = self._make_tiering(handle, options)
@@ -74,7 +73,8 @@ class Runtime:
 
     @classmethod
     def attach(cls, address: int, options: KvOptions | None = None) -> Runtime:
-        """Attach the llama_context at `address`, or return its Runtime if it has one already, configured anew."""
+        """Attach the llama_context at `address`; configure its Runtime anew where it has one. options: None: from the environment. Raises
+        EdgeKVError."""
         return attachments.attach(address, options or KvOptions.from_env())
 
     # ---- what it is ---------------------------------------------------------------------------------------------------------
@@ -95,9 +95,9 @@ class Runtime:
 
     @property
     def mode(self) -> KvMode:
-        """How the next token attends. It is set by the thread that decodes, in an observer, or by any thread while nothing decodes; raises
-        ConfigError while another thread computes a ubatch, and DoesNotFit where there is no memory. On a device mode off gives the arena's
-        memory back, and another mode takes it again."""
+        """How the next token attends. Set it on the decoding thread, in an observer, or on any thread while nothing decodes. Raises
+        ConfigError while another thread computes a ubatch, DoesNotFit where there is no memory. On a device mode off frees the arena's memory;
+        another mode takes it again."""
         return core.get_params(self._native_handle())[0]
 
     @mode.setter
@@ -116,16 +116,16 @@ class Runtime:
         self._set_run_every()
 
     def _leave_arena(self, mode: KvMode) -> None:
-        """On a device the policy ends where the mode has none: the memory that its pages are in goes."""
+        """End the policy on a device whose new mode has none: the arena's memory is freed."""
         if self._tiering is not None and self._tiering.on_device and not has_tiers(self._native_handle(), mode):
             core.set_mode(self._native_handle(), self.mode)  # changes nothing, and is refused where another thread decodes
             self._tiering.close()
             self._tiering = None
 
     def give_back(self, n_bytes: int) -> int:
-        """Give at least `n_bytes` of the arena's GPU memory back, or all of it where it has less: a draft model, a projector or another
-        program needs it. Pages stay at home and the policy begins anew. Returns the bytes that were given back, 0 on the processor. Only
-        while nothing decodes."""
+        """Free at least `n_bytes` of the arena's GPU memory, or all of it where it has less, for a draft model, a projector or another
+        program. Pages stay at home and the policy begins anew. Returns the bytes that were freed; 0 on the processor. Call it only while
+        nothing decodes."""
         handle = self._native_handle()
         plane = device_calls.plane(handle)
         if plane is None or n_bytes <= 0:
@@ -141,7 +141,7 @@ class Runtime:
 
     @property
     def observe(self) -> bool:
-        """Whether attention mass is kept, from the next ubatch on. It may be set from any thread."""
+        """Attention mass is kept. Any thread may set it; it takes effect with the next ubatch."""
         return core.get_params(self._native_handle())[2]
 
     @observe.setter
@@ -154,13 +154,12 @@ class Runtime:
 
     @property
     def options(self) -> KvOptions:
-        """What is in force; the cache types are those asked for when the context was made."""
+        """The options in force; the cache types are those asked for when the context was made."""
         return self._options.with_(mode=self.mode, observe=self.observe)
 
     def configure(self, options: KvOptions) -> None:
-        """Change everything but the page size and the cache types, from the next ubatch on. The policy begins anew where it, what it
-        is fed or the prefetch changes. Set it as `mode`: raises ConfigError while another thread computes a ubatch, and DoesNotFit where
-        there is no memory."""
+        """Change all options but the page size and the cache types, from the next ubatch on. The policy begins anew where `begins_with`
+        changes. Call it where `mode` may be set; it raises the same errors, and ConfigError for another page size."""
         handle, before = self._native_handle(), self._options
         if options.cache.page_tokens != self.page_tokens:
             raise ConfigError(f"this context has pages of {self.page_tokens} tokens; make a new context for pages of "
@@ -184,8 +183,8 @@ class Runtime:
         self._set_run_every()
 
     def _label_earlier(self, options: KvOptions) -> None:
-        """What was sampled with other settings must not pass for what would be sampled with these. On a device, whose steps label nothing,
-        whatever mode sparse leaves behind counts as sampled."""
+        """Label the tokens that other settings sampled: they differ from what these would sample. A device's steps label nothing, so there all
+        tokens that mode sparse leaves behind count as sampled."""
         unlabelled = self.tokens.on_device and self.mode is KvMode.SPARSE
         leaves = unlabelled and options.mode is not KvMode.SPARSE
         if self._rows and (leaves or sparse_with(options) != sparse_with(self._options)):
@@ -193,7 +192,7 @@ class Runtime:
             self.tokens.settings_change(unlabelled)
 
     def _check_evict(self, options: KvOptions) -> None:
-        """Raises ConfigError where the context cannot keep what these options say in mode evict."""
+        """Raise ConfigError where the context cannot keep what these options ask of mode evict."""
         if options.mode is not KvMode.EVICT:
             return
         handle = self._native_handle()
@@ -209,7 +208,7 @@ class Runtime:
 
     @contextmanager
     def reading_prompt(self, seq_id: int = 0) -> Iterator[None]:
-        """Meanwhile the tokens of a sequence are a prompt's: they are read as prompts are, however few of them come at once."""
+        """Inside the block the tokens of a sequence are read as a prompt, however small their batches."""
         token_rows.set_prompts(self._native_handle(), [seq_id])
         try:
             yield
@@ -221,46 +220,47 @@ class Runtime:
 
     @property
     def n_positions(self) -> int:
-        """One past the newest position in the cache: with what was dropped, the length of a single sequence."""
+        """One past the newest position in stream 0: the length of a single sequence, dropped tokens included."""
         return int(self.cells.stream().positions.max(initial=-1)) + 1
 
     @property
     def n_context(self) -> int:
-        """Tokens of a sequence, at most."""
+        """Most tokens of a sequence."""
         return core.limits(self._native_handle()).n_ctx_seq
 
     @property
     def n_tokens(self) -> int:
-        """Tokens computed so far; `stats` has them where a run of the policy ends."""
+        """Tokens computed so far; `stats` has them at the end of a run of the policy only."""
         seen = self._observation.read()
         return self.stats.n_tokens + (0 if seen.ends_run else seen.n_tokens)
 
     def residency(self) -> Residency | None:
-        """Where each page is: a read-only view, on the thread that decodes; None where the mode has no tiers."""
+        """Where each page is: a read-only view, for the decoding thread; None where the mode has no tiers."""
         return None if self._tiering is None else self._tiering.hierarchy.table.residency
 
     def mass(self) -> np.ndarray:
-        """Attention mass of the policy's run so far: float32 [attended layer, kv_head, page], summed over the query heads of the group and
-        the tokens. In host memory a view that lives until the next ubatch; on a device this waits for it. Zero where nothing is observed."""
+        """Attention mass of the policy's run so far: float32 [hooked layer, kv_head, page], summed over the query heads of the group and the
+        tokens; zero where nothing is observed. In host memory this is a view that lives until the next ubatch; on a device this waits for the
+        present one."""
         return self._ops.download(self._observation.read().mass_sum)
 
     def selection(self, stream: int | None = None) -> SelectionReport:
-        """What mode sparse read so far, and how far off its outputs are by its own estimate; of all streams, or of one (on a device that
-        has several these do not count apart, and theirs is empty)."""
+        """What mode sparse read so far, and its own estimate of its outputs' error. stream: None: all. A device with several streams does not
+        count them apart: the report of one is empty."""
         return selection_report(self._native_handle(), len(self._rows), self._n_heads, stream)
 
     def tiers(self) -> TierReport:
-        """Which pages live where; empty where the context never was in mode sparse."""
+        """Where pages live; empty where the mode has no tiers."""
         return TierReport() if self._tiering is None else self._tiering.tiers()
 
     def layer_selection(self) -> np.ndarray:
-        """What mode sparse read so far, by layer and KV head: `edgekv._native.paging.SELECTED` [layer, kv_head], a copy."""
+        """What mode sparse read so far: `edgekv._native.paging.SELECTED` [hooked layer, kv_head], a copy."""
         return paging.selected(self._native_handle(), len(self._rows), self._n_heads)
 
     def last_rows(self, row: int, head: int, token: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """What a query token of the last step read in one KV head of the row-th attended layer, with the option `keep_rows`: int32 [n]
-        cells of stream 0, ascending, and float32 [n] their weights, 1 where a token was read for certain. Empty where everything was
-        attended. Raises ConfigError for a row, head or token that there cannot be."""
+        """The rows that a query token of the last step read in one KV head of a hooked layer, with the option `keep_rows`: int32 [n] cells of
+        stream 0, ascending, and float32 [n] their weights, 1 where a token was read for certain. Empty where everything was attended. Raises
+        ConfigError for a layer, head or token that does not exist."""
         return paging.last_rows(self._native_handle(), row, head, token)
 
     # ---- pins ---------------------------------------------------------------------------------------------------------------
@@ -271,10 +271,10 @@ class Runtime:
         return [(first, last) for _, first, last in self._pins]
 
     def pin(self, first_token: int, last_token: int, seq_id: int = 0, ahead: bool = False) -> int:
-        """Pin positions first_token to last_token of a sequence, in whole pages: always attended until unpinned, whatever tokens stand there,
-        also where they are removed and come back. The pages that hold them now stay in the arena, in mode evict in the cache, until
-        emptied; returns their number. ahead: the tokens may all come later. Only while nothing decodes. Raises ConfigError where the
-        mode has no hierarchy or the sequence no such tokens."""
+        """Pin positions first_token to last_token of a sequence, in whole pages. Until they are unpinned, the tokens at these positions are
+        always attended, also where others take their place. The pages that hold them now stay in the arena, in mode evict in the cache, until
+        emptied; returns their number. ahead: the tokens may all come later. Call it only while nothing decodes. Raises ConfigError where the
+        mode has no tiers or the sequence no such tokens."""
         if self._tiering is None:
             raise ConfigError(f"mode {self.mode.value} attends everything, so there is nothing to pin; use mode sparse")
         n = self._pin(self._tiering, first_token, last_token, seq_id)
@@ -286,7 +286,7 @@ class Runtime:
         return n
 
     def unpin_all(self) -> None:
-        """Take every pin back."""
+        """Remove every pin."""
         self._pins.clear()
         paging.set_pins(self._native_handle(), [])
         if self._tiering is not None:
@@ -304,19 +304,19 @@ class Runtime:
             self._pin(tiering, first, last, seq_id)
 
     def raise_failure(self) -> None:
-        """Raise CudaUnavailable where the context's GPU failed, so that it decodes no more; nothing where it did not."""
+        """Raise CudaUnavailable where the context's GPU has failed: it decodes no more."""
         problem = core.device_problem(self._native_handle())
         if problem is not None and device_calls.plane(self._native_handle()) is not None:
             raise problem
 
     def detach(self) -> None:
-        """Leave the context to the stock path. Only while nothing decodes."""
+        """Leave the context to the stock path. Call it only while nothing decodes."""
         core.detach(self._native_handle())
 
     # ---- after a ubatch -----------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """After a ubatch, on the thread that decoded it: where a run ends the hierarchy's step and the counters; the observers."""
+        """Follow a ubatch, on the decoding thread: step the hierarchy and count where a run ends, then call the observers."""
         began = time.perf_counter()
         seen = self._observation.read()
         self._tell_refused(seen.n_refused)
@@ -338,13 +338,13 @@ class Runtime:
         self._n_refused = n_layers
 
     def follow(self, closely: bool) -> None:
-        """Whether steps come after each ubatch, and not only where a run of the policy ends. Only on the thread that decodes."""
+        """closely: step after each ubatch, not only at the end of a run of the policy. Call it on the decoding thread only."""
         if closely != self._follows:
             self._follows = closely
             self._watch(bool(self.observers))
 
     def _set_run_every(self, overdue: bool = True) -> None:
-        """overdue: the options are new, so that mode evict looks after the next ubatch already."""
+        """overdue: the options are new, so that mode evict acts after the next ubatch already."""
         if self._handle is not None:
             self._overdue = overdue and self.mode is KvMode.EVICT
             core.set_run_every(self._handle, 1 if self._tiering is None or self._overdue else self._tiering.run_every)
@@ -361,7 +361,7 @@ class Runtime:
         stats.n_tokens_hooked += seen.n_tokens_hooked
 
     def end(self) -> None:
-        """The context is gone: nothing may be asked of it any more."""
+        """Close: the context is gone, and nothing may be asked of it any more."""
         if self._tiering is not None:
             self._tiering.close()
         self._handle = None

@@ -1,4 +1,4 @@
-"""The settings that decide which tokens are read where not all are."""
+"""The settings that decide which rows a sparse step or prompt reads."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from edgekv.config import KvOptions, SelectionOptions
 
 _OF_PROMPTS = ("prompts", "prompt_resolution")
 _ONLY_SHOWN = ("error_every", "keep_rows")
-"""These change reports only, and no row. Every other field of SelectionOptions counts, new ones too."""
+"""These change reports only. Every other field of SelectionOptions counts, new ones too."""
 
 
 def sampled_with(options: KvOptions) -> tuple[Any, ...]:
-    """Of a decode step in mode sparse. The policy counts: it pins rows, and without sketches it scores the pages that are attended."""
+    """The settings of a decode step in mode sparse. The policy is one: it pins rows, and without sketches scores the attended pages."""
     chosen = options.selection
     values = ((field.name, getattr(chosen, field.name)) for field in fields(SelectionOptions) if field.name not in (*_OF_PROMPTS, *_ONLY_SHOWN))
     return options.placement.policy, options.cache.page_tokens, *values
 
 
 def sparse_with(options: KvOptions) -> tuple[Any, ...]:
-    """Of a sparse prompt, and of what is sampled behind it."""
+    """The settings of a sparse prompt and of the steps after it."""
     return *sampled_with(options), *((name, getattr(options.selection, name)) for name in _OF_PROMPTS)

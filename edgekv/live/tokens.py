@@ -1,7 +1,7 @@
-"""K and V of whole tokens of a context: taken out as blocks, and put back without computing them.
+"""K and V rows of whole tokens of a context: taken out as blocks, put back without computing them.
 
-A block of n tokens is uint8: for each layer K rows [n, bytes] and then V rows [n, bytes], as the cache holds them. Where nothing else is said
-everything here belongs to the thread that decodes, between two decodes.
+A block of n tokens is uint8: for each layer K rows [n, bytes], then V rows [n, bytes], as the cache holds them. Call everything here on the
+decoding thread, between two decodes, unless a method says otherwise.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Tokens:
         self._cells = cells
 
     def row_bytes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Bytes of a token's K row and V row, in each layer that keeps any. Raises NativeError where the context keeps more of its tokens
-        than rows in one plain cache: sliding windows, recurrent states, compressed caches."""
+        """Bytes of a token's K row and V row, for each layer that keeps rows. Raises NativeError where the context keeps more of a token than
+        rows in one plain cache: sliding windows, recurrent states, compressed caches."""
         return token_rows.token_bytes(self._handle())
 
     def depends_on(self, adapter: int = 0) -> bytes:
-        """16 bytes that stand for all that K and V of a token depend on besides the weights in the model's file and the tokens: how the
-        context was really built. With the llama_adapter_lora at an address, at scale 1 and with its content; whichever is in force does not
-        count. Raises as `row_bytes`. It reads all of the adapter."""
+        """16 bytes: a digest of all that K and V depend on besides the model file's weights and the tokens, as the context was really built.
+        adapter: address of a llama_adapter_lora, counted with its content at scale 1, and all of it is read; the adapter in force does not
+        count. Raises as `row_bytes`."""
         digest = hashlib.blake2b(digest_size=16, person=b"edgekv-context")
         token_rows.describe(self._handle(), adapter, digest.update)
         return digest.digest()
@@ -41,7 +41,7 @@ class Tokens:
         return device_calls.plane(self._handle()) is not None
 
     def cells_of(self, seq_id: int, n: int) -> np.ndarray:
-        """uint32 [m]: the cells of positions 0 to m - 1 of a sequence, m as large as can be and at most n."""
+        """uint32 [m], m <= n: the cells of positions 0 to m - 1 of a sequence, up to the first gap."""
         view = self._cells.stream(self._cells.stream_of(seq_id))
         mine = np.flatnonzero(view.in_sequence(seq_id) & (view.positions < n)).astype(np.uint32)
         mine = mine[np.argsort(view.positions[mine], kind="stable")]
@@ -54,8 +54,8 @@ class Tokens:
         return view.labels[cells]
 
     def settings_change(self, sampled: bool) -> None:
-        """Tokens will be read with other settings from now on: those that were not read exactly are labelled EARLIER. `sampled`: all may have
-        been sampled, because a device does not label its steps. Where the context has cells, and while nothing decodes."""
+        """Label the tokens that were not read exactly EARLIER: other settings apply from now on. sampled: any token may have been sampled,
+        because a device does not label its steps. The context must have cells."""
         for number in range(self._cells.n_stream):
             labels = token_rows.labels_in_place(self._handle(), number)
             if sampled:
@@ -67,48 +67,48 @@ class Tokens:
         return token_rows.read_tokens(self._handle(), self._cells.stream_of(seq_id), np.ascontiguousarray(cells), n_bytes)
 
     def hold(self, seq_id: int, cells: np.ndarray) -> HeldTokens:
-        """Cells (uint32 [n]) of tokens that are computed stay as they are, and can be read from any thread while others are computed, until they
-        are released. Raises NativeError where their rows are not in host memory."""
+        """Keep computed tokens' cells (uint32 [n]) unchanged until they are released: any thread may read them while others are computed.
+        Raises NativeError where their rows are not in host memory."""
         return HeldTokens(self._handle(), self._cells.stream_of(seq_id), np.ascontiguousarray(cells))
 
     def put(self, seq_id: int, first: int, block: np.ndarray, rows: range, n_block: int, label: int) -> None:
-        """Put rows of a block of n_block tokens at positions `first` and on of a sequence, in place of what it has there and behind.
-        Raises DoesNotFit where there are not so many empty cells; the sequence then ends at `first`."""
+        """Put the tokens `rows` of a block of n_block tokens into a sequence, from position `first` on, in place of all that it has from there
+        on. Raises DoesNotFit where too few cells are empty; the sequence then ends at `first`."""
         self.write(seq_id, self.place(seq_id, first, len(rows), label), block, rows.start, n_block, range(self.n_layers()))
 
     def place(self, seq_id: int, first: int, n: int, label: int) -> np.ndarray:
-        """Cells, uint32 [n], for n tokens at positions `first` and on of a sequence, in place of what it has there and behind. Raises as `put`.
-        Their rows must be written before the next decode, or come while it computes."""
+        """uint32 [n]: cells for n tokens of a sequence, from position `first` on, in place of all that it has from there on. Their rows must be
+        written before the next decode, or while it computes (`expect`). Raises as `put`."""
         return token_rows.add_tokens(self._handle(), seq_id, first, n, label)
 
     def write(self, seq_id: int, cells: np.ndarray, rows: np.ndarray, skip: int, n_block: int, layers: range) -> None:
-        """Write the rows of `cells` in some of the layers. `rows`: those of a block of n_block tokens in these layers, its first `skip` are
-        left out."""
+        """Write the rows of `cells` in `layers`. rows: these layers' part of a block of n_block tokens, whose first `skip` tokens are left
+        out."""
         token_rows.write_tokens(self._handle(), self._cells.stream_of(seq_id), cells, skip, n_block, rows, layers)
 
     def n_layers(self) -> int:
-        """Those that keep rows: what `write` counts."""
+        """The layers that keep rows; `write` counts these."""
         return len(self.row_bytes()[0])
 
     # ---- rows that come while the next decode computes -------------------------------------------------------------------------------
 
     @property
     def can_wait(self) -> bool:
-        """Whether a decode waits in each layer for its rows only: on the processor, where nodes of ours serve all layers."""
+        """A decode can wait for its rows layer by layer: on the processor, where nodes of ours serve all layers."""
         return token_rows.can_wait_for_rows(self._handle())
 
     def expect(self) -> None:
-        """A thread brings rows from now on (`write`, then `came`, for the first layers first): the next decode waits for them, and does not
-        end before they all came. After `failed` it raises, and has computed nothing."""
+        """Make the next decode wait for rows that a thread brings (`write`, then `came`, first layers first). It does not end before all have
+        come. After `failed` it raises, and has computed nothing."""
         token_rows.expect_rows(self._handle())
 
     def came(self, end_layer: int) -> None:
-        """The rows of all layers before `end_layer` are there. From the thread that brings them, as `failed`."""
+        """Say that the rows of all layers before `end_layer` are there. The thread that brings them calls this and `failed`."""
         token_rows.rows_came(self._handle(), end_layer)
 
     def failed(self) -> None:
         token_rows.rows_failed(self._handle())
 
     def expect_none(self) -> None:
-        """When the thread that brought rows is done, whether they came or failed."""
+        """End `expect`: the thread that brought rows is done, whether they came or failed."""
         token_rows.expect_no_rows(self._handle())

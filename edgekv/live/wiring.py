@@ -1,4 +1,4 @@
-"""The hierarchy of one native context: its shape, its arena, and what a run of the policy looks like from there."""
+"""The hierarchy of one native context: its shape, its arena and its observations."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from edgekv.reports import SelectionReport, TierReport
 from edgekv.vocab import DeviceKind, KvMode, SketchKind
 
 RUN_UBATCHES = 16
-"""At most so many decoded ubatches share one run of the policy; their attention mass adds up meanwhile."""
+"""Most decoded ubatches in one run of the policy; their attention mass adds up meanwhile."""
 
 BYTES_PER_RUN = 1 << 21
-"""Bytes that one run of the policy may move: a small share of the time between two runs. The least where the link's rate is known."""
+"""Bytes that one run of the policy may move, which takes a small share of the time between two runs; a known link rate may allow more."""
 
 LINK_SHARE = 0.1
-"""The part of the link's bytes between two runs that copies may take: tokens read their misses over the same link."""
+"""The share of the link's time that copies may take: tokens read their misses over the same link."""
 
 DEVICE_MOVES = 16384
-"""Promotions in one plan for a device: its arena fills while the prompt is read."""
+"""Most promotions in one plan for a device, whose arena fills while the prompt is read."""
 
 
 def operations(handle: core.Handle) -> Ops:
@@ -52,28 +52,26 @@ def operations(handle: core.Handle) -> Ops:
 
 
 def has_tiers(handle: core.Handle, mode: KvMode) -> bool:
-    """Whether a context has a policy in this mode: in modes sparse and evict, and on a device, where pages have slots, in mode exact too."""
+    """Whether a context has a policy in this mode: sparse and evict, and on a device, where pages have slots, exact."""
     return mode in (KvMode.SPARSE, KvMode.EVICT) or mode is KvMode.EXACT and device_calls.plane(handle) is not None
 
 
 def limits(mode: KvMode, on_device: bool) -> MoveLimits:
-    """How eager plans are. On a device an empty slot is memory that was paid for and earns nothing, so that any page fills it; and in
-    mode exact, where each token reads every page, a page that has a slot keeps it: a swap would cost the link two pages' time and
-    save none."""
+    """How many pages a plan moves. On a device any page may fill an empty slot, which would serve nobody. In mode exact each token reads
+    every page, so that a page keeps its slot: a swap would cost the link's time and gain nothing."""
     if not on_device:
         return MoveLimits()
     return MoveLimits(max_moves=DEVICE_MOVES, swap=mode is not KvMode.EXACT, fill=True)
 
 
 def bytes_per_run(link: float | None, seconds: float | None) -> int:
-    """Bytes that one run of the policy may move over a link of `link` bytes per second, where runs are `seconds` apart; None: not
-    known."""
+    """Bytes that one run of the policy may move. link: bytes per second; seconds: time between two runs; None: unknown."""
     return BYTES_PER_RUN if link is None or seconds is None else max(BYTES_PER_RUN, int(LINK_SHARE * link * seconds))
 
 
 def budget_pages(options: KvOptions, n_visible: int, page_tokens: int, n_slots: float) -> int:
-    """The pages of a head, of `n_visible`, that the policy decides about: in mode evict those it keeps, without sketches those it attends,
-    otherwise those that have one of the `n_slots` slots of the arena that a head has on average."""
+    """The pages of a head that the policy grants: in mode evict those that are kept, without sketches those that are attended, otherwise those
+    with a slot. n_visible: the head's pages; n_slots: arena slots of a head, on average."""
     if options.mode is KvMode.EVICT:
         return options.keep_tokens // page_tokens
     if options.mode is KvMode.SPARSE and options.selection.sketch is SketchKind.NONE:
@@ -87,15 +85,15 @@ def evicts(options: KvOptions) -> EvictionOptions | None:
 
 
 def begins_with(options: KvOptions) -> tuple:
-    """What a policy is made of and fed from: where it changes, the policy begins anew."""
+    """The options that a policy is made with; where one changes, the policy begins anew."""
     chosen, placed = options.selection, options.placement
     return placed.policy, placed.prefetch, placed.plan_every, chosen.sketch, chosen.sink_tokens, chosen.recent_tokens
 
 
 class Tiering:
-    """Makes the Hierarchy of an attached context, and the observations that it is shown.
+    """The Hierarchy of an attached context, and the observations that it gets.
 
-    ops: `operations` of the context. rates: what its device was measured to do; None: not known.
+    ops: `operations` of the context. rates: measured rates of its device; None: unknown. Raises ConfigError and DoesNotFit.
     """
 
     def __init__(self, handle: core.Handle, options: KvOptions, stats: Stats, ops: Ops, rates: device_calls.Rates | None = None):
@@ -149,18 +147,18 @@ class Tiering:
         return self._plane is not None
 
     def resize(self, options: KvOptions) -> None:
-        """The arena that these options ask for, as far as a device has room for it. Raises DoesNotFit."""
+        """Resize the arena to what these options ask for, as far as a device has room. Raises DoesNotFit."""
         self._use(options)
         n_pages = self.shape.n_existing_heads * self.shape.n_pages
         kv_bytes = n_pages * self.slot_bytes
         if options.mode is KvMode.EVICT:
-            n_slots = 0  # home is as small as it is meant to be
+            n_slots = 0  # home is within its bound already
         elif not self._ships:
             n_slots = 0  # the link is about as fast as the device's memory: copies gain nothing
         elif (plane := device_calls.plane(self._handle)) is None:
             n_slots = arena_bytes(options.placement.kv_budget, kv_bytes) // max(1, self.slot_bytes)
         else:
-            self._plane = plane  # sketches of another kind leave room for other slots
+            self._plane = plane  # another kind of sketch leaves another number of slots
             budget = kv_bytes if options.placement.kv_budget is None else options.placement.kv_budget
             n_slots = min(n_pages, budget // max(1, self.slot_bytes), plane.n_slots_max)
         try:
@@ -169,8 +167,8 @@ class Tiering:
             raise DoesNotFit(str(error)) from error
 
     def set_mode(self, options: KvOptions) -> None:
-        """Change what tokens attend from now on; pages stay where they are. A device changes to sparse only while nothing decodes,
-        because sketches take room from the arena. Raises DoesNotFit."""
+        """Change the mode from the next token on; pages stay where they are. A device changes to sparse only while nothing decodes, because
+        sketches take room from the arena. Raises DoesNotFit."""
         before = self._options
         self._use(options)
         self.hierarchy.limits = limits(options.mode, self._plane is not None)
@@ -182,7 +180,7 @@ class Tiering:
         self._evictor.eviction = evicts(options)
 
     def observation(self, seen: core.RunSums) -> Observation:
-        """What the hierarchy is shown of a run. On a device that reads a prompt the arena is told, and the next step plans."""
+        """A run, as the hierarchy sees it. Where a device reads a prompt, this tells the arena and makes the next step plan."""
         if self._link is not None:
             self._measure()
         used = np.flatnonzero(self._newest >= 0)
@@ -193,7 +191,7 @@ class Tiering:
             in_prompt = seen.n_tokens_hooked == 0 and seen.n_tokens >= self._limits.n_ubatch
             self._device_arena.in_prompt = in_prompt
             if in_prompt:
-                self.hierarchy.plan_next()  # its next part brings the pages along
+                self.hierarchy.plan_next()  # the prompt's next part brings the planned pages along
         n_observed = seen.n_tokens_observed
         return Observation(
             seen.mass_sum, seen.mass_max, n_observed or seen.n_tokens, n_observed > 0, seen.changed, self._newest,
@@ -209,11 +207,11 @@ class Tiering:
         now = time.perf_counter()
         if self._last_run:
             self._intervals.append(now - self._last_run)
-            self.hierarchy.pace(bytes_per_run(self._link, min(self._intervals)))  # the least: a person may have paused between the others
+            self.hierarchy.pace(bytes_per_run(self._link, min(self._intervals)))  # the shortest: longer ones may contain pauses
         self._last_run = now
 
     def close(self) -> None:
-        """Wait for the copies under way: before the context is freed, or tiered anew."""
+        """Wait for the copies under way. Call it before the context is freed or tiered anew."""
         self.hierarchy.close()
 
     # ---- reports ------------------------------------------------------------------------------------------------------------
@@ -229,7 +227,7 @@ class Tiering:
 
 
 def selection_report(handle: core.Handle, n_rows: int, n_heads: int, stream: int | None = None) -> SelectionReport:
-    """The sums over all layers and heads."""
+    """Sums over all hooked layers and KV heads. stream: None: all."""
     of = native.selected(handle, n_rows, n_heads, stream)
     count = {name: int(of[name].sum()) for name in ("n_tokens", "n_visible", "n_read", "n_certain", "n_hits", "n_errors", "n_covered")}
     total = {name: float(of[name].sum()) for name in ("mass", "mass_hits", "error", "covered")}
